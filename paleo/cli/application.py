@@ -29,7 +29,10 @@ _BRACKETS = re.compile(r"\s*\[([^\]]+)\]\Z")
 
 
 class Command(TyperCommand):
-    """Command whose help shows the default of every option: its value, or the words in brackets that end its help."""
+    """Command of the application, whose help shows the default of every option.
+
+    The default is its value, or the words in brackets that end its help.
+    """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

@@ -68,7 +68,7 @@ def _completed(incomplete: str, known: Iterable[str]) -> list[str]:
 
 
 def _names(kind: str) -> Iterable[str]:
-    """Return the names of a kind: files of the catalog, or entries of a registry."""
+    """Return the names of one kind of catalog entries or of a registry's entries, for completion."""
     from paleo.specs.catalog import FOLDERS, names
 
     if kind in FOLDERS:
@@ -163,7 +163,7 @@ def _whole(help_: str) -> Any:
 
 
 def _options_of(options: Any, group: type[Any]) -> dict[str, Any]:
-    """Return the options of one group among those of a command."""
+    """Return those options of a command that are fields of a group, by name."""
     return {field.name: getattr(options, field.name) for field in fields(group)}
 
 
@@ -363,7 +363,7 @@ class RunOptions:
         return self.file_network
 
     def remarks(self) -> list[str]:
-        """Return warnings about keys of --from that were not read and may matter, and about --software any."""
+        """Return warnings about keys of the --from file that were not read and may matter, and about --software any."""
         lifted = [_LIFTED] if self.software == "any" else []
         if self.job is None or not self.job.unread:
             return lifted
@@ -376,7 +376,7 @@ class RunOptions:
         ]
 
     def _job_fields(self, *, searched: bool) -> dict[str, Any]:
-        """Return the fields of a run that --from states."""
+        """Return the fields of a run that the --from file states, by path."""
         if self.job is None:
             return {}
         from paleo.launch.jobs import PLANNED, run_fields
@@ -388,7 +388,7 @@ class RunOptions:
         return {name: value for name, value in data.items() if not (searched and name in PLANNED)}
 
     def _file(self) -> dict[str, Any]:
-        """Read the file of --run; it is validated before options are merged, so that messages name the file."""
+        """Return the fields of the --run file; it is validated first, so that messages name the file."""
         from paleo.specs.loading import read_yaml, validate
         from paleo.specs.run import Run
 
@@ -399,7 +399,7 @@ class RunOptions:
         return data
 
     def _settings(self) -> dict[str, Any]:
-        """Collect --seq and --set, key by key."""
+        """Return the fields that --seq and --set state, by path."""
         from paleo.specs.loading import parse_yaml
 
         settings = [("model.seq", self.seq)] if self.seq is not None else []
@@ -422,7 +422,7 @@ _LIFTED = "--software any: plans are not limited to what a framework runs"
 
 
 def _put(data: dict[str, Any], key: str, value: Any) -> None:
-    """Add the field that one --set states; raise SpecError if another option states it too."""
+    """Set the field that one --set option states; raise SpecError if another option states it too."""
     from paleo.specs.run import by_path, name_of
 
     if key == "model" and not isinstance(value, dict):
@@ -571,7 +571,7 @@ RankBy = Annotated[str | None, typer.Option("--objective", help="Sort by time, c
 
 @dataclass(frozen=True, kw_only=True)
 class TariffOptions:
-    """Prices besides the catalog's rent, for the commands that price a training."""
+    """Command-line options for prices, besides the catalog's rents."""
 
     price: GpuPrice = None
     electricity: Electricity = None
@@ -597,7 +597,7 @@ def _long_run(help_: str, name: str | None = None, **more: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class LongRunFlags:
-    """Options of failures, checkpoints and restarts; any of them makes the command count failures."""
+    """Command-line options for failures, checkpoints and restarts; any of them makes the command count failures."""
 
     goodput: Annotated[
         bool, _long_run("Include failures, checkpoints and restarts in time, cost and energy.", "--goodput")
@@ -644,31 +644,29 @@ class LongRunFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class AmountOptions:
-    """Options for the amount of training, of which one may be given."""
+    """Command-line options for the amount of training, of which one may be given."""
 
     epochs: Epochs = None
     samples: Samples = None
     tokens: Tokens = None
 
     def amount(self) -> dict[str, Any]:
-        """Return the options for an amount of training as keyword arguments of `paleo.estimate` and similar
-        functions."""
+        """Return the amount of training as keyword arguments of `paleo.estimate` and similar functions."""
         return _options_of(self, AmountOptions)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PricedRunOptions(RunOptions, TariffOptions, LongRunFlags):
-    """The options of a run that is paid for and may fail."""
+    """Command-line options of a run together with those for prices (USD) and for failures."""
 
     def terms(self) -> dict[str, Any]:
-        """Return the options for payment and failures as keyword arguments of `paleo.estimate` and similar
-        functions."""
+        """Return the options for prices and failures as keyword arguments of `paleo.estimate` and similar functions."""
         return {**_options_of(self, TariffOptions), **self.keywords()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions(PricedRunOptions, AmountOptions):
-    """The options of a run, of how much it trains, of what that costs and of failures."""
+    """Command-line options of a run together with those for the amount of training, prices and failures."""
 
     def question(self) -> dict[str, Any]:
         """Return all options as keyword arguments of `paleo.estimate` and similar functions."""

@@ -49,7 +49,7 @@ def _ascii_replacement(error: UnicodeError) -> tuple[str, int]:
 
 
 class _Closed:
-    """Stands in for a stream that was closed before the program began; writing to it fails as on a full disk."""
+    """Replacement for a stream that was closed before the program began; writing to it fails as on a full disk."""
 
     encoding = "utf-8"
 
@@ -181,7 +181,7 @@ def _files() -> list[str]:
 
 @cache
 def _parser(word: str) -> Callable[..., Any]:
-    """Return the parser for a command line that begins with a word.
+    """Return a function that parses command lines which begin with ``word``.
 
     If a file of commands has that name, only its command is built, because building all of them takes a tenth of the
     time of an estimate.
@@ -262,7 +262,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _usage(error: Any) -> str:
-    """Return the message of wrong usage; where a value is missing, what it means and an example of the command."""
+    """Return the message for wrong usage; for a missing value, what it means and an example of the command."""
     message = str(error.format_message())
     meaning = getattr(getattr(error, "param", None), "help", None)
     if not message.startswith("Missing ") or not meaning:
@@ -287,7 +287,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def _fault(error: Exception) -> int:
-    """Print one line for an unexpected exception: what was raised, where, and how to report it."""
+    """Print one line on an unexpected exception (what was raised, where, how to report it); return the exit code."""
     if os.environ.get(TRACEBACK):
         traceback.print_exc()
     if isinstance(error, MemoryError):

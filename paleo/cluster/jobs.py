@@ -111,7 +111,7 @@ class JobSpec(Spec):
 
 
 class FleetSpec(Spec):
-    """A file of jobs."""
+    """Content of a job file: the list of its jobs."""
 
     name: Text = "fleet"
     jobs: list[JobSpec] = Field(min_length=1)
@@ -123,6 +123,7 @@ def read_jobs(path: str | Path) -> tuple[JobSpec, ...]:
     Parameters
     ----------
     path : str or Path
+        File with jobs (YAML) or a trace of jobs (CSV).
 
     Raises
     ------
@@ -136,7 +137,7 @@ def read_jobs(path: str | Path) -> tuple[JobSpec, ...]:
 
 
 def _trace(path: Path) -> Iterator[JobSpec]:
-    """Read the jobs of a table with submission times, GPUs and durations. Numbers are seconds; times may be dates."""
+    """Yield the jobs in a table with submission times, GPUs and durations [s]; times may also be dates."""
     content = read_bytes(path, most=_MOST_BYTES, expected="a table of jobs")
     record_file(path, content)
     try:
@@ -162,7 +163,7 @@ def _trace(path: Path) -> Iterator[JobSpec]:
 
 
 def _job(path: Path, line: int, row: Mapping[str, str], columns: Mapping[str, str | None], arrival: float) -> JobSpec:
-    """Return the job of a row. Only numbers are read, so that a hundred thousand rows are read fast."""
+    """Return the job in one row of a table; only numbers are read, so that a hundred thousand rows are read fast."""
     where = f"{path}: line {line}"
     gpus = _whole(where, str(columns["gpus"]), row)
     duration = _number(where, str(columns["duration"]), row)
@@ -190,7 +191,7 @@ def _plain(text: str | None) -> float | str:
 
 
 def _moment(path: Path, line: int, row: Mapping[str, str], column: str | None) -> float:
-    """Return the seconds of a number, of a text with a unit, or of a date."""
+    """Return a time in a cell as seconds; the cell holds a number [s], a text with a unit, or a date."""
     value = _plain(row.get(str(column)))
     if isinstance(value, float):
         if math.isfinite(value):
@@ -204,7 +205,7 @@ def _moment(path: Path, line: int, row: Mapping[str, str], column: str | None) -
 
 
 def _number(where: str, column: str, row: Mapping[str, str]) -> float:
-    """Read the number, such as seconds, in a cell."""
+    """Return the number in a cell, such as seconds; raise SpecError, which names the cell, for other texts."""
     value = _plain(row.get(column))
     if isinstance(value, str):
         try:
@@ -217,7 +218,7 @@ def _number(where: str, column: str, row: Mapping[str, str]) -> float:
 
 
 def _whole(where: str, column: str, row: Mapping[str, str]) -> int:
-    """Read the number of GPUs in a cell."""
+    """Return the whole number in a cell, such as GPUs; raise SpecError, which names the cell, for other texts."""
     value = _plain(row.get(column))
     if isinstance(value, str) or not math.isfinite(value) or value != int(value) or not 1 <= value <= MOST_GPUS:
         raise SpecError(f"{where}: {column}: {str(row.get(column))[:60]!r}; expected a number of GPUs of 1 or more")
@@ -248,7 +249,7 @@ def given_jobs(jobs: Sequence[Mapping[str, Any]]) -> tuple[JobSpec, ...]:
 
 
 def _named(jobs: Sequence[JobSpec], where: str | Path) -> tuple[JobSpec, ...]:
-    """Give names to jobs without one, and check all jobs."""
+    """Return the jobs with names for those without one, after checking all jobs."""
     named = tuple(job if job.name else job.model_copy(update={"name": f"job {n + 1}"}) for n, job in enumerate(jobs))
     # Check that names of jobs are unique and that predecessors exist and form no circle.
     numbers: dict[str, int] = {}

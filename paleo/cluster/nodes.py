@@ -131,7 +131,10 @@ class NodePool:
         return gang
 
     def _whole(self, empty: Counts, count: int) -> list[int]:
-        """Return empty nodes for a gang: in the smallest rack that has enough of them, else in the emptiest racks."""
+        """Return the indices of ``count`` empty nodes for a gang.
+
+        They are in the smallest rack that has enough of them, otherwise in the emptiest racks.
+        """
         if self.rack >= self.nodes:
             return [int(node) for node in empty[:count]]
         racks = empty // self.rack
@@ -190,7 +193,7 @@ def per_node(system: System) -> int:
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
 
     Returns
     -------
@@ -206,7 +209,7 @@ def rack_nodes(system: System) -> int | None:
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
 
     Returns
     -------

@@ -51,7 +51,13 @@ _RESTART = RestartPath().launch + RestartPath().warm_up
 
 @dataclass(frozen=True, slots=True)
 class JobPrice:
-    """Run time of a job on a number of GPUs [s], its 90 % interval as factors, and the cost of stopping it."""
+    """Predicted run time of a job on a number of GPUs [s], its 90 % interval, and what stops and failures cost.
+
+    ``factors`` are the ends of the interval relative to the run time. ``pause`` is the time to stop and restart it [s],
+    ``failing`` the share of the time lost to failures and checkpoints, ``mtbf`` the mean time between failures [s], and
+    ``lost`` what one failure costs on average [s]. ``slowdown`` is the run time on more racks than needed, relative to
+    as few as possible.
+    """
 
     gpus: int
     seconds: float
@@ -110,6 +116,7 @@ def price_job(spec: JobSpec, systems: Sequence[System], most: Sequence[int]) -> 
     Parameters
     ----------
     spec : JobSpec
+        Job, as a job file states it.
     systems : sequence of System
         Kinds of nodes.
     most : sequence of int
@@ -147,7 +154,7 @@ def price_job(spec: JobSpec, systems: Sequence[System], most: Sequence[int]) -> 
 
 
 def _sizes(spec: JobSpec, limit: int) -> list[int]:
-    """Return the numbers of GPUs to price, rising: those that the job states, or powers of two."""
+    """Return the numbers of GPUs for which run times are predicted, rising: stated ones, or powers of two."""
     low, high = spec.gpu_range() or (1, limit)
     high = min(high, limit)
     sizes = [low * 2**doublings for doublings in range(high.bit_length()) if low * 2**doublings <= high]
@@ -160,10 +167,10 @@ def _window(spec: JobSpec) -> float | None:
 
 
 def _is_enough(spec: JobSpec, table: Mapping[int, JobPrice], node: int) -> bool:
-    """Return True if no larger number of GPUs needs to be priced.
+    """Return True if run times on more GPUs need not be predicted.
 
     For a service the first number that runs is enough. For an ``auto`` job it is the first that ends within its window,
-    or that fills a node if there is no deadline. No number is priced after a doubling that does not pay.
+    or that fills a node if there is no deadline. No larger number is predicted after a doubling that does not pay.
     """
     if spec.gpus != "auto" or spec.kind == "serve":
         return spec.kind == "serve"
@@ -174,7 +181,7 @@ def _is_enough(spec: JobSpec, table: Mapping[int, JobPrice], node: int) -> bool:
 
 
 def _preferred(spec: JobSpec, table: Mapping[int, JobPrice]) -> int:
-    """Return the GPUs of a job that is not resized: the largest number that pays; 0 if it does not run."""
+    """Return the number of GPUs of a job that is not resized: the largest that pays; 0 if it does not run."""
     sizes, window = list(table), _window(spec)
     if window is not None and sizes and table[sizes[-1]].seconds <= window:
         return sizes[-1]
@@ -189,7 +196,7 @@ Pricer = Callable[[int], JobPrice]
 
 
 def _pricer(spec: JobSpec, system: System) -> Pricer:
-    """Return a function that prices a job on a number of GPUs and remembers its results."""
+    """Return a function from a number of GPUs to a job's predicted run time, which remembers its results."""
     if spec.kind != "trace":
         return _predicting(spec, system)
     seconds = float(spec.duration or 0.0)
@@ -199,7 +206,7 @@ def _pricer(spec: JobSpec, system: System) -> Pricer:
 
 @functools.lru_cache(maxsize=256)
 def _predicting(spec: JobSpec, system: System) -> Pricer:
-    """Return a function that prices a job whose run time is predicted."""
+    """Return a function from a number of GPUs to the run time of a job that Paleo predicts (not a stated duration)."""
     return functools.cache(_predicted(spec, system))
 
 
@@ -233,7 +240,10 @@ def _training(spec: JobSpec, network: ModelSpec, system: System, run: Run) -> Pr
 
 
 def _of_step(step: Prediction, goal: Amount, pause: Interruption) -> JobPrice:
-    """Return the price of a training from its predicted step; placement on more racks than needed slows it down."""
+    """Return the run time of a training from its predicted step.
+
+    It includes how much placement on more racks than needed slows it down.
+    """
     seconds = goal.samples / step.plan.global_batch * step.step_time if goal.needs is None else goal.needs(step).seconds
     low, high = (end / step.step_time for end in step.interval)
     return JobPrice(
@@ -336,7 +346,7 @@ def _check_keys(part: str, options: Mapping[str, Any], known: Sequence[str]) -> 
 
 
 def _positive(name: str, value: Any) -> float:
-    """Read a number above zero, with or without a prefix or as a rate: ``2k``, ``20/s``."""
+    """Return a number above zero from a value with or without a prefix or rate, such as ``2k`` or ``20/s``."""
     try:
         number = parse(value.removesuffix("/s"), "count") if isinstance(value, str) else float(value)
     except (SpecError, TypeError, ValueError, AttributeError):

@@ -40,6 +40,7 @@ class ClusterJob:
     Attributes
     ----------
     name, team : str
+        Names of the job and of the team that it belongs to.
     arrival, deadline : float
         Times of submission and of the latest end [s].
     seconds : tuple of mapping
@@ -53,7 +54,7 @@ class ClusterJob:
     pause : float
         Time to write a checkpoint, to start again and to read it [s].
     failing : float
-        Share of the run time that is lost to failures and checkpoints.
+        Share (0 to 1) of the run time that is lost to failures and checkpoints.
     slowdown : float
         Run time on more racks than needed over that on as few as possible.
     after : tuple of int
@@ -75,7 +76,7 @@ class ClusterJob:
 
 
 class Segment(NamedTuple):
-    """Time interval in which a job runs on the same GPUs."""
+    """Time interval [s] in which a job runs on the same GPUs; ``gang`` holds the number of GPUs on each node."""
 
     job: int
     pool: int
@@ -145,7 +146,7 @@ class ClusterRun:
 
 @dataclass(slots=True)
 class _Reservation:
-    """Latest start of the first waiting job, its nodes, and what is free besides."""
+    """Latest start of the first waiting job [s], the nodes kept for it, and GPUs that other jobs may use until then."""
 
     job: int
     pool: int
@@ -154,7 +155,7 @@ class _Reservation:
 
 
 class ClusterSimulation:
-    """The state of a cluster under a policy; see `simulate_cluster`."""
+    """Event simulation of a cluster under a scheduling policy; see `simulate_cluster`."""
 
     def __init__(
         self, jobs: Sequence[ClusterJob], pools: Sequence[NodePool], policy: Policy, *,
@@ -331,7 +332,7 @@ class ClusterSimulation:
                 self._arrive(number)
 
     def _start(self, job: int, pool: int, gpus: int, gang: Gang) -> None:
-        """Start or continue a job on a gang."""
+        """Start or continue a job on a gang (its GPUs by node) of a pool."""
         described, nodes = self.jobs[job], self.pools[pool]
         nodes.take(gang)
         self.free -= gpus
@@ -353,7 +354,7 @@ class ClusterSimulation:
             self.waiters -= 1
 
     def _stop(self, job: int, *, ended: bool = False) -> None:
-        """Remove a job from its GPUs."""
+        """Take a job off its GPUs, because it has ``ended`` or is preempted."""
         running = self.running.pop(job)
         elapsed = self.now - running.begin
         pause = min(elapsed, running.pause)
@@ -376,7 +377,7 @@ class ClusterSimulation:
             self._wait(job)
 
     def _forget_end(self, job: int, running: _Running) -> None:
-        """Remove the expected end of a job from the sorted list."""
+        """Remove the expected end of a running job from the sorted list of ends."""
         if self.factors is None:
             place = bisect_left(self.ends, (running.due, job))
             if place < len(self.ends) and self.ends[place][1] == job:
@@ -421,7 +422,7 @@ class ClusterSimulation:
         return self.first
 
     def _placement_now(self, job: int) -> tuple[int, int, Gang] | None:
-        """Return where a job can start now: on the kind of nodes with room where it is fastest."""
+        """Return (pool, number of GPUs, gang) on which a job can start now and is fastest; None if there is no room."""
         for p in self.choices[job]:
             gpus = int(self.sizes[p][job])
             if self.pools[p].fits(gpus):
@@ -447,7 +448,7 @@ class ClusterSimulation:
             self._backfill(head, order)
 
     def _reserve(self, head: int) -> _Reservation:
-        """Return the latest start of the first waiting job, given the ends of the running jobs."""
+        """Return the latest start of the first waiting job, if running jobs end as expected."""
         if self.reserved is not None and self.reserved.job == head and self.factors is None and not self.policy.key:
             return self.reserved
         best: tuple[float, _Reservation] | None = None
@@ -471,7 +472,7 @@ class ClusterSimulation:
         return best[1]
 
     def _backfill(self, head: int, order: Counts) -> None:
-        """Start later jobs that end before the reservation of the first one, or that do not need its GPUs."""
+        """Start later jobs that end before the first waiting job's reserved start, or that leave its GPUs free."""
         reserved = self._reserve(head)
         until = reserved.time * (1.0 + _ROUNDING)
         for p, pool in enumerate(self.pools):
@@ -543,7 +544,7 @@ class ClusterSimulation:
             self.queue.push(self.now + min(gaps), 2 * len(self.jobs))
 
     def _goal(self) -> dict[int, tuple[int, int]]:
-        """Return the kind of nodes and the number of GPUs of each job that should run."""
+        """Return (kind of nodes, number of GPUs) of each job that should run now."""
         room, goal = [pool.gpus for pool in self.pools], {}
         for job, running in self.running.items():
             shrinks = self.waiters and self.jobs[job].preemptible
@@ -574,7 +575,11 @@ class ClusterSimulation:
         return goal
 
     def _gain(self, job: int, present: tuple[int, int]) -> tuple[float, int, int] | None:
-        """Return the (negative) seconds that a job saves for each additional GPU with its next number of GPUs."""
+        """Return what a job gains by its next larger number of GPUs; None if it cannot get more.
+
+        Returns (change of its remaining time for each additional GPU [s], negative if shorter; the job; the larger
+        number).
+        """
         p, gpus = present
         seconds = self.jobs[job].seconds[p]
         larger = [g for g in seconds if g > gpus]
@@ -606,6 +611,7 @@ def simulate_cluster(
     pools : sequence of NodePool
         Kinds of nodes, empty; a gang never spans two of them.
     policy : Policy
+        Order of jobs, and whether they are preempted, backfilled or resized.
     factors : sequence of float, optional
         Real run time of each job over the one that the scheduler expects.
     quantum, growth : float
@@ -646,5 +652,5 @@ def simulate_cluster(
 
 
 def _renumbered(job: ClusterJob, place: Mapping[int, int]) -> ClusterJob:
-    """Return a job with other numbers of its predecessors."""
+    """Return a job whose predecessors (``after``) have the numbers that ``place`` maps them to."""
     return replace(job, after=tuple(place[before] for before in job.after)) if job.after else job

@@ -50,7 +50,10 @@ UNMODELLED = (
 
 @dataclass(frozen=True, slots=True)
 class ClusterRequirements:
-    """Requirements on an order of machines: all deadlines, and a limit of the mean or p95 waiting time [s]."""
+    """Requirements on an order of machines: that all deadlines hold, and a limit of the waiting time [s].
+
+    The limit is for the mean or for the 95th percentile of the jobs.
+    """
 
     wait: float | None = None
     measure: str = "p95"
@@ -63,10 +66,13 @@ class Fleet:
     Attributes
     ----------
     jobs : tuple of PricedJob
+        Jobs with their predicted run times.
     systems : tuple of System
+        Kinds of nodes, one system each.
     policy, placement : str
         Name of `paleo.cluster.nodes.POLICIES`; packed or spread over racks.
     tariff : Tariff
+        What machines and electricity cost.
     """
 
     jobs: tuple[PricedJob, ...]
@@ -160,12 +166,15 @@ class FleetStudy:
     Attributes
     ----------
     fleet : Fleet
+        Jobs with predicted run times, systems and scheduling policy.
     nodes : tuple of int
         Nodes of every kind.
     searched : bool
         True if this is the smallest order that meets the requirements.
-    wishes : Wishes
+    wishes : ClusterRequirements
+        Deadlines and a limit of the waiting time.
     result : ClusterRun
+        Times of all jobs on these machines.
     larger : ClusterRun, optional
         The same with one node more of the first kind.
     intervals : numpy.ndarray, optional
@@ -186,7 +195,7 @@ class FleetStudy:
 
     @property
     def wait(self) -> float:
-        """Waiting time, mean or p95 as the requirements say [s]."""
+        """Waiting time of the jobs [s]: mean or 95th percentile, as the requirements say."""
         return waiting_time(self.result, self.wishes.measure)
 
     @property
@@ -201,7 +210,7 @@ class FleetStudy:
 
     @property
     def usd(self) -> float | None:
-        """Rent of all nodes from the first arrival to the last end; None without a price."""
+        """Rent of all nodes from the first arrival to the last end [USD]; None without a price."""
         rate = self.fleet.usd_per_s(self.nodes)
         return None if rate is None else rate * self.result.span
 
@@ -217,7 +226,7 @@ class FleetStudy:
 
     @property
     def lost_gpu_hours(self) -> dict[str, float]:
-        """GPU-hours without work, by reason; ``idle`` means that no job waits."""
+        """GPU-hours without progress, by reason; ``idle`` are those in which no job waits."""
         result = self.result
         unused = {name: value / HOUR for name, value in result.unused.items()}
         stops = {"preemption": float(result.paused.sum()) / HOUR, "failures": float(result.failed.sum()) / HOUR}
@@ -311,11 +320,15 @@ def price_fleet(
     Parameters
     ----------
     specs : sequence of JobSpec
+        Jobs, as a job file states them.
     systems : sequence of System
+        Kinds of nodes.
     policy, placement : str
+        Name of `paleo.cluster.nodes.POLICIES`; ``packed`` or ``spread`` over racks.
     nodes : sequence of int, optional
         Nodes of every kind, which no job exceeds.
     tariff : Tariff, optional
+        What machines and electricity cost; by default the prices of the catalog.
 
     Raises
     ------
@@ -345,12 +358,15 @@ def fleet_study(
     Parameters
     ----------
     fleet : Fleet
+        Jobs with predicted run times, systems and scheduling policy.
     nodes : sequence of int, optional
         Nodes of every kind; the smallest order by default.
-    wishes : Wishes
+    wishes : ClusterRequirements
+        Deadlines and a limit of the waiting time.
     samples : int, optional
         Simulations for intervals; 20 by default, none for more than a thousand jobs.
     seed : int
+        Seed of the random numbers.
 
     Raises
     ------
@@ -397,7 +413,10 @@ def sampled_factors(fleet: Fleet, random: np.random.Generator) -> list[float]:
 
 
 def _sampled(price: JobPrice, random: np.random.Generator) -> float:
-    """Draw a lognormal step time within its interval; each failure loses up to twice its mean loss."""
+    """Return a random ratio of real to expected run time.
+
+    The step time is lognormal within its interval, and each failure loses up to twice its mean loss.
+    """
     low, high = price.factors
     spread = random.standard_normal() / NINETY
     factor = math.exp(spread * (math.log(high) if spread > 0 else -math.log(low)))
@@ -419,7 +438,7 @@ def smallest_order(fleet: Fleet, wishes: ClusterRequirements) -> tuple[int, ...]
     ----------
     fleet : Fleet
         Jobs and kinds of nodes.
-    wishes : Wishes
+    wishes : ClusterRequirements
         Deadlines and a limit of the waiting time.
 
     Returns
@@ -459,7 +478,7 @@ _MOST_SCANNED = 128
 
 
 def _on_one_kind(fleet: Fleet, kind: int) -> Fleet:
-    """Return the fleet on one kind of nodes; jobs that do not run there make every order too small."""
+    """Return the fleet with one kind of nodes only; jobs that cannot run there make every order too small."""
     jobs = tuple(replace(job, prices=(job.prices[kind],), preferred=(job.preferred[kind],)) for job in fleet.jobs)
     return replace(fleet, jobs=jobs, systems=(fleet.systems[kind],))
 
@@ -497,7 +516,7 @@ def _fewest(fleet: Fleet, wishes: ClusterRequirements, before: tuple[int, ...], 
 
 
 def _enough(fleet: Fleet) -> int:
-    """Return the number of nodes of the last kind on which no job ever waits."""
+    """Return a number of nodes of the last kind so large that no job ever waits."""
     size = per_node(fleet.systems[-1])
     needed = sum(-(-max(job.preferred) // size) for job in fleet.jobs)
     owned = MOST_NODES if fleet.systems[-1].capacity is None else fleet.systems[-1].capacity // size
@@ -505,7 +524,7 @@ def _enough(fleet: Fleet) -> int:
 
 
 def _reason(fleet: Fleet) -> str:
-    """Say which jobs miss their deadlines even if nothing waits."""
+    """Return a text on which jobs miss their deadlines even if nothing waits."""
     late = []
     for job in fleet.cluster_jobs:
         tables = zip(job.seconds, job.preferred, strict=True)
@@ -517,13 +536,14 @@ def _reason(fleet: Fleet) -> str:
 
 
 def parse_nodes(nodes: int | str | Sequence[int], systems: Sequence[System]) -> tuple[int, ...]:
-    """Return the nodes of every system.
+    """Return the number of nodes of every system.
 
     Parameters
     ----------
     nodes : int, str or sequence of int
         One number for each system; a text separates them by commas.
     systems : sequence of System
+        Kinds of nodes.
 
     Raises
     ------
@@ -551,12 +571,12 @@ def check_wishes(wishes: ClusterRequirements) -> ClusterRequirements:
 
     Parameters
     ----------
-    wishes : Wishes
+    wishes : ClusterRequirements
         Deadlines and a limit of the waiting time.
 
     Returns
     -------
-    Wishes
+    ClusterRequirements
         The requirements.
 
     Raises
@@ -600,7 +620,7 @@ class FleetSweep(Study):
         return _FIGURES
 
     def read(self) -> None:
-        """Check every value of every axis, and read the jobs."""
+        """Check every value of every axis, and load the jobs."""
         for name, values in self.axes.items():
             if name not in AXES:
                 raise SpecError(f"axes.{name}: unknown axis; {near(name, AXES)}")
@@ -645,6 +665,6 @@ class FleetSweep(Study):
 
 
 def load_any_study(path: str | Path) -> Study:
-    """Load and check a study of runs, or of fleets if the file names ``jobs``."""
+    """Return a checked study from a file: of fleets if the file names ``jobs``, otherwise of runs."""
     data = read_yaml(path)
     return study_of(FleetSweep if "jobs" in data else Study, path, data)

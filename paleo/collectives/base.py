@@ -62,9 +62,14 @@ Phase = tuple[LevelTraffic, ...]
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Traffic of a collective: phases that run one after another, each pipelined over the levels of links.
+    """Messages and bytes of a collective: phases that run one after another, each pipelined over interconnect levels.
 
     Traffic adds (``a + b`` is first a, then b) and repeats (``a * 3``).
+
+    >>> step = Traffic.of(LevelTraffic(steps=1, wire_bytes=100.0))
+    >>> total = step + step * 2
+    >>> float(total.steps), float(total.wire_bytes)
+    (3.0, 300.0)
 
     >>> step = Traffic.of(LevelTraffic(steps=1, wire_bytes=100.0))
     >>> total = step + step * 2
@@ -97,7 +102,7 @@ class Traffic:
 
     @property
     def levels(self) -> tuple[LevelTraffic, ...]:
-        """Traffic over each interconnect level, summed over all phases; inner level (NVLink) first."""
+        """Traffic over each interconnect level, summed over all phases, inner level (NVLink) first."""
         return tuple(self._level(index) for index in range(max((len(phase) for phase in self.phases), default=0)))
 
     def _level(self, index: int) -> LevelTraffic:
@@ -110,17 +115,17 @@ class Traffic:
 
     @property
     def steps(self) -> Numeric:
-        """Messages in sequence over all phases and levels [1]."""
+        """Number of messages that follow one another, over all phases and levels [1]."""
         return _total([level.steps for level in self.levels])
 
     @property
     def wire_bytes(self) -> Numeric:
-        """Bytes summed over all levels [byte]. In a group of one level: the bytes that its busiest rank sends."""
+        """Bytes sent, summed over all levels [byte]. In a group of one level: the bytes that its busiest rank sends."""
         return _total([level.wire_bytes for level in self.levels])
 
     @property
     def reduced_bytes(self) -> Numeric:
-        """Bytes received that one rank adds to its own data, over all phases and levels [byte]."""
+        """Received bytes that one rank adds to its own data, over all phases and levels [byte]."""
         return _total([level.reduced_bytes for level in self.levels])
 
 
@@ -142,7 +147,7 @@ TrafficFormula = Callable[[Array, tuple[Array, ...]], Traffic]
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """One way to carry out collective operations.
+    """Algorithm that carries out collective operations (ring, tree, …), with formulas for its messages and bytes.
 
     Attributes
     ----------
@@ -204,7 +209,7 @@ class Algorithm:
         return operation in self.formulas and operation in self.libraries.get(library, ())
 
     def traffic(self, operation: str, payload_bytes: Numeric, group: Group) -> Traffic:
-        """Count the messages and bytes of one operation; payload and fan-outs broadcast against each other.
+        """Return the messages and bytes of one operation; payload and fan-outs broadcast against each other.
 
         Parameters
         ----------
@@ -267,7 +272,7 @@ def add_algorithm(algorithm: Algorithm) -> Algorithm:
 
 
 def algorithms_for(operation: str) -> tuple[Algorithm, ...]:
-    """List every algorithm that serves an operation, by name.
+    """List every algorithm that can carry out an operation, sorted by name.
 
     Parameters
     ----------
@@ -289,7 +294,7 @@ def algorithms_for(operation: str) -> tuple[Algorithm, ...]:
 
 
 def checked_payload(payload_bytes: Numeric) -> Array:
-    """Return the payload as an array.
+    """Return the payload as an array; raise SpecError unless all of it is finite and not negative.
 
     Parameters
     ----------
@@ -312,7 +317,7 @@ def checked_payload(payload_bytes: Numeric) -> Array:
 
 
 def checked_group(group: Group) -> tuple[Array, ...]:
-    """Return the fan-outs of a group as arrays.
+    """Return the fan-outs of a group (ranks per node, nodes per rack, …) as arrays, after checking them.
 
     Parameters
     ----------
@@ -338,7 +343,7 @@ def checked_group(group: Group) -> tuple[Array, ...]:
 
 
 def ranks_of(group: tuple[Array, ...]) -> Array:
-    """Count the ranks of a group.
+    """Return the number of ranks of a group: the product of its fan-outs.
 
     Parameters
     ----------
@@ -357,7 +362,7 @@ def ranks_of(group: tuple[Array, ...]) -> Array:
 
 
 def ranks_per_member(group: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Count the ranks inside one member (GPU, node or rack) of each level.
+    """Return the number of ranks inside one member (GPU, node or rack) of each level.
 
     Parameters
     ----------
@@ -373,7 +378,7 @@ def ranks_per_member(group: tuple[Array, ...]) -> tuple[Array, ...]:
 
 
 def level_instances(group: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Count the instances of each level (such as nodes) that the group spans.
+    """Return how many instances of each level (such as nodes) the group spans.
 
     Parameters
     ----------
@@ -389,7 +394,7 @@ def level_instances(group: tuple[Array, ...]) -> tuple[Array, ...]:
 
 
 def doubling_rounds(fan_out: Array) -> Array:
-    """Count the rounds of recursive doubling over ``fan_out`` members: ceil(log2(fan_out)).
+    """Return the number of rounds of recursive doubling over ``fan_out`` members: ceil(log2(fan_out)).
 
     Parameters
     ----------
@@ -435,7 +440,7 @@ def remote_share(fan_out: Array) -> Array:
 
 
 def tree_imbalance(units: Numeric) -> Array:
-    """Compute the bytes of a double binary tree's busiest member, relative to the mean.
+    """Return the bytes that a double binary tree's busiest member sends, relative to the mean.
 
     Parameters
     ----------

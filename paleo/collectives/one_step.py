@@ -33,10 +33,10 @@ from paleo.collectives.trees import double_tree_all_reduce, double_tree_broadcas
 
 
 def _all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count an all-reduce inside the inner level's switch, in a pipeline with a double tree over N outer units.
+    """Return the traffic of an all-reduce in the inner level's switch, pipelined with a double tree outside.
 
-    The inner level costs 2 alpha + beta S (1 + 1/P), the outer ones 2 alpha log2 N + 2 beta S (N-1)/N. The switch reads
-    the whole buffer S of each rank and adds; each rank then multicasts its 1/P of the sum.
+    The inner level costs 2 alpha + beta S (1 + 1/P), the outer ones of N units 2 alpha log2 N + 2 beta S (N-1)/N. The
+    switch reads the whole buffer S of each rank and adds; each rank then multicasts its 1/P of the sum.
     """
     inner = LevelTraffic(
         2.0 * has_several_units(group[0]), payload * (1.0 + 1.0 / group[0]) * has_several_units(group[0])
@@ -45,21 +45,27 @@ def _all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
 
 def _reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count alpha + beta S of one level: the switch reads every buffer and sends 1/P of the sum to each rank."""
+    """Return the traffic of a reduce-scatter inside a switch, alpha + beta S.
+
+    The switch reads every buffer and sends 1/P of the sum to each rank.
+    """
     return Traffic.of(LevelTraffic(has_several_units(group[0]), payload * has_several_units(group[0]))) + _outer_ring(
         payload, group, 1.0
     )
 
 
 def _all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count alpha + beta S (P-1)/P: each rank multicasts its shard; receiving (P-1)/P of the payload is the limit."""
+    """Return the traffic of an all-gather inside a switch, alpha + beta S (P-1)/P.
+
+    Each rank multicasts its shard; receiving (P-1)/P of the payload is the limit.
+    """
     return _outer_ring(payload, group, 0.0) + Traffic.of(
         LevelTraffic(has_several_units(group[0]), remote_share(group[0]) * payload)
     )
 
 
 def _broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count one multicast inside the switch: alpha + beta S."""
+    """Return the traffic of a broadcast as one multicast inside the switch: alpha + beta S."""
     inner = LevelTraffic(has_several_units(group[0]), payload * has_several_units(group[0]))
     return _with_outer_trees(inner, payload, group, double_tree_broadcast)
 
@@ -67,14 +73,17 @@ def _broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
 def _with_outer_trees(
     inner: LevelTraffic, payload: Array, group: tuple[Array, ...], outer: Callable[[Array, tuple[Array, ...]], Traffic]
 ) -> Traffic:
-    """Join the traffic inside the switch with a tree algorithm over the outer levels, as one pipeline."""
+    """Return the traffic inside the switch joined with a tree algorithm over the outer levels, as one pipeline."""
     if len(group) == 1:
         return Traffic.of(inner)
     return Traffic.of(inner, *outer(payload, group[1:]).phases[0])
 
 
 def _outer_ring(payload: Array, group: tuple[Array, ...], reduced: float) -> Traffic:
-    """Count one pass of a ring over the units of the outer levels; empty for a group of one level."""
+    """Return the traffic of one trip round a ring over the units of the outer levels.
+
+    Returns empty for a group of one level.
+    """
     if len(group) == 1:
         return Traffic()
     units = ranks_of(group[1:])
@@ -114,7 +123,10 @@ add_algorithm(
 
 
 def _send_recv(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count one message: alpha + beta S over the outermost level that the group spans, through one sender's ports."""
+    """Return the traffic of one message, alpha + beta S over the outermost level that the group spans.
+
+    It leaves through one sender's ports.
+    """
     crosses = [
         has_several_units(fan_out) * (above == 1) for fan_out, above in zip(group, level_instances(group), strict=True)
     ]
@@ -122,7 +134,10 @@ def _send_recv(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
 
 def _pairwise_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count alpha (P-1) + beta S (P-1)/P; a unit of m ranks sends m S (P-m)/P through its own ports."""
+    """Return the traffic of an all-to-all by pairwise messages: alpha (P-1) + beta S (P-1)/P.
+
+    A unit of m ranks sends m S (P-m)/P through its own ports.
+    """
     ranks = ranks_of(group)
     return Traffic.of(
         *(
@@ -135,7 +150,10 @@ def _pairwise_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
 
 def _bruck_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count alpha log2 P + beta (S/2) log2 P: in every round each rank forwards half of its buffer."""
+    """Return the traffic of Bruck's all-to-all, alpha log2 P + beta (S/2) log2 P.
+
+    In every round each rank forwards half of its buffer.
+    """
     return one_level_at_a_time(
         [
             LevelTraffic(doubling_rounds(fan_out), 0.5 * doubling_rounds(fan_out) * inside * payload)
@@ -181,10 +199,11 @@ add_algorithm(
 
 
 def _parameter_server_all_reduce(payload: Array, group: tuple[Array, ...], *, servers: Numeric) -> Traffic:
-    """Count 2 alpha + 2 beta P S/s: push and pull through the port of one of s servers, spread over the ranks.
+    """Return the traffic of an all-reduce by s parameter servers, spread over the ranks: 2 alpha + 2 beta P S/s.
 
-    All P workers talk to a server over its innermost port; over an outer level only the workers of other units do. The
-    P messages overlap, so their arrival costs one alpha, not P, as in the literature.
+    They are push and pull through a server's port. All P workers talk to a server over its innermost port; over an
+    outer level only the workers of other units do. The P messages overlap, so their arrival costs one alpha, not P, as
+    in the literature.
     """
     ranks = ranks_of(group)
     levels = []
@@ -200,17 +219,20 @@ def _parameter_server_all_reduce(payload: Array, group: tuple[Array, ...], *, se
 
 
 def _central_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count a single parameter server: 2 alpha + 2 beta P S."""
+    """Return the traffic of an all-reduce by a single parameter server: 2 alpha + 2 beta P S."""
     return _parameter_server_all_reduce(payload, group, servers=1.0)
 
 
 def _sharded_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count parameter servers on every rank (s = P): 2 alpha + 2 beta S."""
+    """Return the traffic of an all-reduce by parameter servers on every rank (s = P): 2 alpha + 2 beta S."""
     return _parameter_server_all_reduce(payload, group, servers=ranks_of(group))
 
 
 def _root_exchange(payload: Array, group: tuple[Array, ...], *, times: float, reduced: float) -> Traffic:
-    """Count a root's messages with all other ranks, one after another: once (broadcast) or twice (all-reduce)."""
+    """Return the traffic of a root that exchanges messages with all other ranks, one after another.
+
+    It does so once (broadcast) or twice (all-reduce).
+    """
     ranks = ranks_of(group)
     return Traffic.of(
         *(
@@ -225,12 +247,15 @@ def _root_exchange(payload: Array, group: tuple[Array, ...], *, times: float, re
 
 
 def _one_to_all_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count 2 alpha (P-1) + 2 beta S (P-1) + gamma S (P-1); without alpha, gamma: Paleo's 2 (n-1) S / B."""
+    """Return the traffic of an all-reduce by one root: 2 alpha (P-1) + 2 beta S (P-1) + gamma S (P-1).
+
+    Without alpha and gamma it is Paleo's 2 (n-1) S / B.
+    """
     return _root_exchange(payload, group, times=2.0, reduced=1.0)
 
 
 def _one_to_all_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count alpha (P-1) + beta S (P-1)."""
+    """Return the traffic of a broadcast by one message to each rank: alpha (P-1) + beta S (P-1)."""
     return _root_exchange(payload, group, times=1.0, reduced=0.0)
 
 

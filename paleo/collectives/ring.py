@@ -31,7 +31,7 @@ from paleo.collectives.base import (
 
 
 def _ring_passes(payload: Array, group: tuple[Array, ...], *, passes: float, share: Array, reduced: float) -> Traffic:
-    """Count ``passes`` trips round one ring; in each, every unit sends ``share`` of the payload through its ports.
+    """Return the traffic of ``passes`` trips round one ring, in which each unit sends ``share`` of the payload.
 
     A ring that enters every unit once crosses the level of fan-out f in (f - 1) hops per parent unit, P - 1 in all.
     Reduced bytes (``reduced`` times the share) are divided among the levels in proportion to their hops.
@@ -51,27 +51,34 @@ def _ring_passes(payload: Array, group: tuple[Array, ...], *, passes: float, sha
 
 
 def _ring_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count 2 alpha (P-1) + 2 beta S (P-1)/P + gamma S (P-1)/P."""
+    """Return the traffic of a ring all-reduce: 2 alpha (P-1) + 2 beta S (P-1)/P + gamma S (P-1)/P."""
     return _ring_passes(payload, group, passes=2.0, share=remote_share(ranks_of(group)), reduced=1.0)
 
 
 def _ring_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count alpha (P-1) + beta S (P-1)/P + gamma S (P-1)/P."""
+    """Return the traffic of a ring reduce-scatter: alpha (P-1) + beta S (P-1)/P + gamma S (P-1)/P."""
     return _ring_passes(payload, group, passes=1.0, share=remote_share(ranks_of(group)), reduced=1.0)
 
 
 def _ring_all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count alpha (P-1) + beta S (P-1)/P."""
+    """Return the traffic of a ring all-gather: alpha (P-1) + beta S (P-1)/P."""
     return _ring_passes(payload, group, passes=1.0, share=remote_share(ranks_of(group)), reduced=0.0)
 
 
 def _ring_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count a pipelined chain: alpha (P-1) + beta S. Pieces are so small that filling the chain costs latency only."""
+    """Return the traffic of a broadcast along a pipelined chain of ranks: alpha (P-1) + beta S.
+
+    Pieces are so small that filling the chain costs latency only.
+    """
     return _ring_passes(payload, group, passes=1.0, share=has_several_units(ranks_of(group)), reduced=0.0)
 
 
 def _level_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count alpha (f-1) + beta S (f-1)/f + gamma S (f-1)/(f m) at each level: ranks reduce only their shard."""
+    """Return the traffic of a reduce-scatter by one ring at each level, the inner level first.
+
+    It is alpha (f-1) + beta S (f-1)/f + gamma S (f-1)/(f m) at a level of fan-out f, because ranks reduce only their
+    shard.
+    """
     return one_level_at_a_time(
         [
             LevelTraffic(fan_out - 1.0, remote_share(fan_out) * payload, remote_share(fan_out) * payload / inside)
@@ -81,22 +88,28 @@ def _level_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
 
 def _level_all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count, at each level of fan-out f, alpha (f-1) + beta S (f-1)/f, the outer level first."""
+    """Return the traffic of an all-gather by one ring at each level, the outer level first.
+
+    It is alpha (f-1) + beta S (f-1)/f at a level of fan-out f.
+    """
     return outer_first(
         one_level_at_a_time([LevelTraffic(fan_out - 1.0, remote_share(fan_out) * payload) for fan_out in group])
     )
 
 
 def _level_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count a reduce-scatter from the inner level outwards and an all-gather back: 2 alpha (f-1) + 2 beta S (f-1)/f."""
+    """Return the traffic of a hierarchical all-reduce: reduce-scatter from the inner level outwards, all-gather back.
+
+    It is 2 alpha (f-1) + 2 beta S (f-1)/f at a level of fan-out f.
+    """
     return _level_reduce_scatter(payload, group) + _level_all_gather(payload, group)
 
 
 def _level_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count one exchange per level, the inner level first: the sum of alpha (f-1) + beta m S (f-1)/f.
+    """Return the traffic of a hierarchical all-to-all: one exchange per level, the inner level first.
 
-    Ranks of a unit first collect what goes to the same destination. There are fewer (f - 1 per level) and larger
-    messages, and every byte moves once per level.
+    It is the sum of alpha (f-1) + beta m S (f-1)/f over levels. Ranks of a unit first collect what goes to the same
+    destination. There are fewer (f - 1 per level) and larger messages, and every byte moves once per level.
     """
     return one_level_at_a_time(
         [
@@ -107,7 +120,10 @@ def _level_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
 
 def _along_all_dimensions(payload: Array, group: tuple[Array, ...], *, times: float, reduced: float) -> Traffic:
-    """Count ``times`` S (P-1)/P sent by each chip, divided equally among the dimensions with more than one unit."""
+    """Return the traffic of a torus collective in which each chip sends ``times`` S (P-1)/P over all dimensions.
+
+    The bytes are divided equally among the dimensions with more than one unit.
+    """
     dimensions = np.maximum(sum((has_several_units(extent) for extent in group), np.zeros(())), 1.0)
     share = remote_share(ranks_of(group)) * payload / dimensions
     return Traffic.of(
@@ -123,22 +139,34 @@ def _along_all_dimensions(payload: Array, group: tuple[Array, ...], *, times: fl
 
 
 def _torus_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count 2 alpha sum(n/2) + 2 beta S (P-1)/P over all 2 k links of a chip, n the extents of its k dimensions."""
+    """Return the traffic of an all-reduce on a torus: 2 alpha sum(n/2) + 2 beta S (P-1)/P over all 2 k links of a chip.
+
+    n are the extents of its k dimensions.
+    """
     return _along_all_dimensions(payload, group, times=2.0, reduced=1.0)
 
 
 def _torus_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count alpha sum(n/2) + beta S (P-1)/P over all 2 k links of a chip."""
+    """Return the traffic of a reduce-scatter on a torus: alpha sum(n/2) + beta S (P-1)/P.
+
+    The bytes go over all 2 k links of a chip; n are the extents of the k dimensions.
+    """
     return _along_all_dimensions(payload, group, times=1.0, reduced=1.0)
 
 
 def _torus_all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count alpha sum(n/2) + beta S (P-1)/P over all 2 k links of a chip."""
+    """Return the traffic of an all-gather on a torus: alpha sum(n/2) + beta S (P-1)/P.
+
+    The bytes go over all 2 k links of a chip; n are the extents of the k dimensions.
+    """
     return _along_all_dimensions(payload, group, times=1.0, reduced=0.0)
 
 
 def _torus_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count alpha sum(n/2) + beta S n/4 over the longest dimension, whose middle half of all messages cross."""
+    """Return the traffic of an all-to-all on a torus: alpha sum(n/2) + beta S n/4 over the longest dimension.
+
+    Half of all messages cross the middle of that dimension.
+    """
     return Traffic.of(
         *(
             LevelTraffic(np.floor(extent / 2.0), inside * payload * extent / 4.0 * has_several_units(extent))

@@ -25,9 +25,10 @@ from paleo.collectives.base import (
 
 
 def _butterfly_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count alpha log2 P + beta S log2 P + gamma S log2 P; without alpha, gamma: Paleo's ceil(log2 n) S / B.
+    """Return the traffic of an all-reduce by recursive doubling: alpha log2 P + beta S log2 P + gamma S log2 P.
 
-    Every rank exchanges its whole buffer in every round, so a unit of m ranks sends m S a round.
+    Without alpha and gamma it is Paleo's ceil(log2 n) S / B. Every rank exchanges its whole buffer in every round, so a
+    unit of m ranks sends m S a round.
     """
     return one_level_at_a_time(
         [
@@ -42,7 +43,7 @@ def _butterfly_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
 
 def _reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count recursive halving: alpha log2 P + beta S (P-1)/P + gamma S (P-1)/P.
+    """Return the traffic of a reduce-scatter by recursive halving: alpha log2 P + beta S (P-1)/P + gamma S (P-1)/P.
 
     The inner level goes first. At the next level each rank holds S divided by the ranks below it, so the ranks of a
     unit together send S (f-1)/f.
@@ -58,7 +59,10 @@ def _reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
 
 def _all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count recursive doubling: alpha log2 P + beta S (P-1)/P, the outer level first."""
+    """Return the traffic of an all-gather by recursive doubling: alpha log2 P + beta S (P-1)/P.
+
+    The outer level goes first.
+    """
     return outer_first(
         one_level_at_a_time(
             [LevelTraffic(doubling_rounds(fan_out), remote_share(fan_out) * payload) for fan_out in group]
@@ -67,12 +71,15 @@ def _all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
 
 def _rabenseifner_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count 2 alpha log2 P + 2 beta S (P-1)/P + gamma S (P-1)/P."""
+    """Return the traffic of Rabenseifner's all-reduce: 2 alpha log2 P + 2 beta S (P-1)/P + gamma S (P-1)/P."""
     return _reduce_scatter(payload, group) + _all_gather(payload, group)
 
 
 def _rabenseifner_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count a scatter down a tree and an all-gather (van de Geijn): 2 alpha log2 P + 2 beta S (P-1)/P."""
+    """Return the traffic of van de Geijn's broadcast: 2 alpha log2 P + 2 beta S (P-1)/P.
+
+    It is a scatter down a tree and an all-gather.
+    """
     return _all_gather(payload, group) + _all_gather(payload, group)
 
 
@@ -103,7 +110,7 @@ add_algorithm(
 
 
 def _binomial_tree(payload: Array, group: tuple[Array, ...], *, reduced: float) -> Traffic:
-    """Count the messages of one pass up a binomial tree: log2 f rounds a level, each with the whole payload."""
+    """Return the traffic of one pass up a binomial tree: log2 f rounds a level, each with the whole payload."""
     return one_level_at_a_time(
         [
             LevelTraffic(
@@ -117,17 +124,20 @@ def _binomial_tree(payload: Array, group: tuple[Array, ...], *, reduced: float) 
 
 
 def _tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count 2 alpha log2 P + 2 beta S log2 P + gamma S log2 P; without alpha, gamma: Paleo's 2 ceil(log2 n) S / B."""
+    """Return the traffic of an all-reduce up and down a binomial tree.
+
+    It is 2 alpha log2 P + 2 beta S log2 P + gamma S log2 P; without alpha and gamma, Paleo's 2 ceil(log2 n) S / B.
+    """
     return _binomial_tree(payload, group, reduced=1.0) + _tree_broadcast(payload, group)
 
 
 def _tree_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count alpha log2 P + beta S log2 P, the outer level first."""
+    """Return the traffic of a broadcast down a binomial tree: alpha log2 P + beta S log2 P, the outer level first."""
     return outer_first(_binomial_tree(payload, group, reduced=0.0))
 
 
 def double_tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count an all-reduce by two trees: 2 alpha log2 P + 2 beta S (P-1)/P + gamma S (P-1)/P.
+    """Return the traffic of an all-reduce by two trees: 2 alpha log2 P + 2 beta S (P-1)/P + gamma S (P-1)/P.
 
     Parameters
     ----------
@@ -160,7 +170,7 @@ def double_tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
 
 def double_tree_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count a broadcast by two trees: alpha log2 P + beta S.
+    """Return the traffic of a broadcast by two trees: alpha log2 P + beta S.
 
     Parameters
     ----------
@@ -179,10 +189,11 @@ def double_tree_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
 
 def _chain_tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Count a chain inside each node, in a pipeline with a double tree between nodes (NCCL's ``Tree``).
+    """Return the traffic of NCCL's ``Tree`` all-reduce: a chain inside each node, a double tree between nodes.
 
-    Inside a node of f ranks: 2 alpha (f-1) + 2 beta S (f-1)/f. The payload goes up the chain's f - 1 links and comes
-    back. Chains of different channels begin at different ranks, so that all ranks carry equal load.
+    Both form one pipeline. Inside a node of f ranks: 2 alpha (f-1) + 2 beta S (f-1)/f. The payload goes up the chain's
+    f - 1 links and comes back. Chains of different channels begin at different ranks, so that all ranks carry equal
+    load.
     """
     ranks = group[0]
     chain = LevelTraffic(2.0 * (ranks - 1.0), 2.0 * remote_share(ranks) * payload, remote_share(ranks) * payload)

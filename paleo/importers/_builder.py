@@ -40,10 +40,10 @@ MOST_DIMS = 99
 
 @dataclass(eq=False)
 class LayerEntry:
-    """One line of a model file.
+    """One layer of the network under construction; it becomes one line of a model file.
 
-    ``inputs`` are entries or names of inputs. ``share`` and ``tie`` name another entry whose weights this one uses.
-    Weights of a ``frozen`` entry are not trained.
+    ``inputs`` are the entries that the layer reads, or names of network inputs. ``share`` and ``tie`` name another
+    entry whose weights this one uses. Weights of a ``frozen`` entry are not trained.
     """
 
     kind: str
@@ -58,7 +58,10 @@ class LayerEntry:
 
     @property
     def own_parameters(self) -> float:
-        """Number of parameters, without those that belong to another entry."""
+        """Number of parameters that this layer holds itself.
+
+        Shared and tied weights count where they were first used.
+        """
         if self.share is not None:
             return 0.0
         parameters = parameters_of(self.operations).items()
@@ -72,25 +75,25 @@ class LayerEntry:
 
 @dataclass(frozen=True)
 class Placed:
-    """A value of the trace in the model file: the entry or input that holds it, with the value's dims and sizes."""
+    """Place of a traced tensor in the network: the entry (or network input) that outputs it, and its dims and sizes."""
 
     holder: LayerEntry | str
     tensor: Tensor
 
     @classmethod
     def of(cls, entry: LayerEntry) -> Placed:
-        """Return the output of an entry as a placed value."""
+        """Return the place of an entry's output tensor."""
         return cls(entry, entry.out)
 
     @property
     def dims(self) -> dict[str, Size]:
-        """Sizes of the dims by name."""
+        """Size of each dim by its name."""
         return dict(zip(self.tensor.dims, self.tensor.sizes, strict=True))
 
 
 @dataclass
 class ImportedNetwork:
-    """Entries of a network in order, and its inputs with their dims; ``last`` is its output."""
+    """Network under construction: entries in order of execution, inputs with their dims, and the output ``last``."""
 
     entries: list[LayerEntry]
     inputs: dict[str, Tensor]
@@ -100,12 +103,17 @@ class ImportedNetwork:
 
 
 class UntranslatableError(Exception):
-    """Error for a call that a layer cannot express."""
+    """Error for a traced call that no layer of Paleo can express; the importer then takes a more general layer."""
 
 
 @dataclass
 class Builder:
-    """Adds entries of a model file, and records which entry holds each value and each parameter."""
+    """Builds a network from a trace: appends layer entries, and records which entry holds each tensor and parameter.
+
+    A translation (a function registered with `translates`) gets the builder ``b`` and a traced ``call``. It appends
+    entries with `add`, and with `put` or ``placed`` it records the entry that holds each output of the call. ``owners``
+    maps each parameter's name to the entry that holds it.
+    """
 
     trace: Trace
     network: ImportedNetwork = field(init=False)
@@ -132,7 +140,7 @@ class Builder:
 
     @property
     def first(self) -> Placed:
-        """First input of the network."""
+        """First input of the network, as a place that entries can read."""
         return Placed(*next(iter(self.network.inputs.items())))
 
     # Entries.
@@ -140,7 +148,11 @@ class Builder:
     def add(
         self, kind: str, options: Mapping[str, Any], sources: Sequence[Placed], path: str, tie: LayerEntry | None = None
     ) -> LayerEntry:
-        """Add an entry, expanded as in the graph; raise UntranslatableError if its layer refuses the inputs."""
+        """Append a layer of a kind with options, reading ``sources``, and return its entry.
+
+        ``path`` is the module of the source, and ``tie`` an entry whose weight the layer uses. UntranslatableError is
+        raised if the layer refuses its options or inputs.
+        """
         stated = {key: value for key, value in options.items() if value is not None}
         name = f"n{len(self.network.entries)}"
         try:
@@ -168,25 +180,32 @@ class Builder:
         return entry
 
     def put(self, value: Value, entry: LayerEntry) -> None:
-        """Assign the output of an entry to a value of the trace; their sizes must agree."""
+        """Record that an entry outputs the traced tensor ``value``.
+
+        UntranslatableError is raised if their sizes differ.
+        """
         if tuple(entry.out.sizes) != value.shape:
             raise UntranslatableError(f"{entry.out.sizes} is not {value.shape}")
         self.placed[value] = Placed.of(entry)
 
     def move(self, old: LayerEntry, new: LayerEntry) -> None:
-        """Let values of an old entry be read from a new one."""
+        """Record for each traced tensor that ``old`` outputs that ``new`` outputs it instead."""
         for value, place in list(self.placed.items()):
             if place.holder is old:
                 self.placed[value] = Placed(new, place.tensor)
 
     def learned(self, parameters: int, source: Placed, label: str, path: str) -> LayerEntry:
-        """Add an entry that holds parameters and passes its input through."""
+        """Append a layer that holds ``parameters`` numbers and passes its input through; return its entry."""
         return self.add("learned", {"parameters": parameters, "of": label}, [source], path)
 
     # The entries that hold values.
 
     def at(self, value: Value | None) -> Placed:
-        """Return the placed value; constants and whole numbers have no layer and are placed on a network input."""
+        """Return where the traced tensor ``value`` is found in the network.
+
+        Constants and index tensors that no layer computes are stood in for by a view of a network input.
+        UntranslatableError is raised for None and for any other tensor that no call computes.
+        """
         if value is None:
             raise UntranslatableError("an input is missing")
         if value not in self.placed:
@@ -205,9 +224,10 @@ class Builder:
         return Placed.of(self.add("view", options, [root], ""))
 
     def view(self, source: Placed, sizes: Mapping[str, Size], path: str, *, keeps_whole: bool = False) -> Placed:
-        """Return the same numbers under other dims; a view of a view is a view of the first tensor.
+        """Return ``source`` reshaped to the dims ``sizes`` (name to size), by a view entry where one is needed.
 
-        There is none where the sizes are those of the source already, unless a name would stand in another place.
+        A view of a view becomes a view of the first tensor. No entry is added if the source has these sizes already and
+        no dim of its name moves to another position.
         """
         origin = source
         while origin.holder in self.bases and math.prod(sizes.values()) == self.bases[origin.holder].tensor.elements:
@@ -223,12 +243,16 @@ class Builder:
         return Placed.of(entry)
 
     def shaped(self, source: Placed, shape: Shape, path: str, *, keeps_whole: bool = False) -> Placed:
-        """Return the same values in another shape, with dims named like those of the source."""
+        """Return ``source`` reshaped to ``shape``; dims of unchanged size keep their names."""
         sizes = dict(zip(self.names(shape, source.tensor), shape, strict=True))
         return self.view(source, sizes, path, keeps_whole=keeps_whole)
 
     def names(self, shape: Shape, like: Tensor | None = None) -> list[str]:
-        """Return names for the dims of a shape: those of ``like`` for equal sizes; batch and seq by probe sizes."""
+        """Return a name for each dim of a shape.
+
+        Multiples of a probe size are named ``batch`` or ``seq``; a dim as large as one of ``like`` takes its name;
+        others are called ``dim0``, ``dim1`` and so on.
+        """
         if self.trace.fixed_batch is not None:
             return ["batch", *(f"dim{place}" for place in range(1, len(shape)))][: len(shape)]
         taken: list[str] = []
@@ -245,50 +269,62 @@ class Builder:
         return taken
 
     def parameters(self, values: Sequence[Value | None]) -> int:
-        """Return the number of parameters from which static values are computed and that no entry holds yet."""
+        """Return the number of parameters behind the static tensors ``values`` that no entry holds yet."""
         names = frozenset[str]().union(*(v.sources for v in values if v is not None and v.static))
         return sum(self.trace.parameters[name] for name in names if name not in self.owners)
 
     def moving(self, call: Call) -> list[Placed]:
-        """Return the placed inputs of a call that depend on an input of the network."""
+        """Return where those inputs of a call are found that depend on a network input (no weights or constants)."""
         values = dict.fromkeys(value for value in call.inputs if value is not None)
         return [self.at(v) for v in values if v.elements and not v.static and (not v.index or v.origin == "input")]
 
     def source(self, call: Call) -> Placed:
-        """Return the first input of `moving`; raise UntranslatableError if there is none."""
+        """Return the first of a call's inputs that depends on a network input.
+
+        Raise UntranslatableError if none does.
+        """
         for placed in self.moving(call):
             return placed
         raise UntranslatableError("no input of it depends on an input of the network")
 
     def sources(self, call: Call) -> list[Placed]:
-        """Return the inputs of `moving`, or those of whole numbers if there are no others."""
+        """Return the inputs of a call that depend on a network input; if there are none, its first index tensor."""
         return self.moving(call) or [self.at(v) for v in call.inputs if v is not None and not v.static][:1]
 
     def kept_per_element(self, call: Call, value: Value) -> float | None:
-        """Return the elements that a call saves besides its inputs and outputs, per element of its largest tensor.
+        """Return how many further elements a call saves for backward, per element of the largest tensor it touches.
 
-        Returns None if it saves none.
+        Inputs and outputs are not counted. Returns None if the call saves no others.
         """
         elements = [value.elements, *(source.tensor.elements for source in self.sources(call))]
         return call.kept_elements / max(1, *elements) or None
 
     def weight(self, value: Value | None) -> tuple[Value, LayerEntry | None]:
-        """Return a weight, and the entry that already holds it."""
+        """Return a weight of a call as (traced tensor, entry that holds it already, or None).
+
+        UntranslatableError is raised if the value is not computed from parameters alone.
+        """
         if value is None or not value.static or not value.sources:
             raise UntranslatableError("expected a weight made of parameters")
         holders = {self.owners.get(name) for name in value.sources}
         return value, next(iter(holders)) if len(holders) == 1 else None
 
     def sharing(self, entry: LayerEntry, values: Sequence[Value | None]) -> LayerEntry:
-        """Return the entry with the weights of an earlier one if all of these values are its weights."""
+        """Let ``entry`` share the weights ``values`` with an earlier entry of its kind that holds them all.
+
+        Return ``entry``.
+        """
         owners = {self.owners.get(name) for v in values if v is not None for name in v.sources}
         if len(owners) == 1 and (owner := next(iter(owners))) is not None and owner.kind == entry.kind:
             self.lend(owner, entry)
         return entry
 
     def lend(self, owner: LayerEntry | None, entry: LayerEntry) -> None:
-        """Let an entry use the weights of ``owner``, an earlier entry of its kind with the same parameters, if there is
-        one."""
+        """Let ``entry`` use the weights of ``owner``, an earlier entry.
+
+        Nothing happens if there is no owner or it is of another kind. UntranslatableError is raised if their numbers of
+        parameters differ.
+        """
         if owner is None or owner.kind != entry.kind:
             return
         if owner.own_parameters != entry.own_parameters:
@@ -296,7 +332,10 @@ class Builder:
         entry.share = owner
 
     def finished(self) -> ImportedNetwork:
-        """Return the network; parameters that no call reads are added at its end."""
+        """Return the finished network, without views that nothing reads.
+
+        Parameters that no call reads are added at its end as one ``learned`` layer.
+        """
         names = self.trace.parameters.items()
         left = sum(size for name, size in names if name not in self.owners)
         place = next((self.placed[v] for v in self.trace.outputs if v in self.placed), None)
@@ -322,7 +361,7 @@ Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A call in Paleo's terms: its kind, its inputs (None: all tensors of the call, in order) and its options."""
+    """Operator call in Paleo's terms: its kind, its input tensors in order (None: all of the call) and its options."""
 
     kind: str
     inputs: list[Value | None] | None = None
@@ -330,7 +369,7 @@ class Reading:
 
 
 class Values(Protocol):
-    """Source of the trace values of tensors."""
+    """Protocol of a tracer that tells whether an argument is a tensor, and which traced value a tensor is."""
 
     def value(self, tensor: Any) -> Value: ...
 
@@ -339,7 +378,7 @@ class Values(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """A call of a torch function: its name without underscores, its arguments and its result."""
+    """One recorded call of a torch function: its name without underscores, its arguments and its result."""
 
     name: str
     args: Sequence[Any]
@@ -348,15 +387,18 @@ class Invocation:
     values: Values
 
     def bound(self, *names: str) -> dict[str, Any]:
-        """Return the arguments by these names, in the order of the signature."""
+        """Return the arguments as a dict by parameter name; ``names`` are the function's parameters in order."""
         return dict(zip(names, self.args, strict=False)) | {k: v for k, v in self.kwargs.items() if k in names}
 
     def tensor(self, argument: Any) -> Value | None:
-        """Return the value of an argument, or None if it is no tensor."""
+        """Return the traced value of an argument, or None if the argument is no tensor."""
         return self.values.value(argument) if self.values.is_tensor(argument) else None
 
     def reading(self, kind: str, names: Sequence[str], tensors: Sequence[str], **more: Any) -> Reading:
-        """Make a reading with arguments by name: ``tensors`` as inputs, the others as options."""
+        """Return a reading of ``kind`` for a function whose parameters are ``names``.
+
+        Parameters listed in ``tensors`` become its inputs, in that order; the others, and ``more``, become options.
+        """
         arguments = self.bound(*names)
         inputs = [self.tensor(arguments.get(name)) for name in tensors]
         return Reading(kind, inputs, {k: v for k, v in arguments.items() if k not in tensors} | more)
@@ -371,7 +413,7 @@ Numbers = list[float]
 
 @dataclass(frozen=True, slots=True)
 class OnnxNode:
-    """A node of an ONNX file: operator, inputs, attributes, and the values of small constant inputs."""
+    """One node of an ONNX graph: operator, input tensors, attributes, and the numbers in its small constant inputs."""
 
     name: str
     inputs: list[Value | None]
@@ -379,7 +421,7 @@ class OnnxNode:
     numbers: Sequence[Numbers | None]
 
     def input(self, place: int) -> Value | None:
-        """Return the input at a position, or None if it is omitted."""
+        """Return the input tensor at index ``place``, or None if the node omits it."""
         return self.inputs[place] if len(self.inputs) > place else None
 
 
@@ -392,17 +434,26 @@ TRANSLATIONS: Registry[Translation] = Registry("kind of call", OPERATORS)
 
 
 def torch_functions(names: str) -> Callable[[TorchRule], TorchRule]:
-    """Register a rule for these functions; names are separated by spaces."""
+    """Register the decorated function as reader of calls of these torch functions (names separated by spaces).
+
+    A reader takes an `Invocation` and returns a `Reading`.
+    """
     return _several(TORCH, names)
 
 
 def onnx_operators(names: str) -> Callable[[OnnxRule], OnnxRule]:
-    """Register a rule for these operators; names are separated by spaces."""
+    """Register the decorated function as reader of nodes with these ONNX operators (names separated by spaces).
+
+    A reader takes an `OnnxNode` and returns a `Reading`.
+    """
     return _several(ONNX, names)
 
 
 def translates(kinds: str) -> Callable[[Translation], Translation]:
-    """Register a translation of these kinds of calls; names are separated by spaces."""
+    """Register the decorated function as translation of these kinds of calls to layers (names separated by spaces).
+
+    A translation takes a `Builder` and a `Call`, appends layer entries and returns nothing.
+    """
     return _several(TRANSLATIONS, kinds)
 
 
@@ -420,7 +471,7 @@ _SAME = {"truediv": "div", "true_divide": "div", "divide": "div", "subtract": "s
 
 
 def plain_name(label: str) -> str:
-    """Return ``add`` for ``add_``, ``__add__``, ``__iadd__`` and ``__radd__``; known names stay as they are.
+    """Return a torch function's name without the marks of in-place and operator forms: ``add`` for ``__iadd__``.
 
     >>> plain_name("__iadd__"), plain_name("__rtruediv__"), plain_name("relu_")
     ('add', 'div', 'relu')
@@ -435,9 +486,9 @@ def plain_name(label: str) -> str:
 
 
 def torch_reading(invocation: Invocation) -> Reading:
-    """Read a torch call by the rule of its function.
+    """Return kind, inputs and options of a torch call, by the reader that is registered for its function.
 
-    The kind is ``create`` for a call without tensor arguments, and ``unknown`` if there is no rule.
+    The kind is ``unknown`` if no reader is registered.
     """
     if invocation.name in TORCH:
         return TORCH[invocation.name](invocation)
@@ -445,5 +496,8 @@ def torch_reading(invocation: Invocation) -> Reading:
 
 
 def onnx_reading(node: OnnxNode) -> Reading:
-    """Read an ONNX node by the rule of its operator; the kind is ``unknown`` if there is none."""
+    """Return kind, inputs and options of an ONNX node, by the reader of its operator.
+
+    Kind ``unknown`` if there is none.
+    """
     return ONNX[node.name](node) if node.name in ONNX else Reading("unknown", node.inputs)

@@ -18,7 +18,7 @@ MOST_LAYERS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """Choices in which decoders differ; values are entries of a model file.
+    """Description of a decoder-only transformer: the entries of a model file that differ between families.
 
     ``residual`` says where norms are: "pre" before each half of a layer; "post" after the sum; "parallel" with one norm
     for both halves side by side, "twin" with one norm for each; "sandwich" before and after each half; "inner" after
@@ -42,12 +42,16 @@ class Decoder:
 
 
 def residual(*inner: Entry) -> Entry:
-    """Return entries with a residual connection around them."""
+    """Return a model-file entry that adds the input of the entries ``inner`` to their output."""
     return {"branches": [list(inner), []], "join": "add"}
 
 
 def block(decoder: Decoder, more: Mapping[str, Any], feed: Entry) -> list[Entry]:
-    """Return the entries of one layer; ``more`` are further options of its attention, or its whole ``mixer``."""
+    """Return the model-file entries of one decoder layer: attention and feed-forward with their norms and residuals.
+
+    ``more`` are further options of the layer's attention, or under ``mixer`` the entry that takes its place; ``feed``
+    is its feed-forward entry.
+    """
     drop = [{"dropout": {"rate": "=dropout"}}] if decoder.dropout else []
     mixer = more["mixer"] if "mixer" in more else {decoder.attention_kind: dict(decoder.attention) | dict(more)}
     attention = [mixer, *drop]
@@ -68,7 +72,7 @@ def block(decoder: Decoder, more: Mapping[str, Any], feed: Entry) -> list[Entry]
 
 
 def folded(layers: Sequence[Any]) -> list[tuple[list[Any], int]]:
-    """Fold a sequence into few, short repeated patterns: pairs of pattern and count.
+    """Fold a sequence into few, short repeated patterns; returns a list of (pattern, count).
 
     >>> folded("aaabbb"), folded("ababa")
     ([(['a'], 3), (['b'], 3)], [(['a', 'b'], 2), (['a'], 1)])
@@ -89,7 +93,7 @@ def _length(runs: Sequence[tuple[list[Any], int]]) -> int:
 
 
 def _greedily_folded(layers: Sequence[Any]) -> list[tuple[list[Any], int]]:
-    """Fold a sequence: at each place take the pattern that saves most layers."""
+    """Fold a sequence into (pattern, count) pairs, at each position by the pattern that saves most."""
     runs: list[tuple[list[Any], int]] = []
     place = 0
     while place < len(layers):
@@ -106,7 +110,11 @@ def _greedily_folded(layers: Sequence[Any]) -> list[tuple[list[Any], int]]:
 
 
 def repeats(decoder: Decoder, layers: Sequence[Layer]) -> list[Entry]:
-    """Return the layers as folded loops; ``=layers`` is the count if there is only one loop."""
+    """Return the decoder's layers as model-file entries, with equal layers folded into loops (``repeat``).
+
+    Each layer is (attention options, feed-forward entry). If there is only one loop, its count is the parameter
+    ``=layers``.
+    """
     runs = folded(list(layers))
     entries = []
     for index, (pattern, times) in enumerate(runs):
@@ -118,7 +126,10 @@ def repeats(decoder: Decoder, layers: Sequence[Layer]) -> list[Entry]:
 
 
 def language_model(config: Config, decoder: Decoder, layers: Sequence[Layer]) -> Model:
-    """Return the model: embedding, layers, norm and output layer."""
+    """Return the content of a model file for a decoder: inputs, embedding, layers, final norm, output layer and loss.
+
+    Each of ``layers`` is (attention options, feed-forward entry).
+    """
     notes = f"{decoder.notes} FLOP count the whole rectangle of scores although attention is causal.".strip()
     params = dict(decoder.params)
     tokens = {"dims": {"batch": "=batch", "seq": "=seq"}, "role": "index"}
@@ -149,7 +160,7 @@ def _head_of(config: Config) -> str:
 
 
 def _head(config: Config, decoder: Decoder) -> list[Entry]:
-    """Return the entries after the last layer, for the architecture that the configuration names."""
+    """Return the model-file entries after the last layer: output layer and loss, or a classifier."""
     kind = _head_of(config)
     if kind in _VOCABULARY:
         tie = {"tie": "embed"} if decoder.tied else {}
@@ -164,7 +175,7 @@ def _head(config: Config, decoder: Decoder) -> list[Entry]:
 
 
 def base_parameters(config: Config, **more: Any) -> dict[str, Any]:
-    """Return the parameters that every decoder has."""
+    """Return a model file's parameters for a decoder (hidden, heads, layers, seq, vocab); ``more`` are added."""
     hidden = config.integer("hidden_size", "n_embd", "d_model")
     heads = config.integer("num_attention_heads", "n_head")
     positions = config.integer("max_position_embeddings", "n_positions", "seq_length", default=2048)
@@ -176,7 +187,10 @@ def base_parameters(config: Config, **more: Any) -> dict[str, Any]:
 
 
 def grouped_parameters(config: Config, default_head_dim: int | None = None) -> dict[str, Any]:
-    """Return the parameters of a decoder with grouped-query attention and a separate head size."""
+    """Return the parameters of a model file for a decoder with grouped-query attention, with kv_heads and head_dim.
+
+    ``head_dim`` is left out if it is hidden / heads.
+    """
     heads = config.integer("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", default=heads)
     shape = base_parameters(config, kv_heads=kv_heads)
@@ -185,13 +199,18 @@ def grouped_parameters(config: Config, default_head_dim: int | None = None) -> d
 
 
 def attention_options(params: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """Return the options of causal attention with these parameters."""
+    """Return the options of a causal attention entry; head counts refer to ``params``, and ``more`` are added."""
     keys = [key for key in ("heads", "kv_heads", "head_dim") if key in params]
     return {key: f"={key}" for key in keys} | {"causal": True} | more
 
 
 def windows(config: Config, params: dict[str, Any], default: Sequence[bool] | bool = False) -> list[Mapping[str, Any]]:
-    """Return the attention options of each layer: a sliding window or none."""
+    """Return, for each layer, the attention options for a sliding window.
+
+    The options are empty for layers that attend to all positions.
+
+    ``default`` says which layers have a window if the configuration lists none. The window's size becomes a parameter.
+    """
     count = params["layers"]
     window = config.get("sliding_window")
     kinds = config.kinds("layer_types", count)
@@ -209,7 +228,7 @@ def windows(config: Config, params: dict[str, Any], default: Sequence[bool] | bo
 
 
 def gated_feed(config: Config, params: dict[str, Any], *, default: str = "silu", bias: bool = False) -> Entry:
-    """Return a gated feed-forward block, whose width becomes a parameter."""
+    """Return the entry of a gated feed-forward block, and set its width as the parameter ``ffn`` in ``params``."""
     params["ffn"] = config.integer("intermediate_size")
     return {
         "mlp": {
@@ -223,7 +242,11 @@ def gated_feed(config: Config, params: dict[str, Any], *, default: str = "silu",
 def llama_like(
     config: Config, *, bias: bool | None = None, out_bias: bool | None = None, slides: Any = False, **more: Any
 ) -> Model:
-    """Return a decoder with RMS norms, rotary positions and gated feed-forward blocks."""
+    """Return the content of a model file for a Llama-like decoder: RMS norms, rotary positions and gated feed-forward.
+
+    ``slides`` says which layers have a sliding window; ``more`` are fields of `Decoder` and options such as
+    ``head_dim``, ``tied``, ``feed`` and ``attention``.
+    """
     params = grouped_parameters(config, more.pop("head_dim", None))
     tied = config.flag("tie_word_embeddings", more.pop("tied", False))
     feed = more.pop("feed", None)
@@ -243,7 +266,7 @@ def llama_like(
 
 
 def vocab_last(params: dict[str, Any]) -> dict[str, Any]:
-    """Return the parameters in the order in which people read them, with the vocabulary last."""
+    """Return a copy of the parameters with the vocabulary at the end, the order in which model files are written."""
     return {key: value for key, value in params.items() if key != "vocab"} | {"vocab": params["vocab"]}
 
 
@@ -255,7 +278,11 @@ def experts(
     ffn: tuple[str, ...] = ("moe_intermediate_size",),
     **more: Any,
 ) -> list[Entry]:
-    """Return a mixture of experts for each layer, or dense blocks in the layers that the configuration says."""
+    """Return the feed-forward entry of each layer: a mixture of experts, or a dense block where there is no mixture.
+
+    ``ffn`` are the keys that may state the width of an expert; ``in_all_layers`` ignores keys for dense layers;
+    ``more`` are options of the mixture. The numbers of experts become parameters in ``params``.
+    """
     params["experts"] = config.integer("num_local_experts", "num_experts", "n_routed_experts")
     params["top_k"] = config.integer("num_experts_per_tok", "num_experts_per_token")
     params["expert_ffn"] = config.integer(*ffn)
@@ -275,6 +302,6 @@ def experts(
 
 
 def plain_feed(config: Config, default: str, *keys: str, bias: bool = True) -> Entry:
-    """Return a feed-forward block without a gate."""
+    """Return the entry of a feed-forward block without a gate; ``keys`` name its activation, else ``default``."""
     function = config.activation(*(keys or ("hidden_act",)), default=default)
     return {"mlp": {"ffn": "=ffn", "activation": function, "bias": bias}}

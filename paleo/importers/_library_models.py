@@ -23,7 +23,7 @@ _ALL_KEYS = "Sequences are fixed at {} tokens, of which an indexer chooses all k
 
 
 def known_to_library(kind: str) -> bool:
-    """Return True if transformers is installed and has the family."""
+    """Return True if transformers is installed and knows the model family ``kind`` (a ``model_type``)."""
     try:
         configurations = importlib.import_module("transformers.models.auto.configuration_auto")
     except ImportError:
@@ -32,7 +32,10 @@ def known_to_library(kind: str) -> bool:
 
 
 def traced(config: Config, seq: int | None) -> Model:
-    """Build and trace the library's model of a configuration; return the mapping of a model file."""
+    """Build the model of a configuration with transformers, without weights, and trace it.
+
+    Returns the content of a model file.
+    """
     transformers = importlib.import_module("transformers")
     with _silent(transformers):
         return _model(transformers, config, seq)
@@ -60,7 +63,10 @@ def _model(transformers: Any, config: Config, seq: int | None) -> Model:
 
 
 def _length_with_all_keys(seq: int | None, place: str, count: int) -> int:
-    """Return a length of sequences in which an indexer selects all keys, so that the traced attention is what runs."""
+    """Return a sequence length at which an indexer selects all keys, so that the traced attention is what runs.
+
+    ``count`` is the number of selected keys. SpecError is raised if the stated ``seq`` is longer.
+    """
     if seq is not None and seq > count:
         raise SpecError(
             f"{place}: in sequences longer than {count} tokens an indexer chooses keys, which is not modelled for this "
@@ -91,7 +97,7 @@ def _library_config(transformers: Any, config: Config) -> Any:
 
 
 def _class_name(transformers: Any, config: Config, library_config: Any) -> str:
-    """Return the class that the configuration names, or the family's language model."""
+    """Return the transformers class to build: the one ``architectures`` names, else the family's causal LM."""
     named = config.get("architectures")
     if isinstance(named, list) and named and isinstance(named[0], str):
         if not named[0].isidentifier() or not hasattr(transformers, named[0]):
@@ -106,7 +112,10 @@ def _class_name(transformers: Any, config: Config, library_config: Any) -> str:
 
 
 def _inputs(module: Any, config: Any, seq: int | None) -> Sequence[list[str]]:
-    """Return the sets of inputs that the module may accept, the likeliest first."""
+    """Return the sets of inputs to try on a transformers module, likeliest first.
+
+    Each is a list of ``name=SHAPE:dtype``.
+    """
     sets = [*_usual_inputs(module, config, seq), *_other_inputs(module, config, seq)]
     if not sets:
         main = getattr(module, "main_input_name", "input_ids")
@@ -115,7 +124,10 @@ def _inputs(module: Any, config: Any, seq: int | None) -> Sequence[list[str]]:
 
 
 def _usual_inputs(module: Any, config: Any, seq: int | None) -> Sequence[list[str]]:
-    """Return the sets that the module's main input leads to, the largest set first; none if it is not known."""
+    """Return the sets of inputs that belong to the module's main input (tokens, pixels, …), largest first.
+
+    The list is empty if the main input is not known.
+    """
     text, image = getattr(config, "text_config", None), getattr(config, "vision_config", None)
     length = seq or min(_number(text or config, "max_position_embeddings", "n_positions", default=512), LONGEST_SEQ)
     words = f"2x{length}:int64"
@@ -136,7 +148,7 @@ def _usual_inputs(module: Any, config: Any, seq: int | None) -> Sequence[list[st
 
 
 def _other_inputs(module: Any, config: Any, seq: int | None) -> Iterator[list[str]]:
-    """Yield sets of what ``forward`` names: pictures, films and sound in each layout, without and with words."""
+    """Yield sets of inputs by the arguments of ``forward``: images, video and audio, with and without tokens."""
     parameters = inspect.signature(module.forward).parameters
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     needed = {name for name, each in parameters.items() if each.default is each.empty and each.kind in kinds}
@@ -155,7 +167,10 @@ def _other_inputs(module: Any, config: Any, seq: int | None) -> Iterator[list[st
 
 
 def _number(config: Any, *names: str, default: int) -> int:
-    """Return the first of these attributes that is a whole number, or a list that begins with one."""
+    """Return the first named attribute of a configuration that is a positive integer, or a list that begins with one.
+
+    Returns ``default`` if there is none.
+    """
     for name in names:
         value = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
         value = value[0] if isinstance(value, list | tuple) and value else value

@@ -34,7 +34,10 @@ _WHAT_IT_TAKES = (
 
 @SOURCES.register("configuration")
 def _configuration(text: str) -> ModelSpec | None:
-    """Read a ``config.json`` of any name, or the folder that holds one."""
+    """Read the network of a ``config.json`` (of any file name) or of the folder that holds one.
+
+    Returns None for other texts.
+    """
     path = Path(text)
     if is_folder(path):
         if not is_file(path / "config.json"):
@@ -45,7 +48,10 @@ def _configuration(text: str) -> ModelSpec | None:
 
 @SOURCES.register("onnx")
 def _onnx(text: str) -> ModelSpec | None:
-    """Read an ONNX file; named dims other than the batch need sizes, as ``paleo import onnx --size`` takes."""
+    """Read the network of an ONNX file; None if ``text`` names none.
+
+    Named dims other than the batch need sizes; ``paleo import onnx --size`` takes them.
+    """
     if not text.lower().endswith(".onnx"):
         return None
     from paleo.importers.onnx import from_onnx
@@ -55,7 +61,7 @@ def _onnx(text: str) -> ModelSpec | None:
 
 @SOURCES.register("module")
 def _module(text: str) -> ModelSpec | None:
-    """Run and trace ``module:factory@SHAPE,SHAPE``."""
+    """Build and trace the torch module ``module:factory@SHAPE,SHAPE``; None if ``text`` has another form."""
     target, _, shapes = text.partition("@")
     if ":" not in target or exists(text):
         return None
@@ -73,7 +79,10 @@ def _module(text: str) -> ModelSpec | None:
 
 @SOURCES.register("hub id")
 def _hub_id(text: str) -> ModelSpec | None:
-    """Read the configuration of a hub id from the local cache, else take the catalog's network with this id."""
+    """Return the network of a Hugging Face id, from the configuration in the local cache, else from Paleo's catalog.
+
+    Returns None if ``text`` is no such id.
+    """
     if not _HUB_ID.match(text) or exists(text):
         return None
     cached, twin, problem = _cached_configuration(text), _catalog_model(text), ""
@@ -107,7 +116,10 @@ def _from_configuration(file: Path, text: str, name: str) -> ModelSpec:
 
 
 def _read_back(mapping: Mapping[str, Any], text: str, name: str, remarks: Sequence[str] = ()) -> ModelSpec:
-    """Return the network of a mapping as if it were written to a file and read; messages call it ``text``."""
+    """Return the network that the content of a model file describes, as if it were written to a file and read.
+
+    Error messages call the file ``text``.
+    """
     from paleo.importers.model import validated_yaml
 
     return model_from(
@@ -137,7 +149,7 @@ def _cached_configuration(hub_id: str) -> Path | None:
 
 
 def _catalog_model(hub_id: str) -> str | None:
-    """Return the catalog's network with this id or name, or with the name without endings that denote other weights."""
+    """Return the catalog's network with this hub id or name, if need be without endings such as ``-FP8``."""
     name = hub_id.rpartition("/")[2]
     for candidate in (hub_id, name, *_without_variants(hub_id), *_without_variants(name)):
         stem = candidate if candidate.lower() in entries("models") else resolve_spelling("models", candidate)
@@ -147,7 +159,7 @@ def _catalog_model(hub_id: str) -> str | None:
 
 
 def _without_variants(name: str) -> Iterator[str]:
-    """Yield the name with one ending after another removed.
+    """Yield the name without its last ending (such as ``-FP8``), then without the last two, and so on.
 
     >>> list(_without_variants("Qwen3-8B-Instruct-2507-FP8"))
     ['Qwen3-8B-Instruct-2507', 'Qwen3-8B-Instruct', 'Qwen3-8B']

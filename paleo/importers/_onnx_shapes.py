@@ -24,7 +24,12 @@ Numbers = list[float]
 def shape_arithmetic(
     op: str, inputs: Sequence[str], options: Mapping[str, Any], known: Mapping[str, Numbers], sizes: Mapping[str, Shape]
 ) -> Numbers | None:
-    """Compute the flat values of a node on shapes and other known numbers; None if it is no such arithmetic.
+    """Compute the numbers that an ONNX node outputs if it calculates with shapes or other known numbers.
+
+    Otherwise None.
+
+    Parameters: ``op`` is the operator, ``inputs`` the names of its inputs, ``options`` its attributes; ``known`` maps
+    names to flat lists of numbers, ``sizes`` names to shapes.
 
     >>> shape_arithmetic("Shape", ["x"], {}, {}, {"x": (2, 3)})
     [2, 3]
@@ -63,7 +68,10 @@ def shape_arithmetic(
 def _rearranged(
     op: str, first: Numbers, operands: Sequence[Numbers], options: Mapping[str, Any], shape: Shape
 ) -> Numbers | None:
-    """Return the values of a small tensor of that shape after a transpose or slice."""
+    """Return the numbers of a small tensor after a transpose or slice, in row-major order.
+
+    ``shape`` is that of the input.
+    """
     if math.prod(shape) != len(first):
         return None
     table = np.array(first, dtype=object).reshape(shape)
@@ -96,7 +104,9 @@ _BROADCAST = frozenset({"Add", "BiasGelu", "Div", "Mul", "Pow", "Sub", "Where", 
 def shape_of_output(
     op: str, shapes: Sequence[Shape | None], options: Mapping[str, Any], numbers: Sequence[Numbers | None]
 ) -> Shape | None:
-    """Return the output shape of a node for common operators; ``numbers`` holds the values of known inputs.
+    """Return the output shape of an ONNX node by Paleo's own rules; None for operators that have no rule.
+
+    ``shapes`` are those of its inputs, and ``numbers`` the values of inputs that are known constants.
 
     >>> shape_of_output("Pad", [(2, 3), (4,)], {}, [None, [0, 1, 0, 1]])
     (2, 5)

@@ -34,7 +34,10 @@ BOX_SELECTIONS = (
 
 
 def box_selection() -> str | None:
-    """Return the name of the running function that selects boxes, if there is one."""
+    """Return the name of the detector function on the Python call stack that selects boxes by score.
+
+    Returns None if there is none.
+    """
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_name
@@ -46,7 +49,7 @@ def box_selection() -> str | None:
 
 @contextlib.contextmanager
 def sampled_boxes(module: Any, notes: list[str]) -> Iterator[None]:
-    """Pass the first boxes of each image, as many as training samples, to the second stage and its masks."""
+    """Make a detector pass on the first boxes of each image inside ``with``, as many as it samples in training."""
     stage = next((part for part in module.modules() if type(part).__name__ == "RoIHeads"), None)
     network = next((part for part in module.modules() if type(part).__name__ == "RegionProposalNetwork"), None)
     sampler = getattr(stage, "fg_bg_sampler", None)
@@ -77,7 +80,7 @@ _PLACES = frozenset({"nonzero", "where", "argwhere"})
 
 
 class Guessing(Protocol):
-    """The parts of a tape that answers need: values of tensors, probe sizes, and notes for the user."""
+    """Part of a tracer by which values are guessed: traced values of tensors, probe sizes, and notes."""
 
     torch: Any
     probes: Mapping[str, int]
@@ -89,7 +92,7 @@ class Guessing(Protocol):
 
 
 def label_of(function: Any) -> str:
-    """Return the name of a torch function, or of the property that it reads."""
+    """Return the name of a torch function; for a property such as ``T``, the property's name."""
     name = getattr(function, "__name__", "") or str(function)
     if name == "__get__":
         return str(getattr(getattr(function, "__self__", None), "__name__", name))
@@ -97,10 +100,10 @@ def label_of(function: Any) -> str:
 
 
 def computed(tape: Guessing, function: Any, label: str, args: Any, kwargs: Any) -> Any:
-    """Return the result of a call, with guessed data where it depends on data.
+    """Run a torch call on tensors without data and return its result; where it depends on data, the result is guessed.
 
-    A mask without data selects everything, or the share of the tokens that an expert gets. A grouped product for which
-    torch has no kernel (fp32, sizes that are no multiple of 16 bytes) is computed as one product with the same FLOP.
+    A boolean mask selects everything, or the share of tokens that an expert gets. A grouped product for which torch has
+    no kernel (fp32, sizes that are no multiple of 16 bytes) is computed as one product with the same FLOP.
     """
     if label in ("__getitem__", "__setitem__") and (mask := _mask(tape, args[1])) is not None:
         rows = _selected(tape, mask)
@@ -116,7 +119,7 @@ def computed(tape: Guessing, function: Any, label: str, args: Any, kwargs: Any) 
 
 
 def _places(tape: Guessing, mask: Any, by_dim: bool) -> Any:
-    """Return the coordinates that a mask selects: as one tensor, or as one tensor for each dim.
+    """Return the indices where a mask is taken to be true: as one tensor (n, dims), or by dim as a tuple of tensors.
 
     A mask with one element for each expert says which experts have tokens: all of them.
     """
@@ -130,7 +133,7 @@ def _places(tape: Guessing, mask: Any, by_dim: bool) -> Any:
 
 
 def _selected(tape: Guessing, mask: Any) -> int:
-    """Return how many elements of a mask are taken to be true: an even share for tokens of an expert, else all.
+    """Return how many elements of a mask are taken to be true: an expert's even share of the tokens, otherwise all.
 
     SpecError is raised if the probe sizes do not divide evenly; the next attempt uses the stated sizes.
     """
@@ -144,7 +147,7 @@ def _selected(tape: Guessing, mask: Any) -> int:
 
 
 def _share(tape: Guessing, router: tuple[int, int], total: int) -> float:
-    """Return the number of tokens of one expert, of ``total`` tokens."""
+    """Return the number of tokens of one expert if ``total`` tokens spread evenly; ``router`` is (experts, choices)."""
     experts, choices = router
     tape.notes.append(f"tokens are taken to spread evenly over {experts} experts")
     rows = min(float(total), choices / experts)
@@ -155,7 +158,10 @@ def _share(tape: Guessing, router: tuple[int, int], total: int) -> float:
 
 
 def _router(tape: Guessing, mask: Any) -> tuple[int, int] | None:
-    """Return the number of experts and of choices behind a mask of tokens; None if the mask depends on no choice."""
+    """Return (number of experts, number of routing choices) behind a mask of tokens.
+
+    Returns None if no top-k choice made the mask.
+    """
     stack, seen = [tape.value(mask)], set[Value]()
     while stack:
         value = stack.pop()
@@ -175,7 +181,10 @@ def _router(tape: Guessing, mask: Any) -> tuple[int, int] | None:
 
 
 def _mask(tape: Guessing, index: Any) -> Any:
-    """Return the only mask without data among indices that are otherwise slices and positions; else None."""
+    """Return the boolean mask of an index expression if it has exactly one besides slices and positions.
+
+    Otherwise None.
+    """
     entries = index if isinstance(index, tuple) else (index,)
     masks = [entry for entry in entries if tape.is_tensor(entry)]
     plain_entries = [entry for entry in entries if not tape.is_tensor(entry)]
@@ -185,7 +194,10 @@ def _mask(tape: Guessing, index: Any) -> Any:
 
 
 def _all_selected(tensor: Any, index: Any, mask: Any, rows: int) -> Any:
-    """Return the first ``rows`` elements under a mask, with the dims of the mask joined to one."""
+    """Return a tensor with the shape of ``tensor[mask]`` if ``rows`` elements of the mask are true.
+
+    The dims of the mask are joined to one, of size ``rows``.
+    """
     entries = list(index) if isinstance(index, tuple) else [index]
     place = next(i for i, entry in enumerate(entries) if entry is mask)
     before, behind = entries[:place], entries[place + 1 :]
@@ -195,9 +207,10 @@ def _all_selected(tensor: Any, index: Any, mask: Any, rows: int) -> Any:
 
 
 def guessed(tape: Guessing, function: Any, args: Any) -> Any:
-    """Return what a module is told that asks for values without data; None where it does not ask.
+    """Return the answer to a module that asks for a tensor's values, which do not exist on the meta device.
 
-    So attention masks hide nothing (their rows are whole), there is no padding, and every expert has tokens.
+    Returns None if the call does not ask for values. Attention masks are taken to hide nothing, there is no padding,
+    and every expert has tokens.
     """
     label = label_of(function)
     if label == "tolist" and args[0].device.type == "meta" and args[0].dim() == 1:
@@ -251,7 +264,7 @@ _CREATORS = frozenset(
 
 
 class Tape:
-    """Records every torch call while the module runs."""
+    """Tracer of a torch module on the meta device: it records every torch call while the module runs."""
 
     def __init__(
         self, torch: Any, module: Any, probes: Mapping[str, int], *, all_meta: bool, half: bool = False
@@ -288,7 +301,7 @@ class Tape:
     # Values.
 
     def input(self, spec: InputSpec) -> Any:
-        """Return a tensor for an input."""
+        """Return a tensor without data for one network input, and record it as an input of the trace."""
         tensor = self._cast(self.torch.zeros(spec.shape, dtype=getattr(self.torch, spec.dtype), device="meta"))
         value = Value(spec.shape, "input", spec.name or f"input{len(self.inputs) + 1}", index=spec.index)
         value.root = value if spec.index else None
@@ -301,7 +314,7 @@ class Tape:
         self._alive.append(tensor)
 
     def value(self, tensor: Any) -> Value:
-        """Return the value of a tensor; a tensor that no call returned is a constant."""
+        """Return the traced value of a torch tensor; a tensor that no recorded call returned is a constant."""
         known = self._values.get(id(tensor))
         if known is None:
             index = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
@@ -316,7 +329,10 @@ class Tape:
     # The run.
 
     def run(self, tensors: Sequence[Any], names: Sequence[str | None]) -> list[Value]:
-        """Run the module and return its outputs; raise SpecError if it reads the data of its tensors."""
+        """Run the module on its inputs and return the traced outputs.
+
+        Raise SpecError if it reads the data of its tensors.
+        """
         torch = self.torch
         buffers = {name: self._cast(buffer.to("meta")) for name, buffer in self.module.named_buffers()}
         state = self._weights | buffers
@@ -348,8 +364,10 @@ class Tape:
         return tensor
 
     def _is_cut_at(self, error: Exception) -> bool:
-        """Return True if a detector failed where it selects boxes by their scores; the calls until then are the
-        network."""
+        """Return True if a detector failed where it selects boxes by score.
+
+        The calls until then count as the network.
+        """
         names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
         place = next((name for name in names if any(word in name for word in BOX_SELECTIONS)), None)
         if place is None or not any(call.flops for call in self.calls):
@@ -360,7 +378,7 @@ class Tape:
         return True
 
     def _unread_values(self) -> list[Value]:
-        """Return the values that no call has read."""
+        """Return the traced activations that no call has read, taken as outputs of a network that stopped early."""
         read = {value for call in self.calls for value in call.inputs if value is not None}
         ends = [v for call in self.calls for v in call.outputs if v not in read and not (v.static or v.index)]
         if not ends:
@@ -369,7 +387,7 @@ class Tape:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """Install hooks that tell which module a call belongs to, for a ``with`` block."""
+        """Install hooks, inside ``with``, that tell which module each recorded call belongs to."""
         handles = []
         for name, module in self.module.named_modules():
             if isinstance(module, self.torch.jit.ScriptModule):
@@ -406,7 +424,10 @@ class Tape:
     # Calls.
 
     def note(self, function: Any, args: Any, kwargs: Mapping[str, Any], result: Any, flops: float, mark: int) -> None:
-        """Record a call that returned tensors; it saves the tensors that autograd packed since ``mark``."""
+        """Record a torch call that returned tensors, with its FLOP and what autograd saves for it.
+
+        ``mark`` is the number of tensors that autograd had packed before the call.
+        """
         outputs = tensors_in(self.torch, result)
         if not outputs:
             return
@@ -437,7 +458,7 @@ class Tape:
                 self._rebind(tensor._base, value, label, path)
 
     def _rebind(self, base: Any, value: Value, label: str, path: str) -> None:
-        """Give the source of a view a new value, because the view was written to."""
+        """Record that a write into a view has changed the tensor ``base`` of which it is a view."""
         old = self._values[id(base)]
         whole = record("copy", f"{label} of a view", [old, value], [(old.shape, old.index)], path=path, flops=0.0)
         whole.saved = frozenset()
@@ -445,7 +466,7 @@ class Tape:
         self._bind(base, whole.out)
 
     def _keep(self, call: Call, arguments: Sequence[Any], outputs: Sequence[Any], mark: int) -> None:
-        """Record what autograd saves for the call: inputs and outputs by their storage, other tensors by size."""
+        """Record what autograd saves for a call: inputs and outputs by their storage, other tensors by size."""
         places: dict[int, list[Value]] = {}
         kept, more = set[Value](), 0
         complex_storages = {storage_key(tensor) for tensor in (*outputs, *arguments) if tensor.dtype.is_complex}
@@ -463,13 +484,16 @@ class Tape:
         call.saved, call.kept_elements = frozenset(kept), more / (FP32_BYTES // 2 if self.half else FP32_BYTES)
 
     def keep_function(self, call: Call, arguments: Sequence[Any], mark: int) -> None:
-        """Add the tensors that an autograd function saves to those of its last call."""
+        """Add the tensors that a ``torch.autograd.Function`` saves to those saved by its last recorded call."""
         before, elements = call.saved or frozenset(), call.kept_elements
         self._keep(call, arguments, (), mark)
         call.saved, call.kept_elements = before | (call.saved or frozenset()), elements + call.kept_elements
 
     def _training_dropout(self, path: str) -> float:
-        """Return the dropout rate of attention scores that a module has in training only."""
+        """Return the dropout rate of attention scores that a module has in training.
+
+        It is off while the module is traced.
+        """
         module = self._modules.get(path)
         for name in ("attention_dropout", "dropout", "attn_dropout", "dropout_p"):
             rate = getattr(module, name, None)
@@ -488,7 +512,7 @@ def _trainable(parameter: Any) -> bool:
 
 
 def storage_key(tensor: Any) -> int:
-    """Return the identity of a tensor's storage."""
+    """Return a number that is equal for tensors that share a storage."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -502,12 +526,12 @@ def _writes(label: str) -> bool:
 
 
 def grouped_flops(left: Any, right: Any, *args: Any, **kwargs: Any) -> float:
-    """Return the FLOP of grouped products: (rows, k) with (groups, k, n), or (m, rows) with (rows, n)."""
+    """Return the FLOP of a grouped matrix product: (rows, k) with (groups, k, n), or (m, rows) with (rows, n)."""
     return 2.0 * float(left.numel()) * float(right.shape[-1])
 
 
 def flop_formulas() -> dict[Any, Any]:
-    """Return torch's FLOP formulas by operator, with formulas that torch lacks."""
+    """Return a dict from torch operators to functions that count their FLOP, with some that torch's registry lacks."""
     import torch
     from torch.utils.flop_counter import flop_registry
 
@@ -516,7 +540,7 @@ def flop_formulas() -> dict[Any, Any]:
 
 
 def _flop_counter() -> Any:
-    """Return a dispatch mode that adds up FLOP."""
+    """Return a torch dispatch mode that adds up the FLOP of the operators that run inside it."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     formulas = flop_formulas()
@@ -539,7 +563,7 @@ def _flop_counter() -> Any:
 
 
 def _formula_flops(function: Any, args: Any, kwargs: Any, result: Any) -> float:
-    """Return the FLOP of an operator in compiled code, which the counter adds after the call."""
+    """Return the FLOP of one operator call inside compiled code."""
     formula = flop_formulas().get(getattr(function, "_overloadpacket", None))
     return float(formula(*args, **kwargs, out_val=result)) if formula is not None else 0.0
 
@@ -573,7 +597,7 @@ def _recorder(tape: Tape) -> Any:
 
 @contextlib.contextmanager
 def _without_checkpoints(tape: Tape) -> Iterator[None]:
-    """Record activation checkpoints and run their functions once, like all other code."""
+    """Run functions under activation checkpointing only once, inside ``with``, and record their modules on the tape."""
     from torch.utils import checkpoint
 
     def noted(*args: Any, **kwargs: Any) -> Iterator[None]:

@@ -12,10 +12,11 @@ Shape = tuple[int, ...]
 
 @dataclass(eq=False)
 class Value:
-    """A tensor of the network.
+    """Tensor in a trace of a network.
 
-    A ``static`` value depends on no input: parameters, constants and what is computed from them alone. ``index`` marks
-    whole numbers and truth values. ``sources`` names the parameters from which a static value is computed.
+    A ``static`` value depends on no network input: parameters, constants and what is computed from them alone.
+    ``index`` marks tensors of integers or booleans. ``sources`` names the parameters from which a static value is
+    computed.
     """
 
     shape: Shape
@@ -36,12 +37,13 @@ class Value:
 
 @dataclass(eq=False)
 class Call:
-    """One operation of the source.
+    """One operator call in a trace.
 
-    ``kind`` is its name in Paleo ("linear", "view", …; "unknown" if there is none), ``label`` its name in the source,
-    and ``path`` the module. ``flops`` are those of contractions that the source's own counter found inside, or None
-    without a counter. ``kept`` are the values that the source saves for the backward pass, or None if it does not say.
-    ``kept_elements`` are further saved elements.
+    ``kind`` is Paleo's name for the operation ("linear", "view", …; "unknown" if there is none), ``label`` the name in
+    the source library, and ``path`` the module that made the call. ``flops`` are those of matrix products inside the
+    call [FLOP], as the source's own counter found them, or None without a counter. ``saved`` are the tensors that
+    autograd saves for the backward pass, or None if the source does not say. ``kept_elements`` is the number of further
+    saved elements.
     """
 
     kind: str
@@ -67,7 +69,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Scope:
-    """One call of a module: its inputs, its outputs and the names of its own parameters."""
+    """One call of a module (such as nn.LayerNorm): its path, type, input, output and own parameters' names."""
 
     path: str
     type: str
@@ -78,12 +80,12 @@ class Scope:
 
 @dataclass
 class Trace:
-    """A network as it ran once.
+    """Record of one run of a network: its inputs, outputs and operator calls in order.
 
-    ``probes`` are sizes that identify a dim: with a batch of 101, a size of 101 is "batch". ``frozen`` are the
-    parameters that are not trained. ``notes`` tell people what the counts leave out. With a ``fixed_batch`` the first
-    dim of every value that depends on an input is taken for the batch. ``checkpointed`` are the modules whose
-    activations the source recomputes.
+    ``parameters`` maps each parameter's name to its number of elements. ``probes`` are unusual sizes by which a dim is
+    recognised: with a batch of 101, a size of 101 is "batch". ``frozen`` names the parameters that are not trained.
+    ``notes`` tell the user what the counts leave out. With a ``fixed_batch`` the first dim of every value that depends
+    on an input is taken for the batch. ``checkpointed`` names the modules whose activations the source recomputes.
     """
 
     inputs: list[Value]
@@ -98,7 +100,7 @@ class Trace:
     checkpointed: tuple[str, ...] = ()
 
     def consumers(self) -> dict[Value, list[Call]]:
-        """Return the calls that read each value, in order."""
+        """Return a dict from each tensor to the calls that read it, in order of execution."""
         readers: dict[Value, list[Call]] = {}
         for call in self.calls:
             for value in dict.fromkeys(v for v in call.inputs if v is not None):
@@ -106,7 +108,7 @@ class Trace:
         return readers
 
     def without_dead_calls(self) -> None:
-        """Remove the calls on which no output depends."""
+        """Remove from the trace, in place, the calls on which no output depends."""
         needed = set(self.outputs)
         kept = []
         for call in reversed(self.calls):
@@ -116,7 +118,10 @@ class Trace:
         self.calls = kept[::-1]
 
     def without_lost_gradients(self) -> None:
-        """Mark calls as untrained if only whole numbers lead from them to the outputs (a rounded code, an index)."""
+        """Mark calls as untrained, in place, if no gradient reaches them from the outputs.
+
+        A gradient passes neither integer tensors (a rounded code, an index) nor calls that stop it.
+        """
         reached = {value for value in self.outputs if not value.index}
         if not reached:
             return
@@ -130,11 +135,11 @@ class Trace:
 def record(
     kind: str, label: str, inputs: Iterable[Value | None], shapes: Sequence[tuple[Shape, bool]], **more: Any
 ) -> Call:
-    """Make a call with the shapes and dependencies of its outputs; ``shapes`` also say whether they are whole numbers.
+    """Return a new traced call whose outputs have the given shapes; ``shapes`` lists (shape, True for integers).
 
     A value that is computed from constants alone is static, unless matrix products with parameters compute it, because
-    those take time in every step. So is a tensor without elements. A value that is computed from whole numbers alone (a
-    mask) counts as whole numbers.
+    those take time in every step. So is a tensor without elements. A value that is computed from integers alone (a
+    mask) counts as integers.
     """
     inputs = list(inputs)
     values = [value for value in inputs if value is not None]
@@ -156,7 +161,10 @@ _LINEAR_FUNCTIONS = frozenset({"add", "sub", "rsub", "neg", "masked_fill", "wher
 
 
 def keeps_of(call: Call) -> str | list[int] | None:
-    """Return the inputs and outputs that a call saves for the backward pass, as recorded or as usual for its kind."""
+    """Return what a call saves for the backward pass, as recorded or else as usual for its kind.
+
+    Returns "inputs", "output", "all", a list of positions of the saved inputs, or None if nothing is saved.
+    """
     if call.saved is None:
         plain = call.label.strip("_").lower()
         return None if plain in _LINEAR_FUNCTIONS or call.kind == "copy" else "inputs"
@@ -170,24 +178,26 @@ def keeps_of(call: Call) -> str | list[int] | None:
 
 
 def moving_values(call: Call) -> list[Value]:
-    """Return the inputs of a call that depend on an input of the network, each once."""
+    """Return the input tensors of a call that depend on a network input, each once."""
     values = dict.fromkeys(value for value in call.inputs if value is not None)
     return [value for value in values if not value.static and (not value.index or value.origin == "input")]
 
 
 def learns(call: Call, place: int) -> bool:
-    """Return True if the input at a position is a trained tensor."""
+    """Return True if the call's input at index ``place`` is made of parameters."""
     value = call.inputs[place] if len(call.inputs) > place else None
     return value is not None and bool(value.sources)
 
 
 def dropout_rate(rate: object) -> float:
-    """Return a rate between zero and one, or zero for anything else."""
+    """Return a dropout rate as a float if it lies between zero and one; zero for anything else."""
     return float(rate) if isinstance(rate, int | float) and 0 < rate < 1 else 0.0
 
 
 def probe_sizes(taken: Iterable[int], count: int, *, least: int, most: int | None = None) -> list[int]:
-    """Return prime sizes that divide nothing in ``taken``, so that multiples of them in a trace show their origin.
+    """Return ``count`` primes, from ``least`` to ``most``, that divide none of the sizes in ``taken``.
+
+    A tracer uses them as batch and sequence: a multiple of one in a trace shows which dim it comes from.
 
     >>> probe_sizes([101, 4], 2, least=100)
     [103, 107]

@@ -37,11 +37,11 @@ INDEXED = frozenset({"deepseek_v32", "glm_moe_dsa", "deepseek_v4", "deepseek_ref
 
 
 class UnreadHeadError(Exception):
-    """Error for an architecture with a head that the reader of its family does not know."""
+    """Error for an architecture whose head (the part after the last layer) the family's reader does not know."""
 
 
 class Config(Mapping[str, Any]):
-    """Keys of a configuration; errors name the file and the key."""
+    """Configuration of transformers as a mapping; its methods check values, and errors name the file and the key."""
 
     def __init__(self, data: Mapping[str, Any], path: str) -> None:
         self._data, self.path = data, path
@@ -83,7 +83,7 @@ class Config(Mapping[str, Any]):
         return value
 
     def share(self, *keys: str, default: float = 0.0) -> float:
-        """Return a fraction, such as a dropout rate, from 0 to below 1.
+        """Return the fraction, from 0 to below 1, under the first of some keys that is present.
 
         Parameters
         ----------
@@ -108,12 +108,12 @@ class Config(Mapping[str, Any]):
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """Return a value that is true or false.
+        """Return the true-or-false value under a key.
 
         Parameters
         ----------
         key : str
-            The key.
+            Key of the configuration.
         default : bool, optional
             Value if the key is missing.
 
@@ -133,7 +133,7 @@ class Config(Mapping[str, Any]):
         return default if value is None else value
 
     def activation(self, *keys: str, default: str, gated: bool = False) -> str:
-        """Return the element-wise function of the feed-forward block.
+        """Return the name of the feed-forward block's activation, as Paleo's layers call it.
 
         Parameters
         ----------
@@ -168,7 +168,7 @@ class Config(Mapping[str, Any]):
         Parameters
         ----------
         key : str
-            The key.
+            Key of the configuration.
 
         Returns
         -------
@@ -193,7 +193,7 @@ class Config(Mapping[str, Any]):
         Parameters
         ----------
         key : str
-            The key.
+            Key of the configuration.
 
         Returns
         -------
@@ -211,7 +211,7 @@ class Config(Mapping[str, Any]):
         return value or []
 
     def marked(self, key: str, words: str, word: str, layers: int) -> list[bool]:
-        """Return for each layer whether it is of a kind, such as MoE; all True if neither key is present.
+        """Return for each layer True if it is of one kind, such as MoE; all True if neither key is present.
 
         Parameters
         ----------
@@ -242,7 +242,7 @@ class Config(Mapping[str, Any]):
 
     @property
     def remote_code(self) -> str:
-        """Files and classes of the model's own code that the configuration names; they never run."""
+        """Files and classes of the model's own code that ``auto_map`` names, joined as text; Paleo never runs them."""
         named = self.get("auto_map")
         entries = named.values() if isinstance(named, Mapping) else []
         words = {str(word) for entry in entries for word in (entry if isinstance(entry, list) else [entry]) if word}
@@ -254,7 +254,7 @@ class Config(Mapping[str, Any]):
         Parameters
         ----------
         key : str
-            The key.
+            Key of the configuration.
         layers : int
             Number of layers.
 
@@ -308,19 +308,19 @@ def read_config(path: str | Path) -> Config:
 
 
 def _float(pairs: dict[str, Any]) -> Any:
-    """Read numbers that JSON lacks, as transformers 5 writes them: ``{"__float__": "Infinity"}``."""
+    """Return the float that transformers 5 writes as ``{"__float__": "Infinity"}``; other objects as they are."""
     if pairs.keys() == {"__float__"} and pairs["__float__"] in ("Infinity", "-Infinity", "NaN"):
         return float(pairs["__float__"])
     return pairs
 
 
 def chosen_keys(config: Config) -> tuple[str, int] | None:
-    """Return how many attention keys an indexer chooses for each query.
+    """Return how many attention keys an indexer selects for each query, and the key that states it.
 
     Parameters
     ----------
     config : Config
-        The configuration.
+        Configuration of transformers (``config.json``).
 
     Returns
     -------
@@ -345,12 +345,12 @@ def chosen_keys(config: Config) -> tuple[str, int] | None:
 
 
 def class_count(config: Config) -> int:
-    """Return the number of classes of a classifier.
+    """Return the number of classes of a classifier, from ``id2label`` or ``num_labels``.
 
     Parameters
     ----------
     config : Config
-        The configuration.
+        Configuration of transformers (``config.json``).
 
     Returns
     -------
@@ -367,7 +367,7 @@ def architecture(config: Config, prefixes: Sequence[str], default: str) -> str:
     Parameters
     ----------
     config : Config
-        The configuration.
+        Configuration of transformers (``config.json``).
     prefixes : sequence of str
         Names of the family, which are removed.
     default : str

@@ -39,7 +39,10 @@ MOST_TRIALS, MOST_STARTS, LONGEST_BODY = 4000, 16, 3000
 
 @dataclass(eq=False)
 class Loop:
-    """``times`` iterations of ``body``: ``carry`` is the input of the first, ``last`` the output of the last one."""
+    """Repeated block of layers: ``times`` iterations of ``body``.
+
+    ``carry`` is the input of the first iteration, ``last`` the output of the last one.
+    """
 
     times: int
     body: list[Item]
@@ -53,7 +56,10 @@ Ref = LayerEntry | str | None
 
 
 def fold(entries: Sequence[LayerEntry]) -> list[Item]:
-    """Fold every repeated part of the entries, starting with the largest saving."""
+    """Fold repeated parts of a list of layers into loops, starting with the loop that saves most lines.
+
+    Returns the layers and loops in order.
+    """
     consumers: dict[LayerEntry, list[LayerEntry]] = {}
     for entry in entries:
         for ref in _refs(entry):
@@ -91,8 +97,10 @@ def _folded(entries: list[LayerEntry], marks: Marks, consumers: dict[LayerEntry,
 def _best(
     entries: list[LayerEntry], marks: Marks, consumers: dict[LayerEntry, list[LayerEntry]]
 ) -> tuple[int, int, int, LayerEntry | str] | None:
-    """Return the repetition that saves most entries: start, length, number of iterations, and input of the first
-    iteration."""
+    """Return the repetition that saves most entries; None if there is none.
+
+    Returns (index of its first entry, entries per iteration, number of iterations, input of the first iteration).
+    """
     # Return for each boundary the last entry that reads across it, except from the entry just before it.
     places = {entry: place for place, entry in enumerate(entries)}
     over = np.full(len(entries) + 1, -1, dtype=np.int64)
@@ -109,7 +117,7 @@ def _best(
 
 
 def _candidates(marks: Marks, over: Marks) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, length, times) where the chain repeats and an iteration passes on only its last output."""
+    """Yield (start, length, times) of repeated stretches of entries whose iterations pass on only their last output."""
     count = len(marks)
     for length in range(1, min(count // 2, LONGEST_BODY) + 1):
         same = np.concatenate(([False], marks[:-length] == marks[length:], [False]))
@@ -125,8 +133,10 @@ def _candidates(marks: Marks, over: Marks) -> Iterator[tuple[int, int, int]]:
 def _carried(
     entries: list[LayerEntry], start: int, length: int, times: int, consumers: dict[LayerEntry, list[LayerEntry]]
 ) -> LayerEntry | str | None:
-    """Return the tensor that each iteration takes from the one before and the first one from outside; None if not a
-    loop."""
+    """Return the tensor that enters the first iteration from outside and each later one from the iteration before.
+
+    Returns None if the entries form no loop.
+    """
     places = {entry: place for place, entry in enumerate(entries[start : start + length * times])}
     carry: LayerEntry | str | None = None
     for place in range(length):
@@ -155,7 +165,10 @@ def _has_same_shape(carry: LayerEntry | str, last: LayerEntry) -> bool:
 
 
 def _relation(refs: tuple[Ref, ...], place: int, length: int, places: dict[LayerEntry, int]) -> str | None:
-    """Say where an input comes from in every iteration: inside, outside, or the iteration before."""
+    """Return where an input comes from in every iteration: "inside" it, "outside" the loop, or "carried" from the last.
+
+    Returns None if the iterations differ.
+    """
     inside = [places.get(ref) if isinstance(ref, LayerEntry) else None for ref in refs]
     if all(position is None for position in inside):
         return "outside" if all(ref is refs[0] or ref == refs[0] for ref in refs) else None
@@ -176,7 +189,7 @@ def _is_self_contained(
     places: dict[LayerEntry, int],
     consumers: dict[LayerEntry, list[LayerEntry]],
 ) -> bool:
-    """Return True if only the last output of an iteration is read outside it."""
+    """Return True if only the last output of each iteration of a candidate loop is read outside that iteration."""
     for entry, position in places.items():
         iteration, place = divmod(position, length)
         for reader in consumers.get(entry, ()):
@@ -197,7 +210,7 @@ _WITHOUT_FLOPS = frozenset({"cat", "view", "slice"})
 
 
 def trace_entries(trace: Trace) -> ImportedNetwork:
-    """Translate the calls of a trace to layer entries of a model file, in order."""
+    """Convert the operator calls of a trace to the layers of a network, in order."""
     builder = Builder(trace)
     for call in trace.calls:
         try:
@@ -245,7 +258,7 @@ def _translate(builder: Builder, call: Call) -> None:
 
 
 def _check_parameters(builder: Builder, call: Call, entries: Sequence[LayerEntry], before: set[str]) -> None:
-    """Check that the entries of a call hold as many new parameters as the call is the first to read."""
+    """Check that the layers made from a call hold as many new parameters as the call is the first to read."""
     names = frozenset[str]().union(*(v.sources for v in call.inputs if v is not None))
     new = sum(builder.trace.parameters[name] for name in names if name not in before)
     stated = sum(entry.own_parameters for entry in entries)
@@ -263,7 +276,7 @@ def _check_parameters(builder: Builder, call: Call, entries: Sequence[LayerEntry
 
 
 def _place_opaque(builder: Builder, call: Call) -> None:
-    """Add a call that no layer describes as an opaque layer with its bytes, FLOP and parameters."""
+    """Append an ``opaque`` layer for a call that no layer describes, with its bytes, FLOP and parameters."""
     sources = builder.sources(call) or [builder.first]
     largest = max(sources, key=lambda source: source.tensor.elements).tensor
     values = [value for value in call.outputs if not (value.static or value.index) and value.elements]
@@ -302,7 +315,7 @@ def model_of(trace: Trace, *, title: str, source: str, sizes: Mapping[str, int],
     Returns
     -------
     dict of str to Any
-        The mapping.
+        Content of a model file, as YAML reads it.
     """
     network = trace_entries(recognise(trace))
     writer = _Writer(network)
@@ -348,7 +361,7 @@ def _notes(network: ImportedNetwork) -> str:
 
 
 class _Writer:
-    """Names the entries that others refer to, and writes items as lines of a model file."""
+    """Converts an imported network to lines of a model file; only layers that other lines refer to get names."""
 
     def __init__(self, network: ImportedNetwork) -> None:
         self.network = network
@@ -364,12 +377,15 @@ class _Writer:
         return {"dims": dims} | ({"role": "index"} if tensor.role == "index" else {})
 
     def dims(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the sizes of dims as expressions."""
+        """Return the size of each dim as a number or an expression such as ``=batch``."""
         fixed = self.network.fixed_batch is not None
         return {d: _times(int(n), ["batch"]) if fixed and d == "batch" else self.size(n) for d, n in sizes.items()}
 
     def size(self, number: Any) -> Any:
-        """Return a size as a multiple of the dims that the probe sizes identify."""
+        """Return a size as an expression such as ``=2 * seq`` if it is a multiple of a probe size.
+
+        Other sizes are returned as they are.
+        """
         if not isinstance(number, int) or isinstance(number, bool):
             return number
         names = []
@@ -387,7 +403,7 @@ class _Writer:
         }
 
     def network_lines(self, items: Sequence[Item], loss: str | None) -> list[Any]:
-        """Return all lines of the network."""
+        """Return the list of layer lines of the model file, with the loss at its end if there is one."""
         first = next(iter(self.network.inputs))
         final = items[-1].last if items and isinstance(items[-1], Loop) else items[-1] if items else first
         self._walk(items, first)
@@ -399,8 +415,10 @@ class _Writer:
         return lines
 
     def body(self, items: Sequence[Item], current: LayerEntry | str) -> list[Any]:
-        """Return the lines of a sequence whose input is ``current``; a loop counts as the last entry of its last
-        iteration."""
+        """Return the model-file lines of a sequence of layers and loops whose input is ``current``.
+
+        References to a loop's output mean the last entry of its last iteration.
+        """
         lines: list[Any] = []
         for item in items:
             lines.append(self._loop(item, current) if isinstance(item, Loop) else self._entry(item, current))
@@ -408,7 +426,7 @@ class _Writer:
         return lines
 
     def _walk(self, items: Sequence[Item], current: LayerEntry | str) -> None:
-        """Name the entries to which something other than the next line refers."""
+        """Give a name to each layer that something other than the next line refers to."""
         for item in items:
             if isinstance(item, Loop):
                 if item.carry is not current:
@@ -492,7 +510,7 @@ def _mentions(lines: Sequence[Any], name: str) -> bool:
 
 
 def _word(entry: LayerEntry) -> str:
-    """Return a name from the last words of the module's path."""
+    """Return a readable name for a layer: the last two words of its module's path, or its kind."""
     parts = [part for part in re.split(r"[^A-Za-z0-9_]+", entry.path) if part]
     words = [part for part in parts if not part.isdigit()]
     word = "_".join(words[-2:]) or entry.kind
@@ -509,12 +527,12 @@ _PROSE = frozenset({"notes"})
 
 
 def to_yaml(model: Mapping[str, Any]) -> str:
-    """Write a model file; reading it gives the mapping back.
+    """Return the YAML text of a model file; reading it gives the same content back.
 
     Parameters
     ----------
     model : dict of str to Any
-        The mapping.
+        Content of a model file, as YAML reads it.
 
     Returns
     -------
@@ -549,7 +567,7 @@ def validated_yaml(model: Mapping[str, Any]) -> str:
     Parameters
     ----------
     model : dict of str to Any
-        The mapping.
+        Content of a model file, as YAML reads it.
 
     Returns
     -------
@@ -572,7 +590,7 @@ def _trimmed(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _keyed(key: str, value: Any, indent: int, *, tall: bool = False) -> list[str]:
-    """Return ``key: value`` on one line if it fits, otherwise with the value on the lines below."""
+    """Return the YAML lines of ``key: value``: one line if it fits, otherwise the value on the lines below."""
     pad = " " * indent
     if not isinstance(value, Mapping | list) or not value or not tall:
         line = f"{pad}{key}: {_flow(value)}"
@@ -588,7 +606,7 @@ def _below(value: Mapping[str, Any] | Sequence[Any], indent: int) -> list[str]:
 
 
 def _item(value: Any, indent: int) -> list[str]:
-    """Return the lines of a list entry, after its dash."""
+    """Return the YAML lines of one list entry, the first with a dash."""
     pad = " " * indent
     line = f"{pad}- {_flow(value)}" if not _single(value) else f"{pad}- {_flow(value)[1:-1]}"
     loop = isinstance(value, Mapping) and "layers" in value

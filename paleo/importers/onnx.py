@@ -23,7 +23,7 @@ from paleo.specs import loading
 
 
 def take_branches(onnx: Any, graph: Any, truth: Callable[[Any], bool | None]) -> list[Any]:
-    """Put the nodes of one branch in the place of every `If` whose condition is told.
+    """Replace every ONNX `If` node whose condition is known by the nodes of the branch taken, in place.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def graphs_of(node: Any) -> Iterator[Any]:
     Parameters
     ----------
     node : Any
-        The node.
+        Node of the ONNX graph.
 
     Yields
     ------
@@ -85,18 +85,18 @@ def graphs_of(node: Any) -> Iterator[Any]:
 
 
 def _size(graph: Any) -> int:
-    """Nodes of a graph and of all graphs within."""
+    """Count the nodes of a graph and of all graphs inside its nodes."""
     return sum(1 + sum(_size(inner) for inner in graphs_of(node)) for node in graph.node)
 
 
 def _made_in(graph: Any) -> set[str]:
-    """Names that a graph gives: those of its nodes' outputs and of its constants."""
+    """Return the names of the tensors that a graph defines: outputs of its nodes, and constants."""
     outputs = {name for node in graph.node for name in node.output if name}
     return outputs | {tensor.name for tensor in graph.initializer}
 
 
 def _rename(graph: Any, names: Mapping[str, str]) -> None:
-    """Give other names to tensors wherever a graph, or one within, states them."""
+    """Rename tensors, in place, throughout a graph and the graphs inside it; ``names`` maps old names to new ones."""
     for tensor in (*graph.initializer, *graph.output):
         tensor.name = names.get(tensor.name, tensor.name)
     for node in graph.node:
@@ -136,7 +136,7 @@ def onnx_module() -> Any:
 def from_onnx(
     path: str | Path, *, sizes: Mapping[str, int] | None = None, title: str = "", loss: str = "auto"
 ) -> dict[str, Any]:
-    """Make the mapping of a model file from an ONNX file.
+    """Convert an ONNX file to the content of a model file.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ def from_onnx(
     Returns
     -------
     dict of str to Any
-        The mapping.
+        Content of a model file, as YAML reads it.
 
     Raises
     ------
@@ -173,7 +173,7 @@ def from_onnx(
 
 
 def trace_file(path: str | Path, sizes: Mapping[str, int]) -> tuple[Trace, dict[str, int]]:
-    """Trace an ONNX file at a probe size of the batch.
+    """Read an ONNX file as a trace, with a probe size for the batch.
 
     Parameters
     ----------
@@ -225,7 +225,7 @@ def _loaded(onnx: Any, path: Path) -> Any:
 
 
 def _bounded_functions(model: Any, path: str) -> None:
-    """Refuse functions whose bodies, expanded at each call, would have too many nodes."""
+    """Raise SpecError if the file's functions, expanded at each call, would have too many nodes."""
     bodies = {(function.domain, function.name): function.node for function in model.functions}
     sizes: dict[tuple[str, str], int] = {}
 
@@ -249,7 +249,7 @@ def _short(error: Exception) -> str:
 
 
 def _bounded(graph: Any, path: str, depth: int = 0) -> None:
-    """Refuse graphs that are too large or nested too deeply."""
+    """Raise SpecError if a graph has too many nodes or is nested too deeply."""
     if depth > MOST_DEPTH:
         raise SpecError(f"{path}: subgraphs nested deeper than {MOST_DEPTH} levels")
     if len(graph.node) > MOST_NODES:
@@ -263,7 +263,7 @@ def _bounded(graph: Any, path: str, depth: int = 0) -> None:
 
 
 def _without_weights(graph: Any) -> None:
-    """Drop the data of all large tensors and keep their sizes."""
+    """Remove the data of all large constant tensors of a graph, in place; their sizes remain."""
     for node in graph.node:
         for inner in graphs_of(node):
             _without_weights(inner)
@@ -284,7 +284,7 @@ def _without_weights(graph: Any) -> None:
 
 
 class _Reader:
-    """Reads a file once: inputs at given sizes, inferred shapes, nodes as calls."""
+    """Reader of one ONNX file at given input sizes: it infers shapes and converts nodes to the calls of a trace."""
 
     def __init__(self, onnx: Any, model: Any, path: str, sizes: Mapping[str, int], *, probing: bool) -> None:
         self.onnx, self.path, self.sizes, self.probing = onnx, path, sizes, probing
@@ -339,7 +339,10 @@ class _Reader:
         return Value(shape, "parameter" if learned else "constant", name, index, static=True, sources=sources)
 
     def _remember(self, name: str, tensor: Any, *, constant: bool = False) -> None:
-        """Keep the values of small tensors: whole numbers, and those of constant nodes (the scales of a resize)."""
+        """Keep the numbers of a small constant tensor (integers.
+
+        For constant nodes also floats, such as resize scales).
+        """
         kinds = (*WHOLE, *SINGLE) if constant else WHOLE
         if tensor.data_type in kinds and math.prod(tensor.dims) <= SMALL:
             try:
@@ -377,8 +380,11 @@ class _Reader:
         return values
 
     def _size(self, name: str, dim: Any, place: int) -> int:
-        """The size of a dim of an input: the first is the batch, others are as stated or asked for, by the name that
-        the file gives them or by input and place."""
+        """Return the size of one dim of an input.
+
+        The first dim is the batch. Others have the size in the file, or that asked for, by the dim's name or by input
+        and position.
+        """
         stated = dim.dim_value if dim.HasField("dim_value") else None
         if self.probing and (dim.dim_param == self.batch if self.batch else place == 0):
             return self.probe
@@ -397,7 +403,7 @@ class _Reader:
         return int(stated)
 
     def _shapes(self) -> dict[str, tuple[Shape, bool]]:
-        """Return the sizes of all tensors that ONNX can infer."""
+        """Return (shape, True for integers) of each tensor whose shape ONNX can infer, by name."""
         del self.graph.value_info[:]
         for output in self.graph.output:
             output.type.tensor_type.ClearField("shape")
@@ -417,9 +423,10 @@ class _Reader:
         return shapes
 
     def _free_batch(self, shapes: Mapping[str, tuple[Shape, bool]]) -> bool:
-        """Lets reshapes to a batch of one, as files of a fixed batch have them, follow the probe; whether one did.
+        """Change reshapes to a batch of one, which files of a fixed batch contain, to the probe's batch.
 
-        What is computed from such a reshape has the batch of one until its shape is inferred anew.
+        Returns True if one changed. What is computed from such a reshape has the batch of one until its shape is
+        inferred anew.
         """
         following: set[str] = set()
         for place, node in enumerate(self.graph.node):
@@ -439,12 +446,12 @@ class _Reader:
         return bool(following)
 
     def _condition(self, node: Any) -> bool | None:
-        """Return the truth of a condition as far as shapes tell it."""
+        """Return the truth value of an If node's condition if shapes determine it, otherwise None."""
         numbers = self.constants.get(node.input[0]) if node.input else None
         return None if numbers is None or len(numbers) != 1 else bool(numbers[0])
 
     def _take_branches(self, truth: Callable[[Any], bool | None]) -> bool:
-        """Reads one branch of each condition that is told; whether there was any."""
+        """Replace each If node whose condition is known by the nodes of one branch; return True if there was any."""
         taken = take_branches(self.onnx, self.graph, truth)
         self._initializers([tensor for branch in taken for tensor in branch.initializer])
         if taken:
@@ -452,7 +459,7 @@ class _Reader:
         return bool(taken)
 
     def _add_shapes(self, shapes: dict[str, tuple[Shape, bool]]) -> bool:
-        """Add output shapes by Paleo's own rules so that ONNX can continue; return True if there were any."""
+        """Add output shapes by Paleo's own rules where ONNX's inference stops; return True if any was added."""
         sizes = {name: shape for name, (shape, _) in shapes.items()}
         sizes |= {name: value.shape for name, value in self.values.items() if value is not None}
         added = False
@@ -487,7 +494,10 @@ class _Reader:
         return shapes
 
     def _fold_shapes(self, shapes: Mapping[str, tuple[Shape, bool]]) -> bool:
-        """Compute arithmetic on shapes and store the results as initializers; return True if there were new ones."""
+        """Compute nodes that calculate with shapes, and store their results as constants.
+
+        Return True if there were new ones.
+        """
         folded = False
         ranks = {name: len(shape) for name, (shape, _) in shapes.items()}
         sizes = {name: shape for name, (shape, _) in shapes.items()}
@@ -550,8 +560,7 @@ class _Reader:
         return call
 
     def _fewest_inputs(self, node: Any) -> int:
-        """Return the fewest inputs of an operator by the schema of its opset, else by the newest one; 0 without a
-        schema."""
+        """Return the least number of inputs that an operator needs, by the schema of its opset; 0 without a schema."""
         versions = {opset.domain: opset.version for opset in self.model.opset_import}
         version = min(versions.get(node.domain, 0), NEWEST_OPSET)
         for schema in ((node.op_type, version, node.domain), (node.op_type,)):
@@ -562,7 +571,7 @@ class _Reader:
         return 0
 
     def _static(self, node: Any, shapes: Mapping[str, tuple[Shape, bool]]) -> None:
-        """Record arithmetic on shapes, which takes no time."""
+        """Record a node that calculates with shapes as constants, since it takes no time in a step."""
         for name in node.output:
             shape, index = shapes.get(name, ((1,), True))
             self.values[name] = Value(shape, "constant", name, index, static=True)
@@ -582,7 +591,10 @@ class _Reader:
             self.values[name] = Value((1,), "constant", name, index=False, static=True)
 
     def _unmerged(self, value: Value | None, node: Any) -> Value | None:
-        """Count a vector separately for each node that reads it, as exporters merge equal ones (biases of zeros)."""
+        """Return a bias vector as a separate parameter for each node that reads it.
+
+        Exporters merge equal vectors, such as biases of zeros, that were separate in the network.
+        """
         if value is None or value.origin != "parameter" or len(value.shape) != 1:
             return value
         used = self._readers.setdefault(value.name, node)
@@ -593,7 +605,7 @@ class _Reader:
         return copy
 
     def _learned(self, name: str, place: int, node: Any) -> Value | None:
-        """An input of a node; a constant in the place of a weight is one (written by a node, or dequantized)."""
+        """Return the traced value of a node's input; a constant at a position for weights counts as a parameter."""
         value = self._value(name, node)
         if value is None or place not in WEIGHTS.get(node.op_type, ()) or value.elements == 1:
             return value
@@ -620,7 +632,7 @@ class _Reader:
 
 
 def _keeps_one(source: Shape, target: Sequence[float]) -> bool:
-    """Return True if a target has a batch of one before as many numbers as each sample of the source has."""
+    """Return True if a Reshape to ``target`` has a batch of 1 before the elements of one sample of ``source``."""
     if len(target) < 2 or target[0] != 1 or 0 in target:
         return False
     stated, elements = abs(math.prod(target)), math.prod(source[1:])
@@ -628,7 +640,10 @@ def _keeps_one(source: Shape, target: Sequence[float]) -> bool:
 
 
 def _flops(call: Call) -> float | None:
-    """Return the FLOP of products that follow from sizes; recurrent and other layers count their own."""
+    """Return the FLOP of a matrix product or convolution by its sizes; None for calls whose layers count their own.
+
+    Returns None for other calls, whose layers count their own.
+    """
     left, right = [*call.inputs, None, None][:2]
     if left is None or right is None or call.out.index:
         return None

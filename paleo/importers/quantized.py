@@ -9,7 +9,7 @@ from paleo.specs.catalog import SIXTEEN_BITS, joined_format, named_format
 
 
 def configured_format(config: Mapping[str, Any]) -> str | None:
-    """Return the format of the weights that belong to a configuration of transformers; None where it states none.
+    """Return the number format of the weights that a transformers configuration states; None where it states none.
 
     Parameters
     ----------
@@ -31,7 +31,10 @@ def configured_format(config: Mapping[str, Any]) -> str | None:
 
 
 def _of_groups(stated: Mapping[str, Any]) -> str | None:
-    """Return the format of the first group of weights, as compressed-tensors and ModelOpt state them."""
+    """Return the weight format of the first group in ``config_groups`` (compressed-tensors, ModelOpt).
+
+    Returns None if unknown.
+    """
     groups = stated.get("config_groups")
     first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
     weights = first.get("weights") if isinstance(first, Mapping) else None
@@ -43,6 +46,6 @@ def _of_groups(stated: Mapping[str, Any]) -> str | None:
 
 
 def _leaves_attention(stated: Mapping[str, Any]) -> bool:
-    """Return True if the weights of attention stay in sixteen bits."""
+    """Return True if a quantisation configuration leaves the attention weights in sixteen bits."""
     left = stated.get("ignore") or ()
     return isinstance(left, list) and any("attn" in str(each) for each in left)

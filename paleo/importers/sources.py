@@ -32,7 +32,7 @@ from paleo.units import checked_count, engineering, whole_number
 
 
 def from_config(path: str | Path, *, seq: int | None = None) -> Model:
-    """Make the mapping of a model file from a configuration of transformers.
+    """Convert a configuration of transformers to the content of a model file.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def from_config(path: str | Path, *, seq: int | None = None) -> Model:
     Returns
     -------
     Model
-        The mapping.
+        Content of a model file, as YAML reads it.
 
     Raises
     ------
@@ -82,7 +82,10 @@ def from_config(path: str | Path, *, seq: int | None = None) -> Model:
 
 
 def _in_library(kind: object) -> bool:
-    """Return True if the library has the family; it is only asked if needed, because the library loads slowly."""
+    """Return True if transformers knows a family.
+
+    It is only asked if needed, because the library loads slowly.
+    """
     return isinstance(kind, str) and known_to_library(kind)
 
 
@@ -98,7 +101,7 @@ def _unknown(config: Config) -> SpecError:
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """An imported network: the text of its model file, the model, and its graph for one sample."""
+    """Imported network: the text of its model file, the parsed model, and its graph for a batch of one."""
 
     text: str
     model: ModelSpec
@@ -106,12 +109,12 @@ class Import:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Functions of the source that no layer describes."""
+        """Names of the source's functions for which Paleo has no layer."""
         return tuple(sorted({operation.label for operation in self._unmodelled()}))
 
     @property
     def unpriced(self) -> tuple[str, ...]:
-        """Functions that are only counted by their bytes, as their FLOP are not known."""
+        """Names of the source's functions whose time follows from their bytes alone, as their FLOP are unknown."""
         return tuple(sorted({op.label for op in self._unmodelled() if not op.flops_per_element}))
 
     def _unmodelled(self) -> list[Unmodelled]:
@@ -120,20 +123,23 @@ class Import:
 
     @property
     def assumptions(self) -> str:
-        """Sentences about what was assumed when the network was traced; empty if it was only read."""
+        """Sentences from the model's notes on what the tracer assumed.
+
+        The text is empty if the network was read without tracing.
+        """
         first, _, others = str(self.model.notes or "").partition(". ")
         return others if first.startswith((RECOGNISED, UNRECOGNISED)) else ""
 
     @property
     def flops(self) -> float:
-        """FLOP of the forward pass of one sample."""
+        """FLOP of the forward pass of one sample [FLOP]."""
         formats = precision("fp32")
         kernels = ((node.repeat, k) for node in self.graph.nodes for op in node.operations for k in op.forward(formats))
         return sum(repeat * kernel.flops for repeat, kernel in kernels)
 
     @property
     def line(self) -> str:
-        """Parameters and FLOP in one line of text."""
+        """Text with the number of parameters and the forward FLOP of one sample."""
         parameters, flops = engineering(self.graph.parameters, ""), engineering(self.flops, "FLOP")
         return f"{parameters} parameters, {flops} forward for one sample"
 
@@ -197,12 +203,12 @@ def _check_loss(loss: str) -> None:
 
 
 def imported_mapping(mapping: Mapping[str, Any], name: str = "imported.yaml") -> Import:
-    """Make a model from the mapping of a model file, written and read back.
+    """Return the imported network that the content of a model file describes, after writing and reading it.
 
     Parameters
     ----------
     mapping : dict of str to Any
-        The mapping.
+        Content of a model file, as YAML reads it.
     name : str, optional
         File name for messages.
 
@@ -342,7 +348,7 @@ def from_module_import(module: Any, inputs: Sequence[InputSpec], *, loss: str = 
     Parameters
     ----------
     module : Any
-        The module.
+        The torch module.
     inputs : sequence of InputSpec
         Shapes and types of its inputs.
     loss : str, optional
@@ -357,7 +363,7 @@ def from_module_import(module: Any, inputs: Sequence[InputSpec], *, loss: str = 
 
 
 def _specs(torch: Any, inputs: Any) -> list[InputSpec]:
-    """Return the inputs of a module: one, several, or by their names."""
+    """Convert example tensors, shapes or texts (one, several, or a dict by argument name) to input shapes and types."""
     if isinstance(inputs, Mapping):
         return [replace(_spec(torch, example), name=str(name)) for name, example in inputs.items()]
     single = isinstance(inputs, str | torch.Tensor) or _is_shape(inputs) or not isinstance(inputs, Sequence)
@@ -380,7 +386,7 @@ def _is_shape(example: Any) -> bool:
 
 
 def sizes_of(texts: Sequence[str]) -> dict[str, int]:
-    """Parse sizes of named dims.
+    """Parse texts such as ``seq=2048`` to a dict of sizes by dim name.
 
     Parameters
     ----------

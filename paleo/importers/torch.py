@@ -23,7 +23,7 @@ SHORTEST_SEQ = 16
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes of the inputs in one attempt to trace a network.
+    """Input shapes for one attempt to trace a network.
 
     ``probes`` gives each variable dim an uncommon size, by which it is recognised in the shapes of the trace.
     ``fixed_batch`` is the batch where it cannot be recognised in this way.
@@ -72,7 +72,7 @@ def _trace_of(module: Any, tape: Tape, outputs: list[Value], sizes: Sizes) -> Tr
 
 
 def _would_checkpoint(module: Any) -> tuple[str, ...]:
-    """Return the modules of transformers that checkpoint their activations in training."""
+    """Return the names of the modules that recompute activations in training (``gradient_checkpointing``)."""
     parts = module.named_modules()
     return tuple(name for name, part in parts if getattr(part, "gradient_checkpointing", False) is True)
 
@@ -99,7 +99,7 @@ def without_data(module: Any) -> Iterator[None]:
     Parameters
     ----------
     module : Any
-        The module.
+        The torch module.
 
     Yields
     ------
@@ -126,9 +126,9 @@ def without_data(module: Any) -> Iterator[None]:
 
 
 def _probed(module: Any, inputs: Sequence[InputSpec], *, probe_seq: bool, share: float = 1.0) -> Sizes:
-    """Return inputs at probe sizes that cannot be confused with any size of the module.
+    """Return the inputs with batch, and perhaps sequence, set to probe sizes that no size of the module equals.
 
-    The sequence is at most a ``share`` of the stated one.
+    The probe for the sequence is at most ``share`` times the stated length.
     """
     if not inputs:
         raise SpecError("a torch module needs at least one --input")
@@ -152,7 +152,7 @@ def _probed(module: Any, inputs: Sequence[InputSpec], *, probe_seq: bool, share:
 
 
 def _attempts(module: Any, inputs: Sequence[InputSpec], *, open_seq: bool) -> Iterator[Sizes]:
-    """Yield the sizes to try: batch and sequence open, only the batch open, and all as stated."""
+    """Yield the sizes to try: batch and sequence at probe sizes, then only the batch, then all sizes as stated."""
     for probe_seq in (True, False) if open_seq else (False,):
         sizes = _probed(module, inputs, probe_seq=probe_seq)
         if probe_seq is False or "seq" in sizes.probes:
@@ -161,9 +161,11 @@ def _attempts(module: Any, inputs: Sequence[InputSpec], *, open_seq: bool) -> It
 
 
 def _seq_is_open(module: Any, inputs: Sequence[InputSpec], sizes: Sizes, trace: Trace) -> bool:
-    """Return True if all sizes that follow the sequence are multiples of it, unlike those of a prompt before it.
+    """Return True if all sizes in a trace that depend on the sequence are multiples of it.
 
-    Sizes of neither the module nor the inputs are compared with those of a shorter sequence, where there are any.
+    Then the sequence can be a parameter; a fixed prompt before it, for example, makes the answer False. Sizes that
+    belong to neither the module nor the inputs are compared with a second trace at a shorter sequence, where there are
+    any.
     """
     if "seq" not in sizes.probes:
         return True
@@ -184,7 +186,7 @@ def from_module(
     module: Any, inputs: Sequence[InputSpec], *, title: str = "", source: str = "a torch module", loss: str = "auto",
     open_seq: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
-    """Make the mapping of a model file from a torch module.
+    """Trace a torch module and return the content of a model file.
 
     The sequence of token inputs stays a parameter (``seq``) if the counts follow it; otherwise it is fixed. If the
     module runs with no other batch than the given one, a sample of the model is that whole batch, and its notes say so.
@@ -192,7 +194,7 @@ def from_module(
     Parameters
     ----------
     module : Any
-        The module.
+        The torch module.
     inputs : sequence of InputSpec
         Shapes and types of its inputs.
     title : str, optional
@@ -207,7 +209,7 @@ def from_module(
     Returns
     -------
     dict of str to Any
-        The mapping.
+        Content of a model file, as YAML reads it.
 
     Raises
     ------
@@ -232,7 +234,7 @@ def from_module(
 
 
 def _initialise_lazy_layers(module: Any, inputs: Sequence[InputSpec]) -> None:
-    """Run a module once if its layers learn their sizes from the first input."""
+    """Run a module once, if it has lazy layers (such as nn.LazyLinear), so that they get their sizes."""
     torch = torch_module()
     uninitialized = torch.nn.parameter.UninitializedTensorMixin
     if not any(isinstance(tensor, uninitialized) for tensor in (*module.parameters(), *module.buffers())):

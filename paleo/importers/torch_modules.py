@@ -38,12 +38,12 @@ class InputSpec:
 
     @property
     def index(self) -> bool:
-        """True if the input holds whole numbers."""
+        """True if the input holds integers or booleans, such as token ids."""
         return self.dtype in ("int64", "int32", "bool")
 
 
 def parse_input(text: str) -> InputSpec:
-    """Parse an input of a torch module.
+    """Parse the text of one input of a torch module, such as ``8x512:int64``, to shape, dtype and name.
 
     Parameters
     ----------
@@ -155,7 +155,7 @@ def load_module(target: str) -> Any:
 
 
 def build_module(factory: Callable[[], Any], where: str) -> Any:
-    """Build a module on torch's meta device.
+    """Return a module built on torch's meta device, so that no weight is allocated.
 
     Small tables that it computes may stay real. If nothing else works, the module is built with its data, which are
     dropped.
@@ -210,7 +210,7 @@ def _built_with_data(factory: Callable[[], Any]) -> Any:
 
 
 def _built_beside(factory: Callable[[], Any]) -> Any:
-    """Build a module whose constructor reads values, such as drop rates: only ranges and literals have data."""
+    """Return a module whose constructor reads values, such as drop rates: only ranges and literals have data."""
     torch = torch_module()
     from torch.overrides import TorchFunctionMode
     from torch.utils._device import _device_constructors

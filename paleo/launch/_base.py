@@ -18,12 +18,12 @@ Settings = Mapping[str, Any]
 
 
 class LaunchError(SpecError):
-    """Error for a plan that a framework's settings cannot express, or for settings that describe no plan."""
+    """Error for a plan that a framework's settings cannot express, or for settings that describe no valid plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """A complete training job: the network, its plan, and all run options that change time or memory.
+    """Training job as launch files state it: network, parallelism, batch, and all options that change time or memory.
 
     Attributes
     ----------
@@ -32,7 +32,8 @@ class JobPlan:
     gpus : int
         Devices; 0 where a file does not say.
     tp, cp, ep, pp, vp, shard : int
-        Degrees; ``shard`` is 1 where states are shared out over all data-parallel ranks.
+        Degrees of parallelism. ``vp`` is the number of model chunks of a pipeline rank, and ``shard`` the number of
+        ranks over which ZeRO shares out states (1: all data-parallel ranks).
     sp, ulysses : bool
         Whether sequences are split over tp between layers, and cp exchanges heads.
     etp : int
@@ -100,7 +101,7 @@ class JobPlan:
 
     @property
     def ranks(self) -> int:
-        """Devices of one model replica: tp x cp x pp."""
+        """Number of devices that hold one model replica: tp x cp x pp."""
         return self.tp * self.cp * self.pp
 
     @property
@@ -110,13 +111,13 @@ class JobPlan:
 
     @property
     def microbatches(self) -> int:
-        """Microbatches of a rank in a step; 0 if one of the values is not known."""
+        """Number of microbatches that a data-parallel rank processes in a step; 0 if unknown."""
         samples = self.dp * self.microbatch
         return self.global_batch // samples if samples else 0
 
     @property
     def strategy(self) -> str:
-        """Strategy as written on the command line."""
+        """Parallel strategy as text for the command line, such as ``tp=8,pp=4``."""
         degrees = {"tp": self.tp, "cp": self.cp, "ep": self.ep, "pp": self.pp, "shard": self.shard}
         parts = [f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1]
         parts += [f"vp={self.vp}"] if self.vp > 1 and self.schedule == "interleaved" else []
@@ -131,7 +132,7 @@ _ALWAYS = frozenset({"model", "seq", "gpus", "microbatch", "global_batch", "laye
 
 @dataclass(frozen=True, slots=True)
 class KeyRow:
-    """Key of a framework's settings that holds one field of a plan.
+    """Translation of one field of a plan to one key of a framework's settings, and back.
 
     Attributes
     ----------
@@ -140,11 +141,11 @@ class KeyRow:
     words : mapping, optional
         Values of the field and what the framework calls each; left out: the same.
     absent : object
-        Value of a file without the key. A plan with this value may omit the key.
+        Value of the field if a file lacks the key. A plan with this value may omit the key.
     written : bool
         True if the key is written even for the value ``absent``.
     others : tuple of str
-        Other names of the key, which are read only.
+        Other names of the key, which are read but never written.
     older : mapping, optional
         Spellings of earlier releases, and the field's value for each; they are read, never written.
     """
@@ -166,7 +167,7 @@ class KeyRow:
         return (self.field,)
 
     def write(self, plan: JobPlan) -> dict[str, Any]:
-        """Return the key with the plan's value, or nothing if a file without the key means the same."""
+        """Return a dict with the key and the plan's value, or an empty one if a file without the key means the same."""
         value = getattr(plan, self.field)
         if value == self.absent and not self.written:
             return {}
@@ -176,7 +177,7 @@ class KeyRow:
         return {self.key: value if self.words is None else self.words[value]}
 
     def read(self, settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the field of a plan that the settings state."""
+        """Return a dict with the plan's field and its value, as the settings state it."""
         unset = (None,) if self.words is None else ()
         key = next((name for name in self.keys if name in settings and settings[name] not in unset), None)
         if key is None:
@@ -194,7 +195,7 @@ class KeyRow:
 
 
 def _same(spelling: object, word: object) -> bool:
-    """Return True if two words mean the same, regardless of case and quotes."""
+    """Return True if two values of a setting are equal, regardless of case and quotes."""
     return spelling == word or str(spelling).lower() == str(word).lower()
 
 
@@ -202,7 +203,7 @@ _KINDS: dict[str, type] = {entry.name: type(entry.default) for entry in fields(J
 
 
 def _as_field_type(word: Any, name: str, key: str) -> Any:
-    """Convert a framework's value to the type of the plan's field."""
+    """Convert a value in a framework's file to the type of the plan's field ``name``."""
     kind = _KINDS.get(name, object)
     try:
         if kind is bool:
@@ -214,7 +215,7 @@ def _as_field_type(word: Any, name: str, key: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Keys that state several fields of a plan together, with one function for each direction.
+    """Translation of several fields of a plan to several keys of a framework's settings, with a function for each way.
 
     ``write`` takes a plan and returns keys. ``read`` takes the settings and the fields that were read before, and
     returns fields.
@@ -232,14 +233,15 @@ def together(
     write: Callable[[JobPlan], Mapping[str, Any]],
     read: Callable[[Settings, Mapping[str, Any]], Mapping[str, Any]],
 ) -> Together:
-    """Make the entry of keys that state several fields; keys and fields are separated by spaces."""
+    """Return a translation of several fields at once; ``keys`` and ``fields`` are names separated by spaces."""
     return Together(tuple(keys.split()), tuple(fields.split()), write, read)
 
 
 def switch(keys: str, field: str, on: Any, off: Any, *, absent: bool = False, written: bool = True) -> Together:
-    """Make the entry of a key that is on for one value of a field and off for another; further keys are only read.
+    """Return the translation of a key that is true for one value of a field (``on``) and false for another (``off``).
 
-    ``absent`` is the meaning of a file without the key. ``written`` says whether a key that is off is written.
+    The first of ``keys`` is written, further ones are only read. ``absent`` is the meaning of a file without the key.
+    ``written`` says whether a key that is false is written.
     """
     names = tuple(keys.split())
 
@@ -257,7 +259,7 @@ def switch(keys: str, field: str, on: Any, off: Any, *, absent: bool = False, wr
 
 
 def formats(**keys: str) -> Together:
-    """Make the entry of one switch for each number format; if none is on, the format is fp32."""
+    """Return the translation of one true-or-false key for each number format; if none is true, the format is fp32."""
     names = {dtype: tuple(text.split()) for dtype, text in keys.items()}
 
     def write(plan: JobPlan) -> dict[str, Any]:
@@ -273,9 +275,9 @@ def formats(**keys: str) -> Together:
 
 
 def accumulation(microbatch: str, steps: str, usual: int = 1) -> Together:
-    """Make the entry of a microbatch and of the number of microbatches in a step.
+    """Return the translation of the microbatch [samples] and the number of gradient accumulation steps.
 
-    ``usual`` is the default number of samples of the framework.
+    ``microbatch`` and ``steps`` are the framework's keys, and ``usual`` is its default microbatch.
     """
 
     def read(settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -291,41 +293,41 @@ def accumulation(microbatch: str, steps: str, usual: int = 1) -> Together:
 
 
 class Format(Protocol):
-    """File format of a framework's settings, with a function to write and one to read."""
+    """File format of a framework's settings: how they are written to text and read from it."""
 
     def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
         """Return the text of a file with these settings."""
 
     def settings(self, text: str, where: str) -> dict[str, Any]:
-        """Return the settings that a file states."""
+        """Return the settings in a file's text, by key; ``where`` names the file in errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """Table that translates plans to a framework's settings and back.
+    """Table that translates plans to a framework's settings (its launch file) and back.
 
     Attributes
     ----------
     name, framework, software : str
-        Its own name, that of the abilities and that of the software profile.
+        Name of the launcher, of the framework whose abilities count, and of the software profile.
     release : str
-        The release whose keys these are.
+        The framework's release to which the keys belong.
     suffixes : tuple of str
-        Endings of its files; the first is its own.
+        Endings of its files; the first is the usual one.
     format : Format
         File format of the settings.
     entries : tuple of KeyRow or Together
         The table. Later entries may use what earlier ones have read.
     marks : tuple of str
-        Keys of which a file of this kind has some.
+        Keys by which a file of this kind is recognised; it has at least some of them.
     harmless : str
-        Beginnings of keys that change neither time nor memory of a step, as words of a text.
+        Beginnings of keys that change neither time nor memory of a step, separated by spaces.
     constant : mapping
-        Keys that are written with every plan, and mean what the software profile is.
+        Keys and values that are written for every plan, as the software profile assumes them.
     names_model : bool
         True if its keys state the name of the network.
     before : callable
-        What must be done before its settings start a plan, in a sentence without a full stop; empty if nothing.
+        Returns what must be done before the settings start a plan, as a sentence without a full stop; empty if nothing.
     """
 
     name: str
@@ -343,11 +345,11 @@ class Launcher:
 
     @property
     def fields(self) -> frozenset[str]:
-        """Fields of a plan for which the framework has settings."""
+        """Names of the plan's fields that the framework has settings for."""
         return _ALWAYS.union(*(entry.fields for entry in self.entries))
 
     def settings(self, plan: JobPlan) -> dict[str, Any]:
-        """Return the settings that express a plan.
+        """Return the framework's settings, by key, that express a plan.
 
         Raises
         ------
@@ -371,7 +373,7 @@ class Launcher:
         return {**settings, **self.constant}
 
     def plan(self, settings: Settings, **known: Any) -> JobPlan:
-        """Return the plan that settings describe; ``known`` states fields that the settings do not contain."""
+        """Return the plan that some settings describe; ``known`` states fields that the settings do not contain."""
         read: dict[str, Any] = {name: value for name, value in known.items() if value}
         for entry in self.entries:
             match = entry.read(settings, read)
@@ -379,7 +381,7 @@ class Launcher:
         return completed(replace(JobPlan(), **read))
 
     def unread(self, settings: Settings) -> list[str]:
-        """Return the keys that are neither read nor known to be harmless."""
+        """Return the keys of a file that are neither read nor known to be harmless; they may change the result."""
         known = {key for entry in self.entries for key in entry.keys} | set(self.constant)
         return [key for key in settings if key not in known and not key.startswith(tuple(self.harmless.split()))]
 
@@ -438,7 +440,7 @@ def add_launcher(launcher: Launcher) -> Launcher:
 
 
 def whole(value: Any, key: str) -> int:
-    """Read a whole number of a file, which may be written as text."""
+    """Return a value of a file as an integer; it may be written as text. ``key`` names it in errors."""
     try:
         return int(str(value).replace("_", "").replace(",", ""))
     except ValueError:
@@ -446,22 +448,22 @@ def whole(value: Any, key: str) -> int:
 
 
 def number(settings: Settings, key: str, usual: int = 1) -> int:
-    """Return the whole number under a key, or ``usual`` if the file does not state it."""
+    """Return the integer under a key of the settings, or ``usual`` if the file does not state it."""
     return whole(settings.get(key, usual), key)
 
 
 def is_true(value: object) -> bool:
-    """Return True if a file's value means yes."""
+    """Return True if a value in a file means true, such as ``yes`` or ``1``."""
     return str(value).lower() in ("true", "1", "yes", "auto")
 
 
 def model_ranks(known: Settings) -> int:
-    """Return the devices of one model replica, as far as they are known: tp x cp x pp."""
+    """Return the number of devices of one model replica from the fields read so far: tp x cp x pp."""
     return int(known.get("tp", 1)) * int(known.get("cp", 1)) * int(known.get("pp", 1))
 
 
 def ranks(known: Settings) -> int:
-    """Return the number of data-parallel ranks; 0 if the devices are not known."""
+    """Return the number of data-parallel ranks from the fields read so far; 0 if the devices are not known."""
     return int(known.get("gpus", 0)) // model_ranks(known)
 
 
@@ -470,7 +472,10 @@ ALL_PARTS = ("gradients", "optimizer", "parameters")
 
 
 def offloads_all(plan: JobPlan) -> bool:
-    """Return True if a plan offloads all states that FSDP offloads together; raise LaunchError for only some."""
+    """Return True if a plan offloads all states that FSDP offloads together.
+
+    Raise LaunchError if it offloads only some.
+    """
     if plan.offload not in ((), ALL_PARTS):
         raise LaunchError("FSDP offloads parameters, gradients and optimizer together")
     return bool(plan.offload)
@@ -482,14 +487,14 @@ def one_of(settings: Settings, keys: Sequence[str]) -> Any:
 
 
 def without_hub_id(plan: JobPlan) -> str:
-    """Return a sentence if no Hugging Face id is known for the network, else an empty string."""
+    """Return a sentence on what to do if no Hugging Face id is known for the plan's network, else an empty string."""
     if "/" in plan.model or plan.hub:
         return ""
     return f"no id of {plan.model} on the Hugging Face hub is known; replace the name by a folder of its configuration"
 
 
 def hub_key(key: str) -> Together:
-    """Make the entry of a key that names a network by its Hugging Face id."""
+    """Return the translation of a key that names the network by its Hugging Face id."""
 
     def write(plan: JobPlan) -> dict[str, Any]:
         return {key: plan.hub or plan.model}
@@ -502,7 +507,7 @@ def hub_key(key: str) -> Together:
 
 
 def _reference(name: str) -> str:
-    """Return the name by which commands find a network; a name that means none is returned, to be refused later."""
+    """Return the catalog name or path by which Paleo finds a network; unknown names are returned as they are."""
     from paleo.specs.model import load_model
 
     try:
@@ -512,7 +517,7 @@ def _reference(name: str) -> str:
 
 
 def behind(beginning: str, words: str) -> str:
-    """Put a prefix before each word of a text.
+    """Return a text of words separated by spaces, each with the prefix ``beginning``.
 
     >>> behind("args.", "lr seed")
     'args.lr args.seed'

@@ -52,12 +52,12 @@ def flat(data: Mapping[str, Any], before: str = "", depth: int = 0) -> dict[str,
 
 
 def plain(value: Any) -> Any:
-    """Convert a value to the types that files can hold: tuples become lists."""
+    """Convert a value to types that YAML, JSON and TOML can hold: tuples become lists."""
     return [plain(part) for part in value] if isinstance(value, tuple | list) else value
 
 
 def _header(plan: JobPlan, launcher: Launcher) -> str:
-    """Return the comment at the head of a file: the framework's release, and fields for which it has no key."""
+    """Return the comment at the head of a launch file: the framework's release, and fields for which it has no key."""
     known = {"model": plan.model, "gpus": plan.gpus, "software": launcher.software}
     before = launcher.before(plan)
     remark = f"# {before[:1].upper()}{before[1:]}.\n" if before else ""
@@ -65,7 +65,7 @@ def _header(plan: JobPlan, launcher: Launcher) -> str:
 
 
 def header_of(text: str) -> dict[str, Any]:
-    """Read the comment at the head of a file that was written here; return an empty dict for other files.
+    """Return the fields that Paleo wrote in the comment at the head of a launch file; an empty dict for other files.
 
     >>> header_of('# paleo: {"model": "gpt2", "gpus": 8}')
     {'model': 'gpt2', 'gpus': 8}
@@ -85,14 +85,14 @@ class YamlFile:
     """YAML file with nested keys."""
 
     def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
-        """Return the text of the file, with a comment at its head."""
+        """Return the file's text for some settings, with the plan's other fields in a comment at its head."""
         import yaml
 
         data = nested({key: plain(value) for key, value in settings.items()})
         return _header(plan, launcher) + yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=100)
 
     def settings(self, text: str, where: str) -> dict[str, Any]:
-        """Return the settings of the file; ``${variables.name}`` of OmegaConf is replaced by its value."""
+        """Return the settings in a file's text, by key with dots; ``${variables.name}`` of OmegaConf gets its value."""
         import yaml
 
         try:
@@ -120,11 +120,11 @@ class JsonFile:
     """JSON file with nested keys; it cannot hold a comment."""
 
     def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
-        """Return the text of the file."""
+        """Return the file's text for some settings."""
         return json.dumps(nested({key: plain(value) for key, value in settings.items()}), indent=2) + "\n"
 
     def settings(self, text: str, where: str) -> dict[str, Any]:
-        """Return the settings of the file."""
+        """Return the settings in a file's text, by key with dots."""
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -139,7 +139,7 @@ class TomlFile:
     """TOML file with one table for each prefix of the keys."""
 
     def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
-        """Return the text of the file."""
+        """Return the file's text for some settings."""
         tables: dict[str, list[str]] = {}
         for key, value in settings.items():
             table, _, name = key.rpartition(".")
@@ -148,7 +148,7 @@ class TomlFile:
         return _header(plan, launcher) + "\n" + "\n".join(parts)
 
     def settings(self, text: str, where: str) -> dict[str, Any]:
-        """Return the settings of the file."""
+        """Return the settings in a file's text, by key with dots."""
         import tomllib
 
         try:
@@ -159,24 +159,24 @@ class TomlFile:
 
 @dataclass(frozen=True, slots=True)
 class FlagFile:
-    """Shell script that starts a job with flags; ``command`` is the program before them."""
+    """Shell script that starts a job with flags; ``command`` is the program that gets them."""
 
     command: str
 
     def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
-        """Return the text of the script."""
+        """Return the text of a shell script that starts the job with these settings as flags."""
         nodes, ranks = max(1, -(-plan.gpus // plan.node)), min(plan.gpus, plan.node) or 1
         started = f"torchrun --nproc-per-node {ranks} --nnodes {nodes} {self.command}"
         flags = " \\\n  ".join(flag_words(settings))
         return f"#!/usr/bin/env bash\n{_header(plan, launcher)}{started} \\\n  {flags}\n"
 
     def settings(self, text: str, where: str) -> dict[str, Any]:
-        """Return the flags of the script, with its variables and arrays expanded."""
+        """Return the flags of a shell script with their values, after expansion of its variables and arrays."""
         return read_flags(text)
 
 
 def flag_words(settings: Settings) -> list[str]:
-    """Return one word for each flag; True gives a flag without a value, False gives no flag.
+    """Return one word of a command line for each flag; True gives a flag without a value, False gives none.
 
     >>> flag_words({"--bf16": True, "--modules": ("a", "b"), "--sp": False, "--tp": 8})
     ['--bf16', '--modules a b', '--tp 8']
@@ -195,7 +195,7 @@ _VARIABLE = re.compile(r"\$\{(\w+)(?:\[[@*]\])?(?::?[-=]([^}]*))?\}|\$(\w+)|\$\(
 
 
 def read_flags(text: str) -> dict[str, Any]:
-    """Read the flags of a shell script.
+    """Return the flags in a shell script with their values.
 
     Parameters
     ----------
@@ -225,7 +225,7 @@ def read_flags(text: str) -> dict[str, Any]:
 
 
 def _unquoted(text: str) -> str:
-    """Remove quotes and brackets with their contents from the text after an assignment."""
+    """Return the text after an assignment without quoted and bracketed parts."""
     return re.sub(r"\"[^\"]*\"|'[^']*'|\([^()]*\)|\$\(\([^)]*\)\)", "", text.strip(), flags=re.DOTALL)
 
 
@@ -238,7 +238,7 @@ def _inside(text: str) -> str:
 
 
 def _statements(text: str) -> Iterator[str]:
-    """Yield the statements of a script: lines, joined after a backslash and inside quotes or brackets."""
+    """Yield the statements of a shell script; lines are joined after a backslash and in quotes or brackets."""
     lines = [re.sub(r"(^|\s)#.*$", r"\1", line) for line in text.replace("\\\n", " ").splitlines()]
     open_text = ""
     for line in lines:
@@ -257,7 +257,7 @@ def _balanced(text: str) -> bool:
 
 
 def _expanded(text: str, variables: Mapping[str, str], depth: int = 0) -> str:
-    """Expand the variables in a text; unknown ones become empty."""
+    """Return a text with its shell variables replaced by their values; unknown ones become empty."""
     if depth > _DEEPEST or "$" not in text:
         return text
 
@@ -271,12 +271,12 @@ def _expanded(text: str, variables: Mapping[str, str], depth: int = 0) -> str:
 
 
 def _bare(text: str, variables: Mapping[str, str]) -> str:
-    """Expand names without a dollar sign in arithmetic."""
+    """Replace variable names without a dollar sign, as shell arithmetic allows them, by their values."""
     return re.sub(r"[A-Za-z_]\w*", lambda match: variables.get(match[0], "0"), text)
 
 
 def _arithmetic(text: str) -> str:
-    """Evaluate whole-number arithmetic; return an empty string if the text is none."""
+    """Return the result of integer arithmetic as text; empty if the text is no such arithmetic."""
     from paleo.specs.loading import evaluate
 
     try:
@@ -294,7 +294,7 @@ def _words(text: str) -> list[str]:
 
 
 def _flags(words: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each flag with the words after it."""
+    """Yield each flag of a command line with the list of words that follow it."""
     name, values = "", list[str]()
     for word in words:
         if word.startswith("--"):
@@ -319,14 +319,17 @@ class PythonFile:
     tail: str = "    return config\n"
 
     def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
-        """Return the module; ``head`` may use the keys ``module`` and ``config``."""
+        """Return the text of a Python module that assigns the settings.
+
+        ``head`` may use the keys ``module`` and ``config``.
+        """
         stated = {key: value for key, value in settings.items() if key not in ("module", "config")}
         lines = "".join(f"    config.{key} = {value!r}\n" for key, value in stated.items())
         names = {name: settings.get(name, "") for name in ("module", "config")}
         return _header(plan, launcher) + self.head.format(**names) + lines + self.tail
 
     def settings(self, text: str, where: str) -> dict[str, Any]:
-        """Return the literal values assigned to ``config.…``, and the module and function of the configuration."""
+        """Return the literal values that a module assigns to ``config.…``, and the module and function it builds on."""
         try:
             tree = ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):

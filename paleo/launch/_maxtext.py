@@ -31,7 +31,10 @@ _REMAT = {"none": "minimal_with_context", "selective": "minimal", "full": "full"
 
 
 def _degree(settings: Settings, axis: str) -> int:
-    """Return the degree of an axis within and between slices; -1 if it takes all remaining devices."""
+    """Return the degree of a MaxText mesh axis, within slices times between slices.
+
+    -1 if it takes all remaining devices.
+    """
     parts = [number(settings, f"{place}_{axis}_parallelism") for place in ("ici", "dcn")]
     return -1 if -1 in parts else parts[0] * parts[1]
 
@@ -46,7 +49,10 @@ def _read_axes(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 def _sharing(plan: JobPlan) -> dict[str, Any]:
-    """Write shards as the fsdp axis and replicas as the data axis; expert ranks have an axis of their own."""
+    """Return MaxText's keys of data parallelism: shards as the fsdp axis, replicas as the data axis.
+
+    Expert ranks have an axis of their own.
+    """
     ranks = plan.dp // (plan.ep if not plan.etp else max(1, plan.ep // (plan.tp * plan.cp)))
     shard = 1 if plan.zero < 3 else plan.shard if plan.shard > 1 else ranks
     keys: dict[str, Any] = {_DATA: ranks // shard, _FSDP: shard, "dcn_data_parallelism": 1}
@@ -70,7 +76,10 @@ def _read_sharing(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 def _batch(plan: JobPlan) -> dict[str, Any]:
-    """Write the samples of a pass over all devices; all microbatches of a pipeline are one such pass."""
+    """Return MaxText's keys of the batch: samples of a pass over all devices.
+
+    All microbatches of a pipeline are one such pass.
+    """
     passes = plan.microbatches if plan.pp > 1 else 1
     keys: dict[str, Any] = {_BATCH[0]: plan.microbatch * passes * plan.dp / plan.gpus}
     if plan.pp > 1:

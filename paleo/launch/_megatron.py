@@ -62,7 +62,7 @@ _PRECISIONS = {
 
 
 def flags_of_recipe(settings: Settings) -> dict[str, Any]:
-    """Return Megatron's flags of a Megatron-Bridge recipe that is printed as YAML.
+    """Convert the settings of a Megatron-Bridge recipe (as printed in YAML) to flags of Megatron-LM.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def flags_of_recipe(settings: Settings) -> dict[str, Any]:
 
 
 def _sizes(plan: JobPlan) -> dict[str, Any]:
-    """Write the sizes of a network as flags."""
+    """Return Megatron's flags that state the sizes of a network (layers, hidden size, heads, …)."""
     params = plan.sizes
     flags = {flag: params[name] for flag, name in _FLAGS.items() if name in params}
     if "--num-experts" in flags and "--moe-ffn-hidden-size" not in flags and "ffn" in params:
@@ -114,7 +114,7 @@ def _read_sizes(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 def configuration(settings: Settings) -> dict[str, Any] | None:
-    """Return the network of Megatron's flags as a configuration of transformers, or None without sizes.
+    """Convert Megatron's flags to a transformers configuration of their network; None if they state no sizes.
 
     Parameters
     ----------
@@ -171,7 +171,10 @@ _TP, _PP, _CP = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
 
 
 def _experts(plan: JobPlan) -> dict[str, Any]:
-    """Write expert parallelism. The tensor degree of experts is always stated, as launchers differ in its default."""
+    """Return Megatron's flags of expert parallelism.
+
+    The tensor degree of experts is always stated, as launchers differ in its default.
+    """
     if plan.ep == 1:
         return {}
     return {"--expert-model-parallel-size": plan.ep, "--expert-tensor-parallel-size": plan.etp or plan.tp}
@@ -184,7 +187,9 @@ def _read_experts(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 def _pieces(plan: JobPlan) -> dict[str, Any]:
-    """Write virtual stages, or the layers of each piece as a layout: E is the embedding, L the loss.
+    """Return Megatron's flag for virtual stages, or for the layers of each pipeline piece as a layout.
+
+    In a layout, ``E`` is the embedding, ``t`` a transformer layer and ``L`` the loss.
 
     >>> _pieces(JobPlan(pp=3, cut=(2, 3, 2)))
     {'--pipeline-model-parallel-layout': 'Ett|ttt|ttL'}
@@ -214,7 +219,7 @@ def _read_pieces(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 def _layers_of_layout(layout: str) -> tuple[int, ...]:
-    """Return the layers of each piece of a layout; ``t*3`` and ``(tt|)*4`` repeat.
+    """Return the number of transformer layers of each piece of a pipeline layout; ``t*3`` and ``(tt|)*4`` repeat.
 
     >>> _layers_of_layout("Et*2|(tt|)*2tL")
     (2, 2, 2, 1)
@@ -228,7 +233,10 @@ def _layers_of_layout(layout: str) -> tuple[int, ...]:
 
 
 def _sharing(plan: JobPlan) -> dict[str, Any]:
-    """Write ZeRO as the distributed optimizer (1) or Megatron-FSDP (2, 3), with the overlap of the software profile."""
+    """Return Megatron's flags of ZeRO: the distributed optimizer for stage 1, Megatron-FSDP for stages 2 and 3.
+
+    The overlap of communication is that of the software profile.
+    """
     if plan.zero == 0:
         return {}
     flags: dict[str, Any] = {"--use-distributed-optimizer": True}
@@ -280,7 +288,7 @@ def _read_recomputed(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 def _formats(plan: JobPlan) -> dict[str, Any]:
-    """Write the number format. Products in 8 or 4 bits are used with bf16 weights; fp32 has no flag."""
+    """Return Megatron's flags of the number format; fp32 has none, and formats of 8 or 4 bits go with bf16 weights."""
     if plan.dtype == "fp8":
         recipe = {"--fp8-recipe": _RECIPES[plan.scaling]} if plan.scaling in _RECIPES else {}
         return {"--bf16": True, "--fp8-format": "hybrid", **recipe}
@@ -303,7 +311,7 @@ def _read_formats(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 def _optimizer(plan: JobPlan) -> dict[str, Any]:
-    """Write the optimizer: Adam is AdamW without weight decay, and SGD states its momentum."""
+    """Return Megatron's flags of the optimizer: Adam is AdamW without weight decay, and SGD states its momentum."""
     rules: dict[str, dict[str, Any]] = {
         "adamw": {"--optimizer": "adam"},
         "adam": {"--optimizer": "adam", "--weight-decay": 0.0},

@@ -51,13 +51,13 @@ _HARMLESS = """
 
 
 def _sharing(plan: JobPlan) -> dict[str, Any]:
-    """Write shards and replicas: all ranks shard (FSDP), groups of ranks shard (HSDP), or none does (DDP)."""
+    """Return torchtitan's keys of data parallelism: all ranks shard (FSDP), groups of them (HSDP), or none (DDP)."""
     shard = 1 if plan.zero == 0 else plan.shard if plan.shard > 1 else plan.dp
     return {_SHARD: shard, _REPLICATE: plan.dp // shard}
 
 
 def _read_sharing(settings: Settings, known: Settings) -> dict[str, Any]:
-    """Read shards and replicas; a shard degree of -1 takes the remaining ranks."""
+    """Return the plan's data-parallel fields from torchtitan's keys; a shard degree of -1 takes the remaining ranks."""
     shard, replicas = number(settings, _SHARD, -1), number(settings, _REPLICATE)
     if shard < 0:
         shard = ranks(known) // replicas
@@ -69,7 +69,7 @@ def _read_sharing(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 def _batch(plan: JobPlan) -> dict[str, Any]:
-    """Write the local batch: one pass without a pipeline, all microbatches with one."""
+    """Return torchtitan's key of the local batch [samples]: one pass without a pipeline, all microbatches with one."""
     if plan.pp == 1:
         return {_LOCAL: plan.microbatch, _GLOBAL: plan.global_batch}
     local = plan.microbatch * plan.microbatches
@@ -83,7 +83,7 @@ def _read_batch(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 def _order(settings: Settings, known: Settings) -> dict[str, Any]:
-    """Read the pipeline schedule by torchtitan's name."""
+    """Return the plan's pipeline schedule from torchtitan's name for it."""
     names = {spelling.lower(): name for name, spelling in _SCHEDULES.items()}
     word = str(settings.get(f"{_PIPELINE}schedule", "1F1B"))
     if word.lower() not in names:
@@ -92,7 +92,7 @@ def _order(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 def _stages(plan: JobPlan) -> dict[str, Any]:
-    """Write pipeline stages with equal numbers of layers; embedding and output layer are not counted."""
+    """Return torchtitan's keys of pipeline stages with equal numbers of layers, not counting embedding and output."""
     if plan.pp == 1:
         return {}
     pieces = plan.pp * plan.vp
@@ -114,13 +114,16 @@ def _read_stages(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 def _read_experts(settings: Settings, known: Settings) -> dict[str, Any]:
-    """Read expert parallelism; experts are spread over the ranks of shards, cp and tp."""
+    """Return the plan's expert-parallel fields from torchtitan's keys.
+
+    Experts are spread over the ranks of shards, cp and tp.
+    """
     ep = number(settings, _EXPERTS)
     return {"ep": ep, "etp": 1 if ep > 1 and known.get("tp", 1) * known.get("cp", 1) > 1 else 0}
 
 
 def _converters(plan: JobPlan) -> dict[str, Any]:
-    """Write number formats: autocast in bf16, fp32, or converted linear layers."""
+    """Return torchtitan's keys of the number format: autocast in bf16, fp32, or converted linear layers (fp8)."""
     if plan.dtype == "fp32":
         return {"training.mixed_precision_param": "float32"}
     if plan.dtype == "bf16":
@@ -168,7 +171,7 @@ _NETWORKS = {
 
 
 def _network(model: str) -> tuple[str, str, str]:
-    """Return family, flavor and configuration of a network.
+    """Return (family, flavor, configuration name) by which torchtitan finds a network.
 
     A network that torchtitan does not ship gets the names under which it must be registered.
 
@@ -181,7 +184,7 @@ def _network(model: str) -> tuple[str, str, str]:
 
 
 def _to_register(release: int) -> Callable[[JobPlan], str]:
-    """Return a function that says what to do before a network can be trained that a release does not ship."""
+    """Return a function of a plan that says what to do first if torchtitan's release does not ship its network."""
 
     def remark(plan: JobPlan) -> str:
         family, size, configuration = _network(plan.model)
@@ -206,7 +209,7 @@ def _read_model(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 def _without_gathers(plan: JobPlan) -> dict[str, Any]:
-    """Refuse tp without sequence parallelism, for which release 0.2.2 has no key."""
+    """Raise LaunchError for tp without sequence parallelism, for which release 0.2.2 has no key; return no keys."""
     if plan.tp > 1 and not plan.sp:
         raise LaunchError("torchtitan 0.2.2 runs tp with sp only")
     return {}
@@ -266,7 +269,7 @@ class _Flags(FlagFile):
     """Shell script for torchtitan; its flags are the keys after two hyphens."""
 
     def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
-        """Return the script; a switch that is off is written, because a missing switch has its default."""
+        """Return the text of the script; false switches are written too, as a missing switch has its default."""
         words = ((key, "false" if value is False else value) for key, value in settings.items())
         return super().text({f"--{key}": value for key, value in words}, plan, launcher)
 
@@ -329,7 +332,7 @@ def job():
 
 
 class _Module(PythonFile):
-    """Python configuration in which recomputation policies are expressions."""
+    """Python configuration of torchtitan, in which recomputation policies are expressions."""
 
     def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
         text = super().text(settings, plan, launcher)

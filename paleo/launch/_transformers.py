@@ -50,7 +50,7 @@ _ARGS_HARMLESS = f" {behind(ARGS, HARMLESS)} "
 
 
 def _optimizer_of(word: object) -> str:
-    """Return the catalog name of an optimizer of TrainingArguments.
+    """Return Paleo's name of an optimizer that TrainingArguments names.
 
     >>> _optimizer_of("adamw_torch_fused"), _optimizer_of("paged_adamw_32bit"), _optimizer_of("sgd")
     ('adamw', 'adamw', 'sgd')
@@ -65,7 +65,7 @@ def _optimizer_of(word: object) -> str:
 
 
 def optimizer_row(key: str) -> Together:
-    """Make the entry of a key that states an optimizer of TrainingArguments."""
+    """Return the translation of a key that states an optimizer as TrainingArguments names it."""
     return together(
         key,
         "optimizer",
@@ -125,7 +125,11 @@ def _deepspeed_batch(plan: JobPlan) -> dict[str, Any]:
 
 
 def _read_deepspeed_batch(settings: Settings, known: Settings) -> dict[str, Any]:
-    """Read the batch: two of the three values give the third; ``auto`` takes that of the Trainer."""
+    """Return the plan's batch fields from DeepSpeed's keys.
+
+    Two of the three values (train batch, microbatch, accumulation steps) give the third; ``auto`` takes that of the
+    Trainer.
+    """
     total, micro, steps = (
         None if settings.get(key) in (None, "auto") else whole(settings[key], key) for key in _DEEPSPEED_BATCH
     )
@@ -208,7 +212,7 @@ _MIXED = {"bf16": "bf16", "fp16": "fp16", "fp32": "no", "fp8": "fp8"}
 
 
 def _fsdp(plan: JobPlan) -> dict[str, Any]:
-    """Write the mesh, and FSDP if parameters are sharded over all ranks or over groups of ranks with replicas."""
+    """Return accelerate's keys of the mesh, and of FSDP if parameters are sharded over all ranks or groups of ranks."""
     keys: dict[str, Any] = {"num_processes": plan.gpus, "num_machines": max(1, -(-plan.gpus // plan.node))}
     if plan.zero == 0 and plan.tp * plan.cp == 1:
         return {"distributed_type": "MULTI_GPU", **keys}
@@ -282,7 +286,7 @@ add_launcher(
 
 
 def _words(plan: JobPlan) -> dict[str, Any]:
-    """Write the words of ``fsdp``; DDP has none."""
+    """Return the words of TrainingArguments' ``fsdp`` option, such as full_shard; DDP has none."""
     stage = "full_shard" if plan.zero == 3 else "shard_grad_op"
     return {f"{ARGS}fsdp": [stage, *["offload"] * bool(plan.offload)]} if plan.zero else {}
 

@@ -33,7 +33,7 @@ _TARGETS = {"attention": ["q_proj", "k_proj", "v_proj", "o_proj"], "mlp": ["gate
 
 
 def _adapters(plan: JobPlan) -> tuple[int, list[str] | None] | None:
-    """Return the rank of the adapters and the modules that have one (None: all), or None without adapters."""
+    """Return (rank, modules) of a plan's LoRA adapters; modules are None for all. Without adapters, return None."""
     if plan.freeze:
         raise LaunchError("frozen layers have no setting in this file")
     if plan.lora is None:
@@ -45,7 +45,7 @@ def _adapters(plan: JobPlan) -> tuple[int, list[str] | None] | None:
 
 
 def _where(targets: object) -> str:
-    """Return the target of adapters for a list or text of modules.
+    """Return the target of adapters (``attention``, ``mlp`` or ``all``) for a list or text of module names.
 
     >>> _where(["q_proj", "v_proj"]), _where("all"), _where("gate_proj,q_proj")
     ('attention', 'all', 'all')
@@ -56,7 +56,7 @@ def _where(targets: object) -> str:
 
 
 def _stage(settings: Settings) -> int:
-    """Return the ZeRO stage that DeepSpeed's file or the FSDP section states."""
+    """Return the ZeRO stage that DeepSpeed's file or the settings' FSDP section states."""
     deepspeed = settings.get("deepspeed")
     if deepspeed:
         match = re.search(r"z(?:ero)?[_-]?(\d)", str(deepspeed).lower())
@@ -136,7 +136,7 @@ def _bits(plan: JobPlan) -> dict[str, Any]:
 
 
 def _read_bits(settings: Settings, known: Settings) -> dict[str, Any]:
-    """Read the number format; axolotl uses bf16 unless it is switched off."""
+    """Return the plan's number format; axolotl uses bf16 unless it is switched off."""
     on = [name for name in ("fp8", "fp16", "tf32") if is_true(settings.get(name))]
     bf16 = settings.get("bf16", not set(on) - {"fp8"})
     if "fp8" not in on and (is_true(bf16) or str(bf16) == "full"):
@@ -148,7 +148,7 @@ _CHECKPOINTED = ("gradient_checkpointing", "fsdp_config.activation_checkpointing
 
 
 def _read_checkpointed(settings: Settings, known: Settings) -> dict[str, Any]:
-    """Read recomputation; any word except false switches it on."""
+    """Return the plan's recomputation field; any word except false switches it on."""
     on = any(settings.get(key) and str(settings[key]).lower() != "false" for key in _CHECKPOINTED)
     return {"recompute": "full" if on else "none"}
 
@@ -207,7 +207,7 @@ add_launcher(
 
 
 def _factory_sharing(plan: JobPlan) -> dict[str, Any]:
-    """Write ZeRO as one of DeepSpeed's example configurations; without one, DDP is used."""
+    """Return LLaMA-Factory's key of ZeRO, the path of one of its DeepSpeed configurations; none for DDP."""
     if plan.zero == 0:
         return {}
     if plan.zero == 1:

@@ -58,9 +58,9 @@ def estimate_command(model: ModelSpec, system: System, run: Run) -> str:
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     run : Run
         The run; fields at their defaults are left out.
 
@@ -106,7 +106,7 @@ _UNITS = {"exchange.bucket": "B", "sample": "B", "storage": "B/s", "decode": "s"
 
 
 def _with_units(name: str, value: object) -> object:
-    """Convert a value of a run to the form that a file states.
+    """Convert a value of a run to the form that ``--set`` takes; quantities become text with a unit.
 
     >>> _with_units("exchange.bucket", 25e6), _with_units("input", InputOptions(decode="10 ms"))
     ('25000000.0 B', {'decode': '0.01 s'})

@@ -69,7 +69,7 @@ PLANNED = frozenset((
 
 
 def launcher_of(software: str, file: str = "") -> Launcher:
-    """Return the launcher of a software profile whose files end as ``file`` does.
+    """Return the launcher (table of settings) of a software profile, for files with the ending of ``file``.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def launcher_of(software: str, file: str = "") -> Launcher:
 
 
 def _settings_of(framework: str | None) -> str | None:
-    """Return the framework whose settings another framework uses."""
+    """Return the framework whose settings express a plan: Megatron-Core for Primus, otherwise the framework itself."""
     return "megatron-core" if framework == "primus" else framework
 
 
@@ -165,7 +165,7 @@ def write_launch(prediction: Prediction, file: str) -> list[str]:
 
 
 def job_of(prediction: Prediction) -> JobPlan:
-    """Return the plan of a prediction in normal form.
+    """Return the plan of a predicted run in the form that launch files state, normalised.
 
     Parameters
     ----------
@@ -233,7 +233,7 @@ _SHARD = "shard"
 
 
 def _main_gradients(run: Run) -> str | None:
-    """Return the format of summed gradients if it differs from that of the software profile."""
+    """Return the number format in which gradients are summed, if it is not that of the software profile; else None."""
     settled = run.kernels.main_gradients or load_software(run.software).formats.main_gradients
     try:
         usual = load_software(launcher_of(run.software).software).formats.main_gradients
@@ -243,7 +243,10 @@ def _main_gradients(run: Run) -> str | None:
 
 
 def _adapters(run: Run) -> str | None:
-    """Return the rank and the targets of adapters; QLoRA adapts all products unless stated."""
+    """Return a run's LoRA adapters as ``RANK:TARGETS``, or None without adapters.
+
+    QLoRA adapts all products unless stated otherwise.
+    """
     if run.fine_tuning.lora is None:
         return "64:all" if run.fine_tuning.qlora else None
     return run.fine_tuning.lora if ":" in run.fine_tuning.lora else f"{run.fine_tuning.lora}:attention"
@@ -255,7 +258,7 @@ def _layers(graph: Graph) -> int:
 
 
 def _layers_of_iteration(graph: Graph) -> int:
-    """Return the transformer layers in one iteration of the repeated block.
+    """Return the number of transformer layers in one iteration of the network's repeated block.
 
     It is two if layers with a local attention window alternate with layers that attend to the whole sequence.
     """
@@ -264,7 +267,7 @@ def _layers_of_iteration(graph: Graph) -> int:
 
 
 def run_fields(job: JobPlan, software: str, graph: Graph | None = None, seq: int | None = None) -> dict[str, Any]:
-    """Return the fields of a run that a plan states.
+    """Convert a launch file's plan to the fields of a run.
 
     Parameters
     ----------
@@ -345,7 +348,7 @@ def preparation_steps(prediction: Prediction, file: str = "") -> str:
 
 
 def flags_of(prediction: Prediction) -> str:
-    """Write the settings of a plan in one line, as its framework takes them.
+    """Return the settings of a plan in one line, as its framework takes them.
 
     Parameters
     ----------
@@ -373,7 +376,7 @@ def flags_of(prediction: Prediction) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FileJob:
-    """A job as files describe it.
+    """Training job as the files of a framework describe it.
 
     Attributes
     ----------
@@ -434,7 +437,7 @@ def read_job(paths: Sequence[str | Path], gpus: int | None = None) -> FileJob:
 
 
 def _depth(network: str | Mapping[str, Any] | None) -> int:
-    """Return the number of layers of a network that a file names or describes."""
+    """Return the number of layers of a network that a file names, or describes as a configuration; 0 if unknown."""
     if isinstance(network, Mapping):
         depth = network.get("num_hidden_layers") or network.get("n_layer") or 0
         return depth if isinstance(depth, int) else 0  # the error is reported when the network itself is loaded
@@ -443,7 +446,7 @@ def _depth(network: str | Mapping[str, Any] | None) -> int:
 
 @lru_cache(maxsize=64)
 def _layers_named(network: str) -> int:
-    """Return the number of layers of a network by its name."""
+    """Return the number of transformer layers of the network with a catalog name or path."""
     from paleo.network.graph import build_graph
     from paleo.specs.model import load_model
 
@@ -458,7 +461,10 @@ def _text(path: str | Path) -> str:
 
 
 def _with_deepspeed_files(paths: Sequence[str | Path]) -> list[Path]:
-    """Return the file of DeepSpeed's configuration that training arguments name, if it is in the same folder."""
+    """Return the paths of DeepSpeed configurations in the same folder that training arguments among ``paths`` name.
+
+    Files that are among ``paths`` already are left out.
+    """
     neighbours = []
     for path in paths:
         if str(path).endswith(".json"):
@@ -475,7 +481,7 @@ def _with_deepspeed_files(paths: Sequence[str | Path]) -> list[Path]:
 
 
 def _software_by_flags(settings: Mapping[str, Any]) -> str:
-    """Return the software whose release or fork alone has some of the flags; empty if there is none."""
+    """Return the software profile that alone knows some of the flags (a release or fork); empty if there is none."""
     profiles = (profile for profile, flags in _FLAGS_OF.items() if any(flag in settings for flag in flags))
     return next(profiles, "")
 
@@ -497,7 +503,7 @@ _FORMATS: dict[str, Format] = {
 
 
 def _settings(text: str, path: str) -> dict[str, Any]:
-    """Return the settings of one file; the keys of training arguments get the prefix ``args.``."""
+    """Return the settings in the text of one file, by key; keys of training arguments get the prefix ``args.``."""
     suffix = Path(path).suffix.lower()
     settings = _FORMATS.get(suffix, FlagFile("")).settings(text, path)
     if "model.tensor_model_parallel_size" in settings:
@@ -507,7 +513,7 @@ def _settings(text: str, path: str) -> dict[str, Any]:
 
 
 def _recognised(settings: Mapping[str, Any], texts: Mapping[str, str]) -> Launcher:
-    """Return the launcher whose marks are among the keys."""
+    """Return the launcher of the framework to which the keys of some files belong, by keys that only it has."""
     plain = {key.removeprefix("--") for key in settings} | set(settings)
     scores = {
         name: (sum(mark in plain for mark in launcher.marks) / len(launcher.marks), len(launcher.marks))
@@ -531,7 +537,7 @@ def _ends(launcher: Launcher, suffixes: set[str]) -> bool:
 
 
 def _world(settings: Mapping[str, Any]) -> int:
-    """Return the number of devices on which torchrun is started; 0 if no file states it."""
+    """Return the number of devices on which torchrun is started (nodes times processes); 0 if no file states it."""
     words = {key: value[0] if isinstance(value, tuple) and value else value for key, value in settings.items()}
     plain = {key.lstrip("-").replace("_", "-"): value for key, value in words.items()}
     try:
@@ -543,7 +549,10 @@ def _world(settings: Mapping[str, Any]) -> int:
 def _network(
     launcher: Launcher, settings: Mapping[str, Any], headers: Mapping[str, Any]
 ) -> str | Mapping[str, Any] | None:
-    """Return the network: from the head of a written file, from its sizes, or by a name that plans use."""
+    """Return the network of a launch file: its name or path, or a configuration in transformers' keys; None if unknown.
+
+    It comes from the head comment of a file that Paleo wrote, from sizes in the settings, or from a name.
+    """
     if headers.get("model"):
         return str(headers["model"])
     if launcher.name == "megatron-core":

@@ -28,11 +28,12 @@ def attend(
     dropout: float,
     choices: Choices,
 ) -> tuple[tuple[Operation, ...], Tensor]:
-    """Build softmax(q·kᵀ)·v: one fused kernel, or scores (saved), softmax, dropout and weighted sum.
+    """Return the operations of softmax(q·kᵀ)·v, and the output tensor.
 
-    Shapes: query (batch, seq, kv_heads, group, head_dim); key (batch, keys, kv_heads, head_dim); value (batch, keys,
-    kv_heads, value_dim). With ``choices.attention`` ``stepwise``, plain code also copies heads to contiguous rows and
-    back, scales the scores and adds the mask in separate passes.
+    They are one fused kernel, or scores (saved), softmax, dropout and weighted sum. Shapes: query (batch, seq,
+    kv_heads, group, head_dim); key (batch, keys, kv_heads, head_dim); value (batch, keys, kv_heads, value_dim). With
+    ``choices.attention`` ``stepwise``, plain code also copies heads to contiguous rows and back, scales the scores and
+    adds the mask in separate passes.
     """
     batch, seq, kv_heads, group, _ = query.dims
     keys = key.dims[1]
@@ -64,10 +65,11 @@ def _weighted(
     choices: Choices,
     transposed: bool = False,
 ) -> tuple[Operation, ...]:
-    """Build the softmax of saved scores over their last dim, dropout, and the weighted sum of values.
+    """Return the operations after the attention scores: softmax over the last dim, dropout, and weighted sum of values.
 
-    Plain code (``stepwise``) also copies the result back to its layout. If ``transposed``, keys are not the last dim in
-    memory: scores are transposed before the softmax, after it, and before the sum.
+    ``visible`` is the share of scores that the mask leaves. Plain code (``stepwise``) also copies the result back to
+    its layout. If ``transposed``, keys are not the last dim in memory: scores are transposed before the softmax, after
+    it, and before the sum.
     """
     weights = choices.output(scores.like(f"{name}.core.softmax"), "softmax")
     keys = scores.dims[-1]
@@ -92,14 +94,14 @@ def _weighted(
 
 
 def _transposed(x: Tensor, chain: list[Operation]) -> Tensor:
-    """Append a copy to ``chain`` that changes the order of a tensor's dims in memory, and return its output."""
+    """Append to ``chain`` a copy that changes the order of a tensor's dims in memory; return its output."""
     out = x.like(f"{x.name}.transposed")
     chain.append(MemoryPass(out.name, "copy", (x,), out, flops_per_element=0.0))
     return out
 
 
 def _narrowed(x: Tensor, chain: list[Operation]) -> Tensor:
-    """Append a cast to the format of products to ``chain`` if the tensor is in fp32, and return its output."""
+    """Append to ``chain`` a cast from fp32 to the format of products, if the tensor is in fp32; return the result."""
     if not x.wide:
         return x
     out = replace(x.like(f"{x.name}.narrow"), wide=False)
@@ -108,14 +110,17 @@ def _narrowed(x: Tensor, chain: list[Operation]) -> Tensor:
 
 
 def _masked(name: str, scores: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
-    """Build the passes that divide scores by √head_dim and add the mask, which passes its gradient on."""
+    """Return the passes that divide scores by √head_dim and add the mask, and the masked scores."""
     scaled, masked = scores.like(f"{name}.scaled"), scores.like(f"{name}.masked")
     scale = MemoryPass(scaled.name, "elementwise", (scores,), scaled)
     return (scale, MemoryPass(masked.name, "elementwise", (scaled,), masked, backward_pass="free")), masked
 
 
 def _copied(name: str, *tensors: Tensor) -> tuple[tuple[Operation, ...], tuple[Tensor, ...]]:
-    """Build the copies of query, key and value that make each head's rows contiguous, as batched products need them."""
+    """Return the copies that make each head's rows of query, key and value contiguous, and the copied tensors.
+
+    Batched products need them.
+    """
     copies = tuple(t.like(f"{t.name}.heads") for t in tensors)
     pairs = zip(tensors, copies, strict=True)
     return tuple(MemoryPass(u.name, "copy", (t,), u, flops_per_element=0.0) for t, u in pairs), copies
@@ -124,10 +129,10 @@ def _copied(name: str, *tensors: Tensor) -> tuple[tuple[Operation, ...], tuple[T
 def rotate(
     query: Tensor, key: Tensor, *, calls: Calls = (2.0, 2.0), shared: tuple[Tensor, ...] = ()
 ) -> tuple[tuple[Operation, ...], tuple[Tensor, Tensor]]:
-    """Build the rotary position embedding (Su et al., 2021) of query and key: one pass for each, which saves nothing.
+    """Return the passes that apply rotary position embedding (Su et al., 2021) to query and key, and the two outputs.
 
-    ``calls`` are the host's calls for both passes, forward and backward. ``shared`` are further inputs of the key's
-    pass: the rotary key that all heads share.
+    Each pass saves nothing. ``calls`` are the numbers of CPU calls (such as kernel launches) of both passes, forward
+    and backward. ``shared`` are further inputs of the key's pass: the rotary key that all heads share.
     """
     each = calls[0] / 2.0, calls[1] / 2.0
     new_query, new_key = (old.like(f"{old.name}.rotated") for old in (query, key))
@@ -139,7 +144,7 @@ def rotate(
 
 
 def rotate_by_steps(name: str, part: Tensor) -> tuple[tuple[MemoryPass, ...], Tensor]:
-    """Build the rotary position embedding of plain code, one pass for each step.
+    """Return the passes of rotary position embedding in plain code, one for each step, and the output tensor.
 
     The steps (Megatron-Core's _apply_rotary_pos_emb_bshd in rope_utils.py): reorder pairs as halves; multiply by
     cosines; negate one half; swap the halves; multiply by sines; add; copy. All are linear, so nothing is saved, and
@@ -163,7 +168,10 @@ def rotate_by_steps(name: str, part: Tensor) -> tuple[tuple[MemoryPass, ...], Te
 
 
 def _rotated_as(rotation: Rotation, query: Tensor, key: Tensor) -> tuple[tuple[Operation, ...], tuple[Tensor, Tensor]]:
-    """Rotate query and key, with one kernel each or with the passes of plain code."""
+    """Return the passes that rotate query and key as ``rotation`` says, and both outputs.
+
+    They are one kernel each, or the passes of plain code.
+    """
     if rotation not in ("complex", "halves"):
         return rotate(query, key)
     steps = _rotate_complex if rotation == "complex" else rotate_by_steps
@@ -173,10 +181,10 @@ def _rotated_as(rotation: Rotation, query: Tensor, key: Tensor) -> tuple[tuple[O
 
 
 def _rotate_complex(name: str, part: Tensor) -> tuple[tuple[MemoryPass, ...], Tensor]:
-    """Build the rotary position embedding as complex products in fp32: cast, product, cast back.
+    """Return the passes of rotary position embedding as complex products in fp32, and the output tensor.
 
-    It moves 20 bytes an element in each direction with sixteen-bit activations (apply_rotary_emb of torchtitan,
-    models/llama/model.py of 2024).
+    The passes are cast, product and cast back. They move 20 bytes an element in each direction with sixteen-bit
+    activations (apply_rotary_emb of torchtitan, models/llama/model.py of 2024).
     """
     wide, turned = (replace(part.like(f"{name}.{step}"), wide=True) for step in ("wide", "product"))
     out = part.like(f"{name}.rotated")
@@ -184,7 +192,7 @@ def _rotate_complex(name: str, part: Tensor) -> tuple[tuple[MemoryPass, ...], Te
 
 
 def _plain(inputs: tuple[Tensor, ...], out: Tensor) -> MemoryPass:
-    """Build a pass of plain code, which compilers do not fuse with others."""
+    """Return a memory pass of plain framework code, which compilers do not fuse with others."""
     return MemoryPass(out.name, "eager", inputs, out, linear=True)
 
 
@@ -247,7 +255,7 @@ class Attention(Layer):
         return Expansion((*operations, *core, output), out)
 
     def _head_shape(self, name: str, hidden: int) -> tuple[int, int, int]:
-        """Return the number of key heads, query heads per key head, and entries of a head."""
+        """Return (number of key heads, query heads per key head, entries of a head)."""
         kv_heads = self.kv_heads or self.heads
         if self.heads % kv_heads:
             raise GraphError(f"{name}: heads {self.heads} must be a multiple of kv_heads {kv_heads}")
@@ -258,9 +266,10 @@ class Attention(Layer):
     def _projections(
         self, name: str, inputs: tuple[Tensor, ...], shape: tuple[int, int, int]
     ) -> tuple[tuple[Operation, ...], tuple[Tensor, Tensor, Tensor]]:
-        """Build query, key and value: one product of the packed weight, or two for cross attention.
+        """Return the operations that make query, key and value, and these three tensors.
 
-        Norms and rotations apply to each rank's part of the keys before context parallelism exchanges them.
+        One product with the packed weight yields all three; cross attention has two products. Norms and rotations apply
+        to each rank's part of the keys before context parallelism exchanges them.
         """
         kv_heads, group, head_dim = shape
         value_dim = self.value_dim or head_dim
@@ -284,28 +293,34 @@ class Attention(Layer):
         return (first, self._without_key_bias(second, head_dim)), (q, k, v)
 
     def _without_key_bias(self, product: Contraction, packed: int) -> Contraction:
-        """Shorten the bias to ``packed`` entries a head if keys have none (Whisper, BEiT)."""
+        """Return the product with its bias shortened to ``packed`` entries a head if keys have no bias.
+
+        Whisper and BEiT have such keys.
+        """
         if product.bias is None or self.key_bias is not False:
             return product
         return replace(product, bias=replace(product.bias, sizes=(product.bias.sizes[0], packed)))
 
 
 def normed(x: Tensor, name: str | None = None) -> MemoryPass:
-    """Build the RMS norm, with a weight, over the last dim of a query, a key or a latent vector."""
+    """Return the memory pass of an RMS norm, with a weight, over the last dim of a query, key or latent vector."""
     out = x.like(name or f"{x.name}.normed")
     weight = vector(f"{out.name}.weight", x, x.dims[-1])
     return MemoryPass(out.name, "norm", (x,), out, (weight,), (x,), NORM_FLOPS, reduces=(x.dims[-1],))
 
 
 def _jointly_normed(x: Tensor) -> MemoryPass:
-    """Build the RMS norm over all heads of a query or a key, with a weight for each entry of each head."""
+    """Return the memory pass of an RMS norm over all heads of a query or key together, with a weight for each entry."""
     out = x.like(f"{x.name}.normed")
     weight = Tensor(f"{out.name}.weight", x.dims[2:], x.sizes[2:], "parameter")
     return MemoryPass(out.name, "norm", (x,), out, (weight,), (x,), NORM_FLOPS, reduces=x.dims[2:])
 
 
 def gated(name: str, context: Tensor, *, per_head: bool = False) -> tuple[MemoryPass, Tensor]:
-    """Multiply the heads' output by a sigmoid of gates, which the query's projection also yields."""
+    """Return the pass that multiplies the heads' output by a sigmoid of gates, and its output tensor.
+
+    The query's projection also yields the gates: one per entry, or one ``per_head``.
+    """
     gates = context.like(f"{name}.gates")
     gates = gates.without(context.dims[-1], name=gates.name) if per_head else gates
     out = context.like(f"{name}.gated")
@@ -314,7 +329,10 @@ def gated(name: str, context: Tensor, *, per_head: bool = False) -> tuple[Memory
 
 
 def _sinks(name: str, shape: tuple[int, int, int]) -> MemoryPass:
-    """Build the read of the attention sinks: one learned score a head without a value (Xiao et al., ICLR 2024)."""
+    """Return the pass that reads the attention sinks, one learned score a head without a value.
+
+    Reference: Xiao et al., ICLR 2024.
+    """
     scores = Tensor(f"{name}.sinks", ("kv_heads", "group"), shape[:2], "parameter")
     return MemoryPass(f"{name}.sinks", "copy", (), scores.like(f"{name}.sink_scores", role="statistic"), (scores,))
 
@@ -379,9 +397,10 @@ class LatentAttention(Layer):
     def _rotated_by_steps(
         self, query: Tensor, key: Tensor, value: Tensor, rotary: Tensor, calls: Calls
     ) -> tuple[tuple[Operation, ...], tuple[Tensor, Tensor, Tensor]]:
-        """Rotate the rotary parts of query and key pass by pass, join them to the other parts, and copy the values.
+        """Return the passes that rotate parts of query and key one step at a time, and (query, key, value) after them.
 
-        The values are copied because one product yields them together with the keys.
+        The rotated parts are joined to the others, and the values are copied because one product yields them together
+        with the keys.
         """
         rope_query = query.reshaped(dict(zip(query.dims, (*query.sizes[:-1], self.rope_dim), strict=True)))
         nope_key = key.reshaped(dict(zip(key.dims, (*key.sizes[:-1], self.nope_dim), strict=True)))
@@ -403,7 +422,7 @@ class LatentAttention(Layer):
         return (down,), latent
 
     def _query(self, name: str, x: Tensor, latent: Tensor | None) -> tuple[tuple[Operation, ...], Tensor]:
-        """Build the queries of all heads, from the latent vector or from the input."""
+        """Return the operations that make the queries of all heads, from latent vector or input, and the queries."""
         wide: dict[str, Size] = {"kv_heads": self.heads, "group": 1, "head_dim": self.nope_dim + self.rope_dim}
         if latent is None:
             direct, query = project(f"{name}.query", x, wide)
@@ -414,7 +433,10 @@ class LatentAttention(Layer):
         return (norm, up), query
 
     def _key_value(self, name: str, x: Tensor, packed: Tensor) -> tuple[tuple[Operation, ...], Tensor, Tensor]:
-        """Build the keys and values of all heads from the latent vector; the same product yields the rotary key."""
+        """Return the operations that make keys and values of all heads, the keys, and the values.
+
+        ``packed`` holds the latent vector from which they are projected, and the rotary key.
+        """
         batch, seq, _ = packed.dims
         latent = packed.reshaped(
             {batch: packed.sizes[0], seq: packed.sizes[1], "kv_rank": self.kv_rank}, name=f"{name}.latent"
@@ -532,7 +554,7 @@ class RelativeAttention(Layer):
         return Expansion((*host_copies, join, packed, *scored, *core, output), out)
 
     def _memories_through_host(self, name: str, x: Tensor) -> tuple[Operation, ...]:
-        """Build the copy, through the host and in fp32, of saved states from the last step to this one."""
+        """Return the copies of saved states from the last step to this one, through host memory in fp32."""
         sizes: dict[str, Size] = {x.dims[0]: x.sizes[0], "remembered": self.memory, x.dims[2]: x.sizes[2]}
         states = Tensor(f"{name}.memory", tuple(sizes), tuple(sizes.values()), grad=False, wide=True)
         copied = replace(states, name=f"{name}.fed")
@@ -541,7 +563,10 @@ class RelativeAttention(Layer):
     def _scores(
         self, name: str, query: Tensor, key: Tensor, x: Tensor, *, transposed: bool
     ) -> tuple[tuple[Operation, ...], Tensor]:
-        """Build the scores by content and by distance: shifted, summed, scaled and masked."""
+        """Return the operations of the scores by content and by distance, and the scores.
+
+        They are shifted, summed, scaled and masked.
+        """
         batch, seq, heads, head_dim = query.dims
         head_sizes: dict[str, Size] = {heads: query.size(heads), head_dim: query.size(head_dim)}
         weight = Tensor(

@@ -20,7 +20,7 @@ Padding = NonNegativeInt | Annotated[list[NonNegativeInt], Field(min_length=1, m
 
 
 def padded(padding: Padding, kernel: tuple[int, ...], dilation: tuple[int, ...], *, name: str) -> tuple[float, ...]:
-    """Return the zeros on each side of every spatial dim, on average over both sides.
+    """Return the padding of each spatial dim: zeros on one side, averaged over both sides.
 
     ``same`` gives an output of ceil(n / stride), which at stride 1 is the size of the input.
     """
@@ -32,7 +32,7 @@ def padded(padding: Padding, kernel: tuple[int, ...], dilation: tuple[int, ...],
 
 
 def window_count(size: Size, kernel: int, stride: int, dilation: int, padding: float, *, ceil: bool = False) -> int:
-    """Count the positions of a sliding window: floor((n + 2p − d(k−1) − 1) / s) + 1.
+    """Return the number of positions of a sliding window: floor((n + 2p − d(k−1) − 1) / s) + 1.
 
     With ``ceil`` the quotient is rounded up, unless the last window would start in the padding.
     """
@@ -129,7 +129,10 @@ def contract(
     *,
     transposed: bool = False,
 ) -> Expansion:
-    """Build a convolution as a contraction over input channels and kernel dims, with one window per spatial dim."""
+    """Return the expansion of a convolution: a contraction over input channels and kernel dims.
+
+    Each spatial dim has a window. ``space`` are the output sizes.
+    """
     if min(space) < 1:
         raise GraphError(f"{name}: kernel {list(kernel)} does not fit the input {describe(x)}")
     dims = x.dims[2:]
@@ -160,7 +163,10 @@ def contract(
 
 
 class Pool(Layer):
-    """Base of pooling layers: a window slides over every spatial dim; the stride defaults to the kernel."""
+    """Base of pooling layers: a window of size ``kernel`` slides over every spatial dim.
+
+    Its stride defaults to ``kernel``.
+    """
 
     kernel: Extent
     stride: Extent | None = None
@@ -168,7 +174,7 @@ class Pool(Layer):
     ceil: bool = False
 
     def pooled(self, name: str, x: Tensor) -> tuple[Tensor, tuple[Window, ...]]:
-        """Return the output tensor and the windows along spatial dims."""
+        """Return the output tensor of the pooling and the window along each spatial dim."""
         self.check_rank(name, x, (3, 4, 5))
         rank = len(x.dims) - 2
         kernel = option(self.kernel, rank, field="kernel", name=name)
@@ -191,7 +197,7 @@ def _elements(windows: tuple[Window, ...]) -> int:
 
 @LAYERS.register("max_pool")
 class MaxPool(Pool):
-    """Maximum of each window.
+    """Max pooling: the maximum of each window.
 
     It saves the positions of the maxima (int64, as current frameworks do) and, with ``keeps_input``, its input, as
     PyTorch does.
@@ -211,7 +217,7 @@ class MaxPool(Pool):
 
 @LAYERS.register("avg_pool")
 class AvgPool(Pool):
-    """Mean of each window."""
+    """Average pooling: the mean of each window."""
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         (x,) = inputs
@@ -283,10 +289,10 @@ class Proposals(Layer):
 
 @LAYERS.register("roi_align")
 class RoiAlign(Layer):
-    """Crops of a feature map, resampled bilinearly to ``size`` x ``size`` with ``samples`` x ``samples`` points a cell.
+    """Crops of a feature map (RoIAlign), resampled bilinearly to ``size`` x ``size``.
 
-    Inputs: a feature map (batch, channels, height, width) and boxes (batch, regions, 4). Output: (regions, channels,
-    height, width), with the regions of all images as its batch.
+    Each cell is sampled at ``samples`` x ``samples`` points. Inputs: a feature map (batch, channels, height, width) and
+    boxes (batch, regions, 4). Output: (regions, channels, height, width), with the regions of all images as its batch.
 
     Reference: He et al., Mask R-CNN, ICCV 2017, section 3.
     """

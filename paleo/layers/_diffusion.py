@@ -33,7 +33,10 @@ class Clustered(Layer):
     narrowing: PositiveInt = 1
 
     def widths(self, name: str, hidden: int) -> list[int]:
-        """List the embedding width of each cluster. GraphError if shares do not match the clusters, or a width is 0."""
+        """List the embedding width of each cluster [entries].
+
+        Raise GraphError if a width is 0 or shares do not match.
+        """
         if len(self.shares) != len(self.sizes) or round(sum(self.shares), 3) != 1.0:
             raise GraphError(
                 f"{name}: shares {self.shares} are not {len(self.sizes)} parts of one, one for each cluster"
@@ -94,7 +97,7 @@ class AdaptiveSoftmax(Clustered):
         return Expansion((clusters, *operations), out)
 
     def _cluster(self, name: str, states: Tensor, cluster: int, width: int, choices: Choices) -> tuple[Operation, ...]:
-        """Build the logits of one cluster and their loss."""
+        """Return the operations that compute the logits of one further cluster, for its own tokens, and their loss."""
         operations: list[Operation] = []
         tables = f"{self.tie}.{cluster}" if self.tie else name
         if self.narrowing > 1:
@@ -109,7 +112,7 @@ class AdaptiveSoftmax(Clustered):
 
 
 def _part(x: Tensor, share: float) -> Tensor:
-    """Return the tensor that holds a share of each sample's tokens."""
+    """Return a tensor like ``x`` that holds only a ``share`` (0 to 1) of each sample's tokens."""
     return Tensor(x.name, x.dims, (x.sizes[0], x.sizes[1] * share, *x.sizes[2:]), x.role, x.grad)
 
 
@@ -118,7 +121,10 @@ def _part(x: Tensor, share: float) -> Tensor:
 
 
 def _modulation(name: str, conditioning: Tensor, count: int) -> list[Operation]:
-    """Build ``count`` vectors of shifts, scales and gates per sample from the conditioning vector."""
+    """Return the operations that compute ``count`` vectors of shifts, scales and gates per sample.
+
+    They are projected from the ``conditioning`` vector.
+    """
     activated = conditioning.like(f"{name}.silu")
     width = int(conditioning.sizes[-1])
     product, _ = project(f"{name}.vectors", activated, {"modulation": count * width}, bias=True)
@@ -127,7 +133,7 @@ def _modulation(name: str, conditioning: Tensor, count: int) -> list[Operation]:
 
 
 def _modulated_norm(name: str, x: Tensor) -> tuple[MemoryPass, Tensor]:
-    """Build a layer norm without weights, with scale and shift of each sample."""
+    """Return a layer norm without weights, scaled and shifted per sample, as (memory pass, output tensor)."""
     out = x.like(name)
     statistic = x.without(x.dims[-1], name=f"{name}.statistics", role="statistic")
     return MemoryPass(name, "norm", (x,), out, (), (x, statistic), 10.0, reduces=(x.dims[-1],)), out
@@ -139,7 +145,10 @@ def _gated_sum(name: str, x: Tensor, update: Tensor) -> tuple[MemoryPass, Tensor
 
 
 def _heads(name: str, x: Tensor, heads: int, head_dim: int) -> tuple[list[Operation], tuple[Tensor, Tensor, Tensor]]:
-    """Build query and key, normalised and rotated, and value, as views of one packed product over ``x``."""
+    """Return the operations that make query, key and value of all heads, and these three tensors.
+
+    One product over ``x`` yields all three; query and key are then normalised and rotated.
+    """
     batch, seq = x.dims[:2]
     query = Tensor(f"{name}.query", (batch, seq, "kv_heads", "group", "head_dim"), (*x.sizes[:2], heads, 1, head_dim))
     key, value = (
@@ -153,14 +162,17 @@ def _heads(name: str, x: Tensor, heads: int, head_dim: int) -> tuple[list[Operat
 
 
 class StreamBlock(Layer):
-    """Base of both blocks. Inputs: (batch, seq, hidden) with the text first, and the conditioning vector."""
+    """Base of the blocks of a diffusion transformer with text and image streams, as in FLUX.1.
+
+    Inputs: (batch, seq, hidden) with the text positions first, and the conditioning vector of each sample.
+    """
 
     arity: ClassVar[int | None] = 2
     heads: PositiveInt
     ffn: PositiveInt
 
     def head_dim(self, name: str, x: Tensor, conditioning: Tensor) -> int:
-        """Return the entries of a head. Raises GraphError if the inputs do not match."""
+        """Return the number of entries of a head; raise GraphError if the inputs do not match the block."""
         if len(x.dims) != 3 or len(conditioning.dims) != 2 or int(x.sizes[-1]) % self.heads:
             raise GraphError(f"{name}: {describe(x)} and {describe(conditioning)} do not make {self.heads} heads")
         return int(x.sizes[-1]) // self.heads
@@ -201,7 +213,7 @@ class DoubleStream(StreamBlock):
     def _after_attention(
         self, name: str, x: Tensor, context: Tensor, length: float, choices: Choices
     ) -> list[Operation]:
-        """Build output projection, gated sum and feed-forward layers of one stream."""
+        """Return the operations of one stream after attention: output projection, gated sum and feed-forward layers."""
         hidden = x.dims[-1]
         part = x.reshaped({x.dims[0]: x.sizes[0], x.dims[1]: length, hidden: x.sizes[-1]})
         share = context.reshaped(dict(zip(context.dims, (context.sizes[0], length, *context.sizes[2:]), strict=True)))

@@ -81,7 +81,11 @@ def feed_forward(
     shared: tuple[str, ...] = (),
     dim: str = "ffn",
 ) -> tuple[tuple[Operation, ...], Tensor]:
-    """Build the up projection to ``dim`` and its activation; for a gated activation one product of twice the width."""
+    """Return the operations of the first half of a feed-forward block, and their output tensor of ``ffn`` entries.
+
+    They are the up projection to the dim ``dim`` and its activation. A gated activation takes one product of twice the
+    width.
+    """
     if activation in GATED:
         up, wide = project(f"{name}.up", x, {"gates": 2, dim: ffn}, bias=bias, shared=shared)
         separate = choices.gates == "separate"
@@ -141,11 +145,11 @@ class CrossNetwork(Layer):
 
 @LAYERS.register("embedding")
 class Embedding(Layer):
-    """Embedding: adds the dim ``dim`` of ``features`` entries, one row of a table per index. Only the rows read move.
+    """Embedding: looks up one row of a table per index, and adds a dim ``dim`` of ``features`` entries.
 
-    ``tie`` uses the table of another embedding (source and target language of a translation model). ``rows`` names the
-    dim of the table's rows. Tensor parallelism splits a ``vocab``; small tables (the segments of BERT) use another name
-    and stay whole, as in Megatron-LM.
+    Only the rows that are looked up move. ``tie`` uses the table of another embedding (source and target language of a
+    translation model). ``rows`` names the dim of the table's rows. Tensor parallelism splits a ``vocab``; small tables
+    (the segments of BERT) use another name and stay whole, as in Megatron-LM.
     """
 
     tensor_dims = ("vocab",)
@@ -166,7 +170,7 @@ class Embedding(Layer):
 
 @dataclass(frozen=True, slots=True)
 class JoinedSlices:
-    """Gradient accumulation of a table that is both an embedding and a weight, as rows with indices (TensorFlow).
+    """Pass that adds up the gradient of a table used as both embedding and weight, as TensorFlow does.
 
     The framework concatenates the gradients of all products to one tensor and adds its rows, with atomic sums, into a
     zeroed table. Rows that were looked up are few and not counted. If products read the table in ``parts``, the
@@ -185,7 +189,7 @@ class JoinedSlices:
 
     @property
     def out(self) -> Tensor:
-        """The concatenated gradients; empty for a table that is not trained."""
+        """Concatenated gradients of all products; an empty tensor for a table that is not trained."""
         sizes = (self.parts * self.table.grad, *self.table.sizes)
         return Tensor(self.name, ("parts", *self.table.dims), sizes, "statistic")
 
@@ -213,7 +217,10 @@ class JoinedSlices:
 
 
 def tied_gradient(name: str, table: Tensor, choices: Choices, parts: int = 1) -> tuple[JoinedSlices, ...]:
-    """Return the passes that the gradient of a tied ``table`` needs in addition to its products."""
+    """Return TensorFlow's extra passes for the gradient of a ``table`` that is both an embedding and a weight.
+
+    The tuple is empty for other frameworks. ``parts`` is the number of pieces in which products read the table.
+    """
     if choices.tied == "sum":
         return ()
     return (JoinedSlices(f"{name}.slices", table, parts),)
@@ -296,7 +303,7 @@ class ShardedEmbeddingBag(Layer):
 
 @dataclass(frozen=True, slots=True)
 class RowLookup:
-    """Look-up and sum of table rows, one sum per table and sample, and the sparse update of those rows.
+    """Operation that looks up and sums table rows, one sum per table and sample, and updates only those rows.
 
     ``rows_each`` is the average number of rows in a sum.
     """

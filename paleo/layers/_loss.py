@@ -65,7 +65,10 @@ class CrossEntropy(Layer):
 
 
 def _metric(name: str, logits: Tensor, last: str) -> tuple[MemoryPass, ...]:
-    """Build a loss without gradient, for training metrics, as PyTorch's autocast does: cast to fp32, log-softmax."""
+    """Return the passes of a loss that is only logged, without gradient: cast to fp32 and log-softmax.
+
+    PyTorch's autocast computes it in this way.
+    """
     wide = logits.like(f"{name}.fp32", role="statistic")
     logarithms = logits.like(f"{name}.log_probabilities", role="statistic")
     return (
@@ -76,7 +79,7 @@ def _metric(name: str, logits: Tensor, last: str) -> tuple[MemoryPass, ...]:
 
 
 def _steps(name: str, wide: Tensor, last: str) -> tuple[MemoryPass, ...]:
-    """Build the passes of Megatron-LM's loss before its last one: maximum, difference, exponential, sum."""
+    """Return the passes of Megatron-LM's cross-entropy but its last: maximum, difference, exponential, sum."""
     row = wide.without(last, name=f"{name}.row", role="statistic")
     shifted, powers = wide.like(f"{name}.shifted"), wide.like(f"{name}.powers")
     return (

@@ -25,9 +25,9 @@ EAGER = "eager"
 
 
 def clamped_experts(name: str, sent: Tensor, ffn: int, back: dict[str, Size]) -> tuple[tuple[Operation, ...], Tensor]:
-    """Build the up projection, clamped gate and down projection of experts on tokens (experts, in_capacity, hidden).
+    """Return the operations of experts with a clamped gate on tokens (experts, in_capacity, hidden), and their output.
 
-    ``back`` maps the dim of the output to its size.
+    They are up projection, clamped gate and down projection. ``back`` maps the dim of the output to its size.
     """
     up, wide = project(f"{name}.up", sent, {"gates": 2, "ffn": ffn}, shared=("experts",))
     added, biased = _biased(f"{name}.act.bias", wide)
@@ -38,7 +38,10 @@ def clamped_experts(name: str, sent: Tensor, ffn: int, back: dict[str, Size]) ->
 
 
 def _biased(name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
-    """Build the passes that write each expert's bias times probabilities in fp32, add it, concatenate and cast back."""
+    """Return the passes that add each expert's bias times the token's probability in fp32, and their output tensor.
+
+    They write the biases, add them, concatenate, and cast back.
+    """
     features = {dim: size for dim, size in zip(x.dims, x.sizes, strict=True) if dim != x.dims[1]}
     bias = Tensor(f"{name}.vector", tuple(features), tuple(features.values()), "parameter")
     chances = x.without(*(dim for dim in x.dims[2:]), name=f"{name}.probabilities", role="statistic")
@@ -54,7 +57,10 @@ def _biased(name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
 
 
 def _gated(name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
-    """Build the gate: the halves of ``x`` along ``gates``, clamped and multiplied, times the probabilities in fp32."""
+    """Return the passes of a clamped gate, and their output tensor.
+
+    The halves of ``x`` along the dim ``gates`` are clamped and multiplied, times the routing probabilities in fp32.
+    """
     half = x.without("gates", name=f"{name}.half")
     gate, value, low, high, scaled, open_gate, opened, shifted, product = (
         half.like(f"{name}.{part}")
@@ -86,16 +92,16 @@ class MixtureOfExperts(Layer):
     ``score_bias`` is the load-balancing bias of DeepSeek-V3. ``groups`` is the number of expert groups among which the
     router chooses first (DeepSeek-V2, 2024, section 2.2.2). ``scores`` is the function from logits to scores;
     DeepSeek-V3 uses sigmoids with a balancing bias (technical report, 2024, section 2.1.2). Groups and sigmoids cost
-    only calls of the host. With ``latent``, routed experts work on that many entries per token, between two projections
-    that all tokens share (Nemotron 3 Super, 2025).
+    only CPU calls. With ``latent``, routed experts work on that many entries per token, between two
+    projections that all tokens share (Nemotron 3 Super, 2025).
 
     Shared experts are feed-forward layers, ``shared_ffn`` wide, over the dim ``in_seq``. Tensor parallelism splits them
     even if routed experts take their tokens from a sequence split over tp; that sequence is then all-gathered for the
     shared experts (Megatron-Core's SharedExpertMLP).
 
-    The dim of token places is called ``capacity`` in dispatch and combine, and ``in_capacity`` inside the experts. If
-    only ``capacity`` is split over tp, tokens are all-gathered before the experts, and the experts' partial sums
-    reduce-scattered.
+    Each expert has ``capacity`` places for tokens. This dim is called ``capacity`` in dispatch and combine, and
+    ``in_capacity`` inside the experts. If only ``capacity`` is split over tp, tokens are all-gathered before the
+    experts, and the experts' partial sums reduce-scattered.
     """
 
     tensor_dims = ("ffn",)
@@ -153,7 +159,10 @@ class MixtureOfExperts(Layer):
         return Expansion((*shared, *route, *narrowed, dispatch, *expert_ops, combine, *widened, *join), out)
 
     def _narrowed(self, name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
-        """Build the tokens that routed experts read: projected to the ``latent`` width if there is one."""
+        """Return the operations that project tokens to the ``latent`` width of routed experts, and their output tensor.
+
+        Without ``latent`` there are none, and the output is ``x``.
+        """
         if self.latent is None:
             return (), x
         down, tokens = project(f"{name}.latent_down", x, {"latent": self.latent})
@@ -166,7 +175,7 @@ class MixtureOfExperts(Layer):
     def _experts(
         self, name: str, sent: Tensor, back: dict[str, Size], choices: Choices
     ) -> tuple[tuple[Operation, ...], Tensor]:
-        """Build the feed-forward layers of all experts.
+        """Return the feed-forward operations of all routed experts, and their output tensor.
 
         Probabilities are applied inside them, so that their output is not saved (Megatron-Core 0.12 and later).
         """
@@ -180,7 +189,7 @@ class MixtureOfExperts(Layer):
     def _shared(
         self, name: str, x: Tensor, out: Tensor, choices: Choices
     ) -> tuple[tuple[Operation, ...], tuple[Operation, ...]]:
-        """Build the shared experts, and the sum of their output and that of the routed experts.
+        """Return two groups of operations: the shared experts, and the sum of their output with the routed experts'.
 
         They run before tokens are dispatched (Megatron-Core's MoELayer, NeMo AutoModel's MoE).
         """

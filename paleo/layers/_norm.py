@@ -25,7 +25,10 @@ def _normalise(
     *,
     local: bool = False,
 ) -> Expansion:
-    """Build the pass of a norm; ``local`` marks batch normalisation, whose statistics stay inside a replica."""
+    """Return the expansion of a norm as one memory pass; ``local`` marks batch norms, with statistics per replica.
+
+    ``reduces`` are the dims over which ``statistic`` is computed.
+    """
     out = x.like(name) if local else choices.output(x.like(name), "norm")
     pass_ = MemoryPass(
         name,
@@ -43,9 +46,10 @@ def _normalise(
 
 @LAYERS.register("batch_norm")
 class BatchNorm(Layer):
-    """Batch normalisation: per-channel statistics over batch and space (Ioffe and Szegedy, 2015), of each replica.
+    """Batch normalisation with per-channel statistics over batch and space, of each replica by itself.
 
-    ``dim`` names the channels if they are not the second dim (features of a sequence).
+    ``dim`` names the channels if they are not the second dim (features of a sequence). Reference: Ioffe and Szegedy,
+    2015.
     """
 
     tensor_dims = ()
@@ -121,7 +125,7 @@ _POWER_GRADIENT = 28.0 / 12.0
 
 
 def _root_mean_square_by_steps(name: str, x: Tensor) -> Expansion:
-    """Build the plain code of a root-mean-square norm, one pass per step.
+    """Return the expansion of an RMS norm as plain PyTorch code computes it, one pass per step.
 
     The steps are a cast to fp32, squares, their mean, the product with its inverse root, the cast back and the scale.
     Autograd saves the fp32 input and the input of the scale. It moves 36 bytes an element forward in sixteen bits,
@@ -197,7 +201,7 @@ class FrozenBatchNorm(Layer):
 
 @LAYERS.register("hyper_split")
 class HyperSplit(Layer):
-    """Copies of the tokens (batch, seq, hidden) as ``streams`` residual streams (batch, seq, streams, hidden)."""
+    """Start of residual streams: copies tokens (batch, seq, hidden) to (batch, seq, streams, hidden)."""
 
     tensor_dims = ()
     streams: PositiveInt
@@ -212,7 +216,7 @@ class HyperSplit(Layer):
 
 @LAYERS.register("hyper_read")
 class HyperRead(Layer):
-    """Weighted sum of the residual streams (batch, seq, streams, hidden), with weights from a product over all streams.
+    """Weighted sum of residual streams (batch, seq, streams, hidden), by weights from a product over all streams.
 
     With ``mixes`` the product also yields the weights by which `hyper_write` mixes the streams: a doubly stochastic
     matrix after ``iterations`` of Sinkhorn and Knopp's normalisation.
@@ -244,7 +248,7 @@ class HyperRead(Layer):
 
 @LAYERS.register("hyper_write")
 class HyperWrite(Layer):
-    """New residual streams: the old ones (second input) mixed, plus the output of a half layer (first input)."""
+    """Update of residual streams: the old ones (second input) mixed, plus a half layer's output (first input)."""
 
     tensor_dims = ()
     arity: ClassVar[int | None] = 2

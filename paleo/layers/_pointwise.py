@@ -15,10 +15,10 @@ from paleo.operations.tensor import Size, Tensor
 
 
 class Activation(Layer):
-    """Base of element-wise functions; one layer type is registered for each entry of ``ACTIVATIONS``.
+    """Base of activation layers (relu, gelu, …); one layer type is registered for each entry of ``ACTIVATIONS``.
 
-    With ``keeps: input`` it saves its input even if its gradient could be computed from the output, as PyTorch does out
-    of place for all functions but relu, sigmoid and tanh.
+    With ``keeps: input`` the layer saves its input even if its gradient could be computed from the output. PyTorch does
+    so, out of place, for all functions but relu, sigmoid and tanh.
     """
 
     function: ClassVar[str]
@@ -67,7 +67,7 @@ class Join(Layer):
 
 @LAYERS.register("add")
 class Add(Join):
-    """Sum; its gradient is that of the output, so the backward pass costs nothing."""
+    """Sum of two tensors. Both inputs have the gradient of the output, so the backward pass costs nothing."""
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
         largest = self.same_shapes(name, inputs, broadcast=True)
@@ -174,7 +174,7 @@ class SpectrogramToSequence(Layer):
 
 @LAYERS.register("select")
 class Select(Layer):
-    """One entry along a dim, which is removed (the class token, the last step)."""
+    """Selection of one entry along a dim, which is removed (the class token, the last step)."""
 
     dim: str = "seq"
 
@@ -189,7 +189,7 @@ class Select(Layer):
 
 @LAYERS.register("take")
 class Take(Layer):
-    """``count`` entries along a dim, such as the masked tokens that a language model predicts."""
+    """Selection of ``count`` entries along a dim, such as the masked tokens that a language model predicts."""
 
     count: PositiveInt
     dim: str = "seq"
@@ -278,7 +278,7 @@ class ClassToken(Layer):
 
 @LAYERS.register("position_embedding")
 class PositionEmbedding(Layer):
-    """Sum with a vector per position: a learned table, which may be longer than the sequence, or fixed sinusoids."""
+    """Sum of a sequence with a vector per position: a learned table, perhaps longer, or fixed sinusoids."""
 
     tensor_dims = ()
     positions: PositiveInt | None = None

@@ -77,7 +77,10 @@ class Recurrent(Layer):
         )
 
     def _projected(self, name: str, wide: Tensor, directions: int, projection: int) -> tuple[Contraction, Tensor]:
-        """Build the projection of the states, with one matrix per direction, for all steps in one product."""
+        """Return the product that narrows the states to ``projection`` entries, and its output tensor.
+
+        Each direction has its own matrix; all time steps count as one product.
+        """
         batch, seq, _ = wide.dims
         rows: dict[str, Size] = {batch: wide.sizes[0], seq: wide.sizes[1], "directions": directions}
         sizes: dict[str, Size] = {"directions": directions, "states": self.hidden, "projection": projection}
@@ -88,7 +91,10 @@ class Recurrent(Layer):
         return product, result.reshaped({batch: wide.sizes[0], seq: wide.sizes[1], "features": directions * projection})
 
     def _gates(self, name: str, x: Tensor, directions: int, gates: int) -> tuple[tuple[Operation, ...], Tensor]:
-        """Build the part of the gates that depends on the input only, for all steps at once."""
+        """Return the operations of the part of the gates that depends on the input only, and its output tensor.
+
+        They cover all time steps at once.
+        """
         if not self.project:
             if x.sizes[-1] != gates:
                 raise GraphError(
@@ -131,7 +137,7 @@ class Gru(Recurrent):
 def _short_convolution(
     name: str, x: Tensor, rows: dict[str, Size], mixed: Size, taps: int, more: tuple[Tensor, ...] = ()
 ) -> MemoryPass:
-    """Build a causal convolution over ``taps`` positions of the ``mixed`` entries of each group.
+    """Return the memory pass of a causal convolution over ``taps`` positions of the ``mixed`` entries of each group.
 
     The groups are the last dim of ``rows``.
     """
@@ -143,7 +149,7 @@ def _short_convolution(
 
 
 def _gated_norm(name: str, flat: Tensor, gate: Tensor, scale: Tensor) -> MemoryPass:
-    """Build the norm of a mixer's output, multiplied by its gate."""
+    """Return the memory pass that normalises a mixer's output and multiplies it by its gate."""
     normed, inputs = flat.like(f"{name}.norm"), (flat, gate)
     return MemoryPass(normed.name, "norm", inputs, normed, (scale,), inputs, flops_per_element=14.0, reduces=("inner",))
 
@@ -190,11 +196,11 @@ class Mamba2(Layer):
 
     @property
     def _inner(self) -> int:
-        """Entries of all heads of a group."""
+        """Entries of all heads of one group: heads / groups · head_dim."""
         return self.heads // self.groups * self.head_dim
 
     def _scan(self, name: str, rows: dict[str, Size]) -> tuple[Operation, Tensor]:
-        """Build the scan in chunks, as one kernel, and its output.
+        """Return the selective scan, computed in chunks by one kernel, and its output tensor.
 
         Its products are the scores inside each chunk, each chunk's contribution to the state, and the output from
         scores and state.
@@ -308,16 +314,19 @@ class DeltaNet(Layer):
 
     @property
     def _group(self) -> int:
-        """Value heads per key head."""
+        """Number of value heads that share one key head."""
         return (self.value_heads or self.heads) // self.heads
 
     @property
     def _values(self) -> int:
-        """Entries of all values that share a key."""
+        """Entries of all value heads that share one key head."""
         return self._group * self.value_dim
 
     def _low_rank_projection(self, name: str, x: Tensor, rank: int, width: int) -> tuple[Operation, ...]:
-        """Build a projection to ``width`` entries of each head through ``rank`` entries; nothing for a rank of 0."""
+        """Return the products of a projection to ``width`` entries per head through ``rank`` entries.
+
+        Returns None for a rank of 0.
+        """
         if not rank:
             return ()
         down, low = project(f"{name}.down", x, {"rank": rank})
@@ -325,7 +334,10 @@ class DeltaNet(Layer):
         return down, up
 
     def _rule(self, name: str, rows: dict[str, Size]) -> tuple[Operation, Tensor]:
-        """Build the delta rule in chunks, as one kernel, from queries, keys, values, step sizes and decays."""
+        """Return the gated delta rule, computed in chunks by one kernel, and its output tensor.
+
+        It reads queries, keys, values, step sizes and decays.
+        """
         batch, seq, _ = rows
         widths = {"q": self.key_dim, "k": self.key_dim, "v": self._values, "beta": self._group}
         widths["decay"] = self.key_dim if self.decay == "channel" else self._group
@@ -352,10 +364,10 @@ class DeltaNet(Layer):
         return RecomputedChain(out.name, inputs, out, chain, kernel, frozenset({seq})), out
 
     def _products(self, name: str, chunks: dict[str, Size], length: int) -> tuple[Operation, ...]:
-        """Build the products of one chunk: keys with keys, their inverse, reads and writes of the state, and queries.
+        """Return the matrix products of one chunk of the delta rule.
 
-        The inverse is found by substitution, which costs a third of a product. Queries are multiplied with keys and
-        with the state.
+        They are keys with keys, the inverse of that matrix, reads and writes of the state, and queries with keys and
+        state. The inverse is found by substitution, which costs a third of a product.
         """
 
         def tensor(part: str, **dims: Size) -> Tensor:

@@ -39,7 +39,7 @@ class Indexer:
     def choose(
         self, name: str, x: Tensor, source: Tensor, keys: Tensor | None = None
     ) -> tuple[tuple[Operation, ...], Tensor]:
-        """Build the operations of the indexer, and the tensor of the selected positions of each query.
+        """Return the indexer's operations, and the tensor of the positions that it selects for each query.
 
         Queries are projected from ``source``. ``keys`` (batch, keys, dim) are given, or projected from ``x``. No
         gradient flows to either.
@@ -71,7 +71,7 @@ class Indexer:
         return (*operations, *self._indexer_loss(name, x, query, keys, chosen * self.block)), picked
 
     def _indexer_loss(self, name: str, x: Tensor, query: Tensor, keys: Tensor, chosen: int) -> tuple[Operation, ...]:
-        """Build the indexer's own loss: scores of the selected keys, with their gradient."""
+        """Return the operations of the indexer's own loss: scores of the selected keys, with their gradient."""
         batch, seq = x.dims[:2]
         sizes: dict[str, Size] = {batch: x.sizes[0], "chosen": min(chosen, int(keys.sizes[1])), "index_dim": self.dim}
         picked_keys = keys.reshaped(sizes, name=f"{name}.chosen_keys")
@@ -95,12 +95,12 @@ class Indexer:
 
 
 def _statistic(name: str, sizes: dict[str, Size]) -> Tensor:
-    """Return a tensor of four-byte numbers, such as scores or positions of keys."""
+    """Return a tensor of the given dims with four bytes an element, such as scores or positions of keys."""
     return Tensor(name, tuple(sizes), tuple(sizes.values()), "statistic")
 
 
 def _layer_norm(x: Tensor) -> MemoryPass:
-    """Build a layer norm over the last dim, with scale and shift."""
+    """Return the memory pass of a layer norm over the last dim, with scale and shift."""
     out, dim = x.like(f"{x.name}.normed"), x.dims[-1]
     learned = vector(f"{out.name}.weight", x, dim), vector(f"{out.name}.bias", x, dim)
     return MemoryPass(out.name, "norm", (x,), out, learned, (x,), NORM_FLOPS, reduces=(dim,))
@@ -131,18 +131,24 @@ class SparseLatentAttention(LatentAttention):
         return Expansion((*self._latents(name, dense.operations), *index, *self._gathered(name, x, dense)), dense.out)
 
     def _index(self, name: str, x: Tensor, operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
-        """Build the indexer; its queries are projected from the attention's latent query if there is one."""
+        """Return the indexer's operations; queries are projected from the attention's latent query if there is one.
+
+        ``operations`` are those of latent attention.
+        """
         latent = next((op.out for op in operations if op.name == f"{name}.q_norm"), x)
         source = latent.renamed({latent.dims[1]: x.dims[1]})
         return Indexer(self.index_heads, self.index_dim, self.top_k).choose(f"{name}.index", x, source)[0]
 
     def _latents(self, name: str, operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
-        """Select the operations of latent attention before its heads: latent vectors, their norms and the queries."""
+        """Return those operations of latent attention that come before its heads: latents, norms, queries."""
         kept = {f"{name}.{part}" for part in ("q_down", "q_norm", "query", "kv_down", "kv_norm")}
         return tuple(operation for operation in operations if operation.name in kept)
 
     def _gathered(self, name: str, x: Tensor, dense: Expansion) -> tuple[Operation, ...]:
-        """Build attention in latent space to the selected keys, which all heads share."""
+        """Return the operations of attention to the selected keys in latent space, where all heads share one key.
+
+        ``dense`` is the same layer as latent attention to all keys.
+        """
         batch, seq, hidden = x.dims
         rows: dict[str, Size] = {batch: x.sizes[0], seq: x.sizes[1]}
         heads: dict[str, Size] = {"kv_heads": self.heads, "group": 1}
@@ -257,7 +263,7 @@ class CompressedAttention(Layer):
         return Expansion((*operations, *far, joined, read, core, grouped, output), out)
 
     def _compressed(self, name: str, x: Tensor, latent: Tensor) -> tuple[tuple[Operation, ...], Tensor | None, int]:
-        """Build the compressed keys, and count how many of them a query attends to at most."""
+        """Return the operations that compress keys, the keys (or None), and how many a query attends to at most."""
         if not self.ratio or x.sizes[1] < self.ratio:
             unused_compressor = () if not self.ratio else self._pooled(f"{name}.compressor", x, self.head_dim)[0]
             return unused_compressor, None, 0
@@ -272,7 +278,10 @@ class CompressedAttention(Layer):
         return (*operations, *index_ops, *choice), entries, min(self.top_k, int(entries.sizes[1]))
 
     def _pooled(self, name: str, x: Tensor, dim: int) -> tuple[tuple[Operation, ...], Tensor]:
-        """Build compressed keys (batch, entries, dim): means of ``ratio`` positions, weighted by a learned softmax."""
+        """Return the operations that compress keys, and the keys (batch, entries, dim).
+
+        Each is a mean of ``ratio`` positions, weighted by a learned softmax.
+        """
         width = 2 * dim if self.overlap else dim
         both, packed = project(f"{name}.up", x, {"gates": 2, "pooled": width})
         bias = Tensor(f"{name}.bias", ("positions", "pooled"), (self.ratio, width), "parameter")

@@ -25,7 +25,10 @@ LAYERS: Registry[type[Layer]] = Registry("layer type", "paleo.layers")
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Choices of a framework where implementations of layers differ; a software profile sets them."""
+    """Implementation choices of a training framework that change the kernels of a layer.
+
+    A software profile sets them.
+    """
 
     #: Attention. ``fused``: one kernel. ``unfused``: scores are saved; one kernel for scale, mask and softmax.
     #: ``stepwise``: a pass for each of those, and copies that make heads contiguous, as in plain framework code.
@@ -70,11 +73,11 @@ class Choices:
 
     @property
     def stepwise(self) -> tuple[str, ...]:
-        """Activations that the framework computes term by term."""
+        """Names of the activations that the framework computes term by term, one pass each."""
         return {"fused": (), "tanh-stepwise": _WRITTEN_OUT, "stepwise": ("gelu", *_WRITTEN_OUT)}[self.gelu]
 
     def output(self, out: Tensor, by: str) -> Tensor:
-        """Return the output of a pass, in fp32 if mixed precision computes such passes in fp32.
+        """Return a layer's output tensor, in fp32 if mixed precision computes that operation in fp32.
 
         Parameters
         ----------
@@ -93,7 +96,7 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """Operations of one layer, in order, and its output.
+    """Result of expanding a layer: its operations in order, and its output tensor.
 
     ``whole`` is the tensor whose storage holds the output, if the output is a view of part of it.
     """
@@ -104,13 +107,14 @@ class Expansion:
 
 
 class Layer(BaseModel):
-    """Base of all layers: fields are the options in a model file, ``expand`` returns the operations.
+    """Base of all layers of a network: fields are the options in a model file, `expand` returns the operations.
 
     A subclass registers itself with ``@LAYERS.register("name")``. ``arity`` is the number of inputs (None: two or
-    more). ``tensor_dims`` are the dims that tensor parallelism splits. If it is empty, every rank of a group computes
-    the whole layer, as it costs little; if it is None, a prediction warns if the layer has parameters. ``expert_dims``
-    are split by expert parallelism. ``shared_dims`` are those of a mixture's shared experts, which tp splits whatever
-    the tensor degree of the experts. ``token_dims`` are split as the sequence is between tensor-parallel layers.
+    more). ``tensor_dims`` are the dims that tensor parallelism splits. If it is empty, every rank of a tensor-parallel
+    group computes the whole layer, as it costs little; if it is None, a prediction warns if the layer has parameters.
+    ``expert_dims`` are split by expert parallelism. ``shared_dims`` are those of a mixture's shared experts, which
+    tensor parallelism splits even if routed experts have another degree. ``token_dims`` are split as the sequence is
+    between tensor-parallel layers (sequence parallelism).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
@@ -195,7 +199,7 @@ def project(
     shared: tuple[str, ...] = (),
     weight: str | None = None,
 ) -> tuple[Contraction, Tensor]:
-    """Multiply the last dims of a tensor by a weight.
+    """Return the product of a tensor's last dims with a weight (a linear projection), and its output tensor.
 
     A summed dim whose name is also an output dim is renamed ``in_<dim>`` inside, so that a strategy can split either
     one.
@@ -247,7 +251,7 @@ def project(
 
 
 def vector(name: str, x: Tensor, dim: str) -> Tensor:
-    """Make a parameter vector along one dim of a tensor, such as a scale or shift.
+    """Return a parameter vector along one dim of a tensor, such as a scale or shift.
 
     Parameters
     ----------
@@ -288,7 +292,7 @@ ACTIVATIONS: dict[str, tuple[float, Literal["input", "output"]]] = {
 
 
 def activate(function: str, name: str, x: Tensor, choices: Choices) -> tuple[tuple[MemoryPass, ...], Tensor]:
-    """Apply an element-wise activation function.
+    """Return the passes of an element-wise activation function, and the output tensor.
 
     Parameters
     ----------
@@ -315,9 +319,10 @@ def activate(function: str, name: str, x: Tensor, choices: Choices) -> tuple[tup
 
 
 def _gelu_steps(name: str, x: Tensor, choices: Choices) -> tuple[tuple[MemoryPass, ...], Tensor]:
-    """Build x/2 · (1 + tanh(√(2/π) · (x + 0.044715 · x³))) term by term, as the original code of BERT and GPT-2 does.
+    """Return the passes of x/2 · (1 + tanh(√(2/π) · (x + 0.044715 · x³))), one per term, and the output tensor.
 
-    Sums pass their gradient on without a kernel. Reference: Hendrycks and Gimpel, 2016.
+    The original code of BERT and GPT-2 computes GELU in this way. Sums pass their gradient on without a kernel.
+    Reference: Hendrycks and Gimpel, 2016.
     """
     cube = choices.output(x.like(f"{name}.cube"), "gelu")
     scaled, summed, inner, tanh, shifted, out = (
@@ -338,7 +343,10 @@ def _gelu_steps(name: str, x: Tensor, choices: Choices) -> tuple[tuple[MemoryPas
 
 
 def _quick_gelu_steps(name: str, x: Tensor, choices: Choices) -> tuple[tuple[MemoryPass, ...], Tensor]:
-    """Build x · sigmoid(1.702 x) term by term (Hendrycks and Gimpel, 2016), as the original code of CLIP does."""
+    """Return the passes of x · sigmoid(1.702 x), one per term, and the output tensor.
+
+    The original code of CLIP computes it in this way (Hendrycks and Gimpel, 2016).
+    """
     out = choices.output(x.like(name), "gelu")
     scaled, opened = (out.like(f"{name}.{part}") for part in ("scaled", "opened"))
     steps = (
@@ -352,7 +360,7 @@ def _quick_gelu_steps(name: str, x: Tensor, choices: Choices) -> tuple[tuple[Mem
 def gate(
     name: str, function: str, x: Tensor, gates_dim: str, *, separate: bool = False
 ) -> tuple[tuple[MemoryPass, ...], Tensor]:
-    """Apply a gated linear unit, f(gate) · up, to the two halves along a dim.
+    """Return the passes of a gated linear unit, f(gate) · up, on the two halves along a dim, and the output tensor.
 
     One pass saves the two halves. Separate passes also save f(gate), as autograd's product needs it.
 
@@ -388,7 +396,7 @@ def gate(
 
 
 def option(value: Any, length: int, *, field: str, name: str) -> tuple[int, ...]:
-    """Expand a field that may be one number for all spatial dims or a list with one for each.
+    """Return one number per spatial dim, from an option that is one number for all or a list.
 
     Parameters
     ----------
@@ -418,7 +426,7 @@ def option(value: Any, length: int, *, field: str, name: str) -> tuple[int, ...]
 
 
 def with_frozen_weights(expansion: Expansion) -> Expansion:
-    """Mark the weights of a layer as not trained.
+    """Return a layer's operations with its weights marked as not trained.
 
     Parameters
     ----------
@@ -440,10 +448,10 @@ def with_frozen_weights(expansion: Expansion) -> Expansion:
 
 
 def with_gradients_as_needed(expansion: Expansion, inputs: tuple[Tensor, ...]) -> Expansion:
-    """Mark the tensors of a layer that need no gradient, as no trained weight depends on them.
+    """Return a layer's operations with the tensors marked that need no gradient.
 
-    If no input needs a gradient, the layer computes none before its first trained weight, and the operations before it
-    save nothing.
+    No trained weight depends on these. If no input needs a gradient, the layer computes none before its first trained
+    weight, and the operations before it save nothing.
 
     Parameters
     ----------

@@ -21,11 +21,11 @@ MOST_INPUTS = 10_000
 
 @LAYERS.register("view")
 class View(Layer):
-    """View of the same numbers under other dims: all in any order, a part (slice), or each many times (broadcast).
+    """Reshape, transpose, slice or broadcast of a tensor, which costs no time.
 
-    It costs nothing. A ``constant`` view holds numbers that exist throughout, not an activation; a ``learned`` constant
-    has a gradient. With ``keeps_whole``, saving a part saves all of the tensor that it is a part of, as they share
-    storage.
+    A ``constant`` view holds numbers that exist throughout, not an activation; a ``learned`` constant has a gradient.
+    With ``keeps_whole``, saving a part for the backward pass saves all of the tensor that it is a part of, as they
+    share storage.
     """
 
     dims: dict[str, PositiveInt]
@@ -94,14 +94,14 @@ class Einsum(Layer):
 
 
 def _lettered(name: str, x: Tensor, letters: list[str], names: Mapping[str, str]) -> Tensor:
-    """Rename a tensor's dims by the letters of the equation, which has none for broadcast dims of size one."""
+    """Return a tensor with its dims renamed by the letters of an einsum; broadcast dims of size one have no letter."""
     if len(x.dims) != len(letters):
         raise GraphError(f"{name}: {describe(x)} does not fit {' '.join(letters)!r}")
     return replace(x, dims=tuple(names.get(letter, f"in_{letter}") for letter in letters))
 
 
 class Pass(Layer):
-    """Base of memory passes from any number of inputs to one output of the sizes ``dims``.
+    """Base of generic memory passes from any number of inputs to one output of the sizes ``dims``.
 
     ``parameters`` is the number of learned numbers that it reads. ``keeps`` says which tensors are saved for the
     backward pass: inputs by their positions, or a word. ``kept_per_element`` is how many further numbers are saved, per
@@ -149,9 +149,9 @@ class Pass(Layer):
 
 @LAYERS.register("pass")
 class KnownPass(Pass):
-    """Element-wise work, copies, reductions and gathers, whose time follows from their bytes.
+    """Memory pass of an imported function (element-wise, copy, reduction or gather), timed by the bytes it moves.
 
-    ``of`` is the name of the imported function.
+    ``of`` is the name of the function in the source.
     """
 
     kind: Annotated[str, AfterValidator(lambda name: KINDS[name].name)] = "elementwise"
@@ -174,9 +174,9 @@ add_kind(OperationKind("opaque", "a function that an importer did not know"))
 
 @LAYERS.register("opaque")
 class Opaque(Pass):
-    """Function that an importer does not know, priced as one matrix product of the FLOP that its trace recorded.
+    """Imported function for which Paleo has no layer, timed as one matrix product of the FLOP that the tracer counted.
 
-    ``flops_per_element`` are FLOP of contractions per element of the output. The backward pass is assumed to be one
+    ``flops_per_element`` are FLOP of matrix products per element of the output. The backward pass is assumed to be one
     product of the same FLOP for each tensor that needs a gradient, at most two. Predictions list the function as
     unmodelled.
     """
@@ -193,7 +193,7 @@ class Opaque(Pass):
 
 @dataclass(frozen=True, slots=True)
 class Unmodelled:
-    """Operation of an opaque layer."""
+    """Operation of an `Opaque` layer, which counts as one matrix product."""
 
     name: str
     label: str
@@ -243,7 +243,7 @@ class Unmodelled:
 
 @LAYERS.register("learned")
 class Learned(Layer):
-    """Learned numbers that are read without an output of their own; the input passes through."""
+    """Layer that passes its input through, and holds learned numbers besides that are read in every step."""
 
     parameters: PositiveInt
     of: str = ""
@@ -258,7 +258,7 @@ class Learned(Layer):
 
 @LAYERS.register("relative_bias")
 class RelativeBias(Layer):
-    """Learned bias of the scores per head and bucket of distances (Raffel et al., T5, 2020), for many layers.
+    """Learned bias of attention scores per head and bucket of distances, used by many layers (Raffel et al., T5, 2020).
 
     The input (batch, seq, hidden) passes through; the table of scores (heads, seq, seq) is written once.
     """

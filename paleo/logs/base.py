@@ -33,11 +33,11 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step as logged; values that the log does not state are None or empty.
+    """One training step as a log states it; values that the log does not state are None or empty.
 
-    ``seconds`` is the step time, ``tokens_per_s`` the rate of one GPU, ``global_batch`` the samples, and ``memory`` the
-    peak of allocated bytes. ``parts`` holds the seconds of parts of the step (compute, exchange, optimizer) on the
-    slowest rank, ``fastest`` those on the fastest rank.
+    ``seconds`` is the step time [s], ``tokens_per_s`` the throughput of one GPU, ``global_batch`` the samples of the
+    step, and ``memory`` the peak of allocated memory [byte]. ``parts`` holds the time of parts of the step (compute,
+    exchange, optimizer) on the slowest rank [s], ``fastest`` the same on the fastest rank.
     """
 
     seconds: float | None = None
@@ -50,7 +50,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Format of a training log.
+    """How one framework's training log is read.
 
     ``begins`` matches the line that starts (or is) the record of a step. ``states`` reads fields of `StepRecord` from a
     line. ``reference`` is the source of the format.
@@ -66,9 +66,9 @@ READERS: Registry[Reader] = Registry("kind of log", "paleo.logs")
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Steps of a training log in order, with the kind of log.
+    """Steps of a training log in order, and the kind of log (the framework).
 
-    ``remarks`` are signs that the steps are not of one undisturbed run.
+    ``remarks`` are sentences about signs that the steps are not of one undisturbed run.
     """
 
     kind: str
@@ -82,7 +82,7 @@ def lines_of(path: str | Path) -> list[str]:
     Parameters
     ----------
     path : str | Path
-        The log.
+        Path of the log.
 
     Returns
     -------
@@ -107,7 +107,7 @@ def lines_of(path: str | Path) -> list[str]:
 
 
 def _first_lines(stream: TextIO) -> Iterator[str]:
-    """Return the first lines; the number of characters that are read is limited, whatever the length of lines."""
+    """Yield the first lines of a file, up to a limited number of lines and characters."""
     begins, lines, characters = True, 0, 0
     while lines < MOST_LINES and characters < MOST_CHARACTERS and (piece := stream.readline(LONGEST_LINE)):
         characters += len(piece)
@@ -123,7 +123,7 @@ def read_log(path: str | Path) -> Log:
     Parameters
     ----------
     path : str | Path
-        The log.
+        Path of the log.
 
     Returns
     -------
@@ -155,7 +155,7 @@ _NO_NUMBER = re.compile(r"\b(?:loss|grad_norm|grad norm)\b\W{1,4}(?:nan|[-+]?inf
 
 
 def _remarks(lines: list[str]) -> Iterator[str]:
-    """Yield sentences about steps that were lost, and about step numbers that go back."""
+    """Yield a sentence if steps were lost, or if step numbers go back, as after a restart."""
     lost = sum(_LOST.search(line) is not None or _NO_NUMBER.search(line) is not None for line in lines)
     if lost:
         yield f"{lost} of {with_noun(len(lines), 'record')} report skipped steps or values that are not a number (NaN)"
@@ -167,7 +167,7 @@ def _remarks(lines: list[str]) -> Iterator[str]:
 
 
 def _records(reader: Reader, lines: list[str]) -> Iterator[StepRecord]:
-    """Collect a record for each line that begins one, with the values of the lines up to the next record."""
+    """Yield one record per step: the values of the line that begins it and of the lines up to the next one."""
     current: dict[str, object] | None = None
     for line in lines:
         if reader.begins.search(line):
@@ -190,14 +190,14 @@ def _mapping(value: object) -> Mapping[str, float]:
 
 
 def number_after(pattern: re.Pattern[str], line: str, unit: float = 1.0) -> float | None:
-    """Return the first group of a pattern in a line as a positive number.
+    """Return the number that a pattern finds in a line, if it is positive.
 
     Parameters
     ----------
     pattern : re.Pattern[str]
         Pattern with a group for the number, which may have commas between thousands.
     line : str
-        The line.
+        Line of the log.
     unit : float, optional
         Factor on the number.
 
@@ -233,7 +233,7 @@ def number_of(text: str, unit: float = 1.0) -> float | None:
 
 
 def given_values(**values: float | None) -> dict[str, object]:
-    """Collect the values that a line of a log has.
+    """Return those keyword arguments that are not None, as a dict.
 
     Parameters
     ----------
@@ -266,7 +266,7 @@ _PROGRAM = re.compile(rf"\b({'|'.join(PROGRAMS)})\b")
 
 @dataclass(frozen=True, slots=True)
 class CollectiveLog:
-    """Payloads [byte] of a log of nccl-tests with the shorter of their two times [s].
+    """Log of nccl-tests: payloads [byte], and for each the shorter of its two times, in and out of place [s].
 
     ``operation`` and ``ranks`` are None if the log does not state them. ``runs`` is the number of runs in the log.
     """
@@ -284,7 +284,7 @@ def read_collectives(path: str | Path) -> CollectiveLog | None:
     Parameters
     ----------
     path : str | Path
-        The log.
+        Path of the log.
 
     Returns
     -------
@@ -308,7 +308,10 @@ def read_collectives(path: str | Path) -> CollectiveLog | None:
 
 
 def _timed(row: re.Match[str]) -> tuple[float, float] | None:
-    """Return the payload [byte] of a line and the shorter of its times [s]; None where one is no number above 0."""
+    """Return (payload [byte], time [s]) of a line of nccl-tests; None if a number is missing or not above 0.
+
+    The time is the shorter of the two in the line.
+    """
     payload, out_of_place, in_place = number_of(row[1]), number_of(row[2], MICROSECOND), number_of(row[5], MICROSECOND)
     return (
         None if payload is None or out_of_place is None or in_place is None else (payload, min(out_of_place, in_place))
@@ -316,7 +319,7 @@ def _timed(row: re.Match[str]) -> tuple[float, float] | None:
 
 
 def operation_of(log: CollectiveLog, stated: str | None) -> str:
-    """Return the collective of a log.
+    """Return the collective operation that a log of nccl-tests measures, such as ``all_reduce``.
 
     Parameters
     ----------

@@ -56,7 +56,7 @@ class FineTuning:
     frozen: tuple[str, ...] = field(default=())
 
     def __str__(self) -> str:
-        """Describe the fine-tuning in short: ``LoRA of rank 16 (attention), NF4``."""
+        """Return the fine-tuning as short text: ``LoRA of rank 16 (attention), NF4``."""
         words = [] if self.rank is None else [f"LoRA of rank {self.rank} ({self.targets})"]
         words += ["frozen weights in NF4"] if self.packed else []
         return ", ".join(words + ([f"frozen: {', '.join(self.frozen)}"] if self.frozen else []))
@@ -68,7 +68,7 @@ def fine_tuning(run: Run) -> FineTuning | None:
     Parameters
     ----------
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
 
     Returns
     -------
@@ -110,7 +110,7 @@ MOST_RANK = 65536
 
 @dataclass(frozen=True, slots=True)
 class _AdapterProduct(Contraction):
-    """Product x·A or (x·A)·B of an adapter, in sixteen bits even if the frozen product is in a narrower format.
+    """One product of a LoRA adapter, x·A or (x·A)·B, in sixteen bits even if the frozen product is narrower.
 
     Where ``joins`` is set, the frozen product has already written the gradient of x; A's product adds to it in an extra
     pass.
@@ -130,7 +130,7 @@ class _AdapterProduct(Contraction):
 
 @dataclass(frozen=True, slots=True)
 class _PackedProduct(Contraction):
-    """Product with a frozen weight stored in four bits.
+    """Matrix product with a frozen weight stored in four bits (QLoRA's NF4).
 
     A pass over the weight converts it to sixteen bits before each product that reads it.
     """
@@ -153,7 +153,7 @@ class _PackedProduct(Contraction):
 
 @CHANGES.register("fine-tuning")
 def with_fine_tuning(graph: Graph, run: Run) -> Graph:
-    """Freeze what a run does not train, and add adapters next to products.
+    """Return a network in which weights that a run does not train are frozen and LoRA adapters stand next to products.
 
     Gradients go back as far as the first trained weight; earlier layers have no backward pass. Iterations of a folded
     block that differ in what is frozen become separate blocks.
@@ -161,9 +161,9 @@ def with_fine_tuning(graph: Graph, run: Run) -> Graph:
     Parameters
     ----------
     graph : Graph
-        The network.
+        Network as a graph of layers.
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
 
     Returns
     -------
@@ -214,7 +214,7 @@ def _product_names(graph: Graph) -> list[str]:
 
 
 def _fine_tuned_layer(node: Node, tuning: FineTuning, frozen: bool) -> Node:
-    """Return the layer with its weights frozen, packed or given adapters, as the fine-tuning states."""
+    """Return a layer with its weights frozen, stored in NF4 or given adapters, as the fine-tuning states."""
     if tuning.rank is None:
         return _frozen(node) if frozen else node
     rank = None if frozen or not node.repeats else tuning.rank
@@ -231,7 +231,7 @@ def _fine_tuned_layer(node: Node, tuning: FineTuning, frozen: bool) -> Node:
 
 
 def _has_weight(operation: Operation) -> bool:
-    """Return True for a product with a weight. Convolutions get no adapters and stay in sixteen bits."""
+    """Return True if an operation is a product with a weight, so that it can have an adapter. Convolutions are none."""
     return isinstance(operation, Contraction) and operation.rhs.role == "parameter" and not operation.windows
 
 
@@ -270,7 +270,10 @@ def _packed(product: Contraction) -> Contraction:
 
 
 def _with_adapter(product: Contraction, rank: int) -> Iterator[Operation]:
-    """Yield the product, its adapter, the scaling by α/r and the sum, in the order of NeMo and PEFT."""
+    """Yield a product and the operations of its LoRA adapter, in the order of NeMo and PEFT.
+
+    They are x·A, (x·A)·B, the scaling by α/r and the sum.
+    """
     x, weight, out, name = product.lhs, product.rhs, product.out, f"{product.name}.adapter"
     weight_sizes = dict(zip(weight.dims, weight.sizes, strict=True))
     kept: dict[str, Size] = {dim: size for dim, size in weight_sizes.items() if dim in x.dims and dim in out.dims}
@@ -426,7 +429,7 @@ def _with_loop_in_parts(graph: Graph, loop: str, parts: Mapping[str, int]) -> Gr
 
 
 def _within(name: str, loop: str, part: str) -> str:
-    """Replace the prefix ``loop`` of a name by that of a part; other names are unchanged."""
+    """Return a name with the prefix ``loop`` replaced by ``part``; other names are unchanged."""
     return part + name.removeprefix(loop) if name == loop or name.startswith(f"{loop}.") else name
 
 

@@ -53,7 +53,10 @@ Known = TypeVar("Known")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One layer with its inputs, operations and output. ``repeats`` are the folded loops around it, outermost first."""
+    """One layer of a graph with its inputs, operations and output.
+
+    ``repeats`` are the loops of the model file that are folded around it, outermost first.
+    """
 
     name: str
     type: str
@@ -73,7 +76,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes in topological order, with shapes for one batch."""
+    """Network as a list of layers in topological order, with the shapes of all tensors for one batch."""
 
     name: str
     nodes: tuple[Node, ...]
@@ -115,9 +118,10 @@ class Graph:
         return known
 
     def copies(self, tensor: Tensor, keeper: Node) -> int:
-        """Count the copies of a tensor that exist over all iterations of the loops around a layer.
+        """Count how many copies of a tensor exist in the whole network, where repeated layers are stored once.
 
-        A tensor from outside a loop, such as the encoder output that every decoder layer attends to, exists once.
+        A tensor made inside a loop exists once per iteration. One from outside, such as the encoder output that every
+        decoder layer attends to, exists once.
 
         Parameters
         ----------
@@ -154,7 +158,7 @@ class Graph:
         return tuple(loop for loop in keeper.repeats if loop in inside or self.enters(tensor, loop))
 
     def enters(self, tensor: Tensor, loop: Loop) -> bool:
-        """Return True if a loop carries a tensor.
+        """Return True if a tensor enters a loop as the value that the loop's iterations pass on.
 
         The first iteration reads the tensor itself, every later one reads the output of the iteration before.
 
@@ -173,7 +177,7 @@ class Graph:
         return loop[0] in self.carried and self.carried[loop[0]][0] == self.storage_of(tensor)[0]
 
     def storage_of(self, tensor: Tensor) -> tuple[str, float]:
-        """Find the tensor whose storage holds a tensor.
+        """Return the name of the tensor whose storage holds another tensor (a view or part), and their ratio of sizes.
 
         Parameters
         ----------
@@ -189,13 +193,13 @@ class Graph:
 
     @cached_property
     def written_in(self) -> Mapping[str, Loops]:
-        """Name of each tensor -> the folded loops around the layer that writes it."""
+        """Loops around the layer that writes each tensor, by the tensor's name."""
         nodes = reversed(self.nodes)
         return {n.out.name: n.repeats for n in nodes if n.operations or n.out.name not in {t.name for t in n.inputs}}
 
     @cached_property
     def layers(self) -> nx.DiGraph[str]:
-        """The network as a directed graph of layer names, with the `Node` of each as its attribute ``layer``.
+        """Network as a directed graph of layer names, with the `Node` of each as its attribute ``layer``.
 
         An edge leads from the layer that writes a tensor to each layer that reads it. The tensor that a folded loop
         carries from one iteration to the next is no edge.
@@ -214,7 +218,7 @@ class Graph:
 
     @property
     def parameters(self) -> int:
-        """Number of parameters. A tied weight counts once, a repeated block once per iteration."""
+        """Number of parameters of the network. A tied weight counts once, a repeated block once per iteration."""
         sizes = {name: t.elements * node.repeat for node in reversed(self.nodes) for name, t in node.parameters.items()}
         return int(sum(sizes.values()))
 
@@ -222,12 +226,12 @@ class Graph:
 def build_graph(
     model: ModelSpec, *, batch: int, choices: Choices | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Graph:
-    """Build the graph of a model for a batch.
+    """Build the graph of a network for one batch, with all shapes.
 
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     batch : int
         Samples, at least 1.
     choices : Choices, optional
@@ -268,7 +272,10 @@ def build_graph(
 
 
 def _tokens(model: ModelSpec, params: Mapping[str, Any]) -> float | None:
-    """Evaluate the tokens of a sample; None for networks that state none."""
+    """Return the number of tokens of one sample, from the model file's expression.
+
+    Returns None for networks that state none.
+    """
     tokens = _evaluated(model.tokens, params, f"{model.path}: tokens")
     if tokens is not None and (isinstance(tokens, bool) or not isinstance(tokens, int | float) or not tokens > 0):
         raise SpecError(f"{model.path}: tokens: {tokens!r} is not a number above zero, or an expression such as '=seq'")
@@ -323,7 +330,7 @@ def _input(model: ModelSpec, name: str, params: Mapping[str, Any]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """Names that entries of a file can refer to: outputs of layers, and values for expressions.
+    """Names that are visible to a part of a model file: outputs of layers, and values for expressions.
 
     A block opens a scope inside that of its caller.
     """
@@ -341,7 +348,7 @@ class _Scope:
         )
 
     def label(self, name: str | None, kind: str) -> str:
-        """Return the given name, or the kind with a number that makes it unique in this scope."""
+        """Return the given name, or the layer's kind with a number that makes it unique in this scope."""
         if name is not None:
             return name
         self.counters[kind] = self.counters.get(kind, 0) + 1
@@ -352,7 +359,7 @@ Path = tuple[str | int, ...]
 
 
 class _Builder:
-    """Builder that walks the entries of a model file and collects nodes."""
+    """Walks the entries of a model file and collects the nodes of its graph."""
 
     def __init__(self, model: ModelSpec, params: Mapping[str, Any], choices: Choices) -> None:
         self.model, self.choices = model, choices
@@ -442,7 +449,7 @@ class _Builder:
         return out
 
     def _share(self, body: dict[str, Any], scope: _Scope, mark: int, path: Path) -> None:
-        """Give the nodes from index ``mark`` on the weights of the earlier layer or block that ``share:`` names."""
+        """Make the nodes from index ``mark`` on use the weights of the earlier layer or block that ``share:`` names."""
         name, owner = body.get("name"), body["share"]
         if name is None or not isinstance(owner, str) or owner == name or owner not in scope.names:
             expected = "expected the name of an earlier layer or block, and a `name:` of its own"
@@ -476,7 +483,7 @@ class _Builder:
         return self._add(Node(name, kind, sources, expansion.operations, expansion.out, scope.repeats), path)
 
     def _part(self, out: Tensor, whole: Tensor) -> None:
-        """Record that a tensor is a view of part of another tensor's storage."""
+        """Record that ``out`` is a view of part of the storage of ``whole``."""
         name, larger = self.parts.get(whole.name, (whole.name, 1.0))
         self.parts[out.name] = name, larger * whole.elements / out.elements
 
@@ -487,7 +494,7 @@ class _Builder:
         return stated
 
     def _tied(self, layer: Layer, scope: _Scope) -> Layer:
-        """Replace the local name of a tied layer by its full name, which operations use."""
+        """Return a layer whose ``tie`` is the full name of the other layer instead of the name in this scope."""
         tie = getattr(layer, "tie", None)
         if tie is None:
             return layer
@@ -573,9 +580,9 @@ class _Builder:
     def _folded(
         self, entries: list[Any], times: int, label: str, scope: _Scope, x: Tensor, path: Path
     ) -> Tensor | None:
-        """Add one copy of the body that counts ``times`` if its output has the shape of its input.
+        """Add the entries of a loop as one body that counts ``times``, and return its output.
 
-        Otherwise return None and add no node.
+        Returns None, and adds no node, if the output of the body has not the shape of its input.
         """
         mark, taken = len(self.nodes), set(self._taken)
         group = scope.prefix + label
@@ -626,7 +633,7 @@ class _Builder:
 
 
 def _prefixes(scope: str, owner: str, known: set[str]) -> Iterator[str]:
-    """Yield the full names under which a shared layer's weights are known, from the inner scope outwards."""
+    """Yield the prefixes by which names of a shared layer's weights may begin, from the inner scope outwards."""
     parts = scope.split(".")[:-1]
     for depth in range(len(parts), -1, -1):
         full = ".".join([*parts[:depth], owner, ""])
@@ -644,14 +651,14 @@ CHANGES: Registry[Callable[[Graph, Run], Graph]] = Registry("change of a network
 
 
 def apply_graph_changes(graph: Graph, run: Run) -> Graph:
-    """Apply all registered changes of a network, such as fine-tuning, that a run asks for.
+    """Return a network with all registered changes, such as fine-tuning, that a run asks for.
 
     Parameters
     ----------
     graph : Graph
-        The network.
+        Network as a graph of layers.
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
 
     Returns
     -------

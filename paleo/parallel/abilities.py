@@ -27,7 +27,7 @@ _SCALED = ("fp8", "fp4")
 
 
 def framework_of(software: Software | str) -> Abilities | None:
-    """Return the capabilities of the framework behind a software profile.
+    """Return what the framework behind a software profile can run.
 
     Parameters
     ----------
@@ -81,16 +81,16 @@ def network_quantities(graph: Graph) -> dict[str, Any]:
 
 
 def run_quantities(run: Run, system: System, software: Software, dtype: str) -> dict[str, Any]:
-    """Return the values of a run that are equal for all plans: optimizer, offload, formats, device.
+    """Return the values of a run that are the same for all plans (optimizer, offload, formats, device), by name.
 
     Parameters
     ----------
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     software : Software
-        Software profile.
+        Software profile: how a framework runs kernels and communication.
     dtype : str
         Format of the operands.
 
@@ -113,7 +113,7 @@ def run_quantities(run: Run, system: System, software: Software, dtype: str) -> 
 
 
 def pipeline_order_name(schedule: str, pp: int, vp: int) -> str:
-    """Return the name of a pipeline schedule that a framework's restrictions use.
+    """Return a pipeline schedule's name as framework restrictions use it.
 
     Parameters
     ----------
@@ -211,7 +211,7 @@ def violated_refusals(framework: Abilities, known: Quantities) -> Iterator[Refus
 
 
 def objections(framework: Abilities, known: Quantities) -> list[str]:
-    """Explain why a framework refuses a plan.
+    """Return sentences on why a framework refuses a plan; none if it runs it.
 
     Parameters
     ----------
@@ -234,7 +234,7 @@ def objections(framework: Abilities, known: Quantities) -> list[str]:
 
 
 def _sentence(framework: Abilities, refusal: Refusal, known: Quantities) -> str:
-    """Format one refusal of a plan as a sentence."""
+    """Return a sentence on one refusal: which framework, which value of the plan, and the source."""
     names = [name for name in known if name in refusal.condition.names]
     stated = ", ".join(f"{name}={known[name]}" for name in names if known[name] not in (0, "none"))
     return f"{framework.title_and_release} does not run {stated or 'this'}: {refusal.fact} ({refusal.source})"

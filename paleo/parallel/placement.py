@@ -40,7 +40,7 @@ PLACES = ("capacity", "in_capacity")
 
 
 def joined_axes(axes: Axes) -> str:
-    """Return the name of a group that spans several axes, for one collective.
+    """Return the name for a group of ranks that spans several mesh axes, such as ``tp+ep``.
 
     Parameters
     ----------
@@ -62,7 +62,11 @@ def joined_axes(axes: Axes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Degrees of the mesh axes; rank numbers increase fastest along the first axis.
+    """Device mesh: the number of ranks along each axis; rank numbers increase fastest along the first axis.
+
+    >>> mesh = Mesh.of({"dp": 4, "tp": 8})
+    >>> mesh.size, mesh.stride(("dp",)), mesh.degree("pp")
+    (32, 8, 1)
 
     >>> mesh = Mesh.of({"dp": 4, "tp": 8})
     >>> mesh.size, mesh.stride(("dp",)), mesh.degree("pp")
@@ -113,7 +117,7 @@ class Mesh:
         return self.group_size(tuple(axis.split("+"))) if known is None else known
 
     def stride(self, axes: Axes) -> int:
-        """Return the difference between the numbers of neighbouring ranks of a group.
+        """Return the difference between the rank numbers of neighbours in a group over some axes.
 
         Parameters
         ----------
@@ -135,7 +139,7 @@ class Mesh:
 
     @property
     def replicas(self) -> int:
-        """Data-parallel ranks, over which the batch is split."""
+        """Number of data-parallel ranks, over which the batch is split."""
         return self.group_size(BATCH_AXES)
 
     @property
@@ -172,7 +176,7 @@ Context = Literal["ring", "all_to_all"]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Which mesh axis splits which tensor dim, for layers of type ``layer`` whose name matches ``name``."""
+    """Rule of a placement: which mesh axis splits which tensor dim, in layers of a type with a matching name."""
 
     split: Split
     layer: str | None = None
@@ -187,7 +191,7 @@ class Rule:
         Parameters
         ----------
         node : Node
-            The layer.
+            Layer of the network.
 
         Returns
         -------
@@ -201,7 +205,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """An ordered set of rules; for each layer the last matching rule applies.
+    """Split of a network's layers over the mesh, as ordered rules; the last rule that matches a layer applies.
 
     ``context`` is how attention over a split sequence reads all keys. ``imbalance`` is the number of tokens of the
     busiest expert rank relative to the mean.
@@ -218,7 +222,7 @@ class Placement:
         Parameters
         ----------
         node : Node
-            The layer.
+            Layer of the network.
 
         Returns
         -------
@@ -232,16 +236,16 @@ class Placement:
 
 
 def idle_axes(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[str, ...]:
-    """Find the axes of more than one rank that split no dim of any layer, so that their ranks all do the same work.
+    """Return the mesh axes that split no dim of any layer, so that all of their ranks do the same work.
 
     Parameters
     ----------
     graph : Graph
-        The network.
+        Network as a graph of layers.
     placement : Placement
         Split of every layer.
     mesh : Mesh
-        Degrees of the axes.
+        Number of ranks along each mesh axis.
 
     Returns
     -------
@@ -316,7 +320,7 @@ class Strategy:
 
     @property
     def flags(self) -> list[str]:
-        """Flags of the strategy in their spelling on the command line, such as ``sp``."""
+        """Flags of the strategy in their spelling on the command line, such as ``sp`` and ``ulysses``."""
         return ["sp"] * self.sequence_parallel + ["ulysses"] * (self.context == "all_to_all")
 
 
@@ -327,7 +331,7 @@ SHARDED: Mapping[str, Zero] = {"ddp": 0, "fsdp": 3, "hsdp": 3}
 
 
 def node_groups(devices_per_node: int, replicas: int, split: int) -> dict[str, int]:
-    """Compute the degree of the largest shard groups inside a node.
+    """Return the size of the largest ZeRO shard group that fits inside a node.
 
     Parameters
     ----------
@@ -478,12 +482,12 @@ PLACEABLE = tuple(axis for axis in AXES if axis != "pp")
 
 
 def placement(graph: Graph, strategy: Strategy, stated: Stated, imbalance: float = 1.0) -> Placement:
-    """Return the placement of a strategy's preset, overridden by the run's own entries.
+    """Return how a strategy splits the layers of a network, with the run's own placement entries applied.
 
     Parameters
     ----------
     graph : Graph
-        The network.
+        Network as a graph of layers.
     strategy : Strategy
         Preset, degrees and flags.
     stated : Stated
@@ -513,7 +517,7 @@ def with_overrides(preset: Placement, graph: Graph, stated: Stated) -> Placement
     preset : Placement
         Placement of the strategy.
     graph : Graph
-        The network.
+        Network as a graph of layers.
     stated : Stated
         Axes by dim by layer pattern.
 
@@ -560,7 +564,7 @@ def layer_label(node: Node) -> str:
     Parameters
     ----------
     node : Node
-        The layer.
+        Layer of the network.
 
     Returns
     -------
@@ -634,7 +638,7 @@ class TensorLayout:
     merged: frozenset[str] = frozenset()
 
     def place(self, axis: str) -> int | None:
-        """Return the position of the dim that an axis splits.
+        """Return the index of the dim that an axis splits.
 
         Parameters
         ----------
@@ -656,7 +660,7 @@ class TensorLayout:
 
 
 class ShareKey(NamedTuple):
-    """Cache key of one rank's share of a layer: layers with equal keys have equal shares.
+    """Cache key for one rank's share of a layer: layers with equal keys have equal shares.
 
     ``layer`` identifies the layer with the samples of a rank, ``split`` its split dims, and ``inputs`` the layouts of
     its inputs. ``degrees`` are those of the axes that split other dims than the batch.
@@ -676,15 +680,15 @@ def share_key(
     Parameters
     ----------
     graph : Graph
-        The network.
+        Network as a graph of layers.
     node : Node
-        The layer.
+        Layer of the network.
     split : Split
         Axes by dim of the layer.
     layouts : dict of str to TensorLayout
         Layout of each input by tensor name.
     mesh : Mesh
-        Degrees of the axes.
+        Number of ranks along each mesh axis.
     batch_axes : Axes
         Axes that usually split the batch.
 
@@ -702,7 +706,7 @@ def share_key(
 
 
 def _inner_axes(node: Node, split: Split, inputs: tuple[TensorLayout, ...], batch_axes: Axes) -> Axes | None:
-    """List the axes that split other dims than the batch; None if ``batch_axes`` do not split the batch."""
+    """Return the axes that split dims other than the batch; None if ``batch_axes`` do not split the batch."""
     lying = list(split.items())
     for tensor, layout in zip(node.inputs, inputs, strict=True):
         lying += zip(tensor.dims, layout.dims, strict=False)
@@ -713,7 +717,10 @@ def _inner_axes(node: Node, split: Split, inputs: tuple[TensorLayout, ...], batc
 
 
 def _numbers(graph: Graph, replicas: int) -> Mapping[str, Hashable]:
-    """Number the layers, so that layers which are equal on a rank have one number, in graphs of other batches too."""
+    """Return a number for each layer by name; layers that compute the same on a rank have equal numbers.
+
+    This holds across graphs of other batches, too.
+    """
     if graph.family is None:
         return {node.name: (node.name, replicas) for node in graph.nodes}
     numbers: dict[Hashable, int] = graph.once("layers with their batch divided", dict, any_batch=True)
@@ -722,7 +729,10 @@ def _numbers(graph: Graph, replicas: int) -> Mapping[str, Hashable]:
 
 
 def _at_rank_batch(node: Node, shards: Mapping[str, float]) -> Hashable:
-    """Return a layer with the samples of one rank, for comparison; inputs that no operation reads keep all samples."""
+    """Return a description of a layer with the samples of one rank, for comparison with others.
+
+    Inputs that no operation reads keep all samples.
+    """
     operations = tuple([operation.split(shards) for operation in node.operations])
     inputs = tuple([tensor.split(shards) for tensor in node.inputs])
     read = {tensor.name for operation in node.operations for tensor in operation.reads}

@@ -36,7 +36,7 @@ MAX_PIECES = 2000
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Run resolved on a system: degrees, batch sizes, dtype.
+    """Run resolved on a system: mesh degrees, batch sizes and number format.
 
     ``local_batch`` is the batch of the data-parallel rank with the most samples. Only ``dp`` ranks have work; ``idle``
     GPUs have none, for example if strong scaling leaves fewer samples than ranks.
@@ -52,12 +52,12 @@ class Plan:
 
     @property
     def dp(self) -> int:
-        """Data-parallel ranks with work, over which the batch is split."""
+        """Number of data-parallel ranks with work, over which the batch is split."""
         return self.mesh.replicas
 
     @property
     def shards(self) -> int:
-        """Ranks over which ZeRO shards states."""
+        """Number of ranks over which ZeRO shards optimizer states, gradients or parameters."""
         return self.mesh.group_size(self.mesh.state_axes)
 
     @property
@@ -67,17 +67,17 @@ class Plan:
 
     @property
     def gpus(self) -> int:
-        """All GPUs of the run, including idle ones."""
+        """Number of GPUs of the run, including idle ones."""
         return self.mesh.size + self.idle
 
     @property
     def microbatches(self) -> int:
-        """Microbatches of a step on one data-parallel rank."""
+        """Number of microbatches that a data-parallel rank processes in a step."""
         return math.ceil(self.local_batch / self.microbatch)
 
     @property
     def strategy(self) -> str:
-        """The strategy in the spelling of the command line."""
+        """Strategy as text for the command line, such as ``tp=8,pp=4,zero=1``."""
         degrees = {axis: degree for axis, degree in self.mesh.degrees if degree > 1}
         degrees |= {"dp": self.dp} if self.dp > 1 else {}
         degrees |= {} if self.parallel.etp is None else {"ep": self.mesh.group_size(self.parallel.expert_axes)}
@@ -95,11 +95,11 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
 
     Returns
     -------
@@ -158,7 +158,10 @@ def _usual_microbatch(run: Run, local: int, stages: int) -> int:
 
 
 def _with_chunks(run: Run, strategy: Strategy) -> Strategy:
-    """Return the strategy with the number of chunks that a schedule fixes. PlanError if another one is stated."""
+    """Return the strategy with the number of model chunks per stage that the schedule fixes.
+
+    PlanError is raised if the strategy states another number.
+    """
     known = SCHEDULES[run.pipeline.schedule].chunks
     if known is None or known == 1 or strategy.chunks == known:
         return strategy
@@ -169,7 +172,7 @@ def _with_chunks(run: Run, strategy: Strategy) -> Strategy:
 
 
 def _check_cut(run: Run, stages: int, chunks: int) -> None:
-    """Raise PlanError if a manual cut does not state every piece of the pipeline."""
+    """Raise PlanError if a stated pipeline cut does not give the layers of every piece."""
     cut = run.pipeline.cut
     if isinstance(cut, tuple) and len(cut) != stages * chunks:
         stages_and_chunks = f"pp={stages} times {chunks} chunks a stage" if chunks > 1 else f"pp={stages}"
@@ -198,7 +201,7 @@ def _replicas(run: Run, strategy: Strategy) -> int:
 
 
 def _expert_ranks(run: Run, strategy: Strategy) -> int:
-    """Return the data-parallel ranks over which experts are spread: ep divided by ranks of tp and cp that it folds."""
+    """Return the number of data-parallel ranks over which experts are spread: ep divided by folded tp and cp ranks."""
     experts = strategy.degrees.get("ep", 1)
     inner = math.prod(strategy.degrees.get(axis, 1) for axis in strategy.expert_axes if axis != "ep")
     if experts == 1 or experts % inner == 0:
@@ -208,7 +211,7 @@ def _expert_ranks(run: Run, strategy: Strategy) -> int:
 
 
 def _shards(run: Run, strategy: Strategy, replicas: int) -> int:
-    """Return the ranks of a shard group; 1 if none is stated."""
+    """Return the number of ranks of a ZeRO shard group (HSDP); 1 if none is stated."""
     ranks = strategy.degrees.get("shard", 1)
     if ranks == 1:
         return 1
@@ -223,14 +226,14 @@ def _shards(run: Run, strategy: Strategy, replicas: int) -> int:
 
 
 def _within_nodes(strategy: Strategy, system: System, replicas: int) -> Strategy:
-    """Return the strategy with the largest groups of data-parallel ranks inside a node."""
+    """Return the strategy with ZeRO shard groups of as many data-parallel ranks as a node holds."""
     model_ranks = math.prod(strategy.degrees.get(axis, 1) for axis in AXES if axis not in BATCH_AXES and axis != "pp")
     groups = node_groups(system.devices_per_node, replicas, model_ranks)
     return replace(strategy, degrees={**strategy.degrees, **groups})
 
 
 def _batches(model: ModelSpec, run: Run, replicas: int) -> tuple[int, int]:
-    """Return the global batch and the largest local batch, which is at least 1 sample."""
+    """Return (global batch, largest batch of a data-parallel rank) [samples]; the latter is at least 1."""
     if run.batch is not None and run.global_batch is not None and run.batch * replicas != run.global_batch:
         stated = f"global_batch: {run.global_batch} is not batch {run.batch} times {replicas} data-parallel ranks"
         raise PlanError(f"{stated}; state one of them")
@@ -241,7 +244,7 @@ def _batches(model: ModelSpec, run: Run, replicas: int) -> tuple[int, int]:
 
 
 def _systems_of(system: System) -> str:
-    """Name systems of the catalog that contain the device of a single-device system, for a message."""
+    """Return the names of catalog systems with the same device as a single-device system, for a message."""
     entries = systems_with(system.device.name)
     known = f"such as {' or '.join(entries[:2])}" if entries else "(none of the catalog has it)"
     return f"{known}, or write one: paleo init system"
@@ -286,9 +289,9 @@ def host_warnings(system: System, chosen: Plan, device_bytes: float) -> list[str
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     chosen : Plan
-        The resolved plan.
+        Plan of the run: mesh, batches and number format.
     device_bytes : float
         Offloaded bytes of one device.
 
@@ -312,18 +315,18 @@ def host_warnings(system: System, chosen: Plan, device_bytes: float) -> list[str
 
 
 def undivided_parameters(graph: Graph, placement: Placement, mesh: Mesh) -> dict[str, float]:
-    """Find the layers whose parameters tensor parallelism does not split.
+    """Return the layers whose parameters tensor parallelism does not split.
 
     Every rank of a group holds them whole. Layers that declare this to be cheap (empty ``tensor_dims``) are not listed.
 
     Parameters
     ----------
     graph : Graph
-        The network.
+        Network as a graph of layers.
     placement : Placement
         Split of every layer.
     mesh : Mesh
-        Degrees of the axes.
+        Number of ranks along each mesh axis.
 
     Returns
     -------
@@ -346,7 +349,7 @@ WHOLE_SHARE = 0.01
 
 
 def _whole_layers(chosen: Plan, shares: Mapping[str, float]) -> list[str]:
-    """Warn about layers that every rank of a tensor-parallel group computes with all of their parameters."""
+    """Return warnings on layers that every tensor-parallel rank computes with all of their parameters."""
     if sum(shares.values()) < WHOLE_SHARE:
         return []
     names = ", ".join(sorted(shares, key=lambda name: -shares[name])[:3])
@@ -360,14 +363,14 @@ RARE_UTILISATION = 0.75
 
 
 def high_utilisation_warnings(system: System, chosen: Plan, flops_per_s: float) -> list[str]:
-    """Warn if the predicted MFU is higher than that of real training.
+    """Return a warning if the predicted MFU is higher than real training reaches.
 
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     chosen : Plan
-        The resolved plan.
+        Plan of the run: mesh, batches and number format.
     flops_per_s : float
         Model FLOP per second of all devices.
 
@@ -388,12 +391,12 @@ LONG_WAIT = 0.02
 
 
 def loading_warnings(run: Run, waited: float) -> list[str]:
-    """Warn if decoding of images, which the run does not mention, limits the step.
+    """Return a warning if image decoding, which the run does not mention, limits the step.
 
     Parameters
     ----------
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
     waited : float
         Share of the step that waits for input, 0 to 1.
 
@@ -411,18 +414,18 @@ def loading_warnings(run: Run, waited: float) -> list[str]:
 
 
 def idle_option_warnings(run: Run, system: System, chosen: Plan, graph: Graph) -> list[str]:
-    """Warn about options without effect under this plan.
+    """Return warnings on options of a run that have no effect under its plan.
 
     Parameters
     ----------
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     chosen : Plan
-        The resolved plan.
+        Plan of the run: mesh, batches and number format.
     graph : Graph
-        The network.
+        Network as a graph of layers.
 
     Returns
     -------
@@ -456,9 +459,9 @@ def foreign_software_warnings(run: Run, system: System) -> list[str]:
     Parameters
     ----------
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
 
     Returns
     -------
@@ -484,13 +487,13 @@ def free_routing_warnings(graph: Graph, run: Run, software: Software, system: Sy
     Parameters
     ----------
     graph : Graph
-        The network.
+        Network as a graph of layers.
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
     software : Software
-        Software profile.
+        Software profile: how a framework runs kernels and communication.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
 
     Returns
     -------
@@ -512,13 +515,13 @@ def refused_sequence_warnings(graph: Graph, run: Run, software: Software, chosen
     Parameters
     ----------
     graph : Graph
-        The network.
+        Network as a graph of layers.
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
     software : Software
-        Software profile.
+        Software profile: how a framework runs kernels and communication.
     chosen : Plan
-        The resolved plan.
+        Plan of the run: mesh, batches and number format.
 
     Returns
     -------
@@ -538,11 +541,11 @@ def shared_overlap_warnings(graph: Graph, software: Software, chosen: Plan) -> l
     Parameters
     ----------
     graph : Graph
-        The network.
+        Network as a graph of layers.
     software : Software
-        Software profile.
+        Software profile: how a framework runs kernels and communication.
     chosen : Plan
-        The resolved plan.
+        Plan of the run: mesh, batches and number format.
 
     Returns
     -------
@@ -566,9 +569,9 @@ def plan_warnings(chosen: Plan, graph: Graph, placement: Placement) -> tuple[str
     Parameters
     ----------
     chosen : Plan
-        The resolved plan.
+        Plan of the run: mesh, batches and number format.
     graph : Graph
-        The network.
+        Network as a graph of layers.
     placement : Placement
         Split of every layer.
 

@@ -20,7 +20,7 @@ ELEMENTWISE = frozenset({*ACTIVATIONS, "dropout", "identity"})
 
 @STRATEGIES.register("dp")
 def _data_tensor_expert(graph: Graph, strategy: Strategy) -> Placement:
-    """Return the placement of data, tensor, sequence, context and expert parallelism.
+    """Return the placement of Megatron-like data, tensor, sequence, context and expert parallelism.
 
     The batch is split over the data-parallel ranks. Heads, feed-forward width, vocabulary and other dims in a layer's
     ``tensor_dims`` are split over tp (Shoeybi et al., Megatron-LM, 2019), experts over ep, the sequence over cp. With
@@ -45,7 +45,7 @@ def _data_tensor_expert(graph: Graph, strategy: Strategy) -> Placement:
 
 
 def _model_split(layer: type[Layer], strategy: Strategy) -> dict[str, Axes]:
-    """Return the axes of the dims of one type of layer under tensor and expert parallelism.
+    """Return the mesh axes that split each dim of one type of layer under tensor and expert parallelism.
 
     Tokens in dispatch and combine are split over the batch's other axes. Experts folded over tp take their tokens from
     a sequence split over tp, and are not split themselves. Experts split over tp process all tokens of a tp group
@@ -82,7 +82,7 @@ def _without_space(graph: Graph, placement: Placement, ranks: int) -> Iterator[R
 
 
 def _fewest_rows(node: Node) -> float:
-    """Return the rows of the smallest image that a layer reads or writes, except images of one row."""
+    """Return the height of the smallest image that a layer reads or writes, except images of one row."""
     images = [t.size("height") for t in (*node.inputs, node.out) if "height" in t.dims]
     return min(rows for rows in images if rows > 1)
 

@@ -45,11 +45,11 @@ WAYS: tuple[When, When] = ("forward", "backward")
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """Collective operation that sharding a layer requires, with its tensor and mesh axis.
+    """Collective operation that sharding a layer requires: its kind, its tensor and its mesh axis.
 
-    The payload is the size of ``tensor``, as nccl-tests defines it: the full buffer of the group; for an all-to-all the
-    buffer of one rank; for a send the message to one neighbour. ``overlapped`` collectives run during computation that
-    does not wait for them.
+    The payload is the size of ``tensor`` [byte], as nccl-tests defines it: the full buffer of the group; for an
+    all-to-all the buffer of one rank; for a send the message to one neighbour. ``overlapped`` collectives run during
+    computation that does not wait for them.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Communication:
 
 
 def statistics_exchange(node: Node, split: Split, shards: Mapping[str, float]) -> Iterator[Communication]:
-    """List the small all-reduces of layers that reduce over a split dim.
+    """List the small all-reduces of statistics in layers that reduce over a split dim (softmax, loss, norms).
 
     A softmax or loss reduces its maximum, sum and target. A norm reduces its mean and variance, and in the backward
     pass the two sums of its gradient. Batch normalisation reduces over the ranks that share the samples of a replica.
@@ -82,7 +82,7 @@ def statistics_exchange(node: Node, split: Split, shards: Mapping[str, float]) -
     Parameters
     ----------
     node : Node
-        The layer.
+        Layer of the network.
     split : Split
         Axes by dim of the layer.
     shards : dict of str to float
@@ -106,7 +106,7 @@ def statistics_exchange(node: Node, split: Split, shards: Mapping[str, float]) -
 
 
 def _exchanged_statistics(operation: MemoryPass) -> Tensor:
-    """Return the tensor of the statistics of every row that ranks exchange.
+    """Return a tensor as large as the statistics of every row that ranks all-reduce.
 
     For a norm it holds its saved statistics, otherwise the input without the reduced dims, times the numbers per row.
     """
@@ -121,7 +121,7 @@ def _exchanged_statistics(operation: MemoryPass) -> Tensor:
 
 
 def _core_split(node: Node, split: Split, context: Context) -> Split:
-    """Return the split of a layer's core.
+    """Return which axis splits which dim in the core of a layer (attention scores, or the scan of a state-space layer).
 
     In the all-to-all form of attention, and in scans, heads or groups are split instead of the sequence.
     """
@@ -140,12 +140,12 @@ _EXCHANGED, _GROUPS = ("mamba2",), 2
 
 
 def scan_of(node: Node) -> RecomputedChain | None:
-    """Return the scan of a layer that exchanges groups for the sequence over cp; None for other layers.
+    """Return the scan of a state-space layer that exchanges groups for the sequence over cp; None for other layers.
 
     Parameters
     ----------
     node : Node
-        The layer.
+        Layer of the network.
 
     Returns
     -------
@@ -163,7 +163,7 @@ def _in_core(node: Node, operation: Operation) -> bool:
 
 
 def _scan_exchange(node: Node, split: Split, shards: Mapping[str, float]) -> Iterator[Communication]:
-    """List the all-to-alls by which a scan gets whole sequences of some groups, and returns its output.
+    """List the all-to-alls by which a cp rank gets whole sequences of some groups for a scan, and sends them back.
 
     Gate, convolved entries and step sizes are sent, the output comes back; gradients go the other way.
     """
@@ -182,7 +182,7 @@ def _scan_exchange(node: Node, split: Split, shards: Mapping[str, float]) -> Ite
 def _key_exchange(
     node: Node, split: Split, core: Split, shards: Mapping[str, float], mesh: Mesh
 ) -> Iterator[Communication]:
-    """List the collectives by which queries of a split sequence read all keys and values.
+    """List the collectives of context parallelism, by which queries of a split sequence read all keys and values.
 
     Ring: keys and values go round, overlapped with the scores of a fused kernel, and in the backward pass again
     together with their gradients (Liu et al., Ring attention, 2023). Unfused attention all-gathers them first.
@@ -209,7 +209,10 @@ def _key_exchange(
 
 
 def _ring_saved(node: Node, split: Split, core: Split, mesh: Mesh) -> dict[str, int]:
-    """Map the keys and values of a ring to the ranks that share them: each rank saves only its own part."""
+    """Return the number of ranks that share the keys and values of ring attention, by tensor name.
+
+    Each rank saves only its own part of them for the backward pass.
+    """
     axes = split.get("seq", ())
     if not axes or core is not split or not _has_fused_attention(node):
         return {}
@@ -254,7 +257,7 @@ def expert_exchange(node: Node, split: Split, shards: Mapping[str, float]) -> It
     Parameters
     ----------
     node : Node
-        The layer.
+        Layer of the network.
     split : Split
         Axes by dim of the layer.
     shards : dict of str to float
@@ -294,7 +297,7 @@ def dispatched_tokens(operation: Operation) -> Tensor | None:
 
 
 def experts_per_token(node: Node) -> tuple[int, int]:
-    """Return how many experts a token visits, and how many experts a mixture has.
+    """Return (experts that each token visits, all experts) of a mixture.
 
     Parameters
     ----------
@@ -312,7 +315,7 @@ def experts_per_token(node: Node) -> tuple[int, int]:
 
 
 def deduplicated_dispatch_share(chosen: int, experts: int, targets: int) -> float:
-    """Compute the dispatch volume with one copy per node (or device), relative to one per expert.
+    """Return the dispatch volume if a token is sent once per node (or device), relative to once per expert.
 
     The targets hold equal parts of the experts. The share is the expected number of targets that hold the chosen
     experts, drawn without replacement, divided by the number of chosen experts.
@@ -346,11 +349,12 @@ def deduplicated_dispatch_share(chosen: int, experts: int, targets: int) -> floa
 
 
 def _halo_exchange(node: Node, split: Split, shards: Mapping[str, float], mesh: Mesh) -> Iterator[Communication]:
-    """List rule C's exchanges of borders: rows of the input forward, rows of the output's gradient backward.
+    """List the exchanges of border rows for convolutions whose image is split over ranks (rule C).
 
-    A window at the border of a rank's share reads rows of the neighbours. With an odd kernel of K taps at stride 1
-    these are (K − 1)/2 rows from each side. Dims are exchanged one after another, so that the exchange of the second
-    dim includes the corners (Dryden et al., IPDPS 2019).
+    A window at the border of a rank's share reads rows of the neighbours: of the input forward, of the output's
+    gradient backward. With an odd kernel of K taps at stride 1 these are (K − 1)/2 rows from each side. Dims are
+    exchanged one after another, so that the exchange of the second dim includes the corners (Dryden et al., IPDPS
+    2019).
     """
     for operation in node.operations:
         if isinstance(operation, Contraction | MemoryPass):
@@ -399,11 +403,11 @@ def propagate(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedNod
     Parameters
     ----------
     graph : Graph
-        The network.
+        Network as a graph of layers.
     placement : Placement
         Split of every layer.
     mesh : Mesh
-        Degrees of the axes.
+        Number of ranks along each mesh axis.
 
     Returns
     -------
@@ -439,13 +443,13 @@ def _propagated(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedN
 
 
 def _partial_terms(node: Node, layouts: Mapping[str, TensorLayout]) -> list[str]:
-    """List the terms of a sum that are partial sums over the same axes, so that they are added before the reduction."""
+    """List the inputs of an addition that are partial sums over the same axes; they are added before the all-reduce."""
     terms = [t.name for t in dict.fromkeys(node.inputs) if layouts[t.name].partial] if node.type == "add" else []
     return terms if len({layouts[name].partial for name in terms}) == 1 else []
 
 
 def _without_repeats(placed: list[PlacedNode], joins: list[int]) -> tuple[PlacedNode, ...]:
-    """Drop collectives that parallel branches repeat.
+    """Remove collectives that parallel branches of a network would repeat.
 
     Some networks (PaLM, Falcon) have branches of one input whose partial sums are added before their reduction. That
     input is gathered once, and the sum of its gradients reduced once.
@@ -478,7 +482,10 @@ def _without_repeats(placed: list[PlacedNode], joins: list[int]) -> tuple[Placed
 
 
 def _transfer_key(each: Communication, readers: Mapping[str, list[int]], start: int, end: int) -> Hashable:
-    """Return a key equal for repeated transfers of an input whose readers are all in [start, end); else None."""
+    """Return a key that is equal for repeated transfers of an input.
+
+    Returns None unless all its readers lie in [start, end).
+    """
     between = all(start <= index < end for index in readers.get(each.tensor.name, (-1,)))
     arrives = "<" in each.name or ">" in each.name
     return (each.operation, each.axis, each.phase, each.overlapped, each.tensor) if between and arrives else None
@@ -490,11 +497,11 @@ def check_divisions(graph: Graph, placement: Placement, mesh: Mesh) -> None:
     Parameters
     ----------
     graph : Graph
-        The network.
+        Network as a graph of layers.
     placement : Placement
         Split of every layer.
     mesh : Mesh
-        Degrees of the axes.
+        Number of ranks along each mesh axis.
 
     Raises
     ------
@@ -507,7 +514,7 @@ def check_divisions(graph: Graph, placement: Placement, mesh: Mesh) -> None:
 
 
 def _division_problem(graph: Graph, placement: Placement, mesh: Mesh) -> str:
-    """Explain why a dim cannot be split; empty if all can."""
+    """Return a text on a dim that cannot be split as the placement says; empty if all can."""
     try:
         for node in graph.nodes:
             split = _active_split(node, placement.of(node), mesh)
@@ -524,7 +531,7 @@ def _batch_axes(dim: str, mesh: Mesh) -> Axes:
 
 
 def _active_split(node: Node, split: Split, mesh: Mesh) -> Split:
-    """Return the axes with more than one rank; the source dim of a window has the split of its output dim."""
+    """Return the split of a layer without axes of one rank; the source dim of a window is split like its output dim."""
     used = {dim: tuple(axis for axis in axes if mesh.degree(axis) > 1) for dim, axes in split.items()}
     windows = (w for op in node.operations if isinstance(op, Contraction | MemoryPass) for w in op.windows)
     used |= {window.source: used.get(window.out, ()) for window in windows}
@@ -592,7 +599,7 @@ def _axes(tensor: Tensor, split: Split) -> tuple[Axes, ...]:
 
 
 def _current_tensors(node: Node, split: Split, layouts: Mapping[str, TensorLayout]) -> dict[str, Tensor]:
-    """Map the name of each tensor of a layer to the tensor with the dim names of its layout before it is read.
+    """Return the tensors of a layer by name, each with the dim names of its layout before it is read.
 
     A tensor written in the layer has the dim names of its writer. An input has those of the first operation whose split
     equals the layout of the input, or else those of the first reader.
@@ -610,7 +617,7 @@ def _current_tensors(node: Node, split: Split, layouts: Mapping[str, TensorLayou
 
 
 class _LayoutChanges(NamedTuple):
-    """Rule B inside a layer: changes of layout between two operations that call a tensor's dims by different names.
+    """Changes of layout inside a layer, between operations that call a tensor's dims by different names (rule B).
 
     ``current`` holds each tensor with the dim names of its present layout. If the split of the reader's dim names
     differs, the tensor changes its layout, and its gradient changes back. ``uneven`` is the mean of a dim relative to
@@ -623,50 +630,56 @@ class _LayoutChanges(NamedTuple):
     uneven: Mapping[str, float]
 
     def of(self, operation: Operation) -> tuple[Tensor, ...]:
-        """Return the tensors that an operation reads in another layout; the core of attention has its own exchange."""
+        """Return the tensors that change their layout before an operation.
+
+        The core of attention has its own exchange.
+        """
         return () if is_core(operation) else tuple(filter(self.moved, operation.reads))
 
     def moved(self, tensor: Tensor) -> bool:
-        """Return True if the present layout of a tensor differs from that of its reader, or is that of a
-        larger tensor."""
+        """Return True if a tensor's present layout is not the one it is read in, or belongs to a larger tensor."""
         lies = self.current.get(tensor.name)
         if lies is None or len(lies.dims) != len(tensor.dims):
             return False
         return lies.sizes != tensor.sizes or _axes(lies, self.split) != _axes(tensor, self.split)
 
     def forward(self, operation: Operation, tensor: Tensor, partial: frozenset[str]) -> Iterator[Communication]:
-        """List the collectives that bring a tensor, a ``partial`` sum, to the layout in which an operation reads it.
+        """List the collectives that bring a tensor to the layout in which an operation reads it.
 
-        A matrix product gathers its operand, and again if it is recomputed; for a memory pass the writer's output is
-        gathered once.
+        The tensor is a sum that is still ``partial`` over some axes. A matrix product gathers its operand, and again if
+        it is recomputed; for a memory pass the writer's output is gathered once.
         """
         name = operation.name if isinstance(operation, Contraction) else tensor.name
         have, want = TensorLayout(_axes(self.current[tensor.name], self.split), partial), _axes(tensor, self.split)
         return _transition(name, tensor.split(self.uneven), have, TensorLayout(want), self.mesh, "forward")
 
     def backward(self, operation: Operation, tensor: Tensor, partial: frozenset[str]) -> Iterator[Communication]:
-        """List the collectives that bring a tensor's gradient, a ``partial`` sum, back to the layout of its writer."""
+        """List the collectives that bring a tensor's gradient to the layout of its writer.
+
+        It is ``partial`` over axes.
+        """
         have, want = TensorLayout(_axes(tensor, self.split), partial), _axes(self.current[tensor.name], self.split)
         name, moved = f"{operation.name}>{tensor.name}", tensor.split(self.uneven)
         return _transition(name, moved, have, TensorLayout(want), self.mesh, "backward")
 
     def _saved_transfers(self, node: Node, tensor: Tensor) -> bool:
-        """Return True if the first operation that saves the tensor saves it in the layout after the move."""
+        """Return True if the first operation that saves a tensor for backward saves it after the change of layout."""
         keepers = (kept for operation in node.operations for kept in operation.saves if kept.name == tensor.name)
         kept = next(keepers, None)
         return kept is not None and self.moved(kept)
 
 
 def _gathers(communication: Communication) -> bool:
-    """Return True for an all-gather of which each rank saves only its own shard; tokens of experts stay gathered."""
+    """Return True for an all-gather whose input, not output, each rank saves; tokens of experts stay gathered."""
     kept_apart = communication.phase == "forward" and not communication.of_experts
     return kept_apart and communication.operation == "all_gather"
 
 
 def _summed(target: Tensor, operation: Operation, split: Split) -> frozenset[str]:
-    """Return the axes of split dims that an operation sums over on the way to ``target`` (rule A).
+    """Return the mesh axes over which ``target`` becomes a partial sum in an operation (rule A).
 
-    An input of size 1 that is broadcast along a dim has a summed gradient, too. Passes that only move data sum nothing.
+    They split dims that the operation sums over. An input of size 1 that is broadcast along a dim has a summed
+    gradient, too. Passes that only move data sum nothing.
     """
     if isinstance(operation, MemoryPass) and operation.kind.moves and not operation.sparse_rows:
         return frozenset()
@@ -695,10 +708,10 @@ def _linear(operation: Operation) -> bool:
 def _inner_sums(
     node: Node, split: Split, shards: Mapping[str, float], moves: _LayoutChanges, owed: list[Communication]
 ) -> frozenset[str]:
-    """List the all-reduces of partial sums inside a layer, and return the axes over which its output is still partial.
+    """Append to ``owed`` the all-reduces of partial sums inside a layer.
 
-    A partial sum is reduced before an operation that does not commute with addition, and when its tensor changes its
-    layout.
+    Returns the axes over which its output is still partial. A partial sum is reduced before an operation that does not
+    commute with addition, and when its tensor changes its layout.
     """
     partial: dict[str, frozenset[str]] = {}
     for operation in node.operations:
@@ -719,7 +732,10 @@ def _inner_sums(
 def _gradient_sums(
     node: Node, split: Split, shards: Mapping[str, float], moves: _LayoutChanges, owed: list[Communication]
 ) -> dict[str, frozenset[str]]:
-    """List the same all-reduces backward; return the axes over which the gradient of each tensor is partial."""
+    """Append to ``owed`` the all-reduces of partial gradients inside a layer, in the backward pass.
+
+    Returns the axes over which the gradient of each tensor is still partial, by tensor name.
+    """
     partial: dict[str, frozenset[str]] = {}
     for operation in reversed(node.operations):
         moved = moves.of(operation)
@@ -749,7 +765,7 @@ def _input_collectives(
     layouts: dict[str, TensorLayout],
     passed: frozenset[str],
 ) -> Iterator[Communication]:
-    """List rule B's collectives for one input of a layer, and those of its gradient in the backward pass.
+    """List the collectives for one input of a layer that has another layout (rule B), and for its gradient.
 
     Partial sums over the ``passed`` axes are not reduced. If a summed dim and an output dim of the layer have one name,
     the summed one is called ``in_<dim>`` inside, as is a dim that some operations of the layer split differently.
@@ -773,7 +789,7 @@ def _input_collectives(
 
 
 def _broadcast_dims(node: Node, dims: Iterable[str]) -> frozenset[str]:
-    """Return the dims of more than one entry in the layer, along which an input of size 1 is broadcast."""
+    """Return those of ``dims`` with more than one entry in the layer; an input of size 1 is broadcast along them."""
     tensors = [tensor for op in node.operations for tensor in (*op.reads, op.out)]
     return frozenset(dim for dim in dims if any(dim in t.dims and t.size(dim) > 1 for t in tensors))
 
@@ -781,7 +797,10 @@ def _broadcast_dims(node: Node, dims: Iterable[str]) -> frozenset[str]:
 def _transition(
     name: str, tensor: Tensor, have: TensorLayout, want: TensorLayout, mesh: Mesh, when: When
 ) -> Iterator[Communication]:
-    """List the collectives from one layout to another, axis by axis; a slice of an unsplit dim is free."""
+    """List the collectives that change a tensor's layout from ``have`` to ``want``, axis by axis.
+
+    Slicing a dim that was not split is free.
+    """
     if have.dims == want.dims and not have.partial and not have.merged:
         return
     for axis in (axis for axis, degree in mesh.degrees if degree > 1):
@@ -803,7 +822,7 @@ def _transition(
 
 
 def without_regather(placed: PlacedNode) -> PlacedNode:
-    """Return a layer share that saves gathered inputs, instead of gathering again in backward.
+    """Return a layer share that saves gathered inputs instead of gathering them again in the backward pass.
 
     Parameters
     ----------
@@ -827,7 +846,10 @@ AGAIN = ".again"
 
 
 def _parameters(node: Node, split: Split, shards: Mapping[str, float]) -> Iterable[tuple[Tensor, Axes]]:
-    """List local parameters with rule A's axes: a gradient is summed over every split dim that the parameter lacks."""
+    """Yield the parameters of a layer as one rank holds them, with the axes over which gradients are summed (rule A).
+
+    These are the axes of every split dim that the parameter lacks.
+    """
     axes_of: dict[str, set[str]] = {}
     tensors: dict[str, Tensor] = {}
     for operation in node.operations:

@@ -28,7 +28,7 @@ SIZE = (5.2, 3.4)
 
 
 def _times(service: Service) -> Any:
-    """List rows of latencies by name."""
+    """Return the rows (name, percentiles) of a service's latencies."""
     from paleo.report import serving
 
     columns = [Attribute("", lambda row: row[0], "time")]
@@ -41,7 +41,7 @@ def _quantile(key: str) -> Callable[[Any], Any]:
 
 
 def service_page(service: Service, systems: Sequence[Service] = (), *, date: str) -> str:
-    """Return the page of a service.
+    """Return the HTML page of a service.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def _picture(title: str, picture: Callable[[Axes, Service], None], service: Serv
 
 
 def learning_page(study: LearningStudy, *, date: str) -> str:
-    """Return the page of steps of reinforcement learning.
+    """Return the HTML page of steps of reinforcement learning.
 
     Parameters
     ----------

@@ -92,7 +92,7 @@ def verdict(audit: Audit | CollectiveAudit) -> str:
 
 
 def _without_faults(audit: Audit) -> str:
-    """Describe a log that no single fault explains: quantities that are not as predicted, by name."""
+    """Return a sentence on a log that no single fault explains, with the quantities that are not as predicted."""
     others = [name for name in audit.outlying_quantities if name != "step"]
     named = ", ".join(
         f"{_NAMES[name]} ({_cell(name, audit.measured[name])}, predicted {_cell(name, audit.predicted[name])})"
@@ -144,7 +144,7 @@ def table(audit: Audit | CollectiveAudit) -> RenderableType:
 
 
 def _next(audit: Audit) -> str | None:
-    """Say what to measure next where several faults explain the log."""
+    """Return a sentence on what to measure next, if several faults explain the log; otherwise None."""
     if len(audit.faults) < 2:
         return None
     name, faults = audit.next_quantity, audit.faults[:2]

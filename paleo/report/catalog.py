@@ -73,7 +73,7 @@ def _model_line(name: str) -> str:
 
 
 def _software_line(name: str) -> str:
-    """Return the description of a profile, and the measured steps that its constants were fitted to."""
+    """Return one line on a software profile: its description, and the measured steps its constants were fitted to."""
     profile = load_software(name)
     if profile.fit is None:
         return f"{profile.title}. Nothing fitted"
@@ -111,7 +111,7 @@ KINDS: dict[str, Lines] = {
 
 
 def _table_lines() -> dict[str, str]:
-    """List the kinds of measured tables, with the columns that identify each and the column of measured values."""
+    """Return one line for each kind of measured table: the columns that identify a row, and the measured one."""
     from paleo.tables.steps import tables
 
     return {name: _table_line(table) for name, table in sorted(tables().items())}
@@ -204,7 +204,10 @@ def _loaders() -> dict[str, tuple[Callable[[], Any], Callable[[str], object]]]:
 
 
 def _read(path: str, kind: str | None = None) -> tuple[str, object]:
-    """Read a YAML file as the kind that its keys tell, or as the one that is named."""
+    """Read a YAML file of the catalog.
+
+    Returns (kind, entry), where the kind is the named one or follows from the keys.
+    """
     loaders: dict[str, Callable[[str], object]] = {name: load for name, (_, load) in _loaders().items()}
     loaders |= {"calibration": load_calibration, "run": load_run, "study": load_study}
     kind_of_file = kind_of(path) if kind is None else kind.strip().lower()
@@ -248,7 +251,7 @@ def document(entry: object) -> Document:
 
 
 def _known(*rows: tuple[str, object]) -> list[Fact]:
-    """Select the rows that have a value."""
+    """Return those (name, value) rows that have a value, with the value as text."""
     return [(name, str(value)) for name, value in rows if value not in (None, "", ())]
 
 
@@ -261,7 +264,7 @@ def _price(price: Price | None) -> str | None:
 
 
 def _market(system: System) -> str | None:
-    """Return what price lists ask for a device of a system whose file has no price."""
+    """Return a text on the market price of a system's device, if the system's file has none."""
     quote = None if system.price_per_node is not None else rent_quote(system, "on-demand")
     return None if quote is None else _price(quote.price)
 
@@ -340,7 +343,7 @@ def _system(system: System) -> list[Fact]:
 
 
 def _topology(level: Level) -> str:
-    """Describe a level's topology with its leaves, routing and links between groups."""
+    """Return a text on an interconnect level's topology: leaves, routing, and links between groups."""
     unit = "group" if level.topology == "dragonfly" else "leaf switch"
     words = (
         level.leaf and f"{level.leaf} nodes to a {unit}",
@@ -382,7 +385,7 @@ def _model_flops(forward: float, backward: float) -> str:
 
 
 def _software(software: Software) -> list[Fact]:
-    """Describe a profile in words; `settings` has its fields."""
+    """Return facts about a software profile as (name, text) pairs; `settings` lists its fields."""
     return _known(
         ("title", software.title),
         ("releases from", software.since),
@@ -399,7 +402,7 @@ def _changes(changes: Mapping[str, object]) -> str:
 
 
 def _calibration(calibration: Calibration) -> list[Fact]:
-    """Write one line for each entry: what was fitted, to how many rows, and the error on rows that were not fitted."""
+    """Return one line for each fitted entry of a calibration: what was fitted, to how many rows, and its test error."""
     rows = [("subject", calibration.subject)]
     for entry in calibration.entries:
         error = "not tested" if entry.residual is None else f"MAPE {100 * entry.residual.mape:.1f} % on rows held out"

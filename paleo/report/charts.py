@@ -44,7 +44,7 @@ _STYLE = {
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A drawing, and the names of its colours."""
+    """Drawing as SVG, with the names of its colours for a legend."""
 
     svg: Markup
     legend: tuple[tuple[str, str], ...] = ()
@@ -64,7 +64,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Points (x, y, low, high) of one line, x rising."""
+    """One line of a chart: points (x, y, low end, high end), x rising."""
 
     name: str
     points: Sequence[tuple[float, float, float, float]]
@@ -104,7 +104,7 @@ def _font(size: str | None) -> str:
 
 
 def _rows(count: int, right: float = RIGHT) -> tuple[Figure, Axes]:
-    """Return axes with a row for each bar: the first on top, from zero, without ticks."""
+    """Return a figure and axes with a row for each bar, the first on top, from zero, without ticks."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(WIDTH / 72.0, max(count, 1) * ROW / 72.0))
         axes = figure.add_axes((0.0, 0.0, (WIDTH - right) / WIDTH, 1.0))
@@ -208,9 +208,11 @@ def curves(lines: Sequence[Curve], *, title: str, x_label: str, y_label: str) ->
     Parameters
     ----------
     lines : sequence of Curve
+        Lines of the chart.
     title : str
         Read aloud in place of the chart.
     x_label, y_label : str
+        Titles of the axes.
     """
     points = [point for line in lines for point in line.points]
     with matplotlib.rc_context(_STYLE):
@@ -242,6 +244,7 @@ def heat_map(
     Parameters
     ----------
     shares : sequence of sequence of float, shape (rows, columns)
+        Fractions, 0 to 1.
     columns, rows : sequence of str
         Names of ticks.
     framed : (int, int)
@@ -249,6 +252,7 @@ def heat_map(
     title : str
         Read aloud in place of the chart.
     x_label, y_label : str
+        Titles of the axes.
     """
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(WIDTH / 72.0, (24.0 * len(rows) + 90.0) / 72.0), layout="constrained")
@@ -272,7 +276,7 @@ def heat_map(
 
 
 def _spread(values: Iterable[float]) -> list[float]:
-    """Choose ticks of rising values that do not overlap on a logarithmic axis."""
+    """Return those of rising values that can be ticks of a logarithmic axis without overlap."""
     chosen: list[float] = []
     for value in values:
         if not chosen or value >= APART * chosen[-1]:
@@ -281,7 +285,7 @@ def _spread(values: Iterable[float]) -> list[float]:
 
 
 def _short(value: float) -> str:
-    """Format a number of an axis.
+    """Return a number as short text for an axis.
 
     >>> _short(2048.0), _short(50000.0), _short(0.5)
     ('2048', '50k', '0.5')

@@ -29,7 +29,7 @@ def _time(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _JobRow:
-    """One job of the answer."""
+    """One job of a fleet with its results, as a row of the table."""
 
     study: FleetStudy
     number: int
@@ -39,7 +39,7 @@ class _JobRow:
         return self.study.fleet.cluster_jobs[self.number]
 
     def of(self, part: str) -> float:
-        """Return one column of the simulation."""
+        """Return the value of the simulation's array ``part`` for this job."""
         return float(getattr(self.study.result, part)[self.number])
 
     @property
@@ -212,8 +212,7 @@ def figure(study: FleetStudy) -> Figure:
 
 
 def _gantt(axes: Any, study: FleetStudy) -> None:
-    """Draw a bar for each stretch of a job on a node, as high as its number of GPUs there; jobs take free lanes in
-    turn."""
+    """Draw a bar for each stretch of a job on a node, as high as its GPUs there; jobs take free lanes in turn."""
     import matplotlib
     from matplotlib.collections import PolyCollection
 
@@ -251,7 +250,7 @@ def _gantt(axes: Any, study: FleetStudy) -> None:
 
 
 def _name(axes: Any, study: FleetStudy, job: int, ends: tuple[float, float], height: float) -> None:
-    """Write the name of a job into its bar, or to the right of it where the bar is too short, above names there."""
+    """Write a job's name into its bar, or to the right of the bar where it is too short."""
     name, span = study.fleet.cluster_jobs[job].name, study.result.span / HOUR
     if not span:
         return

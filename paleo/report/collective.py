@@ -57,7 +57,7 @@ _LEVEL = (
 
 
 def document(study: CollectiveStudy) -> Document:
-    """Return the answer of ``paleo collective`` as a JSON document: every algorithm, fastest first.
+    """Return the answer of ``paleo collective`` as a JSON document: a row per algorithm, fastest first.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def table(study: CollectiveStudy) -> RenderableType:
 
 
 def _headline(study: CollectiveStudy) -> Text:
-    """Name the operation, the chosen algorithm, and faster ones that are not chosen."""
+    """Return the line above the tables: the operation, the chosen algorithm, and faster ones that are not chosen."""
     best, size = study.best, engineering(study.payload_bytes, "B")
     head = Text(f"{study.operation} of {size} over {study.ranks} ranks of {study.system.name}\n", style="bold")
     reduction = "with in-network reduction" if best.in_network else "without in-network reduction"
@@ -147,7 +147,7 @@ _METHOD = (
 
 
 def compressed_document(study: CompressedCollective) -> Document:
-    """Return gradient compressions of a sum as a JSON document, fastest first.
+    """Return compression methods for an all-reduce as a JSON document, fastest first.
 
     Parameters
     ----------
@@ -258,8 +258,10 @@ def level_graph(system: System, level: Level, units: int) -> nx.Graph[Vertex]:
 
 
 def _add_leaves(graph: nx.Graph[Vertex], system: System, level: Level, units: int) -> None:
-    """Add leaf switches with the units below them, joined by a spine or directly (a dragonfly). With rails, each port
-    of a unit has a switch of its own."""
+    """Add leaf switches with the units below them to a graph, joined by a spine or directly (a dragonfly).
+
+    With rails, each port of a unit has a switch of its own.
+    """
     machine = max(level_sizes(system, level)[1], units)
     size = min(level.leaf or USUAL_LEAF, machine)
     leaves, rate = math.ceil(units / size), level.unit_bandwidth
@@ -277,8 +279,10 @@ def _add_leaves(graph: nx.Graph[Vertex], system: System, level: Level, units: in
 
 
 def _torus(level: Level, units: int) -> nx.Graph[Vertex]:
-    """Return the chips of a job's box with their places; both links of a dimension of two that closes lead to the same
-    chip."""
+    """Return the graph of the chips in a job's torus, with their positions.
+
+    In a dimension of two chips that closes, both links lead to the same chip.
+    """
     assert level.shape is not None
     graph: nx.Graph[Vertex] = nx.Graph()
     box = torus_box(level.shape, units)
@@ -324,7 +328,7 @@ def figure(system: System) -> Figure:
 
 
 def _panel(axes: Axes, system: System, level: Level) -> None:
-    """Draw one level: lines between vertices, wider where the rate is higher, thinner where there are many of them."""
+    """Draw one level of an interconnect: lines are wider for higher rates, thinner where there are many."""
     below, most = level_sizes(system, level)
     leaves = {"fabric": 2, "dragonfly": 6, "torus": 8}.get(level.topology, most)
     units = min(most, leaves * min(level.leaf or USUAL_LEAF, most))
@@ -351,8 +355,10 @@ def _panel(axes: Axes, system: System, level: Level) -> None:
 
 
 def _places(graph: nx.Graph[Vertex], level: Level) -> Mapping[Vertex, Place]:
-    """Place units in a row, switches above the middle of what hangs on them, and chips of a torus on a grid in
-    perspective."""
+    """Return the position of each vertex in the picture.
+
+    Units are in a row, switches above the middle of their units, and chips of a torus on a grid in perspective.
+    """
     chips: Mapping[Vertex, tuple[int, ...]] = nx.get_node_attributes(graph, "place")
     if chips:
         return {chip: _seen(place) for chip, place in chips.items()}
@@ -374,7 +380,7 @@ def _seen(place: tuple[int, ...]) -> Place:
 
 
 def _line(start: Place, end: Place) -> np.ndarray:
-    """Draw a straight line to a neighbour or to a vertex of another height, and an arc between others of one row."""
+    """Return the points of an edge: a straight line to a neighbour or another height, otherwise an arc."""
     across, share = abs(end[0] - start[0]), np.linspace(0.0, 1.0, 24)[:, None]
     line = np.array(start) * (1.0 - share) + np.array(end) * share
     if start[1] == end[1] and across > 1.5:

@@ -283,7 +283,7 @@ def row_json(columns: Iterable[Attribute], row: Any) -> Document:
 
 
 def rows_table(title: str, columns: Iterable[Attribute], rows: Sequence[Any]) -> Table:
-    """Return the rows as a table.
+    """Return the rows of an answer as a table for the console.
 
     Parameters
     ----------
@@ -307,7 +307,7 @@ def rows_table(title: str, columns: Iterable[Attribute], rows: Sequence[Any]) ->
 
 @functools.cache
 def key_meanings() -> dict[str, tuple[str, str]]:
-    """Return a dict from each key of JSON documents to its unit and meaning; of nested keys the last part counts."""
+    """Return (unit, meaning) of each key in JSON documents; a nested key counts by its last part."""
     with (Path(__file__).parent / "columns.csv").open(encoding="utf-8", newline="") as file:
         return {row["key"]: (row["unit"], row["meaning"]) for row in csv.DictReader(file)}
 
@@ -316,7 +316,7 @@ def key_meanings() -> dict[str, tuple[str, str]]:
 
 
 class Grid(Table):
-    """Table that splits into parts where a screen is too narrow; each part begins with the first column."""
+    """Table that is split into several where a screen is too narrow; each part repeats the first column."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         parts = list(self._parts(options.max_width))
@@ -334,7 +334,7 @@ class Grid(Table):
             yield from table.__rich_console__(console, options)
 
     def _parts(self, width: int) -> Iterator[list[TableColumn]]:
-        """Yield the columns that fit side by side into ``width`` characters."""
+        """Yield the groups of columns that fit side by side into ``width`` characters."""
         first, *following = self.columns
         part, taken = [first], _width(first)
         for column in following:
@@ -347,7 +347,10 @@ class Grid(Table):
 
 
 def _width(column: TableColumn) -> int:
-    """Return the least characters of a column: text with spaces may be folded, strategies and numbers may not."""
+    """Return the least width of a column [characters].
+
+    Text with spaces may be folded, strategies and numbers may not.
+    """
     cells = [str(cell) for cell in (column.header, *column.cells)]
     widest = max(cell_len(line) for cell in cells for line in (cell.splitlines() or [""]))
     longest_word = max(cell_len(word) for cell in cells for word in (cell.split() or [""]))
@@ -404,7 +407,7 @@ def facts_table(title: str, rows: Iterable[tuple[str, str]]) -> Constrain:
 
 
 def console() -> Console:
-    """Return standard output, as wide as the terminal or COLUMNS says, in a pipe `PLAIN_WIDTH`.
+    """Return a console for standard output, as wide as the terminal or COLUMNS, in a pipe `PLAIN_WIDTH`.
 
     Names are never read as markup.
     """
@@ -431,7 +434,7 @@ def wrapped_text(text: str | Text) -> Constrain:
 
 
 def default_choices_line(choices: Mapping[str, str]) -> Iterator[Constrain]:
-    """Yield one line with the options that the user did not state and the values chosen for them, if there are any.
+    """Yield one line on options that the user left open, with the values chosen for them, if there are any.
 
     Parameters
     ----------
@@ -606,7 +609,7 @@ def _html_cell(tag: str, side: str, text: str) -> str:
 
 
 def _plain(output: RenderableType) -> str:
-    """Return a text without its style."""
+    """Return the text of an output without its style (colours, bold)."""
     if isinstance(output, str):
         return output
     if isinstance(output, Text):

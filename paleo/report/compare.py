@@ -169,7 +169,7 @@ def _strategy(candidate: Candidate) -> str:
 
 
 def _notes(comparison: Comparison) -> Iterator[str]:
-    """Yield what is printed below the table: batches, intervals, prices, formats, warnings, failures."""
+    """Yield the sentences printed below the table: batches, intervals, prices, formats, warnings, failures."""
     candidates = comparison.candidates
     steps = {each.name: each.prediction for each in candidates if each.prediction is not None}
     batches = {name: step.plan.global_batch for name, step in steps.items()}
@@ -210,17 +210,18 @@ def _notes(comparison: Comparison) -> Iterator[str]:
 
 
 def _without(comparison: Comparison, objective: Objective) -> list[str]:
-    """List systems that run, but whose value of an objective is not known."""
+    """Return the systems that run, but whose value for an objective is unknown."""
     runs = [candidate for candidate in comparison.candidates if candidate.runs]
     return [each.system.name for each in runs if getattr(each.training, objective) is None]
 
 
 def prices(comparison: Comparison) -> list[str]:
-    """Say where each price is from, once for all systems that have it.
+    """Return sentences on where each price comes from, one for all systems that have it.
 
     Parameters
     ----------
     comparison : Comparison
+        The same run on several systems.
     """
     systems: dict[str, list[str]] = {}
     for candidate in comparison.candidates:
@@ -231,7 +232,7 @@ def prices(comparison: Comparison) -> list[str]:
 
 
 def _remedy(candidate: Candidate) -> str:
-    """Name the fastest change that would make a system's run fit; nothing where none is known."""
+    """Return the fastest change that would make a system's run fit in memory; empty where none is known."""
     if not candidate.advice or candidate.prediction is None:
         return ""
     machines, best = candidate.system.share(candidate.prediction.plan.gpus), candidate.advice[0]
@@ -244,7 +245,7 @@ def _remedy(candidate: Candidate) -> str:
 
 
 def _commands(comparison: Comparison) -> Iterator[RenderableType]:
-    """Yield the command of each step, where every system has a plan of a search."""
+    """Yield the `paleo estimate` command of each system's plan, where every system has a plan of a search."""
     for candidate in comparison.candidates:
         if candidate.prediction is not None:
             step = candidate.prediction

@@ -61,7 +61,10 @@ NO_LOSS = (
 
 
 class RunStudies:
-    """The studies that options of a run ask for: consistency, compression, placement; None where they do not."""
+    """Comparisons that the options of a run ask for: consistency model, gradient compression, and node placement.
+
+    Each field is None unless its option is given.
+    """
 
     def __init__(self, prediction: Prediction) -> None:
         self.consistency = consistency_study(prediction)
@@ -69,7 +72,7 @@ class RunStudies:
         self.placement = placement_study(prediction)
 
     def document(self) -> Document:
-        """Return the keys that the studies add to the document of an estimate."""
+        """Return the keys that these comparisons add to the JSON document of an estimate."""
         keys: Document = {}
         if self.consistency is not None:
             keys["consistency"] = consistency_model_json(self.consistency)
@@ -96,7 +99,7 @@ class RunStudies:
         return keys
 
     def tables(self) -> Iterator[RenderableType]:
-        """Yield one table for each study: consistency, compression, placement."""
+        """Yield one table for each comparison: consistency, compression, placement."""
         if self.consistency is not None:
             yield from (_consistency(self.consistency), Text())
         if self.compression is not None:
@@ -111,7 +114,7 @@ class RunStudies:
 def prediction_document(
     prediction: Prediction, training: Training | None = None, advice: Sequence[Advice] = ()
 ) -> Document:
-    """Return one configuration as a JSON document, in seconds, bytes and FLOP.
+    """Return a predicted step, and perhaps a whole training, as a JSON document in seconds, bytes and FLOP.
 
     Parameters
     ----------
@@ -333,7 +336,10 @@ def document(
 
 
 def _of_workers(study: ConsistencyStudy | None, synchronous: Document) -> Document:
-    """Return the speed of a run under its consistency model, and of the synchronous run under another key."""
+    """Return the throughput of a run under its consistency model as JSON keys.
+
+    That of the synchronous run is under another key.
+    """
     if study is None:
         return {}
     speed = {
@@ -415,7 +421,7 @@ _ADVICE = (
 
 
 def utilisation_warnings(utilisations: Iterable[float]) -> list[str]:
-    """Warn if a step would reach a higher MFU than runs reach in practice.
+    """Return a warning if a step would reach a higher MFU than runs reach in practice.
 
     Parameters
     ----------
@@ -551,7 +557,10 @@ def _goodput(run: Goodput) -> Table:
 
 
 def _sections(prediction: Prediction) -> Table:
-    """Sum the time by section and stream, longest first; of a pipeline by pass and stage over all microbatches."""
+    """Return a table of times by section of the network and stream, longest first.
+
+    In a pipeline it is by pass and stage, summed over all microbatches.
+    """
     from paleo.step.timeline import COMPUTE
 
     table = grid("Time of sections on their streams", ("section", "stream", "kind", "time"), left=3)
@@ -570,7 +579,7 @@ def _sections(prediction: Prediction) -> Table:
 
 
 def _collectives(prediction: Prediction) -> Table:
-    """List every collective of a device in a step, and whether its price is measured or from datasheets."""
+    """Return a table of every collective of a device in a step, with where its time comes from."""
     from paleo.studies.collective import step_collectives
 
     rows = step_collectives(prediction)[:MOST_ROWS]
@@ -683,7 +692,7 @@ def trace(prediction: Prediction) -> Document:
 
 
 def _stream(event: Event) -> tuple[str, str]:
-    """Return the class of ranks and the stream of an event."""
+    """Return the (class of ranks, stream) of an event of the timeline."""
     resource, _, stream = event.task.resource.partition(" ")
     if not resource.startswith("stage"):
         return "ranks", resource

@@ -41,7 +41,7 @@ _FOLDER = Path(__file__).parent / "schemas"
 
 
 def documents() -> list[str]:
-    """List the names of the commands that print documents."""
+    """Return the names of the commands that print JSON documents."""
     return sorted(path.stem for path in _FOLDER.glob("*.json"))
 
 
@@ -80,7 +80,7 @@ def schema_of(kind: str) -> dict[str, Any]:
 
 
 def _described(schema: dict[str, Any]) -> dict[str, Any]:
-    """Add the unit and meaning of every key, as columns of answers declare them, and null where it has a meaning."""
+    """Return a schema with unit and meaning added to every key, and null allowed where that has a meaning."""
     for key, field in schema.get("properties", {}).items():
         if key in key_meanings():
             unit, meaning = key_meanings()[key]
@@ -113,7 +113,7 @@ def _of_file(kind: str) -> dict[str, Any]:
 
 
 def _add_short_forms(schema: dict[str, Any]) -> None:
-    """Add the short forms of the fields of a run's groups: names of options, and plain values of groups."""
+    """Add to a schema, in place, the short forms of a run's groups: names of options, and plain values of groups."""
     properties = schema["properties"]
     groups = {name: field["$ref"].rpartition("/")[2] for name, field in properties.items() if "$ref" in field}
     fields = {name: schema["$defs"][group]["properties"] for name, group in groups.items()}

@@ -60,7 +60,7 @@ _FOLDER = Path(__file__).parent / "templates"
 
 
 def rendered_page(template: str, **context: Any) -> str:
-    """Render a page; values are escaped.
+    """Return the HTML of a template filled with values, which are escaped.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ FACTORS = tuple(2.0**power for power in range(-4, 5))
 
 
 def report(study: Purchase, *, date: str) -> str:
-    """Return the page of a purchase question.
+    """Return the HTML page that answers a purchase question.
 
     Parameters
     ----------
@@ -171,7 +171,7 @@ def sortable(attributes: Iterable[Attribute], rows: Sequence[Any]) -> Document:
 
 
 def _trained(get: Any) -> Any:
-    """Read a quantity of a training; None where a system has none."""
+    """Return a function that reads a quantity of a candidate's training; None where it has none."""
     return lambda offer: None if offer.prediction is None else get(offer.candidate.training)
 
 
@@ -251,7 +251,7 @@ _PLANS = (
 
 
 def _batches(study: Purchase) -> Document:
-    """Return samples and steps over batch sizes, by the critical batch size."""
+    """Return the numbers of samples and steps over batch sizes, which follow from the critical batch size."""
     critical = study.request.critical_batch or 1.0
     sizes = [study.global_batch * 2.0**power for power in range(-4, 5) if study.global_batch * 2.0**power >= 1]
     columns = (
@@ -266,7 +266,7 @@ def _batches(study: Purchase) -> Document:
 
 
 def _card(study: Purchase, objective: Objective) -> Document | None:
-    """Return the best system by an objective, and whether that is certain; None where none fits."""
+    """Return the best system by one objective, and whether its lead is certain; None if no system fits."""
     winner = study.best(objective)
     if winner is None or winner.candidate.training is None:
         return None
@@ -295,7 +295,7 @@ def _card(study: Purchase, objective: Objective) -> Document | None:
 
 
 def _cautions(study: Purchase) -> Iterator[str]:
-    """Yield what a reader must know before acting on the cards."""
+    """Yield sentences that a reader must know before acting on the page."""
     running = [offer for offer in study.offers if offer.candidate.runs]
     unpriced = [offer.candidate.system.name for offer in running if _cost(offer) is None]
     if unpriced:
@@ -413,11 +413,12 @@ _POINTS = (
 
 
 def exchange_panels(study: Purchase, offer: Offer) -> Iterator[tuple[str, Chart, str]]:
-    """Yield heading, chart and sentence for what a question asks of exchanges: compression, consistency, placement.
+    """Yield (heading, chart, sentence) for compression, consistency and placement, where a question asks for them.
 
     Parameters
     ----------
     study : Purchase
+        Systems with their best plans, trainings and scaling.
     offer : Offer
         A system that runs.
     """
@@ -452,7 +453,7 @@ def exchange_panels(study: Purchase, offer: Offer) -> Iterator[tuple[str, Chart,
 
 
 def _narrow(figure: Figure, title: str, height: float = 280.0) -> Chart:
-    """Fit a plot into a column of the page."""
+    """Return a plot as a chart that fits into a column of the page."""
     figure.set_size_inches(WIDTH / 72.0, height / 72.0)
     return Chart(svg(figure, title))
 
@@ -501,11 +502,12 @@ def _failing(offer: Offer, run: Goodput) -> Document:
 
 
 def goodput_map(run: Goodput, factors: Sequence[float]) -> npt.NDArray[np.float64]:
-    """Return goodput over time between failures (rows) and checkpoint interval (columns).
+    """Return the goodput of a run over times between failures (rows) and checkpoint intervals (columns).
 
     Parameters
     ----------
     run : Goodput
+        Run with failures and checkpoints.
     factors : sequence of float, shape (n,)
         Multiples of the run's time between failures and interval.
 
@@ -527,12 +529,14 @@ _TYPES = {
 
 
 def plan_search_page(model: ModelSpec, system: System, search: Search, wish: Requirements) -> str:
-    """Return the page of all plans of a search.
+    """Return the HTML page that shows all plans of a search.
 
     Parameters
     ----------
     model : ModelSpec
+        Network, as its model file describes it.
     system : System
+        Machine: its devices, nodes and links.
     search : Search
         Its first plan is chosen when the page opens.
     wish : Requirements

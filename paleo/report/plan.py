@@ -49,7 +49,7 @@ def _cut(row: PlanRow) -> Any:
 
 
 def _schedule(row: PlanRow) -> str | None:
-    """Name the pipeline schedule and the layers of each stage."""
+    """Return the name of a plan's pipeline schedule and the layers of each stage; None without a pipeline."""
     if row.schedule == "none":
         return None
     return (
@@ -67,9 +67,9 @@ def _recomputation(row: PlanRow) -> str | None:
 
 
 def _columns(rows: Sequence[PlanRow], named: Sequence[PlanRow] = ()) -> Iterator[Attribute]:
-    """Yield the columns of plans; what all plans share or lack is omitted from tables.
+    """Yield the columns of the table of plans; what all plans share or lack is omitted from tables.
 
-    The short name of a plan is its place in ``named``, counted from 1.
+    The short name of a plan is its position in ``named``, counted from 1.
     """
     several = len({row.gpus for row in rows}) > 1
     fits = "" if all(row.fits for row in rows) else "fits"
@@ -107,7 +107,9 @@ def document(
     Parameters
     ----------
     model : ModelSpec
+        Network, as its model file describes it.
     system : System
+        Machine: its devices, nodes and links.
     ranking : Search
         Plans and their Pareto front in time and memory.
     explanation : Explanation, optional
@@ -155,9 +157,9 @@ def table(
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     ranking : Search
         Plans and their Pareto front in time and memory.
     explanation : Explanation, optional
@@ -201,7 +203,7 @@ def table(
 
 
 def _measure(rows: Sequence[PlanRow], capacity: float) -> Iterator[RenderableType]:
-    """Yield which plans to measure, where a prediction cannot tell them apart."""
+    """Yield the advice which plans to measure, where predictions cannot tell them apart."""
     numbers = class_numbers(rows)
     roomy = (1.0 - HEADROOM) * capacity
     fitting = [number for number, row in enumerate(rows) if row.gpus == rows[0].gpus and row.memory <= roomy]
@@ -214,7 +216,7 @@ def _measure(rows: Sequence[PlanRow], capacity: float) -> Iterator[RenderableTyp
 
 
 def _first_plan(lead: Prediction) -> str:
-    """Describe the first plan in a sentence."""
+    """Return a sentence that describes the first plan."""
     low, high = map(duration, lead.interval)
     rates = f"{format_rate(lead.samples_per_s)} samples/s"
     rates += "" if lead.tokens_per_s is None else f", {format_rate(lead.tokens_per_s)} tokens/s"
@@ -240,7 +242,7 @@ def _share_of_memory(plan: PricedPlan) -> str:
 
 
 def _priced_columns(reply: PurchasePlans) -> Iterator[Attribute]:
-    """Yield the columns of a purchase; null where no amount of training or no price is known."""
+    """Yield the columns of duration, cost and energy; values are null where no amount of training or price is known."""
     several = len({plan.system.name for plan in reply.plans}) > 1
     tokens = any(plan.tokens_per_s is not None for plan in reply.plans)
     trained = reply.wish.amount is not None
@@ -276,7 +278,7 @@ def _priced_columns(reply: PurchasePlans) -> Iterator[Attribute]:
 
 
 def purchase_document(reply: PurchasePlans) -> Document:
-    """Return the answer to a purchase as a JSON document: the verdict, and what each plan takes.
+    """Return the answer to a purchase question as a JSON document: the verdict, and time, cost and energy of each plan.
 
     Parameters
     ----------
@@ -350,7 +352,7 @@ def purchase_table(reply: PurchasePlans) -> RenderableType:
 
 
 def _notes(reply: PurchasePlans) -> Iterator[str]:
-    """Yield why a faster plan is not the first, which prices are not known, and warnings."""
+    """Yield sentences on why a faster plan is not the first, on unknown prices, and warnings."""
     first, goal = reply.plans[0], reply.wish.objective
     if first.has_memory_headroom and any(
         plan.meets(reply.wish) and plan.score(goal) < first.score(goal) for plan in reply.plans
@@ -372,7 +374,7 @@ def _notes(reply: PurchasePlans) -> Iterator[str]:
 
 
 def layers_document(model: str, system: str, splits: Hybrid) -> Document:
-    """Return the strategy of each layer as a JSON document.
+    """Return the best split of each layer as a JSON document.
 
     Parameters
     ----------
@@ -391,7 +393,7 @@ def layers_document(model: str, system: str, splits: Hybrid) -> Document:
 
 
 def layers_table(model: str, system: str, splits: Hybrid) -> RenderableType:
-    """Return the strategy of each layer as tables.
+    """Return the best split of each layer as tables.
 
     Parameters
     ----------

@@ -78,7 +78,7 @@ STYLE: Any = {
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a plot in the format of its suffix; equal plots give equal bytes.
+    """Write a plot to a file in the format of its suffix; equal plots give equal bytes.
 
     Parameters
     ----------
@@ -259,7 +259,7 @@ def _speedup(axes: Axes, curve: ScaleCurve, colour: str, mark: str) -> None:
 
 
 def _reach(curve: ScaleCurve, points: Sequence[ScalePoint]) -> tuple[list[float], list[float]]:
-    """Compute speed-ups at the slow and at the fast end of each step's interval; the base is as predicted."""
+    """Return the speed-ups at the low and at the high end of each step's 90 % interval, with the base as predicted."""
     slow = [curve.speedup(point) * point.predicted.step_time / point.predicted.interval[1] for point in points]
     fast = [curve.speedup(point) * point.predicted.step_time / point.predicted.interval[0] for point in points]
     return slow, fast
@@ -270,8 +270,10 @@ _LEVEL = 6
 
 
 def _stacked(axes: Axes, curve: ScaleCurve) -> None:
-    """Draw the shares of each step, with its time above the bar: bars of seconds would become invisible in strong
-    scaling."""
+    """Draw each step as a bar of its parts' shares, with its time above.
+
+    Bars of seconds would become too small to see.
+    """
     points = [point for point in curve.points if point.usable]
     spent = [asdict(point.predicted.breakdown) for point in points]
     steps = [point.predicted.step_time for point in points]
@@ -341,7 +343,7 @@ def _some_ticks(value: float, _: object = None) -> str:
 
 
 def _stack(axes: Axes, names: Sequence[str], rows: Mapping[str, Sequence[float]], *, level: bool = False) -> None:
-    """Draw bars of the parts of a step one after the other, upright or level; two may have the same name."""
+    """Draw bars that are stacked from the parts of steps, upright or ``level``; two bars may have the same name."""
     places, before = range(len(names)), np.zeros(len(names))
     bar, start = (axes.barh, "left") if level else (axes.bar, "bottom")
     for key, colour in _PARTS.items():
@@ -406,9 +408,9 @@ def roofline(study: Summary, system: System, run: Run) -> Figure:
     study : Summary
         Counts of the layers.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
 
     Returns
     -------
@@ -574,7 +576,7 @@ def compression(prediction: Prediction) -> Figure:
 
 
 def _mark_rates(axes: Axes, curve: BandwidthCurve) -> None:
-    """Draw lines at the system's rate and where the steps cross."""
+    """Draw vertical lines at the system's bandwidth and where both curves cross."""
     places = [(curve.stated, GREY, "the system")]
     if curve.crossing is not None:
         places.append((curve.crossing, BLACK, f"pays below {engineering(curve.crossing, 'B/s')}"))
@@ -672,7 +674,7 @@ def placement(curves: Sequence[ScaleCurve]) -> Figure:
 
 
 def _plain_numbers(axes: Axes, places: Sequence[float] = ()) -> None:
-    """Give logarithmic axes plain numbers, those of the horizontal axis at some ``places``."""
+    """Label logarithmic axes with plain numbers; those of the horizontal axis stand at ``places``."""
     if places:
         axes.set_xticks(places)
     for axis, scale in ((axes.xaxis, axes.get_xscale()), (axes.yaxis, axes.get_yscale())):

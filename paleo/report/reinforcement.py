@@ -66,7 +66,7 @@ STEPS = (
 
 
 def nonzero_step_parts(step: LearningStep) -> dict[str, float]:
-    """Return the parts of a step that take time.
+    """Return the parts of a step that take time, with their times.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def nonzero_step_parts(step: LearningStep) -> dict[str, float]:
 
 
 def assumptions(study: LearningStudy) -> list[str]:
-    """Say where the numbers of an answer come from.
+    """Return sentences on where the numbers of an answer on reinforcement learning come from.
 
     Parameters
     ----------

@@ -30,7 +30,9 @@ def document(
     Parameters
     ----------
     model : ModelSpec
+        Network, as its model file describes it.
     system : System
+        Machine: its devices, nodes and links.
     curves : sequence of ScaleCurve
         One for each kind of scaling, consistency model and placement of nodes.
     choice : RunWithDefaults, optional
@@ -67,13 +69,16 @@ def document(
 
 
 def _of_curve(curve: ScaleCurve, study: ConsistencyStudy | None) -> Document:
-    """Return the keys that identify a curve; ``consistency`` holds the quantities of its study, too."""
+    """Return the JSON keys that identify a curve; ``consistency`` also holds the quantities of its comparison."""
     cycle = {} if study is None else consistency_cycle_json(study)
     return {"scaling": curve.scaling, "consistency": {"model": curve.consistency, **cycle}, "nodes": curve.nodes}
 
 
 def _turnover(curve: ScaleCurve) -> Document:
-    """Return where failures make more GPUs slower (null: not at these counts); nothing where they are not counted."""
+    """Return the JSON keys of the GPU count beyond which failures make more GPUs slower.
+
+    Its value is null if there is none among the counts; there are no keys where failures are not counted.
+    """
     if all(point.goodput is None for point in curve.points):
         return {}
     return {"turnover_gpus": None if curve.turnover is None else curve.turnover.gpus}
@@ -108,9 +113,9 @@ def table(
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     curves : sequence of ScaleCurve
         Scaling curves.
     choice : RunWithDefaults, optional
@@ -137,7 +142,7 @@ def table(
 
 
 def _columns(curve: ScaleCurve) -> Iterator[Attribute]:
-    """Yield the columns of a curve's points; those of a point that does not run have no values."""
+    """Yield the columns of the table with one row per point of a curve; points that do not run have no values."""
 
     def column(title: str, unit: str, get: Any, *, optional: bool = False) -> Attribute:
         return Attribute("", lambda point: get(point) if point.runs else None, title, unit, optional=optional)
@@ -165,7 +170,7 @@ def _columns(curve: ScaleCurve) -> Iterator[Attribute]:
 
 
 def _cycle(get: Any) -> Any:
-    """Read a quantity of the consistency study of a point or system; None without one."""
+    """Return a function that reads a quantity of the consistency study of a point or system; None without one."""
     return lambda row: None if row.consistency is None else get(row.consistency)
 
 
@@ -187,7 +192,7 @@ CYCLE = (
 
 
 def _remarks(curve: ScaleCurve) -> Iterator[str]:
-    """Yield a sentence for each count without a step, and one for those that do not fit."""
+    """Yield a sentence for each GPU count without a step, and one for counts that do not fit in memory."""
     yield from (f"{with_noun(point.gpus, 'GPU')}: {point.problem}" for point in curve.points if point.problem)
     planned = [(point.gpus, point.prediction) for point in curve.points if point.usable and point.prediction]
     large = [

@@ -80,7 +80,7 @@ def _division(service: Service) -> dict[str, Any] | None:
 
 
 def _of_plan(get: Callable[[ServingPlan], Any]) -> Callable[[Service], Any]:
-    """Read a quantity of the first plan; None where there is none."""
+    """Return a function that reads a quantity of a service's first plan; None where there is none."""
     return lambda service: None if service.best is None else get(service.best)
 
 
@@ -256,7 +256,7 @@ def table(service: Service, systems: Sequence[Service] = ()) -> RenderableType:
 
 
 def assumptions(service: Service) -> list[str]:
-    """Say where the numbers of an answer come from.
+    """Return sentences on where the numbers of a serving answer come from.
 
     Parameters
     ----------
@@ -281,7 +281,7 @@ def assumptions(service: Service) -> list[str]:
 
 
 def load_words(service: Service) -> str:
-    """Describe the load of a service as text: arrivals and lengths of requests.
+    """Return a sentence on the load of a service: arrivals and lengths of requests.
 
     Parameters
     ----------
@@ -314,7 +314,7 @@ def _times(service: Service) -> RenderableType:
 
 
 def memory_parts(plan: ServingPlan) -> dict[str, float]:
-    """Return what the network occupies of the memory of a GPU.
+    """Return the memory that weights, KV cache and so on occupy on a GPU.
 
     Parameters
     ----------
@@ -406,7 +406,7 @@ def figure(service: Service) -> Figure:
 
 
 def _speeds(axes: Axes, service: Service) -> None:
-    """Draw tokens per second of a user against those of a GPU."""
+    """Draw tokens per second of one user against tokens per second of one GPU, a point per plan."""
     from paleo.report.plots import BLUE, GREY
 
     assert service.best is not None
@@ -422,7 +422,7 @@ def _speeds(axes: Axes, service: Service) -> None:
 
 
 def _latencies(axes: Axes, service: Service) -> None:
-    """Draw latency against the rate of the first plan."""
+    """Draw the latencies of the first plan against its request rate."""
     from paleo.report.plots import BLUE, VERMILION
 
     assert service.best is not None
@@ -442,7 +442,7 @@ INTERVALS = 100
 
 
 def queue_lengths(queue: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], ...]:
-    """Return the ends of equal intervals of time, and the mean and longest queue in each.
+    """Return the mean and the longest queue in equal intervals of time.
 
     Parameters
     ----------
@@ -465,7 +465,7 @@ def queue_lengths(queue: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float6
 
 
 def _queue(axes: Axes, service: Service) -> None:
-    """Draw requests that wait in one simulated replica."""
+    """Draw the number of requests that wait over time in one simulated replica."""
     from matplotlib.ticker import MaxNLocator
 
     from paleo.report.plots import BLUE

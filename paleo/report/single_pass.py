@@ -60,7 +60,9 @@ _TOKENS: Document = {
 
 
 def document(service: BatchedService, systems: Sequence[BatchedService] = ()) -> Document:
-    """Return the answer as a JSON document with the keys of ``paleo serve``; those of generated tokens are null.
+    """Return the answer of ``paleo serve`` for a network without generated tokens (a classifier) as a JSON document.
+
+    Keys are those of other services; those of generated tokens are null.
 
     Parameters
     ----------
@@ -114,7 +116,7 @@ def document(service: BatchedService, systems: Sequence[BatchedService] = ()) ->
 
 
 def table(service: BatchedService, systems: Sequence[BatchedService] = ()) -> RenderableType:
-    """Return the answer as tables: verdict, systems and batches.
+    """Return the answer of ``paleo serve`` for a network without generated tokens as tables.
 
     Parameters
     ----------
@@ -137,7 +139,7 @@ def table(service: BatchedService, systems: Sequence[BatchedService] = ()) -> Re
 
 
 def _request(service: BatchedService) -> str:
-    """Say what a request is."""
+    """Return a text on what one request is."""
     if service.length:
         return f"A request is {with_noun(round(service.length), 'token')} long, and is answered in one forward pass."
     parts = passes_of(service.model)

@@ -29,7 +29,7 @@ MINUTE = 60.0
 
 
 def _columns(tariff: Tariff) -> Iterator[Attribute]:
-    """Yield the columns of the counts of GPUs; a tariff prices them."""
+    """Yield the columns of the table with one row per GPU count; costs follow from the tariff."""
     yield Attribute("gpus", lambda point: point.prediction.plan.gpus, "GPUs", "count")
     yield Attribute("global_batch_size", lambda point: point.global_batch, "samples a step", "count")
     yield Attribute("input_rows", lambda point: point.prediction.plan.global_batch)
@@ -58,7 +58,10 @@ def _strategy(point: TargetTime) -> str:
 
 
 def _evaluation(point: TargetTime) -> str:
-    """Print the time of evaluations; submissions have them inside their steps, or after the time that counts."""
+    """Return the evaluation time as text.
+
+    Submissions have evaluations inside their steps, or after the time that counts.
+    """
     if point.evaluation_seconds:
         return duration(point.evaluation_seconds)
     return "not timed" if point.task.evaluation.beside else "in the steps"
@@ -72,7 +75,9 @@ def document(
     Parameters
     ----------
     task : TrainingTask
+        Training task: network, data, law of samples, and target quality.
     system : System
+        Machine: its devices, nodes and links.
     curve : TargetScaling
         A point for each count of GPUs.
     tariff : Tariff
@@ -105,9 +110,9 @@ def table(
     Parameters
     ----------
     task : TrainingTask
-        Training task.
+        Training task: network, data, law of samples, and target quality.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     curve : TargetScaling
         Times over GPU counts.
     tariff : Tariff

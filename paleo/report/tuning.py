@@ -21,7 +21,7 @@ _LISTED = 12
 
 
 def _columns(study: TuningStudy) -> list[Attribute]:
-    """List the columns of the curve; it has one row for each number of GPUs in all and of a trial."""
+    """Return the columns of the table with one row per division of the GPUs: GPUs in all, and GPUs of a trial."""
     tariff = study.tariff
     return [
         Attribute("gpus", lambda point: point.gpus, "GPUs", "count"),
@@ -36,7 +36,7 @@ def _columns(study: TuningStudy) -> list[Attribute]:
 
 
 def _rungs(study: TuningStudy) -> list[dict[str, Any]]:
-    """List the trials of each rung."""
+    """Return samples, tokens and number of trials of each rung of the search (a round after which poor trials stop)."""
     best = study.best
     tokens = best.price.predictions[0].graph.tokens_per_sample
     reached = best.timeline.trials_by_rung
@@ -157,7 +157,7 @@ def table(study: TuningStudy) -> RenderableType:
 
 
 def _shortened(rungs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the first and last of many rungs."""
+    """Return the first and last rungs if there are many, otherwise all."""
     return rungs if len(rungs) <= _LISTED else [*rungs[: _LISTED // 2], *rungs[-_LISTED // 2 :]]
 
 
@@ -197,7 +197,7 @@ def figure(study: TuningStudy) -> Figure:
 
 
 def _busy_workers(axes: Any, point: SearchTime) -> None:
-    """Draw the workers busy with each rung over time, stacked from the first rung."""
+    """Draw the number of workers that are busy with each rung over time, stacked from the first rung."""
     import matplotlib
     from matplotlib.ticker import MaxNLocator
 

@@ -70,7 +70,7 @@ _FULL = (2**16, 2**17)
 
 
 class Key(NamedTuple):
-    """Properties of a layout that decide what its layers compute: degrees, and how attention splits a sequence.
+    """Part of a layout that decides what its layers compute: degrees, and how attention splits a sequence.
 
     ``stated`` are degrees of axes that the search does not vary.
     """
@@ -92,7 +92,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PricedBlock:
-    """Counts of the layers of one layout at several microbatches.
+    """FLOP, bytes and other counts of all layers of one layout, at several microbatches.
 
     ``values`` has the shape (microbatches, counts), with the counts of the program's sections in order. ``program`` has
     the structure and the parameters of this layout; its own counts may belong to another layout.
@@ -143,7 +143,7 @@ class PricedBlock:
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """Costs of all layouts and microbatches, shape (sections, points), with the position of each point."""
+    """Times and bytes of the layers for all layouts and microbatches, shape (sections, points), and their positions."""
 
     costs: SectionCosts
     programs: tuple[Program, ...]
@@ -177,7 +177,7 @@ def priced(
     sizes: Callable[[Layout], Sequence[int]],
     space: Space | None = None,
 ) -> Points:
-    """Price the layers of all layouts, each at several microbatches.
+    """Predict the times of the layers of all layouts, each at several microbatches.
 
     Parameters
     ----------
@@ -218,12 +218,12 @@ def priced(
 
 
 def _family(key: Key) -> tuple[object, ...]:
-    """Return what layouts must have in common to be interpolated together."""
+    """Return a key that is equal for layouts between which counts can be interpolated."""
     return key.tp > 1, key.cp > 1, key.ep > 1, *key[3:-1], None if key.etp is None else key.etp == 1
 
 
 class Graphs:
-    """Graphs of a network at several batches. Each is built once; lowerings reuse what they have in common."""
+    """Graphs of a network at several batches, each built once, with what their lowered programs have in common."""
 
     def __init__(self, model: ModelSpec, backend: Backend) -> None:
         self._build = partial(backend.graph, model)
@@ -324,8 +324,10 @@ class _Blocks:
         return key
 
     def of(self, family: Mapping[Key, Sequence[int]]) -> list[PricedBlock]:
-        """Count the layers of layouts that differ in tp, cp and ep only; layouts that cannot divide the layers are left
-        out."""
+        """Return the counts of layouts that differ in tp, cp and ep only.
+
+        Layouts that cannot divide the layers are left out.
+        """
         alike: dict[object, dict[Key, Sequence[int]]] = {}
         for key, sizes in family.items():
             if self._divides(key):
@@ -373,14 +375,14 @@ class _Blocks:
         return True
 
     def _repeated(self, family: Mapping[Key, Sequence[int]]) -> list[PricedBlock] | None:
-        """Return counts that another backend has found before; None if some are missing."""
+        """Return the counts of layouts that another backend has found before; None if some are missing."""
         known = self.graphs.blocks
         if not all(key in known and {*sizes} <= {*known[key].microbatches} for key, sizes in family.items()):
             return None
         return [known[key].at(sizes) for key, sizes in family.items()]
 
     def _surface(self, family: Mapping[Key, Sequence[int]]) -> list[PricedBlock] | None:
-        """Count all layouts by interpolation between a few lowered ones.
+        """Return the counts of all layouts, interpolated between a few lowered ones.
 
         Lowered are as many layouts as there are terms (`_terms`), at two small and at two full microbatches, and one
         layout of each other share of the weights, whose program is needed for its parameters. All lowered programs
@@ -492,7 +494,7 @@ class _Blocks:
 
 
 def _sent_once(block: PricedBlock, dispatch: Dispatch) -> Array:
-    """Return the counts of a block whose tokens are sent once to each target: no sorts, and smaller payloads."""
+    """Return the counts of a block if tokens are sent once to each target: no sorts, and smaller payloads."""
     sections = block.program.sections
     kernels = [counted for section in sections for counted in section.kernels]
     sorts = np.repeat([each.sorts for each in kernels], [_COUNTS + len(each.kernel.shape) for each in kernels])
@@ -506,17 +508,17 @@ def _mesh(key: Key) -> Mesh:
 
 
 def _shares_of(key: Key) -> tuple[int, int]:
-    """Return what decides a rank's share of the weights within a family of layouts."""
+    """Return (tensor degree, ranks over which experts are spread), which decide a rank's share of the weights."""
     return key.tp, key.expert_ranks
 
 
 def _small_first(key: Key) -> tuple[int, int, int]:
-    """Order layouts so that a small microbatch does not fill the sparse counts of the first ones."""
+    """Return a sort key for layouts; a small microbatch does not fill the sparse counts of the first ones."""
     return key.tp, -key.cp, key.ep
 
 
 def _full_first(key: Key) -> tuple[int, int, int]:
-    """Order layouts so that a large microbatch fills the sparse counts of the first ones."""
+    """Return a sort key for layouts; a large microbatch fills the sparse counts of the first ones."""
     return -key.tp, key.cp, key.ep
 
 
@@ -619,7 +621,10 @@ def _section_values(section: Section) -> Numbers:
 
 
 def _costs(blocks: Sequence[PricedBlock], backend: Backend) -> SectionCosts:
-    """Price the kernels and collectives of all blocks at once and sum them by section: shape (sections, points)."""
+    """Return the times and bytes of all blocks, summed by section: shape (sections, points).
+
+    Kernels and collectives of all blocks are predicted at once.
+    """
     kernels = _kernel_seconds(blocks, backend)
     programs, payloads = [(block.mesh, block.program) for block in blocks], [block.parts[1] for block in blocks]
     transfers = transfer_seconds(backend.fabric, programs, payloads)
@@ -670,7 +675,7 @@ def _structure(program: Program) -> tuple[object, ...]:
 
 
 def _kernel_seconds(blocks: Sequence[PricedBlock], backend: Backend) -> list[KernelTimes]:
-    """Price the kernels of each block, shape (kernels, microbatches); equal kernels are priced once."""
+    """Return the times of each block's kernels [s], shape (kernels, microbatches); equal kernels are predicted once."""
     blocks_of_kind: dict[object, list[int]] = {}
     for index, block in enumerate(blocks):
         kernels = [counted.kernel for section in block.program.sections for counted in section.kernels]

@@ -81,7 +81,7 @@ class Limits:
     expected: bool = False
 
     def reached(self, seconds: Array, bytes_: Array, *, exact: bool) -> Mask:
-        """Tell which configurations may be among the answers.
+        """Return True for configurations that may be among the answers of the search.
 
         Parameters
         ----------
@@ -136,7 +136,7 @@ class Bounds:
 
     @cached_property
     def _send(self) -> Array:
-        """Time in which one layer of the heaviest block sends its output to the next stage [s], shape (cases,)."""
+        """Time to send the output of one layer of the heaviest block to the next stage [s], shape (cases,)."""
         sent = np.zeros(len(self.cases))
         for block in distinct_values(self.cuts.heaviest):
             inside = self.cuts.heaviest == block
@@ -144,7 +144,9 @@ class Bounds:
         return sent
 
     def even(self, schedule: Schedule, chunks: int) -> Mask:
-        """Tell for which cases an even cut is certain (`Cuts.even`); computed once for each placement of pieces.
+        """Return for which cases the network is certainly cut evenly (`Cuts.even`).
+
+        The mask is computed once for each placement of pieces.
 
         Parameters
         ----------
@@ -164,7 +166,7 @@ class Bounds:
         return self._even[stages]
 
     def under_any_schedule(self, zero: int, *, expected: bool = False) -> tuple[Array, Array]:
-        """Compute the least time and memory under any schedule.
+        """Return lower bounds of step time [s] and memory [byte] under any schedule.
 
         Parameters
         ----------
@@ -188,7 +190,7 @@ class Bounds:
         return self.microbatches * self.work / self.stages * (1.0 - _ROUNDING), memory * (1.0 - _ROUNDING)
 
     def seconds(self, schedule: Schedule, chunks: int, zero: int, *, expected: bool = False) -> Array:
-        """Compute the least time of a step.
+        """Return a lower bound of the step time [s].
 
         Parameters
         ----------
@@ -215,8 +217,7 @@ class Bounds:
         return np.maximum(self._seconds[key], self.microbatches * travelling / self.stages)
 
     def _exchange_seconds(self, zero: int) -> Array:
-        """Compute the time in which the layers of one microbatch gather parameters and scatter gradients [s], shape
-        (cases,)."""
+        """Return the time to gather parameters and scatter gradients for one microbatch [s], shape (cases,)."""
         layouts = self.cases.layouts
         if layouts.regathers or not (zero > 1 and layouts.backend.scatters(zero, self.stages)):
             return np.zeros(len(self.cases))
@@ -229,7 +230,7 @@ class Bounds:
         return self._travels[zero]
 
     def _pipeline_seconds(self, schedule: Schedule, chunks: int, expected: bool) -> Array:
-        """Return the least step time of a pipeline of two stages or more [s], shape (cases,)."""
+        """Return a lower bound of the step time of pipelines of two or more stages [s], shape (cases,)."""
         count, stages = self.microbatches, self.stages
         least = count * self.work / stages
         paths = schedule.paths(stages, chunks)
@@ -250,7 +251,7 @@ class Bounds:
         return np.asarray(np.where(even, np.maximum(least, slowest), least) * (1.0 - _ROUNDING))
 
     def bytes(self, schedule: Schedule, chunks: int, zero: int, *, expected: bool = False) -> Array:
-        """Compute the least memory of the fullest device.
+        """Return a lower bound of the memory of the fullest device [byte].
 
         Parameters
         ----------
@@ -303,8 +304,7 @@ class Bounds:
         return self._states[zero, copies]
 
     def _owned_elements(self, copies: int) -> Array:
-        """Return the trained elements of one layer of each section that a rank owns under ZeRO, shape (sections,
-        layouts)."""
+        """Return the number of trained elements of one layer that a rank owns under ZeRO, shape (sections, layouts)."""
         if copies not in self._owned:
             layouts, known, columns = self.cases.layouts, dict[tuple[object, ...], Array](), list[Array]()
             for program, mesh in zip(layouts.programs, layouts.meshes, strict=True):

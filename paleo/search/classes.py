@@ -38,6 +38,7 @@ def simplicity(row: PlanRow, capacity: float) -> tuple[float, ...]:
     Parameters
     ----------
     row : PlanRow
+        Plan of a search.
     capacity : float
         Memory of a device [bytes].
 
@@ -60,12 +61,14 @@ def simplicity(row: PlanRow, capacity: float) -> tuple[float, ...]:
 
 
 def classed(model: ModelSpec, system: System, result: Search, top: int) -> Search:
-    """Group the plans of a search on one count of GPUs into classes of equally fast ones.
+    """Group plans that a prediction cannot tell apart (equally fast within its error) into classes, for one GPU count.
 
     Parameters
     ----------
     model : ModelSpec
+        Network, as its model file describes it.
     system : System
+        Machine: its devices, nodes and links.
     result : Search
         Its plans, the fastest first.
     top : int
@@ -105,7 +108,10 @@ def simplest(rows: Sequence[PlanRow], capacity: float) -> PlanRow:
 
 
 def _grouped(rows: Iterable[PlanRow], width: float, capacity: float) -> Iterable[PlanRow]:
-    """Group rows, sorted by step time, into classes; yield each class with its ``class_step``, simplest plans first."""
+    """Yield rows, sorted by step time, by class with their ``class_step`` set; simpler plans of a class come first.
+
+    ``width`` is the ratio of step times within a class, and ``capacity`` the memory of a device [byte].
+    """
     lead, classes = 0.0, list["PlanRow"]()
     for row in rows:
         lead = lead if row.step_time <= lead * width else row.step_time
@@ -114,7 +120,7 @@ def _grouped(rows: Iterable[PlanRow], width: float, capacity: float) -> Iterable
 
 
 def _selected(rows: Sequence[PlanRow], top: int) -> Iterable[PlanRow]:
-    """Select the simplest and the fastest plan of each class, then others up to ``top``; the order is kept."""
+    """Yield the simplest and the fastest plan of each class, then others up to ``top`` plans, in the given order."""
     first = list[int]()
     for _, members in groupby(range(len(rows)), key=lambda number: (rows[number].fits, rows[number].class_step)):
         simplest, *others = members

@@ -22,9 +22,9 @@ Index = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class PlanColumns:
-    """Configurations as columns, one entry each.
+    """Configurations of a search as columns, one entry each.
 
-    The columns are step times [s], bytes of the fullest device, GPUs, samples of a microbatch, and positions in
+    The columns are step times [s], bytes of the fullest device [byte], GPUs, samples of a microbatch, and positions in
     ``strategies``, ``policies``, ``schedules`` and ``runs``. A run states everything that the other columns do not.
     Step times follow the closed form of a schedule where it has one. ``evaluated`` is the number of configurations in
     all.
@@ -99,7 +99,7 @@ def columns(ranking: Ranking, most: int) -> PlanColumns:
 
 
 def _strategies(part: Part, rows: Index, known: dict[str, int]) -> Index:
-    """Return the position of each configuration's strategy in ``known``; new strategies are added to it."""
+    """Return the index of each configuration's strategy in ``known``; new strategies are added to it."""
     results = part.results
     choices = np.column_stack([results.layout, results.chosen("chunks"), results.chosen("zero")])[rows]
     distinct, position = np.unique(choices, axis=0, return_inverse=True)

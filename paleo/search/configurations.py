@@ -26,7 +26,7 @@ Codes = npt.NDArray[np.integer]
 
 @dataclass(frozen=True, slots=True)
 class CaseGroup:
-    """Cases with the same number of pipeline stages.
+    """Cases of a search with the same number of pipeline stages. A case is a layout, microbatch and recompute policy.
 
     The columns hold the positions of each case's layout, priced point and recompute policy. ``before`` is the number of
     cases in earlier groups; ``first`` is one case of each layout.
@@ -112,7 +112,7 @@ def groups(points: Points, layouts: Sequence[Layout], space: Space) -> Iterator[
 
 
 class Choice(NamedTuple):
-    """Choices that do not depend on the layout: schedule, chunks of a stage, ZeRO stage, overlap of gradients.
+    """Choices of a configuration beside its layout: schedule, chunks per stage, ZeRO stage, and overlap of gradients.
 
     The schedule is given by its position in `SCHEDULES`.
     """
@@ -124,7 +124,7 @@ class Choice(NamedTuple):
 
     @classmethod
     def named(cls, schedule: str, chunks: int, zero: int, *, overlapped: bool) -> Choice:
-        """Make a choice from the name of a schedule.
+        """Return a choice from the name of a schedule and the other choices.
 
         Parameters
         ----------
@@ -146,10 +146,10 @@ class Choice(NamedTuple):
 
 
 class Solved(NamedTuple):
-    """Evaluated configurations of one choice: positions of their cases, step times [s], bytes of the fullest stage.
+    """Evaluated configurations that share one choice: positions of their cases, step times [s], memory [byte].
 
-    ``before`` is the number of cases before those of this ``batch``. ``cut`` holds the layers of each piece if a run
-    has to state them.
+    The memory is that of the fullest stage. ``before`` is the number of cases before those of this ``batch``. ``cut``
+    holds the layers of each piece if a run has to state them.
     """
 
     batch: Batch
@@ -261,7 +261,7 @@ class Results:
         return np.flatnonzero(case[self.case] & np.array(chosen, dtype=bool)[self.choice])
 
     def rows(self, indices: Index) -> Index:
-        """Return the positions of configurations among the cases of their batch.
+        """Return the positions of configurations within the batch of cases that holds them.
 
         Parameters
         ----------
@@ -292,8 +292,10 @@ class Results:
 
     @property
     def exact(self) -> npt.NDArray[np.bool_]:
-        """True for configurations whose step time is exact: computed pass by pass, or by a closed form that holds for
-        them."""
+        """True for configurations whose step time is exact.
+
+        It was computed pass by pass, or by a closed form that holds for them.
+        """
         exact = [each.assignment.stages == 1 or each.schedule.closed.exact == "any" for each in self.batches]
         return np.array(exact, dtype=bool)[self.choice]
 
@@ -321,17 +323,17 @@ class Results:
 
     @property
     def layout(self) -> Codes:
-        """Position of the layout of each configuration."""
+        """Index of the layout of each configuration, shape (configurations,)."""
         return self.cases[0][self.case]
 
     @property
     def microbatch(self) -> Codes:
-        """Samples of a microbatch."""
+        """Microbatch of each configuration [samples], shape (configurations,)."""
         return self.cases[1][self.case]
 
     @property
     def recompute(self) -> Codes:
-        """Position of the policy of each configuration in `RECOMPUTE`."""
+        """Index of the recompute policy of each configuration in `RECOMPUTE`, shape (configurations,)."""
         return self.cases[2][self.case]
 
     def chosen(self, name: str) -> Codes:

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 
 def joined(results: Sequence[Search], system: System, objective: str) -> Search:
-    """Join searches on one system into one: counts are summed, the Pareto front is that of all plans, no plans are
-    listed."""
+    """Join searches on one system into one, without plans.
+
+    Numbers of configurations are added, and the Pareto front is that of all plans.
+    """
     ranking = Ranking.joined([each.ranking for each in results if each.ranking is not None], system, objective)
     front = pareto_plans([row for result in results for row in result.front])
     sums = {name: sum(getattr(each, name) for each in results) for name in _SUMS}
@@ -39,15 +41,18 @@ def search_counts(
     model: ModelSpec, system: System, run: Run, counts: Sequence[int], *, objective: str = "time", top: int = FIRST,
     **options: Any,
 ) -> Search:  # fmt: skip
-    """Search each GPU count separately, so that the answer has the best plan of each count or a reason.
+    """Search plans for each GPU count separately, so that each count gets its best plan or a reason why it has none.
 
     Parameters
     ----------
     model : ModelSpec
+        Network, as its model file describes it.
     system : System
+        Machine: its devices, nodes and links.
     run : Run
         Options that the user states; its global batch is kept.
     counts : sequence of int
+        Numbers of GPUs.
     objective : str
         As in `search`.
     top : int
@@ -96,9 +101,10 @@ def first_of_each(rows: Sequence[PlanRow], top: int) -> list[PlanRow]:
 def recommended(
     model: ModelSpec, system: System, run: Run, space: Space | None = None
 ) -> tuple[list[Prediction], int, int]:
-    """Return the first plan of `search_counts` with its runner-up, and how many configurations were compared and fit.
+    """Return the best plan of `search_counts` and its runner-up, and how many configurations were compared and fit.
 
-    Both plans leave room in memory if any plan does. The runner-up has a different step time.
+    Returns (predictions, compared, fitting). Both plans leave room in memory if any plan does. The runner-up has a
+    different step time.
     """
     result = search_counts(model, system, run, (run.gpus,), space=space)
     rows = result.plans

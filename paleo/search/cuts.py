@@ -38,7 +38,7 @@ Pieces = tuple[Chunk, ...]
 
 
 class Partition(NamedTuple):
-    """A network cut into pieces, and the ``cases`` for which this cut is used.
+    """Network cut into pipeline pieces, and the ``cases`` for which this cut is used.
 
     The layers of each piece are given if a run has to state them.
     """
@@ -87,9 +87,9 @@ def chunk_counts(program: Program, stages: int, space: Space, backend: Backend) 
 
 
 class Cuts:
-    """Cuts of the network for the cases with the same number of stages.
+    """Ways to cut the network into pipeline pieces, for the cases with the same number of stages.
 
-    ``seconds`` are times of one layer iteration of each section, (sections, cases).
+    ``seconds`` are times of one layer iteration of each section [s], shape (sections, cases).
     """
 
     def __init__(self, programs: Sequence[Program], program_of: Index, seconds: Array, backend: Backend) -> None:
@@ -103,7 +103,7 @@ class Cuts:
         self._profiles: list[tuple[list[float], Index]] | None = None
 
     def even(self, stages: Sequence[int]) -> npt.NDArray[np.bool_]:
-        """Tell for which cases only one cut is tried: whole blocks, equally many in each piece.
+        """Return for which cases only one cut is tried: whole blocks, equally many in each piece.
 
         Parameters
         ----------
@@ -167,7 +167,7 @@ class Cuts:
                 yield Partition(tuple(cut_into_stages(self.programs[0], weights, stages)), cases)
 
     def _balanced(self, stages: Sequence[int], inside: npt.NDArray[np.bool_]) -> Iterator[Partition]:
-        """Yield cuts whose heaviest stage is as light as possible, where it is lighter than that of an even cut."""
+        """Yield cuts that minimise the time of the heaviest stage, for cases where this beats an even cut."""
         by_layers: dict[tuple[int, ...], list[Index]] = {}
         program = self.programs[0]
         for weights, cases in self.profiles:
@@ -203,7 +203,7 @@ class Cuts:
 
     @property
     def profiles(self) -> list[tuple[list[float], Index]]:
-        """Weights of sections relative to the heaviest block, with the cases whose weights are equal after rounding."""
+        """Pairs of section weights, relative to the heaviest block, and the cases that share them after rounding."""
         if self._profiles is None:
             kinds, kind_of = np.unique(self.relative, axis=1, return_inverse=True)
             cases = [np.flatnonzero(kind_of.ravel() == kind) for kind in range(kinds.shape[1])]
@@ -211,7 +211,7 @@ class Cuts:
         return self._profiles
 
     def _by_work(self, stages: Sequence[int]) -> Iterator[Partition]:
-        """Yield cuts that balance the FLOP of contractions, one for all microbatches of a layout."""
+        """Yield cuts that balance the FLOP of matrix products over stages, one for all microbatches of a layout."""
         if len(stages) > self.repeat.sum():
             return
         known: dict[Pieces, list[Index]] = {}
@@ -233,7 +233,7 @@ class Cuts:
 
 
 def _heavier(before: Array, behind: Array, stages: Sequence[int]) -> Array:
-    """Return what the layers before and behind a block add to one stage at most."""
+    """Return the time that the layers before and behind a block add to one stage at most."""
     return before + behind if stages[0] == stages[-1] else np.maximum(before, behind)
 
 

@@ -59,7 +59,7 @@ class CoveredCases:
 
     @cached_property
     def _members(self) -> tuple[_Members, ...]:
-        """Cases by number of pipeline stages."""
+        """Cases grouped by number of pipeline stages."""
         each = (self.points, self.layouts, self.space, self.backend)
         return tuple(_Members.of(*each, group) for group in groups(self.points, self.layouts, self.space))
 
@@ -89,7 +89,7 @@ class CoveredCases:
         return Results.of(case_groups, solved)
 
     def best_bounds(self, capacity: float, count: int) -> Candidates:
-        """Return the best lower bounds: those of the shortest steps, and those of possible plans of the Pareto front.
+        """Return the best lower bounds of step times, and those of possible plans of the Pareto front.
 
         Parameters
         ----------
@@ -113,13 +113,12 @@ class CoveredCases:
 
     @property
     def covered(self) -> int:
-        """Number of configurations, with one cut of the network for each."""
+        """Number of configurations of all cases, counting one cut of the network for each."""
         return sum(members.covered for members in self._members)
 
 
 class Candidates(NamedTuple):
-    """Lower bounds of the shortest steps that may fit [s], shape (candidates,), and of possible plans of the Pareto
-    front."""
+    """Best lower bounds of a search: the shortest steps that may fit [s], and points of the Pareto front."""
 
     seconds: Array
     front: tuple[Array, Array]
@@ -148,7 +147,7 @@ class Candidates(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A cut of the network laid over the pipeline stages of some cases, as ``schedules`` do it.
+    """Cut of the network into pipeline stages, with the cases and the ``schedules`` that it is used for.
 
     ``stated`` holds the layers of each piece if a run has to state them. Cuts with ``sharded`` parameters (ZeRO-3) are
     separate, because gathering parameters adds to the time of a layer.
@@ -163,7 +162,7 @@ class _Cut:
 
 @dataclass(frozen=True, slots=True)
 class _Members:
-    """The cases of a group with their times.
+    """Cases with the same number of pipeline stages, with the times of their layers.
 
     ``arrival`` is the time at which the input batch of each case arrives [s]. ``spread`` is True for cases whose
     experts are spread over ranks. ``twin`` is the position of the case that recomputes every layer and is equal
@@ -184,7 +183,7 @@ class _Members:
     def of(
         cls, points: Points, layouts: Sequence[Layout], space: Space, backend: Backend, group: CaseGroup
     ) -> _Members:
-        """Collect the cases of a group with their layer times."""
+        """Return the cases of a group with the times of their layers."""
         members = [layouts[index] for index in group.layouts]
         block_of = points.block_of[group.point]
         programs = tuple(points.programs[block] for block in block_of[group.first])
@@ -202,7 +201,7 @@ class _Members:
 
     @property
     def several(self) -> npt.NDArray[np.bool_]:
-        """True for cases whose states can be sharded over several ranks."""
+        """True for cases whose states ZeRO can shard over several ranks, shape (cases,)."""
         return self.cases.layouts.shards[self.cases.layout] > 1
 
     @property
@@ -217,7 +216,7 @@ class _Members:
         return tuple(zero for zero in self.space.zero if zero >= least and zero not in same)
 
     def single(self, limits: Limits | None) -> Iterator[Solved]:
-        """Evaluate the configurations without a pipeline."""
+        """Yield the evaluated configurations that have no pipeline."""
         schedule, sections = SCHEDULES["1f1b"], self.programs[0].sections
         whole = [tuple((index, section.repeat) for index, section in enumerate(sections))]
         assignment = Assignment.of(
@@ -242,12 +241,12 @@ class _Members:
         return np.flatnonzero(inside)
 
     def pipelined(self, limits: Limits | None) -> Iterator[Solved]:
-        """Evaluate the configurations with two stages or more."""
+        """Yield the evaluated configurations that have two or more pipeline stages."""
         for cut in list(self._cuts(limits)):  # listed before any is evaluated, so that common parts are priced once
             yield from self._scheduled(cut, limits)
 
     def _scheduled(self, cut: _Cut, limits: Limits | None) -> Iterator[Solved]:
-        """Evaluate a cut under each of its schedules."""
+        """Yield the evaluated configurations of a cut, for each of its schedules."""
         is_complete = len(cut.cases) == len(self.cases)
         cases, shared = self.cases if is_complete else self.cases.of(cut.cases), ResultCache()
         for schedule in cut.schedules:
@@ -265,7 +264,7 @@ class _Members:
     def _reached_when_cut(
         self, cut: _Cut, schedule: Schedule, cases: Cases, shared: ResultCache, limits: Limits
     ) -> dict[int, npt.NDArray[np.bool_]]:
-        """Return the cases of a cut that may still reach the limits, by ZeRO stage.
+        """Return True for the cases of a cut that may still reach the limits, by ZeRO stage.
 
         The bounds are the step time without what follows the last passes, and the memory.
         """
@@ -282,7 +281,7 @@ class _Members:
     def _chosen(
         self, cut: _Cut, schedule: Schedule, zeros: Sequence[int], index: Index, cases: Cases, shared: ResultCache
     ) -> Iterator[Solved]:
-        """Evaluate some cases under each ZeRO stage and each way to exchange gradients."""
+        """Yield some cases evaluated under each ZeRO stage and each way to exchange gradients."""
         several = self.several[index]
         for zero in zeros:
             if self.backend.scatters(zero, self.group.stages) and not several.all():
@@ -294,7 +293,7 @@ class _Members:
     def _exchanged(
         self, cut: _Cut, schedule: Schedule, zero: int, index: Index, cases: Cases, shared: ResultCache
     ) -> Iterator[Solved]:
-        """Evaluate some cases under one ZeRO stage and each way to exchange gradients."""
+        """Yield some cases evaluated under one ZeRO stage and each way to exchange gradients."""
         choices, several = modes(self.space, self.backend), self.several[index]
         for overlapped in choices:
             chosen = several if zero else np.ones_like(several)
@@ -316,8 +315,7 @@ class _Members:
         zero: int,
         overlapped: bool,
     ) -> StepArrays:
-        """Compute the steps of the cases at some positions of the group, with closed forms of the pipeline where they
-        exist."""
+        """Return the predicted steps of the cases at positions ``index``, by closed forms where they exist."""
         return step(self._batch(index, cases, assignment, schedule, shared, zero=zero, overlapped=overlapped))
 
     def _batch(
@@ -349,7 +347,7 @@ class _Members:
         chosen: npt.NDArray[np.bool_] | None = None,
         stated: tuple[int, ...] | None = None,
     ) -> Solved:
-        """Make results from the steps of the cases at some positions, of the ``chosen`` ones if given."""
+        """Return the steps of the cases at positions ``index`` as results; only the ``chosen`` ones if given."""
         case = (index + self.group.before).astype(np.int32)
         # the cases of the group, which all of its batches share: those of a cut alone would take much memory
         batch = replace(steps.batch, cases=self.cases, arrival=self.arrival, shared=ResultCache())
@@ -361,7 +359,7 @@ class _Members:
     # cuts
 
     def _bounds(self, *, sharded: bool) -> Bounds:
-        """Return the bounds of the cases, with the ways to cut the network for them."""
+        """Return the lower bounds of the cases, with parameters ``sharded`` (ZeRO-3) or not."""
         return self.cases.shared.once(("bounds", sharded), lambda: self._uncached_bounds(sharded))
 
     def _uncached_bounds(self, sharded: bool) -> Bounds:
@@ -418,7 +416,7 @@ class _Members:
         return reached
 
     def narrowed(self, points: Points, layouts: Sequence[Layout], limits: Limits) -> Iterator[_Members]:
-        """Yield the cases that may reach the limits, schedules with exact closed forms apart from the others."""
+        """Yield the cases that may reach the limits, apart for schedules with exact closed forms and for others."""
         seconds, memory = self._bounds(sharded=False).under_any_schedule(self._most_shared)
         names = self.space.schedules if self.group.stages > 1 else ("1f1b",)
         for exact in (True, False):
@@ -482,7 +480,7 @@ class _Members:
         return Candidates.joined(parts, count)
 
     def _choices(self) -> Iterator[tuple[Bounds, int, list[Schedule], bool]]:
-        """Yield the numbers of chunks of a stage, each with the bounds and the schedules that allow it."""
+        """Yield (bounds, chunks per stage, schedules that allow them, sharded parameters or not)."""
         if self.group.stages == 1:
             yield self._bounds(sharded=False), 1, [SCHEDULES["1f1b"]], False
             return
@@ -512,7 +510,7 @@ class _Members:
         return runnable
 
     def _schedules_by_assignment(self, chunks: int) -> list[list[Schedule]]:
-        """Group the schedules that allow a number of chunks by how they assign pieces to stages."""
+        """Return the schedules that allow a number of chunks, in groups that assign pieces to stages alike."""
         shared: dict[tuple[object, ...], list[Schedule]] = {}
         stages = self.group.stages
         for schedule in (SCHEDULES[name] for name in self.space.schedules):
@@ -523,9 +521,9 @@ class _Members:
 
 
 def pairs_imply_overlap(backend: Backend) -> bool:
-    """Return True if expert exchange overlaps with computation only under schedules that pair passes.
+    """Return True if expert exchange overlaps with computation only under schedules that pair two microbatches' passes.
 
-    Layers then have other prices under these schedules (`Schedule.pairs`).
+    Layers then take other times under these schedules (`Schedule.pairs`).
 
     Parameters
     ----------
@@ -541,7 +539,7 @@ def pairs_imply_overlap(backend: Backend) -> bool:
 
 
 def modes(space: Space, backend: Backend) -> tuple[bool, ...]:
-    """Return whether gradients are exchanged during the backward pass: as the space or the run states, else both.
+    """Return the ways to exchange gradients that a search tries: as stated by the space or the run, else both.
 
     Parameters
     ----------

@@ -35,8 +35,10 @@ _BATCH: Split = {"batch": ("dp",)}
 
 @dataclass(frozen=True, slots=True)
 class Hybrid:
-    """Best split of each layer with its times: computation, gradient exchange, layout changes, and plain data
-    parallelism."""
+    """Best split of each layer over all GPUs, and the step time with these splits and with data parallelism [s].
+
+    The time is given by part: computation, gradient exchange and layout changes.
+    """
 
     layers: tuple[tuple[str, str], ...]
     seconds: float
@@ -60,7 +62,7 @@ class Hybrid:
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """One layer under one split: time of its kernels and of the exchange of its gradients [s]."""
+    """One layer under one split: times of its kernels and of its gradient exchange [s]."""
 
     split: Split
     seconds: float
@@ -76,11 +78,11 @@ def hybrid(model: ModelSpec, system: System, run: Run) -> Hybrid:
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
 
     Returns
     -------
@@ -136,14 +138,14 @@ class _Chain:
         self._known: dict[tuple[int, tuple[str, ...], tuple[str, ...]], float] = {}
 
     def options(self) -> list[list[_Option]]:
-        """Price every split that each layer allows."""
+        """Return every split that each layer allows, with its times."""
         return [
             [option for split in self._splits(node) if (option := self._option(index, split))]
             for index, node in enumerate(self.chain)
         ]
 
     def _splits(self, node: Node) -> list[Split]:
-        """List the splits of a layer: by batch, by each other dim of its output, or none.
+        """Return the splits that a layer allows: by the batch, by each other dim of its output, or none.
 
         A dim that the next layer reads in another shape is not split.
         """
@@ -183,7 +185,10 @@ class _Chain:
         return self._known[key]
 
     def _placed(self, index: int, before: Split, after: Split) -> PlacedNode:
-        """Place a layer after the one before it; the inputs of the network are split by the batch."""
+        """Return one rank's share of a layer after the layer before it.
+
+        Inputs of the network are split by the batch.
+        """
         node = self.chain[index]
         nodes = list(self.graph.nodes)
         first = nodes.index(self.chain[index - 1]) if index else nodes.index(node)
@@ -216,7 +221,7 @@ class _Chain:
         return picks[::-1]
 
     def total(self, options: Sequence[Sequence[_Option]], picks: Sequence[int]) -> float:
-        """Return the time of one combination of options [s]."""
+        """Return the step time [s] with one option for each layer."""
         chosen = [layer[pick] for layer, pick in zip(options, picks, strict=True)]
         before = [_BATCH, *(option.split for option in chosen[:-1])]
         return sum(

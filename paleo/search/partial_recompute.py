@@ -71,7 +71,10 @@ def fewest_layers(
 def _fewest_that_fit(
     predicted: Callable[[int], Prediction], most: int, expected: int | None = None
 ) -> Prediction | None:
-    """Return the prediction with the fewest layers that fits: near the ``expected`` number first, then by bisection."""
+    """Return the prediction that fits with the fewest recomputed layers; None if none of up to ``most`` layers does.
+
+    Numbers near the ``expected`` one are tried first, then bisection.
+    """
     low, high, smallest = 0, most + 1, None
     number, guesses = (most, 0) if expected is None else (expected, _NEAR)
     while high - low > 1:
@@ -99,9 +102,9 @@ def partly_recomputed(model: ModelSpec, system: System, ranking: Ranking, best: 
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     ranking : Ranking
         Configurations with their scores.
     best : float
@@ -140,7 +143,10 @@ def _row(row: PlanRow, prediction: Prediction) -> PlanRow:
 
 
 def _candidates(ranking: Ranking, best: float) -> Iterator[_Candidate]:
-    """Yield the most promising configurations of each GPU count, by interpolation between the two evaluated ends."""
+    """Yield the most promising configurations of each GPU count.
+
+    Their time and memory are interpolated between recomputation of no layer and of every layer.
+    """
     score = ranking.score
     for number in range(len(ranking.parts)):
         unfitting, fitting = _fitting_pairs(ranking, number, score < best)
@@ -170,9 +176,9 @@ def _memory_before_update(memory: Array, run: Run) -> Array:
 
 
 def _fitting_pairs(ranking: Ranking, number: int, better: npt.NDArray[np.bool_]) -> tuple[Index, Index]:
-    """Return pairs of configurations of one GPU count: without recomputation they would be better but do not fit.
+    """Return the indices of pairs of configurations of one GPU count that differ in recomputation only.
 
-    The second of each pair is equal but recomputes every layer, and fits.
+    The first recomputes nothing, would be better, but does not fit. The second recomputes every layer, and fits.
     """
     results, first = ranking.parts[number].results, int(ranking.first[number])
     rows = slice(first, first + len(results))

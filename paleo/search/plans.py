@@ -58,9 +58,9 @@ def _other_dispatcher(backend: Backend) -> Dispatch | None:
 
 
 def _dispatch_words(winner: Prediction) -> str:
-    """Say how a plan dispatches its tokens, how fast the other dispatcher is, and at which microbatches it wins.
+    """Return a sentence on how a plan dispatches tokens to experts, and how fast the other dispatcher would be.
 
-    Returns an empty string if no experts are spread over ranks.
+    It also names the microbatches at which the other one wins. The text is empty if no experts are spread over ranks.
     """
     software = load_software(winner.run.software)
     used = winner.run.experts.dispatch or software.parallelism.expert_dispatch
@@ -75,7 +75,7 @@ def _dispatch_words(winner: Prediction) -> str:
 
 
 def _crossover(winner: Prediction, used: Dispatch, other: Dispatch) -> str:
-    """Say from which microbatch on the faster dispatcher changes."""
+    """Return a text on the microbatch from which the other dispatcher is the faster one."""
     wins = dict(_compared(winner, used, other))
     sizes = list(wins)
     crossing = next((size for before, size in pairwise(sizes) if wins[before] != wins[size]), None)
@@ -94,7 +94,7 @@ def _compared(winner: Prediction, used: Dispatch, other: Dispatch) -> Iterator[t
 
 
 def _step(winner: Prediction, dispatcher: Dispatch, microbatch: int) -> float:
-    """Return the step time of a plan with another dispatcher and microbatch [s]."""
+    """Return the step time [s] of a plan with another token dispatcher and microbatch."""
     changed = {"experts.dispatch": dispatcher, "microbatch": microbatch}
     return predict(winner.model, winner.system, updated(winner.run, changed)).step_time
 
@@ -104,7 +104,7 @@ OBJECTIVES = ("time", "cost", "energy", "gpus")
 
 
 def check_objective(objective: str) -> None:
-    """Raise SpecError for an order of plans that is unknown.
+    """Raise SpecError if plans cannot be sorted by an objective of this name.
 
     Parameters
     ----------
@@ -247,7 +247,7 @@ def search(
 
 
 def _bounded(sources: Sequence[_Source], system: System, objective: str, count: int) -> Ranking:
-    """Rank the configurations that may be among the first plans or on the Pareto front.
+    """Return a ranking of the configurations that may be among the first plans or on the Pareto front.
 
     The configurations with the best bounds are evaluated first; all others must reach their results. If none of the
     first ``count`` plans leaves memory free, the ranking evaluates further ones.
@@ -304,7 +304,7 @@ def _sized(run: Run, gpus: int, global_batch: int) -> Run:
 
 @dataclass(frozen=True)
 class _Source:
-    """Layouts whose configurations a search covers, with the backend that prices them."""
+    """Layouts that a search covers for one GPU count and token dispatcher, with the backend that times them."""
 
     graphs: Graphs
     layouts: tuple[Layout, ...]
@@ -315,7 +315,7 @@ class _Source:
 
     @cached_property
     def searched(self) -> CoveredCases:
-        """The layouts with the prices of their layers."""
+        """Layouts with the predicted times of their layers."""
         space, backend = self.space, self.backend
         points = priced(
             self.graphs, backend, self.layouts, lambda layout: microbatches(layout.local_batch, space), space
@@ -324,7 +324,7 @@ class _Source:
 
     @property
     def bounded(self) -> bool:
-        """True if lower bounds are valid for the options of the run."""
+        """True if lower bounds of time and memory are valid for the options of the run."""
         backend = self.backend
         return not (
             backend.offload.parts or backend.compression or backend.run.forward_only or backend.run.pipeline.cut
@@ -332,12 +332,15 @@ class _Source:
 
     @property
     def cases(self) -> int:
-        """Number of cases: layouts at a microbatch under a recompute policy."""
+        """Number of cases: combinations of layout, microbatch and recompute policy."""
         sizes = sum(len(microbatches(layout.local_batch, self.space)) for layout in self.layouts)
         return sizes * len(self.space.recompute)
 
     def part(self, limits: Limits | None = None) -> Part:
-        """Evaluate the configurations that the framework runs and that may reach the limits (all, without limits)."""
+        """Return the evaluated configurations that the framework can run and that may reach the limits.
+
+        Without limits all are evaluated.
+        """
         results = self.searched.evaluate(limits)
         return Part(
             self.backend.run,
@@ -381,7 +384,7 @@ def _sources(model: ModelSpec, system: System, run: Run, space: Space) -> Iterat
 
 
 def _runs(layout: Layout, space: Space) -> bool:
-    """Return True if a schedule of the space can run the pipeline of a layout."""
+    """Return True if some schedule of the search space can run the pipeline of a layout."""
     stages, sizes = layout.mesh.degree("pp"), np.array(microbatches(layout.local_batch, space))
     counts = layout.local_batch // sizes
     return stages > 1 and any(SCHEDULES[name].allows_microbatches(stages, counts).any() for name in space.schedules)
@@ -403,7 +406,10 @@ def _compressible(space: Space, method: Compression | None) -> Space:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Reason why the first plan wins, in words, with the breakdowns of it and of the best plan of another strategy."""
+    """Why the first plan of a search wins, as text, with the step breakdowns of it and of the runner-up.
+
+    The runner-up is the best plan with another strategy.
+    """
 
     winner: Prediction
     runner_up: Prediction | None
@@ -416,9 +422,9 @@ def explain(model: ModelSpec, system: System, result: Search) -> Explanation:
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     result : Search
         The search.
 
@@ -474,14 +480,14 @@ _PARTS = {
 
 
 def with_room(result: Search, system: System, top: int = FIRST) -> tuple[PlanRow, ...]:
-    """Return the first plans, those that leave `HEADROOM` of the memory free before all others.
+    """Return the first plans of a search; those that leave `HEADROOM` of the memory free come before all others.
 
     Parameters
     ----------
     result : Search
         The search.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     top : int, optional
         Number of plans.
 
@@ -505,7 +511,7 @@ def leaving_room(result: Search, system: System, top: int = FIRST) -> Search:
     result : Search
         The search.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     top : int, optional
         Number of plans.
 

@@ -41,10 +41,10 @@ _MARGIN = 0.002
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """One configuration: how it runs, its step time [s] and the bytes of its fullest device.
+    """One plan of a search: strategy and other options, step time [s], and memory of the fullest device [byte].
 
-    ``class_step`` is the shortest step of the plans that a prediction cannot tell from this one [s], or 0 if it was not
-    computed.
+    ``class_step`` is the shortest step time of the plans that a prediction cannot tell from this one [s], or 0 if it
+    was not computed.
     """
 
     gpus: int
@@ -64,7 +64,7 @@ class PlanRow:
 class Part:
     """Evaluated configurations of one GPU count.
 
-    ``pairs`` marks configurations of schedules that pair passes, which have prices of their own.
+    ``pairs`` is True if they use schedules that pair passes, under which layers take other times.
     """
 
     run: Run
@@ -111,7 +111,7 @@ class Ranking:
         self._load(parts)
 
     def _load(self, parts: Sequence[Part]) -> None:
-        """Replace all configurations by those of the given parts."""
+        """Replace the configurations of the ranking by those of the given parts."""
         self.parts = parts = [part for part in parts if len(part.results)]
         self.step, self.memory = (
             np.concatenate([getattr(part.results, name) for part in parts] or [np.zeros(0)])
@@ -132,8 +132,10 @@ class Ranking:
         return self._widen is not None and self._within < np.inf
 
     def _extend_to(self, seconds: float) -> bool:
-        """Evaluate all configurations that fit with a step time of at most ``seconds``; return True if there were new
-        ones."""
+        """Evaluate all configurations that fit with a step time up to ``seconds``.
+
+        Return True if there were new ones.
+        """
         if seconds <= self._within or self._widen is None:
             return False
         played = [
@@ -186,7 +188,7 @@ class Ranking:
         return np.where(self.fits, score, later)
 
     def _compute_pass_by_pass(self, indices: Index) -> bool:
-        """Compute the steps of configurations pass by pass; return True if any had not been computed so."""
+        """Compute the exact step times of configurations, pass by pass; return True if any was new."""
         left = indices[~self.exact[indices]]
         for number, part in enumerate(self.parts):
             first, end = self.first[number : number + 2]
@@ -197,8 +199,10 @@ class Ranking:
         return bool(len(left))
 
     def _sample(self, count: int) -> None:
-        """Compute the best configuration of each of the first batches pass by pass, as closed forms err alike in a
-        batch."""
+        """Compute the exact step time of the best configuration in each of the first batches.
+
+        Closed forms err alike within a batch.
+        """
         leads: dict[tuple[int, int], int] = {}
         for index in self._known(count).tolist():
             number = self._part(index)
@@ -208,14 +212,17 @@ class Ranking:
         self._compute_pass_by_pass(np.array(first[:_BATCHES], dtype=np.intp))
 
     def _known(self, count: int) -> Index:
-        """Return the best ``count`` configurations, all computed pass by pass."""
+        """Return the indices of the best ``count`` configurations, all with exact step times."""
         order = self._ordered(count)
         while self._extend_to(float(self.step[order].max(initial=0.0)) if len(self.fitting) >= count else np.inf):
             order = self._ordered(count)
         return order
 
     def _ordered(self, count: int) -> Index:
-        """Return the best ``count`` configurations by present scores; ties go to shorter steps, then to less memory."""
+        """Return the indices of the best ``count`` configurations by present scores.
+
+        Ties go to shorter steps, less memory.
+        """
         candidates, score = self.fitting, self.score[self.fitting]
         if len(candidates) < count:
             candidates, score = np.arange(len(self.step)), self.score_of_all
@@ -226,7 +233,7 @@ class Ranking:
         return np.asarray(candidates[np.lexsort((self.memory[candidates], step, score, ~self.fits[candidates]))])
 
     def leading(self, count: int) -> Index:
-        """Return the best configurations and their equals, evaluated pass by pass.
+        """Return the best configurations, and those with equal scores, with exact step times.
 
         Parameters
         ----------
@@ -312,8 +319,7 @@ class Ranking:
         return self.runner_up(best) if self._extend_to(np.inf) else None
 
     def front(self) -> tuple[PlanRow, ...]:
-        """Return the Pareto front of step time and memory among the evaluated configurations that fit, fastest
-        first."""
+        """Return the plans on the Pareto front of step time and memory, of evaluated ones that fit, fastest first."""
         left, rows = self.fitting[self.exact[self.fitting]], []
         while len(left):
             steps = self.step[left]
@@ -328,7 +334,7 @@ class Ranking:
         return part.run.gpus, strategy_words(part.layouts[layout], choice.zero, choice.chunks, part.preset)
 
     def _at(self, index: int) -> tuple[Part, int, int, int, Choice]:
-        """Return the part of a configuration, its layout, microbatch and recompute policy, and its choice."""
+        """Return the (part, layout, microbatch, recompute policy, choice) of a configuration."""
         number = self._part(index)
         part = self.parts[number]
         return part, *part.results.at(index - int(self.first[number]))
@@ -381,7 +387,7 @@ class Ranking:
 
 
 def _rounded(figures: Array) -> Array:
-    """Round values to a fraction of the smallest one, as the last digits depend on what is computed together."""
+    """Return values rounded to a fraction of the smallest, since last digits depend on what is computed along."""
     least = figures.min(initial=np.inf)
     return np.rint(figures / (_SAME * least)) if 0.0 < least < np.inf else figures
 

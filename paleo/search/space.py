@@ -115,7 +115,7 @@ def check_searched(run: Run) -> None:
     Parameters
     ----------
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
 
     Raises
     ------
@@ -136,7 +136,7 @@ def check_searched(run: Run) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A mesh with the samples of each data-parallel rank, and how sequences are split for attention.
+    """Mesh of a configuration with the samples of each data-parallel rank, and how attention splits a sequence.
 
     ``etp`` is the tensor degree of folded experts.
     """
@@ -155,12 +155,12 @@ class Layout:
 
 
 def layouts(graph: Graph, gpus: int, global_batch: int, space: Space, devices_per_node: int = 1) -> list[Layout]:
-    """List every mesh whose axes all divide something and whose data-parallel ranks all have work.
+    """List every mesh for a number of GPUs whose axes all divide something and whose data-parallel ranks have work.
 
     Parameters
     ----------
     graph : Graph
-        The network.
+        Network as a graph of layers.
     gpus : int
         Number of GPUs.
     global_batch : int
@@ -213,7 +213,7 @@ def _data_ranks(tp: int, cp: int, experts: int, etp: int | None, *, unfolded: bo
 
 
 def strategy_of_experts(etp: int | None) -> Strategy:
-    """Return a strategy with only the tensor degree of its experts, which tells over which axes they are folded.
+    """Return a strategy that states only the tensor degree of experts, which decides over which axes they are folded.
 
     Parameters
     ----------
@@ -229,7 +229,7 @@ def strategy_of_experts(etp: int | None) -> Strategy:
 
 
 def _contexts(graph: Graph, cp: int, space: Space) -> tuple[Context, ...]:
-    """List the ways in which attention may split a sequence over cp."""
+    """Return the ways in which attention may read all keys over cp (ring, all-to-all) that the search tries."""
     if cp == 1 or space.contexts is not None:
         return space.contexts or ("ring",)
     return ("ring", "all_to_all") if (graph.tokens_per_sample or 0) >= LONG else ("ring",)
@@ -262,7 +262,7 @@ def _has_enough_layers(graph: Graph, stages: int) -> bool:
 
 
 def _useful(graph: Graph, space: Space) -> frozenset[str]:
-    """Return the axes that divide a dim of some layer that dp does not divide."""
+    """Return the mesh axes that can split a dim of some layer which dp does not split."""
     placement = STRATEGIES[space.preset](graph, Strategy(space.preset))
     used: set[str] = set()
     for node in graph.nodes:
@@ -326,7 +326,7 @@ def batch(model: ModelSpec, run: Run) -> int:
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     run : Run
         The run. Without a batch it has 32 samples, or 8 sequences, a GPU.
 

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """Checks of what a framework can run. ``reasons`` counts the configurations that each documented limit excludes."""
+    """Checks of what a framework can run.
+
+    ``reasons`` counts the configurations that each documented limit of the framework excludes.
+    """
 
     framework: Abilities | None
     known: dict[str, Any]
@@ -42,13 +45,13 @@ class Support:
         space : Space
             Names the framework.
         graph : Graph
-            The network.
+            Network as a graph of layers.
         run : Run
-            The run.
+            Options of the run: GPUs, batch, parallelism, number format and so on.
         system : System
-            The system.
+            Machine: its devices, nodes and links.
         software : Software
-            Software profile.
+            Software profile: how a framework runs kernels and communication.
         dtype : str
             Format of the operands.
 
@@ -132,7 +135,7 @@ class Support:
 
     @property
     def words(self) -> str:
-        """Explanation why no configuration is left, by the limits that exclude most."""
+        """Text on why no configuration is left, with the limits that exclude most."""
         facts = [fact for fact, count in self.reasons.most_common(2) if count]
         if self.framework is None or not facts:
             return ""
@@ -157,7 +160,7 @@ def recomputes_some_layers(space: Space) -> bool:
 
 
 def _of_layouts(layouts: Sequence[Layout]) -> dict[str, Any]:
-    """Return the quantities of layouts, one entry each."""
+    """Return the quantities of layouts (degrees and so on) that limits refer to, each with one entry per layout."""
     rows = [
         {
             **{axis: layout.mesh.degree(axis) for axis in AXES},

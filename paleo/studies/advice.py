@@ -21,7 +21,7 @@ _OFFLOADS = ("optimizer", "activations", "optimizer,gradients,parameters")
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A change in the spelling of the command line, and what it comes to."""
+    """Suggested change to a run, as options of the command line, and the prediction with it."""
 
     change: str
     prediction: Prediction
@@ -69,8 +69,10 @@ _Change = dict[str, object]
 
 
 def _kinds(prediction: Prediction) -> Iterator[Iterator[_Change]]:
-    """List changes by kind, each from the weakest to the strongest: microbatch, sharding, recomputation, tensor
-    parallelism, offload, pipeline."""
+    """Yield groups of changes that save memory, each group from the weakest to the strongest change.
+
+    The groups are microbatch, sharding, recomputation, tensor parallelism, offload and pipeline.
+    """
     yield _microbatches(prediction)
     yield _strategies(prediction, "zero")
     training = not prediction.run.forward_only
@@ -81,8 +83,10 @@ def _kinds(prediction: Prediction) -> Iterator[Iterator[_Change]]:
 
 
 def _recomputations(prediction: Prediction) -> Iterator[_Change]:
-    """Yield changes to more recomputation than the run has, of some layers first; none if its layers are treated
-    differently."""
+    """Yield changes to more recomputation than the run has, first of some layers, then of all.
+
+    There are none if the run treats its layers differently.
+    """
     if has_mixed_recompute(prediction.run) or prediction.run.recompute.policy == "full":
         return
     for more in RECOMPUTE[RECOMPUTE.index(prediction.run.recompute.policy) + 1 : -1]:
@@ -103,7 +107,7 @@ def _microbatches(prediction: Prediction) -> Iterator[_Change]:
 
 
 def _strategies(prediction: Prediction, axis: str) -> Iterator[_Change]:
-    """Yield changes to a larger degree of one axis or a higher stage of ZeRO."""
+    """Yield changes of the strategy to a larger degree of one mesh axis, or to a higher ZeRO stage."""
     plan = prediction.plan
     if plan.parallel.preset != "dp":
         return
@@ -120,7 +124,7 @@ def _strategies(prediction: Prediction, axis: str) -> Iterator[_Change]:
 
 
 def _pairs(kinds: list[list[_Change]]) -> list[list[_Change]]:
-    """List each ZeRO stage with the smallest microbatch, and with each recomputation of all layers."""
+    """Return pairs of changes: each ZeRO stage with the smallest microbatch, and with each full recomputation."""
     microbatches, stages, recompute = kinds[:3]
     recompute = [change for change in recompute if "recompute_layers" not in change]
     return [[stage, other] for stage in stages for other in (*microbatches[-1:], *recompute)]

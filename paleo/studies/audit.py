@@ -64,7 +64,10 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """A hypothesis with its factor, the prediction under it, the log that it predicts, and the misfit of that log."""
+    """Possible explanation of a training log: a hypothesis with its factor, and how well it fits the log.
+
+    It holds the prediction under the hypothesis, the log that it predicts, and the misfit to the measured log.
+    """
 
     name: str
     factor: float
@@ -75,7 +78,7 @@ class _Fault:
 
     @property
     def text(self) -> str:
-        """The name of the explanation with its factor."""
+        """Name of the fault with its factor."""
         return self.name if self.factor == 1.0 else f"{self.name} (factor {self.factor:.3g})"
 
 
@@ -84,8 +87,8 @@ class Audit:
     """Verdict on a training log.
 
     ``faults`` explain the log, the best first; there are none if the log is as predicted. ``explained`` is the
-    prediction that fits best, ``ratio`` measured over that, ``scatter`` the relative deviation of steps. ``beyond`` is
-    the step on `_RANKS_BEYOND` times as many ranks, with its interval.
+    prediction that fits best, ``ratio`` the measured step time over it, and ``scatter`` the relative standard deviation
+    of steps. ``beyond`` is the step time on `_RANKS_BEYOND` times as many ranks, with its interval [s].
     """
 
     log: Log
@@ -119,7 +122,7 @@ class Audit:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Assumptions of the comparison, such as the batch of a log with tokens per second only."""
+        """Assumptions of the comparison, one sentence each, such as the batch of a log with tokens per second."""
         plan, notes = self.expected.plan, list(self.doubts)
         if all(record.seconds is None for record in self.log.steps):
             size = f"{with_noun(plan.global_batch, 'sample')} of {self.expected.graph.tokens_per_sample:,.0f} tokens"
@@ -130,8 +133,10 @@ class Audit:
 
     @property
     def next_quantity(self) -> str | None:
-        """Quantity to log next: the one that the log lacks and that best tells the first two faults apart; None where
-        one fault explains the log, or no quantity tells."""
+        """Quantity to log next: the one, missing from the log, that best tells the first two faults apart.
+
+        It is None where one fault explains the log, or no quantity helps.
+        """
         if len(self.faults) < 2:
             return None
         first, second = (fault.evidence for fault in self.faults[:2])
@@ -145,18 +150,18 @@ class Audit:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Range of nine of ten steps of this run, by the log itself: its median, and 1.645 deviations either way."""
+        """Range of nine of ten steps of this run by its log [s]: the median, and 1.645 deviations either way."""
         return _interval_around(self.measured["step"], 1.645 * max(self.scatter, _DEVIATION["step"]))
 
 
 def _interval_around(seconds: float, width: float) -> tuple[float, float]:
-    """Return the seconds at a logarithmic half-width below and above."""
+    """Return the ends of an interval around ``seconds`` whose half-width in logarithms is ``width`` [s]."""
     width = min(width, _WIDEST)
     return seconds * math.exp(-width), seconds * math.exp(width)
 
 
 def _deviation(name: str, measured: _Evidence, predicted: _Evidence) -> float:
-    """Return by how many standard deviations a quantity is off.
+    """Return by how many standard deviations a measured quantity differs from the predicted one.
 
     Parts of a step count against the step: one that is small in both is not judged, and of one that is small in one
     alone the difference in shares of the step is.
@@ -169,7 +174,7 @@ def _deviation(name: str, measured: _Evidence, predicted: _Evidence) -> float:
 
 
 def _evidence_of_log(log: Log, expected: Prediction) -> dict[str, float]:
-    """Return the medians of a log over its settled steps; raise SpecError if it states no step time."""
+    """Return the median of each logged quantity (SI units) over settled steps; raise SpecError without step times."""
     settled = log.steps[_WARM_UP:] if len(log.steps) > _WARM_UP + 1 else log.steps
     seconds = [value for record in settled if (value := _seconds(record, expected)) is not None]
     if not seconds:
@@ -199,7 +204,7 @@ def _evidence_of_log(log: Log, expected: Prediction) -> dict[str, float]:
 
 
 def _seconds(record: StepRecord, expected: Prediction) -> float | None:
-    """Return the seconds of a step, as logged or from logged tokens per second."""
+    """Return the duration of a logged step [s], stated or from logged tokens per second; None if neither is logged."""
     if record.seconds is not None:
         return record.seconds
     tokens = expected.graph.tokens_per_sample
@@ -209,16 +214,20 @@ def _seconds(record: StepRecord, expected: Prediction) -> float | None:
 
 
 def _scatter(seconds: Sequence[float]) -> float:
-    """Compute the relative deviation by quartiles, robust against single late steps: (q3 − q1) / 1.349 over the
-    median."""
+    """Return the relative standard deviation of step times by quartiles: (q3 − q1) / 1.349 over the median.
+
+    Quartiles are robust against single late steps.
+    """
     ordered = sorted(seconds)
     quarter = len(ordered) // 4
     return (ordered[-1 - quarter] - ordered[quarter]) / 1.349 / median(ordered)
 
 
 def _evidence_of(prediction: Prediction, *, slowed: float = 1.0) -> dict[str, float]:
-    """Return what a log of a predicted run would state, with one rank ``slowed`` by a factor for which all others
-    wait."""
+    """Return what the log of a predicted run would state (SI units, by quantity).
+
+    One rank may be ``slowed`` by a factor; all others wait for it.
+    """
     parts, memory = prediction.breakdown, prediction.memory
     computing = parts.compute + parts.memory_bound + parts.launch
     return {
@@ -234,13 +243,13 @@ def _evidence_of(prediction: Prediction, *, slowed: float = 1.0) -> dict[str, fl
 
 
 def _misfit(measured: _Evidence, predicted: _Evidence) -> float:
-    """Compute half the sum of squared deviations of all quantities that both have."""
+    """Return half the sum of squared deviations of all quantities that both the log and the prediction have."""
     return sum(min(_deviation(name, measured, predicted) ** 2, 400.0) / 2.0 for name in measured)
 
 
 @dataclass(frozen=True, slots=True)
 class _Hypothesis:
-    """One possible fault: the factors that are tried, and the evidence under one of them."""
+    """Possible fault of a run: the factors to try, and a function from a factor to the log that it would give."""
 
     name: str
     advice: str
@@ -276,7 +285,10 @@ def _once(measured: _Evidence, expected: Prediction) -> Sequence[float]:
 
 
 def _batches(measured: _Evidence, expected: Prediction) -> Sequence[float]:
-    """Return the logged batch if it differs; half and double the batch if none is logged."""
+    """Return the batches to try as an explanation: the logged one if it differs, else half and double the batch.
+
+    Values are factors on the expected batch.
+    """
     if "samples" not in measured:
         return (0.5, 2.0)
     logged = measured["samples"] / expected.plan.global_batch
@@ -384,8 +396,7 @@ def audit(log: Log, expected: Prediction) -> Audit:
 
 
 def _refined(hypothesis: _Hypothesis, expected: Prediction, measured: _Evidence) -> list[_Fault]:
-    """Return the best factor of a hypothesis among those tried, and among some between the best one and its
-    neighbours."""
+    """Return the best factor of a hypothesis, as a list of faults: among those tried, and some near the best."""
     faults = list(hypothesis.faults(expected, measured))
     for _ in range(_ROUNDS if len(faults) > 2 else 0):
         faults.sort(key=lambda fault: fault.factor)
@@ -399,7 +410,10 @@ def _refined(hypothesis: _Hypothesis, expected: Prediction, measured: _Evidence)
 def _beyond(
     expected: Prediction, fault: _Fault | None, ratio: float, scatter: float
 ) -> tuple[int, float, tuple[float, float]] | None:
-    """Predict the same fault on more ranks, each with as many samples as now; None where the system is too small."""
+    """Predict the same fault on more ranks, each with as many samples as now; None where the system is too small.
+
+    Returns (ranks, step time [s], its interval [s]).
+    """
     observed = expected if fault is None else fault.prediction
     gpus = expected.plan.gpus * _RANKS_BEYOND
     batch = observed.plan.global_batch * _RANKS_BEYOND
@@ -430,8 +444,9 @@ ADVICE = {
 class CollectiveAudit:
     """Verdict on a log of nccl-tests.
 
-    ``small`` and ``large`` are medians of measured over predicted time, None without such payloads. ``faults`` are
-    factors by name. ``beyond`` has ranks and time of the largest payload on more ranks.
+    ``small`` and ``large`` are medians of measured over predicted time for small and large payloads, None without such
+    payloads. ``faults`` are factors by name. ``beyond`` holds a larger number of ranks and the time of the largest
+    payload on them [s].
     """
 
     log: CollectiveLog
@@ -444,7 +459,7 @@ class CollectiveAudit:
 
     @property
     def verdict(self) -> str:
-        """Whether the measured collectives are as predicted, and the likely fault, in one sentence."""
+        """Sentence on whether the measured collectives are as predicted, and on the likely fault."""
         subject = f"{self.study.operation} over {self.study.ranks} GPUs of {self.study.system.name}"
         if self.log.ranks is not None and self.log.ranks != self.study.ranks:
             return f"{subject}: the log is of {with_noun(self.log.ranks, 'rank')}; state --gpus {self.log.ranks}."
@@ -475,7 +490,7 @@ def audit_collectives(log: CollectiveLog, operation: str, ranks: int, system: Sy
     ranks : int
         Number of ranks.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
 
     Returns
     -------
@@ -499,7 +514,7 @@ def audit_collectives(log: CollectiveLog, operation: str, ranks: int, system: Sy
 
 
 def _automatic_seconds(study: CollectiveStudy, payloads: Array) -> Array:
-    """Compute the seconds of the algorithm that the library chooses for each payload."""
+    """Return the time of each payload by the algorithm that the library chooses for it [s]."""
     times = study.times(payloads)
     return np.asarray(np.min([times[row.algorithm] for row in study.rows if row.automatic], axis=0))
 
@@ -509,8 +524,10 @@ def _median(values: Array) -> float | None:
 
 
 def _on_more(study: CollectiveStudy, large: float | None) -> tuple[int, float] | None:
-    """Return more ranks and the time of the payload on them, at the ratio of large payloads; None if they do not
-    exist."""
+    """Return (more ranks, time of the payload on them [s]), at the measured ratio of large payloads.
+
+    Returns None if the system has no more ranks.
+    """
     ranks = study.ranks * _RANKS_BEYOND
     try:
         more = collective(study.operation, study.payload_bytes, ranks, study.system)

@@ -41,12 +41,11 @@ _BEYOND = 16.0
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmRow:
-    """Time [s] and bandwidth [byte/s] of one collective algorithm.
+    """Predicted time [s] and bandwidth [byte/s] of one collective algorithm.
 
-    It has the ratio to the lower bound and the number of consecutive messages (``steps``).
-
-    ``automatic``: the library chooses it by itself where it is the fastest. ``candidate``: the library has it for this
-    operation, for this payload or for others.
+    The row also has the ratio of its time to the lower bound, and the number of consecutive messages (``steps``).
+    ``automatic`` is True if the library chooses the algorithm by itself where it is the fastest. ``candidate`` is True
+    if the library has it for this operation, at this payload or at others.
     """
 
     algorithm: str
@@ -82,17 +81,20 @@ class CollectiveStudy:
 
     @property
     def best(self) -> AlgorithmRow:
-        """The fastest algorithm of those that the library chooses from: what a training step is priced with."""
+        """Fastest algorithm among those from which the library chooses; training steps are predicted with it."""
         return next(row for row in self.rows if row.automatic)
 
     @property
     def algorithm_selector(self) -> str:
-        """Library that chooses the algorithm: ``NCCL``, or empty under constant rates (the fastest one runs)."""
+        """Name of the library that chooses the algorithm, such as ``NCCL``.
+
+        It is empty if the links have constant rates; then the fastest algorithm runs.
+        """
         return "NCCL" if isinstance(self.fabric.policy, Nccl) else ""
 
     @property
     def faster_unchosen(self) -> list[AlgorithmRow]:
-        """Algorithms faster than the library's choice: the fastest that it has, and the fastest that it has not."""
+        """Algorithms faster than the library's choice: the fastest that it has, and the fastest that it lacks."""
         if not self.algorithm_selector:
             return []
         beating = [row for row in self.rows if row.time * (1.0 + _NOTABLE) < self.best.time]
@@ -100,7 +102,7 @@ class CollectiveStudy:
         return [rows[0] for rows in groups if rows]
 
     def times(self, payload_bytes: Array) -> Mapping[str, Array]:
-        """Return the times of every algorithm for other payloads.
+        """Return the time of every algorithm for other payloads.
 
         Parameters
         ----------
@@ -126,7 +128,7 @@ def collective(
     calibration: str = "auto",
     dtype: str = "bf16",
 ) -> CollectiveStudy:
-    """Price every algorithm of a collective over neighbouring ranks of a system, without other traffic.
+    """Predict the time of every algorithm of a collective over neighbouring ranks of a system, without other traffic.
 
     Parameters
     ----------
@@ -184,7 +186,7 @@ def collective(
 
 
 def _payload(payload_bytes: object) -> float:
-    """Read a payload in bytes, from a number or from a text with its unit."""
+    """Convert a payload to bytes, from a number [byte] or a text with a unit."""
     try:
         if isinstance(payload_bytes, Real) and not isinstance(payload_bytes, bool):
             return Quantity("bytes", positive=True).checked(float(payload_bytes), payload_bytes)
@@ -196,8 +198,10 @@ def _payload(payload_bytes: object) -> float:
 def _rows(
     operation: str, payload_bytes: float, links: GroupLinks, fabric: Fabric, bounds: Mapping[bool, float]
 ) -> tuple[AlgorithmRow, ...]:
-    """List every algorithm that the network can carry out, fastest first, including servers, which are used only on
-    request."""
+    """Return one row for every algorithm that the network can carry out, fastest first.
+
+    Parameter servers are included, which are used only on request.
+    """
     payload = np.asarray(payload_bytes)
     algorithms = [algorithm for algorithm in algorithms_for(operation) if links.can_run(algorithm, operation)]
     seconds = fabric.prices(operation, links, np.asarray(payload_bytes), [algorithm.name for algorithm in algorithms])
@@ -239,7 +243,10 @@ def _row(
 
 
 def _worthwhile(fabric: Fabric, operation: str, links: GroupLinks) -> tuple[Crossover, ...]:
-    """Return the cross-overs after which the new algorithm wins by ``NOTABLE``; alternating ties are left out."""
+    """Return the payloads at which another algorithm becomes the fastest and wins by ``NOTABLE`` at larger ones.
+
+    Payloads at which two algorithms alternate within that margin are left out.
+    """
 
     def prices(payload_bytes: Array, names: Sequence[str] | None = None, /) -> Mapping[str, Array]:
         return policy_prices(fabric.policy, operation, payload_bytes, links, names)
@@ -260,10 +267,10 @@ def _worthwhile(fabric: Fabric, operation: str, links: GroupLinks) -> tuple[Cros
 
 @dataclass(frozen=True, slots=True)
 class StepCollective:
-    """Equal collectives of one device on the slowest stage.
+    """Collectives of equal kind and size that one device of the slowest pipeline stage takes part in.
 
-    There are ``calls`` a step, each of ``payload_bytes`` over the ranks of ``axes``. ``seconds`` is the time of one
-    without other traffic.
+    There are ``calls`` a step, each of ``payload_bytes`` [byte] over the ranks of the mesh ``axes``. ``seconds`` is the
+    time of one without other traffic [s].
     """
 
     content: str
@@ -299,7 +306,7 @@ def step_collectives(prediction: Prediction) -> list[StepCollective]:
 
 
 def _of_layers(prediction: Prediction) -> Iterator[StepCollective]:
-    """Yield the collectives that layers need."""
+    """Yield the collectives that sharded layers need (tensor, context and expert parallelism)."""
     batch, program = prediction.steps.batch, prediction.program
     payloads = np.array([each.payload_bytes for _, each in collectives(program)]).reshape(-1, 1)
     [priced] = transfer_seconds(batch.backend.fabric, [(batch.layouts.meshes[0], program)], [payloads])
@@ -312,8 +319,10 @@ def _of_layers(prediction: Prediction) -> Iterator[StepCollective]:
 
 
 def _over_replicas(prediction: Prediction) -> Iterator[StepCollective]:
-    """Yield sums of gradients and gathers of parameters: one collective for each bucket or layer, all of equal size;
-    for each pass over a pipeline stage, one."""
+    """Yield the collectives between data-parallel replicas: sums of gradients and gathers of parameters.
+
+    There is one for each bucket or layer, all of equal size, and for each pass over a pipeline stage.
+    """
     batch, program, mesh = prediction.steps.batch, prediction.program, prediction.plan.mesh
     if not batch.training:
         return
@@ -376,8 +385,7 @@ def _priced(
 
 
 def _price_source(fabric: Fabric, operation: str, links: GroupLinks) -> str:
-    """Say where the price of a collective is from: its calibration file, measured or inherited, or datasheets of the
-    links."""
+    """Return a text on where the time of a collective comes from: a calibration file, or datasheets of links."""
     if fabric.rates is not None:
         return fabric.rates.name
     inside, sources = len(links.levels) - links.fabric_levels, []

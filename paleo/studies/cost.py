@@ -68,14 +68,16 @@ _MOST_YEARS = 30
 
 
 class Tariff(Spec):
-    """Costs beside the catalog's rent. All are optional; costs that are not stated are not guessed.
+    """What machines and energy cost, beside the catalog's rents. All fields are optional.
 
-    ``electricity`` [USD/J] is for machines of one's own (a rent of the catalog includes it); ``pue`` multiplies the
-    energy (cooling and supply of the building); ``host_power`` [W] is drawn for each GPU by the rest of its node;
-    ``gpu_price`` [USD/s] replaces the catalog's rent, ``gpu_prices`` do for single systems, by their names. ``term`` is
-    how long machines are rented for, in the dated price lists. ``years`` [s]: machines are bought instead and written
-    off evenly over so long a time. ``market``: what the market asks for a device is a rent where electricity has a
-    price, too (else such a system is taken to be one's own).
+    Unstated costs are not guessed.
+
+    ``electricity`` [USD/J] is for one's own machines (catalog rents include it). ``pue`` multiplies the energy, for
+    cooling and power supply of the building. ``host_power`` [W] is what the rest of a node draws for each GPU.
+    ``gpu_price`` [USD/s] replaces the catalog's rent of a GPU, ``gpu_prices`` those of single systems by name. ``term``
+    is how long machines are rented for, in the dated price lists. With ``years`` [s], machines are bought and written
+    off evenly over that time. ``market`` is True if market prices of a device count as rent although electricity has a
+    price; otherwise such a system is taken to be one's own.
     """
 
     electricity: PricePerEnergy | None = None
@@ -89,7 +91,7 @@ class Tariff(Spec):
 
     @property
     def rented(self) -> bool:
-        """True if the price of a machine includes its electricity."""
+        """True if machines are rented, so that their price includes electricity."""
         return self.years is None
 
 
@@ -151,7 +153,7 @@ def parse_tariff(
 
 
 def _prices_by_system(text: str) -> dict[str, str]:
-    """Parse prices by system, such as ``A=2.1,B=1.3``, in USD an hour or with units."""
+    """Split prices such as ``A=2.1,B=1.3`` into a price by system, in USD an hour or with units."""
     prices: dict[str, str] = {}
     for part in text.split(","):
         name, _, rate = (piece.strip() for piece in part.partition("="))
@@ -193,7 +195,7 @@ class Power:
 
     @property
     def dynamic(self) -> float:
-        """Energy of a step above idle power, without a power limit [J]."""
+        """Energy of a step above idle power, as if there were no power limit [J]."""
         return float(((self.demand - self.idle) * self.seconds).sum())
 
     def capped(self, limit: float, least_voltage_clock: float) -> Power:
@@ -294,7 +296,7 @@ def power_interval(device: Device) -> tuple[float, float]:
 
 
 def _energies(prediction: Prediction, figures: PowerParameters) -> Array:
-    """Return the energy of a FLOP on the main unit, of one on ordinary cores, and of a byte [J]."""
+    """Return the energy [J] of a FLOP on tensor cores, of one on ordinary cores, and of a byte from memory."""
     dtype, device = prediction.plan.dtype, prediction.system.device
     on_tensor_cores = dtype in device.tensor_dtypes and dtype != "fp32"
     family = f"gemm.{dtype}" if precision(dtype).narrow else "gemm.tensor" if on_tensor_cores else _VECTOR_FAMILY
@@ -318,8 +320,10 @@ def _calibrated(kind: type[P], device: Device, family: str) -> SourcedParameters
 
 
 class _Kernels(NamedTuple):
-    """Work (FLOP, FLOP on ordinary cores, bytes) and seconds of each kernel, and its seconds in a step on an average
-    GPU of a stage."""
+    """Work of each kernel (FLOP, FLOP on ordinary cores, bytes) and its duration [s].
+
+    It also has each kernel's time in a step on an average GPU of a stage [s].
+    """
 
     work: Array
     seconds_of_call: Array
@@ -363,8 +367,10 @@ def energy(prediction: Prediction, seconds: float, tariff: Tariff) -> float | No
 
 
 def _watts_of_all(prediction: Prediction, busy: float, tariff: Tariff) -> float:
-    """Compute the watts of all devices that are billed: active ones draw ``busy`` watts, the others idle in their
-    nodes."""
+    """Return the power of all devices that are billed [W].
+
+    Active devices draw ``busy`` watts, the others idle in their nodes.
+    """
     plan, devices = prediction.plan, billed_devices(prediction.system, prediction.plan.gpus).devices
     watts = power(prediction)
     idle = (0.0 if watts is None else watts.idle) * (devices - plan.mesh.size)
@@ -378,9 +384,10 @@ JOULES_PER_KWH = KILO * HOUR
 
 @dataclass(frozen=True, slots=True)
 class TrainingNeed:
-    """Requirements of a target with a predicted step: samples of its batch, seconds in all, their 90 % interval.
+    """What a predicted step needs to reach a target: samples, time in all [s], and its 90 % interval.
 
-    ``code_ratio`` is the step of the task's code over the predicted one, ``evaluation`` [s] is part of the seconds.
+    ``code_ratio`` is the step time of the task's code over the predicted one, and ``evaluation`` [s] is part of the
+    time.
     """
 
     samples: float
@@ -392,11 +399,12 @@ class TrainingNeed:
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """The amount of training: a number of samples, and the same in words.
+    """Amount of training: a number of samples, and the same as text.
 
-    Where it follows from the run, ``needs`` is what a predicted step needs (its batch decides on the samples, its
-    system on the evaluations), and ``batches`` are the global batches worth trying. ``sigma`` is how unsure the samples
-    are, in logarithms."""
+    Where the amount depends on the run, ``needs`` maps a predicted step to what it needs (its batch decides on the
+    samples, its system on the evaluations), and ``batches`` are the global batches worth trying. ``sigma`` is the
+    standard deviation of the samples' logarithm.
+    """
 
     samples: float
     words: str
@@ -486,9 +494,9 @@ def parse_amount(
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
     epochs : HowMany, optional
         Number of epochs.
     samples : HowMany, optional
@@ -516,7 +524,7 @@ def default_amount(model: ModelSpec) -> Amount:
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
 
     Returns
     -------
@@ -529,12 +537,12 @@ def default_amount(model: ModelSpec) -> Amount:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """Time [s], price [USD, None where no price is known] and energy [J] of an amount of training on one configuration.
+    """Time [s], cost [USD] and energy [J] of an amount of training on one configuration; costs are None if unknown.
 
-    ``energy`` is modelled from the work done (see ``paleo.studies.cost``), ``energy_limit`` is every GPU at its design
-    power all the time. ``interval`` are the ends of the 90 % interval of ``time``; cost and energy scale with it.
-    ``gpus`` are used, ``billed`` are paid for. ``goodput``: with failures, where they are counted; all figures then
-    hold what they cost.
+    ``energy`` is modelled from the work done (see ``paleo.studies.cost``), ``energy_limit`` assumes every GPU at its
+    design power all the time. ``interval`` holds the ends of the 90 % interval of ``time``; cost and energy scale with
+    it. ``gpus`` are used, ``billed`` are paid for. ``goodput`` describes failures, where they are counted; all figures
+    then include them.
     """
 
     amount: Amount
@@ -555,7 +563,7 @@ class Training:
 
     @property
     def billed_words(self) -> str:
-        """Whole nodes or racks that are paid for as text; empty if the run uses them fully."""
+        """Text on the whole nodes or racks that are paid for; empty if the run uses them fully."""
         if self.billed.devices == self.gpus:
             return ""
         return f"{self.billed.devices} GPUs, as a {self.billed.unit} is billed whole"
@@ -567,7 +575,7 @@ class Training:
 
     @property
     def electricity(self) -> float | None:
-        """Price of the energy [USD]; None if the tariff states none (catalog rents include energy)."""
+        """Cost of the energy [USD]; None if the tariff states no price of electricity (catalog rents include it)."""
         stated = self.price is None or self.price.date == "as stated"
         if (self.tariff.rented and not stated) or self.energy is None or self.tariff.electricity is None:
             return None
@@ -661,7 +669,7 @@ def training(
 
 
 def _need(prediction: Prediction, amount: Amount, critical_batch: float | None) -> TrainingNeed:
-    """Return the whole steps that process a fixed number of samples."""
+    """Return what a run needs for a fixed number of samples: whole steps, and their time."""
     batch = prediction.plan.global_batch
     samples = float(samples_to_target(samples=amount.samples, global_batch=batch, critical_batch=critical_batch))
     work = math.ceil(samples / batch) * step_seconds(prediction)
@@ -672,7 +680,7 @@ def _need(prediction: Prediction, amount: Amount, critical_batch: float | None) 
 
 
 def require_amount(long_run: LongRunOptions | None, amount: Amount | None) -> LongRunOptions | None:
-    """Check that the length of a run with failures is known.
+    """Raise SpecError if failures are to be counted but the length of the run is not known.
 
     Parameters
     ----------
@@ -706,7 +714,7 @@ def rent(system: System, gpus: int, tariff: Tariff | None = None) -> tuple[float
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     gpus : int
         Number of devices.
     tariff : Tariff, optional

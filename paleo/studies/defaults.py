@@ -40,7 +40,7 @@ PLAN_FIELDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class RunWithDefaults:
-    """Run with software and strategy filled in where the user left them open, and the reasons."""
+    """Run whose software and parallel strategy are filled in where the user left them open, with reasons."""
 
     run: Run
     software: str = ""
@@ -48,7 +48,7 @@ class RunWithDefaults:
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Why software and strategy are what they are: the reason of a choice, ``stated`` or ``default``."""
+        """Reason for the software and the strategy, by name: the reason of the choice, ``stated`` or ``default``."""
         stated = self.run.model_fields_set
         return {
             name: getattr(self, name) or ("stated" if name in stated else "default")
@@ -57,7 +57,7 @@ class RunWithDefaults:
 
     @property
     def words(self) -> str:
-        """Automatic choices as one line of text, with the options that would fix them."""
+        """Automatic choices as one line of text, with the options that would state them."""
         software = self.software and f"software {self.run.software} ({self.software})"
         strategy = self.strategy and f"the plan ({self.strategy})"
         chosen = " and ".join(filter(None, (software, strategy)))
@@ -66,7 +66,7 @@ class RunWithDefaults:
 
 
 def usual_software(model: ModelSpec, system: System, run: Run) -> tuple[str, str]:
-    """Return the software that people use for a network on a machine, and why.
+    """Return the software profile that people usually train a network with on a machine, and why.
 
     Parameters
     ----------
@@ -101,19 +101,19 @@ def usual_software(model: ModelSpec, system: System, run: Run) -> tuple[str, str
 
 
 def _is_language_model(model: ModelSpec, run: Run) -> bool:
-    """Return whether a network has attention over tokens, and no other kind of sample."""
+    """Return True if the network has attention over tokens and no other kind of input."""
     if model.tokens is None:
         return False
     return bool(network_quantities(build_graph(model, batch=1, overrides=run.model))["heads"] > 0)
 
 
 def leaves_plan_open(run: Run) -> bool:
-    """Return True if a run chooses nothing of its plan, or asks for a search.
+    """Return True if a run states nothing of its parallel plan (strategy, microbatch, …), or asks for a search.
 
     Parameters
     ----------
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
 
     Returns
     -------
@@ -127,12 +127,14 @@ def leaves_plan_open(run: Run) -> bool:
 
 
 def software_for(model: ModelSpec, system: System, run: Run) -> tuple[str, str]:
-    """Return the software of a search, and why: as stated, else that which people use for language models.
+    """Return the software profile for a search, and why: the stated one, or the usual one for language models.
 
     Parameters
     ----------
     model : ModelSpec
+        Network, as its model file describes it.
     system : System
+        Machine: its devices, nodes and links.
     run : Run
         Its software, if stated, may be ``auto``.
 
@@ -152,7 +154,9 @@ def rescaled_run(run: Run, gpus: int) -> Run:
     Parameters
     ----------
     run : Run
+        Options of the run: GPUs, batch, parallelism, number format and so on.
     gpus : int
+        Number of GPUs.
     """
     other = run.model_copy(update={"gpus": gpus})
     other.model_fields_set.intersection_update({*run.model_fields_set, "gpus"})
@@ -165,18 +169,22 @@ def is_open(model: ModelSpec, run: Run) -> bool:
     Parameters
     ----------
     model : ModelSpec
+        Network, as its model file describes it.
     run : Run
+        Options of the run: GPUs, batch, parallelism, number format and so on.
     """
     return leaves_plan_open(run) and _is_language_model(model, run)
 
 
 def scaled_plan(model: ModelSpec, system: System, run: Run, counts: Sequence[int]) -> RunWithDefaults:
-    """Choose what a scaling curve leaves open: the plan of its smallest count that has one which fits.
+    """Choose one plan for a scaling curve: the best plan of the smallest GPU count on which one fits in memory.
 
     Parameters
     ----------
     model : ModelSpec
+        Network, as its model file describes it.
     system : System
+        Machine: its devices, nodes and links.
     run : Run
         What is stated.
     counts : sequence of int
@@ -205,14 +213,16 @@ def scaled_plan(model: ModelSpec, system: System, run: Run, counts: Sequence[int
 
 
 def batch_for(model: ModelSpec, run: Run, tokens: float) -> tuple[int, str]:
-    """Return a global batch for a training of so many tokens, and why.
+    """Return a global batch [sequences] that suits a training on so many tokens, and why.
 
     Parameters
     ----------
     model : ModelSpec
+        Network, as its model file describes it.
     run : Run
         Its parameters of the network give the length of a sequence.
     tokens : float
+        Number of training tokens.
 
     Returns
     -------
@@ -225,14 +235,14 @@ def batch_for(model: ModelSpec, run: Run, tokens: float) -> tuple[int, str]:
 
 
 def with_defaults(model: ModelSpec, system: System, run: Run) -> RunWithDefaults:
-    """Return the run with the software and plan that it leaves open filled in.
+    """Return the run with software and parallel plan filled in where it leaves them open.
 
     Parameters
     ----------
     model : ModelSpec
         The network.
     system : System
-        The machine.
+        Machine: its devices, nodes and links.
     run : Run
         What is stated. ``software`` and ``strategy`` may be ``auto``; a strategy that is stated leaves the software as
         it is unless that is ``auto``.
@@ -265,14 +275,14 @@ def with_defaults(model: ModelSpec, system: System, run: Run) -> RunWithDefaults
 
 
 def with_one_software(model: ModelSpec, system: System, run: Run, most: int) -> tuple[Run, str]:
-    """Choose the software of all counts of GPUs that are compared, where a run leaves software and plan open.
+    """Choose one software profile for all GPU counts that are compared, if a run leaves software and plan open.
 
     Parameters
     ----------
     model : ModelSpec
         The network.
     system : System
-        The machine.
+        Machine: its devices, nodes and links.
     run : Run
         What is stated.
     most : int
@@ -290,14 +300,14 @@ def with_one_software(model: ModelSpec, system: System, run: Run, most: int) -> 
 
 
 def with_usual_batch(model: ModelSpec, system: System, run: Run, gpus: int) -> Run:
-    """State the global batch of a run, and no batch of a rank, so that all counts of GPUs train on the same samples.
+    """Return the run with a global batch and no batch per rank, so that all GPU counts train on the same samples.
 
     Parameters
     ----------
     model : ModelSpec
         The network.
     system : System
-        The machine.
+        Machine: its devices, nodes and links.
     run : Run
         What is stated; its global batch stays as it is.
     gpus : int
@@ -316,14 +326,14 @@ def with_usual_batch(model: ModelSpec, system: System, run: Run, gpus: int) -> R
 
 
 def with_same_software(model: ModelSpec, system: System, run: Run) -> RunWithDefaults:
-    """Choose what a run leaves open where counts of GPUs are compared: one GPU takes the software of several, too.
+    """Fill in what a run leaves open where GPU counts are compared; one GPU gets the same software as several.
 
     Parameters
     ----------
     model : ModelSpec
         The network.
     system : System
-        The machine.
+        Machine: its devices, nodes and links.
     run : Run
         What is stated. As in `with_defaults`, but a plan is open on one GPU, too.
 
@@ -338,7 +348,7 @@ def with_same_software(model: ModelSpec, system: System, run: Run) -> RunWithDef
 
 
 def _best(model: ModelSpec, system: System, run: Run) -> PlanRow | None:
-    """Search ever wider spaces; return the first plan that leaves room in memory, else the best that was found."""
+    """Search ever wider spaces of plans; return the first plan with memory to spare, else the best plan found."""
     from paleo.search.classes import simplest
     from paleo.search.plans import FIRST, search, with_room
 
@@ -360,7 +370,7 @@ def _best(model: ModelSpec, system: System, run: Run) -> PlanRow | None:
 
 
 def _spaces(model: ModelSpec, run: Run) -> Iterator[Space]:
-    """Yield spaces of a search, the smallest first: what recipes state, then all that the framework runs."""
+    """Yield the search spaces to try, smallest first: what recipes use, then all that the framework runs."""
     from paleo.launch.commands import supported_space
     from paleo.search.space import LONG, Space
 

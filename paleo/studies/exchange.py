@@ -42,7 +42,7 @@ _SERVER_PASSES = 4.0
 
 @dataclass(frozen=True, slots=True)
 class ConsistencyStudy:
-    """Run under its consistency model, compared with the synchronous run.
+    """Run under a consistency model (such as asynchronous updates), compared with the synchronous run.
 
     ``cycle`` holds step time, exposed exchange and staleness; ``workers`` is the number of data-parallel replicas.
     """
@@ -59,7 +59,7 @@ class ConsistencyStudy:
 
     @property
     def step_time(self) -> float:
-        """Seconds in which every worker makes a step: the whole global batch is seen once."""
+        """Time in which every worker makes one step, so that the whole global batch is processed once [s]."""
         return float(self.cycle.step)
 
     @property
@@ -75,29 +75,31 @@ class ConsistencyStudy:
 
     @property
     def slower(self) -> float:
-        """Step time of a worker, relative to a synchronous run."""
+        """Step time of a worker relative to that of the synchronous run [-]."""
         return self.step_time / self.prediction.step_time
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Seconds between which nine of ten steps of a worker should lie, in proportion to the synchronous one."""
+        """Ends of the 90 % interval of a worker's step time [s], in proportion to that of the synchronous step."""
         low, high = self.prediction.interval
         return low * self.slower, high * self.slower
 
     @property
     def mfu(self) -> float:
-        """Model FLOP utilisation of the workers."""
+        """Model FLOP utilisation of the workers (0 to 1)."""
         return self.prediction.mfu / self.slower
 
     @property
     def hfu(self) -> float:
-        """Hardware FLOP utilisation of the workers."""
+        """Hardware FLOP utilisation of the workers (0 to 1)."""
         return self.prediction.hfu / self.slower
 
     @property
     def breakdown(self) -> Breakdown:
-        """Seconds of a worker's step by part: what it computes is that of the synchronous step, and all else is
-        exchange and waiting."""
+        """Parts of a worker's step time [s].
+
+        Compute is that of the synchronous step; all else is exchange and waiting.
+        """
         parts = self.prediction.breakdown
         exchange = max(0.0, self.step_time - (parts.step - parts.communication_exposed - parts.stragglers))
         whole = max(exchange, float(self.workload.all_reduce))
@@ -105,12 +107,12 @@ class ConsistencyStudy:
 
     @property
     def served(self) -> bool:
-        """True if there is a parameter server, with a utilization and a knee."""
+        """True if the run has parameter servers, whose utilisation and knee are then known."""
         return not math.isnan(float(self.cycle.knee))
 
 
 def consistency_study(prediction: Prediction) -> ConsistencyStudy | None:
-    """Return how a run's consistency model changes its steps.
+    """Compare a run under its consistency model with the synchronous run.
 
     Parameters
     ----------
@@ -135,7 +137,7 @@ def _study(prediction: Prediction) -> ConsistencyStudy:
 
 
 def step_seconds(prediction: Prediction) -> float:
-    """Return the time in which a run sees its global batch once, under its consistency model.
+    """Return the time in which a run processes its global batch once, under its consistency model [s].
 
     Parameters
     ----------
@@ -152,9 +154,10 @@ def step_seconds(prediction: Prediction) -> float:
 
 
 def _workload_of(prediction: Prediction) -> Workload:
-    """Describe a predicted step as the workload of equal workers; raise PlanError where sharding ties workers together.
+    """Return a predicted step as the workload of equal workers that exchange gradients.
 
-    Compute is the step less its sums of gradients; a worker is a data-parallel replica with all its ranks.
+    Compute is the step less its sums of gradients; a worker is a data-parallel replica with all its ranks. PlanError is
+    raised if sharded states tie the workers together.
     """
     plan, run = prediction.plan, prediction.run
     if plan.parallel.zero == 3:
@@ -186,7 +189,7 @@ def _workload_of(prediction: Prediction) -> Workload:
 
 
 def _neighbour(prediction: Prediction, payload: float) -> float:
-    """Compute the seconds in which a worker sends its payload to the worker that is farthest away."""
+    """Return the time in which a worker sends ``payload`` bytes to the worker that is farthest away [s]."""
     mesh = prediction.plan.mesh
     if prediction.plan.dp == 1:
         return 0.0
@@ -204,14 +207,18 @@ def _server(prediction: Prediction) -> Server | None:
 
 
 def _has_servers(servers: int | None, model: str) -> bool:
-    """Return True if workers of a consistency model have parameter servers: asynchronous ones always do, others if the
-    run says so."""
+    """Return True if a consistency model runs with parameter servers.
+
+    Asynchronous models always do, others if the run states a number of servers.
+    """
     return servers is not None or model == "async"
 
 
 def _server_of(run: Run, system: System, software: Software) -> Server:
-    """Describe parameter servers on nodes of the system: a port takes pushes and replies at once, host memory holds the
-    update."""
+    """Return the speed of parameter servers on nodes of the system.
+
+    A port takes pushes and replies at once, and host memory holds the update.
+    """
     links = [level for level in system.levels if level.ranks is None] or list(system.levels)
     if not links:
         raise PlanError(
@@ -225,11 +232,11 @@ def _server_of(run: Run, system: System, software: Software) -> Server:
 
 @dataclass(frozen=True, slots=True)
 class CompressionStudy:
-    """Run with compressed gradients, compared with the run without.
+    """Run with compressed gradients, compared with the same run without compression.
 
-    ``wire`` and ``dense_wire`` are bytes that a rank sends for its gradients, ``coding`` the time to compress and
-    decompress [s], and ``rate`` the rate of the dense exchange [byte/s]. Below ``break_even`` [byte/s] compression pays
-    if nothing overlaps.
+    ``wire`` and ``dense_wire`` are the bytes that a rank sends for its gradients with and without compression [byte].
+    ``coding`` is the time to compress and decompress [s], and ``rate`` the rate of the uncompressed exchange [byte/s].
+    Below ``break_even`` [byte/s] compression pays if nothing overlaps.
     """
 
     prediction: Prediction
@@ -248,12 +255,12 @@ class CompressionStudy:
 
     @property
     def mean_step(self) -> float:
-        """Seconds of a step on average over the run: w dense and 1 − w compressed ones."""
+        """Mean step time of the run [s]: a share w of its steps (the warm-up) is uncompressed, 1 − w is compressed."""
         return self.warm_up * self.dense.step_time + (1.0 - self.warm_up) * self.prediction.step_time
 
     @property
     def pays(self) -> bool:
-        """True if the compressed step is the shorter one."""
+        """True if the compressed step is shorter than the uncompressed one."""
         return self.prediction.step_time < self.dense.step_time
 
 
@@ -303,7 +310,7 @@ _FACTORS = (1 / 32, 1 / 8, 1 / 2, 1.0, 2.0, 8.0, 32.0)
 
 @dataclass(frozen=True, slots=True)
 class BandwidthCurve:
-    """Step times of a compressed run and of the dense one over the bandwidth of a node's links, ``rates`` [byte/s].
+    """Step times of a compressed and an uncompressed run over the bandwidth of a node's links, ``rates`` [byte/s].
 
     ``stated`` is the bandwidth of the system; at ``crossing`` both take equally long (None: nowhere).
     """
@@ -316,7 +323,7 @@ class BandwidthCurve:
 
 
 def bandwidth_curve(prediction: Prediction, factors: Sequence[float] = _FACTORS) -> BandwidthCurve:
-    """Return the step times of a compressed run and of the dense one over the bandwidth of the links.
+    """Return the step times of a compressed and an uncompressed run over the bandwidth of the links.
 
     Parameters
     ----------
@@ -350,8 +357,10 @@ def bandwidth_curve(prediction: Prediction, factors: Sequence[float] = _FACTORS)
 
 
 def _crossing(rates: Sequence[float], coded: Sequence[float], dense: Sequence[float]) -> float | None:
-    """Return the first rate at which compression no longer pays, interpolated logarithmically between two of
-    ``rates``."""
+    """Return the bandwidth above which compression no longer pays [byte/s]; None if the curves do not cross.
+
+    It is interpolated logarithmically between two of ``rates``.
+    """
     gains = np.log(np.asarray(dense)) - np.log(np.asarray(coded))
     for number in np.flatnonzero((gains[:-1] > 0) & (gains[1:] <= 0)).tolist():
         share = gains[number] / (gains[number] - gains[number + 1])
@@ -365,9 +374,9 @@ _OF_NETWORKS = {"factors": "the layers and the batch of a network", "zeropp": "a
 
 @dataclass(frozen=True, slots=True)
 class CompressedRow:
-    """One compression method with one scheme: time on the wire and of coding [s], and bytes that a rank sends.
+    """One compression method with one collective scheme: times to send and to code [s], and bytes that a rank sends.
 
-    Below its rate [byte/s] it pays if nothing overlaps.
+    It pays below its ``break_even`` bandwidth [byte/s] if nothing overlaps.
     """
 
     method: str
@@ -385,10 +394,10 @@ class CompressedRow:
 
 @dataclass(frozen=True, slots=True)
 class CompressedCollective:
-    """Compression methods compared with the dense sum of a `CollectiveStudy`, fastest first.
+    """Compression methods for an all-reduce, fastest first, compared with the uncompressed one of a `CollectiveStudy`.
 
-    ``sent`` are bytes that a rank sends densely, at ``rate`` [byte/s]; ``tensors`` is the number of square matrices of
-    the gradient.
+    ``sent`` are the bytes that a rank sends uncompressed, at ``rate`` [byte/s]; ``tensors`` is the number of square
+    matrices of the gradient.
     """
 
     dense: CollectiveStudy
@@ -398,7 +407,7 @@ class CompressedCollective:
 
     @property
     def time(self) -> float:
-        """Time of the dense sum [s]."""
+        """Time of the uncompressed all-reduce [s]."""
         return self.dense.best.time
 
     @property
@@ -407,7 +416,7 @@ class CompressedCollective:
         return self.sent / self.time
 
     def pays(self, row: CompressedRow) -> bool:
-        """Return True if coding and compressed messages together take less time than the dense sum.
+        """Return True if coding and sending compressed take less time than the uncompressed all-reduce.
 
         Parameters
         ----------
@@ -463,7 +472,7 @@ def compress_collective(
 
 
 def _gradient(study: CollectiveStudy, width: float, tensors: int) -> SummedGradient:
-    """Return a gradient of the study's payload, divided into so many square matrices."""
+    """Return a gradient as large as the study's payload, made of ``tensors`` square matrices."""
     elements = study.payload_bytes / width
     sides = 2.0 * tensors * (elements / tensors) ** 0.5
     return SummedGradient(
@@ -476,7 +485,7 @@ def _gradient(study: CollectiveStudy, width: float, tensors: int) -> SummedGradi
 def _rows(
     study: CollectiveStudy, backend: Backend, name: str, whole: SummedGradient, sent: float
 ) -> list[CompressedRow]:
-    """Return a row for each scheme of a method."""
+    """Return one row for each collective scheme that a compression method can use."""
     plain = name.partition(":")[0].strip()
     if plain in _OF_NETWORKS:
         raise SpecError(f"--compress {name}: needs {_OF_NETWORKS[plain]}; use paleo estimate")
@@ -492,14 +501,14 @@ def _rows(
 
 
 def _coding(backend: Backend, method: Compression, whole: SummedGradient) -> float:
-    """Compute the seconds of coding and decoding a gradient on the system's device."""
+    """Return the time to code and decode a gradient on the system's device [s]."""
     elements = float(whole.elements)
     single = replace(scaled_gradient(whole, 1.0 / elements), elements=1.0)
     return float(replace(backend, compression=method).coded(np.array([elements]), single)[0])
 
 
 def _seconds(study: CollectiveStudy, message: Message) -> float:
-    """Compute the seconds of one collective over the study's group."""
+    """Return the time of one collective over the study's group of ranks [s]."""
     stride, ranks = np.array([1]), np.array([study.ranks])
     payload = np.asarray(message.payload, dtype=np.float64).reshape(1)
     return float(study.fabric.times(message.operation, stride, ranks, payload)[0])
@@ -517,7 +526,7 @@ _UNTIED = "no plan fits whose workers hold all parameters and exchange apart fro
 
 @dataclass(frozen=True, slots=True)
 class StalenessPrice:
-    """Cost of staleness in samples.
+    """Cost of stale gradients, as additional training samples.
 
     It is either ``per_update``, the share of samples that each update of staleness adds, or follows from the gradient's
     ``noise_scale`` [samples].
@@ -534,7 +543,7 @@ class StalenessPrice:
             raise SpecError(f"a price of staleness: {stated} is not a number from 0 up")
 
     def samples_factor(self, staleness: Array | float, batch: int) -> Array:
-        """Return the samples that stale updates need, relative to a synchronous run.
+        """Return how many times the samples of a synchronous run stale updates need.
 
         Parameters
         ----------
@@ -559,10 +568,10 @@ class StalenessPrice:
 
 @dataclass(frozen=True, slots=True)
 class ExchangePlan:
-    """Plan under a consistency model and a compression method.
+    """Training plan with a consistency model and a compression method.
 
-    ``step_time`` is the time in which the global batch is seen once [s]; ``samples_factor`` the samples relative to a
-    synchronous run.
+    ``step_time`` is the time in which the global batch is processed once [s]; ``samples_factor`` is the number of
+    samples relative to a synchronous run.
     """
 
     consistency: str
@@ -580,7 +589,7 @@ class ExchangePlan:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeSearch:
-    """Plans over all consistency models and compression methods, best first, and why some of these have no plan."""
+    """Plans over all consistency models and compression methods, best first, and why some combinations have none."""
 
     configurations: int
     seconds: float
@@ -602,16 +611,16 @@ def exchange_search(
     space: Space | None = None,
     top: int = 10,
 ) -> ExchangeSearch:
-    """Search the best plans over layouts, consistency models and compression methods.
+    """Search the best training plans over layouts, consistency models and compression methods.
 
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
     price : StalenessPrice
         Cost of staleness in samples.
     consistencies : sequence of str, optional
@@ -663,8 +672,11 @@ def exchange_search(
 
 
 def _scores(searched: Search, works: Sequence[_Work], name: str, price: StalenessPrice) -> Array:
-    """Compute the seconds in which each configuration learns as much as a synchronous run in a step; infinite where a
-    consistency model does not suit it or it does not fit. The shape is (configurations,)."""
+    """Return for each configuration the time to learn as much as a synchronous run does in a step [s].
+
+    It is infinite where the consistency model does not suit the configuration, or memory is short. The shape is
+    (configurations,).
+    """
     ranking = searched.ranking
     if ranking is None:
         return np.zeros(0)
@@ -677,7 +689,7 @@ def _scores(searched: Search, works: Sequence[_Work], name: str, price: Stalenes
 def _leading(
     model: ModelSpec, system: System, searched: Search, scores: Array, name: str, price: StalenessPrice
 ) -> Iterator[ExchangePlan]:
-    """Return the first plans of a mode, each predicted by itself."""
+    """Yield the best plans for one consistency model and compression method, each predicted by itself."""
     seen: set[tuple[int, str, int]] = set()
     for index in np.argsort(scores, kind="stable").tolist():
         if len(seen) == _LEADING or not np.isfinite(scores[index]) or searched.ranking is None:
@@ -690,7 +702,7 @@ def _leading(
 
 
 def _predicted(model: ModelSpec, system: System, row: PlanRow, name: str, price: StalenessPrice) -> ExchangePlan:
-    """Predict a plan by itself, with the staleness of its consistency model and the price of that."""
+    """Return one plan predicted by itself, with its staleness and what that costs in samples."""
     from paleo.predict import predict
 
     plan = replace(row, run=updated(row.run, {"consistency": name}))
@@ -704,9 +716,11 @@ def _predicted(model: ModelSpec, system: System, row: PlanRow, name: str, price:
 
 
 class _Work(NamedTuple):
-    """Steps of all configurations of a part, and the workload of those ``rows`` whose workers may go on without one
-    another: they hold all parameters and exchange apart from their passes. None where there are none. ``servers``: the
-    parameter servers that the run states."""
+    """Step times of all configurations of one part of a search, and the workload of those that may run asynchronously.
+
+    These ``rows`` hold all parameters and exchange apart from their passes. The workload is None where there are none.
+    ``servers`` are the parameter servers that the run states.
+    """
 
     steps: Array
     rows: Index
@@ -715,7 +729,7 @@ class _Work(NamedTuple):
 
 
 def _works(searched: Search, system: System) -> list[_Work]:
-    """Return the workload of each part of a search, which is the same under all consistency models."""
+    """Return the step times and workload of each part of a search, which are the same under all consistency models."""
     return [] if searched.ranking is None else [_work(part, system) for part in searched.ranking.parts]
 
 
@@ -735,7 +749,7 @@ def _work(part: Part, system: System) -> _Work:
 
 
 def _joined(workloads: Sequence[Workload]) -> Workload:
-    """Concatenate workloads of one system and run."""
+    """Return several workloads of one system and run, concatenated to one."""
     names = [each.name for each in fields(Workload) if isinstance(getattr(workloads[0], each.name), np.ndarray)]
     arrays: dict[str, Any] = {
         name: np.concatenate([getattr(workload, name) for workload in workloads]) for name in names
@@ -744,7 +758,7 @@ def _joined(workloads: Sequence[Workload]) -> Workload:
 
 
 def _effective(work: _Work, name: str, price: StalenessPrice, batch: int) -> Array:
-    """Compute the scores of a part's configurations under an asynchronous model, whether they fit or not."""
+    """Return the scores [s] of a part's configurations under an asynchronous model, whether they fit or not."""
     effective, model = np.full(len(work.steps), np.inf), consistency(name)
     if work.workload is not None:
         server = work.workload.server if _has_servers(work.servers, name) else None
@@ -756,7 +770,7 @@ def _effective(work: _Work, name: str, price: StalenessPrice, batch: int) -> Arr
 
 
 def _neighbour_seconds(layouts: Layouts, payload: Array) -> Array:
-    """Compute the seconds in which a worker of each layout sends its payload to one other worker, shape (layouts,)."""
+    """Return the time in which a worker of each layout sends its payload to one other worker [s], shape (layouts,)."""
     groups = layouts.groups(range(len(layouts)), [BATCH_AXES] * len(layouts))
     return layouts.collective("send_recv", groups, payload)
 
@@ -769,8 +783,7 @@ def _tensors(layouts: Layouts) -> Array:
 
 
 def _workload(batch: Batch, rows: Index, steps: Array, system: System, run: Run) -> Workload:
-    """Describe some configurations of a batch as workloads of equal workers that exchange gradients after their
-    passes."""
+    """Return some configurations as workloads of equal workers that exchange gradients after their passes."""
     layouts, layout = batch.layouts, batch.cases.layout[rows]
     elements = layouts.elements(batch.assignment.kinds.stages, trained=True).max(axis=0)
     payload = elements * batch.backend.formats.summed

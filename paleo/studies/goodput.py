@@ -42,7 +42,7 @@ def mean_time_between_failures(
     *, nodes: Numeric, node_rate: Numeric, gpus: Numeric = 0.0, gpu_rate: Numeric = 0.0,
     software_rate: Numeric = 0.0,
 ) -> Array:  # fmt: skip
-    """Return the mean time between failures of a job: 1 / (nodes · node_rate + gpus · gpu_rate + software_rate).
+    """Return the mean time between failures of a job [s]: 1 / (nodes · node_rate + gpus · gpu_rate + software_rate).
 
     Parameters
     ----------
@@ -202,8 +202,7 @@ def two_level_goodput(
 
 
 def _age(between: Numeric, mtbf: Array) -> Array:
-    """Compute the mean age of the last copy when a failure strikes, with ``between`` seconds from one copy to the
-    next."""
+    """Return the mean age of the last copy when a failure strikes [s]; copies are ``between`` seconds apart."""
     with np.errstate(invalid="ignore", divide="ignore"):
         aged = mtbf - between / np.expm1(between / mtbf)
     return np.where(np.asarray(between) < _SHORT * mtbf, np.asarray(between) / 2.0, aged)
@@ -218,8 +217,10 @@ def _save_seconds(
     nodes: Numeric = 1.0, storage_rate: Numeric = math.inf, fixed: Numeric = 0.0, tensors: Numeric = 0.0,
     per_tensor: Numeric = 0.0,
 ) -> Array:  # fmt: skip
-    """Compute the time of a checkpoint: the slowest of what a process writes, a node passes on and storage takes in,
-    beside a fixed part and one for each tensor.
+    """Return the time to write a checkpoint [s].
+
+    It is the slowest of what a process writes, a node passes on and storage takes in, plus a fixed time and one for
+    each tensor. Rates are in byte/s.
 
     >>> float(_save_seconds(total_bytes=2e10, process_rate=1e9, processes=8, storage_rate=4e9))
     5.0
@@ -337,7 +338,7 @@ def elastic_goodput(*, base: Numeric, replicas: Numeric, failures_in_repair: Num
 
 @dataclass(frozen=True, slots=True)
 class RestartPath:
-    """Parts of a restart [s]: detect the failure, replace the node, launch processes, load the checkpoint, warm up.
+    """Times of the parts of a restart [s]: detect the failure, replace the node, launch, load, warm up.
 
     Defaults are those of a well-run cluster with health checks and spares: Llama 3's goodput of 90 % at a failure every
     3.1 h leaves 340 s for all of it. Without health checks the time-out of collectives (10 min in PyTorch) comes first,
@@ -369,7 +370,7 @@ class RestartPath:
 
 @dataclass(frozen=True, slots=True)
 class _Boot:
-    """Seconds from the order of a rented machine to one that answers, and where nine of ten means lie."""
+    """Time from ordering a rented machine until it answers [s], and the range that holds nine of ten means."""
 
     seconds: float
     low: float
@@ -384,15 +385,15 @@ SPOT_BOOT = _Boot(87.0, 78.0, 96.0, "CM-DARE, 45 preemptible GPU machines of Goo
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSchedule:
-    """Times of checkpoints and restarts of a run [s].
+    """How long checkpoints and restarts of a run take [s].
 
     Training stops for ``save``, a copy is durable ``lag`` later, and ``restart`` is the time from a failure to the next
     new step.
 
-    ``survived``: share of failures that leave a copy in host memory intact; these take ``restart_memory`` and lose what
-    was done since that copy, the others fall back to storage, which is written to without a pause. ``replicas`` above
-    zero: the run is elastic, a failure stops it for ``restart`` alone while others hold its states, and the replica is
-    away for ``repair`` seconds.
+    ``survived`` is the share of failures that leave a copy in host memory intact. These take ``restart_memory`` and
+    lose the work since that copy; the others fall back to storage, which is written to without a pause. With
+    ``replicas`` above zero the run is elastic: a failure stops it for ``restart`` alone while other replicas hold its
+    states, and the replica is away for ``repair`` seconds.
     """
 
     save: float
@@ -404,7 +405,7 @@ class CheckpointSchedule:
     repair: float = 0.0
 
     def best_interval(self, mtbf: float) -> float:
-        """Return the checkpoint interval of the highest goodput; for copies in memory to first order.
+        """Return the time between checkpoints that gives the highest goodput; for copies in memory to first order.
 
         Parameters
         ----------
@@ -463,10 +464,11 @@ class CheckpointSchedule:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """A long run with failures: ``work`` seconds of steps, what it takes in all, and its interval p10 to p90.
+    """Duration of a long run with failures: its ``work`` [s], the wall time it takes, and the interval p10 to p90.
 
-    ``rate_range``: the range of failure rates over the rate taken; ``source`` says where that is from. ``spares``:
-    nodes that stand ready and are paid for: those stated, else enough for 99 % of repairs where no cloud boots them.
+    ``rate_range`` is the range of failure rates relative to the assumed rate, and ``source`` says where that rate is
+    from. ``spares`` is the number of nodes that stand ready and are paid for: those stated, else enough for 99 % of
+    repairs where no cloud boots them.
     """
 
     work: float
@@ -501,16 +503,16 @@ class Goodput:
 
     @property
     def share_range(self) -> tuple[float, float]:
-        """Goodput at the high and the low end of the failure rates, the interval kept."""
+        """Goodput at the high and at the low end of the failure rates, with the same checkpoint interval."""
         ends = self.checkpoints.goodput(self.interval, self.mtbf / np.array(self.rate_range))
         return float(ends[1]), float(ends[0])
 
     @property
     def finish_interval(self) -> tuple[float, float]:
-        """p10 and p90 of the wall time.
+        """10th and 90th percentile of the wall time [s].
 
         Failures are Poisson, and each loses the restart and work uniform in an interval: variance n (R² + R τ + τ²/3).
-        The rate itself is lognormal, its range holding nine of ten clusters: what is lost moves with it.
+        The rate itself is lognormal, and its range holds nine of ten clusters; lost time is proportional to it.
         """
         variance = self.restart**2 + self.restart * self.interval + self.interval**2 / 3.0
         low, high = self.rate_range
@@ -521,7 +523,7 @@ class Goodput:
 
     @property
     def lost(self) -> dict[str, float]:
-        """Shares of the time lost to checkpoints, to work done again and to restarts, to first order.
+        """Shares of the wall time lost to checkpoints, repeated work and restarts, to first order, by name.
 
         An elastic run loses the time of replicas that are missing.
         """
@@ -551,7 +553,7 @@ def _long_run(
     source: str = "as stated",
     spares: int = 0,
 ) -> Goodput:
-    """Compute the goodput of a run with the best interval between checkpoints, or with the given one.
+    """Return the goodput of a run with the best checkpoint interval, or with the given one.
 
     Raises CapacityError where a checkpoint takes longer than its interval, and where the run never finishes.
     """
@@ -587,7 +589,7 @@ _NEVER = 1e-4
 
 
 def _check_room(place: str, needed: float, capacity: float | None) -> None:
-    """Raise CapacityError if a checkpoint is larger than the place that is to store it."""
+    """Raise CapacityError if a checkpoint [byte] is larger than the memory or storage named by ``place``."""
     if capacity is not None and needed > capacity:
         raise CapacityError(
             f"{place}: a checkpoint of {engineering(needed, 'B')} does not fit into {engineering(capacity, 'B')}"
@@ -600,9 +602,12 @@ _Entry = TypeVar("_Entry")
 
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    """Way in which a software writes: bytes per second of a process; whether one process writes for all, and how often
-    the whole state passes through it (sharded states that are gathered first). ``copy_rate``: bytes per
-    second of a process into host memory; ``pause``: seconds that training stops for the call itself."""
+    """How a checkpointing library writes: rate of one process [byte/s], and whether one process writes for all.
+
+    It also states how often the whole state passes through that process (sharded states that are gathered first).
+    ``copy_rate`` is the rate of a process into host memory [byte/s], and ``pause`` the time that training stops for the
+    call itself [s].
+    """
 
     rate: float
     single: bool = False
@@ -628,7 +633,7 @@ _WRITERS: dict[str, _Writer] = {
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStorage:
-    """Storage for checkpoints: bytes per second in all and of a node, seconds for each file set and tensor."""
+    """Storage for checkpoints: bandwidth in all and per node [byte/s], times per file set and tensor [s]."""
 
     rate: float = math.inf
     node_rate: float = math.inf
@@ -766,7 +771,7 @@ def _quantity(option: str, text: str, dimension: str, *, positive: bool = False)
 
 @dataclass(frozen=True, slots=True)
 class LongRunOptions:
-    """Options of a long run as text, each None where it is not given."""
+    """Options for failures and checkpoints as the user writes them (texts), each None where it is not given."""
 
     failures: str | None = None
     checkpoint: str | None = None
@@ -799,8 +804,10 @@ def parse_long_run(*, goodput: bool = False, **options: Any) -> LongRunOptions |
 
 
 def _checkpoint_bytes(prediction: Prediction) -> float:
-    """Count the bytes of a checkpoint: weights, fp32 masters and optimizer states of all parameters, each shard
-    once."""
+    """Return the size of a checkpoint [byte].
+
+    It holds weights, fp32 master weights and optimizer states of all parameters, each shard once.
+    """
     formats = precision(prediction.plan.dtype)
     rule, matrices = optimizer(prediction.run.optimizer), 0.0
     if rule.matrices is not None:
@@ -813,9 +820,12 @@ def _checkpoint_bytes(prediction: Prediction) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """Cost of stopping a run on purpose and going on later [s]: ``save`` writes a checkpoint, ``start`` launches
-    and warms up processes, ``restore`` reads the checkpoint. ``share``: goodput while the run lasts; ``mtbf``: mean
-    time between its failures; ``lost``: a failure's restart and the work that it loses on average."""
+    """Cost of stopping a run on purpose and continuing it later.
+
+    ``save`` is the time to write a checkpoint, ``start`` to launch and warm up processes, and ``restore`` to read the
+    checkpoint [s]. ``share`` is the goodput while the run lasts (0 to 1), ``mtbf`` the mean time between its failures
+    [s], and ``lost`` the restart and the lost work of one failure on average [s].
+    """
 
     save: float
     start: float
@@ -826,7 +836,7 @@ class Interruption:
 
 
 def interruption_of(prediction: Prediction, options: LongRunOptions) -> Interruption:
-    """Return what it costs to stop, start and lose a predicted run, by its storage and failure rates.
+    """Return how long a predicted run takes to stop, restart and recover, by its storage and failure rates.
 
     Parameters
     ----------
@@ -854,7 +864,7 @@ def interruption_of(prediction: Prediction, options: LongRunOptions) -> Interrup
 
 
 def goodput_of(prediction: Prediction, work: float, options: LongRunOptions) -> Goodput:
-    """Return the goodput of a predicted run.
+    """Return goodput, wall time and its interval for a predicted run of a given length.
 
     Parameters
     ----------
@@ -897,7 +907,7 @@ def goodput_of(prediction: Prediction, work: float, options: LongRunOptions) -> 
 
 
 def goodput_share(prediction: Prediction, options: LongRunOptions) -> float:
-    """Return the goodput of a run of any length.
+    """Return the goodput (0 to 1) of a predicted run, whatever its length.
 
     Parameters
     ----------
@@ -929,7 +939,10 @@ def _reliability(prediction: Prediction, options: LongRunOptions) -> Reliability
 def _checkpoints_of(
     prediction: Prediction, options: LongRunOptions, *, in_repair: float, repair: float
 ) -> CheckpointSchedule:  # fmt: skip
-    """Describe how the run saves and restarts; ``in_repair`` nodes are away on average, each for ``repair`` seconds."""
+    """Return the checkpoint and restart times of a run.
+
+    On average ``in_repair`` nodes are away, each for ``repair`` seconds.
+    """
     total, plan = _checkpoint_bytes(prediction), prediction.plan
     nodes = nodes_of(prediction.system, plan.gpus)
     rate = storage_rate(options)
@@ -1007,7 +1020,7 @@ def _check_replicas(prediction: Prediction) -> None:
 
 
 def _checkpointing_named(text: str | None) -> Checkpointing:
-    """Parse how checkpoints are written: sync (the default), async or memory."""
+    """Convert a text to the way checkpoints are written: ``sync`` (the default), ``async`` or ``memory``."""
     for mode in _CHECKPOINTING:
         if mode == (text or "sync"):
             return mode
@@ -1015,7 +1028,7 @@ def _checkpointing_named(text: str | None) -> Checkpointing:
 
 
 def _checkpoint_interval(text: str | None, step_time: float) -> float | None:
-    """Parse the seconds between checkpoints from ``30min`` or ``250steps``; None for ``auto``, the best interval."""
+    """Convert ``30min`` or ``250steps`` to the time between checkpoints [s]; None for ``auto``, the best interval."""
     if text in (None, "auto"):
         return None
     steps = re.match(r"\s*(\d{1,15})\s*steps?\s*\Z", str(text))

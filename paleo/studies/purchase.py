@@ -76,10 +76,10 @@ def parse_objective(text: str) -> Objective:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One system of a comparison, or the reason why it cannot run.
+    """One system of a comparison with its prediction, or the reason why it cannot run.
 
-    ``consistency`` is the study of the run's consistency model, None for synchronous steps; ``advice`` are changes that
-    would make the run fit, if no system runs it.
+    ``consistency`` is the comparison with a synchronous run, None for synchronous steps. ``advice`` lists changes that
+    would make the run fit, if no system can run it.
     """
 
     system: System
@@ -91,7 +91,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """The system, and its GPUs where they are known, as --systems takes them: one system may stand there twice."""
+        """Name of the system, with its number of GPUs (``name:gpus``) where known, as --systems takes it."""
         return self.system.name + (f":{self.prediction.plan.gpus}" if self.prediction is not None else "")
 
     @property
@@ -115,9 +115,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Systems compared on one run, in the order of the request; speed-ups refer to the first that has a prediction.
+    """Several systems compared on one run, in the order of the request.
 
-    ``searched``: each system has its own plan from a search.
+    Speed-ups refer to the first system that has a prediction. ``searched`` is True if each system has its own plan from
+    a search.
     """
 
     amount: Amount
@@ -162,7 +163,7 @@ class Comparison:
         return self.candidates[min(figures)[1]] if figures else None
 
     def rivals(self, objective: Objective) -> tuple[Candidate, ...]:
-        """Return the other candidates whose 90 % interval overlaps that of the best, so that their order is uncertain.
+        """Return the other candidates whose 90 % interval overlaps that of the best, so that their order is open.
 
         Parameters
         ----------
@@ -203,7 +204,10 @@ class Comparison:
 
 
 def _interval_of(candidate: Candidate, objective: Objective) -> tuple[float, float] | None:
-    """Return the interval of a quantity: cost and energy are proportional to the time."""
+    """Return the ends of the 90 % interval of a candidate's time [s], cost [USD] or energy [J]; None if unknown.
+
+    Cost and energy are proportional to the time.
+    """
     trained = candidate.training
     value = None if trained is None else getattr(trained, objective)
     if trained is None or value is None:
@@ -223,12 +227,12 @@ def compare(
     gpus: Sequence[int] = (),
     planner: Planner | None = None,
 ) -> Comparison:
-    """Predict the same run on several systems.
+    """Predict the same run on several systems, and return them side by side.
 
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     systems : sequence of System
         Systems to compare.
     run : Run
@@ -277,7 +281,7 @@ def compare(
 
 
 def _common_batch(model: ModelSpec, systems: Sequence[tuple[System, int]], run: Run) -> int:
-    """Return the global batch that is given, or the batch of each rank times the ranks of the largest system."""
+    """Return the global batch [samples] for all systems: the stated one, or batch per rank times most ranks."""
     if run.global_batch is not None:
         return run.global_batch
     system, gpus = max(systems, key=lambda entry: entry[1])
@@ -350,9 +354,9 @@ class PurchaseRequest:
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """Step time with one property of the hardware lower and higher by ``CHANGE``, relative to the unchanged system.
+    """Step times with one hardware property decreased and increased by ``CHANGE``, relative to no change.
 
-    It also tells whether the run still fits with the lower one.
+    It also says whether the run still fits in memory with the decreased property.
     """
 
     figure: str
@@ -362,13 +366,16 @@ class Sensitivity:
 
     @property
     def reach(self) -> float:
-        """Largest relative change of the step time, lower or higher property (0.1: 10 %)."""
+        """Largest relative change of the step time, over both directions (0.1: 10 %)."""
         return max(abs(self.lower - 1.0), abs(self.higher - 1.0))
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """System with the plan recommended on it; ``tried`` plans were compared and ``fitting`` of them fit."""
+    """One system of a purchase with the plan recommended on it.
+
+    ``tried`` plans were compared, and ``fitting`` of them fit in memory.
+    """
 
     candidate: Candidate
     gpus: int
@@ -386,7 +393,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Purchase:
-    """Offers in the order of the request, all at one global batch."""
+    """Recommended plan of every system, in the order of the request, all at one global batch."""
 
     request: PurchaseRequest
     global_batch: int
@@ -397,7 +404,7 @@ class Purchase:
         return Comparison(self.request.amount, tuple(offer.candidate for offer in self.offers))
 
     def best(self, objective: Objective) -> Offer | None:
-        """Return the offer that fits and is best.
+        """Return the offer that fits in memory and has the least time, cost or energy.
 
         Parameters
         ----------
@@ -413,7 +420,7 @@ class Purchase:
         return next((offer for offer in self.offers if offer.candidate is winner), None) if winner is not None else None
 
     def rivals(self, objective: Objective) -> tuple[Candidate, ...]:
-        """Return the other systems whose 90 % interval overlaps that of the best, so that their order is uncertain.
+        """Return the other systems whose 90 % interval overlaps that of the best, so that their order is open.
 
         Parameters
         ----------
@@ -501,7 +508,7 @@ def _offer(request: PurchaseRequest, system: System, gpus: int, batch: int) -> O
 
 
 def sensitivity(prediction: Prediction, change: float = CHANGE) -> tuple[Sensitivity, ...]:
-    """Predict a plan on hardware with one property changed at a time.
+    """Predict a plan's step time on hardware with one property changed at a time.
 
     Parameters
     ----------
@@ -541,9 +548,9 @@ _SystemCounts: TypeAlias = "tuple[System, Sequence[int]]"
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """Requirements of a purchase: amount of training, deadline [s], budget [USD], objective.
+    """Requirements of a purchase: amount of training, deadline [s], budget [USD] and objective.
 
-    An amount of None means a step alone; with ``long_run`` failures count.
+    Without an amount only the step counts; with ``long_run`` failures and checkpoints count too.
     """
 
     amount: Amount | None = None
@@ -611,9 +618,9 @@ def _seconds(deadline: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PricedPlan:
-    """Plan with its duration, cost and energy; None where no amount of training or no price is known.
+    """Training plan with its duration [s], cost [USD] and energy [J]; each is None where it cannot be known.
 
-    ``lead`` is the prediction of the best plan of its system and GPU count.
+    ``lead`` is the prediction of the best plan of the same system and GPU count.
     """
 
     system: System
@@ -628,7 +635,7 @@ class PricedPlan:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Ends of the 90 % interval of its step [s]."""
+        """Ends of the 90 % interval of the plan's step time [s]."""
         low, high = self.lead.interval
         return low * self.ratio, high * self.ratio
 
@@ -662,17 +669,17 @@ class PricedPlan:
 
     @property
     def goodput(self) -> float | None:
-        """Share of the time that makes new steps; None where failures are not counted."""
+        """Share (0 to 1) of the time that makes new steps; None where failures are not counted."""
         failing = None if self.lead_training is None else self.lead_training.goodput
         return None if failing is None else failing.share
 
     @property
     def command(self) -> str:
-        """The `paleo estimate` command that shows the plan again."""
+        """Text of the `paleo estimate` command that predicts this plan again."""
         return estimate_command(self.lead.model, self.system, self.row.run)
 
     def score(self, objective: str) -> float:
-        """Return the value that an objective minimises, of the fastest plan of the class.
+        """Return the quantity that an objective minimises: time, cost and energy are those of the class's fastest plan.
 
         Parameters
         ----------
@@ -721,7 +728,7 @@ class PricedPlan:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Change that would meet requirements which nothing meets, with the ``command`` that predicts it."""
+    """Change that would meet requirements which no plan meets, and the command that predicts it."""
 
     words: str
     command: str
@@ -729,9 +736,12 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True)
 class PurchasePlans:
-    """Plans of all systems and counts, those that meet the wish first, each part by the objective; ``searches`` by
-    system; ``skipped`` counts with the reason why they have none; ``remedies``: what would meet the wish where nothing
-    does; ``choices``: what was chosen where the question left it open, with reasons."""
+    """Plans for all systems and GPU counts, in order of the objective; those that meet the requirements come first.
+
+    ``searches`` are the searches by system. ``skipped`` maps counts to the reason why they have no plan. ``remedies``
+    are changes that would meet the requirements where nothing does. ``choices`` says what was chosen where the question
+    left it open, with reasons.
+    """
 
     model: ModelSpec
     wish: Requirements
@@ -744,7 +754,7 @@ class PurchasePlans:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why counts have no plan: a sentence for all counts of a system that have the same reason."""
+        """Sentences on GPU counts without a plan: one for all counts of a system with the same reason."""
         # Group the counts of each system by the reason why they have no plan.
         reasons: dict[tuple[str, str], list[int]] = {}
         for system, gpus, why in self.skipped:
@@ -759,7 +769,7 @@ class PurchasePlans:
 
     @property
     def search(self) -> Search:
-        """All plans on the first system at this global batch as one search, whose first plans are the answer's."""
+        """All plans on the first plan's system at its global batch, as one search with the answer's plans first."""
         from paleo.search.counts import joined
 
         system, batch = self.searches[0][0], self.global_batch
@@ -769,12 +779,12 @@ class PurchasePlans:
 
     @property
     def flags(self) -> str:
-        """The flags with which the framework starts the first plan."""
+        """Launch settings of the first plan, as its framework takes them, in one line."""
         return self.launch[0]
 
     @property
     def launch(self) -> tuple[str, str]:
-        """The flags with which the framework starts the first plan, and what must be done before; empty if nothing."""
+        """Pair of texts: launch settings of the first plan, and what must be done before; empty if there is nothing."""
         if not self.plans:
             return "", ""
         first = self.plans[0]
@@ -805,11 +815,11 @@ def plan_purchase(
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     offers : sequence of _SystemCounts
         Systems with their GPU counts.
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
     wish : Requirements
         Requirements.
     space : Space, optional
@@ -869,7 +879,7 @@ def plan_purchase(
 
 @dataclass
 class _Searches:
-    """Searches of a purchase: what has been searched, priced, and skipped with a reason."""
+    """State of the searches for a purchase: plans found so far, and skipped GPU counts with their reasons."""
 
     model: ModelSpec
     run: Run
@@ -881,7 +891,10 @@ class _Searches:
     skipped: list[tuple[System, int, str]] = field(default_factory=list)
 
     def at(self, system: System, gpus: int) -> PricedPlan | None:
-        """Search one count, at each batch worth trying; the best plan, None where there is none."""
+        """Search the plans of a system on a number of GPUs, at each batch worth trying.
+
+        Return the best, None if there is none.
+        """
         plans = list[PricedPlan]()
         software, space = self.settle(system, gpus)
         stated = {"software": software} if software != self.run.software else {}
@@ -897,9 +910,9 @@ class _Searches:
         return min(plans, key=lambda plan: (not plan.meets(self.wish), plan.score("time")), default=None)
 
     def smallest(self, system: System) -> None:
-        """Search orders until one meets the wish and no smaller one is left that could.
+        """Search growing GPU counts of a system until one meets the requirements and no smaller count could.
 
-        An order that fails rules out smaller ones whose odd factor is no smaller: rounder counts have faster plans.
+        A count that fails rules out smaller ones whose odd factor is no smaller: rounder counts have faster plans.
         """
         unit = billed_devices(system, 1).devices
         high, least, guess = min(_MOST_GPUS, system.capacity or _MOST_GPUS) // unit + 1, 0.0, 1
@@ -929,13 +942,16 @@ class _Searches:
 
 
 def _odd_factor(count: int) -> int:
-    """Return the odd factor of a count."""
+    """Return the largest odd divisor of a count."""
     return count // (count & -count)
 
 
 def _shares_evenly(gpus: int, layers: int, global_batch: int | None) -> bool:
-    """Return whether the odd part of a count can be shared by replicas, whose number divides the batch, and by stages
-    that are even within a tenth; other counts have plans that waste more than the GPUs they add."""
+    """Return True if the odd factor of a GPU count can be shared out evenly.
+
+    Replicas, whose number divides the batch, may share it, and pipeline stages that are even within a tenth. Other
+    counts have plans that waste more than the GPUs they add.
+    """
     odd = _odd_factor(gpus)
     if global_batch is None:
         return True
@@ -944,8 +960,10 @@ def _shares_evenly(gpus: int, layers: int, global_batch: int | None) -> bool:
 
 
 def _selected_plans(priced: Sequence[PricedPlan], top: int, counts: int | None) -> list[PricedPlan]:
-    """Select the first plans in order, among them the best of each system and count (of that many, if a limit is
-    given)."""
+    """Return the first ``top`` plans in order, always with the best plan of each system and count.
+
+    ``counts`` limits how many systems and counts this holds for.
+    """
     first: dict[tuple[str, int], int] = {}
     for number, entry in enumerate(priced):
         first.setdefault((entry.system.name, entry.row.gpus), number)
@@ -955,14 +973,17 @@ def _selected_plans(priced: Sequence[PricedPlan], top: int, counts: int | None) 
 
 
 def _runs_at_all_batches(run: Run, wish: Requirements) -> list[Run]:
-    """Return the run at each global batch worth trying, if it has none and the amount of training depends on it."""
+    """Return the run at each global batch worth trying.
+
+    There is one run alone if it states a batch, or if the amount of training does not depend on the batch.
+    """
     free = run.global_batch is None and run.batch is None and wish.amount is not None
     batches = wish.amount.batches if free and wish.amount is not None else ()
     return [run.model_copy(update={"global_batch": batch}) for batch in batches] or [run]
 
 
 def _search(model: ModelSpec, system: System, gpus: int, run: Run, space: Space | None, top: int) -> Search:
-    """Search the plans of one count of GPUs, fastest first; the fastest also take the least money and energy."""
+    """Return the search of plans for one system and GPU count, fastest first (also cheapest, of least energy)."""
     from paleo.search.counts import search_counts
 
     return search_counts(model, system, run, (gpus,), space=space, top=top)
@@ -976,8 +997,11 @@ def _priced(model: ModelSpec, system: System, result: Search, wish: Requirements
 
 
 def _remedies(tried: _Searches, offers: Sequence[_SystemCounts], run: Run, fits: bool) -> Iterator[Remedy]:
-    """Yield what helps where no plan meets the wish: the smallest doubled count of the first system that does, and
-    offload where nothing ``fits``."""
+    """Yield changes that help where no plan meets the requirements.
+
+    They are the smallest doubled GPU count of the first system that meets them, and offload if no plan ``fits`` in
+    memory.
+    """
     more = _more_gpus(replace(tried, run=run, top=1), offers)
     offload = None if fits else _offload(tried.model, offers, run)
     yield from (remedy for remedy in (more, offload) if remedy is not None)
@@ -995,7 +1019,7 @@ def _more_gpus(tried: _Searches, offers: Sequence[_SystemCounts]) -> Remedy | No
 
 
 def _offload(model: ModelSpec, offers: Sequence[_SystemCounts], run: Run) -> Remedy | None:
-    """Try full recomputation, sharded parameters and the optimizer in host memory; return the plan if it fits."""
+    """Return full recomputation, sharded parameters and offload of the optimizer as a remedy, if the run fits."""
     for system, counts in offers:
         for parts in ("optimizer", "optimizer,gradients,parameters"):
             offloaded = {
@@ -1017,7 +1041,7 @@ def _offload(model: ModelSpec, offers: Sequence[_SystemCounts], run: Run) -> Rem
 
 
 def purchase_verdict(reply: PurchasePlans) -> str:
-    """Write the answer as a sentence, with commands that would meet unmet requirements.
+    """Return the answer to a purchase question as a sentence, with commands that would meet unmet requirements.
 
     Parameters
     ----------
@@ -1034,7 +1058,7 @@ def purchase_verdict(reply: PurchasePlans) -> str:
 
 
 def purchase_finding(reply: PurchasePlans) -> str:
-    """Write the answer in a sentence without full stop and without remedies.
+    """Return the answer to a purchase question as a sentence without full stop and without remedies.
 
     Parameters
     ----------
@@ -1064,7 +1088,10 @@ def purchase_finding(reply: PurchasePlans) -> str:
 
 
 def _deadline_warning(wish: Requirements, plan: PricedPlan) -> str:
-    """Warn in a sentence if the slow end of a plan's interval is beyond the deadline."""
+    """Return a warning sentence if the upper end of a plan's 90 % interval is beyond the deadline.
+
+    Returns an empty text otherwise.
+    """
     if wish.deadline is None or plan.seconds is None:
         return ""
     slow = plan.seconds * plan.interval[1] / plan.row.step_time

@@ -36,7 +36,7 @@ Side = TypeVar("Side", Generator, Trainer)
 
 
 def generator_gpu_counts(gpus: int, least: int) -> list[int]:
-    """Return the GPU counts of the generation engine to try; the trainer gets the others.
+    """Return the numbers of GPUs to try for the generation engine; the trainer gets the rest.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def generator_gpu_counts(gpus: int, least: int) -> list[int]:
 
 @dataclass(frozen=True)
 class LearningQuestion:
-    """A question about steps of reinforcement learning states a network, a machine, sequences, and perhaps layouts.
+    """Question about the step time of reinforcement learning: network, machine, rollouts, and perhaps layouts.
 
     Attributes
     ----------
@@ -98,7 +98,7 @@ class LearningQuestion:
     software: str = "megatron-core"
 
     def counts(self, sharding: Sharding) -> Iterator[tuple[int, int]]:
-        """Return the GPUs of engine and trainer that are tried with a layout."""
+        """Return the pairs (GPUs of the engine, GPUs of the trainer) to try with a layout of the engine."""
         if self.staleness == 0:
             return iter([(self.gpus, self.gpus)])
         tried = [self.generators] if self.generators else generator_gpu_counts(self.gpus, sharding.gpus)
@@ -106,7 +106,10 @@ class LearningQuestion:
 
     @property
     def usual_strategies(self) -> list[str]:
-        """Tensor parallelism within a node, ZeRO-3, and expert parallelism within a node for mixtures."""
+        """Strategies of the trainer that are tried first.
+
+        They use tensor parallelism within a node, ZeRO-3, and for mixtures expert parallelism within a node.
+        """
         node = min(max(self.system.devices_per_node, 1), self.gpus)
         powers = [2**power for power in range(node.bit_length()) if 2**power <= node]
         experts = [f"ep={ep},zero=1" for ep in powers[1:] if "experts" in self.model.params]
@@ -114,7 +117,7 @@ class LearningQuestion:
 
 
 def best_step(question: LearningQuestion) -> tuple[list[LearningStep], list[str]]:
-    """Predict the steps of all layouts of engine and trainer, on all splits of the GPUs.
+    """Predict the step of reinforcement learning for every layout of engine and trainer and every split of the GPUs.
 
     Each side is predicted once for each of its layouts and counts of GPUs.
 
@@ -176,7 +179,10 @@ def _stated(question: LearningQuestion, gpus: int) -> list[Run]:
 
 
 def _searched(question: LearningQuestion, gpus: int) -> list[Run]:
-    """Return the fastest plan of the trainer that fits; recomputation and microbatch are found, too."""
+    """Return the run of the trainer's best plan on ``gpus`` GPUs, found by a search, as a list of one.
+
+    Recomputation and microbatch are found, too.
+    """
     rollouts = question.rollouts
     stated = Run(
         gpus=gpus, strategy=AUTO, global_batch=rollouts.batch, software=question.software,

@@ -70,10 +70,11 @@ def parse_scalings(text: str) -> tuple[Scaling, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ScalePoint:
-    """One GPU count of a scaling curve, or the ``problem`` why it cannot be used.
+    """One GPU count of a scaling curve with its prediction, or the ``problem`` why it cannot be used.
 
-    ``consistency`` is the study of the run's consistency model, None for synchronous steps. ``goodput`` is the share of
-    the time that makes new steps if failures count, and ``training`` the cost of an amount of training if one is given.
+    ``consistency`` is the comparison with synchronous steps, None for a synchronous run. ``goodput`` is the share of
+    the time that makes new steps, if failures count. ``training`` holds time and cost of an amount of training, if one
+    is given.
     """
 
     gpus: int
@@ -85,7 +86,7 @@ class ScalePoint:
 
     @property
     def step_time(self) -> float:
-        """Seconds in which the global batch is seen once, exchange and waiting of the consistency model included."""
+        """Time in which the global batch is processed once [s], with exchange and waiting of the consistency model."""
         return self.predicted.step_time if self.consistency is None else self.consistency.step_time
 
     @property
@@ -106,7 +107,7 @@ class ScalePoint:
 
     @property
     def staleness(self) -> tuple[float, float]:
-        """Mean and deviation of the updates that a gradient is late by; none of a synchronous step."""
+        """Mean and standard deviation of how many updates late a gradient is; zero for synchronous steps."""
         study = self.consistency
         return (0.0, 0.0) if study is None else (float(study.cycle.staleness_mean), float(study.cycle.staleness_sd))
 
@@ -129,7 +130,7 @@ class ScalePoint:
 
 @dataclass(frozen=True, slots=True)
 class ScalingVerdict:
-    """Number of GPUs up to which scaling pays (None: never), with the reason why it stops."""
+    """GPU count up to which adding GPUs pays (None: never), and the reason why it stops."""
 
     pays_up_to: int | None
     text: str
@@ -138,9 +139,12 @@ class ScalingVerdict:
 
 @dataclass(frozen=True, slots=True)
 class ScaleCurve:
-    """Predictions over rising GPU counts; speed-up and efficiency refer to ``base``, the first count that runs.
+    """Predictions of one run over rising GPU counts.
 
-    ``consistency`` and ``nodes`` are those of the run.
+    Speed-up and efficiency refer to ``base``, the first count that runs.
+
+    ``consistency`` (such as ``bsp`` or ``async``) and ``nodes`` (``packed`` or scattered) are the run's options for all
+    counts.
     """
 
     scaling: Scaling
@@ -151,7 +155,7 @@ class ScaleCurve:
 
     @property
     def label(self) -> str:
-        """The name of the curve among those of one chart: ``weak scaling, async, random nodes``."""
+        """Name of the curve in a chart, such as ``weak scaling, async, random nodes``."""
         words = [f"{self.scaling} scaling"] + ([self.consistency] if self.consistency != "bsp" else [])
         return ", ".join(words + ([f"{self.nodes} nodes"] if self.nodes != "packed" else []))
 
@@ -216,11 +220,11 @@ def scale(
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
     counts : sequence of int
         Numbers of GPUs.
     scaling : Scaling
@@ -257,7 +261,7 @@ def scale(
 def _with_training(
     point: ScalePoint, amount: Amount, tariff: Tariff | None, long_run: LongRunOptions | None
 ) -> ScalePoint:
-    """Add time, money and energy of the training to a point, unless failures keep it from ever ending."""
+    """Return a point with time, cost and energy of an amount of training, unless failures keep it from ever ending."""
     try:
         cost = training(point.predicted, amount, tariff, long_run=long_run) if point.usable else None
     except CapacityError:
@@ -266,9 +270,9 @@ def _with_training(
 
 
 def curve_runs(run: Run) -> tuple[Run, ...]:
-    """Expand a run to the runs of its curves: one for each consistency model and node placement of its lists.
+    """Split a run whose options are lists into one run per scaling curve.
 
-    Packed nodes come first.
+    There is one for each consistency model and node placement. Packed nodes come first.
 
     Parameters
     ----------
@@ -297,7 +301,10 @@ def curve_runs(run: Run) -> tuple[Run, ...]:
 
 
 def _fixed_batch(model: ModelSpec, system: System, run: Run, counts: Sequence[int], scaling: Scaling) -> int:
-    """Return the batch that stays fixed: that of the smallest count that can be planned at all."""
+    """Return the batch that stays fixed [samples]: global for strong scaling, per GPU for weak scaling.
+
+    It is that of the smallest count that can be planned.
+    """
     first: PlanError | None = None
     for count in counts:
         try:
@@ -333,7 +340,7 @@ def _failing(point: ScalePoint, long_run: LongRunOptions | None) -> ScalePoint:
 
 
 def turnover_sentence(curve: ScaleCurve) -> str:
-    """Say at which GPU count a run with failures gains no more.
+    """Return a sentence on the GPU count beyond which a run with failures gets no faster.
 
     Parameters
     ----------
@@ -357,7 +364,7 @@ def turnover_sentence(curve: ScaleCurve) -> str:
 
 
 def scaling_verdict(curve: ScaleCurve) -> ScalingVerdict:
-    """Say where a curve stops paying, and why.
+    """Return up to which GPU count adding GPUs pays, and why it stops.
 
     It pays as long as the GPUs added last bring at least half (``_PAYS``) of what those of the base bring each. The
     cause is the part of the step that grew most beyond its fair share; in strong scaling a share shrinks.
@@ -369,7 +376,7 @@ def scaling_verdict(curve: ScaleCurve) -> ScalingVerdict:
 
     Returns
     -------
-    Verdict
+    ScalingVerdict
         Number of GPUs, sentence and cause.
     """
     if not curve.base.runs:
@@ -389,7 +396,7 @@ def scaling_verdict(curve: ScaleCurve) -> ScalingVerdict:
 
 
 def placement_advice(curves: Sequence[ScaleCurve]) -> tuple[str, ...]:
-    """Say what scattered nodes cost at the largest GPU count of each curve, and why.
+    """Return sentences on what scattered nodes cost at the largest GPU count of each curve, and why.
 
     Parameters
     ----------
@@ -411,19 +418,19 @@ def placement_advice(curves: Sequence[ScaleCurve]) -> tuple[str, ...]:
 
 
 def _pays_up_to(curve: ScaleCurve, last: ScalePoint) -> str:
-    """Write the beginning of a verdict, after what the counts below the first that runs need."""
+    """Return the beginning of a verdict's sentence: up to which count GPUs pay, after what smaller counts lack."""
     first, base = curve.points[0], curve.base
     start = "P" if base is first else f"Runs from {with_noun(base.gpus, 'GPU')} on ({_reason(first)}); p"
     return f"{start}ays up to {with_noun(last.gpus, 'GPU')}"
 
 
 def _reason(point: ScalePoint) -> str:
-    """Say why a point does not run."""
+    """Return a text on why a point does not run."""
     return point.problem or f"{point.gpus}: {_shortage(point.predicted)}"
 
 
 def _relative_gain(curve: ScaleCurve, last: ScalePoint, point: ScalePoint) -> float:
-    """Compute the gain of each GPU added after ``last``, relative to that of each GPU of ``base``."""
+    """Return the throughput gain of each GPU added after ``last``, relative to that of each GPU of ``base``."""
     added = point.samples_per_s - last.samples_per_s
     base_rate = curve.base.samples_per_s / curve.base.gpus
     return added / (point.gpus - last.gpus) / base_rate
@@ -445,7 +452,7 @@ def _stops(curve: ScaleCurve, last: ScalePoint, point: ScalePoint) -> ScalingVer
 
 
 def cost_verdict(curve: ScaleCurve) -> str | None:
-    """Say where a curve stops paying in money: the cheapest count, and the largest that costs at most a tenth more.
+    """Return a sentence on the cheapest GPU count, and on the largest count that costs at most a tenth more.
 
     Parameters
     ----------
@@ -484,7 +491,7 @@ def _dollars(value: float) -> str:
 
 
 def _price_of_time_saved(before: Training, after: Training) -> str:
-    """Say what the time that a further count saves costs."""
+    """Return a text on what the time saved by a larger GPU count costs [USD per hour or day]."""
     more, saved = (after.cost or 0.0) - (before.cost or 0.0), before.time - after.time
     if saved <= 0:
         return f"cost {_dollars(more)} more and save no time"
@@ -511,7 +518,7 @@ _WORDS = {
 
 
 def _limiting_part(curve: ScaleCurve, point: ScalePoint) -> tuple[str, str]:
-    """Name the part of the step at ``point`` that exceeds its fair share most, with a sentence on it."""
+    """Return (part of the step at ``point`` that exceeds its fair share most, sentence about it)."""
     step = point.predicted
     shrinks = curve.base.gpus / point.gpus if curve.scaling == "strong" else 1.0
     parts, fair = _scaling_parts(point), _scaling_parts(curve.base)
@@ -523,13 +530,15 @@ def _limiting_part(curve: ScaleCurve, point: ScalePoint) -> tuple[str, str]:
 
 
 def _server_words(study: ConsistencyStudy) -> dict[str, str]:
-    """Describe the parameter servers in words."""
+    """Return texts on the parameter servers: how busy they are (``busy``, percent) and their ``knee`` in workers."""
     return {"busy": whole_percent(float(study.cycle.utilization)), "knee": f"{float(study.cycle.knee):.3g}"}
 
 
 def _scaling_parts(point: ScalePoint) -> dict[str, float]:
-    """Return the seconds of the step by what may limit scaling; under a consistency model its exchange and waiting
-    replace exposed collectives."""
+    """Return the parts of the step time [s] that may limit scaling, by name.
+
+    Under a consistency model its exchange and waiting replace exposed collectives.
+    """
     spent, study = point.predicted.breakdown, point.consistency
     exchange = {"communication_exposed": spent.communication_exposed}
     if study is not None:
@@ -546,7 +555,7 @@ def _scaling_parts(point: ScalePoint) -> dict[str, float]:
 
 
 def curve_warnings(curves: Sequence[ScaleCurve]) -> list[str]:
-    """Collect the warnings of all points with their GPU counts.
+    """Collect the warnings of all points of some curves, each with its GPU counts.
 
     Warnings that differ only in numbers are one, with the numbers of the first count.
 
@@ -577,9 +586,9 @@ _UNITS = {"leaf switches": "leaf switch", "units of rails": "unit of rails", "gr
 
 @dataclass(frozen=True, slots=True)
 class PlacementStudy:
-    """Run on its node placement, compared with the run alone on packed nodes.
+    """Run on its stated node placement, compared with the same run alone on packed nodes.
 
-    ``share`` is the share of the ports that its nodes keep.
+    ``share`` says which share of the network ports its nodes keep beside their neighbours.
     """
 
     prediction: Prediction
@@ -600,12 +609,12 @@ class PlacementStudy:
 
     @property
     def unit(self) -> str:
-        """Unit that neighbouring nodes share: a leaf switch, a unit of rail switches or a group of a dragonfly."""
+        """Network unit that neighbouring nodes share: a leaf switch, a unit of rail switches or a dragonfly group."""
         return _UNITS[self.units]
 
     @property
     def units(self) -> str:
-        """Name, in the plural, of what nodes hang on: leaf switches, groups of a dragonfly or units of rails."""
+        """The same network unit in the plural: leaf switches, units of rails or groups of a dragonfly."""
         outer = (level for level in self.prediction.system.levels if self.prediction.system.joins_nodes(level))
         level = next(outer)
         if level.topology == "dragonfly":
@@ -635,7 +644,7 @@ class PlacementStudy:
 
 
 def placement_study(prediction: Prediction) -> PlacementStudy | None:
-    """Compare a run on its node placement, with its neighbours on the network, with the same run on packed nodes.
+    """Compare a run on its stated nodes, with other jobs on the network, with the same run on packed nodes.
 
     Parameters
     ----------
@@ -657,7 +666,7 @@ def placement_study(prediction: Prediction) -> PlacementStudy | None:
 
 
 def _direct_rails_words(share: NetworkShare) -> str:
-    """Say what exchanges between unlike rails would achieve that do not go over NVLink first."""
+    """Return a text on the gain if GPUs on unlike rails exchanged data directly instead of over NVLink first."""
     if share.direct_share is None or share.direct_share >= share.exchange_share - _NOTABLE:
         return ""
     direct = whole_percent(share.direct_share)

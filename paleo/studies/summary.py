@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LayerCount:
-    """Counts of one iteration of a layer, which runs ``repeat`` times.
+    """Parameters, FLOP, bytes and saved activations of one iteration of a layer, which runs ``repeat`` times.
 
     A tied weight is counted with its first layer. ``model_flops`` are those that MFU counts; ``flops`` counts all
     scores of causal attention.
@@ -47,13 +47,13 @@ class LayerCount:
 
     @property
     def intensity(self) -> float:
-        """Forward FLOP per byte moved."""
+        """Arithmetic intensity of the forward pass [FLOP/byte]."""
         return self.flops_forward / self.bytes_forward if self.bytes_forward else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A network layer by layer for one batch, free of hardware."""
+    """Counts of a network layer by layer for one batch, independent of hardware."""
 
     graph: Graph
     dtype: str
@@ -76,7 +76,7 @@ class Summary:
 
     @property
     def model_flops(self) -> tuple[float, float] | None:
-        """The FLOP that MFU counts, forward and backward; None where those are all that are counted."""
+        """FLOP that MFU counts, as (forward, backward); None if they equal all counted FLOP."""
         forward, backward = self.total("model_flops_forward"), self.total("model_flops_backward")
         counted = self.total("flops_forward") + self.total("flops_backward")
         return None if math.isclose(forward + backward, counted) else (forward, backward)
@@ -88,7 +88,7 @@ def summarise(model: ModelSpec, run: Run, system: System | None = None) -> Summa
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     run : Run
         The run; its batch is 1 by default.
     system : System, optional
@@ -108,7 +108,10 @@ def summarise(model: ModelSpec, run: Run, system: System | None = None) -> Summa
 
 
 def _counted(node: Node, formats: Precision, storage: SavedTensorCounter, known: set[str]) -> LayerCount:
-    """Count one layer; ``storage`` and ``known`` hold the tensors and weights that an earlier layer has counted."""
+    """Return the counts of one layer.
+
+    ``storage`` and ``known`` hold the tensors and weights that an earlier layer has counted; they are updated.
+    """
     new = [tensor for name, tensor in node.parameters.items() if name not in known]
     known |= set(node.parameters)
     forward = tuple(kernel for operation in node.operations for kernel in operation.forward(formats))
@@ -135,7 +138,7 @@ def _counted(node: Node, formats: Precision, storage: SavedTensorCounter, known:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpeed:
-    """Speed of a layer's forward kernels: FLOP per byte, FLOP/s, and its share of the network's FLOP."""
+    """Speed of a layer's forward kernels: arithmetic intensity [FLOP/byte], FLOP/s, and share of the network's FLOP."""
 
     type: str
     intensity: float
@@ -151,9 +154,9 @@ def layer_speeds(summary: Summary, system: System, run: Run) -> list[LayerSpeed]
     summary : Summary
         Counts of the layers.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
 
     Returns
     -------
@@ -183,7 +186,7 @@ def faster_than_roofline(points: Sequence[LayerSpeed], system: System, dtype: st
     points : sequence of LayerSpeed
         Speeds of the layers.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     dtype : str
         Format of the operands.
 
@@ -206,9 +209,9 @@ def forward_times(summary: Summary, system: System, run: Run) -> list[float]:
     summary : Summary
         Counts of the layers.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
 
     Returns
     -------

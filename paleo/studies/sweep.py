@@ -58,10 +58,10 @@ _MOST_ROWS = 100_000_000
 
 
 class Study(Spec):
-    """Study file (parameter sweep): a run, and the axes that it varies.
+    """Study file (parameter sweep): one run, and the axes over which its values vary.
 
     ``axes`` are run fields, ``model.NAME``, ``system.PATH`` (such as ``system.device.memory.bandwidth``), amounts or
-    prices, each with its values; a value of a system is ``x0.8`` (a factor) or a figure with its unit.
+    prices, each with a list of values. A value of a system is ``x0.8`` (a factor) or a quantity with its unit.
     """
 
     name: Text = "sweep"
@@ -73,7 +73,7 @@ class Study(Spec):
     @field_validator("axes")
     @classmethod
     def _amounts_with_prefixes(cls, axes: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        """Parse amounts as the command line takes them: ``15T`` tokens, ``4M`` samples."""
+        """Return the axes with amounts such as ``15T`` tokens or ``4M`` samples converted to numbers."""
         return {
             name: [parse(value, "count") if isinstance(value, str) else value for value in values]
             if name in _AMOUNTS
@@ -125,7 +125,7 @@ class Study(Spec):
         return _FIGURES
 
     def read(self) -> None:
-        """Check every configuration, and load the files that workers will read."""
+        """Check every configuration of the study, and load the files that worker processes will read."""
         for point in _corners(self):
             run = _run_of(self, point)
             load_software(run.software)
@@ -198,7 +198,7 @@ def check_study(study: Study) -> None:
     Parameters
     ----------
     study : Study
-        The study.
+        Study file: a run, and the axes that it varies.
 
     Raises
     ------
@@ -236,13 +236,13 @@ def _corners(study: Study) -> Iterator[_Point]:
 
 
 def _accounts_of(study: Study) -> list[_Point]:
-    """Return all combinations of payment terms, the last axis fastest."""
+    """Return all combinations of the values of price and amount axes, the last axis fastest."""
     names = list(study.accounts)
     return [dict(zip(names, values, strict=True)) for values in itertools.product(*study.accounts.values())]
 
 
 def _tariff_of(account: _Point) -> Tariff:
-    """Return the tariff of an account; raise SpecError for an amount that is not above zero."""
+    """Return the tariff of one combination of prices; raise SpecError for an amount that is not above zero."""
     for name in (*_AMOUNTS, "critical_batch"):
         value = account.get(name)
         number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -253,7 +253,7 @@ def _tariff_of(account: _Point) -> Tariff:
 
 
 def _run_of(study: Study, point: _Point) -> Run:
-    """Return the run of a point: what the study sets for all points, and the point's own values."""
+    """Return the run of one point of the study: the study's common options with the point's own values."""
     data = by_path(study.run)
     for key, value in point.items():
         if key not in ("model", "system") and not key.startswith("system."):
@@ -289,7 +289,7 @@ _NUMBERS = {*_FIGURES, *_HIDDEN} - _WORDS
 
 
 def _blocks(study: Study, parts: Iterable[list[_Record]]) -> Iterator[_Columns]:
-    """Yield the columns of the table, some rows at a time."""
+    """Yield the result table in blocks of rows, each as columns by name."""
     accounts = _accounts_of(study)
     block: list[tuple[_Point, _Record]] = []
     most = max(1, _BLOCK // len(accounts))
@@ -303,7 +303,7 @@ def _blocks(study: Study, parts: Iterable[list[_Record]]) -> Iterator[_Columns]:
 
 
 def _columns(study: Study, block: Sequence[tuple[_Point, _Record]], accounts: Sequence[_Point]) -> _Columns:
-    """Return one block: every point with every account."""
+    """Return the columns of one block of rows: every point with every combination of prices and amounts."""
     many = len(accounts)
     columns: _Columns = {}
     for name in study.steps:
@@ -318,14 +318,14 @@ def _columns(study: Study, block: Sequence[tuple[_Point, _Record]], accounts: Se
 
 
 def _figure(name: str, values: Sequence[Any]) -> np.ndarray[Any, Any]:
-    """Convert a column to one type in every block."""
+    """Return a result column as float64, with NaN for missing values; columns of words are arrays of objects."""
     if name not in _WORDS:
         return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
     return np.array(values, dtype=object)
 
 
 def _array(values: Sequence[Any]) -> np.ndarray[Any, Any]:
-    """Convert numbers to floats or whole numbers, everything else to objects."""
+    """Convert values to an array of floats or integers, or of objects if they are no numbers."""
     if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
         return np.array(values, dtype=np.int64)
     if all(value is None or type(value) in (int, float) for value in values) and any(v is not None for v in values):
@@ -336,7 +336,10 @@ def _array(values: Sequence[Any]) -> np.ndarray[Any, Any]:
 
 
 def _paid(study: Study, known: Mapping[str, Any], accounts: Sequence[_Point]) -> _Columns:
-    """Compute samples, steps, time, cost and energy of every point (down) under every account (across), flattened."""
+    """Return samples, steps, time, cost and energy of every point under every combination of prices and amounts.
+
+    Each column is flattened, with points as slowest index.
+    """
     if not any(name in study.accounts for name in _AMOUNTS):
         return {}
     systems = [load_system(name) for name in study.systems]
@@ -370,7 +373,7 @@ def _paid(study: Study, known: Mapping[str, Any], accounts: Sequence[_Point]) ->
 
 
 def _table_writer(output: Path) -> _Writer:
-    """Choose how a table is written by the suffix of its name; this is checked before anything is computed."""
+    """Return the function that writes a table by the suffix of its file name; raise SpecError for an unknown suffix."""
     if exists(output) and not is_file(output) and not is_folder(output):
         raise SpecError(f"{output}: a sweep keeps its parts beside its table; name a file, not a device or a pipe")
     if not output.name.endswith((".csv", ".csv.gz", ".parquet")):
@@ -415,7 +418,10 @@ def _write_csv(raw: BinaryIO, output: Path, blocks_of: Iterator[_Columns]) -> in
 
 
 def _texts(name: str, values: np.ndarray[Any, Any]) -> list[Any]:
-    """Convert a column to text; each value that repeats is converted once, and missing values are empty."""
+    """Return a column as text for CSV files; missing values are empty.
+
+    Each value that repeats is converted once.
+    """
     if values.dtype == object:
         return ["" if value is None else csv_cell(value) for value in values.tolist()]
     unique, inverse = np.unique(values, return_inverse=True)
@@ -440,7 +446,7 @@ def _write_parquet(raw: BinaryIO, output: Path, blocks_of: Iterator[_Columns]) -
 
 
 def _arrow(name: str, values: Any) -> Any:
-    """Convert a column to one Arrow type in every block, empty or not: quantities are numbers, everything else text."""
+    """Return a column as an Arrow array of the same type in every block: numbers for quantities, otherwise text."""
     import pyarrow as pa
 
     if name in _NUMBERS or name in _PAID:
@@ -466,7 +472,7 @@ _RELEASE = release()
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """Study with all files that it names.
+    """Study together with all files that it names, as worker processes get it.
 
     ``files`` are digests of what a worker reads itself; ``fingerprint`` distinguishes jobs whose points may differ.
     """
@@ -505,8 +511,7 @@ class Job:
         return self._changed[key]
 
     def check(self) -> None:
-        """Raise SpecError if this process runs another program, or sees other contents of a file, than the one that
-        asked."""
+        """Raise SpecError if this process runs another program version, or sees other files, than the main process."""
         if self.release != _RELEASE:
             raise SpecError("a worker runs another release of paleo, or one with other figures; restart the workers")
         if gone := changed_files(self.files):
@@ -514,7 +519,7 @@ class Job:
 
 
 def _job_of(study: Study) -> Job:
-    """Return the study with its models and systems as their files are now."""
+    """Return a study as a job, with its models and systems as their files are now."""
     with recorded_file_digests() as named:
         models = {name: load_model(name, run_code=False) for name in study.models}
         systems = {name: load_system(name) for name in study.systems}
@@ -526,7 +531,7 @@ def _job_of(study: Study) -> Job:
 
 
 def _evaluate(job: Job, part: int) -> list[_Record]:
-    """Compute the points of one part in order; a point that cannot be planned has the reason instead."""
+    """Return the results of one part's points in order; a point that cannot be planned has the reason instead."""
     job.check()
     first, last = part * _PART, min((part + 1) * _PART, job.study.points)
     return [_record(job, job.study.point(index)) for index in range(first, last)]
@@ -580,7 +585,7 @@ _SYNCHRONOUS: _Record = dict.fromkeys(_CYCLE)
 
 
 def _cycle(study: ConsistencyStudy) -> _Record:
-    """Return the columns that a consistency model adds to a point."""
+    """Return the result columns that a consistency model adds to a point (staleness, exchange, …)."""
     cycle = study.cycle
     figures = (cycle.updates_per_s, cycle.staleness_mean, cycle.staleness_sd, cycle.utilization, cycle.knee)
     values = (float(figure) for figure in figures)
@@ -591,7 +596,7 @@ Evaluator = Callable[[Job, Sequence[int]], Iterator[tuple[int, list[_Record]]]]
 
 
 def _serial(job: Job, parts: Sequence[int]) -> Iterator[tuple[int, list[_Record]]]:
-    """Run parts one after the other, in this process."""
+    """Yield (part, its records), computed one part after the other in this process."""
     for part in parts:
         yield part, _evaluate(job, part)
 
@@ -608,7 +613,7 @@ def _evaluate_job_of_process(part: int) -> list[_Record]:
 
 
 def _processes(jobs: int) -> Evaluator:
-    """Run parts in ``jobs`` processes of this machine."""
+    """Return an evaluator that computes parts in ``jobs`` processes of this machine."""
 
     def run(job: Job, parts: Sequence[int]) -> Iterator[tuple[int, list[_Record]]]:
         context, others = get_context("spawn"), set(active_children())
@@ -661,7 +666,7 @@ def local_evaluator(study: Study, jobs: int = 0) -> Evaluator:
     Parameters
     ----------
     study : Study
-        The study.
+        Study file: a run, and the axes that it varies.
     jobs : int, optional
         Number of processes; 0 chooses by the number of points.
 
@@ -729,7 +734,7 @@ def _unchanged(job: Job) -> Job:
 
 @contextmanager
 def _connected(scheduler: str) -> Iterator[Any]:
-    """Connect to a cluster; raise SpecError where there is none at that address."""
+    """Connect to a Dask cluster inside a ``with`` block; raise SpecError if there is none at that address."""
     from distributed import Client
 
     for name in ("distributed", "tornado", *logging.root.manager.loggerDict):  # Dask sets levels of single modules
@@ -748,7 +753,7 @@ def _connected(scheduler: str) -> Iterator[Any]:
 
 @contextmanager
 def _watched(client: Any, scheduler: str, warn: Callable[[str], object]) -> Iterator[None]:
-    """Warn once each time that the cluster has no worker (left)."""
+    """Call ``warn`` once, inside a ``with`` block, each time that the cluster has no worker (left)."""
     over = Event()
 
     def watch() -> None:
@@ -773,7 +778,7 @@ def _watched(client: Any, scheduler: str, warn: Callable[[str], object]) -> Iter
 
 @contextmanager
 def _one_line(scheduler: str) -> Iterator[None]:
-    """Turn the exceptions of a cluster that disappears into an error of one sentence."""
+    """Turn exceptions of a cluster that disappears, inside a ``with`` block, into a SpecError of one sentence."""
     from distributed import KilledWorker
 
     try:
@@ -802,7 +807,7 @@ def frame(study: Study, evaluator: Evaluator | None = None) -> pd.DataFrame:
     Parameters
     ----------
     study : Study
-        The study.
+        Study file: a run, and the axes that it varies.
     evaluator : Evaluator, optional
         Where points are computed; by default in this process.
 
@@ -822,12 +827,12 @@ def frame(study: Study, evaluator: Evaluator | None = None) -> pd.DataFrame:
 def sweep(
     study: Study, output: str | Path, evaluator: Evaluator | None = None, progress: Progress | None = None
 ) -> int:
-    """Write the table of a study; parts that an interrupted run of the same study has finished are used.
+    """Write the result table of a study; parts that an interrupted run of the same study has finished are reused.
 
     Parameters
     ----------
     study : Study
-        The study.
+        Study file: a run, and the axes that it varies.
     output : str | Path
         File with suffix .csv, .csv.gz or .parquet.
     evaluator : Evaluator, optional
@@ -860,7 +865,10 @@ def sweep(
 
 @contextmanager
 def _claimed(output: Path, fingerprint: str) -> Iterator[Path]:
-    """Claim the folder of parts, new or left by an earlier run of the same job, for this process alone."""
+    """Claim the folder of finished parts, new or left by an earlier run of the same job, inside a ``with`` block.
+
+    No other process can claim it at the same time.
+    """
     folder = Path(f"{os.path.realpath(output)}.parts")
     lock = _locked(folder, output)
     try:
@@ -875,7 +883,7 @@ def _claimed(output: Path, fingerprint: str) -> Iterator[Path]:
 
 
 def _locked(folder: Path, output: Path) -> int:
-    """Lock the folder; the handle holds the lock as long as it is open, and no longer than the process lives."""
+    """Lock the folder of parts, and return a file handle that holds the lock until it is closed or the process ends."""
     import fcntl
 
     path = folder / "lock"
@@ -913,7 +921,7 @@ def _part(folder: Path, part: int) -> Path:
 
 
 def _sealed(job: Job, body: str) -> str:
-    """Return the text of a part: the fingerprint of its job, a digest of both, and the records."""
+    """Return the text of a part's file: the fingerprint of its job, a digest of both, and the records."""
     return f"{job.fingerprint} {_digest(job.fingerprint + body)}\n{body}"
 
 
@@ -922,7 +930,7 @@ def _digest(text: str) -> str:
 
 
 def _study_of(file: Path) -> str:
-    """Return the fingerprint in a part that is whole; nothing for a file that is torn or holds anything else."""
+    """Return the job's fingerprint in a part's file; empty if the file is incomplete or holds anything else."""
     try:
         head, _, body = file.read_text("utf-8").partition("\n")
     except (OSError, ValueError):
@@ -932,7 +940,7 @@ def _study_of(file: Path) -> str:
 
 
 def _finished_records(folder: Path, job: Job, part: int) -> list[_Record] | None:
-    """Return the records of a part that an earlier run finished; None where there are none, or not all."""
+    """Return the records of a part that an earlier run finished; None if they are missing or incomplete."""
     file = _part(folder, part)
     if _study_of(file) != job.fingerprint:
         return None

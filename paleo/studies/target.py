@@ -36,10 +36,11 @@ _SUBMITTERS = 0.03
 
 @dataclass(frozen=True, slots=True)
 class TargetTime:
-    """Time of a task to its target on one configuration: samples, step time and evaluation time.
+    """Predicted time until a training task reaches its target quality on one configuration.
 
-    Each part has one sigma of its logarithm. ``prediction`` is that of the step and ``forward`` the time of its forward
-    pass [s]; ``step_time`` is that of the task's code.
+    It holds the number of samples, the step time and the evaluation time, each with the standard deviation of its
+    logarithm. ``prediction`` is the predicted step and ``forward`` the time of its forward pass [s]; ``step_time`` is
+    that of the task's own code [s].
     """
 
     task: TrainingTask
@@ -61,17 +62,20 @@ class TargetTime:
 
     @property
     def evaluation_seconds(self) -> float:
-        """Time of all evaluations [s]."""
+        """Time of all evaluations until the target [s]."""
         return self.evaluations * self.evaluation_time
 
     @property
     def seconds(self) -> float:
-        """Seconds to the target, evaluations and start included; initialisation is not timed by MLPerf's rules."""
+        """Time until the target [s], with evaluations and start; initialisation is not timed, as in MLPerf's rules."""
         return self.samples / self.global_batch * self.step_time + self.evaluation_seconds + self.task.code.start
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Ends of the 90 % interval of the seconds: errors of samples and of the step are independent."""
+        """Ends of the 90 % interval of the time until the target [s].
+
+        Errors of the number of samples and of the step time are independent.
+        """
         spread = math.exp(NINETY * math.sqrt(self.sigma_samples**2 + self.sigma_step**2 + _SUBMITTERS**2))
         return self.seconds / spread, self.seconds * spread
 
@@ -82,7 +86,7 @@ class TargetTime:
         return self.step_time / spread, self.step_time * spread
 
     def usd(self, tariff: Tariff | None = None) -> float | None:
-        """Return the rent until the target.
+        """Return the rent of the GPUs until the target [USD].
 
         Parameters
         ----------
@@ -98,7 +102,7 @@ class TargetTime:
         return None if rate is None else rate * self.seconds
 
     def kwh(self, tariff: Tariff | None = None) -> float | None:
-        """Return the energy until the target.
+        """Return the energy until the target [kWh].
 
         Parameters
         ----------
@@ -115,10 +119,10 @@ class TargetTime:
 
 
 def _code_ratio(code: Code, device: Device, *, samples_per_gpu: float, nodes: float) -> tuple[float, float]:
-    """Return measured over predicted step time of a task's code, and one standard deviation of its logarithm.
+    """Return (measured over predicted step time of a task's code, standard deviation of the ratio's logarithm).
 
-    A device that was not fitted has its architecture's ratio; an architecture that was not, that of all, with the
-    spread between architectures added.
+    A device that was not fitted has its architecture's ratio. An architecture that was not fitted has that of all, with
+    the spread between architectures added.
     """
     if not code.ratio:
         return 1.0, max(code.residual, _UNFITTED)
@@ -135,7 +139,7 @@ _UNFITTED = 0.25
 
 
 def _evaluations(evaluation: Evaluation, samples: float) -> float:
-    """Count the evaluations on the way to ``samples``, including the one that meets the target.
+    """Return the number of evaluations before ``samples`` are trained on, including the one that meets the target.
 
     >>> from paleo.specs.task import Evaluation
     >>> _evaluations(Evaluation(samples=10, every=100, first=300, source="worked"), 500.0)
@@ -151,17 +155,17 @@ _TOLERANCE = 0.01
 
 
 def _rows_of(task: TrainingTask, global_batch: float) -> int:
-    """Count the input rows of the network in a global batch of samples; packed samples share one."""
+    """Return the number of input rows in a global batch of samples; several packed samples share one row."""
     return max(1, round(global_batch / task.packed))
 
 
 def task_run(task: TrainingTask, gpus: int, global_batch: float, **options: Any) -> Run:
-    """Return the run of a task at a global batch.
+    """Return the run (plan and options) of a task at a global batch, as the task's own code sets it.
 
     Parameters
     ----------
     task : TrainingTask
-        Training task.
+        Training task: network, data, law of samples, and target quality.
     gpus : int
         Number of GPUs.
     global_batch : float
@@ -179,12 +183,12 @@ def task_run(task: TrainingTask, gpus: int, global_batch: float, **options: Any)
 
 
 def _usual(task: TrainingTask) -> dict[str, Any]:
-    """Return the fields of a run as the task's own code sets them, by path."""
+    """Return the options of a run that the task's own code uses, by path of the field."""
     return by_path({"software": task.code.software, "model": task.params}) | by_path(task.run)
 
 
 def _with_noise_scale(task: TrainingTask, noise_scale: float | None) -> TrainingTask:
-    """Return the task with the measured gradient noise scale [samples] in place of its law's critical batch."""
+    """Return the task with the measured gradient noise scale [samples] as the critical batch of its law."""
     if noise_scale is None:
         return task
     if not 1 <= noise_scale <= MOST_COUNT:
@@ -207,9 +211,9 @@ def time_to_target(
     Parameters
     ----------
     task : TrainingTask
-        Training task.
+        Training task: network, data, law of samples, and target quality.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     run : Run
         The run, as `task_run` makes it.
     global_batch : float
@@ -234,12 +238,12 @@ def time_to_target(
 def time_from_prediction(
     task: TrainingTask, prediction: Prediction, forward: float, *, global_batch: float, runs: float = 1.0
 ) -> TargetTime:  # fmt: skip
-    """Compute the time to a target from a step that was predicted before.
+    """Return the time to a task's target, from a step that was predicted before.
 
     Parameters
     ----------
     task : TrainingTask
-        Training task.
+        Training task: network, data, law of samples, and target quality.
     prediction : Prediction
         Prediction of the step.
     forward : float
@@ -282,8 +286,10 @@ def time_from_prediction(
 
 
 def _samples_needed(task: TrainingTask, global_batch: float, runs: float = 1.0) -> tuple[float, float]:
-    """Return the samples to the target at a batch, and one standard deviation of their logarithm: the law, and the
-    excess that submissions need over it where that is known."""
+    """Return (samples to the target at a global batch, standard deviation of their logarithm).
+
+    The samples follow from the task's law, times the excess that published submissions need over it, where known.
+    """
     law, extra = task.law, task.submissions
     samples = float(law.samples(global_batch))
     if extra is None:
@@ -293,15 +299,18 @@ def _samples_needed(task: TrainingTask, global_batch: float, runs: float = 1.0) 
 
 
 def _evaluation_time(task: TrainingTask, forward: float, plan: Plan) -> float:
-    """Seconds of one evaluation: forward passes of ``forward`` seconds and what is fixed. Each replica evaluates whole
-    samples at its batch of training; a batch that they do not fill takes its share."""
+    """Return the time of one evaluation [s]: forward passes and a fixed part.
+
+    ``forward`` is the time of one forward pass [s]. Each replica evaluates whole samples at its training batch; a batch
+    that they do not fill takes its share.
+    """
     evaluation = task.evaluation
     passes = math.ceil(evaluation.samples / plan.mesh.replicas) / (plan.local_batch * task.packed)
     return evaluation.fixed + passes * forward * evaluation.work
 
 
 def forward_seconds(prediction: Prediction, calibration: Calibration | None = None) -> float:
-    """Return the time of the forward pass of the same batch on the same GPUs.
+    """Return the time of the forward pass [s] of a predicted run, at the same batch and on the same GPUs.
 
     Parameters
     ----------
@@ -331,8 +340,11 @@ _FORWARD_SHARE = 1.0 / 3.0
 
 @dataclass(frozen=True, slots=True)
 class TargetScaling:
-    """A task over counts of GPUs: the times, the knee beyond which a doubling saves less than a quarter of the time,
-    and the largest useful count (None: time still falls at the last); ``skipped`` counts with reasons."""
+    """Times to a target over GPU counts, with the count from which more GPUs no longer pay.
+
+    Beyond ``knee`` a doubling saves less than a quarter of the time. The largest useful count is None if the time still
+    falls at the last one. ``skipped`` maps counts without a time to reasons.
+    """
 
     points: tuple[TargetTime, ...]
     knee: int | None
@@ -341,13 +353,13 @@ class TargetScaling:
 
     @property
     def verdict(self) -> str:
-        """The fastest count, the knee and the largest useful count in a sentence."""
+        """Sentence with the fastest GPU count, the knee and the largest useful count."""
         best = min(self.points, key=lambda point: point.seconds)
         return "; ".join([f"fastest with {with_noun(best.prediction.plan.gpus, 'GPU')}", *self.limits])
 
     @property
     def limits(self) -> list[str]:
-        """The knee and the largest useful count in words, where there are any."""
+        """Texts on the knee and the largest useful count, where there are any."""
         knee = (
             [] if self.knee is None else [f"beyond {with_noun(self.knee, 'GPU')} a doubling saves less than a quarter"]
         )
@@ -360,7 +372,7 @@ _KNEE = 0.25
 
 
 def target_scaling(points: list[TargetTime], skipped: Mapping[int, str] | None = None) -> TargetScaling:
-    """Find the knee and the largest useful count of a scaling curve of times to target.
+    """Find the knee and the largest useful GPU count of times to a target.
 
     Parameters
     ----------
@@ -396,9 +408,9 @@ def times_over_gpus(
     Parameters
     ----------
     task : TrainingTask
-        Training task.
+        Training task: network, data, law of samples, and target quality.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     counts : sequence of int
         Numbers of GPUs.
     batch : str
@@ -435,8 +447,10 @@ def times_over_gpus(
 
 
 def _best_layout(task: TrainingTask, point: TargetTime) -> TargetTime:
-    """Return the fastest of a point, of the best plan that a search finds at its batch, and of that plan at half and
-    twice the batch, where it fits. Layout and batch are planned in turn."""
+    """Return the fastest of a point and of the plans that a search finds near it.
+
+    They are the best plan at the point's batch, and that plan at half and twice the batch, where it fits in memory.
+    """
     from paleo.launch.commands import supported_space
     from paleo.search.plans import search
     from paleo.search.space import Space
@@ -460,7 +474,7 @@ def _best_layout(task: TrainingTask, point: TargetTime) -> TargetTime:
 
 
 def _positive_batch(text: str) -> float:
-    """Parse a global batch; raise SpecError if it is no number above zero."""
+    """Convert a text to a global batch [samples]; raise SpecError if it is no number above zero."""
     try:
         value = float(text)
     except ValueError:
@@ -473,10 +487,10 @@ def _positive_batch(text: str) -> float:
 def _best_batch(
     task: TrainingTask, system: System, gpus: int, candidates: Sequence[float], **options: Any
 ) -> TargetTime:
-    """Return the candidate batch that reaches the target soonest; runs that do not fit in memory are left out.
+    """Return the time to the target at the candidate batch that reaches it soonest; runs must fit in memory.
 
     Where no strategy is given and data parallelism does not fit, plans that share a model over more and more ranks are
-    tried, the first that fits is taken. Raises PlanError, with the reason of the last, where nothing can be run.
+    tried, and the first that fits is taken. Raises PlanError, with the reason of the last, where nothing can be run.
     """
     tried: list[TargetTime] = []
     reason = "no batch was tried"
@@ -544,8 +558,11 @@ def first_that_fits(plans: Sequence[str], point_of: Callable[..., TargetTime]) -
 
 
 def _candidate_batches(task: TrainingTask, gpus: int) -> list[float]:
-    """Global batches worth trying: from one input row a GPU (halved while that is beyond the law's largest batch) up by
-    doublings, to twice the largest batch of the law; of them those that the law was made for, where there are any."""
+    """Return the global batches worth trying [samples].
+
+    They double from one input row a GPU (halved while that is beyond the law's largest batch) up to twice the law's
+    largest batch. Of them, those in the law's range are returned, if there are any.
+    """
     rows = gpus * task.packed
     largest = (task.law.batches or (rows, rows * 64))[1]
     while rows > largest and rows % 2 == 0:
@@ -555,7 +572,7 @@ def _candidate_batches(task: TrainingTask, gpus: int) -> list[float]:
 
 
 def _known_batches(task: TrainingTask, candidates: Sequence[float]) -> list[float]:
-    """Return the batches in the range of the task's law; all of the candidates where none is."""
+    """Return the candidates in the batch range of the task's law; all candidates if none is."""
     return [batch for batch in candidates if task.law.doublings_outside(batch) == 0] or list(candidates)
 
 
@@ -565,9 +582,11 @@ _MORE = 1.02
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Goal of a training: a ``loss`` in nats per token, or the quality of a ``target`` task; None if not given.
+    """What a training must reach: a ``loss`` [nat per token], or the target quality of a ``target`` task.
 
-    ``noise_scale`` is the measured critical batch in samples.
+    Returns None if not given.
+
+    ``noise_scale`` is the measured critical batch [samples].
     """
 
     loss: float | None = None
@@ -576,7 +595,7 @@ class Goal:
 
 
 def amount_for_goal(prediction: Prediction, goal: Goal, stated: Amount | None) -> tuple[Amount | None, tuple[str, ...]]:
-    """Return the amount of training that reaches a goal.
+    """Return the amount of training (samples) that reaches a loss or a target quality.
 
     Parameters
     ----------
@@ -616,8 +635,10 @@ def amount_for_goal(prediction: Prediction, goal: Goal, stated: Amount | None) -
 
 
 def _for_loss(prediction: Prediction, loss: float) -> tuple[Amount, tuple[str, ...]]:
-    """Compute the tokens that bring a language model to a loss at the run's global batch, by the law of
-    `resolve_task`."""
+    """Return the amount of training that brings a language model to a loss at the run's global batch, and warnings.
+
+    It follows from the law of `resolve_task`.
+    """
     law = _samples_to_loss(prediction.graph, loss)
     batch = prediction.plan.global_batch
     samples = float(law.samples(batch))
@@ -632,7 +653,7 @@ def _for_loss(prediction: Prediction, loss: float) -> tuple[Amount, tuple[str, .
 
 
 def _samples_to_loss(graph: Graph, loss: float) -> SamplesToLoss:
-    """Return the law of a network's samples to a loss; raise SpecError where there is none for it."""
+    """Return the law that gives a network's samples to a loss; raise SpecError if no law suits the network."""
     if graph.tokens_per_sample is None:
         raise SpecError(f"--loss: samples of model {graph.name} are not counted in tokens; no law of loss holds for it")
     if any(node.type == "moe" for node in graph.nodes):
@@ -641,7 +662,7 @@ def _samples_to_loss(graph: Graph, loss: float) -> SamplesToLoss:
 
 
 def _task_of_loss(model: str, loss: float) -> TrainingTask:
-    """Describe the training of a language model of the catalog, or of a file, to a loss as a task."""
+    """Return a training task whose target is a loss of a language model, named by catalog name or path."""
     spec = load_model(model)
     return TrainingTask(
         name=f"{spec.name} to {loss:g}", title=spec.name, model=model, sample="sequence", dataset="any text",
@@ -685,7 +706,7 @@ def resolve_task(
 
 
 def _for_task(prediction: Prediction, name: str, noise_scale: float | None) -> tuple[Amount, tuple[str, ...]]:
-    """Compute the samples that bring a task's network to its target at the run's batch."""
+    """Return the amount of training that brings a task's network to its target at the run's batch, and warnings."""
     task = _with_noise_scale(_task_of(prediction.model, name), noise_scale)
     batch = prediction.plan.global_batch * task.packed
     samples, _ = _samples_needed(task, batch)
@@ -694,9 +715,10 @@ def _for_task(prediction: Prediction, name: str, noise_scale: float | None) -> t
 
 
 def _target_amount(task: TrainingTask) -> Amount:
-    """Describe training until a task's target at any batch: samples by its law, the steps of its code, evaluations.
+    """Return the amount of training until a task's target, as a function of the batch.
 
-    ``samples`` are those of the smallest batch of the law.
+    It comprises samples by the task's law, the steps of its code, and evaluations. ``samples`` are those of the
+    smallest batch of the law.
     """
     batch = (task.law.batches or (1.0, 1.0))[0]
     samples, _ = _samples_needed(task, batch)
@@ -708,8 +730,7 @@ _MOST_BATCHES = 6
 
 
 def _batches(task: TrainingTask) -> tuple[int, ...]:
-    """Return global batches in the range of the law, in input rows: powers of two, or every other one where there are
-    many."""
+    """Return global batches in the range of the task's law [input rows]: powers of two, or every other one of many."""
     smallest, largest = task.law.batches or (1.0, 1.0)
     powers = range(max(0, math.ceil(math.log2(smallest / task.packed))), int(math.log2(largest / task.packed)) + 1)
     return tuple(2**power for power in powers[:: math.ceil(len(powers) / _MOST_BATCHES) or 1])
@@ -732,7 +753,7 @@ def run_for_target(
     network : ModelSpec
         Model file.
     run : Run
-        The run.
+        Options of the run: GPUs, batch, parallelism, number format and so on.
     target : str, optional
         Name of a task; None for no target.
     stated : Amount, optional

@@ -32,7 +32,7 @@ def change_system(system: System, path: str, value: Any) -> System:
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     path : str
         Path in the system file, such as ``levels[*].link.bandwidth``.
     value : Any
@@ -79,7 +79,7 @@ def _changed(owner: Any, steps: list[str], value: Any) -> Any:
 
 
 def _with_figure(owner: Spec, name: str, new: Any) -> Spec:
-    """Return a part with one quantity replaced, and with it those that keep their ratio to it."""
+    """Return a part of a system with quantity ``name`` set to ``new``; quantities tied to it keep their ratio."""
     if isinstance(owner, Memory) and name == "capacity":
         return owner.resized(new)
     return owner.model_copy(update={name: new})
@@ -94,7 +94,7 @@ def _inside(part: Any, steps: list[str], value: Any, name: str = "it") -> Any:
 
 
 def _checked(owner: Spec) -> Spec:
-    """Return the changed part once its own checks of consistency have passed."""
+    """Return a changed part of a system after its own consistency checks have passed."""
     for name in type(owner).__pydantic_decorators__.model_validators:
         getattr(owner, name)()
     return owner
@@ -121,7 +121,7 @@ def _replaced(owner: Any, name: str, old: Any, value: Any) -> Any:
 
 
 def _multiplied(field: FieldInfo | None, old: Any, factor: float, text: str) -> Any:
-    """Multiply a quantity, or each of a table of them, by a factor; a missing value stays missing."""
+    """Return a quantity, or a table of quantities, times a factor; a missing value stays missing."""
     if old is None:
         return None
     if isinstance(old, Mapping) and old:
@@ -146,7 +146,10 @@ def _adapter(field: FieldInfo) -> TypeAdapter[Any]:
 
 
 def _quantity(metadata: Any, annotation: Any) -> Quantity | None:
-    """Return the unit of a field that has one: ``Bytes``, ``Bytes | None`` and ``dict[Dtype, FlopsPerSecond]``."""
+    """Return the physical unit of a field's type; None if it has no unit.
+
+    Such types are ``Bytes``, ``Bytes | None`` and ``dict[Dtype, FlopsPerSecond]``.
+    """
     nested = [part for argument in get_args(annotation) for part in (argument, *getattr(argument, "__metadata__", ()))]
     quantities = [part for part in (*metadata, *nested) if isinstance(part, Quantity)]
     return quantities[0] if quantities else None

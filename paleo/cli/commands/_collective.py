@@ -82,7 +82,7 @@ def collective(
 def _show_compressed(
     study: CollectiveStudy, compress: str, dtype: str, tensors: int, calibration: str, as_json: bool
 ) -> None:
-    """Print the study with the compressed exchanges below it."""
+    """Print the answer of ``paleo collective`` with compressed all-reduces below it."""
     from rich.console import Group
 
     from paleo.report import collective as reports

@@ -193,9 +193,9 @@ def _other_search(
     top: int,
     as_json: bool,
 ) -> None:
-    """Print a per-layer search, or a search over consistency models and compressions.
+    """Print the result of a per-layer search, or of a search over consistency models and compression.
 
-    The latter needs a price of stale updates: samples for each update, or one that follows from the noise scale.
+    The latter needs a price of stale updates in samples: per update, or one that follows from the noise scale.
     """
     from paleo.questions import gpu_counts, open_search_space
     from paleo.report import plan as reports
@@ -228,7 +228,7 @@ def _other_search(
 
 
 def _listed(text: str, option: str) -> list[str]:
-    """Split a text of names at the commas."""
+    """Return the names in a text that are separated by commas; ``option`` is named in errors."""
     from paleo.units import comma_separated
 
     names = comma_separated(text)
@@ -238,7 +238,7 @@ def _listed(text: str, option: str) -> list[str]:
 
 
 def _first(answer: Planned | Searched) -> Prediction:
-    """Return the prediction of the first plan."""
+    """Return the prediction of the first plan of an answer."""
     from paleo.answers import Searched
     from paleo.predict import predict
 
@@ -249,7 +249,7 @@ def _first(answer: Planned | Searched) -> Prediction:
 
 
 def _draw(answer: Planned | Searched, path: Path | None, page: Path | None) -> None:
-    """Draw the picture and write the page of all plans on the answer's system, if requested."""
+    """Write the plot and the HTML page of all plans on the answer's system, if requested."""
     if path is not None:
         from paleo.report import plots
 

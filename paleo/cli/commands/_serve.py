@@ -170,7 +170,7 @@ def serve(
 
 
 def _draw(answer: Served, path: Path | None, page: Path | None) -> None:
-    """Write the picture and the page that are asked for."""
+    """Write the plot and the HTML page of a serving answer, if requested."""
     if path is not None and answer.possible:
         from paleo.report.serving import figure
 

@@ -24,7 +24,7 @@ SCORES = {"deepseek_v3": "sigmoid", "kimi_k2": "sigmoid"}
 
 
 def latent_options(config: Config) -> dict[str, Any]:
-    """Return the options of latent attention."""
+    """Return the options of a ``latent_attention`` entry (heads, ranks, head sizes) from a DeepSeek configuration."""
     mla: dict[str, Any] = {"heads": "=heads"}
     if config.get("q_lora_rank") is not None:
         mla["query_rank"] = config.integer("q_lora_rank")
@@ -39,16 +39,19 @@ def latent_options(config: Config) -> dict[str, Any]:
 
 @FAMILIES.register("deepseek_v2")
 def deepseek_v2(config: Config) -> Model:
-    """Read DeepSeek-V2: latent attention, shared and routed experts, dense layers first (DeepSeek-AI, 2024)."""
+    """Return the network that a DeepSeek-V2 or V3 configuration describes (DeepSeek-AI, 2024).
+
+    Latent attention; dense layers first, then mixtures of shared and routed experts.
+    """
     return latent_model(config)
 
 
 def latent_model(
     config: Config, kind: str = "latent_attention", more: Sequence[Mapping[str, Any]] | None = None
 ) -> Model:
-    """Return a decoder of the DeepSeek family.
+    """Return a DeepSeek-like network with latent attention, shared and routed experts.
 
-    ``kind`` is the layer of its attention, and ``more`` are the options of the attention in each layer.
+    ``kind`` is the layer type of its attention, and ``more`` holds further options of the attention for each layer.
     """
     shared = config.get("n_shared_experts")
     params, mla = base_parameters(config), latent_options(config)
@@ -79,7 +82,7 @@ FAMILIES.register("kimi_k2")(deepseek_v2)
 
 @FAMILIES.register("deepseek_v32")
 def deepseek_v32(config: Config) -> Model:
-    """Read DeepSeek-V3.2 or GLM-5: latent attention to keys that an indexer selects.
+    """Return the network of a DeepSeek-V3.2 or GLM-5 configuration, whose attention keys an indexer selects.
 
     Layers that ``indexer_types`` calls shared use the selection of the layer before. References: DeepSeek-AI,
     DeepSeek-V3.2, 2025; GLM-5 Team, GLM-5, 2026.
@@ -100,7 +103,9 @@ FAMILIES.register("glm_moe_dsa")(deepseek_v32)
 
 @FAMILIES.register("deepseek_v4")
 def deepseek_v4(config: Config) -> Model:
-    """Read DeepSeek-V4: windows, compressed keys (some selected by an indexer), and four residual streams.
+    """Return the network that a DeepSeek-V4 configuration describes.
+
+    It has windows, compressed keys (some selected by an indexer), and four residual streams.
 
     Reference: DeepSeek-AI, DeepSeek-V4, 2026.
     """
@@ -144,7 +149,11 @@ def deepseek_v4(config: Config) -> Model:
 
 
 def _streamed(mixer: Mapping[str, Any], mixture: Entry, place: int) -> list[Entry]:
-    """Return the two halves of a layer, each of which reads the residual streams and writes back to them."""
+    """Return the model-file entries of one layer whose halves read the residual streams and write back to them.
+
+    ``mixer`` is the attention entry, ``mixture`` the feed-forward entry; ``place`` is the number that makes names
+    unique.
+    """
     streams, attended, middle, mixed = (f"{word}{place}" for word in ("streams", "attended", "middle", "mixed"))
     (kind, options), *_ = mixture.items()
     return [
@@ -165,7 +174,10 @@ FAMILIES.register("deepseek_ref")(deepseek_v4)
 
 @FAMILIES.register("minimax_m3")
 def minimax_m3(config: Config) -> Model:
-    """Read MiniMax M3 (2026): dense layers first, then attention to selected blocks of keys, and mixtures."""
+    """Return the network that a MiniMax M3 configuration describes (2026).
+
+    Dense layers come first, then attention to selected blocks of keys, and mixtures of experts.
+    """
     params = grouped_parameters(config, 128)
     layers = params["layers"]
     sparse = Config({**config, **(config.get("sparse_attention_config") or {})}, config.path)

@@ -23,7 +23,7 @@ from paleo.importers.configuration import (
 
 
 def _bert_head(config: Config, kind: str) -> list[Entry]:
-    """Return the entries of the head that the configuration's architecture names."""
+    """Return the model-file entries after BERT's last layer (pooler, classifier, loss, …) for a head ``kind``."""
     roberta = config["model_type"] != "bert"
     pooler = ["select", {"name": "pooler", "linear": {"features": "=hidden", "dim": "hidden"}}, "tanh"]
     masked: list[Entry] = [
@@ -56,7 +56,7 @@ def _bert_head(config: Config, kind: str) -> list[Entry]:
 
 @FAMILIES.register("bert")
 def bert(config: Config) -> Model:
-    """Read a BERT or RoBERTa. Every position is projected to the vocabulary.
+    """Return the network that a BERT or RoBERTa configuration describes. Every position is projected to the vocabulary.
 
     References: Devlin et al., BERT, 2019; Liu et al., RoBERTa, 2019.
     """
@@ -96,7 +96,7 @@ def bert(config: Config) -> Model:
 
 @FAMILIES.register("roberta")
 def roberta(config: Config) -> Model:
-    """Read a BERT with RoBERTa's two-layer head for classification."""
+    """Return the network of a RoBERTa configuration: `bert`, with RoBERTa's two-layer classifier."""
     model = bert(config)
     if architecture(config, ("Roberta", "XLMRoberta", "Camembert"), "ForMaskedLM") == "ForSequenceClassification":
         drop = {"dropout": {"rate": "=dropout"}}
@@ -116,7 +116,7 @@ FAMILIES.register("camembert")(roberta)
 
 @FAMILIES.register("vit")
 def vit(config: Config) -> Model:
-    """Read ViT (Dosovitskiy et al., 2021)."""
+    """Return the network that a ViT configuration describes (Dosovitskiy et al., 2021)."""
     kind = architecture(config, ("ViT",), "ForImageClassification")
     if kind not in ("ForImageClassification", "Model"):
         raise UnreadHeadError(kind)
@@ -154,7 +154,10 @@ def vit(config: Config) -> Model:
 
 @FAMILIES.register("t5")
 def t5(config: Config) -> Model:
-    """Read T5 (Raffel et al., 2020): encoder and decoder, with a table of learned score biases by distance for each."""
+    """Return the network that a T5 configuration describes (Raffel et al., 2020).
+
+    It has an encoder and a decoder, each with a learned table of score biases by distance.
+    """
     kind = architecture(config, ("T5", "MT5"), "ForConditionalGeneration")
     if kind not in ("ForConditionalGeneration", "WithLMHeadModel"):
         raise UnreadHeadError(kind)
@@ -209,7 +212,7 @@ def _layers(config: Config) -> list[Entry]:
 
 
 def _feed(config: Config) -> Entry:
-    """Return the feed-forward block, with a gate in T5 1.1."""
+    """Return the entry of T5's feed-forward block; in T5 1.1 it is gated."""
     stated = str(config.get("feed_forward_proj") or "relu")
     words = Config({"feed_forward_proj": stated.removeprefix("gated-")}, config.path)
     function = words.activation("feed_forward_proj", default="relu", gated=stated.startswith("gated-"))

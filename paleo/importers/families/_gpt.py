@@ -21,7 +21,10 @@ from paleo.importers.configuration import FAMILIES, LONGEST_SEQ, Config, Entry, 
 
 @FAMILIES.register("phi")
 def phi(config: Config) -> Model:
-    """Read Phi-1 or Phi-2 (2023): attention and feed-forward block side by side after one layer norm."""
+    """Return the network that a Phi-1 or Phi-2 configuration describes (2023).
+
+    Attention and feed-forward block run in parallel on the same normalised input.
+    """
     params = grouped_parameters(config) | {
         "ffn": config.integer("intermediate_size", default=4 * config.integer("hidden_size"))
     }
@@ -44,7 +47,7 @@ def phi(config: Config) -> Model:
 
 @FAMILIES.register("gpt2")
 def gpt2(config: Config) -> Model:
-    """Read GPT-2 (Radford et al., 2019)."""
+    """Return the network that a GPT-2 configuration describes (Radford et al., 2019)."""
     params = base_parameters(
         config, positions=config.integer("n_positions", "max_position_embeddings", default=LONGEST_SEQ // 4)
     )
@@ -68,7 +71,10 @@ def gpt2(config: Config) -> Model:
 
 @FAMILIES.register("gpt_neox")
 def gpt_neox(config: Config) -> Model:
-    """Read GPT-NeoX (Black et al., GPT-NeoX-20B, 2022): both halves side by side, each with its norm."""
+    """Return the network that a GPT-NeoX configuration describes (Black et al., GPT-NeoX-20B, 2022).
+
+    Attention and feed-forward block run in parallel on the same input, each behind its own layer norm.
+    """
     params = base_parameters(config) | {"ffn": config.integer("intermediate_size")}
     dropout = config.share("hidden_dropout")
     params |= {"dropout": dropout} if dropout else {}
@@ -92,9 +98,10 @@ def gpt_neox(config: Config) -> Model:
 
 @FAMILIES.register("opt")
 def opt(config: Config) -> Model:
-    """Read OPT (Zhang et al., 2022): the position table has two more rows than positions.
+    """Return the network that an OPT configuration describes (Zhang et al., 2022).
 
-    The 350M model has a narrower embedding and norms after each half.
+    The position table has two more rows than there are positions. The 350M model has a narrower embedding, and norms
+    after each half of a layer.
     """
     params = base_parameters(config, positions=config.integer("max_position_embeddings", default=2048))
     params |= {
@@ -133,7 +140,7 @@ def opt(config: Config) -> Model:
 
 @FAMILIES.register("bloom")
 def bloom(config: Config) -> Model:
-    """Read BLOOM (BigScience, 2022): ALiBi, and a norm after the embedding."""
+    """Return the network of a BLOOM configuration (BigScience, 2022): ALiBi, and a norm after the embedding."""
     params = base_parameters(config) | {"ffn": 4 * config.integer("hidden_size", "n_embed")}
     dropout = config.share("hidden_dropout")
     params |= {"dropout": dropout} if dropout else {}
@@ -154,7 +161,10 @@ def bloom(config: Config) -> Model:
 
 @FAMILIES.register("falcon")
 def falcon(config: Config) -> Model:
-    """Read Falcon (Almazrouei et al., 2023): multi-query or grouped attention, both halves side by side."""
+    """Return the network that a Falcon configuration describes (Almazrouei et al., 2023).
+
+    It has multi-query or grouped-query attention, in parallel with the feed-forward block.
+    """
     new, parallel = config.flag("new_decoder_architecture"), config.flag("parallel_attn", True)
     heads = config.integer("num_attention_heads", "n_head")
     kv_heads = (
@@ -182,7 +192,10 @@ def falcon(config: Config) -> Model:
 
 @FAMILIES.register("starcoder2")
 def starcoder2(config: Config) -> Model:
-    """Read StarCoder 2 (Lozhkov et al., 2024): grouped queries, layer norms, plain feed-forward blocks, windows."""
+    """Return the network that a StarCoder 2 configuration describes (Lozhkov et al., 2024).
+
+    It has grouped-query attention, layer norms, feed-forward blocks without a gate, and sliding windows.
+    """
     params: dict[str, Any] = grouped_parameters(config)
     params |= {"ffn": config.integer("intermediate_size")}
     dropout = config.share("residual_dropout")

@@ -24,7 +24,10 @@ from paleo.importers.families._deepseek import latent_options
 
 @FAMILIES.register("qwen3_next")
 def qwen3_next(config: Config) -> Model:
-    """Read Qwen3-Next (2025): three layers of gated delta nets, then one of gated attention; mixtures or dense."""
+    """Return the network that a Qwen3-Next configuration describes (2025).
+
+    Three layers of gated delta nets are followed by one of gated attention; feed-forward blocks are mixtures or dense.
+    """
     params = grouped_parameters(config, 256)
     feeds: list[Entry] = (
         experts(
@@ -55,10 +58,10 @@ FAMILIES.register("qwen3_5_moe_text")(qwen3_next)
 
 @FAMILIES.register("kimi_linear")
 def kimi_linear(config: Config) -> Model:
-    """Read Kimi Linear (2025) or the text part of Kimi K3 (2026).
+    """Return the network that a configuration of Kimi Linear (2025), or of the text part of Kimi K3 (2026), describes.
 
-    They have delta attention with a decay for each channel, and latent attention without positions in every fourth
-    layer.
+    Its layers have delta-rule attention with a decay for each channel; every fourth has latent attention without
+    positions.
     """
     params = base_parameters(config)
     linear = config.part("linear_attn_config")
@@ -96,10 +99,10 @@ _LONG_NAMES = {"linear_attention": "mamba", "full_attention": "attention"}
 
 @FAMILIES.register("nemotron_h")
 def nemotron_h(config: Config) -> Model:
-    """Read Nemotron-H or Nemotron 3 (NVIDIA, 2025).
+    """Return the network that a Nemotron-H or Nemotron 3 configuration describes (NVIDIA, 2025).
 
-    Each layer is one block after a norm: a Mamba-2 mixer, attention without positions, a feed-forward block or a
-    mixture.
+    Each layer is a norm and one block: a Mamba-2 mixer, attention without positions, a feed-forward block or a mixture
+    of experts.
     """
     kinds = [_LONG_NAMES.get(kind, kind) for kind in config.listed("layers_block_type")]
     kinds = kinds or [_LETTERS.get(letter, letter) for letter in str(config.get("hybrid_override_pattern") or "")]
@@ -128,7 +131,7 @@ def nemotron_h(config: Config) -> Model:
 
 
 def _nemotron_mixers(config: Config, params: dict[str, Any], kinds: set[str]) -> dict[str, Entry]:
-    """Return the entry of each kind of layer that the network has."""
+    """Return the model-file entry of each kind of block (Mamba-2, attention, …) in a Nemotron network, by kind."""
     bias = config.flag("attention_bias")
     mamba: dict[str, Any] = {"heads": "=ssm_heads", "head_dim": "=ssm_head_dim", "groups": "=ssm_groups"}
     mamba |= {
@@ -154,7 +157,10 @@ def _nemotron_mixers(config: Config, params: dict[str, Any], kinds: set[str]) ->
 
 
 def _tower(config: Config, text: Config, *, merges: int) -> int:
-    """Return the parameters of a Qwen3-VL vision tower and of its projection to the text model."""
+    """Return the number of parameters of a Qwen3-VL vision tower and its projection to the text model's width.
+
+    ``merges`` is the number of patch mergers.
+    """
     hidden, ffn = config.integer("hidden_size"), config.integer("intermediate_size")
     patch = config.integer("in_channels", default=3) * config.integer("temporal_patch_size", default=2)
     patches = patch * config.integer("patch_size") ** 2 * hidden + hidden
@@ -167,7 +173,7 @@ def _tower(config: Config, text: Config, *, merges: int) -> int:
 
 
 def with_tower(model: Model, parameters: int, kind: str = "vision tower") -> Model:
-    """Add the parameters of a tower, which does not run for text alone, to a text model."""
+    """Return a text model with the parameters of a vision tower that does not run, as sequences are text alone."""
     embed, *others = model["layers"]
     tower = {"name": "tower", "learned": {"parameters": parameters, "of": kind}}
     notes = (
@@ -177,7 +183,10 @@ def with_tower(model: Model, parameters: int, kind: str = "vision tower") -> Mod
 
 
 def _seeing(config: Config, family: str) -> Model:
-    """Return a network of text and images: its text model, and the parameters of its vision tower."""
+    """Return the network of a vision-language configuration: its text model, and the parameters of its vision tower.
+
+    ``family`` names the reader of the text part.
+    """
     text = config.part("text_config")
     tied = {"tie_word_embeddings": config.flag("tie_word_embeddings", text.flag("tie_word_embeddings"))}
     model = FAMILIES[family](Config({**text, **tied}, text.path))
@@ -189,19 +198,19 @@ def _seeing(config: Config, family: str) -> Model:
 
 @FAMILIES.register("qwen3_vl")
 def qwen3_vl(config: Config) -> Model:
-    """Read Qwen3-VL (2025): the text model of Qwen3 with a vision tower."""
+    """Return the network of a Qwen3-VL configuration (2025): the text model of Qwen3 with a vision tower."""
     return _seeing(config, "qwen3")
 
 
 @FAMILIES.register("qwen3_vl_moe")
 def qwen3_vl_moe(config: Config) -> Model:
-    """Read Qwen3-VL with the mixtures of Qwen3-MoE."""
+    """Return the network of a Qwen3-VL MoE configuration: the text model of Qwen3-MoE with a vision tower."""
     return _seeing(config, "qwen3_moe")
 
 
 @FAMILIES.register("qwen3_5")
 def qwen3_5(config: Config) -> Model:
-    """Read Qwen3.5 (2026): the layers of Qwen3-Next with a vision tower."""
+    """Return the network of a Qwen3.5 configuration (2026): the layers of Qwen3-Next with a vision tower."""
     return _seeing(config, "qwen3_next")
 
 
@@ -210,7 +219,7 @@ FAMILIES.register("qwen3_5_moe")(qwen3_5)
 
 @FAMILIES.register("kimi_k25")
 def kimi_k25(config: Config) -> Model:
-    """Read Kimi K2.5 or K3 (2026): the text model with a vision tower."""
+    """Return the network of a Kimi K2.5 or K3 configuration (2026): the text model with a vision tower."""
     text = config.part("text_config")
     kind = str(text.get("model_type"))
     if kind not in ("kimi_k2", "kimi_linear", "deepseek_v3"):
@@ -224,7 +233,7 @@ FAMILIES.register("kimi_k3")(kimi_k25)
 
 
 def _kimi_tower(config: Config, text: Config) -> int:
-    """Return the parameters of MoonViT and its projector: attention and feed-forward blocks, patches joined 2 x 2."""
+    """Return the number of parameters of Kimi's vision tower (MoonViT) and its projector, which merges 2 x 2."""
     hidden, ffn = (config.integer(f"vt_{key}", key) for key in ("hidden_size", "intermediate_size"))
     inner = config.integer("qkv_hidden_size", default=hidden)
     bias = int(config.flag("attn_bias", True)), int(config.flag("linear_bias", True))

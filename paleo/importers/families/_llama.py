@@ -32,12 +32,13 @@ Feed = Callable[[Config, dict[str, Any]], list[Entry]]
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """One family: its publication, and options of the decoder.
+    """Family of Llama-like decoders: its publication, and how its networks differ from Llama's.
 
     Texts in ``bias`` and ``out_bias`` are keys of the configuration; a ``+`` before a key means that it is true by
-    default. ``full_every`` is used if the configuration does not list the windows: every layer with a multiple of this
-    number, counted from 1, has none, and the other layers have one. With 0 all layers have a window, with None no layer
-    has. ``refused`` are keys that change the network in a way that is not supported.
+    default. ``full_every`` is used if the configuration does not list sliding windows: layers whose number (from 1) is
+    a multiple of it attend to all positions, the others have a window. With 0 all layers have a window, with None none
+    has. ``feed`` makes the feed-forward entry of each layer. ``refused`` are keys of the configuration that change the
+    network in a way that is not supported.
     """
 
     source: str
@@ -54,7 +55,7 @@ class _Family:
     refused: tuple[str, ...] = ()
 
     def model(self, config: Config) -> Model:
-        """Return the network that a configuration of the family describes."""
+        """Return the network that a configuration of this family describes, as the content of a model file."""
         for key in self.refused:
             if config.flag(key):
                 raise UnreadHeadError(key)
@@ -68,7 +69,10 @@ class _Family:
         return llama_like(config, bias=bias, out_bias=out_bias, slides=self._slides(config), **options)
 
     def _slides(self, config: Config) -> Sequence[bool] | bool:
-        """Return whether each layer has a window, for configurations without a list of windows."""
+        """Return for each layer (or for all) True if it has a sliding window.
+
+        It is used where the configuration does not list windows.
+        """
         if not self.full_every:
             return self.full_every == 0
         period = config.integer("sliding_window_pattern", "_sliding_window_pattern", default=self.full_every)
@@ -76,12 +80,15 @@ class _Family:
 
 
 def _gelu_gates(config: Config, params: dict[str, Any]) -> list[Entry]:
-    """Return gated blocks for every layer, with GELU by default."""
+    """Return the feed-forward entry of each layer: gated blocks, with GELU if the configuration names no activation."""
     return [gated_feed(config, params, default="gelu_pytorch_tanh")] * params["layers"]
 
 
 def _mixture(**options: Any) -> Feed:
-    """Return a function that makes mixtures of experts; an option that is a key means its value."""
+    """Return a function (config, params) that lists the mixture-of-experts entry of each layer.
+
+    ``options`` are those of `experts`; ``=key`` stands for the value of a key in the configuration.
+    """
 
     def feed(config: Config, params: dict[str, Any]) -> list[Entry]:
         stated: dict[str, Any] = {
@@ -159,7 +166,10 @@ FAMILIES.register("step3p5")(_ROWS["step3p7"].model)
 
 @FAMILIES.register("glm4_moe")
 def glm4_moe(config: Config) -> Model:
-    """Read GLM-4.5 (2025): norms of queries and keys in the larger network only, dense layers first."""
+    """Return the network that a GLM-4.5 configuration describes (2025).
+
+    Dense layers come first, then mixtures of experts; only the larger network has query and key norms.
+    """
     attention = dict(_QK_NORM) if config.flag("use_qk_norm") else {}
     feed = _mixture(shared="=n_shared_experts", scores="sigmoid")
     family = _Family("GLM-4.5, 2025", out_bias=False, attention=attention, feed=feed, notes=_WITHOUT_MTP)
@@ -168,7 +178,7 @@ def glm4_moe(config: Config) -> Model:
 
 @FAMILIES.register("llama4_text")
 def llama4(config: Config) -> Model:
-    """Read the text model of Llama 4 (2025).
+    """Return the network that the text part of a Llama 4 configuration describes (2025).
 
     Three layers with attention in chunks are followed by one without positions. Mixtures with one routed and one shared
     expert are in every layer or in every other one.
@@ -197,17 +207,21 @@ def llama4(config: Config) -> Model:
 
 @FAMILIES.register("llama4")
 def llama4_seeing(config: Config) -> Model:
-    """Read the text model of Llama 4; its vision tower is left out, as configurations may not state it."""
+    """Return the text network of a Llama 4 configuration.
+
+    The vision tower is left out, as configurations may not state it.
+    """
     model = llama4(config.part("text_config"))
     return model | {"notes": f"{model['notes']} The vision tower is left out."}
 
 
 @FAMILIES.register("gemma4_text")
 def gemma4(config: Config) -> Model:
-    """Read the text model of Gemma 4 (2026).
+    """Return the network that the text part of a Gemma 4 configuration describes (2026).
 
     Five layers with a window are followed by one with wider heads, whose values are its keys. A dense block and a
-    mixture are side by side. Networks with embeddings for each layer, or with layers that share keys, are traced.
+    mixture run side by side. Networks with embeddings for each layer, or with layers that share keys, raise
+    UnreadHeadError, so that the library's own model is traced instead.
     """
     for key in ("hidden_size_per_layer_input", "num_kv_shared_layers"):
         if config.get(key):
@@ -249,7 +263,7 @@ def gemma4(config: Config) -> Model:
 
 @FAMILIES.register("gemma4")
 def gemma4_seeing(config: Config) -> Model:
-    """Read Gemma 4: its text model, and the parameters of its vision tower."""
+    """Return the network of a Gemma 4 configuration: the text model, and the parameters of its vision tower."""
     text = config.part("text_config")
     model = gemma4(Config({"tie_word_embeddings": config.flag("tie_word_embeddings", True), **text}, text.path))
     if config.get("vision_config") is None:
@@ -264,7 +278,11 @@ def gemma4_seeing(config: Config) -> Model:
 
 @FAMILIES.register("mimo_v2_flash")
 def mimo_v2(config: Config) -> Model:
-    """Read MiMo V2 Flash (2025): windowed layers with sinks and heads of their own, narrow values, mixtures."""
+    """Return the network that a MiMo V2 Flash configuration describes (2025).
+
+    Its windowed layers have attention sinks and head counts of their own; values are narrower than keys; most layers
+    have mixtures.
+    """
     params = grouped_parameters(config)
     layers = params["layers"]
     params["window"] = config.integer("sliding_window")

@@ -55,7 +55,7 @@ def _onnx_attention(node: OnnxNode) -> Reading:
 
 @translates("sdpa")
 def core(b: Builder, call: Call) -> None:
-    """Translate attention without recognised projections: two products with a softmax between them.
+    """Append scaled dot-product attention to network ``b`` for a recorded sdpa call: two einsums around a softmax.
 
     Leading dims other than the batch are heads.
     """
@@ -82,7 +82,7 @@ def core(b: Builder, call: Call) -> None:
 
 
 def _four_dims(b: Builder, place: Placed, value: Value, call: Call) -> Placed:
-    """Return a tensor as (batch, heads, rows, columns)."""
+    """Return the tensor at ``place`` as a view with four dims (batch, heads, rows, columns) in network ``b``."""
     *lead, rows, columns = value.shape
     return b.shaped(place, (lead[0] if lead else 1, math.prod(lead[1:]), rows, columns), call.path)
 
@@ -93,7 +93,11 @@ def _free(name: str, taken: Sequence[str]) -> str:
 
 @translates("attention")
 def attention(b: Builder, call: Call) -> None:
-    """Translate attention with its projections."""
+    """Append one attention layer with its projections to network ``b`` for a recognised group of calls.
+
+    The call's options (heads, kv_heads, head_dim, biases, …) become options of the layer. Afterwards ``b.placed`` maps
+    the call's output to the layer.
+    """
     options = dict(call.options)
     inputs = [b.at(value) for value in call.inputs[: options.pop("inputs")]]
     hidden = inputs[0].tensor.sizes[-1]
@@ -109,7 +113,7 @@ def attention(b: Builder, call: Call) -> None:
 
 
 def _sequence(b: Builder, place: Placed, seq: str, call: Call) -> Placed:
-    """Return the tensor as (batch, seq, hidden)."""
+    """Return the tensor at ``place`` as a view with dims (batch, ``seq``, hidden)."""
     dims = place.tensor.dims
     last = dims[-1] if dims[-1] not in ("batch", "seq", "keys") else "hidden"
     name = dims[1] if dims[1] not in ("batch", last) and seq == "seq" else seq
@@ -119,7 +123,10 @@ def _sequence(b: Builder, place: Placed, seq: str, call: Call) -> Placed:
 
 @translates("mlp")
 def mlp(b: Builder, call: Call) -> None:
-    """Translate a feed-forward block."""
+    """Append a transformer's feed-forward layer (``mlp``) to network ``b`` for a recognised group of calls.
+
+    Afterwards ``b.placed`` maps the call's output to the layer.
+    """
     options = call.options
     settings = {"ffn": options["ffn"], "activation": options["activation"], "bias": None if options["bias"] else False}
     settings["dropout"] = options["dropout"] or None
@@ -129,7 +136,11 @@ def mlp(b: Builder, call: Call) -> None:
 
 @translates("mha")
 def multi_head(b: Builder, call: Call) -> None:
-    """Translate ``nn.MultiheadAttention``, with query, key and value as (seq, batch, hidden)."""
+    """Append an attention layer to network ``b`` for a call of ``nn.MultiheadAttention``.
+
+    Query, key and value of the call are (seq, batch, hidden), or (seq, hidden) without a batch. The layer works on
+    (batch, seq, hidden), so views convert them and its output.
+    """
     query, key, value = call.inputs[:3]
     packed, in_bias, out, out_bias = call.inputs[3:7]
     if query is None or key is None or value is None or out is None or call.inputs[10] is not None:
@@ -163,14 +174,17 @@ def multi_head(b: Builder, call: Call) -> None:
 
 
 def _origin(value: Value) -> Value:
-    """Return the tensor of which a value is a view."""
+    """Follow a chain of views (reshape, transpose, …) back to the tensor at its start, and return that tensor."""
     while value.maker is not None and value.maker.kind == "view" and value.maker.inputs[0] is not None:
         value = value.maker.inputs[0]
     return value
 
 
 def _batch_first(b: Builder, place: Placed, seq: str, call: Call) -> Placed:
-    """Convert (seq, batch, hidden) to (batch, seq, hidden); without a batch it becomes 1."""
+    """Return the tensor (seq, batch, hidden) as a view (batch, seq, hidden).
+
+    A tensor (seq, hidden) gets a batch of 1.
+    """
     sizes = place.tensor.sizes if len(place.tensor.sizes) == 3 else (place.tensor.sizes[0], 1, place.tensor.sizes[1])
     rows, batch, hidden = sizes
     return b.view(place, {"batch": batch, seq: rows, "hidden": hidden}, call.path)

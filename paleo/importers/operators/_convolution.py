@@ -39,7 +39,11 @@ def _onnx_windows(node: OnnxNode) -> dict[str, Any]:
 
 @translates("conv transposed_conv")
 def convolution(b: Builder, call: Call) -> None:
-    """Translate a convolution over images with a batch."""
+    """Append a convolution, or transposed convolution, to network ``b`` for a recorded call.
+
+    The image has one to three spatial dims; an image without a batch gets a batch of 1. Afterwards ``b.placed`` maps
+    the call's output to the layer. Weights that an earlier layer holds already are shared with it.
+    """
     source, (weight, owner) = b.at(call.inputs[0]), b.weight(call.inputs[1])
     rank = len(weight.shape) - 2
     if len(source.tensor.dims) == rank + 1:
@@ -77,7 +81,11 @@ def _conv_options(call: Call, weight: Value, x: Tensor) -> dict[str, Any]:
 
 
 def _padding(padding: Any, rank: int) -> Any:
-    """Return the padding as a layer's field: one number, one number for each dim, or ``same``; None for no padding."""
+    """Convert a call's padding to the ``padding`` option of a conv layer.
+
+    Returns one number, a list of one number per spatial dim, or ``same``; None for no padding. The ONNX form (begins,
+    then ends) is accepted if both ends are equal.
+    """
     if isinstance(padding, str):
         return None if padding == "valid" else padding
     if isinstance(padding, Sequence) and len(padding) == 2 * rank and rank > 1:
@@ -94,7 +102,7 @@ def _padding(padding: Any, rank: int) -> Any:
 
 
 def per_dim(value: Any, rank: int, default: int) -> list[int]:
-    """Return one number for every spatial dim.
+    """Expand an operator's argument to a list of one number per spatial dim (``rank`` of them); None gives ``default``.
 
     >>> per_dim(3, 2, 1), per_dim(None, 2, 1), per_dim([1, 2], 2, 1)
     ([3, 3], [1, 1], [1, 2])
@@ -106,7 +114,10 @@ def per_dim(value: Any, rank: int, default: int) -> list[int]:
 
 
 def short(values: list[int]) -> int | list[int]:
-    """Return a list of equal numbers as one number."""
+    """Return one number if all entries of a list are equal, otherwise the list.
+
+    Model files state it in this short form.
+    """
     return values[0] if len(set(values)) == 1 else values
 
 
@@ -132,13 +143,17 @@ def _onnx_pool(node: OnnxNode) -> Reading:
 
 @translates("pool_pass")
 def pool_pass(b: Builder, call: Call) -> None:
-    """Translate pooling that no layer describes to a pass over memory."""
+    """Append a generic memory pass to network ``b`` for pooling that has no layer, such as fractional pooling."""
     memory_pass(b, call, "pool")
 
 
 @translates("max_pool avg_pool")
 def pool(b: Builder, call: Call) -> None:
-    """Translate pooling by windows of one size."""
+    """Append a max or average pooling layer to network ``b`` for a call with a fixed window size.
+
+    A window over the whole image becomes ``global_pool``; dilated windows and other unusual ones become a generic
+    memory pass. Afterwards ``b.placed`` maps the call's output to the layer.
+    """
     x, options = b.at(call.inputs[0]), call.options
     rank = len(x.tensor.dims) - 2
     if rank not in SPACE or set(per_dim(options.get("dilation"), rank, 1)) != {1}:
@@ -163,7 +178,10 @@ def pool(b: Builder, call: Call) -> None:
 
 @translates("adaptive_avg_pool")
 def adaptive(b: Builder, call: Call) -> None:
-    """Translate pooling to a given number of rows and columns."""
+    """Append average pooling to a fixed output size to network ``b``, for a call such as adaptive_avg_pool2d.
+
+    An output of size 1 becomes ``global_pool``. Unequal sizes become a generic memory pass.
+    """
     x = b.at(call.inputs[0])
     space = call.out.shape[2:]
     if len(x.tensor.dims) - 2 not in SPACE or len(set(space)) != 1:

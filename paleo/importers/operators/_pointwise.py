@@ -52,7 +52,10 @@ def _onnx_activation(node: OnnxNode) -> Reading:
 
 @torch_functions("expand_as view_as reshape_as")
 def _as_another(call: Invocation) -> Reading:
-    """Read a view of the first tensor, which takes the shape of the second and none of its numbers."""
+    """Convert a call of expand_as, view_as or reshape_as to a ``view`` of its first tensor.
+
+    The second gives only a shape.
+    """
     return Reading("view", [call.tensor(call.args[0])])
 
 
@@ -73,10 +76,10 @@ def _onnx_join(node: OnnxNode) -> Reading:
 
 @translates("activation")
 def activation(b: Builder, call: Call) -> None:
-    """Translate an element-wise activation.
+    """Append an element-wise activation layer to network ``b`` for a recorded call such as relu or GELU.
 
-    ``keeps: input`` is stated if autograd saves the input, or a copy of an input that is overwritten, for a function
-    that usually saves its output.
+    Afterwards ``b.placed`` maps the call's output to the layer. The option ``keeps: input`` is set if autograd saved
+    the input, or a copy of an overwritten input, for a function that usually saves its output.
     """
     x = b.source(call)
     function = call.options["function"]
@@ -90,13 +93,13 @@ def activation(b: Builder, call: Call) -> None:
 
 @translates("softmax")
 def softmax(b: Builder, call: Call) -> None:
-    """Translate a softmax over rows."""
+    """Append a softmax layer to network ``b`` for a recorded call (softmax, log_softmax, ONNX Softmax)."""
     b.put(call.out, b.add("softmax", {}, [b.at(call.inputs[0])], call.path))
 
 
 @translates("dropout")
 def dropout(b: Builder, call: Call) -> None:
-    """Translate a dropout to a mask and a product with it, or to nothing at a rate of zero."""
+    """Append a dropout layer to network ``b``; at a rate of zero the call's output is simply its input."""
     x = b.at(call.inputs[0])
     rate = dropout_rate(call.options.get("p", 0.5))
     if not rate:
@@ -107,7 +110,11 @@ def dropout(b: Builder, call: Call) -> None:
 
 @translates("add multiply")
 def join(b: Builder, call: Call) -> None:
-    """Translate an element-wise sum or product of two tensors, or of one tensor and parameters."""
+    """Append the sum or product of two tensors, or of one tensor and parameters, to network ``b`` for a recorded call.
+
+    Two tensors of equal rank become a layer ``add`` or ``multiply``; a learned table of positions becomes
+    ``position_embedding``; all other cases, such as broadcasts, become a generic memory pass.
+    """
     values = [value for value in call.inputs if value is not None]
     moving = [b.at(value) for value in values if not value.static and not value.index]
     exact = len(moving) == 2 and len({len(source.tensor.dims) for source in moving}) == 1
@@ -122,7 +129,10 @@ def join(b: Builder, call: Call) -> None:
 
 
 def _positions(b: Builder, call: Call, moving: Sequence[Placed], values: Sequence[Value]) -> bool:
-    """Translate the sum of a sequence and a learned table of positions; return False if it is none."""
+    """Append a position embedding if the call adds a learned (seq, hidden) table to a (batch, seq, hidden) tensor.
+
+    Returns True if so; otherwise False, and network ``b`` is unchanged.
+    """
     table = next((value for value in values if value.static and len(value.sources) == 1), None)
     if call.kind != "add" or len(moving) != 1 or table is None or not b.parameters([table]):
         return False
@@ -146,24 +156,28 @@ def _cat(call: Invocation) -> Reading:
 
 @translates("elementwise")
 def elementwise(b: Builder, call: Call) -> None:
-    """Translate a function of each element."""
+    """Append a generic memory pass to network ``b`` for element-wise functions that have no layer, such as exp."""
     memory_pass(b, call, "elementwise")
 
 
 @translates("reduce")
 def reduce(b: Builder, call: Call) -> None:
-    """Translate a reduction, such as a sum or a mean."""
+    """Append a generic memory pass to network ``b`` for a reduction such as sum or mean."""
     memory_pass(b, call, "reduce")
 
 
 @translates("copy")
 def copy(b: Builder, call: Call) -> None:
-    """Translate a copy of data."""
+    """Append a memory pass without FLOP to network ``b`` for a call that copies data (pad, stack, roll, sort, …)."""
     memory_pass(b, call, "copy", flops=0.0)
 
 
 def memory_pass(b: Builder, call: Call, kind: str, *, flops: float | None = None) -> None:
-    """Add a pass over memory, of a kind that the layers know by name."""
+    """Append a generic layer ``pass`` to network ``b`` for each output of a call, timed by the bytes read and written.
+
+    ``kind`` names the sort of pass (``elementwise``, ``reduce``, ``copy``, ``gather``, ``pool``). ``flops`` is the
+    number of vector FLOP per element; None leaves it to the kind's default.
+    """
     sources = b.sources(call)
     if not sources:
         raise UntranslatableError("nothing moves")
@@ -187,7 +201,7 @@ def memory_pass(b: Builder, call: Call, kind: str, *, flops: float | None = None
 
 @translates("cat")
 def cat(b: Builder, call: Call) -> None:
-    """Translate a concatenation of tensors, or a learned token before a sequence."""
+    """Append a concatenation to network ``b`` as a copy; a learned token before a sequence becomes ``class_token``."""
     values = [value for value in call.inputs if value is not None and value.elements]
     moving = [b.at(value) for value in values if not value.static]
     longer = len(moving) == 1 and len(call.out.shape) == 3 and call.out.shape[1] == moving[0].tensor.sizes[1] + 1
@@ -199,7 +213,7 @@ def cat(b: Builder, call: Call) -> None:
 
 @translates("view")
 def view(b: Builder, call: Call) -> None:
-    """Translate a change of shape or order without new values."""
+    """Record that a call's outputs are views of its input (reshape, transpose, cast, …), which cost no time."""
     x = b.at(next(value for value in call.inputs if value is not None and not value.static))
     for value in call.outputs:
         b.placed[value] = x if value.shape == x.tensor.sizes else b.shaped(x, value.shape, call.path)
@@ -207,7 +221,7 @@ def view(b: Builder, call: Call) -> None:
 
 @translates("slice")
 def part(b: Builder, call: Call) -> None:
-    """Translate a selection of values; values at computed positions are gathered."""
+    """Record that a call's outputs are slices of its input; slices at computed positions become a ``gather`` pass."""
     if any(value is not None and value.index and not value.static for value in call.inputs[1:]):
         memory_pass(b, call, "gather", flops=0.0)
         return
@@ -221,7 +235,10 @@ def part(b: Builder, call: Call) -> None:
 
 @translates("fourier")
 def fourier(b: Builder, call: Call) -> None:
-    """Translate a Fourier transform: 5 n log2(n) vector FLOP for n numbers (Cooley and Tukey, 1965), nothing saved."""
+    """Append a memory pass to network ``b`` for a Fourier transform, with 5 log2(n) vector FLOP an element.
+
+    n is the largest dim but the batch. The count is Cooley and Tukey's 5 n log2(n) (1965).
+    """
     source = b.source(call)
     if not call.out.elements:
         raise UntranslatableError("an empty transform")
@@ -241,7 +258,10 @@ def _onnx_layer_norm(node: OnnxNode) -> Reading:
 
 @translates("batch_norm")
 def batch_norm(b: Builder, call: Call) -> None:
-    """Translate a normalisation over each channel."""
+    """Append a batch-normalisation layer to network ``b`` for a recorded call.
+
+    Without weights it has ``affine: false``.
+    """
     x = b.at(call.inputs[0])
     if len(x.tensor.dims) < 2:
         raise UntranslatableError("no channels")
@@ -254,7 +274,11 @@ def _normed(b: Builder, kind: str, options: dict[str, Any], x: Placed, call: Cal
 
 @translates("layer_norm")
 def layer_norm(b: Builder, call: Call) -> None:
-    """Translate a normalisation over the last dims, folded into one dim."""
+    """Append a layer norm to network ``b`` for a recorded call.
+
+    If the call normalises several trailing dims, they are folded into one by a view before the layer and restored after
+    it.
+    """
     x = b.at(call.inputs[0])
     weight = next((value for value in call.inputs[1:3] if value is not None), None)
     shape = call.options.get("normalized_shape") or (weight.shape if weight is not None else x.tensor.sizes[-1:])
@@ -271,7 +295,10 @@ def layer_norm(b: Builder, call: Call) -> None:
 
 @translates("rms_norm")
 def rms_norm(b: Builder, call: Call) -> None:
-    """Translate a root-mean-square norm over the last dim."""
+    """Append an RMS norm over the last dim to network ``b`` for a recorded call.
+
+    A norm without a learned scale becomes a ``layer_norm`` with ``affine: false``.
+    """
     if not learns(call, 1):
         b.put(call.out, _normed(b, "layer_norm", {"affine": False}, b.at(call.inputs[0]), call))
         return
@@ -282,7 +309,10 @@ def rms_norm(b: Builder, call: Call) -> None:
 
 @translates("group_norm instance_norm")
 def group_norm(b: Builder, call: Call) -> None:
-    """Translate a normalisation over groups of channels; instance norms have one channel in each group."""
+    """Append a group norm to network ``b`` for a recorded call; an instance norm has one channel per group.
+
+    Without learned scale and shift the call becomes a generic memory pass.
+    """
     x = b.at(call.inputs[0])
     groups = call.options.get("num_groups") if call.kind == "group_norm" else int(x.tensor.sizes[1])
     if not (learns(call, 1) and learns(call, 2)):
@@ -295,14 +325,14 @@ def group_norm(b: Builder, call: Call) -> None:
 
 @translates("local_response_norm")
 def local_response_norm(b: Builder, call: Call) -> None:
-    """Translate a local response normalisation (Krizhevsky et al., 2012)."""
+    """Append a local response normalisation (Krizhevsky et al., 2012) to network ``b`` for a recorded call."""
     entry = b.add("local_response_norm", {"size": call.options.get("size", 5)}, [b.at(call.inputs[0])], call.path)
     b.put(call.out, entry)
 
 
 @onnx_operators("Gather")
 def _gather(node: OnnxNode) -> Reading:
-    """Read a lookup in a learned table, or a slice at a constant index."""
+    """Convert an ONNX Gather to ``embedding`` (learned table), ``slice`` (constant index) or ``copy``."""
     table, index = node.input(0), node.input(1)
     if table is None or index is None:
         return Reading("copy", node.inputs)
@@ -314,7 +344,10 @@ def _gather(node: OnnxNode) -> Reading:
 
 @translates("embedding")
 def embedding(b: Builder, call: Call) -> None:
-    """Translate a lookup of one row for each index."""
+    """Append an embedding layer to network ``b`` for a call that looks up one table row per index.
+
+    A table that an earlier layer holds is tied to it.
+    """
     x, (table, owner) = b.at(call.inputs[0]), b.weight(call.inputs[1])
     dim = "hidden" if "hidden" not in x.tensor.dims else "features"
     options = {"entries": table.shape[0], "features": table.shape[1], "dim": dim}
@@ -323,9 +356,10 @@ def embedding(b: Builder, call: Call) -> None:
 
 @translates("embedding_bag")
 def embedding_bag(b: Builder, call: Call) -> None:
-    """Translate sums of table rows: over each row of a two-dim index, or over bags that begin at offsets.
+    """Append an embedding bag to network ``b`` for a call that sums several table rows per sample.
 
-    Bags at offsets are taken to be equally long.
+    The bags are the rows of an index matrix, or begin at offsets in a flat index; the latter are taken to be equally
+    long.
     """
     x, (table, owner) = b.at(call.inputs[0]), b.weight(call.inputs[1])
     if owner is not None:

@@ -46,8 +46,11 @@ def _einsum(call: Invocation) -> Reading:
 
 @torch_functions("tensordot")
 def _tensordot(call: Invocation) -> Reading:
-    """Read a tensordot as an einsum: it sums over the last ``dims`` of the first factor and the first of the second, or
-    over two lists of dims."""
+    """Convert a torch.tensordot call to an ``einsum`` reading with an equation.
+
+    The argument ``dims`` is a number n (the last n dims of the first factor are summed with the first n of the second)
+    or two lists of dims.
+    """
     arguments = call.bound("a", "b", "dims")
     left, right = call.tensor(arguments["a"]), call.tensor(arguments["b"])
     if left is None or right is None:
@@ -82,7 +85,11 @@ def _gemm(node: OnnxNode) -> Reading:
 
 @translates("linear")
 def linear(b: Builder, call: Call) -> None:
-    """Translate a product of the last dim of a tensor with a weight matrix."""
+    """Append a linear layer to network ``b`` for a recorded call such as torch's linear.
+
+    The call's inputs are the tensor, a weight matrix and perhaps a bias. Afterwards ``b.placed`` maps the call's output
+    to the layer. A weight that an earlier layer holds is shared with it or tied to it.
+    """
     x, (weight, owner) = b.at(call.inputs[0]), b.weight(call.inputs[1])
     if len(weight.shape) != 2:
         raise UntranslatableError("a weight that is no matrix")
@@ -107,7 +114,7 @@ def _same_bias(owner: LayerEntry, options: dict[str, Any]) -> bool:
 
 
 def feature_name(b: Builder, x: Tensor, features: int) -> str:
-    """Return a name for the output dim of a linear layer.
+    """Return a name for the output dim of a linear layer with ``features`` outputs on the input ``x``.
 
     It is hidden for the model's own width, vocab for the rows of a table, and ffn for a width that is projected back.
     """
@@ -123,7 +130,11 @@ def feature_name(b: Builder, x: Tensor, features: int) -> str:
 
 @translates("matmul addmm baddbmm einsum")
 def product(b: Builder, call: Call) -> None:
-    """Translate a product of two tensors by letters for dims; a static factor of parameters is a weight."""
+    """Append a product of two tensors (matmul, bmm, einsum) to network ``b`` for a recorded call.
+
+    The product is described by one letter per dim. A factor made of parameters alone is a weight. An einsum of one
+    factor becomes a memory pass; one of more factors, a chain of products.
+    """
     operands = call.inputs[:2] if call.kind != "einsum" else call.inputs
     if call.kind == "einsum" and len(operands) == 1:
         memory_pass(b, call, "reduce" if call.out.elements < (operands[0] or call.out).elements else "copy")
@@ -159,7 +170,10 @@ def product(b: Builder, call: Call) -> None:
 
 @translates("grouped_product")
 def grouped_product(b: Builder, call: Call) -> None:
-    """Translate a product of rows with the matrix of their group."""
+    """Append a grouped linear layer to network ``b``, for a call such as torch's grouped_mm.
+
+    Each group of rows is multiplied by its own matrix: (rows, features) with (groups, features, out).
+    """
     x, (weight, _) = b.at(call.inputs[0]), b.weight(call.inputs[1])
     if len(weight.shape) != 3 or len(x.tensor.dims) != 2:
         raise UntranslatableError("groups of another shape")
@@ -169,7 +183,7 @@ def grouped_product(b: Builder, call: Call) -> None:
 
 
 def _chain(b: Builder, call: Call) -> None:
-    """Translate an einsum of more than two factors, two at a time from the left."""
+    """Append an einsum of more than two factors to network ``b`` as a chain of products of two, from left to right."""
     sides, _, result = str(call.options["equation"]).replace(" ", "").partition("->")
     factors = sides.split(",")
     if "..." in sides or len(factors) != len(call.inputs):
@@ -190,9 +204,9 @@ def _chain(b: Builder, call: Call) -> None:
 
 
 def matmul_letters(left: Shape, right: Shape) -> tuple[list[list[str]], list[str]]:
-    """Return letters for the dims of a matrix product with leading batch dims, broadcast as in torch and ONNX.
+    """Return one letter per dim for a matrix product of two shapes, with batch dims broadcast as in torch and ONNX.
 
-    A vector has no row or column.
+    Returns (letters of both factors, letters of the result). A factor that is a vector has no row or column letter.
     """
     rank = max(len(left), len(right))
     batch = [f"b{i}" for i in range(rank - 2)]
@@ -204,10 +218,10 @@ def matmul_letters(left: Shape, right: Shape) -> tuple[list[list[str]], list[str
 
 
 def equation_letters(text: str, left: Value, right: Value) -> tuple[list[list[str]], list[str]]:
-    """Return the letters of an einsum of two factors.
+    """Split an einsum equation of two factors into letters.
 
-    An ellipsis becomes letters of its own. Without a result, the result has the letters that occur once, in their
-    order.
+    Returns (letters of both factors, letters of the result). An ellipsis is replaced by one letter for each dim it
+    covers. If the equation has no ``->``, the result has the letters that occur once, in alphabetical order.
     """
     sides, arrow, result = text.replace(" ", "").partition("->")
     factors = sides.split(",")

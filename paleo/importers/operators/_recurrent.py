@@ -26,8 +26,11 @@ _CELLS = {"lstm": "lstm", "gru": "gru", "rnn_tanh": "rnn", "rnn_relu": "rnn"}
 
 @torch_functions(" ".join(_CELLS))
 def _layers(call: Invocation) -> Reading:
-    """Arguments of ``torch.lstm`` and its kin: input, states, weights, biases, layers, dropout, train, both ways, batch
-    first; packed sequences come as data, batch sizes, states, weights and so on."""
+    """Convert a call of ``torch.lstm``, ``gru`` or ``rnn_*`` to a reading of kind ``rnn``.
+
+    The positional arguments are input, states, weights, has-biases, number of layers, dropout, train, bidirectional,
+    batch-first. For packed sequences they are data, batch sizes, states, weights and so on.
+    """
     args = call.args
     packed = call.values.is_tensor(args[1]) and isinstance(args[3], list | tuple)
     weights, arguments = (args[3], args[4:]) if packed else (args[2], args[3:])
@@ -49,7 +52,10 @@ def _layers(call: Invocation) -> Reading:
 
 @torch_functions("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell")
 def _cell(call: Invocation) -> Reading:
-    """Arguments: input, states, weights of input and state, their biases."""
+    """Convert a call of a single recurrent cell (lstm_cell, gru_cell, …) to a reading of kind ``cell``.
+
+    The arguments are the input, the states, the weights of input and state, and their biases.
+    """
     x, states, *weights = call.args
     listed = states if isinstance(states, list | tuple) else [states]
     weights = [call.tensor(w) for w in [*weights, *call.kwargs.values()]][:4]
@@ -76,7 +82,10 @@ def _onnx_layers(node: OnnxNode) -> Reading:
 
 @translates("sequence_rnn")
 def sequence_rnn(b: Builder, call: Call) -> None:
-    """Translate a recurrent layer of ONNX: (seq, batch, features) to (seq, directions, batch, hidden)."""
+    """Append a recurrent layer to network ``b`` for an ONNX node LSTM, GRU or RNN.
+
+    The input is (seq, batch, features), the output (seq, directions, batch, hidden).
+    """
     x = b.at(call.inputs[0])
     rows, batch, width = x.tensor.sizes
     x = b.view(x, {"batch": batch, "seq": rows, "features": width}, call.path)
@@ -94,7 +103,11 @@ def _settings(call: Call, hidden: int) -> dict[str, Any]:
 
 @translates("rnn")
 def rnn(b: Builder, call: Call) -> None:
-    """Translate the layers of a recurrent network, one entry for each."""
+    """Append recurrent layers to network ``b`` for one call of torch.lstm, gru or rnn: one entry per stacked layer.
+
+    Dropout between the layers becomes entries of its own. Afterwards ``b.placed`` maps output and final states to the
+    last layer.
+    """
     x = _batch_first(b, call)
     options = call.options
     directions = 1 + options["both"]
@@ -118,7 +131,10 @@ def rnn(b: Builder, call: Call) -> None:
 
 
 def _batch_first(b: Builder, call: Call) -> Placed:
-    """Return the input as (batch, seq, features); steps of packed sequences are rows of equal length."""
+    """Return the input of a recurrent call as (batch, seq, features).
+
+    A packed sequence is taken to hold sequences of equal length; otherwise UntranslatableError is raised.
+    """
     x = b.at(call.inputs[0])
     sizes = x.tensor.sizes
     if call.options["packed"]:
@@ -152,7 +168,7 @@ def _place_outputs(b: Builder, call: Call, x: Placed) -> None:
 
 @translates("cell")
 def cell(b: Builder, call: Call) -> None:
-    """Translate one step: the products of input and state, and a pass that computes the gates and the next state."""
+    """Append one step of a recurrent cell to network ``b``: linear layers of input and state, a pass for the gates."""
     weights = call.inputs[2:6]
     biases = len(weights) > 2 and weights[2] is not None
     gates = [
@@ -183,7 +199,10 @@ def _gate_product(b: Builder, call: Call, source: Any, weight: Any, *, bias: boo
 
 
 def _holder(b: Builder, owner: LayerEntry, shape: Sequence[int]) -> LayerEntry:
-    """Return the linear layer of an earlier step whose weight has this shape."""
+    """Return the linear layer with a weight of this shape, among those of the cell whose last entry is ``owner``.
+
+    Later steps of the same cell share its weights.
+    """
     entries = b.network.entries
     place = entries.index(owner)
     earlier = entries[max(0, place - _CELL_ENTRIES) : place + 1]

@@ -15,11 +15,12 @@ from paleo.importers._builder import Invocation, OnnxNode, Reading, onnx_operato
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One kind of call.
+    """Operators of torch and ONNX that are translated alike, to calls of one ``kind``.
 
-    ``arguments`` are those of torch's functions in order, with a star before tensors; without them every tensor of a
-    call is an input. Of an ONNX node the first ``inputs`` count (None: all). ``options`` are names of attributes with
-    their defaults.
+    ``torch`` and ``onnx`` list the operators' names, separated by spaces. ``arguments`` are the parameters of the torch
+    functions in order, with a star before tensors; if empty, every tensor of a call is an input. ``inputs`` is how many
+    inputs of an ONNX node count (None: all). ``options`` maps each option of the call to the ONNX attribute that holds
+    it and its default.
     """
 
     kind: str
@@ -30,7 +31,7 @@ class _Row:
     options: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
 
     def torch_reading(self, call: Invocation) -> Reading:
-        """Read a call of one of the torch functions."""
+        """Return kind, input tensors and options of a call of one of this row's torch functions."""
         if not self.arguments:
             return Reading(self.kind)
         names = self.arguments.split()
@@ -39,7 +40,7 @@ class _Row:
         )
 
     def onnx_reading(self, node: OnnxNode) -> Reading:
-        """Read a node of one of the ONNX operators."""
+        """Return kind, input tensors and options of an ONNX node with one of this row's operators."""
         options = {name: node.options.get(attribute, default) for name, (attribute, default) in self.options.items()}
         return Reading(self.kind, node.inputs[: self.inputs], options)
 

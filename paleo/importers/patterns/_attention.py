@@ -14,7 +14,10 @@ from paleo.importers.patterns._written_out import LIGHT, NORMS, PLAIN, CallGroup
 
 
 def written_out_scores(trace: Trace) -> list[CallGroup]:
-    """Find scores, softmax and weighted sum in separate calls; each group becomes one call ``sdpa``."""
+    """Find attention that is written as score product, softmax and weighted sum.
+
+    Each group of such calls is returned with a substitute, one call of kind ``sdpa``.
+    """
     consumers, outputs = trace.consumers(), set(trace.outputs)
     groups = []
     for call in trace.calls:
@@ -55,7 +58,10 @@ def _scores_around(softmax: Call, consumers: dict[Value, list[Call]], outputs: s
 
 
 def _up_to_product(softmax: Call) -> tuple[Call, list[Call], bool] | None:
-    """Go back from the softmax to the product that computes the scores, over scales, masks and biases."""
+    """Go back from a softmax to the product that computes the scores, over scales, masks and biases.
+
+    Returns (call of the product, calls in between, True if a mask is causal), or None if no product is found.
+    """
     chain: list[Call] = []
     causal = False
     value = softmax.inputs[0]
@@ -78,7 +84,10 @@ def _up_to_product(softmax: Call) -> tuple[Call, list[Call], bool] | None:
 
 
 def triangular(call: Call, depth: int = 12) -> bool:
-    """Return True if a mask was made by ``tril`` or ``triu``."""
+    """Return True if ``tril`` or ``triu`` made a static input of a call, which is then a causal mask.
+
+    At most ``depth`` calls are followed backwards.
+    """
     stack, seen = [(v, depth) for v in call.inputs if v is not None and v.static], set[int]()
     while stack:
         value, left = stack.pop()
@@ -92,7 +101,10 @@ def triangular(call: Call, depth: int = 12) -> bool:
 
 
 def _down_to_product(softmax: Call, consumers: dict[Value, list[Call]]) -> tuple[Call, list[Call], float] | None:
-    """Go from the softmax to the product with the values, over dropout and views."""
+    """Go from a softmax to the product with the values, over dropout and views.
+
+    Returns (call of the product, calls in between, dropout rate), or None if no product is found.
+    """
     chain: list[Call] = []
     dropout, value = 0.0, softmax.out
     for _ in range(8):
@@ -111,7 +123,10 @@ def _down_to_product(softmax: Call, consumers: dict[Value, list[Call]]) -> tuple
 
 
 class _Source:
-    """Origin of a query, key or value: its projection, the calls after it, and what they do."""
+    """Origin of a query, key or value: its linear projection and the calls after it.
+
+    ``rotary`` is True if these calls rotate it; ``norms`` are the norms among them.
+    """
 
     def __init__(self, linear: Call, calls: list[Call]) -> None:
         self.linear, self.calls = linear, calls
@@ -124,7 +139,7 @@ class _Source:
 
 
 def _source(value: Value) -> _Source | None:
-    """Return the single projection from which a value is computed through cheap calls, or None."""
+    """Return the one projection from which a query, key or value comes through cheap calls, or None."""
     linear, calls, stack, seen = None, list[Call](), [value], set[int]()
     while stack:
         value = stack.pop()
@@ -148,7 +163,10 @@ def _source(value: Value) -> _Source | None:
 
 
 def attention_layers(trace: Trace) -> list[CallGroup]:
-    """Find attention with its projections; each group becomes one call ``attention``."""
+    """Find scaled dot-product attention with its query, key, value and output projections.
+
+    Each group of such calls is returned with a substitute, one call of kind ``attention``.
+    """
     consumers, outputs = trace.consumers(), set(trace.outputs)
     groups = []
     for call in trace.calls:
@@ -160,9 +178,9 @@ def attention_layers(trace: Trace) -> list[CallGroup]:
 
 
 class _Projections:
-    """Calls around scaled dot-product attention.
+    """Scaled dot-product attention with the calls around it.
 
-    They are the sources of query, key and value, the calls that move its result, and the output projection.
+    They are the origins of query, key and value, the calls that move the result, and the output projection.
     """
 
     def __init__(self, sources: tuple[_Source, _Source, _Source], core: Call, moves: list[Call], output: Call) -> None:
@@ -179,14 +197,17 @@ class _Projections:
 
     @property
     def weights(self) -> list[Value]:
-        """Weights of the projections, of norms of queries and keys, and learned masks."""
+        """Weight tensors of the projections, of query and key norms, and of learned masks."""
         products = [value for call in self.calls if call.kind == "linear" for value in call.inputs[1:]]
         norms = [value for norm in (*self.query.norms, *self.key.norms) for value in norm.inputs[1:]]
         distinct = [*dict.fromkeys(products), *norms, *self.core.inputs[3:]]
         return [value for value in distinct if value is not None and value.sources]
 
     def options(self, head_dim: int) -> dict[str, Any] | None:
-        """Return the options of the attention layer except its heads; None if no layer has such norms or biases."""
+        """Return the options of the attention layer but its heads (biases, norms, rotary, causal, dropout).
+
+        Returns None if no attention layer has such norms or biases.
+        """
         normed = _query_norms(self.query, self.key, self.value, head_dim)
         biases = _biases(*self.linears, self.output)
         if normed is None or biases is None:
@@ -255,7 +276,11 @@ def _output_projection(core: Call, consumers: dict[Value, list[Call]]) -> tuple[
 
 
 def _heads(core: Call, query: Call, key: Call, value: Call, output: Call) -> tuple[dict[str, int], list[Value]] | None:
-    """Return heads, head size and inputs if the projections are those of one attention over (batch, seq, hidden)."""
+    """Return the head counts of an attention over (batch, seq, hidden), and its input tensors.
+
+    Returns (dict with heads, kv_heads and head_dim; the inputs: one, or two for cross attention). Returns None if the
+    projections are not those of one attention.
+    """
     q, v = core.inputs[0], core.inputs[2]
     x, memory = query.inputs[0], key.inputs[0]
     if q is None or v is None or x is None or memory is None or len(x.shape) != 3 or len(memory.shape) != 3:
@@ -285,7 +310,7 @@ def _heads(core: Call, query: Call, key: Call, value: Call, output: Call) -> tup
 
 
 def _query_norms(query: _Source, key: _Source, value: _Source, head_dim: int) -> bool | None:
-    """Return True if queries and keys have a norm for each head; None for other kinds of norms."""
+    """Return True if queries and keys have a norm per head, False if they have none, None for any other norms."""
     if not (query.norms or key.norms or value.norms):
         return False
     norm_sizes = [
@@ -303,7 +328,10 @@ def _biases(query: Call, key: Call, value: Call, output: Call) -> dict[str, bool
 
 
 def feed_forward_blocks(trace: Trace) -> list[CallGroup]:
-    """Find feed-forward blocks; each becomes one call ``mlp``."""
+    """Find feed-forward blocks: up projection, activation (perhaps gated) and down projection.
+
+    Each group of such calls is returned with a substitute, one call of kind ``mlp``.
+    """
     consumers, outputs = trace.consumers(), set(trace.outputs)
     groups = []
     for call in trace.calls:
@@ -371,7 +399,7 @@ def _plain_up(act: Call) -> _Up | None:
 
 
 def _gated_up(product: Call) -> _Up | None:
-    """Return the calls of a product of an activated and a plain projection of one input."""
+    """Return the calls of a gated up projection, f(x·W) · (x·V), that ends in ``product``; None if it is none."""
     if product.kind != "multiply" or len(product.inputs) != 2:
         return None
     for gate, other in (product.inputs, product.inputs[::-1]):

@@ -35,14 +35,17 @@ NORMS = frozenset({"rms_norm", "layer_norm"})
 
 
 class CallGroup:
-    """Calls that one call replaces."""
+    """Group of recorded calls, and the single call that can replace them."""
 
     def __init__(self, calls: Iterable[Call], substitute: Call, output: Value) -> None:
         self.calls, self.substitute, self.output = set(calls), substitute, output
 
 
 def replace(trace: Trace, groups: Sequence[CallGroup]) -> None:
-    """Put each substitute in the place of its group's last call; a group that overlaps an earlier one is skipped."""
+    """Replace each group of calls in a trace, in place, by its substitute, at the position of the group's last call.
+
+    A group that overlaps an earlier one, or of which only some weights are trained, is skipped.
+    """
     places = {call: place for place, call in enumerate(trace.calls)}
     gone: set[Call] = set()
     last: dict[Call, CallGroup] = {}
@@ -65,13 +68,13 @@ def replace(trace: Trace, groups: Sequence[CallGroup]) -> None:
 
 
 def _trained_alike(calls: Iterable[Call], trace: Trace) -> bool:
-    """Return True if all weights that the calls read are trained, or if none is."""
+    """Return True if either all weights that the calls read are trained, or none is."""
     weights = ((call, name) for call in calls for v in call.inputs if v is not None for name in v.sources)
     return len({call.trains and name not in trace.frozen for call, name in weights}) < 2
 
 
 def between(start: Value, end: Value, calls: Sequence[Call]) -> list[Call]:
-    """Return those of ``calls`` that lie on the way back from ``end`` to ``start``."""
+    """Return those of ``calls`` by which the tensor ``end`` is computed from the tensor ``start``."""
     allowed, reached, stack = set(calls), dict[Call, None](), [end]
     while stack:
         value = stack.pop()
@@ -83,7 +86,7 @@ def between(start: Value, end: Value, calls: Sequence[Call]) -> list[Call]:
 
 
 def closed(calls: Iterable[Call], output: Value, consumers: dict[Value, list[Call]], outputs: set[Value]) -> bool:
-    """Return True if no other call reads a value of the group except its output."""
+    """Return True if nothing outside a group of calls reads a tensor made inside it, except the group's ``output``."""
     inside = set(calls)
     values = [value for call in inside for value in call.outputs if value is not output and not value.static]
     readers = (reader for value in values for reader in consumers.get(value, ()))
@@ -91,14 +94,17 @@ def closed(calls: Iterable[Call], output: Value, consumers: dict[Value, list[Cal
 
 
 def foreign(calls: Iterable[Call], inputs: Sequence[Value]) -> bool:
-    """Return True if a group reads a value that depends on the network's inputs, besides its own inputs."""
+    """Return True if a group of calls reads an activation from outside that is not among its ``inputs``."""
     inside = set(calls)
     read = {v for call in inside for v in call.inputs if v is not None}
     return any(not (v.static or v.index or v in inputs or v.maker in inside) for v in read)
 
 
 def written_out_functions(trace: Trace) -> list[CallGroup]:
-    """Find activations and norms that are computed in elementary steps."""
+    """Find activations and norms that are computed in elementary steps (power, mean, sqrt, …).
+
+    Each group of such calls is returned with a substitute, one call of kind ``activation`` or a norm.
+    """
     consumers, outputs = trace.consumers(), set(trace.outputs)
     groups = []
     for call in trace.calls:
@@ -120,7 +126,7 @@ def written_out_functions(trace: Trace) -> list[CallGroup]:
 
 
 def _without_scale(value: Value) -> Value:
-    """Return the value of which a value is a constant multiple."""
+    """Return the tensor of which ``value`` is a constant multiple; ``value`` itself if it is none."""
     maker = value.maker
     if maker is not None and maker.kind in ("elementwise", "multiply"):
         moving = [v for v in maker.inputs if v is not None and not v.static]
@@ -139,7 +145,10 @@ def _without_square(value: Value) -> Value:
 def _elementwise_group(
     kind: str, x: Value, seed: Call, consumers: dict[Value, list[Call]], outputs: set[Value]
 ) -> CallGroup | None:
-    """Return the element-wise calls from ``x`` over ``seed`` to their end, as one call."""
+    """Gather the element-wise calls that lead from tensor ``x`` through the call ``seed`` to one result.
+
+    Returns them with a substitute, one call of ``kind``; None if they are no closed group.
+    """
     members = {seed: None} | dict.fromkeys(between(x, seed.out, _light_makers(seed)))
     reach = {x, *(call.out for call in members)}
     frontier, ends = list(reach), list[Call]()
@@ -189,7 +198,10 @@ def _spelled_group(kind: str, x: Value, output: Value, calls: Sequence[Call]) ->
 
 
 def products_with_weights(trace: Trace) -> list[CallGroup]:
-    """Find products with a learned matrix, also of a flattened tensor; each becomes a linear layer."""
+    """Find products of a tensor, perhaps flattened, with a learned matrix.
+
+    Each is returned with a substitute, one call of kind ``linear``.
+    """
     consumers, outputs = trace.consumers(), set(trace.outputs)
     groups = []
     for call in trace.calls:
@@ -219,7 +231,10 @@ def products_with_weights(trace: Trace) -> list[CallGroup]:
 def _shifted(
     call: Call, shift: Value | None, calls: list[Call], output: Value, consumers: dict[Value, list[Call]]
 ) -> tuple[Value | None, list[Call], Value]:
-    """Return the learned vector that is added only to the product as its bias."""
+    """Extend a product by the addition of a learned vector, its bias, if that is all that reads the product.
+
+    Returns (bias or None, calls of the group, output tensor of the group).
+    """
     readers = consumers.get(output, [])
     if call.kind != "matmul" or len(readers) != 1 or readers[0].kind != "add" or readers[0].out.shape != output.shape:
         return shift, calls, output
@@ -230,7 +245,7 @@ def _shifted(
 
 
 def _is_matrix(weight: Value) -> bool:
-    """Return True if a value is a parameter or its transpose."""
+    """Return True if a weight is a whole parameter or a view (transpose) of one."""
     while weight.maker is not None and weight.maker.kind == "view" and weight.maker.inputs[0] is not None:
         if weight.maker.inputs[0].elements != weight.elements:
             return False
@@ -239,7 +254,7 @@ def _is_matrix(weight: Value) -> bool:
 
 
 def collapse_modules(trace: Trace) -> None:
-    """Replace the calls of each activation and norm module by one call."""
+    """Replace, in place, the calls inside each activation and norm module by one call of that kind."""
     consumers, outputs = trace.consumers(), set(trace.outputs)
     calls_of: dict[str, list[Call]] = {}
     for call in trace.calls:
