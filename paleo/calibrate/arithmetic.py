@@ -42,14 +42,17 @@ _PULL = 0.002
 
 @dataclass(frozen=True)
 class DenseSteps(SourceRows):
-    """Measured training steps of dense networks [s], with their predictions at each factor of `GRID` [s]."""
+    """Measured training steps of dense networks, with the predicted step time at each trial energy factor.
+
+    ``architectures`` and ``measured`` [s] have shape (rows,); ``predicted`` [s] has shape (rows, factors of `GRID`).
+    """
 
     architectures: Words
     measured: Array
     predicted: Array
 
     def errors(self, factors: SustainedParameters) -> Array:
-        """Return logarithms of predicted over measured seconds, of shape (rows,)."""
+        """Return log(predicted / measured) of each row at the given energy factors, shape (rows,)."""
         at = np.log([factors.of(name) for name in self.architectures])
         grid, known = np.log(GRID), np.log(self.predicted)
         seconds = np.array([np.interp(x, grid, row) for x, row in zip(at, known, strict=True)])
@@ -57,18 +60,19 @@ class DenseSteps(SourceRows):
 
 
 def dense_steps(files: Sequence[str], report: Callable[[str], object] = str) -> DenseSteps:
-    """Predict the dense steps of tables at each factor of `GRID`.
+    """Predict the training steps of dense networks in tables, once for each energy factor of `GRID`.
 
     Parameters
     ----------
     files : sequence of str
-        Tables of steps of transformers.
+        Tables of training steps of transformers.
     report : callable
-        Called with a label as each part of the work starts.
+        Called with a label when each part of the work starts, to show progress.
 
     Returns
     -------
     DenseSteps
+        Measured and predicted step times.
 
     Raises
     ------
@@ -95,8 +99,11 @@ def dense_steps(files: Sequence[str], report: Callable[[str], object] = str) -> 
 
 
 def _of_kernels(table: StepTable, frame: pd.DataFrame) -> pd.DataFrame:
-    """Select rows whose steps are nearly all kernels: dense networks on one node without offload, with fused passes
-    that are issued without waiting. At most `_MOST` rows of each source are kept, evenly spaced."""
+    """Select rows whose step time is nearly all kernel time.
+
+    These are dense networks on one node without offload, with software that fuses passes and launches kernels without
+    waiting. At most `_MOST` rows of each source are kept, evenly spaced.
+    """
 
     def chosen_row(row: Row) -> bool:
         one_node = whole_cell(row, "n_experts", 1) <= 1 and whole_cell(row, "n_gpus", 1) <= _NODE
@@ -113,30 +120,31 @@ def _of_kernels(table: StepTable, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _seconds(table: StepTable, frame: pd.DataFrame, factor: float) -> Array:
-    """Predict each row with one factor for all architectures; nan where a row cannot be predicted."""
+    """Predict each row's step time with one energy factor for all architectures [s]; nan where impossible."""
     tried = calibration(SustainedParameters(*(factor,) * len(fields(SustainedParameters))))
     changed = table.with_calibration(tried)
     return np.array([step.value if isinstance(step, Step) else math.nan for step in changed.steps(frame)])
 
 
 def calibration(factors: SustainedParameters) -> Calibration:
-    """Build a calibration of training steps that holds trial energy factors.
+    """Wrap trial energy factors into a calibration of whole steps, for use in predictions.
 
     Parameters
     ----------
     factors : SustainedParameters
-        What sustained arithmetic costs.
+        Energy factor of sustained arithmetic, per architecture [-].
 
     Returns
     -------
     Calibration
+        Calibration that holds only these factors.
     """
     entry = entry_of_steps(ARITHMETIC_FAMILY, factors, "factors that are tried", "2000-01-01")
     return Calibration(name=STEPS, subject=STEPS, entries=(entry,))
 
 
 def fitted_arithmetic_factors(known: DenseSteps) -> SustainedParameters:
-    """Fit the energy factor of each architecture with two or more sources; others stay 1."""
+    """Fit the energy factor of each architecture that has rows from two or more sources; others stay 1."""
     names = [field.name for field in fields(SustainedParameters)]
     words = np.array([name.lower().replace(" ", "_") for name in known.architectures])
     free = [name for name in names if len(set(known.sources[words == name])) >= _LEAST_SOURCES]
@@ -154,7 +162,11 @@ def fitted_arithmetic_factors(known: DenseSteps) -> SustainedParameters:
 
 @dataclass(frozen=True)
 class ArithmeticFitted:
-    """Fitted factors, and the errors of each source: ``fitted`` by them, ``tested`` by those of all other sources."""
+    """Fitted energy factors of sustained arithmetic, with the errors of each source.
+
+    ``lines`` has one row per source: errors by the factors of all sources (``fitted``), and by those of all other
+    sources (``tested``).
+    """
 
     known: DenseSteps
     factors: SustainedParameters
@@ -169,18 +181,19 @@ class ArithmeticFitted:
 
 
 def fit_arithmetic(files: Sequence[str], report: Callable[[str], object] = str) -> ArithmeticFitted:
-    """Fit the factors to all rows of the tables, and leave each source out of the fit in turn.
+    """Fit the energy factors of sustained arithmetic to all rows, and again with each source left out.
 
     Parameters
     ----------
     files : sequence of str
-        Tables of steps of transformers.
+        Tables of training steps of transformers.
     report : callable
-        Called with a label as each part of the work starts.
+        Called with a label when each part of the work starts, to show progress.
 
     Returns
     -------
     ArithmeticFitted
+        Factors of all sources, and the errors of each source with and without its own rows in the fit.
     """
     known = dense_steps(files, report)
     report(f"arithmetic of {with_noun(len(known.measured), 'step')}")

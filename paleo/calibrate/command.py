@@ -100,19 +100,19 @@ LEAST, DIGITS = 6, 4
 
 
 def step_ledger(files: Sequence[str], report: Report = str) -> pd.DataFrame:
-    """Return a table of the errors of each source of steps, fitted and left out.
+    """Compare, for each source of measured steps, the errors with its rows in the fits and with them left out.
 
     Parameters
     ----------
     files : sequence of str
-        Tables of steps of networks.
+        Tables of steps.
     report : callable
-        Called with a label as each part of the work starts.
+        Called with a label when each part of the work starts, to show progress.
 
     Returns
     -------
     DataFrame
-        Columns as in `LEDGER_COLUMNS`, one source of `LEAST` rows or more a line.
+        Columns `LEDGER_COLUMNS`, one line per source of at least `LEAST` rows.
     """
     from paleo.calibrate import arithmetic, spreads
 
@@ -138,8 +138,11 @@ def step_ledger(files: Sequence[str], report: Report = str) -> pd.DataFrame:
 
 
 def _left_out(whole: FileReport, source: str, calibration: Calibration | None) -> ResidualErrors | None:
-    """Return the errors on a source's rows with arithmetic or engines fitted without it; None where they are the
-    same."""
+    """Return the errors on a source's rows when fitted without them; None if that changes no prediction.
+
+    Refitted are the energy factors of arithmetic (``calibration``), or the values that engine profiles take from the
+    source.
+    """
     chosen = whole.predicted & (whole.sources == source)
     table: Any = whole.table
     other = table.without(source) if calibration is None else table.with_calibration(calibration)
@@ -150,17 +153,17 @@ def _left_out(whole: FileReport, source: str, calibration: Calibration | None) -
 
 
 def kernel_sources(job: FitJob) -> Iterator[tuple[str, ResidualErrors]]:
-    """Yield the errors of each source of a kernel family, fitted to the other sources.
+    """Yield, for each source of a kernel family's rows, its errors when the family is fitted to all other sources.
 
     Parameters
     ----------
     job : FitJob
-        Rows of a family on a device.
+        Rows of one family on one device.
 
     Yields
     ------
     tuple of (str, ResidualErrors)
-        Source, and the errors of its rows.
+        Name of the source, and the errors of its rows.
     """
     names = np.concatenate([text(rows.frame, "source").to_numpy() for rows in job.rows])
     for name in np.unique(names):
@@ -178,19 +181,19 @@ def _split(rows: Rows, source: str) -> tuple[Rows, Rows]:
 
 
 def worsened_sources(before: pd.DataFrame, after: pd.DataFrame, points: float = 0.02) -> list[tuple[str, str]]:
-    """List the sources whose leave-one-out error has grown by more than a tolerance.
+    """List the sources whose error, when left out of the fit, has grown by more than a tolerance.
 
     Parameters
     ----------
     before, after : DataFrame
-        Ledgers, with columns as in `LEDGER_COLUMNS`.
+        Stored and new ledger, with columns `LEDGER_COLUMNS`.
     points : float, default 0.02
-        Growth that is let pass, as a fraction.
+        Growth of the error that is tolerated, as a fraction.
 
     Returns
     -------
     list of tuple of (str, str)
-        Source, and a sentence with both errors; a source that is no longer there is named as well.
+        (source, sentence with both errors); sources that ``after`` lacks are named as well.
 
     Examples
     --------
@@ -217,7 +220,7 @@ _COVERAGE = (("inside", ".0%"), ("half_width", ".3f"))
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """Request of one call of ``--fit``, with the folder for its results."""
+    """Options of one call of ``paleo calibrate --fit``: tables to fit, where to write, what to fit."""
 
     files: Sequence[str]
     output: str | None
@@ -228,7 +231,7 @@ class _Request:
     date: str
 
     def places(self, subjects: Sequence[str]) -> dict[str, Path]:
-        """Return the file of each subject; SpecError when it cannot be written."""
+        """Return the calibration file to write for each subject; raise SpecError if it cannot be written."""
         if self.output is not None:
             if len(subjects) > 1:
                 raise SpecError(
@@ -244,9 +247,9 @@ class _Request:
         return {name: checked_output(folder / f"{name}.yaml", option="--output-dir") for name in subjects}
 
     def write(self, fitted: Sequence[FittedEntry], places: Mapping[str, Path]) -> dict[str, Calibration]:
-        """Write what has been fitted so far, one file a subject; each call writes the files whole.
+        """Write the entries fitted so far, one calibration file per subject, and return them by subject.
 
-        In a folder, entries of other families stay.
+        Each call writes whole files. In a folder, entries of other families are kept.
         """
         files = calibrations(fitted, places[min(places)].parent if self.output is None else None)
         for subject, calibration in files.items():
@@ -264,28 +267,28 @@ def fit(
     hold_out: Sequence[str] = (),
     today: str | None = None,
 ) -> int:
-    """Fit calibrations to measured tables and write the calibration files.
+    """Fit calibrations to measured tables and write the calibration files (``paleo calibrate --fit``).
 
-    Tables of kernels and of watts give a calibration file a device or system; tables of steps a software profile each,
-    the links of systems, the intervals of steps, or the profiles whose hosts wait for counts of tokens; tables of
-    MLPerf task files.
+    The kind of table decides what is written. Kernels and power: one calibration file per device or system. Steps: a
+    software profile each, or with ``only`` the links of systems, the intervals of steps, the energy factors of
+    arithmetic, or the overlap of CPU and GPU in MoE steps. MLPerf tables: task files.
 
     Parameters
     ----------
     files : sequence of str
-        Measured tables; or folders, whose tables are all fitted, one kind after another.
+        Measured tables; or folders, all tables of which are fitted, kernels first.
     output : str, optional
-        One file, for tables of one subject.
+        File to write, for tables of one subject.
     output_dir : str, optional
-        A folder for one file a subject, where entries of other families are kept.
+        Folder for one file per subject; entries of other families in it are kept.
     only : sequence of str
-        Devices, systems or profiles; or ``fabric``, ``intervals``, ``arithmetic``, ``waiting`` or ``ledger``.
+        Devices, systems or profiles to fit; or ``fabric``, ``intervals``, ``arithmetic``, ``waiting`` or ``ledger``.
     free : sequence of str
-        The numbers of profiles or links that are fitted.
+        Names of the parameters of profiles or links that are fitted; by default the usual ones.
     hold_out : sequence of str
-        Sources that are kept back (``--only waiting``).
+        Sources that are not fitted (``--only waiting``).
     today : str, optional
-        Date that results carry; that of the clock otherwise.
+        Date written into results (YYYY-MM-DD); today by default.
 
     Returns
     -------
@@ -337,7 +340,7 @@ def fit(
 
 
 def _columns(file: str) -> frozenset[str]:
-    """Read the columns of a table from its first line; none where it cannot be read (others say why)."""
+    """Return the column names of a table file; an empty set if it cannot be read (later steps report why)."""
     try:
         return frozenset(pd.read_csv(file, nrows=0, compression="infer").columns)
     except (OSError, EOFError, ValueError):
@@ -345,7 +348,10 @@ def _columns(file: str) -> frozenset[str]:
 
 
 def _fit_folders(paths: Sequence[str], output_dir: str | None, today: str | None, unknown: Sequence[str]) -> int:
-    """Fit all tables of folders: kernels, watts, arithmetic of steps, intervals; each stage sees what is written."""
+    """Fit all tables of folders in stages: kernels, power, arithmetic of steps, intervals.
+
+    Each stage uses what the stages before it have written. Returns the exit code.
+    """
     if unknown or output_dir is None:
         wrong = f"{unknown[0]!r} names a part" if unknown else "--output-dir says where to write"
         raise SpecError(f"--fit {paths[0]}: all tables of a folder are fitted together; {wrong}")
@@ -379,7 +385,7 @@ def _fit_folders(paths: Sequence[str], output_dir: str | None, today: str | None
 
 
 def clear_catalog_caches() -> None:
-    """Clear the catalog's caches, after its calibration files were written."""
+    """Clear the caches of loaded catalog files, after calibration files were written."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "paleo":
             for value in vars(module).values():
@@ -388,7 +394,10 @@ def clear_catalog_caches() -> None:
 
 
 def _write_ledger(files: Sequence[str], output: str | None) -> int:
-    """Print what each source of steps would get had it been left out, and write it where a file is named."""
+    """Print the errors of each source of steps when left out of the fits, and write them to ``output`` if named.
+
+    Returns the exit code.
+    """
     place = None if output is None else checked_output(output, (".csv",))
     with _progress(3 * len(files) + len(arithmetic.GRID)) as report:
         errors = step_ledger(files, report)
@@ -430,7 +439,7 @@ def _fit_kernels(request: _Request) -> int:
 
 
 def _enough(work: Sequence[Job], subject: str, steps: str) -> list[Job]:
-    """Pick the jobs with rows enough to fit some and test others, and say which are too small."""
+    """Return the jobs with enough rows to fit some and test on others; name the too small ones on stderr."""
     for job in work:
         if job.steps < LEAST_STEPS:
             sys.stderr.write(f"{job.name}: {job.steps} {steps}, too few to fit and test; {LEAST_STEPS} are needed\n")
@@ -513,7 +522,7 @@ def _fit_tasks(request: _Request) -> int:
 
 
 def _fit_constants(request: _Request, fit: Callable[..., Constants], parts: int) -> Constants:
-    """Fit constants of whole steps, one entry, and write them."""
+    """Fit one entry of constants that hold for whole steps (such as intervals), write and return it."""
     places = request.places([INTERVALS])
     with _progress(parts + 1) as report:
         result = fit(request.files, report)
@@ -614,7 +623,7 @@ def _print_calibrations(written: Mapping[str, Calibration], places: Mapping[str,
 
 @contextmanager
 def _progress(count: int) -> Iterator[Callable[[Any], object]]:
-    """Make a progress bar on stderr; it is called with each job, or its label, as it starts."""
+    """Show a progress bar on stderr; yields a function that is called with each job, or its label, as it starts."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -648,27 +657,27 @@ def measure(
     largest: int = 16384,
     today: str | None = None,
 ) -> int:
-    """Benchmark kernels on the local device and fit its calibration to the times.
+    """Benchmark kernels on the local device and fit its calibration to the times (``paleo calibrate``).
 
     Parameters
     ----------
     device : str
-        What torch calls it: ``cuda:0``, …; ``cpu`` for tests.
+        Device in torch's notation: ``cuda:0``, …; ``cpu`` for tests.
     name : str, optional
-        Its catalog name, where what CUDA reports is no alias of any.
+        Catalog name of the device; needed if the name that CUDA reports is unknown.
     output : str, optional
-        The calibration file; ``<device>.yaml`` in `output_dir` otherwise.
+        Calibration file to write; by default ``<device>.yaml`` in `output_dir`.
     output_dir : str
-        Folder of the tables ``<device>.<table>.csv``. Points that they hold already are skipped, so that a run that was
-        cut short is taken up again.
+        Folder of the tables ``<device>.<table>.csv``. Points that they already hold are not measured again, so an
+        interrupted run can be continued.
     budget : float
-        Seconds after which no further point is measured.
+        Time after which no further point is measured [s].
     suites, dtypes : sequence of str
-        Suites of points and number formats; the usual ones where none is named.
+        Suites of points and number formats to measure; the usual ones if empty.
     largest : int
-        The largest dimension of a matrix.
+        Largest dimension of a matrix.
     today : str, optional
-        Date that rows and entries carry; that of the clock otherwise.
+        Date written into rows and entries (YYYY-MM-DD); today by default.
 
     Returns
     -------
@@ -723,7 +732,7 @@ def world_size() -> int:
 def collectives(
     *, device: str = "cuda", system: str | None = None, output_dir: str = ".", today: str | None = None
 ) -> int:
-    """Measure collectives in a job that ``torchrun`` started, one process a GPU.
+    """Measure collectives in a job that ``torchrun`` started, one process per GPU.
 
     Parameters
     ----------
@@ -732,9 +741,9 @@ def collectives(
     system : str
         Name of the system in the catalog.
     output_dir : str
-        Folder of ``<system>.collective.csv``, which ``--fit`` fits.
+        Folder in which ``<system>.collective.csv`` is written, a table for ``--fit``.
     today : str, optional
-        Date that rows carry; that of the clock otherwise.
+        Date written into rows (YYYY-MM-DD); today by default.
 
     Returns
     -------

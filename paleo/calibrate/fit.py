@@ -55,27 +55,31 @@ class PricedRows(Protocol):
         """Columns that define a configuration."""
 
     def time(self, frame: pd.DataFrame, figures: Any, parameters: Any) -> Array:
-        """Price rows that share figures and parameters.
+        """Predict the time of rows that share datasheet figures and parameters.
 
         Parameters
         ----------
         frame : DataFrame
             Measured rows.
         figures : object
-            What prices the rows beside the parameters.
+            Datasheet figures of the device or system, or what else predictions start from.
         parameters : object
-            Parameters of the fit.
+            Trial parameters of the fit.
 
         Returns
         -------
         ndarray, shape (rows,)
-            Seconds.
+            Times [s].
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Measured rows of one subject, dtype, family and stack, with the figures that price them; times in seconds."""
+    """Measured rows of one device or system, number format, family and stack (way of timing).
+
+    ``figures`` are the datasheet figures from which they are predicted; ``measured`` are their times [s], shape
+    (rows,).
+    """
 
     frame: pd.DataFrame
     figures: Any
@@ -83,12 +87,12 @@ class Rows:
     measured: Array
 
     def take(self, mask: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> Rows:
-        """Return the same record with some of its rows.
+        """Return some of these rows.
 
         Parameters
         ----------
         mask : ndarray of bool or ndarray of int
-            True for each row that is picked, or their places.
+            True for each row to keep, or the positions of these rows.
 
         Returns
         -------
@@ -114,7 +118,7 @@ def count(rows: Iterable[Rows]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FittedBin:
-    """90 % factors on the prediction for predicted times up to ``up_to_s`` seconds."""
+    """Ends of the 90 % interval as factors on the prediction, for predicted times up to ``up_to_s`` seconds."""
 
     up_to_s: float
     low: float
@@ -123,7 +127,12 @@ class FittedBin:
 
 @dataclass(frozen=True, slots=True)
 class FitResult(Generic[P]):
-    """A fit: parameters per stack, one-sigma of each log parameter, and what held-out rows say."""
+    """Result of a fit.
+
+    ``parameters``: fitted values by stack. ``uncertainty``: standard deviation of each parameter's logarithm.
+    ``residual``: errors on held-out rows, of all stacks and by stack. ``interval``: 90 % factors by predicted time, of
+    all stacks and by stack.
+    """
 
     parameters: Mapping[str, P]
     uncertainty: Mapping[str, float]
@@ -136,21 +145,21 @@ class FitResult(Generic[P]):
 
 
 def conformal_factors(ratio: Array, level: float = 0.9) -> tuple[float, float]:
-    """Return factors that hold a new measured / predicted with at least a given probability.
+    """Return factors on a prediction between which a new measurement lies with a given probability.
 
-    The order statistics ceil((n + 1)(1 ± level) / 2) of n exchangeable ratios; with too few rows, the extremes.
+    They are the order statistics ceil((n + 1)(1 ± level) / 2) of n exchangeable ratios; the extremes if rows are few.
 
     Parameters
     ----------
     ratio : ndarray, shape (n,)
-        Measured over predicted times.
+        Measured over predicted times [-].
     level : float, default 0.9
         Probability.
 
     Returns
     -------
     tuple of (float, float)
-        Low and high, equal tails.
+        (low, high) factors, with equal tails.
 
     Examples
     --------
@@ -163,16 +172,16 @@ def conformal_factors(ratio: Array, level: float = 0.9) -> tuple[float, float]:
 
 
 def conformal_bins(predicted: Array, measured: Array, *, most: int = 4, least_rows: int = 150) -> tuple[FittedBin, ...]:
-    """Return conformal factors in bins of predicted time of equal row count.
+    """Return conformal factors for bins of predicted time that hold equally many rows.
 
     Parameters
     ----------
     predicted, measured : ndarray, shape (n,)
-        Seconds.
+        Predicted and measured times [s].
     most : int, default 4
-        The most bins.
+        Largest number of bins.
     least_rows : int, default 150
-        The fewest rows of a bin.
+        Smallest number of rows in a bin.
 
     Returns
     -------
@@ -220,7 +229,7 @@ def split(frame: pd.DataFrame, configuration: Sequence[str], *, seed: int = 0) -
 
 
 def joined(frame: pd.DataFrame, columns: Sequence[str]) -> pd.Series[str]:
-    """Join the cells of each row into one word; an empty cell is one like another.
+    """Join the cells of some columns into one text per row; all empty cells count as equal.
 
     Parameters
     ----------
@@ -237,7 +246,7 @@ def joined(frame: pd.DataFrame, columns: Sequence[str]) -> pd.Series[str]:
 
 
 def sample(rows: Sequence[Rows], limit: int, seed: int) -> list[Rows]:
-    """Draw rows, an equal share from each group as far as it has them.
+    """Draw rows at random, the same number from each group (or all that it has).
 
     Parameters
     ----------
@@ -259,7 +268,10 @@ def sample(rows: Sequence[Rows], limit: int, seed: int) -> list[Rows]:
 
 
 class _Packing(Generic[P]):
-    """Parameters as one vector of logs: shared ones once, those of ``per_stack`` once for each stack."""
+    """Conversion between parameters and one vector of logarithms, on which the search runs.
+
+    Shared parameters occur once in the vector, those of ``per_stack`` once for each stack.
+    """
 
     def __init__(self, fit: Fit[P], stacks: Sequence[str]) -> None:
         start, fields = fit.start, {field.name: field for field in dataclasses.fields(fit.start)}  # type: ignore[arg-type]
@@ -281,7 +293,7 @@ class _Packing(Generic[P]):
         return np.log([getattr(point, name) for name, _ in self.keys])
 
     def inside(self, vector: Array) -> Array:
-        """Return the vector moved off its bounds, where a search may start."""
+        """Return the vector with entries at a bound moved slightly inside, where a search may start."""
         margin = MARGIN * (self.high - self.low)
         return np.clip(vector, self.low + margin, self.high - margin)
 
@@ -303,11 +315,11 @@ def log_errors(kind: PricedRows, rows: Sequence[Rows], parameters: Mapping[str, 
     Parameters
     ----------
     kind : PricedRows
-        Prices the rows.
+        Table kind that predicts the rows.
     rows : sequence of Rows
         Groups of measured rows.
     parameters : mapping of str to object
-        Stack of a group to the parameters that price it.
+        Parameters by stack.
 
     Returns
     -------
@@ -320,21 +332,21 @@ def log_errors(kind: PricedRows, rows: Sequence[Rows], parameters: Mapping[str, 
 
 
 def predictions(kind: PricedRows, rows: Sequence[Rows], parameters: Mapping[str, Any]) -> tuple[Array, Array]:
-    """Predict all rows, group after group.
+    """Predict the times of all rows, group after group.
 
     Parameters
     ----------
     kind : PricedRows
-        Prices the rows.
+        Table kind that predicts the rows.
     rows : sequence of Rows
         Groups of measured rows.
     parameters : mapping of str to object
-        Stack of a group to the parameters that price it.
+        Parameters by stack.
 
     Returns
     -------
     predicted, measured : ndarray, shape (rows,)
-        Seconds.
+        Times [s].
     """
     measured = np.concatenate([group.measured for group in rows]) if rows else np.zeros(0)
     return measured * np.exp(log_errors(kind, rows, parameters)), measured
@@ -398,7 +410,7 @@ class Fit(Generic[P]):
 
     @property
     def divided(self) -> tuple[list[Rows], list[Rows], list[Rows]]:
-        """Rows to fit, those that set the interval, and those that are held out."""
+        """Rows divided by configuration: (rows to fit, rows that set the interval, rows held out for the residual)."""
         parts = [
             split(group.frame, self.kind.configuration, seed=self.seed)
             if self.hold_out
@@ -412,7 +424,7 @@ class Fit(Generic[P]):
         return sample(to_fit, self.training_rows, self.seed), between, kept
 
     def result(self) -> FitResult[P]:
-        """Search the parameters; SpecError where no row is left to fit."""
+        """Run the fit and return its result; raise SpecError if no row is left to fit."""
         train, between, held_out = self.divided
         if not train:
             raise SpecError("no rows to fit: every configuration fell into the held-out parts, or the table is empty")
@@ -476,17 +488,17 @@ def _log_sigma(run: OptimizeResult) -> Array:
 
 @dataclass(frozen=True)
 class SourceRows:
-    """Measured steps with their sources; fields of subclasses are arrays whose first axis is that of the rows."""
+    """Base of arrays over measured steps that come from several sources; the first axis of each field is the rows."""
 
     sources: Words
 
     def of(self, rows: Flags) -> Self:
-        """Return the same record with some of its rows.
+        """Return these arrays for some of the rows.
 
         Parameters
         ----------
-        rows : ndarray of bool
-            True for each row that is picked.
+        rows : ndarray of bool, shape (rows,)
+            True for each row to keep.
 
         Returns
         -------
@@ -497,22 +509,23 @@ class SourceRows:
 
     @property
     def weights(self) -> Array:
-        """Weights of the rows: sources weigh alike, except those of few rows, which weigh less."""
+        """Weight of each row: every source has the same total weight, except that small sources weigh less."""
         _, place, counts = np.unique(self.sources, return_inverse=True, return_counts=True)
         shares = np.minimum(counts / WHOLE_SOURCE, 1.0)
         return np.asarray((shares / counts / shares.sum())[place])
 
     def by_source(self, least: int = 1) -> Iterator[tuple[str, Self, Self]]:
-        """Yield each source of some rows at least, with its rows and with those of all others.
+        """Yield each source with its own rows and with the rows of all other sources.
 
         Parameters
         ----------
         least : int, default 1
-            Fewest rows of a source.
+            Sources with fewer rows are skipped.
 
         Yields
         ------
         tuple of (str, SourceRows, SourceRows)
+            (name of the source, its rows, all other rows).
         """
         names, counts = np.unique(self.sources, return_counts=True)
         for name in names[counts >= least]:
@@ -521,21 +534,21 @@ class SourceRows:
 
 
 def least_loss(loss: Callable[[Array], float], start: Array, bounds: Sequence[tuple[float, float]]) -> list[float]:
-    """Search positive constants in log space.
+    """Minimise a loss over positive constants, in log space.
 
     Parameters
     ----------
     loss : callable
-        Loss at logarithms of the constants.
+        Function of the logarithms of the constants that returns the loss.
     start : ndarray
-        Logarithms at which the search starts.
+        Logarithms of the start values.
     bounds : sequence of tuple of float
-        Least and most of each constant.
+        Smallest and largest value of each constant (not logarithms).
 
     Returns
     -------
     list of float
-        The constants.
+        Constants with the least loss.
     """
     logs = [(math.log(low), math.log(high)) for low, high in bounds]
     run = optimiser("minimize")(loss, start, method="L-BFGS-B", bounds=logs)
@@ -585,14 +598,14 @@ def bounded(default: float, low: float, high: float, *, fitted: bool = True) -> 
 
 
 class PricedSteps:
-    """Interface of a table of steps that a fit uses: ``step`` predicts one row with figures and parameters.
+    """Interface through which a fit predicts the rows of a table of steps.
 
     Parameters
     ----------
     configuration : sequence of str
         Columns that define a configuration.
     seconds : callable
-        Figures and parameters to what predicts one row [s].
+        Function of (figures, parameters) that returns a function from a row to its predicted time [s].
     """
 
     def __init__(
@@ -601,21 +614,21 @@ class PricedSteps:
         self.configuration, self._seconds = tuple(configuration), seconds
 
     def time(self, frame: pd.DataFrame, figures: Any, parameters: Any) -> Array:
-        """Predict the seconds of each row.
+        """Predict the time of each row with trial parameters.
 
         Parameters
         ----------
         frame : DataFrame
             Measured rows.
         figures : object
-            What predicts rows beside the parameters.
+            What predictions start from beside the parameters, such as a system or profile.
         parameters : object
-            Parameters of the fit.
+            Trial parameters of the fit.
 
         Returns
         -------
         ndarray, shape (rows,)
-            Seconds.
+            Times [s].
         """
         seconds = self._seconds(figures, parameters)
         return np.array([seconds(row) for row in row_dicts(frame)])

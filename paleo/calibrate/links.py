@@ -66,7 +66,7 @@ class LinkParameters:
 
 
 class Number(NamedTuple):
-    """Fitted link parameter (such as a bandwidth share), and others that scale in proportion to it."""
+    """Fitted link parameter: the field ``leads`` of the calibration ``family``, and fields that scale along."""
 
     family: str
     leads: str
@@ -99,7 +99,7 @@ NUMBERS: Mapping[str, Number] = {
 
 
 class _LinkFigures(NamedTuple):
-    """Basis of predictions of rows: the kind of table, and the system's parameters before the fit, by family."""
+    """What predictions of a link fit start from: kind of table, system, and its parameters before the fit by family."""
 
     table: StepTable
     system: System
@@ -107,7 +107,7 @@ class _LinkFigures(NamedTuple):
 
 
 def _kind(moving: Sequence[str]) -> PricedSteps:
-    """Step tables as what a fit of some numbers asks of a kind."""
+    """Return the interface through which a fit of the parameters named ``moving`` predicts the rows of step tables."""
 
     def priced(figures: _LinkFigures, parameters: LinkParameters) -> Callable[[dict[str, Any]], float]:
         changed = link_entries(figures.before, parameters, moving)
@@ -119,7 +119,11 @@ def _kind(moving: Sequence[str]) -> PricedSteps:
 
 @dataclass(frozen=True, slots=True)
 class LinkJob:
-    """Rows of one system in all tables; ``spoken`` marks, for each fitted number, the rows that depend on it."""
+    """Measured steps of one system in all tables, from which its links are fitted.
+
+    ``spoken`` is, for each fitted parameter, a mask of the rows whose predicted step time depends on it. ``skipped``
+    counts rows that cannot be predicted.
+    """
 
     system: System
     start: LinkParameters
@@ -151,12 +155,12 @@ class LinkJob:
 
     @property
     def held_out(self) -> Flags:
-        """True for rows that are kept out of every fit."""
+        """Mask of the rows that no fit sees, over the rows of all tables."""
         return np.concatenate([split(part.frame, _CONFIGURED) > 0 for part in self.rows])
 
     @property
     def fitted(self) -> list[Rows]:
-        """Rows to fit, without those held out; one entry for each table."""
+        """Rows that are fitted (without those held out), one entry per table."""
         return sample([part.take(split(part.frame, _CONFIGURED) == 0) for part in self.rows], TRAINING_ROWS, 0)
 
 
@@ -164,8 +168,9 @@ class LinkJob:
 class LinksFitted:
     """Result of a fit of link parameters to whole steps.
 
-    It has the numbers that the rows determine with one sigma of their logarithms, why others were not fitted, and the
-    errors on rows that were not fitted, before and after.
+    ``parameters`` are the fitted values; ``sigma`` is the standard deviation of the logarithm of each parameter that
+    the rows determine; ``left`` says why the others were not fitted. ``before`` and ``after`` are the errors on
+    held-out rows before and after the fit. ``entries`` are the calibration entries to write.
     """
 
     job: LinkJob
@@ -178,7 +183,7 @@ class LinksFitted:
 
     @property
     def better(self) -> bool:
-        """True if rows that were not fitted are predicted better than before."""
+        """True if the fit has reduced the mean error on held-out rows."""
         return self.after.mape < self.before.mape
 
     @property
@@ -188,14 +193,14 @@ class LinksFitted:
 
 
 def asked_for_links(file: str | Path, only: Sequence[str]) -> bool:
-    """Return True if ``--only`` names links, of every system or of some.
+    """Return True if option ``--only`` asks for a fit of links to a table of steps, of all systems or of some.
 
     Parameters
     ----------
     file : str or Path
         A measured table.
     only : sequence of str
-        Names that the user asks for; all where it is empty.
+        Values of ``--only``.
 
     Returns
     -------
@@ -253,7 +258,7 @@ def link_jobs(files: Sequence[str | Path], only: Sequence[str], free: Sequence[s
 
 
 class _PredictedRows(NamedTuple):
-    """Rows of one system in one table, their predicted seconds, and how many more could not be predicted."""
+    """Rows of one system in one table with their predicted times [s]; ``skipped`` counts unpredictable rows."""
 
     rows: Rows
     seconds: Array
@@ -261,7 +266,7 @@ class _PredictedRows(NamedTuple):
 
 
 def _by_system(file: Path, only: Sequence[str]) -> dict[str, _PredictedRows]:
-    """Group the rows of one table with several devices by system."""
+    """Group the rows of one table that ran on several devices by the name of their system."""
     frame = sound_table(file)
     table = table_of(frame.columns)
     if not isinstance(table, StepTable) or not table.calibrates:
@@ -282,7 +287,7 @@ def _by_system(file: Path, only: Sequence[str]) -> dict[str, _PredictedRows]:
 
 
 def _system_of(table: StepTable, row: Mapping[str, Any]) -> System | None:
-    """Return the system of a row of several devices."""
+    """Return the system of a row that ran on several devices; None for one device or an unknown system."""
     try:
         return table.system(row) if whole_cell(row, "n_gpus", 1) > 1 else None
     except PaleoError:
@@ -329,7 +334,7 @@ def _job(groups: Sequence[_PredictedRows], names: Sequence[str]) -> LinkJob:
 
 
 def _dependent(group: _PredictedRows, start: LinkParameters, name: str) -> Flags:
-    """Select the rows whose step gets longer when one number gets worse."""
+    """Return a mask of the rows whose predicted step gets longer when parameter ``name`` is made worse."""
     value = getattr(start, name)
     worse = dataclasses.replace(start, **{name: value / WORSE if name.endswith("share") else value * WORSE})
     slower = _kind([name]).time(group.rows.frame, group.rows.figures, worse)
@@ -337,21 +342,21 @@ def _dependent(group: _PredictedRows, start: LinkParameters, name: str) -> Flags
 
 
 def fit_links(job: LinkJob, date: str, free: Sequence[str] = ()) -> LinksFitted:
-    """Fit the links of one system.
+    """Fit the link parameters of one system to its measured steps.
 
     Parameters
     ----------
     job : LinkJob
         Rows of the system.
     date : str
-        Date that results carry.
+        Date written into results (YYYY-MM-DD).
     free : sequence of str, default ()
-        Numbers that the user asks for; the usual ones where it is empty.
+        Names of the parameters to fit; the usual ones if empty.
 
     Returns
     -------
     LinksFitted
-        Numbers that its rows leave open keep their values.
+        Fitted values and errors; parameters that the rows do not determine keep their values.
 
     Raises
     ------
@@ -373,7 +378,10 @@ def fit_links(job: LinkJob, date: str, free: Sequence[str] = ()) -> LinksFitted:
 
 
 def _settled(job: LinkJob, moving: list[str], left: dict[str, str]) -> tuple[LinkParameters, dict[str, float]]:
-    """Find the numbers that the rows determine, without those that they leave open, which go to ``left``."""
+    """Fit the parameters ``moving`` and drop those that the rows do not determine, until none is left to drop.
+
+    Reasons of dropped parameters are added to ``left``. Returns (parameters, standard deviation of each logarithm).
+    """
     parameters = job.start
     while moving:
         parameters = Fit(
@@ -392,23 +400,23 @@ def _settled(job: LinkJob, moving: list[str], left: dict[str, str]) -> tuple[Lin
 
 
 def log_sigmas(job: LinkJob, parameters: LinkParameters, moving: Sequence[str]) -> dict[str, float]:
-    """Compute the standard deviation of the logarithm of each fitted number.
+    """Compute the standard deviation of the logarithm of each fitted parameter.
 
-    sqrt(diag(s² (JᵀJ)⁻¹)), where s is the spread of the rows, and `REPEATED` at least.
+    It is sqrt(diag(s² (JᵀJ)⁻¹)), where s is the spread of the rows, at least `REPEATED`.
 
     Parameters
     ----------
     job : LinkJob
         Rows of the system.
     parameters : LinkParameters
-        Where the derivatives are taken.
+        Values at which derivatives are taken.
     moving : sequence of str
-        Names of the numbers.
+        Names of the fitted parameters.
 
     Returns
     -------
     dict of str to float
-        Infinite for what the rows do not tell apart.
+        Standard deviation by name; inf if the rows do not determine the parameter.
     """
 
     def errors(name: str | None, factor: float) -> Array:
@@ -429,7 +437,7 @@ def log_sigmas(job: LinkJob, parameters: LinkParameters, moving: Sequence[str]) 
 
 
 def _bound(parameters: LinkParameters, name: str) -> float | None:
-    """Return the end of a number's range that a search has run into."""
+    """Return the bound of a parameter's range at which a search has ended; None if it is inside."""
     (parameter,) = [field for field in dataclasses.fields(LinkParameters) if field.name == name]
     value = getattr(parameters, name)
     ends = [parameter.metadata[end] for end in ("low", "high")]
@@ -532,7 +540,7 @@ def calibration(system: System, fitted: Iterator[Entry] | Sequence[Entry]) -> Ca
     system : System
         The system.
     fitted : iterator of Entry or sequence of Entry
-        Its entries.
+        Entries of its link families.
 
     Returns
     -------
@@ -542,17 +550,17 @@ def calibration(system: System, fitted: Iterator[Entry] | Sequence[Entry]) -> Ca
 
 
 def fitted_number_rows(result: LinksFitted) -> Iterator[tuple[str, ...]]:
-    """Yield table rows of the fitted numbers: name, before, after, deviation, remark.
+    """Yield the lines of the report on fitted link parameters, as texts.
 
     Parameters
     ----------
     result : LinksFitted
-        The fit.
+        Result of the fit.
 
     Yields
     ------
     tuple of str
-        Name, before, after, sigma, and what the number is or why it was left.
+        (name, value before, value after, standard deviation, meaning or the reason why it was not fitted).
     """
     for name, number in NUMBERS.items():
         if name in result.sigma:

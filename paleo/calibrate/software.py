@@ -49,10 +49,11 @@ LEAST_STEPS = 12
 
 @dataclass(frozen=True, slots=True)
 class SoftwareParameters:
-    """Fitted parameters of a software profile.
+    """Parameters of a software profile that are fitted to training steps.
 
-    ``host_forward`` [s] is the host's time for one operation; ``ratio``, that of its backward pass over it, is not
-    fitted, as steps of training do not tell the two apart. ``contention`` and ``attention_slowdown`` as in `Software`.
+    ``host_forward`` is the CPU time of launching one forward operation [s]. ``ratio`` is backward over forward CPU time
+    per operation; it is not fitted, as step times do not tell the two apart. ``contention`` and ``attention_slowdown``
+    are fields of `Software`.
     """
 
     host_forward: float = bounded(1.0, 0.1 * MICROSECOND, MILLISECOND)
@@ -62,14 +63,14 @@ class SoftwareParameters:
 
     @classmethod
     def of(cls, profile: Software, architecture: str) -> SoftwareParameters:
-        """Return the values of the fitted parameters that a profile states.
+        """Return the current values of the fitted parameters in a software profile.
 
         Parameters
         ----------
         profile : Software
             Software profile.
         architecture : str
-            Architecture whose slow-down counts.
+            GPU architecture whose attention slow-down is read.
 
         Returns
         -------
@@ -80,7 +81,7 @@ class SoftwareParameters:
 
 
 class _ProfileFigures(NamedTuple):
-    """The kind of table whose rows are predicted, and the software profile before the fit."""
+    """What predictions of a software fit start from: kind of table, and the software profile before the fit."""
 
     table: StepTable
     profile: Software
@@ -100,7 +101,10 @@ def _priced(figures: _ProfileFigures, parameters: SoftwareParameters) -> Callabl
 
 @dataclass(frozen=True, slots=True)
 class SoftwareJob:
-    """Measured steps of one software profile in one table, by GPU architecture."""
+    """Measured steps of one software profile in one table, grouped by GPU architecture.
+
+    ``skipped`` counts rows that cannot be predicted or that only substitute this profile for another software.
+    """
 
     profile: Software
     file: str
@@ -129,14 +133,14 @@ class SoftwareJob:
         return tuple(group.stack for group in self.rows)
 
     def fit(self, fixed: Sequence[str] = (), per_stack: Sequence[str] = ()) -> Fit[SoftwareParameters]:
-        """Set up the fit of these rows; `Fit.result` runs it.
+        """Set up the fit of the profile's parameters to these rows; `Fit.result` runs it.
 
         Parameters
         ----------
         fixed : sequence of str, default ()
-            Numbers that stay as the profile states them.
+            Names of parameters that keep the profile's values.
         per_stack : sequence of str, default ()
-            Numbers of each architecture.
+            Names of parameters with one value per architecture.
 
         Returns
         -------
@@ -163,7 +167,7 @@ class SoftwareFitted:
     after: Software
 
     def numbers(self) -> Iterator[tuple[str, tuple[str, str]]]:
-        """Name of each number that may have moved, before and after."""
+        """Yield (name, (value before, value after)) as texts, for each parameter that the fit may have changed."""
         for name in ("forward", "backward"):
             values = [getattr(profile.host, name) / MICROSECOND for profile in (self.before, self.after)]
             yield f"host.{name}", (f"{values[0]:.4g} us", f"{values[1]:.4g} us")
@@ -174,20 +178,20 @@ class SoftwareFitted:
 
 
 def software_jobs(file: str | Path, only: Sequence[str] = ()) -> list[SoftwareJob]:
-    """List the software profiles that a table of steps allows to fit.
+    """List the software profiles that can be fitted to a table of steps.
 
     Parameters
     ----------
     file : str or Path
         A measured table.
     only : sequence of str, default ()
-        Profiles.
+        Names of profiles to fit; all if empty.
 
     Returns
     -------
     list of SoftwareJob
-        A job a profile; rows that cannot be predicted are counted, and so are those with a substitute profile
-        (`is_substitute_profile`).
+        One job per profile. Rows that cannot be predicted, and those with a substitute profile
+        (`is_substitute_profile`), are counted but not fitted.
 
     Raises
     ------
@@ -221,20 +225,21 @@ def _job(table: StepTable, file: str, frame: pd.DataFrame, profile: Software) ->
 
 
 def fit_software(job: SoftwareJob, date: str, free: Sequence[str] = ()) -> SoftwareFitted:
-    """Fit one profile: the numbers of `free`, or those that it states and that are not neutral.
+    """Fit the parameters of one software profile to its measured steps.
 
     Parameters
     ----------
     job : SoftwareJob
         Rows of the profile.
     date : str
-        Date that results carry.
+        Date written into results (YYYY-MM-DD).
     free : sequence of str, default ()
-        Numbers that the user asks for; the usual ones where it is empty.
+        Names of the parameters to fit; by default those to which the profile gives an effect.
 
     Returns
     -------
     SoftwareFitted
+        Profile before and after the fit.
 
     Raises
     ------
@@ -301,7 +306,7 @@ UNITS = {"time": ("us", MICROSECOND), "bytes": ("MiB", MEBIBYTE), "bandwidth": (
 
 
 def software_text(profile: Software) -> str:
-    """Write a profile as the text of its file, times in microseconds, memory in MiB, rates in GB/s.
+    """Write a software profile as the text of its YAML file, with times in us, memory in MiB and rates in GB/s.
 
     Parameters
     ----------
@@ -320,7 +325,7 @@ def software_text(profile: Software) -> str:
 
 
 def _with_unit(group: Spec, name: str, value: Any) -> Any:
-    """Write a field's value as a file has it."""
+    """Convert a field's SI value to the text with unit that a YAML file holds."""
     field = type(group).model_fields[name]
     optional = (each for choice in get_args(field.annotation) for each in getattr(choice, "__metadata__", ()))
     quantities = (each for each in (*field.metadata, *optional) if isinstance(each, Quantity))
@@ -342,13 +347,16 @@ COLUMNS = [f"seconds at {1.0 / inverse:.3g}" for inverse in _INVERSES]
 
 @dataclass(frozen=True, slots=True)
 class WaitingParameters:
-    """Fitted parameters: ``power`` as `HostTime.waiting_power`; 1 if device and host took turns."""
+    """Fitted exponent ``power`` (`HostTime.waiting_power`) with which CPU and GPU time of MoE steps are combined.
+
+    1 adds the two times, as if CPU and GPU took turns; large values take nearly the longer one.
+    """
 
     power: float = bounded(AHEAD, 1.0, 2.0 * AHEAD)
 
 
 def _interpolated(figures: Any, parameters: WaitingParameters) -> Callable[[dict[str, Any]], float]:
-    """Return what predicts a row from its seconds at several powers."""
+    """Return a function that predicts a row's step time [s], by interpolation between stored exponents."""
     inverse = 1.0 / parameters.power
     return lambda row: float(np.exp(np.interp(inverse, _INVERSES, np.log([row[name] for name in COLUMNS]))))
 
@@ -358,7 +366,7 @@ _MIXTURES = PricedSteps(("source",), _interpolated)
 
 
 def waiting_rows(files: Sequence[str], report: Report = str) -> list[Rows]:
-    """Collect rows of step tables whose hosts wait for counts of tokens.
+    """Collect measured MoE steps in which the CPU waits for the GPU to learn how many tokens each expert gets.
 
     Parameters
     ----------
@@ -370,7 +378,8 @@ def waiting_rows(files: Sequence[str], report: Report = str) -> list[Rows]:
     Returns
     -------
     list of Rows
-        A group for each profile, as of the day of its rows; only steps that depend on the power.
+        One group per software profile, in its version on the date of the measurement. Steps whose prediction does not
+        depend on the fitted exponent are left out.
 
     Raises
     ------
@@ -391,7 +400,7 @@ def waiting_rows(files: Sequence[str], report: Report = str) -> list[Rows]:
 
 
 def _waiting(table: StepTable, frame: pd.DataFrame, name: str) -> Rows:
-    """Select the rows of one profile whose step depends on the power with which waits are combined."""
+    """Return the rows of one profile whose step depends on the waiting exponent, with predictions at several."""
     known = frame[np.isfinite(compute_rows(table, frame)[1].seconds)]
     profile = load_software(name)
     for column, inverse in zip(COLUMNS, _INVERSES, strict=True):
@@ -402,48 +411,52 @@ def _waiting(table: StepTable, frame: pd.DataFrame, name: str) -> Rows:
 
 
 def fitted_waiting(rows: Sequence[Rows]) -> FitResult[WaitingParameters]:
-    """Fit one waiting power to the rows of all profiles.
+    """Fit one waiting exponent to the MoE steps of all profiles.
 
     Parameters
     ----------
     rows : sequence of Rows
-        As of `waiting_rows`.
+        Groups of rows from `waiting_rows`.
 
     Returns
     -------
     FitResult
-        All rows are fitted, none held out.
+        Fitted exponent; all rows are fitted, none held out.
     """
     start = WaitingParameters(rows[0].figures.host.waiting_power)
     return Fit(_MIXTURES, rows, start, starts=1, emphasis=0.0, evaluations=15, hold_out=False).result()
 
 
 def waiting_predictions(rows: Sequence[Rows], power: float) -> tuple[Array, Array]:
-    """Predict the steps of rows at a given waiting power.
+    """Predict the step times of MoE rows at a given waiting exponent.
 
     Parameters
     ----------
     rows : sequence of Rows
-        As of `waiting_rows`.
+        Groups of rows from `waiting_rows`.
     power : float
-        1 adds the times of device and host; large powers take nearly the longer.
+        Exponent: 1 adds the times of GPU and CPU; large values take nearly the longer one.
 
     Returns
     -------
     predicted, measured : ndarray, shape (rows,)
-        Seconds.
+        Times [s].
     """
     return predictions(_MIXTURES, rows, {group.stack: WaitingParameters(power) for group in rows})
 
 
 def _of_sources(rows: Sequence[Rows], sources: Sequence[str], *, without: bool = False) -> list[Rows]:
-    """Return the rows of some sources, or all others."""
+    """Return the rows that come from the named sources, or with ``without`` all other rows."""
     return [group.take(np.isin(text(group.frame, "source"), sources) != without) for group in rows]
 
 
 @dataclass(frozen=True, slots=True)
 class SourceTest:
-    """Rows of one source, predicted with the waiting power fitted to all other sources; arrays (rows,) in seconds."""
+    """Test of the waiting exponent on one source that was left out of its fit.
+
+    ``power`` is the exponent fitted to all other sources; ``predicted`` and ``measured`` are the step times of the
+    source's rows [s], shape (rows,).
+    """
 
     source: str
     power: float
@@ -457,19 +470,19 @@ class SourceTest:
 
 
 def leave_one_source_out(rows: Sequence[Rows], kept_back: Sequence[str] = ()) -> list[SourceTest]:
-    """Predict the rows of each source with the power fitted to the other sources.
+    """Predict the rows of each source with the waiting exponent fitted to all other sources.
 
     Parameters
     ----------
     rows : sequence of Rows
-        As of `waiting_rows`.
+        Groups of rows from `waiting_rows`.
     kept_back : sequence of str
         Sources that no fit sees.
 
     Returns
     -------
     list of SourceTest
-        One a source, in alphabetical order.
+        One test per source, in alphabetical order.
 
     Raises
     ------
@@ -496,10 +509,11 @@ def _power(result: FitResult[WaitingParameters]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class WaitingFitted:
-    """Result of a fit of the waiting power of hosts.
+    """Result of a fit of the waiting exponent (overlap of CPU and GPU in MoE steps).
 
-    It has the fitted power with one sigma of its logarithm, the prediction of each source with the power of all others
-    (`leave_one_source_out`), and the catalog profiles that ran the steps.
+    ``power`` is the fitted exponent, ``sigma`` the standard deviation of its logarithm. ``tests`` predicts each source
+    with the exponent of all others (`leave_one_source_out`). ``kept_back`` are sources that no fit saw. ``before`` are
+    the catalog profiles of the rows.
     """
 
     power: float
@@ -511,25 +525,25 @@ class WaitingFitted:
 
     @property
     def residual(self) -> ResidualErrors:
-        """Errors of all rows, each predicted with the power of other sources."""
+        """Errors of all rows, each predicted with the exponent fitted to the other sources."""
         parts = [(test.predicted, test.measured) for test in self.tests]
         predicted, measured = (np.concatenate(each) for each in zip(*parts, strict=True))
         return residual(predicted, measured)
 
     def profiles(self, files: Sequence[str], date: str) -> list[Software]:
-        """Return the software profiles with the fitted waiting power.
+        """Return the software profiles with the fitted waiting exponent.
 
         Parameters
         ----------
         files : sequence of str
-            Tables that were fitted, for ``source``.
+            Tables that were fitted; their names go into ``source``.
         date : str
-            Date of the record.
+            Date written into the record (YYYY-MM-DD).
 
         Returns
         -------
         list of Software
-            With a record of this fit where a profile has none; it names no architecture, as host times stay.
+            Changed profiles. Profiles without a record of a fit get one; it names no architecture, as host times stay.
         """
         sources = [test.source for test in self.tests if test.source not in self.kept_back]
         record = SoftwareFit(
@@ -545,7 +559,7 @@ class WaitingFitted:
 
 
 def fit_waiting(files: Sequence[str], kept_back: Sequence[str] = (), report: Report = str) -> WaitingFitted:
-    """Fit the power to the rows of tables, and test it on each source left out in turn.
+    """Fit the waiting exponent to the MoE steps of tables, and test it on each source left out in turn.
 
     Parameters
     ----------
@@ -554,7 +568,7 @@ def fit_waiting(files: Sequence[str], kept_back: Sequence[str] = (), report: Rep
     kept_back : sequence of str
         Sources that are not fitted.
     report : callable
-        Called with a label as each part of the work starts.
+        Called with a label when each part of the work starts, to show progress.
 
     Returns
     -------

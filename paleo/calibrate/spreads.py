@@ -46,34 +46,34 @@ FIGURES = tuple(field.name for field in fields(Uncertainty) if field.name not in
 
 @dataclass(frozen=True)
 class Evidence(SourceRows):
-    """Errors of measured steps, log(predicted / measured), with their sources and the parts of their intervals."""
+    """Errors log(predicted / measured) of measured steps, with their sources and the parts of their intervals."""
 
     errors: Array
     uncertainty: Uncertainty
 
     def half_widths(self, spreads: Spreads) -> Array:
-        """Return the half-width of each row's interval on the side on which its error lies.
+        """Return the half-width of each row's interval, on the side on which its error lies.
 
         Parameters
         ----------
         spreads : Spreads
-            Spreads of the interval.
+            Constants of the interval.
 
         Returns
         -------
         ndarray, shape (rows,)
-            Logarithms.
+            Half-widths in log units.
         """
         low, high = self.uncertainty.half_widths(spreads)
         return np.asarray(np.where(self.errors > 0, low, high))
 
     def of(self, rows: Flags) -> Evidence:
-        """Select some of the rows.
+        """Return the errors and intervals of some of the rows.
 
         Parameters
         ----------
-        rows : ndarray of bool
-            True for each row that is picked.
+        rows : ndarray of bool, shape (rows,)
+            True for each row to keep.
 
         Returns
         -------
@@ -84,16 +84,16 @@ class Evidence(SourceRows):
 
 
 def step_errors(files: Sequence[str], report: Report = str) -> Evidence:
-    """Collect the errors of rows that are predicted with an interval of their own.
+    """Collect the prediction errors of measured steps that have an interval of their own.
 
-    Rows of MLPerf's tasks are fitted with their code and not among them.
+    Rows of MLPerf tasks are left out: they are fitted together with the task's code.
 
     Parameters
     ----------
     files : sequence of str
         Measured tables.
     report : Report, default str
-        Called with a label as each part of the work starts.
+        Called with a label when each part of the work starts, to show progress.
 
     Returns
     -------
@@ -121,14 +121,14 @@ def _rows(file: str, report: Report) -> Iterator[tuple[str, float, Uncertainty]]
 
 
 def fitted_spreads(evidence: Evidence, level: float = _LEVEL) -> Spreads:
-    """Fit spreads whose intervals hold a share of a source's rows on average, each as narrow as may be.
+    """Fit the constants of intervals so that they hold a given share of the rows and are as narrow as possible.
 
     Parameters
     ----------
     evidence : Evidence
-        Errors of steps.
+        Errors of measured steps.
     level : float, default _LEVEL
-        Share of rows that an interval is to hold.
+        Share of rows that intervals should hold, averaged over sources.
 
     Returns
     -------
@@ -147,19 +147,19 @@ def fitted_spreads(evidence: Evidence, level: float = _LEVEL) -> Spreads:
 
 
 def cross_validated(known: Evidence, level: float = _LEVEL) -> pd.DataFrame:
-    """Test each source of `WHOLE_SOURCE` rows or more by spreads that were fitted without it.
+    """Test the intervals on each source of `WHOLE_SOURCE` rows or more, with constants fitted to all other sources.
 
     Parameters
     ----------
     known : Evidence
-        Errors of steps.
+        Errors of measured steps.
     level : float, default _LEVEL
-        Share of rows that an interval is to hold.
+        Share of rows that intervals should hold.
 
     Returns
     -------
     DataFrame
-        `coverage` and spreads, one source a line.
+        One line per source: the columns of `coverage`, and the fitted constants.
 
     Raises
     ------
@@ -177,19 +177,19 @@ def cross_validated(known: Evidence, level: float = _LEVEL) -> pd.DataFrame:
 
 
 def coverage(rows: Evidence, spreads: Spreads) -> dict[str, str | float]:
-    """Return statistics of how often a source's rows lie inside their 90 % intervals.
+    """Summarise how often a source's rows lie inside their 90 % intervals.
 
     Parameters
     ----------
     rows : Evidence
         Errors of one source.
     spreads : Spreads
-        Spreads of the intervals.
+        Constants of the intervals.
 
     Returns
     -------
     dict of str to str or float
-        Name, rows, the share inside, the mean half-width.
+        ``source``, number of ``rows``, share ``inside`` the interval, mean ``half_width`` in log units.
     """
     inside = float((np.abs(rows.errors) <= rows.half_widths(spreads)).mean())
     mean_widths = np.asarray(rows.uncertainty.half_widths(spreads).mean(axis=0))
@@ -199,9 +199,10 @@ def coverage(rows: Evidence, spreads: Spreads) -> dict[str, str | float]:
 
 @dataclass(frozen=True)
 class SpreadsFitted:
-    """Fitted spreads and the share of each source's rows inside the intervals.
+    """Fitted constants of step intervals, and the share of each source's rows inside the intervals.
 
-    ``inside``: with all rows fitted; ``tested``: fitted to all other sources (`cross_validated`).
+    ``inside``: with constants fitted to all rows. ``tested``: with those fitted to all other sources
+    (`cross_validated`).
     """
 
     known: Evidence
@@ -210,17 +211,17 @@ class SpreadsFitted:
     tested: pd.DataFrame
 
     def entry(self, files: Sequence[str], date: str) -> Entry:
-        """Build the entry of the calibration file.
+        """Build the calibration entry of the fitted constants.
 
-        Its interval is that of a step of which nothing is known: conformal factors over all rows; its residual that of
-        predictions relative to what was measured.
+        The entry's own interval is for a step of which nothing is known: conformal factors over all rows. Its residual
+        is the error of predictions relative to the measurements.
 
         Parameters
         ----------
         files : sequence of str
             Measured tables.
         date : str
-            Date that results carry.
+            Date written into results (YYYY-MM-DD).
 
         Returns
         -------
@@ -240,18 +241,18 @@ class SpreadsFitted:
         )  # fmt: skip
 
     def _sigma(self, name: str) -> float:
-        """Compute the standard deviation of a spread's logarithm by a jackknife over sources (Tukey, 1958)."""
+        """Return the standard deviation of the logarithm of a constant, by a jackknife over sources (Tukey, 1958)."""
         logs = np.log(self.tested[name].to_numpy(dtype=np.float64))
         return float(np.sqrt((len(logs) - 1) / len(logs) * np.square(logs - logs.mean()).sum()))
 
 
 def verdict(sources: pd.DataFrame) -> str:
-    """Write in a sentence how many sources have 90 % of their rows inside the intervals.
+    """Say in a sentence how many sources have about 90 % of their rows inside the intervals.
 
     Parameters
     ----------
     sources : DataFrame
-        Lines of `coverage`.
+        One line per source, as `coverage` returns them.
 
     Returns
     -------
@@ -269,14 +270,14 @@ def verdict(sources: pd.DataFrame) -> str:
 
 
 def fit_spreads(files: Sequence[str], report: Report = str, level: float = _LEVEL) -> SpreadsFitted:
-    """Fit spreads to all rows of the tables, and leave each source out of the fit in turn.
+    """Fit the constants of step intervals to all rows, and again with each source left out.
 
     Parameters
     ----------
     files : sequence of str
         Measured tables.
     report : Report, default str
-        Called with a label as each part of the work starts.
+        Called with a label when each part of the work starts, to show progress.
     level : float, default _LEVEL
         Share of rows that an interval is to hold.
 

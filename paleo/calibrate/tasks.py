@@ -59,7 +59,7 @@ def is_convergence(columns: Iterable[str]) -> bool:
 
 
 def points_of(task: TrainingTask, table: pd.DataFrame) -> pd.DataFrame:
-    """Select a task's reference convergence points: the latest round of each global batch.
+    """Select a task's reference convergence points: for each global batch those of the latest round.
 
     Rounds from before there were reference points have those of the first round with any.
 
@@ -86,7 +86,7 @@ def points_of(task: TrainingTask, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _in_listed_rounds(points: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Return True for points of rounds that a task lists as its own."""
+    """Return a mask of points whose benchmark and round some task of the catalog lists as its own."""
     tasks = [load_task(name) for name in entries("tasks")]
     listed = {(benchmark, name) for task in tasks for benchmark in task.benchmarks for name in task.rounds}
     pairs = zip(points["benchmark"], points["round"], strict=True)
@@ -94,7 +94,9 @@ def _in_listed_rounds(points: pd.DataFrame) -> npt.NDArray[np.bool_]:
 
 
 def law_of_points(points: pd.DataFrame) -> ReferencePoints:
-    """Fit the law of reference points; its seed noise is the median of their relative deviations.
+    """Fit the law of samples to target by batch to a task's reference points.
+
+    The seed noise is the median of the points' relative standard deviations.
 
     Parameters
     ----------
@@ -112,7 +114,7 @@ def law_of_points(points: pd.DataFrame) -> ReferencePoints:
 
 
 def law_text(law: ReferencePoints) -> str:
-    """Write the ``law:`` block of a task file.
+    """Write a law as the ``law:`` block of a task file (YAML text).
 
     Parameters
     ----------
@@ -158,7 +160,7 @@ def with_law(text: str, block: str) -> str:
 
 
 def _write_laws(table: pd.DataFrame, folder: Path) -> list[Path]:
-    """Write every fitted law into the task files of a folder; the files that were written."""
+    """Fit the law of each task with enough points and write it into the task files of a folder; return these files."""
     written = []
     for name, source in entries("tasks").items():
         points = points_of(load_task(name), table)
@@ -186,7 +188,12 @@ _LEAST_SPREAD = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """MLPerf submission (one table row) with its prediction before fitting."""
+    """One MLPerf submission with its prediction before the fit (``point``) and its measured values.
+
+    Times are in seconds: ``step``, ``evaluation`` (all together), ``seconds`` (to target), ``other`` (neither steps nor
+    evaluations). ``samples`` counts samples to target, ``evaluations`` evaluations, ``runs`` averaged runs. ``exact``
+    is True if the table marks its configuration as certain.
+    """
 
     index: int
     point: TargetTime
@@ -207,7 +214,7 @@ class Row:
 
 
 def rows_of(frame: pd.DataFrame) -> list[Row]:
-    """Predict the rows of a table of MLPerf submissions, without duplicates.
+    """Predict the rows of a table of MLPerf submissions, without copies of the same log.
 
     Parameters
     ----------
@@ -258,17 +265,16 @@ _LEAST_TRAINING = 0.1
 
 
 def _tells_apart(cells: dict[str, Any], point: TargetTime) -> bool:
-    """Return True if a row without logged steps separates training from evaluation; some logs on TPUs have blocks of
-    neither."""
+    """Return True if a row without logged steps separates training from evaluation; logs of TPUs do not always."""
     if point.prediction.system.device.kind != "tpu" or not has_value(cells, "train_s"):
         return True
     return float(cells["train_s"]) > _LEAST_TRAINING * float(cells["minutes_to_target"]) * MINUTE
 
 
 def _beside_steps(cells: dict[str, Any], point: TargetTime) -> float:
-    """Return seconds of evaluations; of TPUs, whose logs divide minutes otherwise, the minutes without logged steps.
+    """Return the time of a run that is evaluation [s]; nan if not known.
 
-    The result is nan where they are not known.
+    Logs of TPUs divide the minutes otherwise: for them it is all time without logged steps.
     """
     stated = float(cells["evaluation_s"]) if has_value(cells, "evaluation_s") else float("nan")
     if point.prediction.system.device.kind != "tpu":
@@ -280,10 +286,7 @@ def _beside_steps(cells: dict[str, Any], point: TargetTime) -> float:
 
 
 def _implied_step(cells: dict[str, Any], point: TargetTime) -> float:
-    """Return seconds of a step from the minutes of a row that logs none: minutes without evaluation, over steps.
-
-    The result is nan where they are not known.
-    """
+    """Return the step time of a row that logs none [s]: training time over number of steps; nan if not known."""
     names = ("minutes_to_target", "evaluation_s")
     if not all(has_value(cells, name) for name in (*names, "samples_to_target")) or not _tells_apart(cells, point):
         return float("nan")
@@ -293,14 +296,17 @@ def _implied_step(cells: dict[str, Any], point: TargetTime) -> float:
 
 
 def _weights(rows: list[Row], rounds: list[str], towards: str) -> Array:
-    """Return the weights of rows for a fit to a round: later rounds count most, uncertain configurations half."""
+    """Return the weight of each row in a fit for round ``towards``.
+
+    Rounds nearer to it weigh more, rows with an uncertain configuration half.
+    """
     return np.asarray(_FADES ** _rounds_apart(rows, rounds, towards) * _sureness(rows))
 
 
 def _weights_by_device(rows: list[Row], rounds: list[str], towards: str) -> Array:
-    """Return weights like those of `_weights`, where the nearest round of each device counts in full.
+    """Return weights like those of `_weights`, but the nearest round of each device has full weight.
 
-    The last rows of a card that nobody submits any more say as much of it as the first rows of a new one do.
+    The last rows of a device that nobody submits any more are as informative for it as the first rows of a new one.
     """
     apart = _rounds_apart(rows, rounds, towards)
     devices = np.array([row.point.prediction.system.device.name for row in rows])
@@ -318,23 +324,24 @@ def _sureness(rows: list[Row]) -> Array:
 
 
 def fit_code(rows: list[Row], rounds: list[str], towards: str) -> Code:
-    """Fit the ratio of measured to predicted step time of a task's training code.
+    """Fit the ratio of measured to predicted step time of a task's training code, by architecture and device.
 
-    Robust least squares of log(measured / predicted step) with deviations of architectures and devices pulled to zero,
-    and a trend over rounds.
+    The fit is robust least squares of log(measured / predicted step). Deviations of architectures and devices are
+    pulled to zero, and the ratio has a trend over rounds.
 
     Parameters
     ----------
     rows : list of Row
         Submissions of the task.
     rounds : list of str
-        All rounds, in order.
+        All rounds of MLPerf, in order.
     towards : str
-        The round at which the trend stands.
+        Round at which the ratio is evaluated.
 
     Returns
     -------
     Code
+        Ratios, trend and number of rows; neutral with too few rows.
     """
     code = rows[0].point.task.code
     fitted = [row for row in rows if row.step > 0]
@@ -355,7 +362,7 @@ def fit_code(rows: list[Row], rounds: list[str], towards: str) -> Code:
 
 
 def _start(rows: list[Row], rounds: list[str], towards: str) -> float:
-    """Seconds of a run that are neither steps nor evaluations: the weighted median of rows whose logs tell them."""
+    """Return the time of a run that is neither steps nor evaluations [s]: weighted median of the rows that log it."""
     timed = [row for row in rows if row.other >= 0]
     if len(timed) < LEAST_ROWS:
         return 0.0
@@ -398,7 +405,7 @@ def _robust(design: Array, target: Array, weights: Array, pulls: Array) -> Array
 def _code(
     code: Code, beta: Array, architectures: list[str], devices: list[str], rows: list[Row], reference: float
 ) -> Code:
-    """Write the ``code:`` block of a task file with the fitted ratios and trend."""
+    """Return the code section of a task with the fitted ratios and trend (``beta``: the solution of the fit)."""
     of_architecture = dict(zip(architectures, beta[1 : 1 + len(architectures)], strict=True))
     of_device = dict(zip(devices, beta[1 + len(architectures) : -2], strict=True))
     home = {row.point.prediction.system.device.name: row.point.prediction.system.device.architecture for row in rows}
@@ -416,21 +423,21 @@ def _code(
 
 
 def fit_samples(rows: list[Row], rounds: list[str], towards: str) -> Submissions | None:
-    """Fit the samples of submissions relative to the reference law: median and rms of the logarithm.
+    """Fit the samples to target of submissions relative to the reference law.
 
     Parameters
     ----------
     rows : list of Row
         Submissions of the task.
     rounds : list of str
-        All rounds, in order.
+        All rounds of MLPerf, in order.
     towards : str
-        The round whose neighbours count most.
+        Round near which rows weigh most.
 
     Returns
     -------
     Submissions, optional
-        None with too few rows.
+        Median and rms of log(samples / law); None with too few rows.
     """
     fitted = [row for row in rows if row.samples > 0]
     if len(fitted) < LEAST_ROWS:
@@ -444,7 +451,7 @@ def fit_samples(rows: list[Row], rounds: list[str], towards: str) -> Submissions
 
 
 def fit_evaluation(rows: list[Row], code: Code, rounds: list[str], towards: str) -> Evaluation:
-    """Fit work or fixed seconds of an evaluation, by weighted medians.
+    """Fit the time of an evaluation, by weighted medians: as a multiple of its forward passes, or as fixed seconds.
 
     Rows whose evaluations are part of their steps count as zero.
 
@@ -453,16 +460,16 @@ def fit_evaluation(rows: list[Row], code: Code, rounds: list[str], towards: str)
     rows : list of Row
         Submissions of the task.
     code : Code
-        How its code runs.
+        Fitted ratios of step times, which also hold for forward passes.
     rounds : list of str
-        All rounds, in order.
+        All rounds of MLPerf, in order.
     towards : str
-        The round whose neighbours count most.
+        Round near which rows weigh most.
 
     Returns
     -------
     Evaluation
-        Work where it scatters less than seconds do.
+        With the multiple if that scatters less over rows than the seconds do.
     """
     evaluation = rows[0].point.task.evaluation
     fitted = [row for row in rows if row.evaluation >= 0 and row.evaluations > 0]
@@ -504,7 +511,7 @@ def _weighted_median(values: Array, weights: Array) -> float:
 
 
 def _retimed(row: Row, task: TrainingTask) -> TargetTime:
-    """Return a submission's time to target as another task has it: its code, evaluation and samples."""
+    """Return a submission's predicted time to target under other parameters of its task (code, evaluation, samples)."""
     runs = row.runs if row.runs > 0 else 1.0
     return time_from_prediction(
         task, row.point.prediction, row.point.forward, global_batch=row.point.global_batch, runs=runs
@@ -514,7 +521,7 @@ def _retimed(row: Row, task: TrainingTask) -> TargetTime:
 def _by_platform(
     task: TrainingTask, rows: list[Row], change: Callable[[TrainingTask, list[Row]], TrainingTask]
 ) -> TrainingTask:
-    """Change a task by its rows on GPUs, and each platform that has rows by these."""
+    """Apply a fit (``change``) to a task with its GPU rows, and to each other platform with that platform's rows."""
     kinds = [row.point.prediction.system.device.kind for row in rows]
     apart = {name: [row for row, kind in zip(rows, kinds, strict=True) if kind == name] for name in task.platforms}
     base = change(task, [row for row, kind in zip(rows, kinds, strict=True) if kind not in apart])
@@ -523,25 +530,25 @@ def _by_platform(
 
 
 def _platform(task: TrainingTask, base: TrainingTask) -> Platform:
-    """Write the code of a task on a kind of device; evaluation and submissions only if they differ."""
+    """Return the section of a task for one kind of device, with what differs from the base task."""
     evaluation = None if task.evaluation == base.evaluation else task.evaluation
     submissions = None if task.submissions == base.submissions else task.submissions
     return Platform(code=task.code, evaluation=evaluation, submissions=submissions)
 
 
 def fitted_task(task: TrainingTask, rows: list[Row], rounds: list[str], towards: str) -> TrainingTask:
-    """Fit a task's code, samples and evaluation to the rows up to a round, per kind of device.
+    """Fit a task's code, samples and evaluation to submissions, for each kind of device.
 
     Parameters
     ----------
     task : TrainingTask
         The task.
     rows : list of Row
-        Its submissions.
+        Submissions of the task.
     rounds : list of str
-        All rounds, in order.
+        All rounds of MLPerf, in order.
     towards : str
-        The round that is foretold.
+        Round that is to be predicted; rows near it weigh most.
 
     Returns
     -------
@@ -564,19 +571,19 @@ def _fitted(task: TrainingTask, rows: list[Row], rounds: list[str], towards: str
 
 
 def step_residual(rows: list[Row], rounds: list[str]) -> float:
-    """Compute the rms of log(measured / predicted step), each round left out in turn.
+    """Return the rms of log(measured / predicted step), each round predicted by a fit to the other rounds.
 
     Parameters
     ----------
     rows : list of Row
         Submissions of the task.
     rounds : list of str
-        All rounds, in order.
+        All rounds of MLPerf, in order.
 
     Returns
     -------
     float
-        That of the fit itself with one round.
+        The rms in log units; with a single round that of the fit itself, with too few rows 0.
     """
     known = [row for row in rows if row.step > 0]
     if len(known) < LEAST_ROWS:
@@ -624,16 +631,18 @@ def is_of_tasks(columns: Iterable[str]) -> bool:
 
 
 def fit_tasks(files: Sequence[str], output_dir: str | None, date: str) -> int:
-    """Fit task files: laws to reference points; codes, samples and evaluations to submissions.
+    """Fit task files to MLPerf tables and write them.
+
+    Reference points give the laws of samples; submissions give code, samples and evaluation.
 
     Parameters
     ----------
     files : sequence of str
         Measured tables.
     output_dir : str, optional
-        Folder of the task files; that of the catalog where none is named.
+        Folder of the task files; the catalog's by default.
     date : str
-        Date that results carry.
+        Date written into results (YYYY-MM-DD).
 
     Returns
     -------
@@ -657,7 +666,7 @@ def fit_tasks(files: Sequence[str], output_dir: str | None, date: str) -> int:
 
 
 def _write_submissions(table: pd.DataFrame, folder: Path, date: str) -> list[Path]:
-    """Write what submissions teach into the task files of a folder, fitted towards the last round; the files."""
+    """Fit tasks to submissions for the last round, write the task files of a folder, and return these files."""
     rows, rounds = rows_of(table), sorted(set(table["round"].astype(str)))
     written = []
     for name in entries("tasks"):
@@ -673,7 +682,7 @@ def _write_submissions(table: pd.DataFrame, folder: Path, date: str) -> list[Pat
 
 
 def _described(task: TrainingTask, rows: list[Row], *, rounds: list[str], date: str) -> TrainingTask:
-    """Return the task fitted towards the last round of its rows, with its residual and where it is from."""
+    """Return a task fitted for the last round of its rows, with its residual and a text on its source."""
     if len(rows) < LEAST_ROWS:
         return task
     seen = sorted({row.round_name for row in rows})
@@ -684,19 +693,19 @@ def _described(task: TrainingTask, rows: list[Row], *, rounds: list[str], date: 
 
 
 def with_blocks(text: str, task: TrainingTask) -> str:
-    """Replace code, evaluation, submissions and platforms in the text of a task file.
+    """Replace the blocks code, evaluation, submissions and platforms in the text of a task file.
 
     Parameters
     ----------
     text : str
         Text of the file.
     task : TrainingTask
-        The fitted task.
+        Fitted task.
 
     Returns
     -------
     str
-        All else stays as it is.
+        New text; other blocks are unchanged.
     """
     for name in ("submissions", "platforms"):
         text = _replaced(text, name, "")
@@ -715,7 +724,7 @@ UNITS = {"fixed": " s", "start": " s"}
 
 
 def _block(name: str, fields: Spec | None) -> str:
-    """Write a block of a task file; empty if there is none."""
+    """Write a section of a task as a YAML block with the given name; '' if ``fields`` is None."""
     if fields is None:
         return ""
     values = fields.model_dump(exclude_defaults=True)
@@ -744,19 +753,19 @@ ROUND_HEADINGS = ("benchmark", "rows", "step", "samples", "minutes", "best basel
 
 
 def leave_one_round_out(rows: list[Row], rounds: list[str]) -> Iterator[tuple[Row, TargetTime]]:
-    """Predict each row by its task fitted to all other rounds.
+    """Predict each submission by its task fitted to all other rounds.
 
     Parameters
     ----------
     rows : list of Row
         Submissions.
     rounds : list of str
-        All rounds, in order.
+        All rounds of MLPerf, in order.
 
     Yields
     ------
     tuple of (Row, TargetTime)
-        Rows of tasks with a single round are predicted by the task without any fit.
+        Submission and prediction. Tasks with a single round are used without any fit.
     """
 
     def with_residual(task: TrainingTask, kind_rows: list[Row]) -> TrainingTask:
@@ -785,19 +794,19 @@ def _unfitted(code: Code) -> Code:
 
 
 def cross_validated_submissions(table: pd.DataFrame) -> pd.DataFrame:
-    """Predict each submission of a table by tasks fitted to the other rounds.
+    """Predict each submission of a table by tasks fitted to the other rounds, and compare.
 
     Parameters
     ----------
     table : DataFrame
-        Of kind ``training_runs``.
+        Table of kind ``training_runs``.
 
     Returns
     -------
     DataFrame
-        ``benchmark``, ``round``, ``kind`` and name of the ``device``, ``gpus``; relative errors ``step``, ``samples``
-        and ``minutes`` (nan where not measured); ``measured`` and ``predicted`` seconds, ``inside`` (the 90 %
-        interval), and the three baselines' errors.
+        One line per submission: ``benchmark``, ``round``, ``kind`` and name of the ``device``, ``gpus``; relative
+        errors ``step``, ``samples`` and ``minutes`` (nan where not measured); ``measured`` and ``predicted`` time [s];
+        ``inside`` (True within the 90 % interval); and the relative errors of three baselines.
     """
     rows = rows_of(table)
     baselines = left_out_baselines(table)
@@ -826,19 +835,19 @@ def cross_validated_submissions(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def round_errors(submissions: pd.DataFrame) -> pd.DataFrame:
-    """Average relative errors by benchmark.
-
-    Mean relative errors by benchmark (GPUs), of all GPUs and of each other kind of device: ``rows``, ``step``,
-    ``samples``, ``minutes``, ``baseline`` (the least mean of the three, of rows that have one), ``inside``.
+    """Average the relative errors of submissions by benchmark.
 
     Parameters
     ----------
     submissions : DataFrame
-        Of `cross_validated_submissions`.
+        Result of `cross_validated_submissions`.
 
     Returns
     -------
     DataFrame
+        Lines are benchmarks on GPUs, all GPUs, and each other kind of device. Columns: number of ``rows``; mean
+        absolute errors ``step``, ``samples``, ``minutes``; ``baseline`` (the best of three baselines); share ``inside``
+        the interval.
     """
     on_gpus = submissions["kind"] == "gpu"
     groups = [(str(name), rows) for name, rows in submissions[on_gpus].groupby("benchmark")]
@@ -860,12 +869,12 @@ def round_errors(submissions: pd.DataFrame) -> pd.DataFrame:
 
 
 def error_lines(submissions: pd.DataFrame) -> list[tuple[str, ...]]:
-    """List the table rows of `round_errors` as text, below `ROUND_HEADINGS`.
+    """Format the table of `round_errors` as lines of text, for the columns `ROUND_HEADINGS`.
 
     Parameters
     ----------
     submissions : DataFrame
-        Of `cross_validated_submissions`.
+        Result of `cross_validated_submissions`.
 
     Returns
     -------
@@ -878,19 +887,19 @@ def error_lines(submissions: pd.DataFrame) -> list[tuple[str, ...]]:
 
 
 def right_order(submissions: pd.DataFrame) -> tuple[float, int]:
-    """Count pairs of submissions that are predicted in the order of their minutes.
+    """Return the share of pairs of submissions on different GPUs that are predicted in the right order of time.
 
-    Pairs are on two kinds of GPUs, of one benchmark, round and count.
+    Pairs agree in benchmark, round and number of GPUs.
 
     Parameters
     ----------
     submissions : DataFrame
-        Of `cross_validated_submissions`.
+        Result of `cross_validated_submissions`.
 
     Returns
     -------
     tuple of (float, int)
-        The share, and how many pairs differ enough to have an order (by `SAME`).
+        (share in the right order, number of pairs whose times differ by more than `SAME`).
     """
     right = pairs = 0
     on_gpus = submissions[submissions["kind"] == "gpu"]
@@ -909,7 +918,7 @@ def percent(share: float) -> str:
     Parameters
     ----------
     share : float
-        The share.
+        The fraction.
 
     Returns
     -------

@@ -46,19 +46,19 @@ class PowerSGD:
         return f"matrices of gradients as factors of rank {self.rank:g}"
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
-        """Count the all-reduces of the two factors, with a and b rows; the first also carries the vectors."""
+        """Return the all-reduces of the two factors (with a and b rows); the first also carries the vectors."""
         factors = self._factors(gradient)
         vectors = (gradient.elements - np.asarray(gradient.matrix_elements)) * gradient.width
         return Message("all_reduce", np.asarray(factors / 2.0 + vectors)), Message("all_reduce", factors / 2.0)
 
     def encode(self, gradient: SummedGradient) -> Coding:
-        """Count the products M Q and Mᵀ P, each of which reads the matrix, and the update of the error."""
+        """Count the work before the all-reduces: products M Q and Mᵀ P, which each read the matrix, and the error."""
         matrix = VALUE_BYTES * np.asarray(gradient.matrix_elements, dtype=np.float64)
         flops = 4.0 * self.rank * gradient.matrix_elements + 2.0 * self.rank**2 * gradient.matrix_sides
         return Coding.of(4.0 * matrix, 2.0 * matrix, flops=flops, launches=4.0 * gradient.tensors)
 
     def decode(self, gradient: SummedGradient) -> Coding:
-        """Count the product P Qᵀ, its write, and the write of the new error (the difference to the gradient)."""
+        """Count the work after the all-reduces: the product P Qᵀ, its write, and the write of the new error."""
         matrix = VALUE_BYTES * np.asarray(gradient.matrix_elements, dtype=np.float64)
         flops = 2.0 * self.rank * gradient.matrix_elements
         return Coding.of(matrix, 2.0 * matrix, flops=flops, launches=np.asarray(gradient.tensors))
@@ -95,7 +95,7 @@ class SufficientFactors:
         return Coding.of(np.zeros(np.shape(gradient.bytes)), 0.0, launches=0.0)
 
     def decode(self, gradient: SummedGradient) -> Coding:
-        """Count the product that rebuilds the gradient from all ranks' factors: 2 P B a b FLOP."""
+        """Count the work of rebuilding the gradient from all ranks' factors: 2 P B a b FLOP for a layer (a, b)."""
         flops = 2.0 * gradient.ranks * gradient.samples * np.asarray(gradient.dense_elements)
         read = gradient.ranks * gradient.samples * np.asarray(gradient.dense_sides) * gradient.width
         written = np.asarray(gradient.dense_elements) * gradient.width
@@ -272,9 +272,9 @@ _WEIGHT_BYTES, _GRADIENT_BYTES, _COPY_BYTES = 1.0, 0.5, 2.0
 
 @dataclass(frozen=True, slots=True)
 class _ZeroPlusPlus:
-    """ZeRO++: the messages of one pass over all parameters.
+    """ZeRO++ compression: quantised collectives of ZeRO-3 for one pass over all parameters.
 
-    They are the forward all-gather, the backward all-gather inside the node, and two all-to-alls of gradients.
+    They are the forward all-gather, the backward all-gather within a node, and two all-to-alls of gradients.
     """
 
     summary = "8-bit gathers, 16-bit copies inside a node, 4-bit scatters of sharded training"
@@ -336,7 +336,7 @@ def union_density(density: Numeric, ranks: Numeric) -> Array:
 
 
 def _entry_bytes(density: Numeric) -> Array:
-    """Compute the bytes per element of a vector: those of its sparse or dense form, whichever is smaller."""
+    """Return the bytes per element of a vector in sparse form (index and value) or dense form, whichever is smaller."""
     return np.asarray(np.minimum(_PAIR_BYTES * np.asarray(density), VALUE_BYTES))
 
 
@@ -355,9 +355,10 @@ def doubling_bytes(density: Numeric, ranks: Numeric) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _Sparse:
-    """The share ``density`` of a gradient's elements with the largest magnitude (top-k).
+    """Sparse gradients (top-k): each rank sends the share ``density`` of elements with the largest magnitude.
 
-    The rest is added to the next gradient. With ``momentum`` the optimizer's momentum is also kept and corrected (DGC).
+    The rest is added to the next gradient (error feedback). With ``momentum`` the optimizer's momentum is also kept and
+    corrected (DGC).
     """
 
     name: str
@@ -418,9 +419,9 @@ class _Sparse:
 
 @dataclass(frozen=True, slots=True)
 class GlobalTopK:
-    """The largest entries over all ranks (gTop-k): in each of log₂ P rounds two selections merge into one.
+    """Sparse gradients with the largest entries over all ranks (gTop-k).
 
-    A message never grows: a rank sends 2 k log₂ P pairs in all.
+    In each of log₂ P rounds two selections of k entries merge into one of k, so a rank sends 2 k log₂ P pairs in all.
     """
 
     density: float

@@ -109,13 +109,13 @@ class Coding:
         Parameters
         ----------
         read, written : array-like
-            Bytes.
+            Bytes of element-wise passes.
         flops : array-like, default 0.0
-            FLOP.
+            FLOP of matrix products.
         launches : array-like, default 1.0
-            Kernels.
+            Number of kernels.
         calls : array-like, default 0.0
-            Calls of the host.
+            Framework calls for single matrices.
 
         Returns
         -------
@@ -201,7 +201,7 @@ class Compression(Protocol):
         """
 
     def state(self, gradient: SummedGradient) -> Array:
-        """Count the bytes that a rank keeps from step to step, such as error feedback and momentum.
+        """Count the memory [byte] that a rank keeps from step to step for this method (error feedback, momentum).
 
         Parameters
         ----------

@@ -33,7 +33,10 @@ def exponential_gap(workers: Numeric) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Neighbours with which a worker averages in each step: ``ring`` 2, ``exp`` ⌈log₂ N⌉, ``one-peer`` 1."""
+    """Graph of gossip: the neighbours with which a worker averages in each step.
+
+    ``neighbours`` is ``ring`` (2 neighbours), ``exp`` (⌈log₂ N⌉) or ``one-peer`` (1).
+    """
 
     neighbours: str
     reference: str
@@ -65,10 +68,11 @@ _TOPOLOGIES = {
 
 @dataclass(frozen=True, slots=True)
 class Gossip:
-    """Averaging with neighbours: T = compute (1 + W of d + 1 workers) + max(0, d · neighbour − compute).
+    """Gossip averaging: each worker averages its parameters with d neighbours in each step.
 
-    d is the number of neighbours in each step. The averaged parameters are those at the start of the step, so their
-    exchange overlaps with the whole step and not only with its backward pass (Lian et al., 2017, section 4).
+    The step time is compute (1 + W of d + 1 workers) + max(0, d · neighbour − compute), where W is the share of waiting
+    for the slowest. The averaged parameters are those at the start of the step, so their exchange overlaps with the
+    whole step and not only with its backward pass (Lian et al., 2017, section 4).
     """
 
     kind: str
@@ -121,10 +125,10 @@ def _local_step(workload: Workload, steps: Numeric, synchronisation: Numeric) ->
 
 @dataclass(frozen=True, slots=True)
 class Periodic:
-    """Workers make ``steps`` local steps, then average their parameters.
+    """Local SGD and relatives: workers make ``steps`` local steps, then average their parameters.
 
-    ``copies`` is the number of fp32 copies of the parameters that a worker needs for this. The parameters are sent in
-    ``fragments``, one after another, each overlapped with the steps up to the next.
+    ``copies`` is the number of further fp32 copies of the parameters that a worker stores. The parameters are sent in
+    ``fragments`` parts, one after another, each overlapped with the steps up to the next part.
     """
 
     name: str
@@ -192,9 +196,10 @@ def diloco(argument: str) -> Consistency:
 
 @dataclass(frozen=True, slots=True)
 class Federated:
-    """Rounds of ``steps`` local steps at clients that pull and push the model over links of their own.
+    """Federated averaging: rounds of ``steps`` local steps at clients with links of their own.
 
-    T = μ (1 + c e_N / √H + e_N persistent) + 2 neighbour / H.
+    Clients pull and push the model each round. The time per step is μ (1 + c e_N / √H + e_N persistent) + 2 neighbour /
+    H, with mean compute time μ, H = ``steps``, noise c of a step and e_N the expected largest of N normal deviates.
     """
 
     steps: int

@@ -44,7 +44,7 @@ class Station:
 
 
 def closed_queue(customers: Numeric, think: Numeric, service: Numeric, variation: float = REGULAR) -> Station:
-    """Solve a closed queue: one server that like customers visit, who think between two visits.
+    """Solve a closed queue: one server and n equal customers, who think between two visits.
 
     Parameters
     ----------
@@ -220,25 +220,25 @@ class Asynchronous:
 def staleness(
     workers: Numeric, think: Numeric, throughput: Numeric, utilization: Numeric, jitter: Numeric
 ) -> tuple[Array, Array]:
-    """Return the updates that others make between a worker's pull and its push.
+    """Return how many updates other workers make between a worker's pull and its push.
 
     Parameters
     ----------
     workers : array-like
         Number of workers.
     think : array-like
-        Seconds that a worker computes.
+        Time that a worker computes between pull and push [s].
     throughput : array-like
-        Updates a second of all workers.
+        Updates per second of all workers.
     utilization : array-like
-        Share of the time in which the server is busy.
+        Share of time in which the server is busy [-].
     jitter : array-like
         Coefficient of variation of a worker's computing time.
 
     Returns
     -------
     tuple of (ndarray, ndarray)
-        Mean and deviation.
+        (mean, standard deviation) of the number of updates.
     """
     other_workers = np.asarray(workers) - 1.0
     drift = jitter * think * throughput * other_workers / np.maximum(workers, 1.0)

@@ -126,17 +126,17 @@ class Cycle:
         workload : Workload
             Times and sizes of one worker's step.
         step : array-like
-            Seconds of a worker's step.
+            Time of a worker's step [s].
         updates_per_step : array-like, default 1.0
             Updates of the model while one worker makes a step.
         sent : array-like, default 0.0
-            Bytes that a worker sends a step.
+            Bytes that a worker sends per step.
         staleness : tuple of (array-like, array-like), default (0.0, 0.0)
-            Mean and deviation of the updates that a gradient misses.
+            Mean and standard deviation of the number of updates that a gradient misses.
         extra_memory : array-like, default 0.0
-            Bytes that a worker holds in addition to a synchronous one.
+            Memory of a worker beyond that of a synchronous one [byte].
         server : tuple of (array-like, array-like), default (np.nan, np.nan)
-            Utilization and knee of the parameter servers.
+            Busy fraction of the fullest parameter server, and the number of workers above which it is the limit.
 
         Returns
         -------
@@ -193,12 +193,12 @@ CONSISTENCY: Registry[Callable[[str], Consistency]] = Registry("consistency mode
 
 
 def consistency(text: str) -> Consistency:
-    """Look up a model by its text.
+    """Build the consistency model that a text names.
 
     Parameters
     ----------
     text : str
-        Such as ``ssp:4``.
+        Name and argument, such as ``ssp:4``.
 
     Returns
     -------
@@ -246,20 +246,20 @@ def idle_servers(run: Run) -> list[str]:
 
 
 def count_argument(name: str, argument: str, meaning: str, least: int = 1, most: int = 10**7) -> int:
-    """Read the whole number after the colon of a model's name.
+    """Parse the whole number after the colon of a consistency model's name.
 
     Parameters
     ----------
     name : str
-        The model.
+        Name of the model.
     argument : str
-        Text after the colon of the name, or empty.
+        Text after the colon; empty without a colon.
     meaning : str
-        Meaning of the number.
+        Meaning of the number, for error messages.
     least : int, default 1
-        Its range.
+        Smallest allowed number.
     most : int, default 10 ** 7
-        Its range.
+        Largest allowed number.
 
     Returns
     -------

@@ -388,11 +388,11 @@ class SamplesToLoss(SamplesLaw):
 
 
 class StalenessAccuracy(Law):
-    """Final accuracy by staleness: fresh − slope · staleness, after ``updates`` updates with one ``batch`` per worker.
+    """Law of final accuracy by staleness of gradients: accuracy = fresh - slope · staleness.
 
-    ``staleness`` is the mean number of updates by others between a worker's read and its write, up to ``largest``. The
-    learning rate is that of one worker. ``guessing`` is the accuracy of a network that never learned. ``residual`` is
-    the rms error of single runs.
+    It holds after ``updates`` updates with one ``batch`` [samples] per worker, at the learning rate of one worker.
+    ``staleness`` is the mean number of updates by others between a worker's read and its write, up to ``largest``.
+    ``guessing`` is the accuracy of a network that never learned. ``residual`` is the rms error of single runs [-].
     """
 
     model: str
@@ -518,8 +518,8 @@ def fit_critical_batch(batches: Array, samples: Array) -> tuple[float, float]:
     Returns
     -------
     tuple of float
-        ``samples_min`` and ``critical_batch``. The latter is inf where samples do not grow with the batch; then
-        ``samples_min`` is their harmonic mean.
+        (``samples_min``, ``critical_batch``) [samples]. The latter is inf where samples do not grow with the batch;
+        then ``samples_min`` is their harmonic mean.
 
     Raises
     ------
@@ -650,19 +650,20 @@ def _residual(law: ReferencePoints, batches: Array, samples: Array) -> float:
 
 
 def leave_out(law: ReferencePoints, batch: float) -> ReferencePoints:
-    """Fit the law again without the points at one batch.
+    """Refit the law of samples to target by batch without the reference points at one batch.
 
     Parameters
     ----------
     law : ReferencePoints
         Law of all points.
     batch : float
-        Global batch that is left out.
+        Global batch that is left out [samples].
 
     Returns
     -------
     ReferencePoints
-        Law of the other points, with the residual of the old one.
+        Law of the other points. It keeps the residual and seed noise of ``law``, which has more points to estimate
+        them.
 
     Raises
     ------

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OperationKernels:
-    """Kernels of one operation, forward and backward, and how often they run.
+    """Kernels that one operation launches, forward and backward, and how often they run.
 
     Attributes
     ----------
@@ -72,18 +72,18 @@ def fuse_passes(
     Parameters
     ----------
     launches : sequence of OperationKernels
-        Launches of a layer, in order.
+        Operations of a layer with their kernels, in order.
     readers : dict of str to int
         Number of operations that read each tensor, by tensor name.
     precision : Precision
-        Bytes of each role of a number.
+        Number formats (bytes of weights, activations, …).
     chains : Chains, optional
         Which chains the software merges.
 
     Returns
     -------
     list of OperationKernels
-        Fewer launches, in order.
+        Fewer operations, in order; merged ones no longer move the tensors between them.
     """
     merged: list[OperationKernels] = []
     for launch in launches if chains != "none" else ():
@@ -118,7 +118,7 @@ def convolved_tensors(nodes: Iterable[Node]) -> frozenset[str]:
 def fused_into_convolution(
     launch: OperationKernels, convolved: frozenset[str], precision: Precision
 ) -> OperationKernels:
-    """Fuse a pass into the convolutions that read its output.
+    """Fuse an element-wise pass into the convolutions that read its output.
 
     The convolutions read the input of the pass, and compute the pass again in the backward pass instead of saving its
     output.
@@ -126,16 +126,16 @@ def fused_into_convolution(
     Parameters
     ----------
     launch : OperationKernels
-        The pass; any other launch is returned unchanged.
+        The operation; anything but such a pass is returned unchanged.
     convolved : frozenset of str
         Names of tensors that only convolutions read.
     precision : Precision
-        Bytes of each role of a number.
+        Number formats (bytes of weights, activations, …).
 
     Returns
     -------
     OperationKernels
-        The launch with the bytes that remain.
+        The operation with the bytes that it still moves.
     """
     operation = launch.operation
     if not isinstance(operation, MemoryPass) or operation.out.name not in convolved:
@@ -159,16 +159,16 @@ def unfused_softmax(launch: OperationKernels, multiple: int, precision: Precisio
     Parameters
     ----------
     launch : OperationKernels
-        The softmax; any other launch is returned unchanged.
+        The softmax; any other operation is returned unchanged.
     multiple : int
         Number of matrices that the fused kernel processes together; 1 if it accepts any number.
     precision : Precision
-        Bytes of each role of a number.
+        Number formats (bytes of weights, activations, …).
 
     Returns
     -------
     OperationKernels
-        The launch, with one kernel per pass.
+        The softmax with one kernel per pass.
     """
     softmax = launch.operation
     if (
@@ -254,7 +254,7 @@ def _follows_norm(first: OperationKernels, second: OperationKernels) -> bool:
 
 
 def _join(first: OperationKernels, second: OperationKernels, precision: Precision) -> OperationKernels:
-    """Fuse two launches: the tensor between them is not moved, forward and (if both have a pass) backward."""
+    """Fuse two operations into one: the tensor between them is not moved, forward and backward (if both have one)."""
     between = first.operation.out.bytes(precision)
     kept = first.operation.out.name in {t.name for t in (*first.operation.saves, *second.operation.saves)}
     forward = _merged(first.forward, second.forward, 0.0 if kept else between, between)
@@ -486,10 +486,11 @@ BesideDispatch = Literal["shared experts", "microbatch"]
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Method of dispatching tokens to experts (MoE all-to-all).
+    """How tokens are dispatched to experts (MoE all-to-all).
 
-    With ``targets`` a token is sent once to each of these nodes or devices, even if several of its experts are there;
-    with None it is sent once to each expert. ``beside`` is the computation that overlaps with the exchange.
+    With ``targets`` (a number of nodes or devices) a token is sent once to each of these, even if several of its
+    experts are there; with None it is sent once to each expert. ``beside`` names the computation that overlaps with the
+    exchange.
     """
 
     targets: int | None = None
@@ -498,7 +499,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class LoweringOptions:
-    """Software choices for lowering a layer graph to kernels: fusion, recomputation, MoE dispatch."""
+    """Choices of the software that decide how a layer graph becomes kernels: fusion, recomputation, MoE dispatch."""
 
     #: Chains of element-wise passes that are one kernel.
     chains: Chains = "none"
@@ -635,7 +636,7 @@ class SavedTensorCounter:
         return new * times_larger
 
     def _new_copies(self, name: str, copy: str, which: str, copies: int) -> int:
-        """Record ``copies`` of a tensor in some loops as saved, and return how many of them are new."""
+        """Record ``copies`` of a tensor as saved, and return how many of them no earlier call has recorded."""
         if (name, copy, which) in self._seen:
             return 0
         self._seen.add((name, copy, which))

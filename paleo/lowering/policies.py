@@ -35,27 +35,27 @@ _SLACK = 1.0 + 2.0**-40
 def cut_into_stages(
     program: Program, weights: Sequence[float], stages: Sequence[int], how: Cut | None = None
 ) -> list[Chunk]:
-    """Cut a network into contiguous pieces for pipeline stages.
+    """Cut a network into contiguous model chunks for pipeline stages.
 
-    By default, as in Megatron, each piece has equally many layers of the heaviest block if their number is divisible.
-    Layers before the block are on the first piece and those after it on the last. Otherwise the time of the slowest
+    By default, as in Megatron, each chunk has equally many layers of the heaviest block if their number is divisible.
+    Layers before the block are on the first chunk and those after it on the last. Otherwise the time of the slowest
     stage is minimised.
 
     Parameters
     ----------
     program : Program
-        The lowered network.
+        The lowered network: its sections are runs of equal layers.
     weights : sequence of float, shape (sections,)
-        Time of one layer iteration of each section, forward and backward [s].
+        Time of one layer of each section, forward and backward [s].
     stages : sequence of int, shape (pieces,)
-        Stage of each piece (`Schedule.stages_of`).
+        Stage of each chunk (`Schedule.stages_of`).
     how : Cut, optional
-        ``uniform``, ``time``, or the number of layers of each piece; by default as above.
+        ``uniform``, ``time``, or the number of layers of each chunk; by default as above.
 
     Returns
     -------
     list of Chunk
-        Sections and numbers of layers of each piece.
+        For each chunk (section, number of its layers) pairs.
 
     Raises
     ------
@@ -138,28 +138,30 @@ def _check_empty(program: Program, layers: Sequence[int], counts: Sequence[int])
 
 
 def balanced_cut(program: Program, weights: Sequence[float], stages: Sequence[int]) -> tuple[int, ...]:
-    """Cut a network so that its heaviest stage is as light as possible; earlier pieces are the lighter ones.
+    """Return the number of layers of each model chunk for which the slowest stage is as fast as possible.
+
+    Among equal cuts, earlier chunks are the lighter ones.
 
     Parameters
     ----------
     program : Program
         The lowered network.
     weights : sequence of float, shape (sections,)
-        Time of one layer iteration of each section, forward and backward [s].
+        Time of one layer of each section, forward and backward [s].
     stages : sequence of int, shape (pieces,)
         Stage of each piece.
 
     Returns
     -------
     tuple of int
-        Layers of each piece, for `cut_into_stages`; empty if there are fewer layers than pieces.
+        Layers of each chunk, for `cut_into_stages`; empty if there are fewer layers than chunks.
     """
     return _balanced_layers(_units(program, weights), tuple(stages))
 
 
 @lru_cache(maxsize=2**16)
 def _balanced_layers(runs: tuple[tuple[float, int, int], ...], stages: tuple[int, ...]) -> tuple[int, ...]:
-    """Compute `balanced_cut` of `_units`; cached, as a search asks for the same units at many numbers of stages."""
+    """Compute `balanced_cut` from the result of `_units`; cached, as a search asks for the same units many times."""
     units = [(weight, count) for weight, count, times in runs for _ in range(times)]
     if len(units) < len(stages):
         return ()
@@ -171,14 +173,14 @@ def _balanced_layers(runs: tuple[tuple[float, int, int], ...], stages: tuple[int
 def slowest_stage_time(
     program: Program, weights: Sequence[float], chunks: Sequence[Chunk], stages: Sequence[int]
 ) -> float:
-    """Return the time of the slowest stage.
+    """Return the forward plus backward time of the slowest stage for one microbatch.
 
     Parameters
     ----------
     program : Program
         The lowered network.
     weights : sequence of float, shape (sections,)
-        Time of one layer iteration of each section [s].
+        Time of one layer of each section [s].
     chunks : sequence of Chunk
         Pieces, as `cut_into_stages` returns them.
     stages : sequence of int, shape (pieces,)
@@ -215,10 +217,10 @@ def _units(program: Program, weights: Sequence[float]) -> tuple[tuple[float, int
 
 
 def _balanced_ends(weights: Sequence[float], stages: Sequence[int], *, early: bool = False) -> list[int]:
-    """Return the ends of contiguous pieces whose heaviest stage is as light as possible, then whose heaviest piece is.
+    """Return the ends of contiguous chunks with the lightest heaviest stage, then the lightest heaviest chunk.
 
-    Pieces that are balanced one by one are taken unless a stage becomes lighter where it shares out its weight over its
-    pieces, or where all pieces have equally many units. Units that do not divide evenly are on later pieces, or with
+    Chunks that are balanced one by one are taken, unless a stage gets lighter by sharing out its weight over its
+    chunks, or all chunks have equally many units. Units that do not divide evenly are on later chunks, or with
     ``early`` on earlier ones.
     """
     pieces = len(stages)
@@ -228,13 +230,13 @@ def _balanced_ends(weights: Sequence[float], stages: Sequence[int], *, early: bo
 
 
 def _loads(weights: Sequence[float], ends: Sequence[int], stages: Sequence[int]) -> tuple[float, float]:
-    """Return the weights of the heaviest stage and of the heaviest piece, without the last bits of sums."""
+    """Return (weight of the heaviest stage, weight of the heaviest chunk), rounded to single precision."""
     pieces = np.add.reduceat(weights, [0, *ends[:-1]])
     return float(np.float32(np.bincount(stages, pieces).max())), float(np.float32(pieces.max()))
 
 
 def _least_filled(weights: Sequence[float], stages: Sequence[int], early: bool) -> list[int]:
-    """Return the ends of pieces that are filled up to the least weight of a stage that suffices.
+    """Return the ends of chunks that are filled up to the least weight per stage that suffices.
 
     Pieces are filled from the back, so that the output layer is placed before the layers that make up for it. The least
     weight is found by bisection, between the weight that a filling reaches and the next larger one. Where stages can be
@@ -264,7 +266,7 @@ def _running_sums(weights: Sequence[float]) -> list[float]:
 
 
 def _mirrored(ends: Sequence[int]) -> list[int]:
-    """Return the ends of pieces that were counted from the back."""
+    """Convert ends of chunks that were counted from the back to ends counted from the front."""
     return [ends[-1] - end for end in (0, *ends[:-1])][::-1]
 
 
@@ -279,7 +281,7 @@ def _filled(
     Returns
     -------
     tuple of (list of int, float, float)
-        Ends of pieces, weight of the heaviest stage, least weight at which a piece would take another unit.
+        (ends of the chunks, weight of the heaviest stage, least weight at which a chunk would take another unit).
     """
     ends, base, following, open_pieces = list[int](), 0.0, np.inf, Counter(stages)
     taken = dict.fromkeys(stages, 0.0)
@@ -507,7 +509,7 @@ class Policies(NamedTuple):
         Returns
         -------
         tuple[Mask, Mask, Array]
-            Views of ``full``, ``core`` and ``group``.
+            (``full``, ``core``, ``group``) with trailing axes.
         """
         shape = self.full.shape + (1,) * (axes - self.full.ndim)
         return self.full.reshape(shape), self.core.reshape(shape), self.group.reshape(shape)
@@ -653,7 +655,7 @@ def has_mixed_recompute(run: Run) -> bool:
 
 
 def policy_shares(program: Program, run: Run, pieces: int) -> dict[str, Array]:
-    """Compute the share of each section's layers under each policy, before the network is cut.
+    """Return the share of each section's layers that each recompute policy applies to, before the network is cut.
 
     If a run recomputes N layers of each piece, these count as their share of all layers.
 
@@ -753,7 +755,7 @@ def most_recomputable_layers(program: Program, pieces: Sequence[Chunk]) -> int:
 
 
 def _numbered(pieces: Sequence[Chunk]) -> Iterator[Layers]:
-    """Yield each piece with the numbers of its layers in the network."""
+    """Yield each model chunk with the indices of its layers within their sections."""
     done: dict[int, int] = {}
     for piece in pieces:
         numbered = []
@@ -765,7 +767,7 @@ def _numbered(pieces: Sequence[Chunk]) -> Iterator[Layers]:
 
 
 def _piece_policies(program: Program, run: Run, piece: Layers, whole: Mask) -> Iterator[tuple[int, _Policy]]:
-    """Yield each layer of a piece, in order, with its policy."""
+    """Yield (section, recompute policy) of each layer of a model chunk, in order."""
     if run.recompute.by_layer:
         policies = _by_layer(program, run)
         yield from ((section, policies[section][layer]) for section, layers in piece for layer in layers)

@@ -159,7 +159,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """Parameter gradients of one layer iteration that are summed over ``axes``, in elements on this rank."""
+    """Parameter gradients of one layer that are summed over the mesh ``axes``, as ``elements`` on this rank."""
 
     axes: Axes
     elements: float
@@ -262,18 +262,18 @@ class Program:
 def lower(
     graph: Graph, placement: Placement, mesh: Mesh, precision: Precision, options: LoweringOptions | None = None
 ) -> Program:
-    """Lower a network to the kernels and collectives of the rank with the most work.
+    """Lower a layer graph to the kernels and collectives of one microbatch on the rank with the most work.
 
     Parameters
     ----------
     graph : Graph
-        The network at the samples of one rank's microbatch.
+        The network, with the samples of one rank's microbatch.
     placement : Placement
-        Split of every layer's dims over mesh axes.
+        How every layer's dims are split over mesh axes.
     mesh : Mesh
-        Degrees of the axes.
+        Parallel degrees of the axes.
     precision : Precision
-        Bytes of each role of a number.
+        Number formats (bytes of weights, activations, …).
     options : LoweringOptions, optional
         Choices of the software; by default nothing is fused.
 
@@ -295,7 +295,7 @@ def lower(
 
 
 def _owners(nodes: Sequence[Node], nodes_of: Sequence[slice]) -> dict[str, int]:
-    """Map each parameter to its section: the first section that reads it."""
+    """Map each parameter's name to the index of the first section that reads it, which owns it."""
     numbered = [(number, node) for number, members in enumerate(nodes_of) for node in nodes[members]]
     return {name: number for number, node in reversed(numbered) for name in node.parameters}
 
@@ -321,7 +321,7 @@ class _Lowering:
         return self.graph.once(("whole", placed), lambda: without_regather(placed), any_batch=True)
 
     def section(self, number: int, members: Sequence[PlacedNode]) -> tuple[Section, tuple[TiedParameter, ...]]:
-        """Return the section of some layers with its ties; equal sections are one cached object."""
+        """Return the lowered section of some layers and its tied parameters; equal sections are one cached object."""
         key = number, members, self.precision, self.options
         return self.graph.once(key, lambda: self._section(number, members), any_batch=True)
 
@@ -373,7 +373,7 @@ class _Lowering:
         return section, tuple(ties)
 
     def _policy(self, nodes: list[Node]) -> SectionCheckpoints:
-        """Return the recomputation of a section, which does not depend on its split."""
+        """Return what recomputation repeats and frees in a section; it does not depend on the parallel split."""
         key = "policy", self.checkpoints, nodes[0].name, len(nodes)
         return self.graph.once(key, lambda: SectionCheckpoints.of(nodes, self.checkpoints), any_batch=True)
 
@@ -385,7 +385,7 @@ class _Lowering:
         return self._shares[placed.share]
 
     def _freed_bytes(self, members: Sequence[PlacedNode], repeat: int, saved: float, core: float) -> float:
-        """Count the saved bytes that selective recomputation frees.
+        """Return the saved bytes that selective recomputation frees.
 
         If it recomputes all but attention's core and every second product, the input of the block and the outputs of
         these stay saved.
@@ -402,7 +402,7 @@ class _Lowering:
         return max(0.0, saved - stays)
 
     def _saved_bytes(self, placed: PlacedNode, freed: frozenset[str]) -> tuple[float, float]:
-        """Count the bytes that a layer is the first to save, over its iterations, and the part in ``freed`` tensors."""
+        """Return (bytes that a layer is the first to save, over its iterations; part of these in ``freed`` tensors)."""
         total = core = 0.0
         for name, size, copies in self._share(placed).saved:
             kept = size * (copies / placed.gathered.get(name, 1))
@@ -556,15 +556,15 @@ class _Lowering:
 
 
 def _spread(node: Node, owed: Communication) -> tuple[int, int, int]:
-    """Return the experts that a token visits, all experts, and the ranks that share them."""
+    """Return (experts that a token visits, number of all experts, ranks over which they are spread)."""
     visited, experts = experts_per_token(node)
     return visited, experts, round(experts / owed.tensor.size("experts"))
 
 
 class _LayerShare(NamedTuple):
-    """Properties of a layer that follow from a rank's operations only.
+    """What one rank's share of a layer launches and saves.
 
-    ``kernels`` holds those of each operation, forward and backward. ``saved`` holds, for each saved tensor, its name,
+    ``kernels`` holds (forward, backward) kernels of each operation. ``saved`` holds, for each saved tensor, its name,
     its bytes and the number of its copies that no other layer saves. ``workspaces`` are temporary bytes of each
     operation.
     """
@@ -611,7 +611,7 @@ def _formats(node: Node, precision: Precision) -> Precision:
 
 
 def _stored(operation: Operation, tensor: Tensor, precision: Precision, formats: Precision) -> tuple[float, str]:
-    """Return the bytes that are saved of a tensor, and the format of the copy if it is one.
+    """Return (bytes that are saved of a tensor, format of the saved copy or '' if the tensor itself is saved).
 
     Products in a narrow format save the narrow copy of their input (Transformer Engine), even if other operations save
     the tensor itself.
@@ -682,14 +682,14 @@ def _local_bytes(placed: PlacedNode, tensor: Tensor, precision: Precision) -> fl
 
 
 def dispatched(program: Program, dispatch: Dispatch) -> Program:
-    """Return a program whose tokens are sent to their experts in another way than one copy to each expert.
+    """Return a program whose tokens are dispatched to experts in another way than one copy per expert.
 
     If each token is sent once to a node or device, its copies are written in sorted order there.
 
     Parameters
     ----------
     program : Program
-        The lowered network.
+        The lowered network, with one copy of a token per expert.
     dispatch : Dispatch
         How tokens are sent.
 

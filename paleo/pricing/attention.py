@@ -155,7 +155,7 @@ def tile_shape(tiles: tuple[tuple[float, float, float], ...], head_dim: Sizes) -
     Returns
     -------
     tuple of (ndarray, ndarray)
-        Rows, columns; the shape of `head_dim`.
+        (query rows, key columns), in the shape of `head_dim`.
 
     Examples
     --------
@@ -199,7 +199,7 @@ def key_blocks(
     causal: Mask,
     window: Sizes = 0.0,
 ) -> Array:
-    """Count the key blocks that the query tiles of one head visit, all tiles together.
+    """Count the key blocks that all query tiles of one head visit together.
 
     Tile i under a causal mask (aligned at the last key) visits ceil((offset + (i + 1) t) / c) blocks of c keys, with t
     tokens a tile and offset = kv_length - query_length. The sum over i has a closed form, which is exact if t divides c
@@ -333,7 +333,7 @@ def decode_splits(
     Returns
     -------
     tuple of (ndarray, ndarray of bool)
-        Parts, and True where a captured graph launches them for any length.
+        (splits of each tile, True where a captured CUDA graph launches that many at any length).
     """
     never = np.zeros(np.shape(tiles), dtype=np.bool_)
     if division.decode_splits == "waves":
@@ -386,7 +386,7 @@ def wave_splits(*, tiles: Sizes, blocks: Sizes, slots: float, most: int = WAVE_S
 
 
 def _fewest_full(n: Array, b: Array, splits: Array, slots: float) -> Array:
-    """Evaluate `wave_splits` for tiles ``n`` of ``b`` key blocks over the candidate numbers of splits."""
+    """Return the result of `wave_splits` for ``n`` tiles of ``b`` key blocks, over candidate numbers of splits."""
     best, chosen = np.zeros(n.shape), np.zeros(n.shape)
     fullness = []
     for s in splits:
@@ -471,7 +471,7 @@ def cache_write_time(
     bandwidth : float
         Memory bandwidth that is reached [byte/s].
     device : DeviceFigures
-        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
 
     Returns
     -------
@@ -559,7 +559,7 @@ def attention_prefill_time(
     kernel_name : str
         Name in `KERNELS`.
     device : DeviceFigures
-        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
     parameters : PrefillParameters
         Calibration of the device.
     window : array-like, default 0.0
@@ -708,7 +708,7 @@ def attention_backward_time(
     kernel_name : str
         Name in `KERNELS`.
     device : DeviceFigures
-        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
     parameters : PrefillParameters
         Calibration of the device.
     window : array-like, default 0.0
@@ -770,7 +770,7 @@ def attention_decode_time(
     kernel_name : str
         Name in `KERNELS`.
     device : DeviceFigures
-        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
     parameters : DecodeParameters
         Calibration of the device.
     window : array-like, default 0.0
@@ -814,7 +814,10 @@ def attention_decode_time(
 
 
 def _traffic_time(moved: Array, device: DeviceFigures, p: PrefillParameters | DecodeParameters) -> Array:
-    """Compute the time to read bytes of the previous step: through L2, and from memory as far as they do not fit."""
+    """Compute the time to read ``moved`` bytes that the previous step read, too [s].
+
+    All pass through L2; the part that does not stay in L2 from step to step comes from memory.
+    """
     missed = moved * miss_fraction(moved, p.cache_fraction * device.l2_bytes)
     memory = missed / (p.bandwidth_fraction * device.memory_bandwidth)
     through = moved / (p.l2_bytes_per_cycle * device.multiprocessors * device.clock_hz)

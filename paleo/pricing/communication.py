@@ -60,7 +60,7 @@ _BISECTION = 2.0**-30
 
 
 class AlgorithmPrices(Protocol):
-    """Function from an array of payloads to the times of each algorithm [s]."""
+    """Function from an array of payloads [byte] to the time of each algorithm [s], as a dict by name."""
 
     def __call__(self, payload_bytes: Array, names: Sequence[str] | None = None, /) -> Mapping[str, Array]: ...
 
@@ -79,12 +79,12 @@ def fastest(table: Mapping[str, Array]) -> FastestAlgorithm:
     Parameters
     ----------
     table : mapping of str to ndarray
-        Seconds of each algorithm, all of one shape.
+        Times of each algorithm by name [s], all of one shape.
 
     Returns
     -------
     FastestAlgorithm
-        Names and seconds.
+        Name and time of the fastest for each element.
 
     Examples
     --------
@@ -146,7 +146,7 @@ class CollectivePolicy(Protocol):
     """Protocol of a collective library (such as NCCL): which algorithms it may run, and the time of each."""
 
     def candidates(self, operation: str, links: GroupLinks) -> list[Algorithm]:
-        """List the algorithms that the policy chooses from.
+        """List the algorithms that the library may run for an operation on these links.
 
         Parameters
         ----------
@@ -162,7 +162,7 @@ class CollectivePolicy(Protocol):
         ...
 
     def chooses(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Flags:
-        """Return True for the payloads for which the library would run a candidate.
+        """Return for which payloads the library would run an algorithm.
 
         Parameters
         ----------
@@ -183,7 +183,7 @@ class CollectivePolicy(Protocol):
         ...
 
     def seconds(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Array:
-        """Compute the times of collectives by one algorithm.
+        """Compute the time of a collective by one algorithm.
 
         Parameters
         ----------
@@ -265,12 +265,12 @@ def prices(
     links: GroupLinks,
     names: Sequence[str] | None = None,
 ) -> dict[str, Array]:
-    """Compute the times of the candidates of a policy, or of named algorithms.
+    """Compute the times of a collective by each algorithm that a library may run, or by named ones.
 
     Parameters
     ----------
     policy : CollectivePolicy
-        Policy that chooses algorithms.
+        Model of a collective library.
     operation : str
         Collective operation, such as ``all_reduce``.
     payload_bytes : array-like
@@ -283,7 +283,7 @@ def prices(
     Returns
     -------
     dict of str to ndarray
-        Seconds by algorithm; infinite where the policy would not run one.
+        Times by algorithm [s]; infinite where the library would not run it.
     """
     if names is not None:
         chosen = algorithms_by_name(operation, links, names)
@@ -305,12 +305,12 @@ def best(
     links: GroupLinks,
     names: Sequence[str] | None = None,
 ) -> FastestAlgorithm:
-    """Find the fastest candidate of a policy, or the fastest of named algorithms, and its time.
+    """Find the fastest algorithm that a library may run for a collective, or the fastest of named ones.
 
     Parameters
     ----------
     policy : CollectivePolicy
-        Policy that chooses algorithms.
+        Model of a collective library.
     operation : str
         Collective operation, such as ``all_reduce``.
     payload_bytes : array-like
@@ -323,7 +323,7 @@ def best(
     Returns
     -------
     FastestAlgorithm
-        Names and seconds.
+        Name and time [s] for each payload.
 
     Examples
     --------
@@ -338,7 +338,10 @@ def best(
 
 @dataclass(frozen=True, slots=True)
 class Textbook:
-    """Policy of alpha-beta costs with constant shares of the datasheet's bandwidths, and all textbook algorithms."""
+    """Collective model of textbooks: all algorithms of the literature, with alpha-beta costs.
+
+    Bandwidths are constant shares of the datasheet's.
+    """
 
     rates: Rates
 
@@ -383,7 +386,7 @@ class Textbook:
         return [each for each in known if links.can_run(each, operation)]
 
     def chooses(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Flags:
-        """Return True, as every candidate may be chosen.
+        """Return True for every algorithm: this model has no rule that excludes one.
 
         Parameters
         ----------
@@ -447,7 +450,7 @@ class Textbook:
 
 @dataclass(frozen=True, slots=True)
 class Nccl:
-    """Policy of NCCL with calibrated parameters.
+    """Collective model of NCCL: its algorithms and its choice among them, with calibrated parameters.
 
     Attributes
     ----------
@@ -574,7 +577,7 @@ class Nccl:
         )  # fmt: skip
 
     def least(self, operation: str, payload_bytes: Numeric, links: GroupLinks, *, in_network: bool) -> Array:
-        """Bound any algorithm by a kernel's start and the bytes at the datasheet's bandwidth.
+        """Compute a lower bound of the time of any algorithm [s]: start of a kernel, and bytes at datasheet bandwidth.
 
         Parameters
         ----------
@@ -620,7 +623,7 @@ NOT_IN_SWITCH = frozenset({"int8"})
 
 
 def link_parameters(system: System, family: str, calibration: Calibration | None = None) -> SourcedParameters[Any]:
-    """Return the calibrated parameters of one kind of link, such as NCCL inside a node.
+    """Return the calibrated parameters of one family of collectives on a system, such as NCCL within a node.
 
     Parameters
     ----------
@@ -667,14 +670,14 @@ def _parameters_of_system(system: str) -> SourcedParameters[FabricParameters]:
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """Links of a system, for many groups at once; a group is a stride between neighbours and a number of ranks.
+    """Network of a system; it computes the times of collectives for many groups of ranks at once.
 
-    Prices are those of calibrated NCCL, or alpha-beta with constants if ``rates`` is set. ``algorithm`` forces an
-    algorithm for all-reduces. ``host`` is the least time of a collective, which is the host time of its call [s].
-    Prices assume that all groups of the same axes exchange at the same time and share the ports of their nodes. Links
-    of groups and parameters are looked up once. ``handshake`` is the time of a token exchange between nodes in addition
-    to its bytes [s]. ``libfabric`` is what EFA adds to it, with NCCL and with other libraries [s]. ``dispatcher`` is
-    the library of the token exchange.
+    A group is a stride between neighbouring ranks and a number of ranks. Times are those of calibrated NCCL, or of
+    alpha-beta with constants if ``rates`` is set. All groups of the same mesh axes are assumed to exchange at the same
+    time and to share the ports of their nodes. ``algorithm`` forces an algorithm for all-reduces. ``host`` is the host
+    time of launching a collective, its least time [s]. ``handshake`` is the time of a token exchange between nodes in
+    addition to its bytes [s]. ``libfabric`` is what EFA adds to it, with NCCL and with other libraries [s].
+    ``dispatcher`` is the library of the token exchange.
     """
 
     system: System
@@ -699,17 +702,17 @@ class Fabric:
         ----------
         operation : str
             Collective operation, such as ``all_reduce``.
-        strides : Count
-            Distance of neighbours of each group, in ranks.
-        ranks : Count
-            Size of each group.
+        strides : Count, shape (n,)
+            Distance between neighbouring ranks of each group.
+        ranks : Count, shape (n,)
+            Number of ranks of each group.
         payload_bytes : ndarray, shape (n,)
             Size of the whole tensor [byte].
 
         Returns
         -------
-        ndarray
-            Seconds; groups of one rank and empty payloads take none.
+        ndarray, shape (n,)
+            Times [s]; 0 for groups of one rank and empty payloads.
         """
         seconds = np.zeros(len(payload_bytes))
         used = np.flatnonzero((ranks > 1) & (payload_bytes > 0))
@@ -724,7 +727,7 @@ class Fabric:
         return seconds
 
     def _times(self, operation: str, groups: list[tuple[int, int]], index: Count, payload_bytes: Array) -> Array:
-        """Compute the time of payload i over group ``index[i]``."""
+        """Compute the time of each payload [s]; payload i goes over group ``index[i]``."""
         if not self.system.levels:
             raise PlanError(f"system {self.system.name} is one device alone; {operation} needs links")
         links = stack_links([self._placed(operation, *group) for group in groups], index)
@@ -772,7 +775,7 @@ class Fabric:
         return replace(links, levels=(*inside, *left))
 
     def targets(self, stride: int, ranks: int) -> int:
-        """Count the nodes that a group spans, or its ranks if it is inside one node.
+        """Count the destinations of a token dispatch over a group: its nodes, or its ranks if it is within one node.
 
         Parameters
         ----------
@@ -792,7 +795,7 @@ class Fabric:
         return nodes if nodes > 1 else ranks
 
     def handshakes(self, stride: int, ranks: int) -> float:
-        """Return the time of a token exchange in addition to its bytes, if it crosses nodes.
+        """Return the fixed time of a token exchange that crosses nodes, in addition to its bytes [s]; else 0.
 
         Parameters
         ----------
@@ -812,9 +815,9 @@ class Fabric:
         return self.handshake + (self.libfabric[self.dispatcher != "nccl"] if over_efa else 0.0)
 
     def token_exchange(self, step: str, stride: int, ranks: int, payload_bytes: Array) -> Array | None:
-        """Compute the time of a token exchange inside a node by a library that was measured.
+        """Compute the time of an MoE token exchange within a node, by a library that was measured.
 
-        Between nodes NCCL's collectives are priced instead. The measured rows between nodes are of one cluster, whose
+        Between nodes NCCL's collectives are used instead. The measured rows between nodes are of one cluster, whose
         rates halve from four to eight nodes; steps on 8 to 32 nodes of other clusters are predicted worse with them (10
         to 21 %).
 
@@ -832,7 +835,7 @@ class Fabric:
         Returns
         -------
         ndarray, optional
-            Seconds; None if NCCL's collectives price the exchange.
+            Times [s]; None if the exchange is to be predicted as NCCL's collectives.
         """
         measured = self.dispatcher == "deepep" and self.rates is None and ranks > 1
         if not measured or int(self.links(stride, ranks).nodes) > 1:
@@ -865,7 +868,7 @@ class Fabric:
 
     @property
     def policy(self) -> CollectivePolicy:
-        """Policy that chooses and prices the collectives: `Textbook` if ``rates`` is set, else `Nccl`."""
+        """Model of the collective library: `Textbook` if ``rates`` is set, else `Nccl`."""
         if not self._policies:
             self._policies.append(Textbook(self.rates) if self.rates is not None else self._nccl())
         return self._policies[0]
@@ -880,14 +883,14 @@ class Fabric:
 
 
 def _distinct(strides: Count, ranks: Count, payload_bytes: Array) -> tuple[Count, Count]:
-    """Find the first of each set of equal collectives, and for every collective the index of its first equal."""
+    """Return (positions of distinct collectives, for every collective the index of its equal among these)."""
     groups = strides * (ranks.max() + 1) + ranks
     _, different, place = np.unique(groups + 1j * payload_bytes, return_index=True, return_inverse=True)
     return different, place
 
 
 def collective_sources(fabric: Fabric, operation: str, links: GroupLinks) -> str:
-    """Describe the sources of the prices of an operation over a group.
+    """Describe where the parameters come from that predict an operation over a group.
 
     Parameters
     ----------
@@ -907,7 +910,7 @@ def collective_sources(fabric: Fabric, operation: str, links: GroupLinks) -> str
 
 
 def calibrated_families(fabric: Fabric, operation: str, links: GroupLinks) -> dict[str, SourcedParameters[Any]]:
-    """Return the calibrated parameters that price an operation over a group, by family name.
+    """Return the calibrated parameters from which an operation over a group is predicted, by family.
 
     Parameters
     ----------

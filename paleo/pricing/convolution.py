@@ -43,7 +43,10 @@ class Direction(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionShape:
-    """Sizes of convolutions, arrays of one shape; ``channels`` and ``filters`` are those of one group."""
+    """Sizes of convolutions as arrays of one shape; ``channels`` and ``filters`` are those of one group.
+
+    ``direction`` holds values of `Direction`.
+    """
 
     batch: Array
     channels: Array
@@ -231,9 +234,10 @@ _WINOGRAD_BLOCK = (8, 16, 32)
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Time [s] without the launch, and workspace [byte], of one algorithm; the time is infinite if it does not apply.
+    """Cost of one algorithm: time without the launch (``seconds``) [s] and ``workspace`` [byte].
 
-    ``work`` is the FLOP of its products relative to those of the direct convolution, without edges.
+    The time is infinite if the algorithm does not apply. ``work`` is the FLOP of its products relative to those of the
+    direct convolution, without edges.
     """
 
     seconds: Array
@@ -249,7 +253,7 @@ def l2_resident_share(moved: Array, device: DeviceFigures) -> Array:
     moved : ndarray
         Bytes that one kernel writes and the next reads.
     device : DeviceFigures
-        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
 
     Returns
     -------
@@ -269,7 +273,7 @@ def sustained_clock_share(device: DeviceFigures, energy_per_flop: float) -> floa
     Parameters
     ----------
     device : DeviceFigures
-        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
     energy_per_flop : float
         Board power per rate at boost clock [pJ/FLOP]; 17.9 for a V100 of 250 W and 14 TFLOP/s.
 
@@ -285,7 +289,11 @@ def sustained_clock_share(device: DeviceFigures, energy_per_flop: float) -> floa
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Device and convolution library for which times are computed: calibration, bytes per element, release."""
+    """Device and convolution library for which times are computed.
+
+    ``library`` is the cuDNN release (major.minor), ``element_bytes`` the bytes of a stored element; ``channels_last``
+    is True for tensors in that layout.
+    """
 
     device: DeviceFigures
     parameters: ConvolutionParameters
@@ -357,7 +365,7 @@ class Machine:
         return self.memory_time(elements, self.parameters.transform_bandwidth)
 
     def _l2_time_ratio(self, elements: Array) -> Array:
-        """Compute the ratio of the time of traffic between kernels to that of the same traffic through memory.
+        """Compute the time of traffic between two kernels relative to that of the same traffic through memory [-].
 
         Parameters
         ----------
@@ -593,7 +601,7 @@ def _square_unit(shape: ConvolutionShape, side: float) -> Mask:
 
 
 def _extents_of_result(shape: ConvolutionShape) -> tuple[Array, Array, Array, Array]:
-    """Return rows and columns of the result, channels summed over, and channels of the result.
+    """Return (rows of the result, columns of the result, channels summed over, channels of the result).
 
     The data gradient swaps input and output.
     """
@@ -798,7 +806,7 @@ def algorithm_costs(
     shape : ConvolutionShape
         Extents of the convolution; fields broadcast.
     device : DeviceFigures
-        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
     parameters : ConvolutionParameters
         Calibration of the device.
     element_bytes : array-like, default 4.0
@@ -815,7 +823,7 @@ def algorithm_costs(
     Returns
     -------
     dict of str to Cost
-        Seconds (launch included) and workspace [byte]; infinite seconds if the library lacks the algorithm.
+        Time (launch included) and workspace by algorithm; infinite time if the library lacks the algorithm.
     """
     width, release = (np.asarray(number, dtype=np.float64) for number in (element_bytes, library))
     machine = Machine(device, parameters, width, release, channels_last)
@@ -833,19 +841,19 @@ def algorithm_costs(
 
 
 def fastest(costs: Mapping[str, Cost], workspace_limit: Number = np.inf) -> tuple[Array, Array]:
-    """Return the time of the fastest algorithm within a workspace limit, and its share of the direct FLOP.
+    """Return the time of the fastest algorithm within a workspace limit, and its relative FLOP.
 
     Parameters
     ----------
     costs : mapping of str to Cost
-        Seconds and workspace of each algorithm.
+        Time and workspace of each algorithm.
     workspace_limit : array-like, default np.inf
-        Bytes.
+        Largest workspace [byte].
 
     Returns
     -------
     tuple of (ndarray, ndarray)
-        Seconds, infinite if no algorithm fits; FLOP of its products relative to those of the direct convolution.
+        (time [s], infinite if no algorithm fits; FLOP of its products over those of direct convolution [-]).
     """
     times = [np.where(cost.workspace <= workspace_limit, cost.seconds, np.inf) for cost in costs.values()]
     seconds = np.stack(np.broadcast_arrays(*times))
@@ -860,13 +868,13 @@ def fastest_time(costs: Mapping[str, Cost], workspace_limit: Number = np.inf) ->
     Parameters
     ----------
     costs : mapping of str to Cost
-        Seconds and workspace of each algorithm.
+        Time and workspace of each algorithm.
     workspace_limit : array-like, default np.inf
-        Bytes.
+        Largest workspace [byte].
 
     Returns
     -------
     ndarray
-        Seconds; infinite if none fits.
+        Times [s]; infinite if none fits.
     """
     return fastest(costs, workspace_limit)[0]

@@ -56,7 +56,7 @@ class TokenExchangeParameters:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeLinks:
-    """Bandwidths of one device for an exchange: its links and its NIC [byte/s, one direction]."""
+    """Bandwidths of one device for an MoE token exchange, one direction [byte/s]: its links, and its NIC."""
 
     link_bandwidth: float
     nic_bandwidth: float
@@ -84,9 +84,9 @@ def visited_groups(groups: npt.ArrayLike, experts: npt.ArrayLike, top_k: npt.Arr
     Parameters
     ----------
     groups : array-like
-        Groups (ranks, nodes) that share the experts.
+        Number of groups (ranks or nodes) over which the experts are divided.
     experts, top_k : array-like
-        Experts of the layer, and those that a token visits.
+        Number of experts of the layer, and number that a token visits.
 
     Returns
     -------
@@ -122,13 +122,14 @@ def expert_exchange_time(
     Parameters
     ----------
     inside, linked, across : array
-        Bytes that a rank sends to ranks of its node, including itself; over their links; and to other nodes.
+        Bytes that a rank sends: to ranks of its node including itself; the part of these that uses links; to other
+        nodes.
     visits : array
-        Experts that the tokens of a rank visit, summed over the tokens.
+        Visits to experts by the tokens of a rank (tokens times top-k).
     nodes : array
-        Nodes of the ranks.
+        Number of nodes.
     multiprocessors : array
-        Multiprocessors that copy.
+        Number of multiprocessors that copy.
     links : ExchangeLinks
         Links and NIC of a device.
     parameters : TokenExchangeParameters
@@ -235,7 +236,7 @@ def custom_time(*, payload_bytes: Numeric, links: GroupLinks, parameters: Custom
 
 
 def _ring_beyond(payload: Array, wire: Array, links: GroupLinks, p: CustomParameters) -> Array:
-    """Compute the time of NCCL's ring, or of in-switch reduction if that is faster."""
+    """Compute the time of NCCL's ring for large payloads, or of in-switch reduction if that is faster [s]."""
     copied = 0.5 * p.copy * payload / links.ranks / links.levels[0].bandwidth
     moved = wire / p.ring_fraction + copied
     time = (

@@ -86,7 +86,7 @@ def expert_loads(exponent: Array, ratio: Array, ranks: Array, local: Array) -> t
     Returns
     -------
     classes, busiest : array, shapes (CLASSES, rows) and (rows,)
-        Over the mean load of an expert, and of a rank.
+        Load of each class of experts over an expert's mean load; load of the busiest rank over a rank's mean load [-].
     """
     power = exponent + OFF_INTEGER
 

@@ -168,7 +168,7 @@ COMPUTE = ("", "tensor", "vector", "fp32")
 
 
 def unit_of(device: Device, dtype: str, compute: str | None = None) -> Unit:
-    """Return the arithmetic unit (tensor cores or vector units) that runs GEMMs of a number format.
+    """Return the arithmetic unit on which products of a number format run: tensor cores or vector units.
 
     fp32 means fp32 arithmetic; TF32 is a separate format.
 
@@ -261,7 +261,7 @@ def _peak_at_boost(device: Device, peak_flops_per_s: float) -> float:
 
 
 def rate_cut(device: Device, dtype: str, peak_flops_per_s: float) -> float:
-    """Return the ratio of the rate for which tensor cores are built to the rate that the maker allows, for a format.
+    """Return the ratio of the rate for which tensor cores are built to the rate that the maker allows, per format.
 
     Makers halve the rate of sums in fp32 on gaming cards, and allow a quarter of all rates on H20. The paths that feed
     the cores keep their full width.
@@ -377,18 +377,18 @@ ARITHMETIC, SUSTAINED_SPREAD = ("gemm", "attention"), 1.1
 
 @dataclass(frozen=True, slots=True)
 class KernelTimes:
-    """Times of kernels in the order given [s].
+    """Predicted times of kernels, arrays of shape (kernels,) in the order given.
 
     Attributes
     ----------
     total, launch : ndarray
-        Time on the device, and the part of it that is a constant launch.
+        Time on the device, and the part of it that is constant launch time [s].
     host : ndarray
-        Host time of the calls, which are issued ahead of the device.
+        Host time of the launches, which the host issues ahead of the device [s].
     arithmetic : ndarray of bool
         True for kernels limited by arithmetic, False for those limited by memory.
     low, high : ndarray
-        Factors on the time that bound 90 % of the measurements of such kernels.
+        Factors on the time between which 90 % of measurements lie [-].
     """
 
     total: Array
@@ -405,14 +405,14 @@ class KernelTimes:
 
 
 class Pricer(Protocol):
-    """Protocol of an object that computes the times of kernels on one device in one dtype."""
+    """Protocol of an object that predicts the times of kernels on one device in one number format."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def rates(self) -> Rates | None:
-        """Constant rates, if the prices are based on them; None for calibrated prices."""
+        """Constant efficiencies on which the times are based; None for calibrated times."""
 
     @property
     def user_calibration(self) -> Calibration | None:
@@ -420,10 +420,10 @@ class Pricer(Protocol):
 
     @property
     def unmeasured_families(self) -> frozenset[str]:
-        """Kernel families priced so far whose parameters were not measured on this device's architecture."""
+        """Kernel families used so far whose parameters were not measured on this device's architecture."""
 
     def work(self, kernels: Sequence[Kernel]) -> Array:
-        """Return each kernel's executed FLOP relative to the direct algorithm (below 1 for Winograd).
+        """Return the FLOP that each kernel executes relative to those of the direct algorithm, shape (kernels,) [-].
 
         Parameters
         ----------
@@ -437,7 +437,7 @@ class Pricer(Protocol):
         """
 
     def times(self, kernels: Sequence[Kernel]) -> KernelTimes:
-        """Compute the times of kernels.
+        """Predict the times of kernels.
 
         Parameters
         ----------
@@ -447,13 +447,13 @@ class Pricer(Protocol):
         Returns
         -------
         KernelTimes
-            Seconds of device and host; each of shape (kernels,).
+            Device and host times [s], arrays of shape (kernels,).
         """
 
 
 @dataclass(frozen=True, slots=True)
 class _ConstantRates:
-    """Roofline prices with constant shares of the datasheet's peaks.
+    """Kernel times by the roofline, at constant shares of the datasheet's peaks.
 
     If ``rates.combine`` is "sum", they follow the original Paleo (Qi et al., ICLR 2017): arithmetic and traffic add up,
     kinds that are ``free_in_paleo`` cost nothing, and the optimizer update runs at the datasheet's rates. The
@@ -480,7 +480,7 @@ class _ConstantRates:
         return frozenset()
 
     def work(self, kernels: Sequence[Kernel]) -> Array:
-        """Return ones, as no algorithm with fewer products is considered."""
+        """Return 1 for each kernel: no algorithm that saves FLOP (Winograd, FFT) is considered."""
         return np.ones(len(kernels))
 
     def times(self, kernels: Sequence[Kernel]) -> KernelTimes:
@@ -522,7 +522,7 @@ class _ConstantRates:
         return KernelTimes(total, launch, np.zeros(len(kernels)), work / compute >= moved / bandwidth, low, high)
 
     def _work(self, kernels: Sequence[Kernel]) -> tuple[Array, Array]:
-        """Count FLOP of matrix units and bytes of each kernel, with padding if the rates are of systolic arrays."""
+        """Return (FLOP, bytes) of each kernel, padded to the systolic arrays if the rates ask for it."""
         if not self.rates.arrays:
             return np.array([kernel.flops for kernel in kernels]), np.array([kernel.bytes for kernel in kernels])
         from paleo.pricing.systolic import laid_out_bytes, occupied_flops
@@ -532,7 +532,7 @@ class _ConstantRates:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Device times of kernels [s], and the ends of their 90 % intervals as factors on the time."""
+    """Predicted device times of kernels [s], and the ends of their 90 % intervals as factors on the time."""
 
     seconds: Array
     low: Array
@@ -541,7 +541,11 @@ class Prices:
 
 @dataclass(frozen=True)
 class FamilyPrices:
-    """Kernel prices of one device and dtype; a family is a set of kernels that share one calibrated formula."""
+    """Predictor of kernel times on one device in one number format, by families with calibrated formulas.
+
+    A family is a set of kernels that share one formula. ``origins`` collects where the parameters of each used family
+    come from.
+    """
 
     device: Device
     dtype: str
@@ -551,7 +555,7 @@ class FamilyPrices:
 
     @property
     def name(self) -> str:
-        """Source of the parameters of the families in use.
+        """Text on where the parameters of the used families come from.
 
         For example ``auto: measured (a100-sxm4-80gb) gemm.tensor; …``.
         """
@@ -572,11 +576,11 @@ class FamilyPrices:
 
     @property
     def rates(self) -> Rates | None:
-        """None, as prices are not constants."""
+        """None: the times are not based on constant efficiencies."""
         return None
 
     def prices(self, kernels: Sequence[Kernel]) -> Prices:
-        """Compute the device times of kernels, in the order given, without the host.
+        """Predict the device times of kernels, in the order given, without host time.
 
         Parameters
         ----------
@@ -586,6 +590,7 @@ class FamilyPrices:
         Returns
         -------
         Prices
+            Times [s] and factors of their intervals, shape (kernels,).
         """
         seconds, low, high = (np.zeros(len(kernels)) for _ in range(3))
         groups: dict[str, list[int]] = {}
@@ -628,7 +633,7 @@ class FamilyPrices:
 
     @property
     def sixteen_bits(self) -> str:
-        """Format of what a run in fp8 or fp4 leaves in 16 bits, such as attention; otherwise the run's dtype."""
+        """Number format of what stays in 16 bits in runs in fp8 or fp4, such as attention; else the run's format."""
         return "bf16" if precision(self.dtype).narrow else self.dtype
 
     @property
@@ -645,7 +650,7 @@ class FamilyPrices:
 
     @property
     def unit(self) -> str:
-        """Suffix of the names of families that depend on the arithmetic unit: ``tensor`` or ``vector``."""
+        """Arithmetic unit as a suffix of family names: ``tensor`` or ``vector``."""
         return "tensor" if self.figures().tensor_cores else "vector"
 
     def figures(self, dtype: str | None = None) -> DeviceFigures:
@@ -702,7 +707,7 @@ REDUCTIONS: Registry[Callable[[FamilyPrices, Sequence[Kernel]], Array]] = Regist
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """Calibrated kernel prices, plus the host time to launch each kernel, one operation at a time."""
+    """Predictor of kernel times with calibrated device times, and the host time of launching each kernel."""
 
     families: FamilyPrices
 
@@ -713,7 +718,7 @@ class Calibrated:
 
     @property
     def rates(self) -> Rates | None:
-        """None, as prices are not constants."""
+        """None: the times are not based on constant efficiencies."""
         return None
 
     @property
@@ -727,7 +732,7 @@ class Calibrated:
         return self.families.unmeasured_families
 
     def work(self, kernels: Sequence[Kernel]) -> Array:
-        """Return each kernel's executed FLOP relative to the direct algorithm (below 1 for Winograd).
+        """Return the FLOP that each kernel executes relative to those of the direct algorithm.
 
         Parameters
         ----------
@@ -737,7 +742,7 @@ class Calibrated:
         Returns
         -------
         ndarray, shape (kernels,)
-            Shares; below 1 for convolutions by Winograd's algorithms or Fourier transforms.
+            Ratio [-]; below 1 for convolutions by Winograd's algorithms or Fourier transforms.
         """
         shares = np.ones(len(kernels))
         for name in REDUCTIONS:
@@ -747,7 +752,7 @@ class Calibrated:
         return shares
 
     def times(self, kernels: Sequence[Kernel]) -> KernelTimes:
-        """Compute device and host times of kernels by calibrated families.
+        """Predict device and host times of kernels with the calibrated families.
 
         Parameters
         ----------
@@ -784,7 +789,7 @@ class Calibrated:
 def pricer(
     device: Device, dtype: str, calibration: str, software: Software, user_calibration: Calibration | None = None
 ) -> Pricer:
-    """Return the object that prices kernels for a run: calibrated, or with constant rates.
+    """Return the predictor of kernel times for a run: calibrated, or with constant efficiencies.
 
     Parameters
     ----------
@@ -802,6 +807,7 @@ def pricer(
     Returns
     -------
     Pricer
+        Predictor for this device and number format.
     """
     constant = constant_rates(device.kind, calibration) if user_calibration is None else rates(calibration)
     if constant is not None:

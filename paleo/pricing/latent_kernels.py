@@ -66,13 +66,13 @@ def latent_attention_time(
     Parameters
     ----------
     heads, batch, queries, keys : array
-        Heads of the rank, sequences, new tokens of each sequence, and all its tokens.
+        Query heads of the rank, sequences, new tokens per sequence, and all tokens per sequence.
     single : array of bool
         True for decode, False for prefill.
     cache_bytes : array
-        Bytes of an element of the cached latent.
+        Bytes per element of the cached latent.
     token_rows : array
-        Rows of query heads in a block in decode.
+        Rows of query heads in a thread block in decode.
     device : DeviceFigures
         Peak of the format of the products.
     parameters : LatentParameters

@@ -79,7 +79,7 @@ def memory_time(
     elements : array-like
         Elements that are computed.
     device : DeviceFigures
-        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
     parameters : MemoryParameters
         Calibration of the device.
     reread_bytes : array-like, default 0.0
@@ -192,7 +192,7 @@ def smooth_maximum(first: Sizes, second: Sizes, order: float) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class RowPasses:
-    """Reads of a row kernel beyond the first one, as arguments of ``memory_time``."""
+    """Memory traffic of a row kernel (softmax, norm) beyond its first read, as arguments of `memory_time`."""
 
     elements: Array
     reread_bytes: Array
@@ -220,7 +220,7 @@ def softmax_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: 
     element_bytes : array-like
         Bytes of an element.
     device : DeviceFigures
-        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
 
     Returns
     -------
@@ -259,7 +259,7 @@ def layer_norm_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, devic
     element_bytes : array-like
         Bytes of an element.
     device : DeviceFigures
-        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
 
     Returns
     -------
@@ -336,14 +336,14 @@ def transposed_time(
     elements : array-like
         Elements that are computed.
     device : DeviceFigures
-        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
     loads : float, default SCALAR_LOADS
         Numbers that a multiprocessor moves per clock.
 
     Returns
     -------
     ndarray
-        Seconds of one read and one write.
+        Time of one read and one write [s].
 
     Examples
     --------

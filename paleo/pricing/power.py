@@ -81,22 +81,22 @@ def slow_down(
     Parameters
     ----------
     busy : array-like
-        Seconds at full clock.
+        Time of the kernels at full clock [s].
     flops : array-like
         FLOP of the kernels.
     dram : array-like
         Bytes from and to DRAM.
     energy : float
-        pJ/FLOP.
+        Energy of arithmetic [pJ/FLOP].
     activity : array-like, default 1.0
         Switching activity of the data relative to that for which `energy` is valid.
     device : DeviceFigures
-        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
 
     Returns
     -------
     ndarray
-        At least 1; arguments broadcast.
+        Factor on the time, at least 1; arguments broadcast.
 
     Examples
     --------
@@ -116,7 +116,7 @@ def slow_down(
 
 
 def throttled_share(busy: Numbers, sustained: Numbers, ramp: float = RAMP) -> Array:
-    """Compute how much of the power throttling a kernel sees: 1 under sustained load, less in a short test.
+    """Return which share of the power limit's slow-down a kernel sees: 1 under sustained load, less in a short test.
 
     Parameters
     ----------
@@ -203,23 +203,23 @@ class SustainedParameters:
 def switching_activity(
     training_activity: float, dtype: str, device: DeviceFigures, calibration: Calibration | None = None
 ) -> float:
-    """Return the energy of a GEMM's FLOP under sustained load, relative to the calibrated benchmark.
+    """Return the energy per FLOP of a GEMM in sustained training, relative to that in the calibrating benchmark.
 
     Parameters
     ----------
     training_activity : float
-        That of the products' calibration (``GemmParameters.training_activity``).
+        Switching activity in training, from the calibration of GEMMs (``GemmParameters.training_activity``) [-].
     dtype : str
         Number format.
     device : DeviceFigures
-        Its architecture and kind of memory count.
+        Device; its architecture and kind of memory count.
     calibration : Calibration, optional
-        The user's, which may hold `SustainedParameters`.
+        The user's calibration, which may hold `SustainedParameters`.
 
     Returns
     -------
     float
-        A factor.
+        Factor on the energy [-].
     """
     energy = training_activity * operand_energy(dtype)
     if precision(dtype).operand < BYTES["bf16"] or not device.memory_kind.startswith("HBM"):
@@ -361,7 +361,7 @@ SPLIT_SHARE, WHOLE_SHARE = 0.45, 0.9
 
 
 def energy(figures: DeviceFigures) -> Energy:
-    """Return the energies of a device by its process; those of 7 nm if the process is unknown.
+    """Return the energies per FLOP of a device, by its manufacturing process; those of 7 nm if unknown.
 
     Parameters
     ----------
@@ -384,7 +384,7 @@ def energy(figures: DeviceFigures) -> Energy:
 
 
 def surviving_share(figures: DeviceFigures) -> float:
-    """Return the share of the L2 in which data survive from launch to launch, by its structure.
+    """Return the share of the L2 cache in which data survive from kernel to kernel, by the cache's structure.
 
     Parameters
     ----------

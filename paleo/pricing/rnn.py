@@ -102,7 +102,7 @@ def fits_registers(*, weight_bytes: Number, device: DeviceFigures) -> Mask:
     weight_bytes : array-like
         Bytes of the recurrent weights.
     device : DeviceFigures
-        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
 
     Returns
     -------
@@ -160,7 +160,7 @@ def product_by_columns(
     device: DeviceFigures,
     parameters: RnnParameters,
 ) -> Array:
-    """Compute the time of products for which the library chooses its kernel only by the number of columns.
+    """Compute the time of the recurrent GEMM in cuDNN releases that choose its kernel by the number of columns.
 
     Up to 16 columns are computed four at a time. Each pass reads the weights again, unless all passes run at once,
     which they do for few rows. Up to 32 columns use a tile that never splits the sum, so that a single wave takes its
@@ -178,7 +178,7 @@ def product_by_columns(
     backward : bool
         True for the backward pass.
     device : DeviceFigures
-        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
     parameters : RnnParameters
         Calibration of the device.
 
@@ -208,7 +208,7 @@ def _plain_product_time(
     device: DeviceFigures,
     products: GemmParameters,
 ) -> Array:
-    """Compute the time of products without launch by the device's calibration of plain products.
+    """Compute the time of GEMMs without launch, with the device's calibration of plain (not recurrent) GEMMs.
 
     Parameters
     ----------
@@ -219,7 +219,7 @@ def _plain_product_time(
     along_sum : float
         Share of the operands that is contiguous along k; n runs along the contiguous side of the result.
     device : DeviceFigures
-        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
     products : GemmParameters
         Calibration of plain products, which prices those of `_PLAIN_RELEASE` and later.
 
@@ -291,7 +291,7 @@ def step_time(
     library : array-like, default PRESENT
         cuDNN version, such as 7.6.
     device : DeviceFigures
-        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
     parameters : RnnParameters
         Calibration of the device.
     products : GemmParameters, optional
@@ -350,7 +350,7 @@ def persistent_step_time(
     element_bytes : ndarray
         Bytes of a stored element.
     device : DeviceFigures
-        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
     parameters : RnnParameters
         Calibration of the device.
 
@@ -390,7 +390,7 @@ def filter_time(
     library : array-like, default PRESENT
         cuDNN version, such as 7.6.
     device : DeviceFigures
-        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
     parameters : RnnParameters
         Calibration of the device.
     products : GemmParameters, optional
@@ -459,7 +459,7 @@ def rnn_time(
     library : array-like, default PRESENT
         cuDNN version, such as 7.6.
     device : DeviceFigures
-        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
     parameters : RnnParameters
         Calibration of the device.
     products : GemmParameters, optional

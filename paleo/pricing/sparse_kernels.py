@@ -46,7 +46,7 @@ _PICOSECOND = 2.0**-40
 
 @dataclass(frozen=True, slots=True)
 class SparseParameters:
-    """Calibration of one library's kernels on one device."""
+    """Calibrated parameters of one library's sparse-attention kernels on one device."""
 
     launch: float = parameter("50 us", "0.5..1500 us", "launches of all kernels")
     products: float = parameter("0.5", "0.02..1.2", "share of peak of projections")
@@ -71,7 +71,7 @@ class SparseParameters:
 
 @dataclass(frozen=True, slots=True)
 class SparseWork:
-    """Work of a call: FLOP, bytes and keys of each part, as arrays that broadcast.
+    """Work of each sparse-attention call, by part: FLOP, bytes and keys, as arrays that broadcast.
 
     ``element_bytes`` are bytes of a weight, ``stored_bytes`` of an entry of the cache. ``indexed`` is True where an
     indexer scores keys, ``dense`` where attention covers all keys without one. ``tokens`` are new tokens of an indexer.
@@ -98,7 +98,7 @@ class SparseWork:
 
 
 def sparse_attention_time(work: SparseWork, device: DeviceFigures, parameters: SparseParameters) -> Array:
-    """Compute the time of a layer of sparse attention, or of a part of it with zero work for the other parts.
+    """Compute the time of a layer of sparse attention; parts with zero work are left out.
 
     Parameters
     ----------

@@ -113,12 +113,12 @@ class SourcedParameters(Generic[P]):
         Parameters
         ----------
         predicted : float
-            Seconds.
+            Predicted time [s].
 
         Returns
         -------
         tuple of (float, float)
-            Low and high.
+            (low, high) factors [-].
         """
         for up_to, low, high in self.interval:
             if predicted <= up_to:
@@ -126,17 +126,17 @@ class SourcedParameters(Generic[P]):
         return self.interval[-1][1:]
 
     def bounds(self, predicted: Array) -> tuple[Array, Array]:
-        """Return the ends of the 90 % interval of each predicted time, as factors on it.
+        """Return the ends of the 90 % interval of each predicted time.
 
         Parameters
         ----------
         predicted : ndarray
-            Seconds.
+            Predicted times [s].
 
         Returns
         -------
         tuple of (ndarray, ndarray)
-            Low and high ends, seconds.
+            (low end, high end) [s].
         """
         ends, low, high = (np.array(column) for column in zip(*self.interval, strict=True))
         bin_of = np.minimum(np.searchsorted(ends, predicted), len(ends) - 1)
@@ -197,7 +197,10 @@ def _rank(stack: str, stacks: Sequence[str]) -> int:
 
 
 def _with_host_parameters(entry: Entry, stacks: Sequence[str], architecture: str, memory_kind: str) -> Entry:
-    """Replace the host parameters of an entry by those of a preferred stack, if the architecture's rules have one."""
+    """Replace the launch costs in an entry by those of a preferred stack, if the architecture's rules have one.
+
+    ``stacks`` are ways of timing, the preferred first.
+    """
     better = stacks[: _rank(entry.stack, stacks)]
     for rule in _rules(entry.family, architecture):
         for stack in better:
@@ -208,7 +211,7 @@ def _with_host_parameters(entry: Entry, stacks: Sequence[str], architecture: str
 
 
 def host_parameters(entry: Entry) -> dict[str, float]:
-    """Select the parameters of a calibration entry that describe the host or how it was timed.
+    """Return those parameters of a calibration entry that describe the host (launch costs), not the device.
 
     Parameters
     ----------
@@ -224,7 +227,7 @@ def host_parameters(entry: Entry) -> dict[str, float]:
 
 
 def _inherited(family: str, architecture: str, memory_kind: str, stacks: Sequence[str]) -> tuple[Entry, str] | None:
-    """Return the entry of the best rule, and its source.
+    """Return (entry built by the best inheritance rule, name of its source); None if no rule fits.
 
     The source is the architecture for which the rule was written, or the devices of another maker that it names.
     """
@@ -379,19 +382,19 @@ COMPILED = Rates(
 
 
 def constant_rates(device_kind: str, text: str) -> Rates | None:
-    """Return the constant rates that a calibration names, or those of ``auto`` for devices without measurements.
+    """Return the constant efficiencies that a calibration option names, or those of ``auto`` for TPUs.
 
     Parameters
     ----------
     device_kind : str
         Kind of device, such as ``gpu`` or ``tpu``.
     text : str
-        The calibration as the user wrote it.
+        Calibration option as the user wrote it.
 
     Returns
     -------
     Rates, optional
-        None if measured parameters price the run.
+        Efficiencies; None if times are predicted from measured parameters.
     """
     return COMPILED if text == "auto" and device_kind == "tpu" else rates(text)
 

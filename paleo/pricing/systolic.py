@@ -73,12 +73,12 @@ def product_flops(m: Number, n: Number, k: Number, width: float) -> Array:
     m, n, k : array-like
         Extents of C[m, n] = A[m, k] B[k, n].
     width : float
-        Rows and columns of an array.
+        Rows (and columns) of the array.
 
     Returns
     -------
     ndarray
-        At least 2 m n k.
+        FLOP, at least 2 m n k.
 
     Examples
     --------
@@ -91,7 +91,7 @@ def product_flops(m: Number, n: Number, k: Number, width: float) -> Array:
 
 
 def _gemm(kernel: Kernel, width: float, cores: float) -> float:
-    """Count the FLOP of a product whose rows are divided among the cores; for a weight gradient, whose sum is."""
+    """Count the FLOP that a GEMM occupies; its rows are divided among the cores (for weight gradients, its sum)."""
     shape = kernel.shape
     summed, rows = (cores, 1.0) if kernel.phase == "backward_weight" else (1.0, cores)
     each = product_flops(shape["m"] / rows, shape["n"], shape["k"] / summed, width)
@@ -215,5 +215,5 @@ def laid_out_bytes(kernel: Kernel, device: Device) -> float:
 
 
 def _laid_out(channels: float) -> float:
-    """Compute the ratio of stored channels, padded to the lanes, to the channels of a tensor."""
+    """Return the factor by which padding of channels to the vector lanes enlarges a tensor."""
     return float(rounded_up(channels, LANES)) / channels

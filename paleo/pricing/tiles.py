@@ -91,7 +91,7 @@ def product_time(
     Returns
     -------
     array
-        Seconds of the fastest tile and split.
+        Time of the fastest tile and split [s].
     """
     cycles: Array = np.array(np.inf)
     groups = np.ndim(rows) > np.ndim(length)

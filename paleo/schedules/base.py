@@ -114,7 +114,7 @@ Ends = Callable[[Array, Passes, Numeric, int], Array]
 
 
 def none_remaining(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
-    """Return zeros: no passes follow the last gradient of a stage's only model chunk.
+    """Return (0, 0): no passes follow the last gradient of a stage whose only model chunk it is.
 
     Parameters
     ----------
@@ -323,7 +323,7 @@ class Schedule:
         return tuple(tuple(pieces[chunk] for chunk in range(len(pieces))) for pieces in piece_of)
 
     def stages_of(self, stages: int, chunks: int) -> tuple[int, ...]:
-        """Return the stage of each piece of the network; the first one if replicas of it are on several.
+        """Return the stage that holds each model chunk, in forward order; the first one if replicas are on several.
 
         Parameters
         ----------
@@ -349,7 +349,7 @@ class Schedule:
         return tuple(stage_of.get(piece, piece % stages) for piece in range(stages * chunks))
 
     def sends_output(self, stages: int, chunks: int) -> tuple[tuple[bool, ...], ...]:
-        """Return for each model chunk of each stage whether its output leaves the stage.
+        """Return, for each model chunk of each stage, True if its output is sent to another stage.
 
         Parameters
         ----------
@@ -487,7 +487,7 @@ class Schedule:
         return inputs, weights
 
     def groups(self, stage: int, stages: int, microbatches: int, chunks: int) -> list[tuple[Action, ...]]:
-        """List the passes of a stage in order, in groups that start and end together.
+        """List the passes of a stage in order, as groups of passes that start and end together.
 
         Parameters
         ----------
@@ -567,7 +567,7 @@ class Schedule:
 
 @lru_cache(maxsize=65536)
 def _in_flight(schedule: Schedule, stage: int, stages: int, microbatches: int, chunks: int) -> tuple[int, ...]:
-    """Evaluate `Schedule.in_flight` for a window of microbatches; further rounds add equally many each."""
+    """Return `Schedule.in_flight`, extrapolated from a window of microbatches if there are many."""
     most = evaluated_microbatches(stages, chunks) + microbatches % stages
     if microbatches <= most:
         return schedule.in_flight(stage, stages, microbatches, chunks)

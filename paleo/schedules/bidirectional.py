@@ -34,7 +34,7 @@ from paleo.schedules.one_f_one_b import v_paths
 
 
 def _two_way_paths(stages: int, chunks: int) -> tuple[tuple[Place, ...], ...]:
-    """Place piece s of the first copy and piece p − 1 − s of the second copy on stage s."""
+    """Place piece s of the first replica and piece p − 1 − s of the second replica on stage s."""
     return tuple((s, 0) for s in range(stages)), tuple((s, 1) for s in reversed(range(stages)))
 
 
@@ -56,8 +56,9 @@ def _chimera_order(stage: int, stages: int, microbatches: int, chunks: int) -> l
 
 
 def _chimera_span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
-    """Compute m · (F + B) + (p − 2) · (max (F, B) + (m / p − 1) · |B − F|), where B includes the weights.
+    """Compute the time of all passes: m · (F + B) + (p − 2) · (max (F, B) + (m / p − 1) · |B − F|).
 
+    B includes the weight gradients; m is the number of microbatches, p that of stages.
     There are p − 2 pauses in the first unit and, if F and B differ, as many in each further unit. The form is exact on
     equal stages. With B = 2F and m = p the share of the pauses is the (p − 2) / (3p / 2 + p − 2) of the paper's table
     2. A slower stage adds half of p − 2 pauses to its own work. If the last piece takes half as much again, the form is
@@ -72,7 +73,7 @@ def _chimera_span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
 
 
 def _chimera_alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
-    """Count p / 2 + 1 activations on the outer stages, rising to p on the middle ones."""
+    """Return the activations alive on each stage: p / 2 + 1 on the outer stages, up to p in the middle."""
     outer = np.minimum(np.asarray(stage), stages - 1.0 - np.asarray(stage))
     return np.asarray(stages / 2.0 + 1.0 + outer)
 

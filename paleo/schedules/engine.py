@@ -149,7 +149,10 @@ class StageTime:
 
 @dataclass(frozen=True, slots=True)
 class PipelineTime:
-    """Time from the first forward to the last backward pass [s], its timeline, and the end of each stage [s]."""
+    """Result of a simulated pipeline: time from first forward to last backward pass (``total``) [s], timeline.
+
+    ``ends`` is when each stage ends its last pass [s].
+    """
 
     total: float
     timeline: Timeline
@@ -157,7 +160,7 @@ class PipelineTime:
 
 
 def pipeline_time(name: str, stages: Sequence[Sequence[StageTime]], microbatches: int) -> PipelineTime:
-    """Run microbatches through a pipeline under a schedule.
+    """Simulate the microbatches of a step in a pipeline under a schedule.
 
     Parameters
     ----------
@@ -298,7 +301,10 @@ def _positions(orders: Sequence[Sequence[Sequence[Action]]]) -> dict[_PassKey, i
 
 @dataclass(frozen=True, slots=True)
 class _Neighbours:
-    """Neighbours of each place: the previous and the next one on its copy's path, and the time to send there [s]."""
+    """Sender and receiver of each model chunk: the previous and the next one on its replica's path.
+
+    ``seconds`` is the time to send from a place to the next one [s].
+    """
 
     previous: dict[Place, Place]
     following: dict[Place, Place]

@@ -43,7 +43,7 @@ def _gpipe_order(stage: int, stages: int, microbatches: int, chunks: int) -> lis
 
 
 def _gpipe_span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
-    """Compute ΣF + (m − 1) max F + Σ(B + W) + (m − 1) max (B + W), which is exact on any stages."""
+    """Compute the time of all passes, exact on any stages: ΣF + (m − 1) max F + Σ(B + W) + (m − 1) max (B + W)."""
     back, more = passes.backward + passes.weights, np.asarray(microbatches) - 1.0
     return np.asarray(
         passes.forward.sum(axis=0) + back.sum(axis=0) + more * (passes.forward.max(axis=0) + back.max(axis=0))
@@ -51,7 +51,7 @@ def _gpipe_span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
 
 
 def _gpipe_alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
-    """Return all microbatches of the step."""
+    """Return the activations alive on a stage: all microbatches of the step."""
     return microbatches
 
 
@@ -125,7 +125,7 @@ def stage_numbers(passes: Passes) -> Array:
 
 
 def _one_f_one_b_alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
-    """Count the stages from this one to the last, or all microbatches if they are fewer."""
+    """Return the activations alive on a stage: 1 on the last stage, one more on each before, at most all."""
     return np.asarray(np.minimum(stages - np.asarray(stage), microbatches), dtype=np.float64)
 
 
@@ -150,7 +150,7 @@ def _interleaved_passes(stages: int, microbatches: int, chunks: int) -> tuple[li
 
 
 def _interleaved_span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
-    """Compute m · max (F + B) + (Σ − max) / chunks.
+    """Compute the time of all passes: m · max (F + B) + (Σ − max) / chunks, with the sum over stages.
 
     The form is exact on equal chunks. If the last chunk has a tenth more work, the engine is up to 1 % slower (most
     with a single round).
@@ -161,7 +161,7 @@ def _interleaved_span(passes: Passes, microbatches: Numeric, chunks: int) -> Arr
 
 
 def _interleaved_alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
-    """Count the forward passes that fill the stage, plus one."""
+    """Return the chunk activations alive on a stage: the forward passes that fill it, plus one."""
     fill = 2.0 * (stages - np.asarray(stage) - 1.0) + (chunks - 1.0) * stages
     return np.minimum(fill + 1.0, np.asarray(microbatches) * float(chunks))
 
@@ -252,7 +252,7 @@ def _h1_span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
 
 
 def _h1_alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
-    """Count as many activations as there are stages, on every stage, as W is deferred by ``stage`` microbatches."""
+    """Return the activations alive: the number of stages, on each stage, as W is deferred by ``stage`` microbatches."""
     return np.minimum(stages + 0.0 * np.asarray(stage), microbatches)
 
 
@@ -308,7 +308,7 @@ def _v_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Ac
 
 
 def _v_span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
-    """Compute m · (F + B + W) plus the longest pause.
+    """Compute the time of all passes: m · (F + B + W) plus the longest pause.
 
     With f, b, w the passes of one chunk and n = p − 1, the pause is the largest of n·b, b + (n − 1)·w, f + (n − 1)·w,
     (2n − 1)·f − (n − 1)·b, 2n·f − n·b − w, 2n·(b − w), (2n − 1)·f + b − 2n·w and 2n·f − (2n + 1)·w. These are the
@@ -333,7 +333,7 @@ def _v_span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
 
 
 def _v_alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
-    """Count two chunk activations per stage, on every stage, which equals the memory of 1F1B's first stage."""
+    """Return the chunk activations alive on a stage: 2 p on each of p stages, the memory of 1F1B's first stage."""
     return 2.0 * stages + 0.0 * np.asarray(stage)
 
 

@@ -121,11 +121,12 @@ _KINDS = {"F": 0, "B": 1, "W": 2}
 
 
 class _Wave(NamedTuple):
-    """Passes that run at the same time, at most one on each stage.
+    """Passes that run at the same time, at most one per stage.
 
-    ``durations`` are the rows of their times. ``previous`` and ``sources`` are positions of the passes that must have
-    ended. A pass that waits for nothing has the position behind all passes, whose end is 0. ``fused_sources`` are the
-    sources of the passes that run as one with them; None if the wave has no such sources.
+    ``durations`` are the row numbers of their times. ``previous`` and ``sources`` are the positions of the passes that
+    must end before: the one before on the same stage, and the one that sends the input. A pass that waits for nothing
+    has the position behind all passes, whose end is 0. ``fused_sources`` are the sources of passes that run as one with
+    them; None if the wave has no such sources.
     """
 
     durations: Index
@@ -162,7 +163,7 @@ def _longest_path_ends(schedule: Schedule, pieces: Passes, microbatches: npt.Arr
 
 
 def _ends_by_window(schedule: Schedule, seconds: Array, microbatches: int) -> Array:
-    """Compute the ends of the stages from all microbatches, or from a window and repetitions of its last round."""
+    """Return the ends of the stages [s]; with many microbatches the last round of a window is repeated."""
     stages, chunks = seconds.shape[1], seconds.shape[2] // schedule.replicas
     if evaluates_every_microbatch(stages, chunks, microbatches):
         return _ends(schedule, seconds, microbatches)

@@ -41,13 +41,16 @@ _NEAR = (0.75, 1.35)
 
 @dataclass(frozen=True, slots=True)
 class EngineBenchmark:
-    """Measured values of a benchmark: counts and lengths of requests, and times [s]."""
+    """Values that an engine's benchmark printed, by name: numbers and lengths of requests [tokens], latencies [ms].
+
+    ``seconds`` is the duration of the benchmark [s].
+    """
 
     values: Mapping[str, float]
 
     @property
     def load(self) -> dict[str, float | int | str]:
-        """Load of the benchmark with the parameter names of `paleo.serve`."""
+        """Load of the benchmark (lengths, concurrency or rate), as keyword arguments of `paleo.serve`."""
         count = self.values["requests"]
         lengths = {name: max(self.values[name] / count, 1.0) for name in ("input", "output")}
         users, rate = self.values.get("users", math.inf), self.values.get("rate", math.inf)
@@ -149,7 +152,7 @@ class ServiceAudit:
 
     @property
     def faults(self) -> dict[str, float]:
-        """Parts of a request's time that differ from the prediction, with measured over predicted time."""
+        """Latencies that differ from the prediction, by the part that causes them: measured over predicted time [-]."""
         if not self.predicted:
             return {}
         ratios = {name: self.benchmark.measured[name] / self.predicted[name] for name in ("ttft", "tpot")}

@@ -43,7 +43,7 @@ _ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm", "tenso
 
 @dataclass(frozen=True, slots=True)
 class EngineCommand:
-    """Values that the launch command of an engine states; None for the engine's defaults."""
+    """Settings that the launch command of an engine states; None where it leaves them to the engine."""
 
     engine: str | None
     model: str | None
@@ -60,12 +60,19 @@ class EngineCommand:
     replicas: int = 1
 
     def formats(self, model: ModelSpec) -> Formats:
-        """Return the formats of weights and KV cache: by default those of the published weights, and sixteen bits.
+        """Return the number formats of weights and KV cache that the command asks for.
+
+        By default the weights keep their published format, and the cache has 16 bits.
 
         Parameters
         ----------
         model : ModelSpec
             The network.
+
+        Returns
+        -------
+        Formats
+            Formats of weights and KV cache.
         """
         return parse_formats(self.weights or model.released, self.cache)
 
@@ -156,13 +163,13 @@ def _model(words: list[str]) -> str | None:
 
 
 def _weights(words: list[str]) -> str | None:
-    """Return the format of weights that a flag states, or the name of the network."""
+    """Return the format of the weights that a flag or the name of the network states; None if neither does."""
     others = [word for before, word in zip(["", *words], words, strict=False) if before not in _CACHE_FLAGS]
     return named_format(" ".join(others))
 
 
 def _drafted(words: list[str]) -> int:
-    """Return the number of drafted tokens for each sequence and iteration."""
+    """Return the number of tokens drafted per sequence and iteration (speculative decoding); 0 without it."""
     config = _value(words, ("--speculative-config", "--speculative_config"))
     value = _value(words, _FLAGS["drafted"])
     try:
@@ -173,22 +180,27 @@ def _drafted(words: list[str]) -> int:
 
 
 def quantises_at_start(engine: str, weights: str, released: str) -> bool:
-    """Return True if an engine itself makes the weights of a format from the published ones, when it starts.
+    """Return True if an engine converts the published weights to a format itself when it starts.
 
-    vLLM and SGLang make fp8 from sixteen bits (``--quantization fp8``); other formats need converted weights.
+    vLLM and SGLang make fp8 from 16-bit weights (``--quantization fp8``); other formats need weights converted before.
 
     Parameters
     ----------
     engine : str
         Name of the engine.
     weights, released : str
-        The format, and that of the published weights.
+        Format to serve, and format of the published weights.
+
+    Returns
+    -------
+    bool
+        True if no conversion is needed before the start.
     """
     return (weights, released) == ("fp8", SIXTEEN_BITS) and engine.startswith(("vllm", "sglang"))
 
 
 def served_weights(engine: str, model: ModelSpec, weights: str) -> str:
-    """Return the id of the weights that an engine loads, or the name of a folder of converted ones.
+    """Return the hub id of the weights that an engine loads, or the name of a folder with converted weights.
 
     Parameters
     ----------
@@ -205,7 +217,7 @@ def served_weights(engine: str, model: ModelSpec, weights: str) -> str:
 
 
 def engine_command_line(engine: str, model: ModelSpec, plan: ServingPlan) -> str:
-    """Write the command line of an engine for a plan.
+    """Write the command line that starts an engine as a plan says.
 
     Parameters
     ----------
@@ -214,13 +226,13 @@ def engine_command_line(engine: str, model: ModelSpec, plan: ServingPlan) -> str
     model : ModelSpec
         The network.
     plan : ServingPlan
-        The plan.
+        Layout, formats and limits of the engine.
 
     Returns
     -------
     str
-        The command line; empty for engines whose flags are unknown. Replicas are those of one command under vLLM and
-        SGLang where each has all its experts and heads; else the command starts one of them.
+        The command line; '' for engines whose flags are unknown. Under vLLM and SGLang one command starts all replicas
+        if each holds all its experts and heads; else the command starts one replica.
     """
     sharding, formats, profile = plan.candidate.sharding, plan.candidate.formats, plan.candidate.engine
     kind = next((number for number, name in enumerate(("vllm", "sglang", "tensorrt")) if engine.startswith(name)), -1)

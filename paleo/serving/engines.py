@@ -144,17 +144,17 @@ class Engine(Spec):
         raise SpecError(f"engine {self.name}: no limit fits {device.name}; give --batch-tokens and --sequences")
 
     def without(self, source: str) -> Engine:
-        """Return the engine without the values that were taken from one source of measurements.
+        """Return the engine profile without the values that were taken from one source of measurements.
 
         Parameters
         ----------
         source : str
-            The source.
+            Name of the source.
 
         Returns
         -------
         Engine
-            Facts that it suggested are the mean of what others suggest, and 0 where none does.
+            Profile in which each such value is the mean of what other sources suggest, or 0 if none does.
 
         Examples
         --------
@@ -171,12 +171,12 @@ class Engine(Spec):
 
     @property
     def offline(self) -> Engine:
-        """The engine as run offline: without the costs of an HTTP server."""
+        """Engine profile for runs without an HTTP server: costs of requests and streaming are 0."""
         return self.model_copy(update={"request": 0.0, "delay": 0.0, "streamed": 0.0})
 
     @property
     def pause(self) -> float:
-        """Host time between two iterations, per token that an iteration gives a sequence [s]."""
+        """Host time between two iterations [s], divided by the mean tokens that an iteration gives a sequence."""
         return (self.host + self.drafting_host) / self.kernels.emitted if self.drafted else self.host
 
     @property
@@ -214,7 +214,7 @@ def load_engine(name_or_path: str | Path) -> Engine:
 
 
 def engine_of_release(name: str, release: str) -> Engine:
-    """Load the newest engine profile that describes a release.
+    """Load the engine profile that holds for a release: the newest one that is not later.
 
     Parameters
     ----------

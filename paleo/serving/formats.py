@@ -57,7 +57,7 @@ class Formats:
 
     @property
     def text(self) -> str:
-        """Word for the formats of the weights, as ``--weights`` takes it.
+        """Formats of the weights as option ``--weights`` takes them.
 
         >>> Formats("fp8").text, Formats("bf16", own_experts="mxfp4").text, Formats("fp8", own_experts="mxfp4").text
         ('fp8', 'mxfp4', 'fp8+mxfp4')
@@ -66,7 +66,7 @@ class Formats:
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of one weight of the products outside experts."""
+        """Bytes per weight of matrix products, other than those of experts."""
         return WEIGHT_BYTES[self.weights]
 
     @property
@@ -76,11 +76,11 @@ class Formats:
 
     @property
     def cache_bytes(self) -> float:
-        """Bytes of one number in the KV cache."""
+        """Bytes per element of the KV cache."""
         return CACHE_BYTES[self.cache]
 
     def arithmetic(self, device: Device) -> str:
-        """Return the format in which products of quantised weights are computed on a device.
+        """Return the number format in which a device multiplies the quantised weights.
 
         Parameters
         ----------
@@ -90,7 +90,7 @@ class Formats:
         Returns
         -------
         str
-            Name of the format.
+            The format of the weights if the device multiplies it; else 16 bits (weight-only quantisation).
 
         Examples
         --------
@@ -119,7 +119,7 @@ class Formats:
 
 
 def parse_formats(weights: str | None, cache: str | None = None) -> Formats:
-    """Return the formats that the names of weight and cache formats mean.
+    """Parse the names of weight and cache formats, as options and commands state them.
 
     Parameters
     ----------

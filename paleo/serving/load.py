@@ -38,18 +38,18 @@ MOST_TRACE_BYTES, MOST_TOKENS, MOST_SECONDS = 500_000_000, 2.0**40, 2.0**40
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Requests in the order of their arrival.
+    """Requests in the order of arrival.
 
     Attributes
     ----------
     arrival : numpy.ndarray
-        Seconds, shape (n,).
+        Arrival times [s], shape (n,).
     input, output : numpy.ndarray
         Tokens of prompt and answer, shape (n,), at least 1.
     hit : float
-        Share of each prompt that is found in the prefix cache.
+        Share of each prompt that is found in the prefix cache [-].
     shared : bool
-        Those tokens lie in pages that all requests share, so that they take no room of their own.
+        True if all requests share the cached pages, so that these count once in the cache.
     """
 
     arrival: Array

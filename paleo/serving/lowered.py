@@ -81,7 +81,10 @@ class Sharding:
 
 @dataclass(frozen=True, slots=True)
 class TokenScaledKernel:
-    """Kernel of a layer at two token counts, from which ``at(tokens)`` derives it; it runs ``count`` times a pass."""
+    """Kernel whose sizes grow linearly with the tokens of an iteration, given at two token counts.
+
+    ``short`` and ``long`` are the kernel at `SHORT` and `LONG` tokens; it runs ``count`` times in a forward pass.
+    """
 
     short: Kernel
     long: Kernel
@@ -93,7 +96,7 @@ class TokenScaledKernel:
         return self.short.family == "gemm" and self.short.experts > 0
 
     def at(self, tokens: float) -> Kernel:
-        """Return the kernel for a number of tokens.
+        """Return the kernel at a number of tokens, by linear interpolation of its sizes.
 
         Parameters
         ----------
@@ -114,7 +117,7 @@ class TokenScaledKernel:
 
     @property
     def weights(self) -> float:
-        """Weights that the product reads [elements]; 0 for other kernels and for products of activations."""
+        """Number of weights that the GEMM reads; 0 for other kernels and for products of two activations."""
         constant = self.short.shape
         if self.short.family != "gemm" or ".core" in self.short.name:
             return 0.0
@@ -126,27 +129,27 @@ class TokenScaledKernel:
         return ".shared." in self.short.name
 
     def joined(self, other: TokenScaledKernel) -> TokenScaledKernel:
-        """Return one GEMM for two weights that share an input, with the columns of both.
+        """Return one GEMM in place of two that read the same input (as gate and up projections), with both outputs.
 
         Parameters
         ----------
-        other : Scaled
-            Another product of the input.
+        other : TokenScaledKernel
+            The other GEMM.
 
         Returns
         -------
-        Scaled
-            One product.
+        TokenScaledKernel
+            One GEMM with the columns of both weights.
         """
         return replace(self, short=_wider(self.short, other.short), long=_wider(self.long, other.long))
 
     def in_sixteen_bits(self) -> TokenScaledKernel:
-        """Return the GEMM with weights in sixteen bits.
+        """Return the GEMM with 16-bit weights and arithmetic.
 
         Returns
         -------
-        Scaled
-            The product; other kernels as they are.
+        TokenScaledKernel
+            The changed kernel; itself if it is not in a narrow format.
         """
         if self.short.operation != "narrow":
             return self
@@ -164,7 +167,7 @@ def _affine(first: float, second: float, share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A collective of a forward pass that runs ``count`` times, with ``payload_bytes`` for each token."""
+    """Collective of a forward pass: it runs ``count`` times, with ``payload_bytes`` per token [byte]."""
 
     operation: str
     payload_bytes: float
@@ -205,24 +208,25 @@ class AttentionLayers:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """Forward pass of one rank of a replica.
+    """Kernels and collectives of a forward pass on one rank of a replica.
 
     Attributes
     ----------
-    layers, head : tuple of Scaled
-        Kernels for all tokens of an iteration, and for the sampled ones.
+    layers, head : tuple of TokenScaledKernel
+        Kernels that run on all tokens of an iteration, and those that run only on tokens that sample (final norm,
+        head).
     exchanges, head_exchanges : tuple of Exchange
-        Collectives over tp.
-    attention : tuple of Attending
-        Fused attention.
+        Collectives over the tensor-parallel ranks, of layers and head.
+    attention : tuple of AttentionLayers
+        Fused attention, by shape.
     states : float
-        Numbers of recurrent state that a sequence keeps on a rank (state-space layers).
+        Elements of recurrent state per sequence on a rank (state-space layers).
     parameters : float
-        Parameter elements on a rank of one stage without pipeline.
+        Parameter elements on a rank, without division by pipeline stages.
     hidden : float
         Features of a token between layers.
     decoder : bool
-        Whether the network generates tokens: its attention is causal.
+        True if the network generates tokens (causal attention).
     """
 
     layers: tuple[TokenScaledKernel, ...]
@@ -242,7 +246,7 @@ class Lowered:
 
     @property
     def vocabulary(self) -> float:
-        """Tokens of the head's vocabulary on a rank; 0 without a head."""
+        """Columns of the output head on a rank (its part of the vocabulary); 0 without a head."""
         return max((each.short.shape["n"] for each in self.head if each.weights), default=0.0)
 
     @property
@@ -254,16 +258,21 @@ class Lowered:
 
 
 def lowered(model: ModelSpec, system: System, sharding: Sharding, dtype: str) -> tuple[Lowered, Backend]:
-    """Lower a network to the kernels and collectives of one rank's forward pass.
+    """Derive the kernels and collectives of a forward pass on one rank of a replica.
 
     Parameters
     ----------
     model, system : ModelSpec, System
         Network and machine.
     sharding : Sharding
-        Division of one replica; stages of a pipeline and attention_dp are applied by the caller.
+        Parallel degrees; only ``tp`` is used here, the caller applies pipeline stages and ``attention_dp``.
     dtype : str
-        Format of products with weights.
+        Number format of products with weights.
+
+    Returns
+    -------
+    tuple[Lowered, Backend]
+        Kernels and collectives, and the backend that predicts their times.
 
     Raises
     ------
@@ -305,7 +314,7 @@ def lowered(model: ModelSpec, system: System, sharding: Sharding, dtype: str) ->
 
 
 def attends_backwards(model: ModelSpec, system: System) -> bool:
-    """Return True if a network's attention is causal, so that it generates token by token.
+    """Return True if a network generates token by token (causal attention or scans).
 
     Parameters
     ----------
@@ -359,7 +368,7 @@ def _scaled(short: Section, long: Section) -> Iterator[TokenScaledKernel]:
 
 
 def _of_engines(kernels: list[TokenScaledKernel]) -> list[TokenScaledKernel]:
-    """Return the products as engines run them: those of one input joined, routers in sixteen bits."""
+    """Return the kernels as serving engines run them: GEMMs of one input joined, routers in 16 bits."""
     first, second = _JOINED
     named = {each.short.name: each for each in kernels}
     pairs = {name: name.removesuffix(first) + second for name in named if name.endswith(first)}
@@ -373,9 +382,10 @@ def _of_engines(kernels: list[TokenScaledKernel]) -> list[TokenScaledKernel]:
 
 
 def _exchanges(short: Section, long: Section) -> Iterator[Exchange]:
-    """Yield the collectives of a section.
+    """Yield the collectives of a program section, with their payload per token.
 
-    The sum of the output of another section is needed only once, before its first iteration.
+    ``short`` and ``long`` are the section at `SHORT` and `LONG` tokens. A collective on the output of another section
+    runs once, not in each repetition.
     """
     for first, second in zip(short.transfers, long.transfers, strict=True):
         _, arrow, source = first.name.partition("<")
@@ -408,7 +418,7 @@ def _group(shape: Mapping[str, float], latent: float) -> AttentionLayers:
 
 
 def _states(model: ModelSpec, system: System, tp: int, dtype: str, software: Software) -> float:
-    """Return the number of state elements that the recurrent layers keep for one sequence."""
+    """Return the number of state elements that recurrent layers keep per sequence on one rank."""
     program, _ = _program(model, system, tp, dtype, 1, software)
     shapes = [
         (counted.kernel.shape, section.repeat)

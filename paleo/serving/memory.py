@@ -33,24 +33,24 @@ class CacheGroup:
 
 @dataclass(frozen=True, slots=True)
 class ServingMemory:
-    """Memory of one device of a replica [bytes].
+    """Memory of one device of a replica.
 
     Attributes
     ----------
     weights, activations, reserve : float
-        Weights; tensors of the largest iteration; contexts, workspaces, graphs.
+        Weights; tensors of the largest iteration; contexts, workspaces and graphs [byte].
     cache : float
-        What is left for the KV cache; negative where the weights alone do not fit.
+        Memory left for the KV cache [byte]; negative if the weights alone do not fit.
     capacity : float
-        Memory that programs may take.
+        Memory that programs may take [byte].
     groups : tuple of CacheGroup
-        Cache of a token by kind of attention.
+        KV-cache bytes per token, by kind of attention.
     state : float
-        Bytes of a sequence that do not depend on its length.
+        Bytes of a sequence that do not depend on its length (recurrent states).
     ranks : int
-        Ranks that hold sequences of their own.
+        Ranks of a replica that hold different sequences (attention data parallelism).
     page : int
-        Tokens of a page.
+        Tokens per page of the cache.
     """
 
     weights: float
@@ -69,12 +69,12 @@ class ServingMemory:
         Parameters
         ----------
         tokens : array_like, shape (...)
-            Tokens in the cache.
+            Tokens of the sequence.
 
         Returns
         -------
         ndarray, shape (...)
-            Bytes.
+            Memory [byte].
         """
         length = np.ceil(np.asarray(tokens, dtype=np.float64) / self.page) * self.page
         total = np.full(length.shape, self.state)
@@ -149,16 +149,21 @@ class ServingMemory:
 def serving_memory(
     work: Lowered, sharding: Sharding, formats: Formats, engine: Engine, device: Device, limit: BatchLimit | None = None
 ) -> ServingMemory:
-    """Return the memory of one device of a replica.
+    """Divide the memory of one device of a replica among weights, activations, reserve and KV cache.
 
     Parameters
     ----------
     work, sharding, formats : Lowered, Sharding, Formats
-        One rank's work, the division of a replica, formats of weights and cache.
+        Kernels of one rank, parallel degrees of a replica, number formats of weights and cache.
     engine, device : Engine, Device
-        Whose rules hold, and where.
+        Engine whose memory rules hold, and the device.
     limit : BatchLimit, optional
-        Tokens and sequences of an iteration; by default the engine's for the device.
+        Largest tokens and sequences of an iteration; by default the engine's for the device.
+
+    Returns
+    -------
+    ServingMemory
+        Bytes by part.
     """
     bound = limit or engine.limit(device)
     weights = _weights(work, sharding, formats)

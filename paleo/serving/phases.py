@@ -81,7 +81,7 @@ DEQUANTISED_SHARE = 0.85
 
 @dataclass(frozen=True, slots=True)
 class EngineKernels:
-    """Choices of an engine that decide how its kernels are priced.
+    """Properties of an engine that determine the times of its kernels.
 
     Attributes
     ----------
@@ -139,7 +139,10 @@ class EngineKernels:
 
     @property
     def emitted(self) -> float:
-        """Mean number of tokens that an iteration adds to a sequence (Leviathan, Kalman, Matias, ICML 2023, eq. 1)."""
+        """Mean tokens that an iteration adds to a sequence; 1 without drafts.
+
+        Reference: Leviathan, Kalman, Matias, ICML 2023, eq. 1.
+        """
         return (1.0 - self.acceptance ** (self.drafted + 1)) / (1.0 - self.acceptance)
 
 
@@ -196,16 +199,16 @@ class Phases:
         return max(self.kernels.verified, self.kernels.drafted + 1)
 
     def speculation_time(self, sequences: Numbers) -> Array:
-        """Return the time that speculative decoding adds to an iteration, per token given.
+        """Return the time that speculative decoding adds to an iteration, per token that a sequence gets.
 
-        A draft head of one layer runs once for each place, on all branches after the first, the drafted tokens are
-        verified at once, and an iteration gives ``emitted`` tokens, so that a token takes that part of it. 0 without
-        speculation.
+        A draft head of one layer runs once per drafted place, on all branches after the first place; then all drafted
+        tokens are verified together. An iteration gives ``emitted`` tokens per sequence, so a token takes that part of
+        it. 0 without speculation.
 
         Parameters
         ----------
         sequences : array_like, shape (...)
-            Sequences.
+            Decoding sequences.
 
         Returns
         -------
@@ -223,7 +226,7 @@ class Phases:
         )
 
     def _drafting(self, tokens: Array) -> Array:
-        """Seconds of one pass of a draft head: a layer, and a choice among the tokens that it knows."""
+        """Return the time of one pass of a draft head [s]: one layer, and an output head over its vocabulary."""
         layers = max(sum(group.count for group in self.lowered.attention), 1.0)
         vocabulary = max(self.lowered.vocabulary * self.sharding.tp, 1.0)
         known = min(self.kernels.draft_vocabulary or vocabulary, vocabulary) / vocabulary
@@ -389,18 +392,23 @@ def bilinear(x: Array, y: Array, xs: Array, ys: Array, table: Array) -> Array:
 def phases(
     model: ModelSpec, system: System, sharding: Sharding, formats: Formats, kernels: EngineKernels | None = None
 ) -> Phases:
-    """Compute the tables of prefill and decode times of a served network.
+    """Compute the tables of iteration times (prefill and decode) of one replica.
 
     Parameters
     ----------
     model, system : ModelSpec, System
         Network and machine.
     sharding : Sharding
-        Division of one replica.
+        Parallel degrees of a replica.
     formats : Formats
-        Formats of weights and cache.
+        Number formats of weights and KV cache.
     kernels : EngineKernels, optional
-        Properties of the engine that determine its kernels.
+        Properties of the engine that determine the times of its kernels.
+
+    Returns
+    -------
+    Phases
+        Tables of times [s] over tokens, sequences and cached tokens.
 
     Raises
     ------
@@ -435,7 +443,7 @@ def _of_architecture(names: tuple[tuple[str, str], ...], device: Device) -> str 
 
 
 def _routing(kernels: list[Kernel]) -> npt.NDArray[np.bool_]:
-    """Return True for the passes that move tokens to experts and back, and for their activation."""
+    """Return a mask of the memory passes that move tokens to experts and back, and of the experts' activation."""
     ends = (".dispatch", ".combine", ".expert.act")
     return np.array([kernel.family == "memory" and kernel.name.endswith(ends) for kernel in kernels])
 
@@ -449,7 +457,7 @@ def _converted(kernel: Kernel) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Pricing:
-    """Times of kernels and collectives of one sharding on the grids."""
+    """Calculator of kernel and collective times under one sharding, on grids of tokens, sequences and cached tokens."""
 
     work: Lowered
     backend: Backend
@@ -458,7 +466,7 @@ class _Pricing:
     engine: EngineKernels
 
     def products(self, kernels: tuple[TokenScaledKernel, ...]) -> Array:
-        """Return the summed times of kernels on the grid of tokens [s]."""
+        """Return the summed times of kernels at each number of tokens in `TOKENS` [s]."""
         groups: dict[object, tuple[TokenScaledKernel, float]] = {}
         for each in kernels:
             if each.of_experts:
@@ -477,11 +485,11 @@ class _Pricing:
         return np.asarray(np.array([count for _, count in listed]) @ seconds + experts)
 
     def _beside(self, kernels: list[TokenScaledKernel], seconds: Array) -> Array:
-        """Return times in which shared experts, beside the routed ones, add their weights' bytes and their arithmetic
-        but no latency [s].
+        """Return kernel times in which shared experts overlap with the routed ones [s].
 
-        They run on a second stream in vLLM and TensorRT-LLM, and as one more routed expert in SGLang
-        (``num_fused_shared_experts`` of its deepseek_v2.py).
+        Shared experts add only the time of their weights' bytes and their arithmetic, no latency. They run on a second
+        stream in vLLM and TensorRT-LLM, and as one more routed expert in SGLang (``num_fused_shared_experts`` of its
+        deepseek_v2.py).
         """
         weights = np.array([each.weights * each.overlaps_experts for each in kernels]) * self.formats.weight_bytes
         bandwidth = STREAMED_SHARE * self.backend.system.device.memory.bandwidth
@@ -489,7 +497,7 @@ class _Pricing:
         return np.asarray(seconds - (saved * [each.overlaps_experts for each in kernels])[:, None])
 
     def _experts(self, kernels: tuple[TokenScaledKernel, ...]) -> Array:
-        """Return the times of the experts of all layers on the grid of tokens, from router to combined tokens [s]."""
+        """Return the time of all layers' experts at each number of tokens in `TOKENS`, dispatch included [s]."""
         total = np.zeros(len(TOKENS))
         chosen = [each for each in kernels if each.of_experts]
         if not chosen:
@@ -512,8 +520,10 @@ class _Pricing:
         return total
 
     def _sustained(self, seconds: Array, flops: Array) -> Array:
-        """Seconds of grouped products at the clock that the limit of power leaves them after long load; their
-        calibration is from short runs."""
+        """Return times of expert GEMMs at the clock that the power limit allows under long load [s].
+
+        The calibration is from short runs at a higher clock.
+        """
         device, families = self.backend.system.device, self._families
         dtype = self.formats.experts.arithmetic(device)
         family = f"gemm.{dtype}" if precision(dtype).narrow else "gemm.tensor"
@@ -523,10 +533,11 @@ class _Pricing:
         return np.asarray(seconds * factor)
 
     def _grouped(self) -> dict[str, Any]:
-        """Return device and parameters of the engine's kernel of experts.
+        """Return device and parameters of the engine's grouped-GEMM kernel, as keyword arguments.
 
-        In fp8, weights have scales by block where SGLang's Triton multiplies them, and in networks with latent
-        attention (DeepSeek-V3 technical report, arXiv:2412.19437, section 3.3: blocks of 128 x 128)."""
+        In fp8, weights have scales per block with SGLang's Triton kernel and in networks with latent attention
+        (DeepSeek-V3 technical report, arXiv:2412.19437, section 3.3: blocks of 128 x 128).
+        """
         device, families = self.backend.system.device, self._families
         dtype = self.formats.experts.arithmetic(device)
         packed = self.formats.own_experts is not None and not precision(dtype).narrow
@@ -544,7 +555,7 @@ class _Pricing:
 
     @property
     def _latent(self) -> bool:
-        """True with latent attention, whose networks are published with scales of blocks."""
+        """True if the network has latent attention; such networks are published with scales per block."""
         return any(group.latent for group in self.work.attention)
 
     def _seconds(self, kernels: list[Kernel], scaled: list[TokenScaledKernel]) -> Array:
@@ -563,8 +574,10 @@ class _Pricing:
         return np.where(merged | _routing(kernels), 0.0, seconds)
 
     def _least(self, kernels: list[Kernel]) -> Array:
-        """Return the times of narrow products at the fraction of the peak that their main loop reaches, from its own
-        fit [s]."""
+        """Return a lower bound of GEMM times in narrow formats [s].
+
+        It is FLOP over the fraction of peak that the main loop of the kernel reaches; 0 for other kernels.
+        """
         families, device = self._families, self.backend.system.device
         if not precision(families.dtype).narrow:
             return np.zeros(len(kernels))
@@ -573,7 +586,7 @@ class _Pricing:
         return np.asarray(flops / (share * device.peak_flops_per_s(families.dtype)))
 
     def _quantisation(self, kernels: list[Kernel]) -> Array:
-        """Return the part of the times of narrow products that is quantisation of activations [s].
+        """Return the part of calibrated narrow GEMM times that is the quantisation of activations [s].
 
         The calibration was measured with TensorRT-LLM's linear layer with dynamic scales. Its rows include the search
         for the largest activation, the conversion, and the launches of both. Engines fuse these with the norm or the
@@ -594,7 +607,7 @@ class _Pricing:
         return np.where(rows > 0, share * (launch + CONVERSION_BYTES * rows / bandwidth), 0.0)
 
     def _fused_launches(self, kernels: list[Kernel]) -> Array:
-        """Return the time saved by norms that run in the kernel of the sum before them: a launch and a read [s]."""
+        """Return the time that norms save by running inside the residual sum before them: a launch and a read [s]."""
         norms = [index for index, kernel in enumerate(kernels) if kernel.operation == "norm"]
         saved = np.zeros(len(kernels))
         if norms:
@@ -609,9 +622,9 @@ class _Pricing:
         return narrow and not precision(self._families.dtype).narrow
 
     def _dequantised(self, kernels: list[Kernel], scaled: list[TokenScaledKernel], seconds: Array) -> Array:
-        """Limit the times of products with narrow weights that are multiplied in sixteen bits.
+        """Return GEMM times with narrow weights that are multiplied in 16 bits (weight-only quantisation) [s].
 
-        They take as long as a product that reads as many bytes, and at least the time of their 16-bit arithmetic.
+        Such a GEMM takes as long as one that reads as many bytes, and at least the time of its 16-bit arithmetic.
         """
         ratio = self.formats.weight_bytes / 2.0
         chosen = [index for index, each in enumerate(scaled) if each.weights and "head" not in each.short.name]
@@ -627,7 +640,7 @@ class _Pricing:
         return result
 
     def reduced(self, exchanges: tuple[object, ...]) -> Array:
-        """Return the times of collectives over tp on the grid of tokens [s]."""
+        """Return the time of collectives over tensor-parallel ranks at each number of tokens in `TOKENS` [s]."""
         total = np.zeros(len(TOKENS))
         if self.sharding.tp == 1:
             return total
@@ -636,10 +649,10 @@ class _Pricing:
         return total
 
     def exchanges(self) -> Array:
-        """Return the times of all collectives of the layers on the grid of tokens [s].
+        """Return the time of all collectives of the layers at each number of tokens in `TOKENS` [s].
 
-        They are sums over tp. With attention_dp, tokens are gathered for the experts, and their results are summed and
-        scattered.
+        They are all-reduces over tp. With attention_dp, tokens are gathered for the experts, and the results are
+        reduced and scattered.
         """
         total = self.reduced(self.work.exchanges)
         ranks = self.sharding.attention_dp
@@ -669,8 +682,7 @@ class _Pricing:
         return joined and self.engine.all_reduce > 0 and self.sharding.tp <= min(8, system.devices_per_node)
 
     def _peer_sum(self, payload: Array) -> Array:
-        """Return the time of an all-reduce by reading the buffers of all peers, or a part of each and then the sums
-        [s]."""
+        """Return the time of an all-reduce by reading peers' buffers [s]: one-shot or two-shot, the faster."""
         links, ranks = self.backend.system.device.interconnect, self.sharding.tp
         assert links is not None
         rate, latency = PEER_SHARE * links.bandwidth, self.engine.all_reduce
@@ -791,8 +803,11 @@ class _Pricing:
         return float(entry.parameters.training_activity)
 
     def _device(self, phase: str) -> dict[str, Any]:
-        """Device and parameters of attention. Behind a cache in fp8 both products are in fp8 as well, where the kernel
-        has them: queries are quantised, too (FlashAttention-3, trtllm-gen; FlashAttention-2 multiplies 16 bits)."""
+        """Return device and parameters of attention in a phase, as keyword arguments.
+
+        With an fp8 cache both products are in fp8 where the kernel has them, as queries are quantised, too
+        (FlashAttention-3, trtllm-gen; FlashAttention-2 multiplies 16 bits).
+        """
         device, kernel = self.backend.system.device, self._kernel()
         kind = DecodeParameters if phase == "decode" else PrefillParameters
         entry = self._families.parameters_of(kind, f"attention.{kernel}.{phase}")

@@ -51,7 +51,8 @@ class ServingLoad:
     Attributes
     ----------
     kind : str
-        How requests arrive; ``most``: as many as are served.
+        How requests arrive: ``poisson``, ``constant``, ``closed``, ``trace``, ``at once``, or ``most``: as many as can
+        be served.
     lengths : Lengths
         Tokens of prompts and answers.
     rate, users, think : float
@@ -59,7 +60,11 @@ class ServingLoad:
     requests : Requests or None
         Requests of a trace.
     count : int
-        Requests that are all there at once.
+        Number of requests, if all arrive at once.
+    rate : float
+        Requests per second, all replicas together.
+    users, think : int, float
+        Users of a closed loop, and time between an answer and the user's next request [s].
     """
 
     kind: Kind
@@ -163,7 +168,7 @@ class ReplicaLayout:
     limit: BatchLimit
 
     def places(self, lengths: Lengths) -> float:
-        """Return the number of sequences that fit in a replica's KV cache, by the engine's admission rule.
+        """Return how many sequences a replica's KV cache can hold at once, under the engine's rule of admission.
 
         Parameters
         ----------
@@ -219,7 +224,10 @@ class ReplicaLayout:
 
 @dataclass(frozen=True, slots=True)
 class ServingPlan:
-    """Replica layout with batching limits under a load; ``state`` is the steady state of one replica."""
+    """Replica layout with its batching limits under a load; ``state`` is the steady state of one replica.
+
+    ``limited_by`` names the bottleneck.
+    """
 
     candidate: ReplicaLayout
     batching: Batching
@@ -249,21 +257,21 @@ class ServingPlan:
 
 
 def shardings(model: ModelSpec, system: System, gpus: int) -> Iterator[Sharding]:
-    """List layouts of a replica: powers of two, tp within a node, pp over nodes.
+    """List parallel layouts of a replica: powers of two, tp within a node, pp across nodes.
 
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        The network.
     system : System
-        The system.
+        The machine.
     gpus : int
-        Most devices.
+        Largest number of devices of a replica.
 
     Yields
     ------
     Sharding
-        Layouts.
+        Parallel degrees of one replica.
     """
     mixture = "experts" in model.params
     latent = "kv_rank" in model.params
@@ -291,22 +299,27 @@ def candidates(
     layouts: Sequence[Sharding] | None = None,
     limit: BatchLimit | None = None,
 ) -> tuple[list[ReplicaLayout], list[str]]:
-    """Return the layouts that hold the network and one long request, and why others do not, the nearest first.
+    """Return the replica layouts that fit in memory, and the reasons why others do not.
 
     Parameters
     ----------
     model, system, gpus
         Network, machine and total number of devices.
     engine : Engine
-        Whose rules hold.
+        Engine whose memory and batching rules hold.
     formats : sequence of Formats
-        Formats that are tried.
+        Number formats to try.
     load : ServingLoad
-        Its longest request must fit.
+        Requests; the longest one must fit.
     layouts : sequence of Sharding, optional
-        The only layouts that are tried.
+        Parallel layouts to try; by default those of `shardings`.
     limit : BatchLimit, optional
         Limits of an iteration in place of the engine's.
+
+    Returns
+    -------
+    tuple[list[ReplicaLayout], list[str]]
+        (layouts that hold the network and one long request; reasons of the others, the nearest to fitting first).
     """
     bound = limit or engine.limit(system.device)
     fitting: list[ReplicaLayout] = []
@@ -341,7 +354,7 @@ def plan_of(candidate: ReplicaLayout, load: ServingLoad, limits: ServingLimits) 
     load : ServingLoad
         Requests.
     limits : ServingLimits
-        Limits of latency.
+        Latency limits.
 
     Returns
     -------
@@ -360,7 +373,7 @@ def plan_of(candidate: ReplicaLayout, load: ServingLoad, limits: ServingLimits) 
 
 
 def _grid(candidate: ReplicaLayout) -> tuple[Array, Array]:
-    """Return the limits of tokens and sequences of an iteration that are tried, shape (tokens, sequences) each."""
+    """Return the limits of an iteration that are tried: (tokens, sequences), arrays over all combinations."""
     ranks = candidate.schedulers
     tokens = sorted({*(each for each in BUDGETS if each < candidate.limit.tokens), candidate.limit.tokens})
     most = candidate.limit.sequences
@@ -431,7 +444,7 @@ NEAR = 0.93
 
 
 def bottleneck_name(candidate: ReplicaLayout, batching: Batching, state: SteadyState, limits: ServingLimits) -> str:
-    """Name a replica's bottleneck: a latency limit, KV-cache capacity, or part of an iteration.
+    """Name what limits a replica: a latency limit, KV-cache capacity, demand, or a part of an iteration.
 
     Parameters
     ----------
@@ -442,7 +455,7 @@ def bottleneck_name(candidate: ReplicaLayout, batching: Batching, state: SteadyS
     state : SteadyState
         State of the replica.
     limits : ServingLimits
-        Limits of latency.
+        Latency limits.
 
     Returns
     -------
@@ -503,7 +516,10 @@ def iteration_parts(candidate: ReplicaLayout, state: SteadyState) -> dict[str, f
 
 @dataclass(frozen=True, slots=True)
 class ServicePlans:
-    """Serving plans, best first; ``refusals``: layouts that do not fit; ``late``: those that miss latency limits."""
+    """Plans of a service, best first, with the layouts that were ruled out.
+
+    ``refusals`` says why layouts do not fit in memory; ``late`` holds layouts that fit but miss the latency limits.
+    """
 
     plans: tuple[ServingPlan, ...]
     refusals: tuple[str, ...]
@@ -523,7 +539,7 @@ def plan_service(fitting: Sequence[ReplicaLayout], load: ServingLoad, limits: Se
     load : ServingLoad
         Requests.
     limits : ServingLimits
-        Limits of latency.
+        Latency limits.
 
     Returns
     -------
@@ -543,7 +559,7 @@ def plan_service(fitting: Sequence[ReplicaLayout], load: ServingLoad, limits: Se
 
 
 def _tested(plans: list[ServingPlan], load: ServingLoad, limits: ServingLimits) -> list[ServingPlan]:
-    """Return the plans, with those simulated that may be the best; the others are ordered by the fixed point."""
+    """Return the plans with the best ones corrected by simulation; the others keep the order of the closed form."""
     tested: list[ServingPlan] = []
     for number, plan in enumerate(plans):
         if tested and max(each.requests_per_s for each in tested) >= plan.requests_per_s:
@@ -579,7 +595,7 @@ def _refined(plan: ServingPlan, load: ServingLoad, limits: ServingLimits) -> Ser
 def nearest_replica_layout(
     late: Sequence[ReplicaLayout], load: ServingLoad, limits: ServingLimits
 ) -> tuple[ReplicaLayout, SteadyState] | None:
-    """Return the layout that comes closest to limits that no layout meets.
+    """Return the layout that comes closest to latency limits that no layout meets.
 
     Parameters
     ----------
@@ -588,7 +604,7 @@ def nearest_replica_layout(
     load : ServingLoad
         Requests.
     limits : ServingLimits
-        Limits of latency.
+        Latency limits.
 
     Returns
     -------
@@ -648,7 +664,7 @@ def rate_curve(plan: ServingPlan, load: ServingLoad, points: int = 16) -> tuple[
 
 
 def requests_of(plan: ServingPlan, load: ServingLoad, count: int | None = None, seed: int = 1) -> Requests:
-    """Return the requests of one replica: its part of a trace, or random ones.
+    """Return the requests that one replica of a plan serves: its part of a trace, or random ones.
 
     Parameters
     ----------
@@ -733,7 +749,7 @@ def simulated_replica(plan: ServingPlan, load: ServingLoad, count: int | None = 
 
 
 def steady_times(result: Simulated, part: str) -> Array:
-    """Return a time of simulated requests, without warm-up and drain of the simulation.
+    """Return a latency of simulated requests, without the first and last ones (warm-up and drain).
 
     Parameters
     ----------

@@ -84,7 +84,7 @@ class Rollouts:
         return PADDING * max(math.ceil((self.prompt + self.answer) / PADDING), 1)
 
     def answers(self, count: int, seed: int = 1) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Draw the lengths of answers; their mean is kept although long ones are cut.
+        """Draw lengths of answers from a log-normal distribution, cut at the longest, with the mean kept.
 
         Parameters
         ----------
@@ -109,22 +109,23 @@ class Rollouts:
 
 @dataclass(frozen=True, slots=True)
 class LearningStep:
-    """Times of the parts of one step; ``idle`` is the time that the faster of two sets of GPUs waits.
+    """Times of the parts of one step of reinforcement learning.
 
     Attributes
     ----------
     parts : dict
-        generation, log_probabilities, reward, training, weights, offload, idle.
+        Times [s] by part: generation, log_probabilities, reward, training, weights, offload, and idle (the faster of
+        two sets of GPUs waits).
     step : float
-        Seconds of the step.
+        Time of the step [s].
     generators, trainers : int
-        GPUs of the engine and of the trainer; equal where they are one set.
+        GPUs of the engine and of the trainer; equal if both share one set.
     layout : str
-        Degrees of a replica of the engine.
+        Parallel degrees of a replica of the engine.
     strategy : str
-        Strategy of the trainer.
+        Parallel strategy of the trainer.
     fits : bool
-        True if the trainer fits into memory.
+        True if the trainer fits in memory.
     """
 
     parts: dict[str, float]
@@ -139,10 +140,10 @@ class LearningStep:
 def engine_replicas(
     model: ModelSpec, system: System, sharding: Sharding, gpus: int, engine: Engine, longest: float
 ) -> ReplicaLayout:
-    """Return the replicas of an engine on some GPUs.
+    """Lay a serving engine out over a number of GPUs, as equal replicas.
 
-    Its weights are in bf16, whatever format the network is published in: they are those that the trainer sends, and
-    NeMo RL and verl generate in the trainer's sixteen bits unless told otherwise.
+    Weights are in bf16, whatever format the network is published in: they come from the trainer, and NeMo RL and verl
+    generate in the trainer's 16 bits unless told otherwise.
 
     Parameters
     ----------
@@ -183,16 +184,21 @@ def engine_replicas(
 def generation_time(layout: ReplicaLayout, rollouts: Rollouts, *, steady: bool) -> float:
     """Return the time in which all rollouts of a step are generated [s].
 
-    Replicas get equally many rollouts, and the step waits for the one whose answers are longest together.
+    Each replica gets the same number of rollouts, and the step waits for the slowest replica.
 
     Parameters
     ----------
     layout : ReplicaLayout
-        The engine.
+        Replicas of the engine.
     rollouts : Rollouts
         Rollouts of a step.
     steady : bool
-        The batch is filled from the next step, so that its end empties nothing.
+        True if rollouts of the next step fill the batch, so that it does not run empty at the end.
+
+    Returns
+    -------
+    float
+        Time [s].
     """
     batching = replace(layout.batching(), request=0.0, streamed=0.0)
     share = math.ceil(rollouts.count / layout.replicas)
@@ -238,7 +244,7 @@ def weights_time(system: System, parameters: float, gpus: int) -> float:
 
 
 def offload_time(system: System, trainer: Footprint, engine_weights: float) -> float:
-    """Return the time in which trainer and engine take turns in one memory [s].
+    """Return the time in which trainer and engine swap places in one memory [s].
 
     Weights, gradients and optimizer states of the trainer go to the host before generation and come back after it. The
     engine's weights go to the host while the policy is trained (vLLM's sleep at level 1, NeMo RL's choice), and its
@@ -259,7 +265,7 @@ def offload_time(system: System, trainer: Footprint, engine_weights: float) -> f
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """The engine on its GPUs, and the time in which it generates all rollouts of a step [s]."""
+    """Serving engine on its GPUs; ``seconds`` is the time in which it generates all rollouts of a step [s]."""
 
     layout: ReplicaLayout
     gpus: int
@@ -268,7 +274,7 @@ class Generator:
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """One optimizer step of the policy, and a forward pass over the same sequences."""
+    """Predictions of one optimizer step of the policy and of a forward pass over the same sequences."""
 
     step: Prediction
     forward: Prediction
@@ -277,7 +283,7 @@ class Trainer:
 def generator(
     model: ModelSpec, system: System, gpus: int, rollouts: Rollouts, sharding: Sharding, *, staleness: int = 0
 ) -> Generator:
-    """Lay the engine over its GPUs and predict the generation of all rollouts of a step.
+    """Lay the engine out over its GPUs and predict the time in which it generates all rollouts of a step.
 
     Parameters
     ----------
@@ -304,7 +310,7 @@ def generator(
 
 
 def trainer_run(gpus: int, rollouts: Rollouts, strategy: str, software: str) -> Run:
-    """Return the run of one optimizer step.
+    """Return the `Run` of one optimizer step of the policy.
 
     Parameters
     ----------
@@ -327,7 +333,7 @@ def trainer_run(gpus: int, rollouts: Rollouts, strategy: str, software: str) -> 
 
 
 def trainer(model: ModelSpec, system: System, run: Run) -> Trainer:
-    """Predict an optimizer step, and a forward pass under the same plan.
+    """Predict an optimizer step of the policy, and a forward pass under the same parallel plan.
 
     Parameters
     ----------
@@ -348,7 +354,7 @@ def trainer(model: ModelSpec, system: System, run: Run) -> Trainer:
 def learning_step(
     system: System, engine: Generator, trainer: Trainer, rollouts: Rollouts, *, algorithm: str = "grpo", staleness: int
 ) -> LearningStep:
-    """Build one step of reinforcement learning.
+    """Combine engine and trainer into one step of reinforcement learning.
 
     Parameters
     ----------

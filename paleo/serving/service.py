@@ -57,20 +57,20 @@ _LOADS = np.linspace(0.05, 0.95, 19)
 
 @dataclass(frozen=True, slots=True)
 class Disaggregation:
-    """Numbers of prefill and decode replicas, and the requests that they serve.
+    """Split of a service's devices into prefill and decode replicas.
 
     Attributes
     ----------
     prefill, decode : ReplicaLayout
-        Layout of a replica of each.
+        Layouts of a prefill and of a decode replica.
     prefillers, decoders : int
-        Replicas of each.
+        Numbers of prefill and decode replicas.
     requests_per_s : float
-        Requests a second of all, the smaller of both rates.
+        Throughput of all replicas, the smaller of both sides' rates [requests/s].
     ttft, tpot : float
-        Mean seconds to the first token, the move of the cache included, and of a further token.
+        Mean time to first token, transfer of the cache included, and mean time per further token [s].
     transfer : float
-        Seconds in which the cache of a prompt moves.
+        Time in which the KV cache of a prompt moves to a decode replica [s].
     """
 
     prefill: ReplicaLayout
@@ -95,7 +95,7 @@ class Disaggregation:
 
 
 def _prefill_rate(layout: ReplicaLayout, load: ServingLoad, limits: ServingLimits, sent: float) -> tuple[float, float]:
-    """Return the highest rate of a prefill replica [1/s], and its mean time to the first token [s]."""
+    """Return (highest rate of a prefill replica within the limits [1/s], mean time to the first token [s])."""
     lengths, engine = load.lengths, layout.engine
     piece = np.minimum(lengths.computed, float(layout.limit.tokens))
     pieces = lengths.computed / piece
@@ -113,7 +113,7 @@ def _prefill_rate(layout: ReplicaLayout, load: ServingLoad, limits: ServingLimit
 
 
 def _decode_rate(layout: ReplicaLayout, load: ServingLoad, limits: ServingLimits) -> tuple[float, float]:
-    """Return the highest rate of a decode replica [1/s], and its mean time per token [s]."""
+    """Return (highest rate of a decode replica within the limits [1/s], mean time per token [s])."""
     first = float(np.asarray(load.lengths.input))
     lengths = replace(load.lengths, hit=1.0 - 1.0 / max(first, 2.0))
     places = layout.places(lengths)
@@ -167,7 +167,7 @@ def best_disaggregation(
 
 
 def watts_of(plan: ServingPlan, device: Device) -> float | None:
-    """Return the mean power of one device of a plan [W], at most its design power; None where it states none.
+    """Return the mean power of one device of a plan [W], at most its design power; None if the device states none.
 
     Parameters
     ----------
@@ -197,7 +197,7 @@ def watts_of(plan: ServingPlan, device: Device) -> float | None:
 
 
 def _work(plan: ServingPlan) -> tuple[float, float]:
-    """Return the FLOP and the memory traffic [bytes] of one device in a second."""
+    """Return (FLOP per second, memory traffic [byte/s]) of one device of a plan."""
     candidate, state = plan.candidate, plan.state
     work, stages = candidate.phases.lowered, candidate.sharding.pp
     per_token = 2.0 * sum(each.weights * each.count for each in work.layers if not each.of_experts)
@@ -259,7 +259,7 @@ class Service:
 
     @property
     def rank(self) -> tuple[bool, float, float]:
-        """Sort key of systems: whether there is an answer, price of a token, requests per second."""
+        """Sort key for comparing systems: (no plan, USD per million tokens, minus requests per second)."""
         price = (self.usd_per_million or {}).get("output", math.inf)
         return self.best is None, price, -(self.best.requests_per_s if self.best else 0.0)
 
@@ -284,7 +284,7 @@ class Service:
         Returns
         -------
         dict of str to float
-            Seconds by name.
+            Times [s] by ``mean``, ``p50``, ``p99``, …; {} without a plan.
         """
         if self.simulation is None:
             return {}
@@ -296,7 +296,7 @@ class Service:
 
     @property
     def limited_by(self) -> str | None:
-        """Bottleneck of the best plan; of several latency limits, the one that it comes closest to."""
+        """Name of the bottleneck of the best plan; with several latency limits, the one closest to being exceeded."""
         if self.best is None or self.best.limited_by not in LIMIT_NAMES.values():
             return None if self.best is None else self.best.limited_by
         name = f"p{self.limits.percentile}" if self.limits.percentile else "mean"
@@ -306,7 +306,7 @@ class Service:
 
     @property
     def simulated_rate(self) -> float | None:
-        """Simulated requests per second of all replicas; for a saturated service, in the middle of its run."""
+        """Simulated requests per second of all replicas, from the middle half of the finished requests."""
         if self.best is None or self.simulation is None:
             return None
         factor = self.best.candidate.replicas * self.best.candidate.sharding.pp
@@ -318,16 +318,17 @@ class Service:
 
     @property
     def joules_per_token(self) -> float | None:
-        """Energy of all devices in use for a generated token [J]; None if a device states no power."""
+        """Energy of all devices per generated token [J]; None without a plan or without a stated device power."""
         plan = self.best
         watts = None if plan is None else watts_of(plan, self.system.device)
         return None if watts is None or plan is None else watts * plan.gpus / plan.tokens_per_s
 
     @property
     def usd_per_million(self) -> dict[str, float] | None:
-        """Price of a million generated tokens, prompt tokens and answer tokens [USD]; None without a rent.
+        """Rent per million tokens [USD], by kind of token; None without a rent or a plan.
 
-        Prompt tokens and answer tokens are priced by the time that each takes.
+        ``output``: the whole rent over generated tokens. ``input_alone`` and ``output_alone`` divide the rent between
+        prompt tokens and generated tokens by the time that prefill and decode take.
         """
         plan, usd = self.best, self.usd_per_s
         if plan is None or usd is None:
@@ -343,7 +344,7 @@ class Service:
 
     @property
     def launch(self) -> str:
-        """Command line of the engine that is the first plan; empty without one."""
+        """Command line that starts the engine of the best plan; '' without one."""
         if self.best is None:
             return ""
         return engine_command_line(self.engine.name, self.model, self.best)
@@ -385,7 +386,7 @@ class Service:
 
 
 def _converted(engine: str, model: ModelSpec, weights: str) -> list[str]:
-    """Return a sentence about weights that must be converted before the engine starts, if there are any."""
+    """Return a sentence that names weights that must be converted before the engine starts; [] if none must."""
     loaded = served_weights(engine, model, weights)
     if loaded == (model.hub or model.name):
         return []
@@ -393,7 +394,7 @@ def _converted(engine: str, model: ModelSpec, weights: str) -> list[str]:
 
 
 def _late(service: Service, part: str) -> str:
-    """Return text for a simulated time above its limit, or an empty string if the limit is met."""
+    """Return text on a simulated latency that exceeds its limit; '' if the limit is met."""
     percentile = service.limits.percentile
     times = service.latencies(part)
     value = times.get(f"p{percentile}" if percentile else "mean", 0.0)
@@ -437,17 +438,17 @@ def _article(cause: str) -> str:
 
 
 def best_engine(services: Sequence[Service]) -> Service:
-    """Return the service of the engine that serves most, or that answers fastest if the load is given.
+    """Choose among services of several engines: the highest throughput, or the lowest latency if the rate is given.
 
     Parameters
     ----------
     services : sequence of Service
-        One service an engine.
+        One service per engine.
 
     Returns
     -------
     Service
-        The best one, with the reason.
+        The best service; its ``reason`` compares the engines.
     """
     busy = services[0].load.kind in ("most", "at once", "closed")
 
@@ -529,24 +530,29 @@ def service_of(
     *,
     disaggregate: bool = False,
 ) -> Service:
-    """Return the plans of a service.
+    """Find and rank the plans of a service.
 
     Parameters
     ----------
     model, system, gpus, engine
-        Network, machine, devices in all, engine.
+        Network, machine, total number of devices, engine.
     load, limits
         Requests, and latency limits.
     formats : sequence of Formats
-        Formats that are compared.
+        Number formats to compare.
     layouts : sequence of Sharding, optional
-        The only layouts that are tried; by default all that make sense.
+        Parallel layouts to try; by default those of `shardings`.
     limit : BatchLimit, optional
         Limits of an iteration in place of the engine's.
     usd_per_s : float, optional
-        Rent of all devices.
+        Rent of all devices [USD/s].
     disaggregate : bool
-        Also find the best division into replicas of prefill and of decode.
+        Also find the best split into prefill and decode replicas.
+
+    Returns
+    -------
+    Service
+        Plans, best first, with their costs and the reasons of layouts that do not fit.
     """
     fitting, refusals = candidates(model, system, gpus, engine, formats, load, layouts, limit)
     plans = plan_service(fitting, load, limits)

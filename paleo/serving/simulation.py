@@ -33,24 +33,25 @@ LEAP = 64
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """Times of every request [s], and statistics of the replica.
+    """Times of all simulated requests, and statistics of the replica.
 
     Attributes
     ----------
     ttft, tpot, latency : numpy.ndarray
-        From arrival to the first token; mean of the further tokens (nan for answers of one); to the last token.
+        Time from arrival to first token; mean time of further tokens (nan for answers of one token); time from arrival
+        to last token [s], shape (requests,).
     finish : numpy.ndarray
-        When the last token was sent.
+        When the last token was sent [s], shape (requests,).
     span : float
-        From the first arrival to the last token.
+        Time from the first arrival to the last token [s].
     tokens, iterations : float
-        Generated tokens; iterations.
+        Numbers of generated tokens and of iterations.
     peak_cache, mean_batch : float
-        Most tokens in the cache; sequences that decode, averaged over iterations.
+        Largest number of tokens in the KV cache; mean number of decoding sequences over iterations.
     preemptions : int
-        Requests that were stopped.
+        Number of requests that were stopped and computed again, as the cache was full.
     queue : numpy.ndarray
-        Seconds and requests that wait, at events, shape (n, 2).
+        Time [s] and number of waiting requests at each event, shape (n, 2).
     """
 
     ttft: Array
@@ -76,26 +77,26 @@ class Simulated:
         return len(self.finish) / self.span
 
     def percentile(self, part: str, percent: float) -> float:
-        """Return a percentile of a time over all requests.
+        """Return a percentile of a latency over all requests.
 
         Parameters
         ----------
         part : str
             ``ttft``, ``tpot`` or ``latency``.
         percent : float
-            Percentile.
+            Percentile, 0 to 100.
 
         Returns
         -------
         float
-            Seconds.
+            Time [s].
         """
         values = getattr(self, part)
         known = values[np.isfinite(values)]
         return float(np.percentile(known, percent)) if len(known) else 0.0
 
     def mean(self, part: str) -> float:
-        """Return the mean of a time over all requests.
+        """Return the mean of a latency over all requests.
 
         Parameters
         ----------
@@ -105,7 +106,7 @@ class Simulated:
         Returns
         -------
         float
-            Seconds.
+            Time [s].
         """
         values = getattr(self, part)
         known = values[np.isfinite(values)]
@@ -114,7 +115,7 @@ class Simulated:
 
 @dataclass(slots=True)
 class _Prices:
-    """Times of iterations as plain lists, which are faster than arrays for single values."""
+    """Tables of iteration times [s] as plain lists, which are faster to look up one by one than arrays."""
 
     products: list[float]
     sampled: list[float]
@@ -155,14 +156,18 @@ class _Prices:
         )
 
     def decoding(self, sequences: int, cached: float, *, joint: bool) -> float:
-        """Return the attention time of one token of each sequence over cached tokens, with or without prompts [s]."""
+        """Return the attention time of decoding one token of each sequence [s].
+
+        ``cached`` is the mean number of cached tokens of a sequence; ``joint`` is True if prompts are in the same
+        iteration.
+        """
         row = (self.joint if joint else self.decode)[sequences]
         place = min(max(bisect_right(_CACHED, cached) - 1, 0), len(_CACHED) - 2)
         share = (cached - _CACHED[place]) / (_CACHED[place + 1] - _CACHED[place])
         return float(row[place] + share * (row[place + 1] - row[place]) + sequences * self.state)
 
     def piece(self, length: float, before: float) -> float:
-        """Return the attention time of a piece of a prompt after cached tokens [s]."""
+        """Return the attention time of a prefill chunk of ``length`` tokens after ``before`` cached tokens [s]."""
         i = min(max(bisect_right(_CHUNKS, length) - 1, 0), len(_CHUNKS) - 2)
         j = min(max(bisect_right(_BEFORE, before) - 1, 0), len(_BEFORE) - 2)
         u = (length - _CHUNKS[i]) / (_CHUNKS[i + 1] - _CHUNKS[i])
@@ -174,8 +179,18 @@ class _Prices:
     def iteration(self, decoded: int, cached: float, prefilled: float, attention: float, ends: int) -> float:
         """Return the time of an iteration [s].
 
-        ``attention`` is the attention time of the pieces of prompts, and ``ends`` the number of pieces that sample a
-        token.
+        Parameters
+        ----------
+        decoded : int
+            Sequences that decode a token.
+        cached : float
+            Mean cached tokens of these sequences.
+        prefilled : float
+            Prompt tokens that are computed.
+        attention : float
+            Attention time of the prefill chunks [s].
+        ends : int
+            Prefill chunks that end a prompt, and so sample a token.
         """
         share = -(-decoded // int(self.ranks))
         tokens = self.rows * share + -(-int(prefilled) // int(self.ranks))
@@ -213,7 +228,7 @@ class _State:
 
 
 class Replica:
-    """Simulation of one replica that serves requests; see `simulate`."""
+    """Event simulation of one replica; `simulate` runs it."""
 
     def __init__(
         self, phases: Phases, batching: Batching, requests: Requests, *, capacity: float, reservation: float = 1.0,
@@ -266,11 +281,11 @@ class Replica:
         state.queue.append((state.now, len(state.waiting)))
 
     def _shared(self, request: int) -> float:
-        """Return the tokens of a request that are in pages shared with others."""
+        """Return how many prompt tokens of a request lie in cache pages that all requests share."""
         return self.input[request] - self.computed[request] if self.requests.shared else 0.0
 
     def _promise(self, request: int, back: int = 0) -> float:
-        """Return the tokens of an answer that are reserved while its prompt is computed."""
+        """Return how many tokens of a request's answer the KV cache must have free when the request is admitted."""
         missing = self.output[request] - self.generated[request] + back
         return max(self.reservation * missing, 1.0)
 
@@ -283,7 +298,7 @@ class Replica:
         return state.cache - state.shared + self._rest() + self.promised + coming + needs <= self.capacity
 
     def _rest(self) -> float:
-        """Return the tokens of a partly computed prompt that are not in the cache yet."""
+        """Return how many tokens of the partly computed prompt are not in the cache yet; 0 without such a prompt."""
         request = self.state.partial
         return 0.0 if request < 0 else self.input[request] + self.generated[request] - self.done[request] + 1.0
 
@@ -368,7 +383,7 @@ class Replica:
             self.entered.append(self.front + self.batching.delay)
 
     def _advance(self, turns: int) -> None:
-        """Advance all running requests by some decode iterations; some of them end."""
+        """Advance all decoding sequences by ``turns`` iterations, and finish those that end."""
         state = self.state
         state.cache += turns * len(state.running)
         state.turn += turns
@@ -379,7 +394,7 @@ class Replica:
             self._end(request)
 
     def _leap(self) -> None:
-        """Run decode iterations until a request ends or arrives, or the cache is full."""
+        """Run decode iterations in one event until a request ends or arrives, or the cache is full."""
         state, batching = self.state, self.batching
         number = len(state.running)
         if not number:
@@ -400,7 +415,7 @@ class Replica:
         self._overflow()
 
     def _overflow(self) -> None:
-        """Stop the newest requests if another token of each running request would not fit."""
+        """Preempt the newest requests until one more token of each decoding sequence fits in the cache."""
         state = self.state
         while len(state.running) > 1 and state.cache - state.shared + len(state.running) + self._rest() > self.capacity:
             request = state.running.newest
@@ -429,17 +444,17 @@ def simulate(
     Parameters
     ----------
     phases : Phases
-        Prices of iterations.
+        Tables of iteration times of the replica.
     batching : Batching
-        Limits of the engine's iterations.
+        Limits and host times of the engine's iterations.
     requests : Requests
         Requests of this replica.
     capacity : float
-        Tokens that its cache holds.
+        Tokens that the KV cache holds.
     reservation : float, optional
-        Share of an answer that must be free when its request is admitted.
+        Share of an answer for which the cache must have room when a request is admitted [-].
     users : int, optional
-        Users of a closed loop, who each ask again after an answer.
+        Users of a closed loop, who each ask again after an answer; None: requests come at their arrival times.
     think : float, optional
         Time from an answer until its user asks again [s].
 

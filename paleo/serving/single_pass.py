@@ -51,19 +51,19 @@ _INT8_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ForwardPasses:
-    """Forward passes of one network that a request takes.
+    """Forward passes of one network that answer a request.
 
     Attributes
     ----------
     model : str
         Name of the network.
     count : int
-        Passes after one another: steps of a diffusion.
+        Passes one after the other, such as the steps of a diffusion.
     samples : int
-        Samples that a request has in each pass: 2 with classifier-free guidance (Ho and Salimans, arXiv:2207.12598),
-        the pairs of a user and an item that a recommendation ranks.
+        Samples of a request in each pass: 2 with classifier-free guidance (Ho and Salimans, arXiv:2207.12598), or the
+        user-item pairs that a recommendation ranks.
     wide : bool
-        Whether the pass stays in sixteen bits whatever the weights of the others have.
+        True if this network stays in 16 bits when the others are quantised.
     """
 
     model: str
@@ -86,7 +86,7 @@ REQUESTS = {name: (ForwardPasses(name, samples=PAIRS),) for name in ("dlrm", "dl
 
 
 def passes_of(model: ModelSpec) -> tuple[ForwardPasses, ...]:
-    """Return the forward passes that a request to a network takes.
+    """Return the forward passes that answer one request to a network.
 
     Parameters
     ----------
@@ -98,12 +98,12 @@ def passes_of(model: ModelSpec) -> tuple[ForwardPasses, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RequestBatch:
-    """A batch of requests on one device, and its time.
+    """Requests that one device computes together, and the time of the batch.
 
     Attributes
     ----------
     batch : float
-        Requests that are computed together; a mean where they differ in length.
+        Number of requests; a mean if they differ in length.
     seconds : float
         Time of the batch [s].
     """
@@ -120,7 +120,7 @@ class RequestBatch:
 def batches_in_memory(
     model: ModelSpec, system: System, formats: Formats, fused: str = "", length: float = 0.0, between: float = 1.0
 ) -> tuple[RequestBatch, ...]:
-    """Return the batch sizes that fit in memory, with the time of each.
+    """List the batch sizes that fit in a device's memory, with the time of each.
 
     Parameters
     ----------
@@ -161,7 +161,7 @@ def batches_in_memory(
 
 
 def best_of(tried: Sequence[RequestBatch], limit: float | None = None) -> RequestBatch | None:
-    """Return the batch with the highest throughput.
+    """Return the batch with the highest throughput within a latency limit.
 
     Parameters
     ----------
@@ -218,7 +218,7 @@ def request_seconds(
     fused: str = "",
     between: float = 1.0,
 ) -> float:
-    """Return the time in which a device answers a batch of requests.
+    """Return the time in which one device answers a batch of requests.
 
     Parameters
     ----------
@@ -252,7 +252,7 @@ def request_seconds(
 def pass_seconds(
     model: str, system: System, weights: str, samples: int, fused: str = "", tables: str = "bf16"
 ) -> float:
-    """Return the time of a forward pass under an inference compiler.
+    """Return the time of one forward pass on a device under an inference compiler (TensorRT).
 
     Parameters
     ----------
@@ -304,9 +304,12 @@ def pass_seconds(
 
 
 def _kind(kernel: Kernel, before: Kernel | None, *, narrow: bool) -> str:
-    """Name the way in which a kernel is priced: a convolution, a fused pass with perhaps a second operand or a pool, a
-    product in the format of the weights, or as in sixteen bits. A gate reads both halves of the product before it,
-    which no epilogue has."""
+    """Return how the time of a kernel is computed: ``conv``, ``sum``, ``narrow`` or ``wide``.
+
+    ``sum`` is a pass that is fused with the kernel before it, and moves only a second operand or a pool. ``narrow`` is
+    a GEMM in the format of the weights. ``wide`` is any other kernel, in 16 bits; a gate is one, as it reads both
+    halves of the GEMM before it, which no epilogue does.
+    """
     if kernel.family == "conv":
         return "conv"
     if kernel.operation == "pool":
@@ -318,8 +321,11 @@ def _kind(kernel: Kernel, before: Kernel | None, *, narrow: bool) -> str:
 
 
 def _operands(kernel: Kernel, fused: str) -> float:
-    """Return the bytes of 16-bit numbers that a pass between kernels moves: all of a pool but places of maxima, which
-    only training keeps, and of a sum the operand that is not in registers of the kernel before it."""
+    """Return the bytes, in 16-bit numbers, that a pass between kernels still moves after fusion.
+
+    A pool moves all but the positions of maxima, which only training keeps. A sum moves the operand that is not in the
+    registers of the kernel before it.
+    """
     if kernel.operation == "pool":
         places = INDEX_BYTES if "max" in kernel.name else 0.0
         return kernel.bytes_read + kernel.bytes_written * BYTES["bf16"] / (BYTES["bf16"] + places)
@@ -327,7 +333,10 @@ def _operands(kernel: Kernel, fused: str) -> float:
 
 
 def _narrowed(kernel: Kernel, share: float, tables: float) -> Kernel:
-    """A pass over numbers, or rows of embedding tables, of another width; other kernels as they are."""
+    """Return a memory pass with its bytes scaled to another number format; other kernels unchanged.
+
+    ``share`` is the factor for activations, ``tables`` that for rows of embedding tables [-].
+    """
     if kernel.family != "memory":
         return kernel
     read = kernel.bytes_read * (tables if kernel.operation == "gather" else share)
@@ -336,7 +345,7 @@ def _narrowed(kernel: Kernel, share: float, tables: float) -> Kernel:
 
 @cache
 def _lowered(model: str, system: System, samples: int) -> tuple[list[tuple[int, Kernel]], Calibrated, float]:
-    """Return the kernels of a 16-bit forward pass with their repetitions, their prices, and the parameter count."""
+    """Return a 16-bit forward pass: (kernels with their repetitions, backend that times them, number of parameters)."""
     network, software = load_model(model), load_software("cuda-graph").changed({"fusion.passes": True})
     dtype = "bf16" if "bf16" in system.device.peak else "fp16"
     run = Run(gpus=1, strategy="dp", batch=samples, forward_only=True, dtype=dtype)
@@ -378,7 +387,7 @@ def is_single_pass(model: ModelSpec, system: System) -> bool:
 
 @dataclass(frozen=True)
 class BatchedService:
-    """Service of a network that answers in forward passes alone, on some devices.
+    """Service of a network that answers with forward passes only (no decoding), on a number of devices.
 
     Attributes
     ----------
@@ -417,14 +426,14 @@ class BatchedService:
 
     @property
     def usd_per_million(self) -> float | None:
-        """USD for a million requests; None without a price or without an answer."""
+        """Rent per million requests [USD]; None without a rent or if no batch meets the limit."""
         if self.requests_per_s is None or self.usd_per_s is None:
             return None
         return self.usd_per_s / self.requests_per_s * MEGA
 
     @property
     def verdict(self) -> str:
-        """The answer in a sentence or two."""
+        """Answer in one or two sentences: batch, throughput and cost, or why the limit cannot be met."""
         title = self.model.title or self.model.name
         if self.best is None:
             least = f"a batch of one takes {duration(self.tried[0].seconds)}"

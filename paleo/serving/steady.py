@@ -78,9 +78,11 @@ class Batching:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens of requests: means, coefficients of variation, and the fraction of prompt tokens found in the cache.
+    """Lengths of requests in tokens: ``input`` and ``output`` are means of prompt and answer.
 
-    ``again`` is the number of tokens of a request that are computed again, as it was stopped where the cache was full.
+    ``input_variation`` and ``output_variation`` are coefficients of variation; ``hit`` is the share of prompt tokens
+    found in the prefix cache. ``again`` counts tokens of a request that are computed again after a preemption (full
+    cache).
     """
 
     input: Numbers
@@ -109,36 +111,36 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class SteadyState:
-    """Steady state of a replica under a load; arrays of one shape.
+    """Steady state of a replica under a load; all arrays have one shape.
 
     Attributes
     ----------
     requests_per_s : numpy.ndarray
-        Requests completed a second.
+        Completed requests per second.
     batch : numpy.ndarray
-        Sequences that decode, all batches of a pipeline together.
+        Decoding sequences, all batches of a pipeline together.
     iteration, with_prefill : numpy.ndarray
-        Mean seconds of an iteration, and of one that has a piece of a prompt.
+        Mean time of an iteration, and of one that has a prefill chunk [s].
     prefill_share : numpy.ndarray
-        Share of the iterations with such pieces.
+        Share of iterations that have a prefill chunk [-].
     ttft, tpot, latency : numpy.ndarray
-        Mean seconds to the first token, a further token, and the whole answer.
+        Mean time to first token, per further token, and to the last token [s].
     waiting : numpy.ndarray
-        Mean seconds in the queue, part of ``ttft``.
+        Mean time in the queue, part of ``ttft`` [s].
     utilisation : numpy.ndarray
-        Load over the most that can be served.
+        Request rate over the highest rate that can be served [-].
     output, pieces : numpy.ndarray
-        Tokens of an answer; iterations of a prompt.
+        Mean tokens of an answer; iterations that a prompt takes.
     plain, crowd : numpy.ndarray
-        Seconds of an iteration without prompts; standard deviation of the mean iteration of an answer as the number of
-        sequences around it varies.
+        Time of an iteration without prompts [s]; standard deviation of the mean iteration of an answer, as the number
+        of sequences around it varies [s].
     prompt, arrivals, behind, half : numpy.ndarray
-        Seconds that a prompt adds to iterations; requests that arrive in an iteration; mean seconds behind the prompts
-        of others and to the end of an iteration, parts of ``ttft``.
+        Time that a prompt adds to iterations [s]; requests that arrive in an iteration; mean wait behind the prompts of
+        others, and until the end of an iteration [s], both parts of ``ttft``.
     certain, deviation : numpy.ndarray
-        The part of ``ttft`` that all requests have alike; standard deviation of the parts above.
+        Part of ``ttft`` that is the same for all requests; standard deviation of its other parts [s].
     lengths : Lengths
-        Lengths of the load.
+        Lengths of the requests.
     """
 
     requests_per_s: Array
@@ -207,8 +209,10 @@ class SteadyState:
         return np.asarray(self.latency + np.sqrt(excess))
 
     def _first(self, z: float) -> Array:
-        """Quantile of the time to the first token: its uncertain part is taken as log-normal, waiting as exponential
-        beyond its mass at zero."""
+        """Return a quantile of the time to first token [s]; ``z`` is the quantile of the standard normal distribution.
+
+        The uncertain part is taken as log-normal; waiting is exponential, with a mass at zero.
+        """
         load = np.clip(self.utilisation, TINY, 1.0)
         queued = np.where(np.isfinite(self.waiting), self.waiting, 0.0)
         mean = self.half + self.behind + self.prompt + queued
@@ -227,16 +231,22 @@ def _excess(variation: float, z: float) -> float:
 def iteration_time(
     phases: Phases, batching: Batching, lengths: Lengths, sequences: Numbers, arrivals: Numbers, together: float = 0.0
 ) -> tuple[Array, Array, Array, Array]:
-    """Return mean iteration times with and without a prefill chunk, and the fraction with one.
+    """Return mean times of an iteration, and the share of iterations with a prefill chunk.
 
     Parameters
     ----------
     phases, batching, lengths
-        Prices, limits and lengths.
+        Tables of iteration times, limits of the engine, and lengths of requests.
     sequences, arrivals : array_like
-        Sequences that decode in a batch, and requests whose prompts pass for each iteration.
+        Decoding sequences of a batch, and requests whose prompts are computed per iteration.
     together : float, optional
-        Share of the requests that come in groups which fill iterations; others come at random.
+        Share of requests that arrive in groups which fill iterations; the others arrive at random.
+
+    Returns
+    -------
+    tuple[Array, Array, Array, Array]
+        (mean time of an iteration [s], time of one with a prefill chunk [s], time of one without [s], share of
+        iterations with a chunk [-]); the host's time is included.
     """
     decoded, cached = np.asarray(sequences, dtype=np.float64), lengths.resident
     space = np.asarray(batching.tokens, dtype=np.float64) - (decoded if batching.mixed else 0.0)
@@ -260,18 +270,18 @@ def _hosted(seconds: Array, decoded: Array, batching: Batching) -> Array:
 
 
 def saturated_state(phases: Phases, batching: Batching, lengths: Lengths, places: Numbers) -> SteadyState:
-    """Return the steady state of a replica that never lacks requests.
+    """Return the steady state of a replica that always has requests waiting.
 
     Parameters
     ----------
     phases : Phases
-        Prices of iterations.
+        Tables of iteration times of the replica.
     batching : Batching
-        Limits of the engine's iterations.
+        Limits and host times of the engine's iterations.
     lengths : Lengths
-        Tokens of prompts and answers.
+        Lengths of requests.
     places : array_like, shape (...)
-        Sequences that the cache holds, all batches of a pipeline together.
+        Sequences that the KV cache can hold, all batches of a pipeline together.
 
     Returns
     -------
@@ -330,15 +340,15 @@ def state_at_rate(
     Parameters
     ----------
     phases : Phases
-        Prices of iterations.
+        Tables of iteration times of the replica.
     batching : Batching
-        Limits of the engine's iterations.
+        Limits and host times of the engine's iterations.
     lengths : Lengths
         Tokens of prompts and answers.
     places : array_like, shape (...)
-        Sequences that the cache holds.
+        Sequences that the KV cache can hold.
     rate : array_like, shape (...)
-        Requests per second. Above the most that can be served the state is that of a full replica, with ``utilisation``
+        Requests per second of the replica. Above capacity the state is that of a full replica, with ``utilisation``
         above 1 and infinite waiting.
     arrivals : float, optional
         Squared coefficient of variation of the times between arrivals: 1 Poisson, 0 evenly spaced.
@@ -379,7 +389,7 @@ def state_at_rate(
 
 
 def _behind(batching: Batching, lengths: Lengths, state: SteadyState, arrivals: float) -> tuple[Array, Array]:
-    """Mean seconds that the prompts of others add to the time to the first token, and its standard deviation.
+    """Return mean and deviation of the time that prompts of other requests add to the time to first token [s].
 
     A request comes in an iteration of L* seconds, more often in a long one (E[L*] = E[L²] / E[L]), waits for its end,
     and passes with all that came in it. An iteration is prompts beside decode, or before it, and the prompts that come
@@ -429,18 +439,18 @@ def _waiting(
 def closed_loop(
     phases: Phases, batching: Batching, lengths: Lengths, places: Numbers, users: Numbers, think: float = 0.0
 ) -> SteadyState:
-    """Return the steady state of a replica with users who each wait for an answer before they ask again.
+    """Return the steady state of a replica whose users each wait for an answer before they ask again.
 
     Parameters
     ----------
     phases : Phases
-        Prices of iterations.
+        Tables of iteration times of the replica.
     batching : Batching
-        Limits of the engine's iterations.
+        Limits and host times of the engine's iterations.
     lengths : Lengths
         Tokens of prompts and answers.
     places : array_like, shape (...)
-        Sequences that the cache holds.
+        Sequences that the KV cache can hold.
     users : array_like, shape (...)
         Users of the replica, each with one request at a time.
     think : float, optional
@@ -475,10 +485,11 @@ def _state(
     waiting: Array,
     load: Array,
 ) -> SteadyState:
-    """Compute the times of requests from those of iterations.
+    """Combine iteration times into the steady state of a replica.
 
-    A request waits half an iteration until the next begins, then takes the iterations of its prompt, then one for each
-    further token.
+    A request waits half an iteration until the next begins, then takes the iterations of its prompt, then one per
+    further token. ``times`` is (mean iteration, with a prefill chunk, without [s], share with one), as `iteration_time`
+    returns them.
     """
     seconds, busy, plain, share = times
     output = np.asarray(lengths.output, dtype=np.float64) * np.ones_like(seconds)

@@ -88,7 +88,7 @@ _COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 
 
 def _divisor(number: Any) -> Any:
-    """Return a divisor, with 1 in place of 0, so that a count that does not apply divides evenly."""
+    """Replace 0 by 1 in a divisor, so that a count that does not apply (0) divides evenly."""
     return np.where(np.asarray(number) == 0, 1, number)
 
 
@@ -111,12 +111,17 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Read a condition from text and check that it is allowed.
+        """Parse a condition and check that it uses allowed operators and names only.
 
         Parameters
         ----------
         text : str
-            The condition as a file states it.
+            The condition as a YAML file states it.
+
+        Returns
+        -------
+        Condition
+            The parsed condition.
 
         Raises
         ------
@@ -134,7 +139,7 @@ class Condition:
         return cls(text, tree, names)
 
     def holds(self, quantities: Mapping[str, Any]) -> Mask:
-        """Return whether the condition holds; False if it names an unknown quantity.
+        """Evaluate the condition for one or several plans; False if a quantity that it names is unknown.
 
         Parameters
         ----------
@@ -186,7 +191,7 @@ def _check(node: ast.expr) -> None:
 
 
 def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """Return the value of a node that was checked before."""
+    """Evaluate a node of a condition that was checked before."""
     match node:
         case ast.Constant():
             return node.value
@@ -212,13 +217,16 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
 
 
 def _parsed(text: str) -> str:
-    """Return the text unchanged after checking that it is a condition."""
+    """Check that a text is a condition, and return it unchanged."""
     Condition.parse(text)
     return text
 
 
 class Refusal(Spec):
-    """Restriction of a framework: a condition on plans it does not run, the reason, and the source line."""
+    """Restriction of a framework: it does not run plans for which ``when`` holds.
+
+    ``fact`` is the reason in words, ``source`` the line of the framework's source that says so.
+    """
 
     when: Annotated[str, AfterValidator(_parsed)]
     fact: Text
@@ -288,7 +296,7 @@ class Abilities(Spec):
 
     @property
     def shards_pipelines(self) -> bool:
-        """True if pipelines run with sharded parameters because the framework has no other sharding."""
+        """True if ZeRO-3 is the framework's only sharding, so that pipelines run with sharded parameters."""
         return "pp" in self.axes.values and 3 in self.zero.values and 1 not in self.zero.values
 
     def _of_axes(self) -> list[Refusal]:
@@ -342,7 +350,7 @@ def _outside(name: str, values: tuple[Any, ...]) -> str:
 
 
 def _supported_values(noun: str, values: tuple[Any, ...]) -> str:
-    """Write the values that are supported, for a message.
+    """Word a list of supported values for an error message.
 
     >>> _supported_values("ZeRO", (0, 3)), _supported_values("pipeline schedules", ())
     ('ZeRO: 0, 3', 'pipeline schedules: none')

@@ -75,7 +75,11 @@ Interval = Annotated[tuple[IntervalBin, ...], Field(min_length=1)]
 
 
 class Entry(Spec):
-    """Calibration of one kernel family (kernels with one formula) on one software stack."""
+    """Calibration of one kernel family (kernels with one formula) for one ``stack`` (way of timing).
+
+    ``parameters`` are fitted values by name, ``uncertainty`` the standard deviations of their logarithms. ``residual``
+    is the error on held-out rows, ``interval`` the 90 % factors on predictions.
+    """
 
     family: Text
     stack: Text
@@ -106,7 +110,11 @@ class Calibration(Spec):
 
 
 class Changes(Spec):
-    """Differences from the inherited entry: parameters that are set to a value or multiplied by a factor."""
+    """Differences of an inherited entry from its source.
+
+    Parameters in ``set`` get a value, those in ``scale`` are multiplied by a factor. ``like`` names the stack of the
+    source, if it differs.
+    """
 
     like: Text | None = None
     set: dict[str, Positive] = Field(default_factory=dict)
@@ -240,19 +248,19 @@ def calibration_file(path: str | Path) -> Calibration:
 
 
 def parameter(default: str, search_range: str, meaning: str, *, fitted: bool = True) -> Any:
-    """Declare a calibration parameter as a field of a dataclass.
+    """Declare a calibrated parameter as a field of a dataclass.
 
     Parameters
     ----------
     default : str
-        Value with its unit. Times and bytes are read as in YAML and kept in SI; other units (``cycle``,
-        ``pJ/FLOP``) are kept as they stand; a number alone is a share or an order.
+        Value with its unit. Times and bytes are converted to SI; other units (``cycle``, ``pJ/FLOP``) are kept; a
+        number alone is a share or an exponent.
     search_range : str
-        Range in which a fit may look, ``low..high``. An end without a unit has that of the other end, or of `default`.
+        Range that a fit may search, ``low..high``. An end without a unit has that of the other end, or of `default`.
     meaning : str
-        Meaning of the parameter, as a phrase of an error message.
+        Meaning of the parameter, for messages and documentation.
     fitted : bool
-        False for a parameter that only ``--free`` releases.
+        False for a parameter that is fitted only if ``--free`` names it.
 
     Returns
     -------
@@ -344,7 +352,7 @@ STEPS = "steps"
 
 
 def of_steps(kind: type[Parameters], family: str, user_calibration: Calibration | None = None) -> Parameters:
-    """Return the parameters of whole-step effects: from a calibration, else the defaults.
+    """Return constants that hold for whole steps: of the user's calibration, else the catalog's, else defaults.
 
     Parameters
     ----------

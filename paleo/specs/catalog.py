@@ -192,12 +192,17 @@ _ENDING = re.compile(r"[-_](nvfp4|fp4|mxfp4|fp8|int8|awq|gptq|w4a16|int4|bf16)\Z
 
 
 def named_format(text: str) -> str | None:
-    """Return the format that an id of weights or a command line names, or None.
+    """Find the number format of weights that a hub id, folder name or command line mentions.
 
     Parameters
     ----------
     text : str
-        Id, name of a folder, or flags.
+        Hub id, name of a folder, or flags of a command.
+
+    Returns
+    -------
+    str or None
+        Format such as ``fp8`` or ``fp8+mxfp4`` (experts last); None if the text names none.
 
     Examples
     --------
@@ -215,14 +220,19 @@ def _word(text: str) -> str | None:
 
 
 def folder_name(model: str, weights: str = "") -> str:
-    """Name a folder of a network's weights in a format other than the published one, or in any.
+    """Return a folder name for weights of a network that were converted to another format.
 
     Parameters
     ----------
     model : str
-        Id of the published weights, or a name.
+        Hub id of the published weights, or a name.
     weights : str
-        Format of the weights; empty for any.
+        Format of the converted weights; '' leaves it out.
+
+    Returns
+    -------
+    str
+        Name of the model without the published format, then the new format.
 
     Examples
     --------
@@ -234,7 +244,7 @@ def folder_name(model: str, weights: str = "") -> str:
 
 
 def joined_format(dense: str, experts: str | None) -> str:
-    """Return the word for the formats of products and of experts.
+    """Join the formats of dense weights and of experts to one word, as option ``--weights`` takes it.
 
     >>> joined_format("fp8", None), joined_format("fp8", "mxfp4"), joined_format("bf16", "mxfp4")
     ('fp8', 'fp8+mxfp4', 'mxfp4')
@@ -259,7 +269,7 @@ def _spelling(name: str, ignored: str = "-_. ") -> str:
 
 @cache
 def _by_spelling(kind: str) -> Mapping[str, Path]:
-    """Return entries by their normalised spelling, without spellings that several entries share."""
+    """Map normalised spellings to the files of entries; spellings that several entries share are left out."""
     spelt = [(_spelling(name), path) for name, path in entries(kind).items() if kind in SPELT]
     several = Counter(name for name, _ in spelt)
     return {name: path for name, path in spelt if several[name] == 1}
@@ -267,8 +277,10 @@ def _by_spelling(kind: str) -> Mapping[str, Path]:
 
 @cache
 def _model_aliases() -> Mapping[str, Path]:
-    """Return models by the aliases of their files, and by ids without their owner and format. Dots count: llama3.1-70b
-    is not llama3-170b."""
+    """Map spellings of models' aliases, and of hub ids without owner and format, to model files.
+
+    Dots count: llama3.1-70b is not llama3-170b.
+    """
     listed = _listed_names()
     named = [*((folder_name(alias), path) for alias, path in listed), *listed]
     return {_spelling(alias, "-_ "): path for alias, path in named}
@@ -299,7 +311,7 @@ def hub_id(model: str, name: str = "") -> str:
 
 
 def _entry_by_other_name(kind: str, name: str) -> Path | None:
-    """Return the entry that a name means as another spelling or as an alias."""
+    """Find the file of the entry that a name means in another spelling or as an alias; None if there is none."""
     path = _by_spelling(kind).get(_spelling(name))
     return _model_aliases().get(_spelling(name, "-_ ")) if path is None and kind == "models" else path
 
@@ -381,7 +393,7 @@ _KEYS_OF_KIND: tuple[tuple[str, frozenset[str]], ...] = (
 
 
 def kind_of(path: str | Path) -> str:
-    """Tell by its keys what a YAML file describes.
+    """Recognise by its keys what a YAML file describes.
 
     Parameters
     ----------
@@ -463,7 +475,7 @@ FOLLOWING: Mapping[str, tuple[tuple[str, str, str], ...]] = {"devices": (("memor
 
 
 def _with_scaled_fields(kind: str, below: Mapping[str, Any], above: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an extending entry with the fields that scale with those it changes.
+    """Return an entry that extends another, with fields scaled in proportion to those that it changes.
 
     Text that is not a quantity stays as it is, so that the validation of the spec reports it.
     """
@@ -581,7 +593,7 @@ def _folded(text: str) -> str:
 
 
 def device_named(text: str) -> str:
-    """Return the catalog name of a device from its name, full name or alias, whatever the case.
+    """Return the catalog name of a device from its name, full name or alias, in upper or lower case.
 
     Parameters
     ----------
@@ -617,7 +629,7 @@ def device_named(text: str) -> str:
 
 @cache
 def release() -> str:
-    """Return a digest of this program and of its catalog; processes with equal digests make equal predictions."""
+    """Return a digest of this program and its catalog; processes with equal digests make equal predictions."""
     package = Path(__file__).resolve().parent.parent
     root = catalog_root()
     shipped = [path for kind in ("calibrations", "software") for path in (root / FOLDERS[kind]).glob("*.yaml")]

@@ -85,7 +85,7 @@ Unit = Literal["tensor", "vector"]
 
 
 class Price(Spec):
-    """The price of one device or node, with its source and date."""
+    """Rent of one device or node per second (``rate`` [USD/s]), with source and date."""
 
     rate: PricePerSecond
     date: Text
@@ -110,7 +110,7 @@ class Memory(Spec):
         return self.capacity if self.reported is None else self.reported
 
     def resized(self, capacity: float) -> Memory:
-        """Return the memory with another capacity.
+        """Return this memory with another capacity; the reported share of the capacity stays the same.
 
         Parameters
         ----------
@@ -156,7 +156,7 @@ class Pcie(Spec):
 
 
 class HostLink(Spec):
-    """Link to the host where it is not PCIe: its catalog name, and how many devices share one link."""
+    """Link to the host if it is not PCIe: its catalog name, and the number of devices that share one link."""
 
     link: Text
     devices: PositiveCount = 1
@@ -385,7 +385,7 @@ def find_device(text: str) -> Device:
 
 
 def with_names(data: Mapping[str, Any], stem: str) -> dict[str, Any]:
-    """Add a name and a full name, by default those of the file, to the mapping of a device or system.
+    """Add ``name`` (the file's stem) and ``full_name`` to the mapping of a device or system file.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ _RATES = {"bytes/s": "B/s", "FLOP/s": "FLOP/s", "Hz": "Hz"}
 
 
 class FieldRow(NamedTuple):
-    """One field of a schema: dotted name, dimension of the value, default, meaning."""
+    """One row of a table of a schema's fields: dotted name, unit, default and meaning."""
 
     field: str
     unit: str

@@ -55,7 +55,7 @@ def file_digest(content: bytes) -> str:
 
 
 def record_file(path: str | Path, content: bytes) -> None:
-    """Record a file that was just read in every ledger that is open (see `recorded_file_digests`).
+    """Enter a file that was just read in every open ledger of read files (see `recorded_file_digests`).
 
     Parameters
     ----------
@@ -108,14 +108,14 @@ def _digest_of(path: str) -> str | None:
 
 
 class FileCache(Generic[Value]):
-    """Loads what a name or a path means once, and again only after one of its files has changed."""
+    """Cache of loaded catalog entries; an entry is loaded again only after one of its files has changed."""
 
     def __init__(self, load: Callable[[str | Path], Value]) -> None:
         self._load = load
         self._entries: dict[tuple[str, str | Path], tuple[Value, dict[str, str]]] = {}
 
     def __call__(self, name_or_path: str | Path) -> Value:
-        """Return the loaded entry. An error of loading is raised again at each call."""
+        """Return the entry that a catalog name or path means; an error of loading is raised again at each call."""
         if not isinstance(name_or_path, str | Path):
             raise SpecError(f"{name_or_path!r:.80}: expected a name of the catalog or a path")
         key = (os.getcwd(), name_or_path)  # noqa: PTH109 (called for each prediction)
@@ -190,7 +190,7 @@ class Spec(BaseModel):
 
     @classmethod
     def other_keys(cls) -> Sequence[str]:
-        """Return keys that are allowed besides the names of the fields.
+        """Return keys that a YAML file may have in addition to the names of the fields; none by default.
 
         Returns
         -------
@@ -233,7 +233,7 @@ def plain_numbers(value: Any) -> Any:
 
 
 def plain_arguments(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
-    """Return a function that gives another one its arguments with Python's numbers in place of numpy's.
+    """Wrap a function so that numpy numbers in its arguments are converted to Python numbers.
 
     Parameters
     ----------
@@ -436,7 +436,7 @@ def _line(event: Any) -> int:
 
 
 def validate(model: type[Model], data: object, where: str | Path) -> Model:
-    """Make an instance of a schema from a mapping, with one clear message for the first fault.
+    """Build an instance of a schema from a mapping; report the first fault in one clear message.
 
     A misspelt key is reported before the keys that it leaves missing, with the nearest key that would do.
 
@@ -469,14 +469,19 @@ def validate(model: type[Model], data: object, where: str | Path) -> Model:
 
 
 def path_in_folder(folder: Path, name: str) -> Path:
-    """Return the path of a file that another file names, which must be in the same folder or below.
+    """Resolve the path of a file that another file names; it must lie in the same folder or below.
 
     Parameters
     ----------
     folder : Path
         Folder of the file that names it.
     name : str
-        The path as it is written there.
+        The path as written there.
+
+    Returns
+    -------
+    Path
+        ``folder`` joined with ``name``.
 
     Raises
     ------
@@ -490,14 +495,14 @@ def path_in_folder(folder: Path, name: str) -> Path:
 
 
 def with_path(data: Mapping[str, Any], file: str | Path, path: str) -> dict[str, Any]:
-    """Add the path of its file to a mapping, for later messages and commands.
+    """Add key ``path`` to the mapping of a file, for later messages and commands.
 
     Parameters
     ----------
     data : dict of str to Any
         Mapping of the file.
     file : str | Path
-        File name for messages.
+        File name for error messages.
     path : str
         Path to add.
 
@@ -517,7 +522,7 @@ def with_path(data: Mapping[str, Any], file: str | Path, path: str) -> dict[str,
 
 
 def _first_problem(model: type[BaseModel], data: object, where: str | Path, error: ValidationError) -> str:
-    """Return the message for the first error, with the number of further errors."""
+    """Word the first validation error for the user, with the number of further errors."""
     errors, data = error.errors(include_url=False), _nested(data)
     depth = {id(error): len(_path_in_data(data, error["loc"], error["type"])) for error in errors}
     first = min(errors, key=lambda error: (error["type"] != "extra_forbidden", -depth[id(error)]))
@@ -554,7 +559,7 @@ def _refuse_not_finite(value: object, where: str | Path, path: tuple[str | int, 
 
 
 def _explained(model: type[BaseModel], data: object, error: Any) -> str:
-    """Return key, value and expectation of one of pydantic's errors."""
+    """Word one of pydantic's errors: key, value, and what was expected."""
     kind, value = error["type"], error["input"]
     path = _path_in_data(data, error["loc"], kind) or error["loc"][:1]
     key = _dotted(path)
@@ -589,7 +594,7 @@ def _nested(data: object) -> object:
 
 
 def _path_in_data(data: object, location: tuple[str | int, ...], kind: str) -> tuple[str | int, ...]:
-    """Return the location of an error without the names of union members, which no file contains."""
+    """Return the location of a validation error as keys of the file, without names of union members."""
     path: list[str | int] = []
     for index, part in enumerate(location):
         try:
@@ -602,7 +607,7 @@ def _path_in_data(data: object, location: tuple[str | int, ...], kind: str) -> t
 
 
 def _keys_at(model: type[BaseModel], path: tuple[str | int, ...]) -> set[str]:
-    """Return the keys that ``model`` allows at ``path``, from all models that are possible there."""
+    """Return the keys that a schema allows at a path, from all alternatives that are possible there."""
     models = [model]
     for part in path:
         fields = [owner.model_fields[str(part)] for owner in models if str(part) in owner.model_fields]
@@ -656,7 +661,7 @@ _LONGEST, _LARGEST, _DIGITS = 200, 10.0**15, 15
 
 
 def _rounded(number: float, digits: int = 0) -> Number:
-    """Round a number like ``round``, with a limit on the digits, as many digits would take endless time."""
+    """Round a number like ``round``, but refuse very many digits, which would take endless time."""
     if abs(digits) > _DIGITS:
         raise SpecError(f"round(…, {digits}): expected at most {_DIGITS} digits")
     return round(number, digits) if digits else round(number)

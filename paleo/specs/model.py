@@ -19,7 +19,7 @@ from paleo.specs.loading import FileCache, PositiveCount, Spec, Text, validate, 
 
 
 def _published(value: object) -> tuple[float, float]:
-    """Read a published figure and half a unit of its last digit.
+    """Parse a published figure: (value, half a unit of its last digit).
 
     A whole number is exact; ``25.6 M`` means 25.55 to 25.65 M.
     """
@@ -63,7 +63,7 @@ class Block(Spec):
 
 
 class Dataset(Spec):
-    """Data set whose size defines one epoch, for the time and cost of training.
+    """Data set of a network; its number of ``samples`` is one epoch, for the time and cost of training.
 
     ``tokens`` is the mean number of tokens of a sample, over all its sequences and without padding, where samples
     differ in length.
@@ -76,9 +76,10 @@ class Dataset(Spec):
 
 
 class ModelSpec(Spec):
-    """A network as its file states it.
+    """A network as its YAML file describes it: parameters, inputs and layers.
 
-    ``params`` may be overridden on the command line. ``tokens`` is the number of tokens of a sample.
+    ``params`` are sizes that users may override. ``tokens`` is the number of tokens of a sample. ``released`` is the
+    number format of the published weights.
     """
 
     name: Text
@@ -111,7 +112,20 @@ class ModelSpec(Spec):
         return self.asked if named_format(self.asked) else hub_id(self.name, self.asked)
 
     def asked_as(self, name: str, *remarks: str) -> ModelSpec:
-        """Return the network with the weights that a name of the user means, and warnings beside its own."""
+        """Return the network with the weights that the user named (a hub id or folder), and with further warnings.
+
+        Parameters
+        ----------
+        name : str
+            Name that the user wrote; a number format in it replaces the published one.
+        *remarks : str
+            Warnings to add.
+
+        Returns
+        -------
+        ModelSpec
+            A copy.
+        """
         released = named_format(name) or self.released
         return self.model_copy(update={"asked": name, "released": released, "remarks": (*self.remarks, *remarks)})
 
@@ -167,7 +181,7 @@ def _model(model: str | Path) -> ModelSpec:
 
 
 def names_other_source(model: str | Path) -> bool:
-    """Return True if a text is no catalog name or YAML file but looks like another source of a network.
+    """Return True if a text names a source other than the catalog or a YAML file (ONNX, hub id, Python module).
 
     Parameters
     ----------

@@ -30,7 +30,10 @@ TERMS = get_args(Term)
 
 
 class PriceOffer(Spec):
-    """One line of a price list: the ``rate`` of an instance with all its ``devices``, or the ``price`` when sold."""
+    """One line of a price list: an instance with its number of ``devices``, rented or sold.
+
+    ``rate`` is the rent of the whole instance [USD/s]; ``price`` is its price if it was sold [USD].
+    """
 
     instance: Text
     device: Text
@@ -74,9 +77,10 @@ def price_list(name: str) -> PriceList:
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """Price of one device: ``value`` in USD/s for a rent, in USD for a purchase.
+    """Price of one device, with the offers that it is based on.
 
-    It lists the ``offers`` behind the value, and says whether they are for the same system or only for its device.
+    ``value`` is in USD/s for a rent, in USD for a purchase. ``exact`` is True if the offers are for the same system,
+    False if they are only for the same device.
     """
 
     value: float
@@ -108,7 +112,7 @@ class Quote:
 
 
 def offers(system: System, term: str) -> tuple[list[tuple[str, PriceOffer]], bool]:
-    """Find the price offers of a rental term for a system.
+    """Find the offers of all price lists for a system under a rental term.
 
     Parameters
     ----------
@@ -120,7 +124,7 @@ def offers(system: System, term: str) -> tuple[list[tuple[str, PriceOffer]], boo
     Returns
     -------
     tuple[list[tuple[str, PriceOffer]], bool]
-        Pairs of provider and offer, and True if they are for this very system. Otherwise they are for machines with its
+        (pairs of provider and offer, True if they are for this very system). Otherwise they are for machines with its
         device, whole nodes preferred.
     """
     term_offers = [(name, offer) for name in names("prices") for offer in price_list(name).offers if offer.term == term]
@@ -133,7 +137,7 @@ def offers(system: System, term: str) -> tuple[list[tuple[str, PriceOffer]], boo
 
 
 def term_named(text: str) -> Term:
-    """Check the name of a rental term.
+    """Check that a text names a rental term, and return it.
 
     Parameters
     ----------
@@ -157,7 +161,7 @@ def term_named(text: str) -> Term:
 
 
 def rent_quote(system: System, term: Term) -> Quote | None:
-    """Return the rent of one device of a system.
+    """Return the rent of one device of a system, from the price lists.
 
     The rent is the lowest of the system's own offers, else the median over providers of their lowest offer for the
     device.
@@ -180,7 +184,7 @@ def rent_quote(system: System, term: Term) -> Quote | None:
 
 
 def _lowest_of_each_provider(rates: Iterable[tuple[float, str, PriceOffer]]) -> list[tuple[float, str, PriceOffer]]:
-    """Return the lowest offer of each provider, so that a provider with many regions or dates counts once."""
+    """Keep the lowest offer of each provider, as (rate, provider, offer), so that each provider counts once."""
     lowest: dict[str, tuple[float, str, PriceOffer]] = {}
     for row in rates:
         if row[1] not in lowest or row[0] < lowest[row[1]][0]:
@@ -189,7 +193,7 @@ def _lowest_of_each_provider(rates: Iterable[tuple[float, str, PriceOffer]]) -> 
 
 
 def machine_rent(system: System, gpus: int, term: Term = "on-demand") -> tuple[float, Price, bool] | None:
-    """Return the rent of the machines that hold so many devices.
+    """Return the rent of all machines that a number of devices occupies.
 
     For on-demand rents a price in the file of the system or the device comes first, then the price lists.
 
@@ -198,15 +202,15 @@ def machine_rent(system: System, gpus: int, term: Term = "on-demand") -> tuple[f
     system : System
         System to rent.
     gpus : int
-        Number of devices. A price of a node counts whole nodes; a price of a device counts devices.
+        Number of devices. Prices of a node count whole nodes; prices of a device count devices.
     term : Term, optional
-        Term of the rent.
+        Rental term.
 
     Returns
     -------
     tuple[float, Price, bool], optional
-        USD/s for all machines, the price it is made of, and True if that is for this very system. None if nobody offers
-        it.
+        (rent of all machines [USD/s], price of one device or node, True if it is for this very system). None if nobody
+        offers it.
     """
     devices = billed_devices(system, gpus).devices
     if term == "on-demand" and system.price_per_node is not None:
@@ -219,7 +223,7 @@ def machine_rent(system: System, gpus: int, term: Term = "on-demand") -> tuple[f
 
 @dataclass(frozen=True, slots=True)
 class BilledDevices:
-    """Devices that are paid for: ``devices`` in all, ordered in units of one kind (``unit``, a noun)."""
+    """Devices that are paid for: ``devices`` in all, ordered as ``units`` machines of a kind (``unit``, a noun)."""
 
     devices: int
     units: int
@@ -232,18 +236,19 @@ _CUBE = 64
 
 
 def billed_devices(system: System, gpus: int) -> BilledDevices:
-    """Return the number of devices that are ordered and paid for if a run uses so many.
+    """Return the number of devices that must be rented for a run, as machines are rented whole.
 
     Parameters
     ----------
     system : System
-        Its nodes are ordered whole; of an NVLink domain of several hosts its trays; of a TPU its slices.
+        Its nodes are rented whole; of an NVLink domain of several hosts its trays; of a TPU its slices.
     gpus : int
-        Devices of the run.
+        Devices that the run uses.
 
     Returns
     -------
-    Billed
+    BilledDevices
+        Devices and machines that are paid for.
 
     Examples
     --------
@@ -320,7 +325,7 @@ USUAL = Reliability.model_construct(
 
 
 def reliability_of(system: System) -> Reliability:
-    """Return how often a node of a system fails, from the most similar system that is known.
+    """Return the failure rate of a system's nodes, from its own file or from the most similar known systems.
 
     The order is: the system's own file, catalog systems with its device, systems with a device of its architecture, and
     the `USUAL` rate. What is inherited is the geometric mean, in a range that holds all of them and the usual rate,

@@ -31,7 +31,7 @@ TRACED = (0.015, 0.003)
 
 
 def _rank_as_text(value: object) -> object:
-    """Convert a number to text, so that ``lora: 16`` means ``lora: "16"``."""
+    """Convert a whole number to text, so that ``lora: 16`` in a file means ``lora: "16"``."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
@@ -384,7 +384,7 @@ def field_paths() -> tuple[str, ...]:
 
 
 def path_of(name: str) -> str:
-    """Return the path of a field.
+    """Return the dotted path of a field of `Run` from any of its names.
 
     Parameters
     ----------
@@ -394,7 +394,8 @@ def path_of(name: str) -> str:
     Returns
     -------
     str
-        The path; a name that is none of these as it is. A key of an earlier release warns.
+        The path, such as ``recompute.policy``; ``name`` itself if it is none of these. A key of an earlier release
+        warns.
 
     Examples
     --------
@@ -408,7 +409,7 @@ def path_of(name: str) -> str:
 
 
 def name_of(path: str) -> str:
-    """Return the short name of a field.
+    """Return the shortest name of a field of `Run`, from its dotted path.
 
     Parameters
     ----------
@@ -418,7 +419,7 @@ def name_of(path: str) -> str:
     Returns
     -------
     str
-        The name of its option or group where one stands for it; else the path.
+        Name of the command-line option or group that stands for the field, if there is one; else the path.
 
     Examples
     --------
@@ -432,12 +433,12 @@ def name_of(path: str) -> str:
 
 
 def by_path(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a mapping of run fields to one entry for each path.
+    """Flatten a mapping of run options to values by dotted path.
 
     Parameters
     ----------
     data : mapping of str to Any
-        Fields, in any of the forms that `Run` takes.
+        Options, in any of the forms that `Run` takes.
 
     Returns
     -------
@@ -475,7 +476,7 @@ def _paths_of_key(key: str, value: Any) -> dict[str, Any]:
 
 
 def _grouped(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert values by path to nested mappings."""
+    """Nest values by dotted path into one mapping per group."""
     nested: dict[str, Any] = {}
     for path, value in flat.items():
         group, _, name = path.partition(".")
@@ -497,7 +498,7 @@ def _group(name: str) -> type[Spec] | None:
 
 
 def explicit_fields(run: Run) -> dict[str, Any]:
-    """Return the fields that were stated for a run, without defaults.
+    """Return the options that were stated for a run, without defaults.
 
     Parameters
     ----------
@@ -513,7 +514,7 @@ def explicit_fields(run: Run) -> dict[str, Any]:
 
 
 def updated(run: Run, values: Mapping[str, Any]) -> Run:
-    """Return a run with other values in some fields, which are not checked again.
+    """Return a copy of a run with other values in some fields, without validation.
 
     Parameters
     ----------

@@ -139,7 +139,7 @@ class Reliability(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The part of one interconnect level that a communication group uses.
+    """The part of one interconnect level that a communication group (ranks of one collective) uses.
 
     ``fan_out`` is the number of units of the level below that hold ranks of the group, within one unit of this level.
     ``members_below`` is the number of ranks of the group in one such unit. ``groups_sharing`` is the number of groups
@@ -239,7 +239,7 @@ class System(Spec):
         return (level.ranks is None or level.ranks > self.devices_per_node) and level.topology != "torus"
 
     def share(self, gpus: int) -> str:
-        """Write a number of GPUs together with the nodes that hold them.
+        """Describe a number of GPUs of this system and the nodes that hold them, in words.
 
         Parameters
         ----------
@@ -258,7 +258,7 @@ class System(Spec):
         return f"{with_noun(gpus, 'GPU')} of {self.name}" + (f" ({nodes})" if node_size > 1 else "")
 
     def group(self, stride: int, size: int) -> tuple[Span, ...]:
-        """Return which part of each level of the network a group of ranks uses, from inner to outer.
+        """Return which part of each network level a communication group uses, from inner to outer.
 
         The product of the fan-outs is `size`. Where a level does not divide evenly, its fan-out is rounded up, because
         the fullest unit is the slowest (12 ranks on nodes of 8 have fan-outs 8 and 2).
@@ -266,14 +266,14 @@ class System(Spec):
         Parameters
         ----------
         stride : int
-            Distance between ranks of the group.
+            Distance between neighbouring ranks of the group.
         size : int
-            Number of ranks.
+            Number of ranks of the group.
 
         Returns
         -------
         tuple of Span
-            One entry a level.
+            One entry per level.
 
         Raises
         ------
@@ -352,7 +352,7 @@ def torus_levels(level: Level, below: int, reach: int) -> list[Level]:
 
 
 def torus_box(shape: tuple[int, ...], units: int) -> tuple[int, ...]:
-    """Return the most even box of chips in a torus.
+    """Return the extents of the most even box of chips that a job occupies in a torus.
 
     If the prime factors of the count do not fit, the box is the next larger one that does.
 

@@ -80,12 +80,12 @@ class Code(Spec):
     source: Text
 
     def as_of(self, round_name: str) -> Code:
-        """Return the code with the software of another round.
+        """Return these parameters for the software of another MLPerf round.
 
         Parameters
         ----------
         round_name : str
-            Round of MLPerf Training; at most `ROUNDS_AHEAD` rounds after the code's own count.
+            Round of MLPerf Training; an improvement over at most `ROUNDS_AHEAD` later rounds is counted.
 
         Returns
         -------
@@ -101,11 +101,11 @@ class Code(Spec):
 
 
 class Submissions(Spec):
-    """Samples that submissions to MLPerf need, relative to the task's law of samples by batch size.
+    """Samples to target of MLPerf submissions, relative to the task's law of samples by batch size.
 
-    ``ratio`` is the geometric mean of measured over fitted samples; it is at least 1, since the rules forbid to
-    converge faster than the reference. ``residual`` is the rms of log(measured / fitted / ratio), each round left out
-    in turn.
+    ``ratio`` is the geometric mean of measured samples over those of the law; it is at least 1, since the rules forbid
+    converging faster than the reference. ``residual`` is the rms of log(measured / law / ratio), each round left out in
+    turn.
     """
 
     ratio: Ratio
@@ -115,7 +115,7 @@ class Submissions(Spec):
 
 
 class Platform(Spec):
-    """Differences of a task's submissions on another kind of device: code, evaluation and samples.
+    """What differs in a task's submissions on another kind of device (such as TPU): code, evaluation, samples.
 
     A field that is left out is as on GPUs.
     """
@@ -157,7 +157,7 @@ class TrainingTask(Spec):
     notes: Text | None = None
 
     def on(self, kind: str) -> TrainingTask:
-        """Return the task as its submissions on a kind of device run it.
+        """Return the task as submissions on a kind of device run it.
 
         Parameters
         ----------
@@ -202,12 +202,12 @@ class TrainingTask(Spec):
         return self.model_copy(update={"code": code, "platforms": platforms, "formats": formats})
 
     def format_on(self, device: Device) -> str | None:
-        """Return the format of the latest round that the device has units for.
+        """Return the number format in which the latest submissions ran on devices of this kind.
 
         Parameters
         ----------
         device : Device
-            The device.
+            The device; only formats for which it has a peak rate count.
 
         Returns
         -------

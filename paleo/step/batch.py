@@ -26,18 +26,20 @@ Sharding = Literal["none", "states", "gradients", "parameters"]
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """Configurations: parallel layouts, each with a microbatch size and a recompute policy.
+    """Configurations to predict: parallel layouts, each with a microbatch size and a recompute policy.
+
+    A section is a run of equal layers of the network.
 
     Attributes
     ----------
     layouts : Layouts
-        Layouts of one structure.
+        Parallel layouts (degrees and ranks' programs) with equal sections.
     layout : ndarray of int, shape (cases,)
-        Position of each case's layout among the layouts.
+        Position among ``layouts`` of each configuration's layout.
     microbatches : ndarray, shape (cases,)
-        Microbatches of a step.
+        Microbatches per step of each configuration.
     times : LayerTimes
-        Times of layer iterations, shape (sections, cases).
+        Times of one layer of each section, shape (sections, cases).
     chosen : (Cases, ndarray of int), optional
         Larger `Cases` from which these were selected, and their positions there.
     shared : ResultCache
@@ -55,17 +57,17 @@ class Cases:
         return len(self.layout)
 
     def of(self, cases: Index) -> Cases:
-        """Select some of the layouts with their microbatch sizes and recompute policies.
+        """Select some of the configurations.
 
         Parameters
         ----------
-        cases : Index
-            Positions.
+        cases : ndarray of int
+            Positions of the configurations to keep.
 
         Returns
         -------
         Cases
-            These cases.
+            The selected configurations.
         """
         return Cases(self.layouts, self.layout[cases], self.microbatches[cases], self.times.of(cases), (self, cases))
 
@@ -100,14 +102,14 @@ class Cases:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Configurations with one schedule and ZeRO stage, computed together; one for each of its ``cases``.
+    """Configurations whose step times are computed together, as arrays; they share schedule, ZeRO stage and stage cut.
 
     Attributes
     ----------
     cases : Cases
-        Layouts, microbatches and recompute policies.
+        The configurations: layouts, microbatches and recompute policies.
     assignment : Assignment
-        Cut of the network into stages.
+        Assignment of layers to pipeline stages.
     schedule : Schedule
         Pipeline schedule.
     zero : int
@@ -115,7 +117,7 @@ class Batch:
     overlapped : bool
         True if gradients are exchanged during the backward pass, False if after it.
     arrival : ndarray, shape (cases,)
-        Time in which the next batch of data arrives [s]; 0 for synthetic data.
+        Time after which the next training batch has arrived [s]; 0 for synthetic data.
     ends : {'order', 'closed'}
         How ends of stages are computed: pass by pass in the schedule's order, or by its closed forms if it has any,
         which assume equal chunks on a stage.
@@ -142,7 +144,7 @@ class Batch:
 
     @property
     def backend(self) -> Backend:
-        """Backend (software, formats, kernel and link prices) shared by all configurations."""
+        """Backend shared by all configurations: software, number formats, and models of kernel and link times."""
         return self.cases.layouts.backend
 
     @property
@@ -172,27 +174,27 @@ class Batch:
 
     @property
     def sharding(self) -> Sharding:
-        """Communication pattern of the ZeRO stage, by name; ZeRO stages with equal communication share one."""
+        """What ranks exchange under the ZeRO stage: ``none``, ``states``, ``gradients`` or ``parameters``."""
         if self.zero == 0:
             return "none"
         return "parameters" if self.sharded else "gradients" if self.scattered else "states"
 
     def without_contention(self) -> Batch:
-        """Return the batch with collectives that do not slow down overlapping computation."""
+        """Return the same configurations with collectives that do not slow down overlapping computation."""
         software = self.backend.software.changed({"overlap.contention": 0.0})
         layouts = replace(self.layouts, backend=replace(self.backend, software=software), shared=ResultCache())
         return replace(self, cases=replace(self.cases, layouts=layouts, shared=ResultCache()), shared=ResultCache())
 
     @property
     def times(self) -> LayerTimes:
-        """Times of layer iterations with exposed offload traffic and token exchange, shape (sections, cases)."""
+        """Times of one layer of each section, with exposed offload and token exchange, shape (sections, cases) [s]."""
         if not self.training or not (self.backend.offload.parts or self.pairs):
             return self.cases.times
         return self.shared.once(("times", self.zero, self.schedule.name), self._waiting)
 
     @property
     def pairs(self) -> bool:
-        """True if the exchange of tokens with experts overlaps with another microbatch."""
+        """True if the MoE token exchange of a microbatch overlaps with the computation of another microbatch."""
         return bool(self.backend.software.overlap.experts)
 
     def _waiting(self) -> LayerTimes:

@@ -42,21 +42,21 @@ Numbers = TypeVar("Numbers", float, Array)
 
 
 def gradient_shares(program: Program, mesh: Mesh, copies: int) -> dict[Axes, Array]:
-    """Count the gradient elements that one rank computes, by the axes over which they are summed.
+    """Count the gradient elements that one rank computes, by the mesh axes over which they are summed.
 
     Parameters
     ----------
     program : Program
-        One rank's program.
+        Kernels and collectives of one rank.
     mesh : Mesh
-        Degrees of the axes.
+        Parallel degrees of the axes.
     copies : int
-        Copies of the network on the pipeline.
+        Replicas of the network in one pipeline: 2 for bidirectional schedules, else 1.
 
     Returns
     -------
     dict of Axes to Array
-        Elements by axes, arrays of shape (sections and ties,), for one unit of `holdings`.
+        By axes: elements of one layer of each section, then of each tied parameter, shape (sections and ties,).
     """
     owed = [
         (number, tuple([axis for axis in axes if mesh.degree(axis) > 1]), elements)
@@ -66,25 +66,25 @@ def gradient_shares(program: Program, mesh: Mesh, copies: int) -> dict[Axes, Arr
 
 
 def gathered_shares(program: Program, mesh: Mesh, copies: int, *, frozen: bool) -> dict[Axes, Array]:
-    """Count the parameter elements that a rank gathers from the ranks that share its states, by axes.
+    """Count the parameter elements that a rank gathers from the ranks that share its optimizer states, by axes.
 
     Experts are shared by fewer ranks.
 
     Parameters
     ----------
     program : Program
-        One rank's program.
+        Kernels and collectives of one rank.
     mesh : Mesh
-        Degrees of the axes.
+        Parallel degrees of the axes.
     copies : int
-        Copies of the network on the pipeline.
+        Replicas of the network in one pipeline: 2 for bidirectional schedules, else 1.
     frozen : bool
         True to count parameters that are not trained, too.
 
     Returns
     -------
     dict of Axes to Array
-        Elements by axes, arrays of shape (sections and ties,), for one unit of `holdings`.
+        By axes: elements of one layer of each section, then of each tied parameter, shape (sections and ties,).
     """
     gathered = list(_states(program, mesh))
     if frozen:
@@ -95,21 +95,21 @@ def gathered_shares(program: Program, mesh: Mesh, copies: int, *, frozen: bool) 
 
 
 def owned_elements(program: Program, mesh: Mesh, copies: int) -> Array:
-    """Count the trained elements that a rank owns if states are sharded over the replicas; experts have fewer replicas.
+    """Count the trained elements whose states one rank owns if ZeRO shards them; experts have fewer replicas.
 
     Parameters
     ----------
     program : Program
-        One rank's program.
+        Kernels and collectives of one rank.
     mesh : Mesh
-        Degrees of the axes.
+        Parallel degrees of the axes.
     copies : int
-        Copies of the network on the pipeline.
+        Replicas of the network in one pipeline: 2 for bidirectional schedules, else 1.
 
     Returns
     -------
     ndarray, shape (sections and ties,)
-        Elements for one unit of `holdings`.
+        Elements of one layer of each section, then of each tied parameter.
     """
     owned = np.zeros(len(program.sections) + len(program.ties))
     for number, axes, elements in _states(program, mesh):
@@ -118,7 +118,10 @@ def owned_elements(program: Program, mesh: Mesh, copies: int) -> Array:
 
 
 def _gradients(program: Program) -> list[tuple[int, Axes, float]]:
-    """List the position among `holdings`, the axes and the elements of all gradients."""
+    """List (index of section or tied parameter, axes of the sum, elements) of all gradients.
+
+    Tied parameters are numbered after the sections.
+    """
     first = len(program.sections)
     gradients = [
         (i, part.axes, part.elements) for i, section in enumerate(program.sections) for part in section.gradients
@@ -127,14 +130,14 @@ def _gradients(program: Program) -> list[tuple[int, Axes, float]]:
 
 
 def _states(program: Program, mesh: Mesh) -> Iterator[tuple[int, Axes, float]]:
-    """List the same with the axes over which the states of those parameters are sharded."""
+    """Yield (index of section or tied parameter, axes over which its states are sharded, elements)."""
     shared = mesh.state_axes
     for number, axes, elements in _gradients(program):
         yield number, tuple([axis for axis in shared if axis in axes]), elements
 
 
 def _by_axes(program: Program, owed: Sequence[tuple[int, Axes, float]], copies: int) -> dict[Axes, Array]:
-    """Sum the elements by their axes; without axes nothing is sent, unless there are several copies of the network."""
+    """Sum the elements of each section and tie by axes; those without axes are left out unless ``copies`` is 2."""
     by_axes: dict[Axes, Array] = {}
     for number, axes, elements in owed:
         if axes or copies > 1:
@@ -143,21 +146,21 @@ def _by_axes(program: Program, owed: Sequence[tuple[int, Axes, float]], copies: 
 
 
 def sharing_ranks(trained: Array, owned: Array, ranks: Numeric) -> Array:
-    """Return the number of ranks that share some trained elements.
+    """Return over how many ranks trained elements are sharded, on average.
 
     Parameters
     ----------
     trained : ndarray, shape (...)
-        Trained elements.
+        Number of trained elements.
     owned : ndarray, shape (...)
-        Elements of each rank.
+        Number of these that one rank owns.
     ranks : Numeric
-        Value where nothing is owned.
+        Result where nothing is owned.
 
     Returns
     -------
     ndarray, shape (...)
-        Ranks.
+        Trained over owned elements.
     """
     return np.divide(trained, owned, out=np.zeros_like(owned) + ranks, where=owned > 0)
 
@@ -171,11 +174,11 @@ def replica_groups(mesh: Mesh, axes: Axes, copies: int) -> list[tuple[Count, Cou
     Parameters
     ----------
     mesh : Mesh
-        Degrees of the axes.
+        Parallel degrees of the mesh axes.
     axes : Axes
         Axes over which the gradients are summed.
     copies : int
-        Copies of the network on the pipeline.
+        Replicas of the network in one pipeline: 2 for bidirectional schedules, else 1.
 
     Returns
     -------
@@ -210,7 +213,7 @@ def gradient_exchange(zero: int, axes: Axes, size: Numbers, mesh: Mesh) -> tuple
     size : array_like
         Gradient bytes (or elements) of one rank.
     mesh : Mesh
-        Degrees of the axes.
+        Parallel degrees of the mesh axes.
 
     Returns
     -------
@@ -238,18 +241,20 @@ def _over_replicas(zero: int, axes: Axes, size: Numbers, mesh: Mesh) -> tuple[tu
 
 @dataclass(frozen=True, slots=True)
 class Sends:
-    """Sends of chunks in order, which determine when a stage's gradient exchange ends; shape (stages, sends, …).
+    """Gradient exchanges of each stage's chunks in the order of their start; shape (stages, sends, …).
+
+    They determine when a stage's gradient exchange ends.
 
     Attributes
     ----------
     inputs, weights : ndarray
-        Passes of inputs and of weights that follow a chunk's last gradient.
+        Passes of input gradients and of weight gradients that the stage runs after the chunk's last gradient.
     share : ndarray
-        Share of a chunk's last gradient pass that follows its first bucket.
+        Share of a chunk's last gradient pass that comes after its first bucket is full [-].
     from_first, from_last : ndarray
-        Time of the sends from the chunk's first bucket on, and from its last bucket on, with all later chunks [s].
+        Time to send from the chunk's first bucket on, and from its last bucket on, with all later chunks [s].
     total : ndarray, shape (stages, …)
-        Time of all sends [s].
+        Time to send all gradients of the stage [s].
     """
 
     inputs: Array
@@ -361,7 +366,7 @@ def exposed_sends(sends: Sends, schedule: Schedule, passes: Passes, chunks: int,
 
 
 def exposed_gather(seconds: Array, buckets: Array, forward: Array, contention: float) -> Array:
-    """Compute the gather time that the first forward pass of the next step does not hide; at least the first bucket.
+    """Return the time of parameter gathers that the next step's first forward pass does not hide; at least one bucket.
 
     Parameters
     ----------
@@ -447,7 +452,7 @@ def compression_of_run(text: str | None, *, zero: int | None, forward_only: bool
 
 @dataclass(slots=True)
 class _Matrices:
-    """Sums over weight matrices: their number, elements, sides, and elements times the rows that the product sums."""
+    """Sums over weight matrices: number, elements, both sides, elements times rows that the product sums."""
 
     number: float = 0.0
     elements: float = 0.0
@@ -462,7 +467,7 @@ class _Matrices:
 
 
 def gradient_per_element(program: Program, ranks: float, width: float, ranks_per_node: float = 1.0) -> SummedGradient:
-    """Return the gradient statistics of a rank's program, per gradient element.
+    """Return sizes of a rank's gradient divided by its number of elements, as compression methods need them.
 
     Matrices are those of the products that compute weight gradients, m by n. The filters of a convolution are one
     matrix of k by c r s.
@@ -470,18 +475,18 @@ def gradient_per_element(program: Program, ranks: float, width: float, ranks_per
     Parameters
     ----------
     program : Program
-        One rank's program.
+        Kernels and collectives of one rank.
     ranks : float
         Ranks that sum the gradient.
     width : float
         Bytes of a gradient element.
     ranks_per_node : float, optional
-        Ranks of the group inside a node.
+        Ranks of this group within one node.
 
     Returns
     -------
     SummedGradient
-        Counts per element.
+        Numbers of tensors, matrices, … per gradient element.
     """
     from paleo.compression.base import SummedGradient
 
@@ -523,14 +528,14 @@ def compressed_collectives(
     method : Compression
         Compression method.
     gradient : SummedGradient
-        Counts per gradient element.
+        Sizes per gradient element, from `gradient_per_element`.
     owed : Sequence[Owed[Numbers]]
-        Operation, axes and payload of each plain collective.
+        (operation, axes, payload) of each uncompressed collective.
 
     Returns
     -------
     tuple[Owed[Numbers], ...]
-        Operation, axes and payload of each collective.
+        (operation, axes, payload) of each collective that replaces them, payload in the unit of the input.
     """
     return tuple(
         (operation, axes, size * ratio)
@@ -553,7 +558,7 @@ def compressed_gather(
     method : Compression
         Compression method.
     gradient : SummedGradient
-        Counts per gradient element.
+        Sizes per gradient element, from `gradient_per_element`.
     width : float
         Bytes of a parameter.
     axes : Axes
@@ -566,7 +571,7 @@ def compressed_gather(
     Returns
     -------
     tuple[Owed[Numbers], ...]
-        Operation, axes and payload.
+        One (operation, axes, payload), payload in the unit of ``size``.
     """
     message = method.messages(gradient)[int(again)]
     return ((_scoped_name(message), axes, size * (float(message.payload) / width)),)
@@ -609,7 +614,7 @@ def scoped_groups(operation: str, groups: Count, devices_per_node: int) -> tuple
 
 
 def _ratios(method: Compression, gradient: SummedGradient, *, scattered: bool) -> list[tuple[str, float]]:
-    """List the operations of a method with the ratio of their payload to that of the plain gradient."""
+    """Return (operation, compressed payload over bytes of the plain gradient) of each message of a method."""
     width, ratios = float(gradient.bytes), []
     for message in method.messages(gradient):
         ratio = float(message.payload) / width
@@ -627,7 +632,7 @@ def scaled_gradient(gradient: SummedGradient, elements: float) -> SummedGradient
     Parameters
     ----------
     gradient : SummedGradient
-        Counts per element.
+        Sizes per gradient element, from `gradient_per_element`.
     elements : float
         Number of elements.
 
@@ -641,14 +646,14 @@ def scaled_gradient(gradient: SummedGradient, elements: float) -> SummedGradient
 
 
 def coding_kernels(method: Compression, gradient: SummedGradient, elements: float) -> list[Kernel]:
-    """Build the kernel of the passes that compress and decompress a gradient.
+    """Return the kernel in which a rank compresses and decompresses a gradient.
 
     Parameters
     ----------
     method : Compression
         Compression method.
     gradient : SummedGradient
-        Counts per element.
+        Sizes per gradient element, from `gradient_per_element`.
     elements : float
         Gradient elements.
 
@@ -672,7 +677,7 @@ def tensor_calls(method: Compression, gradient: SummedGradient) -> float:
     method : Compression
         Compression method.
     gradient : SummedGradient
-        Counts per element.
+        Sizes per gradient element, from `gradient_per_element`.
 
     Returns
     -------
@@ -690,7 +695,7 @@ def state_bytes(method: Compression, gradient: SummedGradient) -> float:
     method : Compression
         Compression method.
     gradient : SummedGradient
-        Counts per element.
+        Sizes per gradient element, from `gradient_per_element`.
 
     Returns
     -------

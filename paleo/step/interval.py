@@ -49,9 +49,9 @@ MOST_SHORT = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Spreads:
-    """90 % half-widths (logarithms) per unit of each part of `Uncertainty`, as measured steps require them.
+    """Fitted constants of step intervals: 90 % half-width, in log units, per unit of each part of `Uncertainty`.
 
-    Defaults are round starting values of a fit; those in use are fitted (`spreads`).
+    Defaults are round start values of the fit; `spreads` returns the fitted ones.
     """
 
     products: float = parameter("0.2", "0.01..1", "part of the half-widths of products that all of a step share")
@@ -69,7 +69,7 @@ class Spreads:
 
 
 def spreads(user_calibration: Calibration | None = None) -> Spreads:
-    """Return the fitted spreads of step times: those of the user's calibration, else the catalog's, else the defaults.
+    """Return the fitted constants of step intervals: from the user's calibration, else the catalog's, else defaults.
 
     Parameters
     ----------
@@ -170,16 +170,16 @@ class Uncertainty:
 def uncertainty(
     program: PricedProgram, layout: Plan, backend: Backend, *, exposed: float, update: float
 ) -> Uncertainty:
-    """Collect the uncertain parts of a priced step.
+    """Collect what determines the interval of a step time.
 
     Parameters
     ----------
     program : PricedProgram
-        Priced program.
+        One rank's kernels and collectives with their times.
     layout : Plan
-        Resolved plan.
+        Resolved parallel plan.
     backend : Backend
-        Software, prices and links of the run.
+        Software, and models of kernel and link times.
     exposed : float
         Share of the step that is exposed communication, 0 to 1.
     update : float

@@ -91,10 +91,11 @@ class ResultCache:
 
 @dataclass(frozen=True, slots=True)
 class RequiredCollectives:
-    """Collectives of one operation (such as reduce-scatter) that parallel layouts require.
+    """Collectives of one operation (such as reduce-scatter) that several parallel layouts require.
 
-    ``layout`` is the layout of each collective. ``groups`` are strides and ranks, shape (2, groups, stages or 1,
-    collectives). ``elements`` are those of each holding, shape (sections and ties, collectives).
+    ``layout`` is the index of the layout of each collective. ``groups`` holds (stride, ranks) of its groups, shape (2,
+    groups, stages or 1, collectives). ``elements`` are payloads of one layer of each section, then of each tied
+    parameter, shape (sections and ties, collectives).
     """
 
     operation: str
@@ -105,10 +106,10 @@ class RequiredCollectives:
 
 @dataclass(frozen=True, slots=True)
 class Layouts:
-    """Parallel layouts whose pipeline stages have equal sections (runs of layers), with mesh and program.
+    """Parallel layouts that are computed together, each with its mesh and the program of one rank.
 
-    ``sequence_parallel`` is True for layouts that split the sequence over tp between layers. ``local_batches`` are the
-    samples of each data-parallel rank.
+    Their pipeline stages have equal sections (runs of equal layers). ``sequence_parallel`` is True for layouts that
+    split the sequence over tp between layers. ``local_batches`` are the samples of each data-parallel rank per step.
     """
 
     backend: Backend
@@ -143,21 +144,21 @@ class Layouts:
 
     @property
     def bucket_bytes(self) -> Array:
-        """Bytes of a bucket of gradients, shape (layouts,)."""
+        """Size of a gradient bucket in each layout [byte], shape (layouts,)."""
         return self.shared.once("bucket", lambda: self.backend.bucket_bytes(self._replicated))
 
     def bucket_memory(self, kinds: StageKinds) -> Array:
-        """Return the memory of bucket buffers in addition to the gradients; a bucket is never larger than all of them.
+        """Return the memory of bucket buffers beyond the gradients themselves; a bucket is at most as large as these.
 
         Parameters
         ----------
         kinds : StageKinds
-            Kinds of stages.
+            Distinct pipeline stages (stages with equal layers count once).
 
         Returns
         -------
         ndarray, shape (kinds, layouts)
-            Bytes.
+            Memory [byte].
         """
         stated = self.backend.run.exchange.bucket is not None
         buffers = 2.0 if stated else self.backend.software.gradients.bucket_buffers
@@ -185,7 +186,10 @@ class Layouts:
         return self.shared.once(("parameters", trained), lambda: self._stacked(partial(_elements, trained=trained)))
 
     def _stacked(self, figures: Callable[[Program], Array]) -> Array:
-        """Compute a function of every layout's program, one column per layout; equal programs are evaluated once."""
+        """Apply a function to every layout's program and stack the results as columns.
+
+        Equal programs are evaluated once.
+        """
         known: dict[int, Array] = {}
         columns = []
         for program in self.programs:
@@ -195,12 +199,12 @@ class Layouts:
         return np.stack(columns, axis=1)
 
     def elements(self, kinds: StageKinds, trained: bool) -> Array:
-        """Count the parameter elements of each distinct stage, with copies of tied parameters.
+        """Count the parameter elements that each distinct stage holds, tied parameters of other stages included.
 
         Parameters
         ----------
         kinds : StageKinds
-            Kinds of stages.
+            Distinct pipeline stages (stages with equal layers count once).
         trained : bool
             True to count trained parameters only.
 
@@ -222,14 +226,14 @@ class Layouts:
         operation : str
             Collective; ``all_gather@node`` means the part of each group in a node.
         groups : Count, shape (2, groups, stages or 1, layouts)
-            Strides and ranks.
+            Rank stride and number of ranks of each group.
         sizes : ndarray, shape (..., layouts) or (stages, ..., layouts)
             Payload [byte].
 
         Returns
         -------
         ndarray
-            Seconds, of the shape of `sizes`.
+            Times [s], of the shape of `sizes`.
         """
         operation, groups = scoped_groups(operation, groups, self.backend.system.devices_per_node)
         stages = groups.shape[2:3] if sizes.ndim > 1 else ()
@@ -240,7 +244,7 @@ class Layouts:
         return np.asarray(seconds.reshape(whole).max(axis=0))
 
     def exchanged(self, operation: str, layouts: Sequence[int], groups: Count, sizes: Array) -> Array:
-        """Return the time of one collective for some layouts, with broadcasts by the owners of whole tensors.
+        """Return the time of one collective for some layouts; ``broadcast`` is that of owners of whole tensors.
 
         There are as many broadcasts as owners, or as tensors if these are fewer. A reduction to the owners takes the
         same time.
@@ -252,14 +256,14 @@ class Layouts:
         layouts : sequence of int
             Positions of the layouts.
         groups : Count, shape (2, groups, stages or 1, layouts)
-            Strides and ranks.
+            Rank stride and number of ranks of each group.
         sizes : ndarray, shape (..., layouts)
             Payload [byte].
 
         Returns
         -------
         ndarray
-            Seconds, of the shape of `sizes`.
+            Times [s], of the shape of `sizes`.
         """
         if operation != "broadcast":
             return self.collective(operation, groups, sizes)
@@ -290,12 +294,12 @@ class Layouts:
         axes : sequence of Axes
             Mesh axes of each layout's group.
         copies : int, optional
-            Copies of the network on the pipeline.
+            Replicas of the network in one pipeline: 2 for bidirectional schedules, else 1.
 
         Returns
         -------
         Count, shape (2, groups, stages, layouts)
-            Strides and ranks; the axis of stages has length 1 if all stages are equal.
+            Rank stride and number of ranks of each group; the axis of stages has length 1 if all stages are equal.
         """
         if copies == 1:
             pairs = [self._group(layout, each) for layout, each in zip(layouts, axes, strict=True)]
@@ -311,16 +315,17 @@ class Layouts:
         return self.shared.once(("group", layout, axes), lambda: (mesh.stride(axes), mesh.group_size(axes)))
 
     def sent(self, holdings: Array, copies: int, content: Sent, zero: int, width: float) -> Array:
-        """Return time and bytes of gradient sums over replicas, or of parameter gathers.
+        """Return time and bytes of gradient sums over data-parallel ranks, or of parameter gathers.
 
         Parameters
         ----------
         holdings : ndarray, shape (stages, chunks, sections and ties)
-            Layers whose parameters are sent. With one copy of the network the first axis is arbitrary.
+            Layers of each section, and tied parameters, whose parameters are sent. Without bidirectional schedules the
+            first axis is arbitrary.
         copies : int
-            Copies of the network on the pipeline.
+            Replicas of the network in one pipeline: 2 for bidirectional schedules, else 1.
         content : Sent
-            ``gradients``, or the parameters that are gathered.
+            ``gradients``, or which parameters are gathered.
         zero : int
             ZeRO stage.
         width : float
@@ -329,7 +334,7 @@ class Layouts:
         Returns
         -------
         ndarray, shape (2, stages, chunks, layouts)
-            Seconds and bytes.
+            Times [s], and bytes.
         """
         seconds = np.zeros((2, *holdings.shape[:2], len(self)))
         key = ("owed", copies, content, zero > 0)
@@ -356,7 +361,7 @@ class Layouts:
     def operations(
         self, layout: int, content: Sent, zero: int, axes: Axes, elements: Numbers
     ) -> tuple[tuple[str, Axes, Numbers], ...]:
-        """List the collectives that some elements of a layout require.
+        """List the collectives that exchange some elements of one layout.
 
         Parameters
         ----------
@@ -374,7 +379,7 @@ class Layouts:
         Returns
         -------
         tuple[tuple[str, Axes, Numbers], ...]
-            Operation, axes and payload of each collective.
+            (operation, axes, payload) of each collective, payload in the unit of ``elements``.
         """
         owned = self.backend.software.parallelism.whole_tensors and zero in (1, 2)
         if content == "gradients":
@@ -393,7 +398,7 @@ class Layouts:
         return (("broadcast" if owned else "all_gather", axes, elements),)
 
     def gradient(self, layout: int, axes: Axes) -> SummedGradient:
-        """Return the gradient statistics of a layout's ranks per element, for compression methods.
+        """Return sizes of the gradient of a layout's ranks divided by its elements, as compression methods need them.
 
         Parameters
         ----------
@@ -405,7 +410,7 @@ class Layouts:
         Returns
         -------
         SummedGradient
-            Counts per element.
+            Sizes per gradient element, from `gradient_per_element`.
         """
         program, ranks = self.programs[layout], self.meshes[layout].group_size(axes)
         stride = self.meshes[layout].stride(axes) if ranks > 1 else 1
@@ -420,12 +425,12 @@ class Layouts:
         Parameters
         ----------
         kinds : StageKinds
-            Kinds of stages.
+            Distinct pipeline stages (stages with equal layers count once).
 
         Returns
         -------
         ndarray, shape (kinds, layouts)
-            Seconds.
+            Times [s].
         """
         return self.shared.once("coding", lambda: self._coding(kinds))
 
@@ -442,7 +447,7 @@ class Layouts:
         return np.stack(columns, axis=1)
 
     def _coding_state(self, kinds: StageKinds) -> Array:
-        """Return the state of the compression method on each distinct stage, shape (kinds, layouts) [byte]."""
+        """Return the memory that a compression method keeps on each distinct stage, (kinds, layouts) [byte]."""
         trained, method = self.elements(kinds, trained=True), self.backend.compression
         if method is None:
             return np.zeros_like(trained)
@@ -453,7 +458,7 @@ class Layouts:
         return np.asarray(trained * np.array(bytes_of_layout))
 
     def _shares(self, copies: int, content: Sent) -> list[dict[Axes, Array]]:
-        """Count the elements of each holding by the axes of their exchange, for each layout."""
+        """Count for each layout the elements of each section and tie that are exchanged, by mesh axes."""
         return self.shared.once(("shares", copies, content), lambda: self._by_axes(copies, content))
 
     def _by_axes(self, copies: int, content: Sent) -> list[dict[Axes, Array]]:
@@ -472,7 +477,7 @@ class Layouts:
         return shares
 
     def _exchanged_elements(self, copies: int, content: Sent) -> Array:
-        """Count the elements of each holding that are exchanged over any axes, shape (sections and ties, layouts)."""
+        """Count the elements of each section and tie that are exchanged, shape (sections and ties, layouts)."""
         zeros = np.zeros(len(self.programs[0].sections) + len(self.programs[0].ties))
         shares = self._shares(copies, content)
         return self.shared.once(
@@ -487,7 +492,7 @@ class Layouts:
         Parameters
         ----------
         assignment : Assignment
-            Pieces of the network on stages.
+            Assignment of layers to pipeline stages.
         zero : int
             ZeRO stage.
         chunks : bool
@@ -496,7 +501,7 @@ class Layouts:
         Returns
         -------
         tuple[Array, Array], shape (stages, chunks or 1, layouts)
-            Seconds, and bytes.
+            (times [s], bytes).
         """
         kinds, copies = assignment.kinds, assignment.copies
         width = self.backend.formats.summed
@@ -514,19 +519,19 @@ class Layouts:
         return seconds[0, rows], seconds[1, rows]
 
     def state_gathers(self, assignment: Assignment) -> Array:
-        """Return the time in which each stage gathers parameters that other ranks updated (ZeRO-1 and 2).
+        """Return the time in which each stage gathers parameters that other ranks have updated (ZeRO-1 and 2).
 
-        It includes the host time per piece.
+        It includes the host time per tensor and rank.
 
         Parameters
         ----------
         assignment : Assignment
-            Pieces of the network on stages.
+            Assignment of layers to pipeline stages.
 
         Returns
         -------
         ndarray, shape (stages, layouts)
-            Seconds.
+            Times [s].
         """
         kinds, width = assignment.kinds.stages, self.backend.formats.parameter
         pieces = self.tensors(kinds) * self.shards * (self.shards > 1) * self.backend.piece
@@ -541,17 +546,17 @@ class Layouts:
         return self.shared.once("state gathers", lambda: gathers(slice(None)))[assignment.stage_kind]
 
     def tied_sums(self, assignment: Assignment) -> Array:
-        """Return the time in which the two stages with a tied parameter sum its gradients, after all others.
+        """Return the time in which the two stages that share a tied parameter sum its gradients, after all others.
 
         Parameters
         ----------
         assignment : Assignment
-            Pieces of the network on stages.
+            Assignment of layers to pipeline stages.
 
         Returns
         -------
         ndarray, shape (stages, layouts)
-            Seconds.
+            Times [s].
         """
         return self.shared.once(("tied", assignment.stages_key), lambda: self._tied_sums(assignment))
 
@@ -569,19 +574,19 @@ class Layouts:
         return self.backend.fabric.times("all_reduce", strides * distance, np.full(len(sizes), 2), sizes)
 
     def updates(self, kinds: StageKinds, *, sharded: bool) -> Array:
-        """Return the time of the optimizer update of each distinct stage, with clipping.
+        """Return the time of the optimizer update of each distinct stage, with gradient clipping.
 
         Parameters
         ----------
         kinds : StageKinds
-            Kinds of stages.
+            Distinct pipeline stages (stages with equal layers count once).
         sharded : bool
             True if each rank updates only the states that it owns.
 
         Returns
         -------
         ndarray, shape (kinds, layouts)
-            Seconds.
+            Times [s].
         """
         return self.shared.once(("updates", sharded), lambda: self._updates(kinds, sharded))
 
@@ -620,12 +625,12 @@ class Layouts:
         Parameters
         ----------
         kinds : StageKinds
-            Kinds of stages.
+            Distinct pipeline stages (stages with equal layers count once).
 
         Returns
         -------
         ndarray, shape (kinds, 1)
-            Tensors.
+            Number of tensors.
         """
         tensors_of_section = section_values(self.programs[0], "tensors")
         return sum_per_stage(kinds.holdings[:, : len(tensors_of_section)], tensors_of_section)[:, None]
@@ -636,14 +641,14 @@ class Layouts:
         Parameters
         ----------
         kinds : StageKinds
-            Kinds of stages.
+            Distinct pipeline stages (stages with equal layers count once).
         sharded : bool
             True if each rank has only its shard of the gradients.
 
         Returns
         -------
         ndarray, shape (kinds, layouts)
-            Seconds.
+            Times [s].
         """
         seconds = self.backend.clipped(self.updated_elements(kinds, sharded=sharded))
         if self.backend.clip == "none":
@@ -657,7 +662,7 @@ class Layouts:
         Parameters
         ----------
         kinds : StageKinds
-            Kinds of stages.
+            Distinct pipeline stages (stages with equal layers count once).
         sharded : bool
             True if each rank updates only the states that it owns.
 
@@ -672,17 +677,17 @@ class Layouts:
     # memory of states
 
     def sharers(self, kinds: StageKinds) -> Array:
-        """Return the number of ranks that shard the states of each distinct stage, averaged over its parameters.
+        """Return over how many ranks the states of each distinct stage are sharded, averaged over its parameters.
 
         Parameters
         ----------
         kinds : StageKinds
-            Kinds of stages.
+            Distinct pipeline stages (stages with equal layers count once).
 
         Returns
         -------
         ndarray, shape (kinds, layouts)
-            Ranks.
+            Number of ranks.
         """
         return self.shared.once("sharers", lambda: self._sharers(kinds))
 
@@ -705,12 +710,12 @@ class Layouts:
         return np.stack(columns, axis=1)
 
     def states(self, kinds: StageKinds, zero: int, stages: int, *, overlapped: bool) -> tuple[StateMemory, Array]:
-        """Return the bytes of the states of each distinct stage.
+        """Return the memory of parameters, gradients and optimizer states of each distinct stage.
 
         Parameters
         ----------
         kinds : StageKinds
-            Holdings of stages.
+            Distinct pipeline stages (stages with equal layers count once).
         zero : int
             ZeRO stage.
         stages : int
@@ -721,7 +726,7 @@ class Layouts:
         Returns
         -------
         tuple
-            Bytes on the device, and in host memory: (kinds, layouts) each.
+            (memory on the device by part, memory on the host), arrays of shape (kinds, layouts) [byte].
         """
         zero = 1 if zero == 2 and not self.backend.scatters(zero, stages) else zero
         deferred = zero >= 2 and not overlapped
@@ -763,7 +768,7 @@ class Layouts:
         return whole, np.zeros_like(whole.parameters)
 
     def _root_gathered(self, kinds: StageKinds) -> Array:
-        """Count the elements that FSDP2 has gathered at a time in each distinct stage, shape (kinds, layouts).
+        """Count the parameters that FSDP2 holds gathered at one time in each distinct stage, (kinds, layouts).
 
         They are the layers outside repeated blocks and two blocks, and the flat buffers of the larger of these, from
         which they were copied.
@@ -789,7 +794,7 @@ class Layouts:
         return np.array(rows)
 
     def reserved(self) -> Array:
-        """Return the memory of the process outside tensors, shape (layouts,) [byte]."""
+        """Return the memory of the process outside tensors (CUDA context, NCCL buffers, …), shape (layouts,) [byte]."""
         return self.shared.once("reserved", lambda: np.array([self.backend.reserved(mesh) for mesh in self.meshes]))
 
 

@@ -45,10 +45,11 @@ Index = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class ShardedIterationTimes:
-    """Times of one layer iteration of each section with sharded parameters, shape (sections, …) [s].
+    """Times of one layer of each section with sharded parameters (ZeRO-3), shape (sections, …) [s].
 
-    They are the passes with exposed collectives, the gathers for each direction, and the gradient exchange; None for
-    exchanges that do not occur.
+    ``forward``, ``backward`` and ``weights`` are the passes with their exposed collectives. ``gather`` and ``regather``
+    are the parameter gathers before forward and backward, ``gradients`` the gradient exchange; None for exchanges that
+    do not occur.
     """
 
     forward: Array
@@ -106,7 +107,7 @@ def sharded_passes(
     Returns
     -------
     Passes
-        Seconds of forward, backward and weight passes, (...).
+        Times of forward, backward and weight passes, arrays of shape (...) [s].
     """
     forth, lead = _units(chunk, gathered)
     back, back_lead = _units(chunk[::-1], gathered & has_backward)
@@ -125,7 +126,7 @@ def sharded_passes(
 def _waited_iterations(
     times: LayerTimes, gather: Array, regather: Array, gradients: Array, has_backward: Mask
 ) -> Array:
-    """Return the time of one layer iteration of each section, by which a network is cut; (sections, …) [s]."""
+    """Return the time of one layer of each section, for the balance of pipeline stages; (sections, …) [s]."""
     back = regather * has_backward.reshape((-1,) + (1,) * (gather.ndim - 1)) + gradients
     return np.maximum(times.forwards, gather) + np.maximum(times.backwards + times.weights, back)
 
@@ -204,12 +205,12 @@ def stage_passes(batch: Batch) -> Passes:
     Parameters
     ----------
     batch : Batch
-        Configurations of equal structure.
+        Configurations that are computed together, as arrays.
 
     Returns
     -------
     Passes
-        Seconds of forward, backward and weight passes, (stages, cases).
+        Times of forward, backward and weight passes, arrays of shape (stages, cases) [s].
     """
     return batch.shared.once(("passes", *_passes_key(batch)), lambda: _stage_passes(batch))
 
@@ -248,12 +249,12 @@ def chunk_passes(batch: Batch) -> Array:
     Parameters
     ----------
     batch : Batch
-        Configurations of equal structure.
+        Configurations that are computed together, as arrays.
 
     Returns
     -------
     ndarray, shape (3 passes, stages, chunks, cases)
-        Seconds.
+        Times [s] of forward, input-gradient and weight-gradient passes.
     """
     if batch.scattered:
         sharded = sharded_chunks(batch)
@@ -271,7 +272,7 @@ def send_times(batch: Batch) -> Array:
     Parameters
     ----------
     batch : Batch
-        Configurations of equal structure.
+        Configurations that are computed together, as arrays.
 
     Returns
     -------
@@ -292,7 +293,7 @@ def chunk_sends(batch: Batch) -> Array:
     Parameters
     ----------
     batch : Batch
-        Configurations of equal structure.
+        Configurations that are computed together, as arrays.
 
     Returns
     -------
@@ -315,7 +316,7 @@ def pipeline_ends(batch: Batch) -> Array:
     Parameters
     ----------
     batch : Batch
-        Configurations of equal structure.
+        Configurations that are computed together, as arrays.
 
     Returns
     -------
@@ -346,7 +347,7 @@ def iteration_seconds(times: LayerTimes, layouts: Layouts, layout: Index, *, sha
     times : LayerTimes
         Times of layer iterations.
     layouts : Layouts
-        Layouts of ranks.
+        Parallel layouts.
     layout : Index, shape (cases,)
         Layout of each case.
     sharded : bool
@@ -372,14 +373,14 @@ def iteration_seconds(times: LayerTimes, layouts: Layouts, layout: Index, *, sha
 
 @dataclass(frozen=True, slots=True)
 class _ShardedCollectives:
-    """Collectives of stages with sharded parameters; stages with equal holdings are one kind.
+    """Times of parameter gathers and gradient sums of stages with sharded parameters; equal stages are one kind.
 
     Attributes
     ----------
     kind, stage : ndarray of int
-        Kind of each stage, (stages,), and the first stage of each kind, (kinds,).
+        Kind of each stage, shape (stages,), and the first stage of each kind, shape (kinds,).
     parts : ndarray, shape (kinds, sections, sections and ties)
-        Parameters that each kind gathers for a layer of each section.
+        Parameters that each kind gathers for a layer of each section: numbers of layers and of tied parameters.
     gather, regather, gradients : ndarray, shape (kinds, sections, cases or 1)
         Times of the gathers before the forward and backward pass, and of gradient sums during the passes [s].
     late : ndarray, shape (kinds, chunks, cases or 1)
@@ -401,7 +402,7 @@ def sharded_chunks(batch: Batch) -> ShardedChunks:
     Parameters
     ----------
     batch : Batch
-        Configurations of equal structure.
+        Configurations that are computed together, as arrays.
 
     Returns
     -------
@@ -454,7 +455,7 @@ def sharded_communication(batch: Batch) -> Array:
     Parameters
     ----------
     batch : Batch
-        Configurations of equal structure.
+        Configurations that are computed together, as arrays.
 
     Returns
     -------
@@ -494,9 +495,9 @@ def _priced_collectives(batch: Batch) -> _ShardedCollectives:
 
 
 def _distinct_stages(assignment: Assignment) -> tuple[Index, Index]:
-    """Return the first stage of each kind, and the kind of each stage.
+    """Return (first stage of each kind, kind of each stage); stages with equal layers are of one kind.
 
-    With several copies of the network each stage is a separate kind, as the distance of its copies differs.
+    In bidirectional schedules each stage is a kind of its own, as the distance to its replica's stage differs.
     """
     if assignment.copies > 1:
         stages = np.arange(assignment.stages)

@@ -35,7 +35,7 @@ def collectives(program: Program) -> Iterator[tuple[int, Transfer]]:
     Parameters
     ----------
     program : Program
-        One rank's program.
+        Kernels and collectives of one rank.
 
     Yields
     ------
@@ -140,12 +140,12 @@ class SectionCosts:
     workspace_bytes: Array
 
     def at(self, sections: Sequence[int]) -> SectionCosts:
-        """Select some sections (runs of layers) by index; an index may repeat.
+        """Select some sections by index; an index may repeat.
 
         Parameters
         ----------
         sections : sequence of int
-            Positions.
+            Positions of the sections.
 
         Returns
         -------
@@ -328,7 +328,7 @@ class SectionSums:
         Parameters
         ----------
         program : Program
-            One rank's program.
+            Kernels and collectives of one rank.
 
         Returns
         -------
@@ -401,7 +401,7 @@ def section_costs(
     call: float = 0.0,
     waiting_power: float = AHEAD,
 ) -> SectionCosts:
-    """Sum kernels and collectives to the time and memory of one layer of each section.
+    """Sum times of kernels and collectives to time and memory of one layer of each section.
 
     A pass of a section takes the `host_paced_time` of all its kernels and collectives together. Time spent waiting for
     the host counts as kernel time.
@@ -409,24 +409,24 @@ def section_costs(
     Parameters
     ----------
     program : Program
-        One rank's program.
+        Kernels and collectives of one rank.
     kernels : KernelTimes
-        Times of every kernel, (kernels, ...) [s].
+        Time of every kernel, shape (kernels, ...) [s].
     transfers : ndarray, shape (collectives, ...)
         Time of every collective [s].
     sizes : sequence of Array
-        Bytes as in `BYTES`, arrays of shape (sections, ...).
+        Memory by kind, in the order of `BYTES`; arrays of shape (sections, ...) [byte].
     sums : SectionSums, optional
         Matrices of a program of the same structure, if known.
     call : float, optional
-        Host time of one collective [s].
+        Host time of launching one collective [s].
     waiting_power : float, optional
         Exponent of `host_paced_time` where the host waits for counts of dispatched tokens.
 
     Returns
     -------
     SectionCosts
-        Costs, (sections, ...).
+        Times and memory, arrays of shape (sections, ...).
     """
     sums = sums or SectionSums.of(program)
     device, host = kernels.total, kernels.host
@@ -509,10 +509,10 @@ def _overlapped(sums: SectionSums, device: Array, transfers: Array) -> tuple[_Ov
 
 
 def _waited(collectives: CollectiveSums, transfers: Array, pieces: float, beside: _Computation) -> _Overlapped:
-    """Divide collectives into exposed and hidden time.
+    """Divide the collectives of one direction into exposed and hidden time.
 
-    A collective in n pieces exposes its first piece. So 1 - 1/n of the shorter of the collective and its products is
-    hidden.
+    ``beside`` holds the times of the computation that they can overlap with. A collective in n pieces exposes its first
+    piece. So 1 - 1/n of the shorter of the collective and its products is hidden.
     """
     covered_by = (
         collectives.section,
@@ -574,7 +574,7 @@ def section_values(program: Program, name: str) -> Array:
     Parameters
     ----------
     program : Program
-        One rank's program.
+        Kernels and collectives of one rank.
     name : str
         Field of `Section`.
 
@@ -632,7 +632,7 @@ def layer_times(costs: SectionCosts, policies: Policies) -> LayerTimes:
 
 
 def with_unpaired_share(times: LayerTimes, alone: Array) -> LayerTimes:
-    """Expose the token exchange of iterations that are not paired with a pass of another microbatch.
+    """Expose the MoE token exchange of microbatches that are not paired with the pass of another microbatch.
 
     Parameters
     ----------
@@ -694,7 +694,10 @@ def with_contention(
 
 
 def _lost(computing: Array, travelling: Array, overlap: Overlap) -> Array:
-    """Return the time that iterations lose to overlapping collectives, or wait for collectives without overlap."""
+    """Return the time [s] that layers lose to overlapping collectives, or wait for collectives if nothing overlaps.
+
+    ``computing`` and ``travelling`` are the times of computation and collectives [s].
+    """
     if not overlap.sharded:
         return travelling
     return np.minimum(overlap.contention * np.minimum(computing, travelling), travelling)
@@ -706,9 +709,9 @@ def sum_per_stage(layers: Array, figures: Array) -> Array:
     Parameters
     ----------
     layers : ndarray, shape (stages, sections)
-        Layers of each section on each stage.
+        Number of layers of each section on each stage.
     figures : ndarray, shape (sections, ...)
-        One value per layer.
+        Value of one layer of each section.
 
     Returns
     -------

@@ -79,7 +79,7 @@ class StageMemory:
 
 @dataclass(frozen=True)
 class StepArrays:
-    """Training step of C configurations: ``step_time`` in seconds, shape (C,); other results are computed on demand."""
+    """Step times of a batch of C configurations, shape (C,) [s]; other results are computed when they are read."""
 
     batch: Batch
     step_time: Array
@@ -109,24 +109,24 @@ class StepArrays:
 
 
 def step(batch: Batch) -> StepArrays:
-    """Price one training step of every configuration of a batch.
+    """Predict the time of one training step of every configuration in a batch.
 
     Parameters
     ----------
     batch : Batch
-        Configurations of equal structure.
+        Configurations that are computed together.
 
     Returns
     -------
     StepArrays
-        Step times; other results are computed on demand.
+        Step times [s]; memory and breakdown are computed when they are read.
     """
     worked = np.maximum(_time_without_waits(batch), batch.arrival)
     return StepArrays(batch, worked + straggler_wait(batch))
 
 
 def straggler_wait(batch: Batch) -> Array:
-    """Return the time in which synchronous ranks wait for the slowest of them.
+    """Return the time for which synchronous ranks wait for the slowest rank in a step.
 
     All replicas and stages wait for one another. Computation varies between ranks, collectives do not. Other
     consistency models are in `paleo.consistency`.
@@ -134,12 +134,12 @@ def straggler_wait(batch: Batch) -> Array:
     Parameters
     ----------
     batch : Batch
-        Configurations of equal structure.
+        Configurations that are computed together.
 
     Returns
     -------
     ndarray, shape (configurations,)
-        Seconds.
+        Times [s].
     """
     run, layouts = batch.backend.run, batch.layouts
     noise = Noise.of(run, batch.backend.software, np.array(layouts.local_batches, dtype=np.float64))
@@ -151,7 +151,7 @@ def straggler_wait(batch: Batch) -> Array:
 
 
 def _time_without_waits(batch: Batch) -> Array:
-    """Return the step time without waits for input and stragglers, shape (configurations,) [s]."""
+    """Return the step time without waits for input data and stragglers, shape (configurations,) [s]."""
     zero = batch.zero if batch.backend.offload.parts else batch.sharding
     key = "worked", batch.schedule.name, zero, batch.overlapped
     return batch.shared.once(key, lambda: _compute_and_communication_time(batch))
@@ -220,7 +220,7 @@ def _of_stage(figures: Array, stage: Index) -> Array:
 
 
 def _kernel_parts(batch: Batch, stage: Index) -> tuple[Array, Array, Array]:
-    """Return the kernel times of a stage by limit (arithmetic, memory, launches) [s].
+    """Return kernel times of a stage by what limits them: (arithmetic, memory, launches), shape (configurations,) [s].
 
     Kernel time beyond these limits counts as launches.
     """
@@ -258,7 +258,7 @@ def stage_memory(batch: Batch) -> StageMemory:
     Parameters
     ----------
     batch : Batch
-        Configurations of equal structure.
+        Configurations that are computed together, as arrays.
 
     Returns
     -------
@@ -286,7 +286,7 @@ def memory_total(batch: Batch) -> Array:
     Parameters
     ----------
     batch : Batch
-        Configurations of equal structure.
+        Configurations that are computed together, as arrays.
 
     Returns
     -------
@@ -351,7 +351,10 @@ def _sent_outputs(batch: Batch) -> Array:
 
 
 class PricedProgram(NamedTuple):
-    """One rank's program with its model chunks, kernel times, and section costs of shape (sections, 1)."""
+    """One rank's program with predicted times: model chunks of the stages, kernel times, time and memory by section.
+
+    Arrays of ``costs`` have shape (sections, 1).
+    """
 
     program: Program
     pieces: list[Chunk]
@@ -360,23 +363,23 @@ class PricedProgram(NamedTuple):
 
 
 def price_program(program: Program, layout: Plan, backend: Backend) -> PricedProgram:
-    """Price the kernels and collectives of a program and cut it into model chunks.
+    """Predict the times of a program's kernels and collectives, and cut it into the model chunks of the stages.
 
     Layers that are recomputed differently become separate sections.
 
     Parameters
     ----------
     program : Program
-        One rank's program.
+        Kernels and collectives of one rank.
     layout : Plan
-        Resolved plan.
+        Resolved parallel plan.
     backend : Backend
-        Software, prices and links of the run.
+        Software, and models of kernel and link times.
 
     Returns
     -------
     PricedProgram
-        The priced program.
+        The program with its times.
     """
     run, pieces = backend.run, layout.stages * layout.parallel.chunks
     stages = _schedule_of(layout, backend).stages_of(layout.stages, layout.parallel.chunks)
@@ -400,23 +403,23 @@ def price_program(program: Program, layout: Plan, backend: Backend) -> PricedPro
 
 
 def single_batch(program: PricedProgram, layout: Plan, backend: Backend, arriving: InputPipeline | None) -> Batch:
-    """Build a batch that holds a single configuration.
+    """Wrap one configuration as a `Batch` of length one (a `Batch` holds arrays over configurations).
 
     Parameters
     ----------
     program : PricedProgram
-        Priced program.
+        One rank's program with its times.
     layout : Plan
-        Resolved plan.
+        Resolved parallel plan.
     backend : Backend
-        Software, prices and links of the run.
+        Software, and models of kernel and link times.
     arriving : InputPipeline, optional
-        Input pipeline of a step; None for synthetic data.
+        Time in which training data arrive; None for synthetic data.
 
     Returns
     -------
     Batch
-        A batch with one case.
+        Batch with one configuration.
 
     Raises
     ------
@@ -433,7 +436,7 @@ def single_batch(program: PricedProgram, layout: Plan, backend: Backend, arrivin
 def _batch(
     program: Program, pieces: list[Chunk], costs: SectionCosts, policies: Policies, layout: Plan, backend: Backend
 ) -> Batch:
-    """Build the batch of one configuration; a network that is not cut has one stage."""
+    """Build the `Batch` of one configuration; a network that is not cut has one stage."""
     schedule, stages = _schedule_of(layout, backend), layout.stages if len(pieces) > 1 else 1
     sequence_parallel, local_batches = (layout.parallel.sequence_parallel,), (layout.local_batch,)
     layouts = Layouts(backend, (layout.mesh,), (program,), sequence_parallel, local_batches)
@@ -446,7 +449,7 @@ def _batch(
 
 
 def _costs(program: Program, mesh: Mesh, backend: Backend) -> tuple[KernelTimes, SectionCosts]:
-    """Price kernels and collectives, and sum them by section, shape (sections, 1)."""
+    """Predict times of kernels and collectives: (kernel times, time and memory by section of shape (sections, 1))."""
     times = backend.prices.times([counted.kernel for section in program.sections for counted in section.kernels])
     column = KernelTimes(*(getattr(times, name)[:, None] for name in KernelTimes.__slots__))
     payloads = np.array([[transfer.payload_bytes] for _, transfer in collectives(program)]).reshape(-1, 1)

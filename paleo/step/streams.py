@@ -53,10 +53,10 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True)
 class LayerIteration:
-    """``count`` consecutive equal layers (of one section) in one direction, forward or backward.
+    """Consecutive layers of one section in one direction (forward or backward); ``count`` is their number.
 
-    ``gathers`` is True if they wait for the section's parameters. ``buckets`` are axes and bytes of the gradients sent
-    after them.
+    ``gathers`` is True if they wait for a gather of the section's parameters. ``buckets`` are (axes, bytes) of the
+    gradients that are sent after them.
     """
 
     section: int
@@ -67,12 +67,12 @@ class LayerIteration:
 
 
 def layer_iterations(program: Program, buckets: Buckets, *, last: bool) -> list[LayerIteration]:
-    """List the forward and backward iterations of one microbatch in order.
+    """List the layers of one microbatch in the order in which they run, forward and backward.
 
     Parameters
     ----------
     program : Program
-        One rank's program.
+        Kernels and collectives of one rank.
     buckets : Buckets
         Settings of the exchange of gradients and sharded parameters.
     last : bool
@@ -152,7 +152,7 @@ def walk_streams(
     Returns
     -------
     tuple[Numeric, Numeric]
-        End of the compute stream and of the network stream [s].
+        (end of the compute stream, end of the network stream) [s].
     """
     again = gather if regather is None else regather
     compute, network, issued = start, 0.0 * np.asarray(start), 0.0 * np.asarray(start)
@@ -185,7 +185,7 @@ Order = list[LayerIteration]
 
 
 class _Cell(NamedTuple):
-    """Gradients of ``size`` bytes that a layout sums over axes, and the rows and column of a table for their time."""
+    """One gradient sum: a layout's bytes and axes, and the rows and column of a table that get its time."""
 
     layout: int
     axes: Axes
@@ -196,10 +196,10 @@ class _Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamSeconds:
-    """Ends of the streams of each case, arrays of shape (cases,).
+    """Ends of the compute and network streams of each configuration, arrays of shape (cases,).
 
-    ``end`` is the time at which computation and exchange have ended [s]. ``communication`` is the time of collectives
-    in the step [s]. ``share`` is the share of the full contention that applies.
+    ``end`` is when both have ended [s]. ``communication`` is the time of all collectives in the step [s]. ``share`` is
+    the share of the full slowdown by contention that applies [-].
     """
 
     end: Array
@@ -244,7 +244,7 @@ def buckets_of(batch: Batch, layout: int = 0) -> Buckets:
     Parameters
     ----------
     batch : Batch
-        Configurations of equal structure.
+        Configurations that are computed together, as arrays.
     layout : int, optional
         Position of the layout.
 
@@ -258,17 +258,19 @@ def buckets_of(batch: Batch, layout: int = 0) -> Buckets:
 
 
 def stream_seconds(batch: Batch) -> StreamSeconds:
-    """Compute the ends of the streams of every case; cases with the same order of iterations are computed together.
+    """Compute when the streams of every configuration end, for steps without a pipeline.
+
+    Configurations whose layers run in the same order are computed together.
 
     Parameters
     ----------
     batch : Batch
-        Configurations of equal structure.
+        Configurations that are computed together.
 
     Returns
     -------
     StreamSeconds
-        Seconds, (cases,).
+        Arrays of shape (cases,).
     """
     return batch.shared.once(("streams", batch.sharding, batch.overlapped), lambda: _stream_seconds(batch))
 
@@ -300,11 +302,11 @@ def _order(layouts: Layouts, layout: int, buckets: Buckets) -> tuple[Shape, Orde
 def _stream_ends(
     batch: Batch, buckets: Buckets, members: Sequence[tuple[int, Order]], cases: Index
 ) -> tuple[Array, Array, Array]:
-    """Return the end of the streams, the time of collectives, and the share of contention, (cases,) each.
+    """Return (end of the streams [s], time of collectives [s], share of contention [-]), shape (cases,) each.
 
-    ``members`` are the layouts of the cases. A step takes no longer than without any overlap. The end of the streams is
-    a maximum of sums, so it is convex in the time lost to contention: the share from linear interpolation keeps it
-    within that limit.
+    ``members`` are (layout, order of its layers) of the configurations ``cases``. A step takes no longer than without
+    any overlap. The end of the streams is a maximum of sums, so it is convex in the time lost to contention: the share
+    from linear interpolation keeps it within that limit.
     """
     column = np.zeros(len(batch.layouts), dtype=np.intp)
     column[[layout for layout, _ in members]] = np.arange(len(members))
@@ -362,7 +364,7 @@ def contended_times(batch: Batch, cases: Index) -> Contended:
     Parameters
     ----------
     batch : Batch
-        Configurations of equal structure.
+        Configurations that are computed together, as arrays.
     cases : Index
         Positions of the cases.
 
@@ -388,7 +390,7 @@ def bucket_seconds(batch: Batch, members: Sequence[tuple[int, Order]]) -> Array:
     Parameters
     ----------
     batch : Batch
-        Configurations of equal structure.
+        Configurations that are computed together, as arrays.
     members : Sequence[tuple[int, Order]]
         Layout and order of iterations of each member.
 
@@ -420,7 +422,7 @@ def layer_gradient_exchange_times(layouts: Layouts, zero: int) -> Array:
     Parameters
     ----------
     layouts : Layouts
-        Layouts of ranks.
+        Parallel layouts.
     zero : int
         ZeRO stage.
 
@@ -461,7 +463,7 @@ def _exchanged_elements(section: Section, mesh: Mesh) -> float:
 
 
 def _summed(layouts: Layouts, zero: int, cells: Sequence[_Cell], shape: tuple[int, int]) -> Array:
-    """Sum the times of gradient sums into a table of a given ``shape`` [s]."""
+    """Return the times of gradient sums added up in a table of the given ``shape`` [s]."""
     owed: dict[str, list[tuple[_Cell, Axes, float]]] = {}
     for cell in cells:
         for operation, axes, payload in layouts.operations(cell.layout, "gradients", zero, cell.axes, cell.size):
@@ -483,7 +485,7 @@ def section_gathers(layouts: Layouts, content: Literal["all", "again"] = "all") 
     Parameters
     ----------
     layouts : Layouts
-        Layouts of ranks.
+        Parallel layouts.
     content : {'all', 'again'}, optional
         ``again`` for the gather before the backward pass.
 
@@ -502,14 +504,14 @@ def section_gather_traffic(layouts: Layouts, content: Literal["all", "again"] = 
     Parameters
     ----------
     layouts : Layouts
-        Layouts of ranks.
+        Parallel layouts.
     content : {'all', 'again'}, optional
         ``again`` for the gather before the backward pass.
 
     Returns
     -------
     ndarray, shape (2, sections, layouts)
-        Seconds and bytes.
+        Times [s], and bytes.
     """
     sections = len(layouts.programs[0].sections)
     single = np.eye(sections, sections + len(layouts.programs[0].ties))[None]
@@ -523,11 +525,12 @@ Summed = Literal["none", "tied", "all"]
 
 @dataclass(frozen=True, slots=True)
 class AfterBackward:
-    """Communication and update after the last backward pass, arrays of shape (stages, layouts) [s].
+    """Times of communication and optimizer update after the last backward pass, shape (stages, layouts) [s].
 
-    ``fixed`` is always exposed. ``sums`` of gradients overlap with passes, shape (stages, chunks, layouts), and
-    ``gathers`` with the next pass; both have numbers of buckets. ``total`` is all communication. ``sends`` is True for
-    layouts that send anything, shape (layouts,).
+    ``fixed`` is always exposed. ``sums`` (gradient reductions, shape (stages, chunks, layouts)) overlap with passes,
+    and ``gathers`` (parameter all-gathers) with the next forward pass; ``sum_buckets`` and ``gather_buckets`` are their
+    numbers of buckets. ``total`` is all communication, hidden or not. ``sends`` is True for layouts that send anything,
+    shape (layouts,).
     """
 
     fixed: Array
@@ -542,25 +545,25 @@ class AfterBackward:
 def after_backward(
     layouts: Layouts, assignment: Assignment, zero: int, *, overlapped: bool, summed: Summed = "all"
 ) -> AfterBackward:
-    """Return the times after the last backward pass: gradient sums, the update on the device, gathers of states.
+    """Return the times after the last backward pass: gradient sums, optimizer update, gathers of updated parameters.
 
     Parameters
     ----------
     layouts : Layouts
-        Layouts of ranks.
+        Parallel layouts.
     assignment : Assignment
-        Pieces of the network on stages.
+        Assignment of layers to pipeline stages.
     zero : int
         ZeRO stage.
     overlapped : bool
         True if gradient buckets are sent during the backward pass.
     summed : Summed, optional
-        Gradients that are summed then: ``all``, ``tied`` or ``none``.
+        Gradients that are summed after the backward pass: ``all``, ``tied`` or ``none``.
 
     Returns
     -------
     AfterBackward
-        Seconds by part, (stages, layouts).
+        Times by part [s].
     """
     part = assignment.key if overlapped else assignment.stages_key
     key = "tails", part, min(zero, 1) + (zero == 3), overlapped, summed
@@ -600,9 +603,9 @@ def after_passes(batch: Batch, passes: Passes, *, summed: bool = True) -> Array:
     Parameters
     ----------
     batch : Batch
-        Configurations of equal structure.
+        Configurations that are computed together, as arrays.
     passes : Passes
-        Times of the passes, (stages, cases).
+        Times of the passes, shape (stages, cases) [s].
     summed : bool, optional
         True to count gradient sums, False for update and gathers only.
 
@@ -638,7 +641,7 @@ def after_streams(batch: Batch) -> Array:
     Parameters
     ----------
     batch : Batch
-        Configurations of equal structure.
+        Configurations that are computed together, as arrays.
 
     Returns
     -------
@@ -661,9 +664,9 @@ def exposed_gathers(batch: Batch, passes: Passes) -> Array:
     Parameters
     ----------
     batch : Batch
-        Configurations of equal structure.
+        Configurations that are computed together, as arrays.
     passes : Passes
-        Times of the passes, (stages, cases).
+        Times of the passes, shape (stages, cases) [s].
 
     Returns
     -------
@@ -683,7 +686,7 @@ def update_times(batch: Batch) -> Array:
     Parameters
     ----------
     batch : Batch
-        Configurations of equal structure.
+        Configurations that are computed together, as arrays.
 
     Returns
     -------
@@ -711,21 +714,21 @@ def _host_updates(batch: Batch) -> Array:
 
 
 def batch_tails(batch: Batch, *, summed: bool = True) -> AfterBackward:
-    """Return the communication and update times after the last backward pass, per configuration.
+    """Return the times of communication and update after the last backward pass, for the layouts of a batch.
 
-    Scattered gradients were sent with every microbatch; only those of tied parameters follow.
+    Scattered gradients (ZeRO-2 and 3) were sent with every microbatch; only those of tied parameters follow.
 
     Parameters
     ----------
     batch : Batch
-        Configurations of equal structure.
+        Configurations that are computed together, as arrays.
     summed : bool, optional
         True to count gradient sums, False for update and gathers only.
 
     Returns
     -------
     AfterBackward
-        Seconds by part, (stages, layouts).
+        Times by part, shape (stages, layouts) [s].
     """
     scattered = batch.scattered and batch.assignment.stages > 1
     how: Summed = "none" if not summed else "tied" if scattered else "all"

@@ -46,7 +46,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class _NamedCollective:
-    """Exposed time of a collective [s], and its payload [byte]."""
+    """Collective in a timeline: name, exposed time (``seconds``) [s] and payload (``bytes``) [byte]."""
 
     name: str
     seconds: float
@@ -61,14 +61,14 @@ def section_collectives(batch: Batch, program: Program) -> list[dict[Direction, 
     Parameters
     ----------
     batch : Batch
-        Batch whose first case is described.
+        Configurations; the first one is described.
     program : Program
-        Its program.
+        Kernels and collectives of one rank.
 
     Returns
     -------
     list[dict[Direction, list[_NamedCollective]]]
-        One dict per section: collectives by direction.
+        For each section a dict from direction to its collectives.
     """
     payloads = np.array([[each.payload_bytes] for _, each in collectives(program)]).reshape(-1, 1)
     [priced] = transfer_seconds(batch.backend.fabric, [(batch.layouts.meshes[0], program)], [payloads])
@@ -88,7 +88,7 @@ def section_collectives(batch: Batch, program: Program) -> list[dict[Direction, 
 def _waited(
     section: Section, transfers: list[tuple[Transfer, float]], direction: Direction, total: float
 ) -> list[_NamedCollective]:
-    """List the exposed collectives of one direction, whose times add up to ``total`` seconds.
+    """List the exposed collectives of one direction of a section, with times that add up to ``total`` [s].
 
     The backward direction includes forward collectives that full recomputation repeats. Time without any collective is
     offload traffic.
@@ -140,16 +140,16 @@ _PASSES = (("forward",), ("again", "backward"), ("backward_weight",))
 
 
 def step_timeline(steps: StepArrays, program: Program, arriving: InputPipeline | None) -> Timeline:
-    """Build the timeline of a step, with the arrival of the next batch of data.
+    """Build the timeline of one step, with the arrival of the next training batch.
 
     Parameters
     ----------
     steps : StepArrays
-        Step of a batch; the first configuration is used.
+        Step times of a batch; its first configuration is shown.
     program : Program
-        Its program.
+        Kernels and collectives of one rank.
     arriving : InputPipeline, optional
-        Input pipeline of a step; None for synthetic data.
+        Time in which training data arrive; None for synthetic data.
 
     Returns
     -------
@@ -251,7 +251,7 @@ def _add_microbatch(tasks: list[Task], microbatch: _Iterations) -> list[int]:
 
 
 def _last(tasks: list[Task]) -> tuple[int, ...]:
-    """Return the position of the latest task on the compute stream, whose tasks run one after another."""
+    """Return the index of the latest task on the compute stream as a tuple; () if there is none."""
     return next(((i,) for i in range(len(tasks) - 1, -1, -1) if tasks[i].kind not in _OVERLAPPING), ())
 
 
@@ -272,7 +272,7 @@ def _add_iteration(
 
 
 def _work(section: Section, phases: Sequence[str]) -> tuple[float, float]:
-    """Sum the FLOP and bytes of the kernels of one iteration in some phases."""
+    """Return (FLOP, bytes) of one layer's kernels in some phases."""
     flops = moved = 0.0
     for counted in section.kernels:
         kernel = counted.kernel

@@ -119,7 +119,7 @@ def waiting_share(ranks: Numeric, independent: Numeric, persistent: Numeric = 0.
     Returns
     -------
     ndarray
-        Shares; all arguments broadcast.
+        Waiting time over a rank's mean step time [-]; all arguments broadcast.
 
     Examples
     --------
@@ -135,7 +135,7 @@ def waiting_share(ranks: Numeric, independent: Numeric, persistent: Numeric = 0.
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Variation of step times between ranks, as shares of the mean.
+    """Variation of step times between ranks, as standard deviations relative to the mean step time [-].
 
     ``independent`` noise is drawn anew in every step; ``persistent`` noise stays with a rank.
     """
@@ -249,7 +249,10 @@ def slowest_mean(means: Sequence[float], independent: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class InputPipeline:
-    """Times to read, decode and copy a step's batch [s]. The three stages run at the same time, ahead of the step."""
+    """Times to read (``storage``), ``decode`` and ``copy`` the training data of a step [s].
+
+    The three stages run at the same time, ahead of the step.
+    """
 
     storage: Numeric
     decode: Numeric
@@ -302,7 +305,7 @@ def input_pipeline(
     Returns
     -------
     InputPipeline
-        Seconds of the three stages, which work at the same time.
+        Times of the three stages per step [s].
 
     Raises
     ------

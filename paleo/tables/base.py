@@ -25,7 +25,12 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class ResidualErrors:
-    """Errors of predictions, as fractions; bias is the mean of log(predicted / measured)."""
+    """Errors of predicted against measured values, all but ``rows`` as fractions (0.1 is 10 %).
+
+    ``rows`` is the number of rows compared. ``ape`` is the absolute relative error of a row: ``median_ape``, ``mape``
+    (mean) and ``p90_ape`` (90th percentile). ``bias`` is the mean of log(predicted / measured). ``total_error`` is the
+    sum of all predictions over the sum of all measurements, minus 1.
+    """
 
     rows: int
     median_ape: float
@@ -36,12 +41,12 @@ class ResidualErrors:
 
 
 def residual(predicted: Array, measured: Array) -> ResidualErrors:
-    """Summarise the errors of predictions.
+    """Summarise the errors of predicted against measured values.
 
     Parameters
     ----------
     predicted : ndarray, shape (rows,)
-        Predicted values.
+        Predicted values, in the unit of ``measured``.
     measured : ndarray, shape (rows,)
         Measured values, above zero.
 
@@ -77,7 +82,11 @@ GOAL = 8.0
 
 @dataclass(frozen=True, slots=True)
 class EfficiencyPoint:
-    """Efficiency on ``gpus`` devices against ``base`` of them; ``what`` names the configuration."""
+    """Measured and predicted scaling efficiency of one configuration on ``gpus`` devices.
+
+    ``base`` is the smallest device count of the same curve, where the efficiency is 1. ``measured`` and ``predicted``
+    are fractions: step time on ``base`` devices over step time on ``gpus`` devices. ``configuration`` names the curve.
+    """
 
     configuration: str
     base: int
@@ -108,14 +117,14 @@ class Scaling:
 
 
 def efficiency_points(curves: pd.DataFrame, *, measured: Array, predicted: Array) -> list[EfficiencyPoint]:
-    """Collect the scaling efficiencies of all curves of a table.
+    """Collect measured and predicted scaling efficiencies of all curves of a table.
 
     Repeated measurements are averaged. Rows without a device count or a prediction (nan) are left out.
 
     Parameters
     ----------
     curves : DataFrame
-        Column ``gpus``, and columns that are equal within a curve.
+        Column ``gpus`` (device count of each row), and columns whose values are equal within a curve.
     measured : ndarray, shape (rows,)
         Measured step times [s].
     predicted : ndarray, shape (rows,)
@@ -179,12 +188,13 @@ Words = npt.NDArray[np.object_]
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """Predicted seconds of the rows of a table, in their order. A row without a prediction has nan and a reason.
+    """Predictions for the rows of a table: arrays of shape (rows,). A row without a prediction has nan and a reason.
 
-    ``seconds`` with the ends of its 90 % interval; ``baseline`` is the bare roofline at the datasheet's peaks, whose
-    one constant efficiency the report chooses. ``subjects`` are the devices or systems by their catalog names.
-    ``origins`` says of each row where its parameters come from. Tables of other quantities hold those in place of
-    seconds (memory: bytes).
+    ``seconds`` is the predicted time; ``low`` and ``high`` are the ends of its 90 % interval. ``baseline`` is the
+    roofline time at the datasheet's peaks; the report divides it by one constant efficiency per device. ``reasons``
+    says why a row has no prediction, '' if it has one. ``subjects`` names the device or system in the catalog.
+    ``origins`` says where the calibrated parameters come from. Tables that measure something else hold SI values of
+    that quantity in place of seconds (memory: bytes).
     """
 
     seconds: Array
@@ -215,7 +225,11 @@ class Predictions:
 
 
 class MeasuredTable(ABC):
-    """A kind of table that ``paleo validate`` reads; ``calibration`` is a user's, for its device or system."""
+    """Abstract base of all kinds of measured tables that ``paleo validate`` reads.
+
+    A subclass states the columns of its CSV files and predicts what each row measured. ``calibration`` is a user's own
+    calibration; it is used for rows of the device or system that it was fitted on. None: the catalog's calibrations.
+    """
 
     #: Registry name, also the ``kind`` that ``paleo validate --json`` prints.
     name: ClassVar[str]
@@ -244,32 +258,32 @@ class MeasuredTable(ABC):
 
     @property
     def described_by(self) -> tuple[str, ...]:
-        """Columns that say what was measured, for people to read."""
+        """Names of the columns that describe the configuration of a row in reports."""
         return self.configuration
 
     def with_calibration(self, calibration: Calibration | None) -> Self:
-        """Return the same kind of table, predicted with a user's calibration.
+        """Return the same kind of table, whose predictions use a user's calibration.
 
         Parameters
         ----------
         calibration : Calibration, optional
-            The calibration; None for the catalog's.
+            The user's calibration; None: use the catalog's calibrations.
 
         Returns
         -------
         MeasuredTable
-            The table.
+            A new object of the same class.
         """
         return type(self)(calibration)
 
     @abstractmethod
     def measured(self, frame: pd.DataFrame) -> Array:
-        """Return the measured values of a table.
+        """Return the measured value of each row of this table.
 
         Parameters
         ----------
         frame : DataFrame
-            The table.
+            Rows of this table.
 
         Returns
         -------
@@ -279,31 +293,33 @@ class MeasuredTable(ABC):
 
     @abstractmethod
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Predict all rows of a table.
+        """Predict the measured quantity for each row of this table.
 
         Parameters
         ----------
         frame : DataFrame
-            The table.
+            Rows of this table.
 
         Returns
         -------
         Predictions
-            Predictions.
+            Predicted values with intervals, one entry per row; a reason where a row cannot be modelled.
         """
 
     def parts(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
-        """Return predicted and measured parts of each row's total, by name of the part.
+        """Return further predicted and measured quantities of each row, beside the one in the measured column.
+
+        Examples of parts are the step time of a run whose measured value is the time to target. This class has none.
 
         Parameters
         ----------
         frame : DataFrame
-            The table.
+            Rows of this table.
 
         Returns
         -------
         dict[str, tuple[Array, Array]]
-            Predicted and measured values by name, (rows,) each.
+            By name of the quantity: (predicted, measured), arrays of shape (rows,) in SI units, nan where unknown.
         """
         return {}
 

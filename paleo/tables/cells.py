@@ -71,7 +71,7 @@ def read_table(path: str | Path) -> pd.DataFrame:
 
 
 def word_codes(frame: pd.DataFrame, column: str, default: str = "") -> tuple[npt.NDArray[np.integer[Any]], list[str]]:
-    """Return a column as codes into a list of its distinct words.
+    """Encode a text column as integer codes into a list of its distinct words (as ``pandas.factorize`` does).
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def word_codes(frame: pd.DataFrame, column: str, default: str = "") -> tuple[npt
     Returns
     -------
     tuple[npt.NDArray[np.integer[Any]], list[str]]
-        Code of each row, and the words without surrounding spaces.
+        (codes, words): the index into ``words`` of each row, shape (rows,); and the words, without surrounding spaces.
     """
     if column not in frame.columns:
         return np.zeros(len(frame), dtype=np.int8), [default]
@@ -120,7 +120,7 @@ def text(frame: pd.DataFrame, column: str, default: str = "") -> pd.Series[str]:
 
 
 def map_words(frame: pd.DataFrame, columns: Sequence[str], function: Callable[..., Any], dtype: Any = object) -> Any:
-    """Apply a function to the text of some columns, once for each combination that occurs.
+    """Apply a function to the text of some columns; it is called once for each distinct combination of texts.
 
     Parameters
     ----------
@@ -129,14 +129,14 @@ def map_words(frame: pd.DataFrame, columns: Sequence[str], function: Callable[..
     columns : sequence of str
         Names of the columns, in the order of the function's arguments.
     function : Callable[..., Any]
-        Function of the texts.
+        Function that takes one text per column and returns the result of a row.
     dtype : Any, optional
-        Type of the results.
+        numpy type of the results.
 
     Returns
     -------
-    ndarray
-        One result a row.
+    ndarray, shape (rows,)
+        Result of each row.
 
     Examples
     --------
@@ -155,17 +155,17 @@ def map_words(frame: pd.DataFrame, columns: Sequence[str], function: Callable[..
 
 
 def release_of(version: str) -> tuple[int, ...]:
-    """Return the numbers of a release, to compare it with others; parts such as ``0rc5`` are left out.
+    """Parse a version string into numbers, for comparison with other releases; parts such as ``0rc5`` are left out.
 
     Parameters
     ----------
     version : str
-        Version of a library as a table has it.
+        Version of a library as a table states it, such as ``0.24.0``.
 
     Returns
     -------
     tuple of int
-        Numbers between the dots.
+        The numbers between the dots, such as (0, 24, 0).
 
     Examples
     --------
@@ -178,17 +178,18 @@ def release_of(version: str) -> tuple[int, ...]:
 def combine_codes(
     coded_columns: Sequence[tuple[npt.NDArray[np.integer[Any]], list[str]]],
 ) -> tuple[npt.NDArray[np.intp], list[tuple[str, ...]]]:
-    """Return a code per row and the list of distinct combinations of several text columns.
+    """Encode combinations of several text columns as one integer per row.
 
     Parameters
     ----------
     coded_columns : Sequence[tuple[npt.NDArray[np.integer[Any]], list[str]]]
-        Columns as `word_codes` returns them.
+        One (codes, words) pair per column, as `word_codes` returns them.
 
     Returns
     -------
     tuple[ndarray of int, list[tuple[str, ...]]]
-        Number of the combination of each row, and the combinations.
+        (codes, combinations): the index into ``combinations`` of each row, shape (rows,); and the distinct combinations
+        of words that occur.
     """
     shape = [len(words) for _, words in coded_columns]
     codes_of_rows = np.zeros(len(coded_columns[0][0]), dtype=np.int64)

@@ -21,7 +21,7 @@ from paleo.errors import SpecError, near
 
 
 class Range(NamedTuple):
-    """Numbers that a column may hold: from ``least`` to ``most`` of a ``unit``, all or only ``whole`` ones."""
+    """Range of numbers that a column may hold: ``least`` to ``most``, in ``unit``; integers only if ``whole``."""
 
     least: float
     most: float
@@ -30,17 +30,17 @@ class Range(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Range:
-        """Read a range such as ``0..1e12 s``; ranges of whole numbers start with ``whole``.
+        """Parse a range such as ``0..1e12 s`` or ``whole 1..64``.
 
         Parameters
         ----------
         text : str
-            The range.
+            The range: ``LEAST..MOST UNIT``, with ``whole`` in front if only integers are allowed.
 
         Returns
         -------
         Range
-            Its ends and unit.
+            The parsed range.
 
         Examples
         --------
@@ -128,7 +128,7 @@ class Column:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The column's cells as JSON Schema."""
+        """JSON Schema of one cell of this column."""
         if self.type in RANGES:
             least, most, unit, whole = RANGES[self.type]
             numbers = {"type": ["integer" if whole else "number", "null"], "minimum": least, "maximum": most}
@@ -137,7 +137,7 @@ class Column:
         return words | {"description": self.meaning}
 
     def reasons(self, cells: pd.Series[Any]) -> npt.NDArray[np.object_]:
-        """Return for each cell why it cannot be used; '' if it can.
+        """Explain for each cell of this column why it cannot be used.
 
         Parameters
         ----------
@@ -146,8 +146,8 @@ class Column:
 
         Returns
         -------
-        array of str
-            One entry a cell; empty where the cell is blank or can be used.
+        array of str, shape (rows,)
+            One entry per cell; '' if the cell is blank or can be used.
         """
         out = np.full(len(cells), "", dtype=object)
         wrong = self._wrong(cells)
@@ -198,7 +198,7 @@ def _numbers(cells: pd.Series[Any]) -> npt.NDArray[np.float64]:
 
 
 def cell_reasons(frame: pd.DataFrame, names: Iterable[str]) -> npt.NDArray[np.object_]:
-    """Return for each row why its first wrong cell cannot be used; '' if all can.
+    """Explain for each row of a table which cell cannot be used, and why.
 
     Parameters
     ----------
@@ -220,14 +220,21 @@ def cell_reasons(frame: pd.DataFrame, names: Iterable[str]) -> npt.NDArray[np.ob
 
 
 def with_numeric_columns(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
-    """Return a table whose columns of numbers hold numbers where a spoilt cell had made them text.
+    """Convert numeric columns that pandas read as text back to numbers.
+
+    A single cell that is no number makes pandas read the whole column as text.
 
     Parameters
     ----------
     frame : DataFrame
         Rows whose cells were checked by `cell_reasons`.
     names : iterable of str
-        Columns of the table's kind.
+        Names of all columns of the table's kind.
+
+    Returns
+    -------
+    DataFrame
+        A copy with float columns; ``frame`` itself if nothing had to be converted.
     """
     texts = [name for name in names if name in frame and COLUMNS[name].type in RANGES and frame[name].dtype == object]
     numbers = {
@@ -247,6 +254,11 @@ def schema(kind: str, header: Iterable[str], names: Iterable[str]) -> dict[str, 
         Columns that a table of the kind must have.
     names : iterable of str
         All columns of the kind, keys of `COLUMNS`.
+
+    Returns
+    -------
+    dict of str to Any
+        The JSON Schema document.
     """
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -259,14 +271,19 @@ def schema(kind: str, header: Iterable[str], names: Iterable[str]) -> dict[str, 
 
 
 def unread_columns(columns: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Columns of a table that neither its kind reads nor any other kind describes a row with.
+    """List the columns of a table that its kind does not read and that are not descriptive either (source, notes, …).
 
     Parameters
     ----------
     columns : iterable of str
         Header of the table.
     names : iterable of str
-        Columns of the table's kind.
+        Columns that the table's kind reads.
+
+    Returns
+    -------
+    list of str
+        Columns that are neither in ``names`` nor in `DESCRIPTIVE`.
     """
     known = {*names, *DESCRIPTIVE}
     return [str(column) for column in columns if str(column) not in known]
@@ -275,22 +292,22 @@ def unread_columns(columns: Iterable[str], names: Iterable[str]) -> list[str]:
 def best_match(
     columns: Iterable[str], headers: Mapping[str, frozenset[str]], read: Mapping[str, frozenset[str]]
 ) -> str:
-    """Return the name of the kind of table that best matches a header.
+    """Find the kind of table whose identifying columns are all present in a header.
 
     Parameters
     ----------
     columns : iterable of str
         Header of the table.
     headers : mapping of str to set of str
-        Columns that identify each kind.
+        Columns that identify each kind, by its name.
     read : mapping of str to set of str
-        All columns that each kind reads, those of its header among them.
+        All columns that each kind reads, by its name; the identifying ones are among them.
 
     Returns
     -------
     str
-        Of the kinds whose header is there in full the one with the largest header; of equals the one that reads most
-        of the columns.
+        Name of the kind. If several fit, the one with most identifying columns; then the one that reads most of the
+        table's columns.
 
     Raises
     ------
@@ -311,7 +328,7 @@ def best_match(
 
 
 def _lacking(column: str, present: Iterable[str]) -> str:
-    """Name a missing column in a message, with the column that may be meant by it."""
+    """Word a missing column for an error message, with a similarly spelt column of the table as a suggestion."""
     close = get_close_matches(column, {name.lower(): name for name in present}, n=1, cutoff=0.75)
     meant = next((name for name in present if close and name.lower() == close[0]), None)
     if meant is None:
@@ -469,17 +486,17 @@ declare_columns(_LINES)
 
 
 def columns_of(names: str) -> tuple[str, ...]:
-    """Split the names of the columns that a kind of table reads.
+    """Split a string of column names at spaces, and check that each name is declared in `COLUMNS`.
 
     Parameters
     ----------
     names : str
-        Names with spaces between them.
+        Column names with spaces between them.
 
     Returns
     -------
     tuple of str
-        Names.
+        The column names.
 
     Raises
     ------

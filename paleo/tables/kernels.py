@@ -38,12 +38,14 @@ LARGEST = 2.0**53
 
 @dataclass(frozen=True, slots=True)
 class FitPlan:
-    """Plan of a family's fit: starting points, and parameters that the rows of a table cannot determine.
+    """Settings of the fit of one family's parameters to rows of a table.
 
-    ``fixed`` parameters stay at ``start``; those ``per_stack`` are one per stack, all others shared by the stacks that
-    are fitted together. ``starts`` counts searches from random points besides those from ``alternatives``; ``prior`` is
-    the inverse width of the pull to the start, in log units, ``excess`` the weight of errors above the measured time
-    (see ``paleo.calibrate.fit.Fit``).
+    ``start`` holds the start values (a dataclass of parameters); searches also begin at each of ``alternatives`` and at
+    ``starts`` random points. Parameters named in ``fixed`` keep their start value, because the rows do not determine
+    them. Those named in ``per_stack`` get one value per stack (way of timing); all others are shared by the stacks that
+    are fitted together. At most ``training_rows`` rows are used. ``prior`` is the inverse width, in log units, of the
+    penalty for leaving the start values; ``excess`` is the weight of errors above the measured time (see
+    ``paleo.calibrate.fit.Fit``).
     """
 
     start: Any
@@ -61,8 +63,11 @@ Fitted = Mapping[tuple[str, str, str], Any]
 
 
 class TableKind(MeasuredTable, Generic[Figures]):
-    """One kind of table of kernels or collectives, priced family by family. ``Figures`` is what prices a row:
-    DeviceFigures for kernels."""
+    """Abstract base of tables with one timed kernel or collective per row.
+
+    Each row belongs to a family: a timing formula with a dataclass of calibrated parameters. ``Figures`` is the type of
+    the datasheet figures that the formula needs: `DeviceFigures` for kernels, `System` for collectives.
+    """
 
     #: Columns that must hold a whole number above zero.
     sizes: ClassVar[tuple[str, ...]] = ()
@@ -76,112 +81,113 @@ class TableKind(MeasuredTable, Generic[Figures]):
     measured_unit = MICROSECOND
 
     def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Return the rows as they are priced.
+        """Return the rows of this table with corrected or added columns, before they are predicted.
 
-        A kind overrides this if it can tell which device or system a row really ran on.
+        A kind of table overrides this, for example to replace the device that a source names wrongly.
 
         Parameters
         ----------
         frame : DataFrame
-            The table.
+            Rows of this table.
 
         Returns
         -------
         DataFrame
-            The table, perhaps with other devices.
+            The same rows; columns may be changed or added.
         """
         return frame
 
     @abstractmethod
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Explain which rows cannot be modelled.
+        """Explain for each row of this table why it cannot be modelled.
 
         Parameters
         ----------
         frame : DataFrame
-            The table.
+            Rows of this table.
 
         Returns
         -------
         Series[str]
-            One reason a row; empty if the row can be modelled.
+            One reason per row; '' if the row can be modelled.
         """
 
     def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Tell how each row was timed: graph, kernel, eager, back-to-back, or a key of the kind.
+        """Name how each row of this table was timed: in a CUDA graph, eagerly, …; launch costs are fitted per such key.
 
-        ``key/variant`` marks rows that share all but the host parameters with other variants of ``key``. Where a kind
-        does not say, engines and frameworks replay captured graphs.
+        Keys are ``graph``, ``kernel``, ``eager``, ``back-to-back``, or one that a kind of table defines.
+        ``key/variant`` marks rows that share all but the host parameters with other variants of ``key``. The default is
+        ``graph``, as engines and frameworks replay captured graphs.
 
         Parameters
         ----------
         frame : DataFrame
-            The table.
+            Rows of this table.
 
         Returns
         -------
         Series[str]
-            One key a row.
+            One key per row.
         """
         return pd.Series("graph", index=frame.index, dtype=object)
 
     def starts(self, family: str, figures: Figures) -> Sequence[Any]:
-        """Return the parameters from which a fit may start; the first is also the centre of its prior.
+        """Return start values for the fit of a family's parameters; the first is also the centre of the fit's prior.
 
         Parameters
         ----------
         family : str
-            Pricing family.
+            Key of ``families``.
         figures : Figures
-            What prices the rows.
+            Datasheet figures of the device or system.
 
         Returns
         -------
         sequence of Any
-            Parameters of the family.
+            Objects of the family's dataclass of parameters.
         """
         return (self.families[family](),)
 
     def fit_plan(self, subject: str, family: str, stack: str, figures: Figures, fitted: Fitted) -> FitPlan:
-        """Tell how rows of a family are fitted.
+        """Return the settings with which a family's parameters are fitted to rows of this table.
 
         Parameters
         ----------
         subject : str
-            Device or system.
+            Name of the device or system that was measured.
         family : str
-            Pricing family.
+            Key of ``families``.
         stack : str
-            How the rows were timed.
+            How the rows were timed, a key of `stack`.
         figures : Figures
-            What prices the rows.
+            Datasheet figures of the subject.
         fitted : Fitted
-            Results of earlier fits in the same run.
+            Parameters fitted earlier in the same run, by (subject, family, stack).
 
         Returns
         -------
         FitPlan
-            Start values, fixed and per-stack parameters.
+            Start values, fixed parameters and those that differ by stack.
         """
         start, *alternatives = self.starts(family, figures)
         return FitPlan(start, tuple(alternatives))
 
     def figures(self, subject: str, dtype: str, compute: str) -> Figures:
-        """Return what prices the rows of a device or system.
+        """Return the datasheet figures (peak FLOP/s, bandwidth, …) from which rows of a device or system are predicted.
 
         Parameters
         ----------
         subject : str
-            Device or system.
+            Name of the device or system.
         dtype : str
-            Format of the operands.
+            Number format of the operands, such as ``bf16``.
         compute : str
-            Arithmetic unit; empty for the usual one.
+            Arithmetic unit (``tensor``, ``vector``); '' for the usual one of the format.
 
         Returns
         -------
         Figures
-            For example `DeviceFigures`.
+            `DeviceFigures` for kernels; kinds of tables of collectives return a `System`.
 
         Raises
         ------
@@ -191,32 +197,32 @@ class TableKind(MeasuredTable, Generic[Figures]):
         return figures(find_device(subject), dtype.partition("->")[0], compute or None)  # type: ignore[return-value]
 
     def traits(self, figures: Figures) -> tuple[str, str, str]:
-        """Return what calibrations are found by: name, architecture and kind of memory.
+        """Return the keys by which a calibration is looked up for a device or system.
 
         Parameters
         ----------
         figures : Figures
-            What prices the rows.
+            Datasheet figures of the device or system.
 
         Returns
         -------
         tuple[str, str, str]
-            Three texts.
+            (name, architecture, kind of memory), for example ('h100-sxm5-80gb', 'Hopper', 'HBM3').
         """
         return figures.name, figures.architecture, figures.memory_kind  # type: ignore[attr-defined]
 
     def measured(self, frame: pd.DataFrame) -> Array:
-        """Return the measured times.
+        """Return the measured time of each row of this table.
 
         Parameters
         ----------
         frame : DataFrame
-            The table.
+            Rows of this table.
 
         Returns
         -------
         ndarray, shape (rows,)
-            Seconds; nan where a cell is empty, no number, or out of range.
+            Times [s]; nan where a cell is empty, no number, or out of range.
         """
         if self.measured_column not in frame.columns:
             raise SpecError(f"column {self.measured_column!r} is missing; {near(self.measured_column, frame.columns)}")
@@ -225,103 +231,105 @@ class TableKind(MeasuredTable, Generic[Figures]):
 
     @abstractmethod
     def family(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return the pricing family of each row.
+        """Return the family of each row of this table, which chooses the timing formula and its parameters.
 
         Parameters
         ----------
         frame : DataFrame
-            The table.
+            Rows of this table.
 
         Returns
         -------
         Series[str]
-            One key of ``families`` a row.
+            One key of ``families`` per row.
         """
 
     def compute(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return the arithmetic unit that each row asks for; empty for the usual one.
+        """Return the arithmetic unit that each row of this table asks for.
 
         Parameters
         ----------
         frame : DataFrame
-            The table.
+            Rows of this table.
 
         Returns
         -------
         Series[str]
-            One word a row, as `paleo.pricing.kernels` takes it.
+            One word per row (``tensor``, ``vector``, …); '' for the usual unit of the row's number format.
         """
         return text(frame, "compute")
 
     @abstractmethod
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """Return FLOP and compulsory bytes of each row, for the baseline of a roofline with one efficiency.
+        """Count the FLOP and the least memory traffic of each row of this table, for the roofline baseline.
 
         Parameters
         ----------
         frame : DataFrame
-            The table.
+            Rows of this table.
 
         Returns
         -------
         tuple[Array, Array]
-            FLOP and bytes, (rows,) each.
+            (FLOP, bytes moved if each tensor is read or written once), shape (rows,) each.
         """
 
     def ideal_time(self, frame: pd.DataFrame, figures: Figures) -> Array:
-        """Return the roofline time at the peaks of the datasheet.
+        """Compute the roofline time of each row of this table at the peaks of the datasheet.
 
         Parameters
         ----------
         frame : DataFrame
-            The table.
+            Rows of this table.
         figures : Figures
-            What prices the rows.
+            Datasheet figures of the rows' device or system.
 
         Returns
         -------
         ndarray, shape (rows,)
-            Seconds.
+            Times [s].
         """
         return roofline_time(*self.work(frame), figures)  # type: ignore[arg-type]
 
     @abstractmethod
     def time(self, frame: pd.DataFrame, figures: Figures, parameters: Any) -> Array:
-        """Price rows that share subject, dtype, family and stack.
+        """Predict the time of rows of this table that share subject, dtype, family and stack.
 
         Parameters
         ----------
         frame : DataFrame
             The rows.
         figures : Figures
-            What prices the rows.
+            Datasheet figures of the rows' device or system.
         parameters : Any
-            Calibrated parameters of the family.
+            Calibrated parameters, an object of the family's dataclass.
 
         Returns
         -------
         ndarray, shape (rows,)
-            Seconds.
+            Times [s].
         """
 
     @property
     def described_by(self) -> tuple[str, ...]:
-        """Columns of a configuration, with dtype and operation."""
+        """Names of the columns that describe a row in reports: operation, dtype and the sizes of the configuration."""
         first = ("op", "phase", "layer_type", "cell", "dtype")
         return tuple(dict.fromkeys((*first, *self.configuration, "direction")))
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Predict all rows, group by group of equal subject, family, stack, dtype and unit.
+        """Predict the time of each row of this table.
+
+        Rows are predicted in groups that share subject, family, stack, dtype and arithmetic unit.
 
         Parameters
         ----------
         frame : DataFrame
-            The table.
+            Rows of this table.
 
         Returns
         -------
         Predictions
-            Predictions.
+            Predicted times [s] with 90 % intervals, one entry per row; a reason where a row cannot be modelled.
         """
         frame = _categorised(self.prepared(frame.reset_index(drop=True)), self.sizes)
         out = Predictions.none(len(frame))
@@ -340,7 +348,7 @@ class TableKind(MeasuredTable, Generic[Figures]):
         return out
 
     def _supported(self, frame: pd.DataFrame, out: Predictions) -> pd.DataFrame:
-        """Return the rows whose cells can be read; their reasons say whether they can be modelled."""
+        """Write into ``out`` why rows cannot be modelled, and return the rows whose cells can be read."""
         while len(frame):
             try:
                 out.reasons[frame.index] = self.unsupported(frame).to_numpy()
@@ -351,7 +359,11 @@ class TableKind(MeasuredTable, Generic[Figures]):
         return frame
 
     def _price_sound(self, group: RowGroup, out: Predictions) -> None:
-        """Price a group; cells that cannot be read leave out their rows, any other error the group."""
+        """Predict the times of a group of rows and write them into ``out``.
+
+        Rows whose cells cannot be read get a reason and the others are tried again; any other error is the reason of
+        the whole group.
+        """
         while len(group.frame):
             try:
                 self._price(group, out)
@@ -380,19 +392,19 @@ class TableKind(MeasuredTable, Generic[Figures]):
         out.origins[rows] = f"{calibrated.origin} ({calibrated.subject}: {group.family}, {group.stack})"
 
     def calibrated(self, group: RowGroup, figures: Any) -> SourcedParameters[Any]:
-        """Return the calibrated parameters that price a group of rows.
+        """Look up the calibrated parameters for a group of rows; the user's calibration comes before the catalog's.
 
         Parameters
         ----------
         group : RowGroup
-            The rows.
+            Rows that share subject, family and stack.
         figures : Any
-            What prices the rows.
+            Datasheet figures of the group's device or system.
 
         Returns
         -------
         SourcedParameters[Any]
-            Parameters with their source.
+            Parameters of the family, with the entry that they come from.
         """
         subject, architecture, memory_kind = self.traits(figures)
         calibration = self.calibration if self.calibration is not None and self.calibration.subject == subject else None
@@ -407,7 +419,10 @@ KINDS: Registry[TableKind[Any]] = Registry("table kind", "paleo.tables.kinds")
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows of a table that one set of figures and one set of parameters price."""
+    """Rows of a table that share device or system, family, stack, number format and arithmetic unit.
+
+    The same datasheet figures and the same calibrated parameters hold for all rows of ``frame``.
+    """
 
     subject: str
     family: str
@@ -418,28 +433,28 @@ class RowGroup:
 
     @property
     def measured(self) -> Array:
-        """Measured times in seconds."""
+        """Measured time of each row of the group [s]."""
         return measured_time(self.frame)
 
 
 def row_groups(
     kind: TableKind[Any], frame: pd.DataFrame, checked: npt.NDArray[np.bool_] | None = None
 ) -> Iterator[RowGroup]:
-    """Divide the supported rows of a table into groups of one subject, family, stack, dtype and unit.
+    """Divide the rows of a table that can be modelled into groups of one subject, family, stack, dtype and unit.
 
     Parameters
     ----------
     kind : TableKind[Any]
         Kind of the table.
     frame : DataFrame
-        The table; its index is preserved.
+        Rows of the table; groups keep its index.
     checked : ndarray of bool, shape (rows,), optional
-        True for supported rows, if the caller knows them.
+        True for rows that can be modelled, if the caller knows; by default ``kind.unsupported`` is asked.
 
     Yields
     ------
     RowGroup
-        Groups.
+        One group per combination that occurs.
     """
     known = (kind.unsupported(frame) == "").to_numpy() if checked is None else checked
     if not known.all():
@@ -456,17 +471,17 @@ def row_groups(
 
 
 def by_words(method: Callable[..., str]) -> Callable[[Any, pd.DataFrame], pd.Series[str]]:
-    """Decorate a method of the words of one row, so that it takes a table.
+    """Decorate a method that takes texts of one row, so that it takes a whole table and returns one text per row.
 
     Parameters
     ----------
     method : callable
-        Its arguments are named as the columns are whose words it takes; it is called once for each combination.
+        Method whose arguments are named as text columns. It is called once for each distinct combination of texts.
 
     Returns
     -------
     callable
-        A method of a table, with one text a row.
+        Method that takes a DataFrame and returns a Series of texts, shape (rows,).
     """
     columns = tuple(inspect.signature(method).parameters)[1:]
 
@@ -501,17 +516,17 @@ def by_arithmetic(
 
 
 def compute_unit_of(frame: pd.DataFrame) -> pd.Series[str]:
-    """Return the arithmetic unit that each row names; DeepBench's fp16 rows without one run on ordinary cores.
+    """Return the arithmetic unit that each row names; DeepBench's fp16 rows that name none ran on ordinary cores.
 
     Parameters
     ----------
     frame : DataFrame
-        The table.
+        The table, with columns ``compute``, ``source`` and ``dtype``.
 
     Returns
     -------
     Series[str]
-        One word a row.
+        One word per row: ``tensor``, ``vector``, …; '' for the usual unit.
     """
     compute = text(frame, "compute")
     half = (compute == "") & (text(frame, "source") == "deepbench") & (text(frame, "dtype") == "fp16")
@@ -520,7 +535,7 @@ def compute_unit_of(frame: pd.DataFrame) -> pd.Series[str]:
 
 @cache
 def unpriced_reason(device: str, dtype: str, compute: str, dtypes: frozenset[str]) -> str:
-    """Explain why a device cannot be priced for an arithmetic.
+    """Explain why kernels of a number format cannot be predicted on a device.
 
     Parameters
     ----------
@@ -548,19 +563,19 @@ def unpriced_reason(device: str, dtype: str, compute: str, dtypes: frozenset[str
 
 
 def timing_keys(frame: pd.DataFrame, usual: pd.Series[str]) -> pd.Series[str]:
-    """Return how each row was timed: by the column ``timing`` if filled, else as usual for the source.
+    """Return how each row was timed: the text of column ``timing``, or the default where that is empty.
 
     Parameters
     ----------
     frame : DataFrame
         The table.
     usual : Series[str]
-        Usual key of each row.
+        Default key of each row, such as ``back-to-back``.
 
     Returns
     -------
     Series[str]
-        One key a row.
+        One key per row, as `TableKind.stack` returns them.
     """
     if "timing" not in frame.columns:
         return usual
@@ -569,7 +584,7 @@ def timing_keys(frame: pd.DataFrame, usual: pd.Series[str]) -> pd.Series[str]:
 
 
 def measured_time(frame: pd.DataFrame) -> Array:
-    """Return the measured times of a table in which every row must have one.
+    """Return column ``time_us`` in seconds, for tables in which every row must have a time.
 
     Parameters
     ----------
@@ -618,9 +633,10 @@ def roofline_time(flops: Array, bytes_moved: Array, figures: DeviceFigures) -> A
 
 
 def best_constant_efficiency(roofline: Array, measured: Array) -> float:
-    """Return the one efficiency e that minimises the mean of |roofline / e / measured − 1| (Paleo's percent of peak).
+    """Return the constant efficiency e with the least mean of |roofline / e / measured - 1| over all rows.
 
-    The mean absolute error is least at a weighted median of the ratios.
+    This is Paleo's "percent of peak" chosen after the fact, a favourable baseline. The minimum lies at a weighted
+    median of the ratios roofline / measured.
 
     Parameters
     ----------
@@ -632,7 +648,7 @@ def best_constant_efficiency(roofline: Array, measured: Array) -> float:
     Returns
     -------
     float
-        Efficiency.
+        Efficiency as a fraction of the roofline [-].
 
     Examples
     --------

@@ -42,7 +42,7 @@ POINTS = 4000
 
 
 def document(reports: Sequence[FileReport]) -> dict[str, Any]:
-    """Return the JSON document of ``paleo validate --json``.
+    """Return the JSON document that ``paleo validate --json`` prints.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def document(reports: Sequence[FileReport]) -> dict[str, Any]:
     Returns
     -------
     dict of str to Any
-        The document.
+        Key ``files``: for each file the errors overall, by device and by source, and the rows with the largest errors.
     """
     return {"files": [_file(report) for report in reports]}
 
@@ -80,7 +80,7 @@ def _file(report: FileReport) -> dict[str, Any]:
 
 
 def _parts(report: FileReport) -> dict[str, Any]:
-    """Return errors by benchmark, and of the parts of the measured quantity, where the table has them."""
+    """Return errors by benchmark and errors of further quantities (`MeasuredTable.parts`); {} if the table has none."""
     parts = {name: dataclasses.asdict(errors) for name, errors in report.parts.items()}
     if not parts:
         return {}
@@ -89,12 +89,12 @@ def _parts(report: FileReport) -> dict[str, Any]:
 
 
 def console(*, markup: bool = True) -> Console:
-    """Return where tables are printed: as wide as the terminal, else 120 columns.
+    """Return the rich console on which tables are printed: as wide as the terminal, or 120 columns if there is none.
 
     Parameters
     ----------
     markup : bool, optional
-        Read texts in brackets as styles.
+        Whether texts in square brackets are read as styles.
 
     Returns
     -------
@@ -107,7 +107,7 @@ def console(*, markup: bool = True) -> Console:
 
 
 def renderables(report: FileReport, *, worst: int = 5) -> list[RenderableType]:
-    """Make the tables of one validated file: errors by device and source, rows left out, and the worst rows.
+    """Lay out one validated file for a terminal: errors by device and source, rows left out, and the worst rows.
 
     Parameters
     ----------
@@ -160,8 +160,10 @@ SUSPECT = 100.0
 
 
 def _suspect_unit(report: FileReport) -> str:
-    """Warn in a line where nearly all measured values are hundreds of times off, as after a wrong unit; else return
-    nothing."""
+    """Return a warning if the median prediction is 100 times above or below the measurements, as after a wrong unit.
+
+    Returns '' otherwise.
+    """
     ratios = report.predictions.seconds[report.predicted] / report.measured[report.predicted]
     ratio = float(np.median(ratios)) if len(ratios) else 1.0
     if 1.0 / SUSPECT < ratio < SUSPECT:
@@ -170,7 +172,7 @@ def _suspect_unit(report: FileReport) -> str:
 
 
 def _scaling_line(errors: Scaling) -> str:
-    """Write the efficiency on several devices in one line."""
+    """Word the errors of scaling efficiencies as one line of the report."""
     left = (
         f"; {errors.impossible} more contradict each other (efficiency above {IMPOSSIBLE})" if errors.impossible else ""
     )
@@ -292,7 +294,7 @@ def _frame(axes: Axes, report: FileReport) -> None:
 
 
 def write_predictions(path: Path, reports: Sequence[FileReport]) -> None:
-    """Write the input rows with their predictions as CSV; equal rows give equal bytes.
+    """Write the rows of all files with their predictions as one CSV file; the same rows always give the same bytes.
 
     Parameters
     ----------

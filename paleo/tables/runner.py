@@ -47,11 +47,12 @@ FIXED_COSTS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Errors of predictions, as fractions.
+    """Errors of predicted against measured values, all but ``rows`` as fractions; None without rows.
 
-    ``bias`` is the mean of log(predicted / measured); ``total_error`` the sum of all predicted over the sum of all
-    measured times, less 1; ``coverage`` the share of rows inside their 90 % interval; ``baseline_mape`` the mean error
-    of a roofline of one constant efficiency a device, the best there is for these very rows.
+    ``median_ape``, ``mape`` and ``p90_ape`` are median, mean and 90th percentile of the absolute relative error.
+    ``bias`` is the mean of log(predicted / measured). ``total_error`` is the sum of all predictions over the sum of all
+    measurements, minus 1. ``coverage`` is the share of rows whose measurement lies in the 90 % interval.
+    ``baseline_mape`` is the mean error of the roofline with the best constant efficiency of each device.
     """
 
     rows: int
@@ -66,7 +67,7 @@ class Errors:
 
 @dataclass(frozen=True, slots=True)
 class _Worst:
-    """A row with a large error, and the likely reason."""
+    """One row with a large error: measured and predicted value (SI), description ``what`` and likely ``reason``."""
 
     row: int
     subject: str
@@ -78,10 +79,11 @@ class _Worst:
 
 @dataclass(frozen=True)
 class FileReport:
-    """The validation of one file: errors of its rows, and rows that are not supported.
+    """Result of validating one table: predictions and measurements of its rows.
 
-    ``measured`` and ``baseline`` are in SI, row by row, nan where there is none; ``baseline`` is already divided by the
-    best constant efficiency of each device (``efficiencies``). ``rows`` are those whose cells all can be used.
+    ``measured`` and ``baseline`` have shape (rows,), in SI units, nan where there is none. ``baseline`` is the roofline
+    time divided by the best constant efficiency of the row's device (``efficiencies``). ``rows`` holds the positions of
+    rows whose cells all can be used; the other rows have a reason in ``predictions``.
     """
 
     file: str
@@ -138,24 +140,24 @@ class FileReport:
         )
 
     def by(self, words: Words) -> dict[str, Errors]:
-        """Summarise the errors of the predicted rows per value of a text column, such as ``device``.
+        """Summarise the errors of the predicted rows for each value of a text column, such as the device.
 
         Parameters
         ----------
         words : Words, shape (rows,)
-            Word of each row.
+            Text of each row by which rows are grouped.
 
         Returns
         -------
         dict of str to Errors
-            Errors by word.
+            Errors of the rows with each text.
         """
         names = sorted({str(word) for word in words[self.predicted]})
         return {name: self.errors(words == name) for name in names}
 
     @property
     def parts(self) -> dict[str, ResidualErrors]:
-        """Errors of the parts of the measured quantity, each over the predicted rows that state it."""
+        """Errors of the further quantities of this table (`MeasuredTable.parts`), each over the rows that state it."""
         errors_of_parts = {}
         for name, (predicted, measured) in self.table.parts(self._sound).items():
             comparable = self.predicted[self.rows] & np.isfinite(predicted) & np.isfinite(measured) & (predicted > 0)
@@ -164,17 +166,17 @@ class FileReport:
         return errors_of_parts
 
     def worst(self, most: int = 10) -> list[_Worst]:
-        """Return the rows with the largest errors, at most one of each configuration, with likely reasons.
+        """List the rows with the largest errors, one per configuration, with the likely reason of each.
 
         Parameters
         ----------
         most : int, optional
-            Number of rows.
+            Largest number of rows to return.
 
         Returns
         -------
         list of _Worst
-            Rows, the worst first.
+            Rows by falling |log(predicted / measured)|.
         """
         log_error = np.abs(np.log(self.predictions.seconds / self.measured))
         order = np.argsort(np.where(self.predicted, -log_error, np.inf), kind="stable")
@@ -189,7 +191,7 @@ class FileReport:
 
     @property
     def scaling(self) -> list[EfficiencyPoint]:
-        """Efficiency on several devices, where the table has such curves."""
+        """Measured and predicted scaling efficiencies of this table; [] if it has no scaling curves."""
         curves = self.table.curves(self._sound)
         predicted = np.where(self.predicted, self.predictions.seconds, np.nan)[self.rows]
         return (
@@ -198,7 +200,7 @@ class FileReport:
 
     @property
     def _sound(self) -> pd.DataFrame:
-        """The rows whose cells all can be used."""
+        """Rows of this table whose cells all can be used."""
         return self.frame if len(self.rows) == len(self.frame) else rows_of(self.frame, self.rows, self.table)
 
     def _explained(self, row: int, configuration: str, spread: float) -> _Worst:
@@ -211,8 +213,10 @@ class FileReport:
         return _Worst(row, str(predictions.subjects[row]), measured, predicted, configuration, reason)
 
     def _scatter(self) -> Array:
-        """Return the largest over the smallest measured time, less 1, among rows that agree in all but what was
-        measured."""
+        """Return the relative spread of repeated measurements: largest over smallest value, minus 1, shape (rows,).
+
+        Repeats are rows that agree in all columns but the measured ones.
+        """
         columns = [name for name in self.frame.columns if name not in MEASUREMENTS]
         grouped = pd.Series(self.measured).groupby([self.frame[name].to_numpy() for name in columns], dropna=False)
         ratio: Array = (grouped.transform("max") / grouped.transform("min")).to_numpy(dtype=np.float64)
@@ -220,7 +224,7 @@ class FileReport:
 
 
 def explain_miss(measured: float, predicted: float, ideal: float, spread: float, origin: str) -> str:
-    """Explain a miss from the times, the roofline, the spread of repeats and the origin of parameters.
+    """Guess why a prediction misses the measured time, in a phrase for the report.
 
     Parameters
     ----------
@@ -229,16 +233,16 @@ def explain_miss(measured: float, predicted: float, ideal: float, spread: float,
     predicted : float
         Predicted time [s].
     ideal : float
-        Roofline time [s].
+        Roofline time at the datasheet's peaks [s].
     spread : float
-        Relative spread of repeated measurements.
+        Largest over smallest of repeated measurements, minus 1 [-].
     origin : str
-        Where the calibrated parameters come from.
+        Where the calibrated parameters come from, such as ``measured`` or ``inherited``.
 
     Returns
     -------
     str
-        A phrase.
+        The likely reason.
 
     Examples
     --------
@@ -269,20 +273,20 @@ MEASUREMENTS = frozenset(
 
 
 def errors(predicted: Array, measured: Array, low: Array, high: Array, baseline: Array) -> Errors:
-    """Summarise predictions against measured values.
+    """Summarise the errors of predictions with their intervals and a baseline.
 
     Parameters
     ----------
     predicted : ndarray, shape (rows,)
-        Predicted values.
+        Predicted values, in the unit of ``measured``.
     measured : ndarray, shape (rows,)
         Measured values, above zero.
     low : ndarray, shape (rows,)
         Lower ends of the 90 % intervals.
     high : ndarray, shape (rows,)
-        Upper ends.
+        Upper ends of the 90 % intervals.
     baseline : ndarray, shape (rows,)
-        Roofline times with one efficiency.
+        Roofline values divided by one constant efficiency per device; nan where there is none.
 
     Returns
     -------
@@ -308,19 +312,19 @@ def errors(predicted: Array, measured: Array, low: Array, high: Array, baseline:
 
 
 def validate_file(path: str | Path, calibration: Calibration | None = None) -> FileReport:
-    """Predict every row of a measured table and compare.
+    """Predict every row of a measured table and compare the predictions with the measurements.
 
     Parameters
     ----------
     path : str | Path
         CSV or CSV.gz file.
     calibration : Calibration, optional
-        Calibration to use for its device or system.
+        A user's calibration; used for rows of its device or system.
 
     Returns
     -------
     FileReport
-        Errors, predictions and rows that cannot be modelled.
+        Predictions, measurements and errors of the table's rows.
 
     Raises
     ------
@@ -332,16 +336,16 @@ def validate_file(path: str | Path, calibration: Calibration | None = None) -> F
 
 
 def named_table(path: str | Path, frame: pd.DataFrame, calibration: Calibration | None = None) -> MeasuredTable:
-    """Find the kind of table that a file holds.
+    """Find the kind of table that a file holds, from its column names.
 
     Parameters
     ----------
     path : str | Path
-        The file, for messages.
+        The file; error messages name it.
     frame : DataFrame
-        Its table.
+        Rows of the file, as `read_table` returns them.
     calibration : Calibration, optional
-        Calibration to use for its device or system.
+        A user's calibration; used for rows of its device or system.
 
     Returns
     -------
@@ -360,22 +364,22 @@ def named_table(path: str | Path, frame: pd.DataFrame, calibration: Calibration 
 
 
 def validate_frame(name: str, frame: pd.DataFrame, table: MeasuredTable) -> FileReport:
-    """Predict every row of a table that was read already.
+    """Predict every row of a table that is in memory, and compare the predictions with the measurements.
 
     Parameters
     ----------
     name : str
-        What the report calls the table.
+        Name of the table in the report.
     frame : DataFrame
-        The rows as `read_table` returns them.
+        Rows, as `read_table` returns them.
     table : MeasuredTable
-        The kind of the table.
+        Kind of the table.
 
     Returns
     -------
     FileReport
-        Each row is predicted or has its reason: a cell that its column does not allow, what the kind cannot model, or a
-        computation that overflows.
+        Predictions, measurements and errors. A row without a prediction has a reason: a cell that cannot be used, a
+        configuration that the kind of table cannot model, or a computation that overflows.
     """
     frame = frame.reset_index(drop=True)
     reasons = cell_reasons(frame, table.columns)
@@ -399,7 +403,7 @@ def validate_frame(name: str, frame: pd.DataFrame, table: MeasuredTable) -> File
 
 
 def sound_table(path: str | Path) -> pd.DataFrame:
-    """Read the rows of a measured table whose cells all can be used, for fits.
+    """Read a measured table for a fit, without the rows that have an unusable cell.
 
     Parameters
     ----------
@@ -409,7 +413,7 @@ def sound_table(path: str | Path) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Rows that `cell_reasons` has nothing against; a file of no known kind as it is.
+        Rows that `cell_reasons` finds usable. All rows if the file is of no known kind.
 
     Raises
     ------
@@ -428,21 +432,21 @@ def sound_table(path: str | Path) -> pd.DataFrame:
 
 
 def rows_of(frame: pd.DataFrame, rows: npt.NDArray[np.intp], table: MeasuredTable) -> pd.DataFrame:
-    """Select some rows of a table, with a new index from 0.
+    """Select some rows of a table, with a new index from 0 and numeric columns converted to numbers.
 
     Parameters
     ----------
     frame : DataFrame
         The table.
-    rows : ndarray
-        Positions.
+    rows : ndarray of int
+        Positions of the rows to keep.
     table : MeasuredTable
         Kind of the table.
 
     Returns
     -------
     DataFrame
-        These rows.
+        The selected rows.
     """
     part = with_numeric_columns(frame.iloc[rows].reset_index(drop=True), table.columns)
     part.attrs = frame.attrs
@@ -460,20 +464,20 @@ def _complete(predictions: Predictions, measured: Array, table: MeasuredTable) -
 def compute_rows(table: MeasuredTable, frame: pd.DataFrame) -> tuple[Array, Predictions]:
     """Compute measured values and predictions of rows; a row that fails gets a reason and does not stop the others.
 
-    Warnings of numpy are errors here. Rows are halved until those that raise one are single. An error of Paleo's own
-    that every row raises is raised.
+    numpy warnings count as errors. If a set of rows fails, it is halved until each failing row is alone. An error that
+    is the same for every row (a wrong column, say) is raised.
 
     Parameters
     ----------
     table : MeasuredTable
         Kind of the table.
     frame : DataFrame
-        The rows.
+        Rows of the table.
 
     Returns
     -------
     tuple[Array, Predictions]
-        Measured values in SI units, (rows,), and predictions.
+        (measured values in SI units, shape (rows,), nan where there is none; predictions of the rows).
     """
     try:
         with warnings.catch_warnings():
@@ -496,7 +500,7 @@ def compute_rows(table: MeasuredTable, frame: pd.DataFrame) -> tuple[Array, Pred
 
 
 def describe_row(frame: pd.DataFrame, row: int, table: MeasuredTable) -> str:
-    """Describe a row's configuration as text, from its non-empty columns.
+    """Describe the configuration of one row as text.
 
     Parameters
     ----------
@@ -521,7 +525,7 @@ def _cell(value: object) -> str:
 
 
 def with_predictions(reports: Sequence[FileReport]) -> pd.DataFrame:
-    """Add predictions, intervals and reasons to the rows of all files.
+    """Return the rows of all files with columns ``predicted``, ``low``, ``high`` and ``unsupported`` added.
 
     Parameters
     ----------
@@ -531,7 +535,9 @@ def with_predictions(reports: Sequence[FileReport]) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Table in the units of the measured columns.
+        All rows. ``predicted`` and the 90 % interval ``low`` to ``high`` are in the unit of the table's measured
+        column; ``unsupported`` is the reason of rows without a prediction. With several files, column ``file`` names
+        each.
     """
     parts = []
     for report in reports:

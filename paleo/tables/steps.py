@@ -85,22 +85,22 @@ EXAMPLES = ("DeepLearningExamples",)
 
 
 def software_of(row: Row, default: str = "pytorch-eager") -> str:
-    """Return the software profile of a row, or the nearest one of the catalog.
+    """Return the name of the software profile (framework and version in the catalog) with which a row is predicted.
 
-    Finer profiles of a framework are chosen by what the row says of it. TPUs run what XLA compiles, whatever the
-    framework.
+    The row's ``software`` cell is used if the catalog has it, else the nearest profile by what the row says of its
+    framework. TPU rows always use the XLA profile.
 
     Parameters
     ----------
     row : Row
         Cells by column.
     default : str, optional
-        Profile if the row names no software.
+        Profile of a row that names no software.
 
     Returns
     -------
     str
-        Name of the profile.
+        Name of a profile in the catalog.
     """
     if str(row.get("device", "")).startswith("tpu"):
         return TPU_PROFILE
@@ -119,7 +119,7 @@ def software_of(row: Row, default: str = "pytorch-eager") -> str:
 
 
 def is_substitute_profile(row: Row) -> bool:
-    """Return True if a row names software that the catalog lacks, so that another profile replaces it.
+    """Return True if the software that a row names is not in the catalog, so that another profile stands in for it.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def is_substitute_profile(row: Row) -> bool:
     Returns
     -------
     bool
-        Whether it does.
+        False also if the row names no software.
 
     Examples
     --------
@@ -157,7 +157,7 @@ def row_dicts(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def has_value(row: Row, key: str) -> bool:
-    """Return True if a cell is not empty.
+    """Return True if a row has the column and its cell is not empty.
 
     Parameters
     ----------
@@ -169,28 +169,28 @@ def has_value(row: Row, key: str) -> bool:
     Returns
     -------
     bool
-        Whether it does.
+        True if the cell holds a value.
     """
     value = row.get(key)
     return value is not None and value == value and str(value).strip() != ""
 
 
 def profile_at_release(row: Row, name: str) -> str:
-    """Return a profile as it was when the software of a row came out, if it was different then.
+    """Return the name of a software profile in the version that was current when a row was measured.
 
-    The date is that of its release, of a version of its framework, or of its source.
+    The date is taken from the row's release, from a version of its framework, or from its source.
 
     Parameters
     ----------
     row : Row
         Cells by column.
     name : str
-        Name of the profile.
+        Name of the profile, such as ``pytorch-eager``.
 
     Returns
     -------
     str
-        The name, perhaps with ``@version``.
+        ``name``, or ``name@version`` if the profile was different then.
     """
     software = load_software(name)
     for version in _versions(row) if software.earlier else ():
@@ -217,7 +217,7 @@ DIARIES = {
 
 
 def _versions(row: Row) -> Iterator[str]:
-    """Yield what may be the release or the date of a row's software, the surest first."""
+    """Yield texts that may state the release or date of a row's software, the most reliable first."""
     texts = [str(row[key]).lower() for key in ("release", "framework", "source") if has_value(row, key)]
     line = re.search(r"([^/]+)#L(\d+)$", str(row.get("url_or_path", "")))
     days = DIARIES.get(line[1], ()) if line else ()
@@ -231,7 +231,7 @@ def _versions(row: Row) -> Iterator[str]:
 
 
 def whole_cell(row: Row, key: str, default: int | None = None) -> int:
-    """Return a cell as a whole number.
+    """Return a cell as a whole number of zero or more.
 
     Parameters
     ----------
@@ -266,7 +266,7 @@ def whole_cell(row: Row, key: str, default: int | None = None) -> int:
 
 
 def ran_out_of_memory(row: Row) -> bool:
-    """Return True if a row says that its run ran out of memory.
+    """Return True if a row says in words (columns ``kind``, ``what``, ``notes``) that its run ran out of memory.
 
     Parameters
     ----------
@@ -276,7 +276,7 @@ def ran_out_of_memory(row: Row) -> bool:
     Returns
     -------
     bool
-        Whether it does.
+        True if the words say so.
 
     Examples
     --------
@@ -289,9 +289,11 @@ def ran_out_of_memory(row: Row) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Predicted value of a table row with its 90 % interval, roofline time and device.
+    """Prediction for one row of a table: the value with its 90 % interval, in SI units.
 
-    Steps also have the parts of the interval.
+    ``value`` is the predicted quantity (mostly a step time [s]), ``low`` and ``high`` the ends of the interval.
+    ``roofline`` is the baseline value at the datasheet's peaks. ``subject`` names the device, ``origin`` the software
+    profile or source of the prediction. ``uncertainty`` holds the parts of the interval, for step times only.
     """
 
     value: float
@@ -304,7 +306,7 @@ class Step:
 
 
 def ideal_seconds(prediction: Prediction) -> float:
-    """Return the time of the model's FLOP at the peak of all devices.
+    """Compute the time in which all devices at peak FLOP/s would compute the model FLOP of a run's step.
 
     Parameters
     ----------
@@ -314,52 +316,58 @@ def ideal_seconds(prediction: Prediction) -> float:
     Returns
     -------
     float
-        Seconds.
+        Time of a step at peak [s].
     """
     peak = prediction.system.device.peak_flops_per_s(prediction.plan.dtype)
     return prediction.flops / (peak * prediction.plan.gpus)
 
 
 class StepTable(MeasuredTable):
-    """Kind of table whose rows are runs; subclasses tell how a row is run."""
+    """Abstract base of tables in which each row is a run (of training or serving), by default with its step time.
+
+    Subclasses translate a row into a `Run` and predict it in `step`.
+    """
 
     measured_column = "iteration_ms"
     measured_unit = MILLISECOND
 
     def without(self, source: str) -> StepTable:
-        """Return the table kind with predictions that use no value taken from one source.
+        """Return this kind of table with predictions that use no fitted value taken from one source.
+
+        Used to test predictions on a source whose rows suggested a fact in the catalog.
 
         Parameters
         ----------
         source : str
-            The source.
+            Name of the source, as in column ``source``.
 
         Returns
         -------
         StepTable
-            The table; itself where no fact came from rows.
+            The table; by default itself, as its predictions use no such value.
         """
         return self
 
     def calibration_of(self, system: System) -> Calibration | None:
-        """Return the user's calibration if it applies to a system.
+        """Return the user's calibration of this table if it applies to a system.
 
         Parameters
         ----------
         system : System
-            The system.
+            System on which a row ran.
 
         Returns
         -------
         Calibration, optional
-            The calibration, if it is of this system, its device or the intervals of all steps; else None.
+            The calibration if it was fitted on this system or its device, or if it holds intervals of all steps; else
+            None.
         """
         subjects = (system.name, system.device.name, INTERVALS)
         applies = self.calibration is not None and self.calibration.subject in subjects
         return self.calibration if applies else None
 
     def system(self, row: Row) -> System:
-        """Return the system of a row.
+        """Return the system (devices and network) on which a row of this table ran.
 
         Parameters
         ----------
@@ -380,19 +388,19 @@ class StepTable(MeasuredTable):
 
     @abstractmethod
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """Predict the step of one row.
+        """Predict the measured quantity of one row of this table, mostly the step time.
 
         Parameters
         ----------
         row : Row
             Cells by column.
         software : Software, optional
-            Profile to use instead of the row's.
+            Software profile to use instead of the one that the row names.
 
         Returns
         -------
         Step
-            Predicted value with its interval.
+            Predicted value in SI units, with its 90 % interval.
 
         Raises
         ------
@@ -401,12 +409,12 @@ class StepTable(MeasuredTable):
         """
 
     def measured(self, frame: pd.DataFrame) -> Array:
-        """Return the measured values of a table.
+        """Return the measured value of each row of this table.
 
         Parameters
         ----------
         frame : DataFrame
-            The table.
+            Rows of this table.
 
         Returns
         -------
@@ -416,7 +424,7 @@ class StepTable(MeasuredTable):
         return number_or_nan(frame, self.measured_column) * self.measured_unit
 
     def unmeasured(self, row: Mapping[Any, Any]) -> str:
-        """Explain why a row has no measured value.
+        """Explain why a row of this table has no measured value.
 
         Parameters
         ----------
@@ -426,7 +434,7 @@ class StepTable(MeasuredTable):
         Returns
         -------
         str
-            The reason; for a run that ran out of memory, whether this was to be expected.
+            The reason. If the run ran out of memory, the reason says whether the predicted memory does not fit either.
         """
         columns = self.measured_columns or (self.measured_column,)
         wrong = [column for column in columns if has_value(row, column) and not _above_zero(row[column])]
@@ -442,7 +450,7 @@ class StepTable(MeasuredTable):
             return DEAD.format(f"is not modelled ({error})")
 
     def memory_of(self, row: Row) -> Footprint:
-        """Predict the memory of a row's run.
+        """Predict the memory that the run of one row needs on its fullest GPU.
 
         Parameters
         ----------
@@ -452,7 +460,7 @@ class StepTable(MeasuredTable):
         Returns
         -------
         Footprint
-            Bytes by part.
+            Bytes by part (weights, activations, …).
 
         Raises
         ------
@@ -462,17 +470,17 @@ class StepTable(MeasuredTable):
         raise SpecError(f"rows of {self.name} do not say enough of memory")
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Predict all rows of a table; equal rows are predicted once.
+        """Predict the measured quantity of each row of this table; equal rows are predicted once.
 
         Parameters
         ----------
         frame : DataFrame
-            The table.
+            Rows of this table.
 
         Returns
         -------
         Predictions
-            Predictions.
+            Predicted values in SI units with 90 % intervals, one entry per row; a reason where a row has none.
         """
         frame = frame.reset_index(drop=True)
         out = Predictions.none(len(frame))
@@ -486,17 +494,17 @@ class StepTable(MeasuredTable):
         return out
 
     def steps(self, frame: pd.DataFrame) -> Iterator[Step | str]:
-        """Predict all rows of a table one by one.
+        """Predict the rows of this table one by one.
 
         Parameters
         ----------
         frame : DataFrame
-            The table.
+            Rows of this table.
 
         Yields
         ------
         Step | str
-            Predicted value, or the reason why there is none.
+            For each row its prediction, or the reason why there is none.
         """
         measured = self.measured(frame)
         known: dict[tuple[str, ...], Step | str] = {}
@@ -510,7 +518,7 @@ class StepTable(MeasuredTable):
             yield known[key]
 
     def profile(self, row: Row) -> str:
-        """Return the software profile of a row.
+        """Return the name of the software profile with which a row of this table is predicted.
 
         Parameters
         ----------
@@ -520,7 +528,7 @@ class StepTable(MeasuredTable):
         Returns
         -------
         str
-            Name of the profile.
+            Name of a profile in the catalog.
         """
         return software_of(row)
 
@@ -539,7 +547,10 @@ class StepTable(MeasuredTable):
 
 
 class QuantityTable(StepTable):
-    """Kind of table whose rows measure something else than steps; software and links are not fitted to it."""
+    """Abstract base of tables whose rows measure another quantity than step time (memory, power, loss, …).
+
+    Measured values are in SI units already. Software profiles and links are not fitted to such tables.
+    """
 
     measured_unit = 1.0
     calibrates = False
@@ -553,7 +564,7 @@ def _above_zero(cell: object) -> bool:
 
 
 def _reason(error: Exception, row: Row) -> str:
-    """Say why a row cannot be read or modelled; raise errors again that have nothing to do with its cells."""
+    """Word an error as the reason why a row cannot be predicted; re-raise errors that its cells did not cause."""
     if isinstance(error, PaleoError):
         return str(error)
     if isinstance(error, KeyError):
@@ -564,19 +575,19 @@ def _reason(error: Exception, row: Row) -> str:
 
 
 def step_of_prediction(prediction: Prediction, seconds: float | None = None) -> Step:
-    """Make the predicted value of a row from a prediction, with its relative interval.
+    """Make the predicted value of a table row from the prediction of its run, with the same relative interval.
 
     Parameters
     ----------
     prediction : Prediction
         Prediction of the row's run.
     seconds : float, optional
-        Another time of the same prediction; by default the step time.
+        Time to use instead of the step time [s].
 
     Returns
     -------
     Step
-        The value in seconds.
+        Predicted time [s] with its 90 % interval.
     """
     value = prediction.step_time if seconds is None else seconds
     low, high = (end / prediction.step_time for end in prediction.interval)
@@ -609,8 +620,10 @@ TCP, ROCE = ("ethernet-10g-tcp", 10.0), ("ethernet-100g-roce", 100.0)
 
 @cache
 def usual_system(device: str) -> str:
-    """The system that rows of many such devices most likely mean: the usual one, else the first of the catalog that
-    has them, else the device alone."""
+    """Return the name of the system that rows of several such devices most likely ran on.
+
+    It is the entry of `DEFAULT_SYSTEMS`, else the first system of the catalog with this device, else the device's name.
+    """
     if device in DEFAULT_SYSTEMS:
         return DEFAULT_SYSTEMS[device]
     systems = (name for name in names("systems") if load_system(name).device.name == device)
@@ -618,16 +631,19 @@ def usual_system(device: str) -> str:
 
 
 def with_device(system: System, row: Row) -> System:
-    """The system with the very device of the row: a node comes with 16 GB and with 32 GB cards.
+    """Return the system with exactly the device that the row names (a server is sold with 16 GB and with 32 GB cards).
 
-    Tables put a name in parentheses where their authors' catalog lacked the device."""
+    Parentheses around the device are ignored: tables use them where their authors' catalog lacked the device.
+    """
     device = find_device(str(row["device"]).strip("()"))
     return system if device.name == system.device.name else system.model_copy(update={"device": device})
 
 
 def system_of(row: Row) -> System:
-    """Return the row's system by name, else a server of its device, else the device alone; with the nodes and the
-    network that the row states."""
+    """Return the system on which a row ran, with the number of nodes' devices and the network that the row states.
+
+    The system is found by the row's ``system`` cell, else as the usual server of its device, else as the device alone.
+    """
     device, gpus = str(row["device"]), whole_cell(row, "n_gpus", 1)
     usual = DEFAULT_SYSTEMS.get(device, "pcie3-8gpu") if gpus > 1 else device
     system = with_device(load_system(str(row["system"]) if has_value(row, "system") else usual), row)
@@ -636,7 +652,7 @@ def system_of(row: Row) -> System:
 
 
 def with_nodes_of(system: System, devices: int) -> System:
-    """The system with so many devices in a node, where its own nodes have more (half a server rented)."""
+    """Return the system with only ``devices`` devices in a node, if its nodes have more (half a server was rented)."""
     if not system.levels or devices >= system.devices_per_node:
         return system
     inside = [level for level in system.levels if level.ranks is not None and level.ranks < devices]
@@ -649,8 +665,10 @@ def with_nodes_of(system: System, devices: int) -> System:
 
 
 def with_network(system: System, row: Row) -> System:
-    """The system with the Ethernet between its nodes whose speed the row states, one port a node; InfiniBand as it
-    is."""
+    """Return the system with the Ethernet speed that the row's ``interconnect`` states between nodes, one port a node.
+
+    InfiniBand and speeds that are not stated leave the system as it is.
+    """
     interconnect = str(row.get("interconnect", ""))
     speed = re.search(r"(\d+) ?Gb(?:/s|ps|it/s|E)", interconnect)
     if not speed or "infiniband" in interconnect.lower() or not system.levels:
@@ -671,36 +689,36 @@ STEPS: Registry[MeasuredTable] = Registry("step table", "paleo.tables.kinds")
 
 
 def tables(calibration: Calibration | None = None) -> Mapping[str, MeasuredTable]:
-    """Return every kind of table by its name.
+    """Return all registered kinds of tables.
 
     Parameters
     ----------
     calibration : Calibration, optional
-        Calibration to use for its device or system.
+        A user's calibration; used for rows of its device or system.
 
     Returns
     -------
     dict of str to MeasuredTable
-        Tables.
+        Kinds of tables by name.
     """
     known: dict[str, MeasuredTable] = {**dict(KINDS.items()), **dict(STEPS.items())}
     return known if calibration is None else {name: kind.with_calibration(calibration) for name, kind in known.items()}
 
 
 def table_of(columns: Iterable[str], calibration: Calibration | None = None) -> MeasuredTable:
-    """Find the kind of table that has some columns.
+    """Find the kind of table to which a header belongs.
 
     Parameters
     ----------
     columns : iterable of str
-        Column names.
+        Column names of a table.
     calibration : Calibration, optional
-        Calibration to use for its device or system.
+        A user's calibration; used for rows of its device or system.
 
     Returns
     -------
     MeasuredTable
-        The table.
+        The kind of table.
 
     Raises
     ------

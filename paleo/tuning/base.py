@@ -24,14 +24,21 @@ _TOLERANCE = 2e-9
 
 
 def geometric_rungs(least: float, most: float, eta: int) -> tuple[float, ...]:
-    """Return the amounts of training R eta^-s, …, R / eta, R of a bracket, with s = floor(log_eta(R / r)).
+    """Return the amounts of training at which trials are evaluated: R eta^-s, …, R / eta, R.
+
+    Here s = floor(log_eta(R / r)).
 
     Parameters
     ----------
     least, most : float
-        Least amount r and most amount R of a trial.
+        Smallest amount r and largest amount R of training of a trial [samples].
     eta : int
-        Reduction factor.
+        Ratio of one rung to the next.
+
+    Returns
+    -------
+    tuple of float
+        Rungs, rising [samples].
 
     References
     ----------
@@ -114,7 +121,7 @@ def sampled_trial_scores(trials: int, rungs: int, correlation: float, seed: int)
 
 
 class Method(ABC):
-    """Decides which trial an idle worker trains next.
+    """Tuning method (random search, Hyperband, …): it decides which trial an idle worker trains next.
 
     Attributes
     ----------
@@ -171,7 +178,7 @@ class Method(ABC):
         return None
 
     def stages(self) -> list[Stage] | None:
-        """Return the barriers of a synchronous method with trials of equal length; None without a closed form."""
+        """Return the stages between barriers of a synchronous method with equal trials; None without a closed form."""
         return None
 
 
@@ -203,18 +210,23 @@ class TrialCosts:
     resumes: bool = True
 
     def seconds(self, size: int, begin: float, end: float, *, launched: bool = True, restores: bool = False) -> float:
-        """Return the seconds of a job from one amount of training to another.
+        """Return the time of a job that trains a trial from one amount of training to another.
 
         Parameters
         ----------
         size : int
             Index of the size of the network.
         begin, end : float
-            Amounts of training.
+            Amounts of training [samples].
         launched : bool
-            True if processes are started for the job, and read a checkpoint if there is one.
+            True if processes are started for the job; they then read the trial's checkpoint, if it has one.
         restores : bool
             True if the job reads a checkpoint in any case.
+
+        Returns
+        -------
+        float
+            Time [s].
         """
         trained = end - (begin if self.resumes else 0.0)
         seconds = self.unit[size] * trained + self.evaluation[size] + self.save[size]
@@ -264,18 +276,21 @@ class TrialTimeline:
 
 
 def simulate(method: Method, costs: TrialCosts, workers: int) -> TrialTimeline:
-    """Run a method on workers, each training one trial at a time.
+    """Simulate a tuning method on workers, each training one trial at a time.
 
     Parameters
     ----------
     method : Method
+        Tuning method with its problem.
     costs : TrialCosts
+        Times of training, checkpoints and evaluation [s].
     workers : int
         Trials that train at once.
 
     Returns
     -------
     TrialTimeline
+        Start and end of each job.
     """
     rungs, sizes = method.problem.rungs, method.sizes
     timeline, queue, idle, now = TrialTimeline(workers, rungs), EventQueue(), workers, 0.0

@@ -121,7 +121,7 @@ class Tuning:
 
 @dataclass(frozen=True, slots=True)
 class TrialPrice:
-    """Predictions and costs of trials of every size on a number of GPUs, with 90 % intervals as factors."""
+    """Predicted step times and cost of one trial on ``gpus`` GPUs, for each size of the network."""
 
     gpus: int
     predictions: tuple[Prediction, ...]
@@ -224,7 +224,7 @@ def _words(size: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class SearchTime:
-    """A search on all GPUs, with the number of GPUs for each trial that its price states."""
+    """Time and cost of a whole search on ``gpus`` GPUs, with the GPUs per trial that ``price`` states."""
 
     tuning: Tuning
     gpus: int
@@ -281,12 +281,12 @@ class SearchTime:
         Parameters
         ----------
         tariff : Tariff
-            Prices.
+            Prices of rent and energy.
 
         Returns
         -------
         float, optional
-            USD; None if no price is known.
+            Rent [USD]; None if no price is known.
         """
         rate, _ = rent(self.price.predictions[0].system, self.gpus, tariff)
         return None if rate is None else rate * self.seconds
@@ -310,9 +310,10 @@ class SearchTime:
 
 @dataclass(frozen=True, slots=True)
 class DeadlineMargin:
-    """Margin of a deadline: the most trials that meet it, and the fewest nodes that meet it with all trials.
+    """Margin of a deadline of ``seconds`` [s]; ``holds`` is True if the search meets it.
 
-    The number of nodes is None if even four times as many do not meet it.
+    ``trials`` is the largest number of trials that meets it, ``nodes`` the smallest number of nodes that meets it with
+    all trials; None if even four times as many nodes do not.
     """
 
     seconds: float
@@ -323,7 +324,7 @@ class DeadlineMargin:
 
 @dataclass(frozen=True, slots=True)
 class Regret:
-    """Fraction of all trials that are better than the returned one: median and 90 % interval."""
+    """Share of all trials that are better than the returned one [-]: median and 90 % interval over random scores."""
 
     correlation: float
     median: float
@@ -363,7 +364,7 @@ class TuningStudy:
 
     @property
     def cheapest(self) -> SearchTime:
-        """Division with the fewest GPU-hours."""
+        """The search with the fewest GPU-hours over all numbers of GPUs and of GPUs per trial."""
         return min(self.points, key=lambda point: point.gpu_hours)
 
     @property
@@ -500,7 +501,7 @@ def _last(holds: Callable[[int], bool], most: int, first: int | None = None) -> 
 
 
 def _regret(tuning: Tuning, point: SearchTime, correlation: float) -> Regret:
-    """Return the rank of the trial with the best score at the last rung, over many draws of scores."""
+    """Return the share of trials better than the one that the search returns, over many random draws of scores."""
     shares = []
     for seed in range(_DRAWS):
         problem = tuning.problem(correlation, seed)
@@ -563,7 +564,7 @@ def _numbers(text: str) -> Iterator[int]:
 
 
 def parse_training(model: ModelSpec, run: Run, name: str, **amounts: Any) -> float:
-    """Parse the training of a trial, given in tokens, samples or epochs.
+    """Convert the training of a trial from tokens, samples or epochs to samples.
 
     Parameters
     ----------

@@ -29,8 +29,12 @@ from paleo.tables.kernels import KINDS, FitPlan, Fitted, TableKind, by_words, ti
 
 
 class AttentionSizes(NamedTuple):
-    """Sizes of a network's attention (its config.json): width, rank of queries, entries of a head's queries and values,
-    heads of the indexer, keys that are selected, heads in all, groups of the output projection."""
+    """Sizes of the attention in a network's config.json, for attention over selected keys.
+
+    ``hidden`` is the model width; ``q_rank`` the rank of the compressed queries; ``query`` and ``value`` the entries
+    per head of queries and values; ``index_heads`` the heads of the indexer; ``top_k`` the keys that each query
+    selects; ``heads`` all attention heads; ``groups`` the groups of the output projection.
+    """
 
     hidden: float
     q_rank: float
@@ -63,7 +67,11 @@ LIBRARIES = ("trtllm", "sglang", "vllm")
 
 
 class SparseAttentionTable(TableKind[DeviceFigures]):
-    """A layer of attention over selected keys on one rank, or a part of it."""
+    """Table of sparse attention (each query attends to the top-k keys of an indexer), one timed layer per row.
+
+    A row times the whole layer of one rank (part ``module``) or one part: ``attention``, ``indexer_logits`` or
+    ``topk``.
+    """
 
     name = "sparse_attention"
     header = frozenset({"kind", "part", "phase", "num_heads", "batch_size", "q_len", "past_len", "kv_dtype", "time_us"})
@@ -82,23 +90,23 @@ class SparseAttentionTable(TableKind[DeviceFigures]):
     host_parameters = ("launch",)
 
     def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Add the number format of each row: attention itself runs in 16 bits."""
+        """Add column ``dtype`` = bf16 to the rows of this table, as the attention itself runs in 16 bits."""
         return frame.assign(dtype="bf16")
 
     @by_words
     def unsupported(self, device: str, model: str, kind: str, part: str, phase: str, library: str) -> str:
-        """Name networks, parts and kinds that are unknown."""
+        """Return why a row of this table cannot be modelled (unknown network, part, kind or library), or ''."""
         if f"sparse.{kind}.{part}.{phase}.{library}" not in self.families or _sizes_of(model) is None:
             return f"kind {kind!r}, part {part!r}, model {model!r}, library {library!r}: not modelled"
         return unpriced_reason(device, "bf16", "", frozenset({"bf16"}))
 
     @by_words
     def family(self, kind: str, part: str, phase: str, library: str) -> str:
-        """Name the kernel family of a row by kind, part, phase and library."""
+        """Return the family ``sparse.<kind>.<part>.<phase>.<library>`` of a row of this table."""
         return f"sparse.{kind}.{part}.{phase}.{library}"
 
     def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
-        """Fit what the rows of a part tell."""
+        """Return the settings of a fit; parameters that the rows of one part do not determine stay fixed."""
         part = family.split(".")[2]
         of_weights = ("launch_fp8", "launch_fp4", "launch_indexer", "launch_dense")
         absent = {
@@ -122,13 +130,13 @@ class SparseAttentionTable(TableKind[DeviceFigures]):
         )  # fmt: skip
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """Count the FLOP of all parts, and the bytes of weights, index, scores and tokens, each moved once."""
+        """Count (FLOP, bytes) of the rows of this table: FLOP of all parts; weights, index, scores and tokens once."""
         work = _work(frame)
         flops = work.projection_flops + work.score_flops + work.attention_flops
         return flops, work.weight_bytes + work.index_bytes + work.score_bytes + work.pass_bytes + 1.0
 
     def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: SparseParameters) -> Array:
-        """Predict the seconds of rows of one device, kind, part, phase and library."""
+        """Predict the time [s] of rows of this table that share device, kind, part, phase and library."""
         return sparse_attention_time(_work(frame), figures, parameters)
 
 
@@ -141,8 +149,11 @@ Flags = npt.NDArray[np.bool_]
 
 
 class GatheringKernel(NamedTuple):
-    """Kernel that gathers the selected keys of each row: heads that it computes, and whether it multiplies all slots of
-    a selection, those without a key too, and whether it reads a cache in 8 bits."""
+    """Properties of the kernel that gathers the selected keys in each row; arrays of shape (rows,).
+
+    ``rows``: heads that the kernel computes, at least those of the rank. ``whole``: True if it also multiplies slots of
+    a selection that hold no key. ``narrow``: True if it reads a KV cache in 8 bits.
+    """
 
     rows: Array
     whole: Flags
@@ -177,12 +188,12 @@ def _gathering(
 
 
 def _has(frame: pd.DataFrame, word: str) -> Flags:
-    """Return True for rows whose kernel has a word in its name."""
+    """Return a mask of the rows whose kernel name (column ``kernel_source``) contains ``word``."""
     return text(frame, "kernel_source").str.contains(word, case=False, regex=False).to_numpy(dtype=bool)
 
 
 def _layer_weights(sizes: Array, kind: npt.NDArray[Any], heads: Array, key_heads: Array) -> tuple[Array, Array]:
-    """Count the weights of a layer on a rank: of its attention, and of its indexer."""
+    """Count the weights of a layer on one rank: (of the attention, of the indexer), shape (rows,) each."""
     hidden, q_rank, query, value, index_heads, _, all_heads, groups = sizes
     up, grouped = q_rank * heads * query, kind == "msa"
     attended = np.select(
@@ -199,7 +210,7 @@ def _layer_weights(sizes: Array, kind: npt.NDArray[Any], heads: Array, key_heads
 
 
 def _work(frame: pd.DataFrame) -> SparseWork:
-    """Return the work of each row by the sizes of its network; a row of one part has the work of that part."""
+    """Return FLOP and bytes of each row from the sizes of its network; a row of one part has only that part's."""
     named = [_sizes_of(model) or NETWORKS["V3.2"] for model in text(frame, "model")]
     sizes = np.array(named, dtype=np.float64).T
     hidden, q_rank, query, value, index_heads, top_k, all_heads, _ = sizes
@@ -291,7 +302,7 @@ L2_RATE = (40.0, 8.0)
 
 
 class AttentionTable(TableKind[DeviceFigures]):
-    """Attention rows; families are ``attention.<kernel>.<phase>``."""
+    """Table of fused attention kernels, one timed call per row; families are ``attention.<kernel>.<phase>``."""
 
     name = "attention"
     header = frozenset({"phase", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "causal"})
@@ -306,10 +317,10 @@ class AttentionTable(TableKind[DeviceFigures]):
     host_parameters = ("launch_time",)
 
     def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
-        """Start values of a fit, and the parameters that stay fixed because rows of this kind do not determine them.
+        """Return start values of a fit and its fixed parameters, those that rows of this table do not determine.
 
-        Energies and the share of L2 follow from the silicon; what decode of the same kernel told of L2 holds for
-        prefill, which is fitted after it.
+        Energies and the share of traffic that L2 serves follow from the silicon. Prefill is fitted after decode of the
+        same kernel and takes the L2 share from it.
         """
         _, kernel, phase = family.split(".")
         share, decode = surviving_share(figures), fitted.get((subject, f"attention.{kernel}.decode", stack))
@@ -377,7 +388,10 @@ def _kernel(frame: pd.DataFrame) -> pd.Series[str]:
 
 
 def _phase(frame: pd.DataFrame) -> pd.Series[str]:
-    """Return the phase of each row: a causal context of one token runs the decode kernel."""
+    """Return the phase of each row: ``decode``, ``encoder`` or ``prefill``.
+
+    A causal context with a single query token runs the decode kernel.
+    """
     phase, single = text(frame, "phase"), number(frame, "q_len") == 1
     decode = (phase == "generation") | ((phase == "context") & single)
     return pd.Series(np.select([decode, phase == "encoder"], ["decode", "encoder"], "prefill"), index=frame.index)

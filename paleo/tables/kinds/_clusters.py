@@ -54,8 +54,11 @@ PAUSE = 10.0
 
 
 def mtbf_of(row: Row) -> float:
-    """The mean time between failures of a row: as stated, else from its failures, else from the failure rate of its
-    nodes."""
+    """Return the mean time between failures of a row's run [s].
+
+    Taken from the row's cell, else from its period and number of failures, else from its nodes at the usual failure
+    rate.
+    """
     if has_value(row, "mtbf_s"):
         return float(row["mtbf_s"])
     if has_value(row, "period_s") and has_value(row, "failures"):
@@ -71,7 +74,10 @@ def mtbf_of(row: Row) -> float:
 
 
 def restart_of(row: Row) -> float:
-    """Seconds from a failure to the next new step."""
+    """Return the time from a failure to the first new training step after it [s].
+
+    Taken from the row's cell; hours if its notes tell of a restart by hand; else the usual restart with its load time.
+    """
     words = f"{row.get('run', '')} {row.get('notes', '')}".lower()
     if has_value(row, "restart_s"):
         return float(row["restart_s"])
@@ -81,7 +87,7 @@ def restart_of(row: Row) -> float:
 
 
 class LongRuns(QuantityTable):
-    """Rows of long runs; the measured quantity is goodput."""
+    """Table of long training runs, one per row; the measured value is goodput (share of time that trains) [-]."""
 
     name = "goodput"
     header = frozenset({"gpus", "mtbf_s", "interval_s", "goodput"})
@@ -90,7 +96,7 @@ class LongRuns(QuantityTable):
     measured_column = "goodput"
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """Predict the goodput of the row's run; the interval is that of the range of failure rates."""
+        """Predict the goodput of a row's run [-]; the interval spans the usual range of failure rates."""
         if REPEATED in str(row.get("notes", "")):
             raise SpecError("the run of another row by another count")
         mtbf, restart, save = (
@@ -114,8 +120,11 @@ STEPS.register("goodput")(LongRuns())
 
 
 def rank_means(*, ranks: int, mean: float, slowest: float, deviation: float) -> list[float]:
-    """Means of ranks of which the average, the slowest and the deviation are known: the others are spread as a normal
-    sample of what deviation the slowest leaves."""
+    """Return mean times of ``ranks`` ranks that agree with a known average, slowest rank and standard deviation.
+
+    The slowest rank is one of them. The others are spread like a normal sample whose deviation makes up the rest. Times
+    are in the unit of ``mean``.
+    """
     if ranks == 1:
         return [slowest]
     mean_of_others = (ranks * mean - slowest) / (ranks - 1)
@@ -126,8 +135,10 @@ def rank_means(*, ranks: int, mean: float, slowest: float, deviation: float) -> 
 
 
 class Stages(QuantityTable):
-    """Table of pipeline stages of traced jobs, one per row; the measured value is the mean over steps of its slowest
-    rank."""
+    """Table of pipeline stages of traced jobs, one per row.
+
+    The measured value is the mean over steps of the slowest rank's compute time [s].
+    """
 
     name = "stragglers"
     header = frozenset({"trace", "ranks", "persistent_sd_s", "independent_sd_s", "compute_max_s"})
@@ -136,7 +147,7 @@ class Stages(QuantityTable):
     measured_column = "compute_max_s"
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """Predict the expected maximum over the ranks; the baseline is their mean."""
+        """Predict the expected maximum of compute time over a row's ranks [s]; the baseline is their mean."""
         if not has_value(row, "ranks"):
             raise SpecError("ranks is not stated")
         ranks, mean = whole_cell(row, "ranks"), float(row["compute_mean_s"])
@@ -155,7 +166,10 @@ STEPS.register("stragglers")(Stages())
 
 
 class MeasuredNetwork(NamedTuple):
-    """A network of the catalog with its sizes, and the samples of an epoch where rows state epochs alone."""
+    """Network that a row measured: catalog name, sizes that differ from the catalog's, and samples of an epoch.
+
+    ``samples`` is needed for rows that state only the time of an epoch; None otherwise.
+    """
 
     name: str
     sizes: Mapping[str, int | float | str] = MappingProxyType({})
@@ -177,7 +191,7 @@ NETWORKS = {
 
 
 def network_of(row: Row) -> MeasuredNetwork:
-    """The network of a row; SpecError where the catalog has none."""
+    """Return the catalog's network for a row's ``model`` and ``dataset``; raise SpecError if it has none."""
     key = (str(row["model"]).strip().lower(), str(row.get("dataset", "")).strip().lower())
     if key not in NETWORKS:
         known = [" on ".join(pair) for pair in NETWORKS]
@@ -186,7 +200,7 @@ def network_of(row: Row) -> MeasuredNetwork:
 
 
 def seconds_of(row: Row) -> float | None:
-    """Time of an iteration that a row states, or what follows from that of an epoch."""
+    """Return the measured time of a training step of a row [s]: as stated, or from the time of an epoch; else None."""
     if has_value(row, "iteration_ms"):
         return _stated(row, "iteration_ms") * MILLISECOND
     samples = network_of(row).samples
@@ -207,7 +221,24 @@ def _stated(row: Row, key: str) -> float:
 
 
 def drawn(row: Row, prediction: Prediction, figures: PowerParameters | None = None) -> Power:
-    """Power of a predicted step under the row's limit, within the row's time of an iteration."""
+    """Predict the power that a board draws in a row's run, under the row's power limit.
+
+    If the row states a longer step time than predicted, the board idles for the rest (it waits for data).
+
+    Parameters
+    ----------
+    row : Row
+        Cells by column.
+    prediction : Prediction
+        Prediction of the row's step at the design power of its device.
+    figures : PowerParameters, optional
+        Power parameters to use instead of those of the device.
+
+    Returns
+    -------
+    Power
+        Power of the step, under the limit and spread over the row's step time.
+    """
     device = prediction.system.device
     unlimited = power(prediction, figures)
     if unlimited is None:
@@ -218,10 +249,11 @@ def drawn(row: Row, prediction: Prediction, figures: PowerParameters | None = No
 
 
 class PowerTable(QuantityTable):
-    """Mean watts of a board over an epoch, a run a row.
+    """Table of training runs, one per row; the measured value is the mean power of a board over an epoch [W].
 
-    A row that states the time of an iteration is asked for the watts of that time: what the network's kernels leave of
-    it, the board waits for data. The baseline is the limit itself, times one constant a device."""
+    If a row states its step time and that is longer than predicted, the board is taken to wait for data in the rest.
+    The baseline is the row's power limit times one constant per device.
+    """
 
     name = "power"
     header = frozenset({"model", "device", "batch_size", "power_limit_w", "average_power_w"})
@@ -230,11 +262,11 @@ class PowerTable(QuantityTable):
     measured_column = "average_power_w"
 
     def system(self, row: Row) -> System:
-        """Return a system of the device alone."""
+        """Return a system that consists of the row's device alone."""
         return load_system(str(row["device"]))
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """Predict the watts of the row's run under its power limit."""
+        """Predict the mean power of a board in a row's run under its power limit [W]."""
         prediction = self.prediction(row, software)
         watts, limit = drawn(row, prediction), float(row["power_limit_w"])
         device = prediction.system.device
@@ -244,7 +276,7 @@ class PowerTable(QuantityTable):
         )
 
     def prediction(self, row: Row, software: Software | None) -> Prediction:
-        """Predict the row's run at the design power of its device."""
+        """Predict the step of a row's run without its power limit, at the design power of the device."""
         network = network_of(row)
         system, stated = self.system(row), str(row.get("optimizer", "")).strip().lower()
         fp32 = re.search(r"\bfp32\b", str(row.get("notes", "")))
@@ -263,7 +295,7 @@ class PowerTable(QuantityTable):
 
 @lru_cache(maxsize=16)
 def _predicted(model: str, system: str, run: str) -> Prediction:
-    """Predict a step from names, cached for further power limits of the same run."""
+    """Predict a step from the names of model and system and the run as JSON; cached for rows that differ in limit."""
     return predict(load_model(model), load_system(system), Run.model_validate_json(run))
 
 
@@ -288,7 +320,7 @@ STEADY_SHARE = 0.98
 
 
 def workload_of(row: Row) -> tuple[str, str]:
-    """Workload and emulated accelerator by the words of a row; SpecError where it names none."""
+    """Return (workload, emulated accelerator) that a row of MLPerf Storage names; raise SpecError if it names none."""
     words = " ".join(str(row.get(key, "")) for key in ("workload", "emulated_device", "url_or_path")).lower()
     network = re.search("unet3d|resnet50|cosmoflow", words)
     device = re.search("h100|a100", words)
@@ -298,12 +330,11 @@ def workload_of(row: Row) -> tuple[str, str]:
 
 
 def fed_samples(*, workload: str, device: str, accelerators: float, read_rate: float | None = None) -> float:
-    """Samples per second of emulated accelerators: what they compute in the share of time that they are busy, and no
-    more than storage reads.
+    """Return the samples per second that emulated accelerators of MLPerf Storage take, bounded by what storage reads.
 
-    Submitters take as many accelerators as stay busy for the least share. So the share lies anywhere between that and
-    where another one would fit, (n + 1) / n of it: its mean is taken, and no more than the middle of the least share
-    and all of the time.
+    An accelerator must be busy for at least a stated share of time, and submitters add accelerators as long as it is.
+    So the share that was reached lies between the required one and (n + 1) / n of it. The mean of both is taken, but no
+    more than the middle of the required share and 1. ``read_rate`` is the rate of storage [byte/s]; None: no bound.
 
     >>> fed = [fed_samples(workload="unet3d", device="h100", accelerators=count) for count in (2, 10, 100)]
     >>> [round(rate / (count * 7 / 0.323), 3) for rate, count in zip(fed, (2, 10, 100))]
@@ -317,7 +348,7 @@ def fed_samples(*, workload: str, device: str, accelerators: float, read_rate: f
 
 
 class StorageRuns(QuantityTable):
-    """Table of runs that read training data, one per row; the measured value is samples per second."""
+    """Table of runs that read training data from storage, one per row; the measured value is samples per second."""
 
     name = "storage"
     header = frozenset({"workload", "accelerators", "utilization", "samples_per_s"})
@@ -326,7 +357,7 @@ class StorageRuns(QuantityTable):
     measured_column = "samples_per_s"
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """Predict samples per second; the baseline is one rate for each accelerator of all workloads."""
+        """Predict the samples per second of a row; the baseline is one constant rate per accelerator."""
         workload, device = workload_of(row)
         if not has_value(row, "accelerators"):
             raise SpecError("accelerators is blank")
@@ -349,7 +380,7 @@ MODES: dict[str, Mode] = {"sync": "sync", "async": "async", "memory": "memory"}
 
 
 def bytes_of(row: Row) -> float:
-    """Bytes of the checkpoint: as stated, else those of Adam's states in mixed precision."""
+    """Return the size of a row's checkpoint [byte]: as stated, else parameters times the bytes of Adam's states."""
     if has_value(row, "bytes"):
         return float(row["bytes"])
     if has_value(row, "parameters"):
@@ -358,7 +389,7 @@ def bytes_of(row: Row) -> float:
 
 
 class CheckpointSaves(QuantityTable):
-    """Table of saved checkpoints, one per row; the measured value is how long training stopped."""
+    """Table of checkpoint saves, one per row; the measured value is the time for which training stopped [s]."""
 
     name = "checkpoint"
     header = frozenset({"software", "storage", "mode", "processes", "save_s"})
@@ -367,7 +398,7 @@ class CheckpointSaves(QuantityTable):
     measured_column = "save_s"
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """Predict how long the row's checkpoint stops training; the baseline is its bytes at one rate."""
+        """Predict how long the save of a row stops training [s]; the baseline is its bytes at one constant rate."""
         total, mode = bytes_of(row), str(row["mode"])
         if mode not in MODES:
             raise SpecError(f"mode {mode!r} is none of {', '.join(MODES)}")
@@ -390,7 +421,7 @@ STEPS.register("checkpoint")(CheckpointSaves())
 
 
 class Startup(QuantityTable):
-    """Machines of one kind a row; the measured quantity is their mean time to boot."""
+    """Table of rented machine types, one per row; the measured value is the mean time to boot [s]."""
 
     name = "startup"
     header = frozenset({"preemptible", "machines", "boot_s"})
@@ -399,8 +430,7 @@ class Startup(QuantityTable):
     measured_column = "boot_s"
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """Predict the startup time under the terms on which the machine is rented; the baseline is one number for
-        all."""
+        """Predict the time to boot of a row's machine, on demand or preemptible [s]; the baseline is one constant."""
         spot = has_value(row, "preemptible") and float(row["preemptible"]) > 0
         boot = SPOT_BOOT if spot else ON_DEMAND_BOOT
         return Step(boot.seconds, boot.low, boot.high, 1.0, str(row.get("device") or "-"), "spot" if spot else "kept")

@@ -59,7 +59,11 @@ LARGEST = {"vllm": 2.0**22, "sglang": 2.0**23, "sglang-0.5.14": 2.0**24, "trtllm
 
 
 class CollectiveTable(TableKind[System]):
-    """``op`` over ``ranks``, ``ranks_per_node`` of them neighbours; ``bytes`` = nccl-tests' size."""
+    """Table of collective operations (NCCL and custom kernels), one timed operation per row.
+
+    ``op`` runs over ``ranks`` ranks, ``ranks_per_node`` of them on each node; ``bytes`` is the size that nccl-tests
+    prints (the full tensor).
+    """
 
     name = "collective"
     header = frozenset({"source", "system", "library", "op", "dtype", "ranks", "ranks_per_node", "bytes", "time_us"})
@@ -78,7 +82,10 @@ class CollectiveTable(TableKind[System]):
     def start(
         self, family: str, stack: str, figures: System
     ) -> tuple[NcclParameters | ExchangeParameters | FabricParameters | CustomParameters, tuple[str, ...]]:
-        """Start values of a fit, and the parameters that stay fixed because rows of this kind do not determine them."""
+        """Return (start values, names of fixed parameters) of a fit of a family to rows of this table.
+
+        Parameters stay fixed if these rows do not determine them.
+        """
         if family == "collective.custom":
             engine, _, mode = stack.rpartition("-")
             eager = mode == "eager"
@@ -103,7 +110,10 @@ class CollectiveTable(TableKind[System]):
         return NcclParameters(skew=skew), fixed
 
     def fit_plan(self, subject: str, family: str, stack: str, figures: System, fitted: Fitted) -> FitPlan:
-        """Plan a fit as ``start`` says; stacks with a few rows take all but one parameter from the plain one."""
+        """Return the settings of a fit, with the start values and fixed parameters of `start`.
+
+        Stacks with few rows (`SINGLE_SIZE`) fit one parameter; all others keep the values fitted to back-to-back rows.
+        """
         if stack in SINGLE_SIZE:
             plain = fitted.get((subject, family, "back-to-back"), self.start(family, "back-to-back", figures)[0])
             names = [field.name for field in fields(plain)]
@@ -116,15 +126,15 @@ class CollectiveTable(TableKind[System]):
         return FitPlan(start, fixed=fixed)
 
     def figures(self, subject: str, dtype: str, compute: str) -> System:
-        """Return the system of that name."""
+        """Return the catalog's system named ``subject``; collectives are predicted from its links."""
         return load_system(subject)
 
     def traits(self, figures: System) -> tuple[str, str, str]:
-        """Name, the devices' architecture, and what joins the devices of a node."""
+        """Return the keys of a calibration: (system, architecture of its devices, kind of link within a node)."""
         return figures.name, figures.device.architecture, link_kind(figures)
 
     def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Replace the system of rows whose own times say that another one ran them."""
+        """Correct the system of rows whose measured times show that another system than the stated one ran them."""
         systems = text(frame, "system")
         libraries = text(frame, "library")
         for (system, library), other in OTHER_SERVERS.items():
@@ -132,7 +142,10 @@ class CollectiveTable(TableKind[System]):
         return frame.assign(system=systems)
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return why rows are refused: unknown operation or system, or a group that the system cannot hold."""
+        """Return for each row of this table why it cannot be modelled, or ''.
+
+        Reasons are an unknown operation or system, and more ranks than the system can hold.
+        """
         rows = list(
             zip(
                 text(frame, "system"),
@@ -147,10 +160,11 @@ class CollectiveTable(TableKind[System]):
         return pd.Series([_reason(*row[:4], row[4] > 0, row[5]) for row in rows], index=frame.index, dtype=object)
 
     def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Name how each row was timed. NCCL: kernel (duration on rank 0), back-to-back, or back-to-back/eager where an
-        engine calls it outside a graph; custom kernels: <engine>-graph or <engine>-eager.
+        """Return for each row of this table how it was timed.
 
-        The fabric between vidur's nodes is not documented, and kept apart from that of the system it names.
+        NCCL: ``kernel`` (duration on rank 0), ``back-to-back``, or ``back-to-back/eager`` if an engine calls it outside
+        a graph. Custom kernels: ``<engine>-graph`` or ``<engine>-eager``. vidur's multi-node rows are
+        ``kernel-unknown-fabric``, because the network between its nodes is not documented.
         """
         algorithm, library = text(frame, "algo"), text(frame, "library")
         mode = algorithm.str.lower().str.contains("eager").map({True: "eager", False: "graph"})
@@ -163,14 +177,18 @@ class CollectiveTable(TableKind[System]):
         return plain.where(~self._custom(frame), engine + "-" + mode)
 
     def family(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Name the family: collective.custom; collective.fabric across nodes; inside, collective.exchange or .nccl."""
+        """Return for each row of this table its family.
+
+        It is ``collective.custom`` for an engine's own kernels and ``collective.fabric`` for NCCL across nodes. Within
+        a node, NCCL's all-to-all and the like are ``collective.exchange``, all other operations ``collective.nccl``.
+        """
         crosses = self._crosses(frame)
         inside = np.where(text(frame, "op").isin(EXCHANGES), "collective.exchange", "collective.nccl")
         plain = np.where(crosses, "collective.fabric", inside)
         return pd.Series(np.where(self._custom(frame), "collective.custom", plain), index=frame.index, dtype=object)
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """Count the bytes that every rank sends, and no FLOP."""
+        """Count (FLOP, bytes) of the rows of this table: no FLOP, and the bytes that each rank sends."""
         factor = np.zeros(len(frame))
         operations, ranks = text(frame, "op").to_numpy(), number(frame, "ranks")
         for operation in OPERATIONS:
@@ -179,8 +197,7 @@ class CollectiveTable(TableKind[System]):
         return np.zeros(len(frame)), factor * number(frame, "bytes")
 
     def ideal_time(self, frame: pd.DataFrame, figures: System) -> Array:
-        """Compute the seconds of those bytes at the datasheet's bandwidth of the slowest level, for the one-constant
-        baseline."""
+        """Compute the time [s] of each row's bytes at datasheet bandwidth of the slowest link level, no latency."""
         links = self._links(frame, figures)
         slowest = np.full(len(frame), np.inf)
         for level in links.levels:
@@ -188,7 +205,7 @@ class CollectiveTable(TableKind[System]):
         return np.asarray(self.work(frame)[1] / slowest)
 
     def time(self, frame: pd.DataFrame, figures: System, parameters: Any) -> Array:
-        """Predict the seconds of rows of one system, dtype, family and stack."""
+        """Predict the time [s] of rows of this table that share system, dtype, family and stack."""
         operations, payload = text(frame, "op").to_numpy(), number(frame, "bytes")
         adds = ~text(frame, "dtype").isin(NOT_IN_SWITCH).to_numpy()
         recent = ~text(frame, "library").str.startswith(EARLY_LIBRARIES).to_numpy()
@@ -211,14 +228,17 @@ class CollectiveTable(TableKind[System]):
         return seconds
 
     def _custom(self, frame: pd.DataFrame) -> pd.Series[bool]:
-        """Return True for rows that an engine's own kernels ran. They read the memory of other devices; where those
-        cannot be reached, or are many and joined by PCIe, NCCL does it."""
+        """Return True for rows that an engine's own collective kernels ran.
+
+        These kernels read the memory of other devices. Where that is impossible, or over PCIe with many ranks, NCCL
+        runs.
+        """
         ranks = zip(text(frame, "system"), number(frame, "ranks", 0.0), strict=True)
         reachable = pd.Series([count <= _most_ranks(name) for name, count in ranks], index=frame.index, dtype=bool)
         return text(frame, "algo").str.lower().str.startswith("custom") & reachable
 
     def _crosses(self, frame: pd.DataFrame) -> pd.Series[bool]:
-        """Return True for groups that leave a node; machines of one NVLink domain count as one node."""
+        """Return True for rows whose group spans nodes; machines of one NVLink domain count as one node."""
         neighbours = number(frame, "ranks_per_node", np.inf)
         pairs = zip(text(frame, "system"), neighbours, strict=True)
         inside = pd.Series([_neighbours(name, count) for name, count in pairs], index=frame.index, dtype=np.float64)
@@ -232,7 +252,7 @@ class CollectiveTable(TableKind[System]):
 
 
 def _largest(engine: str, system: System) -> float:
-    """Return the largest payload of an engine's own kernels [bytes]; TensorRT-LLM's limit is lower before Hopper."""
+    """Return the largest payload for which an engine uses its own kernels [byte]; TensorRT-LLM's is lower on Ampere."""
     if engine == "trtllm" and system.device.architecture == "Ampere":
         return 2.0**20
     return LARGEST.get(engine, 2.0**23)
@@ -240,7 +260,7 @@ def _largest(engine: str, system: System) -> float:
 
 @cache
 def _most_ranks(system: str) -> float:
-    """Return the most ranks that an engine's own kernels join on a system."""
+    """Return the largest number of ranks for which an engine uses its own kernels on a system; inf without a limit."""
     try:
         joined = link_kind(load_system(system))
     except PaleoError:
@@ -265,8 +285,7 @@ def _engine(library: str) -> str:
 
 
 def _nccl(parameters: NcclParameters | ExchangeParameters | FabricParameters) -> Nccl:
-    """Return NCCL's choice of algorithms with the parameters of one family; only those of a node's own ranks are
-    added."""
+    """Return the NCCL model with the given parameters of one family, and defaults for the other families."""
     if isinstance(parameters, NcclParameters):
         return Nccl(inside=parameters)
     return Nccl(exchange=parameters) if isinstance(parameters, ExchangeParameters) else Nccl(between=parameters)
@@ -306,7 +325,7 @@ STEPS = {
 
 
 class ExpertExchanges(TableKind[DeviceFigures]):
-    """Table of exchanges of tokens with experts, one direction per row, by library and mode."""
+    """Table of MoE token exchanges (dispatch, combine, …), one timed direction per row, by library and mode."""
 
     name = "expert_exchange"
     header = frozenset({"mode", "step", "num_tokens", "hidden_size", "topk", "num_experts", "time_us"})
@@ -321,45 +340,51 @@ class ExpertExchanges(TableKind[DeviceFigures]):
     host_parameters = ("launch",)
 
     def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Add the number format of each row, which is that of tokens on the wire."""
+        """Move the rows' ``dtype`` (format of tokens on the wire) to column ``wire``, and set ``dtype`` to bf16."""
         return frame.assign(wire=text(frame, "dtype"), dtype="bf16")
 
     @by_words
     def unsupported(self, device: str, mode: str, step: str) -> str:
-        """Name exchanges that are unknown, and devices whose server is."""
+        """Return why a row of this table cannot be modelled (unknown server, mode or step), or ''."""
         if device not in SYSTEMS:
             return f"device {device!r}: its server is not known; expected {', '.join(SYSTEMS)}"
         return "" if step in STEPS.get(mode, ()) else f"mode {mode!r}, step {step!r}: not modelled"
 
     @by_words
     def stack(self, version: str) -> str:
-        """Tell rows of two clusters apart: DeepEP over nodes was timed on a cluster of its own."""
+        """Return ``graph/nodes`` for multi-node DeepEP rows of this table, else ``graph``.
+
+        These are two clusters, whose launch costs are fitted apart.
+        """
         return "graph/nodes" if version == "0.5.0" else "graph"
 
     @by_words
     def family(self, mode: str, step: str) -> str:
-        """Name the family of a row by mode and step."""
+        """Return the family ``exchange.<mode>.<step>`` of a row of this table."""
         return f"exchange.{mode}.{step}"
 
     def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
-        """Fit what a server shows: NICs where there are several nodes, single tokens where counts are all that is
-        sent."""
+        """Return the settings of a fit; parameters that a server's rows do not determine stay fixed.
+
+        Network parameters are fitted only where rows span nodes. ``prepare`` steps send token counts alone, and
+        determine the time per token but no bandwidth.
+        """
         nodes = () if subject.startswith("h100") and "deepep" in family else ("network", "spread", "hop")
         unseen = ("link", "copies") if family.endswith("prepare") else ("token",)
         return FitPlan(TokenExchangeParameters(), per_stack=("launch",), fixed=(*nodes, *unseen), starts=2, prior=0.2)
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """Count the bytes that a rank sends, and no FLOP."""
+        """Count (FLOP, bytes) of the rows of this table: no FLOP, and the bytes that one rank sends."""
         return np.zeros(len(frame)), _sent(frame)["inside"] + _sent(frame)["across"]
 
     def ideal_time(self, frame: pd.DataFrame, figures: DeviceFigures) -> Array:
-        """Compute the seconds of the bytes at the datasheet's bandwidth of links and NIC."""
+        """Compute the time [s] of each row's bytes at datasheet bandwidth: the slower of links and NIC, no latency."""
         sent, links = _sent(frame), _links(figures.name)
         wire = np.maximum(sent["linked"] / links.link_bandwidth, sent["across"] / links.nic_bandwidth)
         return np.maximum(wire, np.finfo(np.float64).tiny)
 
     def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: TokenExchangeParameters) -> Array:
-        """Predict the seconds of rows of one device, mode and step."""
+        """Predict the time [s] of rows of this table that share device, mode and step."""
         copying = np.where(
             text(frame, "step") == "dispatch",
             number(frame, "dispatch_sms", MULTIPROCESSORS), number(frame, "combine_sms", MULTIPROCESSORS),
@@ -380,7 +405,10 @@ def _nodes(frame: pd.DataFrame) -> Array:
 
 
 def _sent(frame: pd.DataFrame) -> dict[str, Array]:
-    """Count the bytes that a rank sends by destination; none where counts are exchanged before."""
+    """Count the bytes that one rank sends in each row, by destination (``inside``, ``linked``, ``across``).
+
+    Steps that exchange token counts alone send none.
+    """
     step = text(frame, "step").to_numpy(dtype=object)
     stated = (
         text(frame, "wire" if "wire" in frame.columns else "dtype")

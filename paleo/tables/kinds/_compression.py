@@ -72,7 +72,10 @@ FUSION_BUFFER = 64.0 * MEBIBYTE
 
 @dataclass(frozen=True, slots=True)
 class _Cluster:
-    """GPUs on nodes with a stated link each."""
+    """GPUs of a row's run: their number, GPUs per node, link and memory bandwidth [byte/s], and step time [s].
+
+    ``link`` is the bandwidth of a node's link, ``inside`` that within a node, ``memory`` that of a GPU's memory.
+    """
 
     gpus: float
     per_node: float
@@ -98,8 +101,10 @@ class _Cluster:
         return max(1.0, self.gpus / self.per_node)
 
     def seconds(self, message: Message) -> float:
-        """Compute the time of a ring over the nodes' links, or of an all-to-all in which only a node's own part stays
-        inside."""
+        """Compute the time of one collective message [s]: a ring over the nodes' links, or an all-to-all.
+
+        In an all-to-all only the part of a rank's own node stays inside the node.
+        """
         payload = float(np.asarray(message.payload))
         if self.gpus <= 1:
             return 0.0
@@ -112,13 +117,16 @@ class _Cluster:
         return max(inner, leaving * payload / self.link) + steps * self.step
 
     def coding(self, coding: Coding) -> float:
-        """Compute the time of the passes of coding, with a call for each tensor where tensors are coded one by one."""
+        """Compute the time of compressing and decompressing [s]: memory passes, and a call per singly coded tensor."""
         call = load_software("pytorch-eager").gradients.compression_call
         return float(coding.bytes) / self.memory + float(coding.tensor_calls) * call
 
 
 class CompressionSteps(QuantityTable):
-    """Table of runs with compressed gradients, one per row; the measured value is in the column that is filled."""
+    """Table of training runs with compressed gradients, one per row.
+
+    The measured value is that of the first filled column of `MEASURED`: step time, FLOP/s of a GPU, speed-up or ratio.
+    """
 
     name = "compression"
     header = frozenset({"compressor", "gpus", "gpus_per_node", "link_bytes_per_s", "speedup_over_1", "tflops_per_gpu"})
@@ -131,13 +139,13 @@ class CompressionSteps(QuantityTable):
     measured_columns = tuple(MEASURED)
 
     def measured(self, frame: pd.DataFrame) -> Array:
-        """Return the first filled column of `MEASURED`, in SI units."""
+        """Return for each row of this table the first filled column of `MEASURED`, in SI units; nan if none is."""
         stated = [(text(frame, name) != "").to_numpy() for name in MEASURED]
         values = [number_or_nan(frame, name) * unit for name, unit in MEASURED.items()]
         return np.asarray(np.select(stated, values, np.nan), dtype=np.float64)
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Predict row by row; runs on several nodes compute as the dense run of their family on one node does."""
+        """Predict the rows of this table; multi-node runs take their compute time from the dense run on one node."""
         known: dict[tuple[str, ...], float] = {}
         for row in row_dicts(frame):
             if row["compressor"] == "none":
@@ -147,11 +155,11 @@ class CompressionSteps(QuantityTable):
         return super().predict(frame)
 
     def system(self, row: Row) -> System:
-        """Return a system of one GPU of the row's device."""
+        """Return a system that consists of one GPU of the row's device."""
         return load_system(str(row["device"]))
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """Predict the quantity that the row states."""
+        """Predict the quantity that a row of this table measured: step time, FLOP/s, speed-up or a ratio."""
         cluster = _Cluster.of(row)
         if has_value(row, "tflops_per_gpu"):
             return _sharded(row)
@@ -168,7 +176,7 @@ class CompressionSteps(QuantityTable):
         return Step(value, value / 1.4, value * 1.4, value, str(row["device"]), "stated links and a predicted step")
 
     def _compute(self, row: Row) -> float:
-        """Predict the time of a step on one GPU [s]."""
+        """Return the time of a step on one GPU, without gradient exchange [s]."""
         named = (str(row["model_slug"]), {}) if has_value(row, "model_slug") else NETWORKS.get(str(row["model"]))
         if named is None:
             raise SpecError(f"model {row['model']!r} is not in the catalog")
@@ -181,13 +189,16 @@ class CompressionSteps(QuantityTable):
 
 
 def _family(row: Row) -> tuple[str, ...]:
-    """Return the columns that rows share whose compute time comes from one single-node run."""
+    """Return the cells that identify runs of one network on one cluster; they share the compute time of one node."""
     return tuple(str(row.get(name)) for name in ("source", "model", "batch_per_gpu", "link_bytes_per_s"))
 
 
 def _computed(row: Row) -> dict[tuple[str, ...], float]:
-    """Return the compute time of a single-node run by family: its step less its exchange; where only a rate is stated,
-    less the part of the exchange that the backward pass does not hide."""
+    """Return the compute time [s] of a single-node run, keyed by `_family`; {} if the row does not tell it.
+
+    It is the step time minus the exchange. If only a rate is stated, the part of the exchange that backward does not
+    hide is subtracted instead.
+    """
     if has_value(row, "step_s") and row["gpus"] == row["gpus_per_node"]:
         return {_family(row): float(row["step_s"]) - _seconds(row, _Cluster.of(row), 0.0)}
     if has_value(row, "samples_per_s") and not has_value(row, "step_s"):
@@ -198,7 +209,7 @@ def _computed(row: Row) -> dict[tuple[str, ...], float]:
 
 
 def _matrices(row: Row) -> float:
-    """Count the tensors of two dims or more: they are compressed, vectors are not."""
+    """Count the tensors of two or more dimensions in a row's network: these are compressed, vectors are not."""
     if not has_value(row, "model_slug"):
         return 1.0
     run = Run(gpus=1, batch=1, forward_only=True)
@@ -214,7 +225,17 @@ def _matrices(row: Row) -> float:
 
 
 def _seconds(row: Row, cluster: _Cluster, compute: float) -> float:
-    """Predict the step time: exchange overlaps the backward pass where the software has hooks, coding does not."""
+    """Predict the step time of a row's run [s]; backward hides the exchange if the software has hooks, but not coding.
+
+    Parameters
+    ----------
+    row : Row
+        Cells by column.
+    cluster : _Cluster
+        GPUs and links of the run.
+    compute : float
+        Time of a step without gradient exchange [s].
+    """
     gradient = SummedGradient(
         elements=_positive(row, "parameters"), tensors=1.0,
         matrices=_matrices(row) if str(row["compressor"]).startswith("dgc") else 1.0,
@@ -238,8 +259,7 @@ def _dtype(row: Row) -> str:
 
 
 def _sharded(row: Row) -> Step:
-    """Predict the model FLOP/s of a GPU for a language model with fully sharded parameters, with or without ZeRO++.
-    Activations are recomputed, as in DeepSpeed's example scripts."""
+    """Predict the model FLOP/s per GPU of a language model with ZeRO-3 or ZeRO++."""
     method = None if str(row["compressor"]) == "none" else str(row["compressor"])
     tokens, model = whole_cell(row, "tokens_per_gpu"), load_model("gpt2")
     parameters = _positive(row, "parameters")
@@ -263,7 +283,9 @@ def _sharded(row: Row) -> Step:
 
 
 def counted_flops(parameters: float, tokens: int) -> float:
-    """FLOP of a training step of one sequence of so many tokens, as Megatron-DeepSpeed counts them.
+    """Count the FLOP of a training step of one sequence as Megatron-DeepSpeed does.
+
+    ``parameters`` is the number of parameters, ``tokens`` the length of the sequence.
 
     >>> round(counted_flops(18e9, 1024) / TERA, 1)
     153.6
@@ -285,7 +307,7 @@ def _positive(row: Row, key: str) -> float:
 
 
 def _stack(parameters: float, tokens: int) -> dict[str, int]:
-    """Choose the sizes of a GPT of so many parameters: 12 width² in each of width / `WIDTH_OF_A_LAYER` layers."""
+    """Choose hidden size, layers and heads of a GPT with about ``parameters`` parameters (12 width² per layer)."""
     width = HEAD * max(1, round((WIDTH_OF_A_LAYER * parameters / 12.0) ** (1.0 / 3.0) / HEAD))
     layers = max(1, round(parameters / (12.0 * width**2)))
     return {"hidden": width, "layers": layers, "heads": width // HEAD, "seq": tokens, "positions": tokens}

@@ -55,7 +55,11 @@ JITTER = 0.02
 
 
 class ConsistencySteps(QuantityTable):
-    """Seconds of a worker's step, or between updates of the model where workers are asynchronous."""
+    """Table of data-parallel training under a consistency model (synchronous, asynchronous, …), one run per row.
+
+    The measured value is the step time of a worker [s]; for asynchronous runs the time between two updates of the
+    model.
+    """
 
     name = "consistency"
     header = frozenset({"consistency", "exchange", "workers", "one_worker_step_s", "updates_per_s"})
@@ -72,13 +76,16 @@ class ConsistencySteps(QuantityTable):
     measured_columns = ("updates_per_s", "step_s")
 
     def measured(self, frame: pd.DataFrame) -> Array:
-        """Return the seconds of a step; for asynchronous rows those between updates, where their rate is stated."""
+        """Return the measured step time of each row of this table [s].
+
+        For asynchronous rows that state a rate of updates it is the time between updates.
+        """
         steps, rates = (number_or_nan(frame, name) for name in ("step_s", "updates_per_s"))
         by_rate = ((text(frame, "consistency") == "async") & (text(frame, "updates_per_s") != "")).to_numpy()
         return np.where(by_rate, 1.0 / np.where(rates > 0, rates, np.nan), steps)
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Predict row by row; workers of several kinds take their steps from the rows of one kind."""
+        """Predict the rows of this table; a row with several kinds of workers takes step times from other rows."""
         steps = number_or_nan(frame, "one_worker_step_s")
         models, devices = (text(frame, "model"), text(frame, "device"))
         known = np.isfinite(steps) & (devices != "").to_numpy()
@@ -86,11 +93,11 @@ class ConsistencySteps(QuantityTable):
         return super().predict(frame)
 
     def system(self, row: Row) -> System:
-        """Return the system of one worker's device."""
+        """Return the system that consists of one worker's device."""
         return load_system(find_device(str(row["device"])).name)
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """Predict the step time under the row's consistency model."""
+        """Predict the step time under a row's consistency model, or the time between updates [s]."""
         if has_value(row, "worker_devices"):
             # Predict the seconds between updates of workers of several kinds around one server.
             kinds = re.findall(r"(\d+) x ([\w-]+)", str(row["worker_devices"]))
@@ -133,7 +140,7 @@ class ConsistencySteps(QuantityTable):
         return replace(work, all_reduce=exchange, hidden=hidden, neighbour=neighbour)
 
     def _compute(self, row: Row) -> float:
-        """Return a worker's step without exchange: as stated, or predicted where the network is in the catalog."""
+        """Return the time of a worker's step without exchange [s]: as stated, or predicted for known networks."""
         for column in ("one_worker_step_s", "compute_s"):
             if has_value(row, column):
                 return _number(row, column)
@@ -144,7 +151,17 @@ class ConsistencySteps(QuantityTable):
 
 
 def _step(seconds: float, ideal: float, subject: str) -> Step:
-    """Return a result with the interval of errors on rows that were not fitted: 9 of 10 were within 20 %."""
+    """Wrap a predicted time [s] with its 90 % interval: 9 of 10 rows that were not fitted were within 20 %.
+
+    Parameters
+    ----------
+    seconds : float
+        Predicted time [s].
+    ideal : float
+        Baseline time [s].
+    subject : str
+        Name of the device.
+    """
     return Step(seconds, seconds / 1.2, seconds * 1.2, ideal, subject, "one worker's step and the stated link")
 
 
@@ -153,7 +170,7 @@ def _asynchronous(row: Row) -> bool:
 
 
 def _model_name(row: Row) -> str:
-    """Name the row's consistency model, with the local steps that were really made in the measured window."""
+    """Return the row's consistency model, such as ``local:8``, with the measured steps per synchronisation."""
     stated = str(row["consistency"])
     name, _, _ = stated.partition(":")
     if name in ("local", "diloco") and has_value(row, "steps_measured") and has_value(row, "synchronisations"):
@@ -191,11 +208,24 @@ def _node_rate(row: Row) -> float:
 
 
 def _exchange(row: Row, workers: float, payload: float, tensors: float, alone: float) -> tuple[float, float]:
-    """Compute the time of one exchange of all gradients, and the part that a backward pass hides.
+    """Return (time of one exchange of all gradients, part of it that a backward pass can hide) [s].
 
-    A ring sends 2 (P − 1) / P of the payload through each node's link, a server on each node twice the payload; inside
-    a node the ring goes over NVLink or, without peer-to-peer, through host memory. Called once a tensor, or a bucket
-    where gradients are merged; what is merged by a schedule leaves nothing large for the last call.
+    A ring sends 2 (P - 1) / P of the payload through each node's link; a server on each node sends twice the payload.
+    Within a node the ring runs over NVLink or, without peer-to-peer access, through host memory. Each tensor is one
+    call, or each bucket where gradients are merged. Merging by a schedule leaves only a small last call.
+
+    Parameters
+    ----------
+    row : Row
+        Cells by column.
+    workers : float
+        Number of workers.
+    payload : float
+        Size of all gradients [byte].
+    tensors : float
+        Number of gradient tensors.
+    alone : float
+        Step time of one worker without exchange [s].
     """
     per_node = max(1, whole_cell(row, "gpus_per_node", 1))
     if workers <= 1:
@@ -219,7 +249,7 @@ def _exchange(row: Row, workers: float, payload: float, tensors: float, alone: f
 
 
 def _round_trips(row: Row) -> float:
-    """Compute the mean time for which workers wait for messages to a server in another region (in the east)."""
+    """Compute the mean time [s] that a worker waits for messages to and from a server in another region."""
     places = re.findall(r"(\d+) (\w+)", str(row.get("worker_regions") or ""))
     counts = [(int(count), REGION_SECONDS.get(place, 0.0)) for count, place in places]
     total = sum(count for count, _ in counts)
@@ -227,11 +257,11 @@ def _round_trips(row: Row) -> float:
 
 
 def _neighbour_seconds(row: Row, workers: float, payload: float) -> float:
-    """Compute the time in which a worker sends its parameters to its peer of a step.
+    """Compute the time [s] in which a worker sends its parameters to its peer of a gossip step.
 
-    One worker of a node at a time has its peer on another node, the others on their own: BlueFog's benchmark takes
-    inner-outer graphs on several nodes (topology_util, by memory), and eight messages at once would take longer over
-    the stated link than the steps that were measured. Where a node averages first one message a node leaves it, too.
+    One worker of a node at a time has its peer on another node: BlueFog's benchmark takes inner-outer graphs on several
+    nodes (topology_util, by memory), and eight messages at once would take longer than the measured steps. If a node
+    averages its parameters first, also one message leaves it. 0 if all workers are on one node.
     """
     if workers <= max(1, whole_cell(row, "gpus_per_node", 1)):
         return 0.0

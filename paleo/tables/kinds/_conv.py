@@ -66,8 +66,11 @@ class ConvolutionTable(TableKind[DeviceFigures]):
     host_parameters = ("launch",)
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return why rows are refused: unknown dtype or direction, no peak on the device, an empty output, or a
-        fallback kernel."""
+        """Return for each row of this table why it cannot be modelled, or ''.
+
+        Reasons are an unknown dtype or direction, a device without a peak for the dtype, an empty output, and a
+        convolution for which the library falls back to another kernel.
+        """
         dtypes = frozenset(ELEMENT_BYTES)
         out = by_arithmetic(frame, self.compute(frame), lambda *columns: unpriced_reason(*columns, dtypes))
         direction = text(frame, "direction")
@@ -84,34 +87,38 @@ class ConvolutionTable(TableKind[DeviceFigures]):
         return out.mask((out == "") & small, "an extent is below 1, or the filter exceeds the padded image")
 
     def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Name how each row was timed: eager or back-to-back, by source."""
+        """Return how each row of this table was timed, ``eager`` or ``back-to-back``, by its source."""
         return timing_keys(frame, text(frame, "source").map(lambda source: STACKS.get(source, "back-to-back")))
 
     def family(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Name the family: conv.int8 for integers, conv.tensor on tensor cores, conv.half for halves without; else
-        conv.vector."""
+        """Return the family of each row of this table.
+
+        It is ``conv.int8`` for integers, ``conv.tensor`` on tensor cores, ``conv.half`` for fp16 without them, else
+        ``conv.vector``.
+        """
         return by_arithmetic(frame, self.compute(frame), _family)
 
     def compute(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return the arithmetic that the row states; DeepBench's fp16 without a word is half precision on ordinary
-        cores."""
+        """Return the arithmetic unit of each row; DeepBench's fp16 rows that name none ran on ordinary cores."""
         return compute_unit_of(frame)
 
     def starts(self, family: str, figures: DeviceFigures) -> Sequence[ConvolutionParameters]:
-        """Return the start of a fit: the defaults, with the energy of the architecture."""
+        """Return the start values of a fit: the defaults, with the energy per FLOP of the device's architecture."""
         default = ConvolutionParameters()
         energy = ENERGY.get(figures.architecture, default.energy_per_flop)
         energy = energy / INTEGER_LANES if family == "conv.int8" else energy
         return (dataclasses.replace(default, energy_per_flop=energy),)
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """Count the FLOP of the direct method, and the bytes of each tensor once."""
+        """Count (FLOP, bytes) of the rows of this table: FLOP of direct convolution, and each tensor moved once."""
         shape = table_shape(frame)
         return shape.flops, shape.elements * element_bytes(frame)
 
     def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: ConvolutionParameters) -> Array:
-        """Predict the seconds of rows of one device, dtype, family and stack, by the fastest algorithm that the library
-        has."""
+        """Predict the time [s] of rows of this table that share device, dtype, family and stack.
+
+        The fastest algorithm that the row's cuDNN version offers is taken.
+        """
         costs = algorithm_costs(
             table_shape(frame), device=figures, parameters=parameters,
             element_bytes=element_bytes(frame), library=library_version(text(frame, "library")),
@@ -121,7 +128,7 @@ class ConvolutionTable(TableKind[DeviceFigures]):
 
 
 def table_shape(frame: pd.DataFrame) -> ConvolutionShape:
-    """Shapes of the rows; strides, dilation and groups are 1 and pads 0 where the table has no such column."""
+    """Return the convolution shapes of all rows; strides, dilation and groups default to 1 and pads to 0."""
     columns = (
         "n",
         "c",
@@ -154,12 +161,12 @@ def table_shape(frame: pd.DataFrame) -> ConvolutionShape:
 
 
 def element_bytes(frame: pd.DataFrame) -> Array:
-    """Bytes of a stored element of each row."""
+    """Return the bytes of one stored element in each row, shape (rows,); nan for unknown formats."""
     return text(frame, "dtype").map(lambda dtype: ELEMENT_BYTES.get(dtype, np.nan)).to_numpy(dtype=np.float64)
 
 
 def library_version(library: pd.Series[str]) -> Array:
-    """The cuDNN version that a text names, as major.minor; a present one where it names none.
+    """Return the cuDNN version that each text names, as major.minor; a recent one if it names none.
 
     >>> library_version(pd.Series(["cuDNN 7.6.2.24 (CUDA 10.1.243)", "PyTorch 2.1.0+cu121 (cuDNN 8.9.2)", ""])).tolist()
     [7.6, 8.9, 9.0]
@@ -197,7 +204,10 @@ STREAM_SHARE: Mapping[str, float] = {"GDDR": 0.76, "HBM": 0.88}
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """Convolutions of a framework: algorithms, library version, and calls of one image each."""
+    """How a framework runs convolutions: the algorithms that it uses and its cuDNN version.
+
+    ``image_by_image`` is True if it calls a kernel for each image of a batch.
+    """
 
     algorithms: Collection[str]
     library: float = OWN_KERNELS
@@ -215,7 +225,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
 
 
 class CnnLayersTable(TableKind[DeviceFigures]):
-    """Forward plus backward time of one layer a row."""
+    """Table of layers of convolutional networks, one per row; the measured value is forward plus backward time [s]."""
 
     name = "cnn_layers"
     header = frozenset(
@@ -230,17 +240,19 @@ class CnnLayersTable(TableKind[DeviceFigures]):
     measured_unit = MILLISECOND
 
     def measured(self, frame: pd.DataFrame) -> Array:
-        """Return the seconds of forward and backward together; nan unless above zero."""
+        """Return the measured forward plus backward time of each row of this table [s]; nan unless above zero."""
         total = number(frame, "forward_ms", 0.0) + number(frame, "backward_ms", 0.0)
         return np.where(total > 0, total, np.nan) * MILLISECOND
 
     def figures(self, subject: str, dtype: str, compute: str) -> DeviceFigures:
-        """Return the device's figures for fp32, in which all rows are."""
+        """Return the datasheet figures of a device for fp32, the format of all rows of this table."""
         return figures(find_device(subject), "fp32")
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return why rows are refused: layers without work, unknown types, shapes or frameworks, or another format than
-        fp32."""
+        """Return for each row of this table why it cannot be modelled, or ''.
+
+        Reasons are layers without work, unknown layer types, shapes or frameworks, and other formats than fp32.
+        """
         kind = text(frame, "layer_type")
         out = pd.Series("", index=frame.index, dtype=object)
         out = out.mask(
@@ -256,15 +268,18 @@ class CnnLayersTable(TableKind[DeviceFigures]):
         return out.mask((out == "") & (text(frame, "dtype", "fp32") != "fp32"), "only fp32 is modelled")
 
     def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return back-to-back: every row is a loop of one layer."""
+        """Return ``back-to-back`` for all rows of this table: each was timed in a loop of one layer."""
         return pd.Series("back-to-back", index=frame.index, dtype=object)
 
     def family(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return conv.vector for all rows: its bandwidth share prices the memory-bound layers too."""
+        """Return ``conv.vector`` for all rows; memory-bound layers use its share of the bandwidth, too."""
         return pd.Series("conv.vector", index=frame.index, dtype=object)
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """Count the FLOP of forward and both gradients by the direct method, and tensors once for each of them."""
+        """Count (FLOP, bytes) of the rows of this table, for the forward pass and both gradients.
+
+        FLOP are those of direct convolution; each pass moves each of its tensors once.
+        """
         products = text(frame, "layer_type").isin(CONVOLUTIONS).to_numpy()
         shape = layer_shape(frame, Direction.FORWARD)
         forward, backward = _moved(frame)
@@ -272,7 +287,7 @@ class CnnLayersTable(TableKind[DeviceFigures]):
         return np.where(products, 3.0 * shape.flops, 0.0), moved * element_bytes(frame)
 
     def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: ConvolutionParameters) -> Array:
-        """Predict the seconds of forward and backward of rows of one device."""
+        """Predict the forward plus backward time [s] of rows of this table that share a device."""
         forward, backward = _moved(frame)
         rate = STREAM_SHARE["GDDR" if figures.memory_kind.startswith("GDDR") else "HBM"] * figures.memory_bandwidth
         seconds = (forward + backward) * element_bytes(frame) / rate
@@ -285,7 +300,7 @@ class CnnLayersTable(TableKind[DeviceFigures]):
 
 
 def framework_of(frame: pd.DataFrame) -> pd.Series[str]:
-    """Key of FRAMEWORKS for each row, from its framework and cuDNN columns; '' where the kernels are none of those."""
+    """Return the key of `FRAMEWORKS` for each row, from its framework and cuDNN columns; '' if none matches."""
     framework, cudnn = text(frame, "framework").str.lower(), text(frame, "cudnn").str.lower()
     out = pd.Series("", index=frame.index, dtype=object)
     out = out.mask(framework.isin(["caffe", "torch-7", "theano"]) | framework.str.contains("convolutionmm"), "im2col")
@@ -297,7 +312,24 @@ def framework_of(frame: pd.DataFrame) -> pd.Series[str]:
 def convolution_layer_time(
     frame: pd.DataFrame, framework: Framework, figures: DeviceFigures, parameters: ConvolutionParameters
 ) -> Array:
-    """Seconds of forward, data gradient and filter gradient of convolution rows in one framework."""
+    """Predict the time [s] of forward, data gradient and filter gradient together, for rows of one framework.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Rows of convolutional and fully connected layers.
+    framework : Framework
+        Algorithms and library of the framework.
+    figures : DeviceFigures
+        Datasheet figures of the rows' device.
+    parameters : ConvolutionParameters
+        Calibrated parameters.
+
+    Returns
+    -------
+    ndarray, shape (rows,)
+        Times [s].
+    """
     images = _extents(frame, "input_shape")[:, 0] if framework.image_by_image else np.ones(len(frame))
     dense = (text(frame, "layer_type") == "InnerProduct").to_numpy()
     calls, total = np.where(dense, 1.0, images), np.zeros(len(frame))
@@ -311,8 +343,10 @@ def convolution_layer_time(
 
 
 def layer_shape(frame: pd.DataFrame, direction: Direction, calls: Array | float = 1.0) -> ConvolutionShape:
-    """Convolution shapes of the rows, the batch divided among ``calls``; an inner product is a 1 x 1 one over the
-    batch."""
+    """Return the convolution shapes of the rows, each with its batch divided by ``calls``.
+
+    A fully connected layer is a 1 x 1 convolution over the batch.
+    """
     n, c, h, w = _extents(frame, "input_shape").T
     k = _extents(frame, "output_shape")[:, 1]
     kernel = text(frame, "kernel", "1x1").str.extract(r"(\d+)\s*x\s*(\d+)").fillna("1").to_numpy(dtype=np.float64)
@@ -330,17 +364,20 @@ def layer_shape(frame: pd.DataFrame, direction: Direction, calls: Array | float 
 
 
 def _extents(frame: pd.DataFrame, column: str) -> Array:
-    """Read N, C, H, W of a shape such as 128x3x224x224; H = W = 1 where they are absent, nan where it is no shape."""
+    """Read (N, C, H, W) from texts such as 128x3x224x224, shape (rows, 4).
+
+    H = W = 1 where they are absent; nan where a text is no shape.
+    """
     sizes = text(frame, column).str.extract(r"^(\d+)x(\d+)(?:x(\d+)x(\d+))?$")
     return np.asarray(sizes.apply(pd.to_numeric).fillna({2: 1.0, 3: 1.0}), dtype=np.float64)
 
 
 def _moved(frame: pd.DataFrame) -> tuple[Array, Array]:
-    """Count the elements that forward and backward of a layer without products read and write.
+    """Count the elements that a memory-bound layer moves: (forward, backward), shape (rows,) each.
 
-    ReLU: input to output; input and output gradient to input gradient. Concat: a copy each way. Pooling forward reads
-    each row of a window anew (kernel / stride) and writes output and the winner's place; backward looks up gradient
-    and place of every window, (kernel / stride)^2, that an input element lies in.
+    ReLU reads input and writes output; backward reads input and output gradient. Concat copies each way. Pooling
+    forward reads each row of a window anew (kernel / stride), and writes the output and the position of the maximum.
+    Backward looks up gradient and position in each of the (kernel / stride)^2 windows that contain an input element.
     """
     inputs, outputs = (np.prod(_extents(frame, column), axis=1) for column in ("input_shape", "output_shape"))
     kernel = text(frame, "kernel", "1x1").str.extract(r"(\d+)\s*x")[0].fillna("1").to_numpy(dtype=np.float64)

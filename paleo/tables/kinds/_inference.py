@@ -29,11 +29,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A language benchmark: network, mean tokens of a prompt and of an answer, spreads, format of the weights.
+    """Language benchmark of MLPerf Inference: its network and the lengths of its samples [tokens].
 
-    Lengths are those of the benchmark's data set (OpenOrca, its mixtures, SQuAD, CNN/DailyMail); an answer of 0 tokens
-    is an encoder. Beams of a search are sequences that share the cache of their prompt, so that each has a part of it,
-    and the engine chooses among them after each token.
+    ``prompt`` and ``answer`` are mean lengths of the benchmark's data set (OpenOrca, its mixtures, SQuAD,
+    CNN/DailyMail); an answer of 0 tokens is an encoder. ``spread`` is the relative standard deviation of lengths;
+    ``weights`` the number format of the weights. ``beams`` is the width of beam search: beams are sequences that share
+    the KV cache of their prompt, and the engine chooses among them after each token.
 
     Notes
     -----
@@ -51,7 +52,11 @@ class Benchmark:
 
 @dataclass(frozen=True, slots=True)
 class ImageBenchmark:
-    """A benchmark without tokens: network, format of its weights, and the layers that submissions run as one kernel."""
+    """Benchmark of MLPerf Inference without tokens.
+
+    ``model`` is the network, ``weights`` the number format of its weights, ``fused`` the layers that submissions run as
+    one kernel.
+    """
 
     model: str
     weights: str
@@ -85,7 +90,7 @@ INTERVAL, DEGREES = (0.7, 1.4), (1, 2, 4, 8)
 
 
 def benchmark_of(row: Row) -> Benchmark | ImageBenchmark:
-    """Return the benchmark that a row runs; SpecError with the reason where it is not priced."""
+    """Return the benchmark that a row ran; raise SpecError with the reason if it cannot be modelled."""
     name = str(row["model"])
     if "MaxQ" in str(row.get("system_reported") or ""):
         raise SpecError("MaxQ: its power limit, below the one that is sold, is unknown")
@@ -98,9 +103,10 @@ def benchmark_of(row: Row) -> Benchmark | ImageBenchmark:
 
 
 def served_by(row: Row, weights: str) -> tuple[Engine, Formats]:
-    """Return the engine that a row names, TensorRT-LLM where it names none, and formats of weights and cache.
+    """Return the engine of a row and its number formats: (engine, formats of weights and KV cache).
 
-    NVIDIA's engine is built in the benchmark's narrow format; vLLM serves the checkpoint as it is published.
+    vLLM serves the checkpoint in bf16, as published. Without vLLM, the engine is TensorRT-LLM with ``weights`` as the
+    format of the weights and an fp8 cache. ``weights`` is the format of the benchmark's submissions, such as ``fp8``.
     """
     name, _, release = str(row.get("framework") or "").partition(" ")
     published = name.lower() == "vllm"
@@ -113,7 +119,10 @@ def served_by(row: Row, weights: str) -> tuple[Engine, Formats]:
 def replicas_of(
     model: str, device: str, engine: Engine, formats: Formats, gpus: int, length: float
 ) -> tuple[ReplicaLayout, ...]:
-    """Return the layouts of a box that hold the network, one for each degree of tensor parallelism."""
+    """Return the replica layouts of a machine whose memory holds the network, one per degree of tensor parallelism.
+
+    ``length`` is the number of tokens of a request that the KV cache must hold.
+    """
     system = system_of_device(device)
     fitting = []
     for degree in DEGREES:
@@ -132,7 +141,7 @@ def replicas_of(
 
 
 def answered(row: Row) -> float:
-    """Return the samples a second of all devices of a row, by the best degree of tensor parallelism."""
+    """Predict the samples per second of all devices of a row, with the best degree of tensor parallelism."""
     benchmark, gpus = benchmark_of(row), int(float(row["n_gpus"]))
     scenario = str(row["scenario"])
     if scenario not in ("offline", "server", "interactive"):
@@ -162,7 +171,9 @@ def _best(
 
 
 def _searched(plan: ServingPlan, beams: int, choice: float) -> float:
-    """Return the samples a second of a plan whose requests are beams; each replica chooses among these in series.
+    """Return the samples per second of a plan under beam search, where each sample is ``beams`` requests.
+
+    ``choice`` is the time of choosing among beams per request [s]; each replica does so between its iterations.
 
     >>> from types import SimpleNamespace
     >>> served = SimpleNamespace(requests_per_s=80.0, candidate=SimpleNamespace(replicas=2))
@@ -181,10 +192,10 @@ def _limit(row: Row, column: str) -> float | None:
 
 
 def _passed(row: Row, benchmark: Benchmark | ImageBenchmark, gpus: int, scenario: str) -> float:
-    """Samples a second of a network that answers in forward passes alone.
+    """Predict the samples per second of a network that answers with one forward pass (encoder, image, recommendation).
 
-    Numbers between the kernels of an encoder have eight bits, and sixteen where 99.9 % of the accuracy is asked; a
-    recommendation then multiplies in sixteen bits as well.
+    Activations between the kernels of an encoder have 8 bits, and 16 if 99.9 % of the accuracy is required. Then a
+    recommendation also multiplies in 16 bits.
     """
     system, formats = system_of_device(str(row["device"])), Formats(benchmark.weights)
     limit = None if scenario == "offline" else _limit(row, "latency_limit_s")
@@ -205,11 +216,11 @@ def _passed(row: Row, benchmark: Benchmark | ImageBenchmark, gpus: int, scenario
 
 
 def padding_time(model: ModelSpec, system: System, benchmark: Benchmark) -> float:
-    """Return the time that attention over padding adds to a sample of an encoder [s].
+    """Return the time that attention over padding adds to each sample of an encoder in the server scenario [s].
 
-    Offline, samples are sorted by length, so that a batch has nearly one length (MLPerf's rules allow it there). Those
-    of the server scenario come in any order, and a fused kernel that holds a whole sequence computes all of a batch as
-    long as the longest. Submissions on Ada show none of it.
+    Offline, MLPerf's rules allow sorting samples by length, so that a batch has nearly one length. In the server
+    scenario samples come in any order, and a fused kernel that holds a whole sequence computes each sample as long as
+    the longest. Only submissions on Hopper show this; 0 for other architectures.
 
     Parameters
     ----------
@@ -246,7 +257,7 @@ class InferenceRuns(StepTable):
     calibrates = False
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """Predict one row; the baseline is the peak of the devices."""
+        """Predict the samples per second of a row; the baseline is the peak FLOP/s of its devices."""
         if not has_value(row, "device") or not has_value(row, "n_gpus"):
             raise SpecError("device or n_gpus is blank")
         value, (low, high) = answered(row), INTERVAL
@@ -275,7 +286,7 @@ STEP_INTERVAL = (0.7, 1.5)
 
 
 def degrees_of(cell: object, names: tuple[str, ...]) -> dict[str, int]:
-    """Return the degrees of a layout such as ``[1,1,16,16,n/a]``; those that are not stated are 1.
+    """Parse the parallel degrees of a layout such as ``[1,1,16,16,n/a]`` in the order of ``names``; 1 if not stated.
 
     >>> degrees_of("[2,2,16,8,n/a]", ("tp", "cp", "ep", "pp", "vpp"))
     {'tp': 2, 'cp': 2, 'ep': 16, 'pp': 8, 'vpp': 1}
@@ -287,7 +298,10 @@ def degrees_of(cell: object, names: tuple[str, ...]) -> dict[str, int]:
 
 
 class LearningSteps(StepTable):
-    """Table of steps of reinforcement learning, one per row; the measured value is seconds."""
+    """Table of reinforcement-learning steps, one per row; the measured value is the step time [s].
+
+    A step generates rollouts with a serving engine and trains the policy on them.
+    """
 
     name = "rl_steps"
     header = frozenset({"algorithm", "policy", "generation_layout", "training_layout", "generation_batch", "step_s"})
@@ -300,7 +314,7 @@ class LearningSteps(StepTable):
     calibrates = False
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """Predict one step; the baseline is the FLOP of generation and training at the devices' peak."""
+        """Predict the time of a row's step [s]; the baseline is generated tokens per GPU."""
         from paleo.studies.reinforcement import LearningQuestion, best_step
 
         needed = ("system", "model", "n_gpus", "max_sequence", "mean_sequence", "training_batch", "generation_batch")

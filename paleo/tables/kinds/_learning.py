@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 
 
 def loss_of_row(row: Row) -> tuple[float, float, str]:
-    """Loss [nats], the residual of its law and the law's name. Rows that state batch and rate are of Step Law's data,
-    the others of Chinchilla's; constants of one do not hold for the other. SpecError where the rate is out of range."""
+    """Return (final loss [nat per token], residual of the loss law [-], name of the law) for a row's training run.
+
+    Rows that state batch and learning rate follow Step Law, all others Chinchilla; the constants of one do not hold for
+    the other's data. Raises SpecError if the learning rate is outside the law's range.
+    """
     size, tokens = float(row["parameters"]), float(row["tokens"])
     if not (has_value(row, "batch_tokens") and has_value(row, "learning_rate")):
         return float(CHINCHILLA.loss(size, tokens)), CHINCHILLA.residual, "chinchilla"
@@ -48,7 +51,7 @@ class Losses(QuantityTable):
     measured_column = "loss_nats"
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """The loss of the row's law; the baseline is one constant for all rows of a law."""
+        """Predict the final loss of a row by its law [nat per token]; the baseline is one constant per law."""
         loss, residual, law = loss_of_row(row)
         spread = 2.0 * residual * loss
         return Step(loss, loss - spread, loss + spread, 1.0, law, law)
@@ -62,7 +65,7 @@ LEARNED = 0.1
 
 
 class StaleRuns(QuantityTable):
-    """Table of asynchronous training runs, one per row; the measured value is the final accuracy."""
+    """Table of asynchronous training runs, one per row; the measured value is the final accuracy [-]."""
 
     name = "staleness_accuracy"
     header = frozenset({"consistency", "workers", "servers", "steps", "final_accuracy"})
@@ -71,7 +74,10 @@ class StaleRuns(QuantityTable):
     measured_column = "final_accuracy"
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """The accuracy by the law of the row's network; like workers are as many updates late as there are others."""
+        """Predict the final accuracy of a row by the law of its network [-].
+
+        With equal workers, an update is as many updates stale as there are other workers.
+        """
         law, network = RESNET32, f"{row['model']} on {row['dataset']}"
         if network != law.model or row["consistency"] != "async":
             raise SpecError(f"{network}, {row['consistency']}: no law of staleness; known is {law.model}, async")
@@ -94,8 +100,10 @@ POINT = ["benchmark", "global_batch_size", "samples_mean"]
 
 
 class ConvergencePoints(QuantityTable):
-    """Table of reference convergence points, one per row; the measured value is the mean number of samples to the
-    target."""
+    """Table of MLPerf reference convergence points, one per row.
+
+    The measured value is the mean number of samples to the target quality.
+    """
 
     name = "convergence"
     header = frozenset({"benchmark", "round", "global_batch_size", "samples_mean", "samples_std", "n"})
@@ -104,7 +112,7 @@ class ConvergencePoints(QuantityTable):
     measured_column = "samples_mean"
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Row by row; a point that a later round repeats counts once."""
+        """Predict the rows of this table; a point that a later round repeats is predicted once."""
         predictions = super().predict(frame)
         repeats = frame.duplicated(POINT).to_numpy()
         predictions.seconds[repeats] = math.nan
@@ -112,7 +120,10 @@ class ConvergencePoints(QuantityTable):
         return predictions
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """Samples by the law of the row's task; where the point is one of the law's, by its other points."""
+        """Predict the samples to the target of a row by the law of its task.
+
+        If the row's point is one of those that define the law, the law is taken without it.
+        """
         task, batch = task_of(str(row["benchmark"]), str(row["round"])), float(row["global_batch_size"])
         if task is None:
             raise SpecError(f"benchmark {row['benchmark']!r} has no task in the catalog")

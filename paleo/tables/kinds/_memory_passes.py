@@ -64,7 +64,7 @@ WARM_KERNELS = ("add", "rmsnorm")
 
 
 class ElementwiseTable(TableKind[DeviceFigures]):
-    """Rows of memory-bound kernels; families are ``memory.<kernel>``."""
+    """Table of memory-bound kernels, one timed call per row; families are ``memory.<kernel>``."""
 
     name = "elementwise"
     header = frozenset({"op", "shape", "bytes_moved"})
@@ -75,7 +75,10 @@ class ElementwiseTable(TableKind[DeviceFigures]):
     host_parameters = ("launch_time", "kernel_time", "host_overlap")
 
     def start(self, family: str, stack: str, figures: DeviceFigures) -> tuple[MemoryParameters, tuple[str, ...]]:
-        """Start values of a fit, and the parameters that stay fixed because rows of this kind do not determine them."""
+        """Return (start values, names of fixed parameters) of a fit of a family to rows of this table.
+
+        Parameters stay fixed if these rows do not determine them.
+        """
         plain, eager = family == "memory.elementwise", stack == "eager"
         streaming = streaming_fraction(
             memory_kind=figures.memory_kind, architecture=figures.architecture, inline_ecc=False
@@ -98,12 +101,12 @@ class ElementwiseTable(TableKind[DeviceFigures]):
         return start, ("host_overlap", "bandwidth_fraction", *(() if warmed else ("cache_fraction",)))
 
     def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
-        """Plan a fit of 900 sampled rows at most, from the parameters and with the fixed ones of ``start``."""
+        """Return the settings of a fit to at most 900 rows, with start values and fixed parameters of `start`."""
         start, fixed = self.start(family, stack, figures)
         return FitPlan(start, fixed=fixed, training_rows=900, prior=0.15)
 
     def figures(self, subject: str, dtype: str, compute: str) -> DeviceFigures:
-        """Return the device's figures for ordinary cores, whatever the rows store."""
+        """Return the datasheet figures of a device for fp32 on ordinary cores, whatever format the rows store."""
         return figures(find_device(subject), "fp32")
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
@@ -166,7 +169,10 @@ def _input_dtype(frame: pd.DataFrame) -> pd.Series[str]:
 
 
 def _shape(frame: pd.DataFrame) -> tuple[Array, Array]:
-    """Return the number of rows and their length: the product of all extents but the last, and the last."""
+    """Split each row's tensor shape into (number of vectors, length of a vector), shape (rows,) each.
+
+    The length is the last extent; the number is the product of all other extents.
+    """
     extents = text(frame, "shape").str.split("x")
     length = np.array(extents.str[-1], dtype=np.float64)
     total = np.array([np.prod([float(part) for part in parts]) for parts in extents], dtype=np.float64)
@@ -196,7 +202,7 @@ ABSENT = {
 
 
 class Scans(TableKind[DeviceFigures]):
-    """Recurrences of Mamba-2, gated delta nets and Kimi delta attention."""
+    """Table of recurrent scan kernels (Mamba-2, gated delta nets, Kimi delta attention), one timed call per row."""
 
     name = "scan"
     header = frozenset({"scan", "phase", "batch_size", "seq_len", "d_model", "kernel_source", "time_us"})
@@ -213,20 +219,23 @@ class Scans(TableKind[DeviceFigures]):
     host_parameters = ("launch", "host")
 
     def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Add the number format of all rows, bf16."""
+        """Add column ``dtype`` = bf16, the format of all rows of this table."""
         return frame.assign(dtype="bf16")
 
     @by_words
     def unsupported(self, device: str, kernel_source: str) -> str:
-        """Name kernels that are unknown."""
+        """Return why a row of this table cannot be modelled (unknown kernel or device), or ''."""
         if kernel_source in (*CHUNKS, *TOKENS) or kernel_source.startswith("causal_conv1d"):
             return unpriced_reason(device, "bf16", "", frozenset({"bf16"}))
         return f"kernel {kernel_source!r} is not modelled"
 
     @by_words
     def stack(self, kernel_source: str, library: str, version: str) -> str:
-        """Name how each row was timed: in graphs, but builds of vLLM before 0.24 issue convolutions of prompts one by
-        one, and launches of libraries from before Triton's convolutions take longer."""
+        """Return how a row of this table was timed, mostly ``graph``.
+
+        vLLM builds before 0.24 launch convolutions of prompts one by one. Libraries from before the Triton convolutions
+        have longer launches (``graph/early``).
+        """
         if not kernel_source.startswith("causal_conv1d"):
             return "graph"
         tiled = _tiled(library, version)
@@ -240,7 +249,7 @@ class Scans(TableKind[DeviceFigures]):
 
     @by_words
     def family(self, kernel_source: str, library: str, version: str, phase: str) -> str:
-        """Name the kernel of a row."""
+        """Return the family ``scan.<kernel>`` of a row of this table."""
         if not kernel_source.startswith("causal_conv1d"):
             return f"scan.{kernel_source}"
         if kernel_source.endswith("update"):
@@ -248,13 +257,13 @@ class Scans(TableKind[DeviceFigures]):
         return "scan.conv.triton" if library == "vllm" or _tiled(library, version) else "scan.conv.cuda"
 
     def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
-        """Fit what the formula of a family has."""
+        """Return the settings of a fit; parameters that the formula of the family does not have stay fixed."""
         kernel = family.split(".")[1]
         absent = ABSENT["conv" if kernel == "conv" else "chunks" if kernel in CHUNKS else "tokens"]
         return FitPlan(ScanParameters(), per_stack=("launch", "block"), fixed=absent, starts=3, prior=0.2)
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """Count the FLOP of chunks, and the bytes of tokens and states once."""
+        """Count (FLOP, bytes) of the rows of this table: FLOP of the chunks, and tokens and states moved once."""
         batch, length, heads, keys, values = _sizes(frame)
         convolved = text(frame, "kernel_source").str.startswith("causal_conv1d").to_numpy(dtype=bool)
         moved = batch * length * _token_bytes(frame) + 2.0 * STATE * batch * heads * keys * values
@@ -263,7 +272,7 @@ class Scans(TableKind[DeviceFigures]):
         return np.where(convolved, 0.0, flops), np.where(convolved, taps, moved)
 
     def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: ScanParameters) -> Array:
-        """Predict the seconds of rows of one device, kernel and stack."""
+        """Predict the time [s] of rows of this table that share device, kernel and stack."""
         if frame.empty:
             return np.zeros(0)
         batch, length, heads, keys, values = _sizes(frame)
@@ -283,7 +292,10 @@ class Scans(TableKind[DeviceFigures]):
 
 
 def _sizes(frame: pd.DataFrame) -> tuple[Array, Array, Array, Array, Array]:
-    """Return sequences, tokens, and heads, rows and columns of the state, for Mamba-2 or for delta rules."""
+    """Return (sequences, tokens per sequence, heads, rows of a head's state, columns of a head's state), (rows,) each.
+
+    Columns are read under the names of Mamba-2 or of the delta rules.
+    """
     heads = _either(frame, "num_v_heads", "nheads")
     keys, values = _either(frame, "head_k_dim", "d_state"), _either(frame, "head_v_dim", "head_dim")
     return number(frame, "batch_size"), number(frame, "seq_len"), heads, keys, values
@@ -294,14 +306,16 @@ def _either(frame: pd.DataFrame, delta: str, mamba: str) -> Array:
 
 
 def _token_bytes(frame: pd.DataFrame) -> Array:
-    """Count the bytes of a token: queries and keys of their groups, values and outputs of all heads."""
+    """Count the bytes of a token in each row: queries and keys of their groups, values and outputs of all heads."""
     _, _, heads, keys, values = _sizes(frame)
     return 2.0 * ELEMENT * (_either(frame, "num_k_heads", "n_groups") * keys + heads * values)
 
 
 def _channels(frame: pd.DataFrame) -> Array:
-    """Count the channels of queries, keys and values; of keys alone for gated delta nets from before Triton's
-    kernels."""
+    """Count the channels of the causal convolution in each row: those of queries, keys and values.
+
+    Gated delta nets in libraries from before the Triton kernels convolve keys alone.
+    """
     _, _, heads, keys, values = _sizes(frame)
     groups = _either(frame, "num_k_heads", "n_groups")
     columns = ("scan", "library", "version")

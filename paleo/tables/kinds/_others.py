@@ -53,8 +53,10 @@ APEX = "nvidia-apex"
 
 
 class OtherSteps(NetworkSteps):
-    """Table of training steps, one per row; batches are sequences or sentences, or tokens of sentences of the model's
-    own length."""
+    """Table of training steps of BERT, GNMT, Transformer and Transformer-XL, one per row; measured is the step time.
+
+    Batches count sequences or sentences, or tokens of sentences of the model's own length.
+    """
 
     name = "other_iterations"
     header = frozenset({"model", "task", "device", "n_gpus", "global_batch", "batch_unit", "iteration_ms"})
@@ -65,7 +67,7 @@ class OtherSteps(NetworkSteps):
     configuration = ("source", "system", "seq_len", "dtype", "grad_accum", "software", "framework", "notes")
 
     def network_step(self, row: Row, software: Software | None = None) -> Step:
-        """Predict the step of the row's run; raise SpecError for models that the catalog lacks."""
+        """Predict the training step of a row; raise SpecError if the catalog lacks its model."""
         name = _catalog_name(row)
         if name is None:
             known = {*MODELS, *names("models")}
@@ -77,15 +79,17 @@ class OtherSteps(NetworkSteps):
         return step_of_prediction(predict(model, system, self._run(row, model), software, self.calibration_of(system)))
 
     def measured(self, frame: pd.DataFrame) -> Array:
-        """Return the seconds of the step; where the row has a throughput in tokens alone, the tokens of its batch over
-        it."""
+        """Return the measured step time of each row of this table [s].
+
+        If a row states only a throughput in tokens, it is the tokens of the batch over that throughput.
+        """
         stated, columns = super().measured(frame), ("throughput", "seq_len", "global_batch")
         rate, lengths, batch = (number_or_nan(frame, column) for column in columns)
         tokens = np.array([_tokens(row, length) for row, length in zip(row_dicts(frame), lengths, strict=True)])
         return np.where(np.isfinite(stated), stated, tokens * batch / np.where(rate > 0, rate, np.nan))
 
     def unmeasured(self, row: Mapping[Any, Any]) -> str:
-        """Return why a row has no step time: a rate in tokens needs a network of the catalog."""
+        """Explain why a row has no measured step time; a throughput in tokens can be used for known networks only."""
         if has_value(row, "iteration_ms"):
             return super().unmeasured(row)
         if _catalog_name(row) is None:
@@ -119,9 +123,11 @@ def _is_number(cell: object) -> bool:
 
 
 def _tokens(row: Row, length: float) -> float:
-    """Tokens that a row's throughput counts in each unit of its batch: of a sample, those that the network's data set
-    has on average, else its ``length`` or that of the network; nan where it counts something else or the network is
-    not known."""
+    """Return the tokens per unit of a row's batch, for throughputs that are stated in tokens.
+
+    A sample has the mean tokens of the network's data set, else ``length`` tokens, else those of the network. nan if
+    the throughput counts something else or the network is not known.
+    """
     name = _catalog_name(row)
     if name is None or not str(row.get("throughput_unit", "")).startswith("tokens"):
         return float("nan")
@@ -133,13 +139,16 @@ def _tokens(row: Row, length: float) -> float:
 
 
 def _catalog_name(row: Mapping[Any, Any]) -> str | None:
-    """Return the catalog's name of a row's network; None where it has none."""
+    """Return the catalog name of a row's network, or None if the catalog lacks it."""
     stated = str(row["model"]).strip().lower()
     return MODELS.get(stated) or (stated if stated in names("models") else None)
 
 
 def _optimizer(row: Row) -> str:
-    """Return the optimizer of the scripts: LAMB for BERT and Transformer-XL, weight decay for fine-tuned BERT."""
+    """Return the optimizer of a row's training script.
+
+    It is LAMB for BERT and Transformer-XL, AdamW for fine-tuned BERT, else Adam.
+    """
     if "-xl" in str(row["model"]).lower():
         return "lamb"
     if not _is_bert(row):
@@ -156,7 +165,10 @@ def _is_tuning(row: Row) -> bool:
 
 
 def _sizes(row: Row) -> dict[str, int | float | str]:
-    """Return the parameters of a network: the length of sequences, and no words to guess where BERT is fine-tuned."""
+    """Return the sizes of a row's network that differ from the catalog's.
+
+    These are the sequence length, and 0 masked words in fine-tuning.
+    """
     stated: dict[str, int | float | str] = {"seq": whole_cell(row, "seq_len")} if has_value(row, "seq_len") else {}
     if _is_bert(row) and _is_tuning(row):
         usual = FINE_TUNING.get(str(row["model"]).strip().lower(), FINE_TUNING["bert"])
@@ -203,7 +215,7 @@ LIBRARY_OF_SOURCE = (("convnet-benchmarks Dec-2014", 1.0), ("convnet-benchmarks"
 
 
 def model_of(row: Row) -> str:
-    """The model of a row, in the variant that its harness or its own words say."""
+    """Return the catalog name of a row's model, in the variant that its benchmark script or its notes name."""
     slug = str(row["model_slug"])
     if "tf_cnn_benchmarks" in f"{row.get('framework', '')} {row.get('notes', '')}":
         variants = FIRST_RESNETS if EARLIER_PAGE in str(row.get("source", "")) else FIRST_RESNETS | WIDER_ALEXNET
@@ -212,14 +224,14 @@ def model_of(row: Row) -> str:
 
 
 def sizes_of(row: Row) -> dict[str, int | float | str]:
-    """Parameters of the model that a row states: the side of its images, where it is not the network's own."""
+    """Return ``{"resolution": side}`` if a row states another image side than its network has; else {}."""
     side = re.search(r"(\d+)x\1$", str(row.get("input_shape", "")).strip())
     usual = load_model(model_of(row)).params.get("resolution")
     return {"resolution": int(side.group(1))} if side and usual not in (None, int(side.group(1))) else {}
 
 
 def library_of(row: Row) -> float | None:
-    """The cuDNN release of a row: the stated one, else that of its framework's name, else that of its source's date."""
+    """Return the cuDNN release of a row (major.minor): as stated, by its framework's name, or by its source's date."""
     stated = cudnn_version(str(row.get("cudnn", "")))
     if stated is not None:
         return stated
@@ -231,7 +243,10 @@ def library_of(row: Row) -> float | None:
 
 
 def profile_of(row: Row) -> str:
-    """The software profile of a row. Caffe that names no cuDNN ran its own kernels; SpecError for OpenCL ones."""
+    """Return the name of the software profile of a row of convolutional networks.
+
+    Caffe without a cuDNN version ran its own kernels. Raises SpecError for OpenCL kernels.
+    """
     framework, cudnn = str(row.get("framework", "")).lower(), str(row.get("cudnn", "")).lower()
     if any(word in framework for word in OPENCL):
         raise SpecError(f"OpenCL kernels of {row['framework']} are not modelled")
@@ -246,14 +261,14 @@ def profile_of(row: Row) -> str:
 
 
 def profile_of_its_day(row: Row) -> str:
-    """Return the software profile of a row as `profile_of` does, in the release of the time of the measurement."""
+    """Return the software profile of a row as `profile_of` does, in the release current when it was measured."""
     source = str(row.get("source", ""))
     release = f" {CONTAINER_RELEASE}" if source.startswith(EXAMPLES) else ""
     return profile_at_release({**row, "source": source + release}, profile_of(row))
 
 
 def cudnn_version(text: str) -> float | None:
-    """The cuDNN release that a cell names: 5105, R4, v3, ``5.1 (CUDA 8.0)``; 1 for none; None where nothing is said.
+    """Parse the cuDNN release of a cell: 5105, R4, v3, ``5.1 (CUDA 8.0)``; 1.0 for "none"; None if nothing is said.
 
     A number as cudnnGetVersion gives it has the minor release in its hundreds.
 
@@ -275,12 +290,12 @@ def cudnn_version(text: str) -> float | None:
 
 
 def without_update(row: Row) -> bool:
-    """Return True if only forward and backward were timed."""
+    """Return True if a row's measured time covers forward and backward only, without the optimizer's update."""
     return WITHOUT_UPDATE in str(row.get("notes", ""))
 
 
 def microbatches_of(row: Row) -> int:
-    """Passes until the row's recipe updates the parameters."""
+    """Return the number of forward and backward passes after which a row's script updates the parameters."""
     slug = str(row["model_slug"])
     images = FIRST_BATCH * next((batches for word, batches in OPTIMIZER_BATCH if word in slug), 1)
     if ACCUMULATES not in str(row.get("notes", "")):
@@ -289,7 +304,7 @@ def microbatches_of(row: Row) -> int:
 
 
 def run_of(row: Row) -> Run:
-    """The run that a row of ``cnn_iterations`` describes; a row without an iteration time is its forward pass alone."""
+    """Translate a row of ``cnn_iterations`` into a `Run`; without an iteration time it is the forward pass only."""
     batch = float(row["batch_per_gpu"])
     if batch != int(batch) or batch < 1:
         raise SpecError(f"batch_per_gpu {row['batch_per_gpu']!r} is not a whole number")
@@ -307,12 +322,15 @@ def run_of(row: Row) -> Run:
 
 
 def _alone(frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Return True for rows that state no step: their forward pass alone was timed."""
+    """Return a mask of the rows that state no iteration time: only their forward pass was timed."""
     return np.asarray(text(frame, "iteration_ms") == "")
 
 
 class VisionSteps(NetworkSteps):
-    """Table of training steps of convolutional networks, one per row; of forward passes where only those were timed."""
+    """Table of training steps of convolutional networks, one per row; the measured value is the step time [s].
+
+    Rows without a step time are compared by the time of their forward pass.
+    """
 
     name = "cnn_iterations"
     header = frozenset({"model_slug", "device", "n_gpus", "batch_per_gpu", "framework", "iteration_ms"})
@@ -323,24 +341,27 @@ class VisionSteps(NetworkSteps):
     )
 
     def measured(self, frame: pd.DataFrame) -> Array:
-        """Return the seconds of the step; of the forward pass where the row has no step."""
+        """Return the measured time of each row of this table [s]: of the step, or of the forward pass alone."""
         return np.where(_alone(frame), number_or_nan(frame, "forward_ms") * MILLISECOND, super().measured(frame))
 
     def unmeasured(self, row: Mapping[Any, Any]) -> str:
-        """Return why a row has no measured time; one without a step is compared by its forward pass."""
+        """Explain why a row has no measured time, neither of the step nor of the forward pass."""
         if has_value(row, "iteration_ms") or not has_value(row, "forward_ms"):
             return super().unmeasured(row)
         return f"forward_ms {str(row['forward_ms'])[:40]!r} is not a number above zero"
 
     def profile(self, row: Row) -> str:
-        """Return the software profile of a row (`profile_of`); where there is none, what the row names."""
+        """Return the name of the software profile of a row: by `profile_of`, else by `software_of`."""
         try:
             return profile_of(row)
         except SpecError:
             return software_of(row)
 
     def curves(self, frame: pd.DataFrame) -> pd.DataFrame | None:
-        """Return whole steps by number of devices; notes say how weights are exchanged and where images come from."""
+        """Return the device count of each row (nan: forward only) and the columns that are equal within a curve.
+
+        Among these are the exchange of weights and the source of images, which the notes state.
+        """
         gpus, alone = number_or_nan(frame, "n_gpus"), _alone(frame)
         patterns = {"data": r"^(synthetic|real)", "exchange": r"variable_update[:=] ?([^;,]*)"}
         words = {name: text(frame, "notes").str.extract(pattern)[0].fillna("") for name, pattern in patterns.items()}
@@ -348,8 +369,10 @@ class VisionSteps(NetworkSteps):
         return pd.DataFrame({"gpus": np.where(alone, np.nan, gpus), **same, **words})
 
     def network_step(self, row: Row, software: Software | None = None) -> Step:
-        """Predict the step of the row's run, without the update where the harness left it out. Where gradients are
-        accumulated it is one pass with its share of the update."""
+        """Predict the step time of a row, without the optimizer's update if the measurement left it out.
+
+        With gradient accumulation it is one pass with its share of the update.
+        """
         system = self.system(row)
         prediction = predict(load_model(model_of(row)), system, run_of(row), software, self.calibration_of(system))
         # Compute the time of the update that a row's step does not include; at most so much that images still arrive

@@ -59,8 +59,11 @@ Grid = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, eq=False)
 class PairNetwork:
-    """Rates [byte/s] between ranks, (ranks, ranks); ranks of one ``group`` share their group's link to all others where
-    ``shared``."""
+    """Network described by the bandwidth between each pair of ranks.
+
+    ``rates`` [byte/s] and ``shared`` have shape (ranks, ranks), ``group`` shape (ranks,). Where ``shared`` is True, all
+    ranks of a group share one link to the others.
+    """
 
     rates: Array
     group: Grid
@@ -68,7 +71,7 @@ class PairNetwork:
 
     @classmethod
     def of(cls, rows: pd.DataFrame) -> PairNetwork:
-        """Return the network that describes a table's rows."""
+        """Build the network from the rows of ``placement_networks.csv`` that describe it (one pair of groups a row)."""
         ranks = int((rows["first_rank_a"] + rows["ranks_a"]).max())
         rates, shared = np.zeros((ranks, ranks)), np.zeros((ranks, ranks), dtype=bool)
         group = np.arange(ranks)
@@ -81,7 +84,20 @@ class PairNetwork:
         return cls(rates, group, shared)
 
     def seconds(self, source: Grid, target: Grid, size: float) -> Array:
-        """Compute the seconds of flows of ``size`` bytes that start together, shape (flows,)."""
+        """Compute the times of transfers that start together.
+
+        Parameters
+        ----------
+        source, target : ndarray of int, shape (flows,)
+            Sending and receiving rank of each transfer.
+        size : float
+            Size of each transfer [byte].
+
+        Returns
+        -------
+        ndarray, shape (flows,)
+            Times [s]; 0 if source and target are the same rank.
+        """
         rates, shared = self.rates[source, target], self.shared[source, target]
         out, into = self.group[source], self.group[target]
         ranks = len(self.group)
@@ -94,9 +110,12 @@ class PairNetwork:
 
 @dataclass(frozen=True, slots=True)
 class _Pipelines:
-    """Pipelines of a row: seconds in which a stage computes a microbatch, bytes that a rank sends over a boundary and
-    of its gradients, microbatches, stages, ranks that split tensors, and the share of its transfers that a stage waits
-    for."""
+    """Pipeline-parallel run of one row.
+
+    ``compute``: time in which a stage computes a microbatch [s]. ``boundary``: activations that a rank sends to the
+    next stage [byte]. ``gradient``: gradients of a rank [byte]. ``microbatches`` and ``stages``: numbers of them.
+    ``tensor``: tensor-parallel ranks. ``waits``: share of its transfers for which a stage waits [-].
+    """
 
     compute: float
     boundary: float
@@ -107,7 +126,7 @@ class _Pipelines:
     waits: float
 
     def step(self, network: PairNetwork, grid: Grid) -> float:
-        """Compute the step time of ranks that are placed as ``grid``, shape (stages, pipelines), says."""
+        """Compute the step time [s] with ranks placed as in ``grid``, shape (stages, pipelines)."""
         waited = np.zeros(grid.shape)
         for source, target in ((grid[:-1], grid[1:]), (grid[1:], grid[:-1])):
             seconds = network.seconds(source.ravel(), target.ravel(), self.boundary).reshape(source.shape)
@@ -117,8 +136,7 @@ class _Pipelines:
         return (self.microbatches + self.stages - 1) * passes + self.exchange(network, grid)
 
     def exchange(self, network: PairNetwork, grid: Grid) -> float:
-        """Compute the time in which all stages sum their gradients at once, each by a ring in the order of its
-        ranks."""
+        """Compute the time of all gradient all-reduces [s]; all stages run at once, each as a ring in rank order."""
         pipelines = grid.shape[1] // self.tensor
         if pipelines == 1:
             return 0.0
@@ -128,13 +146,15 @@ class _Pipelines:
 
 
 def _packed(ranks: int, shape: tuple[int, int]) -> Grid:
-    """Lay ranks in Megatron's order: pipelines are the outermost."""
+    """Return ranks in Megatron's order, (stages, pipelines); consecutive ranks belong to the same stage."""
     return np.arange(ranks).reshape(shape)
 
 
 def _scheduled(network: PairNetwork, work: _Pipelines, shape: tuple[int, int]) -> float:
-    """Compute the step time of the better of both orders of ranks, after swaps of two ranks that make the step
-    shorter."""
+    """Compute the step time [s] after a search for a good placement.
+
+    The search starts from the better of two orders of the ranks and keeps random swaps of two ranks that help.
+    """
     random, ranks = np.random.default_rng(0), shape[0] * shape[1]
     starts = (_packed(ranks, shape), _packed(ranks, shape[::-1]).T.copy())
     best = min(starts, key=lambda grid: work.step(network, grid)).ravel().copy()
@@ -149,7 +169,7 @@ def _scheduled(network: PairNetwork, work: _Pipelines, shape: tuple[int, int]) -
 
 
 def _random(network: PairNetwork, work: _Pipelines, shape: tuple[int, int]) -> float:
-    """Compute the mean step time over random placements."""
+    """Compute the mean step time over random placements of the ranks [s]."""
     random, ranks = np.random.default_rng(0), shape[0] * shape[1]
     draws = [random.permutation(ranks).reshape(shape) for _ in range(DRAWS)]
     return float(np.mean([work.step(network, grid) for grid in draws]))
@@ -163,7 +183,7 @@ ORDERS: Mapping[str, Callable[[PairNetwork, _Pipelines, tuple[int, int]], float]
 
 
 class PlacementSteps(QuantityTable):
-    """Table of training steps under several placements of ranks, one per row."""
+    """Table of training steps under several placements of ranks, one per row; measured is the step time [s]."""
 
     name = "placement"
     header = frozenset({"network", "order", "pp", "tp", "dp", "micro_batch", "step_s"})
@@ -172,7 +192,7 @@ class PlacementSteps(QuantityTable):
     measured_column = "step_s"
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Predict row by row, on the networks of the table beside this one."""
+        """Predict the rows of this table, on the networks that ``placement_networks.csv`` beside it describes."""
         path = Path(str(frame.attrs.get("path", ""))).parent / NETWORKS
         described = read_table(path) if is_file(path) else pd.DataFrame({"network": []})
         self._networks = {str(name): PairNetwork.of(rows) for name, rows in described.groupby("network")}
@@ -180,11 +200,11 @@ class PlacementSteps(QuantityTable):
         return super().predict(frame)
 
     def system(self, row: Row) -> System:
-        """Return the system of one rank's device."""
+        """Return the system that consists of one rank's device."""
         return load_system(str(row["device"]))
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """Predict the step time of a row."""
+        """Predict the step time of a row under its placement (``order``) of ranks [s]."""
         network, order = self._networks.get(str(row["network"])), str(row["order"])
         if network is None:
             raise SpecError(f"network {row['network']!r} is not described in a {NETWORKS} beside the table")
@@ -204,8 +224,11 @@ class PlacementSteps(QuantityTable):
 
 
 def _pipelines(row: Row, compute: float) -> _Pipelines:
-    """Count what the pipelines of a row send: of an activation half by each of the two ranks that split it, as Megatron
-    scatters it; and gradients of the first stage with the embedding."""
+    """Build the pipelines of a row, with the bytes that ranks send.
+
+    Each of two tensor-parallel ranks sends half of an activation, as Megatron scatters it. Gradients are those of the
+    first stage, with the embedding. ``compute`` is the time in which a stage computes a microbatch [s].
+    """
     stages, tensor, pipelines, micro = (whole_cell(row, name) for name in ("pp", "tp", "dp", "micro_batch"))
     hidden = whole_cell(row, "hidden")
     elements = 12.0 * hidden**2 * whole_cell(row, "layers") / stages + VOCABULARY * hidden
@@ -225,8 +248,10 @@ def _is_megatron(row: Row) -> bool:
 
 
 def _stage_seconds(row: Row, software: Software | None) -> tuple[float, float]:
-    """Compute the time in which a stage runs a microbatch (forward, recomputed and backward), as the step time that so
-    many more layers add; and that of its model FLOP at the peak."""
+    """Return the time of a microbatch on one stage (recomputation included), and that of its model FLOP at peak [s].
+
+    Both are differences between a network of twice the layers of a stage and one of a stage's layers.
+    """
     layers = whole_cell(row, "layers") // whole_cell(row, "pp")
     fewer, more = (_of_layers(row, count, software) for count in (layers, 2 * layers))
     seconds = [each.step_time - each.breakdown.optimizer for each in (fewer, more)]
@@ -234,7 +259,7 @@ def _stage_seconds(row: Row, software: Software | None) -> tuple[float, float]:
 
 
 def _of_layers(row: Row, layers: int, software: Software | None) -> Prediction:
-    """Predict a microbatch of so many layers on the ranks of one stage; PyTorch had no fused attention kernel then."""
+    """Predict a microbatch through ``layers`` layers on the ranks of one stage, without a fused attention kernel."""
     tensor, megatron, length = whole_cell(row, "tp"), _is_megatron(row), whole_cell(row, "seq_len")
     run = Run(
         gpus=tensor,
@@ -260,7 +285,7 @@ PEERS = ("rail-aligned", "cross-rail")
 
 
 class Rails(QuantityTable):
-    """Messages of one size between two nodes a row; the measured quantity is the rate of a GPU."""
+    """Table of messages between two nodes of a rail network, one per row; measured is a GPU's rate [byte/s]."""
 
     name = "rails"
     header = frozenset({"system", "ranks", "ranks_per_node", "peers", "message_bytes", "bytes_per_s_per_gpu"})
@@ -273,7 +298,7 @@ class Rails(QuantityTable):
         return load_system(str(row["system"]))
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """Predict the bytes per second of one GPU."""
+        """Predict the rate at which one GPU sends a row's message [byte/s]."""
         system, peers = self.system(row), str(row["peers"])
         if peers not in PEERS:
             raise SpecError(f"peers: {peers!r} is none of these; {near(peers, PEERS)}")
@@ -293,7 +318,19 @@ class Rails(QuantityTable):
 
 
 def _message_time(fabric: FabricParameters, peers: str, nodes: float, wire: float) -> float:
-    """Compute the time of a message that takes ``wire`` seconds at the datasheet's rate of a GPU's NICs."""
+    """Compute the time of a message that takes ``wire`` seconds at the datasheet rate of a GPU's NICs [s].
+
+    Parameters
+    ----------
+    fabric : FabricParameters
+        Calibrated parameters of the network between nodes.
+    peers : str
+        Whom each GPU sends to, such as ``rail-aligned``.
+    nodes : float
+        Number of nodes.
+    wire : float
+        Time of the message's bytes at the datasheet rate [s].
+    """
     if peers == "rail-aligned":
         return wire / fabric.send_fraction
     share = fabric.exchange_fraction * nodes**-fabric.congestion

@@ -60,7 +60,11 @@ PARTS = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Prediction of a run: the value of the measured quantity, and times by part [s]."""
+    """Prediction for one row of served requests.
+
+    ``value`` is the measured quantity of the row (tokens per second or a time [s]); ``ideal`` is its baseline, from the
+    bandwidth of the weights. ``parts`` holds further times by column name [s].
+    """
 
     value: float
     ideal: float
@@ -69,7 +73,7 @@ class Outcome:
 
 @cache
 def system_of_device(device: str) -> System:
-    """Return a system of the catalog with so many devices of a kind in a node: NVIDIA's own first."""
+    """Return a system of the catalog whose nodes have this device, NVIDIA's own servers (DGX) first."""
     known = systems_with(device)
     usual = [name for name in known if name.startswith("dgx")] or [name for name in known if "8" in name] or known
     return load_system(usual[0] if usual else device)
@@ -77,12 +81,15 @@ def system_of_device(device: str) -> System:
 
 @cache
 def prices_of(model: str, system: str, sharding: Sharding, formats: Formats, engine: Engine) -> Phases:
-    """Return the prices of a layout; kept, as many rows have the same."""
+    """Compute the tables of iteration times of a replica; cached, as many rows have the same layout."""
     return phases(load_model(model), load_system(system), sharding, formats, engine.kernels)
 
 
 def formats_of(row: Row) -> Formats:
-    """Return the formats that a row names, in its column or by its command; ModelOpt narrows the cache as well."""
+    """Return the number formats of weights and KV cache that a row states, in column ``dtype`` or in its command.
+
+    TensorRT-LLM with fp8 or fp4 weights has an fp8 cache as well.
+    """
     dtype = str(row.get("dtype") or "").lower() if has_value(row, "dtype") else ""
     if dtype in ("fp8", "fp4"):
         return Formats(dtype, "fp8" if str(row["engine"]) == "tensorrt-llm" else "bf16")
@@ -90,12 +97,12 @@ def formats_of(row: Row) -> Formats:
 
 
 def _command(row: Row) -> str:
-    """A command in one line, without quotes that do not close."""
+    """Return the launch command of a row in one line; '' if it states none."""
     return str(row.get("command") or "").replace("\\\n", " ") if has_value(row, "command") else ""
 
 
 def sharding_of(row: Row) -> Sharding:
-    """Return the division of a replica that a row states."""
+    """Return the parallel degrees of one replica, from a row's columns and its command."""
     stated = read_command(_command(row)).sharding
     tp = int(float(row["tp"])) if has_value(row, "tp") else int(float(row["n_gpus"]))
     pp = int(float(row["pp"])) if has_value(row, "pp") else 1
@@ -110,7 +117,7 @@ def sharding_of(row: Row) -> Sharding:
 
 
 def engine_of(row: Row, offline: bool) -> tuple[Engine, BatchLimit | None]:
-    """Return the engine at the row's release, and limits of its iterations that the row states."""
+    """Return (engine profile at the row's release, limits of its iterations that the row states or None)."""
     engine = engine_of_release(str(row["engine"]), str(row.get("engine_version") or ""))
     engine = engine.without(str(row.get("left_out") or ""))
     command = read_command(_command(row))
@@ -134,7 +141,10 @@ def _cell(row: Row, key: str) -> str | None:
 
 
 def layout_of(row: Row, offline: bool) -> ReplicaLayout:
-    """Return the replica that a row describes; SpecError where it is not modelled."""
+    """Return the replica layout that a row describes; raise SpecError with the reason if it cannot be modelled.
+
+    ``offline`` is True if requests come without an HTTP server.
+    """
     command = str(row.get("command") or "")
     reasons = [reason for word, reason in UNKNOWN.items() if word in command]
     if reasons:
@@ -160,7 +170,20 @@ def layout_of(row: Row, offline: bool) -> ReplicaLayout:
 
 
 def outcome_of(row: Row, trace: Requests | None = None) -> Outcome:
-    """Return the prediction of one row."""
+    """Predict one row by a simulation of its requests.
+
+    Parameters
+    ----------
+    row : Row
+        Cells by column.
+    trace : Requests, optional
+        Requests of the row's trace; without it, requests are drawn by the row's lengths and load.
+
+    Returns
+    -------
+    Outcome
+        Predicted value of the row's measured quantity, and further times.
+    """
     load = str(row["load"])
     offline = load == "all at once" and not has_value(row, "command")
     layout = layout_of(row, offline or load == "trace")
@@ -214,7 +237,7 @@ def _requests(lengths: Lengths, count: int, rate: float, *, constant: bool = Fal
 
 
 def _conversations(requests: Requests) -> Requests:
-    """Requests of ShareGPT: answers with an exponential distribution, cut as benchmarks cut them, means unchanged."""
+    """Give requests the lengths of ShareGPT: exponential answers, cut as benchmarks cut them, same means."""
     mean, random = float(requests.output.mean()), np.random.default_rng(2)
     prompts = _cut(requests.input, LONGEST_PROMPT)
     answers = _cut(random.exponential(mean, len(prompts)), LONGEST - prompts)
@@ -222,7 +245,7 @@ def _conversations(requests: Requests) -> Requests:
 
 
 def _cut(lengths: Array, longest: Array | float) -> Array:
-    """Whole lengths up to a bound, those below it stretched to keep the mean."""
+    """Cut lengths [tokens] at ``longest`` and stretch those below it, so that the mean stays; whole numbers."""
     cut = np.minimum(lengths, longest)
     return np.asarray(np.maximum(np.round(np.minimum(cut * lengths.mean() / cut.mean(), longest)), 1.0))
 
@@ -243,7 +266,7 @@ def _simulated(layout: ReplicaLayout, requests: Requests, users: int | None = No
 
 
 def _token_time(layout: ReplicaLayout) -> float:
-    """Seconds in which a device reads its weights: what one token takes at least."""
+    """Return the least time of a token [s]: a device reads its weights once at the datasheet's bandwidth."""
     # The memory bandwidth of the layout's device, as its state prices imply it [byte/s].
     states = layout.phases.state
     if states > 0:
@@ -266,7 +289,11 @@ def _parts(result: Simulated) -> dict[str, float]:
 
 
 class ServingRuns(StepTable):
-    """One run a row: output tokens a second, mean latency at a stated rate, or the time of a token."""
+    """Table of benchmark runs of serving engines, one per row.
+
+    The measured value is output tokens per second; mean latency [s] for runs at a stated rate or of a trace; else the
+    time per output token [s].
+    """
 
     name = "serving"
     header = frozenset({"engine", "load", "input_tokens", "output_tokens", "requests", "output_tokens_per_s"})
@@ -287,20 +314,24 @@ class ServingRuns(StepTable):
     left_out = ""
 
     def without(self, source: str) -> ServingRuns:
-        """Return the same kind of table, priced by engines as they would be without what a source suggests."""
+        """Return this kind of table, predicted with engine profiles that use no value taken from ``source``."""
         table = ServingRuns()
         table.left_out = source
         return table
 
     def measured(self, frame: pd.DataFrame) -> Array:
-        """Mean latency at a stated rate or of a trace, else output tokens a second, else the time of a token."""
+        """Return the measured value of each row of this table; nan unless above zero.
+
+        It is the mean latency [s] at a stated rate or of a trace, else output tokens per second, else the time of a
+        token [s].
+        """
         tokens, latency, token = (number_or_nan(frame, column) for column in self.measured_columns)
         timed = frame["load"].astype(str).isin(["constant rate", "trace", "overload"]).to_numpy()
         value = np.where(timed, latency, np.where(np.isfinite(tokens), tokens, token))
         return np.asarray(np.where(value > 0, value, np.nan))
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """Predict one row; the baseline is the reading of the weights at the device's bandwidth."""
+        """Predict the measured quantity of a row; the baseline reads the weights at datasheet bandwidth."""
         if not (has_value(row, "input_tokens") and has_value(row, "output_tokens")) and str(row["load"]) != "trace":
             raise SpecError("lengths are blank")
         outcome = self._outcome(row)
@@ -322,12 +353,16 @@ class ServingRuns(StepTable):
         return read_trace(folder / str(row["trace"]))
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Predict all rows; traces lie beside the table."""
+        """Predict the rows of this table; files with traces of requests lie in the folder of the table."""
         folder = str(Path(str(frame.attrs.get("path", "."))).parent)
         return super().predict(frame.assign(folder=folder, left_out=self.left_out))
 
     def parts(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
-        """Times to the first and of further tokens, and the last percentile of latency."""
+        """Return (predicted, measured) latencies beside the throughput by column, shape (rows,) each [s].
+
+        Columns are those of `PARTS`: times to first token, times per output token, and request latency, means and
+        percentiles.
+        """
         folder = str(Path(str(frame.attrs.get("path", "."))).parent)
         columns = {column: np.full(len(frame), np.nan) for column in PARTS}
         for index, row in enumerate(row_dicts(frame.assign(folder=folder))):

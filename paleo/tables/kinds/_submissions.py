@@ -55,7 +55,7 @@ HALF = "bf16"
 
 
 def task_of_row(row: Row) -> TrainingTask:
-    """The task of a row's benchmark and round; SpecError where the catalog has none."""
+    """Return the catalog's task for a row's benchmark and round of MLPerf; raise SpecError if it has none."""
     benchmark, name = str(row["benchmark"]).strip(), str(row["round"]).strip()
     task = task_of(benchmark, name)
     if task is None:
@@ -64,7 +64,7 @@ def task_of_row(row: Row) -> TrainingTask:
 
 
 def system_of_row(row: Row) -> System:
-    """The row's system with its devices, as many a node as the row has, and a fabric where it has several nodes."""
+    """Return the system of a submission, with the row's device and devices per node, and a network between nodes."""
     device, gpus, nodes = str(row["device"]), whole_cell(row, "n_gpus"), whole_cell(row, "nodes", 1)
     name = str(row["system"]) if has_value(row, "system") else DEFAULT_SYSTEMS.get(device, "pcie4-8gpu")
     name = LIKE_OTHERS.get(name, name)
@@ -90,9 +90,12 @@ def system_of_row(row: Row) -> System:
 
 
 def training_gpus(row: Row, rows: float, task: TrainingTask) -> tuple[int, dict[str, str]]:
-    """GPUs that train, and how. Where there are more than input ``rows`` of a batch and the row states no degrees, a
-    language model is spread over up to eight ranks by tensor parallelism, a volume over up to four neighbours (on TPUs
-    an image, too, and over up to 16); otherwise as many train as divide the batch, and the others evaluate."""
+    """Return (number of GPUs that train, options of the run that spread a sample over GPUs).
+
+    If a batch has fewer input ``rows`` than there are GPUs and the row states no degrees, some GPUs share a sample. A
+    language model takes up to eight tensor-parallel ranks, a volume up to four neighbours (TPUs: up to 16, also for
+    images). Otherwise as many GPUs train as divide the batch, and the others evaluate.
+    """
     gpus = whole_cell(row, "n_gpus")
     if rows >= gpus or any(has_value(row, axis) for axis in ("tp", "pp", "cp")):
         return gpus, {}
@@ -123,9 +126,11 @@ PAIRS = 4590101.0 / 566340.0
 
 
 def pairs_of(row: Row, column: str) -> float:
-    """A cell of samples, or of samples of a batch, in those of the task: the Transformer's batches count tokens on GPUs
-    and packed rows on TPUs, and samples that are fewer than an epoch count packed rows, too; on TPUs recommenders' logs
-    of v0.7 count evaluations for epochs. nan where it is empty."""
+    """Return a cell of samples, or of samples per batch, in the unit in which the task counts samples; nan if empty.
+
+    The Transformer's batches count tokens on GPUs and packed rows on TPUs; samples fewer than an epoch count packed
+    rows, too. Recommenders' logs of v0.7 on TPUs count evaluations in place of epochs.
+    """
     value = float(row[column]) if has_value(row, column) else float("nan")
     task = task_of_row(row)
     if task.model.startswith("dlrm") and on_tpu(row) and value > 2.0 * task.dataset_samples:
@@ -139,7 +144,7 @@ def pairs_of(row: Row, column: str) -> float:
 
 
 def switch(row: Row, key: str, default: bool) -> bool:
-    """A cell that says yes or no, in words or as a number.
+    """Read a cell that says yes or no, in words or as a number; ``default`` if it is empty.
 
     >>> switch({"sp": "True"}, "sp", False), switch({"sp": 0.0}, "sp", True), switch({}, "sp", True)
     (True, False, True)
@@ -148,8 +153,11 @@ def switch(row: Row, key: str, default: bool) -> bool:
 
 
 def strategy_of_row(row: Row, gpus: int, software: Software) -> str:
-    """Return the strategy of a row as `strategy_of` does, where the row states what each rank of data parallelism has,
-    and its optimizer and sequences in words; chunks of a pipeline stage that it does not state are one."""
+    """Return the strategy (such as ``tp=8,pp=4``) that a row states, in the form that `Run` takes.
+
+    The data-parallel degree is that which the other degrees leave of ``gpus``. The row states in words whether
+    optimizer and sequences are sharded. Virtual stages are 1 unless stated.
+    """
     product = math.prod(whole_cell(row, axis, 1) for axis in ("tp", "pp", "cp"))
     if gpus % product:
         raise PlanError(f"tp, pp and cp take {product} GPUs, which do not divide {gpus}")
@@ -160,7 +168,7 @@ def strategy_of_row(row: Row, gpus: int, software: Software) -> str:
 
 
 def options_of(row: Row, task: TrainingTask, gpus: int) -> dict[str, Any]:
-    """Options of the run that the row states: format, degrees, microbatch, recomputation."""
+    """Return the options that a row states, by field of `Run`: dtype, degrees, microbatch, recomputation."""
     options: dict[str, Any] = {}
     if on_tpu(row) or has_value(row, "dtype"):
         options["dtype"] = TPU_DTYPE if on_tpu(row) else str(row["dtype"])
@@ -179,7 +187,10 @@ DECIDING = (
 
 
 def target_of_row(row: Row, calibration: Calibration | None = None) -> TargetTime:
-    """The prediction of a row; PaleoError with the reason where it cannot be modelled. ``calibration``: a user's."""
+    """Predict the time to target of a submission; raise PaleoError with the reason if it cannot be modelled.
+
+    ``calibration`` is a user's own calibration; None uses the catalog's.
+    """
     cells = tuple((name, row[name]) for name in DECIDING if has_value(row, name))
     if not has_value(row, "dtype") and "deepspeed" in str(row.get("framework", "")).lower():
         cells = (*cells, ("dtype", HALF))
@@ -219,8 +230,9 @@ BENCHMARKS = {"resnet50-v1.5": "resnet", "ssd-resnet34": "ssd"}
 
 
 def submission_of(row: Row) -> Row | None:
-    """A row of a table of steps as a row of submissions; None where its source is no round of MLPerf Training or the
-    catalog has no task for its network.
+    """Convert a row of a table of steps to a row of a table of submissions.
+
+    None if its source is no round of MLPerf Training or the catalog has no task for its network.
 
     >>> row = {"source": "MLPerf Training v3.0, Dell", "model": "BERT", "device": "l40", "n_gpus": 2, "dtype": "fp16"}
     >>> submission_of({**row, "global_batch": 48})["global_batch"]  # two sequences are packed into a row
@@ -240,14 +252,14 @@ def submission_of(row: Row) -> Row | None:
 
 
 class NetworkSteps(StepTable):
-    """Tables of steps of networks, some of them from submissions to MLPerf Training."""
+    """Abstract base of tables of training steps, some rows of which are from submissions to MLPerf Training."""
 
     def system(self, row: Row) -> System:
         """Return the system of a row, as `system_of` finds it."""
         return system_of(row)
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """Return the step of a row as `network_step` does; of a submission, the step of its task."""
+        """Predict the step time of a row: by its task if it is a submission to MLPerf, else by `network_step`."""
         submission = submission_of(row)
         if submission is None:
             return self.network_step(row, software)
@@ -262,7 +274,7 @@ class NetworkSteps(StepTable):
 
     @abstractmethod
     def network_step(self, row: Row, software: Software | None = None) -> Step:
-        """The step of a row that is no submission."""
+        """Predict the step time of a row that is no submission to MLPerf."""
 
 
 #: Seconds of a minute.
@@ -270,9 +282,9 @@ MINUTE = 60.0
 
 
 class TrainingRuns(StepTable):
-    """Table of submissions to MLPerf Training, one per row; the measured value is minutes to target.
+    """Table of submissions to MLPerf Training, one per row; the measured value is the time to target [s].
 
-    Rows whose samples, batch, system and minutes repeat another's are copies of its logs and are counted once.
+    Rows whose samples, batch, system and minutes repeat another row's are copies of its logs and are counted once.
     """
 
     name = "training_runs"
@@ -294,15 +306,17 @@ class TrainingRuns(StepTable):
         return system_of_row(row)
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """Seconds to the target with their interval; the roofline is the FLOP of all samples at the peak."""
+        """Predict the time to target of a row [s]; the roofline is the FLOP of all samples at peak."""
         point = target_of_row(row, self.calibration_of(self.system(row)))
         low, high = point.interval
         ideal = ideal_seconds(point.prediction) * point.samples / point.global_batch
         return Step(point.seconds, low, high, ideal, point.prediction.system.device.name, point.task.name)
 
     def parts(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
-        """Predicted and measured seconds of a step, samples to the target and seconds of all evaluations, row by row;
-        nan where either is missing."""
+        """Return (predicted, measured) of ``step`` [s], ``samples`` to the target and ``evaluation`` (all of them) [s].
+
+        Arrays have shape (rows,); nan where either value is missing.
+        """
         points = [self._point(row) for row in row_dicts(frame)]
         measured = {
             "step": number_or_nan(frame, "step_ms") * MILLISECOND,
@@ -325,14 +339,14 @@ class TrainingRuns(StepTable):
             return None
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Predict rows as any table of steps does; copies of a run's log are told apart and left out."""
+        """Predict the rows of this table; copies of another row's log are left out with that reason."""
         predictions = super().predict(frame)
         predictions.reasons[copies(frame)] = "repeats the log of another row"
         return predictions
 
 
 def _samples(row: Row) -> float:
-    """Samples to the target as the task counts them; nan where they are not known."""
+    """Return a row's measured samples to the target, in the unit of its task; nan if not known."""
     try:
         return pairs_of(row, "samples_to_target")
     except (PaleoError, ValueError, KeyError):
@@ -340,7 +354,7 @@ def _samples(row: Row) -> float:
 
 
 def copies(frame: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Rows that repeat an earlier one's benchmark, round, device, count, batch, samples and minutes."""
+    """Return a mask of rows that repeat an earlier row's benchmark, round, device, count, samples and minutes."""
     same = ["benchmark", "round", "device", "n_gpus", "global_batch", "samples_to_target", "minutes_to_target"]
     known = [name for name in same if name in frame.columns]
     return frame.duplicated(known).to_numpy()
@@ -354,7 +368,7 @@ DTYPE = "fp16"
 
 
 def peaks(devices: pd.Series[str]) -> Array:
-    """Peak FLOP/s of each row's device; nan for devices that the catalog lacks."""
+    """Return the peak FLOP/s (fp16, else bf16) of each row's device; nan for devices that the catalog lacks."""
 
     def peak(name: str) -> float:
         try:
@@ -370,13 +384,30 @@ def peaks(devices: pd.Series[str]) -> Array:
 
 
 def _work(frame: pd.DataFrame) -> Array:
-    """Minutes x GPUs x peak of each row."""
+    """Return minutes x GPUs x peak FLOP/s of each row, a measure of the work of its run."""
     minutes, gpus = (frame[name].to_numpy(dtype=np.float64) for name in ("minutes_to_target", "n_gpus"))
     return np.asarray(minutes * gpus * peaks(frame["device"]))
 
 
 def scaled_best(frame: pd.DataFrame, other_rounds: pd.DataFrame, last: str) -> Array:
-    """The least device time of the round before (``last``), spread over each row's GPUs; nan without one."""
+    """Predict minutes to target from the best submission of the round before, a baseline.
+
+    The least minutes x GPUs x peak of that round is divided by each row's GPUs and peak.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Rows to predict.
+    other_rounds : DataFrame
+        Rows of other rounds of the same benchmark.
+    last : str
+        Name of the round before.
+
+    Returns
+    -------
+    ndarray, shape (rows,)
+        Minutes; nan if that round has no usable row.
+    """
     before = other_rounds[other_rounds["round"] == last]
     work = _work(before)
     least = np.nanmin(work) if np.isfinite(work).any() else np.nan
@@ -384,7 +415,23 @@ def scaled_best(frame: pd.DataFrame, other_rounds: pd.DataFrame, last: str) -> A
 
 
 def one_utilisation(frame: pd.DataFrame, other_rounds: pd.DataFrame) -> Array:
-    """The median device time of other rounds on the same device (on all, where it is new), over each row's GPUs."""
+    """Predict minutes to target with the median utilisation of other rounds on the same device, a baseline.
+
+    For a new device the median is over all devices. The median of minutes x GPUs x peak is divided by each row's GPUs
+    and peak.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Rows to predict.
+    other_rounds : DataFrame
+        Rows of other rounds of the same benchmark.
+
+    Returns
+    -------
+    ndarray, shape (rows,)
+        Minutes.
+    """
     work = pd.Series(_work(other_rounds), index=other_rounds.index)
     medians = work.groupby(other_rounds["device"]).median()
     chosen = frame["device"].map(medians).fillna(float(work.median())).to_numpy(dtype=np.float64)
@@ -392,7 +439,22 @@ def one_utilisation(frame: pd.DataFrame, other_rounds: pd.DataFrame) -> Array:
 
 
 def nearest(frame: pd.DataFrame, other_rounds: pd.DataFrame) -> Array:
-    """The submission of other rounds nearest in device first and then in count, its minutes scaled by GPUs and peak."""
+    """Predict minutes to target from the nearest submission of other rounds, scaled by GPUs and peak, a baseline.
+
+    Nearest is a row of the same device, and of these the one nearest in number of GPUs.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Rows to predict.
+    other_rounds : DataFrame
+        Rows of other rounds of the same benchmark.
+
+    Returns
+    -------
+    ndarray, shape (rows,)
+        Minutes; nan if no other row is usable.
+    """
     work, counts = _work(other_rounds), np.log(other_rounds["n_gpus"].to_numpy(dtype=np.float64))
     usable = np.isfinite(work)
     if not usable.any():
@@ -409,8 +471,18 @@ OTHER_DEVICE = 10.0
 
 
 def left_out_baselines(frame: pd.DataFrame) -> pd.DataFrame:
-    """The three baselines of every row from all other rounds, in minutes: ``scaled_best``, ``one_utilisation``,
-    ``nearest``; nan where its benchmark has no other round."""
+    """Predict each row by three baselines from all other rounds of its benchmark.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Submissions, one per row.
+
+    Returns
+    -------
+    DataFrame
+        Columns ``scaled_best``, ``one_utilisation`` and ``nearest``, in minutes; nan if a benchmark has no other round.
+    """
     rounds = sorted(frame["round"].unique())
     parts = [pd.DataFrame(columns=["scaled_best", "one_utilisation", "nearest"], dtype=np.float64)]
     for benchmark in frame["benchmark"].unique():
