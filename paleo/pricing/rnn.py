@@ -107,6 +107,7 @@ def fits_registers(*, weight_bytes: Number, device: DeviceFigures) -> Mask:
     Returns
     -------
     array-like of bool
+        True where they fit; the shape of `weight_bytes`.
 
     Examples
     --------

@@ -161,6 +161,11 @@ def _step(seconds: float, ideal: float, subject: str) -> Step:
         Baseline time [s].
     subject : str
         Name of the device.
+
+    Returns
+    -------
+    Step
+        Value with its interval.
     """
     return Step(seconds, seconds / 1.2, seconds * 1.2, ideal, subject, "one worker's step and the stated link")
 
