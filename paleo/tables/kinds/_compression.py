@@ -122,9 +122,9 @@ class _Cluster:
 
 
 class CompressionSteps(QuantityTable):
-    """Table of training runs with compressed gradients, one per row.
+    """Table of training runs with compressed gradients, one per row; measured is what the first filled column holds.
 
-    The measured value is that of the first filled column of `MEASURED`: step time, FLOP/s of a GPU, speed-up or ratio.
+    Columns are those of `MEASURED`: step time, FLOP/s of a GPU, speed-up over one GPU, or ratio to the dense run.
     """
 
     name = "compression"

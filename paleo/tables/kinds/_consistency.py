@@ -55,7 +55,7 @@ JITTER = 0.02
 
 
 class ConsistencySteps(QuantityTable):
-    """Table of data-parallel training under a consistency model (synchronous, asynchronous, …), one run per row.
+    """Table of data-parallel steps under a consistency model (synchronous, asynchronous, …), one run per row.
 
     The measured value is the step time of a worker [s]; for asynchronous runs the time between two updates of the
     model.
