@@ -360,13 +360,13 @@ def predictions(kind: PricedRows, rows: Sequence[Rows], parameters: Mapping[str,
 class Fit(Generic[P]):
     """A robust fit of bounded parameters to measured rows.
 
-    Every fit of this package is one of these: kernels, boards, links, software and the waiting of hosts differ in their
-    rows, parameters and in what prices a row.
+    Every fit of this package is one of these. Fits of kernels, boards, links, software and the waiting of hosts differ
+    in their rows, their parameters and the formula that predicts a row.
 
     Parameters
     ----------
     kind : PricedRows
-        Prices rows, and names the columns of a configuration.
+        Table kind that predicts the rows, and names the columns of a configuration.
     rows : sequence of Rows
         Measured rows, perhaps of several devices, formats and stacks.
     start : dataclass

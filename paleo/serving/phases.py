@@ -153,27 +153,27 @@ class Phases:
     Attributes
     ----------
     body, head : numpy.ndarray
-        Seconds of all layers and of head and sampling on the grid ``TOKENS``, shape (34,).
+        Time of all layers, and of output head and sampling, at each number of tokens in ``TOKENS`` [s], shape (34,).
     communication : numpy.ndarray
         The part of ``body`` that is collectives, shape (34,).
     decode : numpy.ndarray
-        Seconds of all layers' attention of one token a sequence, shape (sequences, cached tokens).
+        Attention time of decoding one token per sequence, all layers [s], shape (sequences, cached tokens).
     joint : numpy.ndarray
-        The same in iterations with prompts.
+        The same in iterations that also have prompts [s].
     prefill : numpy.ndarray
-        Seconds that a chunk adds, shape (chunk lengths, cached tokens before it).
+        Attention time that a prefill chunk adds [s], shape (chunk lengths, cached tokens before it).
     prefill_launch : float
-        Seconds of starting attention of chunks in all layers.
+        Time of launching attention of chunks in all layers [s].
     state : float
-        Seconds that each decoded sequence adds for recurrent states.
+        Time that each decoding sequence adds for recurrent states [s].
     stages : int
         Pipeline stages.
     hop : float
-        Seconds in which a token's features pass to the next stage, for each token.
+        Time in which a token's features pass to the next pipeline stage [s].
     lowered : Lowered
-        One rank's work.
+        Kernels and collectives of one rank.
     calibration : str
-        Origin of the prices.
+        Where the calibrated parameters of the times come from.
     kernels : EngineKernels
         Properties of the engine that determine them.
     """
