@@ -97,6 +97,7 @@ class Rows:
         Returns
         -------
         Rows
+            The kept rows, with the same figures and stack.
         """
         return Rows(self.frame.iloc[np.arange(len(self.frame))[mask]], self.figures, self.stack, self.measured[mask])
 
@@ -112,6 +113,7 @@ def count(rows: Iterable[Rows]) -> int:
     Returns
     -------
     int
+        Number of rows of all groups together.
     """
     return sum(len(group.measured) for group in rows)
 
@@ -241,6 +243,7 @@ def joined(frame: pd.DataFrame, columns: Sequence[str]) -> pd.Series[str]:
     Returns
     -------
     Series of str
+        One text per row, cells joined by ``|``.
     """
     return frame[list(columns)].astype(str).fillna("").agg("|".join, axis=1)
 
@@ -260,6 +263,7 @@ def sample(rows: Sequence[Rows], limit: int, seed: int) -> list[Rows]:
     Returns
     -------
     list of Rows
+        Groups with at most ``limit`` rows altogether.
     """
     generator, share = np.random.default_rng(seed), max(1, limit // max(1, len(rows)))
     return [
@@ -356,13 +360,13 @@ def predictions(kind: PricedRows, rows: Sequence[Rows], parameters: Mapping[str,
 class Fit(Generic[P]):
     """A robust fit of bounded parameters to measured rows.
 
-    Every fit of this package is one of these: kernels, boards, links, software and the waiting of hosts differ in their
-    rows, parameters and in what prices a row.
+    Every fit of this package is one of these. Fits of kernels, boards, links, software and the waiting of hosts differ
+    in their rows, their parameters and the formula that predicts a row.
 
     Parameters
     ----------
     kind : PricedRows
-        Prices rows, and names the columns of a configuration.
+        Table kind that predicts the rows, and names the columns of a configuration.
     rows : sequence of Rows
         Measured rows, perhaps of several devices, formats and stacks.
     start : dataclass
@@ -503,6 +507,7 @@ class SourceRows:
         Returns
         -------
         SourceRows
+            The same class with the kept rows.
         """
         names = [field.name for field in dataclasses.fields(self)]
         return dataclasses.replace(self, **{name: getattr(self, name)[rows] for name in names})
@@ -567,6 +572,7 @@ def optimiser(name: str) -> Any:
     Returns
     -------
     callable
+        The function ``scipy.optimize.<name>``.
 
     Raises
     ------
@@ -581,18 +587,19 @@ def optimiser(name: str) -> Any:
 
 
 def bounded(default: float, low: float, high: float, *, fitted: bool = True) -> Any:
-    """Declare a field that a fit to whole steps searches.
+    """Declare a parameter of a fit to whole steps, as a field of a dataclass.
 
     Parameters
     ----------
     default, low, high : float
-        Value where none is stated, and the bounds of the search, in SI.
+        Default value, and bounds of the search, in SI units.
     fitted : bool
-        False for a number that no fit moves unless it is named.
+        False for a parameter that is fitted only if the user names it.
 
     Returns
     -------
     dataclasses.Field
+        Field with its bounds in the metadata.
     """
     return dataclasses.field(default=default, metadata={"low": low, "high": high, "fitted": fitted})
 

@@ -66,7 +66,10 @@ class LinkParameters:
 
 
 class Number(NamedTuple):
-    """Fitted link parameter: the field ``leads`` of the calibration ``family``, and fields that scale along."""
+    """Link parameter that can be fitted: the field ``leads`` of the calibration ``family``.
+
+    Fields in ``follow`` are scaled by the same factor; ``meaning`` describes the parameter.
+    """
 
     family: str
     leads: str
@@ -205,6 +208,7 @@ def asked_for_links(file: str | Path, only: Sequence[str]) -> bool:
     Returns
     -------
     bool
+        True for tables of steps and names of systems, or for the name that means all of them.
 
     Raises
     ------
@@ -237,6 +241,7 @@ def link_jobs(files: Sequence[str | Path], only: Sequence[str], free: Sequence[s
     Returns
     -------
     list of LinkJob
+        One job per system.
 
     Raises
     ------
@@ -510,6 +515,7 @@ def link_entries(
     Yields
     ------
     Entry
+        One entry per link family, with the fitted values and those that scale along.
     """
     for family in dict.fromkeys(NUMBERS[name].family for name in moving):
         values: dict[str, float] = dataclasses.asdict(before[family].parameters)
@@ -545,6 +551,7 @@ def calibration(system: System, fitted: Iterator[Entry] | Sequence[Entry]) -> Ca
     Returns
     -------
     Calibration
+        Calibration of the system that holds these entries.
     """
     return Calibration(name=system.name, subject=system.name, entries=tuple(fitted))
 

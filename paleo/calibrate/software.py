@@ -75,6 +75,7 @@ class SoftwareParameters:
         Returns
         -------
         SoftwareParameters
+            Values of the profile, in SI units.
         """
         ratio = profile.host.backward / profile.host.forward if profile.host.forward else 1.0
         return cls(profile.host.forward, ratio, profile.overlap.contention, profile.slowdown_on(architecture))
@@ -145,6 +146,7 @@ class SoftwareJob:
         Returns
         -------
         Fit[SoftwareParameters]
+            The fit, not run yet.
         """
         columns = set(self.rows[0].frame.columns)
         kind = PricedSteps([name for name in CONFIGURATION if name in columns], _priced)
@@ -316,6 +318,7 @@ def software_text(profile: Software) -> str:
     Returns
     -------
     str
+        YAML text.
     """
     data: dict[str, Any] = profile.model_dump(exclude_defaults=True, exclude={"name"}, mode="json", by_alias=True)
     for name, group in data.items():
@@ -573,6 +576,7 @@ def fit_waiting(files: Sequence[str], kept_back: Sequence[str] = (), report: Rep
     Returns
     -------
     WaitingFitted
+        Fitted exponent, and its tests on each source left out.
 
     Raises
     ------

@@ -78,6 +78,7 @@ class Evidence(SourceRows):
         Returns
         -------
         Evidence
+            Errors and intervals of the kept rows.
         """
         figures: dict[str, Any] = {name: getattr(self.uncertainty, name)[..., rows] for name in FIGURES}
         return Evidence(self.sources[rows], self.errors[rows], Uncertainty(**figures, constants=False))
@@ -98,6 +99,7 @@ def step_errors(files: Sequence[str], report: Report = str) -> Evidence:
     Returns
     -------
     Evidence
+        One entry per step.
 
     Raises
     ------
@@ -133,6 +135,7 @@ def fitted_spreads(evidence: Evidence, level: float = _LEVEL) -> Spreads:
     Returns
     -------
     Spreads
+        Fitted constants.
     """
     errors, weights = np.log(np.maximum(np.abs(evidence.errors), _LEAST_ERROR)), evidence.weights
     start = np.log(np.array(astuple(Spreads())))
@@ -226,6 +229,7 @@ class SpreadsFitted:
         Returns
         -------
         Entry
+            Entry to write into a calibration file.
         """
         low, high = conformal_factors(np.exp(-self.known.errors))
         return entry_of_steps(
@@ -284,6 +288,7 @@ def fit_spreads(files: Sequence[str], report: Report = str, level: float = _LEVE
     Returns
     -------
     SpreadsFitted
+        Constants, and the share of each source's rows inside the intervals.
     """
     known = step_errors(files, report)
     report(f"spreads of {with_noun(len(known.errors), 'step')}")

@@ -54,6 +54,7 @@ def is_convergence(columns: Iterable[str]) -> bool:
     Returns
     -------
     bool
+        True if all columns of such a table are present.
     """
     return set(columns) >= HEADER
 
@@ -73,6 +74,7 @@ def points_of(task: TrainingTask, table: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
+        Rows of ``table`` that hold for the task.
     """
     task_points = table[table["benchmark"].isin(task.benchmarks)]
     chosen = (
@@ -106,6 +108,7 @@ def law_of_points(points: pd.DataFrame) -> ReferencePoints:
     Returns
     -------
     ReferencePoints
+        Law of samples to target by global batch.
     """
     noise = (points["samples_std"] / points["samples_mean"]).to_numpy(dtype=np.float64)
     pairs = list(zip(points["global_batch_size"].astype(float), points["samples_mean"].astype(float), strict=True))
@@ -124,6 +127,7 @@ def law_text(law: ReferencePoints) -> str:
     Returns
     -------
     str
+        YAML text of the block.
     """
     pairs = ", ".join(f"[{batch:g}, {samples:.0f}]" for batch, samples in sorted(law.points))
     critical = [] if law.critical_batch is None else [f"    critical_batch: {law.critical_batch:.1f}"]
@@ -155,6 +159,7 @@ def with_law(text: str, block: str) -> str:
     Returns
     -------
     str
+        The new text of the file.
     """
     return _replaced(text, "law", block)
 
@@ -451,7 +456,7 @@ def fit_samples(rows: list[Row], rounds: list[str], towards: str) -> Submissions
 
 
 def fit_evaluation(rows: list[Row], code: Code, rounds: list[str], towards: str) -> Evaluation:
-    """Fit the time of an evaluation, by weighted medians: as a multiple of its forward passes, or as fixed seconds.
+    """Fit the time of an evaluation, by weighted medians: a multiple of its forward passes plus fixed seconds.
 
     Rows whose evaluations are part of their steps count as zero.
 
@@ -469,7 +474,7 @@ def fit_evaluation(rows: list[Row], code: Code, rounds: list[str], towards: str)
     Returns
     -------
     Evaluation
-        With the multiple if that scatters less over rows than the seconds do.
+        With the mixture of both parts that scatters least over the rows.
     """
     evaluation = rows[0].point.task.evaluation
     fitted = [row for row in rows if row.evaluation >= 0 and row.evaluations > 0]
@@ -553,6 +558,7 @@ def fitted_task(task: TrainingTask, rows: list[Row], rounds: list[str], towards:
     Returns
     -------
     TrainingTask
+        Copy of the task with fitted values.
     """
     return _by_platform(task, rows, lambda known, kind_rows: _fitted(known, kind_rows, rounds, towards))
 
@@ -625,6 +631,7 @@ def is_of_tasks(columns: Iterable[str]) -> bool:
     Returns
     -------
     bool
+        True for tables that are fitted into task files.
     """
     names = set(columns)
     return is_convergence(names) or names >= TrainingRuns.header
@@ -879,6 +886,7 @@ def error_lines(submissions: pd.DataFrame) -> list[tuple[str, ...]]:
     Returns
     -------
     list of tuple of str
+        Cells of one line per group of submissions.
     """
     return [
         (str(name), f"{errors['rows']:,.0f}", *map(percent, errors[list(_SHARES)]))
@@ -923,6 +931,7 @@ def percent(share: float) -> str:
     Returns
     -------
     str
+        Text such as ``4.2 %``.
 
     Examples
     --------

@@ -120,6 +120,7 @@ class Coding:
         Returns
         -------
         Coding
+            Work whose fields are arrays of one shape.
         """
         return cls(*(np.asarray(a, np.float64) for a in np.broadcast_arrays(read, written, flops, launches, calls)))
 
@@ -172,6 +173,7 @@ class Compression(Protocol):
         Returns
         -------
         tuple of Message
+            Collectives with their payloads [byte].
         """
 
     def encode(self, gradient: SummedGradient) -> Coding:
@@ -185,6 +187,7 @@ class Compression(Protocol):
         Returns
         -------
         Coding
+            Bytes, FLOP and kernels of compressing.
         """
 
     def decode(self, gradient: SummedGradient) -> Coding:
@@ -198,6 +201,7 @@ class Compression(Protocol):
         Returns
         -------
         Coding
+            Bytes, FLOP and kernels of decompressing.
         """
 
     def state(self, gradient: SummedGradient) -> Array:
@@ -211,6 +215,7 @@ class Compression(Protocol):
         Returns
         -------
         ndarray
+            Memory [byte].
         """
 
 
@@ -229,6 +234,7 @@ def compression(text: str) -> Compression:
     Returns
     -------
     Compression
+        The method with its arguments.
 
     Raises
     ------
@@ -321,6 +327,7 @@ def number_argument(name: str, argument: str, meaning: str, least: float, most: 
     Returns
     -------
     float
+        The number, checked against its range.
 
     Raises
     ------

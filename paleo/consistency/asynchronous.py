@@ -196,6 +196,7 @@ class Asynchronous:
         Returns
         -------
         Cycle
+            Times [s], rates of updates [1/s] and staleness.
 
         Raises
         ------
@@ -330,6 +331,7 @@ class StaleSynchronous:
         Returns
         -------
         Cycle
+            Times [s], rates of updates [1/s] and staleness.
         """
         noise = windowed_waiting(workload.workers, workload.jitter, float(self.window))
         slow = expected_largest(workload.workers) * workload.persistent

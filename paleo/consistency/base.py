@@ -141,6 +141,7 @@ class Cycle:
         Returns
         -------
         Cycle
+            Cycle whose fields are arrays of one shape.
         """
         step = np.asarray(step, dtype=np.float64)
         figures = (
@@ -185,6 +186,7 @@ class Consistency(Protocol):
         Returns
         -------
         Cycle
+            Times [s], rates of updates [1/s] and staleness.
         """
 
 
@@ -203,6 +205,7 @@ def consistency(text: str) -> Consistency:
     Returns
     -------
     Consistency
+        The model with its argument.
 
     Raises
     ------
@@ -264,6 +267,7 @@ def count_argument(name: str, argument: str, meaning: str, least: int = 1, most:
     Returns
     -------
     int
+        The number, checked against its range.
 
     Raises
     ------
@@ -317,6 +321,7 @@ class BulkSynchronous:
         Returns
         -------
         Cycle
+            Times [s] and rates of updates [1/s]; the staleness is 0.
         """
         exposed = np.asarray(workload.all_reduce - np.minimum(workload.hidden, workload.all_reduce))
         step = workload.compute * (1.0 + workload.waiting) + exposed

@@ -63,6 +63,7 @@ class Parametric(LossLaw):
         Returns
         -------
         float
+            Number of training tokens.
 
         Raises
         ------
@@ -92,6 +93,7 @@ class Parametric(LossLaw):
         Returns
         -------
         float
+            Standard deviation of log(tokens) [-].
         """
         slope = self.beta * self.b / self.tokens(loss, parameters) ** self.beta
         return float(self.residual * loss / slope)

@@ -106,6 +106,7 @@ def kernel(name: str) -> AttentionKernel:
     Returns
     -------
     AttentionKernel
+        Properties of the kernel.
 
     Raises
     ------

@@ -158,6 +158,7 @@ class CollectivePolicy(Protocol):
         Returns
         -------
         list of Algorithm
+            Algorithms that these links can run.
         """
         ...
 
@@ -240,6 +241,7 @@ def algorithms_by_name(operation: str, links: GroupLinks, names: Sequence[str]) 
     Returns
     -------
     list of Algorithm
+        Algorithms in the order of ``names``.
 
     Raises
     ------
@@ -381,6 +383,7 @@ class Textbook:
         Returns
         -------
         list of Algorithm
+            Algorithms that these links can run.
         """
         known = (each for each in algorithms_for(operation) if each.belongs_to("textbook", operation))
         return [each for each in known if links.can_run(each, operation)]
@@ -402,6 +405,7 @@ class Textbook:
         Returns
         -------
         ndarray of bool
+            A single True.
         """
         return np.asarray(True)
 
@@ -486,6 +490,7 @@ class Nccl:
         Returns
         -------
         list of Algorithm
+            Algorithms that these links can run.
         """
         libraries = ("nccl", "xla") if "torus" in links.topologies else ("nccl",)
         known = (
@@ -857,6 +862,7 @@ class Fabric:
         Returns
         -------
         GroupLinks
+            Bandwidth and latency of each level for this group.
         """
         if (stride, ranks) not in self._links:
             links = group_links(self.system, stride=stride, size=ranks)

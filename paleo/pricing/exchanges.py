@@ -73,6 +73,7 @@ def exchange_links(system: System) -> ExchangeLinks:
     Returns
     -------
     ExchangeLinks
+        Bandwidths [byte/s].
     """
     inner, outer = system.levels[0], system.levels[-1]
     return ExchangeLinks(inner.unit_bandwidth, outer.unit_bandwidth / system.devices_per_node)

@@ -306,6 +306,7 @@ def pointwise_format(device: Device) -> str:
     Returns
     -------
     str
+        Number format, such as ``fp32``.
 
     Examples
     --------
@@ -336,6 +337,7 @@ def figures(device: Device, dtype: str, compute: str | None = None) -> DeviceFig
     Returns
     -------
     DeviceFigures
+        Peak FLOP/s, bandwidth, clock, caches, … in SI units.
 
     Raises
     ------
@@ -618,6 +620,7 @@ class FamilyPrices:
         Returns
         -------
         SourcedParameters[Any]
+            Parameters with their origin and interval.
         """
         device = self.device
         result = lookup(
@@ -664,6 +667,7 @@ class FamilyPrices:
         Returns
         -------
         DeviceFigures
+            Datasheet figures in SI units.
         """
         return figures(self.device, dtype or self.dtype)
 

@@ -371,6 +371,7 @@ def energy(figures: DeviceFigures) -> Energy:
     Returns
     -------
     Energy
+        Energies at full clock [pJ/FLOP].
 
     Examples
     --------

@@ -107,6 +107,7 @@ def fits_registers(*, weight_bytes: Number, device: DeviceFigures) -> Mask:
     Returns
     -------
     array-like of bool
+        True where they fit; the shape of `weight_bytes`.
 
     Examples
     --------
@@ -221,7 +222,7 @@ def _plain_product_time(
     device : DeviceFigures
         Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
     products : GemmParameters
-        Calibration of plain products, which prices those of `_PLAIN_RELEASE` and later.
+        Calibration of plain GEMMs; it also holds for recurrent GEMMs of cuDNN `_PLAIN_RELEASE` and later.
 
     Returns
     -------
@@ -295,7 +296,7 @@ def step_time(
     parameters : RnnParameters
         Calibration of the device.
     products : GemmParameters, optional
-        Calibration of plain products, which prices those of `_PLAIN_RELEASE` and later.
+        Calibration of plain GEMMs; it also holds for recurrent GEMMs of cuDNN `_PLAIN_RELEASE` and later.
 
     Returns
     -------
@@ -394,7 +395,7 @@ def filter_time(
     parameters : RnnParameters
         Calibration of the device.
     products : GemmParameters, optional
-        Calibration of plain products, which prices those of `_PLAIN_RELEASE` and later.
+        Calibration of plain GEMMs; it also holds for recurrent GEMMs of cuDNN `_PLAIN_RELEASE` and later.
 
     Returns
     -------
@@ -463,7 +464,7 @@ def rnn_time(
     parameters : RnnParameters
         Calibration of the device.
     products : GemmParameters, optional
-        Calibration of plain products, which prices those of `_PLAIN_RELEASE` and later.
+        Calibration of plain GEMMs; it also holds for recurrent GEMMs of cuDNN `_PLAIN_RELEASE` and later.
 
     Returns
     -------

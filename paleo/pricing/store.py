@@ -221,6 +221,7 @@ def host_parameters(entry: Entry) -> dict[str, float]:
     Returns
     -------
     dict of str to float
+        Values in SI units by name.
     """
     names = HOST_PARAMETERS.get(entry.family.partition(".")[0], ())
     return {name: entry.parameters[name] for name in names if name in entry.parameters}

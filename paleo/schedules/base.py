@@ -37,6 +37,7 @@ def distinct_values(numbers: npt.NDArray[np.integer[Any]]) -> list[int]:
     Returns
     -------
     list of int
+        Values, rising.
 
     Examples
     --------
@@ -380,6 +381,7 @@ class Schedule:
         Returns
         -------
         bool
+            True if it does.
         """
         return chunks > 1 if self.chunks is None else chunks == self.chunks
 
@@ -420,6 +422,7 @@ class Schedule:
         Returns
         -------
         float or ndarray
+            Number of activations; arguments broadcast.
         """
         if self.closed.alive is not None:
             return self.closed.alive(stage, stages, microbatches, chunks)
@@ -503,6 +506,7 @@ class Schedule:
         Returns
         -------
         list of tuple of Action
+            Groups in the order in which they run.
         """
         order = self.order(stage, stages, microbatches, chunks)
         sizes = [1] * len(order) if self.fused is None else self.fused(stage, stages, microbatches, chunks)
@@ -611,6 +615,7 @@ def evaluated_microbatches(stages: int, chunks: int) -> int:
     Returns
     -------
     int
+        Number of microbatches.
     """
     return stages * (4 if chunks == 1 else 4 + chunks)
 

@@ -94,6 +94,7 @@ def schedule(tasks: Sequence[Task]) -> Timeline:
     Returns
     -------
     Timeline
+        Start and end of each task [s].
 
     Raises
     ------
@@ -174,6 +175,7 @@ def pipeline_time(name: str, stages: Sequence[Sequence[StageTime]], microbatches
     Returns
     -------
     PipelineTime
+        Total time, timeline and end of each stage [s].
 
     Raises
     ------
@@ -218,6 +220,7 @@ def pipeline_events(
     Returns
     -------
     list of Event
+        Passes with start and end [s].
 
     Notes
     -----

@@ -210,6 +210,11 @@ def served_weights(engine: str, model: ModelSpec, weights: str) -> str:
         The network.
     weights : str
         Format of the weights.
+
+    Returns
+    -------
+    str
+        Hub id or name of a folder.
     """
     name = model.hub or model.name
     published = weights == model.released or quantises_at_start(engine, weights, model.released)

@@ -129,6 +129,11 @@ def parse_formats(weights: str | None, cache: str | None = None) -> Formats:
     cache : str or None
         Format of the KV cache; None is bf16, which engines take unless told otherwise.
 
+    Returns
+    -------
+    Formats
+        Formats of weights, experts and KV cache.
+
     Raises
     ------
     SpecError

@@ -322,6 +322,11 @@ def attends_backwards(model: ModelSpec, system: System) -> bool:
         The network.
     system : System
         The machine.
+
+    Returns
+    -------
+    bool
+        True if its attention is causal or it has scans.
     """
     program, _ = _program(model, system, 1, "bf16", 1, _graphs())
     return _generates(program)

@@ -25,7 +25,10 @@ TINY = 2.0**-30
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """KV-cache bytes per token on one device, of layers with one sliding window (0: full attention)."""
+    """Layers with one kind of attention: their KV-cache bytes per token on one device.
+
+    ``window`` is the sliding window [tokens]; 0 for full attention.
+    """
 
     token_bytes: float
     window: float

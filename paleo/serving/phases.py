@@ -86,23 +86,23 @@ class EngineKernels:
     Attributes
     ----------
     all_reduce : float
-        Latency of its own all-reduce between peers [s]; 0 where it has none.
+        Latency of the engine's own all-reduce kernel over NVLink [s]; 0 if it has none.
     all_reduce_most : float
-        Bytes of a sum from which on it is left to the library.
-    attention : dict
-        Attention kernel by architecture, where it is not the usual one.
-    experts : dict
-        Kernel of the experts by architecture, in the order in which it is looked for.
+        Payload from which on the engine leaves all-reduces to NCCL [byte].
+    attention : tuple
+        (architecture, attention kernel) pairs, where the kernel is not the usual one.
+    experts : tuple
+        (architecture, grouped-GEMM kernel of experts) pairs; the first that matches counts.
     packed_experts : tuple
-        The same where their weights only are narrow.
+        The same for experts with narrow weights and 16-bit activations.
     latent : str
-        Library of the kernels of latent attention.
+        Library of the kernels of latent attention (MLA).
     joint_attention : bool
         Whether one call computes attention of all tokens of an iteration. With prompts in it, FlashAttention-2 reads
         the cache of a sequence that decodes once for each query head: mha_varlen_fwd packs the heads of a group only
         where no sequence has more than one query.
     fused_norm : bool
-        Whether norms and quantisation are fused with what comes before them, and launched with it.
+        Whether norms and quantisation are fused with the operation before them, without a launch of their own.
     converts : bool
         Whether a kernel of its own brings activations to fp8, with scales of each token or block. Else scales are known
         before, and the kernel before the product converts. Activations in NVFP4 always have such a kernel.
@@ -110,15 +110,15 @@ class EngineKernels:
         Bytes of a number between the kernels of an encoder under TensorRT, whose activations run in the epilogue of the
         product before them and whose attention over short sequences takes the time of its bytes; 0 for other engines.
     drafted : int
-        Places after a sequence's last token for which a head drafts, one after the other; 0: no speculative decoding.
+        Positions after a sequence's last token for which a draft head proposes tokens; 0: no speculative decoding.
     acceptance : float
-        Probability that a token drafted for a place is accepted where all before it were.
+        Probability that a drafted token is accepted if all before it were [-].
     branches : int
-        Tokens that are drafted for each place: 1 is a chain, more a tree.
+        Tokens drafted per position: 1 is a chain, more a tree.
     verified : int
-        Tokens of each sequence that an iteration verifies, its last one among them; 0: those of a chain.
+        Tokens of each sequence that an iteration verifies, its last one included; 0: those of a chain.
     draft_vocabulary : float
-        Tokens that the head chooses from; 0: all that the network has.
+        Size of the draft head's vocabulary [tokens]; 0: that of the network.
     """
 
     all_reduce: float = 4.6 * MICROSECOND
@@ -153,27 +153,27 @@ class Phases:
     Attributes
     ----------
     body, head : numpy.ndarray
-        Seconds of all layers and of head and sampling on the grid ``TOKENS``, shape (34,).
+        Time of all layers, and of output head and sampling, at each number of tokens in ``TOKENS`` [s], shape (34,).
     communication : numpy.ndarray
         The part of ``body`` that is collectives, shape (34,).
     decode : numpy.ndarray
-        Seconds of all layers' attention of one token a sequence, shape (sequences, cached tokens).
+        Attention time of decoding one token per sequence, all layers [s], shape (sequences, cached tokens).
     joint : numpy.ndarray
-        The same in iterations with prompts.
+        The same in iterations that also have prompts [s].
     prefill : numpy.ndarray
-        Seconds that a chunk adds, shape (chunk lengths, cached tokens before it).
+        Attention time that a prefill chunk adds [s], shape (chunk lengths, cached tokens before it).
     prefill_launch : float
-        Seconds of starting attention of chunks in all layers.
+        Time of launching attention of chunks in all layers [s].
     state : float
-        Seconds that each decoded sequence adds for recurrent states.
+        Time that each decoding sequence adds for recurrent states [s].
     stages : int
         Pipeline stages.
     hop : float
-        Seconds in which a token's features pass to the next stage, for each token.
+        Time in which a token's features pass to the next pipeline stage [s].
     lowered : Lowered
-        One rank's work.
+        Kernels and collectives of one rank.
     calibration : str
-        Origin of the prices.
+        Where the calibrated parameters of the times come from.
     kernels : EngineKernels
         Properties of the engine that determine them.
     """

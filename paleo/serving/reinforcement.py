@@ -235,6 +235,11 @@ def weights_time(system: System, parameters: float, gpus: int) -> float:
         Parameter elements of the whole network.
     gpus : int
         Devices of trainer and engine.
+
+    Returns
+    -------
+    float
+        Time [s].
     """
     levels, total = system.levels, 2.0 * parameters
     if not levels or gpus == 1:
@@ -258,6 +263,11 @@ def offload_time(system: System, trainer: Footprint, engine_weights: float) -> f
         Memory of a device of the trainer.
     engine_weights : float
         Weights of the engine on a device [bytes].
+
+    Returns
+    -------
+    float
+        Time of both moves, to the host and back [s].
     """
     states = trainer.parameters + trainer.gradients + trainer.optimizer
     return 2.0 * (states + engine_weights) / system.device.copy_rate()
@@ -298,6 +308,11 @@ def generator(
     staleness : int
         Steps that the engine may be ahead; at 0 it shares its GPUs with the trainer.
 
+    Returns
+    -------
+    Generator
+        Layout of the engine, and its time [s].
+
     Raises
     ------
     PlanError, SpecError
@@ -320,6 +335,11 @@ def trainer_run(gpus: int, rollouts: Rollouts, strategy: str, software: str) -> 
         Sequences of a step.
     strategy, software : str
         Degrees and profile of the trainer.
+
+    Returns
+    -------
+    Run
+        Run to predict.
     """
     return Run(
         gpus=gpus,
@@ -341,6 +361,11 @@ def trainer(model: ModelSpec, system: System, run: Run) -> Trainer:
         Network and machine.
     run : Run
         Run of the optimizer step.
+
+    Returns
+    -------
+    Trainer
+        Both predictions.
 
     Raises
     ------
@@ -368,6 +393,11 @@ def learning_step(
         A key of ``ALGORITHMS``.
     staleness : int
         Steps that the engine may be ahead; 0: both on one set of GPUs, one after the other.
+
+    Returns
+    -------
+    LearningStep
+        Times of the step and its parts [s].
     """
     others, critic = ALGORITHMS[algorithm]
     step, forward = trainer.step, trainer.forward.step_time

@@ -175,6 +175,11 @@ def watts_of(plan: ServingPlan, device: Device) -> float | None:
         Its replica's state says how much is computed and read in a second.
     device : Device
         The device that serves.
+
+    Returns
+    -------
+    float, optional
+        Power [W]; None if the device states no design power.
     """
     if device.tdp is None:
         return None

@@ -191,6 +191,11 @@ class _Prices:
             Attention time of the prefill chunks [s].
         ends : int
             Prefill chunks that end a prompt, and so sample a token.
+
+        Returns
+        -------
+        float
+            Time [s].
         """
         share = -(-decoded // int(self.ranks))
         tokens = self.rows * share + -(-int(prefilled) // int(self.ranks))

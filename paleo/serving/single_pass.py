@@ -92,6 +92,11 @@ def passes_of(model: ModelSpec) -> tuple[ForwardPasses, ...]:
     ----------
     model : ModelSpec
         The network.
+
+    Returns
+    -------
+    tuple of ForwardPasses
+        Passes in the order in which they run.
     """
     return REQUESTS.get(model.name, (ForwardPasses(model.name),))
 
@@ -191,6 +196,11 @@ def largest_batch(parts: tuple[ForwardPasses, ...], system: System, formats: For
         The machine.
     formats : Formats
         Formats of the weights.
+
+    Returns
+    -------
+    int
+        Number of requests.
 
     Raises
     ------
@@ -363,6 +373,12 @@ def three_digits(number: float) -> str:
     Parameters
     ----------
     number : float
+        Any number.
+
+    Returns
+    -------
+    str
+        Text with thousands separators, such as ``569,000``.
 
     Examples
     --------
@@ -381,6 +397,11 @@ def is_single_pass(model: ModelSpec, system: System) -> bool:
         The network.
     system : System
         The machine.
+
+    Returns
+    -------
+    bool
+        True for encoders, image networks, diffusion and recommendation.
     """
     return "seq" not in model.params or not attends_backwards(model, system)
 
@@ -460,6 +481,11 @@ def batched_service(
     ----------
     model, system, gpus, formats, limit, length, usd_per_s
         As `BatchedService` has them; with ``length`` 0 an encoder has as many tokens as its network states.
+
+    Returns
+    -------
+    BatchedService
+        Batches that fit, with throughput and cost.
     """
     tokens = length or float(model.params.get("seq", 0.0))
     return BatchedService(

@@ -324,6 +324,11 @@ def _overflowed(lengths: Lengths, completed: Array, space: Array) -> Array:
         Requests that are completed in an iteration.
     space : ndarray, shape (...)
         Tokens of an iteration for prompts.
+
+    Returns
+    -------
+    ndarray, shape (...)
+        Recomputed tokens per request.
     """
     apart = min(lengths.output_variation, 1.0)
     filled = np.minimum(completed * lengths.computed / np.maximum(space, 1.0), 1.0)

@@ -94,7 +94,7 @@ class RequiredCollectives:
     """Collectives of one operation (such as reduce-scatter) that several parallel layouts require.
 
     ``layout`` is the index of the layout of each collective. ``groups`` holds (stride, ranks) of its groups, shape (2,
-    groups, stages or 1, collectives). ``elements`` are payloads of one layer of each section, then of each tied
+    groups, stages or 1, collectives). ``elements`` counts the elements of one layer of each section, then of each tied
     parameter, shape (sections and ties, collectives).
     """
 

@@ -102,10 +102,11 @@ class EfficiencyPoint:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Errors of scaling efficiencies in percentage points.
+    """Errors of predicted scaling efficiencies over several points, in percentage points.
 
-    ``within_goal`` is the share of points within `GOAL`; ``impossible`` counts points whose measurements contradict
-    each other.
+    ``mean_error`` is the mean absolute error, ``bias`` the mean error, ``worst`` the largest absolute error.
+    ``within_goal`` is the share of points within `GOAL` [-]. ``impossible`` counts points left out because their
+    measurements contradict each other (efficiency above `IMPOSSIBLE`).
     """
 
     points: int

@@ -551,7 +551,7 @@ def unpriced_reason(device: str, dtype: str, compute: str, dtypes: frozenset[str
     Returns
     -------
     str
-        The reason; empty if it can be priced.
+        The reason; '' if they can be predicted.
     """
     if dtype not in dtypes:
         return f"dtype {dtype!r} is not modelled; {near(dtype, dtypes)}"

@@ -103,14 +103,21 @@ class TuningProblem:
 
 
 def sampled_trial_scores(trials: int, rungs: int, correlation: float, seed: int) -> Array:
-    """Draw trial scores, shape (trials, rungs), that correlate with the final score.
+    """Draw random scores of trials at each rung that correlate with the trials' final scores.
 
     Parameters
     ----------
     trials, rungs : int
+        Number of trials, and number of rungs (evaluations) of each.
     correlation : float
         Rank correlation (Spearman's) of the score at a rung with the final score; 1 gives every rung the final order.
     seed : int
+        Seed of the random numbers.
+
+    Returns
+    -------
+    ndarray, shape (trials, rungs)
+        Scores, lower is better.
     """
     normal = 2.0 * np.sin(np.pi / 6.0 * correlation)  # correlation of normal variables with this rank correlation
     normal = 1.0 if correlation == 1.0 else normal
@@ -320,15 +327,21 @@ def simulate(method: Method, costs: TrialCosts, workers: int) -> TrialTimeline:
 
 
 def synchronous_seconds(stages: Sequence[Stage], costs: TrialCosts, workers: npt.ArrayLike) -> Array:
-    """Return the wall time of synchronous stages of equal trials: the sum of ceil(jobs / workers) waves of each [s].
+    """Return the wall time of synchronous stages of equal trials: each takes ceil(jobs / workers) waves [s].
 
     Parameters
     ----------
     stages : sequence of Stage
+        Jobs between two barriers.
     costs : TrialCosts
         Costs for one size of the network.
     workers : array_like
         Numbers of workers, any shape.
+
+    Returns
+    -------
+    ndarray
+        Times [s], in the shape of ``workers``.
     """
     counts = np.asarray(workers)
     waves = (-(-stage.jobs // counts) * costs.seconds(0, stage.begin, stage.end) for stage in stages)

@@ -418,13 +418,14 @@ def tuning_study(
     tariff: Tariff | None = None,
     long_run: LongRunOptions | None = None,
 ) -> TuningStudy:
-    """Predict a search over many trials.
+    """Predict time and cost of a hyperparameter search, for each number of GPUs per trial.
 
     Parameters
     ----------
     model, system, run : ModelSpec, System, Run
-        The network, the machine, and what every trial runs; its global batch is that of one node where it states none.
+        Network, machine, and the run of every trial; without a global batch in it, that of one node is taken.
     tuning : Tuning
+        The search: its method, trials and budgets.
     gpus : int
         Total number of GPUs.
     per_trial : int, optional
@@ -432,8 +433,14 @@ def tuning_study(
     deadline : float, optional
         Wall time that the search should end in [s].
     tariff : Tariff, optional
+        Prices of rent and energy.
     long_run : LongRunOptions, optional
         Failures, storage and checkpoints.
+
+    Returns
+    -------
+    TuningStudy
+        Wall time and cost for each number of GPUs per trial.
 
     Raises
     ------
@@ -525,6 +532,11 @@ def parse_sizes(settings: Sequence[str]) -> tuple[Mapping[str, Any], ...]:
     ----------
     settings : sequence of str
         ``layers=12,24`` or ``layers=12..36:12``; several settings give their product.
+
+    Returns
+    -------
+    tuple of mapping
+        Settings of the network, one mapping per combination.
 
     Raises
     ------

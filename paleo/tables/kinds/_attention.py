@@ -302,7 +302,10 @@ L2_RATE = (40.0, 8.0)
 
 
 class AttentionTable(TableKind[DeviceFigures]):
-    """Table of fused attention kernels, one timed call per row; families are ``attention.<kernel>.<phase>``."""
+    """Table of fused attention kernels, one timed call per row.
+
+    Families are ``attention.<kernel>.<phase>``.
+    """
 
     name = "attention"
     header = frozenset({"phase", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "causal"})

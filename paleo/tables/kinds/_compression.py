@@ -72,9 +72,10 @@ FUSION_BUFFER = 64.0 * MEBIBYTE
 
 @dataclass(frozen=True, slots=True)
 class _Cluster:
-    """GPUs of a row's run: their number, GPUs per node, link and memory bandwidth [byte/s], and step time [s].
+    """GPUs of a row's run: their number, GPUs per node, bandwidths [byte/s], and latency of a ring step [s].
 
     ``link`` is the bandwidth of a node's link, ``inside`` that within a node, ``memory`` that of a GPU's memory.
+    ``step`` is the time of each ring step beside its bytes.
     """
 
     gpus: float
@@ -123,9 +124,9 @@ class _Cluster:
 
 
 class CompressionSteps(QuantityTable):
-    """Table of training runs with compressed gradients, one per row.
+    """Table of training runs with compressed gradients, one per row; measured is what the first filled column holds.
 
-    The measured value is that of the first filled column of `MEASURED`: step time, FLOP/s of a GPU, speed-up or ratio.
+    Columns are those of `MEASURED`: step time, FLOP/s of a GPU, speed-up over one GPU, or ratio to the dense run.
     """
 
     name = "compression"
@@ -235,6 +236,11 @@ def _seconds(row: Row, cluster: _Cluster, compute: float) -> float:
         GPUs and links of the run.
     compute : float
         Time of a step without gradient exchange [s].
+
+    Returns
+    -------
+    float
+        Time [s].
     """
     gradient = SummedGradient(
         elements=_positive(row, "parameters"), tensors=1.0,
@@ -259,7 +265,10 @@ def _dtype(row: Row) -> str:
 
 
 def _sharded(row: Row) -> Step:
-    """Predict the model FLOP/s per GPU of a language model with ZeRO-3 or ZeRO++."""
+    """Predict the model FLOP/s per GPU of a row with a language model under ZeRO-3 or ZeRO++, as the row's value.
+
+    Activations are recomputed, as in DeepSpeed's example scripts.
+    """
     method = None if str(row["compressor"]) == "none" else str(row["compressor"])
     tokens, model = whole_cell(row, "tokens_per_gpu"), load_model("gpt2")
     parameters = _positive(row, "parameters")

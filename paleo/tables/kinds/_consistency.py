@@ -55,7 +55,7 @@ JITTER = 0.02
 
 
 class ConsistencySteps(QuantityTable):
-    """Table of data-parallel training under a consistency model (synchronous, asynchronous, …), one run per row.
+    """Table of data-parallel steps under a consistency model (synchronous, asynchronous, …), one run per row.
 
     The measured value is the step time of a worker [s]; for asynchronous runs the time between two updates of the
     model.
@@ -161,6 +161,11 @@ def _step(seconds: float, ideal: float, subject: str) -> Step:
         Baseline time [s].
     subject : str
         Name of the device.
+
+    Returns
+    -------
+    Step
+        Value with its interval.
     """
     return Step(seconds, seconds / 1.2, seconds * 1.2, ideal, subject, "one worker's step and the stated link")
 

@@ -225,7 +225,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
 
 
 class CnnLayersTable(TableKind[DeviceFigures]):
-    """Table of layers of convolutional networks, one per row; the measured value is forward plus backward time [s]."""
+    """Table of layers of convolutional networks, one per row; the measured value is forward plus backward time."""
 
     name = "cnn_layers"
     header = frozenset(

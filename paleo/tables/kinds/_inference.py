@@ -230,6 +230,11 @@ def padding_time(model: ModelSpec, system: System, benchmark: Benchmark) -> floa
         The machine.
     benchmark : Benchmark
         Lengths of samples.
+
+    Returns
+    -------
+    float
+        Time per sample [s].
     """
     device = system.device
     if device.architecture != "Hopper":
@@ -314,7 +319,7 @@ class LearningSteps(StepTable):
     calibrates = False
 
     def step(self, row: Row, software: Software | None = None) -> Step:
-        """Predict the time of a row's step [s]; the baseline is generated tokens per GPU."""
+        """Predict the time of a row's step [s]; the baseline is tokens of rollouts per GPU at one constant rate."""
         from paleo.studies.reinforcement import LearningQuestion, best_step
 
         needed = ("system", "model", "n_gpus", "max_sequence", "mean_sequence", "training_batch", "generation_batch")

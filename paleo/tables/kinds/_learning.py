@@ -100,10 +100,7 @@ POINT = ["benchmark", "global_batch_size", "samples_mean"]
 
 
 class ConvergencePoints(QuantityTable):
-    """Table of MLPerf reference convergence points, one per row.
-
-    The measured value is the mean number of samples to the target quality.
-    """
+    """Table of MLPerf reference convergence points, one per row; measured are mean samples to the target."""
 
     name = "convergence"
     header = frozenset({"benchmark", "round", "global_batch_size", "samples_mean", "samples_std", "n"})

@@ -64,7 +64,10 @@ WARM_KERNELS = ("add", "rmsnorm")
 
 
 class ElementwiseTable(TableKind[DeviceFigures]):
-    """Table of memory-bound kernels, one timed call per row; families are ``memory.<kernel>``."""
+    """Table of memory-bound kernels, one timed call per row.
+
+    Families are ``memory.<kernel>``.
+    """
 
     name = "elementwise"
     header = frozenset({"op", "shape", "bytes_moved"})

@@ -327,7 +327,7 @@ def _alone(frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
 
 
 class VisionSteps(NetworkSteps):
-    """Table of training steps of convolutional networks, one per row; the measured value is the step time [s].
+    """Table of training steps of convolutional networks, one per row; the measured value is the step time.
 
     Rows without a step time are compared by the time of their forward pass.
     """

@@ -330,6 +330,11 @@ def _message_time(fabric: FabricParameters, peers: str, nodes: float, wire: floa
         Number of nodes.
     wire : float
         Time of the message's bytes at the datasheet rate [s].
+
+    Returns
+    -------
+    float
+        Time [s].
     """
     if peers == "rail-aligned":
         return wire / fabric.send_fraction

@@ -289,7 +289,7 @@ def _parts(result: Simulated) -> dict[str, float]:
 
 
 class ServingRuns(StepTable):
-    """Table of benchmark runs of serving engines, one per row.
+    """Table of benchmark runs of serving engines, one per row: throughput, latency, or time per output token.
 
     The measured value is output tokens per second; mean latency [s] for runs at a stated rate or of a trace; else the
     time per output token [s].

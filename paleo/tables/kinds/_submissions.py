@@ -282,7 +282,7 @@ MINUTE = 60.0
 
 
 class TrainingRuns(StepTable):
-    """Table of submissions to MLPerf Training, one per row; the measured value is the time to target [s].
+    """Table of submissions to MLPerf Training, one per row; the measured value is minutes to target.
 
     Rows whose samples, batch, system and minutes repeat another row's are copies of its logs and are counted once.
     """
