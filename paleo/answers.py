@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from paleo.studies.cost import Tariff, Training
     from paleo.studies.defaults import RunWithDefaults
     from paleo.studies.goodput import Goodput
-    from paleo.studies.purchase import Candidate, Comparison, Objective, PricedPlan, PurchasePlans, Requirements
+    from paleo.studies.purchase import Candidate, Comparison, Objective, PlanWithCost, PurchasePlans, Requirements
     from paleo.studies.scale import ScaleCurve, ScalePoint
     from paleo.studies.target import TargetScaling, TargetTime
     from paleo.tables.runner import FileReport
@@ -344,7 +344,7 @@ class Planned(StudyResult):
         return self.reply.wish
 
     @property
-    def best(self) -> PricedPlan | None:
+    def best(self) -> PlanWithCost | None:
         """First plan if it meets the requirements, else None."""
         return self.reply.best
 

@@ -70,7 +70,7 @@ from paleo.studies.defaults import (
     with_one_software,
 )
 from paleo.studies.goodput import LongRunOptions, parse_long_run
-from paleo.studies.target import Goal, amount_for_goal, run_for_target
+from paleo.studies.target import TrainingGoal, amount_for_goal, run_for_target
 from paleo.units import Quantity, checked_count, comma_separated, parse, whole_number
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def estimate(
     step = predict(network, machine, run_of_task)
     tokens_of_sample = step.graph.tokens_per_sample
     stated = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=tokens_of_sample)
-    training_amount, notes = amount_for_goal(step, Goal(loss, target, noise_scale), stated)
+    training_amount, notes = amount_for_goal(step, TrainingGoal(loss, target, noise_scale), stated)
     failing = require_amount(question.long_run, training_amount)
     cost = None if training_amount is None else training(step, training_amount, question.tariff, long_run=failing)
     return Estimate(step, cost, advise(step), RunStudies(step), notes, choice)
@@ -680,7 +680,7 @@ def fleet(
     limit = None if wait is None else parse_time("wait", wait) if isinstance(wait, str) else float(wait)
     wishes = study.check_wishes(study.ClusterRequirements(limit, measure))
     terms = parse_tariff(**tariff)
-    priced = study.price_fleet(specs, machines, policy, nodes=order, placement=placement, tariff=terms)
+    priced = study.predict_fleet(specs, machines, policy, nodes=order, placement=placement, tariff=terms)
     return FleetAnswer(study.fleet_study(priced, order, wishes, samples=samples, seed=seed))
 
 

@@ -37,7 +37,7 @@ from paleo.calibrate.files import (
     yaml_text,
 )
 from paleo.calibrate.fit import Rows, count, predictions
-from paleo.calibrate.links import LinkJob, asked_for_links, fit_links, fitted_number_rows, link_jobs
+from paleo.calibrate.links import LinkJob, asked_for_links, fit_links, fitted_parameter_rows, link_jobs
 from paleo.calibrate.measure import (
     USUAL,
     Point,
@@ -77,7 +77,7 @@ from paleo.tables.base import ResidualErrors, residual
 from paleo.tables.cells import text
 from paleo.tables.kinds._clusters import PowerTable
 from paleo.tables.report import console
-from paleo.tables.runner import FileReport, sound_table, validate_file
+from paleo.tables.runner import FileReport, usable_rows_of_table, validate_file
 from paleo.units import with_noun
 
 if TYPE_CHECKING:
@@ -499,7 +499,7 @@ def _fit_links(request: _Request) -> int:
         where = f"-> {places[result.job.system.name]}"
         unwritten = "not written: the steps held out are not predicted better"
         terminal.print(f"links of {result.job.system.name} {where if result.better else unwritten}")
-        terminal.print(_table(("number", "before", "after", "± one sigma", ""), fitted_number_rows(result)))
+        terminal.print(_table(("number", "before", "after", "± one sigma", ""), fitted_parameter_rows(result)))
         for word, errors in (("before", result.before), ("after", result.after)):
             terminal.print(f"on the {errors.rows} steps held out, {word}: {_errors(errors)}")
         if result.job.skipped:
@@ -509,7 +509,7 @@ def _fit_links(request: _Request) -> int:
 
 def _fit_tasks(request: _Request) -> int:
     code = fit_tasks(request.files, request.output_dir, request.date)
-    for table in (sound_table(file) for file in request.files):
+    for table in (usable_rows_of_table(file) for file in request.files):
         submissions = None if is_convergence(table.columns) else cross_validated_submissions(table)
         if submissions is None or submissions.empty:
             continue

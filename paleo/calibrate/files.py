@@ -32,7 +32,7 @@ from paleo.tables.base import ResidualErrors, residual
 from paleo.tables.cells import number, read_table, text
 from paleo.tables.kernels import KINDS, Fitted, TableKind, measured_time, row_groups
 from paleo.tables.kinds._clusters import PowerTable, drawn, seconds_of
-from paleo.tables.runner import compute_rows, named_table, sound_table
+from paleo.tables.runner import compute_rows, named_table, usable_rows_of_table
 from paleo.tables.steps import CELL_ERRORS, Row, StepTable, row_dicts, table_of
 from paleo.units import with_noun
 
@@ -210,7 +210,7 @@ def steps_table(file: str | Path, purpose: str, report: Callable[[str], object])
     SpecError
         If the table holds no steps.
     """
-    frame = sound_table(file)
+    frame = usable_rows_of_table(file)
     table = table_of(frame.columns)
     if not isinstance(table, StepTable):
         raise SpecError(f"{file}: no table of steps, which {purpose}")
@@ -220,7 +220,7 @@ def steps_table(file: str | Path, purpose: str, report: Callable[[str], object])
 
 def _sound_rows(file: str | Path) -> pd.DataFrame:
     """Return the rows that `paleo validate` predicts and compares, too; others are no reason to fit nothing."""
-    frame = sound_table(file)
+    frame = usable_rows_of_table(file)
     measured, predictions = compute_rows(named_table(file, frame), frame)
     sound: pd.DataFrame = frame[(predictions.reasons == "") & np.isfinite(measured)]
     return sound
@@ -570,7 +570,7 @@ def fit_boards(files: Sequence[str], only: Sequence[str], date: str) -> list[Fit
     SpecError
         If a device of `only` has no rows, or no row can be fitted.
     """
-    frame, runs = _predicted(pd.concat([sound_table(file) for file in files], ignore_index=True))
+    frame, runs = _predicted(pd.concat([usable_rows_of_table(file) for file in files], ignore_index=True))
     devices = sorted({str(name) for name in frame["device"]})
     for name in only:
         if name not in devices:

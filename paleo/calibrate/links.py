@@ -28,7 +28,7 @@ from paleo.specs.catalog import is_path, names
 from paleo.specs.system import System, load_system
 from paleo.tables.base import ResidualErrors, residual
 from paleo.tables.cells import read_table, text
-from paleo.tables.runner import compute_rows, sound_table
+from paleo.tables.runner import compute_rows, usable_rows_of_table
 from paleo.tables.steps import StepTable, row_dicts, table_of, whole_cell
 from paleo.units import MICROSECOND, MILLISECOND
 
@@ -272,7 +272,7 @@ class _PredictedRows(NamedTuple):
 
 def _by_system(file: Path, only: Sequence[str]) -> dict[str, _PredictedRows]:
     """Group the rows of one table that ran on several devices by the name of their system."""
-    frame = sound_table(file)
+    frame = usable_rows_of_table(file)
     table = table_of(frame.columns)
     if not isinstance(table, StepTable) or not table.calibrates:
         return {}
@@ -556,7 +556,7 @@ def calibration(system: System, fitted: Iterator[Entry] | Sequence[Entry]) -> Ca
     return Calibration(name=system.name, subject=system.name, entries=tuple(fitted))
 
 
-def fitted_number_rows(result: LinksFitted) -> Iterator[tuple[str, ...]]:
+def fitted_parameter_rows(result: LinksFitted) -> Iterator[tuple[str, ...]]:
     """Yield the lines of the report on fitted link parameters, as texts.
 
     Parameters

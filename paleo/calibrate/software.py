@@ -33,7 +33,7 @@ from paleo.specs.software import Software, SoftwareFit, load_software
 from paleo.step.section_times import AHEAD
 from paleo.tables.base import ResidualErrors, residual
 from paleo.tables.cells import text
-from paleo.tables.runner import compute_rows, sound_table
+from paleo.tables.runner import compute_rows, usable_rows_of_table
 from paleo.tables.steps import StepTable, is_substitute_profile, profile_at_release, row_dicts, table_of
 from paleo.units import GIGA, MEBIBYTE, MICROSECOND, MILLISECOND, Quantity, with_noun
 
@@ -200,7 +200,7 @@ def software_jobs(file: str | Path, only: Sequence[str] = ()) -> list[SoftwareJo
     SpecError
         If the table has no row of a profile.
     """
-    frame = sound_table(file)
+    frame = usable_rows_of_table(file)
     table = table_of(frame.columns)
     if not isinstance(table, StepTable) or not table.calibrates:
         return []
@@ -368,7 +368,7 @@ def _interpolated(figures: Any, parameters: WaitingParameters) -> Callable[[dict
 _MIXTURES = PricedSteps(("source",), _interpolated)
 
 
-def waiting_rows(files: Sequence[str], report: Report = str) -> list[Rows]:
+def moe_waiting_steps(files: Sequence[str], report: Report = str) -> list[Rows]:
     """Collect measured MoE steps in which the CPU waits for the GPU to learn how many tokens each expert gets.
 
     Parameters
@@ -419,7 +419,7 @@ def fitted_waiting(rows: Sequence[Rows]) -> FitResult[WaitingParameters]:
     Parameters
     ----------
     rows : sequence of Rows
-        Groups of rows from `waiting_rows`.
+        Groups of rows from `moe_waiting_steps`.
 
     Returns
     -------
@@ -436,7 +436,7 @@ def waiting_predictions(rows: Sequence[Rows], power: float) -> tuple[Array, Arra
     Parameters
     ----------
     rows : sequence of Rows
-        Groups of rows from `waiting_rows`.
+        Groups of rows from `moe_waiting_steps`.
     power : float
         Exponent: 1 adds the times of GPU and CPU; large values take nearly the longer one.
 
@@ -478,7 +478,7 @@ def leave_one_source_out(rows: Sequence[Rows], kept_back: Sequence[str] = ()) ->
     Parameters
     ----------
     rows : sequence of Rows
-        Groups of rows from `waiting_rows`.
+        Groups of rows from `moe_waiting_steps`.
     kept_back : sequence of str
         Sources that no fit sees.
 
@@ -511,7 +511,7 @@ def _power(result: FitResult[WaitingParameters]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingFitted:
+class WaitExponentFit:
     """Result of a fit of the waiting exponent (overlap of CPU and GPU in MoE steps).
 
     ``power`` is the fitted exponent, ``sigma`` the standard deviation of its logarithm. ``tests`` predicts each source
@@ -561,7 +561,7 @@ class WaitingFitted:
         return [profile.changed({**changed, "fit": profile.fit or record}) for profile in self.before]
 
 
-def fit_waiting(files: Sequence[str], kept_back: Sequence[str] = (), report: Report = str) -> WaitingFitted:
+def fit_waiting(files: Sequence[str], kept_back: Sequence[str] = (), report: Report = str) -> WaitExponentFit:
     """Fit the waiting exponent to the MoE steps of tables, and test it on each source left out in turn.
 
     Parameters
@@ -575,7 +575,7 @@ def fit_waiting(files: Sequence[str], kept_back: Sequence[str] = (), report: Rep
 
     Returns
     -------
-    WaitingFitted
+    WaitExponentFit
         Fitted exponent, and its tests on each source left out.
 
     Raises
@@ -583,7 +583,7 @@ def fit_waiting(files: Sequence[str], kept_back: Sequence[str] = (), report: Rep
     SpecError
         If a source of `kept_back` has no row, or there is nothing to fit.
     """
-    rows = waiting_rows(files, report)
+    rows = moe_waiting_steps(files, report)
     for name in kept_back:
         if name not in (known := _sources_of(rows)):
             raise SpecError(f"--hold-out {name}: no step of that source; {near(name, known)}")
@@ -592,4 +592,4 @@ def fit_waiting(files: Sequence[str], kept_back: Sequence[str] = (), report: Rep
     tests, result = leave_one_source_out(rows, kept_back), fitted_waiting(chosen)
     names = sorted({group.stack.partition("@")[0] for group in rows if len(group.measured)})
     sigma, before = next(iter(result.uncertainty.values())), tuple(load_software(name) for name in names)
-    return WaitingFitted(_power(result), sigma, result.rows_fitted, tuple(kept_back), tuple(tests), before)
+    return WaitExponentFit(_power(result), sigma, result.rows_fitted, tuple(kept_back), tuple(tests), before)

@@ -31,7 +31,7 @@ from paleo.specs.catalog import FOLDERS, catalog_root, entries
 from paleo.specs.task import Code, Evaluation, Platform, Submissions, TrainingTask, load_task
 from paleo.studies.target import TargetTime, time_from_prediction
 from paleo.tables.kinds._submissions import MINUTE, TrainingRuns, copies, left_out_baselines, pairs_of, target_of_row
-from paleo.tables.runner import sound_table
+from paleo.tables.runner import usable_rows_of_table
 from paleo.tables.steps import CELL_ERRORS, has_value, row_dicts
 from paleo.units import MILLISECOND
 
@@ -665,7 +665,7 @@ def fit_tasks(files: Sequence[str], output_dir: str | None, date: str) -> int:
     if not is_folder(folder):
         raise SpecError(f"--output-dir {folder}: is not a folder")
     for file in files:
-        table = sound_table(file)
+        table = usable_rows_of_table(file)
         laws = is_convergence(table.columns)
         for path in _write_laws(table, folder) if laws else _write_submissions(table, folder, date):
             sys.stderr.write(f"wrote {path}\n")

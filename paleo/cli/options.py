@@ -656,7 +656,7 @@ class AmountOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PricedRunOptions(RunOptions, TariffOptions, LongRunFlags):
+class RunOptionsWithRent(RunOptions, TariffOptions, LongRunFlags):
     """Command-line options of a run together with those for prices (USD) and for failures."""
 
     def terms(self) -> dict[str, Any]:
@@ -665,7 +665,7 @@ class PricedRunOptions(RunOptions, TariffOptions, LongRunFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingOptions(PricedRunOptions, AmountOptions):
+class TrainingOptions(RunOptionsWithRent, AmountOptions):
     """Command-line options of a run together with those for the amount of training, prices and failures."""
 
     def question(self) -> dict[str, Any]:
@@ -674,4 +674,4 @@ class TrainingOptions(PricedRunOptions, AmountOptions):
 
 
 #: Those options, in the argument ``options``.
-takes_priced_run, takes_training = packs("options", PricedRunOptions), packs("options", TrainingOptions)
+takes_priced_run, takes_training = packs("options", RunOptionsWithRent), packs("options", TrainingOptions)

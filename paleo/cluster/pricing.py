@@ -50,7 +50,7 @@ _RESTART = RestartPath().launch + RestartPath().warm_up
 
 
 @dataclass(frozen=True, slots=True)
-class JobPrice:
+class JobTimes:
     """Predicted run time of a job on a number of GPUs [s], its 90 % interval, and what stops and failures cost.
 
     ``factors`` are the ends of the interval relative to the run time. ``pause`` is the time to stop and restart it [s],
@@ -70,11 +70,11 @@ class JobPrice:
 
 
 @dataclass(frozen=True)
-class PricedJob:
+class PredictedJob:
     """Job with its predicted run times per system and GPU count, and reasons where it cannot run."""
 
     spec: JobSpec
-    prices: tuple[Mapping[int, JobPrice], ...]
+    prices: tuple[Mapping[int, JobTimes], ...]
     preferred: tuple[int, ...]
     refusal: str
 
@@ -110,7 +110,7 @@ class PricedJob:
         )
 
 
-def price_job(spec: JobSpec, systems: Sequence[System], most: Sequence[int]) -> PricedJob:
+def price_job(spec: JobSpec, systems: Sequence[System], most: Sequence[int]) -> PredictedJob:
     """Predict the run times of a job on every system.
 
     Parameters
@@ -128,9 +128,9 @@ def price_job(spec: JobSpec, systems: Sequence[System], most: Sequence[int]) -> 
         With the name of the job, for values that are out of range and for a job that no number of GPUs runs.
     """
     reasons: list[str] = []
-    tables: list[dict[int, JobPrice]] = []
+    tables: list[dict[int, JobTimes]] = []
     for system, limit in zip(systems, most, strict=True):
-        table: dict[int, JobPrice] = {}
+        table: dict[int, JobTimes] = {}
         try:
             price = _pricer(spec, system)
             for gpus in _sizes(spec, limit):
@@ -150,7 +150,7 @@ def price_job(spec: JobSpec, systems: Sequence[System], most: Sequence[int]) -> 
         few = f"needs {with_noun(low, 'GPU')}, and the cluster has {max(most):,}" if low > max(most) else ""
         reason = few or (reasons[-1] if reasons else "no number of GPUs is allowed")
         raise SpecError(f"job {spec.name!r:.60} can never run: {reason}")
-    return PricedJob(spec, tuple(tables), preferred, "; ".join(reasons[:3]))
+    return PredictedJob(spec, tuple(tables), preferred, "; ".join(reasons[:3]))
 
 
 def _sizes(spec: JobSpec, limit: int) -> list[int]:
@@ -166,7 +166,7 @@ def _window(spec: JobSpec) -> float | None:
     return None if spec.gpus != "auto" or spec.deadline is None else (spec.deadline - spec.arrival) / 2.0
 
 
-def _is_enough(spec: JobSpec, table: Mapping[int, JobPrice], node: int) -> bool:
+def _is_enough(spec: JobSpec, table: Mapping[int, JobTimes], node: int) -> bool:
     """Return True if run times on more GPUs need not be predicted.
 
     For a service the first number that runs is enough. For an ``auto`` job it is the first that ends within its window,
@@ -180,7 +180,7 @@ def _is_enough(spec: JobSpec, table: Mapping[int, JobPrice], node: int) -> bool:
     return enough or (bool(before) and last.seconds > (1.0 - _LEAST_SAVING) * before[-1].seconds)
 
 
-def _preferred(spec: JobSpec, table: Mapping[int, JobPrice]) -> int:
+def _preferred(spec: JobSpec, table: Mapping[int, JobTimes]) -> int:
     """Return the number of GPUs of a job that is not resized: the largest that pays; 0 if it does not run."""
     sizes, window = list(table), _window(spec)
     if window is not None and sizes and table[sizes[-1]].seconds <= window:
@@ -192,7 +192,7 @@ def _preferred(spec: JobSpec, table: Mapping[int, JobPrice]) -> int:
     return sizes[-1] if sizes else 0
 
 
-Pricer = Callable[[int], JobPrice]
+Pricer = Callable[[int], JobTimes]
 
 
 def _pricer(spec: JobSpec, system: System) -> Pricer:
@@ -201,7 +201,7 @@ def _pricer(spec: JobSpec, system: System) -> Pricer:
         return _predicting(spec, system)
     seconds = float(spec.duration or 0.0)
     low = (spec.gpu_range() or (1, 1))[0]
-    return lambda gpus: JobPrice(gpus, seconds * low / gpus, pause=_RESTART)
+    return lambda gpus: JobTimes(gpus, seconds * low / gpus, pause=_RESTART)
 
 
 @functools.lru_cache(maxsize=256)
@@ -229,7 +229,7 @@ def _training(spec: JobSpec, network: ModelSpec, system: System, run: Run) -> Pr
         raise SpecError("tokens: missing; expected tokens, samples, epochs or a target, or the duration of the job")
     aimed, _ = with_one_software(network, system, aimed, (spec.gpu_range() or (1, MANY))[1])
 
-    def price(gpus: int) -> JobPrice:
+    def price(gpus: int) -> JobTimes:
         settled = with_same_software(network, system, aimed.model_copy(update={"gpus": gpus})).run
         step = predict(network, system, settled)
         if not step.memory.fits:
@@ -239,14 +239,14 @@ def _training(spec: JobSpec, network: ModelSpec, system: System, run: Run) -> Pr
     return price
 
 
-def _of_step(step: Prediction, goal: Amount, pause: Interruption) -> JobPrice:
+def _of_step(step: Prediction, goal: Amount, pause: Interruption) -> JobTimes:
     """Return the run time of a training from its predicted step.
 
     It includes how much placement on more racks than needed slows it down.
     """
     seconds = goal.samples / step.plan.global_batch * step.step_time if goal.needs is None else goal.needs(step).seconds
     low, high = (end / step.step_time for end in step.interval)
-    return JobPrice(
+    return JobTimes(
         step.plan.gpus, seconds / pause.share, (low, high), pause.save + pause.start + pause.restore,
         1.0 - pause.share, pause.mtbf, pause.lost, _slowdown(step),
     )  # fmt: skip
@@ -285,11 +285,11 @@ def _search(spec: JobSpec, network: ModelSpec, system: System, run: Run) -> Pric
         )
     )  # fmt: skip
 
-    def price(gpus: int) -> JobPrice:
+    def price(gpus: int) -> JobTimes:
         search = tuning_study(network, system, run, tuning, gpus=gpus).best
         low, high = (end / search.seconds for end in search.interval)
         costs = search.price.costs
-        return JobPrice(gpus, search.seconds, (low, high), costs.start + costs.save[0] + costs.restore[0])
+        return JobTimes(gpus, search.seconds, (low, high), costs.start + costs.save[0] + costs.restore[0])
 
     return price
 
@@ -302,11 +302,11 @@ def _service(spec: JobSpec, network: ModelSpec, system: System) -> Pricer:
     formats = [parse_formats(str(options.get("weights", network.released)), None)]
     engine = load_engine(str(options.get("engine", "vllm")))
 
-    def price(gpus: int) -> JobPrice:
+    def price(gpus: int) -> JobTimes:
         service = service_of(network, system, gpus, engine, load, ServingLimits(), formats, None, None, None)
         if service.best is None:
             raise PlanError(service.verdict)
-        return JobPrice(gpus, float(spec.until or 0.0) - spec.arrival)
+        return JobTimes(gpus, float(spec.until or 0.0) - spec.arrival)
 
     return price
 
@@ -329,12 +329,12 @@ def _learning(spec: JobSpec, network: ModelSpec, system: System) -> Pricer:
         max(_positive("max_output", options.get("max_output", 4.0 * output)), output),
     )  # fmt: skip
 
-    def price(gpus: int) -> JobPrice:
+    def price(gpus: int) -> JobTimes:
         question = LearningQuestion(network, system, gpus, task, algorithm, software=software)
         study = learning_study(question, steps=steps)
         if not study.steps or not study.steps[0].fits:
             raise PlanError(study.verdict)
-        return JobPrice(gpus, study.steps[0].step * steps, INTERVAL, _RESTART)
+        return JobTimes(gpus, study.steps[0].step * steps, INTERVAL, _RESTART)
 
     return price
 

@@ -30,7 +30,7 @@ from paleo.units import HOUR, comma_separated, duration, whole_number, whole_per
 
 if TYPE_CHECKING:
     from paleo.cluster.jobs import JobSpec
-    from paleo.cluster.pricing import JobPrice, PricedJob
+    from paleo.cluster.pricing import JobTimes, PredictedJob
     from paleo.specs.system import System
     from paleo.studies.sweep import Job
 
@@ -65,7 +65,7 @@ class Fleet:
 
     Attributes
     ----------
-    jobs : tuple of PricedJob
+    jobs : tuple of PredictedJob
         Jobs with their predicted run times.
     systems : tuple of System
         Kinds of nodes, one system each.
@@ -75,7 +75,7 @@ class Fleet:
         What machines and electricity cost.
     """
 
-    jobs: tuple[PricedJob, ...]
+    jobs: tuple[PredictedJob, ...]
     systems: tuple[System, ...]
     policy: str
     placement: str = "packed"
@@ -311,7 +311,7 @@ def missed_deadlines(fleet: Fleet, result: ClusterRun) -> list[str]:
     return [job.name for job, finish in ends if not finish <= job.deadline]
 
 
-def price_fleet(
+def predict_fleet(
     specs: Sequence[JobSpec], systems: Sequence[System], policy: str, *, nodes: Sequence[int] | None = None,
     placement: str = "packed", tariff: Tariff | None = None,
 ) -> Fleet:  # fmt: skip
@@ -412,7 +412,7 @@ def sampled_factors(fleet: Fleet, random: np.random.Generator) -> list[float]:
     return factors
 
 
-def _sampled(price: JobPrice, random: np.random.Generator) -> float:
+def _sampled(price: JobTimes, random: np.random.Generator) -> float:
     """Return a random ratio of real to expected run time.
 
     The step time is lognormal within its interval, and each failure loses up to twice its mean loss.
@@ -642,7 +642,7 @@ class FleetSweep(Study):
         settings = {**AXES, **point}
         systems = [job.systems[str(point["system"])]]
         nodes = parse_nodes(settings["nodes"], systems)
-        fleet = price_fleet(
+        fleet = predict_fleet(
             read_jobs(self.jobs), systems, settings["policy"], nodes=nodes, placement=settings["placement"]
         )
         factors = None

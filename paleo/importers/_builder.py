@@ -470,10 +470,10 @@ _INVERTED = ("add", "sub", "mul", "truediv", "div", "pow", "matmul", "floordiv",
 _SAME = {"truediv": "div", "true_divide": "div", "divide": "div", "subtract": "sub", "multiply": "mul"}
 
 
-def plain_name(label: str) -> str:
+def base_operator_name(label: str) -> str:
     """Return a torch function's name without the marks of in-place and operator forms: ``add`` for ``__iadd__``.
 
-    >>> plain_name("__iadd__"), plain_name("__rtruediv__"), plain_name("relu_")
+    >>> base_operator_name("__iadd__"), base_operator_name("__rtruediv__"), base_operator_name("relu_")
     ('add', 'div', 'relu')
     """
     label = label.partition(".")[0] if not label.startswith("_") else label
@@ -485,7 +485,7 @@ def plain_name(label: str) -> str:
     return _SAME.get(name, name)
 
 
-def torch_reading(invocation: Invocation) -> Reading:
+def read_torch_call(invocation: Invocation) -> Reading:
     """Return kind, inputs and options of a torch call, by the reader that is registered for its function.
 
     The kind is ``unknown`` if no reader is registered.
@@ -495,7 +495,7 @@ def torch_reading(invocation: Invocation) -> Reading:
     return Reading("unknown")
 
 
-def onnx_reading(node: OnnxNode) -> Reading:
+def read_onnx_node(node: OnnxNode) -> Reading:
     """Return kind, inputs and options of an ONNX node, by the reader of its operator.
 
     Kind ``unknown`` if there is none.

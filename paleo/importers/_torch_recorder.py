@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paleo.errors import SpecError
-from paleo.importers._builder import Invocation, plain_name, torch_reading
+from paleo.importers._builder import Invocation, base_operator_name, read_torch_call
 from paleo.importers._trace import Call, Scope, Value, record
 
 if TYPE_CHECKING:
@@ -433,7 +433,7 @@ class Tape:
             return
         arguments = tensors_in(self.torch, (args, kwargs))
         label, values = label_of(function), [self.value(tensor) for tensor in arguments]
-        reading = torch_reading(Invocation(plain_name(label), args, kwargs, result, self))
+        reading = read_torch_call(Invocation(base_operator_name(label), args, kwargs, result, self))
         kind = "create" if not arguments and reading.kind == "unknown" else reading.kind
         if kind == "view" and len(outputs) == 1 and self._values.get(id(outputs[0])) in values:
             return

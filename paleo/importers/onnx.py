@@ -16,7 +16,7 @@ from typing import Any
 
 from paleo.errors import SpecError, near
 from paleo.files import read_bytes
-from paleo.importers._builder import OnnxNode, Reading, onnx_reading
+from paleo.importers._builder import OnnxNode, Reading, read_onnx_node
 from paleo.importers._onnx_shapes import FLOATS, SINGLE, SMALL, WHOLE, shape_arithmetic, shape_of_output
 from paleo.importers._trace import Call, Shape, Trace, Value, probe_sizes, record
 from paleo.specs import loading
@@ -550,7 +550,7 @@ class _Reader:
         numbers = [self.constants.get(name) for name in node.input]
         reading = Reading("unknown", inputs)
         if len(inputs) >= self._fewest_inputs(node):
-            reading = onnx_reading(OnnxNode(node.op_type, inputs, options, numbers))
+            reading = read_onnx_node(OnnxNode(node.op_type, inputs, options, numbers))
         outputs = [shapes[name] for name in shaped]
         path = ".".join(node.name.strip("/").split("/")[:-1])[:120]
         call = record(reading.kind, node.op_type, reading.inputs or [], outputs, options=reading.options, path=path)

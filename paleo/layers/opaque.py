@@ -148,7 +148,7 @@ class Pass(Layer):
 
 
 @LAYERS.register("pass")
-class KnownPass(Pass):
+class ImportedPass(Pass):
     """Memory pass of an imported function (element-wise, copy, reduction or gather), timed by the bytes it moves.
 
     ``of`` is the name of the function in the source.

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from paleo.operations.tensor import BYTES, precision
 from paleo.pricing.kernels import DeviceFigures, floats
-from paleo.specs.calibration import of_steps, parameter
+from paleo.specs.calibration import parameter, whole_step_constants
 from paleo.units import MILLISECOND, TERA
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ def switching_activity(
     energy = training_activity * operand_energy(dtype)
     if precision(dtype).operand < BYTES["bf16"] or not device.memory_kind.startswith("HBM"):
         return energy
-    return energy * of_steps(SustainedParameters, ARITHMETIC_FAMILY, calibration).of(device.architecture)
+    return energy * whole_step_constants(SustainedParameters, ARITHMETIC_FAMILY, calibration).of(device.architecture)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from paleo.report.columns import (
 from paleo.report.estimate import OWNED
 from paleo.search.classes import class_numbers
 from paleo.studies.cost import JOULES_PER_KWH
-from paleo.studies.purchase import PricedPlan, PurchasePlans, format_days, purchase_finding, purchase_verdict
+from paleo.studies.purchase import PlanWithCost, PurchasePlans, format_days, purchase_finding, purchase_verdict
 from paleo.units import DAY, duration, unit_reference_time, with_noun
 
 if TYPE_CHECKING:
@@ -228,15 +228,15 @@ def _first_plan(lead: Prediction) -> str:
 # purchases
 
 
-def _days(plan: PricedPlan) -> str | None:
+def _days(plan: PlanWithCost) -> str | None:
     return None if plan.seconds is None else format_days(plan.seconds)
 
 
-def _kwh(plan: PricedPlan) -> float | None:
+def _kwh(plan: PlanWithCost) -> float | None:
     return None if plan.joules is None else plan.joules / JOULES_PER_KWH
 
 
-def _share_of_memory(plan: PricedPlan) -> str:
+def _share_of_memory(plan: PlanWithCost) -> str:
     share = percent(plan.row.memory / plan.system.device.memory.usable)
     return share if plan.row.fits else f"{share}, too much"
 

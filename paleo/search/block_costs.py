@@ -91,7 +91,7 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PricedBlock:
+class LayoutCounts:
     """FLOP, bytes and other counts of all layers of one layout, at several microbatches.
 
     ``values`` has the shape (microbatches, counts), with the counts of the program's sections in order. ``program`` has
@@ -119,7 +119,7 @@ class PricedBlock:
         kernels, payloads, outputs, sizes = np.split(self.values.T, np.cumsum(lengths))
         return kernels, payloads, outputs, sizes
 
-    def at(self, sizes: Sequence[int]) -> PricedBlock:
+    def at(self, sizes: Sequence[int]) -> LayoutCounts:
         """Return the block at some of its microbatches.
 
         Parameters
@@ -129,7 +129,7 @@ class PricedBlock:
 
         Returns
         -------
-        PricedBlock
+        LayoutCounts
             The smaller block.
         """
         rows = [self.microbatches.index(size) for size in sizes]
@@ -232,7 +232,7 @@ class Graphs:
         self._numbers: dict[int, tuple[Section, Numbers]] = {}
         #: Lowered programs, and counts that were found by interpolation. Both send a token to each of its experts.
         self.programs: dict[tuple[Key, int], Program] = {}
-        self.blocks: dict[Key, PricedBlock] = {}
+        self.blocks: dict[Key, LayoutCounts] = {}
         self._dispatched: dict[tuple[int, Dispatch], tuple[Program, Program]] = {}
 
     def dispatched(self, program: Program, dispatch: Dispatch) -> Program:
@@ -323,7 +323,7 @@ class _Blocks:
 
         return key
 
-    def of(self, family: Mapping[Key, Sequence[int]]) -> list[PricedBlock]:
+    def of(self, family: Mapping[Key, Sequence[int]]) -> list[LayoutCounts]:
         """Return the counts of layouts that differ in tp, cp and ep only.
 
         Layouts that cannot divide the layers are left out.
@@ -345,7 +345,7 @@ class _Blocks:
 
     def _blocks(
         self, family: Mapping[Key, Sequence[int]], groupings: Sequence[Callable[[Key], object]]
-    ) -> list[PricedBlock]:
+    ) -> list[LayoutCounts]:
         """Count the layers of all layouts by interpolation if that is exact for all of them.
 
         Otherwise the layouts are grouped by the first of ``groupings`` and each group is tried by itself, then by the
@@ -358,7 +358,7 @@ class _Blocks:
         if not groupings:
             points = [(key, size, self._lower(key, size)) for key, sizes in family.items() for size in sizes]
             numbers = self.graphs.numbers
-            return [PricedBlock(key, each, (size,), _values(each, numbers)[None]) for key, size, each in points]
+            return [LayoutCounts(key, each, (size,), _values(each, numbers)[None]) for key, size, each in points]
         parts: dict[object, dict[Key, Sequence[int]]] = {}
         for key, sizes in family.items():
             parts.setdefault(groupings[0](key), {})[key] = sizes
@@ -374,14 +374,14 @@ class _Blocks:
             return False
         return True
 
-    def _repeated(self, family: Mapping[Key, Sequence[int]]) -> list[PricedBlock] | None:
+    def _repeated(self, family: Mapping[Key, Sequence[int]]) -> list[LayoutCounts] | None:
         """Return the counts of layouts that another backend has found before; None if some are missing."""
         known = self.graphs.blocks
         if not all(key in known and {*sizes} <= {*known[key].microbatches} for key, sizes in family.items()):
             return None
         return [known[key].at(sizes) for key, sizes in family.items()]
 
-    def _surface(self, family: Mapping[Key, Sequence[int]]) -> list[PricedBlock] | None:
+    def _surface(self, family: Mapping[Key, Sequence[int]]) -> list[LayoutCounts] | None:
         """Return the counts of all layouts, interpolated between a few lowered ones.
 
         Lowered are as many layouts as there are terms (`_terms`), at two small and at two full microbatches, and one
@@ -406,7 +406,7 @@ class _Blocks:
         if values is None:
             return None
         programs = {shares: self._lower(key, family[key][0]) for shares, key in owners.items()}
-        return [PricedBlock(key, programs[_shares_of(key)], tuple(family[key]), values[key]) for key in family]
+        return [LayoutCounts(key, programs[_shares_of(key)], tuple(family[key]), values[key]) for key in family]
 
     def _interpolated(
         self,
@@ -476,7 +476,7 @@ class _Blocks:
             known[key, microbatch] = self.backend.lowered_to_all(graph, self._placement(graph, key), mesh)
         return known[key, microbatch]
 
-    def dispatched(self, block: PricedBlock) -> PricedBlock:
+    def dispatched(self, block: LayoutCounts) -> LayoutCounts:
         """Return a block whose tokens are sent to their experts as the backend sends them."""
         placement = self._placement(self.graphs.at(block.mesh.replicas), block.key)
         dispatch = self.backend.dispatch(placement, block.mesh)
@@ -493,7 +493,7 @@ class _Blocks:
         return known[chosen]
 
 
-def _sent_once(block: PricedBlock, dispatch: Dispatch) -> Array:
+def _sent_once(block: LayoutCounts, dispatch: Dispatch) -> Array:
     """Return the counts of a block if tokens are sent once to each target: no sorts, and smaller payloads."""
     sections = block.program.sections
     kernels = [counted for section in sections for counted in section.kernels]
@@ -620,7 +620,7 @@ def _section_values(section: Section) -> Numbers:
     return tuple(np.array(each, dtype=np.float64) for each in (kernels, payloads, section.workspaces, sizes))  # type: ignore[return-value]
 
 
-def _costs(blocks: Sequence[PricedBlock], backend: Backend) -> SectionCosts:
+def _costs(blocks: Sequence[LayoutCounts], backend: Backend) -> SectionCosts:
     """Return the times and bytes of all blocks, summed by section: shape (sections, points).
 
     Kernels and collectives of all blocks are predicted at once.
@@ -650,7 +650,7 @@ def _costs(blocks: Sequence[PricedBlock], backend: Backend) -> SectionCosts:
     return SectionCosts(tables[0].repeat, **joined)
 
 
-def _sizes(block: PricedBlock) -> dict[str, Array]:
+def _sizes(block: LayoutCounts) -> dict[str, Array]:
     """Return the byte counts of a block by name, each of shape (sections, microbatches)."""
     *_, outputs, sizes = block.parts
     by_name = dict(zip(SIZES, np.split(sizes, len(SIZES)), strict=True))
@@ -674,7 +674,7 @@ def _structure(program: Program) -> tuple[object, ...]:
     return kernels, owed, tuple(len(section.kernels) for section in program.sections)
 
 
-def _kernel_seconds(blocks: Sequence[PricedBlock], backend: Backend) -> list[KernelTimes]:
+def _kernel_seconds(blocks: Sequence[LayoutCounts], backend: Backend) -> list[KernelTimes]:
     """Return the times of each block's kernels [s], shape (kernels, microbatches); equal kernels are predicted once."""
     blocks_of_kind: dict[object, list[int]] = {}
     for index, block in enumerate(blocks):

@@ -25,7 +25,7 @@ Codes = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True, slots=True)
-class CaseGroup:
+class CasesByStages:
     """Cases of a search with the same number of pipeline stages. A case is a layout, microbatch and recompute policy.
 
     The columns hold the positions of each case's layout, priced point and recompute policy. ``before`` is the number of
@@ -45,7 +45,7 @@ class CaseGroup:
     def __len__(self) -> int:
         return len(self.layout)
 
-    def chosen(self, cases: Index, before: int) -> CaseGroup:
+    def chosen(self, cases: Index, before: int) -> CasesByStages:
         """Select some of the cases, together with their layouts.
 
         Parameters
@@ -57,7 +57,7 @@ class CaseGroup:
 
         Returns
         -------
-        CaseGroup
+        CasesByStages
             The smaller group.
         """
         position = np.full(len(self.layouts), -1)
@@ -68,10 +68,10 @@ class CaseGroup:
         layouts = tuple(self.layouts[member] for member in members.tolist())
         sizes, counts = self.microbatch[cases], self.microbatches[cases]
         point, recompute = self.point[cases], self.recompute[cases]
-        return CaseGroup(self.stages, before, layouts, first, layout, point, sizes, counts, recompute)
+        return CasesByStages(self.stages, before, layouts, first, layout, point, sizes, counts, recompute)
 
 
-def groups(points: Points, layouts: Sequence[Layout], space: Space) -> Iterator[CaseGroup]:
+def groups(points: Points, layouts: Sequence[Layout], space: Space) -> Iterator[CasesByStages]:
     """Group the cases of a search by their number of pipeline stages.
 
     Parameters
@@ -85,7 +85,7 @@ def groups(points: Points, layouts: Sequence[Layout], space: Space) -> Iterator[
 
     Yields
     ------
-    CaseGroup
+    CasesByStages
         Groups, one stage first.
     """
     of_stages: dict[int, list[int]] = {}
@@ -107,7 +107,7 @@ def groups(points: Points, layouts: Sequence[Layout], space: Space) -> Iterator[
             layout_of, point_of, size, count = (np.tile(row, len(policies)) for row in np.array(rows, np.intp).T)
             first = np.flatnonzero(np.diff(layout_of[: len(rows)], prepend=-1))
             counts = size.astype(np.float64), count.astype(np.float64), np.repeat(policies, len(rows))
-            yield CaseGroup(stages, before, tuple(members), first, layout_of, point_of, *counts)
+            yield CasesByStages(stages, before, tuple(members), first, layout_of, point_of, *counts)
             before += len(layout_of)
 
 
@@ -145,7 +145,7 @@ class Choice(NamedTuple):
         return cls(list(SCHEDULES).index(schedule), chunks, zero, overlapped)
 
 
-class Solved(NamedTuple):
+class EvaluatedCases(NamedTuple):
     """Evaluated configurations that share one choice: positions of their cases, step times [s], memory [byte].
 
     The memory is that of the fullest stage. ``before`` is the number of cases before those of this ``batch``. ``cut``
@@ -192,14 +192,14 @@ class Results:
         return len(self.step_time)
 
     @classmethod
-    def of(cls, groups: Sequence[CaseGroup], solved: Sequence[Solved]) -> Results:
+    def of(cls, groups: Sequence[CasesByStages], solved: Sequence[EvaluatedCases]) -> Results:
         """Join the results of all parts, one part after another.
 
         Parameters
         ----------
-        groups : sequence of CaseGroup
+        groups : sequence of CasesByStages
             Cases by number of stages.
-        solved : sequence of Solved
+        solved : sequence of EvaluatedCases
             Steps of the configurations of each choice.
 
         Returns

@@ -15,7 +15,7 @@ from paleo.lowering.policies import RECOMPUTE, Policies
 from paleo.parallel.placement import has_shard_groups
 from paleo.schedules.base import SCHEDULES, Schedule
 from paleo.search.bounds import Bounds, Limits, pareto_front
-from paleo.search.configurations import CaseGroup, Results, Solved, groups
+from paleo.search.configurations import CasesByStages, EvaluatedCases, Results, groups
 from paleo.search.cuts import Cuts, chunk_counts
 from paleo.search.partial_recompute import every_layer
 from paleo.step.batch import Batch, Cases
@@ -76,8 +76,8 @@ class CoveredCases:
         Results
             One entry for each configuration.
         """
-        solved: list[Solved] = []
-        case_groups: list[CaseGroup] = []
+        solved: list[EvaluatedCases] = []
+        case_groups: list[CasesByStages] = []
         for members in self._members:
             for part in [members] if limits is None else members.narrowed(self.points, self.layouts, limits):
                 before = sum(map(len, case_groups))
@@ -169,7 +169,7 @@ class _Members:
     otherwise.
     """
 
-    group: CaseGroup
+    group: CasesByStages
     space: Space
     backend: Backend
     programs: tuple[Program, ...]
@@ -181,7 +181,7 @@ class _Members:
 
     @classmethod
     def of(
-        cls, points: Points, layouts: Sequence[Layout], space: Space, backend: Backend, group: CaseGroup
+        cls, points: Points, layouts: Sequence[Layout], space: Space, backend: Backend, group: CasesByStages
     ) -> _Members:
         """Return the cases of a group with the times of their layers."""
         members = [layouts[index] for index in group.layouts]
@@ -215,7 +215,7 @@ class _Members:
         same = {2} if 1 in self.space.zero and not self.backend.scatters(2, self.group.stages) else set[int]()
         return tuple(zero for zero in self.space.zero if zero >= least and zero not in same)
 
-    def single(self, limits: Limits | None) -> Iterator[Solved]:
+    def single(self, limits: Limits | None) -> Iterator[EvaluatedCases]:
         """Yield the evaluated configurations that have no pipeline."""
         schedule, sections = SCHEDULES["1f1b"], self.programs[0].sections
         whole = [tuple((index, section.repeat) for index, section in enumerate(sections))]
@@ -240,12 +240,12 @@ class _Members:
             inside = inside & self._reached(limits, seconds, memory, exact=True)
         return np.flatnonzero(inside)
 
-    def pipelined(self, limits: Limits | None) -> Iterator[Solved]:
+    def pipelined(self, limits: Limits | None) -> Iterator[EvaluatedCases]:
         """Yield the evaluated configurations that have two or more pipeline stages."""
         for cut in list(self._cuts(limits)):  # listed before any is evaluated, so that common parts are priced once
             yield from self._scheduled(cut, limits)
 
-    def _scheduled(self, cut: _Cut, limits: Limits | None) -> Iterator[Solved]:
+    def _scheduled(self, cut: _Cut, limits: Limits | None) -> Iterator[EvaluatedCases]:
         """Yield the evaluated configurations of a cut, for each of its schedules."""
         is_complete = len(cut.cases) == len(self.cases)
         cases, shared = self.cases if is_complete else self.cases.of(cut.cases), ResultCache()
@@ -280,7 +280,7 @@ class _Members:
 
     def _chosen(
         self, cut: _Cut, schedule: Schedule, zeros: Sequence[int], index: Index, cases: Cases, shared: ResultCache
-    ) -> Iterator[Solved]:
+    ) -> Iterator[EvaluatedCases]:
         """Yield some cases evaluated under each ZeRO stage and each way to exchange gradients."""
         several = self.several[index]
         for zero in zeros:
@@ -292,7 +292,7 @@ class _Members:
 
     def _exchanged(
         self, cut: _Cut, schedule: Schedule, zero: int, index: Index, cases: Cases, shared: ResultCache
-    ) -> Iterator[Solved]:
+    ) -> Iterator[EvaluatedCases]:
         """Yield some cases evaluated under one ZeRO stage and each way to exchange gradients."""
         choices, several = modes(self.space, self.backend), self.several[index]
         for overlapped in choices:
@@ -346,7 +346,7 @@ class _Members:
         steps: StepArrays,
         chosen: npt.NDArray[np.bool_] | None = None,
         stated: tuple[int, ...] | None = None,
-    ) -> Solved:
+    ) -> EvaluatedCases:
         """Return the steps of the cases at positions ``index`` as results; only the ``chosen`` ones if given."""
         case = (index + self.group.before).astype(np.int32)
         # the cases of the group, which all of its batches share: those of a cut alone would take much memory
@@ -354,7 +354,7 @@ class _Members:
         step_time, memory = steps.step_time, steps.memory
         if chosen is not None and not chosen.all():
             case, step_time, memory = case[chosen], step_time[chosen], memory[chosen]
-        return Solved(batch, stated, self.group.before, case, step_time, memory)
+        return EvaluatedCases(batch, stated, self.group.before, case, step_time, memory)
 
     # cuts
 

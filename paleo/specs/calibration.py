@@ -351,7 +351,9 @@ def _check_range(name: str, value: float, metadata: Mapping[str, Any], where: st
 STEPS = "steps"
 
 
-def of_steps(kind: type[Parameters], family: str, user_calibration: Calibration | None = None) -> Parameters:
+def whole_step_constants(
+    kind: type[Parameters], family: str, user_calibration: Calibration | None = None
+) -> Parameters:
     """Return constants that hold for whole steps: of the user's calibration, else the catalog's, else defaults.
 
     Parameters

@@ -20,7 +20,7 @@ from paleo.operations.tensor import KEPT, Precision, precision, with_scale_bytes
 from paleo.parallel.placement import Mesh, Placement, Strategy, placement
 from paleo.pricing.communication import Fabric, collective_sources
 from paleo.pricing.kernels import Pricer, pricer
-from paleo.pricing.links.topology import node_placement, states_topology
+from paleo.pricing.links.topology import has_explicit_topology, node_placement
 from paleo.schedules.base import SCHEDULES, Numeric
 from paleo.specs.software import Software, load_software
 from paleo.step.exchange import coding_kernels, compression_of_run, tensor_calls
@@ -636,7 +636,7 @@ def backend_of(
     nodes = node_placement(run.fabric.nodes, run.fabric.background, run.fabric.neighbour)
     fabric = Fabric(
         system, run.exchange.algorithm_or_server, prices.rates, prices.user_calibration, software.host.forward,
-        placement=nodes if states_topology(system) or not nodes.usual else None,
+        placement=nodes if has_explicit_topology(system) or not nodes.usual else None,
         handshake=0.0 if prices.rates is not None else software.host.handshake,
         libfabric=(0.0, 0.0) if prices.rates is not None else software.host.libfabric,
         dispatcher=software.parallelism.expert_dispatch,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from paleo.pricing.communication import calibrated_families
 from paleo.pricing.kernels import figures
-from paleo.specs.calibration import STEPS, Calibration, calibration_of, of_steps, parameter
+from paleo.specs.calibration import STEPS, Calibration, calibration_of, parameter, whole_step_constants
 from paleo.units import MICROSECOND
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def spreads(user_calibration: Calibration | None = None) -> Spreads:
     Spreads
         Spreads, as logarithms.
     """
-    return of_steps(Spreads, INTERVAL_FAMILY, user_calibration)
+    return whole_step_constants(Spreads, INTERVAL_FAMILY, user_calibration)
 
 
 @dataclass(frozen=True, slots=True)

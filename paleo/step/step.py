@@ -41,7 +41,7 @@ from paleo.step.section_times import (
     sum_per_stage,
     transfer_seconds,
 )
-from paleo.step.streams import after_passes, after_streams, batch_tails, stream_seconds, update_times
+from paleo.step.streams import after_backward_times, after_passes, after_streams, stream_seconds, update_times
 from paleo.step.waiting import InputPipeline, Noise, waiting_share
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def _parts(batch: Batch) -> dict[str, Array]:
     hidden = _of_stage(sum_per_stage(computed, times.hidden), stage) * count
     computing, worked = arithmetic + moving + launch + update, _time_without_waits(batch)
     if batch.assignment.stages == 1:
-        state_gathers = np.asarray(batch.per_case(batch_tails(batch, summed=False).total)[0])
+        state_gathers = np.asarray(batch.per_case(after_backward_times(batch, summed=False).total)[0])
         total = waited + hidden + stream_seconds(batch).communication + state_gathers
         exposed = np.where(total > 0, np.maximum(0.0, worked - computing), 0.0)  # without any it is a rounding error
         total, bubble = np.maximum(total, exposed), np.zeros_like(worked)  # contention counts, too
@@ -237,7 +237,7 @@ def _kernel_parts(batch: Batch, stage: Index) -> tuple[Array, Array, Array]:
 def _communication_after_passes(batch: Batch, stage: Index) -> _Communication:
     """Return the communication of the busiest pipeline stage other than sends and the layers' collectives."""
     after = after_passes(batch, stage_passes(batch)) - update_times(batch)
-    hidden = np.maximum(0.0, batch.per_case(batch_tails(batch).total) - after)
+    hidden = np.maximum(0.0, batch.per_case(after_backward_times(batch).total) - after)
     if batch.scattered:
         times, computed = batch.times, batch.assignment.computed
         passes = stage_passes(batch)

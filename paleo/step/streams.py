@@ -528,8 +528,8 @@ class AfterBackward:
     """Times of communication and optimizer update after the last backward pass, shape (stages, layouts) [s].
 
     ``fixed`` is always exposed. ``sums`` (gradient reductions, shape (stages, chunks, layouts)) overlap with passes,
-    and ``gathers`` (parameter all-gathers) with the next forward pass; ``sum_buckets`` and ``gather_buckets`` are their
-    numbers of buckets. ``total`` is all communication, hidden or not. ``sends`` is True for layouts that send anything,
+    and ``gathers`` (parameter all-gathers) with the next forward pass; ``sum_buckets`` and ``gather_bucket_count`` are
+    their numbers of buckets. ``total`` is all communication, hidden or not. ``sends`` is True for layouts that send anything,
     shape (layouts,).
     """
 
@@ -537,7 +537,7 @@ class AfterBackward:
     sums: Array
     sum_buckets: Array
     gathers: Array
-    gather_buckets: Array
+    gather_bucket_count: Array
     total: Array
     sends: Mask
 
@@ -615,7 +615,7 @@ def after_passes(batch: Batch, passes: Passes, *, summed: bool = True) -> Array:
         Seconds.
     """
     # The same as `after_passes` without updates on the host.
-    following, contention = batch_tails(batch, summed=summed), batch.backend.software.overlap.contention
+    following, contention = after_backward_times(batch, summed=summed), batch.backend.software.overlap.contention
     exposed = batch.per_case(following.fixed)
     if batch.zero == 3 and batch.backend.compression is not None:  # gradients are coded with every microbatch
         kinds, rows = batch.assignment.kinds.stages, batch.assignment.stage_kind
@@ -654,7 +654,7 @@ def after_streams(batch: Batch) -> Array:
 
 def _overlapped_gathers(batch: Batch, following: AfterBackward, passes: Passes) -> Array:
     """Return the exposed part of gathers that overlap with the next first pass, shape (stages, cases) [s]."""
-    gathers, buckets = batch.per_case(following.gathers), batch.per_case(following.gather_buckets)
+    gathers, buckets = batch.per_case(following.gathers), batch.per_case(following.gather_bucket_count)
     return exposed_gather(gathers, buckets, passes.forward, batch.backend.software.overlap.contention)
 
 
@@ -676,7 +676,7 @@ def exposed_gathers(batch: Batch, passes: Passes) -> Array:
     if batch.zero not in (1, 2) or not batch.training:
         return np.zeros((batch.assignment.stages, len(batch)))
     if batch.overlapped and batch.backend.software.overlap.gather:
-        return _overlapped_gathers(batch, batch_tails(batch), passes)
+        return _overlapped_gathers(batch, after_backward_times(batch), passes)
     return batch.per_case(batch.layouts.state_gathers(batch.assignment))
 
 
@@ -713,7 +713,7 @@ def _host_updates(batch: Batch) -> Array:
     return update + batch.per_case(layouts.clipping(kinds, sharded=sharded)[rows])
 
 
-def batch_tails(batch: Batch, *, summed: bool = True) -> AfterBackward:
+def after_backward_times(batch: Batch, *, summed: bool = True) -> AfterBackward:
     """Return the times of communication and update after the last backward pass, for the layouts of a batch.
 
     Scattered gradients (ZeRO-2 and 3) were sent with every microbatch; only those of tied parameters follow.

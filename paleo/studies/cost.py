@@ -383,7 +383,7 @@ JOULES_PER_KWH = KILO * HOUR
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingNeed:
+class TargetRequirement:
     """What a predicted step needs to reach a target: samples, time in all [s], and its 90 % interval.
 
     ``code_ratio`` is the step time of the task's code over the predicted one, and ``evaluation`` [s] is part of the
@@ -408,7 +408,7 @@ class Amount:
 
     samples: float
     words: str
-    needs: Callable[[Prediction], TrainingNeed] | None = None
+    needs: Callable[[Prediction], TargetRequirement] | None = None
     batches: tuple[int, ...] = ()
     sigma: float = 0.0
 
@@ -668,7 +668,7 @@ def training(
     )
 
 
-def _need(prediction: Prediction, amount: Amount, critical_batch: float | None) -> TrainingNeed:
+def _need(prediction: Prediction, amount: Amount, critical_batch: float | None) -> TargetRequirement:
     """Return what a run needs for a fixed number of samples: whole steps, and their time."""
     batch = prediction.plan.global_batch
     samples = float(samples_to_target(samples=amount.samples, global_batch=batch, critical_batch=critical_batch))
@@ -676,7 +676,7 @@ def _need(prediction: Prediction, amount: Amount, critical_batch: float | None) 
     low, high = (end / prediction.step_time for end in prediction.interval)
     unsure = NINETY * amount.sigma
     ends = math.exp(-math.hypot(unsure, math.log(low))), math.exp(math.hypot(unsure, math.log(high)))
-    return TrainingNeed(samples, work, (work * ends[0], work * ends[1]))
+    return TargetRequirement(samples, work, (work * ends[0], work * ends[1]))
 
 
 def require_amount(long_run: LongRunOptions | None, amount: Amount | None) -> LongRunOptions | None:

@@ -525,7 +525,7 @@ _UNTIED = "no plan fits whose workers hold all parameters and exchange apart fro
 
 
 @dataclass(frozen=True, slots=True)
-class StalenessPrice:
+class StalenessPenalty:
     """Cost of stale gradients, as additional training samples.
 
     It is either ``per_update``, the share of samples that each update of staleness adds, or follows from the gradient's
@@ -559,7 +559,7 @@ class StalenessPrice:
 
         Examples
         --------
-        >>> float(StalenessPrice(noise_scale=300.0).samples_factor(4.0, 100))
+        >>> float(StalenessPenalty(noise_scale=300.0).samples_factor(4.0, 100))
         2.0
         """
         cost = batch / (batch + self.noise_scale) if self.noise_scale is not None else self.per_update or 0.0
@@ -594,7 +594,7 @@ class ExchangeSearch:
     configurations: int
     seconds: float
     global_batch: int
-    price: StalenessPrice
+    price: StalenessPenalty
     plans: tuple[ExchangePlan, ...]
     refused: tuple[str, ...]
 
@@ -603,7 +603,7 @@ def exchange_search(
     model: ModelSpec,
     system: System,
     run: Run,
-    price: StalenessPrice,
+    price: StalenessPenalty,
     *,
     consistencies: Sequence[str] = ("bsp",),
     compressions: Sequence[str | None] = (None,),
@@ -621,7 +621,7 @@ def exchange_search(
         Machine: its devices, nodes and links.
     run : Run
         Options of the run: GPUs, batch, parallelism, number format and so on.
-    price : StalenessPrice
+    price : StalenessPenalty
         Cost of staleness in samples.
     consistencies : sequence of str, optional
         Consistency models.
@@ -671,7 +671,7 @@ def exchange_search(
     return ExchangeSearch(configurations, time.perf_counter() - started, batch, price, tuple(ranked), tuple(refused))
 
 
-def _scores(searched: Search, works: Sequence[_Work], name: str, price: StalenessPrice) -> Array:
+def _scores(searched: Search, works: Sequence[_Work], name: str, price: StalenessPenalty) -> Array:
     """Return for each configuration the time to learn as much as a synchronous run does in a step [s].
 
     It is infinite where the consistency model does not suit the configuration, or memory is short. The shape is
@@ -687,7 +687,7 @@ def _scores(searched: Search, works: Sequence[_Work], name: str, price: Stalenes
 
 
 def _leading(
-    model: ModelSpec, system: System, searched: Search, scores: Array, name: str, price: StalenessPrice
+    model: ModelSpec, system: System, searched: Search, scores: Array, name: str, price: StalenessPenalty
 ) -> Iterator[ExchangePlan]:
     """Yield the best plans for one consistency model and compression method, each predicted by itself."""
     seen: set[tuple[int, str, int]] = set()
@@ -701,7 +701,7 @@ def _leading(
             yield _predicted(model, system, row, name, price)
 
 
-def _predicted(model: ModelSpec, system: System, row: PlanRow, name: str, price: StalenessPrice) -> ExchangePlan:
+def _predicted(model: ModelSpec, system: System, row: PlanRow, name: str, price: StalenessPenalty) -> ExchangePlan:
     """Return one plan predicted by itself, with its staleness and what that costs in samples."""
     from paleo.predict import predict
 
@@ -757,7 +757,7 @@ def _joined(workloads: Sequence[Workload]) -> Workload:
     return replace(workloads[0], **arrays)
 
 
-def _effective(work: _Work, name: str, price: StalenessPrice, batch: int) -> Array:
+def _effective(work: _Work, name: str, price: StalenessPenalty, batch: int) -> Array:
     """Return the scores [s] of a part's configurations under an asynchronous model, whether they fit or not."""
     effective, model = np.full(len(work.steps), np.inf), consistency(name)
     if work.workload is not None:

@@ -617,7 +617,7 @@ def _seconds(deadline: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class PricedPlan:
+class PlanWithCost:
     """Training plan with its duration [s], cost [USD] and energy [J]; each is None where it cannot be known.
 
     ``lead`` is the prediction of the best plan of the same system and GPU count.
@@ -746,7 +746,7 @@ class PurchasePlans:
     model: ModelSpec
     wish: Requirements
     global_batch: int
-    plans: tuple[PricedPlan, ...]
+    plans: tuple[PlanWithCost, ...]
     searches: tuple[tuple[System, Search], ...]
     skipped: tuple[tuple[System, int, str], ...]
     remedies: tuple[Remedy, ...] = ()
@@ -763,7 +763,7 @@ class PurchasePlans:
         return tuple(f"{', '.join(map(str, counts))} GPUs of {name}: {why}" for (name, why), counts in reasons.items())
 
     @property
-    def best(self) -> PricedPlan | None:
+    def best(self) -> PlanWithCost | None:
         """First plan, if it meets the requirements."""
         return self.plans[0] if self.plans and self.plans[0].meets(self.wish) else None
 
@@ -886,16 +886,16 @@ class _Searches:
     wish: Requirements
     settle: Settle
     top: int
-    priced: list[PricedPlan] = field(default_factory=list)
+    priced: list[PlanWithCost] = field(default_factory=list)
     searches: list[tuple[System, Search]] = field(default_factory=list)
     skipped: list[tuple[System, int, str]] = field(default_factory=list)
 
-    def at(self, system: System, gpus: int) -> PricedPlan | None:
+    def at(self, system: System, gpus: int) -> PlanWithCost | None:
         """Search the plans of a system on a number of GPUs, at each batch worth trying.
 
         Return the best, None if there is none.
         """
-        plans = list[PricedPlan]()
+        plans = list[PlanWithCost]()
         software, space = self.settle(system, gpus)
         stated = {"software": software} if software != self.run.software else {}
         for run in _runs_at_all_batches(self.run.model_copy(update=stated), self.wish):
@@ -959,7 +959,7 @@ def _shares_evenly(gpus: int, layers: int, global_batch: int | None) -> bool:
     return stages == 1 or (stages <= layers and layers / stages / math.ceil(layers / stages) >= _EVEN)
 
 
-def _selected_plans(priced: Sequence[PricedPlan], top: int, counts: int | None) -> list[PricedPlan]:
+def _selected_plans(priced: Sequence[PlanWithCost], top: int, counts: int | None) -> list[PlanWithCost]:
     """Return the first ``top`` plans in order, always with the best plan of each system and count.
 
     ``counts`` limits how many systems and counts this holds for.
@@ -989,11 +989,11 @@ def _search(model: ModelSpec, system: System, gpus: int, run: Run, space: Space 
     return search_counts(model, system, run, (gpus,), space=space, top=top)
 
 
-def _priced(model: ModelSpec, system: System, result: Search, wish: Requirements) -> list[PricedPlan]:
+def _priced(model: ModelSpec, system: System, result: Search, wish: Requirements) -> list[PlanWithCost]:
     first = result.plans[0]
     lead = predict(model, system, first.run)
     whole = None if wish.amount is None else training(lead, wish.amount, wish.tariff, long_run=wish.long_run)
-    return [PricedPlan(system, row, lead, whole) for row in result.plans]
+    return [PlanWithCost(system, row, lead, whole) for row in result.plans]
 
 
 def _remedies(tried: _Searches, offers: Sequence[_SystemCounts], run: Run, fits: bool) -> Iterator[Remedy]:
@@ -1087,7 +1087,7 @@ def purchase_finding(reply: PurchasePlans) -> str:
     return f"Nothing is done{limits}. Nearest: {_summary(fitting[0])}"
 
 
-def _deadline_warning(wish: Requirements, plan: PricedPlan) -> str:
+def _deadline_warning(wish: Requirements, plan: PlanWithCost) -> str:
     """Return a warning sentence if the upper end of a plan's 90 % interval is beyond the deadline.
 
     Returns an empty text otherwise.
@@ -1098,7 +1098,7 @@ def _deadline_warning(wish: Requirements, plan: PricedPlan) -> str:
     return ". The slow end of its interval is beyond the deadline" if slow > wish.deadline else ""
 
 
-def _summary(plan: PricedPlan) -> str:
+def _summary(plan: PlanWithCost) -> str:
     sentence = f"{plan.system.share(plan.row.gpus)} with {plan.row.strategy or 'dp'}"
     if plan.seconds is not None:
         low, high = (format_days(end / plan.row.step_time * plan.seconds) for end in plan.interval)

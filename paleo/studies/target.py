@@ -19,7 +19,7 @@ from paleo.specs.loading import MOST_COUNT
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run, by_path, explicit_fields, updated
 from paleo.specs.task import UNEVALUATED, Code, TrainingTask, load_task
-from paleo.studies.cost import JOULES_PER_KWH, NINETY, Amount, Tariff, TrainingNeed, energy, rent
+from paleo.studies.cost import JOULES_PER_KWH, NINETY, Amount, TargetRequirement, Tariff, energy, rent
 from paleo.units import with_noun
 
 if TYPE_CHECKING:
@@ -581,7 +581,7 @@ _MORE = 1.02
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class TrainingGoal:
     """What a training must reach: a ``loss`` [nat per token], or the target quality of a ``target`` task.
 
     Returns None if not given.
@@ -594,14 +594,16 @@ class Goal:
     noise_scale: float | None = None
 
 
-def amount_for_goal(prediction: Prediction, goal: Goal, stated: Amount | None) -> tuple[Amount | None, tuple[str, ...]]:
+def amount_for_goal(
+    prediction: Prediction, goal: TrainingGoal, stated: Amount | None
+) -> tuple[Amount | None, tuple[str, ...]]:
     """Return the amount of training (samples) that reaches a loss or a target quality.
 
     Parameters
     ----------
     prediction : Prediction
         Prediction of the run.
-    goal : Goal
+    goal : TrainingGoal
         Loss or target task.
     stated : Amount, optional
         Amount given by the user.
@@ -736,11 +738,13 @@ def _batches(task: TrainingTask) -> tuple[int, ...]:
     return tuple(2**power for power in powers[:: math.ceil(len(powers) / _MOST_BATCHES) or 1])
 
 
-def _need(task: TrainingTask, prediction: Prediction) -> TrainingNeed:
+def _need(task: TrainingTask, prediction: Prediction) -> TargetRequirement:
     batch = prediction.plan.global_batch * task.packed
     point = time_from_prediction(task, prediction, forward_seconds(prediction), global_batch=batch)
     ratio = point.step_time / prediction.step_time
-    return TrainingNeed(point.samples / task.packed, point.seconds, point.interval, ratio, point.evaluation_seconds)
+    return TargetRequirement(
+        point.samples / task.packed, point.seconds, point.interval, ratio, point.evaluation_seconds
+    )
 
 
 def run_for_target(

@@ -402,7 +402,7 @@ def validate_frame(name: str, frame: pd.DataFrame, table: MeasuredTable) -> File
     return FileReport(name, table, frame, predictions, measured, baseline, efficiencies, rows)
 
 
-def sound_table(path: str | Path) -> pd.DataFrame:
+def usable_rows_of_table(path: str | Path) -> pd.DataFrame:
     """Read a measured table for a fit, without the rows that have an unusable cell.
 
     Parameters

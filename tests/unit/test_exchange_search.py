@@ -15,12 +15,12 @@ from paleo.launch.commands import estimate_command
 from paleo.search.plans import search
 from paleo.search.space import within
 from paleo.specs.run import updated
-from paleo.studies.exchange import StalenessPrice, _effective, _work, consistency_study, exchange_search
+from paleo.studies.exchange import StalenessPenalty, _effective, _work, consistency_study, exchange_search
 
 MODEL, NODES = load_model("lenet"), load_system("aws-p3.16xlarge")
 QUIET = {"gpus": 32, "global_batch": 256}
 RUN = Run(**QUIET, jitter=0.05)
-FREE = StalenessPrice(0.0)
+FREE = StalenessPenalty(0.0)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_search_waits_for_the_slowest_as_a_prediction_does() -> None:
 def test_the_price_decides() -> None:
     """Without a price the stalest exchange wins over slow links; a high one brings synchronous steps back."""
     modes = {"consistencies": ("bsp", "local:64"), "space": within("dp=32")}
-    cheap, dear = (exchange_search(MODEL, NODES, RUN, StalenessPrice(each), **modes) for each in (0.0, 10.0))
+    cheap, dear = (exchange_search(MODEL, NODES, RUN, StalenessPenalty(each), **modes) for each in (0.0, 10.0))
     assert (cheap.plans[0].consistency, dear.plans[0].consistency) == ("local:64", "bsp")
     assert [plan.effective for plan in cheap.plans] == sorted(plan.effective for plan in cheap.plans)
     assert dear.plans[-1].samples_factor == pytest.approx(1 + 10.0 * dear.plans[-1].staleness)
@@ -65,10 +65,10 @@ def test_the_price_decides() -> None:
 
 def test_a_noise_scale_is_a_price() -> None:
     """Of a batch that is all noise each update late costs what a larger batch would."""
-    assert float(StalenessPrice(noise_scale=256.0).samples_factor(3.0, 256)) == 2.5
+    assert float(StalenessPenalty(noise_scale=256.0).samples_factor(3.0, 256)) == 2.5
     for wrong in ({}, {"per_update": 0.1, "noise_scale": 3.0}, {"per_update": -1.0}, {"noise_scale": 0.0}):
         with pytest.raises(SpecError, match="price of staleness"):
-            StalenessPrice(**wrong)
+            StalenessPenalty(**wrong)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from paleo.calibrate.fit import Rows
-from paleo.calibrate.software import fitted_waiting, leave_one_source_out, waiting_predictions, waiting_rows
+from paleo.calibrate.software import fitted_waiting, leave_one_source_out, moe_waiting_steps, waiting_predictions
 from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.specs.software import load_software
@@ -48,7 +48,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def rows(table: Path) -> list[Rows]:
-    return waiting_rows([str(table)])
+    return moe_waiting_steps([str(table)])
 
 
 @pytest.mark.slow
@@ -74,12 +74,12 @@ def test_steps_whose_hosts_run_ahead_say_nothing_of_it(table: Path, tmp_path: Pa
     frame = pd.read_csv(table).drop_duplicates("source")
     frame.loc[frame["source"] == "first", "expert_dispatch"] = "hybridep"
     frame.to_csv(tmp_path / "half.csv", index=False)
-    (waiting,) = waiting_rows([str(tmp_path / "half.csv")])
+    (waiting,) = moe_waiting_steps([str(tmp_path / "half.csv")])
     assert set(waiting.frame["source"]) == {"second"}
     frame["expert_dispatch"] = "hybridep"
     frame.to_csv(tmp_path / "none.csv", index=False)
     with pytest.raises(SpecError, match="in no step of these tables does the host wait"):
-        waiting_rows([str(tmp_path / "none.csv")])
+        moe_waiting_steps([str(tmp_path / "none.csv")])
 
 
 def bias(rows: list[Rows], power: float) -> float:

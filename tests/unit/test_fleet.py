@@ -165,9 +165,9 @@ def test_intervals_hold_the_expected_end_and_widen_with_the_step():
 
 
 def test_sampled_failures_keep_the_mean():
-    from paleo.cluster.pricing import JobPrice
+    from paleo.cluster.pricing import JobTimes
 
-    price = JobPrice(8, 1000.0, mtbf=200.0, lost=20.0)
+    price = JobTimes(8, 1000.0, mtbf=200.0, lost=20.0)
     random = np.random.default_rng(1)
     assert np.mean([_sampled(price, random) for _ in range(4000)]) == pytest.approx(1.0, abs=0.01)
 
@@ -210,14 +210,16 @@ def test_a_trace_of_five_thousand_jobs_is_consistent():
         JobSpec.model_construct(name=f"{n}", arrival=float(arrivals[n]), gpus=int(gpus[n]), duration=float(seconds[n]))
         for n in range(5000)
     ]
-    from paleo.cluster.study import fleet_study, price_fleet
+    from paleo.cluster.study import fleet_study, predict_fleet
 
-    study = fleet_study(price_fleet(specs, [load_system(NODE)], "backfill", nodes=[32]), [32], ClusterRequirements())
+    study = fleet_study(predict_fleet(specs, [load_system(NODE)], "backfill", nodes=[32]), [32], ClusterRequirements())
     result = study.result
     assert result.worked == pytest.approx(gpus * seconds)
     whole = result.gpus * result.span
     assert result.worked.sum() + sum(result.unused.values()) == pytest.approx(whole)
-    fifo = fleet_study(price_fleet(specs, [load_system(NODE)], "fifo", nodes=[32]), [32], ClusterRequirements()).result
+    fifo = fleet_study(
+        predict_fleet(specs, [load_system(NODE)], "fifo", nodes=[32]), [32], ClusterRequirements()
+    ).result
     assert result.waited.mean() < fifo.waited.mean()
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from paleo.errors import SpecError
 from paleo.layers.base import Choices
-from paleo.layers.opaque import KnownPass
+from paleo.layers.opaque import ImportedPass
 from paleo.operations.base import KINDS, MemoryPass, OperationKind, flat_pass
 from paleo.operations.tensor import Tensor
 
@@ -24,7 +24,7 @@ def test_a_kernel_of_an_unknown_kind_is_an_error_too() -> None:
 
 
 def test_a_model_file_may_name_any_registered_kind() -> None:
-    layer = KnownPass.model_validate({"dims": {"batch": 2, "features": 4}, "kind": "dropout"})
+    layer = ImportedPass.model_validate({"dims": {"batch": 2, "features": 4}, "kind": "dropout"})
     (operation,) = layer.expand("y", (X,), Choices()).operations
     assert isinstance(operation, MemoryPass)
     assert operation.kind.pointwise
@@ -32,7 +32,7 @@ def test_a_model_file_may_name_any_registered_kind() -> None:
 
 def test_a_model_file_with_a_misspelt_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="nearest: 'gather'"):
-        KnownPass.model_validate({"dims": {"batch": 2}, "kind": "gatther"})
+        ImportedPass.model_validate({"dims": {"batch": 2}, "kind": "gatther"})
 
 
 @pytest.mark.parametrize(("name", "kind"), KINDS.items())

@@ -213,13 +213,13 @@ def _other_search(
             lambda: reports.layers_document(*names, split), lambda: reports.layers_table(*names, split), as_json
         )
         return
-    from paleo.studies.exchange import StalenessPrice, exchange_search
+    from paleo.studies.exchange import StalenessPenalty, exchange_search
 
     consistencies = _listed(run.exchange.consistency, "--consistency")
     stated = _listed(run.exchange.compress, "--compress") if run.exchange.compress is not None else ["none"]
     compressions = [None if name in ("none", "dense") else name for name in stated]
     searched = exchange_search(
-        network, machine, run, StalenessPrice(*price), counts=counts, space=open_search_space(stated_run), top=top,
+        network, machine, run, StalenessPenalty(*price), counts=counts, space=open_search_space(stated_run), top=top,
         consistencies=consistencies, compressions=compressions,
     )  # fmt: skip
     show_document(

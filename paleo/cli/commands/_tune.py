@@ -12,7 +12,7 @@ from paleo.cli.options import (
     AsJson,
     ModelName,
     Plot,
-    PricedRunOptions,
+    RunOptionsWithRent,
     SystemName,
     packs,
     parse_whole_number,
@@ -84,7 +84,7 @@ def tune(
     gpus: Gpus,
     trials: Trials,
     search: SearchOptions,
-    options: PricedRunOptions,
+    options: RunOptionsWithRent,
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:

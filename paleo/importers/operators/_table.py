@@ -30,7 +30,7 @@ class _Row:
     inputs: int | None = None
     options: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
 
-    def torch_reading(self, call: Invocation) -> Reading:
+    def read_torch_call(self, call: Invocation) -> Reading:
         """Return kind, input tensors and options of a call of one of this row's torch functions."""
         if not self.arguments:
             return Reading(self.kind)
@@ -39,7 +39,7 @@ class _Row:
             self.kind, [name.lstrip("*") for name in names], [name[1:] for name in names if name.startswith("*")]
         )
 
-    def onnx_reading(self, node: OnnxNode) -> Reading:
+    def read_onnx_node(self, node: OnnxNode) -> Reading:
         """Return kind, input tensors and options of an ONNX node with one of this row's operators."""
         options = {name: node.options.get(attribute, default) for name, (attribute, default) in self.options.items()}
         return Reading(self.kind, node.inputs[: self.inputs], options)
@@ -174,5 +174,5 @@ _ROWS = (
 )  # fmt: skip
 
 for _row in _ROWS:
-    torch_functions(_row.torch)(_row.torch_reading)
-    onnx_operators(_row.onnx)(_row.onnx_reading)
+    torch_functions(_row.torch)(_row.read_torch_call)
+    onnx_operators(_row.onnx)(_row.read_onnx_node)

@@ -594,7 +594,7 @@ class _Job:
         return self.exchanges * self.members, elsewhere / max(self.nodes - 1.0, 1.0)
 
 
-def states_topology(system: System) -> bool:
+def has_explicit_topology(system: System) -> bool:
     """Return True if the network between nodes may limit even packed jobs.
 
     It does if it states an oversubscription, a routing, or the links between groups of a dragonfly.
