@@ -529,8 +529,8 @@ class AfterBackward:
 
     ``fixed`` is always exposed. ``sums`` (gradient reductions, shape (stages, chunks, layouts)) overlap with passes,
     and ``gathers`` (parameter all-gathers) with the next forward pass; ``sum_buckets`` and ``gather_bucket_count`` are
-    their numbers of buckets. ``total`` is all communication, hidden or not. ``sends`` is True for layouts that send anything,
-    shape (layouts,).
+    their numbers of buckets. ``total`` is all communication, hidden or not. ``sends`` is True for layouts that send
+    anything, shape (layouts,).
     """
 
     fixed: Array
