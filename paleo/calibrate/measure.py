@@ -421,7 +421,7 @@ class Bench:
         return bool(self.device.type == "cuda")
 
     def measure(self, point: Point) -> dict[str, Any]:
-        """Measure the time of one kernel shape.
+        """Measure the time of one kernel, and return the row of its table.
 
         Parameters
         ----------
@@ -431,7 +431,8 @@ class Bench:
         Returns
         -------
         dict of str to object
-            Its row, with its time and the circumstances.
+            The columns of the point, ``time_us`` (median of the samples) and how it was timed, device, versions of
+            library and driver, date, and the clock of the multiprocessors [MHz].
         """
         with self.torch.no_grad(), _tf32(self.torch, point.row.get("dtype") == "tf32"):
             calls = _BUILDERS[point.table](self, point.row)

@@ -181,9 +181,10 @@ def easgd(argument: str) -> Consistency:
 
 @CONSISTENCY.register("diloco")
 def diloco(argument: str) -> Consistency:
-    """Build ``diloco:H`` or ``diloco:H/F``: an outer copy of the parameters and an outer momentum in fp32.
+    """Build DiLoCo from the text ``H`` or ``H/F``: workers average their parameters after every H local steps.
 
-    Each of the F fragments is exchanged during the steps up to the next one (streaming).
+    Each worker keeps an outer copy of the parameters and an outer momentum in fp32. Parameters are divided into F
+    fragments (1 if not stated), each of which is exchanged during the steps up to the next one (streaming).
     """
     steps, _, fragments = argument.partition("/")
     number = count_argument("diloco", steps, "inner steps between two outer steps")

@@ -331,21 +331,21 @@ SHARDED: Mapping[str, Zero] = {"ddp": 0, "fsdp": 3, "hsdp": 3}
 
 
 def node_groups(devices_per_node: int, replicas: int, split: int) -> dict[str, int]:
-    """Return the size of the largest ZeRO shard group that fits inside a node.
+    """Return the degree of ``shard``: ranks of the largest ZeRO shard group that fits inside a node.
 
     Parameters
     ----------
     devices_per_node : int
         Devices of a node.
     replicas : int
-        Data-parallel ranks; a multiple of the degree.
+        Data-parallel ranks, which groups of that many divide.
     split : int
         Devices that hold one replica.
 
     Returns
     -------
     dict of str to int
-        Degree of the axis ``shard``.
+        ``{'shard': degree}``; the degree is 1 if no two replicas fit into a node.
 
     Examples
     --------

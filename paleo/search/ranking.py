@@ -284,7 +284,10 @@ class Ranking:
         return tuple(rows.values())[:top]
 
     def varied(self, count: int) -> tuple[PlanRow, ...]:
-        """Return the best plan of each strategy among the best `_NEAR` plans that fit, at most ``count``."""
+        """Return the best plan of each strategy (degrees of tp, pp, dp, …), the best first; at most ``count``.
+
+        Only the best `_NEAR` plans are looked at, and those of them that fit into the memory of a device.
+        """
         first: dict[tuple[int, str], int] = {}
         for index in self._ordered(_NEAR).tolist():
             if self.fits[index]:

@@ -332,7 +332,9 @@ def live_microbatches(schedule: Schedule, stages: int, microbatches: Numeric, ch
 
 @dataclass(frozen=True, slots=True)
 class StateMemory:
-    """Memory of parameters, gradients and optimizer states on each stage, shape (stages, …) [byte].
+    """Memory of parameters, gradients and optimizer states on one device of each pipeline stage [byte].
+
+    Arrays have the shape (stages, …), where the last axes are those of the configurations.
 
     ``gathered`` are parameters that sharding gathers at a time, ``update`` the temporaries of the optimizer update, and
     ``copies`` the flat copies of gradients before it.

@@ -248,7 +248,9 @@ BESIDE_DISPATCH = 1.0 - 24.0 / 132.0
 
 @dataclass(frozen=True, slots=True)
 class CollectiveSums:
-    """Matrices that sum the collectives of one direction by section, for each kind of overlapping computation.
+    """Matrices of zeros and ones, shape (sections, collectives), that sum times of collectives by section.
+
+    There is one for each kind of computation that runs at the same time, for forward or for backward passes.
 
     ``exposed``: no overlap. ``section``: the whole section. ``core``: the core of attention (keys in a ring).
     ``products``: products with weights, in pieces. ``shared``: shared experts, during the exchange of tokens.

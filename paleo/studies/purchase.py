@@ -891,9 +891,9 @@ class _Searches:
     skipped: list[tuple[System, int, str]] = field(default_factory=list)
 
     def at(self, system: System, gpus: int) -> PlanWithCost | None:
-        """Search the plans of a system on a number of GPUs, at each batch worth trying.
+        """Return the best plan on a number of GPUs of a system, by the objective of the wish; None if none fits.
 
-        Return the best, None if there is none.
+        Plans are searched at each global batch that `_runs_at_all_batches` lists for the run.
         """
         plans = list[PlanWithCost]()
         software, space = self.settle(system, gpus)
