@@ -130,7 +130,7 @@ class Backend:
 
     @property
     def choices(self) -> Choices:
-        """How the software implements attention, losses, gated activations and norms; what the run states comes first."""
+        """How the software implements attention, losses, gates and norms; what the run states comes first."""
         software = self.software
         gates: Literal["fused", "separate"] = "fused" if software.fusion.passes else "separate"
         wide = frozenset(software.formats.wide if self.formats.casts else ())
