@@ -244,17 +244,12 @@ def kernels(step: Callable[[], Any]) -> list[dict[str, Any]]:
         torch.cuda.synchronize()
     found: dict[str, list[float]] = {}
     for event in profiled.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+        if event.device_type == torch.autograd.DeviceType.CUDA and "#" not in event.name:  # no marks of whole steps
             entry = found.setdefault(event.name, [0, 0.0])
             entry[0] += 1 / PROFILED_STEPS
             entry[1] += event.time_range.elapsed_us() / PROFILED_STEPS
     ordered = sorted(found.items(), key=lambda item: -item[1][1])
     return [{"kernel": name, "calls": calls, "us": us} for name, (calls, us) in ordered]
-
-
-#: Columns of a decoder's network in the table, by its name: the tables describe networks that no catalog has.
-SIZES = {"gpt2": (12, 768, 12, 12, 3072, 0, 50257), "llama3.2-1b": (16, 2048, 32, 8, 8192, 1, 128256)}
-COLUMNS = ("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "gated_mlp", "vocab")
 
 
 def row_of(case: Case, times: list[float]) -> dict[str, Any]:
@@ -278,7 +273,7 @@ def row_of(case: Case, times: list[float]) -> dict[str, Any]:
         "software": software_of(case),
     }
     if case.seq:
-        network = dict(zip(COLUMNS, SIZES[case.network], strict=True))
+        network = dict.fromkeys(("layers", "hidden", "heads"), "")  # blank: those of the catalog's network
         degrees = {"micro_batch": case.batch, "global_batch": case.batch, "tp": 1, "pp": 1, "dp": 1}
         return common | {"model": case.network, "seq_len": case.seq} | degrees | network
     rate = round(case.batch / statistics.median(times) * 1e3, 1)

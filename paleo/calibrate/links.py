@@ -102,7 +102,7 @@ NUMBERS: Mapping[str, Number] = {
 
 
 class _LinkFigures(NamedTuple):
-    """What predictions of a link fit start from: kind of table, system, and its parameters before the fit by family."""
+    """Start of a link fit: kind of table, system, and its parameters before the fit by family."""
 
     table: StepTable
     system: System

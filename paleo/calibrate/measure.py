@@ -52,7 +52,8 @@ def _gemm_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
     """List square, skinny (few rows against wide weights), deep (long k), odd and batched products to time.
 
     Tensor cores load 16 bytes of a row at a time; rows of another length, such as those of a vocabulary of 50,257, take
-    other kernels. Such products are listed in the three forms of a training step.
+    other kernels. Such products are listed in the three forms of a training step; ``largest`` does not bound the
+    vocabulary's side.
     """
     square = [(n, n, n) for n in (64, 128, 256, 384, 512, 768, _KI, 1536, 2048, 3072, 4096, 6144, 8192, 12288)]
     skinny = [(m, n, k) for m in (1, 8, 32, 128, 512) for n, k in ((_KI, _KI), (4096, 4096), (12288, 4096))]
@@ -274,7 +275,7 @@ SOURCE = "paleo calibrate"
 _FLUSH = 2**28
 #: Copies of the weights that take turns in a replayed product, as in inference.
 WEIGHT_COPIES = 5
-#: Most calls in one captured graph, samples of a median, and about how long one sample may take [s].
+#: Most calls in one captured graph and replays in a sample, samples of a median, and about how long one may take [s].
 CALLS, SAMPLES, SAMPLE_TIME = 20, 7, 15 * MILLISECOND
 Call = Callable[[], object]
 
@@ -341,6 +342,11 @@ class WallClock:
         return Timing(self.time([call], None).seconds, "eager")
 
 
+def _repeats(seconds: float) -> int:
+    """Return how often to repeat what takes so long, so that a sample takes about `SAMPLE_TIME`; 1 to `CALLS`."""
+    return max(1, min(CALLS, round(SAMPLE_TIME / max(seconds, MICROSECOND))))
+
+
 class _CudaClock:
     """CUDA events round replays of a captured graph, or round a loop where capture is refused."""
 
@@ -352,15 +358,14 @@ class _CudaClock:
         for call in calls:
             call()
         self.torch.cuda.synchronize()
-        rough = self._between(lambda: [call() for call in calls]) / len(calls)
+        rough = self._between(lambda: [call() for call in calls])
         if flush is not None:
             samples = [self._between(calls[index % len(calls)], flush) for index in range(SAMPLES)]
             return Timing(statistics.median(samples), "kernel")
-        count = max(1, min(CALLS, round(SAMPLE_TIME / rough)))
+        count = _repeats(rough / len(calls))
         replay, timing = self._repeated(calls, count)
         replay()
-        rough = self._between(replay)
-        repeats = max(1, min(20, round(SAMPLE_TIME / max(rough, MICROSECOND))))
+        repeats = _repeats(self._between(replay))
         samples = [self._between(lambda: [replay() for _ in range(repeats)]) / repeats for _ in range(SAMPLES)]
         return Timing(statistics.median(samples) / count, timing)
 

@@ -82,7 +82,7 @@ class SoftwareParameters:
 
 
 class _ProfileFigures(NamedTuple):
-    """What predictions of a software fit start from: kind of table, and the software profile before the fit."""
+    """Start of a software fit: kind of table, and the software profile before the fit."""
 
     table: StepTable
     profile: Software

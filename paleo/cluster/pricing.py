@@ -110,7 +110,7 @@ class PredictedJob:
         )
 
 
-def price_job(spec: JobSpec, systems: Sequence[System], most: Sequence[int]) -> PredictedJob:
+def predict_job(spec: JobSpec, systems: Sequence[System], most: Sequence[int]) -> PredictedJob:
     """Predict the run times of a job on every system.
 
     Parameters

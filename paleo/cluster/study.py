@@ -335,7 +335,7 @@ def predict_fleet(
     SpecError
         For an unknown policy, and a job that can never run.
     """
-    from paleo.cluster.pricing import price_job
+    from paleo.cluster.pricing import predict_job
 
     if policy not in POLICIES:
         raise SpecError(f"--policy {policy!r:.40}: {near(policy, POLICIES)}")
@@ -346,7 +346,7 @@ def predict_fleet(
         min(count * per_node(system), system.capacity or count * per_node(system))
         for count, system in zip(counts, systems, strict=True)
     ]
-    jobs = tuple(price_job(spec, systems, most) for spec in specs)
+    jobs = tuple(predict_job(spec, systems, most) for spec in specs)
     return Fleet(jobs, tuple(systems), policy, placement, tariff or Tariff())
 
 

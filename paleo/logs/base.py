@@ -50,7 +50,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """How one framework's training log is read.
+    """Reader of one framework's training log.
 
     ``begins`` matches the line that starts (or is) the record of a step. ``states`` reads fields of `StepRecord` from a
     line. ``reference`` is the source of the format.

@@ -486,7 +486,7 @@ BesideDispatch = Literal["shared experts", "microbatch"]
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """How tokens are dispatched to experts (MoE all-to-all).
+    """Way in which tokens are dispatched to experts (MoE all-to-all).
 
     With ``targets`` (a number of nodes or devices) a token is sent once to each of these, even if several of its
     experts are there; with None it is sent once to each expert. ``beside`` names the computation that overlaps with the

@@ -562,7 +562,7 @@ def _spread(node: Node, owed: Communication) -> tuple[int, int, int]:
 
 
 class _LayerShare(NamedTuple):
-    """What one rank's share of a layer launches and saves.
+    """Kernels that one rank's share of a layer launches, and tensors that it saves.
 
     ``kernels`` holds (forward, backward) kernels of each operation. ``saved`` holds, for each saved tensor, its name,
     its bytes and the number of its copies that no other layer saves. ``workspaces`` are temporary bytes of each

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from paleo.errors import SpecError, near
 
@@ -204,9 +204,7 @@ def autocast(formats: Precision) -> Precision:
     >>> [one.parameter + one.gradient + one.master + 2 * one.state for one in both]
     [16.0, 16.0]
     """
-    if not formats.master:
-        return formats
-    return replace(formats, parameter=4.0, gradient=4.0, master=0.0, casts=True)
+    return _without_masters(formats, parameter=4.0, gradient=4.0, casts=True)
 
 
 def narrow_training(formats: Precision) -> Precision:
@@ -228,11 +226,16 @@ def narrow_training(formats: Precision) -> Precision:
     >>> [one.parameter + one.gradient + one.master + 2 * one.state for one in both]
     [16.0, 8.0]
     """
-    return replace(formats, master=0.0, state=formats.parameter) if formats.master else formats
+    return _without_masters(formats, state=formats.parameter)
+
+
+def _without_masters(formats: Precision, **changes: Any) -> Precision:
+    """Return the formats without masters and with other changes; unchanged if there are no masters to replace."""
+    return replace(formats, master=0.0, **changes) if formats.master else formats
 
 
 #: How sixteen-bit training keeps weights (``formats.mixed`` of a software profile) -> formats from those with masters.
-KEPT: Mapping[str, Callable[[Precision], Precision]] = {
+MIXED_PRECISION: Mapping[str, Callable[[Precision], Precision]] = {
     "masters": lambda formats: formats,
     "autocast": autocast,
     "narrow": narrow_training,

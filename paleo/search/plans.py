@@ -406,7 +406,7 @@ def _compressible(space: Space, method: Compression | None) -> Space:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why the first plan of a search wins, as text, with the step breakdowns of it and of the runner-up.
+    """Text that says why the first plan of a search wins, with the step breakdowns of it and of the runner-up.
 
     The runner-up is the best plan with another strategy.
     """

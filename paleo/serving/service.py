@@ -356,7 +356,7 @@ class Service:
 
     @property
     def verdict(self) -> str:
-        """Whether and how the load can be served, in one or two sentences."""
+        """One or two sentences that say whether and how the load can be served."""
         return refusal(self) if self.best is None else _verdict(self, self.best)
 
     @property

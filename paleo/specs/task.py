@@ -115,7 +115,7 @@ class Submissions(Spec):
 
 
 class Platform(Spec):
-    """What differs in a task's submissions on another kind of device (such as TPU): code, evaluation, samples.
+    """Code, evaluation and samples of a task's submissions on another kind of device (such as TPU), where they differ.
 
     A field that is left out is as on GPUs.
     """

@@ -16,7 +16,7 @@ from paleo.lowering.policies import Chunk, cut_by_work, cut_into_stages
 from paleo.lowering.program import Program, dispatched, lower, without_backward
 from paleo.network.graph import Graph, apply_graph_changes, build_graph
 from paleo.operations.base import Matrix, Optimizer, optimizer, update_kernel
-from paleo.operations.tensor import KEPT, Precision, precision, with_scale_bytes
+from paleo.operations.tensor import MIXED_PRECISION, Precision, precision, with_scale_bytes
 from paleo.parallel.placement import Mesh, Placement, Strategy, placement
 from paleo.pricing.communication import Fabric, collective_sources
 from paleo.pricing.kernels import Pricer, pricer
@@ -130,7 +130,7 @@ class Backend:
 
     @property
     def choices(self) -> Choices:
-        """How the software implements attention, losses, gates and norms; what the run states comes first."""
+        """Implementations of attention, losses, gates and norms in the software; what the run states comes first."""
         software = self.software
         gates: Literal["fused", "separate"] = "fused" if software.fusion.passes else "separate"
         wide = frozenset(software.formats.wide if self.formats.casts else ())
@@ -641,7 +641,7 @@ def backend_of(
         libfabric=(0.0, 0.0) if prices.rates is not None else software.host.libfabric,
         dispatcher=software.parallelism.expert_dispatch,
     )  # fmt: skip
-    formats = KEPT[software.formats.mixed](precision(dtype))
+    formats = MIXED_PRECISION[software.formats.mixed](precision(dtype))
     accumulator, accesses = software.gradients.accumulator if formats.master else 0.0, software.gradients.accesses
     accumulated = software.gradients.accumulated and not formats.casts
     formats = replace(

@@ -174,7 +174,7 @@ class Batch:
 
     @property
     def sharding(self) -> Sharding:
-        """What ranks exchange under the ZeRO stage: ``none``, ``states``, ``gradients`` or ``parameters``."""
+        """Exchange of ranks under the ZeRO stage: ``none``, ``states``, ``gradients`` or ``parameters``."""
         if self.zero == 0:
             return "none"
         return "parameters" if self.sharded else "gradients" if self.scattered else "states"

@@ -68,7 +68,7 @@ _MOST_YEARS = 30
 
 
 class Tariff(Spec):
-    """What machines and energy cost, beside the catalog's rents. All fields are optional.
+    """Costs of machines and energy that a user states beside the catalog's rents. All fields are optional.
 
     Unstated costs are not guessed.
 
@@ -384,7 +384,7 @@ JOULES_PER_KWH = KILO * HOUR
 
 @dataclass(frozen=True, slots=True)
 class TargetRequirement:
-    """What a predicted step needs to reach a target: samples, time in all [s], and its 90 % interval.
+    """Samples and time [s] that a predicted step needs to reach a target, and the 90 % interval of the time.
 
     ``code_ratio`` is the step time of the task's code over the predicted one, and ``evaluation`` [s] is part of the
     time.

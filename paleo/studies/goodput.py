@@ -385,7 +385,7 @@ SPOT_BOOT = _Boot(87.0, 78.0, 96.0, "CM-DARE, 45 preemptible GPU machines of Goo
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSchedule:
-    """How long checkpoints and restarts of a run take [s].
+    """Times that checkpoints and restarts of a run take [s].
 
     Training stops for ``save``, a copy is durable ``lag`` later, and ``restart`` is the time from a failure to the next
     new step.
@@ -602,7 +602,7 @@ _Entry = TypeVar("_Entry")
 
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    """How a checkpointing library writes: rate of one process [byte/s], and whether one process writes for all.
+    """Way in which a checkpointing library writes: rate of one process [byte/s], whether one process writes for all.
 
     It also states how often the whole state passes through that process (sharded states that are gathered first).
     ``copy_rate`` is the rate of a process into host memory [byte/s], and ``pause`` the time that training stops for the

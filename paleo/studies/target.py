@@ -582,7 +582,7 @@ _MORE = 1.02
 
 @dataclass(frozen=True, slots=True)
 class TrainingGoal:
-    """What a training must reach: a ``loss`` [nat per token], or the target quality of a ``target`` task.
+    """Goal that a training must reach: a ``loss`` [nat per token], or the target quality of a ``target`` task.
 
     Returns None if not given.
 

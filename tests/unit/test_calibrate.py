@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import csv
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -165,6 +166,29 @@ def test_shipped_calibrations_are_those_that_the_tables_give(shared: Path) -> No
         assert one.entry.parameters == pytest.approx(known.parameters, rel=0.02)
         assert one.entry.residual is not None and known.residual is not None
         assert one.entry.residual.mape == pytest.approx(known.residual.mape, abs=0.003)
+
+
+@pytest.mark.slow
+def test_fits_side_by_side_are_those_in_turn(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefill starts from decode's fit, on four processors as on one."""
+    sizes = list(itertools.product(("context", "generation", "encoder"), (1, 4, 16), (256, 1024, 4096)))
+    rows = pd.DataFrame(sizes, columns=["phase", "batch", "kv_len"]).assign(
+        source="s", device="h100-sxm5-80gb", library="fa3", dtype="bf16", q_heads=16, kv_heads=16, head_dim=64
+    )
+    rows["q_len"] = rows["kv_len"].where(rows["phase"] != "generation", 1)
+    rows = rows.assign(causal=rows["phase"] == "context", time_us=5.0 + rows["batch"] * rows["kv_len"] / 500.0)
+    attention = tmp_path / "attention.csv"
+    rows.to_csv(attention, index=False)
+    work = jobs([attention, file])
+
+    def fitted(processors: int) -> tuple[list[str], str]:
+        monkeypatch.setattr("os.cpu_count", lambda: processors)
+        started = list[str]()
+        return started, repr(list(fit_each(work, "2026-01-02", lambda job: started.append(job.label))))
+
+    (in_turn, first), (side_by_side, second) = fitted(1), fitted(4)
+    assert sorted(in_turn) == sorted(side_by_side) and len(in_turn) == 4
+    assert first == second
 
 
 # --- what is measured ----------------------------------------------------------------------------------------------

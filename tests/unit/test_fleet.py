@@ -11,7 +11,7 @@ import pytest
 import paleo
 from paleo.cli import run
 from paleo.cluster.jobs import JobSpec, given_jobs, read_jobs
-from paleo.cluster.pricing import price_job
+from paleo.cluster.pricing import predict_job
 from paleo.cluster.study import ClusterRequirements, _sampled, missed_deadlines
 from paleo.errors import SpecError
 from paleo.specs.system import load_system
@@ -37,7 +37,7 @@ def fleet(nodes="auto", **options):
 @pytest.mark.slow
 def test_a_training_takes_what_estimate_says():
     spec = given_jobs([{**GPT, "tokens": "1B", "gpus": 8}])[0]
-    price = price_job(spec, [load_system(NODE)], [64]).prices[0][8]
+    price = predict_job(spec, [load_system(NODE)], [64]).prices[0][8]
     answer = paleo.estimate("gpt2", NODE, gpus=8, global_batch=64, tokens="1B", goodput=True)
     assert price.seconds == pytest.approx(answer.training.goodput.finish, rel=0.02)
     assert 0 < price.failing < 0.05 and price.pause > 60
@@ -46,7 +46,7 @@ def test_a_training_takes_what_estimate_says():
 @pytest.mark.slow
 def test_a_search_takes_what_tune_says():
     spec = given_jobs([{**GPT, "gpus": 16, "tune": {"trials": 32, "method": "halving", "max_tokens": "100M"}}])[0]
-    price = price_job(spec, [load_system(NODE)], [64]).prices[0][16]
+    price = predict_job(spec, [load_system(NODE)], [64]).prices[0][16]
     answer = paleo.tune("gpt2", NODE, 16, trials=32, method="halving", max_tokens="100M", global_batch=64)
     assert price.seconds == pytest.approx(answer.study.best.seconds)
 
@@ -55,7 +55,7 @@ def test_a_search_takes_what_tune_says():
 def test_reinforcement_learning_takes_what_rl_says():
     options = {"steps": 100, "rollouts": 64, "output": 200}
     spec = given_jobs([{"model": "qwen3-0.6b", "gpus": 8, "rl": options}])[0]
-    price = price_job(spec, [load_system(NODE)], [8]).prices[0][8]
+    price = predict_job(spec, [load_system(NODE)], [8]).prices[0][8]
     answer = paleo.rl("qwen3-0.6b", NODE, gpus=8, **options)
     assert price.seconds == pytest.approx(100 * answer.study.steps[0].step)
 
@@ -64,7 +64,7 @@ def test_a_service_has_the_fewest_gpus_that_carry_its_rate():
     spec = given_jobs([{"model": "llama3-8b", "until": "2 h", "serve": {"rate": "30/s", "input": 500, "output": 200}}])[
         0
     ]
-    priced = price_job(spec, [load_system(NODE)], [64])
+    priced = predict_job(spec, [load_system(NODE)], [64])
     gpus = priced.preferred[0]
     assert priced.prices[0][gpus].seconds == 7200
     assert paleo.serve("llama3-8b", NODE, gpus=gpus, input=500, output=200, rate=30).possible
@@ -82,15 +82,15 @@ def test_a_service_that_waits_is_late():
 @pytest.mark.slow
 def test_auto_is_enough_for_the_deadline_and_a_range_has_its_ends():
     system, job = load_system(NODE), {"model": "resnet50", "samples": "40M", "run": {"global_batch": 1024}}
-    auto = price_job(given_jobs([job])[0], [system], [1024])
+    auto = predict_job(given_jobs([job])[0], [system], [1024])
     assert auto.preferred == (4,)
     times = {gpus: price.seconds for gpus, price in auto.prices[0].items()}
     assert times[8] > 0.75 * times[4] and times[4] < 0.75 * times[2]
-    hasty = price_job(given_jobs([{**job, "deadline": f"{1.2 * times[4]} s"}])[0], [system], [1024])
-    calm = price_job(given_jobs([{**job, "deadline": f"{5 * times[4]} s"}])[0], [system], [1024])
+    hasty = predict_job(given_jobs([{**job, "deadline": f"{1.2 * times[4]} s"}])[0], [system], [1024])
+    calm = predict_job(given_jobs([{**job, "deadline": f"{5 * times[4]} s"}])[0], [system], [1024])
     assert hasty.preferred == (4,) and calm.preferred == (2,)
     assert times[2] <= 2.5 * times[4] < times[1]
-    ranged = price_job(given_jobs([{"duration": "8 h", "gpus": "4..12"}])[0], [system], [64])
+    ranged = predict_job(given_jobs([{"duration": "8 h", "gpus": "4..12"}])[0], [system], [64])
     assert sorted(ranged.prices[0]) == [4, 8, 12]
 
 

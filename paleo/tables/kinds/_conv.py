@@ -204,7 +204,7 @@ STREAM_SHARE: Mapping[str, float] = {"GDDR": 0.76, "HBM": 0.88}
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """How a framework runs convolutions: the algorithms that it uses and its cuDNN version.
+    """Algorithms of convolutions that a framework uses, and its cuDNN version.
 
     ``image_by_image`` is True if it calls a kernel for each image of a batch.
     """

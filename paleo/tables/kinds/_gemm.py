@@ -214,7 +214,7 @@ class GemmTable(TableKind[DeviceFigures]):
             k_contiguous=along_sum,
             device=figures, parameters=parameters,
         )  # fmt: skip
-        if OPERAND_BYTES[dtype] == 2.0 and figures.tensor_cores:  # DeepBench's rows are of Volta, which loses nothing
+        if OPERAND_BYTES[dtype] == 2.0 and figures.tensor_cores:
             odd = unaligned_rows_time(m, n, k, along_sum, figures)
             seconds = np.maximum(seconds, np.where(batch == 1.0, odd, 0.0))
         if dtype not in NARROW:
