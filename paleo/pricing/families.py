@@ -144,10 +144,10 @@ _DIRECTIONS = {"fwd": Direction.FORWARD, "bwd_data": Direction.DATA, "bwd_filter
 _RNN_DIRECTIONS = {"fwd": RnnDirection.FORWARD, "bwd_data": RnnDirection.DATA, "bwd_filter": RnnDirection.FILTER}
 
 
-#: Share of the operands of a linear layer's product that are contiguous along the summed dim: outputs from inputs and
+#: 1 for each operand of a linear layer's product that is contiguous along the summed dim: outputs from inputs and
 #: weights, gradients of inputs from those of outputs, gradients of weights (row-major tensors, weights of outputs by
 #: inputs).
-_ALONG_SUM = {"forward": 1.0, "backward": 0.5, "backward_weight": 0.0}
+_ALONG_SUM = {"forward": (1.0, 1.0), "backward": (1.0, 0.0), "backward_weight": (0.0, 0.0)}
 #: Phases whose products run on rows as they are, by what the software pads.
 UNPADDED: Mapping[str, tuple[str, ...]] = {
     "all": (), "inputs": ("backward_weight",), "none": ("forward", "backward", "backward_weight")
@@ -189,7 +189,7 @@ def gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[S
         result_bytes=formats.activation,
         weight_copies=np.inf,
         activity=_activity(prices, entry.parameters, dtype) if tensor else 1.0,
-        k_contiguous=1.0 if tensor else np.array([_ALONG_SUM.get(kernel.phase, 1.0) for kernel in kernels]),
+        k_contiguous=1.0 if tensor else np.mean(_along_sum(kernels), axis=0),
         sustained=1.0,
         device=prices.figures(dtype),
         parameters=entry.parameters,
@@ -210,8 +210,13 @@ def _unpadded_time(prices: FamilyPrices, kernels: Sequence[Kernel], m: Array, n:
     """Compute the time of products with unaligned rows that the software does not pad; 0 for all others."""
     unpadded = UNPADDED[prices.software.fusion.padded_products]
     chosen = np.array([kernel.phase in unpadded and kernel.shape.get("batch", 1.0) == 1.0 for kernel in kernels])
-    along_sum = np.array([_ALONG_SUM.get(kernel.phase, 1.0) for kernel in kernels])
-    return np.where(chosen, unaligned_rows_time(m, n, k, along_sum, prices.figures()), 0.0)
+    return np.where(chosen, unaligned_rows_time(m, n, k, _along_sum(kernels), prices.figures()), 0.0)
+
+
+def _along_sum(kernels: Sequence[Kernel]) -> tuple[Array, Array]:
+    """Return 1 where the left, and where the right, operand is contiguous along the summed dim; else 0."""
+    left, right = np.array([_ALONG_SUM.get(kernel.phase, (1.0, 1.0)) for kernel in kernels], dtype=np.float64).T
+    return left, right
 
 
 def convolution_family(prices: FamilyPrices) -> str:

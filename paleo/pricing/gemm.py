@@ -351,15 +351,17 @@ def unaligned_time(m: Array, n: Array, k: Array, batch: Array, device: DeviceFig
 UNALIGNED_FLOPS: Mapping[str, tuple[float, float]] = {"Hopper": (395.0, 560.0)}
 
 
-def unaligned_rows_time(m: Numbers, n: Numbers, k: Numbers, along_sum: Numbers, device: DeviceFigures) -> Array:
+def unaligned_rows_time(
+    m: Numbers, n: Numbers, k: Numbers, along_sum: tuple[Numbers, Numbers], device: DeviceFigures
+) -> Array:
     """Compute the time of 16-bit products on tensor cores whose rows in memory are no multiple of 16 bytes.
 
     Parameters
     ----------
     m, n, k : array-like
         Extents of C[m, n] = A[m, k] B[k, n]; n runs along the contiguous side of C.
-    along_sum : array-like
-        Share of A and B that is contiguous along k: 1 both, 0.5 A alone, 0 none.
+    along_sum : tuple of (array-like, array-like)
+        1 where A, and where B, is contiguous along k, else 0: along m, and along n.
     device : DeviceFigures
         Figures of the tensor cores.
 
@@ -373,16 +375,16 @@ def unaligned_rows_time(m: Numbers, n: Numbers, k: Numbers, along_sum: Numbers, 
     >>> from paleo.pricing.kernels import figures
     >>> from paleo.specs.device import load_device
     >>> card = figures(load_device("h100-sxm5-80gb"), "bf16")
-    >>> [float(unaligned_rows_time(4096, words, 768, 1.0, card).round(5)) for words in (50304, 50257)]
+    >>> [float(unaligned_rows_time(4096, words, 768, (1, 1), card).round(5)) for words in (50304, 50257)]
     [0.0, 0.00306]
     """
+    m, n, k, left, right = np.broadcast_arrays(*(np.asarray(each, dtype=np.float64) for each in (m, n, k, *along_sum)))
     if device.architecture not in UNALIGNED_FLOPS:
-        return np.zeros(np.broadcast_shapes(np.shape(m), np.shape(along_sum)))
-    m, n, k, along_sum = (np.asarray(each, dtype=np.float64) for each in (m, n, k, along_sum))
-    odd = (n % ALIGNED > 0) | ((k % ALIGNED > 0) & (along_sum >= 0.5)) | ((m % ALIGNED > 0) & (along_sum < 0.5))
+        return np.zeros(m.shape)
+    rows = (n, np.where(left > 0.0, k, m), np.where(right > 0.0, k, n))
     both, mixed = UNALIGNED_FLOPS[device.architecture]
-    rate = np.where(along_sum == 1.0, both, mixed) * device.multiprocessors * device.clock_hz
-    return np.asarray(np.where(odd, 2.0 * m * n * k / rate, 0.0))
+    rate = np.where(left * right > 0.0, both, mixed) * device.multiprocessors * device.clock_hz
+    return np.asarray(np.where(np.any(np.mod(rows, ALIGNED) > 0.0, axis=0), 2.0 * m * n * k / rate, 0.0))
 
 
 def _chunk_time(columns: tuple[Array, ...], device: DeviceFigures, p: GemmParameters) -> Array:

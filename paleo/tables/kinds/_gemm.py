@@ -197,25 +197,22 @@ class GemmTable(TableKind[DeviceFigures]):
         stack, dtype = str(self.stack(frame.iloc[:1]).iloc[0]), str(frame["dtype"].iloc[0]).strip()
         m, n, k, batch = (number(frame, name) for name in self.configuration)
         column_major = map_words(frame, ("source",), lambda source: source in COLUMN_MAJOR, bool)
+        # Whether operands lie contiguous along k, by layout letters; a column-major BLAS computes C transposed.
+        turned = (map_words(frame, (name,), lambda letter: letter == "T", bool) for name in ("trans_a", "trans_b"))
+        left, right = (each == (column_major == first) for each, first in zip(turned, (True, False), strict=True))
         if column_major.any():
             m, n = np.where(column_major, n, m), np.where(column_major, m, n)
-
-        # Share of the two operands that lie contiguous along k, from the layout letters of row- or column-major BLAS.
-        def share(source: str, left: str, right: str) -> float:
-            column_major = source in COLUMN_MAJOR
-            return (((left == "T") == column_major) + ((right == "T") != column_major)) / 2.0
-
-        along_sum = np.asarray(map_words(frame, ("source", "trans_a", "trans_b"), share, np.float64))
+            left, right = np.where(column_major, right, left), np.where(column_major, left, right)
         seconds = gemm_time(
             m=m, n=n, k=k, batch=batch,
             element_bytes=OPERAND_BYTES[dtype], result_bytes=RESULT_BYTES[dtype],
             weight_copies=_weight_copies(stack, batch * n * k * OPERAND_BYTES[dtype], figures.l2_bytes),
             activity=ACTIVITY.get((stack, dtype), 1.0),
-            k_contiguous=along_sum,
+            k_contiguous=np.mean((left, right), axis=0),
             device=figures, parameters=parameters,
         )  # fmt: skip
         if OPERAND_BYTES[dtype] == 2.0 and figures.tensor_cores:
-            odd = unaligned_rows_time(m, n, k, along_sum, figures)
+            odd = unaligned_rows_time(m, n, k, (left, right), figures)
             seconds = np.maximum(seconds, np.where(batch == 1.0, odd, 0.0))
         if dtype not in NARROW:
             return seconds
