@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,7 +12,9 @@ from paleo.errors import SpecError
 from paleo.lowering.program import Program, without_backward
 from paleo.operations.base import Kernel
 from paleo.predict import Prediction, predict
+from paleo.pricing import families
 from paleo.pricing.kernels import FamilyPrices
+from paleo.pricing.power import energy
 from paleo.specs.device import Device, load_device
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -331,6 +335,17 @@ def convolutions(device: str | Device, dtype: str, software: str = "pytorch-eage
     kernel = Kernel("c", "conv", "fwd", "forward", work, 0.0, read, written, sizes)
     prices = FamilyPrices(chosen, dtype, load_software(software))
     return float(prices.prices([kernel]).seconds[0])
+
+
+def test_convolutions_draw_no_more_than_their_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products on B200 draw 0.84 pJ, those of its process 0.70: its convolutions would be slower with the former."""
+    wide = {"c": 512.0, "k": 512.0, "h": 28.0, "w": 28.0}
+    devices = ("b200", "gb200", "h100-sxm5-80gb")
+    known = [convolutions(name, "bf16", **wide) for name in devices]
+    monkeypatch.setattr(families, "energy", lambda device: energy(device)._replace(training=math.inf))
+    unbounded = [convolutions(name, "bf16", **wide) for name in devices]
+    assert unbounded[0] > 1.04 * known[0]
+    assert unbounded[1:] == known[1:]
 
 
 def test_few_channels_run_on_ordinary_cores() -> None:
