@@ -36,8 +36,9 @@ class Choices:
     #: Cross-entropy. ``fused``: reads logits, writes log-probabilities. ``recomputed``: saves the logits and one number
     #: per row, as the kernels of Apex and FlashAttention do. ``tiled``: head and loss in one kernel over tiles of
     #: tokens, so that the logits never exist in memory (Liger's fused linear cross-entropy, DeepSpeed's tiled logits).
-    #: ``upcast``: logits are first written in fp32, as PyTorch's autocast does. ``stepwise``: a pass for each step of
-    #: the vocabulary-parallel loss (Megatron-LM).
+    #: ``separate``: log-softmax and the choice of the target are functions of their own, as in eager PyTorch.
+    #: ``upcast``: so, and logits are first written in fp32, as PyTorch's autocast does. ``stepwise``: a pass for each
+    #: step of the vocabulary-parallel loss (Megatron-LM).
     loss: LossKernels = "fused"
     #: Gated activations. ``separate``: one pass for the gate's function and one for the product, as in eager mode.
     gates: Literal["fused", "separate"] = "fused"

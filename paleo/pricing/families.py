@@ -545,7 +545,7 @@ def memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple
     if swept:
         read = np.array([_first_sweep(kernel, prices) for kernel in kernels])
         rowwise = {"reread_bytes": read, "reread_footprint": read}
-        if prices.channels_first or prices.transposes_norms:
+        if prices.scalar_norms:
             elements, parameters = (moved + read) / width, replace(parameters, elements_per_cycle=SCALAR_LOADS)
     times = memory_time(
         moved_bytes=moved, elements=elements, device=device, parameters=parameters, host_calls=0.0, **rowwise
