@@ -30,8 +30,8 @@ class Softmax(Layer):
 #: (torch/distributed/tensor/parallel/loss.py of 2.13, _nll_loss_and_log_softmax_backward).
 PARALLEL_TEMPORARIES = 3
 #: Implementations of two functions, log-softmax and the choice of the target: autograd fills a gradient of the
-#: log-probabilities with zeros, which the gradient of log-softmax reads (nll_loss and log_softmax of ATen). The backward
-#: pass moves that tensor twice besides the log-probabilities and the gradient of the logits.
+#: log-probabilities with zeros, which the gradient of log-softmax reads (nll_loss and log_softmax of ATen). The
+#: backward pass moves that tensor twice besides the log-probabilities and the gradient of the logits.
 _TWO_FUNCTIONS = ("separate", "upcast")
 
 

@@ -43,8 +43,8 @@ def test_rows_say_when_and_with_what_they_were_measured() -> None:
 
 
 #: Network and code -> the largest mean error of its steps. What was asked, 7 %, is missed (docs/limits.md).
-STEPS = {("Llama 3.2 1B", "plain"): 0.11, ("Llama 3.2 1B", "transformers"): 0.07, ("gpt2", "plain"): 0.16,
-         ("gpt2", "transformers"): 0.14, ("resnet50", "torchvision"): 0.16}  # fmt: skip
+STEPS = {("Llama 3.2 1B", "plain"): 0.07, ("Llama 3.2 1B", "transformers"): 0.05, ("gpt2", "plain"): 0.16,
+         ("gpt2", "transformers"): 0.06, ("resnet50", "torchvision"): 0.11}  # fmt: skip
 
 
 @pytest.mark.parametrize(("network", "code"), STEPS)

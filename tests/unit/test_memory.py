@@ -70,8 +70,8 @@ def test_what_losses_keep() -> None:
 
 @pytest.mark.parametrize(("dtype", "fused", "separate"), [("fp32", "fused", "separate"), ("bf16", None, "upcast")])
 def test_a_loss_of_two_functions_fills_a_gradient_and_reads_it(dtype: str, fused: str | None, separate: str) -> None:
-    """600 fp32 log-probabilities are read and 600 gradients written, and a tensor in between is filled and read: 4 bytes
-    an element each, besides the gradient of 6 losses."""
+    """600 fp32 log-probabilities are read and 600 gradients written, and a tensor in between is filled and read: 4
+    bytes an element each, besides the gradient of 6 losses."""
     x, formats = Tensor("logits", ("batch", "seq", "vocab"), (2, 3, 100)), precision(dtype)
     layer = LAYERS["cross_entropy"].model_validate({})
 
