@@ -327,9 +327,10 @@ def activate(function: str, name: str, x: Tensor, choices: Choices) -> tuple[tup
 def _gelu_steps(name: str, x: Tensor, choices: Choices) -> tuple[tuple[MemoryPass, ...], Tensor]:
     """Return the passes of x/2 · (1 + tanh(√(2/π) · (x + 0.044715 · x³))), one per term, and the output tensor.
 
-    The original code of BERT and GPT-2 computes GELU in this way. In fp32 the power reads a copy of a 16-bit input. The
-    backward pass of the first sum stands for two passes that add up the gradients of the three uses of x.
-    Reference: Hendrycks and Gimpel, 2016.
+    The original code of BERT and GPT-2 computes GELU in this way. In fp32 the power reads a copy of a 16-bit input.
+    Autograd (``tanh-stepwise``) runs the gradient of the power in three passes and that of the last product in two. Two
+    more add up the gradients of the three uses of x, for which the backward pass of the first sum stands. Graphs of
+    TensorFlow are priced with a pass each, which its measured steps suit better. Reference: Hendrycks and Gimpel, 2016.
     """
     cube = choices.output(x.like(f"{name}.cube"), "gelu")
     scaled, summed, inner, tanh, shifted, out = (
@@ -337,18 +338,20 @@ def _gelu_steps(name: str, x: Tensor, choices: Choices) -> tuple[tuple[MemoryPas
     )
     half, wide = x.like(f"{name}.half"), replace(x.like(f"{name}.wide"), wide=True)
     cast = cube.wide and not x.wide
-    power = wide if cast else x
+    power, autograd = wide if cast else x, choices.gelu == "tanh-stepwise"
+    sweeps = (POWER_GRADIENT, 2.0) if autograd else (1.0, 1.0)
     steps = (
         *((MemoryPass(wide.name, "elementwise", (x,), wide),) if cast else ()),
-        MemoryPass(cube.name, "elementwise", (power,), cube, (), (power,), 2.0, backward_sweeps=POWER_GRADIENT),
+        MemoryPass(cube.name, "elementwise", (power,), cube, (), (power,), 2.0, backward_sweeps=sweeps[0]),
         MemoryPass(scaled.name, "elementwise", (cube,), scaled),
-        MemoryPass(summed.name, "elementwise", (x, scaled), summed, backward_sweeps=2.0),
+        MemoryPass(summed.name, "elementwise", (x, scaled), summed, backward_sweeps=sweeps[1]),
         MemoryPass(inner.name, "elementwise", (summed,), inner),
         MemoryPass(tanh.name, "elementwise", (inner,), tanh, keeps=(tanh,), flops_per_element=5.0),
         MemoryPass(shifted.name, "elementwise", (tanh,), shifted, backward_pass="free"),
         MemoryPass(half.name, "elementwise", (x,), half),
-        MemoryPass(name, "elementwise", (half, shifted), out, keeps=(half, shifted), backward_pass="by input"),
-    )
+        MemoryPass(name, "elementwise", (half, shifted), out, keeps=(half, shifted),
+                   backward_pass="by input" if autograd else "derived"),
+    )  # fmt: skip
     return steps, out
 
 
