@@ -327,18 +327,19 @@ def activate(function: str, name: str, x: Tensor, choices: Choices) -> tuple[tup
 def _gelu_steps(name: str, x: Tensor, choices: Choices) -> tuple[tuple[MemoryPass, ...], Tensor]:
     """Return the passes of x/2 · (1 + tanh(√(2/π) · (x + 0.044715 · x³))), one per term, and the output tensor.
 
-    The original code of BERT and GPT-2 computes GELU in this way. In fp32 the power reads a copy of a 16-bit input.
-    Autograd (``tanh-stepwise``) runs the gradient of the power in three passes and that of the last product in two. Two
-    more add up the gradients of the three uses of x, for which the backward pass of the first sum stands. Graphs of
-    TensorFlow are priced with a pass each, which its measured steps suit better. Reference: Hendrycks and Gimpel, 2016.
+    The original code of BERT and GPT-2 computes GELU in this way (Hendrycks and Gimpel, 2016). PyTorch
+    (``tanh-stepwise``) runs the gradient of the power in three passes and that of the last product in two. Two more add
+    up the gradients of the three uses of x, for which the backward pass of the first sum stands. Autocast's power reads
+    a copy in fp32. Graphs of TensorFlow are priced with a pass each, which its measured steps suit better.
     """
     cube = choices.output(x.like(f"{name}.cube"), "gelu")
     scaled, summed, inner, tanh, shifted, out = (
         cube.like(f"{name}{part}") for part in (".scaled", ".sum", ".inner", ".tanh", ".shifted", "")
     )
     half, wide = x.like(f"{name}.half"), replace(x.like(f"{name}.wide"), wide=True)
-    cast = cube.wide and not x.wide
-    power, autograd = wide if cast else x, choices.gelu == "tanh-stepwise"
+    autograd = choices.gelu == "tanh-stepwise"
+    cast = autograd and cube.wide and not x.wide
+    power = wide if cast else x
     sweeps = (POWER_GRADIENT, 2.0) if autograd else (1.0, 1.0)
     steps = (
         *((MemoryPass(wide.name, "elementwise", (x,), wide),) if cast else ()),

@@ -14,12 +14,13 @@ from paleo.files import read_rows
 from paleo.tables.runner import validate_file
 
 ROWS = Path(__file__).parent / "rows"
-#: Table -> rows, and the largest mean error of the shipped calibrations on them.
+#: Table -> rows, and the largest mean error of the shipped calibrations on them. Element-wise passes and attention of
+#: training (training_kernels) are fitted to half of theirs, all else is not.
 KERNELS = {
     "gemm": (278, 0.18),
-    "elementwise": (416, 0.37),
+    "elementwise": (416, 0.09),
     "attention": (168, 0.57),
-    "training_kernels": (168, 0.25),
+    "training_kernels": (168, 0.21),
     "conv": (432, 0.70),
     "rnn": (84, 2.85),
 }
