@@ -14,13 +14,13 @@ from paleo.files import read_rows
 from paleo.tables.runner import validate_file
 
 ROWS = Path(__file__).parent / "rows"
-#: Table -> rows, and the largest mean error of the shipped calibrations on them. Element-wise passes and attention of
-#: training (training_kernels) are fitted to half of theirs, all else is not.
+#: Table -> rows, and the largest mean error of the shipped calibrations on them. Element-wise passes are fitted to
+#: half of theirs, all else is not.
 KERNELS = {
     "gemm": (278, 0.18),
     "elementwise": (416, 0.09),
     "attention": (168, 0.57),
-    "training_kernels": (168, 0.21),
+    "training_kernels": (168, 0.25),
     "conv": (432, 0.70),
     "rnn": (84, 2.85),
 }
@@ -45,7 +45,7 @@ def test_rows_say_when_and_with_what_they_were_measured() -> None:
 
 #: Network and code -> the largest mean error of its steps. What was asked, 7 %, is missed (docs/limits.md).
 STEPS = {("Llama 3.2 1B", "plain"): 0.07, ("Llama 3.2 1B", "transformers"): 0.05, ("gpt2", "plain"): 0.16,
-         ("gpt2", "transformers"): 0.06, ("resnet50", "torchvision"): 0.11}  # fmt: skip
+         ("gpt2", "transformers"): 0.06, ("resnet50", "torchvision"): 0.12}  # fmt: skip
 
 
 @pytest.mark.parametrize(("network", "code"), STEPS)
