@@ -29,12 +29,12 @@ from paleo.files import append_row
 
 WARM_UP, STEPS, PROFILED_STEPS = 8, 24, 3
 SOURCE = "benchmarks/training_steps.py"
-#: Compiled or not, and how numbers are kept -> software profile; transformers' eager code has profiles of its own.
+#: Compiled or not, and how numbers are kept -> software profile without its first word, the library.
 SOFTWARE = {
-    (False, "autocast"): "pytorch-amp",
-    (True, "autocast"): "pytorch-compile",
-    (False, "bf16"): "pytorch-bf16",
-    (True, "bf16"): "pytorch-compile-bf16",
+    (False, "autocast"): "amp",
+    (True, "autocast"): "compile",
+    (False, "bf16"): "bf16",
+    (True, "bf16"): "compile-bf16",
 }
 
 
@@ -282,9 +282,8 @@ def row_of(case: Case, times: list[float]) -> dict[str, Any]:
 
 def software_of(case: Case) -> str:
     """Return the software profile of a case."""
-    name = SOFTWARE[case.compiled, case.precision]
-    own = case.code == "transformers" and not case.compiled
-    return name.replace("pytorch", "huggingface") if own else name
+    library = "huggingface" if case.code == "transformers" else "pytorch"
+    return f"{library}-{SOFTWARE[case.compiled, case.precision]}"
 
 
 def driver() -> str:

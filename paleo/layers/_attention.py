@@ -41,7 +41,7 @@ def attend(
     out = Tensor(f"{name}.context", tuple(sizes), tuple(sizes.values()))
     if choices.attention == "fused":
         attended = min(window or key.sizes[1], key.sizes[1])
-        return (FusedAttention(f"{name}.core", query, key, value, out, causal, attended),), out
+        return (FusedAttention(f"{name}.core", query, key, value, out, causal, attended, dropout > 0.0),), out
     score_sizes: dict[str, Size] = {d: query.size(d) for d in (batch, kv_heads, group, seq)} | {keys: key.sizes[1]}
     scores = Tensor(f"{name}.core.scores", tuple(score_sizes), tuple(score_sizes.values()))
     plain = choices.attention == "stepwise"

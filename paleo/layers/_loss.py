@@ -29,6 +29,10 @@ class Softmax(Layer):
 #: one at the target, their sum with e^x, and the product with the gradient. Measured by tensor lifetimes
 #: (torch/distributed/tensor/parallel/loss.py of 2.13, _nll_loss_and_log_softmax_backward).
 PARALLEL_TEMPORARIES = 3
+#: Implementations of two functions, log-softmax and the choice of the target: autograd fills a gradient of the
+#: log-probabilities with zeros, which the gradient of log-softmax reads (nll_loss and log_softmax of ATen). The
+#: backward pass moves that tensor twice besides the log-probabilities and the gradient of the logits.
+_TWO_FUNCTIONS = ("separate", "upcast")
 
 
 @LAYERS.register("cross_entropy")
@@ -46,13 +50,14 @@ class CrossEntropy(Layer):
         out = x.without(last, name=name, role="statistic")
         kept = x.like(f"{name}.log_probabilities", role="statistic")
         wide = x.like(f"{name}.fp32", role="statistic")
-        within = choices.loss in ("fused", "recomputed", "tiled")
+        within = choices.loss in ("fused", "recomputed", "tiled", "separate")
         source = x if within else wide
         again = choices.loss in ("recomputed", "tiled")
         keeps = (x, out.like(f"{name}.log_sum", role="statistic")) if again else (kept,)
         final = MemoryPass(
             name, "softmax", (source,), out, keeps=keeps, flops_per_element=5.0, reduces=(last,),
             tiled=choices.loss == "tiled", divided_temporaries=PARALLEL_TEMPORARIES * (choices.loss == "upcast"),
+            backward_sweeps=2.0 if choices.loss in _TWO_FUNCTIONS else 1.0,
         )  # fmt: skip
         metrics = tuple(
             each for number in range(choices.metrics) for each in _metric(f"{name}.metric{number}", x, last)

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import NonNegativeInt, PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.base import LAYERS, NORM_FLOPS, Choices, Expansion, Layer, describe, project, vector
+from paleo.layers.base import LAYERS, NORM_FLOPS, POWER_GRADIENT, Choices, Expansion, Layer, describe, project, vector
 from paleo.operations.base import MemoryPass
 from paleo.operations.tensor import Size, Tensor
 
@@ -119,11 +119,6 @@ class RmsNorm(Layer):
         return Expansion((replace(norm, keeps=(*norm.keeps, x.like(f"{name}.normalised"))),), plain.out)
 
 
-#: Bytes moved by autograd's gradient of x² (a copy, a doubling, a product with the gradient), 28 an element, relative
-#: to the 12 of a single pass.
-_POWER_GRADIENT = 28.0 / 12.0
-
-
 def _root_mean_square_by_steps(name: str, x: Tensor) -> Expansion:
     """Return the expansion of an RMS norm as plain PyTorch code computes it, one pass per step.
 
@@ -139,7 +134,7 @@ def _root_mean_square_by_steps(name: str, x: Tensor) -> Expansion:
     return Expansion(
         (
             MemoryPass(wide.name, "eager", (x,), wide),
-            MemoryPass(squares.name, "eager", (wide,), squares, (), (wide,), backward_sweeps=_POWER_GRADIENT),
+            MemoryPass(squares.name, "eager", (wide,), squares, (), (wide,), backward_sweeps=POWER_GRADIENT),
             MemoryPass(f"{name}.mean", "eager", (squares,), root, (), (root,), reduces=(last,), calls=(3.0, 3.0)),
             MemoryPass(scaled.name, "eager", (wide, root), scaled, (), (wide, root), backward_pass="by input"),
             MemoryPass(narrow.name, "eager", (scaled,), narrow),

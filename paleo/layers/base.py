@@ -36,8 +36,9 @@ class Choices:
     #: Cross-entropy. ``fused``: reads logits, writes log-probabilities. ``recomputed``: saves the logits and one number
     #: per row, as the kernels of Apex and FlashAttention do. ``tiled``: head and loss in one kernel over tiles of
     #: tokens, so that the logits never exist in memory (Liger's fused linear cross-entropy, DeepSpeed's tiled logits).
-    #: ``upcast``: logits are first written in fp32, as PyTorch's autocast does. ``stepwise``: a pass for each step of
-    #: the vocabulary-parallel loss (Megatron-LM).
+    #: ``separate``: log-softmax and the choice of the target are functions of their own, as in eager PyTorch.
+    #: ``upcast``: so, and logits are first written in fp32, as PyTorch's autocast does. ``stepwise``: a pass for each
+    #: step of the vocabulary-parallel loss (Megatron-LM).
     loss: LossKernels = "fused"
     #: Gated activations. ``separate``: one pass for the gate's function and one for the product, as in eager mode.
     gates: Literal["fused", "separate"] = "fused"
@@ -291,6 +292,11 @@ ACTIVATIONS: dict[str, tuple[float, Literal["input", "output"]]] = {
 }
 
 
+#: Bytes moved by autograd's gradient of a power (x^(n - 1), its product with n, that with the gradient), 28 an element
+#: in fp32, relative to the 12 of a single pass.
+POWER_GRADIENT = 28.0 / 12.0
+
+
 def activate(function: str, name: str, x: Tensor, choices: Choices) -> tuple[tuple[MemoryPass, ...], Tensor]:
     """Return the passes of an element-wise activation function, and the output tensor.
 
@@ -321,24 +327,32 @@ def activate(function: str, name: str, x: Tensor, choices: Choices) -> tuple[tup
 def _gelu_steps(name: str, x: Tensor, choices: Choices) -> tuple[tuple[MemoryPass, ...], Tensor]:
     """Return the passes of x/2 · (1 + tanh(√(2/π) · (x + 0.044715 · x³))), one per term, and the output tensor.
 
-    The original code of BERT and GPT-2 computes GELU in this way. Sums pass their gradient on without a kernel.
-    Reference: Hendrycks and Gimpel, 2016.
+    The original code of BERT and GPT-2 computes GELU in this way (Hendrycks and Gimpel, 2016). PyTorch
+    (``tanh-stepwise``) runs the gradient of the power in three passes and that of the last product in two. Two more add
+    up the gradients of the three uses of x, for which the backward pass of the first sum stands. Autocast's power reads
+    a copy in fp32. Graphs of TensorFlow are priced with a pass each, which its measured steps suit better.
     """
     cube = choices.output(x.like(f"{name}.cube"), "gelu")
     scaled, summed, inner, tanh, shifted, out = (
         cube.like(f"{name}{part}") for part in (".scaled", ".sum", ".inner", ".tanh", ".shifted", "")
     )
-    half = x.like(f"{name}.half")
+    half, wide = x.like(f"{name}.half"), replace(x.like(f"{name}.wide"), wide=True)
+    autograd = choices.gelu == "tanh-stepwise"
+    cast = autograd and cube.wide and not x.wide
+    power = wide if cast else x
+    sweeps = (POWER_GRADIENT, 2.0) if autograd else (1.0, 1.0)
     steps = (
-        MemoryPass(cube.name, "elementwise", (x,), cube, keeps=(x,), flops_per_element=2.0),
+        *((MemoryPass(wide.name, "elementwise", (x,), wide),) if cast else ()),
+        MemoryPass(cube.name, "elementwise", (power,), cube, (), (power,), 2.0, backward_sweeps=sweeps[0]),
         MemoryPass(scaled.name, "elementwise", (cube,), scaled),
-        MemoryPass(summed.name, "elementwise", (x, scaled), summed),
+        MemoryPass(summed.name, "elementwise", (x, scaled), summed, backward_sweeps=sweeps[1]),
         MemoryPass(inner.name, "elementwise", (summed,), inner),
         MemoryPass(tanh.name, "elementwise", (inner,), tanh, keeps=(tanh,), flops_per_element=5.0),
         MemoryPass(shifted.name, "elementwise", (tanh,), shifted, backward_pass="free"),
         MemoryPass(half.name, "elementwise", (x,), half),
-        MemoryPass(name, "elementwise", (half, shifted), out, keeps=(half, shifted)),
-    )
+        MemoryPass(name, "elementwise", (half, shifted), out, keeps=(half, shifted),
+                   backward_pass="by input" if autograd else "derived"),
+    )  # fmt: skip
     return steps, out
 
 

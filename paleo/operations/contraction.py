@@ -334,7 +334,8 @@ class FusedAttention:
 
     Shapes: query (batch, q sequence, kv_heads, group, head_dim), key and value (batch, kv sequence, kv_heads, dim).
     FLOP count all scores, even if a causal mask hides half of them (the convention of MFU and of torch). The price uses
-    ``causal`` and ``attended``, the largest number of keys that a query sees (its sliding window).
+    ``causal``, ``attended``, the largest number of keys that a query sees (its sliding window), and ``dropout``, which
+    is True if weights are dropped out.
 
     A split sequence is distributed so that each rank has early and late queries, and all ranks an equal share of the
     scores that a causal mask leaves (Brandon et al., Striped attention, 2023). The kernel is then counted over the mean
@@ -348,6 +349,7 @@ class FusedAttention:
     out: Tensor
     causal: bool
     attended: Size
+    dropout: bool = False
 
     @property
     def useful(self) -> tuple[float, float]:
@@ -459,6 +461,7 @@ class FusedAttention:
             "value_dim": float(self.value.sizes[-1]),
             "causal": float(self.causal),
             "attended": attended,
+            "dropout": float(self.dropout),
         }
         return Kernel(self.name, "attention", "fused", phase, flops, 5.0 * self._scores, read, written, shape)
 

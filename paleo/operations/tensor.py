@@ -23,7 +23,7 @@ BYTES: dict[str, float] = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2
 #: one scale for the tensor.
 Scaling = Literal["delayed", "current", "mxfp8", "nvfp4"]
 #: Implementations of the cross-entropy of classes (`paleo.layers.base.Choices`).
-LossKernels = Literal["fused", "recomputed", "tiled", "upcast", "stepwise"]
+LossKernels = Literal["fused", "recomputed", "tiled", "separate", "upcast", "stepwise"]
 #: Implementations of rotary position embedding (`paleo.layers.base.Choices`).
 Rotation = Literal["fused", "stepwise", "complex", "halves"]
 #: Bytes of scales per number.

@@ -477,6 +477,7 @@ def attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tu
     attended, keys = column(kernels, "attended"), column(kernels, "kv_len")
     training = prices.parameters_of(TrainingParameters, f"training.attention.{kernel_name}")
     measured = training.origin != "default"
+    skips = prices.software.attention.mask == "causal"
     formula = attention_prefill_time if group.endswith("forward") else attention_backward_time
     tensor = prices.figures(prices.sixteen_bits).tensor_cores
     products: GemmParameters = prices.parameters_of(GemmParameters, "gemm.tensor" if tensor else "gemm.simt").parameters
@@ -488,8 +489,8 @@ def attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tu
         kv_length=keys,
         head_dim=column(kernels, "head_dim"),
         value_dim=column(kernels, "value_dim"),
-        causal=column(kernels, "causal") > 0,
-        window=np.where(attended < keys, attended, 0.0),
+        causal=(column(kernels, "causal") > 0) & skips,
+        window=np.where((attended < keys) & skips, attended, 0.0),
         kernel_name=kernel_name,
         element_bytes=float(BYTES[prices.sixteen_bits]),
         sustained=1.0,
@@ -499,7 +500,8 @@ def attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tu
         if measured
         else entry.parameters,
     )
-    return entry, times * prices.software.slowdown_on(prices.device.architecture)
+    draws = np.where(column(kernels, "dropout", 0.0) > 0, prices.software.attention.dropout, 1.0)
+    return entry, times * draws * prices.software.slowdown_on(prices.device.architecture)
 
 
 def _activity(prices: FamilyPrices, products: GemmParameters, dtype: str) -> float:
@@ -551,7 +553,7 @@ def memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple
     if swept:
         read = np.array([_first_sweep(kernel, prices) for kernel in kernels])
         rowwise = {"reread_bytes": read, "reread_footprint": read}
-        if prices.channels_first or prices.transposes_norms:
+        if prices.scalar_norms:
             elements, parameters = (moved + read) / width, replace(parameters, elements_per_cycle=SCALAR_LOADS)
     times = memory_time(
         moved_bytes=moved, elements=elements, device=device, parameters=parameters, host_calls=0.0, **rowwise

@@ -653,6 +653,11 @@ class FamilyPrices:
         return channels_last and self.software.formats.norms == "channels-first"
 
     @property
+    def scalar_norms(self) -> bool:
+        """True if batch normalisation in training loads one number a thread."""
+        return self.channels_first or self.transposes_norms or self.dtype in self.software.formats.scalar_norms
+
+    @property
     def unit(self) -> str:
         """Arithmetic unit as a suffix of family names: ``tensor`` or ``vector``."""
         return "tensor" if self.figures().tensor_cores else "vector"

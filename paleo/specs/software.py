@@ -154,6 +154,15 @@ class AttentionSoftware(Spec):
         "them; heads last: samples and heads are the last dims, so that scores are transposed for products and "
         "softmax",
     )
+    dropout: Slowdown = Field(
+        1.0,
+        description="factor on the time of a fused kernel that drops weights out, for which it draws random numbers",
+    )
+    mask: Literal["causal", "tensor"] = Field(
+        "causal",
+        description="how a fused kernel learns which keys a token sees. causal: from the order of tokens, so that it "
+        "skips the others; tensor: from an explicit mask, so that it computes all scores",
+    )
     slowdown: Slowdown | dict[str, Slowdown] = Field(
         1.0,
         description="factor by which attention is slower than the calibrated kernel, for all architectures "
@@ -204,9 +213,10 @@ class Fusion(Spec):
         "fused",
         description="cross-entropy. fused: reads logits, writes log-probabilities; recomputed: keeps the "
         "logits and one number a row (Apex, FlashAttention); tiled: computed with the output layer for one tile of "
-        "tokens at a time, so that the logits are never stored whole (Liger's fused linear cross-entropy); upcast: "
-        "logits are first written in fp32 (autocast); stepwise: one pass for each step of the vocabulary-parallel "
-        "loss (Megatron-LM)",
+        "tokens at a time, so that the logits are never stored whole (Liger's fused linear cross-entropy); separate: "
+        "log-softmax and the choice of the target are functions of their own, so that a gradient as large as the "
+        "logits is filled with zeros and read (eager PyTorch); upcast: so, and logits are first written in fp32 "
+        "(autocast); stepwise: one pass for each step of the vocabulary-parallel loss (Megatron-LM)",
     )
     metrics: Annotated[int, Field(strict=True, ge=0)] = Field(
         0,
@@ -275,6 +285,11 @@ class NumberFormats(Spec):
         "as stored",
         description="channels-first: batch normalisation in training transposes channels-last tensors of "
         "tensor cores to channels-first and its results back, in both passes",
+    )
+    scalar_norms: tuple[Literal["fp16", "bf16"], ...] = Field(
+        (),
+        description="dtypes in which batch normalisation in training runs on kernels of the framework, which load one "
+        "number a thread, as cuDNN does not get them",
     )
 
 

@@ -488,9 +488,10 @@ def test_gelu_term_by_term(kind: str, gelu: Any, launches: int) -> None:
     made = expand(kind, (SEQUENCE,), {}, Choices(gelu=gelu)).operations
     assert len(forward(made)) == launches
     if launches == 8:
-        # x³, ·0.04, x +, ·√(2/π), tanh, 1 +, x/2, · : 2+2+3+2+2+2+2+3 numbers an element; back 3+2+3+2+3+0+2+5
+        # x³, ·0.04, x +, ·√(2/π), tanh, 1 +, x/2, · : 2+2+3+2+2+2+2+3 numbers an element; back 2+2+3, 2, two sums of
+        # 3, 2, 3, 0, 2 and two products of 3 by autograd; 3+2+3+2+3+0+2+5 in a pass each
         assert moved(forward(made)) == 18 * 320
-        assert moved(backward(made)) == 20 * 320
+        assert moved(backward(made)) == pytest.approx((28 if kind == "gelu_tanh" else 20) * 320)
         assert saved_bytes(made) == 4 * 320  # x, tanh, x/2 and 1 + tanh
 
 

@@ -68,6 +68,22 @@ def test_what_losses_keep() -> None:
     assert sum(kept(Choices(loss="recomputed"), "cross_entropy", x).values()) == 6 * 100 * 2 + 6 * 4
 
 
+@pytest.mark.parametrize(("dtype", "fused", "separate"), [("fp32", "fused", "separate"), ("bf16", None, "upcast")])
+def test_a_loss_of_two_functions_fills_a_gradient_and_reads_it(dtype: str, fused: str | None, separate: str) -> None:
+    """600 fp32 log-probabilities are read and 600 gradients written, and a tensor in between is filled and read: 4
+    bytes an element each, besides the gradient of 6 losses."""
+    x, formats = Tensor("logits", ("batch", "seq", "vocab"), (2, 3, 100)), precision(dtype)
+    layer = LAYERS["cross_entropy"].model_validate({})
+
+    def moved(loss: str) -> float:
+        (*_, last) = layer.expand("loss", (x,), Choices(loss=loss)).operations  # type: ignore[arg-type]
+        (kernel,) = last.backward(formats)
+        return kernel.bytes
+
+    assert moved(separate) == 2 * (6 * 4 + 600 * 4 + 600 * 4)
+    assert fused is None or moved(fused) == moved(separate) / 2
+
+
 def test_a_tiled_loss_leaves_no_logits() -> None:
     """Llama 3 8B, 8,192 tokens: bf16 logits of 128,256 classes are neither kept (with a number a row) nor an output. A
     tile of the head's product has as many numbers as the hidden states, so a block's largest output is the largest:

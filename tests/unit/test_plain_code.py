@@ -53,6 +53,42 @@ def test_eager_step_is_slower_by_a_tenth_or_more() -> None:
     assert 1.1 < eager.step_time / compiled.step_time < 1.25  # torchtitan's own pair: 1.16
 
 
+def attention_seconds(software: str, dropout: float, seq: int = 1024) -> float:
+    """Seconds of GPT-2's attention, forward and backward, in a step of 16,384 tokens on one H100."""
+    model = load_model("gpt2")
+    made = predict(
+        model.model_copy(update={"params": model.params | {"dropout": dropout, "seq": seq}}),
+        load_system("h100-sxm5-80gb"),
+        Run(batch=16384 // seq, dtype="bf16"),
+        load_software(software),
+    )
+    kernels = [each for section in made.program.sections for each in section.kernels]
+    assert len(kernels) == len(made.kernels.total)
+    return sum(s for k, s in zip(kernels, made.kernels.total.tolist(), strict=True) if k.kernel.family == "attention")
+
+
+def test_attention_that_draws_random_numbers_takes_1_4_times_as_long_where_that_was_measured() -> None:
+    plain = attention_seconds("pytorch-amp", 0.0)
+    assert attention_seconds("pytorch-amp", 0.1) == pytest.approx(1.4 * plain)
+    assert attention_seconds("megatron-core", 0.1) == pytest.approx(attention_seconds("megatron-core", 0.0))
+
+
+def test_an_explicit_mask_leaves_no_scores_out() -> None:
+    """In rows of 16,384 tokens nearly half of the scores are hidden; in short rows tiles cost more than scores."""
+    for seq, least, most in ((16384, 1.8, 2.0), (1024, 1.2, 1.8)):
+        seen, all_scores = (attention_seconds(f"{name}-compile", 0.0, seq) for name in ("pytorch", "huggingface"))
+        assert least < all_scores / seen < most
+
+
+def test_norms_are_plain_code_in_transformers_and_in_older_releases() -> None:
+    assert (
+        load_software("pytorch-amp").fusion.rms_norm == load_software("huggingface-compile").fusion.rms_norm == "fused"
+    )
+    assert load_software("pytorch-compile@2.4").fusion.rms_norm == "fused"
+    for name in ("pytorch-amp@2.4", "huggingface-amp", "huggingface-bf16", "fsdp2", "deepspeed-zero3"):
+        assert load_software(name).fusion.rms_norm == "stepwise"
+
+
 def test_key_heads_are_copied_to_ranks_that_share_them() -> None:
     model = load_model("llama3-70b")  # 8 key heads
     assert copied_heads(model, {}, 8) == {}

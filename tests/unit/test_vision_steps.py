@@ -318,6 +318,21 @@ def test_batch_norm_that_knows_channels_first_alone_turns_tensors_both_ways() ->
         assert first == second
 
 
+def test_batch_norms_that_cudnn_does_not_get_load_one_number_a_thread() -> None:
+    """Eager PyTorch in bf16: 8 numbers are moved for each output of a convolution (3 forward, 5 backward, sums of the
+    batch included), 4.5 in a clock of 1.98 GHz of each of 132 multiprocessors; compiled norms stream."""
+    outputs, streamed = 11_113_984 * 256, 2 / 3.35e12
+    plain = load_software("pytorch-amp").changed({"formats.scalar_norms": ()})
+    run = Run(batch=256, dtype="bf16", optimizer="momentum")
+    scalar, vector = (
+        predict(load_model("resnet50"), load_system("h100-sxm5-80gb"), run, software).step_time
+        for software in (load_software("pytorch-amp"), plain)
+    )
+    assert 0 < scalar - vector < 8 * outputs * (1 / (4.5 * 132 * 1.6e9) - streamed)
+    assert load_software("pytorch-amp").formats.scalar_norms == ("bf16",)
+    assert load_software("pytorch-compile").formats.scalar_norms == ()
+
+
 #: A profile whose batch normalisations turn tensors, and one that is otherwise the same.
 TURNED = ("tensorflow2", "tensorflow2-ngc@20.10")
 
