@@ -32,7 +32,6 @@ from paleo.pricing.latent_kernels import CACHED as LATENT_CACHED
 from paleo.pricing.latent_kernels import TOKEN_ROWS, TRITON_ROWS, LatentParameters, latent_attention_time
 from paleo.pricing.power import slow_down, switching_activity
 from paleo.pricing.tiles import TileParameters
-from paleo.serving.formats import WEIGHT_BYTES
 from paleo.serving.lowered import LONG, AttentionLayers, Lowered, Sharding, TokenScaledKernel, lowered
 from paleo.units import MEBIBYTE, MICROSECOND
 
@@ -618,7 +617,7 @@ class _Pricing:
 
     @property
     def _weight_only(self) -> bool:
-        narrow = WEIGHT_BYTES[self.formats.weights] < 2.0
+        narrow = self.formats.weight_bytes < 2.0
         return narrow and not precision(self._families.dtype).narrow
 
     def _dequantised(self, kernels: list[Kernel], scaled: list[TokenScaledKernel], seconds: Array) -> Array:
