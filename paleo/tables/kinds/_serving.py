@@ -43,7 +43,7 @@ INTERVAL = (0.7, 1.35)
 SHARED_SPREAD, LONGEST_PROMPT, LONGEST = (2.0, 1.0), 2.0**10, 2.0**11
 #: Mean tokens of answers below which requests are generated, not of conversations.
 SHORTEST_MEAN = 16.0
-#: Requests that are simulated at a stated rate and for each user of a closed loop, where a row states none; and at most.
+#: Requests that are simulated at a stated rate, and for each user of a closed loop, where a row states none; at most.
 AT_RATE, OF_USER = 3000, 12
 MOST_AT_RATE, MOST = 12000, 2000
 #: Words of a command that name what is not modelled.
