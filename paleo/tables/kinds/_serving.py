@@ -22,7 +22,7 @@ from paleo.serving.phases import Phases, phases
 from paleo.serving.plans import ReplicaLayout
 from paleo.serving.simulation import Simulated, simulate
 from paleo.serving.steady import Lengths
-from paleo.specs.catalog import systems_with
+from paleo.specs.catalog import SIXTEEN_BITS, systems_with
 from paleo.specs.model import load_model
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, number_or_nan
@@ -158,7 +158,9 @@ def layout_of(row: Row, offline: bool) -> ReplicaLayout:
     if formats.untimed(system.device) and str(row["engine"]) not in TIMED:
         raise SpecError(f"kernels of MXFP4 experts under {row['engine']} on devices without FP4 were never timed")
     engine, limit = engine_of(row, offline)
-    prices = prices_of(network.name, system.name, sharding, formats, engine)
+    # TensorRT-LLM's fp8 is made by ModelOpt, the others' published by the network's makers
+    made = network.released != SIXTEEN_BITS or formats.weights != "fp8" or engine.name.startswith("tensorrt")
+    prices = prices_of(name if made else f"{name}-FP8", system.name, sharding, formats, engine)
     bound = limit or engine.limit(system.device)
     if offline and bound.offline_tokens:
         bound = bound.model_copy(update={"tokens": bound.offline_tokens})
