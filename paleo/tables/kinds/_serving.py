@@ -159,8 +159,8 @@ def layout_of(row: Row, offline: bool) -> ReplicaLayout:
         raise SpecError(f"kernels of MXFP4 experts under {row['engine']} on devices without FP4 were never timed")
     engine, limit = engine_of(row, offline)
     # TensorRT-LLM's fp8 is made by ModelOpt, the others' published by the network's makers
-    made = network.released != SIXTEEN_BITS or formats.weights != "fp8" or engine.name.startswith("tensorrt")
-    prices = prices_of(name if made else f"{name}-FP8", system.name, sharding, formats, engine)
+    variant = network.released == SIXTEEN_BITS and formats.weights == "fp8" and not engine.name.startswith("tensorrt")
+    prices = prices_of(f"{name}-FP8" if variant else name, system.name, sharding, formats, engine)
     bound = limit or engine.limit(system.device)
     if offline and bound.offline_tokens:
         bound = bound.model_copy(update={"tokens": bound.offline_tokens})
