@@ -209,7 +209,7 @@ def outcome_of(row: Row, trace: Requests | None = None) -> Outcome:
         result = _simulated(layout, requests, users)
     elif load == "constant rate":
         # Tools pause between requests for exponential times at a "constant" rate (inference-perf): the 90th percentile
-        # of latency lies 7, 9, 8 and 9 % above the mean (Llama 2 7B, four rates), as Poisson arrivals would have it.
+        # of latency lies 7 to 13 % above the mean (Llama 2 7B, five rates), as with Poisson arrivals within 1 %.
         count = min(int(float(row["requests"])), MOST_AT_RATE) if has_value(row, "requests") else AT_RATE
         result = _simulated(layout, _requests(lengths, count, float(row["request_rate"])))
     elif load == "overload":
