@@ -23,7 +23,7 @@ _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*\Z")
 _VARIANT = re.compile(
     r"[-_](instruct|chat|it|pt|base|hf|thinking|preview|turbo|reasoning|distilled|dpo|sft|rl|fp8|fp4|nvfp4|mxfp4|bf16|"
     r"fp16|int4|int8|w4a16|w8a8|awq|gptq|gguf|4bit|8bit|bnb|unsloth|static|dynamic|pertensor|block|kv|original|"
-    r"v\d+(\.\d+)*|\d{4}|\d{6})\Z",
+    r"v\d+(\.\d+)*|g\d+|\d{4}|\d{6})\Z",
     re.IGNORECASE,
 )
 _WHAT_IT_TAKES = (

@@ -23,7 +23,7 @@ def configured_format(config: Mapping[str, Any]) -> str | None:
         return None
     method = named_format(str(stated.get("quant_method")))
     if method == "int4":  # AWQ or GPTQ
-        return "int8" if stated.get("bits") == 8 else "int4"
+        return "int8" if stated.get("bits") == 8 else _int4(stated.get("group_size"))
     experts = _of_groups(stated) or named_format(str(stated.get("quant_algo")))
     experts = "mxfp4" if experts is None and config.get("expert_dtype") == "fp4" else experts
     dense = method or (SIXTEEN_BITS if _leaves_attention(stated) else experts)
@@ -41,8 +41,14 @@ def _of_groups(stated: Mapping[str, Any]) -> str | None:
     if not isinstance(weights, Mapping):
         return None
     name = f"{weights.get('type')}{weights.get('num_bits')}"
-    four = "fp4" if weights.get("group_size") == 16 else "mxfp4"
-    return {"float4": four, "float8": "fp8", "int8": "int8", "int4": "int4"}.get(name)
+    size = weights.get("group_size")
+    four = "fp4" if size == 16 else "mxfp4"
+    return {"float4": four, "float8": "fp8", "int8": "int8", "int4": _int4(size)}.get(name)
+
+
+def _int4(size: object) -> str:
+    """Return int4 with the size of the groups that share a scale; AWQ's and GPTQ's usual 128 need no mention."""
+    return f"int4-g{size}" if isinstance(size, int) and 0 < size < 128 else "int4"
 
 
 def _leaves_attention(stated: Mapping[str, Any]) -> bool:

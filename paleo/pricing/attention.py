@@ -25,6 +25,7 @@ from paleo.errors import SpecError, near
 from paleo.pricing.kernels import DeviceFigures, floats
 from paleo.pricing.power import slow_down, throttled_share
 from paleo.specs.calibration import parameter
+from paleo.units import MICROSECOND
 
 Array = npt.NDArray[np.float64]
 Sizes = Array | float
@@ -403,6 +404,9 @@ def _fewest_full(n: Array, b: Array, splits: Array, slots: float) -> Array:
 #: Resident threads of one multiprocessor on every datacentre GPU since Pascal but Turing (CUDA C++ guide, table of
 #: compute capabilities), and the most threads that the cache-write kernel gives to a token.
 RESIDENT_THREADS, WRITE_THREADS = 2048.0, 512.0
+#: Seconds until keys that miss L2 stream at the full rate: 4.4 us on H100, 4.8 on A100, 5.7 on H200, 2.8 on B200 (rows
+#: of decode in attention.csv, each fitted alone), 4 in PyTorch's own kernels on another H100 (tests/measured/rows).
+STREAM_START = 4.0 * MICROSECOND
 #: Steepness of the step from L2-resident to streamed keys.
 CACHE_STEEPNESS = 8.0
 
@@ -753,7 +757,8 @@ def attention_decode_time(
 ) -> Array:
     """Compute the time of decode attention: one query token per sequence, in a CUDA graph.
 
-    time = launch + ((W tile / clock)^p + (key bytes from memory or L2)^p)^(1/p) + partial sums + write of the new token
+    time = launch + ((W tile / clock)^p + (key bytes from memory or L2)^p)^(1/p) + start of the stream from memory
+           + partial sums + write of the new token
 
     W is the number of waves of tiles times splits on the multiprocessors. Query heads that share a key head fill one
     padded tile, so a tile costs the same for 1 to ``rows`` of them. Keys that fit into L2 stay there between steps.
@@ -810,7 +815,8 @@ def attention_decode_time(
         tokens=b, kv_heads=hk, head_dim=d, element_bytes=element_bytes, write_latency=p.write_latency,
         bandwidth=p.bandwidth_fraction * device.memory_bandwidth, device=device,
     )  # fmt: skip
-    body = _norm(waves * tile / device.clock_hz, keys, p.norm_order)
+    start = STREAM_START * miss_fraction(2 * b * hk * nk * d * element_bytes, p.cache_fraction * device.l2_bytes)
+    body = start + _norm(waves * tile / device.clock_hz, keys, p.norm_order)
     return p.launch_time + launches * p.kernel_time + body + side + merge + np.where(paged, write, 0.0)
 
 

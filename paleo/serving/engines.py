@@ -77,7 +77,9 @@ class Engine(Spec):
     attention: dict[Text, Text] = Field(
         default_factory=dict, description="attention kernels by architecture, where they are not the usual ones"
     )
-    latent: Literal["vllm", "sglang", "trtllm"] = Field("trtllm", description="library of latent attention")
+    latent: Literal["vllm", "sglang", "trtllm"] = Field(
+        "trtllm", description="library of latent attention and of products whose weights have scales per block"
+    )
     joint_attention: Flag = Field(
         False, description="whether one call computes attention of prompts and of decode in a mixed iteration"
     )

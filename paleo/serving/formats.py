@@ -7,18 +7,21 @@ bits in registers and multiply those (weight-only kernels such as Marlin).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paleo.errors import SpecError, near
-from paleo.specs.catalog import joined_format
+from paleo.specs.catalog import hub_id, joined_format
 
 if TYPE_CHECKING:
     from paleo.specs.device import Device
+    from paleo.specs.model import ModelSpec
 
 #: Bytes of a weight with its scales: fp8 and int8 by channel or blocks of 128 x 128; NVFP4 a byte for 16 numbers, MXFP4
-#: for 32 (OCP Microscaling specification 1.0); int4 two bytes and a zero point for 128 (AWQ, GPTQ).
+#: for 32 (OCP Microscaling specification 1.0); int4 two bytes and a zero point for 128 (AWQ, GPTQ). ``int4-g32`` is
+#: int4 with two bytes for each group of 32 and no zero points (symmetric groups of compressed-tensors).
 WEIGHT_BYTES = {
     "fp32": 4.0,
     "bf16": 2.0,
@@ -35,6 +38,60 @@ CACHE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "
 ALIASES = {"nvfp4": "fp4", "awq": "int4", "gptq": "int4", "w4a16": "int4", "w8a8": "fp8", "float8": "fp8", "auto": ""}
 #: The format whose arithmetic a narrow one uses where a device has it.
 ARITHMETIC = {"fp8": "fp8", "int8": "fp8", "fp4": "fp4"}
+#: Publishers of networks whose fp8 weights have a scale for each block of 128 x 128 (``weight_block_size`` of all 17
+#: configurations with ``quant_method: fp8`` that were read; "": a configuration without a publisher). Others' weights
+#: have one for each tensor or channel.
+BLOCK_SCALED = ("Qwen", "deepseek-ai", "moonshotai", "MiniMaxAI", "XiaomiMiMo", "zai-org", "stepfun-ai", "")
+_GROUPED = re.compile(r"int4-g([1-9]\d{0,3})\Z")
+
+
+def weight_bytes(name: str) -> float:
+    """Return the bytes of a weight in a format, with its scales.
+
+    Parameters
+    ----------
+    name : str
+        A format of `WEIGHT_BYTES`, or int4 with the size of its groups.
+
+    Returns
+    -------
+    float
+        Bytes.
+
+    Examples
+    --------
+    >>> weight_bytes("int4"), weight_bytes("int4-g32")
+    (0.51953125, 0.5625)
+    """
+    grouped = _GROUPED.match(name)
+    return 0.5 + 2.0 / int(grouped[1]) if grouped else WEIGHT_BYTES[name]
+
+
+def has_block_scales(model: ModelSpec, weights: str) -> bool:
+    """Return True if weights that are served in a format have a scale for each block of 128 x 128.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        The network, by the name under which its weights were asked for.
+    weights : str
+        Format of the weights.
+
+    Returns
+    -------
+    bool
+        True for fp8 as the network's makers publish it, also from a folder; False for fp8 that an engine or another
+        publisher made of sixteen bits.
+
+    Examples
+    --------
+    >>> from paleo.specs.model import load_model
+    >>> [has_block_scales(load_model(name), "fp8") for name in ("deepseek_v3", "qwen3-8b", "Qwen/Qwen3-8B-FP8")]
+    [True, False, True]
+    """
+    published = model.released.partition("+")[0] == weights == "fp8"
+    owner, _, name = model.hub.partition("/")
+    return published and (owner if name else hub_id(model.name).partition("/")[0]) in BLOCK_SCALED
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +124,7 @@ class Formats:
     @property
     def weight_bytes(self) -> float:
         """Bytes per weight of matrix products, other than those of experts."""
-        return WEIGHT_BYTES[self.weights]
+        return weight_bytes(self.weights)
 
     @property
     def experts(self) -> Formats:
@@ -152,6 +209,6 @@ def parse_formats(weights: str | None, cache: str | None = None) -> Formats:
 def _known(option: str, name: str, known: Mapping[str, float]) -> str:
     """Return the format that a name or the name of a method means; SpecError names the option."""
     value = ALIASES.get(name, name) or "bf16"
-    if value not in known:
+    if value not in known and not (known is WEIGHT_BYTES and _GROUPED.match(value)):
         raise SpecError(f"--{option} {value!r}: unknown format; {near(value, [*known, *ALIASES])}")
     return value

@@ -31,8 +31,8 @@ from paleo.pricing.kernels import Calibrated, figures
 from paleo.pricing.latent_kernels import CACHED as LATENT_CACHED
 from paleo.pricing.latent_kernels import TOKEN_ROWS, TRITON_ROWS, LatentParameters, latent_attention_time
 from paleo.pricing.power import slow_down, switching_activity
-from paleo.pricing.tiles import TileParameters
-from paleo.serving.formats import WEIGHT_BYTES
+from paleo.pricing.tiles import TileParameters, narrow_product_time
+from paleo.serving.formats import has_block_scales
 from paleo.serving.lowered import LONG, AttentionLayers, Lowered, Sharding, TokenScaledKernel, lowered
 from paleo.units import MEBIBYTE, MICROSECOND
 
@@ -96,7 +96,7 @@ class EngineKernels:
     packed_experts : tuple
         The same for experts with narrow weights and 16-bit activations.
     latent : str
-        Library of the kernels of latent attention (MLA).
+        Library of the kernels of latent attention (MLA) and of products whose weights have scales per block.
     joint_attention : bool
         Whether one call computes attention of all tokens of an iteration. With prompts in it, FlashAttention-2 reads
         the cache of a sequence that decodes once for each query head: mha_varlen_fwd packs the heads of a group only
@@ -417,7 +417,7 @@ def phases(
     """
     engine = kernels or EngineKernels()
     work, backend = lowered(model, system, sharding, formats.arithmetic(system.device))
-    pricing = _Pricing(work, backend, sharding, formats, engine)
+    pricing = _Pricing(work, backend, sharding, formats, engine, has_block_scales(model, formats.weights))
     body, exchanges = pricing.products(work.layers), pricing.exchanges()
     head, decode = pricing.products(work.head), pricing.decode()
     return Phases(
@@ -464,6 +464,7 @@ class _Pricing:
     sharding: Sharding
     formats: Formats
     engine: EngineKernels
+    block_scales: bool = False
 
     def products(self, kernels: tuple[TokenScaledKernel, ...]) -> Array:
         """Return the summed times of kernels at each number of tokens in `TOKENS` [s]."""
@@ -535,8 +536,7 @@ class _Pricing:
     def _grouped(self) -> dict[str, Any]:
         """Return device and parameters of the engine's grouped-GEMM kernel, as keyword arguments.
 
-        In fp8, weights have scales per block with SGLang's Triton kernel and in networks with latent attention
-        (DeepSeek-V3 technical report, arXiv:2412.19437, section 3.3: blocks of 128 x 128).
+        In fp8, weights have scales per block with SGLang's Triton kernel and in networks that are published so.
         """
         device, families = self.backend.system.device, self._families
         dtype = self.formats.experts.arithmetic(device)
@@ -544,7 +544,7 @@ class _Pricing:
         kernel = _of_architecture(self.engine.experts, device) or "cutlass"
         if packed:
             kernel = _of_architecture(self.engine.packed_experts, device) or kernel
-        blocks = kernel == "triton-sglang" or self._latent
+        blocks = kernel == "triton-sglang" or self.block_scales
         if blocks and kernel == "cutlass" and dtype == "fp8" and device.architecture.startswith("Blackwell"):
             kernel = "deepgemm"
         name = {"fp8": "block8" if blocks else "tensor8", "fp4": "block4"}.get(dtype, "bf16")
@@ -552,11 +552,6 @@ class _Pricing:
         if packed and kernel == "cutlass":
             parameters = replace(parameters, efficiency=DEQUANTISED_SHARE * parameters.efficiency)
         return {"device": figures(device, dtype), "parameters": parameters}
-
-    @property
-    def _latent(self) -> bool:
-        """True if the network has latent attention; such networks are published with scales per block."""
-        return any(group.latent for group in self.work.attention)
 
     def _seconds(self, kernels: list[Kernel], scaled: list[TokenScaledKernel]) -> Array:
         """Return the times of kernels inside a CUDA graph [s]."""
@@ -566,12 +561,31 @@ class _Pricing:
             seconds -= self._fused_launches(kernels)
         if self._weight_only:
             seconds = self._dequantised(kernels, scaled, seconds)
-        seconds = np.maximum(seconds, MICROSECOND)
+        seconds = np.maximum(seconds, self._scaled_by_blocks(kernels))
         fused = (".quantise", ".largest") * self.engine.fused_norm + (".act",) * (self.engine.encoder_bytes > 0)
         merged = np.array([kernel.family == "memory" and kernel.name.endswith(fused) for kernel in kernels])
         if self.engine.encoder_bytes:
             seconds *= [self.engine.encoder_bytes / 2.0 if kernel.family == "memory" else 1.0 for kernel in kernels]
         return np.where(merged | _routing(kernels), 0.0, seconds)
+
+    def _scaled_by_blocks(self, kernels: list[Kernel]) -> Array:
+        """Return the times of narrow GEMMs whose weights have scales per block [s]; a microsecond for other kernels.
+
+        vLLM has its own, SGLang DeepGEMM as TensorRT-LLM. None is faster than one with a scale of the tensor.
+        """
+        seconds = np.full(len(kernels), MICROSECOND)
+        chosen = [place for place, kernel in enumerate(kernels) if kernel.operation == "narrow"] * self.block_scales
+        if not chosen or not precision(self._families.dtype).narrow:
+            return seconds
+        library = "vllm" if self.engine.latent == "vllm" else "trtllm"
+        m, n, k, batch = (
+            np.array([float(kernels[i].shape[name]) for i in chosen]) for name in ("m", "n", "k", "batch")
+        )
+        seconds[chosen] = batch * narrow_product_time(
+            m=m, n=n, k=k, element_bytes=1.0, device=figures(self.backend.system.device, "fp8"),
+            parameters=self._families.parameters_of(TileParameters, f"narrow.block8.{library}").parameters,
+        )  # fmt: skip
+        return seconds
 
     def _least(self, kernels: list[Kernel]) -> Array:
         """Return a lower bound of GEMM times in narrow formats [s].
@@ -602,7 +616,7 @@ class _Pricing:
         ]
         launch, bandwidth = max(launches[0] - launches[1], 0.0), 0.9 * self.backend.system.device.memory.bandwidth
         rows = np.array([_converted(kernel) for kernel in kernels])
-        apart = self.engine.converts or self._latent or families.dtype == "fp4"
+        apart = self.engine.converts or self.block_scales or families.dtype == "fp4"
         share = SEARCH_SHARE if apart else 1.0
         return np.where(rows > 0, share * (launch + CONVERSION_BYTES * rows / bandwidth), 0.0)
 
@@ -618,7 +632,7 @@ class _Pricing:
 
     @property
     def _weight_only(self) -> bool:
-        narrow = WEIGHT_BYTES[self.formats.weights] < 2.0
+        narrow = self.formats.weight_bytes < 2.0
         return narrow and not precision(self._families.dtype).narrow
 
     def _dequantised(self, kernels: list[Kernel], scaled: list[TokenScaledKernel], seconds: Array) -> Array:

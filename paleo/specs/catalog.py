@@ -187,8 +187,10 @@ _WORDS = {
 }
 #: Endings of folders of weights by their format.
 _ENDINGS = {"fp4": "NVFP4", "int4": "AWQ"}
-_BOTH = re.compile(r"(fp8|bf16)-(nvfp4|mxfp4|awq)\b")
-_ENDING = re.compile(r"[-_](nvfp4|fp4|mxfp4|fp8|int8|awq|gptq|w4a16|int4|bf16)\Z", re.IGNORECASE)
+_BOTH = re.compile(r"(fp8|bf16)-(nvfp4|mxfp4|awq|int4-g\d+)\b")
+_ENDING = re.compile(r"[-_](nvfp4|fp4|mxfp4|fp8|int8|awq|gptq|w4a16|int4|bf16)(-g\d+)?\Z", re.IGNORECASE)
+#: Size of the groups of numbers that share a scale, where a name states it.
+_GROUP = re.compile(r"int4(-g\d+)\b")
 
 
 def named_format(text: str) -> str | None:
@@ -202,7 +204,8 @@ def named_format(text: str) -> str | None:
     Returns
     -------
     str or None
-        Format such as ``fp8`` or ``fp8+mxfp4`` (experts last); None if the text names none.
+        Format such as ``fp8``, ``fp8+mxfp4`` (experts last) or ``int4-g32`` (scales of groups of 32); None if the text
+        names none.
 
     Examples
     --------
@@ -216,6 +219,8 @@ def named_format(text: str) -> str | None:
 
 
 def _word(text: str) -> str | None:
+    if group := _GROUP.search(text):
+        return "int4" + group[1]
     return next((name for name, pattern in _WORDS.items() if re.search(pattern, text)), None)
 
 

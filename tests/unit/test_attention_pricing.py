@@ -12,6 +12,7 @@ import pytest
 from paleo.errors import SpecError
 from paleo.pricing.attention import (
     KERNELS,
+    STREAM_START,
     DecodeParameters,
     PrefillParameters,
     attention_backward_time,
@@ -67,6 +68,17 @@ def decode(**changes: Any) -> Any:
         "parameters": DecodeParameters(),
     }
     return attention_decode_time(**(shape | changes))
+
+
+def test_keys_from_memory_stream_after_a_start():
+    """Calls of 1 and 2 GB differ by the bytes over the bandwidth; the rest is launch, start and tiles."""
+    free = DecodeParameters(
+        launch_time=1e-9, mma_efficiency=1.5, tile_cycles=100.0, norm_order=10.0, write_latency=1e-7,
+        bandwidth_fraction=0.9, l2_bytes_per_cycle=100.0,
+    )  # fmt: skip
+    small, large = (float(decode(batch=batch, query_heads=8.0, parameters=free)) for batch in (64.0, 128.0))
+    assert large - small == pytest.approx(2 * 64 * 8 * 4096 * 128 * 2 / (0.9 * A100.memory_bandwidth), rel=0.01)
+    assert 2 * small - large == pytest.approx(STREAM_START, rel=0.1)
 
 
 def test_one_tile_is_two_products_exponentials_and_its_start():

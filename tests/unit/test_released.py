@@ -12,14 +12,18 @@ import paleo
 from paleo.errors import SpecError
 from paleo.importers.quantized import configured_format
 from paleo.serving.commands import engine_command_line, read_command
+from paleo.serving.engines import load_engine
 from paleo.serving.formats import parse_formats
-from paleo.serving.lowered import Sharding
+from paleo.serving.lowered import Sharding, lowered
+from paleo.serving.memory import serving_memory
 from paleo.specs.catalog import hub_ids, named_format, names
 from paleo.specs.model import load_model
+from paleo.specs.system import load_system
 from tests.unit.test_import_hf import TINY
 
 NETWORKS = Path(__file__).resolve().parents[3] / "shared" / "networks"
 GROUP = {"num_bits": 4, "type": "float", "group_size": 16}
+INTEGERS = {"num_bits": 4, "type": "int", "group_size": 32}
 
 
 @pytest.mark.parametrize(
@@ -32,6 +36,8 @@ GROUP = {"num_bits": 4, "type": "float", "group_size": 16}
         ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16", "bf16"),
         ("DeepSeek-V3-BF16", "bf16"),
         ("Qwen2.5-7B-Instruct-GPTQ-Int8", "int8"),
+        ("moonshotai/Kimi-K2-Thinking", "bf16+int4-g32"),
+        ("Kimi-K2-Base-BF16-INT4-G64", "bf16+int4-g64"),
     ],
 )
 def test_names_mean_the_format_that_their_weights_have(name, released):
@@ -44,7 +50,9 @@ def test_names_mean_the_format_that_their_weights_have(name, released):
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
         ({"quant_method": "mxfp4"}, "mxfp4"),
         ({"quant_method": "gptq", "bits": 8}, "int8"),
-        ({"quant_method": "awq", "bits": 4}, "int4"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, "int4"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 32}, "int4-g32"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": INTEGERS}}}, "int4-g32"),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8"),
         ({"quant_method": "modelopt", "config_groups": {"g": {"weights": GROUP}}}, "fp4"),
         ({"quant_method": "modelopt", "config_groups": {"g": {"weights": GROUP}}, "ignore": ["*.attn"]}, "bf16+fp4"),
@@ -75,11 +83,11 @@ def test_the_catalog_states_what_the_configurations_of_published_weights_say():
     both = [each for each in hub_ids() if each in known and not named_format(each)]
     stated = {each: configured_format(json.loads(known[each].read_text())) or "bf16" for each in both}
     assert {each: load_model(each).released for each in both} == stated
-    assert {"fp8", "fp8+mxfp4", "bf16+int4", "mxfp4", "bf16"} == set(stated.values())
+    assert {"fp8", "fp8+mxfp4", "bf16+int4-g32", "mxfp4", "bf16"} == set(stated.values())
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
-@pytest.mark.parametrize("weights", [None, "bf16", "int4"])
+@pytest.mark.parametrize("weights", [None, "bf16", "int4", "int4-g64"])
 def test_the_launch_line_of_every_network_is_read_with_the_formats_of_the_plan(engine, weights):
     for name in names("models"):
         model = load_model(name)
@@ -140,3 +148,16 @@ def test_experts_may_have_a_format_of_their_own():
     assert parse_formats("fp8+fp8") == parse_formats("fp8")
     with pytest.raises(SpecError, match="--weights 'fp9': unknown format"):
         parse_formats("fp8+fp9")
+
+
+def test_scales_of_small_groups_count():
+    """The published files of Kimi K2 Thinking are 594 GB."""
+    model, system, engine = load_model("moonshotai/Kimi-K2-Thinking"), load_system("dgx-h200"), load_engine("vllm")
+    formats, sharding = parse_formats(model.released), Sharding()
+    work, _ = lowered(model, system, sharding, "bf16")
+    assert serving_memory(work, sharding, formats, engine, system.device).weights == pytest.approx(594e9, rel=0.01)
+    for wrong in ("int4-g0", "fp8-g32"):
+        with pytest.raises(SpecError, match="unknown format"):
+            parse_formats(wrong)
+    with pytest.raises(SpecError, match="unknown format"):
+        parse_formats("bf16", "int4-g32")

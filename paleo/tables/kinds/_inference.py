@@ -80,7 +80,7 @@ IMAGES = {
     "dlrm": ImageBenchmark("dlrm-dcnv2", "int8"),
 }
 #: Why the others are not priced.
-REASONS = {"3d-unet": "the windows of a scan, which differ in number, are not stated"}
+REASONS = {"3d-unet": "the sizes of KiTS19's 42 scans, which give their windows of 128 x 128 x 128, are not stated"}
 #: Tokens of the longest question that BERT reads (SQuAD with its paragraph, MLPerf Inference), and share of the peak in
 #: sixteen bits at which Hopper's fused attention computes the padding to these: what the server scenario adds to the
 #: offline time of a sample is 28 us on H100 and 30 on H200 in either accuracy, 44 on H100 PCIe (0.38, 0.36, 0.32).
