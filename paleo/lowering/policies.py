@@ -243,8 +243,9 @@ def _least_filled(weights: Sequence[float], stages: Sequence[int], early: bool) 
     less than full at that weight, pieces share the rest evenly.
     """
     sums, order = _running_sums(weights[::-1]), stages[::-1]
-    low, high = sums[-1] / len(set(stages)), sums[-1]
-    ends, _, _ = _filled(sums, order, high)
+    low, high, alone = sums[-1] / len(set(stages)), sums[-1], len(set(stages)) == len(stages)
+    ends, reached, _ = _filled(sums, order, high, even=alone)
+    high = reached if alone else high  # with several pieces a stage, more weight may suffice less well
     while low * _SLACK < high:
         middle = (low + high) / 2
         filled, reached, following = _filled(sums, order, middle)
@@ -283,22 +284,22 @@ def _filled(
     tuple of (list of int, float, float)
         (ends of the chunks, weight of the heaviest stage, least weight at which a chunk would take another unit).
     """
-    ends, base, following, open_pieces = list[int](), 0.0, np.inf, Counter(stages)
-    taken = dict.fromkeys(stages, 0.0)
+    ends, base, start, following = list[int](), 0.0, 0, np.inf
+    taken, open_pieces, pieces, spare = dict.fromkeys(stages, 0.0), Counter(stages), len(stages), len(sums) - len(stages)
     for number, stage in enumerate(stages):
-        start, last = ends[-1] if ends else 0, len(sums) - len(stages) + number + 1
-        share = (most - taken[stage]) / open_pieces[stage]
-        end = min(max(bisect_right(sums, base + share * _SLACK, start), start + 1), last)
+        held, left, last = taken[stage], open_pieces[stage], spare + number + 1
+        end = bisect_right(sums, base + (most - held) / left * _SLACK, start)
+        end = start + 1 if end <= start else end if end < last else last
         if end < last:
-            following = min(following, taken[stage] + (sums[end] - base) * open_pieces[stage])
+            next_weight = held + (sums[end] - base) * left
+            following = next_weight if next_weight < following else following
         if even:
-            mean = (sums[-1] - base) / (len(stages) - number)
+            mean = (sums[-1] - base) / (pieces - number)
             end = min(end, bisect_left(sums, base + mean / _SLACK, start) + 1)
-        end = last if last == len(sums) else end
-        ends.append(end)
-        taken[stage] += sums[end - 1] - base
-        open_pieces[stage] -= 1
-        base = sums[end - 1]
+        start = end if number + 1 < pieces else last
+        ends.append(start)
+        reached = sums[start - 1]
+        taken[stage], open_pieces[stage], base = held + (reached - base), left - 1, reached
     return ends, max(taken.values()), following
 
 
