@@ -434,6 +434,7 @@ def _propagated(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedN
         if len(_partial_terms(node, layouts)) > 1:
             joins.append(len(placed))
         if key not in known:
+            _check_division(graph, node, split, placement.context, mesh)
             layer = _place(node, split, share.layer, placement, mesh, layouts, shares)
             current = {tensor.name: layouts[tensor.name] for tensor in (*node.inputs, node.out)}
             known[key] = layer, current
@@ -517,12 +518,17 @@ def _division_problem(graph: Graph, placement: Placement, mesh: Mesh) -> str:
     """Return a text on a dim that cannot be split as the placement says; empty if all can."""
     try:
         for node in graph.nodes:
-            split = _active_split(node, placement.of(node), mesh)
-            core = _shards(_core_split(node, split, placement.context), mesh)
-            check_division(node.name, node.operations, _shards(split, mesh), core)
+            _check_division(graph, node, _active_split(node, placement.of(node), mesh), placement.context, mesh)
     except PlanError as error:
         return str(error)
     return ""
+
+
+def _check_division(graph: Graph, node: Node, split: Split, context: Context, mesh: Mesh) -> None:
+    """Check that the dims of a layer can be split; equal splits are checked once, as any batch can be divided."""
+    shards, core = _shards(split, mesh), _shards(_core_split(node, split, context), mesh)
+    key = "divided", node.name, *(frozenset(each.items() - {("batch", each.get("batch"))}) for each in (shards, core))
+    graph.once(key, lambda: check_division(node.name, node.operations, shards, core), any_batch=True)
 
 
 def _batch_axes(dim: str, mesh: Mesh) -> Axes:
@@ -553,7 +559,6 @@ def _place(
 ) -> PlacedNode:
     core = _core_split(node, split, placement.context)
     shards, core_shards = _shards(split, mesh), _shards(core, mesh)
-    check_division(node.name, node.operations, shards, core_shards)
     uneven = dict.fromkeys(PLACES, 1 / placement.imbalance) if split.get("experts") else {}
     shards |= {dim: shards.get(dim, 1) / placement.imbalance for dim in uneven}
     moves = _LayoutChanges(split, mesh, _current_tensors(node, split, layouts), uneven)
