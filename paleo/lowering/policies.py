@@ -285,9 +285,9 @@ def _filled(
         (ends of the chunks, weight of the heaviest stage, least weight at which a chunk would take another unit).
     """
     ends, base, start, following = list[int](), 0.0, 0, np.inf
-    taken, open_pieces, pieces, spare = dict.fromkeys(stages, 0.0), Counter(stages), len(stages), len(sums) - len(stages)
+    taken, open_pieces, pieces = dict.fromkeys(stages, 0.0), Counter(stages), len(stages)
     for number, stage in enumerate(stages):
-        held, left, last = taken[stage], open_pieces[stage], spare + number + 1
+        held, left, last = taken[stage], open_pieces[stage], len(sums) - pieces + number + 1
         end = bisect_right(sums, base + (most - held) / left * _SLACK, start)
         end = start + 1 if end <= start else end if end < last else last
         if end < last:

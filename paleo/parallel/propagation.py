@@ -14,7 +14,7 @@ experts, and borders of windows that slide over a split dim.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -397,7 +397,7 @@ class PlacedNode:
     share: Hashable
 
 
-def propagate(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedNode, ...]:
+def propagate(graph: Graph, placement: Placement, mesh: Mesh, layers: int | None = None) -> tuple[PlacedNode, ...]:
     """Compute one rank's share of every layer and the collectives that the placement requires.
 
     Parameters
@@ -408,6 +408,8 @@ def propagate(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedNod
         Split of every layer.
     mesh : Mesh
         Number of ranks along each mesh axis.
+    layers : int, optional
+        Number of first layers; all by default.
 
     Returns
     -------
@@ -419,15 +421,16 @@ def propagate(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedNod
     PlanError
         If a dim cannot be divided.
     """
-    return graph.once(("placed", placement, mesh.degrees), lambda: _propagated(graph, placement, mesh))
+    key = "placed", placement, mesh.degrees, layers
+    return graph.once(key, lambda: _propagated(graph, placement, mesh, graph.nodes[:layers]))
 
 
-def _propagated(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedNode, ...]:
+def _propagated(graph: Graph, placement: Placement, mesh: Mesh, nodes: Sequence[Node]) -> tuple[PlacedNode, ...]:
     layouts = {name: TensorLayout(tuple(_batch_axes(dim, mesh) for dim in t.dims)) for name, t in graph.inputs.items()}
     known: dict[Hashable, tuple[PlacedNode, dict[str, TensorLayout]]] = graph.once("layers", dict, any_batch=True)
     shares: dict[Hashable, tuple[Operation, ...]] = graph.once("shares of operations", dict, any_batch=True)
     batch_axes, placed, joins = _batch_axes("batch", mesh), list[PlacedNode](), list[int]()
-    for node in graph.nodes:
+    for node in nodes:
         split = _active_split(node, placement.of(node), mesh)
         share = share_key(graph, node, split, layouts, mesh, batch_axes)
         key = share, placement.context, placement.imbalance
