@@ -649,16 +649,16 @@ def _costs(blocks: Sequence[LayoutCounts], backend: Backend) -> SectionCosts:
 
     Kernels and collectives of all blocks are predicted at once.
     """
-    kernels = _kernel_seconds(blocks, backend)
-    programs, payloads = [(block.mesh, block.program) for block in blocks], [block.parts[1] for block in blocks]
-    transfers = transfer_seconds(backend.fabric, programs, payloads)
+    counts, payloads, outputs, sizes = zip(*(block.parts for block in blocks), strict=True)
+    kernels = _kernel_seconds(blocks, counts, backend)
+    transfers = transfer_seconds(backend.fabric, [(block.mesh, block.program) for block in blocks], payloads)
     known: dict[tuple[object, ...], SectionSums] = {}
     tables = []
-    for block, times, waited in zip(blocks, kernels, transfers, strict=True):
-        sizes, structure = _sizes(block), _structure(block.program)
+    for block, times, waited, *moved in zip(blocks, kernels, transfers, outputs, sizes, strict=True):
+        by_name, structure = _sizes(block.program, *moved), _structure(block.program)
         if structure not in known:
             known[structure] = SectionSums.of(block.program)
-        figures = [sizes[name] for name in BYTES]
+        figures = [by_name[name] for name in BYTES]
         tables.append(
             section_costs(
                 block.program,
@@ -674,11 +674,10 @@ def _costs(blocks: Sequence[LayoutCounts], backend: Backend) -> SectionCosts:
     return SectionCosts(tables[0].repeat, **joined)
 
 
-def _sizes(block: LayoutCounts) -> dict[str, Array]:
+def _sizes(program: Program, outputs: Array, sizes: Array) -> dict[str, Array]:
     """Return the byte counts of a block by name, each of shape (sections, microbatches)."""
-    *_, outputs, sizes = block.parts
     by_name = dict(zip(SIZES, np.split(sizes, len(SIZES)), strict=True))
-    lengths = [len(section.workspaces) for section in block.program.sections]
+    lengths = [len(section.workspaces) for section in program.sections]
     by_section = np.split(outputs, np.cumsum(lengths)[:-1])
     by_name["workspace_bytes"] = np.stack([sizes.max(axis=0, initial=0.0) for sizes in by_section])
     return by_name
@@ -698,7 +697,7 @@ def _structure(program: Program) -> tuple[object, ...]:
     return kernels, owed, tuple(len(section.kernels) for section in program.sections)
 
 
-def _kernel_seconds(blocks: Sequence[LayoutCounts], backend: Backend) -> list[KernelTimes]:
+def _kernel_seconds(blocks: Sequence[LayoutCounts], counts: Sequence[Array], backend: Backend) -> list[KernelTimes]:
     """Return the times of each block's kernels [s], shape (kernels, microbatches); equal kernels are predicted once."""
     blocks_of_kind: dict[object, list[int]] = {}
     for index, block in enumerate(blocks):
@@ -708,11 +707,16 @@ def _kernel_seconds(blocks: Sequence[LayoutCounts], backend: Backend) -> list[Ke
     unique: list[Kernel] = []
     places: dict[int, npt.NDArray[np.intp]] = {}
     for members in blocks_of_kind.values():
-        numbers, rows, first = np.concatenate([blocks[index].parts[0] for index in members], axis=1), [], 0
+        numbers, rows, first = np.concatenate([counts[index] for index in members], axis=1), [], 0
+        numbered: dict[object, Iterable[int]] = {}  # layers of different sections have many kernels in common
         for section in blocks[members[0]].program.sections:
             for counted in section.kernels:
                 width = _COUNTS + len(counted.kernel.shape)
-                rows.append(_numbered(counted.kernel, numbers[first : first + width].T, known, unique))
+                values = np.ascontiguousarray(numbers[first : first + width].T)
+                key = _kind(counted.kernel), values.tobytes()
+                if key not in numbered:
+                    numbered[key] = _numbered(counted.kernel, values, known, unique)
+                rows.append(numbered[key])
                 first += width
         table = np.array(rows, dtype=np.intp).reshape(len(rows), -1)
         ends = np.cumsum([len(blocks[index].microbatches) for index in members])
@@ -732,7 +736,7 @@ def _numbered(
 ) -> Iterable[int]:
     """Return the position of each row of counts among the unique kernels; new kernels are added to ``unique``."""
     positions = known.setdefault(_kind(kernel), {})
-    keys = np.ascontiguousarray(values).view(f"V{values.shape[1] * values.itemsize}").ravel().tolist()
+    keys = values.view(f"V{values.shape[1] * values.itemsize}").ravel().tolist()
     for row, key in enumerate(keys):
         if key not in positions:
             positions[key] = len(unique)
