@@ -289,11 +289,11 @@ def _filled(
     ends, base, start, following = list[int](), 0.0, 0, np.inf
     taken, open_pieces, pieces = dict.fromkeys(stages, 0.0), Counter(stages), len(stages)
     for number, stage in enumerate(stages):
-        held, left, last = taken[stage], open_pieces[stage], len(sums) - pieces + number + 1
-        end = bisect_right(sums, base + (most - held) / left * _SLACK, start)
+        weight, left, last = taken[stage], open_pieces[stage], len(sums) - pieces + number + 1
+        end = bisect_right(sums, base + (most - weight) / left * _SLACK, start)
         end = start + 1 if end <= start else end if end < last else last
         if end < last:
-            next_weight = held + (sums[end] - base) * left
+            next_weight = weight + (sums[end] - base) * left
             following = next_weight if next_weight < following else following
         if even:
             mean = (sums[-1] - base) / (pieces - number)
@@ -301,7 +301,7 @@ def _filled(
         start = end if number + 1 < pieces else last
         ends.append(start)
         reached = sums[start - 1]
-        taken[stage], open_pieces[stage], base = held + (reached - base), left - 1, reached
+        taken[stage], open_pieces[stage], base = weight + (reached - base), left - 1, reached
     return ends, max(taken.values()), following
 
 
