@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -165,9 +165,9 @@ def _balanced_layers(runs: tuple[tuple[float, int, int], ...], stages: tuple[int
     units = [(weight, count) for weight, count, times in runs for _ in range(times)]
     if len(units) < len(stages):
         return ()
-    layers = np.cumsum([count for _, count in units])
+    layers = [0, *accumulate(count for _, count in units)]
     ends = _balanced_ends([weight for weight, _ in units], stages)
-    return tuple(np.diff(layers[np.array(ends) - 1], prepend=0).tolist())
+    return tuple([layers[end] - layers[start] for start, end in pairwise([0, *ends])])
 
 
 def slowest_stage_time(
@@ -216,26 +216,28 @@ def _units(program: Program, weights: Sequence[float]) -> tuple[tuple[float, int
     return tuple(units)
 
 
-def _balanced_ends(weights: Sequence[float], stages: Sequence[int], *, early: bool = False) -> list[int]:
+def _balanced_ends(weights: Sequence[float], stages: Sequence[int], *, early: bool = False) -> tuple[int, ...]:
     """Return the ends of contiguous chunks with the lightest heaviest stage, then the lightest heaviest chunk.
 
     Chunks that are balanced one by one are taken, unless a stage gets lighter by sharing out its weight over its
     chunks, or all chunks have equally many units. Units that do not divide evenly are on later chunks, or with
     ``early`` on earlier ones.
     """
-    pieces = len(stages)
-    cuts = [_least_filled(weights, each, early) for each in dict.fromkeys((tuple(range(pieces)), tuple(stages)))]
-    cuts.append([len(weights) * (piece + 1) // pieces for piece in range(pieces)])
-    return min(cuts, key=lambda ends: _loads(weights, ends, stages))
+    pieces, units = len(stages), tuple(weights)
+    cuts = [_least_filled(units, each, early) for each in dict.fromkeys((tuple(range(pieces)), tuple(stages)))]
+    cuts.append(tuple([len(weights) * (piece + 1) // pieces for piece in range(pieces)]))
+    array = np.array(units)
+    return min(cuts, key=lambda ends: _loads(array, ends, stages))
 
 
-def _loads(weights: Sequence[float], ends: Sequence[int], stages: Sequence[int]) -> tuple[float, float]:
+def _loads(weights: npt.ArrayLike, ends: Sequence[int], stages: Sequence[int]) -> tuple[float, float]:
     """Return (weight of the heaviest stage, weight of the heaviest chunk), rounded to single precision."""
     pieces = np.add.reduceat(weights, [0, *ends[:-1]])
     return float(np.float32(np.bincount(stages, pieces).max())), float(np.float32(pieces.max()))
 
 
-def _least_filled(weights: Sequence[float], stages: Sequence[int], early: bool) -> list[int]:
+@lru_cache(maxsize=2**14)
+def _least_filled(weights: tuple[float, ...], stages: tuple[int, ...], early: bool) -> tuple[int, ...]:
     """Return the ends of chunks that are filled up to the least weight per stage that suffices.
 
     Pieces are filled from the back, so that the output layer is placed before the layers that make up for it. The least
@@ -243,8 +245,9 @@ def _least_filled(weights: Sequence[float], stages: Sequence[int], early: bool) 
     less than full at that weight, pieces share the rest evenly.
     """
     sums, order = _running_sums(weights[::-1]), stages[::-1]
-    low, high = sums[-1] / len(set(stages)), sums[-1]
-    ends, _, _ = _filled(sums, order, high)
+    low, high, alone = sums[-1] / len(set(stages)), sums[-1], len(set(stages)) == len(stages)
+    ends, reached, _ = _filled(sums, order, high, even=alone)
+    high = reached if alone else high  # with several pieces a stage, more weight may suffice less well
     while low * _SLACK < high:
         middle = (low + high) / 2
         filled, reached, following = _filled(sums, order, middle)
@@ -255,8 +258,8 @@ def _least_filled(weights: Sequence[float], stages: Sequence[int], early: bool) 
     ahead = (_running_sums(weights), stages) if early else (sums, order)
     spread, reached, _ = _filled(*ahead, high, even=True)
     if reached <= high * _SLACK:
-        return spread if early else _mirrored(spread)
-    return _mirrored(ends)
+        return tuple(spread if early else _mirrored(spread))
+    return tuple(_mirrored(ends))
 
 
 def _running_sums(weights: Sequence[float]) -> list[float]:
@@ -283,22 +286,22 @@ def _filled(
     tuple of (list of int, float, float)
         (ends of the chunks, weight of the heaviest stage, least weight at which a chunk would take another unit).
     """
-    ends, base, following, open_pieces = list[int](), 0.0, np.inf, Counter(stages)
-    taken = dict.fromkeys(stages, 0.0)
+    ends, base, start, following = list[int](), 0.0, 0, np.inf
+    taken, open_pieces, pieces = dict.fromkeys(stages, 0.0), Counter(stages), len(stages)
     for number, stage in enumerate(stages):
-        start, last = ends[-1] if ends else 0, len(sums) - len(stages) + number + 1
-        share = (most - taken[stage]) / open_pieces[stage]
-        end = min(max(bisect_right(sums, base + share * _SLACK, start), start + 1), last)
+        weight, left, last = taken[stage], open_pieces[stage], len(sums) - pieces + number + 1
+        end = bisect_right(sums, base + (most - weight) / left * _SLACK, start)
+        end = start + 1 if end <= start else end if end < last else last
         if end < last:
-            following = min(following, taken[stage] + (sums[end] - base) * open_pieces[stage])
+            next_weight = weight + (sums[end] - base) * left
+            following = next_weight if next_weight < following else following
         if even:
-            mean = (sums[-1] - base) / (len(stages) - number)
+            mean = (sums[-1] - base) / (pieces - number)
             end = min(end, bisect_left(sums, base + mean / _SLACK, start) + 1)
-        end = last if last == len(sums) else end
-        ends.append(end)
-        taken[stage] += sums[end - 1] - base
-        open_pieces[stage] -= 1
-        base = sums[end - 1]
+        start = end if number + 1 < pieces else last
+        ends.append(start)
+        reached = sums[start - 1]
+        taken[stage], open_pieces[stage], base = weight + (reached - base), left - 1, reached
     return ends, max(taken.values()), following
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from paleo.lowering.launches import (
     BesideDispatch,
+    Chains,
     Dispatch,
     LoweringOptions,
     OperationKernels,
@@ -260,7 +261,12 @@ class Program:
 
 
 def lower(
-    graph: Graph, placement: Placement, mesh: Mesh, precision: Precision, options: LoweringOptions | None = None
+    graph: Graph,
+    placement: Placement,
+    mesh: Mesh,
+    precision: Precision,
+    options: LoweringOptions | None = None,
+    sections: int | None = None,
 ) -> Program:
     """Lower a layer graph to the kernels and collectives of one microbatch on the rank with the most work.
 
@@ -276,6 +282,8 @@ def lower(
         Number formats (bytes of weights, activations, …).
     options : LoweringOptions, optional
         Choices of the software; by default nothing is fused.
+    sections : int, optional
+        Number of first sections to lower; all by default.
 
     Returns
     -------
@@ -288,10 +296,31 @@ def lower(
         If a dim cannot be divided as the placement asks.
     """
     lowering = _Lowering(graph, precision, options or LoweringOptions())
-    placed = propagate(graph, placement, mesh)
+    nodes_of = lowering.nodes_of[:sections]
+    placed = propagate(graph, placement, mesh, None if sections is None else nodes_of[-1].stop)
     placed = placed if lowering.options.regather else tuple([lowering.kept_whole(layer) for layer in placed])
-    lowered = [lowering.section(number, placed[nodes]) for number, nodes in enumerate(lowering.nodes_of)]
+    lowered = [lowering.section(number, placed[nodes]) for number, nodes in enumerate(nodes_of)]
     return Program(tuple([section for section, _ in lowered]), tuple([tie for _, ties in lowered for tie in ties]))
+
+
+def sections_with_tables(graph: Graph, chains: Chains) -> int:
+    """Count the first sections of a network, up to the last one that reads only some rows of a table.
+
+    Parameters
+    ----------
+    graph : Graph
+        The network at any batch.
+    chains : Chains
+        Fused chains of passes, on which sections depend.
+
+    Returns
+    -------
+    int
+        Number of sections; 0 without such tables.
+    """
+    sparse = [any(getattr(operation, "sparse_rows", 0) for operation in node.operations) for node in graph.nodes]
+    sections = enumerate(section_nodes(graph.nodes, chains), start=1)
+    return max((number for number, nodes in sections if any(sparse[nodes])), default=0)
 
 
 def _owners(nodes: Sequence[Node], nodes_of: Sequence[slice]) -> dict[str, int]:

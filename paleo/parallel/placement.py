@@ -701,8 +701,8 @@ def share_key(
     axes = _inner_axes(node, split, inputs, batch_axes)
     if axes is None:
         return ShareKey((node.name, graph.batch, mesh.degrees), tuple(split.items()), inputs, ())
-    numbers = graph.once(("numbers of layers", mesh.replicas), lambda: _numbers(graph, mesh.replicas))
-    return ShareKey(numbers[node.name], tuple(split.items()), inputs, tuple([mesh.degree(axis) for axis in axes]))
+    number = graph.once(("number", node.name, mesh.replicas), lambda: _number(graph, node, mesh.replicas))
+    return ShareKey(number, tuple(split.items()), inputs, tuple([mesh.degree(axis) for axis in axes]))
 
 
 def _inner_axes(node: Node, split: Split, inputs: tuple[TensorLayout, ...], batch_axes: Axes) -> Axes | None:
@@ -716,16 +716,15 @@ def _inner_axes(node: Node, split: Split, inputs: tuple[TensorLayout, ...], batc
     return tuple(dict.fromkeys(axis for dim, axes in lying if dim != "batch" for axis in axes))
 
 
-def _numbers(graph: Graph, replicas: int) -> Mapping[str, Hashable]:
-    """Return a number for each layer by name; layers that compute the same on a rank have equal numbers.
+def _number(graph: Graph, node: Node, replicas: int) -> Hashable:
+    """Return a number for a layer; layers that compute the same on a rank have equal numbers.
 
     This holds across graphs of other batches, too.
     """
     if graph.family is None:
-        return {node.name: (node.name, replicas) for node in graph.nodes}
+        return node.name, replicas
     numbers: dict[Hashable, int] = graph.once("layers with their batch divided", dict, any_batch=True)
-    shards = {"batch": replicas}
-    return {node.name: numbers.setdefault(_at_rank_batch(node, shards), len(numbers)) for node in graph.nodes}
+    return numbers.setdefault(_at_rank_batch(node, {"batch": replicas}), len(numbers))
 
 
 def _at_rank_batch(node: Node, shards: Mapping[str, float]) -> Hashable:

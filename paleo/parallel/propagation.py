@@ -14,7 +14,7 @@ experts, and borders of windows that slide over a split dim.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -397,7 +397,7 @@ class PlacedNode:
     share: Hashable
 
 
-def propagate(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedNode, ...]:
+def propagate(graph: Graph, placement: Placement, mesh: Mesh, layers: int | None = None) -> tuple[PlacedNode, ...]:
     """Compute one rank's share of every layer and the collectives that the placement requires.
 
     Parameters
@@ -408,6 +408,8 @@ def propagate(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedNod
         Split of every layer.
     mesh : Mesh
         Number of ranks along each mesh axis.
+    layers : int, optional
+        Number of first layers; all by default.
 
     Returns
     -------
@@ -419,21 +421,23 @@ def propagate(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedNod
     PlanError
         If a dim cannot be divided.
     """
-    return graph.once(("placed", placement, mesh.degrees), lambda: _propagated(graph, placement, mesh))
+    key = "placed", placement, mesh.degrees, layers
+    return graph.once(key, lambda: _propagated(graph, placement, mesh, graph.nodes[:layers]))
 
 
-def _propagated(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[PlacedNode, ...]:
+def _propagated(graph: Graph, placement: Placement, mesh: Mesh, nodes: Sequence[Node]) -> tuple[PlacedNode, ...]:
     layouts = {name: TensorLayout(tuple(_batch_axes(dim, mesh) for dim in t.dims)) for name, t in graph.inputs.items()}
     known: dict[Hashable, tuple[PlacedNode, dict[str, TensorLayout]]] = graph.once("layers", dict, any_batch=True)
     shares: dict[Hashable, tuple[Operation, ...]] = graph.once("shares of operations", dict, any_batch=True)
     batch_axes, placed, joins = _batch_axes("batch", mesh), list[PlacedNode](), list[int]()
-    for node in graph.nodes:
+    for node in nodes:
         split = _active_split(node, placement.of(node), mesh)
         share = share_key(graph, node, split, layouts, mesh, batch_axes)
         key = share, placement.context, placement.imbalance
         if len(_partial_terms(node, layouts)) > 1:
             joins.append(len(placed))
         if key not in known:
+            _check_division(graph, node, split, placement.context, mesh)
             layer = _place(node, split, share.layer, placement, mesh, layouts, shares)
             current = {tensor.name: layouts[tensor.name] for tensor in (*node.inputs, node.out)}
             known[key] = layer, current
@@ -517,12 +521,17 @@ def _division_problem(graph: Graph, placement: Placement, mesh: Mesh) -> str:
     """Return a text on a dim that cannot be split as the placement says; empty if all can."""
     try:
         for node in graph.nodes:
-            split = _active_split(node, placement.of(node), mesh)
-            core = _shards(_core_split(node, split, placement.context), mesh)
-            check_division(node.name, node.operations, _shards(split, mesh), core)
+            _check_division(graph, node, _active_split(node, placement.of(node), mesh), placement.context, mesh)
     except PlanError as error:
         return str(error)
     return ""
+
+
+def _check_division(graph: Graph, node: Node, split: Split, context: Context, mesh: Mesh) -> None:
+    """Check that the dims of a layer can be split; equal splits are checked once, as any batch can be divided."""
+    shards, core = _shards(split, mesh), _shards(_core_split(node, split, context), mesh)
+    key = "divided", node.name, *(frozenset(each.items() - {("batch", each.get("batch"))}) for each in (shards, core))
+    graph.once(key, lambda: check_division(node.name, node.operations, shards, core), any_batch=True)
 
 
 def _batch_axes(dim: str, mesh: Mesh) -> Axes:
@@ -553,7 +562,6 @@ def _place(
 ) -> PlacedNode:
     core = _core_split(node, split, placement.context)
     shards, core_shards = _shards(split, mesh), _shards(core, mesh)
-    check_division(node.name, node.operations, shards, core_shards)
     uneven = dict.fromkeys(PLACES, 1 / placement.imbalance) if split.get("experts") else {}
     shards |= {dim: shards.get(dim, 1) / placement.imbalance for dim in uneven}
     moves = _LayoutChanges(split, mesh, _current_tensors(node, split, layouts), uneven)

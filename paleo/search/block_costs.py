@@ -4,7 +4,7 @@ Most counts of a rank (FLOP, bytes, payloads) are affine in its microbatch, in 1
 lowered programs at the corners of a range of degrees therefore give the counts of all layouts between them by
 interpolation, and some lowered programs inside the range check the result. A sparse count, such as the rows of an
 embedding that a small batch reads, is the lower of two such interpolations: one from small microbatches and one from
-large ones.
+large ones. Large microbatches are lowered only as far as the last section with such a table.
 
 Where the check fails, because of rounding, smaller groups of layouts are interpolated; what still fails is lowered
 point by point. Kernels that occur several times are priced once, all in one call.
@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import PlanError
-from paleo.lowering.program import dispatched
+from paleo.lowering.program import dispatched, sections_with_tables
 from paleo.operations.base import Kernel
 from paleo.operations.contraction import PADDED
 from paleo.parallel.placement import BATCH_AXES, Context, Mesh, Placement, Strategy
@@ -231,7 +231,7 @@ class Graphs:
         self._family: dict[Hashable, object] = {}
         self._numbers: dict[int, tuple[Section, Numbers]] = {}
         #: Lowered programs, and counts that were found by interpolation. Both send a token to each of its experts.
-        self.programs: dict[tuple[Key, int], Program] = {}
+        self.programs: dict[tuple[Key, int, int | None], Program] = {}
         self.blocks: dict[Key, LayoutCounts] = {}
         self._dispatched: dict[tuple[int, Dispatch], tuple[Program, Program]] = {}
 
@@ -393,16 +393,18 @@ class _Blocks:
         if self.uneven or len(sizes) < 2:
             return None
         orders = sorted(family, key=_small_first), sorted(family, key=_full_first)
-        chosen = [[keys[row] for row in _spanning(_terms(keys, _even_share, _even_share))] for keys in orders]
-        ends = list(product(chosen[0], sizes[:2])), list(product(chosen[1], _FULL))
+        ends = [[keys[row] for row in _spanning(_terms(keys, _even_share, _even_share))] for keys in orders]
+        small, full = list(product(ends[0], sizes[:2])), list(product(ends[1], _FULL))
         owners: dict[object, Key] = {}
         for key in family:
             owners.setdefault(_shares_of(key), key)
         checked = [(key, family[key][at]) for key in (min(family), max(family)) for at in (0, -1)]
-        lowered = dict.fromkeys([*((key, family[key][0]) for key in owners.values()), *ends[0], *ends[1], *checked])
-        if len(lowered) >= sum(map(len, family.values())):
+        lowered = dict.fromkeys([*((key, family[key][0]) for key in owners.values()), *small, *checked])
+        if len({**lowered, **dict.fromkeys(full)}) >= sum(map(len, family.values())):
             return None
-        values = self._interpolated(family, sizes, ends, lowered)
+        tables = sections_with_tables(self.graphs.at(1), self.backend.chains)
+        tried = (self._interpolated(family, sizes, ends, lowered, sections) for sections in (tables, None))
+        values = next((each for each in tried if each is not None), None)
         if values is None:
             return None
         programs = {shares: self._lower(key, family[key][0]) for shares, key in owners.items()}
@@ -412,41 +414,47 @@ class _Blocks:
         self,
         family: Mapping[Key, Sequence[int]],
         sizes: Sequence[int],
-        ends: Sequence[Sequence[tuple[Key, int]]],
+        ends: Sequence[Sequence[Key]],
         lowered: Iterable[tuple[Key, int]],
+        sections: int | None,
     ) -> dict[Key, Array] | None:
         """Interpolate the counts of each layout at its microbatches.
 
-        ``ends`` are the sampled layouts at small microbatches and at full ones. Returns None if the ``lowered``
-        programs differ in structure, or if no kind of interpolation reproduces them.
+        ``ends`` are the sampled layouts at small microbatches and at full ones; only the counts of the first
+        ``sections`` are sampled at full ones. Returns None if the ``lowered`` programs differ in structure, or if no
+        kind of interpolation reproduces them.
         """
-        rows = {point: _values(self._lower(*point), self.graphs.numbers) for point in lowered}
-        if len({len(row) for row in rows.values()}) > 1:
+        programs, numbers = {point: self._lower(*point) for point in lowered}, self.graphs.numbers
+        rows = {point: _values(program, numbers) for point, program in programs.items()}
+        bends = _is_early(next(iter(programs.values())), numbers, sections)
+        full = {
+            point: _values(self._lower(*point, sections), numbers)
+            for point in product(ends[1], _FULL if bends.any() else ())
+        }
+        if {len(row) for row in rows.values()} != {len(bends)} or {*map(len, full.values())} - {bends.sum()}:
             return None
-        samples = [
-            [point for point in end if point[1] == size] for end in ends for size in dict.fromkeys(n for _, n in end)
-        ]
-        count, place = len(next(iter(rows.values()))), {key: number for number, key in enumerate(family)}
+        count, place = len(bends), {key: number for number, key in enumerate(family)}
         values = {key: np.empty((len(family[key]), count)) for key in family}
         wrong = np.ones(count, dtype=bool)
         for share, share_of_ep in product(self._shares({key.tp for key in family}), _SHARES_OF_EP):
             terms = _terms(list(family), share, share_of_ep)
-            corners = [[place[key] for key, _ in points] for points in samples]
+            corners = [[place[key] for key in keys] for keys in ends]
             if any(len(_spanning(terms[corner])) < len(corner) for corner in corners):
                 continue
-            between = np.stack(
-                [
-                    _weights(terms[corner], terms) @ np.stack([rows[point][wrong] for point in points])
-                    for corner, points in zip(corners, samples, strict=True)
-                ]
-            )
+            small, large = (_weights(terms[corner], terms) for corner in corners)
+            bent, between = bends[wrong], np.zeros((4, len(family), wrong.sum()))
+            for row, size in enumerate(sizes[:2]):
+                between[row] = small @ np.stack([rows[key, size][wrong] for key in ends[0]])
+            for row, size in enumerate(_FULL if bends.any() else (), start=2):
+                between[row][:, bent] = large @ np.stack([full[key, size][wrong[bends]] for key in ends[1]])
             lower = _concave(sizes, between[:, place[min(family)]])
-            for key, number in place.items():
-                values[key][:, wrong] = _at_microbatches(family[key], sizes, between[:, number], lower)
-            deviations = [
-                _distinct(_at_microbatches((size,), sizes, between[:, place[key]], lower)[0], rows[key, size][wrong])
-                for key, size in rows
-            ]
+
+            def at(key: Key, targets: Sequence[int]) -> Array:
+                return _at_microbatches(targets, sizes, between[:, place[key]], lower, bent)  # noqa: B023 - used at once
+
+            for key in family:
+                values[key][:, wrong] = at(key, family[key])
+            deviations = [_distinct(at(key, (size,))[0], rows[key, size][wrong]) for key, size in rows]
             wrong[wrong] = np.any(deviations, axis=0)
             if not wrong.any():
                 return values
@@ -468,13 +476,14 @@ class _Blocks:
         shares: list[Share] = [_even_share, *(partial(_padded_share, size) for size in sorted(padded))]
         return [share for share in shares if len({share(tp) for tp in tps}) == len(tps)]
 
-    def _lower(self, key: Key, microbatch: int) -> Program:
-        known = self.graphs.programs
-        if (key, microbatch) not in known:
+    def _lower(self, key: Key, microbatch: int, sections: int | None = None) -> Program:
+        """Return the lowered program, or its first sections."""
+        known, point = self.graphs.programs, (key, microbatch, sections)
+        if point not in known:
             mesh = _mesh(key)
             graph = self.graphs.at(microbatch * mesh.replicas)
-            known[key, microbatch] = self.backend.lowered_to_all(graph, self._placement(graph, key), mesh)
-        return known[key, microbatch]
+            known[point] = self.backend.lowered_to_all(graph, self._placement(graph, key), mesh, sections)
+        return known[point]
 
     def dispatched(self, block: LayoutCounts) -> LayoutCounts:
         """Return a block whose tokens are sent to their experts as the backend sends them."""
@@ -587,18 +596,26 @@ def _concave(sizes: Sequence[int], rows: Array) -> npt.NDArray[np.bool_]:
     return np.asarray(rows[0] + slope * (_FULL[1] - sizes[0]) > rows[3])
 
 
-def _at_microbatches(targets: Sequence[int], sizes: Sequence[int], rows: Array, lower: npt.NDArray[np.bool_]) -> Array:
+def _at_microbatches(
+    targets: Sequence[int],
+    sizes: Sequence[int],
+    rows: Array,
+    lower: npt.NDArray[np.bool_],
+    bends: npt.NDArray[np.bool_],
+) -> Array:
     """Interpolate counts at the ``targets`` from two small and two full microbatches.
 
-    Each count lies on the lower of the two straight lines where ``lower`` is True, else on the upper one. Whole numbers
-    stay whole.
+    Where ``bends`` is True, a count lies on the lower of the two straight lines where ``lower`` is True, else on the
+    upper one. Other counts lie on the line of the small microbatches. Whole numbers stay whole.
     """
     at, ends = np.array(targets, dtype=np.float64)[:, None], np.array([*sizes[:2], *_FULL], dtype=np.float64)
 
     def line(low: int, high: int) -> Array:
         return np.asarray(rows[low] + (rows[high] - rows[low]) / (ends[high] - ends[low]) * (at - ends[low]))
 
-    count = np.where(lower, np.minimum(line(0, 1), line(2, 3)), np.maximum(line(0, 1), line(2, 3)))
+    count = line(0, 1)
+    straight, full = count[:, bends], line(2, 3)[:, bends]
+    count[:, bends] = np.where(lower[bends], np.minimum(straight, full), np.maximum(straight, full))
     whole = np.rint(count)
     return np.where(np.abs(count - whole) <= _SAME * np.abs(whole), whole, count)
 
@@ -607,6 +624,13 @@ def _values(program: Program, numbers: Callable[[Section], Numbers]) -> Array:
     """Return all counts of a program that depend on its batch as one array; ``numbers`` gives those of a section."""
     *parts, sizes = zip(*map(numbers, program.sections), strict=True)
     return np.concatenate([*(each for part in parts for each in part), np.stack(sizes, axis=1).ravel()])
+
+
+def _is_early(program: Program, numbers: Callable[[Section], Numbers], sections: int | None) -> npt.NDArray[np.bool_]:
+    """Return True for those of a program's counts (`_values`) that belong to its first ``sections``."""
+    early = np.arange(len(program.sections)) < (len(program.sections) if sections is None else sections)
+    lengths = np.array([[len(part) for part in numbers(section)[:-1]] for section in program.sections]).T
+    return np.concatenate([*(np.repeat(early, length) for length in lengths), np.tile(early, len(SIZES))])
 
 
 def _section_values(section: Section) -> Numbers:
@@ -625,16 +649,16 @@ def _costs(blocks: Sequence[LayoutCounts], backend: Backend) -> SectionCosts:
 
     Kernels and collectives of all blocks are predicted at once.
     """
-    kernels = _kernel_seconds(blocks, backend)
-    programs, payloads = [(block.mesh, block.program) for block in blocks], [block.parts[1] for block in blocks]
-    transfers = transfer_seconds(backend.fabric, programs, payloads)
+    counts, payloads, outputs, sizes = zip(*(block.parts for block in blocks), strict=True)
+    kernels = _kernel_seconds(blocks, counts, backend)
+    transfers = transfer_seconds(backend.fabric, [(block.mesh, block.program) for block in blocks], payloads)
     known: dict[tuple[object, ...], SectionSums] = {}
     tables = []
-    for block, times, waited in zip(blocks, kernels, transfers, strict=True):
-        sizes, structure = _sizes(block), _structure(block.program)
+    for block, times, waited, *moved in zip(blocks, kernels, transfers, outputs, sizes, strict=True):
+        by_name, structure = _sizes(block.program, *moved), _structure(block.program)
         if structure not in known:
             known[structure] = SectionSums.of(block.program)
-        figures = [sizes[name] for name in BYTES]
+        figures = [by_name[name] for name in BYTES]
         tables.append(
             section_costs(
                 block.program,
@@ -650,11 +674,10 @@ def _costs(blocks: Sequence[LayoutCounts], backend: Backend) -> SectionCosts:
     return SectionCosts(tables[0].repeat, **joined)
 
 
-def _sizes(block: LayoutCounts) -> dict[str, Array]:
+def _sizes(program: Program, outputs: Array, sizes: Array) -> dict[str, Array]:
     """Return the byte counts of a block by name, each of shape (sections, microbatches)."""
-    *_, outputs, sizes = block.parts
     by_name = dict(zip(SIZES, np.split(sizes, len(SIZES)), strict=True))
-    lengths = [len(section.workspaces) for section in block.program.sections]
+    lengths = [len(section.workspaces) for section in program.sections]
     by_section = np.split(outputs, np.cumsum(lengths)[:-1])
     by_name["workspace_bytes"] = np.stack([sizes.max(axis=0, initial=0.0) for sizes in by_section])
     return by_name
@@ -674,7 +697,7 @@ def _structure(program: Program) -> tuple[object, ...]:
     return kernels, owed, tuple(len(section.kernels) for section in program.sections)
 
 
-def _kernel_seconds(blocks: Sequence[LayoutCounts], backend: Backend) -> list[KernelTimes]:
+def _kernel_seconds(blocks: Sequence[LayoutCounts], counts: Sequence[Array], backend: Backend) -> list[KernelTimes]:
     """Return the times of each block's kernels [s], shape (kernels, microbatches); equal kernels are predicted once."""
     blocks_of_kind: dict[object, list[int]] = {}
     for index, block in enumerate(blocks):
@@ -684,11 +707,16 @@ def _kernel_seconds(blocks: Sequence[LayoutCounts], backend: Backend) -> list[Ke
     unique: list[Kernel] = []
     places: dict[int, npt.NDArray[np.intp]] = {}
     for members in blocks_of_kind.values():
-        numbers, rows, first = np.concatenate([blocks[index].parts[0] for index in members], axis=1), [], 0
+        numbers, rows, first = np.concatenate([counts[index] for index in members], axis=1), [], 0
+        numbered: dict[object, Iterable[int]] = {}  # layers of different sections have many kernels in common
         for section in blocks[members[0]].program.sections:
             for counted in section.kernels:
                 width = _COUNTS + len(counted.kernel.shape)
-                rows.append(_numbered(counted.kernel, numbers[first : first + width].T, known, unique))
+                values = np.ascontiguousarray(numbers[first : first + width].T)
+                key = _kind(counted.kernel), values.tobytes()
+                if key not in numbered:
+                    numbered[key] = _numbered(counted.kernel, values, known, unique)
+                rows.append(numbered[key])
                 first += width
         table = np.array(rows, dtype=np.intp).reshape(len(rows), -1)
         ends = np.cumsum([len(blocks[index].microbatches) for index in members])
@@ -708,7 +736,7 @@ def _numbered(
 ) -> Iterable[int]:
     """Return the position of each row of counts among the unique kernels; new kernels are added to ``unique``."""
     positions = known.setdefault(_kind(kernel), {})
-    keys = np.ascontiguousarray(values).view(f"V{values.shape[1] * values.itemsize}").ravel().tolist()
+    keys = values.view(f"V{values.shape[1] * values.itemsize}").ravel().tolist()
     for row, key in enumerate(keys):
         if key not in positions:
             positions[key] = len(unique)

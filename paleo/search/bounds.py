@@ -133,6 +133,7 @@ class Bounds:
         self._even: dict[tuple[int, ...], Mask] = {}
         self._seconds: dict[tuple[str, int, bool], Array] = {}
         self._travels: dict[int, Array] = {}
+        self._lives: dict[tuple[str, int], tuple[Array, Array]] = {}
 
     @cached_property
     def _send(self) -> Array:
@@ -275,18 +276,28 @@ class Bounds:
             moment = times.workspace_bytes.max(axis=0) + times.transient.max(axis=0)
             whole = self.repeat @ states + self.reserved
             return np.asarray((whole + np.maximum(self.saved + moment, self.repeat @ update)) * (1.0 - _ROUNDING))
-        living = np.zeros((stages, chunks * copies, 1))
-        if self.cases.layouts.training:
-            living = live_microbatches(schedule, stages, self.microbatches, chunks)
+        fewest, most = self._living(schedule, chunks)
         share, columns, block = copies / stages, np.arange(len(self.cases)), self.cuts.heaviest
-        passing = self.saved * living.min(axis=(0, 1)) * share
+        passing = self.saved * fewest * share
         least = self.repeat @ states * share + np.maximum(passing, self.repeat @ update * share)
         layers = self.repeat[block] / stages
-        fullest = times.saved_bytes[block, columns] * living.sum(axis=1).max(axis=0) * layers / chunks
+        fullest = times.saved_bytes[block, columns] * most * layers / chunks
         moment = times.workspace_bytes[block, columns] + times.transient[block, columns]
         known = states[block, columns] * copies * layers + fullest + moment
         even = self.even(schedule, chunks) | expected
         return np.asarray((np.where(even, np.maximum(known, least), least) + self.reserved) * (1.0 - _ROUNDING))
+
+    def _living(self, schedule: Schedule, chunks: int) -> tuple[Array, Array]:
+        """Return the microbatches alive at once: the fewest of any chunk, the most of any stage, shape (cases,) each.
+
+        They are counted once for each number of microbatches.
+        """
+        key = schedule.name, chunks
+        if key not in self._lives:
+            counts, place = np.unique(self.microbatches, return_inverse=True)
+            living = live_microbatches(schedule, self.stages, counts, chunks) * float(self.cases.layouts.training)
+            self._lives[key] = living.min(axis=(0, 1))[place], living.sum(axis=1).max(axis=0)[place]
+        return self._lives[key]
 
     def _state_bytes(self, zero: int, copies: int) -> tuple[Array, Array]:
         """Return the bytes of one layer's states and of its update's temporaries, shape (sections, cases) each."""

@@ -485,7 +485,7 @@ class Backend:
         """
         return dispatched(self.lowered_to_all(graph, placement, mesh), self.dispatch(placement, mesh))
 
-    def lowered_to_all(self, graph: Graph, placement: Placement, mesh: Mesh) -> Program:
+    def lowered_to_all(self, graph: Graph, placement: Placement, mesh: Mesh, sections: int | None = None) -> Program:
         """Lower a network to one rank's program in which a copy of each token is sent to each of its experts.
 
         Parameters
@@ -496,6 +496,8 @@ class Backend:
             Split of every layer.
         mesh : Mesh
             Degrees of the axes.
+        sections : int, optional
+            Number of first sections to lower; all by default.
 
         Returns
         -------
@@ -509,7 +511,7 @@ class Backend:
             gather_pieces=mesh.degree("tp") if self._overlaps_tensor(graph, mesh) else 1,
             checkpoints=self._checkpoints,
         )
-        program = lower(graph, placement, mesh, self.formats, options)
+        program = lower(graph, placement, mesh, self.formats, options, sections)
         return without_backward(program) if self.run.forward_only else program
 
     def dispatch(self, placement: Placement, mesh: Mesh) -> Dispatch:

@@ -474,8 +474,9 @@ def _summed(layouts: Layouts, zero: int, cells: Sequence[_Cell], shape: tuple[in
         owing = [cell.layout for cell, _, _ in members]
         groups = layouts.groups(owing, [axes for _, axes, _ in members])
         seconds = layouts.exchanged(operation, owing, groups, np.array([payload for *_, payload in members]))
-        for (cell, _, _), duration in zip(members, seconds.tolist(), strict=True):
-            np.add.at(table[:, cell.column], cell.rows, duration)
+        counts = [len(cell.rows) for cell, _, _ in members]
+        places = [row * shape[1] + cell.column for cell, _, _ in members for row in cell.rows]
+        np.add.at(table.reshape(-1), places, np.repeat(seconds, counts))
     return table
 
 

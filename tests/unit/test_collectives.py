@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -369,6 +370,24 @@ def test_published_bus_bandwidths(system: str, ranks: int, size: float, algorith
     fabric = Fabric(load_system(system))
     seconds = float(best(fabric.policy, "all_reduce", size, fabric.links(1, ranks), [algorithm]).time)
     assert float(bus_factor("all_reduce", ranks)) * size / seconds == pytest.approx(published, rel=0.08)
+
+
+def test_a_collective_is_priced_once_whatever_is_priced_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of 8 and 16 ranks with a few payloads; the second call has three known collectives and two new ones."""
+    fabric, priced = Fabric(load_system("dgx-h100")), list[int]()
+    times = Fabric._times
+
+    def counted(self: Fabric, operation: str, groups: Any, index: Any, payload_bytes: Any) -> Any:
+        priced.append(len(payload_bytes))
+        return times(self, operation, groups, index, payload_bytes)
+
+    monkeypatch.setattr(Fabric, "_times", counted)
+    ranks, sizes = np.array([8, 16, 8, 1, 16]), np.array([1e6, 1e6, 1e9, 1e9, 3e7])
+    first = fabric.times("all_reduce", np.ones(3, dtype=np.int64), ranks[[0, 1, 0]], sizes[[0, 1, 0]])
+    again = fabric.times("all_reduce", np.ones(5, dtype=np.int64), ranks, sizes)
+    alone = Fabric(fabric.system).times("all_reduce", np.ones(5, dtype=np.int64), ranks, sizes)
+    assert priced == [2, 2, 4] and again[3] == 0.0
+    assert np.allclose(again, alone, rtol=1e-14, atol=0.0) and np.allclose(first, again[[0, 1, 0]], rtol=0.0, atol=0.0)
 
 
 def test_large_sums_over_more_than_two_nodes_go_round_rings() -> None:

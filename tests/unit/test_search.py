@@ -15,6 +15,8 @@ import pytest
 
 from paleo.cli import run
 from paleo.errors import CapacityError, PlanError, SpecError
+from paleo.lowering.program import sections_with_tables
+from paleo.network.graph import build_graph
 from paleo.predict import predict
 from paleo.schedules.base import SCHEDULES
 from paleo.search.block_costs import Graphs, Key, _Blocks, _values, priced
@@ -320,10 +322,18 @@ def test_counts_between_lowerings_are_those_of_lowerings(sequence_parallel: bool
     found = blocks.of(family)
     lowered = len(blocks.graphs.programs)
     assert {block.key for block in found} == {key for key in family if blocks._divides(key)} and lowered < 30
+    large = [program for (_, size, _), program in blocks.graphs.programs.items() if size > max(sizes)]
+    tables = sections_with_tables(blocks.graphs.at(1), backend.chains)
+    assert {len(program.sections) for program in large} == {tables} and tables < len(found[0].program.sections)
     for block in found:
         exact = np.stack([_values(blocks._lower(block.key, size), blocks.graphs.numbers) for size in sizes])
         assert np.allclose(block.values, exact, rtol=1e-12, atol=0.0), block.key
         assert block.program.parameters == blocks._lower(block.key, 1).parameters
+
+
+@pytest.mark.parametrize(("network", "sections"), [("gpt2", 2), ("resnet50", 0), ("llama3-8b", 1)])
+def test_tables_are_read_in_the_first_sections(network: str, sections: int) -> None:
+    assert sections_with_tables(build_graph(load_model(network), batch=1), "none") == sections
 
 
 @pytest.mark.slow
