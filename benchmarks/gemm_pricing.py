@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from paleo.pricing.gemm import GemmParameters, gemm_time
-from paleo.pricing.kernels import figures
+from paleo.pricing.kernels import device_datasheet
 from paleo.specs.device import load_device
 from paleo.units import MEGA
 
@@ -33,7 +33,7 @@ def main() -> None:
     random = np.random.default_rng(0)
     m, n, k = np.rint(2 ** random.uniform(3, 14, (3, ROWS)))
     for dtype, size in (("bf16", 2.0), ("fp32", 4.0)):
-        device = figures(load_device("h100-sxm5-80gb"), dtype)
+        device = device_datasheet(load_device("h100-sxm5-80gb"), dtype)
 
         def priced(device=device, size=size) -> object:  # type: ignore[no-untyped-def]
             return gemm_time(

@@ -38,8 +38,8 @@ from importer_networks import FAST, KEPT, KEPT_MISSES, LIBRARIES, NETWORKS, Netw
 
 from paleo.errors import PaleoError
 from paleo.importers.sources import Import, from_module_import
-from paleo.importers.torch import InputSpec, build_module, parse_input, without_data
-from paleo.layers.base import Choices
+from paleo.importers.torch import InputSpec, build_module, on_meta_device, parse_input
+from paleo.layers.base import LayerImplementations
 from paleo.lowering.launches import SavedTensorCounter
 from paleo.network.graph import Graph, build_graph
 from paleo.operations.tensor import precision
@@ -109,7 +109,7 @@ class Reference:
         """Its outputs of real numbers."""
         from paleo.importers._torch_recorder import tensors_in
 
-        with _full_masks(self.torch), _experts_of_any_format(self.torch), without_data(self.module):
+        with _full_masks(self.torch), _experts_of_any_format(self.torch), on_meta_device(self.module):
             tensors = tensors_in(self.torch, self.module(*self.positional, **self.keywords))
         return [tensor for tensor in tensors if tensor.dtype.is_floating_point or tensor.dtype.is_complex]
 
@@ -145,7 +145,7 @@ class Reference:
             return tensor
 
         hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed)
-        with without_data(self.module), _as_on_a_gpu(torch, fused), hooks:
+        with on_meta_device(self.module), _as_on_a_gpu(torch, fused), hooks:
             outputs = self.outputs()
         del outputs
         return float(sum(sizes.values())), bool(fused)
@@ -265,7 +265,7 @@ def examined(name: str, network: Network, backwards: bool = True) -> Outcome:
     except Exception as error:  # what the bar forbids: anything but one helpful line
         return Outcome(name, "traceback", f"{type(error).__name__}: {error}", time.perf_counter() - started)
     outcome = Outcome(name, "imported", result.model.notes or "", time.perf_counter() - started)
-    outcome.unknown, outcome.unpriced = list(result.unknown), list(result.unpriced)
+    outcome.unknown, outcome.unpriced = list(result.unknown), list(result.without_flops)
     _compare(outcome, module, specs, result, backwards)
     return outcome
 
@@ -285,7 +285,7 @@ def examined_configuration(name: str, backwards: bool = True) -> Outcome:
     except Exception as error:
         return Outcome(name, "traceback", f"{type(error).__name__}: {error}", time.perf_counter() - started)
     outcome = Outcome(name, "imported", result.model.notes or "", time.perf_counter() - started)
-    outcome.unknown, outcome.unpriced = list(result.unknown), list(result.unpriced)
+    outcome.unknown, outcome.unpriced = list(result.unknown), list(result.without_flops)
     _compare(outcome, module, specs, result, backwards)
     return outcome
 
@@ -294,7 +294,7 @@ def _compare(outcome: Outcome, module: Any, specs: Sequence[InputSpec], result: 
     """Fills in both counts."""
     batch = 1 if "alone" in outcome.message else specs[0].shape[0]
     seq = {"seq": specs[0].shape[1]} if "seq" in result.model.params else {}
-    graph = build_graph(result.model, batch=batch, choices=Choices(attention="unfused"), overrides=seq)
+    graph = build_graph(result.model, batch=batch, choices=LayerImplementations(attention="unfused"), overrides=seq)
     reference = Reference(module, specs)
     outcome.parameters = float(graph.parameters), float(reference.parameters())
     if "cut at" in outcome.message.lower():
@@ -305,7 +305,9 @@ def _compare(outcome: Outcome, module: Any, specs: Sequence[InputSpec], result: 
         outcome.backward = None if backward is None else (flops(graph, "backward"), backward)
         if outcome.name in KEPT:
             kept, fused = reference.kept()
-            eager = Choices(attention="fused" if fused else "unfused", gates="separate", gelu="tanh-stepwise")
+            eager = LayerImplementations(
+                attention="fused" if fused else "unfused", gates="separate", gelu="tanh-stepwise"
+            )
             outcome.kept = kept_bytes(build_graph(result.model, batch=batch, choices=eager)), kept
     except Exception as error:  # torch itself cannot run it at these sizes
         outcome.message += f" (reference: {type(error).__name__}: {' '.join(str(error).split())[:100]})"

@@ -11,9 +11,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from paleo.studies.sweep import Study, local_evaluator, sweep
+from paleo.studies.sweep import SweepStudy, local_evaluator, sweep
 
-STUDY = Study.model_validate(
+STUDY = SweepStudy.model_validate(
     {
         "models": ["alexnet", "bert_large"],
         "systems": ["aws-p3dn.24xlarge", "aws-p4d.24xlarge", "aws-p5.48xlarge", "dgx-h200", "dgx-a100-80gb"],

@@ -18,7 +18,7 @@ from tests.sizes import code_lines  # noqa: E402
 from tests.structure import PACKAGE, import_graph  # noqa: E402
 
 PICTURE = ROOT / "docs" / "architecture.svg"
-WIDTH, ROW, BOX, MARGIN = 880, 64, 30, 10
+WIDTH, ROW, BOX, BOUND_MARGIN = 880, 64, 30, 10
 _STYLE = (
     "text{font:12px sans-serif;text-anchor:middle;fill:#123}.lines{font-size:10px;fill:#567}"
     "rect{fill:#e8f0fa;stroke:#5b84b1}path{fill:none;stroke:#9ab;stroke-width:1}"
@@ -54,7 +54,7 @@ def svg() -> str:
     for row, parts in enumerate(part for part in rows if part):
         step = WIDTH / len(parts)
         for column, part in enumerate(parts):
-            x, y, width = step * (column + 0.5), MARGIN + row * ROW, min(150.0, step - 2 * MARGIN)
+            x, y, width = step * (column + 0.5), BOUND_MARGIN + row * ROW, min(150.0, step - 2 * BOUND_MARGIN)
             places[part] = (x, y)
             shapes.append(f'<rect x="{x - width / 2:.0f}" y="{y}" width="{width:.0f}" height="{BOX}" rx="5"/>')
             shapes.append(f'<text x="{x:.0f}" y="{y + 13}">{part}</text>')
@@ -65,7 +65,7 @@ def svg() -> str:
         arrows.append(
             f'<path d="M{x:.0f} {y + BOX} C{x:.0f} {y + ROW} {to_x:.0f} {to_y - ROW + BOX} {to_x:.0f} {to_y}"/>'
         )
-    height = MARGIN + ROW * sum(1 for row in rows if row)
+    height = BOUND_MARGIN + ROW * sum(1 for row in rows if row)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">'
     return "\n".join([head, f"<style>{_STYLE}</style>", *arrows, *shapes, "</svg>\n"])
 

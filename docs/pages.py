@@ -104,9 +104,9 @@ def cli() -> str:
     """Every command with its arguments and options."""
     import typer
 
-    from paleo.cli import every_command
+    from paleo.cli import app_with_all_commands
 
-    group: Any = typer.main.get_command(every_command())
+    group: Any = typer.main.get_command(app_with_all_commands())
     parts = ["# Command line\n", "Exit codes: 0; 1 (the answer is no); 2 (wrong input).\n"]
     for name, command in group.commands.items():
         text, _, examples = (command.help or "").partition("\b")
@@ -138,10 +138,10 @@ def _usage(parameter: Any) -> str:
 
 def json_documents() -> str:
     """The keys of every document, from the schemas that ``paleo schema`` prints."""
-    from paleo.report.json_schemas import documents, schema_of
+    from paleo.report.json_schemas import document_names, schema_of
 
     parts = [_JSON_INTRO]
-    for name in documents():
+    for name in document_names():
         schema = schema_of(name)
         parts.append(f"## paleo {name} --json\n\nSchema `{schema['$id']}`.\n")
         parts.append(table(("key", "type", "", "meaning"), _keys(schema)))
@@ -178,7 +178,12 @@ def table_columns() -> str:
     parts = ["# Columns of measured tables\n\nA cell may be blank unless its kind cannot do without it.\n"]
     for name, kind in sorted(tables().items()):
         rows = [
-            (f"`{column}`", COLUMNS[column].expected, "yes" if column in kind.header else "", COLUMNS[column].meaning)
+            (
+                f"`{column}`",
+                COLUMNS[column].expected,
+                "yes" if column in kind.identifying_columns else "",
+                COLUMNS[column].meaning,
+            )
             for column in dict.fromkeys(part for entry in kind.columns for part in entry.split(" + "))
         ]
         parts.append(f"## {name}\n\n{table(('column', 'holds', 'needed', 'meaning'), rows)}")
@@ -197,7 +202,7 @@ def spec_files() -> str:
     from paleo.specs.software import Software
     from paleo.specs.system import Host, Level, System
     from paleo.studies.cost import Tariff
-    from paleo.studies.sweep import Study
+    from paleo.studies.sweep import SweepStudy
 
     intro = (
         "Numbers with a dimension carry their unit (`900 GB/s`, `80 GiB`, `5 us`, `32.77 USD/h`). Unknown keys, "
@@ -214,7 +219,7 @@ def spec_files() -> str:
         "Software profiles": [Software],
         "Runs": [Run],
         "Prices": [Tariff],
-        "Studies": [Study],
+        "Studies": [SweepStudy],
     }
     parts = ["# Files\n", intro]
     for title, specs in kinds.items():
@@ -323,7 +328,7 @@ def catalog() -> str:
 # how wrong is it
 
 
-def _left_out(reports: Sequence[Mapping[str, Any]]) -> str:
+def _left_out_errors(reports: Sequence[Mapping[str, Any]]) -> str:
     """Tables that no kind of `paleo validate` reads."""
     rows = [(_table_name(report), report["error"]) for report in reports if "error" in report]
     return f"### Tables that are not read\n\n{table(('table', 'reason'), rows)}" if rows else ""
@@ -340,9 +345,15 @@ def accuracy(everything: Sequence[Mapping[str, Any]]) -> str:
         _INTRO.format(release=__version__, date=date.today().isoformat()),
         PARITY,
         "## All tables\n",
-        table(_HEADS, [_errors(_table_name(r), r["overall"], r) for r in reports]),
+        table(_MULTI_HEAD_TENSORS, [_errors(_table_name(r), r["overall"], r) for r in reports]),
     ]
-    parts += ["## Weakest slices\n", _weakest(reports), _reasons(reports), _left_out(everything), _sources_left_out()]
+    parts += [
+        "## Weakest slices\n",
+        _weakest(reports),
+        _reasons(reports),
+        _left_out_errors(everything),
+        _sources_left_out(),
+    ]
     parts.append(_held_out())
     parts += [_rounds(report["file"]) for report in reports if report["kind"] == "training_runs"]
     for report in reports:
@@ -350,11 +361,11 @@ def accuracy(everything: Sequence[Mapping[str, Any]]) -> str:
         for key, title in (("by_device", "device"), ("by_source", "source")):
             groups: Mapping[str, Any] = report[key]
             rows = [_errors(name, errors)[:-2] for name, errors in sorted(groups.items())]
-            parts.append(table((title, *_HEADS[1:-2]), rows))
+            parts.append(table((title, *_MULTI_HEAD_TENSORS[1:-2]), rows))
     return "\n".join(parts)
 
 
-_HEADS = (
+_MULTI_HEAD_TENSORS = (
     "table",
     "rows",
     "median error",
@@ -418,7 +429,7 @@ def _slices(reports: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str
 def _weakest(reports: Sequence[Mapping[str, Any]]) -> str:
     text = f"The {SLICES} worst devices and sources of at least {SLICE_ROWS} rows.\n\n"
     rows = [_errors(name, errors)[:-2] for name, errors in _slices(reports)[:SLICES]]
-    return text + table(("table: device or source", *_HEADS[1:-2]), rows)
+    return text + table(("table: device or source", *_MULTI_HEAD_TENSORS[1:-2]), rows)
 
 
 def ledger(reports: Sequence[Mapping[str, Any]]) -> str:
@@ -446,12 +457,12 @@ def _sources_left_out() -> str:
 
 def _held_out() -> str:
     """What the calibration files and software profiles say of rows that were not fitted."""
-    from paleo.specs.calibration import ARCHITECTURES, load_calibration
+    from paleo.specs.calibration import INHERITANCE_FILE, load_calibration
     from paleo.specs.catalog import names
     from paleo.specs.software import load_software
 
     rows: list[tuple[str, ...]] = []
-    for name in (name for name in names("calibrations") if name != ARCHITECTURES):
+    for name in (name for name in names("calibrations") if name != INHERITANCE_FILE):
         rows += [
             (name, f"{entry.family}, {entry.stack}", *_held(entry.rows_fitted, entry.residual))
             for entry in load_calibration(name).entries
@@ -478,10 +489,10 @@ def _rounds(file: str) -> str:
     """Submissions as foretold by tasks that were fitted to all other rounds."""
     import pandas as pd
 
-    from paleo.calibrate.tasks import ROUND_HEADINGS, cross_validated_submissions, error_lines, percent, right_order
+    from paleo.calibrate.tasks import ROUND_HEADINGS, cross_validated_submissions, error_lines, percent, rank_agreement
 
     submissions = cross_validated_submissions(pd.read_csv(file))
-    share, pairs = right_order(submissions)
+    share, pairs = rank_agreement(submissions)
     return (
         "## Submissions of MLPerf, each round left out\n\nMean errors of tasks fitted to all other rounds.\n\n"
         f"{table(ROUND_HEADINGS, error_lines(submissions))}\nOf {pairs:,} pairs of submissions on two kinds of GPUs, "

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from paleo.specs.task import load_task as load_task
 
 __version__ = "0.3.0"
-_MODULES = {
+_MODULE_OF_NAME = {
     "PaleoError": "paleo.errors",
     "Prediction": "paleo.predict",
     "Run": "paleo.specs.run",
@@ -75,22 +75,22 @@ _MODULES = {
     "tune": "paleo.questions",
     "validate": "paleo.questions",
 }
-__all__ = ["__version__", *_MODULES]
+__all__ = ["__version__", *_MODULE_OF_NAME]
 
 
 class _Package(ModuleType):
     """A package that loads each public name when it is first used."""
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _MODULES:
+        if name not in _MODULE_OF_NAME:
             raise AttributeError(f"module 'paleo' has no attribute {name!r}")
-        return import_module(_MODULES[name]).__dict__[name]
+        return import_module(_MODULE_OF_NAME[name]).__dict__[name]
 
     def __dir__(self) -> list[str]:
         return sorted(__all__)
 
 
-def _function(name: str) -> property:
+def _function_property(name: str) -> property:
     """Make a property for a public function whose name is also that of a module.
 
     Importing such a module would otherwise replace the function on the package. The function also has the attributes of
@@ -106,7 +106,7 @@ def _function(name: str) -> property:
     return property(get, lambda package, module: None)
 
 
-_Package.predict = _function("predict")  # type: ignore[attr-defined]
-_Package.search = _function("search")  # type: ignore[attr-defined]
-_Package.validate = _function("validate")  # type: ignore[attr-defined]
+_Package.predict = _function_property("predict")  # type: ignore[attr-defined]
+_Package.search = _function_property("search")  # type: ignore[attr-defined]
+_Package.validate = _function_property("validate")  # type: ignore[attr-defined]
 sys.modules[__name__].__class__ = _Package

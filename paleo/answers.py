@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from paleo.step.memory import Footprint
     from paleo.studies.advice import Advice
     from paleo.studies.audit import Audit, CollectiveAudit
-    from paleo.studies.cost import Tariff, Training
+    from paleo.studies.cost import Tariff, TrainingEstimate
     from paleo.studies.defaults import RunWithDefaults
-    from paleo.studies.goodput import Goodput
+    from paleo.studies.goodput import LongRun
     from paleo.studies.purchase import Candidate, Comparison, Objective, PlanWithCost, PurchasePlans, Requirements
     from paleo.studies.scale import ScaleCurve, ScalePoint
     from paleo.studies.target import TargetScaling, TargetTime
@@ -41,32 +41,34 @@ class StudyResult:
 
     #: Command that answers the same question, and the key of the rows in its document (None: the document is one row).
     command: ClassVar[str]
-    rows: ClassVar[str | None] = None
+    rows_key: ClassVar[str | None] = None
     #: Module that writes the answer, and prefix of its functions ``document`` and ``table``, which take the fields.
-    report: ClassVar[str]
-    part: ClassVar[str] = ""
+    report_module: ClassVar[str]
+    function_prefix: ClassVar[str] = ""
 
     def document(self) -> Document:
         """Return the document of ``--json`` without the name of its schema."""
-        document: Document = self._written("document")
+        document: Document = self._render("document")
         return document
 
     def table(self) -> RenderableType:
         """Return the tables that the command prints."""
-        table: RenderableType = self._written("table")
+        table: RenderableType = self._render("table")
         return table
 
-    def _written(self, form: str) -> Any:
+    def _render(self, form: str) -> Any:
         """Return one form of the answer, written by its module."""
-        return getattr(importlib.import_module(self.report), f"{self.part}{form}")(*self._values())
+        return getattr(importlib.import_module(self.report_module), f"{self.function_prefix}{form}")(
+            *self._field_values()
+        )
 
-    def _values(self) -> tuple[Any, ...]:
+    def _field_values(self) -> tuple[Any, ...]:
         return tuple(getattr(self, entry.name) for entry in fields(self))
 
     @property
     def headline(self) -> str:
         """Answer as one line of text."""
-        return str(self._values()[0].verdict)
+        return str(self._field_values()[0].verdict)
 
     def to_dict(self) -> Document:
         """Return the document of ``--json`` in seconds, bytes and FLOP (see ``paleo schema COMMAND``)."""
@@ -83,10 +85,10 @@ class StudyResult:
         import pandas as pd
 
         document = self.document()
-        if self.rows is None:
-            return pd.DataFrame([_flat(document)])
+        if self.rows_key is None:
+            return pd.DataFrame([_flatten(document)])
         names = {key: document[key] for key in ("task", "model", "system") if key in document}
-        return pd.DataFrame([names | _flat(row) for row in document[self.rows]])
+        return pd.DataFrame([names | _flatten(row) for row in document[self.rows_key]])
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.headline}>"
@@ -97,12 +99,12 @@ class StudyResult:
         return html(self.table())
 
 
-def _flat(row: Mapping[str, Any], before: str = "") -> Document:
+def _flatten(row: Mapping[str, Any], before: str = "") -> Document:
     """Join nested keys by dots, and split an interval into two columns."""
     flat: Document = {}
     for key, value in row.items():
         if isinstance(value, Mapping):
-            flat |= _flat(value, f"{before}{key}.")
+            flat |= _flatten(value, f"{before}{key}.")
         elif "interval" in key and isinstance(value, Sequence) and len(value) == 2:
             flat |= {f"{before}{key}.low": value[0], f"{before}{key}.high": value[1]}
         else:
@@ -126,17 +128,17 @@ class Estimate(StudyResult):
         Consistency, compression and placement, where the run asks for them.
     notes : tuple of str
         Warnings about the amount of training.
-    choice : RunWithDefaults, optional
+    run_with_defaults : RunWithDefaults, optional
         Software and strategy that were chosen because the question leaves them open, with reasons.
     """
 
     command = "estimate"
     prediction: Prediction
-    training: Training | None
+    training: TrainingEstimate | None
     advice: tuple[Advice, ...]
     studies: RunStudies
     notes: tuple[str, ...]
-    choice: RunWithDefaults | None = None
+    run_with_defaults: RunWithDefaults | None = None
 
     @property
     def step_time(self) -> float:
@@ -169,7 +171,7 @@ class Estimate(StudyResult):
         return self.prediction.memory
 
     @property
-    def goodput(self) -> Goodput | None:
+    def goodput(self) -> LongRun | None:
         """Goodput of the training, if failures count."""
         return None if self.training is None else self.training.goodput
 
@@ -183,7 +185,7 @@ class Estimate(StudyResult):
         document = estimate.document(self.prediction, self.training, self.advice, self.studies)
         from paleo.studies.defaults import RunWithDefaults
 
-        choice = self.choice or RunWithDefaults(self.prediction.run)
+        choice = self.run_with_defaults or RunWithDefaults(self.prediction.run)
         return {**document, "software": self.prediction.run.software, "reasons": choice.reasons}
 
     def table(self, *, verbose: bool = False) -> RenderableType:
@@ -202,7 +204,7 @@ class Estimate(StudyResult):
         from paleo.report import estimate
 
         table = estimate.table(self.prediction, self.training, self.advice, self.studies, verbose=verbose)
-        words = "" if self.choice is None else self.choice.words
+        words = "" if self.run_with_defaults is None else self.run_with_defaults.choices_text
         if not words:
             return table
         from rich.console import Group
@@ -217,12 +219,12 @@ class Estimate(StudyResult):
 class ScalingCurves(StudyResult):
     """Predictions of a network on growing numbers of GPUs; ``curves`` has one entry for each kind of scaling."""
 
-    command, rows = "scale", "points"
-    report = "paleo.report.scale"
+    command, rows_key = "scale", "points"
+    report_module = "paleo.report.scale"
     model: ModelSpec
     system: System
     curves: tuple[ScaleCurve, ...]
-    choice: RunWithDefaults | None = None
+    run_with_defaults: RunWithDefaults | None = None
 
     @property
     def points(self) -> tuple[ScalePoint, ...]:
@@ -242,11 +244,11 @@ class ScalingCurves(StudyResult):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Compared(StudyResult):
+class CompareResult(StudyResult):
     """Answer of `paleo.compare`: predictions of the same run on several systems."""
 
-    command, rows = "compare", "systems"
-    report = "paleo.report.compare"
+    command, rows_key = "compare", "systems"
+    report_module = "paleo.report.compare"
     comparison: Comparison
     choices: Mapping[str, RunWithDefaults] = field(default_factory=dict)
 
@@ -273,11 +275,11 @@ class Compared(StudyResult):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Searched(StudyResult):
+class SearchResult(StudyResult):
     """Answer of `paleo.search`: plans on one system, best first; ``explanation`` says why the first one wins."""
 
-    command, rows = "plan", "plans"
-    report = "paleo.report.plan"
+    command, rows_key = "plan", "plans"
+    report_module = "paleo.report.plan"
     model: ModelSpec
     system: System
     search: Search
@@ -285,14 +287,14 @@ class Searched(StudyResult):
     choices: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def wish(self) -> Requirements:
+    def requirements(self) -> Requirements:
         """Requirements of the search: its objective, such as the shortest step time."""
         from paleo.studies.purchase import Requirements
 
         return Requirements(objective=self.search.objective)
 
     @cached_property
-    def lead(self) -> Prediction:
+    def best_prediction(self) -> Prediction:
         """Prediction of the best plan."""
         from paleo.predict import predict
 
@@ -312,60 +314,60 @@ class Searched(StudyResult):
     def table(self) -> RenderableType:
         from paleo.report import plan
 
-        return plan.table(self.model, self.system, self.search, self.explanation, self.lead, self.choices)
+        return plan.table(self.model, self.system, self.search, self.explanation, self.best_prediction, self.choices)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Planned(StudyResult):
+class PlanResult(StudyResult):
     """Plans of a purchase on all systems and GPU counts; those that meet the requirements come first."""
 
-    command, rows = "plan", "plans"
-    report = "paleo.report.plan"
-    part = "purchase_"
-    reply: PurchasePlans
+    command, rows_key = "plan", "plans"
+    report_module = "paleo.report.plan"
+    function_prefix = "purchase_"
+    purchase: PurchasePlans
 
     @property
     def model(self) -> ModelSpec:
-        return self.reply.model
+        return self.purchase.model
 
     @property
     def system(self) -> System:
         """First system of the answer."""
-        return self.reply.searches[0][0]
+        return self.purchase.searches[0][0]
 
     @property
     def search(self) -> Search:
         """All plans on the first system, at the global batch of the answer."""
-        return self.reply.search
+        return self.purchase.search
 
     @property
-    def wish(self) -> Requirements:
+    def requirements(self) -> Requirements:
         """Requirements of the purchase."""
-        return self.reply.wish
+        return self.purchase.requirements
 
     @property
     def best(self) -> PlanWithCost | None:
         """First plan if it meets the requirements, else None."""
-        return self.reply.best
+        return self.purchase.best
 
     @property
     def headline(self) -> str:
         from paleo.studies.purchase import purchase_verdict
 
-        return purchase_verdict(self.reply)
+        return purchase_verdict(self.purchase)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class TimeToTarget(StudyResult):
     """Time of a task to its quality target, by number of GPUs."""
 
-    command, rows = "target", "points"
-    report = "paleo.report.target"
+    command, rows_key = "target", "points"
+    report_module = "paleo.report.target"
     task: TrainingTask
     system: System
     curve: TargetScaling
     tariff: Tariff
-    choices: Mapping[str, str]
+    choice_reasons: Mapping[str, str]
 
     @property
     def points(self) -> tuple[TargetTime, ...]:
@@ -378,25 +380,25 @@ class TimeToTarget(StudyResult):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class FleetAnswer(StudyResult):
+class FleetResult(StudyResult):
     """Schedule of many jobs on a cluster."""
 
-    command, rows = "fleet", "jobs"
-    report = "paleo.report.cluster"
+    command, rows_key = "fleet", "jobs"
+    report_module = "paleo.report.cluster"
     study: FleetStudy
 
     @property
     def possible(self) -> bool:
         """True if all deadlines and the limit of the waiting time are met."""
-        return self.study.holds
+        return self.study.meets_requirements
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Tuned(StudyResult):
+class TuneResult(StudyResult):
     """Search over many trials, for each number of GPUs per trial and in all."""
 
-    command, rows = "tune", "curve"
-    report = "paleo.report.tuning"
+    command, rows_key = "tune", "curve"
+    report_module = "paleo.report.tuning"
     study: TuningStudy
 
     @property
@@ -406,11 +408,11 @@ class Tuned(StudyResult):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Audited(StudyResult):
+class AuditResult(StudyResult):
     """Log of a training or of nccl-tests, its prediction, and the faults that explain the difference."""
 
     command = "audit"
-    report = "paleo.report.audit"
+    report_module = "paleo.report.audit"
     audit: Audit | CollectiveAudit
 
     @property
@@ -421,14 +423,14 @@ class Audited(StudyResult):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Validated(StudyResult):
+class ValidateResult(StudyResult):
     """Measured tables with their predictions.
 
     `to_frame` has one row for each file, `predictions` one for each row of the files.
     """
 
-    command, rows = "validate", "files"
-    report = "paleo.tables.report"
+    command, rows_key = "validate", "files"
+    report_module = "paleo.tables.report"
     reports: tuple[FileReport, ...]
 
     def predictions(self) -> pd.DataFrame:
@@ -439,7 +441,7 @@ class Validated(StudyResult):
 
     @property
     def headline(self) -> str:
-        counts = ((report.predicted.sum(), len(report.frame), report.file) for report in self.reports)
+        counts = ((report.was_predicted.sum(), len(report.frame), report.file) for report in self.reports)
         return "; ".join(f"{predicted:,} of {rows:,} rows of {file} predicted" for predicted, rows, file in counts)
 
     def table(self, *, worst: int = 5) -> RenderableType:

@@ -40,7 +40,7 @@ class CapacityError(PaleoError):
     """Error for a valid plan that does not fit on the machine."""
 
 
-def near(name: str, known: Iterable[str], *, most: int = 3, within: str = "") -> str:
+def suggest_names(name: str, known: Iterable[str], *, most: int = 3, within: str = "") -> str:
     """Suggest known names, as the end of an error message.
 
     Names that contain the whole text come before names that are spelt like it. If there are few names, all are listed.
@@ -63,9 +63,9 @@ def near(name: str, known: Iterable[str], *, most: int = 3, within: str = "") ->
 
     Examples
     --------
-    >>> near("resnet5", ["resnet50", "vgg16"]), near("h100", ["h800-8", "gcp-h100-8g"])
+    >>> suggest_names("resnet5", ["resnet50", "vgg16"]), suggest_names("h100", ["h800-8", "gcp-h100-8g"])
     ("nearest: 'resnet50'", "nearest: 'gcp-h100-8g'")
-    >>> near("layer", ["policy", "layers"], within="recompute")
+    >>> suggest_names("layer", ["policy", "layers"], within="recompute")
     "nearest: 'recompute.layers'"
     """
     names = sorted(set(known))

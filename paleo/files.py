@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from paleo.errors import SpecError
 
 #: File formats of pictures.
-PICTURES = (".png", ".svg", ".pdf")
+PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 #: First bytes of a gzip file.
 GZIP = b"\x1f\x8b"
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -131,7 +131,7 @@ def _kind(path: str, option: str) -> str:
     return "device" if stat.S_ISCHR(mode) else "pipe" if stat.S_ISFIFO(mode) else "file"
 
 
-def write_whole(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
+def write_atomically(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
     """Write a file so that it appears whole or not at all.
 
     Parameters
@@ -177,7 +177,7 @@ def write_text(path: str | Path, text: str) -> None:
     SpecError
         If the file cannot be written.
     """
-    write_whole(path, lambda file: file.write(text.encode("utf-8")))
+    write_atomically(path, lambda file: file.write(text.encode("utf-8")))
 
 
 def _write_beside(place: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -281,13 +281,13 @@ def append_row(path: Path, names: Iterable[str], row: Mapping[str, Any]) -> None
     """
     columns = list(names)
     with path.open("a+b") as file:
-        end = _whole_lines(file)
+        end = _complete_lines_length(file)
         file.truncate(end)
         lines = [row] if end else [dict(zip(columns, columns, strict=True)), row]
         file.write("".join(_csv_line([line.get(name, "") for name in columns]) for line in lines).encode("utf-8"))
 
 
-def _whole_lines(file: BinaryIO) -> int:
+def _complete_lines_length(file: BinaryIO) -> int:
     """Return the number of bytes up to the last end of a line."""
     end = file.seek(0, os.SEEK_END)
     while end > 0:
@@ -332,7 +332,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         Cells by column, one dict a row.
     """
     with path.open("rb") as file:
-        end = _whole_lines(file)
+        end = _complete_lines_length(file)
         file.seek(0)
         text = file.read(end).decode("utf-8")
     return list(csv.DictReader(text.splitlines()))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from paleo.errors import SpecError
 from paleo.lowering.launches import unmatched_module_warnings
-from paleo.lowering.policies import Chunk, kernel_runs
+from paleo.lowering.policies import ModelChunk, kernel_runs
 from paleo.operations.base import model_flops, optimizer
 from paleo.operations.contraction import executed_share
 from paleo.parallel.plan import (
@@ -30,9 +30,9 @@ from paleo.parallel.plan import (
 from paleo.step.backend import backend_of
 from paleo.step.interval import OPAQUE, Uncertainty, uncertainty
 from paleo.step.memory import Footprint
-from paleo.step.step import StepArrays, price_program, single_batch, step
+from paleo.step.step import StepArrays, single_batch, step, timed_program
 from paleo.step.waiting import unmodelled_waiting
-from paleo.units import duration
+from paleo.units import format_duration
 
 if TYPE_CHECKING:
     from paleo.lowering.program import Program
@@ -82,11 +82,11 @@ class Prediction:
     """One training step (or forward pass) of ``model`` under ``plan`` on ``system``, in SI units.
 
     ``graph`` has the layers of the network at the local batch of all replicas. ``program`` is what one rank computes
-    and sends. ``kernels`` are the times of its kernels in order. ``pieces`` are the pieces of a pipeline. ``steps`` is
-    the step of this configuration with all its arrays. ``breakdown`` is the time of the step by part, and ``memory``
-    the bytes of the fullest device by purpose. ``flops`` are the FLOP of the network in a step, without recomputation
-    and padding. ``host_memory`` is host memory for each device [bytes]. ``calibration`` says which measurements the
-    prices rest on. ``unmodelled`` lists what a real step has and this prediction omits.
+    and sends. ``kernels`` are the times of its kernels in order. ``model_chunks`` are the pieces of a pipeline.
+    ``steps`` is the step of this configuration with all its arrays. ``breakdown`` is the time of the step by part, and
+    ``memory`` the bytes of the fullest device by purpose. ``flops`` are the FLOP of the network in a step, without
+    recomputation and padding. ``host_memory`` is host memory for each device [bytes]. ``calibration`` says which
+    measurements the prices rest on. ``unmodelled`` lists what a real step has and this prediction omits.
 
     Predictions are compared by identity: a prediction equals only itself.
     """
@@ -108,7 +108,7 @@ class Prediction:
     warnings: tuple[str, ...]
     host_memory: float = 0.0
     input_pipeline: InputPipeline | None = None
-    pieces: tuple[Chunk, ...] = ()
+    model_chunks: tuple[ModelChunk, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Prediction: {self.headline}>"
@@ -116,10 +116,10 @@ class Prediction:
     @property
     def headline(self) -> str:
         """Summary of the step in one line."""
-        low, high = (duration(end) for end in self.interval)
+        low, high = (format_duration(end) for end in self.interval)
         fits = "" if self.memory.fits else ", does not fit"
-        machines = self.system.share(self.plan.gpus)
-        return f"{self.model.name} on {machines}, {duration(self.step_time)} a step ({low} to {high}){fits}"
+        machines = self.system.machines_text(self.plan.gpus)
+        return f"{self.model.name} on {machines}, {format_duration(self.step_time)} a step ({low} to {high}){fits}"
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -198,7 +198,7 @@ class Prediction:
         return self.step_time * low, self.step_time * high
 
     @cached_property
-    def objections(self) -> tuple[str, ...]:
+    def framework_violations(self) -> tuple[str, ...]:
         """Documented limits of the software's framework that the plan violates, one sentence each."""
         batch = self.steps.batch
         return tuple(
@@ -226,7 +226,7 @@ class Prediction:
         B, count all). Convolutions count the products of the algorithm that is used, which are fewer with Winograd's
         and Fourier transforms; `direct_flops_per_s` counts those of the direct algorithm.
         """
-        return self.flops * self.reduction / self._possible
+        return self.flops * self.executed_flop_ratio / self._peak_flops
 
     @property
     def direct_flops_per_s(self) -> float:
@@ -234,17 +234,17 @@ class Prediction:
         return self.flops / self.step_time
 
     @cached_property
-    def reduction(self) -> float:
+    def executed_flop_ratio(self) -> float:
         """Executed FLOP of the algorithms of all kernels, relative to the direct count."""
-        return _reduction(self.program, self.steps.batch.backend)
+        return _executed_flop_ratio(self.program, self.steps.batch.backend)
 
     @property
     def hfu(self) -> float:
         """Hardware FLOP utilisation: executed FLOP, with recomputation and padding, over the peak."""
-        return self.executed_flops * self.reduction / self._possible
+        return self.executed_flops * self.executed_flop_ratio / self._peak_flops
 
     @property
-    def _possible(self) -> float:
+    def _peak_flops(self) -> float:
         device = self.system.device
         return self.step_time * self.plan.gpus * device.peak_flops_per_s(device.arithmetic(self.plan.dtype))
 
@@ -259,17 +259,21 @@ def _counted_flops(program: Program) -> Array:
     """Return the FLOP of all runs of each kernel in a microbatch, with direct convolutions, shape (kernels,)."""
     return np.array(
         [
-            executed_share(each.kernel) * each.kernel.flops * kernel_runs(section, each) * each.times * section.repeat
+            executed_share(each.kernel)
+            * each.kernel.flops
+            * kernel_runs(section, each)
+            * each.repetitions
+            * section.repeat
             for section in program.sections
             for each in section.kernels
         ]
     )
 
 
-def _reduction(program: Program, backend: Backend) -> float:
+def _executed_flop_ratio(program: Program, backend: Backend) -> float:
     """Return the FLOP that the algorithms of all kernels execute, relative to the direct count."""
     flops = _counted_flops(program)
-    work = backend.prices.work([each.kernel for section in program.sections for each in section.kernels])
+    work = backend.predictor.flop_ratio([each.kernel for section in program.sections for each in section.kernels])
     return float(work @ flops / total) if (total := flops.sum()) > 0 else 1.0
 
 
@@ -312,7 +316,7 @@ def predict(
     batch = layout.microbatch * layout.dp
     graph = backend.recent_graph(model, batch, layout.mesh.degree("tp"))
     placed = backend.placement(graph, layout.parallel)
-    program = price_program(backend.lowered(graph, placed, layout.mesh), layout, backend)
+    program = timed_program(backend.lowered(graph, placed, layout.mesh), layout, backend)
     arriving = backend.input_pipeline(graph, layout.gpus, layout.mesh.size / layout.dp, layout.local_batch)
     steps = step(single_batch(program, layout, backend, arriving))
     memory = _footprint(steps, system, backend.software, int(steps.stage_memory.fullest[0]))
@@ -348,7 +352,7 @@ def predict(
         ),
         host_memory=host_memory,
         input_pipeline=arriving,
-        pieces=tuple(program.pieces),
+        model_chunks=tuple(program.pieces),
     )
 
 
@@ -359,21 +363,23 @@ def _result_warnings(
     return [
         *host_warnings(system, layout, host_memory),
         *loading_warnings(run, breakdown.input / breakdown.step),
-        *tight_memory(memory),
+        *tight_memory_warnings(memory),
     ]
 
 
 def _rare_utilisation(flops_per_s: float, layout: Plan, program: Program, backend: Backend) -> list[str]:
     """Warn of an unusual MFU; the reduction by algorithms is computed only if the direct count is unusual."""
     rare = high_utilisation_warnings(backend.system, layout, flops_per_s)
-    return rare and high_utilisation_warnings(backend.system, layout, flops_per_s * _reduction(program, backend))
+    return rare and high_utilisation_warnings(
+        backend.system, layout, flops_per_s * _executed_flop_ratio(program, backend)
+    )
 
 
 #: Fraction of the memory that should stay free; it is the mean error of predicted memory.
 HEADROOM = 0.05
 
 
-def tight_memory(memory: Footprint) -> list[str]:
+def tight_memory_warnings(memory: Footprint) -> list[str]:
     """Warn if less memory is free than predictions of memory err.
 
     Parameters
@@ -388,7 +394,7 @@ def tight_memory(memory: Footprint) -> list[str]:
 
     Examples
     --------
-    >>> tight_memory(Footprint(6.0, 2.0, 4.0, 5.0, 2.0, 1.0, 0.125, capacity=19.5))[0][:38]
+    >>> tight_memory_warnings(Footprint(6.0, 2.0, 4.0, 5.0, 2.0, 1.0, 0.125, capacity=19.5))[0][:38]
     '97 % of the memory is taken: predicted'
     """
     taken = memory.total / memory.capacity
@@ -411,7 +417,7 @@ def _footprint(steps: StepArrays, system: System, software: Software, stage: int
         reserved=reserved,
         fragmentation=software.memory.fragmentation if system.device.kind == "gpu" else 0.0,
         capacity=system.device.memory.usable,
-        apart=float(sizes.apart[stage, 0]),
+        flat_buffer_cache=float(sizes.flat_buffer_cache[stage, 0]),
     )
 
 
@@ -445,7 +451,9 @@ def unmodelled(program: Program, run: Run, *, loads: bool) -> tuple[str, ...]:
     matrices = None if run.forward_only else optimizer(run.optimizer).matrices
     always = (*([] if loads else [loading]), *shares_of_peaks, *([] if matrices is None else [matrices.unmodelled]))
     launches = [
-        (counted.kernel, counted.times * section.repeat) for section in program.sections for counted in section.kernels
+        (counted.kernel, counted.repetitions * section.repeat)
+        for section in program.sections
+        for counted in section.kernels
     ]
     guessed = [(kernel, times) for kernel, times in launches if kernel.operation == OPAQUE]
     if not guessed:
@@ -486,11 +494,11 @@ def _unsupported(
     """Return the documented limits of the software's framework that a plan violates."""
     if software.framework is None or run.forward_only:
         return []
-    from paleo.parallel.abilities import objections, quantities
+    from paleo.parallel.abilities import plan_quantities, refusal_reasons
     from paleo.specs.abilities import load_framework
 
     framework = load_framework(software.framework)
-    return objections(framework, quantities(layout, run, graph, system, software, overlapped=overlapped))
+    return refusal_reasons(framework, plan_quantities(layout, run, graph, system, software, overlapped=overlapped))
 
 
 def _idle_servers(run: Run) -> list[str]:
@@ -500,6 +508,6 @@ def _idle_servers(run: Run) -> list[str]:
     """
     if run.exchange.servers is None:
         return []
-    from paleo.consistency.base import idle_servers
+    from paleo.consistency.base import unused_server_warnings
 
-    return idle_servers(run)
+    return unused_server_warnings(run)

@@ -25,21 +25,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paleo.answers import (
-    Audited,
-    Compared,
+    AuditResult,
+    CompareResult,
     Document,
     Estimate,
-    FleetAnswer,
-    Planned,
+    FleetResult,
+    PlanResult,
     ScalingCurves,
-    Searched,
+    SearchResult,
     TimeToTarget,
-    Tuned,
-    Validated,
+    TuneResult,
+    ValidateResult,
 )
-from paleo.errors import SpecError, near
+from paleo.errors import SpecError, suggest_names
 from paleo.network.graph import build_graph
-from paleo.parallel.abilities import framework_of
+from paleo.parallel.abilities import framework_abilities
 from paleo.predict import predict
 from paleo.report.estimate import RunStudies
 from paleo.specs.loading import plain_arguments, plain_numbers
@@ -62,7 +62,7 @@ from paleo.studies.cost import (
 from paleo.studies.defaults import (
     RunWithDefaults,
     batch_for,
-    is_open,
+    leaves_choices_open,
     rescaled_run,
     scaled_plan,
     software_for,
@@ -79,13 +79,13 @@ if TYPE_CHECKING:
     from paleo.predict import Prediction
     from paleo.search.space import Space
     from paleo.specs.task import TrainingTask
-    from paleo.studies.purchase import Planner
-    from paleo.studies.sweep import Study
+    from paleo.studies.purchase import PlanSearch
+    from paleo.studies.sweep import SweepStudy
 
 #: A system by name, by path or as an object, with or without its number of GPUs: ``dgx-h100:4``, ``("dgx-h100", 4)``.
-Offered = str | Path | System | tuple[str | Path | System, int]
+SystemChoice = str | Path | System | tuple[str | Path | System, int]
 #: GPU counts: one, several, or a text such as ``8,16`` or ``8..64``.
-Counts = int | str | Sequence[int]
+GpuCounts = int | str | Sequence[int]
 #: Largest number of GPUs, and most numbers in a list.
 MOST_GPUS, MOST_COUNTS = 10**7, 200
 #: Keywords of a tariff, and those of a long run.
@@ -158,7 +158,7 @@ def estimate(
 def scale(
     model: str | Path | ModelSpec,
     system: str | Path | System,
-    gpus: Counts,
+    gpus: GpuCounts,
     *,
     mode: str | None = None,
     epochs: HowMany | None = None,
@@ -212,7 +212,7 @@ def scale(
 @plain_arguments
 def compare(
     model: str | Path | ModelSpec,
-    systems: Offered | Sequence[Offered],
+    systems: SystemChoice | Sequence[SystemChoice],
     *,
     run: Run | None = None,
     epochs: HowMany | None = None,
@@ -221,7 +221,7 @@ def compare(
     target: str | None = None,
     objective: str | None = None,
     **options: Any,
-) -> Compared:
+) -> CompareResult:
     """Compare systems on the same run.
 
     Parameters
@@ -259,7 +259,7 @@ def compare(
     planner, choices = None, dict[str, RunWithDefaults]()
     if aimed_run.strategy == purchase.AUTO:
         planner = planner_of(question.run, None if target is None else aimed_run.software)
-    elif target is None and is_open(network, rescaled_run(question.run, max(counts))):
+    elif target is None and leaves_choices_open(network, rescaled_run(question.run, max(counts))):
         aimed_run = aimed_run.model_copy(update={"strategy": purchase.AUTO})
 
         def planner(model: ModelSpec, system: System, run: Run) -> tuple[list[Prediction], int, int]:
@@ -273,14 +273,14 @@ def compare(
 
     study = purchase.compare(network, machines, aimed_run, *terms, gpus=counts, planner=planner)
     study = study if objective is None else study.ranked(purchase.parse_objective(objective))
-    return Compared(study, choices)
+    return CompareResult(study, choices)
 
 
 @plain_arguments
 def search(
     model: str | Path | ModelSpec,
     system: str | Path | System,
-    gpus: Counts,
+    gpus: GpuCounts,
     *,
     objective: str = "time",
     top: int = 10,
@@ -288,7 +288,7 @@ def search(
     exhaustive: bool = False,
     run: Run | None = None,
     **options: Any,
-) -> Searched:
+) -> SearchResult:
     """Search the best plans on one system.
 
     Parameters
@@ -329,7 +329,7 @@ def search(
     space = open_search_space(question.run, software)
     ranking = search_counts(network, machine, plain, counts, space=space, **wish)
     explanation = explained(network, machine, ranking) if explain else None
-    return Searched(network, machine, ranking, explanation, {f"software {software}": why} if why else {})
+    return SearchResult(network, machine, ranking, explanation, {f"software {software}": why} if why else {})
 
 
 def open_search_space(run: Run, software: str | None = None) -> Space:
@@ -350,11 +350,11 @@ def open_search_space(run: Run, software: str | None = None) -> Space:
     strategy = None if stated.get("strategy") == AUTO else stated.get("strategy")
     lists = {"microbatches": "microbatch", "recompute": "recompute.policy", "schedules": "pipeline.schedule"}
     space = within(strategy, **{choices: stated.get(name) for choices, name in lists.items()})
-    limited = stated.get("pipeline.schedule") is None or framework_of(software or run.software) is not None
+    limited = stated.get("pipeline.schedule") is None or framework_abilities(software or run.software) is not None
     return supported_space(space, software or run.software) if limited else space
 
 
-def planner_of(run: Run, software: str | None = None) -> Planner:
+def planner_of(run: Run, software: str | None = None) -> PlanSearch:
     """Return the search of one plan, restricted by the fields of a run (see `open_search_space`).
 
     Parameters
@@ -375,8 +375,8 @@ def planner_of(run: Run, software: str | None = None) -> Planner:
 @plain_arguments
 def plan(
     model: str | Path | ModelSpec,
-    systems: Offered | Sequence[Offered],
-    gpus: Counts | None = None,
+    systems: SystemChoice | Sequence[SystemChoice],
+    gpus: GpuCounts | None = None,
     *,
     epochs: HowMany | None = None,
     samples: HowMany | None = None,
@@ -388,7 +388,7 @@ def plan(
     top: int = 10,
     run: Run | None = None,
     **options: Any,
-) -> Planned:
+) -> PlanResult:
     """Find which system, how many GPUs and which plan complete a training in time and within a budget.
 
     Parameters
@@ -459,14 +459,14 @@ def plan(
     reply = purchase.plan_purchase(network, offers, plain, wish, top=top, settle=settle)
     software = f"software {reply.plans[0].row.run.software}"
     kept = {choice: why for choice, why in choices.items() if choice == software or not choice.startswith("software")}
-    return Planned(replace(reply, choices=kept))
+    return PlanResult(replace(reply, choices=kept))
 
 
 @plain_arguments
 def target(
     task: str | Path | TrainingTask,
     system: str | Path | System,
-    gpus: Counts,
+    gpus: GpuCounts,
     *,
     batch: int | str = "auto",
     loss: float | None = None,
@@ -541,7 +541,7 @@ def tune(
     seed: int = 0,
     run: Run | None = None,
     **options: Any,
-) -> Tuned:
+) -> TuneResult:
     """Predict how long a search over many trials takes, and on how many GPUs each trial should train.
 
     Parameters
@@ -614,7 +614,7 @@ def tune(
     if width is not None and width > gpus:
         raise SpecError(f"--gpus-per-trial {width}: expected at most the {gpus} GPUs of --gpus")
     limit = None if deadline is None else parse_time("deadline", deadline)
-    return Tuned(
+    return TuneResult(
         study.tuning_study(
             network, machine, question.run, search_of_trials, gpus=gpus, per_trial=width, deadline=limit,
             tariff=question.tariff, long_run=question.long_run,
@@ -625,7 +625,7 @@ def tune(
 @plain_arguments
 def fleet(
     jobs: str | Path | Sequence[Mapping[str, Any]],
-    systems: Offered | Sequence[Offered],
+    systems: SystemChoice | Sequence[SystemChoice],
     nodes: int | str | Sequence[int] = "auto",
     *,
     policy: str = "backfill",
@@ -635,7 +635,7 @@ def fleet(
     samples: int | None = None,
     seed: int = 0,
     **tariff: Any,
-) -> FleetAnswer:
+) -> FleetResult:
     """Predict when the jobs of a team end on a cluster, or find the smallest order of machines for them.
 
     Parameters
@@ -663,7 +663,7 @@ def fleet(
 
     Returns
     -------
-    FleetAnswer
+    FleetResult
 
     Raises
     ------
@@ -671,17 +671,17 @@ def fleet(
         For jobs that contradict themselves or can never run, and if no order keeps the wishes.
     """
     from paleo.cluster import study
-    from paleo.cluster.jobs import given_jobs, read_jobs
+    from paleo.cluster.jobs import jobs_from_mappings, read_jobs
 
     _check_keywords("fleet", tariff, set(TARIFF_WORDS))
     machines = [system for system, _ in systems_with_counts(systems, 0)]
-    specs = read_jobs(jobs) if isinstance(jobs, str | Path) else given_jobs(jobs)
+    specs = read_jobs(jobs) if isinstance(jobs, str | Path) else jobs_from_mappings(jobs)
     order = None if nodes == "auto" else study.parse_nodes(nodes, machines)
     limit = None if wait is None else parse_time("wait", wait) if isinstance(wait, str) else float(wait)
-    wishes = study.check_wishes(study.ClusterRequirements(limit, measure))
+    wishes = study.check_requirements(study.ClusterRequirements(limit, measure))
     terms = parse_tariff(**tariff)
     priced = study.predict_fleet(specs, machines, policy, nodes=order, placement=placement, tariff=terms)
-    return FleetAnswer(study.fleet_study(priced, order, wishes, samples=samples, seed=seed))
+    return FleetResult(study.fleet_study(priced, order, wishes, samples=samples, seed=seed))
 
 
 def check_gpus(gpus: int, system: System) -> None:
@@ -760,7 +760,7 @@ def parse_time(option: str, value: str | float) -> float:
 
 
 @plain_arguments
-def sweep(study: str | Path | Mapping[str, Any] | Study, *, jobs: int = 1) -> pd.DataFrame:
+def sweep(study: str | Path | Mapping[str, Any] | SweepStudy, *, jobs: int = 1) -> pd.DataFrame:
     """Predict every combination of models, systems, run options, changed hardware and prices.
 
     Parameters
@@ -776,17 +776,17 @@ def sweep(study: str | Path | Mapping[str, Any] | Study, *, jobs: int = 1) -> pd
         In SI units; the last axis changes fastest. A row that cannot be planned has its reason in ``problem``.
     """
     from paleo.cluster.study import FleetSweep, load_any_study
-    from paleo.studies.sweep import MOST_JOBS, Study, check_study, frame, local_evaluator
+    from paleo.studies.sweep import MOST_JOBS, SweepStudy, check_study, local_evaluator, sweep_table
 
     if isinstance(study, str | Path):
         whole = load_any_study(study)
     else:
-        if not isinstance(study, Study | FleetSweep | Mapping):
+        if not isinstance(study, SweepStudy | FleetSweep | Mapping):
             raise SpecError(f"paleo.sweep: study: {study!r:.80}: expected a study file, or its content as a mapping")
-        kind = FleetSweep if isinstance(study, Mapping) and "jobs" in study else Study
+        kind = FleetSweep if isinstance(study, Mapping) and "jobs" in study else SweepStudy
         whole = validated_spec(kind, study, "paleo.sweep") if isinstance(study, Mapping) else study
         check_study(whole)
-    return frame(whole, local_evaluator(whole, checked_count("jobs", jobs, 0, MOST_JOBS)))
+    return sweep_table(whole, local_evaluator(whole, checked_count("jobs", jobs, 0, MOST_JOBS)))
 
 
 @plain_arguments
@@ -798,7 +798,7 @@ def audit(
     operation: str | None = None,
     run: Run | None = None,
     **options: Any,
-) -> Audited:
+) -> AuditResult:
     """Compare a log with its prediction and name the faults that explain the difference.
 
     Parameters
@@ -830,15 +830,15 @@ def audit(
     machine, timed = loaded_system(system), read_collectives(str(log))
     if timed is not None:
         ranks = stated.gpus if "gpus" in stated.model_fields_set else timed.ranks or 1
-        return Audited(audits.audit_collectives(timed, operation_of(timed, operation), ranks, machine))
+        return AuditResult(audits.audit_collectives(timed, operation_of(timed, operation), ranks, machine))
     training_log = read_log(str(log))
     if model is None:
         raise SpecError(f"model: {log} is a log of a training ({training_log.kind}); name the network that was trained")
-    return Audited(audits.audit(training_log, predict(_model(model), machine, stated)))
+    return AuditResult(audits.audit(training_log, predict(_model(model), machine, stated)))
 
 
 @plain_arguments
-def validate(files: str | Path | Sequence[str | Path], *, calibration: str | Path | None = None) -> Validated:
+def validate(files: str | Path | Sequence[str | Path], *, calibration: str | Path | None = None) -> ValidateResult:
     """Compare predictions with measured tables.
 
     Parameters
@@ -866,7 +866,7 @@ def validate(files: str | Path | Sequence[str | Path], *, calibration: str | Pat
         raise SpecError(f"validate: {files!r:.80}: expected the path of a measured table, or a list of paths")
     if not tables:
         raise SpecError("no file is named; expected measured tables, such as measurements/gemm.csv.gz")
-    return Validated(tuple(validate_file(file, prices) for file in tables))
+    return ValidateResult(tuple(validate_file(file, prices) for file in tables))
 
 
 # options that are common to several questions
@@ -896,14 +896,16 @@ class _Question:
         tariff = parse_tariff(**{key: value for key, value in options.items() if key in of_tariff})
         long = {key: value for key, value in options.items() if key in of_long_run}
         whole = run or validated_spec(Run, stated, f"paleo.{name}")
-        return cls(of_any_software(whole) if name in (*SEARCHES, "estimate") else whole, tariff, parse_long_run(**long))
+        return cls(
+            with_any_software(whole) if name in (*SEARCHES, "estimate") else whole, tariff, parse_long_run(**long)
+        )
 
 
 #: Questions that are answered by a search, and the word for software without the limits of a framework.
 SEARCHES, ANY = ("plan", "search"), "any"
 
 
-def of_any_software(run: Run) -> Run:
+def with_any_software(run: Run) -> Run:
     """Return a run with ``software="any"`` under the default profile, without limits on schedules.
 
     Parameters
@@ -920,7 +922,7 @@ def _check_keywords(name: str, options: Mapping[str, Any], known: set[str]) -> N
     keywords = set(inspect.signature(globals()[name]).parameters) - {"options"}
     for keyword in options:
         if keyword not in known:
-            raise SpecError(f"paleo.{name}: unknown keyword {keyword!r}; {near(keyword, known | keywords)}")
+            raise SpecError(f"paleo.{name}: unknown keyword {keyword!r}; {suggest_names(keyword, known | keywords)}")
 
 
 def _check_top(top: int) -> None:
@@ -935,7 +937,7 @@ def _check_number(name: str, value: float | None) -> None:
         raise SpecError(f"{name}: {value!r:.80}: expected a number")
 
 
-def gpu_counts(gpus: Counts) -> list[int]:
+def gpu_counts(gpus: GpuCounts) -> list[int]:
     """Return the numbers of GPUs that a text or a list states.
 
     Parameters
@@ -986,7 +988,7 @@ def _count_in_digits(text: str) -> int:
     return 0 if text.strip().startswith("0") else whole_number(text, MOST_GPUS) or 0
 
 
-def systems_with_counts(systems: Offered | Sequence[Offered], gpus: int) -> tuple[tuple[System, int], ...]:
+def systems_with_counts(systems: SystemChoice | Sequence[SystemChoice], gpus: int) -> tuple[tuple[System, int], ...]:
     """Return systems, each with its number of GPUs.
 
     Parameters
@@ -1001,13 +1003,13 @@ def systems_with_counts(systems: Offered | Sequence[Offered], gpus: int) -> tupl
     SpecError
         If there is no system, or a number is none.
     """
-    offers = tuple(_offer(each, gpus) for each in _separate(systems))
+    offers = tuple(_system_with_count(each, gpus) for each in _separate(systems))
     if not offers:
         raise SpecError(f"systems {systems!r}: expected names such as dgx-a100-80gb:16,dgx-h100:8")
     return offers
 
 
-def _separate(systems: Offered | Sequence[Offered]) -> Iterable[Offered]:
+def _separate(systems: SystemChoice | Sequence[SystemChoice]) -> Iterable[SystemChoice]:
     """Yield the systems of a list in which each text may hold several, separated by commas."""
     if not isinstance(systems, str | Path | System | Iterable) or getattr(systems, "ndim", 1) == 0:
         raise SpecError(f"systems {systems!r:.80}: expected names, paths, or results of load_system")
@@ -1020,7 +1022,7 @@ def _is_pair(offered: object) -> bool:
     return isinstance(offered, tuple) and len(offered) == 2 and isinstance(offered[1], int)
 
 
-def _offer(offered: Offered, gpus: int) -> tuple[System, int]:
+def _system_with_count(offered: SystemChoice, gpus: int) -> tuple[System, int]:
     """Return a system with its number of GPUs."""
     if isinstance(offered, tuple):
         return loaded_system(offered[0]), gpu_counts(offered[1])[0]

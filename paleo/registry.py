@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from paleo.errors import SpecError, near
+from paleo.errors import SpecError, suggest_names
 
 Entry = TypeVar("Entry")
 
@@ -88,7 +88,7 @@ class Registry(Generic[Entry]):
         try:
             return entries[name]
         except KeyError:
-            raise SpecError(f"unknown {self.kind} {name!r}; {near(name, entries)}") from None
+            raise SpecError(f"unknown {self.kind} {name!r}; {suggest_names(name, entries)}") from None
 
     def __contains__(self, name: object) -> bool:
         return name in self._loaded()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from paleo.answers import StudyResult
-from paleo.errors import SpecError, near
+from paleo.errors import SpecError, suggest_names
 from paleo.files import read_bytes
 from paleo.serving.engines import BatchLimit, load_engine
 from paleo.serving.formats import parse_formats
@@ -23,7 +23,7 @@ from paleo.serving.steady import Lengths
 from paleo.specs.loading import MAX_FILE_BYTES, MOST_COUNT, plain_arguments
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.system import System, loaded_system
-from paleo.studies.cost import parse_tariff, rent
+from paleo.studies.cost import parse_tariff, rent_rate
 from paleo.units import checked_count, checked_number, parse, whole_number
 
 if TYPE_CHECKING:
@@ -42,12 +42,12 @@ EPSILON, MOST_VARIATION = 2.0**-20, 10.0
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Served(StudyResult):
+class ServeResult(StudyResult):
     """Plans of a service, the best first and simulated; ``systems`` has the answers of all compared systems."""
 
     command: ClassVar[str] = "serve"
-    rows: ClassVar[str | None] = "plans"
-    report = "paleo.report.serving"
+    rows_key: ClassVar[str | None] = "plans"
+    report_module = "paleo.report.serving"
     service: Service
     systems: tuple[Service, ...] = ()
 
@@ -63,12 +63,12 @@ class Served(StudyResult):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Batched(StudyResult):
+class SinglePassResult(StudyResult):
     """Answer for networks that run forward passes alone; ``systems`` has the answers of all systems."""
 
     command: ClassVar[str] = "serve"
-    rows: ClassVar[str | None] = "batches"
-    report = "paleo.report.single_pass"
+    rows_key: ClassVar[str | None] = "batches"
+    report_module = "paleo.report.single_pass"
     service: BatchedService
     systems: tuple[BatchedService, ...] = ()
 
@@ -114,7 +114,7 @@ def serve(
     disaggregate: bool = False,
     command: str | None = None,
     **tariff: Any,
-) -> Served | Batched:
+) -> ServeResult | SinglePassResult:
     """Predict how many requests a service answers a second, how fast, and at what price.
 
     Networks that answer in forward passes alone (images, encoders, diffusion) take batches of requests; of the options
@@ -200,14 +200,16 @@ def serve(
     changes = drafts | _speculation(speculate, acceptance)
     names = ENGINES if engine == "auto" else (engine,)
     profiles = [load_engine(each).model_copy(update=changes) for each in names]
-    load = _load(input, output, trace, rate, concurrency or users, think, arrivals, prefix_hit, length_variation)
+    load = _serving_load(
+        input, output, trace, rate, concurrency or users, think, arrivals, prefix_hit, length_variation
+    )
     first, further, whole = _seconds("ttft", ttft), _seconds("tpot", tpot), _seconds("latency", latency)
     limits = ServingLimits(first, further, whole, _percentile(percentile))
     formats = [parse_formats(each, cache) for each in weights.split(",")]
     layouts = None if str(strategy) in ("None", "auto") else [parse_sharding(str(strategy))]
     answers = []
     for machine, count in machines:
-        usd, _ = rent(machine, count, parse_tariff(**tariff))
+        usd, _ = rent_rate(machine, count, parse_tariff(**tariff))
         tried = [
             service_of(
                 network, machine, count, each, load, limits, formats, layouts,
@@ -216,11 +218,11 @@ def serve(
             for each in profiles
         ]  # fmt: skip
         answers.append(best_engine(tried))
-    answers.sort(key=lambda each: each.rank)
-    return Served(answers[0], tuple(answers))
+    answers.sort(key=lambda each: each.sort_key)
+    return ServeResult(answers[0], tuple(answers))
 
 
-def generating(answer: Served | Batched) -> Service:
+def require_token_service(answer: ServeResult | SinglePassResult) -> Service:
     """Return the service of an answer; SpecError where its network generates no tokens.
 
     Parameters
@@ -228,7 +230,7 @@ def generating(answer: Served | Batched) -> Service:
     answer : Served or Batched
         What `serve` returned.
     """
-    if isinstance(answer, Batched):
+    if isinstance(answer, SinglePassResult):
         raise SpecError(f"{answer.service.model.name} generates no tokens; expected a language model")
     return answer.service
 
@@ -240,19 +242,19 @@ def _batched(
     limit: float | None,
     tokens: float | str | None,
     tariff: dict[str, Any],
-) -> Batched:
+) -> SinglePassResult:
     """Answer for a network that runs forward passes alone, on each of the systems."""
     if tokens is not None and "seq" not in network.params:
         raise SpecError(f"--input: a request to {network.name} has no tokens")
     length = 0.0 if tokens is None else _length("input", tokens, 0.0)[0]
     answers = []
     for machine, count in machines:
-        usd, _ = rent(machine, count, parse_tariff(**tariff))
+        usd, _ = rent_rate(machine, count, parse_tariff(**tariff))
         for each in weights.split(","):
             formats = parse_formats(each, None)
             answers.append(batched_service(network, machine, count, formats, limit, length, usd))
     answers.sort(key=lambda each: (each.best is None, each.usd_per_million or 0.0, -(each.requests_per_s or 0.0)))
-    return Batched(answers[0], tuple(answers))
+    return SinglePassResult(answers[0], tuple(answers))
 
 
 def _machines(system: str | Path | System, gpus: int) -> list[tuple[System, int]]:
@@ -349,7 +351,7 @@ def _percentile(value: int | str) -> int:
     return known[text]
 
 
-def _load(
+def _serving_load(
     prompt: float | str | None,
     answer: float | str | None,
     trace: str | Path | Requests | None,
@@ -364,7 +366,9 @@ def _load(
     variation = checked_number("--length-variation", variation, 0.0, MOST_VARIATION)
     users = None if users is None else checked_count("--concurrency", users)
     if arrivals not in ("poisson", "constant", "at once"):
-        raise SpecError(f"--arrivals {arrivals!r:.40}; {near(str(arrivals), ['poisson', 'constant', 'at once'])}")
+        raise SpecError(
+            f"--arrivals {arrivals!r:.40}; {suggest_names(str(arrivals), ['poisson', 'constant', 'at once'])}"
+        )
     if trace is not None:
         if prompt is not None or answer is not None or rate is not None or users:
             raise SpecError("--trace states lengths and arrivals; leave out --input, --output, --rate, --concurrency")
@@ -434,7 +438,7 @@ def parse_sharding(text: str) -> Sharding:
         name, _, value = part.strip().partition("=")
         if name not in ("tp", "pp", "ep", "attention_dp", "dp"):
             raise SpecError(
-                f"--strategy {text!r:.60}: unknown {name!r}; {near(name, ['tp', 'pp', 'ep', 'attention_dp'])}"
+                f"--strategy {text!r:.60}: unknown {name!r}; {suggest_names(name, ['tp', 'pp', 'ep', 'attention_dp'])}"
             )
         if not value.isdigit() or int(value) < 1:
             raise SpecError(f"--strategy {text!r:.60}: {name} must be a whole number above zero")
@@ -449,12 +453,12 @@ def parse_sharding(text: str) -> Sharding:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class ReinforcementAnswer(StudyResult):
+class ReinforcementResult(StudyResult):
     """Steps of reinforcement learning by layout, the shortest first."""
 
     command: ClassVar[str] = "rl"
-    rows: ClassVar[str | None] = "plans"
-    report = "paleo.report.reinforcement"
+    rows_key: ClassVar[str | None] = "plans"
+    report_module = "paleo.report.reinforcement"
     study: LearningStudy
 
     @property
@@ -482,7 +486,7 @@ def rl(
     strategy: str | None = None,
     software: str = "megatron-core",
     **tariff: Any,
-) -> ReinforcementAnswer:
+) -> ReinforcementResult:
     """Predict how long a step of reinforcement learning takes, by part, and what a run costs.
 
     Parameters
@@ -512,7 +516,7 @@ def rl(
 
     Returns
     -------
-    ReinforcementAnswer
+    ReinforcementResult
         The steps of all layouts that were tried, the shortest first.
     """
     from paleo.serving.reinforcement import ALGORITHMS, Rollouts
@@ -522,7 +526,7 @@ def rl(
     machine = loaded_system(system)
     gpus = _checked_gpus(max(machine.devices_per_node, 1) if gpus is None else gpus, machine)
     if str(algorithm) not in ALGORITHMS:
-        raise SpecError(f"--algorithm {algorithm!r:.40}: {near(str(algorithm), ALGORITHMS)}")
+        raise SpecError(f"--algorithm {algorithm!r:.40}: {suggest_names(str(algorithm), ALGORITHMS)}")
     staleness, steps = checked_count("--staleness", staleness, 0), checked_count("--steps", steps)
     rollouts = checked_count("--rollouts", rollouts)
     batch = rollouts if batch is None else checked_count("--batch", batch)
@@ -532,13 +536,13 @@ def rl(
     if longest < answer:
         raise SpecError(f"--max-output {longest:g} is below the mean of {answer:g}")
     task = Rollouts(rollouts, batch, _number("input", input), answer, longest)
-    usd, _ = rent(machine, gpus, parse_tariff(**tariff))
+    usd, _ = rent_rate(machine, gpus, parse_tariff(**tariff))
     engines = None if str(engine_strategy) in ("None", "auto") else [parse_sharding(str(engine_strategy))]
     trainers = None if str(strategy) in ("None", "auto") else [str(strategy)]
     question = LearningQuestion(
         network, machine, gpus, task, algorithm, staleness, generators, engines, trainers, software
     )
-    return ReinforcementAnswer(learning_study(question, steps=steps, usd_per_s=usd))
+    return ReinforcementResult(learning_study(question, steps=steps, usd_per_s=usd))
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -546,8 +550,8 @@ class AuditedService(StudyResult):
     """Result of an engine's benchmark together with the prediction of the same load."""
 
     command: ClassVar[str] = "audit"
-    report = "paleo.report.serving"
-    part = "audit_"
+    report_module = "paleo.report.serving"
+    function_prefix = "audit_"
     audit: ServiceAudit
 
 
@@ -563,7 +567,7 @@ def audit_service(
     model, system, **options
         See `serve`; the load is that of the benchmark.
     """
-    service = generating(serve(model, system, **{**options, **benchmark.load}))
+    service = require_token_service(serve(model, system, **{**options, **benchmark.load}))
     if service.load.kind == "at once":
         service = replace(service, load=replace(service.load, count=int(benchmark.values["requests"])))
     from paleo.serving.benchmark import ServiceAudit

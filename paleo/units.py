@@ -45,7 +45,7 @@ _SECONDS = {
 _BYTES = _prefixed("B", binary=True)
 _BITS = _prefixed("b", "0.125")
 #: Factors to SI by dimension and unit. Error messages show the example of the dimension in ``_EXAMPLE``.
-DIMENSIONS: dict[str, dict[str, Decimal]] = {
+UNIT_FACTORS: dict[str, dict[str, Decimal]] = {
     "time": _SECONDS,
     "bytes": _BYTES,
     "bandwidth": {f"{unit}/s": factor for unit, factor in (_BYTES | _BITS).items()},
@@ -85,7 +85,7 @@ def parse(text: object, dimension: str) -> float:
     text : object
         For example ``5 us`` or ``400 Gb/s``.
     dimension : str
-        Key of `DIMENSIONS`, such as ``time``.
+        Key of `UNIT_FACTORS`, such as ``time``.
 
     Returns
     -------
@@ -102,7 +102,7 @@ def parse(text: object, dimension: str) -> float:
     >>> parse("5 us", "time"), parse("400 Gb/s", "bandwidth"), parse("80GiB", "bytes")
     (5e-06, 50000000000.0, 85899345920.0)
     """
-    units, example = DIMENSIONS[dimension], _EXAMPLE[dimension]
+    units, example = UNIT_FACTORS[dimension], _EXAMPLE[dimension]
     if isinstance(text, bool) or not isinstance(text, str | int | float):
         raise SpecError(f"{text!r} is not a quantity; write it like {example!r}")
     match = _NUMBER.match(text) if isinstance(text, str) and len(text) <= 64 else None
@@ -225,9 +225,9 @@ def _unit_message(text: object, unit: str, dimension: str) -> str:
     if not unit:
         return f"{text!r} has no unit; write it like {example!r}"
     for wrong, right in _MISSPELT.items():
-        if unit.endswith(wrong) and unit[: -len(wrong)] + right in DIMENSIONS[dimension]:
+        if unit.endswith(wrong) and unit[: -len(wrong)] + right in UNIT_FACTORS[dimension]:
             return f"{text!r}: the unit {unit!r} is written {unit[: -len(wrong)] + right!r} here"
-    other_dimensions = [name for name, table in DIMENSIONS.items() if unit in table]
+    other_dimensions = [name for name, table in UNIT_FACTORS.items() if unit in table]
     expected = _WORDS.get(dimension, dimension)
     problem = (
         f"is a unit of {_WORDS.get(other_dimensions[0], other_dimensions[0])}, not of {expected}"
@@ -310,7 +310,7 @@ class Quantity:
 
     def _bound(self, number: float) -> str:
         """Write a bound of the range in the SI unit, or in the first unit of the dimension if none is SI."""
-        units = DIMENSIONS[self.dimension]
+        units = UNIT_FACTORS[self.dimension]
         unit = next((unit for unit, factor in units.items() if factor == 1), next(iter(units)))
         return f"{number / float(units[unit]):g} {unit}"
 
@@ -336,7 +336,7 @@ FailuresPerSecond = Annotated[float, Quantity("failures")]
 _STEPS = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
-def engineering(value: float, unit: str, *, digits: int = 3) -> str:
+def format_quantity(value: float, unit: str, *, digits: int = 3) -> str:
     """Format a number with a unit prefix.
 
     Parameters
@@ -355,7 +355,7 @@ def engineering(value: float, unit: str, *, digits: int = 3) -> str:
 
     Examples
     --------
-    >>> engineering(3.12e14, "FLOP/s"), engineering(25557032, ""), engineering(0.0, "B")
+    >>> format_quantity(3.12e14, "FLOP/s"), format_quantity(25557032, ""), format_quantity(0.0, "B")
     ('312 TFLOP/s', '25.6 M', '0 B')
     """
     for factor, prefix in _STEPS:
@@ -376,7 +376,7 @@ _TIME_UNITS = (
 )
 
 
-def duration(seconds: float, *, digits: int = 3, like: float | None = None) -> str:
+def format_duration(seconds: float, *, digits: int = 3, like: float | None = None) -> str:
     """Format a time with a readable unit.
 
     Parameters
@@ -395,9 +395,9 @@ def duration(seconds: float, *, digits: int = 3, like: float | None = None) -> s
 
     Examples
     --------
-    >>> duration(4.2e-6), duration(0.0123), duration(95.0), duration(7200.0), duration(3e6)
-    ('4.2 us', '12.3 ms', '1.58 min', '2 h', '34.7 days')
-    >>> duration(95.0, like=81.8), duration(1166.0, like=25.4)
+    >>> [format_duration(seconds) for seconds in (4.2e-6, 0.0123, 95.0, 7200.0, 3e6)]
+    ['4.2 us', '12.3 ms', '1.58 min', '2 h', '34.7 days']
+    >>> format_duration(95.0, like=81.8), format_duration(1166.0, like=25.4)
     ('95 s', '1,166 s')
     """
     if not math.isfinite(seconds):
@@ -408,7 +408,7 @@ def duration(seconds: float, *, digits: int = 3, like: float | None = None) -> s
 
 
 def unit_reference_time(column: Iterable[float]) -> float | None:
-    """Return the time that sets the common unit of a column of times (see `duration`).
+    """Return the time that sets the common unit of a column of times (see `format_duration`).
 
     Parameters
     ----------
@@ -450,7 +450,7 @@ def time_unit(longest: float) -> tuple[float, str]:
     return next(((factor, unit) for factor, unit in ((1.0, "s"), (1e-3, "ms")) if longest >= factor), (1e-6, "us"))
 
 
-def whole_percent(share: float) -> str:
+def format_percent(share: float) -> str:
     """Format a fraction as a percentage without decimals.
 
     Parameters
@@ -465,7 +465,7 @@ def whole_percent(share: float) -> str:
 
     Examples
     --------
-    >>> whole_percent(0.4567)
+    >>> format_percent(0.4567)
     '46 %'
     """
     return f"{100 * share:.0f} %"
@@ -519,7 +519,7 @@ def with_noun(value: float, noun: str) -> str:
     return f"{digits} {noun}" if value == 1 else f"{digits} {noun}s"
 
 
-def gibibytes(value: float) -> str:
+def format_gibibytes(value: float) -> str:
     """Format a memory size in powers of 1024.
 
     Parameters
@@ -534,7 +534,7 @@ def gibibytes(value: float) -> str:
 
     Examples
     --------
-    >>> gibibytes(85899345920.0)
+    >>> format_gibibytes(85899345920.0)
     '80.0 GiB'
     """
     for power, prefix in ((3, "Gi"), (2, "Mi"), (1, "Ki")):

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from paleo.answers import Document, StudyResult
 from paleo.errors import PaleoError, SpecError
-from paleo.units import DAY, duration, parse
+from paleo.units import DAY, format_duration, parse
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from paleo.questions import Offered
+    from paleo.questions import SystemChoice
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
     from paleo.specs.system import System
@@ -26,7 +26,7 @@ _TARIFF = ("price", "term", "buy", "electricity", "pue", "host_power")
 
 
 @dataclass(frozen=True, slots=True)
-class SystemUses:
+class ServeTrainSplit:
     """GPUs of one system that serve and that train; ``problem`` says why the system cannot do both.
 
     Attributes
@@ -54,16 +54,16 @@ class SystemUses:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Uses(StudyResult):
+class ServeTrainSplits(StudyResult):
     """Systems that serve a rate and train with the remaining GPUs; the one with most training for the money comes
     first."""
 
     command: ClassVar[str] = "compare"
-    rows: ClassVar[str | None] = "systems"
+    rows_key: ClassVar[str | None] = "systems"
     network: str
     rate: float
     seconds: float
-    offers: tuple[SystemUses, ...]
+    offers: tuple[ServeTrainSplit, ...]
 
     @property
     def possible(self) -> bool:
@@ -80,7 +80,7 @@ class Uses(StudyResult):
         return (
             f"{first.system.name}: {first.serving} of {first.gpus} GPUs serve {self.rate:g} requests/s of "
             f"{self.network} (first token, further token: {limits} at p99), {first.training} train "
-            f"{first.samples:,.0f} samples in {duration(self.seconds)}{cost}."
+            f"{first.samples:,.0f} samples in {format_duration(self.seconds)}{cost}."
         )
 
     def document(self) -> Document:
@@ -94,7 +94,7 @@ class Uses(StudyResult):
         ]  # fmt: skip
         first = self.offers[0]
         return {
-            "model": self.network, "amount": f"{duration(self.seconds)} at {self.rate:g} requests/s",
+            "model": self.network, "amount": f"{format_duration(self.seconds)} at {self.rate:g} requests/s",
             "samples": first.samples, "best": {}, "not_certain": [], "verdict": self.headline, "systems": rows,
         }  # fmt: skip
 
@@ -134,9 +134,9 @@ def parse_uses(text: str) -> tuple[float, float]:
     return seconds, parse_rate("for", parts["serve"])
 
 
-def uses(
-    model: str | ModelSpec, systems: Offered | Sequence[Offered], purposes: str, *, run: Run, **tariff: Any
-) -> Uses:
+def split_serving_and_training(
+    model: str | ModelSpec, systems: SystemChoice | Sequence[SystemChoice], purposes: str, *, run: Run, **tariff: Any
+) -> ServeTrainSplits:
     """Find which of several systems serves a rate and trains most with its remaining GPUs.
 
     Parameters
@@ -167,20 +167,20 @@ def uses(
     ]
     offers.sort(key=lambda each: (bool(each.problem), -each.samples / (each.usd or 1.0)))
     name = model if isinstance(model, str) else model.title
-    return Uses(name, rate, seconds, tuple(offers))
+    return ServeTrainSplits(name, rate, seconds, tuple(offers))
 
 
 def _uses_of(
     model: str | ModelSpec, system: System, gpus: int, rate: float, seconds: float, run: Run, prices: dict[str, Any]
-) -> SystemUses:
+) -> ServeTrainSplit:
     from paleo.questions import compare
-    from paleo.services import generating, serve
+    from paleo.services import require_token_service, serve
 
-    offer = SystemUses(system, gpus)
-    service = generating(serve(model, system, gpus=gpus, **USUAL_LIMITS, **prices))
+    offer = ServeTrainSplit(system, gpus)
+    service = require_token_service(serve(model, system, gpus=gpus, **USUAL_LIMITS, **prices))
     if service.best is None:
         return replace(offer, problem=service.verdict)
-    candidate = service.best.candidate
+    candidate = service.best.layout
     each = candidate.sharding.gpus
     replicas = math.ceil(rate * candidate.replicas / service.best.requests_per_s)
     serving, usd = replicas * each, service.usd_per_s
@@ -197,7 +197,7 @@ def _uses_of(
     except PaleoError as error:
         return replace(offer, problem=str(error))
     first = trained.comparison.candidates[0]
-    if not first.runs or first.samples_per_s is None:
+    if not first.fits or first.samples_per_s is None:
         return replace(offer, problem=first.problem or f"the training does not fit into memory on {training} GPUs")
     cost = None if usd is None else usd * seconds
     return replace(offer, training=training, samples=seconds * first.samples_per_s, usd=cost)

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from paleo.cli.process import ALLOCATED
+from paleo.cli.process import GC_THRESHOLD
 from paleo.tables.runner import FileReport, validate_file
 
 settings.register_profile("paleo", deadline=None, max_examples=60, derandomize=True, database=None)
 settings.load_profile("paleo")
 #: Objects made between collections of garbage: as for commands. At Python's 700 collections take a sixth of the suite.
-gc.set_threshold(ALLOCATED, 50, 100)
+gc.set_threshold(GC_THRESHOLD, 50, 100)
 
 #: Tables are as wide as in a pipe, whatever the width of the terminal that a test worker was told of.
 os.environ.pop("COLUMNS", None)

@@ -1,7 +1,7 @@
 """``paleo calibrate --fit … --only arithmetic``: what sustained arithmetic costs in whole steps.
 
-`SustainedParameters` are fitted to dense steps of all sources together, each source weighing as much as another. Each
-source is also left out once, and predicted with what the others give. Predictions are made at a few values of the
+`SustainedEnergyParameters` are fitted to dense steps of all sources together, each source weighing as much as another.
+Each source is also left out once, and predicted with what the others give. Predictions are made at a few values of the
 factor; between them logarithms of seconds are interpolated, since a step depends on the factor of one device alone.
 """
 
@@ -15,52 +15,53 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from paleo.calibrate.files import entry_of_steps, steps_table, table_citation
-from paleo.calibrate.fit import Array, SourceRows, Words, least_loss
+from paleo.calibrate.files import step_entry, steps_table, table_citation
+from paleo.calibrate.fit import Array, SourceRows, StringArray, minimise_loss
 from paleo.errors import SpecError
-from paleo.pricing.power import ARITHMETIC_FAMILY, SustainedParameters
-from paleo.specs.calibration import STEPS, Calibration, Entry
+from paleo.pricing.power import ARITHMETIC_FAMILY, SustainedEnergyParameters
+from paleo.specs.calibration import STEP_CALIBRATION, Calibration, Entry
 from paleo.specs.device import find_device
 from paleo.specs.software import load_software
 from paleo.tables.cells import text
-from paleo.tables.steps import Row, Step, StepTable, row_dicts, whole_cell
+from paleo.tables.steps import Row, RowPrediction, RunTable, row_dicts, whole_cell
 from paleo.units import with_noun
 
 #: What `--only` asks for.
-ASKED = "arithmetic"
+ONLY_VALUE = "arithmetic"
 #: Factors at which steps are predicted.
-GRID = (0.85, 1.05, 1.25, 1.5)
+TRIAL_FACTORS = (0.85, 1.05, 1.25, 1.5)
 #: Errors (log) up to which their squares count; larger ones count in proportion (Huber, 1964).
-_ROBUST = 0.1
+_HUBER_THRESHOLD = 0.1
 #: GPUs of a node, and most rows that a source is asked for.
 _NODE, _MOST = 8, 60
 #: Sources that a constant needs.
-_LEAST_SOURCES = 2
+_MIN_SOURCES = 2
 #: Weight of the pull of each logarithm towards 1: it settles what the rows leave open.
-_PULL = 0.002
+_PRIOR_WEIGHT = 0.002
 
 
 @dataclass(frozen=True)
 class DenseSteps(SourceRows):
     """Measured training steps of dense networks, with the predicted step time at each trial energy factor.
 
-    ``architectures`` and ``measured`` [s] have shape (rows,); ``predicted`` [s] has shape (rows, factors of `GRID`).
+    ``architectures`` and ``measured`` [s] have shape (rows,); ``predicted`` [s] has shape (rows, factors of
+    `TRIAL_FACTORS`).
     """
 
-    architectures: Words
+    architectures: StringArray
     measured: Array
     predicted: Array
 
-    def errors(self, factors: SustainedParameters) -> Array:
+    def errors(self, factors: SustainedEnergyParameters) -> Array:
         """Return log(predicted / measured) of each row at the given energy factors, shape (rows,)."""
         at = np.log([factors.of(name) for name in self.architectures])
-        grid, known = np.log(GRID), np.log(self.predicted)
+        grid, known = np.log(TRIAL_FACTORS), np.log(self.predicted)
         seconds = np.array([np.interp(x, grid, row) for x, row in zip(at, known, strict=True)])
         return np.asarray(seconds - np.log(self.measured))
 
 
 def dense_steps(files: Sequence[str], report: Callable[[str], object] = str) -> DenseSteps:
-    """Predict the training steps of dense networks in tables, once for each energy factor of `GRID`.
+    """Predict the training steps of dense networks in tables, once for each energy factor of `TRIAL_FACTORS`.
 
     Parameters
     ----------
@@ -81,12 +82,12 @@ def dense_steps(files: Sequence[str], report: Callable[[str], object] = str) -> 
     """
     parts = []
     for file in files:
-        table, frame = steps_table(file, f"--only {ASKED} fits arithmetic to", report)
-        frame = _of_kernels(table, frame)
+        table, frame = steps_table(file, f"--only {ONLY_VALUE} fits arithmetic to", report)
+        frame = _kernel_bound_rows(table, frame)
         seconds = []
-        for factor in GRID:
+        for factor in TRIAL_FACTORS:
             report(f"{Path(file).name} at {factor:g}")
-            seconds.append(_seconds(table, frame, factor))
+            seconds.append(_predicted_times(table, frame, factor))
         predicted = np.stack(seconds, axis=-1)
         depends = np.isfinite(predicted).all(axis=-1) & (predicted[:, -1] > predicted[:, 0])
         architectures = np.array([find_device(str(name)).architecture for name in frame["device"][depends]])
@@ -98,7 +99,7 @@ def dense_steps(files: Sequence[str], report: Callable[[str], object] = str) -> 
     return DenseSteps(*(np.concatenate([getattr(part, name) for part in parts]) for name in joined))
 
 
-def _of_kernels(table: StepTable, frame: pd.DataFrame) -> pd.DataFrame:
+def _kernel_bound_rows(table: RunTable, frame: pd.DataFrame) -> pd.DataFrame:
     """Select rows whose step time is nearly all kernel time.
 
     These are dense networks on one node without offload, with software that fuses passes and launches kernels without
@@ -119,19 +120,19 @@ def _of_kernels(table: StepTable, frame: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(evenly).reset_index(drop=True) if evenly else chosen
 
 
-def _seconds(table: StepTable, frame: pd.DataFrame, factor: float) -> Array:
+def _predicted_times(table: RunTable, frame: pd.DataFrame, factor: float) -> Array:
     """Predict each row's step time with one energy factor for all architectures [s]; nan where impossible."""
-    tried = calibration(SustainedParameters(*(factor,) * len(fields(SustainedParameters))))
+    tried = calibration(SustainedEnergyParameters(*(factor,) * len(fields(SustainedEnergyParameters))))
     changed = table.with_calibration(tried)
-    return np.array([step.value if isinstance(step, Step) else math.nan for step in changed.steps(frame)])
+    return np.array([step.value if isinstance(step, RowPrediction) else math.nan for step in changed.steps(frame)])
 
 
-def calibration(factors: SustainedParameters) -> Calibration:
+def calibration(factors: SustainedEnergyParameters) -> Calibration:
     """Wrap trial energy factors into a calibration of whole steps, for use in predictions.
 
     Parameters
     ----------
-    factors : SustainedParameters
+    factors : SustainedEnergyParameters
         Energy factor of sustained arithmetic, per architecture [-].
 
     Returns
@@ -139,29 +140,31 @@ def calibration(factors: SustainedParameters) -> Calibration:
     Calibration
         Calibration that holds only these factors.
     """
-    entry = entry_of_steps(ARITHMETIC_FAMILY, factors, "factors that are tried", "2000-01-01")
-    return Calibration(name=STEPS, subject=STEPS, entries=(entry,))
+    entry = step_entry(ARITHMETIC_FAMILY, factors, "factors that are tried", "2000-01-01")
+    return Calibration(name=STEP_CALIBRATION, subject=STEP_CALIBRATION, entries=(entry,))
 
 
-def fitted_arithmetic_factors(known: DenseSteps) -> SustainedParameters:
+def fitted_arithmetic_factors(known: DenseSteps) -> SustainedEnergyParameters:
     """Fit the energy factor of each architecture that has rows from two or more sources; others stay 1."""
-    names = [field.name for field in fields(SustainedParameters)]
+    names = [field.name for field in fields(SustainedEnergyParameters)]
     words = np.array([name.lower().replace(" ", "_") for name in known.architectures])
-    free = [name for name in names if len(set(known.sources[words == name])) >= _LEAST_SOURCES]
+    free = [name for name in names if len(set(known.sources[words == name])) >= _MIN_SOURCES]
     weights = known.weights
 
     def loss(logs: Array) -> float:
-        factors = SustainedParameters(**dict(zip(free, np.exp(logs).tolist(), strict=True)))
+        factors = SustainedEnergyParameters(**dict(zip(free, np.exp(logs).tolist(), strict=True)))
         errors = np.abs(known.errors(factors))
-        robust = np.where(errors < _ROBUST, np.square(errors) / 2.0, _ROBUST * (errors - _ROBUST / 2.0))
-        return float((weights * robust).sum() + _PULL * np.square(logs).sum())
+        robust = np.where(
+            errors < _HUBER_THRESHOLD, np.square(errors) / 2.0, _HUBER_THRESHOLD * (errors - _HUBER_THRESHOLD / 2.0)
+        )
+        return float((weights * robust).sum() + _PRIOR_WEIGHT * np.square(logs).sum())
 
-    values = least_loss(loss, np.full(len(free), 0.1), [(GRID[0], GRID[-1])] * len(free))
-    return SustainedParameters(**dict(zip(free, values, strict=True)))
+    values = minimise_loss(loss, np.full(len(free), 0.1), [(TRIAL_FACTORS[0], TRIAL_FACTORS[-1])] * len(free))
+    return SustainedEnergyParameters(**dict(zip(free, values, strict=True)))
 
 
 @dataclass(frozen=True)
-class ArithmeticFitted:
+class ArithmeticFit:
     """Fitted energy factors of sustained arithmetic, with the errors of each source.
 
     ``lines`` has one row per source: errors by the factors of all sources (``fitted``), and by those of all other
@@ -169,7 +172,7 @@ class ArithmeticFitted:
     """
 
     known: DenseSteps
-    factors: SustainedParameters
+    factors: SustainedEnergyParameters
     lines: pd.DataFrame
 
     def entry(self, files: Sequence[str], date: str) -> Entry:
@@ -177,10 +180,10 @@ class ArithmeticFitted:
         tested = np.concatenate(self.lines["errors"].to_list())
         counts = {"rows_fitted": len(self.known.measured), "rows_held_out": len(tested)}
         source = table_citation(files, len(self.lines))
-        return entry_of_steps(ARITHMETIC_FAMILY, self.factors, source, date, np.exp(tested), **counts)
+        return step_entry(ARITHMETIC_FAMILY, self.factors, source, date, np.exp(tested), **counts)
 
 
-def fit_arithmetic(files: Sequence[str], report: Callable[[str], object] = str) -> ArithmeticFitted:
+def fit_arithmetic(files: Sequence[str], report: Callable[[str], object] = str) -> ArithmeticFit:
     """Fit the energy factors of sustained arithmetic to all rows, and again with each source left out.
 
     Parameters
@@ -192,7 +195,7 @@ def fit_arithmetic(files: Sequence[str], report: Callable[[str], object] = str) 
 
     Returns
     -------
-    ArithmeticFitted
+    ArithmeticFit
         Factors of all sources, and the errors of each source with and without its own rows in the fit.
     """
     known = dense_steps(files, report)
@@ -200,10 +203,10 @@ def fit_arithmetic(files: Sequence[str], report: Callable[[str], object] = str) 
     factors, lines = fitted_arithmetic_factors(known), []
     for name, part, remaining in known.by_source():
         others = fitted_arithmetic_factors(remaining)
-        errors = {"before": SustainedParameters(), "fitted": factors, "left out": others}
+        errors = {"before": SustainedEnergyParameters(), "fitted": factors, "left out": others}
         logs = {word: part.errors(values) for word, values in errors.items()}
         line = {"source": name, "rows": len(part.measured), "errors": logs["left out"], **asdict(others)}
         for word, values in logs.items():
             line |= {f"{word} bias": float(values.mean()), f"{word} mape": float(np.abs(np.expm1(values)).mean())}
         lines.append(line)
-    return ArithmeticFitted(known, factors, pd.DataFrame(lines))
+    return ArithmeticFit(known, factors, pd.DataFrame(lines))

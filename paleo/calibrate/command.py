@@ -22,36 +22,36 @@ import pandas as pd
 
 from paleo.calibrate import arithmetic, spreads
 from paleo.calibrate.files import (
-    LEAST_ROWS,
+    MIN_ROWS,
     FitJob,
-    FittedEntry,
-    asked_exclusively,
+    SubjectEntry,
     calibrations,
-    fit_boards,
+    fit_board_power,
     fit_each,
-    fit_of,
     has_kernel_families,
-    jobs,
+    is_only_value,
+    kernel_fit_jobs,
+    make_fit,
     skipped_rows,
     table_name,
     yaml_text,
 )
-from paleo.calibrate.fit import Rows, count, predictions
-from paleo.calibrate.links import LinkJob, asked_for_links, fit_links, fitted_parameter_rows, link_jobs
+from paleo.calibrate.fit import Rows, count_rows, predictions
+from paleo.calibrate.links import LinkJob, fit_links, fitted_parameter_rows, link_jobs, wants_link_fit
 from paleo.calibrate.measure import (
-    USUAL,
+    DEFAULT_SUITES,
+    MeasurementFolder,
     Point,
-    Tables,
-    bench,
-    collective_points,
+    collective_benchmarks,
     import_torch,
+    make_bench,
     measure_all,
     measure_collectives,
     points,
 )
 from paleo.calibrate.software import (
-    LEAST_STEPS,
-    WAITING,
+    MIN_STEPS,
+    ONLY_WAITING,
     SoftwareJob,
     fit_software,
     fit_waiting,
@@ -64,16 +64,16 @@ from paleo.calibrate.tasks import (
     error_lines,
     fit_tasks,
     is_convergence,
-    is_of_tasks,
+    is_task_table,
     percent,
-    right_order,
+    rank_agreement,
 )
 from paleo.errors import SpecError
 from paleo.files import checked_output, is_folder, write_text
 from paleo.specs.device import find_device
 from paleo.specs.system import load_system
 from paleo.step.interval import INTERVALS
-from paleo.tables.base import ResidualErrors, residual
+from paleo.tables.base import ResidualErrors, residual_errors
 from paleo.tables.cells import text
 from paleo.tables.kinds._clusters import PowerTable
 from paleo.tables.report import console
@@ -88,18 +88,18 @@ Report = Callable[[str], object]
 #: What `--only` asks for.
 LEDGER = "ledger"
 #: Kinds of tables of steps of networks, and the one whose steps tell what sustained arithmetic costs.
-TRANSFORMERS = "llm_iterations"
-LEDGER_TABLES = (TRANSFORMERS, "cnn_iterations", "other_iterations", "serving", "mlperf/inference")
+TRANSFORMER_TABLE = "llm_iterations"
+STEP_TABLES = (TRANSFORMER_TABLE, "cnn_iterations", "other_iterations", "serving", "mlperf/inference")
 #: Columns of the ledger; errors, biases and coverages as fractions.
-LEDGER_COLUMNS = (
+SOURCE_ERROR_COLUMNS = (
     "table", "source", "rows", "mean_error", "bias", "left_out_error", "left_out_bias", "coverage",
     "left_out_coverage", "one_constant",
 )  # fmt: skip
 #: Fewest rows of a source in the ledger, and digits of its numbers.
-LEAST, DIGITS = 6, 4
+MIN_SOURCE_ROWS, DIGITS = 6, 4
 
 
-def step_ledger(files: Sequence[str], report: Report = str) -> pd.DataFrame:
+def source_errors(files: Sequence[str], report: Report = str) -> pd.DataFrame:
     """Compare, for each source of measured steps, the errors with its rows in the fits and with them left out.
 
     Parameters
@@ -112,47 +112,47 @@ def step_ledger(files: Sequence[str], report: Report = str) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Columns `LEDGER_COLUMNS`, one line per source of at least `LEAST` rows.
+        Columns `SOURCE_ERROR_COLUMNS`, one line per source of at least `MIN_SOURCE_ROWS` rows.
     """
     from paleo.calibrate import arithmetic, spreads
 
-    known = arithmetic.dense_steps([file for file in files if table_name(file) == TRANSFORMERS], report)
+    known = arithmetic.dense_steps([file for file in files if table_name(file) == TRANSFORMER_TABLE], report)
     calibrations = {
         name: arithmetic.calibration(arithmetic.fitted_arithmetic_factors(others))
         for name, _, others in known.by_source()
     }
-    coverages = spreads.cross_validated(spreads.step_errors(files, report)).set_index("source")
+    coverages = spreads.cross_validated_coverage(spreads.step_errors(files, report)).set_index("source")
     lines = []
     for file in files:
         report(f"{Path(file).name}: each source left out")
         whole = validate_file(file)
-        for source, errors in whole.by(whole.sources).items():
-            if errors.rows >= LEAST:
-                tested = _left_out(whole, source, calibrations.get(source)) or errors
+        for source, errors in whole.errors_by(whole.sources).items():
+            if errors.rows >= MIN_SOURCE_ROWS:
+                tested = _left_out_errors(whole, source, calibrations.get(source)) or errors
                 inside = coverages["inside"].get(f"{whole.table.name}: {source}", np.nan)
                 shares = errors.coverage, inside, errors.baseline_mape
                 values = (errors.mape, errors.bias, tested.mape, tested.bias, *shares)
                 numbers = [np.nan if value is None else round(float(value), DIGITS) for value in values]
                 lines.append((Path(file).name, source, errors.rows, *numbers))
-    return pd.DataFrame(lines, columns=LEDGER_COLUMNS)
+    return pd.DataFrame(lines, columns=SOURCE_ERROR_COLUMNS)
 
 
-def _left_out(whole: FileReport, source: str, calibration: Calibration | None) -> ResidualErrors | None:
+def _left_out_errors(whole: FileReport, source: str, calibration: Calibration | None) -> ResidualErrors | None:
     """Return the errors on a source's rows when fitted without them; None if that changes no prediction.
 
     Refitted are the energy factors of arithmetic (``calibration``), or the values that engine profiles take from the
     source.
     """
-    chosen = whole.predicted & (whole.sources == source)
+    chosen = whole.was_predicted & (whole.sources == source)
     table: Any = whole.table
     other = table.without(source) if calibration is None else table.with_calibration(calibration)
     if other is table:
         return None
     seconds = other.predict(whole.frame[chosen]).seconds
-    return residual(seconds, whole.measured[chosen])
+    return residual_errors(seconds, whole.measured[chosen])
 
 
-def kernel_sources(job: FitJob) -> Iterator[tuple[str, ResidualErrors]]:
+def kernel_source_errors(job: FitJob) -> Iterator[tuple[str, ResidualErrors]]:
     """Yield, for each source of a kernel family's rows, its errors when the family is fitted to all other sources.
 
     Parameters
@@ -167,15 +167,15 @@ def kernel_sources(job: FitJob) -> Iterator[tuple[str, ResidualErrors]]:
     """
     names = np.concatenate([text(rows.frame, "source").to_numpy() for rows in job.rows])
     for name in np.unique(names):
-        parts = [_split(rows, str(name)) for rows in job.rows]
+        parts = [_split_by_source(rows, str(name)) for rows in job.rows]
         remainder = tuple(complement for _, complement in parts if len(complement.measured))
         tested = [part for part, complement in parts if len(part.measured) and len(complement.measured)]
-        if tested and count(remainder) >= LEAST_ROWS:
-            result = fit_of(FitJob(job.kind, job.file, job.subject, job.family, job.stack, remainder), {}).result()
-            yield str(name), residual(*predictions(job.kind, tested, result.parameters))
+        if tested and count_rows(remainder) >= MIN_ROWS:
+            result = make_fit(FitJob(job.kind, job.file, job.subject, job.family, job.stack, remainder), {}).run()
+            yield str(name), residual_errors(*predictions(job.kind, tested, result.parameters))
 
 
-def _split(rows: Rows, source: str) -> tuple[Rows, Rows]:
+def _split_by_source(rows: Rows, source: str) -> tuple[Rows, Rows]:
     chosen = (text(rows.frame, "source") == source).to_numpy()
     return rows.take(chosen), rows.take(~chosen)
 
@@ -186,7 +186,7 @@ def worsened_sources(before: pd.DataFrame, after: pd.DataFrame, points: float = 
     Parameters
     ----------
     before, after : DataFrame
-        Stored and new ledger, with columns `LEDGER_COLUMNS`.
+        Stored and new ledger, with columns `SOURCE_ERROR_COLUMNS`.
     points : float, default 0.02
         Growth of the error that is tolerated, as a fraction.
 
@@ -197,7 +197,7 @@ def worsened_sources(before: pd.DataFrame, after: pd.DataFrame, points: float = 
 
     Examples
     --------
-    >>> line = pd.DataFrame([("t", "lab", 9, *[0.1] * 7)], columns=LEDGER_COLUMNS)
+    >>> line = pd.DataFrame([("t", "lab", 9, *[0.1] * 7)], columns=SOURCE_ERROR_COLUMNS)
     >>> worsened_sources(line, line.assign(left_out_error=0.13))
     [('lab', 't, lab: 13.0 % where the ledger has 10.0 %')]
     """
@@ -211,11 +211,11 @@ def worsened_sources(before: pd.DataFrame, after: pd.DataFrame, points: float = 
 
 
 Job = TypeVar("Job", SoftwareJob, LinkJob)
-Constants = TypeVar("Constants", arithmetic.ArithmeticFitted, spreads.SpreadsFitted)
+ConstantsFit = TypeVar("ConstantsFit", arithmetic.ArithmeticFit, spreads.SpreadsFit)
 #: Tables that no family is fitted to: they inform.
-_UNFITTED = ("copies",)
+_UNFITTED_TABLES = ("copies",)
 #: Columns of a source's coverage that are printed, and how.
-_COVERAGE = (("inside", ".0%"), ("half_width", ".3f"))
+_COVERAGE_FORMATS = (("inside", ".0%"), ("half_width", ".3f"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ class _Request:
     hold_out: Sequence[str]
     date: str
 
-    def places(self, subjects: Sequence[str]) -> dict[str, Path]:
+    def output_paths(self, subjects: Sequence[str]) -> dict[str, Path]:
         """Return the calibration file to write for each subject; raise SpecError if it cannot be written."""
         if self.output is not None:
             if len(subjects) > 1:
@@ -246,7 +246,7 @@ class _Request:
             raise SpecError(f"--output-dir {self.output_dir}: no such folder")
         return {name: checked_output(folder / f"{name}.yaml", option="--output-dir") for name in subjects}
 
-    def write(self, fitted: Sequence[FittedEntry], places: Mapping[str, Path]) -> dict[str, Calibration]:
+    def write(self, fitted: Sequence[SubjectEntry], places: Mapping[str, Path]) -> dict[str, Calibration]:
         """Write the entries fitted so far, one calibration file per subject, and return them by subject.
 
         Each call writes whole files. In a folder, entries of other families are kept.
@@ -306,27 +306,27 @@ def fit(
         raise SpecError("-o and --output-dir exclude each other: one file, or one file a device in a folder")
     if any(is_folder(file) for file in files):
         return _fit_folders(files, output_dir, today, [*only, *free, *hold_out])
-    if hold_out and WAITING not in only:
-        raise SpecError(f"--hold-out {hold_out[0]}: keeps sources back from --only {WAITING}, from no other fit")
+    if hold_out and ONLY_WAITING not in only:
+        raise SpecError(f"--hold-out {hold_out[0]}: keeps sources back from --only {ONLY_WAITING}, from no other fit")
     date = today or datetime.date.today().isoformat()
     request = _Request(files, output, output_dir, only, free, hold_out, date)
-    if asked_exclusively(spreads.ASKED, only, free):
+    if is_only_value(spreads.ONLY_VALUE, only, free):
         return _fit_intervals(request)
-    if asked_exclusively(arithmetic.ASKED, only, free):
+    if is_only_value(arithmetic.ONLY_VALUE, only, free):
         return _fit_arithmetic(request)
-    if asked_exclusively(WAITING, only, free):
+    if is_only_value(ONLY_WAITING, only, free):
         return _fit_waiting(request)
-    if asked_exclusively(LEDGER, only, free):
-        return _write_ledger(files, output)
-    columns = [_columns(file) for file in files]
-    if all(is_of_tasks(names) for names in columns):
+    if is_only_value(LEDGER, only, free):
+        return _write_source_errors(files, output)
+    columns = [_column_names(file) for file in files]
+    if all(is_task_table(names) for names in columns):
         return _fit_tasks(request)
-    if all(names >= PowerTable.header for names in columns):
-        boards = fit_boards(files, only, date)
-        places = request.places(sorted({board.subject for board in boards}))
+    if all(names >= PowerTable.identifying_columns for names in columns):
+        boards = fit_board_power(files, only, date)
+        places = request.output_paths(sorted({board.subject for board in boards}))
         _print_calibrations(request.write(boards, places), places)
         return 0
-    links = any(asked_for_links(file, only) for file in files)
+    links = any(wants_link_fit(file, only) for file in files)
     steps = [] if links else [job for file in files for job in software_jobs(file, only)]
     if (links or steps) and any(has_kernel_families(file) for file in files):
         raise SpecError("tables of steps and of kernels are fitted one after the other, not in one call")
@@ -339,7 +339,7 @@ def fit(
     return _fit_kernels(request)
 
 
-def _columns(file: str) -> frozenset[str]:
+def _column_names(file: str) -> frozenset[str]:
     """Return the column names of a table file; an empty set if it cannot be read (later steps report why)."""
     try:
         return frozenset(pd.read_csv(file, nrows=0, compression="infer").columns)
@@ -359,13 +359,13 @@ def _fit_folders(paths: Sequence[str], output_dir: str | None, today: str | None
     tables = [file for files in listed for file in files]
     names = {file: table_name(file) for file in tables}
     kernels = [file for file in tables if has_kernel_families(file)]
-    steps = [file for file in tables if names[file] in LEDGER_TABLES]
-    dense = [file for file in steps if names[file] == TRANSFORMERS]
+    steps = [file for file in tables if names[file] in STEP_TABLES]
+    dense = [file for file in steps if names[file] == TRANSFORMER_TABLE]
     stages = (
         (kernels, ()),
         ([file for file in tables if names[file] == PowerTable.name], ()),
-        (dense, (arithmetic.ASKED,)),
-        (steps, (spreads.ASKED,)),
+        (dense, (arithmetic.ONLY_VALUE,)),
+        (steps, (spreads.ONLY_VALUE,)),
     )
     for files, only in stages:
         if files:
@@ -374,14 +374,14 @@ def _fit_folders(paths: Sequence[str], output_dir: str | None, today: str | None
             clear_catalog_caches()
     lines = [
         (job.subject, job.family, source, str(errors.rows), f"{errors.mape:.1%}", f"{errors.bias:+.1%}")
-        for job in jobs(kernels)
-        for source, errors in kernel_sources(job)
+        for job in kernel_fit_jobs(kernels)
+        for source, errors in kernel_source_errors(job)
     ]
     headings = ("subject", "family", "source", "rows", "MAPE", "bias")
     console().print(_table(headings, lines, "kernels by source, with what the other sources give"))
     unfitted = [Path(file).name for file in tables if not any(file in files for files, _ in stages)]
     sys.stderr.write(f"not fitted: {', '.join(unfitted)}\n" if unfitted else "")
-    return _write_ledger(steps, str(Path(output_dir) / "ledger.csv")) if dense else 0
+    return _write_source_errors(steps, str(Path(output_dir) / "ledger.csv")) if dense else 0
 
 
 def clear_catalog_caches() -> None:
@@ -393,19 +393,19 @@ def clear_catalog_caches() -> None:
                     value.cache_clear()
 
 
-def _write_ledger(files: Sequence[str], output: str | None) -> int:
+def _write_source_errors(files: Sequence[str], output: str | None) -> int:
     """Print the errors of each source of steps when left out of the fits, and write them to ``output`` if named.
 
     Returns the exit code.
     """
     place = None if output is None else checked_output(output, (".csv",))
-    with _progress(3 * len(files) + len(arithmetic.GRID)) as report:
-        errors = step_ledger(files, report)
+    with _progress(3 * len(files) + len(arithmetic.TRIAL_FACTORS)) as report:
+        errors = source_errors(files, report)
     shares = [
         (line[0], line[1], str(line[2]), *(f"{100 * value:.1f}" for value in line[3:]))
         for line in errors.itertuples(index=False)
     ]
-    console().print(_table([name.replace("_", " ") for name in LEDGER_COLUMNS], shares, "steps by source, %"))
+    console().print(_table([name.replace("_", " ") for name in SOURCE_ERROR_COLUMNS], shares, "steps by source, %"))
     if place is not None:
         write_text(place, errors.to_csv(index=False))
     return 0
@@ -415,11 +415,11 @@ def _fit_kernels(request: _Request) -> int:
     for file in request.files:
         if not has_kernel_families(file):
             sys.stderr.write(f"{file}: no family is fitted to such a table\n")
-    work = jobs(request.files, request.only)
+    work = kernel_fit_jobs(request.files, request.only)
     if not work:
         raise SpecError(f"{request.files[0]}: no row can be fitted; `paleo validate` says why")
-    places = request.places(sorted({job.subject for job in work}))
-    fitted: list[FittedEntry] = []
+    places = request.output_paths(sorted({job.subject for job in work}))
+    fitted: list[SubjectEntry] = []
     with _progress(len(work)) as report:
         for fits_of_job in fit_each(work, request.date, report):
             fitted += fits_of_job
@@ -428,7 +428,7 @@ def _fit_kernels(request: _Request) -> int:
     for entry in (entry for calibration in written.values() for entry in calibration.entries if not entry.residual):
         sys.stderr.write(
             f"warning: {entry.family}, {entry.stack}: {with_noun(entry.rows_fitted, 'row')} for "
-            f"{len(entry.parameters)} numbers, and none held out: {LEAST_ROWS} or more rows can be tested\n"
+            f"{len(entry.parameters)} numbers, and none held out: {MIN_ROWS} or more rows can be tested\n"
         )
     skipped = skipped_rows(request.files)
     if skipped:
@@ -438,20 +438,20 @@ def _fit_kernels(request: _Request) -> int:
     return 0
 
 
-def _enough(work: Sequence[Job], subject: str, steps: str) -> list[Job]:
+def _jobs_with_enough_rows(work: Sequence[Job], subject: str, steps: str) -> list[Job]:
     """Return the jobs with enough rows to fit some and test on others; name the too small ones on stderr."""
     for job in work:
-        if job.steps < LEAST_STEPS:
-            sys.stderr.write(f"{job.name}: {job.steps} {steps}, too few to fit and test; {LEAST_STEPS} are needed\n")
-    enough = [job for job in work if job.steps >= LEAST_STEPS]
+        if job.steps < MIN_STEPS:
+            sys.stderr.write(f"{job.name}: {job.steps} {steps}, too few to fit and test; {MIN_STEPS} are needed\n")
+    enough = [job for job in work if job.steps >= MIN_STEPS]
     if not enough:
-        raise SpecError(f"no {subject} has the {LEAST_STEPS} {steps} that a fit needs")
+        raise SpecError(f"no {subject} has the {MIN_STEPS} {steps} that a fit needs")
     return enough
 
 
 def _fit_steps(request: _Request, work: Sequence[SoftwareJob]) -> int:
-    enough = _enough(work, "profile", "steps")
-    places = request.places([job.profile.name for job in enough])
+    enough = _jobs_with_enough_rows(work, "profile", "steps")
+    places = request.output_paths([job.profile.name for job in enough])
     results = []
     with _progress(len(enough)) as report:
         for job in enough:
@@ -468,7 +468,7 @@ def _fit_steps(request: _Request, work: Sequence[SoftwareJob]) -> int:
         terminal.print(
             _table(("number", "before", "after"), ((number, *values) for number, values in result.numbers()))
         )
-        terminal.print(f"on the {record.residual.rows} steps held out: {_errors(record.residual)}")
+        terminal.print(f"on the {record.residual.rows} steps held out: {_errors_text(record.residual)}")
         if job.skipped:
             terminal.print(
                 f"{job.skipped} rows left out: not predicted (`paleo validate` says why), or of software without a "
@@ -479,8 +479,8 @@ def _fit_steps(request: _Request, work: Sequence[SoftwareJob]) -> int:
 
 def _fit_links(request: _Request) -> int:
     work = link_jobs(request.files, request.only, request.free)
-    enough = _enough(work, "system", "steps that depend on a link")
-    places = request.places([job.system.name for job in enough])
+    enough = _jobs_with_enough_rows(work, "system", "steps that depend on a link")
+    places = request.output_paths([job.system.name for job in enough])
     results, refused = [], []
     with _progress(len(enough)) as report:
         for job in enough:
@@ -501,7 +501,7 @@ def _fit_links(request: _Request) -> int:
         terminal.print(f"links of {result.job.system.name} {where if result.better else unwritten}")
         terminal.print(_table(("number", "before", "after", "± one sigma", ""), fitted_parameter_rows(result)))
         for word, errors in (("before", result.before), ("after", result.after)):
-            terminal.print(f"on the {errors.rows} steps held out, {word}: {_errors(errors)}")
+            terminal.print(f"on the {errors.rows} steps held out, {word}: {_errors_text(errors)}")
         if result.job.skipped:
             terminal.print(f"{result.job.skipped} rows could not be predicted; `paleo validate` says why")
     return 0 if any(result.better for result in results) else 1
@@ -514,25 +514,27 @@ def _fit_tasks(request: _Request) -> int:
         if submissions is None or submissions.empty:
             continue
         title = "each round left out: mean errors of its submissions"
-        share, pairs = right_order(submissions)
+        share, pairs = rank_agreement(submissions)
         terminal = console()
         terminal.print(_table(ROUND_HEADINGS, error_lines(submissions), title))
         terminal.print(f"pairs of two kinds of GPUs in the right order: {percent(share)} of {with_noun(pairs, 'pair')}")
     return code
 
 
-def _fit_constants(request: _Request, fit: Callable[..., Constants], parts: int) -> Constants:
+def _fit_constants(request: _Request, fit: Callable[..., ConstantsFit], parts: int) -> ConstantsFit:
     """Fit one entry of constants that hold for whole steps (such as intervals), write and return it."""
-    places = request.places([INTERVALS])
+    places = request.output_paths([INTERVALS])
     with _progress(parts + 1) as report:
         result = fit(request.files, report)
-    entry = FittedEntry(INTERVALS, result.entry(request.files, request.date))
+    entry = SubjectEntry(INTERVALS, result.entry(request.files, request.date))
     _print_calibrations(request.write([entry], places), places)
     return result
 
 
 def _fit_arithmetic(request: _Request) -> int:
-    result = _fit_constants(request, arithmetic.fit_arithmetic, len(request.files) * (len(arithmetic.GRID) + 1))
+    result = _fit_constants(
+        request, arithmetic.fit_arithmetic, len(request.files) * (len(arithmetic.TRIAL_FACTORS) + 1)
+    )
     parts = [f"{word} {part}" for word in ("before", "fitted", "left out") for part in ("bias", "mape")]
     lines = [
         (str(line["source"]), str(line["rows"]), *(f"{100 * line[part]:.1f}" for part in parts))
@@ -547,7 +549,7 @@ def _fit_intervals(request: _Request) -> int:
     result = _fit_constants(request, spreads.fit_spreads, len(request.files))
     lines = []
     for (_, source), (_, alone) in zip(result.inside.iterrows(), result.tested.iterrows(), strict=True):
-        shares = [f"{part[name]:{form}}" for part in (source, alone) for name, form in _COVERAGE]
+        shares = [f"{part[name]:{form}}" for part in (source, alone) for name, form in _COVERAGE_FORMATS]
         lines.append((str(source["source"]), str(source["rows"]), *shares))
     headings = ("source", "rows", "fitted", "half-width", "left out", "half-width")
     terminal = console()
@@ -558,7 +560,7 @@ def _fit_intervals(request: _Request) -> int:
 
 
 def _fit_waiting(request: _Request) -> int:
-    request.places([])
+    request.output_paths([])
     with _progress(len(request.files) + 1) as report:
         result = fit_waiting(request.files, request.hold_out, report)
     profiles = result.profiles(request.files, request.date)
@@ -568,12 +570,12 @@ def _fit_waiting(request: _Request) -> int:
             f"-o {request.output}: the power is that of {len(profiles)} profiles ({names}); name a folder with "
             "--output-dir"
         )
-    places = request.places([profile.name for profile in profiles])
+    places = request.output_paths([profile.name for profile in profiles])
     for profile in profiles:
         write_text(places[profile.name], software_text(profile))
     lines = []
     for test in result.tests:
-        errors, word = test.errors, "held out" if test.source in result.kept_back else ""
+        errors, word = test.errors, "held out" if test.source in result.held_out_sources else ""
         shares = (f"{errors.rows}", f"{test.power:.3g}", f"{errors.mape:.1%}", f"{errors.bias:+.1%}")
         lines.append((test.source, *shares, word))
     before = ", ".join(f"{profile.name} {profile.host.waiting_power:g}" for profile in result.before)
@@ -583,18 +585,18 @@ def _fit_waiting(request: _Request) -> int:
         f"host.waiting_power: {result.power:.3g} by {steps}, one sigma {result.sigma:.0%} (before: {before})"
     )
     terminal.print(_table(("source", "rows", "power", "MAPE", "bias", ""), lines, title))
-    terminal.print(f"on the {result.residual.rows} steps left out: {_errors(result.residual)}")
+    terminal.print(f"on the {result.residual.rows} steps left out: {_errors_text(result.residual)}")
     terminal.print(f"-> {', '.join(str(places[profile.name]) for profile in profiles)}")
     return 0
 
 
-def _errors(residual: FittedResidual | Residual) -> str:
+def _errors_text(residual: FittedResidual | Residual) -> str:
     shares = f"median {residual.median_ape:.1%}, MAPE {residual.mape:.1%}, bias {residual.bias:+.1%}"
     return shares if residual.total_error is None else f"{shares}, total {residual.total_error:+.1%}"
 
 
 #: Headings of columns of words; others hold figures.
-WORDS = frozenset({"number", "source", "benchmark", "family", "stack", "subject", "table", ""})
+TEXT_HEADINGS = frozenset({"number", "source", "benchmark", "family", "stack", "subject", "table", ""})
 
 
 def _table(headings: Sequence[str], lines: Iterable[Sequence[str]], title: str | None = None) -> Any:
@@ -603,7 +605,7 @@ def _table(headings: Sequence[str], lines: Iterable[Sequence[str]], title: str |
 
     table = Table(title=title, title_justify="left")
     for heading in headings:
-        table.add_column(heading, justify="left" if heading in WORDS else "right")
+        table.add_column(heading, justify="left" if heading in TEXT_HEADINGS else "right")
     for line in lines:
         table.add_row(*line)
     return table
@@ -645,7 +647,7 @@ def _progress(count: int) -> Iterator[Callable[[Any], object]]:
         bar.update(task, completed=count, description="done")
 
 
-def measure(
+def calibrate_device(
     *,
     device: str = "cuda:0",
     name: str | None = None,
@@ -698,11 +700,11 @@ def measure(
         raise SpecError(f"--output-dir {output_dir}: no such folder")
     if not (budget > 0 and largest >= 1):
         raise SpecError(f"--budget {budget:g} and --largest {largest} must be above zero")
-    measured = bench(device, name, date)
+    measured = make_bench(device, name, date)
     peaks = find_device(measured.name).peak
     chosen = tuple(dtypes) or tuple(dtype for dtype in ("fp32", "tf32", "fp16", "bf16") if dtype in peaks)
-    chosen_points = points(tuple(suites) or USUAL, chosen, largest)
-    tables = Tables(folder, measured.name, measured.library)
+    chosen_points = points(tuple(suites) or DEFAULT_SUITES, chosen, largest)
+    tables = MeasurementFolder(folder, measured.name, measured.library)
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("measuring", total=len(chosen_points))
 
@@ -714,7 +716,7 @@ def measure(
         sys.stderr.write(f"not measured: {line}\n")
     missing = sum(not tables.is_measured(point) for point in chosen_points) - len(failed)
     sys.stderr.write(f"{written} rows measured, {missing} left for another run; tables in {folder}\n")
-    kernels = [str(path) for path in tables.files() if path.name.split(".")[-2] not in _UNFITTED]
+    kernels = [str(path) for path in tables.files() if path.name.split(".")[-2] not in _UNFITTED_TABLES]
     where = output or str(folder / f"{measured.name}.yaml")
     return fit(kernels, output=where, only=(measured.name,), today=date) if kernels else 0
 
@@ -758,9 +760,9 @@ def collectives(
     if system is None:
         raise SpecError("under torchrun collectives are measured; say with --name which system of the catalog this is")
     known, torch = load_system(system).name, import_torch()
-    tables = Tables(Path(output_dir), known, "")
+    tables = MeasurementFolder(Path(output_dir), known, "")
     measured = measure_collectives(
-        torch, device.partition(":")[0], known, today or datetime.date.today().isoformat(), collective_points
+        torch, device.partition(":")[0], known, today or datetime.date.today().isoformat(), collective_benchmarks
     )
     for point, row in measured:
         tables.append(point, row)

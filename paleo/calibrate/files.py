@@ -1,7 +1,7 @@
 """From measured tables to calibration files: fit every family of every device, and write one YAML for each.
 
 The rows of one subject, family and way of timing are fitted together (its variants share all but the launch); kinds of
-tables say where a search sets out and what their rows cannot tell (``TableKind.fit_plan``). Everything is
+tables say where a search sets out and what their rows cannot tell (``KernelTable.fit_plan``). Everything is
 deterministic, so that the same tables give the same files.
 """
 
@@ -21,35 +21,37 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from paleo.calibrate.fit import Array, Fit, FitResult, PricedSteps, Rows, count, split
-from paleo.errors import PaleoError, SpecError, near
+from paleo.calibrate.fit import Array, Fit, FitResult, Rows, StepTimePredictor, count_rows, split_parts
+from paleo.errors import PaleoError, SpecError, suggest_names
 from paleo.files import is_file
 from paleo.predict import Prediction
-from paleo.pricing.power import BOARD, PowerParameters
+from paleo.pricing.power import BOARD_MEASUREMENT, PowerParameters
 from paleo.specs.calibration import Calibration, Entry, IntervalBin, Residual
 from paleo.specs.loading import parse_yaml, validate
-from paleo.tables.base import ResidualErrors, residual
+from paleo.tables.base import ResidualErrors, residual_errors
 from paleo.tables.cells import number, read_table, text
-from paleo.tables.kernels import KINDS, Fitted, TableKind, measured_time, row_groups
-from paleo.tables.kinds._clusters import PowerTable, drawn, seconds_of
+from paleo.tables.kernels import KERNEL_TABLES, Fitted, KernelTable, measured_time, row_groups
+from paleo.tables.kinds._clusters import PowerTable, predict_board_power, seconds_of
 from paleo.tables.runner import compute_rows, named_table, usable_rows_of_table
-from paleo.tables.steps import CELL_ERRORS, Row, StepTable, row_dicts, table_of
+from paleo.tables.steps import CELL_ERRORS, Row, RunTable, row_dicts, table_of
 from paleo.units import with_noun
 
 #: Order of the fits: stacks with many rows first, since others set out from them.
-_ORDER = ("graph", "kernel", "eager", "back-to-back")
+_STACK_ORDER = ("graph", "kernel", "eager", "back-to-back")
 #: Fewer rows than this are all fitted, none held out.
-LEAST_ROWS = 12
+MIN_ROWS = 12
 #: Significant digits of what is written.
 DIGITS, ERROR_DIGITS = 5, 3
-HEADER = "# Fitted by `paleo calibrate --fit` to measured tables; residuals are those of rows that were not fitted.\n"
+YAML_COMMENT = (
+    "# Fitted by `paleo calibrate --fit` to measured tables; residuals are those of rows that were not fitted.\n"
+)
 
 
 @dataclass(frozen=True)
 class FitJob:
     """Rows fitted together: those of one subject (device or system), kernel family and software stack."""
 
-    kind: TableKind[Any]
+    kind: KernelTable[Any]
     file: str
     subject: str
     family: str
@@ -59,18 +61,18 @@ class FitJob:
     @property
     def label(self) -> str:
         """Title in messages: subject, family, stack and the number of rows."""
-        return f"{self.subject} {self.family} {self.stack} ({count(self.rows)} rows)"
+        return f"{self.subject} {self.family} {self.stack} ({count_rows(self.rows)} rows)"
 
 
 @dataclass(frozen=True)
-class FittedEntry:
+class SubjectEntry:
     """Calibration entry of one kernel family, and the subject (device or system) that it belongs to."""
 
     subject: str
     entry: Entry
 
 
-def jobs(files: Iterable[str | Path], only: Sequence[str] = ()) -> list[FitJob]:
+def kernel_fit_jobs(files: Iterable[str | Path], only: Sequence[str] = ()) -> list[FitJob]:
     """List the fits that measured tables allow, in the order in which they run.
 
     Parameters
@@ -89,14 +91,14 @@ def jobs(files: Iterable[str | Path], only: Sequence[str] = ()) -> list[FitJob]:
     SpecError
         If the tables have no rows of a subject.
     """
-    fitted = [job for file in files if has_kernel_families(file) for job in _jobs_of(file)]
+    fitted = [job for file in files if has_kernel_families(file) for job in _table_jobs(file)]
     subjects = {job.subject for job in fitted}
     for name in only:
         if name not in subjects:
-            raise SpecError(f"the tables have no rows of {name!r} to fit; {near(name, subjects)}")
+            raise SpecError(f"the tables have no rows of {name!r} to fit; {suggest_names(name, subjects)}")
     chosen = [job for job in fitted if not only or job.subject in only]
-    order = {stack: place for place, stack in enumerate(_ORDER)}
-    return sorted(chosen, key=lambda job: (order.get(job.stack, len(_ORDER)), job.family, job.subject))
+    order = {stack: place for place, stack in enumerate(_STACK_ORDER)}
+    return sorted(chosen, key=lambda job: (order.get(job.stack, len(_STACK_ORDER)), job.family, job.subject))
 
 
 def has_kernel_families(file: str | Path) -> bool:
@@ -117,7 +119,7 @@ def has_kernel_families(file: str | Path) -> bool:
         If the table cannot be read.
     """
     name = table_name(file)
-    return name in KINDS and KINDS[name].calibrates
+    return name in KERNEL_TABLES and KERNEL_TABLES[name].calibrates
 
 
 def table_name(file: str | Path) -> str:
@@ -144,20 +146,20 @@ def table_name(file: str | Path) -> str:
         return ""
 
 
-def _jobs_of(file: str | Path) -> Iterator[FitJob]:
+def _table_jobs(file: str | Path) -> Iterator[FitJob]:
     frame = _sound_rows(file)
-    kind = KINDS[table_of(frame.columns).name]
+    kind = KERNEL_TABLES[table_of(frame.columns).name]
     together: dict[tuple[str, str, str], list[Rows]] = {}
     for group in row_groups(kind, kind.prepared(frame)):
-        figures = kind.figures(group.subject, group.dtype, group.compute)
-        key = (kind.traits(figures)[0], group.family, group.stack.partition("/")[0])
-        rows = Rows(group.frame, figures, group.stack, measured_time(group.frame))
+        figures = kind.figures(group.subject, group.dtype, group.compute_unit)
+        key = (kind.calibration_keys(figures)[0], group.family, group.timing_method.partition("/")[0])
+        rows = Rows(group.frame, figures, group.timing_method, measured_time(group.frame))
         together.setdefault(key, []).append(rows)
     for (subject, family, stack), rows_of in together.items():
         yield FitJob(kind, Path(file).name, subject, family, stack, tuple(rows_of))
 
 
-def asked_exclusively(subject: str, only: Sequence[str], free: Sequence[str]) -> bool:
+def is_only_value(subject: str, only: Sequence[str], free: Sequence[str]) -> bool:
     """Return True if ``--only`` names a fit that is run by itself.
 
     Parameters
@@ -188,7 +190,7 @@ def asked_exclusively(subject: str, only: Sequence[str], free: Sequence[str]) ->
     return True
 
 
-def steps_table(file: str | Path, purpose: str, report: Callable[[str], object]) -> tuple[StepTable, pd.DataFrame]:
+def steps_table(file: str | Path, purpose: str, report: Callable[[str], object]) -> tuple[RunTable, pd.DataFrame]:
     """Read a table of steps.
 
     Parameters
@@ -202,7 +204,7 @@ def steps_table(file: str | Path, purpose: str, report: Callable[[str], object])
 
     Returns
     -------
-    tuple of (StepTable, DataFrame)
+    tuple of (RunTable, DataFrame)
         The kind and its rows.
 
     Raises
@@ -212,7 +214,7 @@ def steps_table(file: str | Path, purpose: str, report: Callable[[str], object])
     """
     frame = usable_rows_of_table(file)
     table = table_of(frame.columns)
-    if not isinstance(table, StepTable):
+    if not isinstance(table, RunTable):
         raise SpecError(f"{file}: no table of steps, which {purpose}")
     report(f"{Path(file).name} ({with_noun(len(frame), 'row')})")
     return table, frame
@@ -243,7 +245,7 @@ def skipped_rows(files: Iterable[str | Path]) -> int:
 
 def fit_each(
     work: Sequence[FitJob], date: str, report: Callable[[FitJob], object] = lambda job: None
-) -> Iterator[list[FittedEntry]]:
+) -> Iterator[list[SubjectEntry]]:
     """Yield the fitted entries of each job; later jobs may start from earlier results.
 
     Jobs that do not wait for each other run side by side, in half as many processes as there are processors.
@@ -251,7 +253,7 @@ def fit_each(
     Parameters
     ----------
     work : sequence of FitJob
-        What there is to fit (`jobs`).
+        What there is to fit (`kernel_fit_jobs`).
     date : str
         Date that entries carry.
     report : callable
@@ -259,30 +261,30 @@ def fit_each(
 
     Yields
     ------
-    list of FittedEntry
+    list of SubjectEntry
         The entries of one job, one a stack, in the order of the jobs.
     """
     processes = min((os.cpu_count() or 1) // 2, len(work))
-    solved = _fitted_side_by_side(work, processes, report) if processes > 1 else _fitted_in_turn(work, report)
+    solved = _fit_in_parallel(work, processes, report) if processes > 1 else _fit_serially(work, report)
     for job, result in zip(work, solved, strict=True):
         frames = {
             stack: pd.concat([rows.frame for rows in job.rows if rows.stack == stack]) for stack in result.parameters
         }
         yield [
-            FittedEntry(job.subject, _entry_of(job.family, stack, job.file, frame, result, date))
+            SubjectEntry(job.subject, _calibration_entry(job.family, stack, job.file, frame, result, date))
             for stack, frame in frames.items()
         ]
 
 
-def _fitted_in_turn(work: Sequence[FitJob], report: Callable[[FitJob], object]) -> Iterator[FitResult[Any]]:
+def _fit_serially(work: Sequence[FitJob], report: Callable[[FitJob], object]) -> Iterator[FitResult[Any]]:
     fitted: dict[tuple[str, str, str], Any] = {}
     for job in work:
         report(job)
-        yield (result := fit_of(job, fitted).result())
+        yield (result := make_fit(job, fitted).run())
         fitted |= _parameters_by_key(job, result)
 
 
-def _fitted_side_by_side(
+def _fit_in_parallel(
     work: Sequence[FitJob], processes: int, report: Callable[[FitJob], object]
 ) -> Iterator[FitResult[Any]]:
     """Yield results in the order of the jobs; a job starts once those that it may set out from are finished."""
@@ -293,10 +295,12 @@ def _fitted_side_by_side(
         for place in range(len(work)):
             while place not in results:
                 unfinished = [*running.values(), *waiting]
-                for ready in [each for each in waiting if not any(_waits(work, each, other) for other in unfinished)]:
+                for ready in [
+                    each for each in waiting if not any(_depends_on(work, each, other) for other in unfinished)
+                ]:
                     waiting.remove(ready)
                     report(work[ready])
-                    running[pool.submit(Fit.result, fit_of(work[ready], fitted))] = ready
+                    running[pool.submit(Fit.run, make_fit(work[ready], fitted))] = ready
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     done = running.pop(future)
                     results[done] = future.result()
@@ -304,7 +308,7 @@ def _fitted_side_by_side(
             yield results[place]
 
 
-def _waits(work: Sequence[FitJob], place: int, other: int) -> bool:
+def _depends_on(work: Sequence[FitJob], place: int, other: int) -> bool:
     """Return True if a job may start from the result of another: of the same table, an earlier way of timing or an
     earlier family of the same subject."""
     job, earlier = work[place], work[other]
@@ -315,7 +319,7 @@ def _parameters_by_key(job: FitJob, result: FitResult[Any]) -> dict[tuple[str, s
     return {(job.subject, job.family, stack): values for stack, values in result.parameters.items()}
 
 
-def fit_of(job: FitJob, fitted: Fitted) -> Fit[Any]:
+def make_fit(job: FitJob, fitted: Fitted) -> Fit[Any]:
     """Set up the fit of a job.
 
     Parameters
@@ -332,18 +336,21 @@ def fit_of(job: FitJob, fitted: Fitted) -> Fit[Any]:
     plan = job.kind.fit_plan(job.subject, job.family, job.stack, job.rows[0].figures, fitted)
     return Fit(
         job.kind, job.rows, plan.start, alternatives=plan.alternatives, per_stack=plan.per_stack, fixed=plan.fixed,
-        training_rows=plan.training_rows, starts=plan.starts, prior=plan.prior, excess=plan.excess,
-        hold_out=_divisible(job),
+        max_training_rows=plan.training_rows, starts=plan.random_starts, prior_precision=plan.prior,
+        overestimate_weight=plan.excess_weight,
+        holds_out=_can_hold_out(job),
     )  # fmt: skip
 
 
-def _divisible(job: FitJob) -> bool:
+def _can_hold_out(job: FitJob) -> bool:
     """Return True if all three parts of a split would have rows."""
-    together = np.concatenate([split(rows.frame, job.kind.configuration) for rows in job.rows])
-    return len(together) >= LEAST_ROWS and all((together == part).any() for part in range(3))
+    together = np.concatenate([split_parts(rows.frame, job.kind.configuration_columns) for rows in job.rows])
+    return len(together) >= MIN_ROWS and all((together == part).any() for part in range(3))
 
 
-def _entry_of(family: str, stack: str, file: str, frame: pd.DataFrame, result: FitResult[Any], date: str) -> Entry:
+def _calibration_entry(
+    family: str, stack: str, file: str, frame: pd.DataFrame, result: FitResult[Any], date: str
+) -> Entry:
     """Write down a fit of one family and stack.
 
     Parameters
@@ -393,9 +400,7 @@ def _entry_of(family: str, stack: str, file: str, frame: pd.DataFrame, result: F
     )
 
 
-def entry_of_steps(
-    family: str, parameters: Any, source: str, date: str, ratios: Array | None = None, **more: Any
-) -> Entry:
+def step_entry(family: str, parameters: Any, source: str, date: str, ratios: Array | None = None, **more: Any) -> Entry:
     """Build the calibration entry of parameters that are fitted to whole training steps.
 
     Parameters
@@ -419,7 +424,7 @@ def entry_of_steps(
         Its residual has no total error, as no sum of seconds is known.
     """
     if ratios is not None:
-        errors = rounded_residual(residual(ratios, np.ones_like(ratios)))
+        errors = rounded_residual(residual_errors(ratios, np.ones_like(ratios)))
         errors.pop("total_error")
         more["residual"] = Residual(**errors)
     return Entry(
@@ -484,14 +489,14 @@ def significant_digits(value: float, digits: int = DIGITS) -> float:
     return float(f"{value:.{digits}g}")
 
 
-def calibrations(fits: Sequence[FittedEntry], folder: Path | None = None) -> dict[str, Calibration]:
+def calibrations(fits: Sequence[SubjectEntry], folder: Path | None = None) -> dict[str, Calibration]:
     """Collect fitted entries into one calibration a subject.
 
     Entries that its file in ``folder`` has of other families and stacks are kept, and so are people's notes on entries.
 
     Parameters
     ----------
-    fits : sequence of FittedEntry
+    fits : sequence of SubjectEntry
         Fitted entries.
     folder : Path, optional
         Where the files of the subjects are, whose entries of other families and stacks are kept, and so are people's
@@ -505,7 +510,7 @@ def calibrations(fits: Sequence[FittedEntry], folder: Path | None = None) -> dic
     out = {}
     for subject in sorted({fitted.subject for fitted in fits}):
         new = {(fitted.entry.family, fitted.entry.stack): fitted.entry for fitted in fits if fitted.subject == subject}
-        kept = _existing(folder / f"{subject}.yaml") if folder else {}
+        kept = _existing_entries(folder / f"{subject}.yaml") if folder else {}
         for key in kept.keys() & new.keys():
             new[key] = new[key].model_copy(update={"notes": new[key].notes or kept[key].notes})
         entries = sorted((kept | new).items())
@@ -513,7 +518,7 @@ def calibrations(fits: Sequence[FittedEntry], folder: Path | None = None) -> dic
     return out
 
 
-def _existing(path: Path) -> dict[tuple[str, str], Entry]:
+def _existing_entries(path: Path) -> dict[tuple[str, str], Entry]:
     if not is_file(path):
         return {}
     data = parse_yaml(path.read_text(encoding="utf-8"), where=path)
@@ -537,18 +542,18 @@ def yaml_text(calibration: Calibration) -> str:
     body = yaml.safe_dump(
         {"subject": calibration.subject, "entries": entries}, sort_keys=False, width=118, allow_unicode=True
     )
-    return HEADER + body
+    return YAML_COMMENT + body
 
 
 #: The family of a board's figures in calibration files, and columns that make rows the same run, under other limits.
-POWER_FAMILY, RUN = "power", ("model", "dataset", "batch_size")
+POWER_FAMILY, RUN_COLUMNS = "power", ("model", "dataset", "batch_size")
 
 
-def _run_of(row: Row) -> str:
-    return "|".join(str(row.get(name)) for name in ("device", *RUN, "optimizer"))
+def _run_key(row: Row) -> str:
+    return "|".join(str(row.get(name)) for name in ("device", *RUN_COLUMNS, "optimizer"))
 
 
-def fit_boards(files: Sequence[str], only: Sequence[str], date: str) -> list[FittedEntry]:
+def fit_board_power(files: Sequence[str], only: Sequence[str], date: str) -> list[SubjectEntry]:
     """Fit the board power of each device (`paleo.pricing.power`) to measured power [W].
 
     Parameters
@@ -562,7 +567,7 @@ def fit_boards(files: Sequence[str], only: Sequence[str], date: str) -> list[Fit
 
     Returns
     -------
-    list of FittedEntry
+    list of SubjectEntry
         One entry a device, of the rows whose runs can be predicted.
 
     Raises
@@ -570,29 +575,34 @@ def fit_boards(files: Sequence[str], only: Sequence[str], date: str) -> list[Fit
     SpecError
         If a device of `only` has no rows, or no row can be fitted.
     """
-    frame, runs = _predicted(pd.concat([usable_rows_of_table(file) for file in files], ignore_index=True))
+    frame, runs = _predicted_rows(pd.concat([usable_rows_of_table(file) for file in files], ignore_index=True))
     devices = sorted({str(name) for name in frame["device"]})
     for name in only:
         if name not in devices:
-            raise SpecError(f"the tables have no rows of {name!r} to fit; {near(name, devices)}")
+            raise SpecError(f"the tables have no rows of {name!r} to fit; {suggest_names(name, devices)}")
     if not devices:
         raise SpecError(f"{files[0]}: no row can be fitted; `paleo validate` says why")
     label = ", ".join(Path(file).name for file in files)
-    watts = PricedSteps(RUN, lambda runs, parameters: lambda row: drawn(row, runs[_run_of(row)], parameters).average)
+    watts = StepTimePredictor(
+        RUN_COLUMNS,
+        lambda runs, parameters: lambda row: predict_board_power(row, runs[_run_key(row)], parameters).average,
+    )
     fitted = []
     for name in only or devices:
         device_rows = frame[frame["device"] == name].reset_index(drop=True)
-        rows = Rows(device_rows, runs, BOARD, PowerTable().measured(device_rows))
-        result = Fit(watts, [rows], PowerParameters(), starts=1, emphasis=0.0).result()
-        fitted.append(FittedEntry(name, _entry_of(POWER_FAMILY, BOARD, label, device_rows, result, date)))
+        rows = Rows(device_rows, runs, BOARD_MEASUREMENT, PowerTable().measured(device_rows))
+        result = Fit(watts, [rows], PowerParameters(), starts=1, weight_power=0.0).run()
+        fitted.append(
+            SubjectEntry(name, _calibration_entry(POWER_FAMILY, BOARD_MEASUREMENT, label, device_rows, result, date))
+        )
     return fitted
 
 
-def _predicted(frame: pd.DataFrame) -> tuple[pd.DataFrame, Mapping[str, Prediction | None]]:
+def _predicted_rows(frame: pd.DataFrame) -> tuple[pd.DataFrame, Mapping[str, Prediction | None]]:
     """Return the rows whose runs can be predicted and that have watts, times and a limit, with the predictions."""
     table, runs, sound = PowerTable(), dict[str, Prediction | None](), []
     for row in row_dicts(frame):
-        name = _run_of(row)
+        name = _run_key(row)
         try:
             if name not in runs:
                 runs[name] = None

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from paleo.errors import SpecError, near
-from paleo.tables.base import ResidualErrors, residual
+from paleo.errors import SpecError, suggest_names
+from paleo.tables.base import ResidualErrors, residual_errors
 from paleo.tables.steps import row_dicts
 
 if TYPE_CHECKING:
@@ -27,31 +27,31 @@ if TYPE_CHECKING:
 
 
 Array = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
-Words = npt.NDArray[np.str_]
+BoolArray = npt.NDArray[np.bool_]
+StringArray = npt.NDArray[np.str_]
 P = TypeVar("P")
 #: Columns that name a configuration; rows that differ in replicas or in the global batch alone are one.
-CONFIGURATION = (
+CONFIGURATION_COLUMNS = (
     "model", "model_slug", "system", "device", "layers", "hidden", "seq_len", "tp", "pp", "micro_batch",
     "batch_per_gpu", "recompute",
 )  # fmt: skip
 #: Log error at which the loss turns from square to linear; also the standard error of one row under the prior.
-SCALE = 0.1
+LOSS_SCALE = 0.1
 #: Share of configurations to fit, and to set the interval on; the rest is held out for the report.
 FIT_SHARE, INTERVAL_SHARE = 0.5, 0.25
 #: Share of a range that a start keeps from its ends; log step of a numerical derivative.
-MARGIN = 1 / 1000
+BOUND_MARGIN = 1 / 1000
 #: Rows from which a source weighs as much as another and is left out by itself.
-WHOLE_SOURCE = 6
+MIN_SOURCE_ROWS = 6
 #: Factors of a fit that held no rows out: a judgement, no statistic.
-_UNTESTED = (0.8, 1.25)
+_UNTESTED_FACTORS = (0.8, 1.25)
 
 
-class PricedRows(Protocol):
+class TimePredictor(Protocol):
     """Interface of a table kind that a fit uses."""
 
     @property
-    def configuration(self) -> tuple[str, ...]:
+    def configuration_columns(self) -> tuple[str, ...]:
         """Columns that define a configuration."""
 
     def time(self, frame: pd.DataFrame, figures: Any, parameters: Any) -> Array:
@@ -102,7 +102,7 @@ class Rows:
         return Rows(self.frame.iloc[np.arange(len(self.frame))[mask]], self.figures, self.stack, self.measured[mask])
 
 
-def count(rows: Iterable[Rows]) -> int:
+def count_rows(rows: Iterable[Rows]) -> int:
     """Count the rows of several groups.
 
     Parameters
@@ -119,7 +119,7 @@ def count(rows: Iterable[Rows]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class FittedBin:
+class FittedIntervalBin:
     """Ends of the 90 % interval as factors on the prediction, for predicted times up to ``up_to_s`` seconds."""
 
     up_to_s: float
@@ -140,8 +140,8 @@ class FitResult(Generic[P]):
     uncertainty: Mapping[str, float]
     residual: ResidualErrors
     residual_by_stack: Mapping[str, ResidualErrors]
-    interval: tuple[FittedBin, ...]
-    interval_by_stack: Mapping[str, tuple[FittedBin, ...]]
+    interval: tuple[FittedIntervalBin, ...]
+    interval_by_stack: Mapping[str, tuple[FittedIntervalBin, ...]]
     rows_fitted: int
     rows_held_out: int
 
@@ -173,7 +173,9 @@ def conformal_factors(ratio: Array, level: float = 0.9) -> tuple[float, float]:
     return float(ordered[max(rank - 1, 0)]), float(ordered[min(len(ordered) - rank, len(ordered) - 1)])
 
 
-def conformal_bins(predicted: Array, measured: Array, *, most: int = 4, least_rows: int = 150) -> tuple[FittedBin, ...]:
+def conformal_bins(
+    predicted: Array, measured: Array, *, most: int = 4, least_rows: int = 150
+) -> tuple[FittedIntervalBin, ...]:
     """Return conformal factors for bins of predicted time that hold equally many rows.
 
     Parameters
@@ -187,7 +189,7 @@ def conformal_bins(predicted: Array, measured: Array, *, most: int = 4, least_ro
 
     Returns
     -------
-    tuple of FittedBin
+    tuple of FittedIntervalBin
         In rising order of time.
     """
     bins = max(1, min(most, len(predicted) // least_rows))
@@ -195,10 +197,10 @@ def conformal_bins(predicted: Array, measured: Array, *, most: int = 4, least_ro
     bin_of = np.searchsorted(edges, predicted)
     ratio = measured / predicted
     factors = [conformal_factors(ratio[bin_of == index]) for index in range(bins)]
-    return tuple(FittedBin(float(edge), *pair) for edge, pair in zip([*edges, math.inf], factors, strict=True))
+    return tuple(FittedIntervalBin(float(edge), *pair) for edge, pair in zip([*edges, math.inf], factors, strict=True))
 
 
-def split(frame: pd.DataFrame, configuration: Sequence[str], *, seed: int = 0) -> npt.NDArray[np.int64]:
+def split_parts(frame: pd.DataFrame, configuration: Sequence[str], *, seed: int = 0) -> npt.NDArray[np.int64]:
     """Divide rows into a part to fit, one to set the interval and one that is held out.
 
     The part depends on nothing but the configuration's values and the seed, not on the other rows of the table.
@@ -224,7 +226,7 @@ def split(frame: pd.DataFrame, configuration: Sequence[str], *, seed: int = 0) -
     """
     missing = [name for name in configuration if name not in frame.columns]
     if missing:
-        raise SpecError(f"column {missing[0]!r} is missing; {near(missing[0], map(str, frame.columns))}")
+        raise SpecError(f"column {missing[0]!r} is missing; {suggest_names(missing[0], map(str, frame.columns))}")
     words = joined(frame, configuration) + f"|{seed}"
     fraction = (pd.util.hash_array(words.to_numpy(dtype=object)) % 9973) / 9973
     return np.digitize(fraction, [FIT_SHARE, FIT_SHARE + INTERVAL_SHARE]).astype(np.int64)
@@ -271,7 +273,7 @@ def sample(rows: Sequence[Rows], limit: int, seed: int) -> list[Rows]:
     ]
 
 
-class _Packing(Generic[P]):
+class _LogVector(Generic[P]):
     """Conversion between parameters and one vector of logarithms, on which the search runs.
 
     Shared parameters occur once in the vector, those of ``per_stack`` once for each stack.
@@ -279,10 +281,12 @@ class _Packing(Generic[P]):
 
     def __init__(self, fit: Fit[P], stacks: Sequence[str]) -> None:
         start, fields = fit.start, {field.name: field for field in dataclasses.fields(fit.start)}  # type: ignore[arg-type]
-        for name in (*fit.per_stack, *fit.fixed, *fit.free):
+        for name in (*fit.per_stack, *fit.fixed, *fit.released):
             if name not in fields:
-                raise SpecError(f"unknown parameter {name!r} of {type(start).__name__}; {near(name, fields)}")
-        released = {name for name, field in fields.items() if field.metadata.get("fitted", True) or name in fit.free}
+                raise SpecError(f"unknown parameter {name!r} of {type(start).__name__}; {suggest_names(name, fields)}")
+        released = {
+            name for name, field in fields.items() if field.metadata.get("fitted", True) or name in fit.released
+        }
         moving = [name for name in fields if name in released and name not in fit.fixed]
         self.start, self.stacks = start, list(stacks)
         self.keys = [(name, None) for name in moving if name not in fit.per_stack] + [
@@ -298,7 +302,7 @@ class _Packing(Generic[P]):
 
     def inside(self, vector: Array) -> Array:
         """Return the vector with entries at a bound moved slightly inside, where a search may start."""
-        margin = MARGIN * (self.high - self.low)
+        margin = BOUND_MARGIN * (self.high - self.low)
         return np.clip(vector, self.low + margin, self.high - margin)
 
     def _unpack(self, vector: Array) -> dict[str, P]:
@@ -313,12 +317,12 @@ class _Packing(Generic[P]):
         return key[0] if key[1] is None or len(self.stacks) == 1 else f"{key[0]}[{key[1]}]"
 
 
-def log_errors(kind: PricedRows, rows: Sequence[Rows], parameters: Mapping[str, Any]) -> Array:
+def log_errors(kind: TimePredictor, rows: Sequence[Rows], parameters: Mapping[str, Any]) -> Array:
     """Compute log(predicted / measured) of all rows, group after group.
 
     Parameters
     ----------
-    kind : PricedRows
+    kind : TimePredictor
         Table kind that predicts the rows.
     rows : sequence of Rows
         Groups of measured rows.
@@ -335,12 +339,12 @@ def log_errors(kind: PricedRows, rows: Sequence[Rows], parameters: Mapping[str, 
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
-def predictions(kind: PricedRows, rows: Sequence[Rows], parameters: Mapping[str, Any]) -> tuple[Array, Array]:
+def predictions(kind: TimePredictor, rows: Sequence[Rows], parameters: Mapping[str, Any]) -> tuple[Array, Array]:
     """Predict the times of all rows, group after group.
 
     Parameters
     ----------
-    kind : PricedRows
+    kind : TimePredictor
         Table kind that predicts the rows.
     rows : sequence of Rows
         Groups of measured rows.
@@ -365,7 +369,7 @@ class Fit(Generic[P]):
 
     Parameters
     ----------
-    kind : PricedRows
+    predictor : TimePredictor
         Table kind that predicts the rows, and names the columns of a configuration.
     rows : sequence of Rows
         Measured rows, perhaps of several devices, formats and stacks.
@@ -373,72 +377,74 @@ class Fit(Generic[P]):
         Parameters at which the search starts; their fields state the bounds (`paleo.specs.calibration.parameter`).
     alternatives : sequence of dataclass
         Further starts, for parameters that are all but discrete (tile sizes).
-    per_stack, fixed, free : sequence of str
+    per_stack, fixed, released : sequence of str
         Parameters with a value for each stack (launch costs), that stay at `start`, and that are released although
         they are not fitted as a rule.
-    training_rows : int
+    max_training_rows : int
         The most rows that a search sees.
     starts : int
         Searches, from `start` and from random points near it.
-    prior : float
+    prior_precision : float
         Inverse width, in log units, of a normal prior round `start`, which counts as one row per parameter and settles
         what the rows leave open.
-    excess : float
+    overestimate_weight : float
         Weight of an error above the measured time, against one of those below: above 1 for rows that often hold more
         than the kernel (a compilation), whose fastest tell its time.
-    emphasis : float
+    weight_power : float
         Power of the measured time that weights a row: long rows decide what a whole step takes.
     evaluations : int
         The most evaluations of a search.
     seed : int
         Seed of the split and of the starts.
-    hold_out : bool
-        False fits all rows, for tables of a handful: residuals are those of fitted rows, the interval is ``_UNTESTED``.
+    holds_out : bool
+        False fits all rows, for tables of a handful: residuals are those of fitted rows, the interval is
+        ``_UNTESTED_FACTORS``.
     """
 
-    kind: PricedRows
+    predictor: TimePredictor
     rows: Sequence[Rows]
     start: P
     alternatives: Sequence[P] = ()
     per_stack: Sequence[str] = ()
     fixed: Sequence[str] = ()
-    free: Sequence[str] = ()
-    training_rows: int = 1000
+    released: Sequence[str] = ()
+    max_training_rows: int = 1000
     starts: int = 2
-    prior: float = 0.5
-    excess: float = 1.0
-    emphasis: float = 0.15
+    prior_precision: float = 0.5
+    overestimate_weight: float = 1.0
+    weight_power: float = 0.15
     evaluations: int = 40
     seed: int = 0
-    hold_out: bool = True
+    holds_out: bool = True
 
     @property
-    def divided(self) -> tuple[list[Rows], list[Rows], list[Rows]]:
+    def split_rows(self) -> tuple[list[Rows], list[Rows], list[Rows]]:
         """Rows divided by configuration: (rows to fit, rows that set the interval, rows held out for the residual)."""
         parts = [
-            split(group.frame, self.kind.configuration, seed=self.seed)
-            if self.hold_out
+            split_parts(group.frame, self.predictor.configuration_columns, seed=self.seed)
+            if self.holds_out
             else np.zeros(len(group.measured), dtype=np.int64)
             for group in self.rows
         ]
         to_fit, between, kept = (
             [group.take(part == part_number) for group, part in zip(self.rows, parts, strict=True)]
-            for part_number in (0, 1, 2 if self.hold_out else 0)
+            for part_number in (0, 1, 2 if self.holds_out else 0)
         )
-        return sample(to_fit, self.training_rows, self.seed), between, kept
+        return sample(to_fit, self.max_training_rows, self.seed), between, kept
 
-    def result(self) -> FitResult[P]:
+    def run(self) -> FitResult[P]:
         """Run the fit and return its result; raise SpecError if no row is left to fit."""
-        train, between, held_out = self.divided
+        train, between, held_out = self.split_rows
         if not train:
             raise SpecError("no rows to fit: every configuration fell into the held-out parts, or the table is empty")
-        packing = _Packing(self, sorted({group.stack for group in self.rows}))
+        packing = _LogVector(self, sorted({group.stack for group in self.rows}))
         run = self._search(train, packing)
         parameters = packing._unpack(run.x)
 
-        def interval(rows: Sequence[Rows]) -> tuple[FittedBin, ...]:
-            predicted, measured = predictions(self.kind, rows, parameters)
-            return conformal_bins(predicted, measured) if len(measured) else (FittedBin(math.inf, *_UNTESTED),)
+        def interval(rows: Sequence[Rows]) -> tuple[FittedIntervalBin, ...]:
+            predicted, measured = predictions(self.predictor, rows, parameters)
+            untested = FittedIntervalBin(math.inf, *_UNTESTED_FACTORS)
+            return conformal_bins(predicted, measured) if len(measured) else (untested,)
 
         def of_stack(rows: Sequence[Rows], stack: str) -> list[Rows]:
             return [group for group in rows if group.stack == stack]
@@ -447,31 +453,33 @@ class Fit(Generic[P]):
         return FitResult(
             parameters=parameters,
             uncertainty={packing.label(k): float(s) for k, s in zip(packing.keys, _log_sigma(run), strict=True)},
-            residual=residual(*predictions(self.kind, held_out, parameters)),
-            residual_by_stack={s: residual(*predictions(self.kind, rows, parameters)) for s, rows in tested.items()},
+            residual=residual_errors(*predictions(self.predictor, held_out, parameters)),
+            residual_by_stack={
+                s: residual_errors(*predictions(self.predictor, rows, parameters)) for s, rows in tested.items()
+            },
             interval=interval(between),
             interval_by_stack={stack: interval(of_stack(between, stack)) for stack in parameters},
-            rows_fitted=count(train),
-            rows_held_out=count(held_out) if self.hold_out else 0,
+            rows_fitted=count_rows(train),
+            rows_held_out=count_rows(held_out) if self.holds_out else 0,
         )
 
-    def _search(self, rows: Sequence[Rows], packing: _Packing[P]) -> OptimizeResult:
+    def _search(self, rows: Sequence[Rows], packing: _LogVector[P]) -> OptimizeResult:
         """Return the best of several least-squares runs, the first from the start values."""
         measured = np.concatenate([group.measured for group in rows])
-        weights = np.clip((measured / np.median(measured)) ** self.emphasis, 0.5, 3.0)
+        weights = np.clip((measured / np.median(measured)) ** self.weight_power, 0.5, 3.0)
 
         def errors(vector: Array) -> Array:
-            pull = SCALE * self.prior * (vector - packing.centre)
-            off = log_errors(self.kind, rows, packing._unpack(vector))
-            return np.concatenate([weights * np.where(off > 0.0, self.excess, 1.0) * off, pull])
+            pull = LOSS_SCALE * self.prior_precision * (vector - packing.centre)
+            off = log_errors(self.predictor, rows, packing._unpack(vector))
+            return np.concatenate([weights * np.where(off > 0.0, self.overestimate_weight, 1.0) * off, pull])
 
-        generator, least_squares = np.random.default_rng(self.seed), optimiser("least_squares")
+        generator, least_squares = np.random.default_rng(self.seed), scipy_optimizer("least_squares")
         points = [packing.centre, *(packing.logs(alternative) for alternative in self.alternatives)]
         points += [packing.centre + generator.normal(0.0, 0.3, len(packing.centre)) for _ in range(self.starts - 1)]
         runs = [
             least_squares(
-                errors, packing.inside(point), bounds=(packing.low, packing.high), loss="soft_l1", f_scale=SCALE,
-                diff_step=np.full(len(point), MARGIN), max_nfev=self.evaluations,
+                errors, packing.inside(point), bounds=(packing.low, packing.high), loss="soft_l1", f_scale=LOSS_SCALE,
+                diff_step=np.full(len(point), BOUND_MARGIN), max_nfev=self.evaluations,
             )
             for point in points
         ]  # fmt: skip
@@ -494,9 +502,9 @@ def _log_sigma(run: OptimizeResult) -> Array:
 class SourceRows:
     """Base of arrays over measured steps that come from several sources; the first axis of each field is the rows."""
 
-    sources: Words
+    sources: StringArray
 
-    def of(self, rows: Flags) -> Self:
+    def select(self, rows: BoolArray) -> Self:
         """Return these arrays for some of the rows.
 
         Parameters
@@ -516,7 +524,7 @@ class SourceRows:
     def weights(self) -> Array:
         """Weight of each row: every source has the same total weight, except that small sources weigh less."""
         _, place, counts = np.unique(self.sources, return_inverse=True, return_counts=True)
-        shares = np.minimum(counts / WHOLE_SOURCE, 1.0)
+        shares = np.minimum(counts / MIN_SOURCE_ROWS, 1.0)
         return np.asarray((shares / counts / shares.sum())[place])
 
     def by_source(self, least: int = 1) -> Iterator[tuple[str, Self, Self]]:
@@ -535,10 +543,10 @@ class SourceRows:
         names, counts = np.unique(self.sources, return_counts=True)
         for name in names[counts >= least]:
             chosen = self.sources == name
-            yield str(name), self.of(chosen), self.of(~chosen)
+            yield str(name), self.select(chosen), self.select(~chosen)
 
 
-def least_loss(loss: Callable[[Array], float], start: Array, bounds: Sequence[tuple[float, float]]) -> list[float]:
+def minimise_loss(loss: Callable[[Array], float], start: Array, bounds: Sequence[tuple[float, float]]) -> list[float]:
     """Minimise a loss over positive constants, in log space.
 
     Parameters
@@ -556,12 +564,12 @@ def least_loss(loss: Callable[[Array], float], start: Array, bounds: Sequence[tu
         Constants with the least loss.
     """
     logs = [(math.log(low), math.log(high)) for low, high in bounds]
-    run = optimiser("minimize")(loss, start, method="L-BFGS-B", bounds=logs)
+    run = scipy_optimizer("minimize")(loss, start, method="L-BFGS-B", bounds=logs)
     values: list[float] = np.exp(run.x).tolist()
     return values
 
 
-def optimiser(name: str) -> Any:
+def scipy_optimizer(name: str) -> Any:
     """Import a function of scipy.optimize.
 
     Parameters
@@ -586,7 +594,7 @@ def optimiser(name: str) -> Any:
     return getattr(optimize, name)
 
 
-def bounded(default: float, low: float, high: float, *, fitted: bool = True) -> Any:
+def bounded_parameter(default: float, low: float, high: float, *, fitted: bool = True) -> Any:
     """Declare a parameter of a fit to whole steps, as a field of a dataclass.
 
     Parameters
@@ -604,21 +612,21 @@ def bounded(default: float, low: float, high: float, *, fitted: bool = True) -> 
     return dataclasses.field(default=default, metadata={"low": low, "high": high, "fitted": fitted})
 
 
-class PricedSteps:
+class StepTimePredictor:
     """Interface through which a fit predicts the rows of a table of steps.
 
     Parameters
     ----------
-    configuration : sequence of str
+    configuration_columns : sequence of str
         Columns that define a configuration.
     seconds : callable
         Function of (figures, parameters) that returns a function from a row to its predicted time [s].
     """
 
     def __init__(
-        self, configuration: Sequence[str], seconds: Callable[[Any, Any], Callable[[dict[str, Any]], float]]
+        self, configuration_columns: Sequence[str], seconds: Callable[[Any, Any], Callable[[dict[str, Any]], float]]
     ) -> None:
-        self.configuration, self._seconds = tuple(configuration), seconds
+        self.configuration_columns, self._seconds = tuple(configuration_columns), seconds
 
     def time(self, frame: pd.DataFrame, figures: Any, parameters: Any) -> Array:
         """Predict the time of each row with trial parameters.

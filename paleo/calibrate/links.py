@@ -19,17 +19,28 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from paleo.calibrate.files import FittedEntry, rounded_residual, significant_digits
-from paleo.calibrate.fit import CONFIGURATION, Fit, PricedSteps, Rows, bounded, count, joined, log_errors, sample, split
-from paleo.errors import PaleoError, SpecError, near
+from paleo.calibrate.files import SubjectEntry, rounded_residual, significant_digits
+from paleo.calibrate.fit import (
+    CONFIGURATION_COLUMNS,
+    Fit,
+    Rows,
+    StepTimePredictor,
+    bounded_parameter,
+    count_rows,
+    joined,
+    log_errors,
+    sample,
+    split_parts,
+)
+from paleo.errors import PaleoError, SpecError, suggest_names
 from paleo.pricing.communication import LINK_FAMILIES, link_parameters
 from paleo.specs.calibration import Calibration, Entry
 from paleo.specs.catalog import is_path, names
 from paleo.specs.system import System, load_system
-from paleo.tables.base import ResidualErrors, residual
+from paleo.tables.base import ResidualErrors, residual_errors
 from paleo.tables.cells import read_table, text
 from paleo.tables.runner import compute_rows, usable_rows_of_table
-from paleo.tables.steps import StepTable, row_dicts, table_of, whole_cell
+from paleo.tables.steps import RunTable, row_dicts, table_of, whole_cell
 from paleo.units import MICROSECOND, MILLISECOND
 
 if TYPE_CHECKING:
@@ -38,11 +49,11 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 #: The column that names a configuration.
-_CONFIGURED = ("configuration",)
+_CONFIGURATION_COLUMN = ("configuration",)
 #: What ``--only`` calls the links of every system of a table.
-EVERY = "fabric"
+ONLY_ALL_LINKS = "fabric"
 #: The stack of entries that were fitted to whole steps.
-STACK = "step"
+STEP_STACK = "step"
 #: A row speaks for a number if making that this much worse moves its step by at least so much, relatively.
 WORSE, MOVED = 4.0, 0.005
 #: Rows that a search sees, and how often it may ask for all of them.
@@ -55,84 +66,84 @@ DERIVATIVE, AT_BOUND = 0.05, 0.02
 
 @dataclass(frozen=True, slots=True)
 class LinkParameters:
-    """Fitted parameters of a system's links: shares of the bandwidth and latencies [s], as listed in `NUMBERS`."""
+    """Fitted parameters of a system's links (`LINK_PARAMETERS`): shares of the bandwidth and latencies [s]."""
 
-    inside_share: float = bounded(1.0, 0.05, 1.0)
-    inside_latency: float = bounded(1.0, 1 * MICROSECOND, 200 * MICROSECOND)
-    exchange_share: float = bounded(1.0, 0.05, 1.0)
-    exchange_latency: float = bounded(1.0, 1 * MICROSECOND, 200 * MICROSECOND)
-    between_share: float = bounded(1.0, 0.02, 1.0)
-    between_latency: float = bounded(1.0, 0.5 * MICROSECOND, MILLISECOND)
+    inside_share: float = bounded_parameter(1.0, 0.05, 1.0)
+    inside_latency: float = bounded_parameter(1.0, 1 * MICROSECOND, 200 * MICROSECOND)
+    exchange_share: float = bounded_parameter(1.0, 0.05, 1.0)
+    exchange_latency: float = bounded_parameter(1.0, 1 * MICROSECOND, 200 * MICROSECOND)
+    between_share: float = bounded_parameter(1.0, 0.02, 1.0)
+    between_latency: float = bounded_parameter(1.0, 0.5 * MICROSECOND, MILLISECOND)
 
 
-class Number(NamedTuple):
-    """Link parameter that can be fitted: the field ``leads`` of the calibration ``family``.
+class LinkParameter(NamedTuple):
+    """Link parameter that can be fitted: the field ``field`` of the calibration ``family``.
 
-    Fields in ``follow`` are scaled by the same factor; ``meaning`` describes the parameter.
+    Fields in ``scaled_fields`` are scaled by the same factor; ``meaning`` describes the parameter.
     """
 
     family: str
-    leads: str
-    follow: tuple[str, ...]
+    field: str
+    scaled_fields: tuple[str, ...]
     meaning: str
 
 
-NUMBERS: Mapping[str, Number] = {
-    "inside_share": Number(
+LINK_PARAMETERS: Mapping[str, LinkParameter] = {
+    "inside_share": LinkParameter(
         "collective.nccl", "simple_fraction", ("ll_fraction", "ll128_fraction", "switch_fraction"),
         "share of the link that rings reach inside a node",
     ),
-    "inside_latency": Number(
+    "inside_latency": LinkParameter(
         "collective.nccl", "launch", ("step", "simple_start", "simple_step", "fill"),
         "start of a ring inside a node; its hops in proportion",
     ),
-    "exchange_share": Number(
+    "exchange_share": LinkParameter(
         "collective.exchange", "fraction", ("low_fraction",),
         "share of the link that exchanges in pairs reach inside a node",
     ),
-    "exchange_latency": Number(
+    "exchange_latency": LinkParameter(
         "collective.exchange", "launch", ("peer", "start", "fill"), "start of an exchange in pairs inside a node"
     ),
-    "between_share": Number(
+    "between_share": LinkParameter(
         "collective.fabric", "fabric_fraction", ("exchange_fraction", "send_fraction"),
         "share of a node's ports that is reached",
     ),
-    "between_latency": Number("collective.fabric", "fabric_step", ("long_step", "peer"), "one hop between nodes"),
+    "between_latency": LinkParameter("collective.fabric", "fabric_step", ("long_step", "peer"), "a hop between nodes"),
 }  # fmt: skip
 
 
-class _LinkFigures(NamedTuple):
+class _LinkFitInputs(NamedTuple):
     """Start of a link fit: kind of table, system, and its parameters before the fit by family."""
 
-    table: StepTable
+    table: RunTable
     system: System
     before: Mapping[str, SourcedParameters[Any]]
 
 
-def _kind(moving: Sequence[str]) -> PricedSteps:
+def _time_predictor(moving: Sequence[str]) -> StepTimePredictor:
     """Return the interface through which a fit of the parameters named ``moving`` predicts the rows of step tables."""
 
-    def priced(figures: _LinkFigures, parameters: LinkParameters) -> Callable[[dict[str, Any]], float]:
+    def priced(figures: _LinkFitInputs, parameters: LinkParameters) -> Callable[[dict[str, Any]], float]:
         changed = link_entries(figures.before, parameters, moving)
         table = figures.table.with_calibration(calibration(figures.system, changed))
         return lambda row: table.step(row).value
 
-    return PricedSteps(_CONFIGURED, priced)
+    return StepTimePredictor(_CONFIGURATION_COLUMN, priced)
 
 
 @dataclass(frozen=True, slots=True)
 class LinkJob:
     """Measured steps of one system in all tables, from which its links are fitted.
 
-    ``spoken`` is, for each fitted parameter, a mask of the rows whose predicted step time depends on it. ``skipped``
-    counts rows that cannot be predicted.
+    ``dependent_rows`` is, for each fitted parameter, a mask of the rows whose predicted step time depends on it.
+    ``skipped`` counts rows that cannot be predicted.
     """
 
     system: System
     start: LinkParameters
     source: str
     rows: tuple[Rows, ...]
-    spoken: Mapping[str, Flags]
+    dependent_rows: Mapping[str, Flags]
     skipped: int
 
     @property
@@ -143,7 +154,7 @@ class LinkJob:
     @property
     def steps(self) -> int:
         """Number of rows whose step time depends on a fitted link parameter."""
-        return count(self.rows)
+        return count_rows(self.rows)
 
     @property
     def label(self) -> str:
@@ -153,22 +164,24 @@ class LinkJob:
     @property
     def before(self) -> Mapping[str, SourcedParameters[Any]]:
         """Parameters before the fit, by name of the link family (such as NCCL inside a node)."""
-        figures: _LinkFigures = self.rows[0].figures
+        figures: _LinkFitInputs = self.rows[0].figures
         return figures.before
 
     @property
-    def held_out(self) -> Flags:
+    def held_out_mask(self) -> Flags:
         """Mask of the rows that no fit sees, over the rows of all tables."""
-        return np.concatenate([split(part.frame, _CONFIGURED) > 0 for part in self.rows])
+        return np.concatenate([split_parts(part.frame, _CONFIGURATION_COLUMN) > 0 for part in self.rows])
 
     @property
-    def fitted(self) -> list[Rows]:
+    def training_rows(self) -> list[Rows]:
         """Rows that are fitted (without those held out), one entry per table."""
-        return sample([part.take(split(part.frame, _CONFIGURED) == 0) for part in self.rows], TRAINING_ROWS, 0)
+        return sample(
+            [part.take(split_parts(part.frame, _CONFIGURATION_COLUMN) == 0) for part in self.rows], TRAINING_ROWS, 0
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class LinksFitted:
+class LinkFit:
     """Result of a fit of link parameters to whole steps.
 
     ``parameters`` are the fitted values; ``sigma`` is the standard deviation of the logarithm of each parameter that
@@ -190,12 +203,12 @@ class LinksFitted:
         return self.after.mape < self.before.mape
 
     @property
-    def fits(self) -> list[FittedEntry]:
+    def fits(self) -> list[SubjectEntry]:
         """The fitted entries in the form that calibration files are written from."""
-        return [FittedEntry(self.job.system.name, entry) for entry in self.entries]
+        return [SubjectEntry(self.job.system.name, entry) for entry in self.entries]
 
 
-def asked_for_links(file: str | Path, only: Sequence[str]) -> bool:
+def wants_link_fit(file: str | Path, only: Sequence[str]) -> bool:
     """Return True if option ``--only`` asks for a fit of links to a table of steps, of all systems or of some.
 
     Parameters
@@ -217,9 +230,9 @@ def asked_for_links(file: str | Path, only: Sequence[str]) -> bool:
     """
     frame = read_table(file)
     table = table_of(frame.columns)
-    if not isinstance(table, StepTable):
+    if not isinstance(table, RunTable):
         return False
-    links = [name for name in only if name == EVERY or name in names("systems") or is_path(name)]
+    links = [name for name in only if name == ONLY_ALL_LINKS or name in names("systems") or is_path(name)]
     if links and len(links) < len(only):
         other = next(name for name in only if name not in links)
         raise SpecError(f"--only {links[0]} and {other}: links and software are fitted one after the other")
@@ -234,7 +247,7 @@ def link_jobs(files: Sequence[str | Path], only: Sequence[str], free: Sequence[s
     files : sequence of str or Path
         Measured tables.
     only : sequence of str
-        Systems, or `EVERY` one with rows enough.
+        Systems, or `ONLY_ALL_LINKS` one with rows enough.
     free : sequence of str, default ()
         Numbers that the user asks for; the usual ones where it is empty.
 
@@ -249,17 +262,19 @@ def link_jobs(files: Sequence[str | Path], only: Sequence[str], free: Sequence[s
         If a name is no number, or a system has no rows of several devices.
     """
     for name in free:
-        if name not in NUMBERS:
-            raise SpecError(f"--free {name}: no such number of a system's links; {near(name, NUMBERS)}")
-    names = [] if EVERY in only else [load_system(name).name for name in only]
+        if name not in LINK_PARAMETERS:
+            raise SpecError(
+                f"--free {name}: no such number of a system's links; {suggest_names(name, LINK_PARAMETERS)}"
+            )
+    names = [] if ONLY_ALL_LINKS in only else [load_system(name).name for name in only]
     by_system: dict[str, list[_PredictedRows]] = {}
     for file in files:
-        for name, rows in _by_system(Path(file), names).items():
+        for name, rows in _rows_by_system(Path(file), names).items():
             by_system.setdefault(name, []).append(rows)
     for name in names:
         if name not in by_system:
-            raise SpecError(f"{files[0]}: no row of several devices of {name!r}; {near(name, by_system)}")
-    return [_job(rows, tuple(free) or tuple(NUMBERS)) for _, rows in sorted(by_system.items())]
+            raise SpecError(f"{files[0]}: no row of several devices of {name!r}; {suggest_names(name, by_system)}")
+    return [_job(rows, tuple(free) or tuple(LINK_PARAMETERS)) for _, rows in sorted(by_system.items())]
 
 
 class _PredictedRows(NamedTuple):
@@ -270,28 +285,28 @@ class _PredictedRows(NamedTuple):
     skipped: int
 
 
-def _by_system(file: Path, only: Sequence[str]) -> dict[str, _PredictedRows]:
+def _rows_by_system(file: Path, only: Sequence[str]) -> dict[str, _PredictedRows]:
     """Group the rows of one table that ran on several devices by the name of their system."""
     frame = usable_rows_of_table(file)
     table = table_of(frame.columns)
-    if not isinstance(table, StepTable) or not table.calibrates:
+    if not isinstance(table, RunTable) or not table.calibrates:
         return {}
     systems = [_system_of(table, row) for row in row_dicts(frame)]
     known = {system.name: system for system in systems if system is not None and (not only or system.name in only)}
     out = {}
     for name, system in sorted(known.items()):
         system_rows = frame[[system is not None and system.name == name for system in systems]]
-        seconds = compute_rows(table, system_rows)[1].seconds
+        seconds = compute_rows(table, system_rows)[1].values
         fine = system_rows[np.isfinite(seconds)]
-        figures = _LinkFigures(table, system, {family: link_parameters(system, family) for family in LINK_FAMILIES})
+        figures = _LinkFitInputs(table, system, {family: link_parameters(system, family) for family in LINK_FAMILIES})
         if len(fine):
             named = fine.assign(configuration=configurations(fine), table=file.name)
-            rows = Rows(named, figures, STACK, table.measured(fine))
+            rows = Rows(named, figures, STEP_STACK, table.measured(fine))
             out[name] = _PredictedRows(rows, seconds[np.isfinite(seconds)], len(system_rows) - len(fine))
     return out
 
 
-def _system_of(table: StepTable, row: Mapping[str, Any]) -> System | None:
+def _system_of(table: RunTable, row: Mapping[str, Any]) -> System | None:
     """Return the system of a row that ran on several devices; None for one device or an unknown system."""
     try:
         return table.system(row) if whole_cell(row, "n_gpus", 1) > 1 else None
@@ -312,15 +327,17 @@ def configurations(frame: pd.DataFrame) -> pd.Series[str]:
     Series of str
         One word a row.
     """
-    columns = [name for name in CONFIGURATION if name in frame.columns]
+    columns = [name for name in CONFIGURATION_COLUMNS if name in frame.columns]
     return joined(frame, columns)
 
 
 def _job(groups: Sequence[_PredictedRows], names: Sequence[str]) -> LinkJob:
-    figures: _LinkFigures = groups[0].rows.figures
-    leads = {name: getattr(figures.before[group.family].parameters, group.leads) for name, group in NUMBERS.items()}
+    figures: _LinkFitInputs = groups[0].rows.figures
+    leads = {
+        name: getattr(figures.before[group.family].parameters, group.field) for name, group in LINK_PARAMETERS.items()
+    }
     start = LinkParameters(**leads)
-    spoken = {name: [_dependent(group, start, name) for group in groups] for name in names}
+    spoken = {name: [_dependent_rows(group, start, name) for group in groups] for name in names}
     used = [np.any([flags[index] for flags in spoken.values()], axis=0) for index in range(len(groups))]
     kept = [(group.rows.take(mask), mask) for group, mask in zip(groups, used, strict=True)]
     words = sorted(
@@ -338,15 +355,15 @@ def _job(groups: Sequence[_PredictedRows], names: Sequence[str]) -> LinkJob:
     )  # fmt: skip
 
 
-def _dependent(group: _PredictedRows, start: LinkParameters, name: str) -> Flags:
+def _dependent_rows(group: _PredictedRows, start: LinkParameters, name: str) -> Flags:
     """Return a mask of the rows whose predicted step gets longer when parameter ``name`` is made worse."""
     value = getattr(start, name)
     worse = dataclasses.replace(start, **{name: value / WORSE if name.endswith("share") else value * WORSE})
-    slower = _kind([name]).time(group.rows.frame, group.rows.figures, worse)
+    slower = _time_predictor([name]).time(group.rows.frame, group.rows.figures, worse)
     return np.asarray(slower / group.seconds - 1.0 >= MOVED)
 
 
-def fit_links(job: LinkJob, date: str, free: Sequence[str] = ()) -> LinksFitted:
+def fit_links(job: LinkJob, date: str, free: Sequence[str] = ()) -> LinkFit:
     """Fit the link parameters of one system to its measured steps.
 
     Parameters
@@ -360,7 +377,7 @@ def fit_links(job: LinkJob, date: str, free: Sequence[str] = ()) -> LinksFitted:
 
     Returns
     -------
-    LinksFitted
+    LinkFit
         Fitted values and errors; parameters that the rows do not determine keep their values.
 
     Raises
@@ -368,21 +385,21 @@ def fit_links(job: LinkJob, date: str, free: Sequence[str] = ()) -> LinksFitted:
     SpecError
         If `free` names a number that the rows leave open, or there are too few configurations.
     """
-    held_out, name = job.held_out, job.system.name
+    held_out, name = job.held_out_mask, job.system.name
     if held_out.all() or not held_out.any():
         raise SpecError(f"{name}: its {job.steps} steps are of too few configurations to fit some and test others")
     still = f"no fitted step gets {MOVED:.1%} longer when it is {WORSE:g} times worse"
-    left = {name: still for name, spoken in job.spoken.items() if not (spoken & ~held_out).any()}
+    left = {name: still for name, spoken in job.dependent_rows.items() if not (spoken & ~held_out).any()}
     parameters, sigma = job.start, dict[str, float]()
     if not (free and left):
-        parameters, sigma = _settled(job, [name for name in job.spoken if name not in left], left)
+        parameters, sigma = _fit_determined(job, [name for name in job.dependent_rows if name not in left], left)
     if (free and left) or not sigma:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left.items())
         raise SpecError(f"{name}: its {job.steps} steps do not settle what is to be fitted ({reasons})")
-    return _fitted(job, parameters, sigma, left, date)
+    return _link_fit(job, parameters, sigma, left, date)
 
 
-def _settled(job: LinkJob, moving: list[str], left: dict[str, str]) -> tuple[LinkParameters, dict[str, float]]:
+def _fit_determined(job: LinkJob, moving: list[str], left: dict[str, str]) -> tuple[LinkParameters, dict[str, float]]:
     """Fit the parameters ``moving`` and drop those that the rows do not determine, until none is left to drop.
 
     Reasons of dropped parameters are added to ``left``. Returns (parameters, standard deviation of each logarithm).
@@ -390,11 +407,13 @@ def _settled(job: LinkJob, moving: list[str], left: dict[str, str]) -> tuple[Lin
     parameters = job.start
     while moving:
         parameters = Fit(
-            _kind(moving), job.fitted, parameters, fixed=[name for name in NUMBERS if name not in moving],
-            training_rows=TRAINING_ROWS, starts=1, prior=0.0, emphasis=0.0, evaluations=EVALUATIONS, hold_out=False,
-        ).result().parameters[STACK]  # fmt: skip
+            _time_predictor(moving), job.training_rows, parameters,
+            fixed=[name for name in LINK_PARAMETERS if name not in moving],
+            max_training_rows=TRAINING_ROWS, starts=1, prior_precision=0.0, weight_power=0.0, evaluations=EVALUATIONS,
+            holds_out=False,
+        ).run().parameters[STEP_STACK]  # fmt: skip
         sigma = log_sigmas(job, parameters, moving)
-        open_numbers = [name for name in sigma if sigma[name] > LOOSEST or _bound(parameters, name) is not None]
+        open_numbers = [name for name in sigma if sigma[name] > LOOSEST or _reached_bound(parameters, name) is not None]
         if not open_numbers:
             return parameters, sigma
         loose = max(open_numbers, key=lambda name: sigma[name])
@@ -430,7 +449,7 @@ def log_sigmas(job: LinkJob, parameters: LinkParameters, moving: Sequence[str]) 
             if name is None
             else dataclasses.replace(parameters, **{name: getattr(parameters, name) * factor})
         )
-        return log_errors(_kind(moving), job.fitted, {STACK: point})
+        return log_errors(_time_predictor(moving), job.training_rows, {STEP_STACK: point})
 
     up, down = math.exp(DERIVATIVE), math.exp(-DERIVATIVE)
     jacobian = np.stack([(errors(name, up) - errors(name, down)) / (2.0 * DERIVATIVE) for name in moving], axis=1)
@@ -441,7 +460,7 @@ def log_sigmas(job: LinkJob, parameters: LinkParameters, moving: Sequence[str]) 
     return {name: spread * math.sqrt(variance_of) for name, variance_of in zip(moving, variance.tolist(), strict=True)}
 
 
-def _bound(parameters: LinkParameters, name: str) -> float | None:
+def _reached_bound(parameters: LinkParameters, name: str) -> float | None:
     """Return the bound of a parameter's range at which a search has ended; None if it is inside."""
     (parameter,) = [field for field in dataclasses.fields(LinkParameters) if field.name == name]
     value = getattr(parameters, name)
@@ -453,47 +472,49 @@ def _unfitted_reason(parameters: LinkParameters, name: str, sigma: float) -> str
     if sigma > LOOSEST:
         spread = f"one sigma is a factor of {math.exp(sigma):.2g}" if sigma < 1.0 else "any value does"
         return f"the steps leave it open ({spread})"
-    end = _bound(parameters, name)
-    return f"the fit runs into its bound {_shown(name, end or math.nan)}: the steps miss for another reason"
+    end = _reached_bound(parameters, name)
+    return f"the fit runs into its bound {_value_text(name, end or math.nan)}: the steps miss for another reason"
 
 
-def _shown(name: str, value: float) -> str:
+def _value_text(name: str, value: float) -> str:
     return f"{value:.3g}" if name.endswith("share") else f"{value / MICROSECOND:.3g} us"
 
 
-def _fitted(
+def _link_fit(
     job: LinkJob, parameters: LinkParameters, sigma: Mapping[str, float], left: Mapping[str, str], date: str
-) -> LinksFitted:
+) -> LinkFit:
     moving, measured = list(sigma), np.concatenate([part.measured for part in job.rows])
-    ratios = [np.exp(log_errors(_kind(moving), job.rows, {STACK: part})) for part in (job.start, parameters)]
+    ratios = [
+        np.exp(log_errors(_time_predictor(moving), job.rows, {STEP_STACK: part})) for part in (job.start, parameters)
+    ]
 
     def tested(names: Sequence[str]) -> tuple[ResidualErrors, ResidualErrors]:
-        mask = job.held_out & np.any([job.spoken[name] for name in names], axis=0)
-        before, after = (residual(ratio[mask] * measured[mask], measured[mask]) for ratio in ratios)
+        mask = job.held_out_mask & np.any([job.dependent_rows[name] for name in names], axis=0)
+        before, after = (residual_errors(ratio[mask] * measured[mask], measured[mask]) for ratio in ratios)
         return before, after
 
     updated = []
     for entry in link_entries(job.before, parameters, moving):
-        numbers = [name for name in moving if NUMBERS[name].family == entry.family]
+        numbers = [name for name in moving if LINK_PARAMETERS[name].family == entry.family]
         before, after = tested(numbers)
-        fitted = int((~job.held_out & np.any([job.spoken[name] for name in numbers], axis=0)).sum())
+        fitted = int((~job.held_out_mask & np.any([job.dependent_rows[name] for name in numbers], axis=0)).sum())
         update = {
             "parameters": {name: significant_digits(value) for name, value in entry.parameters.items()},
             "source": job.source, "date": date, "rows_fitted": min(fitted, TRAINING_ROWS), "rows_held_out": after.rows,
-            "uncertainty": {NUMBERS[name].leads: significant_digits(sigma[name], 2) for name in numbers},
+            "uncertainty": {LINK_PARAMETERS[name].field: significant_digits(sigma[name], 2) for name in numbers},
             "residual": rounded_residual(after) if after.rows else None,
             "notes": _notes(job, parameters, numbers, before),
         }  # fmt: skip
         updated.append(Entry(**{**entry.model_dump(), **update}))
-    return LinksFitted(job, parameters, sigma, left, *tested(moving), tuple(updated))
+    return LinkFit(job, parameters, sigma, left, *tested(moving), tuple(updated))
 
 
 def _notes(job: LinkJob, parameters: LinkParameters, numbers: Sequence[str], before: ResidualErrors) -> str:
     moved = []
     for name in numbers:
-        number = NUMBERS[name]
-        values = " -> ".join(_shown(name, getattr(at, name)) for at in (job.start, parameters))
-        moved.append(f"{number.leads} {values}, in proportion {', '.join(number.follow)}")
+        number = LINK_PARAMETERS[name]
+        values = " -> ".join(_value_text(name, getattr(at, name)) for at in (job.start, parameters))
+        moved.append(f"{number.field} {values}, in proportion {', '.join(number.scaled_fields)}")
     tested = f"; MAPE of the steps held out {before.mape:.3f} before" if before.rows else ""
     return f"fitted to whole steps: {'; '.join(moved)}{tested}"
 
@@ -517,22 +538,22 @@ def link_entries(
     Entry
         One entry per link family, with the fitted values and those that scale along.
     """
-    for family in dict.fromkeys(NUMBERS[name].family for name in moving):
+    for family in dict.fromkeys(LINK_PARAMETERS[name].family for name in moving):
         values: dict[str, float] = dataclasses.asdict(before[family].parameters)
         for name in moving:
-            number = NUMBERS[name]
+            number = LINK_PARAMETERS[name]
             if number.family == family:
-                factor = getattr(parameters, name) / values[number.leads]
+                factor = getattr(parameters, name) / values[number.field]
                 values |= {
-                    each: _within(before[family], each, values[each] * factor)
-                    for each in (number.leads, *number.follow)
+                    each: _clipped(before[family], each, values[each] * factor)
+                    for each in (number.field, *number.scaled_fields)
                 }
         bins = [{"up_to_s": None if math.isinf(end) else end, "low": low, "high": high}
                 for end, low, high in before[family].interval]  # fmt: skip
-        yield Entry(family=family, stack=STACK, source="steps", date="-", parameters=values, interval=tuple(bins))
+        yield Entry(family=family, stack=STEP_STACK, source="steps", date="-", parameters=values, interval=tuple(bins))
 
 
-def _within(measured: SourcedParameters[Any], name: str, value: float) -> float:
+def _clipped(measured: SourcedParameters[Any], name: str, value: float) -> float:
     """Return a parameter limited to the range of its family."""
     (parameter,) = [field for field in dataclasses.fields(measured.parameters) if field.name == name]
     return float(min(max(value, parameter.metadata["low"]), parameter.metadata["high"]))
@@ -556,12 +577,12 @@ def calibration(system: System, fitted: Iterator[Entry] | Sequence[Entry]) -> Ca
     return Calibration(name=system.name, subject=system.name, entries=tuple(fitted))
 
 
-def fitted_parameter_rows(result: LinksFitted) -> Iterator[tuple[str, ...]]:
+def fitted_parameter_rows(result: LinkFit) -> Iterator[tuple[str, ...]]:
     """Yield the lines of the report on fitted link parameters, as texts.
 
     Parameters
     ----------
-    result : LinksFitted
+    result : LinkFit
         Result of the fit.
 
     Yields
@@ -569,9 +590,9 @@ def fitted_parameter_rows(result: LinksFitted) -> Iterator[tuple[str, ...]]:
     tuple of str
         (name, value before, value after, standard deviation, meaning or the reason why it was not fitted).
     """
-    for name, number in NUMBERS.items():
+    for name, number in LINK_PARAMETERS.items():
         if name in result.sigma:
-            after, sigma = _shown(name, getattr(result.parameters, name)), f"{math.expm1(result.sigma[name]):.1%}"
-            yield name, _shown(name, getattr(result.job.start, name)), after, sigma, number.meaning
+            after, sigma = _value_text(name, getattr(result.parameters, name)), f"{math.expm1(result.sigma[name]):.1%}"
+            yield name, _value_text(name, getattr(result.job.start, name)), after, sigma, number.meaning
         elif name in result.left:
-            yield name, _shown(name, getattr(result.job.start, name)), "as it was", "", result.left[name]
+            yield name, _value_text(name, getattr(result.job.start, name)), "as it was", "", result.left[name]

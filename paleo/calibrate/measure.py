@@ -23,16 +23,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from paleo.errors import PaleoError, SpecError, near
+from paleo.errors import PaleoError, SpecError, suggest_names
 from paleo.files import append_row, csv_columns, is_file, read_rows
 from paleo.specs.device import find_device
 from paleo.units import MICROSECOND, MILLISECOND
 
 Row = Mapping[str, Any]
 #: A size that tiles fit.
-_KI = 2**10
+_KIBI = 2**10
 #: Bytes of an element.
-WIDTH = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+BYTES_PER_ELEMENT = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,11 @@ def _gemm_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
     other kernels. Such products are listed in the three forms of a training step; ``largest`` does not bound the
     vocabulary's side.
     """
-    square = [(n, n, n) for n in (64, 128, 256, 384, 512, 768, _KI, 1536, 2048, 3072, 4096, 6144, 8192, 12288)]
-    skinny = [(m, n, k) for m in (1, 8, 32, 128, 512) for n, k in ((_KI, _KI), (4096, 4096), (12288, 4096))]
+    square = [(n, n, n) for n in (64, 128, 256, 384, 512, 768, _KIBI, 1536, 2048, 3072, 4096, 6144, 8192, 12288)]
+    skinny = [(m, n, k) for m in (1, 8, 32, 128, 512) for n, k in ((_KIBI, _KIBI), (4096, 4096), (12288, 4096))]
     deep = [(64, 64, 16384), (256, 256, 8192), (128, 4096, 16384), (512, 512, 32768), (2048, 512, 512)]
     odd = [(1000, 1000, 1000), (777, 2049, 513), (3000, 100, 3000), (5000, 5000, 500), (129, 8193, 4096)]
-    batched = [(128, 128, 64, 96), (512, 512, 64, 64), (2048, 64, 2048, 16), (_KI, _KI, 128, 32), (333, 77, 64, 48)]
+    batched = [(128, 128, 64, 96), (512, 512, 64, 64), (2048, 64, 2048, 16), (_KIBI, _KIBI, 128, 32), (333, 77, 64, 48)]
     single = [(*sizes, 1) for sizes in (*square, *skinny, *deep, *odd)]
     for dtype, (m, n, k, batch) in itertools.product(dtypes, [*single, *batched]):
         if max(m, n, k) <= largest:
@@ -73,7 +73,7 @@ def _gemm_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
     unaligned = [(4096, 50257, 768), (8192, 1001, 2048), (4096, 4095, 4096), (2048, 4096, 4095), (4095, 2048, 4096)]
     forms = (("N", "T"), ("N", "N"), ("T", "N"))
     for dtype, (m, n, k), (left, right) in itertools.product(dtypes, unaligned, forms):
-        if max(m, k) <= largest and WIDTH[dtype] == 2:
+        if max(m, k) <= largest and BYTES_PER_ELEMENT[dtype] == 2:
             sizes = {"m": m, "n": n, "k": k, "batch": 1}
             yield Point("gemm", {"dtype": dtype, **sizes, "trans_a": left, "trans_b": right, "launch": "queued"})
 
@@ -87,7 +87,7 @@ def _elementwise_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Point
                 yield _stream(op, (size,), dtype, cache)
             if op == "add":
                 yield _stream(op, (size,), dtype, "warm", launch="eager")
-    rows = [(64, 256), (512, 1000), (4096, 768), (4096, 4096), (16384, _KI), (131072, 128), (2048, 32768)]
+    rows = [(64, 256), (512, 1000), (4096, 768), (4096, 4096), (16384, _KIBI), (131072, 128), (2048, 32768)]
     for dtype, (count, length), op in itertools.product(dtypes, rows, ("softmax", "layernorm")):
         if max(count, length) <= largest**2 // 4:
             yield _stream(op, (count, length), dtype, "warm")
@@ -97,7 +97,7 @@ def _stream(op: str, shape: tuple[int, ...], dtype: str, cache: str, launch: str
     elements = 1
     for extent in shape:
         elements *= extent
-    moved = elements * WIDTH[dtype] * (3 if op == "add" else 2)
+    moved = elements * BYTES_PER_ELEMENT[dtype] * (3 if op == "add" else 2)
     text = "x".join(map(str, shape))
     row = {"op": op, "shape": text, "dtype": dtype, "bytes_moved": moved, "cache": cache, "launch": launch}
     return Point("elementwise", row)
@@ -106,9 +106,9 @@ def _stream(op: str, shape: tuple[int, ...], dtype: str, cache: str, launch: str
 def _attention_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
     """List encoding and decoding of usual head counts, and causal attention of training, forward and backward."""
     heads = ((32, 32), (32, 8), (16, 16))
-    lengths = ((1, 512), (4, _KI), (8, 2048), (1, 8192), (2, 4096), (16, 256), (1, 129))
+    lengths = ((1, 512), (4, _KIBI), (8, 2048), (1, 8192), (2, 4096), (16, 256), (1, 129))
     for dtype, (q_heads, kv_heads), (batch, length), head_dim in itertools.product(
-        (dtype for dtype in dtypes if WIDTH[dtype] == 2), heads, lengths, (64, 128)
+        (dtype for dtype in dtypes if BYTES_PER_ELEMENT[dtype] == 2), heads, lengths, (64, 128)
     ):
         if length > largest:
             continue
@@ -145,7 +145,7 @@ def _rnn_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
     sizes = (
         (256, 16, 150),
         (512, 32, 25),
-        (_KI, 64, 25),
+        (_KIBI, 64, 25),
         (1760, 16, 50),
         (1536, 8, 50),
         (2048, 128, 25),
@@ -170,8 +170,8 @@ def _deepbench_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Point]:
     """Select some of DeepBench's training products, for comparison with its published tables."""
     shapes = (
         (1760, 16, 1760), (1760, 128, 1760), (1760, 7000, 1760), (2048, 32, 2048), (2560, 64, 2560), (4096, 16, 4096),
-        (5124, 700, 2048), (35, 700, 2048), (7680, 1500, 2560), (3072, 1500, _KI), (512, 24000, 1536),
-        (_KI, 8, 500000),
+        (5124, 700, 2048), (35, 700, 2048), (7680, 1500, 2560), (3072, 1500, _KIBI), (512, 24000, 1536),
+        (_KIBI, 8, 500000),
     )  # fmt: skip
     for dtype, (m, n, k), (left, right) in itertools.product(dtypes, shapes, (("N", "N"), ("T", "N"), ("N", "T"))):
         if max(m, n, k) <= largest * 64:
@@ -191,7 +191,7 @@ SUITES: Mapping[str, Suite] = {
     "deepbench": _deepbench_points,
 }
 #: What is measured where nothing else is asked for.
-USUAL = ("gemm", "elementwise", "attention", "conv", "rnn", "copies")
+DEFAULT_SUITES = ("gemm", "elementwise", "attention", "conv", "rnn", "copies")
 #: Payloads of collectives [byte]: from one packet to what fills the links.
 PAYLOADS = tuple(2**power for power in range(10, 31, 2))
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -225,19 +225,19 @@ def points(suites: tuple[str, ...], dtypes: tuple[str, ...], largest: int) -> li
     """
     for name in suites:
         if name not in SUITES:
-            raise SpecError(f"unknown suite {name!r}; {near(name, SUITES)}")
-    rounds = itertools.zip_longest(*(_spread(list(SUITES[name](dtypes, largest))) for name in suites))
+            raise SpecError(f"unknown suite {name!r}; {suggest_names(name, SUITES)}")
+    rounds = itertools.zip_longest(*(_interleaved(list(SUITES[name](dtypes, largest))) for name in suites))
     return [point for each in rounds for point in each if point is not None]
 
 
-def _spread(row: list[Point]) -> list[Point]:
+def _interleaved(row: list[Point]) -> list[Point]:
     """Order points so that every beginning is spread over all of them: by steps of the golden ratio."""
     golden = 0.618033988749895
     order = sorted(range(len(row)), key=lambda index: (index * golden) % 1.0)
     return [row[index] for index in order]
 
 
-def collective_points(ranks: int, ranks_per_node: int, dtype: str = "bf16") -> list[Point]:
+def collective_benchmarks(ranks: int, ranks_per_node: int, dtype: str = "bf16") -> list[Point]:
     """List collective benchmarks over all ranks of a job and over smaller groups in a node.
 
     Parameters
@@ -272,7 +272,7 @@ def collective_points(ranks: int, ranks_per_node: int, dtype: str = "bf16") -> l
 
 SOURCE = "paleo calibrate"
 #: Bytes that are written between cold calls, to empty any last-level cache there is.
-_FLUSH = 2**28
+_FLUSH_BYTES = 2**28
 #: Copies of the weights that take turns in a replayed product, as in inference.
 WEIGHT_COPIES = 5
 #: Most calls in one captured graph and replays in a sample, samples of a median, and about how long one may take [s].
@@ -473,7 +473,7 @@ class Bench:
     def _flush(self) -> None:
         if not hasattr(self, "_scratch"):
             self._scratch = self.torch.empty(
-                _FLUSH if self.on_cuda else 2**22, dtype=self.torch.uint8, device=self.device
+                _FLUSH_BYTES if self.on_cuda else 2**22, dtype=self.torch.uint8, device=self.device
             )
         self._scratch.zero_()
 
@@ -520,7 +520,7 @@ def _gemm(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
 
     left = operand(m, k, row["trans_a"] == "T")
     copies = WEIGHT_COPIES if bench.on_cuda else 1
-    return [_bound(bench.torch.matmul, left, operand(k, n, row["trans_b"] == "T")) for _ in range(copies)]
+    return [_partial(bench.torch.matmul, left, operand(k, n, row["trans_b"] == "T")) for _ in range(copies)]
 
 
 def _elementwise(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
@@ -541,21 +541,21 @@ def _elementwise(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
 
 def _attention(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
     lengths, heads = (row["q_len"], row["kv_len"]), (row["q_heads"], row["kv_heads"])
-    attend, _ = _attending(bench, row, heads, lengths, row["head_dim"], causal=bool(row["causal"]))
+    attend, _ = _attention_call(bench, row, heads, lengths, row["head_dim"], causal=bool(row["causal"]))
     return [attend]
 
 
-def _training(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
+def _training_attention(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
     torch, heads = bench.torch, (row["head_num"], row["kv_head_num"])
     with torch.enable_grad():
-        attend, inputs = _attending(bench, row, heads, (row["seq_len"],) * 2, row["qk_head_dim"], causal=True)
+        attend, inputs = _attention_call(bench, row, heads, (row["seq_len"],) * 2, row["qk_head_dim"], causal=True)
         if row["op"] == "sdp_fwd":
             return [attend]
         out = attend()
-    return [_bound(torch.autograd.grad, out, inputs, torch.randn_like(out), retain_graph=True)]
+    return [_partial(torch.autograd.grad, out, inputs, torch.randn_like(out), retain_graph=True)]
 
 
-def _attending(
+def _attention_call(
     bench: Bench, row: Mapping[str, Any], heads: tuple[int, int], lengths: tuple[int, int], width: int, *, causal: bool
 ) -> tuple[Call, list[Any]]:
     """Return a call of attention, and its inputs: queries, keys and values."""
@@ -565,7 +565,7 @@ def _attending(
     if torch.is_grad_enabled():
         inputs = [tensor.requires_grad_() for tensor in inputs]
     options = {"is_causal": causal, "enable_gqa": heads[0] != heads[1]}
-    return _bound(torch.nn.functional.scaled_dot_product_attention, *inputs, **options), inputs
+    return _partial(torch.nn.functional.scaled_dot_product_attention, *inputs, **options), inputs
 
 
 def _conv(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
@@ -578,7 +578,7 @@ def _conv(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
     options = {"stride": (row["stride_h"], row["stride_w"]), "padding": (row["pad_h"], row["pad_w"])}
     out = torch.nn.functional.conv2d(x, weight, **options)
     if row["direction"] == "fwd":
-        return [_bound(torch.nn.functional.conv2d, x, weight, **options)]
+        return [_partial(torch.nn.functional.conv2d, x, weight, **options)]
     gradient = torch.randn_like(out)
     of_data = row["direction"] == "bwd_data"
     no_bias, dilation, output_mask = [0], [1, 1], [of_data, not of_data, False]
@@ -595,7 +595,7 @@ def _conv(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
         1,
         output_mask,
     )
-    return [_bound(torch.ops.aten.convolution_backward, *arguments)]
+    return [_partial(torch.ops.aten.convolution_backward, *arguments)]
 
 
 def _rnn(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
@@ -605,11 +605,11 @@ def _rnn(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
     x = bench.normal(row["timesteps"], row["batch"], 1, dtype=row["dtype"])
     layer = cell(1, row["hidden"]).to(device=bench.device, dtype=x.dtype)
     if row["direction"] == "fwd":
-        return [_bound(layer, x)]
+        return [_partial(layer, x)]
     with torch.enable_grad():
         out, _ = layer(x.requires_grad_())
     leaves = [x, *layer.parameters()]
-    return [_bound(torch.autograd.grad, out, leaves, torch.randn_like(out), retain_graph=True)]
+    return [_partial(torch.autograd.grad, out, leaves, torch.randn_like(out), retain_graph=True)]
 
 
 def _copies(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
@@ -617,10 +617,10 @@ def _copies(bench: Bench, row: Mapping[str, Any]) -> list[Call]:
     host = torch.empty(row["bytes"], dtype=torch.uint8, pin_memory=bench.on_cuda)
     remote = torch.empty(row["bytes"], dtype=torch.uint8, device=bench.device)
     target, origin = (remote, host) if row["copy"] == "h2d" else (host, remote)
-    return [_bound(target.copy_, origin, non_blocking=True)]
+    return [_partial(target.copy_, origin, non_blocking=True)]
 
 
-def _bound(call: Callable[..., object], *arguments: Any, **named: Any) -> Call:
+def _partial(call: Callable[..., object], *arguments: Any, **named: Any) -> Call:
     return lambda: call(*arguments, **named)
 
 
@@ -629,7 +629,7 @@ _BUILDERS: Mapping[str, Callable[[Bench, Mapping[str, Any]], list[Call]]] = {
     "gemm": _gemm,
     "elementwise": _elementwise,
     "attention": _attention,
-    "training_kernels": _training,
+    "training_kernels": _training_attention,
     "conv": _conv,
     "rnn": _rnn,
     "copies": _copies,
@@ -645,7 +645,7 @@ def import_torch() -> Any:
     return torch
 
 
-def bench(text: str, name: str | None, date: str) -> Bench:
+def make_bench(text: str, name: str | None, date: str) -> Bench:
     """Build the object that runs and times kernels on a device.
 
     ``name`` is its catalog name, where what CUDA calls it is no alias of any.
@@ -743,7 +743,7 @@ def _sustained_clock(torch: Any, device: Any) -> str:
     return _nvidia_smi("clocks.sm")
 
 
-class Tables:
+class MeasurementFolder:
     """CSV files in a folder that grow row by row; what is there already is not measured again."""
 
     def __init__(self, folder: Path, device: str, library: str) -> None:
@@ -829,7 +829,7 @@ class Tables:
 def measure_all(
     measured: Bench,
     points: Sequence[Point],
-    tables: Tables,
+    tables: MeasurementFolder,
     budget: float,
     report: Callable[[Point], object] = lambda point: None,
 ) -> tuple[int, list[str]]:
@@ -923,7 +923,7 @@ def _collective_time(torch: Any, device: Any, team: Any, row: Mapping[str, Any],
     """Time a collective in a loop, as nccl-tests does [mean, s]; None where the backend has no such collective."""
     if not member:
         return None
-    elements = max(row["ranks"], row["bytes"] // WIDTH[row["dtype"]] // row["ranks"] * row["ranks"])
+    elements = max(row["ranks"], row["bytes"] // BYTES_PER_ELEMENT[row["dtype"]] // row["ranks"] * row["ranks"])
     full = torch.ones(elements, device=device, dtype=torch.bfloat16)
     shard, other = torch.ones_like(full[: elements // row["ranks"]]), torch.ones_like(full)
     distributed = torch.distributed

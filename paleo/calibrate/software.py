@@ -24,27 +24,36 @@ import pandas as pd
 import yaml
 
 from paleo.calibrate.files import ERROR_DIGITS, rounded_residual, significant_digits, steps_table
-from paleo.calibrate.fit import CONFIGURATION, Fit, FitResult, PricedSteps, Rows, bounded, count, predictions
-from paleo.errors import SpecError, near
+from paleo.calibrate.fit import (
+    CONFIGURATION_COLUMNS,
+    Fit,
+    FitResult,
+    Rows,
+    StepTimePredictor,
+    bounded_parameter,
+    count_rows,
+    predictions,
+)
+from paleo.errors import SpecError, suggest_names
 from paleo.specs.calibration import Residual
 from paleo.specs.device import find_device
 from paleo.specs.loading import Spec
 from paleo.specs.software import Software, SoftwareFit, load_software
-from paleo.step.section_times import AHEAD
-from paleo.tables.base import ResidualErrors, residual
+from paleo.step.section_times import HOST_AHEAD_EXPONENT
+from paleo.tables.base import ResidualErrors, residual_errors
 from paleo.tables.cells import text
 from paleo.tables.runner import compute_rows, usable_rows_of_table
-from paleo.tables.steps import StepTable, is_substitute_profile, profile_at_release, row_dicts, table_of
+from paleo.tables.steps import RunTable, is_substitute_profile, profile_at_release, row_dicts, table_of
 from paleo.units import GIGA, MEBIBYTE, MICROSECOND, MILLISECOND, Quantity, with_noun
 
 Array = npt.NDArray[np.float64]
 Report = Callable[[str], object]
 #: Rows that a fit sees: host time and one more term are settled by about forty.
-TRAINING_ROWS = 60
+MAX_TRAINING_ROWS = 60
 #: What differs from architecture to architecture.
 _PER_ARCHITECTURE = ("attention_slowdown",)
 #: Fewer rows than this are no fit that can be tested.
-LEAST_STEPS = 12
+MIN_STEPS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +65,10 @@ class SoftwareParameters:
     are fields of `Software`.
     """
 
-    host_forward: float = bounded(1.0, 0.1 * MICROSECOND, MILLISECOND)
-    ratio: float = bounded(1.0, 0.1, 10.0, fitted=False)
-    contention: float = bounded(1.0, 0.01, 4.0)
-    attention_slowdown: float = bounded(1.0, 1.0, 8.0)
+    host_forward: float = bounded_parameter(1.0, 0.1 * MICROSECOND, MILLISECOND)
+    ratio: float = bounded_parameter(1.0, 0.1, 10.0, fitted=False)
+    contention: float = bounded_parameter(1.0, 0.01, 4.0)
+    attention_slowdown: float = bounded_parameter(1.0, 1.0, 8.0)
 
     @classmethod
     def of(cls, profile: Software, architecture: str) -> SoftwareParameters:
@@ -81,15 +90,17 @@ class SoftwareParameters:
         return cls(profile.host.forward, ratio, profile.overlap.contention, profile.slowdown_on(architecture))
 
 
-class _ProfileFigures(NamedTuple):
+class _ProfileFitInputs(NamedTuple):
     """Start of a software fit: kind of table, and the software profile before the fit."""
 
-    table: StepTable
+    table: RunTable
     profile: Software
 
 
-def _priced(figures: _ProfileFigures, parameters: SoftwareParameters) -> Callable[[dict[str, Any]], float]:
-    profile = figures.profile.changed(
+def _row_time_predictor(
+    figures: _ProfileFitInputs, parameters: SoftwareParameters
+) -> Callable[[dict[str, Any]], float]:
+    profile = figures.profile.with_fields(
         {
             "host.forward": parameters.host_forward,
             "host.backward": parameters.host_forward * parameters.ratio,
@@ -121,10 +132,10 @@ class SoftwareJob:
     @property
     def steps(self) -> int:
         """Number of rows to fit and to test on."""
-        return count(self.rows)
+        return count_rows(self.rows)
 
     @property
-    def origin(self) -> str:
+    def table_and_sources(self) -> str:
         """Name of the table, with the architectures of its rows."""
         return f"{self.file} ({self.source})"
 
@@ -134,7 +145,7 @@ class SoftwareJob:
         return tuple(group.stack for group in self.rows)
 
     def fit(self, fixed: Sequence[str] = (), per_stack: Sequence[str] = ()) -> Fit[SoftwareParameters]:
-        """Set up the fit of the profile's parameters to these rows; `Fit.result` runs it.
+        """Set up the fit of the profile's parameters to these rows; `Fit.run` runs it.
 
         Parameters
         ----------
@@ -149,10 +160,10 @@ class SoftwareJob:
             The fit, not run yet.
         """
         columns = set(self.rows[0].frame.columns)
-        kind = PricedSteps([name for name in CONFIGURATION if name in columns], _priced)
+        kind = StepTimePredictor([name for name in CONFIGURATION_COLUMNS if name in columns], _row_time_predictor)
         return Fit(
             kind, self.rows, SoftwareParameters.of(self.profile, self.rows[0].stack), fixed=fixed, per_stack=per_stack,
-            training_rows=TRAINING_ROWS, starts=1, emphasis=0.0, evaluations=15,
+            max_training_rows=MAX_TRAINING_ROWS, starts=1, weight_power=0.0, evaluations=15,
         )  # fmt: skip
 
     @property
@@ -162,7 +173,7 @@ class SoftwareJob:
 
 
 @dataclass(frozen=True, slots=True)
-class SoftwareFitted:
+class SoftwareFitResult:
     """A profile with fitted numbers, and what it was before."""
 
     before: Software
@@ -202,31 +213,31 @@ def software_jobs(file: str | Path, only: Sequence[str] = ()) -> list[SoftwareJo
     """
     frame = usable_rows_of_table(file)
     table = table_of(frame.columns)
-    if not isinstance(table, StepTable) or not table.calibrates:
+    if not isinstance(table, RunTable) or not table.calibrates:
         return []
     profiles = pd.Series([table.profile(row) for row in row_dicts(frame)], index=frame.index)
     for name in only:
         if name not in set(profiles):
-            raise SpecError(f"{file}: no row of the profile {name!r}; {near(name, {*profiles, 'fabric'})}")
+            raise SpecError(f"{file}: no row of the profile {name!r}; {suggest_names(name, {*profiles, 'fabric'})}")
     chosen = [name for name in sorted(set(profiles)) if not only or name in only]
     return [_job(table, Path(file).name, frame[profiles == name], load_software(name)) for name in chosen]
 
 
-def _job(table: StepTable, file: str, frame: pd.DataFrame, profile: Software) -> SoftwareJob:
+def _job(table: RunTable, file: str, frame: pd.DataFrame, profile: Software) -> SoftwareJob:
     _, predicted = compute_rows(table, frame)
     named = np.array([not is_substitute_profile(row) for row in row_dicts(frame)])
-    fine = frame[np.isfinite(predicted.seconds) & named]
+    fine = frame[np.isfinite(predicted.values) & named]
     architectures = [find_device(str(name)).architecture for name in fine["device"]]
     measured = table.measured(fine)
     groups = []
     for architecture in sorted(set(architectures)):
         mask = np.array([name == architecture for name in architectures])
-        groups.append(Rows(fine[mask], _ProfileFigures(table, profile), architecture, measured[mask]))
+        groups.append(Rows(fine[mask], _ProfileFitInputs(table, profile), architecture, measured[mask]))
     sources = ", ".join(sorted(set(text(fine, "source")) - {""}))
     return SoftwareJob(profile, file, sources, tuple(groups), len(frame) - len(fine))
 
 
-def fit_software(job: SoftwareJob, date: str, free: Sequence[str] = ()) -> SoftwareFitted:
+def fit_software(job: SoftwareJob, date: str, free: Sequence[str] = ()) -> SoftwareFitResult:
     """Fit the parameters of one software profile to its measured steps.
 
     Parameters
@@ -240,7 +251,7 @@ def fit_software(job: SoftwareJob, date: str, free: Sequence[str] = ()) -> Softw
 
     Returns
     -------
-    SoftwareFitted
+    SoftwareFitResult
         Profile before and after the fit.
 
     Raises
@@ -259,16 +270,18 @@ def fit_software(job: SoftwareJob, date: str, free: Sequence[str] = ()) -> Softw
         raise SpecError(f"{profile.name}: the profile states no host time, contention or slowdown to fit; name them")
     for name in moving:
         if name not in at_work:
-            raise SpecError(f"--free {name}: no such number of a profile; {near(name, set(at_work))}")
+            raise SpecError(f"--free {name}: no such number of a profile; {suggest_names(name, set(at_work))}")
     fixed = [name for name in at_work if name not in moving]
     fit = job.fit(fixed, per_stack=[name for name in moving if name in _PER_ARCHITECTURE])
     floor = {field.name: field.metadata["low"] for field in dataclasses.fields(SoftwareParameters)}
     off_bounds = {name: max(getattr(fit.start, name), floor[name]) for name in moving}
-    result = dataclasses.replace(fit, start=dataclasses.replace(fit.start, **off_bounds)).result()
-    return SoftwareFitted(profile, _profile(job, result, moving, date))
+    result = dataclasses.replace(fit, start=dataclasses.replace(fit.start, **off_bounds)).run()
+    return SoftwareFitResult(profile, _fitted_profile(job, result, moving, date))
 
 
-def _profile(job: SoftwareJob, result: FitResult[SoftwareParameters], moving: Sequence[str], date: str) -> Software:
+def _fitted_profile(
+    job: SoftwareJob, result: FitResult[SoftwareParameters], moving: Sequence[str], date: str
+) -> Software:
     shared = next(iter(result.parameters.values()))
     update: dict[str, Any] = {}
     if "host_forward" in moving:
@@ -286,7 +299,7 @@ def _profile(job: SoftwareJob, result: FitResult[SoftwareParameters], moving: Se
         kept = job.profile.attention.slowdown
         update["attention.slowdown"] = {**(kept if isinstance(kept, dict) else {}), **slow}
     record = SoftwareFit(
-        source=job.origin,
+        source=job.table_and_sources,
         date=date,
         architectures=job.architectures,
         rows_fitted=result.rows_fitted,
@@ -294,7 +307,7 @@ def _profile(job: SoftwareJob, result: FitResult[SoftwareParameters], moving: Se
         uncertainty={name: significant_digits(value, 2) for name, value in result.uncertainty.items()},
         residual=Residual(**rounded_residual(result.residual)),
     )
-    return job.profile.changed({**update, "fit": record})
+    return job.profile.with_fields({**update, "fit": record})
 
 
 def _shown(value: float | Mapping[str, float]) -> str:
@@ -340,12 +353,12 @@ def _with_unit(group: Spec, name: str, value: Any) -> Any:
 
 
 #: What `--only` asks for.
-WAITING = "waiting"
+ONLY_WAITING = "waiting"
 #: Inverses of the powers at which each step is predicted; between them its logarithm is interpolated. Where device and
 #: host take alike that is exact.
-_INVERSES = np.linspace(1.0 / (2.0 * AHEAD), 1.0, 8)
+_INVERSE_EXPONENTS = np.linspace(1.0 / (2.0 * HOST_AHEAD_EXPONENT), 1.0, 8)
 #: Columns of the seconds at these.
-COLUMNS = [f"seconds at {1.0 / inverse:.3g}" for inverse in _INVERSES]
+TIME_COLUMNS = [f"seconds at {1.0 / inverse:.3g}" for inverse in _INVERSE_EXPONENTS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,17 +368,19 @@ class WaitingParameters:
     1 adds the two times, as if CPU and GPU took turns; large values take nearly the longer one.
     """
 
-    power: float = bounded(AHEAD, 1.0, 2.0 * AHEAD)
+    power: float = bounded_parameter(HOST_AHEAD_EXPONENT, 1.0, 2.0 * HOST_AHEAD_EXPONENT)
 
 
-def _interpolated(figures: Any, parameters: WaitingParameters) -> Callable[[dict[str, Any]], float]:
+def _exponent_time_predictor(figures: Any, parameters: WaitingParameters) -> Callable[[dict[str, Any]], float]:
     """Return a function that predicts a row's step time [s], by interpolation between stored exponents."""
     inverse = 1.0 / parameters.power
-    return lambda row: float(np.exp(np.interp(inverse, _INVERSES, np.log([row[name] for name in COLUMNS]))))
+    return lambda row: float(
+        np.exp(np.interp(inverse, _INVERSE_EXPONENTS, np.log([row[name] for name in TIME_COLUMNS])))
+    )
 
 
 #: Steps of mixtures as what a fit asks of a kind.
-_MIXTURES = PricedSteps(("source",), _interpolated)
+_MOE_TIME_PREDICTOR = StepTimePredictor(("source",), _exponent_time_predictor)
 
 
 def moe_waiting_steps(files: Sequence[str], report: Report = str) -> list[Rows]:
@@ -391,29 +406,31 @@ def moe_waiting_steps(files: Sequence[str], report: Report = str) -> list[Rows]:
     """
     groups: list[Rows] = []
     for file in files:
-        table, frame = steps_table(file, f"--only {WAITING} fits hosts to", report)
+        table, frame = steps_table(file, f"--only {ONLY_WAITING} fits hosts to", report)
         if not table.calibrates:
-            raise SpecError(f"{file}: a table of kind {table.name} has no steps that --only {WAITING} fits hosts to")
+            raise SpecError(
+                f"{file}: a table of kind {table.name} has no steps that --only {ONLY_WAITING} fits hosts to"
+            )
         names = pd.Series([profile_at_release(row, table.profile(row)) for row in row_dicts(frame)], index=frame.index)
         waiting = [name for name in sorted(set(names)) if load_software(name).host.routing > 0]
-        groups += [_waiting(table, frame[names == name], name) for name in waiting]
-    if not count(groups):
+        groups += [_dependent_rows(table, frame[names == name], name) for name in waiting]
+    if not count_rows(groups):
         raise SpecError(f"{', '.join(files)}: in no step of these tables does the host wait for counts of tokens")
     return groups
 
 
-def _waiting(table: StepTable, frame: pd.DataFrame, name: str) -> Rows:
+def _dependent_rows(table: RunTable, frame: pd.DataFrame, name: str) -> Rows:
     """Return the rows of one profile whose step depends on the waiting exponent, with predictions at several."""
-    known = frame[np.isfinite(compute_rows(table, frame)[1].seconds)]
+    known = frame[np.isfinite(compute_rows(table, frame)[1].values)]
     profile = load_software(name)
-    for column, inverse in zip(COLUMNS, _INVERSES, strict=True):
-        changed = profile.changed({"host.waiting_power": 1.0 / inverse})
+    for column, inverse in zip(TIME_COLUMNS, _INVERSE_EXPONENTS, strict=True):
+        changed = profile.with_fields({"host.waiting_power": 1.0 / inverse})
         known = known.assign(**{column: [table.step(row, changed).value for row in row_dicts(known)]})
-    depends = known[COLUMNS[-1]] > known[COLUMNS[0]]
+    depends = known[TIME_COLUMNS[-1]] > known[TIME_COLUMNS[0]]
     return Rows(known, profile, name, table.measured(known)).take(depends.to_numpy(dtype=bool))
 
 
-def fitted_waiting(rows: Sequence[Rows]) -> FitResult[WaitingParameters]:
+def fit_waiting_exponent(rows: Sequence[Rows]) -> FitResult[WaitingParameters]:
     """Fit one waiting exponent to the MoE steps of all profiles.
 
     Parameters
@@ -427,10 +444,10 @@ def fitted_waiting(rows: Sequence[Rows]) -> FitResult[WaitingParameters]:
         Fitted exponent; all rows are fitted, none held out.
     """
     start = WaitingParameters(rows[0].figures.host.waiting_power)
-    return Fit(_MIXTURES, rows, start, starts=1, emphasis=0.0, evaluations=15, hold_out=False).result()
+    return Fit(_MOE_TIME_PREDICTOR, rows, start, starts=1, weight_power=0.0, evaluations=15, holds_out=False).run()
 
 
-def waiting_predictions(rows: Sequence[Rows], power: float) -> tuple[Array, Array]:
+def predict_with_exponent(rows: Sequence[Rows], power: float) -> tuple[Array, Array]:
     """Predict the step times of MoE rows at a given waiting exponent.
 
     Parameters
@@ -445,7 +462,7 @@ def waiting_predictions(rows: Sequence[Rows], power: float) -> tuple[Array, Arra
     predicted, measured : ndarray, shape (rows,)
         Times [s].
     """
-    return predictions(_MIXTURES, rows, {group.stack: WaitingParameters(power) for group in rows})
+    return predictions(_MOE_TIME_PREDICTOR, rows, {group.stack: WaitingParameters(power) for group in rows})
 
 
 def _of_sources(rows: Sequence[Rows], sources: Sequence[str], *, without: bool = False) -> list[Rows]:
@@ -469,7 +486,7 @@ class SourceTest:
     @property
     def errors(self) -> ResidualErrors:
         """Relative errors of the rows of the source that was left out."""
-        return residual(self.predicted, self.measured)
+        return residual_errors(self.predicted, self.measured)
 
 
 def leave_one_source_out(rows: Sequence[Rows], kept_back: Sequence[str] = ()) -> list[SourceTest]:
@@ -495,10 +512,10 @@ def leave_one_source_out(rows: Sequence[Rows], kept_back: Sequence[str] = ()) ->
     tests = []
     for name in _sources_of(rows):
         others = _of_sources(rows, [name, *kept_back], without=True)
-        if not count(others):
+        if not count_rows(others):
             raise SpecError(f"no source is left when {', '.join(dict.fromkeys([name, *kept_back]))} are left out")
-        power = _power(fitted_waiting(others))
-        tests.append(SourceTest(name, power, *waiting_predictions(_of_sources(rows, [name]), power)))
+        power = _fitted_exponent(fit_waiting_exponent(others))
+        tests.append(SourceTest(name, power, *predict_with_exponent(_of_sources(rows, [name]), power)))
     return tests
 
 
@@ -506,7 +523,7 @@ def _sources_of(rows: Sequence[Rows]) -> list[str]:
     return sorted({source for group in rows for source in text(group.frame, "source")})
 
 
-def _power(result: FitResult[WaitingParameters]) -> float:
+def _fitted_exponent(result: FitResult[WaitingParameters]) -> float:
     return next(iter(result.parameters.values())).power
 
 
@@ -515,14 +532,14 @@ class WaitExponentFit:
     """Result of a fit of the waiting exponent (overlap of CPU and GPU in MoE steps).
 
     ``power`` is the fitted exponent, ``sigma`` the standard deviation of its logarithm. ``tests`` predicts each source
-    with the exponent of all others (`leave_one_source_out`). ``kept_back`` are sources that no fit saw. ``before`` are
-    the catalog profiles of the rows.
+    with the exponent of all others (`leave_one_source_out`). ``held_out_sources`` are sources that no fit saw.
+    ``before`` are the catalog profiles of the rows.
     """
 
     power: float
     sigma: float
     rows_fitted: int
-    kept_back: tuple[str, ...]
+    held_out_sources: tuple[str, ...]
     tests: tuple[SourceTest, ...]
     before: tuple[Software, ...]
 
@@ -531,7 +548,7 @@ class WaitExponentFit:
         """Errors of all rows, each predicted with the exponent fitted to the other sources."""
         parts = [(test.predicted, test.measured) for test in self.tests]
         predicted, measured = (np.concatenate(each) for each in zip(*parts, strict=True))
-        return residual(predicted, measured)
+        return residual_errors(predicted, measured)
 
     def profiles(self, files: Sequence[str], date: str) -> list[Software]:
         """Return the software profiles with the fitted waiting exponent.
@@ -548,7 +565,7 @@ class WaitExponentFit:
         list of Software
             Changed profiles. Profiles without a record of a fit get one; it names no architecture, as host times stay.
         """
-        sources = [test.source for test in self.tests if test.source not in self.kept_back]
+        sources = [test.source for test in self.tests if test.source not in self.held_out_sources]
         record = SoftwareFit(
             source=f"{', '.join(Path(file).name for file in files)} ({', '.join(sources)})",
             date=date,
@@ -558,7 +575,7 @@ class WaitExponentFit:
             residual=Residual(**rounded_residual(self.residual)),
         )
         changed = {"host.waiting_power": significant_digits(self.power, ERROR_DIGITS)}
-        return [profile.changed({**changed, "fit": profile.fit or record}) for profile in self.before]
+        return [profile.with_fields({**changed, "fit": profile.fit or record}) for profile in self.before]
 
 
 def fit_waiting(files: Sequence[str], kept_back: Sequence[str] = (), report: Report = str) -> WaitExponentFit:
@@ -581,15 +598,15 @@ def fit_waiting(files: Sequence[str], kept_back: Sequence[str] = (), report: Rep
     Raises
     ------
     SpecError
-        If a source of `kept_back` has no row, or there is nothing to fit.
+        If a source of `held_out_sources` has no row, or there is nothing to fit.
     """
     rows = moe_waiting_steps(files, report)
     for name in kept_back:
         if name not in (known := _sources_of(rows)):
-            raise SpecError(f"--hold-out {name}: no step of that source; {near(name, known)}")
+            raise SpecError(f"--hold-out {name}: no step of that source; {suggest_names(name, known)}")
     chosen = _of_sources(rows, kept_back, without=True)
-    report(f"power of {with_noun(count(chosen), 'step')}")
-    tests, result = leave_one_source_out(rows, kept_back), fitted_waiting(chosen)
+    report(f"power of {with_noun(count_rows(chosen), 'step')}")
+    tests, result = leave_one_source_out(rows, kept_back), fit_waiting_exponent(chosen)
     names = sorted({group.stack.partition("@")[0] for group in rows if len(group.measured)})
     sigma, before = next(iter(result.uncertainty.values())), tuple(load_software(name) for name in names)
-    return WaitExponentFit(_power(result), sigma, result.rows_fitted, tuple(kept_back), tuple(tests), before)
+    return WaitExponentFit(_fitted_exponent(result), sigma, result.rows_fitted, tuple(kept_back), tuple(tests), before)

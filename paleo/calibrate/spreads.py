@@ -17,35 +17,35 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from paleo.calibrate.files import entry_of_steps, significant_digits, steps_table, table_citation
-from paleo.calibrate.fit import WHOLE_SOURCE, Array, Flags, SourceRows, conformal_factors, least_loss
+from paleo.calibrate.files import significant_digits, step_entry, steps_table, table_citation
+from paleo.calibrate.fit import MIN_SOURCE_ROWS, Array, BoolArray, SourceRows, conformal_factors, minimise_loss
 from paleo.errors import SpecError
 from paleo.specs.calibration import Entry, IntervalBin
 from paleo.step.interval import INTERVAL_FAMILY, Spreads, Uncertainty
 from paleo.tables.cells import text
-from paleo.tables.steps import Step
+from paleo.tables.steps import RowPrediction
 from paleo.units import with_noun
 
 Report = Callable[[str], object]
 #: What `--only` asks for.
-ASKED = "intervals"
-#: Share of a source's rows that its intervals are to hold: the middle of `_BAND`, as few sources come out in between
-#: and the rest lie inside or outside as a whole.
-_LEVEL = 0.885
+ONLY_VALUE = "intervals"
+#: Share of a source's rows that its intervals are to hold: the middle of `_ACCEPTED_COVERAGE`, as few sources come out
+#: in between and the rest lie inside or outside as a whole.
+_TARGET_COVERAGE = 0.885
 #: Shares of a source's rows inside their intervals that are as they should be.
-_BAND = (0.8, 0.97)
+_ACCEPTED_COVERAGE = (0.8, 0.97)
 #: Errors below this are as good as none: few rows are stated to more than three digits.
-_LEAST_ERROR = 0.002
+_MIN_ERROR = 0.002
 #: Width (log) over which the loss turns from one slope to the other.
-_SMOOTH = 0.02
+_LOSS_SMOOTHING = 0.02
 #: Weight of the pull of each logarithm towards its start: it settles what the rows leave open.
-_PULL = 1e-4
+_PRIOR_WEIGHT = 1e-4
 #: What of `Uncertainty` differs from step to step.
-FIGURES = tuple(field.name for field in fields(Uncertainty) if field.name not in ("constants", "spreads"))
+UNCERTAINTY_FIELDS = tuple(field.name for field in fields(Uncertainty) if field.name not in ("constants", "spreads"))
 
 
 @dataclass(frozen=True)
-class Evidence(SourceRows):
+class StepErrors(SourceRows):
     """Errors log(predicted / measured) of measured steps, with their sources and the parts of their intervals."""
 
     errors: Array
@@ -67,7 +67,7 @@ class Evidence(SourceRows):
         low, high = self.uncertainty.half_widths(spreads)
         return np.asarray(np.where(self.errors > 0, low, high))
 
-    def of(self, rows: Flags) -> Evidence:
+    def select(self, rows: BoolArray) -> StepErrors:
         """Return the errors and intervals of some of the rows.
 
         Parameters
@@ -80,11 +80,11 @@ class Evidence(SourceRows):
         Evidence
             Errors and intervals of the kept rows.
         """
-        figures: dict[str, Any] = {name: getattr(self.uncertainty, name)[..., rows] for name in FIGURES}
-        return Evidence(self.sources[rows], self.errors[rows], Uncertainty(**figures, constants=False))
+        figures: dict[str, Any] = {name: getattr(self.uncertainty, name)[..., rows] for name in UNCERTAINTY_FIELDS}
+        return StepErrors(self.sources[rows], self.errors[rows], Uncertainty(**figures, constants=False))
 
 
-def step_errors(files: Sequence[str], report: Report = str) -> Evidence:
+def step_errors(files: Sequence[str], report: Report = str) -> StepErrors:
     """Collect the prediction errors of measured steps that have an interval of their own.
 
     Rows of MLPerf tasks are left out: they are fitted together with the task's code.
@@ -110,26 +110,28 @@ def step_errors(files: Sequence[str], report: Report = str) -> Evidence:
     if not rows:
         raise SpecError("no row of these tables is a step that can be predicted")
     sources, errors, known = zip(*rows, strict=True)
-    figures: dict[str, Any] = {name: np.stack([getattr(each, name) for each in known], axis=-1) for name in FIGURES}
-    return Evidence(np.array(sources), np.array(errors), Uncertainty(**figures, constants=False))
+    figures: dict[str, Any] = {
+        name: np.stack([getattr(each, name) for each in known], axis=-1) for name in UNCERTAINTY_FIELDS
+    }
+    return StepErrors(np.array(sources), np.array(errors), Uncertainty(**figures, constants=False))
 
 
 def _rows(file: str, report: Report) -> Iterator[tuple[str, float, Uncertainty]]:
-    table, frame = steps_table(file, f"--only {ASKED} fits intervals to", report)
+    table, frame = steps_table(file, f"--only {ONLY_VALUE} fits intervals to", report)
     measured, names = table.measured(frame), text(frame, "source")
     for index, step in enumerate(table.steps(frame)):
-        if isinstance(step, Step) and step.uncertainty is not None:
+        if isinstance(step, RowPrediction) and step.uncertainty is not None:
             yield f"{table.name}: {names[index]}", math.log(step.value / measured[index]), step.uncertainty
 
 
-def fitted_spreads(evidence: Evidence, level: float = _LEVEL) -> Spreads:
+def fit_interval_constants(evidence: StepErrors, level: float = _TARGET_COVERAGE) -> Spreads:
     """Fit the constants of intervals so that they hold a given share of the rows and are as narrow as possible.
 
     Parameters
     ----------
     evidence : Evidence
         Errors of measured steps.
-    level : float, default _LEVEL
+    level : float, default _MAX_HORIZONTAL_LABELS
         Share of rows that intervals should hold, averaged over sources.
 
     Returns
@@ -137,26 +139,26 @@ def fitted_spreads(evidence: Evidence, level: float = _LEVEL) -> Spreads:
     Spreads
         Fitted constants.
     """
-    errors, weights = np.log(np.maximum(np.abs(evidence.errors), _LEAST_ERROR)), evidence.weights
+    errors, weights = np.log(np.maximum(np.abs(evidence.errors), _MIN_ERROR)), evidence.weights
     start = np.log(np.array(astuple(Spreads())))
     bounds = [(field.metadata["low"], field.metadata["high"]) for field in fields(Spreads)]
 
     def loss(logs: Array) -> float:
         beyond = errors - np.log(evidence.half_widths(Spreads(*np.exp(logs).tolist())))
-        check = level * beyond + _SMOOTH * np.logaddexp(0.0, -beyond / _SMOOTH)
-        return float((weights * check).sum() + _PULL * np.square(logs - start).sum())
+        check = level * beyond + _LOSS_SMOOTHING * np.logaddexp(0.0, -beyond / _LOSS_SMOOTHING)
+        return float((weights * check).sum() + _PRIOR_WEIGHT * np.square(logs - start).sum())
 
-    return Spreads(*least_loss(loss, start, bounds))
+    return Spreads(*minimise_loss(loss, start, bounds))
 
 
-def cross_validated(known: Evidence, level: float = _LEVEL) -> pd.DataFrame:
-    """Test the intervals on each source of `WHOLE_SOURCE` rows or more, with constants fitted to all other sources.
+def cross_validated_coverage(known: StepErrors, level: float = _TARGET_COVERAGE) -> pd.DataFrame:
+    """Test the intervals on each source of `MIN_SOURCE_ROWS` rows or more, with constants fitted to all other sources.
 
     Parameters
     ----------
     known : Evidence
         Errors of measured steps.
-    level : float, default _LEVEL
+    level : float, default _MAX_HORIZONTAL_LABELS
         Share of rows that intervals should hold.
 
     Returns
@@ -173,13 +175,13 @@ def cross_validated(known: Evidence, level: float = _LEVEL) -> pd.DataFrame:
     if len(names) < 2:
         raise SpecError(f"rows of one source alone ({', '.join(names)}): nothing is left when it is left out")
     lines = []
-    for _, rows, others in known.by_source(WHOLE_SOURCE):
-        spreads = fitted_spreads(others, level)
+    for _, rows, others in known.by_source(MIN_SOURCE_ROWS):
+        spreads = fit_interval_constants(others, level)
         lines.append({**coverage(rows, spreads), **asdict(spreads)})
     return pd.DataFrame(lines)
 
 
-def coverage(rows: Evidence, spreads: Spreads) -> dict[str, str | float]:
+def coverage(rows: StepErrors, spreads: Spreads) -> dict[str, str | float]:
     """Summarise how often a source's rows lie inside their 90 % intervals.
 
     Parameters
@@ -201,14 +203,14 @@ def coverage(rows: Evidence, spreads: Spreads) -> dict[str, str | float]:
 
 
 @dataclass(frozen=True)
-class SpreadsFitted:
+class SpreadsFit:
     """Fitted constants of step intervals, and the share of each source's rows inside the intervals.
 
     ``inside``: with constants fitted to all rows. ``tested``: with those fitted to all other sources
-    (`cross_validated`).
+    (`cross_validated_coverage`).
     """
 
-    known: Evidence
+    known: StepErrors
     spreads: Spreads
     inside: pd.DataFrame
     tested: pd.DataFrame
@@ -232,7 +234,7 @@ class SpreadsFitted:
             Entry to write into a calibration file.
         """
         low, high = conformal_factors(np.exp(-self.known.errors))
-        return entry_of_steps(
+        return step_entry(
             INTERVAL_FAMILY, self.spreads, table_citation(files, len(np.unique(self.known.sources))), date,
             np.exp(self.known.errors),
             rows_fitted=len(self.known.errors),
@@ -241,7 +243,7 @@ class SpreadsFitted:
             interval=(
                 IntervalBin(low=significant_digits(min(low, 1.0), 4), high=significant_digits(max(high, 1.0), 4)),
             ),
-            notes=f"each source of {WHOLE_SOURCE} rows or more left out in turn: {verdict(self.tested)}",
+            notes=f"each source of {MIN_SOURCE_ROWS} rows or more left out in turn: {verdict(self.tested)}",
         )  # fmt: skip
 
     def _sigma(self, name: str) -> float:
@@ -263,7 +265,7 @@ def verdict(sources: pd.DataFrame) -> str:
     str
         A sentence.
     """
-    low, high = _BAND
+    low, high = _ACCEPTED_COVERAGE
     inside, width = sources["inside"], sources["half_width"].mean()
     within, above = int(inside.between(low, high).sum()), int((inside > high).sum())
     return (
@@ -273,7 +275,7 @@ def verdict(sources: pd.DataFrame) -> str:
     )
 
 
-def fit_spreads(files: Sequence[str], report: Report = str, level: float = _LEVEL) -> SpreadsFitted:
+def fit_spreads(files: Sequence[str], report: Report = str, level: float = _TARGET_COVERAGE) -> SpreadsFit:
     """Fit the constants of step intervals to all rows, and again with each source left out.
 
     Parameters
@@ -282,16 +284,16 @@ def fit_spreads(files: Sequence[str], report: Report = str, level: float = _LEVE
         Measured tables.
     report : Report, default str
         Called with a label when each part of the work starts, to show progress.
-    level : float, default _LEVEL
+    level : float, default _MAX_HORIZONTAL_LABELS
         Share of rows that an interval is to hold.
 
     Returns
     -------
-    SpreadsFitted
+    SpreadsFit
         Constants, and the share of each source's rows inside the intervals.
     """
     known = step_errors(files, report)
     report(f"spreads of {with_noun(len(known.errors), 'step')}")
-    tested, spreads = cross_validated(known, level), fitted_spreads(known, level)
-    inside = [coverage(rows, spreads) for _, rows, _ in known.by_source(WHOLE_SOURCE)]
-    return SpreadsFitted(known, spreads, pd.DataFrame(inside), tested)
+    tested, spreads = cross_validated_coverage(known, level), fit_interval_constants(known, level)
+    inside = [coverage(rows, spreads) for _, rows, _ in known.by_source(MIN_SOURCE_ROWS)]
+    return SpreadsFit(known, spreads, pd.DataFrame(inside), tested)

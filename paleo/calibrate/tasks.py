@@ -30,7 +30,14 @@ from paleo.learning.laws import ReferencePoints, fit_reference_points
 from paleo.specs.catalog import FOLDERS, catalog_root, entries
 from paleo.specs.task import Code, Evaluation, Platform, Submissions, TrainingTask, load_task
 from paleo.studies.target import TargetTime, time_from_prediction
-from paleo.tables.kinds._submissions import MINUTE, TrainingRuns, copies, left_out_baselines, pairs_of, target_of_row
+from paleo.tables.kinds._submissions import (
+    MINUTE,
+    TrainingRuns,
+    left_out_baselines,
+    repeated_rows,
+    samples_of_cell,
+    target_of_row,
+)
 from paleo.tables.runner import usable_rows_of_table
 from paleo.tables.steps import CELL_ERRORS, has_value, row_dicts
 from paleo.units import MILLISECOND
@@ -39,7 +46,7 @@ if TYPE_CHECKING:
     from paleo.specs.loading import Spec
 
 #: Columns that tell a table of reference points.
-HEADER = frozenset({"benchmark", "round", "global_batch_size", "samples_mean", "samples_std", "n"})
+REFERENCE_COLUMNS = frozenset({"benchmark", "round", "global_batch_size", "samples_mean", "samples_std", "n"})
 SOURCE = "reference convergence points of MLPerf Training (mlcommons/logging, rcp_checker) as of {rounds}"
 
 
@@ -56,7 +63,7 @@ def is_convergence(columns: Iterable[str]) -> bool:
     bool
         True if all columns of such a table are present.
     """
-    return set(columns) >= HEADER
+    return set(columns) >= REFERENCE_COLUMNS
 
 
 def points_of(task: TrainingTask, table: pd.DataFrame) -> pd.DataFrame:
@@ -95,7 +102,7 @@ def _in_listed_rounds(points: pd.DataFrame) -> npt.NDArray[np.bool_]:
     return np.fromiter((pair in listed for pair in pairs), dtype=np.bool_, count=len(points))
 
 
-def law_of_points(points: pd.DataFrame) -> ReferencePoints:
+def fit_law(points: pd.DataFrame) -> ReferencePoints:
     """Fit the law of samples to target by batch to a task's reference points.
 
     The seed noise is the median of the points' relative standard deviations.
@@ -171,22 +178,22 @@ def _write_laws(table: pd.DataFrame, folder: Path) -> list[Path]:
         points = points_of(load_task(name), table)
         if len(points) > 1:
             path = folder / f"{name}.yaml"
-            path.write_text(with_law(source.read_text(encoding="utf-8"), law_text(law_of_points(points))))
+            path.write_text(with_law(source.read_text(encoding="utf-8"), law_text(fit_law(points))))
             written.append(path)
     return written
 
 
 Array = npt.NDArray[np.float64]
 #: A round's weight in the fit for another: software is dated, and each round apart counts less.
-_FADES = 0.6
+_ROUND_DISCOUNT = 0.6
 #: Weight of rows whose configuration is a guess or not known.
-_UNSURE = 0.5
+_UNSURE_WEIGHT = 0.5
 #: Widths of the pulls, in rows: of an architecture's and a device's deviation and of two other terms to zero, of what a
-#: round adds to `_GAIN`.
-_PULLS = {"architecture": 0.5, "device": 1.0, "per_doubling": 2.0, "several_nodes": 1.0, "per_round": 3.0}
+#: round adds to `_DEFAULT_TREND`.
+_PRIOR_ROWS = {"architecture": 0.5, "device": 1.0, "per_doubling": 2.0, "several_nodes": 1.0, "per_round": 3.0}
 #: What a round adds to the logarithm of a step on the same device where a task's rows do not say: mean of the eleven
 #: tasks, GNMT and Transformer left out, that several rounds are known of (0.00 to -0.12).
-_GAIN = -0.05
+_DEFAULT_TREND = -0.05
 #: Logarithm of the step below which deviations are not outliers.
 _LEAST_SPREAD = 0.02
 
@@ -218,7 +225,7 @@ class Row:
         return self.point.task.name
 
 
-def rows_of(frame: pd.DataFrame) -> list[Row]:
+def predicted_submissions(frame: pd.DataFrame) -> list[Row]:
     """Predict the rows of a table of MLPerf submissions, without copies of the same log.
 
     Parameters
@@ -231,7 +238,7 @@ def rows_of(frame: pd.DataFrame) -> list[Row]:
     list of Row
         Rows that can be predicted.
     """
-    alone = ~copies(frame)
+    alone = ~repeated_rows(frame)
     rows = []
     for index, cells in enumerate(row_dicts(frame)):
         if not alone[index]:
@@ -257,8 +264,8 @@ def _row(index: int, cells: dict[str, Any], point: TargetTime) -> Row:
         exact=cells.get("config_match") == "exact",
         runs=measured("runs"),
         step=measured("step_ms", MILLISECOND) if has_value(cells, "step_ms") else _implied_step(cells, point),
-        samples=pairs_of(cells, "samples_to_target"),
-        evaluation=_beside_steps(cells, point),
+        samples=samples_of_cell(cells, "samples_to_target"),
+        evaluation=_evaluation_time(cells, point),
         evaluations=measured("evaluations"),
         seconds=measured("minutes_to_target", MINUTE),
         other=float("nan") if on_tpu or not has_value(cells, "other_s") else float(cells["other_s"]),
@@ -269,14 +276,14 @@ def _row(index: int, cells: dict[str, Any], point: TargetTime) -> Row:
 _LEAST_TRAINING = 0.1
 
 
-def _tells_apart(cells: dict[str, Any], point: TargetTime) -> bool:
+def _separates_evaluation(cells: dict[str, Any], point: TargetTime) -> bool:
     """Return True if a row without logged steps separates training from evaluation; logs of TPUs do not always."""
     if point.prediction.system.device.kind != "tpu" or not has_value(cells, "train_s"):
         return True
     return float(cells["train_s"]) > _LEAST_TRAINING * float(cells["minutes_to_target"]) * MINUTE
 
 
-def _beside_steps(cells: dict[str, Any], point: TargetTime) -> float:
+def _evaluation_time(cells: dict[str, Any], point: TargetTime) -> float:
     """Return the time of a run that is evaluation [s]; nan if not known.
 
     Logs of TPUs divide the minutes otherwise: for them it is all time without logged steps.
@@ -285,18 +292,20 @@ def _beside_steps(cells: dict[str, Any], point: TargetTime) -> float:
     if point.prediction.system.device.kind != "tpu":
         return stated
     if not has_value(cells, "step_ms"):
-        return stated if _tells_apart(cells, point) else float("nan")
-    steps = pairs_of(cells, "samples_to_target") / point.global_batch
+        return stated if _separates_evaluation(cells, point) else float("nan")
+    steps = samples_of_cell(cells, "samples_to_target") / point.global_batch
     return max(float(cells["minutes_to_target"]) * MINUTE - steps * float(cells["step_ms"]) * MILLISECOND, 0.0)
 
 
 def _implied_step(cells: dict[str, Any], point: TargetTime) -> float:
     """Return the step time of a row that logs none [s]: training time over number of steps; nan if not known."""
     names = ("minutes_to_target", "evaluation_s")
-    if not all(has_value(cells, name) for name in (*names, "samples_to_target")) or not _tells_apart(cells, point):
+    if not all(has_value(cells, name) for name in (*names, "samples_to_target")) or not _separates_evaluation(
+        cells, point
+    ):
         return float("nan")
     minutes, evaluation = (float(cells[name]) for name in names)
-    left, samples = minutes * MINUTE - evaluation, pairs_of(cells, "samples_to_target")
+    left, samples = minutes * MINUTE - evaluation, samples_of_cell(cells, "samples_to_target")
     return left / (samples / point.global_batch) if left > 0 and samples > 0 else float("nan")
 
 
@@ -305,7 +314,7 @@ def _weights(rows: list[Row], rounds: list[str], towards: str) -> Array:
 
     Rounds nearer to it weigh more, rows with an uncertain configuration half.
     """
-    return np.asarray(_FADES ** _rounds_apart(rows, rounds, towards) * _sureness(rows))
+    return np.asarray(_ROUND_DISCOUNT ** _rounds_apart(rows, rounds, towards) * _configuration_weights(rows))
 
 
 def _weights_by_device(rows: list[Row], rounds: list[str], towards: str) -> Array:
@@ -316,7 +325,7 @@ def _weights_by_device(rows: list[Row], rounds: list[str], towards: str) -> Arra
     apart = _rounds_apart(rows, rounds, towards)
     devices = np.array([row.point.prediction.system.device.name for row in rows])
     nearest = {name: apart[devices == name].min() for name in np.unique(devices)}
-    return np.asarray(_FADES ** (apart - [nearest[name] for name in devices]) * _sureness(rows))
+    return np.asarray(_ROUND_DISCOUNT ** (apart - [nearest[name] for name in devices]) * _configuration_weights(rows))
 
 
 def _rounds_apart(rows: list[Row], rounds: list[str], towards: str) -> Array:
@@ -324,8 +333,8 @@ def _rounds_apart(rows: list[Row], rounds: list[str], towards: str) -> Array:
     return np.array([abs(rounds.index(row.round_name) - place) for row in rows], dtype=np.float64)
 
 
-def _sureness(rows: list[Row]) -> Array:
-    return np.where([row.exact for row in rows], 1.0, _UNSURE)
+def _configuration_weights(rows: list[Row]) -> Array:
+    return np.where([row.exact for row in rows], 1.0, _UNSURE_WEIGHT)
 
 
 def fit_code(rows: list[Row], rounds: list[str], towards: str) -> Code:
@@ -350,39 +359,39 @@ def fit_code(rows: list[Row], rounds: list[str], towards: str) -> Code:
     """
     code = rows[0].point.task.code
     fitted = [row for row in rows if row.step > 0]
-    if len(fitted) < LEAST_ROWS:
+    if len(fitted) < MIN_ROWS:
         return code.model_copy(update={"ratio": {}, "rows": 0, "per_round": 0.0, "round": None, "start": 0.0})
     reference = float(np.median([_samples_per_gpu(row) for row in fitted]))
     architectures = sorted({row.point.prediction.system.device.architecture for row in fitted})
     devices = sorted({row.point.prediction.system.device.name for row in fitted})
     later = np.array([float(rounds.index(row.round_name) - rounds.index(towards)) for row in fitted])
-    design = np.column_stack([[_terms(row, architectures, devices, reference) for row in fitted], later])
-    target = np.log([row.step / row.point.prediction.step_time for row in fitted]) - _GAIN * later
-    pulls = [0.0, *[_PULLS["architecture"]] * len(architectures), *[_PULLS["device"]] * len(devices)]
-    pulls += [_PULLS["per_doubling"], _PULLS["several_nodes"], _PULLS["per_round"]]
-    beta = _robust(design, target, _weights_by_device(fitted, rounds, towards), np.array(pulls))
-    known = _code(code, beta[:-1], architectures, devices, fitted, reference)
-    trend = {"per_round": round(float(beta[-1]) + _GAIN, 4), "round": towards}
-    return known.model_copy(update=trend | {"start": _start(rows, rounds, towards)})
+    design = np.column_stack([[_design_row(row, architectures, devices, reference) for row in fitted], later])
+    target = np.log([row.step / row.point.prediction.step_time for row in fitted]) - _DEFAULT_TREND * later
+    pulls = [0.0, *[_PRIOR_ROWS["architecture"]] * len(architectures), *[_PRIOR_ROWS["device"]] * len(devices)]
+    pulls += [_PRIOR_ROWS["per_doubling"], _PRIOR_ROWS["several_nodes"], _PRIOR_ROWS["per_round"]]
+    beta = _robust_least_squares(design, target, _weights_by_device(fitted, rounds, towards), np.array(pulls))
+    known = _with_ratios(code, beta[:-1], architectures, devices, fitted, reference)
+    trend = {"per_round": round(float(beta[-1]) + _DEFAULT_TREND, 4), "round": towards}
+    return known.model_copy(update=trend | {"start": _fitted_start_time(rows, rounds, towards)})
 
 
-def _start(rows: list[Row], rounds: list[str], towards: str) -> float:
+def _fitted_start_time(rows: list[Row], rounds: list[str], towards: str) -> float:
     """Return the time of a run that is neither steps nor evaluations [s]: weighted median of the rows that log it."""
     timed = [row for row in rows if row.other >= 0]
-    if len(timed) < LEAST_ROWS:
+    if len(timed) < MIN_ROWS:
         return 0.0
     return round(_weighted_median(np.array([row.other for row in timed]), _weights(timed, rounds, towards)), 1)
 
 
 #: Rows from which on a code is fitted.
-LEAST_ROWS = 3
+MIN_ROWS = 3
 
 
 def _samples_per_gpu(row: Row) -> float:
     return row.point.global_batch / row.point.prediction.plan.gpus
 
 
-def _terms(row: Row, architectures: list[str], devices: list[str], reference: float) -> list[float]:
+def _design_row(row: Row, architectures: list[str], devices: list[str], reference: float) -> list[float]:
     prediction = row.point.prediction
     device, plan = prediction.system.device, prediction.plan
     several = float(plan.gpus > max(prediction.system.devices_per_node, 1))
@@ -395,7 +404,7 @@ def _terms(row: Row, architectures: list[str], devices: list[str], reference: fl
     ]
 
 
-def _robust(design: Array, target: Array, weights: Array, pulls: Array) -> Array:
+def _robust_least_squares(design: Array, target: Array, weights: Array, pulls: Array) -> Array:
     """Solve weighted least squares with pulls to zero; rows beyond two spreads get less weight (Huber)."""
     used, beta = weights, np.zeros(design.shape[1])
     for _ in range(8):
@@ -407,7 +416,7 @@ def _robust(design: Array, target: Array, weights: Array, pulls: Array) -> Array
     return np.asarray(beta)
 
 
-def _code(
+def _with_ratios(
     code: Code, beta: Array, architectures: list[str], devices: list[str], rows: list[Row], reference: float
 ) -> Code:
     """Return the code section of a task with the fitted ratios and trend (``beta``: the solution of the fit)."""
@@ -445,7 +454,7 @@ def fit_samples(rows: list[Row], rounds: list[str], towards: str) -> Submissions
         Median and rms of log(samples / law); None with too few rows.
     """
     fitted = [row for row in rows if row.samples > 0]
-    if len(fitted) < LEAST_ROWS:
+    if len(fitted) < MIN_ROWS:
         return None
     logs = np.log([row.samples / float(row.point.task.law.samples(row.point.global_batch)) for row in fitted])
     weights = _weights(fitted, rounds, towards)
@@ -478,7 +487,7 @@ def fit_evaluation(rows: list[Row], code: Code, rounds: list[str], towards: str)
     """
     evaluation = rows[0].point.task.evaluation
     fitted = [row for row in rows if row.evaluation >= 0 and row.evaluations > 0]
-    if len(fitted) < LEAST_ROWS:
+    if len(fitted) < MIN_ROWS:
         return evaluation
     plain = evaluation.model_copy(update={"work": 1.0, "fixed": 0.0})
     neutral = rows[0].point.task.model_copy(update={"code": code, "evaluation": plain})
@@ -488,7 +497,7 @@ def fit_evaluation(rows: list[Row], code: Code, rounds: list[str], towards: str)
     weights = _weights(fitted, rounds, towards)
     # Return work and fixed seconds in that mixture of both that scatters least about the measured values.
     usual, best = float(np.median(passes)), (float("inf"), 1.0, 0.0)
-    for share in MIXTURES:
+    for share in FORWARD_SHARES:
         mixture = share * passes / usual + (1.0 - share)
         scale = _weighted_median(seconds / mixture, weights)
         logs = np.abs(np.log(seconds[seconds > 0] / mixture[seconds > 0] / max(scale, TINY)))
@@ -499,7 +508,7 @@ def fit_evaluation(rows: list[Row], code: Code, rounds: list[str], towards: str)
 
 
 #: Shares of passes in the seconds of an evaluation that are tried, and seconds that are none.
-MIXTURES, TINY = (0.0, 0.25, 0.5, 0.75, 1.0), 1e-12
+FORWARD_SHARES, TINY = (0.0, 0.25, 0.5, 0.75, 1.0), 1e-12
 
 
 def _weighted_median(values: Array, weights: Array) -> float:
@@ -592,7 +601,7 @@ def step_residual(rows: list[Row], rounds: list[str]) -> float:
         The rms in log units; with a single round that of the fit itself, with too few rows 0.
     """
     known = [row for row in rows if row.step > 0]
-    if len(known) < LEAST_ROWS:
+    if len(known) < MIN_ROWS:
         return 0.0
     logs = []
     for towards in sorted({row.round_name for row in known}):
@@ -610,7 +619,7 @@ _ONE_ROUND = 0.15
 
 
 #: Fields of the fitted blocks of a task file, in the order in which a file has them.
-BLOCKS = {
+BLOCK_FIELDS = {
     "code": (
         "software", "ratio", "samples_per_gpu", "per_doubling", "several_nodes", "per_round", "round", "start",
         "residual", "rows", "source",
@@ -620,7 +629,7 @@ BLOCKS = {
 }  # fmt: skip
 
 
-def is_of_tasks(columns: Iterable[str]) -> bool:
+def is_task_table(columns: Iterable[str]) -> bool:
     """Return True if a table holds reference points or submissions.
 
     Parameters
@@ -634,7 +643,7 @@ def is_of_tasks(columns: Iterable[str]) -> bool:
         True for tables that are fitted into task files.
     """
     names = set(columns)
-    return is_convergence(names) or names >= TrainingRuns.header
+    return is_convergence(names) or names >= TrainingRuns.identifying_columns
 
 
 def fit_tasks(files: Sequence[str], output_dir: str | None, date: str) -> int:
@@ -674,13 +683,13 @@ def fit_tasks(files: Sequence[str], output_dir: str | None, date: str) -> int:
 
 def _write_submissions(table: pd.DataFrame, folder: Path, date: str) -> list[Path]:
     """Fit tasks to submissions for the last round, write the task files of a folder, and return these files."""
-    rows, rounds = rows_of(table), sorted(set(table["round"].astype(str)))
+    rows, rounds = predicted_submissions(table), sorted(set(table["round"].astype(str)))
     written = []
     for name in entries("tasks"):
         task_rows = [row for row in rows if row.task == name]
-        if len(task_rows) < LEAST_ROWS:
+        if len(task_rows) < MIN_ROWS:
             continue
-        task = _by_platform(load_task(name), task_rows, partial(_described, rounds=rounds, date=date))
+        task = _by_platform(load_task(name), task_rows, partial(_with_provenance, rounds=rounds, date=date))
         path = folder / f"{name}.yaml"
         text = entries("tasks")[name].read_text(encoding="utf-8")
         path.write_text(with_blocks(text, task), encoding="utf-8")
@@ -688,9 +697,9 @@ def _write_submissions(table: pd.DataFrame, folder: Path, date: str) -> list[Pat
     return written
 
 
-def _described(task: TrainingTask, rows: list[Row], *, rounds: list[str], date: str) -> TrainingTask:
+def _with_provenance(task: TrainingTask, rows: list[Row], *, rounds: list[str], date: str) -> TrainingTask:
     """Return a task fitted for the last round of its rows, with its residual and a text on its source."""
-    if len(rows) < LEAST_ROWS:
+    if len(rows) < MIN_ROWS:
         return task
     seen = sorted({row.round_name for row in rows})
     fitted = _fitted(task, rows, rounds, seen[-1])
@@ -721,7 +730,7 @@ def with_blocks(text: str, task: TrainingTask) -> str:
     if task.platforms:
         added += "platforms:\n"
         for kind, platform in task.platforms.items():
-            blocks = "".join(_block(name, getattr(platform, name)) for name in BLOCKS)
+            blocks = "".join(_block(name, getattr(platform, name)) for name in BLOCK_FIELDS)
             added += f"  {kind}:\n" + indent(blocks, "    ")
     return _replaced(text, "code", _block("code", task.code) + added)
 
@@ -735,7 +744,7 @@ def _block(name: str, fields: Spec | None) -> str:
     if fields is None:
         return ""
     values = fields.model_dump(exclude_defaults=True)
-    lines = [f"  {key}: {_shown(values[key])}{UNITS.get(key, '')}" for key in BLOCKS[name] if key in values]
+    lines = [f"  {key}: {_shown(values[key])}{UNITS.get(key, '')}" for key in BLOCK_FIELDS[name] if key in values]
     return "\n".join([f"{name}:", *lines]) + "\n"
 
 
@@ -752,9 +761,9 @@ def _replaced(text: str, name: str, block: str) -> str:
 
 
 #: Two runs whose minutes differ by less than this share are not put in an order.
-SAME = 0.05
+TIE_TOLERANCE = 0.05
 #: Columns of `round_errors` that are shares.
-_SHARES = ("step", "samples", "minutes", "baseline", "inside")
+_SHARE_COLUMNS = ("step", "samples", "minutes", "baseline", "inside")
 #: Headings of `error_lines`.
 ROUND_HEADINGS = ("benchmark", "rows", "step", "samples", "minutes", "best baseline", "in 90 % interval")
 
@@ -787,7 +796,7 @@ def leave_one_round_out(rows: list[Row], rounds: list[str]) -> Iterator[tuple[Ro
             platforms = {kind: Platform(code=_unfitted(platform.code)) for kind, platform in task.platforms.items()}
             unfitted = {"code": _unfitted(task.code), "submissions": None, "platforms": platforms}
             task = task.model_copy(update=unfitted)
-            task = fitted_task(task, other_rounds, rounds, towards) if len(other_rounds) >= LEAST_ROWS else task
+            task = fitted_task(task, other_rounds, rounds, towards) if len(other_rounds) >= MIN_ROWS else task
             task = _by_platform(task, other_rounds, with_residual)
             for row in task_rows:
                 if row.round_name == towards:
@@ -815,7 +824,7 @@ def cross_validated_submissions(table: pd.DataFrame) -> pd.DataFrame:
         errors ``step``, ``samples`` and ``minutes`` (nan where not measured); ``measured`` and ``predicted`` time [s];
         ``inside`` (True within the 90 % interval); and the relative errors of three baselines.
     """
-    rows = rows_of(table)
+    rows = predicted_submissions(table)
     baselines = left_out_baselines(table)
     lines = []
     for row, point in leave_one_round_out(rows, sorted(set(table["round"].astype(str)))):
@@ -889,12 +898,12 @@ def error_lines(submissions: pd.DataFrame) -> list[tuple[str, ...]]:
         Cells of one line per group of submissions.
     """
     return [
-        (str(name), f"{errors['rows']:,.0f}", *map(percent, errors[list(_SHARES)]))
+        (str(name), f"{errors['rows']:,.0f}", *map(percent, errors[list(_SHARE_COLUMNS)]))
         for name, errors in round_errors(submissions).iterrows()
     ]
 
 
-def right_order(submissions: pd.DataFrame) -> tuple[float, int]:
+def rank_agreement(submissions: pd.DataFrame) -> tuple[float, int]:
     """Return the share of pairs of submissions on different GPUs that are predicted in the right order of time.
 
     Pairs agree in benchmark, round and number of GPUs.
@@ -907,14 +916,16 @@ def right_order(submissions: pd.DataFrame) -> tuple[float, int]:
     Returns
     -------
     tuple of (float, int)
-        (share in the right order, number of pairs whose times differ by more than `SAME`).
+        (share in the right order, number of pairs whose times differ by more than `TIE_TOLERANCE`).
     """
     right = pairs = 0
     on_gpus = submissions[submissions["kind"] == "gpu"]
     for _, rows in on_gpus.groupby(["benchmark", "round", "gpus"]):
         measured, predicted = rows["measured"].to_numpy(), rows["predicted"].to_numpy()
         devices = rows["device"].to_numpy()
-        slower = (measured[:, None] > (1.0 + SAME) * measured[None, :]) & (devices[:, None] != devices[None, :])
+        slower = (measured[:, None] > (1.0 + TIE_TOLERANCE) * measured[None, :]) & (
+            devices[:, None] != devices[None, :]
+        )
         pairs += int(slower.sum())
         right += int((slower & (predicted[:, None] > predicted[None, :])).sum())
     return (right / pairs if pairs else float("nan")), pairs

@@ -5,6 +5,6 @@ A command is a file of ``paleo/cli/commands``, found by folder. Commands import 
 program).
 """
 
-from paleo.cli.process import every_command as every_command
+from paleo.cli.process import app_with_all_commands as app_with_all_commands
 from paleo.cli.process import main as main
 from paleo.cli.process import run as run

@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from paleo.errors import SpecError
-from paleo.files import PICTURES, checked_output
+from paleo.files import PICTURE_SUFFIXES, checked_output
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from paleo.predict import Prediction
 
-_BRACKETS = re.compile(r"\s*\[([^\]]+)\]\Z")
+_DEFAULT_PATTERN = re.compile(r"\s*\[([^\]]+)\]\Z")
 
 
 class Command(TyperCommand):
@@ -41,7 +41,7 @@ class Command(TyperCommand):
                 # Show the words in brackets at the end of a help text as the default; hide those of flags and other
                 # options.
                 text = parameter.help or ""
-                stated = _BRACKETS.search(text)
+                stated = _DEFAULT_PATTERN.search(text)
                 if stated is not None:
                     parameter.help, parameter.show_default = text[: stated.start()], stated.group(1)
                 elif parameter.default is False:
@@ -120,7 +120,7 @@ app = Application(
 PREDICT, DECIDE, CATALOG, MEASURE = "Predict", "Decide", "Catalog and networks", "Measure"
 #: Exit codes: the answer is no; the input is wrong; an error in this program; interrupted from the keyboard; the reader
 #: of the output has closed it.
-NO, WRONG, FAULT, INTERRUPTED, UNREAD = 1, 2, 3, 130, 141
+EXIT_NO, EXIT_WRONG_INPUT, EXIT_INTERNAL_ERROR, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 1, 2, 3, 130, 141
 
 
 def _version(requested: bool) -> None:
@@ -179,7 +179,7 @@ def warn(warnings: Sequence[str]) -> None:
         sys.stderr.write(f"warning: {warning}\n")
 
 
-def picture_path(plot: str | None) -> Path | None:
+def checked_plot_path(plot: str | None) -> Path | None:
     """Check the name of a plot before anything is computed for it.
 
     Parameters
@@ -199,10 +199,10 @@ def picture_path(plot: str | None) -> Path | None:
     """
     if plot is None:
         return None
-    return checked_output(plot, PICTURES, option="--plot")
+    return checked_output(plot, PICTURE_SUFFIXES, option="--plot")
 
 
-def draw(path: Path | None, figure: Callable[[], Figure]) -> None:
+def save_plot(path: Path | None, figure: Callable[[], Figure]) -> None:
     """Save a plot if the user asked for one.
 
     Parameters
@@ -219,7 +219,7 @@ def draw(path: Path | None, figure: Callable[[], Figure]) -> None:
         sys.stderr.write(f"wrote {path}\n")
 
 
-def page_path(explore: str | None) -> Path | None:
+def checked_page_path(explore: str | None) -> Path | None:
     """Check the name of a page before anything is computed for it.
 
     Parameters

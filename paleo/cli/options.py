@@ -120,7 +120,7 @@ Systems = Annotated[
         autocompletion=name_completion("systems", "devices"),
     ),
 ]
-Counts = Annotated[
+GpuCounts = Annotated[
     str, typer.Option("--gpus", metavar="1,2,4,…", help="Numbers of GPUs: a list (8,16) or powers of two (8..64).")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
@@ -158,7 +158,7 @@ def parse_whole_number(text: str) -> int:
         raise typer.BadParameter(f"{text[:80]!r} is not a whole number; write it in digits, such as 1024") from None
 
 
-def _whole(help_: str) -> Any:
+def _whole_number_option(help_: str) -> Any:
     return _option(help_, parser=parse_whole_number, metavar="N")
 
 
@@ -171,16 +171,23 @@ def _options_of(options: Any, group: type[Any]) -> dict[str, Any]:
 class RunOptions:
     """Options of a run, shared by the commands that predict. Options that are not given keep the default of ``Run``."""
 
-    gpus: Annotated[int | None, _whole("Total number of GPUs. [1]")] = None
-    batch: Annotated[int | None, _whole("Samples per data-parallel rank and step. [32 samples, or 8 sequences]")] = None
+    gpus: Annotated[int | None, _whole_number_option("Total number of GPUs. [1]")] = None
+    batch: Annotated[
+        int | None, _whole_number_option("Samples per data-parallel rank and step. [32 samples, or 8 sequences]")
+    ] = None
     global_batch: Annotated[
-        int | None, _whole("Samples per step over all ranks; replaces --batch. [--batch times data-parallel ranks]")
+        int | None,
+        _whole_number_option("Samples per step over all ranks; replaces --batch. [--batch times data-parallel ranks]"),
     ] = None
     microbatch: Annotated[
         int | None,
-        _whole("Samples per forward and backward pass; gradients accumulate up to --batch. [--batch; 1 if pp > 1]"),
+        _whole_number_option(
+            "Samples per forward and backward pass; gradients accumulate up to --batch. [--batch; 1 if pp > 1]"
+        ),
     ] = None
-    seq: Annotated[int | None, _whole("Sequence length in tokens, for models that have one. [the model's]")] = None
+    seq: Annotated[
+        int | None, _whole_number_option("Sequence length in tokens, for models that have one. [the model's]")
+    ] = None
     dtype: Annotated[
         str | None,
         _option(
@@ -217,7 +224,7 @@ class RunOptions:
         ),
     ] = None
     recompute_layers: Annotated[
-        int | None, _whole("Number of layers per pipeline stage to recompute in full. [all]")
+        int | None, _whole_number_option("Number of layers per pipeline stage to recompute in full. [all]")
     ] = None
     lora: Annotated[
         str | None, _option("Train LoRA adapters of this rank and freeze all other weights: 16, 16:all, 16:mlp. [none]")
@@ -233,7 +240,9 @@ class RunOptions:
     consistency: Annotated[
         str | None, _option("How workers synchronize: bsp, async, ssp:4, local:32, diloco:100, gossip:exp2, … [bsp]")
     ] = None
-    servers: Annotated[int | None, _whole("Number of parameter servers, for async and ssp. [async: one]")] = None
+    servers: Annotated[
+        int | None, _whole_number_option("Number of parameter servers, for async and ssp. [async: one]")
+    ] = None
     jitter: Annotated[
         str | None,
         _option(
@@ -312,7 +321,7 @@ class RunOptions:
         options = _options_of(self, RunOptions).items()
         data = by_path({name: value for name, value in options if value is not None and name not in apart})
         for key, value in self._settings().items():
-            _put(data, key, value)
+            _set_field(data, key, value)
         file = {**self._job_fields(searched=searched), **by_path(self._file())}
         # batch and global batch depend on each other: an option replaces either
         if "batch" in data or "global_batch" in data:
@@ -362,13 +371,13 @@ class RunOptions:
             raise SpecError(f"{stated}; state MODEL, such as llama3-8b")
         return self.file_network
 
-    def remarks(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """Return warnings about keys of the --from file that were not read and may matter, and about --software any."""
-        lifted = [_LIFTED] if self.software == "any" else []
+        lifted = [_UNLIMITED_WARNING] if self.software == "any" else []
         if self.job is None or not self.job.unread:
             return lifted
-        keys = ", ".join(self.job.unread[:_KEYS_SHOWN])
-        more = len(self.job.unread) - _KEYS_SHOWN
+        keys = ", ".join(self.job.unread[:_MAX_KEYS_SHOWN])
+        more = len(self.job.unread) - _MAX_KEYS_SHOWN
         return [
             *lifted,
             f"--from: these keys were not read and may change the result: {keys}"
@@ -379,13 +388,13 @@ class RunOptions:
         """Return the fields of a run that the --from file states, by path."""
         if self.job is None:
             return {}
-        from paleo.launch.jobs import PLANNED, run_fields
+        from paleo.launch.jobs import SEARCHED_FIELDS, run_fields
         from paleo.network.graph import build_graph
 
         graph = None if self.file_network is None else build_graph(self.file_network, batch=1)
         length = None if graph is None else int(graph.tokens_per_sample or 0)
         data = run_fields(self.job.plan, self.job.software, graph, length)
-        return {name: value for name, value in data.items() if not (searched and name in PLANNED)}
+        return {name: value for name, value in data.items() if not (searched and name in SEARCHED_FIELDS)}
 
     def _file(self) -> dict[str, Any]:
         """Return the fields of the --run file; it is validated first, so that messages name the file."""
@@ -417,11 +426,11 @@ class RunOptions:
 
 
 #: Most unread keys of a configuration that are listed.
-_KEYS_SHOWN = 12
-_LIFTED = "--software any: plans are not limited to what a framework runs"
+_MAX_KEYS_SHOWN = 12
+_UNLIMITED_WARNING = "--software any: plans are not limited to what a framework runs"
 
 
-def _put(data: dict[str, Any], key: str, value: Any) -> None:
+def _set_field(data: dict[str, Any], key: str, value: Any) -> None:
     """Set the field that one --set option states; raise SpecError if another option states it too."""
     from paleo.specs.run import by_path, name_of
 
@@ -438,7 +447,7 @@ def _put(data: dict[str, Any], key: str, value: Any) -> None:
         data[path] = each
 
 
-def packs(argument: str, options: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def packed_options(argument: str, options: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that gives a command the fields of a dataclass as options, packed into one argument.
 
     Options that the command itself has win.
@@ -484,7 +493,7 @@ def packs(argument: str, options: type[Any]) -> Callable[[Callable[..., None]], 
 
 
 #: Decorator that gives a command the options of a run, packed into the argument ``options``.
-takes_run = packs("options", RunOptions)
+with_run_options = packed_options("options", RunOptions)
 
 
 Loss = Annotated[
@@ -507,7 +516,7 @@ NoiseScale = Annotated[
 ]
 
 
-def count(text: str) -> float:
+def parse_count(text: str) -> float:
     """Parse a number of samples or tokens, with or without a prefix: ``15T``.
 
     Parameters
@@ -535,10 +544,11 @@ def count(text: str) -> float:
 
 Epochs = Annotated[float | None, typer.Option(help="Price a training of this many epochs: time, cost and energy.")]
 Samples = Annotated[
-    float | None, typer.Option(parser=count, metavar="N", help="Price a training of this many samples: 4M or 4000000.")
+    float | None,
+    typer.Option(parser=parse_count, metavar="N", help="Price a training of this many samples: 4M or 4000000."),
 ]
 Tokens = Annotated[
-    float | None, typer.Option(parser=count, metavar="N", help="Price a training of this many tokens: 15T.")
+    float | None, typer.Option(parser=parse_count, metavar="N", help="Price a training of this many tokens: 15T.")
 ]
 GpuPrice = Annotated[
     str | None,
@@ -552,7 +562,7 @@ RentTerm = Annotated[
     str,
     typer.Option("--term", metavar="TERM", help="Rental terms of the price lists: on-demand, 1-year, 3-year or spot."),
 ]
-Bought = Annotated[
+BuyOption = Annotated[
     float | None,
     typer.Option("--buy", metavar="YEARS", help="Buy the machines and write them off over this many years. [rent]"),
 ]
@@ -578,7 +588,7 @@ class TariffOptions:
     pue: Pue = None
     host_power: HostPower = None
     term: RentTerm = "on-demand"
-    buy: Bought = None
+    buy: BuyOption = None
 
     def tariff(self) -> Tariff:
         """Return the tariff that the options describe; raise SpecError, which names the option, if one is wrong."""
@@ -588,10 +598,10 @@ class TariffOptions:
 
 
 #: Decorator that gives a command the price options, packed into the argument ``rates``.
-takes_tariff = packs("rates", TariffOptions)
+with_tariff_options = packed_options("rates", TariffOptions)
 
 
-def _long_run(help_: str, name: str | None = None, **more: Any) -> Any:
+def _failure_option(help_: str, name: str | None = None, **more: Any) -> Any:
     return typer.Option(*filter(None, [name]), help=help_, rich_help_panel="Failures and checkpoints", **more)
 
 
@@ -600,38 +610,44 @@ class LongRunFlags:
     """Command-line options for failures, checkpoints and restarts; any of them makes the command count failures."""
 
     goodput: Annotated[
-        bool, _long_run("Include failures, checkpoints and restarts in time, cost and energy.", "--goodput")
+        bool, _failure_option("Include failures, checkpoints and restarts in time, cost and energy.", "--goodput")
     ] = False
     failures: Annotated[
         str | None,
-        _long_run("Failure rate of a node: '4/knodeday' is 4 per 1,000 node-days. [the system's]", metavar="RATE"),
+        _failure_option(
+            "Failure rate of a node: '4/knodeday' is 4 per 1,000 node-days. [the system's]", metavar="RATE"
+        ),
     ] = None
     checkpoint: Annotated[
-        str | None, _long_run("Time between checkpoints: auto (the best), 30min or 250steps. [auto]", metavar="EVERY")
+        str | None,
+        _failure_option("Time between checkpoints: auto (the best), 30min or 250steps. [auto]", metavar="EVERY"),
     ] = None
     checkpointing: Annotated[
         str | None,
-        _long_run("How checkpoints are written: sync, async, or memory (to a peer's memory, then to storage). [sync]"),
+        _failure_option(
+            "How checkpoints are written: sync, async, or memory (to a peer's memory, then to storage). [sync]"
+        ),
     ] = None
     storage: Annotated[
-        str | None, _long_run("Write bandwidth of the storage: '2 GB/s'. [100 GB/s]", metavar="RATE")
+        str | None, _failure_option("Write bandwidth of the storage: '2 GB/s'. [100 GB/s]", metavar="RATE")
     ] = None
-    storage_size: Annotated[str | None, _long_run("Capacity of the storage: '10 TB'. [unlimited]", metavar="BYTES")] = (
-        None
-    )
+    storage_size: Annotated[
+        str | None, _failure_option("Capacity of the storage: '10 TB'. [unlimited]", metavar="BYTES")
+    ] = None
     restart: Annotated[
         str | None,
-        _long_run("Time from a failure to the next step. [3 min and loading the checkpoint]", metavar="TIME"),
+        _failure_option("Time from a failure to the next step. [3 min and loading the checkpoint]", metavar="TIME"),
     ] = None
     spares: Annotated[
-        int | None, _long_run("Number of spare nodes. [enough for 99 % of repairs]", min=0, max=10**6)
+        int | None, _failure_option("Number of spare nodes. [enough for 99 % of repairs]", min=0, max=10**6)
     ] = None
-    repair: Annotated[str | None, _long_run("Time to repair a failed node. [24 h]", metavar="TIME")] = None
+    repair: Annotated[str | None, _failure_option("Time to repair a failed node. [24 h]", metavar="TIME")] = None
     elastic: Annotated[
-        bool, _long_run("Continue without the failed data-parallel replica until its node is repaired.", "--elastic")
+        bool,
+        _failure_option("Continue without the failed data-parallel replica until its node is repaired.", "--elastic"),
     ] = False
 
-    def keywords(self) -> dict[str, Any]:
+    def failure_keywords(self) -> dict[str, Any]:
         """Return the options as keyword arguments of `paleo.estimate` and similar functions."""
         return _options_of(self, LongRunFlags)
 
@@ -639,7 +655,7 @@ class LongRunFlags:
         """Return the options as an object; None if failures are not counted."""
         from paleo.studies.goodput import parse_long_run
 
-        return parse_long_run(**self.keywords())
+        return parse_long_run(**self.failure_keywords())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -650,7 +666,7 @@ class AmountOptions:
     samples: Samples = None
     tokens: Tokens = None
 
-    def amount(self) -> dict[str, Any]:
+    def amount_keywords(self) -> dict[str, Any]:
         """Return the amount of training as keyword arguments of `paleo.estimate` and similar functions."""
         return _options_of(self, AmountOptions)
 
@@ -661,17 +677,20 @@ class RunOptionsWithRent(RunOptions, TariffOptions, LongRunFlags):
 
     def terms(self) -> dict[str, Any]:
         """Return the options for prices and failures as keyword arguments of `paleo.estimate` and similar functions."""
-        return {**_options_of(self, TariffOptions), **self.keywords()}
+        return {**_options_of(self, TariffOptions), **self.failure_keywords()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions(RunOptionsWithRent, AmountOptions):
     """Command-line options of a run together with those for the amount of training, prices and failures."""
 
-    def question(self) -> dict[str, Any]:
+    def keywords(self) -> dict[str, Any]:
         """Return all options as keyword arguments of `paleo.estimate` and similar functions."""
-        return {"run": self.run(), **self.amount(), **self.terms()}
+        return {"run": self.run(), **self.amount_keywords(), **self.terms()}
 
 
 #: Those options, in the argument ``options``.
-takes_priced_run, takes_training = packs("options", RunOptionsWithRent), packs("options", TrainingOptions)
+with_run_and_price_options, with_training_options = (
+    packed_options("options", RunOptionsWithRent),
+    packed_options("options", TrainingOptions),
+)

@@ -26,17 +26,29 @@ import typer
 from typer.models import CommandInfo
 
 from paleo.cli import commands
-from paleo.cli.application import CATALOG, COMMAND, DECIDE, FAULT, INTERRUPTED, MEASURE, NO, PREDICT, UNREAD, WRONG, app
+from paleo.cli.application import (
+    CATALOG,
+    COMMAND,
+    DECIDE,
+    EXIT_INTERNAL_ERROR,
+    EXIT_INTERRUPTED,
+    EXIT_NO,
+    EXIT_PIPE_CLOSED,
+    EXIT_WRONG_INPUT,
+    MEASURE,
+    PREDICT,
+    app,
+)
 from paleo.errors import CapacityError, PaleoError
 
 #: Replacements for characters that a terminal cannot show; all other such characters become a question mark.
-_PLAIN = {
+_ASCII_REPLACEMENTS = {
     "×": "x", "−": "-", "–": "-", "—": "-", "…": "...", "·": "*", "µ": "u", "→": "->", "≥": ">=", "≤": "<=",
     "’": "'", "“": '"', "”": '"', "²": "2", "±": "+-", "≈": "~", "✓": "yes", "•": "*",
 }  # fmt: skip
 #: Longest message in characters; longer ones are cut.
-LONGEST = 1200
-TERMINATED = 128 + signal.SIGTERM
+MAX_MESSAGE_LENGTH = 1200
+EXIT_TERMINATED = 128 + signal.SIGTERM
 #: Keyboard interrupts that were received.
 _INTERRUPTS: list[int] = []
 
@@ -45,10 +57,10 @@ def _ascii_replacement(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text = error.object[error.start : error.end]
-    return "".join(_PLAIN.get(character, "?") for character in text), error.end
+    return "".join(_ASCII_REPLACEMENTS.get(character, "?") for character in text), error.end
 
 
-class _Closed:
+class _ClosedStream:
     """Replacement for a stream that was closed before the program began; writing to it fails as on a full disk."""
 
     encoding = "utf-8"
@@ -73,7 +85,7 @@ def prepare() -> None:
         pass
     os.close(number)
     codecs.register_error("paleo", _ascii_replacement)
-    sys.stdout = cast(TextIO, sys.stdout or _Closed())
+    sys.stdout = cast(TextIO, sys.stdout or _ClosedStream())
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
     for stream in (sys.stdout, sys.stderr):
         reconfigure: Any = getattr(stream, "reconfigure", None)
@@ -83,11 +95,11 @@ def prepare() -> None:
         signal.signal(signal.SIGTERM, _terminate)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # background jobs ignore the signal
             signal.signal(signal.SIGINT, _interrupt)
-            sys.unraisablehook = _unraised
+            sys.unraisablehook = _raise_swallowed_interrupt
 
 
 def _terminate(number: int, frame: object) -> None:
-    raise SystemExit(TERMINATED)
+    raise SystemExit(EXIT_TERMINATED)
 
 
 def _interrupt(number: int, frame: object) -> None:
@@ -96,7 +108,7 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _unraised(fault: sys.UnraisableHookArgs) -> None:
+def _raise_swallowed_interrupt(fault: sys.UnraisableHookArgs) -> None:
     """Raise an interrupt again where Python swallows exceptions (finalizers, callbacks)."""
     if _INTERRUPTS:
         signal.raise_signal(signal.SIGINT)
@@ -142,27 +154,29 @@ def printable_line(message: str) -> str:
     'name ?[31mred'
     """
     line = " ".join(message.split())
-    return "".join(character if character.isprintable() else "?" for character in line[:LONGEST])
+    return "".join(character if character.isprintable() else "?" for character in line[:MAX_MESSAGE_LENGTH])
 
 
 #: Exception that typer raises on wrong usage; its base class differs between versions.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 #: Environment variable for the threads of NumPy's matrix products, and its default here. The products of a search are
 #: small, and idle threads would take a third of its CPU time.
-BLAS_THREADS, THREADS = "OPENBLAS_NUM_THREADS", "1"
+BLAS_THREADS_VARIABLE, THREADS = "OPENBLAS_NUM_THREADS", "1"
 #: Environment variable that keeps pydantic from looking for plugins in every installed package.
-NO_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
+PLUGINS_VARIABLE = "PYDANTIC_DISABLE_PLUGINS"
 #: Allocations between two garbage collections. Commands keep most of their objects, so frequent collections are
 #: useless.
-ALLOCATED = 100_000
+GC_THRESHOLD = 100_000
 #: Environment variable that makes errors of this program print a traceback, if it is set to anything.
-TRACEBACK = "PALEO_TRACEBACK"
-REPORT = f"please report it with the command line and the output of {TRACEBACK}=1 (CONTRIBUTING.md says where)"
+TRACEBACK_VARIABLE = "PALEO_TRACEBACK"
+REPORT_HINT = (
+    f"please report it with the command line and the output of {TRACEBACK_VARIABLE}=1 (CONTRIBUTING.md says where)"
+)
 
 
-def every_command() -> typer.Typer:
+def app_with_all_commands() -> typer.Typer:
     """Return the application with all commands; groups and the files in each group keep their order."""
-    for name in _files():
+    for name in _command_modules():
         importlib.import_module(f"{commands.__name__}.{name}")
     groups = (PREDICT, DECIDE, CATALOG, MEASURE)
     place = {group: index for index, group in enumerate(groups)}
@@ -175,7 +189,7 @@ def every_command() -> typer.Typer:
     return app
 
 
-def _files() -> list[str]:
+def _command_modules() -> list[str]:
     return [module.name for module in pkgutil.iter_modules(commands.__path__)]
 
 
@@ -186,14 +200,14 @@ def _parser(word: str) -> Callable[..., Any]:
     If a file of commands has that name, only its command is built, because building all of them takes a tenth of the
     time of an estimate.
     """
-    if f"_{word}" in _files():
+    if f"_{word}" in _command_modules():
         importlib.import_module(f"{commands.__name__}._{word}")
     alone = copy(app)
-    alone.registered_commands = [each for each in app.registered_commands if word in (each.name, _function(each))]
-    return typer.main.get_command(alone if alone.registered_commands else every_command())
+    alone.registered_commands = [each for each in app.registered_commands if word in (each.name, _function_name(each))]
+    return typer.main.get_command(alone if alone.registered_commands else app_with_all_commands())
 
 
-def _function(command: CommandInfo) -> str:
+def _function_name(command: CommandInfo) -> str:
     return getattr(command.callback, "__name__", "")
 
 
@@ -205,9 +219,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments : sequence of str, optional
         Command line without the program's name; by default that of the process.
     """
-    gc.set_threshold(ALLOCATED)
-    os.environ.setdefault(BLAS_THREADS, THREADS)
-    os.environ.setdefault(NO_PLUGINS, "__all__")
+    gc.set_threshold(GC_THRESHOLD)
+    os.environ.setdefault(BLAS_THREADS_VARIABLE, THREADS)
+    os.environ.setdefault(PLUGINS_VARIABLE, "__all__")
     prepare()
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # warnings of libraries; this program prints its own as lines
@@ -217,8 +231,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if signal.getsignal(signal.SIGINT) is _interrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer is already printed
     if _INTERRUPTS:  # Python would die from the signal itself if it arrived while code was compiled
-        os._exit(INTERRUPTED)
-    if code in (UNREAD, WRONG, FAULT):
+        os._exit(EXIT_INTERRUPTED)
+    if code in (EXIT_PIPE_CLOSED, EXIT_WRONG_INPUT, EXIT_INTERNAL_ERROR):
         discard_output()
     gc.freeze()  # nothing is left to clean up, so the process ends at once
     sys.exit(code)
@@ -238,30 +252,30 @@ def run(arguments: Sequence[str]) -> int:
         The exit code.
     """
     try:
-        code = _command(arguments)
+        code = _run_command(arguments)
         sys.stdout.flush()
     except CapacityError as error:
-        return _fail(str(error), NO)
+        return _print_error(str(error), EXIT_NO)
     except PaleoError as error:
-        return _fail(str(error), WRONG)
+        return _print_error(str(error), EXIT_WRONG_INPUT)
     except (typer.Abort, KeyboardInterrupt):
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     except _UsageError as error:
-        return _fail(_usage(error), WRONG)
+        return _print_error(_usage_message(error), EXIT_WRONG_INPUT)
     except BrokenPipeError:  # the reader (head, less) has closed the pipe
-        return UNREAD
+        return EXIT_PIPE_CLOSED
     except OSError as error:
         # Print an error of the operating system, such as a full disk, and return the exit code.
         place = f"{error.filename}: " if error.filename else "output: "
         if error.errno in (errno.ENOSPC, errno.EBADF, errno.EIO, errno.EDQUOT, errno.EFBIG):
-            return _fail(f"{place}cannot be written ({error.strerror})", WRONG)
-        return _fault(error)
+            return _print_error(f"{place}cannot be written ({error.strerror})", EXIT_WRONG_INPUT)
+        return _report_internal_error(error)
     except Exception as error:
-        return INTERRUPTED if _INTERRUPTS else _fault(error)
+        return EXIT_INTERRUPTED if _INTERRUPTS else _report_internal_error(error)
     return code
 
 
-def _usage(error: Any) -> str:
+def _usage_message(error: Any) -> str:
     """Return the message for wrong usage; for a missing value, what it means and an example of the command."""
     message = str(error.format_message())
     meaning = getattr(getattr(error, "param", None), "help", None)
@@ -271,7 +285,7 @@ def _usage(error: Any) -> str:
     return "; for example: ".join([f"{message.rstrip('.')}: {meaning.rstrip('.')}", *examples[:1]])
 
 
-def _command(arguments: Sequence[str]) -> int:
+def _run_command(arguments: Sequence[str]) -> int:
     word = next((word for word in arguments if not word.startswith("-")), "help")
     COMMAND.set(word)
     try:
@@ -286,22 +300,23 @@ def _command(arguments: Sequence[str]) -> int:
 _PACKAGE = Path(__file__).parents[1]
 
 
-def _fault(error: Exception) -> int:
+def _report_internal_error(error: Exception) -> int:
     """Print one line on an unexpected exception (what was raised, where, how to report it); return the exit code."""
-    if os.environ.get(TRACEBACK):
+    if os.environ.get(TRACEBACK_VARIABLE):
         traceback.print_exc()
     if isinstance(error, MemoryError):
-        return _fail("the memory of this machine is not enough for this command", FAULT)
+        return _print_error("the memory of this machine is not enough for this command", EXIT_INTERNAL_ERROR)
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if _PACKAGE in Path(frame.filename).parents] or frames[-1:]
     place = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "?"
     reason = str(error).strip().splitlines() or [""]
-    return _fail(
-        f"an error in paleo itself, not in your input: {type(error).__name__} at {place}: {reason[0][:200]}; {REPORT}",
-        FAULT,
+    return _print_error(
+        f"an error in paleo itself, not in your input: {type(error).__name__} at {place}: "
+        f"{reason[0][:200]}; {REPORT_HINT}",
+        EXIT_INTERNAL_ERROR,
     )
 
 
-def _fail(message: str, code: int) -> int:
+def _print_error(message: str, code: int) -> int:
     print_error_line(f"error: {printable_line(message)}")
     return code

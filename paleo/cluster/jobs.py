@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from paleo.errors import SpecError, near
+from paleo.errors import SpecError, suggest_names
 from paleo.files import read_bytes
 from paleo.specs.loading import Flag, Spec, Text, read_yaml, record_file, validate
 from paleo.units import Seconds, parse, whole_number
@@ -21,7 +21,7 @@ from paleo.units import Seconds, parse, whole_number
 MOST_JOBS, MOST_GPUS = 900_000, 900_000
 _MOST_BYTES = 500 * 1000 * 1000
 #: Names of each column in public traces (Philly, Helios, Acme, Tiresias).
-COLUMNS: dict[str, tuple[str, ...]] = {
+COLUMN_ALIASES: dict[str, tuple[str, ...]] = {
     "name": ("name", "job_id", "job", "jobid"),
     "arrival": ("arrival", "submit_time", "submitted_time", "submission_time"),
     "gpus": ("gpus", "gpu_num", "num_gpu", "num_gpus", "gpu"),
@@ -132,11 +132,11 @@ def read_jobs(path: str | Path) -> tuple[JobSpec, ...]:
     """
     place = Path(path)
     if place.name.lower().endswith((".csv", ".csv.gz")):
-        return _named(tuple(_trace(place)), path)
-    return _named(validate(FleetSpec, {"name": place.stem, **read_yaml(path)}, path).jobs, path)
+        return _checked_with_names(tuple(_trace_jobs(place)), path)
+    return _checked_with_names(validate(FleetSpec, {"name": place.stem, **read_yaml(path)}, path).jobs, path)
 
 
-def _trace(path: Path) -> Iterator[JobSpec]:
+def _trace_jobs(path: Path) -> Iterator[JobSpec]:
     """Yield the jobs in a table with submission times, GPUs and durations [s]; times may also be dates."""
     content = read_bytes(path, most=_MOST_BYTES, expected="a table of jobs")
     record_file(path, content)
@@ -151,12 +151,12 @@ def _trace(path: Path) -> Iterator[JobSpec]:
     if len(rows) > MOST_JOBS:
         raise SpecError(f"{path}: {len(rows):,} jobs; expected {MOST_JOBS:,} or fewer")
     header = {str(name).strip().lower(): name for name in rows[0] if name}
-    columns = {key: next((header[n] for n in names if n in header), None) for key, names in COLUMNS.items()}
+    columns = {key: next((header[n] for n in names if n in header), None) for key, names in COLUMN_ALIASES.items()}
     for key in ("arrival", "gpus", "duration"):
         if columns[key] is None:
-            raise SpecError(f"{path}: column {key} is missing; expected one of {', '.join(COLUMNS[key])}")
-    arrivals = [_moment(path, line, row, columns["arrival"]) for line, row in enumerate(rows, 2)]
-    dated = any(isinstance(_plain(row.get(str(columns["arrival"]))), str) for row in rows[:1])
+            raise SpecError(f"{path}: column {key} is missing; expected one of {', '.join(COLUMN_ALIASES[key])}")
+    arrivals = [_time_in_cell(path, line, row, columns["arrival"]) for line, row in enumerate(rows, 2)]
+    dated = any(isinstance(_number_or_text(row.get(str(columns["arrival"]))), str) for row in rows[:1])
     zero = min(arrivals) if dated else 0.0
     for line, (row, arrival) in enumerate(zip(rows, arrivals, strict=True), 2):
         yield _job(path, line, row, columns, arrival - zero)
@@ -182,7 +182,7 @@ def _job(path: Path, line: int, row: Mapping[str, str], columns: Mapping[str, st
     )  # fmt: skip
 
 
-def _plain(text: str | None) -> float | str:
+def _number_or_text(text: str | None) -> float | str:
     """Convert a text to a number, or return it unchanged if it is none."""
     try:
         return float(str(text))
@@ -190,9 +190,9 @@ def _plain(text: str | None) -> float | str:
         return str(text).strip()
 
 
-def _moment(path: Path, line: int, row: Mapping[str, str], column: str | None) -> float:
+def _time_in_cell(path: Path, line: int, row: Mapping[str, str], column: str | None) -> float:
     """Return a time in a cell as seconds; the cell holds a number [s], a text with a unit, or a date."""
-    value = _plain(row.get(str(column)))
+    value = _number_or_text(row.get(str(column)))
     if isinstance(value, float):
         if math.isfinite(value):
             return value
@@ -206,7 +206,7 @@ def _moment(path: Path, line: int, row: Mapping[str, str], column: str | None) -
 
 def _number(where: str, column: str, row: Mapping[str, str]) -> float:
     """Return the number in a cell, such as seconds; raise SpecError, which names the cell, for other texts."""
-    value = _plain(row.get(column))
+    value = _number_or_text(row.get(column))
     if isinstance(value, str):
         try:
             value = parse(value, "time")
@@ -219,13 +219,13 @@ def _number(where: str, column: str, row: Mapping[str, str]) -> float:
 
 def _whole(where: str, column: str, row: Mapping[str, str]) -> int:
     """Return the whole number in a cell, such as GPUs; raise SpecError, which names the cell, for other texts."""
-    value = _plain(row.get(column))
+    value = _number_or_text(row.get(column))
     if isinstance(value, str) or not math.isfinite(value) or value != int(value) or not 1 <= value <= MOST_GPUS:
         raise SpecError(f"{where}: {column}: {str(row.get(column))[:60]!r}; expected a number of GPUs of 1 or more")
     return int(value)
 
 
-def given_jobs(jobs: Sequence[Mapping[str, Any]]) -> tuple[JobSpec, ...]:
+def jobs_from_mappings(jobs: Sequence[Mapping[str, Any]]) -> tuple[JobSpec, ...]:
     """Make jobs from mappings with the keys of a job file.
 
     Parameters
@@ -245,10 +245,10 @@ def given_jobs(jobs: Sequence[Mapping[str, Any]]) -> tuple[JobSpec, ...]:
     """
     if isinstance(jobs, Mapping) or not all(isinstance(job, Mapping) for job in jobs):
         raise SpecError("jobs: expected a path, or a list of mappings with the keys of a job file")
-    return _named(validate(FleetSpec, {"jobs": [dict(job) for job in jobs]}, "jobs").jobs, "jobs")
+    return _checked_with_names(validate(FleetSpec, {"jobs": [dict(job) for job in jobs]}, "jobs").jobs, "jobs")
 
 
-def _named(jobs: Sequence[JobSpec], where: str | Path) -> tuple[JobSpec, ...]:
+def _checked_with_names(jobs: Sequence[JobSpec], where: str | Path) -> tuple[JobSpec, ...]:
     """Return the jobs with names for those without one, after checking all jobs."""
     named = tuple(job if job.name else job.model_copy(update={"name": f"job {n + 1}"}) for n, job in enumerate(jobs))
     # Check that names of jobs are unique and that predecessors exist and form no circle.
@@ -260,7 +260,9 @@ def _named(jobs: Sequence[JobSpec], where: str | Path) -> tuple[JobSpec, ...]:
     for job in named:
         for name in job.after:
             if name not in numbers:
-                raise SpecError(f"{where}: job {job.name!r:.60}: after: no job {name!r:.60}; {near(name, numbers)}")
+                raise SpecError(
+                    f"{where}: job {job.name!r:.60}: after: no job {name!r:.60}; {suggest_names(name, numbers)}"
+                )
     remaining = {job.name: set(job.after) for job in named if job.after}
     while remaining:
         ready = [name for name, before in remaining.items() if not before & remaining.keys()]

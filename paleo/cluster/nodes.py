@@ -32,9 +32,9 @@ class NodePool:
 
     Attributes
     ----------
-    nodes, per_node : int
+    nodes, gpus_per_node : int
         Nodes, and GPUs of each.
-    rack : int
+    nodes_per_rack : int
         Nodes below one leaf switch.
     spread : bool
         True to take whole nodes from all racks in turn instead.
@@ -43,18 +43,18 @@ class NodePool:
     """
 
     nodes: int
-    per_node: int
-    rack: int = 1 << 30
+    gpus_per_node: int
+    nodes_per_rack: int = 1 << 30
     spread: bool = False
     free: Counts = field(init=False)
 
     def __post_init__(self) -> None:
-        self.free = np.full(self.nodes, self.per_node, dtype=np.int64)
+        self.free = np.full(self.nodes, self.gpus_per_node, dtype=np.int64)
 
     @property
     def gpus(self) -> int:
         """Number of GPUs of all nodes."""
-        return self.nodes * self.per_node
+        return self.nodes * self.gpus_per_node
 
     def fits(self, gpus: int, free: Counts | None = None) -> bool:
         """Return True if a gang (the GPUs of one job) fits on the free nodes.
@@ -72,15 +72,15 @@ class NodePool:
             True if it fits.
         """
         room = self.free if free is None else free
-        whole, partial = divmod(gpus, self.per_node)
+        whole, partial = divmod(gpus, self.gpus_per_node)
         if not whole:
             return bool((room >= partial).any())
-        empty = int(np.count_nonzero(room == self.per_node))
+        empty = int(np.count_nonzero(room == self.gpus_per_node))
         return empty >= whole and (
-            not partial or empty > whole or bool(((room >= partial) & (room < self.per_node)).any())
+            not partial or empty > whole or bool(((room >= partial) & (room < self.gpus_per_node)).any())
         )
 
-    def fitting(self, sizes: Counts, free: Counts) -> npt.NDArray[np.bool_]:
+    def fits_each(self, sizes: Counts, free: Counts) -> npt.NDArray[np.bool_]:
         """Return a mask of the gang sizes (GPUs of one job) that fit on the free nodes.
 
         Parameters
@@ -95,7 +95,7 @@ class NodePool:
         ndarray, shape (n,)
             True for sizes that fit.
         """
-        per_node = self.per_node
+        per_node = self.gpus_per_node
         counts = np.bincount(free, minlength=per_node + 1)
         empty = int(counts[per_node])
         most = int(free.max(initial=0))
@@ -104,7 +104,7 @@ class NodePool:
         beyond = (empty > whole) | (partial <= most_partial)
         return np.where(whole == 0, partial <= most, (empty >= whole) & ((partial == 0) | beyond))
 
-    def gang(self, gpus: int, free: Counts | None = None) -> Gang:
+    def place(self, gpus: int, free: Counts | None = None) -> Gang:
         """Return the nodes on which a gang would be placed, without marking them as used.
 
         Parameters
@@ -120,24 +120,24 @@ class NodePool:
             Nodes with the number of GPUs on each.
         """
         room = self.free if free is None else free
-        whole, partial = divmod(gpus, self.per_node)
-        nodes = self._whole(np.flatnonzero(room == self.per_node), whole) if whole else []
-        gang = [(node, self.per_node) for node in nodes]
+        whole, partial = divmod(gpus, self.gpus_per_node)
+        nodes = self._empty_nodes(np.flatnonzero(room == self.gpus_per_node), whole) if whole else []
+        gang = [(node, self.gpus_per_node) for node in nodes]
         if partial:
             taken = np.array(room, dtype=np.int64)
             taken[nodes] = 0
-            enough = np.where(taken >= partial, taken, self.per_node + 1)
+            enough = np.where(taken >= partial, taken, self.gpus_per_node + 1)
             gang.append((int(enough.argmin()), partial))
         return gang
 
-    def _whole(self, empty: Counts, count: int) -> list[int]:
+    def _empty_nodes(self, empty: Counts, count: int) -> list[int]:
         """Return the indices of ``count`` empty nodes for a gang.
 
         They are in the smallest rack that has enough of them, otherwise in the emptiest racks.
         """
-        if self.rack >= self.nodes:
+        if self.nodes_per_rack >= self.nodes:
             return [int(node) for node in empty[:count]]
-        racks = empty // self.rack
+        racks = empty // self.nodes_per_rack
         if self.spread:
             turn = np.concatenate([np.arange(size) for size in np.unique(racks, return_counts=True)[1]])
             return [int(node) for node in empty[np.argsort(turn, kind="stable")[:count]]]
@@ -148,7 +148,7 @@ class NodePool:
         order = np.argsort(-counts[racks], kind="stable")
         return [int(node) for node in empty[order][:count]]
 
-    def racks_beyond(self, gang: Gang) -> bool:
+    def has_excess_racks(self, gang: Gang) -> bool:
         """Return True if a gang is spread over more racks than it needs.
 
         Parameters
@@ -161,8 +161,8 @@ class NodePool:
         bool
             True if it does.
         """
-        racks = {node // self.rack for node, _ in gang}
-        return len(racks) > -(-len(gang) // self.rack)
+        racks = {node // self.nodes_per_rack for node, _ in gang}
+        return len(racks) > -(-len(gang) // self.nodes_per_rack)
 
     def take(self, gang: Gang) -> None:
         """Mark the GPUs of a gang as used.
@@ -175,7 +175,7 @@ class NodePool:
         for node, gpus in gang:
             self.free[node] -= gpus
 
-    def give_back(self, gang: Gang) -> None:
+    def release(self, gang: Gang) -> None:
         """Mark the GPUs of a gang as free.
 
         Parameters
@@ -187,7 +187,7 @@ class NodePool:
             self.free[node] += gpus
 
 
-def per_node(system: System) -> int:
+def gpus_per_node(system: System) -> int:
     """Return the number of GPUs in one machine of a system.
 
     Parameters
@@ -203,7 +203,7 @@ def per_node(system: System) -> int:
     return max(system.devices_per_host or system.devices_per_node, 1)
 
 
-def rack_nodes(system: System) -> int | None:
+def nodes_per_rack(system: System) -> int | None:
     """Return the number of nodes below one leaf switch of a system.
 
     Parameters
@@ -220,7 +220,7 @@ def rack_nodes(system: System) -> int | None:
     return None if level is None else level.leaf
 
 
-Key = tuple[float, ...]
+PriorityKey = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ class Policy:
 
     title: str
     source: str
-    key: Callable[[Any, int], Key] | None = None
+    key: Callable[[Any, int], PriorityKey] | None = None
     preempts: bool = False
     backfills: bool = False
     elastic: bool = False
@@ -256,33 +256,39 @@ class Policy:
 POLICIES: Registry[Policy] = Registry("policy")
 
 
-def _remaining(cluster: Any, job: int) -> Key:
+def _remaining_time_key(cluster: Any, job: int) -> PriorityKey:
     return (cluster.remaining(job), job)
 
 
-def _attained(cluster: Any, job: int) -> Key:
+def _attained_service_key(cluster: Any, job: int) -> PriorityKey:
     return (cluster.service_level(job), not cluster.runs(job), job)
 
 
-def _priority(cluster: Any, job: int) -> Key:
+def _priority_key(cluster: Any, job: int) -> PriorityKey:
     return (-cluster.jobs[job].priority, job)
 
 
-def _fair(cluster: Any, job: int) -> Key:
-    return (cluster.used_by(cluster.jobs[job].team), job)
+def _fair_share_key(cluster: Any, job: int) -> PriorityKey:
+    return (cluster.team_gpu_time(cluster.jobs[job].team), job)
 
 
 for _name, _policy in {
     "fifo": Policy("first in, first out", "queueing theory"),
     "backfill": Policy("FIFO with EASY backfill", "Lifka, The ANL/IBM SP scheduling system, 1995", backfills=True),
     "srtf": Policy(
-        "shortest remaining time first", "Schrage, Operations Research 16 (1968)", _remaining, preempts=True
+        "shortest remaining time first", "Schrage, Operations Research 16 (1968)", _remaining_time_key, preempts=True
     ),
     "las": Policy(
-        "least attained service", "Gu et al., Tiresias, NSDI 2019, section 3", _attained, preempts=True, rounds=True
+        "least attained service",
+        "Gu et al., Tiresias, NSDI 2019, section 3",
+        _attained_service_key,
+        preempts=True,
+        rounds=True,
     ),
-    "priority": Policy("priority with preemption", "Burns et al., Borg, Omega, and Kubernetes, 2016", _priority, True),
-    "fair": Policy("fair share by team", "Ghodsi et al., NSDI 2011, for one resource", _fair, backfills=True),
+    "priority": Policy(
+        "priority with preemption", "Burns et al., Borg, Omega, and Kubernetes, 2016", _priority_key, True
+    ),
+    "fair": Policy("fair share by team", "Ghodsi et al., NSDI 2011, for one resource", _fair_share_key, backfills=True),
     "elastic": Policy("elastic by marginal speed-up", "Peng et al., Optimus, EuroSys 2018, section 4.1", elastic=True),
 }.items():
     POLICIES.register(_name)(_policy)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paleo.cluster.nodes import per_node, rack_nodes
+from paleo.cluster.nodes import gpus_per_node, nodes_per_rack
 from paleo.cluster.simulation import ClusterJob
-from paleo.errors import CapacityError, PlanError, SpecError, near
+from paleo.errors import CapacityError, PlanError, SpecError, suggest_names
 from paleo.predict import predict
 from paleo.serving.engines import load_engine
 from paleo.serving.formats import parse_formats
@@ -26,8 +26,8 @@ from paleo.specs.loading import validate
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
 from paleo.studies.cost import Amount, parse_amount
-from paleo.studies.defaults import MANY, with_one_software, with_same_software, with_usual_batch
-from paleo.studies.goodput import Interruption, LongRunOptions, RestartPath, interruption_of
+from paleo.studies.defaults import LARGE_RUN_GPUS, with_one_software, with_same_software, with_usual_batch
+from paleo.studies.goodput import Interruption, LongRunOptions, RestartTimes, interruption_of
 from paleo.studies.target import run_for_target
 from paleo.units import parse, with_noun
 
@@ -41,28 +41,28 @@ _LEAST_SAVING = 0.25
 #: Relative rounding error of the end of a service; a service that starts late also ends late.
 _ROUNDING = 2e-9
 #: Keys of jobs other than trainings.
-_TUNE = ("trials", "method", "max_tokens", "max_samples", "max_epochs", "min_tokens", "min_samples", "min_epochs",
+_TUNE_KEYS = ("trials", "method", "max_tokens", "max_samples", "max_epochs", "min_tokens", "min_samples", "min_epochs",
          "eta", "population", "vary", "seed")  # fmt: skip
 _SERVE = ("rate", "input", "output", "engine", "weights")
 _RL = ("steps", "algorithm", "rollouts", "batch", "input", "output", "max_output", "software")
 #: Assumed time of a restart of jobs with a known run time [s]. It has no checkpoint, as its size is not known.
-_RESTART = RestartPath().launch + RestartPath().warm_up
+_RESTART_TIME = RestartTimes().launch + RestartTimes().warm_up
 
 
 @dataclass(frozen=True, slots=True)
-class JobTimes:
+class JobTime:
     """Predicted run time of a job on a number of GPUs [s], its 90 % interval, and what stops and failures cost.
 
-    ``factors`` are the ends of the interval relative to the run time. ``pause`` is the time to stop and restart it [s],
-    ``failing`` the share of the time lost to failures and checkpoints, ``mtbf`` the mean time between failures [s], and
-    ``lost`` what one failure costs on average [s]. ``slowdown`` is the run time on more racks than needed, relative to
-    as few as possible.
+    ``factors`` are the ends of the interval relative to the run time. ``restart_time`` is the time to stop and restart
+    it [s], ``failing`` the share of the time lost to failures and checkpoints, ``mtbf`` the mean time between failures
+    [s], and ``lost`` what one failure costs on average [s]. ``slowdown`` is the run time on more racks than needed,
+    relative to as few as possible.
     """
 
     gpus: int
     seconds: float
     factors: tuple[float, float] = (1.0, 1.0)
-    pause: float = 0.0
+    restart_time: float = 0.0
     failing: float = 0.0
     mtbf: float = math.inf
     lost: float = 0.0
@@ -74,8 +74,8 @@ class PredictedJob:
     """Job with its predicted run times per system and GPU count, and reasons where it cannot run."""
 
     spec: JobSpec
-    prices: tuple[Mapping[int, JobTimes], ...]
-    preferred: tuple[int, ...]
+    run_times: tuple[Mapping[int, JobTime], ...]
+    preferred_gpus: tuple[int, ...]
     refusal: str
 
     def cluster_job(self, numbers: Mapping[str, int]) -> ClusterJob:
@@ -93,19 +93,19 @@ class PredictedJob:
         """
         spec = self.spec
         end = spec.deadline if spec.until is None else spec.until * (1.0 + _ROUNDING)
-        usual = next(table[gpus] for table, gpus in zip(self.prices, self.preferred, strict=True) if gpus)
+        usual = next(table[gpus] for table, gpus in zip(self.run_times, self.preferred_gpus, strict=True) if gpus)
         return ClusterJob(
             name=spec.name,
             arrival=spec.arrival,
-            seconds=tuple({gpus: price.seconds for gpus, price in table.items()} for table in self.prices),
-            preferred=self.preferred,
+            run_times=tuple({gpus: price.seconds for gpus, price in table.items()} for table in self.run_times),
+            preferred_gpus=self.preferred_gpus,
             team=spec.team,
             deadline=math.inf if end is None else end,
             priority=spec.priority,
             preemptible=spec.preemptible and spec.kind != "serve",
-            pause=usual.pause,
-            failing=usual.failing,
-            slowdown=usual.slowdown,
+            restart_time=usual.restart_time,
+            failure_share=usual.failing,
+            excess_rack_slowdown=usual.slowdown,
             after=tuple(numbers[name] for name in spec.after),
         )
 
@@ -128,23 +128,23 @@ def predict_job(spec: JobSpec, systems: Sequence[System], most: Sequence[int]) -
         With the name of the job, for values that are out of range and for a job that no number of GPUs runs.
     """
     reasons: list[str] = []
-    tables: list[dict[int, JobTimes]] = []
+    tables: list[dict[int, JobTime]] = []
     for system, limit in zip(systems, most, strict=True):
-        table: dict[int, JobTimes] = {}
+        table: dict[int, JobTime] = {}
         try:
-            price = _pricer(spec, system)
-            for gpus in _sizes(spec, limit):
+            price = _run_time_predictor(spec, system)
+            for gpus in _gpu_counts(spec, limit):
                 try:
                     table[gpus] = price(gpus)
                 except (PlanError, CapacityError) as error:
                     reasons.append(f"{with_noun(gpus, 'GPU')} of {system.name}: {error}")
                     continue
-                if _is_enough(spec, table, per_node(system)):
+                if _is_enough(spec, table, gpus_per_node(system)):
                     break
         except SpecError as error:
             raise SpecError(f"job {spec.name!r:.60}: {error}") from None
         tables.append(table)
-    preferred = tuple(_preferred(spec, table) for table in tables)
+    preferred = tuple(_preferred_gpus(spec, table) for table in tables)
     if not any(preferred):
         low = (spec.gpu_range() or (1, 1))[0]
         few = f"needs {with_noun(low, 'GPU')}, and the cluster has {max(most):,}" if low > max(most) else ""
@@ -153,7 +153,7 @@ def predict_job(spec: JobSpec, systems: Sequence[System], most: Sequence[int]) -
     return PredictedJob(spec, tuple(tables), preferred, "; ".join(reasons[:3]))
 
 
-def _sizes(spec: JobSpec, limit: int) -> list[int]:
+def _gpu_counts(spec: JobSpec, limit: int) -> list[int]:
     """Return the numbers of GPUs for which run times are predicted, rising: stated ones, or powers of two."""
     low, high = spec.gpu_range() or (1, limit)
     high = min(high, limit)
@@ -161,12 +161,12 @@ def _sizes(spec: JobSpec, limit: int) -> list[int]:
     return sizes + ([high] if sizes and sizes[-1] < high and spec.gpus != "auto" else [])
 
 
-def _window(spec: JobSpec) -> float | None:
+def _half_slack(spec: JobSpec) -> float | None:
     """Return half the time until the deadline of an ``auto`` job [s], so that it may wait as long as it runs."""
     return None if spec.gpus != "auto" or spec.deadline is None else (spec.deadline - spec.arrival) / 2.0
 
 
-def _is_enough(spec: JobSpec, table: Mapping[int, JobTimes], node: int) -> bool:
+def _is_enough(spec: JobSpec, table: Mapping[int, JobTime], node: int) -> bool:
     """Return True if run times on more GPUs need not be predicted.
 
     For a service the first number that runs is enough. For an ``auto`` job it is the first that ends within its window,
@@ -175,14 +175,14 @@ def _is_enough(spec: JobSpec, table: Mapping[int, JobTimes], node: int) -> bool:
     if spec.gpus != "auto" or spec.kind == "serve":
         return spec.kind == "serve"
     *before, last = table.values()
-    window = _window(spec)
+    window = _half_slack(spec)
     enough = last.gpus >= node if window is None else last.seconds <= window
     return enough or (bool(before) and last.seconds > (1.0 - _LEAST_SAVING) * before[-1].seconds)
 
 
-def _preferred(spec: JobSpec, table: Mapping[int, JobTimes]) -> int:
+def _preferred_gpus(spec: JobSpec, table: Mapping[int, JobTime]) -> int:
     """Return the number of GPUs of a job that is not resized: the largest that pays; 0 if it does not run."""
-    sizes, window = list(table), _window(spec)
+    sizes, window = list(table), _half_slack(spec)
     if window is not None and sizes and table[sizes[-1]].seconds <= window:
         return sizes[-1]
     for fewer, more in itertools.pairwise(sizes):
@@ -192,69 +192,77 @@ def _preferred(spec: JobSpec, table: Mapping[int, JobTimes]) -> int:
     return sizes[-1] if sizes else 0
 
 
-Pricer = Callable[[int], JobTimes]
+RunTimePredictor = Callable[[int], JobTime]
 
 
-def _pricer(spec: JobSpec, system: System) -> Pricer:
+def _run_time_predictor(spec: JobSpec, system: System) -> RunTimePredictor:
     """Return a function from a number of GPUs to a job's predicted run time, which remembers its results."""
     if spec.kind != "trace":
-        return _predicting(spec, system)
+        return _cached_predictor(spec, system)
     seconds = float(spec.duration or 0.0)
     low = (spec.gpu_range() or (1, 1))[0]
-    return lambda gpus: JobTimes(gpus, seconds * low / gpus, pause=_RESTART)
+    return lambda gpus: JobTime(gpus, seconds * low / gpus, restart_time=_RESTART_TIME)
 
 
 @functools.lru_cache(maxsize=256)
-def _predicting(spec: JobSpec, system: System) -> Pricer:
+def _cached_predictor(spec: JobSpec, system: System) -> RunTimePredictor:
     """Return a function from a number of GPUs to the run time of a job that Paleo predicts (not a stated duration)."""
-    return functools.cache(_predicted(spec, system))
+    return functools.cache(_predictor_by_kind(spec, system))
 
 
-def _predicted(spec: JobSpec, system: System) -> Pricer:
+def _predictor_by_kind(spec: JobSpec, system: System) -> RunTimePredictor:
     network = load_model(str(spec.model))
     run = validate(Run, spec.run, "run")
     if spec.kind == "serve":
-        return _service(spec, network, system)
+        return _service_predictor(spec, network, system)
     if spec.kind == "rl":
-        return _learning(spec, network, system)
+        return _rl_predictor(spec, network, system)
     if run.global_batch is None:
         run = with_usual_batch(network, system, run, max(system.devices_per_node, 1))
-    return _search(spec, network, system, run) if spec.kind == "tune" else _training(spec, network, system, run)
+    return (
+        _tuning_predictor(spec, network, system, run)
+        if spec.kind == "tune"
+        else _training_predictor(spec, network, system, run)
+    )
 
 
-def _training(spec: JobSpec, network: ModelSpec, system: System, run: Run) -> Pricer:
+def _training_predictor(spec: JobSpec, network: ModelSpec, system: System, run: Run) -> RunTimePredictor:
     amount = parse_amount(network, run, epochs=spec.epochs, samples=spec.samples, tokens=spec.tokens)
     aimed, goal = run_for_target(network, run, spec.target, amount, [system])
     if goal is None:
         raise SpecError("tokens: missing; expected tokens, samples, epochs or a target, or the duration of the job")
-    aimed, _ = with_one_software(network, system, aimed, (spec.gpu_range() or (1, MANY))[1])
+    aimed, _ = with_one_software(network, system, aimed, (spec.gpu_range() or (1, LARGE_RUN_GPUS))[1])
 
-    def price(gpus: int) -> JobTimes:
+    def price(gpus: int) -> JobTime:
         settled = with_same_software(network, system, aimed.model_copy(update={"gpus": gpus})).run
         step = predict(network, system, settled)
         if not step.memory.fits:
             raise PlanError(f"{network.name} does not fit")
-        return _of_step(step, goal, interruption_of(step, LongRunOptions()))
+        return _training_time(step, goal, interruption_of(step, LongRunOptions()))
 
     return price
 
 
-def _of_step(step: Prediction, goal: Amount, pause: Interruption) -> JobTimes:
+def _training_time(step: Prediction, goal: Amount, pause: Interruption) -> JobTime:
     """Return the run time of a training from its predicted step.
 
     It includes how much placement on more racks than needed slows it down.
     """
-    seconds = goal.samples / step.plan.global_batch * step.step_time if goal.needs is None else goal.needs(step).seconds
+    seconds = (
+        goal.samples / step.plan.global_batch * step.step_time
+        if goal.requirement is None
+        else goal.requirement(step).seconds
+    )
     low, high = (end / step.step_time for end in step.interval)
-    return JobTimes(
-        step.plan.gpus, seconds / pause.share, (low, high), pause.save + pause.start + pause.restore,
-        1.0 - pause.share, pause.mtbf, pause.lost, _slowdown(step),
+    return JobTime(
+        step.plan.gpus, seconds / pause.goodput, (low, high), pause.save + pause.launch_time + pause.restore,
+        1.0 - pause.goodput, pause.mtbf, pause.lost, _slowdown(step),
     )  # fmt: skip
 
 
 def _slowdown(step: Prediction) -> float:
     """Return the ratio of step times on two leaf switches and on as few as possible; 1 without leaf switches."""
-    leaf = rack_nodes(step.system)
+    leaf = nodes_per_rack(step.system)
     nodes = step.plan.gpus // max(step.system.devices_per_node, 1)
     if leaf is None or nodes < 2 or nodes > leaf:
         return 1.0
@@ -264,11 +272,11 @@ def _slowdown(step: Prediction) -> float:
         return 1.0
 
 
-def _search(spec: JobSpec, network: ModelSpec, system: System, run: Run) -> Pricer:
+def _tuning_predictor(spec: JobSpec, network: ModelSpec, system: System, run: Run) -> RunTimePredictor:
     from paleo.tuning.study import SPAN, Tuning, parse_sizes, parse_training, tuning_study, validated_tuning
 
     options = dict(spec.tune or {})
-    _check_keys("tune", options, _TUNE)
+    _check_keys("tune", options, _TUNE_KEYS)
 
     def amounts(end: str) -> dict[str, Any]:
         return {name: options.get(f"{end}_{name}") for name in ("tokens", "samples", "epochs")}
@@ -285,16 +293,16 @@ def _search(spec: JobSpec, network: ModelSpec, system: System, run: Run) -> Pric
         )
     )  # fmt: skip
 
-    def price(gpus: int) -> JobTimes:
+    def price(gpus: int) -> JobTime:
         search = tuning_study(network, system, run, tuning, gpus=gpus).best
         low, high = (end / search.seconds for end in search.interval)
         costs = search.price.costs
-        return JobTimes(gpus, search.seconds, (low, high), costs.start + costs.save[0] + costs.restore[0])
+        return JobTime(gpus, search.seconds, (low, high), costs.start + costs.save[0] + costs.restore[0])
 
     return price
 
 
-def _service(spec: JobSpec, network: ModelSpec, system: System) -> Pricer:
+def _service_predictor(spec: JobSpec, network: ModelSpec, system: System) -> RunTimePredictor:
     options = dict(spec.serve or {})
     _check_keys("serve", options, _SERVE)
     lengths = Lengths(_positive("input", options.get("input", 1000)), _positive("output", options.get("output", 300)))
@@ -302,23 +310,23 @@ def _service(spec: JobSpec, network: ModelSpec, system: System) -> Pricer:
     formats = [parse_formats(str(options.get("weights", network.released)), None)]
     engine = load_engine(str(options.get("engine", "vllm")))
 
-    def price(gpus: int) -> JobTimes:
+    def price(gpus: int) -> JobTime:
         service = service_of(network, system, gpus, engine, load, ServingLimits(), formats, None, None, None)
         if service.best is None:
             raise PlanError(service.verdict)
-        return JobTimes(gpus, float(spec.until or 0.0) - spec.arrival)
+        return JobTime(gpus, float(spec.until or 0.0) - spec.arrival)
 
     return price
 
 
-def _learning(spec: JobSpec, network: ModelSpec, system: System) -> Pricer:
+def _rl_predictor(spec: JobSpec, network: ModelSpec, system: System) -> RunTimePredictor:
     from paleo.studies.reinforcement import LearningQuestion, learning_study
 
     options = dict(spec.rl or {})
     _check_keys("rl", options, _RL)
     algorithm, software = str(options.get("algorithm", "grpo")), str(options.get("software", "megatron-core"))
     if algorithm not in ALGORITHMS:
-        raise SpecError(f"rl.algorithm: {algorithm!r:.40}: {near(algorithm, ALGORITHMS)}")
+        raise SpecError(f"rl.algorithm: {algorithm!r:.40}: {suggest_names(algorithm, ALGORITHMS)}")
     output = _positive("output", options.get("output", 1000))
     rollouts, steps = (
         int(_positive(name, options.get(name, usual))) for name, usual in (("rollouts", 512), ("steps", 0))
@@ -329,12 +337,12 @@ def _learning(spec: JobSpec, network: ModelSpec, system: System) -> Pricer:
         max(_positive("max_output", options.get("max_output", 4.0 * output)), output),
     )  # fmt: skip
 
-    def price(gpus: int) -> JobTimes:
+    def price(gpus: int) -> JobTime:
         question = LearningQuestion(network, system, gpus, task, algorithm, software=software)
         study = learning_study(question, steps=steps)
         if not study.steps or not study.steps[0].fits:
             raise PlanError(study.verdict)
-        return JobTimes(gpus, study.steps[0].step * steps, INTERVAL, _RESTART)
+        return JobTime(gpus, study.steps[0].step_time * steps, INTERVAL, _RESTART_TIME)
 
     return price
 
@@ -342,7 +350,7 @@ def _learning(spec: JobSpec, network: ModelSpec, system: System) -> Pricer:
 def _check_keys(part: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
     for name in options:
         if name not in known:
-            raise SpecError(f"{part}.{name!s:.40}: unknown key; {near(str(name), known)}")
+            raise SpecError(f"{part}.{name!s:.40}: unknown key; {suggest_names(str(name), known)}")
 
 
 def _positive(name: str, value: Any) -> float:

@@ -29,8 +29,8 @@ QUANTUM, GROWTH = 3200.0, 2.0
 #: Relative rounding error of levels and of reservation times.
 _ROUNDING = 2e-9
 #: A job is enlarged only if that saves this many times the pause for resizing.
-_WORTH = 2.0
-IDLE = ("waiting", "fragmentation", "idle")
+_MIN_RESIZE_GAIN = 2.0
+IDLE_REASONS = ("waiting", "fragmentation", "idle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +43,19 @@ class ClusterJob:
         Names of the job and of the team that it belongs to.
     arrival, deadline : float
         Times of submission and of the latest end [s].
-    seconds : tuple of mapping
+    run_times : tuple of mapping
         For each kind of nodes: GPUs that the job may have, rising, and its run time on them [s].
-    preferred : tuple of int
+    preferred_gpus : tuple of int
         For each kind of nodes: GPUs of the job where it is not resized; 0 where it does not run.
     priority : float
         Larger ones come first.
     preemptible : bool
         True if it may be stopped or resized.
-    pause : float
+    restart_time : float
         Time to write a checkpoint, to start again and to read it [s].
-    failing : float
+    failure_share : float
         Share (0 to 1) of the run time that is lost to failures and checkpoints.
-    slowdown : float
+    excess_rack_slowdown : float
         Run time on more racks than needed over that on as few as possible.
     after : tuple of int
         Jobs that end before it starts.
@@ -63,15 +63,15 @@ class ClusterJob:
 
     name: str
     arrival: float
-    seconds: tuple[Mapping[int, float], ...]
-    preferred: tuple[int, ...]
+    run_times: tuple[Mapping[int, float], ...]
+    preferred_gpus: tuple[int, ...]
     team: str = ""
     deadline: float = math.inf
     priority: float = 0.0
     preemptible: bool = True
-    pause: float = 0.0
-    failing: float = 0.0
-    slowdown: float = 1.0
+    restart_time: float = 0.0
+    failure_share: float = 0.0
+    excess_rack_slowdown: float = 1.0
     after: tuple[int, ...] = ()
 
 
@@ -95,7 +95,7 @@ class _Running:
     begin: float
     pause: float
     seconds: float
-    due: float
+    end_time: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +108,11 @@ class ClusterRun:
         First start, end, and time in the queue in all [s].
     preemptions : numpy.ndarray
         Stops on purpose, resizing included.
-    worked, paused : numpy.ndarray
+    work_gpu_seconds, pause_gpu_seconds : numpy.ndarray
         GPU-seconds of work (failures included) and of pauses.
-    failed : numpy.ndarray
+    failure_gpu_seconds : numpy.ndarray
         GPU-seconds of the work that failures and checkpoints take.
-    unused : dict
+    unused_gpu_seconds : dict
         GPU-seconds that no job has: ``waiting`` (the first job needs more GPUs than are free), ``fragmentation``
         (enough are free, on the wrong nodes) and ``idle`` (no job waits).
     gpus : int
@@ -129,10 +129,10 @@ class ClusterRun:
     finish: Array
     waited: Array
     preemptions: Array
-    worked: Array
-    paused: Array
-    failed: Array
-    unused: dict[str, float]
+    work_gpu_seconds: Array
+    pause_gpu_seconds: Array
+    failure_gpu_seconds: Array
+    unused_gpu_seconds: dict[str, float]
     gpus: int
     span: float
     queue: Array
@@ -141,7 +141,7 @@ class ClusterRun:
     @property
     def utilisation(self) -> float:
         """Fraction (0 to 1) of all GPU time in which jobs make progress."""
-        return float(self.worked.sum()) / (self.gpus * self.span) if self.span else 0.0
+        return float(self.work_gpu_seconds.sum()) / (self.gpus * self.span) if self.span else 0.0
 
 
 @dataclass(slots=True)
@@ -180,7 +180,7 @@ class ClusterSimulation:
         self.first, self.last = 0, 0
         self.free = sum(pool.gpus for pool in pools)
         self.blocked = "idle"
-        self.unused = dict.fromkeys(IDLE, 0.0)
+        self.unused = dict.fromkeys(IDLE_REASONS, 0.0)
         self.lengths: list[tuple[float, int]] = []
         self.segments: list[Segment] = []
         self.reserved: _Reservation | None = None
@@ -192,14 +192,15 @@ class ClusterSimulation:
         kinds = range(len(pools))
         self.choices = [
             sorted(
-                (p for p in kinds if 0 < job.preferred[p] <= pools[p].gpus), key=lambda p: _preferred_seconds(job, p)
+                (p for p in kinds if 0 < job.preferred_gpus[p] <= pools[p].gpus),
+                key=lambda p: _preferred_seconds(job, p),
             )
             for job in jobs
         ]
         if () in map(tuple, self.choices):
             number = next(number for number, kinds_of_job in enumerate(self.choices) if not kinds_of_job)
             raise SpecError(f"job {jobs[number].name!r:.60} can never run: no kind of nodes has enough GPUs")
-        self.sizes = [np.array([job.preferred[p] for job in jobs], dtype=np.int64) for p in kinds]
+        self.sizes = [np.array([job.preferred_gpus[p] for job in jobs], dtype=np.int64) for p in kinds]
         self.times = [np.array([_preferred_seconds(job, p) for job in jobs], dtype=np.float64) for p in kinds]
 
     def run(self) -> None:
@@ -253,11 +254,11 @@ class ClusterSimulation:
         """
         running = self.running.get(job)
         if running is not None:
-            return running.due - self.now
+            return running.end_time - self.now
         seconds = min(self.times[p][job] for p in self.choices[job])
         return float((1.0 - self.progress[job]) * seconds + self.owed[job])
 
-    def attained(self, job: int) -> float:
+    def attained_service(self, job: int) -> float:
         """Return the GPU time that a job has used so far [GPU-seconds].
 
         Parameters
@@ -287,12 +288,12 @@ class ClusterSimulation:
         int
             Level, from 0.
         """
-        quanta = self.attained(job) / self.quantum
+        quanta = self.attained_service(job) / self.quantum
         if self.growth > 1.0:
             quanta = math.log1p(quanta * (self.growth - 1.0)) / math.log(self.growth)
         return math.floor(quanta + _ROUNDING * (1.0 + quanta))
 
-    def used_by(self, team: str) -> float:
+    def team_gpu_time(self, team: str) -> float:
         """Return the GPU time that the jobs of a team have used so far [GPU-seconds].
 
         Parameters
@@ -336,9 +337,9 @@ class ClusterSimulation:
         described, nodes = self.jobs[job], self.pools[pool]
         nodes.take(gang)
         self.free -= gpus
-        seconds = described.seconds[pool][gpus]
-        if described.slowdown > 1.0 and nodes.racks_beyond(gang):
-            seconds *= described.slowdown
+        seconds = described.run_times[pool][gpus]
+        if described.excess_rack_slowdown > 1.0 and nodes.has_excess_racks(gang):
+            seconds *= described.excess_rack_slowdown
         left = 1.0 - self.progress[job]
         expected = self.now + self.owed[job] + left * seconds
         if self.factors is not None:
@@ -365,7 +366,7 @@ class ClusterSimulation:
         self.ran[job] += elapsed
         team = self.jobs[job].team
         self.team_used[team] = self.team_used.get(team, 0.0) + elapsed * running.gpus
-        self.pools[running.pool].give_back(running.gang)
+        self.pools[running.pool].release(running.gang)
         self.free += running.gpus
         self._forget_end(job, running)
         if elapsed > 0.0:
@@ -373,13 +374,13 @@ class ClusterSimulation:
         if not ended:
             self.queue.cancel(job)
             self.stops[job] += 1
-            self.owed[job] = self.jobs[job].pause
+            self.owed[job] = self.jobs[job].restart_time
             self._wait(job)
 
     def _forget_end(self, job: int, running: _Running) -> None:
         """Remove the expected end of a running job from the sorted list of ends."""
         if self.factors is None:
-            place = bisect_left(self.ends, (running.due, job))
+            place = bisect_left(self.ends, (running.end_time, job))
             if place < len(self.ends) and self.ends[place][1] == job:
                 del self.ends[place]
                 return
@@ -394,20 +395,20 @@ class ClusterSimulation:
             return
         if self.policy.elastic:
             # Give every job its fewest GPUs in the order of arrival, then the rest where each saves most time.
-            goal = self._goal()
+            goal = self._target_allocation()
             changed = [job for job, (_, gpus) in goal.items() if job in self.running and self.running[job].gpus != gpus]
             for job in changed:
                 self._stop(job)
             for job in sorted((job for job in goal if job not in self.running), key=lambda job: (-goal[job][1], job)):
                 p, most = goal[job]
-                for gpus in sorted((g for g in self.jobs[job].seconds[p] if g <= most), reverse=True):
+                for gpus in sorted((g for g in self.jobs[job].run_times[p] if g <= most), reverse=True):
                     if self.pools[p].fits(gpus):
-                        self._start(job, p, gpus, self.pools[p].gang(gpus))
+                        self._start(job, p, gpus, self.pools[p].place(gpus))
                         break
         elif self.policy.preempts:
             self._preempt()
         else:
-            self._in_order()
+            self._start_in_order()
         head = self._first_waiting()
         if head is not None:
             enough = any(self.sizes[p][head] <= self.pools[p].free.sum() for p in self.choices[head])
@@ -426,10 +427,10 @@ class ClusterSimulation:
         for p in self.choices[job]:
             gpus = int(self.sizes[p][job])
             if self.pools[p].fits(gpus):
-                return p, gpus, self.pools[p].gang(gpus)
+                return p, gpus, self.pools[p].place(gpus)
         return None
 
-    def _in_order(self) -> None:
+    def _start_in_order(self) -> None:
         """Start jobs in the order of the policy; when one has no room, try only those that do not delay it."""
         key = self.policy.key
         order = None
@@ -462,7 +463,7 @@ class ClusterSimulation:
                     for node, count in self.running[job].gang:
                         free[node] += count
                     time = max(end, self.now)
-            for node, count in pool.gang(gpus, free):
+            for node, count in pool.place(gpus, free):
                 free[node] -= count
             finish = time + self.times[p][head]
             if best is None or finish < best[0]:
@@ -479,16 +480,16 @@ class ClusterSimulation:
             candidates = order[self.waiting[order] & (self.sizes[p][order] > 0)]
             while len(candidates) and pool.free.any():
                 sizes, ends = self.sizes[p][candidates], self.now + self.times[p][candidates]
-                allowed = pool.fitting(sizes, pool.free)
+                allowed = pool.fits_each(sizes, pool.free)
                 if p == reserved.pool:
                     room = np.minimum(pool.free, reserved.extra)
-                    allowed = np.where(ends <= until, allowed, pool.fitting(sizes, room))
+                    allowed = np.where(ends <= until, allowed, pool.fits_each(sizes, room))
                 place = int(allowed.argmax())
                 if not allowed[place]:
                     break
                 job, gpus = int(candidates[place]), int(sizes[place])
                 beyond = p == reserved.pool and ends[place] > until
-                gang = pool.gang(gpus, room if beyond else None)
+                gang = pool.place(gpus, room if beyond else None)
                 self._start(job, p, gpus, gang)
                 if beyond:
                     for node, count in gang:
@@ -527,7 +528,7 @@ class ClusterSimulation:
                 victims.remove(victim)
                 self._stop(victim)
             if pool.fits(gpus):
-                self._start(job, p, gpus, pool.gang(gpus))
+                self._start(job, p, gpus, pool.place(gpus))
         if self.policy.rounds and self.waiters:
             self._set_quantum()
 
@@ -537,26 +538,28 @@ class ClusterSimulation:
         growth = self.growth
         level = self.quantum * (least if growth == 1.0 else (growth**least - 1.0) / (growth - 1.0))
         gaps = [
-            (level - self.attained(job)) / each.gpus for job, each in self.running.items() if self.jobs[job].preemptible
+            (level - self.attained_service(job)) / each.gpus
+            for job, each in self.running.items()
+            if self.jobs[job].preemptible
         ]
         gaps = [gap for gap in gaps if gap > _ROUNDING * self.quantum]
         if gaps:
             self.queue.push(self.now + min(gaps), 2 * len(self.jobs))
 
-    def _goal(self) -> dict[int, tuple[int, int]]:
+    def _target_allocation(self) -> dict[int, tuple[int, int]]:
         """Return (kind of nodes, number of GPUs) of each job that should run now."""
         room, goal = [pool.gpus for pool in self.pools], {}
         for job, running in self.running.items():
             shrinks = self.waiters and self.jobs[job].preemptible
-            goal[job] = running.pool, min(self.jobs[job].seconds[running.pool]) if shrinks else running.gpus
+            goal[job] = running.pool, min(self.jobs[job].run_times[running.pool]) if shrinks else running.gpus
             room[running.pool] -= goal[job][1]
         for job in np.flatnonzero(self.waiting).tolist():
-            fitting = [p for p in self.choices[job] if min(self.jobs[job].seconds[p]) <= room[p]]
+            fitting = [p for p in self.choices[job] if min(self.jobs[job].run_times[p]) <= room[p]]
             if not fitting:
                 break
-            goal[job] = fitting[0], min(self.jobs[job].seconds[fitting[0]])
+            goal[job] = fitting[0], min(self.jobs[job].run_times[fitting[0]])
             room[fitting[0]] -= goal[job][1]
-        gains = [entry for job in goal if (entry := self._gain(job, goal[job])) is not None]
+        gains = [entry for job in goal if (entry := self._resize_gain(job, goal[job])) is not None]
         heapq.heapify(gains)
         while gains:
             _, job, gpus = heapq.heappop(gains)
@@ -564,38 +567,41 @@ class ClusterSimulation:
             if gpus - before <= room[p]:
                 room[p] -= gpus - before
                 goal[job] = p, gpus
-                if (entry := self._gain(job, goal[job])) is not None:
+                if (entry := self._resize_gain(job, goal[job])) is not None:
                     heapq.heappush(gains, entry)
         for job, running in self.running.items():
             p, gpus = goal[job]
-            seconds, left = self.jobs[job].seconds[p], self.remaining(job) / running.seconds if running.seconds else 0.0
+            seconds, left = (
+                self.jobs[job].run_times[p],
+                self.remaining(job) / running.seconds if running.seconds else 0.0,
+            )
             saved = left * (seconds[running.gpus] - seconds[gpus])
-            if gpus > running.gpus and saved < _WORTH * self.jobs[job].pause:
+            if gpus > running.gpus and saved < _MIN_RESIZE_GAIN * self.jobs[job].restart_time:
                 goal[job] = p, running.gpus
         return goal
 
-    def _gain(self, job: int, present: tuple[int, int]) -> tuple[float, int, int] | None:
+    def _resize_gain(self, job: int, present: tuple[int, int]) -> tuple[float, int, int] | None:
         """Return what a job gains by its next larger number of GPUs; None if it cannot get more.
 
         Returns (change of its remaining time for each additional GPU [s], negative if shorter; the job; the larger
         number).
         """
         p, gpus = present
-        seconds = self.jobs[job].seconds[p]
+        seconds = self.jobs[job].run_times[p]
         larger = [g for g in seconds if g > gpus]
         if not larger or (job in self.running and not self.jobs[job].preemptible):
             return None
         left = 1.0 - self.progress[job]
         if job in self.running:
             running = self.running[job]
-            left = min((running.due - self.now) / running.seconds, left) if running.seconds else 0.0
+            left = min((running.end_time - self.now) / running.seconds, left) if running.seconds else 0.0
         following = min(larger)
         return left * (seconds[following] - seconds[gpus]) / (following - gpus), job, following
 
 
 def _preferred_seconds(job: ClusterJob, pool: int) -> float:
     """Return the run time on the preferred GPUs of a kind of nodes; inf if the job does not run there."""
-    return job.seconds[pool][job.preferred[pool]] if job.preferred[pool] else math.inf
+    return job.run_times[pool][job.preferred_gpus[pool]] if job.preferred_gpus[pool] else math.inf
 
 
 def simulate_cluster(
@@ -640,10 +646,10 @@ def simulate_cluster(
         finish=finish,
         waited=np.maximum(finish - entered - column(cluster.ran), 0.0),
         preemptions=column(cluster.stops),
-        worked=worked,
-        paused=column(cluster.paused),
-        failed=worked * np.array([job.failing for job in jobs]),
-        unused=cluster.unused,
+        work_gpu_seconds=worked,
+        pause_gpu_seconds=column(cluster.paused),
+        failure_gpu_seconds=worked * np.array([job.failure_share for job in jobs]),
+        unused_gpu_seconds=cluster.unused,
         gpus=sum(pool.gpus for pool in pools),
         span=cluster.now - cluster.begin,
         queue=np.array(cluster.lengths, dtype=np.float64).reshape(-1, 2),

@@ -19,18 +19,18 @@ import numpy.typing as npt
 from pydantic import Field
 
 from paleo.cluster.jobs import read_jobs
-from paleo.cluster.nodes import POLICIES, NodePool, per_node, rack_nodes
+from paleo.cluster.nodes import POLICIES, NodePool, gpus_per_node, nodes_per_rack
 from paleo.cluster.simulation import ClusterJob, ClusterRun, simulate_cluster
-from paleo.errors import SpecError, near
+from paleo.errors import SpecError, suggest_names
 from paleo.specs.loading import Text, read_yaml
 from paleo.specs.system import load_system
-from paleo.studies.cost import NINETY, Tariff, rent
-from paleo.studies.sweep import Study, study_of
-from paleo.units import HOUR, comma_separated, duration, whole_number, whole_percent, with_noun
+from paleo.studies.cost import INTERVAL_DEVIATIONS, Tariff, rent_rate
+from paleo.studies.sweep import SweepStudy, study_of
+from paleo.units import HOUR, comma_separated, format_duration, format_percent, whole_number, with_noun
 
 if TYPE_CHECKING:
     from paleo.cluster.jobs import JobSpec
-    from paleo.cluster.pricing import JobTimes, PredictedJob
+    from paleo.cluster.pricing import JobTime, PredictedJob
     from paleo.specs.system import System
     from paleo.studies.sweep import Job
 
@@ -39,9 +39,9 @@ Array = npt.NDArray[np.float64]
 MOST_NODES, MOST_SAMPLED = 100_000, 1000
 #: Number of simulations with varied step times and failures from which intervals are computed.
 SAMPLES = 20
-WAITS = ("mean", "p95")
+WAIT_STATISTICS = ("mean", "p95")
 PLACEMENTS = ("packed", "spread")
-UNMODELLED = (
+UNMODELLED_EFFECTS = (
     "jobs that share a GPU, and traffic of one job that slows another",
     "repairs of nodes: a job with a failure restarts on its nodes, or on spare ones",
     "the time of the scheduler itself",
@@ -55,12 +55,12 @@ class ClusterRequirements:
     The limit is for the mean or for the 95th percentile of the jobs.
     """
 
-    wait: float | None = None
-    measure: str = "p95"
+    max_wait: float | None = None
+    wait_statistic: str = "p95"
 
 
 @dataclass(frozen=True)
-class Fleet:
+class JobsOnCluster:
     """Jobs with their predicted run times, the systems of the cluster, and the scheduling policy.
 
     Attributes
@@ -101,7 +101,7 @@ class Fleet:
             One pool a kind.
         """
         return [
-            NodePool(count, per_node(system), rack_nodes(system) or 1 << 30, self.placement == "spread")
+            NodePool(count, gpus_per_node(system), nodes_per_rack(system) or 1 << 30, self.placement == "spread")
             for system, count in zip(self.systems, nodes, strict=True)
         ]
 
@@ -122,7 +122,7 @@ class Fleet:
         """
         return simulate_cluster(self.cluster_jobs, self.pools(nodes), POLICIES[self.policy], factors=factors)
 
-    def holds_all(self, nodes: Sequence[int]) -> bool:
+    def fits_all_jobs(self, nodes: Sequence[int]) -> bool:
         """Return True if every job fits on the nodes of some system.
 
         Parameters
@@ -135,8 +135,10 @@ class Fleet:
         bool
             True if all fit.
         """
-        sizes = [count * per_node(system) for count, system in zip(nodes, self.systems, strict=True)]
-        return all(any(0 < gpus <= size for gpus, size in zip(job.preferred, sizes, strict=True)) for job in self.jobs)
+        sizes = [count * gpus_per_node(system) for count, system in zip(nodes, self.systems, strict=True)]
+        return all(
+            any(0 < gpus <= size for gpus, size in zip(job.preferred_gpus, sizes, strict=True)) for job in self.jobs
+        )
 
     def usd_per_s(self, nodes: Sequence[int]) -> float | None:
         """Return the rent of a cluster.
@@ -152,7 +154,7 @@ class Fleet:
             Rent [USD/s]; None if one of them has no price.
         """
         rates = [
-            rent(system, count * per_node(system), self.tariff)[0]
+            rent_rate(system, count * gpus_per_node(system), self.tariff)[0]
             for system, count in zip(self.systems, nodes, strict=True)
             if count
         ]
@@ -171,7 +173,7 @@ class FleetStudy:
         Nodes of every kind.
     searched : bool
         True if this is the smallest order that meets the requirements.
-    wishes : ClusterRequirements
+    requirements : ClusterRequirements
         Deadlines and a limit of the waiting time.
     result : ClusterRun
         Times of all jobs on these machines.
@@ -179,34 +181,34 @@ class FleetStudy:
         The same with one node more of the first kind.
     intervals : numpy.ndarray, optional
         Ends of the 90 % interval of finishing times, shape (jobs, 2) [s].
-    on_time : numpy.ndarray, optional
+    deadline_probability : numpy.ndarray, optional
         Share of the samples in which each deadline holds; nan without a deadline.
     """
 
-    fleet: Fleet
+    fleet: JobsOnCluster
     nodes: tuple[int, ...]
     searched: bool
-    wishes: ClusterRequirements
+    requirements: ClusterRequirements
     result: ClusterRun
     larger: ClusterRun | None = None
     intervals: Array | None = None
-    on_time: Array | None = None
-    unmodelled: tuple[str, ...] = UNMODELLED
+    deadline_probability: Array | None = None
+    unmodelled: tuple[str, ...] = UNMODELLED_EFFECTS
 
     @property
     def wait(self) -> float:
         """Waiting time of the jobs [s]: mean or 95th percentile, as the requirements say."""
-        return waiting_time(self.result, self.wishes.measure)
+        return waiting_time(self.result, self.requirements.wait_statistic)
 
     @property
-    def missed(self) -> list[str]:
+    def late_jobs(self) -> list[str]:
         """Names of the jobs that miss their deadlines."""
-        return missed_deadlines(self.fleet, self.result)
+        return late_jobs(self.fleet, self.result)
 
     @property
-    def holds(self) -> bool:
+    def meets_requirements(self) -> bool:
         """True if the machines meet the deadlines and the waiting-time limit."""
-        return not self.missed and (self.wishes.wait is None or self.wait <= self.wishes.wait)
+        return not self.late_jobs and (self.requirements.max_wait is None or self.wait <= self.requirements.max_wait)
 
     @property
     def usd(self) -> float | None:
@@ -215,7 +217,7 @@ class FleetStudy:
         return None if rate is None else rate * self.result.span
 
     @property
-    def order(self) -> str:
+    def order_text(self) -> str:
         """The ordered machines as text, such as ``4 nodes of dgx-h100``."""
         parts = [
             f"{with_noun(count, 'node')} of {system.name}"
@@ -228,8 +230,11 @@ class FleetStudy:
     def lost_gpu_hours(self) -> dict[str, float]:
         """GPU-hours without progress, by reason; ``idle`` are those in which no job waits."""
         result = self.result
-        unused = {name: value / HOUR for name, value in result.unused.items()}
-        stops = {"preemption": float(result.paused.sum()) / HOUR, "failures": float(result.failed.sum()) / HOUR}
+        unused = {name: value / HOUR for name, value in result.unused_gpu_seconds.items()}
+        stops = {
+            "preemption": float(result.pause_gpu_seconds.sum()) / HOUR,
+            "failures": float(result.failure_gpu_seconds.sum()) / HOUR,
+        }
         return {"waiting": unused["waiting"], "fragmentation": unused["fragmentation"], **stops, "idle": unused["idle"]}
 
     @property
@@ -241,34 +246,37 @@ class FleetStudy:
             ""
             if not deadlines
             else (
-                f", {with_noun(len(self.missed), 'deadline')} of {deadlines} missed"
-                if self.missed
+                f", {with_noun(len(self.late_jobs), 'deadline')} of {deadlines} missed"
+                if self.late_jobs
                 else ", all deadlines hold"
             )
         )
         smallest = " is the smallest order:" if self.searched else ":"
-        measure = "mean" if self.wishes.measure == "mean" else "95th percentile"
-        wait = f"waiting times have a {measure} of {duration(self.wait)}" if self.wait else "hardly any job waits"
+        measure = "mean" if self.requirements.wait_statistic == "mean" else "95th percentile"
+        wait = (
+            f"waiting times have a {measure} of {format_duration(self.wait)}" if self.wait else "hardly any job waits"
+        )
         title = POLICIES[self.fleet.policy].title
         words = (
-            f"{self.order}{smallest} {jobs} end after {duration(result.span)} under {title}{deadline}; {wait}; "
-            f"GPUs are {whole_percent(result.utilisation)} busy."
+            f"{self.order_text}{smallest} {jobs} end after {format_duration(result.span)} under "
+            f"{title}{deadline}; {wait}; "
+            f"GPUs are {format_percent(result.utilisation)} busy."
         )
-        return " ".join([words, *filter(None, [self._larger(), self._failing()])])
+        return " ".join([words, *filter(None, [self._larger_text(), self._unsafe_text()])])
 
-    def _larger(self) -> str:
+    def _larger_text(self) -> str:
         if self.larger is None:
             return ""
-        wait = waiting_time(self.larger, self.wishes.measure)
+        wait = waiting_time(self.larger, self.requirements.wait_statistic)
         if wait == self.wait and self.larger.span == self.result.span:
             return "One node more changes neither."
-        waits = duration(wait) if wait else "none"
-        return f"One node more: the last ends after {duration(self.larger.span)}, waits are {waits}."
+        waits = format_duration(wait) if wait else "none"
+        return f"One node more: the last ends after {format_duration(self.larger.span)}, waits are {waits}."
 
-    def _failing(self) -> str:
-        if self.on_time is None or self.missed:
+    def _unsafe_text(self) -> str:
+        if self.deadline_probability is None or self.late_jobs:
             return ""
-        unsafe = int(np.nansum(self.on_time < 0.95))
+        unsafe = int(np.nansum(self.deadline_probability < 0.95))
         return f"{with_noun(unsafe, 'deadline')} may be missed (below 95 % of samples)." if unsafe else ""
 
 
@@ -292,7 +300,7 @@ def waiting_time(result: ClusterRun, measure: str) -> float:
     return float(result.waited.mean() if measure == "mean" else np.quantile(result.waited, 0.95))
 
 
-def missed_deadlines(fleet: Fleet, result: ClusterRun) -> list[str]:
+def late_jobs(fleet: JobsOnCluster, result: ClusterRun) -> list[str]:
     """Return the jobs that end after their deadlines.
 
     Parameters
@@ -314,7 +322,7 @@ def missed_deadlines(fleet: Fleet, result: ClusterRun) -> list[str]:
 def predict_fleet(
     specs: Sequence[JobSpec], systems: Sequence[System], policy: str, *, nodes: Sequence[int] | None = None,
     placement: str = "packed", tariff: Tariff | None = None,
-) -> Fleet:  # fmt: skip
+) -> JobsOnCluster:  # fmt: skip
     """Predict the run times of all jobs on every system.
 
     Parameters
@@ -338,20 +346,25 @@ def predict_fleet(
     from paleo.cluster.pricing import predict_job
 
     if policy not in POLICIES:
-        raise SpecError(f"--policy {policy!r:.40}: {near(policy, POLICIES)}")
+        raise SpecError(f"--policy {policy!r:.40}: {suggest_names(policy, POLICIES)}")
     if placement not in PLACEMENTS:
-        raise SpecError(f"--placement {placement!r:.40}: {near(placement, PLACEMENTS)}")
+        raise SpecError(f"--placement {placement!r:.40}: {suggest_names(placement, PLACEMENTS)}")
     counts = [MOST_NODES] * len(systems) if nodes is None else list(nodes)
     most = [
-        min(count * per_node(system), system.capacity or count * per_node(system))
+        min(count * gpus_per_node(system), system.capacity or count * gpus_per_node(system))
         for count, system in zip(counts, systems, strict=True)
     ]
     jobs = tuple(predict_job(spec, systems, most) for spec in specs)
-    return Fleet(jobs, tuple(systems), policy, placement, tariff or Tariff())
+    return JobsOnCluster(jobs, tuple(systems), policy, placement, tariff or Tariff())
 
 
 def fleet_study(
-    fleet: Fleet, nodes: Sequence[int] | None, wishes: ClusterRequirements, *, samples: int | None = None, seed: int = 0
+    fleet: JobsOnCluster,
+    nodes: Sequence[int] | None,
+    wishes: ClusterRequirements,
+    *,
+    samples: int | None = None,
+    seed: int = 0,
 ) -> FleetStudy:
     """Simulate jobs on ordered machines, or find the smallest order that meets the requirements.
 
@@ -373,7 +386,7 @@ def fleet_study(
     SpecError
         If no order of machines keeps the wishes, or there is nothing to keep.
     """
-    order = tuple(smallest_order(fleet, wishes) if nodes is None else nodes)
+    order = tuple(smallest_node_counts(fleet, wishes) if nodes is None else nodes)
     result = fleet.run(order)
     count = (SAMPLES if len(fleet.jobs) <= MOST_SAMPLED else 0) if samples is None else samples
     study = FleetStudy(fleet, order, nodes is None, wishes, result)
@@ -383,14 +396,14 @@ def fleet_study(
         study = replace(study, larger=fleet.run(more))
     if count:
         random = np.random.default_rng(seed)
-        finishes = np.array([fleet.run(order, sampled_factors(fleet, random)).finish for _ in range(count)])
+        finishes = np.array([fleet.run(order, sample_run_time_factors(fleet, random)).finish for _ in range(count)])
         deadlines = np.array([job.deadline for job in fleet.cluster_jobs])
         shares = np.where(np.isfinite(deadlines), (finishes <= deadlines).mean(axis=0), np.nan)
-        study = replace(study, intervals=np.quantile(finishes, [0.05, 0.95], axis=0).T, on_time=shares)
+        study = replace(study, intervals=np.quantile(finishes, [0.05, 0.95], axis=0).T, deadline_probability=shares)
     return study
 
 
-def sampled_factors(fleet: Fleet, random: np.random.Generator) -> list[float]:
+def sample_run_time_factors(fleet: JobsOnCluster, random: np.random.Generator) -> list[float]:
     """Draw the ratio of real to expected run time of each job, from step-time errors and failures.
 
     Parameters
@@ -407,18 +420,18 @@ def sampled_factors(fleet: Fleet, random: np.random.Generator) -> list[float]:
     """
     factors = []
     for job in fleet.jobs:
-        price = next(table[gpus] for table, gpus in zip(job.prices, job.preferred, strict=True) if gpus)
-        factors.append(_sampled(price, random))
+        price = next(table[gpus] for table, gpus in zip(job.run_times, job.preferred_gpus, strict=True) if gpus)
+        factors.append(_run_time_factor(price, random))
     return factors
 
 
-def _sampled(price: JobTimes, random: np.random.Generator) -> float:
+def _run_time_factor(price: JobTime, random: np.random.Generator) -> float:
     """Return a random ratio of real to expected run time.
 
     The step time is lognormal within its interval, and each failure loses up to twice its mean loss.
     """
     low, high = price.factors
-    spread = random.standard_normal() / NINETY
+    spread = random.standard_normal() / INTERVAL_DEVIATIONS
     factor = math.exp(spread * (math.log(high) if spread > 0 else -math.log(low)))
     if math.isfinite(price.mtbf) and price.seconds:
         expected = price.seconds / price.mtbf
@@ -428,7 +441,7 @@ def _sampled(price: JobTimes, random: np.random.Generator) -> float:
     return max(factor, 0.1)
 
 
-def smallest_order(fleet: Fleet, wishes: ClusterRequirements) -> tuple[int, ...]:
+def smallest_node_counts(fleet: JobsOnCluster, wishes: ClusterRequirements) -> tuple[int, ...]:
     """Find the node counts per system that meet the requirements at the lowest rent.
 
     Every number of nodes of all kinds but the last is tried, up to the smallest order of that kind alone. The number of
@@ -451,23 +464,23 @@ def smallest_order(fleet: Fleet, wishes: ClusterRequirements) -> tuple[int, ...]
     SpecError
         If there is no requirement, or no order meets it.
     """
-    if wishes.wait is None and not any(math.isfinite(job.deadline) for job in fleet.cluster_jobs):
+    if wishes.max_wait is None and not any(math.isfinite(job.deadline) for job in fleet.cluster_jobs):
         raise SpecError("--nodes auto: no job has a deadline; state one, or a limit of the waiting time with --wait")
     kinds = len(fleet.systems)
     if kinds == 1:
-        count = _fewest(fleet, wishes, ())
+        count = _fewest_nodes(fleet, wishes, ())
         if count is None:
-            raise SpecError(f"--nodes auto: no number of nodes meets the requirements; {_reason(fleet)}")
+            raise SpecError(f"--nodes auto: no number of nodes meets the requirements; {_infeasible_reason(fleet)}")
         return (count,)
-    singles = [_fewest(_on_one_kind(fleet, kind), wishes, ()) for kind in range(kinds)]
+    singles = [_fewest_nodes(_on_one_kind(fleet, kind), wishes, ()) for kind in range(kinds)]
     tried = [range((_MOST_TRIED if count is None else count) + 1) for count in singles[:-1]]
     orders: list[tuple[int, ...]] = []
     for before in itertools.islice(itertools.product(*tried), _MOST_ORDERS):
-        last = _fewest(fleet, wishes, before, most=singles[-1])
+        last = _fewest_nodes(fleet, wishes, before, most=singles[-1])
         if last is not None:
             orders.append((*before, last))
     if not orders:
-        raise SpecError(f"--nodes auto: no order of these systems meets the requirements; {_reason(fleet)}")
+        raise SpecError(f"--nodes auto: no order of these systems meets the requirements; {_infeasible_reason(fleet)}")
     return min(orders, key=lambda order: (fleet.usd_per_s(order) or math.inf, sum(order)))
 
 
@@ -477,13 +490,17 @@ _MOST_TRIED, _MOST_ORDERS = 16, 2000
 _MOST_SCANNED = 128
 
 
-def _on_one_kind(fleet: Fleet, kind: int) -> Fleet:
+def _on_one_kind(fleet: JobsOnCluster, kind: int) -> JobsOnCluster:
     """Return the fleet with one kind of nodes only; jobs that cannot run there make every order too small."""
-    jobs = tuple(replace(job, prices=(job.prices[kind],), preferred=(job.preferred[kind],)) for job in fleet.jobs)
+    jobs = tuple(
+        replace(job, run_times=(job.run_times[kind],), preferred_gpus=(job.preferred_gpus[kind],)) for job in fleet.jobs
+    )
     return replace(fleet, jobs=jobs, systems=(fleet.systems[kind],))
 
 
-def _fewest(fleet: Fleet, wishes: ClusterRequirements, before: tuple[int, ...], most: int | None = None) -> int | None:
+def _fewest_nodes(
+    fleet: JobsOnCluster, wishes: ClusterRequirements, before: tuple[int, ...], most: int | None = None
+) -> int | None:
     """Return the fewest nodes of the last kind that meet the requirements, given the nodes of the other kinds.
 
     The number is doubled until it suffices; then all smaller numbers are tried, or bisected for large orders.
@@ -491,15 +508,15 @@ def _fewest(fleet: Fleet, wishes: ClusterRequirements, before: tuple[int, ...], 
 
     def keeps(count: int) -> bool:
         nodes = (*before, count)
-        if not fleet.holds_all(nodes):
+        if not fleet.fits_all_jobs(nodes):
             return False
         result = fleet.run(nodes)
-        late = wishes.wait is not None and waiting_time(result, wishes.measure) > wishes.wait
-        return not late and not missed_deadlines(fleet, result)
+        late = wishes.max_wait is not None and waiting_time(result, wishes.wait_statistic) > wishes.max_wait
+        return not late and not late_jobs(fleet, result)
 
     if before and keeps(0):
         return 0
-    largest = _enough(fleet) if most is None else most
+    largest = _nodes_without_waiting(fleet) if most is None else most
     high = 1
     while high < largest and not keeps(high):
         high *= 2
@@ -515,19 +532,19 @@ def _fewest(fleet: Fleet, wishes: ClusterRequirements, before: tuple[int, ...], 
     return high
 
 
-def _enough(fleet: Fleet) -> int:
+def _nodes_without_waiting(fleet: JobsOnCluster) -> int:
     """Return a number of nodes of the last kind so large that no job ever waits."""
-    size = per_node(fleet.systems[-1])
-    needed = sum(-(-max(job.preferred) // size) for job in fleet.jobs)
+    size = gpus_per_node(fleet.systems[-1])
+    needed = sum(-(-max(job.preferred_gpus) // size) for job in fleet.jobs)
     owned = MOST_NODES if fleet.systems[-1].capacity is None else fleet.systems[-1].capacity // size
     return max(min(needed, owned), 1)
 
 
-def _reason(fleet: Fleet) -> str:
+def _infeasible_reason(fleet: JobsOnCluster) -> str:
     """Return a text on which jobs miss their deadlines even if nothing waits."""
     late = []
     for job in fleet.cluster_jobs:
-        tables = zip(job.seconds, job.preferred, strict=True)
+        tables = zip(job.run_times, job.preferred_gpus, strict=True)
         if job.arrival + min(table[gpus] for table, gpus in tables if gpus) > job.deadline:
             late.append(job.name)
     if late:
@@ -561,12 +578,12 @@ def parse_nodes(nodes: int | str | Sequence[int], systems: Sequence[System]) -> 
     if len(known) != len(systems):
         raise SpecError(f"--nodes {str(nodes)[:60]!r}: {with_noun(len(systems), 'system')}; expected a number for each")
     for count, system in zip(known, systems, strict=True):
-        if system.capacity is not None and count * per_node(system) > system.capacity:
-            raise SpecError(f"--nodes {count}: system {system.name} has {system.capacity // per_node(system)}")
+        if system.capacity is not None and count * gpus_per_node(system) > system.capacity:
+            raise SpecError(f"--nodes {count}: system {system.name} has {system.capacity // gpus_per_node(system)}")
     return known
 
 
-def check_wishes(wishes: ClusterRequirements) -> ClusterRequirements:
+def check_requirements(wishes: ClusterRequirements) -> ClusterRequirements:
     """Check the requirements of an order of machines.
 
     Parameters
@@ -584,23 +601,25 @@ def check_wishes(wishes: ClusterRequirements) -> ClusterRequirements:
     SpecError
         If they are not possible.
     """
-    if wishes.measure not in WAITS:
-        raise SpecError(f"--measure {wishes.measure!r:.40}: {near(wishes.measure, WAITS)}")
-    if wishes.wait is not None and not 0.0 <= wishes.wait < math.inf:
-        raise SpecError(f"--wait {wishes.wait!r:.40}: expected a time of zero or more")
+    if wishes.wait_statistic not in WAIT_STATISTICS:
+        raise SpecError(
+            f"--measure {wishes.wait_statistic!r:.40}: {suggest_names(wishes.wait_statistic, WAIT_STATISTICS)}"
+        )
+    if wishes.max_wait is not None and not 0.0 <= wishes.max_wait < math.inf:
+        raise SpecError(f"--wait {wishes.max_wait!r:.40}: expected a time of zero or more")
     return wishes
 
 
 #: Axes of a sweep of fleets, with the default of each.
-AXES: dict[str, Any] = {"nodes": None, "policy": "backfill", "placement": "packed", "seed": None}
-_FIGURES = (
+SWEEP_AXES: dict[str, Any] = {"nodes": None, "policy": "backfill", "placement": "packed", "seed": None}
+_RESULT_COLUMNS = (
     "gpus", "span_s", "wait_mean_s", "wait_p95_s", "deadlines_missed", "utilisation", "preemptions",
     "waiting_gpu_hours", "fragmentation_gpu_hours", "preemption_gpu_hours", "failures_gpu_hours", "idle_gpu_hours",
     "cost_usd",
 )  # fmt: skip
 
 
-class FleetSweep(Study):
+class FleetSweep(SweepStudy):
     """A study file of fleets: ``jobs`` is a file of jobs, ``axes`` are ``nodes``, ``policy``, ``placement``, ``seed``.
 
     With a seed, run times are sampled as for the intervals of ``paleo fleet``; without, they are the expected ones.
@@ -617,18 +636,18 @@ class FleetSweep(Study):
     @property
     def columns(self) -> tuple[str, ...]:
         """Columns of the table besides the axes."""
-        return _FIGURES
+        return _RESULT_COLUMNS
 
     def read(self) -> None:
         """Check every value of every axis, and load the jobs."""
         for name, values in self.axes.items():
-            if name not in AXES:
-                raise SpecError(f"axes.{name}: unknown axis; {near(name, AXES)}")
+            if name not in SWEEP_AXES:
+                raise SpecError(f"axes.{name}: unknown axis; {suggest_names(name, SWEEP_AXES)}")
             for value in values:
                 # Raise SpecError for a value that an axis does not accept.
                 words = {"policy": list(POLICIES), "placement": list(PLACEMENTS)}
                 if name in words and value not in words[name]:
-                    raise SpecError(f"axes.{name}: {value!r:.40}: {near(str(value), words[name])}")
+                    raise SpecError(f"axes.{name}: {value!r:.40}: {suggest_names(str(value), words[name])}")
                 if name == "seed" and (type(value) is not int or value < 0):
                     raise SpecError(f"axes.seed: {value!r:.40}: expected a whole number of zero or more")
                 if name == "nodes":
@@ -639,7 +658,7 @@ class FleetSweep(Study):
 
     def record(self, job: Job, point: dict[str, Any]) -> dict[str, Any]:
         """Return one row of the study's table: the value of each column."""
-        settings = {**AXES, **point}
+        settings = {**SWEEP_AXES, **point}
         systems = [job.systems[str(point["system"])]]
         nodes = parse_nodes(settings["nodes"], systems)
         fleet = predict_fleet(
@@ -647,7 +666,7 @@ class FleetSweep(Study):
         )
         factors = None
         if settings["seed"] is not None:
-            factors = sampled_factors(fleet, np.random.default_rng(settings["seed"]))
+            factors = sample_run_time_factors(fleet, np.random.default_rng(settings["seed"]))
         study = FleetStudy(fleet, nodes, False, ClusterRequirements(), fleet.run(nodes, factors))
         result = study.result
         return {
@@ -655,7 +674,7 @@ class FleetSweep(Study):
             "span_s": result.span,
             "wait_mean_s": waiting_time(result, "mean"),
             "wait_p95_s": waiting_time(result, "p95"),
-            "deadlines_missed": len(study.missed),
+            "deadlines_missed": len(study.late_jobs),
             "utilisation": result.utilisation,
             "preemptions": float(result.preemptions.sum()),
             **{f"{name}_gpu_hours": value for name, value in study.lost_gpu_hours.items()},
@@ -664,7 +683,7 @@ class FleetSweep(Study):
         }
 
 
-def load_any_study(path: str | Path) -> Study:
+def load_any_study(path: str | Path) -> SweepStudy:
     """Return a checked study from a file: of fleets if the file names ``jobs``, otherwise of runs."""
     data = read_yaml(path)
-    return study_of(FleetSweep if "jobs" in data else Study, path, data)
+    return study_of(FleetSweep if "jobs" in data else SweepStudy, path, data)

@@ -21,14 +21,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from paleo.errors import SpecError, near
+from paleo.errors import SpecError, suggest_names
 from paleo.registry import Registry
 
 Array = npt.NDArray[np.float64]
 #: A number or an array of numbers; all formulas broadcast.
 Numeric = float | Array
 #: Fan-outs per level, inner to outer; their product is the number of ranks.
-Group = Sequence[Numeric]
+FanOuts = Sequence[Numeric]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +161,15 @@ class Algorithm:
         Traffic of each operation, from the payload [byte] and the fan-outs.
     libraries : mapping of str to sequence of str
         Operations that each of `LIBRARIES` may carry out this way by itself. Empty: the algorithm is used by name only.
-    one_port : bool
+    is_one_port : bool
         A rank sends one message at a time, so that no operation ends before log2 P steps.
     in_network : bool
         Switches combine or copy data, so that the bandwidth bound of host algorithms does not hold.
-    lockstep : bool
+    is_lockstep : bool
         Every rank sends in every step, so that a step lasts as long as its slowest link.
-    between_nodes : bool
+    only_between_nodes : bool
         Libraries choose it for groups of several nodes only.
-    distant : tuple of str
+    non_neighbour_operations : tuple of str
         Operations in which ranks that are no neighbours send to each other. They are not priced on a torus.
     topology : str, optional
         Kind of level that it is written for, such as ``torus``. None: any network.
@@ -180,11 +180,11 @@ class Algorithm:
     reference: str
     formulas: Mapping[str, TrafficFormula]
     libraries: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    one_port: bool = True
+    is_one_port: bool = True
     in_network: bool = False
-    lockstep: bool = False
-    between_nodes: bool = False
-    distant: tuple[str, ...] = ()
+    is_lockstep: bool = False
+    only_between_nodes: bool = False
+    non_neighbour_operations: tuple[str, ...] = ()
     topology: str | None = None
 
     @property
@@ -208,7 +208,7 @@ class Algorithm:
         """
         return operation in self.formulas and operation in self.libraries.get(library, ())
 
-    def traffic(self, operation: str, payload_bytes: Numeric, group: Group) -> Traffic:
+    def traffic(self, operation: str, payload_bytes: Numeric, group: FanOuts) -> Traffic:
         """Return the messages and bytes of one operation; payload and fan-outs broadcast against each other.
 
         Parameters
@@ -236,8 +236,8 @@ class Algorithm:
         (14.0, 1400.0, 700.0)
         """
         if operation not in self.formulas:
-            raise SpecError(f"algorithm {self.name!r} has no {operation!r}; {near(operation, self.formulas)}")
-        return self.formulas[operation](checked_payload(payload_bytes), checked_group(group))
+            raise SpecError(f"algorithm {self.name!r} has no {operation!r}; {suggest_names(operation, self.formulas)}")
+        return self.formulas[operation](checked_payload(payload_bytes), checked_fan_outs(group))
 
 
 ALGORITHMS: Registry[Algorithm] = Registry("collective algorithm", "paleo.collectives")
@@ -263,10 +263,12 @@ def add_algorithm(algorithm: Algorithm) -> Algorithm:
     """
     for library, operations in algorithm.libraries.items():
         if library not in LIBRARIES:
-            raise SpecError(f"algorithm {algorithm.name!r}: unknown library {library!r}; {near(library, LIBRARIES)}")
+            raise SpecError(
+                f"algorithm {algorithm.name!r}: unknown library {library!r}; {suggest_names(library, LIBRARIES)}"
+            )
         for operation in operations:
             if operation not in OPERATIONS:
-                problem = f"unknown operation {operation!r} of {library}; {near(operation, OPERATIONS)}"
+                problem = f"unknown operation {operation!r} of {library}; {suggest_names(operation, OPERATIONS)}"
                 raise SpecError(f"algorithm {algorithm.name!r}: {problem}")
     return ALGORITHMS.register(algorithm.name)(algorithm)
 
@@ -289,7 +291,7 @@ def algorithms_for(operation: str) -> tuple[Algorithm, ...]:
         If the operation is unknown.
     """
     if operation not in OPERATIONS:
-        raise SpecError(f"unknown collective operation {operation!r}; {near(operation, OPERATIONS)}")
+        raise SpecError(f"unknown collective operation {operation!r}; {suggest_names(operation, OPERATIONS)}")
     return tuple(entry for _, entry in ALGORITHMS.items() if operation in entry.formulas)
 
 
@@ -316,7 +318,7 @@ def checked_payload(payload_bytes: Numeric) -> Array:
     return payload
 
 
-def checked_group(group: Group) -> tuple[Array, ...]:
+def checked_fan_outs(group: FanOuts) -> tuple[Array, ...]:
     """Return the fan-outs of a group (ranks per node, nodes per rack, …) as arrays, after checking them.
 
     Parameters
@@ -409,7 +411,7 @@ def doubling_rounds(fan_out: Array) -> Array:
     return np.asarray(np.ceil(np.log2(fan_out)))
 
 
-def has_several_units(fan_out: Array) -> Array:
+def crosses_level(fan_out: Array) -> Array:
     """Return 1 where a level joins several members (GPUs, nodes or racks) of the group, else 0.
 
     Parameters
@@ -466,7 +468,7 @@ def tree_imbalance(units: Numeric) -> Array:
     return np.asarray(np.minimum(2.0, several / 2.0) / (2.0 * remote_share(several)))
 
 
-def one_level_at_a_time(levels: list[LevelTraffic]) -> Traffic:
+def sequential_phases(levels: list[LevelTraffic]) -> Traffic:
     """Build traffic in which each level is its own phase, the inner level first, so that levels do not overlap.
 
     Parameters
@@ -486,7 +488,7 @@ def one_level_at_a_time(levels: list[LevelTraffic]) -> Traffic:
     return Traffic(tuple(phases))
 
 
-def outer_first(traffic: Traffic) -> Traffic:
+def with_reversed_phases(traffic: Traffic) -> Traffic:
     """Reverse the order of the phases, as an all-gather retraces the levels of a reduce-scatter.
 
     Parameters

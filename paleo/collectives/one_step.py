@@ -18,13 +18,13 @@ from paleo.collectives.base import (
     Numeric,
     Traffic,
     add_algorithm,
+    crosses_level,
     doubling_rounds,
-    has_several_units,
     level_instances,
-    one_level_at_a_time,
     ranks_of,
     ranks_per_member,
     remote_share,
+    sequential_phases,
 )
 from paleo.collectives.trees import double_tree_all_reduce, double_tree_broadcast
 
@@ -32,41 +32,39 @@ from paleo.collectives.trees import double_tree_all_reduce, double_tree_broadcas
 # binary tree
 
 
-def _all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
+def _in_switch_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Return the traffic of an all-reduce in the inner level's switch, pipelined with a double tree outside.
 
     The inner level costs 2 alpha + beta S (1 + 1/P), the outer ones of N units 2 alpha log2 N + 2 beta S (N-1)/N. The
     switch reads the whole buffer S of each rank and adds; each rank then multicasts its 1/P of the sum.
     """
-    inner = LevelTraffic(
-        2.0 * has_several_units(group[0]), payload * (1.0 + 1.0 / group[0]) * has_several_units(group[0])
-    )
+    inner = LevelTraffic(2.0 * crosses_level(group[0]), payload * (1.0 + 1.0 / group[0]) * crosses_level(group[0]))
     return _with_outer_trees(inner, payload, group, double_tree_all_reduce)
 
 
-def _reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
+def _in_switch_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Return the traffic of a reduce-scatter inside a switch, alpha + beta S.
 
     The switch reads every buffer and sends 1/P of the sum to each rank.
     """
-    return Traffic.of(LevelTraffic(has_several_units(group[0]), payload * has_several_units(group[0]))) + _outer_ring(
+    return Traffic.of(LevelTraffic(crosses_level(group[0]), payload * crosses_level(group[0]))) + _outer_ring(
         payload, group, 1.0
     )
 
 
-def _all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
+def _in_switch_all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Return the traffic of an all-gather inside a switch, alpha + beta S (P-1)/P.
 
     Each rank multicasts its shard; receiving (P-1)/P of the payload is the limit.
     """
     return _outer_ring(payload, group, 0.0) + Traffic.of(
-        LevelTraffic(has_several_units(group[0]), remote_share(group[0]) * payload)
+        LevelTraffic(crosses_level(group[0]), remote_share(group[0]) * payload)
     )
 
 
-def _broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
+def _in_switch_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Return the traffic of a broadcast as one multicast inside the switch: alpha + beta S."""
-    inner = LevelTraffic(has_several_units(group[0]), payload * has_several_units(group[0]))
+    inner = LevelTraffic(crosses_level(group[0]), payload * crosses_level(group[0]))
     return _with_outer_trees(inner, payload, group, double_tree_broadcast)
 
 
@@ -91,9 +89,7 @@ def _outer_ring(payload: Array, group: tuple[Array, ...], reduced: float) -> Tra
     hops = np.maximum(units - 1.0, 1.0)
     levels = [
         LevelTraffic(
-            (fan_out - 1.0) * above,
-            share * has_several_units(fan_out),
-            reduced * share * (fan_out - 1.0) * above / hops,
+            (fan_out - 1.0) * above, share * crosses_level(fan_out), reduced * share * (fan_out - 1.0) * above / hops
         )
         for fan_out, above in zip(group[1:], (ranks_of(group[i + 1 :]) for i in range(1, len(group))), strict=True)
     ]
@@ -107,13 +103,13 @@ add_algorithm(
         reference="Klenk, Jiang, Thorson and Dennison, An in-network architecture for accelerating shared-memory "
         "multiprocessor collectives, ISCA 2020",
         formulas={
-            "all_reduce": _all_reduce,
-            "reduce_scatter": _reduce_scatter,
-            "all_gather": _all_gather,
-            "broadcast": _broadcast,
+            "all_reduce": _in_switch_all_reduce,
+            "reduce_scatter": _in_switch_reduce_scatter,
+            "all_gather": _in_switch_all_gather,
+            "broadcast": _in_switch_broadcast,
         },
         libraries={"textbook": OPERATIONS, "nccl": ("all_reduce",)},
-        one_port=False,
+        is_one_port=False,
         in_network=True,
     )
 )
@@ -128,7 +124,7 @@ def _send_recv(payload: Array, group: tuple[Array, ...]) -> Traffic:
     It leaves through one sender's ports.
     """
     crosses = [
-        has_several_units(fan_out) * (above == 1) for fan_out, above in zip(group, level_instances(group), strict=True)
+        crosses_level(fan_out) * (above == 1) for fan_out, above in zip(group, level_instances(group), strict=True)
     ]
     return Traffic.of(*(LevelTraffic(cross, cross * payload, senders=1.0) for cross in crosses))
 
@@ -141,9 +137,7 @@ def _pairwise_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
     ranks = ranks_of(group)
     return Traffic.of(
         *(
-            LevelTraffic(
-                (fan_out - 1.0) * inside, inside * payload * (ranks - inside) / ranks * has_several_units(fan_out)
-            )
+            LevelTraffic((fan_out - 1.0) * inside, inside * payload * (ranks - inside) / ranks * crosses_level(fan_out))
             for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
         )
     )
@@ -154,7 +148,7 @@ def _bruck_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
     In every round each rank forwards half of its buffer.
     """
-    return one_level_at_a_time(
+    return sequential_phases(
         [
             LevelTraffic(doubling_rounds(fan_out), 0.5 * doubling_rounds(fan_out) * inside * payload)
             for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
@@ -179,7 +173,7 @@ add_algorithm(
         "IJHPCA 19(1), 2005",
         formulas={"all_to_all": _pairwise_all_to_all},
         libraries={"textbook": OPERATIONS, "nccl": ("all_to_all",)},
-        distant=("all_to_all",),
+        non_neighbour_operations=("all_to_all",),
     )
 )
 add_algorithm(
@@ -190,7 +184,7 @@ add_algorithm(
         "multiport message-passing systems, IEEE TPDS 8(11), 1997",
         formulas={"all_to_all": _bruck_all_to_all},
         libraries={"textbook": OPERATIONS},
-        distant=("all_to_all",),
+        non_neighbour_operations=("all_to_all",),
     )
 )
 
@@ -210,11 +204,9 @@ def _parameter_server_all_reduce(payload: Array, group: tuple[Array, ...], *, se
     for fan_out, inside in zip(group, ranks_per_member(group), strict=True):
         senders = np.where(inside == 1, ranks, ranks - inside)
         servers_inside = np.maximum(1.0, servers * inside / ranks)
-        busy = has_several_units(fan_out)
+        busy = crosses_level(fan_out)
         levels.append(LevelTraffic(2.0 * busy, 2.0 * senders * servers_inside / servers * payload * busy))
-    levels[0] = LevelTraffic(
-        levels[0].steps, levels[0].wire_bytes, ranks * payload / servers * has_several_units(ranks)
-    )
+    levels[0] = LevelTraffic(levels[0].steps, levels[0].wire_bytes, ranks * payload / servers * crosses_level(ranks))
     return Traffic.of(*levels)
 
 
@@ -238,7 +230,7 @@ def _root_exchange(payload: Array, group: tuple[Array, ...], *, times: float, re
         *(
             LevelTraffic(
                 steps=times * (fan_out - 1.0) * inside,
-                wire_bytes=times * (ranks - inside) * payload * has_several_units(fan_out),
+                wire_bytes=times * (ranks - inside) * payload * crosses_level(fan_out),
                 reduced_bytes=reduced * (fan_out - 1.0) * inside * payload,
             )
             for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
@@ -266,8 +258,8 @@ add_algorithm(
         summary="one server takes every gradient and answers every worker",
         reference=_REFERENCE,
         formulas={"all_reduce": _central_all_reduce},
-        one_port=False,
-        distant=("all_reduce",),
+        is_one_port=False,
+        non_neighbour_operations=("all_reduce",),
     )
 )
 add_algorithm(
@@ -276,8 +268,8 @@ add_algorithm(
         summary="each worker is also the server of 1/P of the parameters",
         reference=_REFERENCE,
         formulas={"all_reduce": _sharded_all_reduce},
-        one_port=False,
-        distant=("all_reduce",),
+        is_one_port=False,
+        non_neighbour_operations=("all_reduce",),
     )
 )
 add_algorithm(
@@ -287,6 +279,6 @@ add_algorithm(
         reference="Qi, Sparks and Talwalkar, Paleo, ICLR 2017 (OneToAll)",
         formulas={"all_reduce": _one_to_all_all_reduce, "broadcast": _one_to_all_broadcast},
         libraries={"textbook": OPERATIONS},
-        distant=("all_reduce", "broadcast"),
+        non_neighbour_operations=("all_reduce", "broadcast"),
     )
 )

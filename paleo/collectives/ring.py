@@ -20,13 +20,13 @@ from paleo.collectives.base import (
     LevelTraffic,
     Traffic,
     add_algorithm,
-    has_several_units,
+    crosses_level,
     level_instances,
-    one_level_at_a_time,
-    outer_first,
     ranks_of,
     ranks_per_member,
     remote_share,
+    sequential_phases,
+    with_reversed_phases,
 )
 
 
@@ -42,7 +42,7 @@ def _ring_passes(payload: Array, group: tuple[Array, ...], *, passes: float, sha
         *(
             LevelTraffic(
                 steps=passes * hops,
-                wire_bytes=passes * share * payload * has_several_units(fan_out),
+                wire_bytes=passes * share * payload * crosses_level(fan_out),
                 reduced_bytes=reduced * share * payload * hops / total_hops,
             )
             for fan_out, hops in zip(group, hops_of, strict=True)
@@ -70,7 +70,7 @@ def _ring_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
     Pieces are so small that filling the chain costs latency only.
     """
-    return _ring_passes(payload, group, passes=1.0, share=has_several_units(ranks_of(group)), reduced=0.0)
+    return _ring_passes(payload, group, passes=1.0, share=crosses_level(ranks_of(group)), reduced=0.0)
 
 
 def _level_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
@@ -79,7 +79,7 @@ def _level_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
     It is alpha (f-1) + beta S (f-1)/f + gamma S (f-1)/(f m) at a level of fan-out f, because ranks reduce only their
     shard.
     """
-    return one_level_at_a_time(
+    return sequential_phases(
         [
             LevelTraffic(fan_out - 1.0, remote_share(fan_out) * payload, remote_share(fan_out) * payload / inside)
             for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
@@ -92,8 +92,8 @@ def _level_all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
     It is alpha (f-1) + beta S (f-1)/f at a level of fan-out f.
     """
-    return outer_first(
-        one_level_at_a_time([LevelTraffic(fan_out - 1.0, remote_share(fan_out) * payload) for fan_out in group])
+    return with_reversed_phases(
+        sequential_phases([LevelTraffic(fan_out - 1.0, remote_share(fan_out) * payload) for fan_out in group])
     )
 
 
@@ -111,7 +111,7 @@ def _level_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
     It is the sum of alpha (f-1) + beta m S (f-1)/f over levels. Ranks of a unit first collect what goes to the same
     destination. There are fewer (f - 1 per level) and larger messages, and every byte moves once per level.
     """
-    return one_level_at_a_time(
+    return sequential_phases(
         [
             LevelTraffic(fan_out - 1.0, inside * remote_share(fan_out) * payload)
             for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
@@ -124,14 +124,14 @@ def _along_all_dimensions(payload: Array, group: tuple[Array, ...], *, times: fl
 
     The bytes are divided equally among the dimensions with more than one unit.
     """
-    dimensions = np.maximum(sum((has_several_units(extent) for extent in group), np.zeros(())), 1.0)
+    dimensions = np.maximum(sum((crosses_level(extent) for extent in group), np.zeros(())), 1.0)
     share = remote_share(ranks_of(group)) * payload / dimensions
     return Traffic.of(
         *(
             LevelTraffic(
                 steps=times * np.floor(extent / 2.0),
-                wire_bytes=times * inside * share * has_several_units(extent),
-                reduced_bytes=reduced * share * has_several_units(extent),
+                wire_bytes=times * inside * share * crosses_level(extent),
+                reduced_bytes=reduced * share * crosses_level(extent),
             )
             for extent, inside in zip(group, ranks_per_member(group), strict=True)
         )
@@ -169,23 +169,27 @@ def _torus_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """
     return Traffic.of(
         *(
-            LevelTraffic(np.floor(extent / 2.0), inside * payload * extent / 4.0 * has_several_units(extent))
+            LevelTraffic(np.floor(extent / 2.0), inside * payload * extent / 4.0 * crosses_level(extent))
             for extent, inside in zip(group, ranks_per_member(group), strict=True)
         )
     )
 
 
-_RINGS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+_RING_OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 add_algorithm(
     Algorithm(
         name="ring",
         summary="pieces go round a ring; the least bytes, P - 1 steps",
         reference="Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, JPDC 69(2), 2009",
         formulas=dict(
-            zip(_RINGS, (_ring_all_reduce, _ring_reduce_scatter, _ring_all_gather, _ring_broadcast), strict=True)
+            zip(
+                _RING_OPERATIONS,
+                (_ring_all_reduce, _ring_reduce_scatter, _ring_all_gather, _ring_broadcast),
+                strict=True,
+            )
         ),
-        libraries={"textbook": OPERATIONS, "nccl": _RINGS},
-        lockstep=True,
+        libraries={"textbook": OPERATIONS, "nccl": _RING_OPERATIONS},
+        is_lockstep=True,
     )
 )
 add_algorithm(
@@ -200,7 +204,7 @@ add_algorithm(
             "all_to_all": _level_all_to_all,
         },
         libraries={"textbook": OPERATIONS},
-        distant=("all_to_all",),
+        non_neighbour_operations=("all_to_all",),
     )
 )
 add_algorithm(
@@ -216,7 +220,7 @@ add_algorithm(
             "all_to_all": _torus_all_to_all,
         },
         libraries={"textbook": OPERATIONS, "xla": OPERATIONS},
-        one_port=False,
+        is_one_port=False,
         topology="torus",
     )
 )

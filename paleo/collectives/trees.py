@@ -13,12 +13,12 @@ from paleo.collectives.base import (
     LevelTraffic,
     Traffic,
     add_algorithm,
+    crosses_level,
     doubling_rounds,
-    has_several_units,
-    one_level_at_a_time,
-    outer_first,
     ranks_per_member,
     remote_share,
+    sequential_phases,
+    with_reversed_phases,
 )
 
 # Butterfly collectives: in every round each rank exchanges with a partner twice as far away
@@ -30,7 +30,7 @@ def _butterfly_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     Without alpha and gamma it is Paleo's ceil(log2 n) S / B. Every rank exchanges its whole buffer in every round, so a
     unit of m ranks sends m S a round.
     """
-    return one_level_at_a_time(
+    return sequential_phases(
         [
             LevelTraffic(
                 doubling_rounds(fan_out),
@@ -42,13 +42,13 @@ def _butterfly_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     )
 
 
-def _reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
+def _recursive_halving_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Return the traffic of a reduce-scatter by recursive halving: alpha log2 P + beta S (P-1)/P + gamma S (P-1)/P.
 
     The inner level goes first. At the next level each rank holds S divided by the ranks below it, so the ranks of a
     unit together send S (f-1)/f.
     """
-    return one_level_at_a_time(
+    return sequential_phases(
         [
             LevelTraffic(
                 doubling_rounds(fan_out), remote_share(fan_out) * payload, remote_share(fan_out) * payload / inside
@@ -58,13 +58,13 @@ def _reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
     )
 
 
-def _all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
+def _recursive_doubling_all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Return the traffic of an all-gather by recursive doubling: alpha log2 P + beta S (P-1)/P.
 
     The outer level goes first.
     """
-    return outer_first(
-        one_level_at_a_time(
+    return with_reversed_phases(
+        sequential_phases(
             [LevelTraffic(doubling_rounds(fan_out), remote_share(fan_out) * payload) for fan_out in group]
         )
     )
@@ -72,15 +72,15 @@ def _all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
 def _rabenseifner_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Return the traffic of Rabenseifner's all-reduce: 2 alpha log2 P + 2 beta S (P-1)/P + gamma S (P-1)/P."""
-    return _reduce_scatter(payload, group) + _all_gather(payload, group)
+    return _recursive_halving_reduce_scatter(payload, group) + _recursive_doubling_all_gather(payload, group)
 
 
-def _rabenseifner_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
+def _van_de_geijn_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Return the traffic of van de Geijn's broadcast: 2 alpha log2 P + 2 beta S (P-1)/P.
 
     It is a scatter down a tree and an all-gather.
     """
-    return _all_gather(payload, group) + _all_gather(payload, group)
+    return _recursive_doubling_all_gather(payload, group) + _recursive_doubling_all_gather(payload, group)
 
 
 add_algorithm(
@@ -89,9 +89,13 @@ add_algorithm(
         summary="recursive doubling and halving; log2 P steps, no root",
         reference="Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, "
         "IJHPCA 19(1), 2005",
-        formulas={"all_reduce": _butterfly_all_reduce, "reduce_scatter": _reduce_scatter, "all_gather": _all_gather},
+        formulas={
+            "all_reduce": _butterfly_all_reduce,
+            "reduce_scatter": _recursive_halving_reduce_scatter,
+            "all_gather": _recursive_doubling_all_gather,
+        },
         libraries={"textbook": OPERATIONS},
-        distant=("all_reduce", "reduce_scatter", "all_gather"),
+        non_neighbour_operations=("all_reduce", "reduce_scatter", "all_gather"),
     )
 )
 add_algorithm(
@@ -99,9 +103,9 @@ add_algorithm(
         name="rabenseifner",
         summary="reduce-scatter + all-gather by halving and doubling; few steps and the least bytes, in turns",
         reference="Rabenseifner, Optimization of collective reduction operations, ICCS 2004",
-        formulas={"all_reduce": _rabenseifner_all_reduce, "broadcast": _rabenseifner_broadcast},
+        formulas={"all_reduce": _rabenseifner_all_reduce, "broadcast": _van_de_geijn_broadcast},
         libraries={"textbook": OPERATIONS},
-        distant=("all_reduce", "broadcast"),
+        non_neighbour_operations=("all_reduce", "broadcast"),
     )
 )
 
@@ -111,7 +115,7 @@ add_algorithm(
 
 def _binomial_tree(payload: Array, group: tuple[Array, ...], *, reduced: float) -> Traffic:
     """Return the traffic of one pass up a binomial tree: log2 f rounds a level, each with the whole payload."""
-    return one_level_at_a_time(
+    return sequential_phases(
         [
             LevelTraffic(
                 doubling_rounds(fan_out),
@@ -133,7 +137,7 @@ def _tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
 def _tree_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Return the traffic of a broadcast down a binomial tree: alpha log2 P + beta S log2 P, the outer level first."""
-    return outer_first(_binomial_tree(payload, group, reduced=0.0))
+    return with_reversed_phases(_binomial_tree(payload, group, reduced=0.0))
 
 
 def double_tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
@@ -183,9 +187,7 @@ def double_tree_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
     -------
     Traffic
     """
-    return Traffic.of(
-        *(LevelTraffic(doubling_rounds(fan_out), payload * has_several_units(fan_out)) for fan_out in group)
-    )
+    return Traffic.of(*(LevelTraffic(doubling_rounds(fan_out), payload * crosses_level(fan_out)) for fan_out in group))
 
 
 def _chain_tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
@@ -210,7 +212,7 @@ add_algorithm(
         reference="Ben-Nun and Hoefler, Demystifying parallel and distributed deep learning, ACM CSUR 52(4), 2019",
         formulas={"all_reduce": _tree_all_reduce, "broadcast": _tree_broadcast},
         libraries={"textbook": OPERATIONS},
-        distant=("all_reduce", "broadcast"),
+        non_neighbour_operations=("all_reduce", "broadcast"),
     )
 )
 add_algorithm(
@@ -221,7 +223,7 @@ add_algorithm(
         "Parallel Computing 35(12), 2009",
         formulas={"all_reduce": double_tree_all_reduce, "broadcast": double_tree_broadcast},
         libraries={"textbook": OPERATIONS},
-        distant=("all_reduce", "broadcast"),
+        non_neighbour_operations=("all_reduce", "broadcast"),
     )
 )
 add_algorithm(
@@ -232,7 +234,7 @@ add_algorithm(
         "src/graph/tuning.cc (steps of Tree)",
         formulas={"all_reduce": _chain_tree_all_reduce},
         libraries={"textbook": OPERATIONS, "nccl": ("all_reduce",)},
-        between_nodes=True,
-        distant=("all_reduce",),
+        only_between_nodes=True,
+        non_neighbour_operations=("all_reduce",),
     )
 )

@@ -12,12 +12,12 @@ from paleo.compression.base import (
     INDEX_BYTES,
     VALUE_BYTES,
     Array,
-    Coding,
+    CodingWork,
     Compression,
     Message,
     Numeric,
     SummedGradient,
-    no_argument,
+    check_no_argument,
     number_argument,
     wire_bytes,
 )
@@ -38,7 +38,7 @@ class PowerSGD:
     reference = "Vogels, Karimireddy and Jaggi, PowerSGD, NeurIPS 2019"
     linear = True
     unbiased = False
-    sharded = False
+    replaces_zero3_collectives = False
 
     @property
     def summary(self) -> str:
@@ -51,19 +51,19 @@ class PowerSGD:
         vectors = (gradient.elements - np.asarray(gradient.matrix_elements)) * gradient.width
         return Message("all_reduce", np.asarray(factors / 2.0 + vectors)), Message("all_reduce", factors / 2.0)
 
-    def encode(self, gradient: SummedGradient) -> Coding:
+    def encoding_work(self, gradient: SummedGradient) -> CodingWork:
         """Count the work before the all-reduces: products M Q and Mᵀ P, which each read the matrix, and the error."""
         matrix = VALUE_BYTES * np.asarray(gradient.matrix_elements, dtype=np.float64)
         flops = 4.0 * self.rank * gradient.matrix_elements + 2.0 * self.rank**2 * gradient.matrix_sides
-        return Coding.of(4.0 * matrix, 2.0 * matrix, flops=flops, launches=4.0 * gradient.tensors)
+        return CodingWork.of(4.0 * matrix, 2.0 * matrix, flops=flops, launches=4.0 * gradient.tensors)
 
-    def decode(self, gradient: SummedGradient) -> Coding:
+    def decoding_work(self, gradient: SummedGradient) -> CodingWork:
         """Count the work after the all-reduces: the product P Qᵀ, its write, and the write of the new error."""
         matrix = VALUE_BYTES * np.asarray(gradient.matrix_elements, dtype=np.float64)
         flops = 2.0 * self.rank * gradient.matrix_elements
-        return Coding.of(matrix, 2.0 * matrix, flops=flops, launches=np.asarray(gradient.tensors))
+        return CodingWork.of(matrix, 2.0 * matrix, flops=flops, launches=np.asarray(gradient.tensors))
 
-    def state(self, gradient: SummedGradient) -> Array:
+    def state_bytes(self, gradient: SummedGradient) -> Array:
         return np.asarray(VALUE_BYTES * np.asarray(gradient.matrix_elements) + self._factors(gradient))
 
     def _factors(self, gradient: SummedGradient) -> Array:
@@ -83,31 +83,31 @@ class SufficientFactors:
     summary = "activations and output gradients of fully connected layers are gathered instead of their gradient"
     linear = False
     unbiased = True
-    sharded = False
+    replaces_zero3_collectives = False
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
         pays = self._pays(gradient)
         dense_bytes = (gradient.elements - np.where(pays, gradient.dense_elements, 0.0)) * gradient.width
-        factors = gradient.ranks * gradient.samples * np.asarray(gradient.dense_sides) * gradient.width
+        factors = gradient.ranks * gradient.dense_rows * np.asarray(gradient.dense_sides) * gradient.width
         return Message("all_reduce", np.asarray(dense_bytes)), Message("all_gather", np.where(pays, factors, 0.0))
 
-    def encode(self, gradient: SummedGradient) -> Coding:
-        return Coding.of(np.zeros(np.shape(gradient.bytes)), 0.0, launches=0.0)
+    def encoding_work(self, gradient: SummedGradient) -> CodingWork:
+        return CodingWork.of(np.zeros(np.shape(gradient.bytes)), 0.0, launches=0.0)
 
-    def decode(self, gradient: SummedGradient) -> Coding:
+    def decoding_work(self, gradient: SummedGradient) -> CodingWork:
         """Count the work of rebuilding the gradient from all ranks' factors: 2 P B a b FLOP for a layer (a, b)."""
-        flops = 2.0 * gradient.ranks * gradient.samples * np.asarray(gradient.dense_elements)
-        read = gradient.ranks * gradient.samples * np.asarray(gradient.dense_sides) * gradient.width
+        flops = 2.0 * gradient.ranks * gradient.dense_rows * np.asarray(gradient.dense_elements)
+        read = gradient.ranks * gradient.dense_rows * np.asarray(gradient.dense_sides) * gradient.width
         written = np.asarray(gradient.dense_elements) * gradient.width
         pays = self._pays(gradient)
-        return Coding.of(*(np.where(pays, each, 0.0) for each in (read, written)), flops=np.where(pays, flops, 0.0))
+        return CodingWork.of(*(np.where(pays, each, 0.0) for each in (read, written)), flops=np.where(pays, flops, 0.0))
 
-    def state(self, gradient: SummedGradient) -> Array:
+    def state_bytes(self, gradient: SummedGradient) -> Array:
         return np.zeros(np.shape(gradient.bytes))
 
     def _pays(self, gradient: SummedGradient) -> npt.NDArray[np.bool_]:
         """Return True where the gathered factors are smaller than the all-reduced gradient."""
-        spent = gradient.ranks * gradient.samples * np.asarray(gradient.dense_sides, dtype=np.float64)
+        spent = gradient.ranks * gradient.dense_rows * np.asarray(gradient.dense_sides, dtype=np.float64)
         return np.asarray(spent < 2.0 * np.asarray(gradient.dense_elements))
 
 
@@ -120,7 +120,7 @@ def powersgd(argument: str) -> Compression:
 @COMPRESSIONS.register("factors")
 def factors(argument: str) -> Compression:
     """Build ``factors``, which takes no argument."""
-    no_argument("factors", argument)
+    check_no_argument("factors", argument)
     return SufficientFactors()
 
 
@@ -141,7 +141,7 @@ class Cast:
     reference = "Micikevicius et al., Mixed precision training, ICLR 2018"
     linear = True
     unbiased = True
-    sharded = False
+    replaces_zero3_collectives = False
 
     @property
     def summary(self) -> str:
@@ -152,21 +152,23 @@ class Cast:
         scales = _SCALE_BYTES / _BLOCK * self.scaled
         return (Message("all_reduce", np.asarray(gradient.elements * (self.bytes_per_element + scales))),)
 
-    def encode(self, gradient: SummedGradient) -> Coding:
+    def encoding_work(self, gradient: SummedGradient) -> CodingWork:
         reads = 1.0 + self.scaled  # a first pass finds the largest value of each block
-        return Coding.of(reads * gradient.bytes, gradient.elements * self.bytes_per_element, launches=1.0 + self.scaled)
+        return CodingWork.of(
+            reads * gradient.bytes, gradient.elements * self.bytes_per_element, launches=1.0 + self.scaled
+        )
 
-    def decode(self, gradient: SummedGradient) -> Coding:
-        return Coding.of(gradient.elements * self.bytes_per_element, gradient.bytes)
+    def decoding_work(self, gradient: SummedGradient) -> CodingWork:
+        return CodingWork.of(gradient.elements * self.bytes_per_element, gradient.bytes)
 
-    def state(self, gradient: SummedGradient) -> Array:
+    def state_bytes(self, gradient: SummedGradient) -> Array:
         return np.zeros(np.shape(gradient.elements))
 
 
 def _register(name: str, bytes_per_element: float, *, scaled: bool) -> None:
     @COMPRESSIONS.register(name)
     def method(argument: str) -> Compression:
-        no_argument(name, argument)
+        check_no_argument(name, argument)
         return Cast(name, bytes_per_element, scaled)
 
 
@@ -192,7 +194,7 @@ class Quantised:
     reference: str
     warm_up: float = 0.0
     linear = False
-    sharded = False
+    replaces_zero3_collectives = False
 
     @property
     def summary(self) -> str:
@@ -203,7 +205,7 @@ class Quantised:
         payload = np.asarray(gradient.elements * self.bits / 8.0)
         return Message("all_to_all", payload), Message("all_gather", payload)
 
-    def encode(self, gradient: SummedGradient) -> Coding:
+    def encoding_work(self, gradient: SummedGradient) -> CodingWork:
         """Count the work to scale and pack the gradient.
 
         With ``feedback`` each line of Tang et al.'s algorithm 1 is one operation of the framework on fp32 values (of
@@ -211,10 +213,10 @@ class Quantised:
         """
         packed = gradient.elements * self.bits / 8.0
         if not self.feedback:
-            return Coding.of(gradient.bytes * (1.0 + self.norm), packed, launches=1.0 + self.norm)
+            return CodingWork.of(gradient.bytes * (1.0 + self.norm), packed, launches=1.0 + self.norm)
         return _coded_with_error(gradient.elements, packed)
 
-    def decode(self, gradient: SummedGradient) -> Coding:
+    def decoding_work(self, gradient: SummedGradient) -> CodingWork:
         """Count the work to unpack: each owner sums and packs its part, then every rank unpacks the whole.
 
         With ``feedback`` the values are fp32 and another operation scales them.
@@ -222,21 +224,21 @@ class Quantised:
         packed = gradient.elements * self.bits / 8.0
         part = gradient.elements / np.maximum(gradient.ranks, 1.0)
         if not self.feedback:
-            return Coding.of(2.0 * packed + VALUE_BYTES * part, VALUE_BYTES * part + gradient.bytes, launches=3.0)
+            return CodingWork.of(2.0 * packed + VALUE_BYTES * part, VALUE_BYTES * part + gradient.bytes, launches=3.0)
         values = VALUE_BYTES * np.asarray(gradient.elements, dtype=np.float64)
-        unpacked = Coding.of(packed + values, values + VALUE_BYTES * part, launches=2.0)
-        whole = Coding.of(packed + values, 2.0 * values, launches=2.0)
+        unpacked = CodingWork.of(packed + values, values + VALUE_BYTES * part, launches=2.0)
+        whole = CodingWork.of(packed + values, 2.0 * values, launches=2.0)
         return unpacked + _coded_with_error(part, part * self.bits / 8.0) + whole
 
-    def state(self, gradient: SummedGradient) -> Array:
+    def state_bytes(self, gradient: SummedGradient) -> Array:
         own_part = 1.0 + 1.0 / np.maximum(np.asarray(gradient.ranks, dtype=np.float64), 1.0)
         return np.asarray(VALUE_BYTES * gradient.elements * own_part * self.feedback)
 
 
-def _coded_with_error(elements: Numeric, packed: Numeric) -> Coding:
+def _coded_with_error(elements: Numeric, packed: Numeric) -> CodingWork:
     """Count the bytes of five passes over fp32 values: add the error, norm, scale the signs, new error, pack."""
     values = VALUE_BYTES * np.asarray(elements, dtype=np.float64)
-    return Coding.of(7.0 * values, 3.0 * values + packed, launches=5.0)
+    return CodingWork.of(7.0 * values, 3.0 * values + packed, launches=5.0)
 
 
 @COMPRESSIONS.register("onebit")
@@ -261,7 +263,7 @@ def qsgd(argument: str) -> Compression:
 @COMPRESSIONS.register("terngrad")
 def terngrad(argument: str) -> Compression:
     """Build ``terngrad``: −1, 0 or 1 in two bits, with stochastic rounding."""
-    no_argument("terngrad", argument)
+    check_no_argument("terngrad", argument)
     source = "Wen et al., TernGrad, NIPS 2017"
     return Quantised("terngrad", 2.0, feedback=False, norm=True, unbiased=True, reference=source)
 
@@ -281,7 +283,7 @@ class _ZeroPlusPlus:
     reference = "Wang et al., ZeRO++, 2023"
     linear = False
     unbiased = False
-    sharded = True
+    replaces_zero3_collectives = True
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
         elements = np.asarray(gradient.elements, dtype=np.float64)
@@ -293,23 +295,23 @@ class _ZeroPlusPlus:
             Message("all_to_all", np.asarray(nodes_share), "across"),
         )
 
-    def encode(self, gradient: SummedGradient) -> Coding:
+    def encoding_work(self, gradient: SummedGradient) -> CodingWork:
         """Count the work to quantise a rank's shard of the parameters, and its gradients before two all-to-alls."""
         shard = gradient.elements / np.maximum(np.asarray(gradient.ranks, dtype=np.float64), 1.0)
         second = gradient.elements / np.maximum(np.asarray(gradient.ranks_per_node, dtype=np.float64), 1.0)
         read = _COPY_BYTES * shard + gradient.bytes + _COPY_BYTES * second
         written = _WEIGHT_BYTES * shard + _GRADIENT_BYTES * (gradient.elements + second)
-        return Coding.of(read, written, launches=3.0 * gradient.tensors)
+        return CodingWork.of(read, written, launches=3.0 * gradient.tensors)
 
-    def decode(self, gradient: SummedGradient) -> Coding:
+    def decoding_work(self, gradient: SummedGradient) -> CodingWork:
         """Count the work to widen gathered parameters and to sum gradients after each all-to-all."""
         elements = np.asarray(gradient.elements, dtype=np.float64)
         second = elements / np.maximum(np.asarray(gradient.ranks_per_node, dtype=np.float64), 1.0)
         read = _WEIGHT_BYTES * elements + _GRADIENT_BYTES * (elements + second)
         written = _COPY_BYTES * (elements + second)
-        return Coding.of(read, written, launches=3.0 * gradient.tensors)
+        return CodingWork.of(read, written, launches=3.0 * gradient.tensors)
 
-    def state(self, gradient: SummedGradient) -> Array:
+    def state_bytes(self, gradient: SummedGradient) -> Array:
         """Count the bytes of the second copy of the parameters, sharded inside each node."""
         return np.asarray(_COPY_BYTES * np.asarray(gradient.elements) / np.maximum(gradient.ranks_per_node, 1.0))
 
@@ -317,7 +319,7 @@ class _ZeroPlusPlus:
 @COMPRESSIONS.register("zeropp")
 def zeropp(argument: str) -> Compression:
     """Build ``zeropp``, quantised collectives for ZeRO-3."""
-    no_argument("zeropp", argument)
+    check_no_argument("zeropp", argument)
     return _ZeroPlusPlus()
 
 
@@ -367,7 +369,7 @@ class _Sparse:
     reference: str
     linear = False
     unbiased = False
-    sharded = False
+    replaces_zero3_collectives = False
 
     @property
     def summary(self) -> str:
@@ -399,21 +401,21 @@ class _Sparse:
         pairs = np.where(best == 1, schemes["split and gather"][0].payload, 0.0)
         return Message("all_to_all", pairs), Message("all_gather", np.take_along_axis(gathered, best[None], 0)[0])
 
-    def encode(self, gradient: SummedGradient) -> Coding:
+    def encoding_work(self, gradient: SummedGradient) -> CodingWork:
         """Count the work to update momentum and velocity, find a threshold on a sample, and select the entries."""
         kept = VALUE_BYTES * gradient.elements * (2.0 if self.momentum else 1.0)
         chosen = _PAIR_BYTES * self.density * gradient.elements
         read = gradient.bytes + kept + VALUE_BYTES * gradient.elements
-        return Coding.of(read, kept + chosen, launches=4.0 + 2.0 * self.momentum, calls=gradient.matrices)
+        return CodingWork.of(read, kept + chosen, launches=4.0 + 2.0 * self.momentum, calls=gradient.matrices)
 
-    def decode(self, gradient: SummedGradient) -> Coding:
+    def decoding_work(self, gradient: SummedGradient) -> CodingWork:
         """Count the work to add the entries of all ranks, or their sums, into a zeroed gradient."""
         ranks = np.asarray(gradient.ranks, dtype=np.float64)
         entries = np.minimum(ranks * self.density, union_density(self.density, ranks) + self.density)
         moved = _PAIR_BYTES * entries * gradient.elements
-        return Coding.of(moved, gradient.bytes + moved, launches=2.0)
+        return CodingWork.of(moved, gradient.bytes + moved, launches=2.0)
 
-    def state(self, gradient: SummedGradient) -> Array:
+    def state_bytes(self, gradient: SummedGradient) -> Array:
         return np.asarray(VALUE_BYTES * gradient.elements * (2.0 if self.momentum else 1.0))
 
 
@@ -428,7 +430,7 @@ class GlobalTopK:
     reference = "Shi et al., gTop-k, ICDCS 2019"
     linear = False
     unbiased = False
-    sharded = False
+    replaces_zero3_collectives = False
 
     @property
     def summary(self) -> str:
@@ -442,17 +444,17 @@ class GlobalTopK:
         share = np.divide(ranks, ranks - 1.0, out=np.zeros_like(ranks), where=ranks > 1.0)
         return (Message("all_gather", np.asarray(2.0 * pairs * np.ceil(np.log2(ranks)) * share)),)
 
-    def encode(self, gradient: SummedGradient) -> Coding:
+    def encoding_work(self, gradient: SummedGradient) -> CodingWork:
         kept = VALUE_BYTES * gradient.elements
         read = gradient.bytes + kept + VALUE_BYTES * gradient.elements
-        return Coding.of(read, kept, launches=4.0, calls=gradient.matrices)
+        return CodingWork.of(read, kept, launches=4.0, calls=gradient.matrices)
 
-    def decode(self, gradient: SummedGradient) -> Coding:
+    def decoding_work(self, gradient: SummedGradient) -> CodingWork:
         rounds = np.ceil(np.log2(np.maximum(gradient.ranks, 1.0)))
         chosen = _PAIR_BYTES * self.density * gradient.elements
-        return Coding.of(2.0 * rounds * chosen, gradient.bytes + rounds * chosen, launches=1.0 + 2.0 * rounds)
+        return CodingWork.of(2.0 * rounds * chosen, gradient.bytes + rounds * chosen, launches=1.0 + 2.0 * rounds)
 
-    def state(self, gradient: SummedGradient) -> Array:
+    def state_bytes(self, gradient: SummedGradient) -> Array:
         return np.asarray(VALUE_BYTES * np.asarray(gradient.elements, dtype=np.float64))
 
 

@@ -1,8 +1,8 @@
 """Gradient compression: which collectives carry how many bytes, and what encoding and decoding cost.
 
-A method knows no hardware. It counts `Message` s, which are collectives with a payload, and `Coding`, which is passes
-over memory and products. Links and kernels are priced as for any other operation. Counts broadcast over configurations.
-A module of this folder registers its methods under the names that ``--compress`` takes::
+A method knows no hardware. It counts `Message` s, which are collectives with a payload, and `CodingWork`, which is
+passes over memory and products. Links and kernels are priced as for any other operation. Counts broadcast over
+configurations. A module of this folder registers its methods under the names that ``--compress`` takes::
 
     @COMPRESSIONS.register("topk")
     def topk(argument: str) -> Compression: ...
@@ -46,7 +46,7 @@ class SummedGradient:
         Matrices (a, b) among the tensors, their elements, and the sum of their sides a + b.
     dense_elements, dense_sides : float or ndarray
         The same elements and sides, of fully connected layers only.
-    samples : float or ndarray
+    dense_rows : float or ndarray
         Rows of a rank's batch that the fully connected layers multiply.
     """
 
@@ -60,7 +60,7 @@ class SummedGradient:
     matrix_sides: Numeric = 0.0
     dense_elements: Numeric = 0.0
     dense_sides: Numeric = 0.0
-    samples: Numeric = 1.0
+    dense_rows: Numeric = 1.0
 
     @property
     def bytes(self) -> Array:
@@ -87,7 +87,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Coding:
+class CodingWork:
     """Work of a rank to compress or decompress a gradient.
 
     ``read`` and ``written`` are bytes of element-wise passes, ``flops`` the FLOP of products, ``launches`` the number
@@ -103,7 +103,7 @@ class Coding:
     @classmethod
     def of(
         cls, read: Numeric, written: Numeric, *, flops: Numeric = 0.0, launches: Numeric = 1.0, calls: Numeric = 0.0
-    ) -> Coding:
+    ) -> CodingWork:
         """Build the work from numbers or arrays, broadcast to one shape.
 
         Parameters
@@ -124,8 +124,8 @@ class Coding:
         """
         return cls(*(np.asarray(a, np.float64) for a in np.broadcast_arrays(read, written, flops, launches, calls)))
 
-    def __add__(self, other: Coding) -> Coding:
-        return Coding.of(
+    def __add__(self, other: CodingWork) -> CodingWork:
+        return CodingWork.of(
             self.read + other.read,
             self.written + other.written,
             flops=self.flops + other.flops,
@@ -159,7 +159,7 @@ class Compression(Protocol):
         """True if the expected value of the decoded sum is the gradient, without error feedback."""
 
     @property
-    def sharded(self) -> bool:
+    def replaces_zero3_collectives(self) -> bool:
         """True if the messages are the all-gathers and reduce-scatters of ZeRO-3, not sums of whole gradients."""
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
@@ -176,7 +176,7 @@ class Compression(Protocol):
             Collectives with their payloads [byte].
         """
 
-    def encode(self, gradient: SummedGradient) -> Coding:
+    def encoding_work(self, gradient: SummedGradient) -> CodingWork:
         """Count the work of a rank before its collectives; it occupies the compute stream.
 
         Parameters
@@ -190,7 +190,7 @@ class Compression(Protocol):
             Bytes, FLOP and kernels of compressing.
         """
 
-    def decode(self, gradient: SummedGradient) -> Coding:
+    def decoding_work(self, gradient: SummedGradient) -> CodingWork:
         """Count the work of a rank after its collectives.
 
         Parameters
@@ -204,7 +204,7 @@ class Compression(Protocol):
             Bytes, FLOP and kernels of decompressing.
         """
 
-    def state(self, gradient: SummedGradient) -> Array:
+    def state_bytes(self, gradient: SummedGradient) -> Array:
         """Count the memory [byte] that a rank keeps from step to step for this method (error feedback, momentum).
 
         Parameters
@@ -223,7 +223,7 @@ class Compression(Protocol):
 COMPRESSIONS: Registry[Callable[[str], Compression]] = Registry("compression", "paleo.compression")
 
 
-def compression(text: str) -> Compression:
+def parse_compression(text: str) -> Compression:
     """Build the method that a text such as ``topk:0.001`` names.
 
     Parameters
@@ -243,7 +243,7 @@ def compression(text: str) -> Compression:
 
     Examples
     --------
-    >>> compression("fp16").linear
+    >>> parse_compression("fp16").linear
     True
     """
     name, _, argument = text.partition(":")
@@ -278,7 +278,7 @@ def wire_bytes(messages: tuple[Message, ...], gradient: SummedGradient) -> Array
     return np.asarray(share * sent)
 
 
-def break_even_rate(dense: Numeric, compressed: Numeric, coding_seconds: Numeric) -> Array:
+def break_even_bandwidth(dense: Numeric, compressed: Numeric, coding_seconds: Numeric) -> Array:
     """Compute the link bandwidth below which a compression saves time if nothing overlaps.
 
     B* = (V_dense − V_compressed) / (T_encode + T_decode), with V the bytes that a rank sends.
@@ -297,7 +297,7 @@ def break_even_rate(dense: Numeric, compressed: Numeric, coding_seconds: Numeric
 
     Examples
     --------
-    >>> float(break_even_rate(8e8, 1e8, 0.07))
+    >>> float(break_even_bandwidth(8e8, 1e8, 0.07))
     10000000000.0
     """
     saved = np.maximum(np.asarray(dense) - compressed, 0.0)
@@ -345,7 +345,7 @@ def number_argument(name: str, argument: str, meaning: str, least: float, most: 
     return number
 
 
-def no_argument(name: str, argument: str) -> None:
+def check_no_argument(name: str, argument: str) -> None:
     """Check that a method without arguments has none.
 
     Parameters

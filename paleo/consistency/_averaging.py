@@ -7,8 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paleo.consistency.base import CONSISTENCY, FP32_BYTES, Array, Consistency, Cycle, Workload, count_argument
-from paleo.errors import PlanError, near
+from paleo.consistency.base import (
+    CONSISTENCY,
+    FP32_BYTES,
+    Array,
+    Consistency,
+    ConsistencyResult,
+    Workload,
+    count_argument,
+)
+from paleo.errors import PlanError, suggest_names
 from paleo.step.waiting import Numeric, averaged_noise, waiting_share
 
 # Gossip: a worker averages with a few neighbours each step, and no worker waits for all others
@@ -35,26 +43,26 @@ def exponential_gap(workers: Numeric) -> Array:
 class Topology:
     """Graph of gossip: the neighbours with which a worker averages in each step.
 
-    ``neighbours`` is ``ring`` (2 neighbours), ``exp`` (⌈log₂ N⌉) or ``one-peer`` (1).
+    ``kind`` is ``ring`` (2 neighbours), ``exp`` (⌈log₂ N⌉) or ``one-peer`` (1).
     """
 
-    neighbours: str
+    kind: str
     reference: str
 
     def degree(self, workers: Numeric) -> Array:
         """Return the number of neighbours in each step, shape (configurations,)."""
         n = np.asarray(workers, dtype=np.float64)
         most = {"ring": 2.0 + 0.0 * n, "one-peer": 1.0 + 0.0 * n, "exp": np.ceil(np.log2(np.maximum(n, 1.0)))}
-        return np.asarray(np.minimum(most[self.neighbours], n - 1.0))
+        return np.asarray(np.minimum(most[self.kind], n - 1.0))
 
     def mixing_steps(self, workers: Numeric) -> Array:
         """Return the number of steps after which a difference between workers has fallen to 1/e.
 
         One-peer exponential graphs over powers of two reach exact consensus after ⌈log₂ N⌉ steps.
         """
-        if self.neighbours == "one-peer":
+        if self.kind == "one-peer":
             return np.asarray(np.ceil(np.log2(np.maximum(workers, 2.0))))
-        return 1.0 / (ring_gap(workers) if self.neighbours == "ring" else exponential_gap(workers))
+        return 1.0 / (ring_gap(workers) if self.kind == "ring" else exponential_gap(workers))
 
 
 _TOPOLOGIES = {
@@ -89,14 +97,14 @@ class Gossip:
         """Source of the topology."""
         return _TOPOLOGIES[self.kind].reference
 
-    def cycle(self, workload: Workload) -> Cycle:
+    def evaluate(self, workload: Workload) -> ConsistencyResult:
         degree = _TOPOLOGIES[self.kind].degree(workload.workers)
-        exposed = np.maximum(0.0, degree * workload.neighbour - workload.compute)
-        waiting = waiting_share(degree + 1.0, workload.jitter, workload.persistent)
+        exposed = np.maximum(0.0, degree * workload.neighbour_exchange_time - workload.compute_time)
+        waiting = waiting_share(degree + 1.0, workload.jitter, workload.persistent_jitter)
         mixing = np.where(degree > 0, _TOPOLOGIES[self.kind].mixing_steps(workload.workers), 0.0)
-        return Cycle.of(
+        return ConsistencyResult.of(
             workload,
-            workload.compute * (1.0 + waiting) + exposed,
+            workload.compute_time * (1.0 + waiting) + exposed,
             sent=degree * workload.payload,
             staleness=(mixing, 0.0),
             extra_memory=workload.payload * (degree > 0),
@@ -107,7 +115,9 @@ class Gossip:
 def gossip(argument: str) -> Consistency:
     """Build a gossip model from its argument: ``gossip:ring``, ``gossip:exp2``, ``gossip:one-peer``."""
     if argument not in _TOPOLOGIES:
-        raise PlanError(f"consistency gossip:{argument}: unknown topology {argument!r}; {near(argument, _TOPOLOGIES)}")
+        raise PlanError(
+            f"consistency gossip:{argument}: unknown topology {argument!r}; {suggest_names(argument, _TOPOLOGIES)}"
+        )
     return Gossip(argument)
 
 
@@ -119,8 +129,8 @@ def _local_step(workload: Workload, steps: Numeric, synchronisation: Numeric) ->
 
     ``synchronisation`` is the time [s] of one average after ``steps`` local steps.
     """
-    noise = waiting_share(workload.workers, averaged_noise(workload.jitter, steps), workload.persistent)
-    return np.asarray(workload.compute * (1.0 + noise) + synchronisation / steps)
+    noise = waiting_share(workload.workers, averaged_noise(workload.jitter, steps), workload.persistent_jitter)
+    return np.asarray(workload.compute_time * (1.0 + noise) + synchronisation / steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +159,14 @@ class Periodic:
         """True for one step between averages of plain gradients, which equals a synchronous step."""
         return self.steps == 1 and self.name == "local"
 
-    def cycle(self, workload: Workload) -> Cycle:
+    def evaluate(self, workload: Workload) -> ConsistencyResult:
         widened = FP32_BYTES * np.asarray(workload.parameters) / np.maximum(workload.payload, 1.0)
-        synchronisation = np.asarray(workload.all_reduce * widened)
-        window = self.steps / self.fragments * workload.compute
+        synchronisation = np.asarray(workload.all_reduce_time * widened)
+        window = self.steps / self.fragments * workload.compute_time
         hidden = np.minimum(synchronisation / self.fragments, window) * self.fragments if self.streams else 0.0
         step = _local_step(workload, float(self.steps), synchronisation - hidden)
         several = np.asarray(workload.workers) > 1
-        return Cycle.of(
+        return ConsistencyResult.of(
             workload,
             step,
             sent=FP32_BYTES * workload.parameters * several / self.steps,
@@ -209,10 +219,10 @@ class Federated:
     exact = False
     uses_servers = False
 
-    def cycle(self, workload: Workload) -> Cycle:
-        step = _local_step(workload, float(self.steps), 2.0 * np.asarray(workload.neighbour))
+    def evaluate(self, workload: Workload) -> ConsistencyResult:
+        step = _local_step(workload, float(self.steps), 2.0 * np.asarray(workload.neighbour_exchange_time))
         staleness = (self.steps - 1) / 2.0, math.sqrt((self.steps**2 - 1) / 12.0)
-        return Cycle.of(workload, step, sent=workload.payload / self.steps, staleness=staleness)
+        return ConsistencyResult.of(workload, step, sent=workload.payload / self.steps, staleness=staleness)
 
 
 @CONSISTENCY.register("federated")

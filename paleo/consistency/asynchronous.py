@@ -17,20 +17,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paleo.consistency.base import CONSISTENCY, Cycle, Server, Workload, count_argument, no_argument
+from paleo.consistency.base import (
+    CONSISTENCY,
+    ConsistencyResult,
+    ParameterServers,
+    Workload,
+    check_no_argument,
+    count_argument,
+)
 from paleo.errors import PlanError
 from paleo.step.waiting import expected_largest, waiting_share
 
 Array = npt.NDArray[np.float64]
 Numeric = float | npt.NDArray[np.floating[Any]]
 #: Squared coefficient of variation of a server's service that is regular; it is 1 where service is exponential.
-REGULAR = 0.0
+DETERMINISTIC = 0.0
 #: Number of fixed-point iterations after which the throughputs of the classes no longer change in double precision.
 _ITERATIONS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Station:
+class QueueState:
     """State of a parameter server as a queue.
 
     ``throughput`` [1/s] counts all workers. ``response`` [s] is the time of one visit including queueing. ``knee`` is
@@ -43,7 +50,7 @@ class Station:
     knee: Array
 
 
-def closed_queue(customers: Numeric, think: Numeric, service: Numeric, variation: float = REGULAR) -> Station:
+def closed_queue(customers: Numeric, think: Numeric, service: Numeric, variation: float = DETERMINISTIC) -> QueueState:
     """Solve a closed queue: one server and n equal customers, who think between two visits.
 
     Parameters
@@ -86,7 +93,7 @@ def closed_queue(customers: Numeric, think: Numeric, service: Numeric, variation
     place = np.argsort(order)
     throughput, response = (values[place].reshape(count.shape) for values in (throughput, response))
     knee = np.asarray((think + service) / service)
-    return Station(throughput, response, throughput * service, knee)
+    return QueueState(throughput, response, throughput * service, knee)
 
 
 #: Most customers for which the mean-value recursion of a closed queue is computed.
@@ -106,7 +113,7 @@ def _schweitzer_response(customers: Array, think: Array, service: Array, variati
     return np.where(p > 0, -2.0 * q / (p + root), (root - p) / 2.0)
 
 
-def mixed_queue(counts: Array, think: Array, service: Array, variation: float = REGULAR) -> Array:
+def class_throughputs(counts: Array, think: Array, service: Array, variation: float = DETERMINISTIC) -> Array:
     """Return the throughput of each class of customers who share one server.
 
     A customer of class c finds Q − Q_c / n_c others in the queue (Schweitzer). If all classes are equal, it agrees with
@@ -120,7 +127,7 @@ def mixed_queue(counts: Array, think: Array, service: Array, variation: float = 
         Seconds between a customer's requests.
     service : ndarray, shape (classes,)
         Seconds of a request at the server.
-    variation : float, default REGULAR
+    variation : float, default DETERMINISTIC
         Squared coefficient of variation of the service.
 
     Returns
@@ -130,7 +137,7 @@ def mixed_queue(counts: Array, think: Array, service: Array, variation: float = 
 
     Examples
     --------
-    >>> mixed_queue(np.array([1.0]), np.array([0.9]), np.array([0.1])).round(3)
+    >>> class_throughputs(np.array([1.0]), np.array([0.9]), np.array([0.1])).round(3)
     array([1.])
     """
     queue = counts * service / (think + service)
@@ -145,7 +152,7 @@ def mixed_queue(counts: Array, think: Array, service: Array, variation: float = 
     return np.asarray(throughput)
 
 
-def service_time(payload: Numeric, tensors: Numeric, server: Server) -> Array:
+def service_time(payload: Numeric, tensors: Numeric, server: ParameterServers) -> Array:
     """Return the seconds that the fullest server is busy with one push and pull.
 
     Parameters
@@ -164,8 +171,8 @@ def service_time(payload: Numeric, tensors: Numeric, server: Server) -> Array:
 
     Examples
     --------
-    >>> from paleo.consistency.base import Server
-    >>> float(service_time(100.0, 2.0, Server(call=0.5, bandwidth=50.0)))
+    >>> from paleo.consistency.base import ParameterServers
+    >>> float(service_time(100.0, 2.0, ParameterServers(call=0.5, bandwidth=50.0)))
     3.0
     """
     return np.asarray(server.share * (server.call * tensors + payload / server.bandwidth))
@@ -185,7 +192,7 @@ class Asynchronous:
     exact = False
     uses_servers = True
 
-    def cycle(self, workload: Workload) -> Cycle:
+    def evaluate(self, workload: Workload) -> ConsistencyResult:
         """Compute seconds, updates and staleness of workers that never wait for each other.
 
         Parameters
@@ -206,9 +213,9 @@ class Asynchronous:
         if workload.server is None:
             raise PlanError("consistency async: no parameter server; state servers=1 or more")
         service = service_time(workload.payload, workload.tensors, workload.server)
-        think = workload.compute + workload.round_trip
+        think = workload.compute_time + workload.round_trip
         station = closed_queue(workload.workers, think, service)
-        return Cycle.of(
+        return ConsistencyResult.of(
             workload,
             workload.workers / station.throughput,
             updates_per_step=workload.workers,
@@ -260,17 +267,17 @@ def asynchronous(argument: str) -> Asynchronous:
     -------
     Asynchronous
     """
-    no_argument("async", argument)
+    check_no_argument("async", argument)
     return Asynchronous()
 
 
 #: Coefficient of how fast a window of steps absorbs independent noise. It is fitted to simulations of a reflected
 #: random walk (noise 0.1 to 1, 4 to 64 workers, windows of 1 to 15 steps), with a mean error of the step of 1.1 % and a
 #: largest one of 7 %.
-_WINDOW = 0.6
+_ABSORPTION = 0.6
 
 
-def windowed_waiting(workers: Numeric, jitter: Numeric, window: Numeric) -> Array:
+def windowed_waiting_share(workers: Numeric, jitter: Numeric, window: Numeric) -> Array:
     """Return the fraction of a mean step that is spent waiting if ranks may be several steps apart.
 
     It is W / (1 + s W / (0.6 c² ln N)), where W is the fraction that a synchronous step waits.
@@ -291,11 +298,11 @@ def windowed_waiting(workers: Numeric, jitter: Numeric, window: Numeric) -> Arra
 
     Examples
     --------
-    >>> float(windowed_waiting(8.0, 0.2, 0.0)) == float(waiting_share(8.0, 0.2))
+    >>> float(windowed_waiting_share(8.0, 0.2, 0.0)) == float(waiting_share(8.0, 0.2))
     True
     """
     synchronous = waiting_share(workers, jitter)
-    scale = _WINDOW * np.asarray(jitter) ** 2 * np.log(np.maximum(workers, 1.0))
+    scale = _ABSORPTION * np.asarray(jitter) ** 2 * np.log(np.maximum(workers, 1.0))
     absorbed = np.divide(window * synchronous, scale, out=np.zeros(np.shape(synchronous * scale)), where=scale > 0)
     return np.asarray(synchronous / (1.0 + absorbed))
 
@@ -320,7 +327,7 @@ class StaleSynchronous:
     exact = False
     uses_servers = True
 
-    def cycle(self, workload: Workload) -> Cycle:
+    def evaluate(self, workload: Workload) -> ConsistencyResult:
         """Compute seconds, updates and staleness where ranks may be several steps apart.
 
         Parameters
@@ -333,33 +340,33 @@ class StaleSynchronous:
         Cycle
             Times [s], rates of updates [1/s] and staleness.
         """
-        noise = windowed_waiting(workload.workers, workload.jitter, float(self.window))
-        slow = expected_largest(workload.workers) * workload.persistent
+        noise = windowed_waiting_share(workload.workers, workload.jitter, float(self.window))
+        slow = expected_largest(workload.workers) * workload.persistent_jitter
         if workload.server is not None:
-            return self._served(workload, workload.compute * (1.0 + noise + slow), workload.server)
-        exposed = np.asarray(workload.all_reduce - np.minimum(workload.hidden, workload.all_reduce))
+            return self._served(workload, workload.compute_time * (1.0 + noise + slow), workload.server)
+        exposed = np.asarray(workload.all_reduce_time - np.minimum(workload.hidden_time, workload.all_reduce_time))
         spread = np.minimum(float(self.window), workload.jitter * np.sqrt(self.window + 1.0)) * (
             np.asarray(workload.workers) > 1
         )
-        return Cycle.of(
+        return ConsistencyResult.of(
             workload,
-            workload.compute * (1.0 + noise + slow) + exposed,
+            workload.compute_time * (1.0 + noise + slow) + exposed,
             sent=workload.payload,
             staleness=(np.minimum(spread, self.window), spread / 2.0),
         )
 
-    def _served(self, workload: Workload, pace: Array, server: Server) -> Cycle:
+    def _served(self, workload: Workload, pace: Array, server: ParameterServers) -> ConsistencyResult:
         """Return the steps of workers that compute for ``pace`` seconds and then wait for busy servers."""
         service = service_time(workload.payload, workload.tensors, server)
         think, other_workers = pace + workload.round_trip, np.asarray(workload.workers) - 1.0
         station = closed_queue(workload.workers, think, service)
         if self.window == 0:
-            at_once = workload.compute + workload.round_trip + workload.workers * service
+            at_once = workload.compute_time + workload.round_trip + workload.workers * service
             step = np.maximum(think + service, at_once)
             busy = workload.workers * service / step
-            return Cycle.of(workload, step, sent=workload.payload, server=(busy, station.knee))
+            return ConsistencyResult.of(workload, step, sent=workload.payload, server=(busy, station.knee))
         mean, deviation = staleness(workload.workers, think, station.throughput, station.utilization, workload.jitter)
-        return Cycle.of(
+        return ConsistencyResult.of(
             workload,
             workload.workers / station.throughput,
             updates_per_step=workload.workers,

@@ -34,7 +34,7 @@ FP32_BYTES = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ParameterServers:
     """Parameter servers that take in gradients, apply them and send parameters.
 
     ``call`` [s] is the software time for each tensor that is pushed and pulled. ``bandwidth`` [byte/s] is the rate of
@@ -55,37 +55,37 @@ class Server:
 class Workload:
     """Work of one of several equal workers, in seconds and bytes.
 
-    ``compute`` is the time of a worker's step without any exchange between workers, including its optimizer.
-    ``all_reduce`` is the time in which all workers sum their gradients or average their parameters. ``hidden`` is the
-    part of it that a synchronous step overlaps with computation; it is negative if the overlapped buckets slow the step
-    more than they hide. ``neighbour`` is the time in which a worker sends its payload to one other worker. ``payload``
-    is the bytes of gradients that a worker sends in a step, ``parameters`` the elements that it holds, and ``tensors``
-    their number of tensors. ``jitter`` and ``persistent`` are the independent and the persistent noise of a worker's
-    step, as fractions of its mean (`paleo.step.waiting`). ``round_trip`` is the time of a message to the server and
-    back, for each tensor.
+    ``compute_time`` is the time of a worker's step without any exchange between workers, including its optimizer.
+    ``all_reduce_time`` is the time in which all workers sum their gradients or average their parameters.
+    ``hidden_time`` is the part of it that a synchronous step overlaps with computation; it is negative if the
+    overlapped buckets slow the step more than they hide. ``neighbour_exchange_time`` is the time in which a worker
+    sends its payload to one other worker. ``payload`` is the bytes of gradients that a worker sends in a step,
+    ``parameters`` the elements that it holds, and ``tensors`` their number of tensors. ``jitter`` and
+    ``persistent_jitter`` are the independent and the persistent noise of a worker's step, as fractions of its mean
+    (`paleo.step.waiting`). ``round_trip`` is the time of a message to the server and back, for each tensor.
     """
 
     workers: Numeric
-    compute: Numeric
-    all_reduce: Numeric
-    hidden: Numeric
-    neighbour: Numeric
+    compute_time: Numeric
+    all_reduce_time: Numeric
+    hidden_time: Numeric
+    neighbour_exchange_time: Numeric
     payload: Numeric
     parameters: Numeric
     tensors: Numeric
     jitter: Numeric = 0.0
-    persistent: Numeric = 0.0
+    persistent_jitter: Numeric = 0.0
     round_trip: Numeric = 0.0
-    server: Server | None = None
+    server: ParameterServers | None = None
 
     @property
-    def waiting(self) -> Array:
+    def waiting_share(self) -> Array:
         """Fraction of a mean step that a synchronous step waits for the slowest worker."""
-        return waiting_share(self.workers, self.jitter, self.persistent)
+        return waiting_share(self.workers, self.jitter, self.persistent_jitter)
 
 
 @dataclass(frozen=True, slots=True)
-class Cycle:
+class ConsistencyResult:
     """Speed and staleness of a workload under a consistency model; each field broadcasts over configurations.
 
     ``step`` is the time between two steps of one worker, including exchange and waiting. ``updates_per_s`` counts
@@ -118,7 +118,7 @@ class Cycle:
         staleness: tuple[Numeric, Numeric] = (0.0, 0.0),
         extra_memory: Numeric = 0.0,
         server: tuple[Numeric, Numeric] = (np.nan, np.nan),
-    ) -> Cycle:
+    ) -> ConsistencyResult:
         """Build a cycle from numbers or arrays, broadcast to one shape.
 
         Parameters
@@ -147,7 +147,7 @@ class Cycle:
         figures = (
             step,
             updates_per_step / step,
-            step - workload.compute,
+            step - workload.compute_time,
             sent / step,
             *staleness,
             extra_memory,
@@ -175,7 +175,7 @@ class Consistency(Protocol):
     def uses_servers(self) -> bool:
         """True if workers exchange through parameter servers when the run states some (`Workload.server`)."""
 
-    def cycle(self, workload: Workload) -> Cycle:
+    def evaluate(self, workload: Workload) -> ConsistencyResult:
         """Compute one cycle of this consistency model: its seconds, its updates, and the staleness of their gradients.
 
         Parameters
@@ -194,7 +194,7 @@ class Consistency(Protocol):
 CONSISTENCY: Registry[Callable[[str], Consistency]] = Registry("consistency model", "paleo.consistency")
 
 
-def consistency(text: str) -> Consistency:
+def parse_consistency(text: str) -> Consistency:
     """Build the consistency model that a text names.
 
     Parameters
@@ -214,14 +214,14 @@ def consistency(text: str) -> Consistency:
 
     Examples
     --------
-    >>> consistency("local:32").exact
+    >>> parse_consistency("local:32").exact
     False
     """
     name, _, argument = text.partition(":")
     return CONSISTENCY[name.strip()](argument.strip())
 
 
-def idle_servers(run: Run) -> list[str]:
+def unused_server_warnings(run: Run) -> list[str]:
     """Warn of parameter servers that a run states and its consistency model does not use.
 
     Parameters
@@ -237,12 +237,14 @@ def idle_servers(run: Run) -> list[str]:
     Examples
     --------
     >>> from paleo.specs.run import Run
-    >>> idle_servers(Run(consistency="local:8", servers=4)), idle_servers(Run(consistency="async", servers=4))
-    (['servers=4 changes nothing: workers of local:8 exchange without parameter servers'], [])
+    >>> unused_server_warnings(Run(consistency="local:8", servers=4))
+    ['servers=4 changes nothing: workers of local:8 exchange without parameter servers']
+    >>> unused_server_warnings(Run(consistency="async", servers=4))
+    []
     """
     if run.exchange.servers is None or run.exchange.consistency == "bsp" or run.exchange.when == "parameter-server":
         return []
-    if consistency(run.exchange.consistency).uses_servers:
+    if parse_consistency(run.exchange.consistency).uses_servers:
         return []
     workers = f"workers of {run.exchange.consistency} exchange without parameter servers"
     return [f"servers={run.exchange.servers} changes nothing: {workers}"]
@@ -282,7 +284,7 @@ def count_argument(name: str, argument: str, meaning: str, least: int = 1, most:
     return number
 
 
-def no_argument(name: str, argument: str) -> None:
+def check_no_argument(name: str, argument: str) -> None:
     """Check that a model without arguments has none.
 
     Parameters
@@ -310,7 +312,7 @@ class BulkSynchronous:
     exact = True
     uses_servers = False
 
-    def cycle(self, workload: Workload) -> Cycle:
+    def evaluate(self, workload: Workload) -> ConsistencyResult:
         """Compute seconds and updates of a step that waits for all ranks.
 
         Parameters
@@ -323,9 +325,9 @@ class BulkSynchronous:
         Cycle
             Times [s] and rates of updates [1/s]; the staleness is 0.
         """
-        exposed = np.asarray(workload.all_reduce - np.minimum(workload.hidden, workload.all_reduce))
-        step = workload.compute * (1.0 + workload.waiting) + exposed
-        return Cycle.of(workload, step, sent=workload.payload * (np.asarray(workload.workers) > 1))
+        exposed = np.asarray(workload.all_reduce_time - np.minimum(workload.hidden_time, workload.all_reduce_time))
+        step = workload.compute_time * (1.0 + workload.waiting_share) + exposed
+        return ConsistencyResult.of(workload, step, sent=workload.payload * (np.asarray(workload.workers) > 1))
 
 
 @CONSISTENCY.register("bsp")
@@ -346,5 +348,5 @@ def bsp(argument: str) -> BulkSynchronous:
     PlanError
         If there is an argument.
     """
-    no_argument("bsp", argument)
+    check_no_argument("bsp", argument)
     return BulkSynchronous()

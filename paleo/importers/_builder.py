@@ -2,9 +2,9 @@
 
 The builder knows which entry holds each value of the trace. Rules read functions of torch and operators of ONNX; they
 are found by folder. ``operators/_table.py`` states for most of them which kind of call they are, with one row for each
-kind. The other files of ``paleo/importers/operators`` have rules for calls whose arguments decide (``TORCH``,
-``ONNX``), and say which layers a kind of call becomes (``TRANSLATIONS``). A rule for another function is a row, or one
-more file there.
+kind. The other files of ``paleo/importers/operators`` have rules for calls whose arguments decide (``TORCH_READERS``,
+``ONNX_READERS``), and say which layers a kind of call becomes (``TRANSLATIONS``). A rule for another function is a
+row, or one more file there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from paleo.errors import PaleoError, SpecError
 from paleo.importers._trace import Call, Value
-from paleo.layers.base import LAYERS, Choices, with_frozen_weights, with_gradients_as_needed
+from paleo.layers.base import LAYERS, LayerImplementations, with_frozen_weights, with_gradients_as_needed
 from paleo.operations.base import Operation, parameters_of
 from paleo.operations.tensor import Size, Tensor, precision
 from paleo.registry import Registry
@@ -26,7 +26,7 @@ from paleo.registry import Registry
 if TYPE_CHECKING:
     from paleo.importers._trace import Shape, Trace
 
-_FP32, _UNFUSED = precision("fp32"), Choices(attention="unfused")
+_FP32, _UNFUSED = precision("fp32"), LayerImplementations(attention="unfused")
 #: Names of the dims of an input, by their number.
 _INPUT_DIMS = {
     1: ("batch",),
@@ -42,8 +42,8 @@ MOST_DIMS = 99
 class LayerEntry:
     """One layer of the network under construction; it becomes one line of a model file.
 
-    ``inputs`` are the entries that the layer reads, or names of network inputs. ``share`` and ``tie`` name another
-    entry whose weights this one uses. Weights of a ``frozen`` entry are not trained.
+    ``inputs`` are the entries that the layer reads, or names of network inputs. ``weight_owner`` and ``tie`` name
+    another entry whose weights this one uses. Weights of a ``frozen`` entry are not trained.
     """
 
     kind: str
@@ -51,7 +51,7 @@ class LayerEntry:
     inputs: list[LayerEntry | str]
     out: Tensor
     path: str = ""
-    share: LayerEntry | None = None
+    weight_owner: LayerEntry | None = None
     tie: LayerEntry | None = None
     operations: tuple[Operation, ...] = ()
     frozen: bool = False
@@ -62,7 +62,7 @@ class LayerEntry:
 
         Shared and tied weights count where they were first used.
         """
-        if self.share is not None:
+        if self.weight_owner is not None:
             return 0.0
         parameters = parameters_of(self.operations).items()
         return sum(float(tensor.elements) for name, tensor in parameters if not name.startswith("tied"))
@@ -74,14 +74,14 @@ class LayerEntry:
 
 
 @dataclass(frozen=True)
-class Placed:
+class TensorPlace:
     """Place of a traced tensor in the network: the entry (or network input) that outputs it, and its dims and sizes."""
 
     holder: LayerEntry | str
     tensor: Tensor
 
     @classmethod
-    def of(cls, entry: LayerEntry) -> Placed:
+    def of(cls, entry: LayerEntry) -> TensorPlace:
         """Return the place of an entry's output tensor."""
         return cls(entry, entry.out)
 
@@ -97,7 +97,7 @@ class ImportedNetwork:
 
     entries: list[LayerEntry]
     inputs: dict[str, Tensor]
-    probes: Mapping[str, int]
+    probe_size_by_dim: Mapping[str, int]
     last: LayerEntry | str = ""
     fixed_batch: int | None = None
 
@@ -111,44 +111,49 @@ class Builder:
     """Builds a network from a trace: appends layer entries, and records which entry holds each tensor and parameter.
 
     A translation (a function registered with `translates`) gets the builder ``b`` and a traced ``call``. It appends
-    entries with `add`, and with `put` or ``placed`` it records the entry that holds each output of the call. ``owners``
-    maps each parameter's name to the entry that holds it.
+    entries with `add`, and with `record_output` or ``places`` it records the entry that holds each output of the call.
+    ``owners`` maps each parameter's name to the entry that holds it.
     """
 
     trace: Trace
     network: ImportedNetwork = field(init=False)
-    placed: dict[Value, Placed] = field(default_factory=dict)
+    places: dict[Value, TensorPlace] = field(default_factory=dict)
     owners: dict[str, LayerEntry] = field(default_factory=dict)
     #: Source of each view.
-    bases: dict[LayerEntry | str, Placed] = field(default_factory=dict)
+    view_sources: dict[LayerEntry | str, TensorPlace] = field(default_factory=dict)
     #: True while added entries have frozen weights.
     untrained: bool = False
 
     def __post_init__(self) -> None:
-        self.network = ImportedNetwork([], {}, self.trace.probes, fixed_batch=self.trace.fixed_batch)
+        self.network = ImportedNetwork([], {}, self.trace.probe_size_by_dim, fixed_batch=self.trace.fixed_batch)
         for value in self.trace.inputs:
-            role = "index" if value.index else "activation"
-            rank, probe = len(value.shape), self.trace.probes.get("batch")
+            role = "index" if value.is_integer else "activation"
+            rank, probe = len(value.shape), self.trace.probe_size_by_dim.get("batch")
             names = list(_INPUT_DIMS.get(rank, ("batch", *(f"dim{i}" for i in range(1, rank)))))
             if rank == 2:
-                names = ["batch", "seq" if value.index else "features"]
+                names = ["batch", "seq" if value.is_integer else "features"]
             batch = value.shape.index(probe) if probe in value.shape else 0
             names.insert(batch, names.pop(0))
             tensor = Tensor(value.name, tuple(names), value.shape, role, grad=False)  # type: ignore[arg-type]
             self.network.inputs[value.name] = tensor
-            self.placed[value] = Placed(value.name, tensor)
+            self.places[value] = TensorPlace(value.name, tensor)
 
     @property
-    def first(self) -> Placed:
+    def first(self) -> TensorPlace:
         """First input of the network, as a place that entries can read."""
-        return Placed(*next(iter(self.network.inputs.items())))
+        return TensorPlace(*next(iter(self.network.inputs.items())))
 
     # Entries.
 
     def add(
-        self, kind: str, options: Mapping[str, Any], sources: Sequence[Placed], path: str, tie: LayerEntry | None = None
+        self,
+        kind: str,
+        options: Mapping[str, Any],
+        sources: Sequence[TensorPlace],
+        path: str,
+        tie: LayerEntry | None = None,
     ) -> LayerEntry:
-        """Append a layer of a kind with options, reading ``sources``, and return its entry.
+        """Append a layer of a kind with options, reading ``activation_or_index_inputs``, and return its entry.
 
         ``path`` is the module of the source, and ``tie`` an entry whose weight the layer uses. UntranslatableError is
         raised if the layer refuses its options or inputs.
@@ -171,7 +176,7 @@ class Builder:
             inputs=holders,
             out=expansion.out,
             path=path,
-            share=None,
+            weight_owner=None,
             tie=tie,
             operations=expansion.operations,
         )
@@ -179,28 +184,28 @@ class Builder:
         self.network.entries.append(entry)
         return entry
 
-    def put(self, value: Value, entry: LayerEntry) -> None:
+    def record_output(self, value: Value, entry: LayerEntry) -> None:
         """Record that an entry outputs the traced tensor ``value``.
 
         UntranslatableError is raised if their sizes differ.
         """
         if tuple(entry.out.sizes) != value.shape:
             raise UntranslatableError(f"{entry.out.sizes} is not {value.shape}")
-        self.placed[value] = Placed.of(entry)
+        self.places[value] = TensorPlace.of(entry)
 
-    def move(self, old: LayerEntry, new: LayerEntry) -> None:
+    def replace_holder(self, old: LayerEntry, new: LayerEntry) -> None:
         """Record for each traced tensor that ``old`` outputs that ``new`` outputs it instead."""
-        for value, place in list(self.placed.items()):
+        for value, place in list(self.places.items()):
             if place.holder is old:
-                self.placed[value] = Placed(new, place.tensor)
+                self.places[value] = TensorPlace(new, place.tensor)
 
-    def learned(self, parameters: int, source: Placed, label: str, path: str) -> LayerEntry:
-        """Append a layer that holds ``parameters`` numbers and passes its input through; return its entry."""
+    def add_parameters(self, parameters: int, source: TensorPlace, label: str, path: str) -> LayerEntry:
+        """Append a layer that holds ``new_parameter_count`` numbers and passes its input through; return its entry."""
         return self.add("learned", {"parameters": parameters, "of": label}, [source], path)
 
     # The entries that hold values.
 
-    def at(self, value: Value | None) -> Placed:
+    def place_of(self, value: Value | None) -> TensorPlace:
         """Return where the traced tensor ``value`` is found in the network.
 
         Constants and index tensors that no layer computes are stood in for by a view of a network input.
@@ -208,30 +213,35 @@ class Builder:
         """
         if value is None:
             raise UntranslatableError("an input is missing")
-        if value not in self.placed:
-            if not (value.static or value.index):
+        if value not in self.places:
+            if not (value.is_static or value.is_integer):
                 raise UntranslatableError("a tensor that no call computes")
-            root = self.first if value.root is None else self.placed[value.root]
-            same = root.tensor.sizes == value.shape and not value.static
-            self.placed[value] = root if same else self._stand_in(value, root)
-        return self.placed[value]
+            root = self.first if value.source_input is None else self.places[value.source_input]
+            same = root.tensor.sizes == value.shape and not value.is_static
+            self.places[value] = root if same else self._stand_in(value, root)
+        return self.places[value]
 
-    def _stand_in(self, value: Value, root: Placed) -> Placed:
-        like = None if value.static else root.tensor
-        dims = dict(zip(self.names(value.shape, like), value.shape, strict=True))
-        learned = value.static and not value.sources <= self.trace.frozen
-        options = {"dims": dims, "constant": value.static or None, "learned": learned or None}
-        return Placed.of(self.add("view", options, [root], ""))
+    def _stand_in(self, value: Value, root: TensorPlace) -> TensorPlace:
+        like = None if value.is_static else root.tensor
+        dims = dict(zip(self.dim_names(value.shape, like), value.shape, strict=True))
+        learned = value.is_static and not value.parameter_names <= self.trace.frozen
+        options = {"dims": dims, "constant": value.is_static or None, "learned": learned or None}
+        return TensorPlace.of(self.add("view", options, [root], ""))
 
-    def view(self, source: Placed, sizes: Mapping[str, Size], path: str, *, keeps_whole: bool = False) -> Placed:
-        """Return ``source`` reshaped to the dims ``sizes`` (name to size), by a view entry where one is needed.
+    def view(
+        self, source: TensorPlace, sizes: Mapping[str, Size], path: str, *, keeps_whole: bool = False
+    ) -> TensorPlace:
+        """Return ``first_activation_input`` with the dims ``sizes`` (name to size), by a view where one is needed.
 
         A view of a view becomes a view of the first tensor. No entry is added if the source has these sizes already and
         no dim of its name moves to another position.
         """
         origin = source
-        while origin.holder in self.bases and math.prod(sizes.values()) == self.bases[origin.holder].tensor.elements:
-            origin = self.bases[origin.holder]
+        while (
+            origin.holder in self.view_sources
+            and math.prod(sizes.values()) == self.view_sources[origin.holder].tensor.elements
+        ):
+            origin = self.view_sources[origin.holder]
         for place in (source, origin):
             dims = place.tensor.dims
             same_batch = (dims[:1] == ("batch",)) == (next(iter(sizes), "") == "batch")
@@ -239,15 +249,15 @@ class Builder:
             if place.tensor.sizes == tuple(sizes.values()) and same_batch and not moved:
                 return place
         entry = self.add("view", {"dims": dict(sizes), "keeps_whole": keeps_whole or None}, [origin], path)
-        self.bases[entry] = origin
-        return Placed.of(entry)
+        self.view_sources[entry] = origin
+        return TensorPlace.of(entry)
 
-    def shaped(self, source: Placed, shape: Shape, path: str, *, keeps_whole: bool = False) -> Placed:
-        """Return ``source`` reshaped to ``shape``; dims of unchanged size keep their names."""
-        sizes = dict(zip(self.names(shape, source.tensor), shape, strict=True))
+    def shaped(self, source: TensorPlace, shape: Shape, path: str, *, keeps_whole: bool = False) -> TensorPlace:
+        """Return ``first_activation_input`` reshaped to ``shape``; dims of unchanged size keep their names."""
+        sizes = dict(zip(self.dim_names(shape, source.tensor), shape, strict=True))
         return self.view(source, sizes, path, keeps_whole=keeps_whole)
 
-    def names(self, shape: Shape, like: Tensor | None = None) -> list[str]:
+    def dim_names(self, shape: Shape, like: Tensor | None = None) -> list[str]:
         """Return a name for each dim of a shape.
 
         Multiples of a probe size are named ``batch`` or ``seq``; a dim as large as one of ``like`` takes its name;
@@ -257,7 +267,7 @@ class Builder:
             return ["batch", *(f"dim{place}" for place in range(1, len(shape)))][: len(shape)]
         taken: list[str] = []
         old = list(zip(like.dims, like.sizes, strict=True)) if like is not None else []
-        probes = self.trace.probes
+        probes = self.trace.probe_size_by_dim
         for place, size in enumerate(shape):
             name = next((n for n, p in probes.items() if size and size % p == 0 and n not in taken), None)
             if name is None:
@@ -268,35 +278,42 @@ class Builder:
             taken.append(name)
         return taken
 
-    def parameters(self, values: Sequence[Value | None]) -> int:
+    def new_parameter_count(self, values: Sequence[Value | None]) -> int:
         """Return the number of parameters behind the static tensors ``values`` that no entry holds yet."""
-        names = frozenset[str]().union(*(v.sources for v in values if v is not None and v.static))
+        names = frozenset[str]().union(*(v.parameter_names for v in values if v is not None and v.is_static))
         return sum(self.trace.parameters[name] for name in names if name not in self.owners)
 
-    def moving(self, call: Call) -> list[Placed]:
+    def activation_inputs(self, call: Call) -> list[TensorPlace]:
         """Return where those inputs of a call are found that depend on a network input (no weights or constants)."""
         values = dict.fromkeys(value for value in call.inputs if value is not None)
-        return [self.at(v) for v in values if v.elements and not v.static and (not v.index or v.origin == "input")]
+        return [
+            self.place_of(v)
+            for v in values
+            if v.elements and not v.is_static and (not v.is_integer or v.origin == "input")
+        ]
 
-    def source(self, call: Call) -> Placed:
+    def first_activation_input(self, call: Call) -> TensorPlace:
         """Return the first of a call's inputs that depends on a network input.
 
         Raise UntranslatableError if none does.
         """
-        for placed in self.moving(call):
+        for placed in self.activation_inputs(call):
             return placed
         raise UntranslatableError("no input of it depends on an input of the network")
 
-    def sources(self, call: Call) -> list[Placed]:
+    def activation_or_index_inputs(self, call: Call) -> list[TensorPlace]:
         """Return the inputs of a call that depend on a network input; if there are none, its first index tensor."""
-        return self.moving(call) or [self.at(v) for v in call.inputs if v is not None and not v.static][:1]
+        return (
+            self.activation_inputs(call)
+            or [self.place_of(v) for v in call.inputs if v is not None and not v.is_static][:1]
+        )
 
     def kept_per_element(self, call: Call, value: Value) -> float | None:
         """Return how many further elements a call saves for backward, per element of the largest tensor it touches.
 
         Inputs and outputs are not counted. Returns None if the call saves no others.
         """
-        elements = [value.elements, *(source.tensor.elements for source in self.sources(call))]
+        elements = [value.elements, *(source.tensor.elements for source in self.activation_or_index_inputs(call))]
         return call.kept_elements / max(1, *elements) or None
 
     def weight(self, value: Value | None) -> tuple[Value, LayerEntry | None]:
@@ -304,22 +321,22 @@ class Builder:
 
         UntranslatableError is raised if the value is not computed from parameters alone.
         """
-        if value is None or not value.static or not value.sources:
+        if value is None or not value.is_static or not value.parameter_names:
             raise UntranslatableError("expected a weight made of parameters")
-        holders = {self.owners.get(name) for name in value.sources}
+        holders = {self.owners.get(name) for name in value.parameter_names}
         return value, next(iter(holders)) if len(holders) == 1 else None
 
-    def sharing(self, entry: LayerEntry, values: Sequence[Value | None]) -> LayerEntry:
+    def share_weights(self, entry: LayerEntry, values: Sequence[Value | None]) -> LayerEntry:
         """Let ``entry`` share the weights ``values`` with an earlier entry of its kind that holds them all.
 
         Return ``entry``.
         """
-        owners = {self.owners.get(name) for v in values if v is not None for name in v.sources}
+        owners = {self.owners.get(name) for v in values if v is not None for name in v.parameter_names}
         if len(owners) == 1 and (owner := next(iter(owners))) is not None and owner.kind == entry.kind:
-            self.lend(owner, entry)
+            self.use_weights_of(owner, entry)
         return entry
 
-    def lend(self, owner: LayerEntry | None, entry: LayerEntry) -> None:
+    def use_weights_of(self, owner: LayerEntry | None, entry: LayerEntry) -> None:
         """Let ``entry`` use the weights of ``owner``, an earlier entry.
 
         Nothing happens if there is no owner or it is of another kind. UntranslatableError is raised if their numbers of
@@ -329,28 +346,28 @@ class Builder:
             return
         if owner.own_parameters != entry.own_parameters:
             raise UntranslatableError("weights that an earlier layer has in another form")
-        entry.share = owner
+        entry.weight_owner = owner
 
-    def finished(self) -> ImportedNetwork:
+    def finish(self) -> ImportedNetwork:
         """Return the finished network, without views that nothing reads.
 
-        Parameters that no call reads are added at its end as one ``learned`` layer.
+        Parameters that no call reads are added at its end as one ``add_parameters`` layer.
         """
         names = self.trace.parameters.items()
         left = sum(size for name, size in names if name not in self.owners)
-        place = next((self.placed[v] for v in self.trace.outputs if v in self.placed), None)
+        place = next((self.places[v] for v in self.trace.outputs if v in self.places), None)
         if place is None:
             raise SpecError("the network has no output that depends on its inputs")
         self.network.last = place.holder
         if left:
-            self.network.last = self.learned(left, place, "parameters that nothing reads", "")
+            self.network.last = self.add_parameters(left, place, "parameters that nothing reads", "")
         read: set[LayerEntry | str] = {self.network.last}
         kept = []
         for entry in reversed(self.network.entries):
             if entry.kind == "view" and entry not in read:
                 continue
             kept.append(entry)
-            read.update(ref for ref in (*entry.inputs, entry.share, entry.tie) if ref is not None)
+            read.update(ref for ref in (*entry.inputs, entry.weight_owner, entry.tie) if ref is not None)
         self.network.entries = kept[::-1]
         return self.network
 
@@ -360,7 +377,7 @@ Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TranslatedCall:
     """Operator call in Paleo's terms: its kind, its input tensors in order (None: all of the call) and its options."""
 
     kind: str
@@ -368,7 +385,7 @@ class Reading:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-class Values(Protocol):
+class TensorLookup(Protocol):
     """Protocol of a tracer that tells whether an argument is a tensor, and which traced value a tensor is."""
 
     def value(self, tensor: Any) -> Value: ...
@@ -384,24 +401,24 @@ class Invocation:
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     result: Any
-    values: Values
+    values: TensorLookup
 
-    def bound(self, *names: str) -> dict[str, Any]:
-        """Return the arguments as a dict by parameter name; ``names`` are the function's parameters in order."""
+    def arguments(self, *names: str) -> dict[str, Any]:
+        """Return the arguments as a dict by parameter name; ``dim_names`` are the function's parameters in order."""
         return dict(zip(names, self.args, strict=False)) | {k: v for k, v in self.kwargs.items() if k in names}
 
     def tensor(self, argument: Any) -> Value | None:
         """Return the traced value of an argument, or None if the argument is no tensor."""
         return self.values.value(argument) if self.values.is_tensor(argument) else None
 
-    def reading(self, kind: str, names: Sequence[str], tensors: Sequence[str], **more: Any) -> Reading:
-        """Return a reading of ``kind`` for a function whose parameters are ``names``.
+    def reading(self, kind: str, names: Sequence[str], tensors: Sequence[str], **more: Any) -> TranslatedCall:
+        """Return a reading of ``kind`` for a function whose parameters are ``dim_names``.
 
         Parameters listed in ``tensors`` become its inputs, in that order; the others, and ``more``, become options.
         """
-        arguments = self.bound(*names)
+        arguments = self.arguments(*names)
         inputs = [self.tensor(arguments.get(name)) for name in tensors]
-        return Reading(kind, inputs, {k: v for k, v in arguments.items() if k not in tensors} | more)
+        return TranslatedCall(kind, inputs, {k: v for k, v in arguments.items() if k not in tensors} | more)
 
     def joins_tensors(self) -> bool:
         """Return True if the first two arguments are tensors."""
@@ -425,28 +442,28 @@ class OnnxNode:
         return self.inputs[place] if len(self.inputs) > place else None
 
 
-TorchRule = Callable[[Invocation], Reading]
-OnnxRule = Callable[[OnnxNode], Reading]
+TorchRule = Callable[[Invocation], TranslatedCall]
+OnnxRule = Callable[[OnnxNode], TranslatedCall]
 Translation = Callable[[Builder, Call], None]
-TORCH: Registry[TorchRule] = Registry("torch function", OPERATORS)
-ONNX: Registry[OnnxRule] = Registry("ONNX operator", OPERATORS)
+TORCH_READERS: Registry[TorchRule] = Registry("torch function", OPERATORS)
+ONNX_READERS: Registry[OnnxRule] = Registry("ONNX operator", OPERATORS)
 TRANSLATIONS: Registry[Translation] = Registry("kind of call", OPERATORS)
 
 
 def torch_functions(names: str) -> Callable[[TorchRule], TorchRule]:
     """Register the decorated function as reader of calls of these torch functions (names separated by spaces).
 
-    A reader takes an `Invocation` and returns a `Reading`.
+    A reader takes an `Invocation` and returns a `TranslatedCall`.
     """
-    return _several(TORCH, names)
+    return _several(TORCH_READERS, names)
 
 
 def onnx_operators(names: str) -> Callable[[OnnxRule], OnnxRule]:
     """Register the decorated function as reader of nodes with these ONNX operators (names separated by spaces).
 
-    A reader takes an `OnnxNode` and returns a `Reading`.
+    A reader takes an `OnnxNode` and returns a `TranslatedCall`.
     """
-    return _several(ONNX, names)
+    return _several(ONNX_READERS, names)
 
 
 def translates(kinds: str) -> Callable[[Translation], Translation]:
@@ -477,7 +494,7 @@ def base_operator_name(label: str) -> str:
     ('add', 'div', 'relu')
     """
     label = label.partition(".")[0] if not label.startswith("_") else label
-    if label in TORCH:
+    if label in TORCH_READERS:
         return label
     name = label.strip("_") or label
     if label.startswith("__") and name[0] in "ir" and name[1:] in _INVERTED:
@@ -485,19 +502,19 @@ def base_operator_name(label: str) -> str:
     return _SAME.get(name, name)
 
 
-def read_torch_call(invocation: Invocation) -> Reading:
+def read_torch_call(invocation: Invocation) -> TranslatedCall:
     """Return kind, inputs and options of a torch call, by the reader that is registered for its function.
 
     The kind is ``unknown`` if no reader is registered.
     """
-    if invocation.name in TORCH:
-        return TORCH[invocation.name](invocation)
-    return Reading("unknown")
+    if invocation.name in TORCH_READERS:
+        return TORCH_READERS[invocation.name](invocation)
+    return TranslatedCall("unknown")
 
 
-def read_onnx_node(node: OnnxNode) -> Reading:
+def read_onnx_node(node: OnnxNode) -> TranslatedCall:
     """Return kind, inputs and options of an ONNX node, by the reader of its operator.
 
     Kind ``unknown`` if there is none.
     """
-    return ONNX[node.name](node) if node.name in ONNX else Reading("unknown", node.inputs)
+    return ONNX_READERS[node.name](node) if node.name in ONNX_READERS else TranslatedCall("unknown", node.inputs)

@@ -20,23 +20,23 @@ MOST_LAYERS = 2000
 class Decoder:
     """Description of a decoder-only transformer: the entries of a model file that differ between families.
 
-    ``residual`` says where norms are: "pre" before each half of a layer; "post" after the sum; "parallel" with one norm
-    for both halves side by side, "twin" with one norm for each; "sandwich" before and after each half; "inner" after
-    each half and before its sum.
+    ``norm_placement`` says where norms are: "pre" before each half of a layer; "post" after the sum; "parallel" with
+    one norm for both halves side by side, "twin" with one norm for each; "sandwich" before and after each half;
+    "inner" after each half and before its sum.
     """
 
     params: Mapping[str, Any]
     norm: Entry
     attention: Mapping[str, Any]
-    feed: Entry
-    residual: str = "pre"
+    feed_forward: Entry
+    norm_placement: str = "pre"
     dropout: bool = False
-    before: tuple[Entry, ...] = ()
+    after_embedding: tuple[Entry, ...] = ()
     final: tuple[Entry, ...] = ()
     tied: bool = False
     head_bias: bool = False
     attention_kind: str = "attention"
-    embedding: str = "=hidden"
+    embedding_width: str = "=hidden"
     notes: str = ""
     task: str = "language modelling"
 
@@ -49,14 +49,14 @@ def residual(*inner: Entry) -> Entry:
 def block(decoder: Decoder, more: Mapping[str, Any], feed: Entry) -> list[Entry]:
     """Return the model-file entries of one decoder layer: attention and feed-forward with their norms and residuals.
 
-    ``more`` are further options of the layer's attention, or under ``mixer`` the entry that takes its place; ``feed``
-    is its feed-forward entry.
+    ``more`` are further options of the layer's attention, or under ``mixer`` the entry that takes its place;
+    ``feed_forward`` is its feed-forward entry.
     """
     drop = [{"dropout": {"rate": "=dropout"}}] if decoder.dropout else []
     mixer = more["mixer"] if "mixer" in more else {decoder.attention_kind: dict(decoder.attention) | dict(more)}
     attention = [mixer, *drop]
     feed_forward, norm = [feed, *drop], decoder.norm
-    match decoder.residual:
+    match decoder.norm_placement:
         case "pre":
             return [residual(norm, *attention), residual(norm, *feed_forward)]
         case "post":
@@ -109,7 +109,7 @@ def _greedily_folded(layers: Sequence[Any]) -> list[tuple[list[Any], int]]:
     return runs
 
 
-def repeats(decoder: Decoder, layers: Sequence[Layer]) -> list[Entry]:
+def repeated_layers(decoder: Decoder, layers: Sequence[Layer]) -> list[Entry]:
     """Return the decoder's layers as model-file entries, with equal layers folded into loops (``repeat``).
 
     Each layer is (attention options, feed-forward entry). If there is only one loop, its count is the parameter
@@ -133,10 +133,10 @@ def language_model(config: Config, decoder: Decoder, layers: Sequence[Layer]) ->
     notes = f"{decoder.notes} FLOP count the whole rectangle of scores although attention is causal.".strip()
     params = dict(decoder.params)
     tokens = {"dims": {"batch": "=batch", "seq": "=seq"}, "role": "index"}
-    embed = {"name": "embed", "embedding": {"entries": "=vocab", "features": decoder.embedding}}
-    body = [embed, *decoder.before, *repeats(decoder, layers), *decoder.final]
+    embed = {"name": "embed", "embedding": {"entries": "=vocab", "features": decoder.embedding_width}}
+    body = [embed, *decoder.after_embedding, *repeated_layers(decoder, layers), *decoder.final]
     return {
-        "task": decoder.task if _head_of(config) in _VOCABULARY else "text classification",
+        "task": decoder.task if _head_name(config) in _LM_HEADS else "text classification",
         "notes": notes,
         "params": params,
         "tokens": "=seq",
@@ -146,11 +146,11 @@ def language_model(config: Config, decoder: Decoder, layers: Sequence[Layer]) ->
 
 
 #: Endings of the classes with an output layer over the vocabulary for every position.
-_VOCABULARY = frozenset({"ForCausalLM", "LMHeadModel"})
+_LM_HEADS = frozenset({"ForCausalLM", "LMHeadModel"})
 _HEAD = re.compile(r"(LMHeadModel|For[A-Z]\w+|Model)\Z")
 
 
-def _head_of(config: Config) -> str:
+def _head_name(config: Config) -> str:
     """Return the head of an architecture, such as ``ForCausalLM`` of ``LlamaForCausalLM``; it is also the default."""
     named = config.get("architectures")
     if not isinstance(named, list) or not named or not isinstance(named[0], str):
@@ -161,8 +161,8 @@ def _head_of(config: Config) -> str:
 
 def _head(config: Config, decoder: Decoder) -> list[Entry]:
     """Return the model-file entries after the last layer: output layer and loss, or a classifier."""
-    kind = _head_of(config)
-    if kind in _VOCABULARY:
+    kind = _head_name(config)
+    if kind in _LM_HEADS:
         tie = {"tie": "embed"} if decoder.tied else {}
         projection = {"features": "=vocab", "dim": "vocab", "bias": decoder.head_bias} | tie
         return [{"name": "head", "linear": projection}, "cross_entropy"]
@@ -204,7 +204,9 @@ def attention_options(params: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     return {key: f"={key}" for key in keys} | {"causal": True} | more
 
 
-def windows(config: Config, params: dict[str, Any], default: Sequence[bool] | bool = False) -> list[Mapping[str, Any]]:
+def window_options(
+    config: Config, params: dict[str, Any], default: Sequence[bool] | bool = False
+) -> list[Mapping[str, Any]]:
     """Return, for each layer, the attention options for a sliding window.
 
     The options are empty for layers that attend to all positions.
@@ -227,7 +229,7 @@ def windows(config: Config, params: dict[str, Any], default: Sequence[bool] | bo
     return [{"window": "=window"} if slide else {} for slide in slides]
 
 
-def gated_feed(config: Config, params: dict[str, Any], *, default: str = "silu", bias: bool = False) -> Entry:
+def gated_feed_forward(config: Config, params: dict[str, Any], *, default: str = "silu", bias: bool = False) -> Entry:
     """Return the entry of a gated feed-forward block, and set its width as the parameter ``ffn`` in ``params``."""
     params["ffn"] = config.integer("intermediate_size")
     return {
@@ -245,7 +247,7 @@ def llama_like(
     """Return the content of a model file for a Llama-like decoder: RMS norms, rotary positions and gated feed-forward.
 
     ``slides`` says which layers have a sliding window; ``more`` are fields of `Decoder` and options such as
-    ``head_dim``, ``tied``, ``feed`` and ``attention``.
+    ``head_dim``, ``tied``, ``feed_forward`` and ``attention``.
     """
     params = grouped_parameters(config, more.pop("head_dim", None))
     tied = config.flag("tie_word_embeddings", more.pop("tied", False))
@@ -253,9 +255,11 @@ def llama_like(
     options = {"rotary": True} | more.pop("attention", {})
     bias = config.flag("attention_bias") if bias is None else bias
     feeds = (
-        feed(config, params) if feed else [gated_feed(config, params, bias=config.flag("mlp_bias"))] * params["layers"]
+        feed(config, params)
+        if feed
+        else [gated_feed_forward(config, params, bias=config.flag("mlp_bias"))] * params["layers"]
     )
-    slices = windows(config, params, slides)
+    slices = window_options(config, params, slides)
     attention = attention_options(
         params, **options, bias=bias, **({} if out_bias in (None, bias) else {"out_bias": out_bias})
     )
@@ -270,7 +274,7 @@ def vocab_last(params: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in params.items() if key != "vocab"} | {"vocab": params["vocab"]}
 
 
-def experts(
+def feed_forward_layers(
     config: Config,
     params: dict[str, Any],
     *,
@@ -297,11 +301,11 @@ def experts(
     kinds = config.kinds("mlp_layer_types", params["layers"])
     sparse = [i >= dense_first and i not in alone and (i + 1) % step == 0 for i in range(params["layers"])]
     sparse = sparse if kinds is None else [kind == "sparse" for kind in kinds]
-    dense = None if all(sparse) else gated_feed(config, params)
+    dense = None if all(sparse) else gated_feed_forward(config, params)
     return [mixture if mixed else dense for mixed in sparse]
 
 
-def plain_feed(config: Config, default: str, *keys: str, bias: bool = True) -> Entry:
+def plain_feed_forward(config: Config, default: str, *keys: str, bias: bool = True) -> Entry:
     """Return the entry of a feed-forward block without a gate; ``keys`` name its activation, else ``default``."""
     function = config.activation(*(keys or ("hidden_act",)), default=default)
     return {"mlp": {"ffn": "=ffn", "activation": function, "bias": bias}}

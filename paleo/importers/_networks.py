@@ -16,7 +16,7 @@ from paleo.errors import SpecError
 from paleo.files import exists, is_file, is_folder
 from paleo.specs.catalog import SIXTEEN_BITS, entries, hub_ids, named_format, nearest_entries_hint, resolve_spelling
 from paleo.specs.loading import parse_yaml
-from paleo.specs.model import SOURCES, ModelSpec, load_model, model_from
+from paleo.specs.model import MODEL_READERS, ModelSpec, load_model, model_from
 
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*\Z")
 #: Endings of hub ids that denote other weights or number formats with the same layers.
@@ -32,7 +32,7 @@ _WHAT_IT_TAKES = (
 )
 
 
-@SOURCES.register("configuration")
+@MODEL_READERS.register("configuration")
 def _configuration(text: str) -> ModelSpec | None:
     """Read the network of a ``config.json`` (of any file name) or of the folder that holds one.
 
@@ -46,7 +46,7 @@ def _configuration(text: str) -> ModelSpec | None:
     return _from_configuration(path, text, path.stem) if text.lower().endswith(".json") else None
 
 
-@SOURCES.register("onnx")
+@MODEL_READERS.register("onnx")
 def _onnx(text: str) -> ModelSpec | None:
     """Read the network of an ONNX file; None if ``text`` names none.
 
@@ -59,7 +59,7 @@ def _onnx(text: str) -> ModelSpec | None:
     return _read_back(from_onnx(text), text, Path(text).stem)
 
 
-@SOURCES.register("module")
+@MODEL_READERS.register("module")
 def _module(text: str) -> ModelSpec | None:
     """Build and trace the torch module ``module:factory@SHAPE,SHAPE``; None if ``text`` has another form."""
     target, _, shapes = text.partition("@")
@@ -77,7 +77,7 @@ def _module(text: str) -> ModelSpec | None:
     return _read_back(mapping, text, name.rpartition(".")[2], (f"{text} ran the code of {place}",))
 
 
-@SOURCES.register("hub id")
+@MODEL_READERS.register("hub id")
 def _hub_id(text: str) -> ModelSpec | None:
     """Return the network of a Hugging Face id, from the configuration in the local cache, else from Paleo's catalog.
 
@@ -87,7 +87,7 @@ def _hub_id(text: str) -> ModelSpec | None:
         return None
     cached, twin, problem = _cached_configuration(text), _catalog_model(text), ""
     if "/" not in text:  # a folder of weights on another machine
-        return None if twin is None else load_model(twin).asked_as(text)
+        return None if twin is None else load_model(twin).with_named_weights(text)
     if cached is not None:
         try:
             network = _from_configuration(cached, text, text.rpartition("/")[2])
@@ -105,7 +105,7 @@ def _hub_id(text: str) -> ModelSpec | None:
         )
     lacking = "is not in the local cache" if cached is None else f"is refused{problem}"
     remark = f"{text}: its configuration {lacking}; this is {twin} of the catalog"
-    return load_model(twin).asked_as(text, remark)
+    return load_model(twin).with_named_weights(text, remark)
 
 
 def _from_configuration(file: Path, text: str, name: str) -> ModelSpec:

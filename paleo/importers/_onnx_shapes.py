@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from paleo.importers._trace import Shape
 
 #: Largest number of elements for which a constant keeps its values, such as the target shape of a reshape.
-SMALL = 64
+MAX_KEPT_ELEMENTS = 64
 #: ONNX codes of element types: floating point, and the whole numbers of which shapes consist.
 FLOATS = frozenset({1, 10, 11, 16, 17, 18, 19, 20})
-WHOLE, SINGLE = frozenset({6, 7}), frozenset({1})
+INTEGER_TYPES, FLOAT32_TYPE = frozenset({6, 7}), frozenset({1})
 
 Numbers = list[float]
 
@@ -45,7 +45,7 @@ def shape_arithmetic(
     if not values or any(value is None for value in values):
         return None
     first, *operands = [value for value in values if value is not None]
-    if op == "Cast" and options.get("to") in WHOLE:
+    if op == "Cast" and options.get("to") in INTEGER_TYPES:
         return [int(number) for number in first]
     if op == "Not":
         return [int(not number) for number in first]
@@ -58,7 +58,7 @@ def shape_arithmetic(
         return [first[int(place)] for place in operands[0]] if inside else None
     if op in ("Slice", "Transpose"):
         return _rearranged(op, first, operands, options, sizes.get(inputs[0]) or (len(first),))
-    if op == "ConstantOfShape" and all(number >= 0 for number in first) and math.prod(first) <= SMALL:
+    if op == "ConstantOfShape" and all(number >= 0 for number in first) and math.prod(first) <= MAX_KEPT_ELEMENTS:
         return [int(options.get("value") or 0)] * int(math.prod(first))
     if op == "Where" and len(operands) == 2 and len(first) == len(operands[0]) == len(operands[1]):
         return [a if yes else b for yes, a, b in zip(first, *operands, strict=True)]
@@ -92,7 +92,7 @@ def _rearranged(
 
 
 #: Operators whose output has the shape of their first input, in any version of ONNX.
-_ALIKE = frozenset({
+_SHAPE_PRESERVING = frozenset({
     "BatchNormalization", "Clip", "Dropout", "Elu", "Erf", "FastGelu", "Gelu", "GroupNormalization", "HardSigmoid",
     "HardSwish", "Identity", "InstanceNormalization", "LayerNormalization", "LeakyRelu", "LogSoftmax", "Mish",
     "QuickGelu", "RMSNormalization", "Relu", "Sigmoid", "SimplifiedLayerNormalization", "Softmax", "Softplus", "Sqrt",
@@ -116,7 +116,7 @@ def shape_of_output(
     first = shapes[0] if shapes else None
     if first is None:
         return None
-    if op in _ALIKE:
+    if op in _SHAPE_PRESERVING:
         return first
     if op in _BROADCAST:
         return _broadcast(shapes)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from paleo.errors import SpecError
 from paleo.importers._builder import Invocation, base_operator_name, read_torch_call
-from paleo.importers._trace import Call, Scope, Value, record
+from paleo.importers._trace import Call, ModuleCall, Value, make_call
 
 if TYPE_CHECKING:
     from paleo.importers.torch_modules import InputSpec
@@ -33,7 +33,7 @@ BOX_SELECTIONS = (
 )  # fmt: skip
 
 
-def box_selection() -> str | None:
+def running_box_selector() -> str | None:
     """Return the name of the detector function on the Python call stack that selects boxes by score.
 
     Returns None if there is none.
@@ -76,7 +76,7 @@ def sampled_boxes(module: Any, notes: list[str]) -> Iterator[None]:
 
 #: Functions that select experts by their scores, one row for each token.
 _ROUTERS = frozenset({"topk", "argmax", "max", "argsort", "sort"})
-_PLACES = frozenset({"nonzero", "where", "argwhere"})
+_INDEX_FUNCTIONS = frozenset({"nonzero", "where", "argwhere"})
 
 
 class Guessing(Protocol):
@@ -99,17 +99,17 @@ def label_of(function: Any) -> str:
     return str(name)
 
 
-def computed(tape: Guessing, function: Any, label: str, args: Any, kwargs: Any) -> Any:
+def run_on_meta(tape: Guessing, function: Any, label: str, args: Any, kwargs: Any) -> Any:
     """Run a torch call on tensors without data and return its result; where it depends on data, the result is guessed.
 
     A boolean mask selects everything, or the share of tokens that an expert gets. A grouped product for which torch has
     no kernel (fp32, sizes that are no multiple of 16 bytes) is computed as one product with the same FLOP.
     """
     if label in ("__getitem__", "__setitem__") and (mask := _mask(tape, args[1])) is not None:
-        rows = _selected(tape, mask)
+        rows = _true_count(tape, mask)
         return _all_selected(args[0], args[1], mask, rows) if label == "__getitem__" else None
-    if label in _PLACES and len(args) == 1 and tape.is_tensor(args[0]) and args[0].device.type == "meta":
-        return _places(tape, args[0], label == "where" or bool(kwargs.get("as_tuple")))
+    if label in _INDEX_FUNCTIONS and len(args) == 1 and tape.is_tensor(args[0]) and args[0].device.type == "meta":
+        return _true_indices(tape, args[0], label == "where" or bool(kwargs.get("as_tuple")))
     try:
         return function(*args, **kwargs)
     except RuntimeError:
@@ -118,35 +118,35 @@ def computed(tape: Guessing, function: Any, label: str, args: Any, kwargs: Any) 
         return args[0] @ (args[1] if args[0].dim() == 3 else args[1][0])
 
 
-def _places(tape: Guessing, mask: Any, by_dim: bool) -> Any:
+def _true_indices(tape: Guessing, mask: Any, by_dim: bool) -> Any:
     """Return the indices where a mask is taken to be true: as one tensor (n, dims), or by dim as a tuple of tensors.
 
     A mask with one element for each expert says which experts have tokens: all of them.
     """
-    router = _router(tape, mask)
+    router = _router_sizes(tape, mask)
     if router is not None and tuple(mask.shape) == (router[0],) and not by_dim:
         return tape.torch.arange(router[0])[:, None]
-    rows = _selected(tape, mask)
+    rows = _true_count(tape, mask)
     if by_dim:
         return tuple(tape.torch.zeros(rows, dtype=tape.torch.int64, device="meta") for _ in range(mask.dim()))
     return tape.torch.zeros(rows, mask.dim(), dtype=tape.torch.int64, device="meta")
 
 
-def _selected(tape: Guessing, mask: Any) -> int:
+def _true_count(tape: Guessing, mask: Any) -> int:
     """Return how many elements of a mask are taken to be true: an expert's even share of the tokens, otherwise all.
 
     SpecError is raised if the probe sizes do not divide evenly; the next attempt uses the stated sizes.
     """
-    router, total = _router(tape, mask), int(mask.numel())
+    router, total = _router_sizes(tape, mask), int(mask.numel())
     if router is None:
-        if (name := box_selection()) is not None:
+        if (name := running_box_selector()) is not None:
             raise RuntimeError(f"{name} chooses boxes by their values")
         tape.notes.append("masks that select rows are taken to select all of them")
         return total
-    return math.ceil(_share(tape, router, total))
+    return math.ceil(_tokens_per_expert(tape, router, total))
 
 
-def _share(tape: Guessing, router: tuple[int, int], total: int) -> float:
+def _tokens_per_expert(tape: Guessing, router: tuple[int, int], total: int) -> float:
     """Return the number of tokens of one expert if ``total`` tokens spread evenly; ``router`` is (experts, choices)."""
     experts, choices = router
     tape.notes.append(f"tokens are taken to spread evenly over {experts} experts")
@@ -157,7 +157,7 @@ def _share(tape: Guessing, router: tuple[int, int], total: int) -> float:
     return rows
 
 
-def _router(tape: Guessing, mask: Any) -> tuple[int, int] | None:
+def _router_sizes(tape: Guessing, mask: Any) -> tuple[int, int] | None:
     """Return (number of experts, number of routing choices) behind a mask of tokens.
 
     Returns None if no top-k choice made the mask.
@@ -173,10 +173,12 @@ def _router(tape: Guessing, mask: Any) -> tuple[int, int] | None:
             return call.out.shape[-1], call.out.elements // call.out.shape[-1]
         # The number of scores in a row of which a call selects some; 0 for other calls.
         scores = call.inputs[0] if call.inputs else None
-        chooses = call.label in _ROUTERS and call.outputs[-1].index and scores is not None and not scores.index
+        chooses = (
+            call.label in _ROUTERS and call.outputs[-1].is_integer and scores is not None and not scores.is_integer
+        )
         if (experts := scores.shape[-1] if chooses and scores is not None and scores.shape else 0) > 1:
             return experts, call.outputs[-1].elements
-        stack.extend(source for source in call.inputs if source is not None and (source.index or source.static))
+        stack.extend(source for source in call.inputs if source is not None and (source.is_integer or source.is_static))
     return None
 
 
@@ -206,7 +208,7 @@ def _all_selected(tensor: Any, index: Any, mask: Any, rows: int) -> Any:
     return flat[(*before, slice(None) if rows == mask.numel() else slice(rows), *behind)]
 
 
-def guessed(tape: Guessing, function: Any, args: Any) -> Any:
+def guess_value(tape: Guessing, function: Any, args: Any) -> Any:
     """Return the answer to a module that asks for a tensor's values, which do not exist on the meta device.
 
     Returns None if the call does not ask for values. Attention masks are taken to hide nothing, there is no padding,
@@ -216,15 +218,20 @@ def guessed(tape: Guessing, function: Any, args: Any) -> Any:
     if label == "tolist" and args[0].device.type == "meta" and args[0].dim() == 1:
         # The tokens of each expert, or of each row of a mask, if the tensor counts them, else None.
         tokens = args[0]
-        router = _router(tape, tokens)
+        router = _router_sizes(tape, tokens)
         if router is None or tokens.shape[0] != router[0]:
             maker = tape.value(tokens).maker
             mask = maker.inputs[0] if maker is not None and maker.label == "sum" else None
-            if mask is None or not mask.index or mask.root is None or mask.shape[:-1] != tuple(tokens.shape):
+            if (
+                mask is None
+                or not mask.is_integer
+                or mask.source_input is None
+                or mask.shape[:-1] != tuple(tokens.shape)
+            ):
                 return None
             return [mask.shape[-1]] * tokens.shape[0]
         experts, choices = router
-        share = int(_share(tape, router, choices))
+        share = int(_tokens_per_expert(tape, router, choices))
         return [share + (index < choices - share * experts) for index in range(experts)]
     if label.endswith("nms") and args and tape.is_tensor(args[0]) and args[0].device.type == "meta":
         tape.notes.append("non-maximum suppression is taken to suppress nothing")
@@ -241,7 +248,7 @@ def guessed(tape: Guessing, function: Any, args: Any) -> Any:
     if maker is None or maker.label not in ("all", "any"):
         tape.notes.append("a condition on the values of tensors is taken to be false; its other path is not counted")
         return False
-    return maker.label == "all" or _router(tape, args[0]) is not None
+    return maker.label == "all" or _router_sizes(tape, args[0]) is not None
 
 
 MOST_CALLS = 400_000
@@ -275,7 +282,7 @@ class Tape:
         self._modules = dict(module.named_modules())
         self.calls: list[Call] = []
         self.inputs: list[Value] = []
-        self.scopes: list[Scope] = []
+        self.scopes: list[ModuleCall] = []
         self.notes: list[str] = []
         self.checkpointed: list[str] = []
         self.stack: list[tuple[str, Value | None]] = []
@@ -292,7 +299,7 @@ class Tape:
         }
         self._known_storages = {storage_key(weight) for weight in self._weights.values()}
         for name, weight in self._weights.items():
-            parameter = Value(tuple(weight.shape), "parameter", name, static=True, sources=frozenset({name}))
+            parameter = Value(tuple(weight.shape), "parameter", name, is_static=True, parameter_names=frozenset({name}))
             self._bind(weight, parameter)
 
     def _cast(self, tensor: Any) -> Any:
@@ -303,8 +310,8 @@ class Tape:
     def input(self, spec: InputSpec) -> Any:
         """Return a tensor without data for one network input, and record it as an input of the trace."""
         tensor = self._cast(self.torch.zeros(spec.shape, dtype=getattr(self.torch, spec.dtype), device="meta"))
-        value = Value(spec.shape, "input", spec.name or f"input{len(self.inputs) + 1}", index=spec.index)
-        value.root = value if spec.index else None
+        value = Value(spec.shape, "input", spec.name or f"input{len(self.inputs) + 1}", is_integer=spec.is_integer)
+        value.source_input = value if spec.is_integer else None
         self.inputs.append(value)
         self._bind(tensor, value)
         return tensor
@@ -318,7 +325,7 @@ class Tape:
         known = self._values.get(id(tensor))
         if known is None:
             index = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
-            known = Value(tuple(tensor.shape), "constant", "", index, static=True)
+            known = Value(tuple(tensor.shape), "constant", "", index, is_static=True)
             self._bind(tensor, known)
         return known
 
@@ -350,7 +357,7 @@ class Tape:
             except SpecError:
                 raise
             except Exception as error:
-                if not self._is_cut_at(error):
+                if not self._failed_at_box_selection(error):
                     raise SpecError(_explained(error, self.stack)) from None
                 return self._unread_values()
         leaves = [t for t in tensors_in(torch, result) if t.dtype.is_floating_point or t.dtype.is_complex]
@@ -363,7 +370,7 @@ class Tape:
         self._alive.append(tensor)
         return tensor
 
-    def _is_cut_at(self, error: Exception) -> bool:
+    def _failed_at_box_selection(self, error: Exception) -> bool:
         """Return True if a detector failed where it selects boxes by score.
 
         The calls until then count as the network.
@@ -380,7 +387,7 @@ class Tape:
     def _unread_values(self) -> list[Value]:
         """Return the traced activations that no call has read, taken as outputs of a network that stopped early."""
         read = {value for call in self.calls for value in call.inputs if value is not None}
-        ends = [v for call in self.calls for v in call.outputs if v not in read and not (v.static or v.index)]
+        ends = [v for call in self.calls for v in call.outputs if v not in read and not (v.is_static or v.is_integer)]
         if not ends:
             raise SpecError("the module computes no tensor before its path depends on data")
         return ends
@@ -417,13 +424,15 @@ class Tape:
             tensors = tensors_in(self.torch, output)
             names = tuple(f"{name}.{key}".lstrip(".") for key, _ in module.named_parameters(recurse=False))
             result = self.value(tensors[0]) if len(tensors) == 1 else None
-            self.scopes.append(Scope(name, type(module).__name__, taken, result, names))
+            self.scopes.append(ModuleCall(name, type(module).__name__, taken, result, names))
 
         return leave
 
     # Calls.
 
-    def note(self, function: Any, args: Any, kwargs: Mapping[str, Any], result: Any, flops: float, mark: int) -> None:
+    def record_call(
+        self, function: Any, args: Any, kwargs: Mapping[str, Any], result: Any, flops: float, mark: int
+    ) -> None:
         """Record a torch call that returned tensors, with its FLOP and what autograd saves for it.
 
         ``mark`` is the number of tensors that autograd had packed before the call.
@@ -442,11 +451,11 @@ class Tape:
             reading.options["dropout_p"] = self._training_dropout(path)
         inputs = [] if kind == "create" else values if reading.inputs is None else reading.inputs
         shapes, options = [_described(tensor) for tensor in outputs], reading.options
-        call = record(kind, label, inputs, shapes, options=options, flops=flops, path=path)
+        call = make_call(kind, label, inputs, shapes, options=options, flops=flops, path=path)
         if not hasattr(function, "_overloadpacket"):  # compiled code calls operators without autograd
             self._keep(call, arguments, outputs, mark)
             call.trains = any(tensor.requires_grad for tensor in outputs)
-            call.stops = not call.trains and any(tensor.requires_grad for tensor in arguments)
+            call.stops_gradient = not call.trains and any(tensor.requires_grad for tensor in arguments)
         self.calls.append(call)
         if kind == "slice" and arguments and storage_key(outputs[0]) == storage_key(arguments[0]):
             self._parts.append((call, storage_key(outputs[0])))
@@ -460,7 +469,9 @@ class Tape:
     def _rebind(self, base: Any, value: Value, label: str, path: str) -> None:
         """Record that a write into a view has changed the tensor ``base`` of which it is a view."""
         old = self._values[id(base)]
-        whole = record("copy", f"{label} of a view", [old, value], [(old.shape, old.index)], path=path, flops=0.0)
+        whole = make_call(
+            "copy", f"{label} of a view", [old, value], [(old.shape, old.is_integer)], path=path, flops=0.0
+        )
         whole.saved = frozenset()
         self.calls.append(whole)
         self._bind(base, whole.out)
@@ -476,7 +487,7 @@ class Tape:
                 places.setdefault(storage_key(tensor), []).append(value)
         for key, size in dict(self.packed[mark:]).items():
             if key in places:
-                kept.update(places[key][:1] if _moves(places[key][0]) else places[key])
+                kept.update(places[key][:1] if _is_activation(places[key][0]) else places[key])
                 more += size // 2 if key in complex_storages else 0  # counted as one element each until here
             elif key not in self._known_storages:
                 more += size
@@ -503,8 +514,8 @@ class Tape:
         return 0.0
 
 
-def _moves(value: Value) -> bool:
-    return not (value.static or value.index)
+def _is_activation(value: Value) -> bool:
+    return not (value.is_static or value.is_integer)
 
 
 def _trainable(parameter: Any) -> bool:
@@ -574,7 +585,7 @@ def _recorder(tape: Tape) -> Any:
     class Recorder(TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
-            answer = guessed(tape, function, args)
+            answer = guess_value(tape, function, args)
             if answer is not None:
                 return answer
             label = label_of(function)
@@ -587,9 +598,9 @@ def _recorder(tape: Tape) -> Any:
             if tape.all_meta and label in _CREATORS and kwargs.get("device") is None:
                 kwargs = {**kwargs, "device": "meta"}
             before, mark = tape.counter.total, len(tape.packed)
-            result = computed(tape, function, label, args, kwargs)
+            result = run_on_meta(tape, function, label, args, kwargs)
             flops = tape.counter.total - before or _formula_flops(function, args, kwargs, result)
-            tape.note(function, args, kwargs, args[0] if label == "__setitem__" else result, flops, mark)
+            tape.record_call(function, args, kwargs, args[0] if label == "__setitem__" else result, flops, mark)
             return result
 
     return Recorder()
@@ -638,7 +649,7 @@ def _inside_functions(tape: Tape) -> Iterator[None]:
         tensors = tensors_in(tape.torch, result)
         if any(tensor.requires_grad for tensor in tensors):
             for call in tape.calls[start:]:
-                call.trains, call.stops = True, False
+                call.trains, call.stops_gradient = True, False
             if tape.calls[start:]:
                 arguments = tensors_in(tape.torch, (args, kwargs))
                 tape.keep_function(tape.calls[-1], arguments, mark)

@@ -14,19 +14,19 @@ Shape = tuple[int, ...]
 class Value:
     """Tensor in a trace of a network.
 
-    A ``static`` value depends on no network input: parameters, constants and what is computed from them alone.
-    ``index`` marks tensors of integers or booleans. ``sources`` names the parameters from which a static value is
-    computed.
+    A ``is_static`` value depends on no network input: parameters, constants and what is computed from them alone.
+    ``is_integer`` marks tensors of integers or booleans. ``parameter_names`` names the parameters from which a static
+    value is computed.
     """
 
     shape: Shape
     origin: Literal["input", "parameter", "constant", "call"]
     name: str = ""
-    index: bool = False
-    static: bool = False
-    sources: frozenset[str] = frozenset()
+    is_integer: bool = False
+    is_static: bool = False
+    parameter_names: frozenset[str] = frozenset()
     #: Input from which whole numbers were computed.
-    root: Value | None = None
+    source_input: Value | None = None
     maker: Call | None = None
 
     @property
@@ -57,9 +57,9 @@ class Call:
     kept_elements: float = 0.0
     #: True if the weights that it reads are trained through it, and true if it passes no gradient on.
     trains: bool = True
-    stops: bool = False
+    stops_gradient: bool = False
     #: Calls that this one replaces, in case that it cannot be used.
-    parts: list[Call] = field(default_factory=list)
+    replaced_calls: list[Call] = field(default_factory=list)
 
     @property
     def out(self) -> Value:
@@ -68,7 +68,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Scope:
+class ModuleCall:
     """One call of a module (such as nn.LayerNorm): its path, type, input, output and own parameters' names."""
 
     path: str
@@ -82,18 +82,19 @@ class Scope:
 class Trace:
     """Record of one run of a network: its inputs, outputs and operator calls in order.
 
-    ``parameters`` maps each parameter's name to its number of elements. ``probes`` are unusual sizes by which a dim is
-    recognised: with a batch of 101, a size of 101 is "batch". ``frozen`` names the parameters that are not trained.
-    ``notes`` tell the user what the counts leave out. With a ``fixed_batch`` the first dim of every value that depends
-    on an input is taken for the batch. ``checkpointed`` names the modules whose activations the source recomputes.
+    ``parameters`` maps each parameter's name to its number of elements. ``probe_size_by_dim`` are unusual sizes by
+    which a dim is recognised: with a batch of 101, a size of 101 is "batch". ``frozen`` names the parameters that are
+    not trained. ``notes`` tell the user what the counts leave out. With a ``fixed_batch`` the first dim of every value
+    that depends on an input is taken for the batch. ``checkpointed`` names the modules whose activations the source
+    recomputes.
     """
 
     inputs: list[Value]
     outputs: list[Value]
     calls: list[Call]
     parameters: Mapping[str, int]
-    probes: Mapping[str, int]
-    scopes: Sequence[Scope] = ()
+    probe_size_by_dim: Mapping[str, int]
+    module_calls: Sequence[ModuleCall] = ()
     frozen: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
     fixed_batch: int | None = None
@@ -107,7 +108,7 @@ class Trace:
                 readers.setdefault(value, []).append(call)
         return readers
 
-    def without_dead_calls(self) -> None:
+    def remove_dead_calls(self) -> None:
         """Remove from the trace, in place, the calls on which no output depends."""
         needed = set(self.outputs)
         kept = []
@@ -117,22 +118,22 @@ class Trace:
                 kept.append(call)
         self.calls = kept[::-1]
 
-    def without_lost_gradients(self) -> None:
+    def mark_untrained_calls(self) -> None:
         """Mark calls as untrained, in place, if no gradient reaches them from the outputs.
 
         A gradient passes neither integer tensors (a rounded code, an index) nor calls that stop it.
         """
-        reached = {value for value in self.outputs if not value.index}
+        reached = {value for value in self.outputs if not value.is_integer}
         if not reached:
             return
         for call in reversed(self.calls):
             if reached.isdisjoint(call.outputs):
                 call.trains = False
-            elif not call.stops:
-                reached.update(value for value in call.inputs if value is not None and not value.index)
+            elif not call.stops_gradient:
+                reached.update(value for value in call.inputs if value is not None and not value.is_integer)
 
 
-def record(
+def make_call(
     kind: str, label: str, inputs: Iterable[Value | None], shapes: Sequence[tuple[Shape, bool]], **more: Any
 ) -> Call:
     """Return a new traced call whose outputs have the given shapes; ``shapes`` lists (shape, True for integers).
@@ -143,11 +144,11 @@ def record(
     """
     inputs = list(inputs)
     values = [value for value in inputs if value is not None]
-    sources = frozenset[str]().union(*(value.sources for value in values))
-    static = all(value.static for value in values) and not (sources and more.get("flops"))
+    sources = frozenset[str]().union(*(value.parameter_names for value in values))
+    static = all(value.is_static for value in values) and not (sources and more.get("flops"))
     sources = sources if static else frozenset()
-    root = next((value.root for value in values if value.root is not None), None)
-    bare = not static and all(value.index or (value.static and not value.sources) for value in values)
+    root = next((value.source_input for value in values if value.source_input is not None), None)
+    bare = not static and all(value.is_integer or (value.is_static and not value.parameter_names) for value in values)
     call = Call(kind, label, inputs, [], **more)
     for shape, whole in shapes:
         index = whole or bare
@@ -160,7 +161,7 @@ def record(
 _LINEAR_FUNCTIONS = frozenset({"add", "sub", "rsub", "neg", "masked_fill", "where", "cumsum", "mean", "sum"})
 
 
-def keeps_of(call: Call) -> str | list[int] | None:
+def saved_for_backward(call: Call) -> str | list[int] | None:
     """Return what a call saves for the backward pass, as recorded or else as usual for its kind.
 
     Returns "inputs", "output", "all", a list of positions of the saved inputs, or None if nothing is saved.
@@ -168,25 +169,25 @@ def keeps_of(call: Call) -> str | list[int] | None:
     if call.saved is None:
         plain = call.label.strip("_").lower()
         return None if plain in _LINEAR_FUNCTIONS or call.kind == "copy" else "inputs"
-    places = [place for place, value in enumerate(moving_values(call)) if value in call.saved]
+    places = [place for place, value in enumerate(activation_inputs(call)) if value in call.saved]
     output = any(value in call.saved for value in call.outputs)
     if output:
         return "output" if not places else "all"
-    if len(places) == len(moving_values(call)):
+    if len(places) == len(activation_inputs(call)):
         return "inputs" if places else None
     return places or None
 
 
-def moving_values(call: Call) -> list[Value]:
+def activation_inputs(call: Call) -> list[Value]:
     """Return the input tensors of a call that depend on a network input, each once."""
     values = dict.fromkeys(value for value in call.inputs if value is not None)
-    return [value for value in values if not value.static and (not value.index or value.origin == "input")]
+    return [value for value in values if not value.is_static and (not value.is_integer or value.origin == "input")]
 
 
-def learns(call: Call, place: int) -> bool:
+def is_parameter_input(call: Call, place: int) -> bool:
     """Return True if the call's input at index ``place`` is made of parameters."""
     value = call.inputs[place] if len(call.inputs) > place else None
-    return value is not None and bool(value.sources)
+    return value is not None and bool(value.parameter_names)
 
 
 def dropout_rate(rate: object) -> float:

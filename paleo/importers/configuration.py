@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paleo.errors import SpecError, near
+from paleo.errors import SpecError, suggest_names
 from paleo.files import is_folder, read_bytes
 from paleo.registry import Registry
 from paleo.specs.loading import record_file
@@ -31,9 +31,11 @@ GATED = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu", "relu": "reglu
 
 
 #: Configuration keys for the number of attention keys (or blocks of them) that an indexer selects for each query.
-CHOSEN_KEYS = ("index_topk", "index_topk_blocks", "indexer_budget")
+INDEXER_KEYS = ("index_topk", "index_topk_blocks", "indexer_budget")
 #: Families with a reader of their own whose attention uses keys that an indexer selects.
-INDEXED = frozenset({"deepseek_v32", "glm_moe_dsa", "deepseek_v4", "deepseek_ref", "minimax_m3", "minimax_m3_vl_text"})
+INDEXER_FAMILIES = frozenset(
+    {"deepseek_v32", "glm_moe_dsa", "deepseek_v4", "deepseek_ref", "minimax_m3", "minimax_m3_vl_text"}
+)
 
 
 class UnreadHeadError(Exception):
@@ -77,7 +79,7 @@ class Config(Mapping[str, Any]):
         """
         value = next((self[key] for key in keys if self.get(key) is not None), default)
         if value is None:
-            raise SpecError(f"{self.path}: {keys[0]}: this key is missing; {near(keys[0], self._data)}")
+            raise SpecError(f"{self.path}: {keys[0]}: this key is missing; {suggest_names(keys[0], self._data)}")
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**40:
             raise SpecError(f"{self.path}: {keys[0]}: {value!r:.60} must be a whole number of 1 or more")
         return value
@@ -158,7 +160,8 @@ class Config(Mapping[str, Any]):
         function = ACTIVATIONS.get(name) if isinstance(name, str) else None
         if function is None or (gated and function not in GATED):
             raise SpecError(
-                f"{self.path}: {keys[0]}: {name!r:.60} is not a known activation; {near(str(name), ACTIVATIONS)}"
+                f"{self.path}: {keys[0]}: {name!r:.60} is not a known activation; "
+                f"{suggest_names(str(name), ACTIVATIONS)}"
             )
         return GATED[function] if gated else function
 
@@ -182,7 +185,7 @@ class Config(Mapping[str, Any]):
         """
         value = self.get(key)
         if value is None:
-            raise SpecError(f"{self.path}: {key}: this key is missing; {near(key, self._data)}")
+            raise SpecError(f"{self.path}: {key}: this key is missing; {suggest_names(key, self._data)}")
         if not isinstance(value, Mapping):
             raise SpecError(f"{self.path}: {key}: expected a mapping, not {value!r:.60}")
         return Config(value, f"{self.path}: {key}")
@@ -210,7 +213,7 @@ class Config(Mapping[str, Any]):
             raise SpecError(f"{self.path}: {key}: {value!r:.60} must be a list")
         return value or []
 
-    def marked(self, key: str, words: str, word: str, layers: int) -> list[bool]:
+    def layers_of_kind(self, key: str, words: str, word: str, layers: int) -> list[bool]:
         """Return for each layer True if it is of one kind, such as MoE; all True if neither key is present.
 
         Parameters
@@ -314,7 +317,7 @@ def _float(pairs: dict[str, Any]) -> Any:
     return pairs
 
 
-def chosen_keys(config: Config) -> tuple[str, int] | None:
+def indexer_key_count(config: Config) -> tuple[str, int] | None:
     """Return how many attention keys an indexer selects for each query, and the key that states it.
 
     Parameters
@@ -338,7 +341,7 @@ def chosen_keys(config: Config) -> tuple[str, int] | None:
     """
     text = config.get("text_config")
     parts = (config, *([Config(text, f"{config.path}: text_config")] if isinstance(text, Mapping) else []))
-    for part, key in ((part, key) for part in parts for key in CHOSEN_KEYS if part.get(key)):
+    for part, key in ((part, key) for part in parts for key in INDEXER_KEYS if part.get(key)):
         block = part.integer("index_block_size", default=1) if key.endswith("blocks") else 1
         return f"{part.path}: {key}", part.integer(key) * block
     return None
@@ -361,7 +364,7 @@ def class_count(config: Config) -> int:
     return max(1, len(names)) if isinstance(names, Mapping) else config.integer("num_labels", default=2)
 
 
-def architecture(config: Config, prefixes: Sequence[str], default: str) -> str:
+def head_name(config: Config, prefixes: Sequence[str], default: str) -> str:
     """Return the suffix that names a network's head: ``ForMaskedLM`` of ``BertForMaskedLM``.
 
     Parameters

@@ -26,8 +26,15 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError
-from paleo.importers._builder import TRANSLATIONS, Builder, ImportedNetwork, LayerEntry, Placed, UntranslatableError
-from paleo.importers._trace import Call, Trace, keeps_of
+from paleo.importers._builder import (
+    TRANSLATIONS,
+    Builder,
+    ImportedNetwork,
+    LayerEntry,
+    TensorPlace,
+    UntranslatableError,
+)
+from paleo.importers._trace import Call, Trace, saved_for_backward
 from paleo.importers.patterns import recognise
 from paleo.layers.base import LAYERS
 from paleo.operations.tensor import precision
@@ -50,7 +57,7 @@ class Loop:
     last: LayerEntry
 
 
-Marks = npt.NDArray[np.int64]
+SignatureIds = npt.NDArray[np.int64]
 Item = LayerEntry | Loop
 Ref = LayerEntry | str | None
 
@@ -71,17 +78,19 @@ def fold(entries: Sequence[LayerEntry]) -> list[Item]:
 
 
 def _refs(entry: LayerEntry) -> list[Ref]:
-    return [*entry.inputs, entry.share, entry.tie]
+    return [*entry.inputs, entry.weight_owner, entry.tie]
 
 
 def _signature(entry: LayerEntry) -> str:
-    lent = [entry.share is None, entry.tie is None, entry.frozen, entry.flops_backward]
+    lent = [entry.weight_owner is None, entry.tie is None, entry.frozen, entry.flops_backward]
     return json.dumps(
         [entry.kind, entry.options, len(entry.inputs), lent, entry.out.dims, entry.out.sizes], default=str
     )
 
 
-def _folded(entries: list[LayerEntry], marks: Marks, consumers: dict[LayerEntry, list[LayerEntry]]) -> list[Item]:
+def _folded(
+    entries: list[LayerEntry], marks: SignatureIds, consumers: dict[LayerEntry, list[LayerEntry]]
+) -> list[Item]:
     best = _best(entries, marks, consumers)
     if best is None:
         return list(entries)
@@ -95,7 +104,7 @@ def _folded(entries: list[LayerEntry], marks: Marks, consumers: dict[LayerEntry,
 
 
 def _best(
-    entries: list[LayerEntry], marks: Marks, consumers: dict[LayerEntry, list[LayerEntry]]
+    entries: list[LayerEntry], marks: SignatureIds, consumers: dict[LayerEntry, list[LayerEntry]]
 ) -> tuple[int, int, int, LayerEntry | str] | None:
     """Return the repetition that saves most entries; None if there is none.
 
@@ -116,7 +125,7 @@ def _best(
     return None
 
 
-def _candidates(marks: Marks, over: Marks) -> Iterator[tuple[int, int, int]]:
+def _candidates(marks: SignatureIds, over: SignatureIds) -> Iterator[tuple[int, int, int]]:
     """Yield (start, length, times) of repeated stretches of entries whose iterations pass on only their last output."""
     count = len(marks)
     for length in range(1, min(count // 2, LONGEST_BODY) + 1):
@@ -217,29 +226,29 @@ def trace_entries(trace: Trace) -> ImportedNetwork:
             _place(builder, call)
         except UntranslatableError as error:
             raise SpecError(f"{call.path or 'the network'}: cannot place {call.label}: {error}") from None
-    return builder.finished()
+    return builder.finish()
 
 
 def _place(builder: Builder, call: Call) -> None:
-    if all(value.static or value.index for value in call.outputs):
+    if all(value.is_static or value.is_integer for value in call.outputs):
         return
-    names = {name for value in call.inputs if value is not None for name in value.sources}
+    names = {name for value in call.inputs if value is not None for name in value.parameter_names}
     builder.untrained = bool(names) and (names <= builder.trace.frozen or not call.trains)
     mark = len(builder.network.entries)
-    known = dict(builder.placed), dict(builder.owners), dict(builder.bases)
+    known = dict(builder.places), dict(builder.owners), dict(builder.view_sources)
     try:
         _translate(builder, call)
     except UntranslatableError:
         del builder.network.entries[mark:]
-        builder.placed, builder.owners, builder.bases = known
-        for part in call.parts:
+        builder.places, builder.owners, builder.view_sources = known
+        for part in call.replaced_calls:
             _place(builder, part)
-        if not call.parts:
+        if not call.replaced_calls:
             _place_opaque(builder, call)
-    if call.stops:
+    if call.stops_gradient:
         for value in call.outputs:
-            if value in builder.placed and not (value.static or value.index):
-                builder.placed[value] = Placed.of(builder.add("detach", {}, [builder.placed[value]], call.path))
+            if value in builder.places and not (value.is_static or value.is_integer):
+                builder.places[value] = TensorPlace.of(builder.add("detach", {}, [builder.places[value]], call.path))
 
 
 def _translate(builder: Builder, call: Call) -> None:
@@ -259,7 +268,7 @@ def _translate(builder: Builder, call: Call) -> None:
 
 def _check_parameters(builder: Builder, call: Call, entries: Sequence[LayerEntry], before: set[str]) -> None:
     """Check that the layers made from a call hold as many new parameters as the call is the first to read."""
-    names = frozenset[str]().union(*(v.sources for v in call.inputs if v is not None))
+    names = frozenset[str]().union(*(v.parameter_names for v in call.inputs if v is not None))
     new = sum(builder.trace.parameters[name] for name in names if name not in before)
     stated = sum(entry.own_parameters for entry in entries)
     learned = [entry for entry in entries if entry.own_parameters]
@@ -272,24 +281,29 @@ def _check_parameters(builder: Builder, call: Call, entries: Sequence[LayerEntry
         raise UntranslatableError(f"{stated:g} parameters, not {new}")
     if stated < new and entries:
         last = entries[-1]
-        builder.move(last, builder.learned(int(new - stated), Placed.of(last), call.label, call.path))
+        builder.replace_holder(
+            last, builder.add_parameters(int(new - stated), TensorPlace.of(last), call.label, call.path)
+        )
 
 
 def _place_opaque(builder: Builder, call: Call) -> None:
     """Append an ``opaque`` layer for a call that no layer describes, with its bytes, FLOP and parameters."""
-    sources = builder.sources(call) or [builder.first]
+    sources = builder.activation_or_index_inputs(call) or [builder.first]
     largest = max(sources, key=lambda source: source.tensor.elements).tensor
-    values = [value for value in call.outputs if not (value.static or value.index) and value.elements]
+    values = [value for value in call.outputs if not (value.is_static or value.is_integer) and value.elements]
     for value in values:
-        options: dict[str, Any] = {"of": call.label, "parameters": builder.parameters(call.inputs) or None}
-        options["dims"] = dict(zip(builder.names(value.shape, largest), value.shape, strict=True)) or {"batch": 1}
+        options: dict[str, Any] = {"of": call.label, "parameters": builder.new_parameter_count(call.inputs) or None}
+        options["dims"] = dict(zip(builder.dim_names(value.shape, largest), value.shape, strict=True)) or {"batch": 1}
         options["keeps"] = "nothing"
         if value is values[0]:
-            kept = {"keeps": keeps_of(call) or "nothing", "kept_per_element": builder.kept_per_element(call, value)}
+            kept = {
+                "keeps": saved_for_backward(call) or "nothing",
+                "kept_per_element": builder.kept_per_element(call, value),
+            }
             options |= kept | {"flops_per_element": call.flops / value.elements if call.flops else None}
         entry = builder.add("opaque", options, sources, call.path)
-        builder.placed[value] = Placed.of(entry)
-        for name in frozenset[str]().union(*(v.sources for v in call.inputs if v is not None)):
+        builder.places[value] = TensorPlace.of(entry)
+        for name in frozenset[str]().union(*(v.parameter_names for v in call.inputs if v is not None)):
             builder.owners.setdefault(name, entry)
 
 
@@ -389,7 +403,7 @@ class _Writer:
         if not isinstance(number, int) or isinstance(number, bool):
             return number
         names = []
-        for name, probe in self.network.probes.items():
+        for name, probe in self.network.probe_size_by_dim.items():
             while number and number % probe == 0:
                 names.append(name)
                 number //= probe
@@ -437,10 +451,10 @@ class _Writer:
             if item.inputs != [current]:
                 for ref in item.inputs:
                     self._name(ref)
-            for lent in (item.share, item.tie):
+            for lent in (item.weight_owner, item.tie):
                 if lent is not None:
                     self._lenders[lent] = self._name(lent)
-            if item.share is not None:
+            if item.weight_owner is not None:
                 self._name(item)
             current = item
 
@@ -468,8 +482,8 @@ class _Writer:
             options["tie"] = self._lenders[entry.tie]
         if entry.inputs != [current]:
             line["inputs"] = [self._name(ref) for ref in entry.inputs]
-        if entry.share is not None:
-            line["share"] = self._lenders[entry.share]
+        if entry.weight_owner is not None:
+            line["share"] = self._lenders[entry.weight_owner]
         if entry.frozen:
             line["frozen"] = True
         if not line and not options:
@@ -521,7 +535,7 @@ WIDTH = 116
 _PLAIN = re.compile(r"(=[A-Za-z0-9_(]|[A-Za-z_(])[A-Za-z0-9_./ +*()<>=-]*\Z")
 _RESERVED = re.compile(r"(~|null|true|false|yes|no|on|off|nan|inf|infinity)\Z", re.IGNORECASE)
 #: Keys whose values are written with one entry on each line, however short.
-_TALL = frozenset({"layers", "branches", "blocks"})
+_ONE_PER_LINE_KEYS = frozenset({"layers", "branches", "blocks"})
 #: Top-level keys whose values are sentences.
 _PROSE = frozenset({"notes"})
 
@@ -552,7 +566,7 @@ def to_yaml(model: Mapping[str, Any]) -> str:
         if key in _PROSE and isinstance(value, str):
             lines += [f"{key}: >-", *textwrap.wrap(value, WIDTH - 2, initial_indent="  ", subsequent_indent="  ")]
         else:
-            lines += _keyed(_scalar(key), value, 0, tall=key in _TALL or key == "inputs")
+            lines += _keyed(_scalar(key), value, 0, tall=key in _ONE_PER_LINE_KEYS or key == "inputs")
     text = "\n".join(lines) + "\n"
     if len(text) > MAX_FILE_BYTES:
         raise SpecError(
@@ -601,7 +615,11 @@ def _keyed(key: str, value: Any, indent: int, *, tall: bool = False) -> list[str
 
 def _below(value: Mapping[str, Any] | Sequence[Any], indent: int) -> list[str]:
     if isinstance(value, Mapping):
-        return [line for key, entry in value.items() for line in _keyed(_scalar(key), entry, indent, tall=key in _TALL)]
+        return [
+            line
+            for key, entry in value.items()
+            for line in _keyed(_scalar(key), entry, indent, tall=key in _ONE_PER_LINE_KEYS)
+        ]
     return [line for entry in value for line in _item(entry, indent)]
 
 

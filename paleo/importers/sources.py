@@ -13,22 +13,29 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from paleo.errors import SpecError, near
+from paleo.errors import SpecError, suggest_names
 from paleo.importers._decoder import folded as folded
 from paleo.importers._library_models import known_to_library, traced
 from paleo.importers.configuration import FAMILIES as FAMILIES
-from paleo.importers.configuration import INDEXED, Config, Model, UnreadHeadError, chosen_keys, read_config
+from paleo.importers.configuration import (
+    INDEXER_FAMILIES,
+    Config,
+    Model,
+    UnreadHeadError,
+    indexer_key_count,
+    read_config,
+)
 from paleo.importers.model import RECOGNISED, UNRECOGNISED, validated_yaml
-from paleo.importers.onnx import LARGEST
+from paleo.importers.onnx import MAX_DIM_SIZE
 from paleo.importers.onnx import from_onnx as onnx_mapping
 from paleo.importers.quantized import configured_format
 from paleo.importers.torch import InputSpec, build_module, from_module, load_module, parse_input, torch_module
-from paleo.layers.opaque import Unmodelled
+from paleo.layers.opaque import OpaqueOperation
 from paleo.network.graph import Graph, build_graph
 from paleo.operations.tensor import precision
 from paleo.specs.loading import parse_yaml
 from paleo.specs.model import ModelSpec, model_from
-from paleo.units import checked_count, engineering, whole_number
+from paleo.units import checked_count, format_quantity, whole_number
 
 
 def from_config(path: str | Path, *, seq: int | None = None) -> Model:
@@ -54,13 +61,17 @@ def from_config(path: str | Path, *, seq: int | None = None) -> Model:
     config = read_config(path)
     kind = config.get("model_type")
     by_hand = isinstance(kind, str) and kind in FAMILIES
-    if str(kind) not in INDEXED and (chosen := chosen_keys(config)) and (by_hand or not _in_library(kind)):
+    if (
+        str(kind) not in INDEXER_FAMILIES
+        and (chosen := indexer_key_count(config))
+        and (by_hand or not _in_library(kind))
+    ):
         raise SpecError(
             f"{chosen[0]}: sparse attention over keys that an indexer chooses is not modelled; without it, under the "
             "model_type of a family with dense attention (deepseek_v3), the rest can be imported"
         )
     if not by_hand and not _in_library(kind):
-        raise _unknown(config)
+        raise _unknown_family_error(config)
     try:
         model = FAMILIES[str(kind)](config) if by_hand else traced(config, seq)
     except UnreadHeadError as head:
@@ -89,9 +100,9 @@ def _in_library(kind: object) -> bool:
     return isinstance(kind, str) and known_to_library(kind)
 
 
-def _unknown(config: Config) -> SpecError:
+def _unknown_family_error(config: Config) -> SpecError:
     kind = config.get("model_type")
-    hint = near(str(kind), FAMILIES) if kind is not None else "this key is missing"
+    hint = suggest_names(str(kind), FAMILIES) if kind is not None else "this key is missing"
     remote = f" Its own code ({config.remote_code}) is not run." if config.remote_code else ""
     return SpecError(
         f"{config.path}: model_type: {kind!r:.60} is not a family that can be imported; {hint}.{remote} Without it: "
@@ -113,13 +124,13 @@ class Import:
         return tuple(sorted({operation.label for operation in self._unmodelled()}))
 
     @property
-    def unpriced(self) -> tuple[str, ...]:
+    def without_flops(self) -> tuple[str, ...]:
         """Names of the source's functions whose time follows from their bytes alone, as their FLOP are unknown."""
         return tuple(sorted({op.label for op in self._unmodelled() if not op.flops_per_element}))
 
-    def _unmodelled(self) -> list[Unmodelled]:
+    def _unmodelled(self) -> list[OpaqueOperation]:
         operations = (operation for node in self.graph.nodes for operation in node.operations)
-        return [operation for operation in operations if isinstance(operation, Unmodelled)]
+        return [operation for operation in operations if isinstance(operation, OpaqueOperation)]
 
     @property
     def assumptions(self) -> str:
@@ -140,7 +151,7 @@ class Import:
     @property
     def line(self) -> str:
         """Text with the number of parameters and the forward FLOP of one sample."""
-        parameters, flops = engineering(self.graph.parameters, ""), engineering(self.flops, "FLOP")
+        parameters, flops = format_quantity(self.graph.parameters, ""), format_quantity(self.flops, "FLOP")
         return f"{parameters} parameters, {flops} forward for one sample"
 
     def document(self, path: str | None) -> dict[str, Any]:
@@ -192,7 +203,7 @@ def import_network(
     """
     _check_loss(loss)
     if kind not in _READERS:
-        raise SpecError(f"cannot import {kind!r}; {near(kind, _READERS)}")
+        raise SpecError(f"cannot import {kind!r}; {suggest_names(kind, _READERS)}")
     return imported_mapping(_READERS[kind](source, inputs, dict(sizes or {}), loss))
 
 
@@ -310,7 +321,7 @@ def from_hf(config: str | Path, *, seq: int | None = None) -> ModelSpec:
     SpecError
         If the family is unknown or a key is not valid.
     """
-    sizes = {} if seq is None else {"seq": checked_count("seq", seq, 1, LARGEST - 1)}
+    sizes = {} if seq is None else {"seq": checked_count("seq", seq, 1, MAX_DIM_SIZE - 1)}
     return import_network("hf", str(config), sizes=sizes).model
 
 
@@ -338,7 +349,9 @@ def from_onnx(file: str | Path, *, sizes: Mapping[str, int] | None = None, loss:
     """
     if not isinstance(sizes, Mapping | None):
         raise SpecError(f"sizes: {sizes!r:.60}: expected a mapping of named dims, such as {{'seq': 128}}")
-    stated = {str(name): checked_count(f"sizes: {name}:", size, 1, LARGEST - 1) for name, size in (sizes or {}).items()}
+    stated = {
+        str(name): checked_count(f"sizes: {name}:", size, 1, MAX_DIM_SIZE - 1) for name, size in (sizes or {}).items()
+    }
     return import_network("onnx", str(file), sizes=stated, loss=loss).model
 
 
@@ -411,7 +424,7 @@ def sizes_of(texts: Sequence[str]) -> dict[str, int]:
     sizes = {}
     for text in texts:
         name, equals, number = text.partition("=")
-        size = whole_number(number, LARGEST - 1)
+        size = whole_number(number, MAX_DIM_SIZE - 1)
         if not equals or not size:
             raise SpecError(f"--size {text[:80]!r}: expected a named dim and its size, such as seq=2048")
         sizes[name.strip()] = size

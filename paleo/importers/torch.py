@@ -22,7 +22,7 @@ SHORTEST_SEQ = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class TracedInputs:
     """Input shapes for one attempt to trace a network.
 
     ``probes`` gives each variable dim an uncommon size, by which it is recognised in the shapes of the trace.
@@ -34,7 +34,7 @@ class Sizes:
     fixed_batch: int | None = None
 
 
-def _traced(module: Any, sizes: Sizes) -> Trace:
+def _traced(module: Any, sizes: TracedInputs) -> Trace:
     torch = torch_module()
     failed: SpecError | None = None
     # Tensors that the module creates without a device have data in the first attempt and none in the second.
@@ -52,22 +52,22 @@ def _traced(module: Any, sizes: Sizes) -> Trace:
     raise failed or SpecError("the module cannot be traced")
 
 
-def _trace_of(module: Any, tape: Tape, outputs: list[Value], sizes: Sizes) -> Trace:
+def _trace_of(module: Any, tape: Tape, outputs: list[Value], sizes: TracedInputs) -> Trace:
     parameters = dict(module.named_parameters())
     trace = Trace(
         tape.inputs,
         outputs,
         calls=tape.calls,
         parameters={name: parameter.numel() for name, parameter in parameters.items()},
-        probes=sizes.probes,
-        scopes=tape.scopes,
+        probe_size_by_dim=sizes.probes,
+        module_calls=tape.scopes,
         frozen=frozenset(name for name, parameter in parameters.items() if not parameter.requires_grad),
         notes=tuple(dict.fromkeys(tape.notes)),
         fixed_batch=sizes.fixed_batch,
     )
     trace.checkpointed = tuple(tape.checkpointed) or _would_checkpoint(module)
-    trace.without_dead_calls()
-    trace.without_lost_gradients()
+    trace.remove_dead_calls()
+    trace.mark_untrained_calls()
     return trace
 
 
@@ -83,7 +83,7 @@ def _inference(module: Any) -> Iterator[None]:
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
-        with without_data(module):
+        with on_meta_device(module):
             yield
     finally:
         for part, training in modes:
@@ -91,7 +91,7 @@ def _inference(module: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def without_data(module: Any) -> Iterator[None]:
+def on_meta_device(module: Any) -> Iterator[None]:
     """Let a module run on the meta device for the time of a ``with`` block.
 
     Its key-value caches are off, and so are changes of number formats for that device, which torch refuses.
@@ -125,7 +125,7 @@ def without_data(module: Any) -> Iterator[None]:
             config.use_cache = True
 
 
-def _probed(module: Any, inputs: Sequence[InputSpec], *, probe_seq: bool, share: float = 1.0) -> Sizes:
+def _probed(module: Any, inputs: Sequence[InputSpec], *, probe_seq: bool, share: float = 1.0) -> TracedInputs:
     """Return the inputs with batch, and perhaps sequence, set to probe sizes that no size of the module equals.
 
     The probe for the sequence is at most ``share`` times the stated length.
@@ -138,29 +138,29 @@ def _probed(module: Any, inputs: Sequence[InputSpec], *, probe_seq: bool, share:
     taken |= {size for spec in inputs for size in spec.shape[1:]}
     probes = {"batch": probe_sizes(taken, 1, least=101)[0]}
     seq = None
-    if probe_seq and first.index and len(first.shape) == 2 and first.shape[1] >= SHORTEST_SEQ:
+    if probe_seq and first.is_integer and len(first.shape) == 2 and first.shape[1] >= SHORTEST_SEQ:
         primes = probe_sizes(taken - {first.shape[1]}, 1, least=11, most=int(share * first.shape[1]))
         seq, probes = (first.shape[1], probes | {"seq": primes[0]}) if primes else (None, probes)
 
     def replaced(spec: InputSpec) -> InputSpec:
         lead, *inner = spec.shape
-        tokens = len(inner) == 1 and spec.index and seq is not None and inner[0] == seq
+        tokens = len(inner) == 1 and spec.is_integer and seq is not None and inner[0] == seq
         shape = (probes["batch"] if lead == batch else lead, *([probes["seq"]] if tokens else inner))
         return InputSpec(shape, spec.dtype, spec.name)
 
-    return Sizes(tuple(replaced(spec) for spec in inputs), probes)
+    return TracedInputs(tuple(replaced(spec) for spec in inputs), probes)
 
 
-def _attempts(module: Any, inputs: Sequence[InputSpec], *, open_seq: bool) -> Iterator[Sizes]:
+def _attempts(module: Any, inputs: Sequence[InputSpec], *, open_seq: bool) -> Iterator[TracedInputs]:
     """Yield the sizes to try: batch and sequence at probe sizes, then only the batch, then all sizes as stated."""
     for probe_seq in (True, False) if open_seq else (False,):
         sizes = _probed(module, inputs, probe_seq=probe_seq)
         if probe_seq is False or "seq" in sizes.probes:
             yield sizes
-    yield Sizes(tuple(inputs), {}, inputs[0].shape[0])
+    yield TracedInputs(tuple(inputs), {}, inputs[0].shape[0])
 
 
-def _seq_is_open(module: Any, inputs: Sequence[InputSpec], sizes: Sizes, trace: Trace) -> bool:
+def _seq_is_open(module: Any, inputs: Sequence[InputSpec], sizes: TracedInputs, trace: Trace) -> bool:
     """Return True if all sizes in a trace that depend on the sequence are multiples of it.
 
     Then the sequence can be a parameter; a fixed prompt before it, for example, makes the answer False. Sizes that
@@ -174,9 +174,9 @@ def _seq_is_open(module: Any, inputs: Sequence[InputSpec], sizes: Sizes, trace: 
     least = sizes.probes["seq"] // 2
 
     def others(trace: Trace) -> set[int]:
-        values = (value for call in trace.calls for value in call.outputs if not value.static)
+        values = (value for call in trace.calls for value in call.outputs if not value.is_static)
         sizes = {size for value in values for size in value.shape if size >= least} - known
-        return {size for size in sizes if all(size % probe for probe in trace.probes.values())}
+        return {size for size in sizes if all(size % probe for probe in trace.probe_size_by_dim.values())}
 
     remaining = others(trace)
     return not remaining or remaining == others(_traced(module, _probed(module, inputs, probe_seq=True, share=0.6)))
@@ -226,7 +226,7 @@ def from_module(
             trace = _traced(module, sizes)
             if not _seq_is_open(module, inputs, sizes, trace):
                 continue
-            stated = {name: inputs[0].shape[1] if name == "seq" else 0 for name in trace.probes}
+            stated = {name: inputs[0].shape[1] if name == "seq" else 0 for name in trace.probe_size_by_dim}
             return model_of(trace, title=title, source=source, sizes=stated, loss="none" if loss == "none" else "auto")
         except SpecError as error:
             failed = failed or error

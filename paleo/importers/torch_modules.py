@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paleo.errors import SpecError, near
+from paleo.errors import SpecError, suggest_names
 from paleo.files import is_file
 from paleo.specs.loading import record_file
 from paleo.units import whole_number
@@ -37,7 +37,7 @@ class InputSpec:
     name: str | None = None
 
     @property
-    def index(self) -> bool:
+    def is_integer(self) -> bool:
         """True if the input holds integers or booleans, such as token ids."""
         return self.dtype in ("int64", "int32", "bool")
 
@@ -73,7 +73,7 @@ def parse_input(text: str) -> InputSpec:
     if not all(shape) or len(shape) > 8:
         raise SpecError(f"--input {text[:80]!r}: expected at most 8 sizes of 1 or more")
     if dtype is not None and dtype not in DTYPES:
-        raise SpecError(f"--input {text!r}: unknown dtype {dtype!r}; {near(dtype, DTYPES)}")
+        raise SpecError(f"--input {text!r}: unknown dtype {dtype!r}; {suggest_names(dtype, DTYPES)}")
     return InputSpec(shape, dtype or "float32", name)
 
 
@@ -143,7 +143,7 @@ def load_module(target: str) -> Any:
     for part in name.split("."):
         if not hasattr(factory, part):
             public = [word for word in dir(factory) if not word.startswith("_")]
-            raise SpecError(f"{place}: has no {part!r}; {near(part, public)}")
+            raise SpecError(f"{place}: has no {part!r}; {suggest_names(part, public)}")
         factory = getattr(factory, part)
     torch = torch_module()
     if isinstance(factory, torch.nn.Module):
@@ -179,7 +179,7 @@ def build_module(factory: Callable[[], Any], where: str) -> Any:
     """
     torch = torch_module()
     failed: Exception | None = None
-    for attempt in (_built_on_meta, _built_beside, _built_with_data):
+    for attempt in (_built_on_meta, _built_with_literal_data, _built_with_data):
         if attempt is _built_with_data and "meta" not in str(failed).lower():
             break
         try:
@@ -209,7 +209,7 @@ def _built_with_data(factory: Callable[[], Any]) -> Any:
     return module.to("meta") if isinstance(module, torch_module().nn.Module) else module
 
 
-def _built_beside(factory: Callable[[], Any]) -> Any:
+def _built_with_literal_data(factory: Callable[[], Any]) -> Any:
     """Return a module whose constructor reads values, such as drop rates: only ranges and literals have data."""
     torch = torch_module()
     from torch.overrides import TorchFunctionMode

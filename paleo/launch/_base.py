@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
-from paleo.errors import SpecError, near
+from paleo.errors import SpecError, suggest_names
 from paleo.registry import Registry
 
 #: Keys of a framework with their values; nested keys are joined by dots.
@@ -131,7 +131,7 @@ _ALWAYS = frozenset({"model", "seq", "gpus", "microbatch", "global_batch", "laye
 
 
 @dataclass(frozen=True, slots=True)
-class KeyRow:
+class FieldTranslation:
     """Translation of one field of a plan to one key of a framework's settings, and back.
 
     Attributes
@@ -172,7 +172,7 @@ class KeyRow:
         if value == self.absent and not self.written:
             return {}
         if self.words is not None and value not in self.words:
-            close = near(str(value), [str(word) for word in self.words if word is not None])
+            close = suggest_names(str(value), [str(word) for word in self.words if word is not None])
             raise LaunchError(f"{self.field}={value} has no setting under {self.key}; {close}")
         return {self.key: value if self.words is None else self.words[value]}
 
@@ -189,7 +189,7 @@ class KeyRow:
         match = [value for value, spelling in spellings if _same(spelling, word)]
         if not match:
             raise LaunchError(
-                f"{self.key}: {word!r:.60} is not known; {near(str(word), map(str, self.words.values()))}"
+                f"{self.key}: {word!r:.60} is not known; {suggest_names(str(word), map(str, self.words.values()))}"
             )
         return {self.field: match[0]}
 
@@ -214,7 +214,7 @@ def _as_field_type(word: Any, name: str, key: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class GroupTranslation:
     """Translation of several fields of a plan to several keys of a framework's settings, with a function for each way.
 
     ``write`` takes a plan and returns keys. ``read`` takes the settings and the fields that were read before, and
@@ -227,17 +227,17 @@ class Together:
     read: Callable[[Settings, Mapping[str, Any]], Mapping[str, Any]]
 
 
-def together(
+def translate_together(
     keys: str,
     fields: str,
     write: Callable[[JobPlan], Mapping[str, Any]],
     read: Callable[[Settings, Mapping[str, Any]], Mapping[str, Any]],
-) -> Together:
+) -> GroupTranslation:
     """Return a translation of several fields at once; ``keys`` and ``fields`` are names separated by spaces."""
-    return Together(tuple(keys.split()), tuple(fields.split()), write, read)
+    return GroupTranslation(tuple(keys.split()), tuple(fields.split()), write, read)
 
 
-def switch(keys: str, field: str, on: Any, off: Any, *, absent: bool = False, written: bool = True) -> Together:
+def switch(keys: str, field: str, on: Any, off: Any, *, absent: bool = False, written: bool = True) -> GroupTranslation:
     """Return the translation of a key that is true for one value of a field (``on``) and false for another (``off``).
 
     The first of ``keys`` is written, further ones are only read. ``absent`` is the meaning of a file without the key.
@@ -255,10 +255,10 @@ def switch(keys: str, field: str, on: Any, off: Any, *, absent: bool = False, wr
         word = one_of(settings, names)
         return {field: on if (absent if word is None else is_true(word)) else off}
 
-    return Together(names, (field,), write, read)
+    return GroupTranslation(names, (field,), write, read)
 
 
-def formats(**keys: str) -> Together:
+def formats(**keys: str) -> GroupTranslation:
     """Return the translation of one true-or-false key for each number format; if none is true, the format is fp32."""
     names = {dtype: tuple(text.split()) for dtype, text in keys.items()}
 
@@ -271,10 +271,10 @@ def formats(**keys: str) -> Together:
         on = (dtype for dtype, words in names.items() if any(is_true(settings.get(word)) for word in words))
         return {"dtype": next(on, "fp32")}
 
-    return Together(sum(names.values(), ()), ("dtype",), write, read)
+    return GroupTranslation(sum(names.values(), ()), ("dtype",), write, read)
 
 
-def accumulation(microbatch: str, steps: str, usual: int = 1) -> Together:
+def accumulation(microbatch: str, steps: str, usual: int = 1) -> GroupTranslation:
     """Return the translation of the microbatch [samples] and the number of gradient accumulation steps.
 
     ``microbatch`` and ``steps`` are the framework's keys, and ``usual`` is its default microbatch.
@@ -282,9 +282,9 @@ def accumulation(microbatch: str, steps: str, usual: int = 1) -> Together:
 
     def read(settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
         samples = number(settings, microbatch, usual)
-        return {"microbatch": samples, "global_batch": samples * number(settings, steps) * ranks(known)}
+        return {"microbatch": samples, "global_batch": samples * number(settings, steps) * data_parallel_ranks(known)}
 
-    return Together(
+    return GroupTranslation(
         (microbatch, steps),
         ("microbatch", "global_batch"),
         lambda plan: {microbatch: plan.microbatch, steps: plan.microbatches},
@@ -295,7 +295,7 @@ def accumulation(microbatch: str, steps: str, usual: int = 1) -> Together:
 class Format(Protocol):
     """File format of a framework's settings: how they are written to text and read from it."""
 
-    def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
+    def text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
         """Return the text of a file with these settings."""
 
     def settings(self, text: str, where: str) -> dict[str, Any]:
@@ -303,7 +303,7 @@ class Format(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Launcher:
+class SettingsTranslator:
     """Table that translates plans to a framework's settings (its launch file) and back.
 
     Attributes
@@ -316,7 +316,7 @@ class Launcher:
         Endings of its files; the first is the usual one.
     format : Format
         File format of the settings.
-    entries : tuple of KeyRow or Together
+    entries : tuple of FieldTranslation or Together
         The table. Later entries may use what earlier ones have read.
     marks : tuple of str
         Keys by which a file of this kind is recognised; it has at least some of them.
@@ -336,7 +336,7 @@ class Launcher:
     release: str
     suffixes: tuple[str, ...]
     format: Format
-    entries: tuple[KeyRow | Together, ...]
+    entries: tuple[FieldTranslation | GroupTranslation, ...]
     marks: tuple[str, ...]
     harmless: str = ""
     constant: Mapping[str, Any] = field(default_factory=dict)
@@ -378,7 +378,7 @@ class Launcher:
         for entry in self.entries:
             match = entry.read(settings, read)
             read |= {name: value for name, value in match.items() if not (name == "gpus" and not value)}
-        return completed(replace(JobPlan(), **read))
+        return normalised(replace(JobPlan(), **read))
 
     def unread(self, settings: Settings) -> list[str]:
         """Return the keys of a file that are neither read nor known to be harmless; they may change the result."""
@@ -390,7 +390,7 @@ def _names() -> list[str]:
     return [entry.name for entry in fields(JobPlan) if entry.compare]
 
 
-def completed(plan: JobPlan) -> JobPlan:
+def normalised(plan: JobPlan) -> JobPlan:
     """Return a plan in normal form, in which equal plans have equal fields.
 
     Parameters
@@ -430,16 +430,16 @@ def completed(plan: JobPlan) -> JobPlan:
     )
 
 
-LAUNCHERS: Registry[Launcher] = Registry("launcher", "paleo.launch")
+LAUNCHERS: Registry[SettingsTranslator] = Registry("launcher", "paleo.launch")
 
 
-def add_launcher(launcher: Launcher) -> Launcher:
+def add_launcher(launcher: SettingsTranslator) -> SettingsTranslator:
     """Register a launcher under its own name."""
     LAUNCHERS.register(launcher.name)(launcher)
     return launcher
 
 
-def whole(value: Any, key: str) -> int:
+def to_integer(value: Any, key: str) -> int:
     """Return a value of a file as an integer; it may be written as text. ``key`` names it in errors."""
     try:
         return int(str(value).replace("_", "").replace(",", ""))
@@ -449,7 +449,7 @@ def whole(value: Any, key: str) -> int:
 
 def number(settings: Settings, key: str, usual: int = 1) -> int:
     """Return the integer under a key of the settings, or ``usual`` if the file does not state it."""
-    return whole(settings.get(key, usual), key)
+    return to_integer(settings.get(key, usual), key)
 
 
 def is_true(value: object) -> bool:
@@ -457,14 +457,14 @@ def is_true(value: object) -> bool:
     return str(value).lower() in ("true", "1", "yes", "auto")
 
 
-def model_ranks(known: Settings) -> int:
+def replica_devices(known: Settings) -> int:
     """Return the number of devices of one model replica from the fields read so far: tp x cp x pp."""
     return int(known.get("tp", 1)) * int(known.get("cp", 1)) * int(known.get("pp", 1))
 
 
-def ranks(known: Settings) -> int:
+def data_parallel_ranks(known: Settings) -> int:
     """Return the number of data-parallel ranks from the fields read so far; 0 if the devices are not known."""
-    return int(known.get("gpus", 0)) // model_ranks(known)
+    return int(known.get("gpus", 0)) // replica_devices(known)
 
 
 #: States that FSDP can only offload together.
@@ -486,14 +486,14 @@ def one_of(settings: Settings, keys: Sequence[str]) -> Any:
     return next((settings[key] for key in keys if settings.get(key) is not None), None)
 
 
-def without_hub_id(plan: JobPlan) -> str:
+def missing_hub_id_hint(plan: JobPlan) -> str:
     """Return a sentence on what to do if no Hugging Face id is known for the plan's network, else an empty string."""
     if "/" in plan.model or plan.hub:
         return ""
     return f"no id of {plan.model} on the Hugging Face hub is known; replace the name by a folder of its configuration"
 
 
-def hub_key(key: str) -> Together:
+def hub_key(key: str) -> GroupTranslation:
     """Return the translation of a key that names the network by its Hugging Face id."""
 
     def write(plan: JobPlan) -> dict[str, Any]:
@@ -503,7 +503,7 @@ def hub_key(key: str) -> Together:
         name = settings.get(key)
         return {} if name is None else {"model": _reference(str(name))}
 
-    return Together((key,), ("model",), write, read)
+    return GroupTranslation((key,), ("model",), write, read)
 
 
 def _reference(name: str) -> str:
@@ -516,10 +516,10 @@ def _reference(name: str) -> str:
         return name
 
 
-def behind(beginning: str, words: str) -> str:
+def with_prefix(beginning: str, words: str) -> str:
     """Return a text of words separated by spaces, each with the prefix ``beginning``.
 
-    >>> behind("args.", "lr seed")
+    >>> with_prefix("args.", "lr seed")
     'args.lr args.seed'
     """
     return " ".join(f"{beginning}{word}" for word in words.split())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from paleo.launch._base import LaunchError
 
 if TYPE_CHECKING:
-    from paleo.launch._base import JobPlan, Launcher, Settings
+    from paleo.launch._base import JobPlan, Settings, SettingsTranslator
 
 #: Comment at the head of a written file, with the fields of the plan for which the framework has no key.
 _HEADER = re.compile(r"#\s*paleo:\s*(.*)")
@@ -56,7 +56,7 @@ def plain(value: Any) -> Any:
     return [plain(part) for part in value] if isinstance(value, tuple | list) else value
 
 
-def _header(plan: JobPlan, launcher: Launcher) -> str:
+def _header(plan: JobPlan, launcher: SettingsTranslator) -> str:
     """Return the comment at the head of a launch file: the framework's release, and fields for which it has no key."""
     known = {"model": plan.model, "gpus": plan.gpus, "software": launcher.software}
     before = launcher.before(plan)
@@ -84,7 +84,7 @@ def header_of(text: str) -> dict[str, Any]:
 class YamlFile:
     """YAML file with nested keys."""
 
-    def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
+    def text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
         """Return the file's text for some settings, with the plan's other fields in a comment at its head."""
         import yaml
 
@@ -119,7 +119,7 @@ def _interpolated(value: Any, settings: Settings, depth: int = 0) -> Any:
 class JsonFile:
     """JSON file with nested keys; it cannot hold a comment."""
 
-    def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
+    def text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
         """Return the file's text for some settings."""
         return json.dumps(nested({key: plain(value) for key, value in settings.items()}), indent=2) + "\n"
 
@@ -138,7 +138,7 @@ class JsonFile:
 class TomlFile:
     """TOML file with one table for each prefix of the keys."""
 
-    def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
+    def text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
         """Return the file's text for some settings."""
         tables: dict[str, list[str]] = {}
         for key, value in settings.items():
@@ -163,7 +163,7 @@ class FlagFile:
 
     command: str
 
-    def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
+    def text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
         """Return the text of a shell script that starts the job with these settings as flags."""
         nodes, ranks = max(1, -(-plan.gpus // plan.node)), min(plan.gpus, plan.node) or 1
         started = f"torchrun --nproc-per-node {ranks} --nnodes {nodes} {self.command}"
@@ -318,7 +318,7 @@ class PythonFile:
     head: str
     tail: str = "    return config\n"
 
-    def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
+    def text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
         """Return the text of a Python module that assigns the settings.
 
         ``head`` may use the keys ``module`` and ``config``.

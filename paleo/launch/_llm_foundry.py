@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from paleo.launch._base import (
+    FieldTranslation,
     JobPlan,
-    KeyRow,
-    Launcher,
     LaunchError,
     Settings,
+    SettingsTranslator,
     add_launcher,
-    behind,
+    data_parallel_ranks,
     hub_key,
     is_true,
+    missing_hub_id_hint,
     number,
-    ranks,
-    together,
-    whole,
-    without_hub_id,
+    to_integer,
+    translate_together,
+    with_prefix,
 )
 from paleo.launch._formats import YamlFile
 
@@ -26,13 +26,13 @@ _FSDP = "fsdp_config."
 #: FSDP sharding strategies by ZeRO stage: over all ranks, and over the ranks of a node.
 _STRATEGIES = {3: ("FULL_SHARD", "HYBRID_SHARD"), 2: ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2")}
 #: Keys that state the sizes of an MPT network.
-MPT = ("d_model", "n_heads", "n_layers", "expansion_ratio", "vocab_size", "max_seq_len")
+MPT_SIZE_KEYS = ("d_model", "n_heads", "n_layers", "expansion_ratio", "vocab_size", "max_seq_len")
 _PRECISION = {"bf16": "amp_bf16", "fp16": "amp_fp16", "fp32": "fp32", "fp8": "amp_fp8"}
 _OPTIMIZERS = {"adamw": "decoupled_adamw", "lion": "decoupled_lionw"}
 _HUB = hub_key("model.pretrained_model_name_or_path")
 
 
-def _sharing(plan: JobPlan) -> dict[str, Any]:
+def _sharding(plan: JobPlan) -> dict[str, Any]:
     if plan.zero == 0:
         if plan.recompute != "none":
             raise LaunchError("llm-foundry recomputes activations through fsdp_config, which DDP lacks")
@@ -49,7 +49,7 @@ def _sharing(plan: JobPlan) -> dict[str, Any]:
     }
 
 
-def _read_sharing(settings: Settings, known: Settings) -> dict[str, Any]:
+def _read_sharding(settings: Settings, known: Settings) -> dict[str, Any]:
     if not any(key.startswith(_FSDP) for key in settings):
         return {"zero": 0, "recompute": "none"}
     strategy = str(settings.get(f"{_FSDP}sharding_strategy", "FULL_SHARD")).upper()
@@ -63,7 +63,7 @@ def _read_sharing(settings: Settings, known: Settings) -> dict[str, Any]:
 
 def _read_model(settings: Settings, known: Settings) -> dict[str, Any]:
     layers = settings.get("model.n_layers")
-    read = {} if layers is None else {"layers": whole(layers, "model.n_layers")}
+    read = {} if layers is None else {"layers": to_integer(layers, "model.n_layers")}
     return {**read, **_HUB.read(settings, known)}
 
 
@@ -71,11 +71,14 @@ def _read_batch(settings: Settings, known: Settings) -> dict[str, Any]:
     total, key = number(settings, "global_train_batch_size", 0), "device_train_microbatch_size"
     if settings.get(key, "auto") == "auto":
         return {"global_batch": total}
-    return {"global_batch": total, "microbatch": min(number(settings, key), total // max(1, ranks(known)) or total)}
+    return {
+        "global_batch": total,
+        "microbatch": min(number(settings, key), total // max(1, data_parallel_ranks(known)) or total),
+    }
 
 
 add_launcher(
-    Launcher(
+    SettingsTranslator(
         "llm-foundry",
         "llm-foundry",
         "fsdp-composer",
@@ -83,21 +86,22 @@ add_launcher(
         (".yaml", ".yml"),
         YamlFile(),
         (
-            together(
-                "model.name model.pretrained_model_name_or_path model.pretrained " + behind("model.", " ".join(MPT)),
+            translate_together(
+                "model.name model.pretrained_model_name_or_path model.pretrained "
+                + with_prefix("model.", " ".join(MPT_SIZE_KEYS)),
                 "model",
                 lambda plan: {"model.name": "hf_causal_lm", **_HUB.write(plan)},
                 _read_model,
             ),
-            KeyRow("max_seq_len", "seq"),
-            together(
-                behind(_FSDP, "sharding_strategy mixed_precision activation_checkpointing limit_all_gathers ")
-                + behind(f" {_FSDP}", "activation_checkpointing_reentrant activation_cpu_offload"),
+            FieldTranslation("max_seq_len", "seq"),
+            translate_together(
+                with_prefix(_FSDP, "sharding_strategy mixed_precision activation_checkpointing limit_all_gathers ")
+                + with_prefix(f" {_FSDP}", "activation_checkpointing_reentrant activation_cpu_offload"),
                 "zero shard recompute offload",
-                _sharing,
-                _read_sharing,
+                _sharding,
+                _read_sharding,
             ),
-            together(
+            translate_together(
                 "global_train_batch_size device_train_microbatch_size",
                 "microbatch global_batch",
                 lambda plan: {
@@ -106,16 +110,16 @@ add_launcher(
                 },
                 _read_batch,
             ),
-            KeyRow("precision", "dtype", _PRECISION, absent="bf16"),
-            KeyRow("optimizer.name", "optimizer", _OPTIMIZERS, absent="adamw"),
+            FieldTranslation("precision", "dtype", _PRECISION, absent="bf16"),
+            FieldTranslation("optimizer.name", "optimizer", _OPTIMIZERS, absent="adamw"),
         ),
         marks=("global_train_batch_size", "device_train_microbatch_size", "max_seq_len", "max_duration"),
         harmless=f"""
             run_name tokenizer train_loader eval scheduler algorithms callbacks loggers max_duration save
             load seed progress log_ console data variables optimizer. device_eval global_seed dist_timeout
             autoresume icl model.init model.attn_config model. python_log text_column remote local max_split
-            node {behind(_FSDP, "verbose state_dict sync load backward")}
+            node {with_prefix(_FSDP, "verbose state_dict sync load backward")}
         """,
-        before=without_hub_id,
+        before=missing_hub_id_hint,
     )
 )

@@ -6,17 +6,17 @@ import math
 from typing import Any
 
 from paleo.launch._base import (
+    FieldTranslation,
     JobPlan,
-    KeyRow,
-    Launcher,
     LaunchError,
     Settings,
+    SettingsTranslator,
     add_launcher,
-    model_ranks,
+    data_parallel_ranks,
     number,
-    ranks,
+    replica_devices,
     switch,
-    together,
+    translate_together,
 )
 from paleo.launch._formats import YamlFile
 from paleo.specs.loading import MOST_COUNT
@@ -48,7 +48,7 @@ def _read_axes(settings: Settings, known: Settings) -> dict[str, Any]:
     return {**degrees, "etp": 1 if degrees["ep"] > 1 and degrees["tp"] * degrees["cp"] > 1 else 0}
 
 
-def _sharing(plan: JobPlan) -> dict[str, Any]:
+def _sharding(plan: JobPlan) -> dict[str, Any]:
     """Return MaxText's keys of data parallelism: shards as the fsdp axis, replicas as the data axis.
 
     Expert ranks have an axis of their own.
@@ -59,10 +59,10 @@ def _sharing(plan: JobPlan) -> dict[str, Any]:
     return keys | ({"shard_optimizer_over_data": True} if plan.zero == 1 else {})
 
 
-def _read_sharing(settings: Settings, known: Settings) -> dict[str, Any]:
+def _read_sharding(settings: Settings, known: Settings) -> dict[str, Any]:
     ep = known.get("ep", 1)
     folded = known.get("tp", 1) * known.get("cp", 1) if known.get("etp") else 1
-    beside = model_ranks(known) * max(1, ep // folded)
+    beside = replica_devices(known) * max(1, ep // folded)
     data, fsdp = _degree({"dcn_data_parallelism": -1, **settings}, "data"), _degree({_FSDP: -1, **settings}, "fsdp")
     gpus = known.get("gpus", 0)
     if fsdp < 0:
@@ -101,7 +101,10 @@ def _read_batch(settings: Settings, known: Settings) -> dict[str, Any]:
     steps, pp = number(settings, _BATCH[1]), known.get("pp", 1)
     passes = number(settings, _BATCH[2], -1) if pp > 1 else 1
     passes = pp if passes < 1 else passes
-    return {"microbatch": max(1, round(samples / passes / ranks(known))), "global_batch": round(samples * steps)}
+    return {
+        "microbatch": max(1, round(samples / passes / data_parallel_ranks(known))),
+        "global_batch": round(samples * steps),
+    }
 
 
 def _formats(plan: JobPlan) -> dict[str, Any]:
@@ -118,7 +121,7 @@ def _read_formats(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 add_launcher(
-    Launcher(
+    SettingsTranslator(
         "maxtext",
         "maxtext",
         "maxtext",
@@ -126,27 +129,27 @@ add_launcher(
         (".yml", ".yaml"),
         YamlFile(),
         (
-            KeyRow("model_name", "model"),
-            KeyRow("max_target_length", "seq", absent=2048),
-            together(
+            FieldTranslation("model_name", "model"),
+            FieldTranslation("max_target_length", "seq", absent=2048),
+            translate_together(
                 " ".join(f"{place}_{axis}_parallelism" for axis in _AXES.values() for place in ("ici", "dcn")),
                 " ".join((*_AXES, "etp")),
                 lambda plan: {f"ici_{axis}_parallelism": getattr(plan, name) for name, axis in _AXES.items()},
                 _read_axes,
             ),
-            together(
+            translate_together(
                 f"{_DATA} {_FSDP} dcn_data_parallelism dcn_fsdp_parallelism shard_optimizer_over_data",
                 "zero shard gpus",
-                _sharing,
-                _read_sharing,
+                _sharding,
+                _read_sharding,
             ),
-            together(" ".join(_BATCH), "microbatch global_batch", _batch, _read_batch),
-            KeyRow("context_parallel_strategy", "ulysses", _CONTEXT, absent=False, written=False),
-            KeyRow("remat_policy", "recompute", _REMAT, absent="full", older={"minimal_flash": "none"}),
-            KeyRow("opt_type", "optimizer", {"adamw": "adamw", "sgd": "sgd", "muon": "muon"}, absent="adamw"),
-            together("dtype quantization", "dtype scaling", _formats, _read_formats),
+            translate_together(" ".join(_BATCH), "microbatch global_batch", _batch, _read_batch),
+            FieldTranslation("context_parallel_strategy", "ulysses", _CONTEXT, absent=False, written=False),
+            FieldTranslation("remat_policy", "recompute", _REMAT, absent="full", older={"minimal_flash": "none"}),
+            FieldTranslation("opt_type", "optimizer", {"adamw": "adamw", "sgd": "sgd", "muon": "muon"}, absent="adamw"),
+            translate_together("dtype quantization", "dtype scaling", _formats, _read_formats),
             switch("optimizer_memory_host_offload", "offload", ("optimizer",), (), written=False),
-            together(  # all layers of a stage are one chunk, so the pipeline is not circular
+            translate_together(  # all layers of a stage are one chunk, so the pipeline is not circular
                 "num_layers_per_pipeline_stage",
                 "schedule vp",
                 lambda plan: {"num_layers_per_pipeline_stage": plan.layers // plan.pp} if plan.pp > 1 else {},

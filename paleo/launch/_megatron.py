@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from paleo.launch._base import (
+    FieldTranslation,
     JobPlan,
-    KeyRow,
-    Launcher,
     LaunchError,
     Settings,
+    SettingsTranslator,
     add_launcher,
+    data_parallel_ranks,
     number,
-    ranks,
-    together,
-    whole,
+    to_integer,
+    translate_together,
 )
 from paleo.launch._formats import FlagFile
 
@@ -89,7 +89,7 @@ def flags_of_recipe(settings: Settings) -> dict[str, Any]:
         flags["--grad-reduce-in-bf16"] = True
     if not settings.get("model.share_embeddings_and_output_weights", True):
         flags["--untie-embeddings-and-output-weights"] = True
-    stages = whole(flags.pop("--virtual-pipeline-model-parallel-size", 1), "virtual_pipeline_model_parallel_size")
+    stages = to_integer(flags.pop("--virtual-pipeline-model-parallel-size", 1), "virtual_pipeline_model_parallel_size")
     flags |= {"--num-virtual-stages-per-pipeline-rank": stages} if stages > 1 else {}
     return {flag: value for flag, value in flags.items() if not isinstance(value, dict)}
 
@@ -109,7 +109,7 @@ def _read_sizes(settings: Settings, known: Settings) -> dict[str, Any]:
     read: dict[str, Any] = {}
     for flag, name in (("--seq-length", "seq"), ("--num-layers", "layers"), ("--num-experts", "experts")):
         if flag in settings:
-            read[name] = whole(settings[flag], flag)
+            read[name] = to_integer(settings[flag], flag)
     return read
 
 
@@ -128,10 +128,10 @@ def configuration(settings: Settings) -> dict[str, Any] | None:
     """
     if any(flag not in settings for flag in ("--num-layers", "--hidden-size", "--num-attention-heads")):
         return None
-    size = {name: whole(settings[flag], flag) for flag, name in _FLAGS.items() if flag in settings}
+    size = {name: to_integer(settings[flag], flag) for flag, name in _FLAGS.items() if flag in settings}
     hidden, heads = size["hidden"], size["heads"]
-    vocab = size.get("vocab") or whole(settings.get("--padded-vocab-size", 50304), "--padded-vocab-size")
-    length = whole(settings.get("--seq-length", 4096), "--seq-length")
+    vocab = size.get("vocab") or to_integer(settings.get("--padded-vocab-size", 50304), "--padded-vocab-size")
+    length = to_integer(settings.get("--seq-length", 4096), "--seq-length")
     if not settings.get("--swiglu"):
         return {
             "model_type": "gpt2",
@@ -162,7 +162,7 @@ def configuration(settings: Settings) -> dict[str, Any] | None:
     return {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], **common, **mixture}
 
 
-MEGATRON_SIZES = together(" ".join((*_FLAGS, _KINDS)), "seq layers experts", _sizes, _read_sizes)
+MEGATRON_SIZES = translate_together(" ".join((*_FLAGS, _KINDS)), "seq layers experts", _sizes, _read_sizes)
 
 
 # Flags of a plan in a shell script that starts the training
@@ -210,10 +210,10 @@ def _read_pieces(settings: Settings, known: Settings) -> dict[str, Any]:
         return {"cut": cut, "vp": len(cut) // pp}
     stated = settings.get("--num-virtual-stages-per-pipeline-rank")
     if stated is not None:
-        return {"cut": None, "vp": whole(stated, "--num-virtual-stages-per-pipeline-rank")}
+        return {"cut": None, "vp": to_integer(stated, "--num-virtual-stages-per-pipeline-rank")}
     per_piece = settings.get("--num-layers-per-virtual-pipeline-stage")
     if per_piece is not None and known.get("layers"):
-        size = whole(per_piece, "--num-layers-per-virtual-pipeline-stage")
+        size = to_integer(per_piece, "--num-layers-per-virtual-pipeline-stage")
         return {"cut": None, "vp": max(1, known["layers"] // (pp * max(size, 1)))}
     return {"cut": None, "vp": 1}
 
@@ -232,7 +232,7 @@ def _layers_of_layout(layout: str) -> tuple[int, ...]:
     return tuple(piece.count("t") for piece in text.split("|"))
 
 
-def _sharing(plan: JobPlan) -> dict[str, Any]:
+def _sharding(plan: JobPlan) -> dict[str, Any]:
     """Return Megatron's flags of ZeRO: the distributed optimizer for stage 1, Megatron-FSDP for stages 2 and 3.
 
     The overlap of communication is that of the software profile.
@@ -250,14 +250,17 @@ def _sharing(plan: JobPlan) -> dict[str, Any]:
 _STRATEGIES = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 
 
-def _read_sharing(settings: Settings, known: Settings) -> dict[str, Any]:
-    zero = whole(settings.get("--zero-stage", 0), "--zero-stage")  # Megatron-DeepSpeed's
+def _read_sharding(settings: Settings, known: Settings) -> dict[str, Any]:
+    zero = to_integer(settings.get("--zero-stage", 0), "--zero-stage")  # Megatron-DeepSpeed's
     zero = zero or (1 if settings.get("--use-distributed-optimizer") else 0)
     if settings.get("--use-megatron-fsdp"):
         strategy = str(settings.get("--data-parallel-sharding-strategy", "optim_grads_params"))
         zero = {"no_shard": 0, **{word: stage for stage, word in _STRATEGIES.items()}}.get(strategy, 3)
     instances = number(settings, "--num-distributed-optimizer-instances")
-    return {"zero": zero, "shard": ranks(known) // instances if instances > 1 and ranks(known) else 1}
+    return {
+        "zero": zero,
+        "shard": data_parallel_ranks(known) // instances if instances > 1 and data_parallel_ranks(known) else 1,
+    }
 
 
 def _recomputed(plan: JobPlan) -> dict[str, Any]:
@@ -346,7 +349,7 @@ def _read_offload(settings: Settings, known: Settings) -> dict[str, Any]:
     layers = settings.get("--cpu-offloading-num-layers")
     return {
         "offload": ("optimizer",) if settings.get("--optimizer-cpu-offload") else (),
-        "offload_layers": None if layers is None else whole(layers, "--cpu-offloading-num-layers"),
+        "offload_layers": None if layers is None else to_integer(layers, "--cpu-offloading-num-layers"),
     }
 
 
@@ -369,7 +372,7 @@ def _read_dispatch(settings: Settings, known: Settings) -> dict[str, Any]:
 _ALONE = {True: True, False: False}
 
 add_launcher(
-    Launcher(
+    SettingsTranslator(
         "megatron-core",
         "megatron-core",
         "megatron-core",
@@ -378,57 +381,65 @@ add_launcher(
         FlagFile("pretrain_gpt.py"),
         (
             MEGATRON_SIZES,
-            KeyRow(_TP, "tp", absent=1),
-            KeyRow(_PP, "pp", absent=1),
-            KeyRow(_CP, "cp", absent=1, written=False),
-            KeyRow("--cp-comm-type", "ulysses", {True: "a2a", False: "p2p"}, absent=False, written=False),
-            together("--expert-model-parallel-size --expert-tensor-parallel-size", "ep etp", _experts, _read_experts),
-            together(
+            FieldTranslation(_TP, "tp", absent=1),
+            FieldTranslation(_PP, "pp", absent=1),
+            FieldTranslation(_CP, "cp", absent=1, written=False),
+            FieldTranslation("--cp-comm-type", "ulysses", {True: "a2a", False: "p2p"}, absent=False, written=False),
+            translate_together(
+                "--expert-model-parallel-size --expert-tensor-parallel-size", "ep etp", _experts, _read_experts
+            ),
+            translate_together(
                 "--pipeline-model-parallel-layout --num-virtual-stages-per-pipeline-rank "
                 "--num-layers-per-virtual-pipeline-stage",
                 "cut vp schedule",
                 _pieces,
                 _read_pieces,
             ),
-            KeyRow("--sequence-parallel", "sp", _ALONE, absent=False, written=False),
-            KeyRow("--micro-batch-size", "microbatch"),
-            KeyRow("--global-batch-size", "global_batch"),
-            KeyRow("--overlap-grad-reduce", "overlapped", _ALONE, absent=False, written=False),
-            together(
+            FieldTranslation("--sequence-parallel", "sp", _ALONE, absent=False, written=False),
+            FieldTranslation("--micro-batch-size", "microbatch"),
+            FieldTranslation("--global-batch-size", "global_batch"),
+            FieldTranslation("--overlap-grad-reduce", "overlapped", _ALONE, absent=False, written=False),
+            translate_together(
                 "--use-distributed-optimizer --use-megatron-fsdp --data-parallel-sharding-strategy "
                 "--num-distributed-optimizer-instances --overlap-param-gather --zero-stage",
                 "zero shard",
-                _sharing,
-                _read_sharing,
+                _sharding,
+                _read_sharding,
             ),
-            together(
+            translate_together(
                 "--recompute-granularity --recompute-method --recompute-num-layers --recompute-modules "
                 "--recompute-activations --checkpoint-activations --checkpoint-num-layers",
                 "recompute recompute_layers recompute_every recompute_modules",
                 _recomputed,
                 _read_recomputed,
             ),
-            together("--bf16 --fp16 --fp8-format --fp8-recipe --fp4-format", "dtype scaling", _formats, _read_formats),
-            together("--optimizer --sgd-momentum --weight-decay", "optimizer", _optimizer, _read_optimizer),
-            together(
+            translate_together(
+                "--bf16 --fp16 --fp8-format --fp8-recipe --fp4-format", "dtype scaling", _formats, _read_formats
+            ),
+            translate_together("--optimizer --sgd-momentum --weight-decay", "optimizer", _optimizer, _read_optimizer),
+            translate_together(
                 "--optimizer-cpu-offload --use-precision-aware-optimizer --cpu-offloading-num-layers",
                 "offload offload_layers",
                 _offload,
                 _read_offload,
             ),
-            together(
+            translate_together(
                 "--moe-token-dispatcher-type --moe-flex-dispatcher-backend --moe-enable-deepep",
                 "expert_dispatch",
                 _dispatch,
                 _read_dispatch,
             ),
-            KeyRow("--moe-shared-expert-overlap", "shared_expert_overlap", {True: True, None: False}, written=False),
-            KeyRow("--overlap-moe-expert-parallel-comm", "expert_overlap", {True: True, None: False}, written=False),
-            KeyRow("--grad-reduce-in-bf16", "main_gradients", {"narrow": True, None: False}, written=False),
-            KeyRow(
+            FieldTranslation(
+                "--moe-shared-expert-overlap", "shared_expert_overlap", {True: True, None: False}, written=False
+            ),
+            FieldTranslation(
+                "--overlap-moe-expert-parallel-comm", "expert_overlap", {True: True, None: False}, written=False
+            ),
+            FieldTranslation("--grad-reduce-in-bf16", "main_gradients", {"narrow": True, None: False}, written=False),
+            FieldTranslation(
                 "--cuda-graph-impl", "cuda_graph", {"full_iteration": "full_iteration", "none": "none"}, written=False
             ),
-            KeyRow("--cross-entropy-loss-fusion", "cross_entropy", {None: True}, absent="stepwise"),
+            FieldTranslation("--cross-entropy-loss-fusion", "cross_entropy", {None: True}, absent="stepwise"),
         ),
         marks=(_TP, _PP, "--micro-batch-size", "--num-layers"),
         harmless="""

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from paleo.launch._base import (
+    FieldTranslation,
     JobPlan,
-    KeyRow,
-    Launcher,
     Settings,
+    SettingsTranslator,
     accumulation,
     add_launcher,
-    behind,
     number,
-    together,
-    whole,
+    to_integer,
+    translate_together,
+    with_prefix,
 )
 from paleo.launch._formats import YamlFile
 
@@ -38,7 +38,7 @@ def _model(plan: JobPlan) -> dict[str, Any]:
 
 def _read_layers(settings: Settings, known: Settings) -> dict[str, Any]:
     layers = settings.get(f"{_MODEL}num_hidden_layers")
-    return {} if layers is None else {"layers": whole(layers, f"{_MODEL}num_hidden_layers")}
+    return {} if layers is None else {"layers": to_integer(layers, f"{_MODEL}num_hidden_layers")}
 
 
 def _read_axes(settings: Settings, known: Settings) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def _read_axes(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 add_launcher(
-    Launcher(
+    SettingsTranslator(
         "nanotron",
         "nanotron",
         "nanotron",
@@ -55,28 +55,32 @@ add_launcher(
         (".yaml", ".yml"),
         YamlFile(),
         (
-            together(
-                f"general.run {behind(_MODEL, ' '.join(SIZES))} {_MODEL}max_position_embeddings",
+            translate_together(
+                f"general.run {with_prefix(_MODEL, ' '.join(SIZES))} {_MODEL}max_position_embeddings",
                 "layers",
                 _model,
                 _read_layers,
             ),
-            together(
+            translate_together(
                 " ".join(_AXES),
                 "tp pp gpus",
                 lambda plan: dict(zip(_AXES, (plan.dp, plan.tp, plan.pp), strict=True)),
                 _read_axes,
             ),
-            KeyRow(
+            FieldTranslation(
                 "parallelism.pp_engine", "schedule", {"gpipe": "afab", "none": "afab", "1f1b": "1f1b"}, absent="gpipe"
             ),
-            KeyRow("parallelism.tp_mode", "sp", {True: "REDUCE_SCATTER", False: "ALL_REDUCE"}, absent=False),
-            KeyRow("parallelism.recompute_layer", "recompute", {"full": True, "none": False}, absent="none"),
-            KeyRow("tokens.sequence_length", "seq"),
+            FieldTranslation("parallelism.tp_mode", "sp", {True: "REDUCE_SCATTER", False: "ALL_REDUCE"}, absent=False),
+            FieldTranslation("parallelism.recompute_layer", "recompute", {"full": True, "none": False}, absent="none"),
+            FieldTranslation("tokens.sequence_length", "seq"),
             accumulation("tokens.micro_batch_size", "tokens.batch_accumulation_per_replica"),
-            KeyRow("optimizer.zero_stage", "zero", absent=0),
-            KeyRow("optimizer.optimizer_factory.name", "optimizer", {"adamw": "adamW", "sgd": "sgd"}, absent="adamw"),
-            KeyRow("model.dtype", "dtype", {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}, absent="fp32"),
+            FieldTranslation("optimizer.zero_stage", "zero", absent=0),
+            FieldTranslation(
+                "optimizer.optimizer_factory.name", "optimizer", {"adamw": "adamW", "sgd": "sgd"}, absent="adamw"
+            ),
+            FieldTranslation(
+                "model.dtype", "dtype", {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}, absent="fp32"
+            ),
         ),
         marks=("parallelism.tp", "parallelism.pp", "tokens.micro_batch_size"),
         harmless=f"""
@@ -84,7 +88,7 @@ add_launcher(
             tokens.limit optimizer.clip_grad optimizer.learning_rate optimizer.weight_decay
             optimizer.optimizer_factory. optimizer.adam optimizer.torch model.init_method model.ddp
             model.make_vocab s3_upload metrics_logging
-            {behind(_MODEL, "bos eos pad init is_ use_cache rms rope hidden_act tie")}
+            {with_prefix(_MODEL, "bos eos pad init is_ use_cache rms rope hidden_act tie")}
         """,
         constant={"optimizer.accumulate_grad_in_fp32": True},
         names_model=False,

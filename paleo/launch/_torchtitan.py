@@ -8,19 +8,19 @@ from typing import Any
 
 from paleo.launch._base import (
     ALL_PARTS,
+    FieldTranslation,
     JobPlan,
-    KeyRow,
-    Launcher,
     LaunchError,
     Settings,
+    SettingsTranslator,
     add_launcher,
-    model_ranks,
+    data_parallel_ranks,
     number,
     one_of,
-    ranks,
+    replica_devices,
     switch,
-    together,
-    whole,
+    to_integer,
+    translate_together,
 )
 from paleo.launch._formats import FlagFile, PythonFile, TomlFile
 
@@ -50,21 +50,21 @@ _HARMLESS = """
 """
 
 
-def _sharing(plan: JobPlan) -> dict[str, Any]:
+def _sharding(plan: JobPlan) -> dict[str, Any]:
     """Return torchtitan's keys of data parallelism: all ranks shard (FSDP), groups of them (HSDP), or none (DDP)."""
     shard = 1 if plan.zero == 0 else plan.shard if plan.shard > 1 else plan.dp
     return {_SHARD: shard, _REPLICATE: plan.dp // shard}
 
 
-def _read_sharing(settings: Settings, known: Settings) -> dict[str, Any]:
+def _read_sharding(settings: Settings, known: Settings) -> dict[str, Any]:
     """Return the plan's data-parallel fields from torchtitan's keys; a shard degree of -1 takes the remaining ranks."""
     shard, replicas = number(settings, _SHARD, -1), number(settings, _REPLICATE)
     if shard < 0:
-        shard = ranks(known) // replicas
+        shard = data_parallel_ranks(known) // replicas
         if not shard:
             return {"zero": 3}
     zero = 3 if shard > 1 or known.get("cp", 1) > 1 else 0
-    gpus = shard * replicas * model_ranks(known)
+    gpus = shard * replicas * replica_devices(known)
     return {"gpus": gpus, "zero": zero, "shard": shard if zero and replicas > 1 else 1}
 
 
@@ -77,12 +77,15 @@ def _batch(plan: JobPlan) -> dict[str, Any]:
 
 
 def _read_batch(settings: Settings, known: Settings) -> dict[str, Any]:
-    local, stated = whole(one_of(settings, (_LOCAL, "training.batch_size")) or 8, _LOCAL), number(settings, _GLOBAL, -1)
+    local, stated = (
+        to_integer(one_of(settings, (_LOCAL, "training.batch_size")) or 8, _LOCAL),
+        number(settings, _GLOBAL, -1),
+    )
     microbatch = local if known.get("pp", 1) == 1 else number(settings, f"{_PIPELINE}microbatch_size")
-    return {"microbatch": microbatch, "global_batch": stated if stated > 0 else local * ranks(known)}
+    return {"microbatch": microbatch, "global_batch": stated if stated > 0 else local * data_parallel_ranks(known)}
 
 
-def _order(settings: Settings, known: Settings) -> dict[str, Any]:
+def _read_schedule(settings: Settings, known: Settings) -> dict[str, Any]:
     """Return the plan's pipeline schedule from torchtitan's name for it."""
     names = {spelling.lower(): name for name, spelling in _SCHEDULES.items()}
     word = str(settings.get(f"{_PIPELINE}schedule", "1F1B"))
@@ -109,7 +112,7 @@ def _read_stages(settings: Settings, known: Settings) -> dict[str, Any]:
     if per_stage is None or not known.get("layers"):
         return {"vp": 1 if known.get("schedule") in ("1f1b", "gpipe") else 2}
     less = sum(number(settings, f"{_PIPELINE}{end}_stage_less_layers") for end in ("first", "last"))
-    pieces = -(-(known["layers"] + less) // max(1, whole(per_stage, f"{_PIPELINE}layers_per_stage")))
+    pieces = -(-(known["layers"] + less) // max(1, to_integer(per_stage, f"{_PIPELINE}layers_per_stage")))
     return {"vp": max(1, pieces // pp)}
 
 
@@ -208,7 +211,7 @@ def _read_model(settings: Settings, known: Settings) -> dict[str, Any]:
     return {"model": shipped.get((name, flavor), f"{name}-{flavor}".strip("-"))}
 
 
-def _without_gathers(plan: JobPlan) -> dict[str, Any]:
+def _check_sequence_parallel(plan: JobPlan) -> dict[str, Any]:
     """Raise LaunchError for tp without sequence parallelism, for which release 0.2.2 has no key; return no keys."""
     if plan.tp > 1 and not plan.sp:
         raise LaunchError("torchtitan 0.2.2 runs tp with sp only")
@@ -216,24 +219,24 @@ def _without_gathers(plan: JobPlan) -> dict[str, Any]:
 
 
 _PARALLELISM = (
-    KeyRow("training.seq_len", "seq", absent=2048),
-    KeyRow("parallelism.tensor_parallel_degree", "tp", absent=1),
-    KeyRow("parallelism.pipeline_parallel_degree", "pp", absent=1),
-    KeyRow("parallelism.context_parallel_degree", "cp", absent=1, written=False),
-    together(f"{_SHARD} {_REPLICATE}", "zero shard gpus", _sharing, _read_sharing),
-    together(
+    FieldTranslation("training.seq_len", "seq", absent=2048),
+    FieldTranslation("parallelism.tensor_parallel_degree", "tp", absent=1),
+    FieldTranslation("parallelism.pipeline_parallel_degree", "pp", absent=1),
+    FieldTranslation("parallelism.context_parallel_degree", "cp", absent=1, written=False),
+    translate_together(f"{_SHARD} {_REPLICATE}", "zero shard gpus", _sharding, _read_sharding),
+    translate_together(
         f"{_LOCAL} {_GLOBAL} training.batch_size {_PIPELINE}microbatch_size",
         "microbatch global_batch",
         _batch,
         _read_batch,
     ),
-    together(
+    translate_together(
         f"{_PIPELINE}schedule",
         "schedule",
         lambda plan: {} if plan.pp == 1 else {f"{_PIPELINE}schedule": _SCHEDULES[plan.schedule]},
-        _order,
+        _read_schedule,
     ),
-    together(
+    translate_together(
         " ".join(
             f"{_PIPELINE}{key}" for key in ("first_stage_less_layers", "last_stage_less_layers", "layers_per_stage")
         ),
@@ -241,22 +244,22 @@ _PARALLELISM = (
         _stages,
         _read_stages,
     ),
-    together(_EXPERTS, "ep etp", lambda plan: {_EXPERTS: plan.ep} if plan.ep > 1 else {}, _read_experts),
+    translate_together(_EXPERTS, "ep etp", lambda plan: {_EXPERTS: plan.ep} if plan.ep > 1 else {}, _read_experts),
     switch("training.enable_cpu_offload", "offload", ALL_PARTS, (), written=False),
 )
 
 
-def _read_gathers(settings: Settings, known: Settings) -> dict[str, Any]:
+def _read_sequence_parallel(settings: Settings, known: Settings) -> dict[str, Any]:
     return {"sp": str(settings.get(_SEQUENCE, True)).lower() != "false"}
 
 
 _TOML = (
-    together("model.name model.flavor", "model", _model, _read_model),
+    translate_together("model.name model.flavor", "model", _model, _read_model),
     *_PARALLELISM,
-    together(_SEQUENCE, "sp", _without_gathers, _read_gathers),
-    KeyRow("optimizer.name", "optimizer", _OPTIMIZERS, absent="adamw"),
-    KeyRow("activation_checkpoint.mode", "recompute", _RECOMPUTE, absent="selective"),
-    together(
+    translate_together(_SEQUENCE, "sp", _check_sequence_parallel, _read_sequence_parallel),
+    FieldTranslation("optimizer.name", "optimizer", _OPTIMIZERS, absent="adamw"),
+    FieldTranslation("activation_checkpoint.mode", "recompute", _RECOMPUTE, absent="selective"),
+    translate_together(
         "model.converters quantize.linear.float8.recipe_name training.mixed_precision_param float8.recipe_name",
         "dtype scaling",
         _converters,
@@ -268,7 +271,7 @@ _TOML = (
 class _Flags(FlagFile):
     """Shell script for torchtitan; its flags are the keys after two hyphens."""
 
-    def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
+    def text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
         """Return the text of the script; false switches are written too, as a missing switch has its default."""
         words = ((key, "false" if value is False else value) for key, value in settings.items())
         return super().text({f"--{key}": value for key, value in words}, plan, launcher)
@@ -284,7 +287,7 @@ for _name, _suffix, _format in (
     ("torchtitan-flags", ".sh", _Flags("-m torchtitan.train")),
 ):
     add_launcher(
-        Launcher(
+        SettingsTranslator(
             _name,
             "torchtitan",
             "torchtitan",
@@ -311,16 +314,18 @@ def _read_module(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 _PY = (
-    together("module config", "model", _module, _read_module),
+    translate_together("module config", "model", _module, _read_module),
     *_PARALLELISM,
-    together(_SEQUENCE, "sp", lambda plan: {_SEQUENCE: False} if plan.tp > 1 and not plan.sp else {}, _read_gathers),
-    KeyRow(
+    translate_together(
+        _SEQUENCE, "sp", lambda plan: {_SEQUENCE: False} if plan.tp > 1 and not plan.sp else {}, _read_sequence_parallel
+    ),
+    FieldTranslation(
         "activation_checkpoint",
         "recompute",
         {"none": None, "selective": "SelectiveAC.Config()", "full": "FullAC.Config()"},
         absent="selective",
     ),
-    KeyRow("training.mixed_precision_param", "dtype", {"bf16": "bfloat16", "fp32": "float32"}, absent="bf16"),
+    FieldTranslation("training.mixed_precision_param", "dtype", {"bf16": "bfloat16", "fp32": "float32"}, absent="bf16"),
 )
 _HEAD = """from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.models.{module}.config_registry import {config}
@@ -334,13 +339,13 @@ def job():
 class _Module(PythonFile):
     """Python configuration of torchtitan, in which recomputation policies are expressions."""
 
-    def text(self, settings: Settings, plan: JobPlan, launcher: Launcher) -> str:
+    def text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
         text = super().text(settings, plan, launcher)
         return re.sub(r"= '(\w+AC\.Config\(\))'", r"= \1", text)
 
 
 add_launcher(
-    Launcher(
+    SettingsTranslator(
         "torchtitan-python",
         "torchtitan",
         "torchtitan",

@@ -6,26 +6,26 @@ from typing import Any
 
 from paleo.launch._base import (
     ALL_PARTS,
+    FieldTranslation,
+    GroupTranslation,
     JobPlan,
-    KeyRow,
-    Launcher,
     LaunchError,
     Settings,
-    Together,
+    SettingsTranslator,
     accumulation,
     add_launcher,
-    behind,
+    data_parallel_ranks,
     formats,
     hub_key,
     is_true,
-    model_ranks,
+    missing_hub_id_hint,
     number,
     offloads_all,
-    ranks,
+    replica_devices,
     switch,
-    together,
-    whole,
-    without_hub_id,
+    to_integer,
+    translate_together,
+    with_prefix,
 )
 from paleo.launch._formats import JsonFile, YamlFile
 
@@ -33,7 +33,12 @@ from paleo.launch._formats import JsonFile, YamlFile
 ARGS = "args."
 #: Names of optimizers in TrainingArguments, and the beginnings of names that mean the same.
 _OPTIMIZERS = {"adamw": "adamw_torch_fused", "sgd": "sgd", "rmsprop": "rmsprop"}
-_PLAIN = {"adamw": ("adamw", "paged_adamw", "ademamix"), "sgd": ("sgd",), "rmsprop": ("rmsprop",), "muon": ("muon",)}
+_OPTIMIZER_PREFIXES = {
+    "adamw": ("adamw", "paged_adamw", "ademamix"),
+    "sgd": ("sgd",),
+    "rmsprop": ("rmsprop",),
+    "muon": ("muon",),
+}
 HARMLESS = """
     learning_rate lr_ warmup num_train_epochs max_steps logging save eval seed report_to output_dir
     run_name push_to_hub hub_ weight_decay adam_ max_grad_norm dataloader ddp_timeout do_ overwrite
@@ -46,7 +51,7 @@ HARMLESS = """
     main_training wall_clock steps_per_print gradient_clipping prescale zero_allow dump_state fp16.
     bf16. comms_logger flops_profiler tensorboard csv
 """
-_ARGS_HARMLESS = f" {behind(ARGS, HARMLESS)} "
+_ARGS_HARMLESS = f" {with_prefix(ARGS, HARMLESS)} "
 
 
 def _optimizer_of(word: object) -> str:
@@ -56,7 +61,7 @@ def _optimizer_of(word: object) -> str:
     ('adamw', 'adamw', 'sgd')
     """
     text = str(word).lower()
-    for name, beginnings in _PLAIN.items():
+    for name, beginnings in _OPTIMIZER_PREFIXES.items():
         if text.startswith(beginnings):
             return name
     raise LaunchError(
@@ -64,9 +69,9 @@ def _optimizer_of(word: object) -> str:
     )
 
 
-def optimizer_row(key: str) -> Together:
+def optimizer_translation(key: str) -> GroupTranslation:
     """Return the translation of a key that states an optimizer as TrainingArguments names it."""
-    return together(
+    return translate_together(
         key,
         "optimizer",
         lambda plan: {key: _OPTIMIZERS.get(plan.optimizer, "")},
@@ -77,14 +82,14 @@ def optimizer_row(key: str) -> Together:
 _SIZE, _STEPS = f"{ARGS}per_device_train_batch_size", f"{ARGS}gradient_accumulation_steps"
 _BATCH = accumulation(_SIZE, _STEPS, usual=8)
 #: Entries of training arguments except batch, number formats and sharding.
-_ARGUMENTS: tuple[KeyRow | Together, ...] = (
+_ARGUMENTS: tuple[FieldTranslation | GroupTranslation, ...] = (
     hub_key(f"{ARGS}model_name_or_path"),
-    KeyRow(
+    FieldTranslation(
         f"{ARGS}max_length",
         "seq",
-        others=tuple(behind(ARGS, "max_seq_length block_size cutoff_len model_max_length").split()),
+        others=tuple(with_prefix(ARGS, "max_seq_length block_size cutoff_len model_max_length").split()),
     ),
-    switch(behind(ARGS, "gradient_checkpointing activation_checkpointing"), "recompute", "full", "none"),
+    switch(with_prefix(ARGS, "gradient_checkpointing activation_checkpointing"), "recompute", "full", "none"),
 )
 
 
@@ -107,7 +112,7 @@ def _axes(plan: JobPlan) -> dict[str, Any]:
 
 def _read_axes(settings: Settings, known: Settings) -> dict[str, Any]:
     degrees = {key: settings.get(key, 1) for key in _DEGREES}
-    tp, pp, cp, ep = (1 if value in ("auto", 0) else whole(value, key) for key, value in degrees.items())
+    tp, pp, cp, ep = (1 if value in ("auto", 0) else to_integer(value, key) for key, value in degrees.items())
     return {
         "tp": tp,
         "pp": pp,
@@ -131,22 +136,22 @@ def _read_deepspeed_batch(settings: Settings, known: Settings) -> dict[str, Any]
     Trainer.
     """
     total, micro, steps = (
-        None if settings.get(key) in (None, "auto") else whole(settings[key], key) for key in _DEEPSPEED_BATCH
+        None if settings.get(key) in (None, "auto") else to_integer(settings[key], key) for key in _DEEPSPEED_BATCH
     )
-    micro = micro or whole(settings.get(_SIZE) or 1, _SIZE)
-    steps = steps or (whole(settings[_STEPS], _STEPS) if settings.get(_STEPS) else None)
-    dp = ranks(known) or (total // (micro * steps) if total and steps else 0)
+    micro = micro or to_integer(settings.get(_SIZE) or 1, _SIZE)
+    steps = steps or (to_integer(settings[_STEPS], _STEPS) if settings.get(_STEPS) else None)
+    dp = data_parallel_ranks(known) or (total // (micro * steps) if total and steps else 0)
     steps = steps or (total // (micro * dp) if total and dp else 1)
-    return {"microbatch": micro, "global_batch": total or micro * steps * dp, "gpus": dp * model_ranks(known)}
+    return {"microbatch": micro, "global_batch": total or micro * steps * dp, "gpus": dp * replica_devices(known)}
 
 
-def _sharing(plan: JobPlan) -> dict[str, Any]:
+def _sharding(plan: JobPlan) -> dict[str, Any]:
     keys: dict[str, Any] = {f"{_ZERO}stage": plan.zero, f"{_ZERO}overlap_comm": plan.overlapped}
     places = {"optimizer": "offload_optimizer", "parameters": "offload_param"}
     return keys | {f"{_ZERO}{place}.device": "cpu" for part, place in places.items() if part in plan.offload}
 
 
-def _read_sharing(settings: Settings, known: Settings) -> dict[str, Any]:
+def _read_sharding(settings: Settings, known: Settings) -> dict[str, Any]:
     zero, overlapped = number(settings, f"{_ZERO}stage", 0), settings.get(f"{_ZERO}overlap_comm")
     rule, weights = (
         str(settings.get(f"{_ZERO}offload_{part}.device")) in ("cpu", "nvme") for part in ("optimizer", "param")
@@ -158,13 +163,13 @@ def _read_sharing(settings: Settings, known: Settings) -> dict[str, Any]:
     }
 
 
-def _rule(settings: Settings, known: Settings) -> dict[str, Any]:
+def _read_optimizer(settings: Settings, known: Settings) -> dict[str, Any]:
     stated = settings.get("optimizer.type")
     return {"optimizer": str(stated).lower() if stated else _optimizer_of(settings.get(f"{ARGS}optim", "adamw"))}
 
 
 add_launcher(
-    Launcher(
+    SettingsTranslator(
         "deepspeed",
         "deepspeed",
         "deepspeed",
@@ -173,33 +178,35 @@ add_launcher(
         JsonFile(),
         (
             *_ARGUMENTS,
-            together(" ".join((*_DEGREES, "data_parallel_size")), "tp pp vp cp ulysses ep schedule", _axes, _read_axes),
-            together(
+            translate_together(
+                " ".join((*_DEGREES, "data_parallel_size")), "tp pp vp cp ulysses ep schedule", _axes, _read_axes
+            ),
+            translate_together(
                 " ".join((*_DEEPSPEED_BATCH, _SIZE, _STEPS)),
                 "microbatch global_batch gpus",
                 _deepspeed_batch,
                 _read_deepspeed_batch,
             ),
-            together(
-                behind(_ZERO, "stage overlap_comm offload_optimizer.device offload_param.device"),
+            translate_together(
+                with_prefix(_ZERO, "stage overlap_comm offload_optimizer.device offload_param.device"),
                 "zero overlapped offload",
-                _sharing,
-                _read_sharing,
+                _sharding,
+                _read_sharding,
             ),
             formats(bf16=f"bf16.enabled {ARGS}bf16", fp16=f"fp16.enabled {ARGS}fp16"),
-            together(
+            translate_together(
                 f"optimizer.type {ARGS}optim",
                 "optimizer",
                 lambda plan: {"optimizer.type": _TYPES.get(plan.optimizer, "")},
-                _rule,
+                _read_optimizer,
             ),
         ),
         marks=("zero_optimization.stage", "train_batch_size", "train_micro_batch_size_per_gpu"),
         harmless=f"optimizer.params {HARMLESS} {_ARGS_HARMLESS} {ARGS}deepspeed "
-        + behind(
+        + with_prefix(
             _ZERO, "reduce allgather contiguous stage3 sub_group round_robin offload_optimizer.pin offload_param.pin"
         ),
-        before=without_hub_id,
+        before=missing_hub_id_hint,
     )
 )
 
@@ -235,7 +242,7 @@ def _read_fsdp(settings: Settings, known: Settings) -> dict[str, Any]:
     if str(settings.get("distributed_type", "")).upper() != "FSDP":
         return {"gpus": gpus, "zero": 0}
     replicas, shard, tp, cp = (
-        whole(settings.get(f"{_MESH}{name}_size", 1) or 1, f"{_MESH}{name}_size")
+        to_integer(settings.get(f"{_MESH}{name}_size", 1) or 1, f"{_MESH}{name}_size")
         for name in ("dp_replicate", "dp_shard", "tp", "cp")
     )
     strategy = str(settings.get(f"{_FSDP}sharding_strategy", "FULL_SHARD")).upper()
@@ -249,7 +256,7 @@ def _read_fsdp(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 add_launcher(
-    Launcher(
+    SettingsTranslator(
         "accelerate",
         "fsdp2",
         "fsdp2",
@@ -258,15 +265,15 @@ add_launcher(
         YamlFile(),
         (
             *_ARGUMENTS,
-            together(
+            translate_together(
                 "num_processes num_machines distributed_type "
-                + behind(_FSDP, "version reshard_after_forward auto_wrap_policy offload_params sharding_strategy ")
-                + behind(f" {_MESH}", "dp_replicate_size dp_shard_size tp_size cp_size"),
+                + with_prefix(_FSDP, "version reshard_after_forward auto_wrap_policy offload_params sharding_strategy ")
+                + with_prefix(f" {_MESH}", "dp_replicate_size dp_shard_size tp_size cp_size"),
                 "gpus zero tp cp shard offload",
                 _fsdp,
                 _read_fsdp,
             ),
-            together(
+            translate_together(
                 f"{_SIZE} {_STEPS} gradient_accumulation_steps",
                 "microbatch global_batch",
                 _BATCH.write,
@@ -274,24 +281,24 @@ add_launcher(
                     _BATCH.read(settings, known) if any(key.startswith(ARGS) for key in settings) else {}
                 ),
             ),
-            KeyRow("mixed_precision", "dtype", _MIXED, absent="fp32"),
-            optimizer_row(f"{ARGS}optim"),
+            FieldTranslation("mixed_precision", "dtype", _MIXED, absent="fp32"),
+            optimizer_translation(f"{ARGS}optim"),
         ),
         marks=("distributed_type", "num_processes", "mixed_precision"),
         harmless=f"{HARMLESS} {_ARGS_HARMLESS} {ARGS}bf16 {ARGS}fp16 {ARGS}tf32 "
-        + behind(_FSDP, "cpu_ram state_dict transformer backward use_orig sync forward min"),
-        before=without_hub_id,
+        + with_prefix(_FSDP, "cpu_ram state_dict transformer backward use_orig sync forward min"),
+        before=missing_hub_id_hint,
     )
 )
 
 
-def _words(plan: JobPlan) -> dict[str, Any]:
+def _fsdp_option(plan: JobPlan) -> dict[str, Any]:
     """Return the words of TrainingArguments' ``fsdp`` option, such as full_shard; DDP has none."""
     stage = "full_shard" if plan.zero == 3 else "shard_grad_op"
     return {f"{ARGS}fsdp": [stage, *["offload"] * bool(plan.offload)]} if plan.zero else {}
 
 
-def _read_words(settings: Settings, known: Settings) -> dict[str, Any]:
+def _read_fsdp_option(settings: Settings, known: Settings) -> dict[str, Any]:
     words = settings.get(f"{ARGS}fsdp") or ""
     spelling = " ".join(words) if isinstance(words, list | tuple) else str(words)
     zero = 2 if "shard_grad_op" in spelling else 3 if "shard" in spelling or spelling.lower() == "true" else 0
@@ -299,7 +306,7 @@ def _read_words(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 add_launcher(
-    Launcher(
+    SettingsTranslator(
         "trainer",
         "fsdp2",
         "fsdp2",
@@ -308,13 +315,13 @@ add_launcher(
         JsonFile(),
         (
             *_ARGUMENTS,
-            together(f"{ARGS}fsdp", "zero offload", _words, _read_words),
+            translate_together(f"{ARGS}fsdp", "zero offload", _fsdp_option, _read_fsdp_option),
             _BATCH,
             formats(**{dtype: f"{ARGS}{dtype}" for dtype in ("bf16", "fp16", "tf32")}),
-            optimizer_row(f"{ARGS}optim"),
+            optimizer_translation(f"{ARGS}optim"),
         ),
         marks=(_SIZE, _STEPS),
         harmless=f"{_ARGS_HARMLESS} {ARGS}fsdp_config",
-        before=without_hub_id,
+        before=missing_hub_id_hint,
     )
 )

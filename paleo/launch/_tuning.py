@@ -7,26 +7,26 @@ from typing import Any
 
 from paleo.launch._base import (
     ALL_PARTS,
+    FieldTranslation,
     JobPlan,
-    KeyRow,
-    Launcher,
     LaunchError,
     Settings,
+    SettingsTranslator,
     accumulation,
     add_launcher,
-    behind,
     formats,
     hub_key,
     is_true,
+    missing_hub_id_hint,
     offloads_all,
     one_of,
     switch,
-    together,
-    whole,
-    without_hub_id,
+    to_integer,
+    translate_together,
+    with_prefix,
 )
 from paleo.launch._formats import YamlFile
-from paleo.launch._transformers import HARMLESS, optimizer_row
+from paleo.launch._transformers import HARMLESS, optimizer_translation
 
 #: Modules of transformers that get adapters, for each target.
 _TARGETS = {"attention": ["q_proj", "k_proj", "v_proj", "o_proj"], "mlp": ["gate_proj", "up_proj", "down_proj"]}
@@ -63,7 +63,7 @@ def _stage(settings: Settings) -> int:
         return int(match[1]) if match else 0
     stage = settings.get("deepspeed.zero_optimization.stage")
     if stage is not None:
-        return whole(stage, "deepspeed.zero_optimization.stage")
+        return to_integer(stage, "deepspeed.zero_optimization.stage")
     if not (settings.get("fsdp") or any(key.startswith("fsdp_config.") for key in settings)):
         return 0
     reshard = one_of(settings, ("fsdp_config.reshard_after_forward", "fsdp_config.fsdp_reshard_after_forward"))
@@ -99,7 +99,7 @@ def _read_axolotl_adapters(settings: Settings, known: Settings) -> dict[str, Any
         return {}
     linear = is_true(settings.get("lora_target_linear"))
     where = "all" if linear else _where(settings.get("lora_target_modules", "all"))
-    return {"lora": f"{whole(settings.get('lora_r', 8), 'lora_r')}:{where}", "qlora": str(adapter) == "qlora"}
+    return {"lora": f"{to_integer(settings.get('lora_r', 8), 'lora_r')}:{where}", "qlora": str(adapter) == "qlora"}
 
 
 def _axolotl_mesh(plan: JobPlan) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _axolotl_mesh(plan: JobPlan) -> dict[str, Any]:
 
 def _read_axolotl_mesh(settings: Settings, known: Settings) -> dict[str, Any]:
     def size(*names: str) -> int:
-        return whole(one_of(settings, names) or 0, names[0])
+        return to_integer(one_of(settings, names) or 0, names[0])
 
     tp = size("tensor_parallel_size") or 1
     cp = size("context_parallel_size", "sequence_parallel_degree") or 1
@@ -160,7 +160,7 @@ _MESH_KEYS = """
 _SECTION = "reshard_after_forward offload_params auto_wrap_policy sharding_strategy version"
 
 add_launcher(
-    Launcher(
+    SettingsTranslator(
         "axolotl",
         "fsdp2",
         "fsdp2",
@@ -169,23 +169,23 @@ add_launcher(
         YamlFile(),
         (
             hub_key("base_model"),
-            KeyRow("sequence_len", "seq", absent=512),
-            together(
-                f"{_MESH_KEYS} {behind('fsdp_config.', _SECTION)} {behind('fsdp_config.fsdp_', _SECTION)}",
+            FieldTranslation("sequence_len", "seq", absent=512),
+            translate_together(
+                f"{_MESH_KEYS} {with_prefix('fsdp_config.', _SECTION)} {with_prefix('fsdp_config.fsdp_', _SECTION)}",
                 "tp cp zero shard offload gpus",
                 _axolotl_mesh,
                 _read_axolotl_mesh,
             ),
             accumulation("micro_batch_size", "gradient_accumulation_steps"),
-            together("bf16 fp16 tf32 fp8", "dtype", _bits, _read_bits),
-            together(
+            translate_together("bf16 fp16 tf32 fp8", "dtype", _bits, _read_bits),
+            translate_together(
                 " ".join(_CHECKPOINTED),
                 "recompute",
                 lambda plan: {"gradient_checkpointing": plan.recompute == "full"},
                 _read_checkpointed,
             ),
-            optimizer_row("optimizer"),
-            together(
+            optimizer_translation("optimizer"),
+            translate_together(
                 "adapter load_in_4bit lora_r lora_target_linear lora_target_modules",
                 "lora qlora freeze",
                 _axolotl_adapters,
@@ -198,7 +198,7 @@ add_launcher(
             gradient_checkpointing_kwargs plugins load_in_8bit peft_ auto_resume hub lora_modules weight ddp
             liger sdp_attention wandb eot roles qlora_sharded {HARMLESS}
         """,
-        before=without_hub_id,
+        before=missing_hub_id_hint,
     )
 )
 
@@ -206,7 +206,7 @@ add_launcher(
 # LLaMA-Factory
 
 
-def _factory_sharing(plan: JobPlan) -> dict[str, Any]:
+def _factory_sharding(plan: JobPlan) -> dict[str, Any]:
     """Return LLaMA-Factory's key of ZeRO, the path of one of its DeepSpeed configurations; none for DDP."""
     if plan.zero == 0:
         return {}
@@ -228,13 +228,13 @@ def _factory_adapters(plan: JobPlan) -> dict[str, Any]:
 def _read_factory_adapters(settings: Settings, known: Settings) -> dict[str, Any]:
     if str(settings.get("finetuning_type", "lora")) != "lora":
         return {}
-    rank, bits = whole(settings.get("lora_rank", 8), "lora_rank"), settings.get("quantization_bit")
-    qlora = bits is not None and whole(bits, "quantization_bit") == 4
+    rank, bits = to_integer(settings.get("lora_rank", 8), "lora_rank"), settings.get("quantization_bit")
+    qlora = bits is not None and to_integer(bits, "quantization_bit") == 4
     return {"lora": f"{rank}:{_where(settings.get('lora_target', 'all'))}", "qlora": qlora}
 
 
 add_launcher(
-    Launcher(
+    SettingsTranslator(
         "llama-factory",
         "deepspeed",
         "deepspeed",
@@ -243,18 +243,18 @@ add_launcher(
         YamlFile(),
         (
             hub_key("model_name_or_path"),
-            KeyRow("cutoff_len", "seq", absent=2048),
-            together(
+            FieldTranslation("cutoff_len", "seq", absent=2048),
+            translate_together(
                 "deepspeed",
                 "zero offload",
-                _factory_sharing,
+                _factory_sharding,
                 lambda settings, known: {"zero": _stage(settings), "offload": _offload(settings)},
             ),
             accumulation("per_device_train_batch_size", "gradient_accumulation_steps"),
             formats(bf16="bf16", fp16="fp16"),
             switch("disable_gradient_checkpointing", "recompute", "none", "full"),
-            optimizer_row("optim"),
-            together(
+            optimizer_translation("optim"),
+            translate_together(
                 "finetuning_type lora_rank lora_target quantization_bit",
                 "lora qlora freeze",
                 _factory_adapters,
@@ -265,6 +265,6 @@ add_launcher(
         harmless=f"""
             flash_attn packing enable_liger quantization_method double_quantization ray_ reward pref_ ddp {HARMLESS}
         """,
-        before=without_hub_id,
+        before=missing_hub_id_hint,
     )
 )

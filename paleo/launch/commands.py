@@ -8,7 +8,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from paleo.parallel.abilities import framework_of
+from paleo.parallel.abilities import framework_abilities
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.run import InputOptions, Run, field_paths, name_of
 from paleo.specs.software import load_software
@@ -35,7 +35,7 @@ def supported_space(space: Space, software: str) -> Space:
         The smaller space. It is returned whole if nothing is recorded about the framework, or if the space asks for
         pipeline stages and the framework has none: evaluating the plan then says so.
     """
-    has, framework = load_software(software).parallelism, framework_of(software)
+    has, framework = load_software(software).parallelism, framework_abilities(software)
     if framework is not None:
         # The part of a space that a framework's lists allow; the search checks the rest by the framework's name.
         zero = tuple(stage for stage in space.zero if stage in framework.zero.values) or space.zero

@@ -15,11 +15,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paleo.errors import near
+from paleo.errors import suggest_names
 from paleo.files import checked_output, is_file, read_bytes, write_text
-from paleo.launch._base import LAUNCHERS, Format, JobPlan, Launcher, LaunchError, completed
+from paleo.launch._base import LAUNCHERS, Format, JobPlan, LaunchError, SettingsTranslator, normalised
 from paleo.launch._formats import FlagFile, JsonFile, PythonFile, TomlFile, YamlFile, flag_words, header_of
-from paleo.launch._llm_foundry import MPT
+from paleo.launch._llm_foundry import MPT_SIZE_KEYS
 from paleo.launch._megatron import configuration, flags_of_recipe
 from paleo.launch._nanotron import SIZES
 from paleo.launch._transformers import ARGS
@@ -62,13 +62,13 @@ _OTHER_FORM = {
     "lora": "fine_tuning.lora",
 }
 #: Fields of a run that a search chooses itself.
-PLANNED = frozenset((
+SEARCHED_FIELDS = frozenset((
     "strategy", "pipeline.schedule", "pipeline.cut", "microbatch", "exchange.when", "gpus", "experts.dispatch",
     "recompute.policy", "recompute.layers", "recompute.every", "recompute.modules",
 ))  # fmt: skip
 
 
-def launcher_of(software: str, file: str = "") -> Launcher:
+def launcher_of(software: str, file: str = "") -> SettingsTranslator:
     """Return the launcher (table of settings) of a software profile, for files with the ending of ``file``.
 
     Parameters
@@ -90,9 +90,9 @@ def launcher_of(software: str, file: str = "") -> Launcher:
         if launcher.framework != framework:
             raise LaunchError(f"--launch {name}: is for software of {launcher.framework}, the plan is of {software}")
         return launcher
-    known = [launcher for _, launcher in LAUNCHERS.items() if launcher.framework == _settings_of(framework)]
+    known = [launcher for _, launcher in LAUNCHERS.items() if launcher.framework == _settings_framework(framework)]
     if not known:
-        raise LaunchError(f"software {software}: no launch settings are known; {near(software, _softwares())}")
+        raise LaunchError(f"software {software}: no launch settings are known; {suggest_names(software, _softwares())}")
     if not file:
         return min(known, key=lambda launcher: (not isinstance(launcher.format, FlagFile), launcher.name != framework))
     chosen = [launcher for launcher in known if file.lower().endswith(launcher.suffixes)]
@@ -102,7 +102,7 @@ def launcher_of(software: str, file: str = "") -> Launcher:
     return min(chosen, key=lambda launcher: (launcher.name != framework, launcher.name != "accelerate"))
 
 
-def _settings_of(framework: str | None) -> str | None:
+def _settings_framework(framework: str | None) -> str | None:
     """Return the framework whose settings express a plan: Megatron-Core for Primus, otherwise the framework itself."""
     return "megatron-core" if framework == "primus" else framework
 
@@ -153,8 +153,8 @@ def write_launch(prediction: Prediction, file: str) -> list[str]:
     LaunchError
         If the framework does not run the plan, or has no settings for it.
     """
-    if prediction.objections:
-        raise LaunchError(f"--launch {file}: {prediction.objections[0]}")
+    if prediction.framework_violations:
+        raise LaunchError(f"--launch {file}: {prediction.framework_violations[0]}")
     launcher = launcher_of(prediction.run.software, file)
     name, colon, behind = file.partition(":")
     path = behind if colon and name == launcher.name else file
@@ -185,15 +185,17 @@ def job_of(prediction: Prediction) -> JobPlan:
     plan, run, mesh = prediction.plan, prediction.run, prediction.plan.mesh
     values = {path: (attrgetter(path)(run), attrgetter(path)(Run())) for path in _UNKNOWN}
     strange = [f"{name_of(path)}={value}" for path, (value, usual) in values.items() if value != usual]
-    if strange or plan.parallel.preset != "dp" or mesh.degree("spatial") > 1 or plan.idle:
-        stated = ", ".join(strange) or f"strategy {plan.strategy}"
+    if strange or plan.parallel.preset != "dp" or mesh.degree("spatial") > 1 or plan.idle_gpus:
+        stated = ", ".join(strange) or f"strategy {plan.strategy_text}"
         raise LaunchError(f"{stated}: no framework has a setting for this")
     if set(run.model) - {"seq"}:
         raise LaunchError(f"model.{next(iter(set(run.model) - {'seq'}))}: a network with changed sizes has no settings")
     batch, per_iteration = prediction.steps.batch, _layers_of_iteration(prediction.graph)
     cut = tuple(layers * per_iteration for layers in run.pipeline.cut) if isinstance(run.pipeline.cut, tuple) else None
     ep = mesh.group_size(plan.parallel.expert_axes) if plan.parallel.etp is not None else mesh.degree("ep")
-    params = {name: value for name, value in prediction.graph.params.items() if isinstance(value, int | float | str)}
+    params = {
+        name: value for name, value in prediction.graph.hyperparameters.items() if isinstance(value, int | float | str)
+    }
     alike: dict[str, Any] = {name: attrgetter(path)(run) for name, path in _SAME_FORM.items()}
     alike |= {axis: mesh.degree(axis) for axis in ("tp", "cp", "pp")}
     job = JobPlan(
@@ -219,13 +221,13 @@ def job_of(prediction: Prediction) -> JobPlan:
         expert_overlap=run.experts.overlap or None,
         main_gradients=_main_gradients(run),
         lora=_adapters(run),
-        layers=_layers(prediction.graph),
+        layers=_layer_count(prediction.graph),
         experts=int(params.get("experts", 0) or 0),
         node=prediction.system.devices_per_node,
         sizes=params,
         hub=prediction.model.hub,
     )
-    return completed(job)
+    return normalised(job)
 
 
 #: Mesh axis of the ranks of a shard group.
@@ -252,7 +254,7 @@ def _adapters(run: Run) -> str | None:
     return run.fine_tuning.lora if ":" in run.fine_tuning.lora else f"{run.fine_tuning.lora}:attention"
 
 
-def _layers(graph: Graph) -> int:
+def _layer_count(graph: Graph) -> int:
     """Return the number of transformer layers of a network."""
     return int(sum(node.repeat for node in graph.nodes if node.type in ("attention", "latent_attention")))
 
@@ -300,7 +302,7 @@ def run_fields(job: JobPlan, software: str, graph: Graph | None = None, seq: int
     return {**stated, "software": software, "dtype": job.dtype, "strategy": job.strategy}
 
 
-def files_of(launcher: Launcher, job: JobPlan, path: str) -> dict[str, str]:
+def files_of(launcher: SettingsTranslator, job: JobPlan, path: str) -> dict[str, str]:
     """Return the files that start a job: the framework's own file and its training arguments.
 
     Parameters
@@ -347,7 +349,7 @@ def preparation_steps(prediction: Prediction, file: str = "") -> str:
     return launcher_of(prediction.run.software, file).before(job_of(prediction))
 
 
-def flags_of(prediction: Prediction) -> str:
+def settings_line(prediction: Prediction) -> str:
     """Return the settings of a plan in one line, as its framework takes them.
 
     Parameters
@@ -441,16 +443,16 @@ def _depth(network: str | Mapping[str, Any] | None) -> int:
     if isinstance(network, Mapping):
         depth = network.get("num_hidden_layers") or network.get("n_layer") or 0
         return depth if isinstance(depth, int) else 0  # the error is reported when the network itself is loaded
-    return _layers_named(network) if network else 0
+    return _layer_count_by_name(network) if network else 0
 
 
 @lru_cache(maxsize=64)
-def _layers_named(network: str) -> int:
+def _layer_count_by_name(network: str) -> int:
     """Return the number of transformer layers of the network with a catalog name or path."""
     from paleo.network.graph import build_graph
     from paleo.specs.model import load_model
 
-    return _layers(build_graph(load_model(network, run_code=False), batch=1))
+    return _layer_count(build_graph(load_model(network, run_code=False), batch=1))
 
 
 def _text(path: str | Path) -> str:
@@ -512,7 +514,7 @@ def _settings(text: str, path: str) -> dict[str, Any]:
     return {f"{ARGS}{key}": value for key, value in settings.items()} if arguments else settings
 
 
-def _recognised(settings: Mapping[str, Any], texts: Mapping[str, str]) -> Launcher:
+def _recognised(settings: Mapping[str, Any], texts: Mapping[str, str]) -> SettingsTranslator:
     """Return the launcher of the framework to which the keys of some files belong, by keys that only it has."""
     plain = {key.removeprefix("--") for key in settings} | set(settings)
     scores = {
@@ -531,7 +533,7 @@ def _recognised(settings: Mapping[str, Any], texts: Mapping[str, str]) -> Launch
     return LAUNCHERS[max(possible, key=lambda name: possible[name])]
 
 
-def _ends(launcher: Launcher, suffixes: set[str]) -> bool:
+def _ends(launcher: SettingsTranslator, suffixes: set[str]) -> bool:
     flags = isinstance(launcher.format, FlagFile) and suffixes.isdisjoint(_FORMATS)
     return flags or bool(suffixes & set(launcher.suffixes))
 
@@ -547,7 +549,7 @@ def _world(settings: Mapping[str, Any]) -> int:
 
 
 def _network(
-    launcher: Launcher, settings: Mapping[str, Any], headers: Mapping[str, Any]
+    launcher: SettingsTranslator, settings: Mapping[str, Any], headers: Mapping[str, Any]
 ) -> str | Mapping[str, Any] | None:
     """Return the network of a launch file: its name or path, or a configuration in transformers' keys; None if unknown.
 
@@ -568,7 +570,9 @@ def _network(
         }
     if launcher.name == "llm-foundry" and "model.d_model" in settings:
         # The configuration of an MPT by its sizes, as GPT-2; other positions and biases change hardly anything.
-        size = {name: settings[f"model.{name}"] for name in MPT if isinstance(settings.get(f"model.{name}"), int)}
+        size = {
+            name: settings[f"model.{name}"] for name in MPT_SIZE_KEYS if isinstance(settings.get(f"model.{name}"), int)
+        }
         width = checked_count("model.d_model", settings["model.d_model"])
         return {
             "model_type": "gpt2",

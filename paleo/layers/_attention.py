@@ -8,13 +8,22 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.base import LAYERS, NORM_FLOPS, Choices, Expansion, Layer, describe, project, vector
+from paleo.layers.base import (
+    LAYERS,
+    NORM_FLOPS,
+    Expansion,
+    Layer,
+    LayerImplementations,
+    describe,
+    parameter_vector,
+    project,
+)
 from paleo.operations.base import MemoryPass, Operation
 from paleo.operations.contraction import Contraction, FusedAttention, LoopGradientSum, visible_share
-from paleo.operations.tensor import Rotation, Size, Tensor
+from paleo.operations.tensor import RotaryImplementation, Size, Tensor
 
 #: Calls of the host, forward and backward.
-Calls = tuple[float, float]
+HostCalls = tuple[float, float]
 
 
 def attend(
@@ -26,7 +35,7 @@ def attend(
     causal: bool,
     window: int | None,
     dropout: float,
-    choices: Choices,
+    choices: LayerImplementations,
 ) -> tuple[tuple[Operation, ...], Tensor]:
     """Return the operations of softmax(q·kᵀ)·v, and the output tensor.
 
@@ -45,16 +54,19 @@ def attend(
     score_sizes: dict[str, Size] = {d: query.size(d) for d in (batch, kv_heads, group, seq)} | {keys: key.sizes[1]}
     scores = Tensor(f"{name}.core.scores", tuple(score_sizes), tuple(score_sizes.values()))
     plain = choices.attention == "stepwise"
-    copies, (query, key, value) = _copied(f"{name}.core", query, key, value) if plain else ((), (query, key, value))
+    copies, (query, key, value) = _copy_heads(f"{name}.core", query, key, value) if plain else ((), (query, key, value))
     visible = visible_share(key.sizes[1], min(window or key.sizes[1], key.sizes[1])) if causal else 1.0
-    chain: list[Operation] = [*copies, Contraction(scores.name, query, key, scores, visible=visible)]
+    chain: list[Operation] = [*copies, Contraction(scores.name, query, key, scores, unmasked_share=visible)]
     if plain:
-        passes, scores = _masked(f"{name}.core", scores)
+        passes, scores = _scale_and_mask(f"{name}.core", scores)
         chain += passes
-    return (*chain, *_weighted(name, scores, value, out, dropout=dropout, visible=visible, choices=choices)), out
+    return (
+        *chain,
+        *_softmax_weighted_sum(name, scores, value, out, dropout=dropout, visible=visible, choices=choices),
+    ), out
 
 
-def _weighted(
+def _softmax_weighted_sum(
     name: str,
     scores: Tensor,
     value: Tensor,
@@ -62,7 +74,7 @@ def _weighted(
     *,
     dropout: float,
     visible: float,
-    choices: Choices,
+    choices: LayerImplementations,
     transposed: bool = False,
 ) -> tuple[Operation, ...]:
     """Return the operations after the attention scores: softmax over the last dim, dropout, and weighted sum of values.
@@ -75,32 +87,32 @@ def _weighted(
     keys = scores.dims[-1]
     chain: list[Operation] = []
     if transposed:
-        scores = _transposed(scores, chain)
-    chain.append(MemoryPass(weights.name, "softmax", (scores,), weights, (), (weights,), 6.0, reduces=(keys,)))
+        scores = _append_transpose(scores, chain)
+    chain.append(MemoryPass(weights.name, "softmax", (scores,), weights, (), (weights,), 6.0, reduced_dims=(keys,)))
     if transposed:
-        weights = _transposed(_narrowed(weights, chain), chain)
+        weights = _append_transpose(_append_downcast(weights, chain), chain)
     if dropout:
         dropped, mask = scores.like(f"{name}.core.dropped"), scores.like(f"{name}.core.mask", role="mask")
         chain.append(MemoryPass(f"{name}.core.dropout", "dropout", (weights,), dropped, (), (mask,), 2.0))
         weights = dropped
     if transposed:
-        weights = _transposed(weights, chain)
+        weights = _append_transpose(weights, chain)
     plain = choices.attention == "stepwise"
     product = out.like(f"{name}.core.context") if plain else out
     values = value.renamed({value.dims[-1]: "value_dim"})
-    summed = Contraction(f"{name}.core.context", weights, values, product, visible=visible)
+    summed = Contraction(f"{name}.core.context", weights, values, product, unmasked_share=visible)
     back = (MemoryPass(out.name, "copy", (product,), out, flops_per_element=0.0),) if plain else ()
     return (*chain, summed, *back)
 
 
-def _transposed(x: Tensor, chain: list[Operation]) -> Tensor:
+def _append_transpose(x: Tensor, chain: list[Operation]) -> Tensor:
     """Append to ``chain`` a copy that changes the order of a tensor's dims in memory; return its output."""
     out = x.like(f"{x.name}.transposed")
     chain.append(MemoryPass(out.name, "copy", (x,), out, flops_per_element=0.0))
     return out
 
 
-def _narrowed(x: Tensor, chain: list[Operation]) -> Tensor:
+def _append_downcast(x: Tensor, chain: list[Operation]) -> Tensor:
     """Append to ``chain`` a cast from fp32 to the format of products, if the tensor is in fp32; return the result."""
     if not x.wide:
         return x
@@ -109,14 +121,14 @@ def _narrowed(x: Tensor, chain: list[Operation]) -> Tensor:
     return out
 
 
-def _masked(name: str, scores: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
+def _scale_and_mask(name: str, scores: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
     """Return the passes that divide scores by √head_dim and add the mask, and the masked scores."""
     scaled, masked = scores.like(f"{name}.scaled"), scores.like(f"{name}.masked")
     scale = MemoryPass(scaled.name, "elementwise", (scores,), scaled)
     return (scale, MemoryPass(masked.name, "elementwise", (scaled,), masked, backward_pass="free")), masked
 
 
-def _copied(name: str, *tensors: Tensor) -> tuple[tuple[Operation, ...], tuple[Tensor, ...]]:
+def _copy_heads(name: str, *tensors: Tensor) -> tuple[tuple[Operation, ...], tuple[Tensor, ...]]:
     """Return the copies that make each head's rows of query, key and value contiguous, and the copied tensors.
 
     Batched products need them.
@@ -127,7 +139,7 @@ def _copied(name: str, *tensors: Tensor) -> tuple[tuple[Operation, ...], tuple[T
 
 
 def rotate(
-    query: Tensor, key: Tensor, *, calls: Calls = (2.0, 2.0), shared: tuple[Tensor, ...] = ()
+    query: Tensor, key: Tensor, *, calls: HostCalls = (2.0, 2.0), shared: tuple[Tensor, ...] = ()
 ) -> tuple[tuple[Operation, ...], tuple[Tensor, Tensor]]:
     """Return the passes that apply rotary position embedding (Su et al., 2021) to query and key, and the two outputs.
 
@@ -137,7 +149,7 @@ def rotate(
     each = calls[0] / 2.0, calls[1] / 2.0
     new_query, new_key = (old.like(f"{old.name}.rotated") for old in (query, key))
     passes = (
-        MemoryPass(new.name, "rope", inputs, new, flops_per_element=3.0, calls=each)
+        MemoryPass(new.name, "rope", inputs, new, flops_per_element=3.0, host_calls=each)
         for inputs, new in (((query,), new_query), ((key, *shared), new_key))
     )
     return tuple(passes), (new_query, new_key)
@@ -155,19 +167,21 @@ def rotate_by_steps(name: str, part: Tensor) -> tuple[tuple[MemoryPass, ...], Te
     )
     half = dict(zip(part.dims, (*part.sizes[:-1], int(part.sizes[-1]) // 2), strict=True))
     first, second, minus = (part.reshaped(half, name=f"{name}.{step}") for step in ("first", "second", "minus"))
-    summed = replace(_plain((cosines, sines), total), backward_pass="free")
+    summed = replace(_unfused_pass((cosines, sines), total), backward_pass="free")
     return (
-        _plain((part,), halves),
-        _plain((halves,), cosines),
-        _plain((second,), minus),
-        _plain((first, minus), rotated_half),
-        _plain((rotated_half,), sines),
+        _unfused_pass((part,), halves),
+        _unfused_pass((halves,), cosines),
+        _unfused_pass((second,), minus),
+        _unfused_pass((first, minus), rotated_half),
+        _unfused_pass((rotated_half,), sines),
         summed,
-        _plain((total,), out),
+        _unfused_pass((total,), out),
     ), out
 
 
-def _rotated_as(rotation: Rotation, query: Tensor, key: Tensor) -> tuple[tuple[Operation, ...], tuple[Tensor, Tensor]]:
+def _rotate_by_implementation(
+    rotation: RotaryImplementation, query: Tensor, key: Tensor
+) -> tuple[tuple[Operation, ...], tuple[Tensor, Tensor]]:
     """Return the passes that rotate query and key as ``rotation`` says, and both outputs.
 
     They are one kernel each, or the passes of plain code.
@@ -188,10 +202,10 @@ def _rotate_complex(name: str, part: Tensor) -> tuple[tuple[MemoryPass, ...], Te
     """
     wide, turned = (replace(part.like(f"{name}.{step}"), wide=True) for step in ("wide", "product"))
     out = part.like(f"{name}.rotated")
-    return (_plain((part,), wide), _plain((wide,), turned), _plain((turned,), out)), out
+    return (_unfused_pass((part,), wide), _unfused_pass((wide,), turned), _unfused_pass((turned,), out)), out
 
 
-def _plain(inputs: tuple[Tensor, ...], out: Tensor) -> MemoryPass:
+def _unfused_pass(inputs: tuple[Tensor, ...], out: Tensor) -> MemoryPass:
     """Return a memory pass of plain framework code, which compilers do not fuse with others."""
     return MemoryPass(out.name, "eager", inputs, out, linear=True)
 
@@ -227,7 +241,7 @@ class Attention(Layer):
     sinks: bool = False
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         x = inputs[0]
         self.check_rank(name, x, (3,))
         hidden = int(x.sizes[-1])
@@ -235,11 +249,13 @@ class Attention(Layer):
         operations, (query, key, value) = self._projections(name, inputs, shape)
         if self.qk_norm:
             norms = (
-                (normed(query), normed(key)) if self.qk_norm is True else (_jointly_normed(query), _jointly_normed(key))
+                (rms_norm(query), rms_norm(key))
+                if self.qk_norm is True
+                else (_joint_rms_norm(query), _joint_rms_norm(key))
             )
             operations, (query, key) = (*operations, *norms), (norm.out for norm in norms)
         if self.rotary:
-            rotations, (query, key) = _rotated_as(choices.rotation, query, key)
+            rotations, (query, key) = _rotate_by_implementation(choices.rotation, query, key)
             operations += rotations
         if self.sinks:
             operations += (_sinks(name, shape),)
@@ -248,7 +264,7 @@ class Attention(Layer):
             name, query, key, value, causal=self.causal, window=self.window, dropout=self.dropout, choices=choices
         )
         if self.gate is not None:
-            gating, context = gated(name, context, per_head=self.gate == "head")
+            gating, context = sigmoid_gate(name, context, per_head=self.gate == "head")
             core = (*core, gating)
         bias = self.bias if self.out_bias is None else self.out_bias
         output, out = project(f"{name}.out", context, {x.dims[-1]: hidden}, bias=bias, contract=3)
@@ -302,21 +318,21 @@ class Attention(Layer):
         return replace(product, bias=replace(product.bias, sizes=(product.bias.sizes[0], packed)))
 
 
-def normed(x: Tensor, name: str | None = None) -> MemoryPass:
+def rms_norm(x: Tensor, name: str | None = None) -> MemoryPass:
     """Return the memory pass of an RMS norm, with a weight, over the last dim of a query, key or latent vector."""
     out = x.like(name or f"{x.name}.normed")
-    weight = vector(f"{out.name}.weight", x, x.dims[-1])
-    return MemoryPass(out.name, "norm", (x,), out, (weight,), (x,), NORM_FLOPS, reduces=(x.dims[-1],))
+    weight = parameter_vector(f"{out.name}.weight", x, x.dims[-1])
+    return MemoryPass(out.name, "norm", (x,), out, (weight,), (x,), NORM_FLOPS, reduced_dims=(x.dims[-1],))
 
 
-def _jointly_normed(x: Tensor) -> MemoryPass:
+def _joint_rms_norm(x: Tensor) -> MemoryPass:
     """Return the memory pass of an RMS norm over all heads of a query or key together, with a weight for each entry."""
     out = x.like(f"{x.name}.normed")
     weight = Tensor(f"{out.name}.weight", x.dims[2:], x.sizes[2:], "parameter")
-    return MemoryPass(out.name, "norm", (x,), out, (weight,), (x,), NORM_FLOPS, reduces=x.dims[2:])
+    return MemoryPass(out.name, "norm", (x,), out, (weight,), (x,), NORM_FLOPS, reduced_dims=x.dims[2:])
 
 
-def gated(name: str, context: Tensor, *, per_head: bool = False) -> tuple[MemoryPass, Tensor]:
+def sigmoid_gate(name: str, context: Tensor, *, per_head: bool = False) -> tuple[MemoryPass, Tensor]:
     """Return the pass that multiplies the heads' output by a sigmoid of gates, and its output tensor.
 
     The query's projection also yields the gates: one per entry, or one ``per_head``.
@@ -324,7 +340,7 @@ def gated(name: str, context: Tensor, *, per_head: bool = False) -> tuple[Memory
     gates = context.like(f"{name}.gates")
     gates = gates.without(context.dims[-1], name=gates.name) if per_head else gates
     out = context.like(f"{name}.gated")
-    work = MemoryPass(out.name, "elementwise", (context, gates), out, keeps=(context, gates), flops_per_element=5.0)
+    work = MemoryPass(out.name, "elementwise", (context, gates), out, saved=(context, gates), flops_per_element=5.0)
     return work, out
 
 
@@ -368,7 +384,7 @@ class LatentAttention(Layer):
     rotary: bool = True
     gate: bool = False
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         tokens = x.renamed({x.dims[1]: "in_seq"}) if choices.latents == "own" else x
@@ -381,21 +397,23 @@ class LatentAttention(Layer):
         if not self.rotary:
             pass
         elif choices.rotation != "fused":
-            rotations, (query, key, value) = self._rotated_by_steps(query, key, value, rotary, choices.latent_rotation)
+            rotations, (query, key, value) = self._rotated_by_steps(
+                query, key, value, rotary, choices.latent_rotation_calls
+            )
         else:
             shared = (rotary,) if choices.latents == "own" else ()
-            rotations, (query, key) = rotate(query, key, calls=choices.latent_rotation, shared=shared)
+            rotations, (query, key) = rotate(query, key, calls=choices.latent_rotation_calls, shared=shared)
         key, value = (tensor.renamed({x.dims[1]: "keys"}) for tensor in (key, value))
         core, context = attend(name, query, key, value, causal=self.causal, window=None, dropout=0.0, choices=choices)
         if self.gate:
             gates, _ = project(f"{name}.gate", x, {"kv_heads": self.heads, "gates": self.value_dim})
-            gating, context = gated(name, context)
+            gating, context = sigmoid_gate(name, context)
             core = (*core, gates, gating)
         output, out = project(f"{name}.out", context, {x.dims[-1]: x.sizes[-1]}, contract=3)
         return Expansion((*q_down, kv_down, *q_ops, *kv_ops, *rotations, *core, output), out)
 
     def _rotated_by_steps(
-        self, query: Tensor, key: Tensor, value: Tensor, rotary: Tensor, calls: Calls
+        self, query: Tensor, key: Tensor, value: Tensor, rotary: Tensor, calls: HostCalls
     ) -> tuple[tuple[Operation, ...], tuple[Tensor, Tensor, Tensor]]:
         """Return the passes that rotate parts of query and key one step at a time, and (query, key, value) after them.
 
@@ -411,9 +429,9 @@ class LatentAttention(Layer):
             nope_key, name=f"{query.name}.rest", dims=query.dims, sizes=(*query.sizes[:-1], self.nope_dim)
         )
         inputs = (nope_query, query_part), (nope_key, key_part), (value,)
-        passes = (*of_query, *of_key, *(_plain(each, out) for each, out in zip(inputs, joined, strict=True)))
+        passes = (*of_query, *of_key, *(_unfused_pass(each, out) for each, out in zip(inputs, joined, strict=True)))
         each = calls[0] / len(passes), calls[1] / sum(step.backward_pass != "free" for step in passes)
-        return tuple(replace(step, calls=each) for step in passes), joined
+        return tuple(replace(step, host_calls=each) for step in passes), joined
 
     def _query_latent(self, name: str, tokens: Tensor) -> tuple[tuple[Operation, ...], Tensor | None]:
         if self.query_rank is None:
@@ -427,7 +445,7 @@ class LatentAttention(Layer):
         if latent is None:
             direct, query = project(f"{name}.query", x, wide)
             return (direct,), query
-        norm = normed(latent, f"{name}.q_norm")
+        norm = rms_norm(latent, f"{name}.q_norm")
         latent = norm.out
         up, query = project(f"{name}.query", latent.renamed({latent.dims[1]: x.dims[1]}), wide)
         return (norm, up), query
@@ -441,7 +459,7 @@ class LatentAttention(Layer):
         latent = packed.reshaped(
             {batch: packed.sizes[0], seq: packed.sizes[1], "kv_rank": self.kv_rank}, name=f"{name}.latent"
         )
-        norm = normed(latent, f"{name}.kv_norm")
+        norm = rms_norm(latent, f"{name}.kv_norm")
         heads: dict[str, Size] = {"kv_heads": self.heads}
         latent = norm.out.renamed({seq: x.dims[1]})
         up, _ = project(f"{name}.kv_up", latent, heads | {"packed": self.nope_dim + self.value_dim})
@@ -463,7 +481,7 @@ class AdditiveAttention(Layer):
     hidden: PositiveInt
     normalized: bool = False
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         x, memory = inputs
         if len(x.dims) != 3 or len(memory.dims) != 3 or x.sizes[0] != memory.sizes[0]:
             raise GraphError(f"{name}: memory {describe(memory)} does not go with the input {describe(x)}")
@@ -473,29 +491,34 @@ class AdditiveAttention(Layer):
         to_key, key = project(f"{name}.key", source, {"units": self.hidden})
         pairs = query.reshaped({batch: x.sizes[0], seq: x.sizes[1], "keys": key.sizes[1], "units": self.hidden})
         mixed = pairs.like(f"{name}.tanh")
-        extra = (vector(f"{name}.bias", pairs, "units"),) if self.normalized else ()
+        extra = (parameter_vector(f"{name}.bias", pairs, "units"),) if self.normalized else ()
         tanh = MemoryPass(f"{name}.tanh", "elementwise", (query, key), mixed, extra, (mixed,), flops_per_element=6.0)
         mixing: tuple[Operation, ...] = (tanh,)
         if choices.recurrence == "looped":
             # Build tanh(query + key + b) times v for one query step at a time, in four separate passes a step.
             steps = float(query.sizes[1])
-            calls = CALLS_OF_STEP[0] * steps, CALLS_OF_STEP[1] * steps
+            calls = HOST_CALLS_PER_STEP[0] * steps, HOST_CALLS_PER_STEP[1] * steps
             keys, summed, shifted, weighted = (
                 mixed.like(f"{name}.{part}") for part in ("keys", "sum", "shifted", "weighted")
             )
             passes = (
-                MemoryPass(summed.name, "elementwise", (query, keys), summed, calls=calls),
-                MemoryPass(shifted.name, "elementwise", (summed,), shifted, extra, calls=calls),
-                MemoryPass(mixed.name, "elementwise", (shifted,), mixed, (), (mixed,), 5.0, calls=calls),
-                MemoryPass(weighted.name, "elementwise", (mixed,), weighted, (), (mixed,), calls=calls),
+                MemoryPass(summed.name, "elementwise", (query, keys), summed, host_calls=calls),
+                MemoryPass(shifted.name, "elementwise", (summed,), shifted, extra, host_calls=calls),
+                MemoryPass(mixed.name, "elementwise", (shifted,), mixed, (), (mixed,), 5.0, host_calls=calls),
+                MemoryPass(weighted.name, "elementwise", (mixed,), weighted, (), (mixed,), host_calls=calls),
             )
             sizes: dict[str, Size] = {query.dims[1]: query.sizes[1]} | dict(zip(source.dims, source.sizes, strict=True))
             sums = (LoopGradientSum(each, steps) for each in (keys, source.reshaped(sizes, name=f"{name}.memory")))
             mixing, mixed = (*passes, *sums), weighted
-        weight, scores = vector(f"{name}.weight", pairs, "units"), pairs.without("units", name=f"{name}.scores")
+        weight, scores = (
+            parameter_vector(f"{name}.weight", pairs, "units"),
+            pairs.without("units", name=f"{name}.scores"),
+        )
         weights, context = scores.like(f"{name}.softmax"), Tensor(name, x.dims, (*x.sizes[:2], memory.sizes[-1]))
         length = (Tensor(f"{name}.length", ("one",), (1,), "parameter"),) if self.normalized else ()
-        soft = MemoryPass(f"{name}.softmax", "softmax", (scores,), weights, length, (weights,), 6.0, reduces=("keys",))
+        soft = MemoryPass(
+            f"{name}.softmax", "softmax", (scores,), weights, length, (weights,), 6.0, reduced_dims=("keys",)
+        )
         operations = (to_query, to_key, *mixing, Contraction(f"{name}.scores", mixed, weight, scores), soft)
         return Expansion((*operations, Contraction(f"{name}.core.context", weights, source, context)), context)
 
@@ -503,7 +526,7 @@ class AdditiveAttention(Layer):
 #: Calls of the host for each of the four passes of a step of additive attention in a loop, forward and backward. With
 #: products, softmax, sums, reshapes and the concatenation to the cell's input, a step has 16 and 28 operations
 #: (TensorFlow's attention_wrapper.py, by name).
-CALLS_OF_STEP = (4.0, 7.0)
+HOST_CALLS_PER_STEP = (4.0, 7.0)
 
 
 @LAYERS.register("relative_attention")
@@ -530,7 +553,7 @@ class RelativeAttention(Layer):
     memory: PositiveInt
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         batch, seq, hidden = x.dims
@@ -546,7 +569,7 @@ class RelativeAttention(Layer):
         scored, scores = self._scores(name, query, key, x, transposed=transposed)
         dims: dict[str, Size] = {d: query.size(d) for d in (batch, seq, "kv_heads")} | {"value_dim": head_dim}
         context = Tensor(f"{name}.context", tuple(dims), tuple(dims.values()))
-        core = _weighted(
+        core = _softmax_weighted_sum(
             name, scores, value, context, dropout=self.dropout, visible=1.0, choices=choices, transposed=transposed
         )
         output, out = project(f"{name}.out", context, {hidden: x.sizes[-1]}, contract=2)
@@ -589,7 +612,7 @@ class RelativeAttention(Layer):
             operations.append(MemoryPass(biased.name, "elementwise", (query,), biased, (shift,)))
             operations.append(Contraction(scores.name, biased, keys, scores))
         if transposed:
-            content, placed = (_transposed(scores, operations) for scores in (content, placed))
+            content, placed = (_append_transpose(scores, operations) for scores in (content, placed))
             padded = placed.like(f"{placed.name}.padded")
             operations.append(MemoryPass(padded.name, "copy", (placed,), padded, flops_per_element=0.0))
             placed = padded
@@ -599,7 +622,7 @@ class RelativeAttention(Layer):
             masked_rows = summed.like(f"{name}.core.shown")
             operations.append(MemoryPass(masked_rows.name, "elementwise", (summed,), masked_rows))
             summed = masked_rows
-        masked, scores = _masked(f"{name}.core", summed)
+        masked, scores = _scale_and_mask(f"{name}.core", summed)
         return (*operations, *masked), scores
 
 
@@ -624,7 +647,7 @@ class RelationalGraphAttention(Layer):
     targets: PositiveInt
     projected: float = 1.0
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         if self.targets > x.sizes[1]:

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, option
+from paleo.layers.base import LAYERS, Expansion, Layer, LayerImplementations, describe, option
 from paleo.operations.base import MemoryPass
 from paleo.operations.contraction import Contraction
 from paleo.operations.tensor import Size, Tensor, Window
@@ -19,7 +19,9 @@ Extent = PositiveInt | Annotated[list[PositiveInt], Field(min_length=1, max_leng
 Padding = NonNegativeInt | Annotated[list[NonNegativeInt], Field(min_length=1, max_length=3)] | Literal["same", "valid"]
 
 
-def padded(padding: Padding, kernel: tuple[int, ...], dilation: tuple[int, ...], *, name: str) -> tuple[float, ...]:
+def padding_sizes(
+    padding: Padding, kernel: tuple[int, ...], dilation: tuple[int, ...], *, name: str
+) -> tuple[float, ...]:
     """Return the padding of each spatial dim: zeros on one side, averaged over both sides.
 
     ``same`` gives an output of ceil(n / stride), which at stride 1 is the size of the input.
@@ -61,7 +63,7 @@ class Conv(Layer):
     groups: PositiveInt | Literal["depthwise"] = 1
     bias: bool = True
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3, 4, 5))
         rank = len(x.dims) - 2
@@ -69,7 +71,7 @@ class Conv(Layer):
             option(value, rank, field=field, name=name)
             for field, value in (("kernel", self.kernel), ("stride", self.stride), ("dilation", self.dilation))
         )
-        padding = padded(self.padding, kernel, dilation, name=name)
+        padding = padding_sizes(self.padding, kernel, dilation, name=name)
         space = tuple(map(window_count, x.sizes[2:], kernel, stride, dilation, padding))
         if self.padding == "same":
             space = tuple(int(-(-n // s)) for n, s in zip(x.sizes[2:], stride, strict=True))
@@ -79,7 +81,7 @@ class Conv(Layer):
             raise GraphError(
                 f"{name}: {channels} input and {self.channels} output channels cannot be cut into {groups} groups"
             )
-        return contract(name, x, self.channels, kernel, stride, dilation, padding, space, groups, self.bias)
+        return convolve(name, x, self.channels, kernel, stride, dilation, padding, space, groups, self.bias)
 
 
 @LAYERS.register("transposed_conv")
@@ -98,7 +100,7 @@ class TransposedConv(Layer):
     groups: PositiveInt = 1
     bias: bool = True
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3, 4, 5))
         rank = len(x.dims) - 2
@@ -110,12 +112,12 @@ class TransposedConv(Layer):
             channels = f"{x.sizes[1]} input and {self.channels} output channels"
             raise GraphError(f"{name}: {channels} cannot be cut into {self.groups} groups")
         halves = tuple(float(p) for p in padding)
-        return contract(
+        return convolve(
             name, x, self.channels, kernel, stride, dilation, halves, space, self.groups, self.bias, transposed=True
         )
 
 
-def contract(
+def convolve(
     name: str,
     x: Tensor,
     channels: int,
@@ -179,7 +181,7 @@ class Pool(Layer):
         rank = len(x.dims) - 2
         kernel = option(self.kernel, rank, field="kernel", name=name)
         stride = kernel if self.stride is None else option(self.stride, rank, field="stride", name=name)
-        padding = padded(self.padding, kernel, (1,) * rank, name=name)
+        padding = padding_sizes(self.padding, kernel, (1,) * rank, name=name)
         pieces = zip(x.sizes[2:], kernel, stride, padding, strict=True)
         space = tuple(window_count(n, k, s, 1, p, ceil=self.ceil) for n, k, s, p in pieces)
         if self.padding == "same":
@@ -205,13 +207,13 @@ class MaxPool(Pool):
 
     keeps_input: bool = False
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         out, windows = self.pooled(name, x)
         keeps = (out.like(f"{name}.indices", role="index"), *([x] if self.keeps_input else []))
         flops = float(_elements(windows) - 1)
         return Expansion(
-            (MemoryPass(name, "pool", (x,), out, keeps=keeps, flops_per_element=flops, windows=windows),), out
+            (MemoryPass(name, "pool", (x,), out, saved=keeps, flops_per_element=flops, windows=windows),), out
         )
 
 
@@ -219,7 +221,7 @@ class MaxPool(Pool):
 class AvgPool(Pool):
     """Average pooling: the mean of each window."""
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         out, windows = self.pooled(name, x)
         flops = float(_elements(windows))
@@ -233,14 +235,14 @@ class GlobalPool(Layer):
     operation: Literal["avg", "max"] = "avg"
     keep_space: bool = False
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3, 4, 5))
         sizes: dict[str, Size] = dict(zip(x.dims[:2], x.sizes[:2], strict=True))
         out = x.reshaped(sizes).like(name)
         keeps = (out.like(f"{name}.indices", role="index"),) if self.operation == "max" else ()
         shape = sizes | (dict.fromkeys(x.dims[2:], 1) if self.keep_space else {})
-        return Expansion((MemoryPass(name, "reduce", (x,), out, keeps=keeps),), out.reshaped(shape))
+        return Expansion((MemoryPass(name, "reduce", (x,), out, saved=keeps),), out.reshaped(shape))
 
 
 @LAYERS.register("adaptive_avg_pool")
@@ -249,7 +251,7 @@ class AdaptiveAvgPool(Layer):
 
     size: PositiveInt
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3, 4, 5))
         sizes = {d: n if i < 2 else self.size for i, (d, n) in enumerate(zip(x.dims, x.sizes, strict=True))}
@@ -272,7 +274,7 @@ class Proposals(Layer):
     kept: PositiveInt
     considered: PositiveInt = 2000
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         batch = x.dims[0]
         sorted_scores = x.like(f"{name}.sorted", role="statistic")
@@ -303,7 +305,7 @@ class RoiAlign(Layer):
     #: Regions cropped per image, if fewer than there are boxes (positives of the mask branch).
     regions: PositiveInt | None = None
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         x, boxes = inputs
         if len(x.dims) != 4 or len(boxes.dims) != 3:
             raise GraphError(f"{name}: expected a feature map and boxes, found {describe(x)} and {describe(boxes)}")

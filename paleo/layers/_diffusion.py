@@ -7,17 +7,17 @@ from typing import Annotated, ClassVar
 from pydantic import Field, PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers._attention import attend, normed, rotate
-from paleo.layers._linear import feed_forward, tied_gradient
+from paleo.layers._attention import attend, rms_norm, rotate
+from paleo.layers._linear import feed_forward_up, tied_gradient
 from paleo.layers._loss import CrossEntropy
-from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, project
+from paleo.layers.base import LAYERS, Expansion, Layer, LayerImplementations, describe, project
 from paleo.operations.base import MemoryPass, Operation
 from paleo.operations.tensor import Size, Tensor
 
 # A vocabulary in clusters by frequency: a cluster's logits are computed only for the tokens whose word is in it
 
 
-class Clustered(Layer):
+class ClusteredVocabulary(Layer):
     """Base of layers whose vocabulary is divided into clusters of similar frequency.
 
     ``sizes`` are the words of each cluster, the most frequent first. ``shares`` are the parts of all tokens whose word
@@ -48,12 +48,12 @@ class Clustered(Layer):
 
 
 @LAYERS.register("adaptive_embedding")
-class AdaptiveEmbedding(Clustered):
+class AdaptiveEmbedding(ClusteredVocabulary):
     """Embedding with one table per cluster: adds the dim ``hidden`` of ``features`` entries."""
 
     features: PositiveInt
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (2,))
         operations: list[Operation] = []
@@ -61,7 +61,9 @@ class AdaptiveEmbedding(Clustered):
             words = _part(x, self.shares[cluster])
             table = Tensor(f"{name}.{cluster}.weight", ("vocab", "width"), (self.sizes[cluster], width), "parameter")
             rows = Tensor(f"{name}.{cluster}", (*words.dims, "width"), (*words.sizes, width))
-            operations.append(MemoryPass(rows.name, "gather", (words,), rows, (table,), (x,), 0.0, sparse_rows=True))
+            operations.append(
+                MemoryPass(rows.name, "gather", (words,), rows, (table,), (x,), 0.0, rows_per_output=True)
+            )
             if self.narrowing > 1:
                 product, _ = project(f"{rows.name}.projection", rows, {"hidden": self.features})
                 operations.append(product)
@@ -70,7 +72,7 @@ class AdaptiveEmbedding(Clustered):
 
 
 @LAYERS.register("adaptive_softmax")
-class AdaptiveSoftmax(Clustered):
+class AdaptiveSoftmax(ClusteredVocabulary):
     """Adaptive softmax: the loss of each token, with logits of rare words only where they are needed.
 
     For all tokens it computes the logits of the most frequent words and one logit per further cluster. The words of a
@@ -80,7 +82,7 @@ class AdaptiveSoftmax(Clustered):
 
     tie: str | None = None
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         operations: list[Operation] = []
@@ -96,7 +98,9 @@ class AdaptiveSoftmax(Clustered):
         out = Tensor(name, x.dims[:-1], x.sizes[:-1], "statistic")
         return Expansion((clusters, *operations), out)
 
-    def _cluster(self, name: str, states: Tensor, cluster: int, width: int, choices: Choices) -> tuple[Operation, ...]:
+    def _cluster(
+        self, name: str, states: Tensor, cluster: int, width: int, choices: LayerImplementations
+    ) -> tuple[Operation, ...]:
         """Return the operations that compute the logits of one further cluster, for its own tokens, and their loss."""
         operations: list[Operation] = []
         tables = f"{self.tie}.{cluster}" if self.tie else name
@@ -128,7 +132,7 @@ def _modulation(name: str, conditioning: Tensor, count: int) -> list[Operation]:
     activated = conditioning.like(f"{name}.silu")
     width = int(conditioning.sizes[-1])
     product, _ = project(f"{name}.vectors", activated, {"modulation": count * width}, bias=True)
-    silu = MemoryPass(activated.name, "elementwise", (conditioning,), activated, keeps=(conditioning,))
+    silu = MemoryPass(activated.name, "elementwise", (conditioning,), activated, saved=(conditioning,))
     return [silu, product]
 
 
@@ -136,12 +140,12 @@ def _modulated_norm(name: str, x: Tensor) -> tuple[MemoryPass, Tensor]:
     """Return a layer norm without weights, scaled and shifted per sample, as (memory pass, output tensor)."""
     out = x.like(name)
     statistic = x.without(x.dims[-1], name=f"{name}.statistics", role="statistic")
-    return MemoryPass(name, "norm", (x,), out, (), (x, statistic), 10.0, reduces=(x.dims[-1],)), out
+    return MemoryPass(name, "norm", (x,), out, (), (x, statistic), 10.0, reduced_dims=(x.dims[-1],)), out
 
 
 def _gated_sum(name: str, x: Tensor, update: Tensor) -> tuple[MemoryPass, Tensor]:
     out = x.like(name)
-    return MemoryPass(name, "elementwise", (x, update), out, keeps=(update,), flops_per_element=2.0), out
+    return MemoryPass(name, "elementwise", (x, update), out, saved=(update,), flops_per_element=2.0), out
 
 
 def _heads(name: str, x: Tensor, heads: int, head_dim: int) -> tuple[list[Operation], tuple[Tensor, Tensor, Tensor]]:
@@ -155,7 +159,7 @@ def _heads(name: str, x: Tensor, heads: int, head_dim: int) -> tuple[list[Operat
         Tensor(f"{name}.{part}", (batch, seq, "kv_heads", "head_dim"), (*x.sizes[:2], heads, head_dim))
         for part in ("key", "value")
     )
-    norms = [normed(query), normed(key)]
+    norms = [rms_norm(query), rms_norm(key)]
     rotations, (query, key) = rotate(*(norm.out for norm in norms))
     key, value = (tensor.renamed({seq: "keys"}) for tensor in (key, value))
     return [*norms, *rotations], (query, key, value)
@@ -187,7 +191,7 @@ class DoubleStream(StreamBlock):
 
     text: PositiveInt
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         x, conditioning = inputs
         size, hidden = self.head_dim(name, x, conditioning), x.dims[-1]
         operations: list[Operation] = []
@@ -211,7 +215,7 @@ class DoubleStream(StreamBlock):
         return Expansion(tuple(operations), out)
 
     def _after_attention(
-        self, name: str, x: Tensor, context: Tensor, length: float, choices: Choices
+        self, name: str, x: Tensor, context: Tensor, length: float, choices: LayerImplementations
     ) -> list[Operation]:
         """Return the operations of one stream after attention: output projection, gated sum and feed-forward layers."""
         hidden = x.dims[-1]
@@ -220,7 +224,7 @@ class DoubleStream(StreamBlock):
         product, projected = project(f"{name}.attention", share, {hidden: x.sizes[-1]}, bias=True, contract=3)
         first, summed = _gated_sum(f"{name}.sum1", part, projected)
         norm, normed = _modulated_norm(f"{name}.norm2", summed)
-        up, inner = feed_forward(f"{name}.mlp", normed, self.ffn, "gelu_tanh", choices, bias=True)
+        up, inner = feed_forward_up(f"{name}.mlp", normed, self.ffn, "gelu_tanh", choices, bias=True)
         down, back = project(f"{name}.mlp.down", inner, {hidden: x.sizes[-1]}, bias=True)
         second, _ = _gated_sum(f"{name}.out", summed, back)
         return [product, first, norm, *up, down, second]
@@ -234,7 +238,7 @@ class SingleStream(StreamBlock):
     parameters, 2023, as in FLUX.1).
     """
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         x, conditioning = inputs
         size, hidden = self.head_dim(name, x, conditioning), x.dims[-1]
         modulation = _modulation(name, conditioning, 3)
@@ -245,7 +249,7 @@ class SingleStream(StreamBlock):
         core, _ = attend(name, query, key, value, causal=False, window=None, dropout=0.0, choices=choices)
         inner = packed.reshaped(dict(zip(packed.dims, (*packed.sizes[:2], self.ffn), strict=True)))
         activated = inner.like(f"{name}.gelu")
-        gelu = MemoryPass(activated.name, "elementwise", (inner,), activated, keeps=(inner,), flops_per_element=8.0)
+        gelu = MemoryPass(activated.name, "elementwise", (inner,), activated, saved=(inner,), flops_per_element=8.0)
         joined = packed.reshaped(
             dict(zip(packed.dims, (*packed.sizes[:2], int(x.sizes[-1]) + self.ffn), strict=True)), name=f"{name}.joined"
         )

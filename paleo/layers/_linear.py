@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.base import LAYERS, Choices, Expansion, Layer, activate, describe, gate, project
-from paleo.operations.base import Kernel, MemoryPass, Operation, flat_pass
+from paleo.layers.base import LAYERS, Expansion, Layer, LayerImplementations, activate, describe, gate, project
+from paleo.operations.base import Kernel, MemoryPass, Operation, elementwise_kernel
 from paleo.operations.contraction import Contraction
 from paleo.operations.tensor import Tensor
 
@@ -34,7 +34,7 @@ class Linear(Layer):
     dim: str = "features"
     tie: str | None = None
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         weight = f"{self.tie}.weight" if self.tie else None
         operation, out = project(name, inputs[0], {self.dim: self.features}, bias=self.bias, weight=weight)
         tied = tied_gradient(name, operation.rhs, choices) if self.tie else ()
@@ -42,7 +42,7 @@ class Linear(Layer):
 
 
 #: Gated activations -> the function of their gate.
-GATED = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu", "clamped_swiglu": "silu"}
+GATED_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu", "clamped_swiglu": "silu"}
 
 
 @LAYERS.register("mlp")
@@ -58,24 +58,24 @@ class Mlp(Layer):
     bias: bool = True
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
-        operations, inner = feed_forward(name, x, self.ffn, self.activation, choices, bias=self.bias)
+        operations, inner = feed_forward_up(name, x, self.ffn, self.activation, choices, bias=self.bias)
         if self.dropout:
             mask = inner.like(f"{name}.mask", role="mask")
             dropped = inner.like(f"{name}.dropped")
-            operations += (MemoryPass(f"{name}.dropout", "dropout", (inner,), dropped, keeps=(mask,)),)
+            operations += (MemoryPass(f"{name}.dropout", "dropout", (inner,), dropped, saved=(mask,)),)
             inner = dropped
         down, out = project(f"{name}.down", inner, {x.dims[-1]: x.sizes[-1]}, bias=self.bias)
         return Expansion((*operations, down), out)
 
 
-def feed_forward(
+def feed_forward_up(
     name: str,
     x: Tensor,
     ffn: int,
     activation: str,
-    choices: Choices,
+    choices: LayerImplementations,
     *,
     bias: bool,
     shared: tuple[str, ...] = (),
@@ -86,10 +86,10 @@ def feed_forward(
     They are the up projection to the dim ``dim`` and its activation. A gated activation takes one product of twice the
     width.
     """
-    if activation in GATED:
+    if activation in GATED_ACTIVATIONS:
         up, wide = project(f"{name}.up", x, {"gates": 2, dim: ffn}, bias=bias, shared=shared)
         separate = choices.gates == "separate"
-        passes, inner = gate(f"{name}.act", GATED[activation], wide, "gates", separate=separate)
+        passes, inner = gate(f"{name}.act", GATED_ACTIVATIONS[activation], wide, "gates", separate=separate)
     else:
         up, wide = project(f"{name}.up", x, {dim: ffn}, bias=bias, shared=shared)
         passes, inner = activate(activation, f"{name}.act", wide, choices)
@@ -107,7 +107,7 @@ class GroupedLinear(Layer):
     features: PositiveInt
     dim: str = "features"
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (2,))
         rows, last = x.dims
@@ -123,7 +123,7 @@ class CrossNetwork(Layer):
     layers: PositiveInt
     rank: PositiveInt
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (start,) = inputs
         self.check_rank(name, start, (2,))
         x, operations = start, list[Operation]()
@@ -133,7 +133,7 @@ class CrossNetwork(Layer):
             up, crossed = project(f"{step}.up", low, {x.dims[-1]: x.sizes[-1]}, bias=True)
             out = x.like(step)
             crossing = MemoryPass(
-                step, "elementwise", (start, crossed, x), out, keeps=(start, crossed), flops_per_element=2.0
+                step, "elementwise", (start, crossed, x), out, saved=(start, crossed), flops_per_element=2.0
             )
             operations += [down, up, crossing]
             x = out
@@ -159,12 +159,12 @@ class Embedding(Layer):
     rows: str = "vocab"
     tie: str | None = None
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         table = Tensor(f"{self.tie or name}.weight", (self.rows, self.dim), (self.entries, self.features), "parameter")
         out = choices.output(Tensor(name, (*x.dims, self.dim), (*x.sizes, self.features)), "embedding")
         keeps = (x,)
-        gather = MemoryPass(name, "gather", (x,), out, (table,), keeps, flops_per_element=0.0, sparse_rows=True)
+        gather = MemoryPass(name, "gather", (x,), out, (table,), keeps, flops_per_element=0.0, rows_per_output=True)
         return Expansion((gather,), out)
 
 
@@ -198,7 +198,7 @@ class JoinedSlices:
         return ()
 
     @property
-    def private_dims(self) -> frozenset[str]:
+    def independent_dims(self) -> frozenset[str]:
         return frozenset({"parts"})
 
     def split(self, ways: Mapping[str, float]) -> JoinedSlices:
@@ -213,10 +213,10 @@ class JoinedSlices:
         once, joined = (float(t.elements) * precision.gradient for t in (self.table, self.out))
         cut = (once, joined + once) if self.parts > 1 else (0.0, 0.0)
         read, written = cut[0] + 3.0 * joined, cut[1] + 2.0 * joined + once
-        return (flat_pass(self.name, "reduce", "backward", float(self.out.elements), read, written),)
+        return (elementwise_kernel(self.name, "reduce", "backward", float(self.out.elements), read, written),)
 
 
-def tied_gradient(name: str, table: Tensor, choices: Choices, parts: int = 1) -> tuple[JoinedSlices, ...]:
+def tied_gradient(name: str, table: Tensor, choices: LayerImplementations, parts: int = 1) -> tuple[JoinedSlices, ...]:
     """Return TensorFlow's extra passes for the gradient of a ``table`` that is both an embedding and a weight.
 
     The tuple is empty for other frameworks. ``parts`` is the number of pieces in which products read the table.
@@ -234,13 +234,15 @@ class EmbeddingBag(Layer):
     features: PositiveInt
     bag: PositiveInt = 1
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         batch = x.dims[0]
         table = Tensor(f"{name}.weight", ("rows", "features"), (sum(self.entries), self.features), "parameter")
         out = Tensor(name, (batch, "tables", "features"), (x.sizes[0], len(self.entries), self.features))
         flops = float(self.bag - 1)
-        gather = MemoryPass(name, "gather", (x,), out, (table,), (x,), flops_per_element=flops, sparse_rows=self.bag)
+        gather = MemoryPass(
+            name, "gather", (x,), out, (table,), (x,), flops_per_element=flops, rows_per_output=self.bag
+        )
         return Expansion((gather,), out)
 
 
@@ -254,7 +256,7 @@ class DotInteraction(Layer):
 
     arity = 2
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         dense, rows = inputs
         if len(dense.dims) != 2 or len(rows.dims) != 3 or dense.sizes[-1] != rows.sizes[-1]:
             raise GraphError(
@@ -273,7 +275,7 @@ class DotInteraction(Layer):
 
 
 #: Bytes that a sparse update moves per entry of a row: the fp32 weight is read and written.
-SPARSE_UPDATE = 8.0
+SPARSE_UPDATE_BYTES = 8.0
 
 
 @LAYERS.register("sharded_embedding_bag")
@@ -291,7 +293,7 @@ class ShardedEmbeddingBag(Layer):
     features: PositiveInt
     bags: list[PositiveInt] = Field(default_factory=lambda: [1], min_length=1)
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         tables = float(len(self.entries))
         rows = sum(self.bags) if len(self.bags) > 1 else self.bags[0] * len(self.entries)
@@ -323,7 +325,7 @@ class RowLookup:
         return (self.x,)
 
     @property
-    def private_dims(self) -> frozenset[str]:
+    def independent_dims(self) -> frozenset[str]:
         return frozenset({*self.x.dims, *self.table.dims}) - frozenset(self.out.dims)
 
     def split(self, ways: Mapping[str, float]) -> RowLookup:
@@ -336,7 +338,7 @@ class RowLookup:
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
         if not self.table.grad:
             return ()
-        half = self.rows_each * self.out.elements * SPARSE_UPDATE / 2.0
+        half = self.rows_each * self.out.elements * SPARSE_UPDATE_BYTES / 2.0
         return (self._kernel("backward", self.out.bytes(precision) + self.x.bytes(precision) + half, half),)
 
     def _kernel(self, phase: str, read: float, written: float) -> Kernel:

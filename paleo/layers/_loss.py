@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe
+from paleo.layers.base import LAYERS, Expansion, Layer, LayerImplementations, describe
 from paleo.operations.base import MemoryPass
 from paleo.operations.tensor import Tensor
 
@@ -18,10 +18,10 @@ from paleo.operations.tensor import Tensor
 class Softmax(Layer):
     """Softmax over the last dim; saves its output."""
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         out = choices.output(x.like(name), "softmax")
-        pass_ = MemoryPass(name, "softmax", (x,), out, keeps=(out,), flops_per_element=5.0, reduces=(x.dims[-1],))
+        pass_ = MemoryPass(name, "softmax", (x,), out, saved=(out,), flops_per_element=5.0, reduced_dims=(x.dims[-1],))
         return Expansion((pass_,), out)
 
 
@@ -42,7 +42,7 @@ class CrossEntropy(Layer):
     tensor_dims = ("vocab",)
     dim: str | None = None
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         last = self.dim or x.dims[-1]
         if last not in x.dims:
@@ -55,12 +55,12 @@ class CrossEntropy(Layer):
         again = choices.loss in ("recomputed", "tiled")
         keeps = (x, out.like(f"{name}.log_sum", role="statistic")) if again else (kept,)
         final = MemoryPass(
-            name, "softmax", (source,), out, keeps=keeps, flops_per_element=5.0, reduces=(last,),
+            name, "softmax", (source,), out, saved=keeps, flops_per_element=5.0, reduced_dims=(last,),
             tiled=choices.loss == "tiled", divided_temporaries=PARALLEL_TEMPORARIES * (choices.loss == "upcast"),
-            backward_sweeps=2.0 if choices.loss in _TWO_FUNCTIONS else 1.0,
+            backward_traffic_factor=2.0 if choices.loss in _TWO_FUNCTIONS else 1.0,
         )  # fmt: skip
         metrics = tuple(
-            each for number in range(choices.metrics) for each in _metric(f"{name}.metric{number}", x, last)
+            each for number in range(choices.extra_losses) for each in _logged_loss(f"{name}.metric{number}", x, last)
         )
         if within:
             return Expansion((final, *metrics), out)
@@ -69,7 +69,7 @@ class CrossEntropy(Layer):
         return Expansion((cast, *steps, final, *metrics), out)
 
 
-def _metric(name: str, logits: Tensor, last: str) -> tuple[MemoryPass, ...]:
+def _logged_loss(name: str, logits: Tensor, last: str) -> tuple[MemoryPass, ...]:
     """Return the passes of a loss that is only logged, without gradient: cast to fp32 and log-softmax.
 
     PyTorch's autocast computes it in this way.
@@ -77,9 +77,9 @@ def _metric(name: str, logits: Tensor, last: str) -> tuple[MemoryPass, ...]:
     wide = logits.like(f"{name}.fp32", role="statistic")
     logarithms = logits.like(f"{name}.log_probabilities", role="statistic")
     return (
-        MemoryPass(f"{name}.cast", "elementwise", (logits,), wide, backward_pass="free", late=True),
-        MemoryPass(name, "softmax", (wide,), logarithms, flops_per_element=5.0, backward_pass="free", reduces=(last,),
-                   late=True),
+        MemoryPass(f"{name}.cast", "elementwise", (logits,), wide, backward_pass="free", after_backward=True),
+        MemoryPass(name, "softmax", (wide,), logarithms, flops_per_element=5.0, backward_pass="free",
+                   reduced_dims=(last,), after_backward=True),
     )  # fmt: skip
 
 
@@ -88,10 +88,10 @@ def _steps(name: str, wide: Tensor, last: str) -> tuple[MemoryPass, ...]:
     row = wide.without(last, name=f"{name}.row", role="statistic")
     shifted, powers = wide.like(f"{name}.shifted"), wide.like(f"{name}.powers")
     return (
-        MemoryPass(f"{name}.maximum", "reduce", (wide,), row, backward_pass="free", reduces=(last,)),
+        MemoryPass(f"{name}.maximum", "reduce", (wide,), row, backward_pass="free", reduced_dims=(last,)),
         MemoryPass(f"{name}.difference", "elementwise", (wide,), shifted),
         MemoryPass(f"{name}.exponential", "elementwise", (shifted,), powers, backward_pass="free"),
-        MemoryPass(f"{name}.sum", "reduce", (powers,), row, backward_pass="free", reduces=(last,)),
+        MemoryPass(f"{name}.sum", "reduce", (powers,), row, backward_pass="free", reduced_dims=(last,)),
     )
 
 
@@ -99,10 +99,10 @@ def _steps(name: str, wide: Tensor, last: str) -> tuple[MemoryPass, ...]:
 class BinaryCrossEntropy(Layer):
     """Cross-entropy of a yes-or-no label, for each element."""
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         out = x.like(name, role="statistic")
-        return Expansion((MemoryPass(name, "elementwise", (x,), out, keeps=(x,), flops_per_element=5.0),), out)
+        return Expansion((MemoryPass(name, "elementwise", (x,), out, saved=(x,), flops_per_element=5.0),), out)
 
 
 @LAYERS.register("ctc")
@@ -115,7 +115,7 @@ class Ctc(Layer):
 
     label_length: PositiveInt = 100
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         batch, seq, alphabet = x.dims
@@ -128,21 +128,21 @@ class Ctc(Layer):
             "softmax",
             (x,),
             probabilities,
-            keeps=(probabilities,),
+            saved=(probabilities,),
             flops_per_element=5.0,
-            reduces=(alphabet,),
+            reduced_dims=(alphabet,),
         )
-        recursion = MemoryPass(name, "elementwise", (probabilities,), out, keeps=(table,), flops_per_element=6.0)
+        recursion = MemoryPass(name, "elementwise", (probabilities,), out, saved=(table,), flops_per_element=6.0)
         return Expansion((soft, recursion), out)
 
 
 class RegressionLoss(Layer):
     """Base of element-wise losses of the difference to the target; saves its input."""
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         out = x.like(name, role="statistic")
-        return Expansion((MemoryPass(name, "elementwise", (x,), out, keeps=(x,), flops_per_element=3.0),), out)
+        return Expansion((MemoryPass(name, "elementwise", (x,), out, saved=(x,), flops_per_element=3.0),), out)
 
 
 @LAYERS.register("squared_error")
@@ -164,7 +164,7 @@ class StackFrames(Layer):
 
     factor: PositiveInt = 2
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         frames = -(-int(x.sizes[1]) // self.factor)
@@ -173,7 +173,7 @@ class StackFrames(Layer):
 
 
 @LAYERS.register("joint")
-class Joint(Layer):
+class TransducerJoint(Layer):
     """Joint network of an RNN transducer: the sum of every encoder frame with every label, after a rectifier.
 
     Output: (batch, seq · labels, hidden) (Graves, Sequence transduction with recurrent neural networks, 2012).
@@ -181,7 +181,7 @@ class Joint(Layer):
 
     arity: ClassVar[int | None] = 2
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         frames, labels = inputs
         if len(frames.dims) != 3 or len(labels.dims) != 3 or frames.sizes[-1] != labels.sizes[-1]:
             raise GraphError(f"{name}: {describe(frames)} and {describe(labels)} do not join; expected one width")
@@ -189,7 +189,7 @@ class Joint(Layer):
         out = Tensor(name, (frames.dims[0], "pairs", frames.dims[-1]), (frames.sizes[0], pairs, frames.sizes[-1]))
         keeps = (out,)
         return Expansion(
-            (MemoryPass(name, "elementwise", (frames, labels), out, keeps=keeps, flops_per_element=2.0),), out
+            (MemoryPass(name, "elementwise", (frames, labels), out, saved=keeps, flops_per_element=2.0),), out
         )
 
 
@@ -201,14 +201,14 @@ class TransducerLoss(Layer):
     alignments. Both tables are saved in fp32.
     """
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         batch, pairs, alphabet = x.dims
         sums = Tensor(f"{name}.log_sums", (batch, pairs), x.sizes[:2], "statistic")
         table = sums.like(f"{name}.alpha")
         out = Tensor(name, (batch,), (x.sizes[0],), "statistic")
-        soft = MemoryPass(f"{name}.softmax", "softmax", (x,), sums, keeps=(x, sums), flops_per_element=5.0,
-                          reduces=(alphabet,))  # fmt: skip
-        recursion = MemoryPass(name, "elementwise", (sums,), out, keeps=(table,), flops_per_element=6.0)
+        soft = MemoryPass(f"{name}.softmax", "softmax", (x,), sums, saved=(x, sums), flops_per_element=5.0,
+                          reduced_dims=(alphabet,))  # fmt: skip
+        recursion = MemoryPass(name, "elementwise", (sums,), out, saved=(table,), flops_per_element=6.0)
         return Expansion((soft, recursion), out)

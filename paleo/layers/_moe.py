@@ -15,8 +15,8 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers._linear import feed_forward
-from paleo.layers.base import LAYERS, NORM_FLOPS, Choices, Expansion, Layer, project, vector
+from paleo.layers._linear import feed_forward_up
+from paleo.layers.base import LAYERS, NORM_FLOPS, Expansion, Layer, LayerImplementations, parameter_vector, project
 from paleo.operations.base import MemoryPass, Operation
 from paleo.operations.tensor import Size, Tensor
 
@@ -30,14 +30,14 @@ def clamped_experts(name: str, sent: Tensor, ffn: int, back: dict[str, Size]) ->
     They are up projection, clamped gate and down projection. ``back`` maps the dim of the output to its size.
     """
     up, wide = project(f"{name}.up", sent, {"gates": 2, "ffn": ffn}, shared=("experts",))
-    added, biased = _biased(f"{name}.act.bias", wide)
-    gated, inner = _gated(f"{name}.act", biased)
+    added, biased = _add_expert_bias(f"{name}.act.bias", wide)
+    gated, inner = _clamped_gate(f"{name}.act", biased)
     down, out = project(f"{name}.down", inner, back, shared=("experts",))
-    last, shifted = _biased(f"{name}.bias", out)
+    last, shifted = _add_expert_bias(f"{name}.bias", out)
     return (up, *added, *gated, down, *last), shifted
 
 
-def _biased(name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
+def _add_expert_bias(name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
     """Return the passes that add each expert's bias times the token's probability in fp32, and their output tensor.
 
     They write the biases, add them, concatenate, and cast back.
@@ -56,7 +56,7 @@ def _biased(name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
     return steps, out
 
 
-def _gated(name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
+def _clamped_gate(name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
     """Return the passes of a clamped gate, and their output tensor.
 
     The halves of ``x`` along the dim ``gates`` are clamped and multiplied, times the routing probabilities in fp32.
@@ -70,14 +70,14 @@ def _gated(name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
     weighted = replace(half.like(f"{name}.weighted"), wide=True)
     out = half.like(name)
     steps = (
-        MemoryPass(low.name, EAGER, (gate,), low, keeps=(gate,)),
-        MemoryPass(high.name, EAGER, (value,), high, keeps=(value,)),
+        MemoryPass(low.name, EAGER, (gate,), low, saved=(gate,)),
+        MemoryPass(high.name, EAGER, (value,), high, saved=(value,)),
         MemoryPass(scaled.name, EAGER, (low,), scaled),
-        MemoryPass(open_gate.name, EAGER, (scaled,), open_gate, keeps=(open_gate,), flops_per_element=4.0),
-        MemoryPass(opened.name, EAGER, (low, open_gate), opened, keeps=(low, open_gate), backward_pass="by input"),
+        MemoryPass(open_gate.name, EAGER, (scaled,), open_gate, saved=(open_gate,), flops_per_element=4.0),
+        MemoryPass(opened.name, EAGER, (low, open_gate), opened, saved=(low, open_gate), backward_pass="by input"),
         MemoryPass(shifted.name, EAGER, (high,), shifted, backward_pass="free"),
-        MemoryPass(product.name, EAGER, (opened, shifted), product, keeps=(opened, shifted), backward_pass="by input"),
-        MemoryPass(weighted.name, EAGER, (product, chances), weighted, keeps=(product,), backward_pass="by input"),
+        MemoryPass(product.name, EAGER, (opened, shifted), product, saved=(opened, shifted), backward_pass="by input"),
+        MemoryPass(weighted.name, EAGER, (product, chances), weighted, saved=(product,), backward_pass="by input"),
         MemoryPass(out.name, EAGER, (weighted,), out),
     )
     return steps, out
@@ -125,23 +125,26 @@ class MixtureOfExperts(Layer):
     latent_norm: bool = False
     capacity_factor: Annotated[float, Field(gt=0)] = 1.0
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         if self.top_k > self.experts:
             raise GraphError(f"{name}: top_k {self.top_k} exceeds the {self.experts} experts")
         # Build the router: scores of every expert for every token, their softmax and the top k.
-        more = (choices.grouped_router, self.groups is not None), (choices.sigmoid_router, self.scores == "sigmoid")
+        more = (
+            (choices.grouped_router_calls, self.groups is not None),
+            (choices.sigmoid_router_calls, self.scores == "sigmoid"),
+        )
         forward, backward = (1.0 + sum(count[phase] for count, present in more if present) for phase in (0, 1))
         router, logits = project(f"{name}.router", x, {"choices": self.experts}, bias=self.router_bias)
         scores = logits.like(f"{name}.scores", role="statistic")
         extra = (Tensor(f"{name}.score_bias", ("choices",), (self.experts,), "parameter"),) if self.score_bias else ()
         soft = MemoryPass(
             f"{name}.top_k", "softmax", (logits,), scores, extra, (scores,), flops_per_element=6.0,
-            reduces=("choices",), calls=(forward, backward),
+            reduced_dims=("choices",), host_calls=(forward, backward),
         )  # fmt: skip
         route = (router, soft)
-        narrowed, routed = self._narrowed(name, x)
+        narrowed, routed = self._project_to_latent(name, x)
         hidden = routed.dims[-1]
         capacity = x.sizes[0] * x.sizes[1] * self.top_k * self.capacity_factor / self.experts
         sent = Tensor(f"{name}.dispatched", ("experts", "capacity", hidden), (self.experts, capacity, routed.sizes[-1]))
@@ -158,7 +161,7 @@ class MixtureOfExperts(Layer):
         shared, join = self._shared(name, x, out, choices)
         return Expansion((*shared, *route, *narrowed, dispatch, *expert_ops, combine, *widened, *join), out)
 
-    def _narrowed(self, name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
+    def _project_to_latent(self, name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
         """Return the operations that project tokens to the ``latent`` width of routed experts, and their output tensor.
 
         Without ``latent`` there are none, and the output is ``x``.
@@ -168,12 +171,15 @@ class MixtureOfExperts(Layer):
         down, tokens = project(f"{name}.latent_down", x, {"latent": self.latent})
         if not self.latent_norm:
             return (down,), tokens
-        out, weight = tokens.like(f"{name}.latent_norm"), vector(f"{name}.latent_norm.weight", tokens, "latent")
-        norm = MemoryPass(out.name, "norm", (tokens,), out, (weight,), (tokens,), NORM_FLOPS, reduces=("latent",))
+        out, weight = (
+            tokens.like(f"{name}.latent_norm"),
+            parameter_vector(f"{name}.latent_norm.weight", tokens, "latent"),
+        )
+        norm = MemoryPass(out.name, "norm", (tokens,), out, (weight,), (tokens,), NORM_FLOPS, reduced_dims=("latent",))
         return (down, norm), out
 
     def _experts(
-        self, name: str, sent: Tensor, back: dict[str, Size], choices: Choices
+        self, name: str, sent: Tensor, back: dict[str, Size], choices: LayerImplementations
     ) -> tuple[tuple[Operation, ...], Tensor]:
         """Return the feed-forward operations of all routed experts, and their output tensor.
 
@@ -182,12 +188,14 @@ class MixtureOfExperts(Layer):
         if choices.experts == "stepwise" and self.bias and self.activation == "clamped_swiglu":
             return clamped_experts(name, sent, self.ffn, back)
         shared = ("experts",)
-        operations, inner = feed_forward(name, sent, self.ffn, self.activation, choices, bias=self.bias, shared=shared)
+        operations, inner = feed_forward_up(
+            name, sent, self.ffn, self.activation, choices, bias=self.bias, shared=shared
+        )
         down, out = project(f"{name}.down", inner, back, bias=self.bias, shared=shared)
         return (*operations, down), out
 
     def _shared(
-        self, name: str, x: Tensor, out: Tensor, choices: Choices
+        self, name: str, x: Tensor, out: Tensor, choices: LayerImplementations
     ) -> tuple[tuple[Operation, ...], tuple[Operation, ...]]:
         """Return two groups of operations: the shared experts, and the sum of their output with the routed experts'.
 
@@ -196,7 +204,7 @@ class MixtureOfExperts(Layer):
         if not self.shared:
             return (), ()
         width, tokens = self.shared * (self.shared_ffn or self.ffn), x.renamed({x.dims[1]: "in_seq"})
-        up, inner = feed_forward(
+        up, inner = feed_forward_up(
             f"{name}.shared", tokens, width, self.activation, choices, bias=self.bias, dim="shared_ffn"
         )
         down, summed = project(f"{name}.shared.down", inner, {x.dims[-1]: x.sizes[-1]}, bias=self.bias)

@@ -8,7 +8,17 @@ from typing import ClassVar, Literal
 from pydantic import NonNegativeInt, PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.base import LAYERS, NORM_FLOPS, POWER_GRADIENT, Choices, Expansion, Layer, describe, project, vector
+from paleo.layers.base import (
+    LAYERS,
+    NORM_FLOPS,
+    POWER_GRADIENT,
+    Expansion,
+    Layer,
+    LayerImplementations,
+    describe,
+    parameter_vector,
+    project,
+)
 from paleo.operations.base import MemoryPass
 from paleo.operations.tensor import Size, Tensor
 
@@ -21,7 +31,7 @@ def _normalise(
     weights: tuple[Tensor, ...],
     reduces: tuple[str, ...],
     statistic: Tensor,
-    choices: Choices,
+    choices: LayerImplementations,
     *,
     local: bool = False,
 ) -> Expansion:
@@ -36,9 +46,9 @@ def _normalise(
         (x,),
         out,
         parameters=weights,
-        keeps=(x, statistic),
+        saved=(x, statistic),
         flops_per_element=NORM_FLOPS,
-        reduces=reduces,
+        reduced_dims=reduces,
         local_statistics=local,
     )
     return Expansion((pass_,), out)
@@ -57,7 +67,7 @@ class BatchNorm(Layer):
     scale: bool = True
     dim: str | None = None
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         if len(x.dims) < 2:
             raise GraphError(f"{name}: {describe(x)} has no channels to normalise")
@@ -65,7 +75,7 @@ class BatchNorm(Layer):
         if channel not in x.dims:
             raise GraphError(f"{name}: {describe(x)} has no dim {channel!r}")
         names = (["weight"] if self.scale else []) + ["bias"] if self.affine else []
-        weights = tuple(vector(f"{name}.{part}", x, channel) for part in names)
+        weights = tuple(parameter_vector(f"{name}.{part}", x, channel) for part in names)
         reduced = tuple(d for d in x.dims if d != channel)
         statistic = x.without(*reduced, name=f"{name}.statistics", role="statistic")
         return _normalise(name, x, weights, reduced, statistic, choices, local=True)
@@ -79,11 +89,11 @@ class LayerNorm(Layer):
     affine: bool = True
     bias: bool = True
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         last = x.dims[-1]
         names = (["weight"] + (["bias"] if self.bias else [])) if self.affine else []
-        weights = tuple(vector(f"{name}.{part}", x, last) for part in names)
+        weights = tuple(parameter_vector(f"{name}.{part}", x, last) for part in names)
         statistic = x.without(last, name=f"{name}.statistics", role="statistic")
         return _normalise(name, x, weights, (last,), statistic, choices)
 
@@ -99,24 +109,24 @@ class RmsNorm(Layer):
     tensor_dims = ()
     keeps: Literal["normalised"] | None = None
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         last = x.dims[-1]
         if choices.rms_norm == "stepwise":
             return _root_mean_square_by_steps(name, x)
         statistic = x.without(last, name=f"{name}.statistics", role="statistic")
-        weights = (vector(f"{name}.weight", x, last),)
+        weights = (parameter_vector(f"{name}.weight", x, last),)
         if choices.rms_norm == "upcast":
             wide = replace(x.like(f"{name}.wide"), wide=True)
             kept, out = (wide, statistic), x.like(name)
-            over = MemoryPass(name, "norm", (wide,), out, weights, kept, NORM_FLOPS, reduces=(last,))
+            over = MemoryPass(name, "norm", (wide,), out, weights, kept, NORM_FLOPS, reduced_dims=(last,))
             return Expansion((MemoryPass(wide.name, "eager", (x,), wide), over), out)
         plain = _normalise(name, x, weights, (last,), statistic, choices)
         if self.keeps is None:
             return plain
         (norm,) = plain.operations
         assert isinstance(norm, MemoryPass)
-        return Expansion((replace(norm, keeps=(*norm.keeps, x.like(f"{name}.normalised"))),), plain.out)
+        return Expansion((replace(norm, saved=(*norm.saved, x.like(f"{name}.normalised"))),), plain.out)
 
 
 def _root_mean_square_by_steps(name: str, x: Tensor) -> Expansion:
@@ -130,12 +140,14 @@ def _root_mean_square_by_steps(name: str, x: Tensor) -> Expansion:
     wide, squares, scaled = (replace(x.like(f"{name}.{step}"), wide=True) for step in ("wide", "squares", "scaled"))
     narrow, out = x.like(f"{name}.normalised"), x.like(name)
     root = x.without(last, name=f"{name}.statistics", role="statistic")
-    weight = vector(f"{name}.weight", x, last)
+    weight = parameter_vector(f"{name}.weight", x, last)
     return Expansion(
         (
             MemoryPass(wide.name, "eager", (x,), wide),
-            MemoryPass(squares.name, "eager", (wide,), squares, (), (wide,), backward_sweeps=POWER_GRADIENT),
-            MemoryPass(f"{name}.mean", "eager", (squares,), root, (), (root,), reduces=(last,), calls=(3.0, 3.0)),
+            MemoryPass(squares.name, "eager", (wide,), squares, (), (wide,), backward_traffic_factor=POWER_GRADIENT),
+            MemoryPass(
+                f"{name}.mean", "eager", (squares,), root, (), (root,), reduced_dims=(last,), host_calls=(3.0, 3.0)
+            ),
             MemoryPass(scaled.name, "eager", (wide, root), scaled, (), (wide, root), backward_pass="by input"),
             MemoryPass(narrow.name, "eager", (scaled,), narrow),
             MemoryPass(name, "eager", (narrow,), out, (weight,), (narrow,)),
@@ -151,14 +163,14 @@ class GroupNorm(Layer):
     tensor_dims = ()
     groups: PositiveInt = 32
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3, 4, 5))
         channels = x.sizes[1]
         if channels % self.groups:
             raise GraphError(f"{name}: {channels:g} channels cannot be cut into {self.groups} groups")
         statistic = Tensor(f"{name}.statistics", (x.dims[0], "groups"), (x.sizes[0], self.groups), "statistic")
-        weights = tuple(vector(f"{name}.{part}", x, x.dims[1]) for part in ("weight", "bias"))
+        weights = tuple(parameter_vector(f"{name}.{part}", x, x.dims[1]) for part in ("weight", "bias"))
         return _normalise(name, x, weights, x.dims[2:], statistic, choices)
 
 
@@ -168,13 +180,13 @@ class LocalResponseNorm(Layer):
 
     size: PositiveInt = 5
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         out = x.like(name)
         scale = x.like(f"{name}.scale")
         flops = 2.0 * self.size + 4.0
         return Expansion(
-            (MemoryPass(name, "elementwise", (x,), out, keeps=(x, scale, out), flops_per_element=flops),), out
+            (MemoryPass(name, "elementwise", (x,), out, saved=(x, scale, out), flops_per_element=flops),), out
         )
 
 
@@ -186,7 +198,7 @@ class FrozenBatchNorm(Layer):
     scale.
     """
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         return Expansion((MemoryPass(name, "elementwise", (x,), x.like(name), flops_per_element=2.0),), x.like(name))
 
@@ -195,13 +207,13 @@ class FrozenBatchNorm(Layer):
 
 
 @LAYERS.register("hyper_split")
-class HyperSplit(Layer):
+class HyperConnectionSplit(Layer):
     """Start of residual streams: copies tokens (batch, seq, hidden) to (batch, seq, streams, hidden)."""
 
     tensor_dims = ()
     streams: PositiveInt
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         sizes: dict[str, Size] = {x.dims[0]: x.sizes[0], x.dims[1]: x.sizes[1], "streams": self.streams}
@@ -210,7 +222,7 @@ class HyperSplit(Layer):
 
 
 @LAYERS.register("hyper_read")
-class HyperRead(Layer):
+class HyperConnectionRead(Layer):
     """Weighted sum of residual streams (batch, seq, streams, hidden), by weights from a product over all streams.
 
     With ``mixes`` the product also yields the weights by which `hyper_write` mixes the streams: a doubly stochastic
@@ -221,13 +233,13 @@ class HyperRead(Layer):
     mixes: bool = True
     iterations: NonNegativeInt = 20
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (4,))
         streams = int(x.sizes[2])
         count = streams * (streams + 2) if self.mixes else streams
         scaled = x.like(f"{name}.normed")
-        norm = MemoryPass(scaled.name, "norm", (x,), scaled, (), (x,), NORM_FLOPS, reduces=(x.dims[3],))
+        norm = MemoryPass(scaled.name, "norm", (x,), scaled, (), (x,), NORM_FLOPS, reduced_dims=(x.dims[3],))
         product, raw = project(f"{name}.weights", scaled, {"mixing": count}, contract=2)
         learned = tuple(
             Tensor(f"{name}.{part}", ("mixing",), (size,), "parameter")
@@ -237,22 +249,22 @@ class HyperRead(Layer):
         flops = 4.0 + (4.0 * self.iterations if self.mixes else 0.0)
         sinkhorn = MemoryPass(weights.name, "elementwise", (raw,), weights, learned, (raw,), flops)
         out = x.without("streams", name=name)
-        total = MemoryPass(name, "reduce", (x, weights), out, keeps=(x, weights), flops_per_element=2.0 * streams)
+        total = MemoryPass(name, "reduce", (x, weights), out, saved=(x, weights), flops_per_element=2.0 * streams)
         return Expansion((norm, product, sinkhorn, total), out)
 
 
 @LAYERS.register("hyper_write")
-class HyperWrite(Layer):
+class HyperConnectionWrite(Layer):
     """Update of residual streams: the old ones (second input) mixed, plus a half layer's output (first input)."""
 
     tensor_dims = ()
     arity: ClassVar[int | None] = 2
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         result, streams = inputs
         if len(streams.dims) != 4 or streams.dims[:2] != result.dims[:2] or streams.sizes[3] != result.sizes[-1]:
             raise GraphError(f"{name}: expects the result of half a layer and the streams that it was read from")
         out = streams.like(name)
         flops = 2.0 * float(streams.sizes[2]) + 2.0
-        work = MemoryPass(name, "elementwise", (result, streams), out, keeps=(result, streams), flops_per_element=flops)
+        work = MemoryPass(name, "elementwise", (result, streams), out, saved=(result, streams), flops_per_element=flops)
         return Expansion((work,), out)

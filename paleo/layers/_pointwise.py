@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.base import ACTIVATIONS, LAYERS, Choices, Expansion, Layer, activate, describe
+from paleo.layers.base import ACTIVATIONS, LAYERS, Expansion, Layer, LayerImplementations, activate, describe
 from paleo.operations.base import MemoryPass
 from paleo.operations.tensor import Size, Tensor
 
@@ -24,10 +24,10 @@ class Activation(Layer):
     function: ClassVar[str]
     keeps: Literal["input"] | None = None
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         operations, out = activate(self.function, name, inputs[0], choices)
         if self.keeps == "input" and len(operations) == 1:
-            operations = (replace(operations[0], keeps=inputs),)
+            operations = (replace(operations[0], saved=inputs),)
         return Expansion(operations, out)
 
 
@@ -41,13 +41,13 @@ class Dropout(Layer):
 
     rate: Annotated[float, Field(ge=0, lt=1)] = 0.5
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         if self.rate == 0:
             return Expansion((), x)
         out = x.like(name)
         mask = x.like(f"{name}.mask", role="mask")
-        return Expansion((MemoryPass(name, "dropout", (x,), out, keeps=(mask,), flops_per_element=2.0),), out)
+        return Expansion((MemoryPass(name, "dropout", (x,), out, saved=(mask,), flops_per_element=2.0),), out)
 
 
 class Join(Layer):
@@ -55,7 +55,7 @@ class Join(Layer):
 
     arity: ClassVar[int | None] = None
 
-    def same_shapes(self, name: str, inputs: tuple[Tensor, ...], *, broadcast: bool = False) -> Tensor:
+    def broadcast_result(self, name: str, inputs: tuple[Tensor, ...], *, broadcast: bool = False) -> Tensor:
         largest = max(inputs, key=lambda t: t.elements)
         for x in inputs:
             pairs = zip(x.sizes, largest.sizes, strict=False)
@@ -69,8 +69,8 @@ class Join(Layer):
 class Add(Join):
     """Sum of two tensors. Both inputs have the gradient of the output, so the backward pass costs nothing."""
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
-        largest = self.same_shapes(name, inputs, broadcast=True)
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+        largest = self.broadcast_result(name, inputs, broadcast=True)
         out = replace(largest.like(name), wide=any(x.wide for x in inputs))
         flops = float(len(inputs) - 1)
         return Expansion(
@@ -85,11 +85,11 @@ class Multiply(Join):
     Without a compiler the gradient of a broadcast input is first computed at the size of the product, then summed.
     """
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
-        out = self.same_shapes(name, inputs, broadcast=True).like(name)
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+        out = self.broadcast_result(name, inputs, broadcast=True).like(name)
         spread = choices.gates == "separate" and any(x.elements < out.elements for x in inputs)
         backward: Literal["derived", "by input"] = "by input" if spread else "derived"
-        return Expansion((MemoryPass(name, "elementwise", inputs, out, keeps=inputs, backward_pass=backward),), out)
+        return Expansion((MemoryPass(name, "elementwise", inputs, out, saved=inputs, backward_pass=backward),), out)
 
 
 @LAYERS.register("concat")
@@ -98,7 +98,7 @@ class Concat(Join):
 
     dim: str | None = None
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         first = inputs[0]
         dim = self.dim or ("channels" if "channels" in first.dims else first.dims[-1])
         for x in inputs:
@@ -116,7 +116,7 @@ class Concat(Join):
 class Identity(Layer):
     """Identity: the skip branch of a residual block."""
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         return Expansion((), inputs[0])
 
 
@@ -126,7 +126,7 @@ class Flatten(Layer):
 
     dim: str = "features"
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         return Expansion((), x.reshaped({x.dims[0]: x.sizes[0], self.dim: math.prod(x.sizes[1:])}))
 
@@ -137,7 +137,7 @@ class Reshape(Layer):
 
     dims: dict[str, PositiveInt]
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         sizes: dict[str, Size] = {x.dims[0]: x.sizes[0]} | {d: n for d, n in self.dims.items() if d != x.dims[0]}
         if math.prod(sizes.values()) != x.elements:
@@ -153,7 +153,7 @@ class ToSequence(Layer):
     dim: str = "hidden"
     sequence: str = "seq"
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         sizes: dict[str, Size] = {x.dims[0]: x.sizes[0], self.sequence: math.prod(x.sizes[2:]), self.dim: x.sizes[1]}
         out = x.reshaped(sizes).like(name)
@@ -164,7 +164,7 @@ class ToSequence(Layer):
 class SpectrogramToSequence(Layer):
     """Copy from (batch, channels, frequency, time) to (batch, time, features), for recurrent layers."""
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (4,))
         sizes: dict[str, Size] = {x.dims[0]: x.sizes[0], "seq": x.sizes[3], "features": x.sizes[1] * x.sizes[2]}
@@ -178,7 +178,7 @@ class Select(Layer):
 
     dim: str = "seq"
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         if self.dim not in x.dims:
             raise GraphError(f"{name}: input {describe(x)} has no dim {self.dim!r}")
@@ -194,7 +194,7 @@ class Take(Layer):
     count: PositiveInt
     dim: str = "seq"
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         if self.dim not in x.dims or self.count > x.size(self.dim):
             raise GraphError(f"{name}: input {describe(x)} has no {self.count} entries along {self.dim!r}")
@@ -209,7 +209,7 @@ class Mean(Layer):
 
     dim: str = "seq"
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         if self.dim not in x.dims:
             raise GraphError(f"{name}: input {describe(x)} has no dim {self.dim!r}")
@@ -224,7 +224,7 @@ class Upsample(Layer):
     factor: PositiveInt = 2
     bilinear: bool = False
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         sizes = {d: n if i < 2 else n * self.factor for i, (d, n) in enumerate(zip(x.dims, x.sizes, strict=True))}
         out = x.reshaped(sizes).like(name)
@@ -238,7 +238,7 @@ class Crop(Layer):
     optional_inputs: ClassVar[int] = 1
     size: PositiveInt | list[PositiveInt] | None = None
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         x = inputs[0]
         if (self.size is None) == (len(inputs) == 1):
             raise GraphError(f"{name}: crop takes either a size or a second input to be like")
@@ -257,7 +257,7 @@ class Crop(Layer):
 class Detach(Layer):
     """Identity without a backward pass, such as the input of a GAN's discriminator from the generator."""
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         return Expansion((), replace(inputs[0], grad=False))
 
 
@@ -267,7 +267,7 @@ class ClassToken(Layer):
 
     tensor_dims = ()
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         batch, seq, hidden = x.dims
@@ -284,7 +284,7 @@ class PositionEmbedding(Layer):
     positions: PositiveInt | None = None
     learned: bool = True
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         _, seq, hidden = x.dims
@@ -295,7 +295,7 @@ class PositionEmbedding(Layer):
         tables = (table,) if self.learned else ()
         out = x.like(name)
         return Expansion(
-            (MemoryPass(name, "elementwise", (x,), out, parameters=tables, sparse_rows=self.learned),), out
+            (MemoryPass(name, "elementwise", (x,), out, parameters=tables, rows_per_output=self.learned),), out
         )
 
 
@@ -305,8 +305,8 @@ class Scale(Layer):
 
     tensor_dims = ()
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         weight = Tensor(f"{name}.weight", (x.dims[-1],), (x.sizes[-1],), "parameter")
         out = x.like(name)
-        return Expansion((MemoryPass(name, "elementwise", (x,), out, parameters=(weight,), keeps=(x,)),), out)
+        return Expansion((MemoryPass(name, "elementwise", (x,), out, parameters=(weight,), saved=(x,)),), out)

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, project
+from paleo.layers.base import LAYERS, Expansion, Layer, LayerImplementations, describe, project
 from paleo.operations.base import MemoryPass, Operation, RecomputedChain
 from paleo.operations.contraction import GATES, Contraction, Recurrence
 from paleo.operations.tensor import Size, Tensor
@@ -36,7 +36,7 @@ class Recurrent(Layer):
     projection: PositiveInt | None = None
     kept_per_state: Annotated[float, Field(gt=0)] | None = None
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         batch, seq, _ = x.dims
@@ -48,19 +48,19 @@ class Recurrent(Layer):
         states = Tensor(name, (batch, seq, "features"), (x.sizes[0], x.sizes[1], self.hidden * directions))
         if self.projection is not None:
             wide = states.like(f"{name}.wide")
-            steps = self._steps(name, gated, weight, wide, directions, looped)
-            product, out = self._projected(name, wide, directions, self.projection)
+            steps = self._recurrence(name, gated, weight, wide, directions, looped)
+            product, out = self._project_states(name, wide, directions, self.projection)
             return Expansion((*products, steps, product), out)
         if not self.bidirectional or self.merge == "concat":
-            return Expansion((*products, self._steps(name, gated, weight, states, directions, looped)), states)
+            return Expansion((*products, self._recurrence(name, gated, weight, states, directions, looped)), states)
         directions_states = states.like(f"{name}.states")
         out = states.reshaped({batch: x.sizes[0], seq: x.sizes[1], "features": self.hidden})
         summed = MemoryPass(f"{name}.sum", "elementwise", (directions_states,), out, backward_pass="free")
         return Expansion(
-            (*products, self._steps(name, gated, weight, directions_states, directions, looped), summed), out
+            (*products, self._recurrence(name, gated, weight, directions_states, directions, looped), summed), out
         )
 
-    def _steps(
+    def _recurrence(
         self, name: str, gated: Tensor, weight: Tensor, states: Tensor, directions: int, looped: float
     ) -> Recurrence:
         seq, kept = states.dims[1], self.kept_per_state
@@ -73,10 +73,10 @@ class Recurrent(Layer):
             steps_dim=seq,
             directions=directions,
             kept_per_state=kept,
-            looped=looped,
+            concatenated_inputs=looped,
         )
 
-    def _projected(self, name: str, wide: Tensor, directions: int, projection: int) -> tuple[Contraction, Tensor]:
+    def _project_states(self, name: str, wide: Tensor, directions: int, projection: int) -> tuple[Contraction, Tensor]:
         """Return the product that narrows the states to ``projection`` entries, and its output tensor.
 
         Each direction has its own matrix; all time steps count as one product.
@@ -103,9 +103,9 @@ class Recurrent(Layer):
             return (), x
         wide: dict[str, Size] = {"directions": directions, "gates": gates}
         product, gated = project(f"{name}.input", x, wide)
-        return (self._shifted(product, name, wide),), gated
+        return (self._with_bias(product, name, wide),), gated
 
-    def _shifted(self, product: Contraction, name: str, wide: dict[str, Size]) -> Contraction:
+    def _with_bias(self, product: Contraction, name: str, wide: dict[str, Size]) -> Contraction:
         if not self.biases:
             return product
         return replace(
@@ -151,7 +151,9 @@ def _short_convolution(
 def _gated_norm(name: str, flat: Tensor, gate: Tensor, scale: Tensor) -> MemoryPass:
     """Return the memory pass that normalises a mixer's output and multiplies it by its gate."""
     normed, inputs = flat.like(f"{name}.norm"), (flat, gate)
-    return MemoryPass(normed.name, "norm", inputs, normed, (scale,), inputs, flops_per_element=14.0, reduces=("inner",))
+    return MemoryPass(
+        normed.name, "norm", inputs, normed, (scale,), inputs, flops_per_element=14.0, reduced_dims=("inner",)
+    )
 
 
 # State-space layers: the selective scan of Mamba-2 in chunks
@@ -175,12 +177,12 @@ class Mamba2(Layer):
     conv: PositiveInt = 4
     chunk: PositiveInt = 128
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         if self.heads % self.groups:
             raise GraphError(f"{name}: heads {self.heads} must be a multiple of groups {self.groups}")
-        inner, mixed = self._inner, self._inner + 2 * self.state
+        inner, mixed = self._group_width, self._group_width + 2 * self.state
         rows: dict[str, Size] = {x.dims[0]: x.sizes[0], x.dims[1]: x.sizes[1], "ssm_groups": self.groups}
         project_in, _ = project(
             f"{name}.in", x, {"ssm_groups": self.groups, "packed": inner + mixed + self.heads // self.groups}
@@ -195,7 +197,7 @@ class Mamba2(Layer):
         return Expansion((project_in, convolution, scan, norm, project_out), out)
 
     @property
-    def _inner(self) -> int:
+    def _group_width(self) -> int:
         """Entries of all heads of one group: heads / groups · head_dim."""
         return self.heads // self.groups * self.head_dim
 
@@ -286,41 +288,41 @@ class DeltaNet(Layer):
     gate_rank: NonNegativeInt = 0
     chunk: PositiveInt = 64
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         if (self.value_heads or self.heads) % self.heads:
             raise GraphError(f"{name}: value_heads {self.value_heads} must be a multiple of heads {self.heads}")
         rows: dict[str, Size] = {x.dims[0]: x.sizes[0], x.dims[1]: x.sizes[1], "delta_heads": self.heads}
-        mixed, gates = 2 * self.key_dim + self._values, 0 if self.gate_rank else self._values
-        decays = 0 if self.decay == "channel" else self._group
+        mixed, gates = 2 * self.key_dim + self._value_width, 0 if self.gate_rank else self._value_width
+        decays = 0 if self.decay == "channel" else self._value_heads_per_key
         project_in, _ = project(
-            f"{name}.in", x, {"delta_heads": self.heads, "packed": mixed + gates + self._group + decays}
+            f"{name}.in", x, {"delta_heads": self.heads, "packed": mixed + gates + self._value_heads_per_key + decays}
         )
         low_rank = [
             *self._low_rank_projection(
                 f"{name}.decay", x, self.decay_rank if self.decay == "channel" else 0, self.key_dim
             ),
-            *self._low_rank_projection(f"{name}.gate", x, self.gate_rank, self._values),
+            *self._low_rank_projection(f"{name}.gate", x, self.gate_rank, self._value_width),
         ]
         convolution = _short_convolution(name, x, rows, mixed, self.conv)
         rule, out_heads = self._rule(name, rows)
-        flat = out_heads.reshaped(rows | {"inner": self._values})
-        gate = x.reshaped(rows | {"inner": self._values}, name=f"{name}.gates")
+        flat = out_heads.reshaped(rows | {"inner": self._value_width})
+        gate = x.reshaped(rows | {"inner": self._value_width}, name=f"{name}.gates")
         scale = Tensor(f"{name}.norm.weight", ("inner",), (self.value_dim,), "parameter")
         norm = _gated_norm(name, flat, gate, scale)
         project_out, out = project(f"{name}.out", norm.out, {x.dims[-1]: x.sizes[-1]}, contract=2)
         return Expansion((project_in, *low_rank, convolution, rule, norm, project_out), out)
 
     @property
-    def _group(self) -> int:
+    def _value_heads_per_key(self) -> int:
         """Number of value heads that share one key head."""
         return (self.value_heads or self.heads) // self.heads
 
     @property
-    def _values(self) -> int:
+    def _value_width(self) -> int:
         """Entries of all value heads that share one key head."""
-        return self._group * self.value_dim
+        return self._value_heads_per_key * self.value_dim
 
     def _low_rank_projection(self, name: str, x: Tensor, rank: int, width: int) -> tuple[Operation, ...]:
         """Return the products of a projection to ``width`` entries per head through ``rank`` entries.
@@ -339,14 +341,14 @@ class DeltaNet(Layer):
         It reads queries, keys, values, step sizes and decays.
         """
         batch, seq, _ = rows
-        widths = {"q": self.key_dim, "k": self.key_dim, "v": self._values, "beta": self._group}
-        widths["decay"] = self.key_dim if self.decay == "channel" else self._group
+        widths = {"q": self.key_dim, "k": self.key_dim, "v": self._value_width, "beta": self._value_heads_per_key}
+        widths["decay"] = self.key_dim if self.decay == "channel" else self._value_heads_per_key
         queries, keys, values, beta, decay = (
             Tensor(f"{name}.rule.{part}", (*rows, "inner"), (*rows.values(), width)) for part, width in widths.items()
         )
-        per_head = self.key_dim if self.decay == "channel" else self._group
+        per_head = self.key_dim if self.decay == "channel" else self._value_heads_per_key
         learned = (
-            Tensor(f"{name}.a", ("delta_heads", "group"), (self.heads, self._group), "parameter"),
+            Tensor(f"{name}.a", ("delta_heads", "group"), (self.heads, self._value_heads_per_key), "parameter"),
             Tensor(f"{name}.dt_bias", ("delta_heads", "group"), (self.heads, per_head), "parameter"),
         )
         out = values.like(f"{name}.rule")
@@ -355,7 +357,7 @@ class DeltaNet(Layer):
             batch: rows[batch],
             "chunks": -(-int(rows[seq]) // length),
             "delta_heads": self.heads,
-            "group": self._group,
+            "group": self._value_heads_per_key,
         }
         step = MemoryPass(f"{name}.rule.decays", "elementwise", (decay,), decay.like(f"{name}.rule.decays"))
         chain = (step, *self._products(name, chunks, length))

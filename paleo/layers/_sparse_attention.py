@@ -8,8 +8,8 @@ from typing import Literal
 from pydantic import PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers._attention import Attention, LatentAttention, normed, rotate
-from paleo.layers.base import LAYERS, NORM_FLOPS, Choices, Expansion, Layer, project, vector
+from paleo.layers._attention import Attention, LatentAttention, rms_norm, rotate
+from paleo.layers.base import LAYERS, NORM_FLOPS, Expansion, Layer, LayerImplementations, parameter_vector, project
 from paleo.operations.base import MemoryPass, Operation, OperationKind, add_kind
 from paleo.operations.contraction import Contraction, FusedAttention, visible_share
 from paleo.operations.tensor import Size, Tensor
@@ -26,13 +26,13 @@ TOP_K_FLOPS = 4.0
 class Indexer:
     """Indexer that selects keys for each query by scores: sum over ``heads`` of weight · relu(q · k).
 
-    It selects ``chosen`` keys, or blocks of ``block`` keys, of which the largest score counts. If ``weighted``, each
+    It selects ``top_k`` keys, or blocks of ``block`` keys, of which the largest score counts. If ``weighted``, each
     head and query has a learned weight. Otherwise each head selects for its own group of queries.
     """
 
     heads: int
     dim: int
-    chosen: int
+    top_k: int
     block: int = 1
     weighted: bool = True
 
@@ -50,21 +50,23 @@ class Indexer:
         operations: list[Operation] = [q_up]
         if keys is None:
             k_up, key = project(f"{name}.key", x, {"index_dim": self.dim})
-            norm = normed(key) if not self.weighted else _layer_norm(key)
+            norm = rms_norm(key) if not self.weighted else _layer_norm(key)
             rotations, (query, key) = rotate(query, norm.out)
             operations += [k_up, norm, *rotations]
             keys = key.renamed({seq: "keys"})
         if not self.weighted:
-            norm = normed(query)
+            norm = rms_norm(query)
             operations.append(norm)
             query = norm.out
         entries, per_query = keys.sizes[1], {batch: x.sizes[0], seq: x.sizes[1]}
         per_head: dict[str, Size] = {} if self.weighted else {"index_heads": self.heads}
-        scores = _statistic(f"{name}.scores", per_query | per_head | {"keys": entries})
+        scores = _fp32_tensor(f"{name}.scores", per_query | per_head | {"keys": entries})
         still, frozen_keys = replace(query, grad=False), replace(keys, grad=False)
-        operations.append(Contraction(scores.name, still, frozen_keys, scores, visible=visible_share(entries, entries)))
-        chosen = min(self.chosen, -(-int(entries) // self.block))
-        picked = _statistic(f"{name}.chosen", per_query | per_head | {"chosen": chosen})
+        operations.append(
+            Contraction(scores.name, still, frozen_keys, scores, unmasked_share=visible_share(entries, entries))
+        )
+        chosen = min(self.top_k, -(-int(entries) // self.block))
+        picked = _fp32_tensor(f"{name}.chosen", per_query | per_head | {"chosen": chosen})
         operations.append(
             MemoryPass(picked.name, "key_top_k", (scores,), picked, flops_per_element=TOP_K_FLOPS, backward_pass="free")
         )
@@ -82,19 +84,19 @@ class Indexer:
         if self.weighted:
             to_weights, weights = project(f"{name}.weights", x, {"index_heads": self.heads})
             lhs = query.like(f"{name}.weighted")
-            weigh = MemoryPass(lhs.name, "elementwise", (query, weights), lhs, keeps=(query, weights))
+            weigh = MemoryPass(lhs.name, "elementwise", (query, weights), lhs, saved=(query, weights))
             operations = (gather, to_weights, weigh)
             per_head: dict[str, Size] = {}
         else:
             per_head = {"index_heads": self.heads}
-        kept_scores = _statistic(f"{name}.kept_scores", rows | per_head | {"chosen": sizes["chosen"]})
+        kept_scores = _fp32_tensor(f"{name}.kept_scores", rows | per_head | {"chosen": sizes["chosen"]})
         product = Contraction(kept_scores.name, lhs, picked_keys, kept_scores)
         loss = kept_scores.like(f"{name}.loss")
-        softmax = MemoryPass(loss.name, "softmax", (kept_scores,), loss, (), (loss,), 6.0, reduces=("chosen",))
+        softmax = MemoryPass(loss.name, "softmax", (kept_scores,), loss, (), (loss,), 6.0, reduced_dims=("chosen",))
         return (*operations, product, softmax)
 
 
-def _statistic(name: str, sizes: dict[str, Size]) -> Tensor:
+def _fp32_tensor(name: str, sizes: dict[str, Size]) -> Tensor:
     """Return a tensor of the given dims with four bytes an element, such as scores or positions of keys."""
     return Tensor(name, tuple(sizes), tuple(sizes.values()), "statistic")
 
@@ -102,8 +104,8 @@ def _statistic(name: str, sizes: dict[str, Size]) -> Tensor:
 def _layer_norm(x: Tensor) -> MemoryPass:
     """Return the memory pass of a layer norm over the last dim, with scale and shift."""
     out, dim = x.like(f"{x.name}.normed"), x.dims[-1]
-    learned = vector(f"{out.name}.weight", x, dim), vector(f"{out.name}.bias", x, dim)
-    return MemoryPass(out.name, "norm", (x,), out, learned, (x,), NORM_FLOPS, reduces=(dim,))
+    learned = parameter_vector(f"{out.name}.weight", x, dim), parameter_vector(f"{out.name}.bias", x, dim)
+    return MemoryPass(out.name, "norm", (x,), out, learned, (x,), NORM_FLOPS, reduced_dims=(dim,))
 
 
 @LAYERS.register("sparse_latent_attention")
@@ -121,14 +123,16 @@ class SparseLatentAttention(LatentAttention):
     top_k: PositiveInt = 2048
     shares_index: bool = False
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         dense = super().expand(name, inputs, choices)
         index = () if self.shares_index else self._index(name, x, dense.operations)
         if x.sizes[1] <= self.top_k:
             return Expansion((*dense.operations[:-1], *index, dense.operations[-1]), dense.out)
-        return Expansion((*self._latents(name, dense.operations), *index, *self._gathered(name, x, dense)), dense.out)
+        return Expansion(
+            (*self._latents(name, dense.operations), *index, *self._attend_selected_keys(name, x, dense)), dense.out
+        )
 
     def _index(self, name: str, x: Tensor, operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
         """Return the indexer's operations; queries are projected from the attention's latent query if there is one.
@@ -144,7 +148,7 @@ class SparseLatentAttention(LatentAttention):
         kept = {f"{name}.{part}" for part in ("q_down", "q_norm", "query", "kv_down", "kv_norm")}
         return tuple(operation for operation in operations if operation.name in kept)
 
-    def _gathered(self, name: str, x: Tensor, dense: Expansion) -> tuple[Operation, ...]:
+    def _attend_selected_keys(self, name: str, x: Tensor, dense: Expansion) -> tuple[Operation, ...]:
         """Return the operations of attention to the selected keys in latent space, where all heads share one key.
 
         ``dense`` is the same layer as latent attention to all keys.
@@ -187,7 +191,7 @@ class SparseAttention(Attention):
     causal: Literal[True] = True
     optional_inputs = 0
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         attended = min(self.top_k * self.block, int(x.sizes[1]))
         dense = self.model_copy(update={"window": attended})
@@ -226,24 +230,24 @@ class CompressedAttention(Layer):
     out_groups: PositiveInt
     out_rank: PositiveInt
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         if self.heads % self.out_groups:
             raise GraphError(f"{name}: heads {self.heads} must be a multiple of out_groups {self.out_groups}")
         heads: dict[str, Size] = {"kv_heads": self.out_groups, "group": self.heads // self.out_groups}
         q_down, low = project(f"{name}.q_down", x, {"q_rank": self.query_rank})
-        q_norm = normed(low, f"{name}.q_norm")
+        q_norm = rms_norm(low, f"{name}.q_norm")
         q_up, query = project(f"{name}.query", q_norm.out, heads | {"head_dim": self.head_dim})
         unweighted = query.like(f"{query.name}.normed")
         head_norm = MemoryPass(
-            unweighted.name, "norm", (query,), unweighted, (), (query,), NORM_FLOPS, reduces=("head_dim",)
+            unweighted.name, "norm", (query,), unweighted, (), (query,), NORM_FLOPS, reduced_dims=("head_dim",)
         )
         kv_up, near = project(f"{name}.key", x, {"head_dim": self.head_dim})
-        kv_norm = normed(near)
+        kv_norm = rms_norm(near)
         rotations, (query, near) = rotate(unweighted, kv_norm.out)
         operations: tuple[Operation, ...] = (q_down, q_norm, q_up, head_norm, kv_up, kv_norm, *rotations)
-        far, entries, chosen = self._compressed(name, x, q_norm.out)
+        far, entries, chosen = self._compress_keys(name, x, q_norm.out)
         length = x.sizes[1] + (entries.sizes[1] if entries is not None else 0)
         sizes: dict[str, Size] = {x.dims[0]: x.sizes[0], "keys": length, "latents": 1}
         key = Tensor(f"{name}.keys", (*sizes, "head_dim"), (*sizes.values(), self.head_dim))
@@ -262,7 +266,7 @@ class CompressedAttention(Layer):
         output, out = project(f"{name}.out", narrow, {x.dims[-1]: x.sizes[-1]}, contract=2)
         return Expansion((*operations, *far, joined, read, core, grouped, output), out)
 
-    def _compressed(self, name: str, x: Tensor, latent: Tensor) -> tuple[tuple[Operation, ...], Tensor | None, int]:
+    def _compress_keys(self, name: str, x: Tensor, latent: Tensor) -> tuple[tuple[Operation, ...], Tensor | None, int]:
         """Return the operations that compress keys, the keys (or None), and how many a query attends to at most."""
         if not self.ratio or x.sizes[1] < self.ratio:
             unused_compressor = () if not self.ratio else self._pooled(f"{name}.compressor", x, self.head_dim)[0]
@@ -290,7 +294,7 @@ class CompressedAttention(Layer):
         pool = MemoryPass(
             pooled.name, "pool", (packed,), pooled, (bias,), (packed,), flops_per_element=8.0 * self.ratio
         )
-        norm = normed(pooled)
+        norm = rms_norm(pooled)
         out = norm.out.like(f"{name}.rotated")
         turn = MemoryPass(out.name, "rope", (norm.out,), out, flops_per_element=3.0)
         return (both, pool, norm, turn), out

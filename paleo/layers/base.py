@@ -1,7 +1,7 @@
 """Base of layers: a YAML schema (pydantic fields), and a method that returns operations over named dims.
 
-`Choices` says how a framework implements layers. `with_gradients_as_needed` removes gradients that no trained weight
-needs.
+`LayerImplementations` says how a framework implements layers. `with_gradients_as_needed` removes gradients that no
+trained weight needs.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from pydantic import BaseModel, ConfigDict
 from paleo.errors import GraphError
 from paleo.operations.base import MemoryPass, Operation, with_tensors
 from paleo.operations.contraction import Contraction
-from paleo.operations.tensor import LossKernels, Rotation, Size, Tensor
+from paleo.operations.tensor import CrossEntropyImplementation, RotaryImplementation, Size, Tensor
 from paleo.registry import Registry
 
 #: GELU variants that plain framework code computes term by term.
 _WRITTEN_OUT = ("gelu_tanh", "quick_gelu")
-Attending = Literal["fused", "unfused", "stepwise"]
+AttentionImplementation = Literal["fused", "unfused", "stepwise"]
 LAYERS: Registry[type[Layer]] = Registry("layer type", "paleo.layers")
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class LayerImplementations:
     """Implementation choices of a training framework that change the kernels of a layer.
 
     A software profile sets them.
@@ -32,14 +32,14 @@ class Choices:
 
     #: Attention. ``fused``: one kernel. ``unfused``: scores are saved; one kernel for scale, mask and softmax.
     #: ``stepwise``: a pass for each of those, and copies that make heads contiguous, as in plain framework code.
-    attention: Attending = "fused"
+    attention: AttentionImplementation = "fused"
     #: Cross-entropy. ``fused``: reads logits, writes log-probabilities. ``recomputed``: saves the logits and one number
     #: per row, as the kernels of Apex and FlashAttention do. ``tiled``: head and loss in one kernel over tiles of
     #: tokens, so that the logits never exist in memory (Liger's fused linear cross-entropy, DeepSpeed's tiled logits).
     #: ``separate``: log-softmax and the choice of the target are functions of their own, as in eager PyTorch.
     #: ``upcast``: so, and logits are first written in fp32, as PyTorch's autocast does. ``stepwise``: a pass for each
     #: step of the vocabulary-parallel loss (Megatron-LM).
-    loss: LossKernels = "fused"
+    loss: CrossEntropyImplementation = "fused"
     #: Gated activations. ``separate``: one pass for the gate's function and one for the product, as in eager mode.
     gates: Literal["fused", "separate"] = "fused"
     #: GELU. ``tanh-stepwise``: a pass for each term of ``gelu_tanh`` and ``quick_gelu``; ``stepwise``: of every GELU.
@@ -49,7 +49,7 @@ class Choices:
     #: Functions that mixed precision computes in fp32, with fp32 output.
     wide: frozenset[str] = frozenset()
     #: Extra evaluations of the loss, in fp32, for training metrics.
-    metrics: int = 0
+    extra_losses: int = 0
     #: Recurrent layers. ``layer``: one kernel for all steps; ``looped``: separate operations for each step.
     recurrence: Literal["layer", "looped"] = "layer"
     #: Position of the heads dim in the scores of relative attention.
@@ -59,16 +59,16 @@ class Choices:
     #: True if saved states for the next step are copied through the host.
     memories_through_host: bool = False
     #: Calls of the host, forward and backward, to rotate query and key of latent attention.
-    latent_rotation: tuple[float, float] = (2.0, 2.0)
+    latent_rotation_calls: tuple[float, float] = (2.0, 2.0)
     #: Extra calls of the host, forward and backward, for a router with groups of experts.
-    grouped_router: tuple[float, float] = (0.0, 0.0)
+    grouped_router_calls: tuple[float, float] = (0.0, 0.0)
     #: Extra calls of the host, forward and backward, for a router with sigmoids instead of a softmax.
-    sigmoid_router: tuple[float, float] = (0.0, 0.0)
+    sigmoid_router_calls: tuple[float, float] = (0.0, 0.0)
     #: Tokens whose latent vectors a rank projects in latent attention if sequences are split over tp.
     latents: Literal["own", "all"] = "all"
     #: Rotary embedding. ``stepwise``: a pass for each step, of latent attention only. ``complex``, ``halves``: separate
     #: passes in every attention, as complex products in fp32 or by halves of heads.
-    rotation: Rotation = "fused"
+    rotation: RotaryImplementation = "fused"
     #: Root-mean-square norms. ``upcast``: of inputs that are cast to fp32; ``stepwise``: a pass for each step.
     rms_norm: Literal["fused", "upcast", "stepwise"] = "fused"
 
@@ -99,12 +99,12 @@ class Choices:
 class Expansion:
     """Result of expanding a layer: its operations in order, and its output tensor.
 
-    ``whole`` is the tensor whose storage holds the output, if the output is a view of part of it.
+    ``storage`` is the tensor whose storage holds the output, if the output is a view of part of it.
     """
 
     operations: tuple[Operation, ...]
     out: Tensor
-    whole: Tensor | None = None
+    storage: Tensor | None = None
 
 
 class Layer(BaseModel):
@@ -127,7 +127,7 @@ class Layer(BaseModel):
     shared_dims: ClassVar[tuple[str, ...]] = ()
     token_dims: ClassVar[tuple[str, ...]] = ()
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         """Return the operations of the layer on its inputs.
 
         Parameters
@@ -251,7 +251,7 @@ def project(
     return Contraction(name, lhs, rhs, out, vector), out
 
 
-def vector(name: str, x: Tensor, dim: str) -> Tensor:
+def parameter_vector(name: str, x: Tensor, dim: str) -> Tensor:
     """Return a parameter vector along one dim of a tensor, such as a scale or shift.
 
     Parameters
@@ -297,7 +297,9 @@ ACTIVATIONS: dict[str, tuple[float, Literal["input", "output"]]] = {
 POWER_GRADIENT = 28.0 / 12.0
 
 
-def activate(function: str, name: str, x: Tensor, choices: Choices) -> tuple[tuple[MemoryPass, ...], Tensor]:
+def activate(
+    function: str, name: str, x: Tensor, choices: LayerImplementations
+) -> tuple[tuple[MemoryPass, ...], Tensor]:
     """Return the passes of an element-wise activation function, and the output tensor.
 
     Parameters
@@ -321,10 +323,10 @@ def activate(function: str, name: str, x: Tensor, choices: Choices) -> tuple[tup
     flops, needed = ACTIVATIONS[function]
     out = choices.output(x.like(name), function)
     kept = x if needed == "input" else out
-    return (MemoryPass(name, "elementwise", (x,), out, keeps=(kept,), flops_per_element=flops),), out
+    return (MemoryPass(name, "elementwise", (x,), out, saved=(kept,), flops_per_element=flops),), out
 
 
-def _gelu_steps(name: str, x: Tensor, choices: Choices) -> tuple[tuple[MemoryPass, ...], Tensor]:
+def _gelu_steps(name: str, x: Tensor, choices: LayerImplementations) -> tuple[tuple[MemoryPass, ...], Tensor]:
     """Return the passes of x/2 · (1 + tanh(√(2/π) · (x + 0.044715 · x³))), one per term, and the output tensor.
 
     The original code of BERT and GPT-2 computes GELU in this way (Hendrycks and Gimpel, 2016). PyTorch
@@ -343,20 +345,20 @@ def _gelu_steps(name: str, x: Tensor, choices: Choices) -> tuple[tuple[MemoryPas
     sweeps = (POWER_GRADIENT, 2.0) if autograd else (1.0, 1.0)
     steps = (
         *((MemoryPass(wide.name, "elementwise", (x,), wide),) if cast else ()),
-        MemoryPass(cube.name, "elementwise", (power,), cube, (), (power,), 2.0, backward_sweeps=sweeps[0]),
+        MemoryPass(cube.name, "elementwise", (power,), cube, (), (power,), 2.0, backward_traffic_factor=sweeps[0]),
         MemoryPass(scaled.name, "elementwise", (cube,), scaled),
-        MemoryPass(summed.name, "elementwise", (x, scaled), summed, backward_sweeps=sweeps[1]),
+        MemoryPass(summed.name, "elementwise", (x, scaled), summed, backward_traffic_factor=sweeps[1]),
         MemoryPass(inner.name, "elementwise", (summed,), inner),
-        MemoryPass(tanh.name, "elementwise", (inner,), tanh, keeps=(tanh,), flops_per_element=5.0),
+        MemoryPass(tanh.name, "elementwise", (inner,), tanh, saved=(tanh,), flops_per_element=5.0),
         MemoryPass(shifted.name, "elementwise", (tanh,), shifted, backward_pass="free"),
         MemoryPass(half.name, "elementwise", (x,), half),
-        MemoryPass(name, "elementwise", (half, shifted), out, keeps=(half, shifted),
+        MemoryPass(name, "elementwise", (half, shifted), out, saved=(half, shifted),
                    backward_pass="by input" if autograd else "derived"),
     )  # fmt: skip
     return steps, out
 
 
-def _quick_gelu_steps(name: str, x: Tensor, choices: Choices) -> tuple[tuple[MemoryPass, ...], Tensor]:
+def _quick_gelu_steps(name: str, x: Tensor, choices: LayerImplementations) -> tuple[tuple[MemoryPass, ...], Tensor]:
     """Return the passes of x · sigmoid(1.702 x), one per term, and the output tensor.
 
     The original code of CLIP computes it in this way (Hendrycks and Gimpel, 2016).
@@ -365,8 +367,8 @@ def _quick_gelu_steps(name: str, x: Tensor, choices: Choices) -> tuple[tuple[Mem
     scaled, opened = (out.like(f"{name}.{part}") for part in ("scaled", "opened"))
     steps = (
         MemoryPass(scaled.name, "elementwise", (x,), scaled),
-        MemoryPass(opened.name, "elementwise", (scaled,), opened, keeps=(opened,), flops_per_element=4.0),
-        MemoryPass(name, "elementwise", (x, opened), out, keeps=(x, opened)),
+        MemoryPass(opened.name, "elementwise", (scaled,), opened, saved=(opened,), flops_per_element=4.0),
+        MemoryPass(name, "elementwise", (x, opened), out, saved=(x, opened)),
     )
     return steps, out
 
@@ -403,10 +405,10 @@ def gate(
     out = x.without(gates_dim, name=name)
     flops = ACTIVATIONS[function][0]
     if not separate:
-        return (MemoryPass(name, "elementwise", (x,), out, keeps=(x,), flops_per_element=flops + 1.0),), out
+        return (MemoryPass(name, "elementwise", (x,), out, saved=(x,), flops_per_element=flops + 1.0),), out
     opened, partner, activated = (out.like(f"{name}.{part}") for part in ("gate", "partner", "opened"))
-    first = MemoryPass(activated.name, "elementwise", (opened,), activated, keeps=(opened,), flops_per_element=flops)
-    return (first, MemoryPass(name, "elementwise", (activated, partner), out, keeps=(activated, partner))), out
+    first = MemoryPass(activated.name, "elementwise", (opened,), activated, saved=(opened,), flops_per_element=flops)
+    return (first, MemoryPass(name, "elementwise", (activated, partner), out, saved=(activated, partner))), out
 
 
 def option(value: Any, length: int, *, field: str, name: str) -> tuple[int, ...]:
@@ -493,7 +495,7 @@ def with_gradients_as_needed(expansion: Expansion, inputs: tuple[Tensor, ...]) -
 
         changed = with_tensors(operation, marked)
         if not needs and isinstance(changed, MemoryPass):
-            changed = replace(changed, keeps=())
+            changed = replace(changed, saved=())
         operations.append(changed)
     needed = expansion.out.grad and expansion.out.name not in idle
     return Expansion(tuple(operations), replace(expansion.out, grad=needed))

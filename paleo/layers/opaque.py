@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe
+from paleo.layers.base import LAYERS, Expansion, Layer, LayerImplementations, describe
 from paleo.operations.base import KINDS, Kernel, MemoryPass, OperationKind, Phase, add_kind
 from paleo.operations.contraction import Contraction
 from paleo.operations.tensor import Precision, Size, Tensor, split_all
@@ -33,7 +33,7 @@ class View(Layer):
     learned: bool = False
     keeps_whole: bool = False
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         sizes: dict[str, Size] = dict(self.dims)
         if self.constant:
@@ -56,7 +56,7 @@ class Einsum(Layer):
     dims: list[str]
     weight: list[PositiveInt] | None = None
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         left, right, result = self._letters(name)
         if (self.weight is None) == (len(inputs) == 1):
             raise GraphError(f"{name}: einsum takes either a second input or the sizes of a weight")
@@ -158,7 +158,7 @@ class ImportedPass(Pass):
     of: str = ""
     flops_per_element: Annotated[float, Field(ge=0)] = 1.0
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         out = Tensor(name, tuple(self.dims), tuple(self.dims.values()))
         kept = self.saved_tensors(name, inputs, out)
         work = MemoryPass(name, self.kind, inputs, out, _table(name, self.parameters), kept, self.flops_per_element)
@@ -185,14 +185,14 @@ class Opaque(Pass):
     flops_per_element: Annotated[float, Field(ge=0)] = 0.0
     keeps: Literal["inputs", "output", "all", "nothing"] | list[NonNegativeInt] = "inputs"
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         out = Tensor(name, tuple(self.dims), tuple(self.dims.values()))
         table, kept = _table(name, self.parameters), self.saved_tensors(name, inputs, out)
-        return Expansion((Unmodelled(name, self.of, inputs, out, table, self.flops_per_element, kept),), out)
+        return Expansion((OpaqueOperation(name, self.of, inputs, out, table, self.flops_per_element, kept),), out)
 
 
 @dataclass(frozen=True, slots=True)
-class Unmodelled:
+class OpaqueOperation:
     """Operation of an `Opaque` layer, which counts as one matrix product."""
 
     name: str
@@ -212,10 +212,10 @@ class Unmodelled:
         return self.keeps
 
     @property
-    def private_dims(self) -> frozenset[str]:
+    def independent_dims(self) -> frozenset[str]:
         return frozenset(d for t in self.inputs for d in t.dims) - frozenset(self.out.dims)
 
-    def split(self, ways: Mapping[str, float]) -> Unmodelled:
+    def split(self, ways: Mapping[str, float]) -> OpaqueOperation:
         inputs, parameters, keeps = (split_all(group, ways) for group in (self.inputs, self.parameters, self.keeps))
         return replace(self, inputs=inputs, out=self.out.split(ways), parameters=parameters, keeps=keeps)
 
@@ -248,7 +248,7 @@ class Learned(Layer):
     parameters: PositiveInt
     of: str = ""
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         (table,) = _table(name, self.parameters)
         return Expansion(
@@ -267,11 +267,11 @@ class RelativeBias(Layer):
     buckets: PositiveInt
     heads: PositiveInt
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         seq = x.dims[1]
         table = Tensor(f"{name}.weight", ("buckets", "heads"), (self.buckets, self.heads), "parameter")
         scores = Tensor(f"{name}.scores", ("heads", seq, "keys"), (self.heads, x.sizes[1], x.sizes[1]))
-        gather = MemoryPass(f"{name}.scores", "gather", (), scores, (table,), sparse_rows=True)
+        gather = MemoryPass(f"{name}.scores", "gather", (), scores, (table,), rows_per_output=True)
         return Expansion((gather,), x)

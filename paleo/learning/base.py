@@ -29,7 +29,7 @@ def _count(value: object) -> float:
 
 #: A number of samples, sequences or tokens: ``44.7M`` or 44700000.
 Count = Annotated[float, BeforeValidator(_count)]
-Share = Annotated[float, Field(ge=0, lt=10)]
+RelativeError = Annotated[float, Field(ge=0, lt=10)]
 
 
 class Law(BaseModel):
@@ -48,8 +48,8 @@ class SamplesLaw(Law):
     largest batch that the law was fitted to (None: any batch).
     """
 
-    residual: Share = 0.0
-    seed_noise: Share = 0.0
+    residual: RelativeError = 0.0
+    seed_noise: RelativeError = 0.0
     batches: tuple[Count, Count] | None = None
 
     def samples(self, global_batch: Numbers) -> Array:
@@ -86,7 +86,7 @@ class SamplesLaw(Law):
         low, high = self.batches
         return np.asarray(np.maximum(0.0, np.maximum(np.log2(batch / high), np.log2(low / batch))))
 
-    def sigma(self, global_batch: Numbers, runs: float = 1.0) -> Array:
+    def log_std(self, global_batch: Numbers, runs: float = 1.0) -> Array:
         """Return the standard deviation of the logarithm of the mean samples of several runs.
 
         Parameters
@@ -123,7 +123,7 @@ class SamplesLaw(Law):
             sentences.append(
                 f"global batch {global_batch:,.0f} lies outside of the range of the law ({low:,.0f} to {high:,.0f})"
             )
-        if self.seed_noise > _WEAK or self.residual > _WEAK:
+        if self.seed_noise > _WEAK_LAW_ERROR or self.residual > _WEAK_LAW_ERROR:
             seeds = f"runs differ by {self.seed_noise:.0%} between seeds, and " if self.seed_noise else ""
             off = f"its samples were {self.residual:.0%} off the points that it was fitted to"
             sentences.append(f"the law of this task is weak: {seeds}{off}")
@@ -131,7 +131,7 @@ class SamplesLaw(Law):
 
 
 #: Seed noise or residual above which a law is called weak.
-_WEAK = 0.08
+_WEAK_LAW_ERROR = 0.08
 
 
 class LossLaw(Law):
@@ -177,7 +177,7 @@ class LossLaw(Law):
         """
         raise NotImplementedError
 
-    def sigma(self, loss: float, parameters: float) -> float:
+    def log_std(self, loss: float, parameters: float) -> float:
         """Return the standard deviation of the logarithm of `tokens` that follows from the residual of the law.
 
         Parameters

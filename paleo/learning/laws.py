@@ -10,14 +10,14 @@ import numpy as np
 from pydantic import Field
 
 from paleo.errors import SpecError
-from paleo.learning.base import LAWS, LOSS_LAWS, Array, Count, Law, LossLaw, Numbers, SamplesLaw, Share
+from paleo.learning.base import LAWS, LOSS_LAWS, Array, Count, Law, LossLaw, Numbers, RelativeError, SamplesLaw
 
 # Loss of a language model by parameters, tokens, batch and learning rate; samples to a loss; accuracy by staleness
 
 Exponent = Annotated[float, Field(gt=0, lt=2)]
 
 
-class Parametric(LossLaw):
+class ParametricLossLaw(LossLaw):
     """Parametric loss law: L(N, D) = irreducible + a / N^alpha + b / D^beta.
 
     Reference: Hoffmann et al., Training compute-optimal large language models, 2022, eq. 2.
@@ -79,7 +79,7 @@ class Parametric(LossLaw):
             )
         return float((self.b / reducible) ** (1.0 / self.beta))
 
-    def sigma(self, loss: float, parameters: float) -> float:
+    def log_std(self, loss: float, parameters: float) -> float:
         # error of the loss over its slope in ln D, which is small near the lowest loss that a network size can reach
         """Return the standard deviation of the logarithm of the tokens that a loss takes.
 
@@ -123,7 +123,7 @@ class Parametric(LossLaw):
         return tuple(sentences)
 
 
-CHINCHILLA = Parametric(
+CHINCHILLA = ParametricLossLaw(
     irreducible=1.8172, a=482.01, alpha=0.3478, b=2085.43, beta=0.3658,
     parameters=("44M", "16.2G"), compute=("1390P", "12990E"), residual=0.009,
     source="Besiroglu et al., Chinchilla scaling: a replication attempt, arXiv:2404.10102, table 1 (best fit)",
@@ -188,7 +188,7 @@ def best_learning_rate(parameters: Numbers, tokens: Numbers) -> Array:
     return np.asarray(1.79 * size**-0.713 * data**0.307)
 
 
-class PenalisedParametric(Parametric):
+class PenalisedParametric(ParametricLossLaw):
     """Parametric loss law with penalties for batches and learning rates other than the best ones [nats].
 
     The penalty is quadratic in the doublings x of the batch and y of the learning rate from their best values:
@@ -254,7 +254,7 @@ LOSS_LAWS.register("step-law")(STEP_LAW)
 
 
 #: Name of the loss law that `--loss` uses.
-LOSS_LAW = "chinchilla"
+DEFAULT_LOSS_LAW = "chinchilla"
 #: Smallest and largest batch [tokens] of the runs of Step Law to which the batch penalty was fitted.
 _FITTED_BATCHES = (33e3, 4e6)
 
@@ -272,7 +272,7 @@ class SamplesToLoss(SamplesLaw):
     loss: float
     parameters: Count
     tokens_per_sample: Count
-    by: str = LOSS_LAW
+    by: str = DEFAULT_LOSS_LAW
 
     @classmethod
     def of(cls, loss: float, parameters: float, tokens_per_sample: float) -> SamplesToLoss:
@@ -290,24 +290,25 @@ class SamplesToLoss(SamplesLaw):
         Returns
         -------
         SamplesToLoss
-            The law, by the loss law `LOSS_LAW`.
+            The law, by the loss law `DEFAULT_LOSS_LAW`.
 
         Raises
         ------
         SpecError
             No number of tokens brings the network to the loss.
         """
-        law = LOSS_LAWS[LOSS_LAW]
+        law = LOSS_LAWS[DEFAULT_LOSS_LAW]
         low, high = (tokens / tokens_per_sample for tokens in _FITTED_BATCHES)
         return cls(
             loss=loss, parameters=parameters, tokens_per_sample=tokens_per_sample, batches=(max(low, 1.0), high),
-            residual=law.sigma(loss, parameters),
-            source=f"{LOSS_LAW}: {law.source}; batches: {STEP_LAW.batch_penalty:g} nats times the square of the "
+            residual=law.log_std(loss, parameters),
+            source=f"{DEFAULT_LOSS_LAW}: {law.source}; batches: {STEP_LAW.batch_penalty:g} nats times "
+            f"the square of the "
             "doublings from the best one, as fitted to the runs of Li et al., arXiv:2503.04715",
         )  # fmt: skip
 
     @property
-    def best_tokens(self) -> float:
+    def tokens_at_best_batch(self) -> float:
         """Tokens to the loss at the best batch; raises SpecError if no number of tokens reaches it."""
         return LOSS_LAWS[self.by].tokens(self.loss, self.parameters)
 
@@ -325,7 +326,7 @@ class SamplesToLoss(SamplesLaw):
             Penalty [nats per token].
         """
         batch = np.asarray(global_batch, dtype=np.float64) * self.tokens_per_sample
-        return STEP_LAW.penalty(self.parameters, self.best_tokens, batch)
+        return STEP_LAW.penalty(self.parameters, self.tokens_at_best_batch, batch)
 
     def samples(self, global_batch: Numbers) -> Array:
         """Return the samples to the target loss.
@@ -404,7 +405,7 @@ class StalenessAccuracy(Law):
     updates: Count
     batch: Count
     largest: Count
-    residual: Share
+    residual: RelativeError
 
     def accuracy(self, staleness: Numbers) -> Array:
         """Return the final accuracy of a run with stale gradients.
@@ -419,18 +420,18 @@ class StalenessAccuracy(Law):
         ndarray
             Accuracy, of the shape of ``staleness``.
 
-        >>> float(RESNET32.accuracy(7.0).round(4))
+        >>> float(RESNET32_STALENESS.accuracy(7.0).round(4))
         0.8872
         """
         return np.asarray(self.fresh - self.slope * np.asarray(staleness, dtype=np.float64))
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         """Measured cost of staleness in a sentence."""
         return f"{100 * self.slope:.2g} points of accuracy for each update that gradients are late ({self.model})"
 
 
-RESNET32 = StalenessAccuracy(
+RESNET32_STALENESS = StalenessAccuracy(
     model="ResNet-32 on CIFAR-10", fresh=0.9286, slope=0.00592, guessing=0.1, updates=64_000, batch=128, largest=7,
     residual=0.0094,
     source=(
@@ -596,14 +597,16 @@ class ReferencePoints(SamplesLaw):
         batch = np.asarray(global_batch, dtype=np.float64)
         if self.critical_batch is None:
             return np.full_like(batch, self.samples_min)
-        return self._law(batch) * np.exp(self._deviation(batch))
+        return self._critical_batch_samples(batch) * np.exp(self._deviation(batch))
 
-    def _law(self, batch: Array) -> Array:
+    def _critical_batch_samples(self, batch: Array) -> Array:
         return samples_to_target(samples=self.samples_min, global_batch=batch, critical_batch=self.critical_batch)
 
     def _deviation(self, batch: Array) -> Array:
         batches, samples = np.array(sorted(self.points)).T
-        return np.asarray(np.interp(np.log(batch), np.log(batches), np.log(samples / self._law(batches))))
+        return np.asarray(
+            np.interp(np.log(batch), np.log(batches), np.log(samples / self._critical_batch_samples(batches)))
+        )
 
 
 def fit_reference_points(
@@ -627,11 +630,11 @@ def fit_reference_points(
         than four points.
     """
     batches, samples = np.array(sorted(points), dtype=np.float64).T
-    law = _from(batches, samples, source, seed_noise)
+    law = _fit_points(batches, samples, source, seed_noise)
     return law.model_copy(update={"residual": round(_residual(law, batches, samples), 4)})
 
 
-def _from(batches: Array, samples: Array, source: str, seed_noise: float) -> ReferencePoints:
+def _fit_points(batches: Array, samples: Array, source: str, seed_noise: float) -> ReferencePoints:
     least, critical = fit_critical_batch(batches, samples) if len(batches) > 1 else (float(samples[0]), math.inf)
     return ReferencePoints(
         samples_min=least,
@@ -645,7 +648,7 @@ def _from(batches: Array, samples: Array, source: str, seed_noise: float) -> Ref
 
 def _residual(law: ReferencePoints, batches: Array, samples: Array) -> float:
     if len(batches) < 4 or law.critical_batch is None:
-        errors = law._law(batches) / samples - 1.0
+        errors = law._critical_batch_samples(batches) / samples - 1.0
         return float(np.sqrt(np.mean(errors**2)))
     left_out = [_left_out_error(batches, samples, index) for index in range(len(batches))]
     return float(np.sqrt(np.mean(np.square(left_out))))
@@ -676,7 +679,7 @@ def leave_out(law: ReferencePoints, batch: float) -> ReferencePoints:
     if len(other_points) < 2:
         raise SpecError(f"batch {batch:g}: the task has too few other reference points to predict it from")
     batches, samples = np.array(sorted(other_points)).T
-    fewer = _from(batches, samples, law.source, law.seed_noise)
+    fewer = _fit_points(batches, samples, law.source, law.seed_noise)
     return fewer.model_copy(update={"residual": law.residual})
 
 
@@ -696,5 +699,5 @@ def _left_out_error(batches: Array, samples: Array, index: int) -> float:
         Predicted over measured samples, less one.
     """
     other_points = np.arange(len(batches)) != index
-    law = _from(batches[other_points], samples[other_points], "", 0.0)
+    law = _fit_points(batches[other_points], samples[other_points], "", 0.0)
     return float(law.samples(batches[index]) / samples[index] - 1.0)

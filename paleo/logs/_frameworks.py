@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from paleo.logs.base import READERS, Reader, given_values, number_after, number_of
+from paleo.logs.base import READERS, Reader, number_after, parse_positive_number, without_none
 from paleo.units import GIB, GIGA, MEBIBYTE, MILLISECOND
 
 # Logs of llm-foundry (Composer): a block of ``Train …: value`` lines after ``[batch=10/100]:``
@@ -15,16 +15,16 @@ _TOKENS = re.compile(r"throughput/device/tokens_per_sec:\s*([\d.]+)")
 _MEMORY = re.compile(r"memory/peak_(?:allocated|active)_mem:\s*([\d.]+)")
 
 
-def _states(line: str) -> Mapping[str, object]:
+def _composer_values(line: str) -> Mapping[str, object]:
     rate = number_after(_RATE, line)
-    return given_values(
+    return without_none(
         seconds=None if rate is None else 1.0 / rate,
         tokens_per_s=number_after(_TOKENS, line),
         memory=number_after(_MEMORY, line, GIGA),
     )
 
 
-READERS.register("llm-foundry")(Reader(re.compile(r"\[batch=\d+/\d+\]"), _states, "Composer, ConsoleLogger"))
+READERS.register("llm-foundry")(Reader(re.compile(r"\[batch=\d+/\d+\]"), _composer_values, "Composer, ConsoleLogger"))
 
 
 # Logs of Megatron-LM and Megatron-Core: a line with vertical bars for each step, and timers (fastest, slowest rank)
@@ -43,13 +43,16 @@ _PARTS = {
 }
 
 
-def _megatron_states(line: str) -> Mapping[str, object]:
+def _megatron_values(line: str) -> Mapping[str, object]:
     timer = _TIMER.match(line)
     if timer is not None and timer.group(1) in _PARTS:
         name = _PARTS[timer.group(1)]
-        fastest, slowest = (number_of(timer.group(group), MILLISECOND) for group in (2, 3))
-        return {"parts": given_values(**{name: slowest}), "fastest": given_values(**{name: fastest})}
-    return given_values(
+        fastest, slowest = (parse_positive_number(timer.group(group), MILLISECOND) for group in (2, 3))
+        return {
+            "slowest_rank_parts": without_none(**{name: slowest}),
+            "fastest_rank_parts": without_none(**{name: fastest}),
+        }
+    return without_none(
         seconds=number_after(_ELAPSED, line, MILLISECOND),
         global_batch=number_after(_BATCH, line),
         memory=number_after(_MEGATRON_MEMORY, line, MEBIBYTE),
@@ -57,7 +60,7 @@ def _megatron_states(line: str) -> Mapping[str, object]:
 
 
 READERS.register("megatron-lm")(
-    Reader(re.compile(r"iteration\s+\d+/\s*\d+ \|"), _megatron_states, "Megatron-LM, training.py, training_log")
+    Reader(re.compile(r"iteration\s+\d+/\s*\d+ \|"), _megatron_values, "Megatron-LM, training.py, training_log")
 )
 
 
@@ -67,11 +70,11 @@ _SECONDS = re.compile(r"train_step_timing in s:\s*([\d.]+)")
 _NEMO_BATCH = re.compile(r"global_batch_size:\s*([\d.]+)")
 
 
-def _nemo_states(line: str) -> Mapping[str, object]:
-    return given_values(seconds=number_after(_SECONDS, line), global_batch=number_after(_NEMO_BATCH, line))
+def _nemo_values(line: str) -> Mapping[str, object]:
+    return without_none(seconds=number_after(_SECONDS, line), global_batch=number_after(_NEMO_BATCH, line))
 
 
-READERS.register("nemo")(Reader(re.compile(r"train_step_timing in s:"), _nemo_states, "NeMo, progress printer"))
+READERS.register("nemo")(Reader(re.compile(r"train_step_timing in s:"), _nemo_values, "NeMo, progress printer"))
 
 
 # Logs of torchtitan: ``step: 10 loss: … memory: 47.30GiB(59.80%) tps: 5,762 tflops: … mfu: …``
@@ -80,12 +83,12 @@ _TITAN_MEMORY = re.compile(r"memory:\s*([\d.]+)\s*GiB")
 _TITAN_TOKENS = re.compile(r"tps:\s*([\d,]+)")
 
 
-def _titan_states(line: str) -> Mapping[str, object]:
-    return given_values(memory=number_after(_TITAN_MEMORY, line, GIB), tokens_per_s=number_after(_TITAN_TOKENS, line))
+def _titan_values(line: str) -> Mapping[str, object]:
+    return without_none(memory=number_after(_TITAN_MEMORY, line, GIB), tokens_per_s=number_after(_TITAN_TOKENS, line))
 
 
 READERS.register("torchtitan")(
-    Reader(re.compile(r"step:\s*\d+.*\btps:"), _titan_states, "torchtitan, components/metrics.py")
+    Reader(re.compile(r"step:\s*\d+.*\btps:"), _titan_values, "torchtitan, components/metrics.py")
 )
 
 
@@ -95,13 +98,13 @@ _TRAINER_SECONDS = re.compile(r"([\d.]+)\s*s/it\]")
 _TRAINER_RATE = re.compile(r"([\d.]+)\s*it/s\]")
 
 
-def _trainer_states(line: str) -> Mapping[str, object]:
+def _trainer_values(line: str) -> Mapping[str, object]:
     seconds, rate = number_after(_TRAINER_SECONDS, line), number_after(_TRAINER_RATE, line)
-    return given_values(seconds=seconds if rate is None else 1.0 / rate)
+    return without_none(seconds=seconds if rate is None else 1.0 / rate)
 
 
 READERS.register("transformers-trainer")(
     Reader(
-        re.compile(r"\d+/\d+ \[[\d:]+<[\d:?]+,\s*[\d.]+\s*(?:s/it|it/s)"), _trainer_states, "Hugging Face Trainer, tqdm"
+        re.compile(r"\d+/\d+ \[[\d:]+<[\d:?]+,\s*[\d.]+\s*(?:s/it|it/s)"), _trainer_values, "Hugging Face Trainer, tqdm"
     )
 )

@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TextIO
 
-from paleo.errors import SpecError, near
+from paleo.errors import SpecError, suggest_names
 from paleo.files import GZIP, require_regular
 from paleo.registry import Registry
 from paleo.units import MICROSECOND, with_noun
@@ -36,28 +36,28 @@ class StepRecord:
     """One training step as a log states it; values that the log does not state are None or empty.
 
     ``seconds`` is the step time [s], ``tokens_per_s`` the throughput of one GPU, ``global_batch`` the samples of the
-    step, and ``memory`` the peak of allocated memory [byte]. ``parts`` holds the time of parts of the step (compute,
-    exchange, optimizer) on the slowest rank [s], ``fastest`` the same on the fastest rank.
+    step, and ``memory`` the peak of allocated memory [byte]. ``slowest_rank_parts`` holds the time of parts of the
+    step (compute, exchange, optimizer) on the slowest rank [s], ``fastest_rank_parts`` the same on the fastest rank.
     """
 
     seconds: float | None = None
     tokens_per_s: float | None = None
     global_batch: float | None = None
     memory: float | None = None
-    parts: Mapping[str, float] = field(default_factory=dict)
-    fastest: Mapping[str, float] = field(default_factory=dict)
+    slowest_rank_parts: Mapping[str, float] = field(default_factory=dict)
+    fastest_rank_parts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
     """Reader of one framework's training log.
 
-    ``begins`` matches the line that starts (or is) the record of a step. ``states`` reads fields of `StepRecord` from a
-    line. ``reference`` is the source of the format.
+    ``step_pattern`` matches the line that starts (or is) the record of a step. ``read_line`` reads fields of
+    `StepRecord` from a line. ``reference`` is the source of the format.
     """
 
-    begins: re.Pattern[str]
-    states: Callable[[str], Mapping[str, object]]
+    step_pattern: re.Pattern[str]
+    read_line: Callable[[str], Mapping[str, object]]
     reference: str
 
 
@@ -145,7 +145,7 @@ def read_log(path: str | Path) -> Log:
             "payloads of nccl-tests"
         )
     reader = READERS[best.kind]
-    return replace(best, remarks=tuple(_remarks([line for line in lines if reader.begins.search(line)])))
+    return replace(best, remarks=tuple(_remarks([line for line in lines if reader.step_pattern.search(line)])))
 
 
 #: Patterns for the number of a step, and for signs that a step was lost.
@@ -170,12 +170,12 @@ def _records(reader: Reader, lines: list[str]) -> Iterator[StepRecord]:
     """Yield one record per step: the values of the line that begins it and of the lines up to the next one."""
     current: dict[str, object] | None = None
     for line in lines:
-        if reader.begins.search(line):
+        if reader.step_pattern.search(line):
             if current:
                 yield _record(current)
             current = {}
         if current is not None:
-            for name, value in reader.states(line).items():
+            for name, value in reader.read_line(line).items():
                 current[name] = {**_mapping(current.get(name)), **value} if isinstance(value, Mapping) else value
     if current:
         yield _record(current)
@@ -207,10 +207,10 @@ def number_after(pattern: re.Pattern[str], line: str, unit: float = 1.0) -> floa
         The number; None if the pattern is not found.
     """
     match = pattern.search(line)
-    return None if match is None else number_of(match.group(1), unit)
+    return None if match is None else parse_positive_number(match.group(1), unit)
 
 
-def number_of(text: str, unit: float = 1.0) -> float | None:
+def parse_positive_number(text: str, unit: float = 1.0) -> float | None:
     """Parse a positive number.
 
     Parameters
@@ -232,7 +232,7 @@ def number_of(text: str, unit: float = 1.0) -> float | None:
     return value if 0 < value < float("inf") else None
 
 
-def given_values(**values: float | None) -> dict[str, object]:
+def without_none(**values: float | None) -> dict[str, object]:
     """Return those keyword arguments that are not None, as a dict.
 
     Parameters
@@ -249,7 +249,7 @@ def given_values(**values: float | None) -> dict[str, object]:
 
 
 #: Collective operation that each program of nccl-tests times.
-PROGRAMS = {
+NCCL_TESTS_PROGRAMS = {
     "all_reduce_perf": "all_reduce",
     "all_gather_perf": "all_gather",
     "reduce_scatter_perf": "reduce_scatter",
@@ -261,7 +261,7 @@ PROGRAMS = {
 FEWEST_PAYLOADS = 3
 _ROW = re.compile(r"^\s*(\d+)\s+\d+\s+\w+\s+\w+\s+(?:-?\d+\s+)?([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+\S+\s+([\d.]+)\s")
 _RANK = re.compile(r"#\s+Rank\s+(\d{1,9})\s")
-_PROGRAM = re.compile(rf"\b({'|'.join(PROGRAMS)})\b")
+_PROGRAM = re.compile(rf"\b({'|'.join(NCCL_TESTS_PROGRAMS)})\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +293,7 @@ def read_collectives(path: str | Path) -> CollectiveLog | None:
     """
     lines = lines_of(path)
     rows = [row for row in map(_ROW.match, lines) if row is not None]
-    timed = dict(sorted(figures for row in rows if (figures := _timed(row)) is not None))
+    timed = dict(sorted(figures for row in rows if (figures := _parse_row(row)) is not None))
     if len(timed) < FEWEST_PAYLOADS:
         return None
     ranks = [int(match[1]) for match in map(_RANK.search, lines) if match is not None]
@@ -301,18 +301,22 @@ def read_collectives(path: str | Path) -> CollectiveLog | None:
     return CollectiveLog(
         payloads=tuple(timed),
         seconds=tuple(timed.values()),
-        operation=PROGRAMS[names[0]] if names else None,
+        operation=NCCL_TESTS_PROGRAMS[names[0]] if names else None,
         ranks=max(ranks) + 1 if ranks else None,
         runs=max(1, ranks.count(0)),
     )
 
 
-def _timed(row: re.Match[str]) -> tuple[float, float] | None:
+def _parse_row(row: re.Match[str]) -> tuple[float, float] | None:
     """Return (payload [byte], time [s]) of a line of nccl-tests; None if a number is missing or not above 0.
 
     The time is the shorter of the two in the line.
     """
-    payload, out_of_place, in_place = number_of(row[1]), number_of(row[2], MICROSECOND), number_of(row[5], MICROSECOND)
+    payload, out_of_place, in_place = (
+        parse_positive_number(row[1]),
+        parse_positive_number(row[2], MICROSECOND),
+        parse_positive_number(row[5], MICROSECOND),
+    )
     return (
         None if payload is None or out_of_place is None or in_place is None else (payload, min(out_of_place, in_place))
     )
@@ -339,8 +343,10 @@ def operation_of(log: CollectiveLog, stated: str | None) -> str:
         If none is known.
     """
     if stated is None and log.operation is None:
-        raise SpecError(f"the log does not name its program; state --operation: {', '.join(PROGRAMS.values())}")
+        raise SpecError(
+            f"the log does not name its program; state --operation: {', '.join(NCCL_TESTS_PROGRAMS.values())}"
+        )
     operation = str(stated or log.operation).replace("-", "_")
-    if operation not in PROGRAMS.values():
-        raise SpecError(f"--operation {operation!r}; {near(operation, PROGRAMS.values())}")
+    if operation not in NCCL_TESTS_PROGRAMS.values():
+        raise SpecError(f"--operation {operation!r}; {suggest_names(operation, NCCL_TESTS_PROGRAMS.values())}")
     return operation

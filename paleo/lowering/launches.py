@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from paleo.operations.base import Kernel, MemoryPass, Operation, is_core
+from paleo.operations.base import Kernel, MemoryPass, Operation, is_attention_core
 from paleo.operations.contraction import Contraction
 from paleo.registry import Registry
 
@@ -37,35 +37,35 @@ class OperationKernels:
         The operation.
     layer : str
         Name of its layer.
-    times : int
+    repetitions : int
         Repetitions of the layer and of the loops inside it.
     forward : tuple of Kernel
         Kernels of the forward pass.
     backward : tuple of Kernel
         Kernels of the backward pass.
-    recomputed : float
+    full_recompute_runs : float
         Additional runs of the operation under full recomputation.
-    selected : float
+    selective_recompute_runs : float
         Additional runs under selective recomputation.
     """
 
     operation: Operation
     layer: str
-    times: int
+    repetitions: int
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
-    recomputed: float = 1.0
-    selected: float = 0.0
+    full_recompute_runs: float = 1.0
+    selective_recompute_runs: float = 0.0
 
 
 #: Chains of passes that are one kernel. ``none``. ``norms``: a sum, a rectifier or both after a batch normalisation,
 #: for which libraries have kernels; ``norms forward``: in the forward pass only. ``all``: any element-wise passes.
 #: ``convolutions``: those, and passes whose output only convolutions read are fused into the convolutions.
-Chains = Literal["none", "norms forward", "norms", "all", "convolutions"]
+FusedChains = Literal["none", "norms forward", "norms", "all", "convolutions"]
 
 
 def fuse_passes(
-    launches: Sequence[OperationKernels], readers: dict[str, int], precision: Precision, chains: Chains = "all"
+    launches: Sequence[OperationKernels], readers: dict[str, int], precision: Precision, chains: FusedChains = "all"
 ) -> list[OperationKernels]:
     """Merge chains of element-wise passes into the last pass of each chain.
 
@@ -97,7 +97,7 @@ def fuse_passes(
     return merged or list(launches)
 
 
-def convolved_tensors(nodes: Iterable[Node]) -> frozenset[str]:
+def convolution_only_inputs(nodes: Iterable[Node]) -> frozenset[str]:
     """Find the tensors that only convolutions read.
 
     Parameters
@@ -140,7 +140,7 @@ def fused_into_convolution(
     operation = launch.operation
     if not isinstance(operation, MemoryPass) or operation.out.name not in convolved:
         return launch
-    if not (operation.kind.pointwise or launch.forward[0].kind.two_sweeps):
+    if not (operation.kind.pointwise or launch.forward[0].kind.reads_input_twice):
         return launch
     size = operation.out.bytes(precision)
     kept = operation.out.name in {tensor.name for tensor in operation.saves}
@@ -183,12 +183,14 @@ def unfused_softmax(launch: OperationKernels, multiple: int, precision: Precisio
         return launch
     narrow, wide = precision.activation, precision.bytes_of("statistic")
     cast, passed, back = (narrow, wide), (wide, wide), (wide, narrow)
-    forward = _passes(launch.forward, scores, (cast, passed, passed, passed, back))
-    backward = _passes(launch.backward, scores, ((narrow, wide), (2 * wide, wide), passed, passed, back))
+    forward = _split_into_passes(launch.forward, scores, (cast, passed, passed, passed, back))
+    backward = _split_into_passes(launch.backward, scores, ((narrow, wide), (2 * wide, wide), passed, passed, back))
     return replace(launch, forward=forward, backward=backward)
 
 
-def _passes(fused: tuple[Kernel, ...], elements: float, steps: Sequence[tuple[float, float]]) -> tuple[Kernel, ...]:
+def _split_into_passes(
+    fused: tuple[Kernel, ...], elements: float, steps: Sequence[tuple[float, float]]
+) -> tuple[Kernel, ...]:
     """Split a fused kernel into passes; ``steps`` are the bytes that each reads and writes per element."""
     return tuple(
         replace(kernel, bytes_read=elements * read, bytes_written=elements * written)
@@ -197,7 +199,7 @@ def _passes(fused: tuple[Kernel, ...], elements: float, steps: Sequence[tuple[fl
     )
 
 
-def section_nodes(nodes: Sequence[Node], chains: Chains) -> list[slice]:
+def section_slices(nodes: Sequence[Node], chains: FusedChains) -> list[slice]:
     """Divide the layers into sections, in order; a section is a repeated block or a single layer.
 
     Parameters
@@ -217,7 +219,7 @@ def section_nodes(nodes: Sequence[Node], chains: Chains) -> list[slice]:
     return [slice(start, end) for start, end in zip(starts, [*starts[1:], len(names)], strict=True)]
 
 
-def _section_names(nodes: Iterable[Node], chains: Chains) -> Iterable[str]:
+def _section_names(nodes: Iterable[Node], chains: FusedChains) -> Iterable[str]:
     """Yield the section of each layer: its repeated block, or a section for a single layer.
 
     If chains of passes are fused, a layer of passes over the output of the layer before belongs to that layer's
@@ -225,8 +227,8 @@ def _section_names(nodes: Iterable[Node], chains: Chains) -> Iterable[str]:
     """
     name, before = "", None
     for node in nodes:
-        joins = chains != "none" and before is not None and not before.repeats and _passes_over(node, before)
-        name = name if joins else node.repeats[0][0] if node.repeats else node.name
+        joins = chains != "none" and before is not None and not before.loops and _passes_over(node, before)
+        name = name if joins else node.loops[0][0] if node.loops else node.name
         before = node
         yield name
 
@@ -235,21 +237,21 @@ def _passes_over(node: Node, before: Node) -> bool:
     """Return True if a layer outside repeated blocks consists of element-wise passes over the previous output."""
     written = {operation.out.name for operation in before.operations}
     pointwise = all(isinstance(operation, MemoryPass) and operation.kind.pointwise for operation in node.operations)
-    return not node.repeats and bool(node.operations) and pointwise and any(t.name in written for t in node.inputs)
+    return not node.loops and bool(node.operations) and pointwise and any(t.name in written for t in node.inputs)
 
 
 def _fusable(first: OperationKernels, second: OperationKernels, readers: dict[str, int]) -> bool:
     a, b = first.operation, second.operation
-    if not (isinstance(a, MemoryPass) and isinstance(b, MemoryPass)) or first.times != second.times:
+    if not (isinstance(a, MemoryPass) and isinstance(b, MemoryPass)) or first.repetitions != second.repetitions:
         return False
-    chains = (a.kind.pointwise or a.kind.two_sweeps) and b.kind.pointwise
+    chains = (a.kind.pointwise or a.kind.reads_input_twice) and b.kind.pointwise
     read_by_it = any(t.name == a.out.name for t in b.inputs) and readers.get(a.out.name, 0) == 1
     return chains and a.out.elements == b.out.elements and read_by_it
 
 
 def _follows_norm(first: OperationKernels, second: OperationKernels) -> bool:
     """Return True if a chain is a normalisation followed by one FLOP per element: a sum, a rectifier."""
-    starts = first.forward[0].kind.two_sweeps if first.forward else False
+    starts = first.forward[0].kind.reads_input_twice if first.forward else False
     return starts and isinstance(second.operation, MemoryPass) and second.operation.flops_per_element <= 1.0
 
 
@@ -261,8 +263,13 @@ def _join(first: OperationKernels, second: OperationKernels, precision: Precisio
     backward = _merged(first.backward, second.backward, between if first.backward and second.backward else 0.0, between)
     if not (first.backward and second.backward):
         backward = first.backward or second.backward
-    recomputed, selected = max(first.recomputed, second.recomputed), max(first.selected, second.selected)
-    return replace(second, forward=forward, backward=backward, recomputed=recomputed, selected=selected)
+    recomputed, selected = (
+        max(first.full_recompute_runs, second.full_recompute_runs),
+        max(first.selective_recompute_runs, second.selective_recompute_runs),
+    )
+    return replace(
+        second, forward=forward, backward=backward, full_recompute_runs=recomputed, selective_recompute_runs=selected
+    )
 
 
 def _merged(first: tuple[Kernel, ...], second: tuple[Kernel, ...], written: float, read: float) -> tuple[Kernel, ...]:
@@ -270,7 +277,7 @@ def _merged(first: tuple[Kernel, ...], second: tuple[Kernel, ...], written: floa
     if not (first and second):
         return first or second
     a, b = first[0], second[0]
-    normalised = a.kind.two_sweeps
+    normalised = a.kind.reads_input_twice
     joined = replace(
         b,
         operation=a.operation if normalised else b.operation,
@@ -282,7 +289,7 @@ def _merged(first: tuple[Kernel, ...], second: tuple[Kernel, ...], written: floa
     return (joined,)
 
 
-Selective = Literal["attention", "products"]
+SelectiveRecompute = Literal["attention", "products"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,16 +297,16 @@ class RecomputeModule:
     """Part of a block that selective recomputation runs again, named as in Megatron-Core's ``--recompute-modules``.
 
     ``selects(layer, name of an operation inside it, operation)`` returns True for the operations to run again. Their
-    outputs are not saved unless other layers read them. A module that ``discards`` its outputs does not save those
-    either: they are recomputed before the backward pass of their readers. ``views`` are suffixes of the names of views
-    of these outputs, which are not saved either.
+    outputs are not saved unless other layers read them. A module that ``discards_outputs`` its outputs does not save
+    those either: they are recomputed before the backward pass of their readers. ``view_suffixes`` are suffixes of the
+    names of views of these outputs, which are not saved either.
     """
 
     name: str
     meaning: str
     selects: Callable[[Node, str, Operation], bool]
-    discards: bool = False
-    views: tuple[str, ...] = ()
+    discards_outputs: bool = False
+    view_suffixes: tuple[str, ...] = ()
 
 
 RECOMPUTE_MODULES: Registry[RecomputeModule] = Registry("module to recompute", "paleo.lowering")
@@ -312,7 +319,7 @@ def _add_recompute_module(module: RecomputeModule) -> RecomputeModule:
 
 def _is_norm(layer: Node, part: str, operation: Operation) -> bool:
     """Return True for a normalisation of a repeated block; the one before the head is not in a block."""
-    return bool(layer.repeats) and layer.type in ("layer_norm", "rms_norm") and isinstance(operation, MemoryPass)
+    return bool(layer.loops) and layer.type in ("layer_norm", "rms_norm") and isinstance(operation, MemoryPass)
 
 
 def _is_expert_activation(layer: Node, part: str, operation: Operation) -> bool:
@@ -325,20 +332,22 @@ def _is_latent_projection(layer: Node, part: str, operation: Operation) -> bool:
     return layer.type == "latent_attention" and projected
 
 
-CORE = _add_recompute_module(
+ATTENTION_CORE_MODULE = _add_recompute_module(
     RecomputeModule(
-        "core_attn", "scores, softmax, dropout and weighted sum", lambda _, __, operation: is_core(operation)
+        "core_attn", "scores, softmax, dropout and weighted sum", lambda _, __, operation: is_attention_core(operation)
     )
 )
-_add_recompute_module(RecomputeModule("layernorm", "normalisations between layers", _is_norm, discards=True))
-_add_recompute_module(RecomputeModule("moe_act", "activations of experts", _is_expert_activation, discards=True))
+_add_recompute_module(RecomputeModule("layernorm", "normalisations between layers", _is_norm, discards_outputs=True))
+_add_recompute_module(
+    RecomputeModule("moe_act", "activations of experts", _is_expert_activation, discards_outputs=True)
+)
 _add_recompute_module(
     RecomputeModule(
         "mla_up_proj",
         "norms of latent attention's vectors, what it projects out of them, and its rotation",
         _is_latent_projection,
-        discards=True,
-        views=(".query", ".key", ".value"),
+        discards_outputs=True,
+        view_suffixes=(".query", ".key", ".value"),
     )
 )
 _add_recompute_module(RecomputeModule("mlp", "dense feed-forward layers", lambda layer, _, __: layer.type == "mlp"))
@@ -355,7 +364,7 @@ _add_recompute_module(
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoints:
+class ActivationCheckpointing:
     """Activation checkpointing as a framework does it.
 
     If it ``stops_early``, recomputation of a block ends when its backward pass has all inputs (PyTorch's non-reentrant
@@ -366,8 +375,8 @@ class Checkpoints:
     """
 
     stops_early: bool = False
-    selective: Selective = "attention"
-    modules: tuple[str, ...] = (CORE.name,)
+    selective: SelectiveRecompute = "attention"
+    modules: tuple[str, ...] = (ATTENTION_CORE_MODULE.name,)
 
     def recomputed(self, operation: Operation, left_out: frozenset[str]) -> float:
         """Return how many times more an operation runs under full recomputation: 0 or 1.
@@ -405,10 +414,10 @@ class Checkpoints:
         """
         if self.selective == "attention":
             return float(any(_selects(RECOMPUTE_MODULES[name], node, operation) for name in self.modules))
-        if not node.repeats:
+        if not node.loops:
             return 0.0
         once = 0.5 if isinstance(operation, Contraction) else 1.0
-        return 0.0 if is_core(operation) else once * self.recomputed(operation, left_out)
+        return 0.0 if is_attention_core(operation) else once * self.recomputed(operation, left_out)
 
     def _run_again(self, node: Node) -> frozenset[str]:
         """List the operations of a layer that modules of selective recomputation run again, by name."""
@@ -429,7 +438,7 @@ class Checkpoints:
         frozenset of str
             Names of tensors.
         """
-        return frozenset().union(*(_freed(RECOMPUTE_MODULES[name], nodes) for name in self.modules))
+        return frozenset().union(*(_unsaved_tensors(RECOMPUTE_MODULES[name], nodes) for name in self.modules))
 
 
 def _selects(module: RecomputeModule, node: Node, operation: Operation) -> bool:
@@ -456,7 +465,7 @@ def unmatched_module_warnings(modules: Iterable[str], graph: Graph) -> list[str]
     return [f"recompute.modules={name} changes nothing: no layer of the network has that part" for name in idle]
 
 
-def _freed(module: RecomputeModule, nodes: Sequence[Node]) -> set[str]:
+def _unsaved_tensors(module: RecomputeModule, nodes: Sequence[Node]) -> set[str]:
     """List the tensors that a recomputed module writes or saves.
 
     Outputs that other layers read are not freed, unless the module discards its outputs.
@@ -469,32 +478,32 @@ def _freed(module: RecomputeModule, nodes: Sequence[Node]) -> set[str]:
                 continue
             inner.add(operation.out.name)
             inner.update({tensor.name for tensor in operation.saves} - {tensor.name for tensor in operation.reads})
-            views = [tensor.name for tensor in operation.reads if tensor.name.endswith(module.views or ("\0",))]
-            inner.update(name for name in views if module.discards)
-    if module.discards:
-        return inner | {name for name in outer if inner and name.endswith(module.views or ("\0",))}
+            views = [tensor.name for tensor in operation.reads if tensor.name.endswith(module.view_suffixes or ("\0",))]
+            inner.update(name for name in views if module.discards_outputs)
+    if module.discards_outputs:
+        return inner | {name for name in outer if inner and name.endswith(module.view_suffixes or ("\0",))}
     return inner - outer - {node.out.name for node in nodes}
 
 
 #: Full recomputation of whole blocks, or selective recomputation of attention's core.
-WHOLE_BLOCKS = Checkpoints()
+DEFAULT_CHECKPOINTING = ActivationCheckpointing()
 
 
 #: Computation that overlaps with the dispatch of tokens to experts and their return.
-BesideDispatch = Literal["shared experts", "microbatch"]
+DispatchOverlap = Literal["shared experts", "microbatch"]
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
     """Way in which tokens are dispatched to experts (MoE all-to-all).
 
-    With ``targets`` (a number of nodes or devices) a token is sent once to each of these, even if several of its
-    experts are there; with None it is sent once to each expert. ``beside`` names the computation that overlaps with the
-    exchange.
+    With ``target_count`` (a number of nodes or devices) a token is sent once to each of these, even if several of its
+    experts are there; with None it is sent once to each expert. ``overlap`` names the computation that overlaps with
+    the exchange.
     """
 
-    targets: int | None = None
-    beside: BesideDispatch | None = None
+    target_count: int | None = None
+    overlap: DispatchOverlap | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -502,23 +511,23 @@ class LoweringOptions:
     """Choices of the software that decide how a layer graph becomes kernels: fusion, recomputation, MoE dispatch."""
 
     #: Chains of element-wise passes that are one kernel.
-    chains: Chains = "none"
+    chains: FusedChains = "none"
     #: True if inputs gathered over tp are saved as shards and gathered again for the backward pass.
     regather: bool = True
     #: Number of score matrices that the softmax kernel processes together (`unfused_softmax`).
     softmax_multiple: int = 1
     #: Pieces into which gathers and scatters over tp are cut to overlap with products.
-    gather_pieces: int = 1
+    gather_chunks: int = 1
     #: How the framework recomputes.
-    checkpoints: Checkpoints = WHOLE_BLOCKS
+    checkpoints: ActivationCheckpointing = DEFAULT_CHECKPOINTING
 
 
-class SectionCheckpoints(NamedTuple):
+class SectionRecompute(NamedTuple):
     """Operations to recompute and tensors not to save in one section (a run of equal layers).
 
     ``spared`` are names of operations that are not recomputed, ``freed`` names of tensors that are not saved. ``flags``
-    hold, for each operation of each layer, its additional runs under full and selective recomputation. ``recomputed``
-    maps each layer to the names of its operations in modules of selective recomputation.
+    hold, for each operation of each layer, its additional runs under full and selective recomputation.
+    ``full_recompute_runs`` maps each layer to the names of its operations in modules of selective recomputation.
     """
 
     spared: frozenset[str]
@@ -527,7 +536,7 @@ class SectionCheckpoints(NamedTuple):
     recomputed: Mapping[str, frozenset[str]]
 
     @classmethod
-    def of(cls, nodes: Sequence[Node], checkpoints: Checkpoints) -> SectionCheckpoints:
+    def of(cls, nodes: Sequence[Node], checkpoints: ActivationCheckpointing) -> SectionRecompute:
         """Collect the effect of recomputation on the layers of one section.
 
         Parameters
@@ -539,7 +548,7 @@ class SectionCheckpoints(NamedTuple):
 
         Returns
         -------
-        SectionCheckpoints
+        SectionRecompute
             The collected names and counts.
         """
         spared = unneeded_for_backward([operation for node in nodes for operation in node.operations])
@@ -626,13 +635,13 @@ class SavedTensorCounter:
         """
         loops = self.graph.loops_of(tensor, keeper)
         read = tensor.name in {each.name for each in keeper.inputs}
-        around = [loop for loop in loops if read and self.graph.enters(tensor, loop)]
+        around = [loop for loop in loops if read and self.graph.is_loop_carried(tensor, loop)]
         outside = loops[: len(loops) - len(around)]
         whole, times_larger = self.graph.storage_of(tensor)
         new = self._new_copies(whole, copy, str(outside), math.prod(times for _, times in outside))
         for index, (name, times) in enumerate(around, start=len(outside)):
             iterations = math.prod(times for _, times in loops[:index]) * (times - 1)
-            new += self._new_copies(self.graph.carried[name][1], copy, f"round {name}", iterations)
+            new += self._new_copies(self.graph.loop_carried[name][1], copy, f"round {name}", iterations)
         return new * times_larger
 
     def _new_copies(self, name: str, copy: str, which: str, copies: int) -> int:

@@ -20,21 +20,21 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paleo.errors import PlanError, near
+from paleo.errors import PlanError, suggest_names
 
 if TYPE_CHECKING:
     from paleo.lowering.program import CountedKernel, Program, Section
     from paleo.specs.run import Cut, Run
 
 #: Consecutive layers on one stage: pairs of a section's position and the number of its layers.
-Chunk = tuple[tuple[int, int], ...]
+ModelChunk = tuple[tuple[int, int], ...]
 #: Tolerance for rounding errors in sums of weights.
 _SLACK = 1.0 + 2.0**-40
 
 
 def cut_into_stages(
     program: Program, weights: Sequence[float], stages: Sequence[int], how: Cut | None = None
-) -> list[Chunk]:
+) -> list[ModelChunk]:
     """Cut a network into contiguous model chunks for pipeline stages.
 
     By default, as in Megatron, each chunk has equally many layers of the heaviest block if their number is divisible.
@@ -64,18 +64,18 @@ def cut_into_stages(
     """
     sections = program.sections
     if isinstance(how, tuple):
-        return _stated(program, how)
+        return _cut_as_stated(program, how)
     pieces = len(stages)
     if pieces == 1:
         return [tuple((index, section.repeat) for index, section in enumerate(sections))]
     heaviest = max(range(len(sections)), key=lambda i: weights[i] * sections[i].repeat)
     layers = sections[heaviest].repeat
     if how != "time" and layers % pieces == 0:
-        return _even(program, heaviest, pieces)
+        return _cut_evenly(program, heaviest, pieces)
     if how == "uniform":
         problem = f"the {layers} layers of {sections[heaviest].name!r} cannot be divided evenly over {pieces} pieces"
         raise PlanError(f"pipeline.cut 'uniform': {problem}; use pipeline.cut=time, or state the layers of each piece")
-    return _balanced(program, weights, stages)
+    return _cut_balanced(program, weights, stages)
 
 
 def layer_counts(program: Program) -> list[int]:
@@ -97,7 +97,7 @@ def layer_counts(program: Program) -> list[int]:
     return [section.repeat if section.repeat > 1 or not folded else 0 for section in program.sections]
 
 
-def _stated(program: Program, layers: Sequence[int]) -> list[Chunk]:
+def _cut_as_stated(program: Program, layers: Sequence[int]) -> list[ModelChunk]:
     """Cut into pieces with stated numbers of layers.
 
     Sections between layers are on the piece of the layer before them, sections before the first layer on that of the
@@ -171,7 +171,7 @@ def _balanced_layers(runs: tuple[tuple[float, int, int], ...], stages: tuple[int
 
 
 def slowest_stage_time(
-    program: Program, weights: Sequence[float], chunks: Sequence[Chunk], stages: Sequence[int]
+    program: Program, weights: Sequence[float], chunks: Sequence[ModelChunk], stages: Sequence[int]
 ) -> float:
     """Return the forward plus backward time of the slowest stage for one microbatch.
 
@@ -246,17 +246,17 @@ def _least_filled(weights: tuple[float, ...], stages: tuple[int, ...], early: bo
     """
     sums, order = _running_sums(weights[::-1]), stages[::-1]
     low, high, alone = sums[-1] / len(set(stages)), sums[-1], len(set(stages)) == len(stages)
-    ends, reached, _ = _filled(sums, order, high, even=alone)
+    ends, reached, _ = _fill_chunks(sums, order, high, even=alone)
     high = reached if alone else high  # with several pieces a stage, more weight may suffice less well
     while low * _SLACK < high:
         middle = (low + high) / 2
-        filled, reached, following = _filled(sums, order, middle)
+        filled, reached, following = _fill_chunks(sums, order, middle)
         if reached <= middle * _SLACK:
             ends, high = filled, min(middle, reached)
         else:
             low = max(middle, min(following, reached))
     ahead = (_running_sums(weights), stages) if early else (sums, order)
-    spread, reached, _ = _filled(*ahead, high, even=True)
+    spread, reached, _ = _fill_chunks(*ahead, high, even=True)
     if reached <= high * _SLACK:
         return tuple(spread if early else _mirrored(spread))
     return tuple(_mirrored(ends))
@@ -273,7 +273,7 @@ def _mirrored(ends: Sequence[int]) -> list[int]:
     return [ends[-1] - end for end in (0, *ends[:-1])][::-1]
 
 
-def _filled(
+def _fill_chunks(
     sums: Sequence[float], stages: Sequence[int], most: float, *, even: bool = False
 ) -> tuple[list[int], float, float]:
     """Fill pieces one after another so that no stage exceeds a weight, where that is possible.
@@ -305,7 +305,7 @@ def _filled(
     return ends, max(taken.values()), following
 
 
-def cut_by_work(program: Program, pieces: int) -> list[Chunk]:
+def cut_by_flops(program: Program, pieces: int) -> list[ModelChunk]:
     """Cut a network by the FLOP of its products with weights, as nanotron does.
 
     A piece takes layers until the cumulative FLOP exceed its share of the total. So earlier pieces have more work, and
@@ -334,7 +334,7 @@ def cut_by_work(program: Program, pieces: int) -> list[Chunk]:
             if len(filled) < pieces and done > total * len(filled) / pieces * _SLACK:
                 filled.append([])
     complete = len(filled) == pieces and filled[-1]
-    return [_counted(piece) for piece in filled] if complete else cut_into_stages(program, work, range(pieces))
+    return [_as_chunk(piece) for piece in filled] if complete else cut_into_stages(program, work, range(pieces))
 
 
 def product_flops(section: Section) -> float:
@@ -350,11 +350,11 @@ def product_flops(section: Section) -> float:
     float
         FLOP of one layer iteration on one rank.
     """
-    counted = [kernel for kernel in section.kernels if kernel.kernel.family == "gemm" and not kernel.core]
-    return sum(kernel.times * kernel.kernel.flops for kernel in counted if kernel.kernel.phase == "forward")
+    counted = [kernel for kernel in section.kernels if kernel.kernel.family == "gemm" and not kernel.in_attention_core]
+    return sum(kernel.repetitions * kernel.kernel.flops for kernel in counted if kernel.kernel.phase == "forward")
 
 
-def _even(program: Program, block: int, pieces: int) -> list[Chunk]:
+def _cut_evenly(program: Program, block: int, pieces: int) -> list[ModelChunk]:
     """Cut so that each piece has equally many layers of a block."""
     layers = program.sections[block].repeat // pieces
     chunks: list[list[tuple[int, int]]] = [[(block, layers)] for _ in range(pieces)]
@@ -363,23 +363,23 @@ def _even(program: Program, block: int, pieces: int) -> list[Chunk]:
     return [tuple(chunk) for chunk in chunks]
 
 
-def _balanced(program: Program, weights: Sequence[float], stages: Sequence[int]) -> list[Chunk]:
+def _cut_balanced(program: Program, weights: Sequence[float], stages: Sequence[int]) -> list[ModelChunk]:
     """Cut into contiguous pieces whose heaviest stage is as light as possible.
 
     The output layer and its loss stay together: on another stage the loss would receive all logits (Megatron's
     account_for_loss_in_pipeline_split also counts both as one layer). Layers that do not divide evenly are on earlier
     pieces where each stage has one, as DeepSpeed's partition_uniform has them, else on later ones.
     """
-    units = _divisible(program, weights)
+    units = _balanced_units(program, weights)
     if len(units) < len(stages):
         raise PlanError(f"{len(units)} layers cannot be cut into {len(stages)} pipeline stages")
     ends = [0, *_balanced_ends([weight for _, weight in units], stages, early=len(set(stages)) == len(stages))]
     return [
-        _counted([index for sections, _ in units[start:end] for index in sections]) for start, end in pairwise(ends)
+        _as_chunk([index for sections, _ in units[start:end] for index in sections]) for start, end in pairwise(ends)
     ]
 
 
-def _divisible(program: Program, weights: Sequence[float]) -> list[tuple[tuple[int, ...], float]]:
+def _balanced_units(program: Program, weights: Sequence[float]) -> list[tuple[tuple[int, ...], float]]:
     """List the units that a balanced cut may separate, as positions of sections with their weight, layer by layer.
 
     The last layer with parameters and the sections after it are one unit.
@@ -393,15 +393,15 @@ def _divisible(program: Program, weights: Sequence[float]) -> list[tuple[tuple[i
     return [*earlier, ((*final, *behind), weight + sum(weights[index] for index in behind))]
 
 
-def _counted(piece: list[int]) -> Chunk:
+def _as_chunk(piece: list[int]) -> ModelChunk:
     return tuple((index, piece.count(index)) for index in dict.fromkeys(piece))
 
 
 #: Layers of a piece: position of the section, and the range of its layer numbers in the network.
-Layers = list[tuple[int, range]]
+ChunkLayers = list[tuple[int, range]]
 Mask = npt.NDArray[np.bool_]
 Array = npt.NDArray[np.float64]
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE_POLICIES = ("none", "selective", "full")
 
 
 class _Policy(NamedTuple):
@@ -414,7 +414,7 @@ class _Policy(NamedTuple):
     group: int = 1
 
 
-class Policies(NamedTuple):
+class RecomputePolicies(NamedTuple):
     """Recompute policy of every section, as arrays of shape (sections,) or (sections, configurations).
 
     ``full`` is True where the whole layer is recomputed, ``core`` where only its attention core is. ``group`` is the
@@ -426,7 +426,7 @@ class Policies(NamedTuple):
     group: Array
 
     @classmethod
-    def of(cls, program: Program) -> Policies:
+    def of(cls, program: Program) -> RecomputePolicies:
         """Read the policies from a program.
 
         Parameters
@@ -444,7 +444,7 @@ class Policies(NamedTuple):
         return cls(hows == "full", hows == "selective", groups)
 
     @classmethod
-    def uniform(cls, repeat: Array, how: str) -> Policies:
+    def uniform(cls, repeat: Array, how: str) -> RecomputePolicies:
         """Build one policy for the whole network; full recomputation applies to repeated blocks only.
 
         Parameters
@@ -463,7 +463,7 @@ class Policies(NamedTuple):
         return policies._replace(full=policies.full & fully_recomputed(repeat))
 
     @classmethod
-    def for_each_section(cls, sections: int, how: str) -> Policies:
+    def for_each_section(cls, sections: int, how: str) -> RecomputePolicies:
         """Build one policy for every section, including those outside repeated blocks.
 
         Parameters
@@ -482,7 +482,7 @@ class Policies(NamedTuple):
         return cls(whole, core, np.ones(sections))
 
     @classmethod
-    def of_configurations(cls, repeat: Array, hows: npt.NDArray[np.intp]) -> Policies:
+    def of_configurations(cls, repeat: Array, hows: npt.NDArray[np.intp]) -> RecomputePolicies:
         """Build one policy for the whole network in each configuration.
 
         Parameters
@@ -490,15 +490,15 @@ class Policies(NamedTuple):
         repeat : ndarray, shape (sections,)
             Layers of each section.
         hows : ndarray, shape (configurations,)
-            Positions in `RECOMPUTE`.
+            Positions in `RECOMPUTE_POLICIES`.
 
         Returns
         -------
         Policies
             Policies, arrays of shape (sections, configurations).
         """
-        whole = fully_recomputed(repeat)[:, None] & (hows == RECOMPUTE.index("full"))
-        core = np.broadcast_to(hows == RECOMPUTE.index("selective"), whole.shape)
+        whole = fully_recomputed(repeat)[:, None] & (hows == RECOMPUTE_POLICIES.index("full"))
+        core = np.broadcast_to(hows == RECOMPUTE_POLICIES.index("selective"), whole.shape)
         return cls(whole, core, np.ones(whole.shape))
 
     def shaped(self, axes: int) -> tuple[Mask, Mask, Array]:
@@ -573,7 +573,12 @@ def kernel_runs(section: Section, counted: CountedKernel) -> float:
     """
     if counted.kernel.phase != "forward":
         return 1.0
-    return 1.0 + {"none": 0.0, "full": counted.recomputed, "selective": counted.selected}[section.recompute]
+    return (
+        1.0
+        + {"none": 0.0, "full": counted.full_recompute_runs, "selective": counted.selective_recompute_runs}[
+            section.recompute
+        ]
+    )
 
 
 def with_recompute(program: Program, how: str) -> Program:
@@ -679,7 +684,9 @@ def policy_shares(program: Program, run: Run, pieces: int) -> dict[str, Array]:
     sections = program.sections
     if run.recompute.by_layer:
         policies = _by_layer(program, run)
-        return {how: np.array([np.mean([p.mode == how for p in each]) for each in policies]) for how in RECOMPUTE}
+        return {
+            how: np.array([np.mean([p.mode == how for p in each]) for each in policies]) for how in RECOMPUTE_POLICIES
+        }
     whole = recomputed_sections(program)
     layers = sum(section.repeat for section, blocks in zip(sections, whole, strict=True) if blocks)
     share = 1.0 if run.recompute.layers is None else min(1.0, run.recompute.layers * pieces / layers)
@@ -690,16 +697,16 @@ def policy_shares(program: Program, run: Run, pieces: int) -> dict[str, Array]:
 class SplitProgram(NamedTuple):
     """Program whose sections are split so that each has one recompute policy.
 
-    ``pieces`` are the pieces of the pipeline in terms of the new sections. ``origin`` is the position of the original
-    section of each new one.
+    ``model_chunks`` are the pieces of the pipeline in terms of the new sections. ``origin`` is the position of the
+    original section of each new one.
     """
 
     program: Program
-    pieces: list[Chunk]
+    model_chunks: list[ModelChunk]
     origin: list[int]
 
 
-def split_by_policy(program: Program, pieces: Sequence[Chunk], run: Run) -> SplitProgram:
+def split_by_policy(program: Program, pieces: Sequence[ModelChunk], run: Run) -> SplitProgram:
     """Split sections whose layers are recomputed differently, so that each section has one policy.
 
     Parameters
@@ -738,7 +745,7 @@ def split_by_policy(program: Program, pieces: Sequence[Chunk], run: Run) -> Spli
     return SplitProgram(replace(program, sections=tuple(sections), ties=tuple(ties)), chunks, [k for k, _ in kinds])
 
 
-def most_recomputable_layers(program: Program, pieces: Sequence[Chunk]) -> int:
+def most_recomputable_layers(program: Program, pieces: Sequence[ModelChunk]) -> int:
     """Return the largest number of layers on one piece that full recomputation applies to.
 
     Parameters
@@ -757,7 +764,7 @@ def most_recomputable_layers(program: Program, pieces: Sequence[Chunk]) -> int:
     return max(sum(layers for section, layers in piece if whole[section]) for piece in pieces)
 
 
-def _numbered(pieces: Sequence[Chunk]) -> Iterator[Layers]:
+def _numbered(pieces: Sequence[ModelChunk]) -> Iterator[ChunkLayers]:
     """Yield each model chunk with the indices of its layers within their sections."""
     done: dict[int, int] = {}
     for piece in pieces:
@@ -769,7 +776,7 @@ def _numbered(pieces: Sequence[Chunk]) -> Iterator[Layers]:
         yield numbered
 
 
-def _piece_policies(program: Program, run: Run, piece: Layers, whole: Mask) -> Iterator[tuple[int, _Policy]]:
+def _piece_policies(program: Program, run: Run, piece: ChunkLayers, whole: Mask) -> Iterator[tuple[int, _Policy]]:
     """Yield (section, recompute policy) of each layer of a model chunk, in order."""
     if run.recompute.by_layer:
         policies = _by_layer(program, run)
@@ -797,7 +804,9 @@ def _by_layer(program: Program, run: Run) -> list[list[_Policy]]:
     for pattern, how in run.recompute.by_layer.items():
         places = [(i, layer) for i, layer, name in _names(program) if fnmatchcase(name, pattern)]
         if not places:
-            raise PlanError(f"recompute.by_layer: no layer is called {pattern!r}; {near(pattern, _labels(program))}")
+            raise PlanError(
+                f"recompute.by_layer: no layer is called {pattern!r}; {suggest_names(pattern, _labels(program))}"
+            )
         for section, layer in places:
             policies[section][layer] = _Policy(how)
     return policies

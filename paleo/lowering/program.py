@@ -11,31 +11,31 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from paleo.lowering.launches import (
-    BesideDispatch,
-    Chains,
     Dispatch,
+    DispatchOverlap,
+    FusedChains,
     LoweringOptions,
     OperationKernels,
     SavedTensorCounter,
-    SectionCheckpoints,
-    convolved_tensors,
+    SectionRecompute,
+    convolution_only_inputs,
     fuse_passes,
     fused_into_convolution,
     saved_tensors,
-    section_nodes,
+    section_slices,
     unfused_softmax,
 )  # fmt: skip
 from paleo.operations.base import (
     ATTENTION_CORE,
     SHARED_EXPERTS,
     Kernel,
-    Matrix,
     MemoryPass,
     Operation,
     Phase,
+    WeightMatrices,
     accumulation,
-    flat_pass,
-    is_core,
+    elementwise_kernel,
+    is_attention_core,
 )
 from paleo.operations.contraction import Contraction, FusedAttention, weight_matrix
 from paleo.parallel.propagation import (
@@ -58,31 +58,31 @@ if TYPE_CHECKING:
 class CountedKernel:
     """Kernel of one layer of a section (a run of equal layers), with the number of its runs.
 
-    ``times`` is above 1 for a block folded inside the section's block, and below 1 for a kernel of some iterations
-    only. ``recomputed`` and ``selected`` are additional runs per run under full and selective recomputation. ``sorts``
-    is True for sorts of tokens that arrive from other ranks.
+    ``repetitions`` is above 1 for a block folded inside the section's block, and below 1 for a kernel of some
+    iterations only. ``full_recompute_runs`` and ``selective_recompute_runs`` are additional runs per run under full
+    and selective recomputation. ``sorts`` is True for sorts of tokens that arrive from other ranks.
     """
 
     kernel: Kernel
     layer: str
-    times: float
-    recomputed: float = 1.0
-    selected: float = 0.0
+    repetitions: float
+    full_recompute_runs: float = 1.0
+    selective_recompute_runs: float = 0.0
     sorts: bool = False
 
     @property
-    def core(self) -> bool:
+    def in_attention_core(self) -> bool:
         """True if the kernel belongs to the core of attention: scores, softmax, dropout, weighted sum."""
         return ATTENTION_CORE in self.kernel.name
 
     @property
-    def shared(self) -> bool:
+    def in_shared_experts(self) -> bool:
         """True if the kernel belongs to shared experts, which process every token."""
         return SHARED_EXPERTS in self.kernel.name
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class LayerCollective:
     """Collective of one layer, with its payload and the computation that it can overlap.
 
     Attributes
@@ -97,7 +97,7 @@ class Transfer:
         Collectives per layer iteration.
     overlapped : bool
         True if it runs during computation that does not wait for it.
-    pieces : int
+    overlap_chunks : int
         Pieces into which it is cut to overlap with the product before or after it.
     recomputed, selected : bool
         True if full or selective recomputation repeats it.
@@ -107,7 +107,7 @@ class Transfer:
         True if it sends tokens to experts or back.
     spread : tuple of int, optional
         Experts that a token visits, all experts, and ranks that share them, for tokens sorted by expert.
-    carries : {'', 'dispatch', 'combine'}
+    token_direction : {'', 'dispatch', 'combine'}
         Direction of tokens in a library that sends each of them separately.
     """
 
@@ -118,13 +118,13 @@ class Transfer:
     phase: Phase
     times: int
     overlapped: bool = False
-    pieces: int = 1
+    overlap_chunks: int = 1
     recomputed: bool = True
     selected: bool = False
-    beside: BesideDispatch | None = None
+    beside: DispatchOverlap | None = None
     dispatches: bool = False
     spread: tuple[int, int, int] | None = None
-    carries: Literal["", "dispatch", "combine"] = ""
+    token_direction: Literal["", "dispatch", "combine"] = ""
 
     def share(self, dispatch: Dispatch) -> float:
         """Return the share of the payload that is sent if a token is sent once to each target of a dispatch.
@@ -139,13 +139,13 @@ class Transfer:
         float
             Share, at most 1.
         """
-        if self.spread is None or dispatch.targets is None:
+        if self.spread is None or dispatch.target_count is None:
             return 1.0
         visited, experts, devices = self.spread
-        return deduplicated_dispatch_share(visited, experts, dispatch.targets if self.dispatches else devices)
+        return deduplicated_dispatch_share(visited, experts, dispatch.target_count if self.dispatches else devices)
 
     @property
-    def hides_behind(self) -> Literal["nothing", "section", "core", "products", BesideDispatch]:
+    def overlaps_with(self) -> Literal["nothing", "section", "core", "products", DispatchOverlap]:
         """Name of the computation with which the collective can overlap.
 
         It is the section, the core of attention (a ring of keys), products with weights, shared experts, or another
@@ -153,7 +153,7 @@ class Transfer:
         """
         if self.beside:
             return self.beside
-        if self.pieces > 1:
+        if self.overlap_chunks > 1:
             return "products"
         return "nothing" if not self.overlapped else "core" if ATTENTION_CORE in self.name else "section"
 
@@ -193,7 +193,7 @@ class Section:
     name: str
     repeat: int
     kernels: tuple[CountedKernel, ...]
-    transfers: tuple[Transfer, ...]
+    transfers: tuple[LayerCollective, ...]
     gradients: tuple[Gradient, ...]
     parameters: float
     tensors: float
@@ -204,7 +204,7 @@ class Section:
     workspaces: tuple[float, ...]
     recompute: str = "none"
     recompute_group: int = 1
-    matrices: tuple[Matrix, ...] = ()
+    matrices: tuple[WeightMatrices, ...] = ()
 
     @property
     def workspace_bytes(self) -> float:
@@ -253,7 +253,7 @@ class Program:
             FLOP.
         """
         return sum(
-            counted.kernel.flops * counted.times * section.repeat
+            counted.kernel.flops * counted.repetitions * section.repeat
             for section in self.sections
             for counted in section.kernels
             if phase in (None, counted.kernel.phase)
@@ -298,19 +298,21 @@ def lower(
     lowering = _Lowering(graph, precision, options or LoweringOptions())
     nodes_of = lowering.nodes_of[:sections]
     placed = propagate(graph, placement, mesh, None if sections is None else nodes_of[-1].stop)
-    placed = placed if lowering.options.regather else tuple([lowering.kept_whole(layer) for layer in placed])
+    placed = (
+        placed if lowering.options.regather else tuple([lowering.cached_without_regather(layer) for layer in placed])
+    )
     lowered = [lowering.section(number, placed[nodes]) for number, nodes in enumerate(nodes_of)]
     return Program(tuple([section for section, _ in lowered]), tuple([tie for _, ties in lowered for tie in ties]))
 
 
-def sections_with_tables(graph: Graph, chains: Chains) -> int:
+def sections_with_tables(graph: Graph, chains: FusedChains) -> int:
     """Count the first sections of a network, up to the last one that reads only some rows of a table.
 
     Parameters
     ----------
     graph : Graph
         The network at any batch.
-    chains : Chains
+    chains : FusedChains
         Fused chains of passes, on which sections depend.
 
     Returns
@@ -318,8 +320,8 @@ def sections_with_tables(graph: Graph, chains: Chains) -> int:
     int
         Number of sections; 0 without such tables.
     """
-    sparse = [any(getattr(operation, "sparse_rows", 0) for operation in node.operations) for node in graph.nodes]
-    sections = enumerate(section_nodes(graph.nodes, chains), start=1)
+    sparse = [any(getattr(operation, "rows_per_output", 0) for operation in node.operations) for node in graph.nodes]
+    sections = enumerate(section_slices(graph.nodes, chains), start=1)
     return max((number for number, nodes in sections if any(sparse[nodes])), default=0)
 
 
@@ -338,28 +340,30 @@ class _Lowering:
     def __init__(self, graph: Graph, precision: Precision, options: LoweringOptions) -> None:
         self.graph, self.precision, self.options = graph, precision, options
         self.checkpoints, chains = options.checkpoints, options.chains
-        self._readers = graph.once("readers", lambda: _readers(graph.nodes), any_batch=True)
-        self._reads = graph.once("reads", lambda: _reads(graph.nodes), any_batch=True)
-        self._newly_saved = graph.once(("kept anew", precision), lambda: _newly_saved(graph, precision), any_batch=True)
-        self._tiled = graph.once("tiled", lambda: _tiled(graph.nodes), any_batch=True)
-        self._shares: dict[Hashable, _LayerShare] = graph.once(("shares", precision), dict, any_batch=True)
-        self.nodes_of = graph.once(("sections", chains), lambda: section_nodes(graph.nodes, chains), any_batch=True)
-        self._owners = graph.once(("owners", chains), lambda: _owners(graph.nodes, self.nodes_of), any_batch=True)
+        self._readers = graph.cached("readers", lambda: _readers(graph.nodes), any_batch=True)
+        self._reads = graph.cached("reads", lambda: _reader_counts(graph.nodes), any_batch=True)
+        self._newly_saved = graph.cached(
+            ("kept anew", precision), lambda: _newly_saved(graph, precision), any_batch=True
+        )
+        self._tiled = graph.cached("tiled", lambda: _unmaterialised_tensors(graph.nodes), any_batch=True)
+        self._shares: dict[Hashable, _LayerShare] = graph.cached(("shares", precision), dict, any_batch=True)
+        self.nodes_of = graph.cached(("sections", chains), lambda: section_slices(graph.nodes, chains), any_batch=True)
+        self._owners = graph.cached(("owners", chains), lambda: _owners(graph.nodes, self.nodes_of), any_batch=True)
 
-    def kept_whole(self, placed: PlacedNode) -> PlacedNode:
-        return self.graph.once(("whole", placed), lambda: without_regather(placed), any_batch=True)
+    def cached_without_regather(self, placed: PlacedNode) -> PlacedNode:
+        return self.graph.cached(("whole", placed), lambda: without_regather(placed), any_batch=True)
 
     def section(self, number: int, members: Sequence[PlacedNode]) -> tuple[Section, tuple[TiedParameter, ...]]:
         """Return the lowered section of some layers and its tied parameters; equal sections are one cached object."""
         key = number, members, self.precision, self.options
-        return self.graph.once(key, lambda: self._section(number, members), any_batch=True)
+        return self.graph.cached(key, lambda: self._section(number, members), any_batch=True)
 
     def _section(self, number: int, members: Sequence[PlacedNode]) -> tuple[Section, tuple[TiedParameter, ...]]:
         first, last = members[0], members[-1]
-        name, repeat = first.node.repeats[0] if first.node.repeats else (first.node.name, 1)
+        name, repeat = first.node.loops[0] if first.node.loops else (first.node.name, 1)
         gradients: dict[Axes, float] = {}
-        counted, ties, matrices = set[str](), list[TiedParameter](), list[Matrix]()
-        policy = self._policy([layer.node for layer in members])
+        counted, ties, matrices = set[str](), list[TiedParameter](), list[WeightMatrices]()
+        policy = self._section_recompute([layer.node for layer in members])
         saved = core = tensors = parameters = 0.0
         for layer in members:
             for tensor, axes in layer.parameters:
@@ -401,17 +405,17 @@ class _Lowering:
         )
         return section, tuple(ties)
 
-    def _policy(self, nodes: list[Node]) -> SectionCheckpoints:
+    def _section_recompute(self, nodes: list[Node]) -> SectionRecompute:
         """Return what recomputation repeats and frees in a section; it does not depend on the parallel split."""
         key = "policy", self.checkpoints, nodes[0].name, len(nodes)
-        return self.graph.once(key, lambda: SectionCheckpoints.of(nodes, self.checkpoints), any_batch=True)
+        return self.graph.cached(key, lambda: SectionRecompute.of(nodes, self.checkpoints), any_batch=True)
 
     def _share(self, placed: PlacedNode) -> _LayerShare:
         """Return the cached result of `_share`; many meshes split a layer equally."""
-        if placed.share not in self._shares:
+        if placed.share_key not in self._shares:
             newly_saved = self._newly_saved[placed.node.name]
-            self._shares[placed.share] = _share(placed, self.precision, newly_saved, self._tiled)
-        return self._shares[placed.share]
+            self._shares[placed.share_key] = _share(placed, self.precision, newly_saved, self._tiled)
+        return self._shares[placed.share_key]
 
     def _freed_bytes(self, members: Sequence[PlacedNode], repeat: int, saved: float, core: float) -> float:
         """Return the saved bytes that selective recomputation frees.
@@ -421,12 +425,12 @@ class _Lowering:
         """
         if self.checkpoints.selective == "attention":
             return core
-        if not members[0].node.repeats:
+        if not members[0].node.loops:
             return 0.0
         stays = _local_bytes(members[0], members[0].node.inputs[0], self.precision)
         for layer in members:
             for operation in layer.operations:
-                share = 1.0 if is_core(operation) else 0.5 * isinstance(operation, Contraction)
+                share = 1.0 if is_attention_core(operation) else 0.5 * isinstance(operation, Contraction)
                 stays += share * operation.out.bytes(self.precision) * (layer.node.repeat // repeat)
         return max(0.0, saved - stays)
 
@@ -434,14 +438,12 @@ class _Lowering:
         """Return (bytes that a layer is the first to save, over its iterations; part of these in ``freed`` tensors)."""
         total = core = 0.0
         for name, size, copies in self._share(placed).saved:
-            kept = size * (copies / placed.gathered.get(name, 1))
+            kept = size * (copies / placed.gather_group_sizes.get(name, 1))
             total += kept
             core += kept if name in freed else 0.0
         return total, core
 
-    def _kernels(
-        self, members: Sequence[PlacedNode], repeat: int, policy: SectionCheckpoints
-    ) -> Iterable[CountedKernel]:
+    def _kernels(self, members: Sequence[PlacedNode], repeat: int, policy: SectionRecompute) -> Iterable[CountedKernel]:
         launches = [
             OperationKernels(operation, layer.node.name, layer.node.repeat // repeat, *kernels, *flags)
             for layer, layer_flags in zip(members, policy.flags, strict=True)
@@ -450,11 +452,19 @@ class _Lowering:
         launches = [unfused_softmax(launch, self.options.softmax_multiple, self.precision) for launch in launches]
         launches = fuse_passes(launches, self._reads, self.precision, self.options.chains)
         if self.options.chains == "convolutions":
-            convolved = self.graph.once("convolved", lambda: convolved_tensors(self.graph.nodes), any_batch=True)
+            convolved = self.graph.cached(
+                "convolved", lambda: convolution_only_inputs(self.graph.nodes), any_batch=True
+            )
             launches = [fused_into_convolution(launch, convolved, self.precision) for launch in launches]
         for launch in launches:
             for kernel in (*launch.forward, *launch.backward):
-                yield CountedKernel(kernel, launch.layer, launch.times, launch.recomputed, launch.selected)
+                yield CountedKernel(
+                    kernel,
+                    launch.layer,
+                    launch.repetitions,
+                    launch.full_recompute_runs,
+                    launch.selective_recompute_runs,
+                )
         for layer in members:
             for tensor in dict.fromkeys(layer.node.inputs):
                 times = self._additions(layer.node, tensor) / repeat
@@ -471,7 +481,7 @@ class _Lowering:
         for operation in placed.operations:
             if not isinstance(operation, FusedAttention):
                 continue
-            shares = placed.gathered.get(operation.key.name, 1)
+            shares = placed.gather_group_sizes.get(operation.key.name, 1)
             flags = (
                 self.checkpoints.recomputed(operation, spared),
                 self.checkpoints.selected(placed.node, operation, spared),
@@ -481,7 +491,7 @@ class _Lowering:
                 phase: Phase = "forward" if tensor is operation.out else "backward"
                 more = (shares - 1) / parts
                 size = tensor.bytes(self.precision) * more
-                kernel = flat_pass(
+                kernel = elementwise_kernel(
                     f"{operation.name}.merge", "elementwise", phase, tensor.elements * more, 2.0 * size, size
                 )
                 yield CountedKernel(kernel, placed.node.name, placed.node.repeat // repeat, *flags)
@@ -505,7 +515,9 @@ class _Lowering:
             )
             phases: tuple[Phase, Phase] = ("forward", "backward")
             for phase in phases:
-                kernel = flat_pass(f"{operation.name}.sort", "copy", phase, arrived.elements, size, size, flops=0.0)
+                kernel = elementwise_kernel(
+                    f"{operation.name}.sort", "copy", phase, arrived.elements, size, size, flops=0.0
+                )
                 yield CountedKernel(kernel, placed.node.name, placed.node.repeat // repeat, *flags, sorts=True)
 
     def _gradient_passes(self, section: str, elements: float, tensors: float) -> Iterable[CountedKernel]:
@@ -519,20 +531,20 @@ class _Lowering:
         moved = half * formats.gradient
         launches = half if formats.flat_gradients else tensors * half
         passes = [("gradients", moved, moved, half, launches)]
-        if formats.accumulator:
+        if formats.main_gradient:
             cast = formats.accumulator_cast
-            read = (formats.accumulator if cast else formats.gradient) + formats.accumulator
-            passes.insert(0, ("accumulation", read, formats.accumulator, 1.0, tensors))
+            read = (formats.main_gradient if cast else formats.gradient) + formats.main_gradient
+            passes.insert(0, ("accumulation", read, formats.main_gradient, 1.0, tensors))
             if cast:
-                passes.insert(0, ("widening", formats.gradient, formats.accumulator, 0.0, tensors))
-        if formats.added:
+                passes.insert(0, ("widening", formats.gradient, formats.main_gradient, 0.0, tensors))
+        if formats.autograd_accumulation:
             passes.insert(0, ("additions", 2.0 * formats.gradient, formats.gradient, 1.0, 0.0))
-        if formats.accumulated:
+        if formats.fused_accumulation:
             passes.insert(0, ("sums", formats.gradient, max(formats.gradient - formats.activation, 0.0), 1.0, 0.0))
         for name, read, written, flops, calls in passes:
             if read * elements:
                 sizes = elements, elements * read, elements * written
-                kernel = flat_pass(
+                kernel = elementwise_kernel(
                     f"{section}.{name}", "elementwise", "backward_weight", *sizes, flops=elements * flops, calls=calls
                 )
                 yield CountedKernel(kernel, section, 1)
@@ -556,7 +568,7 @@ class _Lowering:
         added = accumulation(placed.node.name, size / self.precision.activation, size)
         return replace(added, bytes_read=size, bytes_written=0.0) if self.options.chains == "convolutions" else added
 
-    def _transfers(self, placed: PlacedNode, repeat: int, policy: SectionCheckpoints) -> Iterable[Transfer]:
+    def _transfers(self, placed: PlacedNode, repeat: int, policy: SectionRecompute) -> Iterable[LayerCollective]:
         names = {operation.name for operation in placed.operations}
         recomputed = policy.recomputed[placed.node.name]
         wholly = len(recomputed) == len(names) > 0
@@ -565,10 +577,8 @@ class _Lowering:
             payload, times = owed.tensor.bytes(self.precision), placed.node.repeat // repeat
             needed = {owed.name} if owed.name in names else names
             again = not self.checkpoints.stops_early or not needed <= policy.spared
-            pieces = (
-                self.options.gather_pieces if placed.node.repeats and not owed.overlapped and _divisible(owed) else 1
-            )
-            yield Transfer(
+            pieces = self.options.gather_chunks if placed.node.loops and not owed.overlapped and _divisible(owed) else 1
+            yield LayerCollective(
                 owed.name,
                 owed.operation,
                 owed.axis,
@@ -576,15 +586,15 @@ class _Lowering:
                 phase,
                 times,
                 overlapped=owed.overlapped,
-                pieces=pieces,
+                overlap_chunks=pieces,
                 recomputed=again,
                 selected=phase == "forward" and not owed.overlapped and (owed.name in recomputed or wholly),
                 dispatches=owed.dispatches,
-                spread=_spread(placed.node, owed) if owed.of_experts else None,
+                spread=_expert_spread(placed.node, owed) if owed.of_experts else None,
             )
 
 
-def _spread(node: Node, owed: Communication) -> tuple[int, int, int]:
+def _expert_spread(node: Node, owed: Communication) -> tuple[int, int, int]:
     """Return (experts that a token visits, number of all experts, ranks over which they are spread)."""
     visited, experts = experts_per_token(node)
     return visited, experts, round(experts / owed.tensor.size("experts"))
@@ -608,7 +618,10 @@ def _share(
 ) -> _LayerShare:
     formats = _formats(placed.node, precision)
     stored = (
-        (tensor.name, 0.0 if tensor.name in tiled else _stored(operation, tensor, precision, formats)[0])
+        (
+            tensor.name,
+            0.0 if tensor.name in tiled else _saved_bytes_and_format(operation, tensor, precision, formats)[0],
+        )
         for operation in placed.operations
         for tensor in saved_tensors(operation)
     )
@@ -626,7 +639,7 @@ def _newly_saved(graph: Graph, precision: Precision) -> Mapping[str, tuple[float
         formats = _formats(node, precision)
         copies[node.name] = tuple(
             [
-                storage.add(tensor, node, _stored(operation, tensor, precision, formats)[1])
+                storage.add(tensor, node, _saved_bytes_and_format(operation, tensor, precision, formats)[1])
                 for operation in node.operations
                 for tensor in saved_tensors(operation)
             ]
@@ -636,10 +649,12 @@ def _newly_saved(graph: Graph, precision: Precision) -> Mapping[str, tuple[float
 
 def _formats(node: Node, precision: Precision) -> Precision:
     """Return the formats of a layer; formats below sixteen bits are used only inside repeated blocks."""
-    return precision if node.repeats else precision.sixteen_bits
+    return precision if node.loops else precision.without_quantisation
 
 
-def _stored(operation: Operation, tensor: Tensor, precision: Precision, formats: Precision) -> tuple[float, str]:
+def _saved_bytes_and_format(
+    operation: Operation, tensor: Tensor, precision: Precision, formats: Precision
+) -> tuple[float, str]:
     """Return (bytes that are saved of a tensor, format of the saved copy or '' if the tensor itself is saved).
 
     Products in a narrow format save the narrow copy of their input (Transformer Engine), even if other operations save
@@ -648,7 +663,7 @@ def _stored(operation: Operation, tensor: Tensor, precision: Precision, formats:
     size = tensor.bytes(precision)
     if isinstance(operation, Contraction) and tensor is operation.lhs:
         narrow = operation.operands(formats)
-        if narrow.narrow:
+        if narrow.quantises_operands:
             return size * narrow.operand / narrow.activation, narrow.dtype
     return size, ""
 
@@ -662,7 +677,7 @@ def _divisible(communication: Communication) -> bool:
     return communication.axis == "tp" and scattered and not communication.of_experts
 
 
-def _reads(nodes: Sequence[Node]) -> Counter[str]:
+def _reader_counts(nodes: Sequence[Node]) -> Counter[str]:
     """Count the operations that read each tensor."""
     return Counter(tensor.name for node in nodes for operation in node.operations for tensor in operation.reads)
 
@@ -677,7 +692,7 @@ def _readers(nodes: Sequence[Node]) -> dict[str, list[str]]:
     return readers
 
 
-def _tiled(nodes: Sequence[Node]) -> frozenset[str]:
+def _unmaterialised_tensors(nodes: Sequence[Node]) -> frozenset[str]:
     """Find the tensors that never exist as a whole: inputs of tiled passes, and of element-wise passes before them."""
     names = set[str]()
     for operation in (operation for node in reversed(nodes) for operation in reversed(node.operations)):
@@ -697,20 +712,20 @@ def _workspaces(operation: Operation, precision: Precision, tiled: frozenset[str
     """
     if isinstance(operation, Contraction) and operation.out.name in tiled:
         yield 2.0 * operation.lhs.bytes(precision)
-    elif not (isinstance(operation, MemoryPass) and operation.late) and operation.out.name not in tiled:
+    elif not (isinstance(operation, MemoryPass) and operation.after_backward) and operation.out.name not in tiled:
         yield 2.0 * operation.out.bytes(precision)
     if isinstance(operation, MemoryPass) and operation.temporaries:
-        yield operation.temporaries * sum(tensor.bytes(precision) for tensor in operation.keeps)
-    yield from (2.0 * float(each.elements) * precision.activation for each in operation.reads if each.packed)
+        yield operation.temporaries * sum(tensor.bytes(precision) for tensor in operation.saved)
+    yield from (2.0 * float(each.elements) * precision.activation for each in operation.reads if each.packed_bytes)
 
 
 def _local_bytes(placed: PlacedNode, tensor: Tensor, precision: Precision) -> float:
     """Return the bytes of an input on this rank."""
     local = next((t for op in placed.operations for t in op.reads if t.name == tensor.name), tensor)
-    return local.bytes(precision) / placed.gathered.get(tensor.name, 1)
+    return local.bytes(precision) / placed.gather_group_sizes.get(tensor.name, 1)
 
 
-def dispatched(program: Program, dispatch: Dispatch) -> Program:
+def with_dispatch(program: Program, dispatch: Dispatch) -> Program:
     """Return a program whose tokens are dispatched to experts in another way than one copy per expert.
 
     If each token is sent once to a node or device, its copies are written in sorted order there.
@@ -733,14 +748,14 @@ def dispatched(program: Program, dispatch: Dispatch) -> Program:
 def _dispatched(section: Section, dispatch: Dispatch) -> Section:
     if not any(transfer.spread for transfer in section.transfers):
         return section
-    once = dispatch.targets is not None
+    once = dispatch.target_count is not None
     kernels = tuple([counted for counted in section.kernels if not (once and counted.sorts)])
     transfers = (
         replace(
             owed,
             payload_bytes=owed.payload_bytes * owed.share(dispatch),
-            beside=dispatch.beside if owed.dispatches else None,
-            carries=("dispatch" if owed.dispatches else "combine") if once and owed.spread else "",
+            beside=dispatch.overlap if owed.dispatches else None,
+            token_direction=("dispatch" if owed.dispatches else "combine") if once and owed.spread else "",
         )
         for owed in section.transfers
     )
@@ -763,7 +778,7 @@ def without_backward(program: Program) -> Program:
     kept = (
         replace(
             section,
-            kernels=tuple(_inferred(c) for c in section.kernels if c.kernel.phase == "forward"),
+            kernels=tuple(_inference_kernel(c) for c in section.kernels if c.kernel.phase == "forward"),
             transfers=tuple(t for t in section.transfers if t.phase == "forward"),
             gradients=(),
             saved_bytes=0.0,
@@ -774,9 +789,9 @@ def without_backward(program: Program) -> Program:
     return Program(tuple(kept), program.ties)
 
 
-def _inferred(counted: CountedKernel) -> CountedKernel:
+def _inference_kernel(counted: CountedKernel) -> CountedKernel:
     """Replace batch normalisation by its inference kind: one pass with the averages of training as statistics."""
     kernel = counted.kernel
-    if kernel.family != "memory" or kernel.kind.inference is None:
+    if kernel.family != "memory" or kernel.kind.inference_kind is None:
         return counted
-    return replace(counted, kernel=replace(kernel, operation=kernel.kind.inference))
+    return replace(counted, kernel=replace(kernel, operation=kernel.kind.inference_kind))

@@ -16,9 +16,9 @@ from fnmatch import fnmatchcase
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING
 
-from paleo.errors import PlanError, near
+from paleo.errors import PlanError, suggest_names
 from paleo.network.graph import CHANGES, Graph, Node
-from paleo.operations.base import Kernel, MemoryPass, Operation, Phase, accumulation, flat_pass, with_tensors
+from paleo.operations.base import Kernel, MemoryPass, Operation, Phase, accumulation, elementwise_kernel, with_tensors
 from paleo.operations.contraction import Contraction
 from paleo.operations.tensor import Precision, Size, Tensor
 
@@ -44,7 +44,7 @@ class FineTuning:
         Rank of the adapters. None: the weights themselves are trained.
     targets : str
         Products that get an adapter: ``attention``, ``mlp``, ``all`` or a pattern of names.
-    packed : bool
+    nf4_weights : bool
         True if frozen products are stored in NF4.
     frozen : tuple of str
         Patterns of layers that are not trained and get no adapter.
@@ -52,13 +52,13 @@ class FineTuning:
 
     rank: int | None = None
     targets: str = "attention"
-    packed: bool = False
+    nf4_weights: bool = False
     frozen: tuple[str, ...] = field(default=())
 
     def __str__(self) -> str:
         """Return the fine-tuning as short text: ``LoRA of rank 16 (attention), NF4``."""
         words = [] if self.rank is None else [f"LoRA of rank {self.rank} ({self.targets})"]
-        words += ["frozen weights in NF4"] if self.packed else []
+        words += ["frozen weights in NF4"] if self.nf4_weights else []
         return ", ".join(words + ([f"frozen: {', '.join(self.frozen)}"] if self.frozen else []))
 
 
@@ -125,7 +125,7 @@ class _AdapterProduct(Contraction):
         return (*kernels, accumulation(self.name, float(self.lhs.elements), self.lhs.bytes(precision)))
 
     def operands(self, precision: Precision) -> Precision:
-        return precision.sixteen_bits
+        return precision.without_quantisation
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,19 +136,19 @@ class _PackedProduct(Contraction):
     """
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]:
-        return (self._unpacked("forward", precision), *Contraction.forward(self, precision))
+        return (self._dequantise_kernel("forward", precision), *Contraction.forward(self, precision))
 
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
         kernels = Contraction.backward(self, precision)
-        return (self._unpacked("backward", precision), *kernels) if self.lhs.grad else kernels
+        return (self._dequantise_kernel("backward", precision), *kernels) if self.lhs.grad else kernels
 
-    def _unpacked(self, phase: Phase, precision: Precision) -> Kernel:
+    def _dequantise_kernel(self, phase: Phase, precision: Precision) -> Kernel:
         count = float(self.rhs.elements)
         read, written = self.rhs.bytes(precision), count * precision.activation
-        return flat_pass(f"{self.name}.dequantise", "elementwise", phase, count, read, written)
+        return elementwise_kernel(f"{self.name}.dequantise", "elementwise", phase, count, read, written)
 
     def operands(self, precision: Precision) -> Precision:
-        return precision.sixteen_bits
+        return precision.without_quantisation
 
 
 @CHANGES.register("fine-tuning")
@@ -181,7 +181,7 @@ def with_fine_tuning(graph: Graph, run: Run) -> Graph:
     graph, frozen = _split_by_frozen_layers(graph, tuning.frozen)
     nodes = [_fine_tuned_layer(node, tuning, node.name in frozen) for node in graph.nodes]
     if not any(_trains(node) for node in nodes):
-        raise PlanError(_nothing_trained(graph, tuning))
+        raise PlanError(_nothing_trained_message(graph, tuning))
     # Find the names of the tensors that need a gradient: all that are computed from a trained weight.
     import networkx as nx
 
@@ -189,21 +189,21 @@ def with_fine_tuning(graph: Graph, run: Run) -> Graph:
     for node in nodes:
         names = [tensor.name for tensor in node.inputs if tensor.grad] + [_TRAINED] * _trains(node)
         reads.add_edges_from((name, node.out.name) for name in names)
-        reads.add_edges_from(((loop, name), node.out.name) for loop, _ in node.repeats for name in names)
-    repeated = {loop for node in nodes for loop, times in node.repeats if times > 1}
+        reads.add_edges_from(((loop, name), node.out.name) for loop, _ in node.loops for name in names)
+    repeated = {loop for node in nodes for loop, times in node.loops if times > 1}
     reads.add_edges_from(
-        (changed, (loop, enters)) for loop, (enters, changed) in graph.carried.items() if loop in repeated
+        (changed, (loop, enters)) for loop, (enters, changed) in graph.loop_carried.items() if loop in repeated
     )
     live = set(nx.descendants(reads, _TRAINED))
     dead = {node.out.name for node in nodes if node.out.name not in live}
     return replace(graph, nodes=tuple(_without_dead_gradients(node, live, dead) for node in nodes))
 
 
-def _nothing_trained(graph: Graph, tuning: FineTuning) -> str:
+def _nothing_trained_message(graph: Graph, tuning: FineTuning) -> str:
     if tuning.rank is None:
         return f"freeze: {', '.join(tuning.frozen)} leaves no weight of {graph.name} to train"
     hints = {"attention": " whose layers are called attention; try all", "all": ""}
-    names = f" called {tuning.targets!r}; {near(tuning.targets, _product_names(graph))}"
+    names = f" called {tuning.targets!r}; {suggest_names(tuning.targets, _product_names(graph))}"
     return (
         f"lora: model {graph.name!r} has no products with weights in repeated blocks{hints.get(tuning.targets, names)}"
     )
@@ -216,15 +216,15 @@ def _product_names(graph: Graph) -> list[str]:
 def _fine_tuned_layer(node: Node, tuning: FineTuning, frozen: bool) -> Node:
     """Return a layer with its weights frozen, stored in NF4 or given adapters, as the fine-tuning states."""
     if tuning.rank is None:
-        return _frozen(node) if frozen else node
-    rank = None if frozen or not node.repeats else tuning.rank
-    packs = tuning.packed and bool(node.repeats)
+        return _freeze_layer(node) if frozen else node
+    rank = None if frozen or not node.loops else tuning.rank
+    packs = tuning.nf4_weights and bool(node.loops)
     changed: list[Operation] = []
-    for operation in _frozen(node).operations:
+    for operation in _freeze_layer(node).operations:
         if not (isinstance(operation, Contraction) and _has_weight(operation)):
             changed.append(operation)
             continue
-        product = _packed(operation) if packs else operation
+        product = _with_nf4_weight(operation) if packs else operation
         chosen = rank is not None and _gets_adapter(node, operation, tuning.targets)
         changed += _with_adapter(product, rank) if rank is not None and chosen else [product]
     return replace(node, operations=tuple(changed))
@@ -252,7 +252,7 @@ def _matches(name: str, pattern: str) -> bool:
     return any(fnmatchcase(each, pattern) for each in names) or fnmatchcase(parts[-1], pattern)
 
 
-def _frozen(node: Node) -> Node:
+def _freeze_layer(node: Node) -> Node:
     return replace(node, operations=tuple(with_tensors(operation, _without_training) for operation in node.operations))
 
 
@@ -260,12 +260,12 @@ def _without_training(tensor: Tensor) -> Tensor:
     return replace(tensor, grad=False) if tensor.role == "parameter" else tensor
 
 
-def _packed(product: Contraction) -> Contraction:
+def _with_nf4_weight(product: Contraction) -> Contraction:
     """Return the product with its weight stored in NF4."""
-    stored = replace(product.rhs, packed=NF4_BYTES)
+    stored = replace(product.rhs, packed_bytes=NF4_BYTES)
     return _PackedProduct(
         product.name, product.lhs, stored, product.out, product.bias, product.windows, product.transposed,
-        product.halos, product.visible,
+        product.halos, product.unmasked_share,
     )  # fmt: skip
 
 
@@ -310,7 +310,7 @@ _TRAINED = ""
 
 
 def _is_live(node: Node, tensor: Tensor, live: Live) -> bool:
-    return tensor.name in live or any((loop, tensor.name) in live for loop, _ in node.repeats)
+    return tensor.name in live or any((loop, tensor.name) in live for loop, _ in node.loops)
 
 
 def _without_dead_gradients(node: Node, live: Live, dead: set[str]) -> Node:
@@ -326,7 +326,7 @@ def _without_dead_gradients(node: Node, live: Live, dead: set[str]) -> Node:
 
     def changed(operation: Operation) -> Operation:
         result = with_tensors(operation, marked)
-        return replace(result, keeps=()) if idle and isinstance(result, MemoryPass) else result
+        return replace(result, saved=()) if idle and isinstance(result, MemoryPass) else result
 
     return replace(
         node,
@@ -348,16 +348,16 @@ def _split_by_frozen_layers(graph: Graph, patterns: Sequence[str]) -> tuple[Grap
         name
         for node in graph.nodes
         if node.operations
-        for iteration in range(node.repeats[0][1] if node.repeats else 1)
+        for iteration in range(node.loops[0][1] if node.loops else 1)
         for name in _names(node, iteration)
     }
     for pattern in patterns:
         if not any(_matches(name, pattern) for name in names):
-            hint = near(pattern, dict.fromkeys(node.name for node in graph.nodes))
+            hint = suggest_names(pattern, dict.fromkeys(node.name for node in graph.nodes))
             raise PlanError(f"freeze: no layer of {graph.name} is called {pattern!r}; {hint}")
-    frozen = {node.name for node in graph.nodes if not node.repeats and _is_frozen((node.name,), patterns)}
-    for loop, times in dict.fromkeys(node.repeats[0] for node in graph.nodes if node.repeats):
-        inside = [node for node in graph.nodes if node.repeats[:1] == ((loop, times),)]
+    frozen = {node.name for node in graph.nodes if not node.loops and _is_frozen((node.name,), patterns)}
+    for loop, times in dict.fromkeys(node.loops[0] for node in graph.nodes if node.loops):
+        inside = [node for node in graph.nodes if node.loops[:1] == ((loop, times),)]
         layers = [_frozen_in(inside, loop, iteration, patterns) for iteration in range(times)]
         groups = [(names, len(list(members))) for names, members in groupby(layers)]
         if len(groups) == 1:
@@ -373,9 +373,9 @@ def _split_by_frozen_layers(graph: Graph, patterns: Sequence[str]) -> tuple[Grap
 
 def _names(node: Node, iteration: int) -> tuple[str, ...]:
     """List the names of a layer in one iteration of its outermost folded block: ``block.mlp1`` and ``block.3.mlp1``."""
-    if not node.repeats:
+    if not node.loops:
         return (node.name,)
-    loop = node.repeats[0][0]
+    loop = node.loops[0][0]
     return node.name, f"{loop}.{iteration}{node.name.removeprefix(loop)}"
 
 
@@ -399,36 +399,38 @@ def _part_iterations(loop: str, lengths: Sequence[int]) -> dict[str, int]:
 
 def _with_loop_in_parts(graph: Graph, loop: str, parts: Mapping[str, int]) -> Graph:
     """Return the graph with one folded block for each part; each part reads the output of the part before."""
-    enters, changed = graph.carried.get(loop, ("", ""))
+    enters, changed = graph.loop_carried.get(loop, ("", ""))
     names = list(parts)
     before = dict(zip(names[1:], names, strict=False))
 
     def inside(tensor: Tensor, part: str) -> Tensor:
         if tensor.name == enters and part in before:
-            return replace(tensor, name=_within(changed, loop, before[part]))
+            return replace(tensor, name=_replace_prefix(changed, loop, before[part]))
         return outside(tensor, part)
 
     def outside(tensor: Tensor, part: str) -> Tensor:
-        return replace(tensor, name=_within(tensor.name, loop, part))
+        return replace(tensor, name=_replace_prefix(tensor.name, loop, part))
 
     nodes: list[Node] = []
-    for folded, members in groupby(graph.nodes, key=lambda node: bool(node.repeats) and node.repeats[0][0] == loop):
+    for folded, members in groupby(graph.nodes, key=lambda node: bool(node.loops) and node.loops[0][0] == loop):
         if folded:
             copies = list(members)
             nodes += [_renamed(node, loop, part, parts[part], inside) for part in names for node in copies]
         else:
             nodes += [_renamed(node, loop, names[-1], 0, outside) for node in members]
-    carried = {name: ends for name, ends in graph.carried.items() if name != loop and not name.startswith(f"{loop}.")}
-    around = {name: ends for name, ends in graph.carried.items() if name not in carried}
+    carried = {
+        name: ends for name, ends in graph.loop_carried.items() if name != loop and not name.startswith(f"{loop}.")
+    }
+    around = {name: ends for name, ends in graph.loop_carried.items() if name not in carried}
     for part in names:
-        entry = _within(changed, loop, before[part]) if part in before else enters
+        entry = _replace_prefix(changed, loop, before[part]) if part in before else enters
         for name, (first, last) in around.items():
-            start = entry if first == enters else _within(first, loop, part)
-            carried[_within(name, loop, part)] = start, _within(last, loop, part)
-    return replace(graph, nodes=tuple(nodes), carried=carried)
+            start = entry if first == enters else _replace_prefix(first, loop, part)
+            carried[_replace_prefix(name, loop, part)] = start, _replace_prefix(last, loop, part)
+    return replace(graph, nodes=tuple(nodes), loop_carried=carried)
 
 
-def _within(name: str, loop: str, part: str) -> str:
+def _replace_prefix(name: str, loop: str, part: str) -> str:
     """Return a name with the prefix ``loop`` replaced by ``part``; other names are unchanged."""
     return part + name.removeprefix(loop) if name == loop or name.startswith(f"{loop}.") else name
 
@@ -438,14 +440,14 @@ def _renamed(node: Node, loop: str, part: str, times: int, renamed: Callable[[Te
 
     def operation(original: Operation) -> Operation:
         changed: Operation = with_tensors(original, lambda tensor: renamed(tensor, part))
-        return replace(changed, name=_within(original.name, loop, part))  # type: ignore[type-var]
+        return replace(changed, name=_replace_prefix(original.name, loop, part))  # type: ignore[type-var]
 
-    repeats = tuple((_within(name, loop, part), times if name == loop else count) for name, count in node.repeats)
+    repeats = tuple((_replace_prefix(name, loop, part), times if name == loop else count) for name, count in node.loops)
     return replace(
         node,
-        name=_within(node.name, loop, part),
+        name=_replace_prefix(node.name, loop, part),
         inputs=tuple(renamed(tensor, part) for tensor in node.inputs),
         operations=tuple(map(operation, node.operations)),
         out=renamed(node.out, part),
-        repeats=repeats,
+        loops=repeats,
     )

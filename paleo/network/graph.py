@@ -10,9 +10,9 @@ Layers follow one another unless ``inputs:`` says otherwise. An entry of ``layer
     - {name: fake, judge: {}, share: real}          a layer or block with the weights of an earlier one
     - {linear: {features: 10}, frozen: true}        a layer whose weights are not trained
 
-A value that starts with ``=`` is an expression over the model's ``params``, the arguments of the block, ``batch``, and
-the sizes of the current tensor (``in_channels``, ``in_hidden``, …). With ``when: =stride > 1`` an entry is used only if
-the condition holds.
+A value that starts with ``=`` is an expression over the model's ``hyperparameters``, the arguments of the block,
+``batch``, and the sizes of the current tensor (``in_channels``, ``in_hidden``, …). With ``when: =stride > 1`` an entry
+is used only if the condition holds.
 """
 
 from __future__ import annotations
@@ -23,8 +23,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from paleo.errors import GraphError, SpecError, near
-from paleo.layers.base import LAYERS, Choices, Expansion, Layer, describe, with_frozen_weights, with_gradients_as_needed
+from paleo.errors import GraphError, SpecError, suggest_names
+from paleo.layers.base import (
+    LAYERS,
+    Expansion,
+    Layer,
+    LayerImplementations,
+    describe,
+    with_frozen_weights,
+    with_gradients_as_needed,
+)
 from paleo.operations.base import Operation, parameters_of, with_parameters_of
 from paleo.operations.tensor import Size, Tensor
 from paleo.registry import Registry
@@ -55,7 +63,7 @@ Known = TypeVar("Known")
 class Node:
     """One layer of a graph with its inputs, operations and output.
 
-    ``repeats`` are the loops of the model file that are folded around it, outermost first.
+    ``loops`` are the loops of the model file that are folded around it, outermost first.
     """
 
     name: str
@@ -63,11 +71,11 @@ class Node:
     inputs: tuple[Tensor, ...]
     operations: tuple[Operation, ...]
     out: Tensor
-    repeats: Loops = ()
+    loops: Loops = ()
 
     @property
     def repeat(self) -> int:
-        return math.prod(times for _, times in self.repeats)
+        return math.prod(times for _, times in self.loops)
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -81,18 +89,18 @@ class Graph:
     name: str
     nodes: tuple[Node, ...]
     inputs: Mapping[str, Tensor]
-    params: Mapping[str, Any]
+    hyperparameters: Mapping[str, Any]
     batch: int
     tokens_per_sample: float | None = None
     #: Folded loop -> names of the tensor that enters it and of the tensor that each iteration passes to the next.
-    carried: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    loop_carried: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     #: Tensor that is a view of part of another tensor -> name of that tensor, and its size relative to the view.
-    parts: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+    view_storage: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     #: Cache shared by graphs of the same network at other batch sizes, for results that do not depend on the batch.
-    family: dict[Hashable, Any] | None = field(default=None, repr=False, compare=False)
+    shared_cache: dict[Hashable, Any] | None = field(default=None, repr=False, compare=False)
     _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def once(self, key: Hashable, work: Callable[[], Known], *, any_batch: bool = False) -> Known:
+    def cached(self, key: Hashable, work: Callable[[], Known], *, any_batch: bool = False) -> Known:
         """Return a cached result, computed at the first call.
 
         A search asks for the same counts of a graph on many meshes.
@@ -111,7 +119,7 @@ class Graph:
         Known
             The cached result.
         """
-        cache = self._cache if self.family is None or not any_batch else self.family
+        cache = self._cache if self.shared_cache is None or not any_batch else self.shared_cache
         if key not in cache:
             cache[key] = work()
         known: Known = cache[key]
@@ -152,12 +160,12 @@ class Graph:
         Loops
             Loops, outermost first.
         """
-        if not keeper.repeats or tensor.name not in {each.name for each in keeper.inputs}:
-            return keeper.repeats
+        if not keeper.loops or tensor.name not in {each.name for each in keeper.inputs}:
+            return keeper.loops
         inside = self.written_in.get(self.storage_of(tensor)[0], ())
-        return tuple(loop for loop in keeper.repeats if loop in inside or self.enters(tensor, loop))
+        return tuple(loop for loop in keeper.loops if loop in inside or self.is_loop_carried(tensor, loop))
 
-    def enters(self, tensor: Tensor, loop: Loop) -> bool:
+    def is_loop_carried(self, tensor: Tensor, loop: Loop) -> bool:
         """Return True if a tensor enters a loop as the value that the loop's iterations pass on.
 
         The first iteration reads the tensor itself, every later one reads the output of the iteration before.
@@ -174,7 +182,7 @@ class Graph:
         bool
             True if it does.
         """
-        return loop[0] in self.carried and self.carried[loop[0]][0] == self.storage_of(tensor)[0]
+        return loop[0] in self.loop_carried and self.loop_carried[loop[0]][0] == self.storage_of(tensor)[0]
 
     def storage_of(self, tensor: Tensor) -> tuple[str, float]:
         """Return the name of the tensor whose storage holds another tensor (a view or part), and their ratio of sizes.
@@ -189,16 +197,16 @@ class Graph:
         tuple[str, float]
             Name of the storage, and its size relative to the tensor.
         """
-        return self.parts.get(tensor.name, (tensor.name, 1.0))
+        return self.view_storage.get(tensor.name, (tensor.name, 1.0))
 
     @cached_property
     def written_in(self) -> Mapping[str, Loops]:
         """Loops around the layer that writes each tensor, by the tensor's name."""
         nodes = reversed(self.nodes)
-        return {n.out.name: n.repeats for n in nodes if n.operations or n.out.name not in {t.name for t in n.inputs}}
+        return {n.out.name: n.loops for n in nodes if n.operations or n.out.name not in {t.name for t in n.inputs}}
 
     @cached_property
-    def layers(self) -> nx.DiGraph[str]:
+    def layer_graph(self) -> nx.DiGraph[str]:
         """Network as a directed graph of layer names, with the `Node` of each as its attribute ``layer``.
 
         An edge leads from the layer that writes a tensor to each layer that reads it. The tensor that a folded loop
@@ -224,7 +232,11 @@ class Graph:
 
 
 def build_graph(
-    model: ModelSpec, *, batch: int, choices: Choices | None = None, overrides: Mapping[str, Any] | None = None
+    model: ModelSpec,
+    *,
+    batch: int,
+    choices: LayerImplementations | None = None,
+    overrides: Mapping[str, Any] | None = None,
 ) -> Graph:
     """Build the graph of a network for one batch, with all shapes.
 
@@ -254,7 +266,7 @@ def build_graph(
     if batch < 1:
         raise SpecError(f"batch: {batch} must be 1 or more")
     params = _parameters(model, batch, overrides or {})
-    builder = _Builder(model, params, choices or Choices())
+    builder = _Builder(model, params, choices or LayerImplementations())
     inputs = {name: _input(model, name, params) for name in model.inputs}
     if not any("batch" in str(spec.dims.get("batch")) for spec in model.inputs.values()):
         raise SpecError(f"{model.path}: inputs: none has a dim `batch: =batch`, so that no batch can be fed")
@@ -296,7 +308,9 @@ def _check_ties(model: ModelSpec, nodes: list[Node]) -> None:
 def _parameters(model: ModelSpec, batch: int, overrides: Mapping[str, Any]) -> dict[str, Any]:
     for name in overrides:
         if name not in model.params:
-            raise SpecError(f"{model.path}: model {model.name!r} has no parameter {name!r}; {near(name, model.params)}")
+            raise SpecError(
+                f"{model.path}: model {model.name!r} has no parameter {name!r}; {suggest_names(name, model.params)}"
+            )
     params: dict[str, Any] = {"batch": batch}
     for name, value in (dict(model.params) | dict(overrides)).items():
         params[name] = _evaluated(value, params, f"{model.path}: params.{name}")
@@ -338,13 +352,13 @@ class _Scope:
     names: dict[str, Tensor]
     values: Mapping[str, Any]
     prefix: str = ""
-    repeats: Loops = ()
+    loops: Loops = ()
     depth: int = 0
     counters: dict[str, int] = field(default_factory=dict)
 
     def below(self, label: str, values: Mapping[str, Any] | None = None, repeats: Loops = ()) -> _Scope:
         return _Scope(
-            dict(self.names), values or self.values, f"{self.prefix}{label}.", self.repeats + repeats, self.depth + 1
+            dict(self.names), values or self.values, f"{self.prefix}{label}.", self.loops + repeats, self.depth + 1
         )
 
     def label(self, name: str | None, kind: str) -> str:
@@ -355,13 +369,13 @@ class _Scope:
         return f"{kind}{self.counters[kind]}"
 
 
-Path = tuple[str | int, ...]
+EntryPath = tuple[str | int, ...]
 
 
 class _Builder:
     """Walks the entries of a model file and collects the nodes of its graph."""
 
-    def __init__(self, model: ModelSpec, params: Mapping[str, Any], choices: Choices) -> None:
+    def __init__(self, model: ModelSpec, params: Mapping[str, Any], choices: LayerImplementations) -> None:
         self.model, self.choices = model, choices
         self.nodes: list[Node] = []
         self.carried: dict[str, tuple[str, str]] = {}
@@ -370,7 +384,7 @@ class _Builder:
         self._taken = set(model.inputs)
         self._added = self._entries = 0
 
-    def sequence(self, entries: Sequence[Any], scope: _Scope, x: Tensor, path: Path) -> Tensor:
+    def sequence(self, entries: Sequence[Any], scope: _Scope, x: Tensor, path: EntryPath) -> Tensor:
         if scope.depth > MAX_DEPTH:
             raise self._error(path, f"nested deeper than {MAX_DEPTH} levels (a block that uses itself?)")
         if not isinstance(entries, list):
@@ -379,7 +393,7 @@ class _Builder:
             x = self._entry(entry, scope, x, (*path, index))
         return x
 
-    def _entry(self, entry: Any, scope: _Scope, x: Tensor, path: Path) -> Tensor:
+    def _entry(self, entry: Any, scope: _Scope, x: Tensor, path: EntryPath) -> Tensor:
         self._entries += 1
         if self._entries > MAX_ENTRIES:
             raise self._error(path, f"more than {MAX_ENTRIES} entries, blocks and repetitions written out")
@@ -404,12 +418,12 @@ class _Builder:
         elif "branches" in body:
             out = self._branches(body, scope, x, path, kinds)
         else:
-            out = self._single(body, kinds, scope, x, path)
+            out = self._add_single(body, kinds, scope, x, path)
         if name is not None:
             scope.names[name] = out
         return out
 
-    def _is_included(self, body: dict[str, Any], scope: _Scope, x: Tensor, path: Path) -> bool:
+    def _is_included(self, body: dict[str, Any], scope: _Scope, x: Tensor, path: EntryPath) -> bool:
         if "when" not in body:
             return True
         answer = self._values(body["when"], scope, x, (*path, "when"))
@@ -417,7 +431,7 @@ class _Builder:
             raise self._error((*path, "when"), f"{body['when']!r} is not a condition such as '=stride > 1'")
         return answer
 
-    def _sources(self, body: dict[str, Any], scope: _Scope, x: Tensor, path: Path) -> tuple[Tensor, ...]:
+    def _sources(self, body: dict[str, Any], scope: _Scope, x: Tensor, path: EntryPath) -> tuple[Tensor, ...]:
         names = body.get("inputs")
         if names is None:
             return (x,)
@@ -425,35 +439,35 @@ class _Builder:
             raise self._error((*path, "inputs"), f"expected a list of names, not {names!r:.60}")
         for name in names:
             if name not in scope.names:
-                known = near(name, scope.names)
+                known = suggest_names(name, scope.names)
                 raise self._error(
                     (*path, "inputs"), f"no layer or input named {name!r} stands before this one; {known}"
                 )
         return tuple(scope.names[name] for name in names)
 
-    def _single(self, body: dict[str, Any], kinds: list[str], scope: _Scope, x: Tensor, path: Path) -> Tensor:
+    def _add_single(self, body: dict[str, Any], kinds: list[str], scope: _Scope, x: Tensor, path: EntryPath) -> Tensor:
         if len(kinds) != 1:
-            known = f"{near(kinds[-1], [*LAYERS, *self.model.blocks, *_RESERVED])}" if kinds else "none given"
+            known = f"{suggest_names(kinds[-1], [*LAYERS, *self.model.blocks, *_RESERVED])}" if kinds else "none given"
             raise self._error(path, f"expected exactly one layer type, found {kinds or 'none'}; {known}")
         kind, options = kinds[0], body[kinds[0]]
         if options is not None and not isinstance(options, dict):
             raise self._error((*path, kind), f"expected options such as {{channels: 64}}, not {options!r:.60}")
         values = self._values(options or {}, scope, x, (*path, kind))
         if kind not in self.model.blocks and kind not in LAYERS:
-            hint = near(kind, [*LAYERS, *self.model.blocks])
+            hint = suggest_names(kind, [*LAYERS, *self.model.blocks])
             raise self._error((*path, kind), f"unknown layer type {kind!r}; {hint}")
         mark = len(self.nodes)
         out = (self._block if kind in self.model.blocks else self._layer)(kind, values, body, scope, x, path)
         if "share" in body:
-            self._share(body, scope, mark, path)
+            self._share_weights(body, scope, mark, path)
         return out
 
-    def _share(self, body: dict[str, Any], scope: _Scope, mark: int, path: Path) -> None:
+    def _share_weights(self, body: dict[str, Any], scope: _Scope, mark: int, path: EntryPath) -> None:
         """Make the nodes from index ``mark`` on use the weights of the earlier layer or block that ``share:`` names."""
         name, owner = body.get("name"), body["share"]
         if name is None or not isinstance(owner, str) or owner == name or owner not in scope.names:
             expected = "expected the name of an earlier layer or block, and a `name:` of its own"
-            raise self._error((*path, "share"), f"{expected}; {near(str(owner), scope.names)}")
+            raise self._error((*path, "share"), f"{expected}; {suggest_names(str(owner), scope.names)}")
         known = {parameter for node in self.nodes[:mark] for parameter in node.parameters}
         old, new = f"{scope.prefix}{name}.", next(_prefixes(scope.prefix, owner, known), f"{scope.prefix}{owner}.")
         for index, node in enumerate(self.nodes[mark:], start=mark):
@@ -466,7 +480,7 @@ class _Builder:
             self.nodes[index] = node
 
     def _layer(
-        self, kind: str, values: dict[str, Any], body: dict[str, Any], scope: _Scope, x: Tensor, path: Path
+        self, kind: str, values: dict[str, Any], body: dict[str, Any], scope: _Scope, x: Tensor, path: EntryPath
     ) -> Tensor:
         schema = LAYERS[kind]
         layer = validate(schema, values, self._location((*path, kind)))
@@ -477,35 +491,38 @@ class _Builder:
             expected = f"{least} or more" if most is None else f"{least}" if most == least else f"{least} to {most}"
             raise self._error(path, f"{kind} takes {expected} inputs, found {len(sources)}")
         name = scope.prefix + scope.label(body.get("name"), kind)
-        expansion = self._expanded(self._tied(layer, scope), name, sources, path, untrained=self._frozen(body, path))
-        if expansion.whole is not None:
-            self._part(expansion.out, expansion.whole)
-        return self._add(Node(name, kind, sources, expansion.operations, expansion.out, scope.repeats), path)
+        expansion = self._expanded(
+            self._resolve_tie(layer, scope), name, sources, path, untrained=self._frozen(body, path)
+        )
+        if expansion.storage is not None:
+            self._record_view(expansion.out, expansion.storage)
+        return self._add(Node(name, kind, sources, expansion.operations, expansion.out, scope.loops), path)
 
-    def _part(self, out: Tensor, whole: Tensor) -> None:
+    def _record_view(self, out: Tensor, whole: Tensor) -> None:
         """Record that ``out`` is a view of part of the storage of ``whole``."""
         name, larger = self.parts.get(whole.name, (whole.name, 1.0))
         self.parts[out.name] = name, larger * whole.elements / out.elements
 
-    def _frozen(self, body: dict[str, Any], path: Path) -> bool:
+    def _frozen(self, body: dict[str, Any], path: EntryPath) -> bool:
         stated = body.get("frozen", False)
         if not isinstance(stated, bool):
             raise self._error((*path, "frozen"), f"{stated!r:.60} must be true or false")
         return stated
 
-    def _tied(self, layer: Layer, scope: _Scope) -> Layer:
+    def _resolve_tie(self, layer: Layer, scope: _Scope) -> Layer:
         """Return a layer whose ``tie`` is the full name of the other layer instead of the name in this scope."""
         tie = getattr(layer, "tie", None)
         if tie is None:
             return layer
         if tie not in scope.names:
             raise SpecError(
-                f"{self.model.path}: tie: no layer named {tie!r} stands before this one; {near(tie, scope.names)}"
+                f"{self.model.path}: tie: no layer named {tie!r} stands before this one; "
+                f"{suggest_names(tie, scope.names)}"
             )
         return layer.model_copy(update={"tie": scope.names[tie].name})
 
     def _expanded(
-        self, layer: Layer, name: str, sources: tuple[Tensor, ...], path: Path, *, untrained: bool = False
+        self, layer: Layer, name: str, sources: tuple[Tensor, ...], path: EntryPath, *, untrained: bool = False
     ) -> Expansion:
         try:
             expansion = layer.expand(name, sources, self.choices)
@@ -516,12 +533,12 @@ class _Builder:
                 raise self._error(path, f"{name}: output {describe(expansion.out)} has an impossible size")
         return with_gradients_as_needed(with_frozen_weights(expansion) if untrained else expansion, sources)
 
-    def _claim(self, name: str, path: Path) -> None:
+    def _claim(self, name: str, path: EntryPath) -> None:
         if name in self._taken:
             raise self._error(path, f"two layers are named {name!r}")
         self._taken.add(name)
 
-    def _add(self, node: Node, path: Path) -> Tensor:
+    def _add(self, node: Node, path: EntryPath) -> Tensor:
         self._claim(node.name, path)
         self._added += 1
         if self._added > MAX_NODES:
@@ -530,12 +547,14 @@ class _Builder:
         return node.out
 
     def _block(
-        self, kind: str, arguments: dict[str, Any], body: dict[str, Any], scope: _Scope, x: Tensor, path: Path
+        self, kind: str, arguments: dict[str, Any], body: dict[str, Any], scope: _Scope, x: Tensor, path: EntryPath
     ) -> Tensor:
         block = self.model.blocks[kind]
         for key in arguments:
             if key not in block.args:
-                raise self._error((*path, kind, key), f"unknown argument of block {kind!r}; {near(key, block.args)}")
+                raise self._error(
+                    (*path, kind, key), f"unknown argument of block {kind!r}; {suggest_names(key, block.args)}"
+                )
         values = dict(scope.values) | self._arguments(kind, block, arguments, scope, x, path)
         label = scope.label(body.get("name"), kind)
         self._claim(scope.prefix + label, path)
@@ -546,7 +565,7 @@ class _Builder:
         return self.sequence(block.layers, inner, x, ("blocks", kind, "layers"))
 
     def _arguments(
-        self, kind: str, block: Block, arguments: dict[str, Any], scope: _Scope, x: Tensor, path: Path
+        self, kind: str, block: Block, arguments: dict[str, Any], scope: _Scope, x: Tensor, path: EntryPath
     ) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for key, default in block.args.items():
@@ -557,11 +576,11 @@ class _Builder:
             values[key] = _evaluated(value, names, self._location(("blocks", kind, "args", key)))
         return values
 
-    def _repeat(self, body: dict[str, Any], scope: _Scope, x: Tensor, path: Path, extra: list[str]) -> Tensor:
+    def _repeat(self, body: dict[str, Any], scope: _Scope, x: Tensor, path: EntryPath, extra: list[str]) -> Tensor:
         times = self._values(body["repeat"], scope, x, (*path, "repeat"))
         if isinstance(times, bool) or not isinstance(times, int) or not 0 <= times <= MAX_REPEAT:
             raise self._error((*path, "repeat"), f"{times!r} is not a number of repetitions from 0 to {MAX_REPEAT}")
-        in_all = times * math.prod(iterations for _, iterations in scope.repeats)
+        in_all = times * math.prod(iterations for _, iterations in scope.loops)
         if in_all > MAX_REPEAT:
             raise self._error(
                 (*path, "repeat"), f"{in_all} repetitions with the loops round it; expected at most {MAX_REPEAT}"
@@ -573,12 +592,12 @@ class _Builder:
         self._claim(scope.prefix + label, path)
         if times == 0:
             return x
-        return self._folded(body["layers"], times, label, scope, x, path) or self._unrolled(
+        return self._fold_loop(body["layers"], times, label, scope, x, path) or self._unrolled(
             body["layers"], times, label, scope, x, path
         )
 
-    def _folded(
-        self, entries: list[Any], times: int, label: str, scope: _Scope, x: Tensor, path: Path
+    def _fold_loop(
+        self, entries: list[Any], times: int, label: str, scope: _Scope, x: Tensor, path: EntryPath
     ) -> Tensor | None:
         """Add the entries of a loop as one body that counts ``times``, and return its output.
 
@@ -596,14 +615,16 @@ class _Builder:
         if not same:
             return None
         # Later iterations read a tensor that needs a gradient, so the one copy is counted with that gradient.
-        return self._folded(entries, times, label, scope, replace(x, grad=True), path)
+        return self._fold_loop(entries, times, label, scope, replace(x, grad=True), path)
 
-    def _unrolled(self, entries: list[Any], times: int, label: str, scope: _Scope, x: Tensor, path: Path) -> Tensor:
+    def _unrolled(
+        self, entries: list[Any], times: int, label: str, scope: _Scope, x: Tensor, path: EntryPath
+    ) -> Tensor:
         for index in range(times):
             x = self.sequence(entries, scope.below(f"{label}.{index + 1}"), x, (*path, "layers"))
         return x
 
-    def _branches(self, body: dict[str, Any], scope: _Scope, x: Tensor, path: Path, extra: list[str]) -> Tensor:
+    def _branches(self, body: dict[str, Any], scope: _Scope, x: Tensor, path: EntryPath, extra: list[str]) -> Tensor:
         branches, join = body["branches"], body.get("join")
         if extra or not isinstance(branches, list) or len(branches) < 2 or join not in ("add", "concat", "multiply"):
             raise self._error(
@@ -619,16 +640,16 @@ class _Builder:
         layer = LAYERS[join]()
         name = f"{scope.prefix}{label}.{join}"
         maker = self._expanded(layer, name, tuple(outs), path)
-        return self._add(Node(name, join, tuple(outs), maker.operations, maker.out, scope.repeats), path)
+        return self._add(Node(name, join, tuple(outs), maker.operations, maker.out, scope.loops), path)
 
-    def _values(self, value: Any, scope: _Scope, x: Tensor, path: Path) -> Any:
+    def _values(self, value: Any, scope: _Scope, x: Tensor, path: EntryPath) -> Any:
         return _evaluated(value, dict(scope.values) | _sizes(x), self._location(path))
 
-    def _location(self, path: Path) -> str:
+    def _location(self, path: EntryPath) -> str:
         spot = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
         return f"{self.model.path or self.model.name}: {spot if len(spot) < 160 else spot[:160] + '…'}"
 
-    def _error(self, path: Path, problem: str) -> GraphError:
+    def _error(self, path: EntryPath, problem: str) -> GraphError:
         return GraphError(f"{self._location(path)}: {problem}")
 
 

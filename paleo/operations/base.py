@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
-from paleo.operations.tensor import Halos, Precision, Tensor, Window, halos, split_all, with_rows
+from paleo.operations.tensor import Halos, Precision, Tensor, Window, halo_ratio, halos, split_all
 from paleo.registry import Registry
 
 
@@ -34,11 +34,11 @@ class OperationKind:
     name: str
     meaning: str
     #: Calibration family whose formula gives its time.
-    price: str = "memory.elementwise"
+    calibration_family: str = "memory.elementwise"
     #: Each output element depends on one element of each input, so that a compiler may fuse it with its neighbours.
     pointwise: bool = False
     #: It only moves elements, so that it can run on partial sums before their all-reduce.
-    moves: bool = False
+    only_moves_data: bool = False
     #: Under expert parallelism it sends tokens to the ranks of their experts and back.
     routes: bool = False
     #: Input dims absent from the output are merged into other dims and cannot be split.
@@ -48,17 +48,17 @@ class OperationKind:
     #: Numbers per row that ranks exchange if rows are split over them.
     row_statistics: int = 2
     #: It reads its input twice: once for statistics, once to apply them. Later passes can be fused into the second.
-    two_sweeps: bool = False
+    reads_input_twice: bool = False
     #: It reduces dims.
     reduces: bool = False
     #: The number of output rows depends on values, so that the host may have to wait for the device.
-    selects: bool = False
+    data_dependent_rows: bool = False
     #: Its data is copied between host and device.
     through_host: bool = False
     #: Kind that replaces it in inference.
-    inference: str | None = None
+    inference_kind: str | None = None
     #: The original Paleo assumes that it takes no time (Qi et al., ICLR 2017).
-    free_in_paleo: bool = False
+    free_in_original_paleo: bool = False
 
 
 KINDS: Registry[OperationKind] = Registry("kind of pass")
@@ -80,29 +80,49 @@ def add_kind(kind: OperationKind) -> OperationKind:
     return KINDS.register(kind.name)(kind)
 
 
-add_kind(OperationKind("elementwise", "a function of each element", pointwise=True, free_in_paleo=True))
+add_kind(OperationKind("elementwise", "a function of each element", pointwise=True, free_in_original_paleo=True))
 add_kind(OperationKind("eager", "a function of each element in a kernel of its own, whatever compilers do"))
 add_kind(OperationKind("dropout", "zeroes a share of the elements at random", pointwise=True))
-add_kind(OperationKind("copy", "the same elements elsewhere", moves=True, merges_dims=True, free_in_paleo=True))
-add_kind(OperationKind("gather", "rows of a table, or tokens on their way to experts", moves=True, routes=True))
-add_kind(OperationKind("scatter", "tokens on their way back from experts", moves=True, routes=True))
-add_kind(OperationKind("reduce", "sums, means or maxima along dims", reduces=True, free_in_paleo=True))
-add_kind(OperationKind("select", "rows that are kept by their values", reduces=True, selects=True))
+add_kind(
+    OperationKind(
+        "copy", "the same elements elsewhere", only_moves_data=True, merges_dims=True, free_in_original_paleo=True
+    )
+)
+add_kind(
+    OperationKind("gather", "rows of a table, or tokens on their way to experts", only_moves_data=True, routes=True)
+)
+add_kind(OperationKind("scatter", "tokens on their way back from experts", only_moves_data=True, routes=True))
+add_kind(OperationKind("reduce", "sums, means or maxima along dims", reduces=True, free_in_original_paleo=True))
+add_kind(OperationKind("select", "rows that are kept by their values", reduces=True, data_dependent_rows=True))
 add_kind(OperationKind("pool", "one number for each position of a sliding window"))
-add_kind(OperationKind("softmax", "softmax along rows", price="memory.softmax", row_statistics=3, free_in_paleo=True))
-add_kind(OperationKind("norm", "normalisation of rows", price="memory.layernorm", norm=True, free_in_paleo=True))
+add_kind(
+    OperationKind(
+        "softmax",
+        "softmax along rows",
+        calibration_family="memory.softmax",
+        row_statistics=3,
+        free_in_original_paleo=True,
+    )
+)
+add_kind(
+    OperationKind(
+        "norm", "normalisation of rows", calibration_family="memory.layernorm", norm=True, free_in_original_paleo=True
+    )
+)
 add_kind(
     OperationKind(
         "batch_norm",
         "normalisation of channels by the statistics of a batch",
         norm=True,
-        two_sweeps=True,
-        inference="elementwise",
-        free_in_paleo=True,
+        reads_input_twice=True,
+        inference_kind="elementwise",
+        free_in_original_paleo=True,
     )
 )
 add_kind(OperationKind("feed", "states that the host copies out of one step and into the next", through_host=True))
-add_kind(OperationKind("rope", "rotary position embedding", price="memory.rope", free_in_paleo=True))
+add_kind(
+    OperationKind("rope", "rotary position embedding", calibration_family="memory.rope", free_in_original_paleo=True)
+)
 add_kind(OperationKind("optimizer", "the update of parameters"))
 
 
@@ -132,7 +152,7 @@ class Kernel:
     shape: Mapping[str, float] = field(default_factory=dict)
     #: Calls of the host for this kernel. Below 1 if one call of the framework launches several kernels, as in a
     #: backward pass; above 1 if many small launches, one per tensor, are counted as one kernel.
-    calls: float = 1.0
+    host_calls: float = 1.0
     #: Experts of a mixture that the kernel serves: it multiplies by the weights of each, or routes their tokens.
     experts: float = 0.0
 
@@ -150,7 +170,7 @@ class Kernel:
         return self.bytes_read + self.bytes_written
 
 
-def flat_pass(
+def elementwise_kernel(
     name: str,
     operation: str,
     phase: Phase,
@@ -204,7 +224,7 @@ def accumulation(name: str, count: float, size: float) -> Kernel:
     -------
     Kernel
     """
-    return flat_pass(f"{name}.accumulate", "elementwise", "backward", count, 2.0 * size, size)
+    return elementwise_kernel(f"{name}.accumulate", "elementwise", "backward", count, 2.0 * size, size)
 
 
 #: Part of the names of attention's operations between its projections, which selective recomputation runs again
@@ -231,7 +251,7 @@ class Operation(Protocol):
         """Activations that the backward pass needs."""
 
     @property
-    def private_dims(self) -> frozenset[str]:
+    def independent_dims(self) -> frozenset[str]:
         """Dims that can be split without partial sums in the output, such as windowed dims and rows of softmax."""
 
     def split(self, ways: Mapping[str, float]) -> Operation:
@@ -301,7 +321,7 @@ def model_flops(operation: Operation, precision: Precision) -> tuple[float, floa
     )
 
 
-def is_core(operation: Operation) -> bool:
+def is_attention_core(operation: Operation) -> bool:
     """Return True if an operation belongs to the core of attention: scores, softmax, dropout, weighted sum.
 
     Parameters
@@ -395,35 +415,35 @@ class MemoryPass:
     out: Tensor
     parameters: tuple[Tensor, ...] = ()
     #: Activations that it saves for its backward pass.
-    keeps: tuple[Tensor, ...] = ()
+    saved: tuple[Tensor, ...] = ()
     flops_per_element: float = 1.0
     #: How its backward pass is counted. derived: one pass reads the gradient of ``out`` and the saved tensors, and
     #: writes the gradient of each input. free: the gradients are views (add, slices). by input: each input has a pass
     #: over the gradient of ``out`` and the other inputs, followed by a sum if the input was broadcast (products).
     backward_pass: Literal["derived", "free", "by input"] = "derived"
     #: Dims that make up a row of softmax or norms. If they are split over ranks, its statistics need an all-reduce.
-    reduces: tuple[str, ...] = ()
+    reduced_dims: tuple[str, ...] = ()
     #: Statistics cover only the samples of one replica (batch normalisation).
     local_statistics: bool = False
     #: Rows of a table read per row of ``out`` (embedding). 0: the whole table is read.
-    sparse_rows: int = 0
+    rows_per_output: int = 0
     #: Sliding windows of a pool.
     windows: tuple[Window, ...] = ()
     halos: Halos = ()
     #: It commutes with addition, so that it can run on partial sums before their all-reduce.
     linear: bool = False
     #: It runs after the backward pass, so that its output does not add to the peak of memory.
-    late: bool = False
+    after_backward: bool = False
     #: It is fused with the product that writes its input, tile by tile, so that the input never exists in memory.
     tiled: bool = False
     #: Calls of the host, forward and backward.
-    calls: tuple[float, float] = (1.0, 1.0)
+    host_calls: tuple[float, float] = (1.0, 1.0)
     #: Temporary tensors alive at once, each as large as the saved activations; set where there are more than an old
-    #: and a new gradient. ``divided_temporaries`` holds if a dim of ``reduces`` is split over ranks.
+    #: and a new gradient. ``divided_temporaries`` holds if a dim of ``reduced_dims`` is split over ranks.
     temporaries: int = 0
     divided_temporaries: int = 0
     #: Factor on the bytes of its backward pass for code that takes several passes where one would do.
-    backward_sweeps: float = 1.0
+    backward_traffic_factor: float = 1.0
 
     def __post_init__(self) -> None:
         _ = self.kind
@@ -439,11 +459,11 @@ class MemoryPass:
 
     @property
     def saves(self) -> tuple[Tensor, ...]:
-        return self.keeps
+        return self.saved
 
     @property
-    def private_dims(self) -> frozenset[str]:
-        return frozenset(self.reduces) | {window.out for window in self.windows}
+    def independent_dims(self) -> frozenset[str]:
+        return frozenset(self.reduced_dims) | {window.out for window in self.windows}
 
     def split(self, ways: Mapping[str, float]) -> MemoryPass:
         """Return one rank's shard of the operation.
@@ -458,15 +478,15 @@ class MemoryPass:
         MemoryPass
             Share of one rank.
         """
-        tensors = self.inputs, (self.out,), self.parameters, self.keeps
+        tensors = self.inputs, (self.out,), self.parameters, self.saved
         inputs, (out,), parameters, keeps = (split_all(each, ways) for each in tensors)
-        divided = any(ways.get(dim, 1.0) > 1.0 for dim in self.reduces)
+        divided = any(ways.get(dim, 1.0) > 1.0 for dim in self.reduced_dims)
         return replace(
             self,
             inputs=inputs,
             out=out,
             parameters=parameters,
-            keeps=keeps,
+            saved=keeps,
             halos=halos(self.windows, ways),
             temporaries=self.divided_temporaries if divided else self.temporaries,
         )
@@ -484,7 +504,7 @@ class MemoryPass:
         tuple of Kernel
             One kernel.
         """
-        new = tuple(t for t in self.keeps if t.name not in {u.name for u in (*self.inputs, self.out)})
+        new = tuple(t for t in self.saved if t.name not in {u.name for u in (*self.inputs, self.out)})
         return (self._kernel("forward", self.inputs, (self.out, *new), precision),)
 
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
@@ -505,10 +525,13 @@ class MemoryPass:
             return ()
         if self.backward_pass == "by input":
             return tuple(kernel for target in targets for kernel in self._gradient(target, precision))
-        kept = tuple(t for t in self.keeps if t.name != self.out.name or t.role == "activation")
+        kept = tuple(t for t in self.saved if t.name != self.out.name or t.role == "activation")
         kernel = self._kernel("backward", (self.out, *kept), targets, precision)
-        if self.backward_sweeps != 1.0:
-            moved = kernel.bytes_read * self.backward_sweeps, kernel.bytes_written * self.backward_sweeps
+        if self.backward_traffic_factor != 1.0:
+            moved = (
+                kernel.bytes_read * self.backward_traffic_factor,
+                kernel.bytes_written * self.backward_traffic_factor,
+            )
             kernel = replace(kernel, bytes_read=moved[0], bytes_written=moved[1])
         if not learned:
             return (kernel,)
@@ -517,7 +540,7 @@ class MemoryPass:
 
     def _gradient(self, target: Tensor, precision: Precision) -> tuple[Kernel, ...]:
         """Count the gradient of one factor of a product, and the sum over dims along which the factor was broadcast."""
-        other_operands = tuple(t for t in self.keeps if t.name != target.name)
+        other_operands = tuple(t for t in self.saved if t.name != target.name)
         product = self._kernel("backward", (self.out, *other_operands), (self.out,), precision)
         if target.elements == self.out.elements:
             return (product,)
@@ -529,7 +552,7 @@ class MemoryPass:
     ) -> Kernel:
         table = sum([self._table_elements(t) for t in self.parameters]) * precision.parameter
         largest = max([t.elements for t in (*reads, *writes)], default=0)
-        row = math.prod([self.inputs[0].size(d) for d in self.reduces if d in self.inputs[0].dims])
+        row = math.prod([self.inputs[0].size(d) for d in self.reduced_dims if d in self.inputs[0].dims])
         channels, samples = self._layout
         return Kernel(
             self.name,
@@ -538,10 +561,10 @@ class MemoryPass:
             phase,
             0.0,
             float(self.flops_per_element * largest),
-            sum([t.bytes(precision) * self._border(t, phase) for t in reads]) + table,
+            sum([t.bytes(precision) * self._halo_factor(t, phase) for t in reads]) + table,
             sum([t.bytes(precision) for t in writes]),
             {"rows": float(largest / max(row, 1)), "columns": float(row), "channels": channels, "samples": samples},
-            self.calls[phase != "forward"],
+            self.host_calls[phase != "forward"],
             self._experts,
         )
 
@@ -558,22 +581,24 @@ class MemoryPass:
         sent = [t for t in (*self.inputs, self.out) if "capacity" in t.dims]
         return max(float(tensor.size("experts")) for tensor in sent) if sent and self.kind.routes else 0.0
 
-    def _border(self, tensor: Tensor, phase: Phase) -> float:
+    def _halo_factor(self, tensor: Tensor, phase: Phase) -> float:
         """Compute the ratio of rows that a pool reads, those of neighbouring ranks included, to its own rows."""
         if not self.windows:
             return 1.0
         pairs = zip(self.windows, self.halos, strict=False)
-        return with_rows(tensor, [(w.out, rows[phase == "backward"]) for w, rows in pairs])
+        return halo_ratio(tensor, [(w.out, rows[phase == "backward"]) for w, rows in pairs])
 
     def _table_elements(self, table: Tensor) -> float:
-        return float(min(table.elements, self.sparse_rows * self.out.elements) if self.sparse_rows else table.elements)
+        return float(
+            min(table.elements, self.rows_per_output * self.out.elements) if self.rows_per_output else table.elements
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class RecomputedChain:
     """Chain of operations in one kernel that saves only its inputs; the backward pass first recomputes it.
 
-    ``whole_dims`` cannot be split, as their entries are computed in sequence. Dims that appear only in ``operations``
+    ``unsplit_dims`` cannot be split, as their entries are computed in sequence. Dims that appear only in ``operations``
     are internal to the kernel: no strategy splits them.
 
     ``kernel`` names the kernel of the ``scan`` family. The last of its operations whose output is called ``….state``,
@@ -585,7 +610,7 @@ class RecomputedChain:
     out: Tensor
     operations: tuple[Operation, ...]
     kernel: str
-    whole_dims: frozenset[str] = frozenset()
+    unsplit_dims: frozenset[str] = frozenset()
 
     @property
     def reads(self) -> tuple[Tensor, ...]:
@@ -597,7 +622,7 @@ class RecomputedChain:
         return tuple(tensor for tensor in self.inputs if trained and tensor.role != "parameter")
 
     @property
-    def private_dims(self) -> frozenset[str]:
+    def independent_dims(self) -> frozenset[str]:
         return frozenset()
 
     @property
@@ -670,7 +695,7 @@ class RecomputedChain:
         flops, vector = (sum(getattr(kernel, name) for kernel in inside) for name in ("flops", "vector_flops"))
         moved = [sum(tensor.bytes(precision) for tensor in tensors) for tensors in (read, written)]
         shape = {
-            "batch": batch, "length": float(self.out.size(*self.whole_dims)), "heads": math.prod(heads), "keys": rows,
+            "batch": batch, "length": float(self.out.size(*self.unsplit_dims)), "heads": math.prod(heads), "keys": rows,
             "values": columns, "passes": flops / sum(kernel.flops for kernel in once),
         }  # fmt: skip
         return Kernel(self.name, "scan", self.kernel, phase, flops, vector, moved[0], moved[1], shape)
@@ -679,7 +704,7 @@ class RecomputedChain:
 # optimizers: states, bytes read and written, and matrix products of an update
 
 
-class Matrix(NamedTuple):
+class WeightMatrices(NamedTuple):
     """Weight matrices of one shape (rows, columns) on a rank; ``copies`` counts them (one per expert)."""
 
     rows: float
@@ -692,7 +717,7 @@ class Matrix(NamedTuple):
         return self.rows * self.columns * self.copies
 
 
-class Product(NamedTuple):
+class UpdateGemm(NamedTuple):
     """GEMM (m x k)(k x n) of an optimizer update, run ``times`` times per step."""
 
     m: float
@@ -723,11 +748,11 @@ class MatrixUpdate:
     """
 
     elementwise: Optimizer
-    products: Callable[[float, float], tuple[Product, ...]]
+    products: Callable[[float, float], tuple[UpdateGemm, ...]]
     extra_states: Callable[[float, float], float]
     unmodelled: str = ""
 
-    def kernels(self, name: str, matrix: Matrix, precision: Precision) -> tuple[tuple[Kernel, float], ...]:
+    def kernels(self, name: str, matrix: WeightMatrices, precision: Precision) -> tuple[tuple[Kernel, float], ...]:
         """List the products of one matrix as kernels.
 
         Parameters
@@ -763,7 +788,7 @@ class MatrixUpdate:
             for m, n, k, times in self.products(matrix.rows, matrix.columns)
         )
 
-    def numbers(self, matrix: Matrix) -> float:
+    def numbers(self, matrix: WeightMatrices) -> float:
         """Count the numbers stored as optimizer states for matrices of one shape.
 
         Parameters
@@ -799,7 +824,7 @@ class Optimizer:
         True if the update needs the norm of each layer first.
     stepwise : bool
         True if each term of the formula is a separate pass.
-    listwise : bool
+    foreach : bool
         True if each term is computed for all tensors before the next term (torch's ``foreach``).
     matrices : MatrixUpdate, optional
         Rule for weight matrices. None: they are updated like all weights.
@@ -814,7 +839,7 @@ class Optimizer:
     accesses: tuple[int, int]
     norms: bool = False
     stepwise: bool = False
-    listwise: bool = False
+    foreach: bool = False
     matrices: MatrixUpdate | None = None
     list_accesses: tuple[int, int] = (0, 0)
 
@@ -862,7 +887,7 @@ class Optimizer:
         >>> [optimizer(name, listwise=True).temporary_bytes(precision("bf16")) for name in ("adam", "momentum")]
         [4.0, 0.0]
         """
-        return precision.state if self.listwise and self.states == 2 else 0.0
+        return precision.state if self.foreach and self.states == 2 else 0.0
 
     def update_bytes(self, precision: Precision) -> tuple[float, float]:
         """Return the bytes that one update reads and writes per parameter; rules that need norms read everything twice.
@@ -887,15 +912,18 @@ class Optimizer:
         >>> optimizer("adamw", listwise=True).update_bytes(precision("fp32"))
         (48.0, 32.0)
         """
-        accesses = self.accesses if self.stepwise else self.list_accesses if self.listwise else (0, 0)
+        accesses = self.accesses if self.stepwise else self.list_accesses if self.foreach else (0, 0)
         if any(accesses):
             # Count the bytes per parameter if each term is a pass in the format of the states, with casts.
             read, written = (count * precision.state for count in accesses)
             if not precision.master:
                 return read, written
-            return read + precision.summed + precision.master, written + precision.state + precision.parameter
+            return (
+                read + precision.accumulated_gradient + precision.master,
+                written + precision.state + precision.parameter,
+            )
         weight = precision.master or precision.parameter
-        read = precision.summed + weight + self.states * precision.state
+        read = precision.accumulated_gradient + weight + self.states * precision.state
         narrow = precision.parameter if precision.master else 0.0
         written = weight + self.states * precision.state + narrow
         return read * (2.0 if self.norms else 1.0), written
@@ -965,7 +993,7 @@ def optimizer(name: str, *, stepwise: bool = False, listwise: bool = False) -> O
     SpecError
         If there is none of that name.
     """
-    return replace(OPTIMIZERS[name], stepwise=stepwise, listwise=listwise)
+    return replace(OPTIMIZERS[name], stepwise=stepwise, foreach=listwise)
 
 
 def update_kernel(count: float, tensors: float, rule: Optimizer, formats: Precision) -> Kernel:
@@ -988,4 +1016,4 @@ def update_kernel(count: float, tensors: float, rule: Optimizer, formats: Precis
     """
     read, written = (count * per_parameter for per_parameter in rule.update_bytes(formats))
     calls, flops = rule.launches(tensors), count * rule.flops
-    return flat_pass("update", "optimizer", "update", count, read, written, flops=flops, calls=calls)
+    return elementwise_kernel("update", "optimizer", "update", count, read, written, flops=flops, calls=calls)

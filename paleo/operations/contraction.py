@@ -10,16 +10,16 @@ from paleo.errors import PlanError
 from paleo.operations.base import (
     Family,
     Kernel,
-    Matrix,
     MemoryPass,
     Operation,
     Phase,
     RecomputedChain,
+    WeightMatrices,
     accumulation,
-    flat_pass,
-    is_core,
+    elementwise_kernel,
+    is_attention_core,
 )
-from paleo.operations.tensor import Halos, Precision, Size, Tensor, Window, halos, split_all, with_rows
+from paleo.operations.tensor import Halos, Precision, Size, Tensor, Window, halo_ratio, halos, split_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class Contraction:
     all dims. The source dim of a window does not count, as the output and kernel dims address it. The backward
     contractions follow: d lhs = out' · rhs, d rhs = lhs · out'.
 
-    ``transposed`` marks a transposed convolution: its forward pass is the data gradient of a convolution. ``visible``
-    is the share of the scores that a mask leaves: about half under a causal mask, 1 without one.
+    ``transposed`` marks a transposed convolution: its forward pass is the data gradient of a convolution.
+    ``unmasked_share`` is the share of the scores that a mask leaves: about half under a causal mask, 1 without one.
     """
 
     name: str
@@ -42,12 +42,12 @@ class Contraction:
     windows: tuple[Window, ...] = ()
     transposed: bool = False
     halos: Halos = ()
-    visible: float = 1.0
+    unmasked_share: float = 1.0
 
     @property
     def useful(self) -> tuple[float, float]:
         """Shares of its FLOP, forward and backward, that count as model FLOP."""
-        return self.visible, self.visible
+        return self.unmasked_share, self.unmasked_share
 
     @property
     def reads(self) -> tuple[Tensor, ...]:
@@ -59,7 +59,7 @@ class Contraction:
         return tuple(kept + ([self.rhs] if self.lhs.grad and self.rhs.role == "activation" else []))
 
     @property
-    def private_dims(self) -> frozenset[str]:
+    def independent_dims(self) -> frozenset[str]:
         return frozenset(name for w in self.windows for name in (w.source, w.kernel, w.out))
 
     @property
@@ -105,9 +105,9 @@ class Contraction:
         """
         formats = self.operands(precision)
         kernels = [self._kernel("forward", self.lhs, self.rhs, self.out, formats, extra=self.bias)]
-        if formats.narrow:
+        if formats.quantises_operands:
             kernels += self._quantised("forward", self.lhs, formats)
-        return (*_of_one_call(kernels), *self._casts("forward", precision))
+        return (*_share_host_call(kernels), *self._casts("forward", precision))
 
     def _casts(self, phase: Phase, precision: Precision) -> tuple[Kernel, ...]:
         """List the casts of mixed precision: of wide operands before the product, and of their gradients after it."""
@@ -138,7 +138,7 @@ class Contraction:
         if not any(tensor.grad for tensor in self.reads):
             return ()
         precision = self.operands(precision)
-        kernels = self._quantised("backward", self.out, precision) if precision.narrow else []
+        kernels = self._quantised("backward", self.out, precision) if precision.quantises_operands else []
         if self.lhs.grad:
             kernels.append(self._kernel("backward", self.out, self.rhs, self.lhs, precision))
         if self.rhs.grad:
@@ -147,7 +147,7 @@ class Contraction:
         if self.bias is not None and self.bias.grad:
             summed = MemoryPass(f"{self.name}.bias", "reduce", (self.out,), self.bias, flops_per_element=1.0)
             kernels.append(replace(summed.forward(precision)[0], phase="backward_weight"))
-        return (*_of_one_call(kernels), *self._casts("backward", precision))
+        return (*_share_host_call(kernels), *self._casts("backward", precision))
 
     def operands(self, precision: Precision) -> Precision:
         """Return the number formats of the operands, given the run's precision.
@@ -162,7 +162,7 @@ class Contraction:
         Precision
             Formats below sixteen bits are used only in products with weights, and not in convolutions.
         """
-        return precision if self.rhs.role == "parameter" and not self.windows else precision.sixteen_bits
+        return precision if self.rhs.role == "parameter" and not self.windows else precision.without_quantisation
 
     def _quantised(self, phase: Phase, source: Tensor, precision: Precision) -> list[Kernel]:
         """List the passes that convert an operand to a narrow format with scales.
@@ -173,21 +173,21 @@ class Contraction:
         """
         count, copies = float(source.elements), 2.0 if self.rhs.grad else 1.0
         read, written = count * precision.activation, copies * count * (precision.operand + precision.scale_bytes)
-        largest = flat_pass(f"{self.name}.largest", "reduce", phase, count, read, 0.0)
-        quantised = flat_pass(f"{self.name}.quantise", "elementwise", phase, count, read, written)
-        return [largest, quantised] if precision.measured_first else [quantised]
+        largest = elementwise_kernel(f"{self.name}.largest", "reduce", phase, count, read, 0.0)
+        quantised = elementwise_kernel(f"{self.name}.quantise", "elementwise", phase, count, read, written)
+        return [largest, quantised] if precision.separate_amax_pass else [quantised]
 
     def _kernel(
         self, phase: Phase, left: Tensor, right: Tensor, out: Tensor, precision: Precision, extra: Tensor | None = None
     ) -> Kernel:
-        moved = left.elements * self._border(left, phase) + right.elements
+        moved = left.elements * self._halo_factor(left, phase) + right.elements
         read = moved * precision.operand + (0.0 if extra is None else extra.bytes(precision))
         gradient = phase == "backward_weight" and not precision.casts
         written = out.elements * (precision.gradient if gradient else precision.activation)
         if self.windows:
             operation, shape = self._direction(phase), self._conv_shape()
         else:
-            operation, shape = "narrow" if precision.narrow else "gemm", _gemm_shape(left, right, out)
+            operation, shape = "narrow" if precision.quantises_operands else "gemm", _gemm_shape(left, right, out)
         family: Family = "conv" if self.windows else "gemm"
         of_experts = self.rhs.role == "parameter" and "experts" in self.rhs.dims and "experts" in self.lhs.dims
         experts = float(self.rhs.size("experts")) if of_experts else 0.0
@@ -195,14 +195,14 @@ class Contraction:
             self.name, family, operation, phase, self.flops, 0.0, float(read), float(written), shape, experts=experts
         )
 
-    def _border(self, tensor: Tensor, phase: Phase) -> float:
+    def _halo_factor(self, tensor: Tensor, phase: Phase) -> float:
         """Compute the ratio of rows that a windowed operand needs, with those of neighbouring ranks, to its
         own rows."""
         if not self.windows:
             return 1.0
         direction = int((phase == "backward") != self.transposed)
         pairs = zip(self.windows, self.halos, strict=False)
-        return with_rows(tensor, [(w.out if phase == "backward" else w.source, rows[direction]) for w, rows in pairs])
+        return halo_ratio(tensor, [(w.out if phase == "backward" else w.source, rows[direction]) for w, rows in pairs])
 
     def _direction(self, phase: Phase) -> str:
         if phase == "backward_weight":
@@ -230,15 +230,15 @@ class Contraction:
         return shape
 
 
-def _of_one_call(kernels: list[Kernel]) -> list[Kernel]:
+def _share_host_call(kernels: list[Kernel]) -> list[Kernel]:
     """Divide one call of the host equally among the kernels that it launches."""
-    return kernels if len(kernels) == 1 else [replace(kernel, calls=1.0 / len(kernels)) for kernel in kernels]
+    return kernels if len(kernels) == 1 else [replace(kernel, host_calls=1.0 / len(kernels)) for kernel in kernels]
 
 
 def _cast(name: str, phase: Phase, tensor: Tensor, read: float, width: float) -> Kernel:
     """Build the kernel that casts a tensor to a format of ``width`` bytes."""
     count = float(tensor.elements)
-    return flat_pass(f"{name}.cast", "elementwise", phase, count, read, count * width)
+    return elementwise_kernel(f"{name}.cast", "elementwise", phase, count, read, count * width)
 
 
 def _channel(tensor: Tensor) -> str:
@@ -257,7 +257,7 @@ def _gemm_shape(left: Tensor, right: Tensor, out: Tensor) -> dict[str, float]:
     }
 
 
-def weight_matrix(tensor: Tensor, operations: Iterable[Operation]) -> Matrix | None:
+def weight_matrix(tensor: Tensor, operations: Iterable[Operation]) -> WeightMatrices | None:
     """Return the shape of a weight as a matrix, for optimizers that multiply matrices.
 
     Parameters
@@ -280,7 +280,7 @@ def weight_matrix(tensor: Tensor, operations: Iterable[Operation]) -> Matrix | N
             rows = math.prod(size for dim, size in sizes.items() if dim not in inside)
             columns = math.prod(size for dim, size in sizes.items() if dim in inside and dim not in left)
             copies = math.prod(size for dim, size in sizes.items() if dim in inside and dim in left)
-            return Matrix(float(rows), float(columns), float(copies)) if min(rows, columns) > 1 else None
+            return WeightMatrices(float(rows), float(columns), float(copies)) if min(rows, columns) > 1 else None
     return None
 
 
@@ -334,7 +334,8 @@ class FusedAttention:
 
     Shapes: query (batch, q sequence, kv_heads, group, head_dim), key and value (batch, kv sequence, kv_heads, dim).
     FLOP count all scores, even if a causal mask hides half of them (the convention of MFU and of torch). The price uses
-    ``causal``, ``attended``, the largest number of keys that a query sees (its sliding window), and ``dropout``, which
+    ``causal``, ``attended_keys``, the largest number of keys that a query sees (its sliding window), and ``dropout``,
+    which
     is True if weights are dropped out.
 
     A split sequence is distributed so that each rank has early and late queries, and all ranks an equal share of the
@@ -348,7 +349,7 @@ class FusedAttention:
     value: Tensor
     out: Tensor
     causal: bool
-    attended: Size
+    attended_keys: Size
     dropout: bool = False
 
     @property
@@ -361,7 +362,7 @@ class FusedAttention:
         >>> FusedAttention("a", x, key, key, x, True, 4).useful  # 10 of 16 scores; 4 of 5 products backward
         (0.625, 0.5)
         """
-        visible = visible_share(self.key.sizes[1], self.attended) if self.causal else 1.0
+        visible = visible_share(self.key.sizes[1], self.attended_keys) if self.causal else 1.0
         return visible, visible * 2.0 * self._flops(1, 1) / self._flops(3, 2)
 
     @property
@@ -379,7 +380,7 @@ class FusedAttention:
         return self.query.without(self.query.dims[-1], name=f"{self.name}.logsumexp", role="statistic")
 
     @property
-    def private_dims(self) -> frozenset[str]:
+    def independent_dims(self) -> frozenset[str]:
         return frozenset({self.key.dims[1], self.query.dims[1]})
 
     def split(self, ways: Mapping[str, float]) -> FusedAttention:
@@ -401,7 +402,7 @@ class FusedAttention:
     @property
     def _scores(self) -> float:
         """Number of attention scores, over batch and heads."""
-        return float(self.query.elements / self.query.sizes[-1] * self.attended)
+        return float(self.query.elements / self.query.sizes[-1] * self.attended_keys)
 
     def _flops(self, score_products: int, value_products: int) -> float:
         """Count the FLOP of ``score_products`` products along the head dim and ``value_products`` along the value
@@ -448,7 +449,7 @@ class FusedAttention:
 
     def _kernel(self, phase: Phase, flops: float, read: float, written: float) -> Kernel:
         batch, q, kv_heads, group, head_dim = self.query.sizes
-        keys, attended = float(self.key.sizes[1]), float(self.attended)
+        keys, attended = float(self.key.sizes[1]), float(self.attended_keys)
         if self.causal and attended == keys:
             keys = attended = (keys + float(q)) / 2
         shape = {
@@ -485,7 +486,7 @@ class _LoopedCell:
 #: Cells of TensorFlow 1 (rnn_cell_impl.py, by name). They join input and state, multiply, add the bias, split, apply
 #: the gates' functions, multiply and add; each step reads and writes arrays of states and pushes the tensors that the
 #: backward pass pops.
-_LOOPED = {
+_LOOPED_CELLS = {
     "vanilla": _LoopedCell((8.0, 10.0), (9.0, 7.0)),
     "gru": _LoopedCell((24.0, 30.0), (27.0, 21.0)),
     "lstm": _LoopedCell((26.0, 31.0), (26.0, 22.0)),
@@ -515,7 +516,7 @@ class LoopGradientSum:
         return ()
 
     @property
-    def private_dims(self) -> frozenset[str]:
+    def independent_dims(self) -> frozenset[str]:
         return frozenset()
 
     def split(self, ways: Mapping[str, float]) -> LoopGradientSum:
@@ -560,7 +561,7 @@ class LoopGradientSum:
         tuple of Kernel
         """
         added = accumulation(self.name, float(self.out.elements), self.out.bytes(precision))
-        return (replace(added, calls=self.steps),) if self.out.grad else ()
+        return (replace(added, host_calls=self.steps),) if self.out.grad else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -568,9 +569,9 @@ class Recurrence:
     """The sequential steps of a recurrent layer: h[t] = f(gates[t] + h[t-1] · U), with t over ``steps_dim``.
 
     A Contraction before it computes the input products of all steps. The weight gradient is one product over all steps.
-    ``looped`` is 0 for kernels of whole layers. For a framework's own loop it is the number of input features that each
-    step concatenates with the state; there the functions of the gates are separate passes, and the weight gradient is
-    accumulated step by step.
+    ``concatenated_inputs`` is 0 for kernels of whole layers. For a framework's own loop it is the number of input
+    features that each step concatenates with the state; there the functions of the gates are separate passes, and the
+    weight gradient is accumulated step by step.
     """
 
     name: str
@@ -582,7 +583,7 @@ class Recurrence:
     directions: int = 1
     #: Numbers saved for the backward pass per output number. None: the gates, the output and LSTM's cell are saved.
     kept_per_state: float | None = None
-    looped: float = 0.0
+    concatenated_inputs: float = 0.0
 
     @property
     def reads(self) -> tuple[Tensor, ...]:
@@ -599,7 +600,7 @@ class Recurrence:
         return (self.gates, self.out, *cells)
 
     @property
-    def private_dims(self) -> frozenset[str]:
+    def independent_dims(self) -> frozenset[str]:
         return frozenset({self.steps_dim})
 
     def split(self, ways: Mapping[str, float]) -> Recurrence:
@@ -637,7 +638,7 @@ class Recurrence:
             In the order in which they run.
         """
         steps = self._kernel("forward", "fwd", (self.gates, self.weight), (self.out, *self.saves[2:]), precision)
-        return (steps, self._loop_passes("forward", precision)) if self.looped else (steps,)
+        return (steps, self._loop_passes("forward", precision)) if self.concatenated_inputs else (steps,)
 
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
         """Count the kernels of the backward pass.
@@ -659,7 +660,7 @@ class Recurrence:
         kernels = (data, weight) if self.weight.grad else (data,)
         return (
             (*kernels, self._loop_passes("backward", precision), *self._weight_gradient_sums(precision))
-            if self.looped
+            if self.concatenated_inputs
             else kernels
         )
 
@@ -670,20 +671,26 @@ class Recurrence:
 
     def _loop_passes(self, phase: Phase, precision: Precision) -> Kernel:
         """Count the element-wise passes of a loop's steps; the backward pass moves twice the bytes."""
-        cell, backward = _LOOPED[self.cell], phase != "forward"
+        cell, backward = _LOOPED_CELLS[self.cell], phase != "forward"
         count = float(self.out.elements) * (1.0 + backward)
         read, written = (count * number * precision.activation for number in cell.accesses)
         calls = self._total_steps * cell.calls[backward]
-        return flat_pass(f"{self.name}.cell", "elementwise", phase, count, read, written, calls=calls)
+        return elementwise_kernel(f"{self.name}.cell", "elementwise", phase, count, read, written, calls=calls)
 
     def _weight_gradient_sums(self, precision: Precision) -> tuple[Kernel, ...]:
         """Count the accumulation of the weight gradient over the steps of a loop."""
         if not self.weight.grad:
             return ()
         state, name = float(self.out.sizes[-1]) / self.directions, f"{self.name}.sum"
-        count = float(self.weight.elements) / self.directions * (1.0 + self.looped / state) * self._total_steps
+        count = (
+            float(self.weight.elements) / self.directions * (1.0 + self.concatenated_inputs / state) * self._total_steps
+        )
         size = count * precision.gradient
-        return (flat_pass(name, "elementwise", "backward_weight", count, 2.0 * size, size, calls=self._total_steps),)
+        return (
+            elementwise_kernel(
+                name, "elementwise", "backward_weight", count, 2.0 * size, size, calls=self._total_steps
+            ),
+        )
 
     def _kernel(
         self, phase: Phase, operation: str, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], precision: Precision
@@ -701,7 +708,7 @@ class Recurrence:
 
 
 #: Dims of attention that views merge with others.
-_PACKED = frozenset({"keys", "group", "head_dim", "value_dim", "packed"})
+_MERGED_ATTENTION_DIMS = frozenset({"keys", "group", "head_dim", "value_dim", "packed"})
 
 
 def _undivided_dims(operation: Operation) -> tuple[frozenset[str], str]:
@@ -709,9 +716,9 @@ def _undivided_dims(operation: Operation) -> tuple[frozenset[str], str]:
     if isinstance(operation, Recurrence):
         return frozenset({operation.steps_dim}), "its steps wait for one another"
     if isinstance(operation, RecomputedChain):
-        return operation.whole_dims, "its steps wait for one another"
-    if is_core(operation):
-        return _PACKED, "attention is divided by batch, seq or kv_heads"
+        return operation.unsplit_dims, "its steps wait for one another"
+    if is_attention_core(operation):
+        return _MERGED_ATTENTION_DIMS, "attention is divided by batch, seq or kv_heads"
     if isinstance(operation, Contraction):
         return frozenset(window.kernel for window in operation.windows), "it is the window of a convolution"
     moved = {dim for tensor in operation.reads for dim in tensor.dims} - set(operation.out.dims)
@@ -755,10 +762,10 @@ def halo_of(operation: Contraction | MemoryPass, window: Window, when: str) -> t
 # which dims may be divided, and into how many shares
 
 #: Spatial dims of images, of a window's output and of its source.
-SPACE = frozenset({"height", "width", "depth", "in_height", "in_width", "in_depth"})
+SPATIAL_DIMS = frozenset({"height", "width", "depth", "in_height", "in_width", "in_depth"})
 #: Dims that may be split unevenly, where the rank with the largest share determines the time: a batch, a vocabulary
 #: padded to the ranks, an image of odd height.
-PADDED = frozenset({"batch", "vocab"}) | SPACE
+UNEVEN_DIMS = frozenset({"batch", "vocab"}) | SPATIAL_DIMS
 
 
 def check_division(
@@ -800,9 +807,9 @@ def _check_sizes(layer: str, operations: Sequence[Operation], dim: str, n: int, 
     sizes = [t.size(dim) for t in tensors]
     if n == 1 or not sizes or not isinstance(sizes[0], int):
         return
-    if dim in SPACE:
+    if dim in SPATIAL_DIMS:
         least = min(t.size(dim) for t in tensors if t.size(dim) > 1 or not any(t in op.reads for op in operations))
         if least < n:
             raise PlanError(f"layer {layer!r}: {dim} {least:g} cannot be divided over {n} ranks: some would have none")
-    elif sizes[0] % n and dim not in PADDED:
+    elif sizes[0] % n and dim not in UNEVEN_DIMS:
         raise PlanError(f"layer {layer!r}: {dim} {sizes[0]:g} cannot be divided over {n} ranks")

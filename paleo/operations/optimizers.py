@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from paleo.operations.base import MatrixUpdate, Optimizer, Product, add_optimizer
+from paleo.operations.base import MatrixUpdate, Optimizer, UpdateGemm, add_optimizer
 
 #: Steps of Muon's Newton-Schulz iteration.
 _NEWTON_SCHULZ_STEPS = 5
 
 
-def _newton_schulz_products(rows: float, columns: float) -> tuple[Product, ...]:
+def _newton_schulz_products(rows: float, columns: float) -> tuple[UpdateGemm, ...]:
     """List the products of Muon's Newton-Schulz iteration for one matrix.
 
     Parameters
@@ -38,7 +38,7 @@ def _newton_schulz_products(rows: float, columns: float) -> tuple[Product, ...]:
     """
     m, n = min(rows, columns), max(rows, columns)
     steps = float(_NEWTON_SCHULZ_STEPS)
-    return Product(m, m, n, steps), Product(m, m, m, steps), Product(m, n, m, steps)
+    return UpdateGemm(m, m, n, steps), UpdateGemm(m, m, m, steps), UpdateGemm(m, n, m, steps)
 
 
 #: Longest side of a block that Shampoo preconditions; longer sides are cut into equal blocks (max_preconditioner_dim in
@@ -57,7 +57,7 @@ def _blocks(rows: float, columns: float) -> tuple[float, float, float]:
     return rows / down, columns / across, down * across
 
 
-def _shampoo_products(rows: float, columns: float) -> tuple[Product, ...]:
+def _shampoo_products(rows: float, columns: float) -> tuple[UpdateGemm, ...]:
     """List the products of Shampoo for one matrix, on average over all steps.
 
     Parameters
@@ -84,12 +84,12 @@ def _shampoo_products(rows: float, columns: float) -> tuple[Product, ...]:
     m, n, blocks = _blocks(rows, columns)
     roots = 4.0 * _ROOT_ITERATIONS / _ROOT_INTERVAL * blocks
     return (
-        Product(m, m, n, blocks),
-        Product(n, n, m, blocks),
-        Product(m, n, m, blocks),
-        Product(m, n, n, blocks),
-        Product(m, m, m, roots),
-        Product(n, n, n, roots),
+        UpdateGemm(m, m, n, blocks),
+        UpdateGemm(n, n, m, blocks),
+        UpdateGemm(m, n, m, blocks),
+        UpdateGemm(m, n, n, blocks),
+        UpdateGemm(m, m, m, roots),
+        UpdateGemm(n, n, n, roots),
     )
 
 

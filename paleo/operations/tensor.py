@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from paleo.errors import SpecError, near
+from paleo.errors import SpecError, suggest_names
 
 #: Bytes of one number. tf32 is fp32 in memory; only the multiplication is narrower.
 BYTES: dict[str, float] = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "fp4": 0.5}
@@ -22,10 +22,10 @@ BYTES: dict[str, float] = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2
 #: each 32 numbers (Open Compute Project, Microscaling Formats, 2023). nvfp4: a one-byte scale for each 16 numbers, and
 #: one scale for the tensor.
 Scaling = Literal["delayed", "current", "mxfp8", "nvfp4"]
-#: Implementations of the cross-entropy of classes (`paleo.layers.base.Choices`).
-LossKernels = Literal["fused", "recomputed", "tiled", "separate", "upcast", "stepwise"]
-#: Implementations of rotary position embedding (`paleo.layers.base.Choices`).
-Rotation = Literal["fused", "stepwise", "complex", "halves"]
+#: Implementations of the cross-entropy of classes (`paleo.layers.base.LayerImplementations`).
+CrossEntropyImplementation = Literal["fused", "recomputed", "tiled", "separate", "upcast", "stepwise"]
+#: Implementations of rotary position embedding (`paleo.layers.base.LayerImplementations`).
+RotaryImplementation = Literal["fused", "stepwise", "complex", "halves"]
 #: Bytes of scales per number.
 _SCALE_BYTES: dict[Scaling, float] = {"delayed": 0.0, "current": 0.0, "mxfp8": 1.0 / 32.0, "nvfp4": 1.0 / 16.0}
 
@@ -54,7 +54,7 @@ class Precision:
     state: float = 4.0
     #: A second copy of the gradients (Megatron-LM's ``main_grad``), to which the framework adds each gradient in an
     #: extra pass. It is exchanged, clipped and read by the optimizer. 0: there is none.
-    accumulator: float = 0.0
+    main_gradient: float = 0.0
     #: True if the pass that adds a gradient to that copy reads it in the copy's format, cast in an earlier pass.
     accumulator_cast: bool = False
     #: True if weights stay fp32: each pass casts them to narrow copies for products, and their gradients back.
@@ -64,37 +64,38 @@ class Precision:
     #: True if these are passes over a flat buffer of each block, not over each tensor.
     flat_gradients: bool = False
     #: True if the kernel of the weight gradient adds to the accumulated gradient itself.
-    accumulated: bool = False
+    fused_accumulation: bool = False
     #: True if autograd adds new gradients to accumulated ones.
-    added: bool = False
+    autograd_accumulation: bool = False
     #: Bytes of scales per number, of operands below sixteen bits.
     scale_bytes: float = 0.0
     #: True if an extra pass finds the largest value of such operands.
-    measured_first: bool = False
+    separate_amax_pass: bool = False
 
     @property
-    def summed(self) -> float:
+    def accumulated_gradient(self) -> float:
         """Bytes of a number of the accumulated gradient, which is exchanged, clipped and read by the optimizer.
 
-        >>> precision("bf16").summed, replace(precision("bf16"), accumulator=4.0).summed
+        >>> plain = precision("bf16")
+        >>> plain.accumulated_gradient, replace(plain, main_gradient=4.0).accumulated_gradient
         (2.0, 4.0)
         """
-        return self.accumulator or self.gradient
+        return self.main_gradient or self.gradient
 
     @property
-    def wide(self) -> float:
+    def wide_activation(self) -> float:
         """Bytes of an activation that is at least fp32, whatever the format of products."""
         return max(4.0, self.activation)
 
     @property
-    def narrow(self) -> bool:
+    def quantises_operands(self) -> bool:
         """True if products read a narrower format than that of activations, so that operands must be quantised."""
         return self.operand < self.activation
 
     @property
-    def sixteen_bits(self) -> Precision:
+    def without_quantisation(self) -> Precision:
         """The precision of products with operands in the format of activations, without quantisation."""
-        return replace(self, operand=self.activation) if self.narrow else self
+        return replace(self, operand=self.activation) if self.quantises_operands else self
 
     def bytes_of(self, role: Role) -> float:
         """Return the bytes of an element of a role.
@@ -151,7 +152,7 @@ def precision(dtype: str) -> Precision:
     (4.0, 0.0)
     """
     if dtype not in BYTES:
-        raise SpecError(f"unknown dtype {dtype!r}; {near(dtype, BYTES)}")
+        raise SpecError(f"unknown dtype {dtype!r}; {suggest_names(dtype, BYTES)}")
     if dtype in ("fp64", "fp32", "tf32"):
         width = float(BYTES[dtype])
         return Precision(dtype, width, width, width, width, 0.0, width)
@@ -179,7 +180,7 @@ def with_scale_bytes(formats: Precision, scaling: Scaling, *, fused: bool) -> Pr
         The formats with scales.
     """
     measured_first = scaling == "nvfp4" or (scaling == "current" and not fused)
-    return replace(formats, scale_bytes=_SCALE_BYTES[scaling], measured_first=measured_first)
+    return replace(formats, scale_bytes=_SCALE_BYTES[scaling], separate_amax_pass=measured_first)
 
 
 def autocast(formats: Precision) -> Precision:
@@ -207,7 +208,7 @@ def autocast(formats: Precision) -> Precision:
     return _without_masters(formats, parameter=4.0, gradient=4.0, casts=True)
 
 
-def narrow_training(formats: Precision) -> Precision:
+def pure_sixteen_bit(formats: Precision) -> Precision:
     """Return the formats of training in sixteen bits throughout: no masters, and states of the optimizer as weights.
 
     Parameters
@@ -222,7 +223,7 @@ def narrow_training(formats: Precision) -> Precision:
 
     Examples
     --------
-    >>> both = precision("bf16"), narrow_training(precision("bf16"))
+    >>> both = precision("bf16"), pure_sixteen_bit(precision("bf16"))
     >>> [one.parameter + one.gradient + one.master + 2 * one.state for one in both]
     [16.0, 8.0]
     """
@@ -238,7 +239,7 @@ def _without_masters(formats: Precision, **changes: Any) -> Precision:
 MIXED_PRECISION: Mapping[str, Callable[[Precision], Precision]] = {
     "masters": lambda formats: formats,
     "autocast": autocast,
-    "narrow": narrow_training,
+    "narrow": pure_sixteen_bit,
 }
 
 Size = int | float
@@ -248,9 +249,10 @@ Size = int | float
 class Tensor:
     """A tensor with named dims; its name identifies its storage, which views share.
 
-    ``grad`` is False for tensors that need no gradient: graph inputs, masks, indices, frozen weights. ``wide``
-    activations stay fp32 under mixed precision, as do the outputs of element-wise passes over them. ``packed`` is the
-    number of bytes in which each number of a weight is stored, whatever the run's format; 0: the run's format.
+    ``grad`` is False for tensors that need no gradient: graph inputs, masks, indices, frozen weights.
+    ``wide_activation`` activations stay fp32 under mixed precision, as do the outputs of element-wise passes over
+    them. ``packed_bytes`` is the number of bytes in which each number of a weight is stored, whatever the run's
+    format; 0: the run's format.
 
     >>> x = Tensor("x", ("batch", "features"), (4, 8))
     >>> x.elements, x.size("features"), x.split({"batch": 2}).sizes
@@ -263,7 +265,7 @@ class Tensor:
     role: Role = "activation"
     grad: bool = True
     wide: bool = False
-    packed: float = 0.0
+    packed_bytes: float = 0.0
 
     @property
     def elements(self) -> Size:
@@ -300,7 +302,7 @@ class Tensor:
             return self
         pairs = zip(self.dims, self.sizes, strict=True)
         sizes = tuple([_local_size(n, ways[dim]) if dim in ways else n for dim, n in pairs])
-        return Tensor(self.name, self.dims, sizes, self.role, self.grad, self.wide, self.packed)
+        return Tensor(self.name, self.dims, sizes, self.role, self.grad, self.wide, self.packed_bytes)
 
     def renamed(self, names: Mapping[str, str]) -> Tensor:
         """Return the tensor with its dims renamed.
@@ -380,8 +382,10 @@ class Tensor:
         -------
         float
         """
-        element_bytes = precision.wide if self.wide and self.role == "activation" else precision.bytes_of(self.role)
-        return float(self.elements * (self.packed or element_bytes))
+        element_bytes = (
+            precision.wide_activation if self.wide and self.role == "activation" else precision.bytes_of(self.role)
+        )
+        return float(self.elements * (self.packed_bytes or element_bytes))
 
 
 def _local_size(size: Size, ways: float) -> Size:
@@ -467,7 +471,7 @@ def halos(windows: tuple[Window, ...], ways: Mapping[str, float]) -> Halos:
     return tuple((received(w.halo, ways.get(w.out, 1)), received(w.gradient_halo, ways.get(w.out, 1))) for w in windows)
 
 
-def with_rows(tensor: Tensor, rows: Iterable[tuple[str, int]]) -> float:
+def halo_ratio(tensor: Tensor, rows: Iterable[tuple[str, int]]) -> float:
     """Compute the ratio of a tensor's elements with extra rows to those without.
 
     Parameters

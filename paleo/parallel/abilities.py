@@ -26,7 +26,7 @@ Quantities = Mapping[str, Any]
 _SCALED = ("fp8", "fp4")
 
 
-def framework_of(software: Software | str) -> Abilities | None:
+def framework_abilities(software: Software | str) -> Abilities | None:
     """Return what the framework behind a software profile can run.
 
     Parameters
@@ -134,7 +134,7 @@ def pipeline_order_name(schedule: str, pp: int, vp: int) -> str:
     return "interleaved" if schedule == "1f1b" and vp > 1 else schedule
 
 
-def quantities(
+def plan_quantities(
     plan: Plan, run: Run, graph: Graph, system: System, software: Software, *, overlapped: bool
 ) -> dict[str, Any]:
     """Return the values (degrees, heads, layers, …) that a framework's restrictions on a plan refer to.
@@ -210,7 +210,7 @@ def violated_refusals(framework: Abilities, known: Quantities) -> Iterator[Refus
     yield from (refusal for refusal in framework.refusals if bool(refusal.condition.holds(known)))
 
 
-def objections(framework: Abilities, known: Quantities) -> list[str]:
+def refusal_reasons(framework: Abilities, known: Quantities) -> list[str]:
     """Return sentences on why a framework refuses a plan; none if it runs it.
 
     Parameters
@@ -227,7 +227,7 @@ def objections(framework: Abilities, known: Quantities) -> list[str]:
 
     Examples
     --------
-    >>> objections(load_framework("ddp"), {"zero": 1})
+    >>> refusal_reasons(load_framework("ddp"), {"zero": 1})
     ['ddp torch 2.13.0 does not run zero=1: ZeRO: 0 (torch/nn/parallel/distributed.py:828)']
     """
     return [_sentence(framework, refusal, known) for refusal in violated_refusals(framework, known)]

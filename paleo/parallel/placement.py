@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from paleo.errors import PlanError, near
+from paleo.errors import PlanError, suggest_names
 from paleo.registry import Registry
 from paleo.units import comma_separated, whole_number
 
@@ -36,7 +36,7 @@ AXES = ("spatial", "tp", "cp", "ep", "shard", "dp", "pp")
 Axes = tuple[str, ...]
 BATCH_AXES: Axes = ("ep", "shard", "dp")
 #: Dims of tokens sorted by expert: during dispatch and combine, and inside the experts.
-PLACES = ("capacity", "in_capacity")
+EXPERT_TOKEN_DIMS = ("capacity", "in_capacity")
 
 
 def joined_axes(axes: Axes) -> str:
@@ -171,7 +171,7 @@ class Mesh:
 Split = Mapping[str, Axes]
 #: How attention reads all keys under context parallelism: keys and values go round a ring (Liu et al., Ring attention,
 #: 2023), or all-to-alls exchange heads for the sequence (Jacobs et al., DeepSpeed-Ulysses, 2023).
-Context = Literal["ring", "all_to_all"]
+ContextParallelMethod = Literal["ring", "all_to_all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +212,11 @@ class Placement:
     """
 
     rules: tuple[Rule, ...]
-    context: Context = "ring"
+    context: ContextParallelMethod = "ring"
     imbalance: float = 1.0
     _splits: dict[tuple[str, str], Split] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def of(self, node: Node) -> Split:
+    def split_of(self, node: Node) -> Split:
         """Return which mesh axis splits each tensor dim of a layer.
 
         Parameters
@@ -255,7 +255,7 @@ def idle_axes(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[str, ...]
     used: set[str] = set()
     for node in graph.nodes:
         dims = {dim for op in node.operations for tensor in (*op.reads, op.out) for dim in tensor.dims}
-        used.update(axis for dim, axes in placement.of(node).items() if dim in dims for axis in axes)
+        used.update(axis for dim, axes in placement.split_of(node).items() if dim in dims for axis in axes)
     return tuple(axis for axis, degree in mesh.degrees if degree > 1 and axis != "pp" and axis not in used)
 
 
@@ -296,7 +296,7 @@ class Strategy:
     zero: Zero = 0
     sequence_parallel: bool = False
     chunks: int = 1
-    context: Context = "ring"
+    context: ContextParallelMethod = "ring"
     etp: int | None = None
     within_nodes: bool = False
     expert_tokens: Literal["own", "all"] = "all"
@@ -309,14 +309,14 @@ class Strategy:
         return ("cp", "ep") if self.etp == self.degrees.get("tp", 1) > 1 else ("tp", "cp", "ep")
 
     @property
-    def experts_apart(self) -> bool:
+    def splits_expert_tokens(self) -> bool:
         """True if the experts' tensor degree is below tp, so that tp splits their tokens instead of their weights."""
         return self.etp is not None and self.etp < self.degrees.get("tp", 1)
 
     @property
     def dispatches_own(self) -> bool:
         """True if each tensor-parallel rank dispatches only its own share of the tokens to experts."""
-        return self.experts_apart or (self.sequence_parallel and self.expert_tokens == "own")
+        return self.splits_expert_tokens or (self.sequence_parallel and self.expert_tokens == "own")
 
     @property
     def flags(self) -> list[str]:
@@ -327,10 +327,10 @@ class Strategy:
 #: Words of a strategy that are flags, not presets.
 FLAGS = ("sp", "ulysses")
 #: PyTorch's names of data parallelism -> ZeRO stage; ``hsdp`` shards within each node.
-SHARDED: Mapping[str, Zero] = {"ddp": 0, "fsdp": 3, "hsdp": 3}
+ZERO_STAGES: Mapping[str, Zero] = {"ddp": 0, "fsdp": 3, "hsdp": 3}
 
 
-def node_groups(devices_per_node: int, replicas: int, split: int) -> dict[str, int]:
+def node_shard_degree(devices_per_node: int, replicas: int, split: int) -> dict[str, int]:
     """Return the degree of ``shard``: ranks of the largest ZeRO shard group that fits inside a node.
 
     Parameters
@@ -349,8 +349,10 @@ def node_groups(devices_per_node: int, replicas: int, split: int) -> dict[str, i
 
     Examples
     --------
-    >>> node_groups(8, replicas=16, split=1), node_groups(8, replicas=8, split=2), node_groups(8, 3, 16)
-    ({'shard': 8}, {'shard': 4}, {'shard': 1})
+    >>> node_shard_degree(8, replicas=16, split=1), node_shard_degree(8, replicas=8, split=2)
+    ({'shard': 8}, {'shard': 4})
+    >>> node_shard_degree(8, 3, 16)
+    {'shard': 1}
     """
     sizes = (ranks for ranks in range(1, devices_per_node // split + 1) if replicas % ranks == 0)
     return {"shard": max(sizes, default=1)}
@@ -433,11 +435,11 @@ def parse_strategy(text: str) -> Strategy:
             raise PlanError(f"strategy {text[:200]!r}: {part[:80]!r} is not one whole number, such as {key[:80]}=8")
         else:
             numbers[key] = number
-    known, spoken = [*AXES, "zero", "vp", "etp"], [*FLAGS, *SHARDED, *STRATEGIES]
+    known, spoken = [*AXES, "zero", "vp", "etp"], [*FLAGS, *ZERO_STAGES, *STRATEGIES]
     unknown = [key for key in numbers if key not in known] + [word for word in words if word not in spoken]
     if unknown:
         name, digits = unknown[0].rstrip(string.digits), unknown[0].lstrip(string.ascii_lowercase)
-        hint = f"write {name}={digits}" if name in known and digits else near(unknown[0], [*known, *spoken])
+        hint = f"write {name}={digits}" if name in known and digits else suggest_names(unknown[0], [*known, *spoken])
         raise PlanError(f"strategy {text!r}: unknown {unknown[0]!r}; {hint}")
     return _strategy(text, words, numbers)
 
@@ -446,12 +448,12 @@ _MOST = 9_999_999
 
 
 def _strategy(text: str, words: list[str], numbers: dict[str, int]) -> Strategy:
-    presets = [word for word in words if word not in FLAGS and word not in SHARDED]
-    sharded = [word for word in words if word in SHARDED]
+    presets = [word for word in words if word not in FLAGS and word not in ZERO_STAGES]
+    sharded = [word for word in words if word in ZERO_STAGES]
     if len(sharded) > 1 or (sharded and "zero" in numbers):
         stated = " and ".join([*sharded, *(f"zero={numbers['zero']}" for _ in sharded if "zero" in numbers)])
         raise PlanError(f"strategy {text!r}: {stated}: ways to share states; state one of them")
-    numbers |= {"zero": SHARDED[sharded[0]]} if sharded else {}
+    numbers |= {"zero": ZERO_STAGES[sharded[0]]} if sharded else {}
     within_nodes = "hsdp" in sharded and "shard" not in numbers
     zero, chunks, etp = numbers.pop("zero", 0), numbers.pop("vp", 1), numbers.pop("etp", None)
     if len(presets) > 1 or len(words) != len(set(words)):
@@ -463,7 +465,7 @@ def _strategy(text: str, words: list[str], numbers: dict[str, int]) -> Strategy:
             raise PlanError(f"strategy {text!r}: {key}={value} must be 1 or more")
     if etp not in (None, 1, numbers.get("tp", 1)):
         raise PlanError(f"strategy {text!r}: etp={etp} must be 1 or tp={numbers.get('tp', 1)}")
-    context: Context = "all_to_all" if "ulysses" in words else "ring"
+    context: ContextParallelMethod = "all_to_all" if "ulysses" in words else "ring"
     return Strategy(
         (presets or ["dp"])[0],
         numbers,
@@ -476,12 +478,12 @@ def _strategy(text: str, words: list[str], numbers: dict[str, int]) -> Strategy:
     )
 
 
-Stated = Mapping[str, Mapping[str, str | Sequence[str] | None]]
+PlacementEntries = Mapping[str, Mapping[str, str | Sequence[str] | None]]
 #: Axes that can split a dim; a pipeline cuts the graph instead.
 PLACEABLE = tuple(axis for axis in AXES if axis != "pp")
 
 
-def placement(graph: Graph, strategy: Strategy, stated: Stated, imbalance: float = 1.0) -> Placement:
+def placement(graph: Graph, strategy: Strategy, stated: PlacementEntries, imbalance: float = 1.0) -> Placement:
     """Return how a strategy splits the layers of a network, with the run's own placement entries applied.
 
     Parameters
@@ -509,7 +511,7 @@ def placement(graph: Graph, strategy: Strategy, stated: Stated, imbalance: float
     return replace(with_overrides(preset, graph, stated), imbalance=imbalance)
 
 
-def with_overrides(preset: Placement, graph: Graph, stated: Stated) -> Placement:
+def with_overrides(preset: Placement, graph: Graph, stated: PlacementEntries) -> Placement:
     """Override parts of a preset placement by the entries of a run.
 
     Parameters
@@ -539,13 +541,13 @@ def with_overrides(preset: Placement, graph: Graph, stated: Stated) -> Placement
             node for node in computing if fnmatchcase(layer_label(node), pattern) or fnmatchcase(node.name, pattern)
         ]
         if not nodes:
-            hint = near(pattern, dict.fromkeys(map(layer_label, computing)))
+            hint = suggest_names(pattern, dict.fromkeys(map(layer_label, computing)))
             raise PlanError(f"placement: no layer of {graph.name} is called {pattern!r}; {hint}")
         changes = {dim: _axes(pattern, dim, axes) for dim, axes in dims.items()}
         _check_dims(pattern, changes, nodes)
         for node in nodes:
             present = {dim: axes for dim, axes in changes.items() if dim in _dims(node)}
-            known = splits.get(node.name, preset.of(node))
+            known = splits.get(node.name, preset.split_of(node))
             carried = {dim for operation in node.operations for dim in operation.out.dims}
             splits[node.name] = {
                 **{f"in_{dim}": axes for dim, axes in present.items() if f"in_{dim}" in carried},
@@ -572,7 +574,7 @@ def layer_label(node: Node) -> str:
         The name.
     """
     name = node.name
-    for loop, _ in reversed(node.repeats):
+    for loop, _ in reversed(node.loops):
         if name.startswith(f"{loop}."):
             name = f"{loop}.*{name.removeprefix(loop)}"
     return name
@@ -589,7 +591,7 @@ def _axes(pattern: str, dim: str, axes: str | Sequence[str] | None) -> Axes:
         if name == "pp":
             raise PlanError(f"{where}: a pipeline cuts the network into stages, it divides no dim; leave pp out")
         if name not in PLACEABLE:
-            raise PlanError(f"{where}: unknown mesh axis {name!r}; {near(name, PLACEABLE)}")
+            raise PlanError(f"{where}: unknown mesh axis {name!r}; {suggest_names(name, PLACEABLE)}")
     if len(set(names)) < len(names):
         raise PlanError(f"{where}: names an axis twice: {', '.join(names)}")
     return names
@@ -600,7 +602,7 @@ def _check_dims(pattern: str, dims: Iterable[str], nodes: Sequence[Node]) -> Non
     for dim in dims:
         if dim not in known:
             layers = f"layer {nodes[0].name!r} has" if len(nodes) == 1 else f"none of the {len(nodes)} layers has"
-            raise PlanError(f"placement: {pattern}: {layers} no dim {dim!r}; {near(dim, known)}")
+            raise PlanError(f"placement: {pattern}: {layers} no dim {dim!r}; {suggest_names(dim, known)}")
 
 
 def _check_axes(node: Node, split: Split) -> None:
@@ -637,7 +639,7 @@ class TensorLayout:
     partial: frozenset[str] = frozenset()
     merged: frozenset[str] = frozenset()
 
-    def place(self, axis: str) -> int | None:
+    def dim_index(self, axis: str) -> int | None:
         """Return the index of the dim that an axis splits.
 
         Parameters
@@ -701,7 +703,7 @@ def share_key(
     axes = _inner_axes(node, split, inputs, batch_axes)
     if axes is None:
         return ShareKey((node.name, graph.batch, mesh.degrees), tuple(split.items()), inputs, ())
-    number = graph.once(("number", node.name, mesh.replicas), lambda: _number(graph, node, mesh.replicas))
+    number = graph.cached(("number", node.name, mesh.replicas), lambda: _number(graph, node, mesh.replicas))
     return ShareKey(number, tuple(split.items()), inputs, tuple([mesh.degree(axis) for axis in axes]))
 
 
@@ -721,9 +723,9 @@ def _number(graph: Graph, node: Node, replicas: int) -> Hashable:
 
     This holds across graphs of other batches, too.
     """
-    if graph.family is None:
+    if graph.shared_cache is None:
         return node.name, replicas
-    numbers: dict[Hashable, int] = graph.once("layers with their batch divided", dict, any_batch=True)
+    numbers: dict[Hashable, int] = graph.cached("layers with their batch divided", dict, any_batch=True)
     return numbers.setdefault(_at_rank_batch(node, {"batch": replicas}), len(numbers))
 
 
@@ -736,4 +738,4 @@ def _at_rank_batch(node: Node, shards: Mapping[str, float]) -> Hashable:
     inputs = tuple([tensor.split(shards) for tensor in node.inputs])
     read = {tensor.name for operation in node.operations for tensor in operation.reads}
     unread = tuple([tensor for tensor in node.inputs if tensor.name not in read])
-    return node.name, node.repeats, operations, inputs, unread, node.out.split(shards)
+    return node.name, node.loops, operations, inputs, unread, node.out.split(shards)

@@ -11,11 +11,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, get_args
 
 from paleo.collectives.base import ALGORITHMS, algorithms_for
-from paleo.errors import PlanError, SpecError, near
+from paleo.errors import PlanError, SpecError, suggest_names
 from paleo.layers.base import LAYERS
 from paleo.operations.base import SHARED_EXPERTS, optimizer
 from paleo.operations.tensor import BYTES, Scaling
-from paleo.parallel.placement import AXES, BATCH_AXES, Mesh, Placement, Strategy, idle_axes, node_groups, parse_strategy
+from paleo.parallel.placement import (
+    AXES,
+    BATCH_AXES,
+    Mesh,
+    Placement,
+    Strategy,
+    idle_axes,
+    node_shard_degree,
+    parse_strategy,
+)
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.catalog import systems_with
 from paleo.specs.software import TPU_PROFILE, Software, load_software, profiles_with_routing
@@ -31,15 +40,15 @@ if TYPE_CHECKING:
 #: Samples per data-parallel rank if a run states no batch: of networks without tokens, and of sequences.
 DEFAULT_BATCH, DEFAULT_SEQUENCES = 32, 8
 #: Largest number of pieces of a pipeline: twice the layers of the deepest networks that are trained.
-MAX_PIECES = 2000
+MAX_MODEL_CHUNKS = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Run resolved on a system: mesh degrees, batch sizes and number format.
 
-    ``local_batch`` is the batch of the data-parallel rank with the most samples. Only ``dp`` ranks have work; ``idle``
-    GPUs have none, for example if strong scaling leaves fewer samples than ranks.
+    ``local_batch`` is the batch of the data-parallel rank with the most samples. Only ``dp`` ranks have work;
+    ``idle_gpus`` GPUs have none, for example if strong scaling leaves fewer samples than ranks.
     """
 
     mesh: Mesh
@@ -48,7 +57,7 @@ class Plan:
     global_batch: int
     local_batch: int
     microbatch: int
-    idle: int
+    idle_gpus: int
 
     @property
     def dp(self) -> int:
@@ -68,7 +77,7 @@ class Plan:
     @property
     def gpus(self) -> int:
         """Number of GPUs of the run, including idle ones."""
-        return self.mesh.size + self.idle
+        return self.mesh.size + self.idle_gpus
 
     @property
     def microbatches(self) -> int:
@@ -76,7 +85,7 @@ class Plan:
         return math.ceil(self.local_batch / self.microbatch)
 
     @property
-    def strategy(self) -> str:
+    def strategy_text(self) -> str:
         """Strategy as text for the command line, such as ``tp=8,pp=4,zero=1``."""
         degrees = {axis: degree for axis, degree in self.mesh.degrees if degree > 1}
         degrees |= {"dp": self.dp} if self.dp > 1 else {}
@@ -119,7 +128,8 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
     if run.exchange.algorithm is not None and "all_reduce" not in ALGORITHMS[run.exchange.algorithm].formulas:
         known = [algorithm.name for algorithm in algorithms_for("all_reduce")]
         raise PlanError(
-            f"exchange.algorithm: {run.exchange.algorithm!r} is no all_reduce; {near(run.exchange.algorithm, known)}"
+            f"exchange.algorithm: {run.exchange.algorithm!r} is no all_reduce; "
+            f"{suggest_names(run.exchange.algorithm, known)}"
         )
     replicas = _replicas(run, strategy)
     strategy = _within_nodes(strategy, system, replicas) if strategy.within_nodes else strategy
@@ -141,9 +151,11 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
     microbatch = run.microbatch or (local if stages == 1 else _usual_microbatch(run, local, stages))
     if microbatch > local:
         raise PlanError(f"microbatch: {microbatch} exceeds the {local} samples of a data-parallel rank")
-    if stages * strategy.chunks > MAX_PIECES:
+    if stages * strategy.chunks > MAX_MODEL_CHUNKS:
         pieces = f"pp={stages} times vp={strategy.chunks}"
-        raise PlanError(f"strategy {run.strategy!r}: {pieces} pieces of a pipeline; expected at most {MAX_PIECES}")
+        raise PlanError(
+            f"strategy {run.strategy!r}: {pieces} pieces of a pipeline; expected at most {MAX_MODEL_CHUNKS}"
+        )
     if strategy.chunks > 1 and stages == 1:
         raise PlanError(f"strategy {run.strategy!r}: vp={strategy.chunks} needs a pipeline (pp of 2 or more)")
     return Plan(
@@ -228,7 +240,7 @@ def _shards(run: Run, strategy: Strategy, replicas: int) -> int:
 def _within_nodes(strategy: Strategy, system: System, replicas: int) -> Strategy:
     """Return the strategy with ZeRO shard groups of as many data-parallel ranks as a node holds."""
     model_ranks = math.prod(strategy.degrees.get(axis, 1) for axis in AXES if axis not in BATCH_AXES and axis != "pp")
-    groups = node_groups(system.devices_per_node, replicas, model_ranks)
+    groups = node_shard_degree(system.devices_per_node, replicas, model_ranks)
     return replace(strategy, degrees={**strategy.degrees, **groups})
 
 
@@ -276,7 +288,7 @@ def dtype_of(device: Device, requested: str | None) -> str:
         dtype = "fp4" if requested == "nvfp4" else "fp8"
         raise SpecError(f"dtype: {requested!r} is how {dtype} is scaled; state dtype {dtype} and scaling={requested}")
     if requested not in BYTES:
-        raise SpecError(f"dtype: unknown dtype {requested!r}; {near(requested, BYTES)}")
+        raise SpecError(f"dtype: unknown dtype {requested!r}; {suggest_names(requested, BYTES)}")
     if requested == "int8":
         raise SpecError("dtype: networks do not train in int8; expected fp32, tf32, bf16, fp16, fp8 or fp4")
     device.peak_flops_per_s(requested)
@@ -336,7 +348,7 @@ def undivided_parameters(graph: Graph, placement: Placement, mesh: Mesh) -> dict
     total = sum(tensor.elements * node.repeat for node in graph.nodes for tensor in node.parameters.values())
     whole: dict[str, float] = {}
     for node in graph.nodes if mesh.degree("tp") > 1 else ():
-        divided = {dim for dim, axes in placement.of(node).items() if "tp" in axes}
+        divided = {dim for dim, axes in placement.split_of(node).items() if "tp" in axes}
         parameters = node.parameters.values()
         says_so = node.type in LAYERS and LAYERS[node.type].tensor_dims == ()
         if parameters and not says_so and all(divided.isdisjoint(tensor.dims) for tensor in parameters):
@@ -345,12 +357,12 @@ def undivided_parameters(graph: Graph, placement: Placement, mesh: Mesh) -> dict
 
 
 #: Least share of a network's parameters that tensor parallelism leaves unsplit for which a warning is given.
-WHOLE_SHARE = 0.01
+UNSPLIT_WARNING_SHARE = 0.01
 
 
-def _whole_layers(chosen: Plan, shares: Mapping[str, float]) -> list[str]:
+def _unsplit_layer_warnings(chosen: Plan, shares: Mapping[str, float]) -> list[str]:
     """Return warnings on layers that every tensor-parallel rank computes with all of their parameters."""
-    if sum(shares.values()) < WHOLE_SHARE:
+    if sum(shares.values()) < UNSPLIT_WARNING_SHARE:
         return []
     names = ", ".join(sorted(shares, key=lambda name: -shares[name])[:3])
     more = f" and {len(shares) - 3} more" if len(shares) > 3 else ""
@@ -387,7 +399,7 @@ def high_utilisation_warnings(system: System, chosen: Plan, flops_per_s: float) 
 
 
 #: Least share of a step spent waiting for input for which a warning is given.
-LONG_WAIT = 0.02
+INPUT_WAIT_SHARE = 0.02
 
 
 def loading_warnings(run: Run, waited: float) -> list[str]:
@@ -405,7 +417,7 @@ def loading_warnings(run: Run, waited: float) -> list[str]:
     list of str
         One sentence or none.
     """
-    if run.input is not None or waited < LONG_WAIT:
+    if run.input is not None or waited < INPUT_WAIT_SHARE:
         return []
     return [
         f"{waited:.0%} of the step waits for the host's cores to decode photographs, which the run does not mention; "
@@ -582,14 +594,15 @@ def plan_warnings(chosen: Plan, graph: Graph, placement: Placement) -> tuple[str
     """
     idle = idle_axes(graph, placement, chosen.mesh)
     whole = {} if "tp" in idle else undivided_parameters(graph, placement, chosen.mesh)
-    lines = [*_whole_layers(chosen, whole)]
+    lines = [*_unsplit_layer_warnings(chosen, whole)]
     lines += [
         f"{axis}={chosen.mesh.degree(axis)} splits nothing in this network: its ranks all do the same work"
         for axis in idle
     ]
-    if chosen.idle:
+    if chosen.idle_gpus:
         lines.append(
-            f"{chosen.idle} of {chosen.gpus} gpus are idle: the global batch has only {chosen.global_batch} samples"
+            f"{chosen.idle_gpus} of {chosen.gpus} gpus are idle: the global batch has only "
+            f"{chosen.global_batch} samples"
         )
     elif chosen.local_batch * chosen.dp > chosen.global_batch:
         spare = chosen.local_batch * chosen.dp - chosen.global_batch

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paleo.layers.base import ACTIVATIONS, LAYERS, Layer
 from paleo.operations.base import MemoryPass
-from paleo.parallel.placement import BATCH_AXES, PLACES, STRATEGIES, Axes, Placement, Rule, Split, Strategy
+from paleo.parallel.placement import BATCH_AXES, EXPERT_TOKEN_DIMS, STRATEGIES, Axes, Placement, Rule, Split, Strategy
 
 if TYPE_CHECKING:
     from paleo.network.graph import Graph, Node
@@ -59,11 +59,13 @@ def _model_split(layer: type[Layer], strategy: Strategy) -> dict[str, Axes]:
     experts = dict.fromkeys(layer.expert_dims, axes)
     tokens: dict[str, Axes] = {
         dim: tuple(axis for axis in (*BATCH_AXES, "cp", *(("tp",) * over_tp)) if axis not in axes)
-        for dim, over_tp in zip(PLACES, (strategy.dispatches_own, strategy.experts_apart), strict=True)
+        for dim, over_tp in zip(
+            EXPERT_TOKEN_DIMS, (strategy.dispatches_own, strategy.splits_expert_tokens), strict=True
+        )
     }
     tokens |= {"seq": ("tp", "cp")} if strategy.dispatches_own else {}
     shared: dict[str, Axes] = {"in_seq": ("cp",), **dict.fromkeys(layer.shared_dims, ("tp",))}
-    return ({} if strategy.experts_apart else tensor) | experts | tokens | shared
+    return ({} if strategy.splits_expert_tokens else tensor) | experts | tokens | shared
 
 
 def _without_space(graph: Graph, placement: Placement, ranks: int) -> Iterator[Rule]:
@@ -76,9 +78,11 @@ def _without_space(graph: Graph, placement: Placement, ranks: int) -> Iterator[R
     if spatial:
         for node in graph.nodes:
             if not _has_space(node):
-                yield Rule({**placement.of(node), "batch": ("spatial", *BATCH_AXES), "height": ()}, name=node.name)
+                yield Rule(
+                    {**placement.split_of(node), "batch": ("spatial", *BATCH_AXES), "height": ()}, name=node.name
+                )
             elif shared and _fewest_rows(node) < ranks:
-                yield Rule({**placement.of(node), "height": ()}, name=node.name)
+                yield Rule({**placement.split_of(node), "height": ()}, name=node.name)
 
 
 def _fewest_rows(node: Node) -> float:

@@ -19,15 +19,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from paleo.errors import PlanError
-from paleo.operations.base import MemoryPass, Operation, RecomputedChain, is_core
+from paleo.operations.base import MemoryPass, Operation, RecomputedChain, is_attention_core
 from paleo.operations.contraction import Contraction, FusedAttention, check_division, halo_of
 from paleo.operations.tensor import Tensor
 from paleo.parallel.placement import (
     BATCH_AXES,
+    EXPERT_TOKEN_DIMS,
     MERGED,
-    PLACES,
     Axes,
-    Context,
+    ContextParallelMethod,
     Mesh,
     Placement,
     Split,
@@ -39,8 +39,8 @@ from paleo.parallel.placement import (
 if TYPE_CHECKING:
     from paleo.network.graph import Graph, Node
 
-When = Literal["forward", "backward"]
-WAYS: tuple[When, When] = ("forward", "backward")
+PassDirection = Literal["forward", "backward"]
+PASS_DIRECTIONS: tuple[PassDirection, PassDirection] = ("forward", "backward")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,13 @@ class Communication:
     operation: str
     axis: str
     tensor: Tensor
-    phase: When
+    phase: PassDirection
     overlapped: bool = False
 
     @property
     def of_experts(self) -> bool:
         """True if the tensor holds tokens sorted by expert (the output of MoE dispatch)."""
-        return any(dim in PLACES for dim in self.tensor.dims)
+        return any(dim in EXPERT_TOKEN_DIMS for dim in self.tensor.dims)
 
     @property
     def dispatches(self) -> bool:
@@ -94,10 +94,10 @@ def statistics_exchange(node: Node, split: Split, shards: Mapping[str, float]) -
         Collectives.
     """
     for operation in node.operations:
-        if not isinstance(operation, MemoryPass) or not operation.reduces:
+        if not isinstance(operation, MemoryPass) or not operation.reduced_dims:
             continue
         local = {"batch"} if operation.local_statistics else set()
-        axes = {axis for dim in operation.reduces if dim not in local for axis in split.get(dim, ())}
+        axes = {axis for dim in operation.reduced_dims if dim not in local for axis in split.get(dim, ())}
         for axis in sorted(axes):
             stacked = _exchanged_statistics(operation).split(shards)
             yield Communication(operation.name, "all_reduce", axis, stacked, "forward")
@@ -110,8 +110,8 @@ def _exchanged_statistics(operation: MemoryPass) -> Tensor:
 
     For a norm it holds its saved statistics, otherwise the input without the reduced dims, times the numbers per row.
     """
-    kept = [tensor for tensor in operation.keeps if tensor.role == "statistic" and operation.kind.norm]
-    row = kept[0] if kept else operation.inputs[0].without(*operation.reduces, name="row", role="statistic")
+    kept = [tensor for tensor in operation.saved if tensor.role == "statistic" and operation.kind.norm]
+    row = kept[0] if kept else operation.inputs[0].without(*operation.reduced_dims, name="row", role="statistic")
     return Tensor(
         f"{operation.name}.row", ("numbers", *row.dims), (operation.kind.row_statistics, *row.sizes), "statistic"
     )
@@ -120,7 +120,7 @@ def _exchanged_statistics(operation: MemoryPass) -> Tensor:
 # context parallelism: attention over a split sequence
 
 
-def _core_split(node: Node, split: Split, context: Context) -> Split:
+def _core_split(node: Node, split: Split, context: ContextParallelMethod) -> Split:
     """Return which axis splits which dim in the core of a layer (attention scores, or the scan of a state-space layer).
 
     In the all-to-all form of attention, and in scans, heads or groups are split instead of the sequence.
@@ -129,7 +129,7 @@ def _core_split(node: Node, split: Split, context: Context) -> Split:
     if axes and scan is not None:
         group = scan.out.dims[_GROUPS]
         return {**split, "seq": (), group: (*split.get(group, ()), *axes)}
-    if context == "ring" or not axes or not any(is_core(operation) for operation in node.operations):
+    if context == "ring" or not axes or not any(is_attention_core(operation) for operation in node.operations):
         return split
     return {**split, "seq": (), "kv_heads": (*split.get("kv_heads", ()), *axes)}
 
@@ -159,7 +159,7 @@ def scan_of(node: Node) -> RecomputedChain | None:
 def _in_core(node: Node, operation: Operation) -> bool:
     """Return True for operations of the core of attention, for a scan, and for the convolution before it."""
     scanned = scan_of(node) is not None and (isinstance(operation, RecomputedChain) or "mixed" in operation.out.dims)
-    return scanned or is_core(operation)
+    return scanned or is_attention_core(operation)
 
 
 def _scan_exchange(node: Node, split: Split, shards: Mapping[str, float]) -> Iterator[Communication]:
@@ -175,7 +175,7 @@ def _scan_exchange(node: Node, split: Split, shards: Mapping[str, float]) -> Ite
     gate = next(tensor for op in node.operations for tensor in op.reads if tensor.name.endswith(".gate"))
     for axis in split.get("seq", ()):
         for tensor in (*sent, gate, scan.out):
-            for when in WAYS:
+            for when in PASS_DIRECTIONS:
                 yield Communication(f"{node.name}.scan", "all_to_all", axis, tensor.split(shards), when)
 
 
@@ -197,7 +197,7 @@ def _key_exchange(
     for axis in axes:
         if core is not split:
             for tensor in (*keys, *queries_and_outputs):
-                for when in WAYS:
+                for when in PASS_DIRECTIONS:
                     yield Communication(f"{node.name}.core", "all_to_all", axis, tensor.split(divided), when)
             continue
         for tensor in keys:
@@ -208,7 +208,7 @@ def _key_exchange(
             yield Communication(name, "reduce_scatter", axis, whole, "backward", overlapped=hidden)
 
 
-def _ring_saved(node: Node, split: Split, core: Split, mesh: Mesh) -> dict[str, int]:
+def _ring_group_sizes(node: Node, split: Split, core: Split, mesh: Mesh) -> dict[str, int]:
     """Return the number of ranks that share the keys and values of ring attention, by tensor name.
 
     Each rank saves only its own part of them for the backward pass.
@@ -225,7 +225,7 @@ def _has_fused_attention(node: Node) -> bool:
 
 def _core_tensors(node: Node) -> Iterator[tuple[Operation, Tensor]]:
     """Yield the tensors that the core of attention reads from other operations, with the operation that reads them."""
-    core = [operation for operation in node.operations if is_core(operation)]
+    core = [operation for operation in node.operations if is_attention_core(operation)]
     inner = {operation.out.name for operation in core}
     for operation in core:
         yield from (
@@ -243,7 +243,7 @@ def _keys_and_values(node: Node) -> list[Tensor]:
 
 
 def _queries_and_outputs(node: Node) -> list[Tensor]:
-    core = [operation for operation in node.operations if is_core(operation)]
+    core = [operation for operation in node.operations if is_attention_core(operation)]
     queries = {tensor.name: tensor for _, tensor in _core_tensors(node) if "seq" in tensor.dims}
     return [*queries.values(), *(operation.out for operation in core[-1:])]
 
@@ -276,7 +276,7 @@ def expert_exchange(node: Node, split: Split, shards: Mapping[str, float]) -> It
     for operation in node.operations if axis else ():
         if (tokens := dispatched_tokens(operation)) is not None:
             sent = tokens.split(shards)
-            yield from (Communication(operation.name, "all_to_all", axis, sent, when) for when in WAYS)
+            yield from (Communication(operation.name, "all_to_all", axis, sent, when) for when in PASS_DIRECTIONS)
 
 
 def dispatched_tokens(operation: Operation) -> Tensor | None:
@@ -359,7 +359,7 @@ def _halo_exchange(node: Node, split: Split, shards: Mapping[str, float], mesh: 
     for operation in node.operations:
         if isinstance(operation, Contraction | MemoryPass):
             source = operation.lhs if isinstance(operation, Contraction) else (*operation.inputs, operation.out)[0]
-            for when, tensor in zip(WAYS, (source, operation.out), strict=True):
+            for when, tensor in zip(PASS_DIRECTIONS, (source, operation.out), strict=True):
                 if operation.windows and (when == "forward" or source.grad):
                     local = tensor.split(shards)
                     for window in operation.windows:
@@ -384,17 +384,17 @@ def _resized(tensor: Tensor, dim: str, size: float) -> Tensor:
 class PlacedNode:
     """One rank's share of a layer: its operations with local sizes, and its collectives.
 
-    ``parameters`` are local tensors with the axes over which each gradient is summed. ``gathered`` maps inputs that an
-    all-gather assembles to the size of its group: a rank saves only its own shard of them and gathers them again in the
-    backward pass. Layers with equal ``operations`` have an equal ``share``.
+    ``parameters`` are local tensors with the axes over which each gradient is summed. ``gather_group_sizes`` maps
+    inputs that an all-gather assembles to the size of its group: a rank saves only its own shard of them and gathers
+    them again in the backward pass. Layers with equal ``operations`` have an equal ``share_key``.
     """
 
     node: Node
     operations: tuple[Operation, ...]
     communications: tuple[Communication, ...]
     parameters: tuple[tuple[Tensor, Axes], ...]
-    gathered: Mapping[str, int]
-    share: Hashable
+    gather_group_sizes: Mapping[str, int]
+    share_key: Hashable
 
 
 def propagate(graph: Graph, placement: Placement, mesh: Mesh, layers: int | None = None) -> tuple[PlacedNode, ...]:
@@ -422,16 +422,16 @@ def propagate(graph: Graph, placement: Placement, mesh: Mesh, layers: int | None
         If a dim cannot be divided.
     """
     key = "placed", placement, mesh.degrees, layers
-    return graph.once(key, lambda: _propagated(graph, placement, mesh, graph.nodes[:layers]))
+    return graph.cached(key, lambda: _propagated(graph, placement, mesh, graph.nodes[:layers]))
 
 
 def _propagated(graph: Graph, placement: Placement, mesh: Mesh, nodes: Sequence[Node]) -> tuple[PlacedNode, ...]:
     layouts = {name: TensorLayout(tuple(_batch_axes(dim, mesh) for dim in t.dims)) for name, t in graph.inputs.items()}
-    known: dict[Hashable, tuple[PlacedNode, dict[str, TensorLayout]]] = graph.once("layers", dict, any_batch=True)
-    shares: dict[Hashable, tuple[Operation, ...]] = graph.once("shares of operations", dict, any_batch=True)
+    known: dict[Hashable, tuple[PlacedNode, dict[str, TensorLayout]]] = graph.cached("layers", dict, any_batch=True)
+    shares: dict[Hashable, tuple[Operation, ...]] = graph.cached("shares of operations", dict, any_batch=True)
     batch_axes, placed, joins = _batch_axes("batch", mesh), list[PlacedNode](), list[int]()
     for node in nodes:
-        split = _active_split(node, placement.of(node), mesh)
+        split = _active_split(node, placement.split_of(node), mesh)
         share = share_key(graph, node, split, layouts, mesh, batch_axes)
         key = share, placement.context, placement.imbalance
         if len(_partial_terms(node, layouts)) > 1:
@@ -512,7 +512,7 @@ def check_divisions(graph: Graph, placement: Placement, mesh: Mesh) -> None:
     PlanError
         If a dim cannot be divided.
     """
-    problem = graph.once(("division", placement, mesh.degrees), lambda: _division_problem(graph, placement, mesh))
+    problem = graph.cached(("division", placement, mesh.degrees), lambda: _division_problem(graph, placement, mesh))
     if problem:
         raise PlanError(problem)
 
@@ -521,17 +521,17 @@ def _division_problem(graph: Graph, placement: Placement, mesh: Mesh) -> str:
     """Return a text on a dim that cannot be split as the placement says; empty if all can."""
     try:
         for node in graph.nodes:
-            _check_division(graph, node, _active_split(node, placement.of(node), mesh), placement.context, mesh)
+            _check_division(graph, node, _active_split(node, placement.split_of(node), mesh), placement.context, mesh)
     except PlanError as error:
         return str(error)
     return ""
 
 
-def _check_division(graph: Graph, node: Node, split: Split, context: Context, mesh: Mesh) -> None:
+def _check_division(graph: Graph, node: Node, split: Split, context: ContextParallelMethod, mesh: Mesh) -> None:
     """Check that the dims of a layer can be split; equal splits are checked once, as any batch can be divided."""
     shards, core = _shards(split, mesh), _shards(_core_split(node, split, context), mesh)
     key = "divided", node.name, *(frozenset(each.items() - {("batch", each.get("batch"))}) for each in (shards, core))
-    graph.once(key, lambda: check_division(node.name, node.operations, shards, core), any_batch=True)
+    graph.cached(key, lambda: check_division(node.name, node.operations, shards, core), any_batch=True)
 
 
 def _batch_axes(dim: str, mesh: Mesh) -> Axes:
@@ -562,7 +562,7 @@ def _place(
 ) -> PlacedNode:
     core = _core_split(node, split, placement.context)
     shards, core_shards = _shards(split, mesh), _shards(core, mesh)
-    uneven = dict.fromkeys(PLACES, 1 / placement.imbalance) if split.get("experts") else {}
+    uneven = dict.fromkeys(EXPERT_TOKEN_DIMS, 1 / placement.imbalance) if split.get("experts") else {}
     shards |= {dim: shards.get(dim, 1) / placement.imbalance for dim in uneven}
     moves = _LayoutChanges(split, mesh, _current_tensors(node, split, layouts), uneven)
     owed, inner = list[Communication](), list[Communication]()
@@ -575,7 +575,7 @@ def _place(
     partial = passed | _inner_sums(node, split, shards, moves, inner)
     gathered = {gather.tensor.name: mesh.degree(gather.axis) for gather in filter(_gathers, owed)}
     gathered |= {
-        c.tensor.name: mesh.degree(c.axis) for c in filter(_gathers, inner) if moves._saved_transfers(node, c.tensor)
+        c.tensor.name: mesh.degree(c.axis) for c in filter(_gathers, inner) if moves._saved_after_change(node, c.tensor)
     }
     kept = {tensor.name for operation in node.operations for tensor in operation.saves}
     again = (each for each in filter(_gathers, [*owed, *inner]) if each.tensor.name in kept)
@@ -594,7 +594,7 @@ def _place(
         layouts[node.out.name] = TensorLayout(
             tuple(split.get(d, ()) if d in dims else () for d in node.out.dims), partial
         )
-    gathered |= _ring_saved(node, split, core, mesh)
+    gathered |= _ring_group_sizes(node, split, core, mesh)
     parameters = tuple(_parameters(node, split, shards))
     local = layer, *(tuple([pair for pair in each.items() if pair[0] != "batch"]) for each in (shards, core_shards))
     if local not in shares:
@@ -628,21 +628,21 @@ class _LayoutChanges(NamedTuple):
     """Changes of layout inside a layer, between operations that call a tensor's dims by different names (rule B).
 
     ``current`` holds each tensor with the dim names of its present layout. If the split of the reader's dim names
-    differs, the tensor changes its layout, and its gradient changes back. ``uneven`` is the mean of a dim relative to
-    its largest share on a rank.
+    differs, the tensor changes its layout, and its gradient changes back. ``mean_over_largest`` is the mean of a dim
+    relative to its largest share on a rank.
     """
 
     split: Split
     mesh: Mesh
     current: Mapping[str, Tensor]
-    uneven: Mapping[str, float]
+    mean_over_largest: Mapping[str, float]
 
-    def of(self, operation: Operation) -> tuple[Tensor, ...]:
+    def changed_tensors(self, operation: Operation) -> tuple[Tensor, ...]:
         """Return the tensors that change their layout before an operation.
 
         The core of attention has its own exchange.
         """
-        return () if is_core(operation) else tuple(filter(self.moved, operation.reads))
+        return () if is_attention_core(operation) else tuple(filter(self.moved, operation.reads))
 
     def moved(self, tensor: Tensor) -> bool:
         """Return True if a tensor's present layout is not the one it is read in, or belongs to a larger tensor."""
@@ -659,7 +659,9 @@ class _LayoutChanges(NamedTuple):
         """
         name = operation.name if isinstance(operation, Contraction) else tensor.name
         have, want = TensorLayout(_axes(self.current[tensor.name], self.split), partial), _axes(tensor, self.split)
-        return _transition(name, tensor.split(self.uneven), have, TensorLayout(want), self.mesh, "forward")
+        return _layout_collectives(
+            name, tensor.split(self.mean_over_largest), have, TensorLayout(want), self.mesh, "forward"
+        )
 
     def backward(self, operation: Operation, tensor: Tensor, partial: frozenset[str]) -> Iterator[Communication]:
         """List the collectives that bring a tensor's gradient to the layout of its writer.
@@ -667,10 +669,10 @@ class _LayoutChanges(NamedTuple):
         It is ``partial`` over axes.
         """
         have, want = TensorLayout(_axes(tensor, self.split), partial), _axes(self.current[tensor.name], self.split)
-        name, moved = f"{operation.name}>{tensor.name}", tensor.split(self.uneven)
-        return _transition(name, moved, have, TensorLayout(want), self.mesh, "backward")
+        name, moved = f"{operation.name}>{tensor.name}", tensor.split(self.mean_over_largest)
+        return _layout_collectives(name, moved, have, TensorLayout(want), self.mesh, "backward")
 
-    def _saved_transfers(self, node: Node, tensor: Tensor) -> bool:
+    def _saved_after_change(self, node: Node, tensor: Tensor) -> bool:
         """Return True if the first operation that saves a tensor for backward saves it after the change of layout."""
         keepers = (kept for operation in node.operations for kept in operation.saves if kept.name == tensor.name)
         kept = next(keepers, None)
@@ -683,18 +685,18 @@ def _gathers(communication: Communication) -> bool:
     return kept_apart and communication.operation == "all_gather"
 
 
-def _summed(target: Tensor, operation: Operation, split: Split) -> frozenset[str]:
+def _partial_sum_axes(target: Tensor, operation: Operation, split: Split) -> frozenset[str]:
     """Return the mesh axes over which ``target`` becomes a partial sum in an operation (rule A).
 
     They split dims that the operation sums over. An input of size 1 that is broadcast along a dim has a summed
     gradient, too. Passes that only move data sum nothing.
     """
-    if isinstance(operation, MemoryPass) and operation.kind.moves and not operation.sparse_rows:
+    if isinstance(operation, MemoryPass) and operation.kind.only_moves_data and not operation.rows_per_output:
         return frozenset()
     gone = [dim for dim in split if dim not in target.dims or target.size(dim) == 1]
     if not gone:
         return frozenset()
-    tensors, private = (*operation.reads, operation.out), operation.private_dims
+    tensors, private = (*operation.reads, operation.out), operation.independent_dims
     summed = (
         dim for dim in gone if dim not in private and any(_has_entries(t, dim, dim in target.dims) for t in tensors)
     )
@@ -709,7 +711,7 @@ def _has_entries(tensor: Tensor, dim: str, beyond_one: bool) -> bool:
 def _linear(operation: Operation) -> bool:
     """Return True if the operation commutes with addition, so that it can run on partial sums."""
     if isinstance(operation, MemoryPass):
-        return operation.linear or operation.kind.moves or operation.backward_pass == "free"
+        return operation.linear or operation.kind.only_moves_data or operation.backward_pass == "free"
     return not isinstance(operation, FusedAttention)
 
 
@@ -723,7 +725,7 @@ def _inner_sums(
     """
     partial: dict[str, frozenset[str]] = {}
     for operation in node.operations:
-        for tensor in moves.of(operation):
+        for tensor in moves.changed_tensors(operation):
             owed += moves.forward(operation, tensor, partial.pop(tensor.name, frozenset()))
         arriving = frozenset[str]().union(*(partial.get(t.name, frozenset()) for t in operation.reads))
         if arriving and not _linear(operation):
@@ -733,7 +735,7 @@ def _inner_sums(
                     for axis in sorted(partial.pop(tensor.name))
                 )
             arriving = frozenset()
-        partial[operation.out.name] = arriving | _summed(operation.out, operation, split)
+        partial[operation.out.name] = arriving | _partial_sum_axes(operation.out, operation, split)
     return partial.get(node.out.name, frozenset())
 
 
@@ -746,7 +748,7 @@ def _gradient_sums(
     """
     partial: dict[str, frozenset[str]] = {}
     for operation in reversed(node.operations):
-        moved = moves.of(operation)
+        moved = moves.changed_tensors(operation)
         leaving = partial.get(operation.out.name, frozenset())
         if leaving and not (isinstance(operation, MemoryPass) and _linear(operation)):
             owed += (
@@ -756,11 +758,11 @@ def _gradient_sums(
             leaving = frozenset()
         for tensor in operation.reads:
             if tensor.grad and tensor.role != "parameter":
-                sums = leaving | _summed(tensor, operation, split)
+                sums = leaving | _partial_sum_axes(tensor, operation, split)
                 if tensor in moved:
                     owed += moves.backward(operation, tensor, sums)
                     continue
-                scattered = split.get("seq", ()) if is_core(operation) else ()  # by the exchange of keys
+                scattered = split.get("seq", ()) if is_attention_core(operation) else ()  # by the exchange of keys
                 partial[tensor.name] = (partial.get(tensor.name, frozenset()) | sums) - set(scattered)
     return partial
 
@@ -787,13 +789,13 @@ def _input_collectives(
     spread = _broadcast_dims(node, names) if min(tensor.sizes, default=1) <= 1 else frozenset()
     pairs = zip(names, tensor.sizes, strict=True)
     want = TensorLayout(tuple(split.get(dim, ()) if size > 1 or dim not in spread else () for dim, size in pairs))
-    yield from _transition(f"{node.name}<{tensor.name}", tensor, have, want, mesh, "forward")
+    yield from _layout_collectives(f"{node.name}<{tensor.name}", tensor, have, want, mesh, "forward")
     if have.partial:
         layouts[tensor.name] = want
     if tensor.grad:
         back = TensorLayout(want.dims, sums.get(tensor.name, frozenset()))
         target = TensorLayout(have.dims, merged=have.merged)
-        yield from _transition(f"{node.name}>{tensor.name}", tensor, back, target, mesh, "backward")
+        yield from _layout_collectives(f"{node.name}>{tensor.name}", tensor, back, target, mesh, "backward")
 
 
 def _broadcast_dims(node: Node, dims: Iterable[str]) -> frozenset[str]:
@@ -802,8 +804,8 @@ def _broadcast_dims(node: Node, dims: Iterable[str]) -> frozenset[str]:
     return frozenset(dim for dim in dims if any(dim in t.dims and t.size(dim) > 1 for t in tensors))
 
 
-def _transition(
-    name: str, tensor: Tensor, have: TensorLayout, want: TensorLayout, mesh: Mesh, when: When
+def _layout_collectives(
+    name: str, tensor: Tensor, have: TensorLayout, want: TensorLayout, mesh: Mesh, when: PassDirection
 ) -> Iterator[Communication]:
     """List the collectives that change a tensor's layout from ``have`` to ``want``, axis by axis.
 
@@ -812,7 +814,7 @@ def _transition(
     if have.dims == want.dims and not have.partial and not have.merged:
         return
     for axis in (axis for axis, degree in mesh.degrees if degree > 1):
-        before, after = have.place(axis), want.place(axis)
+        before, after = have.dim_index(axis), want.dim_index(axis)
         if axis not in have.partial and (before is None or before == after):
             continue
         if axis in have.partial:
@@ -845,8 +847,8 @@ def without_regather(placed: PlacedNode) -> PlacedNode:
     owed = tuple(each for each in placed.communications if not each.name.endswith(AGAIN))
     again = {each.tensor.name for each in placed.communications if each.name.endswith(AGAIN)}
     again |= {tensor.name for tensor in placed.node.inputs}
-    ring = {name: ranks for name, ranks in placed.gathered.items() if name not in again}
-    return replace(placed, communications=owed, gathered=ring)
+    ring = {name: ranks for name, ranks in placed.gather_group_sizes.items() if name not in again}
+    return replace(placed, communications=owed, gather_group_sizes=ring)
 
 
 #: Suffix of the name of a gather that the backward pass repeats.

@@ -21,9 +21,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from paleo.errors import SpecError, near
-from paleo.pricing.kernels import DeviceFigures, floats
-from paleo.pricing.power import slow_down, throttled_share
+from paleo.errors import SpecError, suggest_names
+from paleo.pricing.kernels import DeviceDatasheet, floats
+from paleo.pricing.power import power_slowdown, throttled_share
 from paleo.specs.calibration import parameter
 from paleo.units import MICROSECOND
 
@@ -115,7 +115,7 @@ def kernel(name: str) -> AttentionKernel:
         If no kernel has that name; the nearest one is named.
     """
     if name not in KERNELS:
-        raise SpecError(f"unknown attention kernel {name!r}; {near(name, KERNELS)}")
+        raise SpecError(f"unknown attention kernel {name!r}; {suggest_names(name, KERNELS)}")
     return KERNELS[name]
 
 
@@ -454,7 +454,7 @@ class DecodeParameters:
 
 def cache_write_time(
     *, tokens: Sizes, kv_heads: Sizes, head_dim: Sizes, element_bytes: Sizes, write_latency: float,
-    bandwidth: float, device: DeviceFigures,
+    bandwidth: float, device: DeviceDatasheet,
 ) -> Array:  # fmt: skip
     """Compute the time to copy new keys and values into a paged cache.
 
@@ -475,8 +475,8 @@ def cache_write_time(
         Time of a thread block for a token [s].
     bandwidth : float
         Memory bandwidth that is reached [byte/s].
-    device : DeviceFigures
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
+    device : DeviceDatasheet
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
 
     Returns
     -------
@@ -526,7 +526,7 @@ def attention_prefill_time(
     head_dim: Sizes,
     causal: Mask,
     kernel_name: str,
-    device: DeviceFigures,
+    device: DeviceDatasheet,
     parameters: PrefillParameters,
     window: Sizes = 0.0,
     element_bytes: Sizes = 2.0,
@@ -563,8 +563,8 @@ def attention_prefill_time(
         True where a query attends only to keys up to its own position.
     kernel_name : str
         Name in `KERNELS`.
-    device : DeviceFigures
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
+    device : DeviceDatasheet
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : PrefillParameters
         Calibration of the device.
     window : array-like, default 0.0
@@ -601,8 +601,10 @@ def attention_prefill_time(
     bandwidth = p.bandwidth_fraction * device.memory_bandwidth
     widths = d + (d if value_dim is None else floats(value_dim)[0])
     moved = traffic_factor * widths * element_bytes * b * (hq * nq + hk * nk)
-    body = _norm(busy / device.clock_hz, _traffic_time(moved, device, p), p.norm_order)
-    hot = slow_down(busy=body, flops=flops * work.blocks, dram=moved, energy=p.energy, activity=activity, device=device)
+    body = _p_norm(busy / device.clock_hz, _traffic_time(moved, device, p), p.norm_order)
+    hot = power_slowdown(
+        busy=body, flops=flops * work.blocks, dram=moved, energy=p.energy, activity=activity, device=device
+    )
     body = body * (1.0 + (hot - 1.0) * throttled_share(body, sustained))
     split = work.splits > 1
     merge = split * (p.combine_time + 8.0 * work.splits * b * hq * nq * d / bandwidth)
@@ -637,7 +639,7 @@ def _tiling(
     d: Array,
     causal: Mask,
     window: Sizes,
-    device: DeviceFigures,
+    device: DeviceDatasheet,
 ) -> _Tiling:
     """Divide attention into tiles, key blocks and splits."""
     rows, columns = tile
@@ -685,7 +687,7 @@ def attention_backward_time(
     head_dim: Sizes,
     causal: Mask,
     kernel_name: str,
-    device: DeviceFigures,
+    device: DeviceDatasheet,
     parameters: PrefillParameters,
     window: Sizes = 0.0,
     element_bytes: Sizes = 2.0,
@@ -712,8 +714,8 @@ def attention_backward_time(
         True where a query attends only to keys up to its own position.
     kernel_name : str
         Name in `KERNELS`.
-    device : DeviceFigures
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
+    device : DeviceDatasheet
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : PrefillParameters
         Calibration of the device.
     window : array-like, default 0.0
@@ -749,7 +751,7 @@ def attention_decode_time(
     kv_length: Sizes,
     head_dim: Sizes,
     kernel_name: str,
-    device: DeviceFigures,
+    device: DeviceDatasheet,
     parameters: DecodeParameters,
     window: Sizes = 0.0,
     element_bytes: Sizes = 2.0,
@@ -775,8 +777,8 @@ def attention_decode_time(
         Elements of a head.
     kernel_name : str
         Name in `KERNELS`.
-    device : DeviceFigures
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
+    device : DeviceDatasheet
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : DecodeParameters
         Calibration of the device.
     window : array-like, default 0.0
@@ -816,11 +818,11 @@ def attention_decode_time(
         bandwidth=p.bandwidth_fraction * device.memory_bandwidth, device=device,
     )  # fmt: skip
     start = STREAM_START * miss_fraction(2 * b * hk * nk * d * element_bytes, p.cache_fraction * device.l2_bytes)
-    body = start + _norm(waves * tile / device.clock_hz, keys, p.norm_order)
+    body = start + _p_norm(waves * tile / device.clock_hz, keys, p.norm_order)
     return p.launch_time + launches * p.kernel_time + body + side + merge + np.where(paged, write, 0.0)
 
 
-def _traffic_time(moved: Array, device: DeviceFigures, p: PrefillParameters | DecodeParameters) -> Array:
+def _traffic_time(moved: Array, device: DeviceDatasheet, p: PrefillParameters | DecodeParameters) -> Array:
     """Compute the time to read ``moved`` bytes that the previous step read, too [s].
 
     All pass through L2; the part that does not stay in L2 from step to step comes from memory.
@@ -828,10 +830,10 @@ def _traffic_time(moved: Array, device: DeviceFigures, p: PrefillParameters | De
     missed = moved * miss_fraction(moved, p.cache_fraction * device.l2_bytes)
     memory = missed / (p.bandwidth_fraction * device.memory_bandwidth)
     through = moved / (p.l2_bytes_per_cycle * device.multiprocessors * device.clock_hz)
-    return _norm(memory, through, 4.0)
+    return _p_norm(memory, through, 4.0)
 
 
-def _norm(first: Array, second: Array, order: float) -> Array:
+def _p_norm(first: Array, second: Array, order: float) -> Array:
     """Combine two times as (a^p + b^p)^(1/p): their sum at p = 1, nearly their maximum for large p."""
     high, low = np.maximum(first, second), np.minimum(first, second)
     ratio = np.divide(low, high, out=np.zeros(np.broadcast(low, high).shape), where=high > 0)

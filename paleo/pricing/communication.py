@@ -3,7 +3,7 @@
 Groups of mesh axes are resolved to the network levels that they span, and priced by the way in which a library runs a
 collective. A policy says which algorithms a library chooses from, and what their traffic costs. It prices every
 algorithm in the registry, so that a new one is included automatically. `Nccl` has calibrated launch costs, steps and
-link efficiencies; `Textbook` the constants of `--calibration ideal` and `ppp=…`. The fastest algorithm, and the
+link efficiencies; `AlphaBetaModel` the constants of `--calibration ideal` and `ppp=…`. The fastest algorithm, and the
 payloads at which it changes, follow from the prices.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.collectives.base import Algorithm, Array, Numeric, Traffic, algorithms_for, tree_imbalance
-from paleo.errors import PlanError, SpecError, near
+from paleo.errors import PlanError, SpecError, suggest_names
 from paleo.pricing.links.alpha_beta import LevelCost, lower_bound, torus_bound, traffic_time
 from paleo.pricing.links.fabric import (
     FabricParameters,
@@ -32,8 +32,8 @@ from paleo.pricing.links.fabric import (
     with_exchange,
 )
 from paleo.pricing.links.group import (
-    EXCHANGES,
-    SWITCH_RANKS,
+    MIN_SWITCH_RANKS,
+    PAIRWISE_OPERATIONS,
     ExchangeParameters,
     Flags,
     GroupLinks,
@@ -46,7 +46,7 @@ from paleo.pricing.links.group import (
     switch_time,
 )
 from paleo.pricing.links.topology import NodePlacement, placement_port_share
-from paleo.pricing.store import RELATIVE_WIDENING, Rates, SourcedParameters, lookup
+from paleo.pricing.store import RELATIVE_WIDENING, ConstantEfficiencies, SourcedParameters, lookup
 from paleo.units import TERA
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ _TREE_OR_RING = ("ring", "chain_tree")
 _BISECTION = 2.0**-30
 
 
-class AlgorithmPrices(Protocol):
+class AlgorithmTimeFunction(Protocol):
     """Function from an array of payloads [byte] to the time of each algorithm [s], as a dict by name."""
 
     def __call__(self, payload_bytes: Array, names: Sequence[str] | None = None, /) -> Mapping[str, Array]: ...
@@ -73,7 +73,7 @@ class FastestAlgorithm:
     time: Array
 
 
-def fastest(table: Mapping[str, Array]) -> FastestAlgorithm:
+def fastest_of(table: Mapping[str, Array]) -> FastestAlgorithm:
     """Choose the fastest algorithm of each element; a tie goes to the first name.
 
     Parameters
@@ -88,7 +88,7 @@ def fastest(table: Mapping[str, Array]) -> FastestAlgorithm:
 
     Examples
     --------
-    >>> choice = fastest({"ring": np.array([3.0, 1.0]), "tree": np.array([2.0, 4.0])})
+    >>> choice = fastest_of({"ring": np.array([3.0, 1.0]), "tree": np.array([2.0, 4.0])})
     >>> choice.algorithm.tolist(), choice.time.tolist()
     (['tree', 'ring'], [2.0, 1.0])
     """
@@ -105,14 +105,14 @@ class Crossover:
     above: str
 
 
-def crossovers(prices: AlgorithmPrices, *, smallest: float = 1.0, largest: float = TERA) -> list[Crossover]:
+def crossovers(prices: AlgorithmTimeFunction, *, smallest: float = 1.0, largest: float = TERA) -> list[Crossover]:
     """Find the payloads at which the fastest algorithm changes.
 
     A logarithmic grid finds the changes, bisection refines each to a relative 1e-9.
 
     Parameters
     ----------
-    prices : AlgorithmPrices
+    prices : AlgorithmTimeFunction
         Function from payloads [byte] to times by algorithm [s].
     smallest : float, default 1.0
         Lower end of the range [byte].
@@ -125,7 +125,7 @@ def crossovers(prices: AlgorithmPrices, *, smallest: float = 1.0, largest: float
         Payloads in rising order, with the algorithms below and above.
     """
     grid = np.geomspace(smallest, largest, 40 * round(np.log2(largest / smallest)))
-    winners = fastest(prices(grid)).algorithm
+    winners = fastest_of(prices(grid)).algorithm
     changes = []
     for index in np.flatnonzero(winners[1:] != winners[:-1]):
         below, above = str(winners[index]), str(winners[index + 1])
@@ -134,7 +134,7 @@ def crossovers(prices: AlgorithmPrices, *, smallest: float = 1.0, largest: float
     return changes
 
 
-def _crossing(prices: AlgorithmPrices, low: float, high: float, below: str, above: str) -> float:
+def _crossing(prices: AlgorithmTimeFunction, low: float, high: float, below: str, above: str) -> float:
     while high / low - 1.0 > _BISECTION:
         middle = float(np.sqrt(low * high))
         table = prices(np.asarray(middle))
@@ -142,7 +142,7 @@ def _crossing(prices: AlgorithmPrices, low: float, high: float, below: str, abov
     return high
 
 
-class CollectivePolicy(Protocol):
+class CollectiveModel(Protocol):
     """Protocol of a collective library (such as NCCL): which algorithms it may run, and the time of each."""
 
     def candidates(self, operation: str, links: GroupLinks) -> list[Algorithm]:
@@ -162,7 +162,7 @@ class CollectivePolicy(Protocol):
         """
         ...
 
-    def chooses(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Flags:
+    def would_run(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Flags:
         """Return for which payloads the library would run an algorithm.
 
         Parameters
@@ -204,7 +204,7 @@ class CollectivePolicy(Protocol):
         """
         ...
 
-    def least(self, operation: str, payload_bytes: Numeric, links: GroupLinks, *, in_network: bool) -> Array:
+    def time_lower_bound(self, operation: str, payload_bytes: Numeric, links: GroupLinks, *, in_network: bool) -> Array:
         """Compute a lower bound of the time of a collective by any algorithm [s].
 
         Parameters
@@ -253,15 +253,15 @@ def algorithms_by_name(operation: str, links: GroupLinks, names: Sequence[str]) 
     serving = {algorithm.name: algorithm for algorithm in algorithms_for(operation)}
     for name in names:
         if name not in serving:
-            raise SpecError(f"no algorithm {name!r} for {operation!r}; {near(name, serving)}")
+            raise SpecError(f"no algorithm {name!r} for {operation!r}; {suggest_names(name, serving)}")
         if not links.can_run(serving[name], operation):
             needed = serving[name].topology or "switches that add"
             raise PlanError(f"algorithm {name!r} needs a network with {needed}; links are {sorted(links.topologies)}")
     return [serving[name] for name in names]
 
 
-def prices(
-    policy: CollectivePolicy,
+def algorithm_times(
+    policy: CollectiveModel,
     operation: str,
     payload_bytes: Numeric,
     links: GroupLinks,
@@ -271,7 +271,7 @@ def prices(
 
     Parameters
     ----------
-    policy : CollectivePolicy
+    policy : CollectiveModel
         Model of a collective library.
     operation : str
         Collective operation, such as ``all_reduce``.
@@ -292,7 +292,7 @@ def prices(
         return {each.name: policy.seconds(each, operation, payload_bytes, links) for each in chosen}
     return {
         each.name: np.where(
-            policy.chooses(each, operation, payload_bytes, links),
+            policy.would_run(each, operation, payload_bytes, links),
             policy.seconds(each, operation, payload_bytes, links),
             np.inf,
         )
@@ -300,8 +300,8 @@ def prices(
     }
 
 
-def best(
-    policy: CollectivePolicy,
+def fastest_algorithm(
+    policy: CollectiveModel,
     operation: str,
     payload_bytes: Numeric,
     links: GroupLinks,
@@ -311,7 +311,7 @@ def best(
 
     Parameters
     ----------
-    policy : CollectivePolicy
+    policy : CollectiveModel
         Model of a collective library.
     operation : str
         Collective operation, such as ``all_reduce``.
@@ -331,21 +331,21 @@ def best(
     --------
     >>> from paleo.pricing.links.group import GroupLinks, LinkLevel
     >>> links = GroupLinks((LinkLevel(8.0, 300e9),))
-    >>> choice = best(Nccl(), "all_reduce", 2.0**29, links)
+    >>> choice = fastest_algorithm(Nccl(), "all_reduce", 2.0**29, links)
     >>> choice.algorithm.item(), 0.0035 < float(choice.time) < 0.0045
     ('ring', True)
     """
-    return fastest(prices(policy, operation, payload_bytes, links, names))
+    return fastest_of(algorithm_times(policy, operation, payload_bytes, links, names))
 
 
 @dataclass(frozen=True, slots=True)
-class Textbook:
+class AlphaBetaModel:
     """Collective model of textbooks: all algorithms of the literature, with alpha-beta costs.
 
     Bandwidths are constant shares of the datasheet's.
     """
 
-    rates: Rates
+    rates: ConstantEfficiencies
 
     def costs(self, links: GroupLinks) -> tuple[LevelCost, ...]:
         """Return latency and bandwidth of each level of a group.
@@ -388,7 +388,7 @@ class Textbook:
         known = (each for each in algorithms_for(operation) if each.belongs_to("textbook", operation))
         return [each for each in known if links.can_run(each, operation)]
 
-    def chooses(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Flags:
+    def would_run(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Flags:
         """Return True for every algorithm: this model has no rule that excludes one.
 
         Parameters
@@ -430,7 +430,7 @@ class Textbook:
         """
         return traffic_time(algorithm.traffic(operation, payload_bytes, links.fan_outs), self.costs(links))
 
-    def least(self, operation: str, payload_bytes: Numeric, links: GroupLinks, *, in_network: bool) -> Array:
+    def time_lower_bound(self, operation: str, payload_bytes: Numeric, links: GroupLinks, *, in_network: bool) -> Array:
         """Return the alpha-beta lower bound of the time of a collective [s].
 
         Parameters
@@ -449,7 +449,7 @@ class Textbook:
         ndarray
             Seconds.
         """
-        return _least(operation, payload_bytes, links, self.costs(links), in_network)
+        return _time_lower_bound(operation, payload_bytes, links, self.costs(links), in_network)
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,7 +462,7 @@ class Nccl:
         Calibration of collectives inside a node, of all_to_all and send_recv there, and of all that crosses nodes.
     switch_can_add : bool or ndarray of bool
         True if the switches can add the dtype. They cannot add int8, which threads also add at a lower rate.
-    low_latency, trees : bool or ndarray of bool
+    has_ll_protocol, trees : bool or ndarray of bool
         True if the library has the LL protocol (NCCL 2.1 and later), and trees between nodes (2.4 and later).
     shift : bool
         True if all ranks send round the group at once in a send_recv, as in nccl-tests. False: neighbours exchange in
@@ -473,7 +473,7 @@ class Nccl:
     exchange: ExchangeParameters = field(default_factory=ExchangeParameters)
     between: FabricParameters = field(default_factory=FabricParameters)
     switch_can_add: bool | Flags = True
-    low_latency: bool | Flags = True
+    has_ll_protocol: bool | Flags = True
     trees: bool | Flags = True
     shift: bool = False
 
@@ -498,11 +498,11 @@ class Nccl:
         )
         return [each for each in known if links.can_run(each, operation)]
 
-    def chooses(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Flags:
+    def would_run(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Flags:
         """Return True for the payloads for which NCCL's tuner would run an algorithm.
 
         Between nodes the tuner chooses trees for payloads that it expects to be faster with them, and rings otherwise.
-        In-switch reduction needs at least `SWITCH_RANKS` ranks of a node. Over several nodes the tuner uses it for
+        In-switch reduction needs at least `MIN_SWITCH_RANKS` ranks of a node. Over several nodes the tuner uses it for
         payloads that it expects to be faster; it does not extend over domains of several machines.
 
         Parameters
@@ -522,14 +522,14 @@ class Nccl:
             The shape of `payload_bytes`.
         """
         crosses = links.nodes > 1
-        several = (crosses & self.trees) | (not algorithm.between_nodes)
+        several = (crosses & self.trees) | (not algorithm.only_between_nodes)
         if operation == "all_reduce" and algorithm.name in _TREE_OR_RING:
             in_tree = crosses & self.trees & prefers_tree(payload_bytes, links)
-            several = several & (in_tree if algorithm.between_nodes else ~in_tree | ~crosses)
+            several = several & (in_tree if algorithm.only_between_nodes else ~in_tree | ~crosses)
         if not algorithm.in_network:
             return np.asarray(several)
         expected = ~crosses | (prefers_switch(payload_bytes, links) & ~links.many_hosts)
-        return np.asarray(several & expected & (links.inside.ranks >= SWITCH_RANKS))
+        return np.asarray(several & expected & (links.inside.ranks >= MIN_SWITCH_RANKS))
 
     def seconds(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Array:
         """Compute the time of one algorithm inside a node, or between nodes.
@@ -554,34 +554,34 @@ class Nccl:
         if np.any(crosses):
             traffic = algorithm.traffic(operation, payload_bytes, links.fan_outs)
             across = self._across(algorithm, operation, traffic, links)
-            part_of_it = (links.inside.ranks > 1) & (operation not in EXCHANGES)
+            part_of_it = (links.inside.ranks > 1) & (operation not in PAIRWISE_OPERATIONS)
             inside = np.where(crosses, np.maximum(across, np.where(part_of_it, inside, 0.0)), inside)
         possible = np.asarray(self.switch_can_add) | (not algorithm.in_network)
         return np.where(possible, inside, np.inf)
 
     def _across(self, algorithm: Algorithm, operation: str, traffic: Traffic, links: GroupLinks) -> Array:
-        if operation in EXCHANGES:
+        if operation in PAIRWISE_OPERATIONS:
             return fabric_exchange_time(
                 operation=operation, traffic=traffic, links=links, parameters=self.between, shift=self.shift
             )
-        in_trees = operation == "all_reduce" and (algorithm.between_nodes or algorithm.in_network)
+        in_trees = operation == "all_reduce" and (algorithm.only_between_nodes or algorithm.in_network)
         return fabric_time(
-            operation=operation, traffic=traffic, links=links, parameters=self.between, lockstep=algorithm.lockstep,
+            operation=operation, traffic=traffic, links=links, parameters=self.between, lockstep=algorithm.is_lockstep,
             imbalance=tree_imbalance(links.nodes) if in_trees else 1.0,
         )  # fmt: skip
 
     def _inside(self, algorithm: Algorithm, operation: str, payload: Numeric, links: GroupLinks) -> Array:
         traffic = algorithm.traffic(operation, payload, links.fan_outs)
-        if operation in EXCHANGES:
+        if operation in PAIRWISE_OPERATIONS:
             return exchange_time(payload_bytes=payload, traffic=traffic, links=links, parameters=self.exchange)
         if algorithm.in_network:
             return switch_time(operation=operation, traffic=traffic, links=links, parameters=self.inside)
         return node_time(
             operation=operation, payload_bytes=payload, traffic=traffic, links=links, parameters=self.inside,
-            low_latency=self.low_latency, adds_bytes=~np.asarray(self.switch_can_add),
+            low_latency=self.has_ll_protocol, adds_bytes=~np.asarray(self.switch_can_add),
         )  # fmt: skip
 
-    def least(self, operation: str, payload_bytes: Numeric, links: GroupLinks, *, in_network: bool) -> Array:
+    def time_lower_bound(self, operation: str, payload_bytes: Numeric, links: GroupLinks, *, in_network: bool) -> Array:
         """Compute a lower bound of the time of any algorithm [s]: start of a kernel, and bytes at datasheet bandwidth.
 
         Parameters
@@ -601,18 +601,20 @@ class Nccl:
             Seconds.
         """
         costs = [LevelCost(0.0, 1.0 / (np.asarray(level.port_bandwidth) * level.unit_ports)) for level in links.levels]
-        inside = self.exchange.launch if operation in EXCHANGES else self.inside.launch
+        inside = self.exchange.launch if operation in PAIRWISE_OPERATIONS else self.inside.launch
         launch = np.where(links.nodes > 1, self.between.launch, inside) * (links.ranks > 1)
-        return np.asarray(launch + _least(operation, payload_bytes, links, costs, in_network))
+        return np.asarray(launch + _time_lower_bound(operation, payload_bytes, links, costs, in_network))
 
 
-def _least(operation: str, payload: Numeric, links: GroupLinks, costs: Sequence[LevelCost], in_network: bool) -> Array:
+def _time_lower_bound(
+    operation: str, payload: Numeric, links: GroupLinks, costs: Sequence[LevelCost], in_network: bool
+) -> Array:
     if links.topologies == {"torus"}:
         return torus_bound(operation, payload, links.fan_outs, costs)
     return lower_bound(operation, payload, links.fan_outs, costs, in_network=in_network)
 
 
-Count = npt.NDArray[np.int64]
+IntArray = npt.NDArray[np.int64]
 #: Calibration families of links and their parameters: rings inside a node, exchanges inside a node, all traffic between
 #: nodes.
 LINK_FAMILIES: Mapping[str, type[Any]] = {
@@ -622,9 +624,9 @@ LINK_FAMILIES: Mapping[str, type[Any]] = {
 }
 #: Kinds of timing of the calibration rows, the preferred one first: collectives of whole steps; nccl-tests, launched
 #: back to back.
-_NCCL_STACKS = ("step", "back-to-back")
+_NCCL_TIMING_METHODS = ("step", "back-to-back")
 #: Formats that the switches of a node cannot add.
-NOT_IN_SWITCH = frozenset({"int8"})
+SWITCH_UNSUPPORTED_DTYPES = frozenset({"int8"})
 
 
 def link_parameters(system: System, family: str, calibration: Calibration | None = None) -> SourcedParameters[Any]:
@@ -651,7 +653,7 @@ def link_parameters(system: System, family: str, calibration: Calibration | None
         architecture=system.device.architecture,
         memory_kind=link_kind(system),
         family=family,
-        stacks=_NCCL_STACKS,
+        stacks=_NCCL_TIMING_METHODS,
         user_calibration=calibration,
     )
     if calibrated.origin != "default" or family != "collective.fabric":
@@ -670,7 +672,7 @@ def link_parameters(system: System, family: str, calibration: Calibration | None
 def _parameters_of_system(system: str) -> SourcedParameters[FabricParameters]:
     """Return the fabric parameters of a measured system."""
     family = "collective.fabric"
-    return lookup(FabricParameters, subject=system, architecture="", family=family, stacks=_NCCL_STACKS)
+    return lookup(FabricParameters, subject=system, architecture="", family=family, stacks=_NCCL_TIMING_METHODS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -679,27 +681,27 @@ class Fabric:
 
     A group is a stride between neighbouring ranks and a number of ranks. Times are those of calibrated NCCL, or of
     alpha-beta with constants if ``rates`` is set. All groups of the same mesh axes are assumed to exchange at the same
-    time and to share the ports of their nodes. ``algorithm`` forces an algorithm for all-reduces. ``host`` is the host
-    time of launching a collective, its least time [s]. ``handshake`` is the time of a token exchange between nodes in
-    addition to its bytes [s]. ``libfabric`` is what EFA adds to it, with NCCL and with other libraries [s].
-    ``dispatcher`` is the library of the token exchange.
+    time and to share the ports of their nodes. ``algorithm`` forces an algorithm for all-reduces. ``host_launch_time``
+    is the host time of launching a collective, its least time [s]. ``handshake_time`` is the time of a token exchange
+    between nodes in addition to its bytes [s]. ``efa_extra_times`` is what EFA adds to it, with NCCL and with other
+    libraries [s]. ``dispatch_library`` is the library of the token exchange.
     """
 
     system: System
     algorithm: str | None = None
-    rates: Rates | None = None
+    rates: ConstantEfficiencies | None = None
     user_calibration: Calibration | None = None
-    host: float = 0.0
+    host_launch_time: float = 0.0
     dtype: str | None = None
     placement: NodePlacement | None = None
-    handshake: float = 0.0
-    libfabric: tuple[float, float] = (0.0, 0.0)
-    dispatcher: str = "nccl"
+    handshake_time: float = 0.0
+    efa_extra_times: tuple[float, float] = (0.0, 0.0)
+    dispatch_library: str = "nccl"
     _links: dict[tuple[int, int], GroupLinks] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _policies: list[CollectivePolicy] = field(default_factory=list, init=False, repr=False, compare=False)
+    _policies: list[CollectiveModel] = field(default_factory=list, init=False, repr=False, compare=False)
     _known: dict[str, dict[bytes, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def times(self, operation: str, strides: Count, ranks: Count, payload_bytes: Array) -> Array:
+    def times(self, operation: str, strides: IntArray, ranks: IntArray, payload_bytes: Array) -> Array:
         """Compute the time of one collective for each of several groups.
 
         Each collective is computed once; most layouts of a search have equal ones.
@@ -738,15 +740,17 @@ class Fabric:
             seconds[used] = np.array([known[key] for key in keys])[place]
         return seconds
 
-    def _times(self, operation: str, groups: list[tuple[int, int]], index: Count, payload_bytes: Array) -> Array:
+    def _times(self, operation: str, groups: list[tuple[int, int]], index: IntArray, payload_bytes: Array) -> Array:
         """Compute the time of each payload [s]; payload i goes over group ``index[i]``."""
         if not self.system.levels:
             raise PlanError(f"system {self.system.name} is one device alone; {operation} needs links")
         links = stack_links([self._placed(operation, *group) for group in groups], index)
         names = [self.algorithm] if self.algorithm is not None and operation == "all_reduce" else None
-        return np.maximum(best(self.policy, operation, payload_bytes, links, names).time, self._floor)
+        return np.maximum(fastest_algorithm(self.policy, operation, payload_bytes, links, names).time, self._floor)
 
-    def prices(self, operation: str, links: GroupLinks, payload_bytes: Array, names: Sequence[str]) -> dict[str, Array]:
+    def algorithm_times(
+        self, operation: str, links: GroupLinks, payload_bytes: Array, names: Sequence[str]
+    ) -> dict[str, Array]:
         """Compute the time of each named algorithm over one group, for an array of payloads.
 
         Parameters
@@ -765,13 +769,13 @@ class Fabric:
         dict of str to ndarray
             Seconds by algorithm.
         """
-        table = prices(self.policy, operation, payload_bytes, links, names)
+        table = algorithm_times(self.policy, operation, payload_bytes, links, names)
         return {name: np.maximum(seconds, self._floor) for name, seconds in table.items()}
 
     @property
     def _floor(self) -> float:
         """Least time of a collective: the host time of its call, or 0 with constant rates [s]."""
-        return self.host if self.rates is None else 0.0
+        return self.host_launch_time if self.rates is None else 0.0
 
     def _placed(self, operation: str, stride: int, ranks: int) -> GroupLinks:
         """Return the links of a group with the bandwidth that remains to it in the fabric.
@@ -806,7 +810,7 @@ class Fabric:
         nodes = int(self.links(stride, ranks).nodes)
         return nodes if nodes > 1 else ranks
 
-    def handshakes(self, stride: int, ranks: int) -> float:
+    def exchange_handshake_time(self, stride: int, ranks: int) -> float:
         """Return the fixed time of a token exchange that crosses nodes, in addition to its bytes [s]; else 0.
 
         Parameters
@@ -824,7 +828,7 @@ class Fabric:
         if ranks == 1 or int(self.links(stride, ranks).nodes) == 1:
             return 0.0
         over_efa = any(level.link.kind == "efa" for level in self.system.levels)
-        return self.handshake + (self.libfabric[self.dispatcher != "nccl"] if over_efa else 0.0)
+        return self.handshake_time + (self.efa_extra_times[self.dispatch_library != "nccl"] if over_efa else 0.0)
 
     def token_exchange(self, step: str, stride: int, ranks: int, payload_bytes: Array) -> Array | None:
         """Compute the time of an MoE token exchange within a node, by a library that was measured.
@@ -849,7 +853,7 @@ class Fabric:
         ndarray, optional
             Times [s]; None if the exchange is to be predicted as NCCL's collectives.
         """
-        measured = self.dispatcher == "deepep" and self.rates is None and ranks > 1
+        measured = self.dispatch_library == "deepep" and self.rates is None and ranks > 1
         if not measured or int(self.links(stride, ranks).nodes) > 1:
             return None
         from paleo.pricing.exchanges import DEEPEP, node_exchange_time
@@ -880,22 +884,22 @@ class Fabric:
         return self._links[stride, ranks]
 
     @property
-    def policy(self) -> CollectivePolicy:
-        """Model of the collective library: `Textbook` if ``rates`` is set, else `Nccl`."""
+    def policy(self) -> CollectiveModel:
+        """Model of the collective library: `AlphaBetaModel` if ``rates`` is set, else `Nccl`."""
         if not self._policies:
-            self._policies.append(Textbook(self.rates) if self.rates is not None else self._nccl())
+            self._policies.append(AlphaBetaModel(self.rates) if self.rates is not None else self._nccl())
         return self._policies[0]
 
     def _nccl(self) -> Nccl:
         inside, exchange, between = (family.parameters for family in self.parameters().values())
-        return Nccl(inside, exchange, between, switch_can_add=self.dtype not in NOT_IN_SWITCH)
+        return Nccl(inside, exchange, between, switch_can_add=self.dtype not in SWITCH_UNSUPPORTED_DTYPES)
 
     def parameters(self) -> dict[str, SourcedParameters[Any]]:
         """Return the calibrated parameters of each family of collectives (ring, tree, …), with their sources."""
         return {family: link_parameters(self.system, family, self.user_calibration) for family in LINK_FAMILIES}
 
 
-def _distinct(strides: Count, ranks: Count, payload_bytes: Array) -> tuple[Count, Count]:
+def _distinct(strides: IntArray, ranks: IntArray, payload_bytes: Array) -> tuple[IntArray, IntArray]:
     """Return (positions of distinct collectives, for every collective the index of its equal among these)."""
     groups = strides * (ranks.max() + 1) + ranks
     _, different, place = np.unique(groups + 1j * payload_bytes, return_index=True, return_inverse=True)
@@ -919,7 +923,11 @@ def collective_sources(fabric: Fabric, operation: str, links: GroupLinks) -> str
     str
         Text such as ``measured (dgx-h100) collective.nccl``.
     """
-    return fabric.rates.name if fabric.rates is not None else origins(calibrated_families(fabric, operation, links))
+    return (
+        fabric.rates.name
+        if fabric.rates is not None
+        else describe_sources(calibrated_families(fabric, operation, links))
+    )
 
 
 def calibrated_families(fabric: Fabric, operation: str, links: GroupLinks) -> dict[str, SourcedParameters[Any]]:
@@ -939,14 +947,14 @@ def calibrated_families(fabric: Fabric, operation: str, links: GroupLinks) -> di
     dict of str to SourcedParameters[Any]
         Parameters by family, with their sources.
     """
-    families = ["collective.exchange" if operation in EXCHANGES else "collective.nccl"]
+    families = ["collective.exchange" if operation in PAIRWISE_OPERATIONS else "collective.nccl"]
     if np.any(links.nodes > 1):
-        within = np.any(links.inside.ranks > 1) and operation not in EXCHANGES
+        within = np.any(links.inside.ranks > 1) and operation not in PAIRWISE_OPERATIONS
         families = ["collective.fabric", *(families if within else ())]
     return {family: fabric.parameters()[family] for family in families}
 
 
-def origins(calibrated: Mapping[str, SourcedParameters[Any]]) -> str:
+def describe_sources(calibrated: Mapping[str, SourcedParameters[Any]]) -> str:
     """Describe where the parameters of each family come from, as text grouped by source.
 
     Parameters

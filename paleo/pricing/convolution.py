@@ -27,7 +27,7 @@ from paleo.specs.calibration import parameter
 from paleo.units import TERA
 
 if TYPE_CHECKING:
-    from paleo.pricing.kernels import DeviceFigures
+    from paleo.pricing.kernels import DeviceDatasheet
 
 Array = npt.NDArray[np.float64]
 Number = float | Array
@@ -192,7 +192,7 @@ class ConvolutionParameters:
 
 #: Weight of whole waves of blocks against a fractional count: a multiprocessor holds a few blocks, so the last wave is
 #: partly filled.
-_QUANTISATION = 0.7
+_WAVE_QUANTISATION = 0.7
 #: Block tiles (rows, columns) of plain products on vector units.
 VECTOR_TILES: Tiles = ((128, 128), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128))
 WHOLE, SPLITS = (1,), (1, 4, 16, 64)
@@ -214,18 +214,18 @@ _TENSOR_KERNELS: Kernels = (
 L2_SHARE, L2_OVER_MEMORY = 0.6, 3.0
 #: Share of the vector peak that the direct kernel reaches, whose threads load two operands for each product.
 _DIRECT_SHARE = 0.25
-#: Elements that a tensor-core kernel sums at a time. Kernels for Ampere before `_AMPERE_KERNELS` take 64 sixteen-bit
-#: numbers if there are more than 32 channels (the depth of a stage in their names: ``64x3``).
+#: Elements that a tensor-core kernel sums at a time. Kernels for Ampere before `_AMPERE_KERNEL_RELEASE` take 64
+#: sixteen-bit numbers if there are more than 32 channels (the depth of a stage in their names: ``64x3``).
 TENSOR_STEP, FIRST_AMPERE_STEP = 32.0, 64.0
 #: Operand bytes per clock that a multiprocessor's tensor cores demand, as FLOP times bytes of an element: that of a
-#: V100 in fp16, for which ``tile_penalty`` was measured; and the largest ratios to it, before `_AMPERE_KERNELS` and
-#: since. Shared memory delivers 128 bytes a clock on all of them. Instructions of Ampere share operands over 32 threads
-#: instead of 8, and copies to shared memory bypass the registers (NVIDIA A100 whitepaper, 2020), so that twice the rate
-#: does not demand twice the bytes; steps on images suggest 1.4 on A100, 1.0 on H100.
+#: V100 in fp16, for which ``tile_penalty`` was measured; and the largest ratios to it, before `_AMPERE_KERNEL_RELEASE`
+#: and since. Shared memory delivers 128 bytes a clock on all of them. Instructions of Ampere share operands over 32
+#: threads instead of 8, and copies to shared memory bypass the registers (NVIDIA A100 whitepaper, 2020), so that twice
+#: the rate does not demand twice the bytes; steps on images suggest 1.4 on A100, 1.0 on H100.
 TENSOR_DEMAND, LARGEST_DEMAND, AMPERE_DEMAND = 2048.0, 2.0, 1.25
 #: cuDNN release (early 2021) with convolutions for Ampere's instructions. From it on few channels in channels-last
 #: layout are padded to 4, 8 or 16 instead of a whole step.
-_AMPERE_KERNELS = 8.1
+_AMPERE_KERNEL_RELEASE = 8.1
 #: Positions that the filter gradient sums at a time; each image starts a new step.
 _IMAGE_STEP = 32.0
 #: Outputs (rows, columns) of one image, and filters, of one block of the fused Winograd kernel (cuDNN's tile148).
@@ -233,7 +233,7 @@ _WINOGRAD_BLOCK = (8, 16, 32)
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class AlgorithmCost:
     """Cost of one algorithm: time without the launch (``seconds``) [s] and ``workspace`` [byte].
 
     The time is infinite if the algorithm does not apply. ``work`` is the FLOP of its products relative to those of the
@@ -245,15 +245,15 @@ class Cost:
     work: Array | float = 1.0
 
 
-def l2_resident_share(moved: Array, device: DeviceFigures) -> Array:
+def l2_resident_share(moved: Array, device: DeviceDatasheet) -> Array:
     """Return the share of traffic between two kernels that the L2 cache holds.
 
     Parameters
     ----------
     moved : ndarray
         Bytes that one kernel writes and the next reads.
-    device : DeviceFigures
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
+    device : DeviceDatasheet
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
 
     Returns
     -------
@@ -263,7 +263,7 @@ def l2_resident_share(moved: Array, device: DeviceFigures) -> Array:
     return np.asarray(1.0 / (1.0 + (moved / (L2_SHARE * device.l2_bytes)) ** 4))
 
 
-def sustained_clock_share(device: DeviceFigures, energy_per_flop: float) -> float:
+def sustained_clock_share(device: DeviceDatasheet, energy_per_flop: float) -> float:
     """Compute the share of the boost clock under full arithmetic load.
 
     Power is proportional to f V^2. Between boost and the lowest voltage V falls with f, below it V is constant. So
@@ -272,8 +272,8 @@ def sustained_clock_share(device: DeviceFigures, energy_per_flop: float) -> floa
 
     Parameters
     ----------
-    device : DeviceFigures
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
+    device : DeviceDatasheet
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     energy_per_flop : float
         Board power per rate at boost clock [pJ/FLOP]; 17.9 for a V100 of 250 W and 14 TFLOP/s.
 
@@ -288,14 +288,14 @@ def sustained_clock_share(device: DeviceFigures, energy_per_flop: float) -> floa
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class ConvolutionSetup:
     """Device and convolution library for which times are computed.
 
     ``library`` is the cuDNN release (major.minor), ``element_bytes`` the bytes of a stored element; ``channels_last``
     is True for tensors in that layout.
     """
 
-    device: DeviceFigures
+    device: DeviceDatasheet
     parameters: ConvolutionParameters
     element_bytes: Array
     library: Array
@@ -314,7 +314,7 @@ class Machine:
     def tile_penalty(self) -> Array:
         """Tile width at which operand loads cost as much as arithmetic; faster tensor cores need wider tiles."""
         demand = self.device.flops_per_clock * self.element_bytes / TENSOR_DEMAND if self.device.tensor_cores else 1.0
-        most = np.where(self.library >= _AMPERE_KERNELS, AMPERE_DEMAND, LARGEST_DEMAND)
+        most = np.where(self.library >= _AMPERE_KERNEL_RELEASE, AMPERE_DEMAND, LARGEST_DEMAND)
         return np.asarray(self.parameters.tile_penalty * np.minimum(demand, most))
 
     def memory_time(self, elements: Array, fraction: Array | float) -> Array:
@@ -349,7 +349,7 @@ class Machine:
         """
         return self.memory_time(elements, self.parameters.bandwidth_fraction)
 
-    def transformed(self, elements: Array) -> Array:
+    def transform_traffic_time(self, elements: Array) -> Array:
         """Compute the time to read and write the tensors of a transform.
 
         Parameters
@@ -402,7 +402,7 @@ def overlap_with_loss(*times: Array) -> Array:
     return np.cbrt(sum((t**3 for t in times), start=np.zeros(())))
 
 
-def waves(blocks: Array, multiprocessors: float, quantisation: float = _QUANTISATION) -> Array:
+def waves(blocks: Array, multiprocessors: float, quantisation: float = _WAVE_QUANTISATION) -> Array:
     """Count the waves of thread blocks, between the fractional number and the next whole one.
 
     Parameters
@@ -411,7 +411,7 @@ def waves(blocks: Array, multiprocessors: float, quantisation: float = _QUANTISA
         Thread blocks.
     multiprocessors : float
         Multiprocessors of the device.
-    quantisation : float, default _QUANTISATION
+    quantisation : float, default _WAVE_QUANTISATION
         1 rounds up to whole rounds, 0 does not.
 
     Returns
@@ -433,7 +433,7 @@ def product_time(
     n: Array,
     k: Array,
     count: Array | float,
-    machine: Machine,
+    machine: ConvolutionSetup,
     *,
     tiles: Tiles = VECTOR_TILES,
     splits: tuple[int, ...] = (1,),
@@ -488,7 +488,7 @@ def _by_direction(shape: ConvolutionShape, forward: Array, data: Array, filters:
     )
 
 
-def _padded(channels: Array, machine: Machine) -> Array:
+def _padded_channels(channels: Array, machine: ConvolutionSetup) -> Array:
     """Return the channels over which a kernel sums at each tap, with padding.
 
     Tensor cores take them in steps of 32 or 64. Few channels in channels-last layout are padded to 4, 8 or 16.
@@ -496,15 +496,19 @@ def _padded(channels: Array, machine: Machine) -> Array:
     if not machine.device.tensor_cores:
         return channels
     early = (
-        (machine.device.architecture == "Ampere") & (machine.library < _AMPERE_KERNELS) & (machine.element_bytes <= 2)
+        (machine.device.architecture == "Ampere")
+        & (machine.library < _AMPERE_KERNEL_RELEASE)
+        & (machine.element_bytes <= 2)
     )
     step = np.where(early & (channels > TENSOR_STEP), FIRST_AMPERE_STEP, TENSOR_STEP)
     whole = np.ceil(channels / step) * step
     narrow = 2.0 ** np.ceil(np.log2(np.maximum(channels, 4.0)))
-    return np.where((channels <= 16) & machine.channels_last & (machine.library >= _AMPERE_KERNELS), narrow, whole)
+    return np.where(
+        (channels <= 16) & machine.channels_last & (machine.library >= _AMPERE_KERNEL_RELEASE), narrow, whole
+    )
 
 
-def _groups_per_product(shape: ConvolutionShape, machine: Machine) -> Array:
+def _groups_per_product(shape: ConvolutionShape, machine: ConvolutionSetup) -> Array:
     """Count the groups that tensor cores compute in one product, as blocks on the diagonal of a wider filter matrix.
 
     A step of a tensor-core kernel sums over 32 channels. If a group has fewer, neighbouring groups fill the step, and
@@ -515,7 +519,7 @@ def _groups_per_product(shape: ConvolutionShape, machine: Machine) -> Array:
     return np.minimum(shape.groups, np.maximum(1.0, np.floor(TENSOR_STEP / shape.channels)))
 
 
-def _implicit_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
+def _implicit_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> AlgorithmCost:
     """Compute the cost of a convolution as one product over the im2col matrix, which is never stored.
 
     The only workspace is for block sums of the filter gradient. On tensor cores a depthwise filter gradient has no such
@@ -537,7 +541,7 @@ def _implicit_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
     p, tensor = machine.parameters, machine.device.tensor_cores
     joined = _groups_per_product(shape, machine)
     channels, outputs = shape.channels * joined, shape.filters * joined
-    columns = _padded(channels, machine) * shape.taps
+    columns = _padded_channels(channels, machine) * shape.taps
     classes = np.minimum(shape.stride_h, shape.kernel_h) * np.minimum(shape.stride_w, shape.kernel_w)
     classes = classes if tensor else np.ones_like(columns)
     stride = shape.stride_h * shape.stride_w if tensor else np.ones_like(columns)
@@ -546,7 +550,7 @@ def _implicit_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
     image = image if tensor else np.ceil(image / _IMAGE_STEP) * _IMAGE_STEP
     m = _by_direction(shape, shape.positions, pixels, outputs)
     n = _by_direction(shape, outputs, channels, columns)
-    k = _by_direction(shape, columns, _padded(outputs, machine) * shape.taps / classes, shape.batch * image)
+    k = _by_direction(shape, columns, _padded_channels(outputs, machine) * shape.taps / classes, shape.batch * image)
     count = shape.groups / joined * np.where(shape.direction == Direction.DATA, classes, 1.0)
     ones = np.ones_like(m)
     factor = _by_direction(shape, ones, p.data_gradient_factor * ones, p.filter_gradient_factor * ones)
@@ -555,10 +559,10 @@ def _implicit_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
     arithmetic = _by_direction(shape, forward, data, filters) * factor
     depthwise = (shape.channels == 1) & (shape.groups > 1) & (shape.direction == Direction.FILTER)
     seconds = overlap_with_loss(arithmetic, machine.streamed(shape.elements))
-    return Cost(np.where(depthwise & tensor, np.inf, seconds), np.zeros_like(m))
+    return AlgorithmCost(np.where(depthwise & tensor, np.inf, seconds), np.zeros_like(m))
 
 
-def explicit_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
+def explicit_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> AlgorithmCost:
     """Compute the cost of im2col to memory and a plain product.
 
     The data gradient writes the columns and adds them up (col2im). A library adds them up in the gradient itself
@@ -589,9 +593,9 @@ def explicit_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
         arithmetic, machine.streamed(kept * stored + shape.output_elements + shape.filter_elements)
     )
     reached = np.where(back, np.minimum(1.0, shape.kernel_h / shape.stride_h), 0.0)
-    columned = machine.transformed(kept * stored + (1.0 + reached) * shape.input_elements)
+    columned = machine.transform_traffic_time(kept * stored + (1.0 + reached) * shape.input_elements)
     needed = np.where(back, 0.0, stored * machine.element_bytes)
-    return Cost(product + columned, needed)
+    return AlgorithmCost(product + columned, needed)
 
 
 def _square_unit(shape: ConvolutionShape, side: float) -> Mask:
@@ -614,7 +618,7 @@ def _extents_of_result(shape: ConvolutionShape) -> tuple[Array, Array, Array, Ar
     )
 
 
-def _winograd_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
+def _winograd_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> AlgorithmCost:
     """Compute the cost of the fused Winograd algorithm F(2x2, 3x3).
 
     A block holds 16 products of 32 tiles x 32 filters, so edges of an image cost whole blocks.
@@ -638,15 +642,17 @@ def _winograd_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
     flops = 2.0 * 16.0 * (high * wide / 4.0) * deep * np.ceil(summed / 8.0) * 8.0
     rate = p.winograd_efficiency * machine.block_rate
     seconds = waves(blocks, device.multiprocessors) * (flops / rate + p.winograd_cycles / machine.clock)
-    weights = machine.transformed(shape.filter_elements * (1 + 16 / 9))
+    weights = machine.transform_traffic_time(shape.filter_elements * (1 + 16 / 9))
     applies = _square_unit(shape, 3.0) & (shape.direction != Direction.FILTER)
     total = overlap_with_loss(seconds, machine.streamed(shape.elements)) + weights
-    return Cost(np.where(applies, total, np.inf), shape.filter_elements * 16 / 9 * machine.element_bytes, 4 / 9)
+    return AlgorithmCost(
+        np.where(applies, total, np.inf), shape.filter_elements * 16 / 9 * machine.element_bytes, 4 / 9
+    )
 
 
 def _transformed_cost(
-    shape: ConvolutionShape, machine: Machine, tiles: Array, points: float, flop_factor: float, words: float
-) -> Cost:
+    shape: ConvolutionShape, machine: ConvolutionSetup, tiles: Array, points: float, flop_factor: float, words: float
+) -> AlgorithmCost:
     """Compute the cost of transforms around ``points`` batched products of tiles x c x k.
 
     A point has ``words`` stored elements, and ``flop_factor`` times the FLOP of a real product.
@@ -661,11 +667,11 @@ def _transformed_cost(
     product = overlap_with_loss(arithmetic, machine.streamed(kept * (ends + middle)))
     fraction = np.where(filters, p.transform_bandwidth, p.weight_transform_bandwidth)
     weights = machine.memory_time(kept * middle + shape.filter_elements, fraction)
-    images = machine.transformed(kept * ends + shape.input_elements + shape.output_elements)
-    return Cost(product + weights + images, (ends + middle) * machine.element_bytes)
+    images = machine.transform_traffic_time(kept * ends + shape.input_elements + shape.output_elements)
+    return AlgorithmCost(product + weights + images, (ends + middle) * machine.element_bytes)
 
 
-def _nonfused_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
+def _nonfused_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> AlgorithmCost:
     """Compute the cost of Winograd's F(4x4, 3x3) or F(4x4, 5x5) with stored transforms.
 
     These are 36 or 64 batched products over tiles of 4 x 4 outputs.
@@ -686,14 +692,14 @@ def _nonfused_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
     tiles = shape.batch * np.ceil(rows / 4.0) * np.ceil(columns / 4.0)
     three, five = _square_unit(shape, 3.0), _square_unit(shape, 5.0)
     small, large = (_transformed_cost(shape, machine, tiles, points, 1.0, 1.0) for points in (36.0, 64.0))
-    return Cost(
+    return AlgorithmCost(
         np.where(three, small.seconds, np.where(five, large.seconds, np.inf)),
         np.where(three, small.workspace, large.workspace),
         np.where(three, 36.0 / (16.0 * 9.0), 64.0 / (16.0 * 25.0)),
     )
 
 
-def _fft_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
+def _fft_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> AlgorithmCost:
     """Compute the cost of products in the frequency domain.
 
     A tile of F x F has F (F/2 + 1) complex points; the fastest F of 16 to 128 is taken.
@@ -722,10 +728,10 @@ def _fft_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
         seconds = np.where(better, cost.seconds, seconds)
         workspace = np.where(better, cost.workspace, workspace)
         work = np.where(better, np.minimum(1.0, 4.0 * points / (valid_h * valid_w * shape.taps)), work)
-    return Cost(seconds, workspace, work)
+    return AlgorithmCost(seconds, workspace, work)
 
 
-def _direct_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
+def _direct_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> AlgorithmCost:
     """Compute the cost of a direct convolution, which has no product form.
 
     Each result sums its taps separately, at a small share of peak or at the speed of memory. In the filter gradient
@@ -747,13 +753,15 @@ def _direct_cost(shape: ConvolutionShape, machine: Machine) -> Cost:
     rereads = np.where(shape.direction == Direction.FILTER, shape.taps - 1.0, 0.0)
     reread = rereads * (shape.input_elements + shape.output_elements)
     seconds = overlap_with_loss(arithmetic, machine.streamed(shape.elements + reread))
-    return Cost(np.where((shape.channels == 1) & (shape.groups > 1), seconds, np.inf), np.zeros_like(arithmetic))
+    return AlgorithmCost(
+        np.where((shape.channels == 1) & (shape.groups > 1), seconds, np.inf), np.zeros_like(arithmetic)
+    )
 
 
 #: Algorithms for vector units only; with tensor cores the fewer products do not pay for their transforms.
 _VECTOR_ONLY = frozenset({"explicit", "winograd", "nonfused", "fft"})
 #: Algorithms with fewer products, and transforms in exchange.
-REDUCED = frozenset({"winograd", "nonfused", "fft"})
+REDUCED_PRODUCT_ALGORITHMS = frozenset({"winograd", "nonfused", "fft"})
 #: Release of cuDNN in current programs, and the value for frameworks with kernels of their own, which have every named
 #: algorithm.
 PRESENT, OWN_KERNELS = 9.0, np.inf
@@ -775,7 +783,7 @@ SEARCHED_FROM: Mapping[str, tuple[float, float, float]] = {**AVAILABLE_FROM, "no
 #: Earlier kernels were written for Kepler, on which they are assumed to be as good.
 EARLY_RELEASE, EARLY_SLOWDOWN, EARLY_ARCHITECTURE = 3.0, 1.28, "Kepler"
 
-ALGORITHMS: Mapping[str, Callable[[ConvolutionShape, Machine], Cost]] = {
+ALGORITHMS: Mapping[str, Callable[[ConvolutionShape, ConvolutionSetup], AlgorithmCost]] = {
     "implicit": _implicit_cost,
     "explicit": explicit_cost,
     "winograd": _winograd_cost,
@@ -788,14 +796,14 @@ ALGORITHMS: Mapping[str, Callable[[ConvolutionShape, Machine], Cost]] = {
 def algorithm_costs(
     shape: ConvolutionShape,
     *,
-    device: DeviceFigures,
+    device: DeviceDatasheet,
     parameters: ConvolutionParameters,
     element_bytes: Number = 4.0,
     library: Number = PRESENT,
     channels_last: bool = False,
     algorithms: Collection[str] = tuple(AVAILABLE_FROM),
     available: Mapping[str, tuple[float, float, float]] = AVAILABLE_FROM,
-) -> dict[str, Cost]:
+) -> dict[str, AlgorithmCost]:
     """Compute the cost of each algorithm of a convolution.
 
     Valid for 2-D convolutions of 1 to 10^5 positions and more. Library heuristics that choose a slower kernel than the
@@ -805,8 +813,8 @@ def algorithm_costs(
     ----------
     shape : ConvolutionShape
         Extents of the convolution; fields broadcast.
-    device : DeviceFigures
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
+    device : DeviceDatasheet
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : ConvolutionParameters
         Calibration of the device.
     element_bytes : array-like, default 4.0
@@ -826,7 +834,7 @@ def algorithm_costs(
         Time (launch included) and workspace by algorithm; infinite time if the library lacks the algorithm.
     """
     width, release = (np.asarray(number, dtype=np.float64) for number in (element_bytes, library))
-    machine = Machine(device, parameters, width, release, channels_last)
+    machine = ConvolutionSetup(device, parameters, width, release, channels_last)
     costs = {}
     for name in algorithms:
         cost = ALGORITHMS[name](shape, machine)
@@ -834,13 +842,13 @@ def algorithm_costs(
         absent = (np.asarray(library) < since) | (device.tensor_cores and name in _VECTOR_ONLY)
         early = name == "implicit" and device.architecture != EARLY_ARCHITECTURE
         slower = np.where(early & (np.asarray(library) < EARLY_RELEASE), EARLY_SLOWDOWN, 1.0)
-        costs[name] = Cost(
+        costs[name] = AlgorithmCost(
             np.where(absent, np.inf, cost.seconds * slower + parameters.launch), cost.workspace, cost.work
         )
     return costs
 
 
-def fastest(costs: Mapping[str, Cost], workspace_limit: Number = np.inf) -> tuple[Array, Array]:
+def fastest_time_and_flops(costs: Mapping[str, AlgorithmCost], workspace_limit: Number = np.inf) -> tuple[Array, Array]:
     """Return the time of the fastest algorithm within a workspace limit, and its relative FLOP.
 
     Parameters
@@ -862,7 +870,7 @@ def fastest(costs: Mapping[str, Cost], workspace_limit: Number = np.inf) -> tupl
     return tuple(np.take_along_axis(each, chosen, axis=0)[0] for each in (seconds, work))
 
 
-def fastest_time(costs: Mapping[str, Cost], workspace_limit: Number = np.inf) -> Array:
+def fastest_time(costs: Mapping[str, AlgorithmCost], workspace_limit: Number = np.inf) -> Array:
     """Return the time of the fastest algorithm within a workspace limit.
 
     Parameters
@@ -877,4 +885,4 @@ def fastest_time(costs: Mapping[str, Cost], workspace_limit: Number = np.inf) ->
     ndarray
         Times [s]; infinite if none fits.
     """
-    return fastest(costs, workspace_limit)[0]
+    return fastest_time_and_flops(costs, workspace_limit)[0]

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from paleo.collectives.base import ALGORITHMS, Numeric
 from paleo.pricing.links.alpha_beta import bus_factor, fill_time, partly_overlapped_time, with_skew
-from paleo.pricing.links.group import SWITCH_RANKS, GroupLinks
+from paleo.pricing.links.group import MIN_SWITCH_RANKS, GroupLinks
 from paleo.pricing.store import lookup
 from paleo.specs.calibration import parameter
 from paleo.units import MICROSECOND, MILLISECOND
@@ -186,7 +186,7 @@ def node_exchange_time(payload_bytes: Array, ranks: int, system: System, kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class CustomParameters:
+class CustomAllReduceParameters:
     """Calibration of one-shot and two-shot all-reduce kernels over NVLink, and of the ring for large payloads."""
 
     launch: float = parameter("4 us", "0.5..50 us", "kernel start and first barrier")
@@ -205,7 +205,9 @@ class CustomParameters:
     switch_fraction: float = parameter("0.63", "0.2..1", "share of the link with NVLink SHARP")
 
 
-def custom_time(*, payload_bytes: Numeric, links: GroupLinks, parameters: CustomParameters) -> Array:
+def custom_all_reduce_time(
+    *, payload_bytes: Numeric, links: GroupLinks, parameters: CustomAllReduceParameters
+) -> Array:
     """Compute the time of a custom all-reduce: one-shot, two-shot or, above the largest payload, NCCL.
 
     One-shot: every rank reads all other buffers, (P-1) S over its link. Two-shot: reduce-scatter and all-gather, 2
@@ -218,7 +220,7 @@ def custom_time(*, payload_bytes: Numeric, links: GroupLinks, parameters: Custom
         Size of the whole tensor [byte].
     links : GroupLinks
         Levels of the network that the group spans.
-    parameters : CustomParameters
+    parameters : CustomAllReduceParameters
         Calibration of the links.
 
     Returns
@@ -236,7 +238,7 @@ def custom_time(*, payload_bytes: Numeric, links: GroupLinks, parameters: Custom
     return with_skew(np.where(ranks > 1, time, 0.0), p.host)
 
 
-def _ring_beyond(payload: Array, wire: Array, links: GroupLinks, p: CustomParameters) -> Array:
+def _ring_beyond(payload: Array, wire: Array, links: GroupLinks, p: CustomAllReduceParameters) -> Array:
     """Compute the time of NCCL's ring for large payloads, or of in-switch reduction if that is faster [s]."""
     copied = 0.5 * p.copy * payload / links.ranks / links.levels[0].bandwidth
     moved = wire / p.ring_fraction + copied
@@ -248,4 +250,4 @@ def _ring_beyond(payload: Array, wire: Array, links: GroupLinks, p: CustomParame
     traffic = ALGORITHMS["in_switch"].traffic("all_reduce", payload, links.fan_outs)
     switch = links.wire_time(traffic) / p.switch_fraction
     by_switch = p.ring_start + links.ranks * p.ring_step + switch + fill_time(switch, p.fill)
-    return np.where(links.ranks >= SWITCH_RANKS, np.minimum(time, by_switch), time)
+    return np.where(links.ranks >= MIN_SWITCH_RANKS, np.minimum(time, by_switch), time)

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paleo.pricing.tiles import Array, TileParameters, product_time, roofline_with_overlap_loss
+from paleo.pricing.tiles import Array, EngineGemmParameters, product_time, roofline_with_overlap_loss
 
 if TYPE_CHECKING:
-    from paleo.pricing.kernels import DeviceFigures
+    from paleo.pricing.kernels import DeviceDatasheet
 
 #: Tiles of grouped products, including small ones, since an expert has few tokens.
 TILES = ((16, 128), (32, 128), (64, 128), (128, 128), (128, 256))
 #: Classes of popularity into which a rank's experts are grouped.
-CLASSES = 8
+POPULARITY_CLASSES = 8
 #: Loads in benchmarks of mixtures: at most this share of the tokens beside at least one, and the ratio of the most to
 #: the least where there are no more visits than experts.
 MOST_POPULAR, FEW = 0.8, 200.0
@@ -40,7 +40,7 @@ LEAST_HIT = 2.0**-30
 OFF_INTEGER = 2.0**-20
 
 
-def largest_normal(count: Array) -> Array:
+def expected_normal_maximum(count: Array) -> Array:
     """Return the expected maximum of n standard normal numbers, by Blom's plotting position.
 
     Parameters
@@ -59,7 +59,7 @@ def largest_normal(count: Array) -> Array:
 
     Examples
     --------
-    >>> largest_normal(np.array([1.0, 2.0, 64.0])).round(2)
+    >>> expected_normal_maximum(np.array([1.0, 2.0, 64.0])).round(2)
     array([0.  , 0.59, 2.34])
     """
     t = np.sqrt(2.0 * np.log((count + 0.25) / 0.625))
@@ -85,7 +85,7 @@ def expert_loads(exponent: Array, ratio: Array, ranks: Array, local: Array) -> t
 
     Returns
     -------
-    classes, busiest : array, shapes (CLASSES, rows) and (rows,)
+    classes, busiest : array, shapes (POPULARITY_CLASSES, rows) and (rows,)
         Load of each class of experts over an expert's mean load; load of the busiest rank over a rank's mean load [-].
     """
     power = exponent + OFF_INTEGER
@@ -97,11 +97,11 @@ def expert_loads(exponent: Array, ratio: Array, ranks: Array, local: Array) -> t
     mean, square, cube = mean / whole, square / whole, cube / whole
     deviation = np.sqrt(square - mean**2)
     skewness = (cube - 3.0 * mean * square + 2.0 * mean**3) / deviation**3
-    z = largest_normal(ranks)
+    z = expected_normal_maximum(ranks)
     z = z + (ranks > 1.0) * np.maximum((z * z - 1.0) * skewness / (6.0 * np.sqrt(local)), -z)
     busiest = 1.0 + z * deviation / mean * np.sqrt((1.0 - 1.0 / ranks) / local)
-    groups = np.clip(np.round(local), 1.0, CLASSES)
-    group = np.floor((np.arange(CLASSES) + 0.5)[:, None] / CLASSES * groups)
+    groups = np.clip(np.round(local), 1.0, POPULARITY_CLASSES)
+    group = np.floor((np.arange(POPULARITY_CLASSES) + 0.5)[:, None] / POPULARITY_CLASSES * groups)
     parts = ((group + step) / groups for step in (0.0, 1.0))
     ends = ((1.0 + part * (ratio ** (1.0 - power) - 1.0)) ** (1.0 / (1.0 - power)) for part in parts)
     less, more = (integral(2.0, end) for end in ends)
@@ -121,8 +121,8 @@ def experts_time(
     gated: Array,
     exponent: Array,
     element_bytes: float,
-    device: DeviceFigures,
-    parameters: TileParameters,
+    device: DeviceDatasheet,
+    parameters: EngineGemmParameters,
 ) -> Array:
     """Compute the time of the expert FFN (GEMMs and token permutation) on the busiest expert-parallel rank.
 
@@ -142,9 +142,9 @@ def experts_time(
         Exponent of the popularity of experts; 0: all experts have equally many tokens.
     element_bytes : float
         Bytes of an element of weights and activations.
-    device : DeviceFigures
+    device : DeviceDatasheet
         Peak of the format of the products.
-    parameters : TileParameters
+    parameters : EngineGemmParameters
         Calibration of the kernel.
 
     Returns
@@ -160,7 +160,7 @@ def experts_time(
     rows = np.minimum(rows, tokens * np.minimum(top_k, local))
     share = np.minimum(rows / local * np.where(uneven, loads, 1.0), tokens)
     hit = np.where(uneven, 1.0 - (1.0 - share / tokens) ** tokens, np.minimum(share, 1.0))
-    of_expert, count = share / np.maximum(hit, LEAST_HIT), hit * local / CLASSES
+    of_expert, count = share / np.maximum(hit, LEAST_HIT), hit * local / POPULARITY_CLASSES
     seconds = np.zeros(rows.shape)
     for columns, length in (((1.0 + gated) * width, hidden), (hidden, width)):
         compute = product_time(

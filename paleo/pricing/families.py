@@ -4,7 +4,7 @@ A further family is a file in this folder that registers itself.
 
 Kernels of a framework's training step are products under long load, experts in a loop, and attention:
 
-    experts   = launches + products of ``STREAMS`` experts at a time, each on its own multiprocessors
+    experts   = launches + products of ``CONCURRENT_EXPERTS`` experts at a time, each on its own multiprocessors
     attention = the formula of `paleo.pricing.attention`, its rates scaled from an engine's kernel to training's
 
 Transformer Engine's GroupedLinear issues the products of a rank's experts one after the other on four streams
@@ -28,28 +28,36 @@ from paleo.pricing.convolution import (
     AVAILABLE_FROM,
     L2_OVER_MEMORY,
     OWN_KERNELS,
-    REDUCED,
+    REDUCED_PRODUCT_ALGORITHMS,
     SEARCHED_FROM,
     ConvolutionParameters,
     Direction,
     algorithm_costs,
     convolution_shape,
-    fastest,
+    fastest_time_and_flops,
     l2_resident_share,
     overlap_with_loss,
 )
 from paleo.pricing.gemm import GemmParameters, gemm_time, unaligned_rows_time, unaligned_time
-from paleo.pricing.kernels import FAMILIES, REDUCTIONS, Array, DeviceFigures, FamilyPrices, column, pointwise_format
+from paleo.pricing.kernels import (
+    FAMILIES,
+    FLOP_RATIOS,
+    Array,
+    DeviceDatasheet,
+    FamilyPredictor,
+    column,
+    pointwise_format,
+)
 from paleo.pricing.memory import (
-    LIBRARY_LOADS,
-    SCALAR_LOADS,
+    LIBRARY_ELEMENTS_PER_CLOCK,
+    SCALAR_ELEMENTS_PER_CLOCK,
     MemoryParameters,
     layer_norm_passes,
+    layout_conversion_time,
     memory_time,
     softmax_passes,
-    transposed_time,
 )
-from paleo.pricing.power import energy, operand_energy, slow_down, switching_activity, throttled_share
+from paleo.pricing.power import energy_per_flop, operand_energy, power_slowdown, switching_activity, throttled_share
 from paleo.pricing.rnn import RnnDirection, RnnParameters, rnn_time
 from paleo.specs.calibration import parameter
 
@@ -59,7 +67,7 @@ if TYPE_CHECKING:
     from paleo.specs.software import Software
 
 #: Experts whose products run concurrently.
-STREAMS = 4.0
+CONCURRENT_EXPERTS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +98,7 @@ def experts_product_time(*, experts: npt.ArrayLike, launch: float, **product: An
         Seconds of all experts.
     """
     count = np.asarray(experts, dtype=np.float64)
-    together = np.minimum(count, STREAMS)
+    together = np.minimum(count, CONCURRENT_EXPERTS)
     return np.asarray(count / together * gemm_time(batch=together, **product) + count * launch)
 
 
@@ -155,12 +163,14 @@ UNPADDED: Mapping[str, tuple[str, ...]] = {
 
 
 @FAMILIES.register("gemm")
-def gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[SourcedParameters[Any], Array]:
+def gemm_times(
+    predictor: FamilyPredictor, group: str, kernels: Sequence[Kernel]
+) -> tuple[SourcedParameters[Any], Array]:
     """Compute the times of GEMM kernels; ``gemm.narrow`` kernels use the run's fp8 or fp4 format.
 
     Parameters
     ----------
-    prices : FamilyPrices
+    predictor : FamilyPredictor
         The device, format and software of the run.
     group : str
         Calibration family, with the variant of its kernels.
@@ -172,14 +182,14 @@ def gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[S
     tuple of (SourcedParameters[Any], ndarray)
         Parameters with their source, and seconds of each kernel.
     """
-    dtype = prices.dtype if group == "gemm.narrow" else prices.sixteen_bits
-    tensor = prices.figures(dtype).tensor_cores
-    family = f"gemm.{dtype}" if precision(dtype).narrow else "gemm.tensor" if tensor else "gemm.simt"
-    entry = prices.parameters_of(GemmParameters, family)
+    dtype = predictor.dtype if group == "gemm.narrow" else predictor.sixteen_bits
+    tensor = predictor.figures(dtype).tensor_cores
+    family = f"gemm.{dtype}" if precision(dtype).quantises_operands else "gemm.tensor" if tensor else "gemm.simt"
+    entry = predictor.parameters_of(GemmParameters, family)
     formats = precision(dtype)
     batch, experts = np.maximum(column(kernels, "batch"), 1.0), np.array([kernel.experts for kernel in kernels])
     looped = experts > 1.0
-    together = np.where(looped, np.minimum(batch, STREAMS), batch)
+    together = np.where(looped, np.minimum(batch, CONCURRENT_EXPERTS), batch)
     times = gemm_time(
         m=np.maximum(column(kernels, "m"), 1.0),
         n=np.maximum(column(kernels, "n"), 1.0),
@@ -188,29 +198,29 @@ def gemm(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[S
         element_bytes=formats.operand,
         result_bytes=formats.activation,
         weight_copies=np.inf,
-        activity=_activity(prices, entry.parameters, dtype) if tensor else 1.0,
+        activity=_relative_energy(predictor, entry.parameters, dtype) if tensor else 1.0,
         k_contiguous=1.0 if tensor else np.mean(_along_sum(kernels), axis=0),
         sustained=1.0,
-        device=prices.figures(dtype),
+        device=predictor.figures(dtype),
         parameters=entry.parameters,
     )
-    if tensor and formats.operand == BYTES["fp16"] and "fp32" in prices.device.vector_peak:
+    if tensor and formats.operand == BYTES["fp16"] and "fp32" in predictor.device.vector_peak:
         m, n, k = (column(kernels, name) for name in ("m", "n", "k"))
-        odd = unaligned_time(m, n, k, np.where(experts > 0.0, 1.0, batch), prices.figures("fp32"))
-        times = np.maximum(np.maximum(times, odd), _unpadded_time(prices, kernels, m, n, k))
+        odd = unaligned_time(m, n, k, np.where(experts > 0.0, 1.0, batch), predictor.figures("fp32"))
+        times = np.maximum(np.maximum(times, odd), _unpadded_time(predictor, kernels, m, n, k))
     if not looped.any():
         return entry, times
-    training: TrainingParameters = prices.parameters_of(TrainingParameters, "training.experts").parameters
+    training: TrainingParameters = predictor.parameters_of(TrainingParameters, "training.experts").parameters
     rounds = batch / together
     alone = times - (rounds > 1.0) * entry.parameters.launch
     return entry, np.where(looped, rounds * alone + experts * training.launch, times)
 
 
-def _unpadded_time(prices: FamilyPrices, kernels: Sequence[Kernel], m: Array, n: Array, k: Array) -> Array:
+def _unpadded_time(predictor: FamilyPredictor, kernels: Sequence[Kernel], m: Array, n: Array, k: Array) -> Array:
     """Compute the time of products with unaligned rows that the software does not pad; 0 for all others."""
-    unpadded = UNPADDED[prices.software.fusion.padded_products]
+    unpadded = UNPADDED[predictor.software.fusion.padded_products]
     chosen = np.array([kernel.phase in unpadded and kernel.shape.get("batch", 1.0) == 1.0 for kernel in kernels])
-    return np.where(chosen, unaligned_rows_time(m, n, k, _along_sum(kernels), prices.figures()), 0.0)
+    return np.where(chosen, unaligned_rows_time(m, n, k, _along_sum(kernels), predictor.figures()), 0.0)
 
 
 def _along_sum(kernels: Sequence[Kernel]) -> tuple[Array, Array]:
@@ -219,12 +229,12 @@ def _along_sum(kernels: Sequence[Kernel]) -> tuple[Array, Array]:
     return left, right
 
 
-def convolution_family(prices: FamilyPrices) -> str:
+def convolution_family(predictor: FamilyPredictor) -> str:
     """Return the name of the calibration family that prices convolutions in a run.
 
     Parameters
     ----------
-    prices : FamilyPrices
+    predictor : FamilyPredictor
         The device, format and software of the run.
 
     Returns
@@ -232,11 +242,11 @@ def convolution_family(prices: FamilyPrices) -> str:
     str
         Family by unit: tensor cores or vector units, with a separate family for vector kernels of old libraries.
     """
-    old = prices.software.convolutions.cudnn < OLD_LIBRARY and prices.device.architecture not in OLD_ARCHITECTURES
-    family = f"conv.{prices.unit}"
-    calibration = prices.user_calibration
+    old = predictor.software.convolutions.cudnn < OLD_LIBRARY and predictor.device.architecture not in OLD_ARCHITECTURES
+    family = f"conv.{predictor.unit}"
+    calibration = predictor.user_calibration
     measured = calibration is not None and any(entry.family == family for entry in calibration.entries)
-    return f"{family}-cudnn5" if old and not measured and not prices.figures().tensor_cores else family
+    return f"{family}-cudnn5" if old and not measured and not predictor.figures().tensor_cores else family
 
 
 #: Algorithms that run only on vector units, as they have no product form; and those that a library has there for narrow
@@ -245,12 +255,14 @@ NO_PRODUCT, NARROW = ("direct",), ("implicit", "direct")
 
 
 @FAMILIES.register("conv")
-def conv(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[SourcedParameters[Any], Array]:
+def convolution_times(
+    predictor: FamilyPredictor, group: str, kernels: Sequence[Kernel]
+) -> tuple[SourcedParameters[Any], Array]:
     """Compute the times of convolutions by the fastest algorithm that the software has.
 
     Parameters
     ----------
-    prices : FamilyPrices
+    predictor : FamilyPredictor
         The device, format and software of the run.
     group : str
         Calibration family, with the variant of its kernels.
@@ -267,25 +279,25 @@ def conv(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[S
     SpecError
         If no algorithm applies.
     """
-    entry, (times, _) = _chosen_convolutions(prices, kernels)
+    entry, (times, _) = _chosen_convolutions(predictor, kernels)
     if not np.all(np.isfinite(times)):
         lacking = kernels[int(np.argmin(np.isfinite(times)))].name
-        has = ", ".join(prices.software.convolutions.algorithms or AVAILABLE_FROM)
-        where = f"convolution {lacking} in {prices.dtype} on {prices.device.name}"
+        has = ", ".join(predictor.software.convolutions.algorithms or AVAILABLE_FROM)
+        where = f"convolution {lacking} in {predictor.dtype} on {predictor.device.name}"
         raise SpecError(
-            f"software {prices.software.name}: none of its algorithms ({has}) computes {where}; "
+            f"software {predictor.software.name}: none of its algorithms ({has}) computes {where}; "
             "expected fp32, or another profile"
         )
     return entry, times
 
 
-@REDUCTIONS.register("conv")
-def convolution_work(prices: FamilyPrices, kernels: Sequence[Kernel]) -> Array:
+@FLOP_RATIOS.register("conv")
+def convolution_flop_ratio(predictor: FamilyPredictor, kernels: Sequence[Kernel]) -> Array:
     """Return the FLOP of the products of each convolution's algorithm, relative to those of the direct convolution.
 
     Parameters
     ----------
-    prices : FamilyPrices
+    predictor : FamilyPredictor
         The device, format and software of the run.
     kernels : sequence of Kernel
         Convolutions.
@@ -295,38 +307,45 @@ def convolution_work(prices: FamilyPrices, kernels: Sequence[Kernel]) -> Array:
     ndarray
         Shape (kernels,); below 1 for Winograd's algorithms and Fourier transforms.
     """
-    return _chosen_convolutions(prices, kernels)[1][1]
+    return _chosen_convolutions(predictor, kernels)[1][1]
 
 
 def _chosen_convolutions(
-    prices: FamilyPrices, kernels: Sequence[Kernel]
+    predictor: FamilyPredictor, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[ConvolutionParameters], tuple[Array, Array]]:
     """Return the parameters of convolutions, and the time and share of FLOP of the fastest algorithm of each."""
     entry, stated = (
-        prices.parameters_of(ConvolutionParameters, convolution_family(prices)),
-        prices.software.convolutions,
+        predictor.parameters_of(ConvolutionParameters, convolution_family(predictor)),
+        predictor.software.convolutions,
     )
     algorithms: tuple[str, ...] = stated.algorithms or tuple(AVAILABLE_FROM)
-    if stated.algorithms is None and prices.figures().tensor_cores and "fp32" in prices.device.peak:
+    if stated.algorithms is None and predictor.figures().tensor_cores and "fp32" in predictor.device.peak:
         # Compute time and share of FLOP on tensor cores or, if these are slower, on vector units.
         products = tuple(name for name in algorithms if name not in NO_PRODUCT)
         moved = np.array([kernel.bytes for kernel in kernels])
-        tensor, work = _convolved(prices, kernels, prices.figures(), entry.parameters, products)
-        share = moved / (prices.figures().memory_bandwidth * tensor)
-        tensor = _under_power_limit(prices, kernels, tensor, moved, share, operand_energy(prices.dtype))
-        if prices.channels_first:
+        tensor, work = _convolved(predictor, kernels, predictor.figures(), entry.parameters, products)
+        share = moved / (predictor.figures().memory_bandwidth * tensor)
+        tensor = _under_power_limit(predictor, kernels, tensor, moved, share, operand_energy(predictor.dtype))
+        if predictor.channels_first:
             operands = np.array([kernel.bytes_read for kernel in kernels])
-            width = precision(prices.dtype).operand
-            tensor = tensor + transposed_time(operands, operands / width, prices.figures(), loads=LIBRARY_LOADS)
-        vector = prices.parameters_of(ConvolutionParameters, "conv.vector").parameters
-        names = algorithms if prices.dtype == "tf32" else NARROW
-        ordinary, reduced = _convolved(prices, kernels, prices.figures("fp32"), vector, names)
+            width = precision(predictor.dtype).operand
+            tensor = tensor + layout_conversion_time(
+                operands, operands / width, predictor.figures(), loads=LIBRARY_ELEMENTS_PER_CLOCK
+            )
+        vector = predictor.parameters_of(ConvolutionParameters, "conv.vector").parameters
+        names = algorithms if predictor.dtype == "tf32" else NARROW
+        ordinary, reduced = _convolved(predictor, kernels, predictor.figures("fp32"), vector, names)
         return entry, (np.minimum(tensor, ordinary), np.where(ordinary < tensor, reduced, work))
-    return entry, _convolved(prices, kernels, prices.figures(), entry.parameters, algorithms)
+    return entry, _convolved(predictor, kernels, predictor.figures(), entry.parameters, algorithms)
 
 
 def _under_power_limit(
-    prices: FamilyPrices, kernels: Sequence[Kernel], seconds: Array, dram: Array, memory_share: Array, operands: float
+    predictor: FamilyPredictor,
+    kernels: Sequence[Kernel],
+    seconds: Array,
+    dram: Array,
+    memory_share: Array,
+    operands: float,
 ) -> Array:
     """Slow down convolutions on tensor cores by the power limit under long load.
 
@@ -335,21 +354,21 @@ def _under_power_limit(
     is from short runs over numbers near zero. ``dram`` are bytes from and to memory, ``memory_share`` is the share of
     the time that traffic takes, and ``operands`` the energy of a FLOP relative to that of the measured format.
     """
-    device, p = prices.figures(), prices.parameters_of(GemmParameters, "gemm.tensor").parameters
+    device, p = predictor.figures(), predictor.parameters_of(GemmParameters, "gemm.tensor").parameters
     flops = np.array([kernel.flops for kernel in kernels])
-    drawn = min(p.training_energy, energy(device).training) * operands
-    slowed = slow_down(busy=seconds, flops=flops, dram=dram, energy=drawn, device=device)
+    drawn = min(p.training_energy, energy_per_flop(device).training) * operands
+    slowed = power_slowdown(busy=seconds, flops=flops, dram=dram, energy=drawn, device=device)
     return np.asarray(seconds * (1.0 + np.maximum(0.0, 1.0 - memory_share) * (slowed - 1.0)))
 
 
-def streamed_between_kernels(prices: FamilyPrices, moved: Array) -> tuple[Array, Array]:
+def inter_kernel_traffic_time(predictor: FamilyPredictor, moved: Array) -> tuple[Array, Array]:
     """Compute the time of tensors that one kernel of an inference program writes and the next one reads.
 
     Bytes in the L2 cache have `L2_OVER_MEMORY` times the bandwidth of memory, the others that of convolutions.
 
     Parameters
     ----------
-    prices : FamilyPrices
+    predictor : FamilyPredictor
         The device, format and software of the run.
     moved : ndarray, shape (kernels,)
         Bytes that each kernel reads and writes.
@@ -359,14 +378,14 @@ def streamed_between_kernels(prices: FamilyPrices, moved: Array) -> tuple[Array,
     tuple of ndarray, each of shape (kernels,)
         Seconds, and bytes read from and written to memory.
     """
-    device = prices.figures()
-    parameters = prices.parameters_of(ConvolutionParameters, convolution_family(prices)).parameters
+    device = predictor.figures()
+    parameters = predictor.parameters_of(ConvolutionParameters, convolution_family(predictor)).parameters
     kept = l2_resident_share(moved, device)
     seconds = moved / (parameters.bandwidth_fraction * device.memory_bandwidth)
     return seconds * (1.0 - kept * (1.0 - 1.0 / L2_OVER_MEMORY)), moved * (1.0 - kept)
 
 
-def single_pass_convolutions(prices: FamilyPrices, kernels: Sequence[Kernel], moved: Array) -> Array:
+def inference_convolution_times(predictor: FamilyPredictor, kernels: Sequence[Kernel], moved: Array) -> Array:
     """Compute the times of convolutions in an inference compiler: implicit products in the format of the run.
 
     They run under long load, so that the power limit applies. Energy is proportional to the bytes of operands, as for
@@ -374,7 +393,7 @@ def single_pass_convolutions(prices: FamilyPrices, kernels: Sequence[Kernel], mo
 
     Parameters
     ----------
-    prices : FamilyPrices
+    predictor : FamilyPredictor
         The device, format and software of the run.
     kernels : sequence of Kernel
         Convolutions.
@@ -386,30 +405,32 @@ def single_pass_convolutions(prices: FamilyPrices, kernels: Sequence[Kernel], mo
     ndarray, shape (kernels,)
         Seconds.
     """
-    device = prices.figures()
-    parameters = prices.parameters_of(ConvolutionParameters, convolution_family(prices)).parameters
-    arithmetic, _ = _convolved(prices, kernels, device, replace(parameters, bandwidth_fraction=np.inf), ("implicit",))
-    streamed, dram = streamed_between_kernels(prices, moved)
+    device = predictor.figures()
+    parameters = predictor.parameters_of(ConvolutionParameters, convolution_family(predictor)).parameters
+    arithmetic, _ = _convolved(
+        predictor, kernels, device, replace(parameters, bandwidth_fraction=np.inf), ("implicit",)
+    )
+    streamed, dram = inter_kernel_traffic_time(predictor, moved)
     busy = overlap_with_loss(arithmetic, streamed)
-    operands = precision(prices.dtype).operand / BYTES["fp16"]
-    return _under_power_limit(prices, kernels, busy, dram, streamed / busy, operands)
+    operands = precision(predictor.dtype).operand / BYTES["fp16"]
+    return _under_power_limit(predictor, kernels, busy, dram, streamed / busy, operands)
 
 
-def _available_algorithms(prices: FamilyPrices, algorithms: Sequence[str]) -> Sequence[str]:
+def _available_algorithms(predictor: FamilyPredictor, algorithms: Sequence[str]) -> Sequence[str]:
     """Return the algorithms that exist for the device and the dtype.
 
     cuDNN's Winograd and Fourier kernels are for GPUs, and not for fp64 (NVIDIA, cuDNN API reference,
     cudnnConvolutionFwdAlgo_t, supported configurations).
     """
-    if prices.device.kind == "gpu" and prices.dtype != "fp64":
+    if predictor.device.kind == "gpu" and predictor.dtype != "fp64":
         return algorithms
-    return tuple(name for name in algorithms if name not in REDUCED)
+    return tuple(name for name in algorithms if name not in REDUCED_PRODUCT_ALGORITHMS)
 
 
 def _convolved(
-    prices: FamilyPrices,
+    predictor: FamilyPredictor,
     kernels: Sequence[Kernel],
-    device: DeviceFigures,
+    device: DeviceDatasheet,
     parameters: ConvolutionParameters,
     algorithms: Sequence[str],
 ) -> tuple[Array, Array]:
@@ -417,8 +438,8 @@ def _convolved(
 
     A third spatial dim is folded: its positions into the batch, its taps into the channels.
     """
-    software = prices.software
-    algorithms = _available_algorithms(prices, algorithms)
+    software = predictor.software
+    algorithms = _available_algorithms(predictor, algorithms)
     images = column(kernels, "n") * column(kernels, "out_d")
     calls = images if software.convolutions.image_by_image else np.ones_like(images)
     shape = convolution_shape(
@@ -440,26 +461,28 @@ def _convolved(
     )
     costs = algorithm_costs(
         shape,
-        element_bytes=precision(prices.dtype).operand,
+        element_bytes=precision(predictor.dtype).operand,
         library=software.convolutions.cudnn if software.convolutions.algorithms is None else OWN_KERNELS,
-        channels_last=not prices.channels_first,
+        channels_last=not predictor.channels_first,
         algorithms=algorithms,
         available=SEARCHED_FROM if software.convolutions.searches else AVAILABLE_FROM,
         device=device,
         parameters=parameters,
     )
     limit = software.convolutions.workspace
-    seconds, work = fastest(costs, np.inf if limit is None else limit)
+    seconds, work = fastest_time_and_flops(costs, np.inf if limit is None else limit)
     return calls * seconds, work
 
 
 @FAMILIES.register("attention")
-def attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[SourcedParameters[Any], Array]:
+def attention_times(
+    predictor: FamilyPredictor, group: str, kernels: Sequence[Kernel]
+) -> tuple[SourcedParameters[Any], Array]:
     """Compute the times of fused attention by the kernel of the software, or else the usual one of the device.
 
     Parameters
     ----------
-    prices : FamilyPrices
+    predictor : FamilyPredictor
         The device, format and software of the run.
     group : str
         Calibration family, with the variant of its kernels.
@@ -471,16 +494,18 @@ def attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tu
     tuple of (SourcedParameters[Any], ndarray)
         Parameters with their source, and seconds of each kernel.
     """
-    device = prices.device
-    kernel_name = prices.software.attention.kernel or default_kernel(device.architecture, device.memory.kind)
-    entry = prices.parameters_of(PrefillParameters, f"attention.{kernel_name}.prefill")
+    device = predictor.device
+    kernel_name = predictor.software.attention.kernel or default_kernel(device.architecture, device.memory.kind)
+    entry = predictor.parameters_of(PrefillParameters, f"attention.{kernel_name}.prefill")
     attended, keys = column(kernels, "attended"), column(kernels, "kv_len")
-    training = prices.parameters_of(TrainingParameters, f"training.attention.{kernel_name}")
+    training = predictor.parameters_of(TrainingParameters, f"training.attention.{kernel_name}")
     measured = training.origin != "default"
-    skips = prices.software.attention.mask == "causal"
+    skips = predictor.software.attention.mask == "causal"
     formula = attention_prefill_time if group.endswith("forward") else attention_backward_time
-    tensor = prices.figures(prices.sixteen_bits).tensor_cores
-    products: GemmParameters = prices.parameters_of(GemmParameters, "gemm.tensor" if tensor else "gemm.simt").parameters
+    tensor = predictor.figures(predictor.sixteen_bits).tensor_cores
+    products: GemmParameters = predictor.parameters_of(
+        GemmParameters, "gemm.tensor" if tensor else "gemm.simt"
+    ).parameters
     times = formula(
         batch=column(kernels, "batch"),
         query_heads=column(kernels, "q_heads"),
@@ -492,30 +517,32 @@ def attention(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tu
         causal=(column(kernels, "causal") > 0) & skips,
         window=np.where((attended < keys) & skips, attended, 0.0),
         kernel_name=kernel_name,
-        element_bytes=float(BYTES[prices.sixteen_bits]),
+        element_bytes=float(BYTES[predictor.sixteen_bits]),
         sustained=1.0,
-        activity=_activity(prices, products, prices.sixteen_bits) / operand_energy(prices.sixteen_bits),
-        device=prices.figures(prices.sixteen_bits),
+        activity=_relative_energy(predictor, products, predictor.sixteen_bits) / operand_energy(predictor.sixteen_bits),
+        device=predictor.figures(predictor.sixteen_bits),
         parameters=training_attention_parameters(entry.parameters, training.parameters)
         if measured
         else entry.parameters,
     )
-    draws = np.where(column(kernels, "dropout", 0.0) > 0, prices.software.attention.dropout, 1.0)
-    return entry, times * draws * prices.software.slowdown_on(prices.device.architecture)
+    draws = np.where(column(kernels, "dropout", 0.0) > 0, predictor.software.attention.dropout, 1.0)
+    return entry, times * draws * predictor.software.slowdown_on(predictor.device.architecture)
 
 
-def _activity(prices: FamilyPrices, products: GemmParameters, dtype: str) -> float:
+def _relative_energy(predictor: FamilyPredictor, products: GemmParameters, dtype: str) -> float:
     """Return the energy of products on tensor cores in training relative to that of the calibration's rows."""
-    return switching_activity(products.training_activity, dtype, prices.figures(dtype), prices.user_calibration)
+    return switching_activity(products.training_activity, dtype, predictor.figures(dtype), predictor.user_calibration)
 
 
 @FAMILIES.register("memory")
-def memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[SourcedParameters[Any], Array]:
+def memory_pass_times(
+    predictor: FamilyPredictor, group: str, kernels: Sequence[Kernel]
+) -> tuple[SourcedParameters[Any], Array]:
     """Compute the times of memory passes; those of a group that ends in ``.twice`` read their input twice.
 
     Parameters
     ----------
-    prices : FamilyPrices
+    predictor : FamilyPredictor
         The device, format and software of the run.
     group : str
         Calibration family, with the variant of its kernels.
@@ -528,14 +555,14 @@ def memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple
         Parameters with their source, and seconds of each kernel.
     """
     family = group.removesuffix(".twice")
-    if family == "memory.layernorm" and prices.software.fusion.norm_rows == "streamed":
+    if family == "memory.layernorm" and predictor.software.fusion.norm_rows == "streamed":
         family = group = "memory.elementwise"
-    entry = prices.parameters_of(MemoryParameters, family)
+    entry = predictor.parameters_of(MemoryParameters, family)
     parameters: MemoryParameters = entry.parameters
-    device, width = prices.figures(pointwise_format(prices.device)), precision(prices.dtype).activation
+    device, width = predictor.figures(pointwise_format(predictor.device)), precision(predictor.dtype).activation
     swept = group != family  # batch normalisation reads its input for statistics, then once more
     moved = np.array(
-        [kernel.bytes - (_unread_mask_bytes(kernel, prices.software) if swept else 0.0) for kernel in kernels]
+        [kernel.bytes - (_unread_mask_bytes(kernel, predictor.software) if swept else 0.0) for kernel in kernels]
     )
     rows, columns = column(kernels, "rows"), np.maximum(column(kernels, "columns"), 1.0)
     rowwise: dict[str, Any] = {}
@@ -551,15 +578,18 @@ def memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple
             "steps_per_row": passes.steps_per_row,
         }
     if swept:
-        read = np.array([_first_sweep(kernel, prices) for kernel in kernels])
+        read = np.array([_statistics_bytes(kernel, predictor) for kernel in kernels])
         rowwise = {"reread_bytes": read, "reread_footprint": read}
-        if prices.scalar_norms:
-            elements, parameters = (moved + read) / width, replace(parameters, elements_per_cycle=SCALAR_LOADS)
+        if predictor.scalar_norms:
+            elements, parameters = (
+                (moved + read) / width,
+                replace(parameters, elements_per_cycle=SCALAR_ELEMENTS_PER_CLOCK),
+            )
     times = memory_time(
         moved_bytes=moved, elements=elements, device=device, parameters=parameters, host_calls=0.0, **rowwise
     )
-    if swept and prices.transposes_norms:
-        times = times + transposed_time(moved, moved / width, device)
+    if swept and predictor.transposes_norms:
+        times = times + layout_conversion_time(moved, moved / width, device)
     return entry, times
 
 
@@ -567,12 +597,14 @@ def memory(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple
 _MASK_SHARE = 1.0 / 16.0
 
 
-def _first_sweep(kernel: Kernel, prices: FamilyPrices) -> float:
+def _statistics_bytes(kernel: Kernel, predictor: FamilyPredictor) -> float:
     """Count the bytes that a batch normalisation reads for its statistics, without fused operands.
 
     There are none in the forward pass if the preceding convolution has summed them.
     """
-    summed = prices.software.fusion.statistics == "convolution" and precision(prices.dtype).activation <= BYTES["fp16"]
+    summed = (
+        predictor.software.fusion.statistics == "convolution" and precision(predictor.dtype).activation <= BYTES["fp16"]
+    )
     return 0.0 if summed and kernel.phase == "forward" else kernel.shape.get("swept", kernel.bytes_read)
 
 
@@ -588,12 +620,14 @@ def _unread_mask_bytes(kernel: Kernel, software: Software) -> float:
 
 
 @FAMILIES.register("rnn")
-def rnn(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[SourcedParameters[Any], Array]:
+def rnn_times(
+    predictor: FamilyPredictor, group: str, kernels: Sequence[Kernel]
+) -> tuple[SourcedParameters[Any], Array]:
     """Compute the times of whole recurrent layers of the library.
 
     Parameters
     ----------
-    prices : FamilyPrices
+    predictor : FamilyPredictor
         The device, format and software of the run.
     group : str
         Calibration family, with the variant of its kernels.
@@ -605,8 +639,10 @@ def rnn(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[So
     tuple of (SourcedParameters[Any], ndarray)
         Parameters with their source, and seconds of each kernel.
     """
-    entry = prices.parameters_of(RnnParameters, f"rnn.{prices.unit}")
-    products = prices.parameters_of(GemmParameters, "gemm.tensor" if prices.figures().tensor_cores else "gemm.simt")
+    entry = predictor.parameters_of(RnnParameters, f"rnn.{predictor.unit}")
+    products = predictor.parameters_of(
+        GemmParameters, "gemm.tensor" if predictor.figures().tensor_cores else "gemm.simt"
+    )
     times = rnn_time(
         gate_count=column(kernels, "gates"),
         hidden=column(kernels, "hidden"),
@@ -614,9 +650,9 @@ def rnn(prices: FamilyPrices, group: str, kernels: Sequence[Kernel]) -> tuple[So
         timesteps=column(kernels, "timesteps"),
         direction=np.array([_RNN_DIRECTIONS[kernel.operation.partition(".")[2]] for kernel in kernels]),
         bidirectional=column(kernels, "directions") - 1.0,
-        element_bytes=precision(prices.dtype).operand,
-        library=prices.software.convolutions.cudnn,
-        device=prices.figures(),
+        element_bytes=precision(predictor.dtype).operand,
+        library=predictor.software.convolutions.cudnn,
+        device=predictor.figures(),
         parameters=entry.parameters,
         products=products.parameters,
     )

@@ -35,11 +35,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.power import RAMP, slow_down, throttled_share
+from paleo.pricing.power import HALF_THROTTLE_TIME, power_slowdown, throttled_share
 from paleo.specs.calibration import parameter
 
 if TYPE_CHECKING:
-    from paleo.pricing.kernels import DeviceFigures
+    from paleo.pricing.kernels import DeviceDatasheet
 
 Array = npt.NDArray[np.float64]
 Numbers = npt.ArrayLike
@@ -72,12 +72,12 @@ _BEYOND = 1e3
 #: Length of the sum from which the main loop pays the full latency of DRAM.
 _FILL_LENGTH = 256.0
 #: Bytes of an operand's element for which ``latency`` is stated.
-_OPERAND = 2.0
+_REFERENCE_ELEMENT_BYTES = 2.0
 #: Share of the cache for operands in which results survive from launch to launch: L40S repeatedly writes 56 MiB of them
 #: at 1.5 TB/s, but from 72 MiB on at 0.7 TB/s, the rate of its memory, while weights of 96 MiB survive.
 _RESULT_SHARE = 0.75
 #: Rows priced at once, so that the working arrays fit into the cache.
-_CHUNK = 8192
+_ROWS_AT_ONCE = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,9 @@ class GemmParameters:
     latency: float = parameter("0.5 cycle", "0.2..50", "least cycles of a block per two bytes of its sum")
     scattered_efficiency: float = parameter("1", "0.02..1", "DRAM share of one-sector reads", fitted=False)
     narrow_rows: float = parameter("1 row", "1..128", "rows from which there are narrow tiles", fitted=False)
-    ramp: float = parameter(f"{RAMP} s", "0.01..30 ms", "kernel time that feels half the slow-down", fitted=False)
+    ramp: float = parameter(
+        f"{HALF_THROTTLE_TIME} s", "0.01..30 ms", "kernel time that feels half the slow-down", fitted=False
+    )
     training_energy: float = parameter("1.5 pJ/FLOP", "0.1..90", "energy per FLOP in training", fitted=False)
 
     @property
@@ -179,7 +181,7 @@ def waves(blocks: Array, multiprocessors: float, rounding: float) -> Array:
     return np.asarray(rounding * np.ceil(rounds) + (1.0 - rounding) * np.maximum(rounds, 1.0))
 
 
-def _split_counts(blocks: Array, k: Array, batch: Array, device: DeviceFigures) -> tuple[Array | float, ...]:
+def _split_counts(blocks: Array, k: Array, batch: Array, device: DeviceDatasheet) -> tuple[Array | float, ...]:
     """List the splits of k that a library tries: none, one wave of blocks, two waves; batched kernels do not split."""
     clustered = device.tensor_cores and device.architecture not in _BEFORE_HOPPER
     most = np.clip(np.floor(k / LEAST_SPLIT), 1.0, CLUSTER if clustered else np.inf)
@@ -189,7 +191,7 @@ def _split_counts(blocks: Array, k: Array, batch: Array, device: DeviceFigures) 
     return (1.0, wave, two)
 
 
-def _step(element: Array, device: DeviceFigures) -> Array | float:
+def _step(element: Array, device: DeviceDatasheet) -> Array | float:
     """Return the elements of k, of ``element`` bytes each, that a main loop takes at a time."""
     if not device.tensor_cores:
         return VECTOR_STEP
@@ -221,14 +223,14 @@ def kernel_choice_odds(seconds: Array, reference: Array) -> Array:
 
 def _busy_time(
     shape: tuple[Array, Array, Array, Array], element: Array, result: Array, dram: Array, stall: Array, wide: Array,
-    device: DeviceFigures, p: GemmParameters,
+    device: DeviceDatasheet, p: GemmParameters,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Compute the mean time over likely tiles and splits at full clock, and the share of it that is arithmetic."""
     m, n, k, batch = shape
     clock, flops = device.clock_hz, device.flops_per_clock
     step = _step(element, device)
-    l2 = p.l2_rate * flops * device.rate_cut * device.multiprocessors * clock
-    outputs, waiting = batch * m * n, p.latency * element / (_OPERAND * clock)
+    l2 = p.l2_rate * flops * device.built_rate_ratio * device.multiprocessors * clock
+    outputs, waiting = batch * m * n, p.latency * element / (_REFERENCE_ELEMENT_BYTES * clock)
     dram4 = _fourth_power(dram / (p.bandwidth_efficiency * device.memory_bandwidth))
     shapes = _TENSOR_TILES if device.tensor_cores else VECTOR_TILES
     single = 1.0 if device.tensor_cores else _SINGLE_TILE
@@ -263,7 +265,7 @@ def _busy_time(
 
 
 def scattered_time(
-    m: Array, n: Array, k: Array, batch: Array, element: Array, efficiency: float, device: DeviceFigures
+    m: Array, n: Array, k: Array, batch: Array, element: Array, efficiency: float, device: DeviceDatasheet
 ) -> Array:
     """Compute the time to read a transposed B, [n, k] in memory, by kernels of vector units.
 
@@ -284,8 +286,8 @@ def scattered_time(
         Bytes of an element.
     efficiency : float
         Share of the bandwidth that scattered reads reach.
-    device : DeviceFigures
-        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
+    device : DeviceDatasheet
+        Figures of the device from its datasheet (`paleo.pricing.kernels.device_datasheet`).
 
     Returns
     -------
@@ -294,8 +296,8 @@ def scattered_time(
 
     Examples
     --------
-    >>> from paleo.pricing.kernels import DeviceFigures
-    >>> titan = DeviceFigures("x", "Pascal", "GDDR5X", 28, 1.531e9, 10.97e12, 480e9, 3e6, 250, False)
+    >>> from paleo.pricing.kernels import DeviceDatasheet
+    >>> titan = DeviceDatasheet("x", "Pascal", "GDDR5X", 28, 1.531e9, 10.97e12, 480e9, 3e6, 250, False)
     >>> one = np.array(1.0)
     >>> seconds = scattered_time(128 * one, 7680 * one, 2560 * one, one, 4 * one, 0.105, titan)  # 1.62 ms measured
     >>> float(seconds.round(5))
@@ -315,7 +317,7 @@ ALIGNED, UNALIGNED_RATE = 8.0, 0.5
 ALIGNED_ARCHITECTURES = frozenset({"Volta", "Turing", "Ampere"})
 
 
-def unaligned_time(m: Array, n: Array, k: Array, batch: Array, device: DeviceFigures) -> Array:
+def unaligned_time(m: Array, n: Array, k: Array, batch: Array, device: DeviceDatasheet) -> Array:
     """Compute the time of batched 16-bit GEMMs with unaligned rows, which run on vector units.
 
     Parameters
@@ -324,7 +326,7 @@ def unaligned_time(m: Array, n: Array, k: Array, batch: Array, device: DeviceFig
         Extents of each product.
     batch : ndarray
         Products of one call; a single product has padded kernels.
-    device : DeviceFigures
+    device : DeviceDatasheet
         Figures of the vector units in fp32.
 
     Returns
@@ -334,9 +336,9 @@ def unaligned_time(m: Array, n: Array, k: Array, batch: Array, device: DeviceFig
 
     Examples
     --------
-    >>> from paleo.pricing.kernels import figures
+    >>> from paleo.pricing.kernels import device_datasheet
     >>> from paleo.specs.device import load_device
-    >>> card, one = figures(load_device("a100-sxm4-80gb"), "fp32"), np.array(1.0)
+    >>> card, one = device_datasheet(load_device("a100-sxm4-80gb"), "fp32"), np.array(1.0)
     >>> [float(unaligned_time(2048 * one, 2048 * one, k * one, 32 * one, card).round(6)) for k in (104, 108)]
     [0.0, 0.002973]
     """
@@ -352,7 +354,7 @@ UNALIGNED_FLOPS: Mapping[str, tuple[float, float]] = {"Hopper": (395.0, 560.0)}
 
 
 def unaligned_rows_time(
-    m: Numbers, n: Numbers, k: Numbers, along_sum: tuple[Numbers, Numbers], device: DeviceFigures
+    m: Numbers, n: Numbers, k: Numbers, along_sum: tuple[Numbers, Numbers], device: DeviceDatasheet
 ) -> Array:
     """Compute the time of 16-bit products on tensor cores whose rows in memory are no multiple of 16 bytes.
 
@@ -362,7 +364,7 @@ def unaligned_rows_time(
         Extents of C[m, n] = A[m, k] B[k, n]; n runs along the contiguous side of C.
     along_sum : tuple of (array-like, array-like)
         1 where A, and where B, is contiguous along k, else 0: along m, and along n.
-    device : DeviceFigures
+    device : DeviceDatasheet
         Figures of the tensor cores.
 
     Returns
@@ -372,9 +374,9 @@ def unaligned_rows_time(
 
     Examples
     --------
-    >>> from paleo.pricing.kernels import figures
+    >>> from paleo.pricing.kernels import device_datasheet
     >>> from paleo.specs.device import load_device
-    >>> card = figures(load_device("h100-sxm5-80gb"), "bf16")
+    >>> card = device_datasheet(load_device("h100-sxm5-80gb"), "bf16")
     >>> [float(unaligned_rows_time(4096, words, 768, (1, 1), card).round(5)) for words in (50304, 50257)]
     [0.0, 0.00306]
     """
@@ -387,7 +389,7 @@ def unaligned_rows_time(
     return np.asarray(np.where(np.any(np.mod(rows, ALIGNED) > 0.0, axis=0), 2.0 * m * n * k / rate, 0.0))
 
 
-def _chunk_time(columns: tuple[Array, ...], device: DeviceFigures, p: GemmParameters) -> Array:
+def _chunk_time(columns: tuple[Array, ...], device: DeviceDatasheet, p: GemmParameters) -> Array:
     m, n, k, batch, element, result, copies, activity, contiguous, heated = columns
     left, right, out = batch * m * k * element, batch * k * n * element, batch * m * n * result
     footprint, capacity = left + right + out, p.l2_share * device.l2_bytes
@@ -403,7 +405,7 @@ def _chunk_time(columns: tuple[Array, ...], device: DeviceFigures, p: GemmParame
         busy = _fourth_root(_fourth_power(busy) + _fourth_power(scattered))
     busy = busy + latency
     flops = 2.0 * m * n * k * batch
-    slowed = slow_down(busy=busy, flops=flops, dram=dram, energy=p.energy, activity=activity, device=device)
+    slowed = power_slowdown(busy=busy, flops=flops, dram=dram, energy=p.energy, activity=activity, device=device)
     return np.asarray(p.launch + busy * (1.0 + share * (slowed - 1.0) * throttled_share(busy, heated, p.ramp)))
 
 
@@ -419,7 +421,7 @@ def gemm_time(
     activity: Numbers = 1.0,
     k_contiguous: Numbers = 1.0,
     sustained: Numbers = 0.0,
-    device: DeviceFigures,
+    device: DeviceDatasheet,
     parameters: GemmParameters,
 ) -> Array:
     """Compute the time of GEMM kernels.
@@ -441,8 +443,8 @@ def gemm_time(
         Share of A and B that is contiguous along k.
     sustained : array-like, default 0.0
         1 for a device under long load, as in training, on which the power limit has its full effect.
-    device : DeviceFigures
-        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
+    device : DeviceDatasheet
+        Figures of the device from its datasheet (`paleo.pricing.kernels.device_datasheet`).
     parameters : GemmParameters
         Calibration of the device.
 
@@ -453,9 +455,9 @@ def gemm_time(
 
     Examples
     --------
-    >>> from paleo.pricing.kernels import DeviceFigures
+    >>> from paleo.pricing.kernels import DeviceDatasheet
     >>> from paleo.units import GIGA, MEGA, MILLISECOND, TERA
-    >>> d = DeviceFigures("x", "Ampere", "HBM2e", 108, 1.41 * GIGA, 312 * TERA, 2.0 * TERA, 40 * MEGA, 400, True)
+    >>> d = DeviceDatasheet("x", "Ampere", "HBM2e", 108, 1.41 * GIGA, 312 * TERA, 2.0 * TERA, 40 * MEGA, 400, True)
     >>> a100 = GemmParameters(energy=0.8, training_energy=1.0)  # as fitted to its rows
     >>> t = gemm_time(m=8192, n=8192, k=8192, element_bytes=2, result_bytes=2, device=d, parameters=a100)
     >>> bool(3.5 < float(t) / MILLISECOND < 4.8)  # 1.1 TFLOP at 312 TFLOP/s take 3.52 ms at the least
@@ -465,8 +467,8 @@ def gemm_time(
     arrays = np.broadcast_arrays(*(np.asarray(values, dtype=np.float64) for values in figures))
     flat = [values.ravel() for values in arrays]
     seconds = np.empty(flat[0].shape)
-    for start in range(0, len(seconds), _CHUNK):
-        rows = slice(start, start + _CHUNK)
+    for start in range(0, len(seconds), _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
         seconds[rows] = _chunk_time(tuple(values[rows] for values in flat), device, parameters)
     return seconds.reshape(arrays[0].shape)
 
@@ -476,7 +478,7 @@ def quantisation_time(
     elements: Numbers,
     source_bytes: Numbers,
     target_bytes: Numbers,
-    device: DeviceFigures,
+    device: DeviceDatasheet,
     bandwidth_efficiency: float,
     capacity: float,
 ) -> Array:
@@ -491,8 +493,8 @@ def quantisation_time(
         Elements of the activations.
     source_bytes, target_bytes : array-like
         Bytes of an element before and after.
-    device : DeviceFigures
-        Figures of the device from its datasheet (`paleo.pricing.kernels.figures`).
+    device : DeviceDatasheet
+        Figures of the device from its datasheet (`paleo.pricing.kernels.device_datasheet`).
     bandwidth_efficiency : float
         Share of the memory bandwidth that is reached.
     capacity : float

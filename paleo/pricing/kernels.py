@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from paleo.errors import SpecError
 from paleo.operations.tensor import BYTES, precision
-from paleo.pricing.store import Rates, SourcedParameters, constant_rates, lookup, rates
+from paleo.pricing.store import ConstantEfficiencies, SourcedParameters, constant_rates, lookup, parse_efficiencies
 from paleo.registry import Registry
 from paleo.specs.calibration import Calibration, load_calibration
 from paleo.units import GIGA
@@ -34,10 +34,11 @@ Numeric = float | Array
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceFigures:
+class DeviceDatasheet:
     """Datasheet values of one device for one number format, in SI units; all that a pricing formula may use.
 
-    ``rate_cut`` is the ratio of the rate for which the unit is built to the rate that the maker allows (`rate_cut`).
+    ``built_rate_ratio`` is the ratio of the rate for which the unit is built to the rate that the maker allows
+    (`built_rate_ratio`).
     """
 
     name: str
@@ -50,7 +51,7 @@ class DeviceFigures:
     l2_bytes: float
     power_watts: float
     tensor_cores: bool
-    rate_cut: float = 1.0
+    built_rate_ratio: float = 1.0
 
     @property
     def flops_per_clock(self) -> float:
@@ -152,7 +153,7 @@ def kernel_time(
 
 
 #: FLOP per clock of one multiprocessor's fp32 lanes (128 fused multiply-adds), for datasheets without a clock.
-_FP32_LANES = 256.0
+_FP32_FLOPS_PER_CLOCK = 256.0
 #: Assumed last-level cache per multiprocessor for datasheets without one: 128 KiB.
 _CACHE_PER_MULTIPROCESSOR = 2.0**17
 #: FLOP per clock at 16 bits for which the tensor cores of a multiprocessor are built, by compute capability
@@ -225,7 +226,7 @@ def clock_of(device: Device) -> float:
     if device.boost_clock is not None:
         return device.boost_clock
     fp32 = device.vector_peak.get("fp32")
-    return fp32 / (_FP32_LANES * device.multiprocessors) if fp32 else GIGA
+    return fp32 / (_FP32_FLOPS_PER_CLOCK * device.multiprocessors) if fp32 else GIGA
 
 
 def _peak_at_boost(device: Device, peak_flops_per_s: float) -> float:
@@ -260,7 +261,7 @@ def _peak_at_boost(device: Device, peak_flops_per_s: float) -> float:
     return power * per_clock if _LOWER_CLOCK < peak_flops_per_s / (power * per_clock) < 1.0 else peak_flops_per_s
 
 
-def rate_cut(device: Device, dtype: str, peak_flops_per_s: float) -> float:
+def built_rate_ratio(device: Device, dtype: str, peak_flops_per_s: float) -> float:
     """Return the ratio of the rate for which tensor cores are built to the rate that the maker allows, per format.
 
     Makers halve the rate of sums in fp32 on gaming cards, and allow a quarter of all rates on H20. The paths that feed
@@ -283,7 +284,7 @@ def rate_cut(device: Device, dtype: str, peak_flops_per_s: float) -> float:
     Examples
     --------
     >>> from paleo.specs.device import load_device
-    >>> [rate_cut(card, "bf16", card.peak["bf16"]) for card in map(load_device, ("l40s", "rtx-4090"))]
+    >>> [built_rate_ratio(card, "bf16", card.peak["bf16"]) for card in map(load_device, ("l40s", "rtx-4090"))]
     [1.0, 2.0]
     """
     capability = device.multiprocessor.compute_capability if device.multiprocessor else None
@@ -321,7 +322,7 @@ def pointwise_format(device: Device) -> str:
     )
 
 
-def figures(device: Device, dtype: str, compute: str | None = None) -> DeviceFigures:
+def device_datasheet(device: Device, dtype: str, compute: str | None = None) -> DeviceDatasheet:
     """Return the datasheet values of a device for GEMMs in a number format.
 
     Parameters
@@ -336,7 +337,7 @@ def figures(device: Device, dtype: str, compute: str | None = None) -> DeviceFig
 
     Returns
     -------
-    DeviceFigures
+    DeviceDatasheet
         Peak FLOP/s, bandwidth, clock, caches, … in SI units.
 
     Raises
@@ -347,9 +348,9 @@ def figures(device: Device, dtype: str, compute: str | None = None) -> DeviceFig
     Examples
     --------
     >>> from paleo.specs.device import load_device
-    >>> figures(load_device("b200"), "fp16").flops_per_clock
+    >>> device_datasheet(load_device("b200"), "fp16").flops_per_clock
     8192.0
-    >>> figures(load_device("a100-sxm4-80gb"), "fp32").tensor_cores
+    >>> device_datasheet(load_device("a100-sxm4-80gb"), "fp32").tensor_cores
     False
     """
     unit = unit_of(device, dtype, compute)
@@ -357,7 +358,7 @@ def figures(device: Device, dtype: str, compute: str | None = None) -> DeviceFig
     ordinary = unit == "vector" and arithmetic in device.vector_peak
     peak = device.peak_flops_per_s(arithmetic, "vector" if ordinary else None)
     peak = _peak_at_boost(device, peak) if unit == "tensor" else peak
-    return DeviceFigures(
+    return DeviceDatasheet(
         name=device.name,
         architecture=device.architecture,
         memory_kind=device.memory.kind,
@@ -368,7 +369,7 @@ def figures(device: Device, dtype: str, compute: str | None = None) -> DeviceFig
         l2_bytes=device.l2 or device.multiprocessors * _CACHE_PER_MULTIPROCESSOR,
         power_watts=device.tdp or math.inf,
         tensor_cores=unit == "tensor",
-        rate_cut=rate_cut(device, arithmetic, peak) if unit == "tensor" else 1.0,
+        built_rate_ratio=built_rate_ratio(device, arithmetic, peak) if unit == "tensor" else 1.0,
     )
 
 
@@ -387,7 +388,7 @@ class KernelTimes:
         Time on the device, and the part of it that is constant launch time [s].
     host : ndarray
         Host time of the launches, which the host issues ahead of the device [s].
-    arithmetic : ndarray of bool
+    compute_bound : ndarray of bool
         True for kernels limited by arithmetic, False for those limited by memory.
     low, high : ndarray
         Factors on the time between which 90 % of measurements lie [-].
@@ -396,24 +397,24 @@ class KernelTimes:
     total: Array
     launch: Array
     host: Array
-    arithmetic: npt.NDArray[np.bool_]
+    compute_bound: npt.NDArray[np.bool_]
     low: Array
     high: Array
 
     @property
-    def synchronous(self) -> Array:
+    def synchronous_times(self) -> Array:
         """Kernel times if the host cannot run ahead: the longer of device and host time, shape (kernels,) [s]."""
         return np.maximum(self.total, self.host)
 
 
-class Pricer(Protocol):
+class KernelPredictor(Protocol):
     """Protocol of an object that predicts the times of kernels on one device in one number format."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def rates(self) -> Rates | None:
+    def rates(self) -> ConstantEfficiencies | None:
         """Constant efficiencies on which the times are based; None for calibrated times."""
 
     @property
@@ -424,7 +425,7 @@ class Pricer(Protocol):
     def unmeasured_families(self) -> frozenset[str]:
         """Kernel families used so far whose parameters were not measured on this device's architecture."""
 
-    def work(self, kernels: Sequence[Kernel]) -> Array:
+    def flop_ratio(self, kernels: Sequence[Kernel]) -> Array:
         """Return the FLOP that each kernel executes relative to those of the direct algorithm, shape (kernels,) [-].
 
         Parameters
@@ -458,13 +459,13 @@ class _ConstantRates:
     """Kernel times by the roofline, at constant shares of the datasheet's peaks.
 
     If ``rates.combine`` is "sum", they follow the original Paleo (Qi et al., ICLR 2017): arithmetic and traffic add up,
-    kinds that are ``free_in_paleo`` cost nothing, and the optimizer update runs at the datasheet's rates. The
+    kinds that are ``free_in_original_paleo`` cost nothing, and the optimizer update runs at the datasheet's rates. The
     original's GB of 2^30 bytes is not used (its memory times are 7 % shorter).
     """
 
     device: Device
     dtype: str
-    rates: Rates
+    rates: ConstantEfficiencies
 
     @property
     def name(self) -> str:
@@ -481,7 +482,7 @@ class _ConstantRates:
         """No families: constant rates are not calibrated family by family, so that none can be unmeasured."""
         return frozenset()
 
-    def work(self, kernels: Sequence[Kernel]) -> Array:
+    def flop_ratio(self, kernels: Sequence[Kernel]) -> Array:
         """Return 1 for each kernel: no algorithm that saves FLOP (Winograd, FFT) is considered."""
         return np.ones(len(kernels))
 
@@ -500,10 +501,11 @@ class _ConstantRates:
         """
         original = self.rates.combine == "sum"
         free = np.array(
-            [original and kernel.family == "memory" and kernel.kind.free_in_paleo for kernel in kernels], dtype=bool
+            [original and kernel.family == "memory" and kernel.kind.free_in_original_paleo for kernel in kernels],
+            dtype=bool,
         )
         update = np.array([kernel.phase == "update" for kernel in kernels], dtype=bool)
-        flops, bytes_moved = self._work(kernels)
+        flops, bytes_moved = self._flops_and_bytes(kernels)
         moved = np.where(free, 0.0, bytes_moved)
         vector = np.where(update | (not original), [kernel.vector_flops for kernel in kernels], 0.0)
         plain: Unit | None = "vector" if "fp32" in self.device.vector_peak else None
@@ -523,9 +525,9 @@ class _ConstantRates:
         low, high = (np.full(len(kernels), factor) for factor in (self.rates.low, self.rates.high))
         return KernelTimes(total, launch, np.zeros(len(kernels)), work / compute >= moved / bandwidth, low, high)
 
-    def _work(self, kernels: Sequence[Kernel]) -> tuple[Array, Array]:
+    def _flops_and_bytes(self, kernels: Sequence[Kernel]) -> tuple[Array, Array]:
         """Return (FLOP, bytes) of each kernel, padded to the systolic arrays if the rates ask for it."""
-        if not self.rates.arrays:
+        if not self.rates.pads_to_arrays:
             return np.array([kernel.flops for kernel in kernels]), np.array([kernel.bytes for kernel in kernels])
         from paleo.pricing.systolic import laid_out_bytes, occupied_flops
 
@@ -533,7 +535,7 @@ class _ConstantRates:
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class DeviceTimes:
     """Predicted device times of kernels [s], and the ends of their 90 % intervals as factors on the time."""
 
     seconds: Array
@@ -542,7 +544,7 @@ class Prices:
 
 
 @dataclass(frozen=True)
-class FamilyPrices:
+class FamilyPredictor:
     """Predictor of kernel times on one device in one number format, by families with calibrated formulas.
 
     A family is a set of kernels that share one formula. ``origins`` collects where the parameters of each used family
@@ -577,11 +579,11 @@ class FamilyPrices:
         )
 
     @property
-    def rates(self) -> Rates | None:
+    def rates(self) -> ConstantEfficiencies | None:
         """None: the times are not based on constant efficiencies."""
         return None
 
-    def prices(self, kernels: Sequence[Kernel]) -> Prices:
+    def prices(self, kernels: Sequence[Kernel]) -> DeviceTimes:
         """Predict the device times of kernels, in the order given, without host time.
 
         Parameters
@@ -597,7 +599,7 @@ class FamilyPrices:
         seconds, low, high = (np.zeros(len(kernels)) for _ in range(3))
         groups: dict[str, list[int]] = {}
         for index, kernel in enumerate(kernels):
-            groups.setdefault(_group(kernel), []).append(index)
+            groups.setdefault(_calibration_group(kernel), []).append(index)
         for group, indices in groups.items():
             chosen = [kernels[index] for index in indices]
             lookup_result, times = FAMILIES[group.partition(".")[0]](self, group, chosen)
@@ -605,7 +607,7 @@ class FamilyPrices:
             spread = SUSTAINED_SPREAD if group.partition(".")[0] in ARITHMETIC else 1.0
             seconds[indices] = times
             low[indices], high[indices] = factors[:, 0] / spread, factors[:, 1] * spread
-        return Prices(seconds, low, high)
+        return DeviceTimes(seconds, low, high)
 
     def parameters_of(self, kind: type[Any], family: str) -> SourcedParameters[Any]:
         """Return the calibrated parameters of a kernel family, and record where they come from.
@@ -638,7 +640,7 @@ class FamilyPrices:
     @property
     def sixteen_bits(self) -> str:
         """Number format of what stays in 16 bits in runs in fp8 or fp4, such as attention; else the run's format."""
-        return "bf16" if precision(self.dtype).narrow else self.dtype
+        return "bf16" if precision(self.dtype).quantises_operands else self.dtype
 
     @property
     def channels_first(self) -> bool:
@@ -662,7 +664,7 @@ class FamilyPrices:
         """Arithmetic unit as a suffix of family names: ``tensor`` or ``vector``."""
         return "tensor" if self.figures().tensor_cores else "vector"
 
-    def figures(self, dtype: str | None = None) -> DeviceFigures:
+    def figures(self, dtype: str | None = None) -> DeviceDatasheet:
         """Return the peaks and bandwidths of the device's datasheet for a number format.
 
         Parameters
@@ -672,15 +674,19 @@ class FamilyPrices:
 
         Returns
         -------
-        DeviceFigures
+        DeviceDatasheet
             Datasheet figures in SI units.
         """
-        return figures(self.device, dtype or self.dtype)
+        return device_datasheet(self.device, dtype or self.dtype)
 
 
-def _group(kernel: Kernel) -> str:
+def _calibration_group(kernel: Kernel) -> str:
     if kernel.family == "memory":
-        return f"{kernel.kind.price}.twice" if kernel.kind.two_sweeps else kernel.kind.price
+        return (
+            f"{kernel.kind.calibration_family}.twice"
+            if kernel.kind.reads_input_twice
+            else kernel.kind.calibration_family
+        )
     if kernel.family == "attention":
         return f"attention.{'forward' if kernel.phase == 'forward' else 'backward'}"
     return f"{kernel.family}.{kernel.operation}" if kernel.family in ("gemm", "scan") else kernel.family
@@ -707,19 +713,19 @@ def column(kernels: Sequence[Kernel], name: str, default: float = 1.0) -> Array:
 
 
 #: Function from the kernels of a family to their parameters and times [s]; families register themselves.
-Family = Callable[[FamilyPrices, str, Sequence["Kernel"]], tuple[SourcedParameters[Any], Array]]
-FAMILIES: Registry[Family] = Registry("kernel family", "paleo.pricing")
+FamilyFormula = Callable[[FamilyPredictor, str, Sequence["Kernel"]], tuple[SourcedParameters[Any], Array]]
+FAMILIES: Registry[FamilyFormula] = Registry("kernel family", "paleo.pricing")
 #: Family -> share of the direct FLOP that its algorithms execute, for families with fewer products, shape (kernels,).
-REDUCTIONS: Registry[Callable[[FamilyPrices, Sequence[Kernel]], Array]] = Registry(
+FLOP_RATIOS: Registry[Callable[[FamilyPredictor, Sequence[Kernel]], Array]] = Registry(
     "kernel family with reduced products", "paleo.pricing"
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Calibrated:
+class CalibratedPredictor:
     """Predictor of kernel times with calibrated device times, and the host time of launching each kernel."""
 
-    families: FamilyPrices
+    families: FamilyPredictor
 
     @property
     def name(self) -> str:
@@ -727,7 +733,7 @@ class Calibrated:
         return self.families.name
 
     @property
-    def rates(self) -> Rates | None:
+    def rates(self) -> ConstantEfficiencies | None:
         """None: the times are not based on constant efficiencies."""
         return None
 
@@ -741,7 +747,7 @@ class Calibrated:
         """Families in use whose parameters come from another architecture or from the formula's defaults."""
         return self.families.unmeasured_families
 
-    def work(self, kernels: Sequence[Kernel]) -> Array:
+    def flop_ratio(self, kernels: Sequence[Kernel]) -> Array:
         """Return the FLOP that each kernel executes relative to those of the direct algorithm.
 
         Parameters
@@ -755,10 +761,10 @@ class Calibrated:
             Ratio [-]; below 1 for convolutions by Winograd's algorithms or Fourier transforms.
         """
         shares = np.ones(len(kernels))
-        for name in REDUCTIONS:
+        for name in FLOP_RATIOS:
             places = [index for index, kernel in enumerate(kernels) if kernel.family == name]
             if places:
-                shares[places] = REDUCTIONS[name](self.families, [kernels[index] for index in places])
+                shares[places] = FLOP_RATIOS[name](self.families, [kernels[index] for index in places])
         return shares
 
     def times(self, kernels: Sequence[Kernel]) -> KernelTimes:
@@ -779,7 +785,9 @@ class Calibrated:
         prices = self.families.prices(kernels)
         forward = np.array([kernel.phase == "forward" for kernel in kernels])
         software = self.families.software
-        host = np.where(forward, software.host.forward, software.host.backward) * [kernel.calls for kernel in kernels]
+        host = np.where(forward, software.host.forward, software.host.backward) * [
+            kernel.host_calls for kernel in kernels
+        ]
         products = np.array([kernel.experts if kernel.family == "gemm" else 0.0 for kernel in kernels])
         routes = np.array([kernel.experts > 0 and kernel.family == "memory" for kernel in kernels])
         experts = products * software.host.expert + routes * software.host.routing
@@ -789,16 +797,16 @@ class Calibrated:
         moved = np.array([kernel.bytes for kernel in kernels]) / device.memory.bandwidth
         nothing = np.zeros(len(kernels))
         ahead, waited = (nothing, host) if software.host.blocking else (host, nothing)
-        selects = np.array([float(kernel.family == "memory" and kernel.kind.selects) for kernel in kernels])
+        selects = np.array([float(kernel.family == "memory" and kernel.kind.data_dependent_rows) for kernel in kernels])
         copied = [kernel.bytes * (kernel.family == "memory" and kernel.kind.through_host) for kernel in kernels]
         copies = np.array(copied) / (software.host.feeds or np.inf)  # states, from one step to the next
         waited = waited + software.host.selection * selects + copies
         return KernelTimes(prices.seconds + waited, waited, ahead, work >= moved, prices.low, prices.high)
 
 
-def pricer(
+def kernel_predictor(
     device: Device, dtype: str, calibration: str, software: Software, user_calibration: Calibration | None = None
-) -> Pricer:
+) -> KernelPredictor:
     """Return the predictor of kernel times for a run: calibrated, or with constant efficiencies.
 
     Parameters
@@ -819,8 +827,8 @@ def pricer(
     Pricer
         Predictor for this device and number format.
     """
-    constant = constant_rates(device.kind, calibration) if user_calibration is None else rates(calibration)
+    constant = constant_rates(device.kind, calibration) if user_calibration is None else parse_efficiencies(calibration)
     if constant is not None:
         return _ConstantRates(device, dtype, constant)
     named = user_calibration if user_calibration is not None or calibration == "auto" else load_calibration(calibration)
-    return Calibrated(FamilyPrices(device, dtype, software, named))
+    return CalibratedPredictor(FamilyPredictor(device, dtype, software, named))

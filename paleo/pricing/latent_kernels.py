@@ -25,7 +25,7 @@ from paleo.pricing.tiles import Array, roofline_with_overlap_loss, time_with_hos
 from paleo.specs.calibration import parameter
 
 if TYPE_CHECKING:
-    from paleo.pricing.kernels import DeviceFigures
+    from paleo.pricing.kernels import DeviceDatasheet
 
 #: Elements of a head's queries and keys; of its values; of the cached latent with its rotary part; and without it.
 QUERY, VALUE, CACHED, LATENT = 192.0, 128.0, 576.0, 512.0
@@ -36,7 +36,7 @@ PROMPT_ROWS, LEAST_KEYS = 128.0, 64.0
 
 
 @dataclass(frozen=True, slots=True)
-class LatentParameters:
+class LatentAttentionParameters:
     """Calibrated parameters of one multi-head latent attention (MLA) kernel on one device."""
 
     launch: float = parameter("10 us", "0.5..400 us", "launches of all kernels of a call")
@@ -58,8 +58,8 @@ def latent_attention_time(
     single: npt.NDArray[np.bool_],
     cache_bytes: Array,
     token_rows: Array,
-    device: DeviceFigures,
-    parameters: LatentParameters,
+    device: DeviceDatasheet,
+    parameters: LatentAttentionParameters,
 ) -> Array:
     """Compute the time of multi-head latent attention (MLA) of one layer on one rank, without projections.
 
@@ -73,9 +73,9 @@ def latent_attention_time(
         Bytes per element of the cached latent.
     token_rows : array
         Rows of query heads in a thread block in decode.
-    device : DeviceFigures
+    device : DeviceDatasheet
         Peak of the format of the products.
-    parameters : LatentParameters
+    parameters : LatentAttentionParameters
         Calibration of the kernel.
 
     Returns

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.kernels import DeviceFigures, floats
+from paleo.pricing.kernels import DeviceDatasheet, floats
 from paleo.specs.calibration import parameter
 
 Array = npt.NDArray[np.float64]
@@ -52,7 +52,7 @@ def memory_time(
     *,
     moved_bytes: Sizes,
     elements: Sizes,
-    device: DeviceFigures,
+    device: DeviceDatasheet,
     parameters: MemoryParameters,
     reread_bytes: Sizes = 0.0,
     reread_footprint: Sizes = 0.0,
@@ -78,8 +78,8 @@ def memory_time(
         Bytes that are read and written once.
     elements : array-like
         Elements that are computed.
-    device : DeviceFigures
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
+    device : DeviceDatasheet
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : MemoryParameters
         Calibration of the device.
     reread_bytes : array-like, default 0.0
@@ -191,7 +191,7 @@ def smooth_maximum(first: Sizes, second: Sizes, order: float) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class RowPasses:
+class RowTraffic:
     """Memory traffic of a row kernel (softmax, norm) beyond its first read, as arguments of `memory_time`."""
 
     elements: Array
@@ -208,7 +208,7 @@ WARP_SOFTMAX, NORM_THREADS, MOMENT_THREADS = 32.0**2, 128.0, 512.0
 _REDUCTION_STEPS = 4.0
 
 
-def softmax_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: DeviceFigures) -> RowPasses:
+def softmax_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: DeviceDatasheet) -> RowTraffic:
     """Count softmax's reads of its rows: one warp keeps a short row in registers, a block reads a long one three times.
 
     The registers of a warp are allocated for the next power of two. The rows of all resident blocks are live at once.
@@ -219,18 +219,18 @@ def softmax_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: 
         Rows, and elements of a row.
     element_bytes : array-like
         Bytes of an element.
-    device : DeviceFigures
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
+    device : DeviceDatasheet
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
 
     Returns
     -------
-    RowPasses
+    RowTraffic
         Bytes, threads and steps of its rows.
 
     Examples
     --------
-    >>> from paleo.pricing.kernels import DeviceFigures
-    >>> v100 = DeviceFigures("v100", "Volta", "HBM2", 80, 1.38e9, 14e12, 9e11, 6e6, 250, False)
+    >>> from paleo.pricing.kernels import DeviceDatasheet
+    >>> v100 = DeviceDatasheet("v100", "Volta", "HBM2", 80, 1.38e9, 14e12, 9e11, 6e6, 250, False)
     >>> passes = softmax_passes(rows=1000.0, length=2048.0, element_bytes=4.0, device=v100)
     >>> float(passes.reread_bytes), float(passes.threads_per_row)
     (16384000.0, 256.0)
@@ -242,10 +242,10 @@ def softmax_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: 
     live = device.multiprocessors * resident_blocks(threads) * d * width
     reread = np.where(short, 0.0, 2.0 * n * d * width)
     steps = np.where(short, 1.0, 3 * np.ceil(d / (4 * threads)) + _REDUCTION_STEPS)
-    return RowPasses(n * np.where(short, power, d), reread, np.minimum(live, n * d * width), threads, steps)
+    return RowTraffic(n * np.where(short, power, d), reread, np.minimum(live, n * d * width), threads, steps)
 
 
-def layer_norm_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: DeviceFigures) -> RowPasses:
+def layer_norm_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: DeviceDatasheet) -> RowTraffic:
     """Count layer norm's reads of its rows: one for the moments, and a second one to normalise.
 
     If the length of rows is a multiple of four elements, one kernel reads them as vectors, and the second read finds in
@@ -258,12 +258,12 @@ def layer_norm_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, devic
         Rows, and elements of a row.
     element_bytes : array-like
         Bytes of an element.
-    device : DeviceFigures
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
+    device : DeviceDatasheet
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
 
     Returns
     -------
-    RowPasses
+    RowTraffic
         Bytes, threads and steps of its rows.
     """
     n, d, width = floats(rows, length, element_bytes)
@@ -271,12 +271,12 @@ def layer_norm_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, devic
     threads = np.where(vector, NORM_THREADS, MOMENT_THREADS)
     live = np.where(vector, device.multiprocessors * resident_blocks(threads) * d * width, n * d * width)
     issued = n * d * np.where(vector, 1.0, 2.0)
-    return RowPasses(issued, n * d * width, np.minimum(live, n * d * width), threads, np.ones_like(d))
+    return RowTraffic(issued, n * d * width, np.minimum(live, n * d * width), threads, np.ones_like(d))
 
 
 def block_passes(
     *, rows: Sizes, length: Sizes, element_bytes: Sizes, moved_bytes: Sizes, reduces: Mask = False
-) -> RowPasses:
+) -> RowTraffic:
     """Count the reads of kernels with one thread block per row and one element per thread and step.
 
     Inference engines have such kernels for RMS norm, rotary embedding and gated units. Their loads are not vectors, so
@@ -295,7 +295,7 @@ def block_passes(
 
     Returns
     -------
-    RowPasses
+    RowTraffic
         Bytes, threads and steps of the rows.
 
     Examples
@@ -308,24 +308,24 @@ def block_passes(
     threads = np.clip(d, 32.0, _BLOCK_THREADS)
     reread = np.where(reduces, n * d * width, 0.0)
     steps = np.ceil(d / threads)
-    return RowPasses(moved / width, reread, np.zeros_like(moved), threads, steps)
+    return RowTraffic(moved / width, reread, np.zeros_like(moved), threads, steps)
 
 
 #: Elements that one multiprocessor moves per clock if each thread loads one number at a time, as in channels-first
 #: batch normalisations and in transposes of frameworks: 2048 threads with about two loads in flight each, over a
 #: latency of 800 to 900 cycles (Little's law). Steps on images on V100 and A100 fit best with 4.5; 3.5 to 6 fit about
 #: as well.
-SCALAR_LOADS = 4.5
+SCALAR_ELEMENTS_PER_CLOCK = 4.5
 #: The same for transposes of a convolution library, with one load in flight. ResNet-50 in fp16 on one V100 and one RTX
 #: 2080 Ti fits best with 2.25 (1.1 % error on five rows; 2.0 and 2.5: 1.6 %). Errors of rows outside the fit fall, too:
 #: fp16 on A100 from 4.3 to 3.3 %, tf32 from 9.7 to 3.9 % under PyTorch and from 12.3 to 10.5 % under TensorFlow.
-LIBRARY_LOADS = 2.25
+LIBRARY_ELEMENTS_PER_CLOCK = 2.25
 #: Share of the bandwidth that a transpose reaches, from steps on images on V100, RTX 2080 Ti and RTX 3090.
 _TRANSPOSED_BANDWIDTH = 0.75
 
 
-def transposed_time(
-    moved_bytes: Sizes, elements: Sizes, device: DeviceFigures, *, loads: float = SCALAR_LOADS
+def layout_conversion_time(
+    moved_bytes: Sizes, elements: Sizes, device: DeviceDatasheet, *, loads: float = SCALAR_ELEMENTS_PER_CLOCK
 ) -> Array:
     """Compute the time to convert tensors from one memory layout to another.
 
@@ -335,9 +335,9 @@ def transposed_time(
         Bytes that are read and written once.
     elements : array-like
         Elements that are computed.
-    device : DeviceFigures
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
-    loads : float, default SCALAR_LOADS
+    device : DeviceDatasheet
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+    loads : float, default SCALAR_ELEMENTS_PER_CLOCK
         Numbers that a multiprocessor moves per clock.
 
     Returns
@@ -347,9 +347,9 @@ def transposed_time(
 
     Examples
     --------
-    >>> from paleo.pricing.kernels import DeviceFigures
-    >>> v100 = DeviceFigures("v100", "Volta", "HBM2", 80, 1.5e9, 14e12, 9e11, 6e6, 250, True)
-    >>> float(transposed_time(1e9, 5e8, v100).round(6))  # (2 GB / 675 GB/s)^4 + (10^9 / 540 a ns)^4, fourth root
+    >>> from paleo.pricing.kernels import DeviceDatasheet
+    >>> v100 = DeviceDatasheet("v100", "Volta", "HBM2", 80, 1.5e9, 14e12, 9e11, 6e6, 250, True)
+    >>> float(layout_conversion_time(1e9, 5e8, v100).round(6))  # (2 GB / 675 GB/s)^4 + (10^9 / 540 a ns)^4, fourth root
     0.00307
     """
     moved, count = floats(moved_bytes, elements)

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.operations.tensor import BYTES, precision
-from paleo.pricing.kernels import DeviceFigures, floats
+from paleo.pricing.kernels import DeviceDatasheet, floats
 from paleo.specs.calibration import parameter, whole_step_constants
 from paleo.units import MILLISECOND, TERA
 
@@ -33,20 +33,20 @@ PICO = 1.0 / TERA
 #: and about 1 pJ/bit on chip.
 _DRAM_ENERGY = 40 * PICO
 #: Share of the power limit that a busy device draws without arithmetic: leakage, interconnect, memory refresh, fans.
-IDLE_SHARE = 0.15
+NON_ARITHMETIC_SHARE = 0.15
 #: Share of the design power that any running kernel adds, fitted to watts of training on V100 and A40.
 _BUSY_SHARE = 0.45
 #: Share of the energy of a FLOP at full rate that is proportional to time: what any running kernel adds.
-_BY_TIME = _BUSY_SHARE / (1.0 - IDLE_SHARE)
+_BY_TIME = _BUSY_SHARE / (1.0 - NON_ARITHMETIC_SHARE)
 #: Least share of the limit that remains for arithmetic, whatever the memory draws.
 LEAST_SHARE = 0.05
 #: Kernel time at which half of the slow-down applies in a short test run; regulators average over about this long.
-RAMP = 0.3 * MILLISECOND
+HALF_THROTTLE_TIME = 0.3 * MILLISECOND
 #: Name of the way of measuring watts: by the board itself.
-BOARD = "board"
+BOARD_MEASUREMENT = "board"
 
 
-def throttle(power_at_full_clock: Numbers, power_limit: Numbers) -> Array:
+def throttle_factor(power_at_full_clock: Numbers, power_limit: Numbers) -> Array:
     """Compute the factor by which arithmetic slows down if its power would exceed the limit.
 
     Parameters
@@ -61,15 +61,15 @@ def throttle(power_at_full_clock: Numbers, power_limit: Numbers) -> Array:
 
     Examples
     --------
-    >>> throttle([1.0, 2.0], [100.0, 1.0]).round(2)
+    >>> throttle_factor([1.0, 2.0], [100.0, 1.0]).round(2)
     array([1.  , 2.03])
     """
     ratio = np.square(np.square(np.asarray(power_at_full_clock) / np.asarray(power_limit)))
     return np.asarray(np.sqrt(np.sqrt(1.0 + ratio)))
 
 
-def slow_down(
-    *, busy: Numbers, flops: Numbers, dram: Numbers, energy: float, activity: Numbers = 1.0, device: DeviceFigures
+def power_slowdown(
+    *, busy: Numbers, flops: Numbers, dram: Numbers, energy: float, activity: Numbers = 1.0, device: DeviceDatasheet
 ) -> Array:
     """Compute the factor (at least 1) by which the power limit slows kernels down.
 
@@ -89,9 +89,9 @@ def slow_down(
     energy : float
         Energy of arithmetic [pJ/FLOP].
     activity : array-like, default 1.0
-        Switching activity of the data relative to that for which `energy` is valid.
-    device : DeviceFigures
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
+        Switching activity of the data relative to that for which `energy_per_flop` is valid.
+    device : DeviceDatasheet
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
 
     Returns
     -------
@@ -100,22 +100,22 @@ def slow_down(
 
     Examples
     --------
-    >>> from paleo.pricing.kernels import DeviceFigures
-    >>> card = DeviceFigures("x", "Hopper", "HBM3", 132, 1.8e9, 1e15, 3e12, 5e7, 700.0, True)
-    >>> float(slow_down(busy=1.0, flops=1e15, dram=0.0, energy=0.595, device=card).round(3))  # 595 of 595 W
+    >>> from paleo.pricing.kernels import DeviceDatasheet
+    >>> card = DeviceDatasheet("x", "Hopper", "HBM3", 132, 1.8e9, 1e15, 3e12, 5e7, 700.0, True)
+    >>> float(power_slowdown(busy=1.0, flops=1e15, dram=0.0, energy=0.595, device=card).round(3))  # 595 of 595 W
     1.189
     """
     seconds, work, moved = floats(busy, flops, dram)
     if device.tensor_cores:
-        rate = work / seconds * (1.0 + _BY_TIME * (device.rate_cut - 1.0))
+        rate = work / seconds * (1.0 + _BY_TIME * (device.built_rate_ratio - 1.0))
     else:
         rate = (1.0 - _BY_TIME) * work / seconds + _BY_TIME * device.peak_flops_per_s
     power = np.asarray(activity) * energy * PICO * rate
-    left = device.power_watts * (1.0 - IDLE_SHARE) - _DRAM_ENERGY * moved / seconds
-    return throttle(power, np.maximum(left, LEAST_SHARE * device.power_watts))
+    left = device.power_watts * (1.0 - NON_ARITHMETIC_SHARE) - _DRAM_ENERGY * moved / seconds
+    return throttle_factor(power, np.maximum(left, LEAST_SHARE * device.power_watts))
 
 
-def throttled_share(busy: Numbers, sustained: Numbers, ramp: float = RAMP) -> Array:
+def throttled_share(busy: Numbers, sustained: Numbers, ramp: float = HALF_THROTTLE_TIME) -> Array:
     """Return which share of the power limit's slow-down a kernel sees: 1 under sustained load, less in a short test.
 
     Parameters
@@ -124,7 +124,7 @@ def throttled_share(busy: Numbers, sustained: Numbers, ramp: float = RAMP) -> Ar
         Seconds of the kernel.
     sustained : array-like
         1 after long load, 0 in a short test run.
-    ramp : float, default RAMP
+    ramp : float, default HALF_THROTTLE_TIME
         Kernel time at which half applies [s].
 
     Returns
@@ -134,7 +134,7 @@ def throttled_share(busy: Numbers, sustained: Numbers, ramp: float = RAMP) -> Ar
 
     Examples
     --------
-    >>> [round(float(share), 2) for share in throttled_share([RAMP, RAMP], [0.0, 1.0])]
+    >>> [round(float(share), 2) for share in throttled_share([HALF_THROTTLE_TIME] * 2, [0.0, 1.0])]
     [0.5, 1.0]
     """
     seconds, long = floats(busy, sustained)
@@ -164,15 +164,15 @@ def operand_energy(dtype: str) -> float:
     (2.0, 1.0, 1.0)
     """
     formats = precision(dtype)
-    return 1.0 if formats.narrow else formats.operand / BYTES["fp16"]
+    return 1.0 if formats.quantises_operands else formats.operand / BYTES["fp16"]
 
 
-#: Family of the calibration of steps that contains `SustainedParameters`.
+#: Family of the calibration of steps that contains `SustainedEnergyParameters`.
 ARITHMETIC_FAMILY = "arithmetic"
 
 
 @dataclass(frozen=True, slots=True)
-class SustainedParameters:
+class SustainedEnergyParameters:
     """Energy of a sixteen-bit FLOP in measured steps relative to ``GemmParameters.training_energy``, by architecture.
 
     A device draws it until its power limit slows it down, so that long steps show it and short tests do not. Valid for
@@ -201,7 +201,7 @@ class SustainedParameters:
 
 
 def switching_activity(
-    training_activity: float, dtype: str, device: DeviceFigures, calibration: Calibration | None = None
+    training_activity: float, dtype: str, device: DeviceDatasheet, calibration: Calibration | None = None
 ) -> float:
     """Return the energy per FLOP of a GEMM in sustained training, relative to that in the calibrating benchmark.
 
@@ -211,10 +211,10 @@ def switching_activity(
         Switching activity in training, from the calibration of GEMMs (``GemmParameters.training_activity``) [-].
     dtype : str
         Number format.
-    device : DeviceFigures
+    device : DeviceDatasheet
         Device; its architecture and kind of memory count.
     calibration : Calibration, optional
-        The user's calibration, which may hold `SustainedParameters`.
+        The user's calibration, which may hold `SustainedEnergyParameters`.
 
     Returns
     -------
@@ -224,7 +224,9 @@ def switching_activity(
     energy = training_activity * operand_energy(dtype)
     if precision(dtype).operand < BYTES["bf16"] or not device.memory_kind.startswith("HBM"):
         return energy
-    return energy * whole_step_constants(SustainedParameters, ARITHMETIC_FAMILY, calibration).of(device.architecture)
+    return energy * whole_step_constants(SustainedEnergyParameters, ARITHMETIC_FAMILY, calibration).of(
+        device.architecture
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +256,7 @@ class PowerParameters:
     @property
     def arithmetic(self) -> float:
         """Share (0 to 1) of a FLOP's energy in training that is proportional to the FLOP rate."""
-        return 1.0 - self.busy / (1.0 - IDLE_SHARE)
+        return 1.0 - self.busy / (1.0 - NON_ARITHMETIC_SHARE)
 
     def idle_watts(self, design_power: float, memory_kind: str, memory_bandwidth: float) -> float:
         """Return the power that a board draws while nothing runs.
@@ -314,7 +316,7 @@ def clock_under_limit(excess: Numbers, least_voltage_clock: float) -> Array:
     return np.asarray(np.where(cubic >= least_voltage_clock, cubic, 1.0 / (over * least_voltage_clock**2)))
 
 
-class Energy(NamedTuple):
+class EnergyPerFlop(NamedTuple):
     """Energy at full clock [pJ/FLOP] of matrix units with two-byte and one-byte operands, and of vector units in fp32.
 
     ``training`` and ``training_fp8`` are those of matrix units in sustained training.
@@ -331,15 +333,15 @@ class Energy(NamedTuple):
 INTEGER_LANES = 4.0
 #: Energies by process: the power limit divided by the rate that long products, and steps of training, sustain under it.
 #: For vector units those at which cards keep their boost clock (Titan X of Pascal, V100, A100; RTX 4090, 450 W).
-ENERGY: Mapping[str, Energy] = {
-    "28 nm": Energy(9.0, 9.0, 30.0, 11.0, 11.0),
-    "16 nm": Energy(4.0, 4.0, 14.0, 5.0, 5.0),
-    "12 nm": Energy(2.3, 2.3, 16.0, 2.9, 2.9),
-    "8 nm": Energy(1.5, 0.8, 11.0, 1.9, 1.0),
-    "7 nm": Energy(0.8, 0.4, 11.0, 1.0, 0.5),
-    "4 nm, consumer": Energy(1.35, 0.5, 4.6, 1.5, 0.75),
-    "4 nm, Hopper": Energy(0.68, 0.31, 4.6, 0.86, 0.46),
-    "4 nm": Energy(0.56, 0.11, 4.6, 0.70, 0.31),
+ENERGY_PER_FLOP: Mapping[str, EnergyPerFlop] = {
+    "28 nm": EnergyPerFlop(9.0, 9.0, 30.0, 11.0, 11.0),
+    "16 nm": EnergyPerFlop(4.0, 4.0, 14.0, 5.0, 5.0),
+    "12 nm": EnergyPerFlop(2.3, 2.3, 16.0, 2.9, 2.9),
+    "8 nm": EnergyPerFlop(1.5, 0.8, 11.0, 1.9, 1.0),
+    "7 nm": EnergyPerFlop(0.8, 0.4, 11.0, 1.0, 0.5),
+    "4 nm, consumer": EnergyPerFlop(1.35, 0.5, 4.6, 1.5, 0.75),
+    "4 nm, Hopper": EnergyPerFlop(0.68, 0.31, 4.6, 0.86, 0.46),
+    "4 nm": EnergyPerFlop(0.56, 0.11, 4.6, 0.70, 0.31),
 }
 #: Architecture -> process, of parts with HBM and of parts with GDDR (NVIDIA's whitepapers).
 _PROCESS: Mapping[str, tuple[str, str]] = {
@@ -360,12 +362,12 @@ _SPLIT_L2 = frozenset({"Ampere", "Hopper", "Blackwell", "Blackwell Ultra"})
 SPLIT_SHARE, WHOLE_SHARE = 0.45, 0.9
 
 
-def energy(figures: DeviceFigures) -> Energy:
+def energy_per_flop(figures: DeviceDatasheet) -> EnergyPerFlop:
     """Return the energies per FLOP of a device, by its manufacturing process; those of 7 nm if unknown.
 
     Parameters
     ----------
-    figures : DeviceFigures
+    figures : DeviceDatasheet
         The device.
 
     Returns
@@ -375,21 +377,21 @@ def energy(figures: DeviceFigures) -> Energy:
 
     Examples
     --------
-    >>> from paleo.pricing.kernels import figures
+    >>> from paleo.pricing.kernels import device_datasheet
     >>> from paleo.specs.device import load_device
-    >>> energy(figures(load_device("v100-sxm2-16gb"), "fp16")).tensor
+    >>> energy_per_flop(device_datasheet(load_device("v100-sxm2-16gb"), "fp16")).tensor
     2.3
     """
     process = _PROCESS.get(figures.architecture, _PROCESS["Ampere"])
-    return ENERGY[process[figures.memory_kind.startswith("GDDR")]]
+    return ENERGY_PER_FLOP[process[figures.memory_kind.startswith("GDDR")]]
 
 
-def surviving_share(figures: DeviceFigures) -> float:
+def l2_surviving_share(figures: DeviceDatasheet) -> float:
     """Return the share of the L2 cache in which data survive from kernel to kernel, by the cache's structure.
 
     Parameters
     ----------
-    figures : DeviceFigures
+    figures : DeviceDatasheet
         The device.
 
     Returns

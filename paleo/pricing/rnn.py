@@ -6,7 +6,7 @@ needs a grid-wide barrier instead. The filter gradient is one product (g h x bT)
 
 The library chooses the kernel of the product. From cuDNN 7 on it is the fastest one for plain products, so the device's
 calibration of those prices it (`_plain_product_time`). Releases of 2016 and 2017 have separate kernels, and on Pascal
-they choose one by the batch only (`product_by_columns`).
+they choose one by the batch only (`column_chosen_gemm_time`).
 
 References: Appleyard, Kocisky and Blunsom, arXiv:1604.01946 (cuDNN's RNN); Diamos et al., Persistent RNNs, ICML 2016.
 """
@@ -26,7 +26,7 @@ from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.specs.calibration import parameter
 
 if TYPE_CHECKING:
-    from paleo.pricing.kernels import DeviceFigures
+    from paleo.pricing.kernels import DeviceDatasheet
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -60,7 +60,7 @@ _MEDIUM_TILES: Tiles = ((128, 32),)
 _WIDE_TILES: Tiles = ((128, 128), (128, 64))
 #: Cycles of the unsplit tile in the forward pass in half precision relative to those in single precision; 27 rows of a
 #: P100 are within 9 % of it.
-_HALF_DEPTH = 2.8
+_HALF_PRECISION_CYCLE_RATIO = 2.8
 #: Elements that the pointwise kernel of a step moves per gate and unit: pre-activation, gate, state in and out.
 _POINTWISE_ELEMENTS = 4.0
 
@@ -94,15 +94,15 @@ class RnnParameters:
     barrier: float = parameter("2.5 us", "0.5..20 us", "grid-wide barrier of a persistent step", fitted=False)
 
 
-def fits_registers(*, weight_bytes: Number, device: DeviceFigures) -> Mask:
+def fits_registers(*, weight_bytes: Number, device: DeviceDatasheet) -> Mask:
     """Return True if one layer's recurrent weights fit into the registers of all multiprocessors.
 
     Parameters
     ----------
     weight_bytes : array-like
         Bytes of the recurrent weights.
-    device : DeviceFigures
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
+    device : DeviceDatasheet
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
 
     Returns
     -------
@@ -111,8 +111,8 @@ def fits_registers(*, weight_bytes: Number, device: DeviceFigures) -> Mask:
 
     Examples
     --------
-    >>> from paleo.pricing.kernels import DeviceFigures
-    >>> titan_x = DeviceFigures("titan x", "Maxwell", "GDDR5", 24, 1.075e9, 6.6e12, 336e9, 3e6, 250, False)
+    >>> from paleo.pricing.kernels import DeviceDatasheet
+    >>> titan_x = DeviceDatasheet("titan x", "Maxwell", "GDDR5", 24, 1.075e9, 6.6e12, 336e9, 3e6, 250, False)
     >>> [bool(fits_registers(weight_bytes=4.0 * units**2, device=titan_x)) for units in (1152, 1216)]
     [True, False]
     """
@@ -125,7 +125,7 @@ def _product_time(
     k: Array,
     tiles: Tiles,
     splits: tuple[int, ...],
-    device: DeviceFigures,
+    device: DeviceDatasheet,
     p: RnnParameters,
     *,
     most_blocks: float = np.inf,
@@ -150,7 +150,7 @@ def _product_time(
     return best / device.clock_hz
 
 
-def product_by_columns(
+def column_chosen_gemm_time(
     m: Array,
     n: Array,
     k: Array,
@@ -158,7 +158,7 @@ def product_by_columns(
     *,
     half: Array,
     backward: bool,
-    device: DeviceFigures,
+    device: DeviceDatasheet,
     parameters: RnnParameters,
 ) -> Array:
     """Compute the time of the recurrent GEMM in cuDNN releases that choose its kernel by the number of columns.
@@ -178,8 +178,8 @@ def product_by_columns(
         True in half precision.
     backward : bool
         True for the backward pass.
-    device : DeviceFigures
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
+    device : DeviceDatasheet
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : RnnParameters
         Calibration of the device.
 
@@ -191,7 +191,7 @@ def product_by_columns(
     p = parameters
     passes = np.clip(m / p.narrow_rows, 1.0, np.ceil(n / NARROW_PASS))
     narrow = np.hypot(k * p.depth_cycles / (NARROW_SPLIT * device.clock_hz), stream * passes)
-    slower = 1.0 if backward else np.where(half, _HALF_DEPTH, 1.0)
+    slower = 1.0 if backward else np.where(half, _HALF_PRECISION_CYCLE_RATIO, 1.0)
     medium = np.hypot(slower * _product_time(m, n, k, _MEDIUM_TILES, (1,), device, p), stream)
     split = _product_time(m, n, k, _WIDE_TILES, _STEP_SPLITS, device, p, most_blocks=device.multiprocessors)
     unsplit = _product_time(m, n, k, _WIDE_TILES, (1,), device, p)
@@ -206,7 +206,7 @@ def _plain_product_time(
     *,
     element_bytes: Array,
     along_sum: float,
-    device: DeviceFigures,
+    device: DeviceDatasheet,
     products: GemmParameters,
 ) -> Array:
     """Compute the time of GEMMs without launch, with the device's calibration of plain (not recurrent) GEMMs.
@@ -219,8 +219,8 @@ def _plain_product_time(
         Bytes of a stored element.
     along_sum : float
         Share of the operands that is contiguous along k; n runs along the contiguous side of the result.
-    device : DeviceFigures
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
+    device : DeviceDatasheet
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     products : GemmParameters
         Calibration of plain GEMMs; it also holds for recurrent GEMMs of cuDNN `_PLAIN_RELEASE` and later.
 
@@ -263,7 +263,7 @@ def weight_miss(*, footprint: Number, l2_bytes: float, share: float) -> Array:
     return np.asarray(1.0 - 1.0 / (1.0 + (np.asarray(footprint) / (share * l2_bytes)) ** 4))
 
 
-def step_time(
+def timestep_time(
     *,
     gate_count: Array,
     hidden: Array,
@@ -271,7 +271,7 @@ def step_time(
     element_bytes: Array,
     backward: bool = False,
     library: Number = PRESENT,
-    device: DeviceFigures,
+    device: DeviceDatasheet,
     parameters: RnnParameters,
     products: GemmParameters | None = None,
 ) -> Array:
@@ -291,8 +291,8 @@ def step_time(
         True for the backward pass.
     library : array-like, default PRESENT
         cuDNN version, such as 7.6.
-    device : DeviceFigures
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
+    device : DeviceDatasheet
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : RnnParameters
         Calibration of the device.
     products : GemmParameters, optional
@@ -313,7 +313,7 @@ def step_time(
     product = np.hypot(_product_time(m, batch, k, _STEP_TILES, _STEP_SPLITS, device, p), stream)
     if device.architecture == _COLUMN_ARCHITECTURE:
         half = (element_bytes <= 2.0) & ~np.asarray(device.tensor_cores)
-        early = product_by_columns(
+        early = column_chosen_gemm_time(
             m, batch, k, stream, half=half, backward=backward, device=device, parameters=parameters
         )
         product = np.where(np.asarray(library) < _PLAIN_RELEASE, early, product)
@@ -326,13 +326,13 @@ def step_time(
     return np.asarray(product + states * miss / bandwidth)
 
 
-def persistent_step_time(
+def persistent_timestep_time(
     *,
     gate_count: Array,
     hidden: Array,
     batch: Array,
     element_bytes: Array,
-    device: DeviceFigures,
+    device: DeviceDatasheet,
     parameters: RnnParameters,
 ) -> Array:
     """Compute the time of one time step of a persistent kernel, which keeps the weights in registers.
@@ -350,8 +350,8 @@ def persistent_step_time(
         Sequences.
     element_bytes : ndarray
         Bytes of a stored element.
-    device : DeviceFigures
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
+    device : DeviceDatasheet
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : RnnParameters
         Calibration of the device.
 
@@ -367,9 +367,10 @@ def persistent_step_time(
     return np.where(fits, p.barrier + arithmetic + states, np.inf)
 
 
-def filter_time(
+def weight_gradient_time(
     *, gate_count: Array, hidden: Array, batch: Array, timesteps: Array, element_bytes: Array,
-    library: Number = PRESENT, device: DeviceFigures, parameters: RnnParameters, products: GemmParameters | None = None,
+    library: Number = PRESENT, device: DeviceDatasheet, parameters: RnnParameters,
+    products: GemmParameters | None = None,
 ) -> Array:  # fmt: skip
     """Compute the time of the weight gradient: one product (g h x bT)(bT x h) over all steps.
 
@@ -390,8 +391,8 @@ def filter_time(
         Bytes of a stored element.
     library : array-like, default PRESENT
         cuDNN version, such as 7.6.
-    device : DeviceFigures
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
+    device : DeviceDatasheet
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : RnnParameters
         Calibration of the device.
     products : GemmParameters, optional
@@ -429,7 +430,7 @@ def rnn_time(
     bidirectional: Number = 0.0,
     persistent: bool = False,
     library: Number = PRESENT,
-    device: DeviceFigures,
+    device: DeviceDatasheet,
     parameters: RnnParameters,
     products: GemmParameters | None = None,
 ) -> Array:
@@ -459,8 +460,8 @@ def rnn_time(
         True to use the kernel with weights in registers if they fit and it is faster.
     library : array-like, default PRESENT
         cuDNN version, such as 7.6.
-    device : DeviceFigures
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.figures`).
+    device : DeviceDatasheet
+        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : RnnParameters
         Calibration of the device.
     products : GemmParameters, optional
@@ -476,11 +477,13 @@ def rnn_time(
     shared: dict[str, Any] = {**extents, "device": device, "parameters": parameters}
     priced = {**shared, "library": library, "products": products}
     early = parameters.ramp * np.minimum(t, parameters.ramp_steps)
-    forward, backward = (t * (parameters.step + step_time(**priced, backward=back)) + early for back in (False, True))
+    forward, backward = (
+        t * (parameters.step + timestep_time(**priced, backward=back)) + early for back in (False, True)
+    )
     if persistent:
-        persistent_time = t * persistent_step_time(**shared)
+        persistent_time = t * persistent_timestep_time(**shared)
         forward, backward = np.minimum(forward, persistent_time), np.minimum(backward, persistent_time)
-    weights = filter_time(**priced, timesteps=t)
+    weights = weight_gradient_time(**priced, timesteps=t)
     direction = np.asarray(direction)
     data = np.where(direction == RnnDirection.FILTER, 0.0, parameters.data_factor * backward)
     filters = np.where(direction >= RnnDirection.FILTER, weights, 0.0)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paleo.operations.base import Kernel
-    from paleo.pricing.kernels import DeviceFigures, FamilyPrices
+    from paleo.pricing.kernels import DeviceDatasheet, FamilyPredictor
     from paleo.pricing.store import SourcedParameters
 
 Array = npt.NDArray[np.float64]
@@ -39,7 +39,7 @@ LANE, LANES, TOKEN_LANES = 32.0, 2.0, 8.0
 #: Bytes of an element of tokens, of a sequence's state, and of the states between chunks, which are written and read.
 ELEMENT, STATE, BETWEEN = 2.0, 4.0, 4.0
 #: Positions of a chunk in the kernel of each family; Triton's delta rules have sub-chunks of 16.
-CHUNKS = {
+CHUNK_LENGTHS = {
     "chunk_gated_delta_rule": 16.0, "chunk_kda": 16.0, "flashkda_fwd": 64.0,
     "chunk_gated_delta_rule_flashinfer": 128.0, "mamba_chunk_scan_combined": 128.0,
 }  # fmt: skip
@@ -87,7 +87,7 @@ def chunked_scan_time(
     values: Array,
     token_bytes: Array,
     chunk: float,
-    device: DeviceFigures,
+    device: DeviceDatasheet,
     parameters: ScanParameters,
 ) -> Array:
     """Compute the time of a recurrence over whole sequences.
@@ -102,7 +102,7 @@ def chunked_scan_time(
         Bytes of a token's inputs and outputs.
     chunk : float
         Positions of a chunk in the kernel.
-    device : DeviceFigures
+    device : DeviceDatasheet
         The device.
     parameters : ScanParameters
         Calibration of the kernel.
@@ -135,7 +135,7 @@ def token_scan_time(
     keys: Array,
     values: Array,
     token_bytes: Array,
-    device: DeviceFigures,
+    device: DeviceDatasheet,
     parameters: ScanParameters,
 ) -> Array:
     """Compute the time of a recurrence over a few new tokens of each sequence.
@@ -148,7 +148,7 @@ def token_scan_time(
         Heads of the state, its rows and its columns.
     token_bytes : array
         Bytes of a token's inputs and outputs.
-    device : DeviceFigures
+    device : DeviceDatasheet
         The device.
     parameters : ScanParameters
         Calibration of the kernel.
@@ -166,7 +166,7 @@ def token_scan_time(
 
 
 def short_convolution_time(
-    *, batch: Array, length: Array, channels: Array, taps: Array, device: DeviceFigures, parameters: ScanParameters
+    *, batch: Array, length: Array, channels: Array, taps: Array, device: DeviceDatasheet, parameters: ScanParameters
 ) -> Array:
     """Compute the time of a causal convolution of each channel over a few positions.
 
@@ -176,7 +176,7 @@ def short_convolution_time(
         Sequences, tokens of each, and channels.
     taps : array
         Positions that are summed; all but one are in a state that is read and written.
-    device : DeviceFigures
+    device : DeviceDatasheet
         The device.
     parameters : ScanParameters
         Calibration of the kernel.
@@ -194,8 +194,8 @@ def short_convolution_time(
 
 
 @FAMILIES.register("scan")
-def scan(
-    prices: FamilyPrices, group: str, kernels: Sequence[Kernel]
+def scan_times(
+    predictor: FamilyPredictor, group: str, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[ScanParameters], Array]:
     """Compute the times of linear-recurrence kernels (such as Mamba-2) in a training step.
 
@@ -203,7 +203,7 @@ def scan(
 
     Parameters
     ----------
-    prices : FamilyPrices
+    predictor : FamilyPredictor
         The device, format and software of the run.
     group : str
         Calibration family.
@@ -215,13 +215,13 @@ def scan(
     tuple of (SourcedParameters[Any], ndarray)
         Parameters with their source, and seconds of each kernel.
     """
-    entry: SourcedParameters[ScanParameters] = prices.parameters_of(ScanParameters, group)
+    entry: SourcedParameters[ScanParameters] = predictor.parameters_of(ScanParameters, group)
     batch, length, passes = (column(kernels, name) for name in ("batch", "length", "passes"))
     moved = np.array([kernel.bytes for kernel in kernels])
     times = chunked_scan_time(
         batch=batch, length=length, heads=column(kernels, "heads"), keys=column(kernels, "keys"),
         values=column(kernels, "values"), token_bytes=moved / (batch * length * passes),
-        chunk=CHUNKS[group.removeprefix("scan.")], device=prices.figures(prices.sixteen_bits),
+        chunk=CHUNK_LENGTHS[group.removeprefix("scan.")], device=predictor.figures(predictor.sixteen_bits),
         parameters=entry.parameters,
     )  # fmt: skip
     return entry, passes * times

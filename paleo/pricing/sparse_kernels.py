@@ -33,19 +33,19 @@ from paleo.pricing.tiles import roofline_with_overlap_loss
 from paleo.specs.calibration import parameter
 
 if TYPE_CHECKING:
-    from paleo.pricing.kernels import DeviceFigures
+    from paleo.pricing.kernels import DeviceDatasheet
 
 Array = npt.NDArray[np.float64]
 #: Ratio of the rate of 8-bit to that of 16-bit arithmetic; ratio of the bandwidth of caches, from which gathered keys
 #: are read again, to that of memory; rows of the narrowest matrix instruction.
 NARROW, CACHED, LEAST_HEADS = 2.0, 3.0, 16.0
 #: Queries for which a multiprocessor selects keys at once, one block each.
-RESIDENT = 2.0
+QUERIES_PER_MULTIPROCESSOR = 2.0
 _PICOSECOND = 2.0**-40
 
 
 @dataclass(frozen=True, slots=True)
-class SparseParameters:
+class SparseAttentionParameters:
     """Calibrated parameters of one library's sparse-attention kernels on one device."""
 
     launch: float = parameter("50 us", "0.5..1500 us", "launches of all kernels")
@@ -87,26 +87,26 @@ class SparseWork:
     score_flops: Array
     index_bytes: Array
     score_bytes: Array
-    searched: Array
-    searching: Array
-    walked: Array
+    entries_per_search: Array
+    searching_queries: Array
+    scored_entries: Array
     attention_flops: Array
     key_bytes: Array
-    narrow: npt.NDArray[np.bool_]
+    low_precision: npt.NDArray[np.bool_]
     sequences: Array
     pass_bytes: Array
 
 
-def sparse_attention_time(work: SparseWork, device: DeviceFigures, parameters: SparseParameters) -> Array:
+def sparse_attention_time(work: SparseWork, device: DeviceDatasheet, parameters: SparseAttentionParameters) -> Array:
     """Compute the time of a layer of sparse attention; parts with zero work are left out.
 
     Parameters
     ----------
     work : SparseWork
         Work of each call.
-    device : DeviceFigures
+    device : DeviceDatasheet
         Peak in 16 bits and memory of the device.
-    parameters : SparseParameters
+    parameters : SparseAttentionParameters
         Calibration of the kernels.
 
     Returns
@@ -117,14 +117,15 @@ def sparse_attention_time(work: SparseWork, device: DeviceFigures, parameters: S
     p, peak, bandwidth = parameters, device.peak_flops_per_s, device.memory_bandwidth
     streamed = p.bandwidth * bandwidth
     product_peak = p.products * peak * np.where(work.element_bytes < 2.0, NARROW, 1.0)
-    rate = np.where(work.narrow, p.narrow_attention, p.attention) * peak
+    rate = np.where(work.low_precision, p.narrow_attention, p.attention) * peak
     scores = roofline_with_overlap_loss(work.score_flops / (p.indexer * NARROW * peak), work.index_bytes / streamed)
-    occupied = work.searching / (RESIDENT * device.multiprocessors)
-    waves = 0.5 * np.ceil(occupied) + 0.5 * np.maximum(occupied, np.minimum(work.searching, 1.0))
+    occupied = work.searching_queries / (QUERIES_PER_MULTIPROCESSOR * device.multiprocessors)
+    waves = 0.5 * np.ceil(occupied) + 0.5 * np.maximum(occupied, np.minimum(work.searching_queries, 1.0))
     parts = (
         roofline_with_overlap_loss(work.projection_flops / product_peak, work.weight_bytes / streamed),
-        roofline_with_overlap_loss(scores, work.walked * p.depth / device.clock_hz),
-        work.score_bytes / (p.selection * bandwidth) + waves * (p.row + work.searched * p.search * _PICOSECOND),
+        roofline_with_overlap_loss(scores, work.scored_entries * p.depth / device.clock_hz),
+        work.score_bytes / (p.selection * bandwidth)
+        + waves * (p.row + work.entries_per_search * p.search * _PICOSECOND),
         roofline_with_overlap_loss(work.attention_flops / rate, work.key_bytes / (CACHED * streamed)),
         work.pass_bytes / (p.passes * bandwidth),
         work.pairs * p.pair * _PICOSECOND,

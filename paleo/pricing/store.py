@@ -1,4 +1,4 @@
-"""The calibration that prices a run (`Rates`, `lookup`), and the entry that prices a family.
+"""The calibration that prices a run (`ConstantEfficiencies`, `lookup`), and the entry that prices a family.
 
 A run is priced by the plain roofline, the original Paleo's constants, or measured parameters. The entry of a family is
 the device's own, an inherited one, or the formula's defaults. The order of search, with a wider interval at each step:
@@ -30,7 +30,7 @@ P = TypeVar("P")
 Bins = tuple[tuple[float, float, float], ...]
 #: Ways of timing a kernel, the one nearest to a kernel inside a running step first: replayed graphs, bare kernels,
 #: calls.
-STEP_STACKS = ("graph", "kernel", "back-to-back", "eager")
+TIMING_METHODS = ("graph", "kernel", "back-to-back", "eager")
 #: Parameters that belong to the host or the way of timing, not to the silicon, by the first part of the family's name.
 HOST_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "gemm": ("launch",),
@@ -150,7 +150,7 @@ def lookup(
     architecture: str,
     family: str,
     memory_kind: str = "",
-    stacks: Sequence[str] = STEP_STACKS,
+    stacks: Sequence[str] = TIMING_METHODS,
     user_calibration: Calibration | None = None,
 ) -> SourcedParameters[P]:
     """Find the calibrated parameters of a kernel or link family for a device or system.
@@ -167,7 +167,7 @@ def lookup(
         Calibration family.
     memory_kind : str, default ''
         Memory technology of a device, or kind of the links inside a node of a system.
-    stacks : sequence of str, default STEP_STACKS
+    stacks : sequence of str, default TIMING_METHODS
         Ways of timing, best first.
     user_calibration : Calibration, optional
         Calibration of the user, which takes precedence over the shipped ones.
@@ -179,7 +179,7 @@ def lookup(
     """
     # each stack is followed by its base (eager/linear: eager), then by the usual ones
     named = [part for stack in stacks for part in dict.fromkeys((stack, stack.partition("/")[0]))]
-    variants = tuple(dict.fromkeys([*named, *STEP_STACKS]))
+    variants = tuple(dict.fromkeys([*named, *TIMING_METHODS]))
     for calibration in filter(None, (user_calibration, _shipped(subject))):
         fitting = [entry for entry in calibration.entries if entry.family == family and entry.stack in variants]
         if fitting:
@@ -292,7 +292,7 @@ def inherited_entry(rule: InheritanceRule, family: str, stack: str, architecture
     changes = rule.stacks[stack]
     source_family = rule.family_there or family
     sources = [_source(subject, source_family, changes.like or stack) for subject in rule.inherits]
-    parameters = _mean([source.parameters for source in sources], list(rule.inherits.values()))
+    parameters = _geometric_mean([source.parameters for source in sources], list(rule.inherits.values()))
     if rule.host is not None:
         parameters |= host_parameters(_source(rule.host, source_family, changes.like or stack))
     parameters |= {name: parameters[name] * factor for name, factor in {**rule.scale, **changes.scale}.items()}
@@ -317,7 +317,7 @@ def _source(subject: str, family: str, stack: str) -> Entry:
     raise SpecError(f"calibrations/architectures.yaml: {subject} has no entry of {family!r} in stack {stack!r}")
 
 
-def _mean(sets: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict[str, float]:
+def _geometric_mean(sets: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict[str, float]:
     """Compute the weighted geometric mean of parameter sets."""
     if len(sets) == 1:
         return dict(sets[0])
@@ -351,13 +351,13 @@ def _sourced(kind: type[P], entry: Entry, origin: str, subject: str) -> SourcedP
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class ConstantEfficiencies:
     """Constant efficiencies: shares of the datasheet's peaks that computation and links reach, and a launch floor [s].
 
     ``combine`` is ``max`` if arithmetic and memory traffic of a kernel overlap, and ``sum`` if they add up (the
-    original Paleo). With ``latency`` False links have no alpha, as in the original. With ``arrays`` products are padded
-    to the systolic arrays of a device that states them (`paleo.pricing.systolic`). ``low`` and ``high`` are the factors
-    of the interval.
+    original Paleo). With ``latency`` False links have no alpha, as in the original. With ``pads_to_arrays`` products
+    are padded to the systolic arrays of a device that states them (`paleo.pricing.systolic`). ``low`` and ``high`` are
+    the factors of the interval.
     """
 
     name: str
@@ -367,22 +367,22 @@ class Rates:
     launch: float = 0.0
     combine: Literal["max", "sum"] = "max"
     latency: bool = True
-    arrays: bool = False
+    pads_to_arrays: bool = False
     low: float = 1.0
     high: float = 2.0
 
 
-IDEAL = Rates("ideal", link=1.0)
+IDEAL = ConstantEfficiencies("ideal", link=1.0)
 #: Rates of systolic arrays, on which no kernel was timed; families of GPU kernels do not apply to one large core. The
 #: share of the matrix units, in addition to padding, is that of MaxText's published steps (0.5 to 0.68 of peak as MFU),
 #: that of memory is as for HBM elsewhere, and that of a link is from the scaling book (ICI, 0.9).
-COMPILED = Rates(
+TPU_EFFICIENCIES = ConstantEfficiencies(
     "assumed for TPUs: 0.7 of the matrix units, 0.85 of memory, 0.9 of a link",
-    0.7, 0.85, 0.9, arrays=True, low=0.65, high=1.6,
+    0.7, 0.85, 0.9, pads_to_arrays=True, low=0.65, high=1.6,
 )  # fmt: skip
 
 
-def constant_rates(device_kind: str, text: str) -> Rates | None:
+def constant_rates(device_kind: str, text: str) -> ConstantEfficiencies | None:
     """Return the constant efficiencies that a calibration option names, or those of ``auto`` for TPUs.
 
     Parameters
@@ -397,14 +397,14 @@ def constant_rates(device_kind: str, text: str) -> Rates | None:
     Rates, optional
         Efficiencies; None if times are predicted from measured parameters.
     """
-    return COMPILED if text == "auto" and device_kind == "tpu" else rates(text)
+    return TPU_EFFICIENCIES if text == "auto" and device_kind == "tpu" else parse_efficiencies(text)
 
 
 #: Least share of peak that ``ppp=`` accepts.
 _LEAST_SHARE = 1e-4
 
 
-def rates(text: str) -> Rates | None:
+def parse_efficiencies(text: str) -> ConstantEfficiencies | None:
     """Parse a calibration of constant efficiency: ``ideal`` (the peaks), or ``ppp=C,L``.
 
     C is the share of peak that computation reaches (the platform percent of peak of Paleo, 2017), L that of links; L
@@ -427,7 +427,7 @@ def rates(text: str) -> Rates | None:
 
     Examples
     --------
-    >>> rates("ppp=0.62,0.72").link
+    >>> parse_efficiencies("ppp=0.62,0.72").link
     0.72
     """
     if text == "ideal":
@@ -443,4 +443,4 @@ def rates(text: str) -> Rates | None:
         raise SpecError(
             f"calibration {text!r}: expected one or two shares of peak from {_LEAST_SHARE:g} to 1, as in ppp=0.62,0.7"
         )
-    return Rates(text, values[0], values[0], values[-1], combine="sum", latency=False)
+    return ConstantEfficiencies(text, values[0], values[0], values[-1], combine="sum", latency=False)

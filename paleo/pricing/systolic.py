@@ -19,8 +19,8 @@ joint taps they are predicted at 0.4 and 0.5 of the measured times).
 
 Jouppi et al., "In-Datacenter Performance Analysis of a Tensor Processing Unit", ISCA 2017 (tiles loaded behind rows
 that stream); Jouppi et al., "TPU v4", ISCA 2023; Google, Cloud TPU performance guide (tiles of 8 by 128). Padding is
-exact; the share of clocks that products then reach is that of `paleo.pricing.store.COMPILED`. Not valid for sparsity;
-Winograd's and Fourier's transforms are not considered.
+exact; the share of clocks that products then reach is that of `paleo.pricing.store.TPU_EFFICIENCIES`. Not valid
+for sparsity; Winograd's and Fourier's transforms are not considered.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def rounded_up(extent: Number, step: float) -> Array:
     return np.asarray(np.ceil(np.asarray(extent) / step) * step)
 
 
-def product_flops(m: Number, n: Number, k: Number, width: float) -> Array:
+def occupied_gemm_flops(m: Number, n: Number, k: Number, width: float) -> Array:
     """Compute the peak FLOP of the clock cycles for which a GEMM occupies one core's systolic array.
 
     Parameters
@@ -82,7 +82,7 @@ def product_flops(m: Number, n: Number, k: Number, width: float) -> Array:
 
     Examples
     --------
-    >>> [float(product_flops(m, 4096.0, 1024.0, 128.0)) / (2 * m * 4096 * 1024) for m in (8.0, 64.0, 4096.0)]
+    >>> [float(occupied_gemm_flops(m, 4096.0, 1024.0, 128.0)) / (2 * m * 4096 * 1024) for m in (8.0, 64.0, 4096.0)]
     [16.0, 2.0, 1.0]
     """
     keeps_right = rounded_up(n, width) * np.maximum(m, width)
@@ -94,7 +94,7 @@ def _gemm(kernel: Kernel, width: float, cores: float) -> float:
     """Count the FLOP that a GEMM occupies; its rows are divided among the cores (for weight gradients, its sum)."""
     shape = kernel.shape
     summed, rows = (cores, 1.0) if kernel.phase == "backward_weight" else (1.0, cores)
-    each = product_flops(shape["m"] / rows, shape["n"], shape["k"] / summed, width)
+    each = occupied_gemm_flops(shape["m"] / rows, shape["n"], shape["k"] / summed, width)
     return float(cores * shape.get("batch", 1.0) * each)
 
 
@@ -121,11 +121,11 @@ def _convolved(kernel: Kernel, width: float, cores: float, groups: float) -> flo
         return taps * extent if side_by_side else taps * float(rounded_up(extent, width))
 
     if kernel.operation == "bwd_filter":
-        flops = product_flops(with_taps(channels), filters, positions, width)
+        flops = occupied_gemm_flops(with_taps(channels), filters, positions, width)
     elif kernel.operation == "bwd_data":
-        flops = product_flops(positions, channels, with_taps(filters), width)
+        flops = occupied_gemm_flops(positions, channels, with_taps(filters), width)
     else:
-        flops = product_flops(positions, filters, with_taps(channels), width)
+        flops = occupied_gemm_flops(positions, filters, with_taps(channels), width)
     return float(cores * flops)
 
 
@@ -134,9 +134,9 @@ def _recurrence(kernel: Kernel, width: float, cores: float) -> float:
     shape = kernel.shape
     rows, hidden, outputs = shape["batch"] / cores, shape["hidden"], shape["gates"] * shape["hidden"]
     if kernel.operation.endswith("bwd_filter"):
-        each = product_flops(hidden, outputs, rows * shape["timesteps"], width)
+        each = occupied_gemm_flops(hidden, outputs, rows * shape["timesteps"], width)
     else:
-        each = shape["timesteps"] * product_flops(rows, outputs, hidden, width)
+        each = shape["timesteps"] * occupied_gemm_flops(rows, outputs, hidden, width)
     return float(cores * shape["directions"] * each)
 
 
@@ -207,13 +207,13 @@ def laid_out_bytes(kernel: Kernel, device: Device) -> float:
     if device.matrix_unit is None or samples is None or samples > device.multiprocessors:
         return kernel.bytes
     if kernel.family != "conv":
-        return kernel.bytes * _laid_out(shape["channels"])
+        return kernel.bytes * _lane_padding_factor(shape["channels"])
     images = shape["n"] * math.prod(shape.get(axis, 1.0) for axis in "dhw") * shape["c"]
     results = _positions(shape) * shape["k"]
-    laid_out = images * _laid_out(shape["c"]) + results * _laid_out(shape["k"])
+    laid_out = images * _lane_padding_factor(shape["c"]) + results * _lane_padding_factor(shape["k"])
     return kernel.bytes * laid_out / (images + results)
 
 
-def _laid_out(channels: float) -> float:
+def _lane_padding_factor(channels: float) -> float:
     """Return the factor by which padding of channels to the vector lanes enlarges a tensor."""
     return float(rounded_up(channels, LANES)) / channels

@@ -32,7 +32,7 @@ from paleo.specs.calibration import parameter
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paleo.pricing.kernels import DeviceFigures
+    from paleo.pricing.kernels import DeviceDatasheet
 
 Array = npt.NDArray[np.float64]
 #: Area of the tile for which ``epilogue`` is stated.
@@ -44,7 +44,7 @@ OVERLAP, HOST_OVERLAP = 3.0, 8.0
 
 
 @dataclass(frozen=True, slots=True)
-class TileParameters:
+class EngineGemmParameters:
     """Calibrated parameters of one GEMM kernel of an inference engine on one device."""
 
     launch: float = parameter("20 us", "0.5..400 us", "launches of all kernels of a call")
@@ -66,8 +66,8 @@ def product_time(
     columns: Array,
     length: Array,
     tiles: Sequence[tuple[int, int]],
-    device: DeviceFigures,
-    parameters: TileParameters,
+    device: DeviceDatasheet,
+    parameters: EngineGemmParameters,
     count: Array | float = 1.0,
     splits: Sequence[int] = (1,),
 ) -> Array:
@@ -79,9 +79,9 @@ def product_time(
         Extents of a product; they broadcast.
     tiles : sequence of (int, int)
         Rows and columns of the tiles that the library has.
-    device : DeviceFigures
+    device : DeviceDatasheet
         Peak of the format that the products run in.
-    parameters : TileParameters
+    parameters : EngineGemmParameters
         Calibration of the kernel.
     count : array or float
         Number of products; groups of products have leading axes in ``rows`` and ``count``, which are summed.
@@ -156,8 +156,8 @@ TILES, SPLITS = ((128, 256), (128, 128), (128, 64), (128, 32), (64, 64), (64, 32
 ELEMENT_BYTES = {"fp8": 1.0, "fp4": 0.5 + 1.0 / 16.0}
 
 
-def narrow_product_time(
-    *, m: Array, n: Array, k: Array, element_bytes: float, device: DeviceFigures, parameters: TileParameters
+def low_precision_gemm_time(
+    *, m: Array, n: Array, k: Array, element_bytes: float, device: DeviceDatasheet, parameters: EngineGemmParameters
 ) -> Array:
     """Compute the time of C[m,n] = A[m,k] B[k,n], with activations A first quantised from 16 bits.
 
@@ -167,9 +167,9 @@ def narrow_product_time(
         Extents, at least 1.
     element_bytes : float
         Bytes of a narrow element, its scales included.
-    device : DeviceFigures
+    device : DeviceDatasheet
         Peak of the narrow format.
-    parameters : TileParameters
+    parameters : EngineGemmParameters
         Calibration of the kernel.
 
     Returns

@@ -15,7 +15,7 @@ from paleo.report.charts import Bar, Chart, bars, svg
 from paleo.report.columns import Attribute
 from paleo.report.page import rendered_page, sortable
 from paleo.report.plots import BLUE, GREY, STYLE, figure_of
-from paleo.units import duration, gibibytes
+from paleo.units import format_duration, format_gibibytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SIZE = (5.2, 3.4)
 
 
-def _times(service: Service) -> Any:
+def _latency_table(service: Service) -> Any:
     """Return the rows (name, percentiles) of a service's latencies."""
     from paleo.report import serving
 
@@ -62,24 +62,24 @@ def service_page(service: Service, systems: Sequence[Service] = (), *, date: str
 
     plan, tables, charts = service.best, [], []
     if len(systems) > 1:
-        tables.append(("Systems", sortable(serving.SYSTEMS, systems), ""))
+        tables.append(("Systems", sortable(serving.SYSTEM_COLUMNS, systems), ""))
     if plan is not None:
-        room = ", ".join(f"{name} {gibibytes(size)}" for name, size in serving.memory_parts(plan).items())
-        tables.append(("Latency of the first plan", _times(service), f"Simulated. Memory of a GPU: {room}."))
-        tables.append(("Plans", sortable(serving.PLANS, service.result.plans), "Click a heading to sort."))
+        room = ", ".join(f"{name} {format_gibibytes(size)}" for name, size in serving.memory_parts(plan).items())
+        tables.append(("Latency of the first plan", _latency_table(service), f"Simulated. Memory of a GPU: {room}."))
+        tables.append(("Plans", sortable(serving.PLAN_COLUMNS, service.result.plans), "Click a heading to sort."))
         charts = [(title, _picture(title, picture, service)) for title, picture in serving.PICTURES.items()]
     return rendered_page(
         "answer.html",
         title=f"{service.model.title} on {service.gpus} x {service.system.device.name}",
         version=__version__,
         date=date,
-        question=serving.load_words(service),
+        question=serving.load_description(service),
         verdict=service.verdict,
         possible=plan is not None,
         warnings=list(service.warnings),
         charts=charts,
         tables=tables,
-        command=service.launch,
+        command=service.launch_command,
         assumptions=serving.assumptions(service),
         unmodelled=list(UNMODELLED),
         refusals=list(dict.fromkeys(service.result.refusals)),
@@ -115,7 +115,7 @@ def learning_page(study: LearningStudy, *, date: str) -> str:
     charts = []
     if best is not None:
         parts = [
-            Bar(name, seconds, None, None, duration(seconds), GREY if name == "idle" else BLUE)
+            Bar(name, seconds, None, None, format_duration(seconds), GREY if name == "idle" else BLUE)
             for name, seconds in reinforcement.nonzero_step_parts(best).items()
         ]
         charts = [("A step by part", bars(parts, "A step by part"))]
@@ -128,13 +128,15 @@ def learning_page(study: LearningStudy, *, date: str) -> str:
         date=date,
         question=(
             f"{rollouts.count:,} answers a step; on average {rollouts.prompt:,.0f} tokens a prompt and "
-            f"{rollouts.answer:,.0f} an answer, at most {rollouts.longest:,.0f}; {study.count:,} steps."
+            f"{rollouts.answer_tokens:,.0f} an answer, at most {rollouts.longest:,.0f}; {study.step_count:,} steps."
         ),
         verdict=study.verdict,
         possible=best is not None and best.fits,
         warnings=[],
         charts=charts,
-        tables=[("Layouts", sortable(reinforcement.STEPS, study.steps), "Click a heading to sort.")] if best else [],
+        tables=[("Layouts", sortable(reinforcement.STEP_COLUMNS, study.steps), "Click a heading to sort.")]
+        if best
+        else [],
         command="",
         assumptions=reinforcement.assumptions(study),
         unmodelled=list(NOT_LEARNED),

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from paleo.report.columns import Attribute, Document, grid, percent, row_json, rows_table, wrapped_text
 from paleo.studies.audit import ADVICE, Audit, CollectiveAudit
-from paleo.units import duration, engineering, gibibytes
+from paleo.units import format_duration, format_gibibytes, format_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,9 +52,9 @@ def document(audit: Audit | CollectiveAudit) -> Document:
             {"name": fault.name, "factor": fault.factor, "step_time_s": fault.evidence["step"], "advice": fault.advice}
             for fault in audit.faults
         ],
-        "unexplained": audit.ratio,
+        "unexplained": audit.measured_over_predicted,
         "notes": list(audit.notes),
-        "measure_next": _next(audit),
+        "measure_next": _next_measurement(audit),
     }
     if audit.beyond is None:
         return {**fields, "beyond": None}
@@ -79,14 +79,19 @@ def verdict(audit: Audit | CollectiveAudit) -> str:
     if isinstance(audit, CollectiveAudit):
         return audit.verdict
     measured, predicted = audit.measured["step"], audit.predicted["step"]
-    seen = f"A step takes {duration(measured)}, predicted {duration(predicted)} ({measured / predicted - 1:+.0%})"
+    seen = (
+        f"A step takes {format_duration(measured)}, predicted {format_duration(predicted)} "
+        f"({measured / predicted - 1:+.0%})"
+    )
     low, high = audit.expected.interval
     if not audit.faults:
         return f"{seen}: {_without_faults(audit)}."
     doubt = " The step lies within the 90 % interval of the prediction, so this may be the model's error."
     names = ", or ".join(fault.text for fault in audit.faults)
     remainder = (
-        f"{audit.ratio - 1:+.0%} of the step stay unexplained" if abs(audit.ratio - 1) >= 0.01 else "that is all of it"
+        f"{audit.measured_over_predicted - 1:+.0%} of the step stay unexplained"
+        if abs(audit.measured_over_predicted - 1) >= 0.01
+        else "that is all of it"
     )
     return f"{seen}. What explains it: {names}; {remainder}.{doubt if low <= measured <= high else ''}"
 
@@ -133,17 +138,17 @@ def table(audit: Audit | CollectiveAudit) -> RenderableType:
     parts += [part for note in audit.notes for part in (Text(), wrapped_text(f"{note[:1].upper()}{note[1:]}."))]
     for fault in audit.faults:
         parts += [Text(), wrapped_text(f"{fault.text}: {fault.advice}.")]
-    if words := _next(audit):
+    if words := _next_measurement(audit):
         parts += [Text(), wrapped_text(words)]
     if audit.beyond is not None:
         gpus, seconds, (low, high) = audit.beyond
-        heading = f"On {gpus:,} GPUs with the same batch per GPU: {duration(seconds)}"
-        ends = f"90 % interval {duration(low)} to {duration(high)}, from the steps of this log"
+        heading = f"On {gpus:,} GPUs with the same batch per GPU: {format_duration(seconds)}"
+        ends = f"90 % interval {format_duration(low)} to {format_duration(high)}, from the steps of this log"
         parts += [Text(), wrapped_text(f"{heading} ({ends}).")]
     return Group(*parts)
 
 
-def _next(audit: Audit) -> str | None:
+def _next_measurement(audit: Audit) -> str | None:
     """Return a sentence on what to measure next, if several faults explain the log; otherwise None."""
     if len(audit.faults) < 2:
         return None
@@ -156,20 +161,20 @@ def _next(audit: Audit) -> str | None:
 
 def _cell(name: str, value: float) -> str:
     if name == "memory":
-        return gibibytes(value)
+        return format_gibibytes(value)
     if name == "samples":
         return f"{value:,.0f}"
     if name == "spread":
         return f"{value:.2f}"
-    return percent(value - 1.0) if name == "unsteadiness" else duration(value)
+    return percent(value - 1.0) if name == "unsteadiness" else format_duration(value)
 
 
 # collectives
 
-_PAYLOAD = (
-    Attribute("payload_bytes", lambda row: row[0], "payload", "words", lambda row: engineering(row[0], "B")),
-    Attribute("measured_s", lambda row: row[1], "measured", "words", lambda row: duration(row[1])),
-    Attribute("predicted_s", lambda row: row[2], "predicted", "words", lambda row: duration(row[2])),
+_PAYLOAD_COLUMNS = (
+    Attribute("payload_bytes", lambda row: row[0], "payload", "words", lambda row: format_quantity(row[0], "B")),
+    Attribute("measured_s", lambda row: row[1], "measured", "words", lambda row: format_duration(row[1])),
+    Attribute("predicted_s", lambda row: row[2], "predicted", "words", lambda row: format_duration(row[2])),
     Attribute("", lambda row: row[1] / row[2], "measured over predicted", "ratio"),
 )
 
@@ -186,23 +191,23 @@ def _collective_document(audit: CollectiveAudit) -> Document:
         "log": "nccl-tests",
         "operation": study.operation,
         "verdict": audit.verdict,
-        "small_ratio": audit.small,
-        "large_ratio": audit.large,
+        "small_ratio": audit.small_payload_ratio,
+        "large_ratio": audit.large_payload_ratio,
         "faults": [{"name": name, "factor": factor, "advice": ADVICE[name]} for name, factor in audit.faults.items()],
-        "payloads": [row_json(_PAYLOAD, row) for row in _payloads(audit)],
+        "payloads": [row_json(_PAYLOAD_COLUMNS, row) for row in _payloads(audit)],
         "beyond": None if audit.beyond is None else {"gpus": audit.beyond[0], "time_s": audit.beyond[1]},
         "calibration": study.calibration,
     }
 
 
 def _collective_table(audit: CollectiveAudit) -> RenderableType:
-    rows = rows_table("nccl-tests", _PAYLOAD, _payloads(audit))
+    rows = rows_table("nccl-tests", _PAYLOAD_COLUMNS, _payloads(audit))
     parts: list[RenderableType] = [wrapped_text(Text(audit.verdict, style="bold")), Text(), rows]
     parts += [wrapped_text(f"\n{name}: {ADVICE[name]}.") for name in audit.faults]
     if audit.beyond is not None:
         gpus, seconds = audit.beyond
-        largest = engineering(audit.log.payloads[-1], "B")
+        largest = format_quantity(audit.log.payloads[-1], "B")
         parts.append(
-            wrapped_text(f"\n{largest} over {gpus:,} GPUs, with links as fast as measured: {duration(seconds)}.")
+            wrapped_text(f"\n{largest} over {gpus:,} GPUs, with links as fast as measured: {format_duration(seconds)}.")
         )
     return Group(*parts, wrapped_text(f"\nCalibration: {audit.study.calibration}"))

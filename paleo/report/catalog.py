@@ -10,7 +10,7 @@ from rich.constrain import Constrain
 from rich.text import Text
 
 from paleo.collectives.base import ALGORITHMS
-from paleo.errors import SpecError, near
+from paleo.errors import SpecError, suggest_names
 from paleo.layers.base import LAYERS
 from paleo.operations.base import OPTIMIZERS
 from paleo.parallel.placement import STRATEGIES
@@ -30,7 +30,7 @@ from paleo.specs.system import Level, System, load_system
 from paleo.specs.task import load_task
 from paleo.studies.summary import Summary, summarise
 from paleo.studies.sweep import load_study
-from paleo.units import HOUR, duration, engineering, gibibytes, with_noun
+from paleo.units import HOUR, format_duration, format_gibibytes, format_quantity, with_noun
 
 if TYPE_CHECKING:
     from paleo.tables.base import MeasuredTable
@@ -53,8 +53,8 @@ def _dated(entry: Device | System) -> str:
 def _device_line(name: str) -> str:
     device = load_device(name)
     dtype = device.training_dtype
-    peak = engineering(device.peak_flops_per_s(dtype), "FLOP/s")
-    return f"{_dated(device)}: {peak} {dtype}, {gibibytes(device.memory.capacity)} {device.memory.kind}"
+    peak = format_quantity(device.peak_flops_per_s(dtype), "FLOP/s")
+    return f"{_dated(device)}: {peak} {dtype}, {format_gibibytes(device.memory.capacity)} {device.memory.kind}"
 
 
 def _system_line(name: str) -> str:
@@ -64,7 +64,7 @@ def _system_line(name: str) -> str:
 
 def _link_line(name: str) -> str:
     link = load_link(name)
-    return f"{engineering(link.bandwidth, 'B/s')} each way, {link.scope}"
+    return f"{format_quantity(link.bandwidth, 'B/s')} each way, {link.scope}"
 
 
 def _model_line(name: str) -> str:
@@ -118,7 +118,7 @@ def _table_lines() -> dict[str, str]:
 
 
 def _table_line(table: MeasuredTable) -> str:
-    columns = ", ".join(sorted(table.header - {table.measured_column}))
+    columns = ", ".join(sorted(table.identifying_columns - {table.measured_column}))
     meaning = _first_line(getattr(table, "kind", table)).replace("`", "")
     return f"{meaning} Columns: {columns} -> {table.measured_column}"
 
@@ -142,7 +142,7 @@ def catalog_lines(kind: str) -> Mapping[str, str]:
         If the kind is unknown.
     """
     if kind not in KINDS:
-        raise SpecError(f"unknown kind {kind!r}; {near(kind, KINDS)}")
+        raise SpecError(f"unknown kind {kind!r}; {suggest_names(kind, KINDS)}")
     return KINDS[kind]()
 
 
@@ -175,7 +175,7 @@ def find_entries(name: str, kind: str | None = None) -> list[tuple[str, object]]
     if kind is not None:
         singular = kind.strip().lower() if kind.strip().lower() in loaders else kind.strip().lower().removesuffix("s")
         if singular not in loaders:
-            raise SpecError(f"unknown kind {kind!r}; {near(kind, loaders)}")
+            raise SpecError(f"unknown kind {kind!r}; {suggest_names(kind, loaders)}")
         loaders = {singular: loaders[singular]}
     entries = [(kind, load(folded)) for kind, (known, load) in loaders.items() if folded.partition("@")[0] in known()]
     if not entries:
@@ -183,7 +183,7 @@ def find_entries(name: str, kind: str | None = None) -> list[tuple[str, object]]
         entries = [(kind, load(entry)) for kind, load, entry in meant if entry is not None]
     if not entries:
         known_names = [name for known, _ in loaders.values() for name in known()]
-        raise SpecError(f"nothing is named {name!r}; {near(name, known_names)} (see `paleo list`)")
+        raise SpecError(f"nothing is named {name!r}; {suggest_names(name, known_names)} (see `paleo list`)")
     return entries
 
 
@@ -212,7 +212,7 @@ def _read(path: str, kind: str | None = None) -> tuple[str, object]:
     loaders |= {"calibration": load_calibration, "run": load_run, "study": load_study}
     kind_of_file = kind_of(path) if kind is None else kind.strip().lower()
     if kind_of_file not in loaders:
-        raise SpecError(f"unknown kind {kind!r}; {near(str(kind), loaders)}")
+        raise SpecError(f"unknown kind {kind!r}; {suggest_names(str(kind), loaders)}")
     return kind_of_file, loaders[kind_of_file](path)
 
 
@@ -256,7 +256,7 @@ def _known(*rows: tuple[str, object]) -> list[Fact]:
 
 
 def _rates(peaks: Mapping[Any, float]) -> str:
-    return ", ".join(f"{dtype} {engineering(rate, 'FLOP/s')}" for dtype, rate in peaks.items())
+    return ", ".join(f"{dtype} {format_quantity(rate, 'FLOP/s')}" for dtype, rate in peaks.items())
 
 
 def _price(price: Price | None) -> str | None:
@@ -269,22 +269,25 @@ def _market(system: System) -> str | None:
     return None if quote is None else _price(quote.price)
 
 
-def _device(device: Device) -> list[Fact]:
+def _device_facts(device: Device) -> list[Fact]:
     memory = device.memory
     return _known(
         ("name", device.full_name),
         ("architecture", f"{device.vendor} {device.architecture}, {device.form_factor}"),
         ("year", device.year),
         ("multiprocessors", device.multiprocessors),
-        ("boost clock", device.boost_clock and engineering(device.boost_clock, "Hz", digits=4)),
+        ("boost clock", device.boost_clock and format_quantity(device.boost_clock, "Hz", digits=4)),
         ("peak, dense", _rates(device.peak)),
         ("peak of ordinary cores", _rates(device.vector_peak)),
         ("tensor cores for", ", ".join(device.tensor_dtypes)),
         ("systolic array", device.matrix_unit and f"{device.matrix_unit.width} x {device.matrix_unit.width}"),
-        ("memory", f"{gibibytes(memory.capacity)} {memory.kind}, {engineering(memory.bandwidth, 'B/s', digits=4)}"),
-        ("memory for programs", memory.reported and gibibytes(memory.reported)),
-        ("L2 cache", device.l2 and gibibytes(device.l2)),
-        ("design power", device.tdp and engineering(device.tdp, "W")),
+        (
+            "memory",
+            f"{format_gibibytes(memory.capacity)} {memory.kind}, {format_quantity(memory.bandwidth, 'B/s', digits=4)}",
+        ),
+        ("memory for programs", memory.reported and format_gibibytes(memory.reported)),
+        ("L2 cache", device.l2 and format_gibibytes(device.l2)),
+        ("design power", device.tdp and format_quantity(device.tdp, "W")),
         ("PCIe", device.pcie and f"generation {device.pcie.generation}, {device.pcie.lanes} lanes"),
         ("link to the host", device.host_link and _host_link(device.host_link)),
         ("links of the device", device.interconnect and _device_links(device)),
@@ -302,29 +305,29 @@ def _host_link(joined: HostLink) -> str:
 def _device_links(device: Device) -> str:
     links = device.interconnect
     assert links is not None
-    return f"{links.kind} {links.generation or ''}".strip() + f", {engineering(links.bandwidth, 'B/s')} each way"
+    return f"{links.kind} {links.generation or ''}".strip() + f", {format_quantity(links.bandwidth, 'B/s')} each way"
 
 
-def _link(link: Link) -> list[Fact]:
+def _link_facts(link: Link) -> list[Fact]:
     achieved, in_switch = link.achieved_fraction, link.in_switch_bandwidth
     return _known(
         ("kind", link.kind),
         ("scope", link.scope),
-        ("bandwidth, each way", engineering(link.bandwidth, "B/s")),
+        ("bandwidth, each way", format_quantity(link.bandwidth, "B/s")),
         ("achieved", achieved and f"{100 * achieved:g} % of it ({link.achieved_source})"),
-        ("sums in switches", in_switch and f"{engineering(in_switch, 'B/s')} of bus bandwidth at most"),
-        ("latency", link.latency and f"{duration(link.latency)} ({link.latency_source or 'source unknown'})"),
+        ("sums in switches", in_switch and f"{format_quantity(in_switch, 'B/s')} of bus bandwidth at most"),
+        ("latency", link.latency and f"{format_duration(link.latency)} ({link.latency_source or 'source unknown'})"),
         ("notes", link.notes),
         ("source", link.source),
     )
 
 
-def _system(system: System) -> list[Fact]:
+def _system_facts(system: System) -> list[Fact]:
     levels = [
         (
             f"level {index}: {level.name}",
             f"{level.ranks or 'any number of'} GPUs, {level.ports} × {level.link.name} "
-            f"({engineering(level.unit_bandwidth, 'B/s')} each way from a unit), {_topology(level)}",
+            f"({format_quantity(level.unit_bandwidth, 'B/s')} each way from a unit), {_topology(level)}",
         )
         for index, level in enumerate(system.levels, start=1)
     ]
@@ -354,9 +357,9 @@ def _topology(level: Level) -> str:
     return ", ".join([level.topology, *(word for word in words if word)])
 
 
-def _model(model: ModelSpec) -> list[Fact]:
+def _model_facts(model: ModelSpec) -> list[Fact]:
     counts = summarise(model, Run())
-    sizes = ", ".join(f"{key} {value}" for key, value in counts.graph.params.items() if key != "batch")
+    sizes = ", ".join(f"{key} {value}" for key, value in counts.graph.hyperparameters.items() if key != "batch")
     data = model.dataset
     flops = counts.total("flops_forward")
     return _known(
@@ -367,7 +370,7 @@ def _model(model: ModelSpec) -> list[Fact]:
         ("parameters", f"{counts.graph.parameters:,}"),
         (
             "FLOP of one sample",
-            f"{engineering(flops, 'FLOP')} forward, {engineering(counts.total('flops_backward'), 'FLOP')} back",
+            f"{format_quantity(flops, 'FLOP')} forward, {format_quantity(counts.total('flops_backward'), 'FLOP')} back",
         ),
         ("FLOP of MFU", counts.model_flops and _model_flops(*counts.model_flops)),
         ("settable (--set model.NAME=…)", sizes),
@@ -381,10 +384,10 @@ def _model(model: ModelSpec) -> list[Fact]:
 
 def _model_flops(forward: float, backward: float) -> str:
     without = "attention scores under the causal mask and recomputation are not counted"
-    return f"{engineering(forward, 'FLOP')} forward, {engineering(backward, 'FLOP')} back: {without}"
+    return f"{format_quantity(forward, 'FLOP')} forward, {format_quantity(backward, 'FLOP')} back: {without}"
 
 
-def _software(software: Software) -> list[Fact]:
+def _software_facts(software: Software) -> list[Fact]:
     """Return facts about a software profile as (name, text) pairs; `settings` lists its fields."""
     return _known(
         ("title", software.title),
@@ -401,7 +404,7 @@ def _changes(changes: Mapping[str, object]) -> str:
     return ", ".join(f"{field}: {value}" for field, value in changes.items())
 
 
-def _calibration(calibration: Calibration) -> list[Fact]:
+def _calibration_facts(calibration: Calibration) -> list[Fact]:
     """Return one line for each fitted entry of a calibration: what was fitted, to how many rows, and its test error."""
     rows = [("subject", calibration.subject)]
     for entry in calibration.entries:
@@ -455,12 +458,12 @@ def _stated(entry: Spec) -> list[Fact]:
 
 #: Class of an entry -> its facts, the most special class first.
 _FACTS: Mapping[type, Callable[[Any], list[Fact]]] = {
-    Device: _device,
-    Link: _link,
-    System: _system,
-    ModelSpec: _model,
-    Software: _software,
-    Calibration: _calibration,
+    Device: _device_facts,
+    Link: _link_facts,
+    System: _system_facts,
+    ModelSpec: _model_facts,
+    Software: _software_facts,
+    Calibration: _calibration_facts,
     Run: lambda run: _known(*explicit_fields(run).items()),
     Spec: _stated,
     object: _registered,
@@ -509,14 +512,14 @@ def entry_tables(title: str, entry: object) -> Iterator[RenderableType]:
 
 
 def _size(value: float) -> str:
-    return engineering(value, "")
+    return format_quantity(value, "")
 
 
 def _bytes(value: float) -> str:
-    return engineering(value, "B")
+    return format_quantity(value, "B")
 
 
-_LAYER = (
+_LAYER_COLUMNS = (
     Attribute("name", lambda layer: layer.name, "layer"),
     Attribute("type", lambda layer: layer.type, "type"),
     Attribute("output_shape", lambda layer: list(layer.output_shape), "output", "",
@@ -552,7 +555,7 @@ def summary_document(study: Summary) -> Document:
         "flops_forward": study.total("flops_forward"),
         "flops_backward": study.total("flops_backward"),
         "saved_activation_bytes": study.total("saved_bytes"),
-        "layers": [row_json(_LAYER, layer) for layer in study.layers],
+        "layers": [row_json(_LAYER_COLUMNS, layer) for layer in study.layers],
     }
 
 
@@ -570,7 +573,7 @@ def summary_table(study: Summary) -> RenderableType:
         Tables for the console.
     """
     title = f"{study.graph.name}, batch {study.graph.batch}, {study.dtype}; repeated layers are listed once"
-    table = rows_table(title, _LAYER, study.layers)
+    table = rows_table(title, _LAYER_COLUMNS, study.layers)
     for column in table.columns[1:]:
         column.no_wrap = True
     table.add_section()

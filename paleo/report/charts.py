@@ -21,14 +21,14 @@ from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from paleo.report.plots import BLACK, BLUE, CYCLE, STYLE, VERMILION
-from paleo.units import KILO, engineering
+from paleo.units import KILO, format_quantity
 
 #: Width of every chart in points, room for numbers at its right end, and height of a row.
 WIDTH, RIGHT, ROW = 380.0, 92.0, 40.0
 #: Fraction from which a cell of a heat map is so dark that its number is white.
-DARK = 0.55
+DARK_CELL_FROM = 0.55
 #: Least distance of two ticks of a logarithmic axis, as a ratio.
-APART = 1.25
+MIN_TICK_RATIO = 1.25
 _LINE = "#d9dce1"
 #: Colours of matplotlib -> those of the page.
 _PAGE = {"#000000": "currentColor", BLUE.lower(): "var(--bar)", _LINE: "var(--line)"}
@@ -103,7 +103,7 @@ def _font(size: str | None) -> str:
     return f"font-size: {size}" if size else ""
 
 
-def _rows(count: int, right: float = RIGHT) -> tuple[Figure, Axes]:
+def _bar_axes(count: int, right: float = RIGHT) -> tuple[Figure, Axes]:
     """Return a figure and axes with a row for each bar, the first on top, from zero, without ticks."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(WIDTH / 72.0, max(count, 1) * ROW / 72.0))
@@ -129,7 +129,7 @@ def bars(rows: Sequence[Bar], title: str) -> Chart:
     title : str
         Read aloud in place of the chart.
     """
-    figure, axes = _rows(len(rows))
+    figure, axes = _bar_axes(len(rows))
     for y, row in enumerate(rows):
         axes.barh(y, row.value, 0.36, color=row.colour)
         if row.low is not None and row.high is not None:
@@ -156,7 +156,7 @@ def stacks(rows: Sequence[tuple[str, Mapping[str, float], str]], title: str, lim
     names = dict.fromkeys(name for _, parts, _ in rows for name, value in parts.items() if value > 0)
     colours = dict(zip(names, CYCLE * 3, strict=False))
     longest = max((*(sum(parts.values()) for _, parts, _ in rows), *limits), default=0.0) or 1.0
-    figure, axes = _rows(len(rows))
+    figure, axes = _bar_axes(len(rows))
     axes.set_xlim(0.0, longest)
     for y, (label, parts, text) in enumerate(rows):
         end = 0.0
@@ -185,7 +185,7 @@ def deviations(rows: Sequence[tuple[str, float, float]], title: str) -> Chart:
     """
     reach = max((abs(value - 1) for _, *pair in rows for value in pair), default=0.0)
     reach = 1.3 * max(reach, 0.05)
-    figure, axes = _rows(len(rows), right=0.0)
+    figure, axes = _bar_axes(len(rows), right=0.0)
     axes.set_xlim(-reach, reach)
     axes.axvline(0.0, color=BLACK, linewidth=1)
     for y, (name, *pair) in enumerate(rows):
@@ -226,7 +226,7 @@ def curves(lines: Sequence[Curve], *, title: str, x_label: str, y_label: str) ->
             axes.plot(x, y, "o-", color=line.colour, linewidth=2, markersize=5)
     axes.set(xscale="log", yscale="log", xlabel=x_label, ylim=(min(p[2] for p in points), max(p[3] for p in points)))
     axes.set_title(y_label, loc="left", size=11)
-    axes.xaxis.set_major_locator(FixedLocator(_spread(sorted({point[0] for point in points}))))
+    axes.xaxis.set_major_locator(FixedLocator(_separate_ticks(sorted({point[0] for point in points}))))
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
@@ -262,7 +262,7 @@ def heat_map(
             frame: dict[str, Any] = {"edgecolor": BLACK, "linewidth": 2, "zorder": 2} if (row, column) == framed else {}
             cell = Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, facecolor=(BLUE, max(share, 0.03)), **frame)
             axes.add_patch(cell)
-            colour = "white" if share > DARK else BLACK
+            colour = "white" if share > DARK_CELL_FROM else BLACK
             axes.text(column, row, f"{100 * share:.0f}", ha="center", va="center", color=colour, zorder=3)
     axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5), xlabel=x_label)
     axes.set_title(y_label, loc="left", size=11)
@@ -275,11 +275,11 @@ def heat_map(
     return Chart(svg(figure, title))
 
 
-def _spread(values: Iterable[float]) -> list[float]:
+def _separate_ticks(values: Iterable[float]) -> list[float]:
     """Return those of rising values that can be ticks of a logarithmic axis without overlap."""
     chosen: list[float] = []
     for value in values:
-        if not chosen or value >= APART * chosen[-1]:
+        if not chosen or value >= MIN_TICK_RATIO * chosen[-1]:
             chosen.append(value)
     return chosen
 
@@ -291,5 +291,5 @@ def _short(value: float) -> str:
     ('2048', '50k', '0.5')
     """
     if value >= 10 * KILO:
-        return engineering(value, "").replace(" ", "")
+        return format_quantity(value, "").replace(" ", "")
     return f"{value:g}" if value >= 100 else f"{value:.3g}"

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from paleo.cluster.nodes import POLICIES
 from paleo.report.columns import Attribute, facts_table, format_usd, row_json, rows_table, wrapped_text
-from paleo.units import HOUR, duration, with_noun
+from paleo.units import HOUR, format_duration, with_noun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,7 +24,7 @@ _LISTED, _DRAWN_NODES = 25, 64
 
 
 def _time(seconds: float) -> str:
-    return duration(seconds) if seconds else "0 s"
+    return format_duration(seconds) if seconds else "0 s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class _JobRow:
 
     @property
     def gpus(self) -> int:
-        return int(next(gpus for gpus in self.job.preferred if gpus))
+        return int(next(gpus for gpus in self.job.preferred_gpus if gpus))
 
     @property
     def interval(self) -> list[float] | None:
@@ -56,8 +56,8 @@ class _JobRow:
         return None if ends is None else [float(end) for end in ends[self.number]]
 
     @property
-    def safe(self) -> float | None:
-        shares = self.study.on_time
+    def on_time_share(self) -> float | None:
+        shares = self.study.deadline_probability
         return None if shares is None or self.met is None else float(shares[self.number])
 
 
@@ -74,7 +74,7 @@ def _columns() -> list[Attribute]:
         Attribute("preemptions", lambda row: int(row.of("preemptions")), "stops", "count"),
         Attribute("deadline", lambda row: None if row.met is None else row.job.deadline),
         Attribute("met", lambda row: row.met, "in time", "yes or no", optional=True),
-        Attribute("met_share", lambda row: row.safe, "of samples", "fraction", optional=True),
+        Attribute("met_share", lambda row: row.on_time_share, "of samples", "fraction", optional=True),
     ]
 
 
@@ -106,13 +106,13 @@ def document(study: FleetStudy) -> dict[str, Any]:
             for system, count in zip(study.fleet.systems, study.nodes, strict=True)
         ],
         "gpus": result.gpus,
-        "possible": study.holds,
-        "missed": study.missed,
+        "possible": study.meets_requirements,
+        "missed": study.late_jobs,
         "span_s": result.span,
         "wait_s": {
             "mean": float(result.waited.mean()),
             "p95": float(np.quantile(result.waited, 0.95)),
-            "limit": study.wishes.wait,
+            "limit": study.requirements.max_wait,
         },
         "utilisation": result.utilisation,
         "lost_gpu_hours": study.lost_gpu_hours,
@@ -145,12 +145,15 @@ def table(study: FleetStudy) -> RenderableType:
     result, policy = study.result, POLICIES[study.fleet.policy]
     total = result.gpus * result.span / HOUR
     rows = [
-        ("machines", f"{study.order}, {with_noun(result.gpus, 'GPU')}"),
+        ("machines", f"{study.order_text}, {with_noun(result.gpus, 'GPU')}"),
         ("policy", f"{policy.title} ({policy.source})"),
         ("mean wait", f"{_time(float(result.waited.mean()))}, longest {_time(float(result.waited.max()))}"),
         ("cost", format_usd(study.usd)),
     ]
-    lost = [("work", float((result.worked - result.failed).sum()) / HOUR), *study.lost_gpu_hours.items()]
+    lost = [
+        ("work", float((result.work_gpu_seconds - result.failure_gpu_seconds).sum()) / HOUR),
+        *study.lost_gpu_hours.items(),
+    ]
     parts = [
         Attribute("", lambda entry: entry[0], "GPU-hours of"),
         Attribute("", lambda entry: entry[1], "hours", "", lambda entry: f"{entry[1]:,.1f}"),
@@ -207,7 +210,7 @@ def figure(study: FleetStudy) -> Figure:
             queue.yaxis.set_major_locator(MaxNLocator(integer=True))
         [chart, *panels][-1].set_xlabel("hours" if waiting else "hours; no job waits")
         title = POLICIES[study.fleet.policy].title
-        picture.suptitle(f"{with_noun(len(study.fleet.jobs), 'job')} on {study.order}, {title}")
+        picture.suptitle(f"{with_noun(len(study.fleet.jobs), 'job')} on {study.order_text}, {title}")
     return picture
 
 
@@ -224,7 +227,7 @@ def _gantt(axes: Any, study: FleetStudy) -> None:
     for segment in sorted(study.result.segments, key=lambda each: each.begin):
         begin, end = segment.begin / HOUR, segment.end / HOUR
         for node, count in segment.gang:
-            size = pools[segment.pool].per_node
+            size = pools[segment.pool].gpus_per_node
             ends = lanes[segment.pool][node * size : (node + 1) * size]
             free = np.flatnonzero(ends <= segment.begin * (1.0 + 1e-12))[:count]
             ends[free] = segment.end
@@ -242,9 +245,11 @@ def _gantt(axes: Any, study: FleetStudy) -> None:
     for pool, low in zip(pools, first[:-1], strict=True):
         if sum(each.nodes for each in pools) <= _DRAWN_NODES:
             for node in range(pool.nodes + 1):
-                axes.axhline(low + node * pool.per_node, color="grey", linewidth=0.4, zorder=0)
+                axes.axhline(low + node * pool.gpus_per_node, color="grey", linewidth=0.4, zorder=0)
     begin = min((job.arrival for job in study.fleet.cluster_jobs), default=0.0) / HOUR
-    axes.set_yticks(np.unique(np.linspace(0, first[-1], 9).astype(int) // pools[0].per_node * pools[0].per_node))
+    axes.set_yticks(
+        np.unique(np.linspace(0, first[-1], 9).astype(int) // pools[0].gpus_per_node * pools[0].gpus_per_node)
+    )
     axes.set(xlim=(begin, begin + study.result.span / HOUR), ylim=(0, first[-1]), ylabel="GPUs, by node")
     axes.grid(visible=False)
 

@@ -19,7 +19,7 @@ from paleo.pricing.links.topology import USUAL_LEAF, USUAL_NODES, dragonfly
 from paleo.report.columns import Attribute, Document, row_json, rows_table, wrapped_text
 from paleo.report.plots import BLACK, BLUE, CYCLE, STYLE, figure_of
 from paleo.specs.system import torus_box
-from paleo.units import GIGA, duration, engineering, with_noun
+from paleo.units import GIGA, format_duration, format_quantity, with_noun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 def _time(row: Any) -> str:
-    return duration(row.time)
+    return format_duration(row.time)
 
 
-_ALGORITHM = (
+_ALGORITHM_COLUMNS = (
     Attribute("algorithm", lambda row: row.algorithm, "algorithm"),
     Attribute("steps", lambda row: row.steps, "steps", "count"),
     Attribute("time_s", lambda row: row.time, "time", "words", _time),
@@ -45,14 +45,14 @@ _ALGORITHM = (
     Attribute("times_lower_bound", lambda row: row.times_lower_bound, "time/bound", "ratio"),
     Attribute("automatic", lambda row: row.automatic),
 )  # fmt: skip
-_LEVEL = (
+_LEVEL_COLUMNS = (
     Attribute("name", lambda span: span.level.name, "level", "",
               lambda span: f"{span.level.name} ({span.level.link.name})"),
     Attribute("fan_out", lambda span: span.fan_out, "group size", "count"),
     Attribute("alpha_s", lambda span: span.level.link.latency, "latency", "words",
-              lambda span: "unknown" if span.level.link.latency is None else duration(span.level.link.latency)),
+              lambda span: "unknown" if span.level.link.latency is None else format_duration(span.level.link.latency)),
     Attribute("beta_s_per_byte", lambda span: 1.0 / span.bandwidth, "bandwidth", "words",
-              lambda span: engineering(span.bandwidth, "B/s")),
+              lambda span: format_quantity(span.bandwidth, "B/s")),
 )  # fmt: skip
 
 
@@ -69,12 +69,12 @@ def document(study: CollectiveStudy) -> Document:
         "system": study.system.name,
         "ranks": study.ranks,
         "payload_bytes": study.payload_bytes,
-        "levels": [row_json(_LEVEL, span) for span in study.spans],
+        "levels": [row_json(_LEVEL_COLUMNS, span) for span in study.spans],
         "best": study.best.algorithm,
         "time_s": study.best.time,
         "lower_bound_s": study.lower_bound,
         "calibration": study.calibration,
-        "algorithms": [row_json(_ALGORITHM, row) for row in study.rows],
+        "algorithms": [row_json(_ALGORITHM_COLUMNS, row) for row in study.rows],
         "crossovers": [asdict(crossover) for crossover in study.crossovers],
     }
 
@@ -97,8 +97,10 @@ def table(study: CollectiveStudy) -> RenderableType:
         other = "" if row.automatic else "not for this payload" if row.candidate else "only by name"
         return "chosen" if row is study.best else other
 
-    rows = rows_table("", (*_ALGORITHM, Attribute("", choice, "choice")), study.rows)
-    steps = [f"{crossover.above} from {engineering(crossover.payload_bytes, 'B')}" for crossover in study.crossovers]
+    rows = rows_table("", (*_ALGORITHM_COLUMNS, Attribute("", choice, "choice")), study.rows)
+    steps = [
+        f"{crossover.above} from {format_quantity(crossover.payload_bytes, 'B')}" for crossover in study.crossovers
+    ]
     if steps:
         words = f"{study.algorithm_selector} chooses by payload" if study.algorithm_selector else "Fastest by payload"
         changes = f"{words}: {study.crossovers[0].below}, {', '.join(steps)}.\n"
@@ -108,13 +110,13 @@ def table(study: CollectiveStudy) -> RenderableType:
             f"{study.algorithm_selector} chooses {chosen}" if study.algorithm_selector else f"{chosen} is the fastest"
         )
         changes = f"{words} for every payload.\n"
-    levels = rows_table("Levels of the group, inner to outer", _LEVEL, study.spans)
+    levels = rows_table("Levels of the group, inner to outer", _LEVEL_COLUMNS, study.spans)
     return Group(wrapped_text(_headline(study)), rows, Text(), wrapped_text(changes), levels)
 
 
 def _headline(study: CollectiveStudy) -> Text:
     """Return the line above the tables: the operation, the chosen algorithm, and faster ones that are not chosen."""
-    best, size = study.best, engineering(study.payload_bytes, "B")
+    best, size = study.best, format_quantity(study.payload_bytes, "B")
     head = Text(f"{study.operation} of {size} over {study.ranks} ranks of {study.system.name}\n", style="bold")
     reduction = "with in-network reduction" if best.in_network else "without in-network reduction"
     chosen = (
@@ -122,11 +124,13 @@ def _headline(study: CollectiveStudy) -> Text:
         if study.algorithm_selector
         else f"best: {best.algorithm}"
     )
-    head.append(f"{chosen}, {duration(best.time)}; lower bound {reduction}: {duration(study.lower_bound)}\n")
+    head.append(
+        f"{chosen}, {format_duration(best.time)}; lower bound {reduction}: {format_duration(study.lower_bound)}\n"
+    )
     for row in study.faster_unchosen:
         use = "uses it for other payloads or groups" if row.candidate else "does not have it"
         reason = f"{study.algorithm_selector} {use}"
-        head.append(f"faster, but not chosen: {row.algorithm}, {duration(row.time)} ({reason})\n")
+        head.append(f"faster, but not chosen: {row.algorithm}, {format_duration(row.time)} ({reason})\n")
     return head.append(f"Calibration: {study.calibration}\n", style="dim")
 
 
@@ -134,15 +138,18 @@ def _break_even(row: Any) -> float | None:
     return row.break_even if math.isfinite(row.break_even) else None
 
 
-_METHOD = (
+_METHOD_COLUMNS = (
     Attribute("method", lambda row: row.method, "method"),
     Attribute("scheme", lambda row: row.scheme or None, "scheme"),
     Attribute("time_s", lambda row: row.time, "time", "words", _time),
-    Attribute("wire_s", lambda row: row.wire, "on the wire", "words", lambda row: duration(row.wire)),
-    Attribute("coding_s", lambda row: row.coding, "coding", "words", lambda row: duration(row.coding)),
-    Attribute("sent_bytes", lambda row: row.sent, "sent per rank", "words", lambda row: engineering(row.sent, "B")),
+    Attribute("wire_s", lambda row: row.wire_seconds, "on the wire", "words",
+              lambda row: format_duration(row.wire_seconds)),
+    Attribute("coding_s", lambda row: row.coding_seconds, "coding", "words",
+              lambda row: format_duration(row.coding_seconds)),
+    Attribute("sent_bytes", lambda row: row.sent_bytes, "sent per rank", "words",
+              lambda row: format_quantity(row.sent_bytes, "B")),
     Attribute("break_even_bytes_per_s", _break_even, "pays below", "words",
-              lambda row: "any rate" if _break_even(row) is None else engineering(row.break_even, "B/s")),
+              lambda row: "any rate" if _break_even(row) is None else format_quantity(row.break_even, "B/s")),
 )  # fmt: skip
 
 
@@ -155,11 +162,11 @@ def compressed_document(study: CompressedCollective) -> Document:
         Methods and the uncompressed sum.
     """
     return {
-        "dense_time_s": study.time,
-        "dense_sent_bytes": study.sent,
-        "rate_bytes_per_s": study.rate,
+        "dense_time_s": study.dense_time,
+        "dense_sent_bytes": study.dense_sent_bytes,
+        "rate_bytes_per_s": study.dense_rate,
         "tensors": study.tensors,
-        "methods": [{**row_json(_METHOD, row), "pays": study.pays(row)} for row in study.rows],
+        "methods": [{**row_json(_METHOD_COLUMNS, row), "pays": study.pays(row)} for row in study.rows],
     }
 
 
@@ -176,11 +183,14 @@ def compressed_table(study: CompressedCollective) -> RenderableType:
     RenderableType
         Tables for the console.
     """
-    rows = rows_table("Gradient compression", (*_METHOD, Attribute("", study.pays, "pays", "yes or no")), study.rows)
-    uncompressed = (
-        f"Uncompressed: {study.dense.best.algorithm}, {duration(study.time)}, {engineering(study.sent, 'B')} "
+    rows = rows_table(
+        "Gradient compression", (*_METHOD_COLUMNS, Attribute("", study.pays, "pays", "yes or no")), study.rows
     )
-    uncompressed += f"per rank at {engineering(study.rate, 'B/s')}. "
+    uncompressed = (
+        f"Uncompressed: {study.dense.best.algorithm}, {format_duration(study.dense_time)}, "
+        f"{format_quantity(study.dense_sent_bytes, 'B')} "
+    )
+    uncompressed += f"per rank at {format_quantity(study.dense_rate, 'B/s')}. "
     assumed = f"The gradient is assumed to consist of {with_noun(study.tensors, 'square tensor')} (--tensors)."
     return Group(rows, Text(), wrapped_text(uncompressed + assumed))
 
@@ -275,7 +285,9 @@ def _add_leaves(graph: nx.Graph[Vertex], system: System, level: Level, units: in
             graph.add_edge(name, "spine", rate=size * rate / rails / level.oversubscription)
     if is_dragonfly:
         groups = [f"group {leaf}" for leaf in range(leaves)]
-        graph.add_edges_from(combinations(groups, 2), rate=float(dragonfly(level, machine, size).pair) * rate)
+        graph.add_edges_from(
+            combinations(groups, 2), rate=float(dragonfly(level, machine, size).pair_node_rates) * rate
+        )
 
 
 def _torus(level: Level, units: int) -> nx.Graph[Vertex]:
@@ -337,7 +349,7 @@ def _panel(axes: Axes, system: System, level: Level) -> None:
     for colour, rate in zip(CYCLE[1:], sorted(set(rates.values())), strict=False):
         lines = [_line(places[a], places[b]) for (a, b), of_edge in rates.items() if of_edge == rate]
         width = (1.0 + math.log1p(rate / min(rates.values()))) * min(1.0, (200.0 / len(lines)) ** 0.5)
-        label = f"{engineering(rate, 'B/s')} per direction"
+        label = f"{format_quantity(rate, 'B/s')} per direction"
         axes.add_collection(LineCollection(lines, colors=colour, linewidths=width, label=label))
     for kind, marker, colour, size in ((int, "o", BLUE, 3), (str, "s", BLACK, 6)):
         rows = np.array([places[vertex] for vertex in graph if isinstance(vertex, kind)]).reshape(-1, 2)

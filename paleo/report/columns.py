@@ -30,15 +30,15 @@ from rich.table import Column as TableColumn
 from rich.table import Table
 from rich.text import Text
 
-from paleo.units import duration, engineering, gibibytes, unit_reference_time
+from paleo.units import format_duration, format_gibibytes, format_quantity, unit_reference_time
 
 Document = dict[str, Any]
 #: Characters per line where the output is no terminal: of the widest table, and of text.
 PLAIN_WIDTH, TEXT_WIDTH = 150, 118
 #: Fewest characters of a line that COLUMNS may ask for.
-NARROWEST = 40
+MIN_LINE_WIDTH = 40
 #: Part of a step -> its name in tables and plots.
-PARTS = {
+STEP_PART_NAMES = {
     "compute": "compute",
     "memory_bound": "memory-bound",
     "launch": "kernel launch",
@@ -50,7 +50,7 @@ PARTS = {
     "stragglers": "waiting for stragglers",
 }
 #: Cell without a value.
-NONE = "-"
+EMPTY_CELL = "-"
 #: Characters to which columns of text may be folded, and characters between two columns.
 FOLDED, GAP = 26, 3
 
@@ -140,7 +140,7 @@ def format_usd(dollars: float | None) -> str:
     ('1,234 USD', '0.034 USD', '-')
     """
     if dollars is None:
-        return NONE
+        return EMPTY_CELL
     return f"{dollars:,.0f} USD" if dollars >= 100 else f"{dollars:,.3g} USD"
 
 
@@ -163,7 +163,7 @@ def format_energy(kilowatt_hours: float | None) -> str:
     ('2,624 kWh', '1.23 kWh', '-')
     """
     if kilowatt_hours is None:
-        return NONE
+        return EMPTY_CELL
     return f"{kilowatt_hours:,.0f} kWh" if kilowatt_hours >= 100 else f"{kilowatt_hours:,.3g} kWh"
 
 
@@ -196,8 +196,8 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
     "count": lambda value: f"{value:,.0f}",
     "number": lambda value: f"{value:,.3g}",
     "ratio": lambda value: f"{value:.2f}",
-    "s": duration,
-    "B": gibibytes,
+    "s": format_duration,
+    "B": format_gibibytes,
     "1/s": format_rate,
     "fraction": percent,
     "tenths": format_tenths,
@@ -205,7 +205,7 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
     "price": lambda value: f"{value:,.2f}",
     "USD": format_usd,
     "kWh": format_energy,
-    "prefix": lambda value: engineering(value, ""),
+    "prefix": lambda value: format_quantity(value, ""),
     "yes or no": lambda value: "yes" if value else "no",
 }
 
@@ -259,9 +259,9 @@ class Attribute:
         spoken = FORMATS[self.unit]
         if self.unit == "s":
             spoken = functools.partial(
-                duration, like=unit_reference_time(value for value in values if value is not None)
+                format_duration, like=unit_reference_time(value for value in values if value is not None)
             )
-        return [NONE if value is None else spoken(value) for value in values]
+        return [EMPTY_CELL if value is None else spoken(value) for value in values]
 
 
 def row_json(columns: Iterable[Attribute], row: Any) -> Document:
@@ -413,7 +413,7 @@ def console() -> Console:
     """
     probe = Console(highlight=False, markup=False, emoji=False)
     stated = os.environ.get("COLUMNS", "")
-    wide = int(stated) if stated.isdigit() and int(stated) >= NARROWEST else PLAIN_WIDTH
+    wide = int(stated) if stated.isdigit() and int(stated) >= MIN_LINE_WIDTH else PLAIN_WIDTH
     return probe if probe.is_terminal else Console(highlight=False, markup=False, emoji=False, width=wide)
 
 
@@ -450,11 +450,11 @@ def default_choices_line(choices: Mapping[str, str]) -> Iterator[Constrain]:
 class ShellCommandText:
     """Text followed by a shell command, broken with backslashes so that it can be pasted into a shell."""
 
-    words: str
+    label: str
     command: str
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for line in shell_lines(f"{self.words}: ", self.command, min(TEXT_WIDTH, options.max_width)):
+        for line in shell_lines(f"{self.label}: ", self.command, min(TEXT_WIDTH, options.max_width)):
             yield Text(line, no_wrap=True, overflow="ignore")
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from paleo.launch.commands import estimate_command
 from paleo.parallel.placement import without_replicas
 from paleo.report.columns import (
-    NONE,
+    EMPTY_CELL,
     Attribute,
     Document,
     ShellCommandText,
@@ -21,10 +21,10 @@ from paleo.report.columns import (
     rows_table,
     wrapped_text,
 )
-from paleo.report.estimate import OWNED, consistency_model_json, prediction_document, training_document
-from paleo.report.scale import CYCLE
+from paleo.report.estimate import OWNED_MACHINES_TEXT, consistency_model_json, prediction_document, training_document
+from paleo.report.scale import CONSISTENCY_COLUMNS
 from paleo.studies.defaults import RunWithDefaults
-from paleo.units import duration, gibibytes, unit_reference_time
+from paleo.units import format_duration, format_gibibytes, unit_reference_time
 
 if TYPE_CHECKING:
     from paleo.studies.purchase import Candidate, Comparison, Objective
@@ -57,7 +57,7 @@ def document(comparison: Comparison, choices: Mapping[str, RunWithDefaults] | No
     models = [each.prediction.model.name for each in comparison.candidates if each.prediction is not None]
     return {
         "model": models[0],
-        "amount": comparison.amount.words,
+        "amount": comparison.amount.text,
         "samples": comparison.amount.samples,
         "best": {objective: None if each is None else each.system.name for objective, each in best.items()},
         "not_certain": {
@@ -105,19 +105,19 @@ def table(comparison: Comparison, choices: Mapping[str, RunWithDefaults] | None 
     for objective, candidate in best.items():
         if candidate is not None:
             title, known = _WINNERS[objective]
-            title = f"{title} {known}" if _without(comparison, objective) else title
+            title = f"{title} {known}" if _systems_without_value(comparison, objective) else title
             prediction = candidate.prediction
-            machines = candidate.system.share(prediction.plan.gpus) if prediction else candidate.system.name
+            machines = candidate.system.machines_text(prediction.plan.gpus) if prediction else candidate.system.name
             winners.append(f"{title}: {machines}")
     overlaps = {_WINNERS[objective][0]: comparison.rivals(objective) for objective in _WINNERS}
     doubts = [
         f"{title} (with {', '.join(rival.name for rival in rivals)})" for title, rivals in overlaps.items() if rivals
     ]
     head = "; ".join(winners) or "it fits none of them"
-    head = f"{comparison.amount.words}. {head[:1].upper()}{head[1:]}."
+    head = f"{comparison.amount.text}. {head[:1].upper()}{head[1:]}."
     head += f" Not certain, as 90 % intervals overlap: {', '.join(doubts)}." if doubts else ""
     rows = rows_table("", _columns(comparison, best), comparison.candidates)
-    lines = list(dict.fromkeys(each.words for each in (choices or {}).values() if each.words))
+    lines = list(dict.fromkeys(each.choices_text for each in (choices or {}).values() if each.choices_text))
     parts: list[RenderableType] = [*map(wrapped_text, lines), *([Text()] if lines else [])]
     parts += [wrapped_text(Text(f"{head}\n", style="bold")), rows, Text()]
     parts += [wrapped_text(sentence) for sentence in map(_remedy, comparison.candidates) if sentence]
@@ -152,11 +152,11 @@ def _columns(comparison: Comparison, best: Winners) -> Iterator[Attribute]:
     yield column("speedup", "ratio", lambda each, step: comparison.speedup(each))
     yield Attribute("", memory, "memory", "words")
     yield column("USD/h", "price", lambda each, step: each.training.price_per_hour)
-    yield starred("time", "time", lambda training: duration(training.time, like=like))
+    yield starred("time", "time", lambda training: format_duration(training.time, like=like))
     yield starred("cost", "cost", lambda training: format_usd(training.cost))
     yield starred("energy", "energy", lambda training: format_energy(training.energy_kwh))
     if any(candidate.consistency is not None for candidate in comparison.candidates):
-        yield from CYCLE[:3]
+        yield from CONSISTENCY_COLUMNS[:3]
     if len({_strategy(each) for each in trained}) > 1:
         yield Attribute("", _strategy, "strategy", "words")
 
@@ -164,8 +164,8 @@ def _columns(comparison: Comparison, best: Winners) -> Iterator[Attribute]:
 def _strategy(candidate: Candidate) -> str:
     """Return the degrees other than data parallelism, which all systems have."""
     if candidate.prediction is None:
-        return NONE
-    return without_replicas(candidate.prediction.plan.strategy)
+        return EMPTY_CELL
+    return without_replicas(candidate.prediction.plan.strategy_text)
 
 
 def _notes(comparison: Comparison) -> Iterator[str]:
@@ -177,19 +177,21 @@ def _notes(comparison: Comparison) -> Iterator[str]:
         yield f"Global batch of {next(iter(batches.values())):,} on every system."
     else:
         yield f"Global batches differ: {', '.join(f'{name} {batch:,}' for name, batch in batches.items())}."
-    trained = [(each, each.training) for each in candidates if each.runs and each.training is not None]
+    trained = [(each, each.training) for each in candidates if each.fits and each.training is not None]
     like = unit_reference_time(end for _, bill in trained for end in bill.interval)
-    ends = [f"{each.name} {' to '.join(duration(end, like=like) for end in bill.interval)}" for each, bill in trained]
+    ends = [
+        f"{each.name} {' to '.join(format_duration(end, like=like) for end in bill.interval)}" for each, bill in trained
+    ]
     if ends:
         yield f"90 % interval of the time: {'; '.join(ends)}."
-    yield from prices(comparison)
+    yield from price_source_sentences(comparison)
     # A sentence for each quantity that some systems lack.
-    if names := _without(comparison, "cost"):
+    if names := _systems_without_value(comparison, "cost"):
         yield f"No price is known for {', '.join(names)}; give one with --price {names[0]}=2.5 (USD an hour per GPU)."
-    bills = [each.training for each in comparison.candidates if each.runs and each.training is not None]
+    bills = [each.training for each in comparison.candidates if each.fits and each.training is not None]
     if any(bill.rent is None and bill.electricity is not None for bill in bills):
-        yield f"Cost is electricity; rent is {OWNED}."
-    if names := _without(comparison, "energy"):
+        yield f"Cost is electricity; rent is {OWNED_MACHINES_TEXT}."
+    if names := _systems_without_value(comparison, "energy"):
         yield f"No design power is known for {', '.join(names)}: no energy is modelled."
     yield from (f"{each.system.name}: {each.problem}" for each in candidates if each.problem)
     formats = {each.system.name: each.prediction.plan.dtype for each in candidates if each.prediction}
@@ -209,13 +211,13 @@ def _notes(comparison: Comparison) -> Iterator[str]:
         yield f"Time, cost and energy include failures, checkpoints and restarts; goodput: {', '.join(shares)}."
 
 
-def _without(comparison: Comparison, objective: Objective) -> list[str]:
+def _systems_without_value(comparison: Comparison, objective: Objective) -> list[str]:
     """Return the systems that run, but whose value for an objective is unknown."""
-    runs = [candidate for candidate in comparison.candidates if candidate.runs]
+    runs = [candidate for candidate in comparison.candidates if candidate.fits]
     return [each.system.name for each in runs if getattr(each.training, objective) is None]
 
 
-def prices(comparison: Comparison) -> list[str]:
+def price_source_sentences(comparison: Comparison) -> list[str]:
     """Return sentences on where each price comes from, one for all systems that have it.
 
     Parameters
@@ -235,8 +237,8 @@ def _remedy(candidate: Candidate) -> str:
     """Return the fastest change that would make a system's run fit in memory; empty where none is known."""
     if not candidate.advice or candidate.prediction is None:
         return ""
-    machines, best = candidate.system.share(candidate.prediction.plan.gpus), candidate.advice[0]
-    step, size = duration(best.prediction.step_time), gibibytes(best.prediction.memory.total)
+    machines, best = candidate.system.machines_text(candidate.prediction.plan.gpus), candidate.advice[0]
+    step, size = format_duration(best.prediction.step_time), format_gibibytes(best.prediction.memory.total)
     if best.fits:
         return f"{machines}: with {best.change} it fits ({step} a step, {size})."
     return (

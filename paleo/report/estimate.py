@@ -16,11 +16,11 @@ from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
-from paleo.learning.laws import RESNET32
+from paleo.learning.laws import RESNET32_STALENESS
 from paleo.network.fine_tuning import fine_tuning
 from paleo.parallel.plan import RARE_UTILISATION
 from paleo.report.columns import (
-    PARTS,
+    STEP_PART_NAMES,
     TEXT_WIDTH,
     Attribute,
     Document,
@@ -36,14 +36,14 @@ from paleo.report.columns import (
 )
 from paleo.studies.exchange import CompressionStudy, ConsistencyStudy, compression_study, consistency_study
 from paleo.studies.scale import PlacementStudy, placement_study
-from paleo.units import MICROSECOND, duration, engineering, gibibytes
+from paleo.units import MICROSECOND, format_duration, format_gibibytes, format_quantity
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
     from paleo.schedules.engine import Event
     from paleo.studies.advice import Advice
-    from paleo.studies.cost import Training
-    from paleo.studies.goodput import Goodput
+    from paleo.studies.cost import TrainingEstimate
+    from paleo.studies.goodput import LongRun
 
 #: Passes of a pipeline schedule.
 PASSES = {"F": "forward", "B": "backward", "W": "weight gradients"}
@@ -52,11 +52,11 @@ MOST_ADVICE, MOST_ROWS = 8, 40
 #: Fraction of a step below which a difference of two of its parts is rounding.
 ROUNDING = 2.0**-30
 #: What a cost leaves out under --electricity without --price and --buy.
-OWNED = "not counted: under --electricity the machines are yours; --price or --buy adds what they cost"
-NO_PRICE = "unknown for this system; give one with --price '2.5 USD/h' (per GPU)"
-NO_LOSS = (
+OWNED_MACHINES_TEXT = "not counted: under --electricity the machines are yours; --price or --buy adds what they cost"
+UNKNOWN_PRICE_TEXT = "unknown for this system; give one with --price '2.5 USD/h' (per GPU)"
+LOSS_UNPREDICTED_TEXT = (
     "The effect of staleness on the loss is not predicted: no law of it holds across networks. One measurement, at "
-    f"the learning rate of one worker: {RESNET32.words}."
+    f"the learning rate of one worker: {RESNET32_STALENESS.summary}."
 )
 
 
@@ -79,7 +79,7 @@ class RunStudies:
         if self.compression is not None:
             keys["compression"] = _compression_document(self.compression)
         if self.placement is not None:
-            share = self.placement.share
+            share = self.placement.port_share
             keys["placement"] = {
                 "nodes": self.placement.prediction.run.fabric.nodes,
                 "background": self.placement.placement.background,
@@ -112,7 +112,7 @@ class RunStudies:
 
 
 def prediction_document(
-    prediction: Prediction, training: Training | None = None, advice: Sequence[Advice] = ()
+    prediction: Prediction, training: TrainingEstimate | None = None, advice: Sequence[Advice] = ()
 ) -> Document:
     """Return a predicted step, and perhaps a whole training, as a JSON document in seconds, bytes and FLOP.
 
@@ -130,13 +130,13 @@ def prediction_document(
         "model": prediction.model.name,
         "system": prediction.system.name,
         "gpus": plan.gpus,
-        "strategy": plan.strategy,
+        "strategy": plan.strategy_text,
         "dtype": plan.dtype,
         "global_batch_size": plan.global_batch,
         "local_batch_size": plan.local_batch,
         "microbatch": plan.microbatch,
         "num_microbatches": plan.microbatches,
-        "idle_gpus": plan.idle,
+        "idle_gpus": plan.idle_gpus,
         "lora": prediction.run.fine_tuning.lora,
         "qlora": prediction.run.fine_tuning.qlora,
         "freeze": list(prediction.run.fine_tuning.freeze),
@@ -161,7 +161,7 @@ def prediction_document(
         if pipeline is None
         else {
             **{name: float(seconds) for name, seconds in asdict(pipeline).items()},
-            "total": float(pipeline.total),
+            "total": float(pipeline.batch_interval),
             "slowest": pipeline.slowest,
         },
         "advice": [
@@ -180,7 +180,7 @@ def prediction_document(
     }
 
 
-def _goodput_document(run: Goodput) -> Document:
+def _goodput_document(run: LongRun) -> Document:
     return {
         "goodput": run.share,
         "goodput_range": list(run.share_range),
@@ -199,7 +199,7 @@ def _goodput_document(run: Goodput) -> Document:
     }
 
 
-def training_document(training: Training) -> Document:
+def training_document(training: TrainingEstimate) -> Document:
     """Return time, cost and energy of a training as a JSON document.
 
     Parameters
@@ -214,7 +214,7 @@ def training_document(training: Training) -> Document:
     """
     price = training.price
     return {
-        "amount": training.amount.words,
+        "amount": training.amount.text,
         "samples": training.samples,
         "steps": training.steps,
         "code_ratio": training.code_ratio,
@@ -280,8 +280,8 @@ def consistency_cycle_json(study: ConsistencyStudy) -> Document:
         "exposed_s": float(cycle.exposed),
         "bytes_per_s": float(cycle.bytes_per_s),
         "staleness": {"mean": float(cycle.staleness_mean), "sd": float(cycle.staleness_sd)},
-        "server_utilization": float(cycle.utilization) if study.served else None,
-        "knee": float(cycle.knee) if study.served else None,
+        "server_utilization": float(cycle.utilization) if study.has_servers else None,
+        "knee": float(cycle.knee) if study.has_servers else None,
         "extra_memory_bytes": float(cycle.extra_memory),
     }
 
@@ -292,13 +292,13 @@ def _compression_document(study: CompressionStudy) -> Document:
         "summary": study.method.summary,
         "reference": study.method.reference,
         "unbiased": study.method.unbiased,
-        "wire_bytes": study.wire,
-        "dense_wire_bytes": study.dense_wire,
-        "coding_s": study.coding,
+        "wire_bytes": study.sent_bytes,
+        "dense_wire_bytes": study.dense_sent_bytes,
+        "coding_s": study.coding_seconds,
         "dense_step_time_s": study.dense.step_time,
         "warm_up": study.warm_up,
         "mean_step_time_s": study.mean_step,
-        "rate_bytes_per_s": study.rate if math.isfinite(study.rate) else None,
+        "rate_bytes_per_s": study.dense_rate if math.isfinite(study.dense_rate) else None,
         "break_even_bytes_per_s": study.break_even if math.isfinite(study.break_even) else None,
         "pays": study.pays,
     }
@@ -306,7 +306,7 @@ def _compression_document(study: CompressionStudy) -> Document:
 
 def document(
     prediction: Prediction,
-    training: Training | None,
+    training: TrainingEstimate | None,
     advice: Sequence[Advice],
     studies: RunStudies,
     notes: Sequence[str] = (),
@@ -349,7 +349,7 @@ def _of_workers(study: ConsistencyStudy | None, synchronous: Document) -> Docume
         "tokens_per_s": study.tokens_per_s,
         "mfu": study.mfu,
         "hfu": study.hfu,
-        "direct_flops_per_s": synchronous["direct_flops_per_s"] / study.slower,
+        "direct_flops_per_s": synchronous["direct_flops_per_s"] / study.slowdown,
         "breakdown_s": asdict(study.breakdown),
     }
     return {**speed, "synchronous": {name: synchronous[name] for name in speed}}
@@ -360,7 +360,7 @@ def _of_workers(study: ConsistencyStudy | None, synchronous: Document) -> Docume
 
 def table(
     prediction: Prediction,
-    training: Training | None,
+    training: TrainingEstimate | None,
     advice: Sequence[Advice],
     studies: RunStudies,
     notes: Sequence[str] = (),
@@ -387,23 +387,23 @@ def table(
     table = grid("Step time by part", ("part", "time", "share"))
     for words, seconds in step_parts(prediction).items():
         if seconds > 0:
-            spoken = duration(seconds) if seconds >= MICROSECOND else "< 1 us"
+            spoken = format_duration(seconds) if seconds >= MICROSECOND else "< 1 us"
             table.add_row(words, spoken, percent(seconds / prediction.step_time))
     hidden = max(0.0, prediction.breakdown.communication_total - prediction.breakdown.communication_exposed)
     if hidden > ROUNDING * prediction.step_time:
-        table.add_row("(overlapped communication)", duration(hidden), "", style="dim")
+        table.add_row("(overlapped communication)", format_duration(hidden), "", style="dim")
     if (pipeline := prediction.input_pipeline) is not None:
         arrival = f"(input pipeline, limited by {pipeline.slowest})"
-        table.add_row(arrival, duration(float(pipeline.total)), "", style="dim")
-    parts: list[RenderableType] = [_headline(prediction), table, Text(), _memory(prediction), Text()]
+        table.add_row(arrival, format_duration(float(pipeline.batch_interval)), "", style="dim")
+    parts: list[RenderableType] = [_headline(prediction), table, Text(), _memory_table(prediction), Text()]
     if advice:
         title = f"What would make it fit (global batch {advice[0].prediction.plan.global_batch})"
-        parts += [rows_table(title, _ADVICE, advice[:MOST_ADVICE]), Text()]
+        parts += [rows_table(title, _ADVICE_COLUMNS, advice[:MOST_ADVICE]), Text()]
     if training is not None:
-        parts += [_training(training), Text()]
-        parts += [] if training.goodput is None else [_goodput(training.goodput), Text()]
+        parts += [_training_table(training), Text()]
+        parts += [] if training.goodput is None else [_goodput_table(training.goodput), Text()]
     if verbose:
-        parts += [_sections(prediction), Text(), _collectives(prediction), Text()]
+        parts += [_section_table(prediction), Text(), _collective_table(prediction), Text()]
     text = Text(f"Calibration: {prediction.calibration}\n", style="dim")
     if prediction.unmodelled:
         text.append(f"Not modelled: {'; '.join(prediction.unmodelled)}\n", style="dim")
@@ -412,7 +412,7 @@ def table(
     return Group(*parts, wrapped_text(text), *studies.tables())
 
 
-_ADVICE = (
+_ADVICE_COLUMNS = (
     Attribute("change", lambda change: change.change, "change"),
     Attribute("step_time_s", lambda change: change.prediction.step_time, "step time", "s"),
     Attribute("memory_bytes", lambda change: change.prediction.memory.total, "memory", "B"),
@@ -449,23 +449,23 @@ def _headline(prediction: Prediction) -> Text:
     batch = f"global batch {plan.global_batch} ({plan.local_batch} per data-parallel rank"
     batch += f", microbatches of {plan.microbatch})" if plan.microbatches > 1 else ")"
     text = Text()
-    text.append(f"{prediction.model.name} on {prediction.system.share(plan.gpus)}\n", style="bold")
+    text.append(f"{prediction.model.name} on {prediction.system.machines_text(plan.gpus)}\n", style="bold")
     tuning = fine_tuning(prediction.run)
-    text.append(f"{plan.strategy or 'dp'}, {plan.dtype}, {batch}{f', {tuning}' if tuning else ''}\n\n")
+    text.append(f"{plan.strategy_text or 'dp'}, {plan.dtype}, {batch}{f', {tuning}' if tuning else ''}\n\n")
     style, study = "bold green" if prediction.memory.fits else "bold red", consistency_study(prediction)
     if study is not None:
-        text.append(f"step time of a worker {duration(study.step_time)}", style=style)
+        text.append(f"step time of a worker {format_duration(study.step_time)}", style=style)
         text.append(f"  under {prediction.run.exchange.consistency},  {_rates(study)}\n")
     kind, style = ("", style) if study is None else ("synchronous ", "")
-    text.append(f"{kind}step time {duration(prediction.step_time)}", style=style)
+    text.append(f"{kind}step time {format_duration(prediction.step_time)}", style=style)
     utilisation, hardware = percent(prediction.mfu), percent(prediction.hfu)
     used = f"MFU {utilisation}" + (f" of {plan.dtype}" if plan.dtype in ("fp8", "fp4") else "")
     used += f" (HFU {hardware})" if prediction.hfu > prediction.mfu and hardware != utilisation else ""
-    if prediction.reduction < 1.0:
-        used += f"; convolutions counted directly: {engineering(prediction.direct_flops_per_s, 'FLOP/s')}"
-    text.append(f"  (90 % interval {duration(low)} to {duration(high)})\n{_rates(prediction)}, {used}\n")
+    if prediction.executed_flop_ratio < 1.0:
+        used += f"; convolutions counted directly: {format_quantity(prediction.direct_flops_per_s, 'FLOP/s')}"
+    text.append(f"  (90 % interval {format_duration(low)} to {format_duration(high)})\n{_rates(prediction)}, {used}\n")
     if not prediction.memory.fits:
-        sizes = f"{gibibytes(prediction.memory.total)} of {gibibytes(prediction.memory.capacity)}"
+        sizes = f"{format_gibibytes(prediction.memory.total)} of {format_gibibytes(prediction.memory.capacity)}"
         text.append(f"DOES NOT FIT: {sizes}\n", style="bold red")
     return text
 
@@ -490,37 +490,39 @@ def step_parts(prediction: Prediction) -> dict[str, float]:
     """
     spent = asdict(prediction.breakdown)
     spent |= {"slowed": prediction.slowed, "communication_exposed": spent["communication_exposed"] - prediction.slowed}
-    return {words: spent[key] for key, words in PARTS.items()}
+    return {words: spent[key] for key, words in STEP_PART_NAMES.items()}
 
 
-def _memory(prediction: Prediction) -> Table:
+def _memory_table(prediction: Prediction) -> Table:
     table = grid("Memory of the fullest GPU", ("part", "size", "share of capacity"))
     memory, capacity = prediction.memory, prediction.memory.capacity
     for name, size in memory.parts.items():
-        table.add_row(name, gibibytes(size), percent(size / capacity))
+        table.add_row(name, format_gibibytes(size), percent(size / capacity))
     if prediction.host_memory > 0:
-        table.add_row("(in host memory, per GPU)", gibibytes(prediction.host_memory), "", style="dim")
+        table.add_row("(in host memory, per GPU)", format_gibibytes(prediction.host_memory), "", style="dim")
     table.add_section()
-    fits = f"total, {'fits' if memory.fits else 'does not fit'} into {gibibytes(capacity)}"
-    table.add_row(fits, gibibytes(memory.total), percent(memory.total / capacity))
+    fits = f"total, {'fits' if memory.fits else 'does not fit'} into {format_gibibytes(capacity)}"
+    table.add_row(fits, format_gibibytes(memory.total), percent(memory.total / capacity))
     if memory.fits and memory.fragmentation > 0:
         counts = {"allocated": memory.allocated, "reserved": memory.cached, "nvidia-smi": memory.used}
         for words, size in counts.items():
-            table.add_row(f"({words})", gibibytes(size), percent(size / capacity), style="dim")
+            table.add_row(f"({words})", format_gibibytes(size), percent(size / capacity), style="dim")
     return table
 
 
-def _training(training: Training) -> RenderableType:
-    table = grid(f"Training: {training.amount.words}", ("quantity", "value"), left=2)
+def _training_table(training: TrainingEstimate) -> RenderableType:
+    table = grid(f"Training: {training.amount.text}", ("quantity", "value"), left=2)
     table.add_row("steps", f"{training.steps:,}")
     if training.code_ratio != 1.0:
         table.add_row("step of its code", f"{training.code_ratio:.3g} x the predicted one, as fitted to measured runs")
     if training.evaluation:
-        table.add_row("evaluation", duration(training.evaluation))
-    table.add_row("time", duration(training.time))
+        table.add_row("evaluation", format_duration(training.evaluation))
+    table.add_row("time", format_duration(training.time))
     price = training.price
     if price is None:
-        table.add_row("rent", OWNED if training.electricity is not None else f"price {NO_PRICE}")
+        table.add_row(
+            "rent", OWNED_MACHINES_TEXT if training.electricity is not None else f"price {UNKNOWN_PRICE_TEXT}"
+        )
     else:
         whole = training.billed_words and f" for {training.billed_words}"
         rent = f"{format_usd(training.price_per_hour)} an hour{whole}, {price.date}: {price.source}"
@@ -534,14 +536,14 @@ def _training(training: Training) -> RenderableType:
     return Constrain(table, TEXT_WIDTH)
 
 
-def _goodput(run: Goodput) -> Table:
+def _goodput_table(run: LongRun) -> Table:
     low, high = run.share_range
     early, late = run.finish_interval
     bounds = "" if low == high else f" ({format_tenths(low)} to {format_tenths(high)} over the range of failure rates)"
-    often = "none" if run.failures == 0 else f"one every {duration(run.mtbf)}, {run.failures:,.0f} in all"
-    intervals = f"{duration(run.interval)}, {duration(run.save)} each"
-    if run.checkpoints.survived:
-        intervals += f"; to storage every {duration(run.checkpoints.storage_interval(run.interval))}"
+    often = "none" if run.failures == 0 else f"one every {format_duration(run.mtbf)}, {run.failures:,.0f} in all"
+    intervals = f"{format_duration(run.interval)}, {format_duration(run.save)} each"
+    if run.checkpoints.survival_share:
+        intervals += f"; to storage every {format_duration(run.checkpoints.storage_interval(run.interval))}"
     names = {"again": "repeated work"}
     table = grid("With failures", ("quantity", "value"), left=2)
     table.add_row("goodput", f"{format_tenths(run.share)}{bounds}")
@@ -549,14 +551,16 @@ def _goodput(run: Goodput) -> Table:
         "lost to", ", ".join(f"{names.get(name, name)} {format_tenths(share)}" for name, share in run.lost.items())
     )
     table.add_row("failures", f"{often} ({run.source})")
-    table.add_row("checkpoints", f"{engineering(run.checkpoint_bytes, 'B')} every {intervals}")
-    table.add_row("restart", f"{duration(run.restart)}; spare nodes, paid for: {run.spares:,}")
-    table.add_row("time", f"{duration(run.finish)} (p10 to p90: {duration(early)} to {duration(late)})")
-    table.add_row("time without failures", duration(run.work))
+    table.add_row("checkpoints", f"{format_quantity(run.checkpoint_bytes, 'B')} every {intervals}")
+    table.add_row("restart", f"{format_duration(run.restart)}; spare nodes, paid for: {run.spares:,}")
+    table.add_row(
+        "time", f"{format_duration(run.finish)} (p10 to p90: {format_duration(early)} to {format_duration(late)})"
+    )
+    table.add_row("time without failures", format_duration(run.work))
     return table
 
 
-def _sections(prediction: Prediction) -> Table:
+def _section_table(prediction: Prediction) -> Table:
     """Return a table of times by section of the network and stream, longest first.
 
     In a pipeline it is by pass and stage, summed over all microbatches.
@@ -574,31 +578,33 @@ def _sections(prediction: Prediction) -> Table:
         key = name, stream, PASSES.get(task.kind, task.kind)
         spent[key] = spent.get(key, 0.0) + event.end - event.start
     for key, seconds in sorted(spent.items(), key=lambda item: -item[1])[:MOST_ROWS]:
-        table.add_row(*key, duration(seconds))
+        table.add_row(*key, format_duration(seconds))
     return table
 
 
-def _collectives(prediction: Prediction) -> Table:
+def _collective_table(prediction: Prediction) -> Table:
     """Return a table of every collective of a device in a step, with where its time comes from."""
     from paleo.studies.collective import step_collectives
 
     rows = step_collectives(prediction)[:MOST_ROWS]
-    table = rows_table("Collectives of a step on the busiest stage; times without other traffic", _COLLECTIVES, rows)
+    table = rows_table(
+        "Collectives of a step on the busiest stage; times without other traffic", _COLLECTIVE_COLUMNS, rows
+    )
     if not rows:
         table.add_row("none")
     return table
 
 
-_COLLECTIVES = (
+_COLLECTIVE_COLUMNS = (
     Attribute("", lambda each: each.content, "tensor"),
     Attribute("", lambda each: each.operation, "collective"),
     Attribute("", lambda each: f"{each.ranks} ranks of {'+'.join(each.axes)}", "group"),
     Attribute("", lambda each: each.calls, "calls", "count"),
     Attribute(
-        "", lambda each: each.payload_bytes, "payload", "count", lambda each: engineering(each.payload_bytes, "B")
+        "", lambda each: each.payload_bytes, "payload", "count", lambda each: format_quantity(each.payload_bytes, "B")
     ),
-    Attribute("", lambda each: each.seconds, "time of each", "count", lambda each: duration(each.seconds)),
-    Attribute("", lambda each: each.price, "price"),
+    Attribute("", lambda each: each.seconds, "time of each", "count", lambda each: format_duration(each.seconds)),
+    Attribute("", lambda each: each.time_source, "price"),
 )
 
 
@@ -606,46 +612,54 @@ def _consistency(study: ConsistencyStudy) -> RenderableType:
     table, cycle = grid("Consistency model", ("quantity", "value"), left=2), study.cycle
     synchronous = float(study.synchronous.step)
     table.add_row("model", f"{study.prediction.run.exchange.consistency}: {study.model.summary}")
-    table.add_row("step time of a worker", f"{duration(float(cycle.step))}, synchronous {duration(synchronous)}")
+    table.add_row(
+        "step time of a worker", f"{format_duration(float(cycle.step))}, synchronous {format_duration(synchronous)}"
+    )
     table.add_row("updates", f"{float(cycle.updates_per_s):,.3g}/s")
     table.add_row("throughput", f"{study.samples_per_s:,.0f} samples/s")
-    table.add_row("exchange and waiting", duration(float(cycle.exposed)))
+    table.add_row("exchange and waiting", format_duration(float(cycle.exposed)))
     mean, deviation = float(cycle.staleness_mean), float(cycle.staleness_sd)
     table.add_row("staleness", f"{mean:.3g} updates on average, standard deviation {deviation:.3g}")
-    if study.served:
+    if study.has_servers:
         busy = percent(float(cycle.utilization))
         table.add_row("server", f"{busy} busy; limits from {float(cycle.knee):.3g} workers on")
     if float(cycle.extra_memory) > 0:
-        table.add_row("extra memory", gibibytes(float(cycle.extra_memory)))
-    return table if study.model.exact else Group(table, Text(), wrapped_text(NO_LOSS))
+        table.add_row("extra memory", format_gibibytes(float(cycle.extra_memory)))
+    return table if study.model.exact else Group(table, Text(), wrapped_text(LOSS_UNPREDICTED_TEXT))
 
 
 def _compression(study: CompressionStudy) -> RenderableType:
     table = grid("Gradient compression", ("quantity", "value"), left=2)
     table.add_row("method", f"{study.prediction.run.exchange.compress}: {study.method.summary}")
-    table.add_row("sent by a rank", f"{gibibytes(study.wire)}, uncompressed {gibibytes(study.dense_wire)}")
-    table.add_row("coding and decoding", duration(study.coding))
-    step, dense = duration(study.prediction.step_time), duration(study.dense.step_time)
+    table.add_row(
+        "sent by a rank",
+        f"{format_gibibytes(study.sent_bytes)}, uncompressed {format_gibibytes(study.dense_sent_bytes)}",
+    )
+    table.add_row("coding and decoding", format_duration(study.coding_seconds))
+    step, dense = format_duration(study.prediction.step_time), format_duration(study.dense.step_time)
     table.add_row("step time", f"{step}, uncompressed {dense}: it {'pays' if study.pays else 'does not pay'}")
     if study.warm_up:
         share = percent(study.warm_up)
-        table.add_row("mean step time", f"{duration(study.mean_step)}, the first {share} of steps uncompressed")
-    below = "at any rate" if math.isinf(study.break_even) else f"below {engineering(study.break_even, 'B/s')}"
-    sent = "nothing" if math.isinf(study.rate) else engineering(study.rate, "B/s")
+        table.add_row("mean step time", f"{format_duration(study.mean_step)}, the first {share} of steps uncompressed")
+    below = "at any rate" if math.isinf(study.break_even) else f"below {format_quantity(study.break_even, 'B/s')}"
+    sent = "nothing" if math.isinf(study.dense_rate) else format_quantity(study.dense_rate, "B/s")
     table.add_row("pays without overlap", f"{below}; ranks send {sent} here")
     return table
 
 
 def _placement(study: PlacementStudy) -> RenderableType:
-    share, background = study.share, study.placement.background
+    share, background = study.port_share, study.placement.background
     nodes = f"{study.nodes}, {study.prediction.run.fabric.nodes}"
     nodes += f", other jobs use {percent(background)} of the uplinks" if background else ""
     nodes += f", another job: {study.prediction.run.fabric.neighbour}" if study.prediction.run.fabric.neighbour else ""
     ring, exchange, unsorted = map(percent, (share.ring_share, share.exchange_share, share.unsorted_share))
-    packed = f"{duration(study.prediction.step_time)}, packed and without other jobs {duration(study.packed.step_time)}"
+    packed = (
+        f"{format_duration(study.prediction.step_time)}, packed and without other jobs "
+        f"{format_duration(study.packed.step_time)}"
+    )
     table = facts_table("Placement", [
         ("nodes", nodes),
-        (study.units, f"{share.leaves:.3g}; a ring in rank order crosses {share.crossings:.3g} times"),
+        (study.network_units, f"{share.leaves:.3g}; a ring in rank order crosses {share.crossings:.3g} times"),
         ("share of node bandwidth", f"sorted rings {ring}, all-to-all {exchange}, unsorted rings {unsorted}"),
         ("step time", packed),
     ])  # fmt: skip
@@ -683,7 +697,7 @@ def trace(prediction: Prediction) -> Document:
             "model": prediction.model.name,
             "system": prediction.system.name,
             "gpus": prediction.plan.gpus,
-            "strategy": prediction.plan.strategy or "dp",
+            "strategy": prediction.plan.strategy_text or "dp",
             "step_time_s": prediction.step_time,
             "traced_s": prediction.timeline.end,
             "calibration": prediction.calibration,

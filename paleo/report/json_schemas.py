@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from paleo.errors import SpecError, near
+from paleo.errors import SpecError, suggest_names
 from paleo.report.columns import key_meanings
 from paleo.specs.calibration import Calibration
 from paleo.specs.device import Device, Link
@@ -21,7 +21,7 @@ from paleo.specs.model import ModelSpec
 from paleo.specs.run import MAIN_FIELDS, SHORT_NAMES, Run
 from paleo.specs.software import Software
 from paleo.specs.system import System
-from paleo.studies.sweep import Study
+from paleo.studies.sweep import SweepStudy
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 FILES: dict[str, type[BaseModel]] = {
@@ -32,15 +32,15 @@ FILES: dict[str, type[BaseModel]] = {
     "run": Run,
     "software": Software,
     "calibration": Calibration,
-    "study": Study,
+    "study": SweepStudy,
 }
 #: Kinds whose files may extend another; the entries that a key may name instead of holding them.
-EXTENDING = frozenset(FILES) - {"run", "study"}
-NAMED = {"system": ("Device", "Link")}
+EXTENDABLE_KINDS = frozenset(FILES) - {"run", "study"}
+REFERENCED_SPECS = {"system": ("Device", "Link")}
 _FOLDER = Path(__file__).parent / "schemas"
 
 
-def documents() -> list[str]:
+def document_names() -> list[str]:
     """Return the names of the commands that print JSON documents."""
     return sorted(path.stem for path in _FOLDER.glob("*.json"))
 
@@ -65,7 +65,7 @@ def schema_of(kind: str) -> dict[str, Any]:
     """
     if kind in FILES:
         return _of_file(kind)
-    if kind in documents():
+    if kind in document_names():
         return _described(json.loads((_FOLDER / f"{kind}.json").read_text(encoding="utf-8")))
     if kind.startswith("table:"):
         from paleo.tables.columns import schema
@@ -73,10 +73,10 @@ def schema_of(kind: str) -> dict[str, Any]:
 
         name = kind.partition(":")[2]
         if name not in tables():
-            raise SpecError(f"no kind of table is called {name!r:.80}; {near(name, tables())}")
-        return schema(name, tables()[name].header, tables()[name].columns)
-    known = [*FILES, *documents(), "table:KIND"]
-    raise SpecError(f"no schema of {kind!r:.80}; {near(kind, known)} (all: {', '.join(sorted(known))})")
+            raise SpecError(f"no kind of table is called {name!r:.80}; {suggest_names(name, tables())}")
+        return schema(name, tables()[name].identifying_columns, tables()[name].columns)
+    known = [*FILES, *document_names(), "table:KIND"]
+    raise SpecError(f"no schema of {kind!r:.80}; {suggest_names(kind, known)} (all: {', '.join(sorted(known))})")
 
 
 def _described(schema: dict[str, Any]) -> dict[str, Any]:
@@ -100,11 +100,11 @@ def _of_file(kind: str) -> dict[str, Any]:
     for name in ("path", "stated_latency"):  # where a model was read and what it extends, which no file states
         properties.pop(name, None)
     required = [key for key in schema.pop("required", []) if key not in ("name", "full_name")]
-    for name in NAMED.get(kind, ()):
+    for name in REFERENCED_SPECS.get(kind, ()):
         schema["$defs"][name] = {"anyOf": [{"type": "string", "description": "a name, or a path"}, {"type": "object"}]}
     if kind == "run":
         _add_short_forms(schema)
-    if kind in EXTENDING:
+    if kind in EXTENDABLE_KINDS:
         properties["extend"] = {"type": "string", "description": "a name or a path; its keys stand below these"}
         schema |= {"if": {"required": ["extend"]}, "else": {"required": required}}
     else:

@@ -33,16 +33,16 @@ from paleo.lowering.policies import recompute_summary
 from paleo.predict import Prediction, predict
 from paleo.report import plots
 from paleo.report.charts import WIDTH, Bar, Chart, Curve, bars, curves, deviations, heat_map, stacks, svg
-from paleo.report.columns import NONE, Attribute, format_energy, format_tenths, format_usd, percent
+from paleo.report.columns import EMPTY_CELL, Attribute, format_energy, format_tenths, format_usd, percent
 from paleo.report.estimate import step_parts, utilisation_warnings
 from paleo.search.columns import PlanColumns, columns
 from paleo.specs.prices import devices_per_machine
 from paleo.specs.run import Run, path_of, updated
-from paleo.studies.cost import rent, training
+from paleo.studies.cost import rent_rate, training
 from paleo.studies.exchange import bandwidth_curve
-from paleo.studies.purchase import CHANGE, Objective, Offer, Purchase
+from paleo.studies.purchase import SENSITIVITY_CHANGE, Objective, Offer, Purchase
 from paleo.studies.scale import placement_study, scaling_verdict
-from paleo.units import GIB, HOUR, duration, engineering, gibibytes, with_noun
+from paleo.units import GIB, HOUR, format_duration, format_gibibytes, format_quantity, with_noun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from paleo.search.plans import Search
     from paleo.specs.model import ModelSpec
     from paleo.specs.system import System
-    from paleo.studies.cost import Training
-    from paleo.studies.goodput import Goodput
+    from paleo.studies.cost import TrainingEstimate
+    from paleo.studies.goodput import LongRun
     from paleo.studies.purchase import Requirements
     from paleo.studies.scale import ScaleCurve, ScalePoint
 
@@ -76,7 +76,7 @@ def rendered_page(template: str, **context: Any) -> str:
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    for function in (with_noun, duration, gibibytes, percent, format_tenths):
+    for function in (with_noun, format_duration, format_gibibytes, percent, format_tenths):
         environment.filters[function.__name__] = function
     environment.globals["source"] = lambda name: Markup((_FOLDER / name).read_text(encoding="utf-8"))
     return environment.get_template(template).render(**context)
@@ -107,7 +107,7 @@ def report(study: Purchase, *, date: str) -> str:
     predictions = [offer.prediction for offer in predicted if offer.prediction is not None]
     goals = sorted(_GOALS, key=lambda objective: objective != request.objective)
     devices = {each.system.device.name: each for each in predictions}
-    failures = [_failing(offer, run) for offer in study.offers if (run := _goodput(offer)) is not None]
+    failures = [_goodput_panel(offer, run) for offer in study.offers if (run := _goodput(offer)) is not None]
     return rendered_page(
         "report.html",
         title=f"Which system to train {request.model.name} on?",
@@ -120,20 +120,21 @@ def report(study: Purchase, *, date: str) -> str:
         excluded="no input pipeline" if failures else "no input pipeline, no checkpoints or restarts",
         cards=[card for objective in goals if (card := _card(study, objective))],
         cautions=list(_cautions(study)),
-        systems=sortable(_SYSTEMS, study.offers),
+        systems=sortable(_SYSTEM_COLUMNS, study.offers),
         charts=list(_charts(study)),
         scaling=_scaling(study),
-        plans=sortable(_PLANS, predicted),
+        plans=sortable(_PLAN_COLUMNS, predicted),
         commands="\n".join(estimate_command(each.model, each.system, each.run) for each in predictions),
         exchanges=[panel for offer in predicted for panel in exchange_panels(study, offer)],
         failures=failures,
-        change=CHANGE,
+        change=SENSITIVITY_CHANGE,
         colours={"less": plots.VERMILION, "more": plots.BLUE},
         sensitivities=[_sensitivity(offer) for offer in study.offers if offer.sensitivity],
-        batches=_batches(study),
+        batches=_batch_table(study),
         calibrations="; ".join(f"{name}: {each.calibration}" for name, each in devices.items()),
         formats="; ".join(
-            f"{name} {each.plan.dtype} at {engineering(each.system.device.peak_flops_per_s(each.plan.dtype), 'FLOP/s')}"
+            f"{name} {each.plan.dtype} at "
+            f"{format_quantity(each.system.device.peak_flops_per_s(each.plan.dtype), 'FLOP/s')}"
             for name, each in devices.items()
         ),
         goal=_GOALS[request.objective][1],
@@ -163,14 +164,14 @@ def sortable(attributes: Iterable[Attribute], rows: Sequence[Any]) -> Document:
         line = []
         for column in columns:
             value = column.get(row)
-            text, _, small = (NONE if value is None else column.cells([row])[0]).partition("\n")
+            text, _, small = (EMPTY_CELL if value is None else column.cells([row])[0]).partition("\n")
             key = "" if value is None else f"{value:.9g}" if isinstance(value, float | int) else value
             line.append((text, small, key, bool(column.unit)))
         lines.append(line)
     return {"heads": [(column.title, bool(column.unit)) for column in columns], "rows": lines}
 
 
-def _trained(get: Any) -> Any:
+def _training_getter(get: Any) -> Any:
     """Return a function that reads a quantity of a candidate's training; None where it has none."""
     return lambda offer: None if offer.prediction is None else get(offer.candidate.training)
 
@@ -183,20 +184,21 @@ def _step_text(offer: Offer) -> str:
     step, prediction = offer.candidate.step_time or 0.0, offer.prediction
     assert prediction is not None
     low, high = (end * step / prediction.step_time for end in prediction.interval)
-    return f"{duration(step)}\n{duration(low)} to {duration(high)}"
+    return f"{format_duration(step)}\n{format_duration(low)} to {format_duration(high)}"
 
 
 def _memory_share(prediction: Prediction) -> float:
     return prediction.memory.total / prediction.memory.capacity
 
 
-def _training_of(offer: Offer) -> Training:
+def _training_of(offer: Offer) -> TrainingEstimate:
     assert offer.candidate.training is not None
     return offer.candidate.training
 
 
 def _time_text(offer: Offer) -> str:
-    return f"{duration(_training_of(offer).time)}\n{' to '.join(map(duration, _training_of(offer).interval))}"
+    training = _training_of(offer)
+    return f"{format_duration(training.time)}\n{' to '.join(map(format_duration, training.interval))}"
 
 
 def _energy_text(offer: Offer) -> str:
@@ -206,10 +208,10 @@ def _energy_text(offer: Offer) -> str:
 
 
 def _name(offer: Offer) -> str:
-    return offer.candidate.system.share(offer.gpus)
+    return offer.candidate.system.machines_text(offer.gpus)
 
 
-_SYSTEMS = (
+_SYSTEM_COLUMNS = (
     Attribute("", lambda offer: offer.candidate.system.name, "system"),
     Attribute("", lambda offer: offer.gpus, "GPUs", "count"),
     Attribute("", lambda offer: offer.prediction and offer.candidate.step_time, "step time", "words", _step_text),
@@ -217,10 +219,10 @@ _SYSTEMS = (
     Attribute("", _of_step(lambda prediction: prediction.mfu), "MFU", "fraction"),
     Attribute("", _of_step(_memory_share), "memory", "words", lambda offer: (
         f"{percent(_memory_share(offer.prediction))}\n{'fits' if offer.prediction.memory.fits else 'does not fit'}")),
-    Attribute("", _trained(lambda training: training.price_per_hour), "USD/h", "price"),
-    Attribute("", _trained(lambda training: training.time), "time to solution", "words", _time_text),
-    Attribute("", _trained(lambda training: training.cost), "cost", "USD"),
-    Attribute("", _trained(lambda training: training.energy), "energy", "words", _energy_text),
+    Attribute("", _training_getter(lambda training: training.price_per_hour), "USD/h", "price"),
+    Attribute("", _training_getter(lambda training: training.time), "time to solution", "words", _time_text),
+    Attribute("", _training_getter(lambda training: training.cost), "cost", "USD"),
+    Attribute("", _training_getter(lambda training: training.energy), "energy", "words", _energy_text),
 )  # fmt: skip
 
 
@@ -228,7 +230,7 @@ def _plan_words(prediction: Prediction) -> str:
     again = (
         "" if recompute_summary(prediction.run) == "none" else f", {recompute_summary(prediction.run)} recomputation"
     )
-    return f"{prediction.plan.strategy or 'dp'}, microbatch {prediction.plan.microbatch}{again}"
+    return f"{prediction.plan.strategy_text or 'dp'}, microbatch {prediction.plan.microbatch}{again}"
 
 
 def _runner_up(offer: Offer) -> str | None:
@@ -238,19 +240,19 @@ def _runner_up(offer: Offer) -> str | None:
     return f"{_plan_words(offer.runner_up)}: {slower} slower"
 
 
-_PLANS = (
+_PLAN_COLUMNS = (
     Attribute("", lambda offer: offer.candidate.system.name, "system"),
-    Attribute("", lambda offer: offer.prediction.plan.strategy or "dp", "strategy"),
+    Attribute("", lambda offer: offer.prediction.plan.strategy_text or "dp", "strategy"),
     Attribute("", lambda offer: offer.prediction.plan.microbatch, "microbatch", "count"),
     Attribute("", lambda offer: recompute_summary(offer.prediction.run), "recomputation"),
     Attribute("", lambda offer: offer.prediction.plan.local_batch, "batch per rank", "count"),
     Attribute("", _runner_up, "runner-up"),
-    Attribute("", lambda offer: offer.tried, "plans searched", "words",
-              lambda offer: f"{offer.tried:,}, {offer.fitting:,} fit"),
+    Attribute("", lambda offer: offer.plans_compared, "plans searched", "words",
+              lambda offer: f"{offer.plans_compared:,}, {offer.plans_fitting:,} fit"),
 )  # fmt: skip
 
 
-def _batches(study: Purchase) -> Document:
+def _batch_table(study: Purchase) -> Document:
     """Return the numbers of samples and steps over batch sizes, which follow from the critical batch size."""
     critical = study.request.critical_batch or 1.0
     sizes = [study.global_batch * 2.0**power for power in range(-4, 5) if study.global_batch * 2.0**power >= 1]
@@ -273,20 +275,20 @@ def _card(study: Purchase, objective: Objective) -> Document | None:
     trained, rivals = winner.candidate.training, study.rivals(objective)
     if rivals:
         certain = f"not certain: intervals overlap with {', '.join(rival.name for rival in rivals)}"
-    elif any(offer is not winner and offer.candidate.runs for offer in study.offers):
+    elif any(offer is not winner and offer.candidate.fits for offer in study.offers):
         certain = "its interval is clear of all others"
     else:
         certain = "no other system fits" if len(study.offers) > 1 else "no other system was asked for"
     low, high = trained.interval
     if objective == "time":
-        interval = f"90 % interval {duration(low)} to {duration(high)}"
+        interval = f"90 % interval {format_duration(low)} to {format_duration(high)}"
     elif objective == "energy":
         interval = f"modelled; {format_energy(trained.energy_limit_kwh)} at design power"
     else:
         ends = ((trained.cost or 0.0) * end / trained.time for end in (low, high))
         interval = f"90 % interval {' to '.join(map(format_usd, ends))}"
     values = {
-        "time": duration(trained.time),
+        "time": format_duration(trained.time),
         "cost": format_usd(trained.cost),
         "energy": format_energy(trained.energy_kwh),
     }
@@ -296,7 +298,7 @@ def _card(study: Purchase, objective: Objective) -> Document | None:
 
 def _cautions(study: Purchase) -> Iterator[str]:
     """Yield sentences that a reader must know before acting on the page."""
-    running = [offer for offer in study.offers if offer.candidate.runs]
+    running = [offer for offer in study.offers if offer.candidate.fits]
     unpriced = [offer.candidate.system.name for offer in running if _cost(offer) is None]
     if unpriced:
         consequence = "the cheapest is that of the others" if len(unpriced) < len(running) else "none is the cheapest"
@@ -342,7 +344,7 @@ def _charts(study: Purchase) -> Iterator[tuple[str, Chart]]:
     def bar(offer: Offer, value: float, ends: Sequence[float | None], text: str) -> Bar:
         return Bar(_name(offer), value, ends[0], ends[1], text, colours[offer.candidate.system.name])
 
-    times = [bar(o, t.time / HOUR, [end / HOUR for end in t.interval], duration(t.time)) for o, t in offers]
+    times = [bar(o, t.time / HOUR, [end / HOUR for end in t.interval], format_duration(t.time)) for o, t in offers]
     yield "Time to solution, 90 % interval", bars(times, "time to solution")
     costs = [(o, t.cost, [t.cost * end / t.time for end in t.interval]) for o, t in offers if t.cost is not None]
     if costs:
@@ -352,10 +354,10 @@ def _charts(study: Purchase) -> Iterator[tuple[str, Chart]]:
         rows = [bar(offer, used, [used, limit], format_energy(used)) for offer, used, limit in metered]
         yield "Energy, modelled; whisker: to design power", bars(rows, "energy")
     steps = [(_name(offer), offer.prediction) for offer, _ in offers if offer.prediction is not None]
-    parts = [(name, step_parts(step), duration(step.step_time)) for name, step in steps]
+    parts = [(name, step_parts(step), format_duration(step.step_time)) for name, step in steps]
     yield "Step time by part", stacks(parts, "step time by part")
     sizes = [
-        (name, {part: size / GIB for part, size in step.memory.parts.items()}, gibibytes(step.memory.total))
+        (name, {part: size / GIB for part, size in step.memory.parts.items()}, format_gibibytes(step.memory.total))
         for name, step in steps
     ]
     limits = [step.memory.capacity / GIB for _, step in steps]
@@ -363,9 +365,11 @@ def _charts(study: Purchase) -> Iterator[tuple[str, Chart]]:
 
 
 def _sensitivity(offer: Offer) -> tuple[str, Chart, str]:
-    rows = [(each.figure, each.lower, each.higher) for each in offer.sensitivity]
+    rows = [
+        (each.hardware_property, each.step_ratio_decreased, each.step_ratio_increased) for each in offer.sensitivity
+    ]
     fits = offer.prediction is not None and offer.prediction.memory.fits
-    tight = [each.figure for each in offer.sensitivity if fits and not each.fits_lower]
+    tight = [each.hardware_property for each in offer.sensitivity if fits and not each.fits_lower]
     hint = f"With less {', '.join(tight)} this plan would not fit." if tight else ""
     return _name(offer), deviations(rows, f"sensitivity of {offer.candidate.system.name}"), hint
 
@@ -378,7 +382,7 @@ def _scaling(study: Purchase) -> Document | None:
     if not scaled:
         return None
     lines = [
-        Curve(name, [_rates(point) for point in curve.points if point.runs], colour)
+        Curve(name, [_curve_point(point) for point in curve.points if point.fits], colour)
         for (name, curve), colour in zip(scaled, plots.CYCLE * 3, strict=False)
     ]
     chart = curves(
@@ -386,26 +390,31 @@ def _scaling(study: Purchase) -> Document | None:
     )
     rows = [(name, curve, point) for name, curve in scaled for point in curve.points]
     verdicts = [(name, scaling_verdict(curve).text) for name, curve in scaled]
-    return {"chart": chart, "verdicts": verdicts, "points": sortable(_POINTS, rows)}
+    return {"chart": chart, "verdicts": verdicts, "points": sortable(_POINT_COLUMNS, rows)}
 
 
-def _rates(point: ScalePoint) -> tuple[float, float, float, float]:
+def _curve_point(point: ScalePoint) -> tuple[float, float, float, float]:
     low, high = (end / point.predicted.step_time for end in point.predicted.interval)
     return float(point.gpus), point.samples_per_s, point.samples_per_s / high, point.samples_per_s / low
 
 
 def _of_point(get: Any) -> Any:
-    return lambda row: get(row[1], row[2]) if row[2].prediction is not None and row[2].runs else None
+    return lambda row: get(row[1], row[2]) if row[2].prediction is not None and row[2].fits else None
 
 
-_POINTS = (
+_POINT_COLUMNS = (
     Attribute("", lambda row: row[0], "system"),
     Attribute("", lambda row: row[2].gpus, "GPUs", "count"),
     Attribute("", _of_point(lambda _, point: point.step_time), "step time", "s"),
     Attribute("", _of_point(lambda _, point: point.samples_per_s), "samples/s", "1/s"),
     Attribute("", _of_point(lambda curve, point: curve.efficiency(point)), "efficiency", "fraction"),
-    Attribute("", _of_point(lambda _, point: point.exchange / point.step_time), "exposed communication", "fraction"),
-    Attribute("", lambda row: "" if row[2].runs else row[2].problem or "does not fit", "note"),
+    Attribute(
+        "",
+        _of_point(lambda _, point: point.exposed_exchange_time / point.step_time),
+        "exposed communication",
+        "fraction",
+    ),
+    Attribute("", lambda row: "" if row[2].fits else row[2].problem or "does not fit", "note"),
 )
 
 
@@ -442,9 +451,9 @@ def exchange_panels(study: Purchase, offer: Offer) -> Iterator[tuple[str, Chart,
         packed = study.request.curve(prediction, nodes="packed")
         if packed is not None:
             heading = f"Step time on {name}: packed nodes and {offer.curve.nodes}"
-            last, base = ([point for point in each.points if point.runs][-1] for each in (offer.curve, packed))
+            last, base = ([point for point in each.points if point.fits][-1] for each in (offer.curve, packed))
             advice = placement_study(last.predicted)
-            step = f"{duration(last.step_time)}, {duration(base.step_time)} on packed nodes"
+            step = f"{format_duration(last.step_time)}, {format_duration(base.step_time)} on packed nodes"
             yield (
                 heading,
                 _narrow(plots.placement([packed, offer.curve]), heading),
@@ -460,19 +469,19 @@ def _narrow(figure: Figure, title: str, height: float = 280.0) -> Chart:
 
 def _compression_words(prediction: Prediction) -> str:
     curve, method = bandwidth_curve(prediction), prediction.run.exchange.compress
-    if curve.crossing is None:
+    if curve.crossing_rate is None:
         return f"{method} is {'faster' if curve.compressed[0] < curve.dense[0] else 'slower'} at all these bandwidths."
-    pays = "pays here" if curve.stated < curve.crossing else "does not pay here"
+    pays = "pays here" if curve.system_rate < curve.crossing_rate else "does not pay here"
     return (
-        f"{method} {pays}: the links reach {engineering(curve.stated, 'B/s')}, "
-        f"and it pays below {engineering(curve.crossing, 'B/s')}."
+        f"{method} {pays}: the links reach {format_quantity(curve.system_rate, 'B/s')}, "
+        f"and it pays below {format_quantity(curve.crossing_rate, 'B/s')}."
     )
 
 
 def _consistency_words(curve: ScaleCurve) -> str:
-    last = [point.consistency for point in curve.points if point.runs][-1]
+    last = [point.consistency for point in curve.points if point.fits][-1]
     limit = ""
-    if last is not None and last.served:
+    if last is not None and last.has_servers:
         limit = f" Parameter servers are the limit from {float(last.cycle.knee):.3g} workers on (knee)."
     late = (
         "Staleness: updates by others between a worker's read and its write, on average; a synchronous step has none."
@@ -483,16 +492,16 @@ def _consistency_words(curve: ScaleCurve) -> str:
 # failures
 
 
-def _goodput(offer: Offer) -> Goodput | None:
+def _goodput(offer: Offer) -> LongRun | None:
     return None if offer.candidate.training is None else offer.candidate.training.goodput
 
 
-def _failing(offer: Offer, run: Goodput) -> Document:
+def _goodput_panel(offer: Offer, run: LongRun) -> Document:
     heading = f"Goodput [%] of {offer.gpus} × {offer.candidate.system.name}; framed: this run"
     chart = heat_map(
         goodput_map(run, FACTORS).tolist(),
-        columns=[duration(run.interval * factor, digits=2) for factor in FACTORS],
-        rows=[duration(run.mtbf * factor, digits=2) for factor in FACTORS],
+        columns=[format_duration(run.interval * factor, digits=2) for factor in FACTORS],
+        rows=[format_duration(run.mtbf * factor, digits=2) for factor in FACTORS],
         framed=(len(FACTORS) // 2, len(FACTORS) // 2),
         title=heading,
         x_label="interval between checkpoints",
@@ -501,7 +510,7 @@ def _failing(offer: Offer, run: Goodput) -> Document:
     return {"name": f"{offer.gpus} × {offer.candidate.system.name}", "run": run, "heading": heading, "chart": chart}
 
 
-def goodput_map(run: Goodput, factors: Sequence[float]) -> npt.NDArray[np.float64]:
+def goodput_map(run: LongRun, factors: Sequence[float]) -> npt.NDArray[np.float64]:
     """Return the goodput of a run over times between failures (rows) and checkpoint intervals (columns).
 
     Parameters
@@ -553,7 +562,7 @@ def plan_search_page(model: ModelSpec, system: System, search: Search, wish: Req
     whole = None if wish.amount is None else training(best, wish.amount, wish.tariff, long_run=wish.long_run)
     table = columns(search.ranking, MOST_PLANS)
     machine = devices_per_machine(system)
-    rate, _ = rent(system, machine, wish.tariff)
+    rate, _ = rent_rate(system, machine, wish.tariff)
     searched = ("gpus", "microbatch", "strategy", "recompute", "schedule")
     unset = {name: attrgetter(path_of(name))(Run()) for name in searched}
     facts = {
@@ -570,7 +579,7 @@ def plan_search_page(model: ModelSpec, system: System, search: Search, wish: Req
         "perNode": machine,
         "gpuHour": None if rate is None else rate / machine * HOUR,
         "steps": None if whole is None else whole.steps,
-        "amount": None if whole is None else whole.amount.words,
+        "amount": None if whole is None else whole.amount.text,
         "samplesPerStep": search.global_batch,
         "tokensPerSample": best.graph.tokens_per_sample,
         "command": estimate_command(model, system, best.run),

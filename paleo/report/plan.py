@@ -24,11 +24,11 @@ from paleo.report.columns import (
     rows_table,
     wrapped_text,
 )
-from paleo.report.estimate import OWNED
+from paleo.report.estimate import OWNED_MACHINES_TEXT
 from paleo.search.classes import class_numbers
 from paleo.studies.cost import JOULES_PER_KWH
-from paleo.studies.purchase import PlanWithCost, PurchasePlans, format_days, purchase_finding, purchase_verdict
-from paleo.units import DAY, duration, unit_reference_time, with_noun
+from paleo.studies.purchase import PlanWithCost, PurchasePlans, format_long_duration, purchase_finding, purchase_verdict
+from paleo.units import DAY, format_duration, unit_reference_time, with_noun
 
 if TYPE_CHECKING:
     from paleo.search.hybrid import Hybrid
@@ -178,7 +178,7 @@ def table(
     by_bounds = "" if ranking.evaluated == ranking.configurations else f"{ranking.evaluated:,} evaluated, of which "
     head = (
         f"{model.name} on {system.name}, global batch {ranking.global_batch}: {searched} in "
-        f"{duration(ranking.seconds)}, {by_bounds}{ranking.fitting:,} fit. Best by {ranking.objective}:\n"
+        f"{format_duration(ranking.seconds)}, {by_bounds}{ranking.fitting:,} fit. Best by {ranking.objective}:\n"
     )
     count, few = len(ranking.front), min(len(ranking.front), _MOST_FRONT)
     front = [ranking.front[round(i * (count - 1) / max(few - 1, 1))] for i in range(few)]
@@ -187,7 +187,7 @@ def table(
         *default_choices_line(choices or {}),
         wrapped_text(Text(head + _first_plan(lead), style="bold")),
         rows_table("Best plans", _columns(ranking.plans, named), ranking.plans),
-        *_measure(ranking.plans, lead.memory.capacity),
+        *_measuring_advice(ranking.plans, lead.memory.capacity),
         *(wrapped_text(f"Skipped: {reason}") for _, reason in ranking.skipped),
     ]
     room = (1.0 - HEADROOM) * lead.memory.capacity
@@ -202,7 +202,7 @@ def table(
     return Group(*parts, Text(), ShellCommandText("Reproduce it", estimate_command(model, system, lead.run)))
 
 
-def _measure(rows: Sequence[PlanRow], capacity: float) -> Iterator[RenderableType]:
+def _measuring_advice(rows: Sequence[PlanRow], capacity: float) -> Iterator[RenderableType]:
     """Yield the advice which plans to measure, where predictions cannot tell them apart."""
     numbers = class_numbers(rows)
     roomy = (1.0 - HEADROOM) * capacity
@@ -217,19 +217,19 @@ def _measure(rows: Sequence[PlanRow], capacity: float) -> Iterator[RenderableTyp
 
 def _first_plan(lead: Prediction) -> str:
     """Return a sentence that describes the first plan."""
-    low, high = map(duration, lead.interval)
+    low, high = map(format_duration, lead.interval)
     rates = f"{format_rate(lead.samples_per_s)} samples/s"
     rates += "" if lead.tokens_per_s is None else f", {format_rate(lead.tokens_per_s)} tokens/s"
-    step = f"{duration(lead.step_time)} a step (90 %: {low} to {high}), {rates}, MFU {percent(lead.mfu)}"
+    step = f"{format_duration(lead.step_time)} a step (90 %: {low} to {high}), {rates}, MFU {percent(lead.mfu)}"
     fits = "" if lead.memory.fits else "; no plan fits into memory, this one comes nearest"
-    return f"{lead.plan.strategy or 'dp'} on {with_noun(lead.plan.gpus, 'GPU')}: {step}{fits}.\n"
+    return f"{lead.plan.strategy_text or 'dp'} on {with_noun(lead.plan.gpus, 'GPU')}: {step}{fits}.\n"
 
 
 # purchases
 
 
 def _days(plan: PlanWithCost) -> str | None:
-    return None if plan.seconds is None else format_days(plan.seconds)
+    return None if plan.seconds is None else format_long_duration(plan.seconds)
 
 
 def _kwh(plan: PlanWithCost) -> float | None:
@@ -245,7 +245,7 @@ def _priced_columns(reply: PurchasePlans) -> Iterator[Attribute]:
     """Yield the columns of duration, cost and energy; values are null where no amount of training or price is known."""
     several = len({plan.system.name for plan in reply.plans}) > 1
     tokens = any(plan.tokens_per_s is not None for plan in reply.plans)
-    trained = reply.wish.amount is not None
+    trained = reply.requirements.amount is not None
     rows = [plan.row for plan in reply.plans]
     keys = [(plan.system.name, plan.row.gpus, plan.row.class_step or plan.row.step_time) for plan in reply.plans]
     known = list(dict.fromkeys(keys))
@@ -288,7 +288,7 @@ def purchase_document(reply: PurchasePlans) -> Document:
     columns, (flags, before) = tuple(_priced_columns(reply)), reply.launch
     return {
         "model": reply.model.name,
-        "objective": reply.wish.objective,
+        "objective": reply.requirements.objective,
         "verdict": purchase_verdict(reply),
         "flags": flags,
         "before_launch": before,
@@ -331,11 +331,11 @@ def purchase_table(reply: PurchasePlans) -> RenderableType:
         wrapped_text(Text(purchase_finding(reply) + (";" if reply.remedies else "."), style="bold")),
     ]
     for number, remedy in enumerate(reply.remedies):
-        parts.append(ShellCommandText(f"or {remedy.words}" if number else remedy.words, remedy.command))
+        parts.append(ShellCommandText(f"or {remedy.text}" if number else remedy.text, remedy.command))
     names = list(dict.fromkeys(plan.system.name for plan in reply.plans))
     title = "Plans" if len(names) > 1 else f"Plans on {', '.join(names)}"
     parts += [Text(), rows_table(title, _priced_columns(reply), reply.plans)]
-    parts += _measure(
+    parts += _measuring_advice(
         [plan.row for plan in reply.plans], reply.plans[0].system.device.memory.usable if len(names) == 1 else 0.0
     )
     parts += [wrapped_text(note) for note in _notes(reply)]
@@ -353,20 +353,20 @@ def purchase_table(reply: PurchasePlans) -> RenderableType:
 
 def _notes(reply: PurchasePlans) -> Iterator[str]:
     """Yield sentences on why a faster plan is not the first, on unknown prices, and warnings."""
-    first, goal = reply.plans[0], reply.wish.objective
+    first, goal = reply.plans[0], reply.requirements.objective
     if first.has_memory_headroom and any(
-        plan.meets(reply.wish) and plan.score(goal) < first.score(goal) for plan in reply.plans
+        plan.meets(reply.requirements) and plan.score(goal) < first.score(goal) for plan in reply.plans
     ):
         yield _TIGHT
-    if reply.wish.amount is not None:
+    if reply.requirements.amount is not None:
         names = dict.fromkeys(plan.system.name for plan in reply.plans if plan.usd is None)
         if names:
             yield f"No price is known for {', '.join(names)}; give one with --price '2.5 USD/h' (per GPU)."
-        bills = [plan.lead_training for plan in reply.plans if plan.lead_training is not None]
+        bills = [plan.best_training for plan in reply.plans if plan.best_training is not None]
         if any(bill.rent is None and bill.electricity is not None for bill in bills):
-            yield f"Cost is electricity; rent is {OWNED}."
-    met = [plan for plan in reply.plans if plan.meets(reply.wish)] or [first]
-    for warning in dict.fromkeys(warning for plan in met for warning in plan.lead.warnings):
+            yield f"Cost is electricity; rent is {OWNED_MACHINES_TEXT}."
+    met = [plan for plan in reply.plans if plan.meets(reply.requirements)] or [first]
+    for warning in dict.fromkeys(warning for plan in met for warning in plan.best_prediction.warnings):
         yield f"Warning: {warning}"
 
 
@@ -410,7 +410,7 @@ def layers_table(model: str, system: str, splits: Hybrid) -> RenderableType:
         Tables for the console.
     """
     gain = splits.data_parallel_seconds / splits.seconds - 1.0
-    seconds = duration(splits.seconds)
+    seconds = format_duration(splits.seconds)
     text = f"{model} on {system}: {seconds} a step; data parallelism is {format_tenths(gain)} slower.\n"
     table = grid("Strategy of each layer", ("layer", "split by"), left=2)
     for name, split in splits.layers:
@@ -438,8 +438,8 @@ def exchange_document(model: str, system: str, searched: ExchangeSearch) -> Docu
         "global_batch_size": searched.global_batch,
         "configurations": searched.configurations,
         "seconds": searched.seconds,
-        "staleness_cost": searched.price.per_update,
-        "noise_scale": searched.price.noise_scale,
+        "staleness_cost": searched.staleness_penalty.per_update,
+        "noise_scale": searched.staleness_penalty.noise_scale,
         "plans": [
             {
                 **_records([each.plan])[0],
@@ -448,7 +448,7 @@ def exchange_document(model: str, system: str, searched: ExchangeSearch) -> Docu
                 "compress": each.compress,
                 "staleness": each.staleness,
                 "samples_factor": each.samples_factor,
-                "effective_step_time_s": each.effective,
+                "effective_step_time_s": each.effective_step_time,
             }
             for each in searched.plans
         ],
@@ -473,26 +473,26 @@ def exchange_table(model: str, system: str, searched: ExchangeSearch) -> Rendera
     RenderableType
         Tables for the console.
     """
-    price, rows = searched.price, searched.plans
+    price, rows = searched.staleness_penalty, searched.plans
     cost = (
         f"noise scale {price.noise_scale:g}" if price.per_update is None else f"{price.per_update:g} samples an update"
     )
     head = (
         f"{model} on {system}, global batch {searched.global_batch}: "
-        f"{with_noun(searched.configurations, 'configuration')} in {duration(searched.seconds)}. "
+        f"{with_noun(searched.configurations, 'configuration')} in {format_duration(searched.seconds)}. "
         f"Best by time, with a price of staleness ({cost}).\n"
     )
-    like = unit_reference_time(seconds for plan in rows for seconds in (plan.step_time, plan.effective))
+    like = unit_reference_time(seconds for plan in rows for seconds in (plan.step_time, plan.effective_step_time))
     columns = (
-        Attribute("", lambda each: each.plan.strategy, "strategy"),
+        Attribute("", lambda each: each.plan.strategy_text, "strategy"),
         Attribute("", lambda each: each.consistency, "consistency"),
         Attribute("", lambda each: each.compress or "none", "compression"),
         Attribute("", lambda each: each.plan.gpus, "GPUs", "count"),
         Attribute("", lambda each: each.plan.microbatch, "microbatch", "count"),
-        Attribute("", lambda each: duration(each.step_time, like=like), "step time", "words"),
+        Attribute("", lambda each: format_duration(each.step_time, like=like), "step time", "words"),
         Attribute("", lambda each: each.staleness, "staleness", "number"),
         Attribute("", lambda each: f"x {each.samples_factor:.3g}", "samples", "words"),
-        Attribute("", lambda each: duration(each.effective, like=like), "effective step", "words"),
+        Attribute("", lambda each: format_duration(each.effective_step_time, like=like), "effective step", "words"),
     )
     notes = ["effective step: time for the progress of one synchronous step, as stale updates need more samples."]
     notes += searched.refused

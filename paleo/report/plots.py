@@ -16,12 +16,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from paleo.files import write_whole
-from paleo.report.columns import PARTS
+from paleo.files import write_atomically
+from paleo.report.columns import STEP_PART_NAMES
 from paleo.step.timeline import COMPUTE
 from paleo.studies.exchange import BandwidthCurve, bandwidth_curve
 from paleo.studies.summary import Summary, faster_than_roofline, layer_speeds
-from paleo.units import GIB, GIGA, KILO, duration, engineering, time_unit, with_noun
+from paleo.units import GIB, GIGA, KILO, format_duration, format_quantity, time_unit, with_noun
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
@@ -40,14 +40,14 @@ BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
 GREY = "#999999"
 CYCLE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK, YELLOW, GREY)
 _MINUTE = 60.0
-MARKS = "os^Dvph*X"
+MARKERS = "os^Dvph*X"
 
 #: Part of a step -> its colour.
 _PARTS = {
     "compute": BLUE, "memory_bound": SKY, "launch": YELLOW, "communication_exposed": VERMILION, "bubble": GREY,
     "optimizer": GREEN, "input": PURPLE, "stragglers": ORANGE,
 }  # fmt: skip
-_MEMORY = (BLUE, SKY, GREEN, ORANGE, PURPLE, YELLOW, GREY, VERMILION)
+_MEMORY_COLOURS = (BLUE, SKY, GREEN, ORANGE, PURPLE, YELLOW, GREY, VERMILION)
 #: Kind of a task -> its name in a picture and its colour.
 _KINDS = {
     "forward": ("forward", BLUE),
@@ -90,7 +90,7 @@ def save(figure: Figure, path: Path) -> None:
     kind = path.suffix.lower().removeprefix(".") or "png"
     dated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
     with matplotlib.rc_context(STYLE):
-        write_whole(path, lambda file: figure.savefig(file, format=kind, dpi=150, metadata=dated))
+        write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=150, metadata=dated))
 
 
 def figure_of(
@@ -150,13 +150,13 @@ def estimate(prediction: Prediction) -> Figure:
     lines = min(max(2.6, 0.17 * len({event.task.resource for event in events})), _HIGHEST)  # inches
     with matplotlib.rc_context(STYLE):
         figure, (line, memory) = figure_of(9.0, lines + 2.0, rows=2, height_ratios=(lines, 1.3))
-        machines = prediction.system.share(prediction.plan.gpus)
-        figure.suptitle(f"{prediction.model.name} on {machines}: {prediction.plan.strategy or 'dp'}")
+        machines = prediction.system.machines_text(prediction.plan.gpus)
+        figure.suptitle(f"{prediction.model.name} on {machines}: {prediction.plan.strategy_text or 'dp'}")
         _timeline(line, events)
         # Draw stacked parts up to the total, or up to the capacity where that is not far away.
         parts = {name: size / GIB for name, size in prediction.memory.parts.items() if size > 0}
         left = 0.0
-        for (name, size), colour in zip(parts.items(), _MEMORY, strict=False):
+        for (name, size), colour in zip(parts.items(), _MEMORY_COLOURS, strict=False):
             memory.barh(0, size, left=left, color=colour, label=name, height=0.6)
             left += size
         capacity = prediction.memory.capacity / GIB
@@ -171,7 +171,7 @@ def estimate(prediction: Prediction) -> Figure:
 
 
 def _timeline(axes: Axes, events: Sequence[Event]) -> None:
-    streams = sorted({event.task.resource for event in events}, key=_row)
+    streams = sorted({event.task.resource for event in events}, key=_stream_sort_key)
     kinds = dict.fromkeys(event.task.kind for event in events if event.end > event.start)
     looks = {kind: _KINDS.get(kind, (kind, GREY)) for kind in kinds}
     unit_seconds, unit = time_unit(max((event.end for event in events), default=0.0))
@@ -189,12 +189,12 @@ def _timeline(axes: Axes, events: Sequence[Event]) -> None:
     axes.legend(handles=patches, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=min(len(patches), 5))
 
 
-def _row(stream: str) -> tuple[object, ...]:
+def _stream_sort_key(stream: str) -> tuple[object, ...]:
     """Return a key that sorts computation first, then stages by their numbers.
 
     Examples
     --------
-    >>> sorted(["stage10", "stage2 communication", "stage2", "compute"], key=_row)
+    >>> sorted(["stage10", "stage2 communication", "stage2", "compute"], key=_stream_sort_key)
     ['compute', 'stage2', 'stage2 communication', 'stage10']
     """
     return stream != COMPUTE, *(int(part) if part.isdigit() else part for part in re.split(r"(\d+)", stream))
@@ -220,7 +220,7 @@ def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> Figure:
     with matplotlib.rc_context(STYLE):
         figure, (speedup, *stacks) = figure_of(4.5 * (1 + len(curves)), 4.4, columns=1 + len(curves))
         figure.suptitle(f"{model} on {system}")
-        for curve, colour, mark in zip(curves, CYCLE, MARKS, strict=False):
+        for curve, colour, mark in zip(curves, CYCLE, MARKERS, strict=False):
             _speedup(speedup, curve, colour, mark)
         bases = {with_noun(curve.base.gpus, "GPU") for curve in curves}
         speedup.set_ylabel(f"speed-up over {bases.pop() if len(bases) == 1 else 'the first count that fits'}")
@@ -243,7 +243,7 @@ def _speedup(axes: Axes, curve: ScaleCurve, colour: str, mark: str) -> None:
         gpus, *_reach(curve, points), color=colour, alpha=0.15, linewidth=0, label="90 % interval of each step"
     )
     for fits, face in ((True, colour), (False, "white")):
-        chosen = [point for point in points if point.runs == fits]
+        chosen = [point for point in points if point.fits == fits]
         style: dict[str, Any] = {"color": colour, "markerfacecolor": face, "linestyle": "none", "marker": mark}
         label = None if fits else "does not fit"
         if chosen:
@@ -266,7 +266,7 @@ def _reach(curve: ScaleCurve, points: Sequence[ScalePoint]) -> tuple[list[float]
 
 
 #: GPU counts below a stack of bars that are written level.
-_LEVEL = 6
+_MAX_HORIZONTAL_LABELS = 6
 
 
 def _stacked(axes: Axes, curve: ScaleCurve) -> None:
@@ -280,9 +280,9 @@ def _stacked(axes: Axes, curve: ScaleCurve) -> None:
     rows = {key: [100 * parts.get(key, 0.0) / step for parts, step in zip(spent, steps, strict=True)] for key in _PARTS}
     _stack(axes, [str(point.gpus) for point in points], rows)
     for index, step in enumerate(steps):
-        axes.annotate(duration(step), (index, 101), ha="center", fontsize=7, rotation=90, va="bottom")
+        axes.annotate(format_duration(step), (index, 101), ha="center", fontsize=7, rotation=90, va="bottom")
     axes.set(xlabel="GPUs", ylabel="share of a step [%]; above: its time", ylim=(0, 125), yticks=range(0, 101, 20))
-    axes.tick_params(axis="x", labelrotation=45 if len(points) > _LEVEL else 0)
+    axes.tick_params(axis="x", labelrotation=45 if len(points) > _MAX_HORIZONTAL_LABELS else 0)
     batch = f"{with_noun(curve.fixed_batch, 'sample')} {'per step' if curve.scaling == 'strong' else 'per rank'}"
     axes.set_title(f"{curve.scaling} scaling, {batch}", fontsize=9)
 
@@ -349,7 +349,7 @@ def _stack(axes: Axes, names: Sequence[str], rows: Mapping[str, Sequence[float]]
     for key, colour in _PARTS.items():
         sizes = np.asarray(rows[key])
         if sizes.any():
-            look: dict[str, Any] = {"label": PARTS[key], "color": colour, start: before}
+            look: dict[str, Any] = {"label": STEP_PART_NAMES[key], "color": colour, start: before}
             bar(places, sizes, edgecolor="white", linewidth=0.3, **look)
             before += sizes
     (axes.set_yticks if level else axes.set_xticks)(places, names)
@@ -370,12 +370,12 @@ def compare(comparison: Comparison) -> Figure:
         The plot.
     """
     predicted = [(each, each.prediction) for each in comparison.candidates if each.prediction is not None]
-    names = [each.name + ("" if each.runs else "\n(does not fit)") for each, _ in predicted]
+    names = [each.name + ("" if each.fits else "\n(does not fit)") for each, _ in predicted]
     costs = [0.0 if each.training is None else each.training.cost or 0.0 for each, _ in predicted]
     columns = 3 if any(costs) else 2
     with matplotlib.rc_context(STYLE):
         figure, axes = figure_of(1.5 + 3.5 * columns, 1.6 + 0.4 * len(names), columns=columns, sharey=True)
-        figure.suptitle(f"{predicted[0][1].model.name}, {comparison.amount.words}")
+        figure.suptitle(f"{predicted[0][1].model.name}, {comparison.amount.text}")
         unit_seconds, unit = time_unit(max(prediction.step_time for _, prediction in predicted))
         spent = [asdict(prediction.breakdown) for _, prediction in predicted]
         parts = {key: [each.get(key, 0.0) / unit_seconds for each in spent] for key in _PARTS}
@@ -392,8 +392,8 @@ def compare(comparison: Comparison) -> Figure:
 
 def _bars(axes: Axes, values: Sequence[float], label: str, colour: str) -> None:
     bars = axes.barh(range(len(values)), values, color=colour)
-    axes.bar_label(bars, labels=[engineering(value, "") if value else "-" for value in values], padding=2)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: engineering(value, "")))
+    axes.bar_label(bars, labels=[format_quantity(value, "") if value else "-" for value in values], padding=2)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_quantity(value, "")))
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.set_xlabel(label)
     axes.margins(x=0.18)
@@ -424,12 +424,13 @@ def roofline(study: Summary, system: System, run: Run) -> Figure:
         intensities = [point.intensity for point in points] or [1.0]
         x = np.geomspace(min(intensities) / 3, max(*intensities, peak / bandwidth) * 3, 200)
         roof = (
-            f"roof of {device.name}:\n{engineering(peak, 'FLOP/s')} in {study.dtype}, {engineering(bandwidth, 'B/s')}"
+            f"roof of {device.name}:\n{format_quantity(peak, 'FLOP/s')} in {study.dtype}, "
+            f"{format_quantity(bandwidth, 'B/s')}"
         )
         axes.plot(x, np.minimum(peak, x * bandwidth), color=BLACK, label=roof)
         for index, kind in enumerate(dict.fromkeys(point.type for point in points)):
             points_of_kind = [point for point in points if point.type == kind]
-            colour, mark = CYCLE[index % len(CYCLE)], MARKS[index % len(MARKS)]
+            colour, mark = CYCLE[index % len(CYCLE)], MARKERS[index % len(MARKERS)]
             axes.scatter(
                 [point.intensity for point in points_of_kind], [point.flops_per_s for point in points_of_kind],
                 [20 + 600 * point.share for point in points_of_kind], color=colour, marker=mark, alpha=0.7, label=kind,
@@ -441,7 +442,7 @@ def roofline(study: Summary, system: System, run: Run) -> Figure:
         axes.set(xlabel="arithmetic intensity [FLOP/byte]", ylabel="forward speed [FLOP/s]")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-            axis.set_major_formatter(FuncFormatter(lambda value, _: engineering(value, "")))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: format_quantity(value, "")))
             axis.set_minor_formatter(NullFormatter())
         axes.set_title(f"{study.graph.name}, batch {study.graph.batch}; area: share of the network's FLOP")
         legend = axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
@@ -476,15 +477,15 @@ def collective(study: CollectiveStudy) -> Figure:
         for crossover in study.crossovers:
             if sizes[0] <= crossover.payload_bytes <= sizes[-1]:
                 axes.axvline(crossover.payload_bytes, color=GREY, linestyle="--", linewidth=0.8)
-                words = f" {crossover.above} from {engineering(crossover.payload_bytes, 'B')}"
+                words = f" {crossover.above} from {format_quantity(crossover.payload_bytes, 'B')}"
                 axes.text(crossover.payload_bytes, 0.99, words, rotation=90, va="top", ha="right", fontsize=7,
                           transform=axes.get_xaxis_transform())  # fmt: skip
         axes.set(xscale="log", yscale="log", ylabel="time", xlabel="payload")
         axes.yaxis.set_major_locator(LogLocator(numticks=20))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: duration(value)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_duration(value)))
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.xaxis.set_major_locator(LogLocator(numticks=20))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: engineering(value, "B")))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_quantity(value, "B")))
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_title(f"{study.operation} over {study.ranks} ranks of {study.system.name}")
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
@@ -577,9 +578,9 @@ def compression(prediction: Prediction) -> Figure:
 
 def _mark_rates(axes: Axes, curve: BandwidthCurve) -> None:
     """Draw vertical lines at the system's bandwidth and where both curves cross."""
-    places = [(curve.stated, GREY, "the system")]
-    if curve.crossing is not None:
-        places.append((curve.crossing, BLACK, f"pays below {engineering(curve.crossing, 'B/s')}"))
+    places = [(curve.system_rate, GREY, "the system")]
+    if curve.crossing_rate is not None:
+        places.append((curve.crossing_rate, BLACK, f"pays below {format_quantity(curve.crossing_rate, 'B/s')}"))
     for rate, colour, words in places:
         axes.axvline(rate / GIGA, color=colour, linestyle="--", linewidth=1.0, label=words)
 
@@ -619,7 +620,7 @@ def consistency(curves: Sequence[ScaleCurve], *, rows: int = 1) -> Figure:
     """
     with matplotlib.rc_context(STYLE):
         figure, (updates, stale) = figure_of(10.0, 4.2, columns=2 if rows == 1 else 1, rows=rows)
-        for curve, colour, mark in zip(curves, CYCLE, MARKS, strict=False):
+        for curve, colour, mark in zip(curves, CYCLE, MARKERS, strict=False):
             points = [point for point in curve.points if point.usable]
             workers = [point.predicted.plan.dp for point in points]
             means, deviations = zip(*(point.staleness for point in points), strict=True)
@@ -628,7 +629,7 @@ def consistency(curves: Sequence[ScaleCurve], *, rows: int = 1) -> Figure:
             updates.errorbar(workers, [point.updates_per_s for point in points], **look)
             stale.errorbar(workers, means, yerr=deviations, **look)
             study = points[-1].consistency
-            if study is not None and study.served:
+            if study is not None and study.has_servers:
                 knee = float(study.cycle.knee)
                 updates.axvline(knee, color=colour, linestyle="--", linewidth=1.0, label=f"knee at {knee:.3g} workers")
         updates.set(xscale="log", xlabel="workers", ylabel="updates of the model a second")
@@ -659,7 +660,7 @@ def placement(curves: Sequence[ScaleCurve]) -> Figure:
         unit_seconds, unit = time_unit(
             max(point.step_time for curve in curves for point in curve.points if point.usable)
         )
-        for curve, mark in zip(curves, MARKS, strict=False):
+        for curve, mark in zip(curves, MARKERS, strict=False):
             points = [point for point in curve.points if point.usable]
             colour, label = (GREEN, ", packed nodes") if curve.nodes == "packed" else (VERMILION, "")
             gpus, steps = [point.gpus for point in points], [point.step_time / unit_seconds for point in points]

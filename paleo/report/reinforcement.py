@@ -9,7 +9,7 @@ from rich.text import Text
 
 from paleo.report.columns import Attribute, grid, percent, row_json, rows_table, wrapped_text
 from paleo.serving.reinforcement import INTERVAL, UNMODELLED
-from paleo.units import duration
+from paleo.units import format_duration
 
 if TYPE_CHECKING:
     from paleo.serving.reinforcement import LearningStep
@@ -41,11 +41,11 @@ def document(study: LearningStudy) -> dict[str, Any]:
         "algorithm": question.algorithm,
         "staleness": question.staleness,
         "possible": best is not None and best.fits,
-        "step_time_s": None if best is None else best.step,
-        "step_time_interval_s": None if best is None else [factor * best.step for factor in INTERVAL],
+        "step_time_s": None if best is None else best.step_time,
+        "step_time_interval_s": None if best is None else [factor * best.step_time for factor in INTERVAL],
         "parts": None if best is None else dict(best.parts),
-        "plans": [row_json(STEPS, step) for step in study.steps],
-        "steps": study.count,
+        "plans": [row_json(STEP_COLUMNS, step) for step in study.steps],
+        "steps": study.step_count,
         "days": study.days,
         "usd": study.usd,
         "refusals": list(study.refusals),
@@ -54,12 +54,12 @@ def document(study: LearningStudy) -> dict[str, Any]:
 
 
 #: Columns of layouts, whose rows are steps.
-STEPS = (
+STEP_COLUMNS = (
     Attribute("engine", lambda step: step.layout, "engine"),
     Attribute("strategy", lambda step: step.strategy, "trainer"),
-    Attribute("generators", lambda step: step.generators, "generate", "count"),
-    Attribute("trainers", lambda step: step.trainers, "train", "count"),
-    Attribute("step_time_s", lambda step: step.step, "step", "s"),
+    Attribute("generators", lambda step: step.generator_gpus, "generate", "count"),
+    Attribute("trainers", lambda step: step.trainer_gpus, "train", "count"),
+    Attribute("step_time_s", lambda step: step.step_time, "step", "s"),
     Attribute("parts", lambda step: dict(step.parts)),
     Attribute("fits", lambda step: step.fits, "fits", "yes or no"),
 )
@@ -118,7 +118,7 @@ def table(study: LearningStudy) -> RenderableType:
     best = study.steps[0]
     parts = grid("A step by part", ["part", "time", "share"])
     for name, seconds in nonzero_step_parts(best).items():
-        parts.add_row(name, duration(seconds), percent(seconds / best.step))
-    plans = rows_table("Layouts", STEPS, study.steps[:SHOWN])
+        parts.add_row(name, format_duration(seconds), percent(seconds / best.step_time))
+    plans = rows_table("Layouts", STEP_COLUMNS, study.steps[:SHOWN])
     notes = [*assumptions(study), f"Not modelled: {'; '.join(UNMODELLED)}."]
     return Group(head, Text(), parts, Text(), plans, Text(), *(wrapped_text(note) for note in notes))

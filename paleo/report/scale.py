@@ -11,8 +11,8 @@ from rich.text import Text
 
 from paleo.report.columns import Attribute, Document, rows_table, wrapped_text
 from paleo.report.estimate import consistency_cycle_json, training_document
-from paleo.studies.scale import cost_verdict, curve_warnings, placement_advice, scaling_verdict, turnover_sentence
-from paleo.units import gibibytes, with_noun
+from paleo.studies.scale import cost_verdict, curve_warnings, failure_limit_sentence, placement_advice, scaling_verdict
+from paleo.units import format_gibibytes, with_noun
 
 if TYPE_CHECKING:
     from paleo.specs.model import ModelSpec
@@ -81,7 +81,7 @@ def _turnover(curve: ScaleCurve) -> Document:
     """
     if all(point.goodput is None for point in curve.points):
         return {}
-    return {"turnover_gpus": None if curve.turnover is None else curve.turnover.gpus}
+    return {"turnover_gpus": None if curve.fastest_with_failures is None else curve.fastest_with_failures.gpus}
 
 
 def _point(curve: ScaleCurve, point: ScalePoint) -> Document:
@@ -100,7 +100,7 @@ def _point(curve: ScaleCurve, point: ScalePoint) -> Document:
         "breakdown_s": asdict(prediction.breakdown),
         "memory_total_bytes": prediction.memory.total,
         "fits": prediction.memory.fits,
-        "idle_gpus": prediction.plan.idle,
+        "idle_gpus": prediction.plan.idle_gpus,
         "training": None if point.training is None else training_document(point.training),
     }
 
@@ -127,13 +127,13 @@ def table(
         Tables for the console.
     """
     parts: list[RenderableType] = []
-    if choice is not None and choice.words:
-        parts.append(wrapped_text(f"{choice.words} The plan is {choice.run.strategy}.\n"))
+    if choice is not None and choice.choices_text:
+        parts.append(wrapped_text(f"{choice.choices_text} The plan is {choice.run.strategy}.\n"))
     for curve in curves:
         batch = "global batch" if curve.scaling == "strong" else "batch per data-parallel rank"
         heading = f"{model.name} on {system.name}, {curve.label}: {batch} of {with_noun(curve.fixed_batch, 'sample')}"
         parts.append(Text(heading, style="bold"))
-        sentences = scaling_verdict(curve).text, turnover_sentence(curve), cost_verdict(curve)
+        sentences = scaling_verdict(curve).text, failure_limit_sentence(curve), cost_verdict(curve)
         parts += [wrapped_text(sentence) for sentence in sentences if sentence]
         parts += [Text(), rows_table("", _columns(curve), curve.points), Text(), *map(wrapped_text, _remarks(curve))]
     parts += [wrapped_text(sentence) for sentence in placement_advice(curves)]
@@ -145,7 +145,7 @@ def _columns(curve: ScaleCurve) -> Iterator[Attribute]:
     """Yield the columns of the table with one row per point of a curve; points that do not run have no values."""
 
     def column(title: str, unit: str, get: Any, *, optional: bool = False) -> Attribute:
-        return Attribute("", lambda point: get(point) if point.runs else None, title, unit, optional=optional)
+        return Attribute("", lambda point: get(point) if point.fits else None, title, unit, optional=optional)
 
     studied = any(point.consistency is not None for point in curve.points)
     failing = any(point.goodput is not None for point in curve.points)
@@ -155,11 +155,11 @@ def _columns(curve: ScaleCurve) -> Iterator[Attribute]:
     yield column("samples/s", "1/s", lambda point: point.samples_per_s)
     yield column(f"speedup over {curve.base.gpus}", "ratio", curve.speedup)
     yield column("efficiency", "fraction", curve.efficiency)
-    yield column("exposed comm.", "fraction", lambda point: point.exchange / point.step_time)
+    yield column("exposed comm.", "fraction", lambda point: point.exposed_exchange_time / point.step_time)
     mfu = column("MFU", "fraction", lambda point: point.predicted.mfu * point.predicted.step_time / point.step_time)
     yield mfu
     if studied:
-        yield from CYCLE
+        yield from CONSISTENCY_COLUMNS
     if failing:
         yield column("goodput", "tenths", lambda point: point.goodput)
         yield column("speedup with failures", "ratio", lambda point: curve.speedup(point) * (point.goodput or 0.0))
@@ -169,7 +169,7 @@ def _columns(curve: ScaleCurve) -> Iterator[Attribute]:
         yield column("energy", "kWh", lambda point: point.training and point.training.energy_kwh, optional=True)
 
 
-def _cycle(get: Any) -> Any:
+def _consistency_getter(get: Any) -> Any:
     """Return a function that reads a quantity of the consistency study of a point or system; None without one."""
     return lambda row: None if row.consistency is None else get(row.consistency)
 
@@ -178,16 +178,18 @@ def _staleness(study: ConsistencyStudy) -> str:
     return f"{float(study.cycle.staleness_mean):.3g} ± {float(study.cycle.staleness_sd):.2g}"
 
 
-def _busy(study: ConsistencyStudy) -> float | None:
-    return float(study.cycle.utilization) if study.served else None
+def _server_utilisation(study: ConsistencyStudy) -> float | None:
+    return float(study.cycle.utilization) if study.has_servers else None
 
 
 #: Columns of what a consistency model makes of a step.
-CYCLE = (
-    Attribute("", _cycle(lambda study: float(study.cycle.updates_per_s)), "updates/s", "1/s"),
-    Attribute("", _cycle(_staleness), "staleness", "words"),
-    Attribute("", _cycle(lambda study: float(study.cycle.knee) if study.served else None), "knee", "number"),
-    Attribute("", _cycle(_busy), "server busy", "fraction"),
+CONSISTENCY_COLUMNS = (
+    Attribute("", _consistency_getter(lambda study: float(study.cycle.updates_per_s)), "updates/s", "1/s"),
+    Attribute("", _consistency_getter(_staleness), "staleness", "words"),
+    Attribute(
+        "", _consistency_getter(lambda study: float(study.cycle.knee) if study.has_servers else None), "knee", "number"
+    ),
+    Attribute("", _consistency_getter(_server_utilisation), "server busy", "fraction"),
 )
 
 
@@ -196,8 +198,10 @@ def _remarks(curve: ScaleCurve) -> Iterator[str]:
     yield from (f"{with_noun(point.gpus, 'GPU')}: {point.problem}" for point in curve.points if point.problem)
     planned = [(point.gpus, point.prediction) for point in curve.points if point.usable and point.prediction]
     large = [
-        f"{with_noun(gpus, 'GPU')} ({gibibytes(step.memory.total)})" for gpus, step in planned if not step.memory.fits
+        f"{with_noun(gpus, 'GPU')} ({format_gibibytes(step.memory.total)})"
+        for gpus, step in planned
+        if not step.memory.fits
     ]
     if large:
         remedy = "`paleo estimate` with that count says what would make it fit."
-        yield f"Does not fit into {gibibytes(planned[0][1].memory.capacity)}: {', '.join(large)}; {remedy}"
+        yield f"Does not fit into {format_gibibytes(planned[0][1].memory.capacity)}: {', '.join(large)}; {remedy}"

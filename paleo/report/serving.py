@@ -13,7 +13,7 @@ from rich.text import Text
 from paleo.report.columns import Attribute, grid, percent, row_json, rows_table, wrapped_text
 from paleo.serving.plans import ServingPlan, capacity_of, iteration_parts, rate_curve
 from paleo.serving.service import INTERVAL, UNMODELLED
-from paleo.units import duration, gibibytes
+from paleo.units import format_duration, format_gibibytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paleo.serving.service import Service
 
 #: Plans that a table shows.
-SHOWN = 8
+MAX_ROWS = 8
 #: Latencies of a service by the names of their rows, and the quantities of each.
 LATENCIES = {"ttft": "to the first token", "tpot": "a further token", "latency": "the answer"}
 QUANTITIES = ("mean", "p50", "p90", "p99")
@@ -52,20 +52,20 @@ def document(service: Service, systems: Sequence[Service] = ()) -> dict[str, Any
         "system": service.system.name,
         "gpus": service.gpus,
         "engine": {"name": service.engine.name, "release": service.engine.release},
-        "load": _load(service),
+        "load": _load_document(service),
         "limits": dict(service.limits.bounds) | {"percentile": service.limits.percentile},
         "possible": plan is not None,
         "unmodelled": list(UNMODELLED),
         "refusals": list(service.result.refusals),
         "warnings": list(service.warnings),
         "engine_choice": service.reason,
-        "disaggregation": _division(service),
-        "systems": [row_json(SYSTEMS, each) for each in systems],
+        "disaggregation": _disaggregation_document(service),
+        "systems": [row_json(SYSTEM_COLUMNS, each) for each in systems],
     }
     return head | (_refused(service) if plan is None else _answered(service, plan))
 
 
-def _division(service: Service) -> dict[str, Any] | None:
+def _disaggregation_document(service: Service) -> dict[str, Any] | None:
     split = service.division
     if split is None:
         return None
@@ -89,7 +89,7 @@ def _price(service: Service) -> float | None:
 
 
 #: Columns of systems, whose rows are services, and of plans.
-SYSTEMS = (
+SYSTEM_COLUMNS = (
     Attribute("system", lambda service: service.system.name, "system"),
     Attribute("gpus", lambda service: service.gpus, "GPUs", "count"),
     Attribute("engine", lambda service: service.engine.name),
@@ -104,15 +104,15 @@ SYSTEMS = (
     Attribute("joules_per_token", lambda service: service.joules_per_token, "J/token", "number"),
     Attribute("strategy", _of_plan(lambda plan: plan.strategy), "plan"),
 )
-PLANS = (
+PLAN_COLUMNS = (
     Attribute("strategy", lambda plan: plan.strategy, "plan"),
     Attribute("gpus", lambda plan: plan.gpus),
-    Attribute("replicas", lambda plan: plan.candidate.replicas),
-    Attribute("weights", lambda plan: plan.candidate.formats.text, "weights"),
-    Attribute("cache", lambda plan: plan.candidate.formats.cache),
-    Attribute("batch_tokens", lambda plan: float(np.asarray(plan.batching.tokens))),
-    Attribute("sequences", lambda plan: float(np.asarray(plan.batching.sequences))),
-    Attribute("batch", lambda plan: plan.candidate.replicas * float(plan.state.batch), "batch", "count"),
+    Attribute("replicas", lambda plan: plan.layout.replicas),
+    Attribute("weights", lambda plan: plan.layout.formats.text, "weights"),
+    Attribute("cache", lambda plan: plan.layout.formats.cache),
+    Attribute("batch_tokens", lambda plan: float(np.asarray(plan.batching.max_tokens))),
+    Attribute("sequences", lambda plan: float(np.asarray(plan.batching.max_sequences))),
+    Attribute("batch", lambda plan: plan.layout.replicas * float(plan.state.batch), "batch", "count"),
     Attribute("requests_per_s", lambda plan: plan.requests_per_s, "requests/s", "number"),
     Attribute("tokens_per_s", lambda plan: plan.tokens_per_s),
     Attribute("tokens_per_s_per_gpu", lambda plan: plan.tokens_per_s / plan.gpus, "tokens/s/GPU", "count"),
@@ -123,14 +123,14 @@ PLANS = (
 )  # fmt: skip
 
 
-def _load(service: Service) -> dict[str, Any]:
+def _load_document(service: Service) -> dict[str, Any]:
     load = service.load
     return {
         "kind": load.kind,
         "input_tokens": float(np.asarray(load.lengths.input)),
         "output_tokens": float(np.asarray(load.lengths.output)),
         "length_variation": [load.lengths.input_variation, load.lengths.output_variation],
-        "prefix_hit": float(np.asarray(load.lengths.hit)),
+        "prefix_hit": float(np.asarray(load.lengths.prefix_hit_share)),
         "rate": load.rate or None,
         "users": load.users or None,
         "think_s": load.think,
@@ -150,8 +150,8 @@ def _refused(service: Service) -> dict[str, Any]:
 
 def _answered(service: Service, plan: ServingPlan) -> dict[str, Any]:
     low, high = INTERVAL
-    memory = plan.candidate.memory
-    length = float(np.asarray(service.load.lengths.resident))
+    memory = plan.layout.memory
+    length = float(np.asarray(service.load.lengths.mean_cached_tokens))
     # List what the steady-state model says without simulation.
     state = plan.state
     return {
@@ -161,12 +161,12 @@ def _answered(service: Service, plan: ServingPlan) -> dict[str, Any]:
         "ttft_s": service.latencies("ttft"),
         "tpot_s": service.latencies("tpot"),
         "latency_s": service.latencies("latency"),
-        "batch": plan.candidate.replicas * float(plan.state.batch),
+        "batch": plan.layout.replicas * float(plan.state.batch),
         "kv_cache": {
             "bytes": memory.cache,
-            "sequences": float(memory.sequences(length)),
-            "tokens": memory.tokens(length),
-            "bytes_per_token": float(memory.sequence(memory.page)) / memory.page,
+            "sequences": float(memory.max_cached_sequences(length)),
+            "tokens": memory.max_cached_tokens(length),
+            "bytes_per_token": float(memory.sequence_bytes(memory.page)) / memory.page,
         },
         "memory_bytes": {
             "weights": memory.weights,
@@ -179,8 +179,8 @@ def _answered(service: Service, plan: ServingPlan) -> dict[str, Any]:
         "joules_per_token": service.joules_per_token,
         "limited_by": service.limited_by,
         "strategy": plan.strategy,
-        "capacity_requests_per_s": capacity_of(plan.candidate, service.load),
-        "breakdown_s": iteration_parts(plan.candidate, plan.state),
+        "capacity_requests_per_s": capacity_of(plan.layout, service.load),
+        "breakdown_s": iteration_parts(plan.layout, plan.state),
         "steady": {
             "iteration_s": float(state.iteration),
             "utilisation": float(state.utilisation),
@@ -189,9 +189,9 @@ def _answered(service: Service, plan: ServingPlan) -> dict[str, Any]:
             "latency_s": {"mean": _finite(state.latency), "p99": _finite(state.percentile("latency", 99))},
         }
         | {"simulated_requests_per_s": service.simulated_rate},
-        "launch": service.launch,
-        "calibration": plan.candidate.phases.calibration,
-        "plans": [row_json(PLANS, each) for each in service.result.plans],
+        "launch": service.launch_command,
+        "calibration": plan.layout.phases.calibration,
+        "plans": [row_json(PLAN_COLUMNS, each) for each in service.result.plans],
         "curve": _curve(service, plan),
     }
 
@@ -208,7 +208,7 @@ def _curve(service: Service, plan: ServingPlan) -> list[dict[str, Any]]:
         {
             "requests_per_s": float(rate),
             "tokens_per_s": float(rate * state.output[index]),
-            "batch": plan.candidate.replicas * float(state.batch[index]),
+            "batch": plan.layout.replicas * float(state.batch[index]),
             "ttft_s": {"mean": _finite(state.ttft[index]), "p99": _finite(p99["ttft"][index])},
             "tpot_s": {"mean": float(state.tpot[index]), "p99": _finite(p99["tpot"][index])},
             "latency_s": {"mean": _finite(state.latency[index]), "p99": _finite(p99["latency"][index])},
@@ -238,19 +238,19 @@ def table(service: Service, systems: Sequence[Service] = ()) -> RenderableType:
         reasons: list[RenderableType] = [
             wrapped_text(Text(f"- {each}")) for each in dict.fromkeys(service.result.refusals[1:])
         ]
-        return Group(head, Text(), *reasons[:SHOWN])
+        return Group(head, Text(), *reasons[:MAX_ROWS])
     notes = [*assumptions(service), f"Not modelled: {'; '.join(UNMODELLED)}."]
     launch: list[RenderableType] = (
-        [Text(), Text(service.launch, no_wrap=True, overflow="ignore")] if service.launch else []
+        [Text(), Text(service.launch_command, no_wrap=True, overflow="ignore")] if service.launch_command else []
     )
-    plans = rows_table("Plans", PLANS, service.result.plans[:SHOWN])
-    memory = plan.candidate.memory
+    plans = rows_table("Plans", PLAN_COLUMNS, service.result.plans[:MAX_ROWS])
+    memory = plan.layout.memory
     facts = grid("Memory of a GPU", ["part", "size", "share"])
     for name, size in (*memory_parts(plan).items(), ("engine", memory.reserve)):
-        facts.add_row(name, gibibytes(size), percent(size / memory.capacity))
-    tables: list[RenderableType] = [_times(service), Text(), facts, Text(), plans]
+        facts.add_row(name, format_gibibytes(size), percent(size / memory.capacity))
+    tables: list[RenderableType] = [_latency_table(service), Text(), facts, Text(), plans]
     if len(systems) > 1:
-        tables = [rows_table("Systems", SYSTEMS, systems), Text(), *tables]
+        tables = [rows_table("Systems", SYSTEM_COLUMNS, systems), Text(), *tables]
     remarks: list[RenderableType] = [wrapped_text(Text(note)) for note in notes]
     return Group(head, Text(), *tables, *launch, Text(), *remarks)
 
@@ -277,10 +277,10 @@ def assumptions(service: Service) -> list[str]:
         texts.append(
             "All requests are there at once, so that first tokens wait in the queue; --rate or --ttft bound it."
         )
-    return texts if service.best is None else [*texts, f"Calibration: {service.best.candidate.phases.calibration}"]
+    return texts if service.best is None else [*texts, f"Calibration: {service.best.layout.phases.calibration}"]
 
 
-def load_words(service: Service) -> str:
+def load_description(service: Service) -> str:
     """Return a sentence on the load of a service: arrivals and lengths of requests.
 
     Parameters
@@ -297,7 +297,7 @@ def load_words(service: Service) -> str:
     kinds = {
         "most": "As many requests as are served",
         "at once": f"{load.count:,} requests at once",
-        "closed": f"{load.users:,} users who ask {duration(load.think)} after an answer",
+        "closed": f"{load.users:,} users who ask {format_duration(load.think)} after an answer",
         "trace": "The requests of a trace",
     }
     arrival = kinds.get(load.kind, f"{load.rate:.3g} requests/s, {load.kind} arrivals")
@@ -305,11 +305,11 @@ def load_words(service: Service) -> str:
     return "{}; prompts of {:,.0f} tokens, answers of {:,.0f}.".format(arrival, *lengths)
 
 
-def _times(service: Service) -> RenderableType:
+def _latency_table(service: Service) -> RenderableType:
     facts = grid("Latency", ["time", *QUANTITIES])
     for part, name in LATENCIES.items():
         times = service.latencies(part)
-        facts.add_row(name, *(duration(times[key]) for key in QUANTITIES))
+        facts.add_row(name, *(format_duration(times[key]) for key in QUANTITIES))
     return facts
 
 
@@ -326,7 +326,7 @@ def memory_parts(plan: ServingPlan) -> dict[str, float]:
     dict of str to float
         Bytes by the name of the part.
     """
-    memory = plan.candidate.memory
+    memory = plan.layout.memory
     return {"weights": memory.weights, "KV cache": memory.cache, "activations": memory.activations}
 
 
@@ -374,7 +374,7 @@ def audit_table(audit: ServiceAudit) -> RenderableType:
     names = {"ttft": "first token", "ttft_p99": "first token, p99", "tpot": "a token", "tpot_p99": "a token, p99"}
     for key, predicted in audit.predicted.items():
         measured = audit.benchmark.measured[key]
-        texts = (duration(each) if key in names else f"{each:,.0f}" for each in (measured, predicted))
+        texts = (format_duration(each) if key in names else f"{each:,.0f}" for each in (measured, predicted))
         facts.add_row(names.get(key, "output tokens/s"), *texts, f"{measured / predicted:.2f}")
     return Group(wrapped_text(Text(audit.verdict, style="bold")), Text(), facts)
 
@@ -405,12 +405,12 @@ def figure(service: Service) -> Figure:
     return drawn
 
 
-def _speeds(axes: Axes, service: Service) -> None:
+def _draw_speeds(axes: Axes, service: Service) -> None:
     """Draw tokens per second of one user against tokens per second of one GPU, a point per plan."""
     from paleo.report.plots import BLUE, GREY
 
     assert service.best is not None
-    for each in reversed(service.result.plans[:SHOWN]):
+    for each in reversed(service.result.plans[:MAX_ROWS]):
         rates, state = rate_curve(each, service.load)
         color, width = (BLUE, 2.0) if each is service.best else (GREY, 1.0)
         axes.plot(1.0 / state.tpot, rates * state.output / each.gpus, color=color, lw=width)
@@ -421,7 +421,7 @@ def _speeds(axes: Axes, service: Service) -> None:
     axes.legend(loc="best")
 
 
-def _latencies(axes: Axes, service: Service) -> None:
+def _draw_latencies(axes: Axes, service: Service) -> None:
     """Draw the latencies of the first plan against its request rate."""
     from paleo.report.plots import BLUE, VERMILION
 
@@ -431,7 +431,7 @@ def _latencies(axes: Axes, service: Service) -> None:
         axes.plot(rates, getattr(state, part), color=color, label=f"{label}, mean")
         axes.plot(rates, state.percentile(part, 99), ":", color=color, label=f"{label}, p99")
     axes.set(xlabel="requests/s", ylabel="time", yscale="log")
-    axes.yaxis.set_major_formatter(lambda seconds, _: duration(seconds))
+    axes.yaxis.set_major_formatter(lambda seconds, _: format_duration(seconds))
     low, high = axes.get_ylim()
     axes.set_ylim(low, high * (high / low) ** 0.4)  # the legend is above the lines
     axes.legend(loc="upper left", ncols=2)
@@ -464,7 +464,7 @@ def queue_lengths(queue: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float6
     return edges[1:][seen > 0], mean[seen > 0], longest[seen > 0]
 
 
-def _queue(axes: Axes, service: Service) -> None:
+def _draw_queue(axes: Axes, service: Service) -> None:
     """Draw the number of requests that wait over time in one simulated replica."""
     from matplotlib.ticker import MaxNLocator
 
@@ -482,7 +482,7 @@ def _queue(axes: Axes, service: Service) -> None:
 
 #: Pictures of a service by title.
 PICTURES: dict[str, Callable[[Axes, Service], None]] = {
-    "Speed against throughput": _speeds,
-    "Latency against rate": _latencies,
-    "Queue of one replica, simulated": _queue,
+    "Speed against throughput": _draw_speeds,
+    "Latency against rate": _draw_latencies,
+    "Queue of one replica, simulated": _draw_queue,
 }

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from paleo.report.columns import Attribute, Document, row_json, rows_table, wrapped_text
 from paleo.serving.single_pass import passes_of, three_digits
-from paleo.units import duration, with_noun
+from paleo.units import format_duration, with_noun
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: Factors within which nine of ten measured rates of MLPerf Inference lie (docs/howto/serve.md).
 INTERVAL = (0.7, 1.4)
 #: Times from a request to its answer over that of a batch: requests come evenly while the batch before runs.
-LATENCIES = {"mean": 1.5, "p50": 1.5, "p90": 1.9, "p99": 1.99}
+LATENCY_FACTORS = {"mean": 1.5, "p50": 1.5, "p90": 1.9, "p99": 1.99}
 #: What no answer has in it.
 UNMODELLED = (
     "reading, decoding and scaling of images, and what follows the network (boxes, text encoders)",
@@ -31,9 +31,9 @@ def _rate(service: BatchedService) -> str:
     return "-" if service.requests_per_s is None else three_digits(service.requests_per_s)
 
 
-BATCHES = (
+BATCH_COLUMNS = (
     Attribute("batch", lambda each: each.batch, "batch", "count"),
-    Attribute("batch_s", lambda each: each.seconds, "time", "words", lambda each: duration(each.seconds)),
+    Attribute("batch_s", lambda each: each.seconds, "time", "words", lambda each: format_duration(each.seconds)),
     Attribute(
         "requests_per_s_per_gpu",
         lambda each: each.rate,
@@ -42,7 +42,7 @@ BATCHES = (
         lambda each: three_digits(each.rate),
     ),
 )
-SYSTEMS = (
+SYSTEM_COLUMNS = (
     Attribute("system", lambda service: service.system.name, "system"),
     Attribute("gpus", lambda service: service.gpus, "GPUs", "count"),
     Attribute("weights", lambda service: service.formats.text, "weights"),
@@ -99,7 +99,7 @@ def document(service: BatchedService, systems: Sequence[BatchedService] = ()) ->
         "possible": best is not None,
         "requests_per_s": rate,
         "requests_per_s_interval": None if rate is None else [rate * end for end in INTERVAL],
-        "latency_s": None if best is None else {name: share * best.seconds for name, share in LATENCIES.items()},
+        "latency_s": None if best is None else {name: share * best.seconds for name, share in LATENCY_FACTORS.items()},
         "batch": None if best is None else best.batch,
         "usd_per_million_requests": service.usd_per_million,
         "limited_by": None if best is None else "the limit of latency" if service.limit else "arithmetic and memory",
@@ -108,8 +108,8 @@ def document(service: BatchedService, systems: Sequence[BatchedService] = ()) ->
         "unmodelled": list(UNMODELLED),
         "refusals": [],
         "warnings": [],
-        "batches": [row_json(BATCHES, each) for each in service.tried],
-        "systems": [_TOKENS | row_json(SYSTEMS, each) for each in systems],
+        "batches": [row_json(BATCH_COLUMNS, each) for each in service.tried],
+        "systems": [_TOKENS | row_json(SYSTEM_COLUMNS, each) for each in systems],
         "plans": [],
         "curve": [],
     }
@@ -127,7 +127,7 @@ def table(service: BatchedService, systems: Sequence[BatchedService] = ()) -> Re
     """
     parts: list[RenderableType] = [wrapped_text(Text(service.verdict, style="bold")), Text()]
     if len(systems) > 1:
-        parts += [rows_table("Systems", SYSTEMS, systems), Text()]
+        parts += [rows_table("Systems", SYSTEM_COLUMNS, systems), Text()]
     low, high = INTERVAL
     notes = [
         _request(service),
@@ -135,7 +135,9 @@ def table(service: BatchedService, systems: Sequence[BatchedService] = ()) -> Re
         "A request waits while the batch before it is computed, so that the slowest takes the time of two batches.",
         f"Not modelled: {'; '.join(UNMODELLED)}.",
     ]
-    return Group(*parts, rows_table("Batches of a device", BATCHES, service.tried), Text(), *map(wrapped_text, notes))
+    return Group(
+        *parts, rows_table("Batches of a device", BATCH_COLUMNS, service.tried), Text(), *map(wrapped_text, notes)
+    )
 
 
 def _request(service: BatchedService) -> str:

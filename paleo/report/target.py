@@ -17,7 +17,7 @@ from paleo.report.columns import (
     rows_table,
     wrapped_text,
 )
-from paleo.units import duration, with_noun
+from paleo.units import format_duration, with_noun
 
 if TYPE_CHECKING:
     from paleo.specs.system import System
@@ -33,12 +33,16 @@ def _columns(tariff: Tariff) -> Iterator[Attribute]:
     yield Attribute("gpus", lambda point: point.prediction.plan.gpus, "GPUs", "count")
     yield Attribute("global_batch_size", lambda point: point.global_batch, "samples a step", "count")
     yield Attribute("input_rows", lambda point: point.prediction.plan.global_batch)
-    yield Attribute("strategy", lambda point: point.prediction.plan.strategy, "strategy", "", _strategy)
+    yield Attribute("strategy", lambda point: point.prediction.plan.strategy_text, "strategy", "", _strategy)
     yield Attribute("samples", lambda point: point.samples, "samples", "prefix")
     yield Attribute("steps", lambda point: point.steps, "steps", "count")
-    yield Attribute("step_time_s", lambda point: point.step_time, "step time", "words", lambda p: duration(p.step_time))
+    yield Attribute(
+        "step_time_s", lambda point: point.step_time, "step time", "words", lambda p: format_duration(p.step_time)
+    )
     yield Attribute("evaluation_s", lambda point: point.evaluation_seconds, "evaluation", "words", _evaluation)
-    yield Attribute("minutes", lambda point: point.seconds / MINUTE, "time", "words", lambda p: duration(p.seconds))
+    yield Attribute(
+        "minutes", lambda point: point.seconds / MINUTE, "time", "words", lambda p: format_duration(p.seconds)
+    )
     yield Attribute("minutes_interval", _minutes, "90 % interval", "words", _interval)
     yield Attribute("usd", lambda point: point.usd(tariff), "cost", "USD")
     yield Attribute("kwh", lambda point: point.kwh(tariff), "energy", "kWh")
@@ -50,11 +54,11 @@ def _minutes(point: TargetTime) -> list[float]:
 
 
 def _interval(point: TargetTime) -> str:
-    return " to ".join(map(duration, point.interval))
+    return " to ".join(map(format_duration, point.interval))
 
 
 def _strategy(point: TargetTime) -> str:
-    return point.prediction.plan.strategy or "dp"
+    return point.prediction.plan.strategy_text or "dp"
 
 
 def _evaluation(point: TargetTime) -> str:
@@ -63,7 +67,7 @@ def _evaluation(point: TargetTime) -> str:
     Submissions have evaluations inside their steps, or after the time that counts.
     """
     if point.evaluation_seconds:
-        return duration(point.evaluation_seconds)
+        return format_duration(point.evaluation_seconds)
     return "not timed" if point.task.evaluation.beside else "in the steps"
 
 
@@ -126,11 +130,13 @@ def table(
         Tables for the console.
     """
     best = min(curve.points, key=lambda point: point.seconds)
-    low, high = map(duration, best.interval)
+    low, high = map(format_duration, best.interval)
     fastest = "fastest on " if len(curve.points) > 1 else ""
     count, cost = with_noun(best.prediction.plan.gpus, "GPU"), best.usd(tariff)
-    time = f"{duration(best.seconds)} (90 %: {low} to {high})" + ("" if cost is None else f", {format_usd(cost)}")
-    head = f"{best.task.title} on {system.name}: {fastest}{count}, {'; '.join([time, *curve.limits])}."
+    time = f"{format_duration(best.seconds)} (90 %: {low} to {high})" + (
+        "" if cost is None else f", {format_usd(cost)}"
+    )
+    head = f"{best.task.title} on {system.name}: {fastest}{count}, {'; '.join([time, *curve.limit_texts])}."
     law = f"Samples by {curve.points[0].task.law.source}."
     points = rows_table("", _columns(tariff), curve.points)
     skipped = [wrapped_text(f"Skipped {with_noun(gpus, 'GPU')}: {reason}") for gpus, reason in curve.skipped.items()]

@@ -9,12 +9,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.report.columns import Attribute, facts_table, format_tenths, row_json, rows_table, wrapped_text
-from paleo.units import HOUR, duration, engineering
+from paleo.units import HOUR, format_duration, format_quantity
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from paleo.tuning.study import SearchTime, TuningStudy
+    from paleo.tuning.study import TuningSearch, TuningStudy
 
 #: Points that a table lists.
 _LISTED = 12
@@ -25,11 +25,13 @@ def _columns(study: TuningStudy) -> list[Attribute]:
     tariff = study.tariff
     return [
         Attribute("gpus", lambda point: point.gpus, "GPUs", "count"),
-        Attribute("gpus_per_trial", lambda point: point.price.gpus, "a trial", "count"),
+        Attribute("gpus_per_trial", lambda point: point.trial.gpus, "a trial", "count"),
         Attribute("workers", lambda point: point.workers, "at once", "count"),
-        Attribute("strategy", lambda point: point.price.predictions[0].plan.strategy or "dp", "plan"),
-        Attribute("step_time_s", lambda point: point.price.predictions[0].step_time, "step", "s"),
-        Attribute("hours", lambda point: point.seconds / HOUR, "wall time", "s", lambda each: duration(each.seconds)),
+        Attribute("strategy", lambda point: point.trial.predictions[0].plan.strategy_text or "dp", "plan"),
+        Attribute("step_time_s", lambda point: point.trial.predictions[0].step_time, "step", "s"),
+        Attribute(
+            "hours", lambda point: point.seconds / HOUR, "wall time", "s", lambda each: format_duration(each.seconds)
+        ),
         Attribute("gpu_hours", lambda point: point.gpu_hours, "GPU-h", "count"),
         Attribute("usd", lambda point: point.usd(tariff), "cost", "USD", optional=True),
     ]
@@ -73,9 +75,9 @@ def document(study: TuningStudy) -> dict[str, Any]:
         "sizes": [dict(size) for size in tuning.sizes],
         "hours": best.seconds / HOUR,
         "hours_interval": [end / HOUR for end in best.interval],
-        "first_full_hours": best.timeline.first_full / HOUR,
+        "first_full_hours": best.timeline.first_full_seconds / HOUR,
         "gpu_hours": best.gpu_hours,
-        "busy_gpu_hours": best.timeline.busy * best.price.gpus / HOUR,
+        "busy_gpu_hours": best.timeline.busy_seconds * best.price.gpus / HOUR,
         "usd": best.usd(study.tariff),
         "kwh": best.kwh(study.tariff),
         "utilisation": best.timeline.utilisation,
@@ -117,13 +119,21 @@ def table(study: TuningStudy) -> RenderableType:
     low, high = best.interval
     kwh = best.kwh(study.tariff)
     rows = [
-        ("wall time", f"{duration(best.seconds)}  (90 % interval {duration(low)} to {duration(high)})"),
-        ("first whole trial", duration(best.timeline.first_full) if np.isfinite(best.timeline.first_full) else "none"),
+        (
+            "wall time",
+            f"{format_duration(best.seconds)}  (90 % interval {format_duration(low)} to {format_duration(high)})",
+        ),
+        (
+            "first whole trial",
+            format_duration(best.timeline.first_full_seconds)
+            if np.isfinite(best.timeline.first_full_seconds)
+            else "none",
+        ),
         ("GPU-hours", f"{best.gpu_hours:,.1f}, {format_tenths(best.timeline.utilisation)} of them busy"),
         ("energy", "-" if kwh is None else f"{kwh:,.1f} kWh"),
         ("global batch", f"{study.batch:,} samples"),
         ("software", study.software + (f", as of {study.software_reason}" if study.software_reason else "")),
-        ("method", f"{tuning.kind.title}: {tuning.kind.source}"),
+        ("method", f"{tuning.method_class.title}: {tuning.method_class.source}"),
     ]
     if study.regret is not None:
         part = study.regret
@@ -137,7 +147,7 @@ def table(study: TuningStudy) -> RenderableType:
         )
     unit = "tokens" if _rungs(study)[0]["tokens"] is not None else "samples"
     rungs = [
-        Attribute("", lambda rung: rung[unit], unit, "", lambda rung: engineering(rung[unit], "")),
+        Attribute("", lambda rung: rung[unit], unit, "", lambda rung: format_quantity(rung[unit], "")),
         Attribute("", lambda rung: rung["trials"], "trials", "count"),
     ]
     points = sorted(study.points, key=lambda point: (-point.gpus, point.seconds))
@@ -192,11 +202,11 @@ def figure(study: TuningStudy) -> Figure:
         by_width.set(xlabel="GPUs a trial", ylabel="wall time [h]", title=f"{study.gpus} GPUs in all")
         by_width.set_ylim(bottom=0.0)
         by_width.legend()
-        picture.suptitle(f"{study.tuning.trials:,} trials of {study.model.title} by {study.tuning.kind.title}")
+        picture.suptitle(f"{study.tuning.trials:,} trials of {study.model.title} by {study.tuning.method_class.title}")
     return picture
 
 
-def _busy_workers(axes: Any, point: SearchTime) -> None:
+def _busy_workers(axes: Any, point: TuningSearch) -> None:
     """Draw the number of workers that are busy with each rung over time, stacked from the first rung."""
     import matplotlib
     from matplotlib.ticker import MaxNLocator

@@ -48,27 +48,27 @@ def distinct_values(numbers: npt.NDArray[np.integer[Any]]) -> list[int]:
 
 
 #: F: forward. B: backward; of inputs only, if the schedule lists weight passes separately. W: backward of weights.
-Pass = Literal["F", "B", "W"]
+PassKind = Literal["F", "B", "W"]
 
 
 class Action(NamedTuple):
     """One pass of one microbatch through one chunk of layers of a stage."""
 
-    kind: Pass
+    kind: PassKind
     microbatch: int
     chunk: int = 0
 
 
-Order = Callable[[int, int, int, int], list[Action]]
+OrderFunction = Callable[[int, int, int, int], list[Action]]
 #: How many passes of a stage's order run as one, for each group in order: (stage, stages, microbatches, chunks).
-Fused = Callable[[int, int, int, int], list[int]]
+GroupSizesFunction = Callable[[int, int, int, int], list[int]]
 #: Location of a piece of the network: (stage, chunk of that stage).
-Place = tuple[int, int]
+ChunkLocation = tuple[int, int]
 #: (stages, chunks) -> for each replica the places of its pieces, from input to output.
-Paths = Callable[[int, int], tuple[tuple[Place, ...], ...]]
+PathsFunction = Callable[[int, int], tuple[tuple[ChunkLocation, ...], ...]]
 
 
-def round_robin(stages: int, chunks: int) -> tuple[tuple[Place, ...], ...]:
+def round_robin(stages: int, chunks: int) -> tuple[tuple[ChunkLocation, ...], ...]:
     """Assign the model chunks of one replica to consecutive stages, round robin.
 
     Parameters
@@ -91,7 +91,7 @@ def round_robin(stages: int, chunks: int) -> tuple[tuple[Place, ...], ...]:
     return (tuple((stage, chunk) for chunk in range(chunks) for stage in range(stages)),)
 
 
-class Passes(NamedTuple):
+class PassTimes(NamedTuple):
     """Times of one microbatch through all chunks of each stage, arrays of shape (stages, ...) [s]."""
 
     forward: Array
@@ -100,18 +100,18 @@ class Passes(NamedTuple):
 
 
 #: Time from the start of the first pass to the end of the last one [s]: (passes, microbatches, chunks).
-Span = Callable[[Passes, Numeric, int], Array]
+MakespanFunction = Callable[[PassTimes, Numeric, int], Array]
 #: Largest number of chunk activations alive at once on a stage: (stage, stages, microbatches, chunks).
-Alive = Callable[[Numeric, int, Numeric, int], Numeric]
+PeakActivationsFunction = Callable[[Numeric, int, Numeric, int], Numeric]
 #: Activations of one piece when most are alive on a stage: (stage, stages, microbatches, piece, chunks).
-AliveOfPiece = Callable[[Numeric, int, Numeric, int, int], Numeric]
+ChunkActivationsFunction = Callable[[Numeric, int, Numeric, int, int], Numeric]
 
 
 #: Passes that a stage still runs after the last gradient of one of its chunks: (stage, stages, chunk, chunks) ->
 #: (backward passes of inputs, of weights).
-Remaining = Callable[[Numeric, int, int, int], tuple[Numeric, Numeric]]
+RemainingPassesFunction = Callable[[Numeric, int, int, int], tuple[Numeric, Numeric]]
 #: End of the last pass of each stage [s]: (span, passes, microbatches, chunks).
-Ends = Callable[[Array, Passes, Numeric, int], Array]
+StageEndsFunction = Callable[[Array, PassTimes, Numeric, int], Array]
 
 
 def none_remaining(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
@@ -120,7 +120,7 @@ def none_remaining(stage: Numeric, stages: int, chunk: int, chunks: int) -> tupl
     Parameters
     ----------
     stage, stages, chunk, chunks
-        As in `Remaining`; unused.
+        As in `RemainingPassesFunction`; unused.
 
     Returns
     -------
@@ -130,7 +130,7 @@ def none_remaining(stage: Numeric, stages: int, chunk: int, chunks: int) -> tupl
     return 0.0, 0.0
 
 
-def _drained(span: Array, passes: Passes, microbatches: Numeric, chunks: int) -> Array:
+def _drained(span: Array, passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
     """Compute the end of each stage for schedules whose last backward pass moves up to the first stage.
 
     Parameters
@@ -153,7 +153,7 @@ def _drained(span: Array, passes: Passes, microbatches: Numeric, chunks: int) ->
     return np.asarray(span - (running_sum(back) - back) / chunks)
 
 
-def all_at_once(span: Array, passes: Passes, microbatches: Numeric, chunks: int) -> Array:
+def equal_stage_ends(span: Array, passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
     """Return the pipeline's total time for every stage, where all stages work until the end.
 
     Parameters
@@ -222,30 +222,30 @@ class ClosedForms:
 
     Attributes
     ----------
-    span : callable, optional
+    makespan : callable, optional
         Time of all passes [s]. None: the order is evaluated.
-    alive : callable, optional
+    peak_activations : callable, optional
         Largest number of activations alive at once on a stage. None: counted from the order.
     ends : callable
         End of each stage's last pass [s], from the span.
     remaining : callable, optional
         Passes that a stage still runs after the gradients of one of its chunks. None: counted from the order.
-    exact : {'any', 'equal'}
-        Range in which ``span`` equals the longest path through the order: on any stages, or only if all pieces of the
-        network take equal times. Outside it ``span`` is an approximation.
-    least : float
-        Fewest microbatches per stage for which ``span`` is valid.
-    alive_of : callable, optional
-        Activations among ``alive`` that belong to one model chunk.
+    exact_for : {'any', 'equal'}
+        Range in which ``makespan`` equals the longest path through the order: on any stages, or only if all pieces of
+        the network take equal times. Outside it ``makespan`` is an approximation.
+    min_microbatches_per_stage : float
+        Fewest microbatches per stage for which ``makespan`` is valid.
+    chunk_activations : callable, optional
+        Activations among ``peak_activations`` that belong to one model chunk.
     """
 
-    span: Span | None = None
-    alive: Alive | None = None
-    ends: Ends = _drained
-    remaining: Remaining | None = None
-    exact: Literal["any", "equal"] = "equal"
-    least: float = 0.0
-    alive_of: AliveOfPiece | None = None
+    makespan: MakespanFunction | None = None
+    peak_activations: PeakActivationsFunction | None = None
+    ends: StageEndsFunction = _drained
+    remaining: RemainingPassesFunction | None = None
+    exact_for: Literal["any", "equal"] = "equal"
+    min_microbatches_per_stage: float = 0.0
+    chunk_activations: ChunkActivationsFunction | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,44 +260,44 @@ class Schedule:
         Paper or source code that describes it.
     order : callable
         (stage, stages, microbatches, chunks) -> the passes of a stage, a list of `Action`.
-    closed : ClosedForms
+    closed_forms : ClosedForms
         Formulas that replace the evaluation of the order.
     chunks : int, optional
         Model chunks of each replica on a stage; a bidirectional schedule (Chimera, DualPipe) holds a replica for each
         direction. None: as many as the strategy says.
     splits_backward : bool
         True if weight gradients (W) are separate passes.
-    multiple : bool
+    needs_microbatch_multiple : bool
         True if the number of microbatches must be a multiple of the stages.
-    least : int
+    min_microbatches_per_stage : int
         Smallest ratio of microbatches to stages. Replicas process equally many microbatches.
-    even : bool
+    needs_even_stages : bool
         True if the number of stages must be even.
     paths : callable
         (stages, chunks) -> for each replica, the stage and chunk of its pieces in the order of the forward pass.
-    fused : callable, optional
+    group_sizes : callable, optional
         Sizes of the groups of passes that start and end together: a forward pass and the next backward pass (with its
         weights), or a backward pass and its weights. None: every pass runs separately.
     """
 
     name: str
     reference: str
-    order: Order
-    closed: ClosedForms = ClosedForms()
+    order: OrderFunction
+    closed_forms: ClosedForms = ClosedForms()
     chunks: int | None = 1
     splits_backward: bool = False
-    multiple: bool = False
-    least: int = 0
-    even: bool = False
-    paths: Paths = round_robin
-    fused: Fused | None = None
+    needs_microbatch_multiple: bool = False
+    min_microbatches_per_stage: int = 0
+    needs_even_stages: bool = False
+    paths: PathsFunction = round_robin
+    group_sizes: GroupSizesFunction | None = None
 
     @property
     def replicas(self) -> int:
         """Replicas of the network in one pipeline: 2 for bidirectional schedules (Chimera, DualPipe), else 1."""
         return len(self.paths(2, 1))
 
-    def pieces(self, stages: int, chunks: int) -> tuple[tuple[int, ...], ...]:
+    def model_chunks(self, stages: int, chunks: int) -> tuple[tuple[int, ...], ...]:
         """List the model chunks (numbered in forward order) that each stage holds.
 
         Parameters
@@ -314,7 +314,7 @@ class Schedule:
 
         Examples
         --------
-        >>> SCHEDULES["interleaved"].pieces(2, 2)
+        >>> SCHEDULES["interleaved"].model_chunks(2, 2)
         ((0, 2), (1, 3))
         """
         piece_of: list[dict[int, int]] = [{} for _ in range(stages)]
@@ -345,7 +345,7 @@ class Schedule:
         >>> SCHEDULES["zb-v"].stages_of(2, 2)
         (0, 1, 1, 0)
         """
-        places = list(enumerate(self.pieces(stages, chunks)))
+        places = list(enumerate(self.model_chunks(stages, chunks)))
         stage_of = {piece: stage for stage, pieces in reversed(places) for piece in pieces}
         return tuple(stage_of.get(piece, piece % stages) for piece in range(stages * chunks))
 
@@ -401,11 +401,13 @@ class Schedule:
             Shape of ``microbatches``.
         """
         count = np.asarray(microbatches)
-        fits = (count >= self.least * stages) & ((count % stages == 0) | (not self.multiple))
+        fits = (count >= self.min_microbatches_per_stage * stages) & (
+            (count % stages == 0) | (not self.needs_microbatch_multiple)
+        )
         fits = fits & (count % self.replicas == 0)
-        return np.asarray(fits & (stages % 2 == 0 or not self.even))
+        return np.asarray(fits & (stages % 2 == 0 or not self.needs_even_stages))
 
-    def alive(self, stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
+    def peak_activations(self, stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
         """Return the peak number of chunk activations (one microbatch, one chunk) alive on a stage.
 
         Parameters
@@ -424,11 +426,11 @@ class Schedule:
         float or ndarray
             Number of activations; arguments broadcast.
         """
-        if self.closed.alive is not None:
-            return self.closed.alive(stage, stages, microbatches, chunks)
+        if self.closed_forms.peak_activations is not None:
+            return self.closed_forms.peak_activations(stage, stages, microbatches, chunks)
         return np.asarray(self._counted_alive(stage, stages, microbatches, chunks).sum(axis=-1))
 
-    def alive_by_piece(self, stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Array:
+    def peak_activations_by_chunk(self, stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Array:
         """Count the live activations of each model chunk of a stage at the stage's peak.
 
         Parameters
@@ -447,9 +449,9 @@ class Schedule:
         ndarray
             Shape (model chunks of all replicas, ...).
         """
-        of_piece, pieces = self.closed.alive_of, range(chunks * self.replicas)
+        of_piece, pieces = self.closed_forms.chunk_activations, range(chunks * self.replicas)
         if len(pieces) == 1:
-            return np.asarray(self.alive(stage, stages, microbatches, chunks), dtype=np.float64)[None]
+            return np.asarray(self.peak_activations(stage, stages, microbatches, chunks), dtype=np.float64)[None]
         if of_piece is not None:
             counts = [of_piece(stage, stages, microbatches, piece, chunks) for piece in pieces]
             return np.stack(np.broadcast_arrays(*counts))
@@ -480,8 +482,8 @@ class Schedule:
         inputs, weights : float or ndarray
             Backward passes of inputs and of weights.
         """
-        if self.closed.remaining is not None:
-            return self.closed.remaining(stage, stages, chunk, chunks)
+        if self.closed_forms.remaining is not None:
+            return self.closed_forms.remaining(stage, stages, chunk, chunks)
         places = np.asarray(stage, dtype=int)
         counts = [_passes_remaining(self, place, stages, chunk, chunks) for place in places.ravel().tolist()]
         inputs, weights = (
@@ -509,15 +511,15 @@ class Schedule:
             Groups in the order in which they run.
         """
         order = self.order(stage, stages, microbatches, chunks)
-        sizes = [1] * len(order) if self.fused is None else self.fused(stage, stages, microbatches, chunks)
+        sizes = [1] * len(order) if self.group_sizes is None else self.group_sizes(stage, stages, microbatches, chunks)
         return [tuple(itertools.islice(actions, size)) for actions in [iter(order)] for size in sizes]
 
     @property
-    def pairs(self) -> bool:
+    def pairs_passes(self) -> bool:
         """True if forward passes run together with backward passes of other microbatches."""
-        return self.fused is not None
+        return self.group_sizes is not None
 
-    def unpaired(self, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
+    def unpaired_passes(self, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
         """Count the forward passes of a stage that run without a backward pass of another microbatch.
 
         Parameters
@@ -536,12 +538,16 @@ class Schedule:
 
         Notes
         -----
-        Software may also pair passes in the steady state of a schedule without `pairs`. Then the passes that fill the
-        first stage run unpaired, and one more, which produces the input of the first backward pass.
+        Software may also pair passes in the steady state of a schedule without `pairs_passes`. Then the passes that
+        fill the first stage run unpaired, and one more, which produces the input of the first backward pass.
         """
-        return _unpaired_passes(self, stages, chunks) if self.pairs else self.alive(0, stages, microbatches, chunks)
+        return (
+            _unpaired_passes(self, stages, chunks)
+            if self.pairs_passes
+            else self.peak_activations(0, stages, microbatches, chunks)
+        )
 
-    def in_flight(self, stage: int, stages: int, microbatches: int, chunks: int) -> tuple[int, ...]:
+    def counted_peak_activations(self, stage: int, stages: int, microbatches: int, chunks: int) -> tuple[int, ...]:
         """Count the live activations of each model chunk at a stage's first peak, by running the order.
 
         Parameters
@@ -560,7 +566,7 @@ class Schedule:
         tuple of int
             Activations of each chunk. They are freed after B, or after W if weight passes are separate.
         """
-        ends: Pass = "W" if self.splits_backward else "B"
+        ends: PassKind = "W" if self.splits_backward else "B"
         alive = [0] * (chunks * self.replicas)
         most = tuple(alive)
         for action in self.order(stage, stages, microbatches, chunks):
@@ -571,11 +577,11 @@ class Schedule:
 
 @lru_cache(maxsize=65536)
 def _in_flight(schedule: Schedule, stage: int, stages: int, microbatches: int, chunks: int) -> tuple[int, ...]:
-    """Return `Schedule.in_flight`, extrapolated from a window of microbatches if there are many."""
+    """Return `Schedule.counted_peak_activations`, extrapolated from a window of microbatches if there are many."""
     most = evaluated_microbatches(stages, chunks) + microbatches % stages
     if microbatches <= most:
-        return schedule.in_flight(stage, stages, microbatches, chunks)
-    first, second = (schedule.in_flight(stage, stages, count, chunks) for count in (most - stages, most))
+        return schedule.counted_peak_activations(stage, stages, microbatches, chunks)
+    first, second = (schedule.counted_peak_activations(stage, stages, count, chunks) for count in (most - stages, most))
     rounds = (microbatches - most) // stages
     return tuple(after + (after - before) * rounds for before, after in zip(first, second, strict=True))
 
@@ -584,7 +590,7 @@ def _in_flight(schedule: Schedule, stage: int, stages: int, microbatches: int, c
 def _passes_remaining(schedule: Schedule, stage: int, stages: int, chunk: int, chunks: int) -> tuple[int, int]:
     """Count the passes after the last gradient of a chunk, with enough microbatches to fill the pipeline."""
     order = schedule.order(stage, stages, evaluated_microbatches(stages, chunks), chunks)
-    last: Pass = "W" if schedule.splits_backward else "B"
+    last: PassKind = "W" if schedule.splits_backward else "B"
     end = max(k for k, action in enumerate(order) if action.kind == last and action.chunk == chunk)
     later = [action.kind for action in order[end + 1 :]]
     return later.count("B"), later.count(last)
@@ -599,7 +605,7 @@ def _unpaired_passes(schedule: Schedule, stages: int, chunks: int) -> float:
 
 
 #: Largest number of forward passes, over all chunks and stages, for which every microbatch is evaluated.
-UNROLLED = 2**14
+MAX_UNROLLED_PASSES = 2**14
 
 
 def evaluated_microbatches(stages: int, chunks: int) -> int:
@@ -636,7 +642,10 @@ def evaluates_every_microbatch(stages: int, chunks: int, microbatches: int) -> b
     -------
     bool
     """
-    return microbatches <= evaluated_microbatches(stages, chunks) + stages or stages * chunks * microbatches <= UNROLLED
+    return (
+        microbatches <= evaluated_microbatches(stages, chunks) + stages
+        or stages * chunks * microbatches <= MAX_UNROLLED_PASSES
+    )
 
 
 SCHEDULES: Registry[Schedule] = Registry("pipeline schedule", "paleo.schedules")
@@ -663,18 +672,18 @@ def add_schedule(schedule: Schedule) -> Schedule:
     """
     chunks = 2 if schedule.chunks is None else schedule.chunks
     for stages, rounds in ((2, 1), (3, 2), (4, 2)):
-        microbatches = max(schedule.least, 1) * stages * rounds
+        microbatches = max(schedule.min_microbatches_per_stage, 1) * stages * rounds
         if schedule.allows_microbatches(stages, microbatches):
             _check_complete(schedule, stages, microbatches, chunks)
     return SCHEDULES.register(schedule.name)(schedule)
 
 
-_WORDS: dict[Pass, str] = {"F": "forward pass", "B": "backward pass", "W": "weight pass"}
+_WORDS: dict[PassKind, str] = {"F": "forward pass", "B": "backward pass", "W": "weight pass"}
 
 
 def _check_complete(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> None:
     """Raise SpecError for a pass that is missing, repeated or on a wrong stage."""
-    kinds: tuple[Pass, ...] = ("F", "B", "W") if schedule.splits_backward else ("F", "B")
+    kinds: tuple[PassKind, ...] = ("F", "B", "W") if schedule.splits_backward else ("F", "B")
     remaining = [Counter(schedule.order(stage, stages, microbatches, chunks)) for stage in range(stages)]
     paths = schedule.paths(stages, chunks)
     for microbatch in range(microbatches):
@@ -720,14 +729,14 @@ def check_schedule(name: str, stages: int, chunks: int, microbatches: int) -> No
         count = "one chunk" if chosen.chunks == 1 else f"{chosen.chunks} chunks"
         other = "; use interleaved" if chosen.chunks == 1 else ""
         raise PlanError(f"schedule {name!r} holds {count} a stage, not {chunks}{other}")
-    if chosen.even and stages % 2:
+    if chosen.needs_even_stages and stages % 2:
         raise PlanError(f"schedule {name!r} needs an even number of stages, not {stages}")
-    if chosen.multiple and microbatches % stages:
+    if chosen.needs_microbatch_multiple and microbatches % stages:
         raise PlanError(f"schedule {name!r}: {microbatches} microbatches are not a multiple of the {stages} stages")
     if microbatches % chosen.replicas:
         raise PlanError(
             f"schedule {name!r}: {microbatches} microbatches are not shared evenly by its {chosen.replicas} copies"
         )
-    if microbatches < chosen.least * stages:
-        least = f"{chosen.least} for each of the {stages} stages"
+    if microbatches < chosen.min_microbatches_per_stage * stages:
+        least = f"{chosen.min_microbatches_per_stage} for each of the {stages} stages"
         raise PlanError(f"schedule {name!r}: {microbatches} microbatches are too few; it needs {least}")

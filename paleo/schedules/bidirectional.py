@@ -21,19 +21,19 @@ import numpy as np
 from paleo.schedules.base import (
     Action,
     Array,
+    ChunkLocation,
     ClosedForms,
     Numeric,
-    Pass,
-    Passes,
-    Place,
+    PassKind,
+    PassTimes,
     Schedule,
     add_schedule,
-    all_at_once,
+    equal_stage_ends,
 )
 from paleo.schedules.one_f_one_b import v_paths
 
 
-def _two_way_paths(stages: int, chunks: int) -> tuple[tuple[Place, ...], ...]:
+def _two_way_paths(stages: int, chunks: int) -> tuple[tuple[ChunkLocation, ...], ...]:
     """Place piece s of the first replica and piece p − 1 − s of the second replica on stage s."""
     return tuple((s, 0) for s in range(stages)), tuple((s, 1) for s in reversed(range(stages)))
 
@@ -55,7 +55,7 @@ def _chimera_order(stage: int, stages: int, microbatches: int, chunks: int) -> l
     return [action for _, action in sorted(timed)]
 
 
-def _chimera_span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
+def _chimera_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
     """Compute the time of all passes: m · (F + B) + (p − 2) · (max (F, B) + (m / p − 1) · |B − F|).
 
     B includes the weight gradients; m is the number of microbatches, p that of stages.
@@ -92,7 +92,7 @@ def _chimera_remaining(stage: Numeric, stages: int, chunk: int, chunks: int) -> 
 
 
 #: Kinds and chunks of the passes that run as one. Chunk 0 is the chunk nearer to its copy's input.
-_Group = tuple[tuple[Pass, int], ...]
+_Group = tuple[tuple[PassKind, int], ...]
 
 
 #: Passes of each of the two chunks, as groups.
@@ -131,7 +131,7 @@ def _steps(depth: int, half: int, microbatches: int) -> list[_Group]:
 @lru_cache(maxsize=4096)
 def _actions(depth: int, half: int, microbatches: int) -> list[Action]:
     """Number the microbatches of the passes of `_steps`, separately for each kind of pass and chunk."""
-    count: Counter[tuple[Pass, int]] = Counter()
+    count: Counter[tuple[PassKind, int]] = Counter()
     actions = []
     for kind, chunk in (each for group in _steps(depth, half, microbatches) for each in group):
         actions.append(Action(kind, count[kind, chunk], chunk))
@@ -192,7 +192,7 @@ def _filling(forward: Array, backward: Array, half: float) -> Array:
     return np.maximum(2.0 * (half - 1.0) * forward, (half - 2.0) * forward + (half - 1.0) * backward)
 
 
-def _dualpipe_span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
+def _dualpipe_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
     """Compute m · (F + B + W) and the pause of DualPipe.
 
     Up to 3 % too long if the last piece takes up to half as much again.
@@ -200,12 +200,12 @@ def _dualpipe_span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
     return _paced_span(passes, microbatches, 1, len(passes.forward) / 2.0)
 
 
-def _dualpipev_span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
+def _dualpipev_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
     """Compute m · (F + B + W) of both chunks and the pause of one, for DualPipeV."""
     return _paced_span(passes, microbatches, chunks, float(len(passes.forward)))
 
 
-def _paced_span(passes: Passes, microbatches: Numeric, chunks: int, half: float) -> Array:
+def _paced_span(passes: PassTimes, microbatches: Numeric, chunks: int, half: float) -> Array:
     """Compute the larger of two spans: all stages at the average time, or the slowest stage with its own pauses.
 
     The slowest stage waits less, by its extra work in each of the 2 half − 1 passes before the steady state.
@@ -264,9 +264,11 @@ add_schedule(
         "chimera",
         "Li and Hoefler, Chimera, SC 2021",
         _chimera_order,
-        ClosedForms(_chimera_span, _chimera_alive, all_at_once, _chimera_remaining, alive_of=_chimera_alive_of),
-        multiple=True,
-        even=True,
+        ClosedForms(
+            _chimera_span, _chimera_alive, equal_stage_ends, _chimera_remaining, chunk_activations=_chimera_alive_of
+        ),
+        needs_microbatch_multiple=True,
+        needs_even_stages=True,
         paths=_two_way_paths,
     )
 )
@@ -276,12 +278,14 @@ add_schedule(
         "dualpipe",
         _PAPER,
         _dualpipe_order,
-        ClosedForms(_dualpipe_span, _dualpipe_alive, all_at_once, _dualpipe_remaining, alive_of=_dualpipe_alive_of),
+        ClosedForms(
+            _dualpipe_span, _dualpipe_alive, equal_stage_ends, _dualpipe_remaining, chunk_activations=_dualpipe_alive_of
+        ),
         splits_backward=True,
-        least=2,
-        even=True,
+        min_microbatches_per_stage=2,
+        needs_even_stages=True,
         paths=_two_way_paths,
-        fused=_dualpipe_fused,
+        group_sizes=_dualpipe_fused,
     )
 )
 add_schedule(
@@ -289,11 +293,17 @@ add_schedule(
         "dualpipev",
         "DeepSeek-AI, github.com/deepseek-ai/DualPipe, 2025 (half of dualpipe)",
         _dualpipev_order,
-        ClosedForms(_dualpipev_span, _dualpipev_alive, all_at_once, _dualpipev_remaining, alive_of=_dualpipev_alive_of),
+        ClosedForms(
+            _dualpipev_span,
+            _dualpipev_alive,
+            equal_stage_ends,
+            _dualpipev_remaining,
+            chunk_activations=_dualpipev_alive_of,
+        ),
         chunks=2,
         splits_backward=True,
-        least=2,
+        min_microbatches_per_stage=2,
         paths=v_paths,
-        fused=_dualpipev_fused,
+        group_sizes=_dualpipev_fused,
     )
 )

@@ -20,7 +20,7 @@ from paleo.errors import PlanError
 from paleo.schedules.base import (
     SCHEDULES,
     Action,
-    Place,
+    ChunkLocation,
     Schedule,
     check_schedule,
     evaluated_microbatches,
@@ -32,13 +32,14 @@ from paleo.schedules.base import (
 class Task:
     """Work that occupies a resource for a duration [s].
 
-    ``after`` lists the positions of the tasks that must end first. ``kind``, ``flops`` and ``bytes`` describe the work.
+    ``predecessors`` lists the positions of the tasks that must end first. ``kind``, ``flops`` and ``bytes`` describe
+    the work.
     """
 
     name: str
     resource: str
     duration: float
-    after: tuple[int, ...] = ()
+    predecessors: tuple[int, ...] = ()
     kind: str = ""
     flops: float = 0.0
     bytes: float = 0.0
@@ -83,7 +84,7 @@ class Timeline:
         return sum(event.end - event.start for event in chosen)
 
 
-def schedule(tasks: Sequence[Task]) -> Timeline:
+def simulate_tasks(tasks: Sequence[Task]) -> Timeline:
     """Compute the start and end of every task, given the resource it needs and the tasks it follows.
 
     Parameters
@@ -103,14 +104,15 @@ def schedule(tasks: Sequence[Task]) -> Timeline:
 
     Examples
     --------
-    >>> line = schedule([Task("f", "compute", 2.0), Task("r", "network", 3.0, (0,)), Task("b", "compute", 4.0, (0,))])
+    >>> first = Task("f", "compute", 2.0)
+    >>> line = simulate_tasks([first, Task("r", "network", 3.0, (0,)), Task("b", "compute", 4.0, (0,))])
     >>> line.end, line.events[1].start
     (6.0, 2.0)
     """
-    waiting = [len(set(task.after)) for task in tasks]
+    waiting = [len(set(task.predecessors)) for task in tasks]
     followers: list[list[int]] = [[] for _ in tasks]
     for index, task in enumerate(tasks):
-        for predecessor in set(task.after):
+        for predecessor in set(task.predecessors):
             followers[predecessor].append(index)
     ready = [(0.0, index) for index, count in enumerate(waiting) if count == 0]
     heapq.heapify(ready)
@@ -142,7 +144,7 @@ class StageTime:
 
     forward: float
     backward: float
-    weights: float
+    weight_gradients: float
     send: float
     flops: tuple[float, float, float] = (0.0, 0.0, 0.0)
     bytes: tuple[float, float, float] = (0.0, 0.0, 0.0)
@@ -280,11 +282,11 @@ def _run(chosen: Schedule, stages: Sequence[Sequence[StageTime]], microbatches: 
                 label = f"{action.kind}{action.microbatch}" + (f".{action.chunk}" if len(stages[stage]) > 1 else "")
                 seconds, flops, moved = (
                     _of_pass(values, action, chosen.splits_backward)
-                    for values in ((chunk.forward, chunk.backward, chunk.weights), chunk.flops, chunk.bytes)
+                    for values in ((chunk.forward, chunk.backward, chunk.weight_gradients), chunk.flops, chunk.bytes)
                 )
                 passes.append(Task(label, f"stage{stage}", seconds, previous, action.kind, flops, moved))
                 previous = (len(passes) - 1,)
-    line = schedule([*passes, *sends])
+    line = simulate_tasks([*passes, *sends])
     ends = [0.0] * depth
     for event in line.events[: len(passes)]:
         stage = int(event.task.resource.removeprefix("stage"))
@@ -309,9 +311,9 @@ class _Neighbours:
     ``seconds`` is the time to send from a place to the next one [s].
     """
 
-    previous: dict[Place, Place]
-    following: dict[Place, Place]
-    seconds: dict[Place, float]
+    previous: dict[ChunkLocation, ChunkLocation]
+    following: dict[ChunkLocation, ChunkLocation]
+    seconds: dict[ChunkLocation, float]
 
     @classmethod
     def of(cls, chosen: Schedule, stages: Sequence[Sequence[StageTime]]) -> _Neighbours:

@@ -22,14 +22,14 @@ import numpy as np
 from paleo.schedules.base import (
     Action,
     Array,
+    ChunkLocation,
     ClosedForms,
     Numeric,
-    Pass,
-    Passes,
-    Place,
+    PassKind,
+    PassTimes,
     Schedule,
     add_schedule,
-    all_at_once,
+    equal_stage_ends,
     none_remaining,
     running_max,
     running_sum,
@@ -42,7 +42,7 @@ def _gpipe_order(stage: int, stages: int, microbatches: int, chunks: int) -> lis
     return forward + [Action("B", i) for i in reversed(range(microbatches))]
 
 
-def _gpipe_span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
+def _gpipe_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
     """Compute the time of all passes, exact on any stages: ΣF + (m − 1) max F + Σ(B + W) + (m − 1) max (B + W)."""
     back, more = passes.backward + passes.weights, np.asarray(microbatches) - 1.0
     return np.asarray(
@@ -64,7 +64,7 @@ def _one_f_one_b_order(stage: int, stages: int, microbatches: int, chunks: int) 
     return actions + [Action("B", i) for i in range(microbatches - fill, microbatches)]
 
 
-def _one_f_one_b_span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
+def _one_f_one_b_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
     """Compute the longest path through the passes, which is exact on any stages.
 
     Any stage may determine the time: it fills, runs m − 1 − w pairs of passes (w forward passes precede its first
@@ -107,7 +107,7 @@ def fill_time(forward: Array, backward: Array, waiting: Array) -> Array:
     return np.asarray(running_max((down + up)[::-1])[::-1] - up)
 
 
-def stage_numbers(passes: Passes) -> Array:
+def stage_numbers(passes: PassTimes) -> Array:
     """Return the stage indices 0, 1, …, shaped to broadcast with the times of passes.
 
     Parameters
@@ -149,7 +149,7 @@ def _interleaved_passes(stages: int, microbatches: int, chunks: int) -> tuple[li
     return forward, [Action("B", microbatch, chunks - 1 - chunk) for microbatch, chunk in units]
 
 
-def _interleaved_span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
+def _interleaved_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
     """Compute the time of all passes: m · max (F + B) + (Σ − max) / chunks, with the sum over stages.
 
     The form is exact on equal chunks. If the last chunk has a tenth more work, the engine is up to 1 % slower (most
@@ -189,7 +189,7 @@ add_schedule(
         "gpipe",
         "Huang et al., GPipe, NeurIPS 2019",
         _gpipe_order,
-        ClosedForms(_gpipe_span, _gpipe_alive, remaining=none_remaining, exact="any"),
+        ClosedForms(_gpipe_span, _gpipe_alive, remaining=none_remaining, exact_for="any"),
     )
 )
 add_schedule(
@@ -197,7 +197,7 @@ add_schedule(
         "1f1b",
         "Narayanan et al., PipeDream-Flush, ICML 2021",
         _one_f_one_b_order,
-        ClosedForms(_one_f_one_b_span, _one_f_one_b_alive, remaining=none_remaining, exact="any"),
+        ClosedForms(_one_f_one_b_span, _one_f_one_b_alive, remaining=none_remaining, exact_for="any"),
     )
 )
 add_schedule(
@@ -206,10 +206,13 @@ add_schedule(
         "Narayanan et al., SC 2021",
         _interleaved_order,
         ClosedForms(
-            _interleaved_span, _interleaved_alive, remaining=_interleaved_remaining, alive_of=_interleaved_alive_of
+            _interleaved_span,
+            _interleaved_alive,
+            remaining=_interleaved_remaining,
+            chunk_activations=_interleaved_alive_of,
         ),
         chunks=None,
-        multiple=True,
+        needs_microbatch_multiple=True,
     )
 )
 
@@ -232,7 +235,7 @@ def _h1_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[A
     return actions + [Action("W", i) for i in range(weights, microbatches)]
 
 
-def _h1_span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
+def _h1_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
     """Compute the longest of three kinds of paths: m (F + B + W) + (p − 1)(F + B − W) on equal stages.
 
     From a stage's first B, a path goes through all passes of the stage; or through its passes to the last B and then
@@ -256,7 +259,7 @@ def _h1_alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -
     return np.minimum(stages + 0.0 * np.asarray(stage), microbatches)
 
 
-def _h1_ends(span: Array, passes: Passes, microbatches: Numeric, chunks: int) -> Array:
+def _h1_ends(span: Array, passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
     """Compute the ends of the stages: after its last B a stage runs its deferred W passes."""
     above = running_sum(passes.backward) - passes.backward
     deferred = np.minimum(stage_numbers(passes), np.asarray(microbatches) - 1.0) + 1.0
@@ -264,7 +267,7 @@ def _h1_ends(span: Array, passes: Passes, microbatches: Numeric, chunks: int) ->
 
 
 #: Kind of pass, and chunk.
-_Kind = tuple[Pass, int]
+_Kind = tuple[PassKind, int]
 _F0: _Kind = ("F", 0)
 _B0: _Kind = ("B", 0)
 _W0: _Kind = ("W", 0)
@@ -273,7 +276,7 @@ _B1: _Kind = ("B", 1)
 _W1: _Kind = ("W", 1)
 
 
-def v_paths(stages: int, chunks: int) -> tuple[tuple[Place, ...], ...]:
+def v_paths(stages: int, chunks: int) -> tuple[tuple[ChunkLocation, ...], ...]:
     """Assign model chunks in a V: stage s of p holds chunks s and 2p − 1 − s.
 
     Parameters
@@ -307,7 +310,7 @@ def _v_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Ac
     return actions
 
 
-def _v_span(passes: Passes, microbatches: Numeric, chunks: int) -> Array:
+def _v_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
     """Compute the time of all passes: m · (F + B + W) plus the longest pause.
 
     With f, b, w the passes of one chunk and n = p − 1, the pause is the largest of n·b, b + (n − 1)·w, f + (n − 1)·w,
@@ -363,7 +366,7 @@ add_schedule(
         "zb-h1",
         _PAPER,
         _h1_order,
-        ClosedForms(_h1_span, _h1_alive, _h1_ends, none_remaining, least=1.0),
+        ClosedForms(_h1_span, _h1_alive, _h1_ends, none_remaining, min_microbatches_per_stage=1.0),
         splits_backward=True,
     )
 )
@@ -372,10 +375,10 @@ add_schedule(
         "zb-v",
         "Qi et al., Zero bubble pipeline parallelism, ICLR 2024 (section 6)",
         _v_order,
-        ClosedForms(_v_span, _v_alive, all_at_once, _v_remaining, alive_of=_v_alive_of),
+        ClosedForms(_v_span, _v_alive, equal_stage_ends, _v_remaining, chunk_activations=_v_alive_of),
         chunks=2,
         splits_backward=True,
-        least=2,
+        min_microbatches_per_stage=2,
         paths=v_paths,
     )
 )

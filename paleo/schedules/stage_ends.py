@@ -4,8 +4,8 @@ A closed form is used if the schedule has one that is valid, otherwise the longe
 
 The order of each stage is fixed. So a pass starts when two others have ended: the previous one on its stage, and its
 source, which is the pass whose output it reads (of a neighbour, or the forward pass on its own stage). Passes that run
-as one (`Schedule.fused`) start when the sources of all of them have ended; passes that depend on one of them wait for
-all of them.
+as one (`Schedule.group_sizes`) start when the sources of all of them have ended; passes that depend on one of them
+wait for all of them.
 
 Passes with equally many passes before them on their longest path form a *wave*. They run on different stages and are
 computed together over all configurations. The result equals that of `paleo.schedules.engine.pipeline_time` without
@@ -23,9 +23,9 @@ import numpy.typing as npt
 
 from paleo.errors import PlanError
 from paleo.schedules.base import (
+    ChunkLocation,
     Numeric,
-    Passes,
-    Place,
+    PassTimes,
     Schedule,
     distinct_values,
     evaluated_microbatches,
@@ -40,7 +40,7 @@ _ROUNDING = 1e-13
 
 
 def stage_ends(
-    schedule: Schedule, passes: Passes, microbatches: Numeric, chunks: int, pieces: Passes | None = None
+    schedule: Schedule, passes: PassTimes, microbatches: Numeric, chunks: int, pieces: PassTimes | None = None
 ) -> Array:
     """Compute when each stage has ended its last pass.
 
@@ -82,13 +82,13 @@ def stage_ends(
     return ends
 
 
-def _closed_form_holds(schedule: Schedule, passes: Passes, count: Array, pieces: Passes | None) -> Mask:
+def _closed_form_holds(schedule: Schedule, passes: PassTimes, count: Array, pieces: PassTimes | None) -> Mask:
     """Mark the configurations for which the closed form is valid."""
     shape = np.broadcast_shapes(passes.forward.shape[1:], count.shape)
-    if schedule.closed.span is None:
+    if schedule.closed_forms.makespan is None:
         return np.zeros(shape, dtype=bool)
-    enough = count >= schedule.closed.least * len(passes.forward)
-    if pieces is not None and schedule.closed.exact == "equal":
+    enough = count >= schedule.closed_forms.min_microbatches_per_stage * len(passes.forward)
+    if pieces is not None and schedule.closed_forms.exact_for == "equal":
         enough = enough & np.logical_and.reduce([_equal(np.asarray(seconds)) for seconds in pieces])
     return np.broadcast_to(enough, shape)
 
@@ -98,20 +98,20 @@ def _equal(seconds: Array) -> Mask:
     return np.asarray(np.ptp(seconds, axis=(0, 1)) <= _ROUNDING * np.abs(seconds).max(axis=(0, 1)))
 
 
-def _closed_ends(schedule: Schedule, passes: Passes, count: Array, chunks: int) -> Array:
-    assert schedule.closed.span is not None
-    return schedule.closed.ends(schedule.closed.span(passes, count, chunks), passes, count, chunks)
+def _closed_ends(schedule: Schedule, passes: PassTimes, count: Array, chunks: int) -> Array:
+    assert schedule.closed_forms.makespan is not None
+    return schedule.closed_forms.ends(schedule.closed_forms.makespan(passes, count, chunks), passes, count, chunks)
 
 
-def _chosen(passes: Passes, mask: Mask, *, leading: int) -> Passes:
+def _chosen(passes: PassTimes, mask: Mask, *, leading: int) -> PassTimes:
     """Select the configurations of a mask, whose axes follow the ``leading`` axes of the times."""
     wide = (np.broadcast_to(seconds, (*np.shape(seconds)[:leading], *mask.shape)) for seconds in passes)
-    return Passes(*(seconds[..., mask] for seconds in wide))
+    return PassTimes(*(seconds[..., mask] for seconds in wide))
 
 
-def _with_equal_chunks(passes: Passes, chunks: int, pieces: int) -> Passes:
+def _with_equal_chunks(passes: PassTimes, chunks: int, pieces: int) -> PassTimes:
     """Divide the times of each stage equally among its chunks."""
-    return Passes(*(np.repeat(np.asarray(seconds)[:, None] / chunks, pieces, axis=1) for seconds in passes))
+    return PassTimes(*(np.repeat(np.asarray(seconds)[:, None] / chunks, pieces, axis=1) for seconds in passes))
 
 
 # the longest path
@@ -123,13 +123,13 @@ _KINDS = {"F": 0, "B": 1, "W": 2}
 class _Wave(NamedTuple):
     """Passes that run at the same time, at most one per stage.
 
-    ``durations`` are the row numbers of their times. ``previous`` and ``sources`` are the positions of the passes that
-    must end before: the one before on the same stage, and the one that sends the input. A pass that waits for nothing
-    has the position behind all passes, whose end is 0. ``fused_sources`` are the sources of passes that run as one with
-    them; None if the wave has no such sources.
+    ``duration_rows`` are the row numbers of their times. ``previous`` and ``sources`` are the positions of the passes
+    that must end before: the one before on the same stage, and the one that sends the input. A pass that waits for
+    nothing has the position behind all passes, whose end is 0. ``fused_sources`` are the sources of passes that run as
+    one with them; None if the wave has no such sources.
     """
 
-    durations: Index
+    duration_rows: Index
     previous: Index
     sources: Index
     fused_sources: Index | None
@@ -143,7 +143,7 @@ class _Waves(NamedTuple):
     last: Index
 
 
-def _longest_path_ends(schedule: Schedule, pieces: Passes, microbatches: npt.ArrayLike) -> Array:
+def _longest_path_ends(schedule: Schedule, pieces: PassTimes, microbatches: npt.ArrayLike) -> Array:
     """Compute when each stage ends its last pass [s], shape (stages, …), by the longest path.
 
     ``pieces`` are times of one microbatch through each chunk of each stage, shape (stages, chunks of all copies, …);
@@ -219,7 +219,7 @@ def _waves(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> _
     inside = [slice(first, end) for first, end in bounds if end]
     columns = ([column[wave] for wave in inside] for column in (np.concatenate(rows)[by_wave], *awaited))
     waves = tuple(
-        _Wave(durations, before, source, fused if schedule.fused is not None and (fused < passes).any() else None)
+        _Wave(durations, before, source, fused if schedule.group_sizes is not None and (fused < passes).any() else None)
         for durations, before, source, fused in zip(*columns, strict=True)
     )
     return _Waves(waves, passes, position[[order[-1] if len(order) else -1 for order in codes]])
@@ -243,9 +243,9 @@ def _dependencies(
         rows.append(row)
         codes.append(row * microbatches + microbatch_of)
         sources.append(np.where(source_rows[row] < 0, -1, source_rows[row] * microbatches + microbatch_of))
-    if schedule.fused is None:
+    if schedule.group_sizes is None:
         return rows, codes, sources, [np.full_like(codes_of_stage, -1) for codes_of_stage in sources]
-    sizes = [np.array(schedule.fused(stage, stages, microbatches, chunks)) for stage in range(stages)]
+    sizes = [np.array(schedule.group_sizes(stage, stages, microbatches, chunks)) for stage in range(stages)]
     # The sources of all passes if groups of ``sizes`` passes run as one.
     last_of_group = np.full(max(code.max() for code in codes) + 2, -1, dtype=np.intp)
     for code, size in zip(codes, sizes, strict=True):
@@ -281,7 +281,7 @@ def _source_rows(schedule: Schedule, stages: int, chunks: int) -> Index:
     return sources
 
 
-def _row(kind: str, place: Place, stages: int, width: int) -> int:
+def _row(kind: str, place: ChunkLocation, stages: int, width: int) -> int:
     """Return the row of a pass's times."""
     return (_KINDS[kind] * stages + place[0]) * width + place[1]
 

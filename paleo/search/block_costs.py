@@ -22,20 +22,20 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import PlanError
-from paleo.lowering.program import dispatched, sections_with_tables
+from paleo.lowering.program import sections_with_tables, with_dispatch
 from paleo.operations.base import Kernel
-from paleo.operations.contraction import PADDED
-from paleo.parallel.placement import BATCH_AXES, Context, Mesh, Placement, Strategy
+from paleo.operations.contraction import UNEVEN_DIMS
+from paleo.parallel.placement import BATCH_AXES, ContextParallelMethod, Mesh, Placement, Strategy
 from paleo.parallel.propagation import check_divisions
 from paleo.pricing.kernels import KernelTimes
 from paleo.search.space import SPLITS, Layout, Space, strategy_of_experts
 from paleo.step.section_times import (
-    BYTES,
-    FIGURES,
-    SectionCosts,
+    ARRAY_FIELDS,
+    BYTE_FIELDS,
     SectionSums,
+    SectionTimes,
     collectives,
-    section_costs,
+    section_times,
     transfer_seconds,
 )
 
@@ -51,12 +51,12 @@ Array = npt.NDArray[np.float64]
 #: Products of shares, of which counts are sums; with more digits than counts, because weights come from small
 #: differences.
 Terms = npt.NDArray[np.longdouble]
-Share = Callable[[int], float]
+ShareFunction = Callable[[int], float]
 #: Counts of one section: those of its kernels, payloads of its collectives [bytes], workspaces of its operations
 #: [bytes], and the byte counts that `SIZES` names.
-Numbers = tuple[Array, Array, Array, Array]
-#: Byte counts of a section that `SectionCosts` holds, except the workspace, which depends on single operations.
-SIZES = tuple(name for name in BYTES if name != "workspace_bytes")
+SectionCounts = tuple[Array, Array, Array, Array]
+#: Byte counts of a section that `SectionTimes` holds, except the workspace, which depends on single operations.
+SIZES = tuple(name for name in BYTE_FIELDS if name != "workspace_bytes")
 #: Each kernel has four counts (matrix FLOP, vector FLOP, bytes read, bytes written); the sizes of its shape follow.
 _COUNTS = 4
 #: Largest relative difference between an interpolated and a lowered count that are taken to be equal.
@@ -69,7 +69,7 @@ _REFINED = 3
 _FULL = (2**16, 2**17)
 
 
-class Key(NamedTuple):
+class LayoutKey(NamedTuple):
     """Part of a layout that decides what its layers compute: degrees, and how attention splits a sequence.
 
     ``stated`` are degrees of axes that the search does not vary.
@@ -80,7 +80,7 @@ class Key(NamedTuple):
     ep: int
     dp: int
     sequence_parallel: bool
-    context: Context = "ring"
+    context: ContextParallelMethod = "ring"
     stated: tuple[tuple[str, int], ...] = ()
     etp: int | None = None
 
@@ -98,7 +98,7 @@ class LayoutCounts:
     the structure and the parameters of this layout; its own counts may belong to another layout.
     """
 
-    key: Key
+    key: LayoutKey
     program: Program
     microbatches: tuple[int, ...]
     values: Array
@@ -142,14 +142,14 @@ class LayoutCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Points:
+class LayoutTimes:
     """Times and bytes of the layers for all layouts and microbatches, shape (sections, points), and their positions."""
 
-    costs: SectionCosts
+    costs: SectionTimes
     programs: tuple[Program, ...]
     block_of: npt.NDArray[np.intp]
-    positions: dict[tuple[Key, int], int]
-    key: Callable[[Layout], Key]
+    positions: dict[tuple[LayoutKey, int], int]
+    key: Callable[[Layout], LayoutKey]
     graph: Graph
 
     def point(self, layout: Layout, microbatch: int) -> int | None:
@@ -170,13 +170,13 @@ class Points:
         return self.positions.get((self.key(layout), microbatch))
 
 
-def priced(
+def layout_times(
     graphs: Graphs,
     backend: Backend,
     layouts: Sequence[Layout],
     sizes: Callable[[Layout], Sequence[int]],
     space: Space | None = None,
-) -> Points:
+) -> LayoutTimes:
     """Predict the times of the layers of all layouts, each at several microbatches.
 
     Parameters
@@ -199,25 +199,25 @@ def priced(
     """
     blocks = _Blocks(graphs, backend, space)
     key_of = blocks.key()
-    sizes_of: dict[Key, set[int]] = {}
+    sizes_of: dict[LayoutKey, set[int]] = {}
     for layout in layouts:
         sizes_of.setdefault(key_of(layout), set()).update(sizes(layout))
-    families: dict[tuple[object, ...], dict[Key, list[int]]] = {}
+    families: dict[tuple[object, ...], dict[LayoutKey, list[int]]] = {}
     for key, counts in sizes_of.items():
         families.setdefault(_family(key), {})[key] = sorted(counts)
     priced_blocks = [blocks.dispatched(block) for family in families.values() for block in blocks.of(family)]
     if not priced_blocks:
         raise PlanError(f"{blocks.problem or 'no way to lay the network over these gpus'}")
-    positions: dict[tuple[Key, int], int] = {}
+    positions: dict[tuple[LayoutKey, int], int] = {}
     for block in priced_blocks:
         positions.update({(block.key, size): len(positions) + i for i, size in enumerate(block.microbatches)})
     lengths = [len(block.microbatches) for block in priced_blocks]
     block_of = np.repeat(np.arange(len(priced_blocks)), lengths)
     programs = tuple(block.program for block in priced_blocks)
-    return Points(_costs(priced_blocks, backend), programs, block_of, positions, key_of, graphs.at(1))
+    return LayoutTimes(_costs(priced_blocks, backend), programs, block_of, positions, key_of, graphs.at(1))
 
 
-def _family(key: Key) -> tuple[object, ...]:
+def _family(key: LayoutKey) -> tuple[object, ...]:
     """Return a key that is equal for layouts between which counts can be interpolated."""
     return key.tp > 1, key.cp > 1, key.ep > 1, *key[3:-1], None if key.etp is None else key.etp == 1
 
@@ -229,10 +229,10 @@ class Graphs:
         self._build = partial(backend.graph, model)
         self._graphs: dict[int, Graph] = {}
         self._family: dict[Hashable, object] = {}
-        self._numbers: dict[int, tuple[Section, Numbers]] = {}
+        self._numbers: dict[int, tuple[Section, SectionCounts]] = {}
         #: Lowered programs, and counts that were found by interpolation. Both send a token to each of its experts.
-        self.programs: dict[tuple[Key, int, int | None], Program] = {}
-        self.blocks: dict[Key, LayoutCounts] = {}
+        self.programs: dict[tuple[LayoutKey, int, int | None], Program] = {}
+        self.blocks: dict[LayoutKey, LayoutCounts] = {}
         self._dispatched: dict[tuple[int, Dispatch], tuple[Program, Program]] = {}
 
     def dispatched(self, program: Program, dispatch: Dispatch) -> Program:
@@ -252,10 +252,10 @@ class Graphs:
         """
         key = id(program), dispatch
         if key not in self._dispatched:
-            self._dispatched[key] = dispatched(program, dispatch), program
+            self._dispatched[key] = with_dispatch(program, dispatch), program
         return self._dispatched[key][0]
 
-    def numbers(self, section: Section) -> Numbers:
+    def section_counts(self, section: Section) -> SectionCounts:
         """Return the counts of a section, computed once for a section that several programs share.
 
         Parameters
@@ -286,7 +286,7 @@ class Graphs:
             The graph.
         """
         if batch not in self._graphs:
-            self._graphs[batch] = replace(self._build(batch), family=self._family)
+            self._graphs[batch] = replace(self._build(batch), shared_cache=self._family)
         return self._graphs[batch]
 
 
@@ -307,44 +307,44 @@ class _Blocks:
         self.counts_dp = space.preset != "dp" or bool(backend.run.placement)
         self.preset = space.preset
 
-    def key(self) -> Callable[[Layout], Key]:
+    def key(self) -> Callable[[Layout], LayoutKey]:
         """Return a function that maps a layout to its key.
 
         The key has the layout's dp only if a placement may split more than the batch over dp. Otherwise dp is 2 and
         stands for any number of ranks; it is not 1, because a collective over one rank takes no time.
         """
 
-        def key(layout: Layout) -> Key:
+        def key(layout: Layout) -> LayoutKey:
             tp, cp, ep, dp = map(layout.mesh.degree, ("tp", "cp", "ep", "dp"))
             stated = [pair for pair in layout.mesh.degrees if pair[0] not in (*SPLITS, "dp") and pair[1] > 1]
             if not self.counts_dp:
                 dp, stated = 2, [(axis, 2 if axis in BATCH_AXES else degree) for axis, degree in stated]
-            return Key(tp, cp, ep, dp, layout.sequence_parallel, layout.context, tuple(stated), layout.etp)
+            return LayoutKey(tp, cp, ep, dp, layout.sequence_parallel, layout.context, tuple(stated), layout.etp)
 
         return key
 
-    def of(self, family: Mapping[Key, Sequence[int]]) -> list[LayoutCounts]:
+    def of(self, family: Mapping[LayoutKey, Sequence[int]]) -> list[LayoutCounts]:
         """Return the counts of layouts that differ in tp, cp and ep only.
 
         Layouts that cannot divide the layers are left out.
         """
-        alike: dict[object, dict[Key, Sequence[int]]] = {}
+        alike: dict[object, dict[LayoutKey, Sequence[int]]] = {}
         for key, sizes in family.items():
             if self._divides(key):
                 alike.setdefault(self._lengths(key, sizes[0]), {})[key] = sizes
         finer = (lambda key: key.expert_ranks), (lambda key: key.tp), (lambda key: key)
         return [block for part in alike.values() for block in self._blocks(part, finer)]
 
-    def _lengths(self, key: Key, microbatch: int) -> Hashable:
+    def _lengths(self, key: LayoutKey, microbatch: int) -> Hashable:
         """Return the lengths of the counts of a layout's sections; layouts with equal shares have equal ones."""
         shares = *_family(key), *_shares_of(key)
         if shares not in self._known_lengths:
             sections = self._lower(key, microbatch).sections
-            self._known_lengths[shares] = tuple(tuple(map(len, self.graphs.numbers(each))) for each in sections)
+            self._known_lengths[shares] = tuple(tuple(map(len, self.graphs.section_counts(each))) for each in sections)
         return self._known_lengths[shares]
 
     def _blocks(
-        self, family: Mapping[Key, Sequence[int]], groupings: Sequence[Callable[[Key], object]]
+        self, family: Mapping[LayoutKey, Sequence[int]], groupings: Sequence[Callable[[LayoutKey], object]]
     ) -> list[LayoutCounts]:
         """Count the layers of all layouts by interpolation if that is exact for all of them.
 
@@ -357,14 +357,14 @@ class _Blocks:
             return surface
         if not groupings:
             points = [(key, size, self._lower(key, size)) for key, sizes in family.items() for size in sizes]
-            numbers = self.graphs.numbers
+            numbers = self.graphs.section_counts
             return [LayoutCounts(key, each, (size,), _values(each, numbers)[None]) for key, size, each in points]
-        parts: dict[object, dict[Key, Sequence[int]]] = {}
+        parts: dict[object, dict[LayoutKey, Sequence[int]]] = {}
         for key, sizes in family.items():
             parts.setdefault(groupings[0](key), {})[key] = sizes
         return [block for part in parts.values() for block in self._blocks(part, groupings[1:])]
 
-    def _divides(self, key: Key) -> bool:
+    def _divides(self, key: LayoutKey) -> bool:
         """Return True if the layers can be divided over a layout; otherwise keep the reason."""
         graph = self.graphs.at(_mesh(key).replicas)
         try:
@@ -374,14 +374,14 @@ class _Blocks:
             return False
         return True
 
-    def _repeated(self, family: Mapping[Key, Sequence[int]]) -> list[LayoutCounts] | None:
+    def _repeated(self, family: Mapping[LayoutKey, Sequence[int]]) -> list[LayoutCounts] | None:
         """Return the counts of layouts that another backend has found before; None if some are missing."""
         known = self.graphs.blocks
         if not all(key in known and {*sizes} <= {*known[key].microbatches} for key, sizes in family.items()):
             return None
         return [known[key].at(sizes) for key, sizes in family.items()]
 
-    def _surface(self, family: Mapping[Key, Sequence[int]]) -> list[LayoutCounts] | None:
+    def _surface(self, family: Mapping[LayoutKey, Sequence[int]]) -> list[LayoutCounts] | None:
         """Return the counts of all layouts, interpolated between a few lowered ones.
 
         Lowered are as many layouts as there are terms (`_terms`), at two small and at two full microbatches, and one
@@ -395,7 +395,7 @@ class _Blocks:
         orders = sorted(family, key=_small_first), sorted(family, key=_full_first)
         ends = [[keys[row] for row in _spanning(_terms(keys, _even_share, _even_share))] for keys in orders]
         small, full = list(product(ends[0], sizes[:2])), list(product(ends[1], _FULL))
-        owners: dict[object, Key] = {}
+        owners: dict[object, LayoutKey] = {}
         for key in family:
             owners.setdefault(_shares_of(key), key)
         checked = [(key, family[key][at]) for key in (min(family), max(family)) for at in (0, -1)]
@@ -412,23 +412,23 @@ class _Blocks:
 
     def _interpolated(
         self,
-        family: Mapping[Key, Sequence[int]],
+        family: Mapping[LayoutKey, Sequence[int]],
         sizes: Sequence[int],
-        ends: Sequence[Sequence[Key]],
-        lowered: Iterable[tuple[Key, int]],
+        ends: Sequence[Sequence[LayoutKey]],
+        lowered: Iterable[tuple[LayoutKey, int]],
         sections: int | None,
-    ) -> dict[Key, Array] | None:
+    ) -> dict[LayoutKey, Array] | None:
         """Interpolate the counts of each layout at its microbatches.
 
         ``ends`` are the sampled layouts at small microbatches and at full ones; only the counts of the first
         ``sections`` are sampled at full ones. Returns None if the ``lowered`` programs differ in structure, or if no
         kind of interpolation reproduces them.
         """
-        programs, numbers = {point: self._lower(*point) for point in lowered}, self.graphs.numbers
-        rows = {point: _values(program, numbers) for point, program in programs.items()}
-        bends = _is_early(next(iter(programs.values())), numbers, sections)
+        programs, section_counts = {point: self._lower(*point) for point in lowered}, self.graphs.section_counts
+        rows = {point: _values(program, section_counts) for point, program in programs.items()}
+        bends = _is_early(next(iter(programs.values())), section_counts, sections)
         full = {
-            point: _values(self._lower(*point, sections), numbers)
+            point: _values(self._lower(*point, sections), section_counts)
             for point in product(ends[1], _FULL if bends.any() else ())
         }
         if {len(row) for row in rows.values()} != {len(bends)} or {*map(len, full.values())} - {bends.sum()}:
@@ -441,7 +441,7 @@ class _Blocks:
             corners = [[place[key] for key in keys] for keys in ends]
             if any(len(_spanning(terms[corner])) < len(corner) for corner in corners):
                 continue
-            small, large = (_weights(terms[corner], terms) for corner in corners)
+            small, large = (_combination_weights(terms[corner], terms) for corner in corners)
             bent, between = bends[wrong], np.zeros((4, len(family), wrong.sum()))
             for row, size in enumerate(sizes[:2]):
                 between[row] = small @ np.stack([rows[key, size][wrong] for key in ends[0]])
@@ -449,34 +449,34 @@ class _Blocks:
                 between[row][:, bent] = large @ np.stack([full[key, size][wrong[bends]] for key in ends[1]])
             lower = _concave(sizes, between[:, place[min(family)]])
 
-            def at(key: Key, targets: Sequence[int]) -> Array:
+            def at(key: LayoutKey, targets: Sequence[int]) -> Array:
                 return _at_microbatches(targets, sizes, between[:, place[key]], lower, bent)  # noqa: B023 - used at once
 
             for key in family:
                 values[key][:, wrong] = at(key, family[key])
-            deviations = [_distinct(at(key, (size,))[0], rows[key, size][wrong]) for key, size in rows]
+            deviations = [_differing(at(key, (size,))[0], rows[key, size][wrong]) for key, size in rows]
             wrong[wrong] = np.any(deviations, axis=0)
             if not wrong.any():
                 return values
         return None
 
-    def _shares(self, tps: Collection[int]) -> list[Share]:
+    def _shares(self, tps: Collection[int]) -> list[ShareFunction]:
         """List the functions of tp in which a count may be affine: 1/tp, or the padded share of an uneven dim."""
         graph = self.graphs.at(1)
-        laid = self._placement(graph, Key(1, 1, 1, 1, False))
+        laid = self._placement(graph, LayoutKey(1, 1, 1, 1, False))
         padded = {
             tensor.size(dim)
             for node in graph.nodes
-            for dim, axes in laid.of(node).items()
-            if dim in PADDED and "tp" in axes
+            for dim, axes in laid.split_of(node).items()
+            if dim in UNEVEN_DIMS and "tp" in axes
             for operation in node.operations
             for tensor in (*operation.reads, operation.out)
             if dim in tensor.dims
         }
-        shares: list[Share] = [_even_share, *(partial(_padded_share, size) for size in sorted(padded))]
+        shares: list[ShareFunction] = [_even_share, *(partial(_padded_share, size) for size in sorted(padded))]
         return [share for share in shares if len({share(tp) for tp in tps}) == len(tps)]
 
-    def _lower(self, key: Key, microbatch: int, sections: int | None = None) -> Program:
+    def _lower(self, key: LayoutKey, microbatch: int, sections: int | None = None) -> Program:
         """Return the lowered program, or its first sections."""
         known, point = self.graphs.programs, (key, microbatch, sections)
         if point not in known:
@@ -489,10 +489,10 @@ class _Blocks:
         """Return a block whose tokens are sent to their experts as the backend sends them."""
         placement = self._placement(self.graphs.at(block.mesh.replicas), block.key)
         dispatch = self.backend.dispatch(placement, block.mesh)
-        values = block.values if dispatch.targets is None else _sent_once(block, dispatch)
+        values = block.values if dispatch.target_count is None else _sent_once(block, dispatch)
         return replace(block, program=self.graphs.dispatched(block.program, dispatch), values=values)
 
-    def _placement(self, graph: Graph, key: Key) -> Placement:
+    def _placement(self, graph: Graph, key: LayoutKey) -> Placement:
         known, chosen = self._placements, (graph.batch, *key[4:])
         if chosen not in known:
             experts = strategy_of_experts(key.etp)
@@ -512,26 +512,26 @@ def _sent_once(block: LayoutCounts, dispatch: Dispatch) -> Array:
     return np.concatenate([counts[:, ~sorts], payloads * shares, others], axis=1)
 
 
-def _mesh(key: Key) -> Mesh:
+def _mesh(key: LayoutKey) -> Mesh:
     return Mesh.of({"tp": key.tp, "cp": key.cp, "ep": key.ep, "dp": key.dp, **dict(key.stated)})
 
 
-def _shares_of(key: Key) -> tuple[int, int]:
+def _shares_of(key: LayoutKey) -> tuple[int, int]:
     """Return (tensor degree, ranks over which experts are spread), which decide a rank's share of the weights."""
     return key.tp, key.expert_ranks
 
 
-def _small_first(key: Key) -> tuple[int, int, int]:
+def _small_first(key: LayoutKey) -> tuple[int, int, int]:
     """Return a sort key for layouts; a small microbatch does not fill the sparse counts of the first ones."""
     return key.tp, -key.cp, key.ep
 
 
-def _full_first(key: Key) -> tuple[int, int, int]:
+def _full_first(key: LayoutKey) -> tuple[int, int, int]:
     """Return a sort key for layouts; a large microbatch fills the sparse counts of the first ones."""
     return -key.tp, key.cp, key.ep
 
 
-def _terms(keys: Sequence[Key], share: Share, share_of_ep: Share) -> Terms:
+def _terms(keys: Sequence[LayoutKey], share: ShareFunction, share_of_ep: ShareFunction) -> Terms:
     """Return the products of shares of tp, cp and ep of which counts are sums, shape (layouts, 8).
 
     Counts contain 1/ep, except the tokens of an expert, which come from ep ranks.
@@ -555,7 +555,7 @@ def _spanning(terms: Terms) -> list[int]:
     return chosen
 
 
-def _weights(samples: Terms, targets: Terms) -> Array:
+def _combination_weights(samples: Terms, targets: Terms) -> Array:
     """Return the weights with which independent samples sum to the targets, shape (targets, samples)."""
     units = np.zeros((0, samples.shape[1]), dtype=np.longdouble)
     for sample in samples:
@@ -577,7 +577,7 @@ def _even_share(shards: int) -> float:
 
 
 #: Shares of ep in counts: that of experts on a rank, and the ranks from which the tokens of an expert come.
-_SHARES_OF_EP: tuple[Share, Share] = _even_share, float
+_SHARES_OF_EP: tuple[ShareFunction, ShareFunction] = _even_share, float
 
 
 def _padded_share(size: Size, shards: int) -> float:
@@ -585,7 +585,7 @@ def _padded_share(size: Size, shards: int) -> float:
     return float(-(-size // shards))
 
 
-def _distinct(values: Array, exact: Array) -> npt.NDArray[np.bool_]:
+def _differing(values: Array, exact: Array) -> npt.NDArray[np.bool_]:
     """Return True where interpolated counts differ from the exact ones by more than rounding."""
     return np.asarray(np.abs(values - exact) > _SAME * np.abs(exact))
 
@@ -620,20 +620,22 @@ def _at_microbatches(
     return np.where(np.abs(count - whole) <= _SAME * np.abs(whole), whole, count)
 
 
-def _values(program: Program, numbers: Callable[[Section], Numbers]) -> Array:
-    """Return all counts of a program that depend on its batch as one array; ``numbers`` gives those of a section."""
+def _values(program: Program, numbers: Callable[[Section], SectionCounts]) -> Array:
+    """Return all counts of a program that depend on its batch as one array; see ``section_counts`` for one section."""
     *parts, sizes = zip(*map(numbers, program.sections), strict=True)
     return np.concatenate([*(each for part in parts for each in part), np.stack(sizes, axis=1).ravel()])
 
 
-def _is_early(program: Program, numbers: Callable[[Section], Numbers], sections: int | None) -> npt.NDArray[np.bool_]:
+def _is_early(
+    program: Program, numbers: Callable[[Section], SectionCounts], sections: int | None
+) -> npt.NDArray[np.bool_]:
     """Return True for those of a program's counts (`_values`) that belong to its first ``sections``."""
     early = np.arange(len(program.sections)) < (len(program.sections) if sections is None else sections)
     lengths = np.array([[len(part) for part in numbers(section)[:-1]] for section in program.sections]).T
     return np.concatenate([*(np.repeat(early, length) for length in lengths), np.tile(early, len(SIZES))])
 
 
-def _section_values(section: Section) -> Numbers:
+def _section_values(section: Section) -> SectionCounts:
     """Return the counts of one section: of kernels, payloads of collectives, workspaces, and `SIZES`."""
     kernels: list[float] = []
     for counted in section.kernels:
@@ -644,7 +646,7 @@ def _section_values(section: Section) -> Numbers:
     return tuple(np.array(each, dtype=np.float64) for each in (kernels, payloads, section.workspaces, sizes))  # type: ignore[return-value]
 
 
-def _costs(blocks: Sequence[LayoutCounts], backend: Backend) -> SectionCosts:
+def _costs(blocks: Sequence[LayoutCounts], backend: Backend) -> SectionTimes:
     """Return the times and bytes of all blocks, summed by section: shape (sections, points).
 
     Kernels and collectives of all blocks are predicted at once.
@@ -658,20 +660,20 @@ def _costs(blocks: Sequence[LayoutCounts], backend: Backend) -> SectionCosts:
         by_name, structure = _sizes(block.program, *moved), _structure(block.program)
         if structure not in known:
             known[structure] = SectionSums.of(block.program)
-        figures = [by_name[name] for name in BYTES]
+        figures = [by_name[name] for name in BYTE_FIELDS]
         tables.append(
-            section_costs(
+            section_times(
                 block.program,
                 times,
                 waited,
                 figures,
                 known[structure],
-                call=backend.call,
-                waiting_power=backend.waiting_power,
+                call=backend.collective_issue_time,
+                waiting_power=backend.host_wait_exponent,
             )
         )
-    joined = {name: np.concatenate([getattr(table, name) for table in tables], axis=-1) for name in FIGURES}
-    return SectionCosts(tables[0].repeat, **joined)
+    joined = {name: np.concatenate([getattr(table, name) for table in tables], axis=-1) for name in ARRAY_FIELDS}
+    return SectionTimes(tables[0].repeat, **joined)
 
 
 def _sizes(program: Program, outputs: Array, sizes: Array) -> dict[str, Array]:
@@ -686,12 +688,20 @@ def _sizes(program: Program, outputs: Array, sizes: Array) -> dict[str, Array]:
 def _structure(program: Program) -> tuple[object, ...]:
     """Return the properties of a program on which `SectionSums` depend, as a key."""
     kernels = tuple(
-        (c.times, c.kernel.family, c.kernel.phase, c.core, c.shared, c.recomputed, c.selected)
+        (
+            c.repetitions,
+            c.kernel.family,
+            c.kernel.phase,
+            c.in_attention_core,
+            c.in_shared_experts,
+            c.full_recompute_runs,
+            c.selective_recompute_runs,
+        )
         for section in program.sections
         for c in section.kernels
     )
     owed = tuple(
-        (i, owed.times, owed.phase, owed.hides_behind, owed.pieces, owed.recomputed, owed.selected)
+        (i, owed.times, owed.phase, owed.overlaps_with, owed.overlap_chunks, owed.recomputed, owed.selected)
         for i, owed in collectives(program)
     )
     return kernels, owed, tuple(len(section.kernels) for section in program.sections)
@@ -721,14 +731,14 @@ def _kernel_seconds(blocks: Sequence[LayoutCounts], counts: Sequence[Array], bac
         table = np.array(rows, dtype=np.intp).reshape(len(rows), -1)
         ends = np.cumsum([len(blocks[index].microbatches) for index in members])
         places.update(zip(members, np.split(table, ends[:-1], axis=1), strict=True))
-    times = backend.prices.times(unique)
+    times = backend.predictor.times(unique)
     figures = [getattr(times, name) for name in KernelTimes.__slots__]
     return [KernelTimes(*(figure[places[index]] for figure in figures)) for index in range(len(blocks))]
 
 
 def _kind(kernel: Kernel) -> tuple[object, ...]:
     """Return a key that two kernels share if they differ in their counts only."""
-    return kernel.family, kernel.operation, kernel.phase, kernel.calls, kernel.experts, tuple(kernel.shape)
+    return kernel.family, kernel.operation, kernel.phase, kernel.host_calls, kernel.experts, tuple(kernel.shape)
 
 
 def _numbered(
@@ -743,5 +753,5 @@ def _numbered(
             flops, vector, read, written, *shape = values[row].tolist()
             kept = kernel.name, kernel.family, kernel.operation, kernel.phase
             shaped = dict(zip(kernel.shape, shape, strict=True))
-            unique.append(Kernel(*kept, flops, vector, read, written, shaped, kernel.calls, kernel.experts))
+            unique.append(Kernel(*kept, flops, vector, read, written, shaped, kernel.host_calls, kernel.experts))
     return [positions[key] for key in keys]

@@ -26,7 +26,7 @@ from paleo.parallel.placement import BATCH_AXES
 from paleo.schedules.base import distinct_values
 from paleo.step.exchange import owned_elements
 from paleo.step.memory import live_microbatches
-from paleo.step.streams import layer_gradient_exchange_times, section_gathers
+from paleo.step.streams import layer_gradient_exchange_times, section_gather_times
 
 if TYPE_CHECKING:
     from paleo.schedules.base import Schedule
@@ -71,16 +71,16 @@ class Limits:
         Memory of a device [bytes].
     front : tuple of ndarray
         Seconds, rising, and bytes, falling, of the plans that are known to beat all others in one of both.
-    expected : bool
+    are_estimates : bool
         Limits are expected ones: bounds are those of even cuts, and steps are not bounded again once cuts are known.
     """
 
     seconds: float
     capacity: float
     front: tuple[Array, Array] = field(default_factory=lambda: (np.zeros(0), np.zeros(0)))
-    expected: bool = False
+    are_estimates: bool = False
 
-    def reached(self, seconds: Array, bytes_: Array, *, exact: bool) -> Mask:
+    def may_qualify(self, seconds: Array, bytes_: Array, *, exact: bool) -> Mask:
         """Return True for configurations that may be among the answers of the search.
 
         Parameters
@@ -141,7 +141,7 @@ class Bounds:
         sent = np.zeros(len(self.cases))
         for block in distinct_values(self.cuts.heaviest):
             inside = self.cuts.heaviest == block
-            sent[inside] = self.cases.send(block)[inside]
+            sent[inside] = self.cases.send_time(block)[inside]
         return sent
 
     def even(self, schedule: Schedule, chunks: int) -> Mask:
@@ -187,7 +187,7 @@ class Bounds:
         if expected:
             columns = np.arange(len(self.cases))
             memory += self.cases.times.workspace_bytes[self.cuts.heaviest, columns]
-            memory += self.cases.times.transient[self.cuts.heaviest, columns]
+            memory += self.cases.times.recompute_bytes[self.cuts.heaviest, columns]
         return self.microbatches * self.work / self.stages * (1.0 - _ROUNDING), memory * (1.0 - _ROUNDING)
 
     def seconds(self, schedule: Schedule, chunks: int, zero: int, *, expected: bool = False) -> Array:
@@ -220,13 +220,13 @@ class Bounds:
     def _exchange_seconds(self, zero: int) -> Array:
         """Return the time to gather parameters and scatter gradients for one microbatch [s], shape (cases,)."""
         layouts = self.cases.layouts
-        if layouts.regathers or not (zero > 1 and layouts.backend.scatters(zero, self.stages)):
+        if layouts.regathers or not (zero > 1 and layouts.backend.scatters_every_pass(zero, self.stages)):
             return np.zeros(len(self.cases))
         if zero not in self._travels:
             seconds = layer_gradient_exchange_times(layouts, zero)
             if zero == 3:
                 has_backward = np.array([[each.has_backward] for each in layouts.programs[0].sections])
-                seconds = seconds + section_gathers(layouts) * (1.0 + has_backward)
+                seconds = seconds + section_gather_times(layouts) * (1.0 + has_backward)
             self._travels[zero] = (self.repeat @ seconds * (layouts.shards > 1))[self.cases.layout] * (1.0 - _ROUNDING)
         return self._travels[zero]
 
@@ -273,7 +273,7 @@ class Bounds:
         stages, times, copies = self.stages, self.cases.times, schedule.replicas if self.stages > 1 else 1
         states, update = self._state_bytes(zero, copies)
         if stages == 1:
-            moment = times.workspace_bytes.max(axis=0) + times.transient.max(axis=0)
+            moment = times.workspace_bytes.max(axis=0) + times.recompute_bytes.max(axis=0)
             whole = self.repeat @ states + self.reserved
             return np.asarray((whole + np.maximum(self.saved + moment, self.repeat @ update)) * (1.0 - _ROUNDING))
         fewest, most = self._living(schedule, chunks)
@@ -282,7 +282,7 @@ class Bounds:
         least = self.repeat @ states * share + np.maximum(passing, self.repeat @ update * share)
         layers = self.repeat[block] / stages
         fullest = times.saved_bytes[block, columns] * most * layers / chunks
-        moment = times.workspace_bytes[block, columns] + times.transient[block, columns]
+        moment = times.workspace_bytes[block, columns] + times.recompute_bytes[block, columns]
         known = states[block, columns] * copies * layers + fullest + moment
         even = self.even(schedule, chunks) | expected
         return np.asarray((np.where(even, np.maximum(known, least), least) + self.reserved) * (1.0 - _ROUNDING))
@@ -305,10 +305,10 @@ class Bounds:
             layouts, sections = self.cases.layouts, len(self.repeat)
             formats, rule, training = layouts.backend.formats, layouts.backend.optimizer, float(layouts.training)
             whole, trained = (layouts.parameters(each)[:sections] for each in (False, True))
-            stage = 1 if zero == 2 and not layouts.backend.scatters(zero, self.stages) else zero
+            stage = 1 if zero == 2 and not layouts.backend.scatters_every_pass(zero, self.stages) else zero
             owned = trained if stage == 0 else self._owned_elements(copies)
             states = whole * formats.parameter / (layouts.shards * copies if stage == 3 else 1.0)
-            states = states + (trained if stage < 2 else owned) * (formats.gradient + formats.accumulator) * training
+            states = states + (trained if stage < 2 else owned) * (formats.gradient + formats.main_gradient) * training
             states = states + owned * rule.state_bytes(formats) * training
             update, layout = owned * rule.temporary_bytes(formats) * training, self.cases.layout
             self._states[zero, copies] = states[:, layout], update[:, layout]

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 #: upper end of its 90 % interval. It is less than 1 because the errors of such plans are alike. For 404 pairs of
 #: measured plans within this distance (same network, machine and batch; eleven sources) the predicted order is right in
 #: 53 %; for 1,610 pairs farther apart than the whole interval it is right in 97 %.
-NOISE = 0.5
+TIE_FRACTION = 0.5
 #: Longest over shortest step of a class where no interval is known: about half the usual interval.
-_ABOUT = 1.05
+_DEFAULT_TIE_RATIO = 1.05
 #: Most plans of different strategies that are compared.
 _VARIED = 40
 #: Schedules that frameworks run by default.
@@ -81,7 +81,7 @@ def classed(model: ModelSpec, system: System, result: Search, top: int) -> Searc
         leave less than `HEADROOM` of the memory free come last; those that do not fit are not grouped.
     """
     first = predict(model, system, result.plans[0].run)
-    width = (first.interval[1] / first.step_time) ** NOISE
+    width = (first.interval[1] / first.step_time) ** TIE_FRACTION
     varied = () if result.ranking is None else result.ranking.varied(_VARIED)
     rows = list(result.plans) + [row for row in varied if row not in result.plans]
     capacity = system.device.memory.usable
@@ -103,7 +103,7 @@ def simplest(rows: Sequence[PlanRow], capacity: float) -> PlanRow:
         Memory of a device [bytes].
     """
     first, roomy = rows[0], (1.0 - HEADROOM) * capacity
-    equals = (row for row in rows if row.step_time <= _ABOUT * first.step_time and row.memory <= roomy)
+    equals = (row for row in rows if row.step_time <= _DEFAULT_TIE_RATIO * first.step_time and row.memory <= roomy)
     return min(equals, key=lambda row: simplicity(row, capacity), default=first)
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.policies import RECOMPUTE
+from paleo.lowering.policies import RECOMPUTE_POLICIES
 from paleo.schedules.base import SCHEDULES
-from paleo.search.ranking import Part, Ranking, strategy_words
+from paleo.search.ranking import EvaluatedGroup, Ranking, strategy_text
 from paleo.specs.run import updated
 
 if TYPE_CHECKING:
@@ -74,7 +74,10 @@ def columns(ranking: Ranking, most: int) -> PlanColumns:
         rows, results = best[places] - first, part.results
         gpus[places] = part.run.gpus
         microbatch[places], policy[places] = results.microbatch[rows], results.recompute[rows]
-        schedule[places], overlapped[places] = results.chosen("schedule")[rows], results.chosen("overlapped")[rows]
+        schedule[places], overlapped[places] = (
+            results.choice_field("schedule")[rows],
+            results.choice_field("overlapped")[rows],
+        )
         strategy[places] = _strategies(part, rows, strategies)
         cuts = list(dict.fromkeys(results.cuts))
         cut_of_choice = np.array([cuts.index(cut) for cut in results.cuts], dtype=np.intp)
@@ -91,20 +94,20 @@ def columns(ranking: Ranking, most: int) -> PlanColumns:
         overlapped=overlapped > 0,
         run=run,
         strategies=tuple(strategies),
-        policies=tuple(RECOMPUTE),
+        policies=tuple(RECOMPUTE_POLICIES),
         schedules=tuple(SCHEDULES),
         runs=tuple(runs),
         evaluated=len(ranking.step),
     )
 
 
-def _strategies(part: Part, rows: Index, known: dict[str, int]) -> Index:
+def _strategies(part: EvaluatedGroup, rows: Index, known: dict[str, int]) -> Index:
     """Return the index of each configuration's strategy in ``known``; new strategies are added to it."""
     results = part.results
-    choices = np.column_stack([results.layout, results.chosen("chunks"), results.chosen("zero")])[rows]
+    choices = np.column_stack([results.layout, results.choice_field("chunks"), results.choice_field("zero")])[rows]
     distinct, position = np.unique(choices, axis=0, return_inverse=True)
     words = [
-        strategy_words(part.layouts[layout], int(zero), int(chunks), part.preset) for layout, chunks, zero in distinct
+        strategy_text(part.layouts[layout], int(zero), int(chunks), part.preset) for layout, chunks, zero in distinct
     ]
     numbers = np.array([known.setdefault(word, len(known)) for word in words], dtype=np.intp)
     return numbers[position.ravel()]

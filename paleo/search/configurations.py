@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.policies import RECOMPUTE
+from paleo.lowering.policies import RECOMPUTE_POLICIES
 from paleo.schedules.base import SCHEDULES, distinct_values
 from paleo.search.space import Layout, Space, microbatches
 from paleo.step.layouts import ResultCache
 from paleo.step.step import step
 
 if TYPE_CHECKING:
-    from paleo.search.block_costs import Points
+    from paleo.search.block_costs import LayoutTimes
     from paleo.step.batch import Batch
 
 Array = npt.NDArray[np.float64]
@@ -25,7 +25,7 @@ Codes = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True, slots=True)
-class CasesByStages:
+class CaseGroup:
     """Cases of a search with the same number of pipeline stages. A case is a layout, microbatch and recompute policy.
 
     The columns hold the positions of each case's layout, priced point and recompute policy. ``before`` is the number of
@@ -45,7 +45,7 @@ class CasesByStages:
     def __len__(self) -> int:
         return len(self.layout)
 
-    def chosen(self, cases: Index, before: int) -> CasesByStages:
+    def chosen(self, cases: Index, before: int) -> CaseGroup:
         """Select some of the cases, together with their layouts.
 
         Parameters
@@ -57,7 +57,7 @@ class CasesByStages:
 
         Returns
         -------
-        CasesByStages
+        CaseGroup
             The smaller group.
         """
         position = np.full(len(self.layouts), -1)
@@ -68,10 +68,10 @@ class CasesByStages:
         layouts = tuple(self.layouts[member] for member in members.tolist())
         sizes, counts = self.microbatch[cases], self.microbatches[cases]
         point, recompute = self.point[cases], self.recompute[cases]
-        return CasesByStages(self.stages, before, layouts, first, layout, point, sizes, counts, recompute)
+        return CaseGroup(self.stages, before, layouts, first, layout, point, sizes, counts, recompute)
 
 
-def groups(points: Points, layouts: Sequence[Layout], space: Space) -> Iterator[CasesByStages]:
+def groups(points: LayoutTimes, layouts: Sequence[Layout], space: Space) -> Iterator[CaseGroup]:
     """Group the cases of a search by their number of pipeline stages.
 
     Parameters
@@ -85,7 +85,7 @@ def groups(points: Points, layouts: Sequence[Layout], space: Space) -> Iterator[
 
     Yields
     ------
-    CasesByStages
+    CaseGroup
         Groups, one stage first.
     """
     of_stages: dict[int, list[int]] = {}
@@ -103,11 +103,11 @@ def groups(points: Points, layouts: Sequence[Layout], space: Space) -> Iterator[
             members += [index] if priced else []
             rows += priced
         if rows:
-            policies = [RECOMPUTE.index(name) for name in space.recompute]
+            policies = [RECOMPUTE_POLICIES.index(name) for name in space.recompute]
             layout_of, point_of, size, count = (np.tile(row, len(policies)) for row in np.array(rows, np.intp).T)
             first = np.flatnonzero(np.diff(layout_of[: len(rows)], prepend=-1))
             counts = size.astype(np.float64), count.astype(np.float64), np.repeat(policies, len(rows))
-            yield CasesByStages(stages, before, tuple(members), first, layout_of, point_of, *counts)
+            yield CaseGroup(stages, before, tuple(members), first, layout_of, point_of, *counts)
             before += len(layout_of)
 
 
@@ -163,7 +163,9 @@ class EvaluatedCases(NamedTuple):
     def choice(self) -> Choice:
         """Choice that all these configurations share."""
         batch = self.batch
-        return Choice.named(batch.schedule.name, batch.assignment.chunks, batch.zero, overlapped=batch.overlapped)
+        return Choice.named(
+            batch.schedule.name, batch.assignment.chunks_per_stage, batch.zero, overlapped=batch.overlapped
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +173,11 @@ class Results:
     """Results of a search, one entry for each configuration.
 
     Each entry holds the position of its case and of its batch, the step time [s] and the bytes of the fullest stage. A
-    case is a layout at a microbatch under a recompute policy (its position in `RECOMPUTE`). All cases of a batch belong
-    to one group; ``before`` of a batch counts the cases of earlier groups.
+    case is a layout at a microbatch under a recompute policy (its position in `RECOMPUTE_POLICIES`). All cases of a
+    batch belong to one group; ``before`` of a batch counts the cases of earlier groups.
 
     ``step_time`` follows the closed form of a schedule where it has one, which is approximate for unequal stages;
-    `by_order` is exact.
+    `exact_step_times` is exact.
     """
 
     cases: tuple[Codes, Codes, Codes]
@@ -192,12 +194,12 @@ class Results:
         return len(self.step_time)
 
     @classmethod
-    def of(cls, groups: Sequence[CasesByStages], solved: Sequence[EvaluatedCases]) -> Results:
+    def of(cls, groups: Sequence[CaseGroup], solved: Sequence[EvaluatedCases]) -> Results:
         """Join the results of all parts, one part after another.
 
         Parameters
         ----------
-        groups : sequence of CasesByStages
+        groups : sequence of CaseGroup
             Cases by number of stages.
         solved : sequence of EvaluatedCases
             Steps of the configurations of each choice.
@@ -296,10 +298,10 @@ class Results:
 
         It was computed pass by pass, or by a closed form that holds for them.
         """
-        exact = [each.assignment.stages == 1 or each.schedule.closed.exact == "any" for each in self.batches]
+        exact = [each.assignment.stages == 1 or each.schedule.closed_forms.exact_for == "any" for each in self.batches]
         return np.array(exact, dtype=bool)[self.choice]
 
-    def by_order(self, indices: Index) -> Array:
+    def exact_step_times(self, indices: Index) -> Array:
         """Compute the exact step times of configurations, pass by pass in the order of the schedule.
 
         Parameters
@@ -317,7 +319,9 @@ class Results:
             batch, places = self.batches[choice], np.flatnonzero(self.choice[indices] == choice)
             cases = self.rows(indices[places])
             arrival = batch.arrival[cases] if isinstance(batch.arrival, np.ndarray) else batch.arrival
-            ordered = replace(batch, cases=batch.cases.of(cases), arrival=arrival, ends="order", shared=ResultCache())
+            ordered = replace(
+                batch, cases=batch.cases.select(cases), arrival=arrival, stage_end_method="order", cache=ResultCache()
+            )
             seconds[places] = step(ordered).step_time
         return seconds
 
@@ -333,10 +337,10 @@ class Results:
 
     @property
     def recompute(self) -> Codes:
-        """Index of the recompute policy of each configuration in `RECOMPUTE`, shape (configurations,)."""
+        """Index of the recompute policy of each configuration in `RECOMPUTE_POLICIES`, shape (configurations,)."""
         return self.cases[2][self.case]
 
-    def chosen(self, name: str) -> Codes:
+    def choice_field(self, name: str) -> Codes:
         """Return a field of the choice of every configuration.
 
         Parameters

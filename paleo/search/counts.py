@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from paleo.errors import PlanError
 from paleo.predict import HEADROOM, Prediction, predict
 from paleo.search.classes import classed
-from paleo.search.plans import FIRST, Search, check_objective, leaving_room, pareto_plans, search
+from paleo.search.plans import FIRST, Search, check_objective, pareto_plans, search, search_with_headroom
 from paleo.search.ranking import Ranking
 from paleo.search.space import batch
 
@@ -73,7 +73,7 @@ def search_counts(
                 update={"gpus": gpus, "global_batch": batch_of_all, "batch": None, "microbatch": None, "strategy": "dp"}
             )
             result = search(model, system, sized, objective="time", top=top, **options)
-            results.append(classed(model, system, leaving_room(result, system, top), top))
+            results.append(classed(model, system, search_with_headroom(result, system, top), top))
         except PlanError as error:
             skipped.append((gpus, str(error)))
             problem = error

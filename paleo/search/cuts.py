@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.policies import Chunk, balanced_cut, cut_into_stages, layer_counts, slowest_stage_time
+from paleo.lowering.policies import ModelChunk, balanced_cut, cut_into_stages, layer_counts, slowest_stage_time
 from paleo.schedules.base import distinct_values
 from paleo.search.space import Space, divisors
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
 #: Weights of sections are rounded to this fraction of the weight of one layer of the heaviest block.
-_STEP = 1 / 20
+_WEIGHT_ROUNDING = 1 / 20
 #: Largest ratio of the heaviest stages (balanced over even cut) at which a balanced cut is worth trying.
-_GAIN = 0.995
+_MAX_BALANCED_RATIO = 0.995
 #: Numbers of chunks that are tried besides those that divide the layers evenly: two for schedules that need two chunks,
 #: and a few more where hardly any number divides the layers.
 _TWO, _FEW = (2,), (2, 3, 4)
@@ -34,7 +34,7 @@ _TWO, _FEW = (2,), (2, 3, 4)
 #: messages.
 _MOST_EVEN, _MOST_UNEVEN = 64, 32
 
-Pieces = tuple[Chunk, ...]
+Pieces = tuple[ModelChunk, ...]
 
 
 class Partition(NamedTuple):
@@ -45,7 +45,7 @@ class Partition(NamedTuple):
 
     pieces: Pieces
     cases: Index
-    stated: tuple[int, ...] | None = None
+    layers_per_chunk: tuple[int, ...] | None = None
 
 
 def chunk_counts(program: Program, stages: int, space: Space, backend: Backend) -> tuple[int, ...]:
@@ -99,7 +99,7 @@ class Cuts:
         self.folded = any(section.repeat > 1 for section in sections)
         self.heaviest = (seconds * self.repeat[:, None]).argmax(axis=0)
         columns = np.arange(seconds.shape[1])
-        self.relative = np.rint(seconds / seconds[self.heaviest, columns] / _STEP) * _STEP
+        self.relative = np.rint(seconds / seconds[self.heaviest, columns] / _WEIGHT_ROUNDING) * _WEIGHT_ROUNDING
         self._profiles: list[tuple[list[float], Index]] | None = None
 
     def even(self, stages: Sequence[int]) -> npt.NDArray[np.bool_]:
@@ -125,7 +125,7 @@ class Cuts:
             return np.zeros(len(self.heaviest), dtype=bool)
         work, rows = self.relative * self.repeat[:, None], np.arange(len(self.repeat))[:, None]
         ends = (work * (rows < self.heaviest)).sum(axis=0), (work * (rows > self.heaviest)).sum(axis=0)
-        most = 1.0 + (1.0 - _GAIN) * self.repeat[self.heaviest] / len(set(stages))
+        most = 1.0 + (1.0 - _MAX_BALANCED_RATIO) * self.repeat[self.heaviest] / len(set(stages))
         return np.asarray(divides & (_heavier(*ends, stages) <= most * (1.0 - 2.0**-30)))
 
     def of(self, stages: Sequence[int], inside: npt.NDArray[np.bool_]) -> Iterator[Partition]:
@@ -185,7 +185,7 @@ class Cuts:
                     slowest_stage_time(program, weights, cut_into_stages(program, weights, stages, how), stages)
                     for how in (layers, None)
                 )
-                if balanced > _GAIN * plain:
+                if balanced > _MAX_BALANCED_RATIO * plain:
                     continue
             by_layers.setdefault(layers, []).append(cases)
         for layers, cases_of in by_layers.items():
@@ -198,7 +198,7 @@ class Cuts:
             sum(w * r for w, r in zip(weights[part], self.repeat[part], strict=True))
             for part in _before_and_after(block)
         ]
-        most = weights[block] * (1.0 + (1.0 - _GAIN) * self.repeat[block] / len(set(stages)))
+        most = weights[block] * (1.0 + (1.0 - _MAX_BALANCED_RATIO) * self.repeat[block] / len(set(stages)))
         return bool(_heavier(np.array(ends[0]), np.array(ends[1]), stages) <= most)
 
     @property

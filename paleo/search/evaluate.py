@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.policies import RECOMPUTE, Policies
+from paleo.lowering.policies import RECOMPUTE_POLICIES, RecomputePolicies
 from paleo.parallel.placement import has_shard_groups
 from paleo.schedules.base import SCHEDULES, Schedule
 from paleo.search.bounds import Bounds, Limits, pareto_front
-from paleo.search.configurations import CasesByStages, EvaluatedCases, Results, groups
+from paleo.search.configurations import CaseGroup, EvaluatedCases, Results, groups
 from paleo.search.cuts import Cuts, chunk_counts
-from paleo.search.partial_recompute import every_layer
+from paleo.search.partial_recompute import full_recompute_cases
 from paleo.step.batch import Batch, Cases
 from paleo.step.layouts import Layouts, ResultCache
 from paleo.step.memory import Assignment, AssignmentKinds, StageKinds
-from paleo.step.pipeline import iteration_seconds, pipeline_ends
+from paleo.step.pipeline import iteration_seconds, stage_end_times
 from paleo.step.section_times import layer_times
-from paleo.step.step import StepArrays, memory_total, step
+from paleo.step.step import StepArrays, fullest_stage_memory, step
 from paleo.step.streams import after_backward
 
 if TYPE_CHECKING:
     from paleo.lowering.program import Program
-    from paleo.search.block_costs import Points
+    from paleo.search.block_costs import LayoutTimes
     from paleo.search.space import Layout, Space
     from paleo.step.backend import Backend
 
@@ -52,7 +52,7 @@ class CoveredCases:
         Prices of a run.
     """
 
-    points: Points
+    points: LayoutTimes
     layouts: Sequence[Layout]
     space: Space
     backend: Backend
@@ -77,18 +77,18 @@ class CoveredCases:
             One entry for each configuration.
         """
         solved: list[EvaluatedCases] = []
-        case_groups: list[CasesByStages] = []
+        case_groups: list[CaseGroup] = []
         for members in self._members:
             for part in [members] if limits is None else members.narrowed(self.points, self.layouts, limits):
                 before = sum(map(len, case_groups))
                 part = part if part.group.before == before else replace(part, group=replace(part.group, before=before))
-                solved += part.single(limits) if part.group.stages == 1 else part.pipelined(limits)
+                solved += part.without_pipeline(limits) if part.group.stages == 1 else part.pipelined(limits)
                 case_groups.append(part.group)
-                part.cases.shared.forget()
-                part.cases.layouts.shared.forget()
+                part.cases.cache.forget()
+                part.cases.layouts.cache.forget()
         return Results.of(case_groups, solved)
 
-    def best_bounds(self, capacity: float, count: int) -> Candidates:
+    def best_bounds(self, capacity: float, count: int) -> BestBounds:
         """Return the best lower bounds of step times, and those of possible plans of the Pareto front.
 
         Parameters
@@ -109,7 +109,7 @@ class CoveredCases:
                 chosen = members.group.chosen(promising, 0)
                 part = _Members.of(self.points, self.layouts, self.space, self.backend, chosen)
                 candidates.append(part.best_bounds(capacity, count))
-        return Candidates.joined(candidates, count)
+        return BestBounds.joined(candidates, count)
 
     @property
     def covered(self) -> int:
@@ -117,14 +117,14 @@ class CoveredCases:
         return sum(members.covered for members in self._members)
 
 
-class Candidates(NamedTuple):
+class BestBounds(NamedTuple):
     """Best lower bounds of a search: the shortest steps that may fit [s], and points of the Pareto front."""
 
     seconds: Array
     front: tuple[Array, Array]
 
     @classmethod
-    def joined(cls, parts: Sequence[Candidates], count: int) -> Candidates:
+    def joined(cls, parts: Sequence[BestBounds], count: int) -> BestBounds:
         """Join the candidates of several parts.
 
         Parameters
@@ -169,7 +169,7 @@ class _Members:
     otherwise.
     """
 
-    group: CasesByStages
+    group: CaseGroup
     space: Space
     backend: Backend
     programs: tuple[Program, ...]
@@ -181,7 +181,7 @@ class _Members:
 
     @classmethod
     def of(
-        cls, points: Points, layouts: Sequence[Layout], space: Space, backend: Backend, group: CasesByStages
+        cls, points: LayoutTimes, layouts: Sequence[Layout], space: Space, backend: Backend, group: CaseGroup
     ) -> _Members:
         """Return the cases of a group with the times of their layers."""
         members = [layouts[index] for index in group.layouts]
@@ -190,13 +190,13 @@ class _Members:
         meshes, sequence = tuple(each.mesh for each in members), tuple(each.sequence_parallel for each in members)
         repeat = points.costs.repeat
         hows = group.recompute if not backend.run.forward_only else np.zeros_like(group.recompute)
-        times = layer_times(points.costs.of(group.point), Policies.of_configurations(repeat, hows))
+        times = layer_times(points.costs.of(group.point), RecomputePolicies.of_configurations(repeat, hows))
         local_batches = tuple(each.local_batch for each in members)
         group_layouts = Layouts(backend, meshes, programs, sequence, local_batches)
         cases = Cases(group_layouts, group.layout, group.microbatches, times)
         arrival = _arrival(points, members, backend)[group.layout]
-        spread = np.array([each.experts > 1 for each in members])[group.layout]
-        twin = every_layer((group.layout, group.microbatch.astype(np.intp), group.recompute))
+        spread = np.array([each.expert_ranks > 1 for each in members])[group.layout]
+        twin = full_recompute_cases((group.layout, group.microbatch.astype(np.intp), group.recompute))
         return cls(group, space, backend, points.programs, block_of, cases, arrival, spread, twin)
 
     @property
@@ -212,10 +212,12 @@ class _Members:
         step, because both are then the same.
         """
         least = 1 if has_shard_groups(self.space.degrees) else 0
-        same = {2} if 1 in self.space.zero and not self.backend.scatters(2, self.group.stages) else set[int]()
+        same = (
+            {2} if 1 in self.space.zero and not self.backend.scatters_every_pass(2, self.group.stages) else set[int]()
+        )
         return tuple(zero for zero in self.space.zero if zero >= least and zero not in same)
 
-    def single(self, limits: Limits | None) -> Iterator[EvaluatedCases]:
+    def without_pipeline(self, limits: Limits | None) -> Iterator[EvaluatedCases]:
         """Yield the evaluated configurations that have no pipeline."""
         schedule, sections = SCHEDULES["1f1b"], self.programs[0].sections
         whole = [tuple((index, section.repeat) for index, section in enumerate(sections))]
@@ -223,8 +225,8 @@ class _Members:
             whole, schedule, 1, 1, self.programs[0].ties, AssignmentKinds(StageKinds(), StageKinds())
         )
         chosen = {zero: self._chosen_whole(schedule, zero, limits) for zero in self.zero}
-        kept = {index.tobytes(): (self.cases.of(index), ResultCache()) for index in chosen.values()}
-        for overlapped in modes(self.space, self.backend):
+        kept = {index.tobytes(): (self.cases.select(index), ResultCache()) for index in chosen.values()}
+        for overlapped in exchange_overlaps(self.space, self.backend):
             for zero, index in chosen.items():
                 if len(index):
                     cases, shared = kept[index.tobytes()]
@@ -248,7 +250,7 @@ class _Members:
     def _scheduled(self, cut: _Cut, limits: Limits | None) -> Iterator[EvaluatedCases]:
         """Yield the evaluated configurations of a cut, for each of its schedules."""
         is_complete = len(cut.cases) == len(self.cases)
-        cases, shared = self.cases if is_complete else self.cases.of(cut.cases), ResultCache()
+        cases, shared = self.cases if is_complete else self.cases.select(cut.cases), ResultCache()
         for schedule in cut.schedules:
             runnable, zeros = self._runnable(schedule, cut.sharded)[cut.cases], self._zeros(cut.sharded)
             if limits is not None and not cut.sharded and runnable.any():
@@ -259,7 +261,7 @@ class _Members:
                 yield from self._chosen(cut, schedule, zeros, cut.cases, cases, shared)
             elif runnable.any():
                 inside = np.flatnonzero(runnable)
-                yield from self._chosen(cut, schedule, zeros, cut.cases[inside], cases.of(inside), ResultCache())
+                yield from self._chosen(cut, schedule, zeros, cut.cases[inside], cases.select(inside), ResultCache())
 
     def _reached_when_cut(
         self, cut: _Cut, schedule: Schedule, cases: Cases, shared: ResultCache, limits: Limits
@@ -269,12 +271,12 @@ class _Members:
         The bounds are the step time without what follows the last passes, and the memory.
         """
         # gradients that are exchanged during the backward pass take less memory
-        least = any(modes(self.space, self.backend))
+        least = any(exchange_overlaps(self.space, self.backend))
         batch = self._batch(cut.cases, cases, cut.assignment, schedule, shared, zero=0, overlapped=least)
         (seconds, memory), reached = np.full((2, len(self.cases)), np.inf), dict[int, npt.NDArray[np.bool_]]()
-        seconds[cut.cases] = 0.0 if limits.expected else pipeline_ends(batch).max(axis=0)
+        seconds[cut.cases] = 0.0 if limits.are_estimates else stage_end_times(batch).max(axis=0)
         for zero in self._zeros(cut.sharded):
-            memory[cut.cases] = memory_total(replace(batch, zero=zero))
+            memory[cut.cases] = fullest_stage_memory(replace(batch, zero=zero))
             reached[zero] = self._reached(limits, seconds, memory, exact=self._exact(schedule))[cut.cases]
         return reached
 
@@ -284,9 +286,9 @@ class _Members:
         """Yield some cases evaluated under each ZeRO stage and each way to exchange gradients."""
         several = self.several[index]
         for zero in zeros:
-            if self.backend.scatters(zero, self.group.stages) and not several.all():
+            if self.backend.scatters_every_pass(zero, self.group.stages) and not several.all():
                 rows = np.flatnonzero(several)  # gradients are scattered in these cases only
-                yield from self._exchanged(cut, schedule, zero, index[rows], cases.of(rows), ResultCache())
+                yield from self._exchanged(cut, schedule, zero, index[rows], cases.select(rows), ResultCache())
             else:
                 yield from self._exchanged(cut, schedule, zero, index, cases, shared)
 
@@ -294,7 +296,7 @@ class _Members:
         self, cut: _Cut, schedule: Schedule, zero: int, index: Index, cases: Cases, shared: ResultCache
     ) -> Iterator[EvaluatedCases]:
         """Yield some cases evaluated under one ZeRO stage and each way to exchange gradients."""
-        choices, several = modes(self.space, self.backend), self.several[index]
+        choices, several = exchange_overlaps(self.space, self.backend), self.several[index]
         for overlapped in choices:
             chosen = several if zero else np.ones_like(several)
             if overlapped and len(choices) > 1 and not cut.sharded:
@@ -336,8 +338,8 @@ class _Members:
             zero=zero,
             overlapped=overlapped,
             arrival=self.arrival[index],
-            ends="closed",
-            shared=shared,
+            stage_end_method="closed",
+            cache=shared,
         )
 
     def _solved(
@@ -350,7 +352,7 @@ class _Members:
         """Return the steps of the cases at positions ``index`` as results; only the ``chosen`` ones if given."""
         case = (index + self.group.before).astype(np.int32)
         # the cases of the group, which all of its batches share: those of a cut alone would take much memory
-        batch = replace(steps.batch, cases=self.cases, arrival=self.arrival, shared=ResultCache())
+        batch = replace(steps.batch, cases=self.cases, arrival=self.arrival, cache=ResultCache())
         step_time, memory = steps.step_time, steps.memory
         if chosen is not None and not chosen.all():
             case, step_time, memory = case[chosen], step_time[chosen], memory[chosen]
@@ -360,7 +362,7 @@ class _Members:
 
     def _bounds(self, *, sharded: bool) -> Bounds:
         """Return the lower bounds of the cases, with parameters ``sharded`` (ZeRO-3) or not."""
-        return self.cases.shared.once(("bounds", sharded), lambda: self._uncached_bounds(sharded))
+        return self.cases.cache.once(("bounds", sharded), lambda: self._uncached_bounds(sharded))
 
     def _uncached_bounds(self, sharded: bool) -> Bounds:
         times, layouts = self.cases.times, self.cases.layouts
@@ -393,14 +395,14 @@ class _Members:
         for schedule in schedules:
             runnable = self._runnable(schedule, sharded)
             for zero in self._zeros(sharded):
-                seconds = bounds.seconds(schedule, chunks, zero, expected=limits.expected)
-                memory = bounds.bytes(schedule, chunks, zero, expected=limits.expected)
+                seconds = bounds.seconds(schedule, chunks, zero, expected=limits.are_estimates)
+                memory = bounds.bytes(schedule, chunks, zero, expected=limits.are_estimates)
                 mask |= runnable & self._reached(limits, seconds, memory, exact=self._exact(schedule))
         return mask
 
     def _exact(self, schedule: Schedule) -> bool:
         """Return True if the closed form of a schedule also holds for unequal stages."""
-        return self.group.stages == 1 or schedule.closed.exact == "any"
+        return self.group.stages == 1 or schedule.closed_forms.exact_for == "any"
 
     def _reached(self, limits: Limits, seconds: Array, memory: Array, *, exact: bool) -> npt.NDArray[np.bool_]:
         """Return True for cases that may reach the limits, shape (cases,).
@@ -408,20 +410,22 @@ class _Members:
         A case that fits only if some of its layers are recomputed counts, together with its twin that recomputes every
         layer.
         """
-        reached = limits.reached(seconds, memory, exact=exact)
-        twin, plain = self.twin, self.group.recompute == RECOMPUTE.index("none")
+        reached = limits.may_qualify(seconds, memory, exact=exact)
+        twin, plain = self.twin, self.group.recompute == RECOMPUTE_POLICIES.index("none")
         partly = np.flatnonzero(plain & (twin >= 0) & (seconds <= limits.seconds))
         partly = partly[memory[twin[partly]] <= limits.capacity]
         reached[partly] = reached[twin[partly]] = True
         return reached
 
-    def narrowed(self, points: Points, layouts: Sequence[Layout], limits: Limits) -> Iterator[_Members]:
+    def narrowed(self, points: LayoutTimes, layouts: Sequence[Layout], limits: Limits) -> Iterator[_Members]:
         """Yield the cases that may reach the limits, apart for schedules with exact closed forms and for others."""
         seconds, memory = self._bounds(sharded=False).under_any_schedule(self._most_shared)
         names = self.space.schedules if self.group.stages > 1 else ("1f1b",)
         for exact in (True, False):
             chosen = [
-                name for name in names if exact == (self.group.stages == 1 or SCHEDULES[name].closed.exact == "any")
+                name
+                for name in names
+                if exact == (self.group.stages == 1 or SCHEDULES[name].closed_forms.exact_for == "any")
             ]
             near = np.flatnonzero(self._reached(limits, seconds, memory, exact=exact))
             if not (chosen and len(near)):
@@ -443,7 +447,7 @@ class _Members:
     @property
     def covered(self) -> int:
         """Number of configurations of these cases, with one cut for each."""
-        ways, several = len(modes(self.space, self.backend)), self.several
+        ways, several = len(exchange_overlaps(self.space, self.backend)), self.several
         return ways * sum(
             int((runnable & several).sum() if zero else runnable.sum())
             for _, _, schedules, sharded in self._choices()
@@ -458,7 +462,7 @@ class _Members:
             reaching |= self._wanted(bounds, chunks, schedules, limits, sharded)
         return reaching
 
-    def best_bounds(self, capacity: float, count: int) -> Candidates:
+    def best_bounds(self, capacity: float, count: int) -> BestBounds:
         """Return the bounds of the ``count`` shortest steps that may fit, and of possible plans of the Pareto front."""
         parts = []
         for bounds, chunks, schedules, sharded in self._choices():
@@ -470,14 +474,14 @@ class _Members:
                     inside = np.flatnonzero(runnable & (memory <= capacity))
                     shortest, least = seconds[inside], memory[inside]
                     # the step waits for the scatter
-                    if self.backend.scatters(zero, self.group.stages) and len(self.zero) > 1:
+                    if self.backend.scatters_every_pass(zero, self.group.stages) and len(self.zero) > 1:
                         shortest = np.zeros(0)
                     if len(shortest) > count:
                         shortest = np.partition(shortest, count)[:count]
                     nothing = np.zeros(0), np.zeros(0)
                     front = pareto_front(seconds[inside], least) if self._exact(schedule) else nothing
-                    parts.append(Candidates(shortest, front))
-        return Candidates.joined(parts, count)
+                    parts.append(BestBounds(shortest, front))
+        return BestBounds.joined(parts, count)
 
     def _choices(self) -> Iterator[tuple[Bounds, int, list[Schedule], bool]]:
         """Yield (bounds, chunks per stage, schedules that allow them, sharded parameters or not)."""
@@ -505,7 +509,7 @@ class _Members:
         runnable = schedule.allows_microbatches(self.group.stages, self.cases.microbatches)
         if sharded:
             runnable = runnable & self.several
-        if schedule.pairs and pairs_imply_overlap(self.backend):
+        if schedule.pairs_passes and pairs_imply_overlap(self.backend):
             runnable = runnable & ~self.spread
         return runnable
 
@@ -515,7 +519,7 @@ class _Members:
         stages = self.group.stages
         for schedule in (SCHEDULES[name] for name in self.space.schedules):
             if schedule.allows_chunks(chunks):
-                places = schedule.pieces(stages, chunks), schedule.sends_output(stages, chunks)
+                places = schedule.model_chunks(stages, chunks), schedule.sends_output(stages, chunks)
                 shared.setdefault((*places, schedule.replicas), []).append(schedule)
         return list(shared.values())
 
@@ -523,7 +527,7 @@ class _Members:
 def pairs_imply_overlap(backend: Backend) -> bool:
     """Return True if expert exchange overlaps with computation only under schedules that pair two microbatches' passes.
 
-    Layers then take other times under these schedules (`Schedule.pairs`).
+    Layers then take other times under these schedules (`Schedule.pairs_passes`).
 
     Parameters
     ----------
@@ -538,7 +542,7 @@ def pairs_imply_overlap(backend: Backend) -> bool:
     return backend.software.overlap.experts is None
 
 
-def modes(space: Space, backend: Backend) -> tuple[bool, ...]:
+def exchange_overlaps(space: Space, backend: Backend) -> tuple[bool, ...]:
     """Return the ways to exchange gradients that a search tries: as stated by the space or the run, else both.
 
     Parameters
@@ -558,9 +562,9 @@ def modes(space: Space, backend: Backend) -> tuple[bool, ...]:
     return (False, True) if backend.run.exchange.when is None else (backend.overlapped,)
 
 
-def _arrival(points: Points, members: Sequence[Layout], backend: Backend) -> Array:
+def _arrival(points: LayoutTimes, members: Sequence[Layout], backend: Backend) -> Array:
     """Return the time at which the input batch of each layout arrives [s], shape (layouts,); 0 for synthetic data."""
     replica = np.array([each.mesh.size / each.mesh.replicas for each in members])
     local = np.array([float(each.local_batch) for each in members])
     arriving = backend.input_pipeline(points.graph, backend.run.gpus, replica, local)
-    return np.zeros(len(members)) if arriving is None else np.asarray(arriving.total)
+    return np.zeros(len(members)) if arriving is None else np.asarray(arriving.batch_interval)

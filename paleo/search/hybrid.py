@@ -124,7 +124,7 @@ def _chain(graph: Graph) -> list[Node]:
     """Return the layers with operations; raise PlanError unless each of them reads only the one before."""
     nodes = [node for node in graph.nodes if node.operations]
     for before, node in pairwise(nodes):
-        if list(graph.layers.predecessors(node.name)) != [before.name] or node.repeat > 1:
+        if list(graph.layer_graph.predecessors(node.name)) != [before.name] or node.repeat > 1:
             raise PlanError(
                 f"layer {node.name!r} forms no chain with {before.name!r}: a per-layer search takes chains of layers"
             )
@@ -167,8 +167,12 @@ class _Chain:
             for operation in placed.operations
             for kernel in (*operation.forward(formats), *operation.backward(formats))
         ]
-        seconds = float(self.backend.prices.times(kernels).synchronous.sum())
-        sums = [float(tensor.elements) * formats.summed for tensor, axes in placed.parameters if axes and tensor.grad]
+        seconds = float(self.backend.predictor.times(kernels).synchronous_times.sum())
+        sums = [
+            float(tensor.elements) * formats.accumulated_gradient
+            for tensor, axes in placed.parameters
+            if axes and tensor.grad
+        ]
         return _Option(split, seconds + self._collectives([("all_reduce", size) for size in sums]))
 
     def change(self, index: int, before: Split, after: Split) -> float:

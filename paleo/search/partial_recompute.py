@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.policies import RECOMPUTE, most_recomputable_layers, recompute_summary
+from paleo.lowering.policies import RECOMPUTE_POLICIES, most_recomputable_layers, recompute_summary
 from paleo.predict import Prediction, predict
 from paleo.specs.run import updated
 from paleo.specs.software import Software, load_software
@@ -64,7 +64,7 @@ def fewest_layers(
 
     # recomputation may change the cut of a pipeline: keep the pieces of the run that recomputes every layer
     whole = prediction if prediction.run.recompute.policy == "full" else tried(None)
-    most = most_recomputable_layers(whole.program, whole.pieces)
+    most = most_recomputable_layers(whole.program, whole.model_chunks)
     return _fewest_that_fit(tried, most, None if share is None else min(max(1, math.ceil(share * most)), most))
 
 
@@ -182,14 +182,14 @@ def _fitting_pairs(ranking: Ranking, number: int, better: npt.NDArray[np.bool_])
     """
     results, first = ranking.parts[number].results, int(ranking.first[number])
     rows = slice(first, first + len(results))
-    plain = np.flatnonzero(better[rows] & ~ranking.fits[rows] & (results.recompute == RECOMPUTE.index("none")))
+    plain = np.flatnonzero(better[rows] & ~ranking.fits[rows] & (results.recompute == RECOMPUTE_POLICIES.index("none")))
     cases = len(results.cases[0])
     keys = results.choice.astype(np.int64) * cases + results.case  # sorted by choice, then by case
     layout, *others = results.cases
     # a case may belong to several groups
     group = np.searchsorted(np.unique(results.before), np.arange(cases), side="right")
     grouped = layout.astype(np.int64) * (len(results.before) + 1) + group
-    twin = every_layer((grouped, *others))[results.case[plain]]
+    twin = full_recompute_cases((grouped, *others))[results.case[plain]]
     twin_keys = results.choice[plain].astype(np.int64) * cases + twin
     places = np.minimum(np.searchsorted(keys, twin_keys), max(len(keys) - 1, 0))
     has_twin = (twin >= 0) & (keys[places] == twin_keys) if len(plain) else np.zeros(0, dtype=bool)
@@ -198,7 +198,7 @@ def _fitting_pairs(ranking: Ranking, number: int, better: npt.NDArray[np.bool_])
     return plain[fitting], places[fitting]
 
 
-def every_layer(cases: tuple[npt.NDArray[np.integer], ...]) -> npt.NDArray[np.int64]:
+def full_recompute_cases(cases: tuple[npt.NDArray[np.integer], ...]) -> npt.NDArray[np.int64]:
     """Return for each case the position of the case that recomputes every layer and is equal otherwise.
 
     Parameters
@@ -213,7 +213,7 @@ def every_layer(cases: tuple[npt.NDArray[np.integer], ...]) -> npt.NDArray[np.in
     """
     layout, microbatch, policy = (column.astype(np.int64) for column in cases)
     point = layout * (int(microbatch.max(initial=0)) + 1) + microbatch
-    full = np.flatnonzero(policy == RECOMPUTE.index("full"))
+    full = np.flatnonzero(policy == RECOMPUTE_POLICIES.index("full"))
     full = full[np.argsort(point[full])]
     if not len(full):
         return np.full(len(point), -1)

@@ -18,21 +18,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paleo.errors import CapacityError, PlanError, SpecError, near
+from paleo.errors import CapacityError, PlanError, SpecError, suggest_names
 from paleo.parallel.plan import plan
 from paleo.predict import HEADROOM, Prediction, predict
 from paleo.schedules.base import SCHEDULES
-from paleo.search.block_costs import Graphs, priced
+from paleo.search.block_costs import Graphs, layout_times
 from paleo.search.bounds import Limits, pareto_front
-from paleo.search.evaluate import Candidates, CoveredCases, pairs_imply_overlap
+from paleo.search.evaluate import BestBounds, CoveredCases, pairs_imply_overlap
 from paleo.search.partial_recompute import partly_recomputed
-from paleo.search.ranking import Part, PlanRow, Ranking
+from paleo.search.ranking import EvaluatedGroup, PlanRow, Ranking
 from paleo.search.space import Layout, Space, batch, check_searched, divisors, layouts, microbatches
 from paleo.search.support import Support, recomputes_some_layers
 from paleo.specs.run import updated
 from paleo.specs.software import Dispatch, load_software
 from paleo.step.backend import Backend, backend_of
-from paleo.step.exchange import NEEDS_SHARDS
+from paleo.step.exchange import NEEDS_ZERO3_MESSAGE
 
 if TYPE_CHECKING:
     from paleo.compression.base import Compression
@@ -112,7 +112,7 @@ def check_objective(objective: str) -> None:
         What plans are sorted by.
     """
     if objective not in OBJECTIVES:
-        raise SpecError(f"objective {objective!r:.80}; {near(str(objective), OBJECTIVES)}")
+        raise SpecError(f"objective {objective!r:.80}; {suggest_names(str(objective), OBJECTIVES)}")
 
 
 #: Number of plans that are examined, and the number among which plans with free memory are sought if the first have
@@ -225,7 +225,7 @@ def search(
         ordered = " under schedule " + " or ".join(chosen.schedules) if chosen.schedules else " without pipelines"
         ordered = "" if chosen.schedules == tuple(SCHEDULES) else ordered
         gpus, left = ", ".join(map(str, tried)), f"shares {global_batch} samples and the layers evenly{ordered}"
-        reasons = next((source.support.words for source in sources if source.support.words), "")
+        reasons = next((source.support.exclusion_text for source in sources if source.support.exclusion_text), "")
         raise PlanError(f"no configuration of {gpus} gpus {left}{reasons}")
     plans = ranking.best(top)
     partial = _partial(model, system, ranking, plans[0]) if recomputes_some_layers(chosen) else ()
@@ -253,10 +253,10 @@ def _bounded(sources: Sequence[_Source], system: System, objective: str, count: 
     first ``count`` plans leaves memory free, the ranking evaluates further ones.
     """
     capacity = system.device.memory.usable
-    first = Candidates.joined(
+    first = BestBounds.joined(
         [source.searched.best_bounds(capacity, _FIRST_BOUNDS) for source in sources], _FIRST_BOUNDS
     )
-    limits = Limits(float(first.seconds.max(initial=0.0)), capacity, first.front, expected=True)
+    limits = Limits(float(first.seconds.max(initial=0.0)), capacity, first.front, are_estimates=True)
     tried = Ranking([source.part(limits) for source in sources], system, objective)
     exact = tried.fitting[tried.exact[tried.fitting]]
     front = pareto_front(tried.step[exact], tried.memory[exact])
@@ -264,7 +264,7 @@ def _bounded(sources: Sequence[_Source], system: System, objective: str, count: 
     tight = bool((tried.memory[known[:count]] > (1.0 - HEADROOM) * capacity).all())
     within = float(tried.step[known[: 2 * (LOOKED_AT if tight else count)]].max(initial=0.0)) or math.inf
 
-    def widen(seconds: float) -> list[Part]:
+    def widen(seconds: float) -> list[EvaluatedGroup]:
         everything = math.isinf(seconds)
         return [source.part(None if everything else Limits(seconds, capacity, front)) for source in sources]
 
@@ -317,7 +317,7 @@ class _Source:
     def searched(self) -> CoveredCases:
         """Layouts with the predicted times of their layers."""
         space, backend = self.space, self.backend
-        points = priced(
+        points = layout_times(
             self.graphs, backend, self.layouts, lambda layout: microbatches(layout.local_batch, space), space
         )
         return CoveredCases(points, self.layouts, space, backend)
@@ -336,16 +336,16 @@ class _Source:
         sizes = sum(len(microbatches(layout.local_batch, self.space)) for layout in self.layouts)
         return sizes * len(self.space.recompute)
 
-    def part(self, limits: Limits | None = None) -> Part:
+    def part(self, limits: Limits | None = None) -> EvaluatedGroup:
         """Return the evaluated configurations that the framework can run and that may reach the limits.
 
         Without limits all are evaluated.
         """
         results = self.searched.evaluate(limits)
-        return Part(
+        return EvaluatedGroup(
             self.backend.run,
             self.layouts,
-            self.support.results(results, self.layouts),
+            self.support.supported_results(results, self.layouts),
             preset=self.space.preset,
             pairs=self.pairs,
         )
@@ -363,13 +363,17 @@ def _sources(model: ModelSpec, system: System, run: Run, space: Space) -> Iterat
         space = replace(space, etp=(None, 1))
     graphs = Graphs(model, backend)
     support = Support.of(space, graphs.at(1), run, system, backend.software, dtype)
-    chosen = support.layouts(layouts(graphs.at(1), run.gpus, run.global_batch or 1, space, system.devices_per_node))
+    chosen = support.supported_layouts(
+        layouts(graphs.at(1), run.gpus, run.global_batch or 1, space, system.devices_per_node)
+    )
     if not chosen:
         stated = ",".join(f"{axis}={degree}" for axis, degree in space.degrees.items())
         under = f" with {stated}" if stated else ""
-        raise PlanError(f"{run.gpus} gpus: no layout{under} shares {run.global_batch} samples evenly{support.words}")
-    spread = [layout for layout in chosen if layout.experts > 1]
-    paired = replace(space, schedules=tuple([name for name in space.schedules if SCHEDULES[name].pairs]))
+        raise PlanError(
+            f"{run.gpus} gpus: no layout{under} shares {run.global_batch} samples evenly{support.exclusion_text}"
+        )
+    spread = [layout for layout in chosen if layout.expert_ranks > 1]
+    paired = replace(space, schedules=tuple([name for name in space.schedules if SCHEDULES[name].pairs_passes]))
     piped = [layout for layout in spread if _runs(layout, paired)]
     parts = [(backend, chosen)]
     other = _other_dispatcher(backend)
@@ -378,7 +382,7 @@ def _sources(model: ModelSpec, system: System, run: Run, space: Space) -> Iterat
     for each, laid_out in parts:
         yield _Source(graphs, tuple(laid_out), space, each, support)
         if pairs_imply_overlap(each) and piped:
-            software = each.software.changed({"overlap.experts": True})
+            software = each.software.with_fields({"overlap.experts": True})
             backend_with_pairs = backend_of(system, each.run, dtype, software)
             yield _Source(graphs, tuple(piped), paired, backend_with_pairs, support, pairs=True)
 
@@ -395,9 +399,9 @@ def _compressible(space: Space, method: Compression | None) -> Space:
 
     Methods for sharded parameters allow ZeRO-3 only. Methods whose gradients cannot be summed on the wire exclude it.
     """
-    if method is not None and method.sharded:
+    if method is not None and method.replaces_zero3_collectives:
         if 3 not in space.zero:
-            raise PlanError(f"compress zeropp: {NEEDS_SHARDS}")
+            raise PlanError(f"compress zeropp: {NEEDS_ZERO3_MESSAGE}")
         return replace(space, zero=(3,))
     if method is None or method.linear:
         return space
@@ -447,21 +451,21 @@ def explain(model: ModelSpec, system: System, result: Search) -> Explanation:
 
 
 #: Plans whose step times differ by a smaller fraction are equally fast at the number of digits that are printed.
-SAME = 0.0005
+TIE_FRACTION = 0.0005
 
 
 def _words(winner: Prediction, other: Prediction | None) -> str:
     largest = max(_PARTS, key=lambda name: getattr(winner.breakdown, name))
     share = getattr(winner.breakdown, largest) / winner.step_time
-    text = f"{winner.plan.strategy or 'dp'} wins: {100 * share:.0f} % of its step is {_PARTS[largest]}"
+    text = f"{winner.plan.strategy_text or 'dp'} wins: {100 * share:.0f} % of its step is {_PARTS[largest]}"
     if other is None:
         return f"{text}; no other strategy fits."
     losses = {name: getattr(other.breakdown, name) - getattr(winner.breakdown, name) for name in _PARTS}
     worst = max(losses, key=lambda name: losses[name])
     gap = other.step_time / winner.step_time - 1.0
-    slower = f"{100 * gap:.1f} % slower" if gap >= SAME else "just as fast"
+    slower = f"{100 * gap:.1f} % slower" if gap >= TIE_FRACTION else "just as fast"
     more = f"{100 * losses[worst] / winner.step_time:.1f} % more {_PARTS[worst]}"
-    text += f". Next is {other.plan.strategy or 'dp'}, {slower}: {more}"
+    text += f". Next is {other.plan.strategy_text or 'dp'}, {slower}: {more}"
     low, high = winner.interval
     if low <= other.step_time <= high:
         return f"{text}. That is within the winner's 90 % interval, so either may be the faster one."
@@ -479,7 +483,7 @@ _PARTS = {
 }
 
 
-def with_room(result: Search, system: System, top: int = FIRST) -> tuple[PlanRow, ...]:
+def plans_with_headroom(result: Search, system: System, top: int = FIRST) -> tuple[PlanRow, ...]:
     """Return the first plans of a search; those that leave `HEADROOM` of the memory free come before all others.
 
     Parameters
@@ -503,7 +507,7 @@ def with_room(result: Search, system: System, top: int = FIRST) -> tuple[PlanRow
     return tuple(sorted(rows, key=lambda row: row.memory > roomy)[:top])
 
 
-def leaving_room(result: Search, system: System, top: int = FIRST) -> Search:
+def search_with_headroom(result: Search, system: System, top: int = FIRST) -> Search:
     """Return a search whose plans, and runner-up, leave `HEADROOM` of the memory free if possible.
 
     Parameters
@@ -520,7 +524,7 @@ def leaving_room(result: Search, system: System, top: int = FIRST) -> Search:
     Search
         The search in the new order.
     """
-    rows = with_room(result, system, top)
+    rows = plans_with_headroom(result, system, top)
     if rows[0] == result.plans[0] or result.ranking is None:
         return result
     roomy = (1.0 - HEADROOM) * system.device.memory.usable

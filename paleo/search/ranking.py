@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError
-from paleo.lowering.policies import RECOMPUTE
+from paleo.lowering.policies import RECOMPUTE_POLICIES
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.prices import machine_rent
 from paleo.specs.run import updated
@@ -61,7 +61,7 @@ class PlanRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class EvaluatedGroup:
     """Evaluated configurations of one GPU count.
 
     ``pairs`` is True if they use schedules that pair passes, under which layers take other times.
@@ -75,7 +75,7 @@ class Part:
 
 
 #: Function that returns the parts of a search, with all configurations whose step takes at most the given time [s].
-Widen = Callable[[float], Sequence[Part]]
+PartsWithin = Callable[[float], Sequence[EvaluatedGroup]]
 
 
 class Ranking:
@@ -103,14 +103,19 @@ class Ranking:
     """
 
     def __init__(
-        self, parts: Sequence[Part], system: System, objective: str, within: float = np.inf, widen: Widen | None = None
+        self,
+        parts: Sequence[EvaluatedGroup],
+        system: System,
+        objective: str,
+        within: float = np.inf,
+        widen: PartsWithin | None = None,
     ) -> None:
         self.capacity, self.timed = system.device.memory.usable, objective != "gpus"
-        self._rate_of = partial(_rate, system, objective=objective)
+        self._rate_of = partial(_weight_of_second, system, objective=objective)
         self._widen, self._within, self._has_sampled = widen, within, False
         self._load(parts)
 
-    def _load(self, parts: Sequence[Part]) -> None:
+    def _load(self, parts: Sequence[EvaluatedGroup]) -> None:
         """Replace the configurations of the ranking by those of the given parts."""
         self.parts = parts = [part for part in parts if len(part.results)]
         self.step, self.memory = (
@@ -194,7 +199,7 @@ class Ranking:
             first, end = self.first[number : number + 2]
             part_rows = left[(left >= first) & (left < end)]
             if len(part_rows):
-                self.step[part_rows] = part.results.by_order(part_rows - first)
+                self.step[part_rows] = part.results.exact_step_times(part_rows - first)
                 self.exact[part_rows] = self._played[part_rows] = True
         return bool(len(left))
 
@@ -232,7 +237,7 @@ class Ranking:
             candidates, score, step = candidates[leaders], score[leaders], step[leaders]
         return np.asarray(candidates[np.lexsort((self.memory[candidates], step, score, ~self.fits[candidates]))])
 
-    def leading(self, count: int) -> Index:
+    def best_indices(self, count: int) -> Index:
         """Return the best configurations, and those with equal scores, with exact step times.
 
         Parameters
@@ -273,7 +278,7 @@ class Ranking:
         """
         rows: dict[tuple[object, ...], PlanRow] = {}
         known_figures: set[tuple[object, ...]] = set()
-        for index in self.leading(2 * top):
+        for index in self.best_indices(2 * top):
             row = self.row(int(index))
             choices = row.recompute, row.schedule, row.run.experts.dispatch
             key = row.gpus, row.strategy, row.microbatch, *choices
@@ -334,9 +339,9 @@ class Ranking:
 
     def _strategy(self, index: int) -> tuple[int, str]:
         part, layout, _, _, choice = self._at(index)
-        return part.run.gpus, strategy_words(part.layouts[layout], choice.zero, choice.chunks, part.preset)
+        return part.run.gpus, strategy_text(part.layouts[layout], choice.zero, choice.chunks, part.preset)
 
-    def _at(self, index: int) -> tuple[Part, int, int, int, Choice]:
+    def _at(self, index: int) -> tuple[EvaluatedGroup, int, int, int, Choice]:
         """Return the (part, layout, microbatch, recompute policy, choice) of a configuration."""
         number = self._part(index)
         part = self.parts[number]
@@ -367,7 +372,7 @@ class Ranking:
         self._compute_pass_by_pass(np.array([index], dtype=np.intp))
         part, position, microbatch, policy, choice = self._at(index)
         layout, schedule = part.layouts[position], list(SCHEDULES)[choice.schedule]
-        strategy, recompute = strategy_words(layout, choice.zero, choice.chunks, part.preset), RECOMPUTE[policy]
+        strategy, recompute = strategy_text(layout, choice.zero, choice.chunks, part.preset), RECOMPUTE_POLICIES[policy]
         changed: dict[str, object] = {"strategy": strategy, "microbatch": microbatch, "recompute": recompute}
         changed["schedule"] = "1f1b" if schedule == "interleaved" else schedule
         cut = self._cut(index)
@@ -395,7 +400,7 @@ def _rounded(figures: Array) -> Array:
     return np.rint(figures / (_SAME * least)) if 0.0 < least < np.inf else figures
 
 
-def _rate(system: System, gpus: int, objective: str) -> float:
+def _weight_of_second(system: System, gpus: int, objective: str) -> float:
     """Return the weight of one second on ``gpus`` GPUs: 1 for time, ``gpus`` for gpus and energy, USD for cost."""
     if objective == "time":
         return 1.0
@@ -409,7 +414,7 @@ def _rate(system: System, gpus: int, objective: str) -> float:
     raise SpecError(f"objective 'cost': no price is known for {system.name}; add price_per_node, or use energy")
 
 
-def strategy_words(layout: Layout, zero: int, chunks: int, preset: str = "dp") -> str:
+def strategy_text(layout: Layout, zero: int, chunks: int, preset: str = "dp") -> str:
     """Write a strategy as on the command line.
 
     Parameters
@@ -428,7 +433,7 @@ def strategy_words(layout: Layout, zero: int, chunks: int, preset: str = "dp") -
     str
         For example ``tp=8,pp=4,zero=1,sp``.
     """
-    degrees = {**dict(layout.mesh.degrees), "dp": layout.mesh.replicas, "ep": layout.experts}
+    degrees = {**dict(layout.mesh.degrees), "dp": layout.mesh.replicas, "ep": layout.expert_ranks}
     parts = [f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1]
     parts += [f"vp={chunks}"] if chunks > 1 else []
     parts += [] if layout.etp is None else [f"etp={layout.etp}"]

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paleo.errors import PlanError, SpecError
-from paleo.lowering.policies import RECOMPUTE, has_mixed_recompute
+from paleo.lowering.policies import RECOMPUTE_POLICIES, has_mixed_recompute
 from paleo.parallel.placement import (
     AXES,
     BATCH_AXES,
-    SHARDED,
     STRATEGIES,
-    Context,
+    ZERO_STAGES,
+    ContextParallelMethod,
     Mesh,
     Strategy,
-    node_groups,
+    node_shard_degree,
     parse_strategy,
 )
 from paleo.parallel.plan import DEFAULT_BATCH, DEFAULT_SEQUENCES
@@ -44,23 +44,23 @@ class Space:
     ``overlapped`` fix a choice. Pipelines with sharded parameters (ZeRO-3) are tried only with ``sharded_pipelines``.
     Axes other than dp and `SPLITS`, such as shard groups and spatial splits, are used only if ``degrees`` has them.
 
-    ``contexts`` lists how attention splits a sequence over cp; None tries rings and, for sequences of `LONG` tokens or
-    more, all-to-alls. ``preset`` is the preset of the strategy. With ``within_nodes`` shard groups are nodes. ``etp``
-    lists tensor degrees of experts that are folded over tp and cp (None: not folded); without it the degrees that the
-    software's users choose are tried. ``framework`` limits the configurations to its abilities
+    ``contexts`` lists how attention splits a sequence over cp; None tries rings and, for sequences of `LONG_SEQUENCE`
+    tokens or more, all-to-alls. ``preset`` is the preset of the strategy. With ``within_nodes`` shard groups are
+    nodes. ``etp`` lists tensor degrees of experts that are folded over tp and cp (None: not folded); without it the
+    degrees that the software's users choose are tried. ``framework`` limits the configurations to its abilities
     (`paleo.specs.abilities`); None sets no limit.
     """
 
     degrees: Mapping[str, int] = field(default_factory=dict)
     microbatches: tuple[int, ...] | None = None
     chunks: tuple[int, ...] | None = None
-    recompute: tuple[str, ...] = RECOMPUTE
+    recompute: tuple[str, ...] = RECOMPUTE_POLICIES
     zero: tuple[int, ...] = (0, 1, 2, 3)
     schedules: tuple[str, ...] = tuple(SCHEDULES)
     sequence_parallel: bool | None = None
     overlapped: bool | None = None
     sharded_pipelines: bool = False
-    contexts: tuple[Context, ...] | None = None
+    contexts: tuple[ContextParallelMethod, ...] | None = None
     preset: str = "dp"
     within_nodes: bool = False
     etp: tuple[int | None, ...] | None = None
@@ -68,7 +68,7 @@ class Space:
 
 
 #: Shortest sequence [tokens] for which all-to-alls over cp are tried besides rings.
-LONG = 16384
+LONG_SEQUENCE = 16384
 
 
 def within(strategy: str | None, **stated: object) -> Space:
@@ -98,7 +98,9 @@ def within(strategy: str | None, **stated: object) -> Space:
         fixed |= {"contexts": (parsed.context,)} if "ulysses" in parsed.flags else {}
         words = {part.partition("=")[0].strip() for part in strategy.split(",")}
         fixed["degrees"] = dict(parsed.degrees)
-        fixed |= {"zero": (parsed.zero,), "sharded_pipelines": parsed.zero == 3} if words & {"zero", *SHARDED} else {}
+        fixed |= (
+            {"zero": (parsed.zero,), "sharded_pipelines": parsed.zero == 3} if words & {"zero", *ZERO_STAGES} else {}
+        )
         fixed["within_nodes"] = parsed.within_nodes
         fixed |= {"chunks": (parsed.chunks,)} if "vp" in words else {}
         fixed |= {"sequence_parallel": True} if "sp" in words else {}
@@ -144,11 +146,11 @@ class Layout:
     mesh: Mesh
     sequence_parallel: bool
     local_batch: int
-    context: Context = "ring"
+    context: ContextParallelMethod = "ring"
     etp: int | None = None
 
     @property
-    def experts(self) -> int:
+    def expert_ranks(self) -> int:
         """Number of ranks over which experts are spread."""
         axes = strategy_of_experts(self.etp).expert_axes
         return self.mesh.group_size(axes)
@@ -185,7 +187,7 @@ def layouts(graph: Graph, gpus: int, global_batch: int, space: Space, devices_pe
         degrees = {**stated, "tp": tp, "cp": cp, "ep": ep, "pp": pp}
         model_ranks = math.prod([degrees[axis] for axis in AXES if axis not in BATCH_AXES])
         replicas = gpus // model_ranks
-        degrees |= node_groups(devices_per_node, replicas, model_ranks // pp) if space.within_nodes else {}
+        degrees |= node_shard_degree(devices_per_node, replicas, model_ranks // pp) if space.within_nodes else {}
         ranks = math.prod(degrees.values())
         if (
             gpus % ranks
@@ -228,11 +230,11 @@ def strategy_of_experts(etp: int | None) -> Strategy:
     return Strategy(degrees={} if etp is None else {"tp": max(etp, 2), "ep": 2}, etp=etp)
 
 
-def _contexts(graph: Graph, cp: int, space: Space) -> tuple[Context, ...]:
+def _contexts(graph: Graph, cp: int, space: Space) -> tuple[ContextParallelMethod, ...]:
     """Return the ways in which attention may read all keys over cp (ring, all-to-all) that the search tries."""
     if cp == 1 or space.contexts is not None:
         return space.contexts or ("ring",)
-    return ("ring", "all_to_all") if (graph.tokens_per_sample or 0) >= LONG else ("ring",)
+    return ("ring", "all_to_all") if (graph.tokens_per_sample or 0) >= LONG_SEQUENCE else ("ring",)
 
 
 #: Largest fraction of the global batch by which the slots for samples of a layout may exceed it, and stay idle.
@@ -257,7 +259,7 @@ def _degrees(axis: str, gpus: int, graph: Graph, useful: frozenset[str], space: 
 
 def _has_enough_layers(graph: Graph, stages: int) -> bool:
     """Return True if a network has enough layers for a number of stages; repeated layers count one by one."""
-    repeats = {node.repeats[0] for node in graph.nodes if node.repeat > 1}
+    repeats = {node.loops[0] for node in graph.nodes if node.repeat > 1}
     return stages <= (sum(repeat for _, repeat in repeats) if repeats else len(graph.nodes))
 
 
@@ -267,7 +269,7 @@ def _useful(graph: Graph, space: Space) -> frozenset[str]:
     used: set[str] = set()
     for node in graph.nodes:
         dims = {dim for op in node.operations for tensor in (*op.reads, op.out) for dim in tensor.dims} - {"batch"}
-        used.update(axis for dim, axes in placement.of(node).items() if dim in dims for axis in axes)
+        used.update(axis for dim, axes in placement.split_of(node).items() if dim in dims for axis in axes)
     return frozenset(used)
 
 

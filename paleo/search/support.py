@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paleo.lowering.policies import RECOMPUTE
+from paleo.lowering.policies import RECOMPUTE_POLICIES
 from paleo.parallel.abilities import network_quantities, run_quantities, violated_refusals
 from paleo.parallel.placement import AXES
 from paleo.schedules.base import SCHEDULES
@@ -33,7 +33,7 @@ class Support:
     """
 
     framework: Abilities | None
-    known: dict[str, Any]
+    fixed_quantities: dict[str, Any]
     reasons: Counter[str] = field(default_factory=Counter)
 
     @classmethod
@@ -65,7 +65,7 @@ class Support:
         fixed = {**network_quantities(graph), **run_quantities(run, system, software, dtype)}
         return cls(load_framework(space.framework), fixed | {"gpus": run.gpus, "global_batch": run.global_batch})
 
-    def layouts(self, layouts: Sequence[Layout]) -> list[Layout]:
+    def supported_layouts(self, layouts: Sequence[Layout]) -> list[Layout]:
         """Return the layouts that no limit on degrees excludes.
 
         Parameters
@@ -80,10 +80,12 @@ class Support:
         """
         if self.framework is None or not layouts:
             return list(layouts)
-        allowed = self._allowed({**self.known, **_of_layouts(layouts)}, len(layouts), self.framework.refusals)
+        allowed = self._allowed(
+            {**self.fixed_quantities, **_of_layouts(layouts)}, len(layouts), self.framework.refusals
+        )
         return [layout for layout, runs in zip(layouts, allowed, strict=True) if runs]
 
-    def results(self, results: Results, layouts: Sequence[Layout]) -> Results:
+    def supported_results(self, results: Results, layouts: Sequence[Layout]) -> Results:
         """Return the configurations that the framework can run.
 
         Parameters
@@ -105,18 +107,18 @@ class Support:
         named = {"pp"}.union(*(refusal.condition.names for refusal in left))
         degrees = {name: column[results.layout] for name, column in by_layout.items() if name in named}
         local = np.array([layout.local_batch for layout in layouts])[results.layout]
-        orders = np.where(degrees["pp"] == 1, -1, results.chosen("schedule"))
+        orders = np.where(degrees["pp"] == 1, -1, results.choice_field("schedule"))
         known = {
-            **self.known,
+            **self.fixed_quantities,
             **degrees,
             "microbatch": results.microbatch,
             "microbatches": local // results.microbatch,
-            "recompute": np.array(RECOMPUTE)[results.recompute],
+            "recompute": np.array(RECOMPUTE_POLICIES)[results.recompute],
             "partial": 0,
             "schedule": np.array([*SCHEDULES, "none"])[orders],
-            "vp": results.chosen("chunks"),
-            "zero": results.chosen("zero"),
-            "overlapped": results.chosen("overlapped").astype(np.intp),
+            "vp": results.choice_field("chunks"),
+            "zero": results.choice_field("zero"),
+            "overlapped": results.choice_field("overlapped").astype(np.intp),
             "cut": np.array([int(cut is not None) for cut in results.cuts])[results.choice],
         }
         allowed = self._allowed(known, len(results), left)
@@ -134,7 +136,7 @@ class Support:
         return allowed
 
     @property
-    def words(self) -> str:
+    def exclusion_text(self) -> str:
         """Text on why no configuration is left, with the limits that exclude most."""
         facts = [fact for fact, count in self.reasons.most_common(2) if count]
         if self.framework is None or not facts:
@@ -167,8 +169,8 @@ def _of_layouts(layouts: Sequence[Layout]) -> dict[str, Any]:
             "dp": layout.mesh.replicas,
             "sp": int(layout.sequence_parallel),
             "ulysses": int(layout.context == "all_to_all" and layout.mesh.degree("cp") > 1),
-            "ep": layout.experts,
-            "etp": (layout.etp or 0) if layout.experts > 1 else 0,
+            "ep": layout.expert_ranks,
+            "etp": (layout.etp or 0) if layout.expert_ranks > 1 else 0,
         }
         for layout in layouts
     ]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paleo.errors import SpecError
-from paleo.units import MILLISECOND, duration
+from paleo.units import MILLISECOND, format_duration
 
 if TYPE_CHECKING:
     from paleo.serving.service import Service
@@ -145,7 +145,7 @@ class ServiceAudit:
         if plan is None or result is None:
             return {}
         first, further = self.service.latencies("ttft"), self.service.latencies("tpot")
-        rate = plan.candidate.replicas * result.tokens_per_s
+        rate = plan.layout.replicas * result.tokens_per_s
         values = {"tokens_per_s": rate, "ttft": first["mean"], "ttft_p99": first["p99"]}
         values |= {"tpot": further["mean"], "tpot_p99": further["p99"]}
         return {name: values[name] for name in self.benchmark.measured}
@@ -171,6 +171,6 @@ class ServiceAudit:
             texts.append("Times to the first and to a further token are as predicted.")
         for name, factor in self.faults.items():
             part = "tpot" if name.startswith("iterations") else "ttft"
-            pair = (duration(each[part]) for each in (self.benchmark.measured, self.predicted))
+            pair = (format_duration(each[part]) for each in (self.benchmark.measured, self.predicted))
             texts.append(f"Off: {name}, {factor:.2g} times the prediction ({' for '.join(pair)}).")
         return " ".join(texts)

@@ -36,7 +36,7 @@ _FLAGS = {
 EAGLE_VOCABULARY = 32_000.0
 #: SGLang's flags for ranks of attention that hold sequences of their own, a degree inside that of tensor parallelism.
 #: Without a degree above one they change nothing (sglang 0.5.23, srt/arg_groups/parallel_hook.py:56, 290, 326).
-_INSIDE = ("--enable-dp-attention", "--attn-dp-size")
+_ATTENTION_DP_FLAGS = ("--enable-dp-attention", "--attn-dp-size")
 _CACHE_FLAGS = ("--kv-cache-dtype", "--kv_cache_dtype")
 _ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm", "tensorrt": "tensorrt-llm"}
 
@@ -111,7 +111,7 @@ def read_command(text: str) -> EngineCommand:
     numbers = {name: _number(name, value) for name, value in values.items()}
     tp, pp, dp = (int(numbers[name] or 1) for name in ("tp", "pp", "dp"))
     experts = "--enable-expert-parallel" in words or (numbers["ep"] or 1) > 1
-    inside = dp > 1 and any(word in words for word in _INSIDE)
+    inside = dp > 1 and any(word in words for word in _ATTENTION_DP_FLAGS)
     shared = inside or ("--enable-expert-parallel" in words and dp > 1 and tp == 1)
     cache = (_value(words, _CACHE_FLAGS) or "").lower()
     return EngineCommand(
@@ -239,18 +239,18 @@ def engine_command_line(engine: str, model: ModelSpec, plan: ServingPlan) -> str
         The command line; '' for engines whose flags are unknown. Under vLLM and SGLang one command starts all replicas
         if each holds all its experts and heads; else the command starts one replica.
     """
-    sharding, formats, profile = plan.candidate.sharding, plan.candidate.formats, plan.candidate.engine
+    sharding, formats, profile = plan.layout.sharding, plan.layout.formats, plan.layout.engine
     kind = next((number for number, name in enumerate(("vllm", "sglang", "tensorrt")) if engine.startswith(name)), -1)
     if kind < 0:
         return ""
-    limits = {"tokens": plan.batching.tokens, "sequences": plan.batching.sequences}
+    limits = {"tokens": plan.batching.max_tokens, "sequences": plan.batching.max_sequences}
     loaded = served_weights(engine, model, formats.text)
     start = (f"vllm serve {loaded}", f"python -m sglang.launch_server --model-path {loaded}", f"trtllm-serve {loaded}")
-    ranks, replicas = sharding.attention_dp, plan.candidate.replicas if kind < 2 else 1
-    tp = sharding.group if kind == 1 else sharding.tp
+    ranks, replicas = sharding.attention_dp, plan.layout.replicas if kind < 2 else 1
+    tp = sharding.expert_group_size if kind == 1 else sharding.tp
     degrees = {"tp": tp, "pp": sharding.pp, "dp": ranks if ranks > 1 else replicas}
     if sharding.expert_parallel and kind:
-        degrees["ep"] = sharding.group
+        degrees["ep"] = sharding.expert_group_size
     written = [name for name, degree in degrees.items() if degree > 1 or name == "tp"]
     flags = [start[kind], *(f"{_FLAGS[name][min(kind, len(_FLAGS[name]) - 1)]} {degrees[name]}" for name in written)]
     if kind == 0 and sharding.expert_parallel:

@@ -177,7 +177,7 @@ class Engine(Spec):
         return self.model_copy(update={"request": 0.0, "delay": 0.0, "streamed": 0.0})
 
     @property
-    def pause(self) -> float:
+    def host_time_per_iteration(self) -> float:
         """Host time between two iterations [s], divided by the mean tokens that an iteration gives a sequence."""
         return (self.host + self.drafting_host) / self.kernels.emitted if self.drafted else self.host
 

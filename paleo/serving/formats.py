@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paleo.errors import SpecError, near
+from paleo.errors import SpecError, suggest_names
 from paleo.specs.catalog import hub_id, joined_format
 
 if TYPE_CHECKING:
@@ -104,22 +104,22 @@ class Formats:
         Format of the weights of matrix products; embeddings, norms and the head stay in sixteen bits.
     cache : str
         Format of the KV cache.
-    own_experts : str or None
+    expert_format : str or None
         Format of the experts of a mixture where it is another one: gpt-oss has experts in MXFP4 alone.
     """
 
     weights: str = "bf16"
     cache: str = "bf16"
-    own_experts: str | None = None
+    expert_format: str | None = None
 
     @property
     def text(self) -> str:
         """Formats of the weights as option ``--weights`` takes them.
 
-        >>> Formats("fp8").text, Formats("bf16", own_experts="mxfp4").text, Formats("fp8", own_experts="mxfp4").text
+        >>> Formats("fp8").text, Formats("bf16", expert_format="mxfp4").text, Formats("fp8", expert_format="mxfp4").text
         ('fp8', 'mxfp4', 'fp8+mxfp4')
         """
-        return joined_format(self.weights, self.own_experts)
+        return joined_format(self.weights, self.expert_format)
 
     @property
     def weight_bytes(self) -> float:
@@ -129,7 +129,7 @@ class Formats:
     @property
     def experts(self) -> Formats:
         """Number formats of the expert GEMMs."""
-        return Formats(self.own_experts or self.weights, self.cache)
+        return Formats(self.expert_format or self.weights, self.cache)
 
     @property
     def cache_bytes(self) -> float:
@@ -172,7 +172,7 @@ class Formats:
         bool
             True for MXFP4 on a device without FP4 arithmetic.
         """
-        return self.own_experts == "mxfp4" and "fp4" not in device.peak
+        return self.expert_format == "mxfp4" and "fp4" not in device.peak
 
 
 def parse_formats(weights: str | None, cache: str | None = None) -> Formats:
@@ -197,7 +197,7 @@ def parse_formats(weights: str | None, cache: str | None = None) -> Formats:
         Unknown name, with the nearest ones.
 
     >>> parse_formats("nvfp4", "fp8")
-    Formats(weights='fp4', cache='fp8', own_experts=None)
+    Formats(weights='fp4', cache='fp8', expert_format=None)
     """
     dense, _, experts = str(weights or "bf16").lower().partition("+")
     first, second = _known("weights", dense, WEIGHT_BYTES), _known("cache", str(cache or "bf16").lower(), CACHE_BYTES)
@@ -210,5 +210,5 @@ def _known(option: str, name: str, known: Mapping[str, float]) -> str:
     """Return the format that a name or the name of a method means; SpecError names the option."""
     value = ALIASES.get(name, name) or "bf16"
     if value not in known and not (known is WEIGHT_BYTES and _GROUPED.match(value)):
-        raise SpecError(f"--{option} {value!r}: unknown format; {near(value, [*known, *ALIASES])}")
+        raise SpecError(f"--{option} {value!r}: unknown format; {suggest_names(value, [*known, *ALIASES])}")
     return value

@@ -15,7 +15,7 @@ from typing import IO, Literal
 import numpy as np
 import numpy.typing as npt
 
-from paleo.errors import SpecError, near
+from paleo.errors import SpecError, suggest_names
 from paleo.files import read_bytes
 from paleo.units import MILLISECOND
 
@@ -46,17 +46,17 @@ class Requests:
         Arrival times [s], shape (n,).
     input, output : numpy.ndarray
         Tokens of prompt and answer, shape (n,), at least 1.
-    hit : float
+    prefix_hit_share : float
         Share of each prompt that is found in the prefix cache [-].
-    shared : bool
+    shares_prefix : bool
         True if all requests share the cached pages, so that these count once in the cache.
     """
 
     arrival: Array
     input: Array
     output: Array
-    hit: float = 0.0
-    shared: bool = False
+    prefix_hit_share: float = 0.0
+    shares_prefix: bool = False
 
     def __len__(self) -> int:
         return len(self.arrival)
@@ -75,7 +75,11 @@ class Requests:
             The requests of the first replica.
         """
         return Requests(
-            self.arrival[::replicas], self.input[::replicas], self.output[::replicas], self.hit, self.shared
+            self.arrival[::replicas],
+            self.input[::replicas],
+            self.output[::replicas],
+            self.prefix_hit_share,
+            self.shares_prefix,
         )
 
 
@@ -217,7 +221,7 @@ def _rows(path: Path, lines: IO[str]) -> Iterator[tuple[float, float, float]]:
         name = next((lowered[each] for each in known if each in lowered), None)
         if name is None:
             raise SpecError(
-                f"trace {path}: no column of the {part}, such as {known[0]}; {near(known[0], list(header))}"
+                f"trace {path}: no column of the {part}, such as {known[0]}; {suggest_names(known[0], list(header))}"
             )
         names[part] = name
     unit = MILLISECOND if names["input"].strip().lower() == "input_length" else 1.0

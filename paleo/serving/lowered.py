@@ -33,7 +33,7 @@ _JOINED = (".q_down", ".kv_down")
 #: Products whose weights stay in sixteen bits in networks that are quantised (``gate`` of the engines' mixtures).
 _UNQUANTISED = (".router", ".shared.gate")
 #: Fields of kernels that scale with the tokens.
-_FIELDS = ("flops", "vector_flops", "bytes_read", "bytes_written", "calls")
+_FIELDS = ("flops", "vector_flops", "bytes_read", "bytes_written", "host_calls")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Sharding:
     expert_parallel: bool = False
 
     @property
-    def group(self) -> int:
+    def expert_group_size(self) -> int:
         """Number of ranks over which the experts of a layer are divided."""
         return self.tp * self.attention_dp
 
@@ -74,7 +74,7 @@ class Sharding:
         >>> Sharding(tp=8, expert_parallel=True).text, Sharding().text
         ('tp=8,ep=8', 'tp=1')
         """
-        expert = self.group if self.expert_parallel else 1
+        expert = self.expert_group_size if self.expert_parallel else 1
         degrees = {"tp": self.tp, "pp": self.pp, "attention_dp": self.attention_dp, "ep": expert}
         return ",".join(f"{name}={degree}" for name, degree in degrees.items() if degree > 1) or "tp=1"
 
@@ -166,7 +166,7 @@ def _affine(first: float, second: float, share: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class TokenCollective:
     """Collective of a forward pass: it runs ``count`` times, with ``payload_bytes`` per token [byte]."""
 
     operation: str
@@ -201,13 +201,13 @@ class AttentionLayers:
     causal: bool
 
     @property
-    def cached(self) -> float:
+    def cache_elements_per_token(self) -> float:
         """KV-cache elements per token of each layer on a rank."""
         return self.latent or 2.0 * self.kv_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
-class Lowered:
+class LoweredForward:
     """Kernels and collectives of a forward pass on one rank of a replica.
 
     Attributes
@@ -231,8 +231,8 @@ class Lowered:
 
     layers: tuple[TokenScaledKernel, ...]
     head: tuple[TokenScaledKernel, ...]
-    exchanges: tuple[Exchange, ...]
-    head_exchanges: tuple[Exchange, ...]
+    exchanges: tuple[TokenCollective, ...]
+    head_exchanges: tuple[TokenCollective, ...]
     attention: tuple[AttentionLayers, ...]
     states: float
     parameters: float
@@ -257,7 +257,7 @@ class Lowered:
         return sum(counts[name] for name in names)
 
 
-def lowered(model: ModelSpec, system: System, sharding: Sharding, dtype: str) -> tuple[Lowered, Backend]:
+def lower_forward(model: ModelSpec, system: System, sharding: Sharding, dtype: str) -> tuple[LoweredForward, Backend]:
     """Derive the kernels and collectives of a forward pass on one rank of a replica.
 
     Parameters
@@ -279,7 +279,7 @@ def lowered(model: ModelSpec, system: System, sharding: Sharding, dtype: str) ->
     PlanError
         The network cannot be divided so.
     """
-    software = _graphs()
+    software = _engine_software()
     short, backend = _program(model, system, sharding.tp, dtype, SHORT, software)
     long, _ = _program(model, system, sharding.tp, dtype, LONG, software)
     # The index of the last section before the final norm and head, which all prompt tokens need.
@@ -299,7 +299,7 @@ def lowered(model: ModelSpec, system: System, sharding: Sharding, dtype: str) ->
     of_head = [each for pair in sections[last + 1 :] for each in _exchanges(*pair)]
     attention = tuple(_attending(short))
     states = _states(model, system, sharding.tp, dtype, software) if _scans(short) else 0.0
-    result = Lowered(
+    result = LoweredForward(
         tuple(layers),
         tuple(head),
         tuple(exchanges),
@@ -328,7 +328,7 @@ def attends_backwards(model: ModelSpec, system: System) -> bool:
     bool
         True if its attention is causal or it has scans.
     """
-    program, _ = _program(model, system, 1, "bf16", 1, _graphs())
+    program, _ = _program(model, system, 1, "bf16", 1, _engine_software())
     return _generates(program)
 
 
@@ -337,9 +337,9 @@ def _generates(program: Program) -> bool:
     return any(each.causal for each in _attending(program)) or _scans(program)
 
 
-def _graphs() -> Software:
+def _engine_software() -> Software:
     """Return the software profile of serving engines: CUDA graphs of fused passes and grouped products."""
-    return load_software("cuda-graph").changed({"fusion.passes": True, "fusion.experts": "fused"})
+    return load_software("cuda-graph").with_fields({"fusion.passes": True, "fusion.experts": "fused"})
 
 
 def _program(
@@ -369,7 +369,7 @@ def _scans(program: Program) -> bool:
 def _scaled(short: Section, long: Section) -> Iterator[TokenScaledKernel]:
     for first, second in zip(short.kernels, long.kernels, strict=True):
         if first.kernel.family != "attention":
-            yield TokenScaledKernel(first.kernel, second.kernel, first.times * short.repeat)
+            yield TokenScaledKernel(first.kernel, second.kernel, first.repetitions * short.repeat)
 
 
 def _of_engines(kernels: list[TokenScaledKernel]) -> list[TokenScaledKernel]:
@@ -386,7 +386,7 @@ def _of_engines(kernels: list[TokenScaledKernel]) -> list[TokenScaledKernel]:
     return [each.in_sixteen_bits() if each.short.name.endswith(_UNQUANTISED) else each for each in whole]
 
 
-def _exchanges(short: Section, long: Section) -> Iterator[Exchange]:
+def _exchanges(short: Section, long: Section) -> Iterator[TokenCollective]:
     """Yield the collectives of a program section, with their payload per token.
 
     ``short`` and ``long`` are the section at `SHORT` and `LONG` tokens. A collective on the output of another section
@@ -396,7 +396,7 @@ def _exchanges(short: Section, long: Section) -> Iterator[Exchange]:
         _, arrow, source = first.name.partition("<")
         foreign = bool(arrow) and not source.startswith(short.name.partition(".")[0])
         count = first.times * (1.0 if foreign else float(short.repeat))
-        yield Exchange(first.operation, (second.payload_bytes - first.payload_bytes) / (LONG - SHORT), count)
+        yield TokenCollective(first.operation, (second.payload_bytes - first.payload_bytes) / (LONG - SHORT), count)
 
 
 def _attending(program: Program) -> Iterator[AttentionLayers]:
@@ -410,7 +410,7 @@ def _attending(program: Program) -> Iterator[AttentionLayers]:
         for counted in section.kernels:
             if counted.kernel.family == "attention":
                 shape = _group(counted.kernel.shape, downs.get(counted.kernel.name.removesuffix(".core"), 0.0))
-                groups[shape] = groups.get(shape, 0.0) + counted.times * section.repeat
+                groups[shape] = groups.get(shape, 0.0) + counted.repetitions * section.repeat
     for group, count in groups.items():
         yield replace(group, count=count)
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.units import gibibytes
+from paleo.units import format_gibibytes
 
 if TYPE_CHECKING:
     from paleo.serving.engines import BatchLimit, Engine
     from paleo.serving.formats import Formats
-    from paleo.serving.lowered import Lowered, Sharding
+    from paleo.serving.lowered import LoweredForward, Sharding
     from paleo.specs.device import Device
 
 Array = npt.NDArray[np.float64]
@@ -66,7 +66,7 @@ class ServingMemory:
     ranks: int
     page: int
 
-    def sequence(self, tokens: npt.ArrayLike) -> Array:
+    def sequence_bytes(self, tokens: npt.ArrayLike) -> Array:
         """Return the KV-cache memory of one sequence on a device, in whole pages.
 
         Parameters
@@ -85,7 +85,7 @@ class ServingMemory:
             total = total + group.token_bytes * (np.minimum(length, group.window) if group.window else length)
         return total
 
-    def sequences(self, tokens: npt.ArrayLike) -> Array:
+    def max_cached_sequences(self, tokens: npt.ArrayLike) -> Array:
         """Return the number of equally long sequences that fit in a replica's KV cache.
 
         Parameters
@@ -98,9 +98,9 @@ class ServingMemory:
         ndarray, shape (...)
             Sequences.
         """
-        return np.asarray(self.ranks * np.floor(max(self.cache, 0.0) / np.maximum(self.sequence(tokens), 1.0)))
+        return np.asarray(self.ranks * np.floor(max(self.cache, 0.0) / np.maximum(self.sequence_bytes(tokens), 1.0)))
 
-    def tokens(self, length: float) -> float:
+    def max_cached_tokens(self, length: float) -> float:
         """Return the number of tokens that fit in a replica's KV cache.
 
         Parameters
@@ -113,7 +113,9 @@ class ServingMemory:
         float
             Tokens.
         """
-        return float(self.ranks * max(self.cache, 0.0) / max(float(self.sequence(length)) / max(length, 1.0), TINY))
+        return float(
+            self.ranks * max(self.cache, 0.0) / max(float(self.sequence_bytes(length)) / max(length, 1.0), TINY)
+        )
 
     @property
     def fits(self) -> bool:
@@ -133,24 +135,31 @@ class ServingMemory:
         str
             The reason; empty if it fits.
         """
-        needed = float(self.sequence(length))
+        needed = float(self.sequence_bytes(length))
         if self.cache >= needed:
             return ""
-        parts = (gibibytes(each) for each in (self.weights, self.activations, self.reserve))
+        parts = (format_gibibytes(each) for each in (self.weights, self.activations, self.reserve))
         taken = "weights {}, activations {} and {} of the engine".format(*parts)
         if self.cache <= 0:
             return (
-                f"{taken} do not fit into {gibibytes(self.capacity)}; more devices per replica or narrower weights help"
+                f"{taken} do not fit into {format_gibibytes(self.capacity)}; more devices per "
+                f"replica or narrower weights help"
             )
         ratio = needed / self.cache
         return (
-            f"one sequence of {length:,.0f} tokens takes {gibibytes(needed)} of cache, {gibibytes(self.cache)} are "
+            f"one sequence of {length:,.0f} tokens takes {format_gibibytes(needed)} of cache, "
+            f"{format_gibibytes(self.cache)} are "
             f"left beside {taken}; a cache of {ratio:.1f} times as much, narrower numbers or more devices would hold it"
         )
 
 
 def serving_memory(
-    work: Lowered, sharding: Sharding, formats: Formats, engine: Engine, device: Device, limit: BatchLimit | None = None
+    work: LoweredForward,
+    sharding: Sharding,
+    formats: Formats,
+    engine: Engine,
+    device: Device,
+    limit: BatchLimit | None = None,
 ) -> ServingMemory:
     """Divide the memory of one device of a replica among weights, activations, reserve and KV cache.
 
@@ -179,7 +188,7 @@ def serving_memory(
     else:
         left = engine.memory_share * (total - weights - activations - engine.reserve)
     groups = tuple(
-        CacheGroup(each.count * each.cached * formats.cache_bytes / sharding.pp, each.window)
+        CacheGroup(each.count * each.cache_elements_per_token * formats.cache_bytes / sharding.pp, each.window)
         for each in work.attention
         if each.causal
     )
@@ -196,7 +205,7 @@ def serving_memory(
     )
 
 
-def _weights(work: Lowered, sharding: Sharding, formats: Formats) -> float:
+def _weights(work: LoweredForward, sharding: Sharding, formats: Formats) -> float:
     """Return the bytes of weights on a device: products in the quantised format, everything else in sixteen bits."""
     experts = work.experts
     dense = sum(each.weights * each.count for each in work.layers if not each.of_experts)

@@ -27,18 +27,18 @@ from paleo.pricing.attention import (
 )
 from paleo.pricing.experts import experts_time
 from paleo.pricing.gemm import GemmParameters
-from paleo.pricing.kernels import Calibrated, figures
+from paleo.pricing.kernels import CalibratedPredictor, device_datasheet
 from paleo.pricing.latent_kernels import CACHED as LATENT_CACHED
-from paleo.pricing.latent_kernels import TOKEN_ROWS, TRITON_ROWS, LatentParameters, latent_attention_time
-from paleo.pricing.power import slow_down, switching_activity
-from paleo.pricing.tiles import TileParameters, narrow_product_time
+from paleo.pricing.latent_kernels import TOKEN_ROWS, TRITON_ROWS, LatentAttentionParameters, latent_attention_time
+from paleo.pricing.power import power_slowdown, switching_activity
+from paleo.pricing.tiles import EngineGemmParameters, low_precision_gemm_time
 from paleo.serving.formats import has_block_scales
-from paleo.serving.lowered import LONG, AttentionLayers, Lowered, Sharding, TokenScaledKernel, lowered
+from paleo.serving.lowered import LONG, AttentionLayers, LoweredForward, Sharding, TokenScaledKernel, lower_forward
 from paleo.units import MEBIBYTE, MICROSECOND
 
 if TYPE_CHECKING:
     from paleo.operations.base import Kernel
-    from paleo.pricing.kernels import FamilyPrices
+    from paleo.pricing.kernels import FamilyPredictor
     from paleo.serving.formats import Formats
     from paleo.specs.device import Device
     from paleo.specs.model import ModelSpec
@@ -59,7 +59,7 @@ CHUNKS = np.array([1, 32, 64, 128, 256, 512, 2**10, 2048, 4096, 8192, 16384, 327
 #: Tokens of a hop between stages whose time is shared out.
 HOP_TOKENS = 2.0**10
 #: Tokens of the prompts that are prefilled together where their attention is priced.
-TOGETHER = 8192.0
+PREFILL_BATCH_TOKENS = 8192.0
 #: Share of an NVLink's rate that a kernel reaches which reads its peers' memory, and the latency of a second
 #: synchronisation between the halves of a two-step all-reduce over that of the whole call (vLLM's, SGLang's and
 #: TensorRT-LLM's kernels on A100 and H100, 64 KiB to 8 MiB).
@@ -68,13 +68,13 @@ PEER_SHARE, SECOND_STEP = 0.6, 0.3
 CONVERSION_BYTES = 5.0
 #: Share of it that is the search for the largest activation, which scales of tokens and blocks do not need: one of two
 #: kernels, and one of the reads.
-SEARCH_SHARE = 0.5
+MAXIMUM_SEARCH_SHARE = 0.5
 #: Seconds of a norm that is fused with the sum before it beside its bytes.
 FUSED_PASS = 1.0 * MICROSECOND
 #: Share of the memory bandwidth that a kernel reaches which streams states or short sequences.
 STREAMED_SHARE = 0.8
 #: Exponent of the popularity of experts: between equal loads and the least uneven ones (1.01) of the timed kernels.
-POPULARITY = 0.5
+EXPERT_POPULARITY_EXPONENT = 0.5
 #: Products of sixteen bits behind weight-only kernels: share of their rate where arithmetic limits them.
 DEQUANTISED_SHARE = 0.85
 
@@ -106,7 +106,7 @@ class EngineKernels:
     converts : bool
         Whether a kernel of its own brings activations to fp8, with scales of each token or block. Else scales are known
         before, and the kernel before the product converts. Activations in NVFP4 always have such a kernel.
-    encoder_bytes : float
+    encoder_element_bytes : float
         Bytes of a number between the kernels of an encoder under TensorRT, whose activations run in the epilogue of the
         product before them and whose attention over short sequences takes the time of its bytes; 0 for other engines.
     drafted : int
@@ -130,7 +130,7 @@ class EngineKernels:
     joint_attention: bool = False
     fused_norm: bool = True
     converts: bool = False
-    encoder_bytes: float = 0.0
+    encoder_element_bytes: float = 0.0
     drafted: int = 0
     acceptance: float = 0.0
     branches: int = 1
@@ -147,15 +147,15 @@ class EngineKernels:
 
 
 @dataclass(frozen=True)
-class Phases:
+class IterationTables:
     """Tables of iteration times of one replica under one sharding; `iteration_time` combines them.
 
     Attributes
     ----------
-    body, head : numpy.ndarray
+    layer_times, head : numpy.ndarray
         Time of all layers, and of output head and sampling, at each number of tokens in ``TOKENS`` [s], shape (34,).
     communication : numpy.ndarray
-        The part of ``body`` that is collectives, shape (34,).
+        The part of ``layer_times`` that is collectives, shape (34,).
     decode : numpy.ndarray
         Attention time of decoding one token per sequence, all layers [s], shape (sequences, cached tokens).
     joint : numpy.ndarray
@@ -178,7 +178,7 @@ class Phases:
         Properties of the engine that determine them.
     """
 
-    body: Array
+    layer_times: Array
     head: Array
     communication: Array
     decode: Array
@@ -188,7 +188,7 @@ class Phases:
     state: float
     stages: int
     hop: float
-    lowered: Lowered
+    lowered: LoweredForward
     sharding: Sharding
     calibration: str
     kernels: EngineKernels = EngineKernels()
@@ -245,7 +245,7 @@ class Phases:
         ndarray, shape (...)
             Seconds.
         """
-        return _extended(np.asarray(tokens, dtype=np.float64), TOKENS, self.body)
+        return _extended(np.asarray(tokens, dtype=np.float64), TOKENS, self.layer_times)
 
     def sampling_time(self, sequences: Numbers) -> Array:
         """Return the time of the output head and of sampling.
@@ -389,9 +389,9 @@ def bilinear(x: Array, y: Array, xs: Array, ys: Array, table: Array) -> Array:
     return np.asarray(low * (1 - u) + high * u)
 
 
-def phases(
+def iteration_tables(
     model: ModelSpec, system: System, sharding: Sharding, formats: Formats, kernels: EngineKernels | None = None
-) -> Phases:
+) -> IterationTables:
     """Compute the tables of iteration times (prefill and decode) of one replica.
 
     Parameters
@@ -416,13 +416,13 @@ def phases(
         The network cannot be divided so, or the device lacks a format.
     """
     engine = kernels or EngineKernels()
-    work, backend = lowered(model, system, sharding, formats.arithmetic(system.device))
-    pricing = _Pricing(work, backend, sharding, formats, engine, has_block_scales(model, formats.weights))
+    work, backend = lower_forward(model, system, sharding, formats.arithmetic(system.device))
+    pricing = _TableBuilder(work, backend, sharding, formats, engine, has_block_scales(model, formats.weights))
     body, exchanges = pricing.products(work.layers), pricing.exchanges()
     head, decode = pricing.products(work.head), pricing.decode()
-    return Phases(
-        body=body + exchanges,
-        head=head + pricing.reduced(work.head_exchanges),
+    return IterationTables(
+        layer_times=body + exchanges,
+        head=head + pricing.tensor_collective_times(work.head_exchanges),
         communication=exchanges,
         decode=decode,
         joint=pricing.joint() if engine.joint_attention and pricing.unpacked else decode,
@@ -433,7 +433,7 @@ def phases(
         hop=pricing.hop(),
         lowered=work,
         sharding=sharding,
-        calibration=backend.prices.name,
+        calibration=backend.predictor.name,
         kernels=engine,
     )
 
@@ -456,10 +456,10 @@ def _converted(kernel: Kernel) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pricing:
+class _TableBuilder:
     """Calculator of kernel and collective times under one sharding, on grids of tokens, sequences and cached tokens."""
 
-    work: Lowered
+    work: LoweredForward
     backend: Backend
     sharding: Sharding
     formats: Formats
@@ -504,7 +504,7 @@ class _Pricing:
         if not chosen:
             return total
         ranks, ones = self.sharding.attention_dp, np.ones(len(TOKENS))
-        group = float(self.sharding.group)
+        group = float(self.sharding.expert_group_size)
         slices, places = (1.0, group) if self.sharding.expert_parallel else (group, 1.0)
         for up, down in zip(chosen[::2], chosen[1::2], strict=True):
             first, second = up.long.shape, down.long.shape
@@ -512,7 +512,8 @@ class _Pricing:
             seconds = experts_time(
                 tokens=TOKENS * ranks, hidden=ones * first["k"], inner=ones * second["k"] * self.sharding.tp,
                 top_k=ones * top_k, experts=ones * first["batch"], tp=ones * slices, ep=ones * places,
-                gated=ones * gated, exponent=ones * POPULARITY, element_bytes=self.formats.experts.weight_bytes,
+                gated=ones * gated, exponent=ones * EXPERT_POPULARITY_EXPONENT,
+                element_bytes=self.formats.experts.weight_bytes,
                 **self._grouped(),
             )  # fmt: skip
             width = second["k"] * self.sharding.tp / slices
@@ -527,10 +528,12 @@ class _Pricing:
         """
         device, families = self.backend.system.device, self._families
         dtype = self.formats.experts.arithmetic(device)
-        family = f"gemm.{dtype}" if precision(dtype).narrow else "gemm.tensor"
-        products, card = families.parameters_of(GemmParameters, family).parameters, figures(device, dtype)
+        family = f"gemm.{dtype}" if precision(dtype).quantises_operands else "gemm.tensor"
+        products, card = families.parameters_of(GemmParameters, family).parameters, device_datasheet(device, dtype)
         activity = switching_activity(products.training_activity, dtype, card, families.user_calibration)
-        factor = slow_down(busy=seconds, flops=flops, dram=0.0, energy=products.energy, activity=activity, device=card)
+        factor = power_slowdown(
+            busy=seconds, flops=flops, dram=0.0, energy=products.energy, activity=activity, device=card
+        )
         return np.asarray(seconds * factor)
 
     def _grouped(self) -> dict[str, Any]:
@@ -540,7 +543,7 @@ class _Pricing:
         """
         device, families = self.backend.system.device, self._families
         dtype = self.formats.experts.arithmetic(device)
-        packed = self.formats.own_experts is not None and not precision(dtype).narrow
+        packed = self.formats.expert_format is not None and not precision(dtype).quantises_operands
         kernel = _of_architecture(self.engine.experts, device) or "cutlass"
         if packed:
             kernel = _of_architecture(self.engine.packed_experts, device) or kernel
@@ -548,24 +551,26 @@ class _Pricing:
         if blocks and kernel == "cutlass" and dtype == "fp8" and device.architecture.startswith("Blackwell"):
             kernel = "deepgemm"
         name = {"fp8": "block8" if blocks else "tensor8", "fp4": "block4"}.get(dtype, "bf16")
-        parameters = families.parameters_of(TileParameters, f"experts.{kernel}.{name}").parameters
+        parameters = families.parameters_of(EngineGemmParameters, f"experts.{kernel}.{name}").parameters
         if packed and kernel == "cutlass":
             parameters = replace(parameters, efficiency=DEQUANTISED_SHARE * parameters.efficiency)
-        return {"device": figures(device, dtype), "parameters": parameters}
+        return {"device": device_datasheet(device, dtype), "parameters": parameters}
 
     def _seconds(self, kernels: list[Kernel], scaled: list[TokenScaledKernel]) -> Array:
         """Return the times of kernels inside a CUDA graph [s]."""
-        seconds = self.backend.prices.times(kernels).total.copy()
-        seconds = np.maximum(seconds - self._quantisation(kernels), self._least(kernels))
+        seconds = self.backend.predictor.times(kernels).total.copy()
+        seconds = np.maximum(seconds - self._quantisation(kernels), self._gemm_lower_bound(kernels))
         if self.engine.fused_norm:
             seconds -= self._fused_launches(kernels)
         if self._weight_only:
             seconds = self._dequantised(kernels, scaled, seconds)
         seconds = np.maximum(seconds, self._scaled_by_blocks(kernels))
-        fused = (".quantise", ".largest") * self.engine.fused_norm + (".act",) * (self.engine.encoder_bytes > 0)
+        fused = (".quantise", ".largest") * self.engine.fused_norm + (".act",) * (self.engine.encoder_element_bytes > 0)
         merged = np.array([kernel.family == "memory" and kernel.name.endswith(fused) for kernel in kernels])
-        if self.engine.encoder_bytes:
-            seconds *= [self.engine.encoder_bytes / 2.0 if kernel.family == "memory" else 1.0 for kernel in kernels]
+        if self.engine.encoder_element_bytes:
+            seconds *= [
+                self.engine.encoder_element_bytes / 2.0 if kernel.family == "memory" else 1.0 for kernel in kernels
+            ]
         return np.where(merged | _routing(kernels), 0.0, seconds)
 
     def _scaled_by_blocks(self, kernels: list[Kernel]) -> Array:
@@ -575,25 +580,25 @@ class _Pricing:
         """
         seconds = np.full(len(kernels), MICROSECOND)
         chosen = [place for place, kernel in enumerate(kernels) if kernel.operation == "narrow"] * self.block_scales
-        if not chosen or not precision(self._families.dtype).narrow:
+        if not chosen or not precision(self._families.dtype).quantises_operands:
             return seconds
         library = "vllm" if self.engine.latent == "vllm" else "trtllm"
         m, n, k, batch = (
             np.array([float(kernels[i].shape[name]) for i in chosen]) for name in ("m", "n", "k", "batch")
         )
-        seconds[chosen] = batch * narrow_product_time(
-            m=m, n=n, k=k, element_bytes=1.0, device=figures(self.backend.system.device, "fp8"),
-            parameters=self._families.parameters_of(TileParameters, f"narrow.block8.{library}").parameters,
+        seconds[chosen] = batch * low_precision_gemm_time(
+            m=m, n=n, k=k, element_bytes=1.0, device=device_datasheet(self.backend.system.device, "fp8"),
+            parameters=self._families.parameters_of(EngineGemmParameters, f"narrow.block8.{library}").parameters,
         )  # fmt: skip
         return seconds
 
-    def _least(self, kernels: list[Kernel]) -> Array:
+    def _gemm_lower_bound(self, kernels: list[Kernel]) -> Array:
         """Return a lower bound of GEMM times in narrow formats [s].
 
         It is FLOP over the fraction of peak that the main loop of the kernel reaches; 0 for other kernels.
         """
         families, device = self._families, self.backend.system.device
-        if not precision(families.dtype).narrow:
+        if not precision(families.dtype).quantises_operands:
             return np.zeros(len(kernels))
         share = families.parameters_of(GemmParameters, f"gemm.{families.dtype}").parameters.efficiency
         flops = np.array([kernel.flops if kernel.operation == "narrow" else 0.0 for kernel in kernels])
@@ -608,7 +613,7 @@ class _Pricing:
         its own in every engine (fp4_quantize in TensorRT-LLM 1.0, tensorrt_llm/_torch/modules/linear.py).
         """
         families = self._families
-        if not precision(families.dtype).narrow:
+        if not precision(families.dtype).quantises_operands:
             return np.zeros(len(kernels))
         launches = [
             families.parameters_of(GemmParameters, f"gemm.{name}").parameters.launch
@@ -617,7 +622,7 @@ class _Pricing:
         launch, bandwidth = max(launches[0] - launches[1], 0.0), 0.9 * self.backend.system.device.memory.bandwidth
         rows = np.array([_converted(kernel) for kernel in kernels])
         apart = self.engine.converts or self.block_scales or families.dtype == "fp4"
-        share = SEARCH_SHARE if apart else 1.0
+        share = MAXIMUM_SEARCH_SHARE if apart else 1.0
         return np.where(rows > 0, share * (launch + CONVERSION_BYTES * rows / bandwidth), 0.0)
 
     def _fused_launches(self, kernels: list[Kernel]) -> Array:
@@ -625,15 +630,15 @@ class _Pricing:
         norms = [index for index, kernel in enumerate(kernels) if kernel.operation == "norm"]
         saved = np.zeros(len(kernels))
         if norms:
-            alone = self.backend.prices.times([kernels[index] for index in norms]).total
+            alone = self.backend.predictor.times([kernels[index] for index in norms]).total
             launch = float(alone.min())
             saved[norms] = launch + 0.5 * (alone - launch) - FUSED_PASS
         return saved
 
     @property
     def _weight_only(self) -> bool:
-        narrow = self.formats.weight_bytes < 2.0
-        return narrow and not precision(self._families.dtype).narrow
+        quantises_operands = self.formats.weight_bytes < 2.0
+        return quantises_operands and not precision(self._families.dtype).quantises_operands
 
     def _dequantised(self, kernels: list[Kernel], scaled: list[TokenScaledKernel], seconds: Array) -> Array:
         """Return GEMM times with narrow weights that are multiplied in 16 bits (weight-only quantisation) [s].
@@ -646,14 +651,14 @@ class _Pricing:
             return seconds
         smaller = [replace(kernels[i], shape={**kernels[i].shape, "k": kernels[i].shape["k"] * ratio}) for i in chosen]
         large = [replace(kernels[i], shape={**kernels[i].shape, "m": TOKENS[-1]}) for i in chosen]
-        read = self.backend.prices.times(smaller).total
+        read = self.backend.predictor.times(smaller).total
         rows = np.array([kernels[i].shape["m"] for i in chosen]) / TOKENS[-1]
-        arithmetic = self.backend.prices.times(large).total * rows / DEQUANTISED_SHARE
+        arithmetic = self.backend.predictor.times(large).total * rows / DEQUANTISED_SHARE
         result = seconds.copy()
         result[chosen] = np.maximum(read, arithmetic)
         return result
 
-    def reduced(self, exchanges: tuple[object, ...]) -> Array:
+    def tensor_collective_times(self, exchanges: tuple[object, ...]) -> Array:
         """Return the time of collectives over tensor-parallel ranks at each number of tokens in `TOKENS` [s]."""
         total = np.zeros(len(TOKENS))
         if self.sharding.tp == 1:
@@ -668,7 +673,7 @@ class _Pricing:
         They are all-reduces over tp. With attention_dp, tokens are gathered for the experts, and the results are
         reduced and scattered.
         """
-        total = self.reduced(self.work.exchanges)
+        total = self.tensor_collective_times(self.work.exchanges)
         ranks = self.sharding.attention_dp
         if ranks > 1:
             width = self.backend.formats.activation
@@ -714,10 +719,10 @@ class _Pricing:
         return float(seconds[0]) / HOP_TOKENS
 
     @property
-    def _families(self) -> FamilyPrices:
-        if not isinstance(self.backend.prices, Calibrated):
+    def _families(self) -> FamilyPredictor:
+        if not isinstance(self.backend.predictor, CalibratedPredictor):
             raise SpecError("serving needs calibrated kernels: --calibration auto or a file")
-        return self.backend.prices.families
+        return self.backend.predictor.families
 
     def _kernel(self) -> str:
         device = self.backend.system.device
@@ -759,14 +764,14 @@ class _Pricing:
         seconds = latent_attention_time(
             heads=group.query_heads * ones, batch=batch * ones, queries=np.asarray(queries) * ones, keys=keys * ones,
             single=np.full(shape, single), cache_bytes=width * ones, token_rows=rows * ones,
-            device=figures(device, device.training_dtype),
-            parameters=self._families.parameters_of(LatentParameters, name).parameters,
+            device=device_datasheet(device, device.training_dtype),
+            parameters=self._families.parameters_of(LatentAttentionParameters, name).parameters,
         )  # fmt: skip
         return np.asarray(group.count * seconds)
 
     def _prefill_time(self, batch: Array, length: Array, before: Array) -> Array:
         total = np.zeros(np.broadcast(length, before).shape)
-        width = self.engine.encoder_bytes / (STREAMED_SHARE * self.backend.system.device.memory.bandwidth)
+        width = self.engine.encoder_element_bytes / (STREAMED_SHARE * self.backend.system.device.memory.bandwidth)
         for group in self.work.attention:
             if width:
                 numbers = 2.0 * (group.query_heads + group.kv_heads) * group.head_dim * batch * length
@@ -799,7 +804,7 @@ class _Pricing:
     def prefill(self) -> Array:
         """Return the time that each further chunk adds, on the grid of chunk lengths and cached tokens [s]."""
         lengths, before = CHUNKS[:, None], np.append(0.0, CACHED[1:])[None, :]
-        batch = np.maximum(TOGETHER / lengths, 1.0)
+        batch = np.maximum(PREFILL_BATCH_TOKENS / lengths, 1.0)
         whole = self._prefill_time(batch, lengths, before)
         return np.maximum(whole - self.prefill_launch(), 0.0) / batch
 
@@ -812,7 +817,7 @@ class _Pricing:
 
     def _activity(self) -> float:
         device = self.backend.system.device
-        tensor = figures(device, device.training_dtype).tensor_cores
+        tensor = device_datasheet(device, device.training_dtype).tensor_cores
         entry = self._families.parameters_of(GemmParameters, "gemm.tensor" if tensor else "gemm.simt")
         return float(entry.parameters.training_activity)
 
@@ -827,7 +832,7 @@ class _Pricing:
         entry = self._families.parameters_of(kind, f"attention.{kernel}.{phase}")
         narrow = self.formats.cache == "fp8" and "fp8" in device.peak and kernel != "fa2"
         dtype = "fp8" if narrow else device.training_dtype
-        return {"device": figures(device, dtype), "parameters": entry.parameters}
+        return {"device": device_datasheet(device, dtype), "parameters": entry.parameters}
 
     def state(self) -> float:
         """Return the time to read and write the recurrent states of one sequence in fp32 [s]."""

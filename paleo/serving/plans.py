@@ -19,7 +19,7 @@ from paleo.errors import PlanError, SpecError
 from paleo.serving.load import Requests, drawn_requests
 from paleo.serving.lowered import Sharding
 from paleo.serving.memory import ServingMemory, serving_memory
-from paleo.serving.phases import Phases, phases
+from paleo.serving.phases import IterationTables, iteration_tables
 from paleo.serving.simulation import Simulated, simulate
 from paleo.serving.steady import Batching, Lengths, SteadyState, closed_loop, saturated_state, state_at_rate
 
@@ -33,7 +33,7 @@ Array = npt.NDArray[np.float64]
 #: Shares of a replica's capacity at which it is priced, most sequences and tokens of an iteration that are tried.
 SHARES = np.concatenate([np.linspace(0.02, 0.9, 23), np.array([0.93, 0.95, 0.97, 0.98])])
 SEQUENCES = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
-BUDGETS = (512, 2048, 4096)
+TOKEN_LIMITS = (512, 2048, 4096)
 #: Requests of the simulation of a plan, of one that tests its limits, at least so many for each sequence of its batch,
 #: and the share at each end that is not counted.
 SIMULATED, TESTED, OF_SEQUENCE, EDGE = 4000, 1200, 12, 0.1
@@ -104,7 +104,7 @@ class ServingLimits:
         limits = {"ttft": self.ttft, "tpot": self.tpot, "latency": self.latency}
         return {name: limit for name, limit in limits.items() if limit is not None}
 
-    def value(self, state: SteadyState | Simulated, part: str) -> Array:
+    def latency_value(self, state: SteadyState | Simulated, part: str) -> Array:
         """Return the predicted latency that a limit is compared with.
 
         Parameters
@@ -123,7 +123,7 @@ class ServingLimits:
             return np.asarray(state.percentile(part, self.percentile) if self.percentile else state.mean(part))
         return state.percentile(part, self.percentile) if self.percentile else np.asarray(getattr(state, part))
 
-    def excess(self, state: SteadyState | Simulated) -> Array:
+    def worst_ratio(self, state: SteadyState | Simulated) -> Array:
         """Return the largest ratio of a latency to its limit; at most 1 if all limits hold.
 
         Parameters
@@ -136,7 +136,7 @@ class ServingLimits:
         ndarray
             Ratio.
         """
-        ratios = [self.value(state, part) / limit for part, limit in self.bounds.items()]
+        ratios = [self.latency_value(state, part) / limit for part, limit in self.bounds.items()]
         return np.asarray(np.max(np.stack(ratios), axis=0)) if ratios else np.asarray(0.0)
 
     def binding(self, state: SteadyState | Simulated) -> str:
@@ -152,7 +152,7 @@ class ServingLimits:
         str
             ``ttft``, ``tpot`` or ``latency``.
         """
-        return max(self.bounds, key=lambda part: float(self.value(state, part)) / self.bounds[part])
+        return max(self.bounds, key=lambda part: float(self.latency_value(state, part)) / self.bounds[part])
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +163,11 @@ class ReplicaLayout:
     formats: Formats
     engine: Engine
     replicas: int
-    phases: Phases
+    phases: IterationTables
     memory: ServingMemory
     limit: BatchLimit
 
-    def places(self, lengths: Lengths) -> float:
+    def max_cached_sequences(self, lengths: Lengths) -> float:
         """Return how many sequences a replica's KV cache can hold at once, under the engine's rule of admission.
 
         Parameters
@@ -180,9 +180,11 @@ class ReplicaLayout:
         float
             Sequences.
         """
-        answered = lengths.resident - np.asarray(lengths.input, dtype=np.float64)  # as many are missing on average
+        answered = lengths.mean_cached_tokens - np.asarray(
+            lengths.input, dtype=np.float64
+        )  # as many are missing on average
         reserved = answered if self.engine.reservation == "whole" else 0.0
-        return float(self.memory.sequences(lengths.resident + reserved))
+        return float(self.memory.max_cached_sequences(lengths.mean_cached_tokens + reserved))
 
     @property
     def reservation(self) -> float:
@@ -210,13 +212,13 @@ class ReplicaLayout:
             The limits.
         """
         return Batching(
-            tokens=self.limit.tokens * self.schedulers if tokens is None else tokens,
-            sequences=self.limit.sequences * self.schedulers if sequences is None else sequences,
-            mixed=self.engine.batching == "mixed",
-            host=self.engine.pause,
-            request=self.engine.request,
+            max_tokens=self.limit.tokens * self.schedulers if tokens is None else tokens,
+            max_sequences=self.limit.sequences * self.schedulers if sequences is None else sequences,
+            mixes_prefill=self.engine.batching == "mixed",
+            host_time=self.engine.host_time_per_iteration,
+            time_per_request=self.engine.request,
             delay=self.engine.delay,
-            streamed=self.engine.streamed,
+            time_per_token=self.engine.streamed,
             batches=self.sharding.pp,
             overflows=self.engine.reservation == "input",
         )
@@ -229,7 +231,7 @@ class ServingPlan:
     ``limited_by`` names the bottleneck.
     """
 
-    candidate: ReplicaLayout
+    layout: ReplicaLayout
     batching: Batching
     state: SteadyState
     limited_by: str
@@ -237,23 +239,23 @@ class ServingPlan:
     @property
     def gpus(self) -> int:
         """Number of devices of all replicas."""
-        return self.candidate.replicas * self.candidate.sharding.gpus
+        return self.layout.replicas * self.layout.sharding.gpus
 
     @property
     def requests_per_s(self) -> float:
         """Throughput of all replicas [requests/s]."""
-        return self.candidate.replicas * float(self.state.requests_per_s)
+        return self.layout.replicas * float(self.state.requests_per_s)
 
     @property
     def tokens_per_s(self) -> float:
         """Throughput of all replicas [generated tokens/s]."""
-        return self.candidate.replicas * float(self.state.tokens_per_s)
+        return self.layout.replicas * float(self.state.tokens_per_s)
 
     @property
     def strategy(self) -> str:
         """Degrees of a replica and the number of replicas, as text."""
-        replicas = self.candidate.replicas
-        return self.candidate.sharding.text + (f",replicas={replicas}" if replicas > 1 else "")
+        replicas = self.layout.replicas
+        return self.layout.sharding.text + (f",replicas={replicas}" if replicas > 1 else "")
 
 
 def shardings(model: ModelSpec, system: System, gpus: int) -> Iterator[Sharding]:
@@ -330,14 +332,14 @@ def candidates(
             continue
         for each in formats:
             try:
-                prices = phases(model, system, sharding, each, engine.kernels)
+                prices = iteration_tables(model, system, sharding, each, engine.kernels)
             except (PlanError, SpecError) as error:
                 refusals.append((math.inf, f"{sharding.text}: {error}"))
                 continue
             memory = serving_memory(prices.lowered, sharding, each, engine, system.device, bound)
             why = memory.refusal(load.longest)
             if why:
-                lacking = float(memory.sequence(load.longest)) - float(memory.cache)
+                lacking = float(memory.sequence_bytes(load.longest)) - float(memory.cache)
                 refusals.append((lacking, f"{sharding.text} in {each.text}: {why}"))
                 continue
             fitting.append(ReplicaLayout(sharding, each, engine, gpus // sharding.gpus, prices, memory, bound))
@@ -362,20 +364,22 @@ def plan_of(candidate: ReplicaLayout, load: ServingLoad, limits: ServingLimits) 
         The plan; None if no limits of its iterations meet the latency limits.
     """
     if load.kind in ("most", "at once"):
-        return _most(candidate, load, limits)
+        return _highest_rate_plan(candidate, load, limits)
     if load.kind == "closed":
         users = load.users / candidate.replicas
         batching = candidate.batching()
-        state = closed_loop(candidate.phases, batching, load.lengths, candidate.places(load.lengths), users, load.think)
+        state = closed_loop(
+            candidate.phases, batching, load.lengths, candidate.max_cached_sequences(load.lengths), users, load.think
+        )
         plan = _plan(candidate, batching, state, limits)
-        return plan if float(limits.excess(state)) <= 1.0 else None
+        return plan if float(limits.worst_ratio(state)) <= 1.0 else None
     return _stated(candidate, load, limits)
 
 
 def _grid(candidate: ReplicaLayout) -> tuple[Array, Array]:
     """Return the limits of an iteration that are tried: (tokens, sequences), arrays over all combinations."""
     ranks = candidate.schedulers
-    tokens = sorted({*(each for each in BUDGETS if each < candidate.limit.tokens), candidate.limit.tokens})
+    tokens = sorted({*(each for each in TOKEN_LIMITS if each < candidate.limit.tokens), candidate.limit.tokens})
     most = candidate.limit.sequences
     sequences = sorted({*(each for each in SEQUENCES if each < most), most})
     first, second = np.meshgrid(
@@ -384,9 +388,9 @@ def _grid(candidate: ReplicaLayout) -> tuple[Array, Array]:
     return first * ranks, second * ranks
 
 
-def _most(candidate: ReplicaLayout, load: ServingLoad, limits: ServingLimits) -> ServingPlan | None:
+def _highest_rate_plan(candidate: ReplicaLayout, load: ServingLoad, limits: ServingLimits) -> ServingPlan | None:
     """Return the plan with the highest rate, within the latency limits if there are any."""
-    places = candidate.places(load.lengths)
+    places = candidate.max_cached_sequences(load.lengths)
     if not limits.bounds:
         batching = candidate.batching()
         return _plan(candidate, batching, saturated_state(candidate.phases, batching, load.lengths, places), limits)
@@ -397,7 +401,7 @@ def _most(candidate: ReplicaLayout, load: ServingLoad, limits: ServingLimits) ->
     state = state_at_rate(
         candidate.phases, wide, load.lengths, places, capacity[..., None] * SHARES, arrivals=load.variation
     )
-    rates = np.where(limits.excess(state) <= 1.0, state.requests_per_s, 0.0)
+    rates = np.where(limits.worst_ratio(state) <= 1.0, state.requests_per_s, 0.0)
     best = np.unravel_index(int(np.argmax(rates)), rates.shape)
     if rates[best] <= 0.0:
         return None
@@ -408,10 +412,10 @@ def _most(candidate: ReplicaLayout, load: ServingLoad, limits: ServingLimits) ->
 
 def _stated(candidate: ReplicaLayout, load: ServingLoad, limits: ServingLimits) -> ServingPlan | None:
     """Return the plan for a given rate; the engine's own iteration limits are tried first."""
-    places, rate = candidate.places(load.lengths), load.rate / candidate.replicas
+    places, rate = candidate.max_cached_sequences(load.lengths), load.rate / candidate.replicas
     batching = candidate.batching()
     state = state_at_rate(candidate.phases, batching, load.lengths, places, rate, arrivals=load.variation)
-    if float(limits.excess(state)) <= 1.0 and float(state.utilisation) < 1.0:
+    if float(limits.worst_ratio(state)) <= 1.0 and float(state.utilisation) < 1.0:
         return _plan(candidate, batching, state, limits)
     if not limits.bounds:
         return None
@@ -424,7 +428,7 @@ def _stated(candidate: ReplicaLayout, load: ServingLoad, limits: ServingLimits) 
         np.full(tokens.shape, rate),
         arrivals=load.variation,
     )
-    excess = np.where(wide.utilisation < 1.0, limits.excess(wide), np.inf)
+    excess = np.where(wide.utilisation < 1.0, limits.worst_ratio(wide), np.inf)
     best = np.unravel_index(int(np.argmin(excess)), excess.shape)
     if excess[best] > 1.0:
         return None
@@ -440,7 +444,7 @@ def _plan(candidate: ReplicaLayout, batching: Batching, state: SteadyState, limi
 #: Limits of latency in words.
 LIMIT_NAMES = {"ttft": "time to the first token", "tpot": "time per token", "latency": "latency"}
 #: How near to a limit counts as held back by it.
-NEAR = 0.93
+BINDING_RATIO = 0.93
 
 
 def bottleneck_name(candidate: ReplicaLayout, batching: Batching, state: SteadyState, limits: ServingLimits) -> str:
@@ -462,18 +466,18 @@ def bottleneck_name(candidate: ReplicaLayout, batching: Batching, state: SteadyS
     str
         A phrase.
     """
-    if limits.bounds and float(limits.excess(state)) > NEAR - 0.05:
+    if limits.bounds and float(limits.worst_ratio(state)) > BINDING_RATIO - 0.05:
         return LIMIT_NAMES[limits.binding(state)]
-    if float(state.utilisation) < NEAR:
+    if float(state.utilisation) < BINDING_RATIO:
         return "demand"
-    if batching.request and float(state.requests_per_s) * batching.request > NEAR:
+    if batching.time_per_request and float(state.requests_per_s) * batching.time_per_request > BINDING_RATIO:
         return "the server's requests a second"
     batch = float(state.batch)
-    places = float(np.asarray(batching.sequences)) * batching.batches
-    full = candidate.memory.sequences(1.0) and batch >= NEAR * _held(candidate, state)
-    if full and batch < NEAR * places:
+    places = float(np.asarray(batching.max_sequences)) * batching.batches
+    full = candidate.memory.max_cached_sequences(1.0) and batch >= BINDING_RATIO * _held(candidate, state)
+    if full and batch < BINDING_RATIO * places:
         return "KV cache"
-    if batch >= NEAR * places:
+    if batch >= BINDING_RATIO * places:
         return "sequences of an iteration"
     return max(iteration_parts(candidate, state), key=iteration_parts(candidate, state).__getitem__)
 
@@ -503,14 +507,14 @@ def iteration_parts(candidate: ReplicaLayout, state: SteadyState) -> dict[str, f
 
     exchanged = float(np.interp(batch, TOKENS, prices.communication))
     products = float(prices.non_attention_time(batch)) - exchanged + float(prices.sampling_time(batch))
-    attention = float(state.plain) - products - exchanged - candidate.engine.pause
-    prompts = float(state.iteration) - float(state.plain)
+    attention = float(state.decode_iteration_time) - products - exchanged - candidate.engine.host_time_per_iteration
+    prompts = float(state.iteration) - float(state.decode_iteration_time)
     return {
         "products": products,
         "attention over the cache": max(attention, 0.0),
         "prompts": max(prompts, 0.0),
         "collectives": exchanged,
-        "the host": candidate.engine.pause,
+        "the host": candidate.engine.host_time_per_iteration,
     }
 
 
@@ -518,12 +522,13 @@ def iteration_parts(candidate: ReplicaLayout, state: SteadyState) -> dict[str, f
 class ServicePlans:
     """Plans of a service, best first, with the layouts that were ruled out.
 
-    ``refusals`` says why layouts do not fit in memory; ``late`` holds layouts that fit but miss the latency limits.
+    ``refusals`` says why layouts do not fit in memory; ``layouts_over_limits`` holds layouts that fit but miss the
+    latency limits.
     """
 
     plans: tuple[ServingPlan, ...]
     refusals: tuple[str, ...]
-    late: tuple[ReplicaLayout, ...]
+    layouts_over_limits: tuple[ReplicaLayout, ...]
 
 
 def plan_service(fitting: Sequence[ReplicaLayout], load: ServingLoad, limits: ServingLimits) -> ServicePlans:
@@ -573,12 +578,12 @@ def _refined(plan: ServingPlan, load: ServingLoad, limits: ServingLimits) -> Ser
 
     Near capacity the fixed point underestimates how requests accumulate, so its percentiles are too low there.
     """
-    low, high, places = 0.0, 1.0, plan.candidate.places(load.lengths)
+    low, high, places = 0.0, 1.0, plan.layout.max_cached_sequences(load.lengths)
     best = plan
     for number in range(BISECTIONS):
         share = 1.0 if number == 0 else 0.5 * (low + high)
         rate = share * float(plan.state.requests_per_s)
-        state = state_at_rate(plan.candidate.phases, plan.batching, load.lengths, places, rate, arrivals=load.variation)
+        state = state_at_rate(plan.layout.phases, plan.batching, load.lengths, places, rate, arrivals=load.variation)
         trial = replace(plan, state=state)
         result = simulated_replica(trial, load, TESTED)
         times = {part: steady_times(result, part) for part in limits.bounds}
@@ -615,9 +620,9 @@ def nearest_replica_layout(
     for candidate in late:
         batching = candidate.batching()
         alone = 0.01 * saturated_state(candidate.phases, batching, load.lengths, 1.0).requests_per_s
-        places = candidate.places(load.lengths)
+        places = candidate.max_cached_sequences(load.lengths)
         states.append((candidate, state_at_rate(candidate.phases, batching, load.lengths, places, alone)))
-    return min(states, key=lambda pair: float(limits.excess(pair[1])), default=None)
+    return min(states, key=lambda pair: float(limits.worst_ratio(pair[1])), default=None)
 
 
 def capacity_of(candidate: ReplicaLayout, load: ServingLoad) -> float:
@@ -635,7 +640,9 @@ def capacity_of(candidate: ReplicaLayout, load: ServingLoad) -> float:
     float
         Requests per second.
     """
-    full = saturated_state(candidate.phases, candidate.batching(), load.lengths, candidate.places(load.lengths))
+    full = saturated_state(
+        candidate.phases, candidate.batching(), load.lengths, candidate.max_cached_sequences(load.lengths)
+    )
     return candidate.replicas * float(full.requests_per_s)
 
 
@@ -656,7 +663,7 @@ def rate_curve(plan: ServingPlan, load: ServingLoad, points: int = 16) -> tuple[
     tuple[Array, SteadyState]
         Rates of all replicas [1/s], and the states.
     """
-    candidate, places = plan.candidate, plan.candidate.places(load.lengths)
+    candidate, places = plan.layout, plan.layout.max_cached_sequences(load.lengths)
     full = saturated_state(candidate.phases, plan.batching, load.lengths, places)
     rates = float(full.requests_per_s) * np.linspace(0.05, 0.98, points)
     state = state_at_rate(candidate.phases, plan.batching, load.lengths, places, rates, arrivals=load.variation)
@@ -682,9 +689,9 @@ def requests_of(plan: ServingPlan, load: ServingLoad, count: int | None = None, 
     Requests
         The requests.
     """
-    replicas = plan.candidate.replicas
+    replicas = plan.layout.replicas
     if load.requests is not None:
-        return replace(load.requests.every(replicas), hit=float(np.asarray(load.lengths.hit)))
+        return replace(load.requests.every(replicas), prefix_hit_share=float(np.asarray(load.lengths.prefix_hit_share)))
     rate = math.inf if load.kind in ("at once", "closed") else plan.requests_per_s / replicas
     crowd = int(OF_SEQUENCE * float(plan.state.batch))
     number = max(load.count // replicas, 1) if load.kind == "at once" else max(count or SIMULATED, crowd)
@@ -698,7 +705,7 @@ def requests_of(plan: ServingPlan, load: ServingLoad, count: int | None = None, 
         arrivals="constant" if load.kind == "constant" else "poisson",
         input_variation=load.lengths.input_variation,
         output_variation=load.lengths.output_variation,
-        hit=float(np.asarray(load.lengths.hit)),
+        hit=float(np.asarray(load.lengths.prefix_hit_share)),
         seed=seed,
     )
 
@@ -727,21 +734,21 @@ def simulated_replica(plan: ServingPlan, load: ServingLoad, count: int | None = 
     PaleoError
         If a request is longer than the cache.
     """
-    candidate = plan.candidate
+    candidate = plan.layout
     stages = candidate.sharding.pp
     requests = requests_of(plan, load, count, seed)
     length = float((requests.input + requests.output).mean())
     users = None if load.kind != "closed" else max(round(load.users / candidate.replicas / stages), 1)
     batching = replace(
         plan.batching,
-        tokens=float(np.asarray(plan.batching.tokens)),
-        sequences=float(np.asarray(plan.batching.sequences)),
+        max_tokens=float(np.asarray(plan.batching.max_tokens)),
+        max_sequences=float(np.asarray(plan.batching.max_sequences)),
     )
     return simulate(
         candidate.phases,
         batching,
         requests.every(stages) if users is None else requests,
-        capacity=candidate.memory.tokens(length) / stages,
+        capacity=candidate.memory.max_cached_tokens(length) / stages,
         reservation=candidate.reservation,
         users=users,
         think=load.think,

@@ -23,7 +23,7 @@ from paleo.serving.engines import Engine, load_engine
 from paleo.serving.formats import Formats
 from paleo.serving.load import Requests, drawn_lengths
 from paleo.serving.memory import serving_memory
-from paleo.serving.phases import phases
+from paleo.serving.phases import iteration_tables
 from paleo.serving.plans import ReplicaLayout
 from paleo.serving.simulation import simulate
 from paleo.serving.steady import Lengths, saturated_state
@@ -63,7 +63,7 @@ class Rollouts:
     ----------
     count, batch : int
         Rollouts of a step; sequences of one optimizer step.
-    prompt, answer : float
+    prompt, answer_tokens : float
         Mean tokens.
     longest : float
         Most tokens of an answer.
@@ -74,16 +74,16 @@ class Rollouts:
     count: int
     batch: int
     prompt: float
-    answer: float
+    answer_tokens: float
     longest: float
     variation: float = USUAL_VARIATION
 
     @property
-    def sequence(self) -> int:
+    def sequence_tokens(self) -> int:
         """Mean tokens of prompt and answer, padded so that any layout divides them."""
-        return PADDING * max(math.ceil((self.prompt + self.answer) / PADDING), 1)
+        return PADDING * max(math.ceil((self.prompt + self.answer_tokens) / PADDING), 1)
 
-    def answers(self, count: int, seed: int = 1) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    def sampled_answer_lengths(self, count: int, seed: int = 1) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """Draw lengths of answers from a log-normal distribution, cut at the longest, with the mean kept.
 
         Parameters
@@ -99,10 +99,10 @@ class Rollouts:
             Tokens, shape (count,).
         """
         random = np.random.default_rng(seed)
-        mean = self.answer
+        mean = self.answer_tokens
         for _ in range(8):
             lengths = np.minimum(drawn_lengths(mean, self.variation, count, np.random.default_rng(seed)), self.longest)
-            mean *= self.answer / max(float(lengths.mean()), 1.0)
+            mean *= self.answer_tokens / max(float(lengths.mean()), 1.0)
             mean = min(mean, 50.0 * self.longest)
         return np.asarray(random.permutation(lengths))
 
@@ -116,9 +116,9 @@ class LearningStep:
     parts : dict
         Times [s] by part: generation, log_probabilities, reward, training, weights, offload, and idle (the faster of
         two sets of GPUs waits).
-    step : float
+    step_time : float
         Time of the step [s].
-    generators, trainers : int
+    generator_gpus, trainer_gpus : int
         GPUs of the engine and of the trainer; equal if both share one set.
     layout : str
         Parallel degrees of a replica of the engine.
@@ -129,9 +129,9 @@ class LearningStep:
     """
 
     parts: dict[str, float]
-    step: float
-    generators: int
-    trainers: int
+    step_time: float
+    generator_gpus: int
+    trainer_gpus: int
     layout: str
     strategy: str
     fits: bool
@@ -173,7 +173,7 @@ def engine_replicas(
     formats = Formats()
     if sharding.gpus > gpus:
         raise PlanError(f"a replica of {sharding.text} needs {sharding.gpus} GPUs, there are {gpus}")
-    prices = phases(model, system, sharding, formats, engine.kernels)
+    prices = iteration_tables(model, system, sharding, formats, engine.kernels)
     memory = serving_memory(prices.lowered, sharding, formats, engine, system.device)
     if memory.refusal(longest):
         raise PlanError(memory.refusal(longest))
@@ -200,27 +200,29 @@ def generation_time(layout: ReplicaLayout, rollouts: Rollouts, *, steady: bool) 
     float
         Time [s].
     """
-    batching = replace(layout.batching(), request=0.0, streamed=0.0)
+    batching = replace(layout.batching(), time_per_request=0.0, time_per_token=0.0)
     share = math.ceil(rollouts.count / layout.replicas)
     if steady:
-        lengths = Lengths(rollouts.prompt, rollouts.answer, 0.0, min(rollouts.variation, 1.0))
-        places = min(layout.places(lengths), 2.0 * share)
+        lengths = Lengths(rollouts.prompt, rollouts.answer_tokens, 0.0, min(rollouts.variation, 1.0))
+        places = min(layout.max_cached_sequences(lengths), 2.0 * share)
         rate = saturated_state(layout.phases, batching, lengths, places).requests_per_s
         return share / float(rate)
     count = min(share, MOST_SIMULATED)
     replicas = max(min(layout.replicas, MOST_DRAWN // count), 1)
-    dealt = rollouts.answers(max(count * replicas, 2))[: count * replicas].reshape(replicas, count)
+    dealt = rollouts.sampled_answer_lengths(max(count * replicas, 2))[: count * replicas].reshape(replicas, count)
     answers = dealt[dealt.sum(axis=1).argmax()]
     requests = Requests(np.zeros(count), np.full(count, max(rollouts.prompt, 1.0)), answers)
     batching = replace(
-        batching, tokens=float(np.asarray(batching.tokens)), sequences=float(np.asarray(batching.sequences))
+        batching,
+        max_tokens=float(np.asarray(batching.max_tokens)),
+        max_sequences=float(np.asarray(batching.max_sequences)),
     )
-    capacity = layout.memory.tokens(rollouts.prompt + rollouts.answer)
+    capacity = layout.memory.max_cached_tokens(rollouts.prompt + rollouts.answer_tokens)
     result = simulate(layout.phases, batching, requests, capacity=capacity, reservation=layout.reservation)
-    return result.span * share / count
+    return result.makespan * share / count
 
 
-def weights_time(system: System, parameters: float, gpus: int) -> float:
+def weight_transfer_time(system: System, parameters: float, gpus: int) -> float:
     """Return the time in which new weights reach the engine [s].
 
     Every tensor is gathered whole on each rank that sends it to an engine, so all weights pass over the link of each
@@ -348,7 +350,7 @@ def trainer_run(gpus: int, rollouts: Rollouts, strategy: str, software: str) -> 
         microbatch=1,
         software=software,
         recompute="full",
-        model={"seq": rollouts.sequence},
+        model={"seq": rollouts.sequence_tokens},
     )
 
 
@@ -407,7 +409,7 @@ def learning_step(
         "log_probabilities": steps * forward * (1 + min(others, 1)),
         "reward": steps * forward * (1.0 if critic else 0.0),
         "training": steps * step.step_time * (2.0 if critic else 1.0),
-        "weights": weights_time(system, step.graph.parameters, gpus + (engine.gpus if staleness else 0)),
+        "weights": weight_transfer_time(system, step.graph.parameters, gpus + (engine.gpus if staleness else 0)),
         "offload": 0.0 if staleness else offload_time(system, step.memory, engine.layout.memory.weights),
         "idle": 0.0,
     }
@@ -417,4 +419,4 @@ def learning_step(
         total = max(engine.seconds, trained) + parts["weights"]
         parts["idle"] = abs(engine.seconds - trained)
     layout, fits = engine.layout.sharding.text, step.memory.fits
-    return LearningStep(parts, total, engine.gpus, gpus, layout, step.plan.strategy, fits)
+    return LearningStep(parts, total, engine.gpus, gpus, layout, step.plan.strategy_text, fits)

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paleo.pricing.gemm import GemmParameters
-from paleo.pricing.power import BOARD, PICO, PowerParameters
-from paleo.pricing.store import STEP_STACKS, lookup
+from paleo.pricing.power import BOARD_MEASUREMENT, PICO, PowerParameters
+from paleo.pricing.store import TIMING_METHODS, lookup
 from paleo.serving.commands import engine_command_line, served_weights
 from paleo.serving.plans import (
     DISAGREEMENT,
@@ -39,7 +39,7 @@ from paleo.serving.plans import (
 )
 from paleo.serving.steady import saturated_state, state_at_rate
 from paleo.specs.catalog import SIXTEEN_BITS
-from paleo.units import MEGA, duration
+from paleo.units import MEGA, format_duration
 
 if TYPE_CHECKING:
     from paleo.serving.engines import BatchLimit, Engine
@@ -101,7 +101,7 @@ def _prefill_rate(layout: ReplicaLayout, load: ServingLoad, limits: ServingLimit
     pieces = lengths.computed / piece
     before = np.maximum(np.asarray(lengths.input) - piece, 0.0) / 2.0
     each = layout.phases.iteration_time(decoded=0.0, cached=1.0, chunks=1.0, length=piece, before=before)
-    service = float(pieces * (each + engine.pause))
+    service = float(pieces * (each + engine.host_time_per_iteration))
     waits = 0.5 * _LOADS * service * (load.variation + lengths.input_variation**2) / (1.0 - _LOADS)
     mean = engine.request + waits + service + sent
     slow = mean + waits * (np.log(100.0) - 1.0) if limits.percentile == 99 else mean
@@ -115,13 +115,13 @@ def _prefill_rate(layout: ReplicaLayout, load: ServingLoad, limits: ServingLimit
 def _decode_rate(layout: ReplicaLayout, load: ServingLoad, limits: ServingLimits) -> tuple[float, float]:
     """Return (highest rate of a decode replica within the limits [1/s], mean time per token [s])."""
     first = float(np.asarray(load.lengths.input))
-    lengths = replace(load.lengths, hit=1.0 - 1.0 / max(first, 2.0))
-    places = layout.places(lengths)
-    batching = replace(layout.batching(), request=0.0)
+    lengths = replace(load.lengths, prefix_hit_share=1.0 - 1.0 / max(first, 2.0))
+    places = layout.max_cached_sequences(lengths)
+    batching = replace(layout.batching(), time_per_request=0.0)
     full = float(saturated_state(layout.phases, batching, lengths, places).requests_per_s)
     state = state_at_rate(layout.phases, batching, lengths, places, full * SHARES, arrivals=load.variation)
     bounds = replace(limits, ttft=None)
-    kept = np.flatnonzero(bounds.excess(state) * np.ones(len(SHARES)) <= 1.0)
+    kept = np.flatnonzero(bounds.worst_ratio(state) * np.ones(len(SHARES)) <= 1.0)
     if not len(kept):
         return 0.0, float(state.tpot[0])
     return float(state.requests_per_s[kept[-1]]), float(state.tpot[kept[-1]])
@@ -152,7 +152,7 @@ def best_disaggregation(
     decoders = [(layout, *_decode_rate(layout, load, limits)) for layout in fitting]
     best: Disaggregation | None = None
     for first in fitting:
-        moved = float(first.memory.sequence(np.asarray(load.lengths.input))) / (_TRANSFER_SHARE * link)
+        moved = float(first.memory.sequence_bytes(np.asarray(load.lengths.input))) / (_TRANSFER_SHARE * link)
         each, ttft = _prefill_rate(first, load, limits, moved)
         each = min(each, 1.0 / moved)
         for second, rate, tpot in decoders:
@@ -186,7 +186,7 @@ def watts_of(plan: ServingPlan, device: Device) -> float | None:
     name, architecture, kind = device.name, device.architecture, device.memory.kind
     board = lookup(
         PowerParameters, subject=name, architecture=architecture, family="power", memory_kind=kind,
-        stacks=(*STEP_STACKS, BOARD),
+        stacks=(*TIMING_METHODS, BOARD_MEASUREMENT),
     ).parameters  # fmt: skip
     product = lookup(
         GemmParameters, subject=name, architecture=architecture, family="gemm.tensor", memory_kind=kind
@@ -203,15 +203,19 @@ def watts_of(plan: ServingPlan, device: Device) -> float | None:
 
 def _work(plan: ServingPlan) -> tuple[float, float]:
     """Return (FLOP per second, memory traffic [byte/s]) of one device of a plan."""
-    candidate, state = plan.candidate, plan.state
+    candidate, state = plan.layout, plan.state
     work, stages = candidate.phases.lowered, candidate.sharding.pp
     per_token = 2.0 * sum(each.weights * each.count for each in work.layers if not each.of_experts)
     per_token += sum((each.at(2.0).flops - each.at(1.0).flops) * each.count for each in work.layers if each.of_experts)
     output = float(np.asarray(state.output))
-    prompt = float(state.pieces) * float(np.asarray(plan.batching.tokens)) if float(state.pieces) > 1 else 0.0
+    prompt = (
+        float(state.iterations_per_prompt) * float(np.asarray(plan.batching.max_tokens))
+        if float(state.iterations_per_prompt) > 1
+        else 0.0
+    )
     tokens = float(state.requests_per_s) * (output + prompt)
     iterations = stages / max(float(state.iteration), PICO)
-    cached = float(state.batch) / stages * float(candidate.memory.sequence(output)) / candidate.memory.ranks
+    cached = float(state.batch) / stages * float(candidate.memory.sequence_bytes(output)) / candidate.memory.ranks
     return tokens * per_token / stages, iterations * (candidate.memory.weights + cached)
 
 
@@ -263,7 +267,7 @@ class Service:
     reason: str = ""
 
     @property
-    def rank(self) -> tuple[bool, float, float]:
+    def sort_key(self) -> tuple[bool, float, float]:
         """Sort key for comparing systems: (no plan, USD per million tokens, minus requests per second)."""
         price = (self.usd_per_million or {}).get("output", math.inf)
         return self.best is None, price, -(self.best.requests_per_s if self.best else 0.0)
@@ -314,7 +318,7 @@ class Service:
         """Simulated requests per second of all replicas, from the middle half of the finished requests."""
         if self.best is None or self.simulation is None:
             return None
-        factor = self.best.candidate.replicas * self.best.candidate.sharding.pp
+        factor = self.best.layout.replicas * self.best.layout.sharding.pp
         finish = np.sort(self.simulation.finish)
         low, high = len(finish) // 4, (3 * len(finish)) // 4
         if self.load.kind in ("trace", "at once") or high - low < 20 or finish[high] <= finish[low]:
@@ -339,7 +343,7 @@ class Service:
         if plan is None or usd is None:
             return None
         state = plan.state
-        prompts = max(float(state.iteration) - float(state.plain), 0.0) / float(state.iteration)
+        prompts = max(float(state.iteration) - float(state.decode_iteration_time), 0.0) / float(state.iteration)
         first = plan.requests_per_s * float(np.asarray(self.load.lengths.input))
         return {
             "output": usd / plan.tokens_per_s * MEGA,
@@ -348,7 +352,7 @@ class Service:
         }
 
     @property
-    def launch(self) -> str:
+    def launch_command(self) -> str:
         """Command line that starts the engine of the best plan; '' without one."""
         if self.best is None:
             return ""
@@ -373,14 +377,14 @@ class Service:
             )
         late = [part for part in self.limits.bounds if _late(self, part)]
         notes += [f"simulated time {NAMES[part]} is above its limit: {_late(self, part)}" for part in late]
-        if self.best.candidate.formats.untimed(self.system.device):
+        if self.best.layout.formats.untimed(self.system.device):
             notes.append(
                 "kernels of MXFP4 experts were never timed on devices without FP4 arithmetic: runs of SGLang and "
                 "TensorRT-LLM took 3 to 19 times as long as predicted"
             )
-        notes += _converted(self.engine.name, self.model, self.best.candidate.formats.text)
+        notes += _converted(self.engine.name, self.model, self.best.layout.formats.text)
         if self.gpus > self.best.gpus:
-            notes.append(f"{self.gpus - self.best.gpus} GPUs are idle: replicas of {self.best.candidate.sharding.gpus}")
+            notes.append(f"{self.gpus - self.best.gpus} GPUs are idle: replicas of {self.best.layout.sharding.gpus}")
         if self.simulation.preemptions:
             share = self.simulation.preemptions / len(self.simulation.finish)
             notes.append(
@@ -404,16 +408,16 @@ def _late(service: Service, part: str) -> str:
     times = service.latencies(part)
     value = times.get(f"p{percentile}" if percentile else "mean", 0.0)
     limit = service.limits.bounds[part]
-    return f"{duration(value)} for {duration(limit)}" if value > limit * (1.0 + DISAGREEMENT) else ""
+    return f"{format_duration(value)} for {format_duration(limit)}" if value > limit * (1.0 + DISAGREEMENT) else ""
 
 
 def _verdict(service: Service, plan: ServingPlan) -> str:
     price = service.usd_per_million
     cost = "" if price is None else f": {price['output']:.3g} USD a million output tokens"
-    limits = " and ".join(f"{duration(limit)} {NAMES[part]}" for part, limit in service.limits.bounds.items())
+    limits = " and ".join(f"{format_duration(limit)} {NAMES[part]}" for part, limit in service.limits.bounds.items())
     at = f"p{service.limits.percentile}" if service.limits.percentile else "the mean"
     within = f" within {limits} at {at}" if limits else ""
-    formats, published = plan.candidate.formats, service.model.released
+    formats, published = plan.layout.formats, service.model.released
     weights = f"{formats.text} (as released)" if formats.text == published != SIXTEEN_BITS else formats.text
     subject = f"{service.gpus} x {service.system.device.name}"
     verb = "serves" if service.gpus == 1 else "serve"
@@ -426,7 +430,7 @@ def _verdict(service: Service, plan: ServingPlan) -> str:
 
 def _conditions(service: Service) -> str:
     """Return sentences about the prefix cache, drafted tokens, separate prefill replicas and other engines."""
-    hit, engine = float(np.asarray(service.load.lengths.hit)), service.engine
+    hit, engine = float(np.asarray(service.load.lengths.prefix_hit_share)), service.engine
     cached = f"{hit:.0%} of the prompts' tokens come" if hit else "Nothing comes"
     texts = [f"{cached} from the prefix cache."]
     if engine.drafted:
@@ -472,7 +476,9 @@ def best_engine(services: Sequence[Service]) -> Service:
 def _figure(plan: ServingPlan | None, busy: bool) -> str:
     if plan is None:
         return "none"
-    return f"{plan.requests_per_s:.3g} requests/s" if busy else f"{duration(float(plan.state.latency))} an answer"
+    return (
+        f"{plan.requests_per_s:.3g} requests/s" if busy else f"{format_duration(float(plan.state.latency))} an answer"
+    )
 
 
 def refusal(service: Service) -> str:
@@ -502,11 +508,11 @@ def refusal(service: Service) -> str:
             f"the queue grows by {growth:.3g} requests a second. Ask for at most {capacity:.3g}/s, or for "
             f"{math.ceil(service.gpus * load.rate / capacity):,} GPUs or more."
         )
-    near = nearest_replica_layout(service.result.late, load, limits)
+    near = nearest_replica_layout(service.result.layouts_over_limits, load, limits)
     if near is None or not limits.bounds:
         return f"No: {gpus} keep up with no plan."
     candidate, state = near
-    values = {part: float(limits.value(state, part)) for part in limits.bounds}
+    values = {part: float(limits.latency_value(state, part)) for part in limits.bounds}
     missed = [part for part, value in values.items() if value > limits.bounds[part]]
     at = f"p{limits.percentile}" if limits.percentile else "the mean"
     if not missed:
@@ -514,7 +520,10 @@ def refusal(service: Service) -> str:
             f"No: {gpus} keep these limits at {at} for single requests ({candidate.sharding.text}), but not for the "
             f"load that is stated; fewer requests or more GPUs would."
         )
-    texts = [f"{duration(values[part])} {NAMES[part]} (asked: {duration(limits.bounds[part])})" for part in missed]
+    texts = [
+        f"{format_duration(values[part])} {NAMES[part]} (asked: {format_duration(limits.bounds[part])})"
+        for part in missed
+    ]
     return (
         f"No: no plan of {gpus} answers within these limits. The nearest, {candidate.sharding.text} in "
         f"{candidate.formats.text} with one request at a time, takes {' and '.join(texts)} at {at}."
@@ -561,7 +570,7 @@ def service_of(
     """
     fitting, refusals = candidates(model, system, gpus, engine, formats, load, layouts, limit)
     plans = plan_service(fitting, load, limits)
-    result = ServicePlans(plans.plans, tuple(refusals), plans.late)
+    result = ServicePlans(plans.plans, tuple(refusals), plans.layouts_over_limits)
     division = None
     if disaggregate:
         division = best_disaggregation(fitting, load, limits, gpus, system)

@@ -23,12 +23,12 @@ from paleo.serving.phases import CACHED, CHUNKS
 
 if TYPE_CHECKING:
     from paleo.serving.load import Requests
-    from paleo.serving.phases import Phases
+    from paleo.serving.phases import IterationTables
     from paleo.serving.steady import Batching
 
 Array = npt.NDArray[np.float64]
 #: Most iterations of decode that pass in one event, so that the growth of the cache in them is small.
-LEAP = 64
+MAX_ITERATIONS_PER_EVENT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Simulated:
         to last token [s], shape (requests,).
     finish : numpy.ndarray
         When the last token was sent [s], shape (requests,).
-    span : float
+    makespan : float
         Time from the first arrival to the last token [s].
     tokens, iterations : float
         Numbers of generated tokens and of iterations.
@@ -58,7 +58,7 @@ class Simulated:
     tpot: Array
     latency: Array
     finish: Array
-    span: float
+    makespan: float
     tokens: float
     iterations: float
     peak_cache: float
@@ -69,12 +69,12 @@ class Simulated:
     @property
     def tokens_per_s(self) -> float:
         """Generated tokens per second over the whole run."""
-        return self.tokens / self.span
+        return self.tokens / self.makespan
 
     @property
     def requests_per_s(self) -> float:
         """Requests per second over the whole run."""
-        return len(self.finish) / self.span
+        return len(self.finish) / self.makespan
 
     def percentile(self, part: str, percent: float) -> float:
         """Return a percentile of a latency over all requests.
@@ -114,7 +114,7 @@ class Simulated:
 
 
 @dataclass(slots=True)
-class _Prices:
+class _IterationTimes:
     """Tables of iteration times [s] as plain lists, which are faster to look up one by one than arrays."""
 
     products: list[float]
@@ -130,7 +130,7 @@ class _Prices:
     speculated: list[float]
 
     @classmethod
-    def of(cls, phases: Phases, most_tokens: int, most_sequences: int) -> _Prices:
+    def of(cls, phases: IterationTables, most_tokens: int, most_sequences: int) -> _IterationTimes:
         tokens = np.arange(most_tokens + phases.rows * most_sequences + 2, dtype=np.float64)
         sequences = np.arange(most_sequences + 2, dtype=np.float64)
         state = phases.state / phases.kernels.emitted
@@ -236,16 +236,17 @@ class Replica:
     """Event simulation of one replica; `simulate` runs it."""
 
     def __init__(
-        self, phases: Phases, batching: Batching, requests: Requests, *, capacity: float, reservation: float = 1.0,
+        self, phases: IterationTables, batching: Batching, requests: Requests, *, capacity: float,
+        reservation: float = 1.0,
         users: int | None = None, think: float = 0.0,
     ) -> None:  # fmt: skip
         self.batching, self.requests, self.capacity = batching, requests, capacity
         self.reservation, self.users, self.think = reservation, users, think
-        self.budget, self.places = int(np.asarray(batching.tokens)), int(np.asarray(batching.sequences))
-        self.prices = _Prices.of(phases, self.budget, 2 * min(self.places, max(len(requests), 1)))
+        self.budget, self.places = int(np.asarray(batching.max_tokens)), int(np.asarray(batching.max_sequences))
+        self.prices = _IterationTimes.of(phases, self.budget, 2 * min(self.places, max(len(requests), 1)))
         self.input: list[float] = requests.input.tolist()
         self.output = [int(each) for each in requests.output]
-        self.computed = [max(each * (1.0 - requests.hit), 1.0) for each in self.input]
+        self.computed = [max(each * (1.0 - requests.prefix_hit_share), 1.0) for each in self.input]
         self.done = [each - computed for each, computed in zip(self.input, self.computed, strict=True)]
         self.generated = [0] * len(requests)
         self.arrival = requests.arrival.tolist()
@@ -260,7 +261,7 @@ class Replica:
             self.arrival[:first] = [self.think * number / self.users for number in range(first)]
         for arrival, together in groupby(self.arrival[:first]):
             number = len(list(together))
-            self.front = max(self.front, arrival) + number * self.batching.request
+            self.front = max(self.front, arrival) + number * self.batching.time_per_request
             self.entered += [self.front + self.batching.delay] * number
 
     def run(self) -> None:
@@ -287,9 +288,9 @@ class Replica:
 
     def _shared(self, request: int) -> float:
         """Return how many prompt tokens of a request lie in cache pages that all requests share."""
-        return self.input[request] - self.computed[request] if self.requests.shared else 0.0
+        return self.input[request] - self.computed[request] if self.requests.shares_prefix else 0.0
 
-    def _promise(self, request: int, back: int = 0) -> float:
+    def _reserved_answer_tokens(self, request: int, back: int = 0) -> float:
         """Return how many tokens of a request's answer the KV cache must have free when the request is admitted."""
         missing = self.output[request] - self.generated[request] + back
         return max(self.reservation * missing, 1.0)
@@ -299,7 +300,7 @@ class Replica:
         if len(state.running) + state.starting >= self.places:
             return False
         coming = max(self.reservation * (self.ends - state.turn * len(state.running)), float(len(state.running)))
-        needs = self.input[request] + self.generated[request] + self._promise(request)
+        needs = self.input[request] + self.generated[request] + self._reserved_answer_tokens(request)
         return state.cache - state.shared + self._rest() + self.promised + coming + needs <= self.capacity
 
     def _rest(self) -> float:
@@ -310,7 +311,7 @@ class Replica:
     def _with_prompts(self) -> None:
         """Run an iteration with pieces of prompts, and with decoding sequences if the engine mixes them."""
         state, batching = self.state, self.batching
-        mixed = batching.mixed
+        mixed = batching.mixes_prefill
         self._overflow()
         budget = max(self.budget - (len(state.running) if mixed else 0), 1)
         prefilled, attention, finished = 0.0, 0.0, []
@@ -348,15 +349,15 @@ class Replica:
         self.done[request] = hit
         state.cache += hit
         state.shared += self._shared(request)
-        self.promised += self._promise(request)
+        self.promised += self._reserved_answer_tokens(request)
         state.starting += 1
         return request
 
     def _pass(self, decoded: int, prefilled: float, attention: float, ends: int) -> None:
         state = self.state
         cached = state.cache / max(len(state.running), 1)
-        seconds = self.prices.iteration(decoded, cached, prefilled, attention, ends) + self.batching.host
-        state.now += max(seconds, self.batching.streamed * decoded)
+        seconds = self.prices.iteration(decoded, cached, prefilled, attention, ends) + self.batching.host_time
+        state.now += max(seconds, self.batching.time_per_token * decoded)
         state.iterations += 1.0
         state.busy += decoded
 
@@ -367,7 +368,7 @@ class Replica:
             self.first[request] = state.now
         self.generated[request] += 1
         state.cache += 1.0
-        self.promised -= self._promise(request, back=1)
+        self.promised -= self._reserved_answer_tokens(request, back=1)
         state.starting -= 1
         if self.generated[request] >= self.output[request]:
             self._end(request)
@@ -384,7 +385,7 @@ class Replica:
         if self.users is not None and len(self.entered) < len(self.arrival):
             number = len(self.entered)
             self.arrival[number] = state.now + self.think
-            self.front = max(self.front, self.arrival[number]) + self.batching.request
+            self.front = max(self.front, self.arrival[number]) + self.batching.time_per_request
             self.entered.append(self.front + self.batching.delay)
 
     def _advance(self, turns: int) -> None:
@@ -404,12 +405,12 @@ class Replica:
         number = len(state.running)
         if not number:
             raise SpecError("a request does not fit into an empty cache")
-        turns = min(int(state.running.time) - state.turn, LEAP)
+        turns = min(int(state.running.time) - state.turn, MAX_ITERATIONS_PER_EVENT)
         room = int((self.capacity - state.cache + state.shared) // number)
         turns = max(min(turns, room), 1)
         middle = state.cache / number + turns / 2.0
-        seconds = self.prices.iteration(number, middle, 0.0, 0.0, 0) + batching.host
-        seconds = max(seconds, batching.streamed * number)
+        seconds = self.prices.iteration(number, middle, 0.0, 0.0, 0) + batching.host_time
+        seconds = max(seconds, batching.time_per_token * number)
         if state.arrived < len(self.entered) and len(state.running) < self.places:
             until = self.entered[state.arrived] - state.now
             turns = max(min(turns, int(until / seconds) + 1), 1)
@@ -435,7 +436,7 @@ class Replica:
 
 
 def simulate(
-    phases: Phases,
+    phases: IterationTables,
     batching: Batching,
     requests: Requests,
     *,
@@ -487,7 +488,7 @@ def simulate(
         tpot=further,
         latency=finish - arrival,
         finish=finish,
-        span=float(np.nanmax(finish) - arrival.min()),
+        makespan=float(np.nanmax(finish) - arrival.min()),
         tokens=float(output.sum()),
         iterations=state.iterations,
         peak_cache=state.peak,

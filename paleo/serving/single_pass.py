@@ -19,21 +19,21 @@ import numpy.typing as npt
 from paleo.errors import SpecError
 from paleo.operations.tensor import BYTES
 from paleo.parallel.plan import plan
-from paleo.pricing.families import single_pass_convolutions, streamed_between_kernels
+from paleo.pricing.families import inference_convolution_times, inter_kernel_traffic_time
 from paleo.serving.formats import WEIGHT_BYTES
 from paleo.serving.lowered import Sharding, attends_backwards
-from paleo.serving.phases import EngineKernels, phases
+from paleo.serving.phases import EngineKernels, iteration_tables
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.step.backend import backend_of
-from paleo.units import MEGA, duration
+from paleo.units import MEGA, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paleo.operations.base import Kernel
-    from paleo.pricing.kernels import Calibrated
+    from paleo.pricing.kernels import CalibratedPredictor
     from paleo.serving.formats import Formats
     from paleo.specs.model import ModelSpec
     from paleo.specs.system import System
@@ -75,9 +75,11 @@ class ForwardPasses:
 #: Mean pairs of a user and an item in a sample of MLPerf Inference's recommendation, which has 100 to 700: the
 #: 89,137,319 of the second half of the data's last day make 330,067 samples (recommendation/dlrm_v2/pytorch of its
 #: reference code).
-PAIRS = 270
+PAIRS_PER_SAMPLE = 270
 #: Passes of a request where these are not one pass of the network. 20 steps: MLPerf Inference's, text-to-image.
-REQUESTS = {name: (ForwardPasses(name, samples=PAIRS),) for name in ("dlrm", "dlrm-sharded", "dlrm-dcnv2")} | {
+PASSES_OF_REQUEST = {
+    name: (ForwardPasses(name, samples=PAIRS_PER_SAMPLE),) for name in ("dlrm", "dlrm-sharded", "dlrm-dcnv2")
+} | {
     "stable-diffusion-xl": (
         ForwardPasses("stable-diffusion-xl", count=20, samples=2),
         ForwardPasses("sdxl-vae-decoder", wide=True),
@@ -98,7 +100,7 @@ def passes_of(model: ModelSpec) -> tuple[ForwardPasses, ...]:
     tuple of ForwardPasses
         Passes in the order in which they run.
     """
-    return REQUESTS.get(model.name, (ForwardPasses(model.name),))
+    return PASSES_OF_REQUEST.get(model.name, (ForwardPasses(model.name),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +157,8 @@ def batches_in_memory(
     """
     if length:
         # Batches of an encoder, whose samples lie one behind the other without padding.
-        kernels = EngineKernels(encoder_bytes=between)
-        prices = phases(model, system, Sharding(), formats, kernels)
+        kernels = EngineKernels(encoder_element_bytes=between)
+        prices = iteration_tables(model, system, Sharding(), formats, kernels)
         samples = np.maximum(ENCODED / length / 2.0 ** np.arange(5)[::-1], 1.0)
         seconds = prices.non_attention_time(samples * length) + prices.prefill_attention_time(samples, length)
         return tuple(RequestBatch(*pair) for pair in zip(samples.tolist(), seconds.tolist(), strict=True))
@@ -303,9 +305,9 @@ def pass_seconds(
         inside = [place for place, kernel in enumerate(chosen) if fused and kernel.name.startswith(fused)]
         moved[inside[1:]], written[inside[:-1]] = 0.0, 0.0
         moved = moved + written
-        seconds[places["conv"]] = single_pass_convolutions(narrow, chosen, moved)
+        seconds[places["conv"]] = inference_convolution_times(narrow, chosen, moved)
     operands = share * np.array([_operands(every[place], fused) for place in places["sum"]])
-    seconds[places["sum"]], _ = streamed_between_kernels(narrow, operands)
+    seconds[places["sum"]], _ = inter_kernel_traffic_time(narrow, operands)
     products = [replace(every[place], operation="narrow") for place in places["narrow"]]
     passes = [_narrowed(every[place], share, WEIGHT_BYTES[tables] / BYTES["bf16"]) for place in places["wide"]]
     seconds[places["narrow"]] = narrow.prices(products).seconds
@@ -354,9 +356,9 @@ def _narrowed(kernel: Kernel, share: float, tables: float) -> Kernel:
 
 
 @cache
-def _lowered(model: str, system: System, samples: int) -> tuple[list[tuple[int, Kernel]], Calibrated, float]:
+def _lowered(model: str, system: System, samples: int) -> tuple[list[tuple[int, Kernel]], CalibratedPredictor, float]:
     """Return a 16-bit forward pass: (kernels with their repetitions, backend that times them, number of parameters)."""
-    network, software = load_model(model), load_software("cuda-graph").changed({"fusion.passes": True})
+    network, software = load_model(model), load_software("cuda-graph").with_fields({"fusion.passes": True})
     dtype = "bf16" if "bf16" in system.device.peak else "fp16"
     run = Run(gpus=1, strategy="dp", batch=samples, forward_only=True, dtype=dtype)
     layout = plan(network, system, run)
@@ -364,7 +366,7 @@ def _lowered(model: str, system: System, samples: int) -> tuple[list[tuple[int, 
     graph = backend.graph(network, samples)
     program = backend.lowered(graph, backend.placement(graph, layout.parallel), layout.mesh)
     kernels = [(section.repeat, counted.kernel) for section in program.sections for counted in section.kernels]
-    return kernels, backend.prices, float(program.parameters)  # type: ignore[return-value]
+    return kernels, backend.predictor, float(program.parameters)  # type: ignore[return-value]
 
 
 def three_digits(number: float) -> str:
@@ -457,12 +459,12 @@ class BatchedService:
         """Answer in one or two sentences: batch, throughput and cost, or why the limit cannot be met."""
         title = self.model.title or self.model.name
         if self.best is None:
-            least = f"a batch of one takes {duration(self.tried[0].seconds)}"
+            least = f"a batch of one takes {format_duration(self.tried[0].seconds)}"
             return f"No batch of {title} keeps the limit: {least}, and a request waits for the batch that runs."
         cost = "" if self.usd_per_million is None else f": {three_digits(self.usd_per_million)} USD a million requests"
         rate = three_digits(self.gpus * self.best.rate)
         rate = f"{self.gpus} x {self.system.device.name} answer {rate} requests/s of {title}"
-        batch = f"Batches of {self.best.batch:,.0f} on each device take {duration(self.best.seconds)}."
+        batch = f"Batches of {self.best.batch:,.0f} on each device take {format_duration(self.best.seconds)}."
         return f"{rate} in {self.formats.weights}{cost}. {batch}"
 
 

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from paleo.serving.phases import Phases
+    from paleo.serving.phases import IterationTables
 
 Array = npt.NDArray[np.float64]
 Numbers = npt.ArrayLike
@@ -37,7 +37,7 @@ Numbers = npt.ArrayLike
 HALVINGS = 32
 #: Share of the answers of one length that stay in the groups in which their prompts filled iterations, in a cache that
 #: overflows; read from simulations of 20 full caches.
-GROUPED = 1.0 / 3.0
+GROUPED_SHARE = 1.0 / 3.0
 #: The least number that anything is divided by.
 TINY = 2.0**-30
 QUANTILES = {50: 0.0, 90: 1.2816, 95: 1.6449, 99: 2.3263}
@@ -49,13 +49,13 @@ class Batching:
 
     Attributes
     ----------
-    tokens, sequences : array_like
+    max_tokens, max_sequences : array_like
         Most tokens and sequences of an iteration of a replica.
-    mixed : bool
+    mixes_prefill : bool
         True if prompts are computed in the iterations of decode.
-    host : float
+    host_time : float
         Seconds between iterations.
-    request, streamed : float
+    time_per_request, time_per_token : float
         Seconds of the server for each request and each token sent.
     delay : float
         Seconds that a request takes in the server beside those.
@@ -65,12 +65,12 @@ class Batching:
         True if requests are admitted where their prompts fit, so that answers may outgrow the cache.
     """
 
-    tokens: Numbers
-    sequences: Numbers
-    mixed: bool = True
-    host: float = 0.0
-    request: float = 0.0
-    streamed: float = 0.0
+    max_tokens: Numbers
+    max_sequences: Numbers
+    mixes_prefill: bool = True
+    host_time: float = 0.0
+    time_per_request: float = 0.0
+    time_per_token: float = 0.0
     batches: int = 1
     delay: float = 0.0
     overflows: bool = False
@@ -80,27 +80,27 @@ class Batching:
 class Lengths:
     """Lengths of requests in tokens: ``input`` and ``output`` are means of prompt and answer.
 
-    ``input_variation`` and ``output_variation`` are coefficients of variation; ``hit`` is the share of prompt tokens
-    found in the prefix cache. ``again`` counts tokens of a request that are computed again after a preemption (full
-    cache).
+    ``input_variation`` and ``output_variation`` are coefficients of variation; ``prefix_hit_share`` is the share of
+    prompt tokens found in the prefix cache. ``recomputed_tokens`` counts tokens of a request that are computed again
+    after a preemption (full cache).
     """
 
     input: Numbers
     output: Numbers
     input_variation: float = 0.0
     output_variation: float = 0.0
-    hit: Numbers = 0.0
-    again: Numbers = 0.0
+    prefix_hit_share: Numbers = 0.0
+    recomputed_tokens: Numbers = 0.0
 
     @property
     def computed(self) -> Array:
         """Prefill tokens per request that miss the prefix cache, at least one, plus recomputed tokens."""
         tokens = np.asarray(self.input, dtype=np.float64)
-        cached = np.asarray(self.hit, dtype=np.float64)
-        return np.asarray(np.maximum(tokens * (1.0 - cached), 1.0) + self.again)
+        cached = np.asarray(self.prefix_hit_share, dtype=np.float64)
+        return np.asarray(np.maximum(tokens * (1.0 - cached), 1.0) + self.recomputed_tokens)
 
     @property
-    def resident(self) -> Array:
+    def mean_cached_tokens(self) -> Array:
         """Mean number of cached tokens of a decoding sequence, over its answer and over sequences.
 
         Long answers have a greater weight, because they are decoded for longer.
@@ -119,7 +119,7 @@ class SteadyState:
         Completed requests per second.
     batch : numpy.ndarray
         Decoding sequences, all batches of a pipeline together.
-    iteration, with_prefill : numpy.ndarray
+    iteration, prefill_iteration_time : numpy.ndarray
         Mean time of an iteration, and of one that has a prefill chunk [s].
     prefill_share : numpy.ndarray
         Share of iterations that have a prefill chunk [-].
@@ -129,15 +129,15 @@ class SteadyState:
         Mean time in the queue, part of ``ttft`` [s].
     utilisation : numpy.ndarray
         Request rate over the highest rate that can be served [-].
-    output, pieces : numpy.ndarray
+    output, iterations_per_prompt : numpy.ndarray
         Mean tokens of an answer; iterations that a prompt takes.
-    plain, crowd : numpy.ndarray
+    decode_iteration_time, iteration_deviation : numpy.ndarray
         Time of an iteration without prompts [s]; standard deviation of the mean iteration of an answer, as the number
         of sequences around it varies [s].
-    prompt, arrivals, behind, half : numpy.ndarray
+    prompt, arrivals, wait_behind_prompts, wait_for_iteration : numpy.ndarray
         Time that a prompt adds to iterations [s]; requests that arrive in an iteration; mean wait behind the prompts of
         others, and until the end of an iteration [s], both parts of ``ttft``.
-    certain, deviation : numpy.ndarray
+    fixed_ttft, deviation : numpy.ndarray
         Part of ``ttft`` that is the same for all requests; standard deviation of its other parts [s].
     lengths : Lengths
         Lengths of the requests.
@@ -146,7 +146,7 @@ class SteadyState:
     requests_per_s: Array
     batch: Array
     iteration: Array
-    with_prefill: Array
+    prefill_iteration_time: Array
     prefill_share: Array
     ttft: Array
     tpot: Array
@@ -154,14 +154,14 @@ class SteadyState:
     waiting: Array
     utilisation: Array
     output: Array
-    pieces: Array
-    plain: Array
-    crowd: Array
+    iterations_per_prompt: Array
+    decode_iteration_time: Array
+    iteration_deviation: Array
     prompt: Array
     arrivals: Array
-    behind: Array
-    half: Array
-    certain: Array
+    wait_behind_prompts: Array
+    wait_for_iteration: Array
+    fixed_ttft: Array
     deviation: Array
     lengths: Lengths
 
@@ -193,7 +193,7 @@ class SteadyState:
         met = np.maximum(self.arrivals * self.output / (1.0 + further**2), TINY)  # prompts of others in a short answer
         skewed = z + (z**2 - 1.0) / 6.0 * np.minimum((1.0 + first**2) ** 1.5 / np.sqrt(met), 3.0)
         spread = others * np.sqrt((1.0 + further**2) / np.maximum(self.output, 1.0))
-        tpot = self.tpot + np.hypot(skewed * spread, z * self.crowd) * np.sign(z)
+        tpot = self.tpot + np.hypot(skewed * spread, z * self.iteration_deviation) * np.sign(z)
         ttft = self._first(z)
         if part == "ttft":
             return np.asarray(ttft)
@@ -215,10 +215,10 @@ class SteadyState:
         """
         load = np.clip(self.utilisation, TINY, 1.0)
         queued = np.where(np.isfinite(self.waiting), self.waiting, 0.0)
-        mean = self.half + self.behind + self.prompt + queued
+        mean = self.wait_for_iteration + self.wait_behind_prompts + self.prompt + queued
         variance = self.deviation**2 + queued**2 * (2.0 / load - 1.0)
         sigma2 = np.log1p(variance / np.maximum(mean, TINY) ** 2)
-        quantile = self.certain + mean * np.exp(z * np.sqrt(sigma2) - sigma2 / 2.0)
+        quantile = self.fixed_ttft + mean * np.exp(z * np.sqrt(sigma2) - sigma2 / 2.0)
         return np.asarray(np.where(np.isfinite(self.ttft), quantile, self.ttft))
 
 
@@ -229,7 +229,12 @@ def _excess(variation: float, z: float) -> float:
 
 
 def iteration_time(
-    phases: Phases, batching: Batching, lengths: Lengths, sequences: Numbers, arrivals: Numbers, together: float = 0.0
+    phases: IterationTables,
+    batching: Batching,
+    lengths: Lengths,
+    sequences: Numbers,
+    arrivals: Numbers,
+    together: float = 0.0,
 ) -> tuple[Array, Array, Array, Array]:
     """Return mean times of an iteration, and the share of iterations with a prefill chunk.
 
@@ -248,28 +253,28 @@ def iteration_time(
         (mean time of an iteration [s], time of one with a prefill chunk [s], time of one without [s], share of
         iterations with a chunk [-]); the host's time is included.
     """
-    decoded, cached = np.asarray(sequences, dtype=np.float64), lengths.resident
-    space = np.asarray(batching.tokens, dtype=np.float64) - (decoded if batching.mixed else 0.0)
+    decoded, cached = np.asarray(sequences, dtype=np.float64), lengths.mean_cached_tokens
+    space = np.asarray(batching.max_tokens, dtype=np.float64) - (decoded if batching.mixes_prefill else 0.0)
     piece = np.clip(lengths.computed, 1.0, np.maximum(space, 1.0))
     rate = np.asarray(arrivals, dtype=np.float64) * lengths.computed / piece
     share = -(1.0 - together) * np.expm1(-rate) + together * np.minimum(rate * piece / np.maximum(space, piece), 1.0)
     number = np.where(share > TINY, rate / np.maximum(share, TINY), 1.0)
     before = np.maximum(np.asarray(lengths.input, dtype=np.float64) - piece, 0.0) / 2.0
     plain = _hosted(phases.iteration_time(decoded=decoded, cached=cached), decoded, batching)
-    if batching.mixed:
+    if batching.mixes_prefill:
         joint = phases.iteration_time(decoded=decoded, cached=cached, chunks=number, length=piece, before=before)
         busy = _hosted(joint, decoded, batching)
     else:
         alone = phases.iteration_time(decoded=0.0, cached=cached, chunks=number, length=piece, before=before)
-        busy = plain + np.asarray(alone) + batching.host
+        busy = plain + np.asarray(alone) + batching.host_time
     return (1.0 - share) * plain + share * busy, busy, plain, share
 
 
 def _hosted(seconds: Array, decoded: Array, batching: Batching) -> Array:
-    return np.maximum(seconds + batching.host, batching.streamed * decoded * batching.batches)
+    return np.maximum(seconds + batching.host_time, batching.time_per_token * decoded * batching.batches)
 
 
-def saturated_state(phases: Phases, batching: Batching, lengths: Lengths, places: Numbers) -> SteadyState:
+def saturated_state(phases: IterationTables, batching: Batching, lengths: Lengths, places: Numbers) -> SteadyState:
     """Return the steady state of a replica that always has requests waiting.
 
     Parameters
@@ -290,19 +295,19 @@ def saturated_state(phases: Phases, batching: Batching, lengths: Lengths, places
     """
     output = np.asarray(lengths.output, dtype=np.float64)
     turns = np.maximum(output - 1.0, 1.0)
-    ratio = 1.0 + lengths.computed / turns if batching.mixed else 1.0
-    most = np.minimum(np.asarray(batching.tokens, dtype=np.float64) / ratio, np.asarray(batching.sequences))
+    ratio = 1.0 + lengths.computed / turns if batching.mixes_prefill else 1.0
+    most = np.minimum(np.asarray(batching.max_tokens, dtype=np.float64) / ratio, np.asarray(batching.max_sequences))
     capacity = np.asarray(places, dtype=np.float64) / batching.batches
     batch = np.maximum(np.minimum(capacity, most), TINY)
     if batching.overflows:
-        space = np.asarray(batching.tokens, dtype=np.float64) - batch
+        space = np.asarray(batching.max_tokens, dtype=np.float64) - batch
         again = _overflowed(lengths, batch / turns, space)
-        lengths = replace(lengths, again=np.where(capacity < most, again, 0.0))
+        lengths = replace(lengths, recomputed_tokens=np.where(capacity < most, again, 0.0))
     # answers of one length end together, and prompts follow them; alone in an iteration, these are not waited for
-    together = batching.mixed * (1.0 - min(lengths.output_variation, 1.0))
+    together = batching.mixes_prefill * (1.0 - min(lengths.output_variation, 1.0))
     seconds, busy, plain, share = iteration_time(phases, batching, lengths, batch, batch / turns, together)
     rate = batching.batches * batch / turns / seconds
-    front = batching.request
+    front = batching.time_per_request
     rate = np.minimum(rate, 1.0 / front) if front else rate
     ones = np.ones_like(seconds)
     return _state(batching, lengths, rate, batch, (seconds, busy, plain, share), 0.0 * ones, ones)
@@ -332,13 +337,19 @@ def _overflowed(lengths: Lengths, completed: Array, space: Array) -> Array:
     """
     apart = min(lengths.output_variation, 1.0)
     filled = np.minimum(completed * lengths.computed / np.maximum(space, 1.0), 1.0)
-    together = GROUPED * filled - (1.0 - GROUPED) * np.expm1(-completed)
+    together = GROUPED_SHARE * filled - (1.0 - GROUPED_SHARE) * np.expm1(-completed)
     events = apart * completed + (1.0 - apart) * together
     return np.asarray(np.asarray(lengths.output, dtype=np.float64) * np.exp(-events))
 
 
 def state_at_rate(
-    phases: Phases, batching: Batching, lengths: Lengths, places: Numbers, rate: Numbers, *, arrivals: float = 1.0
+    phases: IterationTables,
+    batching: Batching,
+    lengths: Lengths,
+    places: Numbers,
+    rate: Numbers,
+    *,
+    arrivals: float = 1.0,
 ) -> SteadyState:
     """Return the steady state of a replica at a request rate.
 
@@ -385,11 +396,18 @@ def state_at_rate(
     crowd = np.maximum(denser - high, 0.0)
     behind, deviation = _behind(batching, lengths, state, arrivals)
     # prompts that came in the long iteration of one's own prompt pass in the first of one's answer
-    delayed = arrivals * stable * np.maximum(state.plain + state.prompt - high, 0.0) * state.prompt
+    delayed = arrivals * stable * np.maximum(state.decode_iteration_time + state.prompt - high, 0.0) * state.prompt
     tpot = state.tpot + delayed / turns * (1.0 + lengths.output_variation**2)
     ttft, latency = state.ttft + wait + behind, state.latency + wait + behind + delayed
     return replace(
-        state, waiting=wait, ttft=ttft, tpot=tpot, latency=latency, crowd=crowd, behind=behind, deviation=deviation
+        state,
+        waiting=wait,
+        ttft=ttft,
+        tpot=tpot,
+        latency=latency,
+        iteration_deviation=crowd,
+        wait_behind_prompts=behind,
+        deviation=deviation,
     )
 
 
@@ -402,26 +420,28 @@ def _behind(batching: Batching, lengths: Lengths, state: SteadyState, arrivals: 
     its third cumulant likewise. Where prompts fill the tokens of iterations, a request queues for these (M/G/1).
     Arrivals are Poisson's, or even ones, behind which no other is.
     """
-    size, count, plain = state.prompt, state.arrivals, state.plain
+    size, count, plain = state.prompt, state.arrivals, state.decode_iteration_time
     spread = 1.0 + lengths.input_variation**2
     rate = count / np.maximum(state.iteration, TINY)
-    busy = np.minimum(rate * size, 0.95) if batching.mixed else 0.0 * size
+    busy = np.minimum(rate * size, 0.95) if batching.mixes_prefill else 0.0 * size
     first, second = count * size, count * size**2 * spread / (1.0 - busy**2)
     third = (count * size**3 * spread**3 + 3.0 * rate * size**2 * spread * busy * second) / (1.0 - busy**3)
-    beside = plain if batching.mixed else 0.0 * plain  # decode in the same iteration
+    beside = plain if batching.mixes_prefill else 0.0 * plain  # decode in the same iteration
     mean = beside + first
     moments = (second + mean**2, third + 3.0 * mean * second + mean**3)
-    if not batching.mixed:
+    if not batching.mixes_prefill:
         mean, moments = plain + first, (plain**2 + moments[0], plain**3 + moments[1])
     met, met2 = (each / np.maximum(mean, TINY) for each in moments)
-    passed = (0.5 + rate * size) * met - state.half
+    passed = (0.5 + rate * size) * met - state.wait_for_iteration
     variance = met2 / 12.0 + rate * met * size**2 * spread + (0.5 + rate * size) ** 2 * np.maximum(met2 - met**2, 0.0)
-    space = np.maximum(np.asarray(batching.tokens, dtype=np.float64) - (state.batch if batching.mixed else 0.0), 1.0)
+    space = np.maximum(
+        np.asarray(batching.max_tokens, dtype=np.float64) - (state.batch if batching.mixes_prefill else 0.0), 1.0
+    )
     filled = lengths.computed / space
     load = np.clip(count * filled, 0.0, 0.95)
     service = filled * (plain + size / np.maximum(filled, TINY))
     queued = 0.5 * load / (1.0 - load) * service * spread
-    even = state.half**2 / 3.0
+    even = state.wait_for_iteration**2 / 3.0
     deviation = np.sqrt(arrivals * variance + (1.0 - arrivals) * even + (lengths.input_variation * size) ** 2)
     return np.asarray(arrivals * np.maximum(passed, queued)), np.asarray(deviation)
 
@@ -435,14 +455,14 @@ def _waiting(
         power = np.sqrt(2.0 * (places + 1.0)) - 1.0
         variation = (arrivals + lengths.output_variation**2) / 2.0
         place = full.latency * variation * np.minimum(load, 1.0) ** power / (places * open_share)
-        server = np.minimum(state.requests_per_s * batching.request, 1.0 - TINY)
-        front = 0.5 * arrivals * server * batching.request / (1.0 - server)
+        server = np.minimum(state.requests_per_s * batching.time_per_request, 1.0 - TINY)
+        front = 0.5 * arrivals * server * batching.time_per_request / (1.0 - server)
     wait = np.where(variation > 0, place, np.where(load < 1.0, 0.0, np.inf))
     return np.asarray(np.where(load < 1.0, wait, np.inf) + front)
 
 
 def closed_loop(
-    phases: Phases, batching: Batching, lengths: Lengths, places: Numbers, users: Numbers, think: float = 0.0
+    phases: IterationTables, batching: Batching, lengths: Lengths, places: Numbers, users: Numbers, think: float = 0.0
 ) -> SteadyState:
     """Return the steady state of a replica whose users each wait for an answer before they ask again.
 
@@ -472,11 +492,13 @@ def closed_loop(
     for _ in range(HALVINGS):
         middle = 0.5 * (low + high)
         state = state_at_rate(phases, batching, lengths, np.inf, np.maximum(middle, TINY), arrivals=0.0)
-        latency = state.latency - state.half / number  # no iteration of others runs where there is one user
+        latency = (
+            state.latency - state.wait_for_iteration / number
+        )  # no iteration of others runs where there is one user
         more = middle * (np.where(np.isfinite(latency), latency, 1e18) + think) < number
         low, high = np.where(more, middle, low), np.where(more, high, middle)
     state = state_at_rate(phases, batching, lengths, np.inf, np.maximum(low, TINY), arrivals=0.0)
-    ttft, latency = (each - state.half / number for each in (state.ttft, state.latency))
+    ttft, latency = (each - state.wait_for_iteration / number for each in (state.ttft, state.latency))
     queued = np.maximum(number / np.maximum(low, TINY) - think - latency, 0.0)
     return replace(state, waiting=queued, ttft=ttft + queued, latency=latency + queued)
 
@@ -498,14 +520,16 @@ def _state(
     """
     seconds, busy, plain, share = times
     output = np.asarray(lengths.output, dtype=np.float64) * np.ones_like(seconds)
-    space = np.maximum(np.asarray(batching.tokens, dtype=np.float64) - (batch if batching.mixed else 0.0), 1.0)
+    space = np.maximum(
+        np.asarray(batching.max_tokens, dtype=np.float64) - (batch if batching.mixes_prefill else 0.0), 1.0
+    )
     pieces = np.maximum(lengths.computed / space, 1.0)
     arrived = rate * seconds / batching.batches
     together = np.maximum(arrived * pieces / np.maximum(share, TINY), 1.0)
     prompt = np.maximum(busy - plain, 0.0) * pieces / together
-    passes = plain * np.ceil(pieces - TINY) if batching.mixed else 0.0 * plain
-    half = 0.5 * seconds if batching.mixed else 0.5 * plain**2 / np.maximum(seconds, TINY)
-    certain = batching.request + batching.delay + passes
+    passes = plain * np.ceil(pieces - TINY) if batching.mixes_prefill else 0.0 * plain
+    half = 0.5 * seconds if batching.mixes_prefill else 0.5 * plain**2 / np.maximum(seconds, TINY)
+    certain = batching.time_per_request + batching.delay + passes
     ttft = certain + half + prompt
     turns = np.maximum(output - 1.0, 0.0)
     zeros = np.zeros_like(seconds)
@@ -521,14 +545,14 @@ def _state(
         waiting=waiting,
         utilisation=load,
         output=output,
-        pieces=pieces,
-        plain=plain,
-        crowd=zeros,
+        iterations_per_prompt=pieces,
+        decode_iteration_time=plain,
+        iteration_deviation=zeros,
         prompt=prompt,
         arrivals=arrived,
-        behind=zeros,
-        half=half,
-        certain=certain,
+        wait_behind_prompts=zeros,
+        wait_for_iteration=half,
+        fixed_ttft=certain,
         deviation=half / math.sqrt(3.0),
         lengths=lengths,
     )

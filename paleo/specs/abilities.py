@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from paleo.errors import SpecError, near
+from paleo.errors import SpecError, suggest_names
 from paleo.specs.catalog import read_entry
 from paleo.specs.loading import FileCache, Spec, Text, validate
 
@@ -171,7 +171,7 @@ def _check(node: ast.expr) -> None:
             return
         case ast.Name(id=name):
             if name not in QUANTITIES:
-                raise SpecError(f"unknown quantity {name!r} in a condition; {near(name, QUANTITIES)}")
+                raise SpecError(f"unknown quantity {name!r} in a condition; {suggest_names(name, QUANTITIES)}")
             return
         case ast.Tuple(elts=parts) | ast.BoolOp(values=parts):
             children = parts

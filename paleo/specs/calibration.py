@@ -21,10 +21,10 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, model_validator
 
-from paleo.errors import SpecError, near
+from paleo.errors import SpecError, suggest_names
 from paleo.specs.catalog import entries, read_entry
 from paleo.specs.loading import FileCache, Spec, Text, validate
-from paleo.units import DIMENSIONS
+from paleo.units import UNIT_FACTORS
 
 Count = Annotated[int, Field(ge=0)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -36,7 +36,7 @@ Parameters = TypeVar("Parameters")
 #: range.
 RANGE_SLACK = 2.0
 #: Name of the file with the inheritance rules.
-ARCHITECTURES = "architectures"
+INHERITANCE_FILE = "architectures"
 
 
 class Residual(Spec):
@@ -202,9 +202,9 @@ _calibrations = FileCache(_calibration)
 @cache
 def load_inheritance() -> Inheritance | None:
     """Load the inheritance rules of the catalog; None if it has none."""
-    if ARCHITECTURES not in entries("calibrations"):
+    if INHERITANCE_FILE not in entries("calibrations"):
         return None
-    path, data = read_entry("calibrations", ARCHITECTURES)
+    path, data = read_entry("calibrations", INHERITANCE_FILE)
     return validate(Inheritance, {"name": path.stem, **data}, path)
 
 
@@ -221,7 +221,7 @@ def calibration_of(subject: str) -> Calibration | None:
     Calibration, optional
         The calibration; None if the catalog has none.
     """
-    if subject == ARCHITECTURES:
+    if subject == INHERITANCE_FILE:
         return None
     return load_calibration(subject) if subject in entries("calibrations") else None
 
@@ -294,7 +294,7 @@ def _unit_of(text: str) -> str:
 
 def _dimension(unit: str) -> str:
     """Return the dimension of a unit that is converted to SI, or an empty string for units that are kept."""
-    return next((dimension for dimension in ("time", "bytes") if unit in DIMENSIONS[dimension]), "")
+    return next((dimension for dimension in ("time", "bytes") if unit in UNIT_FACTORS[dimension]), "")
 
 
 def _quantity(text: str, unit: str) -> float:
@@ -303,7 +303,7 @@ def _quantity(text: str, unit: str) -> float:
     Floats are multiplied rather than decimals, because the stored calibrations were fitted with such numbers.
     """
     number, dimension = float(text.strip().partition(" ")[0]), _dimension(unit)
-    return number * float(DIMENSIONS[dimension][_unit_of(text) or unit]) if dimension else number
+    return number * float(UNIT_FACTORS[dimension][_unit_of(text) or unit]) if dimension else number
 
 
 def from_mapping(kind: type[Parameters], values: Mapping[str, float], *, where: str) -> Parameters:
@@ -334,7 +334,9 @@ def from_mapping(kind: type[Parameters], values: Mapping[str, float], *, where: 
     ranges = {field.name: field.metadata for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for name, value in values.items():
         if name not in ranges:
-            raise SpecError(f"{where}: unknown parameter {name!r} of {kind.__name__}; {near(name, list(ranges))}")
+            raise SpecError(
+                f"{where}: unknown parameter {name!r} of {kind.__name__}; {suggest_names(name, list(ranges))}"
+            )
         _check_range(name, value, ranges[name], where)
     return kind(**{name: float(value) for name, value in values.items()})
 
@@ -348,7 +350,7 @@ def _check_range(name: str, value: float, metadata: Mapping[str, Any], where: st
 
 
 #: Name of the calibration that holds the constants of whole steps.
-STEPS = "steps"
+STEP_CALIBRATION = "steps"
 
 
 def whole_step_constants(
@@ -370,7 +372,7 @@ def whole_step_constants(
     object
         Constants of the first calibration that has them, else the defaults.
     """
-    for calibration in filter(None, (user_calibration, calibration_of(STEPS))):
+    for calibration in filter(None, (user_calibration, calibration_of(STEP_CALIBRATION))):
         for entry in calibration.entries:
             if entry.family == family:
                 return from_mapping(kind, entry.parameters, where=f"{calibration.name}: {family}")

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from paleo.errors import SpecError, near
+from paleo.errors import SpecError, suggest_names
 from paleo.specs.loading import file_digest, path_in_folder, read_yaml
 from paleo.units import parse
 
@@ -69,7 +69,7 @@ def entries(kind: str) -> Mapping[str, Path]:
         If the kind is unknown.
     """
     if kind not in FOLDERS:
-        raise SpecError(f"unknown kind of catalog entry {kind!r}; {near(kind, FOLDERS)}")
+        raise SpecError(f"unknown kind of catalog entry {kind!r}; {suggest_names(kind, FOLDERS)}")
     folder = catalog_root() / FOLDERS[kind]
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
@@ -145,7 +145,7 @@ def entry_path(kind: str, name_or_path: str | Path) -> Path:
     path = known.get(name) or known.get(name.strip().lower()) or _entry_by_other_name(kind, name)
     if path is None:
         noun = kind.removesuffix("s")
-        nearest = nearest_entries_hint(name, [*known, *WORDS.get(kind, ())])
+        nearest = nearest_entries_hint(name, [*known, *RESERVED_WORDS.get(kind, ())])
         hint = f"{nearest} (or {_PATH.get(kind, 'a path to a YAML file')})"
         raise SpecError(f"unknown {noun} {_short(name)}; {hint}")
     return path
@@ -154,7 +154,7 @@ def entry_path(kind: str, name_or_path: str | Path) -> Path:
 #: What the user may write instead of a catalog name, for kinds that take more than a YAML file.
 _PATH = {"models": "a hub id, a config.json, a YAML or ONNX file, module:factory@2x3x224x224"}
 #: Words that are accepted in place of an entry.
-WORDS = {"calibrations": ("auto", "ideal", "ppp=0.6")}
+RESERVED_WORDS = {"calibrations": ("auto", "ideal", "ppp=0.6")}
 
 
 def systems_with(device: str) -> list[str]:
@@ -260,7 +260,7 @@ def joined_format(dense: str, experts: str | None) -> str:
 
 
 #: Kinds whose names may be spelt in several ways. The names of software profiles are compared as they are written.
-SPELT = ("models", "systems")
+KINDS_WITH_SPELLINGS = ("models", "systems")
 
 
 def _spelling(name: str, ignored: str = "-_. ") -> str:
@@ -275,7 +275,7 @@ def _spelling(name: str, ignored: str = "-_. ") -> str:
 @cache
 def _by_spelling(kind: str) -> Mapping[str, Path]:
     """Map normalised spellings to the files of entries; spellings that several entries share are left out."""
-    spelt = [(_spelling(name), path) for name, path in entries(kind).items() if kind in SPELT]
+    spelt = [(_spelling(name), path) for name, path in entries(kind).items() if kind in KINDS_WITH_SPELLINGS]
     several = Counter(name for name, _ in spelt)
     return {name: path for name, path in spelt if several[name] == 1}
 
@@ -351,7 +351,7 @@ def resolve_spelling(kind: str, name: str) -> str | None:
     >>> [resolve_spelling("models", name) for name in ("Llama-3-70B", "Llama-3.1-70B", "llama3-71b")]
     ['llama3-70b', 'llama3-70b', None]
     """
-    path = _entry_by_other_name(kind, name) if kind in SPELT else None
+    path = _entry_by_other_name(kind, name) if kind in KINDS_WITH_SPELLINGS else None
     return None if path is None else path.stem
 
 
@@ -471,12 +471,12 @@ def read_inline(kind: str, data: Mapping[str, Any], where: Path) -> dict[str, An
 
 #: Fields that are part of measured times, by kind. The value names the key that keeps what the base entry of a chain of
 #: ``extend:`` states.
-CONTAINED: Mapping[str, Mapping[str, str]] = {"links": {"latency": "stated_latency"}}
+CONTAINED_FIELDS: Mapping[str, Mapping[str, str]] = {"links": {"latency": "stated_latency"}}
 
 
 #: Fields that scale with another field if an extending entry changes only that one, by kind: group, field, and the
 #: field that it follows.
-FOLLOWING: Mapping[str, tuple[tuple[str, str, str], ...]] = {"devices": (("memory", "reported", "capacity"),)}
+SCALED_FIELDS: Mapping[str, tuple[tuple[str, str, str], ...]] = {"devices": (("memory", "reported", "capacity"),)}
 
 
 def _with_scaled_fields(kind: str, below: Mapping[str, Any], above: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -484,7 +484,7 @@ def _with_scaled_fields(kind: str, below: Mapping[str, Any], above: Mapping[str,
 
     Text that is not a quantity stays as it is, so that the validation of the spec reports it.
     """
-    for group, figure, leader in FOLLOWING.get(kind, ()):
+    for group, figure, leader in SCALED_FIELDS.get(kind, ()):
         old, new = below.get(group), above.get(group)
         if not isinstance(old, Mapping) or not isinstance(new, Mapping):
             continue
@@ -509,7 +509,7 @@ def _extended(kind: str, data: Mapping[str, Any], path: Path) -> dict[str, Any]:
     for layer in reversed(layers):
         merged = _merged(merged, _with_scaled_fields(kind, merged, layer))
     merged.pop("extend", None)
-    for figure, kept in CONTAINED.get(kind, {}).items():
+    for figure, kept in CONTAINED_FIELDS.get(kind, {}).items():
         if kept in merged:
             raise SpecError(f"{path}: {kept}: unknown key")
         if figure in layers[-1]:
@@ -573,7 +573,7 @@ def nearest_entries_hint(name: str, known: Iterable[str]) -> str:
     """
     name = name[:100].lower()
     longer = [entry for entry in known if name and entry.startswith(name)]
-    return near(name, longer).replace("known:", "nearest:", 1) if longer else near(name, known)
+    return suggest_names(name, longer).replace("known:", "nearest:", 1) if longer else suggest_names(name, known)
 
 
 def _short(name: str) -> str:
@@ -597,7 +597,7 @@ def _folded(text: str) -> str:
     return " ".join(text.lower().split())
 
 
-def device_named(text: str) -> str:
+def device_name(text: str) -> str:
     """Return the catalog name of a device from its name, full name or alias, in upper or lower case.
 
     Parameters
@@ -617,7 +617,7 @@ def device_named(text: str) -> str:
 
     Examples
     --------
-    >>> device_named("NVIDIA H100 80GB HBM3"), device_named("A100-SXM4-80GB")
+    >>> device_name("NVIDIA H100 80GB HBM3"), device_name("A100-SXM4-80GB")
     ('h100-sxm5-80gb', 'a100-sxm4-80gb')
     """
     known = entries("devices")
@@ -633,7 +633,7 @@ def device_named(text: str) -> str:
 
 
 @cache
-def release() -> str:
+def program_digest() -> str:
     """Return a digest of this program and its catalog; processes with equal digests make equal predictions."""
     package = Path(__file__).resolve().parent.parent
     root = catalog_root()
@@ -674,5 +674,5 @@ def template(kind: str) -> str:
     'kind: ethernet # pcie, nvlink, nvswitch, infinity_fabric, ici, qpi, ethernet, infiniband, efa, slingshot, other'
     """
     if kind not in kinds():
-        raise SpecError(f"no template of {kind!r:.80}; {near(kind, kinds())}")
+        raise SpecError(f"no template of {kind!r:.80}; {suggest_names(kind, kinds())}")
     return (_FOLDER / f"{kind}.yaml").read_text(encoding="utf-8")

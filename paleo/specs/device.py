@@ -16,10 +16,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from paleo.errors import SpecError, near
-from paleo.specs.catalog import device_named, is_path, read_entry
+from paleo.errors import SpecError, suggest_names
+from paleo.specs.catalog import device_name, is_path, read_entry
 from paleo.specs.loading import NOT_STATED, FileCache, PositiveCount, Spec, Text, Year, validate
-from paleo.units import Bytes, BytesPerSecond, FlopsPerSecond, Hertz, PricePerSecond, Seconds, Watts, gibibytes
+from paleo.units import Bytes, BytesPerSecond, FlopsPerSecond, Hertz, PricePerSecond, Seconds, Watts, format_gibibytes
 
 Fraction = Annotated[float, Field(strict=True, gt=0, le=1)]
 LinkKind = Literal[
@@ -135,7 +135,7 @@ class Memory(Spec):
     @model_validator(mode="after")
     def _within_capacity(self) -> Memory:
         if self.usable > self.capacity:
-            raise ValueError(f"reported: must not exceed the capacity of {gibibytes(self.capacity)}")
+            raise ValueError(f"reported: must not exceed the capacity of {format_gibibytes(self.capacity)}")
         return self
 
 
@@ -328,7 +328,7 @@ class Device(Spec):
             if name == operand_dtype:
                 return rates[name]
         where = f"{unit} peak" if unit else "peak"
-        raise SpecError(f"device {self.name} has no {where} for dtype {dtype!r}; {near(dtype, known)}")
+        raise SpecError(f"device {self.name} has no {where} for dtype {dtype!r}; {suggest_names(dtype, known)}")
 
 
 def load_device(name_or_path: str | Path) -> Device:
@@ -376,7 +376,7 @@ def find_device(text: str) -> Device:
     'h100-sxm5-80gb'
     """
     try:
-        name = device_named(text)
+        name = device_name(text)
     except SpecError:
         if not is_path(text):
             raise

@@ -8,7 +8,17 @@ from typing import Any, NamedTuple, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from paleo.units import Bytes, BytesPerSecond, FlopsPerSecond, Hertz, Seconds, Watts, duration, engineering, gibibytes
+from paleo.units import (
+    Bytes,
+    BytesPerSecond,
+    FlopsPerSecond,
+    Hertz,
+    Seconds,
+    Watts,
+    format_duration,
+    format_gibibytes,
+    format_quantity,
+)
 
 #: Unit or dimension that is printed for each type of quantity.
 _UNITS = {Seconds: "time", Bytes: "bytes", BytesPerSecond: "bytes/s", FlopsPerSecond: "FLOP/s", Hertz: "Hz", Watts: "W"}
@@ -106,6 +116,8 @@ def format_value(value: Any, unit: str = "") -> str:
         return ", ".join(f"{key} {number:g}" for key, number in value.items())
     if isinstance(value, int | float):
         if unit in _RATES:
-            return engineering(value, _RATES[unit])
-        return duration(value) if unit == "time" else gibibytes(value) if unit == "bytes" else f"{value:g}"
+            return format_quantity(value, _RATES[unit])
+        return (
+            format_duration(value) if unit == "time" else format_gibibytes(value) if unit == "bytes" else f"{value:g}"
+        )
     return str(value)

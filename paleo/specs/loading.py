@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, ParamSpec, TypeVar, g
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from paleo.errors import SpecError, near
+from paleo.errors import SpecError, suggest_names
 
 Value = TypeVar("Value")
 Arguments = ParamSpec("Arguments")
@@ -564,7 +564,9 @@ def _explained(model: type[BaseModel], data: object, error: Any) -> str:
     path = _path_in_data(data, error["loc"], kind) or error["loc"][:1]
     key = _dotted(path)
     if kind == "extra_forbidden":
-        return f"{key}: unknown key; {near(str(path[-1]), _keys_at(model, path[:-1]), within=_dotted(path[:-1]))}"
+        return (
+            f"{key}: unknown key; {suggest_names(str(path[-1]), _keys_at(model, path[:-1]), within=_dotted(path[:-1]))}"
+        )
     if kind == "missing":
         return f"{key}: this key is missing"
     cause = error.get("ctx", {}).get("error")
@@ -720,7 +722,7 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
             return node.value
         case ast.Name(id=name):
             if name not in names:
-                raise SpecError(f"unknown name {name!r} in an expression; {near(name, names)}")
+                raise SpecError(f"unknown name {name!r} in an expression; {suggest_names(name, names)}")
             return names[name]
         case ast.BinOp(op=op) if type(op) in _BINARY:
             left, right = _number(node.left, names), _number(node.right, names)

@@ -111,7 +111,7 @@ class ModelSpec(Spec):
         else empty."""
         return self.asked if named_format(self.asked) else hub_id(self.name, self.asked)
 
-    def asked_as(self, name: str, *remarks: str) -> ModelSpec:
+    def with_named_weights(self, name: str, *remarks: str) -> ModelSpec:
         """Return the network with the weights that the user named (a hub id or folder), and with further warnings.
 
         Parameters
@@ -137,7 +137,7 @@ class ModelSpec(Spec):
 
 #: Readers of networks that are neither in the catalog nor in a YAML file. A reader returns None for a text that it does
 #: not recognise.
-SOURCES: Registry[Callable[[str], ModelSpec | None]] = Registry("source of networks", "paleo.importers")
+MODEL_READERS: Registry[Callable[[str], ModelSpec | None]] = Registry("source of networks", "paleo.importers")
 
 
 def load_model(model: str | Path, *, run_code: bool = True) -> ModelSpec:
@@ -172,12 +172,12 @@ def load_model(model: str | Path, *, run_code: bool = True) -> ModelSpec:
 def _model(model: str | Path) -> ModelSpec:
     text = str(model)
     if names_other_source(model):
-        for source in SOURCES:
-            if (network := SOURCES[source](text)) is not None:
+        for source in MODEL_READERS:
+            if (network := MODEL_READERS[source](text)) is not None:
                 return network
     path, data = read_entry("models", model)
     network = model_from(data, path)
-    return network if exists(text) else network.asked_as(text)
+    return network if exists(text) else network.with_named_weights(text)
 
 
 def names_other_source(model: str | Path) -> bool:

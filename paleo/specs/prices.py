@@ -13,7 +13,7 @@ from functools import cache
 from statistics import median
 from typing import TYPE_CHECKING, Literal, get_args
 
-from paleo.errors import SpecError, near
+from paleo.errors import SpecError, suggest_names
 from paleo.specs.catalog import entries, names, read_entry
 from paleo.specs.device import Price
 from paleo.specs.loading import PositiveCount, Spec, Text, validate
@@ -157,7 +157,7 @@ def term_named(text: str) -> Term:
     for term in TERMS:
         if term == text:
             return term  # type: ignore[no-any-return]
-    raise SpecError(f"term {text!r}: expected {', '.join(TERMS)}; {near(text, TERMS)}")
+    raise SpecError(f"term {text!r}: expected {', '.join(TERMS)}; {suggest_names(text, TERMS)}")
 
 
 def rent_quote(system: System, term: Term) -> Quote | None:
@@ -316,7 +316,7 @@ def _quote(values: list[tuple[float, str, PriceOffer]], exact: bool) -> Quote | 
 # Failure rates of nodes come from the system's file, else from similar systems
 
 #: Between RSC-2 (2.3) and OPT-175B (16.1 failures per thousand node-days); near Llama 3 (3.8) and BLOOM (3.0).
-USUAL = Reliability.model_construct(
+USUAL_RELIABILITY = Reliability.model_construct(
     failures=4.0 / (KILO * DAY),
     low=2.0 / (KILO * DAY),
     high=16.0 / (KILO * DAY),
@@ -328,8 +328,8 @@ def reliability_of(system: System) -> Reliability:
     """Return the failure rate of a system's nodes, from its own file or from the most similar known systems.
 
     The order is: the system's own file, catalog systems with its device, systems with a device of its architecture, and
-    the `USUAL` rate. What is inherited is the geometric mean, in a range that holds all of them and the usual rate,
-    because clusters of one kind of machine differ as much as clusters of different kinds.
+    the `USUAL_RELIABILITY` rate. What is inherited is the geometric mean, in a range that holds all of them and the
+    usual rate, because clusters of one kind of machine differ as much as clusters of different kinds.
 
     Parameters
     ----------
@@ -353,11 +353,11 @@ def reliability_of(system: System) -> Reliability:
             mean = math.exp(sum(math.log(entry.failures) for entry in stated) / len(stated))
             return Reliability.model_construct(
                 failures=mean,
-                low=min(USUAL.low, *(entry.low for entry in stated)),
-                high=max(USUAL.high, *(entry.high for entry in stated)),
+                low=min(USUAL_RELIABILITY.low, *(entry.low for entry in stated)),
+                high=max(USUAL_RELIABILITY.high, *(entry.high for entry in stated)),
                 source=f"of other systems with {words}: {', '.join(system.name for system in relatives)}",
             )
-    return USUAL
+    return USUAL_RELIABILITY
 
 
 @cache

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from paleo.errors import SpecError
-from paleo.operations.tensor import LossKernels, Scaling
+from paleo.operations.tensor import CrossEntropyImplementation, Scaling
 from paleo.specs.loading import Flag, PositiveCount, Spec, Text, read_yaml, validate
 from paleo.specs.software import Dispatch, Recompute
 from paleo.units import Bytes, BytesPerSecond, Seconds
@@ -124,7 +124,7 @@ class KernelOptions(Spec):
     cudnn: Annotated[float, Field(gt=0)] | None = Field(None, description="release of the convolution library")
     attention: Literal["fused", "unfused", "stepwise"] | None = Field(None, description="how attention is computed")
     scaling: Scaling | None = Field(None, description="how the scales of formats below sixteen bits are computed")
-    cross_entropy: LossKernels | None = Field(None, description="kernels of the loss")
+    cross_entropy: CrossEntropyImplementation | None = Field(None, description="kernels of the loss")
     main_gradients: Literal["narrow", "fp32"] | None = Field(
         None, description="format in which gradients are summed with fp32 masters"
     )

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from paleo.errors import SpecError, near
-from paleo.operations.tensor import LossKernels, Rotation, Scaling
+from paleo.errors import SpecError, suggest_names
+from paleo.operations.tensor import CrossEntropyImplementation, RotaryImplementation, Scaling
 from paleo.specs.calibration import Residual
 from paleo.specs.catalog import is_path, names, read_entry
 from paleo.specs.loading import FileCache, Flag, PositiveCount, Spec, Text, validate
@@ -47,7 +47,7 @@ Release = Annotated[str, BeforeValidator(str), Field(pattern=r"^[0-9A-Za-z._-]{1
 Factor = Annotated[float, Field(ge=0)]
 Slowdown = Annotated[float, Field(ge=1)]
 #: Operations that a host issues, forward and backward.
-Operations = tuple[Factor, Factor]
+LaunchCounts = tuple[Factor, Factor]
 
 
 class SoftwareFit(Spec):
@@ -96,14 +96,14 @@ class HostTime(Spec):
         "for counts of tokens: 1 adds them up; from 4 on nearly the longer one counts, as when the host runs ahead "
         "freely",
     )
-    latent_rotation: Operations = Field(
+    latent_rotation: LaunchCounts = Field(
         (2.0, 2.0),
         description="operations for the rotary embedding of query and key in latent attention, forward and backward",
     )
-    grouped_router: Operations = Field(
+    grouped_router: LaunchCounts = Field(
         (0.0, 0.0), description="operations that a router with groups of experts adds, forward and backward"
     )
-    sigmoid_router: Operations = Field(
+    sigmoid_router: LaunchCounts = Field(
         (0.0, 0.0),
         description="operations that a router with sigmoids and a balancing bias adds over one with a softmax",
     )
@@ -209,7 +209,7 @@ class Fusion(Spec):
         description="biases and clamped gates of experts. stepwise: one pass for each term and each expert, "
         "whose tokens are selected by counts on the host; they are fused if a CUDA graph holds the whole iteration",
     )
-    loss: LossKernels = Field(
+    loss: CrossEntropyImplementation = Field(
         "fused",
         description="cross-entropy. fused: reads logits, writes log-probabilities; recomputed: keeps the "
         "logits and one number a row (Apex, FlashAttention); tiled: computed with the output layer for one tile of "
@@ -228,7 +228,7 @@ class Fusion(Spec):
         description="recurrent layers. layer: library kernels for all steps together; looped: a loop of the "
         "framework, with separate operations for each step and the weight gradient added up step by step",
     )
-    rotation: Rotation = Field(
+    rotation: RotaryImplementation = Field(
         "fused",
         description="rotary embedding of query and key. fused: one pass over each; stepwise: plain code with "
         "a pass for each step, in latent attention only; complex, halves: plain code in all attention, as complex "
@@ -603,7 +603,7 @@ class Software(Spec):
     notes: str | None = None
     fit: SoftwareFit | None = None
 
-    def changed(self, values: Mapping[str, Any]) -> Software:
+    def with_fields(self, values: Mapping[str, Any]) -> Software:
         """Return the profile with other values of some fields.
 
         Parameters
@@ -618,7 +618,7 @@ class Software(Spec):
 
         Examples
         --------
-        >>> load_software("megatron-core").changed({"overlap.contention": 0.5}).overlap.contention
+        >>> load_software("megatron-core").with_fields({"overlap.contention": 0.5}).overlap.contention
         0.5
         """
         groups: dict[str, Any] = {}
@@ -652,7 +652,7 @@ class Software(Spec):
         ends = self.until is None or date[: len(self.until)] <= self.until[: len(date)]
         return begins and ends
 
-    def eras(self, date: str) -> tuple[EarlierReleases, ...]:
+    def earlier_releases(self, date: str) -> tuple[EarlierReleases, ...]:
         """Return the differences of releases of a date, the newest first.
 
         Parameters
@@ -690,7 +690,7 @@ class Software(Spec):
         known = [*self.releases, *filter(None, (self.since, self.until))]
         if not re.fullmatch(r"20[0-9]{2}(-(0[1-9]|1[0-2])(-(0[1-9]|[12][0-9]|3[01]))?)?", date):
             raise SpecError(
-                f"software {self.name}: no release {version!r}; {near(version, known)}, or a date (2024-06)"
+                f"software {self.name}: no release {version!r}; {suggest_names(version, known)}, or a date (2024-06)"
             )
         if not self.covers(date):
             range_of = " ".join(filter(None, (f"from {self.since}", self.until and f"until {self.until}")))
@@ -793,9 +793,9 @@ def _profile(name_or_path: str | Path) -> Software:
             from paleo.specs.fields import field_table
 
             places = [row.field for row in field_table(Software)]
-            raise SpecError(f"{path}: {key}: unknown key; {near(key, [*known, *places])}")
+            raise SpecError(f"{path}: {key}: unknown key; {suggest_names(key, [*known, *places])}")
     newest = validate(Software, {"name": path.stem, **data}, path)
-    eras = newest.eras(newest.date_of(version)) if dated else ()
+    eras = newest.earlier_releases(newest.date_of(version)) if dated else ()
     chosen = newest.model_copy(update={"name": f"{path.stem}@{version}"}) if dated else newest
     for era in newest.earlier:
         data = _overlaid(data, era.changes)

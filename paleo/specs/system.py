@@ -138,7 +138,7 @@ class Reliability(Spec):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class GroupLevel:
     """The part of one interconnect level that a communication group (ranks of one collective) uses.
 
     ``fan_out`` is the number of units of the level below that hold ranks of the group, within one unit of this level.
@@ -238,7 +238,7 @@ class System(Spec):
         """
         return (level.ranks is None or level.ranks > self.devices_per_node) and level.topology != "torus"
 
-    def share(self, gpus: int) -> str:
+    def machines_text(self, gpus: int) -> str:
         """Describe a number of GPUs of this system and the nodes that hold them, in words.
 
         Parameters
@@ -257,7 +257,7 @@ class System(Spec):
         )
         return f"{with_noun(gpus, 'GPU')} of {self.name}" + (f" ({nodes})" if node_size > 1 else "")
 
-    def group(self, stride: int, size: int) -> tuple[Span, ...]:
+    def group(self, stride: int, size: int) -> tuple[GroupLevel, ...]:
         """Return which part of each network level a communication group uses, from inner to outer.
 
         The product of the fan-outs is `size`. Where a level does not divide evenly, its fan-out is rounded up, because
@@ -300,7 +300,7 @@ class System(Spec):
             members = size if level.ranks is None else min(size, -(-level.ranks // stride))
             fan_out, sharing = -(-members // members_below), -(-ranks_below // members_below)
             units = 0 if level.ranks is None else level.ranks // ranks_below
-            spans.append(Span(level, fan_out, members_below, sharing, units))
+            spans.append(GroupLevel(level, fan_out, members_below, sharing, units))
             ranks_below, members_below = level.ranks or ranks_below, members
         return tuple(spans)
 

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from paleo.layers.base import Choices
-from paleo.lowering.launches import BesideDispatch, Chains, Checkpoints, Dispatch, LoweringOptions
-from paleo.lowering.policies import Chunk, cut_by_work, cut_into_stages
-from paleo.lowering.program import Program, dispatched, lower, without_backward
+from paleo.layers.base import LayerImplementations
+from paleo.lowering.launches import ActivationCheckpointing, Dispatch, DispatchOverlap, FusedChains, LoweringOptions
+from paleo.lowering.policies import ModelChunk, cut_by_flops, cut_into_stages
+from paleo.lowering.program import Program, lower, with_dispatch, without_backward
 from paleo.network.graph import Graph, apply_graph_changes, build_graph
-from paleo.operations.base import Matrix, Optimizer, optimizer, update_kernel
+from paleo.operations.base import Optimizer, WeightMatrices, optimizer, update_kernel
 from paleo.operations.tensor import MIXED_PRECISION, Precision, precision, with_scale_bytes
 from paleo.parallel.placement import Mesh, Placement, Strategy, placement
 from paleo.pricing.communication import Fabric, collective_sources
-from paleo.pricing.kernels import Pricer, pricer
+from paleo.pricing.kernels import KernelPredictor, kernel_predictor
 from paleo.pricing.links.topology import has_explicit_topology, node_placement
 from paleo.schedules.base import SCHEDULES, Numeric
 from paleo.specs.software import Software, load_software
 from paleo.step.exchange import coding_kernels, compression_of_run, tensor_calls
-from paleo.step.memory import Offload, clip_kernels, link_rate, offload_of
-from paleo.step.section_times import AHEAD
+from paleo.step.memory import Offload, clip_kernels, host_link_rate, offload_of
+from paleo.step.section_times import HOST_AHEAD_EXPONENT
 from paleo.step.waiting import InputPipeline, input_pipeline, sample_bytes, usual_input
 
 if TYPE_CHECKING:
@@ -43,12 +43,12 @@ MOST_GRAPHS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Network:
+class _GraphKey:
     """A network at a batch, as a cache key. Models are compared by id; the reference keeps the id from being reused."""
 
     identity: int
     batch: int
-    choices: Choices
+    choices: LayerImplementations
     parameters: str
     model: ModelSpec = field(compare=False)
     overrides: Mapping[str, Any] = field(compare=False)
@@ -61,9 +61,9 @@ class RecentGraphs:
     """Cache of graphs by model, batch, choices and parameters; the least recently used graph is dropped first."""
 
     def __init__(self, most: int = MOST_GRAPHS) -> None:
-        self._graph = lru_cache(most)(_Network.graph)
+        self._graph = lru_cache(most)(_GraphKey.graph)
 
-    def graph(self, model: ModelSpec, batch: int, choices: Choices, overrides: Mapping[str, Any]) -> Graph:
+    def graph(self, model: ModelSpec, batch: int, choices: LayerImplementations, overrides: Mapping[str, Any]) -> Graph:
         """Return the graph of a network at a batch, from the cache or newly built.
 
         Parameters
@@ -82,13 +82,13 @@ class RecentGraphs:
         Graph
             The graph.
         """
-        return self._graph(_Network(id(model), batch, choices, repr(overrides), model, overrides))
+        return self._graph(_GraphKey(id(model), batch, choices, repr(overrides), model, overrides))
 
 
-RECENT = RecentGraphs()
+RECENT_GRAPHS = RecentGraphs()
 
 
-def copied_heads(model: ModelSpec, sizes: Mapping[str, Any], tp: int) -> Mapping[str, Any]:
+def with_replicated_heads(model: ModelSpec, sizes: Mapping[str, Any], tp: int) -> Mapping[str, Any]:
     """Replicate key and value heads if there are fewer than tensor-parallel ranks, so that each rank has a whole head.
 
     Parameters
@@ -123,32 +123,32 @@ class Backend:
     system: System
     formats: Precision
     software: Software
-    prices: Pricer
+    predictor: KernelPredictor
     fabric: Fabric
     offload: Offload
     compression: Compression | None = None
 
     @property
-    def choices(self) -> Choices:
+    def choices(self) -> LayerImplementations:
         """Implementations of attention, losses, gates and norms in the software; what the run states comes first."""
         software = self.software
         gates: Literal["fused", "separate"] = "fused" if software.fusion.passes else "separate"
         wide = frozenset(software.formats.wide if self.formats.casts else ())
-        return Choices(
+        return LayerImplementations(
             attention=self.run.kernels.attention or software.attention.implementation,
             loss=self.run.kernels.cross_entropy or software.fusion.loss,
             gates=gates,
             gelu=software.fusion.gelu,
             experts="fused" if software.host.whole_iteration else software.fusion.experts,
             wide=wide,
-            metrics=0 if self.run.forward_only else software.fusion.metrics,
+            extra_losses=0 if self.run.forward_only else software.fusion.metrics,
             recurrence=software.fusion.recurrence,
             relative=software.attention.relative,
             tied=software.gradients.tied,
             memories_through_host=software.host.feeds is not None and not self.run.forward_only,
-            latent_rotation=software.host.latent_rotation,
-            grouped_router=software.host.grouped_router,
-            sigmoid_router=software.host.sigmoid_router,
+            latent_rotation_calls=software.host.latent_rotation,
+            grouped_router_calls=software.host.grouped_router,
+            sigmoid_router_calls=software.host.sigmoid_router,
             latents=software.parallelism.latents,
             rotation=software.fusion.rotation,
             rms_norm=software.fusion.rms_norm,
@@ -165,37 +165,41 @@ class Backend:
         return optimizer(name, stepwise=name in stepwise, listwise=name in listwise)
 
     @property
-    def chains(self) -> Chains:
+    def chains(self) -> FusedChains:
         """Chains of element-wise operations that the software fuses into one kernel."""
         software = self.software
         if software.fusion.passes:
             return "convolutions" if software.fusion.convolutions else "all"
         if self.run.forward_only:
             return "none" if software.fusion.norms == "never" else "norms"
-        trained: dict[str, Chains] = {"forward": "norms forward", "both": "norms"}
-        return trained.get(software.fusion.norms, "none") if self.formats.activation < self.formats.wide else "none"
+        trained: dict[str, FusedChains] = {"forward": "norms forward", "both": "norms"}
+        return (
+            trained.get(software.fusion.norms, "none")
+            if self.formats.activation < self.formats.wide_activation
+            else "none"
+        )
 
     @property
-    def call(self) -> float:
+    def collective_issue_time(self) -> float:
         """Host time to issue a collective [s]; 0 if the software replays a CUDA graph of the whole iteration."""
-        free = self.prices.rates is not None or self.software.host.whole_iteration
+        free = self.predictor.rates is not None or self.software.host.whole_iteration
         return 0.0 if free else self.software.host.forward
 
     @property
-    def waiting_power(self) -> float:
+    def host_wait_exponent(self) -> float:
         """Exponent p of (device^p + host^p)^(1/p), where the host waits for token counts.
 
         p = 1 adds the times; p = 4 gives nearly the longer one. The host needs the counts to size NCCL's messages and
         DeepEP's buffers; hybridep sizes them on the device.
         """
-        stated = self.software.host.routing > 0 and self.prices.rates is None
+        stated = self.software.host.routing > 0 and self.predictor.rates is None
         waits = stated and self.software.parallelism.expert_dispatch != "hybridep"
-        return self.software.host.waiting_power if waits else AHEAD
+        return self.software.host.waiting_power if waits else HOST_AHEAD_EXPONENT
 
     @property
-    def piece(self) -> float:
+    def slice_gather_time(self) -> float:
         """Host time per slice of a tensor in the parameter all-gather of ZeRO-1 and 2 [s]."""
-        return self.software.host.piece if self.prices.rates is None else 0.0
+        return self.software.host.piece if self.predictor.rates is None else 0.0
 
     @property
     def overlapped(self) -> bool:
@@ -205,7 +209,7 @@ class Backend:
         ) == "overlapped"
 
     @property
-    def gathers_elements(self) -> bool:
+    def limits_bucket_elements(self) -> bool:
         """True if the software limits buckets by elements, and the run does not state bytes."""
         return self.run.exchange.bucket is None and self.software.gradients.bucket_elements > 0
 
@@ -223,12 +227,12 @@ class Backend:
             Bytes, in the shape of ``ranks``: as the run states, else by the rule of the software.
         """
         rule, ranks = self.software.gradients, np.asarray(ranks, dtype=np.float64)
-        if not self.gathers_elements:
+        if not self.limits_bucket_elements:
             return np.full_like(ranks, rule.bucket if self.run.exchange.bucket is None else self.run.exchange.bucket)
         elements = np.maximum(rule.bucket_elements, rule.bucket_per_rank * ranks)
-        return np.asarray(elements * self.formats.summed)
+        return np.asarray(elements * self.formats.accumulated_gradient)
 
-    def scatters(self, zero: int, stages: int) -> bool:
+    def scatters_every_pass(self, zero: int, stages: int) -> bool:
         """Return True if gradients are reduce-scattered after every backward pass instead of once a step.
 
         Parameters
@@ -248,7 +252,7 @@ class Backend:
         each_pass = in_pipelines or (stages == 1 and habit.gradient_scatters != "step")
         return zero == 3 or (zero == 2 and each_pass)
 
-    def cut(self, program: Program, iteration: Array, stages: Sequence[int]) -> list[Chunk]:
+    def cut(self, program: Program, iteration: Array, stages: Sequence[int]) -> list[ModelChunk]:
         """Cut a network into pieces for pipeline stages, by the rule of the software.
 
         Parameters
@@ -267,12 +271,12 @@ class Backend:
         """
         by_work = self.run.pipeline.cut is None and self.software.parallelism.stages == "work" and len(stages) > 1
         return (
-            cut_by_work(program, len(stages))
+            cut_by_flops(program, len(stages))
             if by_work
             else cut_into_stages(program, iteration.tolist(), stages, self.run.pipeline.cut)
         )
 
-    def coded(self, counts: Array, gradient: SummedGradient) -> Array:
+    def coding_times(self, counts: Array, gradient: SummedGradient) -> Array:
         """Return the time to compress and decompress gradients on a device [s].
 
         Parameters
@@ -294,11 +298,11 @@ class Backend:
         return self._passes(counts, 0.0, lambda count, _: coding_kernels(method, gradient, count)) + calls * counts
 
     @property
-    def clip(self) -> str:
+    def clip_method(self) -> str:
         """Name of the software's method of clipping gradients by their global norm."""
         return self.run.clip or self.software.gradients.clip
 
-    def updated(self, counts: Array, tensors: Numeric, rule: Optimizer) -> Array:
+    def update_times(self, counts: Array, tensors: Numeric, rule: Optimizer) -> Array:
         """Return the time of an element-wise optimizer update.
 
         Parameters
@@ -318,7 +322,7 @@ class Backend:
         formats = self.formats
         return self._passes(counts, tensors, lambda count, number: [update_kernel(count, number, rule, formats)])
 
-    def multiplied(self, matrix: Matrix) -> float:
+    def matrix_update_time(self, matrix: WeightMatrices) -> float:
         """Return the time of the matrix products in the update of one weight matrix, as in Muon or Shampoo.
 
         Parameters
@@ -335,9 +339,9 @@ class Backend:
         if rule is None:
             return 0.0
         kernels, times = zip(*rule.kernels("update", matrix, self.formats), strict=True)
-        return float(self.prices.times(list(kernels)).synchronous @ np.array(times))
+        return float(self.predictor.times(list(kernels)).synchronous_times @ np.array(times))
 
-    def clipped(self, counts: Array) -> Array:
+    def clipping_times(self, counts: Array) -> Array:
         """Return the time that gradient clipping adds to the optimizer update.
 
         Parameters
@@ -350,7 +354,7 @@ class Backend:
         ndarray, shape (...)
             Seconds.
         """
-        return self._passes(counts, 0.0, lambda count, _: clip_kernels(count, self.clip, self.formats))
+        return self._passes(counts, 0.0, lambda count, _: clip_kernels(count, self.clip_method, self.formats))
 
     def _passes(self, counts: Array, tensors: Numeric, kernels: Callable[[float, float], Sequence[Kernel]]) -> Array:
         """Price kernels built by a function of (count, tensors) for many counts; equal pairs are priced once."""
@@ -359,7 +363,9 @@ class Backend:
         listed = [kernels(*pair) for pair in unique.T.tolist()]
         if not listed or not listed[0]:
             return np.zeros_like(counts)
-        seconds = self.prices.times([kernel for each in listed for kernel in each]).synchronous.reshape(len(listed), -1)
+        seconds = self.predictor.times([kernel for each in listed for kernel in each]).synchronous_times.reshape(
+            len(listed), -1
+        )
         return np.where(unique[0] > 0, seconds.sum(axis=1), 0.0)[place.ravel()].reshape(counts.shape)
 
     def input_pipeline(self, graph: Graph, gpus: int, replica: Numeric, local_batch: Numeric) -> InputPipeline | None:
@@ -382,12 +388,12 @@ class Backend:
             Times of reading, decoding and copying; None for synthetic data.
         """
         stages = self.run.input
-        if stages is None and self.prices.rates is None and not self.run.forward_only:
+        if stages is None and self.predictor.rates is None and not self.run.forward_only:
             stages = usual_input(self.run, graph, self.system, self.software.loader.image, gpus)
         if stages is None or stages == "none":
             return None
         size = sample_bytes(graph)
-        link = link_rate(self.system, self.prices.rates)
+        link = host_link_rate(self.system, self.predictor.rates)
         return input_pipeline(stages, self.system, size, gpus=gpus, replica=replica, local_batch=local_batch, link=link)
 
     def reserved(self, mesh: Mesh) -> float:
@@ -417,14 +423,14 @@ class Backend:
         batch : int
             Samples.
         tp : int, default 1
-            Tensor-parallel ranks, for which key heads are copied where there are fewer (`copied_heads`).
+            Tensor-parallel ranks, for which key heads are copied where there are fewer (`with_replicated_heads`).
 
         Returns
         -------
         Graph
             The graph.
         """
-        sizes = copied_heads(model, self.run.model, tp)
+        sizes = with_replicated_heads(model, self.run.model, tp)
         return apply_graph_changes(build_graph(model, batch=batch, choices=self.choices, overrides=sizes), self.run)
 
     def recent_graph(self, model: ModelSpec, batch: int, tp: int = 1) -> Graph:
@@ -445,7 +451,7 @@ class Backend:
             The graph.
         """
         return apply_graph_changes(
-            RECENT.graph(model, batch, self.choices, copied_heads(model, self.run.model, tp)), self.run
+            RECENT_GRAPHS.graph(model, batch, self.choices, with_replicated_heads(model, self.run.model, tp)), self.run
         )
 
     def placement(self, graph: Graph, strategy: Strategy) -> Placement:
@@ -483,7 +489,7 @@ class Backend:
         Program
             The program.
         """
-        return dispatched(self.lowered_to_all(graph, placement, mesh), self.dispatch(placement, mesh))
+        return with_dispatch(self.lowered_to_all(graph, placement, mesh), self.dispatch(placement, mesh))
 
     def lowered_to_all(self, graph: Graph, placement: Placement, mesh: Mesh, sections: int | None = None) -> Program:
         """Lower a network to one rank's program in which a copy of each token is sent to each of its experts.
@@ -508,7 +514,7 @@ class Backend:
             chains=self.chains,
             regather=self.software.parallelism.regather,
             softmax_multiple=self.software.fusion.softmax_multiple,
-            gather_pieces=mesh.degree("tp") if self._overlaps_tensor(graph, mesh) else 1,
+            gather_chunks=mesh.degree("tp") if self._overlaps_tensor(graph, mesh) else 1,
             checkpoints=self._checkpoints,
         )
         program = lower(graph, placement, mesh, self.formats, options, sections)
@@ -557,21 +563,21 @@ class Backend:
         str
             One line.
         """
-        if mesh.size == 1 or self.prices.rates is not None:
-            return self.prices.name
+        if mesh.size == 1 or self.predictor.rates is not None:
+            return self.predictor.name
         links = collective_sources(self.fabric, "all_reduce", self.fabric.links(1, mesh.size))
-        return f"{self.prices.name}; links: {links}"
+        return f"{self.predictor.name}; links: {links}"
 
     @property
-    def _checkpoints(self) -> Checkpoints:
+    def _checkpoints(self) -> ActivationCheckpointing:
         """Recomputation with the modules of the run, else those of the software."""
         habit = self.software.recomputation
         if not self.run.recompute.modules:
-            return Checkpoints(habit.stops_early, habit.selective)
-        return Checkpoints(habit.stops_early, "attention", self.run.recompute.modules)
+            return ActivationCheckpointing(habit.stops_early, habit.selective)
+        return ActivationCheckpointing(habit.stops_early, "attention", self.run.recompute.modules)
 
     @property
-    def _beside_dispatch(self) -> BesideDispatch | None:
+    def _beside_dispatch(self) -> DispatchOverlap | None:
         """Computation that overlaps with the exchange of tokens with experts."""
         if self.software.overlap.experts:
             return "microbatch"
@@ -629,36 +635,36 @@ def backend_of(
         If a name of the run is unknown.
     """
     software = software or load_software(run.software)
-    software = software.changed(_stated(run))
+    software = software.with_fields(_stated(run))
     stages = 1 if strategy is None else strategy.degrees.get("pp", 1)
-    if software.overlap.experts is None and SCHEDULES[run.pipeline.schedule].pairs and stages > 1:
-        software = software.changed({"overlap.experts": True})
-    prices = pricer(system.device, dtype, run.calibration, software, calibration)
-    software = software if prices.rates is None else software.changed({"overlap.contention": 0.0})
+    if software.overlap.experts is None and SCHEDULES[run.pipeline.schedule].pairs_passes and stages > 1:
+        software = software.with_fields({"overlap.experts": True})
+    prices = kernel_predictor(system.device, dtype, run.calibration, software, calibration)
+    software = software if prices.rates is None else software.with_fields({"overlap.contention": 0.0})
     nodes = node_placement(run.fabric.nodes, run.fabric.background, run.fabric.neighbour)
     fabric = Fabric(
         system, run.exchange.algorithm_or_server, prices.rates, prices.user_calibration, software.host.forward,
-        placement=nodes if has_explicit_topology(system) or not nodes.usual else None,
-        handshake=0.0 if prices.rates is not None else software.host.handshake,
-        libfabric=(0.0, 0.0) if prices.rates is not None else software.host.libfabric,
-        dispatcher=software.parallelism.expert_dispatch,
+        placement=nodes if has_explicit_topology(system) or not nodes.is_uncontended else None,
+        handshake_time=0.0 if prices.rates is not None else software.host.handshake,
+        efa_extra_times=(0.0, 0.0) if prices.rates is not None else software.host.libfabric,
+        dispatch_library=software.parallelism.expert_dispatch,
     )  # fmt: skip
     formats = MIXED_PRECISION[software.formats.mixed](precision(dtype))
     accumulator, accesses = software.gradients.accumulator if formats.master else 0.0, software.gradients.accesses
     accumulated = software.gradients.accumulated and not formats.casts
     formats = replace(
         formats,
-        accumulator=accumulator,
+        main_gradient=accumulator,
         accumulator_cast=software.gradients.accumulator_cast,
         gradient_accesses=accesses,
         flat_gradients=software.gradients.flat,
-        accumulated=accumulated,
-        added=software.gradients.added,
+        fused_accumulation=accumulated,
+        autograd_accumulation=software.gradients.added,
     )
     scaling = run.kernels.scaling or ("nvfp4" if dtype == "fp4" else software.formats.scaling)
     formats = with_scale_bytes(formats, scaling, fused=software.fusion.passes)
     if formats.master and (run.kernels.main_gradients or software.formats.main_gradients) == "fp32":
-        formats = replace(formats, gradient=formats.wide)
+        formats = replace(formats, gradient=formats.wide_activation)
     method = compression_of_run(
         run.exchange.compress, zero=None if strategy is None else strategy.zero, forward_only=run.forward_only
     )
@@ -668,7 +674,7 @@ def backend_of(
         system,
         formats=formats,
         software=software,
-        prices=prices,
+        predictor=prices,
         fabric=fabric,
         offload=offload,
         compression=method,

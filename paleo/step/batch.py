@@ -11,7 +11,7 @@ import numpy.typing as npt
 from paleo.lowering.policies import recomputed_sections
 from paleo.step.layouts import Layouts, ResultCache
 from paleo.step.memory import Assignment, OffloadShares, with_offload_traffic
-from paleo.step.section_times import LayerTimes, section_values, with_unpaired_share
+from paleo.step.section_times import LayerTimes, section_values, with_exposed_unpaired_exchange
 
 if TYPE_CHECKING:
     from paleo.schedules.base import Schedule
@@ -40,9 +40,9 @@ class Cases:
         Microbatches per step of each configuration.
     times : LayerTimes
         Times of one layer of each section, shape (sections, cases).
-    chosen : (Cases, ndarray of int), optional
+    selected_from : (Cases, ndarray of int), optional
         Larger `Cases` from which these were selected, and their positions there.
-    shared : ResultCache
+    cache : ResultCache
         Results that are computed once for these cases.
     """
 
@@ -50,13 +50,13 @@ class Cases:
     layout: Index
     microbatches: Array
     times: LayerTimes
-    chosen: tuple[Cases, Index] | None = None
-    shared: ResultCache = field(default_factory=ResultCache, compare=False)
+    selected_from: tuple[Cases, Index] | None = None
+    cache: ResultCache = field(default_factory=ResultCache, compare=False)
 
     def __len__(self) -> int:
         return len(self.layout)
 
-    def of(self, cases: Index) -> Cases:
+    def select(self, cases: Index) -> Cases:
         """Select some of the configurations.
 
         Parameters
@@ -69,9 +69,15 @@ class Cases:
         Cases
             The selected configurations.
         """
-        return Cases(self.layouts, self.layout[cases], self.microbatches[cases], self.times.of(cases), (self, cases))
+        return Cases(
+            self.layouts,
+            self.layout[cases],
+            self.microbatches[cases],
+            self.times.select_configurations(cases),
+            (self, cases),
+        )
 
-    def send(self, section: int) -> Array:
+    def send_time(self, section: int) -> Array:
         """Return the time to send the output of a section to the next pipeline stage.
 
         If tp does not split the sequence, each of its ranks sends a share.
@@ -86,12 +92,12 @@ class Cases:
         ndarray, shape (cases,)
             Seconds.
         """
-        return self.shared.once(("send", section), lambda: self._send(section))
+        return self.cache.once(("send", section), lambda: self._send(section))
 
     def _send(self, section: int) -> Array:
-        if self.chosen is not None:
-            whole, cases = self.chosen
-            return whole.send(section)[cases]
+        if self.selected_from is not None:
+            whole, cases = self.selected_from
+            return whole.send_time(section)[cases]
         layouts = self.layouts
         pairs = zip(layouts.meshes, layouts.sequence_parallel, strict=True)
         split = np.array([1.0 if sequence else float(mesh.degree("tp")) for mesh, sequence in pairs])
@@ -118,10 +124,10 @@ class Batch:
         True if gradients are exchanged during the backward pass, False if after it.
     arrival : ndarray, shape (cases,)
         Time after which the next training batch has arrived [s]; 0 for synthetic data.
-    ends : {'order', 'closed'}
+    stage_end_method : {'order', 'closed'}
         How ends of stages are computed: pass by pass in the schedule's order, or by its closed forms if it has any,
         which assume equal chunks on a stage.
-    shared : ResultCache
+    cache : ResultCache
         Results that batches of the same cases and assignment have in common.
     """
 
@@ -131,8 +137,8 @@ class Batch:
     zero: int
     overlapped: bool
     arrival: Array | float = 0.0
-    ends: Literal["order", "closed"] = "order"
-    shared: ResultCache = field(default_factory=ResultCache, compare=False)
+    stage_end_method: Literal["order", "closed"] = "order"
+    cache: ResultCache = field(default_factory=ResultCache, compare=False)
 
     def __len__(self) -> int:
         return len(self.cases)
@@ -163,13 +169,13 @@ class Batch:
         return self.zero == 3 and self._shared_out
 
     @property
-    def scattered(self) -> bool:
+    def scatters_every_pass(self) -> bool:
         """True if gradients are reduce-scattered after every backward pass: ZeRO-3, and ZeRO-2 with some software."""
-        return self.backend.scatters(self.zero, self.assignment.stages) and self._shared_out
+        return self.backend.scatters_every_pass(self.zero, self.assignment.stages) and self._shared_out
 
     @property
     def _shared_out(self) -> bool:
-        ranks = self.layouts.shards[self.cases.layout] * self.assignment.copies
+        ranks = self.layouts.shards[self.cases.layout] * self.assignment.replicas
         return bool(np.all(ranks > 1))
 
     @property
@@ -177,40 +183,44 @@ class Batch:
         """Exchange of ranks under the ZeRO stage: ``none``, ``states``, ``gradients`` or ``parameters``."""
         if self.zero == 0:
             return "none"
-        return "parameters" if self.sharded else "gradients" if self.scattered else "states"
+        return "parameters" if self.sharded else "gradients" if self.scatters_every_pass else "states"
 
     def without_contention(self) -> Batch:
         """Return the same configurations with collectives that do not slow down overlapping computation."""
-        software = self.backend.software.changed({"overlap.contention": 0.0})
-        layouts = replace(self.layouts, backend=replace(self.backend, software=software), shared=ResultCache())
-        return replace(self, cases=replace(self.cases, layouts=layouts, shared=ResultCache()), shared=ResultCache())
+        software = self.backend.software.with_fields({"overlap.contention": 0.0})
+        layouts = replace(self.layouts, backend=replace(self.backend, software=software), cache=ResultCache())
+        return replace(self, cases=replace(self.cases, layouts=layouts, cache=ResultCache()), cache=ResultCache())
 
     @property
     def times(self) -> LayerTimes:
         """Times of one layer of each section, with exposed offload and token exchange, shape (sections, cases) [s]."""
-        if not self.training or not (self.backend.offload.parts or self.pairs):
+        if not self.training or not (self.backend.offload.parts or self.overlaps_token_exchange):
             return self.cases.times
-        return self.shared.once(("times", self.zero, self.schedule.name), self._waiting)
+        return self.cache.once(("times", self.zero, self.schedule.name), self._waiting)
 
     @property
-    def pairs(self) -> bool:
+    def overlaps_token_exchange(self) -> bool:
         """True if the MoE token exchange of a microbatch overlaps with the computation of another microbatch."""
         return bool(self.backend.software.overlap.experts)
 
     def _waiting(self) -> LayerTimes:
-        times = with_unpaired_share(self.cases.times, self._unpaired_share) if self.pairs else self.cases.times
+        times = (
+            with_exposed_unpaired_exchange(self.cases.times, self._unpaired_share)
+            if self.overlaps_token_exchange
+            else self.cases.times
+        )
         return self._streamed(times) if self.backend.offload.parts else times
 
     @property
     def _unpaired_share(self) -> Array:
         """Share of a stage's passes that are not paired with a pass of another microbatch, shape (cases,).
 
-        Unpaired passes (`Schedule.unpaired`) wait for their exchange of tokens. All passes get the mean of both kinds.
-        Megatron-Core pairs a forward and a backward pass only in the steady state of 1F1B, for which it fills the
-        pipeline with one more pass (``overlap_moe_expert_parallel_comm`` in its pipeline_parallel/schedules.py).
+        Unpaired passes (`Schedule.unpaired_passes`) wait for their exchange of tokens. All passes get the mean of both
+        kinds. Megatron-Core pairs a forward and a backward pass only in the steady state of 1F1B, for which it fills
+        the pipeline with one more pass (``overlap_moe_expert_parallel_comm`` in its pipeline_parallel/schedules.py).
         """
-        stages, chunks = self.assignment.stages, self.assignment.chunks
-        unpaired = self.schedule.unpaired(stages, self.microbatches, chunks) if stages > 1 else 1.0
+        stages, chunks = self.assignment.stages, self.assignment.chunks_per_stage
+        unpaired = self.schedule.unpaired_passes(stages, self.microbatches, chunks) if stages > 1 else 1.0
         return np.asarray(np.minimum(unpaired / (self.microbatches * chunks), 1.0))
 
     def _streamed(self, times: LayerTimes) -> LayerTimes:
@@ -218,7 +228,7 @@ class Batch:
         program, offload = layouts.programs[0], self.backend.offload
         sections = len(program.sections)
         elements, learned = (layouts.parameters(trained)[:sections, layout] for trained in (False, True))
-        scattered = self.backend.scatters(self.zero, self.assignment.stages)
+        scattered = self.backend.scatters_every_pass(self.zero, self.assignment.stages)
         shares = OffloadShares.of(
             self.zero,
             layouts.shards[layout],

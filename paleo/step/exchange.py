@@ -27,13 +27,13 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import PlanError
-from paleo.operations.base import Kernel, flat_pass
+from paleo.operations.base import Kernel, elementwise_kernel
 from paleo.parallel.placement import Axes, Mesh
 
 if TYPE_CHECKING:
     from paleo.compression.base import Compression, Message, SummedGradient
     from paleo.lowering.program import Program
-    from paleo.schedules.base import Numeric, Passes, Schedule
+    from paleo.schedules.base import Numeric, PassTimes, Schedule
 
 Array = npt.NDArray[np.float64]
 Count = npt.NDArray[np.int64]
@@ -41,7 +41,7 @@ Index = npt.NDArray[np.intp]
 Numbers = TypeVar("Numbers", float, Array)
 
 
-def gradient_shares(program: Program, mesh: Mesh, copies: int) -> dict[Axes, Array]:
+def gradient_elements_by_axes(program: Program, mesh: Mesh, copies: int) -> dict[Axes, Array]:
     """Count the gradient elements that one rank computes, by the mesh axes over which they are summed.
 
     Parameters
@@ -65,7 +65,7 @@ def gradient_shares(program: Program, mesh: Mesh, copies: int) -> dict[Axes, Arr
     return _by_axes(program, owed, copies)
 
 
-def gathered_shares(program: Program, mesh: Mesh, copies: int, *, frozen: bool) -> dict[Axes, Array]:
+def gathered_elements_by_axes(program: Program, mesh: Mesh, copies: int, *, frozen: bool) -> dict[Axes, Array]:
     """Count the parameter elements that a rank gathers from the ranks that share its optimizer states, by axes.
 
     Experts are shared by fewer ranks.
@@ -240,7 +240,7 @@ def _over_replicas(zero: int, axes: Axes, size: Numbers, mesh: Mesh) -> tuple[tu
 
 
 @dataclass(frozen=True, slots=True)
-class Sends:
+class OrderedExchanges:
     """Gradient exchanges of each stage's chunks in the order of their start; shape (stages, sends, …).
 
     They determine when a stage's gradient exchange ends.
@@ -264,7 +264,7 @@ class Sends:
     from_last: Array
     total: Array
 
-    def of(self, members: Index) -> Sends:
+    def of(self, members: Index) -> OrderedExchanges:
         """Select some of the exchanges by index, along the last axis.
 
         Parameters
@@ -278,10 +278,10 @@ class Sends:
             These exchanges.
         """
         parts = (np.take(part, members, axis=-1) for part in (self.share, self.from_first, self.from_last, self.total))
-        return Sends(self.inputs, self.weights, *parts)
+        return OrderedExchanges(self.inputs, self.weights, *parts)
 
 
-def sends_in_order(seconds: Array, buckets: Array, schedule: Schedule, chunks: int) -> Sends:
+def sends_in_order(seconds: Array, buckets: Array, schedule: Schedule, chunks: int) -> OrderedExchanges:
     """Order the gradient exchanges of each stage's chunks by the end of their last gradient pass.
 
     Among equal chunks only the first and the last can determine the end, so those between are left out.
@@ -317,7 +317,7 @@ def sends_in_order(seconds: Array, buckets: Array, schedule: Schedule, chunks: i
     ordered, count, left, later = ordered[:, corners], count[:, corners], follow[:, corners], later[:, corners]
     inputs, weights = (left[..., kind].reshape(left.shape[:2] + (1,) * (seconds.ndim - 2)) for kind in range(2))
     total = seconds.sum(axis=1)
-    return Sends(inputs, weights, 1.0 - 1.0 / count, ordered + later, ordered / count + later, total)
+    return OrderedExchanges(inputs, weights, 1.0 - 1.0 / count, ordered + later, ordered / count + later, total)
 
 
 def _corners(follow: Array, seconds: Array, buckets: Array) -> list[int]:
@@ -332,7 +332,9 @@ def _corners(follow: Array, seconds: Array, buckets: Array) -> list[int]:
     return [place for place in range(seconds.shape[1]) if place not in inner]
 
 
-def exposed_sends(sends: Sends, schedule: Schedule, passes: Passes, chunks: int, contention: float) -> Array:
+def exposed_sends(
+    sends: OrderedExchanges, schedule: Schedule, passes: PassTimes, chunks: int, contention: float
+) -> Array:
     """Compute the exposed time of the gradient exchange after each stage's last pass.
 
     Parameters
@@ -407,11 +409,11 @@ def bucket_count(size: Numeric, bucket: Numeric) -> Array:
 
 
 #: A required collective: operation, axes, bytes or elements.
-Owed = tuple[str, Axes, Numbers]
+RequiredCollective = tuple[str, Axes, Numbers]
 
 
 #: Message for a compression of sharded parameters without ZeRO-3.
-NEEDS_SHARDS = "it compresses the gathers of sharded parameters; state --strategy zero=3"
+NEEDS_ZERO3_MESSAGE = "it compresses the gathers of sharded parameters; state --strategy zero=3"
 
 
 def compression_of_run(text: str | None, *, zero: int | None, forward_only: bool) -> Compression | None:
@@ -438,12 +440,12 @@ def compression_of_run(text: str | None, *, zero: int | None, forward_only: bool
     """
     if text is None:
         return None
-    from paleo.compression.base import compression
+    from paleo.compression.base import parse_compression
 
-    method = compression(text)
-    if method.sharded and zero not in (None, 3):
-        raise PlanError(f"compress {text}: {NEEDS_SHARDS}")
-    if zero == 3 and not (method.linear or method.sharded or forward_only):
+    method = parse_compression(text)
+    if method.replaces_zero3_collectives and zero not in (None, 3):
+        raise PlanError(f"compress {text}: {NEEDS_ZERO3_MESSAGE}")
+    if zero == 3 and not (method.linear or method.replaces_zero3_collectives or forward_only):
         raise PlanError(
             f"compress {text}: with zero=3 gradients are scattered as they come, so only sums in another format do"
         )
@@ -495,7 +497,7 @@ def gradient_per_element(program: Program, ranks: float, width: float, ranks_per
         elements += section.trained * section.repeat
         tensors += section.tensors * section.repeat
         for counted in section.kernels:
-            shape, count = counted.kernel.shape, counted.times * section.repeat
+            shape, count = counted.kernel.shape, counted.repetitions * section.repeat
             if counted.kernel.phase != "backward_weight":
                 continue
             if counted.kernel.family == "gemm":
@@ -508,7 +510,7 @@ def gradient_per_element(program: Program, ranks: float, width: float, ranks_per
     share = min(1.0, elements / max(matrices, 1.0)) / whole
     return SummedGradient(
         elements=1.0, tensors=tensors / whole, ranks=ranks, width=width, ranks_per_node=ranks_per_node,
-        samples=products.summed / max(products.elements, 1.0),
+        dense_rows=products.summed / max(products.elements, 1.0),
         matrices=(products.number + filters.number) / whole,
         matrix_elements=matrices * share, matrix_sides=(products.sides + filters.sides) * share,
         dense_elements=products.elements * share, dense_sides=products.sides * share,
@@ -516,8 +518,8 @@ def gradient_per_element(program: Program, ranks: float, width: float, ranks_per
 
 
 def compressed_collectives(
-    method: Compression, gradient: SummedGradient, owed: Sequence[Owed[Numbers]]
-) -> tuple[Owed[Numbers], ...]:
+    method: Compression, gradient: SummedGradient, owed: Sequence[RequiredCollective[Numbers]]
+) -> tuple[RequiredCollective[Numbers], ...]:
     """Replace the collectives of a gradient by those of its compressed form.
 
     If states are sharded, gathers are left out and sums are scattered, as each rank needs only its part of the sum.
@@ -542,7 +544,7 @@ def compressed_collectives(
         for plain, axes, size in owed
         for operation, ratio in (
             [(plain, 1.0)]
-            if (method.sharded and plain == "all_reduce") or axes == (TENSOR_AXIS,)
+            if (method.replaces_zero3_collectives and plain == "all_reduce") or axes == (TENSOR_AXIS,)
             else _ratios(method, gradient, scattered=plain == "reduce_scatter")
         )
     )
@@ -550,7 +552,7 @@ def compressed_collectives(
 
 def compressed_gather(
     method: Compression, gradient: SummedGradient, width: float, axes: Axes, size: Numbers, *, again: bool
-) -> tuple[Owed[Numbers], ...]:
+) -> tuple[RequiredCollective[Numbers], ...]:
     """Return the compressed gather of sharded parameters.
 
     Parameters
@@ -663,10 +665,10 @@ def coding_kernels(method: Compression, gradient: SummedGradient, elements: floa
         Kernels; products of factors count as arithmetic of these passes.
     """
     whole = scaled_gradient(gradient, elements)
-    work = method.encode(whole) + method.decode(whole)
+    work = method.encoding_work(whole) + method.decoding_work(whole)
     read, written, flops = (float(figure) for figure in (work.read, work.written, work.flops))
     calls = float(work.launches + work.tensor_calls)
-    return [flat_pass("coding", "elementwise", "update", elements, read, written, flops=flops, calls=calls)]
+    return [elementwise_kernel("coding", "elementwise", "update", elements, read, written, flops=flops, calls=calls)]
 
 
 def tensor_calls(method: Compression, gradient: SummedGradient) -> float:
@@ -684,10 +686,10 @@ def tensor_calls(method: Compression, gradient: SummedGradient) -> float:
     float
         Calls per element.
     """
-    return float((method.encode(gradient) + method.decode(gradient)).tensor_calls)
+    return float((method.encoding_work(gradient) + method.decoding_work(gradient)).tensor_calls)
 
 
-def state_bytes(method: Compression, gradient: SummedGradient) -> float:
+def coding_state_bytes(method: Compression, gradient: SummedGradient) -> float:
     """Return the memory that a compression method needs per gradient element, such as error feedback.
 
     Parameters
@@ -702,4 +704,4 @@ def state_bytes(method: Compression, gradient: SummedGradient) -> float:
     float
         Bytes per element.
     """
-    return float(method.state(gradient))
+    return float(method.state_bytes(gradient))

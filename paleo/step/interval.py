@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.pricing.communication import calibrated_families
-from paleo.pricing.kernels import figures
-from paleo.specs.calibration import STEPS, Calibration, calibration_of, parameter, whole_step_constants
+from paleo.pricing.kernels import device_datasheet
+from paleo.specs.calibration import STEP_CALIBRATION, Calibration, calibration_of, parameter, whole_step_constants
 from paleo.units import MICROSECOND
 
 if TYPE_CHECKING:
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from paleo.specs.device import Device
     from paleo.specs.software import Software
     from paleo.step.backend import Backend
-    from paleo.step.step import PricedProgram
+    from paleo.step.step import TimedProgram
 
 Array = npt.NDArray[np.float64]
 
 #: Calibration that holds the spreads, and their family in it.
-INTERVALS, INTERVAL_FAMILY = STEPS, "interval"
+INTERVALS, INTERVAL_FAMILY = STEP_CALIBRATION, "interval"
 #: Kind of kernels of functions that an importer did not know, and the factor by which their times may be wrong in
 #: either direction.
 OPAQUE, OPAQUE_SPREAD = "opaque", 3.0
@@ -40,11 +40,11 @@ FIRST_TENSOR_KERNELS = {"Volta": 7.0, "Turing": 7.0}
 AMPERE_TENSOR_KERNELS = 8.0
 #: Kernels shorter than this reveal a host slower than its profile. Eager frameworks take 10 to 46 us to issue an
 #: operation (host times of profiles), and gaps between operations are added.
-SHORT = 100.0 * MICROSECOND
+SHORT_KERNEL_SECONDS = 100.0 * MICROSECOND
 #: GPUs of a node. Beyond it stragglers, fabrics and node placement add errors that steps inside a node do not show.
-NODE = 8.0
+GPUS_PER_NODE = 8.0
 #: Largest share of short kernels in measured steps of untested software; the half-width does not grow beyond it.
-MOST_SHORT = 0.5
+MAX_SHORT_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,8 @@ class Uncertainty:
     links : ndarray
         Half-width of the links times the share of exposed communication.
     short : float or ndarray
-        Share of kernels shorter than `SHORT` that a host of unknown speed issues one by one, up to `MOST_SHORT`.
+        Share of kernels shorter than `SHORT_KERNEL_SECONDS` that a host of unknown speed issues one by one, up to
+        `MAX_SHORT_SHARE`.
     library : float or ndarray
         Share of convolutions by a library that was not timed.
     update : float or ndarray
@@ -111,7 +112,7 @@ class Uncertainty:
     constants : bool
         True with constant rates, whose error factors hold for whole steps.
     scale : float or ndarray
-        Decimal logarithm of GPUs per `NODE`, if above 0.
+        Decimal logarithm of GPUs per `GPUS_PER_NODE`, if above 0.
     device : float or ndarray
         1 if products were not measured on a device of that name, else 0.
     experts : float or ndarray
@@ -167,14 +168,12 @@ class Uncertainty:
         return np.stack([np.sqrt(low) / known.skew, np.sqrt(high) * known.skew])
 
 
-def uncertainty(
-    program: PricedProgram, layout: Plan, backend: Backend, *, exposed: float, update: float
-) -> Uncertainty:
+def uncertainty(program: TimedProgram, layout: Plan, backend: Backend, *, exposed: float, update: float) -> Uncertainty:
     """Collect what determines the interval of a step time.
 
     Parameters
     ----------
-    program : PricedProgram
+    program : TimedProgram
         One rank's kernels and collectives with their times.
     layout : Plan
         Resolved parallel plan.
@@ -192,35 +191,35 @@ def uncertainty(
     """
     kernels = program.kernels
     counted = [(each, section.repeat) for section in program.program.sections for each in section.kernels]
-    shares = kernels.total * np.array([each.times * repeat for each, repeat in counted], dtype=np.float64)
+    shares = kernels.total * np.array([each.repetitions * repeat for each, repeat in counted], dtype=np.float64)
     shares = shares / (float(shares.sum()) or 1.0)
     half_widths = np.abs(np.log(np.stack([kernels.low, kernels.high])))
     families = np.array([each.kernel.family for each, _ in counted])
-    unknown = np.isin(families, list(backend.prices.unmeasured_families)) * half_widths
+    unknown = np.isin(families, list(backend.predictor.unmeasured_families)) * half_widths
     unknown = unknown + np.array([each.kernel.operation == OPAQUE for each, _ in counted]) * np.log(OPAQUE_SPREAD)
-    software, device, constants = backend.software, backend.system.device, backend.prices.rates is not None
+    software, device, constants = backend.software, backend.system.device, backend.predictor.rates is not None
     products = half_widths + unknown if constants else half_widths * (families == "gemm")
     issued = not (software.host.whole_iteration or software.host_is_known(device.architecture))
     return Uncertainty(
         products=(shares * products).sum(axis=1),
         unknown=(shares * unknown).sum(axis=1),
         links=exposed * _links(backend, layout.mesh),
-        short=min(float(shares[kernels.total < SHORT].sum()), MOST_SHORT) * issued,
+        short=min(float(shares[kernels.total < SHORT_KERNEL_SECONDS].sum()), MAX_SHORT_SHARE) * issued,
         library=float(shares[families == "conv"].sum()) * lacks_timed_convolutions(software, device, layout.dtype),
         update=update,
         tested=float(software.is_fitted(device.architecture)),
         constants=constants,
-        scale=float(np.log10(max(layout.gpus / NODE, 1.0))),
-        device=float(calibration_of(device.name) is None and backend.prices.user_calibration is None),
+        scale=float(np.log10(max(layout.gpus / GPUS_PER_NODE, 1.0))),
+        device=float(calibration_of(device.name) is None and backend.predictor.user_calibration is None),
         experts=float(any(each.kernel.experts > 0 for each, _ in counted)),
         passes=float(shares[families == "memory"].sum()) * software.fusion.compiles,
-        spreads=spreads(backend.prices.user_calibration),
+        spreads=spreads(backend.predictor.user_calibration),
     )
 
 
 def _links(backend: Backend, mesh: Mesh) -> Array:
     """Return the half-widths of large collectives over the outermost links of a mesh, shape (2,)."""
-    if mesh.size == 1 or backend.prices.rates is not None:
+    if mesh.size == 1 or backend.predictor.rates is not None:
         return np.zeros(2)
     families = calibrated_families(backend.fabric, "all_reduce", backend.fabric.links(1, mesh.size))
     return np.abs(np.log(next(iter(families.values())).factors(np.inf)))
@@ -248,5 +247,5 @@ def lacks_timed_convolutions(software: Software, device: Device, dtype: str) -> 
     """
     release = software.convolutions.cudnn
     least = FIRST_TENSOR_KERNELS.get(device.architecture, AMPERE_TENSOR_KERNELS)
-    early = figures(device, dtype).tensor_cores and release < least
+    early = device_datasheet(device, dtype).tensor_cores and release < least
     return software.convolutions.algorithms is not None or release < FIRST_TIMED or early

@@ -19,17 +19,17 @@ from paleo.lowering.policies import recomputed_sections
 from paleo.parallel.placement import BATCH_AXES, Axes, Mesh
 from paleo.schedules.base import distinct_values
 from paleo.step.exchange import (
+    coding_state_bytes,
     compressed_collectives,
     compressed_gather,
-    gathered_shares,
+    gathered_elements_by_axes,
+    gradient_elements_by_axes,
     gradient_exchange,
     gradient_per_element,
-    gradient_shares,
     owned_elements,
     replica_groups,
     scoped_groups,
     sharing_ranks,
-    state_bytes,
 )
 from paleo.step.memory import (
     NORM_BYTES,
@@ -46,7 +46,7 @@ from paleo.step.section_times import section_values, sum_per_stage
 if TYPE_CHECKING:
     from paleo.compression.base import SummedGradient
     from paleo.lowering.program import Program
-    from paleo.operations.base import Matrix
+    from paleo.operations.base import WeightMatrices
     from paleo.step.backend import Backend
 
 Array = npt.NDArray[np.float64]
@@ -56,7 +56,7 @@ Value = TypeVar("Value")
 Numbers = TypeVar("Numbers", float, Array)
 #: What is sent over the replicas: gradients; or gathers of the trained parameters, of all parameters, or of all of them
 #: before the backward pass (``again``).
-Sent = Literal["gradients", "trained", "all", "again"]
+ExchangedTensors = Literal["gradients", "trained", "all", "again"]
 
 
 class ResultCache:
@@ -117,7 +117,7 @@ class Layouts:
     programs: tuple[Program, ...]
     sequence_parallel: tuple[bool, ...]
     local_batches: tuple[int, ...]
-    shared: ResultCache = field(default_factory=ResultCache, compare=False)
+    cache: ResultCache = field(default_factory=ResultCache, compare=False)
 
     def __len__(self) -> int:
         return len(self.meshes)
@@ -130,22 +130,22 @@ class Layouts:
     @property
     def regathers(self) -> bool:
         """True if gathers of sharded parameters before the backward pass differ from those before the forward pass."""
-        return self.backend.compression is not None and self.backend.compression.sharded
+        return self.backend.compression is not None and self.backend.compression.replaces_zero3_collectives
 
     @property
     def replicas(self) -> Array:
         """Data-parallel ranks, shape (layouts,)."""
-        return self.shared.once("replicas", lambda: np.array([float(mesh.replicas) for mesh in self.meshes]))
+        return self.cache.once("replicas", lambda: np.array([float(mesh.replicas) for mesh in self.meshes]))
 
     @property
     def shards(self) -> Array:
         """Ranks over which ZeRO shards states, shape (layouts,)."""
-        return self.shared.once("shards", lambda: np.array([float(m.group_size(m.state_axes)) for m in self.meshes]))
+        return self.cache.once("shards", lambda: np.array([float(m.group_size(m.state_axes)) for m in self.meshes]))
 
     @property
     def bucket_bytes(self) -> Array:
         """Size of a gradient bucket in each layout [byte], shape (layouts,)."""
-        return self.shared.once("bucket", lambda: self.backend.bucket_bytes(self._replicated))
+        return self.cache.once("bucket", lambda: self.backend.bucket_bytes(self._replicated))
 
     def bucket_memory(self, kinds: StageKinds) -> Array:
         """Return the memory of bucket buffers beyond the gradients themselves; a bucket is at most as large as these.
@@ -162,7 +162,7 @@ class Layouts:
         """
         stated = self.backend.run.exchange.bucket is not None
         buffers = 2.0 if stated else self.backend.software.gradients.bucket_buffers
-        whole = self.elements(kinds, trained=True) * self.backend.formats.summed
+        whole = self.elements(kinds, trained=True) * self.backend.formats.accumulated_gradient
         return np.asarray(buffers * np.minimum(self.bucket_bytes, whole))
 
     @property
@@ -183,7 +183,7 @@ class Layouts:
         ndarray, shape (sections and ties, layouts)
             Elements.
         """
-        return self.shared.once(("parameters", trained), lambda: self._stacked(partial(_elements, trained=trained)))
+        return self.cache.once(("parameters", trained), lambda: self._stacked(partial(_elements, trained=trained)))
 
     def _stacked(self, figures: Callable[[Program], Array]) -> Array:
         """Apply a function to every layout's program and stack the results as columns.
@@ -214,7 +214,7 @@ class Layouts:
             Elements.
         """
         key = "elements", trained
-        return self.shared.once(key, lambda: np.asarray(kinds.holdings @ self.parameters(trained)))
+        return self.cache.once(key, lambda: np.asarray(kinds.layer_and_copy_counts @ self.parameters(trained)))
 
     # collectives over replicas
 
@@ -243,7 +243,7 @@ class Layouts:
         seconds = self.backend.fabric.times(operation, strides, ranks, np.broadcast_to(sizes, whole).ravel())
         return np.asarray(seconds.reshape(whole).max(axis=0))
 
-    def exchanged(self, operation: str, layouts: Sequence[int], groups: Count, sizes: Array) -> Array:
+    def exchange_times(self, operation: str, layouts: Sequence[int], groups: Count, sizes: Array) -> Array:
         """Return the time of one collective for some layouts; ``broadcast`` is that of owners of whole tensors.
 
         There are as many broadcasts as owners, or as tensors if these are fewer. A reduction to the owners takes the
@@ -274,7 +274,7 @@ class Layouts:
     @property
     def message_bytes(self) -> Array:
         """Bytes that an owner of whole tensors sends: its share, or one tensor of mean size, shape (layouts,)."""
-        return self.shared.once("message", self._message_bytes)
+        return self.cache.once("message", self._message_bytes)
 
     def _message_bytes(self) -> Array:
         repeat, tensors = (section_values(self.programs[0], name) for name in ("repeat", "tensors"))
@@ -312,9 +312,11 @@ class Layouts:
 
     def _group(self, layout: int, axes: Axes) -> tuple[int, int]:
         mesh = self.meshes[layout]
-        return self.shared.once(("group", layout, axes), lambda: (mesh.stride(axes), mesh.group_size(axes)))
+        return self.cache.once(("group", layout, axes), lambda: (mesh.stride(axes), mesh.group_size(axes)))
 
-    def sent(self, holdings: Array, copies: int, content: Sent, zero: int, width: float) -> Array:
+    def exchange_times_and_bytes(
+        self, holdings: Array, copies: int, content: ExchangedTensors, zero: int, width: float
+    ) -> Array:
         """Return time and bytes of gradient sums over data-parallel ranks, or of parameter gathers.
 
         Parameters
@@ -338,17 +340,17 @@ class Layouts:
         """
         seconds = np.zeros((2, *holdings.shape[:2], len(self)))
         key = ("owed", copies, content, zero > 0)
-        for owed in self.shared.once(key, lambda: self._priced_together(copies, content, zero)):
-            figures = self.exchanged(owed.operation, owed.layout, owed.groups, holdings @ owed.elements * width)
+        for owed in self.cache.once(key, lambda: self._grouped_collectives(copies, content, zero)):
+            figures = self.exchange_times(owed.operation, owed.layout, owed.groups, holdings @ owed.elements * width)
             np.add.at(seconds[0].T, owed.layout, figures.T)
         seconds[1] = holdings @ self._exchanged_elements(copies, content) * width
         return seconds
 
-    def _priced_together(self, copies: int, content: Sent, zero: int) -> list[RequiredCollectives]:
+    def _grouped_collectives(self, copies: int, content: ExchangedTensors, zero: int) -> list[RequiredCollectives]:
         cells: dict[str, list[tuple[int, Axes, Array]]] = {}
         for layout, shares in enumerate(self._shares(copies, content)):
             for axes, elements in shares.items():
-                for operation, over_axes, part in self.operations(layout, content, zero, axes, elements):
+                for operation, over_axes, part in self.exchange_collectives(layout, content, zero, axes, elements):
                     if over_axes or copies > 1:
                         cells.setdefault(operation, []).append((layout, over_axes, part))
         owed = []
@@ -358,8 +360,8 @@ class Layouts:
             owed.append(RequiredCollectives(operation, layouts, self.groups(layouts, groups, copies), elements))
         return owed
 
-    def operations(
-        self, layout: int, content: Sent, zero: int, axes: Axes, elements: Numbers
+    def exchange_collectives(
+        self, layout: int, content: ExchangedTensors, zero: int, axes: Axes, elements: Numbers
     ) -> tuple[tuple[str, Axes, Numbers], ...]:
         """List the collectives that exchange some elements of one layout.
 
@@ -390,7 +392,7 @@ class Layouts:
             to_owners = {"reduce_scatter": "broadcast"} if owned else {}  # a sum goes to its owner the same way back
             return tuple((to_owners.get(operation, operation), over, part) for operation, over, part in owed)
         method = self.backend.compression
-        if content in ("all", "again") and method is not None and method.sharded:
+        if content in ("all", "again") and method is not None and method.replaces_zero3_collectives:
             width = self.backend.formats.parameter
             return compressed_gather(
                 method, self.gradient(layout, axes), width, axes, elements, again=content == "again"
@@ -416,10 +418,10 @@ class Layouts:
         stride = self.meshes[layout].stride(axes) if ranks > 1 else 1
         inside = min(ranks, max(1, self.backend.system.devices_per_node // stride))
         key = "gradient", id(program), ranks, inside
-        width = self.backend.formats.summed
-        return self.shared.once(key, lambda: gradient_per_element(program, float(ranks), width, float(inside)))
+        width = self.backend.formats.accumulated_gradient
+        return self.cache.once(key, lambda: gradient_per_element(program, float(ranks), width, float(inside)))
 
-    def coding(self, kinds: StageKinds) -> Array:
+    def coding_times(self, kinds: StageKinds) -> Array:
         """Return the time in which each distinct stage compresses and decompresses its gradients.
 
         Parameters
@@ -432,14 +434,14 @@ class Layouts:
         ndarray, shape (kinds, layouts)
             Times [s].
         """
-        return self.shared.once("coding", lambda: self._coding(kinds))
+        return self.cache.once("coding", lambda: self._coding(kinds))
 
     def _coding(self, kinds: StageKinds) -> Array:
         trained = self.elements(kinds, trained=True)
         if self.backend.compression is None or not self.training:
             return np.zeros_like(trained)
         columns = [
-            self.backend.coded(trained[:, layout], self.gradient(layout, BATCH_AXES))
+            self.backend.coding_times(trained[:, layout], self.gradient(layout, BATCH_AXES))
             if self.replicas[layout] > 1
             else np.zeros(len(trained))
             for layout in range(len(self))
@@ -452,35 +454,35 @@ class Layouts:
         if method is None:
             return np.zeros_like(trained)
         bytes_of_layout = [
-            state_bytes(method, self.gradient(layout, BATCH_AXES)) if self.replicas[layout] > 1 else 0.0
+            coding_state_bytes(method, self.gradient(layout, BATCH_AXES)) if self.replicas[layout] > 1 else 0.0
             for layout in range(len(self))
         ]
         return np.asarray(trained * np.array(bytes_of_layout))
 
-    def _shares(self, copies: int, content: Sent) -> list[dict[Axes, Array]]:
+    def _shares(self, copies: int, content: ExchangedTensors) -> list[dict[Axes, Array]]:
         """Count for each layout the elements of each section and tie that are exchanged, by mesh axes."""
-        return self.shared.once(("shares", copies, content), lambda: self._by_axes(copies, content))
+        return self.cache.once(("shares", copies, content), lambda: self._by_axes(copies, content))
 
-    def _by_axes(self, copies: int, content: Sent) -> list[dict[Axes, Array]]:
+    def _by_axes(self, copies: int, content: ExchangedTensors) -> list[dict[Axes, Array]]:
         known: dict[tuple[object, ...], dict[Axes, Array]] = {}
         shares = []
         for program, mesh in zip(self.programs, self.meshes, strict=True):
             key = id(program), tuple(axis for axis, degree in mesh.degrees if degree > 1)
             if key not in known:
                 split = (
-                    gradient_shares
+                    gradient_elements_by_axes
                     if content == "gradients"
-                    else partial(gathered_shares, frozen=content in ("all", "again"))
+                    else partial(gathered_elements_by_axes, frozen=content in ("all", "again"))
                 )
                 known[key] = split(program, mesh, copies)
             shares.append(known[key])
         return shares
 
-    def _exchanged_elements(self, copies: int, content: Sent) -> Array:
+    def _exchanged_elements(self, copies: int, content: ExchangedTensors) -> Array:
         """Count the elements of each section and tie that are exchanged, shape (sections and ties, layouts)."""
         zeros = np.zeros(len(self.programs[0].sections) + len(self.programs[0].ties))
         shares = self._shares(copies, content)
-        return self.shared.once(
+        return self.cache.once(
             ("travelling", copies, content), lambda: np.stack([sum(each.values(), zeros) for each in shares], axis=1)
         )
 
@@ -503,18 +505,25 @@ class Layouts:
         tuple[Array, Array], shape (stages, chunks or 1, layouts)
             (times [s], bytes).
         """
-        kinds, copies = assignment.kinds, assignment.copies
-        width = self.backend.formats.summed
+        kinds, copies = assignment.kinds, assignment.replicas
+        width = self.backend.formats.accumulated_gradient
         if copies > 1:  # how far apart the copies of a stage are depends on the stage
-            stage, chunk = kinds.stages.holdings[assignment.stage_kind], kinds.chunks.holdings[assignment.chunk_kind]
+            stage, chunk = (
+                kinds.stages.layer_and_copy_counts[assignment.stage_kind],
+                kinds.chunks.layer_and_copy_counts[assignment.chunk_kind],
+            )
             holdings = np.concatenate([stage[:, None], chunk], axis=1)
             placed = "exchange", assignment.key, zero > 0
-            seconds = self.shared.once(placed, lambda: self.sent(holdings, copies, "gradients", zero, width))
+            seconds = self.cache.once(
+                placed, lambda: self.exchange_times_and_bytes(holdings, copies, "gradients", zero, width)
+            )
             figures = seconds[:, :, 1:] if chunks else seconds[:, :, :1]
             return figures[0], figures[1]
-        holdings = np.concatenate([kinds.stages.holdings, kinds.chunks.holdings])[:, None]
+        holdings = np.concatenate([kinds.stages.layer_and_copy_counts, kinds.chunks.layer_and_copy_counts])[:, None]
         key = "exchange", zero > 0
-        seconds = self.shared.once(key, lambda: self.sent(holdings, 1, "gradients", zero, width))[:, :, 0]
+        seconds = self.cache.once(key, lambda: self.exchange_times_and_bytes(holdings, 1, "gradients", zero, width))[
+            :, :, 0
+        ]
         rows = assignment.chunk_kind + len(kinds.stages) if chunks else assignment.stage_kind[:, None]
         return seconds[0, rows], seconds[1, rows]
 
@@ -534,16 +543,18 @@ class Layouts:
             Times [s].
         """
         kinds, width = assignment.kinds.stages, self.backend.formats.parameter
-        pieces = self.tensors(kinds) * self.shards * (self.shards > 1) * self.backend.piece
+        pieces = self.tensors(kinds) * self.shards * (self.shards > 1) * self.backend.slice_gather_time
 
         def gathers(rows: Index | slice) -> Array:
-            seconds = self.sent(kinds.holdings[rows, None], assignment.copies, "trained", 1, width)[0, :, 0]
+            seconds = self.exchange_times_and_bytes(
+                kinds.layer_and_copy_counts[rows, None], assignment.replicas, "trained", 1, width
+            )[0, :, 0]
             return np.asarray(seconds + pieces[rows])
 
-        if assignment.copies > 1:
+        if assignment.replicas > 1:
             key = "state gathers", assignment.stages_key
-            return self.shared.once(key, lambda: gathers(assignment.stage_kind))
-        return self.shared.once("state gathers", lambda: gathers(slice(None)))[assignment.stage_kind]
+            return self.cache.once(key, lambda: gathers(assignment.stage_kind))
+        return self.cache.once("state gathers", lambda: gathers(slice(None)))[assignment.stage_kind]
 
     def tied_sums(self, assignment: Assignment) -> Array:
         """Return the time in which the two stages that share a tied parameter sum its gradients, after all others.
@@ -558,22 +569,25 @@ class Layouts:
         ndarray, shape (stages, layouts)
             Times [s].
         """
-        return self.shared.once(("tied", assignment.stages_key), lambda: self._tied_sums(assignment))
+        return self.cache.once(("tied", assignment.stages_key), lambda: self._tied_sums(assignment))
 
     def _tied_sums(self, assignment: Assignment) -> Array:
         seconds = np.zeros((assignment.stages, len(self)))
         pairs = tied_pairs(self.programs[0].ties, assignment.layers) if self.training else []
         for tie, owner, other in pairs:
             key = "tie", tie, abs(other - owner)
-            seconds[[owner, other]] += self.shared.once(key, partial(self._tied_sum, tie, abs(other - owner)))
+            seconds[[owner, other]] += self.cache.once(key, partial(self._tied_sum, tie, abs(other - owner)))
         return seconds
 
     def _tied_sum(self, tie: int, distance: int) -> Array:
         strides = np.array([mesh.stride(("pp",)) for mesh in self.meshes])
-        sizes = np.array([program.ties[tie].elements for program in self.programs]) * self.backend.formats.summed
+        sizes = (
+            np.array([program.ties[tie].elements for program in self.programs])
+            * self.backend.formats.accumulated_gradient
+        )
         return self.backend.fabric.times("all_reduce", strides * distance, np.full(len(sizes), 2), sizes)
 
-    def updates(self, kinds: StageKinds, *, sharded: bool) -> Array:
+    def update_times(self, kinds: StageKinds, *, sharded: bool) -> Array:
         """Return the time of the optimizer update of each distinct stage, with gradient clipping.
 
         Parameters
@@ -588,36 +602,40 @@ class Layouts:
         ndarray, shape (kinds, layouts)
             Times [s].
         """
-        return self.shared.once(("updates", sharded), lambda: self._updates(kinds, sharded))
+        return self.cache.once(("updates", sharded), lambda: self._updates(kinds, sharded))
 
     def _updates(self, kinds: StageKinds, sharded: bool) -> Array:
         counts = self.updated_elements(kinds, sharded=sharded)
         if not self.training:
             return np.zeros_like(counts)
-        rule, clipping = self.backend.optimizer, self.clipping(kinds, sharded=sharded)
+        rule, clipping = self.backend.optimizer, self.clipping_times(kinds, sharded=sharded)
         if rule.matrices is None:
-            return self.backend.updated(counts, self.tensors(kinds), rule) + clipping
+            return self.backend.update_times(counts, self.tensors(kinds), rule) + clipping
         ranks = self.sharers(kinds) if sharded else np.ones_like(counts)
         multiplied = self._matrix_sums(kinds, lambda each: each.elements) / ranks
-        passes = self.backend.updated(counts - multiplied, self.tensors(kinds), rule)
-        passes = passes + self.backend.updated(multiplied, 0.0, rule.matrices.elementwise)
-        products = self._matrix_sums(kinds, lambda each: each.copies * self.backend.multiplied(each)) / ranks
-        return passes + np.maximum(products, self._longest_product(kinds)) + clipping
+        passes = self.backend.update_times(counts - multiplied, self.tensors(kinds), rule)
+        passes = passes + self.backend.update_times(multiplied, 0.0, rule.matrices.elementwise)
+        products = self._matrix_sums(kinds, lambda each: each.copies * self.backend.matrix_update_time(each)) / ranks
+        return passes + np.maximum(products, self._slowest_matrix_update(kinds)) + clipping
 
-    def _matrix_sums(self, kinds: StageKinds, value: Callable[[Matrix], float]) -> Array:
+    def _matrix_sums(self, kinds: StageKinds, value: Callable[[WeightMatrices], float]) -> Array:
         """Sum a function of weight matrices over each distinct stage, shape (kinds, layouts)."""
         rows = self._stacked(lambda program: np.array([sum(map(value, each.matrices)) for each in program.sections]))
-        return sum_per_stage(kinds.holdings[:, : len(rows)], rows)
+        return sum_per_stage(kinds.layer_and_copy_counts[:, : len(rows)], rows)
 
-    def _longest_product(self, kinds: StageKinds) -> Array:
+    def _slowest_matrix_update(self, kinds: StageKinds) -> Array:
         """Return the time of the slowest single matrix update, as ranks that share updates own whole matrices."""
 
         def longest(program: Program) -> Array:
-            known = ((self.backend.multiplied(each) for each in section.matrices) for section in program.sections)
+            known = (
+                (self.backend.matrix_update_time(each) for each in section.matrices) for section in program.sections
+            )
             return np.array([max(seconds, default=0.0) for seconds in known])
 
         rows = self._stacked(longest)
-        return np.stack([rows[stage[: len(rows)] > 0].max(axis=0, initial=0.0) for stage in kinds.holdings])
+        return np.stack(
+            [rows[stage[: len(rows)] > 0].max(axis=0, initial=0.0) for stage in kinds.layer_and_copy_counts]
+        )
 
     def tensors(self, kinds: StageKinds) -> Array:
         """Count the parameter tensors of each distinct stage.
@@ -633,9 +651,9 @@ class Layouts:
             Number of tensors.
         """
         tensors_of_section = section_values(self.programs[0], "tensors")
-        return sum_per_stage(kinds.holdings[:, : len(tensors_of_section)], tensors_of_section)[:, None]
+        return sum_per_stage(kinds.layer_and_copy_counts[:, : len(tensors_of_section)], tensors_of_section)[:, None]
 
-    def clipping(self, kinds: StageKinds, *, sharded: bool) -> Array:
+    def clipping_times(self, kinds: StageKinds, *, sharded: bool) -> Array:
         """Return the time in which gradients are clipped, with the sum of their norm over ranks.
 
         Parameters
@@ -650,8 +668,8 @@ class Layouts:
         ndarray, shape (kinds, layouts)
             Times [s].
         """
-        seconds = self.backend.clipped(self.updated_elements(kinds, sharded=sharded))
-        if self.backend.clip == "none":
+        seconds = self.backend.clipping_times(self.updated_elements(kinds, sharded=sharded))
+        if self.backend.clip_method == "none":
             return seconds
         groups = self.groups(range(len(self)), [clip_axes(int(sharded))] * len(self))
         return seconds + self.collective("all_reduce", groups, np.full(len(self), NORM_BYTES))
@@ -689,14 +707,14 @@ class Layouts:
         ndarray, shape (kinds, layouts)
             Number of ranks.
         """
-        return self.shared.once("sharers", lambda: self._sharers(kinds))
+        return self.cache.once("sharers", lambda: self._sharers(kinds))
 
     def _sharers(self, kinds: StageKinds) -> Array:
         owned = np.zeros((len(kinds), len(self)))
-        for copies in distinct_values(kinds.copies.astype(int)):
-            same_copies = np.flatnonzero(kinds.copies[:, 0] == copies)
-            owned[same_copies] = kinds.holdings[same_copies] @ self._owned_elements(copies)
-        return sharing_ranks(self.elements(kinds, trained=True), owned, self.shards * kinds.copies)
+        for copies in distinct_values(kinds.replicas.astype(int)):
+            same_copies = np.flatnonzero(kinds.replicas[:, 0] == copies)
+            owned[same_copies] = kinds.layer_and_copy_counts[same_copies] @ self._owned_elements(copies)
+        return sharing_ranks(self.elements(kinds, trained=True), owned, self.shards * kinds.replicas)
 
     def _owned_elements(self, copies: int) -> Array:
         """Return `owned_elements` of each layout, shape (sections and ties, layouts)."""
@@ -709,7 +727,7 @@ class Layouts:
             columns.append(known[key])
         return np.stack(columns, axis=1)
 
-    def states(self, kinds: StageKinds, zero: int, stages: int, *, overlapped: bool) -> tuple[StateMemory, Array]:
+    def state_memory(self, kinds: StageKinds, zero: int, stages: int, *, overlapped: bool) -> tuple[StateMemory, Array]:
         """Return the memory of parameters, gradients and optimizer states of each distinct stage.
 
         Parameters
@@ -728,13 +746,13 @@ class Layouts:
         tuple
             (memory on the device by part, memory on the host), arrays of shape (kinds, layouts) [byte].
         """
-        zero = 1 if zero == 2 and not self.backend.scatters(zero, stages) else zero
+        zero = 1 if zero == 2 and not self.backend.scatters_every_pass(zero, stages) else zero
         deferred = zero >= 2 and not overlapped
         unreduced = deferred or (
             zero == 1 and stages > 1 and self.backend.software.parallelism.pipeline_gathers == "step"
         )
         key = "states", zero, deferred, unreduced
-        return self.shared.once(key, lambda: self._states(kinds, zero, deferred, unreduced))
+        return self.cache.once(key, lambda: self._states(kinds, zero, deferred, unreduced))
 
     def _states(self, kinds: StageKinds, zero: int, deferred: bool, unreduced: bool) -> tuple[StateMemory, Array]:
         backend = self.backend
@@ -742,7 +760,7 @@ class Layouts:
         largest = self._largest(kinds) if zero == 3 or offloads else np.zeros((1, 1))
         at_once = zero == 3 and backend.software.parallelism.gather_buffers == "root"
         widened = unreduced and backend.formats.master and backend.software.gradients.unreduced == "fp32"
-        formats = replace(backend.formats, gradient=backend.formats.wide) if widened else backend.formats
+        formats = replace(backend.formats, gradient=backend.formats.wide_activation) if widened else backend.formats
         whole = state_memory(
             self.elements(kinds, trained=False),
             self.elements(kinds, trained=True),
@@ -775,9 +793,9 @@ class Layouts:
         """
         elements, repeated = self.parameters(trained=False), recomputed_sections(self.programs[0])
         count = len(repeated)
-        outside = kinds.holdings[:, count:] @ elements[count:]
-        outside = outside + kinds.holdings[:, :count][:, ~repeated] @ elements[:count][~repeated]
-        present = (kinds.holdings[:, :count, None] > 0) * elements[:count]
+        outside = kinds.layer_and_copy_counts[:, count:] @ elements[count:]
+        outside = outside + kinds.layer_and_copy_counts[:, :count][:, ~repeated] @ elements[:count][~repeated]
+        present = (kinds.layer_and_copy_counts[:, :count, None] > 0) * elements[:count]
         blocks = 2.0 * present[:, repeated].max(axis=1, initial=0.0)
         return np.asarray(outside + blocks + np.maximum(outside, blocks))
 
@@ -786,7 +804,7 @@ class Layouts:
         ties, elements = self.programs[0].ties, self.parameters(trained=False)
         count = len(elements) - len(ties)
         rows = []
-        for row in kinds.holdings:
+        for row in kinds.layer_and_copy_counts:
             sections = elements[:count].copy()
             for number, tie in enumerate(ties):
                 sections[tie.reader] += elements[count + number] * (row[count + number] > 0)
@@ -795,7 +813,7 @@ class Layouts:
 
     def reserved(self) -> Array:
         """Return the memory of the process outside tensors (CUDA context, NCCL buffers, …), shape (layouts,) [byte]."""
-        return self.shared.once("reserved", lambda: np.array([self.backend.reserved(mesh) for mesh in self.meshes]))
+        return self.cache.once("reserved", lambda: np.array([self.backend.reserved(mesh) for mesh in self.meshes]))
 
 
 def _elements(program: Program, trained: bool) -> Array:

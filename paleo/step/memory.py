@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.errors import PlanError, SpecError, near
-from paleo.operations.base import Kernel, flat_pass
+from paleo.errors import PlanError, SpecError, suggest_names
+from paleo.operations.base import Kernel, elementwise_kernel
 from paleo.parallel.placement import BATCH_AXES, Axes
 from paleo.units import comma_separated
 
 if TYPE_CHECKING:
-    from paleo.lowering.policies import Chunk
+    from paleo.lowering.policies import ModelChunk
     from paleo.lowering.program import TiedParameter
     from paleo.operations.base import Optimizer
     from paleo.operations.tensor import Precision
-    from paleo.pricing.store import Rates
+    from paleo.pricing.store import ConstantEfficiencies
     from paleo.schedules.base import Schedule
     from paleo.specs.system import System
     from paleo.step.section_times import LayerTimes
@@ -39,7 +39,7 @@ Index = npt.NDArray[np.intp]
 Mask = npt.NDArray[np.bool_]
 
 
-def placed_layers(sections: int, pieces: Sequence[Chunk], places: Sequence[Sequence[int]]) -> Array:
+def placed_layers(sections: int, pieces: Sequence[ModelChunk], places: Sequence[Sequence[int]]) -> Array:
     """Count the layers of each section in each chunk of each stage.
 
     Parameters
@@ -88,7 +88,7 @@ def tied_copies(layers: Array, ties: Sequence[TiedParameter]) -> Array:
     return copies
 
 
-def parameter_holder_counts(placed: Array, ties: Sequence[TiedParameter]) -> Array:
+def layer_and_copy_counts(placed: Array, ties: Sequence[TiedParameter]) -> Array:
     """Count layers of each section, then tied-parameter copies, in each chunk of each stage.
 
     Copies belong to the last chunk.
@@ -132,7 +132,7 @@ def tied_pairs(ties: Sequence[TiedParameter], layers: Array) -> list[tuple[int, 
     ]
 
 
-def layer_parameters(layers: Array, ties: Sequence[TiedParameter]) -> Array:
+def gathered_parameter_mask(layers: Array, ties: Sequence[TiedParameter]) -> Array:
     """Find the parameters that a stage gathers, and whose gradients it computes, in an iteration of each section.
 
     These are the section's own parameters, and copies of the tied parameters that it reads.
@@ -172,7 +172,7 @@ class StageKinds:
         Parameters
         ----------
         holdings : ndarray, shape (..., sections and ties)
-            Layers and copies, as `parameter_holder_counts` returns them.
+            Layers and copies, as `layer_and_copy_counts` returns them.
         copies : int
             Copies of the network on the pipeline.
 
@@ -195,12 +195,12 @@ class StageKinds:
         return len(self._rows)
 
     @property
-    def holdings(self) -> Array:
+    def layer_and_copy_counts(self) -> Array:
         """Layers and tied-parameter copies of each distinct stage, shape (kinds, sections and ties)."""
         return np.array(self._rows)[:, :-1]
 
     @property
-    def copies(self) -> Array:
+    def replicas(self) -> Array:
         """Replicas of the network in the pipeline (2 for DualPipe and Chimera), shape (kinds, 1)."""
         return np.array(self._rows)[:, -1:]
 
@@ -215,20 +215,20 @@ class AssignmentKinds:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Assignment of model chunks to pipeline stages: ``chunks`` of each of ``copies`` replicas on every stage.
+    """Assignment of model chunks to stages: ``chunks_per_stage`` of each of ``replicas`` replicas on every stage.
 
     ``placed`` are the layers of each section, shape (stages, chunks, sections); ``layers`` the same of whole stages,
-    shape (stages, sections). ``stage_kind`` has the shape (stages,), ``chunk_kind`` (stages, chunks). ``sends`` is the
-    number of outputs that a stage sends to other stages per microbatch, by the section that computes them, shape
+    shape (stages, sections). ``stage_kind`` has the shape (stages,), ``chunk_kind`` (stages, chunks). ``output_sends``
+    is the number of outputs that a stage sends to other stages per microbatch, by the section that computes them, shape
     (stages, sections).
     """
 
-    pieces: tuple[Chunk, ...]
-    chunks: int
-    copies: int
+    model_chunks: tuple[ModelChunk, ...]
+    chunks_per_stage: int
+    replicas: int
     placed: Array
     layers: Array
-    sends: Array
+    output_sends: Array
     kinds: AssignmentKinds
     stage_kind: Index
     chunk_kind: Index
@@ -236,7 +236,7 @@ class Assignment:
     @classmethod
     def of(
         cls,
-        pieces: Sequence[Chunk],
+        pieces: Sequence[ModelChunk],
         schedule: Schedule,
         stages: int,
         chunks: int,
@@ -266,7 +266,7 @@ class Assignment:
             The assignment.
         """
         sections = 1 + max(section for piece in pieces for section, _ in piece)
-        places = schedule.pieces(stages, chunks) if stages > 1 else ((0,),)
+        places = schedule.model_chunks(stages, chunks) if stages > 1 else ((0,),)
         copies = schedule.replicas if stages > 1 else 1
         placed = placed_layers(sections, pieces, places)
         layers = np.asarray(placed.sum(axis=1))
@@ -275,8 +275,8 @@ class Assignment:
             for stage, sent in enumerate(schedule.sends_output(stages, chunks)):
                 for piece, leaves in zip(places[stage], sent, strict=True):
                     sends[stage, pieces[piece][-1][0]] += leaves / copies
-        stage_kind = kinds.stages.add(parameter_holder_counts(layers[:, None], ties)[:, 0], copies)
-        chunk_kind = kinds.chunks.add(parameter_holder_counts(placed, ties), copies)
+        stage_kind = kinds.stages.add(layer_and_copy_counts(layers[:, None], ties)[:, 0], copies)
+        chunk_kind = kinds.chunks.add(layer_and_copy_counts(placed, ties), copies)
         return cls(tuple(pieces), chunks, copies, placed, layers, sends, kinds, stage_kind, chunk_kind)
 
     @property
@@ -285,12 +285,12 @@ class Assignment:
         return len(self.stage_kind)
 
     @property
-    def computed(self) -> Array:
+    def layers_per_microbatch(self) -> Array:
         """Layers of each section that a stage computes for a microbatch, shape (stages, sections).
 
         With several replicas of the network (bidirectional schedules) this is their mean.
         """
-        return self.layers / self.copies
+        return self.layers / self.replicas
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -325,7 +325,7 @@ def live_microbatches(schedule: Schedule, stages: int, microbatches: Numeric, ch
     if stages == 1:
         return np.ones((1, 1) + np.ndim(microbatches) * (1,))
     stage = np.arange(float(stages)).reshape((-1,) + np.ndim(microbatches) * (1,))
-    living = schedule.alive_by_piece(stage, stages, microbatches, chunks)
+    living = schedule.peak_activations_by_chunk(stage, stages, microbatches, chunks)
     shape = np.broadcast_shapes(stage.shape, np.shape(microbatches))
     return np.moveaxis(np.broadcast_to(living, (len(living), *shape)), 0, 1)
 
@@ -337,7 +337,7 @@ class StateMemory:
     Arrays have the shape (stages, …), where the last axes are those of the configurations.
 
     ``gathered`` are parameters that sharding gathers at a time, ``update`` the temporaries of the optimizer update, and
-    ``copies`` the flat copies of gradients before it.
+    ``replicas`` the flat copies of gradients before it.
     """
 
     parameters: Array
@@ -402,7 +402,7 @@ def state_memory(
     copies = trained * (whole + np.where((zero in (1, 2)) | (np.asarray(ranks) == 1), owned * share[2], 0.0))
     return StateMemory(
         parameters * formats.parameter * share[0],
-        trained * ((formats.gradient + formats.accumulator) * training) * share[1],
+        trained * ((formats.gradient + formats.main_gradient) * training) * share[1],
         trained * (optimizer.state_bytes(formats) * training) * share[2],
         2.0 * largest * formats.parameter if zero == 3 else 0.0 * np.asarray(largest),
         np.maximum(trained * (optimizer.temporary_bytes(formats) * training) * share[2], copies),
@@ -508,9 +508,9 @@ def clip_kernels(count: float, clip: str, formats: Precision) -> list[Kernel]:
     ----------
     Pascanu et al., On the difficulty of training recurrent neural networks, ICML 2013.
     """
-    size = count * formats.summed
-    norm = flat_pass("norm of gradients", "reduce", "update", count, size, 0.0, flops=2.0 * count)
-    scale = flat_pass("scaled gradients", "elementwise", "update", count, size, size)
+    size = count * formats.accumulated_gradient
+    norm = elementwise_kernel("norm of gradients", "reduce", "update", count, size, 0.0, flops=2.0 * count)
+    scale = elementwise_kernel("scaled gradients", "elementwise", "update", count, size, size)
     return {"none": [], "norm": [norm], "scaled": [norm, scale]}[clip]
 
 
@@ -542,8 +542,8 @@ class Footprint:
     and communication buckets, or the temporaries of the update if they exceed these and the activations. It includes
     ``reserved``, the memory outside tensors: the context of the process and buffers of its communicators.
     ``fragmentation`` is the memory that the framework's allocator caches in addition to its tensors, as a share of
-    them. ``apart`` is what it caches for flat buffers, for which the blocks of smaller tensors are too small. Both are
-    freed before memory runs out, so they are not part of the total.
+    them. ``flat_buffer_cache`` is what it caches for flat buffers, for which the blocks of smaller tensors are too
+    small. Both are freed before memory runs out, so they are not part of the total.
 
     >>> shown = Footprint(6.0, 2.0, 4.0, 5.0, 2.0, 1.0, 0.125, capacity=20.5)
     >>> shown.allocated, shown.cached, shown.used, shown.fits
@@ -558,7 +558,7 @@ class Footprint:
     reserved: float
     fragmentation: float
     capacity: float
-    apart: float = 0.0
+    flat_buffer_cache: float = 0.0
 
     @property
     def parts(self) -> dict[str, float]:
@@ -580,7 +580,7 @@ class Footprint:
 
         It is at most the device's memory, unless the tensors exceed that.
         """
-        blocks = self.allocated * (1.0 + self.fragmentation) + self.apart
+        blocks = self.allocated * (1.0 + self.fragmentation) + self.flat_buffer_cache
         return max(self.allocated, min(blocks, self.capacity - self.reserved))
 
     @property
@@ -593,7 +593,7 @@ class Footprint:
         return self.total <= self.capacity
 
 
-def link_rate(system: System, rates: Rates | None = None) -> float:
+def host_link_rate(system: System, rates: ConstantEfficiencies | None = None) -> float:
     """Return the rate of copies between a device and its host, in each direction.
 
     Parameters
@@ -647,15 +647,15 @@ OFFLOADABLE = ("optimizer", "gradients", "parameters", "activations")
 class Offload:
     """Parts of a rank's state in host memory, with the rates of the links to it.
 
-    ``link`` is the rate of copies in each direction, and ``memory`` the rank's share of the host's memory bandwidth
-    [byte/s]. ``layers`` is the number of layers whose activations are offloaded (None: all).
+    ``link_rate`` is the rate of copies in each direction, and ``host_memory_rate`` the rank's share of the host's
+    memory bandwidth [byte/s]. ``layers`` is the number of layers whose activations are offloaded (None: all).
 
     Reference: Ren et al., ZeRO-Offload, USENIX ATC 2021; Rajbhandari et al., ZeRO-Infinity, SC 2021.
     """
 
     parts: frozenset[str]
-    link: float
-    memory: float
+    link_rate: float
+    host_memory_rate: float
     layers: int | None = None
 
     def holds(self, part: str) -> bool:
@@ -709,14 +709,16 @@ class Offload:
         return np.asarray(blocks * (self.layers / layers))
 
 
-NOTHING = Offload(frozenset(), np.inf, np.inf)
+NO_OFFLOAD = Offload(frozenset(), np.inf, np.inf)
 #: Share of a host's memory bandwidth that an optimizer on the host reaches. DeepSpeed's CPU-Adam takes 2.57 s for 10e9
 #: parameters, 28 bytes each, on the two Xeon 8168 of a DGX-2, which have 256 GB/s (Ren et al., USENIX ATC 2021, its
 #: table of Adam's latency).
-HOST_SHARE = 28.0 * 10.0 / 2.57 / 256.0
+HOST_BANDWIDTH_SHARE = 28.0 * 10.0 / 2.57 / 256.0
 
 
-def offload_of(text: str, system: System, rates: Rates | None = None, layers: int | None = None) -> Offload:
+def offload_of(
+    text: str, system: System, rates: ConstantEfficiencies | None = None, layers: int | None = None
+) -> Offload:
     """Parse the offloaded parts that a run names, and find the rates of the links to host memory.
 
     Parameters
@@ -747,19 +749,21 @@ def offload_of(text: str, system: System, rates: Rates | None = None, layers: in
         problem = f"counts layers whose activations go to host memory, but offload is {text!r}"
         raise PlanError(f"offload.layers: {problem}; use activations")
     if names == ["none"]:
-        return NOTHING
+        return NO_OFFLOAD
     for name in names:
         if name not in OFFLOADABLE:
-            raise SpecError(f"offload: unknown part {name!r} in {text!r}; {near(name, (*OFFLOADABLE, 'none'))}")
+            raise SpecError(
+                f"offload: unknown part {name!r} in {text!r}; {suggest_names(name, (*OFFLOADABLE, 'none'))}"
+            )
     parts = frozenset(names)
     lost = sorted(parts & {"gradients", "parameters"})
     if not parts or (lost and "optimizer" not in parts):
         raise PlanError(f"offload {text!r}: {' and '.join(lost) or 'nothing'} cannot go without optimizer")
     if "optimizer" not in parts:
-        return Offload(parts, link_rate(system, rates), np.inf, layers)
-    share = HOST_SHARE if rates is None else rates.memory
+        return Offload(parts, host_link_rate(system, rates), np.inf, layers)
+    share = HOST_BANDWIDTH_SHARE if rates is None else rates.memory
     memory = share * host_property(system, "memory_bandwidth") / system.devices_per_node
-    return Offload(parts, link_rate(system, rates), memory, layers)
+    return Offload(parts, host_link_rate(system, rates), memory, layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -843,16 +847,16 @@ def with_offload_traffic(
     kept = times.saved_bytes * share
     weights = shares.weights * formats.parameter * elements * offload.holds("parameters")
     sent = shares.gradients * learned * offload.holds("gradients")
-    added = sent * shares.accumulates * (formats.gradient + 2.0 * SUM_BYTES) / offload.memory
-    out = np.maximum(kept, weights) / offload.link
-    back = np.maximum(np.maximum(kept + weights, sent * formats.gradient) / offload.link, added)
+    added = sent * shares.accumulates * (formats.gradient + 2.0 * SUM_BYTES) / offload.host_memory_rate
+    out = np.maximum(kept, weights) / offload.link_rate
+    back = np.maximum(np.maximum(kept + weights, sent * formats.gradient) / offload.link_rate, added)
     return replace(
         times,
         forward_transfers=times.forward_transfers + _exposed(out, times.forward),
-        backward_transfers=times.backward_transfers + _exposed(back, times.backward + times.weights),
+        backward_transfers=times.backward_transfers + _exposed(back, times.backward + times.weight_gradients),
         saved_bytes=times.saved_bytes - kept,
         offloaded_bytes=times.offloaded_bytes + kept,
-        transient=times.transient + times.saved_bytes * np.where(share == 1.0, 2.0, np.ceil(share)),
+        recompute_bytes=times.recompute_bytes + times.saved_bytes * np.where(share == 1.0, 2.0, np.ceil(share)),
     )
 
 
@@ -897,7 +901,9 @@ def divide_offloaded(
     return stays, offloaded[0] + offloaded[1] + offloaded[2]
 
 
-def host_update(count: Array, backward: Array, optimizer: Optimizer, formats: Precision, offload: Offload) -> Array:
+def host_update_time(
+    count: Array, backward: Array, optimizer: Optimizer, formats: Precision, offload: Offload
+) -> Array:
     """Compute the time of an optimizer update on the host.
 
     max(0, gradients / link − backward) + max(moved / memory, parameters / link). Gradients are copied to the host
@@ -931,11 +937,11 @@ def host_update(count: Array, backward: Array, optimizer: Optimizer, formats: Pr
     >>> from paleo.operations.base import OPTIMIZERS
     >>> from paleo.operations.tensor import precision
     >>> host = Offload(frozenset({"optimizer"}), 20e9, 28e9)
-    >>> float(host_update(1e9, 0.06, OPTIMIZERS["adam"], precision("bf16"), host))  # 2 GB out in 0.1 s, 28 GB moved
+    >>> float(host_update_time(1e9, 0.06, OPTIMIZERS["adam"], precision("bf16"), host))  # 2 GB sent, 28 GB moved
     1.04
     """
-    sent = 0.0 if offload.holds("gradients") else count * formats.gradient / offload.link
-    back = 0.0 if offload.holds("parameters") else count * formats.parameter / offload.link
-    at_once = replace(optimizer, listwise=False)  # lists are the GPU's way
-    moved = count * sum(at_once.update_bytes(formats)) / offload.memory
+    sent = 0.0 if offload.holds("gradients") else count * formats.gradient / offload.link_rate
+    back = 0.0 if offload.holds("parameters") else count * formats.parameter / offload.link_rate
+    at_once = replace(optimizer, foreach=False)  # lists are the GPU's way
+    moved = count * sum(at_once.update_bytes(formats)) / offload.host_memory_rate
     return np.asarray(_exposed(sent, backward) + np.maximum(moved, back))

@@ -28,15 +28,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.schedules.base import Passes
-from paleo.step.memory import Assignment, layer_parameters
+from paleo.schedules.base import PassTimes
+from paleo.step.memory import Assignment, gathered_parameter_mask
 from paleo.step.section_times import LayerTimes, sum_per_stage, with_contention
-from paleo.step.streams import section_gathers
+from paleo.step.streams import section_gather_times
 
 if TYPE_CHECKING:
-    from paleo.lowering.policies import Chunk
+    from paleo.lowering.policies import ModelChunk
     from paleo.step.batch import Batch
-    from paleo.step.layouts import Layouts, Sent
+    from paleo.step.layouts import ExchangedTensors, Layouts
 
 Mask = npt.NDArray[np.bool_]
 Array = npt.NDArray[np.float64]
@@ -47,22 +47,22 @@ Index = npt.NDArray[np.intp]
 class ShardedIterationTimes:
     """Times of one layer of each section with sharded parameters (ZeRO-3), shape (sections, …) [s].
 
-    ``forward``, ``backward`` and ``weights`` are the passes with their exposed collectives. ``gather`` and ``regather``
-    are the parameter gathers before forward and backward, ``gradients`` the gradient exchange; None for exchanges that
-    do not occur.
+    ``forward``, ``backward`` and ``weight_gradients`` are the passes with their exposed collectives. ``gather`` and
+    ``regather`` are the parameter gathers before forward and backward, ``gradient_exchange`` the gradient exchange;
+    None for exchanges that do not occur.
     """
 
     forward: Array
     backward: Array
-    weights: Array
+    weight_gradients: Array
     gather: Array | None
     regather: Array | None
-    gradients: Array | None
+    gradient_exchange: Array | None
 
     @cached_property
     def gradient_passes(self) -> Array:
         """Time of a backward pass that computes the gradients of inputs and weights [s]."""
-        return self.backward + self.weights
+        return self.backward + self.weight_gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,8 @@ _Row = list[tuple[_Unit, int]]
 
 
 def sharded_passes(
-    chunk: Chunk, figures: ShardedIterationTimes, gathered: Mask, has_backward: Mask, *, splits: bool
-) -> Passes:
+    chunk: ModelChunk, figures: ShardedIterationTimes, gathered: Mask, has_backward: Mask, *, splits: bool
+) -> PassTimes:
     """Compute the passes of a chunk with sharded parameters (ZeRO-3), with exposed gathers and scatters.
 
     Parameters
@@ -114,13 +114,15 @@ def sharded_passes(
     f, before = figures, forth[-1][0].seconds(figures.forward) if forth else 0.0
     forward = _row(forth, f.forward, lead._following_seconds(f.forward), gather=f.gather)
     if not splits:
-        last = np.asarray(sum(layers * f.weights[section] for section, layers in chunk))
+        last = np.asarray(sum(layers * f.weight_gradients[section] for section, layers in chunk))
         following = back_lead._following_seconds(f.gradient_passes)
-        backward = _row(back, f.gradient_passes, following, f.regather, f.gradients, before)
-        return Passes(forward, backward - last, last)
+        backward = _row(back, f.gradient_passes, following, f.regather, f.gradient_exchange, before)
+        return PassTimes(forward, backward - last, last)
     backward = _row(back, f.backward, back_lead._following_seconds(f.backward), f.regather, before=before)
-    weights = _row(back, f.weights, back_lead._following_seconds(f.weights), gradients=f.gradients)
-    return Passes(forward, backward, weights)
+    weights = _row(
+        back, f.weight_gradients, back_lead._following_seconds(f.weight_gradients), gradients=f.gradient_exchange
+    )
+    return PassTimes(forward, backward, weights)
 
 
 def _waited_iterations(
@@ -128,7 +130,9 @@ def _waited_iterations(
 ) -> Array:
     """Return the time of one layer of each section, for the balance of pipeline stages; (sections, …) [s]."""
     back = regather * has_backward.reshape((-1,) + (1,) * (gather.ndim - 1)) + gradients
-    return np.maximum(times.forwards, gather) + np.maximum(times.backwards + times.weights, back)
+    return np.maximum(times.forward_with_transfers, gather) + np.maximum(
+        times.backward_with_transfers + times.weight_gradients, back
+    )
 
 
 def _units(order: Sequence[tuple[int, int]], gathers: Mask) -> tuple[_Row, _Unit]:
@@ -199,7 +203,7 @@ class ShardedChunks:
     kind: Index
 
 
-def stage_passes(batch: Batch) -> Passes:
+def stage_passes(batch: Batch) -> PassTimes:
     """Return the time of one microbatch through all chunks of each stage, with exposed sends.
 
     Parameters
@@ -212,34 +216,34 @@ def stage_passes(batch: Batch) -> Passes:
     Passes
         Times of forward, backward and weight passes, arrays of shape (stages, cases) [s].
     """
-    return batch.shared.once(("passes", *_passes_key(batch)), lambda: _stage_passes(batch))
+    return batch.cache.once(("passes", *_passes_key(batch)), lambda: _stage_passes(batch))
 
 
 def _passes_key(batch: Batch) -> tuple[object, ...]:
     """Return a key of everything else that passes of given cases and assignment depend on."""
-    paired = (batch.schedule.name,) if batch.pairs else ()
-    if batch.scattered:
+    paired = (batch.schedule.name,) if batch.overlaps_token_exchange else ()
+    if batch.scatters_every_pass:
         return *paired, batch.sharding, batch.overlapped, batch.schedule.splits_backward
     return (*paired, "offload", batch.zero) if batch.backend.offload.parts else (*paired, "plain")
 
 
-def _stage_passes(batch: Batch) -> Passes:
+def _stage_passes(batch: Batch) -> PassTimes:
     sent = send_times(batch)
     forward, backward, weights = _computed(batch)
-    return Passes(forward + sent, backward + sent, weights)
+    return PassTimes(forward + sent, backward + sent, weights)
 
 
 def _computed(batch: Batch) -> tuple[Array, Array, Array]:
     """Return the passes without sends, shape (stages, cases) each [s]."""
-    if batch.scattered:
+    if batch.scatters_every_pass:
         sharded = sharded_chunks(batch)
-        forward, backward, weights = (sharded.passes.sum(axis=2) / batch.assignment.copies)[:, sharded.kind]
+        forward, backward, weights = (sharded.passes.sum(axis=2) / batch.assignment.replicas)[:, sharded.kind]
         return forward, backward, weights
-    times, computed = batch.times, batch.assignment.computed
+    times, computed = batch.times, batch.assignment.layers_per_microbatch
     return (
-        sum_per_stage(computed, times.forwards),
-        sum_per_stage(computed, times.backwards),
-        sum_per_stage(computed, times.weights),
+        sum_per_stage(computed, times.forward_with_transfers),
+        sum_per_stage(computed, times.backward_with_transfers),
+        sum_per_stage(computed, times.weight_gradients),
     )
 
 
@@ -256,11 +260,16 @@ def chunk_passes(batch: Batch) -> Array:
     ndarray, shape (3 passes, stages, chunks, cases)
         Times [s] of forward, input-gradient and weight-gradient passes.
     """
-    if batch.scattered:
+    if batch.scatters_every_pass:
         sharded = sharded_chunks(batch)
         return sharded.passes[:, sharded.kind]
     times, placed = batch.times, batch.assignment.placed
-    return np.stack([sum_per_stage(placed, each) for each in (times.forwards, times.backwards, times.weights)])
+    return np.stack(
+        [
+            sum_per_stage(placed, each)
+            for each in (times.forward_with_transfers, times.backward_with_transfers, times.weight_gradients)
+        ]
+    )
 
 
 def send_times(batch: Batch) -> Array:
@@ -280,14 +289,14 @@ def send_times(batch: Batch) -> Array:
         Seconds.
     """
     seconds = np.zeros((batch.assignment.stages, len(batch)))
-    for section in np.flatnonzero(batch.assignment.sends.any(axis=0)).tolist():
-        seconds += batch.assignment.sends[:, section, None] * batch.cases.send(section)
+    for section in np.flatnonzero(batch.assignment.output_sends.any(axis=0)).tolist():
+        seconds += batch.assignment.output_sends[:, section, None] * batch.cases.send_time(section)
     if batch.backend.software.parallelism.blocking_sends:
         seconds[1:] += seconds[:-1].copy()
     return seconds
 
 
-def chunk_sends(batch: Batch) -> Array:
+def chunk_send_times(batch: Batch) -> Array:
     """Return the time in which each chunk of each stage sends its output, for one microbatch in one direction.
 
     Parameters
@@ -301,16 +310,16 @@ def chunk_sends(batch: Batch) -> Array:
         Seconds.
     """
     assignment, schedule = batch.assignment, batch.schedule
-    leaves = schedule.sends_output(assignment.stages, assignment.chunks)
+    leaves = schedule.sends_output(assignment.stages, assignment.chunks_per_stage)
     seconds = np.zeros((*assignment.placed.shape[:2], len(batch)))
-    for stage, pieces in enumerate(schedule.pieces(assignment.stages, assignment.chunks)):
+    for stage, pieces in enumerate(schedule.model_chunks(assignment.stages, assignment.chunks_per_stage)):
         for chunk, piece in enumerate(pieces):
             if leaves[stage][chunk]:
-                seconds[stage, chunk] = batch.cases.send(assignment.pieces[piece][-1][0])
+                seconds[stage, chunk] = batch.cases.send_time(assignment.model_chunks[piece][-1][0])
     return seconds
 
 
-def pipeline_ends(batch: Batch) -> Array:
+def stage_end_times(batch: Batch) -> Array:
     """Return the time at which each stage ends its last pass [s].
 
     Parameters
@@ -323,19 +332,19 @@ def pipeline_ends(batch: Batch) -> Array:
     ndarray, shape (stages, cases)
         Seconds from the start of the step.
     """
-    key = "ends", batch.ends, batch.schedule.name, *_passes_key(batch)
-    return batch.shared.once(key, lambda: _pipeline_ends(batch))
+    key = "ends", batch.stage_end_method, batch.schedule.name, *_passes_key(batch)
+    return batch.cache.once(key, lambda: _pipeline_ends(batch))
 
 
 def _pipeline_ends(batch: Batch) -> Array:
     from paleo.schedules.stage_ends import stage_ends  # a step without a pipeline needs none
 
-    passes, chunks = stage_passes(batch), batch.assignment.chunks
-    if batch.ends == "closed" or batch.schedule.closed.exact == "any":
+    passes, chunks = stage_passes(batch), batch.assignment.chunks_per_stage
+    if batch.stage_end_method == "closed" or batch.schedule.closed_forms.exact_for == "any":
         return stage_ends(batch.schedule, passes, batch.microbatches, chunks)
     forward, backward, weights = chunk_passes(batch)
-    sent = chunk_sends(batch)
-    pieces = Passes(forward + sent, backward + sent, weights)
+    sent = chunk_send_times(batch)
+    pieces = PassTimes(forward + sent, backward + sent, weights)
     return stage_ends(batch.schedule, passes, batch.microbatches, chunks, pieces)
 
 
@@ -361,10 +370,10 @@ def iteration_seconds(times: LayerTimes, layouts: Layouts, layout: Index, *, sha
     if not sharded:
         return times.iteration
     has_backward = np.array([section.has_backward for section in layouts.programs[0].sections])
-    sections, width = len(has_backward), layouts.backend.formats.summed
+    sections, width = len(has_backward), layouts.backend.formats.accumulated_gradient
     single = np.eye(sections, sections + len(layouts.programs[0].ties))[None]
-    gradients = layouts.sent(single, 1, "gradients", 3, width)[0, 0]
-    gather, again = section_gathers(layouts)[:, layout], section_gathers(layouts, "again")[:, layout]
+    gradients = layouts.exchange_times_and_bytes(single, 1, "gradients", 3, width)[0, 0]
+    gather, again = section_gather_times(layouts)[:, layout], section_gather_times(layouts, "again")[:, layout]
     return _waited_iterations(times, gather, again, gradients[:, layout], has_backward)
 
 
@@ -409,7 +418,7 @@ def sharded_chunks(batch: Batch) -> ShardedChunks:
     ShardedChunks
         Passes by kind of stage.
     """
-    return batch.shared.once(_passes_key(batch), lambda: _sharded_chunks(batch))
+    return batch.cache.once(_passes_key(batch), lambda: _sharded_chunks(batch))
 
 
 def _sharded_chunks(batch: Batch) -> ShardedChunks:
@@ -418,31 +427,41 @@ def _sharded_chunks(batch: Batch) -> ShardedChunks:
     owed = _sharded_collectives(batch)
     gathered = np.asarray((owed.parts @ batch.layouts.parameters(trained=False)).any(axis=2))
     has_backward = np.array([section.has_backward for section in batch.layouts.programs[0].sections])
-    splits, places = batch.schedule.splits_backward, batch.schedule.pieces(assignment.stages, assignment.chunks)
+    splits, places = (
+        batch.schedule.splits_backward,
+        batch.schedule.model_chunks(assignment.stages, assignment.chunks_per_stage),
+    )
     figures: dict[object, ShardedIterationTimes] = {}
-    known: dict[tuple[object, ...], Passes] = {}
+    known: dict[tuple[object, ...], PassTimes] = {}
     passes = np.empty((3, len(owed.stage), assignment.placed.shape[1], len(batch)))
     for row, stage in enumerate(owed.stage.tolist()):
         gathers = owed.gather[row], owed.regather[row], owed.gradients[row]
-        stage_key: object = owed.parts[row].tobytes() if assignment.copies == 1 else row
+        stage_key: object = owed.parts[row].tobytes() if assignment.replicas == 1 else row
         if stage_key not in figures:
             times = with_contention(batch.times, gathers[0], gathers[2], overlap, gathers[1])
             travelling = (seconds if seconds.any() else None for seconds in gathers)
-            figures[stage_key] = ShardedIterationTimes(times.forwards, times.backwards, times.weights, *travelling)
+            figures[stage_key] = ShardedIterationTimes(
+                times.forward_with_transfers, times.backward_with_transfers, times.weight_gradients, *travelling
+            )
         for chunk, number in enumerate(places[stage]):
-            piece = assignment.pieces[number]
+            piece = assignment.model_chunks[number]
             if (stage_key, piece) not in known:
                 slowed = sharded_passes(piece, figures[stage_key], gathered[row], has_backward, splits=splits)
                 # Limit passes to the time without any overlap, which contention never exceeds.
                 gather, regather, gradients = gathers
-                forward = sum(layers * (batch.times.forwards[i] + gather[i]) for i, layers in piece)
+                forward = sum(layers * (batch.times.forward_with_transfers[i] + gather[i]) for i, layers in piece)
                 both = sum(
                     layers
-                    * (batch.times.backwards[i] + batch.times.weights[i] + regather[i] * has_backward[i] + gradients[i])
+                    * (
+                        batch.times.backward_with_transfers[i]
+                        + batch.times.weight_gradients[i]
+                        + regather[i] * has_backward[i]
+                        + gradients[i]
+                    )
                     for i, layers in piece
                 )
                 backward = np.minimum(slowed.backward, np.maximum(both - slowed.weights, 0.0))
-                known[stage_key, piece] = Passes(np.minimum(slowed.forward, forward), backward, slowed.weights)
+                known[stage_key, piece] = PassTimes(np.minimum(slowed.forward, forward), backward, slowed.weights)
             for place, seconds in zip(passes, known[stage_key, piece], strict=True):
                 place[row, chunk] = seconds
     passes[2 if splits else 1] += owed.late
@@ -465,31 +484,35 @@ def sharded_communication(batch: Batch) -> Array:
     assignment, owed = batch.assignment, _sharded_collectives(batch)
     has_backward = np.array([section.has_backward for section in batch.layouts.programs[0].sections])
     stage_seconds = (owed.gather + owed.regather * has_backward[:, None] + owed.gradients)[owed.kind]
-    communication = np.einsum("ps,psc->pc", assignment.computed, stage_seconds)
-    return np.asarray(communication + owed.late[owed.kind].sum(axis=1) / assignment.copies)
+    communication = np.einsum("ps,psc->pc", assignment.layers_per_microbatch, stage_seconds)
+    return np.asarray(communication + owed.late[owed.kind].sum(axis=1) / assignment.replicas)
 
 
 def _sharded_collectives(batch: Batch) -> _ShardedCollectives:
-    return batch.shared.once(
-        ("sharded collectives", batch.sharding, batch.overlapped), lambda: _priced_collectives(batch)
+    return batch.cache.once(
+        ("sharded collectives", batch.sharding, batch.overlapped), lambda: _uncached_sharded_collectives(batch)
     )
 
 
-def _priced_collectives(batch: Batch) -> _ShardedCollectives:
+def _uncached_sharded_collectives(batch: Batch) -> _ShardedCollectives:
     layouts, assignment, formats = batch.layouts, batch.assignment, batch.backend.formats
     stage, kind = _distinct_stages(assignment)
-    copies, parts = assignment.copies, layer_parameters(assignment.layers, layouts.programs[0].ties)[stage]
+    copies, parts = assignment.replicas, gathered_parameter_mask(assignment.layers, layouts.programs[0].ties)[stage]
 
-    def seconds(content: Sent, width: float) -> Array:
+    def seconds(content: ExchangedTensors, width: float) -> Array:
         key = "sharded", content, copies, parts.tobytes()  # many cuts have the same kinds of stages
-        return batch.per_case(layouts.shared.once(key, lambda: layouts.sent(parts, copies, content, 3, width)[0]))
+        return batch.per_case(
+            layouts.cache.once(key, lambda: layouts.exchange_times_and_bytes(parts, copies, content, 3, width)[0])
+        )
 
     zeros = np.zeros((*parts.shape[:2], 1))
     gather = seconds("all", formats.parameter) if batch.sharded else zeros
     regather = seconds("again", formats.parameter) if batch.sharded and layouts.regathers else gather
     if batch.overlapped:
         late = np.zeros((len(stage), assignment.placed.shape[1], 1))
-        return _ShardedCollectives(kind, stage, parts, gather, regather, seconds("gradients", formats.summed), late)
+        return _ShardedCollectives(
+            kind, stage, parts, gather, regather, seconds("gradients", formats.accumulated_gradient), late
+        )
     after, _ = layouts.exchange(assignment, 3, chunks=True)
     return _ShardedCollectives(kind, stage, parts, gather, regather, zeros, batch.per_case(after[stage]))
 
@@ -499,7 +522,7 @@ def _distinct_stages(assignment: Assignment) -> tuple[Index, Index]:
 
     In bidirectional schedules each stage is a kind of its own, as the distance to its replica's stage differs.
     """
-    if assignment.copies > 1:
+    if assignment.replicas > 1:
         stages = np.arange(assignment.stages)
         return stages, stages
     rows = np.column_stack([assignment.stage_kind, assignment.chunk_kind])

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from paleo.lowering.policies import Policies
-    from paleo.lowering.program import CountedKernel, Program, Transfer
+    from paleo.lowering.policies import RecomputePolicies
+    from paleo.lowering.program import CountedKernel, LayerCollective, Program
     from paleo.parallel.placement import Mesh
     from paleo.pricing.communication import Fabric
     from paleo.pricing.kernels import KernelTimes
@@ -29,7 +29,7 @@ Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
 
 
-def collectives(program: Program) -> Iterator[tuple[int, Transfer]]:
+def collectives(program: Program) -> Iterator[tuple[int, LayerCollective]]:
     """List the collectives of all sections (runs of layers) of a program, with the section's index.
 
     Parameters
@@ -70,7 +70,7 @@ def transfer_seconds(
     """
     seconds = [np.zeros(each.shape) for each in payloads]
     cells: dict[str, list[tuple[int, int, int, int]]] = {}
-    device = replace(fabric, host=0.0)
+    device = replace(fabric, host_launch_time=0.0)
     for index, (mesh, program) in enumerate(programs):
         for row, (_, transfer) in enumerate(collectives(program)):
             place = index, row, mesh.stride((transfer.axis,)), mesh.degree(transfer.axis)
@@ -84,17 +84,19 @@ def transfer_seconds(
             seconds[index][row] = priced
     for index, (mesh, program) in enumerate(programs):
         for row, (_, transfer) in enumerate(collectives(program)):
-            if transfer.carries:
+            if transfer.token_direction:
                 group = mesh.stride((transfer.axis,)), mesh.degree(transfer.axis)
-                exchange = fabric.token_exchange(transfer.carries, *group, payloads[index][row])
+                exchange = fabric.token_exchange(transfer.token_direction, *group, payloads[index][row])
                 seconds[index][row] = seconds[index][row] if exchange is None else exchange
             if transfer.dispatches:
-                seconds[index][row] += fabric.handshakes(mesh.stride((transfer.axis,)), mesh.degree(transfer.axis))
+                seconds[index][row] += fabric.exchange_handshake_time(
+                    mesh.stride((transfer.axis,)), mesh.degree(transfer.axis)
+                )
     return seconds
 
 
 @dataclass(frozen=True, slots=True)
-class SectionCosts:
+class SectionTimes:
     """Time [s] and memory [byte] of one layer of each section without recomputation, shape (sections, …).
 
     Attributes
@@ -139,7 +141,7 @@ class SectionCosts:
     output_bytes: Array
     workspace_bytes: Array
 
-    def at(self, sections: Sequence[int]) -> SectionCosts:
+    def at(self, sections: Sequence[int]) -> SectionTimes:
         """Select some sections by index; an index may repeat.
 
         Parameters
@@ -149,14 +151,14 @@ class SectionCosts:
 
         Returns
         -------
-        SectionCosts
+        SectionTimes
             Costs of these sections.
         """
         rows = list(sections)
-        figures = {name: getattr(self, name)[rows] for name in FIGURES if name != "limits"}
-        return SectionCosts(self.repeat[rows], **figures, limits=self.limits[:, :, rows])
+        figures = {name: getattr(self, name)[rows] for name in ARRAY_FIELDS if name != "limits"}
+        return SectionTimes(self.repeat[rows], **figures, limits=self.limits[:, :, rows])
 
-    def of(self, configurations: Index) -> SectionCosts:
+    def of(self, configurations: Index) -> SectionTimes:
         """Select some configurations by index, along the last axis.
 
         Parameters
@@ -166,21 +168,21 @@ class SectionCosts:
 
         Returns
         -------
-        SectionCosts
+        SectionTimes
             Costs of these configurations.
         """
-        figures = {name: np.take(getattr(self, name), configurations, axis=-1) for name in FIGURES}
-        return SectionCosts(self.repeat, **figures)
+        figures = {name: np.take(getattr(self, name), configurations, axis=-1) for name in ARRAY_FIELDS}
+        return SectionTimes(self.repeat, **figures)
 
 
-#: Fields of `SectionCosts` in bytes.
-BYTES = ("saved_bytes", "selected_bytes", "input_bytes", "output_bytes", "workspace_bytes")
-#: Fields of `SectionCosts` whose last axis is that of configurations.
-FIGURES = (
+#: Fields of `SectionTimes` in bytes.
+BYTE_FIELDS = ("saved_bytes", "selected_bytes", "input_bytes", "output_bytes", "workspace_bytes")
+#: Fields of `SectionTimes` whose last axis is that of configurations.
+ARRAY_FIELDS = (
     *("forward", "backward", "weights", "recomputed", "selected"),
     *("forward_transfers", "recomputed_transfers", "selected_transfers", "backward_transfers"),
     *("hidden", "forward_paired", "backward_paired", "limits"),
-    *BYTES,
+    *BYTE_FIELDS,
 )
 
 
@@ -188,42 +190,43 @@ FIGURES = (
 class LayerTimes:
     """Times of one layer iteration of each section under a recompute policy, shape (sections, …), in seconds and bytes.
 
-    Fields are those of `SectionCosts`; recomputation counts in ``backward`` and ``backward_transfers``. ``limits`` are
-    kernel times by limit, shape (3, sections, …). ``saved_bytes`` and ``offloaded_bytes`` are saved activations on the
-    device and in host memory. ``transient`` are the activations that exist while a layer is recomputed.
+    Fields are those of `SectionTimes`; recomputation counts in ``backward`` and ``backward_transfers``.
+    ``times_by_limit`` are kernel times by limit, shape (3, sections, …). ``saved_bytes`` and ``offloaded_bytes`` are
+    saved activations on the device and in host memory. ``recompute_bytes`` are the activations that exist while a
+    layer is recomputed.
     """
 
     forward: Array
     backward: Array
-    weights: Array
+    weight_gradients: Array
     forward_transfers: Array
     backward_transfers: Array
     hidden: Array
-    forward_paired: Array
-    backward_paired: Array
-    limits: Array
+    forward_paired_transfers: Array
+    backward_paired_transfers: Array
+    times_by_limit: Array
     saved_bytes: Array
     offloaded_bytes: Array
-    transient: Array
+    recompute_bytes: Array
     output_bytes: Array
     workspace_bytes: Array
 
     @property
-    def forwards(self) -> Array:
+    def forward_with_transfers(self) -> Array:
         """Forward time of one layer with its exposed collectives, shape (sections, …) [s]."""
         return self.forward + self.forward_transfers
 
     @property
-    def backwards(self) -> Array:
+    def backward_with_transfers(self) -> Array:
         """Backward time of one layer (input gradients only) with exposed collectives, shape (sections, …) [s]."""
         return self.backward + self.backward_transfers
 
     @property
     def iteration(self) -> Array:
         """Forward plus backward time of one layer, shape (sections, …) [s]."""
-        return self.forwards + self.backwards + self.weights
+        return self.forward_with_transfers + self.backward_with_transfers + self.weight_gradients
 
-    def of(self, configurations: Index) -> LayerTimes:
+    def select_configurations(self, configurations: Index) -> LayerTimes:
         """Select some configurations by index, along the last axis.
 
         Parameters
@@ -240,10 +243,10 @@ class LayerTimes:
 
 
 #: Exponent of `host_paced_time` where the host issues work ahead of the device.
-AHEAD = 4.0
+HOST_AHEAD_EXPONENT = 4.0
 #: Share of the multiprocessors that the exchange of tokens leaves to computation: its kernels occupy 24 of 132
 #: (DeepSeek-V3 technical report, 2024, section 3.2.2: 20; DeepEP's default: 24 on Hopper).
-BESIDE_DISPATCH = 1.0 - 24.0 / 132.0
+DISPATCH_COMPUTE_SHARE = 1.0 - 24.0 / 132.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +256,7 @@ class CollectiveSums:
     There is one for each kind of computation that runs at the same time, for forward or for backward passes.
 
     ``exposed``: no overlap. ``section``: the whole section. ``core``: the core of attention (keys in a ring).
-    ``products``: products with weights, in pieces. ``shared``: shared experts, during the exchange of tokens.
+    ``products``: products with weights, in pieces. ``shared_experts``: shared experts, during the exchange of tokens.
     ``microbatch``: the computation of another microbatch, during the exchange of tokens.
     """
 
@@ -261,18 +264,18 @@ class CollectiveSums:
     section: Array
     core: Array
     products: Array
-    shared: Array
+    shared_experts: Array
     microbatch: Array
 
     @property
     def calls(self) -> Array:
         """Number of collectives of each section, shape (sections,)."""
-        matrices = (self.exposed, self.section, self.core, self.products, self.shared, self.microbatch)
+        matrices = (self.exposed, self.section, self.core, self.products, self.shared_experts, self.microbatch)
         return np.asarray(sum(matrix.sum(axis=1) for matrix in matrices))
 
 
-#: Computation that a transfer overlaps with (`Transfer.hides_behind`), in the order of the fields of `CollectiveSums`.
-HIDING = ("nothing", "section", "core", "products", "shared experts", "microbatch")
+#: Computation that a transfer overlaps with (`Transfer.overlaps_with`), in the order of the fields of `CollectiveSums`.
+OVERLAPPED_COMPUTATIONS = ("nothing", "section", "core", "products", "shared experts", "microbatch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,19 +292,19 @@ class SectionSums:
         Kernels of the core of attention.
     forward_products, backward_products : ndarray
         Products with weights.
-    forward_shared, backward_shared : ndarray
+    forward_shared_experts, backward_shared_experts : ndarray
         Kernels of shared experts.
     recomputed, selected : ndarray
         Kernels that full and selective recomputation repeats.
     forward_collectives, backward_collectives : CollectiveSums
         Collectives by the computation that they overlap with.
-    spared : ndarray
+    unrepeated_transfers : ndarray
         Forward collectives that full recomputation does not repeat.
     selected_transfers : ndarray
         Collectives that selective recomputation repeats.
     pieces : float
         Pieces into which collectives are cut to overlap with products.
-    routes : ndarray of bool, shape (sections,)
+    dispatches_tokens : ndarray of bool, shape (sections,)
         True for sections that dispatch tokens.
     """
 
@@ -312,16 +315,16 @@ class SectionSums:
     backward_core: Array
     forward_products: Array
     backward_products: Array
-    forward_shared: Array
-    backward_shared: Array
+    forward_shared_experts: Array
+    backward_shared_experts: Array
     recomputed: Array
     selected: Array
     forward_collectives: CollectiveSums
     backward_collectives: CollectiveSums
-    spared: Array
+    unrepeated_transfers: Array
     selected_transfers: Array
     pieces: float
-    routes: npt.NDArray[np.bool_]
+    dispatches_tokens: npt.NDArray[np.bool_]
 
     @classmethod
     def of(cls, program: Program) -> SectionSums:
@@ -342,32 +345,32 @@ class SectionSums:
         transfers = list(collectives(program))
 
         def of_kernels(share: Callable[[CountedKernel], float]) -> Array:
-            return _matrix(sections, [(row, counted.times * share(counted)) for row, counted in kernels])
+            return _matrix(sections, [(row, counted.repetitions * share(counted)) for row, counted in kernels])
 
-        def of_transfers(share: Callable[[Transfer], float]) -> Array:
+        def of_transfers(share: Callable[[LayerCollective], float]) -> Array:
             return _matrix(sections, [(row, transfer.times * share(transfer)) for row, transfer in transfers])
 
         def hidden_by(place: str, phase: str) -> Array:
-            return of_transfers(lambda transfer: (transfer.phase, transfer.hides_behind) == (phase, place))
+            return of_transfers(lambda transfer: (transfer.phase, transfer.overlaps_with) == (phase, place))
 
         return cls(
             forward=of_kernels(lambda k: k.kernel.phase == "forward"),
             backward=of_kernels(lambda k: k.kernel.phase == "backward"),
             weights=of_kernels(lambda k: k.kernel.phase == "backward_weight"),
-            forward_core=of_kernels(lambda k: k.core and k.kernel.phase == "forward"),
-            backward_core=of_kernels(lambda k: k.core and k.kernel.phase == "backward"),
+            forward_core=of_kernels(lambda k: k.in_attention_core and k.kernel.phase == "forward"),
+            backward_core=of_kernels(lambda k: k.in_attention_core and k.kernel.phase == "backward"),
             forward_products=of_kernels(lambda k: _is_product(k) and k.kernel.phase == "forward"),
             backward_products=of_kernels(lambda k: _is_product(k) and _in_backward(k)),
-            forward_shared=of_kernels(lambda k: k.shared and k.kernel.phase == "forward"),
-            backward_shared=of_kernels(lambda k: k.shared and _in_backward(k)),
-            recomputed=of_kernels(lambda k: k.recomputed * (k.kernel.phase == "forward")),
-            selected=of_kernels(lambda k: k.selected * (k.kernel.phase == "forward")),
-            forward_collectives=CollectiveSums(*(hidden_by(place, "forward") for place in HIDING)),
-            backward_collectives=CollectiveSums(*(hidden_by(place, "backward") for place in HIDING)),
-            spared=of_transfers(lambda t: t.phase == "forward" and not t.recomputed),
+            forward_shared_experts=of_kernels(lambda k: k.in_shared_experts and k.kernel.phase == "forward"),
+            backward_shared_experts=of_kernels(lambda k: k.in_shared_experts and _in_backward(k)),
+            recomputed=of_kernels(lambda k: k.full_recompute_runs * (k.kernel.phase == "forward")),
+            selected=of_kernels(lambda k: k.selective_recompute_runs * (k.kernel.phase == "forward")),
+            forward_collectives=CollectiveSums(*(hidden_by(place, "forward") for place in OVERLAPPED_COMPUTATIONS)),
+            backward_collectives=CollectiveSums(*(hidden_by(place, "backward") for place in OVERLAPPED_COMPUTATIONS)),
+            unrepeated_transfers=of_transfers(lambda t: t.phase == "forward" and not t.recomputed),
             selected_transfers=of_transfers(lambda t: t.selected),
-            pieces=max((float(transfer.pieces) for _, transfer in transfers), default=1.0),
-            routes=np.isin(np.arange(sections), [row for row, counted in kernels if _routes(counted)]),
+            pieces=max((float(transfer.overlap_chunks) for _, transfer in transfers), default=1.0),
+            dispatches_tokens=np.isin(np.arange(sections), [row for row, counted in kernels if _routes(counted)]),
         )
 
 
@@ -377,7 +380,7 @@ def _in_backward(counted: CountedKernel) -> bool:
 
 def _is_product(counted: CountedKernel) -> bool:
     """Return True for a product with weights."""
-    return counted.kernel.family == "gemm" and not counted.core
+    return counted.kernel.family == "gemm" and not counted.in_attention_core
 
 
 def _routes(counted: CountedKernel) -> bool:
@@ -393,7 +396,7 @@ def _matrix(sections: int, cells: Sequence[tuple[int, float]]) -> Array:
     return sums
 
 
-def section_costs(
+def section_times(
     program: Program,
     kernels: KernelTimes,
     transfers: Array,
@@ -401,8 +404,8 @@ def section_costs(
     sums: SectionSums | None = None,
     *,
     call: float = 0.0,
-    waiting_power: float = AHEAD,
-) -> SectionCosts:
+    waiting_power: float = HOST_AHEAD_EXPONENT,
+) -> SectionTimes:
     """Sum times of kernels and collectives to time and memory of one layer of each section.
 
     A pass of a section takes the `host_paced_time` of all its kernels and collectives together. Time spent waiting for
@@ -417,7 +420,7 @@ def section_costs(
     transfers : ndarray, shape (collectives, ...)
         Time of every collective [s].
     sizes : sequence of Array
-        Memory by kind, in the order of `BYTES`; arrays of shape (sections, ...) [byte].
+        Memory by kind, in the order of `BYTE_FIELDS`; arrays of shape (sections, ...) [byte].
     sums : SectionSums, optional
         Matrices of a program of the same structure, if known.
     call : float, optional
@@ -427,14 +430,14 @@ def section_costs(
 
     Returns
     -------
-    SectionCosts
+    SectionTimes
         Times and memory, arrays of shape (sections, ...).
     """
     sums = sums or SectionSums.of(program)
     device, host = kernels.total, kernels.host
     forward, backward, weights = (matrix @ device for matrix in (sums.forward, sums.backward, sums.weights))
     in_forward, in_backward = _overlapped(sums, device, transfers)
-    repeated = np.maximum(in_forward.waited - sums.spared @ transfers, 0.0)
+    repeated = np.maximum(in_forward.waited - sums.unrepeated_transfers @ transfers, 0.0)
     forward_calls, backward_calls = (
         (direction.calls * call).reshape((-1,) + (1,) * (forward.ndim - 1))
         for direction in (sums.forward_collectives, sums.backward_collectives)
@@ -442,16 +445,16 @@ def section_costs(
 
     def issued(seconds: Array, waited: Array, host_seconds: Array) -> Array:
         """Compute the computation time with waits for the host, which also issues collectives [s]."""
-        return host_paced_time(seconds + waited, host_seconds, sums.routes, waiting_power) - waited
+        return host_paced_time(seconds + waited, host_seconds, sums.dispatches_tokens, waiting_power) - waited
 
     gradients = backward + weights
     slower = issued(gradients, in_backward.waited, (sums.backward + sums.weights) @ host + backward_calls)
     share = np.divide(slower, gradients, out=np.ones_like(gradients), where=gradients > 0)
-    # Sum kernel times by their limit and by run, as in `SectionCosts.limits`.
+    # Sum kernel times by their limit and by run, as in `SectionTimes.limits`.
     work = kernels.total - kernels.launch
-    by_limit = (work * kernels.arithmetic, work * ~kernels.arithmetic, kernels.launch)
+    by_limit = (work * kernels.compute_bound, work * ~kernels.compute_bound, kernels.launch)
     runs = (sums.forward + sums.backward + sums.weights, sums.recomputed, sums.selected)
-    return SectionCosts(
+    return SectionTimes(
         section_values(program, "repeat"),
         forward=issued(forward, in_forward.waited, sums.forward @ host + forward_calls),
         backward=backward * share,
@@ -466,7 +469,7 @@ def section_costs(
         forward_paired=in_forward.paired,
         backward_paired=in_backward.paired,
         limits=np.stack([np.stack([matrix @ seconds for matrix in runs]) for seconds in by_limit]),
-        **dict(zip(BYTES, sizes, strict=True)),
+        **dict(zip(BYTE_FIELDS, sizes, strict=True)),
     )
 
 
@@ -480,7 +483,7 @@ class _Computation(NamedTuple):
     microbatch: Array
 
 
-class _Overlapped(NamedTuple):
+class _CollectiveTimes(NamedTuple):
     """Times of the collectives of one direction, shape (sections, …) [s].
 
     ``waited`` is exposed, ``hidden`` overlaps with computation, and ``paired`` is the part of ``hidden`` that overlaps
@@ -492,7 +495,7 @@ class _Overlapped(NamedTuple):
     paired: Array
 
 
-def _overlapped(sums: SectionSums, device: Array, transfers: Array) -> tuple[_Overlapped, _Overlapped]:
+def _overlapped(sums: SectionSums, device: Array, transfers: Array) -> tuple[_CollectiveTimes, _CollectiveTimes]:
     """Overlap the collectives of both directions with their computation.
 
     Shared experts and the pass of another microbatch run on the multiprocessors that the exchange of tokens leaves. A
@@ -500,17 +503,27 @@ def _overlapped(sums: SectionSums, device: Array, transfers: Array) -> tuple[_Ov
     """
     forward, backward = sums.forward @ device, (sums.backward + sums.weights) @ device
     both = (forward + backward) / 2.0
-    core, products, shared = sums.forward_core @ device, sums.forward_products @ device, sums.forward_shared @ device
+    core, products, shared = (
+        sums.forward_core @ device,
+        sums.forward_products @ device,
+        sums.forward_shared_experts @ device,
+    )
     of_forward = _Computation(forward, core, products, shared, both)
-    core, products, shared = sums.backward_core @ device, sums.backward_products @ device, sums.backward_shared @ device
+    core, products, shared = (
+        sums.backward_core @ device,
+        sums.backward_products @ device,
+        sums.backward_shared_experts @ device,
+    )
     of_backward = _Computation(backward, core, products, shared, both)
     return (
-        _waited(sums.forward_collectives, transfers, sums.pieces, of_forward),
-        _waited(sums.backward_collectives, transfers, sums.pieces, of_backward),
+        _divide_exposed(sums.forward_collectives, transfers, sums.pieces, of_forward),
+        _divide_exposed(sums.backward_collectives, transfers, sums.pieces, of_backward),
     )
 
 
-def _waited(collectives: CollectiveSums, transfers: Array, pieces: float, beside: _Computation) -> _Overlapped:
+def _divide_exposed(
+    collectives: CollectiveSums, transfers: Array, pieces: float, beside: _Computation
+) -> _CollectiveTimes:
     """Divide the collectives of one direction into exposed and hidden time.
 
     ``beside`` holds the times of the computation that they can overlap with. A collective in n pieces exposes its first
@@ -520,21 +533,21 @@ def _waited(collectives: CollectiveSums, transfers: Array, pieces: float, beside
         collectives.section,
         collectives.core,
         collectives.products,
-        collectives.shared,
+        collectives.shared_experts,
         collectives.microbatch,
     )
     travelling = [matrix @ transfers for matrix in covered_by]
-    shares = (1.0, 1.0, 1.0 - 1.0 / pieces, BESIDE_DISPATCH, BESIDE_DISPATCH)
+    shares = (1.0, 1.0, 1.0 - 1.0 / pieces, DISPATCH_COMPUTE_SHARE, DISPATCH_COMPUTE_SHARE)
     hidden = [
         np.minimum(seconds, covering) * share
         for seconds, covering, share in zip(travelling, beside, shares, strict=True)
     ]
     uncovered = [seconds - covered for seconds, covered in zip(travelling, hidden, strict=True)]
-    return _Overlapped(sum(uncovered, collectives.exposed @ transfers), sum(hidden, np.zeros(())), hidden[-1])
+    return _CollectiveTimes(sum(uncovered, collectives.exposed @ transfers), sum(hidden, np.zeros(())), hidden[-1])
 
 
 def host_paced_time(
-    device: Array, host: Array, waits: npt.NDArray[np.bool_] | None = None, waiting_power: float = AHEAD
+    device: Array, host: Array, waits: npt.NDArray[np.bool_] | None = None, waiting_power: float = HOST_AHEAD_EXPONENT
 ) -> Array:
     """Combine device and host times of work that the host issues ahead: (device⁴ + host⁴)^¼.
 
@@ -564,7 +577,7 @@ def host_paced_time(
     array([3.   , 1.189, 1.32 ])
     """
     seconds = np.where(host > 0, np.sqrt(np.sqrt(np.square(np.square(device)) + np.square(np.square(host)))), device)
-    if waits is not None and waits.any() and waiting_power != AHEAD:
+    if waits is not None and waits.any() and waiting_power != HOST_AHEAD_EXPONENT:
         waiting = (device[waits] ** waiting_power + host[waits] ** waiting_power) ** (1.0 / waiting_power)
         seconds[waits] = np.where(host[waits] > 0, waiting, device[waits])
     return seconds
@@ -588,14 +601,14 @@ def section_values(program: Program, name: str) -> Array:
     return np.array([getattr(section, name) for section in program.sections], dtype=np.float64)
 
 
-def layer_times(costs: SectionCosts, policies: Policies) -> LayerTimes:
+def layer_times(costs: SectionTimes, policies: RecomputePolicies) -> LayerTimes:
     """Compute the layer times under each recompute policy: none, selective or full.
 
     A group of layers saves one input; when it is recomputed, all its activations exist at once.
 
     Parameters
     ----------
-    costs : SectionCosts
+    costs : SectionTimes
         Costs without recomputation.
     policies : Policies
         Policy of each section.
@@ -617,23 +630,23 @@ def layer_times(costs: SectionCosts, policies: Policies) -> LayerTimes:
     return LayerTimes(
         costs.forward,
         costs.backward + again,
-        weights=costs.weights,
+        weight_gradients=costs.weights,
         forward_transfers=costs.forward_transfers,
         backward_transfers=costs.backward_transfers
         + np.where(whole, costs.recomputed_transfers, core * costs.selected_transfers),
         hidden=costs.hidden,
-        forward_paired=costs.forward_paired,
-        backward_paired=costs.backward_paired,
-        limits=np.asarray(costs.limits[:, 0] + np.where(whole, costs.limits[:, 1], core * costs.limits[:, 2])),
+        forward_paired_transfers=costs.forward_paired,
+        backward_paired_transfers=costs.backward_paired,
+        times_by_limit=np.asarray(costs.limits[:, 0] + np.where(whole, costs.limits[:, 1], core * costs.limits[:, 2])),
         saved_bytes=kept,
         offloaded_bytes=np.zeros_like(kept),
-        transient=np.where(whole, costs.saved_bytes * group, 0.0),
+        recompute_bytes=np.where(whole, costs.saved_bytes * group, 0.0),
         output_bytes=costs.output_bytes,
         workspace_bytes=costs.workspace_bytes,
     )
 
 
-def with_unpaired_share(times: LayerTimes, alone: Array) -> LayerTimes:
+def with_exposed_unpaired_exchange(times: LayerTimes, alone: Array) -> LayerTimes:
     """Expose the MoE token exchange of microbatches that are not paired with the pass of another microbatch.
 
     Parameters
@@ -648,14 +661,14 @@ def with_unpaired_share(times: LayerTimes, alone: Array) -> LayerTimes:
     LayerTimes
         Times.
     """
-    forward, backward = alone * times.forward_paired, alone * times.backward_paired
+    forward, backward = alone * times.forward_paired_transfers, alone * times.backward_paired_transfers
     return replace(
         times,
         forward_transfers=times.forward_transfers + forward,
         backward_transfers=times.backward_transfers + backward,
         hidden=times.hidden - forward - backward,
-        forward_paired=times.forward_paired - forward,
-        backward_paired=times.backward_paired - backward,
+        forward_paired_transfers=times.forward_paired_transfers - forward,
+        backward_paired_transfers=times.backward_paired_transfers - backward,
     )
 
 
@@ -687,7 +700,7 @@ def with_contention(
     if overlap.sharded and overlap.contention == 0.0:
         return times
     again = gathers if regathers is None else regathers
-    backward = times.backward + times.weights
+    backward = times.backward + times.weight_gradients
     return replace(
         times,
         forward=times.forward + _lost(times.forward, gathers, overlap),

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.policies import Chunk, Policies, has_mixed_recompute, policy_shares, split_by_policy, with_recompute
+from paleo.lowering.policies import (
+    ModelChunk,
+    RecomputePolicies,
+    has_mixed_recompute,
+    policy_shares,
+    split_by_policy,
+    with_recompute,
+)
 from paleo.pricing.kernels import KernelTimes
 from paleo.schedules.base import SCHEDULES, Schedule, check_schedule
 from paleo.step.batch import Batch, Cases
@@ -30,18 +37,18 @@ from paleo.step.memory import (
     with_update_temporaries,
     workspace_memory,
 )
-from paleo.step.pipeline import iteration_seconds, pipeline_ends, send_times, sharded_communication, stage_passes
+from paleo.step.pipeline import iteration_seconds, send_times, sharded_communication, stage_end_times, stage_passes
 from paleo.step.section_times import (
-    BYTES,
-    SectionCosts,
+    BYTE_FIELDS,
+    SectionTimes,
     collectives,
     layer_times,
-    section_costs,
+    section_times,
     section_values,
     sum_per_stage,
     transfer_seconds,
 )
-from paleo.step.streams import after_backward_times, after_passes, after_streams, stream_seconds, update_times
+from paleo.step.streams import after_backward_times, stream_seconds, time_after_passes, time_after_streams, update_times
 from paleo.step.waiting import InputPipeline, Noise, waiting_share
 
 if TYPE_CHECKING:
@@ -59,9 +66,9 @@ class StageMemory:
     """Memory of each stage by part, arrays of shape (stages, configurations) [byte].
 
     ``workspace`` is temporary memory including gathered parameters. ``reserved`` is the memory of the process outside
-    tensors, shape (configurations,). ``host_bytes`` are states and activations in host memory. ``apart`` is the smaller
-    of the flat copies of gradients and the memory in use before them: the allocator has blocks for both, although they
-    are never alive at the same time.
+    tensors, shape (configurations,). ``host_bytes`` are states and activations in host memory. ``flat_buffer_cache``
+    is the smaller of the flat copies of gradients and the memory in use before them: the allocator has blocks for
+    both, although they are never alive at the same time.
     """
 
     states: StateMemory
@@ -69,7 +76,7 @@ class StageMemory:
     workspace: Array
     reserved: Array
     host_bytes: Array
-    apart: Array
+    flat_buffer_cache: Array
 
     @property
     def fullest(self) -> Index:
@@ -87,7 +94,7 @@ class StepArrays:
     @cached_property
     def memory(self) -> Array:
         """Memory of the fullest stage, including that of the process outside tensors, shape (C,) [byte]."""
-        return memory_total(self.batch)
+        return fullest_stage_memory(self.batch)
 
     @cached_property
     def stage_memory(self) -> StageMemory:
@@ -103,7 +110,7 @@ class StepArrays:
         return _parts(self.batch)
 
     @cached_property
-    def busiest(self) -> Index:
+    def busiest_stage(self) -> Index:
         """Stage whose passes take longest, shape (C,)."""
         return _busiest_stage(self.batch)
 
@@ -154,14 +161,14 @@ def _time_without_waits(batch: Batch) -> Array:
     """Return the step time without waits for input data and stragglers, shape (configurations,) [s]."""
     zero = batch.zero if batch.backend.offload.parts else batch.sharding
     key = "worked", batch.schedule.name, zero, batch.overlapped
-    return batch.shared.once(key, lambda: _compute_and_communication_time(batch))
+    return batch.cache.once(key, lambda: _compute_and_communication_time(batch))
 
 
 def _compute_and_communication_time(batch: Batch) -> Array:
     if batch.assignment.stages > 1:
-        seconds = pipeline_ends(batch) + after_passes(batch, stage_passes(batch))
+        seconds = stage_end_times(batch) + time_after_passes(batch, stage_passes(batch))
         return np.asarray(seconds.max(axis=0))
-    return np.asarray(stream_seconds(batch).end + after_streams(batch))
+    return np.asarray(stream_seconds(batch).end + time_after_streams(batch))
 
 
 # breakdown
@@ -185,7 +192,7 @@ class _Communication:
 
 def _parts(batch: Batch) -> dict[str, Array]:
     stage, count = _busiest_stage(batch), batch.microbatches
-    times, computed = batch.times, batch.assignment.computed
+    times, computed = batch.times, batch.assignment.layers_per_microbatch
     arithmetic, moving, launch = _kernel_parts(batch, stage)
     update = _of_stage(update_times(batch), stage)
     waited = _of_stage(sum_per_stage(computed, times.forward_transfers + times.backward_transfers), stage) * count
@@ -224,22 +231,23 @@ def _kernel_parts(batch: Batch, stage: Index) -> tuple[Array, Array, Array]:
 
     Kernel time beyond these limits counts as launches.
     """
-    times, computed = batch.times, batch.assignment.computed
+    times, computed = batch.times, batch.assignment.layers_per_microbatch
     arithmetic, moving, launch = (
-        _of_stage(sum_per_stage(computed, limit), stage) * batch.microbatches for limit in times.limits
+        _of_stage(sum_per_stage(computed, limit), stage) * batch.microbatches for limit in times.times_by_limit
     )
     kernels = (
-        _of_stage(sum_per_stage(computed, times.forward + times.backward + times.weights), stage) * batch.microbatches
+        _of_stage(sum_per_stage(computed, times.forward + times.backward + times.weight_gradients), stage)
+        * batch.microbatches
     )
     return arithmetic, moving, launch + np.maximum(0.0, kernels - arithmetic - moving - launch)
 
 
 def _communication_after_passes(batch: Batch, stage: Index) -> _Communication:
     """Return the communication of the busiest pipeline stage other than sends and the layers' collectives."""
-    after = after_passes(batch, stage_passes(batch)) - update_times(batch)
+    after = time_after_passes(batch, stage_passes(batch)) - update_times(batch)
     hidden = np.maximum(0.0, batch.per_case(after_backward_times(batch).total) - after)
-    if batch.scattered:
-        times, computed = batch.times, batch.assignment.computed
+    if batch.scatters_every_pass:
+        times, computed = batch.times, batch.assignment.layers_per_microbatch
         passes = stage_passes(batch)
         plain = sum_per_stage(computed, times.iteration) + 2.0 * send_times(batch)
         waits = (passes.forward + passes.backward + passes.weights - plain) * batch.microbatches
@@ -267,7 +275,7 @@ def stage_memory(batch: Batch) -> StageMemory:
     """
     layouts, assignment = batch.layouts, batch.assignment
     kinds, rows = assignment.kinds.stages, assignment.stage_kind
-    kept, host_bytes = layouts.states(kinds, batch.zero, assignment.stages, overlapped=batch.overlapped)
+    kept, host_bytes = layouts.state_memory(kinds, batch.zero, assignment.stages, overlapped=batch.overlapped)
     parts = (kept.parameters, kept.gradients, kept.optimizer, kept.gathered, kept.update, kept.copies)
     states = StateMemory(*(batch.per_case(np.broadcast_to(part, host_bytes.shape)[rows]) for part in parts))
     activations, work = _activation_memory(batch)
@@ -280,7 +288,7 @@ def stage_memory(batch: Batch) -> StageMemory:
     return StageMemory(states, passing, work, batch.per_case(layouts.reserved()), on_host, apart)
 
 
-def memory_total(batch: Batch) -> Array:
+def fullest_stage_memory(batch: Batch) -> Array:
     """Return the memory of the fullest pipeline stage, shape (configurations,).
 
     Parameters
@@ -297,13 +305,13 @@ def memory_total(batch: Batch) -> Array:
     kinds = assignment.kinds.stages
 
     def state_bytes() -> tuple[Array, Array]:
-        kept, _ = layouts.states(kinds, batch.zero, assignment.stages, overlapped=batch.overlapped)
+        kept, _ = layouts.state_memory(kinds, batch.zero, assignment.stages, overlapped=batch.overlapped)
         lasting = total_memory(kept, np.zeros(1), layouts.reserved())
         return lasting, np.broadcast_to(kept.update - kept.gathered, lasting.shape)
 
     states, update = (
         batch.per_case(each[assignment.stage_kind])
-        for each in layouts.shared.once(("bytes of states", batch.zero, batch.overlapped), state_bytes)
+        for each in layouts.cache.once(("bytes of states", batch.zero, batch.overlapped), state_bytes)
     )
     key = "passing memory", batch.schedule.name, batch.zero if batch.backend.offload.parts else 0
 
@@ -311,13 +319,13 @@ def memory_total(batch: Batch) -> Array:
         activations, work = _activation_memory(batch)
         return np.asarray((activations * _live_microbatches(batch)).sum(axis=1) + work)
 
-    return np.asarray((states + np.maximum(batch.shared.once(key, passing_bytes), update)).max(axis=0))
+    return np.asarray((states + np.maximum(batch.cache.once(key, passing_bytes), update)).max(axis=0))
 
 
 def _live_microbatches(batch: Batch) -> Array:
     """Return the number of microbatches whose activations are alive at once, shape (stages, pieces, configurations)."""
     assignment = batch.assignment
-    living = live_microbatches(batch.schedule, assignment.stages, batch.microbatches, assignment.chunks)
+    living = live_microbatches(batch.schedule, assignment.stages, batch.microbatches, assignment.chunks_per_stage)
     return living if batch.training else np.zeros_like(living)
 
 
@@ -327,15 +335,15 @@ def _activation_memory(batch: Batch) -> tuple[Array, Array]:
     Shapes are (stages, pieces, configurations) and (stages, configurations).
     """
     key = "passing", batch.zero if batch.backend.offload.parts else 0
-    return batch.shared.once(key, lambda: _uncached_activation_memory(batch))
+    return batch.cache.once(key, lambda: _uncached_activation_memory(batch))
 
 
 def _uncached_activation_memory(batch: Batch) -> tuple[Array, Array]:
     layouts, assignment, times = batch.layouts, batch.assignment, batch.times
-    several = layouts.shards * assignment.copies > 1
+    several = layouts.shards * assignment.replicas > 1
     sizes = layouts.bucket_memory(assignment.kinds.stages)[assignment.stage_kind]
     buckets = batch.per_case(np.where(several & batch.training, sizes, 0.0))
-    work = workspace_memory(assignment.layers, times.workspace_bytes, times.transient, 0.0) + buckets
+    work = workspace_memory(assignment.layers, times.workspace_bytes, times.recompute_bytes, 0.0) + buckets
     return sum_per_stage(assignment.placed, times.saved_bytes) + _sent_outputs(batch), work
 
 
@@ -346,23 +354,23 @@ def _sent_outputs(batch: Batch) -> Array:
     result is the mean over the pieces of a stage.
     """
     assignment, habit = batch.assignment, batch.backend.software.parallelism.pipeline_outputs
-    share = assignment.copies / assignment.placed.shape[1] if habit == "kept" else 0.0
-    return sum_per_stage(assignment.sends * share, batch.times.output_bytes)[:, None]
+    share = assignment.replicas / assignment.placed.shape[1] if habit == "kept" else 0.0
+    return sum_per_stage(assignment.output_sends * share, batch.times.output_bytes)[:, None]
 
 
-class PricedProgram(NamedTuple):
+class TimedProgram(NamedTuple):
     """One rank's program with predicted times: model chunks of the stages, kernel times, time and memory by section.
 
     Arrays of ``costs`` have shape (sections, 1).
     """
 
     program: Program
-    pieces: list[Chunk]
+    pieces: list[ModelChunk]
     kernels: KernelTimes
-    costs: SectionCosts
+    costs: SectionTimes
 
 
-def price_program(program: Program, layout: Plan, backend: Backend) -> PricedProgram:
+def timed_program(program: Program, layout: Plan, backend: Backend) -> TimedProgram:
     """Predict the times of a program's kernels and collectives, and cut it into the model chunks of the stages.
 
     Layers that are recomputed differently become separate sections.
@@ -378,36 +386,40 @@ def price_program(program: Program, layout: Plan, backend: Backend) -> PricedPro
 
     Returns
     -------
-    PricedProgram
+    TimedProgram
         The program with its times.
     """
     run, pieces = backend.run, layout.stages * layout.parallel.chunks
     stages = _schedule_of(layout, backend).stages_of(layout.stages, layout.parallel.chunks)
     program = program if run.forward_only else with_recompute(program, run.recompute.policy)
-    kernels, costs = _costs(program, layout.mesh, backend)
+    kernels, costs = _section_times(program, layout.mesh, backend)
 
     sharded = layout.stages > 1 and layout.parallel.zero == 3 and layout.shards > 1
 
-    def weights(policies: Policies) -> Array:
+    def weights(policies: RecomputePolicies) -> Array:
         whole = tuple((index, section.repeat) for index, section in enumerate(program.sections))
         batch = _batch(program, [whole], costs, policies, layout, backend)
         return iteration_seconds(batch.times, batch.layouts, batch.cases.layout, sharded=sharded)[:, 0]
 
     if not has_mixed_recompute(run):
-        return PricedProgram(program, backend.cut(program, weights(Policies.of(program)), stages), kernels, costs)
+        return TimedProgram(
+            program, backend.cut(program, weights(RecomputePolicies.of(program)), stages), kernels, costs
+        )
     shares = policy_shares(program, run, pieces).items()
-    mean = np.sum([weights(Policies.for_each_section(len(costs.repeat), how)) * share for how, share in shares], axis=0)
+    mean = np.sum(
+        [weights(RecomputePolicies.for_each_section(len(costs.repeat), how)) * share for how, share in shares], axis=0
+    )
     split = split_by_policy(program, backend.cut(program, mean, stages), run)
-    kernels, costs = _costs(split.program, layout.mesh, backend)
-    return PricedProgram(split.program, split.pieces, kernels, costs)
+    kernels, costs = _section_times(split.program, layout.mesh, backend)
+    return TimedProgram(split.program, split.model_chunks, kernels, costs)
 
 
-def single_batch(program: PricedProgram, layout: Plan, backend: Backend, arriving: InputPipeline | None) -> Batch:
+def single_batch(program: TimedProgram, layout: Plan, backend: Backend, arriving: InputPipeline | None) -> Batch:
     """Wrap one configuration as a `Batch` of length one (a `Batch` holds arrays over configurations).
 
     Parameters
     ----------
-    program : PricedProgram
+    program : TimedProgram
         One rank's program with its times.
     layout : Plan
         Resolved parallel plan.
@@ -429,12 +441,19 @@ def single_batch(program: PricedProgram, layout: Plan, backend: Backend, arrivin
     if layout.stages > 1:
         name = _schedule_of(layout, backend).name
         check_schedule(name, layout.stages, layout.parallel.chunks, layout.microbatches)
-    batch = _batch(program.program, program.pieces, program.costs, Policies.of(program.program), layout, backend)
-    return batch if arriving is None else replace(batch, arrival=np.atleast_1d(arriving.total))
+    batch = _batch(
+        program.program, program.pieces, program.costs, RecomputePolicies.of(program.program), layout, backend
+    )
+    return batch if arriving is None else replace(batch, arrival=np.atleast_1d(arriving.batch_interval))
 
 
 def _batch(
-    program: Program, pieces: list[Chunk], costs: SectionCosts, policies: Policies, layout: Plan, backend: Backend
+    program: Program,
+    pieces: list[ModelChunk],
+    costs: SectionTimes,
+    policies: RecomputePolicies,
+    layout: Plan,
+    backend: Backend,
 ) -> Batch:
     """Build the `Batch` of one configuration; a network that is not cut has one stage."""
     schedule, stages = _schedule_of(layout, backend), layout.stages if len(pieces) > 1 else 1
@@ -448,15 +467,15 @@ def _batch(
     return Batch(cases, assignment, schedule, layout.parallel.zero, backend.overlapped)
 
 
-def _costs(program: Program, mesh: Mesh, backend: Backend) -> tuple[KernelTimes, SectionCosts]:
+def _section_times(program: Program, mesh: Mesh, backend: Backend) -> tuple[KernelTimes, SectionTimes]:
     """Predict times of kernels and collectives: (kernel times, time and memory by section of shape (sections, 1))."""
-    times = backend.prices.times([counted.kernel for section in program.sections for counted in section.kernels])
+    times = backend.predictor.times([counted.kernel for section in program.sections for counted in section.kernels])
     column = KernelTimes(*(getattr(times, name)[:, None] for name in KernelTimes.__slots__))
     payloads = np.array([[transfer.payload_bytes] for _, transfer in collectives(program)]).reshape(-1, 1)
     [transfers] = transfer_seconds(backend.fabric, [(mesh, program)], [payloads])
-    sizes = [section_values(program, name)[:, None] for name in BYTES]
-    return times, section_costs(
-        program, column, transfers, sizes, call=backend.call, waiting_power=backend.waiting_power
+    sizes = [section_values(program, name)[:, None] for name in BYTE_FIELDS]
+    return times, section_times(
+        program, column, transfers, sizes, call=backend.collective_issue_time, waiting_power=backend.host_wait_exponent
     )
 
 

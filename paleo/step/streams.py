@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paleo.schedules.base import Numeric, Passes, distinct_values
+from paleo.schedules.base import Numeric, PassTimes, distinct_values
 from paleo.step.exchange import bucket_count, exposed_gather, exposed_sends, sends_in_order
-from paleo.step.memory import SUM_BYTES, Assignment, host_update
+from paleo.step.memory import SUM_BYTES, Assignment, host_update_time
 from paleo.step.section_times import LayerTimes, section_values, sum_per_stage, with_contention
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ Direction = Literal["forward", "backward"]
 
 
 @dataclass(frozen=True, slots=True)
-class Buckets:
+class BucketSettings:
     """Bucket size and overlap of the gradient exchange, and sharding of parameters.
 
     If ``overlapped``, buckets of at least ``least`` bytes are sent during the backward pass, otherwise all after it.
@@ -45,7 +45,7 @@ class Buckets:
     """
 
     least: float
-    gradient_bytes: float
+    bytes_per_gradient: float
     overlapped: bool
     sharded: bool
     scattered: bool
@@ -66,7 +66,7 @@ class LayerIteration:
     buckets: tuple[tuple[Axes, float], ...] = ()
 
 
-def layer_iterations(program: Program, buckets: Buckets, *, last: bool) -> list[LayerIteration]:
+def layer_iterations(program: Program, buckets: BucketSettings, *, last: bool) -> list[LayerIteration]:
     """List the layers of one microbatch in the order in which they run, forward and backward.
 
     Parameters
@@ -95,7 +95,7 @@ def layer_iterations(program: Program, buckets: Buckets, *, last: bool) -> list[
         sent_apart = (buckets.overlapped or buckets.sharded) and section.gradients and sends
         times = section.repeat if sent_apart or gathers else 1
         for _ in range(times):
-            _collect(pending, section, section.repeat // times, buckets.gradient_bytes)
+            _collect(pending, section, section.repeat // times, buckets.bytes_per_gradient)
             sent = _flush(pending, buckets.least) if buckets.overlapped and sends else ()
             order.append(LayerIteration(index, "backward", section.repeat // times, gathers, sent))
     if sends and order:
@@ -162,16 +162,16 @@ def walk_streams(
         if iteration.gathers and gathers is not None:
             network = np.maximum(network, issued) + gathers[iteration.section]
             awaited, issued = network, np.asarray(compute)
-            network = _served(network, sent)
+            network = _network_end(network, sent)
             compute = np.maximum(compute, awaited)
         seconds = (forward if iteration.direction == "forward" else backward)[iteration.section]
         compute = compute + seconds * iteration.count
         if iteration.buckets:
             sent.append((compute, bucket))
-    return compute, _served(network, sent)
+    return compute, _network_end(network, sent)
 
 
-def _served(free: Array, waiting: list[tuple[Numeric, Numeric]]) -> Array:
+def _network_end(free: Array, waiting: list[tuple[Numeric, Numeric]]) -> Array:
     for ready, seconds in waiting:
         free = np.maximum(free, ready) + seconds
     waiting.clear()
@@ -198,23 +198,23 @@ class _Cell(NamedTuple):
 class StreamSeconds:
     """Ends of the compute and network streams of each configuration, arrays of shape (cases,).
 
-    ``end`` is when both have ended [s]. ``communication`` is the time of all collectives in the step [s]. ``share`` is
-    the share of the full slowdown by contention that applies [-].
+    ``end`` is when both have ended [s]. ``communication`` is the time of all collectives in the step [s].
+    ``contention_share`` is the share of the full slowdown by contention that applies [-].
     """
 
     end: Array
     communication: Array
-    share: Array
+    contention_share: Array
 
 
 @dataclass(frozen=True, slots=True)
-class Contended:
+class ContendedTimes:
     """Layer times of the last and of earlier microbatches, slowed down by overlapping collectives."""
 
     last: LayerTimes
     earlier: LayerTimes
 
-    def with_slowdown_share(self, free: LayerTimes, share: Array) -> Contended:
+    def with_slowdown_share(self, free: LayerTimes, share: Array) -> ContendedTimes:
         """Return the layer times with only a share (0 to 1) of the slowdown.
 
         Parameters
@@ -235,10 +235,10 @@ class Contended:
             parts.append(
                 replace(slowed, forward=forward, backward=free.backward + share * (slowed.backward - free.backward))
             )
-        return Contended(*parts)
+        return ContendedTimes(*parts)
 
 
-def buckets_of(batch: Batch, layout: int = 0) -> Buckets:
+def bucket_settings(batch: Batch, layout: int = 0) -> BucketSettings:
     """Return bucket size, overlap and sharding of one layout's gradient exchange.
 
     Parameters
@@ -254,7 +254,9 @@ def buckets_of(batch: Batch, layout: int = 0) -> Buckets:
         Bucket size and overlap.
     """
     least = float(batch.layouts.bucket_bytes[layout])
-    return Buckets(least, batch.backend.formats.summed, batch.overlapped, batch.sharded, batch.scattered)
+    return BucketSettings(
+        least, batch.backend.formats.accumulated_gradient, batch.overlapped, batch.sharded, batch.scatters_every_pass
+    )
 
 
 def stream_seconds(batch: Batch) -> StreamSeconds:
@@ -272,23 +274,23 @@ def stream_seconds(batch: Batch) -> StreamSeconds:
     StreamSeconds
         Arrays of shape (cases,).
     """
-    return batch.shared.once(("streams", batch.sharding, batch.overlapped), lambda: _stream_seconds(batch))
+    return batch.cache.once(("streams", batch.sharding, batch.overlapped), lambda: _stream_seconds(batch))
 
 
 def _stream_seconds(batch: Batch) -> StreamSeconds:
     orders: dict[Shape, list[tuple[int, Order]]] = {}
     for layout in distinct_values(batch.cases.layout):
-        shape, order = _order(batch.layouts, layout, buckets_of(batch, layout))
+        shape, order = _order(batch.layouts, layout, bucket_settings(batch, layout))
         orders.setdefault(shape, []).append((layout, order))
     seconds = StreamSeconds(*np.zeros((3, len(batch))))
     for members in orders.values():
         cases = np.flatnonzero(np.isin(batch.cases.layout, [layout for layout, _ in members]))
-        walked = _stream_ends(batch, buckets_of(batch), members, cases)
-        seconds.end[cases], seconds.communication[cases], seconds.share[cases] = walked
+        walked = _stream_ends(batch, bucket_settings(batch), members, cases)
+        seconds.end[cases], seconds.communication[cases], seconds.contention_share[cases] = walked
     return seconds
 
 
-def _order(layouts: Layouts, layout: int, buckets: Buckets) -> tuple[Shape, Order]:
+def _order(layouts: Layouts, layout: int, buckets: BucketSettings) -> tuple[Shape, Order]:
     """Return the structure and the iterations of a layout's program, cached for equal programs."""
     program = layouts.programs[layout]
 
@@ -296,11 +298,11 @@ def _order(layouts: Layouts, layout: int, buckets: Buckets) -> tuple[Shape, Orde
         order_ = layer_iterations(program, buckets, last=True)
         return tuple((i.section, i.direction, i.count, i.gathers, bool(i.buckets)) for i in order_), order_
 
-    return layouts.shared.once(("order", id(program), buckets), order)
+    return layouts.cache.once(("order", id(program), buckets), order)
 
 
 def _stream_ends(
-    batch: Batch, buckets: Buckets, members: Sequence[tuple[int, Order]], cases: Index
+    batch: Batch, buckets: BucketSettings, members: Sequence[tuple[int, Order]], cases: Index
 ) -> tuple[Array, Array, Array]:
     """Return (end of the streams [s], time of collectives [s], share of contention [-]), shape (cases,) each.
 
@@ -314,39 +316,41 @@ def _stream_ends(
     seconds = bucket_seconds(batch, members)
     sent = [row[member] if row.any() else 0.0 for row in seconds]
     layout = batch.cases.layout[cases]
-    gather = section_gathers(batch.layouts)[:, layout] if buckets.sharded else None
-    again = section_gathers(batch.layouts, "again")[:, layout] if buckets.sharded else None
+    gather = section_gather_times(batch.layouts)[:, layout] if buckets.sharded else None
+    again = section_gather_times(batch.layouts, "again")[:, layout] if buckets.sharded else None
     count = batch.microbatches[cases]
     program = batch.layouts.programs[members[0][0]]
     plain = order if buckets.scattered else layer_iterations(program, buckets, last=False)
 
-    def ends(times: Contended) -> Array:
+    def ends(times: ContendedTimes) -> Array:
         last, earlier = times.last, times.earlier
-        backward = last.backwards + last.weights
+        backward = last.backward_with_transfers + last.weight_gradients
         if buckets.scattered:
-            once = np.maximum(*walk_streams(order, last.forwards, backward, gather, sent, 0.0, again))
+            once = np.maximum(*walk_streams(order, last.forward_with_transfers, backward, gather, sent, 0.0, again))
         else:
-            passes = earlier.forwards, earlier.backwards + earlier.weights
+            passes = earlier.forward_with_transfers, earlier.backward_with_transfers + earlier.weight_gradients
             once = np.maximum(*walk_streams(plain, *passes, None, [0.0] * len(plain), 0.0))
-        return np.maximum(*walk_streams(order, last.forwards, backward, gather, sent, (count - 1.0) * once, again))
+        return np.maximum(
+            *walk_streams(order, last.forward_with_transfers, backward, gather, sent, (count - 1.0) * once, again)
+        )
 
     travelling = seconds.sum(axis=0)[member] + _gathered(order, gather, again)
     limit = _time_without_overlap(batch, cases, travelling, scattered=buckets.scattered)
     times = contended_times(batch, cases)
     end, share = ends(times), np.ones(len(cases))
     if np.any(end > limit):
-        free = ends(Contended(*(batch.times.of(cases),) * 2))
+        free = ends(ContendedTimes(*(batch.times.select_configurations(cases),) * 2))
         over = (end > limit) & (end > free)
         share = np.clip(np.divide(limit - free, end - free, out=share, where=over), 0.0, 1.0)
-        end = ends(times.with_slowdown_share(batch.times.of(cases), share))
+        end = ends(times.with_slowdown_share(batch.times.select_configurations(cases), share))
     return end, np.broadcast_to(travelling * (count if buckets.scattered else 1.0), end.shape), share
 
 
 def _time_without_overlap(batch: Batch, cases: Index, travelling: Array | float, *, scattered: bool) -> Array:
     """Return the time of a step without any overlap of computation and communication, shape (cases,) [s]."""
-    times, count = batch.times.of(cases), batch.microbatches[cases]
+    times, count = batch.times.select_configurations(cases), batch.microbatches[cases]
     repeat = section_values(batch.layouts.programs[0], "repeat")
-    computing = repeat @ (times.forwards + times.backwards + times.weights)
+    computing = repeat @ (times.forward_with_transfers + times.backward_with_transfers + times.weight_gradients)
     return np.asarray(count * computing + travelling * (count if scattered else 1.0))
 
 
@@ -358,7 +362,7 @@ def _gathered(order: Order, gather: Array | None, again: Array | None) -> Array 
     return np.asarray(sum(passes[each.direction][each.section] for each in order if each.gathers))
 
 
-def contended_times(batch: Batch, cases: Index) -> Contended:
+def contended_times(batch: Batch, cases: Index) -> ContendedTimes:
     """Return the times of layers, slowed down by the collectives that overlap with them.
 
     Parameters
@@ -373,15 +377,15 @@ def contended_times(batch: Batch, cases: Index) -> Contended:
     Contended
         Times for the last microbatch and for earlier ones.
     """
-    times, overlap = batch.times.of(cases), batch.backend.software.overlap
-    if (overlap.sharded and not overlap.contention) or not (batch.overlapped or batch.scattered):
-        return Contended(times, times)
+    times, overlap = batch.times.select_configurations(cases), batch.backend.software.overlap
+    if (overlap.sharded and not overlap.contention) or not (batch.overlapped or batch.scatters_every_pass):
+        return ContendedTimes(times, times)
     layout = batch.cases.layout[cases]
-    gathers = section_gathers(batch.layouts)[:, layout] if batch.sharded else np.zeros((1, 1))
-    again = section_gathers(batch.layouts, "again")[:, layout] if batch.sharded else gathers
+    gathers = section_gather_times(batch.layouts)[:, layout] if batch.sharded else np.zeros((1, 1))
+    again = section_gather_times(batch.layouts, "again")[:, layout] if batch.sharded else gathers
     sums = layer_gradient_exchange_times(batch.layouts, batch.zero)[:, layout] if batch.overlapped else np.zeros((1, 1))
     slower = with_contention(times, gathers, sums, overlap, again)
-    return Contended(slower, slower if batch.scattered else times)
+    return ContendedTimes(slower, slower if batch.scatters_every_pass else times)
 
 
 def bucket_seconds(batch: Batch, members: Sequence[tuple[int, Order]]) -> Array:
@@ -431,7 +435,7 @@ def layer_gradient_exchange_times(layouts: Layouts, zero: int) -> Array:
     ndarray, shape (sections, layouts)
         Seconds.
     """
-    return layouts.shared.once(("section exchanges", zero > 0), lambda: _section_exchanges(layouts, zero))
+    return layouts.cache.once(("section exchanges", zero > 0), lambda: _section_exchanges(layouts, zero))
 
 
 def _section_exchanges(layouts: Layouts, zero: int) -> Array:
@@ -440,12 +444,12 @@ def _section_exchanges(layouts: Layouts, zero: int) -> Array:
     If the bucket rule counts elements, a bucket holds several layers, and each has its share of the bucket's time.
     Otherwise (`docs/limits.md`, contention by buckets) each layer counts as a separate message.
     """
-    width, shape = layouts.backend.formats.summed, (len(layouts.programs[0].sections), len(layouts))
+    width, shape = layouts.backend.formats.accumulated_gradient, (len(layouts.programs[0].sections), len(layouts))
     cells, layers = [], np.ones(shape)
     for layout, program in enumerate(layouts.programs):
         mesh = layouts.meshes[layout]
         travelling = np.array([_exchanged_elements(section, mesh) for section in program.sections]) * width
-        if layouts.backend.gathers_elements:
+        if layouts.backend.limits_bucket_elements:
             whole = float(travelling @ [section.repeat for section in program.sections])
             bucket = min(float(layouts.bucket_bytes[layout]), whole)
             layers[:, layout] = np.maximum(1.0, bucket / np.maximum(travelling, 1.0))
@@ -466,21 +470,23 @@ def _summed(layouts: Layouts, zero: int, cells: Sequence[_Cell], shape: tuple[in
     """Return the times of gradient sums added up in a table of the given ``shape`` [s]."""
     owed: dict[str, list[tuple[_Cell, Axes, float]]] = {}
     for cell in cells:
-        for operation, axes, payload in layouts.operations(cell.layout, "gradients", zero, cell.axes, cell.size):
+        for operation, axes, payload in layouts.exchange_collectives(
+            cell.layout, "gradients", zero, cell.axes, cell.size
+        ):
             if axes:
                 owed.setdefault(operation, []).append((cell, axes, payload))
     table = np.zeros(shape)
     for operation, members in owed.items():
         owing = [cell.layout for cell, _, _ in members]
         groups = layouts.groups(owing, [axes for _, axes, _ in members])
-        seconds = layouts.exchanged(operation, owing, groups, np.array([payload for *_, payload in members]))
+        seconds = layouts.exchange_times(operation, owing, groups, np.array([payload for *_, payload in members]))
         counts = [len(cell.rows) for cell, _, _ in members]
         places = [row * shape[1] + cell.column for cell, _, _ in members for row in cell.rows]
         np.add.at(table.reshape(-1), places, np.repeat(seconds, counts))
     return table
 
 
-def section_gathers(layouts: Layouts, content: Literal["all", "again"] = "all") -> Array:
+def section_gather_times(layouts: Layouts, content: Literal["all", "again"] = "all") -> Array:
     """Return the parameter all-gather time of one layer of each section (run of equal layers).
 
     Parameters
@@ -496,7 +502,7 @@ def section_gathers(layouts: Layouts, content: Literal["all", "again"] = "all") 
         Seconds.
     """
     content = content if layouts.regathers else "all"
-    return layouts.shared.once(("section gathers", content), lambda: section_gather_traffic(layouts, content)[0])
+    return layouts.cache.once(("section gathers", content), lambda: section_gather_traffic(layouts, content)[0])
 
 
 def section_gather_traffic(layouts: Layouts, content: Literal["all", "again"] = "all") -> Array:
@@ -516,16 +522,16 @@ def section_gather_traffic(layouts: Layouts, content: Literal["all", "again"] = 
     """
     sections = len(layouts.programs[0].sections)
     single = np.eye(sections, sections + len(layouts.programs[0].ties))[None]
-    return layouts.sent(single, 1, content, 3, layouts.backend.formats.parameter)[:, 0]
+    return layouts.exchange_times_and_bytes(single, 1, content, 3, layouts.backend.formats.parameter)[:, 0]
 
 
 #: Gradients that are summed after the last pass. ``none`` without a pipeline, where the streams sum them; ``tied`` if
 #: all others are scattered after every pass; ``all``.
-Summed = Literal["none", "tied", "all"]
+SummedGradients = Literal["none", "tied", "all"]
 
 
 @dataclass(frozen=True, slots=True)
-class AfterBackward:
+class AfterBackwardTimes:
     """Times of communication and optimizer update after the last backward pass, shape (stages, layouts) [s].
 
     ``fixed`` is always exposed. ``sums`` (gradient reductions, shape (stages, chunks, layouts)) overlap with passes,
@@ -544,8 +550,8 @@ class AfterBackward:
 
 
 def after_backward(
-    layouts: Layouts, assignment: Assignment, zero: int, *, overlapped: bool, summed: Summed = "all"
-) -> AfterBackward:
+    layouts: Layouts, assignment: Assignment, zero: int, *, overlapped: bool, summed: SummedGradients = "all"
+) -> AfterBackwardTimes:
     """Return the times after the last backward pass: gradient sums, optimizer update, gathers of updated parameters.
 
     Parameters
@@ -563,17 +569,17 @@ def after_backward(
 
     Returns
     -------
-    AfterBackward
+    AfterBackwardTimes
         Times by part [s].
     """
     part = assignment.key if overlapped else assignment.stages_key
     key = "tails", part, min(zero, 1) + (zero == 3), overlapped, summed
-    return layouts.shared.once(key, lambda: _uncached_after_backward(layouts, assignment, zero, overlapped, summed))
+    return layouts.cache.once(key, lambda: _uncached_after_backward(layouts, assignment, zero, overlapped, summed))
 
 
 def _uncached_after_backward(
-    layouts: Layouts, assignment: Assignment, zero: int, overlapped: bool, summed: Summed
-) -> AfterBackward:
+    layouts: Layouts, assignment: Assignment, zero: int, overlapped: bool, summed: SummedGradients
+) -> AfterBackwardTimes:
     backend, kinds, rows = layouts.backend, assignment.kinds.stages, assignment.stage_kind
     sizes = layouts.elements(kinds, trained=True)[rows] * backend.formats.parameter
     fixed = np.zeros((assignment.stages, len(layouts)))
@@ -593,12 +599,12 @@ def _uncached_after_backward(
         fixed, gathers = fixed + gathers, np.zeros_like(gathers)
     buckets = bucket_count(sent, layouts.bucket_bytes), bucket_count(sizes, layouts.bucket_bytes)
     if not backend.offload.holds("optimizer"):
-        fixed = fixed + layouts.updates(kinds, sharded=zero > 0)[rows]
-    fixed = fixed + layouts.coding(kinds)[rows]
-    return AfterBackward(fixed, sums, buckets[0], gathers, buckets[1], total, sends)
+        fixed = fixed + layouts.update_times(kinds, sharded=zero > 0)[rows]
+    fixed = fixed + layouts.coding_times(kinds)[rows]
+    return AfterBackwardTimes(fixed, sums, buckets[0], gathers, buckets[1], total, sends)
 
 
-def after_passes(batch: Batch, passes: Passes, *, summed: bool = True) -> Array:
+def time_after_passes(batch: Batch, passes: PassTimes, *, summed: bool = True) -> Array:
     """Return the time from each stage's last pass until its parameters are updated and gathered.
 
     Parameters
@@ -615,28 +621,28 @@ def after_passes(batch: Batch, passes: Passes, *, summed: bool = True) -> Array:
     ndarray, shape (stages, cases)
         Seconds.
     """
-    # The same as `after_passes` without updates on the host.
+    # The same as `time_after_passes` without updates on the host.
     following, contention = after_backward_times(batch, summed=summed), batch.backend.software.overlap.contention
     exposed = batch.per_case(following.fixed)
     if batch.zero == 3 and batch.backend.compression is not None:  # gradients are coded with every microbatch
         kinds, rows = batch.assignment.kinds.stages, batch.assignment.stage_kind
-        exposed = exposed + batch.per_case(batch.layouts.coding(kinds)[rows]) * (batch.microbatches - 1.0)
+        exposed = exposed + batch.per_case(batch.layouts.coding_times(kinds)[rows]) * (batch.microbatches - 1.0)
     if following.gathers.any():
-        exposed += _overlapped_gathers(batch, following, passes)
+        exposed += _exposed_overlapped_gathers(batch, following, passes)
     if contention >= 1.0:  # as in `exposed_sends`: overlap gains nothing
         exposed += batch.per_case(following.sums.sum(axis=1))
     elif following.sums.any():
         # The gradient sums of a batch in the order of the schedule.
         key = "sends", batch.assignment.key, min(batch.zero, 1) + (batch.zero == 3), batch.schedule.name
-        chunks = batch.assignment.chunks
-        ordered = batch.layouts.shared.once(
+        chunks = batch.assignment.chunks_per_stage
+        ordered = batch.layouts.cache.once(
             key, lambda: sends_in_order(following.sums, following.sum_buckets, batch.schedule, chunks)
         ).of(batch.cases.layout)
-        exposed += exposed_sends(ordered, batch.schedule, passes, batch.assignment.chunks, contention)
+        exposed += exposed_sends(ordered, batch.schedule, passes, batch.assignment.chunks_per_stage, contention)
     return exposed + _host_updates(batch) if batch.backend.offload.holds("optimizer") else exposed
 
 
-def after_streams(batch: Batch) -> Array:
+def time_after_streams(batch: Batch) -> Array:
     """Return the time after the last gradient bucket, for steps without a pipeline.
 
     Parameters
@@ -649,17 +655,17 @@ def after_streams(batch: Batch) -> Array:
     ndarray, shape (cases,)
         Seconds.
     """
-    forward = sum_per_stage(batch.assignment.computed, batch.times.forwards)
-    return np.asarray(after_passes(batch, Passes(forward, forward, forward), summed=False)[0])
+    forward = sum_per_stage(batch.assignment.layers_per_microbatch, batch.times.forward_with_transfers)
+    return np.asarray(time_after_passes(batch, PassTimes(forward, forward, forward), summed=False)[0])
 
 
-def _overlapped_gathers(batch: Batch, following: AfterBackward, passes: Passes) -> Array:
+def _exposed_overlapped_gathers(batch: Batch, following: AfterBackwardTimes, passes: PassTimes) -> Array:
     """Return the exposed part of gathers that overlap with the next first pass, shape (stages, cases) [s]."""
     gathers, buckets = batch.per_case(following.gathers), batch.per_case(following.gather_bucket_count)
     return exposed_gather(gathers, buckets, passes.forward, batch.backend.software.overlap.contention)
 
 
-def exposed_gathers(batch: Batch, passes: Passes) -> Array:
+def exposed_gathers(batch: Batch, passes: PassTimes) -> Array:
     """Return the exposed time to gather updated parameters (ZeRO-1 and 2).
 
     Parameters
@@ -677,7 +683,7 @@ def exposed_gathers(batch: Batch, passes: Passes) -> Array:
     if batch.zero not in (1, 2) or not batch.training:
         return np.zeros((batch.assignment.stages, len(batch)))
     if batch.overlapped and batch.backend.software.overlap.gather:
-        return _overlapped_gathers(batch, after_backward_times(batch), passes)
+        return _exposed_overlapped_gathers(batch, after_backward_times(batch), passes)
     return batch.per_case(batch.layouts.state_gathers(batch.assignment))
 
 
@@ -697,7 +703,7 @@ def update_times(batch: Batch) -> Array:
     if batch.backend.offload.holds("optimizer"):
         return _host_updates(batch)
     kinds, rows = batch.assignment.kinds.stages, batch.assignment.stage_kind
-    return batch.per_case(batch.layouts.updates(kinds, sharded=batch.zero > 0)[rows])
+    return batch.per_case(batch.layouts.update_times(kinds, sharded=batch.zero > 0)[rows])
 
 
 def _host_updates(batch: Batch) -> Array:
@@ -707,14 +713,18 @@ def _host_updates(batch: Batch) -> Array:
         return np.zeros((assignment.stages, len(batch)))
     kinds, sharded, rows = assignment.kinds.stages, batch.zero > 0, assignment.stage_kind
     counts = batch.per_case(layouts.updated_elements(kinds, sharded=sharded)[rows])
-    backward = sum_per_stage(assignment.computed, batch.times.backwards + batch.times.weights)
-    update = host_update(counts, backward, backend.optimizer, backend.formats, backend.offload)
-    if backend.clip == "scaled" and backend.offload.holds("gradients"):  # DeepSpeed's stage3.py: unscale_and_clip_grads
-        update = update + 2.0 * SUM_BYTES * counts / backend.offload.memory
-    return update + batch.per_case(layouts.clipping(kinds, sharded=sharded)[rows])
+    backward = sum_per_stage(
+        assignment.layers_per_microbatch, batch.times.backward_with_transfers + batch.times.weight_gradients
+    )
+    update = host_update_time(counts, backward, backend.optimizer, backend.formats, backend.offload)
+    if backend.clip_method == "scaled" and backend.offload.holds(
+        "gradients"
+    ):  # DeepSpeed's stage3.py: unscale_and_clip_grads
+        update = update + 2.0 * SUM_BYTES * counts / backend.offload.host_memory_rate
+    return update + batch.per_case(layouts.clipping_times(kinds, sharded=sharded)[rows])
 
 
-def after_backward_times(batch: Batch, *, summed: bool = True) -> AfterBackward:
+def after_backward_times(batch: Batch, *, summed: bool = True) -> AfterBackwardTimes:
     """Return the times of communication and update after the last backward pass, for the layouts of a batch.
 
     Scattered gradients (ZeRO-2 and 3) were sent with every microbatch; only those of tied parameters follow.
@@ -728,9 +738,9 @@ def after_backward_times(batch: Batch, *, summed: bool = True) -> AfterBackward:
 
     Returns
     -------
-    AfterBackward
+    AfterBackwardTimes
         Times by part, shape (stages, layouts) [s].
     """
-    scattered = batch.scattered and batch.assignment.stages > 1
-    how: Summed = "none" if not summed else "tied" if scattered else "all"
+    scattered = batch.scatters_every_pass and batch.assignment.stages > 1
+    how: SummedGradients = "none" if not summed else "tied" if scattered else "all"
     return after_backward(batch.layouts, batch.assignment, batch.zero, overlapped=batch.overlapped, summed=how)

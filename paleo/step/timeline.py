@@ -16,28 +16,28 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.policies import Chunk, kernel_runs
-from paleo.schedules.engine import Event, StageTime, Task, Timeline, pipeline_events, schedule
-from paleo.step.pipeline import chunk_passes, chunk_sends, pipeline_ends, stage_passes
+from paleo.lowering.policies import ModelChunk, kernel_runs
+from paleo.schedules.engine import Event, StageTime, Task, Timeline, pipeline_events, simulate_tasks
+from paleo.step.pipeline import chunk_passes, chunk_send_times, stage_end_times, stage_passes
 from paleo.step.section_times import LayerTimes, collectives, transfer_seconds
 from paleo.step.step import StepArrays, straggler_wait
 from paleo.step.streams import (
     Direction,
     LayerIteration,
-    after_passes,
-    after_streams,
     bucket_seconds,
-    buckets_of,
+    bucket_settings,
     contended_times,
     exposed_gathers,
     layer_iterations,
     section_gather_traffic,
     stream_seconds,
+    time_after_passes,
+    time_after_streams,
     update_times,
 )
 
 if TYPE_CHECKING:
-    from paleo.lowering.program import Program, Section, Transfer
+    from paleo.lowering.program import LayerCollective, Program, Section
     from paleo.step.batch import Batch
     from paleo.step.waiting import InputPipeline
 
@@ -72,21 +72,21 @@ def section_collectives(batch: Batch, program: Program) -> list[dict[Direction, 
     """
     payloads = np.array([[each.payload_bytes] for _, each in collectives(program)]).reshape(-1, 1)
     [priced] = transfer_seconds(batch.backend.fabric, [(batch.layouts.meshes[0], program)], [payloads])
-    alone: list[list[tuple[Transfer, float]]] = [[] for _ in program.sections]
+    alone: list[list[tuple[LayerCollective, float]]] = [[] for _ in program.sections]
     for (section, transfer), seconds in zip(collectives(program), priced[:, 0].tolist(), strict=True):
         alone[section].append((transfer, seconds * transfer.times))
     forward, backward = batch.times.forward_transfers[:, 0], batch.times.backward_transfers[:, 0]
     return [
         {
-            "forward": _waited(section, alone[row], "forward", float(forward[row])),
-            "backward": _waited(section, alone[row], "backward", float(backward[row])),
+            "forward": _exposed_collectives(section, alone[row], "forward", float(forward[row])),
+            "backward": _exposed_collectives(section, alone[row], "backward", float(backward[row])),
         }
         for row, section in enumerate(program.sections)
     ]
 
 
-def _waited(
-    section: Section, transfers: list[tuple[Transfer, float]], direction: Direction, total: float
+def _exposed_collectives(
+    section: Section, transfers: list[tuple[LayerCollective, float]], direction: Direction, total: float
 ) -> list[_NamedCollective]:
     """List the exposed collectives of one direction of a section, with times that add up to ``total`` [s].
 
@@ -113,9 +113,9 @@ def _chunk_collectives(batch: Batch, program: Program) -> list[list[dict[str, li
     kinds: tuple[tuple[str, Direction], ...] = (("F", "forward"), ("B", "backward"))
     passes = [
         {kind: _of_piece(by_section, piece, direction) for kind, direction in kinds} | {"W": []}
-        for piece in assignment.pieces
+        for piece in assignment.model_chunks
     ]
-    places = batch.schedule.pieces(assignment.stages, assignment.chunks)
+    places = batch.schedule.model_chunks(assignment.stages, assignment.chunks_per_stage)
     return [[passes[piece] for piece in pieces] for pieces in places]
 
 
@@ -160,7 +160,7 @@ def step_timeline(steps: StepArrays, program: Program, arriving: InputPipeline |
     line = _streams(batch, program) if batch.assignment.stages == 1 else _pipeline(batch, program)
     events = list(line.events)
     if arriving is not None:
-        seconds = float(arriving.total)
+        seconds = float(arriving.batch_interval)
         task = Task(f"next batch ({arriving.slowest})", "input", seconds, (), "input")
         events.append(Event(task, 0.0, seconds))
     waited = float(straggler_wait(batch)[0])
@@ -195,9 +195,9 @@ _GATHERS: dict[Direction, Literal["all", "again"]] = {"forward": "all", "backwar
 
 def _streams(batch: Batch, program: Program) -> Timeline:
     """Build the timeline of a step without a pipeline."""
-    buckets = buckets_of(batch)
+    buckets = bucket_settings(batch)
     times = contended_times(batch, _FIRST).with_slowdown_share(
-        batch.times.of(_FIRST), stream_seconds(batch).share[_FIRST]
+        batch.times.select_configurations(_FIRST), stream_seconds(batch).contention_share[_FIRST]
     )
     no_gather = (0.0, 0.0)
     gathers = {
@@ -218,12 +218,12 @@ def _streams(batch: Batch, program: Program) -> Timeline:
         elif count > 1:
             earlier: list[Task] = []
             _add_microbatch(earlier, microbatch_work)
-            total = schedule(earlier).end * (count - 1)
+            total = simulate_tasks(earlier).end * (count - 1)
             tasks.append(Task(f"{count - 1} earlier microbatches", COMPUTE, total, (), "accumulate"))
-    update = float(after_streams(batch)[0])
+    update = float(time_after_streams(batch)[0])
     if update > 0:
         tasks.append(Task("update", COMPUTE, update, (*_last(tasks), *sent), "update"))
-    return schedule(tasks)
+    return simulate_tasks(tasks)
 
 
 def _add_microbatch(tasks: list[Task], microbatch: _Iterations) -> list[int]:
@@ -260,7 +260,7 @@ def _add_iteration(
 ) -> None:
     """Add the iterations of a section in one direction: one compute task, then its exposed collectives."""
     row, times, forward = iteration.section, microbatch.times, iteration.direction == "forward"
-    figures = (times.forward,) if forward else (times.backward, times.weights)
+    figures = (times.forward,) if forward else (times.backward, times.weight_gradients)
     seconds = float(sum(figure[row, 0] for figure in figures))
     phases = ("forward",) if forward else ("again", "backward", "backward_weight")
     flops, moved = (iteration.count * work for work in _work(section, phases))
@@ -276,7 +276,9 @@ def _work(section: Section, phases: Sequence[str]) -> tuple[float, float]:
     flops = moved = 0.0
     for counted in section.kernels:
         kernel = counted.kernel
-        times = counted.times * ((kernel.phase in phases) + ("again" in phases) * (kernel_runs(section, counted) - 1))
+        times = counted.repetitions * (
+            (kernel.phase in phases) + ("again" in phases) * (kernel_runs(section, counted) - 1)
+        )
         flops, moved = flops + times * kernel.flops, moved + times * kernel.bytes
     return flops, moved
 
@@ -290,23 +292,23 @@ def _pipeline(batch: Batch, program: Program) -> Timeline:
     A pass includes its sends and the exposed collectives of its layers, which a second track of its stage shows.
     """
     assignment, count = batch.assignment, int(batch.microbatches[0])
-    places = batch.schedule.pieces(assignment.stages, assignment.chunks)
-    seconds, sent = chunk_passes(batch)[..., 0], chunk_sends(batch)[..., 0]
+    places = batch.schedule.model_chunks(assignment.stages, assignment.chunks_per_stage)
+    seconds, sent = chunk_passes(batch)[..., 0], chunk_send_times(batch)[..., 0]
     collectives = _chunk_collectives(batch, program)
     chunks = [
         [
-            _chunk_time(program, assignment.pieces[piece], float(sent[stage, chunk]), seconds[:, stage, chunk])
+            _chunk_time(program, assignment.model_chunks[piece], float(sent[stage, chunk]), seconds[:, stage, chunk])
             for chunk, piece in enumerate(pieces)
         ]
         for stage, pieces in enumerate(places)
     ]
-    ends = pipeline_ends(batch)[:, 0].tolist()
+    ends = stage_end_times(batch)[:, 0].tolist()
     events: list[Event] = []
     for event in pipeline_events(batch.schedule.name, chunks, count, ends):
         stage, chunk = _place(event.task)
         events += _pass_events(event, float(sent[stage, chunk]), collectives[stage][chunk])
     passes, update = stage_passes(batch), update_times(batch)
-    total, gathers = after_passes(batch, passes)[:, 0], exposed_gathers(batch, passes)[:, 0]
+    total, gathers = time_after_passes(batch, passes)[:, 0], exposed_gathers(batch, passes)[:, 0]
     for name, after in {"exchange": total - update[:, 0] - gathers, "update": update[:, 0], "gather": gathers}.items():
         for stage, duration in enumerate(after.tolist()):
             if duration > 0:
@@ -346,7 +348,7 @@ def _pass_events(event: Event, send: float, collectives: dict[str, list[_NamedCo
         start += collective.seconds
 
 
-def _chunk_time(program: Program, chunk: Chunk, send: float, seconds: Array) -> StageTime:
+def _chunk_time(program: Program, chunk: ModelChunk, send: float, seconds: Array) -> StageTime:
     """Return the time of one microbatch through one chunk, including its sends, for which the stage waits."""
     counted = [
         [sum(layers * _work(program.sections[i], phases)[k] for i, layers in chunk) for phases in _PASSES]

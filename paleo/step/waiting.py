@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from paleo.step.memory import host_property, link_rate
+from paleo.step.memory import host_link_rate, host_property
 
 if TYPE_CHECKING:
     from paleo.network.graph import Graph
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 Numeric = float | npt.NDArray[np.floating[Any]]
 #: Noise above which a lognormal distribution is used, as a normal one would give negative steps too often.
-HEAVY_TAIL = 0.3
+LOGNORMAL_NOISE = 0.3
 #: Coefficients of a rational approximation of the normal quantile (Wichura, Algorithm AS 241, Applied Statistics 37,
 #: 1988, routine PPND7, seven digits): numerator and denominator near the middle, further out, and in the tails.
 _MIDDLE = ((59.109374720, 159.29113202, 50.434271938, 3.3871327179), (67.187563600, 78.757757664, 17.895169469, 1.0))
@@ -104,8 +104,8 @@ def waiting_share(ranks: Numeric, independent: Numeric, persistent: Numeric = 0.
     """Compute how long a step waits for its slowest rank, as a share of a rank's mean step.
 
     For equal ranks the share is e_n √(persistent² + independent²), with e_n from `expected_largest`. For noise above
-    `HEAVY_TAIL` a lognormal distribution of the same mean and deviation replaces the normal one: exp(s e_n − s²/2) − 1
-    with s² = ln(1 + c²).
+    `LOGNORMAL_NOISE` a lognormal distribution of the same mean and deviation replaces the normal one: exp(s e_n −
+    s²/2) − 1 with s² = ln(1 + c²).
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def waiting_share(ranks: Numeric, independent: Numeric, persistent: Numeric = 0.
     largest = expected_largest(ranks)
     spread = np.sqrt(np.log1p(noise**2))
     heavy = np.expm1(spread * largest - spread**2 / 2.0)
-    return np.where((noise > HEAVY_TAIL) & (np.asarray(ranks) > 1.0), heavy, noise * largest)
+    return np.where((noise > LOGNORMAL_NOISE) & (np.asarray(ranks) > 1.0), heavy, noise * largest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ def averaged_noise(noise: Numeric, draws: Numeric) -> Array:
     return np.asarray(noise / np.sqrt(draws))
 
 
-def slowest_mean(means: Sequence[float], independent: float) -> float:
+def expected_slowest_time(means: Sequence[float], independent: float) -> float:
     """Compute the expected step time of ranks with different mean step times.
 
     Ranks are ordered by their means. For every k the slowest k ranks, with noise around their common mean, give a lower
@@ -238,7 +238,7 @@ def slowest_mean(means: Sequence[float], independent: float) -> float:
 
     Examples
     --------
-    >>> round(slowest_mean([1.0] * 7 + [1.5], 0.02), 3)  # one slow rank decides
+    >>> round(expected_slowest_time([1.0] * 7 + [1.5], 0.02), 3)  # one slow rank decides
     1.5
     """
     ordered = np.sort(np.asarray(means, dtype=np.float64))[::-1]
@@ -259,7 +259,7 @@ class InputPipeline:
     copy: Numeric
 
     @property
-    def total(self) -> Array:
+    def batch_interval(self) -> Array:
         """Time between two batches in steady state, which is that of the slowest stage [s]."""
         return np.maximum(np.maximum(self.storage, self.decode), self.copy)
 
@@ -322,7 +322,7 @@ def input_pipeline(
         cores = stages.cores or host_property(system, "cores", ", or input.cores") / system.devices_per_node
         decode = samples * stages.decode / (cores * devices)
     copied = sample_bytes if stages.copied is None else stages.copied
-    return InputPipeline(storage, decode, np.asarray(local_batch) * copied / (link or link_rate(system)))
+    return InputPipeline(storage, decode, np.asarray(local_batch) * copied / (link or host_link_rate(system)))
 
 
 #: Stored bytes of a photograph (ImageNet-1k: 140 GB in 1.28 million JPEG files), and the least side in pixels of a

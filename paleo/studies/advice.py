@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paleo.errors import PaleoError, PlanError
-from paleo.lowering.policies import RECOMPUTE, has_mixed_recompute
+from paleo.lowering.policies import RECOMPUTE_POLICIES, has_mixed_recompute
 from paleo.predict import Prediction, predict
 from paleo.specs.run import updated
 
@@ -89,7 +89,7 @@ def _recomputations(prediction: Prediction) -> Iterator[_Change]:
     """
     if has_mixed_recompute(prediction.run) or prediction.run.recompute.policy == "full":
         return
-    for more in RECOMPUTE[RECOMPUTE.index(prediction.run.recompute.policy) + 1 : -1]:
+    for more in RECOMPUTE_POLICIES[RECOMPUTE_POLICIES.index(prediction.run.recompute.policy) + 1 : -1]:
         yield {"recompute": more}
     from paleo.search.partial_recompute import fewest_layers
 
@@ -150,8 +150,8 @@ def _tried(prediction: Prediction, base: Run, tries: list[list[_Change]]) -> lis
                 fields["strategy"] = ",".join(parts)
                 words.insert(0, f"--strategy {fields['strategy']}")
             changed = predict(prediction.model, prediction.system, updated(base, fields))
-            if len(changed.objections) > len(prediction.objections):
-                raise PlanError(changed.objections[0])
+            if len(changed.framework_violations) > len(prediction.framework_violations):
+                raise PlanError(changed.framework_violations[0])
             advice.append(Advice(" ".join(words), changed))
         except PaleoError:
             continue

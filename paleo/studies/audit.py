@@ -86,9 +86,10 @@ class _Fault:
 class Audit:
     """Verdict on a training log.
 
-    ``faults`` explain the log, the best first; there are none if the log is as predicted. ``explained`` is the
-    prediction that fits best, ``ratio`` the measured step time over it, and ``scatter`` the relative standard deviation
-    of steps. ``beyond`` is the step time on `_RANKS_BEYOND` times as many ranks, with its interval [s].
+    ``faults`` explain the log, the best first; there are none if the log is as predicted. ``explaining_prediction`` is
+    the prediction that fits best, ``measured_over_predicted`` the measured step time over it, and ``scatter`` the
+    relative standard deviation of steps. ``beyond`` is the step time on `_RANKS_BEYOND` times as many ranks, with its
+    interval [s].
     """
 
     log: Log
@@ -96,10 +97,10 @@ class Audit:
     measured: _Evidence
     predicted: _Evidence
     faults: tuple[_Fault, ...]
-    ratio: float
+    measured_over_predicted: float
     scatter: float
     beyond: tuple[int, float, tuple[float, float]] | None
-    late: float = 0.0
+    late_share: float = 0.0
 
     @property
     def outlying_quantities(self) -> tuple[str, ...]:
@@ -113,11 +114,11 @@ class Audit:
     @property
     def doubts(self) -> tuple[str, ...]:
         """Signs that the logged steps mix several runs or settings, one sentence each."""
-        late = f"{self.late:.0%} of the steps take more than {_LATE_STEP:g} times as long as the median"
-        return (*self.log.remarks, *([late] if self.late > _MANY_LATE else []))
+        late = f"{self.late_share:.0%} of the steps take more than {_LATE_STEP:g} times as long as the median"
+        return (*self.log.remarks, *([late] if self.late_share > _MANY_LATE else []))
 
     @property
-    def explained(self) -> Prediction:
+    def explaining_prediction(self) -> Prediction:
         return self.faults[0].prediction if self.faults else self.expected
 
     @property
@@ -187,15 +188,18 @@ def _evidence_of_log(log: Log, expected: Prediction) -> dict[str, float]:
         if values:
             evidence[name] = max(values) if name == "memory" else median(values)
     computing = [
-        (record.parts["forward"] + record.parts["backward"], record.fastest["forward"] + record.fastest["backward"])
+        (
+            record.slowest_rank_parts["forward"] + record.slowest_rank_parts["backward"],
+            record.fastest_rank_parts["forward"] + record.fastest_rank_parts["backward"],
+        )
         for record in settled
-        if {"forward", "backward"} <= record.parts.keys() & record.fastest.keys()
+        if {"forward", "backward"} <= record.slowest_rank_parts.keys() & record.fastest_rank_parts.keys()
     ]
     if computing:
         evidence["compute"] = median([fastest for _, fastest in computing])
         evidence["spread"] = median([slowest / fastest for slowest, fastest in computing])
     for part in ("exchange", "optimizer"):
-        stated = [record.fastest[part] for record in settled if part in record.fastest]
+        stated = [record.fastest_rank_parts[part] for record in settled if part in record.fastest_rank_parts]
         if stated:
             evidence[part] = median(stated)
     if len(seconds) >= 5:
@@ -284,7 +288,7 @@ def _once(measured: _Evidence, expected: Prediction) -> Sequence[float]:
     return (1.0,)
 
 
-def _batches(measured: _Evidence, expected: Prediction) -> Sequence[float]:
+def _batch_factors(measured: _Evidence, expected: Prediction) -> Sequence[float]:
     """Return the batches to try as an explanation: the logged one if it differs, else half and double the batch.
 
     Values are factors on the expected batch.
@@ -330,7 +334,7 @@ _HYPOTHESES: tuple[_Hypothesis, ...] = (
     _Hypothesis(
         "wrong batch",
         "the run's global batch is not the one stated",
-        _batches,
+        _batch_factors,
         lambda expected, factor: expected.variant(
             global_batch=max(1, round(expected.plan.global_batch * factor)), batch=None
         ),
@@ -388,10 +392,10 @@ def audit(log: Log, expected: Prediction) -> Audit:
         measured=known,
         predicted=plain,
         faults=tuple(faults),
-        ratio=ratio,
+        measured_over_predicted=ratio,
         scatter=scatter,
         beyond=_beyond(expected, best, ratio, scatter),
-        late=sum(value > _LATE_STEP * median(seconds) for value in seconds) / len(seconds),
+        late_share=sum(value > _LATE_STEP * median(seconds) for value in seconds) / len(seconds),
     )
 
 
@@ -444,16 +448,16 @@ ADVICE = {
 class CollectiveAudit:
     """Verdict on a log of nccl-tests.
 
-    ``small`` and ``large`` are medians of measured over predicted time for small and large payloads, None without such
-    payloads. ``faults`` are factors by name. ``beyond`` holds a larger number of ranks and the time of the largest
-    payload on them [s].
+    ``small_payload_ratio`` and ``large_payload_ratio`` are medians of measured over predicted time for small and large
+    payloads, None without such payloads. ``faults`` are factors by name. ``beyond`` holds a larger number of ranks and
+    the time of the largest payload on them [s].
     """
 
     log: CollectiveLog
     study: CollectiveStudy
     predicted: tuple[float, ...]
-    small: float | None
-    large: float | None
+    small_payload_ratio: float | None
+    large_payload_ratio: float | None
     faults: Mapping[str, float]
     beyond: tuple[int, float] | None
 

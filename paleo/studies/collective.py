@@ -16,12 +16,12 @@ import numpy.typing as npt
 from paleo.collectives.base import Algorithm, Array, algorithms_for
 from paleo.errors import PlanError, SpecError
 from paleo.pricing.communication import Crossover, Fabric, Nccl, calibrated_families, collective_sources, crossovers
-from paleo.pricing.communication import prices as policy_prices
+from paleo.pricing.communication import algorithm_times as policy_prices
 from paleo.pricing.links.alpha_beta import bus_factor
 from paleo.pricing.store import constant_rates
 from paleo.specs.calibration import calibration_file
-from paleo.specs.system import Span, System, loaded_system
-from paleo.step.exchange import gathered_shares, gradient_shares
+from paleo.specs.system import GroupLevel, System, loaded_system
+from paleo.step.exchange import gathered_elements_by_axes, gradient_elements_by_axes
 from paleo.step.interval import INTERVALS
 from paleo.step.section_times import collectives, transfer_seconds
 from paleo.units import Quantity
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from paleo.predict import Prediction
     from paleo.pricing.links.group import GroupLinks
     from paleo.step.batch import Batch
-    from paleo.step.layouts import Sent
+    from paleo.step.layouts import ExchangedTensors
 
 #: By how much an algorithm must win to be worth a change.
 _NOTABLE = 0.01
@@ -67,7 +67,7 @@ class CollectiveStudy:
     payload_bytes: float
     ranks: int
     fabric: Fabric
-    spans: tuple[Span, ...]
+    spans: tuple[GroupLevel, ...]
     links: GroupLinks
     rows: tuple[AlgorithmRow, ...]
     crossovers: tuple[Crossover, ...]
@@ -116,7 +116,7 @@ class CollectiveStudy:
             comes first.
         """
         names = [row.algorithm for row in self.rows]
-        return self.fabric.prices(self.operation, self.links, payload_bytes, names)
+        return self.fabric.algorithm_times(self.operation, self.links, payload_bytes, names)
 
 
 def collective(
@@ -173,7 +173,7 @@ def collective(
     fabric = Fabric(system, rates=constant, user_calibration=measured, dtype=dtype)
     links = fabric.links(1, ranks)
     bounds = {
-        in_network: float(fabric.policy.least(operation, payload_bytes, links, in_network=in_network))
+        in_network: float(fabric.policy.time_lower_bound(operation, payload_bytes, links, in_network=in_network))
         for in_network in (False, True)
     }
     rows = _rows(operation, payload_bytes, links, fabric, bounds)
@@ -204,14 +204,16 @@ def _rows(
     """
     payload = np.asarray(payload_bytes)
     algorithms = [algorithm for algorithm in algorithms_for(operation) if links.can_run(algorithm, operation)]
-    seconds = fabric.prices(operation, links, np.asarray(payload_bytes), [algorithm.name for algorithm in algorithms])
+    seconds = fabric.algorithm_times(
+        operation, links, np.asarray(payload_bytes), [algorithm.name for algorithm in algorithms]
+    )
     factor = float(bus_factor(operation, links.ranks))
     candidates = {each.name: each for each in fabric.policy.candidates(operation, links)}
-    chosen = {name for name, each in candidates.items() if fabric.policy.chooses(each, operation, payload, links)}
+    chosen = {name for name, each in candidates.items() if fabric.policy.would_run(each, operation, payload, links)}
     rows = [
         _row(algorithm, payload_bytes, float(seconds[algorithm.name]), factor,
              float(algorithm.traffic(operation, payload, links.fan_outs).steps),
-             bounds[not algorithm.one_port], algorithm.name in chosen, algorithm.name in candidates)
+             bounds[not algorithm.is_one_port], algorithm.name in chosen, algorithm.name in candidates)
         for algorithm in algorithms
     ]  # fmt: skip
     return tuple(sorted((row for row in rows if math.isfinite(row.time)), key=lambda row: (row.time, row.algorithm)))
@@ -280,7 +282,7 @@ class StepCollective:
     calls: int
     payload_bytes: float
     seconds: float
-    price: str
+    time_source: str
 
 
 def step_collectives(prediction: Prediction) -> list[StepCollective]:
@@ -310,12 +312,14 @@ def _of_layers(prediction: Prediction) -> Iterator[StepCollective]:
     batch, program = prediction.steps.batch, prediction.program
     payloads = np.array([each.payload_bytes for _, each in collectives(program)]).reshape(-1, 1)
     [priced] = transfer_seconds(batch.backend.fabric, [(batch.layouts.meshes[0], program)], [payloads])
-    layers = batch.assignment.computed[_busiest(prediction)]
+    layers = batch.assignment.layers_per_microbatch[_busiest(prediction)]
     for (index, transfer), seconds in zip(collectives(program), priced[:, 0].tolist(), strict=True):
         passes = 2 if transfer.recomputed and program.sections[index].recompute == "full" else 1
         calls = round(float(layers[index]) * transfer.times * passes * float(batch.microbatches[0]))
         if seconds > 0 and calls:
-            yield _priced(batch, "layers", transfer.operation, (transfer.axis,), calls, transfer.payload_bytes, seconds)
+            yield _step_collective(
+                batch, "layers", transfer.operation, (transfer.axis,), calls, transfer.payload_bytes, seconds
+            )
 
 
 def _over_replicas(prediction: Prediction) -> Iterator[StepCollective]:
@@ -327,27 +331,27 @@ def _over_replicas(prediction: Prediction) -> Iterator[StepCollective]:
     if not batch.training:
         return
     formats, kinds = batch.backend.formats, batch.assignment.kinds.stages
-    holding = kinds.holdings[batch.assignment.stage_kind[_busiest(prediction)]]
+    holding = kinds.layer_and_copy_counts[batch.assignment.stage_kind[_busiest(prediction)]]
     passes = math.ceil(float(batch.microbatches[0]))
-    sums = passes if batch.scattered else 1
-    sent: list[tuple[str, Sent, dict[Axes, npt.NDArray[np.float64]], float, int]] = [
-        ("gradients", "gradients", gradient_shares(program, mesh, 1), formats.summed, sums)
+    sums = passes if batch.scatters_every_pass else 1
+    sent: list[tuple[str, ExchangedTensors, dict[Axes, npt.NDArray[np.float64]], float, int]] = [
+        ("gradients", "gradients", gradient_elements_by_axes(program, mesh, 1), formats.accumulated_gradient, sums)
     ]
     if batch.zero:
-        content: Sent = "all" if batch.sharded else "trained"
-        shares = gathered_shares(program, mesh, 1, frozen=batch.sharded)
+        content: ExchangedTensors = "all" if batch.sharded else "trained"
+        shares = gathered_elements_by_axes(program, mesh, 1, frozen=batch.sharded)
         sent.append(("weights", content, shares, formats.parameter, 2 * passes if batch.sharded else 1))
     kinds_of = [event.task.kind for event in prediction.timeline.events] if batch.assignment.stages == 1 else []
     travelling = {"gradients": kinds_of.count("bucket"), "weights": kinds_of.count("gather") if batch.sharded else 0}
     for words, content, shares, width, calls in sent:
         for axes, elements in shares.items():
             payload = float(holding @ elements) * width
-            for operation, over, part in batch.layouts.operations(0, content, batch.zero, axes, payload):
+            for operation, over, part in batch.layouts.exchange_collectives(0, content, batch.zero, axes, payload):
                 if over and part > 0:
                     pieces = max(calls, travelling[words])
                     size, groups = part * calls / pieces, batch.layouts.groups([0], [over])
-                    seconds = float(batch.layouts.exchanged(operation, [0], groups, np.array([size]))[0])
-                    yield _priced(batch, words, operation, over, pieces, size, seconds)
+                    seconds = float(batch.layouts.exchange_times(operation, [0], groups, np.array([size]))[0])
+                    yield _step_collective(batch, words, operation, over, pieces, size, seconds)
 
 
 def _between_stages(prediction: Prediction) -> Iterator[StepCollective]:
@@ -355,23 +359,23 @@ def _between_stages(prediction: Prediction) -> Iterator[StepCollective]:
     batch, mesh = prediction.steps.batch, prediction.plan.mesh
     if mesh.degree("pp") == 1:
         return
-    section = batch.assignment.pieces[0][-1][0]
+    section = batch.assignment.model_chunks[0][-1][0]
     split = 1.0 if batch.layouts.sequence_parallel[0] else float(mesh.degree("tp"))
-    payload, seconds = float(batch.times.output_bytes[section][0]) / split, float(batch.cases.send(section)[0])
-    calls = 2 * batch.assignment.chunks * math.ceil(float(batch.microbatches[0]))
-    yield _priced(batch, "activations", "send_recv", ("pp",), calls, payload, seconds)
+    payload, seconds = float(batch.times.output_bytes[section][0]) / split, float(batch.cases.send_time(section)[0])
+    calls = 2 * batch.assignment.chunks_per_stage * math.ceil(float(batch.microbatches[0]))
+    yield _step_collective(batch, "activations", "send_recv", ("pp",), calls, payload, seconds)
 
 
 def _busiest(prediction: Prediction) -> int:
-    return int(prediction.steps.busiest[0])
+    return int(prediction.steps.busiest_stage[0])
 
 
-def _priced(
+def _step_collective(
     batch: Batch, content: str, operation: str, axes: Axes, calls: int, payload: float, seconds: float
 ) -> StepCollective:
     mesh, fabric = batch.layouts.meshes[0], batch.backend.fabric
     links = fabric.links(mesh.stride(axes), mesh.group_size(axes))
-    price = _price_source(fabric, operation.partition("@")[0], links)
+    price = _time_source(fabric, operation.partition("@")[0], links)
     return StepCollective(
         content,
         operation,
@@ -380,11 +384,11 @@ def _priced(
         calls=calls,
         payload_bytes=payload,
         seconds=seconds,
-        price=price,
+        time_source=price,
     )
 
 
-def _price_source(fabric: Fabric, operation: str, links: GroupLinks) -> str:
+def _time_source(fabric: Fabric, operation: str, links: GroupLinks) -> str:
     """Return a text on where the time of a collective comes from: a calibration file, or datasheets of links."""
     if fabric.rates is not None:
         return fabric.rates.name

@@ -25,15 +25,15 @@ from paleo.lowering.policies import kernel_runs
 from paleo.network.graph import build_graph
 from paleo.operations.tensor import precision
 from paleo.pricing.gemm import GemmParameters
-from paleo.pricing.power import BOARD, LEAST_SHARE, PICO, PowerParameters, clock_under_limit, operand_energy
-from paleo.pricing.store import STEP_STACKS, SourcedParameters, lookup
+from paleo.pricing.power import BOARD_MEASUREMENT, LEAST_SHARE, PICO, PowerParameters, clock_under_limit, operand_energy
+from paleo.pricing.store import TIMING_METHODS, SourcedParameters, lookup
 from paleo.specs.device import Price
 from paleo.specs.loading import Spec, plain_numbers, validate
 from paleo.specs.prices import BilledDevices, Term, billed_devices, machine_rent, nodes_of, purchase_quote, term_named
 from paleo.specs.system import load_system
 from paleo.step.waiting import normal_quantile
 from paleo.studies.exchange import step_seconds
-from paleo.studies.goodput import LongRunOptions, goodput_of
+from paleo.studies.goodput import LongRunOptions, predict_long_run
 from paleo.units import (
     HOUR,
     KILO,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
     from paleo.specs.system import System
-    from paleo.studies.goodput import Goodput
+    from paleo.studies.goodput import LongRun
 
 
 Array = npt.NDArray[np.float64]
@@ -167,26 +167,27 @@ def _prices_by_system(text: str) -> dict[str, str]:
 class Power:
     """Power of one GPU over a step, averaged over a pipeline's stages [W].
 
-    ``demand`` is what each kernel would draw at full clock and ``seconds`` how long it runs in a step of ``step``
-    seconds; for the rest of the step the board draws ``idle``. ``cap`` is the limit, the design power unless set lower.
+    ``demand`` is what each kernel would draw at full clock and ``kernel_seconds`` how long it runs in a step of
+    ``step_time`` seconds; for the rest of the step the board draws ``idle``. ``cap`` is the limit, the design power
+    unless set lower.
     """
 
     idle: float
     demand: Array
-    seconds: Array
+    kernel_seconds: Array
     cap: float
-    step: float
+    step_time: float
 
     @property
     def busy_share(self) -> float:
         """Share (0 to 1) of the step in which a kernel runs."""
-        return min(1.0, float(self.seconds.sum()) / self.step)
+        return min(1.0, float(self.kernel_seconds.sum()) / self.step_time)
 
     @property
     def running(self) -> float:
         """Mean power while kernels run, each capped at the power limit [W]."""
-        total = float(self.seconds.sum())
-        return float((np.minimum(self.demand, self.cap) * self.seconds).sum()) / total if total else self.idle
+        total = float(self.kernel_seconds.sum())
+        return float((np.minimum(self.demand, self.cap) * self.kernel_seconds).sum()) / total if total else self.idle
 
     @property
     def average(self) -> float:
@@ -194,9 +195,9 @@ class Power:
         return self.idle + self.busy_share * (self.running - self.idle)
 
     @property
-    def dynamic(self) -> float:
+    def dynamic_energy(self) -> float:
         """Energy of a step above idle power, as if there were no power limit [J]."""
-        return float(((self.demand - self.idle) * self.seconds).sum())
+        return float(((self.demand - self.idle) * self.kernel_seconds).sum())
 
     def capped(self, limit: float, least_voltage_clock: float) -> Power:
         """Return the power of the same work under a lower limit, which lowers the clock of each kernel.
@@ -214,10 +215,15 @@ class Power:
             Power of the slower step.
         """
         excess = (self.demand - self.idle) / max(limit - self.idle, LEAST_SHARE * self.cap)
-        seconds = self.seconds / clock_under_limit(excess, least_voltage_clock)
-        return replace(self, seconds=seconds, cap=limit, step=self.step + float((seconds - self.seconds).sum()))
+        seconds = self.kernel_seconds / clock_under_limit(excess, least_voltage_clock)
+        return replace(
+            self,
+            kernel_seconds=seconds,
+            cap=limit,
+            step_time=self.step_time + float((seconds - self.kernel_seconds).sum()),
+        )
 
-    def within(self, seconds: float) -> Power:
+    def with_step_time(self, seconds: float) -> Power:
         """Return the power of the same work in a longer step, in which the board idles when no kernel runs.
 
         Parameters
@@ -230,7 +236,7 @@ class Power:
         Power
             Power of that step.
         """
-        return replace(self, step=max(seconds, float(self.seconds.sum())))
+        return replace(self, step_time=max(seconds, float(self.kernel_seconds.sum())))
 
 
 def power(prediction: Prediction, figures: PowerParameters | None = None) -> Power | None:
@@ -279,7 +285,7 @@ def power_parameters(device: Device) -> PowerParameters:
     return _calibrated(PowerParameters, device, "power").parameters
 
 
-def power_interval(device: Device) -> tuple[float, float]:
+def power_interval_factors(device: Device) -> tuple[float, float]:
     """Return the factors on the power of a step that hold 90 % of measured values.
 
     Parameters
@@ -299,7 +305,9 @@ def _energies(prediction: Prediction, figures: PowerParameters) -> Array:
     """Return the energy [J] of a FLOP on tensor cores, of one on ordinary cores, and of a byte from memory."""
     dtype, device = prediction.plan.dtype, prediction.system.device
     on_tensor_cores = dtype in device.tensor_dtypes and dtype != "fp32"
-    family = f"gemm.{dtype}" if precision(dtype).narrow else "gemm.tensor" if on_tensor_cores else _VECTOR_FAMILY
+    family = (
+        f"gemm.{dtype}" if precision(dtype).quantises_operands else "gemm.tensor" if on_tensor_cores else _VECTOR_FAMILY
+    )
     flop, vector = (
         figures.arithmetic * _calibrated(GemmParameters, device, name).parameters.training_energy
         for name in (family, _VECTOR_FAMILY)
@@ -315,7 +323,7 @@ def _calibrated(kind: type[P], device: Device, family: str) -> SourcedParameters
         architecture=device.architecture,
         memory_kind=device.memory.kind,
         family=family,
-        stacks=(*STEP_STACKS, BOARD),
+        stacks=(*TIMING_METHODS, BOARD_MEASUREMENT),
     )
 
 
@@ -332,7 +340,7 @@ class _Kernels(NamedTuple):
 
 def _kernels(prediction: Prediction) -> _Kernels:
     counted = [
-        (each.kernel, each.times * section.repeat * kernel_runs(section, each))
+        (each.kernel, each.repetitions * section.repeat * kernel_runs(section, each))
         for section in prediction.program.sections
         for each in section.kernels
     ]
@@ -378,7 +386,7 @@ def _watts_of_all(prediction: Prediction, busy: float, tariff: Tariff) -> float:
 
 
 #: Ends of a 90 % interval in standard deviations.
-NINETY = float(normal_quantile(0.95))
+INTERVAL_DEVIATIONS = float(normal_quantile(0.95))
 JOULES_PER_KWH = KILO * HOUR
 
 
@@ -386,31 +394,31 @@ JOULES_PER_KWH = KILO * HOUR
 class TargetRequirement:
     """Samples and time [s] that a predicted step needs to reach a target, and the 90 % interval of the time.
 
-    ``code_ratio`` is the step time of the task's code over the predicted one, and ``evaluation`` [s] is part of the
-    time.
+    ``code_ratio`` is the step time of the task's code over the predicted one, and ``evaluation_seconds`` [s] is part
+    of the time.
     """
 
     samples: float
     seconds: float
     interval: tuple[float, float]
     code_ratio: float = 1.0
-    evaluation: float = 0.0
+    evaluation_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
     """Amount of training: a number of samples, and the same as text.
 
-    Where the amount depends on the run, ``needs`` maps a predicted step to what it needs (its batch decides on the
-    samples, its system on the evaluations), and ``batches`` are the global batches worth trying. ``sigma`` is the
-    standard deviation of the samples' logarithm.
+    Where the amount depends on the run, ``requirement`` maps a predicted step to what it needs (its batch decides on
+    the samples, its system on the evaluations), and ``batches`` are the global batches worth trying.
+    ``samples_log_deviation`` is the standard deviation of the samples' logarithm.
     """
 
     samples: float
-    words: str
-    needs: Callable[[Prediction], TargetRequirement] | None = None
+    text: str
+    requirement: Callable[[Prediction], TargetRequirement] | None = None
     batches: tuple[int, ...] = ()
-    sigma: float = 0.0
+    samples_log_deviation: float = 0.0
 
 
 #: Epochs, samples or tokens: a number, or a text with a prefix (``15T``).
@@ -536,7 +544,7 @@ def default_amount(model: ModelSpec) -> Amount:
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class TrainingEstimate:
     """Time [s], cost [USD] and energy [J] of an amount of training on one configuration; costs are None if unknown.
 
     ``energy`` is modelled from the work done (see ``paleo.studies.cost``), ``energy_limit`` assumes every GPU at its
@@ -557,7 +565,7 @@ class Training:
     tariff: Tariff
     gpus: int
     billed: BilledDevices
-    goodput: Goodput | None = None
+    goodput: LongRun | None = None
     code_ratio: float = 1.0
     evaluation: float = 0.0
 
@@ -603,7 +611,7 @@ class Training:
 def training(
     prediction: Prediction, amount: Amount, tariff: Tariff | None = None, *, critical_batch: float | None = None,
     long_run: LongRunOptions | None = None,
-) -> Training:  # fmt: skip
+) -> TrainingEstimate:  # fmt: skip
     """Return time, cost and energy of an amount of training.
 
     Whole nodes or racks are paid for (`paleo.specs.prices.billed_devices`), spare nodes too, and each step is a whole
@@ -634,10 +642,12 @@ def training(
         If the run never finishes.
     """
     terms, plan = tariff or Tariff(), prediction.plan
-    needed = amount.needs(prediction) if amount.needs is not None else _need(prediction, amount, critical_batch)
+    needed = (
+        amount.requirement(prediction) if amount.requirement is not None else _need(prediction, amount, critical_batch)
+    )
     work, (low, high) = needed.seconds, needed.interval
-    rate, price = rent(prediction.system, plan.gpus, terms)
-    failing = None if long_run is None else goodput_of(prediction, work, long_run)
+    rate, price = rent_rate(prediction.system, plan.gpus, terms)
+    failing = None if long_run is None else predict_long_run(prediction, work, long_run)
     seconds = work if failing is None else failing.finish
     if failing is not None:
         early, late = failing.finish_interval
@@ -649,7 +659,7 @@ def training(
     limit = None if watts is None else _watts_of_all(prediction, watts, terms) * seconds
     joules = energy(prediction, seconds, terms)
     steps = math.ceil(needed.samples / plan.global_batch)
-    return Training(
+    return TrainingEstimate(
         amount,
         needed.samples,
         steps=steps,
@@ -664,7 +674,7 @@ def training(
         billed=billed_devices(prediction.system, plan.gpus),
         gpus=plan.gpus,
         code_ratio=needed.code_ratio,
-        evaluation=needed.evaluation,
+        evaluation=needed.evaluation_seconds,
     )
 
 
@@ -674,7 +684,7 @@ def _need(prediction: Prediction, amount: Amount, critical_batch: float | None) 
     samples = float(samples_to_target(samples=amount.samples, global_batch=batch, critical_batch=critical_batch))
     work = math.ceil(samples / batch) * step_seconds(prediction)
     low, high = (end / prediction.step_time for end in prediction.interval)
-    unsure = NINETY * amount.sigma
+    unsure = INTERVAL_DEVIATIONS * amount.samples_log_deviation
     ends = math.exp(-math.hypot(unsure, math.log(low))), math.exp(math.hypot(unsure, math.log(high)))
     return TargetRequirement(samples, work, (work * ends[0], work * ends[1]))
 
@@ -704,7 +714,7 @@ def require_amount(long_run: LongRunOptions | None, amount: Amount | None) -> Lo
     return long_run
 
 
-def rent(system: System, gpus: int, tariff: Tariff | None = None) -> tuple[float | None, Price | None]:
+def rent_rate(system: System, gpus: int, tariff: Tariff | None = None) -> tuple[float | None, Price | None]:
     """Return the rent of the whole nodes or racks that hold a number of devices [USD/s].
 
     The tariff's own price comes first, then machines that are bought, then the price in the system's file, then the
@@ -763,5 +773,5 @@ def comparable_tariff(tariff: Tariff, systems: Iterable[System]) -> Tariff:
     Tariff
         The tariff.
     """
-    hired = any(rent(system, 1, tariff)[0] is not None for system in systems)
+    hired = any(rent_rate(system, 1, tariff)[0] is not None for system in systems)
     return tariff.model_copy(update={"market": True}) if hired else tariff

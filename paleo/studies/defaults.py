@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from paleo.errors import PaleoError
 from paleo.learning.laws import best_batch_tokens
 from paleo.network.graph import build_graph
-from paleo.parallel.abilities import framework_of, network_quantities
+from paleo.parallel.abilities import framework_abilities, network_quantities
 from paleo.parallel.placement import without_replicas
 from paleo.predict import HEADROOM, predict
 from paleo.specs.run import Run, explicit_fields, updated
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: What stands for a choice that is left to the program.
 AUTO = "auto"
 #: Devices from which language models are trained with Megatron-Core on NVIDIA's, and with torchtitan below.
-MANY = 16
+LARGE_RUN_GPUS = 16
 #: Fields and groups of a run that describe a plan; a run that states one of them is taken as it stands.
 PLAN_FIELDS = frozenset(
     {
@@ -43,25 +43,27 @@ class RunWithDefaults:
     """Run whose software and parallel strategy are filled in where the user left them open, with reasons."""
 
     run: Run
-    software: str = ""
-    strategy: str = ""
+    software_reason: str = ""
+    strategy_reason: str = ""
 
     @property
     def reasons(self) -> dict[str, str]:
         """Reason for the software and the strategy, by name: the reason of the choice, ``stated`` or ``default``."""
         stated = self.run.model_fields_set
         return {
-            name: getattr(self, name) or ("stated" if name in stated else "default")
+            name: getattr(self, f"{name}_reason") or ("stated" if name in stated else "default")
             for name in ("software", "strategy")
         }
 
     @property
-    def words(self) -> str:
+    def choices_text(self) -> str:
         """Automatic choices as one line of text, with the options that would state them."""
-        software = self.software and f"software {self.run.software} ({self.software})"
-        strategy = self.strategy and f"the plan ({self.strategy})"
+        software = self.software_reason and f"software {self.run.software} ({self.software_reason})"
+        strategy = self.strategy_reason and f"the plan ({self.strategy_reason})"
         chosen = " and ".join(filter(None, (software, strategy)))
-        options = " and ".join(filter(None, (self.software and "--software", self.strategy and "--strategy")))
+        options = " and ".join(
+            filter(None, (self.software_reason and "--software", self.strategy_reason and "--strategy"))
+        )
         return f"Chosen: {chosen}; {options} choose{'' if ' ' in options else 's'} others." if chosen else ""
 
 
@@ -94,10 +96,14 @@ def usual_software(model: ModelSpec, system: System, run: Run) -> tuple[str, str
         return "primus", "language models on AMD's devices"
     if not device.vendor.upper().startswith("NVIDIA"):
         return Run.model_fields["software"].default, "no framework's abilities are known for this device"
-    if run.gpus >= MANY or dtype == "fp16":
-        why = f"language models from {MANY} NVIDIA GPUs" if run.gpus >= MANY else "language models in fp16"
+    if run.gpus >= LARGE_RUN_GPUS or dtype == "fp16":
+        why = (
+            f"language models from {LARGE_RUN_GPUS} NVIDIA GPUs"
+            if run.gpus >= LARGE_RUN_GPUS
+            else "language models in fp16"
+        )
         return "megatron-core", why
-    return "torchtitan", f"language models below {MANY} NVIDIA GPUs"
+    return "torchtitan", f"language models below {LARGE_RUN_GPUS} NVIDIA GPUs"
 
 
 def _is_language_model(model: ModelSpec, run: Run) -> bool:
@@ -163,7 +169,7 @@ def rescaled_run(run: Run, gpus: int) -> Run:
     return other
 
 
-def is_open(model: ModelSpec, run: Run) -> bool:
+def leaves_choices_open(model: ModelSpec, run: Run) -> bool:
     """Return True if software and plan of a language model are left open by the user.
 
     Parameters
@@ -198,7 +204,7 @@ def scaled_plan(model: ModelSpec, system: System, run: Run, counts: Sequence[int
     searched = [
         count
         for count in sorted(counts)
-        if is_open(model, rescaled_run(run, count)) and run.exchange.consistency == "bsp"
+        if leaves_choices_open(model, rescaled_run(run, count)) and run.exchange.consistency == "bsp"
     ]
     for gpus in searched:
         choice = with_defaults(model, system, rescaled_run(run, gpus))
@@ -207,8 +213,8 @@ def scaled_plan(model: ModelSpec, system: System, run: Run, counts: Sequence[int
             update: dict[str, object] = {"strategy": without_replicas(choice.run.strategy), "pipeline.cut": None}
             if run.global_batch is None:
                 update["batch"] = step.plan.local_batch
-            reason = f"{choice.strategy} on {gpus} GPUs, then replicas"
-            return RunWithDefaults(updated(choice.run, update), choice.software, reason)
+            reason = f"{choice.strategy_reason} on {gpus} GPUs, then replicas"
+            return RunWithDefaults(updated(choice.run, update), choice.software_reason, reason)
     return RunWithDefaults(run)
 
 
@@ -244,8 +250,8 @@ def with_defaults(model: ModelSpec, system: System, run: Run) -> RunWithDefaults
     system : System
         Machine: its devices, nodes and links.
     run : Run
-        What is stated. ``software`` and ``strategy`` may be ``auto``; a strategy that is stated leaves the software as
-        it is unless that is ``auto``.
+        What is stated. ``software_reason`` and ``strategy_reason`` may be ``auto``; a strategy that is stated leaves
+        the software as it is unless that is ``auto``.
 
     Returns
     -------
@@ -265,7 +271,7 @@ def with_defaults(model: ModelSpec, system: System, run: Run) -> RunWithDefaults
     if not wants_plan:
         return RunWithDefaults(run, reason)
     plain = run.model_copy(update={"strategy": "dp"})
-    if not explicit and framework_of(run.software) is None:
+    if not explicit and framework_abilities(run.software) is None:
         return RunWithDefaults(plain, reason)
     row = _best(model, system, plain)
     if row is None:
@@ -293,7 +299,7 @@ def with_one_software(model: ModelSpec, system: System, run: Run, most: int) -> 
     tuple of Run and str
         The run with its software, and the reason, empty where nothing was chosen.
     """
-    if not is_open(model, rescaled_run(run, 2)):
+    if not leaves_choices_open(model, rescaled_run(run, 2)):
         return run, ""
     software, reason = software_for(model, system, rescaled_run(run, most))
     return run.model_copy(update={"software": software}), reason
@@ -342,7 +348,7 @@ def with_same_software(model: ModelSpec, system: System, run: Run) -> RunWithDef
     RunWithDefaults
         The run to predict.
     """
-    if run.gpus == 1 and is_open(model, rescaled_run(run, 2)):
+    if run.gpus == 1 and leaves_choices_open(model, rescaled_run(run, 2)):
         run = run.model_copy(update={"strategy": AUTO})
     return with_defaults(model, system, run)
 
@@ -350,7 +356,7 @@ def with_same_software(model: ModelSpec, system: System, run: Run) -> RunWithDef
 def _best(model: ModelSpec, system: System, run: Run) -> PlanRow | None:
     """Search ever wider spaces of plans; return the first plan with memory to spare, else the best plan found."""
     from paleo.search.classes import simplest
-    from paleo.search.plans import FIRST, search, with_room
+    from paleo.search.plans import FIRST, plans_with_headroom, search
 
     rows: list[PlanRow] = []
     roomy = (1.0 - HEADROOM) * system.device.memory.usable
@@ -359,7 +365,7 @@ def _best(model: ModelSpec, system: System, run: Run) -> PlanRow | None:
             result = search(model, system, run, space=space, top=FIRST)
         except PaleoError:
             continue
-        rows.append(simplest(with_room(result, system), system.device.memory.usable))
+        rows.append(simplest(plans_with_headroom(result, system), system.device.memory.usable))
         if rows[-1].memory <= roomy:
             return rows[-1]
     return min(
@@ -372,13 +378,13 @@ def _best(model: ModelSpec, system: System, run: Run) -> PlanRow | None:
 def _spaces(model: ModelSpec, run: Run) -> Iterator[Space]:
     """Yield the search spaces to try, smallest first: what recipes use, then all that the framework runs."""
     from paleo.launch.commands import supported_space
-    from paleo.search.space import LONG, Space
+    from paleo.search.space import LONG_SEQUENCE, Space
 
     whole = supported_space(Space(), run.software)
     facts = network_quantities(build_graph(model, batch=1, overrides=run.model))
     usual = load_software(run.software).parallelism.zero
     sharded = usual if usual and usual in whole.zero else max(whole.zero, default=0)
-    degrees: Mapping[str, int] = {} if facts["seq"] >= 2 * LONG else {"cp": 1}
+    degrees: Mapping[str, int] = {} if facts["seq"] >= 2 * LONG_SEQUENCE else {"cp": 1}
     small = replace(
         whole, degrees=degrees, microbatches=(1, 2, 4, 8, 16, 32), chunks=(1,), zero=(sharded,),
         overlapped=load_software(run.software).overlap.gradients,

@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paleo.compression.base import Compression, Message, SummedGradient, break_even_rate, compression, wire_bytes
-from paleo.consistency.base import Consistency, Cycle, Server, Workload, consistency
+from paleo.compression.base import (
+    Compression,
+    Message,
+    SummedGradient,
+    break_even_bandwidth,
+    parse_compression,
+    wire_bytes,
+)
+from paleo.consistency.base import Consistency, ConsistencyResult, ParameterServers, Workload, parse_consistency
 from paleo.errors import CapacityError, PlanError, SpecError
 from paleo.operations.tensor import precision
 from paleo.parallel.placement import BATCH_AXES
@@ -26,7 +33,7 @@ from paleo.studies.what_if import change_system
 if TYPE_CHECKING:
     from paleo.predict import Breakdown, Prediction
     from paleo.search.plans import Search
-    from paleo.search.ranking import Part, PlanRow
+    from paleo.search.ranking import EvaluatedGroup, PlanRow
     from paleo.search.space import Space
     from paleo.specs.model import ModelSpec
     from paleo.specs.software import Software
@@ -50,8 +57,8 @@ class ConsistencyStudy:
     prediction: Prediction
     model: Consistency
     workload: Workload
-    cycle: Cycle
-    synchronous: Cycle
+    cycle: ConsistencyResult
+    synchronous: ConsistencyResult
 
     @property
     def workers(self) -> int:
@@ -74,7 +81,7 @@ class ConsistencyStudy:
         return None if tokens is None else tokens * self.samples_per_s
 
     @property
-    def slower(self) -> float:
+    def slowdown(self) -> float:
         """Step time of a worker relative to that of the synchronous run [-]."""
         return self.step_time / self.prediction.step_time
 
@@ -82,17 +89,17 @@ class ConsistencyStudy:
     def interval(self) -> tuple[float, float]:
         """Ends of the 90 % interval of a worker's step time [s], in proportion to that of the synchronous step."""
         low, high = self.prediction.interval
-        return low * self.slower, high * self.slower
+        return low * self.slowdown, high * self.slowdown
 
     @property
     def mfu(self) -> float:
         """Model FLOP utilisation of the workers (0 to 1)."""
-        return self.prediction.mfu / self.slower
+        return self.prediction.mfu / self.slowdown
 
     @property
     def hfu(self) -> float:
         """Hardware FLOP utilisation of the workers (0 to 1)."""
-        return self.prediction.hfu / self.slower
+        return self.prediction.hfu / self.slowdown
 
     @property
     def breakdown(self) -> Breakdown:
@@ -102,11 +109,11 @@ class ConsistencyStudy:
         """
         parts = self.prediction.breakdown
         exchange = max(0.0, self.step_time - (parts.step - parts.communication_exposed - parts.stragglers))
-        whole = max(exchange, float(self.workload.all_reduce))
+        whole = max(exchange, float(self.workload.all_reduce_time))
         return replace(parts, communication_exposed=exchange, communication_total=whole, stragglers=0.0)
 
     @property
-    def served(self) -> bool:
+    def has_servers(self) -> bool:
         """True if the run has parameter servers, whose utilisation and knee are then known."""
         return not math.isnan(float(self.cycle.knee))
 
@@ -127,13 +134,13 @@ def consistency_study(prediction: Prediction) -> ConsistencyStudy | None:
     run = prediction.run
     if run.forward_only or run.exchange.consistency == "bsp":
         return None
-    return prediction.steps.batch.shared.once("consistency", lambda: _study(prediction))
+    return prediction.steps.batch.cache.once("consistency", lambda: _study(prediction))
 
 
 def _study(prediction: Prediction) -> ConsistencyStudy:
     run = prediction.run
-    model, work = consistency(run.exchange.consistency), _workload_of(prediction)
-    return ConsistencyStudy(prediction, model, work, model.cycle(work), consistency("bsp").cycle(work))
+    model, work = parse_consistency(run.exchange.consistency), _workload_of(prediction)
+    return ConsistencyStudy(prediction, model, work, model.evaluate(work), parse_consistency("bsp").evaluate(work))
 
 
 def step_seconds(prediction: Prediction) -> float:
@@ -171,24 +178,24 @@ def _workload_of(prediction: Prediction) -> Workload:
     noise = Noise.of(run, batch.backend.software, plan.local_batch)
     compute = max(after.step_time - exchange, 0.0)
     elements = float(batch.layouts.elements(batch.assignment.kinds.stages, trained=True).max())
-    payload = elements * batch.backend.formats.summed
+    payload = elements * batch.backend.formats.accumulated_gradient
     tensors = sum(section.tensors * section.repeat for section in prediction.program.sections) / plan.stages
     return Workload(
         workers=float(plan.dp),
-        compute=compute,
-        all_reduce=exchange,
-        hidden=exchange - (prediction.step_time - compute),
-        neighbour=_neighbour(after, payload),
+        compute_time=compute,
+        all_reduce_time=exchange,
+        hidden_time=exchange - (prediction.step_time - compute),
+        neighbour_exchange_time=_farthest_send_time(after, payload),
         payload=payload,
         parameters=elements,
         tensors=float(tensors),
         jitter=float(noise.independent),
-        persistent=noise.persistent,
+        persistent_jitter=noise.persistent,
         server=_server(prediction),
     )
 
 
-def _neighbour(prediction: Prediction, payload: float) -> float:
+def _farthest_send_time(prediction: Prediction, payload: float) -> float:
     """Return the time in which a worker sends ``payload`` bytes to the worker that is farthest away [s]."""
     mesh = prediction.plan.mesh
     if prediction.plan.dp == 1:
@@ -198,7 +205,7 @@ def _neighbour(prediction: Prediction, payload: float) -> float:
     return float(fabric.times("send_recv", stride, ranks, np.array([payload]))[0])
 
 
-def _server(prediction: Prediction) -> Server | None:
+def _server(prediction: Prediction) -> ParameterServers | None:
     """Return the parameter servers of a run, if it has any."""
     run = prediction.run
     if not _has_servers(run.exchange.servers, run.exchange.consistency):
@@ -214,7 +221,7 @@ def _has_servers(servers: int | None, model: str) -> bool:
     return servers is not None or model == "async"
 
 
-def _server_of(run: Run, system: System, software: Software) -> Server:
+def _server_of(run: Run, system: System, software: Software) -> ParameterServers:
     """Return the speed of parameter servers on nodes of the system.
 
     A port takes pushes and replies at once, and host memory holds the update.
@@ -227,25 +234,25 @@ def _server_of(run: Run, system: System, software: Software) -> Server:
     port = links[-1].link.bandwidth * max(1, links[-1].ports or 1)
     memory = system.host.memory_bandwidth if system.host is not None and system.host.memory_bandwidth else np.inf
     rate = 1.0 / (1.0 / port + _SERVER_PASSES / memory)
-    return Server(call=software.gradients.server_call, bandwidth=float(rate), count=run.exchange.servers or 1)
+    return ParameterServers(call=software.gradients.server_call, bandwidth=float(rate), count=run.exchange.servers or 1)
 
 
 @dataclass(frozen=True, slots=True)
 class CompressionStudy:
     """Run with compressed gradients, compared with the same run without compression.
 
-    ``wire`` and ``dense_wire`` are the bytes that a rank sends for its gradients with and without compression [byte].
-    ``coding`` is the time to compress and decompress [s], and ``rate`` the rate of the uncompressed exchange [byte/s].
-    Below ``break_even`` [byte/s] compression pays if nothing overlaps.
+    ``sent_bytes`` and ``dense_sent_bytes`` are the bytes that a rank sends for its gradients with and without
+    compression [byte]. ``coding_seconds`` is the time to compress and decompress [s], and ``dense_rate`` the rate of
+    the uncompressed exchange [byte/s]. Below ``break_even`` [byte/s] compression pays if nothing overlaps.
     """
 
     prediction: Prediction
     dense: Prediction
     method: Compression
-    wire: float
-    dense_wire: float
-    coding: float
-    rate: float
+    sent_bytes: float
+    dense_sent_bytes: float
+    coding_seconds: float
+    dense_rate: float
     break_even: float
 
     @property
@@ -287,7 +294,7 @@ def compression_study(prediction: Prediction) -> CompressionStudy | None:
     gradient = scaled_gradient(batch.layouts.gradient(0, BATCH_AXES), elements)
     sent = float(wire_bytes(method.messages(gradient), gradient))
     plain = float(wire_bytes((Message("all_reduce", gradient.bytes),), gradient))
-    coding = float(batch.layouts.coding(kinds).max())
+    coding = float(batch.layouts.coding_times(kinds).max())
     before = dense.steps.batch
     exchange, _ = before.layouts.exchange(before.assignment, prediction.plan.parallel.zero, chunks=False)
     seconds = float(exchange.sum(axis=1).max())
@@ -296,11 +303,11 @@ def compression_study(prediction: Prediction) -> CompressionStudy | None:
         prediction,
         dense,
         method=method,
-        wire=sent,
-        dense_wire=plain,
-        coding=coding,
-        rate=rate,
-        break_even=float(break_even_rate(plain, sent, coding)),
+        sent_bytes=sent,
+        dense_sent_bytes=plain,
+        coding_seconds=coding,
+        dense_rate=rate,
+        break_even=float(break_even_bandwidth(plain, sent, coding)),
     )
 
 
@@ -312,14 +319,14 @@ _FACTORS = (1 / 32, 1 / 8, 1 / 2, 1.0, 2.0, 8.0, 32.0)
 class BandwidthCurve:
     """Step times of a compressed and an uncompressed run over the bandwidth of a node's links, ``rates`` [byte/s].
 
-    ``stated`` is the bandwidth of the system; at ``crossing`` both take equally long (None: nowhere).
+    ``system_rate`` is the bandwidth of the system; at ``crossing_rate`` both take equally long (None: nowhere).
     """
 
     rates: tuple[float, ...]
     compressed: tuple[float, ...]
     dense: tuple[float, ...]
-    stated: float
-    crossing: float | None
+    system_rate: float
+    crossing_rate: float | None
 
 
 def bandwidth_curve(prediction: Prediction, factors: Sequence[float] = _FACTORS) -> BandwidthCurve:
@@ -381,39 +388,39 @@ class CompressedRow:
 
     method: str
     scheme: str
-    wire: float
-    coding: float
-    sent: float
+    wire_seconds: float
+    coding_seconds: float
+    sent_bytes: float
     break_even: float
 
     @property
     def time(self) -> float:
         """Time on the wire and of coding together [s]."""
-        return self.wire + self.coding
+        return self.wire_seconds + self.coding_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class CompressedCollective:
     """Compression methods for an all-reduce, fastest first, compared with the uncompressed one of a `CollectiveStudy`.
 
-    ``sent`` are the bytes that a rank sends uncompressed, at ``rate`` [byte/s]; ``tensors`` is the number of square
-    matrices of the gradient.
+    ``sent_bytes`` are the bytes that a rank sends uncompressed, at ``dense_rate`` [byte/s]; ``tensors`` is the number
+    of square matrices of the gradient.
     """
 
     dense: CollectiveStudy
     rows: tuple[CompressedRow, ...]
-    sent: float
+    dense_sent_bytes: float
     tensors: int
 
     @property
-    def time(self) -> float:
+    def dense_time(self) -> float:
         """Time of the uncompressed all-reduce [s]."""
         return self.dense.best.time
 
     @property
-    def rate(self) -> float:
+    def dense_rate(self) -> float:
         """Rate at which a rank sends in the uncompressed collective [byte/s]."""
-        return self.sent / self.time
+        return self.dense_sent_bytes / self.dense_time
 
     def pays(self, row: CompressedRow) -> bool:
         """Return True if coding and sending compressed take less time than the uncompressed all-reduce.
@@ -428,7 +435,7 @@ class CompressedCollective:
         bool
             Whether it pays.
         """
-        return row.time < self.time
+        return row.time < self.dense_time
 
 
 def compress_collective(
@@ -489,14 +496,14 @@ def _rows(
     plain = name.partition(":")[0].strip()
     if plain in _OF_NETWORKS:
         raise SpecError(f"--compress {name}: needs {_OF_NETWORKS[plain]}; use paleo estimate")
-    method = compression(name)
+    method = parse_compression(name)
     coding = _coding(backend, method, whole)
     schemes = method.schemes(whole) if hasattr(method, "schemes") else {"": method.messages(whole)}
     rows = []
     for scheme, messages in schemes.items():
         wire = sum(_seconds(study, message) for message in messages)
         less = float(wire_bytes(messages, whole))
-        rows.append(CompressedRow(name, scheme, wire, coding, less, float(break_even_rate(sent, less, coding))))
+        rows.append(CompressedRow(name, scheme, wire, coding, less, float(break_even_bandwidth(sent, less, coding))))
     return rows
 
 
@@ -504,7 +511,7 @@ def _coding(backend: Backend, method: Compression, whole: SummedGradient) -> flo
     """Return the time to code and decode a gradient on the system's device [s]."""
     elements = float(whole.elements)
     single = replace(scaled_gradient(whole, 1.0 / elements), elements=1.0)
-    return float(replace(backend, compression=method).coded(np.array([elements]), single)[0])
+    return float(replace(backend, compression=method).coding_times(np.array([elements]), single)[0])
 
 
 def _seconds(study: CollectiveStudy, message: Message) -> float:
@@ -582,7 +589,7 @@ class ExchangePlan:
     samples_factor: float
 
     @property
-    def effective(self) -> float:
+    def effective_step_time(self) -> float:
         """Time for what a synchronous run learns in one step [s]; plans are ranked by it."""
         return self.step_time * self.samples_factor
 
@@ -594,7 +601,7 @@ class ExchangeSearch:
     configurations: int
     seconds: float
     global_batch: int
-    price: StalenessPenalty
+    staleness_penalty: StalenessPenalty
     plans: tuple[ExchangePlan, ...]
     refused: tuple[str, ...]
 
@@ -667,7 +674,7 @@ def exchange_search(
             plans += leading
     if not plans:
         raise CapacityError("no plan of these modes fits: " + ("; ".join(refused) or "memory is short in all of them"))
-    ranked = sorted(plans, key=lambda plan: plan.effective)[:top]
+    ranked = sorted(plans, key=lambda plan: plan.effective_step_time)[:top]
     return ExchangeSearch(configurations, time.perf_counter() - started, batch, price, tuple(ranked), tuple(refused))
 
 
@@ -733,7 +740,7 @@ def _works(searched: Search, system: System) -> list[_Work]:
     return [] if searched.ranking is None else [_work(part, system) for part in searched.ranking.parts]
 
 
-def _work(part: Part, system: System) -> _Work:
+def _work(part: EvaluatedGroup, system: System) -> _Work:
     results = part.results
     order = np.argsort(results.choice, kind="stable")
     ends = np.searchsorted(results.choice[order], np.arange(len(results.batches) + 1))
@@ -759,10 +766,10 @@ def _joined(workloads: Sequence[Workload]) -> Workload:
 
 def _effective(work: _Work, name: str, price: StalenessPenalty, batch: int) -> Array:
     """Return the scores [s] of a part's configurations under an asynchronous model, whether they fit or not."""
-    effective, model = np.full(len(work.steps), np.inf), consistency(name)
+    effective, model = np.full(len(work.steps), np.inf), parse_consistency(name)
     if work.workload is not None:
         server = work.workload.server if _has_servers(work.servers, name) else None
-        cycle = model.cycle(replace(work.workload, server=server))
+        cycle = model.evaluate(replace(work.workload, server=server))
         factor = 1.0 if model.exact else price.samples_factor(cycle.staleness_mean, batch)
         alone = work.steps[work.rows]
         effective[work.rows] = np.where(np.asarray(work.workload.workers) > 1, cycle.step * factor, alone)
@@ -786,23 +793,23 @@ def _workload(batch: Batch, rows: Index, steps: Array, system: System, run: Run)
     """Return some configurations as workloads of equal workers that exchange gradients after their passes."""
     layouts, layout = batch.layouts, batch.cases.layout[rows]
     elements = layouts.elements(batch.assignment.kinds.stages, trained=True).max(axis=0)
-    payload = elements * batch.backend.formats.summed
+    payload = elements * batch.backend.formats.accumulated_gradient
     exchange = layouts.exchange(batch.assignment, batch.zero, chunks=False)[0].sum(axis=1).max(axis=0)
-    neighbour = layouts.shared.once("neighbour", lambda: _neighbour_seconds(layouts, payload))
-    tensors = layouts.shared.once("tensors of all stages", lambda: _tensors(layouts))
+    neighbour = layouts.cache.once("neighbour", lambda: _neighbour_seconds(layouts, payload))
+    tensors = layouts.cache.once("tensors of all stages", lambda: _tensors(layouts))
     noise = Noise.of(run, batch.backend.software, np.array(layouts.local_batches, dtype=np.float64))
     worked = steps - straggler_wait(batch)[rows]
     exposed = np.minimum(exchange[layout], worked)
     return Workload(
         workers=layouts.replicas[layout],
-        compute=worked - exposed,
-        all_reduce=exchange[layout],
-        hidden=np.zeros(len(rows)),
-        neighbour=neighbour[layout],
+        compute_time=worked - exposed,
+        all_reduce_time=exchange[layout],
+        hidden_time=np.zeros(len(rows)),
+        neighbour_exchange_time=neighbour[layout],
         payload=payload[layout],
         parameters=elements[layout],
         tensors=tensors[layout] / batch.assignment.stages,
         jitter=noise.independent[layout],
-        persistent=noise.persistent,
+        persistent_jitter=noise.persistent,
         server=_server_of(run, system, batch.backend.software),
     )

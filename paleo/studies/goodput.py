@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from paleo.errors import CapacityError, SpecError, near
+from paleo.errors import CapacityError, SpecError, suggest_names
 from paleo.operations.base import optimizer
 from paleo.operations.contraction import weight_matrix
 from paleo.operations.tensor import precision
 from paleo.specs.prices import nodes_of, reliability_of
 from paleo.specs.system import Reliability
 from paleo.step.waiting import normal_quantile
-from paleo.units import DAY, GIGA, MEGA, MILLISECOND, YEAR, Quantity, duration, engineering
+from paleo.units import DAY, GIGA, MEGA, MILLISECOND, YEAR, Quantity, format_duration, format_quantity
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
@@ -35,7 +35,7 @@ Numeric = float | Array
 Checkpointing = Literal["sync", "async", "memory"]
 _CHECKPOINTING: tuple[Checkpointing, ...] = ("sync", "async", "memory")
 #: Share of failures that leave the copy in host memory intact (DLRover: three of four restart a process).
-SURVIVED = 0.75
+MEMORY_SURVIVAL_SHARE = 0.75
 
 
 def mean_time_between_failures(
@@ -154,13 +154,15 @@ _HOPELESS = 100.0
 
 def two_level_goodput(
     *, memory_interval: Numeric, memory_save: Numeric, storage_interval: Numeric, storage_save: Numeric,
-    restart_memory: Numeric, restart_storage: Numeric, mtbf: Numeric, survived: float = SURVIVED, lag: Numeric = 0.0,
+    restart_memory: Numeric, restart_storage: Numeric, mtbf: Numeric, survived: float = MEMORY_SURVIVAL_SHARE,
+    lag: Numeric = 0.0,
 ) -> Array:  # fmt: skip
     """Return the goodput with checkpoints in host memory and in storage.
 
     (w − Σ p_i l_i / M) / (1 + Σ p_i r_i / M), where w = 1 / (1 + Σ δ / τ) is the share of running time that is not
     saving, l_i the mean work lost, and r_i = M (e^(R_i/M) − 1) a restart that failures strike too. A failure finds a
-    copy in memory that is M − s / (e^(s/M) − 1) old, with s the time between two; one in storage is older by `lag`.
+    copy in memory that is M − s / (e^(s/M) − 1) old, with s the time between two; one in storage is older by
+    `durable_lag`.
 
     Parameters
     ----------
@@ -337,7 +339,7 @@ def elastic_goodput(*, base: Numeric, replicas: Numeric, failures_in_repair: Num
 
 
 @dataclass(frozen=True, slots=True)
-class RestartPath:
+class RestartTimes:
     """Times of the parts of a restart [s]: detect the failure, replace the node, launch, load, warm up.
 
     Defaults are those of a well-run cluster with health checks and spares: Llama 3's goodput of 90 % at a failure every
@@ -384,22 +386,22 @@ SPOT_BOOT = _Boot(87.0, 78.0, 96.0, "CM-DARE, 45 preemptible GPU machines of Goo
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointSchedule:
+class CheckpointTimes:
     """Times that checkpoints and restarts of a run take [s].
 
-    Training stops for ``save``, a copy is durable ``lag`` later, and ``restart`` is the time from a failure to the next
-    new step.
+    Training stops for ``save``, a copy is durable ``durable_lag`` later, and ``restart`` is the time from a failure to
+    the next new step.
 
-    ``survived`` is the share of failures that leave a copy in host memory intact. These take ``restart_memory`` and
-    lose the work since that copy; the others fall back to storage, which is written to without a pause. With
+    ``survival_share`` is the share of failures that leave a copy in host memory intact. These take ``restart_memory``
+    and lose the work since that copy; the others fall back to storage, which is written to without a pause. With
     ``replicas`` above zero the run is elastic: a failure stops it for ``restart`` alone while other replicas hold its
     states, and the replica is away for ``repair`` seconds.
     """
 
     save: float
     restart: float
-    lag: float = 0.0
-    survived: float = 0.0
+    durable_lag: float = 0.0
+    survival_share: float = 0.0
     restart_memory: float = 0.0
     replicas: int = 0
     repair: float = 0.0
@@ -417,7 +419,7 @@ class CheckpointSchedule:
         float
             Seconds.
         """
-        return float(best_interval(save=self.save, mtbf=mtbf / self.survived if self.survived else mtbf))
+        return float(best_interval(save=self.save, mtbf=mtbf / self.survival_share if self.survival_share else mtbf))
 
     def storage_interval(self, interval: float) -> float:
         """Return the time between copies in storage; one is written after the other.
@@ -432,7 +434,7 @@ class CheckpointSchedule:
         float
             Seconds.
         """
-        return max(interval, self.lag)
+        return max(interval, self.durable_lag)
 
     def goodput(self, interval: Numeric, mtbf: Numeric) -> Array:
         """Return the share of wall time that makes new steps.
@@ -453,17 +455,17 @@ class CheckpointSchedule:
             standing = 1.0 - self.restart / np.asarray(mtbf, dtype=np.float64)
             base = np.maximum(standing, 0.0) / (1.0 + self.save / np.asarray(interval))
             return elastic_goodput(base=base, replicas=self.replicas, failures_in_repair=self.repair / np.asarray(mtbf))
-        if self.survived:
+        if self.survival_share:
             return two_level_goodput(
-                memory_interval=interval, memory_save=self.save, storage_save=0.0, lag=self.lag,
-                storage_interval=np.maximum(interval, self.lag), restart_memory=self.restart_memory,
-                restart_storage=self.restart, mtbf=mtbf, survived=self.survived,
+                memory_interval=interval, memory_save=self.save, storage_save=0.0, lag=self.durable_lag,
+                storage_interval=np.maximum(interval, self.durable_lag), restart_memory=self.restart_memory,
+                restart_storage=self.restart, mtbf=mtbf, survived=self.survival_share,
             )  # fmt: skip
-        return goodput(interval=interval, save=self.save, restart=self.restart, mtbf=mtbf, lag=self.lag)
+        return goodput(interval=interval, save=self.save, restart=self.restart, mtbf=mtbf, lag=self.durable_lag)
 
 
 @dataclass(frozen=True, slots=True)
-class Goodput:
+class LongRun:
     """Duration of a long run with failures: its ``work`` [s], the wall time it takes, and the interval p10 to p90.
 
     ``rate_range`` is the range of failure rates relative to the assumed rate, and ``source`` says where that rate is
@@ -474,7 +476,7 @@ class Goodput:
     work: float
     mtbf: float
     checkpoint_bytes: float
-    checkpoints: CheckpointSchedule
+    checkpoints: CheckpointTimes
     interval: float
     share: float
     rate_range: tuple[float, float] = (1.0, 1.0)
@@ -535,9 +537,12 @@ class Goodput:
             absence = checkpoints.repair / self.mtbf / checkpoints.replicas
             return {"checkpoints": saving, "restarts": checkpoints.restart / self.mtbf, "replicas away": absence}
         storage_interval = checkpoints.storage_interval(self.interval)
-        from_memory, from_storage = checkpoints.survived / self.mtbf, (1.0 - checkpoints.survived) / self.mtbf
+        from_memory, from_storage = (
+            checkpoints.survival_share / self.mtbf,
+            (1.0 - checkpoints.survival_share) / self.mtbf,
+        )
         repeated = from_memory * (self.interval + checkpoints.save) / 2.0
-        repeated += from_storage * ((storage_interval + checkpoints.save) / 2.0 + checkpoints.lag)
+        repeated += from_storage * ((storage_interval + checkpoints.save) / 2.0 + checkpoints.durable_lag)
         restarts = from_memory * checkpoints.restart_memory + from_storage * checkpoints.restart
         return {"checkpoints": saving, "again": repeated, "restarts": restarts}
 
@@ -547,31 +552,32 @@ def _long_run(
     work: float,
     mtbf: float,
     checkpoint_bytes: float,
-    checkpoints: CheckpointSchedule,
+    checkpoints: CheckpointTimes,
     interval: float | None = None,
     rate_range: tuple[float, float] = (1.0, 1.0),
     source: str = "as stated",
     spares: int = 0,
-) -> Goodput:
+) -> LongRun:
     """Return the goodput of a run with the best checkpoint interval, or with the given one.
 
     Raises CapacityError where a checkpoint takes longer than its interval, and where the run never finishes.
     """
-    save, lag = checkpoints.save, 0.0 if checkpoints.survived else checkpoints.lag
+    save, lag = checkpoints.save, 0.0 if checkpoints.survival_share else checkpoints.durable_lag
     best = checkpoints.best_interval(mtbf) if interval is None else interval
     chosen = work if math.isinf(best) else max(best, lag + save) if interval is None else best
     if save + lag > chosen:
         raise CapacityError(
-            f"never finishes: a checkpoint takes {duration(save + lag)}, longer than the interval of "
-            f"{duration(chosen)}; expected a longer interval or faster storage"
+            f"never finishes: a checkpoint takes {format_duration(save + lag)}, longer than the interval of "
+            f"{format_duration(chosen)}; expected a longer interval or faster storage"
         )
     share = float(checkpoints.goodput(chosen, mtbf))
     if not share > _NEVER:
         raise CapacityError(
-            f"never finishes: a failure every {duration(mtbf)}, {duration(checkpoints.restart)} to restart, "
-            f"checkpoints of {engineering(checkpoint_bytes, 'B')} every {duration(chosen)}"
+            f"never finishes: a failure every {format_duration(mtbf)}, "
+            f"{format_duration(checkpoints.restart)} to restart, "
+            f"checkpoints of {format_quantity(checkpoint_bytes, 'B')} every {format_duration(chosen)}"
         )
-    return Goodput(
+    return LongRun(
         work,
         mtbf,
         checkpoint_bytes=checkpoint_bytes,
@@ -592,11 +598,12 @@ def _check_room(place: str, needed: float, capacity: float | None) -> None:
     """Raise CapacityError if a checkpoint [byte] is larger than the memory or storage named by ``place``."""
     if capacity is not None and needed > capacity:
         raise CapacityError(
-            f"{place}: a checkpoint of {engineering(needed, 'B')} does not fit into {engineering(capacity, 'B')}"
+            f"{place}: a checkpoint of {format_quantity(needed, 'B')} does not fit into "
+            f"{format_quantity(capacity, 'B')}"
         )
 
 
-Mode = Literal["sync", "async", "memory"]
+CheckpointMode = Literal["sync", "async", "memory"]
 _Entry = TypeVar("_Entry")
 
 
@@ -637,14 +644,14 @@ class CheckpointStorage:
 
     rate: float = math.inf
     node_rate: float = math.inf
-    fixed: float = 0.0
+    seconds_per_save: float = 0.0
     per_tensor: float = 0.0
     source: str = ""
 
 
 #: Storages by words of their names, the first that fits.
 _STORAGES: dict[str, CheckpointStorage] = {
-    "google cloud": CheckpointStorage(rate=61.0 * MEGA, fixed=3.14, per_tensor=0.5 * MILLISECOND,
+    "google cloud": CheckpointStorage(rate=61.0 * MEGA, seconds_per_save=3.14, per_tensor=0.5 * MILLISECOND,
                             source="fitted to CM-DARE's saves (16 rows, 3 %)"),
     "local disk": CheckpointStorage(rate=1.0 * GIGA, per_tensor=3.7 * MILLISECOND,
                           source="CM-DARE's worker's disk: time goes by tensors, not by bytes (13 rows)"),
@@ -688,7 +695,7 @@ def storage_of(name: str, rate: float | None = None) -> CheckpointStorage:
 def _by_word(kind: str, name: str, table: Mapping[str, _Entry]) -> _Entry:
     entry = next((value for word, value in table.items() if word in name.lower()), None)
     if entry is None:
-        raise SpecError(f"{kind}: {name!r} is not known; {near(name, table)}")
+        raise SpecError(f"{kind}: {name!r} is not known; {suggest_names(name, table)}")
     return entry
 
 
@@ -699,7 +706,7 @@ def checkpoint_seconds(
     processes: float,
     nodes: float,
     storage: CheckpointStorage,
-    mode: Mode = "sync",
+    mode: CheckpointMode = "sync",
     tensors: float = 0.0,
 ) -> float:
     """Return the time in which training stops for a checkpoint.
@@ -742,7 +749,7 @@ def checkpoint_seconds(
             node_rate=storage.node_rate,
             nodes=1.0 if single else nodes,
             storage_rate=storage.rate * writer.passes if single else storage.rate,
-            fixed=storage.fixed,
+            fixed=storage.seconds_per_save,
             tensors=tensors,
             per_tensor=storage.per_tensor,
         )
@@ -750,7 +757,7 @@ def checkpoint_seconds(
 
 
 #: Bytes kept of a parameter: weight in 16 bits, fp32 master and two states of Adam.
-ADAM_BYTES = 14.0
+CHECKPOINT_BYTES_PER_PARAMETER = 14.0
 
 
 #: What shared storage takes in where nobody states it [byte/s]: a parallel file system of a large cluster.
@@ -822,15 +829,15 @@ def _checkpoint_bytes(prediction: Prediction) -> float:
 class Interruption:
     """Cost of stopping a run on purpose and continuing it later.
 
-    ``save`` is the time to write a checkpoint, ``start`` to launch and warm up processes, and ``restore`` to read the
-    checkpoint [s]. ``share`` is the goodput while the run lasts (0 to 1), ``mtbf`` the mean time between its failures
-    [s], and ``lost`` the restart and the lost work of one failure on average [s].
+    ``save`` is the time to write a checkpoint, ``launch_time`` to launch and warm up processes, and ``restore`` to
+    read the checkpoint [s]. ``goodput`` is the goodput while the run lasts (0 to 1), ``mtbf`` the mean time between
+    its failures [s], and ``lost`` the restart and the lost work of one failure on average [s].
     """
 
     save: float
-    start: float
+    launch_time: float
     restore: float
-    share: float = 1.0
+    goodput: float = 1.0
     mtbf: float = math.inf
     lost: float = 0.0
 
@@ -857,13 +864,13 @@ def interruption_of(prediction: Prediction, options: LongRunOptions) -> Interrup
     CapacityError
         If the run never finishes or its checkpoint does not fit into the storage.
     """
-    long, path = goodput_of(prediction, YEAR, options), RestartPath()
+    long, path = predict_long_run(prediction, YEAR, options), RestartTimes()
     restore = long.checkpoint_bytes / storage_rate(options)
     lost = long.restart + min(long.interval, YEAR) / 2.0
     return Interruption(long.save, path.launch + path.warm_up, restore, long.share, long.mtbf, lost)
 
 
-def goodput_of(prediction: Prediction, work: float, options: LongRunOptions) -> Goodput:
+def predict_long_run(prediction: Prediction, work: float, options: LongRunOptions) -> LongRun:
     """Return goodput, wall time and its interval for a predicted run of a given length.
 
     Parameters
@@ -922,7 +929,7 @@ def goodput_share(prediction: Prediction, options: LongRunOptions) -> float:
         Share, 0 to 1; 0 if the run never finishes or its checkpoints do not fit.
     """
     try:
-        return goodput_of(prediction, YEAR, options).share
+        return predict_long_run(prediction, YEAR, options).share
     except CapacityError:
         return 0.0
 
@@ -938,7 +945,7 @@ def _reliability(prediction: Prediction, options: LongRunOptions) -> Reliability
 
 def _checkpoints_of(
     prediction: Prediction, options: LongRunOptions, *, in_repair: float, repair: float
-) -> CheckpointSchedule:  # fmt: skip
+) -> CheckpointTimes:  # fmt: skip
     """Return the checkpoint and restart times of a run.
 
     On average ``in_repair`` nodes are away, each for ``repair`` seconds.
@@ -957,10 +964,10 @@ def _checkpoints_of(
         _save_seconds(total_bytes=total, process_rate=writer, processes=plan.gpus, nodes=nodes, storage_rate=rate)
     )
     copy = total / plan.gpus / _COPY_RATE
-    path = RestartPath()
+    path = RestartTimes()
     # Compute the seconds until a node is replaced: by a spare, by a cloud machine that boots, or by the first
     # repaired one.
-    swap = RestartPath().replace
+    swap = RestartTimes().replace
     if options.spares is not None:
         replace = replacement_wait(mean_in_repair=in_repair, spares=options.spares, repair=repair, swap=swap)
     else:
@@ -972,18 +979,20 @@ def _checkpoints_of(
         _check_replicas(prediction)
         standing = path.detect + path.warm_up if options.restart is None else restart
         absence = replace + path.launch + copy
-        return CheckpointSchedule(
+        return CheckpointTimes(
             write if mode == "sync" else _PAUSE + copy, standing, 0.0, replicas=plan.dp, repair=absence
         )
     if mode == "sync":
-        return CheckpointSchedule(write, restart)
+        return CheckpointTimes(write, restart)
     if mode == "async":
-        return CheckpointSchedule(_PAUSE + copy, restart, write)
+        return CheckpointTimes(_PAUSE + copy, restart, write)
     host = prediction.system.host
     if host is not None and host.memory is not None:
         _check_room("host memory of a node", (total / nodes), host.memory)
     memory_restart = min(path.restart(copy, 0.0), restart)
-    return CheckpointSchedule(_PAUSE + copy, restart, write, survived=SURVIVED, restart_memory=memory_restart)
+    return CheckpointTimes(
+        _PAUSE + copy, restart, write, survival_share=MEMORY_SURVIVAL_SHARE, restart_memory=memory_restart
+    )
 
 
 def storage_rate(options: LongRunOptions) -> float:
@@ -1014,7 +1023,8 @@ def _check_replicas(prediction: Prediction) -> None:
     plan = prediction.plan
     if plan.dp < 2 or plan.parallel.zero:
         raise SpecError(
-            f"--elastic: {plan.strategy or 'one GPU'} has no replica that others can do without; expected dp of 2 or "
+            f"--elastic: {plan.strategy_text or 'one GPU'} has no replica that others can do "
+            f"without; expected dp of 2 or "
             "more whose states are not sharded (zero=0)"
         )
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
-from paleo.errors import CapacityError, PaleoError, PlanError, SpecError, near
+from paleo.errors import CapacityError, PaleoError, PlanError, SpecError, suggest_names
 from paleo.launch.commands import estimate_command
-from paleo.launch.jobs import flags_of, preparation_steps
+from paleo.launch.jobs import preparation_steps, settings_line
 from paleo.network.graph import build_graph
 from paleo.parallel.abilities import network_quantities
 from paleo.parallel.placement import without_replicas
@@ -23,11 +23,20 @@ from paleo.specs.prices import billed_devices
 from paleo.specs.run import Run, updated
 from paleo.specs.system import System
 from paleo.studies.advice import Advice, advise
-from paleo.studies.cost import Amount, Power, Tariff, Training, comparable_tariff, default_amount, power, training
+from paleo.studies.cost import (
+    Amount,
+    Power,
+    Tariff,
+    TrainingEstimate,
+    comparable_tariff,
+    default_amount,
+    power,
+    training,
+)
 from paleo.studies.exchange import ConsistencyStudy, consistency_study
 from paleo.studies.scale import ScaleCurve, Scaling, scale
 from paleo.studies.what_if import HARDWARE_PARAMETERS
-from paleo.units import DAY, duration, parse
+from paleo.units import DAY, format_duration, parse
 
 if TYPE_CHECKING:
     from paleo.search.plans import Search
@@ -47,7 +56,7 @@ Objective = Literal["time", "cost", "energy"]
 #: A strategy that means: find one.
 AUTO = "auto"
 #: A search: best plans first, how many were compared, how many of them fit.
-Planner = Callable[[ModelSpec, System, Run], tuple[Sequence[Prediction], int, int]]
+PlanSearch = Callable[[ModelSpec, System, Run], tuple[Sequence[Prediction], int, int]]
 
 
 def parse_objective(text: str) -> Objective:
@@ -70,7 +79,7 @@ def parse_objective(text: str) -> Objective:
     """
     known = get_args(Objective)
     if text not in known:
-        raise SpecError(f"--objective {text!r:.80} is not time, cost or energy; {near(str(text), known)}")
+        raise SpecError(f"--objective {text!r:.80} is not time, cost or energy; {suggest_names(str(text), known)}")
     return cast("Objective", text)
 
 
@@ -84,7 +93,7 @@ class Candidate:
 
     system: System
     prediction: Prediction | None = None
-    training: Training | None = None
+    training: TrainingEstimate | None = None
     problem: str = ""
     consistency: ConsistencyStudy | None = None
     advice: tuple[Advice, ...] = ()
@@ -109,7 +118,7 @@ class Candidate:
         return None if self.prediction is None else self.prediction.samples_per_s
 
     @property
-    def runs(self) -> bool:
+    def fits(self) -> bool:
         return self.prediction is not None and self.prediction.memory.fits
 
 
@@ -157,7 +166,7 @@ class Comparison:
         known = [
             (getattr(candidate.training, objective), index)
             for index, candidate in enumerate(self.candidates)
-            if candidate.runs
+            if candidate.fits
         ]
         figures = [pair for pair in known if pair[0] is not None]
         return self.candidates[min(figures)[1]] if figures else None
@@ -177,7 +186,7 @@ class Comparison:
         """
         winner = self.best(objective)
         low, high = (_interval_of(winner, objective) if winner is not None else None) or (0.0, -1.0)
-        others = [each for each in self.candidates if each.runs and each is not winner]
+        others = [each for each in self.candidates if each.fits and each is not winner]
         return tuple(
             each for each in others if (ends := _interval_of(each, objective)) and ends[0] <= high and low <= ends[1]
         )
@@ -198,7 +207,7 @@ class Comparison:
 
         def place(candidate: Candidate) -> tuple[bool, bool, float]:
             figure = getattr(candidate.training, objective, None)
-            return not candidate.runs, figure is None, figure or 0.0
+            return not candidate.fits, figure is None, figure or 0.0
 
         return replace(self, candidates=tuple(sorted(self.candidates, key=place)))
 
@@ -225,7 +234,7 @@ def compare(
     long_run: LongRunOptions | None = None,
     *,
     gpus: Sequence[int] = (),
-    planner: Planner | None = None,
+    planner: PlanSearch | None = None,
 ) -> Comparison:
     """Predict the same run on several systems, and return them side by side.
 
@@ -275,7 +284,7 @@ def compare(
             candidates.append(Candidate(system, problem=str(error)))
     if errors and len(errors) == len(candidates):
         raise errors[0]
-    if not any(candidate.runs for candidate in candidates):
+    if not any(candidate.fits for candidate in candidates):
         candidates = [_advised(candidate) for candidate in candidates]
     return Comparison(amount, tuple(candidates), searched)
 
@@ -291,7 +300,7 @@ def _common_batch(model: ModelSpec, systems: Sequence[tuple[System, int]], run: 
     ).global_batch
 
 
-def _predicted(model: ModelSpec, system: System, run: Run, planner: Planner | None) -> Prediction:
+def _predicted(model: ModelSpec, system: System, run: Run, planner: PlanSearch | None) -> Prediction:
     if run.strategy != AUTO:
         return predict(model, system, run)
     if planner is None:
@@ -304,7 +313,7 @@ def _advised(candidate: Candidate) -> Candidate:
 
 
 #: How far each figure of the hardware is moved, up and down.
-CHANGE = 0.2
+SENSITIVITY_CHANGE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +329,7 @@ class PurchaseRequest:
     objective: Objective = "cost"
     counts: tuple[int, ...] = ()
     scaling: Scaling = "strong"
-    planner: Planner | None = None
+    planner: PlanSearch | None = None
     long_run: LongRunOptions | None = None
 
     def curve(self, best: Prediction, **changes: Any) -> ScaleCurve | None:
@@ -354,33 +363,33 @@ class PurchaseRequest:
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """Step times with one hardware property decreased and increased by ``CHANGE``, relative to no change.
+    """Step times with one hardware property decreased and increased by ``SENSITIVITY_CHANGE``, relative to no change.
 
     It also says whether the run still fits in memory with the decreased property.
     """
 
-    figure: str
-    lower: float
-    higher: float
+    hardware_property: str
+    step_ratio_decreased: float
+    step_ratio_increased: float
     fits_lower: bool
 
     @property
-    def reach(self) -> float:
+    def largest_change(self) -> float:
         """Largest relative change of the step time, over both directions (0.1: 10 %)."""
-        return max(abs(self.lower - 1.0), abs(self.higher - 1.0))
+        return max(abs(self.step_ratio_decreased - 1.0), abs(self.step_ratio_increased - 1.0))
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
     """One system of a purchase with the plan recommended on it.
 
-    ``tried`` plans were compared, and ``fitting`` of them fit in memory.
+    ``plans_compared`` plans were compared, and ``plans_fitting`` of them fit in memory.
     """
 
     candidate: Candidate
     gpus: int
-    tried: int
-    fitting: int
+    plans_compared: int
+    plans_fitting: int
     runner_up: Prediction | None
     power: Power | None
     sensitivity: tuple[Sensitivity, ...]
@@ -465,8 +474,8 @@ def purchase(request: PurchaseRequest) -> Purchase:
                 Offer(
                     Candidate(system, problem=str(error)),
                     gpus,
-                    tried=0,
-                    fitting=0,
+                    plans_compared=0,
+                    plans_fitting=0,
                     runner_up=None,
                     power=None,
                     sensitivity=(),
@@ -495,8 +504,8 @@ def _offer(request: PurchaseRequest, system: System, gpus: int, batch: int) -> O
     return Offer(
         Candidate(system, best, trained, consistency=consistency_study(best)),
         gpus,
-        tried=tried,
-        fitting=fit,
+        plans_compared=tried,
+        plans_fitting=fit,
         runner_up=fitting[1] if len(fitting) > 1 else None,
         power=power(best),
         sensitivity=sensitivity(best),
@@ -507,7 +516,7 @@ def _offer(request: PurchaseRequest, system: System, gpus: int, batch: int) -> O
 # what if the hardware were another
 
 
-def sensitivity(prediction: Prediction, change: float = CHANGE) -> tuple[Sensitivity, ...]:
+def sensitivity(prediction: Prediction, change: float = SENSITIVITY_CHANGE) -> tuple[Sensitivity, ...]:
     """Predict a plan's step time on hardware with one property changed at a time.
 
     Parameters
@@ -525,7 +534,7 @@ def sensitivity(prediction: Prediction, change: float = CHANGE) -> tuple[Sensiti
     return tuple(
         sorted(
             (_moved(prediction, figure, change) for figure in HARDWARE_PARAMETERS),
-            key=lambda sensitivity: -sensitivity.reach,
+            key=lambda sensitivity: -sensitivity.largest_change,
         )
     )
 
@@ -620,63 +629,63 @@ def _seconds(deadline: str) -> float:
 class PlanWithCost:
     """Training plan with its duration [s], cost [USD] and energy [J]; each is None where it cannot be known.
 
-    ``lead`` is the prediction of the best plan of the same system and GPU count.
+    ``best_prediction`` is the prediction of the best plan of the same system and GPU count.
     """
 
     system: System
     row: PlanRow
-    lead: Prediction
-    lead_training: Training | None
+    best_prediction: Prediction
+    best_training: TrainingEstimate | None
 
     @property
-    def ratio(self) -> float:
+    def step_time_ratio(self) -> float:
         """Step time of the plan, relative to the best plan of its system and GPU count."""
-        return self.row.step_time / self.lead.step_time
+        return self.row.step_time / self.best_prediction.step_time
 
     @property
     def interval(self) -> tuple[float, float]:
         """Ends of the 90 % interval of the plan's step time [s]."""
-        low, high = self.lead.interval
-        return low * self.ratio, high * self.ratio
+        low, high = self.best_prediction.interval
+        return low * self.step_time_ratio, high * self.step_time_ratio
 
     @property
     def mfu(self) -> float:
-        return self.lead.mfu / self.ratio
+        return self.best_prediction.mfu / self.step_time_ratio
 
     @property
     def samples_per_s(self) -> float:
-        return self.lead.samples_per_s / self.ratio
+        return self.best_prediction.samples_per_s / self.step_time_ratio
 
     @property
     def tokens_per_s(self) -> float | None:
-        tokens = self.lead.tokens_per_s
-        return None if tokens is None else tokens / self.ratio
+        tokens = self.best_prediction.tokens_per_s
+        return None if tokens is None else tokens / self.step_time_ratio
 
     @property
     def seconds(self) -> float | None:
         """Duration of the whole training [s]; None without an amount of training."""
-        return None if self.lead_training is None else self.lead_training.time * self.ratio
+        return None if self.best_training is None else self.best_training.time * self.step_time_ratio
 
     @property
     def usd(self) -> float | None:
-        cost = None if self.lead_training is None else self.lead_training.cost
-        return None if cost is None else cost * self.ratio
+        cost = None if self.best_training is None else self.best_training.cost
+        return None if cost is None else cost * self.step_time_ratio
 
     @property
     def joules(self) -> float | None:
-        energy = None if self.lead_training is None else self.lead_training.energy
-        return None if energy is None else energy * self.ratio
+        energy = None if self.best_training is None else self.best_training.energy
+        return None if energy is None else energy * self.step_time_ratio
 
     @property
     def goodput(self) -> float | None:
         """Share (0 to 1) of the time that makes new steps; None where failures are not counted."""
-        failing = None if self.lead_training is None else self.lead_training.goodput
+        failing = None if self.best_training is None else self.best_training.goodput
         return None if failing is None else failing.share
 
     @property
     def command(self) -> str:
         """Text of the `paleo estimate` command that predicts this plan again."""
-        return estimate_command(self.lead.model, self.system, self.row.run)
+        return estimate_command(self.best_prediction.model, self.system, self.row.run)
 
     def score(self, objective: str) -> float:
         """Return the quantity that an objective minimises: time, cost and energy are those of the class's fastest plan.
@@ -730,7 +739,7 @@ class PlanWithCost:
 class Remedy:
     """Change that would meet requirements which no plan meets, and the command that predicts it."""
 
-    words: str
+    text: str
     command: str
 
 
@@ -744,7 +753,7 @@ class PurchasePlans:
     """
 
     model: ModelSpec
-    wish: Requirements
+    requirements: Requirements
     global_batch: int
     plans: tuple[PlanWithCost, ...]
     searches: tuple[tuple[System, Search], ...]
@@ -765,7 +774,7 @@ class PurchasePlans:
     @property
     def best(self) -> PlanWithCost | None:
         """First plan, if it meets the requirements."""
-        return self.plans[0] if self.plans and self.plans[0].meets(self.wish) else None
+        return self.plans[0] if self.plans and self.plans[0].meets(self.requirements) else None
 
     @property
     def search(self) -> Search:
@@ -775,7 +784,7 @@ class PurchasePlans:
         system, batch = self.searches[0][0], self.global_batch
         results = [result for each, result in self.searches if each is system and result.global_batch == batch]
         rows = tuple(plan.row for plan in self.plans if plan.system is system)
-        return replace(joined(results, system, results[0].objective), plans=rows, objective=self.wish.objective)
+        return replace(joined(results, system, results[0].objective), plans=rows, objective=self.requirements.objective)
 
     @property
     def flags(self) -> str:
@@ -788,14 +797,14 @@ class PurchasePlans:
         if not self.plans:
             return "", ""
         first = self.plans[0]
-        unchanged = first.row.run == first.lead.run
-        prediction = first.lead if unchanged else predict(self.model, first.system, first.row.run)
-        flags = flags_of(prediction)
+        unchanged = first.row.run == first.best_prediction.run
+        prediction = first.best_prediction if unchanged else predict(self.model, first.system, first.row.run)
+        flags = settings_line(prediction)
         return flags, preparation_steps(prediction) if flags else ""
 
 
 #: The software and the choices of a search on a system with so many GPUs.
-Settle = Callable[[System, int], tuple[str, "Space | None"]]
+SearchChooser = Callable[[System, int], tuple[str, "Space | None"]]
 
 
 def plan_purchase(
@@ -806,7 +815,7 @@ def plan_purchase(
     *,
     space: Space | None = None,
     top: int = 10,
-    settle: Settle | None = None,
+    settle: SearchChooser | None = None,
 ) -> PurchasePlans:
     """Search plans on every system at each of its GPU counts, and order them by the requirements.
 
@@ -853,12 +862,14 @@ def plan_purchase(
     for system, counts in offers:
         if counts:
             for gpus in counts:
-                tried.at(system, gpus)
+                tried.best_plan(system, gpus)
         else:
-            tried.smallest(system)
+            tried.search_smallest_count(system)
     if not tried.searches:
-        raise PlanError("; ".join(dict.fromkeys(f"{each.share(gpus)}: {why}" for each, gpus, why in tried.skipped)))
-    priced = tried.priced
+        raise PlanError(
+            "; ".join(dict.fromkeys(f"{each.machines_text(gpus)}: {why}" for each, gpus, why in tried.skipped))
+        )
+    priced = tried.plans
     priced.sort(
         key=lambda plan: (
             not plan.meets(wish),
@@ -867,7 +878,7 @@ def plan_purchase(
             plan.score(wish.objective),
         )
     )
-    batch = priced[0].lead.plan.global_batch
+    batch = priced[0].best_prediction.plan.global_batch
     leading = tuple(_selected_plans(priced, top, top if not largest else None))
     reply = PurchasePlans(model, wish, batch, leading, tuple(tried.searches), tuple(tried.skipped))
     if reply.best is not None or not largest:
@@ -883,33 +894,33 @@ class _Searches:
 
     model: ModelSpec
     run: Run
-    wish: Requirements
-    settle: Settle
+    requirements: Requirements
+    choose_search: SearchChooser
     top: int
-    priced: list[PlanWithCost] = field(default_factory=list)
+    plans: list[PlanWithCost] = field(default_factory=list)
     searches: list[tuple[System, Search]] = field(default_factory=list)
     skipped: list[tuple[System, int, str]] = field(default_factory=list)
 
-    def at(self, system: System, gpus: int) -> PlanWithCost | None:
+    def best_plan(self, system: System, gpus: int) -> PlanWithCost | None:
         """Return the best plan on a number of GPUs of a system, by the objective of the wish; None if none fits.
 
         Plans are searched at each global batch that `_runs_at_all_batches` lists for the run.
         """
         plans = list[PlanWithCost]()
-        software, space = self.settle(system, gpus)
+        software, space = self.choose_search(system, gpus)
         stated = {"software": software} if software != self.run.software else {}
-        for run in _runs_at_all_batches(self.run.model_copy(update=stated), self.wish):
+        for run in _runs_at_all_batches(self.run.model_copy(update=stated), self.requirements):
             try:
                 result = _search(self.model, system, gpus, run, space, self.top)
-                plans += _priced(self.model, system, result, self.wish)
+                plans += _priced(self.model, system, result, self.requirements)
             except PaleoError as error:
                 self.skipped.append((system, gpus, str(error)))
                 continue
             self.searches.append((system, result))
-        self.priced += plans
-        return min(plans, key=lambda plan: (not plan.meets(self.wish), plan.score("time")), default=None)
+        self.plans += plans
+        return min(plans, key=lambda plan: (not plan.meets(self.requirements), plan.score("time")), default=None)
 
-    def smallest(self, system: System) -> None:
+    def search_smallest_count(self, system: System) -> None:
         """Search growing GPU counts of a system until one meets the requirements and no smaller count could.
 
         A count that fails rules out smaller ones whose odd factor is no smaller: rounder counts have faster plans.
@@ -925,19 +936,23 @@ class _Searches:
                 break
             units = min(left, key=lambda size: (abs(size - guess), -size))
             left.remove(units)
-            plan = self.at(system, units * unit)
+            plan = self.best_plan(system, units * unit)
             if plan is None:
                 continue
-            late = self.wish.deadline is not None and plan.seconds is not None and plan.seconds > self.wish.deadline
-            if plan.meets(self.wish):
+            late = (
+                self.requirements.deadline is not None
+                and plan.seconds is not None
+                and plan.seconds > self.requirements.deadline
+            )
+            if plan.meets(self.requirements):
                 high, guess = units, units // 2
             elif plan.row.fits and not late:
                 break  # too dear, and more GPUs are no cheaper
             else:
                 left = [size for size in left if size > units or _odd_factor(size) < _odd_factor(units)]
                 guess = 2 * units
-            if self.wish.deadline is not None and plan.seconds is not None and plan.row.fits:
-                ideal = units * plan.seconds / self.wish.deadline
+            if self.requirements.deadline is not None and plan.seconds is not None and plan.row.fits:
+                ideal = units * plan.seconds / self.requirements.deadline
                 least, guess = max(least, _EFFICIENT * ideal), math.ceil(ideal)
 
 
@@ -1011,9 +1026,9 @@ def _more_gpus(tried: _Searches, offers: Sequence[_SystemCounts]) -> Remedy | No
     for system, counts in offers:
         gpus = max(counts, default=_MOST_GPUS) * 2
         while gpus <= min(_MOST_GPUS, system.capacity or _MOST_GPUS):
-            plan = tried.at(system, gpus)
-            if plan is not None and plan.meets(tried.wish):
-                return Remedy(f"{system.share(gpus)} would do", plan.command)
+            plan = tried.best_plan(system, gpus)
+            if plan is not None and plan.meets(tried.requirements):
+                return Remedy(f"{system.machines_text(gpus)} would do", plan.command)
             gpus *= 2
     return None
 
@@ -1053,7 +1068,7 @@ def purchase_verdict(reply: PurchasePlans) -> str:
     str
         The sentence.
     """
-    remedies = "; or ".join(f"{remedy.words}: {remedy.command}" for remedy in reply.remedies)
+    remedies = "; or ".join(f"{remedy.text}: {remedy.command}" for remedy in reply.remedies)
     return f"{purchase_finding(reply)}; {remedies}." if remedies else f"{purchase_finding(reply)}."
 
 
@@ -1070,10 +1085,10 @@ def purchase_finding(reply: PurchasePlans) -> str:
     str
         The sentence.
     """
-    wish, best = reply.wish, reply.best
+    wish, best = reply.requirements, reply.best
     parts = []
     if wish.deadline is not None:
-        parts.append(format_days(wish.deadline))
+        parts.append(format_long_duration(wish.deadline))
     if wish.budget is not None:
         parts.append(f"{wish.budget:,.0f} USD")
     limits = " within " + " and ".join(parts) if parts else ""
@@ -1099,16 +1114,16 @@ def _deadline_warning(wish: Requirements, plan: PlanWithCost) -> str:
 
 
 def _summary(plan: PlanWithCost) -> str:
-    sentence = f"{plan.system.share(plan.row.gpus)} with {plan.row.strategy or 'dp'}"
+    sentence = f"{plan.system.machines_text(plan.row.gpus)} with {plan.row.strategy or 'dp'}"
     if plan.seconds is not None:
-        low, high = (format_days(end / plan.row.step_time * plan.seconds) for end in plan.interval)
-        sentence += f", {format_days(plan.seconds)} (90 %: {low} to {high})"
+        low, high = (format_long_duration(end / plan.row.step_time * plan.seconds) for end in plan.interval)
+        sentence += f", {format_long_duration(plan.seconds)} (90 %: {low} to {high})"
     if plan.usd is not None:
         sentence += f", {plan.usd:,.0f} USD" if plan.usd >= 100 else f", {plan.usd:.3g} USD"
     return sentence
 
 
-def format_days(seconds: float) -> str:
+def format_long_duration(seconds: float) -> str:
     """Write a duration in days, or in smaller units below a day.
 
     Parameters
@@ -1121,4 +1136,8 @@ def format_days(seconds: float) -> str:
     str
         The text.
     """
-    return duration(seconds) if seconds < DAY else f"{seconds / DAY:{'.3g' if seconds < 100 * DAY else ',.0f'}} days"
+    return (
+        format_duration(seconds)
+        if seconds < DAY
+        else f"{seconds / DAY:{'.3g' if seconds < 100 * DAY else ',.0f'}} days"
+    )

@@ -25,14 +25,14 @@ from paleo.serving.reinforcement import (
 )
 from paleo.specs.run import Run
 from paleo.studies.defaults import AUTO, with_defaults
-from paleo.units import DAY, duration
+from paleo.units import DAY, format_duration
 
 if TYPE_CHECKING:
     from paleo.serving.lowered import Sharding
     from paleo.specs.model import ModelSpec
     from paleo.specs.system import System
 
-Side = TypeVar("Side", Generator, Trainer)
+EngineOrTrainer = TypeVar("EngineOrTrainer", Generator, Trainer)
 
 
 def generator_gpu_counts(gpus: int, least: int) -> list[int]:
@@ -76,7 +76,7 @@ class LearningQuestion:
         A key of ``ALGORITHMS``.
     staleness : int
         Steps that the engine may be ahead; 0 shares all GPUs.
-    generators : int or None
+    generator_gpus : int or None
         GPUs of the engine where there are two sets; None tries several numbers.
     layouts : sequence of Sharding or None
         Layouts of a replica of the engine; None takes those of a service.
@@ -92,16 +92,16 @@ class LearningQuestion:
     rollouts: Rollouts
     algorithm: str = "grpo"
     staleness: int = 0
-    generators: int | None = None
+    generator_gpus: int | None = None
     layouts: Sequence[Sharding] | None = None
     strategies: Sequence[str] | None = None
     software: str = "megatron-core"
 
-    def counts(self, sharding: Sharding) -> Iterator[tuple[int, int]]:
+    def gpu_splits(self, sharding: Sharding) -> Iterator[tuple[int, int]]:
         """Return the pairs (GPUs of the engine, GPUs of the trainer) to try with a layout of the engine."""
         if self.staleness == 0:
             return iter([(self.gpus, self.gpus)])
-        tried = [self.generators] if self.generators else generator_gpu_counts(self.gpus, sharding.gpus)
+        tried = [self.generator_gpus] if self.generator_gpus else generator_gpu_counts(self.gpus, sharding.gpus)
         return ((first, self.gpus - first) for first in tried if first < self.gpus)
 
     @property
@@ -116,7 +116,7 @@ class LearningQuestion:
         return [*(f"tp={tp},zero=1,sp" if tp > 1 else "zero=1" for tp in powers), "zero=3", *experts]
 
 
-def best_step(question: LearningQuestion) -> tuple[list[LearningStep], list[str]]:
+def rank_learning_steps(question: LearningQuestion) -> tuple[list[LearningStep], list[str]]:
     """Predict the step of reinforcement learning for every layout of engine and trainer and every split of the GPUs.
 
     Each side is predicted once for each of its layouts and counts of GPUs.
@@ -134,7 +134,7 @@ def best_step(question: LearningQuestion) -> tuple[list[LearningStep], list[str]
     model, system, rollouts = question.model, question.system, question.rollouts
     refusals: dict[str, None] = {}
 
-    def attempted(side: Callable[[], Side], name: str) -> list[Side]:
+    def attempted(side: Callable[[], EngineOrTrainer], name: str) -> list[EngineOrTrainer]:
         try:
             return [side()]
         except PaleoError as error:
@@ -160,7 +160,7 @@ def best_step(question: LearningQuestion) -> tuple[list[LearningStep], list[str]
         return [
             learning_step(system, engine, each, rollouts, algorithm=question.algorithm, staleness=question.staleness)
             for sharding in question.layouts or shardings(model, system, question.gpus)
-            for first, second in question.counts(sharding)
+            for first, second in question.gpu_splits(sharding)
             for engine in engines(sharding, first)
             for each in trainers(second, searched)
         ]
@@ -170,7 +170,7 @@ def best_step(question: LearningQuestion) -> tuple[list[LearningStep], list[str]
         steps += composed(searched=True)
     if not steps and not refusals:  # no count of GPUs was tried
         refusals[f"of {question.gpus} GPUs none is left to train beside a replica of the engine"] = None
-    return sorted(steps, key=lambda each: (not each.fits, each.step)), [*refusals]
+    return sorted(steps, key=lambda each: (not each.fits, each.step_time)), [*refusals]
 
 
 def _stated(question: LearningQuestion, gpus: int) -> list[Run]:
@@ -186,7 +186,7 @@ def _searched(question: LearningQuestion, gpus: int) -> list[Run]:
     rollouts = question.rollouts
     stated = Run(
         gpus=gpus, strategy=AUTO, global_batch=rollouts.batch, software=question.software,
-        model={"seq": rollouts.sequence},
+        model={"seq": rollouts.sequence_tokens},
     )  # fmt: skip
     return [with_defaults(question.model, question.system, stated).run]
 
@@ -203,7 +203,7 @@ class LearningStudy:
         The shortest first.
     refusals : tuple of str
         Why layouts were left out.
-    count : int
+    step_count : int
         Steps of the run.
     usd_per_s : float or None
         Rent of all devices.
@@ -212,18 +212,22 @@ class LearningStudy:
     question: LearningQuestion
     steps: tuple[LearningStep, ...]
     refusals: tuple[str, ...]
-    count: int
+    step_count: int
     usd_per_s: float | None
 
     @property
     def days(self) -> float | None:
         """Duration of the run in days."""
-        return self.count * self.steps[0].step / DAY if self.steps else None
+        return self.step_count * self.steps[0].step_time / DAY if self.steps else None
 
     @property
     def usd(self) -> float | None:
         """Rent of the run in USD."""
-        return None if self.usd_per_s is None or not self.steps else self.count * self.steps[0].step * self.usd_per_s
+        return (
+            None
+            if self.usd_per_s is None or not self.steps
+            else self.step_count * self.steps[0].step_time * self.usd_per_s
+        )
 
     @property
     def verdict(self) -> str:
@@ -235,14 +239,17 @@ class LearningStudy:
             return f"No: no layout of engine and trainer of {question.model.title} runs on {machine}: {reasons[-1]}."
         best = self.steps[0]
         main = max(best.parts, key=best.parts.__getitem__)
-        share = best.parts[main] / best.step
-        split = "" if question.staleness == 0 else f", {best.generators} GPUs generate and {best.trainers} train"
+        share = best.parts[main] / best.step_time
+        split = (
+            "" if question.staleness == 0 else f", {best.generator_gpus} GPUs generate and {best.trainer_gpus} train"
+        )
         cost = "" if self.usd is None else f", {self.usd:,.0f} USD"
         fits = "" if best.fits else " The trainer does not fit into memory."
         return (
-            f"A step of {question.algorithm.upper()} on {question.model.title} takes {duration(best.step)} on "
+            f"A step of {question.algorithm.upper()} on {question.model.title} takes "
+            f"{format_duration(best.step_time)} on "
             f"{machine}{split}; {100 * share:.0f} % of it {main.replace('_', ' ')}. "
-            f"{self.count:,} steps take {self.days:.2g} days{cost}.{fits}"
+            f"{self.step_count:,} steps take {self.days:.2g} days{cost}.{fits}"
         )
 
 
@@ -263,6 +270,6 @@ def learning_study(question: LearningQuestion, *, steps: int, usd_per_s: float |
     LearningStudy
         The steps, the shortest first.
     """
-    tried, refusals = best_step(question)
+    tried, refusals = rank_learning_steps(question)
     fitting = [each for each in tried if each.fits] or tried
     return LearningStudy(question, tuple(fitting), tuple(refusals), steps, usd_per_s)

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
-from paleo.errors import CapacityError, PlanError, SpecError, near
+from paleo.errors import CapacityError, PlanError, SpecError, suggest_names
 from paleo.parallel.plan import plan
 from paleo.predict import Prediction, predict
 from paleo.pricing.links.topology import NetworkShare, NodePlacement, node_placement, placement_port_share
 from paleo.specs.run import updated
-from paleo.studies.cost import Amount, Training, training
+from paleo.studies.cost import Amount, TrainingEstimate, training
 from paleo.studies.exchange import ConsistencyStudy, consistency_study
 from paleo.studies.goodput import LongRunOptions, goodput_share
-from paleo.units import DAY, HOUR, comma_separated, duration, gibibytes, whole_percent, with_noun
+from paleo.units import DAY, HOUR, comma_separated, format_duration, format_gibibytes, format_percent, with_noun
 
 if TYPE_CHECKING:
     from paleo.specs.model import ModelSpec
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Scaling = Literal["strong", "weak"]
 
 #: A GPU that brings less than this part of what each of the first ones brought no longer pays.
-_PAYS = 0.5
+_LEAST_RELATIVE_GAIN = 0.5
 #: Above this efficiency there is no loss worth a word.
 _NEARLY_PERFECT = 0.98
 #: How the problem of a count begins that is larger than the global batch.
@@ -64,7 +64,7 @@ def parse_scalings(text: str) -> tuple[Scaling, ...]:
     if text == "both":
         return known
     if text not in known:
-        raise SpecError(f"scaling {text!r} is not strong, weak or both; {near(text, [*known, 'both'])}")
+        raise SpecError(f"scaling {text!r} is not strong, weak or both; {suggest_names(text, [*known, 'both'])}")
     return tuple(scaling for scaling in known if scaling == text)
 
 
@@ -82,7 +82,7 @@ class ScalePoint:
     problem: str = ""
     consistency: ConsistencyStudy | None = None
     goodput: float | None = None
-    training: Training | None = None
+    training: TrainingEstimate | None = None
 
     @property
     def step_time(self) -> float:
@@ -90,7 +90,7 @@ class ScalePoint:
         return self.predicted.step_time if self.consistency is None else self.consistency.step_time
 
     @property
-    def exchange(self) -> float:
+    def exposed_exchange_time(self) -> float:
         """Exposed communication, and waiting for other workers under a consistency model [s]."""
         study = self.consistency
         return self.predicted.breakdown.communication_exposed if study is None else float(study.cycle.exposed)
@@ -123,7 +123,7 @@ class ScalePoint:
         return self.prediction
 
     @property
-    def runs(self) -> bool:
+    def fits(self) -> bool:
         """True if the point is usable and fits in memory."""
         return self.prediction is not None and self.usable and self.prediction.memory.fits
 
@@ -161,7 +161,7 @@ class ScaleCurve:
 
     @property
     def base(self) -> ScalePoint:
-        fitting = [point for point in self.points if point.runs]
+        fitting = [point for point in self.points if point.fits]
         return (fitting or [point for point in self.points if point.usable])[0]
 
     def speedup(self, point: ScalePoint) -> float:
@@ -195,9 +195,9 @@ class ScaleCurve:
         return self.speedup(point) * self.base.gpus / point.gpus
 
     @property
-    def turnover(self) -> ScalePoint | None:
+    def fastest_with_failures(self) -> ScalePoint | None:
         """GPU count beyond which a run with failures gets slower; None if there is none or failures do not count."""
-        counted_in = [point for point in self.points if point.runs and point.goodput is not None]
+        counted_in = [point for point in self.points if point.fits and point.goodput is not None]
         best = max(counted_in, key=lambda point: self.speedup(point) * (point.goodput or 0.0), default=None)
         return None if best is None or best is counted_in[-1] else best
 
@@ -326,8 +326,8 @@ def _point(model: ModelSpec, system: System, run: Run, count: int, scaling: Scal
         consistency = consistency_study(prediction)
     except PlanError as error:
         return ScalePoint(count, None, str(error))
-    if chosen.idle and chosen.local_batch == 1:
-        idle = with_noun(chosen.idle, "GPU")
+    if chosen.idle_gpus and chosen.local_batch == 1:
+        idle = with_noun(chosen.idle_gpus, "GPU")
         problem = f"{_NO_SAMPLES}: {chosen.global_batch:,} of them, {idle} idle"
         return ScalePoint(count, prediction, problem, consistency)
     return ScalePoint(count, prediction, consistency=consistency)
@@ -339,7 +339,7 @@ def _failing(point: ScalePoint, long_run: LongRunOptions | None) -> ScalePoint:
     return replace(point, goodput=goodput_share(point.prediction, long_run))
 
 
-def turnover_sentence(curve: ScaleCurve) -> str:
+def failure_limit_sentence(curve: ScaleCurve) -> str:
     """Return a sentence on the GPU count beyond which a run with failures gets no faster.
 
     Parameters
@@ -352,22 +352,25 @@ def turnover_sentence(curve: ScaleCurve) -> str:
     str
         A sentence; empty if failures are not counted.
     """
-    last = next((point for point in reversed(curve.points) if point.runs and point.goodput is not None), None)
+    last = next((point for point in reversed(curve.points) if point.fits and point.goodput is not None), None)
     if last is None:
         return ""
-    best = curve.turnover
+    best = curve.fastest_with_failures
     if best is None:
-        kept = whole_percent(last.goodput or 0.0)
+        kept = format_percent(last.goodput or 0.0)
         return f"With failures it still gains at {with_noun(last.gpus, 'GPU')} (goodput {kept})."
-    lost = f"goodput {whole_percent(best.goodput or 0.0)} there, {whole_percent(last.goodput or 0.0)} at {last.gpus:,}"
+    lost = (
+        f"goodput {format_percent(best.goodput or 0.0)} there, {format_percent(last.goodput or 0.0)} at {last.gpus:,}"
+    )
     return f"With failures it turns over at {with_noun(best.gpus, 'GPU')}: more of them finish later ({lost})."
 
 
 def scaling_verdict(curve: ScaleCurve) -> ScalingVerdict:
     """Return up to which GPU count adding GPUs pays, and why it stops.
 
-    It pays as long as the GPUs added last bring at least half (``_PAYS``) of what those of the base bring each. The
-    cause is the part of the step that grew most beyond its fair share; in strong scaling a share shrinks.
+    It pays as long as the GPUs added last bring at least half (``_LEAST_RELATIVE_GAIN``) of what those of the base
+    bring each. The cause is the part of the step that grew most beyond its fair share; in strong scaling a share
+    shrinks.
 
     Parameters
     ----------
@@ -379,19 +382,19 @@ def scaling_verdict(curve: ScaleCurve) -> ScalingVerdict:
     ScalingVerdict
         Number of GPUs, sentence and cause.
     """
-    if not curve.base.runs:
+    if not curve.base.fits:
         least = min((point for point in curve.points if point.usable), key=lambda point: point.predicted.memory.total)
         where = f"at best ({with_noun(least.gpus, 'GPU')}) {_shortage(least.predicted)}"
         return ScalingVerdict(None, f"Does not fit at any of these counts: {where}.", "memory")
     last = curve.base
     for point in curve.points[curve.points.index(last) + 1 :]:
-        if not point.runs or _relative_gain(curve, last, point) < _PAYS:
-            return _stops(curve, last, point)
+        if not point.fits or _relative_gain(curve, last, point) < _LEAST_RELATIVE_GAIN:
+            return _limit_verdict(curve, last, point)
         last = point
     cause, words = _limiting_part(curve, last)
     efficiency = curve.efficiency(last)
     end = "." if efficiency > _NEARLY_PERFECT else f"; {words}."
-    text = f"{_pays_up_to(curve, last)}, the most asked for: efficiency {whole_percent(efficiency)}{end}"
+    text = f"{_pays_up_to(curve, last)}, the most asked for: efficiency {format_percent(efficiency)}{end}"
     return ScalingVerdict(last.gpus, text, cause)
 
 
@@ -436,18 +439,18 @@ def _relative_gain(curve: ScaleCurve, last: ScalePoint, point: ScalePoint) -> fl
     return added / (point.gpus - last.gpus) / base_rate
 
 
-def _stops(curve: ScaleCurve, last: ScalePoint, point: ScalePoint) -> ScalingVerdict:
+def _limit_verdict(curve: ScaleCurve, last: ScalePoint, point: ScalePoint) -> ScalingVerdict:
     if point.problem:
         cause = "samples" if point.problem.startswith(_NO_SAMPLES) else "strategy"
         reason = f"{point.gpus} cannot be used ({point.problem})"
-    elif not point.runs:
+    elif not point.fits:
         cause, reason = "memory", f"with {point.gpus} it does not fit, {_shortage(point.predicted)}"
     else:
         cause, words = _limiting_part(curve, point)
         worth = _relative_gain(curve, last, point)
-        brings = f"brings {whole_percent(worth)} of what the first ones bring" if worth > 0 else "slows the step down"
+        brings = f"brings {format_percent(worth)} of what the first ones bring" if worth > 0 else "slows the step down"
         reason = f"each GPU added from there to {point.gpus} {brings}; {words}"
-    efficiency = whole_percent(curve.efficiency(last))
+    efficiency = format_percent(curve.efficiency(last))
     return ScalingVerdict(last.gpus, f"{_pays_up_to(curve, last)} (efficiency {efficiency}): {reason}.", cause)
 
 
@@ -464,17 +467,17 @@ def cost_verdict(curve: ScaleCurve) -> str | None:
     str, optional
         A sentence; None without an amount of training or a price.
     """
-    priced = [(point.gpus, point.training) for point in curve.points if point.runs and point.training is not None]
+    priced = [(point.gpus, point.training) for point in curve.points if point.fits and point.training is not None]
     known = [(gpus, each, each.cost) for gpus, each in priced if each.cost is not None]
     if not known:
         return None
     least = min(known, key=lambda entry: (entry[2], entry[0]))
-    start = f"{least[1].amount.words}: cheapest on {with_noun(least[0], 'GPU')} ({_spent(least[1])})"
+    start = f"{least[1].amount.text}: cheapest on {with_noun(least[0], 'GPU')} ({_spent(least[1])})"
     within = [entry for entry in known if entry[0] >= least[0] and entry[2] <= (1.0 + _DEARER) * least[2]]
     last = max(within, key=lambda entry: entry[0])
     words = [start]
     if last is not least:
-        dearer = whole_percent(last[2] / least[2] - 1.0)
+        dearer = format_percent(last[2] / least[2] - 1.0)
         words.append(f"pays in money up to {with_noun(last[0], 'GPU')} ({_spent(last[1])}, {dearer} dearer)")
     following = next((entry for entry in known if entry[0] > last[0]), None)
     if following is not None:
@@ -482,15 +485,15 @@ def cost_verdict(curve: ScaleCurve) -> str | None:
     return "; ".join(words) + "."
 
 
-def _spent(trained: Training) -> str:
-    return f"{_dollars(trained.cost or 0.0)} in {duration(trained.time)}"
+def _spent(trained: TrainingEstimate) -> str:
+    return f"{_dollars(trained.cost or 0.0)} in {format_duration(trained.time)}"
 
 
 def _dollars(value: float) -> str:
     return f"{value:,.0f} USD" if value >= 100 else f"{value:,.3g} USD"
 
 
-def _price_of_time_saved(before: Training, after: Training) -> str:
+def _price_of_time_saved(before: TrainingEstimate, after: TrainingEstimate) -> str:
     """Return a text on what the time saved by a larger GPU count costs [USD per hour or day]."""
     more, saved = (after.cost or 0.0) - (before.cost or 0.0), before.time - after.time
     if saved <= 0:
@@ -501,7 +504,7 @@ def _price_of_time_saved(before: Training, after: Training) -> str:
 
 def _shortage(prediction: Prediction) -> str:
     memory = prediction.memory
-    return f"{gibibytes(memory.total)} wanted, {gibibytes(memory.capacity)} there on each GPU"
+    return f"{format_gibibytes(memory.total)} wanted, {format_gibibytes(memory.capacity)} there on each GPU"
 
 
 _WORDS = {
@@ -523,15 +526,15 @@ def _limiting_part(curve: ScaleCurve, point: ScalePoint) -> tuple[str, str]:
     shrinks = curve.base.gpus / point.gpus if curve.scaling == "strong" else 1.0
     parts, fair = _scaling_parts(point), _scaling_parts(curve.base)
     cause = max(parts, key=lambda part: parts[part] - fair[part] * shrinks)
-    share, batch = whole_percent(parts[cause] / point.step_time), step.plan.local_batch
-    served = {} if point.consistency is None or not point.consistency.served else _server_words(point.consistency)
+    share, batch = format_percent(parts[cause] / point.step_time), step.plan.local_batch
+    served = {} if point.consistency is None or not point.consistency.has_servers else _server_words(point.consistency)
     words = {"share": share, "batch": with_noun(batch, "sample"), "s": "s" if batch == 1 else ""}
     return cause, _WORDS[cause].format(**words, **served)
 
 
 def _server_words(study: ConsistencyStudy) -> dict[str, str]:
     """Return texts on the parameter servers: how busy they are (``busy``, percent) and their ``knee`` in workers."""
-    return {"busy": whole_percent(float(study.cycle.utilization)), "knee": f"{float(study.cycle.knee):.3g}"}
+    return {"busy": format_percent(float(study.cycle.utilization)), "knee": f"{float(study.cycle.knee):.3g}"}
 
 
 def _scaling_parts(point: ScalePoint) -> dict[str, float]:
@@ -542,7 +545,7 @@ def _scaling_parts(point: ScalePoint) -> dict[str, float]:
     spent, study = point.predicted.breakdown, point.consistency
     exchange = {"communication_exposed": spent.communication_exposed}
     if study is not None:
-        exchange = {"server" if study.served else "waiting": float(study.cycle.exposed)}
+        exchange = {"server" if study.has_servers else "waiting": float(study.cycle.exposed)}
     return {
         **exchange,
         "kernels": spent.compute + spent.memory_bound,
@@ -588,13 +591,13 @@ _UNITS = {"leaf switches": "leaf switch", "units of rails": "unit of rails", "gr
 class PlacementStudy:
     """Run on its stated node placement, compared with the same run alone on packed nodes.
 
-    ``share`` says which share of the network ports its nodes keep beside their neighbours.
+    ``port_share`` says which share of the network ports its nodes keep beside their neighbours.
     """
 
     prediction: Prediction
     packed: Prediction
     placement: NodePlacement
-    share: NetworkShare
+    port_share: NetworkShare
     nodes: int
 
     @property
@@ -608,12 +611,12 @@ class PlacementStudy:
         return self.slowdown > 1.0 + _NOTABLE
 
     @property
-    def unit(self) -> str:
+    def network_unit(self) -> str:
         """Network unit that neighbouring nodes share: a leaf switch, a unit of rail switches or a dragonfly group."""
-        return _UNITS[self.units]
+        return _UNITS[self.network_units]
 
     @property
-    def units(self) -> str:
+    def network_units(self) -> str:
         """The same network unit in the plural: leaf switches, units of rails or groups of a dragonfly."""
         outer = (level for level in self.prediction.system.levels if self.prediction.system.joins_nodes(level))
         level = next(outer)
@@ -624,23 +627,31 @@ class PlacementStudy:
     @property
     def advice(self) -> str:
         """Advice on whether the placement matters, in a sentence or two."""
-        share = self.share
+        share = self.port_share
         if share.leaves <= 1:
-            return f"All nodes lie on one {self.unit}: what lies above it does not matter.{_direct_rails_words(share)}"
-        rings = f"rings sorted by leaf keep {whole_percent(share.ring_share)} of the nodes' ports"
-        exchanges = f"all-to-alls {whole_percent(share.exchange_share)}"
-        unsorted = f"rings in the order of the ranks would keep {whole_percent(share.unsorted_share)}"
+            return (
+                f"All nodes lie on one {self.network_unit}: what lies above it does not "
+                f"matter.{_direct_rails_words(share)}"
+            )
+        rings = f"rings sorted by leaf keep {format_percent(share.ring_share)} of the nodes' ports"
+        exchanges = f"all-to-alls {format_percent(share.exchange_share)}"
+        unsorted = f"rings in the order of the ranks would keep {format_percent(share.unsorted_share)}"
         if self.matters:
             longer = f"The step is {100 * (self.slowdown - 1):.0f} % longer than on packed nodes of one's own"
-            ask = f"Ask for nodes that share {self.units}"
+            ask = f"Ask for nodes that share {self.network_units}"
             return f"Placement matters: {longer}; {rings}, {exchanges}. {ask}.{_direct_rails_words(share)}"
         if self.slowdown < 1.0 - _NOTABLE:
             shorter = f"The step is {100 * (1 - self.slowdown):.0f} % shorter than on packed nodes"
-            reason = f"{exchanges} over the links of {share.leaves:.3g} {self.units}, as long as others leave them idle"
+            reason = (
+                f"{exchanges} over the links of {share.leaves:.3g} {self.network_units}, as long as "
+                f"others leave them idle"
+            )
             return f"Spread nodes are faster here: {shorter}; {rings}, {reason}.{_direct_rails_words(share)}"
         if share.exchange_share < 1.0 - _NOTABLE or share.unsorted_share < 1.0 - _NOTABLE:
             return f"Placement does not matter to this run: {rings}. It would to others: {exchanges}, and {unsorted}."
-        return f"Placement does not matter: the links above a {self.unit} carry what its nodes can send; {rings}."
+        return (
+            f"Placement does not matter: the links above a {self.network_unit} carry what its nodes can send; {rings}."
+        )
 
 
 def placement_study(prediction: Prediction) -> PlacementStudy | None:
@@ -658,7 +669,7 @@ def placement_study(prediction: Prediction) -> PlacementStudy | None:
     """
     run, system = prediction.run, prediction.system
     placement = node_placement(run.fabric.nodes, run.fabric.background, run.fabric.neighbour)
-    if placement.usual or not any(system.joins_nodes(level) for level in system.levels):
+    if placement.is_uncontended or not any(system.joins_nodes(level) for level in system.levels):
         return None
     nodes = math.ceil(prediction.plan.gpus / system.devices_per_node)
     packed = prediction.variant(nodes="packed", background=0.0, neighbour=None)
@@ -669,5 +680,5 @@ def _direct_rails_words(share: NetworkShare) -> str:
     """Return a text on the gain if GPUs on unlike rails exchanged data directly instead of over NVLink first."""
     if share.direct_share is None or share.direct_share >= share.exchange_share - _NOTABLE:
         return ""
-    direct = whole_percent(share.direct_share)
+    direct = format_percent(share.direct_share)
     return f" Straight between unlike rails, not over NVLink first (PXN), all-to-alls would keep {direct}."

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paleo.layers.base import Choices
+from paleo.layers.base import LayerImplementations
 from paleo.lowering.launches import SavedTensorCounter
 from paleo.network.graph import Graph, Node, apply_graph_changes, build_graph
 from paleo.operations.base import Kernel, model_flops
 from paleo.operations.tensor import Precision, precision
 from paleo.parallel.plan import dtype_of
-from paleo.pricing.kernels import pricer
+from paleo.pricing.kernels import kernel_predictor
 from paleo.specs.software import load_software
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerCount:
+class LayerCounts:
     """Parameters, FLOP, bytes and saved activations of one iteration of a layer, which runs ``repeat`` times.
 
     A tied weight is counted with its first layer. ``model_flops`` are those that MFU counts; ``flops`` counts all
@@ -57,7 +57,7 @@ class Summary:
 
     graph: Graph
     dtype: str
-    layers: tuple[LayerCount, ...]
+    layers: tuple[LayerCounts, ...]
 
     def total(self, field: str) -> float:
         """Sum one count over all layers and their repetitions.
@@ -65,7 +65,7 @@ class Summary:
         Parameters
         ----------
         field : str
-            Field of `LayerCount`, such as ``flops_forward``.
+            Field of `LayerCounts`, such as ``flops_forward``.
 
         Returns
         -------
@@ -101,13 +101,13 @@ def summarise(model: ModelSpec, run: Run, system: System | None = None) -> Summa
     """
     dtype = run.dtype or "fp32" if system is None else dtype_of(system.device, run.dtype)
     formats = precision(dtype)
-    choices = Choices(run.kernels.attention or load_software(run.software).attention.implementation)
+    choices = LayerImplementations(run.kernels.attention or load_software(run.software).attention.implementation)
     graph = apply_graph_changes(build_graph(model, batch=run.batch or 1, choices=choices, overrides=run.model), run)
     storage, known = SavedTensorCounter(graph), set[str]()
     return Summary(graph, dtype, tuple(_counted(node, formats, storage, known) for node in graph.nodes))
 
 
-def _counted(node: Node, formats: Precision, storage: SavedTensorCounter, known: set[str]) -> LayerCount:
+def _counted(node: Node, formats: Precision, storage: SavedTensorCounter, known: set[str]) -> LayerCounts:
     """Return the counts of one layer.
 
     ``storage`` and ``known`` hold the tensors and weights that an earlier layer has counted; they are updated.
@@ -118,7 +118,7 @@ def _counted(node: Node, formats: Precision, storage: SavedTensorCounter, known:
     backward = tuple(kernel for operation in node.operations for kernel in operation.backward(formats))
     model_counts = [model_flops(operation, formats) for operation in node.operations]
     kept = [tensor for operation in node.operations for tensor in operation.saves if tensor.role != "parameter"]
-    return LayerCount(
+    return LayerCounts(
         node.name,
         node.type,
         node.out.dims,
@@ -218,7 +218,7 @@ def forward_times(summary: Summary, system: System, run: Run) -> list[float]:
     list of float
         Seconds, in the order of the layers.
     """
-    prices = pricer(system.device, summary.dtype, run.calibration, load_software(run.software))
+    prices = kernel_predictor(system.device, summary.dtype, run.calibration, load_software(run.software))
     kernels = [kernel for layer in summary.layers for kernel in layer.kernels]
-    seconds = iter(prices.times(kernels).synchronous.tolist() if kernels else [])
+    seconds = iter(prices.times(kernels).synchronous_times.tolist() if kernels else [])
     return [sum(next(seconds) for _ in layer.kernels) for layer in summary.layers]

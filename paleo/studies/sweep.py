@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import numpy as np
 from pydantic import Field, field_validator
 
-from paleo.errors import PaleoError, SpecError, near
-from paleo.files import checked_output, csv_cell, exists, is_file, is_folder, write_text, write_whole
+from paleo.errors import PaleoError, SpecError, suggest_names
+from paleo.files import checked_output, csv_cell, exists, is_file, is_folder, write_atomically, write_text
 from paleo.predict import Prediction, predict
 from paleo.specs.calibration import load_calibration
-from paleo.specs.catalog import is_path, release
+from paleo.specs.catalog import is_path, program_digest
 from paleo.specs.loading import Spec, Text, changed_files, read_yaml, recorded_file_digests, validate
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.prices import billed_devices, machine_rent
@@ -52,12 +52,12 @@ _Point = dict[str, _Value]
 
 #: Axes that leave the step as it is: how much is trained, and what is paid for it.
 _AMOUNTS = ("epochs", "samples", "tokens")
-_ACCOUNTS = (*_AMOUNTS, "critical_batch", "electricity", "pue", "host_power", "gpu_price")
+_COST_AXES = (*_AMOUNTS, "critical_batch", "electricity", "pue", "host_power", "gpu_price")
 #: The most rows of a table.
 _MOST_ROWS = 100_000_000
 
 
-class Study(Spec):
+class SweepStudy(Spec):
     """Study file (parameter sweep): one run, and the axes over which its values vary.
 
     ``axes`` are run fields, ``model.NAME``, ``system.PATH`` (such as ``system.device.memory.bandwidth``), amounts or
@@ -84,13 +84,13 @@ class Study(Spec):
     @property
     def steps(self) -> dict[str, list[Any]]:
         """Axes that change the predicted step, with their values; the last one varies fastest."""
-        changing = {name: values for name, values in self.axes.items() if name not in _ACCOUNTS}
+        changing = {name: values for name, values in self.axes.items() if name not in _COST_AXES}
         return {"model": list(self.models), "system": list(self.systems), **changing}
 
     @property
-    def accounts(self) -> dict[str, list[Any]]:
+    def cost_axes(self) -> dict[str, list[Any]]:
         """Axes of prices and amounts of training, which leave the predicted step as it is."""
-        return {name: values for name, values in self.axes.items() if name in _ACCOUNTS}
+        return {name: values for name, values in self.axes.items() if name in _COST_AXES}
 
     @property
     def points(self) -> int:
@@ -98,7 +98,7 @@ class Study(Spec):
 
     @property
     def rows(self) -> int:
-        return self.points * math.prod(len(values) for values in self.accounts.values())
+        return self.points * math.prod(len(values) for values in self.cost_axes.values())
 
     def point(self, index: int) -> _Point:
         """Return the axis values of one configuration by index; the last axis changes fastest.
@@ -141,7 +141,7 @@ class Study(Spec):
         return _figures(predict(job.models[str(point["model"])], system, _run_of(self, point)))
 
 
-def load_study(path: str | Path) -> Study:
+def load_study(path: str | Path) -> SweepStudy:
     """Load a study file and check every axis before anything is computed.
 
     Parameters
@@ -159,10 +159,10 @@ def load_study(path: str | Path) -> Study:
     SpecError
         If an axis, value or name is not valid.
     """
-    return study_of(Study, path, read_yaml(path))
+    return study_of(SweepStudy, path, read_yaml(path))
 
 
-def study_of(kind: type[Study], path: str | Path, data: dict[str, Any]) -> Study:
+def study_of(kind: type[SweepStudy], path: str | Path, data: dict[str, Any]) -> SweepStudy:
     """Read a study out of the data of its file and check every axis.
 
     Parameters
@@ -192,7 +192,7 @@ def study_of(kind: type[Study], path: str | Path, data: dict[str, Any]) -> Study
     return study
 
 
-def check_study(study: Study) -> None:
+def check_study(study: SweepStudy) -> None:
     """Check the axes, values and names of a study.
 
     Parameters
@@ -207,8 +207,8 @@ def check_study(study: Study) -> None:
     """
     if study.rows > _MOST_ROWS:
         raise SpecError(f"axes: their product is {study.rows:,} rows; at most {_MOST_ROWS:,} are made")
-    if len([name for name in study.accounts if name in _AMOUNTS]) > 1:
-        raise SpecError(f"axes: {', '.join(name for name in study.accounts if name in _AMOUNTS)}: state one of them")
+    if len([name for name in study.cost_axes if name in _AMOUNTS]) > 1:
+        raise SpecError(f"axes: {', '.join(name for name in study.cost_axes if name in _AMOUNTS)}: state one of them")
     for name, values in {"models": study.models, "systems": study.systems}.items():
         if len(set(values)) < len(values):
             raise SpecError(f"{name}: an entry stands there twice")
@@ -229,16 +229,16 @@ def check_study(study: Study) -> None:
         _tariff_of(account)
 
 
-def _corners(study: Study) -> Iterator[_Point]:
+def _corners(study: SweepStudy) -> Iterator[_Point]:
     """Yield points that together contain every value of every axis."""
     for index in range(max(len(values) for values in study.steps.values())):
         yield {name: values[min(index, len(values) - 1)] for name, values in study.steps.items()}
 
 
-def _accounts_of(study: Study) -> list[_Point]:
+def _accounts_of(study: SweepStudy) -> list[_Point]:
     """Return all combinations of the values of price and amount axes, the last axis fastest."""
-    names = list(study.accounts)
-    return [dict(zip(names, values, strict=True)) for values in itertools.product(*study.accounts.values())]
+    names = list(study.cost_axes)
+    return [dict(zip(names, values, strict=True)) for values in itertools.product(*study.cost_axes.values())]
 
 
 def _tariff_of(account: _Point) -> Tariff:
@@ -252,14 +252,14 @@ def _tariff_of(account: _Point) -> Tariff:
     return validate(Tariff, stated, "axes")
 
 
-def _run_of(study: Study, point: _Point) -> Run:
+def _run_of(study: SweepStudy, point: _Point) -> Run:
     """Return the run of one point of the study: the study's common options with the point's own values."""
     data = by_path(study.run)
     for key, value in point.items():
         if key not in ("model", "system") and not key.startswith("system."):
-            known = [*Run.model_fields, *Run.other_keys(), *_ACCOUNTS, "model.NAME", "input.NAME", "system.PATH"]
+            known = [*Run.model_fields, *Run.other_keys(), *_COST_AXES, "model.NAME", "input.NAME", "system.PATH"]
             if key not in known and key not in OLD_NAMES and not key.startswith(("model.", "input.")):
-                raise SpecError(f"axes.{key}: unknown axis; {near(key, known)}")
+                raise SpecError(f"axes.{key}: unknown axis; {suggest_names(key, known)}")
             data |= by_path({key: value})
     return validate(Run, data, "run")
 
@@ -288,7 +288,7 @@ _WORDS = frozenset(["plan", "dtype", "fits"])
 _NUMBERS = {*_FIGURES, *_HIDDEN} - _WORDS
 
 
-def _blocks(study: Study, parts: Iterable[list[_Record]]) -> Iterator[_Columns]:
+def _blocks(study: SweepStudy, parts: Iterable[list[_Record]]) -> Iterator[_Columns]:
     """Yield the result table in blocks of rows, each as columns by name."""
     accounts = _accounts_of(study)
     block: list[tuple[_Point, _Record]] = []
@@ -302,13 +302,13 @@ def _blocks(study: Study, parts: Iterable[list[_Record]]) -> Iterator[_Columns]:
         yield _columns(study, block, accounts)
 
 
-def _columns(study: Study, block: Sequence[tuple[_Point, _Record]], accounts: Sequence[_Point]) -> _Columns:
+def _columns(study: SweepStudy, block: Sequence[tuple[_Point, _Record]], accounts: Sequence[_Point]) -> _Columns:
     """Return the columns of one block of rows: every point with every combination of prices and amounts."""
     many = len(accounts)
     columns: _Columns = {}
     for name in study.steps:
         columns[name] = np.repeat(_array([point[name] for point, _ in block]), many)
-    for name in study.accounts:
+    for name in study.cost_axes:
         columns[name] = np.tile(_array([account[name] for account in accounts]), len(block))
     figures = {name: _figure(name, [record.get(name) for _, record in block]) for name in (*study.columns, *_HIDDEN)}
     columns |= {name: np.repeat(figures[name], many) for name in study.columns}
@@ -335,18 +335,18 @@ def _array(values: Sequence[Any]) -> np.ndarray[Any, Any]:
     return column
 
 
-def _paid(study: Study, known: Mapping[str, Any], accounts: Sequence[_Point]) -> _Columns:
+def _paid(study: SweepStudy, known: Mapping[str, Any], accounts: Sequence[_Point]) -> _Columns:
     """Return samples, steps, time, cost and energy of every point under every combination of prices and amounts.
 
     Each column is flattened, with points as slowest index.
     """
-    if not any(name in study.accounts for name in _AMOUNTS):
+    if not any(name in study.cost_axes for name in _AMOUNTS):
         return {}
     systems = [load_system(name) for name in study.systems]
     tariffs = [comparable_tariff(_tariff_of(account), systems) for account in accounts]
     numbers = {name: known[name] for name in _NUMBERS}
     # The samples of every point under every account; NaN where the model has no data set, or no tokens.
-    name = next(name for name in _AMOUNTS if name in study.accounts)
+    name = next(name for name in _AMOUNTS if name in study.cost_axes)
     amounts = np.array([account[name] for account in accounts], dtype=np.float64)
     if name == "epochs":
         samples = numbers["dataset_samples"] * amounts
@@ -397,7 +397,7 @@ def _written(output: Path, write: _Format, columns: Iterator[_Columns]) -> int:
         nonlocal rows
         rows = write(file, output, columns)
 
-    write_whole(output, counted)
+    write_atomically(output, counted)
     return rows
 
 
@@ -467,20 +467,21 @@ _CONNECT_S = 5
 #: How often the workers of a cluster are counted [s].
 _LOOK_S = 3
 #: This program and its shipped figures, as they were when the process started.
-_RELEASE = release()
+_RELEASE = program_digest()
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
     """Study together with all files that it names, as worker processes get it.
 
-    ``files`` are digests of what a worker reads itself; ``fingerprint`` distinguishes jobs whose points may differ.
+    ``file_digests`` are digests of what a worker reads itself; ``fingerprint`` distinguishes jobs whose points may
+    differ.
     """
 
-    study: Study
+    study: SweepStudy
     models: Mapping[str, ModelSpec]
     systems: Mapping[str, System]
-    files: Mapping[str, str]
+    file_digests: Mapping[str, str]
     fingerprint: str
     release: str = _RELEASE
     _changed: dict[Any, System] = field(default_factory=dict, repr=False)
@@ -514,11 +515,11 @@ class Job:
         """Raise SpecError if this process runs another program version, or sees other files, than the main process."""
         if self.release != _RELEASE:
             raise SpecError("a worker runs another release of paleo, or one with other figures; restart the workers")
-        if gone := changed_files(self.files):
+        if gone := changed_files(self.file_digests):
             raise SpecError(f"{gone[0]}: is not what it was when the sweep started; start the sweep again")
 
 
-def _job_of(study: Study) -> Job:
+def _job_of(study: SweepStudy) -> Job:
     """Return a study as a job, with its models and systems as their files are now."""
     with recorded_file_digests() as named:
         models = {name: load_model(name, run_code=False) for name in study.models}
@@ -553,7 +554,7 @@ def _figures(prediction: Prediction) -> _Record:
     tokens, offer = prediction.graph.tokens_per_sample, machine_rent(prediction.system, plan.gpus)
     devices = billed_devices(prediction.system, plan.gpus).devices
     figures = {
-        "plan": plan.strategy or "dp",
+        "plan": plan.strategy_text or "dp",
         "dtype": plan.dtype,
         "global_batch_size": plan.global_batch,
         "microbatch_size": plan.microbatch,
@@ -660,7 +661,7 @@ MOST_JOBS = 4096
 _GOES_ON = "what was computed is kept: the same command goes on from there"
 
 
-def local_evaluator(study: Study, jobs: int = 0) -> Evaluator:
+def local_evaluator(study: SweepStudy, jobs: int = 0) -> Evaluator:
     """Return an evaluator that runs in this process or in several local ones.
 
     Parameters
@@ -801,7 +802,7 @@ def _first_line(error: BaseException) -> str:
 Progress = Callable[[int, int], None]
 
 
-def frame(study: Study, evaluator: Evaluator | None = None) -> pd.DataFrame:
+def sweep_table(study: SweepStudy, evaluator: Evaluator | None = None) -> pd.DataFrame:
     """Return the table of a study without writing it.
 
     Parameters
@@ -825,7 +826,7 @@ def frame(study: Study, evaluator: Evaluator | None = None) -> pd.DataFrame:
 
 
 def sweep(
-    study: Study, output: str | Path, evaluator: Evaluator | None = None, progress: Progress | None = None
+    study: SweepStudy, output: str | Path, evaluator: Evaluator | None = None, progress: Progress | None = None
 ) -> int:
     """Write the result table of a study; parts that an interrupted run of the same study has finished are reused.
 
@@ -872,7 +873,7 @@ def _claimed(output: Path, fingerprint: str) -> Iterator[Path]:
     folder = Path(f"{os.path.realpath(output)}.parts")
     lock = _locked(folder, output)
     try:
-        if any(_study_of(file) not in ("", fingerprint) for file in folder.glob("*.json")):
+        if any(_part_fingerprint(file) not in ("", fingerprint) for file in folder.glob("*.json")):
             raise SpecError(
                 f"{folder}: holds parts of another study, or of this one before it, a file that it names or paleo "
                 "changed; delete the folder to start anew"
@@ -929,7 +930,7 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _study_of(file: Path) -> str:
+def _part_fingerprint(file: Path) -> str:
     """Return the job's fingerprint in a part's file; empty if the file is incomplete or holds anything else."""
     try:
         head, _, body = file.read_text("utf-8").partition("\n")
@@ -942,7 +943,7 @@ def _study_of(file: Path) -> str:
 def _finished_records(folder: Path, job: Job, part: int) -> list[_Record] | None:
     """Return the records of a part that an earlier run finished; None if they are missing or incomplete."""
     file = _part(folder, part)
-    if _study_of(file) != job.fingerprint:
+    if _part_fingerprint(file) != job.fingerprint:
         return None
     records: list[_Record] = json.loads(file.read_text("utf-8").partition("\n")[2])
     return records

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paleo.errors import PaleoError, PlanError, SpecError
-from paleo.learning.laws import LOSS_LAW, SamplesToLoss, best_batch_tokens, samples_to_target, with_noise_scale
+from paleo.learning.laws import DEFAULT_LOSS_LAW, SamplesToLoss, best_batch_tokens, samples_to_target, with_noise_scale
 from paleo.network.graph import Graph, build_graph
 from paleo.predict import Prediction, predict
 from paleo.specs.loading import MOST_COUNT
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run, by_path, explicit_fields, updated
 from paleo.specs.task import UNEVALUATED, Code, TrainingTask, load_task
-from paleo.studies.cost import JOULES_PER_KWH, NINETY, Amount, TargetRequirement, Tariff, energy, rent
+from paleo.studies.cost import INTERVAL_DEVIATIONS, JOULES_PER_KWH, Amount, TargetRequirement, Tariff, energy, rent_rate
 from paleo.units import with_noun
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ class TargetTime:
     step_time: float
     evaluations: float
     evaluation_time: float
-    sigma_samples: float
-    sigma_step: float
+    samples_log_deviation: float
+    step_log_deviation: float
     warnings: tuple[str, ...]
 
     @property
@@ -76,13 +76,15 @@ class TargetTime:
 
         Errors of the number of samples and of the step time are independent.
         """
-        spread = math.exp(NINETY * math.sqrt(self.sigma_samples**2 + self.sigma_step**2 + _SUBMITTERS**2))
+        spread = math.exp(
+            INTERVAL_DEVIATIONS * math.sqrt(self.samples_log_deviation**2 + self.step_log_deviation**2 + _SUBMITTERS**2)
+        )
         return self.seconds / spread, self.seconds * spread
 
     @property
     def step_interval(self) -> tuple[float, float]:
         """Ends of the 90 % interval of the step time [s]."""
-        spread = math.exp(NINETY * math.hypot(self.sigma_step, _SUBMITTERS))
+        spread = math.exp(INTERVAL_DEVIATIONS * math.hypot(self.step_log_deviation, _SUBMITTERS))
         return self.step_time / spread, self.step_time * spread
 
     def usd(self, tariff: Tariff | None = None) -> float | None:
@@ -98,7 +100,7 @@ class TargetTime:
         float, optional
             USD; None if no price is known.
         """
-        rate, _ = rent(self.prediction.system, self.prediction.plan.gpus, tariff)
+        rate, _ = rent_rate(self.prediction.system, self.prediction.plan.gpus, tariff)
         return None if rate is None else rate * self.seconds
 
     def kwh(self, tariff: Tariff | None = None) -> float | None:
@@ -269,7 +271,9 @@ def time_from_prediction(
     samples, sigma_samples = _samples_needed(task, global_batch, runs)
     if not math.isfinite(samples):
         raise PlanError(f"{task.name}: a global batch of {global_batch:,.0f} never reaches {task.target}")
-    spread = math.log(prediction.interval[1] / prediction.step_time) / NINETY if not task.code.ratio else 0.0
+    spread = (
+        math.log(prediction.interval[1] / prediction.step_time) / INTERVAL_DEVIATIONS if not task.code.ratio else 0.0
+    )
     return TargetTime(
         task=task,
         prediction=prediction,
@@ -279,8 +283,8 @@ def time_from_prediction(
         step_time=prediction.step_time * ratio,
         evaluations=_evaluations(task.evaluation, samples),
         evaluation_time=_evaluation_time(task, forward * ratio, plan),
-        sigma_samples=sigma_samples,
-        sigma_step=max(sigma, spread),
+        samples_log_deviation=sigma_samples,
+        step_log_deviation=max(sigma, spread),
         warnings=(*prediction.warnings, *task.law.warnings(global_batch)),
     )
 
@@ -293,7 +297,7 @@ def _samples_needed(task: TrainingTask, global_batch: float, runs: float = 1.0) 
     law, extra = task.law, task.submissions
     samples = float(law.samples(global_batch))
     if extra is None:
-        return samples, float(law.sigma(global_batch, runs))
+        return samples, float(law.log_std(global_batch, runs))
     beyond = float(law.doublings_outside(global_batch)) * law.residual
     return samples * extra.ratio, math.hypot(extra.residual, beyond)
 
@@ -355,10 +359,10 @@ class TargetScaling:
     def verdict(self) -> str:
         """Sentence with the fastest GPU count, the knee and the largest useful count."""
         best = min(self.points, key=lambda point: point.seconds)
-        return "; ".join([f"fastest with {with_noun(best.prediction.plan.gpus, 'GPU')}", *self.limits])
+        return "; ".join([f"fastest with {with_noun(best.prediction.plan.gpus, 'GPU')}", *self.limit_texts])
 
     @property
-    def limits(self) -> list[str]:
+    def limit_texts(self) -> list[str]:
         """Texts on the knee and the largest useful count, where there are any."""
         knee = (
             [] if self.knee is None else [f"beyond {with_noun(self.knee, 'GPU')} a doubling saves less than a quarter"]
@@ -632,8 +636,8 @@ def amount_for_goal(
         return amount, warnings
     batch = prediction.plan.global_batch
     samples = samples_to_target(samples=amount.samples, global_batch=batch, critical_batch=goal.noise_scale)
-    words = f"{amount.words}, {float(samples) / amount.samples:.2f} times as many at a batch of {batch:,}"
-    return replace(amount, samples=float(samples), words=words), warnings
+    words = f"{amount.text}, {float(samples) / amount.samples:.2f} times as many at a batch of {batch:,}"
+    return replace(amount, samples=float(samples), text=words), warnings
 
 
 def _for_loss(prediction: Prediction, loss: float) -> tuple[Amount, tuple[str, ...]]:
@@ -644,14 +648,14 @@ def _for_loss(prediction: Prediction, loss: float) -> tuple[Amount, tuple[str, .
     law = _samples_to_loss(prediction.graph, loss)
     batch = prediction.plan.global_batch
     samples = float(law.samples(batch))
-    size, best = batch * law.tokens_per_sample, float(best_batch_tokens(law.best_tokens))
+    size, best = batch * law.tokens_per_sample, float(best_batch_tokens(law.tokens_at_best_batch))
     if not math.isfinite(samples):
         raise SpecError(f"--loss {loss:g}: a global batch of {size:,.2g} tokens never reaches it; try {best:,.2g}")
     tokens = samples * law.tokens_per_sample
-    words = f"{with_noun(round(tokens), 'token')} for a loss of {loss:g} nats ({LOSS_LAW})"
-    if tokens > _MORE * law.best_tokens:
-        words += f"; {with_noun(round(law.best_tokens), 'token')} at the best global batch, {best:,.2g} tokens"
-    return Amount(samples, words, sigma=law.residual), law.range_warnings(tokens)
+    words = f"{with_noun(round(tokens), 'token')} for a loss of {loss:g} nats ({DEFAULT_LOSS_LAW})"
+    if tokens > _MORE * law.tokens_at_best_batch:
+        words += f"; {with_noun(round(law.tokens_at_best_batch), 'token')} at the best global batch, {best:,.2g} tokens"
+    return Amount(samples, words, samples_log_deviation=law.residual), law.range_warnings(tokens)
 
 
 def _samples_to_loss(graph: Graph, loss: float) -> SamplesToLoss:
@@ -713,7 +717,7 @@ def _for_task(prediction: Prediction, name: str, noise_scale: float | None) -> t
     batch = prediction.plan.global_batch * task.packed
     samples, _ = _samples_needed(task, batch)
     words = f"{with_noun(round(samples), task.sample)} to {task.target}, evaluations included"
-    return Amount(samples / task.packed, words, _target_amount(task).needs), task.law.warnings(batch)
+    return Amount(samples / task.packed, words, _target_amount(task).requirement), task.law.warnings(batch)
 
 
 def _target_amount(task: TrainingTask) -> Amount:

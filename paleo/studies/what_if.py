@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
-from paleo.errors import SpecError, near
+from paleo.errors import SpecError, suggest_names
 from paleo.specs.device import Memory
 from paleo.specs.loading import Spec
 from paleo.units import Quantity
@@ -66,7 +66,7 @@ def _changed(owner: Any, steps: list[str], value: Any) -> Any:
     match = _STEP.match(steps[0])
     fields = list(type(owner).model_fields) if isinstance(owner, Spec) else list(owner)
     if match is None or match[1] not in fields:
-        raise SpecError(f"{steps[0][:80]!r} is not there; {near(steps[0], fields)}")
+        raise SpecError(f"{steps[0][:80]!r} is not there; {suggest_names(steps[0], fields)}")
     name, index = match[1], match[2]
     old = getattr(owner, name) if isinstance(owner, Spec) else owner[name]
     if index is not None:
@@ -155,26 +155,26 @@ def _quantity(metadata: Any, annotation: Any) -> Quantity | None:
     return quantities[0] if quantities else None
 
 
-def _device(system: System, **figures: Any) -> System:
+def _with_device_fields(system: System, **figures: Any) -> System:
     return system.model_copy(update={"device": system.device.model_copy(update=figures)})
 
 
 def _arithmetic(system: System, factor: float) -> System:
     device = system.device
     scaled = {name: {k: v * factor for k, v in getattr(device, name).items()} for name in ("peak", "vector_peak")}
-    return _device(system, **scaled)
+    return _with_device_fields(system, **scaled)
 
 
-def _memory(field: str) -> Callable[[System, float], System]:
+def _memory_scaler(field: str) -> Callable[[System, float], System]:
     def changed(system: System, factor: float) -> System:
         memory = system.device.memory
         new = getattr(memory, field) * factor
-        return _device(system, memory=_with_figure(memory, field, new))
+        return _with_device_fields(system, memory=_with_figure(memory, field, new))
 
     return changed
 
 
-def _link(field: str) -> Callable[[System, float], System]:
+def _link_scaler(field: str) -> Callable[[System, float], System]:
     def changed(system: System, factor: float) -> System:
         levels = []
         for level in system.levels:
@@ -188,15 +188,15 @@ def _link(field: str) -> Callable[[System, float], System]:
 
 def _design_power(system: System, factor: float) -> System:
     device: Device = system.device
-    return system if device.tdp is None else _device(system, tdp=device.tdp * factor)
+    return system if device.tdp is None else _with_device_fields(system, tdp=device.tdp * factor)
 
 
 #: Figure of the hardware -> the system with that figure multiplied.
 HARDWARE_PARAMETERS: dict[str, Callable[[System, float], System]] = {
     "arithmetic (FLOP/s)": _arithmetic,
-    "memory bandwidth": _memory("bandwidth"),
-    "memory capacity": _memory("capacity"),
-    "link bandwidth": _link("bandwidth"),
-    "link latency": _link("latency"),
+    "memory bandwidth": _memory_scaler("bandwidth"),
+    "memory capacity": _memory_scaler("capacity"),
+    "link bandwidth": _link_scaler("bandwidth"),
+    "link latency": _link_scaler("latency"),
     "design power": _design_power,
 }

@@ -40,7 +40,7 @@ class ResidualErrors:
     total_error: float
 
 
-def residual(predicted: Array, measured: Array) -> ResidualErrors:
+def residual_errors(predicted: Array, measured: Array) -> ResidualErrors:
     """Summarise the errors of predicted against measured values.
 
     Parameters
@@ -57,7 +57,7 @@ def residual(predicted: Array, measured: Array) -> ResidualErrors:
 
     Examples
     --------
-    >>> r = residual(np.array([1.1, 1.8]), np.array([1.0, 2.0]))
+    >>> r = residual_errors(np.array([1.1, 1.8]), np.array([1.0, 2.0]))
     >>> round(r.mape, 3), round(r.median_ape, 3), round(r.total_error, 3)
     (0.1, 0.1, -0.033)
     """
@@ -75,9 +75,9 @@ def residual(predicted: Array, measured: Array) -> ResidualErrors:
 
 
 #: Measured efficiency above which one of the two measurements must be wrong: no cache or clock gives so much.
-IMPOSSIBLE = 1.2
+IMPOSSIBLE_EFFICIENCY = 1.2
 #: The goal: points within which an efficiency should be predicted.
-GOAL = 8.0
+GOAL_PERCENTAGE_POINTS = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,8 @@ class EfficiencyPoint:
     """Measured and predicted scaling efficiency of one configuration on ``gpus`` devices.
 
     ``base`` is the smallest device count of the same curve, where the efficiency is 1. ``measured`` and ``predicted``
-    are fractions: step time on ``base`` devices over step time on ``gpus`` devices. ``configuration`` names the curve.
+    are fractions: step time on ``base`` devices over step time on ``gpus`` devices. ``configuration_columns`` names
+    the curve.
     """
 
     configuration: str
@@ -101,12 +102,12 @@ class EfficiencyPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Scaling:
+class EfficiencyErrors:
     """Errors of predicted scaling efficiencies over several points, in percentage points.
 
     ``mean_error`` is the mean absolute error, ``bias`` the mean error, ``worst`` the largest absolute error.
-    ``within_goal`` is the share of points within `GOAL` [-]. ``impossible`` counts points left out because their
-    measurements contradict each other (efficiency above `IMPOSSIBLE`).
+    ``within_goal`` is the share of points within `GOAL_PERCENTAGE_POINTS` [-]. ``impossible`` counts points left out
+    because their measurements contradict each other (efficiency above `IMPOSSIBLE_EFFICIENCY`).
     """
 
     points: int
@@ -155,7 +156,7 @@ def efficiency_points(curves: pd.DataFrame, *, measured: Array, predicted: Array
     return points_of_curves
 
 
-def summarise_efficiencies(points: Sequence[EfficiencyPoint]) -> Scaling:
+def summarise_efficiencies(points: Sequence[EfficiencyPoint]) -> EfficiencyErrors:
     """Summarise the errors of scaling efficiencies.
 
     Parameters
@@ -172,16 +173,16 @@ def summarise_efficiencies(points: Sequence[EfficiencyPoint]) -> Scaling:
     --------
     >>> figures = {2: (0.9, 0.95), 4: (0.9, 0.8), 8: (2.0, 1.0)}  # measured, predicted
     >>> summarise_efficiencies([EfficiencyPoint("a", 1, gpus, *pair) for gpus, pair in figures.items()])
-    Scaling(points=2, mean_error=7.5, bias=-2.5, worst=10.0, within_goal=0.5, impossible=1)
+    EfficiencyErrors(points=2, mean_error=7.5, bias=-2.5, worst=10.0, within_goal=0.5, impossible=1)
     """
-    error = np.array([point.error for point in points if point.measured <= IMPOSSIBLE])
+    error = np.array([point.error for point in points if point.measured <= IMPOSSIBLE_EFFICIENCY])
     left = len(points) - len(error)
     if not len(error):
-        return Scaling(0, None, None, None, None, left)
+        return EfficiencyErrors(0, None, None, None, None, left)
     size = np.abs(error)
-    figures = (size.mean(), error.mean(), size.max(), np.mean(size <= GOAL))
+    figures = (size.mean(), error.mean(), size.max(), np.mean(size <= GOAL_PERCENTAGE_POINTS))
     mean, bias, worst, within_goal = (round(float(point), 9) for point in figures)
-    return Scaling(len(error), mean, bias, worst, within_goal, left)
+    return EfficiencyErrors(len(error), mean, bias, worst, within_goal, left)
 
 
 Words = npt.NDArray[np.object_]
@@ -191,14 +192,14 @@ Words = npt.NDArray[np.object_]
 class Predictions:
     """Predictions for the rows of a table: arrays of shape (rows,). A row without a prediction has nan and a reason.
 
-    ``seconds`` is the predicted time; ``low`` and ``high`` are the ends of its 90 % interval. ``baseline`` is the
+    ``values`` is the predicted time; ``low`` and ``high`` are the ends of its 90 % interval. ``baseline`` is the
     roofline time at the datasheet's peaks; the report divides it by one constant efficiency per device. ``reasons``
     says why a row has no prediction, '' if it has one. ``subjects`` names the device or system in the catalog.
     ``origins`` says where the calibrated parameters come from. Tables that measure something else hold SI values of
     that quantity in place of seconds (memory: bytes).
     """
 
-    seconds: Array
+    values: Array
     low: Array
     high: Array
     baseline: Array
@@ -235,11 +236,11 @@ class MeasuredTable(ABC):
     #: Registry name, also the ``kind`` that ``paleo validate --json`` prints.
     name: ClassVar[str]
     #: Columns that identify the kind; a table may have more.
-    header: ClassVar[frozenset[str]]
+    identifying_columns: ClassVar[frozenset[str]]
     #: Further columns that the kind reads, keys of `paleo.tables.columns.COLUMNS`; a table may lack them.
-    reads: ClassVar[str] = ""
+    optional_columns: ClassVar[str] = ""
     #: Columns that define a configuration: rows that agree in them fall on the same side of a held-out split.
-    configuration: ClassVar[tuple[str, ...]]
+    configuration_columns: ClassVar[tuple[str, ...]]
     #: The column that holds what was measured, and the seconds (bytes, …) of one unit of it.
     measured_column: ClassVar[str]
     measured_unit: ClassVar[float]
@@ -254,13 +255,17 @@ class MeasuredTable(ABC):
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of all columns that this kind of table reads; the columns that identify it come first."""
-        known = (*sorted(self.header), *columns_of(self.reads), *(self.measured_columns or (self.measured_column,)))
+        known = (
+            *sorted(self.identifying_columns),
+            *columns_of(self.optional_columns),
+            *(self.measured_columns or (self.measured_column,)),
+        )
         return tuple(name for name in dict.fromkeys(known) if name in COLUMNS)
 
     @property
     def described_by(self) -> tuple[str, ...]:
         """Names of the columns that describe the configuration of a row in reports."""
-        return self.configuration
+        return self.configuration_columns
 
     def with_calibration(self, calibration: Calibration | None) -> Self:
         """Return the same kind of table, whose predictions use a user's calibration.
@@ -307,7 +312,7 @@ class MeasuredTable(ABC):
             Predicted values with intervals, one entry per row; a reason where a row cannot be modelled.
         """
 
-    def parts(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
+    def further_quantities(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
         """Return further predicted and measured quantities of each row, beside the one in the measured column.
 
         Examples of parts are the step time of a run whose measured value is the time to target. This class has none.

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from paleo.errors import SpecError, near
+from paleo.errors import SpecError, suggest_names
 from paleo.files import read_bytes
 
 Array = npt.NDArray[np.float64]
@@ -242,7 +242,7 @@ def number(frame: pd.DataFrame, column: str, default: float | None = None) -> Ar
     """
     if column not in frame.columns:
         if default is None:
-            raise SpecError(f"column {column!r} is missing; {near(column, map(str, frame.columns))}")
+            raise SpecError(f"column {column!r} is missing; {suggest_names(column, map(str, frame.columns))}")
         return np.full(len(frame), default)
     raw = frame[column]
     if isinstance(raw.dtype, pd.CategoricalDtype):

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from paleo.errors import SpecError, near
+from paleo.errors import SpecError, suggest_names
 
 
 class Range(NamedTuple):
@@ -505,5 +505,7 @@ def columns_of(names: str) -> tuple[str, ...]:
     """
     read = tuple(names.split())
     if unknown := [name for name in read if name not in COLUMNS]:
-        raise SpecError(f"column {unknown[0]!r} has no line in paleo/tables/columns.py; {near(unknown[0], COLUMNS)}")
+        raise SpecError(
+            f"column {unknown[0]!r} has no line in paleo/tables/columns.py; {suggest_names(unknown[0], COLUMNS)}"
+        )
     return read

@@ -1,6 +1,6 @@
 """What a kind of measured table is: how to recognise it, and how its rows become the arguments of a pricing family.
 
-A module of this folder makes one object of a subclass of ``TableKind`` and registers it::
+A module of this folder makes one object of a subclass of ``KernelTable`` and registers it::
 
     KINDS.register("gemm")(GemmTable())
 
@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from paleo.errors import PaleoError, SpecError, near
-from paleo.pricing.kernels import DeviceFigures, figures
+from paleo.errors import PaleoError, SpecError, suggest_names
+from paleo.pricing.kernels import DeviceDatasheet, device_datasheet
 from paleo.pricing.store import SourcedParameters, lookup
 from paleo.registry import Registry
 from paleo.specs.device import find_device
@@ -41,11 +41,11 @@ class FitPlan:
     """Settings of the fit of one family's parameters to rows of a table.
 
     ``start`` holds the start values (a dataclass of parameters); searches also begin at each of ``alternatives`` and at
-    ``starts`` random points. Parameters named in ``fixed`` keep their start value, because the rows do not determine
-    them. Those named in ``per_stack`` get one value per stack (way of timing); all others are shared by the stacks that
-    are fitted together. At most ``training_rows`` rows are used. ``prior`` is the inverse width, in log units, of the
-    penalty for leaving the start values; ``excess`` is the weight of errors above the measured time (see
-    ``paleo.calibrate.fit.Fit``).
+    ``random_starts`` random points. Parameters named in ``fixed`` keep their start value, because the rows do not
+    determine them. Those named in ``per_stack`` get one value per stack (way of timing); all others are shared by the
+    stacks that are fitted together. At most ``training_rows`` rows are used. ``prior`` is the inverse width, in log
+    units, of the penalty for leaving the start values; ``excess_weight`` is the weight of errors above the measured
+    time (see ``paleo.calibrate.fit.Fit``).
     """
 
     start: Any
@@ -53,20 +53,20 @@ class FitPlan:
     per_stack: tuple[str, ...] = ()
     fixed: tuple[str, ...] = ()
     training_rows: int = 1000
-    starts: int = 2
+    random_starts: int = 2
     prior: float = 0.5
-    excess: float = 1.0
+    excess_weight: float = 1.0
 
 
 #: Parameters fitted so far in one run: (subject, family, stack) -> parameters.
 Fitted = Mapping[tuple[str, str, str], Any]
 
 
-class TableKind(MeasuredTable, Generic[Figures]):
+class KernelTable(MeasuredTable, Generic[Figures]):
     """Abstract base of tables with one timed kernel or collective per row.
 
     Each row belongs to a family: a timing formula with a dataclass of calibrated parameters. ``Figures`` is the type of
-    the datasheet figures that the formula needs: `DeviceFigures` for kernels, `System` for collectives.
+    the datasheet figures that the formula needs: `DeviceDatasheet` for kernels, `System` for collectives.
     """
 
     #: Columns that must hold a whole number above zero.
@@ -158,7 +158,7 @@ class TableKind(MeasuredTable, Generic[Figures]):
         family : str
             Key of ``families``.
         stack : str
-            How the rows were timed, a key of `stack`.
+            How the rows were timed, a key of `timing_method`.
         figures : Figures
             Datasheet figures of the subject.
         fitted : Fitted
@@ -187,16 +187,16 @@ class TableKind(MeasuredTable, Generic[Figures]):
         Returns
         -------
         Figures
-            `DeviceFigures` for kernels; kinds of tables of collectives return a `System`.
+            `DeviceDatasheet` for kernels; kinds of tables of collectives return a `System`.
 
         Raises
         ------
         SpecError
             If the subject is unknown or has no peak for the format.
         """
-        return figures(find_device(subject), dtype.partition("->")[0], compute or None)  # type: ignore[return-value]
+        return device_datasheet(find_device(subject), dtype.partition("->")[0], compute or None)  # type: ignore[return-value]
 
-    def traits(self, figures: Figures) -> tuple[str, str, str]:
+    def calibration_keys(self, figures: Figures) -> tuple[str, str, str]:
         """Return the keys by which a calibration is looked up for a device or system.
 
         Parameters
@@ -225,7 +225,9 @@ class TableKind(MeasuredTable, Generic[Figures]):
             Times [s]; nan where a cell is empty, no number, or out of range.
         """
         if self.measured_column not in frame.columns:
-            raise SpecError(f"column {self.measured_column!r} is missing; {near(self.measured_column, frame.columns)}")
+            raise SpecError(
+                f"column {self.measured_column!r} is missing; {suggest_names(self.measured_column, frame.columns)}"
+            )
         times = pd.to_numeric(frame[self.measured_column], errors="coerce").to_numpy(dtype=np.float64)
         return np.where((times > LEAST_MEASURED) & (times < MOST_MEASURED), times, np.nan) * self.measured_unit
 
@@ -314,7 +316,7 @@ class TableKind(MeasuredTable, Generic[Figures]):
     def described_by(self) -> tuple[str, ...]:
         """Names of the columns that describe a row in reports: operation, dtype and the sizes of the configuration."""
         first = ("op", "phase", "layer_type", "cell", "dtype")
-        return tuple(dict.fromkeys((*first, *self.configuration, "direction")))
+        return tuple(dict.fromkeys((*first, *self.configuration_columns, "direction")))
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
         """Predict the time of each row of this table.
@@ -344,7 +346,7 @@ class TableKind(MeasuredTable, Generic[Figures]):
         fine = out.reasons == ""
         sound = self._supported(frame if fine.all() else frame[fine], out)
         for group in row_groups(self, sound, checked=out.reasons[sound.index] == ""):
-            self._price_sound(group, out)
+            self._predict_readable(group, out)
         return out
 
     def _supported(self, frame: pd.DataFrame, out: Predictions) -> pd.DataFrame:
@@ -358,7 +360,7 @@ class TableKind(MeasuredTable, Generic[Figures]):
                 frame = frame.drop(error.rows)
         return frame
 
-    def _price_sound(self, group: RowGroup, out: Predictions) -> None:
+    def _predict_readable(self, group: RowGroup, out: Predictions) -> None:
         """Predict the times of a group of rows and write them into ``out``.
 
         Rows whose cells cannot be read get a reason and the others are tried again; any other error is the reason of
@@ -366,7 +368,7 @@ class TableKind(MeasuredTable, Generic[Figures]):
         """
         while len(group.frame):
             try:
-                self._price(group, out)
+                self._predict_group(group, out)
                 break
             except RowsError as error:
                 out.reasons[error.rows] = str(error)
@@ -375,9 +377,9 @@ class TableKind(MeasuredTable, Generic[Figures]):
                 out.reasons[group.frame.index] = str(error)
                 break
 
-    def _price(self, group: RowGroup, out: Predictions) -> None:
+    def _predict_group(self, group: RowGroup, out: Predictions) -> None:
         rows = group.frame.index
-        figures = self.figures(group.subject, group.dtype, group.compute)
+        figures = self.figures(group.subject, group.dtype, group.compute_unit)
         calibrated = self.calibrated(group, figures)
         with np.errstate(all="ignore"):
             seconds = self.time(group.frame, figures, calibrated.parameters)
@@ -385,11 +387,11 @@ class TableKind(MeasuredTable, Generic[Figures]):
         wrong = ~(np.isfinite(seconds) & (seconds > 0))
         out.reasons[rows[wrong]] = "the formula gives no finite time"
         seconds = np.where(wrong, np.nan, seconds)
-        out.seconds[rows] = seconds
+        out.values[rows] = seconds
         out.low[rows], out.high[rows] = calibrated.bounds(seconds)
         out.baseline[rows] = ideal
-        out.subjects[rows] = self.traits(figures)[0]
-        out.origins[rows] = f"{calibrated.origin} ({calibrated.subject}: {group.family}, {group.stack})"
+        out.subjects[rows] = self.calibration_keys(figures)[0]
+        out.origins[rows] = f"{calibrated.origin} ({calibrated.subject}: {group.family}, {group.timing_method})"
 
     def calibrated(self, group: RowGroup, figures: Any) -> SourcedParameters[Any]:
         """Look up the calibrated parameters for a group of rows; the user's calibration comes before the catalog's.
@@ -406,15 +408,15 @@ class TableKind(MeasuredTable, Generic[Figures]):
         SourcedParameters[Any]
             Parameters of the family, with the entry that they come from.
         """
-        subject, architecture, memory_kind = self.traits(figures)
+        subject, architecture, memory_kind = self.calibration_keys(figures)
         calibration = self.calibration if self.calibration is not None and self.calibration.subject == subject else None
         return lookup(
             self.families[group.family], subject=subject, architecture=architecture, memory_kind=memory_kind,
-            family=group.family, stacks=(group.stack,), user_calibration=calibration,
+            family=group.family, stacks=(group.timing_method,), user_calibration=calibration,
         )  # fmt: skip
 
 
-KINDS: Registry[TableKind[Any]] = Registry("table kind", "paleo.tables.kinds")
+KERNEL_TABLES: Registry[KernelTable[Any]] = Registry("table kind", "paleo.tables.kinds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,9 +428,9 @@ class RowGroup:
 
     subject: str
     family: str
-    stack: str
+    timing_method: str
     dtype: str
-    compute: str
+    compute_unit: str
     frame: pd.DataFrame
 
     @property
@@ -438,13 +440,13 @@ class RowGroup:
 
 
 def row_groups(
-    kind: TableKind[Any], frame: pd.DataFrame, checked: npt.NDArray[np.bool_] | None = None
+    kind: KernelTable[Any], frame: pd.DataFrame, checked: npt.NDArray[np.bool_] | None = None
 ) -> Iterator[RowGroup]:
     """Divide the rows of a table that can be modelled into groups of one subject, family, stack, dtype and unit.
 
     Parameters
     ----------
-    kind : TableKind[Any]
+    kind : KernelTable[Any]
         Kind of the table.
     frame : DataFrame
         Rows of the table; groups keep its index.
@@ -470,7 +472,7 @@ def row_groups(
         yield RowGroup(subject, family, stack, dtype, compute, frame.iloc[np.flatnonzero(combination_of == place)])
 
 
-def by_words(method: Callable[..., str]) -> Callable[[Any, pd.DataFrame], pd.Series[str]]:
+def rowwise(method: Callable[..., str]) -> Callable[[Any, pd.DataFrame], pd.Series[str]]:
     """Decorate a method that takes texts of one row, so that it takes a whole table and returns one text per row.
 
     Parameters
@@ -521,7 +523,7 @@ def compute_unit_of(frame: pd.DataFrame) -> pd.Series[str]:
     Parameters
     ----------
     frame : DataFrame
-        The table, with columns ``compute``, ``source`` and ``dtype``.
+        The table, with columns ``compute_unit``, ``source`` and ``dtype``.
 
     Returns
     -------
@@ -534,7 +536,7 @@ def compute_unit_of(frame: pd.DataFrame) -> pd.Series[str]:
 
 
 @cache
-def unpriced_reason(device: str, dtype: str, compute: str, dtypes: frozenset[str]) -> str:
+def unsupported_reason(device: str, dtype: str, compute: str, dtypes: frozenset[str]) -> str:
     """Explain why kernels of a number format cannot be predicted on a device.
 
     Parameters
@@ -554,9 +556,9 @@ def unpriced_reason(device: str, dtype: str, compute: str, dtypes: frozenset[str
         The reason; '' if they can be predicted.
     """
     if dtype not in dtypes:
-        return f"dtype {dtype!r} is not modelled; {near(dtype, dtypes)}"
+        return f"dtype {dtype!r} is not modelled; {suggest_names(dtype, dtypes)}"
     try:
-        figures(find_device(device), dtype, compute)
+        device_datasheet(find_device(device), dtype, compute)
     except SpecError as error:
         return str(error)
     return ""
@@ -575,7 +577,7 @@ def timing_keys(frame: pd.DataFrame, usual: pd.Series[str]) -> pd.Series[str]:
     Returns
     -------
     Series[str]
-        One key per row, as `TableKind.stack` returns them.
+        One key per row, as `KernelTable.stack` returns them.
     """
     if "timing" not in frame.columns:
         return usual
@@ -608,7 +610,7 @@ def measured_time(frame: pd.DataFrame) -> Array:
     return times * MICROSECOND
 
 
-def roofline_time(flops: Array, bytes_moved: Array, figures: DeviceFigures) -> Array:
+def roofline_time(flops: Array, bytes_moved: Array, figures: DeviceDatasheet) -> Array:
     """Return the roofline time at the peaks of the datasheet: max(FLOP / peak, bytes / bandwidth).
 
     Parameters
@@ -617,7 +619,7 @@ def roofline_time(flops: Array, bytes_moved: Array, figures: DeviceFigures) -> A
         FLOP.
     bytes_moved : ndarray, shape (rows,)
         Compulsory bytes.
-    figures : DeviceFigures
+    figures : DeviceDatasheet
         Peak and bandwidth of the device.
 
     Returns

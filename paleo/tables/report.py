@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from paleo.files import csv_cell, write_whole
-from paleo.tables.base import GOAL, IMPOSSIBLE, Scaling, summarise_efficiencies
+from paleo.files import csv_cell, write_atomically
+from paleo.tables.base import GOAL_PERCENTAGE_POINTS, IMPOSSIBLE_EFFICIENCY, EfficiencyErrors, summarise_efficiencies
 from paleo.tables.cells import text
 from paleo.tables.runner import Errors, FileReport, with_predictions
-from paleo.units import duration, engineering, gibibytes, with_noun
+from paleo.units import format_duration, format_gibibytes, format_quantity, with_noun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 #: Colours that people with any colour vision tell apart (Okabe and Ito, 2008).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
 #: How what is predicted is written, with its unit, by the kind of table; others hold seconds.
-WRITTEN: dict[str, Callable[[float], str]] = {
-    "memory": gibibytes,
-    "power": lambda value: engineering(value, "W"),
+VALUE_FORMATS: dict[str, Callable[[float], str]] = {
+    "memory": format_gibibytes,
+    "power": lambda value: format_quantity(value, "W"),
     "goodput": lambda value: f"{value:.1%}",
     "staleness_accuracy": lambda value: f"{value:.1%}",
     "learning": lambda value: f"{value:.3f} nats",
-    "convergence": lambda value: engineering(value, "samples"),
-    "rails": lambda value: engineering(value, "B/s"),
-    "storage": lambda value: engineering(value, "samples/s"),
+    "convergence": lambda value: format_quantity(value, "samples"),
+    "rails": lambda value: format_quantity(value, "B/s"),
+    "storage": lambda value: format_quantity(value, "samples/s"),
     "compression": lambda value: f"{value:.4g}",  # seconds, FLOP/s or a ratio
 }
 #: Most points of a plot for each device: more only cost time and ink.
@@ -58,7 +58,7 @@ def document(reports: Sequence[FileReport]) -> dict[str, Any]:
 
 
 def _file(report: FileReport) -> dict[str, Any]:
-    predicted = int(report.predicted.sum())
+    predicted = int(report.was_predicted.sum())
     points = report.scaling
     return {
         "file": report.file,
@@ -70,9 +70,9 @@ def _file(report: FileReport) -> dict[str, Any]:
         "not_read": report.not_read,
         "overall": dataclasses.asdict(report.errors()) if predicted else None,
         "by_device": {
-            name: dataclasses.asdict(errors) for name, errors in report.by(report.predictions.subjects).items()
+            name: dataclasses.asdict(errors) for name, errors in report.errors_by(report.predictions.subjects).items()
         },
-        "by_source": {name: dataclasses.asdict(errors) for name, errors in report.by(report.sources).items()},
+        "by_source": {name: dataclasses.asdict(errors) for name, errors in report.errors_by(report.sources).items()},
         "worst": [dataclasses.asdict(errors) for errors in report.worst()],
         **({"scaling": dataclasses.asdict(summarise_efficiencies(points))} if points else {}),
         **_parts(report),
@@ -80,11 +80,11 @@ def _file(report: FileReport) -> dict[str, Any]:
 
 
 def _parts(report: FileReport) -> dict[str, Any]:
-    """Return errors by benchmark and errors of further quantities (`MeasuredTable.parts`); {} if the table has none."""
+    """Return errors by benchmark and those of `MeasuredTable.further_quantities`; {} if the table has none."""
     parts = {name: dataclasses.asdict(errors) for name, errors in report.parts.items()}
     if not parts:
         return {}
-    benchmarks = report.by(text(report.frame, "benchmark").to_numpy())
+    benchmarks = report.errors_by(text(report.frame, "benchmark").to_numpy())
     return {"by_benchmark": {name: dataclasses.asdict(errors) for name, errors in benchmarks.items()}, "parts": parts}
 
 
@@ -141,7 +141,7 @@ def renderables(report: FileReport, *, worst: int = 5) -> list[RenderableType]:
         )
     if suspect := _suspect_unit(report):
         blocks.append(Text(suspect))
-    if worst and report.predicted.any():
+    if worst and report.was_predicted.any():
         from rich.table import Table
 
         table = Table(title="worst rows (row 0 is the first below the header)", title_justify="left", show_lines=False)
@@ -164,34 +164,38 @@ def _suspect_unit(report: FileReport) -> str:
 
     Returns '' otherwise.
     """
-    ratios = report.predictions.seconds[report.predicted] / report.measured[report.predicted]
+    ratios = report.predictions.values[report.was_predicted] / report.measured[report.was_predicted]
     ratio = float(np.median(ratios)) if len(ratios) else 1.0
     if 1.0 / SUSPECT < ratio < SUSPECT:
         return ""
     return f"predicted are {ratio:,.3g} times what was measured: is {report.table.measured_column} in its unit?"
 
 
-def _scaling_line(errors: Scaling) -> str:
+def _scaling_line(errors: EfficiencyErrors) -> str:
     """Word the errors of scaling efficiencies as one line of the report."""
     left = (
-        f"; {errors.impossible} more contradict each other (efficiency above {IMPOSSIBLE})" if errors.impossible else ""
+        f"; {errors.impossible} more contradict each other (efficiency above {IMPOSSIBLE_EFFICIENCY})"
+        if errors.impossible
+        else ""
     )
     if errors.mean_error is None or errors.bias is None or errors.worst is None or errors.within_goal is None:
         return f"scaling: no points{left}"
     sizes = f"{errors.mean_error:.1f} points of 100 off on average (bias {errors.bias:+.1f}, worst {errors.worst:.1f})"
-    within = f"{errors.within_goal:.0%} within {GOAL:g}"
+    within = f"{errors.within_goal:.0%} within {GOAL_PERCENTAGE_POINTS:g}"
     return f"scaling: efficiency on several devices, {errors.points} times: {sizes}, {within}{left}"
 
 
 def _errors_table(report: FileReport) -> RenderableType:
     from rich.table import Table
 
-    title = f"{Path(report.file).name}: {report.table.name}, {int(report.predicted.sum())} of {len(report.frame)} rows"
+    title = (
+        f"{Path(report.file).name}: {report.table.name}, {int(report.was_predicted.sum())} of {len(report.frame)} rows"
+    )
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("of", overflow="fold")
     for heading in ("rows", "median", "MAPE", "p90", "bias", "total", "in 90 %", "roofline MAPE"):
         table.add_column(heading, justify="right")
-    subjects, sources = report.by(report.predictions.subjects), report.by(report.sources)
+    subjects, sources = report.errors_by(report.predictions.subjects), report.errors_by(report.sources)
     table.add_row("all", *_cells(report.errors()), style="bold", end_section=True)
     for part in (subjects, sources):
         for index, (name, errors) in enumerate(part.items()):
@@ -219,7 +223,7 @@ def _percent(value: float | None) -> str:
 
 
 def _amount(report: FileReport, value: float) -> str:
-    return WRITTEN.get(report.table.name, duration)(value)
+    return VALUE_FORMATS.get(report.table.name, format_duration)(value)
 
 
 def figure(reports: Sequence[FileReport]) -> Figure:
@@ -251,16 +255,16 @@ def figure(reports: Sequence[FileReport]) -> Figure:
 
 def _panel(axes: Axes, report: FileReport) -> None:
     generator = np.random.default_rng(0)
-    names = sorted({str(errors) for errors in report.predictions.subjects[report.predicted]})
+    names = sorted({str(errors) for errors in report.predictions.subjects[report.was_predicted]})
     for index, name in enumerate(names):
-        rows = np.flatnonzero(report.predicted & (report.predictions.subjects == name))
+        rows = np.flatnonzero(report.was_predicted & (report.predictions.subjects == name))
         rows = rows[np.sort(generator.permutation(len(rows))[:POINTS])]
         colour, size = COLOURS[index % len(COLOURS)], 3 if len(rows) > 1000 else 5
         axes.plot(
-            report.measured[rows], report.predictions.seconds[rows], ".", color=colour, markersize=size, alpha=0.4,
+            report.measured[rows], report.predictions.values[rows], ".", color=colour, markersize=size, alpha=0.4,
             markeredgewidth=0, rasterized=True, label=name,
         )  # fmt: skip
-    _frame(axes, report)
+    _draw_axes(axes, report)
     errors = report.errors()
     axes.set_title(f"{Path(report.file).name}: MAPE {_percent(errors.mape)}, roofline {_percent(errors.baseline_mape)}")
     axes.set_xlabel("measured")
@@ -272,13 +276,13 @@ def _panel(axes: Axes, report: FileReport) -> None:
                 handle.set_alpha(1.0)
 
 
-def _frame(axes: Axes, report: FileReport) -> None:
+def _draw_axes(axes: Axes, report: FileReport) -> None:
     """Draw equal logarithmic axes and the lines where predicted is equal to measured, twice it, and half."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    if not report.predicted.any():
+    if not report.was_predicted.any():
         return
-    seconds = np.concatenate([report.measured[report.predicted], report.predictions.seconds[report.predicted]])
+    seconds = np.concatenate([report.measured[report.was_predicted], report.predictions.values[report.was_predicted]])
     low, high = float(seconds.min()) / 1.5, float(seconds.max()) * 1.5
     for factor, style, label in ((1.0, "-", None), (2.0, ":", "twice, half"), (0.5, ":", None)):
         axes.plot([low, high], [low * factor, high * factor], style, color="0.4", linewidth=0.8, zorder=0, label=label)
@@ -305,7 +309,7 @@ def write_predictions(path: Path, reports: Sequence[FileReport]) -> None:
     """
     zipped = {"method": "gzip", "mtime": 0} if path.suffix == ".gz" else None
     table = without_formulas(with_predictions(reports))
-    write_whole(path, lambda file: table.to_csv(file, index=False, compression=zipped))
+    write_atomically(path, lambda file: table.to_csv(file, index=False, compression=zipped))
 
 
 def without_formulas(rows: pd.DataFrame) -> pd.DataFrame:

@@ -21,7 +21,7 @@ from paleo.tables.base import (
     ResidualErrors,
     Words,
     efficiency_points,
-    residual,
+    residual_errors,
 )
 from paleo.tables.cells import Array, read_table, text
 from paleo.tables.columns import cell_reasons, unread_columns, with_numeric_columns
@@ -37,7 +37,7 @@ IMPOSSIBLE = 1.02
 #: Share by which repeated measurements of one configuration must differ to explain a miss.
 SCATTER = 0.2
 #: Kinds of tables whose rooflines are no times.
-UNTIMED = frozenset(
+UNTIMED_TABLES = frozenset(
     {"power", "goodput", "staleness_accuracy", "learning", "convergence", "storage", "compression", "memory"}
     | {"rails"}
 )
@@ -47,7 +47,7 @@ FIXED_COSTS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Errors of predicted against measured values, all but ``rows`` as fractions; None without rows.
+    """Errors of predicted against measured values, all but ``readable_rows`` as fractions; None without rows.
 
     ``median_ape``, ``mape`` and ``p90_ape`` are median, mean and 90th percentile of the absolute relative error.
     ``bias`` is the mean of log(predicted / measured). ``total_error`` is the sum of all predictions over the sum of all
@@ -82,8 +82,8 @@ class FileReport:
     """Result of validating one table: predictions and measurements of its rows.
 
     ``measured`` and ``baseline`` have shape (rows,), in SI units, nan where there is none. ``baseline`` is the roofline
-    time divided by the best constant efficiency of the row's device (``efficiencies``). ``rows`` holds the positions of
-    rows whose cells all can be used; the other rows have a reason in ``predictions``.
+    time divided by the best constant efficiency of the row's device (``efficiencies``). ``readable_rows`` holds the
+    positions of rows whose cells all can be used; the other rows have a reason in ``predictions``.
     """
 
     file: str
@@ -93,7 +93,7 @@ class FileReport:
     measured: Array
     baseline: Array
     efficiencies: Mapping[str, float]
-    rows: npt.NDArray[np.intp]
+    readable_rows: npt.NDArray[np.intp]
 
     @property
     def not_read(self) -> list[str]:
@@ -101,14 +101,14 @@ class FileReport:
         return unread_columns(self.frame.columns, self.table.columns)
 
     @property
-    def predicted(self) -> Flags:
+    def was_predicted(self) -> Flags:
         """True for rows that were predicted."""
         return np.asarray(self.predictions.reasons == "")
 
     @property
     def unsupported_reasons(self) -> dict[str, int]:
         """Number of rows for each reason why rows were not predicted, most frequent first."""
-        reasons = self.predictions.reasons[~self.predicted]
+        reasons = self.predictions.reasons[~self.was_predicted]
         return {str(reason): int(count) for reason, count in pd.Series(reasons).value_counts().items()}
 
     @property
@@ -129,17 +129,17 @@ class FileReport:
         Errors
             Errors as fractions.
         """
-        mask = self.predicted if chosen is None else self.predicted & chosen
+        mask = self.was_predicted if chosen is None else self.was_predicted & chosen
         predictions = self.predictions
         return errors(
-            predictions.seconds[mask],
+            predictions.values[mask],
             self.measured[mask],
             predictions.low[mask],
             predictions.high[mask],
             self.baseline[mask],
         )
 
-    def by(self, words: Words) -> dict[str, Errors]:
+    def errors_by(self, words: Words) -> dict[str, Errors]:
         """Summarise the errors of the predicted rows for each value of a text column, such as the device.
 
         Parameters
@@ -152,17 +152,22 @@ class FileReport:
         dict of str to Errors
             Errors of the rows with each text.
         """
-        names = sorted({str(word) for word in words[self.predicted]})
+        names = sorted({str(word) for word in words[self.was_predicted]})
         return {name: self.errors(words == name) for name in names}
 
     @property
     def parts(self) -> dict[str, ResidualErrors]:
-        """Errors of the further quantities of this table (`MeasuredTable.parts`), each over the rows that state it."""
+        """Errors of `MeasuredTable.further_quantities`, each over the rows that state it."""
         errors_of_parts = {}
-        for name, (predicted, measured) in self.table.parts(self._sound).items():
-            comparable = self.predicted[self.rows] & np.isfinite(predicted) & np.isfinite(measured) & (predicted > 0)
+        for name, (predicted, measured) in self.table.further_quantities(self._sound).items():
+            comparable = (
+                self.was_predicted[self.readable_rows]
+                & np.isfinite(predicted)
+                & np.isfinite(measured)
+                & (predicted > 0)
+            )
             if comparable.any():
-                errors_of_parts[name] = residual(predicted[comparable], measured[comparable])
+                errors_of_parts[name] = residual_errors(predicted[comparable], measured[comparable])
         return errors_of_parts
 
     def worst(self, most: int = 10) -> list[_Worst]:
@@ -178,11 +183,11 @@ class FileReport:
         list of _Worst
             Rows by falling |log(predicted / measured)|.
         """
-        log_error = np.abs(np.log(self.predictions.seconds / self.measured))
-        order = np.argsort(np.where(self.predicted, -log_error, np.inf), kind="stable")
+        log_error = np.abs(np.log(self.predictions.values / self.measured))
+        order = np.argsort(np.where(self.was_predicted, -log_error, np.inf), kind="stable")
         spread = self._scatter()
         misses: dict[str, _Worst] = {}
-        for row in order[: min(int(self.predicted.sum()), most * 20)]:
+        for row in order[: min(int(self.was_predicted.sum()), most * 20)]:
             configuration = describe_row(self.frame, int(row), self.table)
             misses.setdefault(configuration, self._explained(int(row), configuration, float(spread[row])))
             if len(misses) == most:
@@ -193,20 +198,26 @@ class FileReport:
     def scaling(self) -> list[EfficiencyPoint]:
         """Measured and predicted scaling efficiencies of this table; [] if it has no scaling curves."""
         curves = self.table.curves(self._sound)
-        predicted = np.where(self.predicted, self.predictions.seconds, np.nan)[self.rows]
+        predicted = np.where(self.was_predicted, self.predictions.values, np.nan)[self.readable_rows]
         return (
-            [] if curves is None else efficiency_points(curves, measured=self.measured[self.rows], predicted=predicted)
+            []
+            if curves is None
+            else efficiency_points(curves, measured=self.measured[self.readable_rows], predicted=predicted)
         )
 
     @property
     def _sound(self) -> pd.DataFrame:
         """Rows of this table whose cells all can be used."""
-        return self.frame if len(self.rows) == len(self.frame) else rows_of(self.frame, self.rows, self.table)
+        return (
+            self.frame
+            if len(self.readable_rows) == len(self.frame)
+            else rows_of(self.frame, self.readable_rows, self.table)
+        )
 
     def _explained(self, row: int, configuration: str, spread: float) -> _Worst:
         predictions, measured = self.predictions, float(self.measured[row])
-        ideal, predicted = float(predictions.baseline[row]), float(predictions.seconds[row])
-        if self.table.name in UNTIMED:
+        ideal, predicted = float(predictions.baseline[row]), float(predictions.values[row])
+        if self.table.name in UNTIMED_TABLES:
             reason = f"{predicted / measured:.2f} times what was measured"
         else:
             reason = explain_miss(measured, predicted, ideal, spread, str(predictions.origins[row]))
@@ -305,7 +316,7 @@ def errors(predicted: Array, measured: Array, low: Array, high: Array, baseline:
     values = np.abs(baseline / measured - 1.0)
     known = values[np.isfinite(values)]
     return Errors(
-        **dataclasses.asdict(residual(predicted, measured)),
+        **dataclasses.asdict(residual_errors(predicted, measured)),
         coverage=float(np.mean((low <= measured) & (measured <= high))),
         baseline_mape=float(np.mean(known)) if len(known) else None,
     )
@@ -457,7 +468,7 @@ def _complete(predictions: Predictions, measured: Array, table: MeasuredTable) -
     """Give each row without a measured value or a prediction its reason."""
     missing = (predictions.reasons == "") & ~np.isfinite(measured)
     predictions.reasons[missing] = f"{table.measured_column} is missing, not a number, or not above zero"
-    failed = (predictions.reasons == "") & ~np.isfinite(predictions.seconds)
+    failed = (predictions.reasons == "") & ~np.isfinite(predictions.values)
     predictions.reasons[failed] = "no prediction was made"
 
 
@@ -525,7 +536,7 @@ def _cell(value: object) -> str:
 
 
 def with_predictions(reports: Sequence[FileReport]) -> pd.DataFrame:
-    """Return the rows of all files with columns ``predicted``, ``low``, ``high`` and ``unsupported`` added.
+    """Return the rows of all files with columns ``was_predicted``, ``low``, ``high`` and ``unsupported`` added.
 
     Parameters
     ----------
@@ -535,7 +546,7 @@ def with_predictions(reports: Sequence[FileReport]) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        All rows. ``predicted`` and the 90 % interval ``low`` to ``high`` are in the unit of the table's measured
+        All rows. ``was_predicted`` and the 90 % interval ``low`` to ``high`` are in the unit of the table's measured
         column; ``unsupported`` is the reason of rows without a prediction. With several files, column ``file`` names
         each.
     """
@@ -543,7 +554,7 @@ def with_predictions(reports: Sequence[FileReport]) -> pd.DataFrame:
     for report in reports:
         unit, predictions = report.table.measured_unit, report.predictions
         more = {
-            "predicted": predictions.seconds / unit,
+            "predicted": predictions.values / unit,
             "low": predictions.low / unit,
             "high": predictions.high / unit,
             "unsupported": predictions.reasons,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from paleo.errors import PaleoError, SpecError, near
+from paleo.errors import PaleoError, SpecError, suggest_names
 from paleo.registry import Registry
 from paleo.specs.catalog import names
 from paleo.specs.device import find_device, load_link
@@ -27,7 +27,7 @@ from paleo.step.interval import INTERVALS, Uncertainty
 from paleo.tables.base import MeasuredTable, Predictions
 from paleo.tables.cells import Array, number_or_nan, text
 from paleo.tables.columns import best_match
-from paleo.tables.kernels import KINDS
+from paleo.tables.kernels import KERNEL_TABLES
 from paleo.units import MILLISECOND
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 CELL_ERRORS = (KeyError, ValueError, OverflowError, ZeroDivisionError)
 Row = Mapping[str, Any]
 #: What a report says of a run that ran out of memory.
-DEAD = "ran out of memory; predicted: {}"
+OUT_OF_MEMORY_REASON = "ran out of memory; predicted: {}"
 #: Profiles for rows whose own is not in the catalog, by a word of the framework that they name; the first that fits.
-LIKENESS = (
+SUBSTITUTE_PROFILES = (
     ("megatron-core", "megatron-core"),
     ("nemo", "megatron-core"),
     ("megatron", "megatron-2021"),
@@ -62,7 +62,7 @@ LIKENESS = (
 FRAMEWORKS = ("torch", "ddp", "horovod", "hugging", "transformers", "jax", "paddle", "colossal", "byteps", "dt-fm")
 
 #: Finer profiles than the one that a row names, by a word of its framework.
-FINER = {
+FINER_PROFILES = {
     ("pytorch-eager", "huggingface"): "huggingface-eager",
     ("tensorflow1", "1.15.4"): "tensorflow1.15-ngc",
     ("tensorflow1", "1.15.5"): "tensorflow1.15-ngc",
@@ -77,7 +77,7 @@ FINER = {
 }
 
 #: The same by a word of a row's notes.
-NOTED = {("torchtitan", "fsdp (eager)"): "torchtitan-eager"}
+PROFILES_BY_NOTE = {("torchtitan", "fsdp (eager)"): "torchtitan-eager"}
 
 
 #: What the sources begin with that run NVIDIA's example scripts in its containers.
@@ -106,15 +106,20 @@ def software_of(row: Row, default: str = "pytorch-eager") -> str:
         return TPU_PROFILE
     stated = str(row.get("software") or "").strip()
     if stated in names("software"):
-        texts = (str(row.get("framework", "")).lower(), FINER), (str(row.get("notes", "")).lower(), NOTED)
+        texts = (
+            (str(row.get("framework", "")).lower(), FINER_PROFILES),
+            (str(row.get("notes", "")).lower(), PROFILES_BY_NOTE),
+        )
         finer = (
             name for text, known in texts for (coarse, word), name in known.items() if coarse == stated and word in text
         )
         return next(finer, stated)
     words = f"{stated} {row.get('framework', '')}".lower()
-    alike = next((profile for word, profile in LIKENESS if word in words), None)
+    alike = next((profile for word, profile in SUBSTITUTE_PROFILES if word in words), None)
     if alike is None and has_value(row, "software") and not any(word in words for word in FRAMEWORKS):
-        raise SpecError(f"software {stated[:40]!r} is no profile and no framework; {near(stated, names('software'))}")
+        raise SpecError(
+            f"software {stated[:40]!r} is no profile and no framework; {suggest_names(stated, names('software'))}"
+        )
     return alike or default
 
 
@@ -198,7 +203,7 @@ def profile_at_release(row: Row, name: str) -> str:
             date = software.date_of(version)
         except SpecError:
             continue
-        return f"{name}@{version}" if software.eras(date) else name
+        return f"{name}@{version}" if software.earlier_releases(date) else name
     return name
 
 
@@ -288,7 +293,7 @@ def ran_out_of_memory(row: Row) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RowPrediction:
     """Prediction for one row of a table: the value with its 90 % interval, in SI units.
 
     ``value`` is the predicted quantity (mostly a step time [s]), ``low`` and ``high`` the ends of the interval.
@@ -322,7 +327,7 @@ def ideal_seconds(prediction: Prediction) -> float:
     return prediction.flops / (peak * prediction.plan.gpus)
 
 
-class StepTable(MeasuredTable):
+class RunTable(MeasuredTable):
     """Abstract base of tables in which each row is a run (of training or serving), by default with its step time.
 
     Subclasses translate a row into a `Run` and predict it in `step`.
@@ -331,7 +336,7 @@ class StepTable(MeasuredTable):
     measured_column = "iteration_ms"
     measured_unit = MILLISECOND
 
-    def without(self, source: str) -> StepTable:
+    def without(self, source: str) -> RunTable:
         """Return this kind of table with predictions that use no fitted value taken from one source.
 
         Used to test predictions on a source whose rows suggested a fact in the catalog.
@@ -343,7 +348,7 @@ class StepTable(MeasuredTable):
 
         Returns
         -------
-        StepTable
+        RunTable
             The table; by default itself, as its predictions use no such value.
         """
         return self
@@ -387,7 +392,7 @@ class StepTable(MeasuredTable):
         raise SpecError(f"rows of {self.name} name no system")
 
     @abstractmethod
-    def step(self, row: Row, software: Software | None = None) -> Step:
+    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
         """Predict the measured quantity of one row of this table, mostly the step time.
 
         Parameters
@@ -445,9 +450,9 @@ class StepTable(MeasuredTable):
         if not ran_out_of_memory(row):
             return f"{self.measured_column} is empty: nothing to compare with"
         try:
-            return DEAD.format("fits, WRONGLY" if self.memory_of(row).fits else "does not fit")
+            return OUT_OF_MEMORY_REASON.format("fits, WRONGLY" if self.memory_of(row).fits else "does not fit")
         except PaleoError as error:
-            return DEAD.format(f"is not modelled ({error})")
+            return OUT_OF_MEMORY_REASON.format(f"is not modelled ({error})")
 
     def memory_of(self, row: Row) -> Footprint:
         """Predict the memory that the run of one row needs on its fullest GPU.
@@ -489,11 +494,11 @@ class StepTable(MeasuredTable):
             if isinstance(step, str):
                 out.reasons[index] = step
                 continue
-            out.seconds[index], out.low[index], out.high[index] = step.value, step.low, step.high
+            out.values[index], out.low[index], out.high[index] = step.value, step.low, step.high
             out.baseline[index], out.subjects[index], out.origins[index] = step.roofline, step.subject, step.origin
         return out
 
-    def steps(self, frame: pd.DataFrame) -> Iterator[Step | str]:
+    def steps(self, frame: pd.DataFrame) -> Iterator[RowPrediction | str]:
         """Predict the rows of this table one by one.
 
         Parameters
@@ -507,12 +512,12 @@ class StepTable(MeasuredTable):
             For each row its prediction, or the reason why there is none.
         """
         measured = self.measured(frame)
-        known: dict[tuple[str, ...], Step | str] = {}
+        known: dict[tuple[str, ...], RowPrediction | str] = {}
         for index, row in enumerate(frame.to_dict("records")):
             if not measured[index] > 0:
                 yield self._why_unmeasured(row)
                 continue
-            key = tuple(str(row.get(name)) for name in (*self.header, *self.configuration))
+            key = tuple(str(row.get(name)) for name in (*self.identifying_columns, *self.configuration_columns))
             if key not in known:
                 known[key] = self._step_or_reason(row)
             yield known[key]
@@ -532,7 +537,7 @@ class StepTable(MeasuredTable):
         """
         return software_of(row)
 
-    def _step_or_reason(self, row: Mapping[Any, Any]) -> Step | str:
+    def _step_or_reason(self, row: Mapping[Any, Any]) -> RowPrediction | str:
         try:
             step = self.step(row)
         except (PaleoError, *CELL_ERRORS) as error:
@@ -546,7 +551,7 @@ class StepTable(MeasuredTable):
             return _reason(error, row)
 
 
-class QuantityTable(StepTable):
+class QuantityTable(RunTable):
     """Abstract base of tables whose rows measure another quantity than step time (memory, power, loss, …).
 
     Measured values are in SI units already. Software profiles and links are not fitted to such tables.
@@ -574,7 +579,7 @@ def _reason(error: Exception, row: Row) -> str:
     return f"a cell is not what it should be ({' '.join(str(error).split())[:120]})"
 
 
-def step_of_prediction(prediction: Prediction, seconds: float | None = None) -> Step:
+def row_prediction(prediction: Prediction, seconds: float | None = None) -> RowPrediction:
     """Make the predicted value of a table row from the prediction of its run, with the same relative interval.
 
     Parameters
@@ -591,7 +596,7 @@ def step_of_prediction(prediction: Prediction, seconds: float | None = None) -> 
     """
     value = prediction.step_time if seconds is None else seconds
     low, high = (end / prediction.step_time for end in prediction.interval)
-    return Step(
+    return RowPrediction(
         value,
         value * low,
         value * high,
@@ -685,7 +690,7 @@ DESCRIPTIONS = {frozenset({"network", "group_a", "group_b", "pair_bytes_per_s"})
 
 
 #: Tables of whole steps; a module of ``paleo/tables/kinds`` registers an instance under its kind's name.
-STEPS: Registry[MeasuredTable] = Registry("step table", "paleo.tables.kinds")
+RUN_TABLES: Registry[MeasuredTable] = Registry("step table", "paleo.tables.kinds")
 
 
 def tables(calibration: Calibration | None = None) -> Mapping[str, MeasuredTable]:
@@ -701,7 +706,7 @@ def tables(calibration: Calibration | None = None) -> Mapping[str, MeasuredTable
     dict of str to MeasuredTable
         Kinds of tables by name.
     """
-    known: dict[str, MeasuredTable] = {**dict(KINDS.items()), **dict(STEPS.items())}
+    known: dict[str, MeasuredTable] = {**dict(KERNEL_TABLES.items()), **dict(RUN_TABLES.items())}
     return known if calibration is None else {name: kind.with_calibration(calibration) for name, kind in known.items()}
 
 
@@ -730,5 +735,5 @@ def table_of(columns: Iterable[str], calibration: Calibration | None = None) -> 
         if header <= present:
             raise SpecError(f"describes the rows of a table of kind {kind!r} that lies beside it; nothing measured")
     known = tables(calibration)
-    headers = {name: table.header for name, table in known.items()}
+    headers = {name: table.identifying_columns for name, table in known.items()}
     return known[best_match(present, headers, {name: frozenset(table.columns) for name, table in known.items()})]

@@ -67,8 +67,8 @@ class Stage(NamedTuple):
     """Jobs of a synchronous method between two barriers: their number, and the amounts of training at start and end."""
 
     jobs: int
-    begin: float
-    end: float
+    begin_samples: float
+    end_samples: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class TuningProblem:
         Validation loss of each trial at each rung, shape (trials, rungs); only its order matters.
     population : int
         Members that evolution keeps alive.
-    variants : int
+    network_sizes : int
         Sizes of the network that trials are drawn from.
     seed : int
         Seed of the random choices of the method.
@@ -98,7 +98,7 @@ class TuningProblem:
     rungs: tuple[float, ...]
     scores: Array
     population: int = 20
-    variants: int = 1
+    network_sizes: int = 1
     seed: int = 0
 
 
@@ -143,7 +143,7 @@ class Method(ABC):
         self.problem = problem
         self.random = np.random.default_rng(problem.seed)
         self.scores: list[list[float]] = problem.scores.tolist()
-        self.sizes: list[int] = self.random.integers(problem.variants, size=problem.trials).tolist()
+        self.sizes: list[int] = self.random.integers(problem.network_sizes, size=problem.trials).tolist()
 
     @staticmethod
     def rungs(least: float, most: float, eta: int) -> tuple[float, ...]:
@@ -194,7 +194,7 @@ METHODS: Registry[type[Method]] = Registry("method", "paleo.tuning.methods")
 
 
 @dataclass(frozen=True, slots=True)
-class TrialCosts:
+class TrialTimes:
     """Times of training, checkpoints and evaluation of a trial on one worker, per network size [s].
 
     Attributes
@@ -260,17 +260,17 @@ class TrialTimeline:
         return max(self.ends, default=0.0)
 
     @property
-    def busy(self) -> float:
+    def busy_seconds(self) -> float:
         """Worker time spent on training, evaluation and checkpoints, summed over workers [s]."""
         return float(np.sum(np.subtract(self.ends, self.begins)))
 
     @property
     def utilisation(self) -> float:
         """Fraction of the worker time that is busy."""
-        return self.busy / (self.workers * self.seconds) if self.jobs else 0.0
+        return self.busy_seconds / (self.workers * self.seconds) if self.jobs else 0.0
 
     @property
-    def first_full(self) -> float:
+    def first_full_seconds(self) -> float:
         """Time at which the first trial reaches the last rung [s]."""
         last = len(self.rungs) - 1
         return min((end for job, end in zip(self.jobs, self.ends, strict=True) if job.rung == last), default=np.inf)
@@ -282,14 +282,14 @@ class TrialTimeline:
         return [int(count) for count in reached]
 
 
-def simulate(method: Method, costs: TrialCosts, workers: int) -> TrialTimeline:
+def simulate(method: Method, costs: TrialTimes, workers: int) -> TrialTimeline:
     """Simulate a tuning method on workers, each training one trial at a time.
 
     Parameters
     ----------
     method : Method
         Tuning method with its problem.
-    costs : TrialCosts
+    costs : TrialTimes
         Times of training, checkpoints and evaluation [s].
     workers : int
         Trials that train at once.
@@ -326,14 +326,14 @@ def simulate(method: Method, costs: TrialCosts, workers: int) -> TrialTimeline:
             begin(following, launched=False)
 
 
-def synchronous_seconds(stages: Sequence[Stage], costs: TrialCosts, workers: npt.ArrayLike) -> Array:
+def synchronous_seconds(stages: Sequence[Stage], costs: TrialTimes, workers: npt.ArrayLike) -> Array:
     """Return the wall time of synchronous stages of equal trials: each takes ceil(jobs / workers) waves [s].
 
     Parameters
     ----------
     stages : sequence of Stage
         Jobs between two barriers.
-    costs : TrialCosts
+    costs : TrialTimes
         Costs for one size of the network.
     workers : array_like
         Numbers of workers, any shape.
@@ -344,5 +344,5 @@ def synchronous_seconds(stages: Sequence[Stage], costs: TrialCosts, workers: npt
         Times [s], in the shape of ``workers``.
     """
     counts = np.asarray(workers)
-    waves = (-(-stage.jobs // counts) * costs.seconds(0, stage.begin, stage.end) for stage in stages)
+    waves = (-(-stage.jobs // counts) * costs.seconds(0, stage.begin_samples, stage.end_samples) for stage in stages)
     return np.asarray(sum(waves, start=np.zeros(counts.shape)), dtype=np.float64)

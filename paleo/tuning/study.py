@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paleo.errors import CapacityError, PlanError, SpecError, near
+from paleo.errors import CapacityError, PlanError, SpecError, suggest_names
 from paleo.predict import predict
 from paleo.specs.prices import nodes_of
-from paleo.studies.cost import JOULES_PER_KWH, Tariff, energy, parse_amount, rent
+from paleo.studies.cost import JOULES_PER_KWH, Tariff, energy, parse_amount, rent_rate
 from paleo.studies.defaults import with_one_software, with_same_software, with_usual_batch
 from paleo.studies.goodput import LongRunOptions, interruption_of
 from paleo.studies.target import forward_seconds
 from paleo.tuning.base import (
     METHODS,
     Method,
-    TrialCosts,
     TrialTimeline,
+    TrialTimes,
     TuningProblem,
     sampled_trial_scores,
     simulate,
     synchronous_seconds,
 )
-from paleo.units import HOUR, duration, whole_percent, with_noun
+from paleo.units import HOUR, format_duration, format_percent, with_noun
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
@@ -60,7 +60,7 @@ class Tuning:
         Configurations to sample.
     method : str
         Name of `paleo.tuning.base.METHODS`.
-    least, most : float
+    first_rung_samples, last_rung_samples : float
         Samples of a trial at the first rung and at the last one.
     eta : int
         Reduction factor.
@@ -68,7 +68,7 @@ class Tuning:
         Members that evolution keeps alive.
     resumes : bool
         True if promoted trials continue from their checkpoints.
-    evaluation : float
+    evaluation_samples : float
         Samples of one evaluation.
     sizes : tuple of mapping
         Settings of the network that trials differ in, one mapping for each size.
@@ -79,25 +79,25 @@ class Tuning:
 
     trials: int
     method: str
-    least: float
-    most: float
+    first_rung_samples: float
+    last_rung_samples: float
     eta: int = 4
     population: int = 20
     resumes: bool = True
-    evaluation: float = 0.0
+    evaluation_samples: float = 0.0
     sizes: tuple[Mapping[str, Any], ...] = ({},)
     correlation: float | None = None
     seed: int = 0
 
     @property
-    def kind(self) -> type[Method]:
+    def method_class(self) -> type[Method]:
         """Class that implements the tuning method, such as `Hyperband`."""
         return METHODS[self.method]
 
     @property
     def rungs(self) -> tuple[float, ...]:
         """Samples at which trials are evaluated."""
-        return self.kind.rungs(self.least, self.most, self.eta)
+        return self.method_class.rungs(self.first_rung_samples, self.last_rung_samples, self.eta)
 
     def problem(self, correlation: float = 1.0, seed: int | None = None) -> TuningProblem:
         """Return the tuning problem (trials, rungs, sampled scores) that the method simulates.
@@ -120,12 +120,12 @@ class Tuning:
 
 
 @dataclass(frozen=True, slots=True)
-class TrialPrice:
+class TrialEstimate:
     """Predicted step times and cost of one trial on ``gpus`` GPUs, for each size of the network."""
 
     gpus: int
     predictions: tuple[Prediction, ...]
-    costs: TrialCosts
+    costs: TrialTimes
 
     @property
     def factors(self) -> tuple[float, float]:
@@ -133,7 +133,7 @@ class TrialPrice:
         ends = [tuple(end / each.step_time for end in each.interval) for each in self.predictions]
         return float(np.mean([low for low, _ in ends])), float(np.mean([high for _, high in ends]))
 
-    def scaled(self, factor: float) -> TrialCosts:
+    def scaled(self, factor: float) -> TrialTimes:
         """Return the trial costs with the step time multiplied by a factor.
 
         Parameters
@@ -143,7 +143,7 @@ class TrialPrice:
 
         Returns
         -------
-        TrialCosts
+        TrialTimes
             The costs.
         """
         return replace(self.costs, unit=[unit * factor for unit in self.costs.unit])
@@ -168,7 +168,9 @@ class TrialPrice:
         return float(np.mean(known)) if len(known) == len(parts) else None
 
 
-def price_trials(model: ModelSpec, system: System, run: Run, tuning: Tuning, long_run: LongRunOptions) -> TrialPrice:
+def estimate_trial(
+    model: ModelSpec, system: System, run: Run, tuning: Tuning, long_run: LongRunOptions
+) -> TrialEstimate:
     """Predict the training times and costs of a trial of every network size.
 
     Parameters
@@ -186,7 +188,7 @@ def price_trials(model: ModelSpec, system: System, run: Run, tuning: Tuning, lon
 
     Returns
     -------
-    TrialPrice
+    TrialEstimate
         Costs of a trial.
 
     Raises
@@ -202,15 +204,15 @@ def price_trials(model: ModelSpec, system: System, run: Run, tuning: Tuning, lon
             raise PlanError(f"a trial{_words(size)} does not fit on {with_noun(run.gpus, 'GPU')} of {system.name}")
         predictions.append(step)
         parts.append((step, interruption_of(step, long_run)))
-    costs = TrialCosts(
-        unit=[step.step_time / step.plan.global_batch / pause.share for step, pause in parts],
-        start=parts[0][1].start,
+    costs = TrialTimes(
+        unit=[step.step_time / step.plan.global_batch / pause.goodput for step, pause in parts],
+        start=parts[0][1].launch_time,
         restore=[pause.restore for _, pause in parts],
         save=[pause.save for _, pause in parts],
-        evaluation=[_evaluation(step, tuning.evaluation) for step, _ in parts],
+        evaluation=[_evaluation(step, tuning.evaluation_samples) for step, _ in parts],
         resumes=tuning.resumes,
     )
-    return TrialPrice(run.gpus, tuple(predictions), costs)
+    return TrialEstimate(run.gpus, tuple(predictions), costs)
 
 
 def _evaluation(step: Prediction, samples: float) -> float:
@@ -223,12 +225,12 @@ def _words(size: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class SearchTime:
+class TuningSearch:
     """Time and cost of a whole search on ``gpus`` GPUs, with the GPUs per trial that ``price`` states."""
 
     tuning: Tuning
     gpus: int
-    price: TrialPrice
+    price: TrialEstimate
 
     @property
     def workers(self) -> int:
@@ -238,7 +240,7 @@ class SearchTime:
     @cached_property
     def timeline(self) -> TrialTimeline:
         """Simulated jobs of the search over time."""
-        return simulate(self.tuning.kind(self.tuning.problem()), self.price.costs, self.workers)
+        return simulate(self.tuning.method_class(self.tuning.problem()), self.price.costs, self.workers)
 
     def seconds_at(self, factor: float = 1.0) -> float:
         """Return the wall time of the search if step times change.
@@ -253,11 +255,11 @@ class SearchTime:
         float
             Seconds, in closed form if there is one.
         """
-        stages = self.tuning.kind(self.tuning.problem()).stages() if len(self.tuning.sizes) == 1 else None
+        stages = self.tuning.method_class(self.tuning.problem()).stages() if len(self.tuning.sizes) == 1 else None
         costs = self.price.scaled(factor)
         if stages is not None:
             return float(synchronous_seconds(stages, costs, self.workers))
-        return simulate(self.tuning.kind(self.tuning.problem()), costs, self.workers).seconds
+        return simulate(self.tuning.method_class(self.tuning.problem()), costs, self.workers).seconds
 
     @cached_property
     def seconds(self) -> float:
@@ -288,7 +290,7 @@ class SearchTime:
         float, optional
             Rent [USD]; None if no price is known.
         """
-        rate, _ = rent(self.price.predictions[0].system, self.gpus, tariff)
+        rate, _ = rent_rate(self.price.predictions[0].system, self.gpus, tariff)
         return None if rate is None else rate * self.seconds
 
     def kwh(self, tariff: Tariff) -> float | None:
@@ -304,7 +306,7 @@ class SearchTime:
         float, optional
             kWh; None if the device file has no design power.
         """
-        joules = self.price.joules(self.timeline.busy, tariff)
+        joules = self.price.joules(self.timeline.busy_seconds, tariff)
         return None if joules is None else joules / JOULES_PER_KWH
 
 
@@ -342,10 +344,10 @@ class TuningStudy:
     system: System
     tuning: Tuning
     tariff: Tariff
-    points: tuple[SearchTime, ...]
+    points: tuple[TuningSearch, ...]
     gpus: int
     batch: int
-    per_trial: int | None
+    gpus_per_trial: int | None
     refusals: tuple[str, ...]
     software_reason: str = ""
     margin: DeadlineMargin | None = None
@@ -353,7 +355,7 @@ class TuningStudy:
     unmodelled: tuple[str, ...] = field(default=UNMODELLED)
 
     @property
-    def best(self) -> SearchTime:
+    def best(self) -> TuningSearch:
         """The search with the shortest wall time over all numbers of GPUs per trial."""
         return min((point for point in self.points if point.gpus == self.gpus), key=lambda point: point.seconds)
 
@@ -363,21 +365,21 @@ class TuningStudy:
         return self.points[0].price.predictions[0].run.software
 
     @property
-    def cheapest(self) -> SearchTime:
+    def cheapest(self) -> TuningSearch:
         """The search with the fewest GPU-hours over all numbers of GPUs and of GPUs per trial."""
         return min(self.points, key=lambda point: point.gpu_hours)
 
     @property
     def verdict(self) -> str:
         """Answer of the study in a few sentences."""
-        best, kind = self.best, self.tuning.kind
+        best, kind = self.best, self.tuning.method_class
         usd = best.usd(self.tariff)
         price = "" if usd is None else f", {usd:,.0f} USD"
         trials = f"{with_noun(self.tuning.trials, 'trial')} by {kind.title}"
         words = (
-            f"{trials} take {duration(best.seconds)} on {with_noun(self.gpus, 'GPU')} of {self.system.name}, "
+            f"{trials} take {format_duration(best.seconds)} on {with_noun(self.gpus, 'GPU')} of {self.system.name}, "
             f"{with_noun(best.price.gpus, 'GPU')} a trial: {best.gpu_hours:,.0f} GPU-hours{price}, "
-            f"{whole_percent(best.timeline.utilisation)} busy."
+            f"{format_percent(best.timeline.utilisation)} busy."
         )
         return " ".join([words, *filter(None, (self._cheaper(), self._margin()))])
 
@@ -388,7 +390,7 @@ class TuningStudy:
             return ""
         return (
             f"Cheapest is {with_noun(cheap.gpus, 'GPU')}, {cheap.price.gpus} a trial: {cheap.gpu_hours:,.0f} GPU-hours "
-            f"in {duration(cheap.seconds)}."
+            f"in {format_duration(cheap.seconds)}."
         )
 
     def _margin(self) -> str:
@@ -399,10 +401,11 @@ class TuningStudy:
         if margin.holds:
             fewer = f" or {with_noun(nodes, 'node')} fewer" if nodes else ""
             more = with_noun(trials, "trial")
-            return f"The deadline of {duration(margin.seconds)} is met:  {more} more{fewer} would do."
+            return f"The deadline of {format_duration(margin.seconds)} is met:  {more} more{fewer} would do."
         more = "" if nodes is None else f", or {with_noun(nodes, 'node')} more"
         return (
-            f"The deadline of {duration(margin.seconds)} is missed: it takes {with_noun(trials, 'trial')} fewer{more}."
+            f"The deadline of {format_duration(margin.seconds)} is missed: it takes "
+            f"{with_noun(trials, 'trial')} fewer{more}."
         )
 
 
@@ -451,11 +454,11 @@ def tuning_study(
     run, reason = with_one_software(model, system, run, per_trial or gpus)
     fixed = with_usual_batch(model, system, run, per_trial or min(gpus, system.devices_per_node))
     # Price trials by their number of GPUs until a doubling saves too little.
-    prices: list[TrialPrice] = []
+    prices: list[TrialEstimate] = []
     refusals: list[str] = []
-    for width in [per_trial] if per_trial else _widths(gpus):
+    for width in [per_trial] if per_trial else _gpus_per_trial(gpus):
         try:
-            price = price_trials(model, system, fixed.model_copy(update={"gpus": width}), tuning, options)
+            price = estimate_trial(model, system, fixed.model_copy(update={"gpus": width}), tuning, options)
         except (PlanError, CapacityError) as error:
             refusals.append(f"{with_noun(width, 'GPU')}: {error}")
             continue
@@ -465,7 +468,7 @@ def tuning_study(
     if not prices:
         raise PlanError(f"no number of GPUs runs a trial: {refusals[-1]}")
     counts = [gpus] if per_trial else [gpus // 2**halvings for halvings in range(gpus.bit_length())][:6]
-    points = tuple(SearchTime(tuning, count, price) for count in counts for price in prices if price.gpus <= count)
+    points = tuple(TuningSearch(tuning, count, price) for count in counts for price in prices if price.gpus <= count)
     batch = prices[0].predictions[0].plan.global_batch
     study = TuningStudy(
         model, system, tuning, tariff or Tariff(), points, gpus, batch, per_trial, tuple(refusals), reason
@@ -476,16 +479,16 @@ def tuning_study(
     return replace(study, margin=margin, regret=regret)
 
 
-def _widths(gpus: int) -> list[int]:
+def _gpus_per_trial(gpus: int) -> list[int]:
     """Return the numbers of GPUs per trial that are tried: powers of two."""
     return [2**power for power in range(gpus.bit_length())]
 
 
-def _margin(best: SearchTime, system: System, deadline: float) -> DeadlineMargin:
+def _margin(best: TuningSearch, system: System, deadline: float) -> DeadlineMargin:
     """Compute the margin of a deadline by bisection."""
 
     def in_time(trials: int, gpus: int) -> bool:
-        point = SearchTime(replace(best.tuning, trials=trials), gpus, best.price)
+        point = TuningSearch(replace(best.tuning, trials=trials), gpus, best.price)
         return gpus >= best.price.gpus and point.seconds <= deadline
 
     node = max(system.devices_per_host or system.devices_per_node, 1)
@@ -507,12 +510,12 @@ def _last(holds: Callable[[int], bool], most: int, first: int | None = None) -> 
     return low
 
 
-def _regret(tuning: Tuning, point: SearchTime, correlation: float) -> Regret:
+def _regret(tuning: Tuning, point: TuningSearch, correlation: float) -> Regret:
     """Return the share of trials better than the one that the search returns, over many random draws of scores."""
     shares = []
     for seed in range(_DRAWS):
         problem = tuning.problem(correlation, seed)
-        timeline = simulate(tuning.kind(problem), point.price.costs, point.workers)
+        timeline = simulate(tuning.method_class(problem), point.price.costs, point.workers)
         final = problem.scores[:, -1]
         reached = max(job.rung for job in timeline.jobs)
         trials = [job.trial for job in timeline.jobs if job.rung == reached]
@@ -627,7 +630,7 @@ def validated_tuning(tuning: Tuning) -> Tuning:
         If a number is out of range.
     """
     if tuning.method not in METHODS:
-        raise SpecError(f"--method {tuning.method!r:.40}: {near(tuning.method, METHODS)}")
+        raise SpecError(f"--method {tuning.method!r:.40}: {suggest_names(tuning.method, METHODS)}")
     bounds = {
         "--trials": (tuning.trials, 1, MOST_TRIALS),
         "--eta": (tuning.eta, 2, MOST_TRIALS),
@@ -637,9 +640,9 @@ def validated_tuning(tuning: Tuning) -> Tuning:
     for option, (value, least, most) in bounds.items():
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise SpecError(f"{option} {value!r:.40}: expected a whole number from {least} to {most:,}")
-    if tuning.least > tuning.most:
+    if tuning.first_rung_samples > tuning.last_rung_samples:
         raise SpecError("--min-tokens (or samples, epochs) exceeds the training of a whole trial, --max-tokens")
-    if tuning.most / tuning.least > MOST_TRIALS:
+    if tuning.last_rung_samples / tuning.first_rung_samples > MOST_TRIALS:
         raise SpecError(f"--min-tokens: expected at least a {MOST_TRIALS:,}th of --max-tokens")
     if tuning.correlation is not None and not 0.0 <= tuning.correlation <= 1.0:
         raise SpecError(f"--rank-correlation {tuning.correlation!r:.40}: expected a number from 0 to 1")

@@ -155,7 +155,7 @@ def naming(word: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("word", ["shard", "spatial", "selective"])
 def test_an_axis_of_the_mesh_or_a_policy_of_recomputation_touches_few_files(word: str) -> None:
-    """The two axes and the policy that came last; all else follows from `AXES`, `BATCH_AXES` and `RECOMPUTE`."""
+    """The axes and the policy that came last; all else follows from `AXES`, `BATCH_AXES`, `RECOMPUTE_POLICIES`."""
     homes = naming(word)
     sys.stdout.write(f"{word}: {len(homes)} files: {', '.join(homes)}\n")
     assert 0 < len(homes) <= MOST_TOUCHED

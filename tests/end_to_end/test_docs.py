@@ -23,7 +23,7 @@ from paleo.specs.device import load_device
 from paleo.specs.loading import parse_yaml
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
-from paleo.studies.sweep import Study
+from paleo.studies.sweep import SweepStudy
 from tests.unit.test_serving_commands import TABLE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,7 +97,7 @@ def test_files_shown_are_right(tmp_path: Path, printed: Callable[..., dict[str, 
         path = tmp_path / "shown.yaml"
         path.write_text(text)
         if "axes" in data:
-            assert Study.model_validate(data).rows > 1
+            assert SweepStudy.model_validate(data).rows > 1
         elif "placement" in data:
             written = ["estimate", "gpt2", "--system", "dgx-a100-80gb", "--run", str(path), "--json"]
             asked = ["--gpus", "16", "--batch", "8", "--strategy", "tp=4,sp", "--json"]

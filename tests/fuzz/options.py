@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from paleo.cli import every_command
+from paleo.cli import app_with_all_commands
 from tests.fuzz.inputs import Call, kind
 from tests.fuzz.mutations import HOSTILE, text_mutated
 
@@ -41,7 +41,7 @@ NEVER = {"version", "help", "install_completion", "show_completion"}
 
 @cache
 def _commands() -> dict[str, list[Any]]:
-    group: Any = typer.main.get_command(every_command())
+    group: Any = typer.main.get_command(app_with_all_commands())
     return {name: command.params for name, command in group.commands.items() if name not in LEFT_OUT}
 
 

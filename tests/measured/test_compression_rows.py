@@ -19,9 +19,9 @@ def report(shared: Path) -> FileReport:
 
 
 def ratio(report: FileReport, chosen: pd.Series) -> np.ndarray:
-    mask = chosen.to_numpy(dtype=bool) & report.predicted
+    mask = chosen.to_numpy(dtype=bool) & report.was_predicted
     assert mask.any()
-    return report.predictions.seconds[mask] / report.measured[mask]
+    return report.predictions.values[mask] / report.measured[mask]
 
 
 @pytest.mark.shared
@@ -45,7 +45,7 @@ def test_runs_with_and_without_compression(report: FileReport, source: str, comp
 @pytest.mark.shared
 def test_speed_up_of_one_bit_adam(report: FileReport) -> None:
     """Dense over compressed steps, on one to eight nodes over two networks: 17.7 %."""
-    frame = report.frame.assign(predicted=report.predictions.seconds)
+    frame = report.frame.assign(predicted=report.predictions.values)
     frame = frame[frame["source"].str.contains("1-bit Adam", regex=False)]
     keys = ["batch_per_gpu", "gpus", "link_bytes_per_s"]
     dense, coded = (frame[(frame["compressor"] == "none") == plain].set_index(keys) for plain in (True, False))
@@ -66,8 +66,8 @@ def test_flop_of_zeropp_rows_count_the_pass_that_is_computed_again(report: FileR
 @pytest.mark.shared
 def test_the_verdict_is_right(report: FileReport) -> None:
     """Of all pairs that differ in the compressor alone, those where it pays and those where it does not."""
-    frame = report.frame.assign(predicted=report.predictions.seconds, value=report.measured)
-    frame = frame[report.predicted & ~frame["time_over_dense"].notna() & (frame["gpus"] > 4)]
+    frame = report.frame.assign(predicted=report.predictions.values, value=report.measured)
+    frame = frame[report.was_predicted & ~frame["time_over_dense"].notna() & (frame["gpus"] > 4)]
     keys = ["source", "model", "batch_per_gpu", "tokens_per_gpu", "gpus", "link_bytes_per_s"]
     better = np.where(frame["step_s"].notna(), -1.0, 1.0)  # a shorter step, or more speed
     frame = frame.assign(value=frame["value"] * better, predicted=frame["predicted"] * better)

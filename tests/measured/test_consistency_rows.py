@@ -18,9 +18,9 @@ def report(shared: Path) -> FileReport:
 
 
 def errors(report: FileReport, chosen: pd.Series) -> np.ndarray:
-    mask = chosen.to_numpy(dtype=bool) & report.predicted
+    mask = chosen.to_numpy(dtype=bool) & report.was_predicted
     assert mask.any()
-    return np.abs(report.predictions.seconds[mask] / report.measured[mask] - 1.0)
+    return np.abs(report.predictions.values[mask] / report.measured[mask] - 1.0)
 
 
 @pytest.mark.shared
@@ -52,7 +52,7 @@ def test_local_steps_over_slow_links(report: FileReport) -> None:
 @pytest.mark.parametrize("exchange", ["neighbours", "hierarchical_neighbours"])
 def test_what_gossip_saves(report: FileReport, exchange: str) -> None:
     """The step of an all-reduce over that of averaging with neighbours, on 4 to 128 GPUs."""
-    frame = report.frame.assign(predicted=report.predictions.seconds, value=report.measured)
+    frame = report.frame.assign(predicted=report.predictions.values, value=report.measured)
     summed, averaged = (
         frame[frame["source"].str.contains("BlueFog") & (frame["exchange"] == name)].set_index("workers")
         for name in ("all_reduce", exchange)

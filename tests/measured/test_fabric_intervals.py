@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from paleo.pricing.communication import Fabric, Nccl, best
+from paleo.pricing.communication import Fabric, Nccl, fastest_algorithm
 from paleo.pricing.links.alpha_beta import bus_factor
 from paleo.pricing.links.fabric import fabric_defaults
 from paleo.pricing.store import UNMEASURED
 from paleo.specs.system import load_system
 from paleo.tables.cells import number, read_table, text
-from paleo.tables.kernels import KINDS
+from paleo.tables.kernels import KERNEL_TABLES
 from paleo.units import GIGA, MEBIBYTE, MICROSECOND, MILLISECOND
 
 Errors = Mapping[str, npt.NDArray[np.float64]]
@@ -37,7 +37,7 @@ STUDENT = {3: 2.353, 4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895}
 def measured_errors(shared: Path, *, short: bool) -> Errors:
     """log(measured / predicted by the defaults) of each fabric's rows of NCCL: rings and trees beyond a millisecond, or
     all operations below."""
-    kind, frame = KINDS["collective"], read_table(shared / "measurements" / "collective.csv.gz")
+    kind, frame = KERNEL_TABLES["collective"], read_table(shared / "measurements" / "collective.csv.gz")
     frame = frame[text(frame, "system").isin(MEASURED)]
     frame = frame[(kind.family(frame) == "collective.fabric") & (kind.stack(frame) == "back-to-back")]
     errors = {}
@@ -53,7 +53,7 @@ def measured_errors(shared: Path, *, short: bool) -> Errors:
 def published_error(name: str, ranks: int, size: float, published: float) -> npt.NDArray[np.float64]:
     """The same for a published bus bandwidth."""
     fabric = Fabric(load_system(name))
-    seconds = float(best(fabric.policy, "all_reduce", size, fabric.links(1, ranks)).time)
+    seconds = float(fastest_algorithm(fabric.policy, "all_reduce", size, fabric.links(1, ranks)).time)
     return np.log([float(bus_factor("all_reduce", ranks)) * size / published / seconds])
 
 
@@ -61,7 +61,9 @@ def error_of_steps() -> npt.NDArray[np.float64]:
     """The same for a fabric that was fitted to whole steps: 1 GiB over 64 V100s."""
     fabric, defaults = Fabric(load_system("deepspeed-v100-edr")), fabric_defaults(load_system("deepspeed-v100-edr"))
     policies = (fabric.policy, Nccl(between=defaults))
-    fitted, usual = (float(best(each, "all_gather", 2.0**30, fabric.links(1, 64)).time) for each in policies)
+    fitted, usual = (
+        float(fastest_algorithm(each, "all_gather", 2.0**30, fabric.links(1, 64)).time) for each in policies
+    )
     return np.log([fitted / usual])
 
 

@@ -11,8 +11,8 @@ import pytest
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.links.group import ExchangeParameters
 from paleo.pricing.store import lookup
-from paleo.tables.base import residual
-from paleo.tables.kernels import KINDS
+from paleo.tables.base import residual_errors
+from paleo.tables.kernels import KERNEL_TABLES
 from paleo.tables.runner import Errors, FileReport, Flags
 from paleo.units import MEBIBYTE, MICROSECOND
 
@@ -145,7 +145,7 @@ def test_errors_on_other_devices_do_not_grow(
     """Every source and device of a table is held by a bar, or is named among the misses."""
     report, unseen, missed = validated(table), UNSEEN.get(table, {}), MISSED.get(table, {})
     calibrated = {(source, device) for source, devices in sources.items() for device in devices}
-    known = zip(report.sources[report.predicted], report.predictions.subjects[report.predicted], strict=True)
+    known = zip(report.sources[report.was_predicted], report.predictions.subjects[report.was_predicted], strict=True)
     assert set(known) - calibrated <= {*unseen, *missed}, "hold these rows by a bar too"
     for pair, highest in unseen.items():
         mape = errors_of(report, [pair]).mape
@@ -155,7 +155,7 @@ def test_errors_on_other_devices_do_not_grow(
 @pytest.mark.shared
 def test_products_of_a_pascal_card_that_was_left_out(validated: Validated) -> None:
     """Titan X under what cards of its kind without rows inherit: P100's silicon, pages of graphics memory."""
-    report, kind = validated("gemm.csv.gz"), KINDS["gemm"]
+    report, kind = validated("gemm.csv.gz"), KERNEL_TABLES["gemm"]
     rows = report.frame[rows_of(report, "deepbench", "titan-x-pascal") & report.frame["dtype"].eq("fp32").to_numpy()]
     inherited = lookup(
         GemmParameters, subject="titan-xp", architecture="Pascal", memory_kind="GDDR5X", family="gemm.simt",
@@ -163,7 +163,7 @@ def test_products_of_a_pascal_card_that_was_left_out(validated: Validated) -> No
     )  # fmt: skip
     assert inherited.origin == "inherited"
     seconds = kind.time(rows, kind.figures("titan-x-pascal", "fp32", ""), inherited.parameters)
-    errors = residual(seconds, rows["time_us"].to_numpy() * MICROSECOND)
+    errors = residual_errors(seconds, rows["time_us"].to_numpy() * MICROSECOND)
     assert errors.rows == 160 and errors.mape < 0.23 and abs(errors.total_error) < 0.1
 
 
@@ -171,7 +171,7 @@ def test_products_of_a_pascal_card_that_was_left_out(validated: Validated) -> No
 @pytest.mark.parametrize(("known", "rows", "bar"), [("dgx-h100", 72, 0.06), ("dgx-b200", 54, 0.035)])
 def test_exchanges_over_links_of_another_generation(validated: Validated, known: str, rows: int, bar: float) -> None:
     """From 16 MB on, NVLink 5 by Hopper's channels and link share, and one NVLink-5 system by the other."""
-    report, kind = validated("collective.csv.gz"), KINDS["collective"]
+    report, kind = validated("collective.csv.gz"), KERNEL_TABLES["collective"]
     system = "dgx-b200" if known == "dgx-h100" else "gb200-nvl72"
     large = (report.frame["op"].eq("all_to_all") & (report.frame["bytes"] >= 16 * MEBIBYTE)).to_numpy()
     frame = report.frame[rows_of(report, "aiconfigurator", system) & large]
@@ -179,5 +179,5 @@ def test_exchanges_over_links_of_another_generation(validated: Validated, known:
         ExchangeParameters, subject=known, architecture="", family="collective.exchange", stacks=("back-to-back",)
     ).parameters
     seconds = kind.time(frame, kind.figures(system, "", ""), parameters)
-    errors = residual(seconds, frame["time_us"].to_numpy() * MICROSECOND)
+    errors = residual_errors(seconds, frame["time_us"].to_numpy() * MICROSECOND)
     assert errors.rows == rows and errors.mape < bar

@@ -25,7 +25,7 @@ def report(shared: Path) -> FileReport:
 @pytest.fixture(scope="module")
 def ratios(report: FileReport) -> pd.DataFrame:
     """Steps at random over scheduled ones (Megatron: packed), measured and predicted, by configuration."""
-    frame = report.frame.assign(predicted=report.predictions.seconds, measured=report.measured)
+    frame = report.frame.assign(predicted=report.predictions.values, measured=report.measured)
     keys = ["network", "software", "pp", "layers", "global_batch"]
     steps = frame.groupby([*keys, "order"], as_index=False)[["measured", "predicted"]].mean()
     drawn, laid = (steps[(steps["order"] == "random") == is_random] for is_random in (True, False))
@@ -41,7 +41,7 @@ def ratios(report: FileReport) -> pd.DataFrame:
 @pytest.mark.shared
 def test_every_row_is_predicted(report: FileReport) -> None:
     assert report.unsupported_reasons == {}
-    assert np.abs(report.predictions.seconds / report.measured - 1.0).mean() <= 0.13
+    assert np.abs(report.predictions.values / report.measured - 1.0).mean() <= 0.13
 
 
 @pytest.mark.shared
@@ -89,7 +89,7 @@ def test_messages_between_like_and_unlike_rails(shared: Path) -> None:
     errors = report.errors()
     assert report.unsupported_reasons == {} and errors.mape is not None and errors.mape <= 0.12
     like = (report.frame["peers"] == "rail-aligned").to_numpy()
-    assert report.predictions.seconds[~like].mean() < 0.6 * report.predictions.seconds[like].mean()
+    assert report.predictions.values[~like].mean() < 0.6 * report.predictions.values[like].mean()
 
 
 @pytest.mark.parametrize(

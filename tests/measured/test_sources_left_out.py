@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from paleo.calibrate.command import LEDGER_COLUMNS, LEDGER_TABLES, step_ledger, worsened_sources
+from paleo.calibrate.command import SOURCE_ERROR_COLUMNS, STEP_TABLES, source_errors, worsened_sources
 
 ROOT = Path(__file__).resolve().parents[2]
 LEDGER = ROOT / "docs" / "ledger.csv"
@@ -20,7 +20,7 @@ def unreleased() -> str:
 
 def test_the_ledger_names_each_source_once() -> None:
     kept = pd.read_csv(LEDGER)
-    assert tuple(kept.columns) == LEDGER_COLUMNS and not kept.duplicated(["table", "source"]).any()
+    assert tuple(kept.columns) == SOURCE_ERROR_COLUMNS and not kept.duplicated(["table", "source"]).any()
     assert len(kept) >= 25 and kept["left_out_error"].between(0.0, 1.0).all()
 
 
@@ -28,6 +28,6 @@ def test_the_ledger_names_each_source_once() -> None:
 @pytest.mark.slow
 def test_no_source_left_out_gets_worse_without_a_line_in_the_changelog(shared: Path) -> None:
     """``paleo calibrate --fit … --only ledger -o docs/ledger.csv`` writes it anew, once the changelog says why."""
-    now = step_ledger([str(shared / "measurements" / f"{name}.csv") for name in LEDGER_TABLES])
+    now = source_errors([str(shared / "measurements" / f"{name}.csv") for name in STEP_TABLES])
     unexplained = [line for source, line in worsened_sources(pd.read_csv(LEDGER), now) if source not in unreleased()]
     assert unexplained == []

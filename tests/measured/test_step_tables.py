@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from paleo.tables.base import GOAL, EfficiencyPoint, summarise_efficiencies
+from paleo.tables.base import GOAL_PERCENTAGE_POINTS, EfficiencyPoint, summarise_efficiencies
 from paleo.tables.runner import FileReport
 from tests.replay.freeze import WHOLE_TABLES, differences, error_figures, load, rounded
 
@@ -108,7 +108,7 @@ def test_steps_in_tf32_stay_within_their_bar(validated: Validated) -> None:
 def test_intervals_of_images_hold_nine_tenths_of_the_mean_source(validated: Validated) -> None:
     """Sources, not rows: which share of a source lies inside its 90 % intervals, on the mean of those of ten rows."""
     report = validated(CNN)
-    shares = [errors.coverage for errors in report.by(report.sources).values() if errors.rows >= 10]
+    shares = [errors.coverage for errors in report.errors_by(report.sources).values() if errors.rows >= 10]
     assert len(shares) >= 8 and 0.82 < float(np.mean([share for share in shares if share is not None])) < 0.95
 
 
@@ -129,7 +129,7 @@ def test_scaling_of_convolutional_networks(validated: Validated) -> None:
     later = summarise_efficiencies(
         [point for point in points if point not in first and "fficient" not in point.configuration]
     )
-    assert later.points >= 60 and later.mean_error is not None and later.mean_error < GOAL
+    assert later.points >= 60 and later.mean_error is not None and later.mean_error < GOAL_PERCENTAGE_POINTS
 
 
 @pytest.mark.shared

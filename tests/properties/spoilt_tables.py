@@ -80,14 +80,14 @@ def broken_by(column: str, value: str, spoilt: pd.DataFrame, whole: FileReport) 
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             report = validate_frame("spoilt", spoilt, table_of(spoilt.columns))
-            counted = int(report.predicted.sum()) + sum(report.unsupported_reasons.values())
-            others = np.array_equal(report.predictions.seconds[1:], whole.predictions.seconds[1:], equal_nan=True)
+            counted = int(report.was_predicted.sum()) + sum(report.unsupported_reasons.values())
+            others = np.array_equal(report.predictions.values[1:], whole.predictions.values[1:], equal_nan=True)
             refused = COLUMNS[column].type not in RANGES or value in ("", "nan") or _sound(column, value)
     except Exception as error:
         return f": {type(error).__name__}: {str(error)[:150]}"
     if counted != len(spoilt) or not others:
         return f": {counted} of {len(spoilt)} rows, others as before: {others}"
-    return " is predicted" if not refused and report.predicted[0] else ""
+    return " is predicted" if not refused and report.was_predicted[0] else ""
 
 
 def broken_fit(spoilt: pd.DataFrame, folder: Path) -> str:
@@ -118,16 +118,16 @@ def broken_fit(spoilt: pd.DataFrame, folder: Path) -> str:
 @contextlib.contextmanager
 def one_evaluation() -> Iterator[None]:
     """Searches of fits end at once."""
-    whole = fits.optimiser
+    whole = fits.scipy_optimizer
 
     def least(function: Any, *arguments: Any, **options: Any) -> Any:
         return whole("least_squares")(function, *arguments, **options | {"max_nfev": 1})
 
-    fits.optimiser = lambda name: least if name == "least_squares" else whole(name)
+    fits.scipy_optimizer = lambda name: least if name == "least_squares" else whole(name)
     try:
         yield
     finally:
-        fits.optimiser = whole
+        fits.scipy_optimizer = whole
 
 
 def _sound(column: str, value: str) -> bool:

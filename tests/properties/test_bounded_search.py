@@ -13,7 +13,7 @@ import pytest
 from paleo.errors import PaleoError
 from paleo.questions import open_search_space
 from paleo.search import plans
-from paleo.search.plans import Search, leaving_room, search
+from paleo.search.plans import Search, search, search_with_headroom
 from paleo.search.ranking import PlanRow
 from paleo.specs.loading import validate
 from paleo.specs.model import load_model
@@ -79,6 +79,6 @@ def test_a_search_by_bounds_finds_what_an_exhaustive_one_finds(number: int, monk
     assert rounded(bounded.plans) == rounded(whole.plans)
     assert rounded(bounded.front) == rounded(whole.front)
     assert rounded((bounded.runner_up,)) == rounded((whole.runner_up,))
-    assert rounded(leaving_room(bounded, machine).plans) == rounded(leaving_room(whole, machine).plans)
+    assert rounded(search_with_headroom(bounded, machine).plans) == rounded(search_with_headroom(whole, machine).plans)
     assert bounded.evaluated <= whole.evaluated == whole.configurations
     assert bounded.evaluated < whole.evaluated or whole.fitting < 500, "nothing was left out"

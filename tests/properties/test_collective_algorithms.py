@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paleo.collectives.base import ALGORITHMS, OPERATIONS, Algorithm, algorithms_for
-from paleo.pricing.communication import Nccl, best, prices
+from paleo.pricing.communication import Nccl, algorithm_times, fastest_algorithm
 from paleo.pricing.links.alpha_beta import LevelCost, lower_bound, torus_bound, traffic_time
 from paleo.pricing.links.group import GroupLinks, LinkLevel
 
@@ -29,7 +29,7 @@ def least(algorithm: Algorithm, operation: str, payload: object, group: tuple[ob
     """The lower bound of the networks that an algorithm is for."""
     if algorithm.topology == "torus":
         return torus_bound(operation, payload, group, levels)  # type: ignore[arg-type]
-    return lower_bound(operation, payload, group, levels, in_network=not algorithm.one_port)  # type: ignore[arg-type]
+    return lower_bound(operation, payload, group, levels, in_network=not algorithm.is_one_port)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("name", "operation"), CASES)
@@ -84,7 +84,7 @@ def test_idle_levels_do_not_count(name: str, operation: str) -> None:
     algorithm = ALGORITHMS[name]
     flat = priced(algorithm, operation, PAYLOADS, (8,), FLAT)
     assert np.allclose(priced(algorithm, operation, PAYLOADS, (8, 1), TWO), flat, rtol=1e-14)
-    if not (algorithm.in_network or algorithm.between_nodes):  # for these the inner level is a node's inside
+    if not (algorithm.in_network or algorithm.only_between_nodes):  # for these the inner level is a node's inside
         assert np.allclose(priced(algorithm, operation, PAYLOADS, (1, 8), (TWO[1], FLAT[0])), flat, rtol=1e-14)
 
 
@@ -101,11 +101,11 @@ def test_reduction_of_bytes_is_conserved_by_bandwidth_optimal_algorithms(name: s
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_best_is_the_least_of_all_and_every_operation_is_served(operation: str) -> None:
     assert algorithms_for(operation)
-    inside = LinkLevel(8.0, 50e9, 1.0, 1.0, 1.0, latency=3e-6, stated_latency=3e-6)
-    between = LinkLevel(4.0, 25e9, 8.0, 1.0, 8.0, latency=9e-6, stated_latency=9e-6)
+    inside = LinkLevel(8.0, 50e9, 1.0, 1.0, 1.0, latency=3e-6, included_latency=3e-6)
+    between = LinkLevel(4.0, 25e9, 8.0, 1.0, 8.0, latency=9e-6, included_latency=9e-6)
     links = GroupLinks((inside, between), fabric_levels=1)
-    table = prices(Nccl(), operation, PAYLOADS, links)
-    choice = best(Nccl(), operation, PAYLOADS, links)
+    table = algorithm_times(Nccl(), operation, PAYLOADS, links)
+    choice = fastest_algorithm(Nccl(), operation, PAYLOADS, links)
     assert np.array_equal(choice.time, np.min(list(table.values()), axis=0))
     for index, name in enumerate(choice.algorithm):
         assert table[str(name)][index] == choice.time[index]

@@ -49,7 +49,7 @@ def test_times_over_payloads_have_no_cliffs_and_keep_to_the_links(name: str) -> 
         assert growth.min() >= (FALLS_OVER_SLINGSHOT if exchange else FALLS), operation
         for group, row in zip(groups(system), times, strict=True):
             links = fabric.links(*group)
-            least = fabric.policy.least(operation, SIZES, links, in_network=links.switch_reduces)
+            least = fabric.policy.time_lower_bound(operation, SIZES, links, in_network=links.switch_reduces)
             assert np.all(row >= least * (1 - 1e-9)), (operation, group)
 
 

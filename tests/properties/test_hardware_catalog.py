@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paleo.errors import SpecError
-from paleo.pricing.communication import Fabric, best
+from paleo.pricing.communication import Fabric, fastest_algorithm
 from paleo.pricing.store import constant_rates
 from paleo.specs.catalog import entries, names
 from paleo.specs.device import Device, find_device, load_device, load_link
@@ -196,9 +196,10 @@ def test_a_gigabyte_is_exchanged_at_a_plausible_rate(name: str) -> None:
             continue
         links = fabric.links(1, ranks)
         for operation in ("all_reduce", "reduce_scatter", "all_to_all"):
-            seconds = float(best(fabric.policy, operation, payload, links).time)
+            seconds = float(fastest_algorithm(fabric.policy, operation, payload, links).time)
             least, wire = (
-                float(fabric.policy.least(operation, payload, links, in_network=switch)) for switch in (True, False)
+                float(fabric.policy.time_lower_bound(operation, payload, links, in_network=switch))
+                for switch in (True, False)
             )
             reached = min(share, EXCHANGE_SHARE) if operation == "all_to_all" else share
             assert least * (1.0 - 1e-9) <= seconds <= wire / reached + HOP * (ranks - 1), (operation, ranks)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paleo.pricing.gemm import GemmParameters, gemm_time
-from paleo.pricing.kernels import figures
+from paleo.pricing.kernels import device_datasheet
 from paleo.pricing.store import lookup
 from paleo.specs.catalog import names
 from paleo.specs.device import Device, load_device
@@ -23,7 +23,7 @@ BATCH = 2.0 ** RANDOM.integers(0, 6, 100)
 
 def priced(device: Device, dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Seconds, seconds of arithmetic at peak, seconds at the roofline with a launch."""
-    card = figures(device, dtype)
+    card = device_datasheet(device, dtype)
     entry = lookup(
         GemmParameters, subject=device.name, architecture=device.architecture, memory_kind=device.memory.kind,
         family="gemm.tensor" if card.tensor_cores else "gemm.simt",
@@ -45,5 +45,5 @@ def test_products_never_exceed_the_peak_and_stay_near_the_roofline(device: Devic
             continue
         seconds, arithmetic, roofline = priced(device, dtype)
         assert (seconds >= arithmetic).all()
-        if figures(device, dtype).tensor_cores:
+        if device_datasheet(device, dtype).tensor_cores:
             assert float((seconds / roofline).max()) <= MOST

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paleo.launch._base import LAUNCHERS, JobPlan, LaunchError, completed
+from paleo.launch._base import LAUNCHERS, JobPlan, LaunchError, normalised
 from paleo.launch.jobs import files_of, read_job
 from paleo.network.graph import build_graph
 from paleo.parallel.abilities import network_quantities
@@ -29,7 +29,7 @@ def random_job(rng: random.Random, launcher: str) -> JobPlan | None:
     table = LAUNCHERS[launcher]
     framework, name = load_framework(table.framework), rng.choice(NETWORKS)
     graph = GRAPHS[name]
-    facts, params = network_quantities(graph), graph.params
+    facts, params = network_quantities(graph), graph.hyperparameters
     tp, cp, pp, vp = powers(rng, 3), rng.choice((1, 1, 2, 4)), rng.choice((1, 1, 2, 4, 8)), rng.choice((1, 1, 2, 4))
     ep = rng.choice((1, 2, 4, 8)) if facts["experts"] else 1
     dp, microbatch, passes = ep * powers(rng, 4), powers(rng, 2), powers(rng, 5)
@@ -83,7 +83,7 @@ def random_job(rng: random.Random, launcher: str) -> JobPlan | None:
     if pp > 1 and vp > 1 and rng.random() < 0.3:
         even, pieces = facts["layers"] // (pp * vp), pp * vp
         job = replace(job, cut=tuple([even] * (pieces - 1) + [facts["layers"] - even * (pieces - 1)]))
-    job = completed(
+    job = normalised(
         replace(job, **{field: getattr(JobPlan(), field) for field in compared(job) if field not in table.fields})
     )
     if job.dp % ep or job.dp < 1:
@@ -177,6 +177,6 @@ def test_many_plans_are_read_back(name: str, tmp_path: Path) -> None:
 
 
 def test_a_plan_without_settings_is_an_error_and_no_other_plan() -> None:
-    plan = completed(JobPlan("llama3-8b", 8192, 8, microbatch=1, global_batch=8, zero=1, layers=32))
+    plan = normalised(JobPlan("llama3-8b", 8192, 8, microbatch=1, global_batch=8, zero=1, layers=32))
     with pytest.raises(LaunchError, match=r"zero=1 as|would read"):
         LAUNCHERS["torchtitan"].settings(plan)

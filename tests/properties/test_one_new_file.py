@@ -65,7 +65,7 @@ LAYER = '''
 
 from __future__ import annotations
 
-from paleo.layers.base import LAYERS, Choices, Expansion, Layer, vector
+from paleo.layers.base import LAYERS, Expansion, Layer, LayerImplementations, parameter_vector
 from paleo.operations.base import MemoryPass
 from paleo.operations.tensor import Tensor
 
@@ -76,30 +76,30 @@ class ScaleShift(Layer):
 
     shift: bool = True
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         x = inputs[0]
-        weights = (vector(f"{name}.scale", x, x.dims[-1]),)
-        weights += (vector(f"{name}.shift", x, x.dims[-1]),) if self.shift else ()
+        weights = (parameter_vector(f"{name}.scale", x, x.dims[-1]),)
+        weights += (parameter_vector(f"{name}.shift", x, x.dims[-1]),) if self.shift else ()
         out = x.like(name)
-        return Expansion((MemoryPass(name, "elementwise", (x,), out, weights, keeps=(x,), flops_per_element=2.0),), out)
+        return Expansion((MemoryPass(name, "elementwise", (x,), out, weights, saved=(x,), flops_per_element=2.0),), out)
 '''
 COLLECTIVE = '''
 """Everyone sends everything to everyone."""
 
 from __future__ import annotations
 
-from paleo.collectives.base import Algorithm, add_algorithm, has_several_units, one_level_at_a_time
+from paleo.collectives.base import Algorithm, add_algorithm, crosses_level, sequential_phases
 from paleo.collectives.base import Array, LevelTraffic, Traffic
 
 
 def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """(n - 1) S on the wire in one step, level by level."""
-    return one_level_at_a_time(
-        [LevelTraffic(has_several_units(n), (n - 1.0) * payload, (n - 1.0) * payload) for n in group]
+    return sequential_phases(
+        [LevelTraffic(crosses_level(n), (n - 1.0) * payload, (n - 1.0) * payload) for n in group]
     )
 
 
-add_algorithm(Algorithm("shout", "all at once", "this test", {"all_reduce": all_reduce}, one_port=False))
+add_algorithm(Algorithm("shout", "all at once", "this test", {"all_reduce": all_reduce}, is_one_port=False))
 '''
 SCAN = '''
 """A selective scan: a gated state that each step decays and adds to, head by head."""
@@ -110,7 +110,7 @@ from typing import ClassVar
 
 from pydantic import PositiveInt
 
-from paleo.layers.base import LAYERS, Choices, Expansion, Layer, project
+from paleo.layers.base import LAYERS, Expansion, Layer, LayerImplementations, project
 from paleo.operations.base import OperationKind, add_kind
 from paleo.operations.base import MemoryPass
 from paleo.operations.tensor import Tensor
@@ -127,7 +127,7 @@ class SelectiveScan(Layer):
     head_dim: PositiveInt
     state: PositiveInt
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: Choices) -> Expansion:
+    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         packed = {"scan_heads": self.heads, "packed": 2 * self.head_dim + 2 * self.state + 1}
         project_in, mixed = project(f"{name}.in", x, packed)
@@ -162,7 +162,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paleo.collectives.base import Algorithm, add_algorithm, has_several_units, one_level_at_a_time, remote_share
+from paleo.collectives.base import Algorithm, add_algorithm, crosses_level, sequential_phases, remote_share
 from paleo.collectives.base import Array, LevelTraffic, Traffic
 
 
@@ -170,9 +170,9 @@ def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Rings along rows, then along columns, both ways: 2 (sqrt(n) - 1) steps, a quarter of the bytes of one ring."""
     sides = [np.ceil(np.sqrt(n)) for n in group]
     shares = [remote_share(n) * payload for n in group]
-    return one_level_at_a_time(
+    return sequential_phases(
         [
-            LevelTraffic(2.0 * (side - 1.0) * has_several_units(n), share / 2.0, share)
+            LevelTraffic(2.0 * (side - 1.0) * crosses_level(n), share / 2.0, share)
             for n, side, share in zip(group, sides, shares, strict=True)
         ]
     )
@@ -225,12 +225,12 @@ OPERATOR = '''
 from __future__ import annotations
 
 from paleo.importers._builder import Builder
-from paleo.importers._builder import Invocation, Reading, torch_functions, translates
+from paleo.importers._builder import Invocation, TranslatedCall, torch_functions, translates
 from paleo.importers._trace import Call
 
 
 @torch_functions("matrix_exp linalg_matrix_exp")
-def matrix_exp(call: Invocation) -> Reading:
+def matrix_exp(call: Invocation) -> TranslatedCall:
     """Its argument is a square matrix."""
     return call.reading("matrix_exp", ("input",), ("input",))
 
@@ -238,8 +238,9 @@ def matrix_exp(call: Invocation) -> Reading:
 @translates("matrix_exp")
 def exponential(b: Builder, call: Call) -> None:
     """One pass over the matrix."""
-    source = b.at(call.inputs[0])
-    b.put(call.out, b.add("pass", {"of": "matrix_exp", "dims": source.dims, "keeps": "inputs"}, [source], call.path))
+    source = b.place_of(call.inputs[0])
+    one_pass = {"of": "matrix_exp", "dims": source.dims, "keeps": "inputs"}
+    b.record_output(call.out, b.add("pass", one_pass, [source], call.path))
 '''
 NETWORK = """
 import torch
@@ -347,8 +348,8 @@ def test_a_collective_that_wins_is_used_by_the_libraries_it_belongs_to(copy: Pat
     add(copy, "paleo/collectives/whisper.py", whisper)
     assert paleo(copy, *_all_reduce("dgx-a100-80gb", 8))["best"] == "ring"
     assert paleo(copy, *call)["breakdown_s"]["communication_total"] == before
-    libraries = 'libraries={"textbook": ["all_reduce"], "nccl": ["all_reduce"]}, one_port'
-    (copy / "paleo/collectives/whisper.py").write_text(whisper.replace("one_port", libraries))
+    libraries = 'libraries={"textbook": ["all_reduce"], "nccl": ["all_reduce"]}, is_one_port'
+    (copy / "paleo/collectives/whisper.py").write_text(whisper.replace("is_one_port", libraries))
     assert paleo(copy, *_all_reduce("dgx-a100-80gb", 8))["best"] == "whisper"
     assert paleo(copy, *call)["breakdown_s"]["communication_total"] < before
 

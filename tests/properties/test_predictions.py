@@ -147,7 +147,7 @@ def test_no_step_is_shorter_than_its_messages(name: str, strategy: str) -> None:
         for one in section.transfers:
             if mesh.degree(one.axis) > 1:
                 links = fabric.links(mesh.stride((one.axis,)), mesh.group_size((one.axis,)))
-                bound = float(fabric.policy.least(one.operation, one.payload_bytes, links, in_network=False))
+                bound = float(fabric.policy.time_lower_bound(one.operation, one.payload_bytes, links, in_network=False))
                 needed += bound * one.times * section.repeat * made.plan.microbatches / made.plan.stages
     assert made.step_time >= needed * (1 - 1e-9)
     assert made.breakdown.communication_total >= needed * (1 - 1e-9) or made.plan.stages > 1
@@ -195,7 +195,7 @@ def idle(made: Prediction) -> bool:
 
 def moved(program: Program) -> float:
     """Bytes of all kernels of a pass."""
-    return sum(one.kernel.bytes * one.times * s.repeat for s in program.sections for one in s.kernels)
+    return sum(one.kernel.bytes * one.repetitions * s.repeat for s in program.sections for one in s.kernels)
 
 
 FASTER: dict[str, Callable[[System], System]] = {
@@ -255,7 +255,7 @@ def cut_of(made: Prediction) -> tuple[int, ...] | None:
     """The cut of a pipeline as a user would state it by hand; None where a piece has no layers that count."""
     sections = made.program.sections
     counted = [section.repeat > 1 or all(one.repeat == 1 for one in sections) for section in sections]
-    layers = tuple(sum(turns for section, turns in piece if counted[section]) for piece in made.pieces)
+    layers = tuple(sum(turns for section, turns in piece if counted[section]) for piece in made.model_chunks)
     return layers if all(layers) else None
 
 
@@ -467,7 +467,7 @@ def test_samples_that_no_rank_has_are_not_counted() -> None:
     made = on(CLUSTER, "lenet", "dp", "ideal", batch=None, global_batch=10)
     one = on(CLUSTER, "lenet", "dp", "ideal", gpus=1, batch=1)
     assert made.flops == pytest.approx(10 * one.flops)
-    assert (made.plan.local_batch, made.plan.dp, made.plan.idle) == (2, 5, 3)
+    assert (made.plan.local_batch, made.plan.dp, made.plan.idle_gpus) == (2, 5, 3)
     assert made.warnings
 
 
@@ -492,7 +492,7 @@ def test_no_contention_makes_a_step_longer_than_taking_turns(software: str, stra
     profile = load_software(software)
     run = Run(gpus=GPUS, batch=2, microbatch=2, strategy=strategy, model=settings("gpt2"))
     free, slowed = (
-        predict(MODELS["gpt2"], CLUSTER, run, profile.changed({"overlap.contention": contention}))
+        predict(MODELS["gpt2"], CLUSTER, run, profile.with_fields({"overlap.contention": contention}))
         for contention in (0.0, max(profile.overlap.contention, 5.0))
     )
     parts = free.breakdown

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from paleo.errors import PlanError, SpecError
 from paleo.schedules.base import (
+    MAX_UNROLLED_PASSES,
     SCHEDULES,
-    UNROLLED,
     Action,
     ClosedForms,
-    Passes,
+    PassTimes,
     Schedule,
     add_schedule,
     evaluates_every_microbatch,
@@ -38,11 +38,11 @@ def pieces_of(schedule: Schedule, stages: int, chunks: int, spread: float, seed:
         passes[2] = 0.0
     factors = 1.0 + spread * generator.uniform(-1.0, 1.0, (1, stages * chunks, CASES))
     by_piece = passes * factors
-    return np.array([[[each[k] for k in held] for held in schedule.pieces(stages, chunks)] for each in by_piece])
+    return np.array([[[each[k] for k in held] for held in schedule.model_chunks(stages, chunks)] for each in by_piece])
 
 
-def totals(schedule: Schedule, pieces: Array) -> Passes:
-    return Passes(*(pieces.sum(axis=2) / schedule.replicas))
+def totals(schedule: Schedule, pieces: Array) -> PassTimes:
+    return PassTimes(*(pieces.sum(axis=2) / schedule.replicas))
 
 
 def engine_ends(name: str, pieces: Array, case: int, microbatches: int) -> Array:
@@ -65,11 +65,11 @@ def test_arrays_end_when_the_engines_timelines_do(name: str, data: st.DataObject
     schedule = SCHEDULES[name]
     stages, microbatches, chunks = data.draw(configurations(name))
     pieces = pieces_of(schedule, stages, chunks, spread, seed)
-    ends = stage_ends(schedule, totals(schedule, pieces), microbatches, chunks, Passes(*pieces))
+    ends = stage_ends(schedule, totals(schedule, pieces), microbatches, chunks, PassTimes(*pieces))
     for case in range(CASES):
         played = engine_ends(name, pieces, case, microbatches)
         assert ends[:, case].max() == pytest.approx(played.max(), rel=1e-9)
-        if spread and schedule.closed.exact == "equal":
+        if spread and schedule.closed_forms.exact_for == "equal":
             assert ends[:, case] == pytest.approx(played, rel=1e-9)
 
 
@@ -77,16 +77,16 @@ def test_arrays_end_when_the_engines_timelines_do(name: str, data: st.DataObject
 @given(data=st.data(), seed=st.integers(0, 99))
 @settings(max_examples=12, deadline=None)
 def test_a_schedule_without_closed_forms_behaves_as_with_them(name: str, data: st.DataObject, seed: int) -> None:
-    schedule, bare = SCHEDULES[name], replace(SCHEDULES[name], closed=ClosedForms())
+    schedule, bare = SCHEDULES[name], replace(SCHEDULES[name], closed_forms=ClosedForms())
     stages, microbatches, chunks = data.draw(configurations(name))
     passes = totals(schedule, pieces_of(schedule, stages, chunks, 0.0, seed))
     assert stage_ends(bare, passes, microbatches, chunks).max(axis=0) == pytest.approx(
         stage_ends(schedule, passes, microbatches, chunks).max(axis=0), rel=1e-9
     )
     stage = np.arange(float(stages))
-    stated = np.broadcast_to(schedule.alive(stage, stages, microbatches, chunks), (stages,))
-    assert np.array_equal(np.asarray(bare.alive(stage, stages, microbatches, chunks)), stated)
-    by_piece = [each.alive_by_piece(stage, stages, microbatches, chunks) for each in (bare, schedule)]
+    stated = np.broadcast_to(schedule.peak_activations(stage, stages, microbatches, chunks), (stages,))
+    assert np.array_equal(np.asarray(bare.peak_activations(stage, stages, microbatches, chunks)), stated)
+    by_piece = [each.peak_activations_by_chunk(stage, stages, microbatches, chunks) for each in (bare, schedule)]
     assert np.array_equal(*np.broadcast_arrays(*by_piece))
     for chunk in range(chunks * schedule.replicas):
         counted = np.array(bare.remaining(stage, stages, chunk, chunks))
@@ -100,8 +100,8 @@ def test_zero_bubble_with_fewer_microbatches_than_stages_is_that_of_its_order() 
     for seed in range(20):
         pieces = pieces_of(schedule, 8, 1, 0.5, seed)
         passes = totals(schedule, pieces)
-        assert schedule.closed.span is not None
-        formula, span = schedule.closed.span(passes, 3, 1), stage_ends(schedule, passes, 3, 1).max(axis=0)
+        assert schedule.closed_forms.makespan is not None
+        formula, span = schedule.closed_forms.makespan(passes, 3, 1), stage_ends(schedule, passes, 3, 1).max(axis=0)
         for case in range(CASES):
             played = engine_ends("zb-h1", pieces, case, 3).max()
             assert span[case] == pytest.approx(played, rel=1e-12)
@@ -113,8 +113,8 @@ def test_chimera_with_a_heavy_last_piece_is_that_of_its_order() -> None:
     schedule = SCHEDULES["chimera"]
     by_piece = np.ones((3, 4, 1)) * np.array([1.0, 2.0, 0.0])[:, None, None]
     by_piece[:, -1] *= 2.5
-    pieces = np.array([[[each[k] for k in held] for held in schedule.pieces(4, 1)] for each in by_piece])
-    ends = stage_ends(schedule, totals(schedule, pieces), 8, 1, Passes(*pieces))
+    pieces = np.array([[[each[k] for k in held] for held in schedule.model_chunks(4, 1)] for each in by_piece])
+    ends = stage_ends(schedule, totals(schedule, pieces), 8, 1, PassTimes(*pieces))
     assert ends[:, 0] == pytest.approx(engine_ends("chimera", pieces, 0, 8), rel=1e-12)
 
 
@@ -122,9 +122,9 @@ def test_cases_with_and_without_a_closed_form_stand_in_one_array() -> None:
     """Microbatches differ from case to case; ZB-H1's formula holds for the last two."""
     schedule, counts = SCHEDULES["zb-h1"], np.array([2.0, 6.0, 40.0])
     pieces = pieces_of(schedule, 6, 1, 0.0, 4)
-    together = stage_ends(schedule, totals(schedule, pieces), counts, 1, Passes(*pieces))
+    together = stage_ends(schedule, totals(schedule, pieces), counts, 1, PassTimes(*pieces))
     for case, count in enumerate(counts):
-        alone = Passes(*pieces[..., case : case + 1])
+        alone = PassTimes(*pieces[..., case : case + 1])
         assert together[:, case] == pytest.approx(
             stage_ends(schedule, totals(schedule, pieces[..., case : case + 1]), count, 1, alone)[:, 0], rel=1e-12
         )
@@ -133,10 +133,10 @@ def test_cases_with_and_without_a_closed_form_stand_in_one_array() -> None:
 @ANY
 def test_very_many_microbatches_are_a_window_and_as_many_rounds_more(name: str) -> None:
     """Times are those of the formula on equal pieces."""
-    schedule, bare = SCHEDULES[name], replace(SCHEDULES[name], closed=ClosedForms())
+    schedule, bare = SCHEDULES[name], replace(SCHEDULES[name], closed_forms=ClosedForms())
     chunks = schedule.chunks or 2
     passes = totals(schedule, pieces_of(schedule, 4, chunks, 0.0, 1))
-    count = UNROLLED // (4 * chunks) * 2
+    count = MAX_UNROLLED_PASSES // (4 * chunks) * 2
     assert not evaluates_every_microbatch(4, chunks, count)
     assert stage_ends(bare, passes, count, chunks).max(axis=0) == pytest.approx(
         stage_ends(schedule, passes, count, chunks).max(axis=0), rel=1e-9
@@ -149,7 +149,7 @@ def test_an_order_that_waits_for_itself_is_an_error() -> None:
 
     schedule = Schedule("stuck", "this test", backward_first)
     with pytest.raises(PlanError, match="4 passes wait for one another"):
-        stage_ends(schedule, Passes(*np.ones((3, 2, 1))), 1, 1).max(axis=0)
+        stage_ends(schedule, PassTimes(*np.ones((3, 2, 1))), 1, 1).max(axis=0)
 
 
 def _with_changed_order(change: str) -> Schedule:

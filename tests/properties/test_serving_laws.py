@@ -8,7 +8,7 @@ import pytest
 from paleo.serving.formats import Formats
 from paleo.serving.load import drawn_requests
 from paleo.serving.lowered import Sharding
-from paleo.serving.phases import phases
+from paleo.serving.phases import iteration_tables
 from paleo.serving.simulation import simulate
 from paleo.serving.steady import Batching, Lengths, closed_loop, saturated_state, state_at_rate
 from paleo.specs.model import load_model
@@ -24,7 +24,7 @@ def replicas():
         ("llama3-70b", "dgx-h100", Sharding(4), Formats("fp8", "fp8")),
         ("qwen3-30b-a3b", "dgx-a100-80gb", Sharding(2), Formats()),
     )
-    return [phases(load_model(model), load_system(system), *others) for model, system, *others in layouts]
+    return [iteration_tables(load_model(model), load_system(system), *others) for model, system, *others in layouts]
 
 
 def broken_laws(replica, seed):
@@ -32,7 +32,9 @@ def broken_laws(replica, seed):
     random = np.random.default_rng(seed)
     prompt, answer, capacity = random.uniform(1, 1500), random.uniform(1, 300), random.uniform(8_000, 40_000)
     spreads = random.uniform(0, 1, 2)
-    limits = Batching(int(random.integers(64, 4096)), int(random.integers(1, 256)), mixed=bool(random.integers(2)))
+    limits = Batching(
+        int(random.integers(64, 4096)), int(random.integers(1, 256)), mixes_prefill=bool(random.integers(2))
+    )
     users = int(random.integers(1, 40)) if seed % 4 == 0 else None
     requests = drawn_requests(
         int(random.integers(1, 120)), input_tokens=prompt, output_tokens=answer, rate=random.uniform(0.5, 200),
@@ -53,8 +55,8 @@ def broken_laws(replica, seed):
         "tokens are conserved": result.tokens == requests.output.sum()
         and abs(decoded + result.preemptions - (requests.output - 1).sum()) < 1e-6 * max(decoded, 1.0),
         "the cache holds": result.peak_cache <= capacity,
-        "places hold": result.mean_batch <= np.asarray(limits.sequences),
-        "users wait": users is None or result.latency.sum() <= users * result.span * (1 + 1e-9),
+        "places hold": result.mean_batch <= np.asarray(limits.max_sequences),
+        "users wait": users is None or result.latency.sum() <= users * result.makespan * (1 + 1e-9),
         "Little's law": np.allclose(steady.batch, steady.requests_per_s * turns * steady.iteration, rtol=1e-6),
         "slower under more load": bool(np.all(np.diff(steady.latency[stable]) >= -1e-9)),
         "more is never less": bool(np.all(np.diff(steady.requests_per_s) >= -1e-9)),
@@ -75,11 +77,11 @@ def relative_errors(replica, seed):
     prompt, answer = random.uniform(20, 4000), random.uniform(10, 800)
     spreads, share = random.uniform(0, 1, 2), random.uniform(0.05, 0.8)
     limits = Batching(
-        int(random.integers(1024, 16384)), int(random.integers(16, 512)), mixed=bool(random.integers(2)),
-        host=random.uniform(0, 1e-3), request=float(random.choice([0.0, 0.002, 0.01])),
+        int(random.integers(1024, 16384)), int(random.integers(16, 512)), mixes_prefill=bool(random.integers(2)),
+        host_time=random.uniform(0, 1e-3), time_per_request=float(random.choice([0.0, 0.002, 0.01])),
     )  # fmt: skip
     capacity, lengths = random.uniform(30, 400) * (prompt + answer), Lengths(prompt, answer, *spreads)
-    places = capacity / float(lengths.resident)
+    places = capacity / float(lengths.mean_cached_tokens)
     rate = share * float(saturated_state(replica, limits, lengths, places).requests_per_s)
     requests = drawn_requests(
         3000, input_tokens=prompt, output_tokens=answer, rate=rate, input_variation=spreads[0],

@@ -174,7 +174,7 @@ def test_one_configuration_is_what_it_is_among_others() -> None:
     for number, stored in list(enumerate(results.batches))[::7]:
         rows = results.rows(np.flatnonzero(results.choice == number))
         batch = replace(
-            stored, cases=stored.cases.of(rows), arrival=np.asarray(stored.arrival)[rows], shared=ResultCache()
+            stored, cases=stored.cases.select(rows), arrival=np.asarray(stored.arrival)[rows], cache=ResultCache()
         )
         together = step(batch)
         added = sum(seconds for name, seconds in together.parts.items() if name != "communication_total")
@@ -182,7 +182,7 @@ def test_one_configuration_is_what_it_is_among_others() -> None:
         for case in (0, len(batch) - 1):
             index = np.array([case])
             arrival = np.asarray(batch.arrival)[index]
-            single = step(replace(batch, cases=batch.cases.of(index), arrival=arrival, shared=ResultCache()))
+            single = step(replace(batch, cases=batch.cases.select(index), arrival=arrival, cache=ResultCache()))
             assert single.step_time[0] == pytest.approx(together.step_time[case], rel=1e-12)
             assert single.memory[0] == pytest.approx(together.memory[case], rel=1e-12)
             for name, seconds in single.parts.items():

@@ -36,13 +36,13 @@ def hours(prediction: Prediction) -> float:
 
 
 def test_hours_for_a_trillion_tokens() -> None:
-    """180 thousand, as published; schedules that hide no exchange take more than 250."""
+    """180 thousand, as published; schedules that hide no exchange take 1.4 times as many."""
     dualpipe = trained()
     assert hours(dualpipe) == pytest.approx(HOURS, rel=0.05)
     assert dualpipe.interval[0] < dualpipe.step_time * HOURS / hours(dualpipe) < dualpipe.interval[1]
     for schedule in ("1f1b", "zb-h1"):
-        assert hours(trained(schedule=schedule)) > 250_000.0
-    assert hours(trained(experts={"overlap": False})) > 250_000.0
+        assert hours(trained(schedule=schedule)) > 1.4 * hours(dualpipe)
+    assert hours(trained(experts={"overlap": False})) > 1.4 * hours(dualpipe)
 
 
 def test_parameters_are_there_twice() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from paleo.layers.base import Choices
+from paleo.layers.base import LayerImplementations
 from paleo.network.graph import Graph, build_graph
 from paleo.operations.contraction import FusedAttention
 from paleo.operations.tensor import Tensor, precision
@@ -29,7 +29,9 @@ FP32, SEQ = precision("fp32"), 64
 
 
 def counted(name: str, **overrides: Any) -> Graph:
-    return build_graph(load_model(name), batch=1, choices=Choices(attention="unfused"), overrides=overrides)
+    return build_graph(
+        load_model(name), batch=1, choices=LayerImplementations(attention="unfused"), overrides=overrides
+    )
 
 
 def forward_flops(graph: Graph) -> float:

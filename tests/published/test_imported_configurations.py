@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paleo.importers.sources import from_torch, import_network
-from paleo.layers.base import Choices
+from paleo.layers.base import LayerImplementations
 from paleo.network.graph import Graph, build_graph
 from paleo.operations.tensor import precision
 
@@ -137,7 +137,7 @@ def graph_of(one: Case, module: Any, folder: Path, seq: int) -> Graph:
     (folder / "config.json").write_text(json.dumps(data, default=str))
     model = import_network("hf", str(folder)).model
     overrides = {"seq": seq} if "seq" in model.params else {}
-    return build_graph(model, batch=1, choices=Choices(attention="unfused"), overrides=overrides)
+    return build_graph(model, batch=1, choices=LayerImplementations(attention="unfused"), overrides=overrides)
 
 
 def flops(graph: Graph) -> float:
@@ -159,6 +159,8 @@ def test_parameters_and_flop_are_those_of_the_library(one: Case, tmp_path: Path)
     assert graph.parameters == sum(p.numel() for p in module.parameters())
     inputs = {"vit": ["1x3x224x224"], "t5": ["input_ids=1x32:int64", "decoder_input_ids=1x32:int64"]}
     traced = build_graph(
-        from_torch(module, inputs.get(one[0], ["1x32:int64"])), batch=1, choices=Choices(attention="unfused")
+        from_torch(module, inputs.get(one[0], ["1x32:int64"])),
+        batch=1,
+        choices=LayerImplementations(attention="unfused"),
     )
     assert flops(graph) == pytest.approx(flops(traced), rel=1e-3)

@@ -11,7 +11,7 @@ import pytest
 import paleo
 from paleo.importers.sources import import_network
 from paleo.importers.torch import build_module, parse_input
-from paleo.layers.base import Choices
+from paleo.layers.base import LayerImplementations
 from paleo.network.graph import Graph, build_graph
 from paleo.operations.tensor import precision
 from paleo.specs.model import ModelSpec, load_model
@@ -45,7 +45,7 @@ def test_parameters_exact_and_flop_within_half_a_percent(name: str) -> None:
     factory, inputs = ZOO[name]
     module = build_module(factory, name)
     model = paleo.from_torch(module, inputs)
-    graph = build_graph(model, batch=parse_input(inputs[0]).shape[0], choices=Choices(attention="unfused"))
+    graph = build_graph(model, batch=parse_input(inputs[0]).shape[0], choices=LayerImplementations(attention="unfused"))
     assert graph.parameters == sum(p.numel() for p in module.parameters())
     assert flops(graph) == pytest.approx(counted(module, inputs), rel=5e-3)
 

@@ -129,9 +129,9 @@ def test_networks_end_in_a_loss(name: str) -> None:
 def test_a_repeat_counts_as_much_as_its_copies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same file with every folded block written out."""
     folded = graph(name)
-    if not any(node.repeats for node in folded.nodes):
+    if not any(node.loops for node in folded.nodes):
         pytest.skip("nothing is folded")
-    monkeypatch.setattr("paleo.network.graph._Builder._folded", lambda *_: None)
+    monkeypatch.setattr("paleo.network.graph._Builder._fold_loop", lambda *_: None)
     written = build_graph(load_model(name), batch=1)
     assert len(written.nodes) == sum(node.repeat for node in folded.nodes)
     assert written.parameters == folded.parameters

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paleo.errors import GraphError
-from paleo.layers.base import Choices
+from paleo.layers.base import LayerImplementations
 from paleo.network.graph import Graph, Node, build_graph
 from paleo.operations.tensor import precision
 from paleo.specs.catalog import names
@@ -41,7 +41,7 @@ def small(layers: list[Any], **dims: int) -> Graph:
 def test_megatron_parameters_and_flops_follow_the_papers_formulas(name: str) -> None:
     """Narayanan et al. 2021: equation 2 for parameters, equation 3 for FLOP of an iteration with full recomputation."""
     graph = build_graph(load_model(name), batch=2)
-    layers, h, s, vocab = (graph.params[key] for key in ("layers", "hidden", "seq", "vocab"))
+    layers, h, s, vocab = (graph.hyperparameters[key] for key in ("layers", "hidden", "seq", "vocab"))
     assert (
         graph.parameters == 12 * layers * h * h + 13 * layers * h + (vocab + s) * h + 2 * h
     )  # and the last layer norm
@@ -54,8 +54,8 @@ def test_megatron_parameters_and_flops_follow_the_papers_formulas(name: str) -> 
 def test_saved_activations_of_a_layer_follow_korthikanti(name: str) -> None:
     """Korthikanti et al. 2022, equation 1: s·b·h·(34 + 5·a·s/h) bytes; the second term goes with fusion."""
     for attention, factor in (("unfused", 5), ("fused", 0)):
-        graph = build_graph(load_model(name), batch=2, choices=Choices(attention=attention))  # type: ignore[arg-type]
-        s, h, heads = (graph.params[key] for key in ("seq", "hidden", "heads"))
+        graph = build_graph(load_model(name), batch=2, choices=LayerImplementations(attention=attention))  # type: ignore[arg-type]
+        s, h, heads = (graph.hyperparameters[key] for key in ("seq", "hidden", "heads"))
         assert saved_bytes([n for n in graph.nodes if n.repeat > 1]) == s * 2 * (34 * h + factor * heads * s)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from paleo.operations.tensor import precision
 from paleo.pricing.gemm import GemmParameters, gemm_time
-from paleo.pricing.kernels import figures
+from paleo.pricing.kernels import device_datasheet
 from paleo.pricing.store import lookup
 from paleo.specs.device import load_device
 from paleo.units import TERA
@@ -23,14 +23,14 @@ SIDE = 8192.0
 def sustained_rate(name: str, dtype: str) -> float:
     """FLOP/s of products of 8192 by 8192 by 8192 on a device under long load."""
     device, formats = load_device(name), precision(dtype)
-    family = f"gemm.{dtype}" if formats.narrow else "gemm.tensor"
+    family = f"gemm.{dtype}" if formats.quantises_operands else "gemm.tensor"
     entry = lookup(
         GemmParameters, subject=name, architecture=device.architecture, memory_kind=device.memory.kind, family=family
     )
     assert entry.subject != device.architecture  # of another maker, and said to be
     seconds = gemm_time(
         m=SIDE, n=SIDE, k=SIDE, element_bytes=formats.operand, result_bytes=formats.activation, weight_copies=math.inf,
-        activity=entry.parameters.training_activity, sustained=1.0, device=figures(device, dtype),
+        activity=entry.parameters.training_activity, sustained=1.0, device=device_datasheet(device, dtype),
         parameters=entry.parameters,
     )  # fmt: skip
     return 2.0 * SIDE**3 / float(seconds)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from paleo.errors import PlanError
-from paleo.layers.base import Choices
-from paleo.lowering.program import CountedKernel, Program, Transfer, lower
+from paleo.layers.base import LayerImplementations
+from paleo.lowering.program import CountedKernel, LayerCollective, Program, lower
 from paleo.network.graph import build_graph
 from paleo.operations.tensor import precision
 from paleo.parallel.placement import Mesh, parse_strategy, placement
@@ -35,12 +35,12 @@ def made(strategy: str, network: str = "gpt2", **more: Any) -> Prediction:
 
 
 def program(model: str, strategy: str, batch: int = 8, imbalance: float = 1.0, **choices: Any) -> Program:
-    graph = build_graph(load_model(model), batch=batch, choices=Choices(**choices))
+    graph = build_graph(load_model(model), batch=batch, choices=LayerImplementations(**choices))
     chosen = parse_strategy(strategy)
     return lower(graph, placement(graph, chosen, {}, imbalance), Mesh.of(chosen.degrees), precision("bf16"))
 
 
-def block(of: Program) -> tuple[Transfer, ...]:
+def block(of: Program) -> tuple[LayerCollective, ...]:
     return max(of.sections, key=lambda section: section.repeat).transfers
 
 
@@ -48,7 +48,7 @@ def block_kernels(of: Program) -> tuple[CountedKernel, ...]:
     return max(of.sections, key=lambda section: section.repeat).kernels
 
 
-def volumes(transfers: tuple[Transfer, ...], axis: str) -> Volumes:
+def volumes(transfers: tuple[LayerCollective, ...], axis: str) -> Volumes:
     """Bytes by operation, pass and whether they hide beside computation."""
     found: Volumes = Counter()
     for one in transfers:
@@ -115,7 +115,7 @@ def test_a_shard_group_scatters_inside_and_sums_between_groups() -> None:
     assert sent(grouped) == sent(whole), "the payloads are the same, their groups are not"
     for name in ("parameters", "gradients", "optimizer"):
         assert getattr(grouped.memory, name) == 2 * getattr(whole.memory, name)
-    assert grouped.plan.strategy == "shard=8,dp=16,zero=3"
+    assert grouped.plan.strategy_text == "shard=8,dp=16,zero=3"
 
 
 def test_a_shard_group_of_all_ranks_is_plain_fsdp() -> None:
@@ -233,7 +233,7 @@ def test_unfused_attention_gathers_its_keys_first() -> None:
 def test_experts_exchange_tokens_of_the_busiest_rank(imbalance: float) -> None:
     """GShard (Lepikhin et al., 2020), section 3.2: dispatch and combine are all-to-alls of tokens · top_k · hidden,
     each way; the rank with the most tokens sets the pace."""
-    seq = build_graph(load_model("mixtral-8x7b"), batch=1).params["seq"]
+    seq = build_graph(load_model("mixtral-8x7b"), batch=1).hyperparameters["seq"]
     found = volumes(block(program("mixtral-8x7b", "ep=4", imbalance=imbalance)), "ep")
     size = 2 * int(imbalance * 8 * seq / 4 * 2 * 4096 * 2)
     assert found == {("all_to_all", phase, "blocking"): size for phase in ("forward", "backward")}
@@ -256,7 +256,7 @@ def test_a_token_goes_once_to_each_node_that_has_some_of_its_experts(chosen: int
 
 def test_dispatch_once_sends_to_nodes_and_within_one_to_devices() -> None:
     once = load_software("nemo-automodel")
-    each = once.changed({"parallelism.expert_dispatch": "nccl"})
+    each = once.with_fields({"parallelism.expert_dispatch": "nccl"})
     model, system = load_model("qwen3-30b-a3b"), load_system("dgx-h100")
 
     def sent(software: Software, gpus: int) -> float:
@@ -288,7 +288,7 @@ def test_imbalance_slows_the_experts_and_nothing_else() -> None:
     even, uneven = (program("mixtral-8x7b", "ep=4", imbalance=one) for one in (1.0, 1.5))
 
     def flops(of: Program, experts: bool) -> float:
-        kernels = [(c.kernel, c.times * s.repeat) for s in of.sections for c in s.kernels]
+        kernels = [(c.kernel, c.repetitions * s.repeat) for s in of.sections for c in s.kernels]
         return sum(kernel.flops * times for kernel, times in kernels if (".expert" in kernel.name) == experts)
 
     assert flops(uneven, True) == pytest.approx(1.5 * flops(even, True))

@@ -232,10 +232,10 @@ def error_figures(case: Case, whole: FileReport | None = None) -> Figures:
     chosen = rows if whole is not None else np.ones(int(rows.sum()), dtype=bool)
     errors = {
         source: report.errors(chosen & (report.sources == source))
-        for source in sorted(set(report.sources[chosen & report.predicted]))
+        for source in sorted(set(report.sources[chosen & report.was_predicted]))
     }
     sources = {source: [each.rows, each.mape, each.bias, each.coverage] for source, each in errors.items()}
-    unsupported = int((chosen & ~report.predicted).sum())
+    unsupported = int((chosen & ~report.was_predicted).sum())
     return {"rows": int(chosen.sum()), "unsupported": unsupported, "sources": sources}
 
 

@@ -8,7 +8,7 @@ import pytest
 from paleo.cli import run as paleo
 from paleo.errors import PlanError, SpecError
 from paleo.network.graph import build_graph
-from paleo.parallel.abilities import framework_of, network_quantities, pipeline_order_name
+from paleo.parallel.abilities import framework_abilities, network_quantities, pipeline_order_name
 from paleo.predict import predict
 from paleo.questions import plan
 from paleo.specs.abilities import Condition, Refusal, load_framework
@@ -93,17 +93,17 @@ def test_an_estimate_names_the_fact() -> None:
     warnings = predict(load_model("llama3-8b"), load_system("dgx-h100"), run).warnings
     assert any("does not run zero=1" in line and "config/configs.py" in line for line in warnings)
     sharded = predict(load_model("llama3-8b"), load_system("dgx-h100"), run.model_copy(update={"strategy": "zero=3"}))
-    assert sharded.objections == ()
-    assert framework_of("pytorch-eager") is None
+    assert sharded.framework_violations == ()
+    assert framework_abilities("pytorch-eager") is None
 
 
 @pytest.mark.slow
 def test_a_search_lists_what_the_framework_runs() -> None:
     answer = plan("llama3-8b", "dgx-h100", 8, tokens=1e9, software="torchtitan", top=20)
-    plans = [each.row.run for each in answer.reply.plans]
+    plans = [each.row.run for each in answer.purchase.plans]
     assert plans
     for run in plans:
-        assert predict(load_model("llama3-8b"), load_system("dgx-h100"), run).objections == ()
+        assert predict(load_model("llama3-8b"), load_system("dgx-h100"), run).framework_violations == ()
 
 
 @pytest.mark.slow

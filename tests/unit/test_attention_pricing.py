@@ -29,15 +29,15 @@ from paleo.pricing.attention import (
     tile_shape,
     wave_splits,
 )
-from paleo.pricing.kernels import DeviceFigures
+from paleo.pricing.kernels import DeviceDatasheet
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
 from paleo.step.backend import backend_of
 from paleo.tables.kinds._attention import AttentionTable
 
 #: One multiprocessor at 1 GHz with 1024 FLOP per clock and 1 TB/s: times are cycles in nanoseconds.
-TINY = DeviceFigures("tiny", "Ampere", "HBM2", 1.0, 1e9, 1.024e12, 1e12, 4e7, 100.0, True)
-A100 = DeviceFigures("a100", "Ampere", "HBM2e", 108.0, 1.41e9, 3.12e14, 2.039e12, 4.2e7, 400.0, True)
+TINY = DeviceDatasheet("tiny", "Ampere", "HBM2", 1.0, 1e9, 1.024e12, 1e12, 4e7, 100.0, True)
+A100 = DeviceDatasheet("a100", "Ampere", "HBM2e", 108.0, 1.41e9, 3.12e14, 2.039e12, 4.2e7, 400.0, True)
 
 
 def prefill(**changes: Any) -> Any:
@@ -339,7 +339,7 @@ def test_flash_attention_2_on_hopper_runs_as_published(formula: str, products: i
     """FLOP/s of causal attention, head dimension 128, 16k tokens on H100 SXM: Shah et al., FlashAttention-3 (2024),
     figures 5 and 6, read off their text."""
     run = Run(gpus=1, software="torchtitan", dtype="bf16")
-    families = backend_of(load_system("h100-sxm5-80gb"), run, "bf16").prices.families
+    families = backend_of(load_system("h100-sxm5-80gb"), run, "bf16").predictor.families
     price = attention_prefill_time if formula == "forward" else attention_backward_time
     seconds = price(
         batch=1, query_heads=16, kv_heads=16, query_length=2**14, kv_length=2**14, head_dim=128, causal=True,

@@ -16,7 +16,7 @@ import paleo
 from paleo import Prediction, Run, load_model, load_system, predict
 from paleo.cli import run as command
 from paleo.errors import SpecError
-from paleo.logs.base import PROGRAMS, READERS, lines_of, operation_of, read_collectives, read_log
+from paleo.logs.base import NCCL_TESTS_PROGRAMS, READERS, lines_of, operation_of, read_collectives, read_log
 from paleo.report.audit import verdict
 from paleo.specs.run import updated
 from paleo.specs.software import load_software
@@ -211,7 +211,7 @@ def test_figures_of_logs_that_are_no_numbers_are_left_out(tmp_path: Path, figure
     assert read_collectives(write(tmp_path, f"{payloads}\n#  Rank {'9' * 5000} x\n")) is None
     timer = f"    forward-compute ....: ({figure}, {figure})"
     text = "\n".join(f"{TEXTS['megatron-lm'].format(n=n)}\n{timer}" for n in range(1, 9))
-    assert not read_log(write(tmp_path, text)).steps[0].parts
+    assert not read_log(write(tmp_path, text)).steps[0].slowest_rank_parts
 
 
 def nccl_log(operation: str, ranks: int, *, link: float = 1.0, late: float = 0.0, seed: int = 0) -> str:
@@ -220,7 +220,7 @@ def nccl_log(operation: str, ranks: int, *, link: float = 1.0, late: float = 0.0
     payloads = 2.0 ** np.arange(10, 31, 2)
     study = collective(operation, payloads[-1], ranks, load_system("dgx-h100"))
     seconds = (_automatic_seconds(study, payloads) / link + late) * np.exp(0.05 * random.standard_normal(len(payloads)))
-    program = next(name for name, meant in PROGRAMS.items() if meant == operation)
+    program = next(name for name, meant in NCCL_TESTS_PROGRAMS.items() if meant == operation)
     lines = [
         f"# Collective test starting: {program}",
         f"#  Rank {ranks - 1:2d} Group  0 Pid 1 on node device  0 [0x07] H100",

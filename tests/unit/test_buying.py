@@ -15,7 +15,7 @@ from paleo import Run, load_model, load_system
 from paleo.cli import run as paleo
 from paleo.errors import SpecError
 from paleo.launch.commands import supported_space
-from paleo.launch.jobs import flags_of
+from paleo.launch.jobs import settings_line
 from paleo.predict import predict
 from paleo.report.plan import purchase_table
 from paleo.search import plans
@@ -56,7 +56,7 @@ def test_where_nothing_is_in_time_a_larger_count_is_named() -> None:
     assert fast.best is not None and fast.best.seconds is not None
     wish = Requirements(AMOUNT, deadline=fast.best.seconds * 1.05)
     reply = plan_purchase(load_model(MODEL), [(load_system("dgx-h100"), (8,))], Run(global_batch=64), wish)
-    assert reply.best is None and "nodes) would do" in reply.remedies[0].words
+    assert reply.best is None and "nodes) would do" in reply.remedies[0].text
     assert purchase_verdict(reply).startswith("Nothing is done within")
 
 
@@ -67,7 +67,7 @@ def test_where_nothing_fits_a_count_or_an_offload_is_named() -> None:
     )
     assert reply.best is None and purchase_verdict(reply).startswith("Nothing fits into memory")
     for remedy in reply.remedies:
-        assert "would do" in remedy.words or "host memory" in remedy.words
+        assert "would do" in remedy.text or "host memory" in remedy.text
         assert remedy.command.startswith("paleo estimate llama3-70b") and remedy.command in purchase_verdict(reply)
 
 
@@ -102,7 +102,7 @@ def test_flags_name_the_layout(software: str, words: str) -> None:
     space = supported_space(Space(), software)
     reply = plan_purchase(load_model(MODEL), [(load_system("dgx-a100-80gb"), (8,))], run, Requirements(), space=space)
     assert [word for word in words.split("|") if word not in reply.flags] == []
-    assert flags_of(reply.plans[0].lead)
+    assert settings_line(reply.plans[0].best_prediction)
 
 
 def test_flags_of_megatron_name_experts_layers_and_formats() -> None:
@@ -110,12 +110,12 @@ def test_flags_of_megatron_name_experts_layers_and_formats() -> None:
     in 8 and 4 bits stand beside weights in bf16."""
     run = Run(gpus=32, global_batch=32, microbatch=1, strategy="tp=4,ep=8,dp=4,pp=2,etp=1,sp", pipeline={"cut": (5, 7)})
     run = run.model_copy(update={"software": "megatron-core"})
-    flags = flags_of(predict(load_model("gpt-oss-20b"), load_system("dgx-h100"), run))
+    flags = settings_line(predict(load_model("gpt-oss-20b"), load_system("dgx-h100"), run))
     assert "--expert-model-parallel-size 8 --expert-tensor-parallel-size 1" in flags
     assert f"'E{'t' * 10}|{'t' * 14}L'" in flags and "--bf16" in flags.split()
     for dtype, words in (("fp8", "--bf16 --fp8-format hybrid "), ("fp4", "--bf16 --fp4-format e2m1 ")):
         small = Run(gpus=8, global_batch=8, dtype=dtype, software="megatron-core")
-        assert words in flags_of(predict(load_model(MODEL), load_system("dgx-b200"), small))
+        assert words in settings_line(predict(load_model(MODEL), load_system("dgx-b200"), small))
 
 
 @pytest.mark.slow
@@ -217,7 +217,7 @@ def test_an_interval_beyond_the_deadline_is_told() -> None:
     told = {}
     for share in (1.01, 1.01 * slow):
         wish = Requirements(AMOUNT, deadline=share * plain.best.seconds)
-        told[share] = "slow end of its interval is beyond" in purchase_verdict(replace(plain, wish=wish))
+        told[share] = "slow end of its interval is beyond" in purchase_verdict(replace(plain, requirements=wish))
     assert list(told.values()) == [True, False]
 
 

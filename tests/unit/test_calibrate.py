@@ -15,26 +15,34 @@ import pandas as pd
 import pytest
 
 from paleo.calibrate import command, measure
-from paleo.calibrate.files import LEAST_ROWS, FittedEntry, calibrations, fit_each, has_kernel_families, jobs, yaml_text
+from paleo.calibrate.files import (
+    MIN_ROWS,
+    SubjectEntry,
+    calibrations,
+    fit_each,
+    has_kernel_families,
+    kernel_fit_jobs,
+    yaml_text,
+)
 from paleo.calibrate.fit import Fit, Rows
 from paleo.calibrate.measure import (
+    DEFAULT_SUITES,
     PAYLOADS,
     SUITES,
-    USUAL,
+    MeasurementFolder,
     Point,
-    Tables,
     Timing,
     WallClock,
     catalog_name,
-    collective_points,
+    collective_benchmarks,
     points,
 )
 from paleo.errors import SpecError
 from paleo.pricing.gemm import GemmParameters
-from paleo.pricing.kernels import figures
+from paleo.pricing.kernels import device_datasheet
 from paleo.specs.calibration import load_calibration
 from paleo.specs.device import load_device
-from paleo.tables.kernels import KINDS
+from paleo.tables.kernels import KERNEL_TABLES
 from paleo.tables.steps import table_of
 
 TRUE = GemmParameters(launch=5e-6, efficiency=0.8, bandwidth_efficiency=0.7)
@@ -47,7 +55,7 @@ def table(rows: int = 300, device: str = "l40s", noise: float = 0.02) -> pd.Data
     frame = pd.DataFrame({"m": m, "n": n, "k": k, "batch": 1.0}).assign(
         source="somebody", device=device, dtype="bf16", library="cuBLAS 12"
     )
-    seconds = KINDS["gemm"].time(frame, figures(load_device(device), "bf16"), TRUE)
+    seconds = KERNEL_TABLES["gemm"].time(frame, device_datasheet(load_device(device), "bf16"), TRUE)
     return frame.assign(time_us=1e6 * seconds * np.exp(random.normal(0, noise, rows)))
 
 
@@ -79,14 +87,14 @@ def test_a_fit_writes_a_calibration_that_predicts_its_table(file: Path, tmp_path
     assert set(entry.uncertainty) <= set(entry.parameters)
     frame = table()
     own, inherited = (
-        table_of(frame.columns, one).predict(frame).seconds / (frame["time_us"].to_numpy() * 1e-6)
+        table_of(frame.columns, one).predict(frame).values / (frame["time_us"].to_numpy() * 1e-6)
         for one in (made, None)
     )
     assert np.mean(np.abs(own - 1)) < 0.04 < np.mean(np.abs(inherited - 1))
 
 
-def fits_of(tables: Sequence[Path], only: Sequence[str] = ()) -> list[FittedEntry]:
-    return [each for fits_of_job in fit_each(jobs(tables, only), "2026-01-02") for each in fits_of_job]
+def fits_of(tables: Sequence[Path], only: Sequence[str] = ()) -> list[SubjectEntry]:
+    return [each for fits_of_job in fit_each(kernel_fit_jobs(tables, only), "2026-01-02") for each in fits_of_job]
 
 
 def test_fits_are_deterministic(file: Path) -> None:
@@ -105,7 +113,7 @@ def test_other_families_of_a_file_are_kept(file: Path, tmp_path: Path) -> None:
 
 def test_a_handful_of_rows_is_fitted_whole_and_says_so(tmp_path: Path) -> None:
     few = tmp_path / "few.csv"
-    table(LEAST_ROWS - 1).to_csv(few, index=False)
+    table(MIN_ROWS - 1).to_csv(few, index=False)
     (fitted,) = fits_of([few])
     assert fitted.entry.rows_held_out == 0 and fitted.entry.residual is None
     assert fitted.entry.notes is not None and "none held out" in fitted.entry.notes
@@ -115,7 +123,7 @@ def test_tables_that_no_family_is_fitted_to_are_passed_over(file: Path, tmp_path
     other = tmp_path / "other.csv"
     pd.DataFrame({"a": [1]}).to_csv(other, index=False)
     assert has_kernel_families(file) and not has_kernel_families(other)
-    assert [job.subject for job in jobs([other, file])] == ["l40s"]
+    assert [job.subject for job in kernel_fit_jobs([other, file])] == ["l40s"]
 
 
 @pytest.mark.parametrize(
@@ -149,9 +157,9 @@ def test_without_scipy_the_message_says_how_to_get_it(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(builtins, "__import__", without)
     frame = table(60)
-    rows = Rows(frame, figures(load_device("l40s"), "bf16"), "graph", frame["time_us"].to_numpy() * 1e-6)
+    rows = Rows(frame, device_datasheet(load_device("l40s"), "bf16"), "graph", frame["time_us"].to_numpy() * 1e-6)
     with pytest.raises(SpecError, match=r"paleo-perf\[fit\]"):
-        Fit(KINDS["gemm"], [rows], GemmParameters()).result()
+        Fit(KERNEL_TABLES["gemm"], [rows], GemmParameters()).run()
 
 
 @pytest.mark.shared
@@ -179,7 +187,7 @@ def test_fits_side_by_side_are_those_in_turn(file: Path, tmp_path: Path, monkeyp
     rows = rows.assign(causal=rows["phase"] == "context", time_us=5.0 + rows["batch"] * rows["kv_len"] / 500.0)
     attention = tmp_path / "attention.csv"
     rows.to_csv(attention, index=False)
-    work = jobs([attention, file])
+    work = kernel_fit_jobs([attention, file])
 
     def fitted(processors: int) -> tuple[list[str], str]:
         monkeypatch.setattr("os.cpu_count", lambda: processors)
@@ -195,7 +203,7 @@ def test_fits_side_by_side_are_those_in_turn(file: Path, tmp_path: Path, monkeyp
 
 
 def test_points_are_rows_of_known_tables() -> None:
-    made = points(USUAL, ("fp32", "bf16"), 4096)
+    made = points(DEFAULT_SUITES, ("fp32", "bf16"), 4096)
     tables = {"gemm", "elementwise", "attention", "training_kernels", "conv", "rnn", "copies"}
     assert {point.table for point in made} == tables
     assert len({(point.table, point.key) for point in made}) == len(made)
@@ -206,11 +214,11 @@ def test_points_are_rows_of_known_tables() -> None:
 
 
 def test_a_short_run_has_some_of_each() -> None:
-    assert len({point.table for point in points(USUAL, ("fp32", "fp16"), 4096)[:6]}) == 6
+    assert len({point.table for point in points(DEFAULT_SUITES, ("fp32", "fp16"), 4096)[:6]}) == 6
 
 
 def test_most_points_can_be_predicted() -> None:
-    made = [one for one in points(USUAL, ("fp16",), 8192) if one.table not in ("copies", "attention")]
+    made = [one for one in points(DEFAULT_SUITES, ("fp16",), 8192) if one.table not in ("copies", "attention")]
     for name in {point.table for point in made}:
         rows = [{**point.row, "source": measure.SOURCE, "device": "h100-sxm5-80gb", "library": "PyTorch 2.9",
                  "timing": "graph", "time_us": 1.0} for point in made if point.table == name]  # fmt: skip
@@ -225,7 +233,7 @@ def test_largest_bounds_the_sizes() -> None:
 
 
 def test_collectives_cover_nodes_and_payloads() -> None:
-    made = collective_points(16, 8)
+    made = collective_benchmarks(16, 8)
     assert {(point.row["ranks"], point.row["ranks_per_node"]) for point in made} == {(2, 2), (4, 4), (8, 8), (16, 8)}
     assert {point.row["bytes"] for point in made} == set(PAYLOADS)
     row = {"source": "s", "system": "dgx-h100", "library": "l", "time_us": 1.0, **made[0].row}
@@ -252,7 +260,7 @@ class CountingClock:
 
 def cpu_bench() -> measure.Bench:
     pytest.importorskip("torch")
-    return replace(measure.bench("cpu", "epyc-9654", "2026-01-02"), clock=CountingClock())
+    return replace(measure.make_bench("cpu", "epyc-9654", "2026-01-02"), clock=CountingClock())
 
 
 @pytest.mark.torch
@@ -273,10 +281,10 @@ def test_every_suite_runs_on_a_cpu(suite: str) -> None:
 def test_measured_points_are_not_measured_again(tmp_path: Path) -> None:
     bench = cpu_bench()
     wanted = points(("gemm", "copies"), ("fp32",), 64)
-    tables = Tables(tmp_path, bench.name, bench.library)
+    tables = MeasurementFolder(tmp_path, bench.name, bench.library)
     written, failed = measure.measure_all(bench, wanted[:3], tables, 60.0)
     assert (written, failed) == (3, [])
-    again = Tables(tmp_path, bench.name, bench.library)
+    again = MeasurementFolder(tmp_path, bench.name, bench.library)
     assert measure.measure_all(bench, wanted, again, 60.0)[0] == len(wanted) - 3
     assert measure.measure_all(bench, wanted, again, 60.0)[0] == 0
     with again.path("gemm").open() as stream:
@@ -286,7 +294,7 @@ def test_measured_points_are_not_measured_again(tmp_path: Path) -> None:
 @pytest.mark.torch
 def test_a_budget_ends_a_run_and_a_failure_does_not(tmp_path: Path) -> None:
     bench = cpu_bench()
-    tables = Tables(tmp_path, bench.name, bench.library)
+    tables = MeasurementFolder(tmp_path, bench.name, bench.library)
     assert measure.measure_all(bench, points(("gemm",), ("fp32",), 64), tables, -1.0) == (0, [])
     broken = Point("gemm", {"dtype": "fp32", "m": 64, "n": 64, "k": 64, "batch": -2, "trans_a": "N", "trans_b": "N"})
     huge = Point("elementwise", {"op": "copy", "shape": "9" * 15, "dtype": "fp32", "bytes_moved": 8, "cache": "warm"})
@@ -297,7 +305,7 @@ def test_a_budget_ends_a_run_and_a_failure_does_not(tmp_path: Path) -> None:
 @pytest.mark.torch
 def test_the_whole_path_on_a_cpu(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    code = command.measure(
+    code = command.calibrate_device(
         device="cpu", name="epyc-9654", output_dir=str(tmp_path), budget=20.0,
         suites=("gemm", "copies"), dtypes=("fp32",), largest=64,
     )  # fmt: skip
@@ -312,13 +320,13 @@ def test_what_measuring_needs_is_said() -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         with pytest.raises(SpecError, match=r"sees no CUDA device\. Measuring needs an NVIDIA GPU"):
-            command.measure()
+            command.calibrate_device()
     with pytest.raises(SpecError, match="expected cuda"):
-        command.measure(device="tpu:0")
+        command.calibrate_device(device="tpu:0")
     with pytest.raises(SpecError, match="such as --name epyc-9654"):
-        command.measure(device="cpu")
+        command.calibrate_device(device="cpu")
     with pytest.raises(SpecError, match="no such folder"):
-        command.measure(device="cpu", name="epyc-9654", output_dir="nowhere")
+        command.calibrate_device(device="cpu", name="epyc-9654", output_dir="nowhere")
 
 
 def test_devices_are_known_by_what_cuda_calls_them() -> None:

@@ -10,16 +10,16 @@ import pandas as pd
 import pytest
 
 from paleo.calibrate import command
-from paleo.calibrate.files import jobs, skipped_rows
-from paleo.calibrate.measure import Point, Tables
+from paleo.calibrate.files import kernel_fit_jobs, skipped_rows
+from paleo.calibrate.measure import MeasurementFolder, Point
 from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.pricing.gemm import GemmParameters
-from paleo.pricing.kernels import figures
+from paleo.pricing.kernels import device_datasheet
 from paleo.specs.calibration import load_calibration
 from paleo.specs.catalog import catalog_root
 from paleo.specs.device import load_device
-from paleo.tables.kernels import KINDS
+from paleo.tables.kernels import KERNEL_TABLES
 
 TRUE = GemmParameters(launch=5e-6, efficiency=0.8, bandwidth_efficiency=0.7)
 
@@ -30,7 +30,7 @@ def products(device: str, rows: int = 40) -> pd.DataFrame:
     frame = pd.DataFrame({"m": m, "n": n, "k": k, "batch": 1.0}).assign(
         source="somebody", device=device, dtype="bf16", library="cuBLAS 12"
     )
-    seconds = KINDS["gemm"].time(frame, figures(load_device(device), "bf16"), TRUE)
+    seconds = KERNEL_TABLES["gemm"].time(frame, device_datasheet(load_device(device), "bf16"), TRUE)
     return frame.assign(time_us=1e6 * seconds)
 
 
@@ -70,7 +70,7 @@ def test_rows_that_validate_leaves_out_are_left_out_of_a_fit(
     no_peak, unknown = products("l40s", rows=1), products("l40s", rows=1).assign(device="no such device")
     tables = write(tmp_path / "t.csv", products("l40s"), bad, no_peak.assign(dtype="fp64"), unknown)
     assert skipped_rows([tables]) == 7
-    assert [sum(len(rows.frame) for rows in job.rows) for job in jobs([tables])] == [40]
+    assert [sum(len(rows.frame) for rows in job.rows) for job in kernel_fit_jobs([tables])] == [40]
     assert command.fit([tables], output=str(tmp_path / "out.yaml")) == 0
     assert "7 rows left out" in capsys.readouterr().err
 
@@ -78,12 +78,12 @@ def test_rows_that_validate_leaves_out_are_left_out_of_a_fit(
 def test_a_torn_last_row_is_measured_again_and_not_glued_to_the_next(tmp_path: Path) -> None:
     points = [Point("gemm", {"m": size, "dtype": "bf16"}) for size in (64, 128, 256)]
     rows = [{"library": "cuBLAS 12", **point.row, "time_us": 1.5} for point in points]
-    tables = Tables(tmp_path, "l40s", "cuBLAS 12")
+    tables = MeasurementFolder(tmp_path, "l40s", "cuBLAS 12")
     for point, row in zip(points[:2], rows, strict=False):
         tables.append(point, row)
     path = tmp_path / "l40s.gemm.csv"
     path.write_text(path.read_text()[:-3])  # the second row lost its end
-    again = Tables(tmp_path, "l40s", "cuBLAS 12")
+    again = MeasurementFolder(tmp_path, "l40s", "cuBLAS 12")
     assert [again.is_measured(point) for point in points] == [True, False, False]
     again.append(points[2], rows[2])
     assert pd.read_csv(path)["m"].tolist() == [64, 256]

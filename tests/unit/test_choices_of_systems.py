@@ -35,7 +35,7 @@ SIXTEEN = Run(gpus=16, global_batch=64)
 )  # fmt: skip
 def test_names_of_data_parallelism_are_stages_of_zero(words: str, meaning: str) -> None:
     named, stated = (plan(GPT2, H100, SIXTEEN.model_copy(update={"strategy": each})) for each in (words, meaning))
-    assert named.strategy == stated.strategy and named.mesh == stated.mesh
+    assert named.strategy_text == stated.strategy_text and named.mesh == stated.mesh
 
 
 def test_a_search_within_named_sharding_tries_that_alone() -> None:
@@ -58,9 +58,9 @@ def test_contradictions_are_errors(words: str) -> None:
 def test_counts_behind_a_colon_are_gpus_and_words_say_how_many_nodes_those_are() -> None:
     machines = systems_with_counts("dgx-h100:4, dgx-a100-80gb", 16)
     assert [(system.name, gpus) for system, gpus in machines] == [("dgx-h100", 4), ("dgx-a100-80gb", 16)]
-    words = [system.share(gpus) for system, gpus in machines]
+    words = [system.machines_text(gpus) for system, gpus in machines]
     assert words == ["4 GPUs of dgx-h100 (of 8 in a node)", "16 GPUs of dgx-a100-80gb (2 nodes)"]
-    assert H100.share(12) == "12 GPUs of dgx-h100 (2 nodes)"
+    assert H100.machines_text(12) == "12 GPUs of dgx-h100 (2 nodes)"
 
 
 @pytest.mark.slow
@@ -80,7 +80,7 @@ def test_a_comparison_finds_the_plan_that_plan_and_report_find() -> None:
 def test_where_nothing_fits_a_comparison_says_what_would() -> None:
     study = compare(LLAMA, [H100], Run(gpus=8, batch=4))
     (candidate,) = study.candidates
-    assert not candidate.runs and candidate.advice[0].fits
+    assert not candidate.fits and candidate.advice[0].fits
     assert predict(LLAMA, H100, candidate.advice[0].prediction.run).memory.fits
 
 

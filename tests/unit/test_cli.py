@@ -12,7 +12,7 @@ from typer.core import TyperOption
 
 from paleo import questions
 from paleo.cli import run
-from paleo.cli.process import every_command
+from paleo.cli.process import app_with_all_commands
 
 ROOT = Path(__file__).resolve().parents[2]
 ESTIMATE = ["estimate", "lenet", "--system", "dgx-a100-80gb"]
@@ -73,7 +73,7 @@ def test_an_option_of_one_value_is_stated_once(command: str, failure: Any) -> No
 
 def options_of(command: str) -> list[Any]:
     """Options of a command, as typer knows them."""
-    parameters = typer.main.get_command(every_command()).commands[command].params  # type: ignore[attr-defined]
+    parameters = typer.main.get_command(app_with_all_commands()).commands[command].params  # type: ignore[attr-defined]
     return [each for each in parameters if isinstance(each, TyperOption)]
 
 
@@ -374,7 +374,7 @@ def test_pictures_are_written_whole(name: str, arguments: list[str], tmp_path: P
 
 
 def test_a_failed_picture_leaves_the_old_one(tmp_path: Path) -> None:
-    from paleo.files import write_whole
+    from paleo.files import write_atomically
 
     target = tmp_path / "old.png"
     target.write_bytes(b"old")
@@ -384,7 +384,7 @@ def test_a_failed_picture_leaves_the_old_one(tmp_path: Path) -> None:
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        write_whole(target, half)
+        write_atomically(target, half)
     assert target.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [target]
 

@@ -47,11 +47,11 @@ def test_backfill_uses_what_the_reservation_leaves():
 
 
 def test_the_shortest_remaining_job_preempts_and_pays():
-    jobs = [job("long", 0, 100, 8, pause=7.0), job("short", 10, 5, 8)]
+    jobs = [job("long", 0, 100, 8, restart_time=7.0), job("short", 10, 5, 8)]
     run = simulated("srtf", jobs)
     assert run.finish.tolist() == [112, 15]
     assert run.preemptions.tolist() == [1, 0]
-    assert run.paused.tolist() == [56, 0]
+    assert run.pause_gpu_seconds.tolist() == [56, 0]
 
 
 def test_priority_preempts_only_what_may_be_stopped():
@@ -78,7 +78,7 @@ def test_elastic_jobs_share_and_grow():
     run = simulated("elastic", jobs)
     assert run.start.tolist() == [0, 5]
     assert run.finish.tolist() == [11, 7]
-    assert run.worked.sum() == pytest.approx(88)
+    assert run.work_gpu_seconds.sum() == pytest.approx(88)
 
 
 def test_predecessors_end_first():
@@ -97,17 +97,17 @@ def test_a_gang_smaller_than_a_node_lies_on_one():
     jobs = [job("a", 0, 10, 4), job("b", 0, 10, 5), job("c", 1, 5, 5)]
     run = simulated("fifo", jobs, nodes=2)
     assert run.start[2] == 10
-    assert run.unused["fragmentation"] == pytest.approx(9 * 7) and run.unused["waiting"] == 0
+    assert run.unused_gpu_seconds["fragmentation"] == pytest.approx(9 * 7) and run.unused_gpu_seconds["waiting"] == 0
 
 
 def test_whole_nodes_come_from_one_rack_or_from_all():
-    pool = NodePool(8, 8, rack=4)
+    pool = NodePool(8, 8, nodes_per_rack=4)
     pool.take([(0, 8)])
-    assert [node for node, _ in pool.gang(32)] == [4, 5, 6, 7]
-    assert not pool.racks_beyond(pool.gang(32))
-    spread = NodePool(8, 8, rack=4, spread=True)
-    assert {node // 4 for node, _ in spread.gang(16)} == {0, 1}
-    assert spread.racks_beyond(spread.gang(16))
+    assert [node for node, _ in pool.place(32)] == [4, 5, 6, 7]
+    assert not pool.has_excess_racks(pool.place(32))
+    spread = NodePool(8, 8, nodes_per_rack=4, spread=True)
+    assert {node // 4 for node, _ in spread.place(16)} == {0, 1}
+    assert spread.has_excess_racks(spread.place(16))
 
 
 def test_jobs_take_the_nodes_on_which_they_are_fastest():
@@ -120,7 +120,10 @@ def test_jobs_take_the_nodes_on_which_they_are_fastest():
 def test_a_kind_without_nodes_changes_nothing(policy: str) -> None:
     draw = random.Random(3)
     jobs = [job(f"{n:02d}", draw.randint(0, 50), draw.randint(1, 40), draw.choice([1, 4, 8, 16])) for n in range(30)]
-    both = [ClusterJob(each.name, each.arrival, ({16: 1.0}, each.seconds[0]), (16, each.preferred[0])) for each in jobs]
+    both = [
+        ClusterJob(each.name, each.arrival, ({16: 1.0}, each.run_times[0]), (16, each.preferred_gpus[0]))
+        for each in jobs
+    ]
     alone = simulated(policy, jobs, nodes=2)
     mixed = simulate_cluster(both, [NodePool(0, 8), NodePool(2, 8)], POLICIES[policy])
     assert mixed.finish.tolist() == alone.finish.tolist()
@@ -146,8 +149,8 @@ def random_fleet(seed: int) -> tuple[list[ClusterJob], list[tuple[int, int, int]
             ClusterJob(
                 f"job {number:03d}", float(draw.randint(0, 100)), tuple(tables), tuple(preferred),
                 team=draw.choice("abc"), deadline=draw.choice([math.inf, float(draw.randint(50, 300))]),
-                priority=draw.randint(0, 2), preemptible=draw.random() < 0.7, pause=draw.choice([0.0, 3.0]),
-                failing=0.1, slowdown=draw.choice([1.0, 1.3]),
+                priority=draw.randint(0, 2), preemptible=draw.random() < 0.7, restart_time=draw.choice([0.0, 3.0]),
+                failure_share=0.1, excess_rack_slowdown=draw.choice([1.0, 1.3]),
                 after=tuple({draw.randrange(number)}) if number and draw.random() < 0.2 else (),
             )
         )  # fmt: skip
@@ -169,8 +172,8 @@ def check_fleet(seed: int, policy: str) -> None:
     own: dict[int, list[tuple[float, float]]] = {}
     for segment in run.segments:
         described, gpus = jobs[segment.job], sum(count for _, count in segment.gang)
-        assert gpus in described.seconds[segment.pool]
-        assert policy == "elastic" or gpus == described.preferred[segment.pool]
+        assert gpus in described.run_times[segment.pool]
+        assert policy == "elastic" or gpus == described.preferred_gpus[segment.pool]
         assert len({node for node, _ in segment.gang}) == len(segment.gang) == -(-gpus // shapes[segment.pool][1])
         assert segment.begin >= described.arrival
         assert all(segment.begin >= run.finish[before] for before in described.after)
@@ -184,15 +187,21 @@ def check_fleet(seed: int, policy: str) -> None:
     for stretches in own.values():
         ordered = sorted(stretches)
         assert all(first[1] <= second[0] for first, second in itertools.pairwise(ordered))
-    assert used == pytest.approx(run.worked + run.paused)
+    assert used == pytest.approx(run.work_gpu_seconds + run.pause_gpu_seconds)
     whole = run.gpus * run.span
-    assert whole == pytest.approx(run.worked.sum() + run.paused.sum() + sum(run.unused.values()), abs=1e-6)
-    assert run.paused == pytest.approx(run.paused * (run.preemptions > 0))
+    assert whole == pytest.approx(
+        run.work_gpu_seconds.sum() + run.pause_gpu_seconds.sum() + sum(run.unused_gpu_seconds.values()), abs=1e-6
+    )
+    assert run.pause_gpu_seconds == pytest.approx(run.pause_gpu_seconds * (run.preemptions > 0))
     if policy not in ("elastic",) and len(shapes) == 1 and factors is None:
         for number, described in enumerate(jobs):
-            gpus = described.preferred[0]
-            least = described.seconds[0][gpus] * gpus
-            assert least * (1 - 1e-9) <= run.worked[number] <= least * described.slowdown * (1 + 1e-9)
+            gpus = described.preferred_gpus[0]
+            least = described.run_times[0][gpus] * gpus
+            assert (
+                least * (1 - 1e-9)
+                <= run.work_gpu_seconds[number]
+                <= least * described.excess_rack_slowdown * (1 + 1e-9)
+            )
     order = list(range(len(jobs)))
     random.Random(seed).shuffle(order)
     place = {number: rank for rank, number in enumerate(order)}

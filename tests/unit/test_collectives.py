@@ -13,8 +13,16 @@ import pytest
 from paleo.collectives.base import ALGORITHMS, LIBRARIES, OPERATIONS, Algorithm, LevelTraffic, Traffic, add_algorithm
 from paleo.collectives.one_step import _parameter_server_all_reduce
 from paleo.errors import PlanError, SpecError
-from paleo.pricing.communication import Fabric, Nccl, Textbook, best, crossovers, link_parameters, prices
-from paleo.pricing.exchanges import CustomParameters, custom_time
+from paleo.pricing.communication import (
+    AlphaBetaModel,
+    Fabric,
+    Nccl,
+    algorithm_times,
+    crossovers,
+    fastest_algorithm,
+    link_parameters,
+)
+from paleo.pricing.exchanges import CustomAllReduceParameters, custom_all_reduce_time
 from paleo.pricing.links.alpha_beta import LevelCost, bus_factor, lower_bound, traffic_time
 from paleo.pricing.links.fabric import FabricParameters, fabric_defaults, prefers_switch, prefers_tree
 from paleo.pricing.links.group import (
@@ -28,15 +36,15 @@ from paleo.pricing.links.group import (
     exchange_time,
     group_links,
     link_kind,
-    links_across,
     protocol,
+    sole_group_links,
     stack_links,
 )
 from paleo.pricing.store import IDEAL
 from paleo.specs.catalog import names
 from paleo.specs.system import System, load_system
 from paleo.studies.collective import collective
-from paleo.tables.kernels import KINDS
+from paleo.tables.kernels import KERNEL_TABLES
 from paleo.tables.steps import table_of
 
 L, G, S = 7e-6, 1 / 12.5e9, 244e6
@@ -48,7 +56,7 @@ P5EN = load_system("aws-p5en.48xlarge")
 
 
 #: A flat network of 64 ranks behind one kind of link.
-FLAT = GroupLinks((LinkLevel(64.0, 1 / G, rank_ports=1.0, latency=L, stated_latency=L),))
+FLAT = GroupLinks((LinkLevel(64.0, 1 / G, rank_ports=1.0, latency=L, included_latency=L),))
 
 
 def flat(name: str, operation: str = "all_reduce") -> np.ndarray:
@@ -153,7 +161,9 @@ def test_pipelined_levels_overlap_and_phases_add() -> None:
 
 def test_crossover_of_butterfly_and_rabenseifner_is_where_algebra_puts_it() -> None:
     def two(payload: np.ndarray, names: Sequence[str] | None = None, /) -> dict[str, np.ndarray]:
-        return prices(Textbook(IDEAL), "all_reduce", payload, FLAT, names or ["butterfly", "rabenseifner"])
+        return algorithm_times(
+            AlphaBetaModel(IDEAL), "all_reduce", payload, FLAT, names or ["butterfly", "rabenseifner"]
+        )
 
     ranks, log = 64.0, 6.0
     changes = crossovers(two)
@@ -163,21 +173,21 @@ def test_crossover_of_butterfly_and_rabenseifner_is_where_algebra_puts_it() -> N
 
 
 def test_best_takes_arrays_and_may_be_forced() -> None:
-    choice = best(Textbook(IDEAL), "all_reduce", np.array([8.0, 1e9]), FLAT)
+    choice = fastest_algorithm(AlphaBetaModel(IDEAL), "all_reduce", np.array([8.0, 1e9]), FLAT)
     assert choice.algorithm.tolist() == ["butterfly", "double_tree"]
-    assert best(Textbook(IDEAL), "all_reduce", 1e9, FLAT, ["tree"]).algorithm.item() == "tree"
+    assert fastest_algorithm(AlphaBetaModel(IDEAL), "all_reduce", 1e9, FLAT, ["tree"]).algorithm.item() == "tree"
 
 
 def test_the_switch_is_used_only_where_there_is_one() -> None:
-    for policy in (Textbook(IDEAL), Nccl()):
-        assert "in_switch" not in prices(policy, "all_reduce", 1e6, FLAT)
-        assert "in_switch" in prices(policy, "all_reduce", 1e6, replace(FLAT, switch_reduces=True))
+    for policy in (AlphaBetaModel(IDEAL), Nccl()):
+        assert "in_switch" not in algorithm_times(policy, "all_reduce", 1e6, FLAT)
+        assert "in_switch" in algorithm_times(policy, "all_reduce", 1e6, replace(FLAT, switch_reduces=True))
     with pytest.raises(PlanError, match="switches that add"):
-        best(Nccl(), "all_reduce", 1e6, FLAT, ["in_switch"])
+        fastest_algorithm(Nccl(), "all_reduce", 1e6, FLAT, ["in_switch"])
 
 
 def test_servers_are_never_chosen_unasked() -> None:
-    for policy in (Textbook(IDEAL), Nccl()):
+    for policy in (AlphaBetaModel(IDEAL), Nccl()):
         assert not [each for each in policy.candidates("all_reduce", FLAT) if "server" in each.name]
 
 
@@ -188,16 +198,16 @@ def test_bus_factor_of_one_rank_is_zero() -> None:
 
 def test_groups_share_the_ports_of_a_node() -> None:
     alone, sharing = group_links(A100, stride=1, size=16), group_links(A100, stride=8, size=2)
-    assert [float(cost.beta) for cost in Textbook(IDEAL).costs(alone)] == pytest.approx([1 / 300e9, 1 / 200e9])
-    assert float(Textbook(IDEAL).costs(sharing)[1].beta) == pytest.approx(1 / 25e9)
-    assert float(Textbook(IDEAL).costs(alone)[1].rank_beta) == pytest.approx(1 / 25e9)
+    assert [float(cost.beta) for cost in AlphaBetaModel(IDEAL).costs(alone)] == pytest.approx([1 / 300e9, 1 / 200e9])
+    assert float(AlphaBetaModel(IDEAL).costs(sharing)[1].beta) == pytest.approx(1 / 25e9)
+    assert float(AlphaBetaModel(IDEAL).costs(alone)[1].rank_beta) == pytest.approx(1 / 25e9)
 
 
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: prices(Nccl(), "all_reduse", 1.0, FLAT), "all_reduce"),
-        (lambda: prices(Nccl(), "all_reduce", 1.0, FLAT, ["rings"]), "'ring'"),
+        (lambda: algorithm_times(Nccl(), "all_reduse", 1.0, FLAT), "all_reduce"),
+        (lambda: algorithm_times(Nccl(), "all_reduce", 1.0, FLAT, ["rings"]), "'ring'"),
         (lambda: ALGORITHMS["rign"], "'ring'"),
         (lambda: ALGORITHMS["ring"].traffic("send_recv", 1.0, (2,)), "no 'send_recv'"),
         (lambda: ALGORITHMS["ring"].traffic("all_reduce", -1.0, (2,)), "zero or more"),
@@ -219,32 +229,32 @@ SIZES = np.geomspace(512.0, 2.0**34, 60)
 
 
 def inside(system: System, ranks: int, operation: str, payload: object, **options: object) -> np.ndarray:
-    links = links_across(system, ranks=ranks, ranks_per_node=ranks)
-    return best(Nccl(**options), operation, payload, links).time  # type: ignore[arg-type]
+    links = sole_group_links(system, ranks=ranks, ranks_per_node=ranks)
+    return fastest_algorithm(Nccl(**options), operation, payload, links).time  # type: ignore[arg-type]
 
 
 def test_a_group_knows_its_levels_and_the_nics_it_reaches() -> None:
-    alone = links_across(A100, ranks=2, ranks_per_node=1)
+    alone = sole_group_links(A100, ranks=2, ranks_per_node=1)
     assert (alone.fan_outs, [level.ports for level in alone.levels]) == ((1.0, 2.0), [1.0, 1.0])
     together = group_links(A100, stride=8, size=2)
     assert together.levels[-1].ports == 1.0
     assert group_links(A100, stride=1, size=16).levels[-1].ports == 8.0
-    assert links_across(A100, ranks=4, ranks_per_node=2).levels[-1].ports == 2.0
-    assert float(links_across(A100, ranks=24, ranks_per_node=8).nodes) == 3.0
+    assert sole_group_links(A100, ranks=4, ranks_per_node=2).levels[-1].ports == 2.0
+    assert float(sole_group_links(A100, ranks=24, ranks_per_node=8).nodes) == 3.0
 
 
 def test_a_pcie_tree_is_no_nvlink_and_a_system_without_fabric_stays_in_its_node() -> None:
     tree = load_system("deepbench-8gpu-dual-root")
     assert link_kind(tree) == "pcie" and link_kind(A100) == "nvlink"
     assert link_kind(load_system("l40s-pcie-8gpu")) == "pcie-staged"
-    assert not links_across(tree, ranks=8, ranks_per_node=8).nvlink
+    assert not sole_group_links(tree, ranks=8, ranks_per_node=8).nvlink
     with pytest.raises(PlanError, match="nodes"):
-        links_across(load_system("l40s-pcie-8gpu"), ranks=16, ranks_per_node=8)
+        sole_group_links(load_system("l40s-pcie-8gpu"), ranks=16, ranks_per_node=8)
 
 
 def test_protocol_follows_the_tuner() -> None:
     def chosen(ranks: int, payload: float) -> int:
-        links = links_across(A100, ranks=ranks, ranks_per_node=ranks)
+        links = sole_group_links(A100, ranks=ranks, ranks_per_node=ranks)
         wire = float(bus_factor("all_gather", ranks)) * payload / 300e9
         return int(protocol(steps=ranks - 1, wire_time=wire, links=links))
 
@@ -256,7 +266,7 @@ def test_rings_over_nvlink_5_go_from_ll_to_simple_at_once() -> None:
     """nccl-tests of NCCL 2.27 to 2.29 on 8 B200 (ai-dynamo/aiconfigurator): 4 and 16 MiB of an all_gather take 29 and
     102 us, as Simple starts with seven hops of 13 us."""
     for system in ("dgx-b200", "dgx-b300"):
-        links = links_across(load_system(system), ranks=8, ranks_per_node=8)
+        links = sole_group_links(load_system(system), ranks=8, ranks_per_node=8)
         wire = float(bus_factor("all_gather", 8)) * 2.0 ** np.arange(10, 30) / 900e9
         assert set(protocol(steps=7, wire_time=wire, links=links).tolist()) == {LL, SIMPLE}
     small, large = (collective("all_gather", 2.0**k, 8, load_system("dgx-b200")).best.time for k in (22, 24))
@@ -287,17 +297,17 @@ def test_bus_bandwidth_of_large_messages_is_the_share_of_the_link() -> None:
 
 @pytest.mark.parametrize(("ranks", "per_node"), [(2, 1), (16, 8)])
 def test_a_send_between_nodes_has_the_port_of_one_rank(ranks: int, per_node: int) -> None:
-    payload, links = 2.0**34, links_across(H100, ranks=ranks, ranks_per_node=per_node)
-    for policy in (Nccl(), Textbook(IDEAL)):
-        rate = payload / float(best(policy, "send_recv", payload, links).time)
+    payload, links = 2.0**34, sole_group_links(H100, ranks=ranks, ranks_per_node=per_node)
+    for policy in (Nccl(), AlphaBetaModel(IDEAL)):
+        rate = payload / float(fastest_algorithm(policy, "send_recv", payload, links).time)
         assert 0.7 * 50e9 < rate <= 50e9 * (1 + 1e-9)
 
 
 def test_a_rank_that_sends_and_receives_has_half_a_port_where_its_neighbours_differ() -> None:
     """nccl-tests' send_recv over ten nodes of one rank reaches 24.9 of 50 GB/s, over two 39.6 (xxrjun's cluster)."""
     for nodes, measured in ((2, 39.6e9), (10, 24.9e9)):
-        links = links_across(H100, ranks=nodes, ranks_per_node=1)
-        rate = 2.0**34 / float(best(Nccl(shift=True), "send_recv", 2.0**34, links).time)
+        links = sole_group_links(H100, ranks=nodes, ranks_per_node=1)
+        rate = 2.0**34 / float(fastest_algorithm(Nccl(shift=True), "send_recv", 2.0**34, links).time)
         assert rate == pytest.approx(measured, rel=0.1)
 
 
@@ -308,8 +318,8 @@ def test_a_rank_that_sends_and_receives_has_half_a_port_where_its_neighbours_dif
 )  # fmt: skip
 def test_an_unmeasured_infiniband_fabric_is_near_nccl_tests(operation: str, payload: int, measured: float) -> None:
     """Bus bandwidth of ten nodes of one H100 each over NDR (xxrjun's cluster, NCCL 2.29.2); no parameter was fitted."""
-    links = links_across(H100, ranks=10, ranks_per_node=1)
-    seconds = float(best(Nccl(), operation, float(payload), links).time)
+    links = sole_group_links(H100, ranks=10, ranks_per_node=1)
+    seconds = float(fastest_algorithm(Nccl(), operation, float(payload), links).time)
     assert float(bus_factor(operation, 10)) * payload / seconds == pytest.approx(measured, rel=0.08)
 
 
@@ -317,18 +327,22 @@ def test_rings_wait_for_their_slowest_hop_once_there_is_much_to_send() -> None:
     """Polaris, all_gather over 32 ranks: 64.5 us for 8 KiB in LL, 689 us for 1 MiB in Simple (ALCF)."""
     polaris = load_system("polaris")
     measured = Fabric(polaris).parameters()["collective.fabric"].parameters
-    links = links_across(polaris, ranks=32, ranks_per_node=4)
-    low, high = (float(best(Nccl(between=measured), "all_gather", size, links).time) for size in (2.0**13, 2.0**20))
+    links = sole_group_links(polaris, ranks=32, ranks_per_node=4)
+    low, high = (
+        float(fastest_algorithm(Nccl(between=measured), "all_gather", size, links).time) for size in (2.0**13, 2.0**20)
+    )
     assert low == pytest.approx(64.5e-6, rel=0.2) and high == pytest.approx(689e-6, rel=0.25)
-    crowd = links_across(polaris, ranks=1024, ranks_per_node=4)
-    assert float(best(Nccl(between=measured), "all_gather", 2.0**13, crowd).time) > 30 * low  # NCCL leaves LL
+    crowd = sole_group_links(polaris, ranks=1024, ranks_per_node=4)
+    assert (
+        float(fastest_algorithm(Nccl(between=measured), "all_gather", 2.0**13, crowd).time) > 30 * low
+    )  # NCCL leaves LL
 
 
 def test_machines_of_one_nvlink_domain_are_one_node() -> None:
     rack = load_system("gb200-nvl72")
-    assert float(links_across(rack, ranks=72, ranks_per_node=4).nodes) == 1.0
-    assert float(links_across(rack, ranks=144, ranks_per_node=4).nodes) == 2.0
-    between = best(Nccl(), "all_reduce", 2.0**30, links_across(rack, ranks=144, ranks_per_node=4))
+    assert float(sole_group_links(rack, ranks=72, ranks_per_node=4).nodes) == 1.0
+    assert float(sole_group_links(rack, ranks=144, ranks_per_node=4).nodes) == 2.0
+    between = fastest_algorithm(Nccl(), "all_reduce", 2.0**30, sole_group_links(rack, ranks=144, ranks_per_node=4))
     assert between.algorithm.item() != "in_switch"
 
 
@@ -343,11 +357,11 @@ def test_hops_fill_the_switches_pipeline_and_add_up_in_ll128() -> None:
         simple_start=1e-6,
         simple_step=1e-6,
     )
-    links = GroupLinks((LinkLevel(8.0, 450e9),), generation="Hopper", switch_reduces=True)
+    links = GroupLinks((LinkLevel(8.0, 450e9),), gpu_architecture="Hopper", switch_reduces=True)
     policy = Nccl(inside=parameters)
-    in_switch = float(best(policy, "all_reduce", 2.0**29, links, ["in_switch"]).time)
+    in_switch = float(fastest_algorithm(policy, "all_reduce", 2.0**29, links, ["in_switch"]).time)
     assert in_switch == pytest.approx(1.2 * (5e-6 + 64e-6) + 1.125 * 2**29 / (0.66 * 450e9), rel=1e-6)
-    ring = float(best(policy, "all_reduce", 2.0**23, links, ["ring"]).time)
+    ring = float(fastest_algorithm(policy, "all_reduce", 2.0**23, links, ["ring"]).time)
     assert ring == pytest.approx(1.2 * (5e-6 + 14e-6) + 1.75 * 2**23 / (0.6 * 450e9), rel=1e-6)
 
 
@@ -368,7 +382,7 @@ def test_hops_fill_the_switches_pipeline_and_add_up_in_ll128() -> None:
 def test_published_bus_bandwidths(system: str, ranks: int, size: float, algorithm: str, published: float) -> None:
     """all_reduce as ml-engineering lists it (network/README.md; achieved_source, notes of links); none was fitted."""
     fabric = Fabric(load_system(system))
-    seconds = float(best(fabric.policy, "all_reduce", size, fabric.links(1, ranks), [algorithm]).time)
+    seconds = float(fastest_algorithm(fabric.policy, "all_reduce", size, fabric.links(1, ranks), [algorithm]).time)
     assert float(bus_factor("all_reduce", ranks)) * size / seconds == pytest.approx(published, rel=0.08)
 
 
@@ -393,7 +407,9 @@ def test_a_collective_is_priced_once_whatever_is_priced_along(monkeypatch: pytes
 def test_large_sums_over_more_than_two_nodes_go_round_rings() -> None:
     """NCCL took rings for 4 GiB over four nodes of p5en (ml-engineering), although their switches add."""
     chosen = {
-        ranks: best(Fabric(P5EN).policy, "all_reduce", 2.0**32, Fabric(P5EN).links(1, ranks)).algorithm.item()
+        ranks: fastest_algorithm(
+            Fabric(P5EN).policy, "all_reduce", 2.0**32, Fabric(P5EN).links(1, ranks)
+        ).algorithm.item()
         for ranks in (8, 16, 32)
     }
     assert chosen == {8: "in_switch", 16: "in_switch", 32: "ring"}
@@ -422,8 +438,8 @@ def test_no_price_is_below_the_bound_that_is_stated(system: str, operation: str)
             continue
         links = Fabric(machine).links(1, ranks)
         policy = Fabric(machine).policy
-        for name, seconds in prices(policy, operation, SIZES, links).items():
-            least = policy.least(operation, SIZES, links, in_network=ALGORITHMS[name].in_network)
+        for name, seconds in algorithm_times(policy, operation, SIZES, links).items():
+            least = policy.time_lower_bound(operation, SIZES, links, in_network=ALGORITHMS[name].in_network)
             assert np.all(seconds >= least * (1 - 1e-12)), name
 
 
@@ -461,9 +477,9 @@ def test_boxes_of_a_torus_nest_and_axes_of_a_mesh_fill_its_dimensions() -> None:
 def test_pairs_of_a_mesh_share_no_links() -> None:
     """A peer of an MI300X is one link of 64 GB/s away, one of Polaris four links of 25; V100s find rings."""
     for system, ranks, rate in (("mi300x-8", 2, 64e9), ("mi300x-8", 8, 448e9), ("polaris", 2, 100e9)):
-        links = links_across(load_system(system), ranks=ranks, ranks_per_node=ranks)
+        links = sole_group_links(load_system(system), ranks=ranks, ranks_per_node=ranks)
         assert float(links.levels[0].bandwidth) == pytest.approx(rate)
-    cube = [links_across(load_system("aws-p3.16xlarge"), ranks=n, ranks_per_node=n) for n in (2, 5, 8)]
+    cube = [sole_group_links(load_system("aws-p3.16xlarge"), ranks=n, ranks_per_node=n) for n in (2, 5, 8)]
     assert [float(links.levels[0].bandwidth) for links in cube] == pytest.approx([25e9, 1.65 * 25e9, 150e9])
 
 
@@ -528,8 +544,8 @@ def test_skew_holds_up_small_collectives_only() -> None:
 
 def test_fabric_bandwidth_grows_with_the_nics_in_use() -> None:
     def bus(ranks: int, per_node: int) -> float:
-        links, payload = links_across(A100, ranks=ranks, ranks_per_node=per_node), 2.0**36
-        seconds = best(Nccl(), "all_reduce", payload, links, ["ring"]).time
+        links, payload = sole_group_links(A100, ranks=ranks, ranks_per_node=per_node), 2.0**36
+        seconds = fastest_algorithm(Nccl(), "all_reduce", payload, links, ["ring"]).time
         return float(bus_factor("all_reduce", ranks) * payload / seconds)
 
     assert bus(2, 1) == pytest.approx(0.97 * 25e9, rel=0.02)
@@ -539,12 +555,13 @@ def test_fabric_bandwidth_grows_with_the_nics_in_use() -> None:
 
 def test_rows_of_several_groups_are_priced_as_one_by_one() -> None:
     groups = [(2, 2), (8, 8), (16, 8), (2, 1)]
-    separate = [links_across(A100, ranks=n, ranks_per_node=m) for n, m in groups]
+    separate = [sole_group_links(A100, ranks=n, ranks_per_node=m) for n, m in groups]
     payload = np.array([1e4, 1e6, 1e8, 1e7])
-    for policy in (Nccl(), Textbook(IDEAL)):
-        together = best(policy, "all_reduce", payload, stack_links(separate, np.arange(4))).time
+    for policy in (Nccl(), AlphaBetaModel(IDEAL)):
+        together = fastest_algorithm(policy, "all_reduce", payload, stack_links(separate, np.arange(4))).time
         by_itself = [
-            float(best(policy, "all_reduce", size, links).time) for links, size in zip(separate, payload, strict=True)
+            float(fastest_algorithm(policy, "all_reduce", size, links).time)
+            for links, size in zip(separate, payload, strict=True)
         ]
         assert together == pytest.approx(by_itself)
 
@@ -555,11 +572,11 @@ def test_sockets_are_slower_than_remote_memory_access() -> None:
 
 
 def test_custom_kernels_turn_from_one_shot_to_two_shot_and_then_to_nccl() -> None:
-    def seconds(ranks: int, payload: float, parameters: CustomParameters) -> float:
-        links = links_across(A100, ranks=ranks, ranks_per_node=ranks)
-        return float(custom_time(payload_bytes=payload, links=links, parameters=parameters))
+    def seconds(ranks: int, payload: float, parameters: CustomAllReduceParameters) -> float:
+        links = sole_group_links(A100, ranks=ranks, ranks_per_node=ranks)
+        return float(custom_all_reduce_time(payload_bytes=payload, links=links, parameters=parameters))
 
-    graph = CustomParameters()
+    graph = CustomAllReduceParameters()
     assert seconds(8, 2.0**17, graph) == pytest.approx(4e-6 + 0.8e-6 + 7 * 2.0**17 / (0.6 * 300e9), rel=1e-3)
     assert seconds(8, 2.0**20, graph) == pytest.approx(8.8e-6 + 1.75 * 2.0**20 / (0.6 * 300e9), rel=1e-3)
     assert seconds(8, 2.0**30, graph) > 1.75 * 2.0**30 / (0.77 * 300e9)
@@ -624,7 +641,7 @@ def measured_rows(**changes: object) -> pd.DataFrame:
     ],
 )
 def test_rows_find_their_family_and_stack(changes: dict[str, object], family: str, stack: str) -> None:
-    kind, frame = KINDS["collective"], measured_rows(**changes)
+    kind, frame = KERNEL_TABLES["collective"], measured_rows(**changes)
     assert table_of(frame.columns).name == kind.name
     assert kind.unsupported(frame).tolist() == [""]
     assert (kind.family(frame).item(), kind.stack(frame).item()) == (family, stack)
@@ -646,19 +663,19 @@ def test_rows_find_their_family_and_stack(changes: dict[str, object], family: st
     ],
 )
 def test_rows_that_cannot_be_priced_say_why(changes: dict[str, object], says: str) -> None:
-    assert says in KINDS["collective"].unsupported(measured_rows(**changes)).item()
+    assert says in KERNEL_TABLES["collective"].unsupported(measured_rows(**changes)).item()
 
 
 def test_rows_of_another_server_than_they_name_are_priced_there() -> None:
     """SGLang 0.5.12's L40S reach at 8 ranks ten times what a server without peer-to-peer gives four other libraries."""
     libraries = ("SGLang 0.5.10", "SGLang 0.5.12")
     frames = [measured_rows(system="l40s-pcie-8gpu", library=library, bytes=2**27) for library in libraries]
-    prepared = [KINDS["collective"].prepared(frame)["system"].item() for frame in frames]
+    prepared = [KERNEL_TABLES["collective"].prepared(frame)["system"].item() for frame in frames]
     assert prepared == ["l40s-pcie-8gpu", "l40s-8-p2p"]
 
 
 def test_work_of_a_row_is_what_a_rank_sends() -> None:
-    kind, frame = KINDS["collective"], measured_rows()
+    kind, frame = KERNEL_TABLES["collective"], measured_rows()
     flops, sent = kind.work(frame)
     assert flops.tolist() == [0.0] and sent.tolist() == [1.75 * 1048576]
     assert kind.ideal_time(frame, H100).tolist() == pytest.approx([1.75 * 1048576 / 450e9])  # type: ignore[attr-defined]
@@ -677,14 +694,14 @@ def test_the_tuner_takes_rings_for_large_sums_over_few_nodes() -> None:
     """1 GB over two Polaris nodes takes 51 ms, at 36.8 GB/s of bus bandwidth, as all_gather's rings do; a tree would
     send 1 / 1.75 of it between nodes. The more nodes, the later rings pay."""
     system = load_system("polaris")
-    few, many = (links_across(system, ranks=ranks, ranks_per_node=4) for ranks in (8, 32))
+    few, many = (sole_group_links(system, ranks=ranks, ranks_per_node=4) for ranks in (8, 32))
     policy = Nccl(between=link_parameters(system, "collective.fabric").parameters)
-    choice = best(policy, "all_reduce", np.array([2.0**20, 2.0**30]), few)
+    choice = fastest_algorithm(policy, "all_reduce", np.array([2.0**20, 2.0**30]), few)
     assert choice.algorithm.tolist() == ["chain_tree", "ring"] and choice.time[1] == pytest.approx(51.05e-3, rel=0.05)
     sizes = np.geomspace(1e5, 1e9, 200)
     in_tree = [prefers_tree(sizes, links).sum() for links in (few, many)]
     assert 0 < in_tree[0] < in_tree[1] < len(sizes)
-    assert not prefers_tree(sizes, links_across(system, ranks=4, ranks_per_node=4))[-1]
+    assert not prefers_tree(sizes, sole_group_links(system, ranks=4, ranks_per_node=4))[-1]
 
 
 def test_sums_in_switches_over_four_nodes_wait_for_the_busiest_and_end_where_the_tuner_says() -> None:
@@ -692,11 +709,11 @@ def test_sums_in_switches_over_four_nodes_wait_for_the_busiest_and_end_where_the
     bus bandwidth. NCCL's tuner takes 1.4 (8.4 + 54 x 3.4 + 8 x 14) = 426 us and S / 185.8 GB/s for a ring, and 25 + 4 x
     20.9 = 109 us and S / 166.7 GB/s for the switches: rings from 513 MB on. Of two nodes it never takes rings."""
     system = load_system("aws-p5en.48xlarge")
-    links = links_across(system, ranks=32, ranks_per_node=8)
-    seconds = float(best(Nccl(), "all_reduce", 2.0**44, links, ["in_switch"]).time)
+    links = sole_group_links(system, ranks=32, ranks_per_node=8)
+    seconds = float(fastest_algorithm(Nccl(), "all_reduce", 2.0**44, links, ["in_switch"]).time)
     assert 2.0**44 / seconds == pytest.approx(194e9, rel=0.01)
     assert prefers_switch(np.array([510e6, 516e6]), links).tolist() == [True, False]
-    assert np.all(prefers_switch(np.geomspace(1e6, 1e12), links_across(system, ranks=16, ranks_per_node=8)))
+    assert np.all(prefers_switch(np.geomspace(1e6, 1e12), sole_group_links(system, ranks=16, ranks_per_node=8)))
 
 
 def test_channels_bound_what_two_ranks_exchange_over_a_wide_link() -> None:

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paleo.consistency.asynchronous import REGULAR, closed_queue, mixed_queue
-from paleo.consistency.base import CONSISTENCY, Server, Workload, consistency, idle_servers
+from paleo.consistency.asynchronous import DETERMINISTIC, class_throughputs, closed_queue
+from paleo.consistency.base import CONSISTENCY, ParameterServers, Workload, parse_consistency, unused_server_warnings
 from paleo.errors import PaleoError, PlanError
 from paleo.specs.run import Run
 
@@ -26,15 +26,15 @@ EXAMPLES = (
 )
 WORKLOAD = Workload(
     workers=8.0,
-    compute=0.2,
-    all_reduce=0.05,
-    hidden=0.0,
-    neighbour=0.03,
+    compute_time=0.2,
+    all_reduce_time=0.05,
+    hidden_time=0.0,
+    neighbour_exchange_time=0.03,
     payload=1e8,
     parameters=25e6,
     tensors=100.0,
     jitter=0.1,
-    server=Server(call=1e-4, bandwidth=2e9),
+    server=ParameterServers(call=1e-4, bandwidth=2e9),
 )
 
 
@@ -68,7 +68,7 @@ def simulated_server(
 def test_the_queue_is_that_of_a_simulation(workers: int, load: float, regular: bool, jitter: float) -> None:
     """Mean-value analysis is exact for exponential service and within a few per cent for regular service."""
     rate, mean, _ = simulated_server(np.ones(workers), load, jitter, regular=regular, updates=12_000)
-    station = closed_queue(float(workers), 1.0, load, REGULAR if regular else 1.0)
+    station = closed_queue(float(workers), 1.0, load, DETERMINISTIC if regular else 1.0)
     assert float(station.throughput) == pytest.approx(rate, rel=0.05 if regular else 0.025)
     assert mean == pytest.approx(workers - 1, rel=0.02)
 
@@ -90,9 +90,9 @@ def test_staleness_deviation_is_that_of_a_simulation() -> None:
         for load in (0.01, 0.05, 0.1):
             for jitter in (0.1, 0.3, 0.6):
                 _, _, deviation = simulated_server(np.ones(workers), load, jitter, regular=True, updates=8_000)
-                server = Server(call=0.0, bandwidth=1.0 / load)
+                server = ParameterServers(call=0.0, bandwidth=1.0 / load)
                 work = Workload(float(workers), 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, jitter, server=server)
-                errors.append(abs(float(consistency("async").cycle(work).staleness_sd) / deviation - 1.0))
+                errors.append(abs(float(parse_consistency("async").evaluate(work).staleness_sd) / deviation - 1.0))
     assert np.mean(errors) <= 0.04 and np.max(errors) <= 0.16
 
 
@@ -114,7 +114,7 @@ def test_a_window_of_steps_is_that_of_a_simulation() -> None:
         for window in (1, 3, 15):
             for jitter in (0.1, 0.3, 0.6, 1.0):
                 work = Workload(float(workers), 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, jitter)
-                predicted = float(consistency(f"ssp:{window}").cycle(work).step)
+                predicted = float(parse_consistency(f"ssp:{window}").evaluate(work).step)
                 errors.append(abs(predicted / simulated_window(workers, window, jitter, 1000) - 1.0))
     assert np.mean(errors) <= 0.02 and np.max(errors) <= 0.10
 
@@ -144,38 +144,40 @@ def test_a_window_around_a_server_is_that_of_a_simulation(window: int, mean: flo
     for workers in (4, 16):
         for jitter in (0.1, 0.6):
             for service in (0.005, 0.1, 0.3):
-                server = Server(call=0.0, bandwidth=1.0 / service)
+                server = ParameterServers(call=0.0, bandwidth=1.0 / service)
                 work = Workload(float(workers), 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, jitter, server=server)
-                predicted = float(consistency(f"ssp:{window}").cycle(work).step)
+                predicted = float(parse_consistency(f"ssp:{window}").evaluate(work).step)
                 errors.append(abs(predicted / simulated_windowed_server(workers, window, jitter, service) - 1.0))
     assert np.mean(errors) <= mean and np.max(errors) <= largest
 
 
 def test_a_wide_window_around_servers_is_asynchronous() -> None:
     """Utilization, knee, updates and staleness; a server more shortens the step."""
-    wide, free = (consistency(text).cycle(WORKLOAD) for text in ("ssp:100000", "async"))
+    wide, free = (parse_consistency(text).evaluate(WORKLOAD) for text in ("ssp:100000", "async"))
     for name in wide.__dataclass_fields__:
         assert getattr(wide, name) == pytest.approx(float(getattr(free, name)), rel=1e-3), name
-    more = replace(WORKLOAD, server=Server(call=1e-4, bandwidth=2e9, count=16))
-    assert float(consistency("ssp:4").cycle(more).step) < 0.6 * float(consistency("ssp:4").cycle(WORKLOAD).step)
+    more = replace(WORKLOAD, server=ParameterServers(call=1e-4, bandwidth=2e9, count=16))
+    assert float(parse_consistency("ssp:4").evaluate(more).step) < 0.6 * float(
+        parse_consistency("ssp:4").evaluate(WORKLOAD).step
+    )
 
 
 @pytest.mark.parametrize("text", EXAMPLES)
 def test_servers_that_change_nothing_are_named(text: str) -> None:
     used = text.partition(":")[0] in ("async", "ssp")
-    stated = idle_servers(Run(consistency=text, servers=16))
+    stated = unused_server_warnings(Run(consistency=text, servers=16))
     assert bool(stated) == (not used and text != "bsp") and all("servers=16 changes nothing" in each for each in stated)
-    assert idle_servers(Run(consistency=text)) == []
+    assert unused_server_warnings(Run(consistency=text)) == []
 
 
 @pytest.mark.parametrize("text", EXAMPLES)
 def test_models_broadcast_and_have_references(text: str) -> None:
-    model = consistency(text)
+    model = parse_consistency(text)
     workers = np.array([1.0, 2.0, 8.0, 64.0])
     fields = {name: getattr(WORKLOAD, name) for name in WORKLOAD.__dataclass_fields__}
-    many = model.cycle(Workload(**fields | {"workers": workers}))
+    many = model.evaluate(Workload(**fields | {"workers": workers}))
     for place, count in enumerate(workers):
-        alone = model.cycle(Workload(**fields | {"workers": float(count)}))
+        alone = model.evaluate(Workload(**fields | {"workers": float(count)}))
         for name in many.__dataclass_fields__:
             assert getattr(many, name)[place] == pytest.approx(float(getattr(alone, name)), nan_ok=True), name
     assert (np.diff(many.step) >= -1e-12).all()
@@ -188,20 +190,22 @@ def test_every_model_has_an_example_here() -> None:
 
 def test_limits() -> None:
     """Averaging every step is a synchronous step; a long window waits for nobody; one worker has no staleness."""
-    bsp = consistency("bsp").cycle(WORKLOAD)
-    assert float(consistency("local:1").cycle(WORKLOAD).step) == pytest.approx(float(bsp.step))
+    bsp = parse_consistency("bsp").evaluate(WORKLOAD)
+    assert float(parse_consistency("local:1").evaluate(WORKLOAD).step) == pytest.approx(float(bsp.step))
     serverless = replace(WORKLOAD, server=None)
-    assert float(consistency("ssp:0").cycle(serverless).step) == pytest.approx(float(bsp.step))
-    patient = consistency("ssp:100000").cycle(serverless)
-    assert float(patient.step) == pytest.approx(WORKLOAD.compute + WORKLOAD.all_reduce, rel=1e-3)
-    assert float(consistency("local:1000000").cycle(WORKLOAD).step) == pytest.approx(WORKLOAD.compute, rel=1e-3)
-    streamed, whole = (consistency(text).cycle(WORKLOAD) for text in ("diloco:100/4", "diloco:100"))
+    assert float(parse_consistency("ssp:0").evaluate(serverless).step) == pytest.approx(float(bsp.step))
+    patient = parse_consistency("ssp:100000").evaluate(serverless)
+    assert float(patient.step) == pytest.approx(WORKLOAD.compute_time + WORKLOAD.all_reduce_time, rel=1e-3)
+    assert float(parse_consistency("local:1000000").evaluate(WORKLOAD).step) == pytest.approx(
+        WORKLOAD.compute_time, rel=1e-3
+    )
+    streamed, whole = (parse_consistency(text).evaluate(WORKLOAD) for text in ("diloco:100/4", "diloco:100"))
     assert float(streamed.step) < float(whole.step) and float(whole.extra_memory) == 2 * 4 * 25e6
 
 
 def test_a_server_bounds_throughput_and_its_knee_is_named() -> None:
     """50 ms + 10 ms of service against 200 ms of work: from 4.3 workers on the server is the limit."""
-    cycle = consistency("async").cycle(WORKLOAD)
+    cycle = parse_consistency("async").evaluate(WORKLOAD)
     service = 1e-4 * 100 + 1e8 / 2e9
     assert float(cycle.knee) == pytest.approx((0.2 + service) / service)
     assert float(cycle.updates_per_s) == pytest.approx(1 / service, rel=0.01)
@@ -214,8 +218,8 @@ def test_workers_of_two_kinds_share_a_server(load: float) -> None:
     """Each class against the simulation, of which the faster workers come more often."""
     counts, think = np.array([3.0, 3.0]), np.array([0.5, 1.5])
     rate, _, _ = simulated_server(np.repeat(think, 3), load, 0.3, regular=True)
-    assert float(mixed_queue(counts, think, np.array([load, load])).sum()) == pytest.approx(rate, rel=0.06)
-    alike = mixed_queue(np.array([8.0]), np.array([1.0]), np.array([load]))
+    assert float(class_throughputs(counts, think, np.array([load, load])).sum()) == pytest.approx(rate, rel=0.06)
+    alike = class_throughputs(np.array([8.0]), np.array([1.0]), np.array([load]))
     assert float(alike.sum()) == pytest.approx(float(closed_queue(8.0, 1.0, load).throughput), rel=0.06)
 
 
@@ -234,13 +238,13 @@ def test_workers_of_two_kinds_share_a_server(load: float) -> None:
 )
 def test_bad_models_are_one_message(text: str, words: str) -> None:
     with pytest.raises(PaleoError, match=words):
-        consistency(text)
+        parse_consistency(text)
 
 
 def test_asynchronous_workers_need_a_server() -> None:
     fields = {name: getattr(WORKLOAD, name) for name in WORKLOAD.__dataclass_fields__}
     with pytest.raises(PlanError, match="no parameter server"):
-        consistency("async").cycle(Workload(**fields | {"server": None}))
+        parse_consistency("async").evaluate(Workload(**fields | {"server": None}))
 
 
 def test_closed_queues_of_many_customers_take_a_closed_form() -> None:
@@ -251,7 +255,7 @@ def test_closed_queues_of_many_customers_take_a_closed_form() -> None:
     alone = [float(closed_queue(count, 4096.0, 1.0).throughput) for count in counts]
     assert together.throughput.tolist() == alone
     for load in (0.5, 0.9, 0.99, 1.0, 1.01, 1.2):
-        for variation in (REGULAR, 1.0):
+        for variation in (DETERMINISTIC, 1.0):
             throughput, queue = 0.0, 0.0
             for number in range(1, 5001):
                 visit = max(1.0 + queue - throughput * (1.0 - variation) / 2.0, 1.0)

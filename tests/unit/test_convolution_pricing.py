@@ -15,12 +15,12 @@ from paleo.pricing.convolution import (
     AVAILABLE_FROM,
     OWN_KERNELS,
     SEARCHED_FROM,
+    AlgorithmCost,
     Array,
     ConvolutionParameters,
+    ConvolutionSetup,
     ConvolutionShape,
-    Cost,
     Direction,
-    Machine,
     algorithm_costs,
     convolution_shape,
     explicit_cost,
@@ -30,16 +30,16 @@ from paleo.pricing.convolution import (
     sustained_clock_share,
     waves,
 )
-from paleo.pricing.kernels import DeviceFigures, figures
+from paleo.pricing.kernels import DeviceDatasheet, device_datasheet
 from paleo.specs.device import load_device
-from paleo.tables.kernels import KINDS
-from paleo.tables.kinds._conv import SCATTER, framework_of, layer_shape, library_version
+from paleo.tables.kernels import KERNEL_TABLES
+from paleo.tables.kinds._conv import SCATTER_REASON, framework_of, layer_shape, library_version
 from paleo.tables.steps import table_of
 from paleo.units import GIGA, MEGA, TERA
 
-V100 = DeviceFigures("v100", "Volta", "HBM2", 80, 1380 * MEGA, 14 * TERA, 900 * GIGA, 6.3 * MEGA, 250, False)
+V100 = DeviceDatasheet("v100", "Volta", "HBM2", 80, 1380 * MEGA, 14 * TERA, 900 * GIGA, 6.3 * MEGA, 250, False)
 V100_TENSOR = dataclasses.replace(V100, peak_flops_per_s=112 * TERA, tensor_cores=True)
-T4 = DeviceFigures("t4", "Turing", "GDDR6", 40, 1590 * MEGA, 8.1 * TERA, 320 * GIGA, 4.2 * MEGA, 70, False)
+T4 = DeviceDatasheet("t4", "Turing", "GDDR6", 40, 1590 * MEGA, 8.1 * TERA, 320 * GIGA, 4.2 * MEGA, 70, False)
 PARAMETERS = ConvolutionParameters()
 
 
@@ -53,17 +53,17 @@ def square(
     )  # fmt: skip
 
 
-def seconds(shape: ConvolutionShape, device: DeviceFigures = V100, library: float = 8.0) -> dict[str, float]:
+def seconds(shape: ConvolutionShape, device: DeviceDatasheet = V100, library: float = 8.0) -> dict[str, float]:
     costs = algorithm_costs(shape, device=device, parameters=PARAMETERS, library=library)
     return {name: float(cost.seconds) for name, cost in costs.items()}
 
 
 def test_first_kernels_for_ampere_sum_over_sixty_four_channels() -> None:
     """80 channels in sixteen bits take the arithmetic of 128 there, later and on Volta that of 96; 32 take theirs."""
-    ampere = dataclasses.replace(figures(load_device("a100-sxm4-40gb"), "fp16"), memory_bandwidth=1e18)
+    ampere = dataclasses.replace(device_datasheet(load_device("a100-sxm4-40gb"), "fp16"), memory_bandwidth=1e18)
     volta = dataclasses.replace(V100_TENSOR, memory_bandwidth=1e18)
 
-    def product(channels: float, device: DeviceFigures, library: float, width: float = 2.0) -> float:
+    def product(channels: float, device: DeviceDatasheet, library: float, width: float = 2.0) -> float:
         shape = square(channels=channels, filters=256.0)
         costs = algorithm_costs(
             shape, device=device, parameters=PARAMETERS, library=library, element_bytes=width, channels_last=True
@@ -114,7 +114,7 @@ def test_fused_winograd_charges_whole_blocks_of_8_by_16_outputs() -> None:
     assert small["implicit"] < 0.6 * full["implicit"]
 
 
-def fastest_algorithm(costs: Mapping[str, Cost]) -> str:
+def fastest_algorithm(costs: Mapping[str, AlgorithmCost]) -> str:
     return min(costs, key=lambda name: float(costs[name].seconds))
 
 
@@ -172,9 +172,9 @@ def test_faster_tensor_cores_need_wider_tiles() -> None:
     assert 1.0 < gain(narrow) < gain(wide) < 2.0
 
 
-def machine(device: DeviceFigures = V100, **changes: float) -> Machine:
+def machine(device: DeviceDatasheet = V100, **changes: float) -> ConvolutionSetup:
     parameters = dataclasses.replace(PARAMETERS, wave_cycles=10.0, energy_per_flop=1.0, **changes)
-    return Machine(device, parameters, np.array(4.0), np.array(8.0), False)
+    return ConvolutionSetup(device, parameters, np.array(4.0), np.array(8.0), False)
 
 
 def test_a_lone_wave_pays_the_latency_of_each_element_of_the_sum() -> None:
@@ -247,7 +247,7 @@ def test_a_strided_data_gradient_wastes_taps_unless_columns_are_added_up() -> No
 
 @pytest.mark.parametrize("direction", list(Direction))
 @pytest.mark.parametrize("device", [V100, V100_TENSOR, T4])
-def test_no_faster_than_the_roofline_of_the_reduced_work(direction: Direction, device: DeviceFigures) -> None:
+def test_no_faster_than_the_roofline_of_the_reduced_work(direction: Direction, device: DeviceDatasheet) -> None:
     """At most 6.25 times fewer products than the direct method, FFT apart, and each tensor moved once."""
     shape = square(batch=np.array([1.0, 8.0, 64.0, 256.0]), channels=128.0, filters=256.0, direction=direction)
     costs = algorithm_costs(shape, device=device, parameters=PARAMETERS, element_bytes=2.0)
@@ -312,13 +312,13 @@ def table(**columns: object) -> pd.DataFrame:
 
 
 def test_the_table_kind_sorts_its_rows() -> None:
-    kind = KINDS["conv"]
+    kind = KERNEL_TABLES["conv"]
     frame = pd.concat([table(), table(dtype="fp16"), table(dtype="fp16", compute="fp32")], ignore_index=True)
     assert table_of(frame.columns).name == kind.name
     assert kind.family(frame).tolist() == ["conv.vector", "conv.half", "conv.vector"]
     assert kind.unsupported(frame).tolist() == ["", "", ""]
     scatter = table(dtype="fp16", direction="bwd_data", stride_h=2, stride_w=2)
-    assert kind.unsupported(scatter).tolist() == [SCATTER]
+    assert kind.unsupported(scatter).tolist() == [SCATTER_REASON]
     assert "int3" in kind.unsupported(table(dtype="int3")).iloc[0]
     assert "direction" in kind.unsupported(table(direction="sideways")).iloc[0]
     assert "extent" in kind.unsupported(table(h=1, pad_h=0)).iloc[0]
@@ -327,7 +327,7 @@ def test_the_table_kind_sorts_its_rows() -> None:
 
 def test_integers_are_convolved_without_transforms() -> None:
     """A 3 x 3 convolution of stride 1, for which Winograd wins in fp32, takes the direct method's time."""
-    kind, row = KINDS["conv"], table(dtype="int8", device="titan-x-pascal")
+    kind, row = KERNEL_TABLES["conv"], table(dtype="int8", device="titan-x-pascal")
     assert kind.unsupported(row).tolist() == [""] and kind.family(row).tolist() == ["conv.int8"]
     figures, parameters = kind.figures("titan-x-pascal", "int8", ""), ConvolutionParameters()
     flops, _ = kind.work(row)
@@ -336,10 +336,10 @@ def test_integers_are_convolved_without_transforms() -> None:
 
 def test_the_table_kind_prices_a_measured_row() -> None:
     """DeepBench, P100: 193 us measured."""
-    p100 = DeviceFigures("p100", "Pascal", "HBM2", 56, 1303 * MEGA, 9.34 * TERA, 732 * GIGA, 4.2 * MEGA, 250, False)
-    predicted = KINDS["conv"].time(table(), p100, dataclasses.replace(PARAMETERS, launch=0.00003))
+    p100 = DeviceDatasheet("p100", "Pascal", "HBM2", 56, 1303 * MEGA, 9.34 * TERA, 732 * GIGA, 4.2 * MEGA, 250, False)
+    predicted = KERNEL_TABLES["conv"].time(table(), p100, dataclasses.replace(PARAMETERS, launch=0.00003))
     assert float(predicted[0]) == pytest.approx(193 / MEGA, rel=0.3)
-    flops, moved = KINDS["conv"].work(table())
+    flops, moved = KERNEL_TABLES["conv"].work(table())
     assert float(flops[0]) == 2 * 8 * 56 * 56 * 64 * 64 * 9
     assert float(moved[0]) == 4 * (2 * 8 * 56 * 56 * 64 + 64 * 64 * 9)
 
@@ -354,8 +354,8 @@ def layers(**columns: object) -> pd.DataFrame:
 
 
 def test_layers_of_networks() -> None:
-    kind = KINDS["cnn_layers"]
-    titan = DeviceFigures(
+    kind = KERNEL_TABLES["cnn_layers"]
+    titan = DeviceDatasheet(
         "titan", "Maxwell", "GDDR5", 24, 1075 * MEGA, 6.6 * TERA, 336.5 * GIGA, 3.1 * MEGA, 250, False
     )
     frame = layers()
@@ -386,7 +386,7 @@ EXTENTS = {
 
 def _tensor_time(extents: dict[str, Any] = EXTENTS, *, on: str = "a100-sxm4-80gb", **library: Any) -> float:
     priced = {"algorithms": ("implicit",)} | library
-    device = figures(load_device(on), "fp16")
+    device = device_datasheet(load_device(on), "fp16")
     shape = convolution_shape(**(EXTENTS | extents))
     costs = algorithm_costs(shape, element_bytes=2.0, device=device, parameters=ConvolutionParameters(), **priced)
     return float(fastest_time(costs))

@@ -10,12 +10,12 @@ import pytest
 from paleo.errors import SpecError
 from paleo.learning.laws import samples_to_target
 from paleo.predict import predict
-from paleo.pricing.power import IDLE_SHARE, PowerParameters
+from paleo.pricing.power import NON_ARITHMETIC_SHARE, PowerParameters
 from paleo.specs.loading import validate
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
-from paleo.studies.cost import Amount, Power, Tariff, Training, power, training
+from paleo.studies.cost import Amount, Power, Tariff, TrainingEstimate, power, training
 from paleo.studies.purchase import compare
 from paleo.tables.runner import FileReport
 from paleo.units import HOUR
@@ -27,27 +27,27 @@ def test_power_lies_between_idle_and_design_power() -> None:
     model, system = load_model("bert_large"), load_system("dgx-a100-80gb")
     small, large = (power(predict(model, system, Run(gpus=8, batch=batch))) for batch in (1, 32))
     assert small is not None and large is not None
-    assert IDLE_SHARE * 400 < small.average < large.average <= 400
+    assert NON_ARITHMETIC_SHARE * 400 < small.average < large.average <= 400
 
 
 def drawing(*watts: float, step: float = 2.0) -> Power:
     """A board of 400 W that idles at 60, with kernels of so many watts that take a second each."""
-    return Power(idle=60.0, demand=np.array(watts), seconds=np.ones(len(watts)), cap=400.0, step=step)
+    return Power(idle=60.0, demand=np.array(watts), kernel_seconds=np.ones(len(watts)), cap=400.0, step_time=step)
 
 
 def test_the_cap_holds_for_each_kernel_and_idle_power_between_them() -> None:
     assert drawing(1000.0, 1000.0).average == 400.0
     assert drawing(1000.0, 200.0).average == 300.0
     assert drawing(1000.0).average == 60 + 0.5 * 340
-    assert drawing(200.0, step=1.0).within(4.0).average == 60 + 0.25 * 140
+    assert drawing(200.0, step=1.0).with_step_time(4.0).average == 60 + 0.25 * 140
 
 
 def test_under_a_lower_limit_the_clock_falls_first_with_the_cube_root_then_in_proportion() -> None:
     """Dynamic power of 170 W where 100 are left: 1.7^(1/3) times as long; where 34 are left, 5 · 0.64 times."""
     mild, hard = (drawing(230.0, step=1.0).capped(limit, 0.8) for limit in (160.0, 94.0))
-    assert mild.average == 160.0 and mild.step == pytest.approx(1.7 ** (1 / 3))
-    assert hard.average == 94.0 and hard.step == pytest.approx(5 * 0.64)
-    assert drawing(100.0, step=1.0).capped(160.0, 0.8).step == 1.0
+    assert mild.average == 160.0 and mild.step_time == pytest.approx(1.7 ** (1 / 3))
+    assert hard.average == 94.0 and hard.step_time == pytest.approx(5 * 0.64)
+    assert drawing(100.0, step=1.0).capped(160.0, 0.8).step_time == 1.0
 
 
 def test_a_board_idles_by_its_memory_and_meets_its_limit_at_the_sustained_rate_of_products() -> None:
@@ -74,7 +74,7 @@ def test_recomputation_takes_energy_as_it_takes_time() -> None:
     model, system = load_model("gpt2"), load_system("dgx-a100-80gb")
     plain, again = (predict(model, system, Run(gpus=1, batch=8, recompute=way)) for way in ("none", "full"))
     spent = [power(made) for made in (plain, again)]
-    joules = [watts.dynamic for watts in spent if watts is not None]
+    joules = [watts.dynamic_energy for watts in spent if watts is not None]
     assert 1.15 < joules[1] / joules[0] < 4 / 3 + 0.02  # blocks run a third pass beside one forward and two backward
 
 
@@ -109,7 +109,7 @@ def test_systems_side_by_side_are_all_rented_where_one_is() -> None:
     tariff = validate(Tariff, {"electricity": "0.12 USD/kWh"}, "options")
     model, run = load_model("lenet"), Run(gpus=8, batch=64)
 
-    def bills(*names: str) -> list[Training]:
+    def bills(*names: str) -> list[TrainingEstimate]:
         answer = compare(model, [load_system(name) for name in names], run, HUNDRED, tariff)
         return [each.training for each in answer.candidates if each.training is not None]
 

@@ -64,7 +64,7 @@ def test_chosen_plans_are_run_by_their_framework() -> None:
     for model, system, gpus in (("gpt2-xl", "dgx-a100-80gb", 8), ("mixtral-8x7b", "dgx-h100", 64)):
         choice = with_defaults(load_model(model), load_system(system), Run(gpus=gpus))
         answer = paleo.estimate(model, system, run=choice.run)
-        assert answer.prediction.objections == () and answer.memory.fits
+        assert answer.prediction.framework_violations == () and answer.memory.fits
 
 
 def test_networks_of_images_are_as_before() -> None:
@@ -94,10 +94,10 @@ def answered_first(model: str, system: str, gpus: int) -> None:
     machine = load_system(system)
     gpus = min(gpus, machine.capacity or gpus)
     choice = with_defaults(load_model(model), machine, Run(gpus=gpus))
-    if not choice.software:  # no language model
+    if not choice.software_reason:  # no language model
         return
     step = predict(load_model(model), machine, choice.run)
-    assert step.objections == () and choice.strategy
+    assert step.framework_violations == () and choice.strategy_reason
     if not step.memory.fits and STATES * step.graph.parameters / gpus <= machine.device.memory.usable:
         whole = supported_space(Space(), choice.run.software)
         every = search(load_model(model), machine, Run(gpus=gpus, software=choice.run.software), space=whole)

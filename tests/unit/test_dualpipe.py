@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from paleo.errors import PlanError
 from paleo.predict import Prediction, predict
-from paleo.schedules.base import SCHEDULES, Passes, check_schedule
+from paleo.schedules.base import SCHEDULES, PassTimes, check_schedule
 from paleo.schedules.bidirectional import dualpipe_pause
 from paleo.schedules.engine import StageTime, pipeline_time
 from paleo.schedules.stage_ends import stage_ends
@@ -82,7 +82,7 @@ def test_bubble_is_a_forward_pass_less_where_backward_is_the_longest(half: int) 
 @settings(max_examples=60, deadline=None)
 def test_closed_form_is_exact_on_equal_stages(name: str, pairs: int, more: int, f: float, b: float, w: float) -> None:
     stages, chunks = 2 * pairs, SCHEDULES[name].chunks or 1
-    passes = Passes(*(np.full(stages, chunks * each) for each in (f, b, w)))
+    passes = PassTimes(*(np.full(stages, chunks * each) for each in (f, b, w)))
     count = 2 * stages + 2 * more
     played = pipeline_time(name, uniform(stages, f, b, w), count).total
     assert float(stage_ends(SCHEDULES[name], passes, count, chunks).max(axis=0)) == pytest.approx(played, rel=1e-12)
@@ -127,7 +127,7 @@ def test_activations_are_the_published_ones(name: str, stages: int) -> None:
     """PP + 1 on every stage; of a copy that goes down as many as 1F1B keeps."""
     schedule, chunks = SCHEDULES[name], SCHEDULES[name].chunks or 1
     for stage in range(stages):
-        counts = schedule.in_flight(stage, stages, 4 * stages, chunks)
+        counts = schedule.counted_peak_activations(stage, stages, 4 * stages, chunks)
         assert sum(counts) == 2 * half_of(name, stages) + 1
         assert name == "dualpipev" or counts == (stages - stage, stage + 1)
 

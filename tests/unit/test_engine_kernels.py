@@ -8,16 +8,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.pricing.experts import CLASSES, expert_loads, experts_time
-from paleo.pricing.kernels import figures
-from paleo.pricing.latent_kernels import LatentParameters, latent_attention_time
-from paleo.pricing.tiles import TileParameters, narrow_product_time, product_time, time_with_host_launch
+from paleo.pricing.experts import POPULARITY_CLASSES, expert_loads, experts_time
+from paleo.pricing.kernels import device_datasheet
+from paleo.pricing.latent_kernels import LatentAttentionParameters, latent_attention_time
+from paleo.pricing.tiles import EngineGemmParameters, low_precision_gemm_time, product_time, time_with_host_launch
 from paleo.specs.device import load_device
-from paleo.tables.kinds._engine_kernels import Experts, LatentAttentionTable, NarrowProducts
+from paleo.tables.kinds._engine_kernels import ExpertKernelTable, LatentAttentionTable, QuantisedGemmTable
 
-B200 = figures(load_device("b200"), "fp8")
+B200 = device_datasheet(load_device("b200"), "fp8")
 #: Kernels that reach every peak and start at once.
-IDEAL = TileParameters(
+IDEAL = EngineGemmParameters(
     launch=0.0, host=0.0, efficiency=1.0, bandwidth_efficiency=1.0, depth=0.0, epilogue=0.0, operands=0.0,
     staging=np.inf, index=0.0,
 )  # fmt: skip
@@ -27,7 +27,7 @@ def array(*values: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return np.array(values, dtype=np.float64)
 
 
-def family_of(kind: Experts | NarrowProducts, library: str, kernel: str, scaling: str, dtype: str) -> str:
+def family_of(kind: ExpertKernelTable | QuantisedGemmTable, library: str, kernel: str, scaling: str, dtype: str) -> str:
     row = {"library": library, "kernel_source": kernel, "scaling": scaling, "dtype": dtype}
     return str(kind.family(pd.DataFrame([row])).item())
 
@@ -56,8 +56,8 @@ def test_a_host_that_is_slower_than_the_device_decides() -> None:
 
 def test_quantisation_reads_sixteen_bits_and_writes_eight() -> None:
     size = {"m": array(8192.0), "n": array(32.0), "k": array(8192.0), "element_bytes": 1.0, "device": B200}
-    more = narrow_product_time(**size, parameters=replace(IDEAL, staging=0.5))
-    less = narrow_product_time(**size, parameters=IDEAL)
+    more = low_precision_gemm_time(**size, parameters=replace(IDEAL, staging=0.5))
+    less = low_precision_gemm_time(**size, parameters=IDEAL)
     assert more - less == pytest.approx(8192.0**2 * 3.0 / (0.5 * B200.memory_bandwidth))
 
 
@@ -67,7 +67,7 @@ def experts(**changed: float) -> float:
         "gated": 1.0, "exponent": 0.0,
     } | changed  # fmt: skip
     arrays = {name: array(value) for name, value in sizes.items()}
-    return float(experts_time(**arrays, element_bytes=1.0, device=B200, parameters=TileParameters())[0])
+    return float(experts_time(**arrays, element_bytes=1.0, device=B200, parameters=EngineGemmParameters())[0])
 
 
 def test_experts_are_bound_by_their_weights_where_tokens_are_few() -> None:
@@ -93,7 +93,9 @@ def test_loads_of_experts_are_drawn_from_a_bounded_power_law() -> None:
     mean = (ratio - 1.0) / np.log(ratio)
     assert classes.mean() == pytest.approx(1.0)
     assert classes[3, 0] * mean < ratio**0.5 < classes[4, 0] * mean
-    assert classes[-1, 0] == pytest.approx(CLASSES * (ratio - ratio ** (1.0 - 1.0 / CLASSES)) / (ratio - 1.0), rel=1e-3)
+    assert classes[-1, 0] == pytest.approx(
+        POPULARITY_CLASSES * (ratio - ratio ** (1.0 - 1.0 / POPULARITY_CLASSES)) / (ratio - 1.0), rel=1e-3
+    )
     assert busiest[0] == 1.0
 
 
@@ -123,12 +125,14 @@ def test_one_token_keeps_at_least_one_expert_of_the_timed_rank_busy() -> None:
 
 
 #: Latent attention that reaches every rate, starts at once and splits no cache.
-IDEAL_LATENT = LatentParameters(
+IDEAL_LATENT = LatentAttentionParameters(
     launch=0.0, host=0.0, efficiency=1.0, bandwidth_efficiency=1.0, depth=0.0, epilogue=0.0, staging=np.inf, splits=1.0
 )
 
 
-def latent(parameters: LatentParameters, *, batch: float = 64.0, keys: float = 32768.0, rows: float = 64.0) -> float:
+def latent(
+    parameters: LatentAttentionParameters, *, batch: float = 64.0, keys: float = 32768.0, rows: float = 64.0
+) -> float:
     seconds = latent_attention_time(
         heads=array(16.0), batch=array(batch), queries=array(1.0), keys=array(keys), single=np.array([True]),
         cache_bytes=array(1.0), token_rows=array(rows), device=B200, parameters=parameters,
@@ -175,10 +179,10 @@ def test_releases_with_other_passes_are_stacks() -> None:
 def test_kernels_belong_to_the_family_of_their_library(
     library: str, kernel: str, scaling: str, dtype: str, family: str
 ) -> None:
-    assert family_of(Experts(), library, kernel, scaling, dtype) == family
-    assert family in Experts.families
+    assert family_of(ExpertKernelTable(), library, kernel, scaling, dtype) == family
+    assert family in ExpertKernelTable.families
 
 
 def test_scales_by_tensor_and_by_block_are_families() -> None:
-    assert family_of(NarrowProducts(), "trtllm", "torch_flow", "tensor, static", "fp8") == "narrow.tensor8.trtllm"
-    assert family_of(NarrowProducts(), "vllm", "vllm_default", "block16", "fp4") == "narrow.block4.vllm"
+    assert family_of(QuantisedGemmTable(), "trtllm", "torch_flow", "tensor, static", "fp8") == "narrow.tensor8.trtllm"
+    assert family_of(QuantisedGemmTable(), "vllm", "vllm_default", "block16", "fp4") == "narrow.block4.vllm"

@@ -31,7 +31,7 @@ def test_arrays_say_what_predictions_say(name: str, servers: int | None) -> None
     assert searched.ranking is not None
     (part,) = searched.ranking.parts
     effective = _effective(_work(part, NODES), name, FREE, 256)
-    chosen = np.flatnonzero(np.isfinite(effective) & (part.results.chosen("overlapped") == 0))[:3]
+    chosen = np.flatnonzero(np.isfinite(effective) & (part.results.choice_field("overlapped") == 0))[:3]
     assert len(chosen) == 3
     for index in chosen.tolist():
         run = updated(searched.ranking.row(index).run, {"consistency": name})
@@ -59,7 +59,9 @@ def test_the_price_decides() -> None:
     modes = {"consistencies": ("bsp", "local:64"), "space": within("dp=32")}
     cheap, dear = (exchange_search(MODEL, NODES, RUN, StalenessPenalty(each), **modes) for each in (0.0, 10.0))
     assert (cheap.plans[0].consistency, dear.plans[0].consistency) == ("local:64", "bsp")
-    assert [plan.effective for plan in cheap.plans] == sorted(plan.effective for plan in cheap.plans)
+    assert [plan.effective_step_time for plan in cheap.plans] == sorted(
+        plan.effective_step_time for plan in cheap.plans
+    )
     assert dear.plans[-1].samples_factor == pytest.approx(1 + 10.0 * dear.plans[-1].staleness)
 
 

@@ -19,7 +19,7 @@ from paleo.studies.cost import Amount, training
 from paleo.studies.exchange import bandwidth_curve, compress_collective, compression_study, consistency_study
 from paleo.studies.purchase import compare
 from paleo.studies.scale import curve_runs, placement_advice, placement_study, scale, scaling_verdict
-from paleo.studies.sweep import Study, _evaluate, _job_of
+from paleo.studies.sweep import SweepStudy, _evaluate, _job_of
 
 
 def step(**run: object) -> Prediction:
@@ -96,8 +96,8 @@ def test_compression_pays_below_its_rate_alone() -> None:
         for method in ("onebit", "topk:0.001", "powersgd:4", "fp8"):
             run = Run(gpus=16, batch=8, dtype="fp16", exchange="after", compress=method)
             study = compression_study(predict(load_model("vgg16"), load_system(system), run))
-            assert study is not None and study.wire < study.dense_wire
-            verdicts.append(study.pays == (study.rate < study.break_even))
+            assert study is not None and study.sent_bytes < study.dense_sent_bytes
+            verdicts.append(study.pays == (study.dense_rate < study.break_even))
     assert np.mean(verdicts) >= 0.75
 
 
@@ -195,7 +195,7 @@ def test_points_that_do_not_run_name_their_model_as_others_do(capsys: pytest.Cap
 
 def test_a_sweep_has_columns_of_consistency() -> None:
     axes = {"consistency": ["bsp", "async"]}
-    study = Study(models=["lenet"], systems=["dgx-a100-80gb"], run={"gpus": 8, "batch": 32}, axes=axes)
+    study = SweepStudy(models=["lenet"], systems=["dgx-a100-80gb"], run={"gpus": 8, "batch": 32}, axes=axes)
     plain, stale = _evaluate(_job_of(study), 0)
     assert plain["updates_per_s"] is None and stale["staleness_mean"] == 7.0
     assert stale["samples_per_s"] == pytest.approx(stale["global_batch_size"] / stale["step_time_s"])
@@ -215,7 +215,7 @@ def test_advice_says_when_placement_matters() -> None:
         ("qwen3-30b-a3b", experts, 8.0, True), ("gpt2", Run(gpus=128, batch=1, nodes="random"), 1.0, False),
     ):  # fmt: skip
         study = placement_study(predict(load_model(model), leaves_of_four(ratio), run))
-        assert study is not None and study.matters is matters and 1.0 < study.share.leaves <= 16
+        assert study is not None and study.matters is matters and 1.0 < study.port_share.leaves <= 16
         assert study.advice.startswith("Placement matters" if matters else "Placement does not matter")
     assert placement_study(step()) is None
 
@@ -243,9 +243,11 @@ def test_compressed_sums_beside_the_dense_one() -> None:
         "gather all", "split and gather", "recursive doubling",
     }  # fmt: skip
     (half,) = (row for row in study.rows if row.method == "fp16")
-    assert half.sent == pytest.approx(study.sent / 2) and study.sent == pytest.approx(2 * 63 / 64 * 1.3e9)
-    assert half.break_even == pytest.approx((study.sent - half.sent) / half.coding)
-    assert study.pays(half) and study.rate < half.break_even
+    assert half.sent_bytes == pytest.approx(study.dense_sent_bytes / 2) and study.dense_sent_bytes == pytest.approx(
+        2 * 63 / 64 * 1.3e9
+    )
+    assert half.break_even == pytest.approx((study.dense_sent_bytes - half.sent_bytes) / half.coding_seconds)
+    assert study.pays(half) and study.dense_rate < half.break_even
     assert [row.time for row in study.rows] == sorted(row.time for row in study.rows)
 
 
@@ -253,7 +255,7 @@ def test_nothing_pays_inside_a_node_of_fast_links() -> None:
     dense = collective("all_reduce", 1e8, 8, load_system("dgx-h100"), dtype="bf16")
     study = compress_collective(dense, ["dgc:0.001"], tensors=54)
     assert not any(study.pays(row) for row in study.rows)
-    assert study.rows[0].coding > 54 * 1.1e-3  # calls of the framework, a tensor each
+    assert study.rows[0].coding_seconds > 54 * 1.1e-3  # calls of the framework, a tensor each
 
 
 @pytest.mark.slow
@@ -297,8 +299,8 @@ def test_the_rate_at_which_compression_stops_paying() -> None:
     prediction = predict(load_model("vgg16"), load_system("aws-p3.16xlarge"), run)
     curve = bandwidth_curve(prediction, (1 / 32, 1.0, 32.0))
     pays = [coded < dense for coded, dense in zip(curve.compressed, curve.dense, strict=True)]
-    assert pays[0] and not pays[-1] and curve.crossing is not None
-    assert curve.rates[0] < curve.crossing < curve.rates[-1] and curve.stated == curve.rates[1]
+    assert pays[0] and not pays[-1] and curve.crossing_rate is not None
+    assert curve.rates[0] < curve.crossing_rate < curve.rates[-1] and curve.system_rate == curve.rates[1]
     with pytest.raises(PlanError, match="no links"):
         bandwidth_curve(predict(load_model("lenet"), load_system("l4"), Run(compress=None)))
 

@@ -14,7 +14,7 @@ from paleo.pricing.exchanges import (
     visited_groups,
 )
 from paleo.specs.system import load_system
-from paleo.tables.kernels import KINDS
+from paleo.tables.kernels import KERNEL_TABLES
 
 H100 = load_system("dgx-h100")
 LINKS = exchange_links(H100)
@@ -51,7 +51,7 @@ def test_rows_send_each_expert_a_copy_in_low_latency_mode_alone() -> None:
         "device": "h100-sxm5-80gb", "step": "combine", "num_tokens": 128, "hidden_size": 7168, "topk": 8,
         "num_experts": 256, "nodes": 2,
     }  # fmt: skip
-    kind = KINDS["expert_exchange"]
+    kind = KERNEL_TABLES["expert_exchange"]
     modes = ("deepep-low-latency", "deepep-normal")
     low, normal = (kind.work(pd.DataFrame([row | {"mode": mode}]))[1][0] for mode in modes)
     assert low == pytest.approx(128 * 7168 * 2 * 8)

@@ -50,8 +50,8 @@ def test_a_rank_has_its_share_of_experts_whole() -> None:
 def test_experts_need_not_divide_the_data_parallel_ranks() -> None:
     prediction = predicted("tp=4,cp=2,ep=8,dp=4,sp,etp=1")
     assert prediction.memory.parameters / 2 == pytest.approx(EXPERTS / 8 + OTHERS / 4, rel=2e-3)
-    assert prediction.plan.strategy == "tp=4,cp=2,dp=4,ep=8,etp=1,sp"
-    assert parse_strategy(prediction.plan.strategy).expert_axes == ("tp", "cp", "ep")
+    assert prediction.plan.strategy_text == "tp=4,cp=2,dp=4,ep=8,etp=1,sp"
+    assert parse_strategy(prediction.plan.strategy_text).expert_axes == ("tp", "cp", "ep")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_experts_that_all_tokens_visit_are_split_over_tp_whatever_the_others_are
     summed = {tensor.name.split("moe1.")[-1]: (axes, tensor.elements) for tensor, axes in layer.parameters}
     assert summed["shared.up.weight"] == (("ep",), 7168 * 2 * 2048 / 8)
     assert summed["router.weight"][0] == (("ep", "tp") if folded else ("ep",))
-    (kept,) = layer.gathered.values()
+    (kept,) = layer.gather_group_sizes.values()
     assert kept == 8, "each rank keeps its own tokens"
 
 
@@ -133,7 +133,7 @@ def test_rows_of_tables_are_folded_where_they_say_so_or_must_be() -> None:
     assert strategy_of(row, software) == "tp=2,dp=4,ep=8,etp=1,zero=1,sp"
     wider = row | {"dp": 8, "n_gpus": 16}
     assert strategy_of(wider, software) == "tp=2,dp=8,ep=8,etp=1,zero=1,sp", "as its recipes fold them"
-    split = software.changed({"parallelism.expert_tensor": "tp"})
+    split = software.with_fields({"parallelism.expert_tensor": "tp"})
     assert strategy_of(wider, split) == "tp=2,dp=8,ep=8,zero=1,sp"
     assert strategy_of(row | {"dp": 8, "n_gpus": 16, "expert_tp": 1}, software) == "tp=2,dp=8,ep=8,etp=1,zero=1,sp"
 
@@ -230,14 +230,14 @@ def test_gathered_tokens_are_sorted_and_kept_whole() -> None:
         sorts = [each.kernel for each in section.kernels if each.kernel.name.endswith(".sort")]
         assert [kernel.bytes_written for kernel in sorts] == [8 * SENT] * 4
     tokens = [owed for owed in own.transfers if ".expert" in owed.name or ".dispatched" in owed.name]
-    assert len(tokens) == 4 and all(owed.pieces == 1 and not owed.overlapped for owed in tokens)
+    assert len(tokens) == 4 and all(owed.overlap_chunks == 1 and not owed.overlapped for owed in tokens)
 
 
 def test_products_keep_gathered_tokens_as_sent_ones() -> None:
     """All but the scores, of a rank's own tokens alone then: 256 in fp32."""
     software = load_software("megatron-core")
     own, everyone = (
-        mixture(software.changed({"parallelism.expert_tokens": tokens})).saved_bytes for tokens in ("own", "all")
+        mixture(software.with_fields({"parallelism.expert_tokens": tokens})).saved_bytes for tokens in ("own", "all")
     )
     assert everyone - own == (4096 - 512) * 256 * 4
 
@@ -273,7 +273,7 @@ def test_lowerings_that_share_layers_are_those_of_graphs_alone(model: str) -> No
         inner = math.prod(strategy.degrees.get(axis, 1) for axis in strategy.expert_axes if axis != "ep")
         mesh = Mesh.of({**strategy.degrees, "ep": max(1, strategy.degrees.get("ep", 1) // inner)})
         alone = build_graph(load_model(model), batch=samples * mesh.replicas)
-        related = replace(alone, family=family)
+        related = replace(alone, shared_cache=family)
         programs = [
             lower(graph, STRATEGIES[strategy.preset](graph, strategy), mesh, precision("bf16"))
             for graph in (alone, related)

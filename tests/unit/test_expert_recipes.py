@@ -23,7 +23,7 @@ from paleo.specs.run import Run, by_path, updated
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
 from paleo.step.backend import Backend, backend_of
-from paleo.tables.kinds._transformers import Recipe, prediction_of, recipe_of, recompute_of, run_of
+from paleo.tables.kinds._transformers import MoeRecipe, prediction_of, recipe_of, recompute_of, run_of
 
 H100 = load_system("dgx-h100")
 QWEN = load_model("qwen3-30b-a3b")
@@ -43,9 +43,9 @@ def test_the_host_calls_every_expert_and_waits_for_counts() -> None:
     kernels = [kernel for kernel in _block_kernels(made) if kernel.experts]
     assert [kernel.experts for kernel in kernels if kernel.family == "gemm"] == [16.0] * 6
     assert sum(kernel.family == "memory" for kernel in kernels) == 4
-    host = made.prices.times(kernels).host.sum()
+    host = made.predictor.times(kernels).host.sum()
     calls = sum(
-        kernel.calls * (software.host.forward if kernel.phase == "forward" else software.host.backward)
+        kernel.host_calls * (software.host.forward if kernel.phase == "forward" else software.host.backward)
         for kernel in kernels
     )
     assert host == pytest.approx(calls + 6 * 16 * software.host.expert + 4 * software.host.routing)
@@ -73,9 +73,9 @@ def test_rotations_and_routers_without_kernels_cost_the_host(
     layer = max(program.sections, key=lambda section: section.repeat)
     for parts, expected in (((".rotated", ".rotary.", ".value.copy"), rotation), ((".top_k",), router)):
         counted = [each for each in layer.kernels if any(part in each.kernel.name for part in parts)]
-        calls = [sum(each.kernel.calls for each in counted if each.kernel.phase == phase) for phase in PASSES]
+        calls = [sum(each.kernel.host_calls for each in counted if each.kernel.phase == phase) for phase in PASSES]
         assert tuple(calls) == pytest.approx(expected)
-        assert all(each.recomputed == 1.0 for each in counted)
+        assert all(each.full_recompute_runs == 1.0 for each in counted)
 
 
 @pytest.mark.parametrize(
@@ -90,10 +90,10 @@ def test_eager_mixtures_take_the_calls_of_their_code(
     run = Run(gpus=8, batch=1, dtype="bf16", strategy="ep=8", software=profile, model={"layers": 1})
     backend = backend_of(H100, run, "bf16", software)
     kernels = [kernel for kernel in _block_kernels(backend) if _of_mixture(kernel)]
-    assert sum(kernel.calls for kernel in kernels if kernel.phase == "forward") == 8
+    assert sum(kernel.host_calls for kernel in kernels if kernel.phase == "forward") == 8
     forward, backward = (each + 16 * more for each, more in zip(layer, expert, strict=True))
     counted = forward * software.host.forward + backward * software.host.backward
-    assert backend.prices.times(kernels).host.sum() == pytest.approx(counted, rel=0.01)
+    assert backend.predictor.times(kernels).host.sum() == pytest.approx(counted, rel=0.01)
 
 
 def _of_mixture(kernel: Kernel) -> bool:
@@ -156,7 +156,7 @@ def test_shared_experts_run_beside_the_exchange_of_nccl() -> None:
         exchange = backend.fabric.times(
             "all_to_all", *(np.full(len(sent), n) for n in (1, 16)), np.array([each.payload_bytes for each in sent])
         )
-        hidden += 2 * 3 * 108 / 132 * min(exchange.sum(), backend.prices.times(experts).total.sum())
+        hidden += 2 * 3 * 108 / 132 * min(exchange.sum(), backend.predictor.times(experts).total.sum())
     assert alone.step_time - beside.step_time == pytest.approx(hidden, rel=1e-6)
     assert alone.breakdown.communication_total == pytest.approx(beside.breakdown.communication_total)
     assert alone.memory == beside.memory and not beside.warnings
@@ -215,9 +215,11 @@ def test_each_dispatcher_sends_what_it_must() -> None:
 )
 def test_exchanges_over_efa_cost_the_host_more(system: str, dispatcher: str, place: int | None) -> None:
     host = load_software("megatron-core").host
-    fabric = Fabric(load_system(system), handshake=host.handshake, libfabric=host.libfabric, dispatcher=dispatcher)
-    assert fabric.handshakes(1, 8) == 0, "inside a node"
-    assert fabric.handshakes(1, 16) == host.handshake + (0.0 if place is None else host.libfabric[place])
+    fabric = Fabric(
+        load_system(system), handshake_time=host.handshake, efa_extra_times=host.libfabric, dispatch_library=dispatcher
+    )
+    assert fabric.exchange_handshake_time(1, 8) == 0, "inside a node"
+    assert fabric.exchange_handshake_time(1, 16) == host.handshake + (0.0 if place is None else host.libfabric[place])
 
 
 def test_tokens_that_travel_once_pay_the_more_there_are() -> None:
@@ -271,22 +273,22 @@ def test_what_clamped_experts_move() -> None:
 @pytest.mark.parametrize(
     ("row", "recipe"),
     [
-        ({}, Recipe()),
-        ({"expert_dispatch": "deepep-uccl", "expert_overlap": "on"}, Recipe("deepep", True)),
-        ({"cuda_graph": "moe_router+moe_preprocess"}, Recipe(graph="none")),
+        ({}, MoeRecipe()),
+        ({"expert_dispatch": "deepep-uccl", "expert_overlap": "on"}, MoeRecipe("deepep", True)),
+        ({"cuda_graph": "moe_router+moe_preprocess"}, MoeRecipe(graph="none")),
         (
             {"notes": "cuda_graph_impl=full_iteration, moe_flex_dispatcher_backend=hybridep, moe_a2a_overlap=True"},
-            Recipe("hybridep", True, "full_iteration"),
+            MoeRecipe("hybridep", True, "full_iteration"),
         ),
-        ({"notes": "tokendrop; token distribution force-balanced"}, Recipe(drops=True)),
-        ({"release": "26.06", "system": "dgx-h100", "ep": 8}, Recipe()),
-        ({"release": "26.06", "system": "gb200-nvl72", "ep": 64}, Recipe("hybridep", True, "full_iteration")),
-        ({"release": "26.04", "system": "gb200-nvl72", "ep": 64}, Recipe()),
-        ({"release": "26.06", "system": "gb200-nvl72", "ep": 64, "dtype": "bf16"}, Recipe("hybridep")),
-        ({"release": "26.06.01", "system": "gb200-nvl72", "ep": 8, "model": "Nemotron_3_Nano"}, Recipe("hybridep")),
+        ({"notes": "tokendrop; token distribution force-balanced"}, MoeRecipe(drops_tokens=True)),
+        ({"release": "26.06", "system": "dgx-h100", "ep": 8}, MoeRecipe()),
+        ({"release": "26.06", "system": "gb200-nvl72", "ep": 64}, MoeRecipe("hybridep", True, "full_iteration")),
+        ({"release": "26.04", "system": "gb200-nvl72", "ep": 64}, MoeRecipe()),
+        ({"release": "26.06", "system": "gb200-nvl72", "ep": 64, "dtype": "bf16"}, MoeRecipe("hybridep")),
+        ({"release": "26.06.01", "system": "gb200-nvl72", "ep": 8, "model": "Nemotron_3_Nano"}, MoeRecipe("hybridep")),
     ],
 )
-def test_rows_state_their_recipe(row: dict[str, Any], recipe: Recipe) -> None:
+def test_rows_state_their_recipe(row: dict[str, Any], recipe: MoeRecipe) -> None:
     assert recipe_of(row) == recipe
 
 

@@ -139,11 +139,11 @@ def test_planes_of_a_torus_send_at_the_rate_of_their_dimension(name: str, chips:
 def test_a_network_is_a_directed_graph_of_its_layers() -> None:
     graph = build_graph(load_model("resnet50"), batch=1)
     order = {node.name: place for place, node in enumerate(graph.nodes)}
-    assert nx.is_directed_acyclic_graph(graph.layers) and nx.is_weakly_connected(graph.layers)
-    assert list(graph.layers) == list(order)
-    assert all(order[before] < order[after] for before, after in graph.layers.edges)
-    assert graph.layers.nodes[graph.nodes[0].name]["layer"] is graph.nodes[0]
-    joins = [name for name in graph.layers if graph.layers.in_degree(name) == 2]
+    assert nx.is_directed_acyclic_graph(graph.layer_graph) and nx.is_weakly_connected(graph.layer_graph)
+    assert list(graph.layer_graph) == list(order)
+    assert all(order[before] < order[after] for before, after in graph.layer_graph.edges)
+    assert graph.layer_graph.nodes[graph.nodes[0].name]["layer"] is graph.nodes[0]
+    joins = [name for name in graph.layer_graph if graph.layer_graph.in_degree(name) == 2]
     assert len(joins) == 8  # residual sums of the first block of each of four stages, and of the folded others
 
 

@@ -12,7 +12,7 @@ from typing import BinaryIO
 import pytest
 
 from paleo.errors import SpecError
-from paleo.files import append_row, checked_output, read_rows, write_text, write_whole
+from paleo.files import append_row, checked_output, read_rows, write_atomically, write_text
 
 
 def contents(folder: Path) -> list[str]:
@@ -28,7 +28,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
         raise OSError(28, "No space left on device")
 
     with pytest.raises(SpecError, match=r"t\.yaml: cannot be written \(No space left on device\)"):
-        write_whole(target, full)
+        write_atomically(target, full)
     assert target.read_text() == "old"
     assert contents(tmp_path) == ["t.yaml"]
 

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.calibrate.fit import Array, Fit, Rows, conformal_bins, conformal_factors, split
+from paleo.calibrate.fit import Array, Fit, Rows, conformal_bins, conformal_factors, split_parts
 from paleo.errors import SpecError
 from paleo.specs.calibration import parameter
-from paleo.tables.base import ResidualErrors, residual
+from paleo.tables.base import ResidualErrors, residual_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Line:
 
 
 class LineTable:
-    configuration: tuple[str, ...] = ("size",)
+    configuration_columns: tuple[str, ...] = ("size",)
 
     def time(self, frame: pd.DataFrame, figures: float, parameters: Line) -> Array:
         return np.asarray(parameters.start + frame["size"].to_numpy(dtype=np.float64) / (parameters.rate * figures))
@@ -41,7 +41,7 @@ def rows(stack: str, start: float, *, count: int = 400, noise: float = 0.05, out
 
 @pytest.mark.slow
 def test_recovers_parameters_and_states_honest_errors() -> None:
-    result = Fit(LineTable(), [rows("a", 3.0)], Line()).result()
+    result = Fit(LineTable(), [rows("a", 3.0)], Line()).run()
     found = result.parameters["a"]
     assert found.start == pytest.approx(3.0, rel=0.03) and found.rate == pytest.approx(5.0, rel=0.03)
     assert found.pinned == 1.0
@@ -53,12 +53,12 @@ def test_recovers_parameters_and_states_honest_errors() -> None:
 
 @pytest.mark.slow
 def test_outliers_do_not_steer_the_fit() -> None:
-    result = Fit(LineTable(), [rows("a", 3.0, outliers=12)], Line()).result()
+    result = Fit(LineTable(), [rows("a", 3.0, outliers=12)], Line()).run()
     assert result.parameters["a"].start == pytest.approx(3.0, rel=0.06)
 
 
 def test_stacks_share_all_but_what_stands_apart() -> None:
-    result = Fit(LineTable(), [rows("a", 1.0), rows("b", 8.0, seed=1)], Line(), per_stack=("start",)).result()
+    result = Fit(LineTable(), [rows("a", 1.0), rows("b", 8.0, seed=1)], Line(), per_stack=("start",)).run()
     assert result.parameters["a"].start == pytest.approx(1.0, rel=0.05)
     assert result.parameters["b"].start == pytest.approx(8.0, rel=0.05)
     assert result.parameters["a"].rate == result.parameters["b"].rate
@@ -67,14 +67,14 @@ def test_stacks_share_all_but_what_stands_apart() -> None:
 
 
 def test_fixed_stays_and_free_moves() -> None:
-    assert Fit(LineTable(), [rows("a", 3.0)], Line(start=3.0), fixed=("start",)).result().parameters["a"].start == 3.0
-    assert "pinned" in Fit(LineTable(), [rows("a", 3.0)], Line(), free=("pinned",)).result().uncertainty
+    assert Fit(LineTable(), [rows("a", 3.0)], Line(start=3.0), fixed=("start",)).run().parameters["a"].start == 3.0
+    assert "pinned" in Fit(LineTable(), [rows("a", 3.0)], Line(), released=("pinned",)).run().uncertainty
     with pytest.raises(SpecError, match="nearest: 'rate'"):
-        Fit(LineTable(), [rows("a", 3.0)], Line(), fixed=("rat",)).result()
+        Fit(LineTable(), [rows("a", 3.0)], Line(), fixed=("rat",)).run()
 
 
 def test_interval_covers_nine_of_ten_new_rows() -> None:
-    result = Fit(LineTable(), [rows("a", 3.0, count=3000, noise=0.1)], Line()).result()
+    result = Fit(LineTable(), [rows("a", 3.0, count=3000, noise=0.1)], Line()).run()
     new = rows("a", 3.0, count=2000, noise=0.1, seed=9)
     predicted = LineTable().time(new.frame, 2.0, result.parameters["a"])
     edges = [one.up_to_s for one in result.interval]
@@ -86,24 +86,24 @@ def test_interval_covers_nine_of_ten_new_rows() -> None:
 
 def test_empty_cells_of_words_are_part_of_a_configuration() -> None:
     frame = pd.DataFrame({"size": np.arange(40.0), "system": [None, "dgx-1"] * 20})
-    part = split(frame, ("size", "system"))
-    assert set(part) == {0, 1, 2} and (part == split(frame.fillna({"system": ""}), ("size", "system"))).all()
+    part = split_parts(frame, ("size", "system"))
+    assert set(part) == {0, 1, 2} and (part == split_parts(frame.fillna({"system": ""}), ("size", "system"))).all()
 
 
 def test_split_keeps_configurations_together_and_apart_from_other_rows() -> None:
     frame = pd.DataFrame({"size": np.repeat(np.arange(500), 2)})
-    part = split(frame, ("size",))
+    part = split_parts(frame, ("size",))
     assert (part[::2] == part[1::2]).all()
-    assert (split(frame.iloc[100:120], ("size",)) == part[100:120]).all()
+    assert (split_parts(frame.iloc[100:120], ("size",)) == part[100:120]).all()
     assert np.bincount(part)[0] / len(part) == pytest.approx(0.5, abs=0.08)
     with pytest.raises(SpecError, match="'sizes' is missing; nearest: 'size'"):
-        split(frame, ("sizes",))
+        split_parts(frame, ("sizes",))
 
 
 def test_small_sets() -> None:
     assert conformal_factors(np.array([0.9, 1.0, 1.2])) == (0.9, 1.2)
     assert len(conformal_bins(np.ones(100), np.ones(100))) == 1
-    assert math.isnan(residual(np.zeros(0), np.zeros(0)).mape)
-    assert residual(np.array([2.0]), np.array([1.0])) == ResidualErrors(1, 1.0, 1.0, 1.0, math.log(2), 1.0)
+    assert math.isnan(residual_errors(np.zeros(0), np.zeros(0)).mape)
+    assert residual_errors(np.array([2.0]), np.array([1.0])) == ResidualErrors(1, 1.0, 1.0, 1.0, math.log(2), 1.0)
     with pytest.raises(SpecError, match="no rows to fit"):
-        Fit(LineTable(), [], Line()).result()
+        Fit(LineTable(), [], Line()).run()

@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.calibrate.fit import split
+from paleo.calibrate.fit import split_parts
 from paleo.calibrate.links import (
+    LINK_PARAMETERS,
     LOOSEST,
-    NUMBERS,
-    STACK,
+    STEP_STACK,
     LinkParameters,
     calibration,
     configurations,
@@ -27,7 +27,7 @@ from paleo.cli import run
 from paleo.predict import predict
 from paleo.pricing.communication import LINK_FAMILIES, link_parameters
 from paleo.pricing.families import convolution_family
-from paleo.pricing.kernels import FamilyPrices
+from paleo.pricing.kernels import FamilyPredictor
 from paleo.specs.calibration import load_calibration
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -55,7 +55,7 @@ def made_with(truth: Mapping[str, float], system: str, splits: Sequence[tuple[in
     ]  # fmt: skip
     known = load_system(system)
     before = {family: link_parameters(known, family) for family in LINK_FAMILIES}
-    start = {name: getattr(before[one.family].parameters, one.leads) for name, one in NUMBERS.items()}
+    start = {name: getattr(before[one.family].parameters, one.field) for name, one in LINK_PARAMETERS.items()}
     made = calibration(known, link_entries(before, LinkParameters(**(start | truth)), list(truth)))
     table = TransformerSteps(made)
     for row in rows:
@@ -81,7 +81,7 @@ def fitted(inside: Path) -> Path:
 
 def test_a_fit_finds_the_links_of_a_node(fitted: Path) -> None:
     (entry,) = load_calibration(str(fitted)).entries
-    assert (entry.family, entry.stack) == ("collective.nccl", STACK)
+    assert (entry.family, entry.stack) == ("collective.nccl", STEP_STACK)
     before = link_parameters(load_system("dgx-a100-80gb"), "collective.nccl").parameters
     share, latency = INSIDE["inside_share"] / before.simple_fraction, INSIDE["inside_latency"] / before.launch
     for name, factor in (("simple_fraction", share), ("ll_fraction", share), ("launch", latency), ("step", latency)):
@@ -150,7 +150,7 @@ def test_a_fit_that_helps_no_other_row_is_not_written(
     """Steps of a slow machine where they are fitted, of the catalog's where they are tested."""
     table = TransformerSteps()
     frame = pd.read_csv(inside)
-    held = split(frame.assign(configuration=configurations(frame)), ["configuration"]) > 0
+    held = split_parts(frame.assign(configuration=configurations(frame)), ["configuration"]) > 0
     usual = [table.step(row).value / MILLISECOND for row in frame.to_dict("records")]
     path = tmp_path / "mixed.csv"
     frame.assign(iteration_ms=np.where(held, usual, frame["iteration_ms"])).to_csv(path, index=False)
@@ -185,9 +185,9 @@ def test_too_few_steps_are_refused(inside: Path, tmp_path: Path, capsys: pytest.
 
 
 def test_links_of_a_users_file_leave_kernels_of_old_libraries_alone(fitted: Path) -> None:
-    device, profile = load_system("dgx-1-v100").device, load_software("caffe").changed({"convolutions.cudnn": 5.0})
+    device, profile = load_system("dgx-1-v100").device, load_software("caffe").with_fields({"convolutions.cudnn": 5.0})
     families = [
-        convolution_family(FamilyPrices(device, "fp32", profile, own))
+        convolution_family(FamilyPredictor(device, "fp32", profile, own))
         for own in (None, load_calibration(str(fitted)), load_calibration("v100-pcie-32gb"))
     ]
     assert families == ["conv.vector-cudnn5", "conv.vector-cudnn5", "conv.vector"]

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.calibrate.fit import count
+from paleo.calibrate.fit import count_rows
 from paleo.calibrate.software import fit_software, software_jobs, software_text
 from paleo.cli import run
 from paleo.specs.catalog import names
@@ -35,7 +35,7 @@ def steps(host: float, noise: float = 0.02) -> pd.DataFrame:
     ]  # fmt: skip
     profile = load_software("megatron-2021")
     ratio = profile.host.backward / profile.host.forward
-    profile = profile.changed({"host.forward": host, "host.backward": ratio * host})
+    profile = profile.with_fields({"host.forward": host, "host.backward": ratio * host})
     table, generator = TransformerSteps(), np.random.default_rng(3)
     for row in rows:
         exact = table.step(row, profile).value / MILLISECOND
@@ -126,9 +126,9 @@ def test_a_fitted_profile_states_the_rows_that_its_fit_finds(
     (job,) = software_jobs(shared / "measurements" / f"{table}_iterations.csv", only=[name])
     stated = load_software(name).fit
     assert stated is not None
-    fitted, _, held_out = job.fit().divided
-    assert (stated.rows_fitted, stated.rows_held_out) == (count(fitted), count(held_out))
-    assert (stated.source, stated.architectures) == (job.origin, job.architectures)
+    fitted, _, held_out = job.fit().split_rows
+    assert (stated.rows_fitted, stated.rows_held_out) == (count_rows(fitted), count_rows(held_out))
+    assert (stated.source, stated.architectures) == (job.table_and_sources, job.architectures)
 
 
 def test_those_are_all_fitted_profiles() -> None:

@@ -8,11 +8,16 @@ import pandas as pd
 import pytest
 
 from paleo.calibrate.fit import Rows
-from paleo.calibrate.software import fitted_waiting, leave_one_source_out, moe_waiting_steps, waiting_predictions
+from paleo.calibrate.software import (
+    fit_waiting_exponent,
+    leave_one_source_out,
+    moe_waiting_steps,
+    predict_with_exponent,
+)
 from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.specs.software import load_software
-from paleo.tables.base import residual
+from paleo.tables.base import residual_errors
 from paleo.tables.kinds._transformers import TransformerSteps
 from paleo.units import MILLISECOND
 
@@ -32,7 +37,7 @@ def steps(power: float) -> pd.DataFrame:
         }
         for source, layers in (("first", 4), ("second", 6)) for micro in (2, 8)
     ]  # fmt: skip
-    profile = load_software("megatron-core").changed({"host.waiting_power": power})
+    profile = load_software("megatron-core").with_fields({"host.waiting_power": power})
     table = TransformerSteps()
     for row in rows:
         row["iteration_ms"] = table.step(row, profile).value / MILLISECOND
@@ -53,7 +58,7 @@ def rows(table: Path) -> list[Rows]:
 
 @pytest.mark.slow
 def test_a_fit_finds_the_power_that_made_the_steps(rows: list[Rows]) -> None:
-    result = fitted_waiting(rows)
+    result = fit_waiting_exponent(rows)
     assert result.parameters["megatron-core"].power == pytest.approx(POWER, rel=0.03)
     assert (result.rows_fitted, result.rows_held_out) == (4, 0)
 
@@ -83,7 +88,7 @@ def test_steps_whose_hosts_run_ahead_say_nothing_of_it(table: Path, tmp_path: Pa
 
 
 def bias(rows: list[Rows], power: float) -> float:
-    return residual(*waiting_predictions(rows, power)).bias
+    return residual_errors(*predict_with_exponent(rows, power)).bias
 
 
 @pytest.mark.slow

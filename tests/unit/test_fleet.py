@@ -10,9 +10,9 @@ import pytest
 
 import paleo
 from paleo.cli import run
-from paleo.cluster.jobs import JobSpec, given_jobs, read_jobs
+from paleo.cluster.jobs import JobSpec, jobs_from_mappings, read_jobs
 from paleo.cluster.pricing import predict_job
-from paleo.cluster.study import ClusterRequirements, _sampled, missed_deadlines
+from paleo.cluster.study import ClusterRequirements, _run_time_factor, late_jobs
 from paleo.errors import SpecError
 from paleo.specs.system import load_system
 
@@ -36,17 +36,19 @@ def fleet(nodes="auto", **options):
 
 @pytest.mark.slow
 def test_a_training_takes_what_estimate_says():
-    spec = given_jobs([{**GPT, "tokens": "1B", "gpus": 8}])[0]
-    price = predict_job(spec, [load_system(NODE)], [64]).prices[0][8]
+    spec = jobs_from_mappings([{**GPT, "tokens": "1B", "gpus": 8}])[0]
+    price = predict_job(spec, [load_system(NODE)], [64]).run_times[0][8]
     answer = paleo.estimate("gpt2", NODE, gpus=8, global_batch=64, tokens="1B", goodput=True)
     assert price.seconds == pytest.approx(answer.training.goodput.finish, rel=0.02)
-    assert 0 < price.failing < 0.05 and price.pause > 60
+    assert 0 < price.failing < 0.05 and price.restart_time > 60
 
 
 @pytest.mark.slow
 def test_a_search_takes_what_tune_says():
-    spec = given_jobs([{**GPT, "gpus": 16, "tune": {"trials": 32, "method": "halving", "max_tokens": "100M"}}])[0]
-    price = predict_job(spec, [load_system(NODE)], [64]).prices[0][16]
+    spec = jobs_from_mappings([{**GPT, "gpus": 16, "tune": {"trials": 32, "method": "halving", "max_tokens": "100M"}}])[
+        0
+    ]
+    price = predict_job(spec, [load_system(NODE)], [64]).run_times[0][16]
     answer = paleo.tune("gpt2", NODE, 16, trials=32, method="halving", max_tokens="100M", global_batch=64)
     assert price.seconds == pytest.approx(answer.study.best.seconds)
 
@@ -54,19 +56,19 @@ def test_a_search_takes_what_tune_says():
 @pytest.mark.slow
 def test_reinforcement_learning_takes_what_rl_says():
     options = {"steps": 100, "rollouts": 64, "output": 200}
-    spec = given_jobs([{"model": "qwen3-0.6b", "gpus": 8, "rl": options}])[0]
-    price = predict_job(spec, [load_system(NODE)], [8]).prices[0][8]
+    spec = jobs_from_mappings([{"model": "qwen3-0.6b", "gpus": 8, "rl": options}])[0]
+    price = predict_job(spec, [load_system(NODE)], [8]).run_times[0][8]
     answer = paleo.rl("qwen3-0.6b", NODE, gpus=8, **options)
-    assert price.seconds == pytest.approx(100 * answer.study.steps[0].step)
+    assert price.seconds == pytest.approx(100 * answer.study.steps[0].step_time)
 
 
 def test_a_service_has_the_fewest_gpus_that_carry_its_rate():
-    spec = given_jobs([{"model": "llama3-8b", "until": "2 h", "serve": {"rate": "30/s", "input": 500, "output": 200}}])[
-        0
-    ]
+    spec = jobs_from_mappings(
+        [{"model": "llama3-8b", "until": "2 h", "serve": {"rate": "30/s", "input": 500, "output": 200}}]
+    )[0]
     priced = predict_job(spec, [load_system(NODE)], [64])
-    gpus = priced.preferred[0]
-    assert priced.prices[0][gpus].seconds == 7200
+    gpus = priced.preferred_gpus[0]
+    assert priced.run_times[0][gpus].seconds == 7200
     assert paleo.serve("llama3-8b", NODE, gpus=gpus, input=500, output=200, rate=30).possible
     assert gpus == 1 or not paleo.serve("llama3-8b", NODE, gpus=gpus // 2, input=500, output=200, rate=30).possible
 
@@ -76,22 +78,22 @@ def test_a_service_that_waits_is_late():
     service = {"name": "chat", "model": "llama3-8b", "gpus": 8, "until": "2 h", "serve": {"rate": "1/s"}}
     assert paleo.fleet([service], NODE, 1).possible
     before = {"name": "a", "duration": "1 h", "gpus": 8, "preemptible": False}
-    assert paleo.fleet([before, service], NODE, 1).study.missed == ["chat"]
+    assert paleo.fleet([before, service], NODE, 1).study.late_jobs == ["chat"]
 
 
 @pytest.mark.slow
 def test_auto_is_enough_for_the_deadline_and_a_range_has_its_ends():
     system, job = load_system(NODE), {"model": "resnet50", "samples": "40M", "run": {"global_batch": 1024}}
-    auto = predict_job(given_jobs([job])[0], [system], [1024])
-    assert auto.preferred == (4,)
-    times = {gpus: price.seconds for gpus, price in auto.prices[0].items()}
+    auto = predict_job(jobs_from_mappings([job])[0], [system], [1024])
+    assert auto.preferred_gpus == (4,)
+    times = {gpus: price.seconds for gpus, price in auto.run_times[0].items()}
     assert times[8] > 0.75 * times[4] and times[4] < 0.75 * times[2]
-    hasty = predict_job(given_jobs([{**job, "deadline": f"{1.2 * times[4]} s"}])[0], [system], [1024])
-    calm = predict_job(given_jobs([{**job, "deadline": f"{5 * times[4]} s"}])[0], [system], [1024])
-    assert hasty.preferred == (4,) and calm.preferred == (2,)
+    hasty = predict_job(jobs_from_mappings([{**job, "deadline": f"{1.2 * times[4]} s"}])[0], [system], [1024])
+    calm = predict_job(jobs_from_mappings([{**job, "deadline": f"{5 * times[4]} s"}])[0], [system], [1024])
+    assert hasty.preferred_gpus == (4,) and calm.preferred_gpus == (2,)
     assert times[2] <= 2.5 * times[4] < times[1]
-    ranged = predict_job(given_jobs([{"duration": "8 h", "gpus": "4..12"}])[0], [system], [64])
-    assert sorted(ranged.prices[0]) == [4, 8, 12]
+    ranged = predict_job(jobs_from_mappings([{"duration": "8 h", "gpus": "4..12"}])[0], [system], [64])
+    assert sorted(ranged.run_times[0]) == [4, 8, 12]
 
 
 # orders
@@ -102,7 +104,7 @@ def test_the_smallest_order_holds_and_one_node_less_does_not():
     (nodes,) = answer.study.nodes
     assert answer.possible and answer.study.wait <= 1800
     smaller = answer.study.fleet.run((nodes - 1,)) if nodes > 2 else None
-    assert nodes == 2 or missed_deadlines(answer.study.fleet, smaller) or smaller.waited.mean() > 1800
+    assert nodes == 2 or late_jobs(answer.study.fleet, smaller) or smaller.waited.mean() > 1800
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -114,7 +116,7 @@ def test_the_smallest_order_of_random_jobs_is_the_smallest(seed):
     ]
     answer = paleo.fleet(jobs, NODE, wait="1 h", samples=0, policy="fifo")
     keeps = [
-        answer.study.fleet.holds_all((n,)) and np.quantile(answer.study.fleet.run((n,)).waited, 0.95) <= 3600
+        answer.study.fleet.fits_all_jobs((n,)) and np.quantile(answer.study.fleet.run((n,)).waited, 0.95) <= 3600
         for n in range(1, answer.study.nodes[0] + 1)
     ]
     assert keeps == [False] * (len(keeps) - 1) + [True]
@@ -154,7 +156,7 @@ def test_deadlines_are_reported_true():
     answer = fleet(2)
     for row, described in zip(answer.to_dict()["jobs"], DAY, strict=True):
         if "deadline" in described:
-            assert row["met"] == (row["finish"] <= row["deadline"]) == (row["name"] not in answer.study.missed)
+            assert row["met"] == (row["finish"] <= row["deadline"]) == (row["name"] not in answer.study.late_jobs)
 
 
 def test_intervals_hold_the_expected_end_and_widen_with_the_step():
@@ -165,11 +167,11 @@ def test_intervals_hold_the_expected_end_and_widen_with_the_step():
 
 
 def test_sampled_failures_keep_the_mean():
-    from paleo.cluster.pricing import JobTimes
+    from paleo.cluster.pricing import JobTime
 
-    price = JobTimes(8, 1000.0, mtbf=200.0, lost=20.0)
+    price = JobTime(8, 1000.0, mtbf=200.0, lost=20.0)
     random = np.random.default_rng(1)
-    assert np.mean([_sampled(price, random) for _ in range(4000)]) == pytest.approx(1.0, abs=0.01)
+    assert np.mean([_run_time_factor(price, random) for _ in range(4000)]) == pytest.approx(1.0, abs=0.01)
 
 
 @pytest.mark.parametrize("policy", ["backfill", "elastic", "fair", "fifo", "las", "priority", "srtf"])
@@ -214,9 +216,9 @@ def test_a_trace_of_five_thousand_jobs_is_consistent():
 
     study = fleet_study(predict_fleet(specs, [load_system(NODE)], "backfill", nodes=[32]), [32], ClusterRequirements())
     result = study.result
-    assert result.worked == pytest.approx(gpus * seconds)
+    assert result.work_gpu_seconds == pytest.approx(gpus * seconds)
     whole = result.gpus * result.span
-    assert result.worked.sum() + sum(result.unused.values()) == pytest.approx(whole)
+    assert result.work_gpu_seconds.sum() + sum(result.unused_gpu_seconds.values()) == pytest.approx(whole)
     fifo = fleet_study(
         predict_fleet(specs, [load_system(NODE)], "fifo", nodes=[32]), [32], ClusterRequirements()
     ).result

@@ -10,7 +10,7 @@ import paleo
 from paleo.cli import run
 from paleo.cluster import study as fleets
 from paleo.errors import SpecError
-from paleo.studies.sweep import frame, local_evaluator, sweep
+from paleo.studies.sweep import local_evaluator, sweep, sweep_table
 
 JOBS = """jobs:
   - {name: a, duration: 4 h, gpus: 16, deadline: 6 h}
@@ -29,7 +29,7 @@ def study(tmp_path: Path) -> Path:
 
 
 def test_a_row_is_the_answer_of_fleet(study: Path) -> None:
-    table = frame(fleets.load_any_study(study))
+    table = sweep_table(fleets.load_any_study(study))
     assert len(table) == 27
     assert list(table.columns[:4]) == ["system", "policy", "nodes", "seed"]
     failing = table[table.nodes == 1]
@@ -39,7 +39,7 @@ def test_a_row_is_the_answer_of_fleet(study: Path) -> None:
     row = paleo.sweep(study).query("policy == 'backfill' and nodes == 2").iloc[0]
     answer = paleo.fleet(study.parent / "jobs.yaml", "dgx-h100", 2, samples=0).study
     assert row.span_s == answer.result.span and row.utilisation == answer.result.utilisation
-    assert row.cost_usd == pytest.approx(answer.usd) and row.deadlines_missed == len(answer.missed)
+    assert row.cost_usd == pytest.approx(answer.usd) and row.deadlines_missed == len(answer.late_jobs)
 
 
 def test_a_stopped_sweep_goes_on(study: Path, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def passes_of(network: str, software: str) -> dict[tuple[str, str], float]:
             kernel = counted.kernel
             if kernel.family == "memory":
                 key = kernel.operation, kernel.phase
-                moved[key] = moved.get(key, 0.0) + kernel.bytes * counted.times * section.repeat
+                moved[key] = moved.get(key, 0.0) + kernel.bytes * counted.repetitions * section.repeat
     return moved
 
 

@@ -24,19 +24,19 @@ from paleo.pricing.gemm import (
     unaligned_time,
     waves,
 )
-from paleo.pricing.kernels import DeviceFigures, FamilyPrices, clock_of, figures, unit_of
-from paleo.pricing.power import slow_down, throttle
+from paleo.pricing.kernels import DeviceDatasheet, FamilyPredictor, clock_of, device_datasheet, unit_of
+from paleo.pricing.power import power_slowdown, throttle_factor
 from paleo.pricing.store import lookup
 from paleo.specs.catalog import names
 from paleo.specs.device import load_device
 from paleo.specs.software import load_software
 from paleo.tables.cells import number, read_table
-from paleo.tables.kernels import KINDS, best_constant_efficiency, row_groups
+from paleo.tables.kernels import KERNEL_TABLES, best_constant_efficiency, row_groups
 from paleo.tables.kinds._gemm import GemmTable
 from paleo.tables.steps import table_of
 from paleo.units import GIGA, MEGA, MICROSECOND, MILLISECOND, TERA
 
-DEVICE = DeviceFigures("d", "Ampere", "HBM2e", 100, GIGA, 200 * TERA, 2 * TERA, 40 * MEGA, math.inf, True)
+DEVICE = DeviceDatasheet("d", "Ampere", "HBM2e", 100, GIGA, 200 * TERA, 2 * TERA, 40 * MEGA, math.inf, True)
 #: Hardly any overhead: launch, fill, spread, epilogue and split near zero, perfect rates.
 BARE = GemmParameters(
     launch=0.5 * MICROSECOND, efficiency=1.0, bandwidth_efficiency=1.0, l2_rate=0.2, wave_rounding=1.0, epilogue=50.0,
@@ -45,7 +45,7 @@ BARE = GemmParameters(
 
 
 def time(
-    m: float, n: float, k: float, p: GemmParameters = BARE, device: DeviceFigures = DEVICE, **more: float
+    m: float, n: float, k: float, p: GemmParameters = BARE, device: DeviceDatasheet = DEVICE, **more: float
 ) -> float:
     shape = {"m": m, "n": n, "k": k, "element_bytes": 2.0, "result_bytes": 2.0} | more
     return float(gemm_time(**shape, device=device, parameters=p))
@@ -173,7 +173,7 @@ def test_more_work_takes_longer_by_and_large(name: str) -> None:
 def test_sub_functions() -> None:
     assert waves(np.array([101.0]), 100.0, 1.0)[0] == 2.0
     assert cache_miss(np.array([math.inf]), 1.0)[0] == 1.0
-    assert throttle(np.array([0.1]), np.array([1.0]))[0] == pytest.approx(1.0, abs=0.001)
+    assert throttle_factor(np.array([0.1]), np.array([1.0]))[0] == pytest.approx(1.0, abs=0.001)
     # 1 G elements of 2 B read twice and written once as 1 B: 5 GB at 2 TB/s
     quantise = quantisation_time(
         elements=GIGA, source_bytes=2.0, target_bytes=1.0, device=DEVICE, bandwidth_efficiency=1.0, capacity=MEGA
@@ -187,8 +187,8 @@ def test_heat_by_hand() -> None:
     device = dataclasses.replace(DEVICE, power_watts=200.0)
     work = {"busy": np.full(2, MILLISECOND), "dram": np.full(2, 0.5 * GIGA), "device": device}
     flops = np.array([0.6, 0.0375]) * TERA
-    assert slow_down(flops=flops, energy=1.0, **work) == pytest.approx([4.0, 1.0], rel=0.002)
-    assert slow_down(flops=flops / 2, energy=1.0, activity=2.0, **work) == pytest.approx([4.0, 1.0], rel=0.002)
+    assert power_slowdown(flops=flops, energy=1.0, **work) == pytest.approx([4.0, 1.0], rel=0.002)
+    assert power_slowdown(flops=flops / 2, energy=1.0, activity=2.0, **work) == pytest.approx([4.0, 1.0], rel=0.002)
 
 
 def test_a_lone_block_waits_for_its_reads() -> None:
@@ -225,13 +225,13 @@ def test_a_cut_rate_leaves_the_paths_and_what_runs_beside_it() -> None:
     """A quarter of the rate on the same silicon: an L2 of 0.002 elements of 2 bytes a FLOP of 200 TFLOP/s still gives
     800 GB/s, a B of 1.0737 GB in 1.34 ms. Of 850 W that are left 450 go to whatever runs, four times as long a FLOP:
     (400 + 4 · 450) / 850 of the energy."""
-    cut = dataclasses.replace(DEVICE, peak_flops_per_s=50 * TERA, rate_cut=4.0)
+    cut = dataclasses.replace(DEVICE, peak_flops_per_s=50 * TERA, built_rate_ratio=4.0)
     thin = dataclasses.replace(BARE, l2_rate=0.002, least_tile=500.0)
     assert 1.34 < time(32, 65536, 8192, thin, cut) / MILLISECOND < 2.0
-    assert time(32, 65536, 8192, thin, dataclasses.replace(cut, rate_cut=1.0)) > 4 * 1.34 * MILLISECOND
+    assert time(32, 65536, 8192, thin, dataclasses.replace(cut, built_rate_ratio=1.0)) > 4 * 1.34 * MILLISECOND
     work = {"busy": 1.0, "flops": 4000 * TERA, "dram": 0.0, "energy": 1.0}
     hot = dataclasses.replace(cut, power_watts=1e3)
-    assert float(slow_down(device=hot, **work)) == pytest.approx(4000 * 2.2 / 0.85 / 850, rel=0.001)
+    assert float(power_slowdown(device=hot, **work)) == pytest.approx(4000 * 2.2 / 0.85 / 850, rel=0.001)
 
 
 def test_ordinary_cores_draw_by_time_whatever_they_reach() -> None:
@@ -240,7 +240,7 @@ def test_ordinary_cores_draw_by_time_whatever_they_reach() -> None:
     work = {"busy": 1.0, "flops": 100 * TERA, "dram": 0.0, "energy": 1.0}
     card = dataclasses.replace(DEVICE, peak_flops_per_s=1000 * TERA, power_watts=100.0)
     cards = (dataclasses.replace(card, tensor_cores=unit) for unit in (False, True))
-    ordinary, tensor = (float(slow_down(device=each, **work)) for each in cards)
+    ordinary, tensor = (float(power_slowdown(device=each, **work)) for each in cards)
     by_time = 0.45 / 0.85
     assert ordinary == pytest.approx(1000 * (0.9 * by_time + 0.1) / 85, rel=0.001)
     assert tensor == pytest.approx((1 + (100 / 85) ** 4) ** 0.25, rel=1e-6)
@@ -248,9 +248,13 @@ def test_ordinary_cores_draw_by_time_whatever_they_reach() -> None:
 
 def test_rates_that_makers_cut() -> None:
     cards = ("rtx-3090", "rtx-4090", "rtx-5090", "h20", "h100-sxm5-80gb", "b300", "l40s", "t4", "mi300x")
-    assert [figures(load_device(name), "fp16").rate_cut for name in cards] == [2.0] * 3 + [4.0] + [1.0] * 5
-    assert figures(load_device("rtx-4090"), "int8").rate_cut == 1.0  # integers run at the full rate there
-    assert figures(load_device("rtx-4090"), "fp32").rate_cut == 1.0  # ordinary cores
+    assert [device_datasheet(load_device(name), "fp16").built_rate_ratio for name in cards] == [2.0] * 3 + [4.0] + [
+        1.0
+    ] * 5
+    assert (
+        device_datasheet(load_device("rtx-4090"), "int8").built_rate_ratio == 1.0
+    )  # integers run at the full rate there
+    assert device_datasheet(load_device("rtx-4090"), "fp32").built_rate_ratio == 1.0  # ordinary cores
 
 
 def test_products_of_every_card_lie_in_a_band() -> None:
@@ -261,7 +265,7 @@ def test_products_of_every_card_lie_in_a_band() -> None:
     rows, side = np.array([8192.0, 128.0, 16.0]), 8192.0
     flops, moved = 2 * rows * side**2, 2 * (2 * rows * side + side**2)
     for card in cards:
-        limits = figures(card, card.training_dtype)
+        limits = device_datasheet(card, card.training_dtype)
         entry = lookup(
             GemmParameters, subject=card.name, architecture=card.architecture, memory_kind=card.memory.kind,
             family="gemm.tensor",
@@ -276,18 +280,18 @@ def test_products_of_every_card_lie_in_a_band() -> None:
 
 def test_figures_of_a_device() -> None:
     a100, p100 = load_device("a100-sxm4-80gb"), load_device("p100-pcie-16gb")
-    assert figures(a100, "tf32").peak_flops_per_s == 156 * TERA
-    assert figures(a100, "fp16", "fp32").peak_flops_per_s == 19.5 * TERA
-    assert figures(p100, "fp16").peak_flops_per_s == 18.68 * TERA
+    assert device_datasheet(a100, "tf32").peak_flops_per_s == 156 * TERA
+    assert device_datasheet(a100, "fp16", "fp32").peak_flops_per_s == 19.5 * TERA
+    assert device_datasheet(p100, "fp16").peak_flops_per_s == 18.68 * TERA
     assert unit_of(p100, "fp16") == "vector"
     assert clock_of(load_device("gb300")) == pytest.approx(2.06 * GIGA, rel=0.01)
     h100, mi300x = load_device("h100-sxm5-80gb"), load_device("mi300x")
-    assert figures(h100, "bf16").peak_flops_per_s == 4096 * 132 * 1.98 * GIGA  # 989 TFLOP/s are at 1.83 GHz
-    assert figures(mi300x, "bf16").peak_flops_per_s == mi300x.peak["bf16"]
+    assert device_datasheet(h100, "bf16").peak_flops_per_s == 4096 * 132 * 1.98 * GIGA  # 989 TFLOP/s are at 1.83 GHz
+    assert device_datasheet(mi300x, "bf16").peak_flops_per_s == mi300x.peak["bf16"]
     with pytest.raises(SpecError, match="no peak for dtype 'fp8'"):
-        figures(a100, "fp8")
+        device_datasheet(a100, "fp8")
     with pytest.raises(SpecError, match="compute 'tensr' is unknown"):
-        figures(a100, "bf16", "tensr")
+        device_datasheet(a100, "bf16", "tensr")
 
 
 ROWS = pd.DataFrame(
@@ -306,7 +310,7 @@ ROWS = pd.DataFrame(
 
 
 def test_kind_of_table_and_its_keys() -> None:
-    kind = KINDS["gemm"]
+    kind = KERNEL_TABLES["gemm"]
     assert table_of(ROWS.columns).name == "gemm"
     assert list(kind.stack(ROWS)) == ["graph", "eager", "eager/linear", "back-to-back", "kernel", "back-to-back"]
     assert list(kind.family(ROWS))[:5] == ["gemm.tensor", "gemm.simt", "gemm.simt", "gemm.tensor", "gemm.tensor"]
@@ -320,7 +324,7 @@ def test_kind_of_table_and_its_keys() -> None:
 
 
 def test_integers_have_a_family_of_their_own_and_results_of_four_bytes() -> None:
-    kind, row = KINDS["gemm"], ROWS.iloc[[0]].assign(dtype="int8", device="titan-x-pascal", source="deepbench")
+    kind, row = KERNEL_TABLES["gemm"], ROWS.iloc[[0]].assign(dtype="int8", device="titan-x-pascal", source="deepbench")
     assert list(kind.unsupported(row)) == [""] and list(kind.family(row)) == ["gemm.int8"]
     _, moved = kind.work(row)
     assert moved[0] == 4096**2 * (1 + 1 + 4)
@@ -330,7 +334,7 @@ def test_integers_have_a_family_of_their_own_and_results_of_four_bytes() -> None
 
 def test_replayed_layers_take_turns_until_they_overflow_the_cache() -> None:
     """L40S keeps 96 MiB: three matrices of 32 MiB are read from L2, three of 42 MiB from memory."""
-    kind, parameters = KINDS["gemm"], GemmParameters(l2_share=1.1)
+    kind, parameters = KERNEL_TABLES["gemm"], GemmParameters(l2_share=1.1)
     rows = pd.concat([ROWS.iloc[[0]]] * 2, ignore_index=True).assign(device="l40s", m=1, n=[8192, 10752], k=2048)
     fits, streams = kind.time(rows, kind.figures("l40s", "bf16", ""), parameters)
     assert streams / 42 > 1.4 * fits / 32
@@ -363,7 +367,7 @@ def test_transposed_operands_open_a_page_a_row() -> None:
 def test_column_major_rows_are_transposed() -> None:
     kind = GemmTable()
     row = ROWS.iloc[[3]].assign(dtype="fp32", compute="")
-    device = figures(load_device("v100-sxm2-16gb"), "fp32")
+    device = device_datasheet(load_device("v100-sxm2-16gb"), "fp32")
     turned = row.assign(source="elsewhere", m=row["n"], n=row["m"])
     p = GemmParameters(page_stall=0.01)
     assert kind.time(row, device, p)[0] == pytest.approx(kind.time(turned, device, p)[0], rel=0.01)
@@ -409,7 +413,7 @@ def test_products_in_tf32_meet_the_limit_of_power_as_those_in_16_bits_do() -> No
     kernel = Kernel("x", "gemm", "linear", "forward", 2 * 8192.0**3, 0.0, 0.0, 0.0, shape)
 
     def seconds(dtype: str, device: str) -> float:
-        prices = FamilyPrices(load_device(device), dtype, load_software("pytorch-eager"))
+        prices = FamilyPredictor(load_device(device), dtype, load_software("pytorch-eager"))
         return float(prices.prices([kernel]).seconds[0])
 
     for device in ("a100-sxm4-80gb", "a100-pcie-40gb", "h100-sxm5-80gb"):
@@ -441,11 +445,13 @@ def test_products_whose_rows_are_no_multiple_of_16_bytes_are_slow_on_hopper(
 
     Three more have both operands transposed; each of their extents is the length of some rows. None was timed.
     """
-    card = figures(load_device("h100-sxm5-80gb"), "bf16")
+    card = device_datasheet(load_device("h100-sxm5-80gb"), "bf16")
     seconds = float(unaligned_rows_time(*extents, along_sum, card))
     rate = 2.0 * math.prod(extents) / seconds if odd else math.inf
     assert (seconds > 0.0) == odd and (not odd or 95e12 < rate < 155e12)
-    assert float(unaligned_rows_time(*extents, along_sum, figures(load_device("v100-sxm2-16gb"), "fp16"))) == 0.0
+    assert (
+        float(unaligned_rows_time(*extents, along_sum, device_datasheet(load_device("v100-sxm2-16gb"), "fp16"))) == 0.0
+    )
 
 
 def test_software_that_pads_pays_nothing_for_odd_vocabularies() -> None:
@@ -457,7 +463,7 @@ def test_software_that_pads_pays_nothing_for_odd_vocabularies() -> None:
     ]  # fmt: skip
 
     def seconds(name: str) -> npt.NDArray[np.float64]:
-        return FamilyPrices(load_device("h100-sxm5-80gb"), "bf16", load_software(name)).prices(kernels).seconds
+        return FamilyPredictor(load_device("h100-sxm5-80gb"), "bf16", load_software(name)).prices(kernels).seconds
 
     eager, compiled, padded = (seconds(name) for name in ("pytorch-eager", "pytorch-compile", "megatron-core"))
     assert (eager > 3.0 * padded).all()

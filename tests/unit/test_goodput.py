@@ -9,8 +9,8 @@ import pytest
 
 from paleo.errors import CapacityError
 from paleo.studies.goodput import (
-    CheckpointSchedule,
-    RestartPath,
+    CheckpointTimes,
+    RestartTimes,
     _check_room,
     _long_run,
     _save_seconds,
@@ -93,13 +93,13 @@ def test_published_runs() -> None:
         work=54 * 86400 * 0.9,
         mtbf=54 * 86400 / 419,
         checkpoint_bytes=14 * 405e9,
-        checkpoints=CheckpointSchedule(30.0, 300.0),
+        checkpoints=CheckpointTimes(30.0, 300.0),
     )
     assert llama.share == pytest.approx(0.90, abs=0.01)
     assert llama.failures == pytest.approx(419, rel=0.03)
     assert llama.finish_interval[0] < llama.finish < llama.finish_interval[1]
     bloom = _long_run(
-        work=1e7, mtbf=604800.0, checkpoint_bytes=2.46e12, checkpoints=CheckpointSchedule(40.0, 600.0), interval=10800.0
+        work=1e7, mtbf=604800.0, checkpoint_bytes=2.46e12, checkpoints=CheckpointTimes(40.0, 600.0), interval=10800.0
     )
     assert bloom.lost["checkpoints"] == pytest.approx(0.0037, abs=1e-4)
 
@@ -111,19 +111,17 @@ def test_checkpoints_of_one_process_do_not_get_faster_with_more() -> None:
 
 
 def test_bad_input() -> None:
-    slow = CheckpointSchedule(600.0, 60.0)
+    slow = CheckpointTimes(600.0, 60.0)
     with pytest.raises(CapacityError, match="never finishes: a checkpoint takes 10 min, longer than the interval"):
         _long_run(work=1e6, mtbf=1e5, checkpoint_bytes=1e12, checkpoints=slow, interval=300.0)
     with pytest.raises(CapacityError, match="never finishes: a failure every"):
-        _long_run(
-            work=1e6, mtbf=60.0, checkpoint_bytes=1e12, checkpoints=CheckpointSchedule(50.0, 3600.0), interval=100.0
-        )
+        _long_run(work=1e6, mtbf=60.0, checkpoint_bytes=1e12, checkpoints=CheckpointTimes(50.0, 3600.0), interval=100.0)
     with pytest.raises(CapacityError, match="storage: a checkpoint of 2 TB does not fit into 1 TB"):
         _check_room("storage", 2e12, 1e12)
-    assert RestartPath().restart(30.0) == 210.0
+    assert RestartTimes().restart(30.0) == 210.0
 
 
-def simulated_levels(interval: float, way: CheckpointSchedule, mtbf: float, failures: int = 4000) -> float:
+def simulated_levels(interval: float, way: CheckpointTimes, mtbf: float, failures: int = 4000) -> float:
     """Work over wall time of a run that copies its states to host memory every ``interval`` seconds of work, and from
     there to storage without a pause, failure by failure."""
     random = np.random.default_rng(11)
@@ -135,8 +133,8 @@ def simulated_levels(interval: float, way: CheckpointSchedule, mtbf: float, fail
             wall, work = wall + interval + way.save, work + interval
             memory = work
             if wall >= storage[-1][0]:
-                storage = [*storage[-1:], (wall + way.lag, work)]
-        survives, wall = random.random() < way.survived, strike
+                storage = [*storage[-1:], (wall + way.durable_lag, work)]
+        survives, wall = random.random() < way.survival_share, strike
         restart = way.restart_memory if survives else way.restart
         while (again := random.exponential(mtbf)) < restart:
             wall += again
@@ -148,16 +146,16 @@ def simulated_levels(interval: float, way: CheckpointSchedule, mtbf: float, fail
 
 @pytest.mark.parametrize("mtbf", [11135.0, 4000.0])
 def test_copies_in_memory_and_storage_equal_a_simulation_within_half_a_point(mtbf: float) -> None:
-    way = CheckpointSchedule(2.0, 600.0, lag=300.0, survived=0.75, restart_memory=150.0)
+    way = CheckpointTimes(2.0, 600.0, durable_lag=300.0, survival_share=0.75, restart_memory=150.0)
     closed = float(way.goodput(300.0, mtbf))
     assert simulated_levels(300.0, way, mtbf) == pytest.approx(closed, abs=0.005)
 
 
 def test_an_elastic_run_loses_shares_of_a_replica() -> None:
-    way = CheckpointSchedule(10.0, 100.0, replicas=20, repair=3600.0)
+    way = CheckpointTimes(10.0, 100.0, replicas=20, repair=3600.0)
     # worked: (1 - 100 / 36000) / (1 + 10 / 1000) (1 - 3600 / 36000 / 20)
     assert float(way.goodput(1000.0, 36000.0)) == pytest.approx(0.997222 / 1.01 * 0.995, rel=1e-6)
-    assert float(way.goodput(1000.0, 36000.0)) > float(CheckpointSchedule(10.0, 3700.0).goodput(1000.0, 36000.0))
+    assert float(way.goodput(1000.0, 36000.0)) > float(CheckpointTimes(10.0, 3700.0).goodput(1000.0, 36000.0))
 
 
 def test_waiting_for_a_node() -> None:
@@ -168,9 +166,7 @@ def test_waiting_for_a_node() -> None:
 
 def test_the_range_of_failure_rates_widens_the_finish() -> None:
     sure, unsure = (
-        _long_run(
-            work=1e7, mtbf=1e4, checkpoint_bytes=1e12, checkpoints=CheckpointSchedule(20.0, 200.0), rate_range=ends
-        )
+        _long_run(work=1e7, mtbf=1e4, checkpoint_bytes=1e12, checkpoints=CheckpointTimes(20.0, 200.0), rate_range=ends)
         for ends in ((1.0, 1.0), (0.5, 4.0))
     )
     assert unsure.share_range[0] < sure.share < unsure.share_range[1]

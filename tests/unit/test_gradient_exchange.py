@@ -15,7 +15,7 @@ from paleo.lowering.program import TiedParameter
 from paleo.parallel.placement import Mesh
 from paleo.predict import Prediction, predict
 from paleo.pricing.communication import Fabric
-from paleo.schedules.base import SCHEDULES, Passes, Schedule
+from paleo.schedules.base import SCHEDULES, PassTimes, Schedule
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
@@ -40,12 +40,12 @@ def made(software: Software | None = None, /, model: str = "gpt2", **options: An
     return predict(load_model(model), SYSTEM, Run(**options), software)
 
 
-def equal(stages: int, forward: float, backward: float, weights: float) -> Passes:
-    return Passes(*(np.full(stages, one) for one in (forward, backward, weights)))
+def equal(stages: int, forward: float, backward: float, weights: float) -> PassTimes:
+    return PassTimes(*(np.full(stages, one) for one in (forward, backward, weights)))
 
 
 def exposed_exchange(
-    seconds: np.ndarray, buckets: np.ndarray, schedule: Schedule, passes: Passes, chunks: int, contention: float
+    seconds: np.ndarray, buckets: np.ndarray, schedule: Schedule, passes: PassTimes, chunks: int, contention: float
 ) -> np.ndarray:
     return exposed_sends(sends_in_order(seconds, buckets, schedule, chunks), schedule, passes, chunks, contention)
 
@@ -194,7 +194,7 @@ PLANS: list[dict[str, Any]] = [
 def test_overlap_hides_some_of_the_exchange_and_no_more(options: dict[str, Any]) -> None:
     """Not below the pipeline without replicas, whose tails are the update and the sum of the tied table alone."""
     options = options | {"gpus": 32, "batch": 8, "microbatch": 1, "software": "megatron-core"}
-    free = load_software("megatron-core").changed({"overlap.contention": 0.0})
+    free = load_software("megatron-core").with_fields({"overlap.contention": 0.0})
     after, beside = made(free, **options, exchange="after"), made(free, **options)
     hidden = beside.breakdown.communication_total - beside.breakdown.communication_exposed
     assert beside.step_time < after.step_time and hidden > 0
@@ -268,10 +268,10 @@ def test_layers_without_blocks_are_cut_one_by_one() -> None:
 
 def test_a_network_without_the_hosts_floor_answers_for_itself() -> None:
     """What one has priced is not handed to a copy that differs in the least that a call takes."""
-    fabric = Fabric(load_system("dgx-a100-80gb"), host=0.001)
+    fabric = Fabric(load_system("dgx-a100-80gb"), host_launch_time=0.001)
     group = np.array([1]), np.array([8]), np.array([8.0])
     assert fabric.times("all_reduce", *group) == 0.001
-    assert replace(fabric, host=0.0).times("all_reduce", *group) < 0.0001
+    assert replace(fabric, host_launch_time=0.0).times("all_reduce", *group) < 0.0001
 
 
 @pytest.mark.parametrize("strategy", ["dp=8", "dp=8,zero=1", "dp=8,zero=3"])
@@ -282,7 +282,7 @@ def test_only_microbatches_that_send_are_slowed(strategy: str) -> None:
 
     def seconds(microbatches: int, contention: float) -> float:
         run = Run(gpus=8, global_batch=8 * microbatches, microbatch=1, dtype="bf16", strategy=strategy)
-        software = profile.changed({"overlap.contention": contention})
+        software = profile.with_fields({"overlap.contention": contention})
         made = predict(load_model("gpt2-xl"), load_system("dgx-a100-80gb"), run, software)
         assert made.timeline.end == pytest.approx(made.step_time, rel=1e-9)
         return made.step_time
@@ -398,7 +398,7 @@ def test_buckets_follow_the_rule_of_the_software(
 ) -> None:
     run = Run(software=software, **({"exchange.bucket": stated} if stated else {}))
     backend = backend_of(load_system("dgx-h100"), run, "bf16")
-    assert float(backend.bucket_bytes(ranks)) == pytest.approx(elements * backend.formats.summed)
+    assert float(backend.bucket_bytes(ranks)) == pytest.approx(elements * backend.formats.accumulated_gradient)
 
 
 def test_gradients_of_megatron_over_many_ranks_travel_in_few_buckets() -> None:
@@ -435,7 +435,7 @@ def test_accesses_of_flat_gradients_cost_no_launch_for_each_tensor() -> None:
     networks would have taken a third of the step."""
     flat = load_software("fsdp-composer")
     options: dict[str, Any] = {"model": "gpt2-xl", "gpus": 8, "batch": 2, "microbatch": 1, "strategy": "zero=3"}
-    step, apart = made(flat, **options), made(flat.changed({"gradients.flat": False}), **options)
+    step, apart = made(flat, **options), made(flat.with_fields({"gradients.flat": False}), **options)
     assert step.step_time < 0.9 * apart.step_time
-    none = made(flat.changed({"gradients.accesses": 0.0}), **options)
+    none = made(flat.with_fields({"gradients.accesses": 0.0}), **options)
     assert none.step_time < step.step_time < 1.1 * none.step_time

@@ -62,7 +62,7 @@ def test_a_loop_of_constant_shape_is_one_node_and_another_is_written_out() -> No
     assert [node.repeat for node in grown.nodes] == [1] * 9
     assert grown.nodes[-1].out.sizes == (2, 64, 4, 4)
     nested = graph({"repeat": 2, "layers": [{"repeat": 3, "layers": ["relu"]}]})
-    assert [(node.name, node.repeats) for node in nested.nodes] == [
+    assert [(node.name, node.loops) for node in nested.nodes] == [
         ("repeat1.repeat1.relu1", (("repeat1", 2), ("repeat1.repeat1", 3)))
     ]
     assert graph({"repeat": 0, "layers": ["relu"]}, "relu").nodes[0].name == "relu1"
@@ -88,7 +88,7 @@ LOOPS: dict[str, list[Any]] = {
 def test_a_folded_loop_keeps_what_its_turns_keep(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = spec(*LOOPS[name])
     folded = build_graph(model, batch=2)
-    monkeypatch.setattr("paleo.network.graph._Builder._folded", lambda *_: None)
+    monkeypatch.setattr("paleo.network.graph._Builder._fold_loop", lambda *_: None)
     written = build_graph(model, batch=2)
     assert len(folded.nodes) < len(written.nodes)
     assert kept(folded) == kept(written)
@@ -169,7 +169,7 @@ def test_shared_weights_count_once() -> None:
 
 def test_parameters_follow_one_another_and_can_be_replaced() -> None:
     model = spec({"conv": {"channels": "=wide", "kernel": 1}}, params={"base": 4, "wide": "=2 * base"})
-    assert build_graph(model, batch=1).params == {"batch": 1, "base": 4, "wide": 8}
+    assert build_graph(model, batch=1).hyperparameters == {"batch": 1, "base": 4, "wide": 8}
     assert build_graph(model, batch=1, overrides={"base": 5}).nodes[0].out.size("channels") == 10
     assert build_graph(model, batch=1, overrides={"wide": 3}).nodes[0].out.size("channels") == 3
     with pytest.raises(SpecError, match="nearest: 'wide'"):
@@ -191,7 +191,7 @@ def test_nested_loops_multiply_and_cost_no_more(depth: int) -> None:
     made = graph(*layers)
     assert len(made.nodes) == 1
     assert made.nodes[0].repeat == (2**depth if depth < 17 else 1)
-    assert math.prod(times for _, times in made.nodes[0].repeats) == made.nodes[0].repeat
+    assert math.prod(times for _, times in made.nodes[0].loops) == made.nodes[0].repeat
 
 
 FEATURES = {"inputs": {"x": {"dims": {"batch": "=batch", "features": 4}}}}

@@ -10,7 +10,7 @@ import pytest
 
 from paleo.errors import PlanError, SpecError
 from paleo.predict import predict
-from paleo.pricing.kernels import figures
+from paleo.pricing.kernels import device_datasheet
 from paleo.report.catalog import _device_line
 from paleo.specs.catalog import kind_of
 from paleo.specs.device import find_device, load_device, load_link
@@ -20,7 +20,7 @@ from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.specs.system import System, load_system
 from paleo.studies.what_if import HARDWARE_PARAMETERS, change_system
-from paleo.units import GIB, GIGA, MICROSECOND, TERA, engineering
+from paleo.units import GIB, GIGA, MICROSECOND, TERA, format_quantity
 
 
 def fan_outs(system: System, stride: int, size: int) -> list[int]:
@@ -327,8 +327,10 @@ def test_a_level_that_contradicts_itself_is_refused(tmp_path: Path, level: str, 
 def test_libraries_compute_in_fp32_where_half_precision_is_slower() -> None:
     """GTX 1080 Ti does fp16 at 1/64 of its fp32 rate; P100 does it at twice the rate, V100 on tensor cores."""
     card = load_device("gtx-1080-ti")
-    assert figures(card, "fp16").peak_flops_per_s == card.vector_peak["fp32"]
-    assert figures(card, "fp16", "vector").peak_flops_per_s == card.vector_peak["fp16"]  # what a table says it did
+    assert device_datasheet(card, "fp16").peak_flops_per_s == card.vector_peak["fp32"]
+    assert (
+        device_datasheet(card, "fp16", "vector").peak_flops_per_s == card.vector_peak["fp16"]
+    )  # what a table says it did
     for name in ("p100-pcie-16gb", "v100-sxm2-16gb"):
         assert load_device(name).arithmetic("fp16") == "fp16"
     slow, narrow = (
@@ -369,7 +371,7 @@ def test_a_list_shows_the_peak_that_training_reaches_for(name: str, dtype: str) 
     """Not that of the narrowest format, in which nobody trains."""
     device = load_device(name)
     assert device.training_dtype == dtype
-    assert f"{engineering(device.peak_flops_per_s(dtype), 'FLOP/s')} {dtype}," in _device_line(name)
+    assert f"{format_quantity(device.peak_flops_per_s(dtype), 'FLOP/s')} {dtype}," in _device_line(name)
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import typer
 
-from paleo.cli import every_command, run
+from paleo.cli import app_with_all_commands, run
 from paleo.cli.options import name_completion, word_completion
 from paleo.specs.run import path_of
 
-COMMANDS: dict[str, Any] = dict(typer.main.get_command(every_command()).commands)  # type: ignore[attr-defined]
+COMMANDS: dict[str, Any] = dict(typer.main.get_command(app_with_all_commands()).commands)  # type: ignore[attr-defined]
 
 
 def examples(name: str) -> list[str]:

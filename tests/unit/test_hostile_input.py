@@ -201,7 +201,7 @@ def test_a_malformed_cell_leaves_out_its_row_alone(tmp_path: Path) -> None:
     frame.loc[1, "groups"] = "1;2"
     predictions = table_of(frame.columns).predict(frame)
     assert [reason[:30] for reason in predictions.reasons] == ["", "column 'groups', row 1: '1;2' ", "", ""]
-    assert (predictions.seconds > 0).tolist() == (predictions.baseline > 0).tolist() == [True, False, True, True]
+    assert (predictions.values > 0).tolist() == (predictions.baseline > 0).tolist() == [True, False, True, True]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 
 import paleo
 from paleo.errors import PaleoError, SpecError
-from paleo.importers._builder import ONNX
+from paleo.importers._builder import ONNX_READERS
 from paleo.importers._onnx_shapes import shape_of_output
 from paleo.importers.onnx import shape_arithmetic
 from paleo.importers.sources import Import, import_network
@@ -176,7 +176,7 @@ def test_shapes_by_rules_of_our_own(
 def test_attention_of_heads_side_by_side_has_its_flop(tmp_path: Path) -> None:
     nodes = [node("Attention", "x x x", "a", q_num_heads=4, kv_num_heads=4), node("MatMul", "a w")]
     network = import_network("onnx", saved(tmp_path, nodes, {"x": ["N", 64, 32]}, [weight("w", 32, 32)], opset=23))
-    assert network.flops == 2 * 64 * 32 * 32 + 4 * 64 * 64 * 32 and network.unpriced == ()
+    assert network.flops == 2 * 64 * 32 * 32 + 4 * 64 * 64 * 32 and network.without_flops == ()
 
 
 def test_a_recurrent_layer(tmp_path: Path) -> None:
@@ -364,7 +364,7 @@ def crippled(file: Path, operator: str, inputs: Sequence[str]) -> Import | Paleo
 
 @pytest.mark.slow
 def test_operators_with_too_few_inputs_are_opaque_or_errors(tmp_path: Path) -> None:
-    for operator in ONNX:
+    for operator in ONNX_READERS:
         for inputs in ([], ["x"]):
             crippled(tmp_path / "mutated.onnx", operator, inputs)
     for operator in ("Add", "BatchNormalization", "GroupNormalization", "LayerNormalization", "Where"):

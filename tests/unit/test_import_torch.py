@@ -14,7 +14,7 @@ import paleo
 from paleo.errors import SpecError
 from paleo.importers.sources import from_module_import
 from paleo.importers.torch import load_module, parse_input
-from paleo.layers.base import Choices
+from paleo.layers.base import LayerImplementations
 from paleo.lowering.launches import SavedTensorCounter
 from paleo.network.graph import Graph, build_graph
 from paleo.operations.tensor import precision
@@ -627,7 +627,9 @@ def kept(graph: Graph) -> dict[str, float]:
 def test_what_autograd_keeps_is_kept(module: Any, shape: str, numbers: list[int]) -> None:
     """Of a layer behind a learned one, so that its input takes a gradient."""
     first = nn.Conv2d(3, 3, 1) if "3x16x16" in shape else nn.Linear(64, 64)
-    graph = build_graph(read(nn.Sequential(first, module), shape), batch=8, choices=Choices(gelu="tanh-stepwise"))
+    graph = build_graph(
+        read(nn.Sequential(first, module), shape), batch=8, choices=LayerImplementations(gelu="tanh-stepwise")
+    )
     behind = [size for name, size in kept(graph).items() if name != "input1"]
     assert sorted(behind) == sorted(4.0 * number for number in numbers)
 

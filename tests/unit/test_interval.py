@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from paleo.calibrate.files import yaml_text
-from paleo.calibrate.spreads import Evidence, cross_validated, fitted_spreads, step_errors
+from paleo.calibrate.spreads import StepErrors, cross_validated_coverage, fit_interval_constants, step_errors
 from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.predict import Prediction, predict
@@ -127,7 +127,7 @@ def test_libraries_of_convolution_that_no_calibration_stands_for(
     profile: str, release: float | None, device: str, dtype: str, expected: bool
 ) -> None:
     software = load_software(profile)
-    software = software if release is None else software.changed({"convolutions.cudnn": release})
+    software = software if release is None else software.with_fields({"convolutions.cudnn": release})
     assert lacks_timed_convolutions(software, load_device(device), dtype) is expected
 
 
@@ -171,7 +171,7 @@ def test_constant_rates_bring_their_own_factors() -> None:
     assert ideal.interval == pytest.approx((ideal.step_time, 2.0 * ideal.step_time))
 
 
-def made_up(known: Spreads, sources: int = 24, rows: int = 40) -> Evidence:
+def made_up(known: Spreads, sources: int = 24, rows: int = 40) -> StepErrors:
     """Steps of many sources whose errors are as wide as the spreads say, normally distributed on either side."""
     generator = np.random.default_rng(5)
     count = sources * rows
@@ -185,19 +185,19 @@ def made_up(known: Spreads, sources: int = 24, rows: int = 40) -> Evidence:
     )  # fmt: skip
     normal = generator.normal(0.0, 1.0 / 1.645, count)
     low, high = parts.half_widths(known)
-    return Evidence(np.repeat(np.arange(sources), rows).astype(str), normal * np.where(normal > 0, low, high), parts)
+    return StepErrors(np.repeat(np.arange(sources), rows).astype(str), normal * np.where(normal > 0, low, high), parts)
 
 
 @pytest.mark.slow
 def test_a_fit_finds_the_spreads_that_made_the_errors_and_holds_sources_that_it_has_not_seen() -> None:
     true = Spreads(software=0.08, untested=0.2, library=0.5, experts=0.2, skew=1.4)
     known = made_up(true)
-    found = fitted_spreads(known, level=0.9)
+    found = fit_interval_constants(known, level=0.9)
     assert (found.untested, found.library, found.experts, found.skew) == pytest.approx(
         (true.untested, true.library, true.experts, true.skew), rel=0.2
     )
-    few = known.of(np.isin(known.sources, [str(number) for number in range(8)]))
-    coverage = cross_validated(few, level=0.9)
+    few = known.select(np.isin(known.sources, [str(number) for number in range(8)]))
+    coverage = cross_validated_coverage(few, level=0.9)
     assert list(coverage["rows"]) == [40] * 8 and coverage["inside"].mean() == pytest.approx(0.9, abs=0.05)
 
 
@@ -205,7 +205,7 @@ def test_tables_without_steps_are_refused() -> None:
     with pytest.raises(SpecError, match="no row"):
         step_errors([])
     with pytest.raises(SpecError, match="one source alone"):
-        cross_validated(made_up(Spreads(), sources=1))
+        cross_validated_coverage(made_up(Spreads(), sources=1))
 
 
 def steps(folder: Path) -> str:
@@ -279,8 +279,8 @@ def test_spreads_of_a_calibration_that_a_run_names_are_those_of_its_interval(own
 def test_a_validation_takes_them_for_every_system(tmp_path: Path, own_spreads: str) -> None:
     table = steps(tmp_path)
     shipped, own = (validate_file(table, each).predictions for each in (None, load_calibration(own_spreads)))
-    assert list(own.seconds) == list(shipped.seconds)
-    assert np.log(own.high / own.seconds) == pytest.approx(2.0 * np.log(shipped.high / shipped.seconds))
+    assert list(own.values) == list(shipped.values)
+    assert np.log(own.high / own.values) == pytest.approx(2.0 * np.log(shipped.high / shipped.values))
 
 
 def test_a_collective_refuses_them(own_spreads: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from paleo.cli import run as paleo
 from paleo.launch._base import LaunchError
 from paleo.launch._formats import flat, nested, read_flags
-from paleo.launch.jobs import files_of, flags_of, job_of, launcher_of, network_of, read_job, run_fields
+from paleo.launch.jobs import files_of, job_of, launcher_of, network_of, read_job, run_fields, settings_line
 from paleo.network.graph import build_graph
 from paleo.predict import predict
 from paleo.specs.model import load_model
@@ -260,9 +260,9 @@ def test_a_prediction_is_the_same_after_its_file(tmp_path: Path) -> None:
 def test_flags_are_the_plan_or_there_are_none() -> None:
     model, system = load_model("llama3-8b"), load_system("dgx-h100")
     run = Run(gpus=8, strategy="zero=3", global_batch=16, microbatch=1, software="torchtitan", dtype="bf16")
-    assert "--training.local_batch_size 1 --training.global_batch_size 16" in flags_of(predict(model, system, run))
-    assert flags_of(predict(model, system, run.model_copy(update={"strategy": "zero=1"}))) == ""
-    assert flags_of(predict(model, system, run.model_copy(update={"software": "pytorch-eager"}))) == ""
+    assert "--training.local_batch_size 1 --training.global_batch_size 16" in settings_line(predict(model, system, run))
+    assert settings_line(predict(model, system, run.model_copy(update={"strategy": "zero=1"}))) == ""
+    assert settings_line(predict(model, system, run.model_copy(update={"software": "pytorch-eager"}))) == ""
 
 
 def test_messages_of_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

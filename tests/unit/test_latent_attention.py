@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from paleo.layers.base import Choices
+from paleo.layers.base import LayerImplementations
 from paleo.network.graph import build_graph
 from paleo.operations.base import MemoryPass
 from paleo.operations.contraction import Contraction
@@ -32,7 +32,7 @@ def placed(
     rotation: Literal["fused", "stepwise"] = "fused",
     **degrees: int,
 ) -> PlacedNode:
-    choices = Choices(latents=latents, rotation=rotation)
+    choices = LayerImplementations(latents=latents, rotation=rotation)
     graph = build_graph(load_model(network), batch=1, choices=choices, overrides={"seq": TOKENS})
     rules = STRATEGIES["dp"](graph, parse_strategy(strategy))
     layers = propagate(graph, rules, Mesh.of({"tp": TP, "dp": 2, **degrees}))
@@ -98,7 +98,7 @@ def test_a_query_without_latents_gathers_the_input_itself() -> None:
     lite = placed("own", network="deepseek_v2-lite")
     assert numbers_a_token(lite, "all_gather", "forward") == [ROTARY, KEYS, 2048]
     assert numbers_a_token(lite, "reduce_scatter", "backward") == [ROTARY, KEYS, 2048]
-    assert {name.rpartition(".")[2] for name in lite.gathered} == {"kv_norm"}
+    assert {name.rpartition(".")[2] for name in lite.gather_group_sizes} == {"kv_norm"}
 
 
 def test_a_ring_of_keys_owes_nothing_more_for_the_rotary_key() -> None:
@@ -114,7 +114,9 @@ def test_a_ring_of_keys_owes_nothing_more_for_the_rotary_key() -> None:
 
 
 def test_a_stated_placement_of_the_sequence_holds_before_latents_and_for_shared_experts_too() -> None:
-    graph = build_graph(load_model("deepseek_v3"), batch=1, choices=Choices(latents="own"), overrides={"seq": TOKENS})
+    graph = build_graph(
+        load_model("deepseek_v3"), batch=1, choices=LayerImplementations(latents="own"), overrides={"seq": TOKENS}
+    )
     rules = placement(graph, parse_strategy("batch,cp=2"), {"*": {"seq": ["cp"]}})
     layers = {layer.node.type: layer for layer in propagate(graph, rules, Mesh.of({"cp": 2}))}
     products = [layers["latent_attention"].operations[0], layers["moe"].operations[0]]
@@ -125,7 +127,7 @@ def test_a_stated_placement_of_the_sequence_holds_before_latents_and_for_shared_
 
 def test_gathered_latents_may_stay_whole() -> None:
     whole = without_regather(placed("own"))
-    assert numbers_a_token(whole, "all_gather", "backward") == [] and whole.gathered == {}
+    assert numbers_a_token(whole, "all_gather", "backward") == [] and whole.gather_group_sizes == {}
 
 
 @pytest.mark.parametrize("latents", ["own", "all"])
@@ -177,14 +179,14 @@ def test_megatron_has_no_buffers_to_gather_latents_beside_products() -> None:
         asked = Run.model_validate(run | {"software": software})
         program = predict(load_model(network), load_system("dgx-h100"), asked).program
         blocks = (section for section in program.sections if section.repeat > 1)
-        return {each.pieces for section in blocks for each in section.transfers if not each.overlapped}
+        return {each.overlap_chunks for section in blocks for each in section.transfers if not each.overlapped}
 
     assert pieces("deepseek_v3", "megatron-core") == {1}
     assert pieces("llama3-8b", "megatron-core") == {8}
 
 
 def predicted(latents: Latents, **run: object) -> Prediction:
-    software = load_software("megatron-core").changed({"parallelism.latents": latents})
+    software = load_software("megatron-core").with_fields({"parallelism.latents": latents})
     asked = {"gpus": 8, "batch": 1, "dtype": "bf16", "strategy": "tp=8,sp", "model": {"layers": 4, "seq": TOKENS}}
     asked |= {"software": "megatron-core", **run}
     return predict(load_model("deepseek_v3"), load_system("dgx-h100"), Run.model_validate(asked), software)

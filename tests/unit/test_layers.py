@@ -14,7 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from paleo.errors import GraphError, SpecError
-from paleo.layers.base import ACTIVATIONS, LAYERS, Choices, Expansion
+from paleo.layers.base import ACTIVATIONS, LAYERS, Expansion, LayerImplementations
 from paleo.network.graph import build_graph
 from paleo.operations.base import Kernel, Operation, parameters_of, with_tensors
 from paleo.operations.contraction import Contraction, Recurrence
@@ -54,8 +54,10 @@ class Case:
         return "-".join([self.kind, *(f"{key}={value}" for key, value in self.options.items())])
 
 
-def expand(kind: str, inputs: tuple[Tensor, ...], options: dict[str, Any], choices: Choices | None = None) -> Expansion:
-    return LAYERS[kind].model_validate(options).expand("layer", inputs, choices or Choices())
+def expand(
+    kind: str, inputs: tuple[Tensor, ...], options: dict[str, Any], choices: LayerImplementations | None = None
+) -> Expansion:
+    return LAYERS[kind].model_validate(options).expand("layer", inputs, choices or LayerImplementations())
 
 
 def forward(operations: Iterable[Operation], dtype: str = "fp32") -> list[Kernel]:
@@ -398,12 +400,12 @@ def test_worked_by_hand(case: Case) -> None:
 def test_a_product_without_a_compiler_spreads_the_gradient_of_what_was_broadcast() -> None:
     """384 B of gradient and 24 B of factors make 384 B for x; gradient and x make 384 B, which are summed to 24 B."""
     compiled = backward(expand("multiply", (IMAGE, SMALL), {}).operations)
-    apart = backward(expand("multiply", (IMAGE, SMALL), {}, Choices(gates="separate")).operations)
+    apart = backward(expand("multiply", (IMAGE, SMALL), {}, LayerImplementations(gates="separate")).operations)
     assert [k.bytes for k in compiled] == [384 + 384 + 24 + 384 + 24]
     assert [k.bytes for k in apart] == [384 + 24 + 384, 384 + 384 + 384, 384 + 24]
     assert [k.operation for k in apart] == ["elementwise", "elementwise", "reduce"]
     alike = replace(IMAGE, name="y")
-    assert len(backward(expand("multiply", (IMAGE, alike), {}, Choices(gates="separate")).operations)) == 1
+    assert len(backward(expand("multiply", (IMAGE, alike), {}, LayerImplementations(gates="separate")).operations)) == 1
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -455,7 +457,7 @@ def test_an_input_without_gradient_gets_none(case: Case) -> None:
 
 def test_unfused_attention_keeps_every_score() -> None:
     options = {"heads": 2, "bias": False, "dropout": 0.1}
-    chain = expand("attention", (SEQUENCE,), options, Choices(attention="unfused")).operations
+    chain = expand("attention", (SEQUENCE,), options, LayerImplementations(attention="unfused")).operations
     fused = expand("attention", (SEQUENCE,), options).operations
     assert [k.family for k in forward(chain)] == ["gemm", "gemm", "memory", "memory", "gemm", "gemm"]
     assert sum(k.flops for k in forward(chain)) == sum(k.flops for k in forward(fused))
@@ -467,8 +469,8 @@ def test_unfused_attention_keeps_every_score() -> None:
 
 def test_plain_attention_copies_heads_scales_and_masks() -> None:
     options = {"heads": 2, "bias": False, "dropout": 0.1}
-    unfused = expand("attention", (SEQUENCE,), options, Choices(attention="unfused")).operations
-    plain = expand("attention", (SEQUENCE,), options, Choices(attention="stepwise")).operations
+    unfused = expand("attention", (SEQUENCE,), options, LayerImplementations(attention="unfused")).operations
+    plain = expand("attention", (SEQUENCE,), options, LayerImplementations(attention="stepwise")).operations
     names = [k.operation for k in forward(plain)]
     assert names[:4] == ["gemm", "copy", "copy", "copy"]
     assert names[4:] == ["gemm", "elementwise", "elementwise", "softmax", "dropout", "gemm", "copy", "gemm"]
@@ -485,7 +487,7 @@ def test_plain_attention_copies_heads_scales_and_masks() -> None:
      ("gelu_tanh", "fused", 1), ("relu", "stepwise", 1)],
 )  # fmt: skip
 def test_gelu_term_by_term(kind: str, gelu: Any, launches: int) -> None:
-    made = expand(kind, (SEQUENCE,), {}, Choices(gelu=gelu)).operations
+    made = expand(kind, (SEQUENCE,), {}, LayerImplementations(gelu=gelu)).operations
     assert len(forward(made)) == launches
     if launches == 8:
         # x³, ·0.04, x +, ·√(2/π), tanh, 1 +, x/2, · : 2+2+3+2+2+2+2+3 numbers an element; back 2+2+3, 2, two sums of
@@ -497,7 +499,7 @@ def test_gelu_term_by_term(kind: str, gelu: Any, launches: int) -> None:
 
 def test_mixed_precision_hands_on_fp32_until_the_next_product() -> None:
     half = autocast(precision("fp16"))
-    choices = Choices(wide=frozenset({"norm"}))
+    choices = LayerImplementations(wide=frozenset({"norm"}))
     norm = expand("layer_norm", (SEQUENCE,), {"affine": False}, choices)
     assert norm.out.wide and moved(norm.operations[0].forward(half)) == 80 * (2 + 4) + 10 * 4
     dropped = expand("dropout", (norm.out,), {"rate": 0.1}, choices).out
@@ -557,16 +559,18 @@ def test_recurrence_without_projection_is_the_steps_alone() -> None:
 def test_a_loop_runs_the_operations_of_each_step_and_adds_up_gradients() -> None:
     """60 numbers of state in 5 steps; weights of (6 + 8) x 24 are read twice and written at each step."""
     options = {"hidden": 6}
-    layer, looped = (expand("lstm", (SEQUENCE,), options, Choices(recurrence=how)) for how in ("layer", "looped"))
+    layer, looped = (
+        expand("lstm", (SEQUENCE,), options, LayerImplementations(recurrence=how)) for how in ("layer", "looped")
+    )
     (cell,) = (kernel for kernel in forward(looped.operations) if kernel.name.endswith(".cell"))
-    assert (cell.bytes_read, cell.bytes_written, cell.calls) == (60 * 26 * 4, 60 * 22 * 4, 5 * 26)
+    assert (cell.bytes_read, cell.bytes_written, cell.host_calls) == (60 * 26 * 4, 60 * 22 * 4, 5 * 26)
     back, total = (kernel for kernel in backward(looped.operations) if kernel.name.endswith((".cell", ".sum")))
-    assert (back.bytes, back.calls, back.phase) == (2 * cell.bytes, 5 * 31, "backward")
-    assert (total.calls, total.phase) == (5, "backward_weight")
+    assert (back.bytes, back.host_calls, back.phase) == (2 * cell.bytes, 5 * 31, "backward")
+    assert (total.host_calls, total.phase) == (5, "backward_weight")
     assert total.bytes == pytest.approx(5 * 14 * 24 * 3 * 4, rel=1e-12)
     assert len(forward(layer.operations)) == len(forward(looped.operations)) - 1
     assert sum(k.flops for k in backward(layer.operations)) == sum(k.flops for k in backward(looped.operations))
-    frozen = expand("lstm", (SEQUENCE,), options, Choices(recurrence="looped")).operations[-1]
+    frozen = expand("lstm", (SEQUENCE,), options, LayerImplementations(recurrence="looped")).operations[-1]
     assert isinstance(frozen, Recurrence)
     fixed = replace(frozen, weight=replace(frozen.weight, grad=False))
     assert not any(kernel.name.endswith(".sum") for kernel in fixed.backward(FP32))
@@ -578,7 +582,7 @@ def test_additive_attention_in_a_loop_reads_all_keys_at_each_step() -> None:
     gradients of keys, and of the memory, 8 features wide. A loop of TensorFlow issues 16 and 28 operations a step."""
     options = {"hidden": 4, "normalized": True}
     layer, looped = (
-        expand("additive_attention", (SEQUENCE, MEMORY), options, Choices(recurrence=how)).operations
+        expand("additive_attention", (SEQUENCE, MEMORY), options, LayerImplementations(recurrence=how)).operations
         for how in ("layer", "looped")
     )
     (tanh,) = (kernel for kernel in forward(layer) if kernel.name == "layer.tanh")
@@ -588,7 +592,7 @@ def test_additive_attention_in_a_loop_reads_all_keys_at_each_step() -> None:
     assert moved(backward(looped)) - moved(backward(layer)) == more - tanh.bytes
     passes = ("sum", "shifted", "tanh", "weighted")
     for direction, calls in ((forward, 16 * 5), (backward, 28 * 5)):
-        assert sum(k.calls for k in direction(looped) if k.name.removeprefix("layer.") in passes) == calls
+        assert sum(k.host_calls for k in direction(looped) if k.name.removeprefix("layer.") in passes) == calls
 
 
 def test_relative_attention_with_heads_last_turns_scores_and_is_fed_its_memory() -> None:
@@ -597,12 +601,17 @@ def test_relative_attention_with_heads_last_turns_scores_and_is_fed_its_memory()
     read and written once, in fp32 also where products take sixteen bits."""
     options = {"heads": 2, "memory": 3}
     plain, turned = (
-        expand("relative_attention", (SEQUENCE,), options, Choices(attention="stepwise", relative=how))
+        expand("relative_attention", (SEQUENCE,), options, LayerImplementations(attention="stepwise", relative=how))
         for how in ("heads first", "heads last")
     )
     for direction in (forward, backward):
         assert moved(direction(turned.operations)) - moved(direction(plain.operations)) == 7 * 2 * 640
-    fed = expand("relative_attention", (SEQUENCE,), options, Choices(attention="stepwise", memories_through_host=True))
+    fed = expand(
+        "relative_attention",
+        (SEQUENCE,),
+        options,
+        LayerImplementations(attention="stepwise", memories_through_host=True),
+    )
     (feed,) = (kernel for kernel in forward(fed.operations) if kernel.operation == "feed")
     assert feed.bytes == 2 * 2 * 3 * 8 * 4 and moved(backward(fed.operations)) == moved(backward(plain.operations))
     mixed = [kernel for op in fed.operations for kernel in op.forward(autocast(precision("fp16")))]
@@ -613,17 +622,26 @@ def test_gradients_of_a_tied_table_as_slices_are_joined_and_added_up() -> None:
     """A table of 7 x 8 numbers, 224 bytes: three reads and three writes of it. Of tables that are parts of one of 2, 3
     and 5 words, 320 bytes in all, three gradients as large as the whole."""
     options = {"features": 7, "dim": "vocab", "bias": False, "tie": "embed"}
-    plain, sliced = (expand("linear", (SEQUENCE,), options, Choices(tied=how)) for how in ("sum", "slices"))
+    plain, sliced = (
+        expand("linear", (SEQUENCE,), options, LayerImplementations(tied=how)) for how in ("sum", "slices")
+    )
     assert forward(plain.operations) == forward(sliced.operations)
     assert moved(backward(sliced.operations)) - moved(backward(plain.operations)) == 6 * 224
     joined = with_tensors(sliced.operations[0], lambda tensor: replace(tensor, grad=False))
     assert joined.out.elements == 0 < sliced.operations[0].out.elements and not joined.backward(FP32)
-    assert expand("linear", (SEQUENCE,), {"features": 7}, Choices(tied="slices")).operations[0].name == "layer"
+    assert (
+        expand("linear", (SEQUENCE,), {"features": 7}, LayerImplementations(tied="slices")).operations[0].name
+        == "layer"
+    )
     clusters = {"sizes": [2, 3, 5], "shares": [0.5, 0.3, 0.2], "tie": "embed"}
-    plain, sliced = (expand("adaptive_softmax", (SEQUENCE,), clusters, Choices(tied=how)) for how in ("sum", "slices"))
+    plain, sliced = (
+        expand("adaptive_softmax", (SEQUENCE,), clusters, LayerImplementations(tied=how)) for how in ("sum", "slices")
+    )
     assert moved(backward(sliced.operations)) - moved(backward(plain.operations)) == (6 * 3 + 3) * 320
     narrowing = clusters | {"narrowing": 2}
-    plain, sliced = (expand("adaptive_softmax", (SEQUENCE,), narrowing, Choices(tied=how)) for how in ("sum", "slices"))
+    plain, sliced = (
+        expand("adaptive_softmax", (SEQUENCE,), narrowing, LayerImplementations(tied=how)) for how in ("sum", "slices")
+    )
     sizes = 2 * 8 + 3 * 4 + 5 * 2
     assert moved(backward(sliced.operations)) - moved(backward(plain.operations)) == 6 * 4 * sizes
 

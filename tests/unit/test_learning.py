@@ -15,7 +15,7 @@ from paleo.learning.laws import (
     CHINCHILLA,
     STEP_LAW,
     CriticalBatch,
-    Parametric,
+    ParametricLossLaw,
     ReferencePoints,
     SamplesToLoss,
     _left_out_error,
@@ -58,7 +58,7 @@ def test_reference_points_pass_through_their_points_and_follow_the_law_beyond() 
 
 def test_interval_widens_outside_of_the_range() -> None:
     law = load_task("mlperf:bert").law
-    inside, outside = law.sigma(448), law.sigma(16384 * 4)
+    inside, outside = law.log_std(448), law.log_std(16384 * 4)
     assert outside > inside
     assert law.warnings(448) == ()
     assert "outside of the range" in law.warnings(16384 * 4)[0]
@@ -114,20 +114,20 @@ def test_best_batch_costs_nothing() -> None:
     best = float(best_batch_tokens(tokens))
     assert float(STEP_LAW.penalty(1e9, tokens, best)) == 0.0
     assert float(STEP_LAW.penalty(1e9, tokens, 4 * best)) == pytest.approx(0.0098 * 4)
-    assert isinstance(STEP_LAW, Parametric)
+    assert isinstance(STEP_LAW, ParametricLossLaw)
 
 
 def test_samples_to_a_loss_count_what_the_batch_costs() -> None:
     """At the best batch the tokens are those of Chinchilla's law; at others loss and penalty together make the target,
     with more tokens; a batch that is far too small never gets there. Numbers and arrays agree."""
     law = SamplesToLoss.of(2.4, 1e9, 2048.0)
-    best = float(best_batch_tokens(law.best_tokens)) / 2048.0
+    best = float(best_batch_tokens(law.tokens_at_best_batch)) / 2048.0
     assert float(law.samples(best)) * 2048.0 == pytest.approx(CHINCHILLA.tokens(2.4, 1e9), rel=1e-3)
     for factor in (0.25, 8.0):
         tokens = float(law.samples(best * factor)) * 2048.0
         nats = 0.0098 * math.log2(factor) ** 2
         assert float(CHINCHILLA.loss(1e9, tokens)) + nats == pytest.approx(2.4, abs=1e-6)
-        assert tokens > 1.05 * law.best_tokens
+        assert tokens > 1.05 * law.tokens_at_best_batch
     batches = np.array([1e-3, best, 8 * best])
     assert law.samples(batches).tolist() == [float(law.samples(batch)) for batch in batches]
     assert law.samples(1e-3) == math.inf

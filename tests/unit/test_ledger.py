@@ -9,14 +9,16 @@ import pandas as pd
 import pytest
 
 from paleo.calibrate import command
-from paleo.calibrate.command import LEDGER_COLUMNS, kernel_sources, worsened_sources
-from paleo.calibrate.files import jobs
+from paleo.calibrate.command import SOURCE_ERROR_COLUMNS, kernel_source_errors, worsened_sources
+from paleo.calibrate.files import kernel_fit_jobs
 from paleo.errors import SpecError
 from tests.unit.test_calibrate import table
 
 
 def ledger(left_out: float, source: str = "lab") -> pd.DataFrame:
-    return pd.DataFrame([("steps.csv", source, 20, 0.05, 0.0, left_out, 0.0, 0.9, 0.85, 0.3)], columns=LEDGER_COLUMNS)
+    return pd.DataFrame(
+        [("steps.csv", source, 20, 0.05, 0.0, left_out, 0.0, 0.9, 0.85, 0.3)], columns=SOURCE_ERROR_COLUMNS
+    )
 
 
 @pytest.fixture
@@ -43,8 +45,8 @@ def test_a_source_that_has_gone_is_named() -> None:
 
 @pytest.mark.slow
 def test_a_source_left_out_is_priced_by_the_others(folder: Path) -> None:
-    (job,) = jobs([folder / "gemm.csv"])
-    errors = dict(kernel_sources(job))
+    (job,) = kernel_fit_jobs([folder / "gemm.csv"])
+    errors = dict(kernel_source_errors(job))
     assert set(errors) == {"somebody", "elsewhere"}
     assert errors["elsewhere"].bias == pytest.approx(-np.log(1.25), abs=0.05)
     assert errors["somebody"].bias == pytest.approx(np.log(1.25), abs=0.05)

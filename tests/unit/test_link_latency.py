@@ -120,7 +120,7 @@ def test_sixteen_mebibytes_over_efa_are_near_what_was_published() -> None:
     """50 GB/s of bus bandwidth over four nodes of P6-B200 (ml-engineering, network/README.md; no algorithm stated): a
     ring reaches that, and trees, which NCCL's tuner expects to be faster, twice as much. No parameter was fitted."""
     fabric = Fabric(load_system("aws-p6-b200.48xlarge"))
-    prices = fabric.prices("all_reduce", fabric.links(1, 32), np.array([2.0**24]), ["ring", "in_switch"])
+    prices = fabric.algorithm_times("all_reduce", fabric.links(1, 32), np.array([2.0**24]), ["ring", "in_switch"])
     rates = {name: 2.0 * 31 / 32 * 2**24 / float(time[0]) for name, time in prices.items()}
     assert rates["ring"] == pytest.approx(50e9, rel=0.1) and rates["in_switch"] < 2.2 * 50e9
 
@@ -143,7 +143,7 @@ def test_the_calibrated_latency_is_no_key_of_a_file(tmp_path: Path) -> None:
 def test_sensitivities_show_the_latency_of_links() -> None:
     """Tensor parallelism over a node in small pieces waits for hops: 20 % of them is some of the step."""
     prediction = predict(load_model("gpt2"), NODE, Run(gpus=16, batch=1, strategy="tp=4,dp=4"))
-    by_figure = {each.figure: each for each in sensitivity(prediction)}
+    by_figure = {each.hardware_property: each for each in sensitivity(prediction)}
     latency, bandwidth = by_figure["link latency"], by_figure["link bandwidth"]
-    assert latency.lower < 1.0 < latency.higher
-    assert bandwidth.higher < 1.0 < bandwidth.lower
+    assert latency.step_ratio_decreased < 1.0 < latency.step_ratio_increased
+    assert bandwidth.step_ratio_increased < 1.0 < bandwidth.step_ratio_decreased

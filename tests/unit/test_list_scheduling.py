@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paleo.errors import PlanError
-from paleo.schedules.engine import Task, schedule
+from paleo.schedules.engine import Task, simulate_tasks
 
 
 def starts(*tasks: Task) -> list[float]:
-    return [event.start for event in schedule(tasks).events]
+    return [event.start for event in simulate_tasks(tasks).events]
 
 
 def test_one_resource_takes_tasks_in_order() -> None:
@@ -22,7 +22,7 @@ def test_one_resource_takes_tasks_in_order() -> None:
 
 def test_two_resources_overlap() -> None:
     """f on the device, then b; the reduction of f beside b; the update after both."""
-    line = schedule([
+    line = simulate_tasks([
         Task("f", "gpu", 2.0), Task("r", "net", 5.0, (0,)), Task("b", "gpu", 4.0, (0,)), Task("u", "gpu", 1.0, (1, 2))
     ])  # fmt: skip
     assert [(event.start, event.end) for event in line.events] == [(0, 2), (2, 7), (2, 6), (7, 8)]
@@ -42,12 +42,12 @@ def test_tasks_may_be_listed_before_what_they_wait_for() -> None:
 
 
 def test_kinds_are_told_apart() -> None:
-    line = schedule([Task("f", "gpu", 1.0, kind="F"), Task("b", "gpu", 2.0, kind="B")])
+    line = simulate_tasks([Task("f", "gpu", 1.0, kind="F"), Task("b", "gpu", 2.0, kind="B")])
     assert (line.busy("gpu", "F"), line.busy("gpu", "B"), line.busy("gpu", "W")) == (1.0, 2.0, 0.0)
 
 
 def test_nothing_takes_no_time() -> None:
-    assert schedule([]).end == 0.0
+    assert simulate_tasks([]).end == 0.0
     assert starts(Task("a", "gpu", 0.0), Task("b", "gpu", 0.0, (0,))) == [0.0, 0.0]
 
 
@@ -57,9 +57,9 @@ def test_a_dependency_named_twice_counts_once() -> None:
 
 def test_a_circle_is_named() -> None:
     with pytest.raises(PlanError, match="2 tasks wait for one another: a, b"):
-        schedule([Task("a", "gpu", 1.0, (1,)), Task("b", "gpu", 1.0, (0,)), Task("c", "gpu", 1.0)])
+        simulate_tasks([Task("a", "gpu", 1.0, (1,)), Task("b", "gpu", 1.0, (0,)), Task("c", "gpu", 1.0)])
     with pytest.raises(PlanError, match="1 tasks"):
-        schedule([Task("self", "gpu", 1.0, (0,))])
+        simulate_tasks([Task("self", "gpu", 1.0, (0,))])
 
 
 @st.composite
@@ -78,9 +78,9 @@ def programs(draw: st.DrawFn) -> list[Task]:
 
 @given(programs())
 def test_no_task_starts_early_and_no_resource_works_twice(tasks: list[Task]) -> None:
-    line = schedule(tasks)
+    line = simulate_tasks(tasks)
     for event in line.events:
-        assert all(line.events[before].end <= event.start for before in event.task.after)
+        assert all(line.events[before].end <= event.start for before in event.task.predecessors)
         assert event.end == event.start + event.task.duration
     for resource in {task.resource for task in tasks}:
         events = sorted((e.start, e.end) for e in line.events if e.task.resource == resource)
@@ -88,4 +88,4 @@ def test_no_task_starts_early_and_no_resource_works_twice(tasks: list[Task]) -> 
         assert line.busy(resource) == pytest.approx(sum(t.duration for t in tasks if t.resource == resource))
         assert line.end >= line.busy(resource) - 1e-9
     assert line.end <= sum(task.duration for task in tasks) + 1e-9
-    assert schedule(tasks) == line
+    assert simulate_tasks(tasks) == line

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paleo.errors import SpecError
-from paleo.specs.catalog import catalog_root, device_named, entry_path, is_path, names, read_entry
+from paleo.specs.catalog import catalog_root, device_name, entry_path, is_path, names, read_entry
 from paleo.specs.loading import MAX_FILE_BYTES, PositiveCount, Spec, Text, parse_yaml, read_yaml, validate
 from paleo.units import BytesPerSecond, Seconds
 
@@ -159,7 +159,7 @@ def test_a_miss_suggests_near_names() -> None:
     with pytest.raises(SpecError, match="unknown kind of catalog entry 'device'; nearest: 'devices'"):
         names("device")
     with pytest.raises(SpecError, match="unknown device 'nvidia a100-sxm4-80g'; nearest: 'nvidia a100-sxm4-80gb'"):
-        device_named("nvidia a100-sxm4-80g")
+        device_name("nvidia a100-sxm4-80g")
 
 
 def test_paths_and_names() -> None:

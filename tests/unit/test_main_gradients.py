@@ -55,7 +55,7 @@ def test_fp32_training_and_autocast_have_them_anyway() -> None:
 
 
 def test_a_profile_may_say_so_too() -> None:
-    profile = load_software("megatron-core").changed({"formats.main_gradients": "fp32"})
+    profile = load_software("megatron-core").with_fields({"formats.main_gradients": "fp32"})
     run = Run(gpus=8, batch=1, dtype="bf16", software="megatron-core")
     assert bytes_a_parameter(predict(load_model("llama3-8b"), H100, run, profile)) == pytest.approx(18, rel=1e-6)
 
@@ -100,12 +100,12 @@ def test_megatron_keeps_them_in_fp32_and_recipes_of_nemo_do_not() -> None:
 def test_a_product_that_adds_to_the_sum_reads_and_writes_it(format: str, more: float) -> None:
     """A result of 2 bytes a weight becomes a sum that is read and written: 2 bytes more in bf16, 6 in fp32."""
     fused = load_software("megatron-core")
-    plain = fused.changed({"gradients.accumulated": False})
+    plain = fused.with_fields({"gradients.accumulated": False})
     run = Run.model_validate(
         {"gpus": 1, "batch": 1, "dtype": "bf16", "software": "megatron-core", "kernels.main_gradients": format}
     )
     moved = [
-        sum(section.repeat * counted.times * counted.kernel.bytes for section in each.program.sections
+        sum(section.repeat * counted.repetitions * counted.kernel.bytes for section in each.program.sections
             for counted in section.kernels if counted.kernel.name.endswith(".sums"))
         for each in (predict(load_model("llama3-8b"), H100, run, profile) for profile in (plain, fused))
     ]  # fmt: skip
@@ -117,20 +117,20 @@ def test_an_accumulator_is_added_to_in_a_pass_of_its_own_and_exchanged() -> None
     """bf16 read, fp32 read and written: 10 bytes a parameter; kept: 2 + 2 + 4 + 12; exchanged: 4. Cast first, 6 more
     are moved, and the sum reads what was cast."""
     plain = load_software("megatron-2021")
-    summing = plain.changed({"gradients.accumulator": 4.0})
+    summing = plain.with_fields({"gradients.accumulator": 4.0})
     run = Run.model_validate({"gpus": 8, "batch": 1, "dtype": "bf16", "software": "megatron-2021"})
     narrow, wide = (predict(load_model("llama3-8b"), H100, run, profile) for profile in (plain, summing))
     moved = sum(
-        section.repeat * counted.times * counted.kernel.bytes
+        section.repeat * counted.repetitions * counted.kernel.bytes
         for section in wide.program.sections
         for counted in section.kernels
         if counted.kernel.name.endswith(".accumulation")
     )
     assert moved == pytest.approx(10 * 8.03e9, rel=1e-3)
     assert bytes_a_parameter(wide) == pytest.approx(20, rel=1e-6)
-    cast = predict(load_model("llama3-8b"), H100, run, summing.changed({"gradients.accumulator_cast": True}))
+    cast = predict(load_model("llama3-8b"), H100, run, summing.with_fields({"gradients.accumulator_cast": True}))
     sections = cast.program.sections
-    kernels = [(each.kernel, each.times * section.repeat) for section in sections for each in section.kernels]
+    kernels = [(each.kernel, each.repetitions * section.repeat) for section in sections for each in section.kernels]
     passes = {
         name: sum(times * kernel.bytes for kernel, times in kernels if kernel.name.endswith(name)) / 8.03e9
         for name in (".widening", ".accumulation")
@@ -143,7 +143,7 @@ def test_an_accumulator_is_added_to_in_a_pass_of_its_own_and_exchanged() -> None
 def test_pieces_that_zero_gathers_one_by_one_cost_the_host() -> None:
     """32 blocks of 4 products and 2 norms, embedding, last norm and output: 195 tensors, each in 8 pieces of 17 us."""
     pieces = load_software("nanotron")
-    flat = pieces.changed({"host.piece": 0.0})
+    flat = pieces.with_fields({"host.piece": 0.0})
     run = {"gpus": 8, "batch": 8, "dtype": "bf16", "software": "nanotron"}
     for strategy, seconds in (("zero=1", 195 * 8 * 17e-6), ("dp", 0.0)):
         asked = Run.model_validate({**run, "strategy": strategy})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paleo.errors import GraphError, PlanError
-from paleo.layers.base import LAYERS, Choices
+from paleo.layers.base import LAYERS, LayerImplementations
 from paleo.network.graph import build_graph
 from paleo.operations.tensor import Tensor
 from paleo.predict import Prediction, predict
@@ -68,4 +68,4 @@ def test_other_frameworks_split_no_scans() -> None:
 def test_groups_must_divide_heads() -> None:
     layer = LAYERS["mamba2"].model_validate({"heads": 12, "groups": 8})
     with pytest.raises(GraphError, match="heads 12 must be a multiple of groups 8"):
-        layer.expand("m", (Tensor("x", ("batch", "seq", "hidden"), (1, 16, 64)),), Choices())
+        layer.expand("m", (Tensor("x", ("batch", "seq", "hidden"), (1, 16, 64)),), LayerImplementations())

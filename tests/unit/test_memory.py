@@ -11,13 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.layers.base import LAYERS, Choices
+from paleo.layers.base import LAYERS, LayerImplementations
 from paleo.lowering.policies import (
-    _balanced,
     _balanced_ends,
+    _cut_balanced,
     _loads,
     balanced_cut,
-    cut_by_work,
+    cut_by_flops,
     cut_into_stages,
     slowest_stage_time,
 )
@@ -36,7 +36,7 @@ from paleo.tables.kinds._transformers import MemoryTable
 from paleo.tables.steps import profile_at_release
 
 
-def kept(choices: Choices, layer: str, x: Tensor, **options: Any) -> dict[str, float]:
+def kept(choices: LayerImplementations, layer: str, x: Tensor, **options: Any) -> dict[str, float]:
     """Bytes that a layer keeps for backward in bf16, by tensor."""
     made = LAYERS[layer].model_validate(options).expand("layer", (x,), choices)
     saved = [one for operation in made.operations for one in operation.saves if one.role != "parameter"]
@@ -47,7 +47,7 @@ def test_an_eager_gate_keeps_its_function_too() -> None:
     """10 rows, 16 gates: 2 halves of 320 bytes and their product of 320; apart, silu(gate), another 320."""
     x = Tensor("x", ("batch", "seq", "hidden"), (2, 5, 8))
     options = {"ffn": 16, "activation": "swiglu", "bias": False}
-    fused, eager = (kept(Choices(gates=one), "mlp", x, **options) for one in ("fused", "separate"))  # type: ignore[arg-type]
+    fused, eager = (kept(LayerImplementations(gates=one), "mlp", x, **options) for one in ("fused", "separate"))  # type: ignore[arg-type]
     assert sum(fused.values()) == 160 + 640 + 320
     assert sum(eager.values()) == 160 + 640 + 320 + 320
 
@@ -55,7 +55,9 @@ def test_an_eager_gate_keeps_its_function_too() -> None:
 def test_a_gate_in_two_passes_has_the_flops_of_one() -> None:
     counts = []
     for gates in ("fused", "separate"):
-        graph = build_graph(load_model("llama2-7b"), batch=1, choices=Choices(gates=gates), overrides={"layers": 1})  # type: ignore[arg-type]
+        graph = build_graph(
+            load_model("llama2-7b"), batch=1, choices=LayerImplementations(gates=gates), overrides={"layers": 1}
+        )  # type: ignore[arg-type]
         kernels = [k for n in graph.nodes for op in n.operations for k in op.forward(precision("bf16"))]
         counts.append((sum(k.flops for k in kernels), len(kernels)))
     assert counts[1] == (counts[0][0], counts[0][1] + 1)
@@ -64,8 +66,8 @@ def test_a_gate_in_two_passes_has_the_flops_of_one() -> None:
 def test_what_losses_keep() -> None:
     """6 rows of 100 logits: log-probabilities in fp32, or the bf16 logits and a number a row."""
     x = Tensor("logits", ("batch", "seq", "vocab"), (2, 3, 100))
-    assert sum(kept(Choices(loss="fused"), "cross_entropy", x).values()) == 6 * 100 * 4
-    assert sum(kept(Choices(loss="recomputed"), "cross_entropy", x).values()) == 6 * 100 * 2 + 6 * 4
+    assert sum(kept(LayerImplementations(loss="fused"), "cross_entropy", x).values()) == 6 * 100 * 4
+    assert sum(kept(LayerImplementations(loss="recomputed"), "cross_entropy", x).values()) == 6 * 100 * 2 + 6 * 4
 
 
 @pytest.mark.parametrize(("dtype", "fused", "separate"), [("fp32", "fused", "separate"), ("bf16", None, "upcast")])
@@ -76,7 +78,7 @@ def test_a_loss_of_two_functions_fills_a_gradient_and_reads_it(dtype: str, fused
     layer = LAYERS["cross_entropy"].model_validate({})
 
     def moved(loss: str) -> float:
-        (*_, last) = layer.expand("loss", (x,), Choices(loss=loss)).operations  # type: ignore[arg-type]
+        (*_, last) = layer.expand("loss", (x,), LayerImplementations(loss=loss)).operations  # type: ignore[arg-type]
         (kernel,) = last.backward(formats)
         return kernel.bytes
 
@@ -133,7 +135,7 @@ def test_outputs_that_were_sent_are_kept_until_their_backward_pass(
             load_model("gpt2"),
             load_system("dgx-h100"),
             Run(gpus=4, batch=8, microbatch=1, strategy=strategy, schedule=schedule, model={"layers": 16}),
-            profile.changed({"parallelism.pipeline_outputs": habit}),
+            profile.with_fields({"parallelism.pipeline_outputs": habit}),
         )
         for habit in ("kept", "freed")
     )
@@ -149,7 +151,7 @@ def test_an_update_of_lists_of_tensors_needs_the_roots_of_second_moments() -> No
     nothing is gathered and no activation lives. Where activations take more, the update adds nothing."""
     model, system = load_model("gpt2-xl"), load_system("dgx-h100")
     lists = load_software("pytorch-eager")
-    single = lists.changed({"gradients.listwise_updates": ()})
+    single = lists.with_fields({"gradients.listwise_updates": ()})
 
     def memory(software: Software, sequences: int, optimizer: str = "adam", **options: Any) -> Footprint:
         run = Run(gpus=1, dtype="bf16", global_batch=sequences, recompute="full", optimizer=optimizer, **options)
@@ -191,7 +193,9 @@ def test_losses_for_metrics_move_logits_forward_alone_and_keep_nothing() -> None
     """600 bf16 logits are read and written in fp32; those are read, and their log-softmax written: 14 bytes each."""
     x, formats = Tensor("logits", ("batch", "seq", "vocab"), (2, 3, 100)), precision("bf16")
     plain, measured = (
-        LAYERS["cross_entropy"].model_validate({}).expand("loss", (x,), Choices(loss="recomputed", metrics=metrics))
+        LAYERS["cross_entropy"]
+        .model_validate({})
+        .expand("loss", (x,), LayerImplementations(loss="recomputed", extra_losses=metrics))
         for metrics in (0, 2)
     )
     moved = [
@@ -204,8 +208,8 @@ def test_losses_for_metrics_move_logits_forward_alone_and_keep_nothing() -> None
     ]
     assert moved[1] - moved[0] == 2 * 600 * 14
     assert sum(len(operation.backward(formats)) for operation in measured.operations) == 1
-    assert kept(Choices(loss="recomputed", metrics=2), "cross_entropy", x) == kept(
-        Choices(loss="recomputed"), "cross_entropy", x
+    assert kept(LayerImplementations(loss="recomputed", extra_losses=2), "cross_entropy", x) == kept(
+        LayerImplementations(loss="recomputed"), "cross_entropy", x
     )
 
 
@@ -213,7 +217,7 @@ def test_metrics_of_training_take_time_and_no_memory() -> None:
     """They come when the backward pass is over, and in training alone."""
     model, system = load_model("gpt2"), load_system("dgx-a100-80gb")
     composer = load_software("fsdp-composer")
-    without = composer.changed({"fusion.metrics": 0})
+    without = composer.with_fields({"fusion.metrics": 0})
     run = Run(gpus=8, batch=32, dtype="bf16", strategy="dp,zero=3", software="fsdp-composer")
     measured, plain = (predict(model, system, run, software) for software in (composer, without))
     assert measured.memory == plain.memory and measured.flops == plain.flops
@@ -235,13 +239,13 @@ def program(*layers: tuple[int, float]) -> Program:
 
 def test_pieces_by_work_by_hand() -> None:
     """An embedding, 16 blocks of 1, a head of 4: the first piece passes half of 20 with its eleventh block."""
-    assert cut_by_work(program((1, 0.0), (16, 1.0), (1, 4.0)), 2) == [((0, 1), (1, 11)), ((1, 5), (2, 1))]
-    blocks = [sum(n for i, n in piece if i == 1) for piece in cut_by_work(program((1, 0.0), (80, 1.0), (1, 1.1)), 16)]
+    assert cut_by_flops(program((1, 0.0), (16, 1.0), (1, 4.0)), 2) == [((0, 1), (1, 11)), ((1, 5), (2, 1))]
+    blocks = [sum(n for i, n in piece if i == 1) for piece in cut_by_flops(program((1, 0.0), (80, 1.0), (1, 1.1)), 16)]
     assert blocks[:2] == [6, 5] and sum(blocks) == 80
 
 
 def test_pieces_by_work_leave_none_empty() -> None:
-    pieces = cut_by_work(program((3, 1.0), (1, 100.0)), 4)
+    pieces = cut_by_flops(program((3, 1.0), (1, 100.0)), 4)
     assert len(pieces) == 4 and all(pieces)
 
 
@@ -253,7 +257,7 @@ def test_the_heaviest_piece_is_as_light_as_of_all_cuts(weights: tuple[float, ...
     every = combinations(range(1, len(each)), pieces - 1)
     lightest = min(max(sum(each[a:b]) for a, b in pairwise((0, *ends, len(each)))) for ends in every)
     network = program((1, 1.0), (8, 1.0), (1, 1.0))
-    chunks = _balanced(network, weights, range(pieces))
+    chunks = _cut_balanced(network, weights, range(pieces))
     assert slowest_stage_time(network, weights, chunks, range(pieces)) == pytest.approx(lightest, rel=1e-9)
     layers = balanced_cut(network, weights, range(pieces))
     assert sum(layers) == 8 and len(layers) == pieces
@@ -276,13 +280,13 @@ def test_chunks_of_a_stage_make_up_for_a_heavy_output_layer() -> None:
     layers = balanced_cut(network, weights, stages)
     assert sum(layers) == 94 and sum(layers[3::4]) == 21 and max(layers) == 9
     assert time_of_layers(network, weights, layers, stages) == pytest.approx(25.0)
-    assert slowest_stage_time(network, weights, _balanced(network, weights, stages), stages) == pytest.approx(25.0)
+    assert slowest_stage_time(network, weights, _cut_balanced(network, weights, stages), stages) == pytest.approx(25.0)
 
 
 def test_layers_that_do_not_divide_are_on_earlier_pieces_by_default_and_on_later_ones_in_plans() -> None:
     """78 layers beside an embedding of 0.1 and an output layer of 0.9 on 12 pieces, none heavier than 7."""
     network, weights = program((1, 0.0), (78, 1.0), (1, 0.9)), (0.1, 1.0, 0.9)
-    layers = [sum(n for i, n in piece if i == 1) for piece in _balanced(network, weights, range(12))]
+    layers = [sum(n for i, n in piece if i == 1) for piece in _cut_balanced(network, weights, range(12))]
     assert layers == [6, 7, 7, 7, 7, 7, 7, 7, 6, 6, 6, 5]
     assert balanced_cut(network, weights, range(12)) == (5, 6, 6, 6, 7, 7, 7, 7, 7, 7, 7, 6)
 
@@ -394,18 +398,18 @@ def test_flat_copies_of_gradients_are_reserved_beside_what_they_follow() -> None
 
     def memory(copies: tuple[float, float], seq: int, **options: Any) -> Footprint:
         run = Run(gpus=4, batch=4, model={"seq": seq}, **{"dtype": "bf16", "strategy": "zero=1", **options})
-        profile = load_software("megatron-core").changed({"gradients.flat_copies": copies})
+        profile = load_software("megatron-core").with_fields({"gradients.flat_copies": copies})
         return predict(load_model("gpt2-xl"), load_system("dgx-h100"), run, profile).memory
 
     plain, copied = memory((0, 0), 1024), memory((2, 6), 1024)
     size = (2 + 6 / 4) * plain.parameters / 2
-    assert copied.total == plain.total and copied.apart == pytest.approx(size)
+    assert copied.total == plain.total and copied.flat_buffer_cache == pytest.approx(size)
     assert copied.cached - plain.cached == pytest.approx(size) == pytest.approx(copied.used - plain.used)
-    assert memory((2, 6), 1024, strategy="dp").apart == pytest.approx(plain.parameters)
-    assert memory((2, 6), 1024, dtype="fp32").apart == 0.0
+    assert memory((2, 6), 1024, strategy="dp").flat_buffer_cache == pytest.approx(plain.parameters)
+    assert memory((2, 6), 1024, dtype="fp32").flat_buffer_cache == 0.0
     short, instead = memory((0, 0), 16), memory((2, 6), 16)
     left = short.activations + short.workspace - short.reserved
-    assert left < size and instead.apart == pytest.approx(left)
+    assert left < size and instead.flat_buffer_cache == pytest.approx(left)
     assert instead.total - short.total == pytest.approx(size - left)
 
 
@@ -418,7 +422,7 @@ def test_fsdp2_has_its_root_two_blocks_and_flat_buffers_gathered() -> None:
         sections, root = (
             predict(load_model(name), load_system("dgx-h100"), run, profile).steps.stage_memory.states.gathered[0, 0]
             for profile in (
-                load_software("torchtitan").changed({"parallelism.gather_buffers": "sections"}),
+                load_software("torchtitan").with_fields({"parallelism.gather_buffers": "sections"}),
                 load_software("torchtitan"),
             )
         )
@@ -440,8 +444,8 @@ def test_a_bucket_is_no_larger_than_all_gradients() -> None:
     small, large = (
         predict(load_model(name), load_system("dgx-h100"), Run(gpus=4, dtype="bf16", batch=1), profile).steps.batch
         for name, profile in (
-            ("lenet", load_software("pytorch-eager").changed({"gradients.bucket_elements": 5e8})),
-            ("gpt2-xl", load_software("pytorch-eager").changed({"gradients.bucket_elements": 5e8})),
+            ("lenet", load_software("pytorch-eager").with_fields({"gradients.bucket_elements": 5e8})),
+            ("gpt2-xl", load_software("pytorch-eager").with_fields({"gradients.bucket_elements": 5e8})),
         )
     )
     sizes = [float(each.layouts.bucket_memory(each.assignment.kinds.stages)[0, 0]) for each in (small, large)]
@@ -465,7 +469,7 @@ def test_a_diary_dates_the_state_of_its_software() -> None:
 
 def test_what_an_allocator_reserved_is_compared_where_notes_state_it() -> None:
     rows = pd.DataFrame([MEGATRON | {"notes": "66.55 GiB allocated, 70.88 GiB reserved"}, MEGATRON | {"notes": ""}])
-    predicted, measured = MemoryTable().parts(rows)["reserved by the allocator"]
+    predicted, measured = MemoryTable().further_quantities(rows)["reserved by the allocator"]
     assert predicted[0] == MemoryTable().memory_of(MEGATRON).cached
     assert measured[0] == pytest.approx(70.88 * 2**30)
     assert np.isnan(predicted[1]) and np.isnan(measured[1])

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.pricing.kernels import DeviceFigures
+from paleo.pricing.kernels import DeviceDatasheet
 from paleo.pricing.memory import (
     MemoryParameters,
     block_passes,
@@ -23,7 +23,7 @@ from paleo.pricing.memory import (
 from paleo.pricing.store import streaming_fraction
 from paleo.tables.kinds._memory_passes import FAMILIES, FAMILY_OF, ElementwiseTable
 
-V100 = DeviceFigures("v100", "Volta", "HBM2", 80.0, 1.38e9, 14e12, 9e11, 6e6, 250.0, False)
+V100 = DeviceDatasheet("v100", "Volta", "HBM2", 80.0, 1.38e9, 14e12, 9e11, 6e6, 250.0, False)
 PLAIN = MemoryParameters(
     launch_time=30e-6,
     kernel_time=5e-6,

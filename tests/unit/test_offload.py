@@ -9,27 +9,27 @@ import numpy as np
 import pytest
 
 from paleo.errors import PlanError, SpecError
-from paleo.lowering.policies import Policies
+from paleo.lowering.policies import RecomputePolicies
 from paleo.operations.base import optimizer
 from paleo.operations.tensor import precision
 from paleo.predict import Prediction, predict
-from paleo.pricing.store import rates
+from paleo.pricing.store import parse_efficiencies
 from paleo.specs.loading import validate
 from paleo.specs.model import load_model
 from paleo.specs.run import InputOptions, Run
 from paleo.specs.system import load_system
 from paleo.step.memory import (
-    HOST_SHARE,
+    HOST_BANDWIDTH_SHARE,
     Offload,
     OffloadShares,
     clip_axes,
     clip_kernels,
-    host_update,
-    link_rate,
+    host_link_rate,
+    host_update_time,
     offload_of,
     with_offload_traffic,
 )
-from paleo.step.section_times import FIGURES, SectionCosts, layer_times
+from paleo.step.section_times import ARRAY_FIELDS, SectionTimes, layer_times
 from paleo.step.waiting import input_pipeline
 from paleo.studies.advice import advise
 
@@ -37,7 +37,7 @@ H100 = load_system("dgx-h100")
 BF16 = precision("bf16")
 #: Parameters of the section, all trained.
 ELEMENTS = np.array([100.0])
-NONE = Policies.uniform(np.array([1.0]), "none")
+NONE = RecomputePolicies.uniform(np.array([1.0]), "none")
 
 
 def run(**options: Any) -> Prediction:
@@ -47,14 +47,14 @@ def run(**options: Any) -> Prediction:
 
 def test_link_is_that_of_the_slot() -> None:
     """PCIe 5 x16: 63.015 GB/s each way, of which copies reach the share of the link's file."""
-    assert link_rate(H100) == pytest.approx(63.015e9 * 0.879)
+    assert host_link_rate(H100) == pytest.approx(63.015e9 * 0.879)
 
 
-def iteration(**more: float) -> SectionCosts:
+def iteration(**more: float) -> SectionTimes:
     """One section: forward 2 s, backward 3 s, weights 1 s, 100 parameters."""
     figures = {"repeat": 1, "forward": 2, "backward": 3, "weights": 1, "saved_bytes": 400} | more
-    costs = {name: np.array([float(figures.get(name, 0))]) for name in ("repeat", *FIGURES) if name != "limits"}
-    return SectionCosts(**costs, limits=np.zeros((3, 3, 1)))
+    costs = {name: np.array([float(figures.get(name, 0))]) for name in ("repeat", *ARRAY_FIELDS) if name != "limits"}
+    return SectionTimes(**costs, limits=np.zeros((3, 3, 1)))
 
 
 def test_activations_stream_beside_their_turns() -> None:
@@ -64,7 +64,7 @@ def test_activations_stream_beside_their_turns() -> None:
         times, ELEMENTS, ELEMENTS, Offload(frozenset({"activations"}), 100.0, np.inf), BF16, OffloadShares()
     )
     assert (moved.forward_transfers[0], moved.backward_transfers[0]) == (2.0, 0.0)
-    assert (moved.saved_bytes[0], moved.offloaded_bytes[0], moved.transient[0]) == (0.0, 400.0, 800.0)
+    assert (moved.saved_bytes[0], moved.offloaded_bytes[0], moved.recompute_bytes[0]) == (0.0, 400.0, 800.0)
 
 
 def test_activations_of_some_layers_travel_beside_all_of_them() -> None:
@@ -74,9 +74,9 @@ def test_activations_of_some_layers_travel_beside_all_of_them() -> None:
     quarter = OffloadShares(activations=np.array([0.25]))
     moved = with_offload_traffic(times, ELEMENTS, ELEMENTS, link, BF16, quarter)
     assert (moved.forward_transfers[0], moved.backward_transfers[0]) == (2.0, 0.0)
-    assert (moved.saved_bytes[0], moved.offloaded_bytes[0], moved.transient[0]) == (300.0, 100.0, 400.0)
+    assert (moved.saved_bytes[0], moved.offloaded_bytes[0], moved.recompute_bytes[0]) == (300.0, 100.0, 400.0)
     none = with_offload_traffic(times, ELEMENTS, ELEMENTS, link, BF16, OffloadShares(activations=np.zeros(1)))
-    assert (none.forward_transfers[0], none.saved_bytes[0], none.transient[0]) == (0.0, 400.0, 0.0)
+    assert (none.forward_transfers[0], none.saved_bytes[0], none.recompute_bytes[0]) == (0.0, 400.0, 0.0)
 
 
 @pytest.mark.parametrize(("strategy", "living"), [("dp", 1), ("zero=3", 1), ("pp=2,dp=4", 2)])
@@ -139,7 +139,7 @@ def test_a_search_counts_layers_as_a_prediction_does() -> None:
 
 def test_a_superchip_reaches_its_host_over_nvlink() -> None:
     """450 GB/s each way of a Grace, of which copies reach 81.8 %, for both GPUs of a GB200."""
-    assert link_rate(load_system("gb200-nvl72")) == pytest.approx(450e9 * 0.818 / 2)
+    assert host_link_rate(load_system("gb200-nvl72")) == pytest.approx(450e9 * 0.818 / 2)
 
 
 def test_parameters_and_gradients_stream_both_ways_at_once() -> None:
@@ -176,11 +176,11 @@ def test_shares_follow_zero() -> None:
 def test_update_on_the_host_by_hand() -> None:
     """1e9 parameters: 2 GB of gradients out (0.1 s, 0.06 s hidden), 28 GB through memory (2 s) beside 2 GB back."""
     adam, one = optimizer("adam"), Offload(frozenset({"optimizer"}), 20e9, 14e9)
-    assert float(host_update(np.array(1e9), np.array(0.06), adam, BF16, one)) == pytest.approx(0.04 + 2.0)
+    assert float(host_update_time(np.array(1e9), np.array(0.06), adam, BF16, one)) == pytest.approx(0.04 + 2.0)
     slow = Offload(frozenset({"optimizer"}), 0.5e9, 14e9)
-    assert float(host_update(np.array(1e9), np.array(9.0), adam, BF16, slow)) == pytest.approx(4.0)
+    assert float(host_update_time(np.array(1e9), np.array(9.0), adam, BF16, slow)) == pytest.approx(4.0)
     both = Offload(frozenset({"optimizer", "gradients", "parameters"}), 20e9, 14e9)
-    assert float(host_update(np.array(1e9), np.array(0.0), adam, BF16, both)) == pytest.approx(2.0)
+    assert float(host_update_time(np.array(1e9), np.array(0.0), adam, BF16, both)) == pytest.approx(2.0)
 
 
 def test_offload_moves_memory_and_loses_none() -> None:
@@ -240,8 +240,8 @@ def test_a_batch_arrives_by_hand() -> None:
     fed = input_pipeline(wanted, H100, 4e6, gpus=8, replica=1, local_batch=16)
     assert float(fed.storage) == pytest.approx(0.0128)
     assert float(fed.decode) == pytest.approx(128 * 0.01 / 64)
-    assert float(fed.copy) == pytest.approx(64e6 / link_rate(H100))
-    assert (float(fed.total), fed.slowest) == (float(fed.decode), "decoding")
+    assert float(fed.copy) == pytest.approx(64e6 / host_link_rate(H100))
+    assert (float(fed.batch_interval), fed.slowest) == (float(fed.decode), "decoding")
 
 
 def test_replicas_share_a_node() -> None:
@@ -294,7 +294,7 @@ def test_small_images_software_that_is_not_known_and_constant_rates_load_nothing
 def test_tokens_are_copied_as_int64() -> None:
     """4096 tokens of 8 bytes a sample."""
     fed = run(input={}).input_pipeline
-    assert fed is not None and float(fed.copy) == pytest.approx(4096 * 8 / link_rate(H100))
+    assert fed is not None and float(fed.copy) == pytest.approx(4096 * 8 / host_link_rate(H100))
 
 
 def test_input_that_is_not_known_is_said() -> None:
@@ -383,17 +383,20 @@ def test_a_search_keeps_what_is_offloaded_away() -> None:
 
 def test_adam_on_a_host_takes_as_long_as_was_measured() -> None:
     """ZeRO-Offload's CPU-Adam on a DGX-2: 10e9 parameters in 2.57 s; an H100's host has 614.4 GB/s for eight ranks."""
-    dgx2 = Offload(frozenset({"optimizer"}), np.inf, HOST_SHARE * 256e9)
-    assert float(host_update(np.array(10e9), np.array(0.0), optimizer("adam"), BF16, dgx2)) == pytest.approx(2.57)
-    assert offload_of("optimizer", H100).memory == pytest.approx(0.4256 * 614.4e9 / 8, rel=1e-3)
+    dgx2 = Offload(frozenset({"optimizer"}), np.inf, HOST_BANDWIDTH_SHARE * 256e9)
+    assert float(host_update_time(np.array(10e9), np.array(0.0), optimizer("adam"), BF16, dgx2)) == pytest.approx(2.57)
+    assert offload_of("optimizer", H100).host_memory_rate == pytest.approx(0.4256 * 614.4e9 / 8, rel=1e-3)
 
 
 def test_constant_rates_hold_for_the_host_too() -> None:
     """``ideal`` is the datasheet: all of 63.015 GB/s a slot and of an eighth of 614.4 GB/s; shares scale them."""
-    ideal = offload_of("optimizer", H100, rates("ideal"))
-    assert (ideal.link, ideal.memory) == (pytest.approx(63.015e9), pytest.approx(614.4e9 / 8))
-    shares = offload_of("optimizer", H100, rates("ppp=0.6,0.75"))
-    assert (shares.link, shares.memory) == (pytest.approx(0.75 * 63.015e9), pytest.approx(0.6 * 614.4e9 / 8))
+    ideal = offload_of("optimizer", H100, parse_efficiencies("ideal"))
+    assert (ideal.link_rate, ideal.host_memory_rate) == (pytest.approx(63.015e9), pytest.approx(614.4e9 / 8))
+    shares = offload_of("optimizer", H100, parse_efficiencies("ppp=0.6,0.75"))
+    assert (shares.link_rate, shares.host_memory_rate) == (
+        pytest.approx(0.75 * 63.015e9),
+        pytest.approx(0.6 * 614.4e9 / 8),
+    )
 
 
 def test_steps_at_the_datasheet_wait_for_all_of_the_hosts_bandwidth() -> None:
@@ -410,5 +413,5 @@ def test_offloaded_gradients_are_scaled_by_the_host() -> None:
     asked = {"gpus": 1, "batch": 1, "dtype": "bf16", "offload": "optimizer,gradients,parameters"}
     model = load_model("llama3-8b")
     scaled, norm = (predict(model, H100, Run.model_validate({**asked, "clip": clip})) for clip in ("scaled", "norm"))
-    more = 8 * scaled.graph.parameters / offload_of("optimizer", H100).memory
+    more = 8 * scaled.graph.parameters / offload_of("optimizer", H100).host_memory_rate
     assert scaled.step_time - norm.step_time == pytest.approx(more, rel=0.05)

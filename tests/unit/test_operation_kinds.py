@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from paleo.errors import SpecError
-from paleo.layers.base import Choices
+from paleo.layers.base import LayerImplementations
 from paleo.layers.opaque import ImportedPass
-from paleo.operations.base import KINDS, MemoryPass, OperationKind, flat_pass
+from paleo.operations.base import KINDS, MemoryPass, OperationKind, elementwise_kernel
 from paleo.operations.tensor import Tensor
 
 X = Tensor("x", ("batch", "features"), (2, 4))
@@ -20,12 +20,12 @@ def test_a_misspelt_kind_is_an_error_with_the_nearest_name() -> None:
 
 def test_a_kernel_of_an_unknown_kind_is_an_error_too() -> None:
     with pytest.raises(SpecError, match="'elementwize'; nearest: 'elementwise'"):
-        flat_pass("y", "elementwize", "forward", 8.0, 32.0, 32.0)
+        elementwise_kernel("y", "elementwize", "forward", 8.0, 32.0, 32.0)
 
 
 def test_a_model_file_may_name_any_registered_kind() -> None:
     layer = ImportedPass.model_validate({"dims": {"batch": 2, "features": 4}, "kind": "dropout"})
-    (operation,) = layer.expand("y", (X,), Choices()).operations
+    (operation,) = layer.expand("y", (X,), LayerImplementations()).operations
     assert isinstance(operation, MemoryPass)
     assert operation.kind.pointwise
 
@@ -39,6 +39,6 @@ def test_a_model_file_with_a_misspelt_kind_is_refused() -> None:
 def test_traits_fit_together(name: str, kind: OperationKind) -> None:
     """A family of prices of passes over memory; what stands in for a kind in inference exists; what computes nothing
     has no statistics."""
-    assert (kind.name, kind.price.partition(".")[0]) == (name, "memory")
-    assert kind.inference is None or kind.inference in KINDS
-    assert not (kind.moves and (kind.norm or kind.pointwise or kind.two_sweeps))
+    assert (kind.name, kind.calibration_family.partition(".")[0]) == (name, "memory")
+    assert kind.inference_kind is None or kind.inference_kind in KINDS
+    assert not (kind.only_moves_data and (kind.norm or kind.pointwise or kind.reads_input_twice))

@@ -8,7 +8,7 @@ import pytest
 
 from paleo.errors import PlanError
 from paleo.network.graph import build_graph
-from paleo.operations.base import OPTIMIZERS, Matrix, optimizer
+from paleo.operations.base import OPTIMIZERS, WeightMatrices, optimizer
 from paleo.operations.contraction import weight_matrix
 from paleo.operations.tensor import autocast, precision
 from paleo.predict import Prediction, predict
@@ -71,7 +71,7 @@ def test_every_optimizer_is_counted_by_hand() -> None:
 def _flops(name: str, rows: float, columns: float) -> float:
     rule = optimizer(name).matrices
     assert rule is not None
-    kernels = rule.kernels("update", Matrix(rows, columns, 1.0), precision("bf16"))
+    kernels = rule.kernels("update", WeightMatrices(rows, columns, 1.0), precision("bf16"))
     return sum(kernel.flops * times for kernel, times in kernels)
 
 
@@ -91,7 +91,7 @@ def test_shampoo_multiplies_each_gradient_four_times_and_roots_now_and_then() ->
 
 def test_states_of_matrices() -> None:
     """Muon keeps a momentum; Shampoo both preconditioners and their roots, too."""
-    matrices = Matrix(768, 3072, 2.0)
+    matrices = WeightMatrices(768, 3072, 2.0)
     muon, shampoo = (optimizer(name).matrices for name in ("muon", "shampoo"))
     assert muon is not None and muon.numbers(matrices) == 2 * 768 * 3072
     assert shampoo is not None and shampoo.numbers(matrices) == 2 * (768 * 3072 + 2 * (768**2 + 3072**2))

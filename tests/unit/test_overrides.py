@@ -88,7 +88,7 @@ def test_entries_are_laid_over_one_another_dim_by_dim() -> None:
     graph = chain(linear("one", "ffn"), linear("two", "wide"), linear("three", "out"))
     stated = {"*": {"batch": "cp"}, "t*": {"batch": ["cp", "dp"]}, "three": {"out": "tp"}}
     preset = STRATEGIES["batch"](graph, parse_strategy("batch"))
-    splits = [with_overrides(preset, graph, stated).of(node) for node in graph.nodes]
+    splits = [with_overrides(preset, graph, stated).split_of(node) for node in graph.nodes]
     assert splits == [{"batch": ("cp",)}, {"batch": ("cp", "dp")}, {"batch": ("cp", "dp"), "out": ("tp",)}]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paleo.errors import PlanError
-from paleo.lowering.program import Program, Transfer, lower
+from paleo.lowering.program import LayerCollective, Program, lower
 from paleo.network.graph import build_graph
 from paleo.operations.tensor import precision
 from paleo.parallel.placement import STRATEGIES, Mesh, parse_strategy
@@ -22,11 +22,11 @@ def program(model: str, strategy: str, batch: int = BATCH) -> Program:
     return lower(graph, STRATEGIES[chosen.preset](graph, chosen), mesh, precision("bf16"))
 
 
-def block(of: Program) -> tuple[Transfer, ...]:
+def block(of: Program) -> tuple[LayerCollective, ...]:
     return max(of.sections, key=lambda section: section.repeat).transfers
 
 
-def volumes(transfers: tuple[Transfer, ...], *, overlapped: bool = False) -> list[tuple[str, str, str, float]]:
+def volumes(transfers: tuple[LayerCollective, ...], *, overlapped: bool = False) -> list[tuple[str, str, str, float]]:
     chosen = [(t.operation, t.axis, t.phase, t.payload_bytes) for t in transfers if t.overlapped == overlapped]
     return sorted(chosen)
 
@@ -97,7 +97,7 @@ def test_experts_travel_by_all_to_all() -> None:
     """Each token goes to top_k experts and back, forward and backward: four all-to-alls of tokens · top_k · hidden
     (GShard, 2020)."""
     found = volumes(block(program("mixtral-8x7b", "ep=4")))
-    tokens = BATCH * build_graph(load_model("mixtral-8x7b"), batch=1).params["seq"] / 4
+    tokens = BATCH * build_graph(load_model("mixtral-8x7b"), batch=1).hyperparameters["seq"] / 4
     size = tokens * 2 * 4096 * 2.0
     expected = [("all_to_all", "ep", phase, size) for phase in ("backward", "backward", "forward", "forward")]
     assert found == expected
@@ -106,7 +106,7 @@ def test_experts_travel_by_all_to_all() -> None:
 def test_context_parallel_passes_keys_and_values_round() -> None:
     """Ring attention: K and V travel forward, and again with their gradients backward."""
     found = volumes(block(program("llama3-8b", "cp=4")), overlapped=True)
-    seq = build_graph(load_model("llama3-8b"), batch=1).params["seq"]
+    seq = build_graph(load_model("llama3-8b"), batch=1).hyperparameters["seq"]
     size = BATCH * seq * 8 * 128 * 2.0
     assert found == sorted(
         [

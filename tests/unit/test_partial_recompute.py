@@ -7,7 +7,7 @@ import pytest
 
 from paleo.errors import PaleoError
 from paleo.predict import predict
-from paleo.search.partial_recompute import every_layer, fewest_layers
+from paleo.search.partial_recompute import fewest_layers, full_recompute_cases
 from paleo.search.plans import search
 from paleo.search.space import Space
 from paleo.specs.model import load_model
@@ -62,4 +62,4 @@ def test_an_expected_share_of_layers_changes_the_way_not_the_answer(share: float
 def test_cases_that_recompute_every_layer() -> None:
     layout, microbatch, policy = (0, 0, 1, 0, 0, 1), (1, 2, 1, 1, 2, 1), (0, 0, 0, 2, 2, 1)
     cases = tuple(np.array(column) for column in (layout, microbatch, policy))
-    assert every_layer(cases).tolist() == [3, 4, -1, 3, 4, -1]  # type: ignore[arg-type]
+    assert full_recompute_cases(cases).tolist() == [3, 4, -1, 3, 4, -1]  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from paleo.errors import PlanError
 from paleo.predict import predict
-from paleo.schedules.base import SCHEDULES, Passes, check_schedule
+from paleo.schedules.base import SCHEDULES, PassTimes, check_schedule
 from paleo.schedules.engine import StageTime, pipeline_events, pipeline_time
 from paleo.schedules.stage_ends import stage_ends
 from paleo.specs.model import load_model
@@ -90,7 +90,7 @@ def test_zero_bubble_v_closed_form_is_exact_on_equal_stages(
     depth: int, more: int, f: float, b: float, w: float
 ) -> None:
     times = [[StageTime(f / 2, b / 2, w / 2, 0.0)] * 2] * depth
-    passes = Passes(*(np.full(depth, one) for one in (f, b, w)))
+    passes = PassTimes(*(np.full(depth, one) for one in (f, b, w)))
     count = 2 * depth + more
     played = pipeline_time("zb-v", times, count).total
     assert float(stage_ends(SCHEDULES["zb-v"], passes, count, 2).max(axis=0)) == pytest.approx(played, rel=1e-12)
@@ -114,7 +114,7 @@ def test_zero_bubble_v_has_no_bubble_where_passes_are_equal(depth: int, more: in
 @settings(max_examples=100, deadline=None)
 def test_chimera_closed_form_is_exact_on_equal_stages(half: int, units: int, f: float, b: float) -> None:
     times, depth = [[StageTime(f, b, 0.0, 0.0)] * 2] * (2 * half), 2 * half
-    passes = Passes(np.full(depth, f), np.full(depth, b), np.zeros(depth))
+    passes = PassTimes(np.full(depth, f), np.full(depth, b), np.zeros(depth))
     played = pipeline_time("chimera", times, depth * units).total
     ends = stage_ends(SCHEDULES["chimera"], passes, depth * units, 1)
     assert float(ends.max(axis=0)) == pytest.approx(played, rel=1e-12)
@@ -142,9 +142,9 @@ def test_v_and_bidirectional_closed_forms_are_near_with_a_heavier_last_piece(
     """A head of up to half a piece; ``depth`` pairs of stages."""
     schedule, stages, chunks = SCHEDULES[name], 2 * depth, chunks_of(name)
     pieces = [np.array([1.0, 1.1, 0.9])] * (stages * chunks - 1) + [np.array([1.0, 1.1, 0.9]) * (1.0 + last)]
-    held = schedule.pieces(stages, chunks)
+    held = schedule.model_chunks(stages, chunks)
     times = [[StageTime(*pieces[piece], 0.0) for piece in stage] for stage in held]
-    passes = Passes(*np.array([sum(pieces[i] for i in stage) / schedule.replicas for stage in held]).T)
+    passes = PassTimes(*np.array([sum(pieces[i] for i in stage) / schedule.replicas for stage in held]).T)
     played = pipeline_time(name, times, stages * units).total
     assert low <= float(stage_ends(schedule, passes, stages * units, chunks).max(axis=0)) / played - 1.0 <= high
 
@@ -201,8 +201,13 @@ def test_what_a_schedule_cannot_run_is_said(
 
 
 def test_one_f_one_b_keeps_as_many_activations_as_stages_follow() -> None:
-    assert [SCHEDULES["1f1b"].in_flight(stage, 4, 16, 1) for stage in range(4)] == [(4,), (3,), (2,), (1,)]
-    assert [SCHEDULES["gpipe"].in_flight(stage, 4, 16, 1) for stage in range(4)] == [(16,)] * 4
+    assert [SCHEDULES["1f1b"].counted_peak_activations(stage, 4, 16, 1) for stage in range(4)] == [
+        (4,),
+        (3,),
+        (2,),
+        (1,),
+    ]
+    assert [SCHEDULES["gpipe"].counted_peak_activations(stage, 4, 16, 1) for stage in range(4)] == [(16,)] * 4
 
 
 def test_long_runs_are_not_unrolled_and_agree_with_those_that_are() -> None:
@@ -241,7 +246,7 @@ def engine(name: str, stages: list[tuple[float, float, float]], microbatches: in
 
 def closed(name: str, stages: list[tuple[float, float, float]], microbatches: int, chunks: int = 1) -> float:
     forward, backward, weights = (np.array(column) for column in zip(*stages, strict=True))
-    return float(stage_ends(SCHEDULES[name], Passes(forward, backward, weights), microbatches, chunks).max(axis=0))
+    return float(stage_ends(SCHEDULES[name], PassTimes(forward, backward, weights), microbatches, chunks).max(axis=0))
 
 
 @pytest.mark.slow
@@ -297,9 +302,9 @@ def test_no_stage_ends_later_than_stated(
 ) -> None:
     from paleo.schedules.engine import _run
 
-    passes = Passes(*(np.array(column) for column in zip(*stages, strict=True)))
+    passes = PassTimes(*(np.array(column) for column in zip(*stages, strict=True)))
     played = _run(SCHEDULES[name], [[StageTime(*one, 0.0)] for one in stages], microbatches)
-    stated = SCHEDULES[name].closed.ends(np.asarray(played.total), passes, microbatches, 1)
+    stated = SCHEDULES[name].closed_forms.ends(np.asarray(played.total), passes, microbatches, 1)
     assert stated.max() == pytest.approx(played.total)
     if name != "zb-h1":
         assert np.all(np.array(played.ends) <= stated * (1 + 1e-12))
@@ -313,9 +318,9 @@ def test_activations_alive_by_formula_and_by_order(name: str, depth: int, rounds
     if not schedule.allows_microbatches(depth, depth * rounds):
         return
     for stage in range(depth):
-        counted = schedule.in_flight(stage, depth, depth * rounds, pieces)
-        assert schedule.alive(stage, depth, depth * rounds, pieces) == sum(counted)
-        assert tuple(schedule.alive_by_piece(stage, depth, depth * rounds, pieces)) == counted
+        counted = schedule.counted_peak_activations(stage, depth, depth * rounds, pieces)
+        assert schedule.peak_activations(stage, depth, depth * rounds, pieces) == sum(counted)
+        assert tuple(schedule.peak_activations_by_chunk(stage, depth, depth * rounds, pieces)) == counted
 
 
 def test_closed_forms_broadcast() -> None:
@@ -324,9 +329,9 @@ def test_closed_forms_broadcast() -> None:
     counts = np.array([1.0, 4.0, 8.0, 12.0, 40.0])
     for name, schedule in SCHEDULES.items():
         chunks = chunks_of(name)
-        together = stage_ends(schedule, Passes(*columns), counts, chunks).max(axis=0)
+        together = stage_ends(schedule, PassTimes(*columns), counts, chunks).max(axis=0)
         for i, count in enumerate(counts):
-            alone = stage_ends(schedule, Passes(*columns[:, :, i]), float(count), chunks).max(axis=0)
+            alone = stage_ends(schedule, PassTimes(*columns[:, :, i]), float(count), chunks).max(axis=0)
             assert together[i] == pytest.approx(float(alone), rel=1e-12), name
 
 
@@ -339,7 +344,7 @@ def test_an_output_layer_keeps_its_loss() -> None:
         predict(model, system, Run.model_validate({**run, "strategy": f"pp=32,ep=8,zero=1,vp={chunks}"}))
         for chunks in (1, 3)
     )
-    pieces = interleaved.steps.batch.assignment.pieces
+    pieces = interleaved.steps.batch.assignment.model_chunks
     names = [section.name for section in interleaved.program.sections]
     assert [names[section] for section, _ in pieces[-1]][-2:] == names[-2:]
     block = max(range(len(names)), key=lambda index: interleaved.program.sections[index].repeat)

@@ -226,7 +226,7 @@ def dragonfly_rates(flows: Sequence[tuple[int, int]], size: int, network: Dragon
             paths.append([*ports, 2 * nodes + a * groups + b])
         else:
             paths += [[*ports, 2 * nodes + a * groups + x, 2 * nodes + x * groups + b] for x in thirds]
-    rates = max_min_rates(paths, [1.0] * (2 * nodes) + [float(network.pair)] * groups**2)
+    rates = max_min_rates(paths, [1.0] * (2 * nodes) + [float(network.pair_node_rates)] * groups**2)
     if network.routing == "minimal":
         return rates
     parts = groups - 2

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from paleo.layers.base import LAYERS, Choices
+from paleo.layers.base import LAYERS, LayerImplementations
 from paleo.operations.base import Kernel
 from paleo.operations.tensor import Tensor, precision
 from paleo.predict import predict
-from paleo.pricing.kernels import pricer
+from paleo.pricing.kernels import kernel_predictor
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
-from paleo.step.backend import copied_heads
+from paleo.step.backend import with_replicated_heads
 
 X = Tensor("x", ("batch", "seq", "hidden"), (2, 64, 256))
 
@@ -26,8 +26,8 @@ def moved(operations: object, phase: str) -> float:
 
 def test_plain_norm_moves_36_bytes_forward_and_twice_that_backward() -> None:
     layer = LAYERS["rms_norm"]()
-    plain = layer.expand("norm", (X,), Choices(rms_norm="stepwise")).operations
-    fused = layer.expand("norm", (X,), Choices()).operations
+    plain = layer.expand("norm", (X,), LayerImplementations(rms_norm="stepwise")).operations
+    fused = layer.expand("norm", (X,), LayerImplementations()).operations
     assert moved(plain, "forward") == pytest.approx(36.0, rel=0.01)
     assert moved(plain, "backward") == pytest.approx(76.0, rel=0.05)
     assert moved(fused, "forward") == pytest.approx(4.0, rel=0.02)
@@ -37,7 +37,7 @@ def test_complex_rotation_moves_20_bytes_each_way() -> None:
     layer = LAYERS["attention"](heads=4, rotary=True)
     rotary = [
         operation
-        for operation in layer.expand("attention", (X,), Choices(rotation="complex")).operations
+        for operation in layer.expand("attention", (X,), LayerImplementations(rotation="complex")).operations
         if ".rotary." in operation.name
     ]
     assert moved(rotary, "forward") == pytest.approx(2 * 20.0)  # query and key
@@ -91,9 +91,9 @@ def test_norms_are_plain_code_in_transformers_and_in_older_releases() -> None:
 
 def test_key_heads_are_copied_to_ranks_that_share_them() -> None:
     model = load_model("llama3-70b")  # 8 key heads
-    assert copied_heads(model, {}, 8) == {}
-    assert copied_heads(model, {}, 16) == {"kv_heads": 16}
-    assert copied_heads(model, {"kv_heads": 3}, 16) == {"kv_heads": 3}  # is divided by no number of ranks
+    assert with_replicated_heads(model, {}, 8) == {}
+    assert with_replicated_heads(model, {}, 16) == {"kv_heads": 16}
+    assert with_replicated_heads(model, {"kv_heads": 3}, 16) == {"kv_heads": 3}  # is divided by no number of ranks
     run = Run(gpus=16, strategy="tp=16,sp", batch=1)
     wide = predict(model, load_system("dgx-h100"), run)
     narrow = predict(model, load_system("dgx-h100"), run.model_copy(update={"gpus": 8, "strategy": "tp=8,sp"}))
@@ -136,8 +136,8 @@ def test_streamed_norms_cost_what_their_bytes_do_and_a_block_for_each_short_row_
     )
     device = load_system("h100-sxm5-80gb").device
     streamed, block = (
-        float(pricer(device, "bf16", "auto", load_software(name)).times([norm]).total[0])
+        float(kernel_predictor(device, "bf16", "auto", load_software(name)).times([norm]).total[0])
         for name in ("megatron-core", "megatron-2021")
     )
-    assert streamed == pricer(device, "bf16", "auto", load_software("megatron-core")).times([plain]).total[0]
+    assert streamed == kernel_predictor(device, "bf16", "auto", load_software("megatron-core")).times([plain]).total[0]
     assert block > least * streamed

@@ -19,16 +19,16 @@ from paleo.specs.software import load_software
 from paleo.specs.system import load_system
 
 SYSTEM = load_system("dgx-a100-80gb")
-WHOLE = load_software("torchtitan").changed(
+WHOLE = load_software("torchtitan").with_fields(
     {"recomputation.stops_early": False, "recomputation.selective": "attention"}
 )
-EARLY = WHOLE.changed({"recomputation.stops_early": True})
-PRODUCTS = EARLY.changed({"recomputation.selective": "products"})
+EARLY = WHOLE.with_fields({"recomputation.stops_early": True})
+PRODUCTS = EARLY.with_fields({"recomputation.selective": "products"})
 
 
 def block(model: str, **changed: Any) -> frozenset[str]:
     nodes = [node for node in build_graph(load_model(model), batch=1, overrides=changed).nodes if node.repeat > 1]
-    last = [node for node in nodes if node.repeats == nodes[-1].repeats]
+    last = [node for node in nodes if node.loops == nodes[-1].loops]
     return unneeded_for_backward([operation for node in last for operation in node.operations])
 
 
@@ -61,7 +61,7 @@ def made(software: Any, recompute: str, **options: Any) -> Prediction:
 def again(of: Prediction, recompute: str, family: str) -> float:
     """FLOP of kernels of a kind that run again, in blocks."""
     return sum(
-        counted.kernel.flops * counted.times * section.repeat * (kernel_runs(section, counted) - 1.0)
+        counted.kernel.flops * counted.repetitions * section.repeat * (kernel_runs(section, counted) - 1.0)
         for section in with_recompute(of.program, recompute).sections
         for counted in section.kernels
         if counted.kernel.family == family
@@ -95,7 +95,7 @@ def test_head_and_loss_are_outside_the_blocks_that_are_recomputed() -> None:
     outside = [each for each in made(PRODUCTS, "selective").program.sections if each.repeat == 1]
     assert all(each.selected_bytes == 0.0 for each in outside)
     assert max(each.saved_bytes for each in outside) == pytest.approx(4 * 4096 * 32_000)
-    again_outside = [counted.selected for each in outside for counted in each.kernels]
+    again_outside = [counted.selective_recompute_runs for each in outside for counted in each.kernels]
     assert again_outside and not any(again_outside)
 
 

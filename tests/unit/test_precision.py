@@ -9,7 +9,7 @@ from paleo.operations.base import OPTIMIZERS, optimizer
 from paleo.operations.tensor import BYTES, autocast, precision
 from paleo.predict import predict
 from paleo.pricing.gemm import GemmParameters, gemm_time
-from paleo.pricing.kernels import figures, pricer
+from paleo.pricing.kernels import device_datasheet, kernel_predictor
 from paleo.pricing.store import lookup
 from paleo.specs.device import Device
 from paleo.specs.model import load_model
@@ -54,7 +54,7 @@ def test_mixed_precision_adam_takes_sixteen_bytes_a_parameter(dtype: str) -> Non
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp8", "fp32"])
 def test_autocast_keeps_wide_weights_and_the_same_sixteen_bytes(dtype: str) -> None:
     made = autocast(precision(dtype))
-    assert (made.parameter, made.gradient, made.master, made.wide) == (4, 4, 0, 4)
+    assert (made.parameter, made.gradient, made.master, made.wide_activation) == (4, 4, 0, 4)
     assert made.parameter + made.gradient + OPTIMIZERS["adam"].state_bytes(made) == 16
     assert made.operand == precision(dtype).operand
     assert made.casts == (dtype != "fp32")
@@ -91,7 +91,7 @@ def test_attention_and_head_cost_the_same_in_eight_bits_as_in_sixteen() -> None:
         run = Run(batch=1, dtype=dtype, software="cuda-graph", model={"layers": 3, "seq": 2048})
         made = predict(load_model("llama2-7b"), load_system("h100-sxm5-80gb"), run)
         kernels = [c.kernel for s in made.program.sections for c in s.kernels]
-        prices = pricer(made.system.device, dtype, "auto", load_software("cuda-graph")).times(kernels).total
+        prices = kernel_predictor(made.system.device, dtype, "auto", load_software("cuda-graph")).times(kernels).total
         return {kernel.name + kernel.phase: float(time) for kernel, time in zip(kernels, prices, strict=True)}
 
     eight, sixteen = seconds("fp8"), seconds("bf16")
@@ -108,7 +108,7 @@ def test_training_draws_more_power_than_the_calibrating_rows() -> None:
         known = found(device, dtype)
         return float(gemm_time(
             m=8192, n=8192, k=8192, element_bytes=2, result_bytes=2, activity=activity, sustained=1.0,
-            device=figures(device, dtype), parameters=known,
+            device=device_datasheet(device, dtype), parameters=known,
         ))  # fmt: skip
 
     def found(device: Device, dtype: str) -> GemmParameters:

@@ -8,7 +8,7 @@ from paleo import load_system
 from paleo.errors import SpecError
 from paleo.specs.catalog import names
 from paleo.specs.prices import billed_devices, price_list, purchase_quote, rent_quote, term_named
-from paleo.studies.cost import Tariff, rent
+from paleo.studies.cost import Tariff, rent_rate
 from paleo.units import HOUR, YEAR
 
 
@@ -20,7 +20,7 @@ def test_offers_name_known_devices_and_one_price(name: str) -> None:
 
 
 def test_most_systems_have_a_dated_price() -> None:
-    priced = [name for name in names("systems") if rent(load_system(name), 8)[0] is not None]
+    priced = [name for name in names("systems") if rent_rate(load_system(name), 8)[0] is not None]
     assert len(priced) >= 42
 
 
@@ -43,7 +43,7 @@ def test_a_price_says_how_far_offers_differ_and_for_which_term() -> None:
         assert min(hourly) <= quote.value * HOUR <= max(hourly)
     alone = rent_quote(load_system("l4-8gpu-100gbe"), "on-demand")
     assert alone is not None and alone.price.source.startswith("the only offer of l4: ")
-    stated = rent(system, 8, Tariff.model_validate({"gpu_price": "2.5 USD/h"}))[1]
+    stated = rent_rate(system, 8, Tariff.model_validate({"gpu_price": "2.5 USD/h"}))[1]
     assert stated is not None and stated.source == "2.5 USD an hour for each GPU"
 
 
@@ -53,19 +53,19 @@ def test_a_provider_is_one_voice_on_the_market() -> None:
     assert quote is not None
     providers = [name for name, _ in quote.offers]
     assert len(providers) == len(set(providers)) >= 5
-    rates = [rent(load_system(name), 8)[0] or 0.0 for name in ("dgx-h100", "dgx-h200", "dgx-b200")]
+    rates = [rent_rate(load_system(name), 8)[0] or 0.0 for name in ("dgx-h100", "dgx-h200", "dgx-b200")]
     assert 0 < rates[0] <= rates[1] <= rates[2]
 
 
 def test_racks_of_one_device_cost_the_same_on_the_market() -> None:
     """An offer of a superchip is for its device, not for one maker's rack."""
-    racks = [rent(load_system(name), 72)[0] for name in ("gb200-nvl72", "nebius-gb200-nvl72", "azure-nd-gb200-v6")]
+    racks = [rent_rate(load_system(name), 72)[0] for name in ("gb200-nvl72", "nebius-gb200-nvl72", "azure-nd-gb200-v6")]
     assert racks[0] is not None and racks == pytest.approx(racks[:1] * 3, rel=0.01)
 
 
 def test_longer_terms_and_spot_are_cheaper_on_the_same_machine() -> None:
     system = load_system("aws-p4de.24xlarge")
-    rates = [rent(system, 8, Tariff(term=term))[0] for term in ("on-demand", "1-year", "3-year", "spot")]
+    rates = [rent_rate(system, 8, Tariff(term=term))[0] for term in ("on-demand", "1-year", "3-year", "spot")]
     assert rates == sorted(rates, reverse=True)
 
 
@@ -74,16 +74,16 @@ def test_bought_machines_are_written_off_and_pay_their_electricity() -> None:
     system = load_system("dgx-a100-80gb")
     quote = purchase_quote(system)
     assert quote is not None and quote.value * 8 == pytest.approx(167_000)
-    rate, price = rent(system, 8, Tariff.model_validate({"years": f"{4 * YEAR} s"}))
+    rate, price = rent_rate(system, 8, Tariff.model_validate({"years": f"{4 * YEAR} s"}))
     assert rate is not None and rate * HOUR == pytest.approx(167_000 / (4 * 365.25 * 24))
     assert price is not None and "written off over 4 years" in price.source
 
 
 def test_prices_by_system_come_first() -> None:
     tariff = Tariff.model_validate({"gpu_prices": {"dgx-h100": "2 USD/h"}, "gpu_price": "3 USD/h"})
-    assert rent(load_system("dgx-h100"), 4, tariff)[0] == pytest.approx(16 / HOUR)  # a node of eight
-    assert rent(load_system("dgx-a100-80gb"), 12, tariff)[0] == pytest.approx(48 / HOUR)
-    assert rent(load_system("h100-sxm5-80gb"), 1, tariff)[0] == pytest.approx(3 / HOUR)
+    assert rent_rate(load_system("dgx-h100"), 4, tariff)[0] == pytest.approx(16 / HOUR)  # a node of eight
+    assert rent_rate(load_system("dgx-a100-80gb"), 12, tariff)[0] == pytest.approx(48 / HOUR)
+    assert rent_rate(load_system("h100-sxm5-80gb"), 1, tariff)[0] == pytest.approx(3 / HOUR)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_trays_of_an_nvl72_are_rented_one_by_one() -> None:
     system = load_system("gb200-nvl72")
     each = rent_quote(system, "on-demand")
     assert each is not None
-    paid = {gpus: rent(system, gpus)[0] for gpus in (1, 4, 5, 8, 72)}
+    paid = {gpus: rent_rate(system, gpus)[0] for gpus in (1, 4, 5, 8, 72)}
     assert paid == pytest.approx(
         {1: 4 * each.value, 4: 4 * each.value, 5: 8 * each.value, 8: 8 * each.value, 72: 72 * each.value}
     )

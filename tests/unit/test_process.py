@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from paleo.cli import process, run
-from paleo.cli.application import FAULT, INTERRUPTED, UNREAD, WRONG
-from paleo.cli.process import TERMINATED, printable_line
+from paleo.cli.application import EXIT_INTERNAL_ERROR, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED, EXIT_WRONG_INPUT
+from paleo.cli.process import EXIT_TERMINATED, printable_line
 
 
 @pytest.mark.parametrize(
@@ -21,16 +21,20 @@ from paleo.cli.process import TERMINATED, printable_line
     [
         (
             TypeError("no such\noperand"),
-            FAULT,
+            EXIT_INTERNAL_ERROR,
             "an error in paleo itself, not in your input: TypeError at .*: no such;.*report it",
         ),
-        (RecursionError(), FAULT, "RecursionError"),
-        (MemoryError(), FAULT, "memory of this machine"),
-        (KeyError("x"), FAULT, "KeyError"),
-        (OSError(errno.ENOSPC, "No space left on device"), WRONG, r"cannot be written \(No space left on device\)"),
-        (OSError(errno.ENXIO, "odd"), FAULT, "OSError"),
-        (BrokenPipeError(), UNREAD, ""),
-        (KeyboardInterrupt(), INTERRUPTED, ""),
+        (RecursionError(), EXIT_INTERNAL_ERROR, "RecursionError"),
+        (MemoryError(), EXIT_INTERNAL_ERROR, "memory of this machine"),
+        (KeyError("x"), EXIT_INTERNAL_ERROR, "KeyError"),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            EXIT_WRONG_INPUT,
+            r"cannot be written \(No space left on device\)",
+        ),
+        (OSError(errno.ENXIO, "odd"), EXIT_INTERNAL_ERROR, "OSError"),
+        (BrokenPipeError(), EXIT_PIPE_CLOSED, ""),
+        (KeyboardInterrupt(), EXIT_INTERRUPTED, ""),
     ],
 )
 def test_any_exception_is_a_line_and_a_code(
@@ -39,7 +43,7 @@ def test_any_exception_is_a_line_and_a_code(
     def fail(arguments: object) -> int:
         raise error
 
-    monkeypatch.setattr(process, "_command", fail)
+    monkeypatch.setattr(process, "_run_command", fail)
     assert run(["list"]) == code
     err = capsys.readouterr().err
     assert err.count("\n") == bool(words) and (not words or err.startswith("error: "))
@@ -66,10 +70,14 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("command", "code", "error"),
     [
-        ("paleo list links > /dev/full", WRONG, "error: output: cannot be written (No space left on device)\n"),
-        ("paleo list devices >&-", WRONG, "error: output: cannot be written (it is closed)\n"),
-        ("paleo show nothing-such 2>&-", WRONG, ""),
-        ("paleo list devices | (exec <&-; sleep 3)", UNREAD, ""),
+        (
+            "paleo list links > /dev/full",
+            EXIT_WRONG_INPUT,
+            "error: output: cannot be written (No space left on device)\n",
+        ),
+        ("paleo list devices >&-", EXIT_WRONG_INPUT, "error: output: cannot be written (it is closed)\n"),
+        ("paleo show nothing-such 2>&-", EXIT_WRONG_INPUT, ""),
+        ("paleo list devices | (exec <&-; sleep 3)", EXIT_PIPE_CLOSED, ""),
     ],
 )
 def test_streams_that_are_full_closed_or_unread(command: str, code: int, error: str) -> None:
@@ -86,12 +94,13 @@ def test_a_terminal_that_knows_ascii_alone() -> None:
 
 def test_sigterm_leaves_no_draft(tmp_path: Path) -> None:
     script = (
-        "import os, signal\nfrom paleo.cli.process import prepare\nfrom paleo.files import write_whole\nprepare()\n"
-        f"write_whole({str(tmp_path / 't.txt')!r}, lambda file: os.kill(os.getpid(), signal.SIGTERM))"
+        "import os, signal\nfrom paleo.cli.process import prepare\n"
+        "from paleo.files import write_atomically\nprepare()\n"
+        f"write_atomically({str(tmp_path / 't.txt')!r}, lambda file: os.kill(os.getpid(), signal.SIGTERM))"
     )
-    assert subprocess.run([sys.executable, "-c", script], timeout=30, check=False).returncode == TERMINATED
+    assert subprocess.run([sys.executable, "-c", script], timeout=30, check=False).returncode == EXIT_TERMINATED
     assert list(tmp_path.iterdir()) == []
-    assert TERMINATED == 128 + signal.SIGTERM
+    assert EXIT_TERMINATED == 128 + signal.SIGTERM
 
 
 @pytest.mark.slow

@@ -90,7 +90,7 @@ def test_a_whole_reader_of_something_split_gathers_it() -> None:
     made = placed(graph(FIRST, "relu", "tanh"), {"stem": {}, "relu1": {"batch": ("dp",)}, "tanh1": {}}, dp=2)
     assert owed(made["relu1"]) == [("all_gather", "dp", "backward", BATCH * WIDE)]  # a slice forward
     assert owed(made["tanh1"]) == [("all_gather", "dp", "forward", BATCH * WIDE)]
-    assert made["tanh1"].gathered == {"relu1": 2}
+    assert made["tanh1"].gather_group_sizes == {"relu1": 2}
 
 
 def test_a_split_that_moves_from_dim_to_dim_is_an_all_to_all() -> None:

@@ -130,19 +130,19 @@ def test_counts_by_doublings() -> None:
 @pytest.mark.slow
 def test_each_system_of_a_plan_is_searched_at_its_own_count() -> None:
     answer = paleo.plan("lenet", [f"{NODE}:2", "dgx-h100"], [4], global_batch=8)
-    assert {(plan.system.name, plan.row.gpus) for plan in answer.reply.plans} == {(NODE, 2), ("dgx-h100", 4)}
+    assert {(plan.system.name, plan.row.gpus) for plan in answer.purchase.plans} == {(NODE, 2), ("dgx-h100", 4)}
     both = paleo.plan("lenet", [f"{NODE}:2", "dgx-h100:4"], global_batch=8, top=2)
-    assert len({plan.system.name for plan in both.reply.plans}) == 2  # not two of the better system
+    assert len({plan.system.name for plan in both.purchase.plans}) == 2  # not two of the better system
     found = paleo.plan("lenet", [f"{NODE}:2", "dgx-h100"], global_batch=8)  # the smallest order of the second
-    assert {(plan.system.name, plan.row.gpus) for plan in found.reply.plans} == {(NODE, 2), ("dgx-h100", 8)}
+    assert {(plan.system.name, plan.row.gpus) for plan in found.purchase.plans} == {(NODE, 2), ("dgx-h100", 8)}
 
 
 @pytest.mark.slow
 def test_a_price_without_a_length_is_that_of_the_usual_training() -> None:
     """An objective of money is never decided by plans without a price."""
     answer = paleo.plan("lenet", NODE, [1, 8], global_batch=64, objective="cost", top=3)
-    costs = [plan.score("cost") for plan in answer.reply.plans]
-    assert None not in [plan.usd for plan in answer.reply.plans] and costs == sorted(costs)
+    costs = [plan.score("cost") for plan in answer.purchase.plans]
+    assert None not in [plan.usd for plan in answer.purchase.plans] and costs == sorted(costs)
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ def test_some_layers_lie_between_none_and_all(name: str, schedule: str, chunks: 
     """Each layer more takes time and gives memory back; no layer is none of them, and all are full recomputation."""
     options = {"schedule": schedule, "strategy": strategy(chunks), "batch": 16}
     none, full = made(name, **options), made(name, recompute="full", **options)
-    most = most_recomputable_layers(full.program, full.pieces)
+    most = most_recomputable_layers(full.program, full.model_chunks)
     some = [made(name, recompute="full", recompute_layers=layers, **options) for layers in range(most + 1)]
     for alike, other in ((none, some[0]), (full, some[-1])):
         assert other.step_time == pytest.approx(alike.step_time, rel=1e-12)
@@ -123,7 +123,7 @@ def test_convolutions_are_layers_of_their_own() -> None:
     """Nothing repeats: full recomputation is that of every layer, and N are the first N."""
     options = {"gpus": 1, "strategy": "dp", "batch": 8}
     full = made("alexnet", recompute="full", **options)
-    most = most_recomputable_layers(full.program, full.pieces)
+    most = most_recomputable_layers(full.program, full.model_chunks)
     assert most == len(full.program.sections)
     assert made("alexnet", recompute="full", recompute_layers=most, **options).breakdown == full.breakdown
     some = made("alexnet", recompute="full", recompute_layers=9, **options)
@@ -136,7 +136,7 @@ def test_the_cut_by_time_weighs_what_is_recomputed() -> None:
     for name in ("gpt2", "resnet50"):
         for how, layers in (("full", None), ("none", 0)):
             alike = made(name, recompute=how, **options)
-            stated = most_recomputable_layers(alike.program, alike.pieces) if layers is None else layers
+            stated = most_recomputable_layers(alike.program, alike.model_chunks) if layers is None else layers
             other = made(name, recompute="full", recompute_layers=stated, **options)
             assert other.step_time == pytest.approx(alike.step_time, rel=1e-12)
 
@@ -162,7 +162,7 @@ def test_layers_are_advised_for_a_pipeline_that_is_cut_elsewhere_under_recomputa
     run = Run(gpus=2048, strategy="pp=16,ep=64,zero=1", global_batch=15360, microbatch=1, dtype="fp8")
     prediction = predict(load_model("deepseek_v3"), load_system("h800-8"), run)
     some = fewest_layers(prediction)
-    assert most_recomputable_layers(prediction.program, prediction.pieces) == 5
+    assert most_recomputable_layers(prediction.program, prediction.model_chunks) == 5
     assert some is not None and some.run.recompute.layers is not None and 0 < some.run.recompute.layers <= 4
 
 

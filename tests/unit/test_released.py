@@ -14,7 +14,7 @@ from paleo.importers.quantized import configured_format
 from paleo.serving.commands import engine_command_line, read_command
 from paleo.serving.engines import load_engine
 from paleo.serving.formats import parse_formats
-from paleo.serving.lowered import Sharding, lowered
+from paleo.serving.lowered import Sharding, lower_forward
 from paleo.serving.memory import serving_memory
 from paleo.specs.catalog import hub_ids, named_format, names
 from paleo.specs.model import load_model
@@ -92,10 +92,8 @@ def test_the_launch_line_of_every_network_is_read_with_the_formats_of_the_plan(e
     for name in names("models"):
         model = load_model(name)
         formats = parse_formats(weights or model.released)
-        candidate = SimpleNamespace(
-            sharding=Sharding(2), formats=formats, engine=SimpleNamespace(drafted=0), replicas=1
-        )
-        plan = SimpleNamespace(candidate=candidate, batching=SimpleNamespace(tokens=8192, sequences=64))
+        layout = SimpleNamespace(sharding=Sharding(2), formats=formats, engine=SimpleNamespace(drafted=0), replicas=1)
+        plan = SimpleNamespace(layout=layout, batching=SimpleNamespace(max_tokens=8192, max_sequences=64))
         stated = read_command(engine_command_line(engine, model, plan))
         again = load_model(stated.model)
         assert (again.name, stated.formats(again)) == (name, formats)
@@ -107,23 +105,23 @@ def test_weights_have_the_released_format_unless_another_is_stated():
     assert usual.to_dict()["plans"][0]["weights"] == usual.to_dict()["released"] == "fp8"
     assert "in fp8 (as released)" in usual.headline
     assert usual.service.best.requests_per_s == stated.service.best.requests_per_s
-    again = paleo.serve(None, "dgx-h200", gpus=2, command=usual.service.launch)
-    assert again.service.best.candidate.formats == usual.service.best.candidate.formats
+    again = paleo.serve(None, "dgx-h200", gpus=2, command=usual.service.launch_command)
+    assert again.service.best.layout.formats == usual.service.best.layout.formats
 
 
 def test_sixteen_bits_are_obeyed_and_say_that_weights_must_be_converted():
     wide = paleo.serve("minimax_m2", "dgx-h200", gpus=4, strategy="tp=4", weights="bf16")
-    assert wide.service.best.candidate.formats.text == "bf16"
-    assert wide.service.launch.startswith("vllm serve MiniMax-M2-BF16 ")
+    assert wide.service.best.layout.formats.text == "bf16"
+    assert wide.service.launch_command.startswith("vllm serve MiniMax-M2-BF16 ")
     assert any("the published weights are in fp8" in each for each in wide.warnings)
     command = "vllm serve MiniMaxAI/MiniMax-M2 -tp 4"
     both = [paleo.serve(None, "dgx-h200", gpus=4, command=command, weights=each) for each in (None, "bf16")]
-    assert [each.service.best.candidate.formats.text for each in both] == ["fp8", "bf16"]
+    assert [each.service.best.layout.formats.text for each in both] == ["fp8", "bf16"]
 
 
 def test_engines_make_fp8_themselves_and_nothing_else():
     launches = {
-        (engine, weights): paleo.serve("llama3-8b", "dgx-h100", engine=engine, weights=weights).service.launch
+        (engine, weights): paleo.serve("llama3-8b", "dgx-h100", engine=engine, weights=weights).service.launch_command
         for engine, weights in (("vllm", "fp8"), ("tensorrt-llm", "fp8"), ("vllm", "int4"))
     }
     assert "meta-llama/Meta-Llama-3-8B" in launches["vllm", "fp8"]
@@ -136,9 +134,9 @@ def test_engines_make_fp8_themselves_and_nothing_else():
 def test_devices_without_fp8_multiply_its_weights_in_sixteen_bits():
     answer = paleo.serve("minimax_m2", "dgx-a100-80gb", gpus=4, strategy="tp=4")
     plan, device = answer.service.best, answer.service.system.device
-    assert plan.candidate.formats.text == "fp8"
-    assert plan.candidate.formats.arithmetic(device) == "bf16"
-    assert plan.candidate.memory.weights < 0.3 * 232e9
+    assert plan.layout.formats.text == "fp8"
+    assert plan.layout.formats.arithmetic(device) == "bf16"
+    assert plan.layout.memory.weights < 0.3 * 232e9
 
 
 def test_experts_may_have_a_format_of_their_own():
@@ -154,7 +152,7 @@ def test_scales_of_small_groups_count():
     """The published files of Kimi K2 Thinking are 594 GB."""
     model, system, engine = load_model("moonshotai/Kimi-K2-Thinking"), load_system("dgx-h200"), load_engine("vllm")
     formats, sharding = parse_formats(model.released), Sharding()
-    work, _ = lowered(model, system, sharding, "bf16")
+    work, _ = lower_forward(model, system, sharding, "bf16")
     assert serving_memory(work, sharding, formats, engine, system.device).weights == pytest.approx(594e9, rel=0.01)
     for wrong in ("int4-g0", "fp8-g32"):
         with pytest.raises(SpecError, match="unknown format"):

@@ -87,8 +87,11 @@ def test_the_answer_names_the_winner_of_each_goal(study: Purchase, page: str) ->
     cheapest, fastest = study.best("cost"), study.best("time")
     assert cheapest is not None and fastest is not None
     cards = re.findall(r"<h3>(\w+)</h3><p class=winner>(.*?)</p>", page)
-    assert cards[0] == ("Cheapest", cheapest.candidate.system.share(cheapest.gpus))  # the goal asked for stands first
-    assert ("Fastest", fastest.candidate.system.share(fastest.gpus)) in cards
+    assert cards[0] == (
+        "Cheapest",
+        cheapest.candidate.system.machines_text(cheapest.gpus),
+    )  # the goal asked for stands first
+    assert ("Fastest", fastest.candidate.system.machines_text(fastest.gpus)) in cards
     assert "Price of dgx-a100-80gb" in page and "median of" in page  # nobody rents out this very system
 
 
@@ -173,10 +176,15 @@ def test_names_are_escaped() -> None:
 
 def test_sensitivity_is_zero_for_what_a_single_gpu_lacks_and_bounded_by_the_change() -> None:
     made = predict(load_model("alexnet"), load_system("aws-p3dn.24xlarge"), Run(gpus=1, batch=64))
-    found = {one.figure: one for one in sensitivity(made)}
-    assert found["link bandwidth"].reach == found["link latency"].reach == found["memory capacity"].reach == 0
+    found = {one.hardware_property: one for one in sensitivity(made)}
+    assert (
+        found["link bandwidth"].largest_change
+        == found["link latency"].largest_change
+        == found["memory capacity"].largest_change
+        == 0
+    )
     for what in ("arithmetic (FLOP/s)", "memory bandwidth"):
-        assert 1 / 1.21 < found[what].higher <= 1 <= found[what].lower < 1.26
+        assert 1 / 1.21 < found[what].step_ratio_increased <= 1 <= found[what].step_ratio_decreased < 1.26
 
 
 @pytest.mark.slow
@@ -184,7 +192,7 @@ def test_recommended_plans_fit_where_data_parallelism_does_not() -> None:
     model, system = load_model("llama2-7b"), load_system("aws-p4d.24xlarge")
     made, _, _ = recommended(model, system, Run(gpus=8, global_batch=64))
     assert made[0].memory.fits
-    assert made[0].plan.strategy != "dp=8"
+    assert made[0].plan.strategy_text != "dp=8"
     steps = [one.step_time for one in made if one.memory.fits]
     assert made[0].interval[0] < min(steps) <= made[0].step_time  # the simplest of those that are as fast
 

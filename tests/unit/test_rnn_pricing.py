@@ -10,34 +10,34 @@ import pandas as pd
 import pytest
 
 from paleo.pricing.gemm import GemmParameters, gemm_time
-from paleo.pricing.kernels import DeviceFigures, figures
+from paleo.pricing.kernels import DeviceDatasheet, device_datasheet
 from paleo.pricing.rnn import (
     RnnDirection,
     RnnParameters,
-    filter_time,
+    column_chosen_gemm_time,
     fits_registers,
-    persistent_step_time,
-    product_by_columns,
+    persistent_timestep_time,
     rnn_time,
-    step_time,
+    timestep_time,
+    weight_gradient_time,
     weight_miss,
 )
 from paleo.specs.calibration import load_calibration
 from paleo.specs.device import load_device
-from paleo.tables.kernels import KINDS
+from paleo.tables.kernels import KERNEL_TABLES
 from paleo.tables.steps import table_of
 from paleo.units import GIGA, MEGA, MICROSECOND, TERA
 
-TITAN_X = DeviceFigures(
+TITAN_X = DeviceDatasheet(
     "titan x", "Maxwell", "GDDR5", 24, 1075 * MEGA, 6.6 * TERA, 336.5 * GIGA, 3.1 * MEGA, 250, False
 )
-V100 = DeviceFigures("v100", "Volta", "HBM2", 80, 1530 * MEGA, 15.7 * TERA, 900 * GIGA, 6.3 * MEGA, 300, False)
-P100 = DeviceFigures("p100", "Pascal", "HBM2", 56, 1303 * MEGA, 9.34 * TERA, 732 * GIGA, 4 * MEGA, 250, False)
+V100 = DeviceDatasheet("v100", "Volta", "HBM2", 80, 1530 * MEGA, 15.7 * TERA, 900 * GIGA, 6.3 * MEGA, 300, False)
+P100 = DeviceDatasheet("p100", "Pascal", "HBM2", 56, 1303 * MEGA, 9.34 * TERA, 732 * GIGA, 4 * MEGA, 250, False)
 PARAMETERS = RnnParameters()
 LATE = dataclasses.replace(PARAMETERS, depth_cycles=160.0)
 
 
-def layer(device: DeviceFigures = V100, **changes: object) -> np.ndarray:
+def layer(device: DeviceDatasheet = V100, **changes: object) -> np.ndarray:
     extents: dict[str, object] = {"gate_count": 1.0, "hidden": 1760.0, "batch": 32.0, "timesteps": 50.0}
     return rnn_time(**(extents | changes), device=device, parameters=PARAMETERS)  # type: ignore[arg-type]
 
@@ -58,7 +58,7 @@ def test_persistent_step_by_hand() -> None:
     """1152 units, batch 4: 10.6 MFLOP at 0.8 of 6.6 TFLOP/s, a barrier, and 18 kB of state to each of 24 SMs."""
     arrays = {name: np.array(value) for name, value in
               {"gate_count": 1.0, "hidden": 1152.0, "batch": 4.0, "element_bytes": 4.0}.items()}  # fmt: skip
-    seconds = persistent_step_time(**arrays, device=TITAN_X, parameters=PARAMETERS)
+    seconds = persistent_timestep_time(**arrays, device=TITAN_X, parameters=PARAMETERS)
     expected = 2.5 * MICROSECOND + 2 * 1152**2 * 4 / (0.8 * 6.6 * TERA) + 1152 * 4 * 4 * 24 / (3 * 336.5 * GIGA)
     assert float(seconds) == pytest.approx(expected)
 
@@ -67,7 +67,7 @@ def test_a_step_reads_weights_that_exceed_l2() -> None:
     arrays = {name: np.array(value) for name, value in
               {"gate_count": 4.0, "hidden": 4096.0, "batch": 16.0, "element_bytes": 4.0}.items()}  # fmt: skip
     weights = 4 * 4096**2 * 4
-    assert step_time(**arrays, device=V100, parameters=PARAMETERS) >= weights / V100.memory_bandwidth
+    assert timestep_time(**arrays, device=V100, parameters=PARAMETERS) >= weights / V100.memory_bandwidth
     assert float(weight_miss(footprint=0.1 * MEGA, l2_bytes=6.3 * MEGA, share=0.6)) < 0.001
 
 
@@ -100,18 +100,18 @@ def test_products_of_a_later_library_are_priced_as_plain_ones() -> None:
     """cuDNN 7 takes the product's kernel that a plain product would; cuDNN 6 knows nothing of it."""
     arrays = {name: np.array(value) for name, value in LSTM.items()}
     common = {"device": V100, "parameters": PARAMETERS}
-    step = step_time(**arrays, library=7.0, products=PRODUCTS, **common)
+    step = timestep_time(**arrays, library=7.0, products=PRODUCTS, **common)
     product = gemm_time(m=16, n=8192, k=2048, element_bytes=4, result_bytes=4, device=V100, parameters=PRODUCTS)
     pointwise = 4 * 8192 * 16 * 4 / (PARAMETERS.bandwidth_fraction * V100.memory_bandwidth)
     assert float(step) == pytest.approx(float(product) - PRODUCTS.launch + pointwise, rel=1e-3)
-    early = step_time(**arrays, library=6.0, products=PRODUCTS, **common)
-    assert float(early) == float(step_time(**arrays, library=6.0, **common)) != float(step)
+    early = timestep_time(**arrays, library=6.0, products=PRODUCTS, **common)
+    assert float(early) == float(timestep_time(**arrays, library=6.0, **common)) != float(step)
 
 
 def test_gradients_of_weights_are_added_to_what_is_there() -> None:
     """One read of 67 MB more than the product (2048 x 400)(400 x 8192), which itself only writes them."""
     arrays = {name: np.array(value) for name, value in LSTM.items()}
-    seconds = filter_time(
+    seconds = weight_gradient_time(
         **arrays, timesteps=np.array(25.0), library=7.6, device=V100, parameters=PARAMETERS, products=PRODUCTS
     )
     product = gemm_time(
@@ -130,7 +130,7 @@ def table(**columns: object) -> pd.DataFrame:
 
 
 def test_the_table_kind() -> None:
-    kind = KINDS["rnn"]
+    kind = KERNEL_TABLES["rnn"]
     frame = pd.concat(
         [table(), table(dtype="fp16", compute="tensor"), table(device="p100-pcie-16gb", dtype="fp16", compute="fp32")],
         ignore_index=True,
@@ -150,13 +150,13 @@ def test_the_table_kind_prices_a_measured_row() -> None:
     near = dataclasses.replace(
         PARAMETERS, step=13 * MICROSECOND, ramp=22 * MICROSECOND, gemm_efficiency=1.1, bandwidth_fraction=0.95
     )
-    assert float(KINDS["rnn"].time(table(), V100, near)[0]) == pytest.approx(1978 * MICROSECOND, rel=0.25)
+    assert float(KERNEL_TABLES["rnn"].time(table(), V100, near)[0]) == pytest.approx(1978 * MICROSECOND, rel=0.25)
 
 
 def by_columns(m: float, n: float, k: float, stream: float, *, half: bool = False, backward: bool = False) -> float:
     arrays = (np.array(size) for size in (m, n, k, stream))
     return float(
-        product_by_columns(*arrays, half=np.array(half), backward=backward, device=P100, parameters=LATE)
+        column_chosen_gemm_time(*arrays, half=np.array(half), backward=backward, device=P100, parameters=LATE)
     )  # fmt: skip
 
 
@@ -208,8 +208,8 @@ def test_a_card_left_out_of_its_generation(shared: Path, measured: str, left_out
     rows = pd.read_csv(shared / "measurements" / "rnn.csv", keep_default_na=False)
     rows = rows[(rows["device"] == left_out) & (rows["dtype"] == "fp32")]
     entry = next(e for e in load_calibration(measured).entries if e.family == "rnn.vector")
-    device = figures(load_device(left_out), "fp32")
-    seconds = KINDS["rnn"].time(rows, device, RnnParameters(**entry.parameters))
+    device = device_datasheet(load_device(left_out), "fp32")
+    seconds = KERNEL_TABLES["rnn"].time(rows, device, RnnParameters(**entry.parameters))
     assert len(rows) >= 159
     assert np.mean(np.abs(seconds / (rows["time_us"].to_numpy() * MICROSECOND) - 1)) < 0.16
 
@@ -221,7 +221,7 @@ def test_a_generation_left_out(shared: Path, dtype: str, bar: float) -> None:
     rows = pd.read_csv(shared / "measurements" / "rnn.csv", keep_default_na=False)
     rows = rows[(rows["device"] == "v100-sxm2-16gb") & (rows["dtype"] == dtype)]
     entry = next(e for e in load_calibration("p100-pcie-16gb").entries if e.family == "rnn.vector")
-    device = figures(load_device("v100-sxm2-16gb"), dtype)
-    seconds = KINDS["rnn"].time(rows, device, RnnParameters(**entry.parameters))
+    device = device_datasheet(load_device("v100-sxm2-16gb"), dtype)
+    seconds = KERNEL_TABLES["rnn"].time(rows, device, RnnParameters(**entry.parameters))
     assert len(rows) >= 159
     assert np.mean(np.abs(seconds / (rows["time_us"].to_numpy() * MICROSECOND) - 1)) < bar

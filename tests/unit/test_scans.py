@@ -8,15 +8,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.layers.base import LAYERS, Choices
+from paleo.layers.base import LAYERS, LayerImplementations
 from paleo.operations.base import RecomputedChain
 from paleo.operations.tensor import Tensor, precision
-from paleo.pricing.kernels import figures
+from paleo.pricing.kernels import device_datasheet
 from paleo.pricing.scans import ScanParameters, chunked_scan_time, short_convolution_time, token_scan_time
 from paleo.specs.device import load_device
-from paleo.tables.kernels import KINDS
+from paleo.tables.kernels import KERNEL_TABLES
 
-H100 = figures(load_device("h100-sxm5-80gb"), "bf16")
+H100 = device_datasheet(load_device("h100-sxm5-80gb"), "bf16")
 #: A kernel that memory alone bounds.
 STREAM = ScanParameters(launch=0.0, host=0.0, rate=1e12, bandwidth_efficiency=1.0, step=0.0, block=0.0)
 
@@ -51,7 +51,7 @@ def test_a_short_convolution_streams_its_channels_or_starts_a_block_for_each() -
 
 
 def test_rows_are_of_the_kernels_of_their_release() -> None:
-    kind = KINDS["scan"]
+    kind = KERNEL_TABLES["scan"]
     rows = [
         ("causal_conv1d_fn", "sglang", "0.5.10", "context"), ("causal_conv1d_fn", "sglang", "0.5.14", "context"),
         ("causal_conv1d_update", "vllm", "0.24.0", "verify"), ("chunk_kda", "sglang", "0.5.16", "context"),
@@ -63,7 +63,7 @@ def test_rows_are_of_the_kernels_of_their_release() -> None:
 
 def test_a_layer_runs_its_recurrence_as_one_kernel_and_three_times_backward() -> None:
     layer = LAYERS["mamba2"].model_validate({"heads": 64, "head_dim": 64, "groups": 8, "state": 128, "chunk": 128})
-    expansion = layer.expand("m", (Tensor("x", ("batch", "seq", "hidden"), (2, 4096, 2688)),), Choices())
+    expansion = layer.expand("m", (Tensor("x", ("batch", "seq", "hidden"), (2, 4096, 2688)),), LayerImplementations())
     chain = next(operation for operation in expansion.operations if isinstance(operation, RecomputedChain))
     (forward,), (backward,) = chain.forward(precision("bf16")), chain.backward(precision("bf16"))
     expected = {"batch": 2, "length": 4096, "heads": 64, "keys": 128, "values": 64, "passes": 1}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from paleo.cli import every_command, run
-from paleo.report.json_schemas import FILES, documents, schema_of
+from paleo.cli import app_with_all_commands, run
+from paleo.report.json_schemas import FILES, document_names, schema_of
 from paleo.specs.catalog import kind_of, kinds, template
 from tests.json_documents import CALLS, printed, violations
 
@@ -26,11 +26,11 @@ def test_what_a_command_prints_fulfils_its_schema(call: list[str], tmp_path: Pat
 def test_every_command_with_a_document_has_a_schema() -> None:
     commands = {
         str(command.name or command.callback.__name__): inspect.signature(command.callback).parameters
-        for command in every_command().registered_commands
+        for command in app_with_all_commands().registered_commands
         if command.callback is not None
     }
     printing = {name.rstrip("_") for name, parameters in commands.items() if "as_json" in parameters}
-    assert printing == set(documents()) == set(CALLS)
+    assert printing == set(document_names()) == set(CALLS)
 
 
 def test_a_key_that_is_missing_or_of_another_type_is_found(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def undescribed(schema: object) -> set[str]:
     return {key for key, field in fields.items() if "description" not in field}.union(*map(undescribed, below))
 
 
-@pytest.mark.parametrize("command", sorted(documents()))
+@pytest.mark.parametrize("command", sorted(document_names()))
 def test_every_key_of_a_document_has_a_meaning(command: str) -> None:
     assert undescribed(schema_of(command)) == set()
 
@@ -112,7 +112,7 @@ def test_kinds_that_there_are_not(call: list[str], capsys: pytest.CaptureFixture
 
 
 def test_commands_are_those_that_typer_knows() -> None:
-    assert {"init", "schema"} <= set(typer.main.get_command(every_command()).commands)  # type: ignore[attr-defined]
+    assert {"init", "schema"} <= set(typer.main.get_command(app_with_all_commands()).commands)  # type: ignore[attr-defined]
 
 
 def untold(schema: object, path: str) -> list[str]:
@@ -125,7 +125,7 @@ def untold(schema: object, path: str) -> list[str]:
     return alone + [found for name, field in below.items() for found in untold(field, name)]
 
 
-@pytest.mark.parametrize("command", sorted(documents()))
+@pytest.mark.parametrize("command", sorted(document_names()))
 def test_every_key_has_a_type(command: str) -> None:
     """A key that was null in all sample documents is a number or a text in others, which would break the schema."""
     assert untold(schema_of(command), command) == []

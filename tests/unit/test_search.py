@@ -19,13 +19,13 @@ from paleo.lowering.program import sections_with_tables
 from paleo.network.graph import build_graph
 from paleo.predict import predict
 from paleo.schedules.base import SCHEDULES
-from paleo.search.block_costs import Graphs, Key, _Blocks, _values, priced
+from paleo.search.block_costs import Graphs, LayoutKey, _Blocks, _values, layout_times
 from paleo.search.configurations import Choice
 from paleo.search.cuts import chunk_counts
 from paleo.search.evaluate import CoveredCases
 from paleo.search.hybrid import hybrid
 from paleo.search.plans import Search, _sized, _sources, explain, search
-from paleo.search.ranking import Part, Ranking
+from paleo.search.ranking import EvaluatedGroup, Ranking
 from paleo.search.space import Space, batch, divisors, layouts, microbatches, within
 from paleo.specs.loading import validate
 from paleo.specs.model import ModelSpec, load_model
@@ -70,7 +70,7 @@ DRAWS = 15
 
 
 @cache
-def everything(case: str) -> tuple[ModelSpec, System, Part, Ranking]:
+def everything(case: str) -> tuple[ModelSpec, System, EvaluatedGroup, Ranking]:
     model, system, options = CASES[case]
     network, machine, run = load_model(model), load_system(system), validate(Run, options, "test")
     sources = _sources(network, machine, _sized(run, run.gpus, run.global_batch or 0), Space())
@@ -99,7 +99,7 @@ def test_pipelines_with_sharded_parameters_are_searched_where_they_are_stated(ca
     found = Ranking([part, *pairs], machine, "time")
     stages = np.array([layout.mesh.degree("pp") for layout in part.layouts])[part.results.layout]
     piped = np.flatnonzero(stages > 1).tolist()
-    assert set(part.results.chosen("zero")) == {3} and len(set(part.results.chosen("schedule")[piped])) >= 3
+    assert set(part.results.choice_field("zero")) == {3} and len(set(part.results.choice_field("schedule")[piped])) >= 3
     piped += range(len(part.results), len(found.step))
     for index in random.Random(11).sample(piped, min(len(piped), DRAWS)):
         row = found.row(index)
@@ -112,18 +112,18 @@ def test_pipelines_with_sharded_parameters_are_searched_where_they_are_stated(ca
 def test_pipelines_with_sharded_parameters_are_left_out_unless_they_are_stated() -> None:
     _, _, part, _ = everything("dense")
     stages = np.array([layout.mesh.degree("pp") for layout in part.layouts])[part.results.layout]
-    assert set(part.results.chosen("zero")[stages > 1]) == {0, 1, 2}
+    assert set(part.results.choice_field("zero")[stages > 1]) == {0, 1, 2}
 
 
 @pytest.mark.slow
 def test_every_choice_occurs() -> None:
     _, _, part, found = everything("large")
     results = part.results
-    assert set(results.chosen("zero")) == {0, 1, 2, 3}
+    assert set(results.choice_field("zero")) == {0, 1, 2, 3}
     assert set(results.recompute) == {0, 1, 2}
-    assert set(results.chosen("overlapped")) == {False, True}
-    assert set(results.chosen("chunks")) >= {1, 2, 3, 4, 6}
-    assert len(set(results.chosen("schedule"))) == len(SCHEDULES)
+    assert set(results.choice_field("overlapped")) == {False, True}
+    assert set(results.choice_field("chunks")) >= {1, 2, 3, 4, 6}
+    assert len(set(results.choice_field("schedule"))) == len(SCHEDULES)
     assert len(results) > 100_000 and np.all(np.isfinite(found.step)) and np.all(found.memory > 0)
 
 
@@ -135,8 +135,8 @@ def test_pipelines_exchange_gradients_after_their_last_pass_or_beside_it() -> No
     _, _, part, _ = everything("compiled")
     r, stages = part.results, np.array([layout.mesh.degree("pp") for layout in part.layouts])
     piped = stages[r.layout] > 1
-    overlapped = r.chosen("overlapped")
-    rows = np.stack([r.layout, r.microbatch, r.recompute, *map(r.chosen, ("schedule", "chunks", "zero"))], axis=1)
+    overlapped = r.choice_field("overlapped")
+    rows = np.stack([r.layout, r.microbatch, r.recompute, *map(r.choice_field, ("schedule", "chunks", "zero"))], axis=1)
     late = {tuple(row): i for i, row in enumerate(rows.tolist()) if piped[i] and not overlapped[i]}
     early = {tuple(row): i for i, row in enumerate(rows.tolist()) if piped[i] and overlapped[i] and row[-1] < 2}
     assert early and set(early) <= set(late)
@@ -151,7 +151,7 @@ def test_no_configuration_occurs_twice() -> None:
     r = part.results
     cuts = {cut: number for number, cut in enumerate(dict.fromkeys(r.cuts))}
     cut = np.array([cuts[each] for each in r.cuts])[r.choice]
-    rows = np.stack([r.layout, r.microbatch, r.recompute, cut, *map(r.chosen, Choice._fields)])
+    rows = np.stack([r.layout, r.microbatch, r.recompute, cut, *map(r.choice_field, Choice._fields)])
     assert np.unique(rows, axis=1).shape == rows.shape
 
 
@@ -189,7 +189,7 @@ def test_best_first_and_the_front_falls() -> None:
 def test_each_plan_is_listed_with_the_better_exchange() -> None:
     """Overlap that wins nothing is counted, not listed; where it wins, the overlapped row stands for both."""
     _, _, _, found = everything("large")
-    every, best = [found.row(int(index)) for index in found.leading(80)], found.best(40)
+    every, best = [found.row(int(index)) for index in found.best_indices(80)], found.best(40)
     plans = [(row.strategy, row.microbatch, row.recompute, row.schedule) for row in best]
     assert len(set(plans)) == len(plans) == 40
     for row, plan in zip(best, plans, strict=True):
@@ -306,7 +306,7 @@ def test_points_price_every_layout_and_share_programs() -> None:
     from paleo.network.graph import build_graph
 
     chosen = layouts(build_graph(model, batch=1, choices=made.choices), 64, 256, space)
-    points = priced(Graphs(model, made), made, chosen, lambda layout: microbatches(layout.local_batch, space))
+    points = layout_times(Graphs(model, made), made, chosen, lambda layout: microbatches(layout.local_batch, space))
     assert points.costs.forward.shape == (len(points.programs[0].sections), len(points.positions))
     assert len({id(program) for program in points.programs}) < len(points.programs)
     assert len(CoveredCases(points, chosen, space, made).evaluate()) > 10_000
@@ -318,7 +318,7 @@ def test_counts_between_lowerings_are_those_of_lowerings(sequence_parallel: bool
     backend = backend_of(load_system("dgx-h100"), Run(gpus=96, global_batch=96), "bf16")
     blocks = _Blocks(Graphs(load_model("gpt2"), backend), backend)
     sizes = (1, 2, 3, 8, 48, 96, 1024, 4096)
-    family = {Key(tp, cp, 1, 2, sequence_parallel): sizes for tp in (2, 3, 4, 6, 12) for cp in (2, 4, 8)}
+    family = {LayoutKey(tp, cp, 1, 2, sequence_parallel): sizes for tp in (2, 3, 4, 6, 12) for cp in (2, 4, 8)}
     found = blocks.of(family)
     lowered = len(blocks.graphs.programs)
     assert {block.key for block in found} == {key for key in family if blocks._divides(key)} and lowered < 30
@@ -326,7 +326,7 @@ def test_counts_between_lowerings_are_those_of_lowerings(sequence_parallel: bool
     tables = sections_with_tables(blocks.graphs.at(1), backend.chains)
     assert {len(program.sections) for program in large} == {tables} and tables < len(found[0].program.sections)
     for block in found:
-        exact = np.stack([_values(blocks._lower(block.key, size), blocks.graphs.numbers) for size in sizes])
+        exact = np.stack([_values(blocks._lower(block.key, size), blocks.graphs.section_counts) for size in sizes])
         assert np.allclose(block.values, exact, rtol=1e-12, atol=0.0), block.key
         assert block.program.parameters == blocks._lower(block.key, 1).parameters
 
@@ -344,7 +344,7 @@ def test_counts_of_folded_experts_lie_on_surfaces(whole: bool) -> None:
     blocks = _Blocks(Graphs(load_model("deepseek_v2-lite"), backend), backend)
     sizes, degrees = (1, 2, 3, 8, 48, 96), (2, 4, 8)
     keys = (
-        Key(tp, cp, ep, 2, True, etp=1 if whole else tp)
+        LayoutKey(tp, cp, ep, 2, True, etp=1 if whole else tp)
         for tp, cp, ep in product(degrees, repeat=3)
         if 32 % (cp * ep * (tp if whole else 1)) == 0
     )
@@ -352,7 +352,7 @@ def test_counts_of_folded_experts_lie_on_surfaces(whole: bool) -> None:
     surfaces = blocks.of(family)
     assert len(surfaces) == len(family) > 5 and len(blocks.graphs.programs) < 5 * len(family)
     for block in surfaces:
-        exact = np.stack([_values(blocks._lower(block.key, size), blocks.graphs.numbers) for size in sizes])
+        exact = np.stack([_values(blocks._lower(block.key, size), blocks.graphs.section_counts) for size in sizes])
         assert np.allclose(block.values, exact, rtol=1e-12, atol=0.0), block.key
         assert block.program.parameters == blocks._lower(block.key, 1).parameters
 

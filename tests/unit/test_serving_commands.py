@@ -14,11 +14,11 @@ from paleo.serving.benchmark import read_benchmark
 from paleo.serving.commands import read_command
 from paleo.serving.formats import Formats
 from paleo.serving.lowered import Sharding
-from paleo.serving.phases import EngineKernels, phases
+from paleo.serving.phases import EngineKernels, iteration_tables
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
-from paleo.uses import parse_uses, uses
+from paleo.uses import parse_uses, split_serving_and_training
 
 NODE = ("llama3-8b", "dgx-h100")
 
@@ -29,7 +29,7 @@ def test_a_written_command_is_read_as_the_plan(engine, strategy):
     options = {"weights": "fp8", "cache": "fp8", "sequences": 96, "batch_tokens": 4096, "speculate": 3}
     options = options if engine != "tensorrt-llm" else {"sequences": 96, "batch_tokens": 4096}
     answer = paleo.serve(*NODE, gpus=4, strategy=strategy, engine=engine, **options)
-    stated = read_command(answer.service.launch)
+    stated = read_command(answer.service.launch_command)
     assert (stated.engine, stated.model, stated.sharding.text) == (engine, "meta-llama/Meta-Llama-3-8B", strategy)
     assert (stated.tokens, stated.sequences) == (4096, 96)
     if engine != "tensorrt-llm":
@@ -38,7 +38,7 @@ def test_a_written_command_is_read_as_the_plan(engine, strategy):
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_a_written_command_starts_all_replicas(engine):
-    stated = read_command(paleo.serve(*NODE, gpus=4, strategy="tp=2", engine=engine).service.launch)
+    stated = read_command(paleo.serve(*NODE, gpus=4, strategy="tp=2", engine=engine).service.launch_command)
     assert (stated.sharding, stated.replicas) == (Sharding(2), 2)
     shared = read_command("vllm serve deepseek-ai/DeepSeek-V3 -dp 8 --enable-expert-parallel")
     assert (shared.sharding, shared.replicas) == (Sharding(1, 1, 8, expert_parallel=True), 1)
@@ -46,8 +46,8 @@ def test_a_written_command_starts_all_replicas(engine):
 
 def test_an_answer_names_the_network_as_its_hub_does():
     answer = paleo.serve(*NODE)
-    assert answer.service.launch.startswith("vllm serve meta-llama/Meta-Llama-3-8B --tensor-parallel-size 1 ")
-    again = paleo.serve(None, "dgx-h100", command=answer.service.launch)
+    assert answer.service.launch_command.startswith("vllm serve meta-llama/Meta-Llama-3-8B --tensor-parallel-size 1 ")
+    again = paleo.serve(None, "dgx-h100", command=answer.service.launch_command)
     assert again.service.best.requests_per_s == answer.service.best.requests_per_s
 
 
@@ -87,7 +87,7 @@ def test_speculation_gives_the_tokens_of_the_geometric_series():
     assert kernels.emitted == 1 + 0.5 + 0.25 + 0.125
     model, system = load_model("llama3-8b"), load_system("dgx-h100")
     usual, drafted, vain = (
-        phases(model, system, Sharding(), Formats(), EngineKernels(drafted=count, acceptance=share))
+        iteration_tables(model, system, Sharding(), Formats(), EngineKernels(drafted=count, acceptance=share))
         for count, share in ((0, 0.0), (3, 0.7), (3, 0.0))
     )
     one = [float(each.iteration_time(decoded=1, cached=500)) for each in (drafted, usual, vain)]
@@ -105,7 +105,7 @@ def test_trees_of_drafts_verify_more_rows():
     assert read_command("vllm serve x").speculation == {"drafted": 0}
     model, system = load_model("llama3-8b"), load_system("dgx-h100")
     chain, wide, short = (
-        phases(model, system, Sharding(), Formats(), EngineKernels(drafted=4, acceptance=0.6, **tree))
+        iteration_tables(model, system, Sharding(), Formats(), EngineKernels(drafted=4, acceptance=0.6, **tree))
         for tree in ({}, {"branches": 4, "verified": 16}, {"draft_vocabulary": 32000.0})
     )
     assert (chain.rows, wide.rows) == (5, 16)
@@ -121,7 +121,7 @@ def test_division_matches_rates_and_moves_the_cache():
     assert split.gpus <= 8
     memory = split.prefill.memory
     link = service.system.levels[-1].link.bandwidth
-    assert split.transfer == pytest.approx(float(memory.sequence(np.array(2000.0))) / (0.7 * link))
+    assert split.transfer == pytest.approx(float(memory.sequence_bytes(np.array(2000.0))) / (0.7 * link))
     assert split.tpot <= 0.03
     assert split.ttft <= 1.0
     assert "prefill" in service.verdict
@@ -188,13 +188,15 @@ def test_saved_and_spoilt_benchmarks(tmp_path):
 @pytest.mark.slow
 def test_one_purchase_for_two_uses():
     training = Run(gpus=16, strategy="zero=3", batch=1)
-    both = uses("llama3-8b", "dgx-h100:16,dgx-h100:1", "train:2d,serve:20/s", run=training, price="2 USD/h")
+    both = split_serving_and_training(
+        "llama3-8b", "dgx-h100:16,dgx-h100:1", "train:2d,serve:20/s", run=training, price="2 USD/h"
+    )
     first, second = both.offers
     assert first.serving + first.training <= 16
     assert first.training == 8
     assert first.usd == pytest.approx(16 * 2 * 48)
     assert "is left to train" in second.problem
-    longer = uses("llama3-8b", "dgx-h100:16", "train:4d,serve:20/s", run=training).offers[0]
+    longer = split_serving_and_training("llama3-8b", "dgx-h100:16", "train:4d,serve:20/s", run=training).offers[0]
     assert longer.samples == pytest.approx(2 * first.samples)
     for text in (
         "train:7d",

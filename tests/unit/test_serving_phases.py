@@ -8,15 +8,15 @@ import pytest
 from paleo.errors import SpecError
 from paleo.pricing.experts import experts_time
 from paleo.pricing.gemm import GemmParameters
-from paleo.pricing.kernels import figures
-from paleo.pricing.power import slow_down, switching_activity
+from paleo.pricing.kernels import device_datasheet
+from paleo.pricing.power import power_slowdown, switching_activity
 from paleo.pricing.store import lookup
-from paleo.pricing.tiles import TileParameters
+from paleo.pricing.tiles import EngineGemmParameters
 from paleo.serving.engines import engine_of_release, load_engine
 from paleo.serving.formats import Formats, parse_formats
-from paleo.serving.lowered import Sharding, lowered
+from paleo.serving.lowered import Sharding, lower_forward
 from paleo.serving.memory import serving_memory
-from paleo.serving.phases import POPULARITY, TOKENS, EngineKernels, _Pricing, phases
+from paleo.serving.phases import EXPERT_POPULARITY_EXPONENT, TOKENS, EngineKernels, _TableBuilder, iteration_tables
 from paleo.serving.plans import ServingLoad, candidates
 from paleo.serving.steady import Lengths
 from paleo.specs.device import load_device
@@ -29,7 +29,7 @@ GIB = 2.0**30
 
 @pytest.fixture(scope="module")
 def llama():
-    return phases(load_model("llama3-8b"), load_system("dgx-h100"), Sharding(), Formats())
+    return iteration_tables(load_model("llama3-8b"), load_system("dgx-h100"), Sharding(), Formats())
 
 
 def test_affine_sizes_equal_a_lowering_of_so_many_tokens():
@@ -37,7 +37,7 @@ def test_affine_sizes_equal_a_lowering_of_so_many_tokens():
     from paleo.step.backend import backend_of
 
     model, system = load_model("llama3-8b"), load_system("dgx-h100")
-    work, backend = lowered(model, system, Sharding(tp=2), "bf16")
+    work, backend = lower_forward(model, system, Sharding(tp=2), "bf16")
     run = Run(gpus=2, strategy="tp=2", batch=1, forward_only=True, model={"seq": 96}, dtype="bf16")
     layout = plan(model, system, run)
     own = backend_of(system, run, layout.dtype, backend.software)
@@ -52,7 +52,7 @@ def test_affine_sizes_equal_a_lowering_of_so_many_tokens():
 
 
 def test_collectives_of_a_tensor_parallel_block_are_two_and_one_of_the_embedding():
-    work, _ = lowered(load_model("llama3-8b"), load_system("dgx-h100"), Sharding(tp=2), "bf16")
+    work, _ = lower_forward(load_model("llama3-8b"), load_system("dgx-h100"), Sharding(tp=2), "bf16")
     assert sum(each.count for each in work.exchanges) == 2 * 32 + 1
     assert {each.payload_bytes for each in work.exchanges} == {2.0 * 4096}
 
@@ -60,26 +60,26 @@ def test_collectives_of_a_tensor_parallel_block_are_two_and_one_of_the_embedding
 def test_cache_of_a_token_and_weights_by_hand(llama):
     engine, device = load_engine("vllm"), load_device("h100-sxm5-80gb")
     memory = serving_memory(llama.lowered, Sharding(), Formats(), engine, device)
-    assert float(memory.sequence(16)) == 16 * 32 * 2 * 8 * 128 * 2  # layers, key and value, heads, width, bytes
-    assert float(memory.sequence(17)) == float(memory.sequence(32))  # pages of 16
+    assert float(memory.sequence_bytes(16)) == 16 * 32 * 2 * 8 * 128 * 2  # layers, key and value, heads, width, bytes
+    assert float(memory.sequence_bytes(17)) == float(memory.sequence_bytes(32))  # pages of 16
     assert memory.weights == pytest.approx(2 * 8030261248)
     narrow = serving_memory(llama.lowered, Sharding(), Formats("fp8", "fp8"), engine, device)
     assert narrow.weights == pytest.approx(2 * 8030261248 - 32 * (4096 * (6144 + 4096) + 3 * 4096 * 14336))
-    assert float(narrow.sequence(16)) == float(memory.sequence(16)) / 2
+    assert float(narrow.sequence_bytes(16)) == float(memory.sequence_bytes(16)) / 2
 
 
 def test_sliding_windows_cap_the_cache_and_latents_are_narrow():
     system, engine = load_system("dgx-h100"), load_engine("vllm")
-    oss, _ = lowered(load_model("gpt-oss-20b"), system, Sharding(), "bf16")
+    oss, _ = lower_forward(load_model("gpt-oss-20b"), system, Sharding(), "bf16")
     memory = serving_memory(oss, Sharding(), Formats(), engine, system.device)
     each = 12 * 2 * 8 * 64 * 2.0
-    assert float(memory.sequence(4096)) == each * (4096 + 128)
-    latent, _ = lowered(load_model("deepseek_v3"), system, Sharding(tp=8), "fp8")
-    assert [group.cached for group in latent.attention] == [576.0]
+    assert float(memory.sequence_bytes(4096)) == each * (4096 + 128)
+    latent, _ = lower_forward(load_model("deepseek_v3"), system, Sharding(tp=8), "fp8")
+    assert [group.cache_elements_per_token for group in latent.attention] == [576.0]
 
 
 def test_products_of_latent_attention_and_mixtures_are_those_of_the_engines():
-    work, _ = lowered(load_model("deepseek_v3"), load_system("dgx-h200"), Sharding(tp=8), "fp8")
+    work, _ = lower_forward(load_model("deepseek_v3"), load_system("dgx-h200"), Sharding(tp=8), "fp8")
     products = {each.short.name: each for each in work.layers if each.short.family == "gemm"}
     down = [each for name, each in products.items() if name.endswith("_down")]
     assert {each.short.shape["n"] for each in down} == {1536.0 + 576.0}  # one product of both latents
@@ -97,20 +97,23 @@ def test_scales_of_blocks_make_many_rows_slower_and_none_faster():
     for engine, most in (("sglang", 1.3), ("vllm", 1.5)):
         kernels = load_engine(engine).kernels
         made, published = (
-            phases(load_model(name), system, Sharding(), formats, kernels).body
+            iteration_tables(load_model(name), system, Sharding(), formats, kernels).layer_times
             for name in ("qwen3-14b", "Qwen/Qwen3-14B-FP8")
         )
         slower = published / made
         assert slower.min() >= 1.0
         assert 1.05 < slower[TOKENS == 4096] < most
-    both = (phases(load_model(name), system, Sharding(), formats) for name in ("llama3-8b", "nvidia/Llama-3-8B-FP8"))
-    assert len({each.body.tobytes() for each in both}) == 1
+    both = (
+        iteration_tables(load_model(name), system, Sharding(), formats)
+        for name in ("llama3-8b", "nvidia/Llama-3-8B-FP8")
+    )
+    assert len({each.layer_times.tobytes() for each in both}) == 1
 
 
 def test_shared_experts_add_bytes_and_arithmetic_but_no_latency():
     model, system, formats = load_model("deepseek_v3"), load_system("dgx-h200"), Formats("fp8", "fp8")
-    work, backend = lowered(model, system, Sharding(8), "fp8")
-    pricing = _Pricing(work, backend, Sharding(8), formats, EngineKernels())
+    work, backend = lower_forward(model, system, Sharding(8), "fp8")
+    pricing = _TableBuilder(work, backend, Sharding(8), formats, EngineKernels())
     shared = tuple(each for each in work.layers if each.overlaps_experts)
     few, many = pricing.products(shared)[[0, -1]]
     read = sum(each.weights * each.count for each in shared) / system.device.memory.bandwidth
@@ -121,7 +124,8 @@ def test_shared_experts_add_bytes_and_arithmetic_but_no_latency():
 def test_prompts_of_latent_attention_have_keys_of_their_own_under_sglang():
     model, system = load_model("deepseek_v3"), load_system("dgx-h200")
     sglang, vllm = (
-        phases(model, system, Sharding(8), Formats("fp8"), load_engine(name).kernels) for name in ("sglang", "vllm")
+        iteration_tables(model, system, Sharding(8), Formats("fp8"), load_engine(name).kernels)
+        for name in ("sglang", "vllm")
     )
     assert np.array_equal(sglang.prefill, vllm.prefill)
     assert not np.array_equal(sglang.decode, vllm.decode)
@@ -132,7 +136,7 @@ def test_experts_with_narrow_weights_only_have_a_kernel_of_their_own():
     usual = engine.model_copy(update={"packed_experts": {}})
 
     def body(system, kernels):
-        return phases(model, load_system(system), Sharding(), parse_formats("mxfp4"), kernels).body
+        return iteration_tables(model, load_system(system), Sharding(), parse_formats("mxfp4"), kernels).layer_times
 
     assert np.all(body("dgx-a100-80gb", engine.kernels) < body("dgx-a100-80gb", usual.kernels))
     assert np.array_equal(body("dgx-h100", engine.kernels), body("dgx-h100", usual.kernels))
@@ -160,26 +164,26 @@ def test_iterations_grow_with_every_count(llama):
 
 def test_weight_only_formats_save_bytes_not_arithmetic():
     model, system = load_model("llama3-8b"), load_system("dgx-a100-80gb")
-    wide = phases(model, system, Sharding(), Formats())
-    narrow = phases(model, system, Sharding(), Formats("int4"))
+    wide = iteration_tables(model, system, Sharding(), Formats())
+    narrow = iteration_tables(model, system, Sharding(), Formats("int4"))
     assert float(narrow.non_attention_time(1)) < 0.5 * float(wide.non_attention_time(1))
     assert float(narrow.non_attention_time(8192)) >= float(wide.non_attention_time(8192))
 
 
 def test_stages_and_shards_shorten_an_iteration_and_share_the_memory():
     model, system, engine = load_model("llama3-70b"), load_system("dgx-h100"), load_engine("vllm")
-    four, eight = (phases(model, system, Sharding(tp=tp), Formats()) for tp in (4, 8))
+    four, eight = (iteration_tables(model, system, Sharding(tp=tp), Formats()) for tp in (4, 8))
     assert float(eight.iteration_time(decoded=8, cached=512)) < float(four.iteration_time(decoded=8, cached=512))
     staged = Sharding(tp=4, pp=2)
     halves = serving_memory(four.lowered, staged, Formats(), engine, system.device)
     whole = serving_memory(four.lowered, Sharding(tp=4), Formats(), engine, system.device)
     assert halves.weights == whole.weights / 2
-    assert float(halves.sequence(64)) == float(whole.sequence(64)) / 2
+    assert float(halves.sequence_bytes(64)) == float(whole.sequence_bytes(64)) / 2
 
 
 def test_experts_that_no_token_hits_are_not_read():
     system = load_system("dgx-h100")
-    mixture = phases(load_model("qwen3-30b-a3b"), system, Sharding(), Formats())
+    mixture = iteration_tables(load_model("qwen3-30b-a3b"), system, Sharding(), Formats())
     assert float(mixture.non_attention_time(1)) < 0.3 * float(mixture.non_attention_time(64))
 
 
@@ -189,23 +193,25 @@ def test_experts_are_those_of_the_engines_kernels_on_their_rank():
     tokens = np.array([256.0])
     ones = np.ones(1)
     triton, cutlass = (
-        phases(model, system, Sharding(), Formats(), EngineKernels(experts=names)).non_attention_time(tokens)
+        iteration_tables(model, system, Sharding(), Formats(), EngineKernels(experts=names)).non_attention_time(tokens)
         for names in ((("Hopper", "triton-vllm"),), ())
     )
     alone = {
         kernel: experts_time(
             tokens=tokens, hidden=2048 * ones, inner=768 * ones, top_k=8 * ones, experts=128 * ones, tp=ones, ep=ones,
-            gated=ones, exponent=POPULARITY * ones, element_bytes=2.0, device=figures(system.device, "bf16"),
-            parameters=lookup(TileParameters, subject=system.device.name, architecture="Hopper",
+            gated=ones, exponent=EXPERT_POPULARITY_EXPONENT * ones, element_bytes=2.0,
+            device=device_datasheet(system.device, "bf16"),
+            parameters=lookup(EngineGemmParameters, subject=system.device.name, architecture="Hopper",
                               family=f"experts.{kernel}.bf16").parameters,
         )
         for kernel in ("triton-vllm", "cutlass")
     }  # fmt: skip
-    card = figures(system.device, "bf16")
+    card = device_datasheet(system.device, "bf16")
     products = lookup(GemmParameters, subject=card.name, architecture="Hopper", family="gemm.tensor").parameters
     draw = {"energy": products.energy, "activity": switching_activity(products.training_activity, "bf16", card)}
     sustained = {
-        name: seconds * slow_down(busy=seconds, flops=2.0 * 256 * 8 * 3 * 2048 * 768, dram=0.0, device=card, **draw)
+        name: seconds
+        * power_slowdown(busy=seconds, flops=2.0 * 256 * 8 * 3 * 2048 * 768, dram=0.0, device=card, **draw)
         for name, seconds in alone.items()
     }
     assert sustained["cutlass"] >= alone["cutlass"]
@@ -215,7 +221,8 @@ def test_experts_are_those_of_the_engines_kernels_on_their_rank():
 def test_attention_beside_prompts_reads_the_cache_for_each_query_head():
     model, joint = load_model("qwen3-14b"), EngineKernels(joint_attention=True)
     ampere, hopper = (
-        phases(model, load_system(name), Sharding(), Formats(), joint) for name in ("dgx-a100-80gb", "dgx-h100")
+        iteration_tables(model, load_system(name), Sharding(), Formats(), joint)
+        for name in ("dgx-a100-80gb", "dgx-h100")
     )
     beside, alone = (float(ampere.decode_attention_time(64, 4096, joint=each)) for each in (True, False))
     assert 2.0 * alone < beside < 5.0 * alone  # five query heads share a key head
@@ -238,20 +245,20 @@ def test_ranks_of_attention_share_the_limits_of_sglang_alone():
         layouts, _ = candidates(
             model, system, 8, load_engine(name), [Formats("fp8")], load, [Sharding(1, 1, 8, expert_parallel=True)]
         )
-        shapes[name] = layouts[0].batching().tokens / layouts[0].limit.tokens
+        shapes[name] = layouts[0].batching().max_tokens / layouts[0].limit.tokens
     assert shapes == {"vllm": 8.0, "sglang": 1.0}
 
 
 def test_refusals_say_what_would_fit():
     system, engine = load_system("dgx-h100"), load_engine("vllm")
-    work, _ = lowered(load_model("llama3-70b"), system, Sharding(), "bf16")
+    work, _ = lower_forward(load_model("llama3-70b"), system, Sharding(), "bf16")
     memory = serving_memory(work, Sharding(), Formats(), engine, system.device)
     assert not memory.fits
     assert "more devices per replica or narrower weights" in memory.refusal(128)
     with pytest.raises(SpecError, match="unknown format; nearest: 'fp8'"):
         parse_formats("fp9")
     with pytest.raises(SpecError, match="nothing is cached"):
-        lowered(load_model("resnet50"), system, Sharding(), "bf16")
+        lower_forward(load_model("resnet50"), system, Sharding(), "bf16")
 
 
 def test_limits_of_tokens_go_by_the_device():
@@ -266,15 +273,15 @@ def test_limits_of_tokens_go_by_the_device():
 )
 def test_narrow_products_stay_below_the_peak(model, device, weights):
     system = load_system(device)
-    priced = phases(load_model(model), system, Sharding(), Formats(weights))
+    priced = iteration_tables(load_model(model), system, Sharding(), Formats(weights))
     flops = 2.0 * sum(each.weights * each.count for each in priced.lowered.layers)
-    assert np.all(priced.body * system.device.peak_flops_per_s(weights) > flops * TOKENS)
+    assert np.all(priced.layer_times * system.device.peak_flops_per_s(weights) > flops * TOKENS)
 
 
 def test_encoders_of_eight_bits_between_kernels_are_faster_than_of_sixteen():
     model, system = load_model("bert_large"), load_system("dgx-h100")
     eight, sixteen, usual = (
-        phases(model, system, Sharding(), Formats("fp8"), EngineKernels(encoder_bytes=width))
+        iteration_tables(model, system, Sharding(), Formats("fp8"), EngineKernels(encoder_element_bytes=width))
         for width in (1.0, 2.0, 0.0)
     )
     assert eight.non_attention_time(8192) < sixteen.non_attention_time(8192) < usual.non_attention_time(8192)
@@ -285,7 +292,7 @@ def test_encoders_of_eight_bits_between_kernels_are_faster_than_of_sixteen():
 def test_a_narrow_cache_doubles_the_products_of_attention_where_the_kernel_has_them():
     model = load_model("llama3-8b")
     hopper, ampere = (
-        [phases(model, load_system(system), Sharding(), Formats("bf16", cache)) for cache in ("bf16", "fp8")]
+        [iteration_tables(model, load_system(system), Sharding(), Formats("bf16", cache)) for cache in ("bf16", "fp8")]
         for system in ("dgx-h100", "dgx-a100-80gb")
     )
     prompts = [float(each.prefill_attention_time(1, 16384)) for each in hopper]
@@ -299,7 +306,9 @@ def test_a_narrow_cache_doubles_the_products_of_attention_where_the_kernel_has_t
 def test_large_sums_are_left_to_the_library():
     model, system = load_model("llama3-8b"), load_system("dgx-h100")
     none, most, some = (
-        phases(model, system, Sharding(4), Formats(), EngineKernels(all_reduce=latency, all_reduce_most=limit))
+        iteration_tables(
+            model, system, Sharding(4), Formats(), EngineKernels(all_reduce=latency, all_reduce_most=limit)
+        )
         for latency, limit in ((0.0, 0.0), (4.6e-6, 2.0**40), (4.6e-6, 2.0**20))
     )
     large = TOKENS * 4096 * 2 >= 2.0**20
@@ -311,7 +320,9 @@ def test_large_sums_are_left_to_the_library():
 def test_activations_become_nvfp4_in_a_kernel_of_their_own():
     model, system = load_model("llama3-8b"), load_system("dgx-b200")
     times = {
-        (weights, own): phases(model, system, Sharding(), Formats(weights, "fp8"), EngineKernels(converts=own))
+        (weights, own): iteration_tables(
+            model, system, Sharding(), Formats(weights, "fp8"), EngineKernels(converts=own)
+        )
         for weights in ("fp8", "fp4")
         for own in (False, True)
     }

@@ -12,7 +12,7 @@ from paleo.errors import SpecError
 from paleo.serving.formats import Formats
 from paleo.serving.load import Requests, drawn_requests, read_trace
 from paleo.serving.lowered import Sharding
-from paleo.serving.phases import phases
+from paleo.serving.phases import iteration_tables
 from paleo.serving.simulation import simulate
 from paleo.serving.steady import Batching, Lengths, closed_loop, saturated_state, state_at_rate
 from paleo.specs.model import load_model
@@ -21,10 +21,10 @@ from paleo.specs.system import load_system
 
 @pytest.fixture(scope="module")
 def llama():
-    return phases(load_model("llama3-8b"), load_system("dgx-h100"), Sharding(), Formats())
+    return iteration_tables(load_model("llama3-8b"), load_system("dgx-h100"), Sharding(), Formats())
 
 
-LIMITS = Batching(8192, 1024, host=0.3e-3)
+LIMITS = Batching(8192, 1024, host_time=0.3e-3)
 
 
 def test_littles_law_holds_in_the_fixed_point(llama):
@@ -47,18 +47,18 @@ def test_above_capacity_waiting_is_without_end_and_throughput_full(llama):
 def test_one_request_alone_takes_its_iterations(llama):
     one = Requests(np.zeros(1), np.array([1000.0]), np.array([11.0]))
     result = simulate(llama, LIMITS, one, capacity=1e5)
-    prompt = float(llama.iteration_time(decoded=0, cached=1, chunks=1, length=1000)) + LIMITS.host
-    token = float(llama.iteration_time(decoded=1, cached=1006)) + LIMITS.host
+    prompt = float(llama.iteration_time(decoded=0, cached=1, chunks=1, length=1000)) + LIMITS.host_time
+    token = float(llama.iteration_time(decoded=1, cached=1006)) + LIMITS.host_time
     assert result.ttft[0] == pytest.approx(prompt, rel=1e-3)
     assert result.latency[0] == pytest.approx(prompt + 10 * token, rel=1e-3)
     assert result.iterations == 11
 
 
 def test_requests_of_one_instant_leave_the_server_together(llama):
-    front = Batching(8192, 1024, request=0.01)
+    front = Batching(8192, 1024, time_per_request=0.01)
     burst = drawn_requests(100, input_tokens=50, output_tokens=4, arrivals="at once")
     first = simulate(llama, front, burst, capacity=1e5).ttft
-    assert first.min() > 100 * front.request
+    assert first.min() > 100 * front.time_per_request
     assert first.max() - first.min() < 0.1
     spaced = Requests(np.arange(100) / 50.0, burst.input, burst.output)  # one every 20 ms: none waits for another
     assert simulate(llama, front, spaced, capacity=1e5).ttft.max() < 0.06
@@ -95,7 +95,7 @@ def test_conservation_and_capacity(llama, seed):
         output_variation=0.5,
         seed=seed,
     )
-    limits = Batching(int(random.integers(256, 4096)), int(random.integers(8, 256)), mixed=bool(seed % 2))
+    limits = Batching(int(random.integers(256, 4096)), int(random.integers(8, 256)), mixes_prefill=bool(seed % 2))
     result = simulate(llama, limits, requests, capacity=capacity, reservation=[0.0, 0.5, 1.0][seed % 3])
     assert np.all(np.isfinite(result.finish))
     assert np.all(result.ttft > 0)
@@ -120,7 +120,7 @@ def test_a_full_cache_stops_requests_and_reservation_does_not(llama):
 def test_a_saturated_replica_computes_stopped_requests_again(llama, prompt, answer, variation):
     lengths, capacity = Lengths(prompt, answer, variation, variation), 450e3
     limits = replace(LIMITS, overflows=True)
-    places = capacity / float(lengths.resident)
+    places = capacity / float(lengths.mean_cached_tokens)
     state = saturated_state(llama, limits, lengths, places)
     requests = drawn_requests(
         int(12 * places), input_tokens=prompt, output_tokens=answer, arrivals="at once", input_variation=variation,
@@ -140,11 +140,11 @@ def test_a_saturated_replica_computes_stopped_requests_again(llama, prompt, answ
 
 @pytest.mark.parametrize("variation", [0.0, 0.5, 1.0])
 def test_whole_requests_that_are_reserved_are_the_longer_ones_at_any_time(variation):
-    layout = paleo.serve("llama3-8b", "dgx-h100", gpus=1, engine="tensorrt-llm").service.best.candidate
+    layout = paleo.serve("llama3-8b", "dgx-h100", gpus=1, engine="tensorrt-llm").service.best.layout
     lengths = Lengths(1000, 400, 0.0, variation)
-    places = layout.places(lengths)
+    places = layout.max_cached_sequences(lengths)
     state = saturated_state(layout.phases, layout.batching(), lengths, places)
-    capacity = layout.memory.tokens(1400.0)
+    capacity = layout.memory.max_cached_tokens(1400.0)
     requests = drawn_requests(
         int(12 * places), input_tokens=1000, output_tokens=400, arrivals="at once", output_variation=variation
     )
@@ -157,7 +157,7 @@ def test_whole_requests_that_are_reserved_are_the_longer_ones_at_any_time(variat
 
 def test_cached_prefixes_shorten_the_first_token(llama):
     cold = state_at_rate(llama, LIMITS, Lengths(2000, 100), 200.0, 5.0)
-    warm = state_at_rate(llama, LIMITS, Lengths(2000, 100, hit=0.9), 200.0, 5.0)
+    warm = state_at_rate(llama, LIMITS, Lengths(2000, 100, prefix_hit_share=0.9), 200.0, 5.0)
     assert float(warm.ttft) < 0.5 * float(cold.ttft)
 
 

@@ -20,15 +20,15 @@ from paleo.serving.reinforcement import (
     generator,
     offload_time,
     trainer,
-    weights_time,
+    weight_transfer_time,
 )
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
 from paleo.step.memory import Footprint
 from paleo.studies import reinforcement
-from paleo.studies.reinforcement import LearningQuestion, best_step, generator_gpu_counts
+from paleo.studies.reinforcement import LearningQuestion, generator_gpu_counts, rank_learning_steps
 from paleo.tables.kinds._inference import BENCHMARKS, InferenceRuns, LearningSteps, degrees_of, padding_time
-from paleo.tables.kinds._serving import ServingRuns, formats_of, outcome_of, sharding_of
+from paleo.tables.kinds._serving import ServingRuns, formats_of, predict_serving, sharding_of
 from paleo.tables.steps import row_dicts
 
 SMALL = {"gpus": 8, "rollouts": 64, "output": 200, "engine_strategy": "tp=1", "strategy": "zero=1"}
@@ -85,10 +85,10 @@ def test_a_critic_and_longer_answers_cost_more(answer):
 
 def test_lengths_keep_their_mean_when_they_are_cut():
     task = Rollouts(100, 100, 100.0, 1000.0, 1500.0)
-    lengths = task.answers(4000)
+    lengths = task.sampled_answer_lengths(4000)
     assert lengths.mean() == pytest.approx(1000.0, rel=0.02)
     assert lengths.max() <= 1500.0
-    assert task.sequence % 128 == 0
+    assert task.sequence_tokens % 128 == 0
     assert generator_gpu_counts(16, 4) == [4, 8, 12]
 
 
@@ -118,8 +118,8 @@ def frame(**changes: str) -> pd.DataFrame:
 def test_all_weights_pass_the_link_of_each_rank_once():
     system = load_system("dgx-h100")
     fabric = system.levels[-1].link.bandwidth
-    assert weights_time(system, 235e9, 128) == pytest.approx(2 * 235e9 / (0.5 * fabric))
-    assert weights_time(system, 235e9, 8) < weights_time(system, 235e9, 16)
+    assert weight_transfer_time(system, 235e9, 128) == pytest.approx(2 * 235e9 / (0.5 * fabric))
+    assert weight_transfer_time(system, 235e9, 8) < weight_transfer_time(system, 235e9, 16)
 
 
 def test_rows_of_services_are_predicted_or_say_why():
@@ -141,7 +141,7 @@ def test_latency_at_a_stated_rate_spreads_as_arrivals_of_benchmark_tools_do():
         "input_tokens": "575.5", "output_tokens": "248", "distinct_prompts": "45", "latency_mean_s": "2.06",
         "command": "",
     }  # fmt: skip
-    outcome = outcome_of(row_dicts(frame(**run))[0])
+    outcome = predict_serving(row_dicts(frame(**run))[0])
     assert outcome.value == pytest.approx(2.06, rel=0.05)
     assert outcome.parts["latency_p99_s"] / outcome.value == pytest.approx(1.17, abs=0.06)
 
@@ -151,7 +151,7 @@ def test_commands_say_formats_and_degrees():
     assert formats_of(row).weights == "fp8"
     assert sharding_of({**row, "command": "x --enable-expert-parallel", "tp": "8"}).expert_parallel
     assert sharding_of({**row, "dp_attention": "8"}).attention_dp == 8
-    assert formats_of({**row, "model": "gpt-oss-20b", "command": ""}).own_experts == "mxfp4"
+    assert formats_of({**row, "model": "gpt-oss-20b", "command": ""}).expert_format == "mxfp4"
 
 
 def test_attention_over_padding_is_added_where_samples_come_in_any_order():
@@ -183,7 +183,7 @@ def test_submissions_and_steps_of_learning():
           "max_sequence": "1024", "mean_sequence": "500", "training_batch": "64"}]
     )  # fmt: skip
     assert "expected 5 degrees" in LearningSteps().predict(learning).reasons[0]
-    assert np.isnan(LearningSteps().predict(learning.assign(step_s="")).seconds[0])
+    assert np.isnan(LearningSteps().predict(learning.assign(step_s="")).values[0])
 
 
 @pytest.mark.slow
@@ -211,9 +211,9 @@ def test_each_side_is_predicted_once(monkeypatch):
         load_model("qwen3-0.6b"), load_system("dgx-h100"), 8, Rollouts(8, 8, 100.0, 50.0, 100.0),
         layouts=[Sharding(1), Sharding(2)], strategies=["zero=1", "zero=2"],
     )  # fmt: skip
-    steps, refusals = best_step(question)
+    steps, refusals = rank_learning_steps(question)
     assert (len(steps), made.count("generator"), made.count("trainer"), refusals) == (4, 2, 2, [])
-    assert steps == sorted(steps, key=lambda each: each.step)
+    assert steps == sorted(steps, key=lambda each: each.step_time)
 
 
 @pytest.mark.parametrize("stated", [{"gpus": 8, "generators": 8}, {"gpus": 8, "engine_strategy": "tp=8"}, {"gpus": 1}])

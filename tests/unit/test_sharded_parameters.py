@@ -14,7 +14,7 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import System, load_system
 from paleo.step.pipeline import ShardedIterationTimes, sharded_passes
-from paleo.step.streams import Buckets, layer_iterations, walk_streams
+from paleo.step.streams import BucketSettings, layer_iterations, walk_streams
 
 SYSTEM = load_system("dgx-h100")
 SIZES = {"layers": 16, "hidden": 1024, "heads": 16}
@@ -44,7 +44,7 @@ def test_four_layers_by_hand() -> None:
     assert [float(seconds) for seconds in found] == [3 + 3 * 3 + 1, 2 + 3 + 4 + 4 + 2 + 1 - 4 * 0.5, 4 * 0.5]
     apart = sharded_passes(((0, 4),), figures, yes, yes, splits=True)
     assert [float(seconds) for seconds in apart] == [13, 2 + 3 * 3 + 1.5, 0.5 + 3 * 1 + 1]
-    later = sharded_passes(((0, 4),), replace(figures, gradients=None), yes, yes, splits=False)
+    later = sharded_passes(((0, 4),), replace(figures, gradient_exchange=None), yes, yes, splits=False)
     assert sum(map(float, later)) == 13 + 2 + 3 * 3 + 2
 
 
@@ -53,7 +53,7 @@ def test_one_piece_takes_what_the_streams_of_one_device_take(name: str) -> None:
     """The closed form of a whole network against the walk through its two streams, with any seconds."""
     program, random = made("dp", name=name, gpus=8, batch=1, model={}).program, np.random.default_rng(5)
     count = len(program.sections)
-    order = layer_iterations(program, Buckets(0.0, 2.0, True, True, True), last=True)
+    order = layer_iterations(program, BucketSettings(0.0, 2.0, True, True, True), last=True)
     gathered = np.array([section.parameters > 0 for section in program.sections])
     has_backward = np.array([section.has_backward for section in program.sections])
     learns = np.array([bool(section.gradients) for section in program.sections])
@@ -62,7 +62,7 @@ def test_one_piece_takes_what_the_streams_of_one_device_take(name: str) -> None:
         forward, backward, weights, gather, gradients = random.random((5, count)) * [[1], [1], [1], [scale], [scale]]
         figures = ShardedIterationTimes(forward, backward, weights, *[gather * gathered] * 2, gradients * learns)
         found = sharded_passes(chunk, figures, gathered, has_backward, splits=False)
-        sent = [figures.gradients[each.section] if each.direction == "backward" else 0.0 for each in order]
+        sent = [figures.gradient_exchange[each.section] if each.direction == "backward" else 0.0 for each in order]
         walked = np.maximum(*walk_streams(order, forward, backward + weights, figures.gather, sent, 0.0))
         assert float(sum(found)) == pytest.approx(float(walked), rel=1e-12)
 

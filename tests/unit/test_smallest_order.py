@@ -38,8 +38,8 @@ def orders(days: Callable[[int], float], deadline: float) -> tuple[int, list[int
         seen[gpus] = Timed(days(gpus) * DAY)
         return seen[gpus]
 
-    tried.at = at  # type: ignore[method-assign, assignment]
-    tried.smallest(load_system("dgx-b200"))
+    tried.best_plan = at  # type: ignore[method-assign, assignment]
+    tried.search_smallest_count(load_system("dgx-b200"))
     return min(gpus for gpus, plan in seen.items() if plan.meets(wish)), list(seen)
 
 

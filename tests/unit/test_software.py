@@ -54,7 +54,7 @@ def test_a_profile_inherits_groups_field_by_field(tmp_path: Path) -> None:
 
 
 def test_dates_are_compared_as_far_as_both_are_stated() -> None:
-    profile = load_software("pytorch-eager").changed({"since": "2023-03", "until": "2024"})
+    profile = load_software("pytorch-eager").with_fields({"since": "2023-03", "until": "2024"})
     assert [profile.covers(date) for date in ("2023-02", "2023", "2023-03-15", "2024-12", "2025")] == [
         False, True, True, True, False,
     ]  # fmt: skip
@@ -69,7 +69,7 @@ def test_catalog_profiles_are_dated_but_for_what_has_no_release(name: str) -> No
 
 def test_changed_takes_dotted_names_and_leaves_the_rest() -> None:
     base = load_software("torchtitan")
-    profile = base.changed({"host.forward": MICROSECOND, "overlap.contention": 0.5, "title": "other"})
+    profile = base.with_fields({"host.forward": MICROSECOND, "overlap.contention": 0.5, "title": "other"})
     assert (profile.host.forward, profile.overlap.contention, profile.title) == (MICROSECOND, 0.5, "other")
     assert (profile.host.backward, profile.attention) == (base.host.backward, base.attention)
 
@@ -188,11 +188,11 @@ def test_autograd_adds_gradients_before_products_did() -> None:
         for at in ("", "@2021")
     )
     kernels = [
-        (section.repeat * counted.times, counted.kernel)
+        (section.repeat * counted.repetitions, counted.kernel)
         for section in added.program.sections
         for counted in section.kernels
         if counted.kernel.name.endswith(".additions")
     ]
     assert sum(times * kernel.bytes for times, kernel in kernels) == pytest.approx(6 * added.graph.parameters)
-    assert not any(kernel.calls for _, kernel in kernels)
+    assert not any(kernel.host_calls for _, kernel in kernels)
     assert added.step_time > fused.step_time and added.memory == fused.memory

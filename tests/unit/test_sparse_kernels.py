@@ -8,24 +8,24 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.pricing.kernels import figures
-from paleo.pricing.sparse_kernels import SparseParameters
+from paleo.pricing.kernels import device_datasheet
+from paleo.pricing.sparse_kernels import SparseAttentionParameters
 from paleo.specs.device import load_device
-from paleo.tables.kernels import KINDS
+from paleo.tables.kernels import KERNEL_TABLES
 
-KIND, B200 = KINDS["sparse_attention"], figures(load_device("b200"), "bf16")
+KIND, B200 = KERNEL_TABLES["sparse_attention"], device_datasheet(load_device("b200"), "bf16")
 ROW = {
     "device": "b200", "library": "sglang", "kernel_source": "sglang_dsa_indexer_trtllm", "model": "DeepSeek-V3.2",
     "kind": "dsa", "part": "module", "phase": "context", "num_heads": 128, "batch_size": 1, "q_len": 8192,
     "past_len": 0, "kv_dtype": "fp8", "weight_dtype": "fp8_block",
 }  # fmt: skip
 #: Only the products of attention cost time.
-CORE = replace(SparseParameters(), launch=0.0, launch_cache=0.0, passes=1e12, bandwidth=1e9, sequence=0.0)
+CORE = replace(SparseAttentionParameters(), launch=0.0, launch_cache=0.0, passes=1e12, bandwidth=1e9, sequence=0.0)
 
 
-def seconds(parameters: SparseParameters | None = None, **changed: object) -> float:
+def seconds(parameters: SparseAttentionParameters | None = None, **changed: object) -> float:
     frame = KIND.prepared(pd.DataFrame([ROW | changed]))
-    return float(KIND.time(frame, B200, parameters or SparseParameters())[0])
+    return float(KIND.time(frame, B200, parameters or SparseAttentionParameters())[0])
 
 
 def test_keys_beyond_those_that_are_selected_cost_the_indexer_alone() -> None:
@@ -35,33 +35,33 @@ def test_keys_beyond_those_that_are_selected_cost_the_indexer_alone() -> None:
 
 
 def test_attention_counts_latents_of_576_and_512_for_each_head() -> None:
-    free = SparseParameters(launch=0.0, attention=1.0, passes=1e9, bandwidth=1e9)
+    free = SparseAttentionParameters(launch=0.0, attention=1.0, passes=1e9, bandwidth=1e9)
     expected = 2 * 8192 * 128 * 2048 * (576 + 512) / B200.peak_flops_per_s
     assert seconds(free, part="attention", past_len=65536) == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_layer_that_takes_the_choice_of_another_scores_nothing() -> None:
     skipping = seconds(kernel_source="sglang_dsa_skip_indexer_trtllm")
-    without = replace(SparseParameters(), indexer=1e9, selection=1e9, search=0.0, row=0.0, depth=0.0)
+    without = replace(SparseAttentionParameters(), indexer=1e9, selection=1e9, search=0.0, row=0.0, depth=0.0)
     assert skipping < seconds() and skipping == pytest.approx(seconds(without), rel=0.05)
 
 
 def test_one_query_walks_its_keys_in_a_block_and_selects_them_in_another() -> None:
     """Deep keys of few queries fill no device: 131,072 keys took 282 to 290 us for 1 to 128 queries on a B200."""
-    walk = SparseParameters(launch=0.0, bandwidth=1e9, indexer=1e9, selection=1e9, depth=4.0)
+    walk = SparseAttentionParameters(launch=0.0, bandwidth=1e9, indexer=1e9, selection=1e9, depth=4.0)
     expected = 4.0 * (131_072 + 1) / B200.clock_hz
     for queries in (1, 2):
         assert seconds(walk, part="indexer_logits", past_len=131_072, q_len=queries) == pytest.approx(
             expected, rel=0.01
         )
-    select = SparseParameters(launch=0.0, selection=1e9, search=0.0, row=1e-5)
+    select = SparseAttentionParameters(launch=0.0, selection=1e9, search=0.0, row=1e-5)
     assert seconds(select, part="topk", past_len=65536, q_len=100) == pytest.approx(1e-5)
     assert seconds(select, part="topk", past_len=65536, q_len=2 * 148 * 8) == pytest.approx(8e-5)
     assert seconds(select, part="topk", past_len=0, q_len=1024) < 1e-12
 
 
 def test_weights_are_read_once_and_networks_are_told_by_name() -> None:
-    free = SparseParameters(
+    free = SparseAttentionParameters(
         launch=0.0, products=1e9, bandwidth=1.0, attention=1e9, indexer=1e9, selection=1e9,
         launch_fp8=0.0, launch_cache=0.0, launch_indexer=0.0, pair=0.0,
     )  # fmt: skip
@@ -76,7 +76,7 @@ def test_weights_are_read_once_and_networks_are_told_by_name() -> None:
 
 def test_launches_grow_with_formats_and_hide_behind_the_device_where_a_host_issues_them_ahead() -> None:
     """Small layers of SGLang on an H100 took 320 us in 16 bits, 626 with weights in 8, 674 with the cache too."""
-    idle = SparseParameters(
+    idle = SparseAttentionParameters(
         launch=3e-4, launch_fp8=3e-4, launch_fp4=9e-4, launch_cache=1e-4, launch_indexer=8e-4, launch_dense=2e-4,
         order=8.0, pair=0.0001,
     )  # fmt: skip
@@ -101,7 +101,9 @@ def test_launches_grow_with_formats_and_hide_behind_the_device_where_a_host_issu
 
 def test_a_paged_indexer_pays_for_pairs_of_tokens() -> None:
     """4,096 tokens of one or two sequences took 75 us, 8,192 of one or four 250, whatever their few keys (H100)."""
-    pairs = replace(SparseParameters(), indexer=1e9, selection=1e9, bandwidth=1e9, depth=0.0001, launch=1e-8, pair=3.7)
+    pairs = replace(
+        SparseAttentionParameters(), indexer=1e9, selection=1e9, bandwidth=1e9, depth=0.0001, launch=1e-8, pair=3.7
+    )
     one, two = (seconds(pairs, part="indexer_logits", phase="generation", kind="csa", q_len=n) for n in (4096, 8192))
     assert two / one == pytest.approx(4.0, rel=0.01) and 50e-6 < one < 75e-6
     assert seconds(pairs, part="attention", q_len=8192) == pytest.approx(seconds(part="attention", q_len=8192), rel=0.5)
@@ -145,7 +147,7 @@ def test_attention_over_all_keys_has_heads_of_their_own() -> None:
 
 def test_each_sequence_of_several_new_tokens_costs_a_start() -> None:
     """2,048 sequences of one token took 201 us, 512 of four 985 (vLLM on an H100)."""
-    starts = replace(SparseParameters(), sequence=1.5e-6)
+    starts = replace(SparseAttentionParameters(), sequence=1.5e-6)
     verify = {"kind": "hca", "part": "attention", "phase": "generation", "past_len": 64}
     one, four = (seconds(starts, **verify, batch_size=2048 // each, q_len=each) for each in (1, 4))
     assert four - one == pytest.approx(512 * 1.5e-6, rel=0.05)

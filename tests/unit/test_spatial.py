@@ -214,10 +214,10 @@ def test_a_batch_that_is_too_small_for_the_ranks_gains_from_rows() -> None:
     """The purpose of the method: beyond one sample a rank data parallelism has nothing left to divide."""
     small = {"global_batch": 2, "model": {"resolution": 896}, "calibration": "ideal"}
     rows, samples = made("spatial=4,dp=2", **small), made("dp", **small)
-    assert samples.plan.idle == 6 and rows.plan.idle == 0
+    assert samples.plan.idle_gpus == 6 and rows.plan.idle_gpus == 0
     assert rows.step_time < samples.step_time
     assert rows.memory.activations < 0.3 * samples.memory.activations
-    assert rows.plan.strategy == "spatial=4,dp=2"
+    assert rows.plan.strategy_text == "spatial=4,dp=2"
 
 
 def test_borders_are_priced_by_the_network() -> None:

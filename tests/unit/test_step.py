@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from paleo.layers.base import Choices
-from paleo.lowering.program import CountedKernel, Program, Section, Transfer
+from paleo.layers.base import LayerImplementations
+from paleo.lowering.program import CountedKernel, LayerCollective, Program, Section
 from paleo.operations.base import Kernel, optimizer
 from paleo.operations.tensor import precision
 from paleo.predict import Prediction, predict
@@ -22,7 +22,7 @@ from paleo.specs.software import load_software
 from paleo.specs.system import load_system
 from paleo.step.backend import RecentGraphs
 from paleo.step.memory import live_microbatches, placed_layers, state_memory, total_memory, workspace_memory
-from paleo.step.section_times import BYTES, section_costs
+from paleo.step.section_times import BYTE_FIELDS, section_times
 from paleo.step.streams import LayerIteration, walk_streams
 
 RUNS: list[tuple[str, dict[str, Any]]] = [
@@ -92,19 +92,19 @@ def test_a_stage_needs_no_workspace_for_layers_of_another() -> None:
 
 def test_chunks_go_round_the_stages() -> None:
     pieces = [((0, 1), (1, 2)), ((1, 2),), ((1, 2),), ((1, 2), (2, 1))]
-    placed = placed_layers(3, pieces, SCHEDULES["interleaved"].pieces(2, 2))
+    placed = placed_layers(3, pieces, SCHEDULES["interleaved"].model_chunks(2, 2))
     assert placed.sum(axis=1).tolist() == [[1, 4, 0], [0, 4, 1]]
 
 
 def test_chunks_of_a_v_come_back_to_the_first_stage() -> None:
     pieces = [((0, 1), (1, 2)), ((1, 2),), ((1, 2),), ((1, 2), (2, 1))]
-    placed = placed_layers(3, pieces, SCHEDULES["zb-v"].pieces(2, 2))
+    placed = placed_layers(3, pieces, SCHEDULES["zb-v"].model_chunks(2, 2))
     assert placed.tolist() == [[[1, 2, 0], [0, 2, 1]], [[0, 2, 0], [0, 2, 0]]]
 
 
 def test_two_copies_hold_everything_twice() -> None:
     pieces = [((0, 1), (1, 2)), ((1, 2), (2, 1))]
-    placed = placed_layers(3, pieces, SCHEDULES["chimera"].pieces(2, 1))
+    placed = placed_layers(3, pieces, SCHEDULES["chimera"].model_chunks(2, 1))
     assert placed.sum(axis=1).tolist() == [[1, 4, 1], [1, 4, 1]]
 
 
@@ -140,10 +140,10 @@ def test_collectives_beside_computation_cost_what_it_does_not_cover() -> None:
     """A ring hides behind the core of attention alone, other collectives behind their section."""
     kernels = np.array([3.0, 5.0])
     for name, forward, hidden in (("attention.core", 7.0, 3.0), ("gather.again", 2.0, 8.0)):
-        one = Transfer(name, "all_gather", "cp", 1.0, "forward", 1, overlapped=True)
+        one = LayerCollective(name, "all_gather", "cp", 1.0, "forward", 1, overlapped=True)
         core, rest = (CountedKernel(_kernel(called), "layer", 1.0) for called in ("attention.core", "mlp"))
         section = Section("block", 1, (core, rest), (one,), (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, ())
-        table = section_costs(Program((section,)), times(kernels), np.array([10.0]), [np.zeros(1)] * len(BYTES))
+        table = section_times(Program((section,)), times(kernels), np.array([10.0]), [np.zeros(1)] * len(BYTE_FIELDS))
         assert (float(table.forward_transfers[0]), float(table.hidden[0])) == (forward, hidden)
 
 
@@ -155,7 +155,9 @@ def test_a_host_that_waits_for_counts_of_tokens_is_never_far_ahead(
     route = CountedKernel(replace(_kernel("route"), experts=experts), "layer", 1.0)
     section = Section("block", 1, (route,), (), (), *(0.0,) * 6, ())
     issued = replace(times(np.array([3.0])), host=np.array([4.0]))
-    table = section_costs(Program((section,)), issued, np.zeros(0), [np.zeros(1)] * len(BYTES), waiting_power=waiting)
+    table = section_times(
+        Program((section,)), issued, np.zeros(0), [np.zeros(1)] * len(BYTE_FIELDS), waiting_power=waiting
+    )
     assert float(table.forward[0]) == pytest.approx((3.0**power + 4.0**power) ** (1.0 / power))
 
 
@@ -176,10 +178,10 @@ def test_collectives_dealt_out_beside_products_leave_their_first_piece() -> None
     kernels = [
         CountedKernel(one, "layer", 1.0) for one in (product, replace(product, name="attention.core"), _kernel("act"))
     ]
-    one = Transfer("up<x", "all_gather", "tp", 1.0, "forward", 1, pieces=4)
+    one = LayerCollective("up<x", "all_gather", "tp", 1.0, "forward", 1, overlap_chunks=4)
     section = Section("block", 1, tuple(kernels), (one,), (), *(0.0,) * 6, ())
-    table = section_costs(
-        Program((section,)), times(np.array([3.0, 9.0, 9.0])), np.array([4.0]), [np.zeros(1)] * len(BYTES)
+    table = section_times(
+        Program((section,)), times(np.array([3.0, 9.0, 9.0])), np.array([4.0]), [np.zeros(1)] * len(BYTE_FIELDS)
     )
     assert (float(table.forward_transfers[0]), float(table.hidden[0])) == (4.0 - 2.25, 2.25)
 
@@ -188,7 +190,7 @@ def test_tensor_overlap_hides_gathers_and_scatters_but_no_sums() -> None:
     """Sequence parallelism turns sums into gathers and scatters, which alone can be made piece by piece."""
 
     def made(strategy: str, overlap: bool) -> Prediction:
-        profile = load_software("megatron-core").changed({"overlap.tensor": overlap})
+        profile = load_software("megatron-core").with_fields({"overlap.tensor": overlap})
         run = Run(gpus=8, batch=1, strategy=strategy, software="megatron-core", model={"layers": 4})
         return predict(load_model("llama2-7b"), load_system("dgx-h100"), run, profile)
 
@@ -203,7 +205,7 @@ def test_tensor_overlap_of_transformer_engine_ends_at_nvlink(system: str, overla
     """Its buffers are mapped over NVLink: two nodes of a DGX have none in common, sixteen GPUs of an NVL72 do."""
 
     def exposed(overlap: bool) -> float:
-        profile = load_software("megatron-core").changed({"overlap.tensor": overlap})
+        profile = load_software("megatron-core").with_fields({"overlap.tensor": overlap})
         run = Run(gpus=16, batch=1, strategy="tp=16,sp", software="megatron-core", model={"layers": 4})
         return predict(load_model("llama2-7b"), load_system(system), run, profile).breakdown.communication_exposed
 
@@ -213,7 +215,7 @@ def test_tensor_overlap_of_transformer_engine_ends_at_nvlink(system: str, overla
 def test_the_latest_networks_are_kept() -> None:
     """One for each model, batch and set of parameters; of three the one that was asked for longest ago is built anew,
     and so is that of a model which was read again."""
-    recent, model, choices = RecentGraphs(2), load_model("lenet"), Choices()
+    recent, model, choices = RecentGraphs(2), load_model("lenet"), LayerImplementations()
     first, second = recent.graph(model, 1, choices, {}), recent.graph(model, 2, choices, {})
     assert (first.batch, second.batch) == (1, 2) and recent.graph(model, 1, choices, {}) is first
     wider = recent.graph(model.model_copy(), 1, choices, {})

@@ -37,13 +37,13 @@ GPT = {
 
 def of(row: dict[str, Any], **changes: Any) -> Predictions:
     """The prediction of one row of other networks."""
-    return _others.OtherSteps().predict(pd.DataFrame([row | changes]))
+    return _others.LanguageStepTable().predict(pd.DataFrame([row | changes]))
 
 
 def seconds(row: dict[str, Any], **changes: Any) -> float:
     found = of(row, **changes)
     assert found.reasons[0] == "", found.reasons
-    return float(found.seconds[0])
+    return float(found.values[0])
 
 
 def made(model: str, /, **options: Any) -> Prediction:
@@ -67,7 +67,7 @@ def test_a_row_runs_the_profile_that_it_names() -> None:
 
 def test_rows_that_differ_in_their_source_alone_run_the_profile_of_each() -> None:
     row = BERT | {"software": "pytorch-eager", "framework": "PyTorch"}
-    both = _others.OtherSteps().predict(pd.DataFrame([row | {"source": name} for name in ("a lab", *EXAMPLES)]))
+    both = _others.LanguageStepTable().predict(pd.DataFrame([row | {"source": name} for name in ("a lab", *EXAMPLES)]))
     assert both.origins.tolist() == ["pytorch-eager", "nvidia-apex"]
 
 
@@ -94,7 +94,7 @@ def test_biobert_was_tuned_on_short_sentences() -> None:
 def test_a_throughput_in_tokens_says_how_long_a_batch_took(model: str, unit: str, tokens: float) -> None:
     cells = {"model": model, "iteration_ms": float("nan"), "global_batch": 16, "batch_unit": unit}
     row = BERT | cells | {"throughput_unit": "tokens/s", "throughput": 1000.0}
-    table = _others.OtherSteps()
+    table = _others.LanguageStepTable()
     assert float(table.measured(pd.DataFrame([row]))[0]) == pytest.approx(16 * tokens / 1000.0, rel=1e-12)
     for changes in ({"throughput": 0.0}, {"throughput_unit": "sentences/s"}, {"model": "Bard"}):
         assert math.isnan(table.measured(pd.DataFrame([row | changes]))[0])
@@ -142,7 +142,7 @@ def test_batches_of_tokens_are_sentences_of_the_models_length() -> None:
 )
 def test_what_is_left_out_says_why(changes: dict[str, Any], reason: str) -> None:
     found = of(BERT, **changes)
-    assert reason in found.reasons[0] and np.isnan(found.seconds[0])
+    assert reason in found.reasons[0] and np.isnan(found.values[0])
 
 
 # --- Hugging Face's transformers -----------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ def test_experts_lie_where_a_row_says_or_nowhere() -> None:
     many = row | {"n_gpus": 2, "dp": 2, "device": "h100-sxm5-80gb"}
     with pytest.raises(SpecError, match="ep is not stated: where the experts lie is unknown"):
         _transformers.prediction_of(many)
-    assert _transformers.prediction_of(many | {"ep": 2}).plan.strategy == "ep=2,dp=2"
+    assert _transformers.prediction_of(many | {"ep": 2}).plan.strategy_text == "ep=2,dp=2"
     assert _transformers.prediction_of(row | {"device": "h100-sxm5-80gb"}).step_time > 0
 
 
@@ -276,7 +276,7 @@ def test_many_small_tensors_keep_the_host_busy() -> None:
     native = made("lenet", gpus=1, batch=1, dtype="fp32", optimizer="momentum", software="tensorflow1")
     assert native.breakdown.optimizer == pytest.approx(12e-6, rel=1e-9)
     kernels = [c.kernel for s in steps[0].program.sections for c in s.kernels if c.kernel.name.endswith(".gradients")]
-    assert sum(kernel.calls for kernel in kernels) == 10 * 9 / 2
+    assert sum(kernel.host_calls for kernel in kernels) == 10 * 9 / 2
 
 
 def test_a_profile_names_optimizers_that_there_are(tmp_path: Path) -> None:
@@ -337,9 +337,9 @@ def test_unstated_pipelines_of_megatron_are_interleaved(changes: dict[str, objec
 
 def test_a_row_may_say_that_nothing_overlaps() -> None:
     row = PIPELINED | {"dp": 4, "pp": 4, "global_batch": 64}
-    stated = _transformers.as_stated(row | {"overlap": "off"}, load_software("megatron-core")).overlap
+    stated = _transformers.software_as_stated(row | {"overlap": "off"}, load_software("megatron-core")).overlap
     assert not (stated.gradients or stated.gather or stated.tensor)
-    assert _transformers.as_stated(row, load_software("megatron-core")) == load_software("megatron-core")
+    assert _transformers.software_as_stated(row, load_software("megatron-core")) == load_software("megatron-core")
     usual, off = (_transformers.prediction_of(row | {"overlap": word}) for word in ("", "off"))
     assert off.step_time > 1.02 * usual.step_time
 
@@ -348,10 +348,10 @@ def test_a_known_recipe_says_whether_collectives_over_tp_overlap() -> None:
     """Megatron-Bridge's of DeepSeek-V3 for 32 nodes: they do not, unless the row says so."""
     row = PIPELINED | {"framework": "Megatron-Bridge 0.4.2", "model": "DeepSeek-V3", "pp": 8, "ep": 32}
     profile = load_software("nemo")
-    stated = _transformers.as_stated(row, profile).overlap
+    stated = _transformers.software_as_stated(row, profile).overlap
     assert not stated.tensor and stated.gradients and stated.gather
     for other in ({"pp": 16}, {"overlap": "on"}, {"framework": "Megatron-LM"}):
-        assert _transformers.as_stated(row | other, profile) == profile
+        assert _transformers.software_as_stated(row | other, profile) == profile
 
 
 def test_recipes_are_told_from_megatron_itself() -> None:
@@ -367,11 +367,11 @@ def test_a_host_that_waits_for_each_kernel_hides_none_of_its_time() -> None:
     run = Run.model_validate({"gpus": 1, "batch": 1, "dtype": "bf16", "software": "megatron-2021"})
     system, model = load_system("dgx-a100-80gb"), load_model("gpt2-xl")
     ahead, waits = (
-        predict(model, system, run, plain.changed({"host.blocking": blocking})) for blocking in (False, True)
+        predict(model, system, run, plain.with_fields({"host.blocking": blocking})) for blocking in (False, True)
     )
     hosts = (
         sum(
-            section.repeat * counted.times * counted.kernel.calls * (1.0 + counted.recomputed)
+            section.repeat * counted.repetitions * counted.kernel.host_calls * (1.0 + counted.full_recompute_runs)
             for section in waits.program.sections
             for counted in section.kernels
             if counted.kernel.phase == "forward" and section.recompute == "full"

@@ -10,7 +10,7 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run, updated
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
-from paleo.step.waiting import expected_largest, slowest_mean, unmodelled_waiting, waiting_share
+from paleo.step.waiting import expected_largest, expected_slowest_time, unmodelled_waiting, waiting_share
 
 
 @pytest.mark.parametrize(("ranks", "exact"), [(2, 0.56419), (5, 1.16296), (10, 1.53875), (100, 2.50759)])
@@ -44,7 +44,7 @@ def test_a_rank_known_to_be_slow_comes_before_noise() -> None:
     random = np.random.default_rng(3)
     means = np.array([1.0] * 15 + [1.3])
     steps = means * (1.0 + 0.05 * random.standard_normal((20_000, 16)))
-    assert slowest_mean(means.tolist(), 0.05) == pytest.approx(steps.max(axis=1).mean(), rel=0.02)
+    assert expected_slowest_time(means.tolist(), 0.05) == pytest.approx(steps.max(axis=1).mean(), rel=0.02)
 
 
 @pytest.mark.slow
@@ -52,7 +52,7 @@ def test_ranks_of_a_jittering_profile_wait_for_the_slowest_of_them() -> None:
     """2 % of its kernels' time by the expected largest of 8 normal numbers, 1.43; one GPU, or a forward pass alone,
     waits for none, and neither does a worker that pushes without waiting."""
     model, system, profile = load_model("lenet"), load_system("dgx-a100-80gb"), load_software("pytorch-ngc")
-    even = profile.changed({"host.jitter": 0.0})
+    even = profile.with_fields({"host.jitter": 0.0})
     for run, share in (
         (Run(gpus=8, batch=64), 0.02 * 1.434), (Run(gpus=1, batch=64), 0.0),
         (Run(gpus=8, batch=64, consistency="async"), 0.0), (Run(gpus=8, batch=64, jitter=0.015), 0.025 * 1.434),

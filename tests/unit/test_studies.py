@@ -18,7 +18,7 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
 from paleo.studies.collective import collective
-from paleo.studies.cost import Tariff, amount, power, rent, training
+from paleo.studies.cost import Tariff, amount, power, rent_rate, training
 from paleo.studies.purchase import compare
 from paleo.studies.scale import ScaleCurve, ScalePoint, Scaling, parse_scalings, scale, scaling_verdict
 from paleo.studies.summary import forward_times, summarise
@@ -58,7 +58,7 @@ def test_strong_scaling_keeps_the_global_batch_and_stops_at_one_sample_a_gpu() -
 def test_a_count_that_leaves_gpus_idle_within_the_batch_stays_usable() -> None:
     found = scale(LENET, NODE, Run(global_batch=8), [5], "strong")
     assert found.points[0].usable
-    assert found.points[0].predicted.plan.idle == 1  # 2 samples on each of 4 GPUs
+    assert found.points[0].predicted.plan.idle_gpus == 1  # 2 samples on each of 4 GPUs
 
 
 def test_weak_scaling_keeps_the_batch_of_each_rank() -> None:
@@ -159,7 +159,7 @@ def test_amounts_that_make_no_sense(stated: dict[str, float], message: str) -> N
 def test_rent_is_for_whole_nodes_and_energy_at_design_power() -> None:
     price = Price(rate="36 USD/h", date="2026-01", source="a price list")
     system = NODE.model_copy(update={"price_per_node": price})
-    assert rent(system, 12)[0] == pytest.approx(2 * 36 / HOUR)  # 12 GPUs: two nodes of 8
+    assert rent_rate(system, 12)[0] == pytest.approx(2 * 36 / HOUR)  # 12 GPUs: two nodes of 8
     made = predict(LENET, system, Run(gpus=12, batch=10))
     wanted = amount(LENET, samples=1201)
     assert wanted is not None
@@ -173,8 +173,8 @@ def test_rent_is_for_whole_nodes_and_energy_at_design_power() -> None:
     assert cost.energy is not None and cost.energy < cost.energy_limit
     own = NODE.model_copy(update={"price_per_node": None})
     tariff = Tariff.model_validate({"electricity": "0.1 USD/kWh"})
-    assert rent(own, 8, tariff) == (None, None)  # nobody offers it, so it is one's own
-    market = rent(own, 8)[1]
+    assert rent_rate(own, 8, tariff) == (None, None)  # nobody offers it, so it is one's own
+    market = rent_rate(own, 8)[1]
     assert market is not None and "median of" in market.source
 
 
@@ -204,7 +204,7 @@ def test_the_cheapest_is_that_of_systems_with_a_price() -> None:
 
 def test_comparison_keeps_systems_that_cannot_take_part() -> None:
     found = compare(LENET, [NODE, load_system("a100-sxm4-80gb"), load_system("dgx-h100")], Run(gpus=8, batch=8))
-    assert [one.runs for one in found.candidates] == [True, False, True]
+    assert [one.fits for one in found.candidates] == [True, False, True]
     assert "one device" in found.candidates[1].problem or "1 devices" in found.candidates[1].problem
     assert found.speedup(found.candidates[0]) == 1.0
     assert found.best("time") in (found.candidates[0], found.candidates[2])

@@ -16,9 +16,9 @@ from paleo.calibrate.tasks import (
     fit_evaluation,
     fit_samples,
     fitted_task,
-    is_of_tasks,
+    is_task_table,
     leave_one_round_out,
-    right_order,
+    rank_agreement,
     round_errors,
     step_residual,
     with_blocks,
@@ -27,7 +27,7 @@ from paleo.parallel.plan import Plan
 from paleo.specs.device import load_device
 from paleo.specs.task import load_task
 from paleo.studies.target import TargetTime, _code_ratio, _evaluation_time
-from paleo.tables.kinds._submissions import PAIRS, left_out_baselines, pairs_of, peaks, target_of_row
+from paleo.tables.kinds._submissions import PAIRS_PER_ROW, left_out_baselines, peaks, samples_of_cell, target_of_row
 
 ROUNDS = ["v1.0", "v1.1", "v2.0"]
 #: Seconds of each run that are neither steps nor evaluations.
@@ -120,7 +120,7 @@ def test_errors_and_order_of_submissions() -> None:
     assert list(known.index) == ["x", "all on GPUs", "all on TPUs"] and list(known["rows"]) == [3, 3, 1]
     assert known.loc["x", "minutes"] == pytest.approx(0.2) and known.loc["x", "samples"] == pytest.approx(0.2)
     assert known.loc["x", "baseline"] == pytest.approx(0.3) and known.loc["all on TPUs", "inside"] == 0.0
-    assert right_order(submissions) == (0.5, 2)
+    assert rank_agreement(submissions) == (0.5, 2)
 
 
 def test_software_gets_faster_from_round_to_round() -> None:
@@ -204,8 +204,8 @@ def test_task_files_keep_all_else() -> None:
     assert written.endswith("source: z\n")
     assert written.count("\nsubmissions:") == 1 and written.count("platforms:") == 1
     assert with_blocks(written, task) == written
-    assert is_of_tasks({"benchmark", "round", "device", "n_gpus", "global_batch", "minutes_to_target", "more"})
-    assert not is_of_tasks({"m", "n", "k"})
+    assert is_task_table({"benchmark", "round", "device", "n_gpus", "global_batch", "minutes_to_target", "more"})
+    assert not is_task_table({"m", "n", "k"})
 
 
 def test_baselines_keep_device_time() -> None:
@@ -230,7 +230,7 @@ def test_baselines_keep_device_time() -> None:
     [
         ("v100-sxm2-16gb", "global_batch", 81920.0, 81920.0 / 28),  # tokens
         ("v100-sxm2-16gb", "global_batch", 2048.0, 2048.0),
-        ("tpu-v4", "global_batch", 512.0, 512.0 * PAIRS),  # packed rows
+        ("tpu-v4", "global_batch", 512.0, 512.0 * PAIRS_PER_ROW),  # packed rows
         ("tpu-v4", "samples_to_target", 1699020.0, 13770303.0),  # three epochs of packed rows
         ("tpu-v3", "samples_to_target", 13770303.0, 13770303.0),
     ],
@@ -238,13 +238,13 @@ def test_baselines_keep_device_time() -> None:
 def test_the_transformer_counts_pairs(device: str, column: str, value: float, pairs: float) -> None:
     """Three epochs are three epochs, whatever they are counted in; other benchmarks count what their tasks do."""
     cells = {"benchmark": "transformer", "round": "v0.7", "device": device, column: value}
-    assert pairs_of(cells, column) == pytest.approx(pairs)
-    assert pairs_of({**cells, "benchmark": "gnmt"}, column) == value
-    assert np.isnan(pairs_of({**cells, column: None}, column))
+    assert samples_of_cell(cells, column) == pytest.approx(pairs)
+    assert samples_of_cell({**cells, "benchmark": "gnmt"}, column) == value
+    assert np.isnan(samples_of_cell({**cells, column: None}, column))
 
 
 def test_recommenders_of_v07_on_tpus_count_evaluations_for_epochs() -> None:
     """17 of 20 evaluations of an epoch of 4,195,197,692 clicks."""
     cells = {"benchmark": "dlrm", "round": "v0.7", "device": "tpu-v4", "samples_to_target": 17 * 4195197692.0}
-    assert pairs_of(cells, "samples_to_target") == pytest.approx(17 / 20 * 4195197692, rel=1e-6)
-    assert pairs_of({**cells, "samples_to_target": 3.8e9}, "samples_to_target") == 3.8e9
+    assert samples_of_cell(cells, "samples_to_target") == pytest.approx(17 / 20 * 4195197692, rel=1e-6)
+    assert samples_of_cell({**cells, "samples_to_target": 3.8e9}, "samples_to_target") == 3.8e9

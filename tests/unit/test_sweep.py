@@ -29,7 +29,7 @@ from paleo.studies.purchase import compare
 from paleo.studies.sweep import (
     _PART,
     Job,
-    Study,
+    SweepStudy,
     _evaluate,
     _job_of,
     _processes,
@@ -66,7 +66,7 @@ def test_amounts_of_a_study_are_written_as_on_the_command_line(tmp_path: Path) -
 
 
 @pytest.fixture
-def study(tmp_path: Path) -> Study:
+def study(tmp_path: Path) -> SweepStudy:
     path = tmp_path / "study.yaml"
     path.write_text(STUDY)
     return load_study(path)
@@ -78,7 +78,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_the_table_is_the_product_of_all_axes_in_order(study: Study, tmp_path: Path) -> None:
+def test_the_table_is_the_product_of_all_axes_in_order(study: SweepStudy, tmp_path: Path) -> None:
     assert sweep(study, tmp_path / "t.csv") == study.rows == 2 * 2 * 2 * 3 * 2 * 2 * 1 * 2
     table = rows(tmp_path / "t.csv")
     names = ("system", "gpus", "batch", "system.device.memory.bandwidth", "epochs", "gpu_price", "pue")
@@ -90,7 +90,7 @@ def test_the_table_is_the_product_of_all_axes_in_order(study: Study, tmp_path: P
 
 
 @pytest.mark.slow
-def test_every_row_is_what_the_library_says(study: Study, tmp_path: Path) -> None:
+def test_every_row_is_what_the_library_says(study: SweepStudy, tmp_path: Path) -> None:
     sweep(study, tmp_path / "t.csv")
     row = next(
         row for row in rows(tmp_path / "t.csv")
@@ -126,7 +126,7 @@ def test_costs_with_electricity_are_those_of_a_comparison(systems: list[str]) ->
 
 
 @pytest.mark.slow
-def test_a_data_frame_holds_the_same(study: Study, tmp_path: Path) -> None:
+def test_a_data_frame_holds_the_same(study: SweepStudy, tmp_path: Path) -> None:
     sweep(study, str(tmp_path / "t.csv"))
     written, answered = pd.read_csv(tmp_path / "t.csv"), questions.sweep(study)
     assert written.columns.tolist() == answered.columns.tolist() and len(written) == len(answered) == study.rows
@@ -143,14 +143,14 @@ def test_a_study_may_be_a_mapping() -> None:
             questions.sweep({**stated, "axes": {change: [8, 8] if change == "batch" else [8]}})
 
 
-def test_processes_make_the_same_bytes(study: Study, tmp_path: Path) -> None:
+def test_processes_make_the_same_bytes(study: SweepStudy, tmp_path: Path) -> None:
     sweep(study, tmp_path / "one.csv")
     sweep(study, tmp_path / "two.csv", _processes(2))
     assert (tmp_path / "one.csv").read_bytes() == (tmp_path / "two.csv").read_bytes()
 
 
 @pytest.mark.slow
-def test_an_interrupted_sweep_goes_on(study: Study, tmp_path: Path) -> None:
+def test_an_interrupted_sweep_goes_on(study: SweepStudy, tmp_path: Path) -> None:
     target = tmp_path / "t.csv"
     stopped(study, target)
     assert not target.exists()
@@ -166,7 +166,7 @@ def test_an_interrupted_sweep_goes_on(study: Study, tmp_path: Path) -> None:
     assert target.read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
 
-def stopped(study: Study, target: Path, after: int = 1) -> list[Path]:
+def stopped(study: SweepStudy, target: Path, after: int = 1) -> list[Path]:
     """The parts that a sweep leaves that is stopped after some of them; the first by default."""
 
     class StopError(Exception):
@@ -182,7 +182,7 @@ def stopped(study: Study, target: Path, after: int = 1) -> list[Path]:
 
 
 @pytest.mark.slow
-def test_parts_of_another_study_are_not_touched(study: Study, tmp_path: Path) -> None:
+def test_parts_of_another_study_are_not_touched(study: SweepStudy, tmp_path: Path) -> None:
     (part,) = stopped(study, tmp_path / "t.csv")
     before = part.read_bytes()
     with pytest.raises(SpecError, match="another study"):
@@ -194,7 +194,7 @@ def test_parts_of_another_study_are_not_touched(study: Study, tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["study.json", "lock", "0000001.json"])
 @pytest.mark.parametrize("content", [b"", b"\x00\xff\xfe", b'"torn'])
 def test_files_beside_the_parts_that_are_torn_or_binary_lose_no_part(
-    name: str, content: bytes, study: Study, tmp_path: Path
+    name: str, content: bytes, study: SweepStudy, tmp_path: Path
 ) -> None:
     stopped(study, tmp_path / "t.csv")
     (tmp_path / "t.csv.parts" / name).write_bytes(content)
@@ -228,7 +228,7 @@ def test_a_full_disk_leaves_nothing_that_blocks_the_next_run(tmp_path: Path) -> 
 
 
 def test_what_cannot_be_planned_is_a_row_with_its_reason(tmp_path: Path) -> None:
-    study = Study.model_validate(
+    study = SweepStudy.model_validate(
         {"models": ["lenet"], "systems": ["v100-pcie-16gb"], "axes": {"gpus": [1, 2], "batch": [8]}}
     )
     sweep(study, tmp_path / "t.csv")
@@ -238,7 +238,7 @@ def test_what_cannot_be_planned_is_a_row_with_its_reason(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_parquet_holds_the_same(study: Study, tmp_path: Path) -> None:
+def test_parquet_holds_the_same(study: SweepStudy, tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
     sweep(study, tmp_path / "t.csv")
@@ -360,7 +360,7 @@ def test_a_cluster_makes_the_same_table_though_a_worker_dies(
 ) -> None:
     """Two worker processes; one is killed while parts are still missing. The table is the serial one, byte for byte."""
     address, workers = cluster
-    study = Study.model_validate(BIG)
+    study = SweepStudy.model_validate(BIG)
     seen: list[int] = []
 
     def kill_one(done: int, count: int) -> None:
@@ -382,7 +382,7 @@ def test_a_cluster_makes_the_same_table_though_a_worker_dies(
 def test_a_cold_worker_of_eight_threads_loses_no_row(
     cluster: tuple[str, list[subprocess.Popen[bytes]]], tmp_path: Path
 ) -> None:
-    study = Study.model_validate(BIG)
+    study = SweepStudy.model_validate(BIG)
     sweep(study, tmp_path / "cluster.csv", dask_evaluator(cluster[0]))
     sweep(study, tmp_path / "serial.csv")
     assert (tmp_path / "cluster.csv").read_bytes() == (tmp_path / "serial.csv").read_bytes()
@@ -393,7 +393,7 @@ def test_a_scheduler_that_dies_is_one_sentence_and_the_parts_are_kept(
     cluster: tuple[str, list[subprocess.Popen[bytes]]], tmp_path: Path
 ) -> None:
     address, processes_of = cluster
-    study = Study.model_validate(BIG)
+    study = SweepStudy.model_validate(BIG)
 
     def kill(done: int, count: int) -> None:
         processes_of[-1].kill()
@@ -421,14 +421,14 @@ def test_a_cluster_without_a_worker_is_said_and_waited_for(
 
     with pytest.raises(SpecError, match="went away"):
         sweep(
-            Study.model_validate(BIG), tmp_path / "t.csv", dask_evaluator(address, warn),
+            SweepStudy.model_validate(BIG), tmp_path / "t.csv", dask_evaluator(address, warn),
             lambda done, count: processes_of[0].kill(),
         )  # fmt: skip
     assert len(said) == 1 and "has no worker; waiting for one" in said[0]
 
 
 def test_a_scheduler_that_is_not_there_is_one_sentence(
-    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    study: SweepStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("distributed")
     monkeypatch.setattr("paleo.studies.sweep._CONNECT_S", 1)
@@ -437,7 +437,7 @@ def test_a_scheduler_that_is_not_there_is_one_sentence(
 
 
 @pytest.mark.slow
-def test_a_second_sweep_to_the_same_output_is_refused(study: Study, tmp_path: Path) -> None:
+def test_a_second_sweep_to_the_same_output_is_refused(study: SweepStudy, tmp_path: Path) -> None:
     refusals = []
 
     def second(done: int, count: int) -> None:
@@ -471,16 +471,16 @@ def test_parts_made_before_a_named_file_changed_are_not_mixed_with_new_ones(tmp_
         sweep(load_study(path), tmp_path / "t.csv")
 
 
-def test_a_worker_with_another_release_or_another_file_says_so(study: Study, tmp_path: Path) -> None:
+def test_a_worker_with_another_release_or_another_file_says_so(study: SweepStudy, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="another release"):
         _evaluate(replace(_job_of(study), release="older"), 0)
     with pytest.raises(SpecError, match="not what it was"):
-        _evaluate(replace(_job_of(study), files={str(tmp_path / "gone.yaml"): "0"}), 0)
+        _evaluate(replace(_job_of(study), file_digests={str(tmp_path / "gone.yaml"): "0"}), 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spoilt", [lambda text: text[:100], lambda text: "[]", lambda text: text.replace("1", "2")])
-def test_a_torn_part_is_computed_again(spoilt: Callable[[str], str], study: Study, tmp_path: Path) -> None:
+def test_a_torn_part_is_computed_again(spoilt: Callable[[str], str], study: SweepStudy, tmp_path: Path) -> None:
     """Torn, of other text, or with digits changed, which its digest tells."""
     part, *_ = stopped(study, tmp_path / "t.csv", after=999)
     part.write_text(spoilt(part.read_text()))

@@ -7,7 +7,7 @@ import pytest
 from paleo.errors import SpecError
 from paleo.operations.base import Kernel, Phase
 from paleo.predict import predict
-from paleo.pricing.systolic import laid_out_bytes, occupied_flops, product_flops
+from paleo.pricing.systolic import laid_out_bytes, occupied_flops, occupied_gemm_flops
 from paleo.questions import compare, estimate
 from paleo.specs.catalog import names
 from paleo.specs.device import Device, load_device
@@ -58,7 +58,9 @@ def test_a_product_is_padded_on_both_sides_of_the_array() -> None:
 
 
 def test_few_rows_take_as_long_as_loading_the_next_tile() -> None:
-    assert float(product_flops(1.0, 4096.0, 4096.0, 128.0)) == float(product_flops(128.0, 4096.0, 4096.0, 128.0))
+    assert float(occupied_gemm_flops(1.0, 4096.0, 4096.0, 128.0)) == float(
+        occupied_gemm_flops(128.0, 4096.0, 4096.0, 128.0)
+    )
     two_cores = load_device("tpu-v4")
     assert ratio(gemm(128, 4096, 4096), two_cores) == 2  # 64 rows a core
     assert ratio(gemm(128, 4096, 4096), load_device("tpu-v5e")) == 1

@@ -11,7 +11,7 @@ import paleo
 from paleo.cli import run as command
 from paleo.report.columns import Grid, grid
 from paleo.studies.collective import step_collectives
-from paleo.units import duration
+from paleo.units import format_duration
 
 NODE = "dgx-a100-80gb"
 
@@ -40,7 +40,7 @@ def test_no_figure_of_a_curve_is_broken(width: int) -> None:
     text = printed(curve.table(), width)
     assert max(map(len, text.splitlines())) <= width
     last = curve.curves[-1].points[-1].prediction
-    figures = (f"{last.samples_per_s:,.0f}", duration(last.step_time), "with failures", " USD", " kWh")
+    figures = (f"{last.samples_per_s:,.0f}", format_duration(last.step_time), "with failures", " USD", " kWh")
     assert all(figure in text for figure in figures)
 
 
@@ -49,15 +49,15 @@ def test_collectives_of_a_step_name_their_price(strategy: str) -> None:
     """What they take alone is about what the step counts as communication."""
     step = paleo.estimate("gpt2", NODE, gpus=16, strategy=strategy, global_batch=64).prediction
     shown = step_collectives(step)
-    assert {each.price.partition(" ")[0] for each in shown} <= {"measured", "inherited", "datasheet"}
-    assert any(NODE in each.price for each in shown if "dp" not in each.axes) or strategy in ("dp", "zero=3")
+    assert {each.time_source.partition(" ")[0] for each in shown} <= {"measured", "inherited", "datasheet"}
+    assert any(NODE in each.time_source for each in shown if "dp" not in each.axes) or strategy in ("dp", "zero=3")
     alone = sum(each.calls * each.seconds for each in shown)
     assert alone == pytest.approx(step.breakdown.communication_total, rel=0.3)
 
 
 def test_prices_of_constants_are_theirs() -> None:
     step = paleo.estimate("gpt2", NODE, gpus=16, calibration="ppp=0.6").prediction
-    assert {each.price for each in step_collectives(step)} == {"ppp=0.6"}
+    assert {each.time_source for each in step_collectives(step)} == {"ppp=0.6"}
 
 
 def test_slowed_computation_is_part_of_what_communication_takes() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from paleo.cli.process import run as command
 from paleo.learning.laws import SamplesToLoss
-from paleo.specs.prices import USUAL, reliability_of
+from paleo.specs.prices import USUAL_RELIABILITY, reliability_of
 from paleo.specs.system import load_system
 
 TARGET = ["target", "mlperf:resnet", "--system", "dgx-a100-80gb", "--batch", "3264"]
@@ -92,7 +92,7 @@ def test_length_from_a_loss_a_task_and_a_noise_scale(capsys: pytest.CaptureFixtu
     # worked: 1.8172 + 482.01 / 8.03e9^0.3478 + 2085.43 / D^0.3658 = 2.1
     left = 2.1 - 1.8172 - 482.01 / 8030261248**0.3478
     law, batch = SamplesToLoss.of(2.1, 8030261248.0, 8192.0), json.loads(out)["global_batch_size"]
-    assert law.best_tokens == pytest.approx((2085.43 / left) ** (1 / 0.3658), rel=1e-3)
+    assert law.tokens_at_best_batch == pytest.approx((2085.43 / left) ** (1 / 0.3658), rel=1e-3)
     assert json.loads(out)["training"]["samples"] == pytest.approx(float(law.samples(batch)), rel=1e-3)
     low, high = json.loads(out)["training"]["time_interval_s"]
     time_s, steps = json.loads(out)["training"]["time_s"], json.loads(out)["step_time_interval_s"]
@@ -154,7 +154,7 @@ def test_failures_of_a_system_are_its_own_or_those_of_one_like_it() -> None:
     assert inherited.failures == pytest.approx(own.failures)
     assert inherited.low < own.low < own.high < inherited.high
     assert "meta-grand-teton-h100" in inherited.source
-    assert reliability_of(load_system("tpu-v4-pod")) is USUAL
+    assert reliability_of(load_system("tpu-v4-pod")) is USUAL_RELIABILITY
 
 
 BERT = ["bert_large", "--target", "mlperf:bert"]

@@ -7,13 +7,18 @@ import pandas as pd
 import pytest
 
 from paleo.pricing.attention import PrefillParameters, attention_prefill_time
-from paleo.pricing.families import STREAMS, TrainingParameters, experts_product_time, training_attention_parameters
+from paleo.pricing.families import (
+    CONCURRENT_EXPERTS,
+    TrainingParameters,
+    experts_product_time,
+    training_attention_parameters,
+)
 from paleo.pricing.gemm import GemmParameters, gemm_time
-from paleo.pricing.kernels import figures
+from paleo.pricing.kernels import device_datasheet
 from paleo.specs.device import load_device
-from paleo.tables.kernels import KINDS
+from paleo.tables.kernels import KERNEL_TABLES
 
-B200 = figures(load_device("b200"), "bf16")
+B200 = device_datasheet(load_device("b200"), "bf16")
 PRODUCT = {
     "m": 1024.0, "n": 4096.0, "k": 7168.0, "element_bytes": 2.0, "result_bytes": 2.0, "device": B200,
     "parameters": GemmParameters(),
@@ -21,7 +26,7 @@ PRODUCT = {
 
 
 def test_experts_run_as_many_at_a_time_as_there_are_streams() -> None:
-    round_of_four = float(gemm_time(batch=STREAMS, **PRODUCT))
+    round_of_four = float(gemm_time(batch=CONCURRENT_EXPERTS, **PRODUCT))
     assert float(experts_product_time(experts=32.0, launch=0.0, **PRODUCT)) == pytest.approx(8 * round_of_four)
     assert float(experts_product_time(experts=32.0, launch=1e-6, **PRODUCT)) == pytest.approx(8 * round_of_four + 32e-6)
 
@@ -52,7 +57,7 @@ def test_stages_of_experts_are_products_of_their_shape(
     stage: str, rows: float, columns: float, length: float, written: float
 ) -> None:
     """FLOP are the same in each stage; a gradient that is added to an fp32 sum reads and writes four bytes."""
-    kind = KINDS["training_kernels"]
+    kind = KERNEL_TABLES["training_kernels"]
     frame = pd.DataFrame(
         [{"op": "group_matmul", "device": "b200", "groups": 64, "group_m": 512, "group_n": 4096, "group_k": 7168,
           "stage": stage, "accumulate": stage == "bwd_grad_w", "main_grad_dtype": "fp32", "out_dtype": "bf16"}]

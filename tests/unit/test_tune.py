@@ -11,9 +11,9 @@ import pytest
 import paleo
 from paleo.cli import run
 from paleo.errors import SpecError
-from paleo.tuning.base import METHODS, TrialCosts, TuningProblem, sampled_trial_scores, simulate, synchronous_seconds
+from paleo.tuning.base import METHODS, TrialTimes, TuningProblem, sampled_trial_scores, simulate, synchronous_seconds
 
-PLAIN = TrialCosts(unit=[1.0])
+PLAIN = TrialTimes(unit=[1.0])
 NODE = ("gpt2", "dgx-h100")
 
 
@@ -22,7 +22,7 @@ def problem_of(method: str, trials: int, least: float, most: float, eta: int, se
     return TuningProblem(trials, eta, rungs, sampled_trial_scores(trials, len(rungs), 1.0, seed), seed=seed)
 
 
-def searched(method: str, workers: int, costs: TrialCosts = PLAIN, **options):
+def searched(method: str, workers: int, costs: TrialTimes = PLAIN, **options):
     return simulate(METHODS[method](problem_of(method, **options)), costs, workers)
 
 
@@ -39,16 +39,16 @@ def test_successive_halving_has_the_rungs_of_its_paper():
 def test_hyperband_has_the_brackets_of_its_paper():
     """Li et al., JMLR 2018, table 1: R = 81, eta = 3."""
     hyperband = METHODS["hyperband"](problem_of("hyperband", 143, 1, 81, 3))
-    sizes = [hyperband.sizes_of(bracket) for bracket in hyperband.brackets()]
+    sizes = [hyperband.trials_per_rung(bracket) for bracket in hyperband.brackets()]
     assert sizes == [[81, 27, 9, 3, 1], [34, 11, 3, 1], [15, 5, 1], [8, 2], [5]]
 
 
 def test_the_first_whole_trial_of_asha_is_that_of_its_paper():
     """Section 3.3: with 9 machines 13/9 time(R) from scratch in figure 1's example; time(R) from checkpoints."""
     options = {"trials": 9, "least": 1, "most": 9, "eta": 3}
-    scratch = TrialCosts(unit=[1.0], resumes=False)
-    assert searched("asha", 9, scratch, **options).first_full == pytest.approx(13.0)
-    assert searched("asha", 9, **options).first_full == pytest.approx(9.0)
+    scratch = TrialTimes(unit=[1.0], resumes=False)
+    assert searched("asha", 9, scratch, **options).first_full_seconds == pytest.approx(13.0)
+    assert searched("asha", 9, **options).first_full_seconds == pytest.approx(9.0)
 
 
 @pytest.mark.parametrize("workers", range(25, 501, 25))
@@ -57,11 +57,11 @@ def test_the_first_whole_trial_of_asha_on_many_machines(workers: int, eta: int) 
     """Section 3.3: eta^s machines take sum eta^(i - s) time(R) from scratch, for brackets of s halvings."""
     halvings = int(np.log(workers + 0.5) / np.log(eta))
     most = float(eta**halvings)
-    scratch = TrialCosts(unit=[1.0], resumes=False)
+    scratch = TrialTimes(unit=[1.0], resumes=False)
     expected = most * sum(float(eta) ** -step for step in range(halvings + 1))
     options = {"trials": 4 * workers, "least": 1, "most": most, "eta": eta}
-    assert searched("asha", workers, scratch, **options).first_full == pytest.approx(expected, rel=0.05)
-    assert searched("asha", workers, **options).first_full == pytest.approx(most, rel=0.05)
+    assert searched("asha", workers, scratch, **options).first_full_seconds == pytest.approx(expected, rel=0.05)
+    assert searched("asha", workers, **options).first_full_seconds == pytest.approx(most, rel=0.05)
 
 
 @pytest.mark.parametrize("workers", [25, 100, 250, 500])
@@ -85,7 +85,7 @@ def test_the_simulation_is_the_closed_form(method: str) -> None:
     for case in range(250):
         eta = draw.choice([2, 3, 4])
         most = eta ** draw.randint(0, 4)
-        costs = TrialCosts(
+        costs = TrialTimes(
             unit=[float(draw.randint(1, 9))], start=float(draw.randint(0, 90)), restore=[float(draw.randint(0, 9))],
             save=[float(draw.randint(0, 9))], evaluation=[float(draw.randint(0, 9))], resumes=draw.random() < 0.7,
         )  # fmt: skip
@@ -156,9 +156,9 @@ def test_a_fifth_of_a_population_copies():
 
 
 def test_children_have_sizes_near_their_parents():
-    problem = TuningProblem(200, 2, (1.0,), sampled_trial_scores(200, 1, 1.0, 0), population=10, variants=8)
+    problem = TuningProblem(200, 2, (1.0,), sampled_trial_scores(200, 1, 1.0, 0), population=10, network_sizes=8)
     method = METHODS["evolution"](problem)
-    simulate(method, TrialCosts(unit=[1.0] * 8, restore=[0.0] * 8, save=[0.0] * 8, evaluation=[0.0] * 8), 10)
+    simulate(method, TrialTimes(unit=[1.0] * 8, restore=[0.0] * 8, save=[0.0] * 8, evaluation=[0.0] * 8), 10)
     assert set(method.sizes) <= set(range(8))
     assert len(method.population) == 10
 
@@ -191,10 +191,12 @@ def test_the_margin_of_a_deadline_is_true(answer):
     margin = answer.study.margin
     options = {"method": "halving", "max_tokens": "200M", "gpus_per_trial": answer.study.best.price.gpus}
     assert margin.holds
-    assert paleo.tune(*NODE, 32, trials=margin.trials, deadline="6h", **options).study.margin.holds
+    assert paleo.tune(*NODE, 32, trials=margin.trials, deadline="6h", **options).study.margin.meets_requirements
     if margin.nodes > 1:
         options["global_batch"] = answer.study.batch
-        assert not paleo.tune(*NODE, (margin.nodes - 1) * 8, trials=64, deadline="6h", **options).study.margin.holds
+        assert not paleo.tune(
+            *NODE, (margin.nodes - 1) * 8, trials=64, deadline="6h", **options
+        ).study.margin.meets_requirements
 
 
 @pytest.mark.slow

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from paleo.errors import SpecError
-from paleo.units import DIMENSIONS, Bytes, BytesPerSecond, Seconds, duration, engineering, gibibytes, parse
+from paleo.units import (
+    UNIT_FACTORS,
+    Bytes,
+    BytesPerSecond,
+    Seconds,
+    format_duration,
+    format_gibibytes,
+    format_quantity,
+    parse,
+)
 
 
 @pytest.mark.parametrize(
@@ -101,19 +110,19 @@ def test_fields_take_text_alone_and_refuse_what_cannot_be() -> None:
             Model.model_validate({"time": "0 s", "size": "1 KiB", "rate": "1 B/s"} | {key: value})
 
 
-@given(st.decimals(min_value=0, max_value=10**9, places=6), st.sampled_from(sorted(DIMENSIONS)), st.data())
+@given(st.decimals(min_value=0, max_value=10**9, places=6), st.sampled_from(sorted(UNIT_FACTORS)), st.data())
 def test_a_space_before_the_unit_and_its_size_do_not_matter(
     number: object, dimension: str, data: st.DataObject
 ) -> None:
-    unit = data.draw(st.sampled_from(sorted(DIMENSIONS[dimension])))
+    unit = data.draw(st.sampled_from(sorted(UNIT_FACTORS[dimension])))
     value = parse(f"{number}{unit}", dimension)
     assert value == parse(f" {number}  {unit} ", dimension)
-    assert value == pytest.approx(float(str(number)) * float(DIMENSIONS[dimension][unit]), rel=1e-12)
+    assert value == pytest.approx(float(str(number)) * float(UNIT_FACTORS[dimension][unit]), rel=1e-12)
 
 
 @given(st.floats(min_value=1e-9, max_value=1e20))
 def test_engineering_text_reads_back(value: float) -> None:
-    text = engineering(value, "B", digits=6)
+    text = format_quantity(value, "B", digits=6)
     assert parse(text, "bytes") == pytest.approx(value, rel=1e-5)
 
 
@@ -123,15 +132,15 @@ def test_engineering_text_reads_back(value: float) -> None:
      (5400.0, "1.5 h"), (86400.0 * 3, "3 days"), (math.inf, "never"), (math.nan, "never")],
 )  # fmt: skip
 def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_sizes() -> None:
-    assert gibibytes(2.0**30 * 1.5) == "1.5 GiB"
-    assert gibibytes(512.0) == "512 B"
-    assert engineering(999.0, "B/s") == "999 B/s"
-    assert engineering(1e18, "FLOP") == "1 EFLOP"
-    assert engineering(-2e6, "") == "-2 M"
+    assert format_gibibytes(2.0**30 * 1.5) == "1.5 GiB"
+    assert format_gibibytes(512.0) == "512 B"
+    assert format_quantity(999.0, "B/s") == "999 B/s"
+    assert format_quantity(1e18, "FLOP") == "1 EFLOP"
+    assert format_quantity(-2e6, "") == "-2 M"
 
 
 @pytest.mark.parametrize(

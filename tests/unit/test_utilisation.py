@@ -77,8 +77,8 @@ def test_reduced_convolutions_count_the_products_that_they_execute(network: str,
     prediction = predict(load_model(network), system, Run(batch=16))
     peak = system.device.peak_flops_per_s("fp32")
     assert prediction.direct_flops_per_s > peak
-    assert 0.25 < prediction.reduction < 0.7
-    assert prediction.mfu == pytest.approx(prediction.direct_flops_per_s * prediction.reduction / peak)
+    assert 0.25 < prediction.executed_flop_ratio < 0.7
+    assert prediction.mfu == pytest.approx(prediction.direct_flops_per_s * prediction.executed_flop_ratio / peak)
     assert prediction.mfu <= prediction.hfu < 0.75
 
 

@@ -12,13 +12,13 @@ import pytest
 from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.pricing.gemm import GemmParameters
-from paleo.pricing.power import ARITHMETIC_FAMILY, PowerParameters, SustainedParameters
+from paleo.pricing.power import ARITHMETIC_FAMILY, PowerParameters, SustainedEnergyParameters
 from paleo.pricing.store import HOST_PARAMETERS, UNMEASURED, SourcedParameters, inherited_entry, lookup
 from paleo.specs.calibration import from_mapping, load_calibration, load_inheritance
 from paleo.specs.catalog import names
 from paleo.step.interval import Spreads
 from paleo.tables.cells import map_words, word_codes
-from paleo.tables.kernels import KINDS
+from paleo.tables.kernels import KERNEL_TABLES
 from paleo.tables.report import document, figure
 from paleo.tables.runner import Errors, errors, explain_miss, validate_file, validate_frame, with_predictions
 from paleo.tables.steps import table_of
@@ -69,7 +69,7 @@ def test_each_row_is_predicted_or_explained() -> None:
     )
     frame = pd.concat([frame, products(time_us=[0.0, np.nan, 220.0], m=[64, -3, 4096]), products().iloc[:0]])
     report = validate_frame("t", frame, table_of(frame.columns))
-    assert report.predicted.tolist() == [True, False, False, False, False, True]
+    assert report.was_predicted.tolist() == [True, False, False, False, False, True]
     reasons = report.predictions.reasons
     assert reasons[[1, 4]].tolist() == [f"m {cell!r} is not a whole number from 0 to 9e+15" for cell in ("x", "-3")]
     assert "p100-pcie-16gb has no peak for dtype 'bf16'" in reasons[2]
@@ -79,18 +79,18 @@ def test_each_row_is_predicted_or_explained() -> None:
 
 def test_unknown_device_names_the_nearest() -> None:
     report = validate_frame("t", products(device="h100-sxm5-80"), table_of(products().columns))
-    assert not report.predicted.any() and "h100-sxm5-80gb" in report.predictions.reasons[0]
+    assert not report.was_predicted.any() and "h100-sxm5-80gb" in report.predictions.reasons[0]
     assert report.errors().rows == 0
 
 
 def test_devices_are_found_by_what_cuda_calls_them() -> None:
     report = validate_frame("t", products(device="NVIDIA H100 80GB HBM3"), table_of(products().columns))
-    assert set(report.by(report.predictions.subjects)) == {"h100-sxm5-80gb"}
+    assert set(report.errors_by(report.predictions.subjects)) == {"h100-sxm5-80gb"}
 
 
 def test_further_columns_and_their_order_do_not_matter() -> None:
     plain, more = products(), products(colour="red")[["colour", *reversed(products().columns)]]
-    one, other = (validate_frame("t", frame, table_of(frame.columns)).predictions.seconds for frame in (plain, more))
+    one, other = (validate_frame("t", frame, table_of(frame.columns)).predictions.values for frame in (plain, more))
     assert one == pytest.approx(other, rel=1e-12)
 
 
@@ -127,14 +127,14 @@ def test_devices_without_measurements_inherit(device: str, source: str) -> None:
     frame = products(device=device, source=source, dtype="fp32")
     out = table_of(frame.columns).predict(frame)
     assert (out.reasons == "").all()
-    assert (out.low <= out.seconds).all() and (out.seconds <= out.high).all() and (out.seconds >= out.baseline).all()
+    assert (out.low <= out.values).all() and (out.values <= out.high).all() and (out.values >= out.baseline).all()
     assert all(str(origin).startswith("inherited") for origin in out.origins)
 
 
 def every_family() -> dict[str, type]:
     """The parameters of each family of kernels, of boards, and of the intervals of steps."""
-    kernels = {family: kind for _, table in KINDS.items() for family, kind in table.families.items()}
-    return {**kernels, "power": PowerParameters, "interval": Spreads, ARITHMETIC_FAMILY: SustainedParameters}
+    kernels = {family: kind for _, table in KERNEL_TABLES.items() for family, kind in table.families.items()}
+    return {**kernels, "power": PowerParameters, "interval": Spreads, ARITHMETIC_FAMILY: SustainedEnergyParameters}
 
 
 def test_every_rule_resolves_and_fits_its_family() -> None:
@@ -150,7 +150,7 @@ def test_every_rule_resolves_and_fits_its_family() -> None:
 
 
 def test_host_parameters_are_those_of_the_kinds() -> None:
-    for kind in dict(KINDS.items()).values():
+    for kind in dict(KERNEL_TABLES.items()).values():
         for family in kind.families:
             assert set(kind.host_parameters) <= set(HOST_PARAMETERS[family.partition(".")[0]])
 
@@ -246,7 +246,7 @@ def test_an_own_calibration_prices_its_device_alone() -> None:
     doubled = [one.model_copy(update={"parameters": one.parameters | {"launch": 1.0}}) for one in own.entries]
     own = own.model_copy(update={"entries": tuple(doubled)})
     frame = pd.concat([products(), products(device="a100-sxm4-80gb")], ignore_index=True)
-    seconds = KINDS["gemm"].with_calibration(own).predict(frame).seconds
+    seconds = KERNEL_TABLES["gemm"].with_calibration(own).predict(frame).values
     assert (seconds[:3] > 1.0).all() and (seconds[3:] < 0.1).all()
 
 

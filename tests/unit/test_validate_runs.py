@@ -21,10 +21,10 @@ from paleo.tables.kinds._learning import StaleRuns
 from paleo.tables.kinds._others import VisionSteps
 from paleo.tables.kinds._submissions import (
     TrainingRuns,
-    copies,
+    boolean_cell,
+    repeated_rows,
     strategy_of_row,
     submission_of,
-    switch,
     system_of_row,
     target_of_row,
     training_gpus,
@@ -133,9 +133,9 @@ def test_nodes_and_counts_of_submissions() -> None:
     assert training_gpus({"n_gpus": 72}, 56, resnet) == (56, {})
     assert training_gpus({"n_gpus": 1024}, 128, lora) == (1024, {"strategy": "tp=8,dp=128,zero=1,sp"})
     assert training_gpus({"n_gpus": 1024, "tp": 4}, 128, lora) == (1024, {})
-    assert switch({"sp": "False"}, "sp", True) is False
+    assert boolean_cell({"sp": "False"}, "sp", True) is False
     frame = pd.DataFrame([RUN, RUN])
-    assert copies(frame).tolist() == [False, True]
+    assert repeated_rows(frame).tolist() == [False, True]
 
 
 def test_losses_of_both_laws() -> None:
@@ -231,7 +231,7 @@ def test_time_to_target_is_the_sum_of_its_parts() -> None:
 
 
 def test_convergence_tables_become_laws(tmp_path: Path) -> None:
-    from paleo.calibrate.tasks import law_of_points, law_text, points_of, with_law
+    from paleo.calibrate.tasks import fit_law, law_text, points_of, with_law
 
     rows = [
         {"benchmark": "bert", "round": "v2.1", "global_batch_size": batch, "n": 20,
@@ -241,7 +241,7 @@ def test_convergence_tables_become_laws(tmp_path: Path) -> None:
     ]  # fmt: skip
     table = pd.DataFrame(rows)
     task = load_task("mlperf-bert")
-    law = law_of_points(points_of(task, table))
+    law = fit_law(points_of(task, table))
     assert law.samples_min == pytest.approx(2e6)
     assert law.critical_batch == pytest.approx(1e4)
     text = "title: x\nlaw:\n  constant:\n    fixed: 1\nevaluation:\n  samples: 1\n"

@@ -13,8 +13,8 @@ from paleo.lowering.program import Program, without_backward
 from paleo.operations.base import Kernel
 from paleo.predict import Prediction, predict
 from paleo.pricing import families
-from paleo.pricing.kernels import FamilyPrices
-from paleo.pricing.power import energy
+from paleo.pricing.kernels import FamilyPredictor
+from paleo.pricing.power import energy_per_flop
 from paleo.specs.device import Device, load_device
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -23,10 +23,10 @@ from paleo.specs.system import load_system
 from paleo.specs.task import task_of
 from paleo.tables.base import efficiency_points, summarise_efficiencies
 from paleo.tables.kinds._others import (
-    ACCUMULATES,
+    ACCUMULATION_NOTE,
     VisionSteps,
+    cudnn_release,
     cudnn_version,
-    library_of,
     microbatches_of,
     model_of,
     profile_of,
@@ -64,7 +64,7 @@ def test_releases_of_cudnn(text: str, release: float | None) -> None:
      ({"framework": "TensorFlow 2.3.0", "source": "elsewhere"}, None)],
 )  # fmt: skip
 def test_a_library_is_stated_named_or_dated(row: dict[str, str], release: float | None) -> None:
-    assert library_of(row) == release
+    assert cudnn_release(row) == release
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,9 @@ def test_updates_by_a_call_for_each_term_until_lists_were_the_default() -> None:
 
 @pytest.mark.parametrize(
     ("slug", "gpus", "notes", "passes"),
-    [("efficientnet_b0", 1, ACCUMULATES, 64), ("efficientnet_b0", 32, ACCUMULATES, 2), ("resnet50", 8, ACCUMULATES, 4),
-     ("se-resnext101-32x4d", 8, ACCUMULATES, 2), ("resnet50", 64, ACCUMULATES, 1), ("efficientnet_b0", 1, "", 1)],
+    [("efficientnet_b0", 1, ACCUMULATION_NOTE, 64), ("efficientnet_b0", 32, ACCUMULATION_NOTE, 2), ("resnet50", 8,
+     ACCUMULATION_NOTE, 4), ("se-resnext101-32x4d", 8, ACCUMULATION_NOTE, 2), ("resnet50", 64, ACCUMULATION_NOTE, 1),
+     ("efficientnet_b0", 1, "", 1)],
 )  # fmt: skip
 def test_recipes_that_accumulate_gradients(slug: str, gpus: int, notes: str, passes: int) -> None:
     row = {"model_slug": slug, "batch_per_gpu": 64.0, "n_gpus": gpus, "notes": f"recipe {notes} (1k-4k)"}
@@ -122,7 +123,7 @@ def test_recipes_that_accumulate_gradients(slug: str, gpus: int, notes: str, pas
 def test_a_pass_of_such_a_recipe_has_its_share_of_the_update() -> None:
     cells = {"model_slug": "efficientnet_b0", "device": "v100-sxm2-16gb", "dtype": "fp32", "software": "pytorch-ngc"}
     row = cells | {"n_gpus": 1, "batch_per_gpu": 64.0, "iteration_ms": 97.0, "framework": "PyTorch (21.03)"}
-    rows = [row | {"notes": notes} for notes in ("", f"recipe {ACCUMULATES}", "no weight update")]
+    rows = [row | {"notes": notes} for notes in ("", f"recipe {ACCUMULATION_NOTE}", "no weight update")]
     every, shared, without = (VisionSteps().network_step(case).value for case in rows)
     assert every - shared == pytest.approx((every - without) * 63 / 64, rel=1e-9) and every - without > 0.01
     assert run_of(row).optimizer == "rmsprop" and run_of(row | {"model_slug": "resnet50"}).optimizer == "momentum"
@@ -134,7 +135,7 @@ def test_a_pass_of_such_a_recipe_lasts_at_least_until_its_images_arrive() -> Non
     row = {"model_slug": "efficientnet_b0", "device": "v100-sxm2-16gb", "system": "dgx-1-v100", "dtype": "fp16"} | {
         "software": "pytorch-ngc", "n_gpus": 8, "batch_per_gpu": 128.0, "iteration_ms": 131.0,
         "framework": "PyTorch (21.03)", "source": "DeepLearningExamples",
-        "notes": f"recipe {ACCUMULATES}, incl. data loading",
+        "notes": f"recipe {ACCUMULATION_NOTE}, incl. data loading",
     }  # fmt: skip
     assert VisionSteps().network_step(row).value == pytest.approx(128 * 4.84e-3 / 5, rel=1e-9)
 
@@ -189,7 +190,7 @@ def test_own_kernels_on_tensor_cores_are_refused_with_the_cure() -> None:
 
 def test_channels_first_costs_copies_in_the_dtypes_that_stay_so() -> None:
     profile = load_software("tensorflow1")
-    straight = profile.changed({"formats.transposes": ()})
+    straight = profile.with_fields({"formats.transposes": ()})
     for dtype, more in (("tf32", True), ("fp16", False), ("fp32", False)):
         run = Run(batch=64, dtype=dtype, software="tensorflow1")
         turned, plain = (
@@ -226,7 +227,7 @@ def test_exchanges_beside_the_backward_pass_of_containers_win_nothing() -> None:
         profile = load_software(name)
         run = Run(gpus=8, batch=64, dtype="fp16", optimizer="momentum", software=name, input="none")
         beside, after, free = (
-            predict(model, system, run, profile.changed(changes)).step_time
+            predict(model, system, run, profile.with_fields(changes)).step_time
             for changes in ({}, {"overlap.gradients": False}, {"overlap.contention": 0.0})
         )
         assert free < after <= beside < 1.1 * free
@@ -235,7 +236,7 @@ def test_exchanges_beside_the_backward_pass_of_containers_win_nothing() -> None:
 def passes(program: Program, operation: str) -> list[tuple[Kernel, float]]:
     """Forward memory passes of a program with the turns that each is taken."""
     return [
-        (counted.kernel, counted.times * section.repeat)
+        (counted.kernel, counted.repetitions * section.repeat)
         for section in program.sections
         for counted in section.kernels
         if (counted.kernel.operation, counted.kernel.phase) == (operation, "forward")
@@ -274,7 +275,7 @@ def test_a_compiler_fuses_what_follows_batch_norm() -> None:
 
 def bytes_of(made: Prediction, phase: str, *operations: str) -> float:
     return sum(
-        one.kernel.bytes * one.times * section.repeat
+        one.kernel.bytes * one.repetitions * section.repeat
         for section in made.program.sections
         for one in section.kernels
         if one.kernel.phase == phase and one.kernel.operation in operations
@@ -322,7 +323,7 @@ def test_batch_norms_that_cudnn_does_not_get_load_one_number_a_thread() -> None:
     """Eager PyTorch in bf16: 8 numbers are moved for each output of a convolution (3 forward, 5 backward, sums of the
     batch included), 4.5 in a clock of 1.98 GHz of each of 132 multiprocessors; compiled norms stream."""
     outputs, streamed = 11_113_984 * 256, 2 / 3.35e12
-    plain = load_software("pytorch-amp").changed({"formats.scalar_norms": ()})
+    plain = load_software("pytorch-amp").with_fields({"formats.scalar_norms": ()})
     run = Run(batch=256, dtype="bf16", optimizer="momentum")
     scalar, vector = (
         predict(load_model("resnet50"), load_system("h100-sxm5-80gb"), run, software).step_time
@@ -348,7 +349,7 @@ def convolutions(device: str | Device, dtype: str, software: str = "pytorch-eage
     width = 4 if dtype in ("fp32", "tf32") else 2
     read, written = width * sizes["n"] * sizes["c"] * sizes["h"] * sizes["w"], width * out * sizes["k"]
     kernel = Kernel("c", "conv", "fwd", "forward", work, 0.0, read, written, sizes)
-    prices = FamilyPrices(chosen, dtype, load_software(software))
+    prices = FamilyPredictor(chosen, dtype, load_software(software))
     return float(prices.prices([kernel]).seconds[0])
 
 
@@ -357,7 +358,7 @@ def test_convolutions_draw_no_more_than_their_process(monkeypatch: pytest.Monkey
     wide = {"c": 512.0, "k": 512.0, "h": 28.0, "w": 28.0}
     devices = ("b200", "gb200", "h100-sxm5-80gb")
     known = [convolutions(name, "bf16", **wide) for name in devices]
-    monkeypatch.setattr(families, "energy", lambda device: energy(device)._replace(training=math.inf))
+    monkeypatch.setattr(families, "energy_per_flop", lambda device: energy_per_flop(device)._replace(training=math.inf))
     unbounded = [convolutions(name, "bf16", **wide) for name in devices]
     assert unbounded[0] > 1.04 * known[0]
     assert unbounded[1:] == known[1:]
@@ -454,8 +455,8 @@ def normalisation(phase: str, **fusion: str) -> float:
     kernel = Kernel(
         "norm", "memory", "batch_norm", phase, 0.0, 0.0, read, whole, {"rows": 2.0**29, "columns": 1.0, "swept": swept}
     )  # type: ignore[arg-type]
-    software = load_software("mxnet").changed({f"fusion.{name}": value for name, value in fusion.items()})
-    return float(FamilyPrices(load_device("a100-sxm4-80gb"), "fp16", software).prices([kernel]).seconds[0])
+    software = load_software("mxnet").with_fields({f"fusion.{name}": value for name, value in fusion.items()})
+    return float(FamilyPredictor(load_device("a100-sxm4-80gb"), "fp16", software).prices([kernel]).seconds[0])
 
 
 def test_statistics_in_the_convolution_spare_one_of_three_passes() -> None:
@@ -479,7 +480,7 @@ def test_a_host_that_chooses_proposals_stops_the_device() -> None:
     nothing."""
     waited = load_software("nvidia-apex").host.selection
     assert waited > 0 and load_software("mlperf-nvidia").host.selection == 0
-    ready = load_software("nvidia-apex").changed({"host.selection": 0.0})
+    ready = load_software("nvidia-apex").with_fields({"host.selection": 0.0})
     for model, batch, waits in (("maskrcnn", 1, 1.0), ("maskrcnn", 2, 1.0), ("retinanet", 1, 0.0)):
         run = Run(batch=batch, dtype="fp16", optimizer="momentum", software="nvidia-apex")
         system, network = load_system("v100-sxm2-16gb"), load_model(model)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 
-from paleo.cli import every_command
+from paleo.cli import app_with_all_commands
 from tests.structure import trees
 
 BANNED = frozenset(
@@ -92,7 +92,7 @@ def excess(found: dict[str, list[str]], most: dict[str, int]) -> dict[str, list[
 
 
 def test_help_texts_are_free_of_them() -> None:
-    group: Any = typer.main.get_command(every_command())
+    group: Any = typer.main.get_command(app_with_all_commands())
     helps = [(name, command.help or "") for name, command in group.commands.items()]
     helps += [
         (f"{name} {parameter.name}", f"{getattr(parameter, 'help', '')} {getattr(parameter, 'rich_help_panel', '')}")

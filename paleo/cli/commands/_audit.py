@@ -7,7 +7,15 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import PREDICT, app, show_document, warn
-from paleo.cli.options import OPERATIONS, AsJson, RunOptions, SystemName, name_completion, takes_run, word_completion
+from paleo.cli.options import (
+    OPERATIONS,
+    AsJson,
+    RunOptions,
+    SystemName,
+    name_completion,
+    with_run_options,
+    word_completion,
+)
 
 LogFile = Annotated[
     str,
@@ -37,7 +45,7 @@ Model = Annotated[
 
 
 @app.command(rich_help_panel=PREDICT)
-@takes_run
+@with_run_options
 def audit(
     log: LogFile,
     system: SystemName,
@@ -72,4 +80,4 @@ def audit(
     network = model if model is not None or options.file_network is None else options.file_network
     answer = answered(log, system, network, operation=operation, run=options.run())
     show_document(answer.document, answer.table, as_json)
-    warn(options.remarks())
+    warn(options.warnings())

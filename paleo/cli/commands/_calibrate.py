@@ -65,7 +65,7 @@ def calibrate(
     if fit:
         finish(
             command.fit(
-                files or [], output=output, output_dir=output_dir, only=only or [], free=_names(free),
+                files or [], output=output, output_dir=output_dir, only=only or [], free=_comma_separated(free),
                 hold_out=hold_out or [],
             )
         )  # fmt: skip
@@ -78,14 +78,14 @@ def calibrate(
         finish(command.collectives(device=device, system=name, output_dir=output_dir or "."))
         return
     finish(
-        command.measure(
+        command.calibrate_device(
             device=device, name=name, output=output, output_dir=output_dir or ".", budget=budget, largest=largest,
-            suites=_names(suites), dtypes=_names(dtypes),
+            suites=_comma_separated(suites), dtypes=_comma_separated(dtypes),
         )
     )  # fmt: skip
 
 
-def _names(text: str | None) -> tuple[str, ...]:
+def _comma_separated(text: str | None) -> tuple[str, ...]:
     from paleo.units import comma_separated
 
     return tuple(comma_separated(text or ""))

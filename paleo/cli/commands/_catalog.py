@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paleo.cli.application import CATALOG, app, draw, picture_path, show_document
+from paleo.cli.application import CATALOG, app, checked_plot_path, save_plot, show_document
 from paleo.cli.options import AsJson, Plot, name_completion
 from paleo.errors import SpecError
 
@@ -73,7 +73,7 @@ def show(words: EntryName, as_json: AsJson = False, plot: Plot = None) -> None:
     *kind, name = words[-2:]
     if len(words) > 2:
         raise SpecError(f"show takes NAME or KIND NAME, not {len(words)} words")
-    path, entries = picture_path(plot), catalog.find_entries(name, *kind)
+    path, entries = checked_plot_path(plot), catalog.find_entries(name, *kind)
     systems = [entry for _, entry in entries if isinstance(entry, System)]
     if path is not None and not systems:
         raise SpecError(f"--plot: draws the links of a system, and {name!r} is a {entries[0][0]}")
@@ -82,7 +82,7 @@ def show(words: EntryName, as_json: AsJson = False, plot: Plot = None) -> None:
         lambda: Group(*(part for kind, entry in entries for part in catalog.entry_tables(f"{kind} {name}", entry))),
         as_json,
     )
-    draw(path, lambda: _links(systems[0]))
+    save_plot(path, lambda: _links(systems[0]))
 
 
 def _links(system: System) -> Figure:

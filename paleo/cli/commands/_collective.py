@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paleo.cli.application import PREDICT, app, draw, picture_path, show_document
+from paleo.cli.application import PREDICT, app, checked_plot_path, save_plot, show_document
 from paleo.cli.options import OPERATIONS, AsJson, Plot, SystemName, word_completion
 from paleo.errors import SpecError
 
@@ -63,7 +63,7 @@ def collective(
     from paleo.studies import collective as studies
     from paleo.units import Quantity
 
-    path = picture_path(plot)
+    path = checked_plot_path(plot)
     try:
         payload = Quantity("bytes", positive=True).parsed(bytes_)
     except SpecError as error:
@@ -72,7 +72,7 @@ def collective(
     if path is not None:
         from paleo.report import plots
 
-        draw(path, lambda: plots.collective(study))
+        save_plot(path, lambda: plots.collective(study))
     if compress is None:
         show_document(lambda: reports.document(study), lambda: reports.table(study), as_json)
         return

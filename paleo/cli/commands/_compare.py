@@ -7,16 +7,25 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import DECIDE, NO, app, draw, picture_path, show_document, warn
-from paleo.cli.options import AsJson, OptionalModel, Plot, RankBy, Systems, Target, TrainingOptions, takes_training
+from paleo.cli.application import DECIDE, EXIT_NO, app, checked_plot_path, save_plot, show_document, warn
+from paleo.cli.options import (
+    AsJson,
+    OptionalModel,
+    Plot,
+    RankBy,
+    Systems,
+    Target,
+    TrainingOptions,
+    with_training_options,
+)
 from paleo.errors import SpecError
 
-For = Annotated[
+ComparedFor = Annotated[
     str | None, typer.Option("--for", metavar="USES", help="Two uses of the same machines: train:7d,serve:20/s.")
 ]
 
 
-def counted(options: TrainingOptions, systems: str) -> TrainingOptions:
+def with_gpu_count(options: TrainingOptions, systems: str) -> TrainingOptions:
     """Return the options with the one GPU count of all systems, by which --from counts samples of a step.
 
     Parameters
@@ -47,7 +56,7 @@ def counted(options: TrainingOptions, systems: str) -> TrainingOptions:
 
 
 @app.command(rich_help_panel=DECIDE)
-@takes_training
+@with_training_options
 def compare(
     *,
     model: OptionalModel = None,
@@ -55,7 +64,7 @@ def compare(
     options: TrainingOptions,
     target: Target = None,
     objective: RankBy = None,
-    for_: For = None,
+    for_: ComparedFor = None,
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
@@ -67,24 +76,24 @@ def compare(
     paleo compare llama3-8b --systems dgx-h100:32,dgx-b200:16 --strategy zero=3 --for train:7d,serve:20/s
     """
     if options.from_:
-        options = counted(options, systems)
+        options = with_gpu_count(options, systems)
     if for_ is not None:
-        from paleo.uses import uses
+        from paleo.uses import split_serving_and_training
 
-        both = uses(options.network(model), systems, for_, run=options.run(), **options.terms())
+        both = split_serving_and_training(options.network(model), systems, for_, run=options.run(), **options.terms())
         show_document(both.document, both.table, as_json)
         if not both.possible:
-            raise typer.Exit(NO)
+            raise typer.Exit(EXIT_NO)
         return
     from paleo.questions import compare as answered
 
-    path = picture_path(plot)
-    answer = answered(options.network(model), systems, **options.question(), target=target, objective=objective)
+    path = checked_plot_path(plot)
+    answer = answered(options.network(model), systems, **options.keywords(), target=target, objective=objective)
     if path is not None:
         from paleo.report import plots
 
-        draw(path, lambda: plots.compare(answer.comparison))
+        save_plot(path, lambda: plots.compare(answer.comparison))
     show_document(answer.document, answer.table, as_json)
-    warn(options.remarks())
-    if not any(candidate.runs for candidate in answer.comparison.candidates):
-        raise typer.Exit(NO)
+    warn(options.warnings())
+    if not any(candidate.fits for candidate in answer.comparison.candidates):
+        raise typer.Exit(EXIT_NO)

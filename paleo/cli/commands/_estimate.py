@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import (
-    NO,
+    EXIT_NO,
     PREDICT,
     app,
     check_launch,
-    draw,
-    picture_path,
+    checked_plot_path,
+    save_plot,
     show_document,
     warn,
     write_launch_files,
@@ -27,7 +27,7 @@ from paleo.cli.options import (
     SystemName,
     Target,
     TrainingOptions,
-    takes_training,
+    with_training_options,
 )
 
 Verbose = Annotated[
@@ -36,7 +36,7 @@ Verbose = Annotated[
 
 
 @app.command(rich_help_panel=PREDICT)
-@takes_training
+@with_training_options
 def estimate(
     *,
     model: OptionalModel = None,
@@ -58,18 +58,18 @@ def estimate(
     """
     from paleo.questions import estimate as answered
 
-    path = picture_path(plot)
+    path = checked_plot_path(plot)
     check_launch(launch, options.software)
     answer = answered(
-        options.network(model), system, **options.question(), loss=loss, target=target, noise_scale=noise_scale
+        options.network(model), system, **options.keywords(), loss=loss, target=target, noise_scale=noise_scale
     )
     if path is not None:
         from paleo.report import plots
 
         picture = plots.estimate if answer.prediction.run.exchange.compress is None else plots.compression
-        draw(path, lambda: picture(answer.prediction))
+        save_plot(path, lambda: picture(answer.prediction))
     show_document(answer.document, lambda: answer.table(verbose=verbose), as_json)
     write_launch_files(launch, lambda: answer.prediction)
-    warn((*options.remarks(), *(answer.prediction.warnings if as_json else ()), *answer.notes))
+    warn((*options.warnings(), *(answer.prediction.warnings if as_json else ()), *answer.notes))
     if not answer.memory.fits:
-        raise typer.Exit(NO)
+        raise typer.Exit(EXIT_NO)

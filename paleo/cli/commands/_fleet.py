@@ -7,8 +7,16 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import DECIDE, NO, app, draw, picture_path, show_document
-from paleo.cli.options import AsJson, Plot, TariffOptions, name_completion, packs, takes_tariff, word_completion
+from paleo.cli.application import DECIDE, EXIT_NO, app, checked_plot_path, save_plot, show_document
+from paleo.cli.options import (
+    AsJson,
+    Plot,
+    TariffOptions,
+    name_completion,
+    packed_options,
+    with_tariff_options,
+    word_completion,
+)
 
 _POLICIES = ("backfill", "elastic", "fair", "fifo", "las", "priority", "srtf")
 Jobs = Annotated[
@@ -65,8 +73,8 @@ class ClusterOptions:
 
 
 @app.command(rich_help_panel=DECIDE)
-@packs("cluster", ClusterOptions)
-@takes_tariff
+@packed_options("cluster", ClusterOptions)
+@with_tariff_options
 def fleet(
     jobs: Jobs,
     system: Machines,
@@ -83,12 +91,12 @@ def fleet(
     """
     from paleo.questions import fleet as answered
 
-    path = picture_path(plot)
+    path = checked_plot_path(plot)
     answer = answered(jobs, system, **asdict(cluster), **asdict(rates))
     if path is not None:
         from paleo.report.cluster import figure
 
-        draw(path, lambda: figure(answer.study))
+        save_plot(path, lambda: figure(answer.study))
     show_document(answer.document, answer.table, as_json)
     if not answer.possible:
-        raise typer.Exit(NO)
+        raise typer.Exit(EXIT_NO)

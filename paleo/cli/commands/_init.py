@@ -25,9 +25,9 @@ TemplateFile = Annotated[str | None, typer.Option("-o", "--output", metavar="FIL
 
 
 def _schemas(incomplete: str) -> list[str]:
-    from paleo.report.json_schemas import FILES, documents
+    from paleo.report.json_schemas import FILES, document_names
 
-    return [kind for kind in (*FILES, *documents()) if kind.startswith(incomplete)]
+    return [kind for kind in (*FILES, *document_names()) if kind.startswith(incomplete)]
 
 
 SchemaKind = Annotated[

@@ -9,12 +9,12 @@ import typer
 
 from paleo.cli.application import (
     DECIDE,
-    NO,
+    EXIT_NO,
     app,
     check_launch,
-    draw,
-    page_path,
-    picture_path,
+    checked_page_path,
+    checked_plot_path,
+    save_plot,
     show_document,
     warn,
     write_launch_files,
@@ -27,7 +27,7 @@ from paleo.cli.options import (
     Target,
     TrainingOptions,
     name_completion,
-    takes_training,
+    with_training_options,
     word_completion,
 )
 from paleo.errors import SpecError
@@ -35,7 +35,7 @@ from paleo.errors import SpecError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from paleo.answers import Planned, Searched
+    from paleo.answers import PlanResult, SearchResult
     from paleo.predict import Prediction
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
@@ -108,7 +108,7 @@ PerLayer = Annotated[
 
 
 @app.command("plan", rich_help_panel=DECIDE)
-@takes_training
+@with_training_options
 def plan_(
     *,
     model: OptionalModel = None,
@@ -145,10 +145,10 @@ def plan_(
 
     if options.from_ and gpus is not None:
         options = replace(options, gpus=questions.gpu_counts(gpus)[0])
-    path, names, run = picture_path(plot), _systems(system, systems), options.run(searched=True)
+    path, names, run = checked_plot_path(plot), _systems(system, systems), options.run(searched=True)
     stated = 0 if options.job is None else options.job.plan.gpus
     network, gpus = options.network(model), gpus or (str(stated) if stated else None)
-    page = page_path(explore)
+    page = checked_page_path(explore)
     check_launch(launch, options.software)
     modes = staleness_cost is not None or noise_scale is not None
     # Raise SpecError if a page or a picture is requested for an answer that has none.
@@ -165,12 +165,12 @@ def plan_(
         raise SpecError("--gpus is missing; expected GPU counts such as 64 or 8..64")
     if per_layer or modes:
         price = staleness_cost, noise_scale
-        _other_search(network, names[0], gpus, run, None if per_layer else price, top, as_json)
+        _print_special_search(network, names[0], gpus, run, None if per_layer else price, top, as_json)
         return
     size: dict[str, Any] = {"objective": objective, "top": top, "run": run}
-    goal = {**options.amount(), "target": target, "deadline": deadline, "budget": budget}
+    goal = {**options.amount_keywords(), "target": target, "deadline": deadline, "budget": budget}
     terms, plain = options.terms(), TrainingOptions().terms()
-    answer: Planned | Searched
+    answer: PlanResult | SearchResult
     if gpus is None or systems is not None or terms != plain or any(value is not None for value in goal.values()):
         answer = questions.plan(network, names, gpus, **goal, **terms, **size)
     else:
@@ -178,13 +178,13 @@ def plan_(
         answer = questions.search(network, names[0], gpus or "", explain=explain, exhaustive=whole, **size)
     _draw(answer, path, page)
     show_document(answer.document, answer.table, as_json)
-    warn(options.remarks())
-    write_launch_files(launch, lambda: _first(answer))
+    warn(options.warnings())
+    write_launch_files(launch, lambda: _first_prediction(answer))
     if answer.best is None:
-        raise typer.Exit(NO)
+        raise typer.Exit(EXIT_NO)
 
 
-def _other_search(
+def _print_special_search(
     model: str | ModelSpec,
     system: str,
     gpus: str | None,
@@ -215,8 +215,8 @@ def _other_search(
         return
     from paleo.studies.exchange import StalenessPenalty, exchange_search
 
-    consistencies = _listed(run.exchange.consistency, "--consistency")
-    stated = _listed(run.exchange.compress, "--compress") if run.exchange.compress is not None else ["none"]
+    consistencies = _comma_separated(run.exchange.consistency, "--consistency")
+    stated = _comma_separated(run.exchange.compress, "--compress") if run.exchange.compress is not None else ["none"]
     compressions = [None if name in ("none", "dense") else name for name in stated]
     searched = exchange_search(
         network, machine, run, StalenessPenalty(*price), counts=counts, space=open_search_space(stated_run), top=top,
@@ -227,7 +227,7 @@ def _other_search(
     )
 
 
-def _listed(text: str, option: str) -> list[str]:
+def _comma_separated(text: str, option: str) -> list[str]:
     """Return the names in a text that are separated by commas; ``option`` is named in errors."""
     from paleo.units import comma_separated
 
@@ -237,29 +237,29 @@ def _listed(text: str, option: str) -> list[str]:
     return names
 
 
-def _first(answer: Planned | Searched) -> Prediction:
+def _first_prediction(answer: PlanResult | SearchResult) -> Prediction:
     """Return the prediction of the first plan of an answer."""
-    from paleo.answers import Searched
+    from paleo.answers import SearchResult
     from paleo.predict import predict
 
-    if isinstance(answer, Searched):
-        return answer.lead
-    first = answer.reply.plans[0]
+    if isinstance(answer, SearchResult):
+        return answer.best_prediction
+    first = answer.purchase.plans[0]
     return predict(answer.model, first.system, first.row.run)
 
 
-def _draw(answer: Planned | Searched, path: Path | None, page: Path | None) -> None:
+def _draw(answer: PlanResult | SearchResult, path: Path | None, page: Path | None) -> None:
     """Write the plot and the HTML page of all plans on the answer's system, if requested."""
     if path is not None:
         from paleo.report import plots
 
         names, capacity = (answer.model.name, answer.system.name), answer.system.device.memory.usable
-        draw(path, lambda: plots.plan(*names, answer.search, capacity))
+        save_plot(path, lambda: plots.plan(*names, answer.search, capacity))
     if page is not None:
         from paleo.files import write_text
         from paleo.report.page import plan_search_page
 
-        write_text(page, plan_search_page(answer.model, answer.system, answer.search, answer.wish))
+        write_text(page, plan_search_page(answer.model, answer.system, answer.search, answer.requirements))
 
 
 def _systems(system: str | None, systems: str | None) -> list[str]:

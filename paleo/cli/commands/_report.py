@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import DECIDE, NO, app
-from paleo.cli.options import ModelName, RankBy, Target, TrainingOptions, name_completion, takes_training
+from paleo.cli.application import DECIDE, EXIT_NO, app
+from paleo.cli.options import ModelName, RankBy, Target, TrainingOptions, name_completion, with_training_options
 from paleo.files import checked_output, write_text
 
-Offered = Annotated[
+OfferedSystems = Annotated[
     str,
     typer.Option(
         "--systems",
@@ -30,10 +30,10 @@ OutputFile = Annotated[str, typer.Option("-o", "--output", metavar="FILE", help=
 
 
 @app.command(rich_help_panel=DECIDE)
-@takes_training
+@with_training_options
 def report(
     model: ModelName,
-    systems: Offered,
+    systems: OfferedSystems,
     options: TrainingOptions,
     output: OutputFile = "report.html",
     target: Target = None,
@@ -56,7 +56,7 @@ def report(
     """
     import datetime
 
-    from paleo.questions import gpu_counts, of_any_software, planner_of, systems_with_counts
+    from paleo.questions import gpu_counts, planner_of, systems_with_counts, with_any_software
     from paleo.report.page import report as page
     from paleo.specs.model import load_model
     from paleo.studies import purchase
@@ -65,13 +65,13 @@ def report(
     from paleo.studies.target import run_for_target
 
     path = checked_output(output, (".html", ".htm"))
-    network, stated_run = load_model(model), of_any_software(options.run())
+    network, stated_run = load_model(model), with_any_software(options.run())
     run = (
         stated_run
         if "strategy" in stated_run.model_fields_set
         else stated_run.model_copy(update={"strategy": purchase.AUTO})
     )
-    stated = parse_amount(network, run, **options.amount())
+    stated = parse_amount(network, run, **options.amount_keywords())
     offers = systems_with_counts(systems, run.gpus)
     run, amount = run_for_target(network, run, target, stated, [system for system, _ in offers])
     study = purchase.purchase(
@@ -92,5 +92,5 @@ def report(
     text = page(study, date=datetime.date.today().isoformat())
     write_text(path, text)
     sys.stderr.write(f"wrote {path}\n")
-    if not any(offer.candidate.runs for offer in study.offers):
-        raise typer.Exit(NO)
+    if not any(offer.candidate.fits for offer in study.offers):
+        raise typer.Exit(EXIT_NO)

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paleo.cli.application import NO, PREDICT, app, page_path, show_document, write_page
+from paleo.cli.application import EXIT_NO, PREDICT, app, checked_page_path, show_document, write_page
 from paleo.cli.options import (
     AsJson,
     ModelName,
     SystemName,
     TariffOptions,
     name_completion,
-    packs,
+    packed_options,
     parse_whole_number,
-    takes_tariff,
+    with_tariff_options,
     word_completion,
 )
 
 if TYPE_CHECKING:
-    from paleo.services import ReinforcementAnswer
+    from paleo.services import ReinforcementResult
 
 Gpus = Annotated[
     int | None,
@@ -76,8 +76,8 @@ class StepOptions:
 
 
 @app.command(rich_help_panel=PREDICT)
-@packs("step", StepOptions)
-@takes_tariff
+@packed_options("step", StepOptions)
+@with_tariff_options
 def rl(
     model: ModelName,
     system: SystemName,
@@ -95,15 +95,15 @@ def rl(
     """
     from paleo.services import rl as answered
 
-    page = page_path(explore)
+    page = checked_page_path(explore)
     answer = answered(model, system, gpus=gpus, **asdict(step), **asdict(rates))
     write_page(page, lambda date: _page(answer, date))
     show_document(answer.document, answer.table, as_json)
     if not answer.possible:
-        raise typer.Exit(NO)
+        raise typer.Exit(EXIT_NO)
 
 
-def _page(answer: ReinforcementAnswer, date: str) -> str:
+def _page(answer: ReinforcementResult, date: str) -> str:
     from paleo.report.answer import learning_page
 
     return learning_page(answer.study, date=date)

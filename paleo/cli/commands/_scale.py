@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import NO, PREDICT, app, draw, picture_path, show_document, warn
-from paleo.cli.options import AsJson, Counts, OptionalModel, Plot, SystemName, TrainingOptions, takes_training
+from paleo.cli.application import EXIT_NO, PREDICT, app, checked_plot_path, save_plot, show_document, warn
+from paleo.cli.options import AsJson, GpuCounts, OptionalModel, Plot, SystemName, TrainingOptions, with_training_options
 from paleo.errors import SpecError
 
 Mode = Annotated[
@@ -21,12 +21,12 @@ ModeOption = Annotated[str | None, typer.Option("--mode", metavar="MODE", help="
 
 
 @app.command(rich_help_panel=PREDICT)
-@takes_training
+@with_training_options
 def scale(
     *,
     model: OptionalModel = None,
     system: SystemName,
-    gpus: Counts,
+    gpus: GpuCounts,
     options: TrainingOptions,
     mode: Mode = None,
     mode_option: ModeOption = None,
@@ -41,16 +41,16 @@ def scale(
     """
     from paleo.questions import scale as answered
 
-    path = picture_path(plot)
+    path = checked_plot_path(plot)
     if mode is not None and mode_option not in (None, mode):
         raise SpecError(f"--mode {mode_option}: the argument MODE is {mode!r}; use one of them")
-    answer = answered(options.network(model), system, gpus, mode=mode or mode_option, **options.question())
+    answer = answered(options.network(model), system, gpus, mode=mode or mode_option, **options.keywords())
     if path is not None:
         from paleo.report import plots
 
         curves, names = answer.curves, (answer.model.name, answer.system.name)
-        draw(path, lambda: plots.exchange_scaling(curves) or plots.scale(*names, curves))
+        save_plot(path, lambda: plots.exchange_scaling(curves) or plots.scale(*names, curves))
     show_document(answer.document, answer.table, as_json)
-    warn(options.remarks())
-    if not any(curve.base.runs for curve in answer.curves):
-        raise typer.Exit(NO)
+    warn(options.warnings())
+    if not any(curve.base.fits for curve in answer.curves):
+        raise typer.Exit(EXIT_NO)

@@ -7,16 +7,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paleo.cli.application import NO, PREDICT, app, draw, page_path, picture_path, show_document, warn, write_page
+from paleo.cli.application import (
+    EXIT_NO,
+    PREDICT,
+    app,
+    checked_page_path,
+    checked_plot_path,
+    save_plot,
+    show_document,
+    warn,
+    write_page,
+)
 from paleo.cli.options import (
     AsJson,
     OptionalModel,
     Plot,
     TariffOptions,
     name_completion,
-    packs,
+    packed_options,
     parse_whole_number,
-    takes_tariff,
+    with_tariff_options,
     word_completion,
 )
 from paleo.errors import SpecError
@@ -24,7 +34,7 @@ from paleo.errors import SpecError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from paleo.services import Served
+    from paleo.services import ServeResult
 
 Gpus = Annotated[
     int | None,
@@ -131,8 +141,8 @@ class ServiceOptions:
 
 
 @app.command(rich_help_panel=PREDICT)
-@packs("service", ServiceOptions)
-@takes_tariff
+@packed_options("service", ServiceOptions)
+@with_tariff_options
 def serve(
     *,
     model: OptionalModel = None,
@@ -152,13 +162,13 @@ def serve(
     paleo serve qwen3-30b-a3b --system dgx-h100 --gpus 2 --users 100 --think 30s --engine auto
     paleo serve llama3-70b --systems dgx-h100:8,dgx-b200:4 --input 1k~0.8 --tpot 50ms
     """
-    from paleo.services import Batched
+    from paleo.services import SinglePassResult
     from paleo.services import serve as answered
 
-    path, page = picture_path(plot), page_path(explore)
+    path, page = checked_plot_path(plot), checked_page_path(explore)
     count = 1 if gpus is None else gpus
     answer = answered(model, system, gpus=count, **asdict(service), **asdict(rates))
-    if isinstance(answer, Batched):
+    if isinstance(answer, SinglePassResult):
         if path is not None or page is not None:
             raise SpecError(f"--plot and --explore: {answer.service.model.name} generates no tokens; see the table")
     else:
@@ -166,19 +176,19 @@ def serve(
     show_document(answer.document, answer.table, as_json)
     warn(answer.warnings)
     if not answer.possible:
-        raise typer.Exit(NO)
+        raise typer.Exit(EXIT_NO)
 
 
-def _draw(answer: Served, path: Path | None, page: Path | None) -> None:
+def _draw(answer: ServeResult, path: Path | None, page: Path | None) -> None:
     """Write the plot and the HTML page of a serving answer, if requested."""
     if path is not None and answer.possible:
         from paleo.report.serving import figure
 
-        draw(path, lambda: figure(answer.service))
+        save_plot(path, lambda: figure(answer.service))
     write_page(page, lambda date: _page(answer, date))
 
 
-def _page(answer: Served, date: str) -> str:
+def _page(answer: ServeResult, date: str) -> str:
     from paleo.report.answer import service_page
 
     return service_page(answer.service, answer.systems, date=date)

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import PREDICT, app, draw, picture_path, show_document
-from paleo.cli.options import AsJson, ModelName, Plot, RunOptions, name_completion, takes_run
+from paleo.cli.application import PREDICT, app, checked_plot_path, save_plot, show_document
+from paleo.cli.options import AsJson, ModelName, Plot, RunOptions, name_completion, with_run_options
 from paleo.errors import SpecError
 
 Roofline = Annotated[
@@ -22,7 +22,7 @@ Roofline = Annotated[
 
 
 @app.command(rich_help_panel=PREDICT)
-@takes_run
+@with_run_options
 def summary(
     model: ModelName, options: RunOptions, system: Roofline = None, as_json: AsJson = False, plot: Plot = None
 ) -> None:
@@ -37,7 +37,7 @@ def summary(
     from paleo.specs.system import load_system
     from paleo.studies.summary import summarise
 
-    path = picture_path(plot)
+    path = checked_plot_path(plot)
     if path is not None and system is None:
         raise SpecError("--plot: a roofline needs a device; name one with --system")
     run = options.run()
@@ -46,5 +46,5 @@ def summary(
     if path is not None and machine is not None:
         from paleo.report import plots
 
-        draw(path, lambda: plots.roofline(study, machine, run))
+        save_plot(path, lambda: plots.roofline(study, machine, run))
     show_document(lambda: summary_document(study), lambda: summary_table(study), as_json)

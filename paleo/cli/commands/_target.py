@@ -7,17 +7,17 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import NO, PREDICT, app, draw, picture_path, show_document, warn
+from paleo.cli.application import EXIT_NO, PREDICT, app, checked_plot_path, save_plot, show_document, warn
 from paleo.cli.options import (
     AsJson,
-    Counts,
+    GpuCounts,
     Loss,
     NoiseScale,
     Plot,
     SystemName,
     TariffOptions,
     name_completion,
-    takes_tariff,
+    with_tariff_options,
 )
 
 TaskName = Annotated[
@@ -49,11 +49,11 @@ Software = Annotated[
 
 
 @app.command(rich_help_panel=PREDICT)
-@takes_tariff
+@with_tariff_options
 def target(
     task: TaskName,
     system: SystemName,
-    gpus: Counts,
+    gpus: GpuCounts,
     rates: TariffOptions,
     batch: Batch = "auto",
     loss: Loss = None,
@@ -73,15 +73,15 @@ def target(
     """
     from paleo.questions import target as answered
 
-    path = picture_path(plot)
+    path = checked_plot_path(plot)
     options = {"strategy": strategy, "dtype": dtype, "software": software}
     stated = {name: value for name, value in options.items() if value is not None}
     answer = answered(task, system, gpus, batch=batch, loss=loss, noise_scale=noise_scale, **stated, **asdict(rates))
     if path is not None:
         from paleo.report import plots
 
-        draw(path, lambda: plots.target(answer.system.name, answer.curve))
+        save_plot(path, lambda: plots.target(answer.system.name, answer.curve))
     show_document(answer.document, answer.table, as_json)
     warn(list(dict.fromkeys(warning for point in answer.points for warning in point.warnings)))
     if not any(point.prediction.memory.fits for point in answer.points):
-        raise typer.Exit(NO)
+        raise typer.Exit(EXIT_NO)

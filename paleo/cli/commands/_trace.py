@@ -9,14 +9,14 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import PREDICT, app, warn
-from paleo.cli.options import OptionalModel, RunOptions, SystemName, takes_run
+from paleo.cli.options import OptionalModel, RunOptions, SystemName, with_run_options
 from paleo.files import checked_output, write_text
 
 TraceFile = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Trace file to write: .json.")]
 
 
 @app.command(rich_help_panel=PREDICT)
-@takes_run
+@with_run_options
 def trace(*, model: OptionalModel = None, system: SystemName, options: RunOptions, output: TraceFile) -> None:
     """Write the timeline of one step for Perfetto or chrome://tracing, one track per stream.
 
@@ -33,5 +33,5 @@ def trace(*, model: OptionalModel = None, system: SystemName, options: RunOption
     text = json_text(traced(answer.prediction)) + "\n"
     write_text(output, text)
     sys.stderr.write(f"wrote {output}\n")
-    chosen = answer.choice.words if answer.choice is not None else ""
+    chosen = answer.run_with_defaults.choices_text if answer.run_with_defaults is not None else ""
     warn([*([chosen] if chosen else []), *answer.prediction.warnings])

@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import DECIDE, NO, app, draw, picture_path, show_document
+from paleo.cli.application import DECIDE, EXIT_NO, app, checked_plot_path, save_plot, show_document
 from paleo.cli.options import (
     AsJson,
     ModelName,
     Plot,
     RunOptionsWithRent,
     SystemName,
-    packs,
+    packed_options,
     parse_whole_number,
-    takes_priced_run,
+    with_run_and_price_options,
     word_completion,
 )
 
@@ -76,8 +76,8 @@ class SearchOptions:
 
 
 @app.command(rich_help_panel=DECIDE)
-@packs("search", SearchOptions)
-@takes_priced_run
+@packed_options("search", SearchOptions)
+@with_run_and_price_options
 def tune(
     model: ModelName,
     system: SystemName,
@@ -96,13 +96,13 @@ def tune(
     """
     from paleo.questions import tune as answered
 
-    path = picture_path(plot)
+    path = checked_plot_path(plot)
     stated = asdict(search) | {"vary": search.vary or (), "run": options.run()}
     answer = answered(model, system, gpus, trials=trials, **stated, **options.terms())
     if path is not None:
         from paleo.report.tuning import figure
 
-        draw(path, lambda: figure(answer.study))
+        save_plot(path, lambda: figure(answer.study))
     show_document(answer.document, answer.table, as_json)
     if not answer.possible:
-        raise typer.Exit(NO)
+        raise typer.Exit(EXIT_NO)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import MEASURE, app, draw, picture_path, show_document
+from paleo.cli.application import MEASURE, app, checked_plot_path, save_plot, show_document
 from paleo.cli.options import AsJson, Plot
 
 Tables = Annotated[list[str], typer.Argument(metavar="FILE…", help="Measured tables: .csv or .csv.gz.")]
@@ -35,10 +35,10 @@ def validate(
     from paleo.questions import validate as answered
     from paleo.tables.report import figure, write_predictions
 
-    picture = picture_path(plot)
+    picture = checked_plot_path(plot)
     rows = None if predictions is None else checked_output(predictions, (".csv", ".csv.gz"), option="--predictions")
     answer = answered(files, calibration=calibration)
     if rows is not None:
         write_predictions(rows, answer.reports)
-    draw(picture, lambda: figure(answer.reports))
+    save_plot(picture, lambda: figure(answer.reports))
     show_document(answer.document, lambda: answer.table(worst=worst), as_json)

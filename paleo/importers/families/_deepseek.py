@@ -10,9 +10,9 @@ from paleo.importers._decoder import (
     Decoder,
     attention_options,
     base_parameters,
-    experts,
+    feed_forward_layers,
     folded,
-    gated_feed,
+    gated_feed_forward,
     grouped_parameters,
     language_model,
     vocab_last,
@@ -60,7 +60,7 @@ def latent_model(
         mixture["groups"] = config.integer("n_group")
     if config.get("scoring_func", SCORES.get(str(config.get("model_type")))) == "sigmoid":
         mixture["scores"] = "sigmoid"
-    feeds = experts(config, params, **mixture)
+    feeds = feed_forward_layers(config, params, **mixture)
     notes = "Modules for multi-token prediction and the load-balancing bias of the router (not trained) are left out."
     decoder = Decoder(
         vocab_last(params),
@@ -127,7 +127,7 @@ def deepseek_v4(config: Config) -> Model:
     if len(ratios) < params["layers"] or not set(ratios) <= {0, 4, 128}:
         raise SpecError(f"{config.path}: compress_ratios: expected 0, 4 or 128 for each of {params['layers']} layers")
     mixers = [attention | ({"ratio": ratio} if ratio else {}) | (chosen if ratio == 4 else {}) for ratio in ratios]
-    mixture = experts(
+    mixture = feed_forward_layers(
         config, params, in_all_layers=True, shared=config.integer("n_shared_experts", default=1), scores="sigmoid",
         activation="clamped_swiglu",
     )[0]  # fmt: skip
@@ -141,7 +141,8 @@ def deepseek_v4(config: Config) -> Model:
     ]
     ends = {"hyper_read": {"mixes": False}}
     decoder = Decoder(
-        vocab_last(params), "rms_norm", {}, None, before=({"hyper_split": {"streams": "=streams"}}, *loops, ends),
+        vocab_last(params), "rms_norm", {}, None,
+        after_embedding=({"hyper_split": {"streams": "=streams"}}, *loops, ends),
         final=("rms_norm",), tied=config.flag("tie_word_embeddings"),
         notes="Modules for multi-token prediction are left out. Compressed keys count as seen by all queries.",
     )  # fmt: skip
@@ -181,8 +182,8 @@ def minimax_m3(config: Config) -> Model:
     params = grouped_parameters(config, 128)
     layers = params["layers"]
     sparse = Config({**config, **(config.get("sparse_attention_config") or {})}, config.path)
-    frequency = sparse.marked("sparse_attention_freq", "layer_types", "minimax_m3_sparse", layers)
-    mixed = config.marked("moe_layer_freq", "mlp_layer_types", "sparse", layers)
+    frequency = sparse.layers_of_kind("sparse_attention_freq", "layer_types", "minimax_m3_sparse", layers)
+    mixed = config.layers_of_kind("moe_layer_freq", "mlp_layer_types", "sparse", layers)
     attention = attention_options(params, rotary=True, qk_norm=True, bias=False)
     index = {
         "index_heads": sparse.integer("sparse_num_index_heads", "index_n_heads"),
@@ -191,13 +192,13 @@ def minimax_m3(config: Config) -> Model:
         "top_k": sparse.integer("sparse_topk_blocks", "index_topk_blocks"),
     }
     shared = config.integer("n_shared_experts", default=1)
-    mixture = experts(
+    mixture = feed_forward_layers(
         config, params, in_all_layers=True, shared=shared, scores="sigmoid", activation="clamped_swiglu",
         ffn=("moe_intermediate_size", "intermediate_size"),
         shared_ffn=config.integer("shared_intermediate_size", "moe_intermediate_size"),
     )[0]  # fmt: skip
     words = {**config, "intermediate_size": config.integer("dense_intermediate_size", "intermediate_size")}
-    dense = gated_feed(Config(words, config.path), params) if not all(mixed) else None
+    dense = gated_feed_forward(Config(words, config.path), params) if not all(mixed) else None
     decoder = Decoder(
         vocab_last(params), "rms_norm", attention, None, final=("rms_norm",), tied=config.flag("tie_word_embeddings"),
         notes="Modules for multi-token prediction are left out.",

@@ -17,8 +17,8 @@ from paleo.importers.configuration import (
     Entry,
     Model,
     UnreadHeadError,
-    architecture,
     class_count,
+    head_name,
 )
 
 
@@ -80,7 +80,7 @@ def bert(config: Config) -> Model:
         "layer_norm",
         {"dropout": {"rate": "=dropout"}},
     ]
-    kind = architecture(config, ("Bert", "Roberta", "XLMRoberta", "Camembert"), "ForMaskedLM")
+    kind = head_name(config, ("Bert", "Roberta", "XLMRoberta", "Camembert"), "ForMaskedLM")
     drop: Entry = {"dropout": {"rate": "=dropout"}}
     post_norm = [residual({"attention": {"heads": "=heads", "dropout": "=attention_dropout"}}, drop), "layer_norm"]
     post_norm += [residual({"mlp": {"ffn": "=ffn", "activation": "=activation"}}, drop), "layer_norm"]
@@ -98,7 +98,7 @@ def bert(config: Config) -> Model:
 def roberta(config: Config) -> Model:
     """Return the network of a RoBERTa configuration: `bert`, with RoBERTa's two-layer classifier."""
     model = bert(config)
-    if architecture(config, ("Roberta", "XLMRoberta", "Camembert"), "ForMaskedLM") == "ForSequenceClassification":
+    if head_name(config, ("Roberta", "XLMRoberta", "Camembert"), "ForMaskedLM") == "ForSequenceClassification":
         drop = {"dropout": {"rate": "=dropout"}}
         head = ["select", drop, {"name": "dense", "linear": {"features": "=hidden", "dim": "hidden"}}, "tanh", drop]
         start = model["layers"].index("select")
@@ -117,7 +117,7 @@ FAMILIES.register("camembert")(roberta)
 @FAMILIES.register("vit")
 def vit(config: Config) -> Model:
     """Return the network that a ViT configuration describes (Dosovitskiy et al., 2021)."""
-    kind = architecture(config, ("ViT",), "ForImageClassification")
+    kind = head_name(config, ("ViT",), "ForImageClassification")
     if kind not in ("ForImageClassification", "Model"):
         raise UnreadHeadError(kind)
     keys = {"image": "image_size", "patch": "patch_size", "colours": "num_channels", "hidden": "hidden_size"}
@@ -158,7 +158,7 @@ def t5(config: Config) -> Model:
 
     It has an encoder and a decoder, each with a learned table of score biases by distance.
     """
-    kind = architecture(config, ("T5", "MT5"), "ForConditionalGeneration")
+    kind = head_name(config, ("T5", "MT5"), "ForConditionalGeneration")
     if kind not in ("ForConditionalGeneration", "WithLMHeadModel"):
         raise UnreadHeadError(kind)
     source = {"dims": {"batch": "=batch", "source_seq": "=seq"}, "role": "index"}

@@ -12,9 +12,9 @@ from paleo.importers._decoder import (
     base_parameters,
     grouped_parameters,
     language_model,
-    plain_feed,
+    plain_feed_forward,
     vocab_last,
-    windows,
+    window_options,
 )
 from paleo.importers.configuration import FAMILIES, LONGEST_SEQ, Config, Entry, Model
 
@@ -30,7 +30,7 @@ def phi(config: Config) -> Model:
     }
     if config.flag("qk_layernorm"):
         raise SpecError(f"{config.path}: qk_layernorm: true is not supported; expected false")
-    feed = plain_feed(config, "gelu_new")
+    feed = plain_feed_forward(config, "gelu_new")
     attention = attention_options(params, rotary=True)
     decoder = Decoder(
         vocab_last(params),
@@ -53,7 +53,7 @@ def gpt2(config: Config) -> Model:
     )
     params["ffn"] = config.integer("n_inner", default=4 * params["hidden"])
     params["dropout"] = config.share("resid_pdrop", default=0.1)
-    feed = plain_feed(config, "gelu_new", "activation_function")
+    feed = plain_feed_forward(config, "gelu_new", "activation_function")
     positions = {"position_embedding": {"positions": "=max(positions, seq)"}}
     attention = attention_options(params, dropout=config.share("attn_pdrop", default=0.1))
     decoder = Decoder(
@@ -63,7 +63,7 @@ def gpt2(config: Config) -> Model:
         feed,
         dropout=True,
         final=("layer_norm",),
-        before=(positions, {"dropout": {"rate": config.share("embd_pdrop", default=0.1)}}),
+        after_embedding=(positions, {"dropout": {"rate": config.share("embd_pdrop", default=0.1)}}),
         tied=config.flag("tie_word_embeddings", True),
     )
     return language_model(config, decoder, [({}, feed)] * params["layers"])
@@ -78,7 +78,7 @@ def gpt_neox(config: Config) -> Model:
     params = base_parameters(config) | {"ffn": config.integer("intermediate_size")}
     dropout = config.share("hidden_dropout")
     params |= {"dropout": dropout} if dropout else {}
-    feed = plain_feed(config, "gelu")
+    feed = plain_feed_forward(config, "gelu")
     attention = attention_options(
         params, rotary=True, bias=config.flag("attention_bias", True), dropout=config.share("attention_dropout")
     )
@@ -114,7 +114,7 @@ def opt(config: Config) -> Model:
     if not config.flag("layer_norm_elementwise_affine", True):
         norm = {"layer_norm": {"affine": False}}
     bias = config.flag("enable_bias", True)
-    feed = plain_feed(config, "relu", "activation_function", bias=bias)
+    feed = plain_feed_forward(config, "relu", "activation_function", bias=bias)
     positions: Entry = {"position_embedding": {"positions": "=max(positions, seq) + 2"}}
     narrow = embedded != params["hidden"]
     widths = ("=hidden", "=embedded")
@@ -127,13 +127,13 @@ def opt(config: Config) -> Model:
         feed,
         "pre" if first else "post",
         dropout=True,
-        before=(*([widen] if narrow else []), positions),
+        after_embedding=(*([widen] if narrow else []), positions),
         final=(
             *([norm] if first and not config.flag("_remove_final_layer_norm") else []),
             *([shrink] if narrow else []),
         ),
         tied=config.flag("tie_word_embeddings", True),
-        embedding="=embedded" if narrow else "=hidden",
+        embedding_width="=embedded" if narrow else "=hidden",
     )
     return language_model(config, decoder, [({}, feed)] * params["layers"])
 
@@ -150,7 +150,7 @@ def bloom(config: Config) -> Model:
         "layer_norm",
         attention_options(params, dropout=config.share("attention_dropout")),
         feed,
-        before=("layer_norm",),
+        after_embedding=("layer_norm",),
         final=("layer_norm",),
         dropout=bool(dropout),
         tied=config.flag("tie_word_embeddings", True),
@@ -173,7 +173,7 @@ def falcon(config: Config) -> Model:
     params = base_parameters(config, kv_heads=kv_heads)
     params["ffn"] = config.integer("ffn_hidden_size", default=4 * params["hidden"])
     bias = config.flag("bias")
-    feed = plain_feed(config, "gelu", "activation", bias=bias)
+    feed = plain_feed_forward(config, "gelu", "activation", bias=bias)
     rotary = not config.flag("alibi")
     norms = config.get("num_ln_in_parallel_attn") or (2 if new else 1)
     residual = "pre" if not parallel and not new else "twin" if new and norms == 2 else "parallel"
@@ -201,8 +201,8 @@ def starcoder2(config: Config) -> Model:
     dropout = config.share("residual_dropout")
     params |= {"dropout": dropout} if dropout else {}
     bias = config.flag("use_bias", True)
-    feed: Entry = plain_feed(config, "gelu_pytorch_tanh", bias=bias)
-    slides = windows(config, params, default=True)
+    feed: Entry = plain_feed_forward(config, "gelu_pytorch_tanh", bias=bias)
+    slides = window_options(config, params, default=True)
     attention = attention_options(params, rotary=True, bias=bias, dropout=config.share("attention_dropout"))
     tied = config.flag("tie_word_embeddings", True)
     decoder = Decoder(params, "layer_norm", attention, feed, dropout=bool(dropout), final=("layer_norm",), tied=tied)

@@ -10,9 +10,9 @@ from paleo.importers._decoder import (
     Decoder,
     attention_options,
     base_parameters,
-    experts,
+    feed_forward_layers,
     folded,
-    gated_feed,
+    gated_feed_forward,
     grouped_parameters,
     language_model,
     residual,
@@ -30,11 +30,11 @@ def qwen3_next(config: Config) -> Model:
     """
     params = grouped_parameters(config, 256)
     feeds: list[Entry] = (
-        experts(
+        feed_forward_layers(
             config, params, shared=1, shared_ffn=config.integer("shared_expert_intermediate_size"), shared_gate=True
         )
         if config.get("num_experts")
-        else [gated_feed(config, params)] * params["layers"]
+        else [gated_feed_forward(config, params)] * params["layers"]
     )
     every = config.integer("full_attention_interval", default=4)
     usual = ["full_attention" if (index + 1) % every == 0 else "linear_attention" for index in range(params["layers"])]
@@ -80,7 +80,7 @@ def kimi_linear(config: Config) -> Model:
             "latent": config.integer("routed_expert_hidden_size"),
             "latent_norm": config.flag("latent_moe_use_norm"),
         }
-    feeds = experts(config, params, **more)
+    feeds = feed_forward_layers(config, params, **more)
     decoder = Decoder(
         vocab_last(params), "rms_norm", mla, None, final=("rms_norm",), tied=config.flag("tie_word_embeddings"),
         attention_kind="latent_attention",
@@ -152,11 +152,11 @@ def _nemotron_mixers(config: Config, params: dict[str, Any], kinds: set[str]) ->
             more["shared_ffn"] = config.integer("moe_shared_expert_intermediate_size", "moe_intermediate_size")
         if config.get("moe_latent_size") is not None:
             more["latent"] = config.integer("moe_latent_size")
-        mixers["moe"] = experts(config, params, in_all_layers=True, **more)[0]
+        mixers["moe"] = feed_forward_layers(config, params, in_all_layers=True, **more)[0]
     return mixers
 
 
-def _tower(config: Config, text: Config, *, merges: int) -> int:
+def _tower_parameters(config: Config, text: Config, *, merges: int) -> int:
     """Return the number of parameters of a Qwen3-VL vision tower and its projection to the text model's width.
 
     ``merges`` is the number of patch mergers.
@@ -193,7 +193,7 @@ def _seeing(config: Config, family: str) -> Model:
     if config.get("vision_config") is None:
         return model
     vision = config.part("vision_config")
-    return with_tower(model, _tower(vision, text, merges=len(vision.listed("deepstack_visual_indexes"))))
+    return with_tower(model, _tower_parameters(vision, text, merges=len(vision.listed("deepstack_visual_indexes"))))
 
 
 @FAMILIES.register("qwen3_vl")
@@ -226,13 +226,13 @@ def kimi_k25(config: Config) -> Model:
         raise SpecError(f"{text.path}: model_type: {kind!r:.60}; expected kimi_k2 or kimi_linear")
     model = FAMILIES[kind](text)
     vision = config.part("vision_config") if config.get("vision_config") is not None else None
-    return model if vision is None else with_tower(model, _kimi_tower(vision, text))
+    return model if vision is None else with_tower(model, _kimi_tower_parameters(vision, text))
 
 
 FAMILIES.register("kimi_k3")(kimi_k25)
 
 
-def _kimi_tower(config: Config, text: Config) -> int:
+def _kimi_tower_parameters(config: Config, text: Config) -> int:
     """Return the number of parameters of Kimi's vision tower (MoonViT) and its projector, which merges 2 x 2."""
     hidden, ffn = (config.integer(f"vt_{key}", key) for key in ("hidden_size", "intermediate_size"))
     inner = config.integer("qkv_hidden_size", default=hidden)

@@ -15,9 +15,9 @@ from typing import Any
 from paleo.importers._decoder import (
     Decoder,
     attention_options,
-    experts,
+    feed_forward_layers,
     folded,
-    gated_feed,
+    gated_feed_forward,
     grouped_parameters,
     language_model,
     llama_like,
@@ -27,7 +27,7 @@ from paleo.importers._decoder import (
 from paleo.importers.configuration import FAMILIES, Config, Entry, Model, UnreadHeadError
 from paleo.importers.families._hybrids import with_tower
 
-Feed = Callable[[Config, dict[str, Any]], list[Entry]]
+FeedForwardBuilder = Callable[[Config, dict[str, Any]], list[Entry]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class _Family:
     head_dim: int | None = None
     tied: bool = False
     attention: Mapping[str, Any] = field(default_factory=dict)
-    feed: Feed | None = None
+    feed: FeedForwardBuilder | None = None
     norm: Entry = "rms_norm"
     residual: str = "pre"
     notes: str = ""
@@ -60,7 +60,7 @@ class _Family:
             if config.flag(key):
                 raise UnreadHeadError(key)
         options: dict[str, Any] = {"head_dim": self.head_dim, "tied": self.tied, "attention": dict(self.attention)}
-        options |= {"norm": self.norm, "residual": self.residual, "notes": self.notes}
+        options |= {"norm": self.norm, "norm_placement": self.residual, "notes": self.notes}
         options |= {"feed": self.feed} if self.feed else {}
         bias, out_bias = (
             config.flag(key.lstrip("+"), key.startswith("+")) if isinstance(key, str) else key
@@ -81,10 +81,10 @@ class _Family:
 
 def _gelu_gates(config: Config, params: dict[str, Any]) -> list[Entry]:
     """Return the feed-forward entry of each layer: gated blocks, with GELU if the configuration names no activation."""
-    return [gated_feed(config, params, default="gelu_pytorch_tanh")] * params["layers"]
+    return [gated_feed_forward(config, params, default="gelu_pytorch_tanh")] * params["layers"]
 
 
-def _mixture(**options: Any) -> Feed:
+def _mixture(**options: Any) -> FeedForwardBuilder:
     """Return a function (config, params) that lists the mixture-of-experts entry of each layer.
 
     ``options`` are those of `experts`; ``=key`` stands for the value of a key in the configuration.
@@ -95,7 +95,7 @@ def _mixture(**options: Any) -> Feed:
             name: config.integer(*value[1:].split()) if isinstance(value, str) and value.startswith("=") else value
             for name, value in options.items()
         }
-        return experts(config, params, **stated)
+        return feed_forward_layers(config, params, **stated)
 
     return feed
 
@@ -104,7 +104,7 @@ _QK_NORM = {"qk_norm": True}
 _IN_ALL = {"in_all_layers": True, "ffn": ("intermediate_size",)}
 _WITHOUT_MTP = "Modules for multi-token prediction are left out."
 _LAYER_NORM = {"layer_norm": {"bias": False}}
-_MULTIPLIERS = "Multipliers of embeddings, residuals, scores and logits are left out."
+_NO_MULTIPLIERS_NOTE = "Multipliers of embeddings, residuals, scores and logits are left out."
 
 _ROWS: dict[str, _Family] = {
     "llama": _Family("Touvron et al., 2023"),
@@ -124,7 +124,7 @@ _ROWS: dict[str, _Family] = {
     ),
     "phi3": _Family("Phi-3, 2024", bias=False, full_every=0),
     "smollm3": _Family("SmolLM3, 2025: some layers have no rotary positions", tied=True),
-    "granite": _Family("Granite 3, 2024", notes=_MULTIPLIERS),
+    "granite": _Family("Granite 3, 2024", notes=_NO_MULTIPLIERS_NOTE),
     "glm": _Family("GLM-4, 2024", out_bias=False, head_dim=128),
     "glm4": _Family("GLM-4-0414, 2025", out_bias=False, residual="sandwich"),
     "olmo": _Family("Groeneveld et al., OLMo, 2024", norm={"layer_norm": {"affine": False}}),
@@ -142,9 +142,9 @@ _ROWS: dict[str, _Family] = {
         "Qwen2-MoE, 2024: shared experts behind a gate", bias="+qkv_bias", out_bias=False,
         feed=_mixture(shared=1, shared_ffn="=shared_expert_intermediate_size", shared_gate=True),
     ),
-    "qwen3_moe": _Family("Qwen3-MoE, 2025", attention=_QK_NORM, feed=experts),
+    "qwen3_moe": _Family("Qwen3-MoE, 2025", attention=_QK_NORM, feed=feed_forward_layers),
     "olmoe": _Family("OLMoE, 2024", attention={"qk_norm": "all heads"}, feed=_mixture(**_IN_ALL)),
-    "granitemoe": _Family("Granite 3 MoE, 2024", feed=_mixture(**_IN_ALL), notes=_MULTIPLIERS, tied=True),
+    "granitemoe": _Family("Granite 3 MoE, 2024", feed=_mixture(**_IN_ALL), notes=_NO_MULTIPLIERS_NOTE, tied=True),
     "minimax_m2": _Family(
         "MiniMax M2, 2025", bias=False, attention={"qk_norm": "all heads"}, notes=_WITHOUT_MTP,
         feed=_mixture(**_IN_ALL, scores="sigmoid"),
@@ -186,13 +186,13 @@ def llama4(config: Config) -> Model:
     params = grouped_parameters(config)
     layers, step = params["layers"], config.integer("interleave_moe_layer_step", default=1)
     mixed = config.listed("moe_layers") or [index for index in range(layers) if (index + 1) % step == 0]
-    mixture = experts(
+    mixture = feed_forward_layers(
         config, params, in_all_layers=True, ffn=("intermediate_size",), shared=1, scores="sigmoid"
     )[0]  # fmt: skip
     dense: Entry = None
     if len(mixed) < layers:
         words = {**config, "intermediate_size": config.integer("intermediate_size_mlp")}
-        dense = gated_feed(Config(words, config.path), params)
+        dense = gated_feed_forward(Config(words, config.path), params)
     every = config.integer("no_rope_layer_interval", default=4)
     chunk = {"window": config.integer("attention_chunk_size", default=8192)}
     attention = attention_options(params, rotary=True, bias=config.flag("attention_bias"))
@@ -206,7 +206,7 @@ def llama4(config: Config) -> Model:
 
 
 @FAMILIES.register("llama4")
-def llama4_seeing(config: Config) -> Model:
+def llama4_vision(config: Config) -> Model:
     """Return the text network of a Llama 4 configuration.
 
     The vision tower is left out, as configurations may not state it.
@@ -236,11 +236,11 @@ def gemma4(config: Config) -> Model:
     wide = attention | {"head_dim": config.integer("global_head_dim", default=512)}
     wide |= {"kv_heads": config.integer("num_global_key_value_heads", "num_key_value_heads")}
     wide |= {"shared_value": True} if config.flag("attention_k_eq_v") else {}
-    dense = gated_feed(config, params, default="gelu_pytorch_tanh")
+    dense = gated_feed_forward(config, params, default="gelu_pytorch_tanh")
     halves: list[Entry] = ["rms_norm", dense, "rms_norm"]
     if config.flag("enable_moe_block"):
         words = {**config, "num_experts_per_tok": config.integer("top_k_experts"), "hidden_act": "gelu_pytorch_tanh"}
-        mixture = experts(Config(words, config.path), params, in_all_layers=True)[0]
+        mixture = feed_forward_layers(Config(words, config.path), params, in_all_layers=True)[0]
         scales = {"learned": {"parameters": f"={params['hidden']} + {params['experts']}", "of": "scales of the router"}}
         first: list[Entry] = ["rms_norm", dense, "rms_norm"]
         halves = [{"branches": [first, ["rms_norm", mixture, "rms_norm"]], "join": "add"}, "rms_norm", scales]
@@ -262,7 +262,7 @@ def gemma4(config: Config) -> Model:
 
 
 @FAMILIES.register("gemma4")
-def gemma4_seeing(config: Config) -> Model:
+def gemma4_vision(config: Config) -> Model:
     """Return the network of a Gemma 4 configuration: the text model, and the parameters of its vision tower."""
     text = config.part("text_config")
     model = gemma4(Config({"tie_word_embeddings": config.flag("tie_word_embeddings", True), **text}, text.path))
@@ -286,8 +286,8 @@ def mimo_v2(config: Config) -> Model:
     params = grouped_parameters(config)
     layers = params["layers"]
     params["window"] = config.integer("sliding_window")
-    pattern = config.marked("hybrid_layer_pattern", "layer_types", "sliding_attention", layers)
-    mixed = config.marked("moe_layer_freq", "mlp_layer_types", "sparse", layers)
+    pattern = config.layers_of_kind("hybrid_layer_pattern", "layer_types", "sliding_attention", layers)
+    mixed = config.layers_of_kind("moe_layer_freq", "mlp_layer_types", "sparse", layers)
     full = {"value_dim": config.integer("v_head_dim", "head_dim")}
     full |= {"sinks": True} if config.flag("add_full_attention_sink_bias") else {}
     slide = {
@@ -298,8 +298,8 @@ def mimo_v2(config: Config) -> Model:
         "window": "=window",
     }
     slide |= {"sinks": True} if config.flag("add_swa_attention_sink_bias", True) else {}
-    mixture = experts(config, params, in_all_layers=True, scores="sigmoid")[0]
-    dense = gated_feed(config, params) if not all(mixed) else None
+    mixture = feed_forward_layers(config, params, in_all_layers=True, scores="sigmoid")[0]
+    dense = gated_feed_forward(config, params) if not all(mixed) else None
     attention = attention_options(params, rotary=True, bias=config.flag("attention_bias"))
     if attention["bias"]:
         attention["out_bias"] = False

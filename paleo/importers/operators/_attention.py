@@ -11,8 +11,8 @@ from paleo.importers._builder import (
     Builder,
     Invocation,
     OnnxNode,
-    Placed,
-    Reading,
+    TensorPlace,
+    TranslatedCall,
     UntranslatableError,
     onnx_operators,
     torch_functions,
@@ -20,34 +20,34 @@ from paleo.importers._builder import (
 )
 from paleo.importers._trace import Call, Value, dropout_rate
 
-_HEADS = (
+_MULTI_HEAD_TENSORS = (
     "query", "key", "value", "in_proj_weight", "in_proj_bias", "out_proj_weight", "out_proj_bias", "q_proj_weight",
     "k_proj_weight", "v_proj_weight", "bias_k", "bias_v",
 )  # fmt: skip
 
 
 @torch_functions("multi_head_attention_forward")
-def _heads(call: Invocation) -> Reading:
+def _read_multi_head(call: Invocation) -> TranslatedCall:
     import torch
 
     names = tuple(inspect.signature(torch.nn.functional.multi_head_attention_forward).parameters)
-    arguments = call.bound(*names)
+    arguments = call.arguments(*names)
     options = {
         "heads": arguments["num_heads"],
         "dropout": arguments.get("dropout_p", 0.0),
         "causal": bool(arguments.get("is_causal")),
         "weights": bool(arguments.get("need_weights", True)),
     }
-    return Reading("mha", [call.tensor(arguments.get(name)) for name in _HEADS], options)
+    return TranslatedCall("mha", [call.tensor(arguments.get(name)) for name in _MULTI_HEAD_TENSORS], options)
 
 
 @onnx_operators("Attention")
-def _onnx_attention(node: OnnxNode) -> Reading:
+def _onnx_attention(node: OnnxNode) -> TranslatedCall:
     query = node.input(0)
     if query is None or len(query.shape) != 4 or any(value is not None for value in node.inputs[4:]):
-        return Reading("unknown", node.inputs)
+        return TranslatedCall("unknown", node.inputs)
     causal = {"is_causal": bool(node.options.get("is_causal"))}
-    return Reading("sdpa", [*node.inputs[:3], node.input(3)], causal)
+    return TranslatedCall("sdpa", [*node.inputs[:3], node.input(3)], causal)
 
 
 # Layers.
@@ -62,7 +62,7 @@ def core(b: Builder, call: Call) -> None:
     values = call.inputs[:3]
     if any(value is None or len(value.shape) < 2 for value in values):
         raise UntranslatableError("attention over fewer than 2 dims")
-    query, key, value = (_four_dims(b, b.at(v), v, call) for v in values if v is not None)
+    query, key, value = (_four_dims(b, b.place_of(v), v, call) for v in values if v is not None)
     transposed = bool(call.options.get("transposed_key"))
     if key.tensor.sizes[1] != query.tensor.sizes[1]:
         heads = query.tensor.sizes[1]
@@ -72,16 +72,16 @@ def core(b: Builder, call: Call) -> None:
     dims = [*lead, *(_free(name, lead) for name in ("seq", "keys"))]
     products = {"equation": f"b h q d, {key_letters} -> b h q k", "dims": dims}
     scores = b.add("einsum", products, [query, key], call.path)
-    weights = b.add("softmax", {}, [Placed.of(scores)], call.path)
+    weights = b.add("softmax", {}, [TensorPlace.of(scores)], call.path)
     rate = dropout_rate(call.options.get("dropout_p"))
     if rate:
-        weights = b.add("dropout", {"rate": rate}, [Placed.of(weights)], call.path)
+        weights = b.add("dropout", {"rate": rate}, [TensorPlace.of(weights)], call.path)
     context = {"equation": "b h q k, b h k d -> b h q d", "dims": [*dims[:3], _free("head_dim", dims[:3])]}
-    out = b.add("einsum", context, [Placed.of(weights), value], call.path)
-    b.placed[call.out] = b.shaped(Placed.of(out), call.out.shape, call.path)
+    out = b.add("einsum", context, [TensorPlace.of(weights), value], call.path)
+    b.places[call.out] = b.shaped(TensorPlace.of(out), call.out.shape, call.path)
 
 
-def _four_dims(b: Builder, place: Placed, value: Value, call: Call) -> Placed:
+def _four_dims(b: Builder, place: TensorPlace, value: Value, call: Call) -> TensorPlace:
     """Return the tensor at ``place`` as a view with four dims (batch, heads, rows, columns) in network ``b``."""
     *lead, rows, columns = value.shape
     return b.shaped(place, (lead[0] if lead else 1, math.prod(lead[1:]), rows, columns), call.path)
@@ -99,7 +99,7 @@ def attention(b: Builder, call: Call) -> None:
     the call's output to the layer.
     """
     options = dict(call.options)
-    inputs = [b.at(value) for value in call.inputs[: options.pop("inputs")]]
+    inputs = [b.place_of(value) for value in call.inputs[: options.pop("inputs")]]
     hidden = inputs[0].tensor.sizes[-1]
     settings: dict[str, Any] = {"heads": options["heads"]}
     settings["kv_heads"] = options["kv_heads"] if options["kv_heads"] != options["heads"] else None
@@ -109,10 +109,10 @@ def attention(b: Builder, call: Call) -> None:
     settings["key_bias"] = options["key_bias"]
     settings["out_bias"] = options["out_bias"] if options["out_bias"] != options["bias"] else None
     sources = [_sequence(b, place, "keys" if index else "seq", call) for index, place in enumerate(inputs)]
-    b.put(call.out, b.sharing(b.add("attention", settings, sources, call.path), call.inputs))
+    b.record_output(call.out, b.share_weights(b.add("attention", settings, sources, call.path), call.inputs))
 
 
-def _sequence(b: Builder, place: Placed, seq: str, call: Call) -> Placed:
+def _sequence(b: Builder, place: TensorPlace, seq: str, call: Call) -> TensorPlace:
     """Return the tensor at ``place`` as a view with dims (batch, ``seq``, hidden)."""
     dims = place.tensor.dims
     last = dims[-1] if dims[-1] not in ("batch", "seq", "keys") else "hidden"
@@ -130,8 +130,8 @@ def mlp(b: Builder, call: Call) -> None:
     options = call.options
     settings = {"ffn": options["ffn"], "activation": options["activation"], "bias": None if options["bias"] else False}
     settings["dropout"] = options["dropout"] or None
-    entry = b.add("mlp", settings, [b.at(call.inputs[0])], call.path)
-    b.put(call.out, b.sharing(entry, call.inputs))
+    entry = b.add("mlp", settings, [b.place_of(call.inputs[0])], call.path)
+    b.record_output(call.out, b.share_weights(entry, call.inputs))
 
 
 @translates("mha")
@@ -147,30 +147,30 @@ def multi_head(b: Builder, call: Call) -> None:
         raise UntranslatableError("attention without a key, or with a bias token")
     if packed is None and any(v is None or v.shape[1] != query.shape[2] for v in call.inputs[7:10]):
         raise UntranslatableError("keys of another width")
-    sources = [_batch_first(b, b.at(query), "seq", call)]
+    sources = [_batch_first(b, b.place_of(query), "seq", call)]
     if _origin(query) is not _origin(key):
-        sources.append(_batch_first(b, b.at(key), "keys", call))
+        sources.append(_batch_first(b, b.place_of(key), "keys", call))
     bias = in_bias is not None
     settings: dict[str, Any] = {"heads": call.options["heads"], "causal": call.options["causal"] or None}
     settings |= {"dropout": dropout_rate(call.options["dropout"]) or None, "bias": None if bias else False}
     settings["out_bias"] = (out_bias is not None) if (out_bias is not None) != bias else None
-    entry = b.sharing(b.add("attention", settings, sources, call.path), call.inputs)
+    entry = b.share_weights(b.add("attention", settings, sources, call.path), call.inputs)
     batch, seq, hidden = entry.out.sizes
     if not call.options["weights"]:  # the output of heads is batch-first and is copied for the output projection
         entry = b.add(
             "pass",
-            {"kind": "copy", "of": "transpose", "dims": Placed.of(entry).dims, "flops_per_element": 0.0}
+            {"kind": "copy", "of": "transpose", "dims": TensorPlace.of(entry).dims, "flops_per_element": 0.0}
             | {"kept_per_element": 1.0},
-            [Placed.of(entry)],
+            [TensorPlace.of(entry)],
             call.path,
         )
     dims = {entry.out.dims[1]: seq, "batch": batch, entry.out.dims[2]: hidden}
-    back = b.view(Placed.of(entry), dims, call.path)
+    back = b.view(TensorPlace.of(entry), dims, call.path)
     if len(call.out.shape) == 2:
         back = b.shaped(back, call.out.shape, call.path)
     if back.tensor.sizes != call.out.shape:
         raise UntranslatableError("another shape")
-    b.placed[call.out] = back
+    b.places[call.out] = back
 
 
 def _origin(value: Value) -> Value:
@@ -180,7 +180,7 @@ def _origin(value: Value) -> Value:
     return value
 
 
-def _batch_first(b: Builder, place: Placed, seq: str, call: Call) -> Placed:
+def _batch_first(b: Builder, place: TensorPlace, seq: str, call: Call) -> TensorPlace:
     """Return the tensor (seq, batch, hidden) as a view (batch, seq, hidden).
 
     A tensor (seq, hidden) gets a batch of 1.

@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from paleo.importers._builder import Builder, OnnxNode, Placed, Reading, UntranslatableError, onnx_operators, translates
-from paleo.importers._trace import Call, Value, learns
+from paleo.importers._builder import (
+    Builder,
+    OnnxNode,
+    TensorPlace,
+    TranslatedCall,
+    UntranslatableError,
+    onnx_operators,
+    translates,
+)
+from paleo.importers._trace import Call, Value, is_parameter_input
 from paleo.importers.operators._pointwise import memory_pass
 
 if TYPE_CHECKING:
@@ -16,14 +24,14 @@ SPACE = {1: ("width",), 2: ("height", "width"), 3: ("depth", "height", "width")}
 
 
 @onnx_operators("Conv")
-def _onnx_conv(node: OnnxNode) -> Reading:
-    return Reading("conv", node.inputs[:3], _onnx_windows(node) | {"groups": node.options.get("group", 1)})
+def _onnx_conv(node: OnnxNode) -> TranslatedCall:
+    return TranslatedCall("conv", node.inputs[:3], _onnx_windows(node) | {"groups": node.options.get("group", 1)})
 
 
 @onnx_operators("ConvTranspose")
-def _onnx_transposed(node: OnnxNode) -> Reading:
+def _onnx_transposed(node: OnnxNode) -> TranslatedCall:
     more = {"groups": node.options.get("group", 1), "output_padding": node.options.get("output_padding")}
-    return Reading("transposed_conv", node.inputs[:3], _onnx_windows(node) | more)
+    return TranslatedCall("transposed_conv", node.inputs[:3], _onnx_windows(node) | more)
 
 
 def _onnx_windows(node: OnnxNode) -> dict[str, Any]:
@@ -44,7 +52,7 @@ def convolution(b: Builder, call: Call) -> None:
     The image has one to three spatial dims; an image without a batch gets a batch of 1. Afterwards ``b.placed`` maps
     the call's output to the layer. Weights that an earlier layer holds already are shared with it.
     """
-    source, (weight, owner) = b.at(call.inputs[0]), b.weight(call.inputs[1])
+    source, (weight, owner) = b.place_of(call.inputs[0]), b.weight(call.inputs[1])
     rank = len(weight.shape) - 2
     if len(source.tensor.dims) == rank + 1:
         names = ("batch", "channels", *SPACE[rank])
@@ -54,11 +62,11 @@ def convolution(b: Builder, call: Call) -> None:
     image_dims = ("batch", "channels", *SPACE[len(source.tensor.dims) - 2])
     source = b.view(source, dict(zip(image_dims, source.tensor.sizes, strict=True)), call.path)
     entry = b.add(call.kind, _conv_options(call, weight, source.tensor), [source], call.path)
-    b.lend(owner, entry)
+    b.use_weights_of(owner, entry)
     if len(call.out.shape) == len(weight.shape):
-        b.put(call.out, entry)
+        b.record_output(call.out, entry)
     else:
-        b.placed[call.out] = b.shaped(Placed.of(entry), call.out.shape, call.path)
+        b.places[call.out] = b.shaped(TensorPlace.of(entry), call.out.shape, call.path)
 
 
 def _conv_options(call: Call, weight: Value, x: Tensor) -> dict[str, Any]:
@@ -70,14 +78,14 @@ def _conv_options(call: Call, weight: Value, x: Tensor) -> dict[str, Any]:
     extra = per_dim(stated.get("output_padding"), rank, 0)
     options: dict[str, Any] = {
         "channels": channels,
-        "kernel": short(list(weight.shape[2:])),
-        "stride": None if set(stride) == {1} else short(stride),
+        "kernel": one_if_equal(list(weight.shape[2:])),
+        "stride": None if set(stride) == {1} else one_if_equal(stride),
         "padding": _padding(stated.get("padding") or 0, rank),
-        "dilation": None if set(dilation) == {1} else short(dilation),
+        "dilation": None if set(dilation) == {1} else one_if_equal(dilation),
         "groups": None if groups == 1 else groups,
-        "output_padding": short(extra) if transposed and any(extra) else None,
+        "output_padding": one_if_equal(extra) if transposed and any(extra) else None,
     }
-    return {key: value for key, value in options.items() if value is not None} | {"bias": learns(call, 2)}
+    return {key: value for key, value in options.items() if value is not None} | {"bias": is_parameter_input(call, 2)}
 
 
 def _padding(padding: Any, rank: int) -> Any:
@@ -98,7 +106,7 @@ def _padding(padding: Any, rank: int) -> Any:
             raise UntranslatableError("padding that differs from side to side")
         padding = padding[0]
     numbers = per_dim(padding, rank, 0)
-    return short(numbers) if any(numbers) else None
+    return one_if_equal(numbers) if any(numbers) else None
 
 
 def per_dim(value: Any, rank: int, default: int) -> list[int]:
@@ -113,7 +121,7 @@ def per_dim(value: Any, rank: int, default: int) -> list[int]:
     return [int(number) for number in (numbers * rank if len(numbers) == 1 else numbers)]
 
 
-def short(values: list[int]) -> int | list[int]:
+def one_if_equal(values: list[int]) -> int | list[int]:
     """Return one number if all entries of a list are equal, otherwise the list.
 
     Model files state it in this short form.
@@ -122,23 +130,23 @@ def short(values: list[int]) -> int | list[int]:
 
 
 @onnx_operators("AveragePool")
-def _onnx_average(node: OnnxNode) -> Reading:
+def _onnx_average(node: OnnxNode) -> TranslatedCall:
     reading = _onnx_pool(node)
-    return Reading("avg_pool", reading.inputs, reading.options) if reading.kind == "max_pool" else reading
+    return TranslatedCall("avg_pool", reading.inputs, reading.options) if reading.kind == "max_pool" else reading
 
 
 @onnx_operators("MaxPool")
-def _onnx_pool(node: OnnxNode) -> Reading:
+def _onnx_pool(node: OnnxNode) -> TranslatedCall:
     options = node.options
     pads = list(options.get("pads") or [])
     rank = len(pads) // 2
     automatic = options.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
     if not options.get("kernel_shape") or automatic or any(pads[i] != pads[i + rank] for i in range(rank)):
-        return Reading("copy", node.inputs[:1])
+        return TranslatedCall("copy", node.inputs[:1])
     kernel = list(options["kernel_shape"])
     more = {"kernel_size": kernel, "stride": options.get("strides") or [1] * len(kernel)}
     more |= {"padding": pads[:rank] or 0, "ceil_mode": options.get("ceil_mode", 0)}
-    return Reading("max_pool", node.inputs[:1], more | {"dilation": options.get("dilations")})
+    return TranslatedCall("max_pool", node.inputs[:1], more | {"dilation": options.get("dilations")})
 
 
 @translates("pool_pass")
@@ -154,40 +162,43 @@ def pool(b: Builder, call: Call) -> None:
     A window over the whole image becomes ``global_pool``; dilated windows and other unusual ones become a generic
     memory pass. Afterwards ``b.placed`` maps the call's output to the layer.
     """
-    x, options = b.at(call.inputs[0]), call.options
+    x, options = b.place_of(call.inputs[0]), call.options
     rank = len(x.tensor.dims) - 2
     if rank not in SPACE or set(per_dim(options.get("dilation"), rank, 1)) != {1}:
         memory_pass(b, call, "pool")
         return
     if set(call.out.shape[2:]) == {1}:
         settings = {"operation": call.kind.removesuffix("_pool"), "keep_space": True}
-        b.put(call.out, b.add("global_pool", settings, [x], call.path))
+        b.record_output(call.out, b.add("global_pool", settings, [x], call.path))
         return
     kernel = per_dim(options["kernel_size"], rank, 1)
     stride = per_dim(options.get("stride"), rank, 0) if options.get("stride") else kernel
     padding = per_dim(options.get("padding"), rank, 0)
-    window: dict[str, Any] = {"kernel": short(kernel), "stride": None if stride == kernel else short(stride)}
-    window["padding"] = short(padding) if any(padding) else None
+    window: dict[str, Any] = {
+        "kernel": one_if_equal(kernel),
+        "stride": None if stride == kernel else one_if_equal(stride),
+    }
+    window["padding"] = one_if_equal(padding) if any(padding) else None
     window["ceil"] = True if options.get("ceil_mode") else None
     window["keeps_input"] = True if call.kind == "max_pool" and call.inputs[0] in (call.saved or ()) else None
     try:
-        b.put(call.out, b.add(call.kind, window, [x], call.path))
+        b.record_output(call.out, b.add(call.kind, window, [x], call.path))
     except UntranslatableError:
         memory_pass(b, call, "pool")
 
 
 @translates("adaptive_avg_pool")
-def adaptive(b: Builder, call: Call) -> None:
+def adaptive_pool(b: Builder, call: Call) -> None:
     """Append average pooling to a fixed output size to network ``b``, for a call such as adaptive_avg_pool2d.
 
     An output of size 1 becomes ``global_pool``. Unequal sizes become a generic memory pass.
     """
-    x = b.at(call.inputs[0])
+    x = b.place_of(call.inputs[0])
     space = call.out.shape[2:]
     if len(x.tensor.dims) - 2 not in SPACE or len(set(space)) != 1:
         memory_pass(b, call, "pool")
     elif set(space) == {1}:
-        b.put(call.out, b.add("global_pool", {"keep_space": True}, [x], call.path))
+        b.record_output(call.out, b.add("global_pool", {"keep_space": True}, [x], call.path))
     else:
         entry = b.add("adaptive_avg_pool", {"size": space[0]}, [x], call.path)
-        b.put(call.out, entry)
+        b.record_output(call.out, entry)

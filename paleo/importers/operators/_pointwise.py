@@ -16,14 +16,14 @@ from paleo.importers._builder import (
     Invocation,
     LayerEntry,
     OnnxNode,
-    Placed,
-    Reading,
+    TensorPlace,
+    TranslatedCall,
     UntranslatableError,
     onnx_operators,
     torch_functions,
     translates,
 )
-from paleo.importers._trace import Call, Value, dropout_rate, keeps_of, learns
+from paleo.importers._trace import Call, Value, dropout_rate, is_parameter_input, saved_for_backward
 from paleo.layers.base import ACTIVATIONS, LAYERS
 
 _TORCH = {
@@ -41,37 +41,37 @@ _ONNX = {
 
 
 @torch_functions(" ".join(_TORCH))
-def _activation(call: Invocation) -> Reading:
-    return Reading("activation", None, {"function": _TORCH[call.name]})
+def _activation(call: Invocation) -> TranslatedCall:
+    return TranslatedCall("activation", None, {"function": _TORCH[call.name]})
 
 
 @onnx_operators(" ".join(_ONNX))
-def _onnx_activation(node: OnnxNode) -> Reading:
-    return Reading("activation", node.inputs[:1], {"function": _ONNX[node.name]})
+def _onnx_activation(node: OnnxNode) -> TranslatedCall:
+    return TranslatedCall("activation", node.inputs[:1], {"function": _ONNX[node.name]})
 
 
 @torch_functions("expand_as view_as reshape_as")
-def _as_another(call: Invocation) -> Reading:
+def _as_another(call: Invocation) -> TranslatedCall:
     """Convert a call of expand_as, view_as or reshape_as to a ``view`` of its first tensor.
 
     The second gives only a shape.
     """
-    return Reading("view", [call.tensor(call.args[0])])
+    return TranslatedCall("view", [call.tensor(call.args[0])])
 
 
 @torch_functions("add")
-def _add(call: Invocation) -> Reading:
-    return Reading("add" if call.joins_tensors() else "elementwise")
+def _add(call: Invocation) -> TranslatedCall:
+    return TranslatedCall("add" if call.joins_tensors() else "elementwise")
 
 
 @torch_functions("mul")
-def _mul(call: Invocation) -> Reading:
-    return Reading("multiply" if call.joins_tensors() else "elementwise")
+def _mul(call: Invocation) -> TranslatedCall:
+    return TranslatedCall("multiply" if call.joins_tensors() else "elementwise")
 
 
 @onnx_operators("Add Mul")
-def _onnx_join(node: OnnxNode) -> Reading:
-    return Reading("add" if node.name == "Add" else "multiply", node.inputs)
+def _onnx_join(node: OnnxNode) -> TranslatedCall:
+    return TranslatedCall("add" if node.name == "Add" else "multiply", node.inputs)
 
 
 @translates("activation")
@@ -81,77 +81,79 @@ def activation(b: Builder, call: Call) -> None:
     Afterwards ``b.placed`` maps the call's output to the layer. The option ``keeps: input`` is set if autograd saved
     the input, or a copy of an overwritten input, for a function that usually saves its output.
     """
-    x = b.source(call)
+    x = b.first_activation_input(call)
     function = call.options["function"]
     if function not in LAYERS:
         raise UntranslatableError(function)
     kept = call.saved
     other = kept is not None and call.out not in kept and bool(kept or call.kept_elements >= call.out.elements)
     other = other and ACTIVATIONS[function][1] == "output"
-    b.put(call.out, b.add(function, {"keeps": "input"} if other else {}, [x], call.path))
+    b.record_output(call.out, b.add(function, {"keeps": "input"} if other else {}, [x], call.path))
 
 
 @translates("softmax")
 def softmax(b: Builder, call: Call) -> None:
     """Append a softmax layer to network ``b`` for a recorded call (softmax, log_softmax, ONNX Softmax)."""
-    b.put(call.out, b.add("softmax", {}, [b.at(call.inputs[0])], call.path))
+    b.record_output(call.out, b.add("softmax", {}, [b.place_of(call.inputs[0])], call.path))
 
 
 @translates("dropout")
 def dropout(b: Builder, call: Call) -> None:
     """Append a dropout layer to network ``b``; at a rate of zero the call's output is simply its input."""
-    x = b.at(call.inputs[0])
+    x = b.place_of(call.inputs[0])
     rate = dropout_rate(call.options.get("p", 0.5))
     if not rate:
-        b.placed[call.out] = x
+        b.places[call.out] = x
         return
-    b.put(call.out, b.add("dropout", {"rate": rate}, [x], call.path))
+    b.record_output(call.out, b.add("dropout", {"rate": rate}, [x], call.path))
 
 
 @translates("add multiply")
-def join(b: Builder, call: Call) -> None:
+def add_or_multiply(b: Builder, call: Call) -> None:
     """Append the sum or product of two tensors, or of one tensor and parameters, to network ``b`` for a recorded call.
 
     Two tensors of equal rank become a layer ``add`` or ``multiply``; a learned table of positions becomes
     ``position_embedding``; all other cases, such as broadcasts, become a generic memory pass.
     """
     values = [value for value in call.inputs if value is not None]
-    moving = [b.at(value) for value in values if not value.static and not value.index]
+    moving = [b.place_of(value) for value in values if not value.is_static and not value.is_integer]
     exact = len(moving) == 2 and len({len(source.tensor.dims) for source in moving}) == 1
     largest = max((source.tensor for source in moving), key=lambda tensor: tensor.elements, default=None)
-    keeps_both = call.kind == "add" or call.saved is None or all(v in call.saved for v in values if not v.static)
-    whole = largest is not None and largest.sizes == call.out.shape and not b.parameters(values)
+    keeps_both = call.kind == "add" or call.saved is None or all(v in call.saved for v in values if not v.is_static)
+    whole = largest is not None and largest.sizes == call.out.shape and not b.new_parameter_count(values)
     if exact and keeps_both and whole:
-        b.put(call.out, b.add(call.kind, {}, moving, call.path))
+        b.record_output(call.out, b.add(call.kind, {}, moving, call.path))
         return
     if not _positions(b, call, moving, values):
         memory_pass(b, call, "elementwise")
 
 
-def _positions(b: Builder, call: Call, moving: Sequence[Placed], values: Sequence[Value]) -> bool:
+def _positions(b: Builder, call: Call, moving: Sequence[TensorPlace], values: Sequence[Value]) -> bool:
     """Append a position embedding if the call adds a learned (seq, hidden) table to a (batch, seq, hidden) tensor.
 
     Returns True if so; otherwise False, and network ``b`` is unchanged.
     """
-    table = next((value for value in values if value.static and len(value.sources) == 1), None)
-    if call.kind != "add" or len(moving) != 1 or table is None or not b.parameters([table]):
+    table = next((value for value in values if value.is_static and len(value.parameter_names) == 1), None)
+    if call.kind != "add" or len(moving) != 1 or table is None or not b.new_parameter_count([table]):
         return False
     x = moving[0].tensor
     if len(x.dims) != 3 or x.sizes != call.out.shape or table.elements != x.sizes[1] * x.sizes[2]:
         return False
-    rows, left = divmod(b.parameters([table]), int(x.sizes[2]))
+    rows, left = divmod(b.new_parameter_count([table]), int(x.sizes[2]))
     if left or rows < x.sizes[1]:
         return False
-    same = "seq" in b.trace.probes and rows > x.sizes[1]
+    same = "seq" in b.trace.probe_size_by_dim and rows > x.sizes[1]
     options: dict[str, Any] = {"positions": rows} if same or rows != x.sizes[1] else {}
-    b.put(call.out, b.add("position_embedding", options, moving, call.path))
+    b.record_output(call.out, b.add("position_embedding", options, moving, call.path))
     return True
 
 
 @torch_functions("cat concat concatenate")
-def _cat(call: Invocation) -> Reading:
-    arguments = call.bound("tensors", "dim")
-    return Reading("cat", [call.tensor(tensor) for tensor in arguments["tensors"]], {"dim": arguments.get("dim", 0)})
+def _cat(call: Invocation) -> TranslatedCall:
+    arguments = call.arguments("tensors", "dim")
+    return TranslatedCall(
+        "cat", [call.tensor(tensor) for tensor in arguments["tensors"]], {"dim": arguments.get("dim", 0)}
+    )
 
 
 @translates("elementwise")
@@ -178,24 +180,24 @@ def memory_pass(b: Builder, call: Call, kind: str, *, flops: float | None = None
     ``kind`` names the sort of pass (``elementwise``, ``reduce``, ``copy``, ``gather``, ``pool``). ``flops`` is the
     number of vector FLOP per element; None leaves it to the kind's default.
     """
-    sources = b.sources(call)
+    sources = b.activation_or_index_inputs(call)
     if not sources:
         raise UntranslatableError("nothing moves")
     largest = max(sources, key=lambda source: source.tensor.elements)
-    keeps = keeps_of(call)
-    first = next((v for v in call.outputs if not (v.index or v.static) and v.elements), None)
+    keeps = saved_for_backward(call)
+    first = next((v for v in call.outputs if not (v.is_integer or v.is_static) and v.elements), None)
     for value in call.outputs:
-        if value.index or value.static or not value.elements:
+        if value.is_integer or value.is_static or not value.elements:
             continue
-        dims = dict(zip(b.names(value.shape, largest.tensor), value.shape, strict=True)) or {"batch": 1}
+        dims = dict(zip(b.dim_names(value.shape, largest.tensor), value.shape, strict=True)) or {"batch": 1}
         options: dict[str, Any] = {"kind": kind, "of": call.label, "dims": dims, "flops_per_element": flops}
-        options |= {"keeps": keeps, "parameters": b.parameters(call.inputs) or None}
+        options |= {"keeps": keeps, "parameters": b.new_parameter_count(call.inputs) or None}
         options["kept_per_element"] = b.kept_per_element(call, value) if value is first else None
         entry = b.add("pass", options, sources, call.path)
         if value.shape:
-            b.put(value, entry)
+            b.record_output(value, entry)
         else:
-            b.placed[value] = Placed.of(entry)
+            b.places[value] = TensorPlace.of(entry)
         keeps = None
 
 
@@ -203,10 +205,10 @@ def memory_pass(b: Builder, call: Call, kind: str, *, flops: float | None = None
 def cat(b: Builder, call: Call) -> None:
     """Append a concatenation to network ``b`` as a copy; a learned token before a sequence becomes ``class_token``."""
     values = [value for value in call.inputs if value is not None and value.elements]
-    moving = [b.at(value) for value in values if not value.static]
+    moving = [b.place_of(value) for value in values if not value.is_static]
     longer = len(moving) == 1 and len(call.out.shape) == 3 and call.out.shape[1] == moving[0].tensor.sizes[1] + 1
-    if longer and b.parameters(values) == call.out.shape[2]:
-        b.put(call.out, b.add("class_token", {}, moving, call.path))
+    if longer and b.new_parameter_count(values) == call.out.shape[2]:
+        b.record_output(call.out, b.add("class_token", {}, moving, call.path))
         return
     memory_pass(b, call, "copy", flops=0.0)
 
@@ -214,23 +216,23 @@ def cat(b: Builder, call: Call) -> None:
 @translates("view")
 def view(b: Builder, call: Call) -> None:
     """Record that a call's outputs are views of its input (reshape, transpose, cast, …), which cost no time."""
-    x = b.at(next(value for value in call.inputs if value is not None and not value.static))
+    x = b.place_of(next(value for value in call.inputs if value is not None and not value.is_static))
     for value in call.outputs:
-        b.placed[value] = x if value.shape == x.tensor.sizes else b.shaped(x, value.shape, call.path)
+        b.places[value] = x if value.shape == x.tensor.sizes else b.shaped(x, value.shape, call.path)
 
 
 @translates("slice")
-def part(b: Builder, call: Call) -> None:
+def slice_view(b: Builder, call: Call) -> None:
     """Record that a call's outputs are slices of its input; slices at computed positions become a ``gather`` pass."""
-    if any(value is not None and value.index and not value.static for value in call.inputs[1:]):
+    if any(value is not None and value.is_integer and not value.is_static for value in call.inputs[1:]):
         memory_pass(b, call, "gather", flops=0.0)
         return
-    x = b.at(next(value for value in call.inputs if value is not None and not value.static))
+    x = b.place_of(next(value for value in call.inputs if value is not None and not value.is_static))
     whole = bool(call.options.get("keeps_whole"))
     for value in call.outputs:
-        if not value.index and value.elements:
+        if not value.is_integer and value.elements:
             same = value.shape == x.tensor.sizes
-            b.placed[value] = x if same else b.shaped(x, value.shape, call.path, keeps_whole=whole)
+            b.places[value] = x if same else b.shaped(x, value.shape, call.path, keeps_whole=whole)
 
 
 @translates("fourier")
@@ -239,21 +241,21 @@ def fourier(b: Builder, call: Call) -> None:
 
     n is the largest dim but the batch. The count is Cooley and Tukey's 5 n log2(n) (1965).
     """
-    source = b.source(call)
+    source = b.first_activation_input(call)
     if not call.out.elements:
         raise UntranslatableError("an empty transform")
-    dims = dict(zip(b.names(call.out.shape, source.tensor), call.out.shape, strict=True))
+    dims = dict(zip(b.dim_names(call.out.shape, source.tensor), call.out.shape, strict=True))
     length = max(int(size) for size in source.tensor.sizes[1:] or source.tensor.sizes)
     work = {"kind": "copy", "of": call.label, "flops_per_element": 5.0 * math.log2(max(length, 2))}
-    entry = b.add("pass", work | {"dims": dims, "keeps": keeps_of(call)}, [source], call.path)
-    b.placed[call.out] = Placed.of(entry)
+    entry = b.add("pass", work | {"dims": dims, "keeps": saved_for_backward(call)}, [source], call.path)
+    b.places[call.out] = TensorPlace.of(entry)
 
 
 @onnx_operators("LayerNormalization")
-def _onnx_layer_norm(node: OnnxNode) -> Reading:
+def _onnx_layer_norm(node: OnnxNode) -> TranslatedCall:
     x, axis = node.input(0), node.options.get("axis", -1)
     width = x.shape[axis:] if x is not None and isinstance(axis, int) and -len(x.shape) <= axis < len(x.shape) else ()
-    return Reading("layer_norm", node.inputs[:3], {"normalized_shape": list(width)})
+    return TranslatedCall("layer_norm", node.inputs[:3], {"normalized_shape": list(width)})
 
 
 @translates("batch_norm")
@@ -262,14 +264,16 @@ def batch_norm(b: Builder, call: Call) -> None:
 
     Without weights it has ``affine: false``.
     """
-    x = b.at(call.inputs[0])
+    x = b.place_of(call.inputs[0])
     if len(x.tensor.dims) < 2:
         raise UntranslatableError("no channels")
-    b.put(call.out, _normed(b, "batch_norm", {} if learns(call, 1) else {"affine": False}, x, call))
+    b.record_output(
+        call.out, _normed(b, "batch_norm", {} if is_parameter_input(call, 1) else {"affine": False}, x, call)
+    )
 
 
-def _normed(b: Builder, kind: str, options: dict[str, Any], x: Placed, call: Call) -> LayerEntry:
-    return b.sharing(b.add(kind, options, [x], call.path), call.inputs[1:])
+def _normed(b: Builder, kind: str, options: dict[str, Any], x: TensorPlace, call: Call) -> LayerEntry:
+    return b.share_weights(b.add(kind, options, [x], call.path), call.inputs[1:])
 
 
 @translates("layer_norm")
@@ -279,18 +283,20 @@ def layer_norm(b: Builder, call: Call) -> None:
     If the call normalises several trailing dims, they are folded into one by a view before the layer and restored after
     it.
     """
-    x = b.at(call.inputs[0])
+    x = b.place_of(call.inputs[0])
     weight = next((value for value in call.inputs[1:3] if value is not None), None)
     shape = call.options.get("normalized_shape") or (weight.shape if weight is not None else x.tensor.sizes[-1:])
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    options = {} if learns(call, 2) else {"bias": False} if learns(call, 1) else {"affine": False}
+    options = (
+        {} if is_parameter_input(call, 2) else {"bias": False} if is_parameter_input(call, 1) else {"affine": False}
+    )
     if len(shape) == 1:
-        b.put(call.out, _normed(b, "layer_norm", options, x, call))
+        b.record_output(call.out, _normed(b, "layer_norm", options, x, call))
         return
     kept = x.tensor.sizes[: len(x.tensor.sizes) - len(shape)]
     flat = b.shaped(x, (*(int(size) for size in kept), math.prod(int(size) for size in shape)), call.path)
     entry = _normed(b, "layer_norm", options, flat, call)
-    b.placed[call.out] = b.view(Placed.of(entry), x.dims, call.path)
+    b.places[call.out] = b.view(TensorPlace.of(entry), x.dims, call.path)
 
 
 @translates("rms_norm")
@@ -299,12 +305,12 @@ def rms_norm(b: Builder, call: Call) -> None:
 
     A norm without a learned scale becomes a ``layer_norm`` with ``affine: false``.
     """
-    if not learns(call, 1):
-        b.put(call.out, _normed(b, "layer_norm", {"affine": False}, b.at(call.inputs[0]), call))
+    if not is_parameter_input(call, 1):
+        b.record_output(call.out, _normed(b, "layer_norm", {"affine": False}, b.place_of(call.inputs[0]), call))
         return
-    kept = {value for part in call.parts for value in part.saved or () if value.shape == call.out.shape}
+    kept = {value for part in call.replaced_calls for value in part.saved or () if value.shape == call.out.shape}
     options = {"keeps": "normalised"} if len(kept - {call.inputs[0]}) == 1 else {}
-    b.put(call.out, _normed(b, "rms_norm", options, b.at(call.inputs[0]), call))
+    b.record_output(call.out, _normed(b, "rms_norm", options, b.place_of(call.inputs[0]), call))
 
 
 @translates("group_norm instance_norm")
@@ -313,33 +319,33 @@ def group_norm(b: Builder, call: Call) -> None:
 
     Without learned scale and shift the call becomes a generic memory pass.
     """
-    x = b.at(call.inputs[0])
+    x = b.place_of(call.inputs[0])
     groups = call.options.get("num_groups") if call.kind == "group_norm" else int(x.tensor.sizes[1])
-    if not (learns(call, 1) and learns(call, 2)):
+    if not (is_parameter_input(call, 1) and is_parameter_input(call, 2)):
         options = {"kind": "norm", "dims": x.dims, "keeps": "inputs", "flops_per_element": 8.0, "of": call.label}
-        options["parameters"] = b.parameters(call.inputs[1:]) or None
-        b.put(call.out, b.add("pass", options, [x], call.path))
+        options["parameters"] = b.new_parameter_count(call.inputs[1:]) or None
+        b.record_output(call.out, b.add("pass", options, [x], call.path))
         return
-    b.put(call.out, _normed(b, "group_norm", {"groups": groups}, x, call))
+    b.record_output(call.out, _normed(b, "group_norm", {"groups": groups}, x, call))
 
 
 @translates("local_response_norm")
 def local_response_norm(b: Builder, call: Call) -> None:
     """Append a local response normalisation (Krizhevsky et al., 2012) to network ``b`` for a recorded call."""
-    entry = b.add("local_response_norm", {"size": call.options.get("size", 5)}, [b.at(call.inputs[0])], call.path)
-    b.put(call.out, entry)
+    entry = b.add("local_response_norm", {"size": call.options.get("size", 5)}, [b.place_of(call.inputs[0])], call.path)
+    b.record_output(call.out, entry)
 
 
 @onnx_operators("Gather")
-def _gather(node: OnnxNode) -> Reading:
+def _gather(node: OnnxNode) -> TranslatedCall:
     """Convert an ONNX Gather to ``embedding`` (learned table), ``slice`` (constant index) or ``copy``."""
     table, index = node.input(0), node.input(1)
     if table is None or index is None:
-        return Reading("copy", node.inputs)
-    rows = table.sources and len(table.shape) == 2 and not index.static and not node.options.get("axis")
+        return TranslatedCall("copy", node.inputs)
+    rows = table.parameter_names and len(table.shape) == 2 and not index.is_static and not node.options.get("axis")
     if rows:
-        return Reading("embedding", [index, table])
-    return Reading("slice" if index.static else "copy", node.inputs)
+        return TranslatedCall("embedding", [index, table])
+    return TranslatedCall("slice" if index.is_static else "copy", node.inputs)
 
 
 @translates("embedding")
@@ -348,10 +354,10 @@ def embedding(b: Builder, call: Call) -> None:
 
     A table that an earlier layer holds is tied to it.
     """
-    x, (table, owner) = b.at(call.inputs[0]), b.weight(call.inputs[1])
+    x, (table, owner) = b.place_of(call.inputs[0]), b.weight(call.inputs[1])
     dim = "hidden" if "hidden" not in x.tensor.dims else "features"
     options = {"entries": table.shape[0], "features": table.shape[1], "dim": dim}
-    b.put(call.out, b.add("embedding", options, [x], call.path, tie=owner))
+    b.record_output(call.out, b.add("embedding", options, [x], call.path, tie=owner))
 
 
 @translates("embedding_bag")
@@ -361,7 +367,7 @@ def embedding_bag(b: Builder, call: Call) -> None:
     The bags are the rows of an index matrix, or begin at offsets in a flat index; the latter are taken to be equally
     long.
     """
-    x, (table, owner) = b.at(call.inputs[0]), b.weight(call.inputs[1])
+    x, (table, owner) = b.place_of(call.inputs[0]), b.weight(call.inputs[1])
     if owner is not None:
         raise UntranslatableError("a table that is used twice")
     bags = call.out.shape[0]
@@ -372,4 +378,4 @@ def embedding_bag(b: Builder, call: Call) -> None:
     options = {"entries": [table.shape[0]], "features": table.shape[1], "bag": x.tensor.sizes[1]}
     entry = b.add("embedding_bag", options, [x], call.path)
     dims = dict(zip(("batch", "features"), call.out.shape, strict=True))
-    b.placed[call.out] = b.view(Placed.of(entry), dims, call.path)
+    b.places[call.out] = b.view(TensorPlace.of(entry), dims, call.path)

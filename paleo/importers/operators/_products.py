@@ -9,13 +9,13 @@ from paleo.importers._builder import (
     Invocation,
     LayerEntry,
     OnnxNode,
-    Reading,
+    TranslatedCall,
     UntranslatableError,
     onnx_operators,
     torch_functions,
     translates,
 )
-from paleo.importers._trace import Call, Shape, Value, learns
+from paleo.importers._trace import Call, Shape, Value, is_parameter_input
 from paleo.importers.operators._pointwise import memory_pass
 
 if TYPE_CHECKING:
@@ -25,36 +25,36 @@ if TYPE_CHECKING:
 
 
 @torch_functions("mm bmm matmul dot mv inner")
-def _matmul(call: Invocation) -> Reading:
+def _matmul(call: Invocation) -> TranslatedCall:
     left, right = [*call.args, *call.kwargs.values()][:2]
-    return Reading("matmul", [call.tensor(left), call.tensor(right)])
+    return TranslatedCall("matmul", [call.tensor(left), call.tensor(right)])
 
 
 @torch_functions("addmm baddbmm addbmm addmv")
-def _addmm(call: Invocation) -> Reading:
+def _addmm(call: Invocation) -> TranslatedCall:
     kind = "addmm" if call.name == "addmm" else "baddbmm"
     added, left, right = [*call.args, *call.kwargs.values()][:3]
-    return Reading(kind, [call.tensor(left), call.tensor(right), call.tensor(added)])
+    return TranslatedCall(kind, [call.tensor(left), call.tensor(right), call.tensor(added)])
 
 
 @torch_functions("einsum")
-def _einsum(call: Invocation) -> Reading:
+def _einsum(call: Invocation) -> TranslatedCall:
     listed = len(call.args) == 2 and isinstance(call.args[1], list | tuple)
     operands = call.args[1] if listed else call.args[1:]
-    return Reading("einsum", [call.tensor(operand) for operand in operands], {"equation": call.args[0]})
+    return TranslatedCall("einsum", [call.tensor(operand) for operand in operands], {"equation": call.args[0]})
 
 
 @torch_functions("tensordot")
-def _tensordot(call: Invocation) -> Reading:
+def _tensordot(call: Invocation) -> TranslatedCall:
     """Convert a torch.tensordot call to an ``einsum`` reading with an equation.
 
     The argument ``dims`` is a number n (the last n dims of the first factor are summed with the first n of the second)
     or two lists of dims.
     """
-    arguments = call.bound("a", "b", "dims")
+    arguments = call.arguments("a", "b", "dims")
     left, right = call.tensor(arguments["a"]), call.tensor(arguments["b"])
     if left is None or right is None:
-        return Reading("unknown")
+        return TranslatedCall("unknown")
     dims = arguments.get("dims", 2)
     a, b = len(left.shape), len(right.shape)
     pairs = (
@@ -68,16 +68,18 @@ def _tensordot(call: Invocation) -> Reading:
         second[y] = first[x]
     summed = {first[x] for x, _ in pairs}
     result = [letter for letter in (*first, *second) if letter not in summed]
-    return Reading("einsum", [left, right], {"equation": f"{''.join(first)},{''.join(second)}->{''.join(result)}"})
+    return TranslatedCall(
+        "einsum", [left, right], {"equation": f"{''.join(first)},{''.join(second)}->{''.join(result)}"}
+    )
 
 
 @onnx_operators("Gemm")
-def _gemm(node: OnnxNode) -> Reading:
+def _gemm(node: OnnxNode) -> TranslatedCall:
     left, right, shift = node.input(0), node.input(1), node.input(2)
-    plain = right is not None and right.static and bool(right.sources) and not node.options.get("transA")
-    if plain and (shift is None or (shift.static and len(shift.shape) == 1)):
-        return Reading("linear", [left, right, shift])
-    return Reading("unknown", node.inputs)
+    plain = right is not None and right.is_static and bool(right.parameter_names) and not node.options.get("transA")
+    if plain and (shift is None or (shift.is_static and len(shift.shape) == 1)):
+        return TranslatedCall("linear", [left, right, shift])
+    return TranslatedCall("unknown", node.inputs)
 
 
 # Layers.
@@ -90,22 +92,22 @@ def linear(b: Builder, call: Call) -> None:
     The call's inputs are the tensor, a weight matrix and perhaps a bias. Afterwards ``b.placed`` maps the call's output
     to the layer. A weight that an earlier layer holds is shared with it or tied to it.
     """
-    x, (weight, owner) = b.at(call.inputs[0]), b.weight(call.inputs[1])
+    x, (weight, owner) = b.place_of(call.inputs[0]), b.weight(call.inputs[1])
     if len(weight.shape) != 2:
         raise UntranslatableError("a weight that is no matrix")
     features = call.out.shape[-1]
     dim = feature_name(b, x.tensor, features)
-    options: dict[str, Any] = {"features": features, "dim": dim, "bias": learns(call, 2)}
+    options: dict[str, Any] = {"features": features, "dim": dim, "bias": is_parameter_input(call, 2)}
     if owner is None:
-        b.put(call.out, b.add("linear", options, [x], call.path))
+        b.record_output(call.out, b.add("linear", options, [x], call.path))
         return
     bias = call.inputs[2] if len(call.inputs) > 2 else None
-    if owner.kind == "linear" and (bias is None or not b.parameters([bias])) and _same_bias(owner, options):
+    if owner.kind == "linear" and (bias is None or not b.new_parameter_count([bias])) and _same_bias(owner, options):
         entry = b.add("linear", options, [x], call.path)
-        b.lend(owner, entry)
+        b.use_weights_of(owner, entry)
     else:
         entry = b.add("linear", options, [x], call.path, tie=owner)
-    b.put(call.out, entry)
+    b.record_output(call.out, entry)
 
 
 def _same_bias(owner: LayerEntry, options: dict[str, Any]) -> bool:
@@ -152,20 +154,20 @@ def product(b: Builder, call: Call) -> None:
         sides, letters = equation_letters(str(call.options["equation"]), left, right)
     else:
         sides, letters = matmul_letters(left.shape, right.shape)
-    if left.static:
+    if left.is_static:
         left, right, sides = right, left, sides[::-1]
-    x = b.at(left)
+    x = b.place_of(left)
     if not letters:
         raise UntranslatableError("a product that is one number")
     equation = f"{' '.join(sides[0])}, {' '.join(sides[1])} -> {' '.join(letters)}"
-    options: dict[str, Any] = {"equation": equation, "dims": b.names(call.out.shape, x.tensor)}
-    if not (right.static and right.sources):
-        b.put(call.out, b.add("einsum", options, [x, b.at(right)], call.path))
+    options: dict[str, Any] = {"equation": equation, "dims": b.dim_names(call.out.shape, x.tensor)}
+    if not (right.is_static and right.parameter_names):
+        b.record_output(call.out, b.add("einsum", options, [x, b.place_of(right)], call.path))
         return
     weight, owner = b.weight(right)
     entry = b.add("einsum", options | {"weight": list(weight.shape)}, [x], call.path)
-    b.lend(owner, entry)
-    b.put(call.out, entry)
+    b.use_weights_of(owner, entry)
+    b.record_output(call.out, entry)
 
 
 @translates("grouped_product")
@@ -174,12 +176,12 @@ def grouped_product(b: Builder, call: Call) -> None:
 
     Each group of rows is multiplied by its own matrix: (rows, features) with (groups, features, out).
     """
-    x, (weight, _) = b.at(call.inputs[0]), b.weight(call.inputs[1])
+    x, (weight, _) = b.place_of(call.inputs[0]), b.weight(call.inputs[1])
     if len(weight.shape) != 3 or len(x.tensor.dims) != 2:
         raise UntranslatableError("groups of another shape")
     groups, features = weight.shape[0], call.out.shape[-1]
     options = {"groups": groups, "features": features, "dim": feature_name(b, x.tensor, features)}
-    b.put(call.out, b.sharing(b.add("grouped_linear", options, [x], call.path), call.inputs[1:2]))
+    b.record_output(call.out, b.share_weights(b.add("grouped_linear", options, [x], call.path), call.inputs[1:2]))
 
 
 def _chain(b: Builder, call: Call) -> None:

@@ -10,8 +10,8 @@ from paleo.importers._builder import (
     Invocation,
     LayerEntry,
     OnnxNode,
-    Placed,
-    Reading,
+    TensorPlace,
+    TranslatedCall,
     UntranslatableError,
     onnx_operators,
     torch_functions,
@@ -25,7 +25,7 @@ _CELLS = {"lstm": "lstm", "gru": "gru", "rnn_tanh": "rnn", "rnn_relu": "rnn"}
 
 
 @torch_functions(" ".join(_CELLS))
-def _layers(call: Invocation) -> Reading:
+def _layers(call: Invocation) -> TranslatedCall:
     """Convert a call of ``torch.lstm``, ``gru`` or ``rnn_*`` to a reading of kind ``rnn``.
 
     The positional arguments are input, states, weights, has-biases, number of layers, dropout, train, bidirectional,
@@ -47,11 +47,11 @@ def _layers(call: Invocation) -> Reading:
         and len(weights) // (layers * (1 + bool(bidirectional))) == 3 + 2 * bool(biases),
     }  # fmt: skip
     steps = [call.tensor(args[1])] if packed else []
-    return Reading("rnn", [call.tensor(args[0]), *(call.tensor(w) for w in weights), *steps], options)
+    return TranslatedCall("rnn", [call.tensor(args[0]), *(call.tensor(w) for w in weights), *steps], options)
 
 
 @torch_functions("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell")
-def _cell(call: Invocation) -> Reading:
+def _cell(call: Invocation) -> TranslatedCall:
     """Convert a call of a single recurrent cell (lstm_cell, gru_cell, …) to a reading of kind ``cell``.
 
     The arguments are the input, the states, the weights of input and state, and their biases.
@@ -59,14 +59,14 @@ def _cell(call: Invocation) -> Reading:
     x, states, *weights = call.args
     listed = states if isinstance(states, list | tuple) else [states]
     weights = [call.tensor(w) for w in [*weights, *call.kwargs.values()]][:4]
-    return Reading("cell", [call.tensor(x), call.tensor(listed[0]), *weights, *map(call.tensor, listed[1:])])
+    return TranslatedCall("cell", [call.tensor(x), call.tensor(listed[0]), *weights, *map(call.tensor, listed[1:])])
 
 
 @onnx_operators("LSTM GRU RNN")
-def _onnx_layers(node: OnnxNode) -> Reading:
+def _onnx_layers(node: OnnxNode) -> TranslatedCall:
     weight = node.input(2)
     if weight is None or len(weight.shape) != 3 or node.options.get("layout") or not node.options.get("hidden_size"):
-        return Reading("unknown", node.inputs)
+        return TranslatedCall("unknown", node.inputs)
     gates = weight.shape[1] / weight.shape[2]
     options = {
         "cell": {4.0: "lstm", 3.0: "gru"}.get(gates, "rnn"),
@@ -74,7 +74,7 @@ def _onnx_layers(node: OnnxNode) -> Reading:
         "both": weight.shape[0] == 2,
         "bias": node.input(3) is not None,
     }
-    return Reading("sequence_rnn", node.inputs[:4], options)
+    return TranslatedCall("sequence_rnn", node.inputs[:4], options)
 
 
 # Layers.
@@ -86,14 +86,14 @@ def sequence_rnn(b: Builder, call: Call) -> None:
 
     The input is (seq, batch, features), the output (seq, directions, batch, hidden).
     """
-    x = b.at(call.inputs[0])
+    x = b.place_of(call.inputs[0])
     rows, batch, width = x.tensor.sizes
     x = b.view(x, {"batch": batch, "seq": rows, "features": width}, call.path)
     entry = b.add(call.options["cell"], _settings(call, call.options["hidden"]), [x], call.path)
     for value in call.outputs:
         if value.elements:
-            dims = dict(zip(b.names(value.shape), value.shape, strict=True))
-            b.placed[value] = b.view(Placed.of(entry), dims, call.path)
+            dims = dict(zip(b.dim_names(value.shape), value.shape, strict=True))
+            b.places[value] = b.view(TensorPlace.of(entry), dims, call.path)
 
 
 def _settings(call: Call, hidden: int) -> dict[str, Any]:
@@ -124,18 +124,18 @@ def rnn(b: Builder, call: Call) -> None:
     settings["kept_per_state"] = round(kept, 2) if call.saved is not None and kept > 0 else None
     rate = dropout_rate(options.get("dropout"))
     for layer in range(options["layers"]):
-        x = Placed.of(b.add(options["cell"], settings, [x], call.path))
+        x = TensorPlace.of(b.add(options["cell"], settings, [x], call.path))
         if rate and layer + 1 < options["layers"]:
-            x = Placed.of(b.add("dropout", {"rate": rate}, [x], call.path))
+            x = TensorPlace.of(b.add("dropout", {"rate": rate}, [x], call.path))
     _place_outputs(b, call, x)
 
 
-def _batch_first(b: Builder, call: Call) -> Placed:
+def _batch_first(b: Builder, call: Call) -> TensorPlace:
     """Return the input of a recurrent call as (batch, seq, features).
 
     A packed sequence is taken to hold sequences of equal length; otherwise UntranslatableError is raised.
     """
-    x = b.at(call.inputs[0])
+    x = b.place_of(call.inputs[0])
     sizes = x.tensor.sizes
     if call.options["packed"]:
         steps = call.inputs[-1]
@@ -150,7 +150,7 @@ def _batch_first(b: Builder, call: Call) -> Placed:
     return b.view(x, dict(zip(("batch", "seq", "features"), sizes, strict=True)), call.path)
 
 
-def _place_outputs(b: Builder, call: Call, x: Placed) -> None:
+def _place_outputs(b: Builder, call: Call, x: TensorPlace) -> None:
     batch, seq, _ = x.tensor.sizes
     shape = call.out.shape
     if len(shape) == 3 and not call.options["batch_first"]:
@@ -159,11 +159,11 @@ def _place_outputs(b: Builder, call: Call, x: Placed) -> None:
         out = x if x.tensor.sizes == shape else b.shaped(x, shape, call.path)
     if out.tensor.sizes != shape:
         raise UntranslatableError("another shape")
-    b.placed[call.out] = out
+    b.places[call.out] = out
     for state in call.outputs[1:]:
-        if state.elements and not state.index:
-            dims = dict(zip(b.names(state.shape, None), state.shape, strict=True))
-            b.placed[state] = b.view(x, dims, call.path)
+        if state.elements and not state.is_integer:
+            dims = dict(zip(b.dim_names(state.shape, None), state.shape, strict=True))
+            b.places[state] = b.view(x, dims, call.path)
 
 
 @translates("cell")
@@ -175,26 +175,26 @@ def cell(b: Builder, call: Call) -> None:
         _gate_product(b, call, source, weight, bias=biases)
         for source, weight in ((call.inputs[0], weights[0]), (call.inputs[1], weights[1]))
     ]
-    states = [b.at(value) for value in call.inputs[6:] if value is not None and not value.static]
+    states = [b.place_of(value) for value in call.inputs[6:] if value is not None and not value.is_static]
     kept = call.kept_elements / float(gates[0].out.elements)
     keeps = "output" if call.saved is not None and call.out in call.saved else None
     for value in call.outputs:
-        dims = dict(zip(b.names(value.shape, gates[0].out), value.shape, strict=True))
+        dims = dict(zip(b.dim_names(value.shape, gates[0].out), value.shape, strict=True))
         options = {"kind": "elementwise", "of": call.label, "dims": dims, "flops_per_element": 10.0}
         options |= {"kept_per_element": kept or None, "keeps": keeps}
-        b.put(value, b.add("pass", options, [*map(Placed.of, gates), *states], call.path))
+        b.record_output(value, b.add("pass", options, [*map(TensorPlace.of, gates), *states], call.path))
         kept, keeps = 0.0, None
 
 
 def _gate_product(b: Builder, call: Call, source: Any, weight: Any, *, bias: bool) -> LayerEntry:
     matrix, owner = b.weight(weight)
     options = {"features": matrix.shape[0], "dim": "gates", "bias": bias}
-    x = b.at(source)
+    x = b.place_of(source)
     if owner is None:
         return b.add("linear", options, [x], call.path)
     # Later steps use the weights of an earlier one.
     entry = b.add("linear", options, [x], call.path)
-    entry.share = _holder(b, owner, matrix.shape)
+    entry.weight_owner = _holder(b, owner, matrix.shape)
     return entry
 
 
@@ -207,7 +207,7 @@ def _holder(b: Builder, owner: LayerEntry, shape: Sequence[int]) -> LayerEntry:
     place = entries.index(owner)
     earlier = entries[max(0, place - _CELL_ENTRIES) : place + 1]
     for entry in earlier:
-        if entry.kind == "linear" and entry.share is None and entry.options["features"] == shape[0]:
+        if entry.kind == "linear" and entry.weight_owner is None and entry.options["features"] == shape[0]:
             inputs = next((op.reads[1] for op in entry.operations), None)
             if inputs is not None and inputs.elements == shape[0] * shape[1]:
                 return entry

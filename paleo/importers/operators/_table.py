@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from paleo.importers._builder import Invocation, OnnxNode, Reading, onnx_operators, torch_functions
+from paleo.importers._builder import Invocation, OnnxNode, TranslatedCall, onnx_operators, torch_functions
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +30,22 @@ class _Row:
     inputs: int | None = None
     options: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
 
-    def read_torch_call(self, call: Invocation) -> Reading:
+    def read_torch_call(self, call: Invocation) -> TranslatedCall:
         """Return kind, input tensors and options of a call of one of this row's torch functions."""
         if not self.arguments:
-            return Reading(self.kind)
+            return TranslatedCall(self.kind)
         names = self.arguments.split()
         return call.reading(
             self.kind, [name.lstrip("*") for name in names], [name[1:] for name in names if name.startswith("*")]
         )
 
-    def read_onnx_node(self, node: OnnxNode) -> Reading:
+    def read_onnx_node(self, node: OnnxNode) -> TranslatedCall:
         """Return kind, input tensors and options of an ONNX node with one of this row's operators."""
         options = {name: node.options.get(attribute, default) for name, (attribute, default) in self.options.items()}
-        return Reading(self.kind, node.inputs[: self.inputs], options)
+        return TranslatedCall(self.kind, node.inputs[: self.inputs], options)
 
 
-_RUNNING = "*input running_mean running_var *weight *bias"
+_BATCH_NORM_ARGUMENTS = "*input running_mean running_var *weight *bias"
 _ROWS = (
     _Row(
         "elementwise",
@@ -120,8 +120,8 @@ _ROWS = (
         1,
         {"p": ("ratio", 0.5)},
     ),
-    _Row("batch_norm", "batch_norm", "BatchNormalization", _RUNNING, 3),
-    _Row("instance_norm", "instance_norm", "InstanceNormalization", _RUNNING, 3),
+    _Row("batch_norm", "batch_norm", "BatchNormalization", _BATCH_NORM_ARGUMENTS, 3),
+    _Row("instance_norm", "instance_norm", "InstanceNormalization", _BATCH_NORM_ARGUMENTS, 3),
     _Row("layer_norm", "layer_norm", "", "*input normalized_shape *weight *bias"),
     _Row("rms_norm", "rms_norm", "RMSNormalization SimplifiedLayerNormalization", "*input normalized_shape *weight", 2),
     _Row(

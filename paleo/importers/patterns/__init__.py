@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paleo.importers.patterns._attention import attention_layers, feed_forward_blocks, written_out_scores
+from paleo.importers.patterns._attention import attention_layers, feed_forward_blocks, find_written_out_attention
 from paleo.importers.patterns._written_out import (
     collapse_modules,
     products_with_weights,
@@ -15,7 +15,13 @@ from paleo.importers.patterns._written_out import (
 if TYPE_CHECKING:
     from paleo.importers._trace import Trace
 
-_STEPS = (written_out_functions, products_with_weights, written_out_scores, attention_layers, feed_forward_blocks)
+_STEPS = (
+    written_out_functions,
+    products_with_weights,
+    find_written_out_attention,
+    attention_layers,
+    feed_forward_blocks,
+)
 
 
 def recognise(trace: Trace) -> Trace:
@@ -32,8 +38,8 @@ def recognise(trace: Trace) -> Trace:
         The changed trace.
     """
     collapse_modules(trace)
-    trace.without_dead_calls()
+    trace.remove_dead_calls()
     for step in _STEPS:
         replace(trace, step(trace))
-        trace.without_dead_calls()
+        trace.remove_dead_calls()
     return trace

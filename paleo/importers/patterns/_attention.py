@@ -9,11 +9,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from paleo.importers._trace import Call, Trace, Value, dropout_rate, record
-from paleo.importers.patterns._written_out import LIGHT, NORMS, PLAIN, CallGroup, closed, foreign
+from paleo.importers._trace import Call, Trace, Value, dropout_rate, make_call
+from paleo.importers.patterns._written_out import (
+    DATA_MOVING_KINDS,
+    LIGHT,
+    NORMS,
+    CallGroup,
+    closed,
+    reads_foreign_tensors,
+)
 
 
-def written_out_scores(trace: Trace) -> list[CallGroup]:
+def find_written_out_attention(trace: Trace) -> list[CallGroup]:
     """Find attention that is written as score product, softmax and weighted sum.
 
     Each group of such calls is returned with a substitute, one call of kind ``sdpa``.
@@ -21,7 +28,7 @@ def written_out_scores(trace: Trace) -> list[CallGroup]:
     consumers, outputs = trace.consumers(), set(trace.outputs)
     groups = []
     for call in trace.calls:
-        if call.kind == "softmax" and len(call.out.shape) in (3, 4) and not call.out.static:
+        if call.kind == "softmax" and len(call.out.shape) in (3, 4) and not call.out.is_static:
             group = _scores_around(call, consumers, outputs)
             if group is not None:
                 groups.append(group)
@@ -42,10 +49,10 @@ def _scores_around(softmax: Call, consumers: dict[Value, list[Call]], outputs: s
     calls = [scores, *chain, softmax, *passes, context]
     if not closed(calls, context.out, consumers, outputs):
         return None
-    masks = [v for call in chain for v in call.inputs if v is not None and v.static and v.sources]
+    masks = [v for call in chain for v in call.inputs if v is not None and v.is_static and v.parameter_names]
     options = {"is_causal": causal, "dropout_p": dropout, "transposed_key": True}
     flops = (scores.flops or 0.0) + (context.flops or 0.0)
-    substitute = record(
+    substitute = make_call(
         "sdpa",
         "attention written out",
         [query, key, value, None, *dict.fromkeys(masks)],
@@ -71,10 +78,10 @@ def _up_to_product(softmax: Call) -> tuple[Call, list[Call], bool] | None:
             return None
         if call.kind in ("matmul", "baddbmm") and call.out.elements == softmax.out.elements:
             return call, chain, causal
-        moving = [v for v in call.inputs if v is not None and not v.static and not v.index]
+        moving = [v for v in call.inputs if v is not None and not v.is_static and not v.is_integer]
         if call.kind not in ("elementwise", "add", "multiply", "view", "dropout", "copy", "activation") or not moving:
             return None
-        causal = causal or triangular(call)
+        causal = causal or is_causal_mask(call)
         large = [v for v in moving if v.elements == softmax.out.elements]
         if len(large) != 1 or len(moving) != 1:
             return None
@@ -83,12 +90,12 @@ def _up_to_product(softmax: Call) -> tuple[Call, list[Call], bool] | None:
     return None
 
 
-def triangular(call: Call, depth: int = 12) -> bool:
+def is_causal_mask(call: Call, depth: int = 12) -> bool:
     """Return True if ``tril`` or ``triu`` made a static input of a call, which is then a causal mask.
 
     At most ``depth`` calls are followed backwards.
     """
-    stack, seen = [(v, depth) for v in call.inputs if v is not None and v.static], set[int]()
+    stack, seen = [(v, depth) for v in call.inputs if v is not None and v.is_static], set[int]()
     while stack:
         value, left = stack.pop()
         if value.maker is None or id(value) in seen or not left:
@@ -132,7 +139,7 @@ class _Source:
         self.linear, self.calls = linear, calls
         self.rotary = any(
             call.kind in ("multiply", "elementwise")
-            and any(v is not None and v.static and v.elements > 1 for v in call.inputs)
+            and any(v is not None and v.is_static and v.elements > 1 for v in call.inputs)
             for call in calls
         )
         self.norms = [call for call in calls if call.kind in NORMS]
@@ -143,7 +150,7 @@ def _source(value: Value) -> _Source | None:
     linear, calls, stack, seen = None, list[Call](), [value], set[int]()
     while stack:
         value = stack.pop()
-        if value.static or value.index or id(value) in seen:
+        if value.is_static or value.is_integer or id(value) in seen:
             continue
         seen.add(id(value))
         call = value.maker
@@ -193,7 +200,7 @@ class _Projections:
         """All calls from the projections of the inputs to the output projection, in order."""
         calls = [call for source in self.sources for call in source.calls]
         ordered = dict.fromkeys([*calls, *self.linears, self.core, *self.moves, self.output])
-        return {call: None for call in ordered if not call.out.static}
+        return {call: None for call in ordered if not call.out.is_static}
 
     @property
     def weights(self) -> list[Value]:
@@ -201,7 +208,7 @@ class _Projections:
         products = [value for call in self.calls if call.kind == "linear" for value in call.inputs[1:]]
         norms = [value for norm in (*self.query.norms, *self.key.norms) for value in norm.inputs[1:]]
         distinct = [*dict.fromkeys(products), *norms, *self.core.inputs[3:]]
-        return [value for value in distinct if value is not None and value.sources]
+        return [value for value in distinct if value is not None and value.parameter_names]
 
     def options(self, head_dim: int) -> dict[str, Any] | None:
         """Return the options of the attention layer but its heads (biases, norms, rotary, causal, dropout).
@@ -236,9 +243,9 @@ def _attention_around(core: Call, consumers: dict[Value, list[Call]], outputs: s
         return None
     heads, inputs = sizes
     options, calls, output = projections.options(heads["head_dim"]), projections.calls, projections.output
-    if options is None or not closed(calls, output.out, consumers, outputs) or foreign(calls, inputs):
+    if options is None or not closed(calls, output.out, consumers, outputs) or reads_foreign_tensors(calls, inputs):
         return None
-    substitute = record(
+    substitute = make_call(
         "attention",
         "attention",
         [*inputs, *projections.weights],
@@ -255,7 +262,7 @@ def _masked(core: Call) -> bool:
     return (
         mask is not None
         and mask.maker is not None
-        and (mask.maker.label.strip("_") in ("tril", "triu") or triangular(mask.maker))
+        and (mask.maker.label.strip("_") in ("tril", "triu") or is_causal_mask(mask.maker))
     )
 
 
@@ -268,7 +275,7 @@ def _output_projection(core: Call, consumers: dict[Value, list[Call]]) -> tuple[
         call = readers[0]
         if call.kind == "linear" and call.inputs[0] is value:
             return chain, call
-        if call.kind not in PLAIN or call.out.elements != value.elements:
+        if call.kind not in DATA_MOVING_KINDS or call.out.elements != value.elements:
             return None
         chain.append(call)
         value = call.out
@@ -335,14 +342,14 @@ def feed_forward_blocks(trace: Trace) -> list[CallGroup]:
     consumers, outputs = trace.consumers(), set(trace.outputs)
     groups = []
     for call in trace.calls:
-        if call.kind == "linear" and call.inputs[0] is not None and not call.out.static:
-            group = _feed_into(call, consumers, outputs)
+        if call.kind == "linear" and call.inputs[0] is not None and not call.out.is_static:
+            group = _feed_forward_before(call, consumers, outputs)
             if group is not None:
                 groups.append(group)
     return groups
 
 
-def _feed_into(down: Call, consumers: dict[Value, list[Call]], outputs: set[Value]) -> CallGroup | None:
+def _feed_forward_before(down: Call, consumers: dict[Value, list[Call]], outputs: set[Value]) -> CallGroup | None:
     value, calls, dropout = down.inputs[0], [down], 0.0
     if value is not None and value.maker is not None and value.maker.kind == "dropout":
         dropout = dropout_rate(value.maker.options.get("p", 0.5))
@@ -362,7 +369,7 @@ def _feed_into(down: Call, consumers: dict[Value, list[Call]], outputs: set[Valu
         or not same
         or len(biases) != 1
         or not closed(calls, down.out, consumers, outputs)
-        or foreign(calls, [x])
+        or reads_foreign_tensors(calls, [x])
     ):
         return None
     options = {
@@ -373,7 +380,7 @@ def _feed_into(down: Call, consumers: dict[Value, list[Call]], outputs: set[Valu
     }
     weights = [w for call in (*ups, down) for w in call.inputs[1:] if w is not None]
     flops = sum(call.flops or 0.0 for call in calls)
-    substitute = record(
+    substitute = make_call(
         "mlp", "feed forward", [x, *weights], [(down.out.shape, False)], options=options, flops=flops, path=down.path
     )
     return CallGroup(calls, substitute, down.out)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from paleo.importers._trace import Call, Scope, Trace, Value, record
+from paleo.importers._trace import Call, ModuleCall, Trace, Value, make_call
 
 #: Kinds of calls without weights that may be between a projection and the scores: views, rotations, scales.
 LIGHT = frozenset(
@@ -30,7 +30,7 @@ LIGHT = frozenset(
     ]
 )
 #: Kinds of calls that move data without changing it.
-PLAIN = frozenset({"view", "slice", "copy"})
+DATA_MOVING_KINDS = frozenset({"view", "slice", "copy"})
 NORMS = frozenset({"rms_norm", "layer_norm"})
 
 
@@ -57,9 +57,9 @@ def replace(trace: Trace, groups: Sequence[CallGroup]) -> None:
     for call in trace.calls:
         if call in last:
             substitute, output = last[call].substitute, last[call].output
-            substitute.parts = sorted(last[call].calls, key=places.__getitem__)
-            substitute.trains = any(part.trains for part in substitute.parts)
-            substitute.stops = substitute.parts[-1].stops
+            substitute.replaced_calls = sorted(last[call].calls, key=places.__getitem__)
+            substitute.trains = any(part.trains for part in substitute.replaced_calls)
+            substitute.stops_gradient = substitute.replaced_calls[-1].stops_gradient
             substitute.outputs, output.maker = [output], substitute
             calls.append(substitute)
         elif call not in gone:
@@ -69,11 +69,11 @@ def replace(trace: Trace, groups: Sequence[CallGroup]) -> None:
 
 def _trained_alike(calls: Iterable[Call], trace: Trace) -> bool:
     """Return True if either all weights that the calls read are trained, or none is."""
-    weights = ((call, name) for call in calls for v in call.inputs if v is not None for name in v.sources)
+    weights = ((call, name) for call in calls for v in call.inputs if v is not None for name in v.parameter_names)
     return len({call.trains and name not in trace.frozen for call, name in weights}) < 2
 
 
-def between(start: Value, end: Value, calls: Sequence[Call]) -> list[Call]:
+def calls_between(start: Value, end: Value, calls: Sequence[Call]) -> list[Call]:
     """Return those of ``calls`` by which the tensor ``end`` is computed from the tensor ``start``."""
     allowed, reached, stack = set(calls), dict[Call, None](), [end]
     while stack:
@@ -88,16 +88,16 @@ def between(start: Value, end: Value, calls: Sequence[Call]) -> list[Call]:
 def closed(calls: Iterable[Call], output: Value, consumers: dict[Value, list[Call]], outputs: set[Value]) -> bool:
     """Return True if nothing outside a group of calls reads a tensor made inside it, except the group's ``output``."""
     inside = set(calls)
-    values = [value for call in inside for value in call.outputs if value is not output and not value.static]
+    values = [value for call in inside for value in call.outputs if value is not output and not value.is_static]
     readers = (reader for value in values for reader in consumers.get(value, ()))
     return not any(value in outputs for value in values) and all(reader in inside for reader in readers)
 
 
-def foreign(calls: Iterable[Call], inputs: Sequence[Value]) -> bool:
+def reads_foreign_tensors(calls: Iterable[Call], inputs: Sequence[Value]) -> bool:
     """Return True if a group of calls reads an activation from outside that is not among its ``inputs``."""
     inside = set(calls)
     read = {v for call in inside for v in call.inputs if v is not None}
-    return any(not (v.static or v.index or v in inputs or v.maker in inside) for v in read)
+    return any(not (v.is_static or v.is_integer or v in inputs or v.maker in inside) for v in read)
 
 
 def written_out_functions(trace: Trace) -> list[CallGroup]:
@@ -109,7 +109,7 @@ def written_out_functions(trace: Trace) -> list[CallGroup]:
     groups = []
     for call in trace.calls:
         name = call.label.lower()
-        if call.out.static or not call.inputs or call.inputs[0] is None:
+        if call.out.is_static or not call.inputs or call.inputs[0] is None:
             continue
         group = None
         if name == "erf":
@@ -129,7 +129,7 @@ def _without_scale(value: Value) -> Value:
     """Return the tensor of which ``value`` is a constant multiple; ``value`` itself if it is none."""
     maker = value.maker
     if maker is not None and maker.kind in ("elementwise", "multiply"):
-        moving = [v for v in maker.inputs if v is not None and not v.static]
+        moving = [v for v in maker.inputs if v is not None and not v.is_static]
         return moving[0] if len(moving) == 1 else value
     return value
 
@@ -137,7 +137,7 @@ def _without_scale(value: Value) -> Value:
 def _without_square(value: Value) -> Value:
     maker = value.maker
     if maker is not None and maker.label.lower() in ("pow", "mul"):
-        moving = {v for v in maker.inputs if v is not None and not v.static}
+        moving = {v for v in maker.inputs if v is not None and not v.is_static}
         return next(iter(moving)) if len(moving) == 1 else value
     return value
 
@@ -149,13 +149,13 @@ def _elementwise_group(
 
     Returns them with a substitute, one call of ``kind``; None if they are no closed group.
     """
-    members = {seed: None} | dict.fromkeys(between(x, seed.out, _light_makers(seed)))
+    members = {seed: None} | dict.fromkeys(calls_between(x, seed.out, _light_makers(seed)))
     reach = {x, *(call.out for call in members)}
     frontier, ends = list(reach), list[Call]()
     while frontier and len(members) < 24:
         value = frontier.pop(0)
         for call in consumers.get(value, ()):
-            moving = [v for v in call.inputs if v is not None and not v.static]
+            moving = [v for v in call.inputs if v is not None and not v.is_static]
             light = call.kind in ("elementwise", "add", "multiply", "reduce") and call not in members
             if light and all(v in reach for v in moving) and (value is not x or kind == "norm" or len(moving) > 1):
                 members[call] = None
@@ -166,7 +166,7 @@ def _elementwise_group(
         if call.out.shape == x.shape and (kind != "norm" or weights):
             ends.append(call)
     for end in reversed(ends):
-        group = between(x, end.out, list(members))
+        group = calls_between(x, end.out, list(members))
         if seed in group and closed(group, end.out, consumers, outputs):
             return _spelled_group(kind, x, end.out, group)
     return None
@@ -188,12 +188,12 @@ def _spelled_group(kind: str, x: Value, output: Value, calls: Sequence[Call]) ->
         centred = sum(call.kind == "reduce" for call in calls) > 1
         if len(weights) != 1 + centred:
             return None
-        substitute = record(
+        substitute = make_call(
             "layer_norm" if centred else "rms_norm", kind, [x, *weights], [(output.shape, False)], path=calls[0].path
         )
         return CallGroup(calls, substitute, output)
     options = {"function": kind}
-    substitute = record("activation", kind, [x], [(output.shape, False)], options=options, path=calls[0].path)
+    substitute = make_call("activation", kind, [x], [(output.shape, False)], options=options, path=calls[0].path)
     return None if weights else CallGroup(calls, substitute, output)
 
 
@@ -208,9 +208,9 @@ def products_with_weights(trace: Trace) -> list[CallGroup]:
         weight = call.inputs[1] if call.kind in ("addmm", "matmul") and len(call.inputs) > 1 else None
         shift = call.inputs[2] if call.kind == "addmm" and len(call.inputs) > 2 else None
         x = call.inputs[0] if call.inputs else None
-        if weight is None or x is None or x.static or len(weight.shape) != 2 or not _is_matrix(weight):
+        if weight is None or x is None or x.is_static or len(weight.shape) != 2 or not _is_matrix(weight):
             continue
-        if shift is not None and (not shift.static or shift.shape != weight.shape[1:]):
+        if shift is not None and (not shift.is_static or shift.shape != weight.shape[1:]):
             continue
         calls, output = [call], call.out
         flat = x.maker
@@ -220,15 +220,15 @@ def products_with_weights(trace: Trace) -> list[CallGroup]:
             same = wide.shape[-1] == x.shape[-1] and readers[0].out.shape == (*wide.shape[:-1], weight.shape[1])
             if same and readers[0].kind == "view" and consumers.get(x) == [call] and output not in outputs:
                 calls, x, output = [flat, call, readers[0]], wide, readers[0].out
-        shift, calls, output = _shifted(call, shift, calls, output, consumers)
-        substitute = record(
+        shift, calls, output = _with_bias(call, shift, calls, output, consumers)
+        substitute = make_call(
             "linear", call.label, [x, weight, shift], [(output.shape, False)], flops=call.flops, path=call.path
         )
         groups.append(CallGroup(calls, substitute, output))
     return groups
 
 
-def _shifted(
+def _with_bias(
     call: Call, shift: Value | None, calls: list[Call], output: Value, consumers: dict[Value, list[Call]]
 ) -> tuple[Value | None, list[Call], Value]:
     """Extend a product by the addition of a learned vector, its bias, if that is all that reads the product.
@@ -260,7 +260,7 @@ def collapse_modules(trace: Trace) -> None:
     for call in trace.calls:
         calls_of.setdefault(call.path, []).append(call)
     groups = []
-    for scope in trace.scopes:
+    for scope in trace.module_calls:
         name = scope.type.lower()
         if (len(scope.parameters) == 1 and name.endswith("norm")) or "rmsnorm" in name:
             kind = "rms_norm"
@@ -272,7 +272,7 @@ def collapse_modules(trace: Trace) -> None:
             kind = "silu" if name in ("silu", "swish", "silinactivation", "siluactivation") else None
         if kind is None or scope.argument is None or scope.result is None or scope.argument.shape != scope.result.shape:
             continue
-        calls = between(scope.argument, scope.result, calls_of.get(scope.path, []))
+        calls = calls_between(scope.argument, scope.result, calls_of.get(scope.path, []))
         if calls and closed(calls, scope.result, consumers, outputs) and not any(call.flops for call in calls):
             substitute = _substitute(kind, scope, scope.argument, scope.result, calls)
             if substitute is not None:
@@ -280,17 +280,17 @@ def collapse_modules(trace: Trace) -> None:
     replace(trace, groups)
 
 
-def _substitute(kind: str, scope: Scope, taken: Value, result: Value, calls: Sequence[Call]) -> Call | None:
+def _substitute(kind: str, scope: ModuleCall, taken: Value, result: Value, calls: Sequence[Call]) -> Call | None:
     reads = {v for call in calls for v in call.inputs if v is not None}
     weights = [v for v in reads if v.origin == "parameter"]
-    foreign = [v for v in reads if v is not taken and not v.static and v.maker not in set(calls)]
+    foreign = [v for v in reads if v is not taken and not v.is_static and v.maker not in set(calls)]
     if foreign or any(call.kind in NORMS for call in calls):
         return None
     shape = [(result.shape, False)]
     if kind != "rms_norm":
         inner = {call.options.get("function") for call in calls} if kind == "gelu" else set()
         options = {"function": "gelu_tanh" if "tanh" in inner else "quick_gelu" if "sigmoid" in inner else kind}
-        return None if weights else record("activation", kind, [taken], shape, options=options, path=scope.path)
+        return None if weights else make_call("activation", kind, [taken], shape, options=options, path=scope.path)
     if len(weights) > 1 or (weights and weights[0].shape != result.shape[-1:]):
         return None
-    return record("rms_norm", scope.type, [taken, weights[0] if weights else None], shape, path=scope.path)
+    return make_call("rms_norm", scope.type, [taken, weights[0] if weights else None], shape, path=scope.path)

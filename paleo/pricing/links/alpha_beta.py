@@ -17,12 +17,12 @@ import numpy as np
 
 from paleo.collectives.base import (
     Array,
-    Group,
+    FanOuts,
     LevelTraffic,
     Numeric,
     Traffic,
     algorithms_for,
-    checked_group,
+    checked_fan_outs,
     checked_payload,
     doubling_rounds,
     ranks_of,
@@ -115,7 +115,7 @@ def traffic_time(traffic: Traffic, costs: Sequence[LevelCost]) -> Array:
 
 
 def lower_bound(
-    operation: str, payload_bytes: Numeric, group: Group, costs: Sequence[LevelCost], *, in_network: bool = False
+    operation: str, payload_bytes: Numeric, group: FanOuts, costs: Sequence[LevelCost], *, in_network: bool = False
 ) -> Array:
     """Compute a lower bound of the time of any algorithm between hosts.
 
@@ -157,7 +157,7 @@ def lower_bound(
     17.0
     """
     algorithms_for(operation)
-    payload, fan_outs = checked_payload(payload_bytes), checked_group(group)
+    payload, fan_outs = checked_payload(payload_bytes), checked_fan_outs(group)
     if len(costs) != len(fan_outs):
         raise SpecError(f"a group of {len(fan_outs)} levels needs as many level costs, found {len(costs)}")
     latency, slowest = np.zeros(()), np.zeros(())
@@ -173,7 +173,7 @@ def lower_bound(
     return np.asarray(latency + slowest)
 
 
-def torus_bound(operation: str, payload_bytes: Numeric, group: Group, costs: Sequence[LevelCost]) -> Array:
+def torus_bound(operation: str, payload_bytes: Numeric, group: FanOuts, costs: Sequence[LevelCost]) -> Array:
     """Compute a lower bound of the time of any algorithm if each level is a dimension of a torus.
 
     The bytes that a rank must send are spread over all its links (`lower_bound`).
@@ -200,7 +200,7 @@ def torus_bound(operation: str, payload_bytes: Numeric, group: Group, costs: Seq
     >>> float(torus_bound("all_gather", 6400.0, (8, 8), costs))  # 6300 bytes over links of 100 bytes a second each
     31.5
     """
-    payload, fan_outs = checked_payload(payload_bytes), checked_group(group)
+    payload, fan_outs = checked_payload(payload_bytes), checked_fan_outs(group)
     rate: Array = np.zeros(())
     for index, cost in enumerate(costs):
         rate = rate + np.where(fan_outs[index] > 1, 1.0, 0.0) / (cost.beta * ranks_of(fan_outs[:index]))
@@ -334,7 +334,7 @@ def fill_time(transfer: Numeric, chunk_cost: Numeric) -> Array:
     return np.asarray(2.0 * np.sqrt(np.asarray(transfer) * chunk_cost))
 
 
-def softly_least(first: Numeric, second: Numeric, norm: float = 6.0) -> Array:
+def smooth_minimum(first: Numeric, second: Numeric, norm: float = 6.0) -> Array:
     """Compute a smooth minimum of two values, slightly below the true minimum near ties.
 
     Parameters
@@ -351,7 +351,7 @@ def softly_least(first: Numeric, second: Numeric, norm: float = 6.0) -> Array:
 
     Examples
     --------
-    >>> round(float(softly_least(1.0, 10.0)), 6)
+    >>> round(float(smooth_minimum(1.0, 10.0)), 6)
     1.0
     """
     least = np.minimum(first, second)
@@ -359,7 +359,7 @@ def softly_least(first: Numeric, second: Numeric, norm: float = 6.0) -> Array:
     return np.asarray(least * (1.0 + ratio**norm) ** (-1.0 / norm))
 
 
-def softly_largest(first: Numeric, second: Numeric, norm: float = 4.0) -> Array:
+def smooth_maximum(first: Numeric, second: Numeric, norm: float = 4.0) -> Array:
     """Compute a smooth maximum of two values, slightly above the true maximum near ties.
 
     Parameters
@@ -376,7 +376,7 @@ def softly_largest(first: Numeric, second: Numeric, norm: float = 4.0) -> Array:
 
     Examples
     --------
-    >>> round(float(softly_largest(1.0, 1.0)), 6)
+    >>> round(float(smooth_maximum(1.0, 1.0)), 6)
     1.189207
     """
     largest = np.maximum(np.maximum(first, second), np.finfo(np.float64).tiny)
@@ -398,4 +398,4 @@ def with_skew(time: Array, skew: Numeric) -> Array:
     ndarray
         Smooth maximum of both [s].
     """
-    return softly_largest(time, skew)
+    return smooth_maximum(time, skew)

@@ -62,7 +62,7 @@ CROWDED_RANKS, CROWDED_STEP, CROWDED_PEER = 129, 2.0, 3.0
 #: 128 bytes a piece take three times as long as those of 256, which are no longer sent inside the NIC's commands
 #: (fi_cxi(7), inject size: by name only, not read). ThetaGPU's rows over InfiniBand take equal times from 4 to 512
 #: bytes.
-INJECTED = 200.0
+INJECTED_BYTES = 200.0
 #: Share of a NIC's one-way rate if a rank sends to one neighbour and receives from another.
 _BOTH_WAYS = 0.6
 
@@ -175,7 +175,7 @@ def unmeasured_links(links: GroupLinks, system: System) -> GroupLinks:
     """
     inner, least = links.inner_levels, TCP_LATENCY if _by_sockets(system) else INFINIBAND_LATENCY
     outer = (
-        replace(level, stated_latency=least if level.stated_latency is None else min(level.stated_latency, least))
+        replace(level, included_latency=least if level.included_latency is None else min(level.included_latency, least))
         for level in links.levels[inner:]
     )
     return replace(links, levels=(*links.levels[:inner], *outer))
@@ -216,7 +216,9 @@ def fabric_time(
         Seconds.
     """
     p, hops_in, hops_out = parameters, *_hops(traffic, links)
-    later = (links.hop(p.step) - p.step) * hops_in + (links.hop(p.fabric_step, outside=True) - p.fabric_step) * hops_out
+    later = (links.hop_time(p.step) - p.step) * hops_in + (
+        links.hop_time(p.fabric_step, outside=True) - p.fabric_step
+    ) * hops_out
     hops = np.maximum(hops_in + hops_out, 1.0)
     wire = _wire_time(traffic, links, p, p.fabric_fraction / np.asarray(imbalance))
     short = p.step * hops_in + p.fabric_step * hops_out
@@ -266,13 +268,14 @@ def fabric_exchange_time(
     if operation == "send_recv":
         share = p.send_fraction * np.where(shift & (links.nodes > 2), _BOTH_WAYS, 1.0)
         return np.asarray(
-            p.launch + partly_overlapped_time(links.hop(p.peer, outside=True), _wire_time(traffic, links, p, share))
+            p.launch
+            + partly_overlapped_time(links.hop_time(p.peer, outside=True), _wire_time(traffic, links, p, share))
         )
     share = np.where(links.ranks > 2, p.exchange_fraction * links.nodes**-p.congestion, p.send_fraction)
     piece = np.maximum(traffic.levels[0].wire_bytes / np.maximum(links.ranks - 1.0, 1.0), 1.0)
     crowded = (links.ranks >= CROWDED_RANKS) | (piece < p.small_piece)
     peer = p.peer * np.where(crowded, CROWDED_PEER, 1.0)
-    launch = links.hop(p.launch, outside=True)
+    launch = links.hop_time(p.launch, outside=True)
     return with_skew(launch + partly_overlapped_time(peer * peers, _wire_time(traffic, links, p, share)), p.skew)
 
 
@@ -385,7 +388,7 @@ def prefers_switch(payload_bytes: Numeric, links: GroupLinks) -> Flags:
     [True, False]
     """
     inside, between = _expected_rates(links)
-    efficiency = _TUNER_SWITCH_EFFICIENCY.get(links.generation, 0.85)
+    efficiency = _TUNER_SWITCH_EFFICIENCY.get(links.gpu_architecture, 0.85)
     rate = np.minimum(efficiency * inside, np.where(links.nodes > 2, 0.5, 1.0) * between)
     latency = _TUNER_SWITCH_START + 2.0 * np.log2(np.maximum(links.nodes, 1.0)) * _TUNER_SWITCH_HOP
     seconds = latency + np.asarray(payload_bytes) / (_TUNER_SWITCH * rate)

@@ -29,15 +29,15 @@ from paleo.pricing.links.alpha_beta import (
     fill_time,
     latency_change,
     partly_overlapped_time,
-    softly_largest,
-    softly_least,
+    smooth_maximum,
+    smooth_minimum,
     with_skew,
 )
 from paleo.specs.calibration import parameter
 from paleo.units import MICROSECOND
 
 if TYPE_CHECKING:
-    from paleo.specs.system import Span, System
+    from paleo.specs.system import GroupLevel, System
 
 #: Kinds of links inside a node that do not form a PCIe tree.
 _LIKE_NVLINK = frozenset({"nvlink", "nvswitch", "infinity_fabric", "ici", "ethernet"})
@@ -60,7 +60,7 @@ class LinkLevel:
         Ports of a unit by datasheet, divided among the groups of the same kind.
     latency : float
         Latency of one message by datasheet [s].
-    stated_latency : float, optional
+    included_latency : float, optional
         Part of it that calibrated hops include [s]; None if no latency was stated.
     """
 
@@ -70,7 +70,7 @@ class LinkLevel:
     rank_ports: Numeric = float("inf")
     unit_ports: Numeric = 1.0
     latency: float = 0.0
-    stated_latency: float | None = 0.0
+    included_latency: float | None = 0.0
 
     @property
     def bandwidth(self) -> Array:
@@ -125,11 +125,11 @@ class GroupLinks:
         Levels from inner to outer; the last ``fabric_levels`` of them are between nodes.
     nvlink : bool or ndarray of bool
         True if all levels of the group inside the node are NVLink, which supports LL128.
-    staged : bool or ndarray of bool
+    staged_through_host : bool or ndarray of bool
         True if neighbours cannot access each other's memory, so that data pass through host memory.
     fabric_levels : int
         Number of levels between nodes.
-    generation : str
+    gpu_architecture : str
         Architecture of the device, for the constants of NCCL's tuner.
     switch_reduces : bool
         True if the inner level's switches add and multicast (NVLink SHARP).
@@ -145,9 +145,9 @@ class GroupLinks:
 
     levels: tuple[LinkLevel, ...]
     nvlink: bool | Flags = True
-    staged: bool | Flags = False
+    staged_through_host: bool | Flags = False
     fabric_levels: int = 0
-    generation: str = "Ampere"
+    gpu_architecture: str = "Ampere"
     switch_reduces: bool = False
     switch_bandwidth: float = float("inf")
     many_hosts: bool = False
@@ -182,7 +182,7 @@ class GroupLinks:
         alone = (replace(level, fan_out=np.ones_like(np.asarray(level.fan_out))) for level in outer)
         return replace(self, levels=(*inner, *alone))
 
-    def hop(self, measured: float, *, outside: bool = False) -> Numeric:
+    def hop_time(self, measured: float, *, outside: bool = False) -> Numeric:
         """Return a measured hop time, corrected for the latency of this group's links [s].
 
         Parameters
@@ -198,11 +198,11 @@ class GroupLinks:
             Time of the hop [s]. Of several levels the largest change counts; levels without a latency are ignored.
         """
         levels = self.levels[self.inner_levels :] if outside else self.levels[: self.inner_levels]
-        if all(level.stated_latency == level.latency for level in levels):
+        if all(level.included_latency == level.latency for level in levels):
             return measured
         most: Numeric = -np.inf
         for level in levels:
-            stated, latency = level.stated_latency, level.latency
+            stated, latency = level.included_latency, level.latency
             change = -np.inf if stated == latency == 0.0 else latency_change(measured, stated, latency)
             most = np.maximum(most, np.where(np.asarray(level.fan_out) > 1, change, -np.inf))
         return np.asarray(measured + np.where(np.isfinite(most), most, 0.0))
@@ -222,7 +222,7 @@ class GroupLinks:
         bool
         """
         switches = self.switch_reduces or not algorithm.in_network
-        suits_topology = not (operation in algorithm.distant and "torus" in self.topologies)
+        suits_topology = not (operation in algorithm.non_neighbour_operations and "torus" in self.topologies)
         return switches and suits_topology and (algorithm.topology is None or algorithm.topology in self.topologies)
 
     def wire_time(self, traffic: Traffic, levels: slice = slice(None)) -> Array:
@@ -264,7 +264,7 @@ class GroupLinks:
             self,
             levels=tuple(level.rows(index) for level in self.levels),
             nvlink=np.asarray(self.nvlink)[index],
-            staged=np.asarray(self.staged)[index],
+            staged_through_host=np.asarray(self.staged_through_host)[index],
         )
 
 
@@ -294,7 +294,7 @@ def group_links(system: System, *, stride: int, size: int) -> GroupLinks:
     return _links_of_spans(system, system.group(stride, size))
 
 
-def links_across(system: System, *, ranks: int, ranks_per_node: int) -> GroupLinks:
+def sole_group_links(system: System, *, ranks: int, ranks_per_node: int) -> GroupLinks:
     """Return the links of a group that is the only one on the system.
 
     Parameters
@@ -364,7 +364,7 @@ def stack_links(groups: Sequence[GroupLinks], index: npt.NDArray[np.intp]) -> Gr
         groups[0],
         levels=tuple(_stacked(levels) for levels in zip(*(group.levels for group in groups), strict=True)),
         nvlink=np.asarray([group.nvlink for group in groups], dtype=np.bool_),
-        staged=np.asarray([group.staged for group in groups], dtype=np.bool_),
+        staged_through_host=np.asarray([group.staged_through_host for group in groups], dtype=np.bool_),
     ).rows(index)
 
 
@@ -376,7 +376,7 @@ def _stacked(levels: Sequence[LinkLevel]) -> LinkLevel:
     return replace(levels[0], **columns)
 
 
-def _links_of_spans(system: System, spans: Sequence[Span]) -> GroupLinks:
+def _links_of_spans(system: System, spans: Sequence[GroupLevel]) -> GroupLinks:
     """Return the links of a group from the system's spans of it.
 
     Parameters
@@ -405,9 +405,9 @@ def _links_of_spans(system: System, spans: Sequence[Span]) -> GroupLinks:
     return GroupLinks(
         levels,
         nvlink=all(level.link.kind in _LIKE_NVLINK for level in inner),
-        staged=bool(inner) and not spans[0].level.peer_to_peer,
+        staged_through_host=bool(inner) and not spans[0].level.peer_to_peer,
         fabric_levels=sum(fabric),
-        generation=system.device.architecture,
+        gpu_architecture=system.device.architecture,
         switch_reduces=not fabric[0] and spans[0].level.in_switch_reduction,
         switch_bandwidth=spans[0].level.link.in_switch_bandwidth or float("inf"),
         many_hosts=system.devices_per_host is not None,
@@ -416,7 +416,7 @@ def _links_of_spans(system: System, spans: Sequence[Span]) -> GroupLinks:
     )
 
 
-def _level(system: System, span: Span, outside: bool) -> LinkLevel:
+def _level(system: System, span: GroupLevel, outside: bool) -> LinkLevel:
     """Return the links of one span.
 
     If a link states no latency, calibrated hops are assumed to include it.
@@ -463,7 +463,7 @@ def link_kind(system: System) -> str:
     return "pcie-switch" if all(level.peer_to_peer for level in inner) else "pcie"
 
 
-def _direct_links(span: Span, fan_out: int) -> float:
+def _direct_links(span: GroupLevel, fan_out: int) -> float:
     """Count a unit's links to the others of a group of ``fan_out`` units: in a mesh of its pairs or rings, else all."""
     level = span.level
     if level.topology != "mesh" or level.ranks is None or fan_out == 1:
@@ -474,7 +474,7 @@ def _direct_links(span: Span, fan_out: int) -> float:
     return level.ports * min(fan_out - 1, peers) / peers
 
 
-def _usable_ports(system: System, span: Span, outside: bool) -> tuple[float, float]:
+def _usable_ports(system: System, span: GroupLevel, outside: bool) -> tuple[float, float]:
     """Return the ports of one unit that a group can use, and those of one rank, limited by the number of its rings.
 
     A rank drives its own NIC (or its share of the node's, at least one), so a single rank of a node of eight does not
@@ -540,7 +540,7 @@ def protocol(*, steps: Numeric, wire_time: Numeric, links: GroupLinks) -> npt.ND
     """
     nvlink = np.asarray(links.nvlink)
     shares: tuple[Numeric, ...] = (
-        np.where(nvlink, _TUNER_LL.get(links.generation, 0.3), 0.5 * TUNER_BUS),
+        np.where(nvlink, _TUNER_LL.get(links.gpu_architecture, 0.3), 0.5 * TUNER_BUS),
         _TUNER_LL128 * TUNER_BUS,
         TUNER_BUS,
     )
@@ -550,7 +550,7 @@ def protocol(*, steps: Numeric, wire_time: Numeric, links: GroupLinks) -> npt.ND
             TUNER_BASE, TUNER_NVLINK_STEP, TUNER_PCIE_STEP, shares, strict=True
         )
     ]
-    expected[LL128] = np.where(nvlink & (links.generation not in _WITHOUT_LL128), expected[LL128], np.inf)
+    expected[LL128] = np.where(nvlink & (links.gpu_architecture not in _WITHOUT_LL128), expected[LL128], np.inf)
     return np.asarray(np.argmin(np.stack(np.broadcast_arrays(*expected)), axis=0))
 
 
@@ -575,11 +575,11 @@ class NcclParameters:
 
 
 #: Operations in which ranks exchange in pairs.
-EXCHANGES = ("all_to_all", "send_recv")
+PAIRWISE_OPERATIONS = ("all_to_all", "send_recv")
 #: Payload per rank from which NCCL uses every channel [byte].
 _SPREAD_BYTES = 4096.0
 #: Fewest ranks for which NCCL uses in-switch reduction inside one node.
-SWITCH_RANKS = 5
+MIN_SWITCH_RANKS = 5
 #: Hops until the switch's pipeline is full, in addition to one per rank: the part of H100's times that is not
 #: proportional to bytes (75 us from 33 MB to 0.5 GB). With it B200's rows of 33 MB imply 860 GB/s for large payloads;
 #: 838 were published.
@@ -629,11 +629,11 @@ def node_time(
     ndarray
         Seconds.
     """
-    p, step = parameters, links.hop(parameters.step)
+    p, step = parameters, links.hop_time(parameters.step)
     steps, wire = np.asarray(traffic.steps), links.wire_time(traffic) * _staging_factor(links, p.staging_power)
     chosen = np.where(low_latency, protocol(steps=steps, wire_time=wire, links=links), SIMPLE)
     full = 1.0 + p.spread
-    busy = 1.0 + p.spread * _all_channels(payload_bytes, links)
+    busy = 1.0 + p.spread * _channel_share(payload_bytes, links)
     sums = p.byte_sum * np.asarray(traffic.reduced_bytes) * adds_bytes / links.levels[0].bandwidth
     low = p.launch * busy + partly_overlapped_time(steps * step * busy, wire / p.ll_fraction + sums)
     middle = p.launch * full + steps * step * full + wire / p.ll128_fraction + sums
@@ -667,7 +667,7 @@ def switch_time(*, operation: str, traffic: Traffic, links: GroupLinks, paramete
         Seconds.
     """
     p = parameters
-    start = (p.launch + (_SWITCH_HOPS + links.ranks) * links.hop(p.step)) * (1.0 + p.spread)
+    start = (p.launch + (_SWITCH_HOPS + links.ranks) * links.hop_time(p.step)) * (1.0 + p.spread)
     wire = links.wire_time(traffic) / p.switch_fraction
     if operation == "all_reduce":
         bus = 2.0 * (links.ranks - 1.0) / (links.ranks + 1.0) * traffic.levels[0].wire_bytes
@@ -681,7 +681,7 @@ def _for_several_ranks(seconds: Array, links: GroupLinks, skew: float) -> Array:
     return with_skew(np.where(several, seconds, 0.0), np.where(several, skew, 0.0))
 
 
-def _all_channels(payload: Numeric, links: GroupLinks) -> Array:
+def _channel_share(payload: Numeric, links: GroupLinks) -> Array:
     """Compute the share of channels in use: 0 for payloads that one channel carries, 1 if all of them have work."""
     square = (np.asarray(payload) / (_SPREAD_BYTES * links.ranks)) ** 2
     return np.asarray(square / (1.0 + square))
@@ -701,7 +701,7 @@ def _staging_factor(links: GroupLinks, power: float) -> Array:
 
     Every hop then passes host memory twice, where the paths of all ranks meet.
     """
-    return np.where(links.staged, (links.ranks / 2.0) ** power, 1.0)
+    return np.where(links.staged_through_host, (links.ranks / 2.0) ** power, 1.0)
 
 
 #: Channels of sends and receives inside one node, each on a separate multiprocessor ("32 p2p channels" in NCCL's log on
@@ -753,8 +753,8 @@ def exchange_time(
     peers = np.maximum(np.asarray(traffic.steps), 1.0)
     wire = links.wire_time(traffic) * _staging_factor(links, p.staging_power)
     channels = np.asarray(payload_bytes) / (_CHANNELS * p.channel_rate * links.clock)
-    moved = softly_largest(wire / p.fraction, channels)
+    moved = smooth_maximum(wire / p.fraction, channels)
     low = wire / np.minimum(p.low_fraction * peers, _LL_LARGEST)
     simple = partly_overlapped_time(p.start, moved) + fill_time(moved, p.fill)
-    seconds = links.hop(p.launch) + p.peer * peers + np.maximum(softly_least(low, simple), wire)
+    seconds = links.hop_time(p.launch) + p.peer * peers + np.maximum(smooth_minimum(low, simple), wire)
     return np.where(links.ranks > 1, seconds, 0.0)

@@ -1,11 +1,11 @@
 """The share of the network between nodes that topology, placement, hashing and neighbours leave to a job.
 
-All are closed forms over arrays. Nodes are connected to leaf switches, ``leaf`` nodes to each. The nodes of a job are
-packed onto as few leaves as possible, spread evenly over ``k`` leaves, or drawn at random from the whole machine. A
-ring whose ranks are sorted by leaf, as NCCL sorts them, sends one flow per channel out of each leaf and is not slowed
-down on an idle tree. An all-to-all needs the rates of all members of a leaf, and neighbours on the uplinks take a share
-from both. The groups of one job compete, too: if the nodes of a group are a stride apart (pipeline stages outside
-replicas, replicas outside groups of experts), the nodes in between belong to groups that send at the same time.
+All are closed forms over arrays. Nodes are connected to leaf switches, ``leaf_nodes`` nodes to each. The nodes of a
+job are packed onto as few leaves as possible, spread evenly over ``k`` leaves, or drawn at random from the whole
+machine. A ring whose ranks are sorted by leaf, as NCCL sorts them, sends one flow per channel out of each leaf and is
+not slowed down on an idle tree. An all-to-all needs the rates of all members of a leaf, and neighbours on the uplinks
+take a share from both. The groups of one job compete, too: if the nodes of a group are a stride apart (pipeline stages
+outside replicas, replicas outside groups of experts), the nodes in between belong to groups that send at the same time.
 
 In a rail fabric NIC i of each node is connected to rail switch i. Traffic between different rails passes the spine, or
 first NVLink to the GPU of the right rail (NCCL's PXN, 2.12 and later). In a dragonfly a leaf is a group of routers, and
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paleo.errors import SpecError, near
+from paleo.errors import SpecError, suggest_names
 from paleo.pricing.links.group import link_kind
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _ADAPTIVE_SHARE = 0.96
 #: Flows between each pair of nodes: channels of NCCL times their queue pairs.
 _FLOWS_PER_PORT = 16
 #: Standard deviations above the mean up to which the number of flows on one link is summed.
-SPREAD = 12.0
+MAX_DEVIATIONS = 12.0
 #: Smallest divisor of a share, which avoids a division by zero.
 NOTHING = 1e-30
 
@@ -70,7 +70,7 @@ class NodePlacement:
     neighbour: Neighbour | None = None
 
     @property
-    def usual(self) -> bool:
+    def is_uncontended(self) -> bool:
         """True if the job has as few leaf switches as possible and no neighbours on the network."""
         return self.kind == "packed" and self.background == 0.0 and self.neighbour is None
 
@@ -123,7 +123,7 @@ def _neighbour(text: str) -> Neighbour:
             f"it sends, 0 to 1)"
         )
     if parts[1] not in _PATTERNS:
-        raise SpecError(f"neighbour: {parts[1]!r} is no pattern of traffic; {near(parts[1], _PATTERNS)}")
+        raise SpecError(f"neighbour: {parts[1]!r} is no pattern of traffic; {suggest_names(parts[1], _PATTERNS)}")
     return Neighbour(parts[1], int(parts[2]), float(parts[3]))
 
 
@@ -254,7 +254,7 @@ def _fullest_below(flows: Numeric, sources: Numeric, links: Numeric) -> Array:
     """
     count, ways = np.asarray(flows, dtype=np.float64)[..., None], np.asarray(links, dtype=np.float64)[..., None]
     chance, mean = 1.0 / np.maximum(ways, 1.0 + np.finfo(np.float64).eps), float(np.max(count / ways))
-    steps = np.arange(math.ceil(mean + SPREAD * math.sqrt(mean) + SPREAD))
+    steps = np.arange(math.ceil(mean + MAX_DEVIATIONS * math.sqrt(mean) + MAX_DEVIATIONS))
     odds = np.clip(count - steps, NOTHING, None) / (steps + 1.0) * chance / (1.0 - chance)
     log_empty = count * np.log1p(-chance)
     law = np.exp(np.concatenate([log_empty, log_empty + np.cumsum(np.log(odds), axis=-1)], axis=-1))
@@ -384,13 +384,13 @@ def _unsorted_ring_share(
 
 @dataclass(frozen=True, slots=True)
 class Dragonfly:
-    """Groups of routers; the links between each pair of groups carry ``pair`` node rates.
+    """Groups of routers; the links between each pair of groups carry ``pair_node_rates`` node rates.
 
     ``routing`` is minimal, valiant, or adaptive, which takes the better of both. Links inside a group are not a limit.
     """
 
     groups: Numeric
-    pair: Numeric
+    pair_node_rates: Numeric
     routing: str = "adaptive"
 
     def exchange(self, nodes: Numeric, members: Numeric, used: Numeric) -> Array:
@@ -435,7 +435,7 @@ class Dragonfly:
         -------
         Dragonfly
         """
-        return dataclasses.replace(self, pair=np.asarray(self.pair) / jobs)
+        return dataclasses.replace(self, pair_node_rates=np.asarray(self.pair_node_rates) / jobs)
 
     def ring(self, used: Numeric) -> Array:
         """Compute the share of its port rate that a node keeps in a ring whose ranks are sorted by group.
@@ -475,10 +475,10 @@ class Dragonfly:
         ``of_pair`` are the node rates needed on the links of one pair of groups, ``leaving`` those that leave a group.
         ``hops`` is how often this traffic passes the busiest links of a group if it takes a third group.
         """
-        minimal = np.asarray(self.pair) / np.maximum(of_pair, NOTHING)
+        minimal = np.asarray(self.pair_node_rates) / np.maximum(of_pair, NOTHING)
         thirds = np.asarray(self.groups, dtype=np.float64) - 2.0
         spread = np.where(thirds > 0, leaving * np.maximum(hops, 1.0) / np.maximum(thirds, 1.0), np.inf)
-        valiant = np.asarray(self.pair) / np.maximum(spread, NOTHING)
+        valiant = np.asarray(self.pair_node_rates) / np.maximum(spread, NOTHING)
         best = {"minimal": minimal, "valiant": valiant}.get(self.routing, np.maximum(minimal, valiant))
         return np.asarray(np.where(np.asarray(used) > 1, np.minimum(1.0, best), 1.0))
 
@@ -573,8 +573,8 @@ class _Job:
     """
 
     nodes: float
-    machine: int
-    leaf: int
+    machine_nodes: int
+    leaf_nodes: int
     leaves: float
     members: float
     crossings: float
@@ -643,7 +643,7 @@ def placement_port_share(system: System, nodes: int, placement: NodePlacement, s
     job = _at_random(nodes, machine, leaf, stride) if random else _in_order(nodes, machine, leaf, placement, stride)
     is_dragonfly = level.topology == "dragonfly"
     share = _of_dragonfly(level, job, random) if is_dragonfly else _of_tree(system, level, job, random)
-    return _beside_others(level, job, placement, share)
+    return _with_contention(level, job, placement, share)
 
 
 def _in_order(nodes: int, machine: int, leaf: int, placement: NodePlacement, stride: float) -> _Job:
@@ -684,21 +684,23 @@ def _of_tree(system: System, level: Level, job: _Job, random: bool) -> NetworkSh
     """
     size = job.nodes, job.members
     crosses, o = job.leaves > 1, level.oversubscription
-    exchange = float(exchange_share(*size, job.leaf, o * job.exchanges)) if crosses else 1.0
-    ring = min(1.0, job.leaf / (o * job.rings)) if crosses else 1.0
-    unsorted = float(_unsorted_ring_share(job.nodes, job.machine, job.leaf, job.members, o)) if random else ring
+    exchange = float(exchange_share(*size, job.leaf_nodes, o * job.exchanges)) if crosses else 1.0
+    ring = min(1.0, job.leaf_nodes / (o * job.rings)) if crosses else 1.0
+    unsorted = (
+        float(_unsorted_ring_share(job.nodes, job.machine_nodes, job.leaf_nodes, job.members, o)) if random else ring
+    )
     if level.routing != "rail":
         return NetworkShare(job.leaves, job.crossings, ring, exchange, unsorted)
-    direct = float(rail_exchange_share(*size, level.ports, job.leaf, o * job.exchanges))
+    direct = float(rail_exchange_share(*size, level.ports, job.leaf_nodes, o * job.exchanges))
     forwarded = link_kind(system) == "nvlink"
     return NetworkShare(job.leaves, job.crossings, ring, exchange if forwarded else direct, unsorted, direct)
 
 
 def _of_dragonfly(level: Level, job: _Job, random: bool) -> NetworkShare:
-    network = dragonfly(level, job.machine, job.leaf)
+    network = dragonfly(level, job.machine_nodes, job.leaf_nodes)
     ring = float(network.shared_by(job.rings).ring(job.leaves))
     exchange = float(network.shared_by(job.exchanges).exchange(job.nodes, job.members, job.leaves))
-    crossings = ring_crossings(job.nodes, job.machine, job.leaf)
+    crossings = ring_crossings(job.nodes, job.machine_nodes, job.leaf_nodes)
     unsorted = float(network.unsorted_ring(crossings)) if random else ring
     return NetworkShare(job.leaves, job.crossings, ring, exchange, unsorted)
 
@@ -728,9 +730,9 @@ def dragonfly(level: Level, machine: int, group: int) -> Dragonfly:
     return Dragonfly(groups, pair, level.routing or "adaptive")
 
 
-def _beside_others(level: Level, job: _Job, placement: NodePlacement, share: NetworkShare) -> NetworkShare:
+def _with_contention(level: Level, job: _Job, placement: NodePlacement, share: NetworkShare) -> NetworkShare:
     """Reduce shares by hashing, by other jobs on the uplinks, and by a second job."""
-    above = _uplink_share(level, job.leaf, placement.background) if job.leaves > 1 else 1.0
+    above = _uplink_share(level, job.leaf_nodes, placement.background) if job.leaves > 1 else 1.0
     kept = {pattern: above * _beside_second_job(level, job, pattern, placement.neighbour) for pattern in _PATTERNS}
     ring, exchange = kept["ring"], kept["all_to_all"]
     direct = None if share.direct_share is None else share.direct_share * exchange
@@ -748,9 +750,13 @@ def _beside_second_job(level: Level, job: _Job, pattern: str, neighbour: Neighbo
     if neighbour is None or job.leaves <= 1:
         return 1.0
     is_dragonfly = level.topology == "dragonfly"
-    free = min(job.leaf - job.exchanges * job.members, max(1.0, neighbour.nodes / job.leaves))
-    other = _Job(neighbour.nodes, job.machine, job.leaf, job.leaves, min(free, neighbour.nodes), 0.0)
-    capacity = dragonfly(level, job.machine, job.leaf).pair if is_dragonfly else job.leaf / level.oversubscription
+    free = min(job.leaf_nodes - job.exchanges * job.members, max(1.0, neighbour.nodes / job.leaves))
+    other = _Job(neighbour.nodes, job.machine_nodes, job.leaf_nodes, job.leaves, min(free, neighbour.nodes), 0.0)
+    capacity = (
+        dragonfly(level, job.machine_nodes, job.leaf_nodes).pair_node_rates
+        if is_dragonfly
+        else job.leaf_nodes / level.oversubscription
+    )
     ports, demand = job.ports(pattern, dragonfly=is_dragonfly)
     other_ports, other_demand = other.ports(neighbour.pattern, dragonfly=is_dragonfly) if free >= 1.0 else (0.0, 0.0)
     return float(

@@ -19,11 +19,11 @@ from paleo.pricing.attention import (
     attention_prefill_time,
     default_kernel,
 )
-from paleo.pricing.kernels import DeviceFigures
-from paleo.pricing.power import WHOLE_SHARE, energy, surviving_share
-from paleo.pricing.sparse_kernels import LEAST_HEADS, SparseParameters, SparseWork, sparse_attention_time
+from paleo.pricing.kernels import DeviceDatasheet
+from paleo.pricing.power import WHOLE_SHARE, energy_per_flop, l2_surviving_share
+from paleo.pricing.sparse_kernels import LEAST_HEADS, SparseAttentionParameters, SparseWork, sparse_attention_time
 from paleo.tables.cells import Array, map_words, number, release_of, text
-from paleo.tables.kernels import KINDS, FitPlan, Fitted, TableKind, by_words, timing_keys, unpriced_reason
+from paleo.tables.kernels import KERNEL_TABLES, FitPlan, Fitted, KernelTable, rowwise, timing_keys, unsupported_reason
 
 # Attention over selected keys as engines run it: whole layers of a rank, and their parts
 
@@ -31,15 +31,15 @@ from paleo.tables.kernels import KINDS, FitPlan, Fitted, TableKind, by_words, ti
 class AttentionSizes(NamedTuple):
     """Sizes of the attention in a network's config.json, for attention over selected keys.
 
-    ``hidden`` is the model width; ``q_rank`` the rank of the compressed queries; ``query`` and ``value`` the entries
-    per head of queries and values; ``index_heads`` the heads of the indexer; ``top_k`` the keys that each query
+    ``hidden`` is the model width; ``q_rank`` the rank of the compressed queries; ``query_dim`` and ``value_dim`` the
+    entries per head of queries and values; ``index_heads`` the heads of the indexer; ``top_k`` the keys that each query
     selects; ``heads`` all attention heads; ``groups`` the groups of the output projection.
     """
 
     hidden: float
     q_rank: float
-    query: float
-    value: float
+    query_dim: float
+    value_dim: float
     index_heads: float
     top_k: float
     heads: float
@@ -57,16 +57,16 @@ NETWORKS = {
 #: Entries of a latent with its rotated part, of one without, of an indexer's key; rank of the output groups; key heads
 #: of MiniMax M3; positions of the window of DeepSeek-V4, and those that an entry of each kind stands for.
 LATENT, PLAIN, INDEX, OUT_RANK, KEY_HEADS, WINDOW = 576.0, 512.0, 128.0, 2.0**10, 4.0, 128.0
-RATIO = {"csa": 4.0, "hca": 128.0}
+POSITIONS_PER_ENTRY = {"csa": 4.0, "hca": 128.0}
 #: Bytes of a weight.
-WEIGHT = {"fp8_block": 1.0, "bfloat16": 2.0, "nvfp4": 0.5625}
+BYTES_PER_WEIGHT = {"fp8_block": 1.0, "bfloat16": 2.0, "nvfp4": 0.5625}
 #: Weight of a prediction above a measured time where most rows hold a compilation, so that the fast rows tell.
-COMPILED = 3.0
+COMPILED_EXCESS_WEIGHT = 3.0
 PARTS = ("module", "attention", "indexer_logits", "topk")
 LIBRARIES = ("trtllm", "sglang", "vllm")
 
 
-class SparseAttentionTable(TableKind[DeviceFigures]):
+class SparseAttentionTable(KernelTable[DeviceDatasheet]):
     """Table of sparse attention (each query attends to the top-k keys of an indexer), one timed layer per row.
 
     A row times the whole layer of one rank (part ``module``) or one part: ``attention``, ``indexer_logits`` or
@@ -74,14 +74,16 @@ class SparseAttentionTable(TableKind[DeviceFigures]):
     """
 
     name = "sparse_attention"
-    header = frozenset({"kind", "part", "phase", "num_heads", "batch_size", "q_len", "past_len", "kv_dtype", "time_us"})
-    reads = "device library version kernel_source model weight_dtype"
-    configuration = (
+    identifying_columns = frozenset(
+        {"kind", "part", "phase", "num_heads", "batch_size", "q_len", "past_len", "kv_dtype", "time_us"}
+    )
+    optional_columns = "device library version kernel_source model weight_dtype"
+    configuration_columns = (
         "kind", "part", "phase", "model", "num_heads", "batch_size", "q_len", "past_len",
     )  # fmt: skip
     sizes = ("num_heads", "batch_size", "q_len")
     families: ClassVar[Mapping[str, type[Any]]] = {
-        f"sparse.{kind}.{part}.{phase}.{library}": SparseParameters
+        f"sparse.{kind}.{part}.{phase}.{library}": SparseAttentionParameters
         for kind in ("dsa", "csa", "hca", "msa")
         for part in PARTS
         for phase in ("context", "generation")
@@ -93,19 +95,19 @@ class SparseAttentionTable(TableKind[DeviceFigures]):
         """Add column ``dtype`` = bf16 to the rows of this table, as the attention itself runs in 16 bits."""
         return frame.assign(dtype="bf16")
 
-    @by_words
+    @rowwise
     def unsupported(self, device: str, model: str, kind: str, part: str, phase: str, library: str) -> str:
         """Return why a row of this table cannot be modelled (unknown network, part, kind or library), or ''."""
         if f"sparse.{kind}.{part}.{phase}.{library}" not in self.families or _sizes_of(model) is None:
             return f"kind {kind!r}, part {part!r}, model {model!r}, library {library!r}: not modelled"
-        return unpriced_reason(device, "bf16", "", frozenset({"bf16"}))
+        return unsupported_reason(device, "bf16", "", frozenset({"bf16"}))
 
-    @by_words
+    @rowwise
     def family(self, kind: str, part: str, phase: str, library: str) -> str:
         """Return the family ``sparse.<kind>.<part>.<phase>.<library>`` of a row of this table."""
         return f"sparse.{kind}.{part}.{phase}.{library}"
 
-    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
+    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: Fitted) -> FitPlan:
         """Return the settings of a fit; parameters that the rows of one part do not determine stay fixed."""
         part = family.split(".")[2]
         of_weights = ("launch_fp8", "launch_fp4", "launch_indexer", "launch_dense")
@@ -121,12 +123,12 @@ class SparseAttentionTable(TableKind[DeviceFigures]):
                 "sequence", "launch_cache", *of_weights,
             ),
         }  # fmt: skip
-        start = SparseParameters()
+        start = SparseAttentionParameters()
         fallback = (replace(start, selection=1.0 / 1000.0),) if "msa" in family else ()
         host = replace(start, launch=0.0005, launch_fp8=0.0002, launch_fp4=0.0005, launch_indexer=0.0004, order=4.0)
         return FitPlan(
-            start, alternatives=(*fallback, host), fixed=absent[part], starts=1, prior=0.2, training_rows=500,
-            excess=COMPILED if family == "sparse.msa.module.context.trtllm" else 1.0,
+            start, alternatives=(*fallback, host), fixed=absent[part], random_starts=1, prior=0.2, training_rows=500,
+            excess_weight=COMPILED_EXCESS_WEIGHT if family == "sparse.msa.module.context.trtllm" else 1.0,
         )  # fmt: skip
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
@@ -135,7 +137,7 @@ class SparseAttentionTable(TableKind[DeviceFigures]):
         flops = work.projection_flops + work.score_flops + work.attention_flops
         return flops, work.weight_bytes + work.index_bytes + work.score_bytes + work.pass_bytes + 1.0
 
-    def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: SparseParameters) -> Array:
+    def time(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: SparseAttentionParameters) -> Array:
         """Predict the time [s] of rows of this table that share device, kind, part, phase and library."""
         return sparse_attention_time(_work(frame), figures, parameters)
 
@@ -151,13 +153,14 @@ Flags = npt.NDArray[np.bool_]
 class GatheringKernel(NamedTuple):
     """Properties of the kernel that gathers the selected keys in each row; arrays of shape (rows,).
 
-    ``rows``: heads that the kernel computes, at least those of the rank. ``whole``: True if it also multiplies slots of
-    a selection that hold no key. ``narrow``: True if it reads a KV cache in 8 bits.
+    ``computed_heads``: heads that the kernel computes, at least those of the rank. ``computes_empty_slots``: True if
+    it also multiplies slots of a selection that hold no key. ``reads_8_bit_cache``: True if it reads a KV cache in 8
+    bits.
     """
 
-    rows: Array
-    whole: Flags
-    narrow: Flags
+    computed_heads: Array
+    computes_empty_slots: Flags
+    reads_8_bit_cache: Flags
 
 
 def _gathering(
@@ -181,9 +184,9 @@ def _gathering(
     narrow = gathers & latent & stored & (_has(frame, "flashmla_kv") | vllm & ((heads < 32.0) | ~hopper))
     early = vllm & map_words(frame, ("version",), lambda version: release_of(version) < (0, 24), bool)
     return GatheringKernel(
-        rows=np.where(gathers, np.ceil(heads / tile) * tile, np.maximum(heads, LEAST_HEADS)),
-        whole=gathers & latent & (narrow | tensorrt | early),
-        narrow=narrow,
+        computed_heads=np.where(gathers, np.ceil(heads / tile) * tile, np.maximum(heads, LEAST_HEADS)),
+        computes_empty_slots=gathers & latent & (narrow | tensorrt | early),
+        reads_8_bit_cache=narrow,
     )
 
 
@@ -217,7 +220,7 @@ def _work(frame: pd.DataFrame) -> SparseWork:
     kind, part = (text(frame, column).to_numpy(dtype=object) for column in ("kind", "part"))
     heads, batch, queries, past = (number(frame, name) for name in ("num_heads", "batch_size", "q_len", "past_len"))
     tokens, keys = batch * queries, past + (queries + 1.0) / 2.0
-    ratio = np.array([RATIO.get(each, 1.0) for each in kind])
+    ratio = np.array([POSITIONS_PER_ENTRY.get(each, 1.0) for each in kind])
     latent, grouped = kind == "dsa", kind == "msa"
     entries, near = keys / ratio, np.minimum(WINDOW, keys)
     chosen = np.minimum(entries, top_k)
@@ -226,7 +229,9 @@ def _work(frame: pd.DataFrame) -> SparseWork:
     eight_bits = text(frame, "kv_dtype").str.startswith("fp8").to_numpy(dtype=bool)
     element, kernel = np.where(eight_bits, 1.0, 2.0), _gathering(frame, heads, latent, context, dense, eight_bits)
     seen = np.select(
-        [kind == "hca", kind == "csa", kernel.whole, dense], [entries + near, chosen + near, top_k, keys], chosen
+        [kind == "hca", kind == "csa", kernel.computes_empty_slots, dense],
+        [entries + near, chosen + near, top_k, keys],
+        chosen,
     )
     key_heads = np.where(grouped, np.maximum(KEY_HEADS * heads / all_heads, 1.0), 1.0)
     scorers = np.where(grouped, key_heads, index_heads)
@@ -238,7 +243,7 @@ def _work(frame: pd.DataFrame) -> SparseWork:
     width = np.select([grouped, latent], [2.0 * INDEX * key_heads, np.full(len(frame), LATENT)], PLAIN)
     products = np.select([grouped, dense, latent], [2.0 * INDEX, query + value, LATENT + PLAIN], 2.0 * PLAIN)
     expanded = dense * batch * past * heads * PLAIN * (query - 64.0 + value)
-    stored = text(frame, "weight_dtype").map(WEIGHT).fillna(2.0).to_numpy(dtype=np.float64)
+    stored = text(frame, "weight_dtype").map(BYTES_PER_WEIGHT).fillna(2.0).to_numpy(dtype=np.float64)
     scores = tokens * entries * np.where(grouped, key_heads, 1.0) * 4.0
     return SparseWork(
         projection_flops=module * 2.0 * (tokens * weights + expanded),
@@ -251,18 +256,18 @@ def _work(frame: pd.DataFrame) -> SparseWork:
         score_flops=scoring * 2.0 * tokens * entries * scorers * INDEX,
         index_bytes=scoring * batch * (past + queries) / ratio * INDEX,
         score_bytes=((part == "indexer_logits") | (selecting & ~dense)) * scores,
-        searched=entries,
-        searching=(selecting & ~dense) * tokens * np.clip((past + queries - top_k * ratio) / queries, 0.0, 1.0),
-        walked=scoring * entries,
-        attention_flops=attending * 2.0 * tokens * np.where(dense, heads, kernel.rows) * seen * products,
-        narrow=kernel.narrow,
+        entries_per_search=entries,
+        searching_queries=(selecting & ~dense) * tokens * np.clip((past + queries - top_k * ratio) / queries, 0.0, 1.0),
+        scored_entries=scoring * entries,
+        attention_flops=attending * 2.0 * tokens * np.where(dense, heads, kernel.computed_heads) * seen * products,
+        low_precision=kernel.reads_8_bit_cache,
         key_bytes=attending * np.where(dense, batch * (past + queries), tokens * seen) * width * element,
         sequences=attending * (queries > 1.0) * batch,
         pass_bytes=attending * tokens * (2.0 * hidden + q_rank + heads * (query + PLAIN)) * 2.0,
     )
 
 
-KINDS.register(SparseAttentionTable.name)(SparseAttentionTable())
+KERNEL_TABLES.register(SparseAttentionTable.name)(SparseAttentionTable())
 
 
 # Tables of fused attention: context (causal prefill), encoder (not causal) and generation (one token to a cache)
@@ -283,7 +288,7 @@ NAMED = (
 
 
 #: Parameters of decode that a kernel does not have, or that its rows do not tell apart.
-SILENT: Mapping[str, tuple[str, ...]] = {
+UNDETERMINED_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "fa2": ("scan_cycles", "sequence_time"),
     "fa3": ("kernel_time", "scan_cycles"),
     "fa4": ("kernel_time", "sequence_time"),
@@ -291,26 +296,26 @@ SILENT: Mapping[str, tuple[str, ...]] = {
 }
 #: Cycles of an exponential per score where it is not the special-function unit's 1/16: FlashAttention-4 computes half
 #: of them as polynomials (its authors' talk at Hot Chips 2025).
-EXPONENTIALS = {"fa4": 1 / 32}
+CYCLES_PER_EXPONENTIAL = {"fa4": 1 / 32}
 #: Rate of backward against forward, long causal sequences at head dimension 128: FlashAttention-2 on A100 (Dao, 2023,
 #: figures 5 and 6), FlashAttention-3 (Shah et al., 2024, figures 5 and 6, less its exponentials), the same for others.
 BACKWARD = {"fa2": 0.85, "fa3": 0.72, "fa4": 0.67, "trtllm": 0.67}
 #: Energy of a FLOP of attention against that of a product: scores and sums stay in registers between the two products.
-OPERAND_SHARE = 0.75
+FLOP_ENERGY_RATIO = 0.75
 #: L2 bytes per clock and multiprocessor of parts with a split L2 and with a whole one, where no decode rows tell.
 L2_RATE = (40.0, 8.0)
 
 
-class AttentionTable(TableKind[DeviceFigures]):
+class AttentionTable(KernelTable[DeviceDatasheet]):
     """Table of fused attention kernels, one timed call per row.
 
     Families are ``attention.<kernel>.<phase>``.
     """
 
     name = "attention"
-    header = frozenset({"phase", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "causal"})
-    reads = "compute device dtype library source timing window"
-    configuration = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "causal")
+    identifying_columns = frozenset({"phase", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "causal"})
+    optional_columns = "compute device dtype library source timing window"
+    configuration_columns = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "causal")
     sizes = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim")
     families: ClassVar = {
         f"attention.{kernel}.{phase}": DecodeParameters if phase == "decode" else PrefillParameters
@@ -319,21 +324,26 @@ class AttentionTable(TableKind[DeviceFigures]):
     }
     host_parameters = ("launch_time",)
 
-    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
+    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: Fitted) -> FitPlan:
         """Return start values of a fit and its fixed parameters, those that rows of this table do not determine.
 
         Energies and the share of traffic that L2 serves follow from the silicon. Prefill is fitted after decode of the
         same kernel and takes the L2 share from it.
         """
         _, kernel, phase = family.split(".")
-        share, decode = surviving_share(figures), fitted.get((subject, f"attention.{kernel}.decode", stack))
+        share, decode = l2_surviving_share(figures), fitted.get((subject, f"attention.{kernel}.decode", stack))
         if phase == "decode":
-            return FitPlan(DecodeParameters(cache_fraction=share), fixed=SILENT[kernel], training_rows=900, prior=0.3)
+            return FitPlan(
+                DecodeParameters(cache_fraction=share),
+                fixed=UNDETERMINED_PARAMETERS[kernel],
+                training_rows=900,
+                prior=0.3,
+            )
         start = PrefillParameters(
             cache_fraction=decode.cache_fraction if decode else share,
             l2_bytes_per_cycle=decode.l2_bytes_per_cycle if decode else L2_RATE[share == WHOLE_SHARE],
-            exp_cycles=EXPONENTIALS.get(kernel, 1 / 16),
-            energy=OPERAND_SHARE * energy(figures).tensor,
+            exp_cycles=CYCLES_PER_EXPONENTIAL.get(kernel, 1 / 16),
+            energy=FLOP_ENERGY_RATIO * energy_per_flop(figures).tensor,
             backward_efficiency=BACKWARD[kernel],
         )
         silent = ("write_latency",) if phase == "encoder" else ("padding_time", "padded_tile_cycles")
@@ -345,7 +355,9 @@ class AttentionTable(TableKind[DeviceFigures]):
         reason[~text(frame, "phase").isin(PHASES)] = "unknown phase"
         reason[~text(frame, "dtype").isin(DTYPE_BYTES)] = "unknown dtype"
         sizes = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim")
-        reason[np.any([~(_loose(frame, name) > 0) for name in sizes], axis=0)] = "size is missing or not above zero"
+        reason[np.any([~(_number_or_nan(frame, name) > 0) for name in sizes], axis=0)] = (
+            "size is missing or not above zero"
+        )
         return reason
 
     def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
@@ -361,7 +373,7 @@ class AttentionTable(TableKind[DeviceFigures]):
         return 4 * b * hq * nq * seen * d, _element_bytes(frame) * b * d * (2 * hq * nq + 2 * hk * nk)
 
     def time(
-        self, frame: pd.DataFrame, figures: DeviceFigures, parameters: PrefillParameters | DecodeParameters
+        self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: PrefillParameters | DecodeParameters
     ) -> Array:
         b, hq, hk, nq, nk, d = _sizes(frame)
         kernel, window = _kernel(frame).iloc[0] if len(frame) else "fa2", number(frame, "window", 0.0)
@@ -404,7 +416,7 @@ def _sizes(frame: pd.DataFrame) -> tuple[Array, ...]:
     return tuple(number(frame, name) for name in ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim"))
 
 
-def _loose(frame: pd.DataFrame, column: str) -> Array:
+def _number_or_nan(frame: pd.DataFrame, column: str) -> Array:
     return pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=np.float64)
 
 
@@ -416,4 +428,4 @@ def _causal(frame: pd.DataFrame) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     return text(frame, "causal").str.lower().isin(["true", "1", "1.0"]).to_numpy(dtype=np.bool_)
 
 
-KINDS.register("attention")(AttentionTable())
+KERNEL_TABLES.register("attention")(AttentionTable())

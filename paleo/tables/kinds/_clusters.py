@@ -11,28 +11,28 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from paleo.errors import SpecError, near
+from paleo.errors import SpecError, suggest_names
 from paleo.operations.base import OPTIMIZERS
 from paleo.predict import Prediction, predict
 from paleo.specs.model import load_model
-from paleo.specs.prices import USUAL
+from paleo.specs.prices import USUAL_RELIABILITY
 from paleo.specs.run import Run
 from paleo.specs.system import System, load_system
-from paleo.step.waiting import expected_largest, normal_quantile, slowest_mean
-from paleo.studies.cost import Power, power, power_interval, power_parameters
+from paleo.step.waiting import expected_largest, expected_slowest_time, normal_quantile
+from paleo.studies.cost import Power, power, power_interval_factors, power_parameters
 from paleo.studies.goodput import (
-    ADAM_BYTES,
+    CHECKPOINT_BYTES_PER_PARAMETER,
     ON_DEMAND_BOOT,
     SPOT_BOOT,
-    Mode,
-    RestartPath,
+    CheckpointMode,
+    RestartTimes,
     best_interval,
     checkpoint_seconds,
     goodput,
     mean_time_between_failures,
     storage_of,
 )
-from paleo.tables.steps import STEPS, QuantityTable, Row, Step, has_value, software_of, whole_cell
+from paleo.tables.steps import RUN_TABLES, QuantityTable, Row, RowPrediction, has_value, software_of, whole_cell
 from paleo.units import HOUR, KILO, MILLISECOND
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def mtbf_of(row: Row) -> float:
         nodes = float(row["gpus"]) / (TRAINIUM_PER_NODE if trainium else GPUS_PER_NODE)
     else:
         raise SpecError("neither failures nor nodes are stated")
-    return float(mean_time_between_failures(nodes=nodes, node_rate=USUAL.failures))
+    return float(mean_time_between_failures(nodes=nodes, node_rate=USUAL_RELIABILITY.failures))
 
 
 def restart_of(row: Row) -> float:
@@ -83,19 +83,19 @@ def restart_of(row: Row) -> float:
         return float(row["restart_s"])
     if any(word in words for word in BY_HAND):
         return HOURS_BY_HAND * HOUR
-    return RestartPath().restart(float(row["load_s"]) if has_value(row, "load_s") else 60.0)
+    return RestartTimes().restart(float(row["load_s"]) if has_value(row, "load_s") else 60.0)
 
 
 class LongRuns(QuantityTable):
     """Table of long training runs, one per row; the measured value is goodput (share of time that trains) [-]."""
 
     name = "goodput"
-    header = frozenset({"gpus", "mtbf_s", "interval_s", "goodput"})
-    reads = "checkpoint_bytes checkpoint_s device failures load_s model nodes notes period_s restart_s run"
-    configuration = ("model", "run", "nodes", "failures", "checkpoint_s", "checkpoint_bytes", "notes")
+    identifying_columns = frozenset({"gpus", "mtbf_s", "interval_s", "goodput"})
+    optional_columns = "checkpoint_bytes checkpoint_s device failures load_s model nodes notes period_s restart_s run"
+    configuration_columns = ("model", "run", "nodes", "failures", "checkpoint_s", "checkpoint_bytes", "notes")
     measured_column = "goodput"
 
-    def step(self, row: Row, software: Software | None = None) -> Step:
+    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
         """Predict the goodput of a row's run [-]; the interval spans the usual range of failure rates."""
         if REPEATED in str(row.get("notes", "")):
             raise SpecError("the run of another row by another count")
@@ -109,14 +109,18 @@ class LongRuns(QuantityTable):
         )
         shares = [
             float(goodput(interval=interval, save=save, restart=restart, mtbf=mtbf * factor))
-            for factor in (1.0, USUAL.failures / USUAL.high, USUAL.failures / USUAL.low)
+            for factor in (
+                1.0,
+                USUAL_RELIABILITY.failures / USUAL_RELIABILITY.high,
+                USUAL_RELIABILITY.failures / USUAL_RELIABILITY.low,
+            )
         ]
         if not math.isfinite(shares[0]):
             raise SpecError("nothing is known of failures")
-        return Step(shares[0], shares[1], shares[2], 1.0, str(row.get("device") or "-"), "closed form")
+        return RowPrediction(shares[0], shares[1], shares[2], 1.0, str(row.get("device") or "-"), "closed form")
 
 
-STEPS.register("goodput")(LongRuns())
+RUN_TABLES.register("goodput")(LongRuns())
 
 
 def rank_means(*, ranks: int, mean: float, slowest: float, deviation: float) -> list[float]:
@@ -134,32 +138,32 @@ def rank_means(*, ranks: int, mean: float, slowest: float, deviation: float) -> 
     return [slowest, *np.minimum(mean_of_others + spread * scores, slowest).tolist()]
 
 
-class Stages(QuantityTable):
+class StageTimeTable(QuantityTable):
     """Table of pipeline stages of traced jobs, one per row.
 
     The measured value is the mean over steps of the slowest rank's compute time [s].
     """
 
     name = "stragglers"
-    header = frozenset({"trace", "ranks", "persistent_sd_s", "independent_sd_s", "compute_max_s"})
-    reads = "cause compute_mean_s slowest_rank_mean_s stage steps"
-    configuration = ("cause", "stage", "compute_mean_s", "slowest_rank_mean_s")
+    identifying_columns = frozenset({"trace", "ranks", "persistent_sd_s", "independent_sd_s", "compute_max_s"})
+    optional_columns = "cause compute_mean_s slowest_rank_mean_s stage steps"
+    configuration_columns = ("cause", "stage", "compute_mean_s", "slowest_rank_mean_s")
     measured_column = "compute_max_s"
 
-    def step(self, row: Row, software: Software | None = None) -> Step:
+    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
         """Predict the expected maximum of compute time over a row's ranks [s]; the baseline is their mean."""
         if not has_value(row, "ranks"):
             raise SpecError("ranks is not stated")
         ranks, mean = whole_cell(row, "ranks"), float(row["compute_mean_s"])
         noise, slowest = float(row["independent_sd_s"]), float(row["slowest_rank_mean_s"])
         means = rank_means(ranks=ranks, mean=mean, slowest=slowest, deviation=float(row["persistent_sd_s"]))
-        value = slowest_mean(means, noise / mean)
+        value = expected_slowest_time(means, noise / mean)
         steps = max(whole_cell(row, "steps", 1), 1)
         error = 1.65 * noise / np.sqrt(steps) + 0.01 * value * float(expected_largest(ranks))
-        return Step(value, value - error, value + error, mean, str(row["trace"]), "expected maximum")
+        return RowPrediction(value, value - error, value + error, mean, str(row["trace"]), "expected maximum")
 
 
-STEPS.register("stragglers")(Stages())
+RUN_TABLES.register("stragglers")(StageTimeTable())
 
 
 # Rows of measured watts: one GPU that trains under a power limit
@@ -195,7 +199,7 @@ def network_of(row: Row) -> MeasuredNetwork:
     key = (str(row["model"]).strip().lower(), str(row.get("dataset", "")).strip().lower())
     if key not in NETWORKS:
         known = [" on ".join(pair) for pair in NETWORKS]
-        raise SpecError(f"no network is known for {' on '.join(key)}; {near(' on '.join(key), known)}")
+        raise SpecError(f"no network is known for {' on '.join(key)}; {suggest_names(' on '.join(key), known)}")
     return NETWORKS[key]
 
 
@@ -220,7 +224,7 @@ def _stated(row: Row, key: str) -> float:
     return value
 
 
-def drawn(row: Row, prediction: Prediction, figures: PowerParameters | None = None) -> Power:
+def predict_board_power(row: Row, prediction: Prediction, figures: PowerParameters | None = None) -> Power:
     """Predict the power that a board draws in a row's run, under the row's power limit.
 
     If the row states a longer step time than predicted, the board idles for the rest (it waits for data).
@@ -245,7 +249,7 @@ def drawn(row: Row, prediction: Prediction, figures: PowerParameters | None = No
         raise SpecError(f"device {device.name} states no design power (tdp)")
     limited = unlimited.capped(float(row["power_limit_w"]), (figures or power_parameters(device)).least_voltage_clock)
     seconds = seconds_of(row)
-    return limited if seconds is None else limited.within(seconds)
+    return limited if seconds is None else limited.with_step_time(seconds)
 
 
 class PowerTable(QuantityTable):
@@ -256,22 +260,31 @@ class PowerTable(QuantityTable):
     """
 
     name = "power"
-    header = frozenset({"model", "device", "batch_size", "power_limit_w", "average_power_w"})
-    reads = "dataset dtype iteration_ms n_gpus notes optimizer software time_per_epoch_s"
-    configuration = ("dataset", "n_gpus", "optimizer", "dtype", "software", "iteration_ms", "time_per_epoch_s", "notes")
+    identifying_columns = frozenset({"model", "device", "batch_size", "power_limit_w", "average_power_w"})
+    optional_columns = "dataset dtype iteration_ms n_gpus notes optimizer software time_per_epoch_s"
+    configuration_columns = (
+        "dataset",
+        "n_gpus",
+        "optimizer",
+        "dtype",
+        "software",
+        "iteration_ms",
+        "time_per_epoch_s",
+        "notes",
+    )
     measured_column = "average_power_w"
 
     def system(self, row: Row) -> System:
         """Return a system that consists of the row's device alone."""
         return load_system(str(row["device"]))
 
-    def step(self, row: Row, software: Software | None = None) -> Step:
+    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
         """Predict the mean power of a board in a row's run under its power limit [W]."""
         prediction = self.prediction(row, software)
-        watts, limit = drawn(row, prediction), float(row["power_limit_w"])
+        watts, limit = predict_board_power(row, prediction), float(row["power_limit_w"])
         device = prediction.system.device
-        low, high = power_interval(device)
-        return Step(
+        low, high = power_interval_factors(device)
+        return RowPrediction(
             watts.average, watts.average * low, watts.average * high, limit, device.name, prediction.run.software
         )
 
@@ -299,19 +312,19 @@ def _predicted(model: str, system: str, run: str) -> Prediction:
     return predict(load_model(model), load_system(system), Run.model_validate_json(run))
 
 
-STEPS.register("power")(PowerTable())
+RUN_TABLES.register("power")(PowerTable())
 
 
 # Rows of MLPerf Storage: samples per second that emulated accelerators are fed with
 
 #: Samples of a batch and seconds that an emulated accelerator computes on it (mlcommons/storage v1.0, workload files).
-COMPUTE = {
+ACCELERATOR_COMPUTE = {
     ("unet3d", "h100"): (7.0, 0.323), ("unet3d", "a100"): (7.0, 0.636),
     ("resnet50", "h100"): (400.0, 0.224), ("resnet50", "a100"): (400.0, 0.435),
     ("cosmoflow", "h100"): (1.0, 0.0035), ("cosmoflow", "a100"): (1.0, 0.00551),
 }  # fmt: skip
 #: Stored bytes of a sample (same files, mean), and the share of time that accelerators must be busy.
-SAMPLE = {"unet3d": 146600.628 * KILO, "resnet50": 114.66 * KILO, "cosmoflow": 2828.486 * KILO}
+SAMPLE_BYTES = {"unet3d": 146600.628 * KILO, "resnet50": 114.66 * KILO, "cosmoflow": 2828.486 * KILO}
 LEAST_BUSY = {"unet3d": 0.90, "resnet50": 0.90, "cosmoflow": 0.70}
 
 
@@ -340,43 +353,43 @@ def fed_samples(*, workload: str, device: str, accelerators: float, read_rate: f
     >>> [round(rate / (count * 7 / 0.323), 3) for rate, count in zip(fed, (2, 10, 100))]
     [0.95, 0.945, 0.904]
     """
-    batch, seconds = COMPUTE[workload, device]
+    batch, seconds = ACCELERATOR_COMPUTE[workload, device]
     least = LEAST_BUSY[workload]
     busy = min(least * (1.0 + 0.5 / max(accelerators, 1.0)), (1.0 + least) / 2.0)
     value = accelerators * batch / seconds * busy
-    return value if read_rate is None else min(value, read_rate / SAMPLE[workload])
+    return value if read_rate is None else min(value, read_rate / SAMPLE_BYTES[workload])
 
 
 class StorageRuns(QuantityTable):
     """Table of runs that read training data from storage, one per row; the measured value is samples per second."""
 
     name = "storage"
-    header = frozenset({"workload", "accelerators", "utilization", "samples_per_s"})
-    reads = "emulated_device nodes submitter system_text"
-    configuration = ("submitter", "system_text", "emulated_device", "nodes", "url_or_path")
+    identifying_columns = frozenset({"workload", "accelerators", "utilization", "samples_per_s"})
+    optional_columns = "emulated_device nodes submitter system_text"
+    configuration_columns = ("submitter", "system_text", "emulated_device", "nodes", "url_or_path")
     measured_column = "samples_per_s"
 
-    def step(self, row: Row, software: Software | None = None) -> Step:
+    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
         """Predict the samples per second of a row; the baseline is one constant rate per accelerator."""
         workload, device = workload_of(row)
         if not has_value(row, "accelerators"):
             raise SpecError("accelerators is blank")
         count = float(row["accelerators"])
         value = fed_samples(workload=workload, device=device, accelerators=count)
-        batch, seconds = COMPUTE[workload, device]
+        batch, seconds = ACCELERATOR_COMPUTE[workload, device]
         most = count * batch / seconds
         least = most * LEAST_BUSY[workload] * STEADY_SHARE
-        return Step(value, least, most, count, f"{workload} {device}", "emulated")
+        return RowPrediction(value, least, most, count, f"{workload} {device}", "emulated")
 
 
-STEPS.register("storage")(StorageRuns())
+RUN_TABLES.register("storage")(StorageRuns())
 
 
 #: Relative half-width of the 90 % interval: storage is shared, and rates of one kind differ by half.
-SPREAD = 1.6
+INTERVAL_FACTOR = 1.6
 #: Where a row does not say: a node of eight, and tensors of a residual network of some sixty layers.
 PROCESSES, TENSORS = 8.0, 200.0
-MODES: dict[str, Mode] = {"sync": "sync", "async": "async", "memory": "memory"}
+MODES: dict[str, CheckpointMode] = {"sync": "sync", "async": "async", "memory": "memory"}
 
 
 def bytes_of(row: Row) -> float:
@@ -384,7 +397,7 @@ def bytes_of(row: Row) -> float:
     if has_value(row, "bytes"):
         return float(row["bytes"])
     if has_value(row, "parameters"):
-        return ADAM_BYTES * float(row["parameters"])
+        return CHECKPOINT_BYTES_PER_PARAMETER * float(row["parameters"])
     raise SpecError("neither bytes nor parameters are stated")
 
 
@@ -392,12 +405,12 @@ class CheckpointSaves(QuantityTable):
     """Table of checkpoint saves, one per row; the measured value is the time for which training stopped [s]."""
 
     name = "checkpoint"
-    header = frozenset({"software", "storage", "mode", "processes", "save_s"})
-    reads = "bytes model nodes notes parameters source storage_bytes_per_s tensors"
-    configuration = ("model", "parameters", "bytes", "tensors", "nodes", "storage_bytes_per_s")
+    identifying_columns = frozenset({"software", "storage", "mode", "processes", "save_s"})
+    optional_columns = "bytes model nodes notes parameters source storage_bytes_per_s tensors"
+    configuration_columns = ("model", "parameters", "bytes", "tensors", "nodes", "storage_bytes_per_s")
     measured_column = "save_s"
 
-    def step(self, row: Row, software: Software | None = None) -> Step:
+    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
         """Predict how long the save of a row stops training [s]; the baseline is its bytes at one constant rate."""
         total, mode = bytes_of(row), str(row["mode"])
         if mode not in MODES:
@@ -414,26 +427,35 @@ class CheckpointSaves(QuantityTable):
             mode=MODES[mode],
             tensors=float(row["tensors"]) if has_value(row, "tensors") else TENSORS,
         )
-        return Step(seconds, seconds / SPREAD, seconds * SPREAD, total, str(row["software"]), str(row["storage"]))
+        return RowPrediction(
+            seconds,
+            seconds / INTERVAL_FACTOR,
+            seconds * INTERVAL_FACTOR,
+            total,
+            str(row["software"]),
+            str(row["storage"]),
+        )
 
 
-STEPS.register("checkpoint")(CheckpointSaves())
+RUN_TABLES.register("checkpoint")(CheckpointSaves())
 
 
-class Startup(QuantityTable):
+class BootTimeTable(QuantityTable):
     """Table of rented machine types, one per row; the measured value is the mean time to boot [s]."""
 
     name = "startup"
-    header = frozenset({"preemptible", "machines", "boot_s"})
-    reads = "boot_p90_s device device_reported region"
-    configuration = ("device", "device_reported", "region", "boot_p90_s")
+    identifying_columns = frozenset({"preemptible", "machines", "boot_s"})
+    optional_columns = "boot_p90_s device device_reported region"
+    configuration_columns = ("device", "device_reported", "region", "boot_p90_s")
     measured_column = "boot_s"
 
-    def step(self, row: Row, software: Software | None = None) -> Step:
+    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
         """Predict the time to boot of a row's machine, on demand or preemptible [s]; the baseline is one constant."""
         spot = has_value(row, "preemptible") and float(row["preemptible"]) > 0
         boot = SPOT_BOOT if spot else ON_DEMAND_BOOT
-        return Step(boot.seconds, boot.low, boot.high, 1.0, str(row.get("device") or "-"), "spot" if spot else "kept")
+        return RowPrediction(
+            boot.seconds, boot.low, boot.high, 1.0, str(row.get("device") or "-"), "spot" if spot else "kept"
+        )
 
 
-STEPS.register("startup")(Startup())
+RUN_TABLES.register("startup")(BootTimeTable())

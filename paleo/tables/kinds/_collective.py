@@ -11,34 +11,34 @@ import numpy as np
 import pandas as pd
 
 from paleo.collectives.base import OPERATIONS
-from paleo.errors import PaleoError, near
-from paleo.pricing.communication import NOT_IN_SWITCH, Nccl, best
+from paleo.errors import PaleoError, suggest_names
+from paleo.pricing.communication import SWITCH_UNSUPPORTED_DTYPES, Nccl, fastest_algorithm
 from paleo.pricing.exchanges import (
     MULTIPROCESSORS,
-    CustomParameters,
+    CustomAllReduceParameters,
     ExchangeLinks,
     TokenExchangeParameters,
-    custom_time,
+    custom_all_reduce_time,
     exchange_links,
     expert_exchange_time,
     visited_groups,
 )
-from paleo.pricing.kernels import DeviceFigures
+from paleo.pricing.kernels import DeviceDatasheet
 from paleo.pricing.links.alpha_beta import NANOSECOND, bus_factor
-from paleo.pricing.links.fabric import INJECTED, FabricParameters, measured_fabric
+from paleo.pricing.links.fabric import INJECTED_BYTES, FabricParameters, measured_fabric
 from paleo.pricing.links.group import (
-    EXCHANGES,
+    PAIRWISE_OPERATIONS,
     ExchangeParameters,
     GroupLinks,
     NcclParameters,
     domain_ranks,
     link_kind,
-    links_across,
+    sole_group_links,
     stack_links,
 )
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, number, release_of, text
-from paleo.tables.kernels import KINDS, FitPlan, Fitted, TableKind, by_words
+from paleo.tables.kernels import KERNEL_TABLES, FitPlan, Fitted, KernelTable, rowwise
 from paleo.units import MICROSECOND
 
 #: Libraries that have neither a low-latency protocol nor trees between nodes.
@@ -46,11 +46,11 @@ EARLY_LIBRARIES = ("NCCL 1.", "NCCL 2.0", "Baidu", "OSU")
 #: All-reduce of DeepBench that is not NCCL with a process per GPU: own rings through host memory, MPI.
 OTHER_STACKS = {"single process": "single-process", "Baidu": "host-ring", "OSU": "mpi"}
 #: The one parameter that a stack of a handful of rows can tell.
-SINGLE_SIZE = {"single-process": "simple_fraction", "host-ring": "fabric_fraction", "mpi": "fabric_step"}
+FITTED_PARAMETER = {"single-process": "simple_fraction", "host-ring": "fabric_fraction", "mpi": "fabric_step"}
 #: Rows whose times another server than the one they name must have given: (system, library) -> the system. SGLang
 #: 0.5.12's four and eight L40S reach 21 GB/s, where four other libraries get 3.7 to 4.7 and 1.4 to 2.0 GB/s from the
 #: server without peer-to-peer: its copies do not pass the host's memory.
-OTHER_SERVERS = {("l40s-pcie-8gpu", "SGLang 0.5.12"): "l40s-8-p2p"}
+CORRECTED_SYSTEMS = {("l40s-pcie-8gpu", "SGLang 0.5.12"): "l40s-8-p2p"}
 #: Most ranks over PCIe that engines' own kernels join; beyond, they leave it to NCCL (vLLM and SGLang,
 #: custom_all_reduce.py: not supported on more than two PCIe-only GPUs).
 MOST_OVER_PCIE = 2
@@ -58,7 +58,7 @@ MOST_OVER_PCIE = 2
 LARGEST = {"vllm": 2.0**22, "sglang": 2.0**23, "sglang-0.5.14": 2.0**24, "trtllm": 2.0**22}
 
 
-class CollectiveTable(TableKind[System]):
+class CollectiveTable(KernelTable[System]):
     """Table of collective operations (NCCL and custom kernels), one timed operation per row.
 
     ``op`` runs over ``ranks`` ranks, ``ranks_per_node`` of them on each node; ``bytes`` is the size that nccl-tests
@@ -66,22 +66,24 @@ class CollectiveTable(TableKind[System]):
     """
 
     name = "collective"
-    header = frozenset({"source", "system", "library", "op", "dtype", "ranks", "ranks_per_node", "bytes", "time_us"})
-    reads = "algo compute"
-    configuration = ("op", "ranks", "ranks_per_node", "bytes")
+    identifying_columns = frozenset(
+        {"source", "system", "library", "op", "dtype", "ranks", "ranks_per_node", "bytes", "time_us"}
+    )
+    optional_columns = "algo compute"
+    configuration_columns = ("op", "ranks", "ranks_per_node", "bytes")
     sizes = ("ranks", "ranks_per_node", "bytes")
     families: ClassVar[Mapping[str, type[Any]]] = {
         "collective.nccl": NcclParameters,
         "collective.exchange": ExchangeParameters,
         "collective.fabric": FabricParameters,
-        "collective.custom": CustomParameters,
+        "collective.custom": CustomAllReduceParameters,
     }
     host_parameters = ("launch", "skew", "host")
     subject = "system"
 
     def start(
         self, family: str, stack: str, figures: System
-    ) -> tuple[NcclParameters | ExchangeParameters | FabricParameters | CustomParameters, tuple[str, ...]]:
+    ) -> tuple[NcclParameters | ExchangeParameters | FabricParameters | CustomAllReduceParameters, tuple[str, ...]]:
         """Return (start values, names of fixed parameters) of a fit of a family to rows of this table.
 
         Parameters stay fixed if these rows do not determine them.
@@ -90,7 +92,9 @@ class CollectiveTable(TableKind[System]):
             engine, _, mode = stack.rpartition("-")
             eager = mode == "eager"
             return replace(
-                CustomParameters(), largest=_largest(engine, figures), host=20 * MICROSECOND if eager else NANOSECOND
+                CustomAllReduceParameters(),
+                largest=_largest(engine, figures),
+                host=20 * MICROSECOND if eager else NANOSECOND,
             ), (() if eager else ("host",))
         joined = link_kind(figures)
         unused = () if joined == "pcie-staged" else ("staging_power",)
@@ -100,7 +104,7 @@ class CollectiveTable(TableKind[System]):
         skew, fixed = (40 * MICROSECOND, ()) if waits else (NANOSECOND, ("skew",))
         if family == "collective.fabric":
             slow = replace(FabricParameters(), skew=skew, fabric_fraction=0.5, rail_power=0.7)
-            small_piece = INJECTED if measured_fabric(figures) is not None else 1.0
+            small_piece = INJECTED_BYTES if measured_fabric(figures) is not None else 1.0
             plain = FabricParameters(fabric_fraction=0.8, exchange_fraction=0.6, small_piece=small_piece)
             return (slow, fixed) if waits else (plain, (*fixed, "rail_power", "send_fraction"))
         fixed = (*fixed, *unused)
@@ -112,13 +116,14 @@ class CollectiveTable(TableKind[System]):
     def fit_plan(self, subject: str, family: str, stack: str, figures: System, fitted: Fitted) -> FitPlan:
         """Return the settings of a fit, with the start values and fixed parameters of `start`.
 
-        Stacks with few rows (`SINGLE_SIZE`) fit one parameter; all others keep the values fitted to back-to-back rows.
+        Stacks with few rows (`FITTED_PARAMETER`) fit one parameter; all others keep the values fitted to back-to-back
+        rows.
         """
-        if stack in SINGLE_SIZE:
+        if stack in FITTED_PARAMETER:
             plain = fitted.get((subject, family, "back-to-back"), self.start(family, "back-to-back", figures)[0])
             names = [field.name for field in fields(plain)]
-            fixed = tuple(name for name in names if name != SINGLE_SIZE[stack])
-            return FitPlan(plain, fixed=fixed, starts=1, prior=0.0)
+            fixed = tuple(name for name in names if name != FITTED_PARAMETER[stack])
+            return FitPlan(plain, fixed=fixed, random_starts=1, prior=0.0)
         start, fixed = self.start(family, stack, figures)
         if isinstance(start, NcclParameters) and link_kind(figures) == "pcie-staged":
             fixed = tuple(name for name in fixed if name != "skew")
@@ -129,7 +134,7 @@ class CollectiveTable(TableKind[System]):
         """Return the catalog's system named ``subject``; collectives are predicted from its links."""
         return load_system(subject)
 
-    def traits(self, figures: System) -> tuple[str, str, str]:
+    def calibration_keys(self, figures: System) -> tuple[str, str, str]:
         """Return the keys of a calibration: (system, architecture of its devices, kind of link within a node)."""
         return figures.name, figures.device.architecture, link_kind(figures)
 
@@ -137,7 +142,7 @@ class CollectiveTable(TableKind[System]):
         """Correct the system of rows whose measured times show that another system than the stated one ran them."""
         systems = text(frame, "system")
         libraries = text(frame, "library")
-        for (system, library), other in OTHER_SERVERS.items():
+        for (system, library), other in CORRECTED_SYSTEMS.items():
             systems = systems.mask((systems == system) & (libraries == library), other)
         return frame.assign(system=systems)
 
@@ -183,7 +188,7 @@ class CollectiveTable(TableKind[System]):
         a node, NCCL's all-to-all and the like are ``collective.exchange``, all other operations ``collective.nccl``.
         """
         crosses = self._crosses(frame)
-        inside = np.where(text(frame, "op").isin(EXCHANGES), "collective.exchange", "collective.nccl")
+        inside = np.where(text(frame, "op").isin(PAIRWISE_OPERATIONS), "collective.exchange", "collective.nccl")
         plain = np.where(crosses, "collective.fabric", inside)
         return pd.Series(np.where(self._custom(frame), "collective.custom", plain), index=frame.index, dtype=object)
 
@@ -207,24 +212,24 @@ class CollectiveTable(TableKind[System]):
     def time(self, frame: pd.DataFrame, figures: System, parameters: Any) -> Array:
         """Predict the time [s] of rows of this table that share system, dtype, family and stack."""
         operations, payload = text(frame, "op").to_numpy(), number(frame, "bytes")
-        adds = ~text(frame, "dtype").isin(NOT_IN_SWITCH).to_numpy()
+        adds = ~text(frame, "dtype").isin(SWITCH_UNSUPPORTED_DTYPES).to_numpy()
         recent = ~text(frame, "library").str.startswith(EARLY_LIBRARIES).to_numpy()
         seconds = np.zeros(len(frame))
         for operation in np.unique(operations):
             operation_rows = operations == operation
             links = self._links(frame[operation_rows], figures)
-            if isinstance(parameters, CustomParameters):
-                seconds[operation_rows] = custom_time(
+            if isinstance(parameters, CustomAllReduceParameters):
+                seconds[operation_rows] = custom_all_reduce_time(
                     payload_bytes=payload[operation_rows], links=links, parameters=parameters
                 )
                 continue
             release = {
                 "switch_can_add": adds[operation_rows],
-                "low_latency": recent[operation_rows],
+                "has_ll_protocol": recent[operation_rows],
                 "trees": recent[operation_rows],
             }
             policy = replace(_nccl(parameters), shift=True, **release)
-            seconds[operation_rows] = best(policy, str(operation), payload[operation_rows], links).time
+            seconds[operation_rows] = fastest_algorithm(policy, str(operation), payload[operation_rows], links).time
         return seconds
 
     def _custom(self, frame: pd.DataFrame) -> pd.Series[bool]:
@@ -247,7 +252,7 @@ class CollectiveTable(TableKind[System]):
     def _links(self, frame: pd.DataFrame, system: System) -> GroupLinks:
         sizes = np.stack([number(frame, "ranks"), number(frame, "ranks_per_node")], axis=1)
         unique, index = np.unique(sizes, axis=0, return_inverse=True)
-        groups = [links_across(system, ranks=int(n), ranks_per_node=int(m)) for n, m in unique]
+        groups = [sole_group_links(system, ranks=int(n), ranks_per_node=int(m)) for n, m in unique]
         return stack_links(groups, np.ravel(index))
 
 
@@ -294,7 +299,7 @@ def _nccl(parameters: NcclParameters | ExchangeParameters | FabricParameters) ->
 @cache
 def _reason(system: str, operation: str, ranks: float, ranks_per_node: float, sized: bool, family: str) -> str:
     if operation not in OPERATIONS:
-        return f"operation {operation!r} is not modelled; {near(operation, OPERATIONS)}"
+        return f"operation {operation!r} is not modelled; {suggest_names(operation, OPERATIONS)}"
     if family == "collective.custom" and operation != "all_reduce":
         return f"custom kernels are modelled for all_reduce, not for {operation!r}"
     if not sized or ranks < 2 or ranks_per_node < 1:
@@ -302,13 +307,13 @@ def _reason(system: str, operation: str, ranks: float, ranks_per_node: float, si
     if ranks != int(ranks) or ranks_per_node != int(ranks_per_node) or ranks % min(ranks, ranks_per_node):
         return "ranks is not a multiple of ranks_per_node"
     try:
-        links_across(load_system(system), ranks=int(ranks), ranks_per_node=int(ranks_per_node))
+        sole_group_links(load_system(system), ranks=int(ranks), ranks_per_node=int(ranks_per_node))
     except PaleoError as error:
         return str(error)
     return ""
 
 
-KINDS.register(CollectiveTable.name)(CollectiveTable())
+KERNEL_TABLES.register(CollectiveTable.name)(CollectiveTable())
 
 
 # Exchange of tokens between the ranks of a mixture's experts, each direction by itself
@@ -316,26 +321,28 @@ KINDS.register(CollectiveTable.name)(CollectiveTable())
 #: Servers whose devices the rows name, and devices of a node of theirs.
 SYSTEMS, DEVICES = {"h100-sxm5-80gb": "dgx-h100", "b200": "dgx-b200", "gb200": "gb200-nvl72"}, 8.0
 #: Bytes of an element on the wire; DeepEP's rows dispatch fp8 and combine bf16, as its own tests do.
-ELEMENT = {"bfloat16": 2.0, "fp8": 1.0, "nvfp4": 0.5625}
-STEPS = {
+ELEMENT_BYTES = {"bfloat16": 2.0, "fp8": 1.0, "nvfp4": 0.5625}
+EXCHANGE_DIRECTIONS = {
     "deepep-normal": ("dispatch", "combine"), "deepep-low-latency": ("dispatch", "combine"),
     "nvlink-onesided": ("dispatch", "combine"),
     "nvlink-twosided": ("prepare", "dispatch", "combine", "combine_low_precision"),
 }  # fmt: skip
 
 
-class ExpertExchanges(TableKind[DeviceFigures]):
+class ExpertExchanges(KernelTable[DeviceDatasheet]):
     """Table of MoE token exchanges (dispatch, combine, …), one timed direction per row, by library and mode."""
 
     name = "expert_exchange"
-    header = frozenset({"mode", "step", "num_tokens", "hidden_size", "topk", "num_experts", "time_us"})
-    reads = "device library version nodes dispatch_sms combine_sms moe_ep_size dtype"
-    configuration = (
+    identifying_columns = frozenset({"mode", "step", "num_tokens", "hidden_size", "topk", "num_experts", "time_us"})
+    optional_columns = "device library version nodes dispatch_sms combine_sms moe_ep_size dtype"
+    configuration_columns = (
         "mode", "num_tokens", "hidden_size", "topk", "num_experts", "nodes", "moe_ep_size",
     )  # fmt: skip
     sizes = ("num_tokens", "hidden_size", "topk", "num_experts")
     families: ClassVar[Mapping[str, type[Any]]] = {
-        f"exchange.{mode}.{step}": TokenExchangeParameters for mode, steps in STEPS.items() for step in steps
+        f"exchange.{mode}.{step}": TokenExchangeParameters
+        for mode, steps in EXCHANGE_DIRECTIONS.items()
+        for step in steps
     }
     host_parameters = ("launch",)
 
@@ -343,14 +350,14 @@ class ExpertExchanges(TableKind[DeviceFigures]):
         """Move the rows' ``dtype`` (format of tokens on the wire) to column ``wire``, and set ``dtype`` to bf16."""
         return frame.assign(wire=text(frame, "dtype"), dtype="bf16")
 
-    @by_words
+    @rowwise
     def unsupported(self, device: str, mode: str, step: str) -> str:
         """Return why a row of this table cannot be modelled (unknown server, mode or step), or ''."""
         if device not in SYSTEMS:
             return f"device {device!r}: its server is not known; expected {', '.join(SYSTEMS)}"
-        return "" if step in STEPS.get(mode, ()) else f"mode {mode!r}, step {step!r}: not modelled"
+        return "" if step in EXCHANGE_DIRECTIONS.get(mode, ()) else f"mode {mode!r}, step {step!r}: not modelled"
 
-    @by_words
+    @rowwise
     def stack(self, version: str) -> str:
         """Return ``graph/nodes`` for multi-node DeepEP rows of this table, else ``graph``.
 
@@ -358,12 +365,12 @@ class ExpertExchanges(TableKind[DeviceFigures]):
         """
         return "graph/nodes" if version == "0.5.0" else "graph"
 
-    @by_words
+    @rowwise
     def family(self, mode: str, step: str) -> str:
         """Return the family ``exchange.<mode>.<step>`` of a row of this table."""
         return f"exchange.{mode}.{step}"
 
-    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
+    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: Fitted) -> FitPlan:
         """Return the settings of a fit; parameters that a server's rows do not determine stay fixed.
 
         Network parameters are fitted only where rows span nodes. ``prepare`` steps send token counts alone, and
@@ -371,19 +378,21 @@ class ExpertExchanges(TableKind[DeviceFigures]):
         """
         nodes = () if subject.startswith("h100") and "deepep" in family else ("network", "spread", "hop")
         unseen = ("link", "copies") if family.endswith("prepare") else ("token",)
-        return FitPlan(TokenExchangeParameters(), per_stack=("launch",), fixed=(*nodes, *unseen), starts=2, prior=0.2)
+        return FitPlan(
+            TokenExchangeParameters(), per_stack=("launch",), fixed=(*nodes, *unseen), random_starts=2, prior=0.2
+        )
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count (FLOP, bytes) of the rows of this table: no FLOP, and the bytes that one rank sends."""
         return np.zeros(len(frame)), _sent(frame)["inside"] + _sent(frame)["across"]
 
-    def ideal_time(self, frame: pd.DataFrame, figures: DeviceFigures) -> Array:
+    def ideal_time(self, frame: pd.DataFrame, figures: DeviceDatasheet) -> Array:
         """Compute the time [s] of each row's bytes at datasheet bandwidth: the slower of links and NIC, no latency."""
         sent, links = _sent(frame), _links(figures.name)
         wire = np.maximum(sent["linked"] / links.link_bandwidth, sent["across"] / links.nic_bandwidth)
         return np.maximum(wire, np.finfo(np.float64).tiny)
 
-    def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: TokenExchangeParameters) -> Array:
+    def time(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: TokenExchangeParameters) -> Array:
         """Predict the time [s] of rows of this table that share device, mode and step."""
         copying = np.where(
             text(frame, "step") == "dispatch",
@@ -412,11 +421,11 @@ def _sent(frame: pd.DataFrame) -> dict[str, Array]:
     step = text(frame, "step").to_numpy(dtype=object)
     stated = (
         text(frame, "wire" if "wire" in frame.columns else "dtype")
-        .map(ELEMENT)
-        .fillna(ELEMENT["fp8"])
+        .map(ELEMENT_BYTES)
+        .fillna(ELEMENT_BYTES["fp8"])
         .to_numpy(dtype=np.float64)
     )
-    element = np.select([step == "prepare", step == "combine"], [0.0, ELEMENT["bfloat16"]], stated)
+    element = np.select([step == "prepare", step == "combine"], [0.0, ELEMENT_BYTES["bfloat16"]], stated)
     tokens = number(frame, "num_tokens") * number(frame, "hidden_size") * element
     nodes, top_k, experts = _nodes(frame), number(frame, "topk"), number(frame, "num_experts")
     ranks = np.where(number(frame, "moe_ep_size", 0.0) > 0, number(frame, "moe_ep_size", 0.0), DEVICES * nodes)
@@ -426,4 +435,4 @@ def _sent(frame: pd.DataFrame) -> dict[str, Array]:
     return {"inside": inside, "linked": inside * (1.0 - 1.0 / ranks), "across": across}
 
 
-KINDS.register(ExpertExchanges.name)(ExpertExchanges())
+KERNEL_TABLES.register(ExpertExchanges.name)(ExpertExchanges())

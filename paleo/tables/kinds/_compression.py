@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from paleo.compression.base import Coding, Message, SummedGradient, compression
+from paleo.compression.base import CodingWork, Message, SummedGradient, parse_compression
 from paleo.errors import SpecError
 from paleo.predict import predict
 from paleo.specs.device import load_device
@@ -24,7 +24,16 @@ from paleo.specs.software import Software, load_software
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, number_or_nan, text
 from paleo.tables.kinds._consistency import BACKWARD, HOST_MEMORY_RING, TCP_LIMIT
-from paleo.tables.steps import STEPS, QuantityTable, Row, Step, has_value, row_dicts, whole_cell, with_device
+from paleo.tables.steps import (
+    RUN_TABLES,
+    QuantityTable,
+    Row,
+    RowPrediction,
+    has_value,
+    row_dicts,
+    whole_cell,
+    with_device,
+)
 from paleo.units import MEBIBYTE, TERA
 
 if TYPE_CHECKING:
@@ -45,27 +54,27 @@ NETWORKS: dict[str, tuple[str, dict[str, int]]] = {
     "ResNet50_v2": ("resnet50-v2", {}),
 }
 #: Systems of the catalog by GPUs of a node, for rows that name none.
-NODES = {16: "deepspeed-v100-edr", 8: "dgx-1-v100"}
+SYSTEM_BY_NODE_GPUS = {16: "deepspeed-v100-edr", 8: "dgx-1-v100"}
 #: Samples of a GPU where a row states none.
 USUAL_BATCH = 32
 #: FLOP for a parameter and token: Megatron-DeepSpeed counts the forward pass that is computed again (its
 #: throughput_calculator: 24 x 4 batch seq layers hidden², with the scores and the output layer). By 6 the dense steps
 #: of 18B on one NIC would end before their gathers had crossed it.
-COUNTED_FLOPS = 8.0
+FLOPS_PER_PARAMETER_TOKEN = 8.0
 #: Share of memory bandwidth that passes of coding reach.
 PASS_EFFICIENCY = 0.8
 #: BytePS sends gradients beside the backward pass; Horovod's and DeepSpeed's runs of these pages sum them behind it: on
 #: 16 GPUs their dense steps are longer by the whole ring.
-BESIDE_BACKWARD = "BytePS"
+OVERLAPPING_SOFTWARE = "BytePS"
 #: What rings inside nodes of eight V100 and more reach by NVLink [byte/s]; nodes of four go through host memory, and so
 #: does Open MPI (Horovod copies gradients there and back).
-NVLINK = 65.0e9
+NVLINK_RING_RATE = 65.0e9
 #: Share of a nominal TCP rate that a process reaches where the row's rate is not one that was measured. NCCL's sockets
 #: reach no more than `TCP_LIMIT` on any link.
 TCP_SHARE = {"OpenMPI": 0.5, "NCCL": 0.95}
 #: Seconds of each step of a ring over TCP beside its bytes: a chunk goes through host memory and a socket at both ends.
 #: Fitted to three dense runs of VGG-16 by NCCL; the other 15 rows on several nodes by TCP come from 15.5 to 9.6 %.
-RING_STEP = 0.1e-3
+RING_STEP_SECONDS = 0.1e-3
 #: Bytes that Horovod sums at once (HOROVOD_FUSION_THRESHOLD); each buffer goes round by itself.
 FUSION_BUFFER = 64.0 * MEBIBYTE
 
@@ -75,7 +84,7 @@ class _Cluster:
     """GPUs of a row's run: their number, GPUs per node, bandwidths [byte/s], and latency of a ring step [s].
 
     ``link`` is the bandwidth of a node's link, ``inside`` that within a node, ``memory`` that of a GPU's memory.
-    ``step`` is the time of each ring step beside its bytes.
+    ``ring_step_seconds`` is the time of each ring step beside its bytes.
     """
 
     gpus: float
@@ -83,7 +92,7 @@ class _Cluster:
     link: float
     inside: float
     memory: float
-    step: float
+    ring_step_seconds: float
 
     @classmethod
     def of(cls, row: Row) -> _Cluster:
@@ -93,8 +102,8 @@ class _Cluster:
         link = min(link, TCP_LIMIT) if transport == "NCCL" else link
         device = load_device(str(row["device"]))
         through_host = transport == "OpenMPI" or "4 GPUs a node" in str(row.get("system_text"))
-        inside = HOST_MEMORY_RING if through_host else NVLINK
-        step = RING_STEP if transport in TCP_SHARE else 0.0
+        inside = HOST_MEMORY_RING if through_host else NVLINK_RING_RATE
+        step = RING_STEP_SECONDS if transport in TCP_SHARE else 0.0
         return cls(gpus, per_node, link, inside, device.memory.bandwidth * PASS_EFFICIENCY, step)
 
     @property
@@ -115,9 +124,9 @@ class _Cluster:
             return inner
         leaving = self.per_node * (1.0 - 1.0 / self.nodes) if message.operation == "all_to_all" else share
         steps = share * self.gpus * math.ceil(payload / FUSION_BUFFER)
-        return max(inner, leaving * payload / self.link) + steps * self.step
+        return max(inner, leaving * payload / self.link) + steps * self.ring_step_seconds
 
-    def coding(self, coding: Coding) -> float:
+    def coding(self, coding: CodingWork) -> float:
         """Compute the time of compressing and decompressing [s]: memory passes, and a call per singly coded tensor."""
         call = load_software("pytorch-eager").gradients.compression_call
         return float(coding.bytes) / self.memory + float(coding.tensor_calls) * call
@@ -130,12 +139,22 @@ class CompressionSteps(QuantityTable):
     """
 
     name = "compression"
-    header = frozenset({"compressor", "gpus", "gpus_per_node", "link_bytes_per_s", "speedup_over_1", "tflops_per_gpu"})
-    reads = (
+    identifying_columns = frozenset(
+        {"compressor", "gpus", "gpus_per_node", "link_bytes_per_s", "speedup_over_1", "tflops_per_gpu"}
+    )
+    optional_columns = (
         "batch_per_gpu device dtype model model_slug nodes notes parameters samples_per_s sharding software source "
         "step_s system_text time_over_dense tokens_per_gpu transport"
     )
-    configuration = ("model", "parameters", "tokens_per_gpu", "batch_per_gpu", "device", "transport", "sharding")
+    configuration_columns = (
+        "model",
+        "parameters",
+        "tokens_per_gpu",
+        "batch_per_gpu",
+        "device",
+        "transport",
+        "sharding",
+    )
     measured_column = "value"
     measured_columns = tuple(MEASURED)
 
@@ -159,14 +178,14 @@ class CompressionSteps(QuantityTable):
         """Return a system that consists of one GPU of the row's device."""
         return load_system(str(row["device"]))
 
-    def step(self, row: Row, software: Software | None = None) -> Step:
+    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
         """Predict the quantity that a row of this table measured: step time, FLOP/s, speed-up or a ratio."""
         cluster = _Cluster.of(row)
         if has_value(row, "tflops_per_gpu"):
             return _sharded(row)
         if has_value(row, "time_over_dense") and row["compressor"] == "none":
             raise SpecError("a dense run beside itself: time_over_dense is one")
-        compute = self._alone.get(_family(row)) or self._compute(row)
+        compute = self._alone.get(_run_key(row)) or self._compute(row)
         seconds = _seconds(row, cluster, compute)
         if has_value(row, "step_s"):
             value = seconds
@@ -174,7 +193,9 @@ class CompressionSteps(QuantityTable):
             value = cluster.gpus * compute / seconds
         else:
             value = seconds / _seconds({**row, "compressor": "none"}, cluster, compute)
-        return Step(value, value / 1.4, value * 1.4, value, str(row["device"]), "stated links and a predicted step")
+        return RowPrediction(
+            value, value / 1.4, value * 1.4, value, str(row["device"]), "stated links and a predicted step"
+        )
 
     def _compute(self, row: Row) -> float:
         """Return the time of a step on one GPU, without gradient exchange [s]."""
@@ -189,23 +210,23 @@ class CompressionSteps(QuantityTable):
         return predict(load_model(name), self.system(row), run).step_time
 
 
-def _family(row: Row) -> tuple[str, ...]:
+def _run_key(row: Row) -> tuple[str, ...]:
     """Return the cells that identify runs of one network on one cluster; they share the compute time of one node."""
     return tuple(str(row.get(name)) for name in ("source", "model", "batch_per_gpu", "link_bytes_per_s"))
 
 
 def _computed(row: Row) -> dict[tuple[str, ...], float]:
-    """Return the compute time [s] of a single-node run, keyed by `_family`; {} if the row does not tell it.
+    """Return the compute time [s] of a single-node run, keyed by `_run_key`; {} if the row does not tell it.
 
     It is the step time minus the exchange. If only a rate is stated, the part of the exchange that backward does not
     hide is subtracted instead.
     """
     if has_value(row, "step_s") and row["gpus"] == row["gpus_per_node"]:
-        return {_family(row): float(row["step_s"]) - _seconds(row, _Cluster.of(row), 0.0)}
+        return {_run_key(row): float(row["step_s"]) - _seconds(row, _Cluster.of(row), 0.0)}
     if has_value(row, "samples_per_s") and not has_value(row, "step_s"):
         step = whole_cell(row, "gpus") * whole_cell(row, "batch_per_gpu", USUAL_BATCH) / _positive(row, "samples_per_s")
         exposed = _seconds(row, _Cluster.of(row), step) - step
-        return {_family(row): max(step - exposed, 0.0) or step}
+        return {_run_key(row): max(step - exposed, 0.0) or step}
     return {}
 
 
@@ -247,16 +268,16 @@ def _seconds(row: Row, cluster: _Cluster, compute: float) -> float:
         matrices=_matrices(row) if str(row["compressor"]).startswith("dgc") else 1.0,
         ranks=cluster.gpus, width=2.0 if _dtype(row) == "fp16" else 4.0, ranks_per_node=cluster.per_node,
     )  # fmt: skip
-    hidden = BACKWARD * compute if str(row.get("software", "")).startswith(BESIDE_BACKWARD) else 0.0
+    hidden = BACKWARD * compute if str(row.get("software", "")).startswith(OVERLAPPING_SOFTWARE) else 0.0
     name = str(row["compressor"])
     if name == "none":
         exchange = cluster.seconds(Message("all_reduce", gradient.bytes))
         return compute + max(0.0, exchange - hidden)
     if name in ("topk", "randomk"):
         raise SpecError(f"compressor {name!r}: the share of elements that is sent is not stated")
-    method = compression(name)
+    method = parse_compression(name)
     exchange = sum(cluster.seconds(message) for message in method.messages(gradient))
-    coding = cluster.coding(method.encode(gradient)) + cluster.coding(method.decode(gradient))
+    coding = cluster.coding(method.encoding_work(gradient)) + cluster.coding(method.decoding_work(gradient))
     return compute + max(0.0, exchange - hidden) + coding
 
 
@@ -264,7 +285,7 @@ def _dtype(row: Row) -> str:
     return str(row["dtype"]) if has_value(row, "dtype") else "fp32"
 
 
-def _sharded(row: Row) -> Step:
+def _sharded(row: Row) -> RowPrediction:
     """Predict the model FLOP/s per GPU of a row with a language model under ZeRO-3 or ZeRO++, as the row's value.
 
     Activations are recomputed, as in DeepSpeed's example scripts.
@@ -274,13 +295,15 @@ def _sharded(row: Row) -> Step:
     parameters = _positive(row, "parameters")
     run = Run(
         gpus=whole_cell(row, "gpus"), batch=1, microbatch=1, dtype=_dtype(row), strategy="zero=3", recompute="full",
-        software="deepspeed-zero3", exchange={"compress": method}, model=_stack(parameters, tokens),
+        software="deepspeed-zero3", exchange={"compress": method}, model=_gpt_sizes(parameters, tokens),
     )  # fmt: skip
     # The catalog's node of so many GPUs, with the links that the row states between nodes.
     node_size = whole_cell(row, "gpus_per_node")
-    if node_size not in NODES:
-        raise SpecError(f"gpus_per_node {node_size}: no system of the catalog; known are {', '.join(map(str, NODES))}")
-    system = with_device(load_system(NODES[node_size]), row)
+    if node_size not in SYSTEM_BY_NODE_GPUS:
+        raise SpecError(
+            f"gpus_per_node {node_size}: no system of the catalog; known are {', '.join(map(str, SYSTEM_BY_NODE_GPUS))}"
+        )
+    system = with_device(load_system(SYSTEM_BY_NODE_GPUS[node_size]), row)
     fabric, stated = system.levels[-1], _positive(row, "link_bytes_per_s")
     ports = max(1, round(stated / fabric.link.bandwidth))
     link = fabric.link.model_copy(update={"bandwidth": stated / ports})
@@ -288,7 +311,7 @@ def _sharded(row: Row) -> Step:
     prediction = predict(model, system.model_copy(update={"levels": levels}), run)
     flops = counted_flops(parameters, tokens)
     value, low, high = (flops / seconds for seconds in (prediction.step_time, *reversed(prediction.interval)))
-    return Step(value, low, high, value, str(row["device"]), "a predicted step")
+    return RowPrediction(value, low, high, value, str(row["device"]), "a predicted step")
 
 
 def counted_flops(parameters: float, tokens: int) -> float:
@@ -299,9 +322,9 @@ def counted_flops(parameters: float, tokens: int) -> float:
     >>> round(counted_flops(18e9, 1024) / TERA, 1)
     153.6
     """
-    stack = _stack(parameters, tokens)
+    stack = _gpt_sizes(parameters, tokens)
     scores, output = tokens / (6.0 * stack["hidden"]), VOCABULARY / (16.0 * stack["layers"] * stack["hidden"])
-    return COUNTED_FLOPS * parameters * tokens * (1.0 + scores + output)
+    return FLOPS_PER_PARAMETER_TOKEN * parameters * tokens * (1.0 + scores + output)
 
 
 def _positive(row: Row, key: str) -> float:
@@ -315,11 +338,11 @@ def _positive(row: Row, key: str) -> float:
     return value
 
 
-def _stack(parameters: float, tokens: int) -> dict[str, int]:
+def _gpt_sizes(parameters: float, tokens: int) -> dict[str, int]:
     """Choose hidden size, layers and heads of a GPT with about ``parameters`` parameters (12 width² per layer)."""
     width = HEAD * max(1, round((WIDTH_OF_A_LAYER * parameters / 12.0) ** (1.0 / 3.0) / HEAD))
     layers = max(1, round(parameters / (12.0 * width**2)))
     return {"hidden": width, "layers": layers, "heads": width // HEAD, "seq": tokens, "positions": tokens}
 
 
-STEPS.register("compression")(CompressionSteps())
+RUN_TABLES.register("compression")(CompressionSteps())

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from paleo.consistency.asynchronous import mixed_queue, service_time
-from paleo.consistency.base import Server, Workload, consistency
+from paleo.consistency.asynchronous import class_throughputs, service_time
+from paleo.consistency.base import ParameterServers, Workload, parse_consistency
 from paleo.errors import SpecError
 from paleo.predict import predict
 from paleo.specs.device import find_device, load_link
@@ -23,14 +23,14 @@ from paleo.specs.run import Run
 from paleo.specs.software import SERVER_CALL, Software
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, number_or_nan, text
-from paleo.tables.steps import STEPS, QuantityTable, Row, Step, has_value, whole_cell
+from paleo.tables.steps import RUN_TABLES, QuantityTable, Row, RowPrediction, has_value, whole_cell
 
 if TYPE_CHECKING:
     from paleo.tables.base import Predictions
 
 #: TensorFlow's parameter server on a cloud machine of four virtual cores: 0.102 ms a tensor and 0.68 GB/s of push,
 #: update and pull, fitted to four saturated rates of P100 workers; 6.5 % on 93 other rates (other cards, other years).
-CLOUD_SERVER = Server(call=SERVER_CALL, bandwidth=0.68e9)
+CLOUD_SERVER = ParameterServers(call=SERVER_CALL, bandwidth=0.68e9)
 #: Links whose latency stands for a hop of a collective, by the transport that a row names.
 LINKS = {"tcp": "ethernet-10g-tcp", "rdma": "infiniband-edr"}
 #: Share of a link's rate that one process reaches. TCP at 100 Gb/s is bound by a core: 2.2 to 2.7 GB/s were measured
@@ -62,13 +62,13 @@ class ConsistencySteps(QuantityTable):
     """
 
     name = "consistency"
-    header = frozenset({"consistency", "exchange", "workers", "one_worker_step_s", "updates_per_s"})
-    reads = (
+    identifying_columns = frozenset({"consistency", "exchange", "workers", "one_worker_step_s", "updates_per_s"})
+    optional_columns = (
         "batch_per_gpu compute_s device dtype gpus_per_node link_bytes_per_s model model_slug notes overlap "
         "parameters servers source step_s steps_measured synchronisations system_text tensors worker_devices "
         "worker_regions"
     )
-    configuration = (
+    configuration_columns = (
         "device", "worker_devices", "worker_regions", "model", "batch_per_gpu", "servers", "overlap",
         "link_bytes_per_s", "system_text", "gpus_per_node", "steps_measured", "synchronisations",
     )  # fmt: skip
@@ -96,7 +96,7 @@ class ConsistencySteps(QuantityTable):
         """Return the system that consists of one worker's device."""
         return load_system(find_device(str(row["device"])).name)
 
-    def step(self, row: Row, software: Software | None = None) -> Step:
+    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
         """Predict the step time under a row's consistency model, or the time between updates [s]."""
         if has_value(row, "worker_devices"):
             # Predict the seconds between updates of workers of several kinds around one server.
@@ -108,13 +108,13 @@ class ConsistencySteps(QuantityTable):
                 raise SpecError(f"the table has no step of one worker on {', '.join(missing) or 'any of the workers'}")
             think = [max(self._alone[str(row["model"]), device] - service, 0.0) for _, device in kinds]
             counts = np.array([float(count) for count, _ in kinds])
-            seconds = float(1.0 / mixed_queue(counts, np.array(think), np.full(len(kinds), service)).sum())
-            return _step(seconds, seconds, "workers of several kinds")
+            seconds = float(1.0 / class_throughputs(counts, np.array(think), np.full(len(kinds), service)).sum())
+            return _row_prediction(seconds, seconds, "workers of several kinds")
         work = self._workload(row)
-        cycle = consistency(_model_name(row)).cycle(work)
+        cycle = parse_consistency(_model_name(row)).evaluate(work)
         seconds = float(1.0 / cycle.updates_per_s if _asynchronous(row) else cycle.step)
-        ideal = float(np.asarray(work.compute)) / (whole_cell(row, "workers") if _asynchronous(row) else 1.0)
-        return _step(seconds, ideal, str(row["device"]))
+        ideal = float(np.asarray(work.compute_time)) / (whole_cell(row, "workers") if _asynchronous(row) else 1.0)
+        return _row_prediction(seconds, ideal, str(row["device"]))
 
     def _workload(self, row: Row) -> Workload:
         workers, payload = float(whole_cell(row, "workers")), 4.0 * _number(row, "parameters")
@@ -123,9 +123,9 @@ class ConsistencySteps(QuantityTable):
         work = Workload(
             workers,
             alone,
-            all_reduce=0.0,
-            hidden=0.0,
-            neighbour=0.0,
+            all_reduce_time=0.0,
+            hidden_time=0.0,
+            neighbour_exchange_time=0.0,
             payload=payload,
             parameters=payload / 4.0,
             tensors=tensors,
@@ -134,10 +134,12 @@ class ConsistencySteps(QuantityTable):
         if _asynchronous(row):
             server = replace(CLOUD_SERVER, count=max(1, whole_cell(row, "servers", 1)))
             service = float(service_time(payload, tensors, server))
-            return replace(work, compute=max(alone - service, 0.0), server=server, round_trip=_round_trips(row))
+            return replace(
+                work, compute_time=max(alone - service, 0.0), server=server, round_trip=_round_trip_seconds(row)
+            )
         exchange, hidden = _exchange(row, workers, payload, tensors, alone)
         neighbour = _neighbour_seconds(row, workers, payload)
-        return replace(work, all_reduce=exchange, hidden=hidden, neighbour=neighbour)
+        return replace(work, all_reduce_time=exchange, hidden_time=hidden, neighbour_exchange_time=neighbour)
 
     def _compute(self, row: Row) -> float:
         """Return the time of a worker's step without exchange [s]: as stated, or predicted for known networks."""
@@ -150,7 +152,7 @@ class ConsistencySteps(QuantityTable):
         return predict(load_model(str(row["model_slug"])), self.system(row), run).step_time
 
 
-def _step(seconds: float, ideal: float, subject: str) -> Step:
+def _row_prediction(seconds: float, ideal: float, subject: str) -> RowPrediction:
     """Wrap a predicted time [s] with its 90 % interval: 9 of 10 rows that were not fitted were within 20 %.
 
     Parameters
@@ -167,7 +169,7 @@ def _step(seconds: float, ideal: float, subject: str) -> Step:
     Step
         Value with its interval.
     """
-    return Step(seconds, seconds / 1.2, seconds * 1.2, ideal, subject, "one worker's step and the stated link")
+    return RowPrediction(seconds, seconds / 1.2, seconds * 1.2, ideal, subject, "one worker's step and the stated link")
 
 
 def _asynchronous(row: Row) -> bool:
@@ -253,7 +255,7 @@ def _exchange(row: Row, workers: float, payload: float, tensors: float, alone: f
     return seconds, share * min(seconds - last, BACKWARD * alone)
 
 
-def _round_trips(row: Row) -> float:
+def _round_trip_seconds(row: Row) -> float:
     """Compute the mean time [s] that a worker waits for messages to and from a server in another region."""
     places = re.findall(r"(\d+) (\w+)", str(row.get("worker_regions") or ""))
     counts = [(int(count), REGION_SECONDS.get(place, 0.0)) for count, place in places]
@@ -273,4 +275,4 @@ def _neighbour_seconds(row: Row, workers: float, payload: float) -> float:
     return payload / _node_rate(row) + _hop_seconds(row)
 
 
-STEPS.register("consistency")(ConsistencySteps())
+RUN_TABLES.register("consistency")(ConsistencySteps())

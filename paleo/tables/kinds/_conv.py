@@ -23,11 +23,18 @@ from paleo.pricing.convolution import (
     convolution_shape,
     fastest_time,
 )
-from paleo.pricing.kernels import DeviceFigures, figures, unit_of
+from paleo.pricing.kernels import DeviceDatasheet, device_datasheet, unit_of
 from paleo.pricing.power import INTEGER_LANES
 from paleo.specs.device import find_device
 from paleo.tables.cells import Array, number, text
-from paleo.tables.kernels import KINDS, TableKind, by_arithmetic, compute_unit_of, timing_keys, unpriced_reason
+from paleo.tables.kernels import (
+    KERNEL_TABLES,
+    KernelTable,
+    by_arithmetic,
+    compute_unit_of,
+    timing_keys,
+    unsupported_reason,
+)
 from paleo.units import MILLISECOND
 
 ELEMENT_BYTES: Mapping[str, float] = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0}
@@ -39,23 +46,27 @@ DIRECTIONS: Mapping[str, Direction] = {
     "bwd_filter": Direction.FILTER,
 }
 #: How a source times its rows; others are taken to launch back to back.
-STACKS: Mapping[str, str] = {"neusight": "eager", "deepbench": "back-to-back"}
+TIMING_METHODS: Mapping[str, str] = {"neusight": "eager", "deepbench": "back-to-back"}
 SIZES = ("n", "c", "h", "w", "k", "r", "s", "stride_h", "stride_w")
 #: Energy per FLOP [pJ], by which power throttles: about TDP over the fp32 peak of cards that keep their clock.
 ENERGY: Mapping[str, float] = {
     "Kepler": 60.0, "Maxwell": 37.0, "Pascal": 15.0, "Volta": 17.0, "Turing": 17.0, "Ampere": 13.0,
     "Ada Lovelace": 5.0, "Hopper": 9.0, "Blackwell": 7.0, "Blackwell Ultra": 7.0,
 }  # fmt: skip
-SCATTER = "fp16 data gradient with stride on ordinary cores: the library falls back to a generic kernel, not modelled"
+SCATTER_REASON = (
+    "fp16 data gradient with stride on ordinary cores: the library falls back to a generic kernel, not modelled"
+)
 
 
-class ConvolutionTable(TableKind[DeviceFigures]):
+class ConvolutionTable(KernelTable[DeviceDatasheet]):
     """Table of convolution kernel calls, one per row; the library's algorithm is not read but predicted."""
 
     name = "conv"
-    header = frozenset({"source", "device", "dtype", "n", "c", "h", "w", "k", "r", "s", "direction", "time_us"})
-    reads = "compute library pad_h pad_w stride_h stride_w groups algo timing"
-    configuration = ("n", "c", "h", "w", "k", "r", "s", "stride_h")
+    identifying_columns = frozenset(
+        {"source", "device", "dtype", "n", "c", "h", "w", "k", "r", "s", "direction", "time_us"}
+    )
+    optional_columns = "compute library pad_h pad_w stride_h stride_w groups algo timing"
+    configuration_columns = ("n", "c", "h", "w", "k", "r", "s", "stride_h")
     sizes = ("n", "c", "h", "w", "k", "r", "s")
     families: ClassVar[Mapping[str, type[Any]]] = {
         "conv.vector": ConvolutionParameters,
@@ -72,12 +83,12 @@ class ConvolutionTable(TableKind[DeviceFigures]):
         convolution for which the library falls back to another kernel.
         """
         dtypes = frozenset(ELEMENT_BYTES)
-        out = by_arithmetic(frame, self.compute(frame), lambda *columns: unpriced_reason(*columns, dtypes))
+        out = by_arithmetic(frame, self.compute(frame), lambda *columns: unsupported_reason(*columns, dtypes))
         direction = text(frame, "direction")
         out = out.mask((out == "") & ~direction.isin(list(DIRECTIONS)), "direction is none of " + ", ".join(DIRECTIONS))
         strided = number(frame, "stride_h", 1.0) * number(frame, "stride_w", 1.0) > 1
         half = self.family(frame) == "conv.half"
-        out = out.mask((out == "") & half & strided & (direction == "bwd_data"), SCATTER)
+        out = out.mask((out == "") & half & strided & (direction == "bwd_data"), SCATTER_REASON)
         extent = {"h": ("r", "pad_h"), "w": ("s", "pad_w")}
         gaps = [
             number(frame, size) + 2 * number(frame, pad, 0.0) < number(frame, taps)
@@ -88,7 +99,7 @@ class ConvolutionTable(TableKind[DeviceFigures]):
 
     def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return how each row of this table was timed, ``eager`` or ``back-to-back``, by its source."""
-        return timing_keys(frame, text(frame, "source").map(lambda source: STACKS.get(source, "back-to-back")))
+        return timing_keys(frame, text(frame, "source").map(lambda source: TIMING_METHODS.get(source, "back-to-back")))
 
     def family(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return the family of each row of this table.
@@ -102,7 +113,7 @@ class ConvolutionTable(TableKind[DeviceFigures]):
         """Return the arithmetic unit of each row; DeepBench's fp16 rows that name none ran on ordinary cores."""
         return compute_unit_of(frame)
 
-    def starts(self, family: str, figures: DeviceFigures) -> Sequence[ConvolutionParameters]:
+    def starts(self, family: str, figures: DeviceDatasheet) -> Sequence[ConvolutionParameters]:
         """Return the start values of a fit: the defaults, with the energy per FLOP of the device's architecture."""
         default = ConvolutionParameters()
         energy = ENERGY.get(figures.architecture, default.energy_per_flop)
@@ -114,7 +125,7 @@ class ConvolutionTable(TableKind[DeviceFigures]):
         shape = table_shape(frame)
         return shape.flops, shape.elements * element_bytes(frame)
 
-    def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: ConvolutionParameters) -> Array:
+    def time(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: ConvolutionParameters) -> Array:
         """Predict the time [s] of rows of this table that share device, dtype, family and stack.
 
         The fastest algorithm that the row's cuDNN version offers is taken.
@@ -190,12 +201,12 @@ def _family(device: str, dtype: str, compute: str) -> str:
     return "conv.half" if dtype in ("fp16", "bf16") and compute != "fp32" else "conv.vector"
 
 
-KINDS.register("conv")(ConvolutionTable())
+KERNEL_TABLES.register("conv")(ConvolutionTable())
 
 
 # Networks timed layer by layer: forward plus backward of one layer a row, in several frameworks of 2015 and 2016
 
-CONVOLUTIONS = ("Convolution", "conv2d", "InnerProduct")
+PRODUCT_LAYERS = ("Convolution", "conv2d", "InnerProduct")
 #: Layers without products: one kernel each way that moves bytes.
 STREAMED = ("ReLU", "Pooling", "Concat")
 #: Share of memory bandwidth of a kernel that streams, by memory kind: what long elementwise kernels reach.
@@ -203,7 +214,7 @@ STREAM_SHARE: Mapping[str, float] = {"GDDR": 0.76, "HBM": 0.88}
 
 
 @dataclass(frozen=True, slots=True)
-class Framework:
+class ConvolutionLibrary:
     """Algorithms of convolutions that a framework uses, and its cuDNN version.
 
     ``image_by_image`` is True if it calls a kernel for each image of a batch.
@@ -214,25 +225,25 @@ class Framework:
     image_by_image: bool = False
 
 
-_IM2COL = Framework(("explicit",), image_by_image=True)
-FRAMEWORKS: Mapping[str, Framework] = {
+_IM2COL = ConvolutionLibrary(("explicit",), image_by_image=True)
+FRAMEWORKS: Mapping[str, ConvolutionLibrary] = {
     "im2col": _IM2COL,
-    "cudnn2": Framework(("implicit", "explicit"), 2.0),
-    "cudnn4": Framework(("implicit", "explicit", "fft"), 4.0),
-    "fbfft": Framework(("fft",)),
-    "cuda-convnet": Framework(("implicit",)),
+    "cudnn2": ConvolutionLibrary(("implicit", "explicit"), 2.0),
+    "cudnn4": ConvolutionLibrary(("implicit", "explicit", "fft"), 4.0),
+    "fbfft": ConvolutionLibrary(("fft",)),
+    "cuda-convnet": ConvolutionLibrary(("implicit",)),
 }
 
 
-class CnnLayersTable(TableKind[DeviceFigures]):
+class CnnLayersTable(KernelTable[DeviceDatasheet]):
     """Table of layers of convolutional networks, one per row; the measured value is forward plus backward time."""
 
     name = "cnn_layers"
-    header = frozenset(
+    identifying_columns = frozenset(
         {"source", "device", "layer_type", "input_shape", "output_shape", "kernel", "forward_ms", "backward_ms"}
     )
-    reads = "compute cudnn dtype framework groups pad stride software"
-    configuration = ("input_shape", "output_shape", "kernel", "layer_type")
+    optional_columns = "compute cudnn dtype framework groups pad stride software"
+    configuration_columns = ("input_shape", "output_shape", "kernel", "layer_type")
     families: ClassVar[Mapping[str, type[Any]]] = {"conv.vector": ConvolutionParameters}
     host_parameters = ("launch",)
     calibrates = False
@@ -244,9 +255,9 @@ class CnnLayersTable(TableKind[DeviceFigures]):
         total = number(frame, "forward_ms", 0.0) + number(frame, "backward_ms", 0.0)
         return np.where(total > 0, total, np.nan) * MILLISECOND
 
-    def figures(self, subject: str, dtype: str, compute: str) -> DeviceFigures:
+    def figures(self, subject: str, dtype: str, compute: str) -> DeviceDatasheet:
         """Return the datasheet figures of a device for fp32, the format of all rows of this table."""
-        return figures(find_device(subject), "fp32")
+        return device_datasheet(find_device(subject), "fp32")
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return for each row of this table why it cannot be modelled, or ''.
@@ -256,12 +267,12 @@ class CnnLayersTable(TableKind[DeviceFigures]):
         kind = text(frame, "layer_type")
         out = pd.Series("", index=frame.index, dtype=object)
         out = out.mask(
-            ~kind.isin([*CONVOLUTIONS, *STREAMED]),
+            ~kind.isin([*PRODUCT_LAYERS, *STREAMED]),
             "layer type " + kind.where(kind != "", "(empty)") + " is not modelled",
         )
         shaped = ~np.isnan(_extents(frame, "input_shape")[:, 0] + _extents(frame, "output_shape")[:, 0])
         out = out.mask((out == "") & ~shaped, "a shape is not N x C [x H x W]")
-        unknown = kind.isin(CONVOLUTIONS) & (framework_of(frame) == "")
+        unknown = kind.isin(PRODUCT_LAYERS) & (framework_of(frame) == "")
         out = out.mask((out == "") & unknown, "kernels of framework " + text(frame, "framework") + " are not modelled")
         timed = self.measured(frame) > 0
         out = out.mask((out == "") & ~timed, "forward and backward time are not both there")
@@ -280,18 +291,18 @@ class CnnLayersTable(TableKind[DeviceFigures]):
 
         FLOP are those of direct convolution; each pass moves each of its tensors once.
         """
-        products = text(frame, "layer_type").isin(CONVOLUTIONS).to_numpy()
+        products = text(frame, "layer_type").isin(PRODUCT_LAYERS).to_numpy()
         shape = layer_shape(frame, Direction.FORWARD)
         forward, backward = _moved(frame)
         moved = np.where(products, 3.0 * shape.elements, forward + backward)
         return np.where(products, 3.0 * shape.flops, 0.0), moved * element_bytes(frame)
 
-    def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: ConvolutionParameters) -> Array:
+    def time(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: ConvolutionParameters) -> Array:
         """Predict the forward plus backward time [s] of rows of this table that share a device."""
         forward, backward = _moved(frame)
         rate = STREAM_SHARE["GDDR" if figures.memory_kind.startswith("GDDR") else "HBM"] * figures.memory_bandwidth
         seconds = (forward + backward) * element_bytes(frame) / rate
-        products, library = text(frame, "layer_type").isin(CONVOLUTIONS).to_numpy(), framework_of(frame).to_numpy()
+        products, library = text(frame, "layer_type").isin(PRODUCT_LAYERS).to_numpy(), framework_of(frame).to_numpy()
         for name, framework in FRAMEWORKS.items():
             chosen = products & (library == name)
             if chosen.any():
@@ -310,7 +321,7 @@ def framework_of(frame: pd.DataFrame) -> pd.Series[str]:
 
 
 def convolution_layer_time(
-    frame: pd.DataFrame, framework: Framework, figures: DeviceFigures, parameters: ConvolutionParameters
+    frame: pd.DataFrame, framework: ConvolutionLibrary, figures: DeviceDatasheet, parameters: ConvolutionParameters
 ) -> Array:
     """Predict the time [s] of forward, data gradient and filter gradient together, for rows of one framework.
 
@@ -320,7 +331,7 @@ def convolution_layer_time(
         Rows of convolutional and fully connected layers.
     framework : Framework
         Algorithms and library of the framework.
-    figures : DeviceFigures
+    figures : DeviceDatasheet
         Datasheet figures of the rows' device.
     parameters : ConvolutionParameters
         Calibrated parameters.
@@ -389,4 +400,4 @@ def _moved(frame: pd.DataFrame) -> tuple[Array, Array]:
     return forward, backward
 
 
-KINDS.register("cnn_layers")(CnnLayersTable())
+KERNEL_TABLES.register("cnn_layers")(CnnLayersTable())

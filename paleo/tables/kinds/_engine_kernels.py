@@ -21,69 +21,73 @@ from paleo.pricing.families import (
     training_attention_parameters,
 )
 from paleo.pricing.gemm import GemmParameters, gemm_time
-from paleo.pricing.kernels import DeviceFigures
+from paleo.pricing.kernels import DeviceDatasheet
 from paleo.pricing.latent_kernels import (
     LATENT,
     QUERY,
     TOKEN_ROWS,
     TRITON_ROWS,
     VALUE,
-    LatentParameters,
+    LatentAttentionParameters,
     latent_attention_time,
 )
 from paleo.pricing.store import lookup
-from paleo.pricing.tiles import ELEMENT_BYTES, TileParameters, narrow_product_time
+from paleo.pricing.tiles import ELEMENT_BYTES, EngineGemmParameters, low_precision_gemm_time
 from paleo.tables.cells import Array, map_words, number, release_of, text
-from paleo.tables.kernels import KINDS, FitPlan, Fitted, TableKind, by_words, unpriced_reason
+from paleo.tables.kernels import KERNEL_TABLES, FitPlan, Fitted, KernelTable, rowwise, unsupported_reason
 from paleo.units import MICROSECOND
 
 #: Bytes of an element of the experts' weights and activations, scales included.
 EXPERT_BYTES = {"bf16": 2.0, "fp16": 2.0, **ELEMENT_BYTES}
 
 #: Visits of a mean expert below which the most popular one's round to none.
-ROUNDED = 0.1
+ROUNDED_VISITS = 0.1
 #: Releases beside TensorRT-LLM's whose benchmark gives all visits to one rank then.
-_GATHERING = {"vllm": ("0.14.0",), "sglang": ("0.5.6.post2", "0.5.9")}
+_SINGLE_RANK_RELEASES = {"vllm": ("0.14.0",), "sglang": ("0.5.6.post2", "0.5.9")}
 
 
-class CapturedKernels(TableKind[DeviceFigures]):
+class CapturedKernels(KernelTable[DeviceDatasheet]):
     """Kernels that are timed in captured graphs, a family for each library and format."""
 
-    dtypes: ClassVar[Mapping[str, float]]
+    element_bytes: ClassVar[Mapping[str, float]]
     #: Parameters that the kind's formula does not have.
-    absent: ClassVar[tuple[str, ...]] = ()
+    undetermined_parameters: ClassVar[tuple[str, ...]] = ()
     host_parameters = ("launch", "host", "staging")
 
-    @by_words
+    @rowwise
     def unsupported(self, device: str, dtype: str) -> str:
         """Name formats that the kind does not price or the device does not have."""
-        return unpriced_reason(device, dtype, "", frozenset(self.dtypes))
+        return unsupported_reason(device, dtype, "", frozenset(self.element_bytes))
 
-    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
+    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: Fitted) -> FitPlan:
         """Fit what a call shows: graphs hide the host, and a host that issues calls one by one hides their launch."""
         eager = stack == "eager"
-        start = TileParameters(host=150 * MICROSECOND, launch=5 * MICROSECOND) if eager else TileParameters()
+        start = (
+            EngineGemmParameters(host=150 * MICROSECOND, launch=5 * MICROSECOND) if eager else EngineGemmParameters()
+        )
         unseen = ("launch", "staging") if eager else ("host",)
-        return FitPlan(start, per_stack=("launch", "staging"), fixed=(*self.absent, *unseen), starts=2)
+        return FitPlan(
+            start, per_stack=("launch", "staging"), fixed=(*self.undetermined_parameters, *unseen), random_starts=2
+        )
 
 
-class NarrowProducts(CapturedKernels):
+class QuantisedGemmTable(CapturedKernels):
     """C[m,n] = A[m,k] B[k,n] in fp8 or NVFP4, the activations quantised on the way."""
 
     name = "gemm_lowbit"
-    header = frozenset({"scaling", "m", "n", "k", "dtype", "time_us"})
-    reads = "device library version kernel_source"
-    configuration = ("m", "n", "k")
+    identifying_columns = frozenset({"scaling", "m", "n", "k", "dtype", "time_us"})
+    optional_columns = "device library version kernel_source"
+    configuration_columns = ("m", "n", "k")
     sizes = ("m", "n", "k")
-    dtypes = ELEMENT_BYTES
-    absent = ("index",)
+    element_bytes = ELEMENT_BYTES
+    undetermined_parameters = ("index",)
     families: ClassVar[Mapping[str, type[Any]]] = {
-        f"narrow.{scaling}.{library}": TileParameters
+        f"narrow.{scaling}.{library}": EngineGemmParameters
         for scaling in ("tensor8", "block8", "block4")
         for library in ("trtllm", "vllm")
     }
 
-    @by_words
+    @rowwise
     def stack(self, library: str, version: str, dtype: str, scaling: str) -> str:
         """Name the variant of a library. vLLM from release 0.20 on, and its builds between releases, issue products
         with block scales one by one; TensorRT-LLM's first DeepGEMM has a slow quantisation pass."""
@@ -93,7 +97,7 @@ class NarrowProducts(CapturedKernels):
         first = library == "trtllm" and scaling == "block128" and release == (1, 2)
         return "graph/first" if first else "graph"
 
-    @by_words
+    @rowwise
     def family(self, library: str, scaling: str, dtype: str) -> str:
         """Name the family by library, format and size of the blocks that share a scale."""
         blocks = "tensor" if scaling.startswith("tensor") else "block"
@@ -101,38 +105,38 @@ class NarrowProducts(CapturedKernels):
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count 2 m n k FLOP, and the bytes of each operand once."""
-        m, n, k = (number(frame, name) for name in self.configuration)
+        m, n, k = (number(frame, name) for name in self.configuration_columns)
         element = _element_bytes(frame)
         return 2.0 * m * n * k, (m + n) * k * element + 2.0 * m * n
 
-    def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: TileParameters) -> Array:
+    def time(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: EngineGemmParameters) -> Array:
         """Predict the seconds of rows of one device, format, family and stack."""
-        m, n, k = (number(frame, name) for name in self.configuration)
+        m, n, k = (number(frame, name) for name in self.configuration_columns)
         element = ELEMENT_BYTES[str(frame["dtype"].iloc[0])] if len(frame) else 1.0
-        return narrow_product_time(m=m, n=n, k=k, element_bytes=element, device=figures, parameters=parameters)
+        return low_precision_gemm_time(m=m, n=n, k=k, element_bytes=element, device=figures, parameters=parameters)
 
 
-class Experts(CapturedKernels):
+class ExpertKernelTable(CapturedKernels):
     """The experts of one rank, forward, from the router's choice to the combined tokens."""
 
     name = "moe"
-    header = frozenset(
+    identifying_columns = frozenset(
         {"num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size", "distribution"}
     )
-    reads = "device library version kernel_source dtype scaling gated"
-    configuration = (
+    optional_columns = "device library version kernel_source dtype scaling gated"
+    configuration_columns = (
         "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size",
     )  # fmt: skip
-    sizes = configuration
-    dtypes = EXPERT_BYTES
-    absent = ("operands",)
+    sizes = configuration_columns
+    element_bytes = EXPERT_BYTES
+    undetermined_parameters = ("operands",)
     families: ClassVar[Mapping[str, type[Any]]] = {
-        f"experts.{kernel}.{scaling}": TileParameters
+        f"experts.{kernel}.{scaling}": EngineGemmParameters
         for kernel in ("triton-sglang", "triton-vllm", "cutlass", "flashinfer", "trtllm", "cutedsl", "deepgemm")
         for scaling in ("bf16", "tensor8", "block8", "block4")
     }
 
-    @by_words
+    @rowwise
     def family(self, library: str, kernel_source: str, scaling: str, dtype: str) -> str:
         """Name the family by kernel and scaling: Triton's of each engine, CUTLASS by TensorRT-LLM or FlashInfer, and
         others."""
@@ -147,19 +151,21 @@ class Experts(CapturedKernels):
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count the FLOP of both products of the rank's tokens, and the bytes of its experts' weights once and its
         tokens twice."""
-        tokens, hidden, inner, top_k, experts, tp, ep = (number(frame, name) for name in self.configuration)
+        tokens, hidden, inner, top_k, experts, tp, ep = (number(frame, name) for name in self.configuration_columns)
         weights = (2.0 + _gated(frame)) * hidden * inner / tp
         rows = tokens * top_k / ep
         weights_read = np.minimum(experts / ep, rows) * weights * _element_bytes(frame)
         return 2.0 * rows * weights, weights_read + 4.0 * rows * hidden
 
-    def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: TileParameters) -> Array:
+    def time(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: EngineGemmParameters) -> Array:
         """Predict the seconds of rows of one device, format, family and stack."""
-        tokens, hidden, inner, top_k, experts, tp, ep = (number(frame, name) for name in self.configuration)
+        tokens, hidden, inner, top_k, experts, tp, ep = (number(frame, name) for name in self.configuration_columns)
         law = text(frame, "distribution").str.extract(r"power_law_([\d.]+)")[0].astype(float).fillna(0.0)
         exponent = np.asarray(law, np.float64)
-        few = (exponent > 0) & (tokens * top_k < ROUNDED * experts)
-        together = few & np.asarray(map_words(frame, ("library", "version"), _gathers, np.float64), dtype=bool)
+        few = (exponent > 0) & (tokens * top_k < ROUNDED_VISITS * experts)
+        together = few & np.asarray(
+            map_words(frame, ("library", "version"), _visits_single_rank, np.float64), dtype=bool
+        )
         exponent = np.where(few, 0.0, exponent)
         experts, ep = np.where(together, experts / ep, experts), np.where(together, 1.0, ep)
         element = EXPERT_BYTES[str(frame["dtype"].iloc[0])] if len(frame) else 2.0
@@ -173,25 +179,27 @@ class LatentAttentionTable(CapturedKernels):
     """The core of multi-head latent attention, of prompts and of single tokens."""
 
     name = "mla"
-    header = frozenset({"phase", "kv_dtype", "num_heads", "batch_size", "q_len", "kv_len", "kernel_source", "time_us"})
-    reads = "device library version kernel_source dtype"
-    configuration = ("num_heads", "batch_size", "q_len", "kv_len")
-    sizes = configuration
-    dtypes = EXPERT_BYTES
+    identifying_columns = frozenset(
+        {"phase", "kv_dtype", "num_heads", "batch_size", "q_len", "kv_len", "kernel_source", "time_us"}
+    )
+    optional_columns = "device library version kernel_source dtype"
+    configuration_columns = ("num_heads", "batch_size", "q_len", "kv_len")
+    sizes = configuration_columns
+    element_bytes = EXPERT_BYTES
     families: ClassVar[Mapping[str, type[Any]]] = {
-        f"latent.{kernel}.{phase}{cache}": LatentParameters
+        f"latent.{kernel}.{phase}{cache}": LatentAttentionParameters
         for kernel in ("trtllm", "sglang", "vllm")
         for phase in ("prompt", "token")
         for cache in (8, 16)
     }
 
-    @by_words
+    @rowwise
     def family(self, library: str, phase: str, kv_dtype: str) -> str:
         """Name the family by library, phase and bits of the cache."""
         kernel = library if library in ("sglang", "vllm") else "trtllm"
         return f"latent.{kernel}.{'token' if phase == 'generation' else 'prompt'}{8 if kv_dtype == 'fp8' else 16}"
 
-    @by_words
+    @rowwise
     def stack(self, library: str, version: str, phase: str) -> str:
         """Name the variant of a library: TensorRT-LLM 1.2 passes once more over a token's queries, SGLang before 0.5.14
         over those of prompts."""
@@ -200,24 +208,26 @@ class LatentAttentionTable(CapturedKernels):
         prompts_again = (library, phase) == ("sglang", "context") and release < (0, 5, 14)
         return "graph/first" if tokens_again or prompts_again else "graph"
 
-    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
+    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: Fitted) -> FitPlan:
         """Set out from caches in one part, and in many."""
         vllm, token = "vllm" in family, "token" in family
-        start = LatentParameters(host=200 * MICROSECOND) if vllm else LatentParameters()
+        start = LatentAttentionParameters(host=200 * MICROSECOND) if vllm else LatentAttentionParameters()
         starts = tuple(replace(start, splits=splits) for splits in (1.02, 4.0)) if token else ()
         fixed = ((), ("splits",))[not token] + ((), ("host",))[not vllm]
-        return FitPlan(start, alternatives=starts, per_stack=("launch", "staging"), fixed=fixed, starts=1, prior=0.2)
+        return FitPlan(
+            start, alternatives=starts, per_stack=("launch", "staging"), fixed=fixed, random_starts=1, prior=0.2
+        )
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count the FLOP over whole keys, causal for prompts, and the bytes of queries, keys and values once."""
-        heads, batch, queries, keys = (number(frame, name) for name in self.configuration)
+        heads, batch, queries, keys = (number(frame, name) for name in self.configuration_columns)
         seen = np.where(text(frame, "phase") == "generation", keys, keys - queries / 2.0)
         flop = 2.0 * batch * heads * queries * seen * (QUERY + VALUE)
         return flop, 2.0 * batch * (heads * queries * (QUERY + VALUE) + keys * LATENT)
 
-    def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: LatentParameters) -> Array:
+    def time(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: LatentAttentionParameters) -> Array:
         """Predict the seconds of rows of one device, format, family and stack."""
-        heads, batch, queries, keys = (number(frame, name) for name in self.configuration)
+        heads, batch, queries, keys = (number(frame, name) for name in self.configuration_columns)
         return latent_attention_time(
             heads=heads, batch=batch, queries=queries, keys=keys,
             single=(text(frame, "phase") == "generation").to_numpy(dtype=bool),
@@ -227,10 +237,10 @@ class LatentAttentionTable(CapturedKernels):
         )  # fmt: skip
 
 
-def _gathers(library: str, version: str) -> float:
+def _visits_single_rank(library: str, version: str) -> float:
     """Return 1 if a release is timed with all visits on one rank where they are so few that all loads round to
     none."""
-    return float(library == "trtllm" or version in _GATHERING.get(library, ()))
+    return float(library == "trtllm" or version in _SINGLE_RANK_RELEASES.get(library, ()))
 
 
 def _gated(frame: pd.DataFrame) -> Array:
@@ -242,30 +252,36 @@ def _element_bytes(frame: pd.DataFrame) -> Array:
     return np.asarray(map_words(frame, ("dtype",), lambda dtype: EXPERT_BYTES.get(dtype, 2.0), np.float64))
 
 
-for kind in (NarrowProducts(), Experts(), LatentAttentionTable()):
-    KINDS.register(kind.name)(kind)
+for kind in (QuantisedGemmTable(), ExpertKernelTable(), LatentAttentionTable()):
+    KERNEL_TABLES.register(kind.name)(kind)
 
 
 P = TypeVar("P")
 #: Operation of a row -> its family; that of attention is followed by the kernel.
 FAMILIES = {"matmul": "products", "group_matmul": "experts", "sdp_fwd": "attention", "sdp_bwd": "attention"}
 #: Parameters that the rows of a family do not tell.
-ABSENT = {"products": ("forward", "backward"), "experts": ("ramp", "forward", "backward"), "attention": ("ramp",)}
+UNDETERMINED_PARAMETERS = {
+    "products": ("forward", "backward"),
+    "experts": ("ramp", "forward", "backward"),
+    "attention": ("ramp",),
+}
 #: Bytes of an element of operands and results, and of the sums of gradients by their format.
 ELEMENT, SUMS = 2.0, {"fp32": 4.0, "bf16": 2.0}
 #: Tokens of the rows of attention that state none: those of the others.
 TOKENS = 4096.0
 
 
-class TrainingKernels(TableKind[DeviceFigures]):
+class TrainingKernels(KernelTable[DeviceDatasheet]):
     """Kernels that a framework's training step calls, timed one by one."""
 
     name = "training_kernels"
-    header = frozenset({"op", "m", "k", "n", "layout", "groups", "group_m", "stage", "head_num", "time_us", "device"})
-    reads = (
+    identifying_columns = frozenset(
+        {"op", "m", "k", "n", "layout", "groups", "group_m", "stage", "head_num", "time_us", "device"}
+    )
+    optional_columns = (
         "dtype accumulate out_dtype group_n group_k batch seq_len kv_head_num qk_head_dim v_head_dim main_grad_dtype"
     )
-    configuration = (
+    configuration_columns = (
         "op", "m", "k", "n", "groups", "group_m", "group_n", "stage", "seq_len", "head_num", "kv_head_num",
         "qk_head_dim",
     )  # fmt: skip
@@ -278,22 +294,22 @@ class TrainingKernels(TableKind[DeviceFigures]):
     def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Add the number format, bf16 where rows name none, and the columns of a configuration that are not there."""
         stated = text(frame, "dtype")
-        absent = dict.fromkeys(set(self.configuration) - set(frame.columns), "")
+        absent = dict.fromkeys(set(self.configuration_columns) - set(frame.columns), "")
         return frame.assign(dtype=stated.where(stated != "", "bf16"), **absent)
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Name operations that are unknown, formats that the device lacks, and rows without work."""
-        reason = self._unpriced(frame)
+        reason = self._unsupported_reason(frame)
         reason[(reason == "") & ~(self.work(frame)[0] > 0)] = "size is missing or not above zero"
         return reason
 
-    @by_words
-    def _unpriced(self, device: str, dtype: str, op: str) -> str:
+    @rowwise
+    def _unsupported_reason(self, device: str, dtype: str, op: str) -> str:
         if op in FAMILIES:
-            return unpriced_reason(device, dtype or "bf16", "", frozenset({"bf16", "fp16"}))
+            return unsupported_reason(device, dtype or "bf16", "", frozenset({"bf16", "fp16"}))
         return f"op {op!r} is not modelled"
 
-    @by_words
+    @rowwise
     def family(self, device: str, op: str) -> str:
         """Name the family of a row: products, experts, or attention by the usual kernel of the device."""
         name = f"training.{FAMILIES[op]}"
@@ -302,9 +318,9 @@ class TrainingKernels(TableKind[DeviceFigures]):
         traits = self.figures(device, "bf16", "")
         return f"{name}.{default_kernel(traits.architecture, traits.memory_kind)}"
 
-    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
+    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: Fitted) -> FitPlan:
         """Fit what the rows of a family tell."""
-        return FitPlan(TrainingParameters(), fixed=ABSENT[family.split(".")[1]], prior=0.2)
+        return FitPlan(TrainingParameters(), fixed=UNDETERMINED_PARAMETERS[family.split(".")[1]], prior=0.2)
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count the FLOP of products and of visible scores, and the bytes of operands and results once."""
@@ -316,7 +332,7 @@ class TrainingKernels(TableKind[DeviceFigures]):
         moved = count * ((rows + columns) * length * ELEMENT + rows * columns * _written(frame))
         return 2.0 * count * rows * columns * length + attention, moved + 4.0 * heads * tokens * widths
 
-    def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: TrainingParameters) -> Array:
+    def time(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: TrainingParameters) -> Array:
         """Predict the seconds of rows of one device and family."""
         if frame.empty:
             return np.zeros(0)
@@ -336,13 +352,13 @@ class TrainingKernels(TableKind[DeviceFigures]):
         return experts_product_time(experts=count, launch=parameters.launch, sustained=1.0, **shared)
 
 
-def _shipped(kind: type[P], family: str, figures: DeviceFigures) -> P:
+def _shipped(kind: type[P], family: str, figures: DeviceDatasheet) -> P:
     return lookup(
         kind, subject=figures.name, architecture=figures.architecture, memory_kind=figures.memory_kind, family=family
     ).parameters
 
 
-def _attention(frame: pd.DataFrame, figures: DeviceFigures, p: TrainingParameters, activity: float) -> Array:
+def _attention(frame: pd.DataFrame, figures: DeviceDatasheet, p: TrainingParameters, activity: float) -> Array:
     kernel = default_kernel(figures.architecture, figures.memory_kind)
     engine = _shipped(PrefillParameters, f"attention.{kernel}.prefill", figures)
     tokens = number(frame, "seq_len", TOKENS)
@@ -378,4 +394,4 @@ def _written(frame: pd.DataFrame) -> Array:
     return np.where(added, 2.0 * sums, ELEMENT)
 
 
-KINDS.register(TrainingKernels.name)(TrainingKernels())
+KERNEL_TABLES.register(TrainingKernels.name)(TrainingKernels())

@@ -13,22 +13,22 @@ import pandas as pd
 
 from paleo.errors import SpecError
 from paleo.pricing.gemm import GemmParameters, gemm_time, quantisation_time, unaligned_rows_time
-from paleo.pricing.kernels import DeviceFigures, unit_of
-from paleo.pricing.power import INTEGER_LANES, energy, surviving_share
+from paleo.pricing.kernels import DeviceDatasheet, unit_of
+from paleo.pricing.power import INTEGER_LANES, energy_per_flop, l2_surviving_share
 from paleo.pricing.rnn import GATES, RnnDirection, RnnParameters, rnn_time
 from paleo.pricing.store import lookup
 from paleo.specs.device import find_device
 from paleo.tables.cells import Array, map_words, number, text
 from paleo.tables.kernels import (
-    KINDS,
+    KERNEL_TABLES,
     FitPlan,
     Fitted,
-    TableKind,
+    KernelTable,
     by_arithmetic,
-    by_words,
     compute_unit_of,
+    rowwise,
     timing_keys,
-    unpriced_reason,
+    unsupported_reason,
 )
 from paleo.tables.kinds._conv import ELEMENT_BYTES, element_bytes, library_version
 from paleo.units import MICROSECOND
@@ -37,9 +37,9 @@ from paleo.units import MICROSECOND
 OPERAND_BYTES: Mapping[str, float] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "fp4": 0.5, "int8": 1}
 RESULT_BYTES: Mapping[str, float] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 2, "fp4": 2, "int8": 4}
 #: Formats to which activations are quantised before each product.
-NARROW = ("fp8", "fp4")
+QUANTISED_FORMATS = ("fp8", "fp4")
 #: How a source times its rows; a source that is not listed is taken to launch back to back.
-STACKS: Mapping[str, str] = {
+TIMING_METHODS: Mapping[str, str] = {
     "aiconfigurator": "graph",
     "vidur": "kernel",
     "neusight": "eager",
@@ -57,7 +57,7 @@ COLUMN_MAJOR = frozenset({"deepbench"})
 
 
 #: Areas of the smallest sgemm tiles of the cuBLAS generations: Volta's 64 x 64, Maxwell's 128 x 64, Ampere's 128 x 128.
-TILES = (64 * 64.0, 64 * 128.0, 128 * 128.0)
+TILE_AREAS = (64 * 64.0, 64 * 128.0, 128 * 128.0)
 #: Rows that never come near the limit of power, or (P100 in fp32) whose throttling is thermal: energy stays as known.
 UNTHROTTLED = {("Pascal", "gemm.simt"), ("Ampere", "gemm.tensor")}
 #: What rows cannot tell apart: under replayed graphs, blocks under way from their first reads; beside the launches of
@@ -65,9 +65,15 @@ UNTHROTTLED = {("Pascal", "gemm.simt"), ("Ampere", "gemm.tensor")}
 ALIKE_ON_TENSOR_CORES, ALIKE_ON_ORDINARY_CORES = ("fill",), ("spread", "split_step", "latency")
 #: Cycles for two bytes of a sum from which a fit sets out as well: L40S takes 12.7 us longer for 3,072 elements more of
 #: a single tile's, 10.4 cycles each at 2.52 GHz. From below, where a block computes for longer, no slope leads there.
-WAITING = 10.4
+SPLIT_SUM_CYCLES = 10.4
 #: Architecture -> its smallest sgemm tile, where it is not the last.
-SMALLEST_TILE = {"Kepler": TILES[1], "Maxwell": TILES[1], "Pascal": TILES[1], "Volta": TILES[0], "Turing": TILES[0]}
+SMALLEST_TILE = {
+    "Kepler": TILE_AREAS[1],
+    "Maxwell": TILE_AREAS[1],
+    "Pascal": TILE_AREAS[1],
+    "Volta": TILE_AREAS[0],
+    "Turing": TILE_AREAS[0],
+}
 
 
 #: Share of the bandwidth of graphics memory that reads of one sector a page reach: large transposed products of
@@ -81,7 +87,7 @@ SCATTERED: Mapping[str, float] = {"GDDR5X": 0.105, "GDDR5": 0.13}
 NARROW_ROWS: Mapping[tuple[str, str], float] = {("Pascal", "HBM2"): 32.0}
 
 
-class Teacher(NamedTuple):
+class ReferenceFit(NamedTuple):
     """The fit (subject, stack) from which fits to few rows start, its prior, and parameters that are fixed."""
 
     subject: str
@@ -94,21 +100,21 @@ class Teacher(NamedTuple):
 #: What rows of short loops cannot tell: bandwidth of small operands and the cost of a result tile.
 _SHORT = {"epilogue": 3000.0, "bandwidth_efficiency": 0.75}
 #: Architecture and family -> where a fit of DeepBench rows sets out.
-TEACHERS: Mapping[tuple[str, str], Teacher] = {
-    ("Volta", "gemm.tensor"): Teacher("a100-sxm4-80gb", "graph", 4 * MICROSECOND, 2.0, {}),
-    ("Volta", "gemm.simt"): Teacher("v100-pcie-32gb", "eager", 6 * MICROSECOND, 2.0, {}),
-    ("Pascal", "gemm.simt"): Teacher("p100-pcie-16gb", "eager", 5 * MICROSECOND, 1.0, _SHORT),
-    ("Maxwell", "gemm.simt"): Teacher("p100-pcie-16gb", "eager", 30 * MICROSECOND, 1.0, _SHORT),
+REFERENCE_FITS: Mapping[tuple[str, str], ReferenceFit] = {
+    ("Volta", "gemm.tensor"): ReferenceFit("a100-sxm4-80gb", "graph", 4 * MICROSECOND, 2.0, {}),
+    ("Volta", "gemm.simt"): ReferenceFit("v100-pcie-32gb", "eager", 6 * MICROSECOND, 2.0, {}),
+    ("Pascal", "gemm.simt"): ReferenceFit("p100-pcie-16gb", "eager", 5 * MICROSECOND, 1.0, _SHORT),
+    ("Maxwell", "gemm.simt"): ReferenceFit("p100-pcie-16gb", "eager", 30 * MICROSECOND, 1.0, _SHORT),
 }
 
 
-class GemmTable(TableKind[DeviceFigures]):
+class GemmTable(KernelTable[DeviceDatasheet]):
     """C[m,n] = A[m,k] B[k,n], ``batch`` of them."""
 
     name = "gemm"
-    header = frozenset({"source", "device", "dtype", "m", "n", "k", "batch", "time_us"})
-    reads = "compute library trans_a trans_b timing"
-    configuration = ("m", "n", "k", "batch")
+    identifying_columns = frozenset({"source", "device", "dtype", "m", "n", "k", "batch", "time_us"})
+    optional_columns = "compute library trans_a trans_b timing"
+    configuration_columns = ("m", "n", "k", "batch")
     sizes = ("m", "n", "k", "batch")
     families: ClassVar[Mapping[str, type[Any]]] = {
         "gemm.tensor": GemmParameters,
@@ -119,10 +125,10 @@ class GemmTable(TableKind[DeviceFigures]):
     }
     host_parameters = ("launch",)
 
-    @by_words
+    @rowwise
     def unsupported(self, device: str, dtype: str, compute: str, source: str) -> str:
         """Return why rows are refused: no formula for the dtype, or no peak of it on the device."""
-        return unpriced_reason(device, dtype, _unit(dtype, compute, source), frozenset(OPERAND_BYTES))
+        return unsupported_reason(device, dtype, _unit(dtype, compute, source), frozenset(OPERAND_BYTES))
 
     def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Name how each row was timed, by source: graph, kernel, eager, eager/linear (costs the host more) or back-to-
@@ -131,19 +137,19 @@ class GemmTable(TableKind[DeviceFigures]):
         linear, batched = (map_words(frame, columns, partial(_stack, batched=many)) for many in (False, True))
         return pd.Series(np.where(number(frame, "batch") > 1, batched, linear), index=frame.index, dtype=object)
 
-    @by_words
+    @rowwise
     def family(self, device: str, dtype: str, compute: str, source: str) -> str:
         """Name the family, gemm.fp8, .fp4, .int8, .tensor or .simt, by format and the unit that the rows run on."""
         return _family(device, dtype, _unit(dtype, compute, source))
 
-    def starts(self, family: str, figures: DeviceFigures) -> Sequence[GemmParameters]:
+    def starts(self, family: str, figures: DeviceDatasheet) -> Sequence[GemmParameters]:
         """Return starts of a fit: energy by process, tile by library; for ordinary cores the tile sizes of all
         generations."""
-        energies, tile = energy(figures), SMALLEST_TILE.get(figures.architecture, TILES[2])
-        share = surviving_share(figures)
+        energies, tile = energy_per_flop(figures), SMALLEST_TILE.get(figures.architecture, TILE_AREAS[2])
+        share = l2_surviving_share(figures)
         if family == "gemm.tensor":
             first = GemmParameters(energy=energies.tensor, training_energy=energies.training, l2_share=share)
-            return (first, dataclasses.replace(first, latency=WAITING))
+            return (first, dataclasses.replace(first, latency=SPLIT_SUM_CYCLES))
         if family == "gemm.int8" and not figures.tensor_cores:
             lane = energies.vector / INTEGER_LANES
             return (GemmParameters(launch=5 * MICROSECOND, energy=lane, training_energy=lane, l2_share=share),)
@@ -155,29 +161,29 @@ class GemmTable(TableKind[DeviceFigures]):
             energy=energies.vector, training_energy=energies.vector, least_tile=tile,
             scattered_efficiency=SCATTERED.get(figures.memory_kind, 1.0),
         )  # fmt: skip
-        return (first, *(dataclasses.replace(first, least_tile=other) for other in TILES if other != tile))
+        return (first, *(dataclasses.replace(first, least_tile=other) for other in TILE_AREAS if other != tile))
 
-    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
+    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: Fitted) -> FitPlan:
         """Plan a fit. DeepBench has few rows a device: they start from the silicon of a device with many, and stay near
         it."""
         first, *other_starts = self.starts(family, figures)
         alike = ALIKE_ON_TENSOR_CORES if figures.tensor_cores else ALIKE_ON_ORDINARY_CORES
-        teacher = TEACHERS.get((figures.architecture, family))
+        teacher = REFERENCE_FITS.get((figures.architecture, family))
         known = fitted.get((teacher.subject, family, teacher.stack)) if teacher and stack == "back-to-back" else None
         if teacher is None or known is None:
             fixed = (*alike, "energy") if (figures.architecture, family) in UNTHROTTLED else alike
-            return FitPlan(first, tuple(other_starts), ("launch",), fixed, starts=1 if other_starts else 2)
+            return FitPlan(first, tuple(other_starts), ("launch",), fixed, random_starts=1 if other_starts else 2)
         start = dataclasses.replace(
             known, launch=teacher.launch, energy=first.energy, training_energy=first.training_energy,
             scattered_efficiency=first.scattered_efficiency, **teacher.fixed,
             narrow_rows=NARROW_ROWS.get((figures.architecture, figures.memory_kind), 1.0),
         )  # fmt: skip
-        tiles = TILES if family == "gemm.simt" else ()
+        tiles = TILE_AREAS if family == "gemm.simt" else ()
         alternatives = tuple(dataclasses.replace(start, least_tile=1.01 * tile) for tile in tiles)
         fixed = ("energy", *alike, *teacher.fixed)
-        return FitPlan(start, alternatives, ("launch",), fixed, starts=1, prior=teacher.prior)
+        return FitPlan(start, alternatives, ("launch",), fixed, random_starts=1, prior=teacher.prior)
 
-    @by_words
+    @rowwise
     def compute(self, dtype: str, compute: str, source: str) -> str:
         """Return the arithmetic that the row states; DeepBench's fp16 without a word is half precision on ordinary
         cores."""
@@ -185,17 +191,17 @@ class GemmTable(TableKind[DeviceFigures]):
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count 2 m n k batch FLOP, and the bytes of each operand once."""
-        m, n, k, batch = (number(frame, name) for name in self.configuration)
+        m, n, k, batch = (number(frame, name) for name in self.configuration_columns)
         element, result = _bytes(frame, OPERAND_BYTES), _bytes(frame, RESULT_BYTES)
         return 2.0 * m * n * k * batch, batch * ((m * k + k * n) * element + m * n * result)
 
-    def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: GemmParameters) -> Array:
+    def time(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: GemmParameters) -> Array:
         """Predict the seconds of rows of one device, dtype, family and stack; fp8 rows include quantising the
         activations."""
         if frame.empty:
             return np.zeros(0)
         stack, dtype = str(self.stack(frame.iloc[:1]).iloc[0]), str(frame["dtype"].iloc[0]).strip()
-        m, n, k, batch = (number(frame, name) for name in self.configuration)
+        m, n, k, batch = (number(frame, name) for name in self.configuration_columns)
         column_major = map_words(frame, ("source",), lambda source: source in COLUMN_MAJOR, bool)
         # Whether operands lie contiguous along k, by layout letters; a column-major BLAS computes C transposed.
         turned = (map_words(frame, (name,), lambda letter: letter == "T", bool) for name in ("trans_a", "trans_b"))
@@ -214,7 +220,7 @@ class GemmTable(TableKind[DeviceFigures]):
         if OPERAND_BYTES[dtype] == 2.0 and figures.tensor_cores:
             odd = unaligned_rows_time(m, n, k, (left, right), figures)
             seconds = np.maximum(seconds, np.where(batch == 1.0, odd, 0.0))
-        if dtype not in NARROW:
+        if dtype not in QUANTISED_FORMATS:
             return seconds
         extra = quantisation_time(
             elements=m * k * batch, source_bytes=2.0, target_bytes=OPERAND_BYTES[dtype], device=figures,
@@ -228,13 +234,13 @@ def _unit(dtype: str, compute: str, source: str) -> str:
 
 
 def _stack(source: str, timing: str, library: str, *, batched: bool) -> str:
-    stack = timing or STACKS.get(source, "back-to-back")
+    stack = timing or TIMING_METHODS.get(source, "back-to-back")
     return "eager/linear" if stack == "eager" and not batched and "bmm" not in library else stack
 
 
 @cache
 def _family(device: str, dtype: str, compute: str) -> str:
-    if dtype in NARROW or dtype == "int8":
+    if dtype in QUANTISED_FORMATS or dtype == "int8":
         return f"gemm.{dtype}"
     try:
         return "gemm.tensor" if unit_of(find_device(device), dtype, compute) == "tensor" else "gemm.simt"
@@ -253,7 +259,7 @@ def _bytes(frame: pd.DataFrame, table: Mapping[str, float]) -> Array:
     return np.asarray(map_words(frame, ("dtype",), lambda dtype: table.get(dtype, math.nan), np.float64))
 
 
-KINDS.register(GemmTable.name)(GemmTable())
+KERNEL_TABLES.register(GemmTable.name)(GemmTable())
 
 
 # Measured recurrent layers: cell, hidden units, batch and steps, without the input products
@@ -266,13 +272,15 @@ DIRECTIONS: Mapping[str, RnnDirection] = {
 }
 
 
-class RnnTable(TableKind[DeviceFigures]):
+class RnnTable(KernelTable[DeviceDatasheet]):
     """Table of recurrent layers over ``timesteps`` steps, one per row."""
 
     name = "rnn"
-    header = frozenset({"source", "device", "dtype", "cell", "hidden", "batch", "timesteps", "direction", "time_us"})
-    reads = "compute library timing"
-    configuration = ("cell", "hidden", "batch", "timesteps", "direction")
+    identifying_columns = frozenset(
+        {"source", "device", "dtype", "cell", "hidden", "batch", "timesteps", "direction", "time_us"}
+    )
+    optional_columns = "compute library timing"
+    configuration_columns = ("cell", "hidden", "batch", "timesteps", "direction")
     sizes = ("hidden", "batch", "timesteps")
     families: ClassVar[Mapping[str, type[Any]]] = {
         "rnn.vector": RnnParameters,
@@ -285,7 +293,7 @@ class RnnTable(TableKind[DeviceFigures]):
         """Return why rows are refused: an unknown dtype, cell or direction, no peak on the device, or an extent below
         1."""
         dtypes = frozenset(ELEMENT_BYTES)
-        out = by_arithmetic(frame, self.compute(frame), lambda *columns: unpriced_reason(*columns, dtypes))
+        out = by_arithmetic(frame, self.compute(frame), lambda *columns: unsupported_reason(*columns, dtypes))
         for column, known in (("cell", list(GATES)), ("direction", list(DIRECTIONS))):
             out = out.mask((out == "") & ~text(frame, column).isin(known), f"{column} is none of " + ", ".join(known))
         small = np.any([~(number(frame, name) >= 1) for name in ("hidden", "batch", "timesteps")], axis=0)
@@ -305,7 +313,7 @@ class RnnTable(TableKind[DeviceFigures]):
         cores."""
         return compute_unit_of(frame)
 
-    def starts(self, family: str, figures: DeviceFigures) -> Sequence[RnnParameters]:
+    def starts(self, family: str, figures: DeviceDatasheet) -> Sequence[RnnParameters]:
         """Return the starts of a fit: the defaults, and a kernel that hides little of its latency."""
         return (RnnParameters(), RnnParameters(depth_cycles=150.0))
 
@@ -319,7 +327,7 @@ class RnnTable(TableKind[DeviceFigures]):
         states = (gate_count + 1.0) * hidden * batch * steps
         return 2.0 * products * batch * steps * gradients, (products * reads + states) * element
 
-    def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: RnnParameters) -> Array:
+    def time(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: RnnParameters) -> Array:
         """Seconds of rows of one device, dtype, family and stack, by the standard (not persistent) kernels."""
         hidden, batch, steps = (number(frame, name) for name in ("hidden", "batch", "timesteps"))
         return rnn_time(
@@ -329,7 +337,7 @@ class RnnTable(TableKind[DeviceFigures]):
         )  # fmt: skip
 
 
-def _products(figures: DeviceFigures) -> GemmParameters:
+def _products(figures: DeviceDatasheet) -> GemmParameters:
     """Return the device's calibration of plain products, measured or inherited."""
     return lookup(
         GemmParameters,
@@ -359,4 +367,4 @@ def _rnn_family(device: str, dtype: str, compute: str) -> str:
     return "rnn.half" if dtype in ("fp16", "bf16") else "rnn.vector"
 
 
-KINDS.register("rnn")(RnnTable())
+KERNEL_TABLES.register("rnn")(RnnTable())

@@ -11,14 +11,14 @@ from paleo.serving.engines import Engine, engine_of_release, load_engine
 from paleo.serving.formats import Formats
 from paleo.serving.lowered import Sharding
 from paleo.serving.memory import serving_memory
-from paleo.serving.phases import phases
+from paleo.serving.phases import iteration_tables
 from paleo.serving.plans import ReplicaLayout, ServingLimits, ServingLoad, ServingPlan, plan_of
 from paleo.serving.single_pass import batches_in_memory, best_of
 from paleo.serving.steady import Lengths
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
 from paleo.tables.kinds._serving import system_of_device
-from paleo.tables.steps import STEPS, Row, Step, StepTable, has_value
+from paleo.tables.steps import RUN_TABLES, Row, RowPrediction, RunTable, has_value
 
 if TYPE_CHECKING:
     from paleo.serving.reinforcement import Rollouts
@@ -32,9 +32,9 @@ class Benchmark:
     """Language benchmark of MLPerf Inference: its network and the lengths of its samples [tokens].
 
     ``prompt`` and ``answer`` are mean lengths of the benchmark's data set (OpenOrca, its mixtures, SQuAD,
-    CNN/DailyMail); an answer of 0 tokens is an encoder. ``spread`` is the relative standard deviation of lengths;
-    ``weights`` the number format of the weights. ``beams`` is the width of beam search: beams are sequences that share
-    the KV cache of their prompt, and the engine chooses among them after each token.
+    CNN/DailyMail); an answer of 0 tokens is an encoder. ``length_deviation`` is the relative standard deviation of
+    lengths; ``weight_dtype`` the number format of the weights. ``beams`` is the width of beam search: beams are
+    sequences that share the KV cache of their prompt, and the engine chooses among them after each token.
 
     Notes
     -----
@@ -45,21 +45,21 @@ class Benchmark:
     model: str
     prompt: float
     answer: float
-    spread: float
-    weights: str
+    length_deviation: float
+    weight_dtype: str
     beams: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class ImageBenchmark:
+class SinglePassBenchmark:
     """Benchmark of MLPerf Inference without tokens.
 
-    ``model`` is the network, ``weights`` the number format of its weights, ``fused`` the layers that submissions run as
-    one kernel.
+    ``model`` is the network, ``weight_dtype`` the number format of its weights, ``fused`` the layers that submissions
+    run as one kernel.
     """
 
     model: str
-    weights: str
+    weight_dtype: str
     fused: str = ""
 
 
@@ -73,14 +73,16 @@ BENCHMARKS = {
     "gptj": Benchmark("gpt-j-6b", 980.0, 69.0, 0.5, "fp8", beams=4),
 }
 #: NVIDIA's submissions run the first stage of ResNet-50 in int8 as one kernel (plugin RnRes2FullFusion_TRT).
-IMAGES = {
-    "resnet50": ImageBenchmark("resnet50", "int8", "stage1"),
-    "retinanet": ImageBenchmark("retinanet", "int8"),
-    "stable-diffusion": ImageBenchmark("stable-diffusion-xl", "fp8"),
-    "dlrm": ImageBenchmark("dlrm-dcnv2", "int8"),
+SINGLE_PASS_BENCHMARKS = {
+    "resnet50": SinglePassBenchmark("resnet50", "int8", "stage1"),
+    "retinanet": SinglePassBenchmark("retinanet", "int8"),
+    "stable-diffusion": SinglePassBenchmark("stable-diffusion-xl", "fp8"),
+    "dlrm": SinglePassBenchmark("dlrm-dcnv2", "int8"),
 }
 #: Why the others are not priced.
-REASONS = {"3d-unet": "the sizes of KiTS19's 42 scans, which give their windows of 128 x 128 x 128, are not stated"}
+UNMODELLED_BENCHMARKS = {
+    "3d-unet": "the sizes of KiTS19's 42 scans, which give their windows of 128 x 128 x 128, are not stated"
+}
 #: Tokens of the longest question that BERT reads (SQuAD with its paragraph, MLPerf Inference), and share of the peak in
 #: sixteen bits at which Hopper's fused attention computes the padding to these: what the server scenario adds to the
 #: offline time of a sample is 28 us on H100 and 30 on H200 in either accuracy, 44 on H100 PCIe (0.38, 0.36, 0.32).
@@ -89,24 +91,27 @@ PADDED_TOKENS, PADDED_SHARE = 384.0, 0.36
 INTERVAL, DEGREES = (0.7, 1.4), (1, 2, 4, 8)
 
 
-def benchmark_of(row: Row) -> Benchmark | ImageBenchmark:
+def benchmark_of(row: Row) -> Benchmark | SinglePassBenchmark:
     """Return the benchmark that a row ran; raise SpecError with the reason if it cannot be modelled."""
     name = str(row["model"])
     if "MaxQ" in str(row.get("system_reported") or ""):
         raise SpecError("MaxQ: its power limit, below the one that is sold, is unknown")
-    benchmarks: dict[str, Benchmark | ImageBenchmark] = {**BENCHMARKS, **IMAGES}
+    benchmarks: dict[str, Benchmark | SinglePassBenchmark] = {**BENCHMARKS, **SINGLE_PASS_BENCHMARKS}
     for known, benchmark in benchmarks.items():
         if name.startswith(known):
             return benchmark
-    reason = next((reason for word, reason in REASONS.items() if name.startswith(word)), "the network is not known")
+    reason = next(
+        (reason for word, reason in UNMODELLED_BENCHMARKS.items() if name.startswith(word)), "the network is not known"
+    )
     raise SpecError(f"{name}: {reason}")
 
 
-def served_by(row: Row, weights: str) -> tuple[Engine, Formats]:
+def engine_and_formats(row: Row, weights: str) -> tuple[Engine, Formats]:
     """Return the engine of a row and its number formats: (engine, formats of weights and KV cache).
 
-    vLLM serves the checkpoint in bf16, as published. Without vLLM, the engine is TensorRT-LLM with ``weights`` as the
-    format of the weights and an fp8 cache. ``weights`` is the format of the benchmark's submissions, such as ``fp8``.
+    vLLM serves the checkpoint in bf16, as published. Without vLLM, the engine is TensorRT-LLM with ``weight_dtype`` as
+    the format of the weights and an fp8 cache. ``weight_dtype`` is the format of the benchmark's submissions, such as
+    ``fp8``.
     """
     name, _, release = str(row.get("framework") or "").partition(" ")
     published = name.lower() == "vllm"
@@ -130,7 +135,7 @@ def replicas_of(
             continue
         sharding = Sharding(degree)
         try:
-            prices = phases(load_model(model), load_system(system.name), sharding, formats, engine.kernels)
+            prices = iteration_tables(load_model(model), load_system(system.name), sharding, formats, engine.kernels)
         except PaleoError:
             continue
         memory = serving_memory(prices.lowered, sharding, formats, engine, system.device)
@@ -146,13 +151,15 @@ def answered(row: Row) -> float:
     scenario = str(row["scenario"])
     if scenario not in ("offline", "server", "interactive"):
         raise SpecError(f"scenario {scenario!r} is one request at a time: not modelled")
-    if isinstance(benchmark, ImageBenchmark) or benchmark.answer == 0.0:
-        return _passed(row, benchmark, gpus, scenario)
+    if isinstance(benchmark, SinglePassBenchmark) or benchmark.answer == 0.0:
+        return _single_pass_samples_per_s(row, benchmark, gpus, scenario)
     answer = float(row["output_tokens_per_sample"]) if has_value(row, "output_tokens_per_sample") else benchmark.answer
     limits = ServingLimits()
     if scenario != "offline":
         limits = ServingLimits(_limit(row, "ttft_limit_s"), _limit(row, "tpot_limit_s"), _limit(row, "latency_limit_s"))
-    return _best(benchmark, str(row["device"]), *served_by(row, benchmark.weights), gpus, round(answer), limits)
+    return _best(
+        benchmark, str(row["device"]), *engine_and_formats(row, benchmark.weight_dtype), gpus, round(answer), limits
+    )
 
 
 @cache
@@ -162,27 +169,31 @@ def _best(
     layouts = replicas_of(benchmark.model, device, engine, formats, gpus, 4.0 * benchmark.prompt)
     if not layouts:
         raise SpecError(f"{benchmark.model} in {formats.weights} does not fit on {gpus} of {device}")
-    lengths = Lengths(benchmark.prompt / benchmark.beams, float(answer), benchmark.spread, benchmark.spread)
+    lengths = Lengths(
+        benchmark.prompt / benchmark.beams, float(answer), benchmark.length_deviation, benchmark.length_deviation
+    )
     plans = [plan_of(layout, ServingLoad("most", lengths), limits) for layout in layouts]
-    rates = [_searched(plan, benchmark.beams, answer * engine.beam) for plan in plans if plan is not None]
+    rates = [
+        _beam_search_samples_per_s(plan, benchmark.beams, answer * engine.beam) for plan in plans if plan is not None
+    ]
     if not rates:
         raise SpecError("no layout keeps the limits of latency")
     return max(rates)
 
 
-def _searched(plan: ServingPlan, beams: int, choice: float) -> float:
+def _beam_search_samples_per_s(plan: ServingPlan, beams: int, choice: float) -> float:
     """Return the samples per second of a plan under beam search, where each sample is ``beams`` requests.
 
     ``choice`` is the time of choosing among beams per request [s]; each replica does so between its iterations.
 
     >>> from types import SimpleNamespace
-    >>> served = SimpleNamespace(requests_per_s=80.0, candidate=SimpleNamespace(replicas=2))
-    >>> _searched(served, 1, 0.1), _searched(served, 4, 0.025)
+    >>> served = SimpleNamespace(requests_per_s=80.0, layout=SimpleNamespace(replicas=2))
+    >>> _beam_search_samples_per_s(served, 1, 0.1), _beam_search_samples_per_s(served, 4, 0.025)
     (80.0, 10.0)
     """
     if beams == 1:
         return plan.requests_per_s
-    replicas = plan.candidate.replicas
+    replicas = plan.layout.replicas
     return replicas / (beams * (replicas / plan.requests_per_s + choice))
 
 
@@ -191,16 +202,16 @@ def _limit(row: Row, column: str) -> float | None:
     return value if value > 0 else None
 
 
-def _passed(row: Row, benchmark: Benchmark | ImageBenchmark, gpus: int, scenario: str) -> float:
+def _single_pass_samples_per_s(row: Row, benchmark: Benchmark | SinglePassBenchmark, gpus: int, scenario: str) -> float:
     """Predict the samples per second of a network that answers with one forward pass (encoder, image, recommendation).
 
     Activations between the kernels of an encoder have 8 bits, and 16 if 99.9 % of the accuracy is required. Then a
     recommendation also multiplies in 16 bits.
     """
-    system, formats = system_of_device(str(row["device"])), Formats(benchmark.weights)
+    system, formats = system_of_device(str(row["device"])), Formats(benchmark.weight_dtype)
     limit = None if scenario == "offline" else _limit(row, "latency_limit_s")
     between = 2.0 if str(row["model"]).endswith("99.9") else 1.0
-    if isinstance(benchmark, ImageBenchmark):
+    if isinstance(benchmark, SinglePassBenchmark):
         tried = batches_in_memory(load_model(benchmark.model), system, formats, benchmark.fused, between=between)
     else:
         length = benchmark.prompt
@@ -239,29 +250,29 @@ def padding_time(model: ModelSpec, system: System, benchmark: Benchmark) -> floa
     device = system.device
     if device.architecture != "Hopper":
         return 0.0
-    squares = PADDED_TOKENS**2 - benchmark.prompt**2 * (1.0 + benchmark.spread**2)
+    squares = PADDED_TOKENS**2 - benchmark.prompt**2 * (1.0 + benchmark.length_deviation**2)
     flops = 4.0 * float(model.params["layers"]) * float(model.params["hidden"]) * squares
     return flops / (PADDED_SHARE * device.peak_flops_per_s("fp16"))
 
 
-class InferenceRuns(StepTable):
+class InferenceRuns(RunTable):
     """Table of submissions to MLPerf Inference, one per row; the measured value is samples per second."""
 
     name = "inference"
-    header = frozenset({"scenario", "target_qps", "samples_per_s", "model", "n_gpus", "latency_p99_s"})
-    reads: ClassVar[str] = (
+    identifying_columns = frozenset({"scenario", "target_qps", "samples_per_s", "model", "n_gpus", "latency_p99_s"})
+    optional_columns: ClassVar[str] = (
         "round submitter device nodes gpus_per_node tokens_per_s weight_dtype_reported input_dtype_reported"
         " ttft_limit_s tpot_limit_s latency_limit_s ttft_p99_s tpot_p99_s output_tokens_per_sample samples_per_query"
         " valid system_reported division framework"
     )
-    configuration = (
+    configuration_columns = (
         "device", "submitter", "system_reported", "framework", "output_tokens_per_sample", "latency_limit_s",
     )  # fmt: skip
     measured_column = "samples_per_s"
     measured_unit = 1.0
     calibrates = False
 
-    def step(self, row: Row, software: Software | None = None) -> Step:
+    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
         """Predict the samples per second of a row; the baseline is the peak FLOP/s of its devices."""
         if not has_value(row, "device") or not has_value(row, "n_gpus"):
             raise SpecError("device or n_gpus is blank")
@@ -270,10 +281,10 @@ class InferenceRuns(StepTable):
         peak = float(row["n_gpus"]) * device.peak_flops_per_s(
             "bf16" if "bf16" in device.peak else device.training_dtype
         )
-        return Step(value, value * low, value * high, peak, str(row["device"]), str(row["model"]))
+        return RowPrediction(value, value * low, value * high, peak, str(row["device"]), str(row["model"]))
 
 
-STEPS.register("inference")(InferenceRuns())
+RUN_TABLES.register("inference")(InferenceRuns())
 
 
 #: Networks and systems of rows of reinforcement learning by the names in the table.
@@ -302,25 +313,27 @@ def degrees_of(cell: object, names: tuple[str, ...]) -> dict[str, int]:
     return {name: int(text) if text.isdigit() else 1 for name, text in zip(names, texts, strict=True)}
 
 
-class LearningSteps(StepTable):
+class LearningSteps(RunTable):
     """Table of reinforcement-learning steps, one per row; the measured value is the step time [s].
 
     A step generates rollouts with a serving engine and trains the policy on them.
     """
 
     name = "rl_steps"
-    header = frozenset({"algorithm", "policy", "generation_layout", "training_layout", "generation_batch", "step_s"})
-    reads: ClassVar[str] = (
+    identifying_columns = frozenset(
+        {"algorithm", "policy", "generation_layout", "training_layout", "generation_batch", "step_s"}
+    )
+    optional_columns: ClassVar[str] = (
         "system model precision n_gpus max_sequence mean_sequence training_batch tokens_per_s_per_gpu"
     )
-    configuration = ("system", "model", "n_gpus", "max_sequence", "mean_sequence", "training_batch")
+    configuration_columns = ("system", "model", "n_gpus", "max_sequence", "mean_sequence", "training_batch")
     measured_column = "step_s"
     measured_unit = 1.0
     calibrates = False
 
-    def step(self, row: Row, software: Software | None = None) -> Step:
+    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
         """Predict the time of a row's step [s]; the baseline is tokens of rollouts per GPU at one constant rate."""
-        from paleo.studies.reinforcement import LearningQuestion, best_step
+        from paleo.studies.reinforcement import LearningQuestion, rank_learning_steps
 
         needed = ("system", "model", "n_gpus", "max_sequence", "mean_sequence", "training_batch", "generation_batch")
         missing = [column for column in needed if not has_value(row, column)]
@@ -339,12 +352,14 @@ class LearningSteps(StepTable):
             model, system, int(float(row["n_gpus"])), _rollouts(row), staleness=staleness,
             layouts=[Sharding(engine["tp"], engine["pp"])], strategies=[",".join([*parts, *folded, "zero=1"])],
         )  # fmt: skip
-        steps, refusals = best_step(question)
+        steps, refusals = rank_learning_steps(question)
         if not steps:
             raise SpecError(refusals[0] if refusals else "no layout of engine and trainer")
-        seconds, (low, high) = steps[0].step, STEP_INTERVAL
+        seconds, (low, high) = steps[0].step_time, STEP_INTERVAL
         work = float(row["generation_batch"]) * float(row["mean_sequence"]) / float(row["n_gpus"])
-        return Step(seconds, seconds * low, seconds * high, work, system.device.name, "step of reinforcement learning")
+        return RowPrediction(
+            seconds, seconds * low, seconds * high, work, system.device.name, "step of reinforcement learning"
+        )
 
 
 def _rollouts(row: Row) -> Rollouts:
@@ -356,4 +371,4 @@ def _rollouts(row: Row) -> Rollouts:
     return Rollouts(count, batch, prompt, mean - prompt, max(longest - prompt, 1.0))
 
 
-STEPS.register("rl_steps")(LearningSteps())
+RUN_TABLES.register("rl_steps")(LearningSteps())

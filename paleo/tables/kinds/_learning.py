@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from paleo.errors import SpecError
-from paleo.learning.laws import CHINCHILLA, RESNET32, STEP_LAW, ReferencePoints, leave_out
+from paleo.learning.laws import CHINCHILLA, RESNET32_STALENESS, STEP_LAW, ReferencePoints, leave_out
 from paleo.specs.task import task_of
-from paleo.studies.cost import NINETY
-from paleo.tables.steps import STEPS, QuantityTable, Row, Step, has_value, whole_cell
+from paleo.studies.cost import INTERVAL_DEVIATIONS
+from paleo.tables.steps import RUN_TABLES, QuantityTable, Row, RowPrediction, has_value, whole_cell
 
 if TYPE_CHECKING:
     from paleo.specs.software import Software
@@ -45,40 +45,40 @@ class Losses(QuantityTable):
     """Table of training runs, one per row; the measured value is the final loss in nats per token."""
 
     name = "learning"
-    header = frozenset({"parameters", "tokens", "loss_nats"})
-    reads = "batch_tokens learning_rate seq_len source steps"
-    configuration = ("source", "batch_tokens", "learning_rate", "seq_len")
+    identifying_columns = frozenset({"parameters", "tokens", "loss_nats"})
+    optional_columns = "batch_tokens learning_rate seq_len source steps"
+    configuration_columns = ("source", "batch_tokens", "learning_rate", "seq_len")
     measured_column = "loss_nats"
 
-    def step(self, row: Row, software: Software | None = None) -> Step:
+    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
         """Predict the final loss of a row by its law [nat per token]; the baseline is one constant per law."""
         loss, residual, law = loss_of_row(row)
         spread = 2.0 * residual * loss
-        return Step(loss, loss - spread, loss + spread, 1.0, law, law)
+        return RowPrediction(loss, loss - spread, loss + spread, 1.0, law, law)
 
 
-STEPS.register("learning")(Losses())
+RUN_TABLES.register("learning")(Losses())
 
 
 #: Accuracy above guessing, as a share of that of fresh gradients, below which a run never learned.
-LEARNED = 0.1
+LEAST_LEARNED_SHARE = 0.1
 
 
 class StaleRuns(QuantityTable):
     """Table of asynchronous training runs, one per row; the measured value is the final accuracy [-]."""
 
     name = "staleness_accuracy"
-    header = frozenset({"consistency", "workers", "servers", "steps", "final_accuracy"})
-    reads = "batch_per_gpu dataset device model notes parameters preemptible"
-    configuration = ("model", "dataset", "batch_per_gpu", "device")
+    identifying_columns = frozenset({"consistency", "workers", "servers", "steps", "final_accuracy"})
+    optional_columns = "batch_per_gpu dataset device model notes parameters preemptible"
+    configuration_columns = ("model", "dataset", "batch_per_gpu", "device")
     measured_column = "final_accuracy"
 
-    def step(self, row: Row, software: Software | None = None) -> Step:
+    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
         """Predict the final accuracy of a row by the law of its network [-].
 
         With equal workers, an update is as many updates stale as there are other workers.
         """
-        law, network = RESNET32, f"{row['model']} on {row['dataset']}"
+        law, network = RESNET32_STALENESS, f"{row['model']} on {row['dataset']}"
         if network != law.model or row["consistency"] != "async":
             raise SpecError(f"{network}, {row['consistency']}: no law of staleness; known is {law.model}, async")
         if (whole_cell(row, "steps"), whole_cell(row, "batch_per_gpu")) != (law.updates, law.batch):
@@ -86,37 +86,39 @@ class StaleRuns(QuantityTable):
         staleness = float(whole_cell(row, "workers") - 1)
         if not 0 <= staleness <= law.largest:
             raise SpecError(f"staleness {staleness:g} lies outside of the range of its law (0 to {law.largest:g})")
-        if float(row["final_accuracy"]) < law.guessing + LEARNED * (law.fresh - law.guessing):
+        if float(row["final_accuracy"]) < law.guessing + LEAST_LEARNED_SHARE * (law.fresh - law.guessing):
             raise SpecError(f"the run never learned: its accuracy is that of guessing ({law.guessing:.0%})")
-        accuracy, spread = float(law.accuracy(staleness)), NINETY * law.residual
-        return Step(accuracy, accuracy - spread, accuracy + spread, 1.0, str(row["device"]), "linear in staleness")
+        accuracy, spread = float(law.accuracy(staleness)), INTERVAL_DEVIATIONS * law.residual
+        return RowPrediction(
+            accuracy, accuracy - spread, accuracy + spread, 1.0, str(row["device"]), "linear in staleness"
+        )
 
 
-STEPS.register("staleness_accuracy")(StaleRuns())
+RUN_TABLES.register("staleness_accuracy")(StaleRuns())
 
 
 #: What makes two rows the same point; rounds repeat those of earlier ones.
-POINT = ["benchmark", "global_batch_size", "samples_mean"]
+POINT_COLUMNS = ["benchmark", "global_batch_size", "samples_mean"]
 
 
 class ConvergencePoints(QuantityTable):
     """Table of MLPerf reference convergence points, one per row; measured are mean samples to the target."""
 
     name = "convergence"
-    header = frozenset({"benchmark", "round", "global_batch_size", "samples_mean", "samples_std", "n"})
-    reads = "name unit"
-    configuration = ("name",)
+    identifying_columns = frozenset({"benchmark", "round", "global_batch_size", "samples_mean", "samples_std", "n"})
+    optional_columns = "name unit"
+    configuration_columns = ("name",)
     measured_column = "samples_mean"
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
         """Predict the rows of this table; a point that a later round repeats is predicted once."""
         predictions = super().predict(frame)
-        repeats = frame.duplicated(POINT).to_numpy()
-        predictions.seconds[repeats] = math.nan
+        repeats = frame.duplicated(POINT_COLUMNS).to_numpy()
+        predictions.values[repeats] = math.nan
         predictions.reasons[repeats] = "the point of another round once more"
         return predictions
 
-    def step(self, row: Row, software: Software | None = None) -> Step:
+    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
         """Predict the samples to the target of a row by the law of its task.
 
         If the row's point is one of those that define the law, the law is taken without it.
@@ -127,8 +129,13 @@ class ConvergencePoints(QuantityTable):
         law = task.law
         if isinstance(law, ReferencePoints) and batch in [point for point, _ in law.points]:
             law = leave_out(law, batch)
-        samples, spread = float(law.samples(batch)), math.exp(NINETY * float(law.sigma(batch, float(row["n"]))))
-        return Step(samples, samples / spread, samples * spread, 1.0, str(row["benchmark"]), "other points of the task")
+        samples, spread = (
+            float(law.samples(batch)),
+            math.exp(INTERVAL_DEVIATIONS * float(law.log_std(batch, float(row["n"])))),
+        )
+        return RowPrediction(
+            samples, samples / spread, samples * spread, 1.0, str(row["benchmark"]), "other points of the task"
+        )
 
 
-STEPS.register("convergence")(ConvergencePoints())
+RUN_TABLES.register("convergence")(ConvergencePoints())

@@ -9,17 +9,17 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
-from paleo.pricing.kernels import DeviceFigures, figures
+from paleo.pricing.kernels import DeviceDatasheet, device_datasheet
 from paleo.pricing.memory import (
     MemoryParameters,
-    RowPasses,
+    RowTraffic,
     block_passes,
     layer_norm_passes,
     memory_time,
     softmax_passes,
 )
 from paleo.pricing.scans import (
-    CHUNKS,
+    CHUNK_LENGTHS,
     ELEMENT,
     STATE,
     ScanParameters,
@@ -31,7 +31,7 @@ from paleo.pricing.scans import (
 from paleo.pricing.store import streaming_fraction
 from paleo.specs.device import find_device
 from paleo.tables.cells import Array, map_words, number, release_of, text
-from paleo.tables.kernels import KINDS, FitPlan, Fitted, TableKind, by_words, timing_keys, unpriced_reason
+from paleo.tables.kernels import KERNEL_TABLES, FitPlan, Fitted, KernelTable, rowwise, timing_keys, unsupported_reason
 from paleo.units import MICROSECOND
 
 # Tables of memory-bound kernels: maps, norms, softmax, rotary embedding, gated units, quantisation
@@ -54,7 +54,7 @@ FAMILIES = {
 FAMILY_OF = {operation: family for family, operations in FAMILIES.items() for operation in operations}
 #: Host work of a framework call against that of a two-operand one, where it is another: scalars are wrapped first, and
 #: activations go through a module.
-HOST_CALLS = {
+HOST_CALL_FACTORS = {
     "add_scalar": 1.18, "mul_scalar": 1.18, "div_scalar": 1.18, "pow_scalar": 1.13, "relu": 1.22, "gelu": 1.15,
 }  # fmt: skip
 #: Bytes of a (first input) element; "a->b" is a conversion.
@@ -63,21 +63,21 @@ DTYPE_BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, 
 WARM_KERNELS = ("add", "rmsnorm")
 
 
-class ElementwiseTable(TableKind[DeviceFigures]):
+class ElementwiseTable(KernelTable[DeviceDatasheet]):
     """Table of memory-bound kernels, one timed call per row.
 
     Families are ``memory.<kernel>``.
     """
 
     name = "elementwise"
-    header = frozenset({"op", "shape", "bytes_moved"})
-    reads = "compute dtype device library source timing cache"
-    configuration = ("op", "shape")
+    identifying_columns = frozenset({"op", "shape", "bytes_moved"})
+    optional_columns = "compute dtype device library source timing cache"
+    configuration_columns = ("op", "shape")
     sizes = ("bytes_moved",)
     families: ClassVar = {f"memory.{family}": MemoryParameters for family in FAMILIES}
     host_parameters = ("launch_time", "kernel_time", "host_overlap")
 
-    def start(self, family: str, stack: str, figures: DeviceFigures) -> tuple[MemoryParameters, tuple[str, ...]]:
+    def start(self, family: str, stack: str, figures: DeviceDatasheet) -> tuple[MemoryParameters, tuple[str, ...]]:
         """Return (start values, names of fixed parameters) of a fit of a family to rows of this table.
 
         Parameters stay fixed if these rows do not determine them.
@@ -103,14 +103,14 @@ class ElementwiseTable(TableKind[DeviceFigures]):
         warmed = eager or family == "memory.rmsnorm"
         return start, ("host_overlap", "bandwidth_fraction", *(() if warmed else ("cache_fraction",)))
 
-    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
+    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: Fitted) -> FitPlan:
         """Return the settings of a fit to at most 900 rows, with start values and fixed parameters of `start`."""
         start, fixed = self.start(family, stack, figures)
         return FitPlan(start, fixed=fixed, training_rows=900, prior=0.15)
 
-    def figures(self, subject: str, dtype: str, compute: str) -> DeviceFigures:
+    def figures(self, subject: str, dtype: str, compute: str) -> DeviceDatasheet:
         """Return the datasheet figures of a device for fp32 on ordinary cores, whatever format the rows store."""
-        return figures(find_device(subject), "fp32")
+        return device_datasheet(find_device(subject), "fp32")
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
         reason = pd.Series("", index=frame.index, dtype=object)
@@ -136,11 +136,11 @@ class ElementwiseTable(TableKind[DeviceFigures]):
         rows, length = _shape(frame)
         return rows * length, number(frame, "bytes_moved")
 
-    def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: MemoryParameters) -> Array:
+    def time(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: MemoryParameters) -> Array:
         rows, length = _shape(frame)
         passes = _passes(frame, rows, length, figures)
         stack, operation = self.stack(frame), text(frame, "op")
-        calls = np.array(operation.map(HOST_CALLS).fillna(1.0), dtype=np.float64)
+        calls = np.array(operation.map(HOST_CALL_FACTORS).fillna(1.0), dtype=np.float64)
         warm = (stack == "graph") | ((stack == "kernel") & operation.isin(WARM_KERNELS))
         stated = text(frame, "cache")
         warm = warm.where(stated == "", stated == "warm")
@@ -154,7 +154,7 @@ class ElementwiseTable(TableKind[DeviceFigures]):
         )  # fmt: skip
 
 
-def _passes(frame: pd.DataFrame, rows: Array, length: Array, figures: DeviceFigures) -> RowPasses:
+def _passes(frame: pd.DataFrame, rows: Array, length: Array, figures: DeviceDatasheet) -> RowTraffic:
     family = text(frame, "op").map(FAMILY_OF)
     width = np.array(_input_dtype(frame).map(DTYPE_BYTES), dtype=np.float64)
     if (family == "softmax").all():
@@ -182,14 +182,14 @@ def _shape(frame: pd.DataFrame) -> tuple[Array, Array]:
     return total / length, length
 
 
-KINDS.register("elementwise")(ElementwiseTable())
+KERNEL_TABLES.register("elementwise")(ElementwiseTable())
 
 
 # Kernels of recurrences with a matrix as state, and of the short convolutions before them, as engines run them
 
 #: Kernels of single tokens, and of convolutions: by blocks of channels (CUDA), by tiles (Triton), of single tokens, of
 #: tokens that are verified.
-TOKENS = (
+TOKEN_KERNELS = (
     "fused_recurrent_gated_delta_rule", "fused_recurrent_gated_delta_rule_packed_decode", "fused_recurrent_kda",
     "fused_recurrent_kda_packed_decode", "fused_kda_decode", "kda_fused_decode", "fused_kda_decode_mtp_dspark",
     "fused_sigmoid_gating_delta_rule_update",
@@ -199,25 +199,26 @@ CONVOLUTIONS = ("cuda", "triton", "update", "verify")
 #: rates of the rows before say that they hold those of the keys.
 TRITON = {"sglang": (0, 5, 14), "vllm": (0, 23)}
 #: Parameters that each formula lacks.
-ABSENT = {
+UNDETERMINED_PARAMETERS = {
     "chunks": ("host", "block", "first"), "tokens": ("host", "rate", "block"), "conv": ("rate", "step", "first"),
 }  # fmt: skip
 
 
-class Scans(TableKind[DeviceFigures]):
+class Scans(KernelTable[DeviceDatasheet]):
     """Table of recurrent scan kernels (Mamba-2, gated delta nets, Kimi delta attention), one timed call per row."""
 
     name = "scan"
-    header = frozenset({"scan", "phase", "batch_size", "seq_len", "d_model", "kernel_source", "time_us"})
-    reads = (
+    identifying_columns = frozenset({"scan", "phase", "batch_size", "seq_len", "d_model", "kernel_source", "time_us"})
+    optional_columns = (
         "device library version d_state d_conv nheads head_dim n_groups num_k_heads head_k_dim num_v_heads head_v_dim"
     )
-    configuration = (
+    configuration_columns = (
         "scan", "batch_size", "seq_len", "nheads", "num_k_heads", "num_v_heads", "d_state",
     )  # fmt: skip
     sizes = ("batch_size", "seq_len")
     families: ClassVar[Mapping[str, type[Any]]] = {
-        f"scan.{name}": ScanParameters for name in (*CHUNKS, *TOKENS, *(f"conv.{each}" for each in CONVOLUTIONS))
+        f"scan.{name}": ScanParameters
+        for name in (*CHUNK_LENGTHS, *TOKEN_KERNELS, *(f"conv.{each}" for each in CONVOLUTIONS))
     }
     host_parameters = ("launch", "host")
 
@@ -225,14 +226,14 @@ class Scans(TableKind[DeviceFigures]):
         """Add column ``dtype`` = bf16, the format of all rows of this table."""
         return frame.assign(dtype="bf16")
 
-    @by_words
+    @rowwise
     def unsupported(self, device: str, kernel_source: str) -> str:
         """Return why a row of this table cannot be modelled (unknown kernel or device), or ''."""
-        if kernel_source in (*CHUNKS, *TOKENS) or kernel_source.startswith("causal_conv1d"):
-            return unpriced_reason(device, "bf16", "", frozenset({"bf16"}))
+        if kernel_source in (*CHUNK_LENGTHS, *TOKEN_KERNELS) or kernel_source.startswith("causal_conv1d"):
+            return unsupported_reason(device, "bf16", "", frozenset({"bf16"}))
         return f"kernel {kernel_source!r} is not modelled"
 
-    @by_words
+    @rowwise
     def stack(self, kernel_source: str, library: str, version: str) -> str:
         """Return how a row of this table was timed, mostly ``graph``.
 
@@ -250,7 +251,7 @@ class Scans(TableKind[DeviceFigures]):
             return "graph/three" if "qkv3" in kernel_source else "graph"
         return "graph/early" if library == "sglang" or version.endswith("rc10") else "graph"
 
-    @by_words
+    @rowwise
     def family(self, kernel_source: str, library: str, version: str, phase: str) -> str:
         """Return the family ``scan.<kernel>`` of a row of this table."""
         if not kernel_source.startswith("causal_conv1d"):
@@ -259,11 +260,13 @@ class Scans(TableKind[DeviceFigures]):
             return "scan.conv.verify" if phase == "verify" else "scan.conv.update"
         return "scan.conv.triton" if library == "vllm" or _tiled(library, version) else "scan.conv.cuda"
 
-    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceFigures, fitted: Fitted) -> FitPlan:
+    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: Fitted) -> FitPlan:
         """Return the settings of a fit; parameters that the formula of the family does not have stay fixed."""
         kernel = family.split(".")[1]
-        absent = ABSENT["conv" if kernel == "conv" else "chunks" if kernel in CHUNKS else "tokens"]
-        return FitPlan(ScanParameters(), per_stack=("launch", "block"), fixed=absent, starts=3, prior=0.2)
+        absent = UNDETERMINED_PARAMETERS[
+            "conv" if kernel == "conv" else "chunks" if kernel in CHUNK_LENGTHS else "tokens"
+        ]
+        return FitPlan(ScanParameters(), per_stack=("launch", "block"), fixed=absent, random_starts=3, prior=0.2)
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count (FLOP, bytes) of the rows of this table: FLOP of the chunks, and tokens and states moved once."""
@@ -274,7 +277,7 @@ class Scans(TableKind[DeviceFigures]):
         taps = 2.0 * ELEMENT * batch * length * _channels(frame)
         return np.where(convolved, 0.0, flops), np.where(convolved, taps, moved)
 
-    def time(self, frame: pd.DataFrame, figures: DeviceFigures, parameters: ScanParameters) -> Array:
+    def time(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: ScanParameters) -> Array:
         """Predict the time [s] of rows of this table that share device, kernel and stack."""
         if frame.empty:
             return np.zeros(0)
@@ -289,8 +292,8 @@ class Scans(TableKind[DeviceFigures]):
             "batch": batch, "heads": heads, "keys": keys, "values": values, "token_bytes": _token_bytes(frame),
             "device": figures, "parameters": parameters,
         }  # fmt: skip
-        if kernel in CHUNKS:
-            return chunked_scan_time(length=length, chunk=CHUNKS[kernel], **shape)
+        if kernel in CHUNK_LENGTHS:
+            return chunked_scan_time(length=length, chunk=CHUNK_LENGTHS[kernel], **shape)
         return token_scan_time(tokens=length, **shape)
 
 
@@ -331,4 +334,4 @@ def _tiled(library: str, version: str) -> bool:
     return library in TRITON and release_of(version) >= TRITON[library]
 
 
-KINDS.register(Scans.name)(Scans())
+KERNEL_TABLES.register(Scans.name)(Scans())

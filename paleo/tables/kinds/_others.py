@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from paleo.errors import SpecError, near
+from paleo.errors import SpecError, suggest_names
 from paleo.predict import predict
 from paleo.specs.catalog import names
 from paleo.specs.model import ModelSpec, load_model
@@ -19,14 +19,14 @@ from paleo.tables.cells import Array, number_or_nan, text
 from paleo.tables.kinds._submissions import NetworkSteps
 from paleo.tables.steps import (
     EXAMPLES,
-    STEPS,
+    RUN_TABLES,
     Row,
-    Step,
+    RowPrediction,
     has_value,
     profile_at_release,
     row_dicts,
+    row_prediction,
     software_of,
-    step_of_prediction,
     whole_cell,
 )
 from paleo.units import MILLISECOND
@@ -46,37 +46,37 @@ MODELS = {
 #: Length of sequences where fine-tuning rows do not state it: the default of the scripts that their pages name,
 #: 384 for SQuAD (BERT), 128 for named entities (BioBERT). The latter can be checked: 64 sequences of n words through
 #: BERT-base are 64 · n · 6 · 85e6 FLOP, measured in 433 ms on a V100 of 15.7 TFLOP/s: n is at most 208.
-FINE_TUNING = {"bert": 384, "biobert": 128}
+FINE_TUNING_LENGTHS = {"bert": 384, "biobert": 128}
 #: PyTorch code of these networks is built on apex where a row names no profile, and in NVIDIA's examples that name no
 #: container.
 APEX = "nvidia-apex"
 
 
-class OtherSteps(NetworkSteps):
+class LanguageStepTable(NetworkSteps):
     """Table of training steps of BERT, GNMT, Transformer and Transformer-XL, one per row; measured is the step time.
 
     Batches count sequences or sentences, or tokens of sentences of the model's own length.
     """
 
     name = "other_iterations"
-    header = frozenset({"model", "task", "device", "n_gpus", "global_batch", "batch_unit", "iteration_ms"})
-    reads = (
+    identifying_columns = frozenset({"model", "task", "device", "n_gpus", "global_batch", "batch_unit", "iteration_ms"})
+    optional_columns = (
         "batch_per_gpu dtype framework grad_accum interconnect nodes notes seq_len software source system throughput "
         "throughput_unit"
     )
-    configuration = ("source", "system", "seq_len", "dtype", "grad_accum", "software", "framework", "notes")
+    configuration_columns = ("source", "system", "seq_len", "dtype", "grad_accum", "software", "framework", "notes")
 
-    def network_step(self, row: Row, software: Software | None = None) -> Step:
+    def network_step(self, row: Row, software: Software | None = None) -> RowPrediction:
         """Predict the training step of a row; raise SpecError if the catalog lacks its model."""
         name = _catalog_name(row)
         if name is None:
             known = {*MODELS, *names("models")}
-            raise SpecError(f"model {row['model']!r} is not in the catalog; {near(str(row['model']), known)}")
+            raise SpecError(f"model {row['model']!r} is not in the catalog; {suggest_names(str(row['model']), known)}")
         unit = str(row["batch_unit"])
         if not unit.startswith(("seq", "sentence", "tok")):
             raise SpecError(f"batches of {unit} do not say how many sequences there are")
         model, system = load_model(name), self.system(row)
-        return step_of_prediction(predict(model, system, self._run(row, model), software, self.calibration_of(system)))
+        return row_prediction(predict(model, system, self._run(row, model), software, self.calibration_of(system)))
 
     def measured(self, frame: pd.DataFrame) -> Array:
         """Return the measured step time of each row of this table [s].
@@ -171,12 +171,12 @@ def _sizes(row: Row) -> dict[str, int | float | str]:
     """
     stated: dict[str, int | float | str] = {"seq": whole_cell(row, "seq_len")} if has_value(row, "seq_len") else {}
     if _is_bert(row) and _is_tuning(row):
-        usual = FINE_TUNING.get(str(row["model"]).strip().lower(), FINE_TUNING["bert"])
+        usual = FINE_TUNING_LENGTHS.get(str(row["model"]).strip().lower(), FINE_TUNING_LENGTHS["bert"])
         return {"seq": usual, **stated, "predictions": 0}
     return stated
 
 
-STEPS.register("other_iterations")(OtherSteps())
+RUN_TABLES.register("other_iterations")(LanguageStepTable())
 
 
 #: What the measured harnesses did without: only forward and backward were timed.
@@ -188,7 +188,7 @@ WITH_LOADING = "incl. data loading"
 #: Profiles of kernels that a row names beside its framework, by a word of the latter; the first that fits.
 OWN_KERNELS = (("convnet2", "cuda-convnet2"), ("fbfft", "fbfft"), ("torch-7", "torch7-native"), ("neon", "neon"))
 #: The same of frameworks without a profile: Paddle in NVIDIA's containers has MXNet's fused normalisations.
-LIKE_FRAMEWORKS = (("paddle", "mxnet-nvidia"),)
+SUBSTITUTE_PROFILES = (("paddle", "mxnet-nvidia"),)
 #: Profiles that rows of NVIDIA's examples mean by a plain one: their PyTorch scripts lay images out channels-last in
 #: sixteen bits (--memory-format nhwc of their configurations).
 IN_CONTAINERS = (("pytorch", "pytorch-ngc-channels-last"), ("tensorflow2", "tensorflow2-ngc"))
@@ -203,7 +203,7 @@ BY_RMSPROP = "efficientnet"
 #: What notes say of recipes that add up gradients until so many images were seen, and how many, by a word of the
 #: network, in the 256 of the first ResNets: one to four thousand by the table; which is which by the configurations of
 #: NVIDIA's recipes, by name.
-ACCUMULATES = "accumulates gradients to a fixed optimizer batch"
+ACCUMULATION_NOTE = "accumulates gradients to a fixed optimizer batch"
 OPTIMIZER_BATCH, FIRST_BATCH = (("efficientnet", 16), ("resnext", 4), ("resnet", 8)), 256
 #: What tf_cnn_benchmarks calls ResNet is the paper's own, with the stride in the first 1 x 1 of a block.
 FIRST_RESNETS = {f"resnet{depth}": f"resnet{depth}-v1" for depth in (50, 101, 152)}
@@ -211,7 +211,7 @@ FIRST_RESNETS = {f"resnet{depth}": f"resnet{depth}-v1" for depth in (50, 101, 15
 #: A100: 15 % too fast with 256, 2 to 7 with 384) but those of its page of 2017 (6 and 20 % off), which keep 256.
 WIDER_ALEXNET, EARLIER_PAGE = {"alexnet": "alexnet-tf"}, "2017"
 #: cuDNN of the sources that name none, by what they begin with: their pages are older than the next release.
-LIBRARY_OF_SOURCE = (("convnet-benchmarks Dec-2014", 1.0), ("convnet-benchmarks", 4.0))
+CUDNN_OF_SOURCE = (("convnet-benchmarks Dec-2014", 1.0), ("convnet-benchmarks", 4.0))
 
 
 def model_of(row: Row) -> str:
@@ -230,7 +230,7 @@ def sizes_of(row: Row) -> dict[str, int | float | str]:
     return {"resolution": int(side.group(1))} if side and usual not in (None, int(side.group(1))) else {}
 
 
-def library_of(row: Row) -> float | None:
+def cudnn_release(row: Row) -> float | None:
     """Return the cuDNN release of a row (major.minor): as stated, by its framework's name, or by its source's date."""
     stated = cudnn_version(str(row.get("cudnn", "")))
     if stated is not None:
@@ -239,7 +239,7 @@ def library_of(row: Row) -> float | None:
     if named:
         return float(named.group(1))
     source = str(row.get("source", ""))
-    return next((release for word, release in LIBRARY_OF_SOURCE if source.startswith(word)), None)
+    return next((release for word, release in CUDNN_OF_SOURCE if source.startswith(word)), None)
 
 
 def profile_of(row: Row) -> str:
@@ -250,7 +250,9 @@ def profile_of(row: Row) -> str:
     framework, cudnn = str(row.get("framework", "")).lower(), str(row.get("cudnn", "")).lower()
     if any(word in framework for word in OPENCL):
         raise SpecError(f"OpenCL kernels of {row['framework']} are not modelled")
-    native_profile = next((profile for word, profile in (*OWN_KERNELS, *LIKE_FRAMEWORKS) if word in framework), None)
+    native_profile = next(
+        (profile for word, profile in (*OWN_KERNELS, *SUBSTITUTE_PROFILES) if word in framework), None
+    )
     if native_profile is not None:
         return native_profile
     software = software_of(row, "cudnn-library")
@@ -298,7 +300,7 @@ def microbatches_of(row: Row) -> int:
     """Return the number of forward and backward passes after which a row's script updates the parameters."""
     slug = str(row["model_slug"])
     images = FIRST_BATCH * next((batches for word, batches in OPTIMIZER_BATCH if word in slug), 1)
-    if ACCUMULATES not in str(row.get("notes", "")):
+    if ACCUMULATION_NOTE not in str(row.get("notes", "")):
         return 1
     return max(1, round(images / (float(row["batch_per_gpu"]) * whole_cell(row, "n_gpus", 1))))
 
@@ -314,7 +316,7 @@ def run_of(row: Row) -> Run:
         dtype=str(row["dtype"]),
         optimizer="rmsprop" if str(row["model_slug"]).startswith(BY_RMSPROP) else "momentum",
         software=profile_of_its_day(row),
-        kernels={"cudnn": library_of(row)},
+        kernels={"cudnn": cudnn_release(row)},
         forward_only=not has_value(row, "iteration_ms"),
         input=None if WITH_LOADING in str(row.get("notes", "")) else "none",
         model=sizes_of(row),
@@ -333,9 +335,11 @@ class VisionSteps(NetworkSteps):
     """
 
     name = "cnn_iterations"
-    header = frozenset({"model_slug", "device", "n_gpus", "batch_per_gpu", "framework", "iteration_ms"})
-    reads = "cudnn dtype forward_ms backward_ms input_shape interconnect model nodes notes software source system"
-    configuration = (
+    identifying_columns = frozenset({"model_slug", "device", "n_gpus", "batch_per_gpu", "framework", "iteration_ms"})
+    optional_columns = (
+        "cudnn dtype forward_ms backward_ms input_shape interconnect model nodes notes software source system"
+    )
+    configuration_columns = (
         *("system", "nodes", "interconnect", "dtype", "cudnn", "software"),
         *("source", "model", "input_shape", "forward_ms", "notes"),
     )
@@ -368,7 +372,7 @@ class VisionSteps(NetworkSteps):
         same = {name: text(frame, name) for name in CURVE}
         return pd.DataFrame({"gpus": np.where(alone, np.nan, gpus), **same, **words})
 
-    def network_step(self, row: Row, software: Software | None = None) -> Step:
+    def network_step(self, row: Row, software: Software | None = None) -> RowPrediction:
         """Predict the step time of a row, without the optimizer's update if the measurement left it out.
 
         With gradient accumulation it is one pass with its share of the update.
@@ -378,9 +382,9 @@ class VisionSteps(NetworkSteps):
         # Compute the time of the update that a row's step does not include; at most so much that images still arrive
         # in time.
         share = 1.0 if without_update(row) else 1.0 - 1.0 / microbatches_of(row)
-        arrival = 0.0 if prediction.input_pipeline is None else float(prediction.input_pipeline.total)
+        arrival = 0.0 if prediction.input_pipeline is None else float(prediction.input_pipeline.batch_interval)
         spare = max(0.0, prediction.step_time - prediction.breakdown.input - arrival)
-        return step_of_prediction(prediction, prediction.step_time - min(share * prediction.breakdown.optimizer, spare))
+        return row_prediction(prediction, prediction.step_time - min(share * prediction.breakdown.optimizer, spare))
 
 
-STEPS.register("cnn_iterations")(VisionSteps())
+RUN_TABLES.register("cnn_iterations")(VisionSteps())

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from paleo.errors import SpecError, near
+from paleo.errors import SpecError, suggest_names
 from paleo.files import is_file
 from paleo.predict import Prediction, predict
 from paleo.pricing.communication import link_parameters
@@ -28,7 +28,7 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, read_table
-from paleo.tables.steps import STEPS, QuantityTable, Row, Step, ideal_seconds, row_dicts, whole_cell
+from paleo.tables.steps import RUN_TABLES, QuantityTable, Row, RowPrediction, ideal_seconds, row_dicts, whole_cell
 
 if TYPE_CHECKING:
     from paleo.pricing.links.fabric import FabricParameters
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 #: The table of networks, beside that of the steps.
-NETWORKS = "placement_networks.csv"
+NETWORKS_FILE = "placement_networks.csv"
 #: What TCP leaves of a rate: 1,460 bytes of a frame of 1,538.
 TCP_SHARE = 1460.0 / 1538.0
 #: One flow between two machines of Amazon's cloud, unless they are placed together: 5 Gb/s (EC2 user guide, instance
@@ -53,7 +53,7 @@ SIZES = ("layers", "hidden", "seq_len", "micro_batch", "dtype", "software")
 #: The machine of the rows; heads and words of their GPT-3 family, which the table leaves out.
 NODE, HEADS, VOCABULARY = "aws-p3.16xlarge", 16, 50257
 #: Bytes of an activation, and of a gradient.
-HALF = 2.0
+HALF_PRECISION_BYTES = 2.0
 Grid = npt.NDArray[np.intp]
 
 
@@ -61,13 +61,13 @@ Grid = npt.NDArray[np.intp]
 class PairNetwork:
     """Network described by the bandwidth between each pair of ranks.
 
-    ``rates`` [byte/s] and ``shared`` have shape (ranks, ranks), ``group`` shape (ranks,). Where ``shared`` is True, all
-    ranks of a group share one link to the others.
+    ``rates`` [byte/s] and ``shares_link`` have shape (ranks, ranks), ``group`` shape (ranks,). Where ``shares_link``
+    is True, all ranks of a group share one link to the others.
     """
 
     rates: Array
     group: Grid
-    shared: npt.NDArray[np.bool_]
+    shares_link: npt.NDArray[np.bool_]
 
     @classmethod
     def of(cls, rows: pd.DataFrame) -> PairNetwork:
@@ -98,7 +98,7 @@ class PairNetwork:
         ndarray, shape (flows,)
             Times [s]; 0 if source and target are the same rank.
         """
-        rates, shared = self.rates[source, target], self.shared[source, target]
+        rates, shared = self.rates[source, target], self.shares_link[source, target]
         out, into = self.group[source], self.group[target]
         ranks = len(self.group)
         leaving, entering = (np.bincount(end[shared], minlength=ranks) for end in (out, into))
@@ -150,7 +150,7 @@ def _packed(ranks: int, shape: tuple[int, int]) -> Grid:
     return np.arange(ranks).reshape(shape)
 
 
-def _scheduled(network: PairNetwork, work: _Pipelines, shape: tuple[int, int]) -> float:
+def _scheduled_step_seconds(network: PairNetwork, work: _Pipelines, shape: tuple[int, int]) -> float:
     """Compute the step time [s] after a search for a good placement.
 
     The search starts from the better of two orders of the ranks and keeps random swaps of two ranks that help.
@@ -168,17 +168,17 @@ def _scheduled(network: PairNetwork, work: _Pipelines, shape: tuple[int, int]) -
     return least
 
 
-def _random(network: PairNetwork, work: _Pipelines, shape: tuple[int, int]) -> float:
+def _random_step_seconds(network: PairNetwork, work: _Pipelines, shape: tuple[int, int]) -> float:
     """Compute the mean step time over random placements of the ranks [s]."""
     random, ranks = np.random.default_rng(0), shape[0] * shape[1]
     draws = [random.permutation(ranks).reshape(shape) for _ in range(DRAWS)]
     return float(np.mean([work.step(network, grid) for grid in draws]))
 
 
-ORDERS: Mapping[str, Callable[[PairNetwork, _Pipelines, tuple[int, int]], float]] = {
+STEP_TIME_BY_ORDER: Mapping[str, Callable[[PairNetwork, _Pipelines, tuple[int, int]], float]] = {
     "packed": lambda network, work, shape: work.step(network, _packed(shape[0] * shape[1], shape)),
-    "scheduled": _scheduled,
-    "random": _random,
+    "scheduled": _scheduled_step_seconds,
+    "random": _random_step_seconds,
 }
 
 
@@ -186,14 +186,14 @@ class PlacementSteps(QuantityTable):
     """Table of training steps under several placements of ranks, one per row; measured is the step time [s]."""
 
     name = "placement"
-    header = frozenset({"network", "order", "pp", "tp", "dp", "micro_batch", "step_s"})
-    reads = "device dtype global_batch hidden layers seq_len software"
-    configuration = ("layers", "hidden", "seq_len", "global_batch", "dtype", "software", "device")
+    identifying_columns = frozenset({"network", "order", "pp", "tp", "dp", "micro_batch", "step_s"})
+    optional_columns = "device dtype global_batch hidden layers seq_len software"
+    configuration_columns = ("layers", "hidden", "seq_len", "global_batch", "dtype", "software", "device")
     measured_column = "step_s"
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
         """Predict the rows of this table, on the networks that ``placement_networks.csv`` beside it describes."""
-        path = Path(str(frame.attrs.get("path", ""))).parent / NETWORKS
+        path = Path(str(frame.attrs.get("path", ""))).parent / NETWORKS_FILE
         described = read_table(path) if is_file(path) else pd.DataFrame({"network": []})
         self._networks = {str(name): PairNetwork.of(rows) for name, rows in described.groupby("network")}
         self._stages: dict[tuple[object, ...], tuple[float, float]] = {}
@@ -203,13 +203,13 @@ class PlacementSteps(QuantityTable):
         """Return the system that consists of one rank's device."""
         return load_system(str(row["device"]))
 
-    def step(self, row: Row, software: Software | None = None) -> Step:
+    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
         """Predict the step time of a row under its placement (``order``) of ranks [s]."""
         network, order = self._networks.get(str(row["network"])), str(row["order"])
         if network is None:
-            raise SpecError(f"network {row['network']!r} is not described in a {NETWORKS} beside the table")
-        if order not in ORDERS:
-            raise SpecError(f"order {order!r}: expected {', '.join(ORDERS)}")
+            raise SpecError(f"network {row['network']!r} is not described in a {NETWORKS_FILE} beside the table")
+        if order not in STEP_TIME_BY_ORDER:
+            raise SpecError(f"order {order!r}: expected {', '.join(STEP_TIME_BY_ORDER)}")
         stages, tensor, pipelines = (whole_cell(row, name) for name in ("pp", "tp", "dp"))
         if stages * tensor * pipelines != len(network.group):
             raise SpecError(f"{stages} x {tensor} x {pipelines} ranks on a network of {len(network.group)}")
@@ -218,9 +218,11 @@ class PlacementSteps(QuantityTable):
             self._stages[key] = _stage_seconds(row, software)
         compute, ideal = self._stages[key]
         work = _pipelines(row, compute)
-        seconds = ORDERS[order](network, work, (stages, tensor * pipelines))
+        seconds = STEP_TIME_BY_ORDER[order](network, work, (stages, tensor * pipelines))
         origin = "a predicted stage and stated links"
-        return Step(seconds, seconds / 1.3, seconds * 1.3, ideal * work.microbatches, str(row["device"]), origin)
+        return RowPrediction(
+            seconds, seconds / 1.3, seconds * 1.3, ideal * work.microbatches, str(row["device"]), origin
+        )
 
 
 def _pipelines(row: Row, compute: float) -> _Pipelines:
@@ -234,8 +236,8 @@ def _pipelines(row: Row, compute: float) -> _Pipelines:
     elements = 12.0 * hidden**2 * whole_cell(row, "layers") / stages + VOCABULARY * hidden
     return _Pipelines(
         compute,
-        boundary=HALF * micro * whole_cell(row, "seq_len") * hidden / tensor,
-        gradient=HALF * elements / tensor,
+        boundary=HALF_PRECISION_BYTES * micro * whole_cell(row, "seq_len") * hidden / tensor,
+        gradient=HALF_PRECISION_BYTES * elements / tensor,
         microbatches=whole_cell(row, "global_batch") // pipelines // micro,
         stages=stages,
         tensor=tensor,
@@ -277,7 +279,7 @@ def _of_layers(row: Row, layers: int, software: Software | None) -> Prediction:
     return predict(load_model("gpt2"), load_system(NODE), run, software)
 
 
-STEPS.register("placement")(PlacementSteps())
+RUN_TABLES.register("placement")(PlacementSteps())
 
 
 #: Whom a GPU talks to: the one of its rail in the other node, or all there.
@@ -288,20 +290,22 @@ class Rails(QuantityTable):
     """Table of messages between two nodes of a rail network, one per row; measured is a GPU's rate [byte/s]."""
 
     name = "rails"
-    header = frozenset({"system", "ranks", "ranks_per_node", "peers", "message_bytes", "bytes_per_s_per_gpu"})
-    reads = "device op"
-    configuration = ("peers", "message_bytes", "op")
+    identifying_columns = frozenset(
+        {"system", "ranks", "ranks_per_node", "peers", "message_bytes", "bytes_per_s_per_gpu"}
+    )
+    optional_columns = "device op"
+    configuration_columns = ("peers", "message_bytes", "op")
     measured_column = "bytes_per_s_per_gpu"
 
     def system(self, row: Row) -> System:
         """Return the system that the row names."""
         return load_system(str(row["system"]))
 
-    def step(self, row: Row, software: Software | None = None) -> Step:
+    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
         """Predict the rate at which one GPU sends a row's message [byte/s]."""
         system, peers = self.system(row), str(row["peers"])
         if peers not in PEERS:
-            raise SpecError(f"peers: {peers!r} is none of these; {near(peers, PEERS)}")
+            raise SpecError(f"peers: {peers!r} is none of these; {suggest_names(peers, PEERS)}")
         if whole_cell(row, "ranks_per_node") != system.devices_per_node:
             raise SpecError(f"ranks_per_node: only whole nodes of {system.devices_per_node} are modelled")
         outer = [level for level in system.levels if system.joins_nodes(level)]
@@ -314,7 +318,7 @@ class Rails(QuantityTable):
         )
         (low, high), rate = calibrated.factors(seconds), size / seconds
         origin = f"{calibrated.origin} ({calibrated.subject})"
-        return Step(rate, rate / high, rate / low, nic, system.name, origin)
+        return RowPrediction(rate, rate / high, rate / low, nic, system.name, origin)
 
 
 def _message_time(fabric: FabricParameters, peers: str, nodes: float, wire: float) -> float:
@@ -342,4 +346,4 @@ def _message_time(fabric: FabricParameters, peers: str, nodes: float, wire: floa
     return float(partly_overlapped_time(fabric.peer, wire / share))
 
 
-STEPS.register("rails")(Rails())
+RUN_TABLES.register("rails")(Rails())

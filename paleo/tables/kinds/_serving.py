@@ -18,7 +18,7 @@ from paleo.serving.formats import Formats
 from paleo.serving.load import Requests, drawn_requests, read_trace
 from paleo.serving.lowered import Sharding
 from paleo.serving.memory import serving_memory
-from paleo.serving.phases import Phases, phases
+from paleo.serving.phases import IterationTables, iteration_tables
 from paleo.serving.plans import ReplicaLayout
 from paleo.serving.simulation import Simulated, simulate
 from paleo.serving.steady import Lengths
@@ -26,7 +26,7 @@ from paleo.specs.catalog import SIXTEEN_BITS, systems_with
 from paleo.specs.model import load_model
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, number_or_nan
-from paleo.tables.steps import STEPS, Row, Step, StepTable, has_value, row_dicts
+from paleo.tables.steps import RUN_TABLES, Row, RowPrediction, RunTable, has_value, row_dicts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,10 +47,10 @@ SHORTEST_MEAN = 16.0
 AT_RATE, OF_USER = 3000, 12
 MOST_AT_RATE, MOST = 12000, 2000
 #: Words of a command that name what is not modelled.
-UNKNOWN = {"--enforce-eager": "eager mode is not modelled"}
+UNMODELLED_OPTIONS = {"--enforce-eager": "eager mode is not modelled"}
 #: Engines whose weight-only kernels of MXFP4 experts come near to those of sixteen bits that stand in for them.
-TIMED = frozenset({"vllm"})
-PARTS = {
+MXFP4_ENGINES = frozenset({"vllm"})
+LATENCY_COLUMNS = {
     "ttft_mean_s": ("ttft", 0),
     "ttft_p99_s": ("ttft", 99),
     "tpot_mean_s": ("tpot", 0),
@@ -60,7 +60,7 @@ PARTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ServingPrediction:
     """Prediction for one row of served requests.
 
     ``value`` is the measured quantity of the row (tokens per second or a time [s]); ``ideal`` is its baseline, from the
@@ -81,9 +81,9 @@ def system_of_device(device: str) -> System:
 
 
 @cache
-def prices_of(model: str, system: str, sharding: Sharding, formats: Formats, engine: Engine) -> Phases:
+def iteration_phases(model: str, system: str, sharding: Sharding, formats: Formats, engine: Engine) -> IterationTables:
     """Compute the tables of iteration times of a replica; cached, as many rows have the same layout."""
-    return phases(load_model(model), load_system(system), sharding, formats, engine.kernels)
+    return iteration_tables(load_model(model), load_system(system), sharding, formats, engine.kernels)
 
 
 def formats_of(row: Row) -> Formats:
@@ -147,7 +147,7 @@ def layout_of(row: Row, offline: bool) -> ReplicaLayout:
     ``offline`` is True if requests come without an HTTP server.
     """
     command = str(row.get("command") or "")
-    reasons = [reason for word, reason in UNKNOWN.items() if word in command]
+    reasons = [reason for word, reason in UNMODELLED_OPTIONS.items() if word in command]
     if reasons:
         raise SpecError(reasons[0])
     if not has_value(row, "model") or not has_value(row, "device") or not has_value(row, "engine"):
@@ -155,12 +155,12 @@ def layout_of(row: Row, offline: bool) -> ReplicaLayout:
     name = MODELS.get(str(row["model"]), str(row["model"]))
     network, system = load_model(name), system_of_device(str(row["device"]))
     sharding, formats = sharding_of(row), formats_of(row)
-    if formats.untimed(system.device) and str(row["engine"]) not in TIMED:
+    if formats.untimed(system.device) and str(row["engine"]) not in MXFP4_ENGINES:
         raise SpecError(f"kernels of MXFP4 experts under {row['engine']} on devices without FP4 were never timed")
     engine, limit = engine_of(row, offline)
     # TensorRT-LLM's fp8 is made by ModelOpt, the others' published by the network's makers
     variant = network.released == SIXTEEN_BITS and formats.weights == "fp8" and not engine.name.startswith("tensorrt")
-    prices = prices_of(f"{name}-FP8" if variant else name, system.name, sharding, formats, engine)
+    prices = iteration_phases(f"{name}-FP8" if variant else name, system.name, sharding, formats, engine)
     bound = limit or engine.limit(system.device)
     if offline and bound.offline_tokens:
         bound = bound.model_copy(update={"tokens": bound.offline_tokens})
@@ -172,7 +172,7 @@ def layout_of(row: Row, offline: bool) -> ReplicaLayout:
     return ReplicaLayout(sharding, formats, engine, count, prices, memory, bound)
 
 
-def outcome_of(row: Row, trace: Requests | None = None) -> Outcome:
+def predict_serving(row: Row, trace: Requests | None = None) -> ServingPrediction:
     """Predict one row by a simulation of its requests.
 
     Parameters
@@ -224,8 +224,8 @@ def outcome_of(row: Row, trace: Requests | None = None) -> Outcome:
         return _latency(layout, result)
     value = layout.replicas * result.tokens_per_s
     if not has_value(row, "output_tokens_per_s"):
-        return Outcome(result.mean("tpot"), _token_time(layout), _parts(result))
-    return Outcome(value, 1.0 / _token_time(layout), _parts(result))
+        return ServingPrediction(result.mean("tpot"), _token_time(layout), _parts(result))
+    return ServingPrediction(value, 1.0 / _token_time(layout), _parts(result))
 
 
 def _requests(lengths: Lengths, count: int, rate: float) -> Requests:
@@ -235,8 +235,8 @@ def _requests(lengths: Lengths, count: int, rate: float) -> Requests:
         output_tokens=float(np.asarray(lengths.output)),
         rate=rate,
         input_variation=lengths.input_variation,
-        hit=float(np.asarray(lengths.hit)),
-        shared=bool(np.asarray(lengths.hit) > 0),
+        hit=float(np.asarray(lengths.prefix_hit_share)),
+        shared=bool(np.asarray(lengths.prefix_hit_share) > 0),
     )
     return _conversations(requests) if lengths.output_variation else requests
 
@@ -258,10 +258,12 @@ def _cut(lengths: Array, longest: Array | float) -> Array:
 def _simulated(layout: ReplicaLayout, requests: Requests, users: int | None = None) -> Simulated:
     batching = layout.batching()
     batching = replace(
-        batching, tokens=float(np.asarray(batching.tokens)), sequences=float(np.asarray(batching.sequences))
+        batching,
+        max_tokens=float(np.asarray(batching.max_tokens)),
+        max_sequences=float(np.asarray(batching.max_sequences)),
     )
     length = float((requests.input + requests.output).mean())
-    capacity = layout.memory.tokens(length)
+    capacity = layout.memory.max_cached_tokens(length)
     longest = float((requests.input + requests.output).max())
     if longest + 2.0 > capacity:
         raise SpecError(layout.memory.refusal(longest) or "a request is longer than the cache")
@@ -281,19 +283,19 @@ def _token_time(layout: ReplicaLayout) -> float:
     return layout.memory.weights / bandwidth
 
 
-def _latency(layout: ReplicaLayout, result: Simulated) -> Outcome:
+def _latency(layout: ReplicaLayout, result: Simulated) -> ServingPrediction:
     value = result.mean("latency")
-    return Outcome(value, _token_time(layout) * result.tokens / len(result.finish), _parts(result))
+    return ServingPrediction(value, _token_time(layout) * result.tokens / len(result.finish), _parts(result))
 
 
 def _parts(result: Simulated) -> dict[str, float]:
     return {
         column: result.percentile(part, percent) if percent else result.mean(part)
-        for column, (part, percent) in PARTS.items()
+        for column, (part, percent) in LATENCY_COLUMNS.items()
     }
 
 
-class ServingRuns(StepTable):
+class ServingRuns(RunTable):
     """Table of benchmark runs of serving engines, one per row: throughput, latency, or time per output token.
 
     The measured value is output tokens per second; mean latency [s] for runs at a stated rate or of a trace; else the
@@ -301,14 +303,16 @@ class ServingRuns(StepTable):
     """
 
     name = "serving"
-    header = frozenset({"engine", "load", "input_tokens", "output_tokens", "requests", "output_tokens_per_s"})
-    reads: ClassVar[str] = (
+    identifying_columns = frozenset(
+        {"engine", "load", "input_tokens", "output_tokens", "requests", "output_tokens_per_s"}
+    )
+    optional_columns: ClassVar[str] = (
         "engine_version model device tp pp ep n_gpus dtype dp_attention concurrency request_rate ttft_mean_s"
         " tpot_mean_s ttft_p99_s tpot_p99_s latency_mean_s latency_p90_s latency_p99_s command requests_per_s"
         " prefix_tokens prefix_groups distinct_prompts max_num_batched_tokens max_num_seqs trace kv_cache_tokens"
         " duration_s expert_parallel hardware_reported"
     )
-    configuration = (
+    configuration_columns = (
         "engine_version", "model", "device", "tp", "pp", "ep", "n_gpus", "dtype", "dp_attention", "concurrency",
         "request_rate", "distinct_prompts", "max_num_batched_tokens", "max_num_seqs", "trace", "command",
     )  # fmt: skip
@@ -318,7 +322,7 @@ class ServingRuns(StepTable):
     calibrates = False
     left_out = ""
 
-    def without(self, source: str) -> ServingRuns:
+    def without_source(self, source: str) -> ServingRuns:
         """Return this kind of table, predicted with engine profiles that use no value taken from ``source``."""
         table = ServingRuns()
         table.left_out = source
@@ -335,13 +339,13 @@ class ServingRuns(StepTable):
         value = np.where(timed, latency, np.where(np.isfinite(tokens), tokens, token))
         return np.asarray(np.where(value > 0, value, np.nan))
 
-    def step(self, row: Row, software: Software | None = None) -> Step:
+    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
         """Predict the measured quantity of a row; the baseline reads the weights at datasheet bandwidth."""
         if not (has_value(row, "input_tokens") and has_value(row, "output_tokens")) and str(row["load"]) != "trace":
             raise SpecError("lengths are blank")
         outcome = self._outcome(row)
         low, high = INTERVAL
-        return Step(
+        return RowPrediction(
             outcome.value,
             outcome.value * low,
             outcome.value * high,
@@ -350,8 +354,8 @@ class ServingRuns(StepTable):
             str(row["engine"]),
         )
 
-    def _outcome(self, row: Row) -> Outcome:
-        return outcome_of(row, self._trace(row) if str(row["load"]) == "trace" else None)
+    def _outcome(self, row: Row) -> ServingPrediction:
+        return predict_serving(row, self._trace(row) if str(row["load"]) == "trace" else None)
 
     def _trace(self, row: Row) -> Requests:
         folder = Path(str(row.get("folder") or "."))
@@ -362,14 +366,14 @@ class ServingRuns(StepTable):
         folder = str(Path(str(frame.attrs.get("path", "."))).parent)
         return super().predict(frame.assign(folder=folder, left_out=self.left_out))
 
-    def parts(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
+    def further_quantities(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
         """Return (predicted, measured) latencies beside the throughput by column, shape (rows,) each [s].
 
-        Columns are those of `PARTS`: times to first token, times per output token, and request latency, means and
-        percentiles.
+        Columns are those of `LATENCY_COLUMNS`: times to first token, times per output token, and request latency,
+        means and percentiles.
         """
         folder = str(Path(str(frame.attrs.get("path", "."))).parent)
-        columns = {column: np.full(len(frame), np.nan) for column in PARTS}
+        columns = {column: np.full(len(frame), np.nan) for column in LATENCY_COLUMNS}
         for index, row in enumerate(row_dicts(frame.assign(folder=folder))):
             try:
                 parts = self._outcome(row).parts
@@ -384,4 +388,4 @@ class ServingRuns(StepTable):
         }
 
 
-STEPS.register("serving")(ServingRuns())
+RUN_TABLES.register("serving")(ServingRuns())

@@ -24,14 +24,14 @@ from paleo.tables.cells import Array, number_or_nan
 from paleo.tables.kinds._transformers import strategy_of
 from paleo.tables.steps import (
     DEFAULT_SYSTEMS,
-    STEPS,
+    RUN_TABLES,
     Row,
-    Step,
-    StepTable,
+    RowPrediction,
+    RunTable,
     has_value,
     ideal_seconds,
     row_dicts,
-    step_of_prediction,
+    row_prediction,
     system_of,
     whole_cell,
     with_device,
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 
 
 #: Systems of the catalog that were measured with copies through the host, which submissions on that card do not show.
-LIKE_OTHERS = {"l40s-pcie-8gpu": "pcie4-8gpu"}
+SUBSTITUTE_SYSTEMS = {"l40s-pcie-8gpu": "pcie4-8gpu"}
 #: What joins nodes of catalog systems that are sold as single ones.
 FABRIC = "infiniband-hdr"
 #: Formats of numbers of submissions: those of tensor cores, whatever the row says of accumulation.
 TPU_DTYPE = "bf16"
 #: Format of DeepSpeed's engine, which has none of eight bits, whatever others of the round use.
-HALF = "bf16"
+DEEPSPEED_DTYPE = "bf16"
 
 
 def task_of_row(row: Row) -> TrainingTask:
@@ -67,7 +67,7 @@ def system_of_row(row: Row) -> System:
     """Return the system of a submission, with the row's device and devices per node, and a network between nodes."""
     device, gpus, nodes = str(row["device"]), whole_cell(row, "n_gpus"), whole_cell(row, "nodes", 1)
     name = str(row["system"]) if has_value(row, "system") else DEFAULT_SYSTEMS.get(device, "pcie4-8gpu")
-    name = LIKE_OTHERS.get(name, name)
+    name = SUBSTITUTE_SYSTEMS.get(name, name)
     system = with_device(load_system(name), row)
     node_size = -(-gpus // max(nodes, 1))
     if not system.levels:
@@ -101,7 +101,7 @@ def training_gpus(row: Row, rows: float, task: TrainingTask) -> tuple[int, dict[
         return gpus, {}
     ranks = max(count for count in range(1, int(rows) + 1) if rows % count == 0)
     most_neighbours = 16 if on_tpu(row) and task.model in SPATIAL else 4 if task.model == "unet3d" else 1
-    axis, limit = SPREAD.get(task.code.software, ("spatial", most_neighbours))
+    axis, limit = SAMPLE_SPLIT_AXES.get(task.code.software, ("spatial", most_neighbours))
     degree = max(degree for degree in (1, 2, 4, 8, 16) if ranks * degree <= gpus and degree <= limit)
     more = ",zero=1,sp" if axis == "tp" else ""
     return ranks * degree, {} if degree == 1 else {"strategy": f"{axis}={degree},dp={ranks}{more}"}
@@ -115,17 +115,17 @@ def on_tpu(row: Row) -> bool:
 #: Networks over whose images a compiler divides the space.
 SPATIAL = ("unet3d", "maskrcnn", "ssd-resnet34")
 #: The axis that takes GPUs beyond the samples of a batch, and the most ranks of it, by software.
-SPREAD = {"megatron-core": ("tp", 8)}
+SAMPLE_SPLIT_AXES = {"megatron-core": ("tp", 8)}
 
 
 #: Batches of the Transformer above this one count tokens, of which a pair of sentences has so many.
 MOST_SENTENCES, TOKENS = 4096.0, 28.0
 #: Pairs of sentences in a row of the Transformer's packed rows, in which TPUs count batches and, from v0.7 on, samples:
 #: 4,590,101 pairs in the 566,340 rows of an epoch.
-PAIRS = 4590101.0 / 566340.0
+PAIRS_PER_ROW = 4590101.0 / 566340.0
 
 
-def pairs_of(row: Row, column: str) -> float:
+def samples_of_cell(row: Row, column: str) -> float:
     """Return a cell of samples, or of samples per batch, in the unit in which the task counts samples; nan if empty.
 
     The Transformer's batches count tokens on GPUs and packed rows on TPUs; samples fewer than an epoch count packed
@@ -138,15 +138,17 @@ def pairs_of(row: Row, column: str) -> float:
     if task.model != "transformer_big":
         return value
     if column == "global_batch":
-        unit = PAIRS if str(row["device"]).startswith("tpu") else 1.0 / TOKENS if value > MOST_SENTENCES else 1.0
+        unit = (
+            PAIRS_PER_ROW if str(row["device"]).startswith("tpu") else 1.0 / TOKENS if value > MOST_SENTENCES else 1.0
+        )
         return value * unit
-    return value * (PAIRS if value < task.dataset_samples else 1.0)
+    return value * (PAIRS_PER_ROW if value < task.dataset_samples else 1.0)
 
 
-def switch(row: Row, key: str, default: bool) -> bool:
+def boolean_cell(row: Row, key: str, default: bool) -> bool:
     """Read a cell that says yes or no, in words or as a number; ``default`` if it is empty.
 
-    >>> switch({"sp": "True"}, "sp", False), switch({"sp": 0.0}, "sp", True), switch({}, "sp", True)
+    >>> boolean_cell({"sp": "True"}, "sp", False), boolean_cell({"sp": 0.0}, "sp", True), boolean_cell({}, "sp", True)
     (True, False, True)
     """
     return str(row[key]).strip().lower() in ("true", "1", "1.0") if has_value(row, key) else default
@@ -161,8 +163,8 @@ def strategy_of_row(row: Row, gpus: int, software: Software) -> str:
     product = math.prod(whole_cell(row, axis, 1) for axis in ("tp", "pp", "cp"))
     if gpus % product:
         raise PlanError(f"tp, pp and cp take {product} GPUs, which do not divide {gpus}")
-    sharded = switch(row, "distributed_optimizer", software.parallelism.zero > 0)
-    sequences = switch(row, "sequence_parallel", software.parallelism.sequence_parallel)
+    sharded = boolean_cell(row, "distributed_optimizer", software.parallelism.zero > 0)
+    sequences = boolean_cell(row, "sequence_parallel", software.parallelism.sequence_parallel)
     stated = {"sharding": "zero1" if sharded else "none", "sequence_parallel": int(sequences)}
     return strategy_of({**row, **stated, "dp": gpus // product, "vp": whole_cell(row, "vp", 1)}, software)
 
@@ -180,7 +182,7 @@ def options_of(row: Row, task: TrainingTask, gpus: int) -> dict[str, Any]:
 
 
 #: Cells that decide a prediction: rows that agree in them are predicted once.
-DECIDING = (
+PREDICTION_COLUMNS = (
     "benchmark", "round", "system", "device", "n_gpus", "nodes", "dtype", "global_batch", "tp", "pp", "cp", "vp",
     "micro_batch", "sequence_parallel", "distributed_optimizer", "runs",
 )  # fmt: skip
@@ -191,9 +193,9 @@ def target_of_row(row: Row, calibration: Calibration | None = None) -> TargetTim
 
     ``calibration`` is a user's own calibration; None uses the catalog's.
     """
-    cells = tuple((name, row[name]) for name in DECIDING if has_value(row, name))
+    cells = tuple((name, row[name]) for name in PREDICTION_COLUMNS if has_value(row, name))
     if not has_value(row, "dtype") and "deepspeed" in str(row.get("framework", "")).lower():
-        cells = (*cells, ("dtype", HALF))
+        cells = (*cells, ("dtype", DEEPSPEED_DTYPE))
     return _known_target(cells) if calibration is None else _target(cells, calibration)
 
 
@@ -206,7 +208,7 @@ def _target(cells: tuple[tuple[str, Any], ...], calibration: Calibration | None)
     row = dict(cells)
     system = system_of_row(row)
     task = task_of_row(row).on(system.device.kind)
-    batch = pairs_of(row, "global_batch")
+    batch = samples_of_cell(row, "global_batch")
     if not batch >= 1:
         raise SpecError("global_batch is not stated")
     gpus, spread = training_gpus(row, max(1, round(batch / task.packed)), task)
@@ -217,7 +219,7 @@ def _target(cells: tuple[tuple[str, Any], ...], calibration: Calibration | None)
     if point.prediction.memory.fits or "strategy" in run.model_fields_set:
         return point
     # code of submissions that splits no tensors makes room by smaller passes, which take about as long together
-    plans = [degrees for degrees in MODEL_PARALLEL if task.code.software in SPREAD or "tp=" not in degrees]
+    plans = [degrees for degrees in MODEL_PARALLEL if task.code.software in SAMPLE_SPLIT_AXES or "tp=" not in degrees]
     return first_that_fits(plans, lambda **stated: priced(run.model_copy(update=stated))) or point
 
 
@@ -251,14 +253,14 @@ def submission_of(row: Row) -> Row | None:
     return {**same, "benchmark": benchmark, "round": edition.group(1), "global_batch": batch}
 
 
-class NetworkSteps(StepTable):
+class NetworkSteps(RunTable):
     """Abstract base of tables of training steps, some rows of which are from submissions to MLPerf Training."""
 
     def system(self, row: Row) -> System:
         """Return the system of a row, as `system_of` finds it."""
         return system_of(row)
 
-    def step(self, row: Row, software: Software | None = None) -> Step:
+    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
         """Predict the step time of a row: by its task if it is a submission to MLPerf, else by `network_step`."""
         submission = submission_of(row)
         if submission is None:
@@ -267,13 +269,13 @@ class NetworkSteps(StepTable):
         point = target_of_row(submission, calibration)
         known = point.prediction
         if software is not None:
-            return step_of_prediction(predict(known.model, known.system, known.run, software, calibration))
-        return Step(
+            return row_prediction(predict(known.model, known.system, known.run, software, calibration))
+        return RowPrediction(
             point.step_time, *point.step_interval, ideal_seconds(known), known.system.device.name, point.task.name
         )
 
     @abstractmethod
-    def network_step(self, row: Row, software: Software | None = None) -> Step:
+    def network_step(self, row: Row, software: Software | None = None) -> RowPrediction:
         """Predict the step time of a row that is no submission to MLPerf."""
 
 
@@ -281,19 +283,19 @@ class NetworkSteps(StepTable):
 MINUTE = 60.0
 
 
-class TrainingRuns(StepTable):
+class TrainingRuns(RunTable):
     """Table of submissions to MLPerf Training, one per row; the measured value is minutes to target.
 
     Rows whose samples, batch, system and minutes repeat another row's are copies of its logs and are counted once.
     """
 
     name = "training_runs"
-    header = frozenset({"benchmark", "round", "device", "n_gpus", "global_batch", "minutes_to_target"})
-    reads = (
+    identifying_columns = frozenset({"benchmark", "round", "device", "n_gpus", "global_batch", "minutes_to_target"})
+    optional_columns = (
         "cp distributed_optimizer dtype evaluation_s framework grad_accum interconnect micro_batch nodes other_s pp "
         "recompute runs samples_to_target sequence_parallel step_ms submitter system tp vp"
     )
-    configuration = (
+    configuration_columns = (
         "submitter", "system", "nodes", "dtype", "tp", "pp", "cp", "vp", "micro_batch", "sequence_parallel",
         "distributed_optimizer", "recompute", "runs",
     )  # fmt: skip
@@ -305,14 +307,14 @@ class TrainingRuns(StepTable):
         """Return the system of a submission, as `system_of_row` finds it."""
         return system_of_row(row)
 
-    def step(self, row: Row, software: Software | None = None) -> Step:
+    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
         """Predict the time to target of a row [s]; the roofline is the FLOP of all samples at peak."""
         point = target_of_row(row, self.calibration_of(self.system(row)))
         low, high = point.interval
         ideal = ideal_seconds(point.prediction) * point.samples / point.global_batch
-        return Step(point.seconds, low, high, ideal, point.prediction.system.device.name, point.task.name)
+        return RowPrediction(point.seconds, low, high, ideal, point.prediction.system.device.name, point.task.name)
 
-    def parts(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
+    def further_quantities(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
         """Return (predicted, measured) of ``step`` [s], ``samples`` to the target and ``evaluation`` (all of them) [s].
 
         Arrays have shape (rows,); nan where either value is missing.
@@ -328,7 +330,7 @@ class TrainingRuns(StepTable):
             "samples": [np.nan if point is None else point.samples for point in points],
             "evaluation": [np.nan if point is None else point.evaluation_seconds for point in points],
         }
-        alone = ~copies(frame)
+        alone = ~repeated_rows(frame)
         known = {name: np.where(alone & (values > 0), values, np.nan) for name, values in measured.items()}
         return {name: (np.array(predicted[name], dtype=np.float64), values) for name, values in known.items()}
 
@@ -341,26 +343,26 @@ class TrainingRuns(StepTable):
     def predict(self, frame: pd.DataFrame) -> Predictions:
         """Predict the rows of this table; copies of another row's log are left out with that reason."""
         predictions = super().predict(frame)
-        predictions.reasons[copies(frame)] = "repeats the log of another row"
+        predictions.reasons[repeated_rows(frame)] = "repeats the log of another row"
         return predictions
 
 
 def _samples(row: Row) -> float:
     """Return a row's measured samples to the target, in the unit of its task; nan if not known."""
     try:
-        return pairs_of(row, "samples_to_target")
+        return samples_of_cell(row, "samples_to_target")
     except (PaleoError, ValueError, KeyError):
         return float("nan")
 
 
-def copies(frame: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def repeated_rows(frame: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Return a mask of rows that repeat an earlier row's benchmark, round, device, count, samples and minutes."""
     same = ["benchmark", "round", "device", "n_gpus", "global_batch", "samples_to_target", "minutes_to_target"]
     known = [name for name in same if name in frame.columns]
     return frame.duplicated(known).to_numpy()
 
 
-STEPS.register("training_runs")(TrainingRuns())
+RUN_TABLES.register("training_runs")(TrainingRuns())
 
 
 #: Format whose peak scales a score from one device to another.
@@ -389,7 +391,7 @@ def _work(frame: pd.DataFrame) -> Array:
     return np.asarray(minutes * gpus * peaks(frame["device"]))
 
 
-def scaled_best(frame: pd.DataFrame, other_rounds: pd.DataFrame, last: str) -> Array:
+def scaled_best_minutes(frame: pd.DataFrame, other_rounds: pd.DataFrame, last: str) -> Array:
     """Predict minutes to target from the best submission of the round before, a baseline.
 
     The least minutes x GPUs x peak of that round is divided by each row's GPUs and peak.
@@ -414,7 +416,7 @@ def scaled_best(frame: pd.DataFrame, other_rounds: pd.DataFrame, last: str) -> A
     return np.asarray(least / (frame["n_gpus"].to_numpy(dtype=np.float64) * peaks(frame["device"])))
 
 
-def one_utilisation(frame: pd.DataFrame, other_rounds: pd.DataFrame) -> Array:
+def constant_utilisation_minutes(frame: pd.DataFrame, other_rounds: pd.DataFrame) -> Array:
     """Predict minutes to target with the median utilisation of other rounds on the same device, a baseline.
 
     For a new device the median is over all devices. The median of minutes x GPUs x peak is divided by each row's GPUs
@@ -438,7 +440,7 @@ def one_utilisation(frame: pd.DataFrame, other_rounds: pd.DataFrame) -> Array:
     return np.asarray(chosen / (frame["n_gpus"].to_numpy(dtype=np.float64) * peaks(frame["device"])))
 
 
-def nearest(frame: pd.DataFrame, other_rounds: pd.DataFrame) -> Array:
+def nearest_submission_minutes(frame: pd.DataFrame, other_rounds: pd.DataFrame) -> Array:
     """Predict minutes to target from the nearest submission of other rounds, scaled by GPUs and peak, a baseline.
 
     Nearest is a row of the same device, and of these the one nearest in number of GPUs.
@@ -481,7 +483,8 @@ def left_out_baselines(frame: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Columns ``scaled_best``, ``one_utilisation`` and ``nearest``, in minutes; nan if a benchmark has no other round.
+        Columns ``scaled_best_minutes``, ``constant_utilisation_minutes`` and ``nearest_submission_minutes``, in
+        minutes; nan if a benchmark has no other round.
     """
     rounds = sorted(frame["round"].unique())
     parts = [pd.DataFrame(columns=["scaled_best", "one_utilisation", "nearest"], dtype=np.float64)]
@@ -494,9 +497,9 @@ def left_out_baselines(frame: pd.DataFrame) -> pd.DataFrame:
             before = [earlier for earlier in rounds if earlier < name and (other_rounds["round"] == earlier).any()]
             last = before[-1] if before else str(other_rounds["round"].min())
             predicted = {
-                "scaled_best": scaled_best(rows, other_rounds, last),
-                "one_utilisation": one_utilisation(rows, other_rounds),
-                "nearest": nearest(rows, other_rounds),
+                "scaled_best": scaled_best_minutes(rows, other_rounds, last),
+                "one_utilisation": constant_utilisation_minutes(rows, other_rounds),
+                "nearest": nearest_submission_minutes(rows, other_rounds),
             }
             parts.append(pd.DataFrame(predicted, index=rows.index))
     return pd.concat(parts).reindex(frame.index)

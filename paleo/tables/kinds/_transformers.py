@@ -15,7 +15,7 @@ import pandas as pd
 
 from paleo.errors import SpecError
 from paleo.lowering.launches import RECOMPUTE_MODULES
-from paleo.lowering.policies import RECOMPUTE
+from paleo.lowering.policies import RECOMPUTE_POLICIES
 from paleo.predict import Prediction, predict
 from paleo.search.partial_recompute import fewest_layers
 from paleo.specs.catalog import names, read_entry
@@ -24,16 +24,16 @@ from paleo.specs.run import Run, updated
 from paleo.specs.software import Software, load_software
 from paleo.specs.system import System, load_system
 from paleo.tables.steps import (
-    STEPS,
+    RUN_TABLES,
     Row,
-    Step,
-    StepTable,
+    RowPrediction,
+    RunTable,
     has_value,
     profile_at_release,
     ran_out_of_memory,
     row_dicts,
+    row_prediction,
     software_of,
-    step_of_prediction,
     usual_system,
     whole_cell,
     with_device,
@@ -43,7 +43,7 @@ from paleo.units import GIB
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from paleo.operations.tensor import LossKernels, Scaling
+    from paleo.operations.tensor import CrossEntropyImplementation, Scaling
     from paleo.specs.calibration import Calibration
     from paleo.specs.software import Dispatch
     from paleo.step.memory import Footprint
@@ -86,7 +86,7 @@ COLUMNS = {
     "seq_len": ("seq",),
 }
 #: What the notes of a row say of its architecture, and the parameter that it is.
-NOTED = (
+SIZES_IN_NOTES = (
     (r"first (\d+) layers? dense|(\d+) dense layers?|dense_layers?[ =](\d+)", "dense_layers"),
     (r"dense ffn (\d+)", "ffn"),
     (r"(\d+) shared expert", "shared"),
@@ -186,7 +186,9 @@ def _size(row: Row, column: str, parameter: str, model: ModelSpec) -> Sizes:
 
 def _noted(row: Row, model: ModelSpec) -> Sizes:
     notes = str(row.get("notes", ""))
-    matches = {parameter: re.search(pattern, notes) for pattern, parameter in NOTED if parameter in model.params}
+    matches = {
+        parameter: re.search(pattern, notes) for pattern, parameter in SIZES_IN_NOTES if parameter in model.params
+    }
     return {name: int(next(filter(None, match.groups()))) for name, match in matches.items() if match is not None}
 
 
@@ -219,16 +221,16 @@ def system_of(row: Row) -> System:
     """The system of a row: by its name, else the usual one of its device, else the device alone."""
     if has_value(row, "system"):
         return with_device(load_system(str(row["system"])), row)
-    device, needs_host = str(row["device"]), offload(row) != "none"
+    device, needs_host = str(row["device"]), offloaded_parts(row) != "none"
     whole_system = whole_cell(row, "n_gpus", 1) > 1 or needs_host
     return load_system(usual_system(device) if whole_system else device)
 
 
-def offload(row: Row) -> str:
+def offloaded_parts(row: Row) -> str:
     """Say what of a row's run lives in host memory. Rows that name the optimizer alone also offload gradients
     (DeepSpeed's offload_optimizer takes them with it); activations are offloaded where the notes count their layers.
 
-    >>> offload({"sharding": "zero3-offload", "zero_stage_or_fsdp": "ZeRO-3 + CPU AdamW offload"})
+    >>> offloaded_parts({"sharding": "zero3-offload", "zero_stage_or_fsdp": "ZeRO-3 + CPU AdamW offload"})
     'optimizer,gradients'
     """
     words = _stated(row, "zero_stage_or_fsdp")
@@ -324,11 +326,12 @@ USUAL_LORA = "16:attention"
 TILED_LOSS = ("deepspeed", "huggingface", "transformers")
 
 
-def loss_of(row: Row) -> LossKernels | None:
+def loss_kernels(row: Row) -> CrossEntropyImplementation | None:
     """The cross-entropy that a row states.
 
-    >>> loss_of({"cross_entropy": "fused", "software": "deepspeed"}), loss_of({"cross_entropy": "fused"}), loss_of({})
-    ('tiled', 'fused', None)
+    >>> loss_kernels({"cross_entropy": "fused", "software": "deepspeed"}), loss_kernels({"cross_entropy": "fused"})
+    ('tiled', 'fused')
+    >>> loss_kernels({})
     """
     words = f"{row.get('software', '')} {row.get('framework', '')}".lower()
     if _stated(row, "cross_entropy") != "fused":
@@ -358,11 +361,11 @@ def run_of(row: Row, profile: str | None = None, sizes: Mapping[str, int | float
             "attention": "fused" if _stated(row, "attention") in ("flash", "fused") else None,
             "cuda_graph": recipe.graph,
             "scaling": scaling_of(row),
-            "cross_entropy": loss_of(row),
+            "cross_entropy": loss_kernels(row),
         },
-        experts={"dispatch": recipe.dispatch, "overlap": recipe.overlap, "drop_tokens": recipe.drops},
+        experts={"dispatch": recipe.dispatch, "overlap": recipe.overlap, "drop_tokens": recipe.drops_tokens},
         software=software,
-        offload={"states": offload(row), "layers": offloaded_layers(row)},
+        offload={"states": offloaded_parts(row), "layers": offloaded_layers(row)},
         fine_tuning={"lora": LORA.get(profile, USUAL_LORA) if "[lora]" in str(row.get("model", "")).lower() else None},
         model=dict(network_of(row)[1] if sizes is None else sizes),
     )
@@ -387,8 +390,8 @@ def recompute_of(row: Row, software: Software) -> str:
     """Recomputation that a row states, else that of its recipe, else the software's habit."""
     usual = known_recipe(row)
     recompute = _stated(row, "recompute") or (usual.recompute if usual else software.recomputation.policy)
-    if recompute not in RECOMPUTE:
-        raise SpecError(f"recompute {recompute!r} is none of {', '.join(RECOMPUTE)}")
+    if recompute not in RECOMPUTE_POLICIES:
+        raise SpecError(f"recompute {recompute!r} is none of {', '.join(RECOMPUTE_POLICIES)}")
     return recompute
 
 
@@ -396,17 +399,19 @@ def prediction_of(row: Row, software: Software | None = None, calibration: Calib
     """The row's run, predicted."""
     model, _ = network_of(row)
     run = run_of(row)
-    return that_ran(row, model, run, as_stated(row, software or load_software(run.software)), calibration)
+    return predict_fitting_run(
+        row, model, run, software_as_stated(row, software or load_software(run.software)), calibration
+    )
 
 
-def as_stated(row: Row, software: Software) -> Software:
+def software_as_stated(row: Row, software: Software) -> Software:
     """The profile with what a row says of it: ``overlap`` off is none at all, of gradients, parameters and over tp.
     What its recipe says of tp holds where the row is silent."""
     known, stated = known_recipe(row), _stated(row, "overlap")
     if stated != "off" and (stated or known is None or known.tensor_overlap):
         return software
     parts = ("gradients", "gather", "tensor") if stated == "off" else ("tensor",)
-    return software.changed({f"overlap.{part}": False for part in parts})
+    return software.with_fields({f"overlap.{part}": False for part in parts})
 
 
 #: By which a predicted footprint has to exceed the device before recomputation is assumed that a row does not state:
@@ -418,27 +423,29 @@ FOOTPRINT_ERROR = 4.0 / 3.0
 #: The part of a device that a run may fill while inputs gathered over tp stay whole, where its software does that by
 #: habit. Of fifteen runs of nanotron the twelve with up to 80 % of the device by that habit hold what it says, the
 #: three with 92 % and more hold what gathering again leaves (within 4 %); 90 % is a device less what footprints err.
-WHOLE_INPUTS = 0.9
+WHOLE_INPUTS_MEMORY_SHARE = 0.9
 
 
-def that_ran(
+def predict_fitting_run(
     row: Row, model: ModelSpec, run: Run, software: Software | None = None, calibration: Calibration | None = None
 ) -> Prediction:
     """The prediction of a run. One that was measured has fitted its devices: where recomputation is not stated and the
     software's habit does not fit by more than footprints err (`FOOTPRINT_ERROR`), it is the next that does, selective
     before full; of full no more layers than needed where the software can recompute some of them, and all where nothing
-    fits. Inputs that the software keeps whole by habit are gathered again where they would fill it (`WHOLE_INPUTS`)."""
+    fits. Inputs that the software keeps whole by habit are gathered again where they would fill it
+    (`WHOLE_INPUTS_MEMORY_SHARE`).
+    """
     system = system_of(row)
     prediction = predict(model, system, run, software, calibration)
     profile = software or load_software(run.software)
-    filled_up = prediction.memory.total > WHOLE_INPUTS * prediction.memory.capacity
+    filled_up = prediction.memory.total > WHOLE_INPUTS_MEMORY_SHARE * prediction.memory.capacity
     if filled_up and not profile.parallelism.regather and not ran_out_of_memory(row):
-        software = profile.changed({"parallelism.regather": True})
+        software = profile.with_fields({"parallelism.regather": True})
         prediction = predict(model, system, run, software, calibration)
     known = has_value(row, "recompute") or known_recipe(row) is not None or ran_out_of_memory(row)
     if known or prediction.memory.total <= FOOTPRINT_ERROR * prediction.memory.capacity:
         return prediction
-    for more in RECOMPUTE[RECOMPUTE.index(run.recompute.policy) + 1 :]:
+    for more in RECOMPUTE_POLICIES[RECOMPUTE_POLICIES.index(run.recompute.policy) + 1 :]:
         if prediction.memory.fits:
             break
         limited = more == "full" and profile.recomputation.some_layers
@@ -447,18 +454,20 @@ def that_ran(
     return prediction
 
 
-class TransformerSteps(StepTable):
+class TransformerSteps(RunTable):
     """Table of training steps of transformers, one per row."""
 
     name = "llm_iterations"
-    header = frozenset({"layers", "hidden", "heads", "seq_len", "device", "n_gpus", "tp", "pp", "dp", "iteration_ms"})
-    reads = (
+    identifying_columns = frozenset(
+        {"layers", "hidden", "heads", "seq_len", "device", "n_gpus", "tp", "pp", "dp", "iteration_ms"}
+    )
+    optional_columns = (
         "attention cp cp_comm cross_entropy cuda_graph dtype dtype_reported ep expert_dispatch expert_overlap "
         "expert_tp ffn_hidden framework gated_mlp global_batch kv_heads head_dim micro_batch model n_experts notes "
         "overlap recompute recompute_modules release sequence_parallel shard_group sharding software source system "
         "top_k vocab vp zero_stage_or_fsdp optimizer"
     )
-    configuration = (
+    configuration_columns = (
         "model", "system", "kv_heads", "ffn_hidden", "gated_mlp", "vocab", "n_experts", "top_k", "dtype",
         "cp", "ep", "vp",
         "sharding", "shard_group", "sequence_parallel", "recompute", "micro_batch", "global_batch", "software",
@@ -470,10 +479,10 @@ class TransformerSteps(StepTable):
         """Return the system of a row, as `system_of` finds it."""
         return system_of(row)
 
-    def step(self, row: Row, software: Software | None = None) -> Step:
+    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
         """Predict the step of the row's run, without the update where only forward and backward were timed."""
         prediction = prediction_of(row, software, self.calibration_of(self.system(row)))
-        return step_of_prediction(
+        return row_prediction(
             prediction, prediction.step_time - (prediction.breakdown.optimizer if without_update(row) else 0.0)
         )
 
@@ -482,7 +491,7 @@ class TransformerSteps(StepTable):
         return prediction_of(row).memory
 
 
-STEPS.register("llm_iterations")(TransformerSteps())
+RUN_TABLES.register("llm_iterations")(TransformerSteps())
 
 
 #: Dispatchers by the words of the tables.
@@ -503,17 +512,17 @@ WHOLE_ITERATIONS, SERVER, HYBRIDS = "26.06", 8, ("nemotron", "mamba")
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class MoeRecipe:
     """Recipe of a mixture: how tokens are dispatched, whether they travel beside another microbatch, and which CUDA
-    graph there is (None: not stated); whether an expert ``drops`` those beyond its share."""
+    graph there is (None: not stated); whether an expert ``drops_tokens`` those beyond its share."""
 
     dispatch: Dispatch | None = None
     overlap: bool | None = None
     graph: Literal["none", "full_iteration"] | None = None
-    drops: bool = False
+    drops_tokens: bool = False
 
 
-def recipe_of(row: Row) -> Recipe:
+def recipe_of(row: Row) -> MoeRecipe:
     """The recipe of a row; what newer recipes of mixtures do where theirs is not stated."""
     dispatcher = _stated_recipe(row, "expert_dispatch", "moe_flex_dispatcher_backend")
     if dispatcher and dispatcher not in DISPATCH:
@@ -523,7 +532,7 @@ def recipe_of(row: Row) -> Recipe:
         _stated_recipe(row, "cuda_graph", "cuda_graph_impl"),
     )
     usual = _usual_recipe(row)
-    return Recipe(
+    return MoeRecipe(
         DISPATCH.get(dispatcher, usual.dispatch),
         FLAGS.get(overlap, usual.overlap),
         usual.graph if not graph else "full_iteration" if graph == "full_iteration" else "none",
@@ -613,18 +622,18 @@ def _stated_recipe(row: Row, column: str, setting: str) -> str:
     return quoted.group(1).lower() if quoted else ""
 
 
-def _usual_recipe(row: Row) -> Recipe:
+def _usual_recipe(row: Row) -> MoeRecipe:
     """Return what recipes of mixtures do since `WHOLE_ITERATIONS`, where one NVLink domain holds all experts."""
     released = re.match(r"2\d\.\d\d", str(row.get("release", "")))
     if released is None or released.group() < WHOLE_ITERATIONS or not has_value(row, "system"):
-        return Recipe()
+        return MoeRecipe()
     levels = load_system(str(row["system"])).levels
     domain = (levels[0].ranks or 0) if levels else 1
     if domain <= SERVER or not 1 < whole_cell(row, "ep", 1) <= domain:
-        return Recipe()
+        return MoeRecipe()
     hybrid = any(word in str(row.get("model", "")).lower() for word in HYBRIDS)
     captured = str(row.get("dtype", "")) != "bf16" and not hybrid
-    return Recipe("hybridep", True, "full_iteration") if captured else Recipe("hybridep")
+    return MoeRecipe("hybridep", True, "full_iteration") if captured else MoeRecipe("hybridep")
 
 
 def counted(row: Row, memory: Footprint) -> float:
@@ -639,24 +648,26 @@ def counted(row: Row, memory: Footprint) -> float:
 FIRST_PROCESS = ("nanotron",)
 
 
-def reported(row: Row, prediction: Prediction) -> Footprint:
+def reported_footprint(row: Row, prediction: Prediction) -> Footprint:
     """Select the footprint that a row reports: that of the fullest GPU, or of the first process where that one
     reports."""
     own_report = prediction.run.software in FIRST_PROCESS and "max" not in str(row.get("what", "")).lower()
     return prediction.stage_footprint(0) if own_report else prediction.memory
 
 
-class MemoryTable(StepTable):
+class MemoryTable(RunTable):
     """The fullest GPU's memory, or that of the GPU which reported it, a run a row."""
 
     name = "memory"
-    header = frozenset({"model", "device", "n_gpus", "seq_len", "micro_batch", "global_batch", "memory_gb_per_gpu"})
-    reads = (
+    identifying_columns = frozenset(
+        {"model", "device", "n_gpus", "seq_len", "micro_batch", "global_batch", "memory_gb_per_gpu"}
+    )
+    optional_columns = (
         "attention cp cross_entropy dp dtype dtype_reported ep ffn_hidden gated_mlp heads hidden kv_heads layers "
         "n_experts notes pp recompute sequence_parallel shard_group sharding software source system top_k tp vocab vp "
         "what zero_stage_or_fsdp"
     )
-    configuration = ("tp", "pp", "dp", "cp", "ep", "vp", "dtype", "sharding", "sequence_parallel", "recompute")
+    configuration_columns = ("tp", "pp", "dp", "cp", "ep", "vp", "dtype", "sharding", "sequence_parallel", "recompute")
     measured_column = "memory_gb_per_gpu"
     #: What frameworks label GB is 2^30 bytes: they print ``torch.cuda.max_memory_*() / 1024**3``, nanotron among them.
     measured_unit = GIB
@@ -666,15 +677,15 @@ class MemoryTable(StepTable):
         """Return the system of a row, as `system_of` finds it."""
         return system_of(row)
 
-    def step(self, row: Row, software: Software | None = None) -> Step:
-        """Predict the bytes on the GPU that was looked at (`reported`), counted as the row's tool counts them
+    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
+        """Predict the bytes on the GPU that was looked at (`reported_footprint`), counted as the row's tool counts them
         (`counted`). The baseline is parameters, gradients and optimizer states alone."""
         prediction = self._prediction(row, software)
-        memory, device = reported(row, prediction), prediction.system.device.name
+        memory, device = reported_footprint(row, prediction), prediction.system.device.name
         size, states = counted(row, memory), memory.parameters + memory.gradients + memory.optimizer
-        return Step(size, 0.8 * size, 1.25 * size, states, device, prediction.run.software)
+        return RowPrediction(size, 0.8 * size, 1.25 * size, states, device, prediction.run.software)
 
-    def parts(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
+    def further_quantities(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
         """Return reserved bytes, predicted and measured, where the notes state them beside the allocated ones (``70.88
         GiB reserved``)."""
         sizes = np.full((2, len(frame)), np.nan)
@@ -695,7 +706,7 @@ class MemoryTable(StepTable):
     def _prediction(self, row: Row, software: Software | None) -> Prediction:
         model, sizes = _network(row)
         profile = software.name if software else self.profile(row)
-        return that_ran(row, model, run_of(row, profile, sizes), software)
+        return predict_fitting_run(row, model, run_of(row, profile, sizes), software)
 
 
 def _network(row: Row) -> tuple[ModelSpec, dict[str, int | float | str]]:
@@ -708,4 +719,4 @@ def _network(row: Row) -> tuple[ModelSpec, dict[str, int | float | str]]:
     return model, dict.fromkeys(lengths, whole_cell(row, "seq_len"))
 
 
-STEPS.register("memory")(MemoryTable())
+RUN_TABLES.register("memory")(MemoryTable())

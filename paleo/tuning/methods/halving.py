@@ -19,7 +19,7 @@ class Bracket(NamedTuple):
     """Trials that start at one rung together."""
 
     trials: int
-    first: int
+    first_rung: int
 
 
 @METHODS.register("halving")
@@ -45,7 +45,7 @@ class SuccessiveHalving(Method):
         """Return the brackets, which run one after the other."""
         return [Bracket(self.problem.trials, 0)]
 
-    def sizes_of(self, bracket: Bracket) -> list[int]:
+    def trials_per_rung(self, bracket: Bracket) -> list[int]:
         """Return the number of trials of each rung of a bracket, without empty rungs.
 
         Parameters
@@ -58,7 +58,7 @@ class SuccessiveHalving(Method):
         list of int
             Numbers of trials, from the first rung on.
         """
-        rungs = len(self.problem.rungs) - bracket.first
+        rungs = len(self.problem.rungs) - bracket.first_rung
         counts = [bracket.trials // self.problem.eta**halvings for halvings in range(rungs)]
         return [count for count in counts if count]
 
@@ -67,7 +67,7 @@ class SuccessiveHalving(Method):
             self.bracket = self.coming.popleft()
             first = self.sampled
             self.sampled += self.bracket.trials
-            self._open([TrialJob(trial, self.bracket.first) for trial in range(first, self.sampled)])
+            self._open([TrialJob(trial, self.bracket.first_rung) for trial in range(first, self.sampled)])
         return self.queue.popleft() if self.queue else None
 
     def _open(self, jobs: list[TrialJob]) -> None:
@@ -79,8 +79,8 @@ class SuccessiveHalving(Method):
         self.unfinished -= 1
         if self.unfinished:
             return
-        rung, halvings = job.rung + 1, job.rung + 1 - self.bracket.first
-        sizes = self.sizes_of(self.bracket)
+        rung, halvings = job.rung + 1, job.rung + 1 - self.bracket.first_rung
+        sizes = self.trials_per_rung(self.bracket)
         if halvings < len(sizes):
             best = sorted(self.running, key=lambda each: self.scores[each.trial][job.rung])[: sizes[halvings]]
             self._open([TrialJob(each.trial, rung) for each in best])
@@ -88,9 +88,11 @@ class SuccessiveHalving(Method):
     def stages(self) -> list[Stage]:
         rungs = (0.0, *self.problem.rungs)
         return [
-            Stage(count, 0.0 if place == 0 else rungs[bracket.first + place], rungs[bracket.first + place + 1])
+            Stage(
+                count, 0.0 if place == 0 else rungs[bracket.first_rung + place], rungs[bracket.first_rung + place + 1]
+            )
             for bracket in self.brackets()
-            for place, count in enumerate(self.sizes_of(bracket))
+            for place, count in enumerate(self.trials_per_rung(bracket))
         ]
 
 

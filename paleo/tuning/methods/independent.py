@@ -44,7 +44,7 @@ class GridSearch(RandomSearch):
 
     def __init__(self, problem: TuningProblem) -> None:
         super().__init__(problem)
-        self.sizes = [trial % problem.variants for trial in range(problem.trials)]
+        self.sizes = [trial % problem.network_sizes for trial in range(problem.trials)]
 
 
 @METHODS.register("median")

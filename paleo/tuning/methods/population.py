@@ -44,7 +44,7 @@ class PopulationBasedTraining(Method):
 
     def finish(self, job: TrialJob) -> TrialJob | None:
         trial, ranking = job.trial, self.ranking
-        self._rank(trial, self.scores[trial][job.rung])
+        self._record_score(trial, self.scores[trial][job.rung])
         if job.rung + 1 == len(self.problem.rungs):
             return None
         cut = int(_TRUNCATED * len(ranking))
@@ -58,7 +58,7 @@ class PopulationBasedTraining(Method):
         self.queue.append(following)
         return None
 
-    def _rank(self, trial: int, score: float) -> None:
+    def _record_score(self, trial: int, score: float) -> None:
         """Record the latest score of a member."""
         if trial in self.latest:
             self.ranking.pop(bisect_left(self.ranking, (self.latest[trial], trial)))
@@ -87,7 +87,7 @@ class RegularisedEvolution(RandomSearch):
             sample = self.random.choice(self.population, max(int(_SAMPLED * len(self.population)), 1), replace=False)
             parent = min(sample.tolist(), key=lambda trial: self.scores[trial][0])
             step = self.sizes[parent] + int(self.random.integers(-1, 2))
-            self.sizes[job.trial] = min(max(step, 0), self.problem.variants - 1)
+            self.sizes[job.trial] = min(max(step, 0), self.problem.network_sizes - 1)
         return job
 
     def finish(self, job: TrialJob) -> TrialJob | None:
