@@ -484,7 +484,7 @@ def exchange_table(model: str, system: str, searched: ExchangeSearch) -> Rendera
     )
     like = unit_reference_time(seconds for plan in rows for seconds in (plan.step_time, plan.effective_step_time))
     columns = (
-        Attribute("", lambda each: each.plan.strategy_text, "strategy"),
+        Attribute("", lambda each: each.plan.strategy, "strategy"),
         Attribute("", lambda each: each.consistency, "consistency"),
         Attribute("", lambda each: each.compress or "none", "compression"),
         Attribute("", lambda each: each.plan.gpus, "GPUs", "count"),

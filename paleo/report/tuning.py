@@ -25,10 +25,10 @@ def _columns(study: TuningStudy) -> list[Attribute]:
     tariff = study.tariff
     return [
         Attribute("gpus", lambda point: point.gpus, "GPUs", "count"),
-        Attribute("gpus_per_trial", lambda point: point.trial.gpus, "a trial", "count"),
+        Attribute("gpus_per_trial", lambda point: point.price.gpus, "a trial", "count"),
         Attribute("workers", lambda point: point.workers, "at once", "count"),
-        Attribute("strategy", lambda point: point.trial.predictions[0].plan.strategy_text or "dp", "plan"),
-        Attribute("step_time_s", lambda point: point.trial.predictions[0].step_time, "step", "s"),
+        Attribute("strategy", lambda point: point.price.predictions[0].plan.strategy_text or "dp", "plan"),
+        Attribute("step_time_s", lambda point: point.price.predictions[0].step_time, "step", "s"),
         Attribute(
             "hours", lambda point: point.seconds / HOUR, "wall time", "s", lambda each: format_duration(each.seconds)
         ),
