@@ -148,7 +148,7 @@ def _left_out_errors(whole: FileReport, source: str, calibration: Calibration | 
     other = table.without(source) if calibration is None else table.with_calibration(calibration)
     if other is table:
         return None
-    seconds = other.predict(whole.frame[chosen]).seconds
+    seconds = other.predict(whole.frame[chosen]).values
     return residual_errors(seconds, whole.measured[chosen])
 
 
