@@ -122,7 +122,7 @@ def test_a_fitted_profile_states_the_rows_that_its_fit_finds(
 ) -> None:
     """Where all their rows are predicted, nothing has to be."""
     if kind is not None:
-        monkeypatch.setattr(kind, "predict", lambda self, frame: SimpleNamespace(seconds=np.ones(len(frame))))
+        monkeypatch.setattr(kind, "predict", lambda self, frame: SimpleNamespace(values=np.ones(len(frame))))
     (job,) = software_jobs(shared / "measurements" / f"{table}_iterations.csv", only=[name])
     stated = load_software(name).fit
     assert stated is not None

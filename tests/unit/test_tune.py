@@ -191,12 +191,12 @@ def test_the_margin_of_a_deadline_is_true(answer):
     margin = answer.study.margin
     options = {"method": "halving", "max_tokens": "200M", "gpus_per_trial": answer.study.best.price.gpus}
     assert margin.holds
-    assert paleo.tune(*NODE, 32, trials=margin.trials, deadline="6h", **options).study.margin.meets_requirements
+    assert paleo.tune(*NODE, 32, trials=margin.trials, deadline="6h", **options).study.margin.holds
     if margin.nodes > 1:
         options["global_batch"] = answer.study.batch
         assert not paleo.tune(
             *NODE, (margin.nodes - 1) * 8, trials=64, deadline="6h", **options
-        ).study.margin.meets_requirements
+        ).study.margin.holds
 
 
 @pytest.mark.slow
