@@ -725,11 +725,11 @@ class Fabric:
         seconds = np.zeros(len(payload_bytes))
         used = np.flatnonzero((ranks > 1) & (payload_bytes > 0))
         if len(used):
-            different, place = _distinct(strides[used], ranks[used], payload_bytes[used])
+            different, places = _distinct(strides[used], ranks[used], payload_bytes[used])
             first, known = used[different], self._known.setdefault(operation, {})
             numbers = np.stack([strides[first], ranks[first], payload_bytes[first]], axis=1)
             keys = numbers.view(f"V{numbers.itemsize * 3}").ravel().tolist()
-            new = [place for place, key in enumerate(keys) if key not in known]
+            new = [number for number, key in enumerate(keys) if key not in known]
             if new:
                 pairs = numbers[new, :2]
                 starts = np.flatnonzero(np.any(np.diff(pairs, axis=0, prepend=-1), axis=1))
@@ -737,7 +737,7 @@ class Fabric:
                 index = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(new)))
                 times = self._times(operation, groups, index, numbers[new, 2])
                 known.update(zip((keys[each] for each in new), times.tolist(), strict=True))
-            seconds[used] = np.array([known[key] for key in keys])[place]
+            seconds[used] = np.array([known[key] for key in keys])[places]
         return seconds
 
     def _times(self, operation: str, groups: list[tuple[int, int]], index: IntArray, payload_bytes: Array) -> Array:

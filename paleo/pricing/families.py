@@ -500,7 +500,7 @@ def attention_times(
     attended, keys = column(kernels, "attended"), column(kernels, "kv_len")
     training = predictor.parameters_of(TrainingParameters, f"training.attention.{kernel_name}")
     measured = training.origin != "default"
-    skips = predictor.software.attention.mask == "causal"
+    by_order = predictor.software.attention.mask == "causal"
     formula = attention_prefill_time if group.endswith("forward") else attention_backward_time
     tensor = predictor.figures(predictor.sixteen_bits).tensor_cores
     products: GemmParameters = predictor.parameters_of(
@@ -514,8 +514,8 @@ def attention_times(
         kv_length=keys,
         head_dim=column(kernels, "head_dim"),
         value_dim=column(kernels, "value_dim"),
-        causal=(column(kernels, "causal") > 0) & skips,
-        window=np.where((attended < keys) & skips, attended, 0.0),
+        causal=(column(kernels, "causal") > 0) & by_order,
+        window=np.where((attended < keys) & by_order, attended, 0.0),
         kernel_name=kernel_name,
         element_bytes=float(BYTES[predictor.sixteen_bits]),
         sustained=1.0,
@@ -525,8 +525,8 @@ def attention_times(
         if measured
         else entry.parameters,
     )
-    draws = np.where(column(kernels, "dropout", 0.0) > 0, predictor.software.attention.dropout, 1.0)
-    return entry, times * draws * predictor.software.slowdown_on(predictor.device.architecture)
+    dropout = np.where(column(kernels, "dropout", 0.0) > 0, predictor.software.attention.dropout, 1.0)
+    return entry, times * dropout * predictor.software.slowdown_on(predictor.device.architecture)
 
 
 def _relative_energy(predictor: FamilyPredictor, products: GemmParameters, dtype: str) -> float:

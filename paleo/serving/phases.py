@@ -564,7 +564,7 @@ class _TableBuilder:
             seconds -= self._fused_launches(kernels)
         if self._weight_only:
             seconds = self._dequantised(kernels, scaled, seconds)
-        seconds = np.maximum(seconds, self._scaled_by_blocks(kernels))
+        seconds = np.maximum(seconds, np.maximum(self._block_scaled_gemm_time(kernels), MICROSECOND))
         fused = (".quantise", ".largest") * self.engine.fused_norm + (".act",) * (self.engine.encoder_element_bytes > 0)
         merged = np.array([kernel.family == "memory" and kernel.name.endswith(fused) for kernel in kernels])
         if self.engine.encoder_element_bytes:
@@ -573,12 +573,13 @@ class _TableBuilder:
             ]
         return np.where(merged | _routing(kernels), 0.0, seconds)
 
-    def _scaled_by_blocks(self, kernels: list[Kernel]) -> Array:
-        """Return the times of narrow GEMMs whose weights have scales per block [s]; a microsecond for other kernels.
+    def _block_scaled_gemm_time(self, kernels: list[Kernel]) -> Array:
+        """Return the times of narrow GEMMs whose weights have a scale per block [s]; 0 for other kernels.
 
-        vLLM has its own, SGLang DeepGEMM as TensorRT-LLM. None is faster than one with a scale of the tensor.
+        vLLM runs kernels of its own, SGLang and TensorRT-LLM run DeepGEMM. A scale per block makes no kernel faster
+        than a scale per tensor does.
         """
-        seconds = np.full(len(kernels), MICROSECOND)
+        seconds = np.zeros(len(kernels))
         chosen = [place for place, kernel in enumerate(kernels) if kernel.operation == "narrow"] * self.block_scales
         if not chosen or not precision(self._families.dtype).quantises_operands:
             return seconds
