@@ -167,6 +167,8 @@ PLUGINS_VARIABLE = "PYDANTIC_DISABLE_PLUGINS"
 #: Allocations between two garbage collections. Commands keep most of their objects, so frequent collections are
 #: useless.
 GC_THRESHOLD = 100_000
+#: Environment variable with which a shell asks for completions.
+COMPLETION_VARIABLE = "_PALEO_COMPLETE"
 #: Environment variable that makes errors of this program print a traceback, if it is set to anything.
 TRACEBACK_VARIABLE = "PALEO_TRACEBACK"
 REPORT_HINT = (
@@ -204,7 +206,19 @@ def _parser(word: str) -> Callable[..., Any]:
         importlib.import_module(f"{commands.__name__}._{word}")
     alone = copy(app)
     alone.registered_commands = [each for each in app.registered_commands if word in (each.name, _function_name(each))]
-    return typer.main.get_command(alone if alone.registered_commands else app_with_all_commands())
+    if not alone.registered_commands:
+        alone.registered_commands = app_with_all_commands().registered_commands
+    if word == "help" and COMPLETION_VARIABLE not in os.environ:
+        alone.registered_commands = [_without_parameters(command) for command in alone.registered_commands]
+    return typer.main.get_command(alone)
+
+
+def _without_parameters(command: CommandInfo) -> CommandInfo:
+    """Return a command as the help of the program shows it: its name, group and text are enough."""
+    shown = copy(command)
+    shown.name, shown.callback = command.name or _function_name(command).replace("_", "-"), lambda: None
+    shown.help = command.help or command.callback.__doc__
+    return shown
 
 
 def _function_name(command: CommandInfo) -> str:
