@@ -336,7 +336,7 @@ class RunTable(MeasuredTable):
     measured_column = "iteration_ms"
     measured_unit = MILLISECOND
 
-    def without(self, source: str) -> RunTable:
+    def without_source(self, source: str) -> RunTable:
         """Return this kind of table with predictions that use no fitted value taken from one source.
 
         Used to test predictions on a source whose rows suggested a fact in the catalog.

@@ -12,6 +12,8 @@ from paleo.calibrate import command
 from paleo.calibrate.command import SOURCE_ERROR_COLUMNS, kernel_source_errors, worsened_sources
 from paleo.calibrate.files import kernel_fit_jobs
 from paleo.errors import SpecError
+from paleo.tables.kinds._serving import ServingRuns
+from paleo.tables.steps import RunTable
 from tests.unit.test_calibrate import table
 
 
@@ -70,3 +72,9 @@ def test_a_folder_is_fitted_in_one_call_and_to_the_last_digit_again(
 def test_a_folder_is_fitted_whole(folder: Path, more: dict[str, object], word: str) -> None:
     with pytest.raises(SpecError, match=word):
         command.fit([str(folder)], **more)  # type: ignore[arg-type]
+
+
+def test_runs_of_engines_can_be_predicted_without_a_source() -> None:
+    table: RunTable = ServingRuns()
+    other = table.without_source("GPUStack performance lab")
+    assert isinstance(other, ServingRuns) and (table.left_out, other.left_out) == ("", "GPUStack performance lab")
