@@ -194,9 +194,7 @@ def test_the_margin_of_a_deadline_is_true(answer):
     assert paleo.tune(*NODE, 32, trials=margin.trials, deadline="6h", **options).study.margin.holds
     if margin.nodes > 1:
         options["global_batch"] = answer.study.batch
-        assert not paleo.tune(
-            *NODE, (margin.nodes - 1) * 8, trials=64, deadline="6h", **options
-        ).study.margin.holds
+        assert not paleo.tune(*NODE, (margin.nodes - 1) * 8, trials=64, deadline="6h", **options).study.margin.holds
 
 
 @pytest.mark.slow
