@@ -326,7 +326,25 @@ def _number(name: str, value: float | str) -> float:
 
 
 def parse_rate(option: str, text: str) -> float:
-    """Parse a rate in requests per second; SpecError names the option."""
+    """Parse a rate of requests.
+
+    Parameters
+    ----------
+    option : str
+        Name of the command-line option, for messages.
+    text : str
+        Rate, such as "20/s" or "2k".
+
+    Returns
+    -------
+    float
+        Rate [requests/s].
+
+    Raises
+    ------
+    SpecError
+        If the text is not a number above zero and below 2^40; the message names the option.
+    """
     return _number(option, text)
 
 

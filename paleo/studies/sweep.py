@@ -133,7 +133,25 @@ class SweepStudy(Spec):
                 load_calibration(run.calibration)
 
     def record(self, job: Job, point: _Point) -> _Record:
-        """Predict one configuration and return its table row; raise PaleoError if it cannot run."""
+        """Predict the run at one point of the study and return its table row.
+
+        Parameters
+        ----------
+        job : Job
+            Models and systems of the study, loaded.
+        point : dict of str to value
+            Value of each axis; keys that begin with "system." change fields of the system.
+
+        Returns
+        -------
+        dict of str to value
+            Value of each result column.
+
+        Raises
+        ------
+        PaleoError
+            If the run cannot be predicted, for example because a value of an axis is not valid.
+        """
         changes = tuple(
             (key.removeprefix("system."), value) for key, value in point.items() if key.startswith("system.")
         )
