@@ -79,7 +79,7 @@ class SinglePassResult(StudyResult):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Doubts about the answer; there are none."""
+        """Warnings about the answer, always empty."""
         return ()
 
 
@@ -170,7 +170,7 @@ def serve(
 
     Returns
     -------
-    Served or Batched
+    ServeResult or SinglePassResult
         The answer; ``possible`` is False where no plan, or no batch, keeps the limits.
     """
     drafts: dict[str, Any] = {}
@@ -227,7 +227,7 @@ def require_token_service(answer: ServeResult | SinglePassResult) -> Service:
 
     Parameters
     ----------
-    answer : Served or Batched
+    answer : ServeResult or SinglePassResult
         What `serve` returned.
     """
     if isinstance(answer, SinglePassResult):

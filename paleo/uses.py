@@ -171,7 +171,7 @@ def split_serving_and_training(
 
     Returns
     -------
-    Uses
+    ServeTrainSplits
         The systems, the most training for the money first.
     """
     from paleo.questions import systems_with_counts

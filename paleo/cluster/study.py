@@ -167,7 +167,7 @@ class FleetStudy:
 
     Attributes
     ----------
-    fleet : Fleet
+    fleet : JobsOnCluster
         Jobs with predicted run times, systems and scheduling policy.
     nodes : tuple of int
         Nodes of every kind.
@@ -305,7 +305,7 @@ def late_jobs(fleet: JobsOnCluster, result: ClusterRun) -> list[str]:
 
     Parameters
     ----------
-    fleet : Fleet
+    fleet : JobsOnCluster
         Jobs and kinds of nodes.
     result : ClusterRun
         Simulated cluster.
@@ -370,7 +370,7 @@ def fleet_study(
 
     Parameters
     ----------
-    fleet : Fleet
+    fleet : JobsOnCluster
         Jobs with predicted run times, systems and scheduling policy.
     nodes : sequence of int, optional
         Nodes of every kind; the smallest order by default.
@@ -408,7 +408,7 @@ def sample_run_time_factors(fleet: JobsOnCluster, random: np.random.Generator) -
 
     Parameters
     ----------
-    fleet : Fleet
+    fleet : JobsOnCluster
         Jobs and kinds of nodes.
     random : np.random.Generator
         Random generator.
@@ -449,7 +449,7 @@ def smallest_node_counts(fleet: JobsOnCluster, wishes: ClusterRequirements) -> t
 
     Parameters
     ----------
-    fleet : Fleet
+    fleet : JobsOnCluster
         Jobs and kinds of nodes.
     wishes : ClusterRequirements
         Deadlines and a limit of the waiting time.

@@ -83,7 +83,7 @@ class Ranking:
 
     Parameters
     ----------
-    parts : sequence of Part
+    parts : sequence of EvaluatedGroup
         Configurations with their results.
     system : System
         Its memory says what fits, its price what a second counts for.

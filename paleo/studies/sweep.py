@@ -169,7 +169,7 @@ def load_study(path: str | Path) -> SweepStudy:
 
     Returns
     -------
-    Study
+    SweepStudy
         The study.
 
     Raises
@@ -194,7 +194,7 @@ def study_of(kind: type[SweepStudy], path: str | Path, data: dict[str, Any]) -> 
 
     Returns
     -------
-    Study
+    SweepStudy
         The study.
 
     Raises
@@ -215,7 +215,7 @@ def check_study(study: SweepStudy) -> None:
 
     Parameters
     ----------
-    study : Study
+    study : SweepStudy
         Study file: a run, and the axes that it varies.
 
     Raises
@@ -684,7 +684,7 @@ def local_evaluator(study: SweepStudy, jobs: int = 0) -> Evaluator:
 
     Parameters
     ----------
-    study : Study
+    study : SweepStudy
         Study file: a run, and the axes that it varies.
     jobs : int, optional
         Number of processes; 0 chooses by the number of points.
@@ -825,7 +825,7 @@ def sweep_table(study: SweepStudy, evaluator: Evaluator | None = None) -> pd.Dat
 
     Parameters
     ----------
-    study : Study
+    study : SweepStudy
         Study file: a run, and the axes that it varies.
     evaluator : Evaluator, optional
         Where points are computed; by default in this process.
@@ -850,7 +850,7 @@ def sweep(
 
     Parameters
     ----------
-    study : Study
+    study : SweepStudy
         Study file: a run, and the axes that it varies.
     output : str | Path
         File with suffix .csv, .csv.gz or .parquet.

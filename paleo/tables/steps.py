@@ -404,7 +404,7 @@ class RunTable(MeasuredTable):
 
         Returns
         -------
-        Step
+        RowPrediction
             Predicted value in SI units, with its 90 % interval.
 
         Raises
@@ -508,7 +508,7 @@ class RunTable(MeasuredTable):
 
         Yields
         ------
-        Step | str
+        RowPrediction | str
             For each row its prediction, or the reason why there is none.
         """
         measured = self.measured(frame)
@@ -591,7 +591,7 @@ def row_prediction(prediction: Prediction, seconds: float | None = None) -> RowP
 
     Returns
     -------
-    Step
+    RowPrediction
         Predicted time [s] with its 90 % interval.
     """
     value = prediction.step_time if seconds is None else seconds
