@@ -120,7 +120,7 @@ class Estimate(StudyResult):
     ----------
     prediction : Prediction
         The step.
-    training : Training or None
+    training : TrainingEstimate or None
         Time, cost and energy of a whole training, if its length is known.
     advice : tuple of Advice
         Changes that make it fit, where it does not.

@@ -245,7 +245,8 @@ def compare(
 
     Returns
     -------
-    Compared
+    CompareResult
+        Predictions of each system, ordered by the objective.
     """
     from paleo.studies import purchase
 
@@ -313,7 +314,7 @@ def search(
 
     Returns
     -------
-    Searched
+    SearchResult
         Plans that leave less than 5 % of the memory free are last.
     """
     from paleo.search.counts import search_counts
@@ -420,7 +421,7 @@ def plan(
 
     Returns
     -------
-    Planned
+    PlanResult
     """
     from paleo.studies import purchase
 
@@ -584,7 +585,7 @@ def tune(
 
     Returns
     -------
-    Tuned
+    TuneResult
 
     Raises
     ------
@@ -765,7 +766,7 @@ def sweep(study: str | Path | Mapping[str, Any] | SweepStudy, *, jobs: int = 1) 
 
     Parameters
     ----------
-    study : str, Path, mapping or Study
+    study : str, Path, mapping or SweepStudy
         A study file, or its content: ``{"models": ["resnet50"], "systems": ["dgx-h100"], "axes": {"gpus": [8, 16]}}``.
     jobs : int
         Number of processes; 0 chooses it.
@@ -816,7 +817,7 @@ def audit(
 
     Returns
     -------
-    Audited
+    AuditResult
 
     Raises
     ------
@@ -850,7 +851,7 @@ def validate(files: str | Path | Sequence[str | Path], *, calibration: str | Pat
 
     Returns
     -------
-    Validated
+    ValidateResult
 
     Raises
     ------

@@ -79,7 +79,7 @@ class SinglePassResult(StudyResult):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Doubts about the answer; there are none."""
+        """Warnings about the answer, always empty."""
         return ()
 
 
@@ -170,7 +170,7 @@ def serve(
 
     Returns
     -------
-    Served or Batched
+    ServeResult or SinglePassResult
         The answer; ``possible`` is False where no plan, or no batch, keeps the limits.
     """
     drafts: dict[str, Any] = {}
@@ -227,7 +227,7 @@ def require_token_service(answer: ServeResult | SinglePassResult) -> Service:
 
     Parameters
     ----------
-    answer : Served or Batched
+    answer : ServeResult or SinglePassResult
         What `serve` returned.
     """
     if isinstance(answer, SinglePassResult):
@@ -326,7 +326,25 @@ def _number(name: str, value: float | str) -> float:
 
 
 def parse_rate(option: str, text: str) -> float:
-    """Parse a rate in requests per second; SpecError names the option."""
+    """Parse a rate of requests.
+
+    Parameters
+    ----------
+    option : str
+        Name of the command-line option, for messages.
+    text : str
+        Rate, such as "20/s" or "2k".
+
+    Returns
+    -------
+    float
+        Rate [requests/s].
+
+    Raises
+    ------
+    SpecError
+        If the text is not a number above zero and below 2^40; the message names the option.
+    """
     return _number(option, text)
 
 

@@ -113,8 +113,25 @@ class ServeTrainSplits(StudyResult):
 
 
 def parse_uses(text: str) -> tuple[float, float]:
-    """Parse the time of training [s] and the rate to serve [requests/s].
+    """Parse a time of training and a rate of serving from the value of option ``--for``.
 
+    Parameters
+    ----------
+    text : str
+        Such as "train:7d,serve:20/s".
+
+    Returns
+    -------
+    tuple of (float, float)
+        Time of training [s] and rate to serve [requests/s].
+
+    Raises
+    ------
+    SpecError
+        If either part is missing or not a number above zero.
+
+    Examples
+    --------
     >>> parse_uses("train:7d,serve:20/s")
     (604800.0, 20.0)
     """
@@ -154,7 +171,7 @@ def split_serving_and_training(
 
     Returns
     -------
-    Uses
+    ServeTrainSplits
         The systems, the most training for the money first.
     """
     from paleo.questions import systems_with_counts

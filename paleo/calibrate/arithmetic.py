@@ -53,7 +53,18 @@ class DenseSteps(SourceRows):
     predicted: Array
 
     def errors(self, factors: SustainedEnergyParameters) -> Array:
-        """Return log(predicted / measured) of each row at the given energy factors, shape (rows,)."""
+        """Return the log error of the predicted step time of each row at trial energy factors.
+
+        Parameters
+        ----------
+        factors : SustainedEnergyParameters
+            Energy factor of each architecture (dimensionless).
+
+        Returns
+        -------
+        ndarray, shape (rows,)
+            log(predicted time / measured time).
+        """
         at = np.log([factors.of(name) for name in self.architectures])
         grid, known = np.log(TRIAL_FACTORS), np.log(self.predicted)
         seconds = np.array([np.interp(x, grid, row) for x, row in zip(at, known, strict=True)])
@@ -145,7 +156,18 @@ def calibration(factors: SustainedEnergyParameters) -> Calibration:
 
 
 def fitted_arithmetic_factors(known: DenseSteps) -> SustainedEnergyParameters:
-    """Fit the energy factor of each architecture that has rows from two or more sources; others stay 1."""
+    """Fit the energy factor of each architecture that has rows from two or more sources; others stay 1.
+
+    Parameters
+    ----------
+    known : DenseSteps
+        Measured steps, with the step time predicted at each trial factor.
+
+    Returns
+    -------
+    SustainedEnergyParameters
+        Energy factor of each architecture (dimensionless).
+    """
     names = [field.name for field in fields(SustainedEnergyParameters)]
     words = np.array([name.lower().replace(" ", "_") for name in known.architectures])
     free = [name for name in names if len(set(known.sources[words == name])) >= _MIN_SOURCES]
@@ -176,7 +198,20 @@ class ArithmeticFit:
     lines: pd.DataFrame
 
     def entry(self, files: Sequence[str], date: str) -> Entry:
-        """Build the calibration entry; its residual is measured on sources left out of the fit."""
+        """Build the calibration entry, with the residual measured on sources that were left out of the fit.
+
+        Parameters
+        ----------
+        files : sequence of str
+            Tables of measured steps, for the citation.
+        date : str
+            Date of the fit, such as "2026-01-31".
+
+        Returns
+        -------
+        Entry
+            Factors with source, date, numbers of rows and residual.
+        """
         tested = np.concatenate(self.lines["errors"].to_list())
         counts = {"rows_fitted": len(self.known.measured), "rows_held_out": len(tested)}
         source = table_citation(files, len(self.lines))

@@ -500,7 +500,10 @@ def _log_sigma(run: OptimizeResult) -> Array:
 
 @dataclass(frozen=True)
 class SourceRows:
-    """Base of arrays over measured steps that come from several sources; the first axis of each field is the rows."""
+    """Base of arrays over measured steps from several sources; the first axis of each field has one entry per step.
+
+    ``sources`` names the source of each step, shape (rows,).
+    """
 
     sources: StringArray
 

@@ -174,7 +174,7 @@ class SoftwareJob:
 
 @dataclass(frozen=True, slots=True)
 class SoftwareFitResult:
-    """A profile with fitted numbers, and what it was before."""
+    """Software profile after a fit (``after``), and the same profile before it (``before``)."""
 
     before: Software
     after: Software

@@ -77,7 +77,7 @@ class StepErrors(SourceRows):
 
         Returns
         -------
-        Evidence
+        StepErrors
             Errors and intervals of the kept rows.
         """
         figures: dict[str, Any] = {name: getattr(self.uncertainty, name)[..., rows] for name in UNCERTAINTY_FIELDS}
@@ -98,7 +98,7 @@ def step_errors(files: Sequence[str], report: Report = str) -> StepErrors:
 
     Returns
     -------
-    Evidence
+    StepErrors
         One entry per step.
 
     Raises
@@ -129,7 +129,7 @@ def fit_interval_constants(evidence: StepErrors, level: float = _TARGET_COVERAGE
 
     Parameters
     ----------
-    evidence : Evidence
+    evidence : StepErrors
         Errors of measured steps.
     level : float, default _MAX_HORIZONTAL_LABELS
         Share of rows that intervals should hold, averaged over sources.
@@ -156,7 +156,7 @@ def cross_validated_coverage(known: StepErrors, level: float = _TARGET_COVERAGE)
 
     Parameters
     ----------
-    known : Evidence
+    known : StepErrors
         Errors of measured steps.
     level : float, default _MAX_HORIZONTAL_LABELS
         Share of rows that intervals should hold.
@@ -186,7 +186,7 @@ def coverage(rows: StepErrors, spreads: Spreads) -> dict[str, str | float]:
 
     Parameters
     ----------
-    rows : Evidence
+    rows : StepErrors
         Errors of one source.
     spreads : Spreads
         Constants of the intervals.

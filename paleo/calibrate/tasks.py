@@ -465,9 +465,7 @@ def fit_samples(rows: list[Row], rounds: list[str], towards: str) -> Submissions
 
 
 def fit_evaluation(rows: list[Row], code: Code, rounds: list[str], towards: str) -> Evaluation:
-    """Fit the time of an evaluation, by weighted medians: a multiple of its forward passes plus fixed seconds.
-
-    Rows whose evaluations are part of their steps count as zero.
+    """Fit the time of one evaluation as a multiple of its forward passes plus a constant time, by weighted medians.
 
     Parameters
     ----------
@@ -483,7 +481,8 @@ def fit_evaluation(rows: list[Row], code: Code, rounds: list[str], towards: str)
     Returns
     -------
     Evaluation
-        With the mixture of both parts that scatters least over the rows.
+        ``work`` (multiple of the forward passes) and ``fixed`` (constant time [s]), from the mixture of both that
+        scatters least over the rows.
     """
     evaluation = rows[0].point.task.evaluation
     fitted = [row for row in rows if row.evaluation >= 0 and row.evaluations > 0]

@@ -118,12 +118,17 @@ class FleetSpec(Spec):
 
 
 def read_jobs(path: str | Path) -> tuple[JobSpec, ...]:
-    """Return the jobs of a YAML file or of a trace (CSV).
+    """Read the jobs of a YAML file or of a trace (CSV).
 
     Parameters
     ----------
     path : str or Path
         File with jobs (YAML) or a trace of jobs (CSV).
+
+    Returns
+    -------
+    tuple of JobSpec
+        Jobs in the order of the file.
 
     Raises
     ------

@@ -167,7 +167,7 @@ class FleetStudy:
 
     Attributes
     ----------
-    fleet : Fleet
+    fleet : JobsOnCluster
         Jobs with predicted run times, systems and scheduling policy.
     nodes : tuple of int
         Nodes of every kind.
@@ -305,7 +305,7 @@ def late_jobs(fleet: JobsOnCluster, result: ClusterRun) -> list[str]:
 
     Parameters
     ----------
-    fleet : Fleet
+    fleet : JobsOnCluster
         Jobs and kinds of nodes.
     result : ClusterRun
         Simulated cluster.
@@ -370,7 +370,7 @@ def fleet_study(
 
     Parameters
     ----------
-    fleet : Fleet
+    fleet : JobsOnCluster
         Jobs with predicted run times, systems and scheduling policy.
     nodes : sequence of int, optional
         Nodes of every kind; the smallest order by default.
@@ -408,7 +408,7 @@ def sample_run_time_factors(fleet: JobsOnCluster, random: np.random.Generator) -
 
     Parameters
     ----------
-    fleet : Fleet
+    fleet : JobsOnCluster
         Jobs and kinds of nodes.
     random : np.random.Generator
         Random generator.
@@ -449,7 +449,7 @@ def smallest_node_counts(fleet: JobsOnCluster, wishes: ClusterRequirements) -> t
 
     Parameters
     ----------
-    fleet : Fleet
+    fleet : JobsOnCluster
         Jobs and kinds of nodes.
     wishes : ClusterRequirements
         Deadlines and a limit of the waiting time.
@@ -657,7 +657,26 @@ class FleetSweep(SweepStudy):
         read_jobs(self.jobs)
 
     def record(self, job: Job, point: dict[str, Any]) -> dict[str, Any]:
-        """Return one row of the study's table: the value of each column."""
+        """Simulate a cluster at one point of the study and return its table row.
+
+        Parameters
+        ----------
+        job : Job
+            Systems of the study, loaded.
+        point : dict of str to Any
+            Value of each axis (``system``, ``nodes``, ``policy``, ``placement``, ``seed``); absent axes take their
+            defaults.
+
+        Returns
+        -------
+        dict of str to Any
+            Value of each result column; times in seconds, losses in GPU-hours, cost in USD.
+
+        Raises
+        ------
+        SpecError
+            If a number of nodes, a policy or a placement is not valid.
+        """
         settings = {**SWEEP_AXES, **point}
         systems = [job.systems[str(point["system"])]]
         nodes = parse_nodes(settings["nodes"], systems)
@@ -684,6 +703,22 @@ class FleetSweep(SweepStudy):
 
 
 def load_any_study(path: str | Path) -> SweepStudy:
-    """Return a checked study from a file: of fleets if the file names ``jobs``, otherwise of runs."""
+    """Return a checked study from a file: of fleets if the file names ``jobs``, otherwise of runs.
+
+    Parameters
+    ----------
+    path : str or Path
+        YAML file of the study.
+
+    Returns
+    -------
+    SweepStudy
+        The study, checked; a `FleetSweep` if the file names ``jobs``.
+
+    Raises
+    ------
+    SpecError
+        If an axis, value or name is not valid.
+    """
     data = read_yaml(path)
     return study_of(FleetSweep if "jobs" in data else SweepStudy, path, data)

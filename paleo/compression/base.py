@@ -119,7 +119,7 @@ class CodingWork:
 
         Returns
         -------
-        Coding
+        CodingWork
             Work whose fields are arrays of one shape.
         """
         return cls(*(np.asarray(a, np.float64) for a in np.broadcast_arrays(read, written, flops, launches, calls)))
@@ -186,7 +186,7 @@ class Compression(Protocol):
 
         Returns
         -------
-        Coding
+        CodingWork
             Bytes, FLOP and kernels of compressing.
         """
 
@@ -200,7 +200,7 @@ class Compression(Protocol):
 
         Returns
         -------
-        Coding
+        CodingWork
             Bytes, FLOP and kernels of decompressing.
         """
 

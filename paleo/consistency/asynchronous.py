@@ -62,7 +62,7 @@ def closed_queue(customers: Numeric, think: Numeric, service: Numeric, variation
 
     Returns
     -------
-    Station
+    QueueState
         Throughput, response, utilization and knee, each of the broadcast shape.
 
     Notes
@@ -161,7 +161,7 @@ def service_time(payload: Numeric, tensors: Numeric, server: ParameterServers) -
         Bytes of the gradient.
     tensors : array-like
         Number of tensors.
-    server : Server
+    server : ParameterServers
         Rates of a server.
 
     Returns
@@ -202,7 +202,7 @@ class Asynchronous:
 
         Returns
         -------
-        Cycle
+        ConsistencyResult
             Times [s], rates of updates [1/s] and staleness.
 
         Raises
@@ -337,7 +337,7 @@ class StaleSynchronous:
 
         Returns
         -------
-        Cycle
+        ConsistencyResult
             Times [s], rates of updates [1/s] and staleness.
         """
         noise = windowed_waiting_share(workload.workers, workload.jitter, float(self.window))

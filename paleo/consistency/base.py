@@ -119,7 +119,7 @@ class ConsistencyResult:
         extra_memory: Numeric = 0.0,
         server: tuple[Numeric, Numeric] = (np.nan, np.nan),
     ) -> ConsistencyResult:
-        """Build a cycle from numbers or arrays, broadcast to one shape.
+        """Build the result of a consistency model from numbers or arrays, broadcast to one shape.
 
         Parameters
         ----------
@@ -140,8 +140,8 @@ class ConsistencyResult:
 
         Returns
         -------
-        Cycle
-            Cycle whose fields are arrays of one shape.
+        ConsistencyResult
+            Result whose fields are arrays of one shape.
         """
         step = np.asarray(step, dtype=np.float64)
         figures = (
@@ -185,7 +185,7 @@ class Consistency(Protocol):
 
         Returns
         -------
-        Cycle
+        ConsistencyResult
             Times [s], rates of updates [1/s] and staleness.
         """
 
@@ -322,7 +322,7 @@ class BulkSynchronous:
 
         Returns
         -------
-        Cycle
+        ConsistencyResult
             Times [s] and rates of updates [1/s]; the staleness is 0.
         """
         exposed = np.asarray(workload.all_reduce_time - np.minimum(workload.hidden_time, workload.all_reduce_time))

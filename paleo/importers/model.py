@@ -65,7 +65,15 @@ Ref = LayerEntry | str | None
 def fold(entries: Sequence[LayerEntry]) -> list[Item]:
     """Fold repeated parts of a list of layers into loops, starting with the loop that saves most lines.
 
-    Returns the layers and loops in order.
+    Parameters
+    ----------
+    entries : sequence of LayerEntry
+        Layers in order.
+
+    Returns
+    -------
+    list of LayerEntry or Loop
+        Layers and loops in order.
     """
     consumers: dict[LayerEntry, list[LayerEntry]] = {}
     for entry in entries:
@@ -219,7 +227,23 @@ _WITHOUT_FLOPS = frozenset({"cat", "view", "slice"})
 
 
 def trace_entries(trace: Trace) -> ImportedNetwork:
-    """Convert the operator calls of a trace to the layers of a network, in order."""
+    """Convert the operator calls of a trace to the layers of a network, in order.
+
+    Parameters
+    ----------
+    trace : Trace
+        Recorded operator calls of a network.
+
+    Returns
+    -------
+    ImportedNetwork
+        Layers with their inputs.
+
+    Raises
+    ------
+    SpecError
+        If a call cannot be expressed as layers; the message names its module and operator.
+    """
     builder = Builder(trace)
     for call in trace.calls:
         try:

@@ -69,7 +69,18 @@ def take_branches(onnx: Any, graph: Any, truth: Callable[[Any], bool | None]) ->
 
 
 def true_branch_is_longer(node: Any) -> bool:
-    """Return True if the branch taken where a condition is true has at least as many nodes as the other."""
+    """Return True if an ONNX ``If`` node has at least as many nodes in its then-branch as in its else-branch.
+
+    Parameters
+    ----------
+    node : onnx.NodeProto
+        An ``If`` node.
+
+    Returns
+    -------
+    bool
+        True if the then-branch is at least as long.
+    """
     sizes = {attribute.name: _size(attribute.g) for attribute in node.attribute if attribute.HasField("g")}
     return sizes.get("then_branch", 0) >= sizes.get("else_branch", 0)
 

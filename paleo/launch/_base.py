@@ -316,7 +316,7 @@ class SettingsTranslator:
         Endings of its files; the first is the usual one.
     format : Format
         File format of the settings.
-    entries : tuple of FieldTranslation or Together
+    entries : tuple of FieldTranslation or GroupTranslation
         The table. Later entries may use what earlier ones have read.
     marks : tuple of str
         Keys by which a file of this kind is recognised; it has at least some of them.

@@ -307,7 +307,7 @@ def files_of(launcher: SettingsTranslator, job: JobPlan, path: str) -> dict[str,
 
     Parameters
     ----------
-    launcher : Launcher
+    launcher : SettingsTranslator
         The framework's settings.
     job : JobPlan
         The plan.

@@ -136,7 +136,7 @@ class Layer(BaseModel):
             Name of the layer in the network.
         inputs : tuple of Tensor
             Input tensors with named dims.
-        choices : Choices
+        choices : LayerImplementations
             How the framework carries layers out.
 
         Returns
@@ -310,7 +310,7 @@ def activate(
         Name of the pass.
     x : Tensor
         The input.
-    choices : Choices
+    choices : LayerImplementations
         Implementation of the framework, which may compute the function term by term.
 
     Returns

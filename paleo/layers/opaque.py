@@ -34,6 +34,22 @@ class View(Layer):
     keeps_whole: bool = False
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+        """Rename and resize the dims of the input; a view runs no kernel.
+
+        Parameters
+        ----------
+        name : str
+            Name of the layer in the network.
+        inputs : tuple of Tensor
+            One tensor.
+        choices : LayerImplementations
+            Not used.
+
+        Returns
+        -------
+        Expansion
+            No operations, and the input with the dims of the layer (or a constant tensor, if the layer is constant).
+        """
         (x,) = inputs
         sizes: dict[str, Size] = dict(self.dims)
         if self.constant:
@@ -57,6 +73,27 @@ class Einsum(Layer):
     weight: list[PositiveInt] | None = None
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+        """Return the contraction of two inputs, or of one input and a weight.
+
+        Parameters
+        ----------
+        name : str
+            Name of the layer in the network.
+        inputs : tuple of Tensor
+            Both factors, or one factor if the layer has a weight.
+        choices : LayerImplementations
+            Not used.
+
+        Returns
+        -------
+        Expansion
+            One contraction, and its output.
+
+        Raises
+        ------
+        GraphError
+            If the number of inputs, the letters of the equation or the sizes of dims do not fit.
+        """
         left, right, result = self._letters(name)
         if (self.weight is None) == (len(inputs) == 1):
             raise GraphError(f"{name}: einsum takes either a second input or the sizes of a weight")
@@ -159,6 +196,27 @@ class ImportedPass(Pass):
     flops_per_element: Annotated[float, Field(ge=0)] = 1.0
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+        """Return one memory pass from the inputs to an output with the dims of the layer.
+
+        Parameters
+        ----------
+        name : str
+            Name of the layer in the network.
+        inputs : tuple of Tensor
+            Tensors that the pass reads.
+        choices : LayerImplementations
+            Not used.
+
+        Returns
+        -------
+        Expansion
+            One memory pass, and its output.
+
+        Raises
+        ------
+        GraphError
+            If ``keeps`` names an input that does not exist.
+        """
         out = Tensor(name, tuple(self.dims), tuple(self.dims.values()))
         kept = self.saved_tensors(name, inputs, out)
         work = MemoryPass(name, self.kind, inputs, out, _table(name, self.parameters), kept, self.flops_per_element)
@@ -186,6 +244,27 @@ class Opaque(Pass):
     keeps: Literal["inputs", "output", "all", "nothing"] | list[NonNegativeInt] = "inputs"
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+        """Return one opaque operation from the inputs to an output with the dims of the layer.
+
+        Parameters
+        ----------
+        name : str
+            Name of the layer in the network.
+        inputs : tuple of Tensor
+            Tensors that the operation reads.
+        choices : LayerImplementations
+            Not used.
+
+        Returns
+        -------
+        Expansion
+            One operation, and its output.
+
+        Raises
+        ------
+        GraphError
+            If ``keeps`` names an input that does not exist.
+        """
         out = Tensor(name, tuple(self.dims), tuple(self.dims.values()))
         table, kept = _table(name, self.parameters), self.saved_tensors(name, inputs, out)
         return Expansion((OpaqueOperation(name, self.of, inputs, out, table, self.flops_per_element, kept),), out)
@@ -216,13 +295,49 @@ class OpaqueOperation:
         return frozenset(d for t in self.inputs for d in t.dims) - frozenset(self.out.dims)
 
     def split(self, ways: Mapping[str, float]) -> OpaqueOperation:
+        """Return one rank's shard of the operation.
+
+        Parameters
+        ----------
+        ways : mapping of str to float
+            Number of parts of each dim.
+
+        Returns
+        -------
+        OpaqueOperation
+            Share of one rank: every tensor is divided along its dims.
+        """
         inputs, parameters, keeps = (split_all(group, ways) for group in (self.inputs, self.parameters, self.keeps))
         return replace(self, inputs=inputs, out=self.out.split(ways), parameters=parameters, keeps=keeps)
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]:
+        """Count the kernel of the forward pass.
+
+        Parameters
+        ----------
+        precision : Precision
+            Formats of tensors and products.
+
+        Returns
+        -------
+        tuple of Kernel
+            One kernel, with its FLOP and bytes.
+        """
         return (self._kernel("forward", self.reads, (self.out,), 1.0, precision),)
 
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
+        """Count the kernel of the backward pass: the FLOP of the forward pass for each gradient, at most twice.
+
+        Parameters
+        ----------
+        precision : Precision
+            Formats of tensors and products.
+
+        Returns
+        -------
+        tuple of Kernel
+            One kernel; empty if nothing that the operation reads needs a gradient.
+        """
         written = tuple(t for t in self.reads if t.grad and t.role in ("activation", "parameter"))
         products = min(2.0, float(len(written)))
         return (self._kernel("backward", (*self.reads, self.out), written, products, precision),) if written else ()
@@ -249,6 +364,22 @@ class Learned(Layer):
     of: str = ""
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+        """Return the pass that reads the learned parameters; the input goes through unchanged.
+
+        Parameters
+        ----------
+        name : str
+            Name of the layer in the network.
+        inputs : tuple of Tensor
+            One tensor.
+        choices : LayerImplementations
+            Not used.
+
+        Returns
+        -------
+        Expansion
+            One memory pass that copies the parameters, and the input as output.
+        """
         (x,) = inputs
         (table,) = _table(name, self.parameters)
         return Expansion(
@@ -268,6 +399,27 @@ class RelativeBias(Layer):
     heads: PositiveInt
 
     def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+        """Return the pass that gathers the bias of each pair of positions; the input goes through unchanged.
+
+        Parameters
+        ----------
+        name : str
+            Name of the layer in the network.
+        inputs : tuple of Tensor
+            One tensor of three dims, the second of which is the sequence.
+        choices : LayerImplementations
+            Not used.
+
+        Returns
+        -------
+        Expansion
+            One memory pass that writes (heads, positions, positions) numbers, and the input as output.
+
+        Raises
+        ------
+        GraphError
+            If the input has not three dims.
+        """
         (x,) = inputs
         self.check_rank(name, x, (3,))
         seq = x.dims[1]

@@ -77,7 +77,7 @@ def fuse_passes(
         Number of operations that read each tensor, by tensor name.
     precision : Precision
         Number formats (bytes of weights, activations, …).
-    chains : Chains, optional
+    chains : FusedChains, optional
         Which chains the software merges.
 
     Returns
@@ -206,7 +206,7 @@ def section_slices(nodes: Sequence[Node], chains: FusedChains) -> list[slice]:
     ----------
     nodes : sequence of Node
         Layers in topological order.
-    chains : Chains
+    chains : FusedChains
         Fused chains of passes; a layer of such passes belongs to the section of the layer before.
 
     Returns
@@ -543,7 +543,7 @@ class SectionRecompute(NamedTuple):
         ----------
         nodes : sequence of Node
             Layers of the section.
-        checkpoints : Checkpoints
+        checkpoints : ActivationCheckpointing
             How the framework recomputes.
 
         Returns

@@ -54,7 +54,7 @@ def cut_into_stages(
 
     Returns
     -------
-    list of Chunk
+    list of ModelChunk
         For each chunk (section, number of its layers) pairs.
 
     Raises
@@ -181,7 +181,7 @@ def slowest_stage_time(
         The lowered network.
     weights : sequence of float, shape (sections,)
         Time of one layer of each section [s].
-    chunks : sequence of Chunk
+    chunks : sequence of ModelChunk
         Pieces, as `cut_into_stages` returns them.
     stages : sequence of int, shape (pieces,)
         Stage of each piece.
@@ -320,7 +320,7 @@ def cut_by_flops(program: Program, pieces: int) -> list[ModelChunk]:
 
     Returns
     -------
-    list of Chunk
+    list of ModelChunk
         Sections and numbers of layers of each piece.
     """
     work = [product_flops(section) for section in program.sections]
@@ -436,7 +436,7 @@ class RecomputePolicies(NamedTuple):
 
         Returns
         -------
-        Policies, shape (sections,)
+        RecomputePolicies, shape (sections,)
             Policies.
         """
         hows = np.array([section.recompute for section in program.sections])
@@ -456,7 +456,7 @@ class RecomputePolicies(NamedTuple):
 
         Returns
         -------
-        Policies
+        RecomputePolicies
             Policies, arrays of shape (sections,).
         """
         policies = cls.for_each_section(len(repeat), how)
@@ -475,7 +475,7 @@ class RecomputePolicies(NamedTuple):
 
         Returns
         -------
-        Policies
+        RecomputePolicies
             Policies, arrays of shape (sections,).
         """
         whole, core = np.full(sections, how == "full"), np.full(sections, how == "selective")
@@ -494,7 +494,7 @@ class RecomputePolicies(NamedTuple):
 
         Returns
         -------
-        Policies
+        RecomputePolicies
             Policies, arrays of shape (sections, configurations).
         """
         whole = fully_recomputed(repeat)[:, None] & (hows == RECOMPUTE_POLICIES.index("full"))
@@ -713,7 +713,7 @@ def split_by_policy(program: Program, pieces: Sequence[ModelChunk], run: Run) ->
     ----------
     program : Program
         The lowered network.
-    pieces : sequence of Chunk
+    pieces : sequence of ModelChunk
         Pieces of the pipeline, as `cut_into_stages` returns them.
     run : Run
         The run, which chooses the recomputed layers.
@@ -752,7 +752,7 @@ def most_recomputable_layers(program: Program, pieces: Sequence[ModelChunk]) -> 
     ----------
     program : Program
         The lowered network.
-    pieces : sequence of Chunk
+    pieces : sequence of ModelChunk
         Pieces of the pipeline.
 
     Returns

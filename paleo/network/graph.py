@@ -246,7 +246,7 @@ def build_graph(
         Network, as its model file describes it.
     batch : int
         Samples, at least 1.
-    choices : Choices, optional
+    choices : LayerImplementations, optional
         How the framework carries layers out.
     overrides : dict of str to Any, optional
         Parameters of the file (seq, hidden, …) with other values.

@@ -759,7 +759,7 @@ class MatrixUpdate:
         ----------
         name : str
             Name of the kernels.
-        matrix : Matrix
+        matrix : WeightMatrices
             Shape of the weight on this rank.
         precision : Precision
             Formats of the run; products use the format of activations.
@@ -793,12 +793,13 @@ class MatrixUpdate:
 
         Parameters
         ----------
-        matrix : Matrix
+        matrix : WeightMatrices
             Shape of the weights on this rank, and how many there are.
 
         Returns
         -------
         float
+            Numbers stored on this rank, over all matrices of that shape.
         """
         beside = self.extra_states(matrix.rows, matrix.columns) * matrix.copies
         return self.elementwise.states * matrix.elements + beside

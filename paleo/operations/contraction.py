@@ -134,6 +134,7 @@ class Contraction:
         Returns
         -------
         tuple of Kernel
+            One GEMM for each factor that needs a gradient, and the passes for bias, quantisation and casts.
         """
         if not any(tensor.grad for tensor in self.reads):
             return ()
@@ -269,7 +270,7 @@ def weight_matrix(tensor: Tensor, operations: Iterable[Operation]) -> WeightMatr
 
     Returns
     -------
-    Matrix or None
+    WeightMatrices or None
         Summed dims are rows, the others columns; filters of a convolution are flattened. None for vectors, and for
         embeddings and heads (dim ``vocab``), which such optimizers update element-wise (Jordan et al., 2024).
     """
@@ -529,7 +530,7 @@ class LoopGradientSum:
 
         Returns
         -------
-        SteppedGradient
+        LoopGradientSum
             Share of one rank.
         """
         return replace(self, out=self.out.split(ways))

@@ -24,7 +24,7 @@ def _newton_schulz_products(rows: float, columns: float) -> tuple[UpdateGemm, ..
 
     Returns
     -------
-    tuple of Product
+    tuple of UpdateGemm
         A = X Xᵀ, A² and (b A + c A²) X, five times a step: 5 (4 m² n + 2 m³) FLOP.
 
     References
@@ -67,7 +67,7 @@ def _shampoo_products(rows: float, columns: float) -> tuple[UpdateGemm, ...]:
 
     Returns
     -------
-    tuple of Product
+    tuple of UpdateGemm
         L += G Gᵀ, R += Gᵀ G and L^(-1/4) G R^(-1/4) in every step, 4 m n (m + n) FLOP. Every `_ROOT_INTERVAL` steps
         each root takes `_ROOT_ITERATIONS` of four products.
 

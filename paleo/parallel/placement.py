@@ -67,10 +67,6 @@ class Mesh:
     >>> mesh = Mesh.of({"dp": 4, "tp": 8})
     >>> mesh.size, mesh.stride(("dp",)), mesh.degree("pp")
     (32, 8, 1)
-
-    >>> mesh = Mesh.of({"dp": 4, "tp": 8})
-    >>> mesh.size, mesh.stride(("dp",)), mesh.degree("pp")
-    (32, 8, 1)
     """
 
     degrees: tuple[tuple[str, int], ...]
@@ -492,7 +488,7 @@ def placement(graph: Graph, strategy: Strategy, stated: PlacementEntries, imbala
         Network as a graph of layers.
     strategy : Strategy
         Preset, degrees and flags.
-    stated : Stated
+    stated : PlacementEntries
         Entries of `Run.placement`: axes by dim by layer pattern.
     imbalance : float, optional
         Tokens of the busiest expert rank relative to the mean.
@@ -520,7 +516,7 @@ def with_overrides(preset: Placement, graph: Graph, stated: PlacementEntries) ->
         Placement of the strategy.
     graph : Graph
         Network as a graph of layers.
-    stated : Stated
+    stated : PlacementEntries
         Axes by dim by layer pattern.
 
     Returns

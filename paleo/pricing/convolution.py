@@ -408,16 +408,16 @@ def waves(blocks: Array, multiprocessors: float, quantisation: float = _WAVE_QUA
     Parameters
     ----------
     blocks : ndarray
-        Thread blocks.
+        Number of thread blocks.
     multiprocessors : float
         Multiprocessors of the device.
     quantisation : float, default _WAVE_QUANTISATION
-        1 rounds up to whole rounds, 0 does not.
+        Weight of rounding: 1 rounds up to whole waves, 0 keeps the fraction (at least one wave).
 
     Returns
     -------
     ndarray
-        Rounds.
+        Number of waves, shape of ``blocks``.
 
     Examples
     --------
@@ -451,7 +451,7 @@ def product_time(
         Extents of the product C[m, n] = A[m, k] B[k, n].
     count : array-like
         Products.
-    machine : Machine
+    machine : ConvolutionSetup
         The device with its calibration.
     tiles : Tiles, default VECTOR_TILES
         Rows and columns of the tiles that the library has.
@@ -530,12 +530,12 @@ def _implicit_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Algori
     ----------
     shape : ConvolutionShape
         Extents of the convolution; fields broadcast.
-    machine : Machine
+    machine : ConvolutionSetup
         The device with its calibration.
 
     Returns
     -------
-    Cost
+    AlgorithmCost
         Seconds and workspace [byte].
     """
     p, tensor = machine.parameters, machine.device.tensor_cores
@@ -573,12 +573,12 @@ def explicit_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Algorit
     ----------
     shape : ConvolutionShape
         Extents of the convolution; fields broadcast.
-    machine : Machine
+    machine : ConvolutionSetup
         The device with its calibration.
 
     Returns
     -------
-    Cost
+    AlgorithmCost
         Seconds and workspace [byte].
     """
     columns, back = shape.channels * shape.taps, shape.direction == Direction.DATA
@@ -627,12 +627,12 @@ def _winograd_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Algori
     ----------
     shape : ConvolutionShape
         Extents of the convolution; fields broadcast.
-    machine : Machine
+    machine : ConvolutionSetup
         The device with its calibration.
 
     Returns
     -------
-    Cost
+    AlgorithmCost
         Seconds and workspace [byte].
     """
     p, device = machine.parameters, machine.device
@@ -680,12 +680,12 @@ def _nonfused_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Algori
     ----------
     shape : ConvolutionShape
         Extents of the convolution; fields broadcast.
-    machine : Machine
+    machine : ConvolutionSetup
         The device with its calibration.
 
     Returns
     -------
-    Cost
+    AlgorithmCost
         Seconds and workspace [byte].
     """
     rows, columns, _, _ = _extents_of_result(shape)
@@ -708,12 +708,12 @@ def _fft_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> AlgorithmCo
     ----------
     shape : ConvolutionShape
         Extents of the convolution; fields broadcast.
-    machine : Machine
+    machine : ConvolutionSetup
         The device with its calibration.
 
     Returns
     -------
-    Cost
+    AlgorithmCost
         Seconds and workspace [byte].
     """
     rows, columns, _, _ = _extents_of_result(shape)
@@ -741,12 +741,12 @@ def _direct_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Algorith
     ----------
     shape : ConvolutionShape
         Extents of the convolution; fields broadcast.
-    machine : Machine
+    machine : ConvolutionSetup
         The device with its calibration.
 
     Returns
     -------
-    Cost
+    AlgorithmCost
         Seconds and workspace [byte].
     """
     arithmetic = shape.flops / (_DIRECT_SHARE * machine.block_rate * machine.device.multiprocessors)
@@ -830,7 +830,7 @@ def algorithm_costs(
 
     Returns
     -------
-    dict of str to Cost
+    dict of str to AlgorithmCost
         Time (launch included) and workspace by algorithm; infinite time if the library lacks the algorithm.
     """
     width, release = (np.asarray(number, dtype=np.float64) for number in (element_bytes, library))
@@ -853,7 +853,7 @@ def fastest_time_and_flops(costs: Mapping[str, AlgorithmCost], workspace_limit: 
 
     Parameters
     ----------
-    costs : mapping of str to Cost
+    costs : mapping of str to AlgorithmCost
         Time and workspace of each algorithm.
     workspace_limit : array-like, default np.inf
         Largest workspace [byte].
@@ -875,7 +875,7 @@ def fastest_time(costs: Mapping[str, AlgorithmCost], workspace_limit: Number = n
 
     Parameters
     ----------
-    costs : mapping of str to Cost
+    costs : mapping of str to AlgorithmCost
         Time and workspace of each algorithm.
     workspace_limit : array-like, default np.inf
         Largest workspace [byte].

@@ -593,7 +593,7 @@ class FamilyPredictor:
 
         Returns
         -------
-        Prices
+        DeviceTimes
             Times [s] and factors of their intervals, shape (kernels,).
         """
         seconds, low, high = (np.zeros(len(kernels)) for _ in range(3))
@@ -824,7 +824,7 @@ def kernel_predictor(
 
     Returns
     -------
-    Pricer
+    KernelPredictor
         Predictor for this device and number format.
     """
     constant = constant_rates(device.kind, calibration) if user_calibration is None else parse_efficiencies(calibration)

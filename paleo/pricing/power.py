@@ -372,7 +372,7 @@ def energy_per_flop(figures: DeviceDatasheet) -> EnergyPerFlop:
 
     Returns
     -------
-    Energy
+    EnergyPerFlop
         Energies at full clock [pJ/FLOP].
 
     Examples

@@ -394,7 +394,7 @@ def constant_rates(device_kind: str, text: str) -> ConstantEfficiencies | None:
 
     Returns
     -------
-    Rates, optional
+    ConstantEfficiencies, optional
         Efficiencies; None if times are predicted from measured parameters.
     """
     return TPU_EFFICIENCIES if text == "auto" and device_kind == "tpu" else parse_efficiencies(text)
@@ -417,7 +417,7 @@ def parse_efficiencies(text: str) -> ConstantEfficiencies | None:
 
     Returns
     -------
-    Rates, optional
+    ConstantEfficiencies, optional
         None for anything else.
 
     Raises

@@ -114,13 +114,13 @@ class RunStudies:
 def prediction_document(
     prediction: Prediction, training: TrainingEstimate | None = None, advice: Sequence[Advice] = ()
 ) -> Document:
-    """Return a predicted step, and perhaps a whole training, as a JSON document in seconds, bytes and FLOP.
+    """Return a predicted step, and optionally a whole training, as a JSON document; times in seconds, sizes in bytes.
 
     Parameters
     ----------
     prediction : Prediction
         The step.
-    training : Training, optional
+    training : TrainingEstimate, optional
         Time, cost and energy of a whole training.
     advice : sequence of Advice
         Changes that make it fit.
@@ -204,7 +204,7 @@ def training_document(training: TrainingEstimate) -> Document:
 
     Parameters
     ----------
-    training : Training
+    training : TrainingEstimate
         Time, cost and energy.
 
     Returns
@@ -317,7 +317,7 @@ def document(
     ----------
     prediction : Prediction
         The step.
-    training : Training, optional
+    training : TrainingEstimate, optional
         Time, cost and energy of a whole training.
     advice : sequence of Advice
         Changes that make the run fit in memory, if it does not.
@@ -373,7 +373,7 @@ def table(
     ----------
     prediction : Prediction
         The step.
-    training : Training, optional
+    training : TrainingEstimate, optional
         Time, cost and energy of a whole training.
     advice : sequence of Advice
         Changes that make it fit, where it does not.

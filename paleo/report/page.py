@@ -515,7 +515,7 @@ def goodput_map(run: LongRun, factors: Sequence[float]) -> npt.NDArray[np.float6
 
     Parameters
     ----------
-    run : Goodput
+    run : LongRun
         Run with failures and checkpoints.
     factors : sequence of float, shape (n,)
         Multiples of the run's time between failures and interval.

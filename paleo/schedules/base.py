@@ -137,7 +137,7 @@ def _drained(span: Array, passes: PassTimes, microbatches: Numeric, chunks: int)
     ----------
     span : ndarray
         Time of all passes [s].
-    passes : Passes
+    passes : PassTimes
         Times of one microbatch, shape (stages, ...) [s].
     microbatches : float or ndarray
         Microbatches of a step; unused.
@@ -160,7 +160,7 @@ def equal_stage_ends(span: Array, passes: PassTimes, microbatches: Numeric, chun
     ----------
     span : ndarray
         Time of all passes [s].
-    passes : Passes
+    passes : PassTimes
         Times of one microbatch, shape (stages, ...) [s].
     microbatches, chunks
         Unused.

@@ -112,7 +112,7 @@ def stage_numbers(passes: PassTimes) -> Array:
 
     Parameters
     ----------
-    passes : Passes
+    passes : PassTimes
         Times of one microbatch, shape (stages, ...) [s].
 
     Returns
@@ -277,19 +277,19 @@ _W1: _Kind = ("W", 1)
 
 
 def v_paths(stages: int, chunks: int) -> tuple[tuple[ChunkLocation, ...], ...]:
-    """Assign model chunks in a V: stage s of p holds chunks s and 2p − 1 − s.
+    """Assign the two model chunks of each stage in a V: chunk 0 runs down the stages, chunk 1 back up.
 
     Parameters
     ----------
     stages : int
         Stages p of the pipeline.
     chunks : int
-        Unused: two.
+        Not used; a V has two chunks on each stage.
 
     Returns
     -------
     tuple of tuple of (int, int)
-        Stage and chunk of each piece, for the only copy.
+        One path through the pipeline: (stage, chunk) of each of the 2p pieces of the network, in forward order.
     """
     return (tuple((s, 0) for s in range(stages)) + tuple((s, 1) for s in reversed(range(stages))),)
 

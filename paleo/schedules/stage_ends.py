@@ -48,13 +48,13 @@ def stage_ends(
     ----------
     schedule : Schedule
         Order of passes, with its closed forms.
-    passes : Passes
+    passes : PassTimes
         Times of one microbatch through all chunks of each stage, shape (stages, ...) [s].
     microbatches : float or ndarray
         Microbatches of a step; broadcasts with the further axes.
     chunks : int
         Model chunks of each replica on a stage.
-    pieces : Passes, optional
+    pieces : PassTimes, optional
         Times by chunk of all copies, shape (stages, chunks, ...) [s]. With them the result is exact for the order.
         Without them all chunks of a stage are assumed equal, and closed forms are approximate if stages differ.
 

@@ -194,7 +194,7 @@ def layout_times(
 
     Returns
     -------
-    Points
+    LayoutTimes
         Costs of (sections, points).
     """
     blocks = _Blocks(graphs, backend, space)

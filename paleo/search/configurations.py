@@ -76,7 +76,7 @@ def groups(points: LayoutTimes, layouts: Sequence[Layout], space: Space) -> Iter
 
     Parameters
     ----------
-    points : Points
+    points : LayoutTimes
         Priced layers.
     layouts : sequence of Layout
         Layouts.
@@ -263,17 +263,17 @@ class Results:
         return np.flatnonzero(case[self.case] & np.array(chosen, dtype=bool)[self.choice])
 
     def rows(self, indices: Index) -> Index:
-        """Return the positions of configurations within the batch of cases that holds them.
+        """Return the row of each configuration in the arrays of its batch of cases.
 
         Parameters
         ----------
-        indices : Index
-            Positions of the configurations.
+        indices : Index, shape (n,)
+            Numbers of configurations in this result.
 
         Returns
         -------
-        Index
-            Positions in the batch.
+        Index, shape (n,)
+            Rows within the batch.
         """
         return (self.case[indices] - self.before[self.choice[indices]]).astype(np.intp)
 

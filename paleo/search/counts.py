@@ -24,9 +24,23 @@ if TYPE_CHECKING:
 
 
 def joined(results: Sequence[Search], system: System, objective: str) -> Search:
-    """Join searches on one system into one, without plans.
+    """Join plan searches on one system into one result.
 
-    Numbers of configurations are added, and the Pareto front is that of all plans.
+    Numbers of configurations are added; the Pareto front is that of all plans.
+
+    Parameters
+    ----------
+    results : sequence of Search
+        Searches on the same system; the first gives all other fields.
+    system : System
+        The system.
+    objective : str
+        What plans are ranked by, such as "time".
+
+    Returns
+    -------
+    Search
+        The joint result, without a list of plans.
     """
     ranking = Ranking.joined([each.ranking for each in results if each.ranking is not None], system, objective)
     front = pareto_plans([row for result in results for row in result.front])
@@ -92,7 +106,20 @@ def search_counts(
 
 
 def first_of_each(rows: Sequence[PlanRow], top: int) -> list[PlanRow]:
-    """Return the first ``top`` plans, always including the first plan of each GPU count, in their order."""
+    """Return the first ``top`` plans in their order, always including the first plan of each GPU count.
+
+    Parameters
+    ----------
+    rows : sequence of PlanRow
+        Plans, the best first.
+    top : int
+        Number of plans to return; more are returned if there are more GPU counts.
+
+    Returns
+    -------
+    list of PlanRow
+        Chosen plans, the best first.
+    """
     leading = list({row.gpus: number for number, row in reversed(list(enumerate(rows)))}.values())
     others = (number for number in range(len(rows)) if number not in leading)
     return [rows[number] for number in sorted([*leading, *islice(others, max(top - len(leading), 0))])]
@@ -103,8 +130,24 @@ def recommended(
 ) -> tuple[list[Prediction], int, int]:
     """Return the best plan of `search_counts` and its runner-up, and how many configurations were compared and fit.
 
-    Returns (predictions, compared, fitting). Both plans leave room in memory if any plan does. The runner-up has a
-    different step time.
+    Both plans leave free memory on the devices if any plan does. Their step times differ.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Network.
+    system : System
+        Machine.
+    run : Run
+        Run whose GPU count is searched; its other fields stay as they are.
+    space : Space, optional
+        Choices to search; None takes the usual ones.
+
+    Returns
+    -------
+    tuple of (list of Prediction, int, int)
+        Predictions of the best plan and of its runner-up (if any), configurations compared, and configurations that fit
+        into memory.
     """
     result = search_counts(model, system, run, (run.gpus,), space=space)
     rows = result.plans

@@ -42,7 +42,7 @@ class CoveredCases:
 
     Attributes
     ----------
-    points : Points
+    points : LayoutTimes
         Priced layers of the layouts.
     layouts : sequence of Layout
         Meshes and how they are used.
@@ -100,7 +100,7 @@ class CoveredCases:
 
         Returns
         -------
-        Candidates
+        BestBounds
         """
         candidates = []
         for members in self._members:
@@ -129,14 +129,14 @@ class BestBounds(NamedTuple):
 
         Parameters
         ----------
-        parts : sequence of Candidates
+        parts : sequence of BestBounds
             Candidates of each part.
         count : int
             Number of shortest steps to return.
 
         Returns
         -------
-        Candidates
+        BestBounds
             The shortest steps of all, and the Pareto front of all.
         """
         seconds = np.sort(np.concatenate([np.zeros(0), *(part.seconds for part in parts)]))[:count]

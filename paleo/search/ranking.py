@@ -83,7 +83,7 @@ class Ranking:
 
     Parameters
     ----------
-    parts : sequence of Part
+    parts : sequence of EvaluatedGroup
         Configurations with their results.
     system : System
         Its memory says what fits, its price what a second counts for.
@@ -289,9 +289,19 @@ class Ranking:
         return tuple(rows.values())[:top]
 
     def varied(self, count: int) -> tuple[PlanRow, ...]:
-        """Return the best plan of each strategy (degrees of tp, pp, dp, …), the best first; at most ``count``.
+        """Return the best plan of each strategy (degrees of tp, pp, dp, …), the best first.
 
-        Only the best `_NEAR` plans are looked at, and those of them that fit into the memory of a device.
+        Only the best `_NEAR` plans that fit into the memory of a device are looked at.
+
+        Parameters
+        ----------
+        count : int
+            Most plans to return.
+
+        Returns
+        -------
+        tuple of PlanRow
+            At most ``count`` plans of different strategies.
         """
         first: dict[tuple[int, str], int] = {}
         for index in self._ordered(_NEAR).tolist():

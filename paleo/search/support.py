@@ -93,12 +93,12 @@ class Support:
         results : Results
             Configurations.
         layouts : sequence of Layout
-            Their layouts.
+            Layouts to which the configurations refer.
 
         Returns
         -------
         Results
-            Some of them.
+            The configurations that remain.
         """
         if self.framework is None or not len(results):
             return results

@@ -271,7 +271,7 @@ def lower_forward(model: ModelSpec, system: System, sharding: Sharding, dtype: s
 
     Returns
     -------
-    tuple[Lowered, Backend]
+    tuple[LoweredForward, Backend]
         Kernels and collectives, and the backend that predicts their times.
 
     Raises

@@ -165,7 +165,7 @@ def serving_memory(
 
     Parameters
     ----------
-    work, sharding, formats : Lowered, Sharding, Formats
+    work, sharding, formats : LoweredForward, Sharding, Formats
         Kernels of one rank, parallel degrees of a replica, number formats of weights and cache.
     engine, device : Engine, Device
         Engine whose memory rules hold, and the device.

@@ -170,7 +170,7 @@ class IterationTables:
         Pipeline stages.
     hop : float
         Time in which a token's features pass to the next pipeline stage [s].
-    lowered : Lowered
+    lowered : LoweredForward
         Kernels and collectives of one rank.
     calibration : str
         Where the calibrated parameters of the times come from.
@@ -407,7 +407,7 @@ def iteration_tables(
 
     Returns
     -------
-    Phases
+    IterationTables
         Tables of times [s] over tokens, sequences and cached tokens.
 
     Raises

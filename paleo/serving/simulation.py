@@ -449,7 +449,7 @@ def simulate(
 
     Parameters
     ----------
-    phases : Phases
+    phases : IterationTables
         Tables of iteration times of the replica.
     batching : Batching
         Limits and host times of the engine's iterations.

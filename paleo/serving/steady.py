@@ -279,7 +279,7 @@ def saturated_state(phases: IterationTables, batching: Batching, lengths: Length
 
     Parameters
     ----------
-    phases : Phases
+    phases : IterationTables
         Tables of iteration times of the replica.
     batching : Batching
         Limits and host times of the engine's iterations.
@@ -355,7 +355,7 @@ def state_at_rate(
 
     Parameters
     ----------
-    phases : Phases
+    phases : IterationTables
         Tables of iteration times of the replica.
     batching : Batching
         Limits and host times of the engine's iterations.
@@ -468,7 +468,7 @@ def closed_loop(
 
     Parameters
     ----------
-    phases : Phases
+    phases : IterationTables
         Tables of iteration times of the replica.
     batching : Batching
         Limits and host times of the engine's iterations.

@@ -258,14 +258,14 @@ class Abilities(Spec):
 
     Attributes
     ----------
-    axes : Listed
+    axes : SupportedValues
         Axes of the mesh, among dp, shard, tp, sp, cp, ulysses, ep, etp, pp and vp.
-    zero, schedules, recompute, dtypes, optimizers, offload : Listed
+    zero, schedules, recompute, dtypes, optimizers, offload : SupportedValues
         Stages of ZeRO, pipeline schedules, recomputation policies, formats of products, rules of the update, and what
         may live in host memory, by the names of a run.
     refused : dict of str to Refusal
         Plans within those lists that the framework refuses all the same.
-    habits : dict of str to Habit
+    habits : dict of str to FrameworkRemark
         Batch rules, formats on the wire and defaults.
     """
 

@@ -249,8 +249,22 @@ def folder_name(model: str, weights: str = "") -> str:
 
 
 def joined_format(dense: str, experts: str | None) -> str:
-    """Join the formats of dense weights and of experts to one word, as option ``--weights`` takes it.
+    """Join the number formats of dense weights and of expert weights to one word, as option ``--weights`` takes it.
 
+    Parameters
+    ----------
+    dense : str
+        Format of the dense weights, such as "fp8".
+    experts : str or None
+        Format of the weights of experts; None if there are no experts.
+
+    Returns
+    -------
+    str
+        One format, or both joined by "+".
+
+    Examples
+    --------
     >>> joined_format("fp8", None), joined_format("fp8", "mxfp4"), joined_format("bf16", "mxfp4")
     ('fp8', 'fp8+mxfp4', 'mxfp4')
     """
@@ -302,8 +316,22 @@ def hub_ids() -> list[str]:
 
 
 def hub_id(model: str, name: str = "") -> str:
-    """Return the Hugging Face id of a catalog model that a text names, else the first that it lists, else "".
+    """Return the Hugging Face id of a catalog model.
 
+    Parameters
+    ----------
+    model : str
+        Name of the model in the catalog.
+    name : str
+        Id or spelling that the user typed; it selects among the ids of the model. An id with "/" is returned as it is.
+
+    Returns
+    -------
+    str
+        The id that begins with ``name``, else the first id of the model, else "".
+
+    Examples
+    --------
     >>> hub_id("llama3-70b", "llama-3.3-70b"), hub_id("llama3-70b"), hub_id("lenet")
     ('meta-llama/Llama-3.3-70B-Instruct', 'meta-llama/Meta-Llama-3-70B', '')
     """

@@ -167,7 +167,7 @@ class FabricOptions(Spec):
 
 
 class VariationOptions(Spec):
-    """Options of variation: how much the work of ranks and of steps differs."""
+    """Options of a run's variation: how much step times differ between ranks, steps and sequence lengths."""
 
     jitter: Annotated[float, Field(ge=0, le=3)] = Field(
         0.0,

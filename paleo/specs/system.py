@@ -272,7 +272,7 @@ class System(Spec):
 
         Returns
         -------
-        tuple of Span
+        tuple of GroupLevel
             One entry per level.
 
         Raises

@@ -72,7 +72,7 @@ class RecentGraphs:
             Model file.
         batch : int
             Samples.
-        choices : Choices
+        choices : LayerImplementations
             How the framework carries layers out.
         overrides : dict of str to Any
             Parameters of the file with other values.
@@ -266,7 +266,7 @@ class Backend:
 
         Returns
         -------
-        list of Chunk
+        list of ModelChunk
             Sections and numbers of layers of each piece.
         """
         by_work = self.run.pipeline.cut is None and self.software.parallelism.stages == "work" and len(stages) > 1
@@ -327,7 +327,7 @@ class Backend:
 
         Parameters
         ----------
-        matrix : Matrix
+        matrix : WeightMatrices
             Shape of the weight matrix.
 
         Returns

@@ -274,7 +274,7 @@ class OrderedExchanges:
 
         Returns
         -------
-        Sends
+        OrderedExchanges
             These exchanges.
         """
         parts = (np.take(part, members, axis=-1) for part in (self.share, self.from_first, self.from_last, self.total))
@@ -299,7 +299,7 @@ def sends_in_order(seconds: Array, buckets: Array, schedule: Schedule, chunks: i
 
     Returns
     -------
-    Sends
+    OrderedExchanges
         Sends in order.
     """
     stages = seconds.shape[0]
@@ -339,11 +339,11 @@ def exposed_sends(
 
     Parameters
     ----------
-    sends : Sends
+    sends : OrderedExchanges
         Result of `sends_in_order`.
     schedule : Schedule
         Pipeline schedule.
-    passes : Passes
+    passes : PassTimes
         Time of the passes of each stage.
     chunks : int
         Chunks of a stage.
@@ -531,12 +531,12 @@ def compressed_collectives(
         Compression method.
     gradient : SummedGradient
         Sizes per gradient element, from `gradient_per_element`.
-    owed : Sequence[Owed[Numbers]]
+    owed : Sequence[RequiredCollective[Numbers]]
         (operation, axes, payload) of each uncompressed collective.
 
     Returns
     -------
-    tuple[Owed[Numbers], ...]
+    tuple[RequiredCollective[Numbers], ...]
         (operation, axes, payload) of each collective that replaces them, payload in the unit of the input.
     """
     return tuple(
@@ -572,7 +572,7 @@ def compressed_gather(
 
     Returns
     -------
-    tuple[Owed[Numbers], ...]
+    tuple[RequiredCollective[Numbers], ...]
         One (operation, axes, payload), payload in the unit of ``size``.
     """
     message = method.messages(gradient)[int(again)]
@@ -648,7 +648,7 @@ def scaled_gradient(gradient: SummedGradient, elements: float) -> SummedGradient
 
 
 def coding_kernels(method: Compression, gradient: SummedGradient, elements: float) -> list[Kernel]:
-    """Return the kernel in which a rank compresses and decompresses a gradient.
+    """Return the kernel with which a rank compresses and decompresses a gradient.
 
     Parameters
     ----------
@@ -662,7 +662,7 @@ def coding_kernels(method: Compression, gradient: SummedGradient, elements: floa
     Returns
     -------
     list of Kernel
-        Kernels; products of factors count as arithmetic of these passes.
+        One memory-bound kernel; FLOP of low-rank products are part of its arithmetic.
     """
     whole = scaled_gradient(gradient, elements)
     work = method.encoding_work(whole) + method.decoding_work(whole)

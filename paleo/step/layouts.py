@@ -326,7 +326,7 @@ class Layouts:
             first axis is arbitrary.
         copies : int
             Replicas of the network in one pipeline: 2 for bidirectional schedules, else 1.
-        content : Sent
+        content : ExchangedTensors
             ``gradients``, or which parameters are gathered.
         zero : int
             ZeRO stage.
@@ -369,7 +369,7 @@ class Layouts:
         ----------
         layout : int
             Position of the layout.
-        content : Sent
+        content : ExchangedTensors
             ``gradients``, or the parameters that are gathered.
         zero : int
             ZeRO stage.

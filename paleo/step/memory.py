@@ -46,7 +46,7 @@ def placed_layers(sections: int, pieces: Sequence[ModelChunk], places: Sequence[
     ----------
     sections : int
         Number of sections.
-    pieces : sequence of Chunk
+    pieces : sequence of ModelChunk
         Pieces of the network, as `cut` returns them.
     places : Sequence[Sequence[int]]
         Piece of each chunk of each stage.
@@ -71,7 +71,7 @@ def tied_copies(layers: Array, ties: Sequence[TiedParameter]) -> Array:
     ----------
     layers : ndarray, shape (stages, sections)
         Layers of each section on each stage.
-    ties : sequence of Tie
+    ties : sequence of TiedParameter
         Tied parameters.
 
     Returns
@@ -97,7 +97,7 @@ def layer_and_copy_counts(placed: Array, ties: Sequence[TiedParameter]) -> Array
     ----------
     placed : ndarray, shape (stages, chunks, sections)
         Layers of each section in each chunk.
-    ties : sequence of Tie
+    ties : sequence of TiedParameter
         Tied parameters.
 
     Returns
@@ -115,7 +115,7 @@ def tied_pairs(ties: Sequence[TiedParameter], layers: Array) -> list[tuple[int, 
 
     Parameters
     ----------
-    ties : sequence of Tie
+    ties : sequence of TiedParameter
         Tied parameters.
     layers : ndarray, shape (stages, sections)
         Layers of each section on each stage.
@@ -141,7 +141,7 @@ def gathered_parameter_mask(layers: Array, ties: Sequence[TiedParameter]) -> Arr
     ----------
     layers : ndarray, shape (stages, sections)
         Layers of each section on each stage.
-    ties : sequence of Tie
+    ties : sequence of TiedParameter
         Tied parameters.
 
     Returns
@@ -247,7 +247,7 @@ class Assignment:
 
         Parameters
         ----------
-        pieces : sequence of Chunk
+        pieces : sequence of ModelChunk
             Pieces, as `cut` returns them.
         schedule : Schedule
             Pipeline schedule.
@@ -255,7 +255,7 @@ class Assignment:
             Pipeline stages.
         chunks : int
             Chunks of a stage.
-        ties : sequence of Tie
+        ties : sequence of TiedParameter
             Tied parameters.
         kinds : AssignmentKinds
             Known kinds of stages; new ones are added.
@@ -600,7 +600,7 @@ def host_link_rate(system: System, rates: ConstantEfficiencies | None = None) ->
     ----------
     system : System
         The system.
-    rates : Rates, optional
+    rates : ConstantEfficiencies, optional
         Constant rates that replace the calibrated ones.
 
     Returns
@@ -727,7 +727,7 @@ def offload_of(
         Such as ``optimizer,activations``.
     system : System
         The system.
-    rates : Rates, optional
+    rates : ConstantEfficiencies, optional
         Constant rates that replace the calibrated ones; ``ideal`` reaches the host's full memory bandwidth.
     layers : int, optional
         Layers whose activations go to host memory; None for all.

@@ -93,7 +93,7 @@ def sharded_passes(
 
     Parameters
     ----------
-    chunk : Chunk
+    chunk : ModelChunk
         Sections and numbers of layers.
     figures : ShardedIterationTimes
         Times of one layer iteration of each section and of its gathers and exchange, (sections, ...) [s].
@@ -106,7 +106,7 @@ def sharded_passes(
 
     Returns
     -------
-    Passes
+    PassTimes
         Times of forward, backward and weight passes, arrays of shape (...) [s].
     """
     forth, lead = _units(chunk, gathered)
@@ -213,7 +213,7 @@ def stage_passes(batch: Batch) -> PassTimes:
 
     Returns
     -------
-    Passes
+    PassTimes
         Times of forward, backward and weight passes, arrays of shape (stages, cases) [s].
     """
     return batch.cache.once(("passes", *_passes_key(batch)), lambda: _stage_passes(batch))

@@ -39,7 +39,7 @@ def collectives(program: Program) -> Iterator[tuple[int, LayerCollective]]:
 
     Yields
     ------
-    Iterator[tuple[int, Transfer]]
+    Iterator[tuple[int, LayerCollective]]
         Position of the section, and the collective.
     """
     for index, section in enumerate(program.sections):
@@ -610,7 +610,7 @@ def layer_times(costs: SectionTimes, policies: RecomputePolicies) -> LayerTimes:
     ----------
     costs : SectionTimes
         Costs without recomputation.
-    policies : Policies
+    policies : RecomputePolicies
         Policy of each section.
 
     Returns

@@ -73,7 +73,7 @@ def layer_iterations(program: Program, buckets: BucketSettings, *, last: bool) -
     ----------
     program : Program
         Kernels and collectives of one rank.
-    buckets : Buckets
+    buckets : BucketSettings
         Settings of the exchange of gradients and sharded parameters.
     last : bool
         True for the last microbatch, which sends gradients; scattered ones are sent with each microbatch.
@@ -226,7 +226,7 @@ class ContendedTimes:
 
         Returns
         -------
-        Contended
+        ContendedTimes
             Times.
         """
         parts = []
@@ -250,7 +250,7 @@ def bucket_settings(batch: Batch, layout: int = 0) -> BucketSettings:
 
     Returns
     -------
-    Buckets
+    BucketSettings
         Bucket size and overlap.
     """
     least = float(batch.layouts.bucket_bytes[layout])
@@ -374,7 +374,7 @@ def contended_times(batch: Batch, cases: Index) -> ContendedTimes:
 
     Returns
     -------
-    Contended
+    ContendedTimes
         Times for the last microbatch and for earlier ones.
     """
     times, overlap = batch.times.select_configurations(cases), batch.backend.software.overlap
@@ -564,7 +564,7 @@ def after_backward(
         ZeRO stage.
     overlapped : bool
         True if gradient buckets are sent during the backward pass.
-    summed : Summed, optional
+    summed : SummedGradients, optional
         Gradients that are summed after the backward pass: ``all``, ``tied`` or ``none``.
 
     Returns
@@ -611,7 +611,7 @@ def time_after_passes(batch: Batch, passes: PassTimes, *, summed: bool = True) -
     ----------
     batch : Batch
         Configurations that are computed together, as arrays.
-    passes : Passes
+    passes : PassTimes
         Times of the passes, shape (stages, cases) [s].
     summed : bool, optional
         True to count gradient sums, False for update and gathers only.
@@ -672,7 +672,7 @@ def exposed_gathers(batch: Batch, passes: PassTimes) -> Array:
     ----------
     batch : Batch
         Configurations that are computed together, as arrays.
-    passes : Passes
+    passes : PassTimes
         Times of the passes, shape (stages, cases) [s].
 
     Returns

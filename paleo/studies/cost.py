@@ -633,7 +633,7 @@ def training(
 
     Returns
     -------
-    Training
+    TrainingEstimate
         Time [s], cost [USD] and energy [J], with intervals.
 
     Raises

@@ -590,7 +590,10 @@ class ExchangePlan:
 
     @property
     def effective_step_time(self) -> float:
-        """Time for what a synchronous run learns in one step [s]; plans are ranked by it."""
+        """Time to learn as much as one step of synchronous training does [s]: step time × ratio of samples needed.
+
+        Plans are ranked by it.
+        """
         return self.step_time * self.samples_factor
 
 

@@ -884,7 +884,7 @@ def predict_long_run(prediction: Prediction, work: float, options: LongRunOption
 
     Returns
     -------
-    Goodput
+    LongRun
         Goodput, duration and its interval.
 
     Raises

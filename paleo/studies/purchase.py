@@ -254,7 +254,7 @@ def compare(
         Failures and checkpoints.
     gpus : sequence of int, optional
         Number of GPUs of each system; by default that of the run.
-    planner : Planner, optional
+    planner : PlanSearch, optional
         Search for plans.
 
     Returns

@@ -98,7 +98,18 @@ class LearningQuestion:
     software: str = "megatron-core"
 
     def gpu_splits(self, sharding: Sharding) -> Iterator[tuple[int, int]]:
-        """Return the pairs (GPUs of the engine, GPUs of the trainer) to try with a layout of the engine."""
+        """Return the pairs (GPUs of the engine, GPUs of the trainer) to try with a layout of the engine.
+
+        Parameters
+        ----------
+        sharding : Sharding
+            Layout of one replica of the engine.
+
+        Returns
+        -------
+        iterator of tuple of (int, int)
+            GPUs of the engine and of the trainer; both are all GPUs if ``staleness`` is 0.
+        """
         if self.staleness == 0:
             return iter([(self.gpus, self.gpus)])
         tried = [self.generator_gpus] if self.generator_gpus else generator_gpu_counts(self.gpus, sharding.gpus)

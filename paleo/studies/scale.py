@@ -617,7 +617,7 @@ class PlacementStudy:
 
     @property
     def network_units(self) -> str:
-        """The same network unit in the plural: leaf switches, units of rails or groups of a dragonfly."""
+        """Plural of the network unit, for messages: "leaf switches", "units of rails" or "groups" of a dragonfly."""
         outer = (level for level in self.prediction.system.levels if self.prediction.system.joins_nodes(level))
         level = next(outer)
         if level.topology == "dragonfly":

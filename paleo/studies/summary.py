@@ -53,7 +53,7 @@ class LayerCounts:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Counts of a network layer by layer for one batch, independent of hardware."""
+    """Parameters, FLOP and activation counts of each layer of a network for one batch, independent of hardware."""
 
     graph: Graph
     dtype: str

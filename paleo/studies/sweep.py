@@ -133,7 +133,25 @@ class SweepStudy(Spec):
                 load_calibration(run.calibration)
 
     def record(self, job: Job, point: _Point) -> _Record:
-        """Predict one configuration and return its table row; raise PaleoError if it cannot run."""
+        """Predict the run at one point of the study and return its table row.
+
+        Parameters
+        ----------
+        job : Job
+            Models and systems of the study, loaded.
+        point : dict of str to value
+            Value of each axis; keys that begin with "system." change fields of the system.
+
+        Returns
+        -------
+        dict of str to value
+            Value of each result column.
+
+        Raises
+        ------
+        PaleoError
+            If the run cannot be predicted, for example because a value of an axis is not valid.
+        """
         changes = tuple(
             (key.removeprefix("system."), value) for key, value in point.items() if key.startswith("system.")
         )
@@ -151,7 +169,7 @@ def load_study(path: str | Path) -> SweepStudy:
 
     Returns
     -------
-    Study
+    SweepStudy
         The study.
 
     Raises
@@ -176,7 +194,7 @@ def study_of(kind: type[SweepStudy], path: str | Path, data: dict[str, Any]) -> 
 
     Returns
     -------
-    Study
+    SweepStudy
         The study.
 
     Raises
@@ -197,7 +215,7 @@ def check_study(study: SweepStudy) -> None:
 
     Parameters
     ----------
-    study : Study
+    study : SweepStudy
         Study file: a run, and the axes that it varies.
 
     Raises
@@ -666,7 +684,7 @@ def local_evaluator(study: SweepStudy, jobs: int = 0) -> Evaluator:
 
     Parameters
     ----------
-    study : Study
+    study : SweepStudy
         Study file: a run, and the axes that it varies.
     jobs : int, optional
         Number of processes; 0 chooses by the number of points.
@@ -807,7 +825,7 @@ def sweep_table(study: SweepStudy, evaluator: Evaluator | None = None) -> pd.Dat
 
     Parameters
     ----------
-    study : Study
+    study : SweepStudy
         Study file: a run, and the axes that it varies.
     evaluator : Evaluator, optional
         Where points are computed; by default in this process.
@@ -832,7 +850,7 @@ def sweep(
 
     Parameters
     ----------
-    study : Study
+    study : SweepStudy
         Study file: a run, and the axes that it varies.
     output : str | Path
         File with suffix .csv, .csv.gz or .parquet.

@@ -588,9 +588,7 @@ _MORE = 1.02
 class TrainingGoal:
     """Goal that a training must reach: a ``loss`` [nat per token], or the target quality of a ``target`` task.
 
-    Returns None if not given.
-
-    ``noise_scale`` is the measured critical batch [samples].
+    ``noise_scale`` is the measured critical batch [samples]. Each field is None if it is not given.
     """
 
     loss: float | None = None

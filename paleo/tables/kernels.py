@@ -173,7 +173,7 @@ class KernelTable(MeasuredTable, Generic[Figures]):
         return FitPlan(start, tuple(alternatives))
 
     def figures(self, subject: str, dtype: str, compute: str) -> Figures:
-        """Return the datasheet figures (peak FLOP/s, bandwidth, …) from which rows of a device or system are predicted.
+        """Load the datasheet values (peak FLOP/s, bandwidth [byte/s], …) that predict the rows of one device or system.
 
         Parameters
         ----------

@@ -47,8 +47,9 @@ FIXED_COSTS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Errors of predicted against measured values, all but ``readable_rows`` as fractions; None without rows.
+    """Errors of predicted against measured values, as fractions; None without rows.
 
+    ``rows`` is the number of compared rows.
     ``median_ape``, ``mape`` and ``p90_ape`` are median, mean and 90th percentile of the absolute relative error.
     ``bias`` is the mean of log(predicted / measured). ``total_error`` is the sum of all predictions over the sum of all
     measurements, minus 1. ``coverage`` is the share of rows whose measurement lies in the 90 % interval.
@@ -157,7 +158,10 @@ class FileReport:
 
     @property
     def parts(self) -> dict[str, ResidualErrors]:
-        """Errors of `MeasuredTable.further_quantities`, each over the rows that state it."""
+        """Errors of the further quantities that a row may state besides its main one, by name of the quantity.
+
+        Each is taken over the rows that state the quantity (`MeasuredTable.further_quantities`).
+        """
         errors_of_parts = {}
         for name, (predicted, measured) in self.table.further_quantities(self._sound).items():
             comparable = (

@@ -404,7 +404,7 @@ class RunTable(MeasuredTable):
 
         Returns
         -------
-        Step
+        RowPrediction
             Predicted value in SI units, with its 90 % interval.
 
         Raises
@@ -508,7 +508,7 @@ class RunTable(MeasuredTable):
 
         Yields
         ------
-        Step | str
+        RowPrediction | str
             For each row its prediction, or the reason why there is none.
         """
         measured = self.measured(frame)
@@ -591,7 +591,7 @@ def row_prediction(prediction: Prediction, seconds: float | None = None) -> RowP
 
     Returns
     -------
-    Step
+    RowPrediction
         Predicted time [s] with its 90 % interval.
     """
     value = prediction.step_time if seconds is None else seconds
@@ -625,9 +625,17 @@ TCP, ROCE = ("ethernet-10g-tcp", 10.0), ("ethernet-100g-roce", 100.0)
 
 @cache
 def usual_system(device: str) -> str:
-    """Return the name of the system that rows of several such devices most likely ran on.
+    """Return the name of the system that rows of several devices of one kind most likely ran on.
 
-    It is the entry of `DEFAULT_SYSTEMS`, else the first system of the catalog with this device, else the device's name.
+    Parameters
+    ----------
+    device : str
+        Name of the device.
+
+    Returns
+    -------
+    str
+        Entry of `DEFAULT_SYSTEMS`, else the first system of the catalog with this device, else the device's name.
     """
     if device in DEFAULT_SYSTEMS:
         return DEFAULT_SYSTEMS[device]
@@ -638,16 +646,47 @@ def usual_system(device: str) -> str:
 def with_device(system: System, row: Row) -> System:
     """Return the system with exactly the device that the row names (a server is sold with 16 GB and with 32 GB cards).
 
-    Parentheses around the device are ignored: tables use them where their authors' catalog lacked the device.
+    Parameters
+    ----------
+    system : System
+        System whose device may be a variant of the row's.
+    row : dict of str to value
+        Row of a measured table; the parentheses that tables write around a similar device are ignored.
+
+    Returns
+    -------
+    System
+        The system, with the row's device.
+
+    Raises
+    ------
+    SpecError
+        If no device has the name in column ``device``.
     """
     device = find_device(str(row["device"]).strip("()"))
     return system if device.name == system.device.name else system.model_copy(update={"device": device})
 
 
 def system_of(row: Row) -> System:
-    """Return the system on which a row ran, with the number of nodes' devices and the network that the row states.
+    """Return the system on which a row ran, with the row's devices per node and its network between nodes.
 
-    The system is found by the row's ``system`` cell, else as the usual server of its device, else as the device alone.
+    The system comes from the row's column ``system``, else it is the usual server of the row's device, else the device
+    itself.
+
+    Parameters
+    ----------
+    row : dict of str to value
+        Row of a measured table.
+
+    Returns
+    -------
+    System
+        The system.
+
+    Raises
+    ------
+    SpecError
+        If the system or device is not known, or a number of devices or nodes is not valid.
     """
     device, gpus = str(row["device"]), whole_cell(row, "n_gpus", 1)
     usual = DEFAULT_SYSTEMS.get(device, "pcie3-8gpu") if gpus > 1 else device
@@ -657,7 +696,20 @@ def system_of(row: Row) -> System:
 
 
 def with_nodes_of(system: System, devices: int) -> System:
-    """Return the system with only ``devices`` devices in a node, if its nodes have more (half a server was rented)."""
+    """Return the system with fewer devices per node (for rows that ran on half a server).
+
+    Parameters
+    ----------
+    system : System
+        The system.
+    devices : int
+        Devices per node; a system with at most that many stays as it is.
+
+    Returns
+    -------
+    System
+        The system, with link levels cut to the devices of a node.
+    """
     if not system.levels or devices >= system.devices_per_node:
         return system
     inside = [level for level in system.levels if level.ranks is not None and level.ranks < devices]
@@ -670,9 +722,19 @@ def with_nodes_of(system: System, devices: int) -> System:
 
 
 def with_network(system: System, row: Row) -> System:
-    """Return the system with the Ethernet speed that the row's ``interconnect`` states between nodes, one port a node.
+    """Return the system with the Ethernet between nodes that the row names, one port per node.
 
-    InfiniBand and speeds that are not stated leave the system as it is.
+    Parameters
+    ----------
+    system : System
+        The system.
+    row : dict of str to value
+        Row of a measured table; column ``interconnect`` may name a speed, such as "25 Gb/s Ethernet".
+
+    Returns
+    -------
+    System
+        The system with that link; unchanged if the row names InfiniBand or no speed.
     """
     interconnect = str(row.get("interconnect", ""))
     speed = re.search(r"(\d+) ?Gb(?:/s|ps|it/s|E)", interconnect)

@@ -383,7 +383,7 @@ def _links_of_spans(system: System, spans: Sequence[GroupLevel]) -> GroupLinks:
     ----------
     system : System
         The system.
-    spans : sequence of Span
+    spans : sequence of GroupLevel
         Ranks at each level.
 
     Returns

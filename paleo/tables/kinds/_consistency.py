@@ -166,7 +166,7 @@ def _row_prediction(seconds: float, ideal: float, subject: str) -> RowPrediction
 
     Returns
     -------
-    Step
+    RowPrediction
         Value with its interval.
     """
     return RowPrediction(seconds, seconds / 1.2, seconds * 1.2, ideal, subject, "one worker's step and the stated link")

@@ -329,7 +329,7 @@ def convolution_layer_time(
     ----------
     frame : DataFrame
         Rows of convolutional and fully connected layers.
-    framework : Framework
+    framework : ConvolutionLibrary
         Algorithms and library of the framework.
     figures : DeviceDatasheet
         Datasheet figures of the rows' device.

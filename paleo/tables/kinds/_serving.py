@@ -184,7 +184,7 @@ def predict_serving(row: Row, trace: Requests | None = None) -> ServingPredictio
 
     Returns
     -------
-    Outcome
+    ServingPrediction
         Predicted value of the row's measured quantity, and further times.
     """
     load = str(row["load"])

@@ -76,6 +76,15 @@ class SuccessiveHalving(Method):
         self.running, self.unfinished = jobs, len(jobs)
 
     def finish(self, job: TrialJob) -> None:
+        """Record that a job has ended.
+
+        Once all jobs of a rung have ended, the best 1/eta of its trials go on to the next rung.
+
+        Parameters
+        ----------
+        job : TrialJob
+            The job.
+        """
         self.unfinished -= 1
         if self.unfinished:
             return
@@ -146,6 +155,18 @@ class AsynchronousHalving(Method):
         return TrialJob(self.started - 1, 0)
 
     def finish(self, job: TrialJob) -> TrialJob | None:
+        """Record the score of a job that has ended; its trial waits for promotion.
+
+        Parameters
+        ----------
+        job : TrialJob
+            The job.
+
+        Returns
+        -------
+        None
+            No job continues on the worker.
+        """
         score = self.scores[job.trial][job.rung]
         insort(self.ranked[job.rung], score)
         heapq.heappush(self.waiting[job.rung], (score, job.trial))
@@ -167,6 +188,20 @@ class AsynchronousStopping(AsynchronousHalving):
         return super().next_job()
 
     def finish(self, job: TrialJob) -> TrialJob | None:
+        """Record the score of a job that has ended.
+
+        Its trial continues if it is among the best 1/eta that its rung has seen.
+
+        Parameters
+        ----------
+        job : TrialJob
+            The job.
+
+        Returns
+        -------
+        TrialJob, optional
+            Job of the same trial at the next rung; None if the trial ends.
+        """
         score, ranked = self.scores[job.trial][job.rung], self.ranked[job.rung]
         insort(ranked, score)
         goes_on = bisect_left(ranked, score) < max(len(ranked) // self.problem.eta, 1)

@@ -24,6 +24,22 @@ class RandomSearch(Method):
 
     @staticmethod
     def rungs(least: float, most: float, eta: int) -> tuple[float, ...]:
+        """Return the only amount of training at which trials are evaluated, the last.
+
+        Parameters
+        ----------
+        least : float
+            Not used.
+        most : float
+            Full training of a trial [samples].
+        eta : int
+            Not used.
+
+        Returns
+        -------
+        tuple of float
+            One rung [samples].
+        """
         return (most,)
 
     def next_job(self) -> TrialJob | None:
@@ -64,9 +80,39 @@ class MedianStopping(RandomSearch):
 
     @staticmethod
     def rungs(least: float, most: float, eta: int) -> tuple[float, ...]:
+        """Return the amounts of training at which trials are compared with the median.
+
+        Parameters
+        ----------
+        least : float
+            First rung [samples].
+        most : float
+            Last rung [samples].
+        eta : int
+            Ratio of one rung to the next.
+
+        Returns
+        -------
+        tuple of float
+            Rungs [samples], rising.
+        """
         return geometric_rungs(least, most, eta)
 
     def finish(self, job: TrialJob) -> TrialJob | None:
+        """Record that a job has ended.
+
+        Its trial ends if its best score is worse than the median of the other trials' averages at this rung.
+
+        Parameters
+        ----------
+        job : TrialJob
+            The job.
+
+        Returns
+        -------
+        TrialJob, optional
+            Job of the same trial at the next rung; None if the trial ends.
+        """
         scores = self.scores[job.trial][: job.rung + 1]
         others = self.averages[job.rung]
         worse = bool(others) and min(scores) > others[(len(others) - 1) // 2]

@@ -36,6 +36,22 @@ class PopulationBasedTraining(Method):
 
     @staticmethod
     def rungs(least: float, most: float, eta: int) -> tuple[float, ...]:
+        """Return the amounts of training at which members of the population may copy a better one, at equal distances.
+
+        Parameters
+        ----------
+        least : float
+            Distance between rungs, roughly [samples]; it is rounded so that it divides ``most``.
+        most : float
+            Full training of a trial [samples].
+        eta : int
+            Not used.
+
+        Returns
+        -------
+        tuple of float
+            Rungs [samples], rising.
+        """
         intervals = max(int(most / least + 0.5), 1)
         return tuple(most * (turn + 1) / intervals for turn in range(intervals))
 
@@ -43,6 +59,20 @@ class PopulationBasedTraining(Method):
         return self.queue.popleft() if self.queue else None
 
     def finish(self, job: TrialJob) -> TrialJob | None:
+        """Record that a job has ended.
+
+        A trial among the worst fifth of the population continues from the weights of one of the best fifth.
+
+        Parameters
+        ----------
+        job : TrialJob
+            The job.
+
+        Returns
+        -------
+        TrialJob, optional
+            Job of the same trial at the next rung; None if the trial is complete or its next job waits in the queue.
+        """
         trial, ranking = job.trial, self.ranking
         self._record_score(trial, self.scores[trial][job.rung])
         if job.rung + 1 == len(self.problem.rungs):
@@ -91,5 +121,17 @@ class RegularisedEvolution(RandomSearch):
         return job
 
     def finish(self, job: TrialJob) -> TrialJob | None:
+        """Add the trial of an ended job to the population; the oldest member leaves a full population.
+
+        Parameters
+        ----------
+        job : TrialJob
+            The job.
+
+        Returns
+        -------
+        None
+            No job continues on the worker.
+        """
         self.population.append(job.trial)
         return None
