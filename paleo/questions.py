@@ -342,6 +342,11 @@ def open_search_space(run: Run, software: str | None = None) -> Space:
         Its ``strategy``, ``microbatch``, ``recompute`` and ``schedule`` restrict the search where they are set.
     software : str, optional
         Framework profile; its limits hold unless the run sets a schedule. By default that of the run.
+
+    Returns
+    -------
+    Space
+        Choices that the search varies.
     """
     from paleo.launch.commands import supported_space
     from paleo.search.space import within
@@ -356,12 +361,19 @@ def open_search_space(run: Run, software: str | None = None) -> Space:
 
 
 def planner_of(run: Run, software: str | None = None) -> PlanSearch:
-    """Return the search of one plan, restricted by the fields of a run (see `open_search_space`).
+    """Return a function that finds the best plan, restricted by the fields of a run (see `open_search_space`).
 
     Parameters
     ----------
     run : Run
+        Run whose explicitly set fields restrict the search.
     software : str, optional
+        Software profile; by default the one that suits network and system.
+
+    Returns
+    -------
+    PlanSearch
+        Function that finds the plan of a run.
     """
     from paleo.search.counts import recommended
 
@@ -912,6 +924,11 @@ def with_any_software(run: Run) -> Run:
     Parameters
     ----------
     run : Run
+
+    Returns
+    -------
+    Run
+        The run under the default profile.
     """
     if run.software != ANY:
         return run
@@ -945,6 +962,11 @@ def gpu_counts(gpus: GpuCounts) -> list[int]:
     ----------
     gpus : int, str or sequence of int
         A text lists numbers (``8,16``) or powers of two (``8..64``).
+
+    Returns
+    -------
+    list of int
+        Numbers of GPUs.
 
     Raises
     ------
@@ -998,6 +1020,11 @@ def systems_with_counts(systems: SystemChoice | Sequence[SystemChoice], gpus: in
         ``"dgx-h100:4"`` and ``("dgx-h100", 4)`` are four GPUs (not nodes).
     gpus : int
         GPUs of systems without a number.
+
+    Returns
+    -------
+    tuple of (System, int)
+        Each system with its number of GPUs.
 
     Raises
     ------

@@ -252,6 +252,7 @@ def collective_benchmarks(ranks: int, ranks_per_node: int, dtype: str = "bf16") 
     Returns
     -------
     list of Point
+        One benchmark for each operation, group and payload.
     """
     groups = [n for n in (2, 4, 8, 16) if n < ranks and n <= ranks_per_node] + [ranks]
     return [
@@ -775,6 +776,7 @@ class MeasurementFolder:
         Returns
         -------
         bool
+            True if the table has such a row.
         """
         if point.table not in self._done:
             self._done[point.table] = set(self._keys(point.table))

@@ -131,7 +131,7 @@ def fit_interval_constants(evidence: StepErrors, level: float = _TARGET_COVERAGE
     ----------
     evidence : StepErrors
         Errors of measured steps.
-    level : float, default _MAX_HORIZONTAL_LABELS
+    level : float, default _TARGET_COVERAGE
         Share of rows that intervals should hold, averaged over sources.
 
     Returns
@@ -158,7 +158,7 @@ def cross_validated_coverage(known: StepErrors, level: float = _TARGET_COVERAGE)
     ----------
     known : StepErrors
         Errors of measured steps.
-    level : float, default _MAX_HORIZONTAL_LABELS
+    level : float, default _TARGET_COVERAGE
         Share of rows that intervals should hold.
 
     Returns
@@ -284,7 +284,7 @@ def fit_spreads(files: Sequence[str], report: Report = str, level: float = _TARG
         Measured tables.
     report : Report, default str
         Called with a label when each part of the work starts, to show progress.
-    level : float, default _MAX_HORIZONTAL_LABELS
+    level : float, default _TARGET_COVERAGE
         Share of rows that an interval is to hold.
 
     Returns

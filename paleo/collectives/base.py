@@ -422,6 +422,7 @@ def crosses_level(fan_out: Array) -> Array:
     Returns
     -------
     ndarray
+        1.0 or 0.0, shape of the fan-out.
     """
     return np.where(fan_out > 1, 1.0, 0.0)
 
@@ -437,6 +438,7 @@ def remote_share(fan_out: Array) -> Array:
     Returns
     -------
     ndarray
+        Share of the buffer, 0 to 1.
     """
     return (fan_out - 1.0) / fan_out
 
@@ -479,6 +481,7 @@ def sequential_phases(levels: list[LevelTraffic]) -> Traffic:
     Returns
     -------
     Traffic
+        Steps and bytes of each level, one phase per level.
     """
     idle = LevelTraffic()
     phases = [

@@ -940,6 +940,7 @@ class Optimizer:
         Returns
         -------
         float
+            Number of kernel launches.
 
         Examples
         --------

@@ -108,6 +108,7 @@ class Precision:
         Returns
         -------
         float
+            Size of one element [byte].
         """
         match role:
             case "activation":
@@ -282,6 +283,7 @@ class Tensor:
         Returns
         -------
         Size
+            Number of elements along the dim.
         """
         return self.sizes[self.dims.index(dim)]
 
@@ -381,6 +383,7 @@ class Tensor:
         Returns
         -------
         float
+            Size [byte].
         """
         element_bytes = (
             precision.wide_activation if self.wide and self.role == "activation" else precision.bytes_of(self.role)

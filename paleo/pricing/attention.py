@@ -476,7 +476,7 @@ def cache_write_time(
     bandwidth : float
         Memory bandwidth that is reached [byte/s].
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
 
     Returns
     -------
@@ -564,7 +564,7 @@ def attention_prefill_time(
     kernel_name : str
         Name in `KERNELS`.
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : PrefillParameters
         Calibration of the device.
     window : array-like, default 0.0
@@ -715,7 +715,7 @@ def attention_backward_time(
     kernel_name : str
         Name in `KERNELS`.
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : PrefillParameters
         Calibration of the device.
     window : array-like, default 0.0
@@ -778,7 +778,7 @@ def attention_decode_time(
     kernel_name : str
         Name in `KERNELS`.
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : DecodeParameters
         Calibration of the device.
     window : array-like, default 0.0

@@ -287,7 +287,7 @@ def scattered_time(
     efficiency : float
         Share of the bandwidth that scattered reads reach.
     device : DeviceDatasheet
-        Figures of the device from its datasheet (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device (`paleo.pricing.kernels.device_datasheet`).
 
     Returns
     -------
@@ -444,7 +444,7 @@ def gemm_time(
     sustained : array-like, default 0.0
         1 for a device under long load, as in training, on which the power limit has its full effect.
     device : DeviceDatasheet
-        Figures of the device from its datasheet (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device (`paleo.pricing.kernels.device_datasheet`).
     parameters : GemmParameters
         Calibration of the device.
 
@@ -494,7 +494,7 @@ def quantisation_time(
     source_bytes, target_bytes : array-like
         Bytes of an element before and after.
     device : DeviceDatasheet
-        Figures of the device from its datasheet (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device (`paleo.pricing.kernels.device_datasheet`).
     bandwidth_efficiency : float
         Share of the memory bandwidth that is reached.
     capacity : float

@@ -675,7 +675,7 @@ class FamilyPredictor:
         Returns
         -------
         DeviceDatasheet
-            Datasheet figures in SI units.
+            Datasheet values in SI units.
         """
         return device_datasheet(self.device, dtype or self.dtype)
 

@@ -91,7 +91,7 @@ def power_slowdown(
     activity : array-like, default 1.0
         Switching activity of the data relative to that for which `energy_per_flop` is valid.
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
 
     Returns
     -------

@@ -102,7 +102,7 @@ def fits_registers(*, weight_bytes: Number, device: DeviceDatasheet) -> Mask:
     weight_bytes : array-like
         Bytes of the recurrent weights.
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
 
     Returns
     -------
@@ -179,7 +179,7 @@ def column_chosen_gemm_time(
     backward : bool
         True for the backward pass.
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : RnnParameters
         Calibration of the device.
 
@@ -220,7 +220,7 @@ def _plain_product_time(
     along_sum : float
         Share of the operands that is contiguous along k; n runs along the contiguous side of the result.
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     products : GemmParameters
         Calibration of plain GEMMs; it also holds for recurrent GEMMs of cuDNN `_PLAIN_RELEASE` and later.
 
@@ -292,7 +292,7 @@ def timestep_time(
     library : array-like, default PRESENT
         cuDNN version, such as 7.6.
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : RnnParameters
         Calibration of the device.
     products : GemmParameters, optional
@@ -351,7 +351,7 @@ def persistent_timestep_time(
     element_bytes : ndarray
         Bytes of a stored element.
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : RnnParameters
         Calibration of the device.
 
@@ -392,7 +392,7 @@ def weight_gradient_time(
     library : array-like, default PRESENT
         cuDNN version, such as 7.6.
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : RnnParameters
         Calibration of the device.
     products : GemmParameters, optional
@@ -461,7 +461,7 @@ def rnn_time(
     library : array-like, default PRESENT
         cuDNN version, such as 7.6.
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : RnnParameters
         Calibration of the device.
     products : GemmParameters, optional

@@ -63,6 +63,11 @@ def document(study: CollectiveStudy) -> Document:
     ----------
     study : CollectiveStudy
         One operation over one group of ranks.
+
+    Returns
+    -------
+    Document
+        Dict of plain values, times in seconds, sizes in bytes.
     """
     return {
         "operation": study.operation,
@@ -160,6 +165,11 @@ def compressed_document(study: CompressedCollective) -> Document:
     ----------
     study : CompressedCollective
         Methods and the uncompressed sum.
+
+    Returns
+    -------
+    Document
+        Dict of plain values, times in seconds, sizes in bytes.
     """
     return {
         "dense_time_s": study.dense_time,

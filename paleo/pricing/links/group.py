@@ -106,6 +106,11 @@ class LinkLevel:
         ----------
         index : ndarray of int
             Rows.
+
+        Returns
+        -------
+        LinkLevel
+            Level of the selected groups.
         """
         columns: dict[str, Any] = {name: np.asarray(getattr(self, name))[index] for name in _STACKED}
         return replace(self, **columns)
