@@ -192,8 +192,10 @@ class Prediction:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Bounds between which nine of ten real step times should lie [s]; collectives and bubbles have the same
-        factors."""
+        """Lower and upper bound of the step time [s] that hold 90 % of measured steps.
+
+        The times of collectives and pipeline bubbles have the same relative bounds.
+        """
         low, high = np.exp(self.uncertainty.half_widths() * (-1.0, 1.0)).tolist()
         return self.step_time * low, self.step_time * high
 

@@ -174,6 +174,7 @@ def scale(
     model : str, Path or ModelSpec
         Catalog name, path of a model file, or what `load_model` or `from_torch` returned.
     system : str, Path or System
+        Machine: catalog name, path of a system file, or what `load_system` returned.
     gpus : int, str or sequence of int
         Numbers of GPUs, such as ``[1, 8]`` or ``"8..64"``.
     mode : str, optional
@@ -190,6 +191,7 @@ def scale(
     Returns
     -------
     ScalingCurves
+        Step time and throughput at each number of GPUs, one curve for each kind of scaling.
     """
     from paleo.studies import scale as target_scaling
 
@@ -297,6 +299,7 @@ def search(
     model : str, Path or ModelSpec
         Catalog name, path of a model file, or what `load_model` or `from_torch` returned.
     system : str, Path or System
+        Machine: catalog name, path of a system file, or what `load_system` returned.
     gpus : int, str or sequence of int
         Numbers of GPUs.
     objective : str
@@ -434,6 +437,7 @@ def plan(
     Returns
     -------
     PlanResult
+        Plans on all systems and GPU counts; those that meet the requirements come first.
     """
     from paleo.studies import purchase
 
@@ -493,6 +497,7 @@ def target(
     task : str, Path or TrainingTask
         Such as ``mlperf:bert``; with ``loss`` a language model.
     system : str, Path or System
+        Machine: catalog name, path of a system file, or what `load_system` returned.
     gpus : int, str or sequence of int
         Numbers of GPUs.
     batch : int or str
@@ -507,6 +512,7 @@ def target(
     Returns
     -------
     TimeToTarget
+        Time to the quality target [s] for each number of GPUs.
     """
     from paleo.specs.task import TrainingTask
     from paleo.studies.target import resolve_task, target_scaling, times_over_gpus
@@ -562,6 +568,7 @@ def tune(
     model : str, Path or ModelSpec
         Catalog name, path of a model file, or what `load_model` or `from_torch` returned.
     system : str, Path or System
+        Machine: catalog name, path of a system file, or what `load_system` returned.
     gpus : int
         Total number of GPUs.
     trials : int
@@ -598,6 +605,7 @@ def tune(
     Returns
     -------
     TuneResult
+        Wall time [s] of the search for each number of GPUs per trial and in all.
 
     Raises
     ------
@@ -677,6 +685,7 @@ def fleet(
     Returns
     -------
     FleetResult
+        Start and end of every job on the cluster.
 
     Raises
     ------
@@ -819,17 +828,20 @@ def audit(
     log : str or Path
         Log of a training, or output of nccl-tests.
     system : str, Path or System
+        Machine: catalog name, path of a system file, or what `load_system` returned.
     model : str, Path or ModelSpec, optional
         The network; required for the log of a training.
     operation : str, optional
         Collective of nccl-tests, by default the one that the log names.
     run : Run, optional
+        The run; or its fields as keywords.
     **options
         Fields of `paleo.Run`; ``gpus`` of nccl-tests are by default those that the log lists.
 
     Returns
     -------
     AuditResult
+        The log, its prediction, and the faults that explain the difference.
 
     Raises
     ------
@@ -864,6 +876,7 @@ def validate(files: str | Path | Sequence[str | Path], *, calibration: str | Pat
     Returns
     -------
     ValidateResult
+        Predictions, measurements and errors of each table.
 
     Raises
     ------
@@ -924,6 +937,7 @@ def with_any_software(run: Run) -> Run:
     Parameters
     ----------
     run : Run
+        Options of the run.
 
     Returns
     -------

@@ -570,7 +570,7 @@ def rl(
 
 @dataclass(frozen=True, repr=False, eq=False)
 class AuditedService(StudyResult):
-    """Result of an engine's benchmark together with the prediction of the same load."""
+    """Measured result of a serving engine's benchmark, together with the prediction of the same load."""
 
     command: ClassVar[str] = "audit"
     report_module = "paleo.report.serving"

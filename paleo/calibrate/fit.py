@@ -52,7 +52,7 @@ class TimePredictor(Protocol):
 
     @property
     def configuration_columns(self) -> tuple[str, ...]:
-        """Columns that define a configuration."""
+        """Names of the table columns that together identify a measured configuration."""
 
     def time(self, frame: pd.DataFrame, figures: Any, parameters: Any) -> Array:
         """Predict the time of rows that share datasheet values and parameters.

@@ -212,6 +212,7 @@ def points(suites: tuple[str, ...], dtypes: tuple[str, ...], largest: int) -> li
     Returns
     -------
     list of Point
+        Benchmarks in the order in which they run.
 
     Raises
     ------
@@ -663,6 +664,7 @@ def make_bench(text: str, name: str | None, date: str) -> Bench:
     Returns
     -------
     Bench
+        Object that runs kernels and returns their times [s].
 
     Raises
     ------
@@ -713,6 +715,7 @@ def catalog_name(reported: str, name: str | None) -> str:
     Returns
     -------
     str
+        Name of the device in the catalog.
 
     Raises
     ------
@@ -762,6 +765,7 @@ class MeasurementFolder:
         Returns
         -------
         Path
+            CSV file of that table.
         """
         return self.folder / f"{self.device}.{table}.csv"
 

@@ -204,10 +204,10 @@ def coverage(rows: StepErrors, spreads: Spreads) -> dict[str, str | float]:
 
 @dataclass(frozen=True)
 class SpreadsFit:
-    """Fitted constants of step intervals, and the share of each source's rows inside the intervals.
+    """Fitted constants of step intervals (``spreads``), and the share of each source's rows inside the intervals.
 
-    ``inside``: with constants fitted to all rows. ``tested``: with those fitted to all other sources
-    (`cross_validated_coverage`).
+    ``known`` holds the measured steps. ``inside`` gives these shares with the constants fitted to all rows. ``tested``
+    gives them with each source left out of the fit (`cross_validated_coverage`).
     """
 
     known: StepErrors

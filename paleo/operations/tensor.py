@@ -141,6 +141,7 @@ def precision(dtype: str) -> Precision:
     Returns
     -------
     Precision
+        Bytes and formats of parameters, gradients, activations and optimizer states.
 
     Raises
     ------
@@ -317,6 +318,7 @@ class Tensor:
         Returns
         -------
         Tensor
+            The same tensor under the new dim names.
         """
         return replace(self, dims=tuple(names.get(dim, dim) for dim in self.dims))
 
@@ -333,6 +335,7 @@ class Tensor:
         Returns
         -------
         Tensor
+            Tensor with the same dims and sizes.
         """
         return replace(self, name=name, role=role or self.role, grad=True)
 
@@ -349,6 +352,7 @@ class Tensor:
         Returns
         -------
         Tensor
+            View with the new dims and sizes.
         """
         return replace(self, name=name or self.name, dims=tuple(dims), sizes=tuple(dims.values()))
 
@@ -410,6 +414,7 @@ def split_all(tensors: tuple[Tensor, ...], ways: Mapping[str, float]) -> tuple[T
     Returns
     -------
     tuple of Tensor
+        Share of one rank of each tensor.
     """
     return tuple([t.split(ways) for t in tensors])
 
@@ -465,7 +470,8 @@ def halos(windows: tuple[Window, ...], ways: Mapping[str, float]) -> Halos:
 
     Returns
     -------
-    Halos
+    tuple of (int, int)
+        For each window, rows received of the input and of the output's gradient.
     """
 
     def received(rows: tuple[int, int], ranks: float) -> int:

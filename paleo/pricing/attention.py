@@ -350,11 +350,9 @@ def decode_splits(
 
 
 def wave_splits(*, tiles: Sizes, blocks: Sizes, slots: float, most: int = WAVE_SPLITS) -> Array:
-    """Compute the fewest splits whose waves are at least 85 % as full as those of the best split.
+    """Compute into how few parts the keys can be split so that waves of thread blocks are nearly full.
 
-    This is FlashAttention-2's ``num_splits_heuristic``. ``slots`` thread blocks run at once. There is no split if the
-    tiles fill 80 % of the slots. A number of splits is skipped if the next smaller one has an equally long largest
-    part.
+    Waves are at least 85 % as full as with the best number of parts.
 
     Parameters
     ----------

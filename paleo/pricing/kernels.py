@@ -426,7 +426,7 @@ class KernelPredictor(Protocol):
         """Kernel families used so far whose parameters were not measured on this device's architecture."""
 
     def flop_ratio(self, kernels: Sequence[Kernel]) -> Array:
-        """Return the FLOP that each kernel executes relative to those of the direct algorithm, shape (kernels,) [-].
+        """Return the FLOP that each kernel executes, relative to the direct algorithm, shape (kernels,) [-].
 
         Parameters
         ----------
@@ -748,7 +748,7 @@ class CalibratedPredictor:
         return self.families.unmeasured_families
 
     def flop_ratio(self, kernels: Sequence[Kernel]) -> Array:
-        """Return the FLOP that each kernel executes relative to those of the direct algorithm.
+        """Return the FLOP that each kernel executes, relative to the direct algorithm.
 
         Parameters
         ----------

@@ -363,7 +363,7 @@ SPLIT_SHARE, WHOLE_SHARE = 0.45, 0.9
 
 
 def energy_per_flop(figures: DeviceDatasheet) -> EnergyPerFlop:
-    """Return the energies per FLOP of a device, by its manufacturing process; those of 7 nm if unknown.
+    """Return the energies per FLOP of a device, by its manufacturing process; an unknown process counts as 7 nm.
 
     Parameters
     ----------

@@ -224,6 +224,7 @@ def level_sizes(system: System, level: Level) -> tuple[int, int]:
     Returns
     -------
     tuple of (int, int)
+        Devices per member, and members.
 
     Examples
     --------
@@ -337,6 +338,7 @@ def figure(system: System) -> Figure:
     Returns
     -------
     Figure
+        The plot.
     """
     with matplotlib.rc_context({**STYLE, "axes.grid": False}):
         drawn, panels = figure_of(9.0, 0.6 + 3.2 * len(system.levels), rows=max(len(system.levels), 1))

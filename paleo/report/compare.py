@@ -223,7 +223,7 @@ def _systems_without_value(comparison: Comparison, objective: Objective) -> list
 
 
 def price_source_sentences(comparison: Comparison) -> list[str]:
-    """Return sentences on where each price comes from, one for all systems that have it.
+    """Return sentences that say where the rents of systems come from; systems with the same source share a sentence.
 
     Parameters
     ----------

@@ -538,6 +538,7 @@ def goodput_map(run: LongRun, factors: Sequence[float]) -> npt.NDArray[np.float6
     Returns
     -------
     ndarray, shape (n, n)
+        Goodput, 0 to 1.
     """
     scale = np.asarray(factors)
     return run.checkpoints.goodput(run.interval * scale[None, :], run.mtbf * scale[:, None])

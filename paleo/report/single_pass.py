@@ -62,7 +62,7 @@ _TOKENS: Document = {
 def document(service: BatchedService, systems: Sequence[BatchedService] = ()) -> Document:
     """Return the answer of ``paleo serve`` for a network without generated tokens (a classifier) as a JSON document.
 
-    Keys are those of other services; those of generated tokens are null.
+    The keys are the same as for services that generate tokens; the values about generated tokens are null.
 
     Parameters
     ----------

@@ -112,10 +112,7 @@ def groups(points: LayoutTimes, layouts: Sequence[Layout], space: Space) -> Iter
 
 
 class Choice(NamedTuple):
-    """Choices of a configuration beside its layout: schedule, chunks per stage, ZeRO stage, and overlap of gradients.
-
-    The schedule is given by its position in `SCHEDULES`.
-    """
+    """Choices of a configuration besides its layout: schedule, chunks per stage, ZeRO stage, gradient overlap."""
 
     schedule: int
     chunks: int

@@ -203,6 +203,7 @@ def search(
     Returns
     -------
     Search
+        Plans, the best first, with the Pareto front of time and memory.
 
     Raises
     ------

@@ -123,7 +123,7 @@ class Formats:
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes per weight of matrix products, other than those of experts."""
+        """Bytes per weight of matrix products, except those with weights of experts."""
         return weight_bytes(self.weights)
 
     @property

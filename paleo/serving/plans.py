@@ -647,21 +647,21 @@ def capacity_of(candidate: ReplicaLayout, load: ServingLoad) -> float:
 
 
 def rate_curve(plan: ServingPlan, load: ServingLoad, points: int = 16) -> tuple[Array, SteadyState]:
-    """Return request rates up to capacity with the steady state of a replica at each.
+    """Return request rates up to the capacity of a plan, with the steady state of a replica at each rate.
 
     Parameters
     ----------
     plan : ServingPlan
-        The plan.
+        Layout, engine limits and number of replicas.
     load : ServingLoad
-        Requests.
+        Lengths of prompts and answers, and how requests arrive.
     points : int, optional
         Number of rates.
 
     Returns
     -------
-    tuple[Array, SteadyState]
-        Rates of all replicas [1/s], and the states.
+    tuple of (ndarray, SteadyState), shape (points,) each
+        Rates over all replicas [requests/s], and the states.
     """
     candidate, places = plan.layout, plan.layout.max_cached_sequences(load.lengths)
     full = saturated_state(candidate.phases, plan.batching, load.lengths, places)

@@ -117,7 +117,7 @@ def with_replicated_heads(model: ModelSpec, sizes: Mapping[str, Any], tp: int) -
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Software, formats, kernel prices and links of a run, independent of degrees and batch sizes."""
+    """Software, number formats, kernel predictor and links of a run, independent of degrees and batch sizes."""
 
     run: Run
     system: System
@@ -551,7 +551,7 @@ class Backend:
         return habit.tensor and not latents
 
     def calibration(self, mesh: Mesh) -> str:
-        """Describe the sources of the kernel prices and, for several devices, of the link prices.
+        """Describe where the times of kernels come from and, for several devices, where the times of links come from.
 
         Parameters
         ----------
@@ -607,7 +607,7 @@ def backend_of(
     *,
     strategy: Strategy | None = None,
 ) -> Backend:
-    """Collect the software, formats, kernel prices and links of a run.
+    """Collect the software, number formats, kernel predictor and links of a run.
 
     Parameters
     ----------

@@ -207,7 +207,7 @@ class StageKinds:
 
 @dataclass(frozen=True, slots=True)
 class AssignmentKinds:
-    """Distinct stages, and distinct model chunks; equal ones are priced once."""
+    """Distinct stages and distinct model chunks of several assignments; equal ones are computed once."""
 
     stages: StageKinds
     chunks: StageKinds

@@ -675,9 +675,7 @@ def with_exposed_unpaired_exchange(times: LayerTimes, alone: Array) -> LayerTime
 def with_contention(
     times: LayerTimes, gathers: Array, gradients: Array, overlap: Overlap, regathers: Array | None = None
 ) -> LayerTimes:
-    """Add to layer times the slowdown by collectives that run beside the computation.
-
-    An iteration loses ``overlap.contention`` seconds per second of overlap, but no more than without any overlap.
+    """Add to layer times the slowdown by collectives that overlap with the computation.
 
     Parameters
     ----------

@@ -295,7 +295,7 @@ class KernelTable(MeasuredTable, Generic[Figures]):
 
     @abstractmethod
     def time(self, frame: pd.DataFrame, figures: Figures, parameters: Any) -> Array:
-        """Predict the time of rows of this table that share subject, dtype, family and stack.
+        """Predict the time of rows of this table that share device or system, number format, family and way of timing.
 
         Parameters
         ----------
@@ -421,10 +421,7 @@ KERNEL_TABLES: Registry[KernelTable[Any]] = Registry("table kind", "paleo.tables
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows of a table that share device or system, family, stack, number format and arithmetic unit.
-
-    The same datasheet values and the same calibrated parameters hold for all rows of ``frame``.
-    """
+    """Rows of a table that share device or system, family, way of timing, number format and arithmetic unit."""
 
     subject: str
     family: str
@@ -442,7 +439,9 @@ class RowGroup:
 def row_groups(
     kind: KernelTable[Any], frame: pd.DataFrame, checked: npt.NDArray[np.bool_] | None = None
 ) -> Iterator[RowGroup]:
-    """Divide the rows of a table that can be modelled into groups of one subject, family, stack, dtype and unit.
+    """Divide the rows of a table that can be modelled into groups.
+
+    Rows of a group share device or system, family, way of timing (stack), number format and arithmetic unit.
 
     Parameters
     ----------

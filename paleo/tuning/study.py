@@ -226,7 +226,7 @@ def _words(size: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class TuningSearch:
-    """Time and cost of a whole search on ``gpus`` GPUs, with the GPUs per trial that ``price`` states."""
+    """Time and cost of a whole search on ``gpus`` GPUs, with the GPUs per trial that ``price`` names."""
 
     tuning: Tuning
     gpus: int

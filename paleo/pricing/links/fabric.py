@@ -117,7 +117,7 @@ def _measured(system: System, by_kind: Mapping[str, str]) -> str | None:
 
 
 def with_exchange(parameters: FabricParameters, other: FabricParameters) -> FabricParameters:
-    """Replace the parameters of exchanges (`_EXCHANGE_PARAMETERS`) by those of another fabric.
+    """Replace the parameters of exchanges (`_EXCHANGE_PARAMETERS`) by the parameters of another fabric.
 
     Parameters
     ----------
@@ -129,6 +129,7 @@ def with_exchange(parameters: FabricParameters, other: FabricParameters) -> Fabr
     Returns
     -------
     FabricParameters
+        Copy with these parameters replaced.
     """
     return replace(parameters, **{name: getattr(other, name) for name in _EXCHANGE_PARAMETERS})
 
@@ -147,6 +148,7 @@ def fabric_defaults(system: System) -> FabricParameters:
     Returns
     -------
     FabricParameters
+        Parameters of sockets (TCP) or of remote memory access (InfiniBand, RoCE).
     """
     return _SOCKETS if _by_sockets(system) else FabricParameters()
 
@@ -172,6 +174,7 @@ def unmeasured_links(links: GroupLinks, system: System) -> GroupLinks:
     Returns
     -------
     GroupLinks
+        Links with the latencies replaced.
     """
     inner, least = links.inner_levels, TCP_LATENCY if _by_sockets(system) else INFINIBAND_LATENCY
     outer = (

@@ -225,6 +225,7 @@ class GroupLinks:
         Returns
         -------
         bool
+            True if the algorithm can run.
         """
         switches = self.switch_reduces or not algorithm.in_network
         suits_topology = not (operation in algorithm.non_neighbour_operations and "torus" in self.topologies)
@@ -264,6 +265,7 @@ class GroupLinks:
         Returns
         -------
         GroupLinks
+            Links of the selected groups.
         """
         return replace(
             self,
@@ -288,6 +290,7 @@ def group_links(system: System, *, stride: int, size: int) -> GroupLinks:
     Returns
     -------
     GroupLinks
+        Levels from the inner to the outer one.
 
     Examples
     --------
