@@ -222,11 +222,11 @@ class Prediction:
 
     @property
     def mfu(self) -> float:
-        """Model FLOP utilisation: FLOP of the network over the peak of all GPUs in the step time.
+        """Model FLOP utilisation: FLOP of the network over the peak of all GPUs in the step time, 0 to 1.
 
         Recomputation does not count. Causal attention counts half of the scores (Chowdhery et al., PaLM, 2022, appendix
         B, count all). Convolutions count the products of the algorithm that is used, which are fewer with Winograd's
-        and Fourier transforms; `direct_flops_per_s` counts those of the direct algorithm.
+        and Fourier transforms; `direct_flops_per_s` counts the FLOP of the direct algorithm.
         """
         return self.flops * self.executed_flop_ratio / self._peak_flops
 

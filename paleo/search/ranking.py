@@ -86,13 +86,13 @@ class Ranking:
     parts : sequence of EvaluatedGroup
         Configurations with their results.
     system : System
-        Its memory says what fits, its price what a second counts for.
+        Its memory limits which plans fit; its rent weighs the objective.
     objective : str
         One of ``time``, ``cost``, ``energy``, ``gpus``.
     within : float
-        Seconds up to which the parts have all configurations that fit.
+        Step time [s] up to which the parts hold all configurations that fit.
     widen : callable, optional
-        Parts that have those up to more seconds.
+        Function of a longer step time [s] that returns parts complete up to it.
 
     Attributes
     ----------

@@ -659,7 +659,7 @@ def with_exposed_unpaired_exchange(times: LayerTimes, alone: Array) -> LayerTime
     Returns
     -------
     LayerTimes
-        Times.
+        Times [s] in which the exchange of unpaired iterations is exposed.
     """
     forward, backward = alone * times.forward_paired_transfers, alone * times.backward_paired_transfers
     return replace(
