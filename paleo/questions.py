@@ -714,7 +714,7 @@ def check_gpus(gpus: int, system: System) -> None:
     gpus : int
         The number.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
 
     Raises
     ------
@@ -768,7 +768,7 @@ def parse_time(option: str, value: str | float) -> float:
     Returns
     -------
     float
-        Seconds.
+        Time [s].
 
     Raises
     ------

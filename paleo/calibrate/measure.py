@@ -248,7 +248,7 @@ def collective_benchmarks(ranks: int, ranks_per_node: int, dtype: str = "bf16") 
     ranks_per_node : int
         Processes in a node.
     dtype : str, default 'bf16'
-        Number format.
+        Number format, such as ``bf16``.
 
     Returns
     -------
@@ -487,7 +487,7 @@ class Bench:
         *shape : int
             Sizes of the tensor.
         dtype : str
-            Number format.
+            Number format, such as ``bf16``.
 
         Returns
         -------
@@ -850,7 +850,7 @@ def measure_all(
     tables : Tables
         Where rows are written.
     budget : float
-        Seconds.
+        Time [s].
     report : callable, default lambda point: None
         Called with each point as it starts.
 

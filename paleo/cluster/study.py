@@ -293,7 +293,7 @@ def waiting_time(result: ClusterRun, measure: str) -> float:
     Returns
     -------
     float
-        Seconds.
+        Time [s].
     """
     if not len(result.waited):
         return 0.0

@@ -136,7 +136,7 @@ def precision(dtype: str) -> Precision:
     Parameters
     ----------
     dtype : str
-        Number format.
+        Number format, such as ``bf16``.
 
     Returns
     -------

@@ -479,7 +479,7 @@ def cache_write_time(
     Returns
     -------
     ndarray
-        Seconds; arguments broadcast.
+        Time [s]; arguments broadcast.
     """
     n, heads, d = floats(tokens, kv_heads, head_dim)
     rounds = n * np.minimum(heads * d, WRITE_THREADS) / (RESIDENT_THREADS * device.multiprocessors)
@@ -583,7 +583,7 @@ def attention_prefill_time(
     Returns
     -------
     ndarray
-        Seconds; arguments broadcast.
+        Time [s]; arguments broadcast.
     """
     p, (b, hq, hk, nq, nk, d) = parameters, floats(batch, query_heads, kv_heads, query_length, kv_length, head_dim)
     division = kernel(kernel_name)
@@ -730,7 +730,7 @@ def attention_backward_time(
     Returns
     -------
     ndarray
-        Seconds; arguments broadcast.
+        Time [s]; arguments broadcast.
     """
     slower = replace(parameters, mma_efficiency=parameters.mma_efficiency * parameters.backward_efficiency)
     return attention_prefill_time(
@@ -789,7 +789,7 @@ def attention_decode_time(
     Returns
     -------
     ndarray
-        Seconds; arguments broadcast.
+        Time [s]; arguments broadcast.
     """
     division, p = kernel(kernel_name), parameters
     b, hq, hk, nk, d = floats(batch, query_heads, kv_heads, kv_length, head_dim)

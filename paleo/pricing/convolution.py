@@ -330,7 +330,7 @@ class ConvolutionSetup:
         Returns
         -------
         ndarray
-            Seconds.
+            Time [s].
         """
         return elements * self.element_bytes / (fraction * self.device.memory_bandwidth)
 
@@ -345,7 +345,7 @@ class ConvolutionSetup:
         Returns
         -------
         ndarray
-            Seconds.
+            Time [s].
         """
         return self.memory_time(elements, self.parameters.bandwidth_fraction)
 
@@ -360,7 +360,7 @@ class ConvolutionSetup:
         Returns
         -------
         ndarray
-            Seconds.
+            Time [s].
         """
         return self.memory_time(elements, self.parameters.transform_bandwidth)
 
@@ -392,7 +392,7 @@ def overlap_with_loss(*times: Array) -> Array:
     Returns
     -------
     ndarray, shape (...)
-        Seconds.
+        Time [s].
 
     Examples
     --------

@@ -115,7 +115,7 @@ def sustained_load_time(cold: Array, hot: Array, ramp: float) -> Array:
     Returns
     -------
     ndarray
-        Seconds.
+        Time [s].
 
     Examples
     --------
@@ -405,7 +405,7 @@ def inference_convolution_times(predictor: FamilyPredictor, kernels: Sequence[Ke
     Returns
     -------
     ndarray, shape (kernels,)
-        Seconds.
+        Time [s].
     """
     device = predictor.figures()
     parameters = predictor.parameters_of(ConvolutionParameters, convolution_family(predictor)).parameters

@@ -292,7 +292,7 @@ def scattered_time(
     Returns
     -------
     ndarray
-        Seconds; arguments broadcast.
+        Time [s]; arguments broadcast.
 
     Examples
     --------
@@ -503,7 +503,7 @@ def quantisation_time(
     Returns
     -------
     ndarray
-        Seconds.
+        Time [s].
     """
     count = np.asarray(elements, dtype=np.float64)
     moved = count * (2.0 * np.asarray(source_bytes) + np.asarray(target_bytes))

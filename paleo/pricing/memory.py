@@ -100,7 +100,7 @@ def memory_time(
     Returns
     -------
     ndarray
-        Seconds; arguments broadcast.
+        Time [s]; arguments broadcast.
     """
     p, rate = parameters, device.multiprocessors * device.clock_hz
     moved, reread, footprint, count = floats(moved_bytes, reread_bytes, reread_footprint, rows)

@@ -151,7 +151,7 @@ def operand_energy(dtype: str) -> float:
     Parameters
     ----------
     dtype : str
-        Number format.
+        Number format, such as ``bf16``.
 
     Returns
     -------
@@ -210,7 +210,7 @@ def switching_activity(
     training_activity : float
         Switching activity in training, from the calibration of GEMMs (``GemmParameters.training_activity``) [-].
     dtype : str
-        Number format.
+        Number format, such as ``bf16``.
     device : DeviceDatasheet
         Device; its architecture and kind of memory count.
     calibration : Calibration, optional

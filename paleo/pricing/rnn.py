@@ -186,7 +186,7 @@ def column_chosen_gemm_time(
     Returns
     -------
     ndarray
-        Seconds.
+        Time [s].
     """
     p = parameters
     passes = np.clip(m / p.narrow_rows, 1.0, np.ceil(n / NARROW_PASS))
@@ -227,7 +227,7 @@ def _plain_product_time(
     Returns
     -------
     ndarray
-        Seconds.
+        Time [s].
     """
     seconds = gemm_time(
         m=m, n=n, k=k, element_bytes=element_bytes, result_bytes=element_bytes, k_contiguous=along_sum,
@@ -301,7 +301,7 @@ def timestep_time(
     Returns
     -------
     ndarray
-        Seconds.
+        Time [s].
     """
     p, gated = parameters, gate_count * hidden
     m, k = (hidden, gated) if backward else (gated, hidden)
@@ -401,7 +401,7 @@ def weight_gradient_time(
     Returns
     -------
     ndarray
-        Seconds.
+        Time [s].
     """
     p, depth = parameters, batch * timesteps
     arithmetic = _product_time(gate_count * hidden, hidden, depth, _FILTER_TILES, _FILTER_SPLITS, device, p)
@@ -470,7 +470,7 @@ def rnn_time(
     Returns
     -------
     ndarray
-        Seconds.
+        Time [s].
     """
     g, h, b, t, e = (np.asarray(x, dtype=np.float64) for x in (gate_count, hidden, batch, timesteps, element_bytes))
     extents = {"gate_count": g, "hidden": h, "batch": b, "element_bytes": e}

@@ -130,7 +130,7 @@ class Choice(NamedTuple):
         chunks : int
             Chunks of a stage.
         zero : int
-            ZeRO stage.
+            ZeRO stage, 0 to 3.
         overlapped : bool
             Gradients are exchanged during the backward pass.
 
@@ -309,7 +309,7 @@ class Results:
         Returns
         -------
         ndarray, shape (configurations,)
-            Seconds.
+            Time [s].
         """
         seconds = self.step_time[indices]
         for choice in distinct_values(self.choice[indices]):

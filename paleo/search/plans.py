@@ -182,7 +182,7 @@ def search(
     Parameters
     ----------
     model : ModelSpec
-        Network.
+        Network, as its model file describes it.
     system : System
         Nodes, devices and links.
     run : Run

@@ -432,7 +432,7 @@ def strategy_text(layout: Layout, zero: int, chunks: int, preset: str = "dp") ->
     layout : Layout
         Degrees and flags.
     zero : int
-        ZeRO stage.
+        ZeRO stage, 0 to 3.
     chunks : int
         Chunks of a stage.
     preset : str, optional

@@ -56,7 +56,7 @@ def weight_bytes(name: str) -> float:
     Returns
     -------
     float
-        Bytes.
+        Size [byte].
 
     Examples
     --------
@@ -142,7 +142,7 @@ class Formats:
         Parameters
         ----------
         device : Device
-            The device.
+            Device, as its datasheet describes it.
 
         Returns
         -------
@@ -165,7 +165,7 @@ class Formats:
         Parameters
         ----------
         device : Device
-            The device.
+            Device, as its datasheet describes it.
 
         Returns
         -------

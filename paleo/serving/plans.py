@@ -117,7 +117,7 @@ class ServingLimits:
         Returns
         -------
         ndarray
-            Seconds.
+            Time [s].
         """
         if isinstance(state, Simulated):
             return np.asarray(state.percentile(part, self.percentile) if self.percentile else state.mean(part))
@@ -264,9 +264,9 @@ def shardings(model: ModelSpec, system: System, gpus: int) -> Iterator[Sharding]
     Parameters
     ----------
     model : ModelSpec
-        The network.
+        Network, as its model file describes it.
     system : System
-        The machine.
+        Machine: its devices, nodes and links.
     gpus : int
         Largest number of devices of a replica.
 
@@ -768,7 +768,7 @@ def steady_times(result: Simulated, part: str) -> Array:
     Returns
     -------
     ndarray, shape (n,)
-        Seconds.
+        Time [s].
     """
     values = np.asarray(getattr(result, part))
     cut = int(EDGE * len(values))

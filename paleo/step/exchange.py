@@ -207,7 +207,7 @@ def gradient_exchange(zero: int, axes: Axes, size: Numbers, mesh: Mesh) -> tuple
     Parameters
     ----------
     zero : int
-        ZeRO stage.
+        ZeRO stage, 0 to 3.
     axes : Axes
         Axes over which the gradients are summed.
     size : array_like
@@ -353,7 +353,7 @@ def exposed_sends(
     Returns
     -------
     ndarray, shape (stages, ...)
-        Seconds.
+        Time [s].
     """
     if contention >= 1.0 or not sends.total.any():
         return sends.total
@@ -384,7 +384,7 @@ def exposed_gather(seconds: Array, buckets: Array, forward: Array, contention: f
     Returns
     -------
     ndarray, shape (...)
-        Seconds.
+        Time [s].
     """
     exposed = np.maximum(seconds / buckets, seconds - forward * (1.0 - 1.0 / buckets))
     return np.asarray(np.minimum(seconds, exposed + contention * (seconds - exposed)))

@@ -568,7 +568,7 @@ def host_paced_time(
     Returns
     -------
     ndarray, shape (sections, ...)
-        Seconds.
+        Time [s].
 
     Examples
     --------

@@ -256,7 +256,7 @@ def with_defaults(model: ModelSpec, system: System, run: Run) -> RunWithDefaults
     Parameters
     ----------
     model : ModelSpec
-        The network.
+        Network, as its model file describes it.
     system : System
         Machine: its devices, nodes and links.
     run : Run
@@ -296,7 +296,7 @@ def with_one_software(model: ModelSpec, system: System, run: Run, most: int) -> 
     Parameters
     ----------
     model : ModelSpec
-        The network.
+        Network, as its model file describes it.
     system : System
         Machine: its devices, nodes and links.
     run : Run
@@ -321,7 +321,7 @@ def with_usual_batch(model: ModelSpec, system: System, run: Run, gpus: int) -> R
     Parameters
     ----------
     model : ModelSpec
-        The network.
+        Network, as its model file describes it.
     system : System
         Machine: its devices, nodes and links.
     run : Run
@@ -347,7 +347,7 @@ def with_same_software(model: ModelSpec, system: System, run: Run) -> RunWithDef
     Parameters
     ----------
     model : ModelSpec
-        The network.
+        Network, as its model file describes it.
     system : System
         Machine: its devices, nodes and links.
     run : Run

@@ -595,7 +595,7 @@ def measured_time(frame: pd.DataFrame) -> Array:
     Returns
     -------
     ndarray, shape (rows,)
-        Seconds.
+        Time [s].
 
     Raises
     ------
@@ -624,7 +624,7 @@ def roofline_time(flops: Array, bytes_moved: Array, figures: DeviceDatasheet) ->
     Returns
     -------
     ndarray, shape (rows,)
-        Seconds.
+        Time [s].
 
     References
     ----------

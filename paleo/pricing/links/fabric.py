@@ -85,7 +85,7 @@ def measured_fabric(system: System) -> str | None:
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
 
     Returns
     -------
@@ -101,7 +101,7 @@ def measured_exchange(system: System) -> str | None:
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
 
     Returns
     -------
@@ -143,7 +143,7 @@ def fabric_defaults(system: System) -> FabricParameters:
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
 
     Returns
     -------
@@ -169,7 +169,7 @@ def unmeasured_links(links: GroupLinks, system: System) -> GroupLinks:
     links : GroupLinks
         Levels of the network that the group spans.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
 
     Returns
     -------
@@ -216,7 +216,7 @@ def fabric_time(
     Returns
     -------
     ndarray
-        Seconds.
+        Time [s].
     """
     p, hops_in, hops_out = parameters, *_hops(traffic, links)
     later = (links.hop_time(p.step) - p.step) * hops_in + (
@@ -265,7 +265,7 @@ def fabric_exchange_time(
     Returns
     -------
     ndarray
-        Seconds.
+        Time [s].
     """
     p, peers = parameters, sum(_hops(traffic, links))
     if operation == "send_recv":

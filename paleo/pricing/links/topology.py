@@ -604,7 +604,7 @@ def has_explicit_topology(system: System) -> bool:
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
 
     Returns
     -------
@@ -624,7 +624,7 @@ def placement_port_share(system: System, nodes: int, placement: NodePlacement, s
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     nodes : int
         Nodes of the group.
     placement : NodePlacement
