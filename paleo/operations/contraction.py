@@ -537,7 +537,7 @@ class LoopGradientSum:
         return replace(self, out=self.out.split(ways))
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]:
-        """Count the kernels of the forward pass.
+        """Return no kernels: the accumulation happens in the backward pass only.
 
         Parameters
         ----------
@@ -547,11 +547,12 @@ class LoopGradientSum:
         Returns
         -------
         tuple of Kernel
+            Empty.
         """
         return ()
 
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
-        """Count the kernels of the backward pass.
+        """Count the kernel of the backward pass that sums the gradients of the loop's steps.
 
         Parameters
         ----------
@@ -561,6 +562,7 @@ class LoopGradientSum:
         Returns
         -------
         tuple of Kernel
+            Memory-bound kernel; empty if the tensor needs no gradient.
         """
         added = accumulation(self.name, float(self.out.elements), self.out.bytes(precision))
         return (replace(added, host_calls=self.steps),) if self.out.grad else ()

@@ -238,7 +238,7 @@ class Ranking:
         return np.asarray(candidates[np.lexsort((self.memory[candidates], step, score, ~self.fits[candidates]))])
 
     def best_indices(self, count: int) -> Index:
-        """Return the best configurations, and those with equal scores, with exact step times.
+        """Return the best configurations with exact step times, including those that tie with the last one.
 
         Parameters
         ----------
@@ -248,7 +248,7 @@ class Ranking:
         Returns
         -------
         Index
-            Positions, the best first.
+            Positions of configurations, the best first.
         """
         if len(self.step) and not self._has_sampled:
             self._sample(count)

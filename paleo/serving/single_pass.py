@@ -481,8 +481,20 @@ def batched_service(
 
     Parameters
     ----------
-    model, system, gpus, formats, limit, length, usd_per_s
-        As `BatchedService` has them; with ``length`` 0 an encoder has as many tokens as its network states.
+    model : ModelSpec
+        Network, as its model file describes it.
+    system : System
+        Machine: its devices, nodes and links.
+    gpus : int
+        Number of devices; each holds the whole network.
+    formats : Formats
+        Number formats of the weights.
+    limit : float, optional
+        Longest time from a request to its answer [s].
+    length : float, optional
+        Mean tokens of a request to an encoder; 0 takes the sequence length in the model file.
+    usd_per_s : float, optional
+        Rent of all devices [USD/s].
 
     Returns
     -------

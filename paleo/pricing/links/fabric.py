@@ -96,7 +96,7 @@ def measured_fabric(system: System) -> str | None:
 
 
 def measured_exchange(system: System) -> str | None:
-    """Return the measured system whose fabric runs exchanges in the same way.
+    """Return the measured system whose all-to-all and send_recv parameters hold for a system's links between nodes.
 
     Parameters
     ----------
