@@ -192,8 +192,10 @@ class Prediction:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Bounds between which nine of ten real step times should lie [s]; collectives and bubbles have the same
-        factors."""
+        """Lower and upper bound of the step time [s] that hold 90 % of measured steps.
+
+        The times of collectives and pipeline bubbles have the same relative bounds.
+        """
         low, high = np.exp(self.uncertainty.half_widths() * (-1.0, 1.0)).tolist()
         return self.step_time * low, self.step_time * high
 
@@ -220,11 +222,11 @@ class Prediction:
 
     @property
     def mfu(self) -> float:
-        """Model FLOP utilisation: FLOP of the network over the peak of all GPUs in the step time.
+        """Model FLOP utilisation: FLOP of the network over the peak of all GPUs in the step time, 0 to 1.
 
         Recomputation does not count. Causal attention counts half of the scores (Chowdhery et al., PaLM, 2022, appendix
         B, count all). Convolutions count the products of the algorithm that is used, which are fewer with Winograd's
-        and Fourier transforms; `direct_flops_per_s` counts those of the direct algorithm.
+        and Fourier transforms; `direct_flops_per_s` counts the FLOP of the direct algorithm.
         """
         return self.flops * self.executed_flop_ratio / self._peak_flops
 

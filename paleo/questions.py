@@ -174,6 +174,7 @@ def scale(
     model : str, Path or ModelSpec
         Catalog name, path of a model file, or what `load_model` or `from_torch` returned.
     system : str, Path or System
+        Machine: catalog name, path of a system file, or what `load_system` returned.
     gpus : int, str or sequence of int
         Numbers of GPUs, such as ``[1, 8]`` or ``"8..64"``.
     mode : str, optional
@@ -190,6 +191,7 @@ def scale(
     Returns
     -------
     ScalingCurves
+        Step time and throughput at each number of GPUs, one curve for each kind of scaling.
     """
     from paleo.studies import scale as target_scaling
 
@@ -297,6 +299,7 @@ def search(
     model : str, Path or ModelSpec
         Catalog name, path of a model file, or what `load_model` or `from_torch` returned.
     system : str, Path or System
+        Machine: catalog name, path of a system file, or what `load_system` returned.
     gpus : int, str or sequence of int
         Numbers of GPUs.
     objective : str
@@ -342,6 +345,11 @@ def open_search_space(run: Run, software: str | None = None) -> Space:
         Its ``strategy``, ``microbatch``, ``recompute`` and ``schedule`` restrict the search where they are set.
     software : str, optional
         Framework profile; its limits hold unless the run sets a schedule. By default that of the run.
+
+    Returns
+    -------
+    Space
+        Choices that the search varies.
     """
     from paleo.launch.commands import supported_space
     from paleo.search.space import within
@@ -356,12 +364,19 @@ def open_search_space(run: Run, software: str | None = None) -> Space:
 
 
 def planner_of(run: Run, software: str | None = None) -> PlanSearch:
-    """Return the search of one plan, restricted by the fields of a run (see `open_search_space`).
+    """Return a function that finds the best plan, restricted by the fields of a run (see `open_search_space`).
 
     Parameters
     ----------
     run : Run
+        Run whose explicitly set fields restrict the search.
     software : str, optional
+        Software profile; by default the one that suits network and system.
+
+    Returns
+    -------
+    PlanSearch
+        Function that finds the plan of a run.
     """
     from paleo.search.counts import recommended
 
@@ -422,6 +437,7 @@ def plan(
     Returns
     -------
     PlanResult
+        Plans on all systems and GPU counts; those that meet the requirements come first.
     """
     from paleo.studies import purchase
 
@@ -481,6 +497,7 @@ def target(
     task : str, Path or TrainingTask
         Such as ``mlperf:bert``; with ``loss`` a language model.
     system : str, Path or System
+        Machine: catalog name, path of a system file, or what `load_system` returned.
     gpus : int, str or sequence of int
         Numbers of GPUs.
     batch : int or str
@@ -495,6 +512,7 @@ def target(
     Returns
     -------
     TimeToTarget
+        Time to the quality target [s] for each number of GPUs.
     """
     from paleo.specs.task import TrainingTask
     from paleo.studies.target import resolve_task, target_scaling, times_over_gpus
@@ -550,6 +568,7 @@ def tune(
     model : str, Path or ModelSpec
         Catalog name, path of a model file, or what `load_model` or `from_torch` returned.
     system : str, Path or System
+        Machine: catalog name, path of a system file, or what `load_system` returned.
     gpus : int
         Total number of GPUs.
     trials : int
@@ -586,6 +605,7 @@ def tune(
     Returns
     -------
     TuneResult
+        Wall time [s] of the search for each number of GPUs per trial and in all.
 
     Raises
     ------
@@ -665,6 +685,7 @@ def fleet(
     Returns
     -------
     FleetResult
+        Start and end of every job on the cluster.
 
     Raises
     ------
@@ -693,7 +714,7 @@ def check_gpus(gpus: int, system: System) -> None:
     gpus : int
         The number.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
 
     Raises
     ------
@@ -747,7 +768,7 @@ def parse_time(option: str, value: str | float) -> float:
     Returns
     -------
     float
-        Seconds.
+        Time [s].
 
     Raises
     ------
@@ -807,17 +828,20 @@ def audit(
     log : str or Path
         Log of a training, or output of nccl-tests.
     system : str, Path or System
+        Machine: catalog name, path of a system file, or what `load_system` returned.
     model : str, Path or ModelSpec, optional
         The network; required for the log of a training.
     operation : str, optional
         Collective of nccl-tests, by default the one that the log names.
     run : Run, optional
+        The run; or its fields as keywords.
     **options
         Fields of `paleo.Run`; ``gpus`` of nccl-tests are by default those that the log lists.
 
     Returns
     -------
     AuditResult
+        The log, its prediction, and the faults that explain the difference.
 
     Raises
     ------
@@ -852,6 +876,7 @@ def validate(files: str | Path | Sequence[str | Path], *, calibration: str | Pat
     Returns
     -------
     ValidateResult
+        Predictions, measurements and errors of each table.
 
     Raises
     ------
@@ -912,6 +937,12 @@ def with_any_software(run: Run) -> Run:
     Parameters
     ----------
     run : Run
+        Options of the run.
+
+    Returns
+    -------
+    Run
+        The run under the default profile.
     """
     if run.software != ANY:
         return run
@@ -945,6 +976,11 @@ def gpu_counts(gpus: GpuCounts) -> list[int]:
     ----------
     gpus : int, str or sequence of int
         A text lists numbers (``8,16``) or powers of two (``8..64``).
+
+    Returns
+    -------
+    list of int
+        Numbers of GPUs.
 
     Raises
     ------
@@ -998,6 +1034,11 @@ def systems_with_counts(systems: SystemChoice | Sequence[SystemChoice], gpus: in
         ``"dgx-h100:4"`` and ``("dgx-h100", 4)`` are four GPUs (not nodes).
     gpus : int
         GPUs of systems without a number.
+
+    Returns
+    -------
+    tuple of (System, int)
+        Each system with its number of GPUs.
 
     Raises
     ------

@@ -14,11 +14,7 @@ Entry = TypeVar("Entry")
 
 
 class Registry(Generic[Entry]):
-    """Entries by name, registered by a decorator beside their code.
-
-    The modules of ``package`` are imported at the first look-up, so that a new entry needs only a new file in that
-    folder. Several threads may look up entries: each waits until all modules are imported. The lock is held for one
-    assignment and never during an import, so that it cannot deadlock with Python's import locks.
+    """Mapping from names to entries; a decorator beside the code of an entry registers it.
 
     >>> shapes = Registry[type]("shape")
     >>> @shapes.register("square")

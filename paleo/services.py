@@ -74,7 +74,7 @@ class SinglePassResult(StudyResult):
 
     @property
     def possible(self) -> bool:
-        """True if some batch keeps the limit."""
+        """True if at least one batch size meets the latency limit."""
         return self.service.best is not None
 
     @property
@@ -223,12 +223,17 @@ def serve(
 
 
 def require_token_service(answer: ServeResult | SinglePassResult) -> Service:
-    """Return the service of an answer; SpecError where its network generates no tokens.
+    """Return the service of an answer about a network that generates tokens.
 
     Parameters
     ----------
     answer : ServeResult or SinglePassResult
         What `serve` returned.
+
+    Returns
+    -------
+    Service
+        The service.
     """
     if isinstance(answer, SinglePassResult):
         raise SpecError(f"{answer.service.model.name} generates no tokens; expected a language model")
@@ -565,7 +570,7 @@ def rl(
 
 @dataclass(frozen=True, repr=False, eq=False)
 class AuditedService(StudyResult):
-    """Result of an engine's benchmark together with the prediction of the same load."""
+    """Measured result of a serving engine's benchmark, together with the prediction of the same load."""
 
     command: ClassVar[str] = "audit"
     report_module = "paleo.report.serving"
@@ -584,6 +589,11 @@ def audit_service(
         Result of `paleo.serving.benchmark.read_benchmark`.
     model, system, **options
         See `serve`; the load is that of the benchmark.
+
+    Returns
+    -------
+    AuditedService
+        Measured and predicted values of the load.
     """
     service = require_token_service(serve(model, system, **{**options, **benchmark.load}))
     if service.load.kind == "at once":

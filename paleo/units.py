@@ -164,6 +164,11 @@ def checked_count(name: str, value: object, least: int = 1, most: int = _EXACT) 
     least, most : int
         Ends of the range.
 
+    Returns
+    -------
+    int
+        The value.
+
     Raises
     ------
     SpecError
@@ -194,6 +199,11 @@ def checked_number(name: str, value: object, least: float, most: float) -> float
         The number, Python's or numpy's.
     least, most : float
         Ends of the range.
+
+    Returns
+    -------
+    float
+        The value.
 
     Raises
     ------

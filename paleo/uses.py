@@ -32,7 +32,7 @@ class ServeTrainSplit:
     Attributes
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     gpus, serving, training : int
         GPUs in all, of the service, of the training.
     layout : str

@@ -49,7 +49,7 @@ YAML_COMMENT = (
 
 @dataclass(frozen=True)
 class FitJob:
-    """Rows fitted together: those of one subject (device or system), kernel family and software stack."""
+    """Rows fitted together: rows of one device or system, kernel family and way of timing (stack)."""
 
     kind: KernelTable[Any]
     file: str
@@ -60,7 +60,7 @@ class FitJob:
 
     @property
     def label(self) -> str:
-        """Title in messages: subject, family, stack and the number of rows."""
+        """Title in messages: device or system, family, way of timing and the number of rows."""
         return f"{self.subject} {self.family} {self.stack} ({count_rows(self.rows)} rows)"
 
 
@@ -85,6 +85,7 @@ def kernel_fit_jobs(files: Iterable[str | Path], only: Sequence[str] = ()) -> li
     Returns
     -------
     list of FitJob
+        One job per device or system, kernel family and way of timing.
 
     Raises
     ------
@@ -112,6 +113,7 @@ def has_kernel_families(file: str | Path) -> bool:
     Returns
     -------
     bool
+        True for a table of kernels or collectives.
 
     Raises
     ------
@@ -133,6 +135,7 @@ def table_name(file: str | Path) -> str:
     Returns
     -------
     str
+        Name of the table kind.
 
     Raises
     ------
@@ -229,7 +232,7 @@ def _sound_rows(file: str | Path) -> pd.DataFrame:
 
 
 def skipped_rows(files: Iterable[str | Path]) -> int:
-    """Count the rows of the tables that are fitted that cannot be used.
+    """Count the rows of the tables to be fitted that cannot be used.
 
     Parameters
     ----------
@@ -239,6 +242,7 @@ def skipped_rows(files: Iterable[str | Path]) -> int:
     Returns
     -------
     int
+        Number of rows.
     """
     return sum(len(read_table(file)) - len(_sound_rows(file)) for file in files if has_kernel_families(file))
 
@@ -332,6 +336,7 @@ def make_fit(job: FitJob, fitted: Fitted) -> Fit[Any]:
     Returns
     -------
     Fit
+        The fit, not run yet.
     """
     plan = job.kind.fit_plan(job.subject, job.family, job.stack, job.rows[0].figures, fitted)
     return Fit(
@@ -449,6 +454,7 @@ def table_citation(files: Sequence[str], sources: int) -> str:
     Returns
     -------
     str
+        Citation, for field ``source`` of calibration entries.
     """
     return f"{', '.join(Path(file).name for file in files)} ({sources} sources)"
 
@@ -490,22 +496,20 @@ def significant_digits(value: float, digits: int = DIGITS) -> float:
 
 
 def calibrations(fits: Sequence[SubjectEntry], folder: Path | None = None) -> dict[str, Calibration]:
-    """Collect fitted entries into one calibration a subject.
-
-    Entries that its file in ``folder`` has of other families and stacks are kept, and so are people's notes on entries.
+    """Collect fitted entries into one calibration per device or system.
 
     Parameters
     ----------
     fits : sequence of SubjectEntry
         Fitted entries.
     folder : Path, optional
-        Where the files of the subjects are, whose entries of other families and stacks are kept, and so are people's
-        notes.
+        Folder of existing calibration files. Their entries of other families and stacks are kept, and so are the notes
+        that people wrote on entries.
 
     Returns
     -------
     dict of str to Calibration
-        By subject.
+        Calibration by name of the device or system.
     """
     out = {}
     for subject in sorted({fitted.subject for fitted in fits}):
@@ -537,6 +541,7 @@ def yaml_text(calibration: Calibration) -> str:
     Returns
     -------
     str
+        YAML.
     """
     entries = [entry.model_dump(exclude_defaults=True, mode="json") for entry in calibration.entries]
     body = yaml.safe_dump(

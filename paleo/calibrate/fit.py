@@ -52,17 +52,17 @@ class TimePredictor(Protocol):
 
     @property
     def configuration_columns(self) -> tuple[str, ...]:
-        """Columns that define a configuration."""
+        """Names of the table columns that together identify a measured configuration."""
 
     def time(self, frame: pd.DataFrame, figures: Any, parameters: Any) -> Array:
-        """Predict the time of rows that share datasheet figures and parameters.
+        """Predict the time of rows that share datasheet values and parameters.
 
         Parameters
         ----------
         frame : DataFrame
             Measured rows.
         figures : object
-            Datasheet figures of the device or system, or what else predictions start from.
+            Datasheet values of the device or system, or what else predictions start from.
         parameters : object
             Trial parameters of the fit.
 
@@ -77,7 +77,7 @@ class TimePredictor(Protocol):
 class Rows:
     """Measured rows of one device or system, number format, family and stack (way of timing).
 
-    ``figures`` are the datasheet figures from which they are predicted; ``measured`` are their times [s], shape
+    ``figures`` are the datasheet values from which they are predicted; ``measured`` are their times [s], shape
     (rows,).
     """
 

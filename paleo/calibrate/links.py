@@ -565,7 +565,7 @@ def calibration(system: System, fitted: Iterator[Entry] | Sequence[Entry]) -> Ca
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     fitted : iterator of Entry or sequence of Entry
         Entries of its link families.
 

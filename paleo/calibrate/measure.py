@@ -212,6 +212,7 @@ def points(suites: tuple[str, ...], dtypes: tuple[str, ...], largest: int) -> li
     Returns
     -------
     list of Point
+        Benchmarks in the order in which they run.
 
     Raises
     ------
@@ -247,11 +248,12 @@ def collective_benchmarks(ranks: int, ranks_per_node: int, dtype: str = "bf16") 
     ranks_per_node : int
         Processes in a node.
     dtype : str, default 'bf16'
-        Number format.
+        Number format, such as ``bf16``.
 
     Returns
     -------
     list of Point
+        One benchmark for each operation, group and payload.
     """
     groups = [n for n in (2, 4, 8, 16) if n < ranks and n <= ranks_per_node] + [ranks]
     return [
@@ -485,7 +487,7 @@ class Bench:
         *shape : int
             Sizes of the tensor.
         dtype : str
-            Number format.
+            Number format, such as ``bf16``.
 
         Returns
         -------
@@ -662,6 +664,7 @@ def make_bench(text: str, name: str | None, date: str) -> Bench:
     Returns
     -------
     Bench
+        Object that runs kernels and returns their times [s].
 
     Raises
     ------
@@ -712,6 +715,7 @@ def catalog_name(reported: str, name: str | None) -> str:
     Returns
     -------
     str
+        Name of the device in the catalog.
 
     Raises
     ------
@@ -761,6 +765,7 @@ class MeasurementFolder:
         Returns
         -------
         Path
+            CSV file of that table.
         """
         return self.folder / f"{self.device}.{table}.csv"
 
@@ -775,6 +780,7 @@ class MeasurementFolder:
         Returns
         -------
         bool
+            True if the table has such a row.
         """
         if point.table not in self._done:
             self._done[point.table] = set(self._keys(point.table))
@@ -844,7 +850,7 @@ def measure_all(
     tables : Tables
         Where rows are written.
     budget : float
-        Seconds.
+        Time [s].
     report : callable, default lambda point: None
         Called with each point as it starts.
 

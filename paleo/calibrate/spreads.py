@@ -131,7 +131,7 @@ def fit_interval_constants(evidence: StepErrors, level: float = _TARGET_COVERAGE
     ----------
     evidence : StepErrors
         Errors of measured steps.
-    level : float, default _MAX_HORIZONTAL_LABELS
+    level : float, default _TARGET_COVERAGE
         Share of rows that intervals should hold, averaged over sources.
 
     Returns
@@ -158,7 +158,7 @@ def cross_validated_coverage(known: StepErrors, level: float = _TARGET_COVERAGE)
     ----------
     known : StepErrors
         Errors of measured steps.
-    level : float, default _MAX_HORIZONTAL_LABELS
+    level : float, default _TARGET_COVERAGE
         Share of rows that intervals should hold.
 
     Returns
@@ -204,10 +204,10 @@ def coverage(rows: StepErrors, spreads: Spreads) -> dict[str, str | float]:
 
 @dataclass(frozen=True)
 class SpreadsFit:
-    """Fitted constants of step intervals, and the share of each source's rows inside the intervals.
+    """Fitted constants of step intervals (``spreads``), and the share of each source's rows inside the intervals.
 
-    ``inside``: with constants fitted to all rows. ``tested``: with those fitted to all other sources
-    (`cross_validated_coverage`).
+    ``known`` holds the measured steps. ``inside`` gives these shares with the constants fitted to all rows. ``tested``
+    gives them with each source left out of the fit (`cross_validated_coverage`).
     """
 
     known: StepErrors
@@ -284,7 +284,7 @@ def fit_spreads(files: Sequence[str], report: Report = str, level: float = _TARG
         Measured tables.
     report : Report, default str
         Called with a label when each part of the work starts, to show progress.
-    level : float, default _MAX_HORIZONTAL_LABELS
+    level : float, default _TARGET_COVERAGE
         Share of rows that an interval is to hold.
 
     Returns

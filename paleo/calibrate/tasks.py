@@ -67,9 +67,9 @@ def is_convergence(columns: Iterable[str]) -> bool:
 
 
 def points_of(task: TrainingTask, table: pd.DataFrame) -> pd.DataFrame:
-    """Select a task's reference convergence points: for each global batch those of the latest round.
+    """Select a task's reference convergence points: for each global batch, the points of the latest round.
 
-    Rounds from before there were reference points have those of the first round with any.
+    Rounds before the first one that has reference points use the points of that first round.
 
     Parameters
     ----------

@@ -122,6 +122,11 @@ def predict_job(spec: JobSpec, systems: Sequence[System], most: Sequence[int]) -
     most : sequence of int
         GPUs of each kind that a job may have.
 
+    Returns
+    -------
+    PredictedJob
+        Run time [s] of the job on each system that can run it.
+
     Raises
     ------
     SpecError

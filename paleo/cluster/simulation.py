@@ -250,7 +250,7 @@ class ClusterSimulation:
         Returns
         -------
         float
-            Seconds.
+            Time [s].
         """
         running = self.running.get(job)
         if running is not None:

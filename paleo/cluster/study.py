@@ -293,7 +293,7 @@ def waiting_time(result: ClusterRun, measure: str) -> float:
     Returns
     -------
     float
-        Seconds.
+        Time [s].
     """
     if not len(result.waited):
         return 0.0
@@ -338,6 +338,11 @@ def predict_fleet(
     tariff : Tariff, optional
         What machines and electricity cost; by default the prices of the catalog.
 
+    Returns
+    -------
+    JobsOnCluster
+        The jobs with their run times [s] on each system.
+
     Raises
     ------
     SpecError
@@ -380,6 +385,11 @@ def fleet_study(
         Simulations for intervals; 20 by default, none for more than a thousand jobs.
     seed : int
         Seed of the random numbers.
+
+    Returns
+    -------
+    FleetStudy
+        The simulated cluster.
 
     Raises
     ------
@@ -561,6 +571,11 @@ def parse_nodes(nodes: int | str | Sequence[int], systems: Sequence[System]) -> 
         One number for each system; a text separates them by commas.
     systems : sequence of System
         Kinds of nodes.
+
+    Returns
+    -------
+    tuple of int
+        Number of nodes of each system.
 
     Raises
     ------

@@ -91,6 +91,7 @@ class Traffic:
         Returns
         -------
         Traffic
+            Steps and bytes of each level, all in one phase.
         """
         return cls((levels,))
 
@@ -120,7 +121,7 @@ class Traffic:
 
     @property
     def wire_bytes(self) -> Numeric:
-        """Bytes sent, summed over all levels [byte]. In a group of one level: the bytes that its busiest rank sends."""
+        """Bytes that the busiest member (GPU, node or rack) of each level sends, summed over all levels [byte]."""
         return _total([level.wire_bytes for level in self.levels])
 
     @property
@@ -205,6 +206,7 @@ class Algorithm:
         Returns
         -------
         bool
+            True if the algorithm can run the operation and lists it for that library.
         """
         return operation in self.formulas and operation in self.libraries.get(library, ())
 
@@ -223,6 +225,7 @@ class Algorithm:
         Returns
         -------
         Traffic
+            Steps, bytes sent and bytes reduced on each level.
 
         Raises
         ------
@@ -284,6 +287,7 @@ def algorithms_for(operation: str) -> tuple[Algorithm, ...]:
     Returns
     -------
     tuple of Algorithm
+        Algorithms by name.
 
     Raises
     ------
@@ -306,6 +310,7 @@ def checked_payload(payload_bytes: Numeric) -> Array:
     Returns
     -------
     ndarray
+        Payload [byte].
 
     Raises
     ------
@@ -422,6 +427,7 @@ def crosses_level(fan_out: Array) -> Array:
     Returns
     -------
     ndarray
+        1.0 or 0.0, shape of the fan-out.
     """
     return np.where(fan_out > 1, 1.0, 0.0)
 
@@ -437,6 +443,7 @@ def remote_share(fan_out: Array) -> Array:
     Returns
     -------
     ndarray
+        Share of the buffer, 0 to 1.
     """
     return (fan_out - 1.0) / fan_out
 
@@ -479,6 +486,7 @@ def sequential_phases(levels: list[LevelTraffic]) -> Traffic:
     Returns
     -------
     Traffic
+        Steps and bytes of each level, one phase per level.
     """
     idle = LevelTraffic()
     phases = [
@@ -499,5 +507,6 @@ def with_reversed_phases(traffic: Traffic) -> Traffic:
     Returns
     -------
     Traffic
+        The same messages, with the last phase first.
     """
     return Traffic(traffic.phases[::-1])

@@ -265,7 +265,7 @@ def wire_bytes(messages: tuple[Message, ...], gradient: SummedGradient) -> Array
     Returns
     -------
     ndarray
-        Bytes.
+        Size [byte].
 
     Examples
     --------

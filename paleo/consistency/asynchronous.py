@@ -266,6 +266,7 @@ def asynchronous(argument: str) -> Asynchronous:
     Returns
     -------
     Asynchronous
+        Model that predicts times, updates and staleness (`Asynchronous.evaluate`).
     """
     check_no_argument("async", argument)
     return Asynchronous()
@@ -388,6 +389,7 @@ def ssp(argument: str) -> StaleSynchronous:
     Returns
     -------
     StaleSynchronous
+        Model that predicts times, updates and staleness (`StaleSynchronous.evaluate`).
 
     Raises
     ------

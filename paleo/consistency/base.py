@@ -342,6 +342,7 @@ def bsp(argument: str) -> BulkSynchronous:
     Returns
     -------
     BulkSynchronous
+        Model that predicts times and updates (`BulkSynchronous.evaluate`).
 
     Raises
     ------

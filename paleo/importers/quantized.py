@@ -9,12 +9,17 @@ from paleo.specs.catalog import SIXTEEN_BITS, joined_format, named_format
 
 
 def configured_format(config: Mapping[str, Any]) -> str | None:
-    """Return the number format of the weights that a transformers configuration states; None where it states none.
+    """Return the number format of the weights that a transformers configuration names.
 
     Parameters
     ----------
     config : dict of str to Any
         The configuration; its ``quantization_config`` counts, or that of its text model.
+
+    Returns
+    -------
+    str or None
+        Format; None if the configuration names none.
     """
     within = config.get("text_config")
     both = (config, within if isinstance(within, Mapping) else {})

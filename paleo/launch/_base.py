@@ -39,7 +39,7 @@ class JobPlan:
     etp : int
         Tensor degree of experts that are folded over tp and cp; 0 where that makes no difference.
     zero : int
-        Stage of ZeRO.
+        ZeRO stage, 0 to 3.
     schedule, cut : str, tuple of int or None
         Order of the pipeline, and layers of each of its pieces where they are stated.
     microbatch, global_batch : int

@@ -78,6 +78,11 @@ def launcher_of(software: str, file: str = "") -> SettingsTranslator:
     file : str
         Name of the file, with or without the name of a launcher: ``axolotl:job.yaml``. Empty: the framework's own.
 
+    Returns
+    -------
+    SettingsTranslator
+        Table that translates settings of a run to those of the framework.
+
     Raises
     ------
     LaunchError
@@ -147,6 +152,11 @@ def write_launch(prediction: Prediction, file: str) -> list[str]:
         The plan.
     file : str
         Name of the framework's own file, with or without the name of a launcher: ``axolotl:job.yml``.
+
+    Returns
+    -------
+    list of str
+        Names of the written files.
 
     Raises
     ------
@@ -408,6 +418,11 @@ def read_job(paths: Sequence[str | Path], gpus: int | None = None) -> FileJob:
         Files with a framework's configuration and training arguments.
     gpus : int, optional
         Devices, for files that do not say.
+
+    Returns
+    -------
+    FileJob
+        Settings that the files state, for the run and for the network.
 
     Raises
     ------

@@ -453,7 +453,7 @@ def unmatched_module_warnings(modules: Iterable[str], graph: Graph) -> list[str]
     modules : iterable of str
         Names as in `Run.recompute_modules`.
     graph : Graph
-        The network.
+        Network as a graph of layers.
 
     Returns
     -------

@@ -86,7 +86,7 @@ def layer_counts(program: Program) -> list[int]:
     Parameters
     ----------
     program : Program
-        The lowered network.
+        One rank's kernels and collectives (the lowered network).
 
     Returns
     -------
@@ -145,7 +145,7 @@ def balanced_cut(program: Program, weights: Sequence[float], stages: Sequence[in
     Parameters
     ----------
     program : Program
-        The lowered network.
+        One rank's kernels and collectives (the lowered network).
     weights : sequence of float, shape (sections,)
         Time of one layer of each section, forward and backward [s].
     stages : sequence of int, shape (pieces,)
@@ -178,7 +178,7 @@ def slowest_stage_time(
     Parameters
     ----------
     program : Program
-        The lowered network.
+        One rank's kernels and collectives (the lowered network).
     weights : sequence of float, shape (sections,)
         Time of one layer of each section [s].
     chunks : sequence of ModelChunk
@@ -189,7 +189,7 @@ def slowest_stage_time(
     Returns
     -------
     float
-        Seconds.
+        Time [s].
     """
     seconds = [sum(weights[section] * layers for section, layers in chunk) for chunk in chunks]
     return float(np.bincount(stages, seconds).max())
@@ -314,7 +314,7 @@ def cut_by_flops(program: Program, pieces: int) -> list[ModelChunk]:
     Parameters
     ----------
     program : Program
-        The lowered network.
+        One rank's kernels and collectives (the lowered network).
     pieces : int
         Number of pieces.
 
@@ -432,7 +432,7 @@ class RecomputePolicies(NamedTuple):
         Parameters
         ----------
         program : Program
-            The lowered network.
+            One rank's kernels and collectives (the lowered network).
 
         Returns
         -------
@@ -543,7 +543,7 @@ def recomputed_sections(program: Program) -> Mask:
     Parameters
     ----------
     program : Program
-        The lowered network.
+        One rank's kernels and collectives (the lowered network).
 
     Returns
     -------
@@ -587,7 +587,7 @@ def with_recompute(program: Program, how: str) -> Program:
     Parameters
     ----------
     program : Program
-        The lowered network.
+        One rank's kernels and collectives (the lowered network).
     how : str
         ``none``, ``selective`` or ``full``.
 
@@ -670,7 +670,7 @@ def policy_shares(program: Program, run: Run, pieces: int) -> dict[str, Array]:
     Parameters
     ----------
     program : Program
-        The lowered network.
+        One rank's kernels and collectives (the lowered network).
     run : Run
         The run.
     pieces : int
@@ -712,7 +712,7 @@ def split_by_policy(program: Program, pieces: Sequence[ModelChunk], run: Run) ->
     Parameters
     ----------
     program : Program
-        The lowered network.
+        One rank's kernels and collectives (the lowered network).
     pieces : sequence of ModelChunk
         Pieces of the pipeline, as `cut_into_stages` returns them.
     run : Run
@@ -751,7 +751,7 @@ def most_recomputable_layers(program: Program, pieces: Sequence[ModelChunk]) -> 
     Parameters
     ----------
     program : Program
-        The lowered network.
+        One rank's kernels and collectives (the lowered network).
     pieces : sequence of ModelChunk
         Pieces of the pipeline.
 

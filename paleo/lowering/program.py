@@ -768,7 +768,7 @@ def without_backward(program: Program) -> Program:
     Parameters
     ----------
     program : Program
-        The lowered network.
+        One rank's kernels and collectives (the lowered network).
 
     Returns
     -------

@@ -69,13 +69,13 @@ def add_kind(kind: OperationKind) -> OperationKind:
 
     Parameters
     ----------
-    kind : Kind
-        Its traits.
+    kind : OperationKind
+        Name and traits of the kind.
 
     Returns
     -------
-    Kind
-        The kind.
+    OperationKind
+        The same kind.
     """
     return KINDS.register(kind.name)(kind)
 
@@ -134,12 +134,7 @@ Family = Literal["gemm", "conv", "attention", "memory", "rnn", "scan"]
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One launch on one device: its FLOP and bytes, and the shape that its price depends on.
-
-    ``shape`` holds the family's own numbers: gemm (m, n, k, batch), conv (n, c, h, w, k, …), attention (batch, heads,
-    …), memory (rows, columns). ``operation`` is the variant within the family. Counts are floats: a rank's share may be
-    uneven.
-    """
+    """One kernel launch on one device: FLOP, bytes read and written, and the shape on which its time depends."""
 
     name: str
     family: Family
@@ -203,6 +198,7 @@ def elementwise_kernel(
     Returns
     -------
     Kernel
+        Memory-bound kernel with its FLOP and bytes.
     """
     work = count if flops is None else flops
     return Kernel(name, "memory", operation, phase, 0.0, work, read, written, {"rows": count, "columns": 1.0}, calls)
@@ -223,6 +219,7 @@ def accumulation(name: str, count: float, size: float) -> Kernel:
     Returns
     -------
     Kernel
+        Memory-bound kernel with its FLOP and bytes.
     """
     return elementwise_kernel(f"{name}.accumulate", "elementwise", "backward", count, 2.0 * size, size)
 
@@ -332,6 +329,7 @@ def is_attention_core(operation: Operation) -> bool:
     Returns
     -------
     bool
+        True for a part of the core of attention.
     """
     return ATTENTION_CORE in operation.name
 
@@ -353,7 +351,7 @@ def parameters_of(operations: Iterable[Operation]) -> dict[str, Tensor]:
 
 
 def with_parameters_of(operation: Operation, prefix: str, replacement: str) -> Operation:
-    """Rename parameters of an operation, so that it uses those of another layer.
+    """Rename the parameters of an operation, so that it shares the weights of another layer.
 
     Parameters
     ----------
@@ -379,7 +377,7 @@ def with_parameters_of(operation: Operation, prefix: str, replacement: str) -> O
 
 
 def with_tensors(operation: Operation, change: Callable[[Tensor], Tensor]) -> Operation:
-    """Apply a function to each tensor of an operation, those of nested operations included.
+    """Apply a function to each tensor of an operation, including the tensors of nested operations.
 
     Parameters
     ----------
@@ -518,6 +516,7 @@ class MemoryPass:
         Returns
         -------
         tuple of Kernel
+            Memory-bound kernels; empty if no gradient is needed.
         """
         targets = tuple(t for t in self.inputs if t.grad)
         learned = tuple(t for t in self.parameters if t.grad)
@@ -940,6 +939,7 @@ class Optimizer:
         Returns
         -------
         float
+            Number of kernel launches.
 
         Examples
         --------
@@ -988,6 +988,7 @@ def optimizer(name: str, *, stepwise: bool = False, listwise: bool = False) -> O
     Returns
     -------
     Optimizer
+        States, memory accesses and launches of an update.
 
     Raises
     ------
@@ -1014,6 +1015,7 @@ def update_kernel(count: float, tensors: float, rule: Optimizer, formats: Precis
     Returns
     -------
     Kernel
+        Memory-bound kernel with its FLOP and bytes.
     """
     read, written = (count * per_parameter for per_parameter in rule.update_bytes(formats))
     calls, flops = rule.launches(tensors), count * rule.flops

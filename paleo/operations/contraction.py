@@ -334,10 +334,10 @@ class FusedAttention:
     """Fused attention kernel that saves only its output and one log-sum-exp per row (FlashAttention).
 
     Shapes: query (batch, q sequence, kv_heads, group, head_dim), key and value (batch, kv sequence, kv_heads, dim).
-    FLOP count all scores, even if a causal mask hides half of them (the convention of MFU and of torch). The price uses
-    ``causal``, ``attended_keys``, the largest number of keys that a query sees (its sliding window), and ``dropout``,
-    which
-    is True if weights are dropped out.
+
+    FLOP count all scores, even if a causal mask hides half of them (the convention of MFU and of torch). The time also
+    depends on ``causal``, on ``attended_keys`` (most keys that a query sees, its sliding window), and on ``dropout``
+    (True if weights are dropped out).
 
     A split sequence is distributed so that each rank has early and late queries, and all ranks an equal share of the
     scores that a causal mask leaves (Brandon et al., Striped attention, 2023). The kernel is then counted over the mean
@@ -442,6 +442,7 @@ class FusedAttention:
         Returns
         -------
         tuple of Kernel
+            One kernel; empty if the forward pass saves nothing.
         """
         if not self.saves:
             return ()
@@ -536,7 +537,7 @@ class LoopGradientSum:
         return replace(self, out=self.out.split(ways))
 
     def forward(self, precision: Precision) -> tuple[Kernel, ...]:
-        """Count the kernels of the forward pass.
+        """Return no kernels: the accumulation happens in the backward pass only.
 
         Parameters
         ----------
@@ -546,11 +547,12 @@ class LoopGradientSum:
         Returns
         -------
         tuple of Kernel
+            Empty.
         """
         return ()
 
     def backward(self, precision: Precision) -> tuple[Kernel, ...]:
-        """Count the kernels of the backward pass.
+        """Count the kernel of the backward pass that sums the gradients of the loop's steps.
 
         Parameters
         ----------
@@ -560,6 +562,7 @@ class LoopGradientSum:
         Returns
         -------
         tuple of Kernel
+            Memory-bound kernel; empty if the tensor needs no gradient.
         """
         added = accumulation(self.name, float(self.out.elements), self.out.bytes(precision))
         return (replace(added, host_calls=self.steps),) if self.out.grad else ()

@@ -108,6 +108,7 @@ class Precision:
         Returns
         -------
         float
+            Size of one element [byte].
         """
         match role:
             case "activation":
@@ -135,11 +136,12 @@ def precision(dtype: str) -> Precision:
     Parameters
     ----------
     dtype : str
-        Number format.
+        Number format, such as ``bf16``.
 
     Returns
     -------
     Precision
+        Bytes and formats of parameters, gradients, activations and optimizer states.
 
     Raises
     ------
@@ -282,6 +284,7 @@ class Tensor:
         Returns
         -------
         Size
+            Number of elements along the dim.
         """
         return self.sizes[self.dims.index(dim)]
 
@@ -315,6 +318,7 @@ class Tensor:
         Returns
         -------
         Tensor
+            The same tensor under the new dim names.
         """
         return replace(self, dims=tuple(names.get(dim, dim) for dim in self.dims))
 
@@ -331,6 +335,7 @@ class Tensor:
         Returns
         -------
         Tensor
+            Tensor with the same dims and sizes.
         """
         return replace(self, name=name, role=role or self.role, grad=True)
 
@@ -347,6 +352,7 @@ class Tensor:
         Returns
         -------
         Tensor
+            View with the new dims and sizes.
         """
         return replace(self, name=name or self.name, dims=tuple(dims), sizes=tuple(dims.values()))
 
@@ -381,6 +387,7 @@ class Tensor:
         Returns
         -------
         float
+            Size [byte].
         """
         element_bytes = (
             precision.wide_activation if self.wide and self.role == "activation" else precision.bytes_of(self.role)
@@ -407,6 +414,7 @@ def split_all(tensors: tuple[Tensor, ...], ways: Mapping[str, float]) -> tuple[T
     Returns
     -------
     tuple of Tensor
+        Share of one rank of each tensor.
     """
     return tuple([t.split(ways) for t in tensors])
 
@@ -462,7 +470,8 @@ def halos(windows: tuple[Window, ...], ways: Mapping[str, float]) -> Halos:
 
     Returns
     -------
-    Halos
+    tuple of (int, int)
+        For each window, rows received of the input and of the output's gradient.
     """
 
     def received(rows: tuple[int, int], ranks: float) -> int:

@@ -517,12 +517,12 @@ def with_overrides(preset: Placement, graph: Graph, stated: PlacementEntries) ->
     graph : Graph
         Network as a graph of layers.
     stated : PlacementEntries
-        Axes by dim by layer pattern.
+        Entries of the run: for each pattern of layer names, the mesh axes that split each dim.
 
     Returns
     -------
     Placement
-        The placement.
+        The placement with these entries.
 
     Raises
     ------

@@ -268,7 +268,7 @@ def dtype_of(device: Device, requested: str | None) -> str:
     Parameters
     ----------
     device : Device
-        The device.
+        Device, as its datasheet describes it.
     requested : str, optional
         Dtype of the run; None for the default.
 

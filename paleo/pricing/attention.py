@@ -350,11 +350,9 @@ def decode_splits(
 
 
 def wave_splits(*, tiles: Sizes, blocks: Sizes, slots: float, most: int = WAVE_SPLITS) -> Array:
-    """Compute the fewest splits whose waves are at least 85 % as full as those of the best split.
+    """Compute into how few parts the keys can be split so that waves of thread blocks are nearly full.
 
-    This is FlashAttention-2's ``num_splits_heuristic``. ``slots`` thread blocks run at once. There is no split if the
-    tiles fill 80 % of the slots. A number of splits is skipped if the next smaller one has an equally long largest
-    part.
+    Waves are at least 85 % as full as with the best number of parts.
 
     Parameters
     ----------
@@ -476,12 +474,12 @@ def cache_write_time(
     bandwidth : float
         Memory bandwidth that is reached [byte/s].
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
 
     Returns
     -------
     ndarray
-        Seconds; arguments broadcast.
+        Time [s]; arguments broadcast.
     """
     n, heads, d = floats(tokens, kv_heads, head_dim)
     rounds = n * np.minimum(heads * d, WRITE_THREADS) / (RESIDENT_THREADS * device.multiprocessors)
@@ -564,7 +562,7 @@ def attention_prefill_time(
     kernel_name : str
         Name in `KERNELS`.
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : PrefillParameters
         Calibration of the device.
     window : array-like, default 0.0
@@ -585,7 +583,7 @@ def attention_prefill_time(
     Returns
     -------
     ndarray
-        Seconds; arguments broadcast.
+        Time [s]; arguments broadcast.
     """
     p, (b, hq, hk, nq, nk, d) = parameters, floats(batch, query_heads, kv_heads, query_length, kv_length, head_dim)
     division = kernel(kernel_name)
@@ -715,7 +713,7 @@ def attention_backward_time(
     kernel_name : str
         Name in `KERNELS`.
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : PrefillParameters
         Calibration of the device.
     window : array-like, default 0.0
@@ -732,7 +730,7 @@ def attention_backward_time(
     Returns
     -------
     ndarray
-        Seconds; arguments broadcast.
+        Time [s]; arguments broadcast.
     """
     slower = replace(parameters, mma_efficiency=parameters.mma_efficiency * parameters.backward_efficiency)
     return attention_prefill_time(
@@ -778,7 +776,7 @@ def attention_decode_time(
     kernel_name : str
         Name in `KERNELS`.
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : DecodeParameters
         Calibration of the device.
     window : array-like, default 0.0
@@ -791,7 +789,7 @@ def attention_decode_time(
     Returns
     -------
     ndarray
-        Seconds; arguments broadcast.
+        Time [s]; arguments broadcast.
     """
     division, p = kernel(kernel_name), parameters
     b, hq, hk, nk, d = floats(batch, query_heads, kv_heads, kv_length, head_dim)

@@ -221,7 +221,7 @@ class CollectiveModel(Protocol):
         Returns
         -------
         ndarray
-            Seconds.
+            Time [s].
         """
         ...
 
@@ -426,7 +426,7 @@ class AlphaBetaModel:
         Returns
         -------
         ndarray
-            Seconds.
+            Time [s].
         """
         return traffic_time(algorithm.traffic(operation, payload_bytes, links.fan_outs), self.costs(links))
 
@@ -447,7 +447,7 @@ class AlphaBetaModel:
         Returns
         -------
         ndarray
-            Seconds.
+            Time [s].
         """
         return _time_lower_bound(operation, payload_bytes, links, self.costs(links), in_network)
 
@@ -598,7 +598,7 @@ class Nccl:
         Returns
         -------
         ndarray
-            Seconds.
+            Time [s].
         """
         costs = [LevelCost(0.0, 1.0 / (np.asarray(level.port_bandwidth) * level.unit_ports)) for level in links.levels]
         inside = self.exchange.launch if operation in PAIRWISE_OPERATIONS else self.inside.launch
@@ -635,7 +635,7 @@ def link_parameters(system: System, family: str, calibration: Calibration | None
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     family : str
         Calibration family, such as ``collective.nccl``.
     calibration : Calibration, optional
@@ -823,7 +823,7 @@ class Fabric:
         Returns
         -------
         float
-            Seconds.
+            Time [s].
         """
         if ranks == 1 or int(self.links(stride, ranks).nodes) == 1:
             return 0.0

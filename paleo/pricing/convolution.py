@@ -253,7 +253,7 @@ def l2_resident_share(moved: Array, device: DeviceDatasheet) -> Array:
     moved : ndarray
         Bytes that one kernel writes and the next reads.
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
 
     Returns
     -------
@@ -273,7 +273,7 @@ def sustained_clock_share(device: DeviceDatasheet, energy_per_flop: float) -> fl
     Parameters
     ----------
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     energy_per_flop : float
         Board power per rate at boost clock [pJ/FLOP]; 17.9 for a V100 of 250 W and 14 TFLOP/s.
 
@@ -330,7 +330,7 @@ class ConvolutionSetup:
         Returns
         -------
         ndarray
-            Seconds.
+            Time [s].
         """
         return elements * self.element_bytes / (fraction * self.device.memory_bandwidth)
 
@@ -345,7 +345,7 @@ class ConvolutionSetup:
         Returns
         -------
         ndarray
-            Seconds.
+            Time [s].
         """
         return self.memory_time(elements, self.parameters.bandwidth_fraction)
 
@@ -360,7 +360,7 @@ class ConvolutionSetup:
         Returns
         -------
         ndarray
-            Seconds.
+            Time [s].
         """
         return self.memory_time(elements, self.parameters.transform_bandwidth)
 
@@ -392,7 +392,7 @@ def overlap_with_loss(*times: Array) -> Array:
     Returns
     -------
     ndarray, shape (...)
-        Seconds.
+        Time [s].
 
     Examples
     --------
@@ -814,7 +814,7 @@ def algorithm_costs(
     shape : ConvolutionShape
         Extents of the convolution; fields broadcast.
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : ConvolutionParameters
         Calibration of the device.
     element_bytes : array-like, default 4.0

@@ -139,7 +139,7 @@ def expert_exchange_time(
     Returns
     -------
     ndarray
-        Seconds.
+        Time [s].
     """
     p = parameters
     parts = (
@@ -162,7 +162,7 @@ def node_exchange_time(payload_bytes: Array, ranks: int, system: System, kernel:
     ranks : int
         Ranks that share the experts.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     kernel : str
         Family of the exchange, such as ``deepep-normal.dispatch``.
 
@@ -226,7 +226,7 @@ def custom_all_reduce_time(
     Returns
     -------
     ndarray
-        Seconds.
+        Time [s].
     """
     p, payload, ranks = parameters, np.asarray(payload_bytes, dtype=np.float64), links.ranks
     wire = bus_factor("all_reduce", ranks) * payload / links.levels[0].bandwidth

@@ -115,7 +115,7 @@ def sustained_load_time(cold: Array, hot: Array, ramp: float) -> Array:
     Returns
     -------
     ndarray
-        Seconds.
+        Time [s].
 
     Examples
     --------
@@ -126,7 +126,7 @@ def sustained_load_time(cold: Array, hot: Array, ramp: float) -> Array:
 
 
 def training_attention_parameters(engine: PrefillParameters, training: TrainingParameters) -> PrefillParameters:
-    """Convert the parameters of an engine's attention kernel to those of attention in training.
+    """Convert the parameters of a serving engine's attention kernel to parameters of attention in training.
 
     Parameters
     ----------
@@ -138,6 +138,7 @@ def training_attention_parameters(engine: PrefillParameters, training: TrainingP
     Returns
     -------
     PrefillParameters
+        Parameters of the kernel's time in training.
     """
     rate = engine.mma_efficiency * training.forward
     return replace(engine, mma_efficiency=rate, backward_efficiency=training.backward)
@@ -230,7 +231,7 @@ def _along_sum(kernels: Sequence[Kernel]) -> tuple[Array, Array]:
 
 
 def convolution_family(predictor: FamilyPredictor) -> str:
-    """Return the name of the calibration family that prices convolutions in a run.
+    """Return the name of the calibration family that predicts the time of convolutions in a run.
 
     Parameters
     ----------
@@ -293,7 +294,7 @@ def convolution_times(
 
 @FLOP_RATIOS.register("conv")
 def convolution_flop_ratio(predictor: FamilyPredictor, kernels: Sequence[Kernel]) -> Array:
-    """Return the FLOP of the products of each convolution's algorithm, relative to those of the direct convolution.
+    """Return the FLOP that each convolution's algorithm executes, relative to the direct algorithm.
 
     Parameters
     ----------
@@ -362,9 +363,10 @@ def _under_power_limit(
 
 
 def inter_kernel_traffic_time(predictor: FamilyPredictor, moved: Array) -> tuple[Array, Array]:
-    """Compute the time of tensors that one kernel of an inference program writes and the next one reads.
+    """Compute the time to move tensors that one kernel of an inference program writes and the next one reads.
 
-    Bytes in the L2 cache have `L2_OVER_MEMORY` times the bandwidth of memory, the others that of convolutions.
+    Bytes in the L2 cache have `L2_OVER_MEMORY` times the bandwidth of memory; other bytes have the bandwidth that
+    convolutions reach.
 
     Parameters
     ----------
@@ -403,7 +405,7 @@ def inference_convolution_times(predictor: FamilyPredictor, kernels: Sequence[Ke
     Returns
     -------
     ndarray, shape (kernels,)
-        Seconds.
+        Time [s].
     """
     device = predictor.figures()
     parameters = predictor.parameters_of(ConvolutionParameters, convolution_family(predictor)).parameters
@@ -538,7 +540,7 @@ def _relative_energy(predictor: FamilyPredictor, products: GemmParameters, dtype
 def memory_pass_times(
     predictor: FamilyPredictor, group: str, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[Any], Array]:
-    """Compute the times of memory passes; those of a group that ends in ``.twice`` read their input twice.
+    """Compute the times of memory passes; a pass whose group name ends in ``.twice`` reads its input twice.
 
     Parameters
     ----------

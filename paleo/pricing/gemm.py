@@ -287,12 +287,12 @@ def scattered_time(
     efficiency : float
         Share of the bandwidth that scattered reads reach.
     device : DeviceDatasheet
-        Figures of the device from its datasheet (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device (`paleo.pricing.kernels.device_datasheet`).
 
     Returns
     -------
     ndarray
-        Seconds; arguments broadcast.
+        Time [s]; arguments broadcast.
 
     Examples
     --------
@@ -444,7 +444,7 @@ def gemm_time(
     sustained : array-like, default 0.0
         1 for a device under long load, as in training, on which the power limit has its full effect.
     device : DeviceDatasheet
-        Figures of the device from its datasheet (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device (`paleo.pricing.kernels.device_datasheet`).
     parameters : GemmParameters
         Calibration of the device.
 
@@ -494,7 +494,7 @@ def quantisation_time(
     source_bytes, target_bytes : array-like
         Bytes of an element before and after.
     device : DeviceDatasheet
-        Figures of the device from its datasheet (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device (`paleo.pricing.kernels.device_datasheet`).
     bandwidth_efficiency : float
         Share of the memory bandwidth that is reached.
     capacity : float
@@ -503,7 +503,7 @@ def quantisation_time(
     Returns
     -------
     ndarray
-        Seconds.
+        Time [s].
     """
     count = np.asarray(elements, dtype=np.float64)
     moved = count * (2.0 * np.asarray(source_bytes) + np.asarray(target_bytes))

@@ -96,7 +96,7 @@ def roofline_time(
     Returns
     -------
     ndarray
-        Seconds; arguments broadcast.
+        Time [s]; arguments broadcast.
 
     References
     ----------
@@ -140,7 +140,7 @@ def kernel_time(
     Returns
     -------
     ndarray
-        Seconds; arguments broadcast.
+        Time [s]; arguments broadcast.
 
     Examples
     --------
@@ -176,9 +176,9 @@ def unit_of(device: Device, dtype: str, compute: str | None = None) -> Unit:
     Parameters
     ----------
     device : Device
-        The device.
+        Device, as its datasheet describes it.
     dtype : str
-        Number format.
+        Number format, such as ``bf16``.
     compute : str, optional
         Unit instead of the usual one: ``tensor``, ``vector`` (the format's rate on vector units) or ``fp32`` (stored
         narrow, computed in fp32).
@@ -215,7 +215,7 @@ def clock_of(device: Device) -> float:
     Parameters
     ----------
     device : Device
-        The device.
+        Device, as its datasheet describes it.
 
     Returns
     -------
@@ -238,7 +238,7 @@ def _peak_at_boost(device: Device, peak_flops_per_s: float) -> float:
     Parameters
     ----------
     device : Device
-        The device.
+        Device, as its datasheet describes it.
     peak_flops_per_s : float
         The datasheet's peak.
 
@@ -270,9 +270,9 @@ def built_rate_ratio(device: Device, dtype: str, peak_flops_per_s: float) -> flo
     Parameters
     ----------
     device : Device
-        The device.
+        Device, as its datasheet describes it.
     dtype : str
-        Number format.
+        Number format, such as ``bf16``.
     peak_flops_per_s : float
         The datasheet's peak.
 
@@ -302,7 +302,7 @@ def pointwise_format(device: Device) -> str:
     Parameters
     ----------
     device : Device
-        The device.
+        Device, as its datasheet describes it.
 
     Returns
     -------
@@ -328,9 +328,9 @@ def device_datasheet(device: Device, dtype: str, compute: str | None = None) -> 
     Parameters
     ----------
     device : Device
-        The device.
+        Device, as its datasheet describes it.
     dtype : str
-        Number format.
+        Number format, such as ``bf16``.
     compute : str, optional
         Unit instead of the usual one: ``tensor``, ``vector`` (the format's rate on vector units) or ``fp32`` (stored
         narrow, computed in fp32).
@@ -426,7 +426,7 @@ class KernelPredictor(Protocol):
         """Kernel families used so far whose parameters were not measured on this device's architecture."""
 
     def flop_ratio(self, kernels: Sequence[Kernel]) -> Array:
-        """Return the FLOP that each kernel executes relative to those of the direct algorithm, shape (kernels,) [-].
+        """Return the FLOP that each kernel executes, relative to the direct algorithm, shape (kernels,) [-].
 
         Parameters
         ----------
@@ -675,7 +675,7 @@ class FamilyPredictor:
         Returns
         -------
         DeviceDatasheet
-            Datasheet figures in SI units.
+            Datasheet values in SI units.
         """
         return device_datasheet(self.device, dtype or self.dtype)
 
@@ -748,7 +748,7 @@ class CalibratedPredictor:
         return self.families.unmeasured_families
 
     def flop_ratio(self, kernels: Sequence[Kernel]) -> Array:
-        """Return the FLOP that each kernel executes relative to those of the direct algorithm.
+        """Return the FLOP that each kernel executes, relative to the direct algorithm.
 
         Parameters
         ----------
@@ -812,9 +812,9 @@ def kernel_predictor(
     Parameters
     ----------
     device : Device
-        The device.
+        Device, as its datasheet describes it.
     dtype : str
-        Number format.
+        Number format, such as ``bf16``.
     calibration : str
         ``ideal``, ``ppp=…``, the path of a calibration file, or ``auto`` for the best calibration of the device.
     software : Software

@@ -81,7 +81,7 @@ def latent_attention_time(
     Returns
     -------
     array
-        Seconds.
+        Time [s].
     """
     p, rows = parameters, batch * heads * queries
     block_rows = np.where(single, token_rows, PROMPT_ROWS)

@@ -79,7 +79,7 @@ def memory_time(
     elements : array-like
         Elements that are computed.
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : MemoryParameters
         Calibration of the device.
     reread_bytes : array-like, default 0.0
@@ -100,7 +100,7 @@ def memory_time(
     Returns
     -------
     ndarray
-        Seconds; arguments broadcast.
+        Time [s]; arguments broadcast.
     """
     p, rate = parameters, device.multiprocessors * device.clock_hz
     moved, reread, footprint, count = floats(moved_bytes, reread_bytes, reread_footprint, rows)
@@ -220,7 +220,7 @@ def softmax_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: 
     element_bytes : array-like
         Bytes of an element.
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
 
     Returns
     -------
@@ -259,7 +259,7 @@ def layer_norm_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, devic
     element_bytes : array-like
         Bytes of an element.
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
 
     Returns
     -------
@@ -336,7 +336,7 @@ def layout_conversion_time(
     elements : array-like
         Elements that are computed.
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     loads : float, default SCALAR_ELEMENTS_PER_CLOCK
         Numbers that a multiprocessor moves per clock.
 

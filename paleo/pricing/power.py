@@ -91,7 +91,7 @@ def power_slowdown(
     activity : array-like, default 1.0
         Switching activity of the data relative to that for which `energy_per_flop` is valid.
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
 
     Returns
     -------
@@ -151,7 +151,7 @@ def operand_energy(dtype: str) -> float:
     Parameters
     ----------
     dtype : str
-        Number format.
+        Number format, such as ``bf16``.
 
     Returns
     -------
@@ -210,7 +210,7 @@ def switching_activity(
     training_activity : float
         Switching activity in training, from the calibration of GEMMs (``GemmParameters.training_activity``) [-].
     dtype : str
-        Number format.
+        Number format, such as ``bf16``.
     device : DeviceDatasheet
         Device; its architecture and kind of memory count.
     calibration : Calibration, optional
@@ -363,7 +363,7 @@ SPLIT_SHARE, WHOLE_SHARE = 0.45, 0.9
 
 
 def energy_per_flop(figures: DeviceDatasheet) -> EnergyPerFlop:
-    """Return the energies per FLOP of a device, by its manufacturing process; those of 7 nm if unknown.
+    """Return the energies per FLOP of a device, by its manufacturing process; an unknown process counts as 7 nm.
 
     Parameters
     ----------

@@ -102,7 +102,7 @@ def fits_registers(*, weight_bytes: Number, device: DeviceDatasheet) -> Mask:
     weight_bytes : array-like
         Bytes of the recurrent weights.
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
 
     Returns
     -------
@@ -179,14 +179,14 @@ def column_chosen_gemm_time(
     backward : bool
         True for the backward pass.
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : RnnParameters
         Calibration of the device.
 
     Returns
     -------
     ndarray
-        Seconds.
+        Time [s].
     """
     p = parameters
     passes = np.clip(m / p.narrow_rows, 1.0, np.ceil(n / NARROW_PASS))
@@ -220,14 +220,14 @@ def _plain_product_time(
     along_sum : float
         Share of the operands that is contiguous along k; n runs along the contiguous side of the result.
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     products : GemmParameters
         Calibration of plain GEMMs; it also holds for recurrent GEMMs of cuDNN `_PLAIN_RELEASE` and later.
 
     Returns
     -------
     ndarray
-        Seconds.
+        Time [s].
     """
     seconds = gemm_time(
         m=m, n=n, k=k, element_bytes=element_bytes, result_bytes=element_bytes, k_contiguous=along_sum,
@@ -292,7 +292,7 @@ def timestep_time(
     library : array-like, default PRESENT
         cuDNN version, such as 7.6.
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : RnnParameters
         Calibration of the device.
     products : GemmParameters, optional
@@ -301,7 +301,7 @@ def timestep_time(
     Returns
     -------
     ndarray
-        Seconds.
+        Time [s].
     """
     p, gated = parameters, gate_count * hidden
     m, k = (hidden, gated) if backward else (gated, hidden)
@@ -351,7 +351,7 @@ def persistent_timestep_time(
     element_bytes : ndarray
         Bytes of a stored element.
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : RnnParameters
         Calibration of the device.
 
@@ -392,7 +392,7 @@ def weight_gradient_time(
     library : array-like, default PRESENT
         cuDNN version, such as 7.6.
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : RnnParameters
         Calibration of the device.
     products : GemmParameters, optional
@@ -401,7 +401,7 @@ def weight_gradient_time(
     Returns
     -------
     ndarray
-        Seconds.
+        Time [s].
     """
     p, depth = parameters, batch * timesteps
     arithmetic = _product_time(gate_count * hidden, hidden, depth, _FILTER_TILES, _FILTER_SPLITS, device, p)
@@ -461,7 +461,7 @@ def rnn_time(
     library : array-like, default PRESENT
         cuDNN version, such as 7.6.
     device : DeviceDatasheet
-        Datasheet figures of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
+        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : RnnParameters
         Calibration of the device.
     products : GemmParameters, optional
@@ -470,7 +470,7 @@ def rnn_time(
     Returns
     -------
     ndarray
-        Seconds.
+        Time [s].
     """
     g, h, b, t, e = (np.asarray(x, dtype=np.float64) for x in (gate_count, hidden, batch, timesteps, element_bytes))
     extents = {"gate_count": g, "hidden": h, "batch": b, "element_bytes": e}

@@ -110,7 +110,7 @@ def chunked_scan_time(
     Returns
     -------
     ndarray
-        Seconds.
+        Time [s].
     """
     p, clock = parameters, device.clock_hz
     chunks, states = np.ceil(length / chunk), batch * heads * keys * values
@@ -156,7 +156,7 @@ def token_scan_time(
     Returns
     -------
     ndarray
-        Seconds.
+        Time [s].
     """
     p, states = parameters, STATE * batch * heads * keys * values
     moved = batch * tokens * token_bytes + states * (p.first + tokens * p.state)
@@ -184,7 +184,7 @@ def short_convolution_time(
     Returns
     -------
     ndarray
-        Seconds.
+        Time [s].
     """
     p, rows = parameters, batch * channels
     moved = 2.0 * ELEMENT * rows * (length + (taps - 1.0) * p.state)

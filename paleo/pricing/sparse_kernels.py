@@ -112,7 +112,7 @@ def sparse_attention_time(work: SparseWork, device: DeviceDatasheet, parameters:
     Returns
     -------
     ndarray
-        Seconds.
+        Time [s].
     """
     p, peak, bandwidth = parameters, device.peak_flops_per_s, device.memory_bandwidth
     streamed = p.bandwidth * bandwidth

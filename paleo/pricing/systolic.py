@@ -162,7 +162,7 @@ def occupied_flops(kernels: Sequence[Kernel], device: Device) -> Array:
     kernels : sequence of Kernel
         The kernels.
     device : Device
-        The device.
+        Device, as its datasheet describes it.
 
     Returns
     -------
@@ -187,12 +187,12 @@ def laid_out_bytes(kernel: Kernel, device: Device) -> float:
     kernel : Kernel
         The kernel.
     device : Device
-        The device.
+        Device, as its datasheet describes it.
 
     Returns
     -------
     float
-        Bytes.
+        Size [byte].
 
     Examples
     --------

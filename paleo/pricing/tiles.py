@@ -122,7 +122,7 @@ def roofline_with_overlap_loss(compute: Array, traffic: Array) -> Array:
     Returns
     -------
     ndarray, shape (...)
-        Seconds.
+        Time [s].
 
     Examples
     --------
@@ -145,7 +145,7 @@ def time_with_host_launch(device: Array, host: float) -> Array:
     Returns
     -------
     ndarray, shape (...)
-        Seconds.
+        Time [s].
     """
     return np.asarray((device**HOST_OVERLAP + host**HOST_OVERLAP) ** (1.0 / HOST_OVERLAP))
 

@@ -34,6 +34,11 @@ def document(audit: Audit | CollectiveAudit) -> Document:
     ----------
     audit : Audit or CollectiveAudit
         Measured and predicted quantities, the faults that explain them, and a prediction for more ranks.
+
+    Returns
+    -------
+    Document
+        Dict of plain values, times in seconds.
     """
     if isinstance(audit, CollectiveAudit):
         return _collective_document(audit)

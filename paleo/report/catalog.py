@@ -482,6 +482,11 @@ def list_table(kind: str, entries: Mapping[str, str]) -> RenderableType:
         Printed above the table.
     entries : mapping
         Name -> line.
+
+    Returns
+    -------
+    RenderableType
+        Table for the console.
     """
     table = grid(f"{len(entries)} {kind}", ("name", "description"), left=2)
     for name, line in entries.items():
@@ -498,6 +503,11 @@ def entry_tables(title: str, entry: object) -> Iterator[RenderableType]:
         Kind and name.
     entry : object
         What `find_entries` returned.
+
+    Yields
+    ------
+    RenderableType
+        Tables for the console.
     """
     yield fact_table(title, entry_facts(entry))
     fields = settings(entry)
@@ -546,6 +556,11 @@ def summary_document(study: Summary) -> Document:
     ----------
     study : Summary
         Layers, whose quantities are those of one of ``repeat`` iterations, and totals over all.
+
+    Returns
+    -------
+    Document
+        Dict of plain values: counts, FLOP and bytes of each layer.
     """
     return {
         "model": study.graph.name,

@@ -80,6 +80,11 @@ def svg(figure: Figure, title: str) -> Markup:
         It is drawn in the colours and fonts of the page.
     title : str
         Read aloud in place of the chart.
+
+    Returns
+    -------
+    Markup
+        The SVG element, safe to insert into HTML.
     """
     file = io.StringIO()
     ticks = (word for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for word in axis.get_ticklabels())
@@ -128,6 +133,11 @@ def bars(rows: Sequence[Bar], title: str) -> Chart:
         From top to bottom.
     title : str
         Read aloud in place of the chart.
+
+    Returns
+    -------
+    Chart
+        The chart.
     """
     figure, axes = _bar_axes(len(rows))
     for y, row in enumerate(rows):
@@ -152,6 +162,11 @@ def stacks(rows: Sequence[tuple[str, Mapping[str, float], str]], title: str, lim
         Read aloud in place of the chart.
     limits : sequence of float
         A dashed line for each row.
+
+    Returns
+    -------
+    Chart
+        The chart.
     """
     names = dict.fromkeys(name for _, parts, _ in rows for name, value in parts.items() if value > 0)
     colours = dict(zip(names, CYCLE * 3, strict=False))
@@ -182,6 +197,11 @@ def deviations(rows: Sequence[tuple[str, float, float]], title: str) -> Chart:
         From top to bottom.
     title : str
         Read aloud in place of the chart.
+
+    Returns
+    -------
+    Chart
+        The chart.
     """
     reach = max((abs(value - 1) for _, *pair in rows for value in pair), default=0.0)
     reach = 1.3 * max(reach, 0.05)
@@ -213,6 +233,11 @@ def curves(lines: Sequence[Curve], *, title: str, x_label: str, y_label: str) ->
         Read aloud in place of the chart.
     x_label, y_label : str
         Titles of the axes.
+
+    Returns
+    -------
+    Chart
+        The chart.
     """
     points = [point for line in lines for point in line.points]
     with matplotlib.rc_context(_STYLE):
@@ -253,6 +278,11 @@ def heat_map(
         Read aloud in place of the chart.
     x_label, y_label : str
         Titles of the axes.
+
+    Returns
+    -------
+    Chart
+        The chart.
     """
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(WIDTH / 72.0, (24.0 * len(rows) + 90.0) / 72.0), layout="constrained")

@@ -63,6 +63,11 @@ def document(study: CollectiveStudy) -> Document:
     ----------
     study : CollectiveStudy
         One operation over one group of ranks.
+
+    Returns
+    -------
+    Document
+        Dict of plain values, times in seconds, sizes in bytes.
     """
     return {
         "operation": study.operation,
@@ -160,6 +165,11 @@ def compressed_document(study: CompressedCollective) -> Document:
     ----------
     study : CompressedCollective
         Methods and the uncompressed sum.
+
+    Returns
+    -------
+    Document
+        Dict of plain values, times in seconds, sizes in bytes.
     """
     return {
         "dense_time_s": study.dense_time,
@@ -214,6 +224,7 @@ def level_sizes(system: System, level: Level) -> tuple[int, int]:
     Returns
     -------
     tuple of (int, int)
+        Devices per member, and members.
 
     Examples
     --------
@@ -327,6 +338,7 @@ def figure(system: System) -> Figure:
     Returns
     -------
     Figure
+        The plot.
     """
     with matplotlib.rc_context({**STYLE, "axes.grid": False}):
         drawn, panels = figure_of(9.0, 0.6 + 3.2 * len(system.levels), rows=max(len(system.levels), 1))

@@ -293,6 +293,11 @@ def rows_table(title: str, columns: Iterable[Attribute], rows: Sequence[Any]) ->
         Those with a title are printed, in this order.
     rows : sequence
         What the getters of the columns take.
+
+    Returns
+    -------
+    Table
+        Table with one row per row of the answer.
     """
     printed = [
         column
@@ -363,7 +368,7 @@ def _table(kind: type[Table], title: str) -> Table:
 
 
 def grid(title: str, columns: Iterable[str], *, left: int | Sequence[bool] = 1) -> Table:
-    """Return an empty table.
+    """Return a table for the console that has headings and no rows yet.
 
     Parameters
     ----------
@@ -373,6 +378,11 @@ def grid(title: str, columns: Iterable[str], *, left: int | Sequence[bool] = 1) 
         Headings.
     left : int or sequence of bool
         How many of the first columns are flush left, or which ones; numbers are flush right.
+
+    Returns
+    -------
+    Table
+        The table; callers add rows.
     """
     table = _table(Grid, title)
     for index, name in enumerate(columns):
@@ -440,6 +450,11 @@ def default_choices_line(choices: Mapping[str, str]) -> Iterator[Constrain]:
     ----------
     choices : mapping of str to str
         Reasons of the choices.
+
+    Yields
+    ------
+    Constrain
+        The line; nothing if no option was left open.
     """
     if choices:
         words = "; ".join(f"{choice} ({why})" for choice, why in choices.items())

@@ -51,6 +51,11 @@ def document(comparison: Comparison, choices: Mapping[str, RunWithDefaults] | No
         The same run on several systems.
     choices : mapping of str to RunWithDefaults, optional
         Software and plan that were chosen for each system (``name:gpus``), with reasons.
+
+    Returns
+    -------
+    Document
+        Dict of plain values, times in seconds, one entry per system.
     """
     choices = choices or {}
     best = {objective: comparison.best(objective) for objective in _WINNERS}
@@ -218,12 +223,17 @@ def _systems_without_value(comparison: Comparison, objective: Objective) -> list
 
 
 def price_source_sentences(comparison: Comparison) -> list[str]:
-    """Return sentences on where each price comes from, one for all systems that have it.
+    """Return sentences that say where the rents of systems come from; systems with the same source share a sentence.
 
     Parameters
     ----------
     comparison : Comparison
         The same run on several systems.
+
+    Returns
+    -------
+    list of str
+        Sentences.
     """
     systems: dict[str, list[str]] = {}
     for candidate in comparison.candidates:

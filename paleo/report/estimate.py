@@ -124,6 +124,11 @@ def prediction_document(
         Time, cost and energy of a whole training.
     advice : sequence of Advice
         Changes that make it fit.
+
+    Returns
+    -------
+    Document
+        Dict of plain values: times [s], sizes [byte], FLOP.
     """
     plan, memory, pipeline = prediction.plan, prediction.memory, prediction.input_pipeline
     return {
@@ -383,6 +388,11 @@ def table(
         Printed as warnings by the command.
     verbose : bool
         Add the time of each section and stream, and every collective.
+
+    Returns
+    -------
+    RenderableType
+        Tables for the console.
     """
     table = grid("Step time by part", ("part", "time", "share"))
     for words, seconds in step_parts(prediction).items():

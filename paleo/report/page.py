@@ -68,6 +68,11 @@ def rendered_page(template: str, **context: Any) -> str:
         Name of a file in the folder `templates`.
     **context
         What the template names; ``source`` reads a style sheet or script into the page.
+
+    Returns
+    -------
+    str
+        HTML.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
@@ -101,6 +106,11 @@ def report(study: Purchase, *, date: str) -> str:
         Systems with their best plans, trainings and scaling.
     date : str
         Printed on the page.
+
+    Returns
+    -------
+    str
+        HTML of a whole page.
     """
     request = study.request
     predicted = [offer for offer in study.offers if offer.prediction is not None]
@@ -157,6 +167,11 @@ def sortable(attributes: Iterable[Attribute], rows: Sequence[Any]) -> Document:
         Columns sort by their values; a second line of their text is small. Those without a title are left out.
     rows : sequence
         What the getters take.
+
+    Returns
+    -------
+    Document
+        Values for the page template: headings, and the text and sort key of each cell.
     """
     columns = [column for column in attributes if column.title]
     lines = []
@@ -523,6 +538,7 @@ def goodput_map(run: LongRun, factors: Sequence[float]) -> npt.NDArray[np.float6
     Returns
     -------
     ndarray, shape (n, n)
+        Goodput, 0 to 1.
     """
     scale = np.asarray(factors)
     return run.checkpoints.goodput(run.interval * scale[None, :], run.mtbf * scale[:, None])
@@ -550,6 +566,11 @@ def plan_search_page(model: ModelSpec, system: System, search: Search, wish: Req
         Its first plan is chosen when the page opens.
     wish : Requirements
         Amount of training, tariff and objective.
+
+    Returns
+    -------
+    str
+        HTML of a whole page.
 
     Raises
     ------

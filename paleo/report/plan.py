@@ -116,6 +116,11 @@ def document(
         Why the first plan wins.
     choices : mapping of str to str, optional
         What was chosen where the question left it open, with reasons.
+
+    Returns
+    -------
+    Document
+        Dict of plain values: step times [s], memory [byte].
     """
     fields: Document = {
         "model": model.name,
@@ -284,6 +289,11 @@ def purchase_document(reply: PurchasePlans) -> Document:
     ----------
     reply : PurchasePlans
         Plans of all systems and counts of GPUs, those that meet the wish first.
+
+    Returns
+    -------
+    Document
+        Dict of plain values: times [s], cost [USD], energy [J].
     """
     columns, (flags, before) = tuple(_priced_columns(reply)), reply.launch
     return {
@@ -382,6 +392,11 @@ def layers_document(model: str, system: str, splits: Hybrid) -> Document:
         Names.
     splits : Hybrid
         The best strategy of each layer, and the step times with it and with data parallelism.
+
+    Returns
+    -------
+    Document
+        Dict of plain values, one entry per layer.
     """
     return {
         "model": model,
@@ -430,6 +445,11 @@ def exchange_document(model: str, system: str, searched: ExchangeSearch) -> Docu
         Names.
     searched : ExchangeSearch
         Plans, priced for their staleness.
+
+    Returns
+    -------
+    Document
+        Dict of plain values, times in seconds.
     """
     return {
         "model": model,

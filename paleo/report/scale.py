@@ -37,6 +37,11 @@ def document(
         One for each kind of scaling, consistency model and placement of nodes.
     choice : RunWithDefaults, optional
         Software and plan that were chosen, with reasons.
+
+    Returns
+    -------
+    Document
+        Dict of plain values, one entry per point of each curve, times in seconds.
     """
     chosen = {} if choice is None else {"software": choice.run.software, "reasons": choice.reasons}
     return {

@@ -380,7 +380,7 @@ def audit_table(audit: ServiceAudit) -> RenderableType:
 
 
 def figure(service: Service) -> Figure:
-    """Plot tokens per second of a user against those of a GPU for every plan, and latency against the request rate.
+    """Plot throughput per user against throughput per GPU [tokens/s] for every plan, and latency against request rate.
 
     Parameters
     ----------

@@ -62,7 +62,7 @@ _TOKENS: Document = {
 def document(service: BatchedService, systems: Sequence[BatchedService] = ()) -> Document:
     """Return the answer of ``paleo serve`` for a network without generated tokens (a classifier) as a JSON document.
 
-    Keys are those of other services; those of generated tokens are null.
+    The keys are the same as for services that generate tokens; the values about generated tokens are null.
 
     Parameters
     ----------
@@ -70,6 +70,11 @@ def document(service: BatchedService, systems: Sequence[BatchedService] = ()) ->
         The answer.
     systems : sequence of BatchedService
         The answers of all systems and formats that are compared.
+
+    Returns
+    -------
+    Document
+        Dict of plain values, times in seconds.
     """
     best, rate = service.best, service.requests_per_s
     tokens = (
@@ -124,6 +129,11 @@ def table(service: BatchedService, systems: Sequence[BatchedService] = ()) -> Re
         The answer.
     systems : sequence of BatchedService
         The answers of all systems and formats that are compared.
+
+    Returns
+    -------
+    RenderableType
+        Tables for the console.
     """
     parts: list[RenderableType] = [wrapped_text(Text(service.verdict, style="bold")), Text()]
     if len(systems) > 1:

@@ -88,6 +88,11 @@ def document(
         What GPUs and electricity cost.
     choices : mapping of str to str
         What was chosen where the question left it open, with reasons.
+
+    Returns
+    -------
+    Document
+        Dict of plain values, times in seconds.
     """
     first = curve.points[0].task
     return {

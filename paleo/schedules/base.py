@@ -641,6 +641,7 @@ def evaluates_every_microbatch(stages: int, chunks: int, microbatches: int) -> b
     Returns
     -------
     bool
+        True if every microbatch is simulated.
     """
     return (
         microbatches <= evaluated_microbatches(stages, chunks) + stages

@@ -241,7 +241,7 @@ class Graphs:
         Parameters
         ----------
         program : Program
-            Lowered network.
+            One rank's kernels and collectives (the lowered network).
         dispatch : Dispatch
             How tokens are sent.
 

@@ -200,7 +200,7 @@ class Bounds:
         chunks : int
             Chunks of each stage.
         zero : int
-            Stage of ZeRO.
+            ZeRO stage, 0 to 3.
         expected : bool
             Return what an even cut would take at least, whether or not the cut is known to be even.
 
@@ -261,7 +261,7 @@ class Bounds:
         chunks : int
             Chunks of each stage.
         zero : int
-            Stage of ZeRO.
+            ZeRO stage, 0 to 3.
         expected : bool
             Return what an even cut would take at least, whether or not the cut is known to be even.
 

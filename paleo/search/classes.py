@@ -101,6 +101,11 @@ def simplest(rows: Sequence[PlanRow], capacity: float) -> PlanRow:
         Plans of a search, the first with room in memory where any has.
     capacity : float
         Memory of a device [bytes].
+
+    Returns
+    -------
+    PlanRow
+        The simplest plan; the first one if no simpler plan is about as fast and fits.
     """
     first, roomy = rows[0], (1.0 - HEADROOM) * capacity
     equals = (row for row in rows if row.step_time <= _DEFAULT_TIE_RATIO * first.step_time and row.memory <= roomy)
@@ -130,12 +135,17 @@ def _selected(rows: Sequence[PlanRow], top: int) -> Iterable[PlanRow]:
 
 
 def class_numbers(rows: Sequence[PlanRow]) -> list[int]:
-    """Return the number of each plan's class, counted from 1 in the order of the plans.
+    """Return the class of each plan (plans with about the same step time), counted from 1 in the order of the plans.
 
     Parameters
     ----------
     rows : sequence of PlanRow
         Plans of one system.
+
+    Returns
+    -------
+    list of int
+        Number of the class of each plan.
     """
     keys = [(row.gpus, row.fits, row.class_step or row.step_time) for row in rows]
     known = list(dict.fromkeys(keys))

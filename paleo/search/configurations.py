@@ -112,10 +112,7 @@ def groups(points: LayoutTimes, layouts: Sequence[Layout], space: Space) -> Iter
 
 
 class Choice(NamedTuple):
-    """Choices of a configuration beside its layout: schedule, chunks per stage, ZeRO stage, and overlap of gradients.
-
-    The schedule is given by its position in `SCHEDULES`.
-    """
+    """Choices of a configuration besides its layout: schedule, chunks per stage, ZeRO stage, gradient overlap."""
 
     schedule: int
     chunks: int
@@ -133,7 +130,7 @@ class Choice(NamedTuple):
         chunks : int
             Chunks of a stage.
         zero : int
-            ZeRO stage.
+            ZeRO stage, 0 to 3.
         overlapped : bool
             Gradients are exchanged during the backward pass.
 
@@ -312,7 +309,7 @@ class Results:
         Returns
         -------
         ndarray, shape (configurations,)
-            Seconds.
+            Time [s].
         """
         seconds = self.step_time[indices]
         for choice in distinct_values(self.choice[indices]):

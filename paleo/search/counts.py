@@ -33,7 +33,7 @@ def joined(results: Sequence[Search], system: System, objective: str) -> Search:
     results : sequence of Search
         Searches on the same system; the first gives all other fields.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     objective : str
         What plans are ranked by, such as "time".
 
@@ -135,7 +135,7 @@ def recommended(
     Parameters
     ----------
     model : ModelSpec
-        Network.
+        Network, as its model file describes it.
     system : System
         Machine.
     run : Run

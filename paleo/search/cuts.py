@@ -141,7 +141,7 @@ class Cuts:
         Yields
         ------
         Partition
-            Cuts.
+            A cut of the network into pieces, with the cases for which it is used.
         """
         run, program = self.backend.run, self.programs[0]
         if isinstance(run.pipeline.cut, tuple):

@@ -89,18 +89,21 @@ class CoveredCases:
         return Results.of(case_groups, solved)
 
     def best_bounds(self, capacity: float, count: int) -> BestBounds:
-        """Return the best lower bounds of step times, and those of possible plans of the Pareto front.
+        """Return the best lower bounds of step times, and the bounds of plans that may lie on the Pareto front.
+
+        The front is that of step time and memory.
 
         Parameters
         ----------
         capacity : float
-            Memory of a device [bytes].
+            Memory of a device [byte].
         count : int
-            Number of configurations.
+            Number of shortest step times to bound.
 
         Returns
         -------
         BestBounds
+            Lower bounds of step times [s] and of memory [byte].
         """
         candidates = []
         for members in self._members:

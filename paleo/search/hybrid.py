@@ -35,9 +35,10 @@ _BATCH: Split = {"batch": ("dp",)}
 
 @dataclass(frozen=True, slots=True)
 class Hybrid:
-    """Best split of each layer over all GPUs, and the step time with these splits and with data parallelism [s].
+    """Best split of each layer over all GPUs, with the predicted step time.
 
-    The time is given by part: computation, gradient exchange and layout changes.
+    ``layers`` holds (layer, split) pairs. ``seconds`` is the step time with these splits [s];
+    ``data_parallel_seconds`` is the step time if every layer is data parallel [s].
     """
 
     layers: tuple[tuple[str, str], ...]

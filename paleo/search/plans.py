@@ -182,7 +182,7 @@ def search(
     Parameters
     ----------
     model : ModelSpec
-        Network.
+        Network, as its model file describes it.
     system : System
         Nodes, devices and links.
     run : Run
@@ -203,6 +203,7 @@ def search(
     Returns
     -------
     Search
+        Plans, the best first, with the Pareto front of time and memory.
 
     Raises
     ------

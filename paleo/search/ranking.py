@@ -86,13 +86,13 @@ class Ranking:
     parts : sequence of EvaluatedGroup
         Configurations with their results.
     system : System
-        Its memory says what fits, its price what a second counts for.
+        Its memory limits which plans fit; its rent weighs the objective.
     objective : str
         One of ``time``, ``cost``, ``energy``, ``gpus``.
     within : float
-        Seconds up to which the parts have all configurations that fit.
+        Step time [s] up to which the parts hold all configurations that fit.
     widen : callable, optional
-        Parts that have those up to more seconds.
+        Function of a longer step time [s] that returns parts complete up to it.
 
     Attributes
     ----------
@@ -238,7 +238,7 @@ class Ranking:
         return np.asarray(candidates[np.lexsort((self.memory[candidates], step, score, ~self.fits[candidates]))])
 
     def best_indices(self, count: int) -> Index:
-        """Return the best configurations, and those with equal scores, with exact step times.
+        """Return the best configurations with exact step times, including those that tie with the last one.
 
         Parameters
         ----------
@@ -248,7 +248,7 @@ class Ranking:
         Returns
         -------
         Index
-            Positions, the best first.
+            Positions of configurations, the best first.
         """
         if len(self.step) and not self._has_sampled:
             self._sample(count)
@@ -432,7 +432,7 @@ def strategy_text(layout: Layout, zero: int, chunks: int, preset: str = "dp") ->
     layout : Layout
         Degrees and flags.
     zero : int
-        ZeRO stage.
+        ZeRO stage, 0 to 3.
     chunks : int
         Chunks of a stage.
     preset : str, optional

@@ -157,7 +157,7 @@ class Layout:
 
 
 def layouts(graph: Graph, gpus: int, global_batch: int, space: Space, devices_per_node: int = 1) -> list[Layout]:
-    """List every mesh for a number of GPUs whose axes all divide something and whose data-parallel ranks have work.
+    """List every mesh for a number of GPUs in which each axis splits something and each data-parallel rank has samples.
 
     Parameters
     ----------

@@ -58,7 +58,7 @@ class Support:
         Returns
         -------
         Support
-            The checks.
+            Object that filters configurations by what the framework can run.
         """
         if space.framework is None:
             return cls(None, {})

@@ -67,7 +67,7 @@ class EngineCommand:
         Parameters
         ----------
         model : ModelSpec
-            The network.
+            Network, as its model file describes it.
 
         Returns
         -------
@@ -207,7 +207,7 @@ def served_weights(engine: str, model: ModelSpec, weights: str) -> str:
     engine : str
         Name of the engine.
     model : ModelSpec
-        The network.
+        Network, as its model file describes it.
     weights : str
         Format of the weights.
 
@@ -229,7 +229,7 @@ def engine_command_line(engine: str, model: ModelSpec, plan: ServingPlan) -> str
     engine : str
         Name of the engine.
     model : ModelSpec
-        The network.
+        Network, as its model file describes it.
     plan : ServingPlan
         Layout, formats and limits of the engine.
 

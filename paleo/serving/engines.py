@@ -120,7 +120,7 @@ class Engine(Spec):
         Parameters
         ----------
         device : Device
-            The device.
+            Device, as its datasheet describes it.
 
         Returns
         -------

@@ -56,7 +56,7 @@ def weight_bytes(name: str) -> float:
     Returns
     -------
     float
-        Bytes.
+        Size [byte].
 
     Examples
     --------
@@ -123,7 +123,7 @@ class Formats:
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes per weight of matrix products, other than those of experts."""
+        """Bytes per weight of matrix products, except those with weights of experts."""
         return weight_bytes(self.weights)
 
     @property
@@ -142,7 +142,7 @@ class Formats:
         Parameters
         ----------
         device : Device
-            The device.
+            Device, as its datasheet describes it.
 
         Returns
         -------
@@ -165,7 +165,7 @@ class Formats:
         Parameters
         ----------
         device : Device
-            The device.
+            Device, as its datasheet describes it.
 
         Returns
         -------

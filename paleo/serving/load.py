@@ -62,7 +62,7 @@ class Requests:
         return len(self.arrival)
 
     def every(self, replicas: int) -> Requests:
-        """Return every n-th request: those of one replica under round-robin routing.
+        """Return every n-th request, which is what one replica gets under round-robin routing.
 
         Parameters
         ----------

@@ -319,9 +319,9 @@ def attends_backwards(model: ModelSpec, system: System) -> bool:
     Parameters
     ----------
     model : ModelSpec
-        The network.
+        Network, as its model file describes it.
     system : System
-        The machine.
+        Machine: its devices, nodes and links.
 
     Returns
     -------

@@ -213,7 +213,7 @@ class IterationTables:
         Returns
         -------
         ndarray, shape (...)
-            Seconds.
+            Time [s].
         """
         number = np.asarray(sequences, dtype=np.float64)
         if self.rows == 1:
@@ -243,7 +243,7 @@ class IterationTables:
         Returns
         -------
         ndarray, shape (...)
-            Seconds.
+            Time [s].
         """
         return _extended(np.asarray(tokens, dtype=np.float64), TOKENS, self.layer_times)
 
@@ -258,7 +258,7 @@ class IterationTables:
         Returns
         -------
         ndarray, shape (...)
-            Seconds.
+            Time [s].
         """
         number = np.asarray(sequences, dtype=np.float64)
         return np.where(number > 0, _extended(np.maximum(number, 1.0), TOKENS, self.head), 0.0)
@@ -278,7 +278,7 @@ class IterationTables:
         Returns
         -------
         ndarray, shape (...)
-            Seconds.
+            Time [s].
         """
         number, length = np.broadcast_arrays(
             np.asarray(sequences, dtype=np.float64), np.asarray(cached, dtype=np.float64)
@@ -302,7 +302,7 @@ class IterationTables:
         Returns
         -------
         ndarray, shape (...)
-            Seconds.
+            Time [s].
         """
         number, tokens, before = np.broadcast_arrays(
             *(np.asarray(each, dtype=np.float64) for each in (chunks, length, cached))

@@ -117,7 +117,7 @@ class ServingLimits:
         Returns
         -------
         ndarray
-            Seconds.
+            Time [s].
         """
         if isinstance(state, Simulated):
             return np.asarray(state.percentile(part, self.percentile) if self.percentile else state.mean(part))
@@ -264,9 +264,9 @@ def shardings(model: ModelSpec, system: System, gpus: int) -> Iterator[Sharding]
     Parameters
     ----------
     model : ModelSpec
-        The network.
+        Network, as its model file describes it.
     system : System
-        The machine.
+        Machine: its devices, nodes and links.
     gpus : int
         Largest number of devices of a replica.
 
@@ -647,21 +647,21 @@ def capacity_of(candidate: ReplicaLayout, load: ServingLoad) -> float:
 
 
 def rate_curve(plan: ServingPlan, load: ServingLoad, points: int = 16) -> tuple[Array, SteadyState]:
-    """Return request rates up to capacity with the steady state of a replica at each.
+    """Return request rates up to the capacity of a plan, with the steady state of a replica at each rate.
 
     Parameters
     ----------
     plan : ServingPlan
-        The plan.
+        Layout, engine limits and number of replicas.
     load : ServingLoad
-        Requests.
+        Lengths of prompts and answers, and how requests arrive.
     points : int, optional
         Number of rates.
 
     Returns
     -------
-    tuple[Array, SteadyState]
-        Rates of all replicas [1/s], and the states.
+    tuple of (ndarray, SteadyState), shape (points,) each
+        Rates over all replicas [requests/s], and the states.
     """
     candidate, places = plan.layout, plan.layout.max_cached_sequences(load.lengths)
     full = saturated_state(candidate.phases, plan.batching, load.lengths, places)
@@ -768,7 +768,7 @@ def steady_times(result: Simulated, part: str) -> Array:
     Returns
     -------
     ndarray, shape (n,)
-        Seconds.
+        Time [s].
     """
     values = np.asarray(getattr(result, part))
     cut = int(EDGE * len(values))

@@ -148,9 +148,9 @@ def engine_replicas(
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     sharding : Sharding
         Layout of a replica.
     gpus : int
@@ -232,7 +232,7 @@ def weight_transfer_time(system: System, parameters: float, gpus: int) -> float:
     Parameters
     ----------
     system : System
-        The machine.
+        Machine: its devices, nodes and links.
     parameters : float
         Parameter elements of the whole network.
     gpus : int
@@ -260,7 +260,7 @@ def offload_time(system: System, trainer: Footprint, engine_weights: float) -> f
     Parameters
     ----------
     system : System
-        The machine.
+        Machine: its devices, nodes and links.
     trainer : Footprint
         Memory of a device of the trainer.
     engine_weights : float
@@ -386,7 +386,7 @@ def learning_step(
     Parameters
     ----------
     system : System
-        The machine.
+        Machine: its devices, nodes and links.
     engine, trainer : Generator, Trainer
         Both sides, each on its GPUs.
     rollouts : Rollouts

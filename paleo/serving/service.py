@@ -89,7 +89,7 @@ class Disaggregation:
 
     @property
     def text(self) -> str:
-        """Layouts and numbers of replicas as text."""
+        """Text that names the layouts and replica counts of the prefill and decode pools."""
         first, second = self.prefill.sharding.text, self.decode.sharding.text
         return f"{self.prefillers} x {first} prefill, {self.decoders} x {second} decode"
 

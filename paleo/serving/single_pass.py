@@ -93,7 +93,7 @@ def passes_of(model: ModelSpec) -> tuple[ForwardPasses, ...]:
     Parameters
     ----------
     model : ModelSpec
-        The network.
+        Network, as its model file describes it.
 
     Returns
     -------
@@ -132,9 +132,9 @@ def batches_in_memory(
     Parameters
     ----------
     model : ModelSpec
-        The network.
+        Network, as its model file describes it.
     system : System
-        The machine.
+        Machine: its devices, nodes and links.
     formats : Formats
         Formats of the weights.
     fused : str
@@ -195,7 +195,7 @@ def largest_batch(parts: tuple[ForwardPasses, ...], system: System, formats: For
     parts : tuple of ForwardPasses
         Passes of a request.
     system : System
-        The machine.
+        Machine: its devices, nodes and links.
     formats : Formats
         Formats of the weights.
 
@@ -237,7 +237,7 @@ def request_seconds(
     parts : tuple of ForwardPasses
         Passes of a request.
     system : System
-        The machine.
+        Machine: its devices, nodes and links.
     formats : Formats
         Formats of the weights.
     batch : int
@@ -250,7 +250,7 @@ def request_seconds(
     Returns
     -------
     float
-        Seconds.
+        Time [s].
     """
     seconds = 0.0
     for part in parts:
@@ -271,7 +271,7 @@ def pass_seconds(
     model : str
         Name of the network.
     system : System
-        The machine.
+        Machine: its devices, nodes and links.
     weights : str
         Format of weights, and of numbers between kernels.
     samples : int
@@ -284,7 +284,7 @@ def pass_seconds(
     Returns
     -------
     float
-        Seconds.
+        Time [s].
     """
     kernels, calibrated, _ = _lowered(model, system, samples)
     wide = calibrated.families
@@ -396,9 +396,9 @@ def is_single_pass(model: ModelSpec, system: System) -> bool:
     Parameters
     ----------
     model : ModelSpec
-        The network.
+        Network, as its model file describes it.
     system : System
-        The machine.
+        Machine: its devices, nodes and links.
 
     Returns
     -------
@@ -481,8 +481,20 @@ def batched_service(
 
     Parameters
     ----------
-    model, system, gpus, formats, limit, length, usd_per_s
-        As `BatchedService` has them; with ``length`` 0 an encoder has as many tokens as its network states.
+    model : ModelSpec
+        Network, as its model file describes it.
+    system : System
+        Machine: its devices, nodes and links.
+    gpus : int
+        Number of devices; each holds the whole network.
+    formats : Formats
+        Number formats of the weights.
+    limit : float, optional
+        Longest time from a request to its answer [s].
+    length : float, optional
+        Mean tokens of a request to an encoder; 0 takes the sequence length in the model file.
+    usd_per_s : float, optional
+        Rent of all devices [USD/s].
 
     Returns
     -------

@@ -183,7 +183,7 @@ class SteadyState:
         Returns
         -------
         ndarray, shape (...)
-            Seconds.
+            Time [s].
         """
         z = QUANTILES[percent]
         first, further = self.lengths.input_variation, self.lengths.output_variation

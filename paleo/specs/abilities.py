@@ -286,7 +286,7 @@ class Abilities(Spec):
 
     @functools.cached_property
     def refusals(self) -> tuple[Refusal, ...]:
-        """All restrictions: those implied by missing axes and other lists, then those that the file states."""
+        """All restrictions: first those implied by lists of supported values, then those that the file states."""
         return (*self._of_axes(), *self._of_lists(), *self.refused.values())
 
     @property

@@ -274,7 +274,7 @@ def devices_per_machine(system: System) -> int:
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
 
     Returns
     -------
@@ -334,7 +334,7 @@ def reliability_of(system: System) -> Reliability:
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
 
     Returns
     -------
@@ -373,7 +373,7 @@ def nodes_of(system: System, gpus: int) -> int:
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     gpus : int
         Devices of the job.
 

@@ -41,7 +41,7 @@ def _listed(value: object) -> object:
 
 
 class InputOptions(Spec):
-    """Options of the input pipeline. A cost that is not stated is zero, or that of the system's host."""
+    """Options of the input pipeline. A cost that is not given is zero, or the cost of the system's host."""
 
     sample: Bytes | None = Field(None, description="stored bytes of a sample, read at `storage`")
     storage: BytesPerSecond | None = Field(None, description="rate at which a node reads samples")

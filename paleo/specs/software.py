@@ -733,7 +733,7 @@ class Software(Spec):
         return architecture in self.host.fitted_on or self.is_fitted(architecture)
 
     def slowdown_on(self, architecture: str) -> float:
-        """Return how much slower than the calibrated kernel attention runs on an architecture.
+        """Return by how much attention on an architecture is slower than the calibrated kernel.
 
         Parameters
         ----------

@@ -107,7 +107,7 @@ class Level(Spec):
 
 
 class Host(Spec):
-    """Host computer of one node, with all its sockets. Bandwidths are those of datasheets."""
+    """Host computer of one node, with all its sockets; bandwidths are datasheet values."""
 
     cpu: Text | None = None
     sockets: PositiveCount | None = None

@@ -69,7 +69,7 @@ class RecentGraphs:
         Parameters
         ----------
         model : ModelSpec
-            Model file.
+            Network, as its model file describes it.
         batch : int
             Samples.
         choices : LayerImplementations
@@ -94,7 +94,7 @@ def with_replicated_heads(model: ModelSpec, sizes: Mapping[str, Any], tp: int) -
     Parameters
     ----------
     model : ModelSpec
-        Network.
+        Network, as its model file describes it.
     sizes : mapping
         Parameters of the network that a run states.
     tp : int
@@ -117,7 +117,7 @@ def with_replicated_heads(model: ModelSpec, sizes: Mapping[str, Any], tp: int) -
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Software, formats, kernel prices and links of a run, independent of degrees and batch sizes."""
+    """Software, number formats, kernel predictor and links of a run, independent of degrees and batch sizes."""
 
     run: Run
     system: System
@@ -238,7 +238,7 @@ class Backend:
         Parameters
         ----------
         zero : int
-            ZeRO stage.
+            ZeRO stage, 0 to 3.
         stages : int
             Pipeline stages.
 
@@ -317,7 +317,7 @@ class Backend:
         Returns
         -------
         ndarray, shape (...)
-            Seconds.
+            Time [s].
         """
         formats = self.formats
         return self._passes(counts, tensors, lambda count, number: [update_kernel(count, number, rule, formats)])
@@ -352,7 +352,7 @@ class Backend:
         Returns
         -------
         ndarray, shape (...)
-            Seconds.
+            Time [s].
         """
         return self._passes(counts, 0.0, lambda count, _: clip_kernels(count, self.clip_method, self.formats))
 
@@ -374,7 +374,7 @@ class Backend:
         Parameters
         ----------
         graph : Graph
-            The network.
+            Network as a graph of layers.
         gpus : int
             Devices of the run.
         replica : Numeric
@@ -419,7 +419,7 @@ class Backend:
         Parameters
         ----------
         model : ModelSpec
-            Model file.
+            Network, as its model file describes it.
         batch : int
             Samples.
         tp : int, default 1
@@ -439,7 +439,7 @@ class Backend:
         Parameters
         ----------
         model : ModelSpec
-            Model file.
+            Network, as its model file describes it.
         batch : int
             Samples.
         tp : int, default 1
@@ -460,7 +460,7 @@ class Backend:
         Parameters
         ----------
         graph : Graph
-            The network.
+            Network as a graph of layers.
         strategy : Strategy
             Preset, degrees and flags.
 
@@ -551,7 +551,7 @@ class Backend:
         return habit.tensor and not latents
 
     def calibration(self, mesh: Mesh) -> str:
-        """Describe the sources of the kernel prices and, for several devices, of the link prices.
+        """Describe where the times of kernels come from and, for several devices, where the times of links come from.
 
         Parameters
         ----------
@@ -607,12 +607,12 @@ def backend_of(
     *,
     strategy: Strategy | None = None,
 ) -> Backend:
-    """Collect the software, formats, kernel prices and links of a run.
+    """Collect the software, number formats, kernel predictor and links of a run.
 
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     run : Run
         The run.
     dtype : str

@@ -90,7 +90,7 @@ class Cases:
         Returns
         -------
         ndarray, shape (cases,)
-            Seconds.
+            Time [s].
         """
         return self.cache.once(("send", section), lambda: self._send(section))
 
@@ -119,7 +119,7 @@ class Batch:
     schedule : Schedule
         Pipeline schedule.
     zero : int
-        ZeRO stage.
+        ZeRO stage, 0 to 3.
     overlapped : bool
         True if gradients are exchanged during the backward pass, False if after it.
     arrival : ndarray, shape (cases,)

@@ -146,21 +146,21 @@ def _by_axes(program: Program, owed: Sequence[tuple[int, Axes, float]], copies: 
 
 
 def sharing_ranks(trained: Array, owned: Array, ranks: Numeric) -> Array:
-    """Return over how many ranks trained elements are sharded, on average.
+    """Return over how many ranks each trained parameter is sharded, on average.
 
     Parameters
     ----------
     trained : ndarray, shape (...)
-        Number of trained elements.
+        Number of trained parameters.
     owned : ndarray, shape (...)
-        Number of these that one rank owns.
+        Number of trained parameters whose shards one rank owns.
     ranks : Numeric
-        Result where nothing is owned.
+        Value to return where the rank owns none.
 
     Returns
     -------
     ndarray, shape (...)
-        Trained over owned elements.
+        ``trained`` / ``owned``.
     """
     return np.divide(trained, owned, out=np.zeros_like(owned) + ranks, where=owned > 0)
 
@@ -207,7 +207,7 @@ def gradient_exchange(zero: int, axes: Axes, size: Numbers, mesh: Mesh) -> tuple
     Parameters
     ----------
     zero : int
-        ZeRO stage.
+        ZeRO stage, 0 to 3.
     axes : Axes
         Axes over which the gradients are summed.
     size : array_like
@@ -353,7 +353,7 @@ def exposed_sends(
     Returns
     -------
     ndarray, shape (stages, ...)
-        Seconds.
+        Time [s].
     """
     if contention >= 1.0 or not sends.total.any():
         return sends.total
@@ -384,7 +384,7 @@ def exposed_gather(seconds: Array, buckets: Array, forward: Array, contention: f
     Returns
     -------
     ndarray, shape (...)
-        Seconds.
+        Time [s].
     """
     exposed = np.maximum(seconds / buckets, seconds - forward * (1.0 - 1.0 / buckets))
     return np.asarray(np.minimum(seconds, exposed + contention * (seconds - exposed)))
@@ -520,10 +520,7 @@ def gradient_per_element(program: Program, ranks: float, width: float, ranks_per
 def compressed_collectives(
     method: Compression, gradient: SummedGradient, owed: Sequence[RequiredCollective[Numbers]]
 ) -> tuple[RequiredCollective[Numbers], ...]:
-    """Replace the collectives of a gradient by those of its compressed form.
-
-    If states are sharded, gathers are left out and sums are scattered, as each rank needs only its part of the sum.
-    Sums over tp are not compressed.
+    """Replace the collectives of a gradient by the collectives of its compressed form.
 
     Parameters
     ----------

@@ -236,7 +236,7 @@ def lacks_timed_convolutions(software: Software, device: Device, dtype: str) -> 
     software : Software
         Software profile.
     device : Device
-        The device.
+        Device, as its datasheet describes it.
     dtype : str
         Format of the operands.
 

@@ -329,7 +329,7 @@ class Layouts:
         content : ExchangedTensors
             ``gradients``, or which parameters are gathered.
         zero : int
-            ZeRO stage.
+            ZeRO stage, 0 to 3.
         width : float
             Bytes of an element.
 
@@ -372,7 +372,7 @@ class Layouts:
         content : ExchangedTensors
             ``gradients``, or the parameters that are gathered.
         zero : int
-            ZeRO stage.
+            ZeRO stage, 0 to 3.
         axes : Axes
             Axes over which they are exchanged.
         elements : array_like
@@ -496,7 +496,7 @@ class Layouts:
         assignment : Assignment
             Assignment of layers to pipeline stages.
         zero : int
-            ZeRO stage.
+            ZeRO stage, 0 to 3.
         chunks : bool
             True for each chunk separately, False for all chunks of a stage together.
 
@@ -735,7 +735,7 @@ class Layouts:
         kinds : StageKinds
             Distinct pipeline stages (stages with equal layers count once).
         zero : int
-            ZeRO stage.
+            ZeRO stage, 0 to 3.
         stages : int
             Stages of the pipeline.
         overlapped : bool

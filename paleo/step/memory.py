@@ -207,7 +207,7 @@ class StageKinds:
 
 @dataclass(frozen=True, slots=True)
 class AssignmentKinds:
-    """Distinct stages, and distinct model chunks; equal ones are priced once."""
+    """Distinct stages and distinct model chunks of several assignments; equal ones are computed once."""
 
     stages: StageKinds
     chunks: StageKinds
@@ -374,7 +374,7 @@ def state_memory(
     ranks : Numeric, shape (...)
         Ranks over which ZeRO shards states.
     zero : int
-        ZeRO stage.
+        ZeRO stage, 0 to 3.
     optimizer : Optimizer
         Update rule.
     formats : Precision
@@ -427,7 +427,7 @@ def workspace_memory(layers: Array, workspace_bytes: Array, transient: Array, bu
     Returns
     -------
     ndarray, shape (stages, ...)
-        Bytes.
+        Size [byte].
     """
     known: dict[bytes, Array] = {}
     rows = []
@@ -455,7 +455,7 @@ def with_update_temporaries(work: Array, states: StateMemory, activations: Array
     Returns
     -------
     ndarray, shape (stages, ...)
-        Bytes.
+        Size [byte].
     """
     return np.maximum(work, states.update - states.gathered - activations)
 
@@ -475,7 +475,7 @@ def total_memory(states: StateMemory, activations: Array, work: Numeric) -> Arra
     Returns
     -------
     ndarray, shape (stages, ...)
-        Bytes.
+        Size [byte].
     """
     return states.parameters + states.gradients + states.optimizer + activations + work + states.gathered
 
@@ -520,7 +520,7 @@ def clip_axes(zero: int) -> Axes:
     Parameters
     ----------
     zero : int
-        ZeRO stage.
+        ZeRO stage, 0 to 3.
 
     Returns
     -------
@@ -599,7 +599,7 @@ def host_link_rate(system: System, rates: ConstantEfficiencies | None = None) ->
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     rates : ConstantEfficiencies, optional
         Constant rates that replace the calibrated ones.
 
@@ -617,7 +617,7 @@ def host_property(system: System, key: str, instead: str = "") -> float:
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     key : str
         Field of the host, such as ``cores``.
     instead : str, optional
@@ -726,7 +726,7 @@ def offload_of(
     text : str
         Such as ``optimizer,activations``.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     rates : ConstantEfficiencies, optional
         Constant rates that replace the calibrated ones; ``ideal`` reaches the host's full memory bandwidth.
     layers : int, optional
@@ -791,7 +791,7 @@ class OffloadShares:
         Parameters
         ----------
         zero : int
-            ZeRO stage.
+            ZeRO stage, 0 to 3.
         ranks : Numeric, shape (configurations,)
             Ranks that share states.
         microbatches : Numeric, shape (configurations,)
@@ -926,7 +926,7 @@ def host_update_time(
     Returns
     -------
     ndarray, shape (...)
-        Seconds.
+        Time [s].
 
     References
     ----------

@@ -286,7 +286,7 @@ def send_times(batch: Batch) -> Array:
     Returns
     -------
     ndarray, shape (stages, cases)
-        Seconds.
+        Time [s].
     """
     seconds = np.zeros((batch.assignment.stages, len(batch)))
     for section in np.flatnonzero(batch.assignment.output_sends.any(axis=0)).tolist():
@@ -307,7 +307,7 @@ def chunk_send_times(batch: Batch) -> Array:
     Returns
     -------
     ndarray, shape (stages, chunks, cases)
-        Seconds.
+        Time [s].
     """
     assignment, schedule = batch.assignment, batch.schedule
     leaves = schedule.sends_output(assignment.stages, assignment.chunks_per_stage)
@@ -365,7 +365,7 @@ def iteration_seconds(times: LayerTimes, layouts: Layouts, layout: Index, *, sha
     Returns
     -------
     ndarray, shape (sections, cases)
-        Seconds.
+        Time [s].
     """
     if not sharded:
         return times.iteration
@@ -479,7 +479,7 @@ def sharded_communication(batch: Batch) -> Array:
     Returns
     -------
     ndarray, shape (stages, cases)
-        Seconds.
+        Time [s].
     """
     assignment, owed = batch.assignment, _sharded_collectives(batch)
     has_backward = np.array([section.has_backward for section in batch.layouts.programs[0].sections])

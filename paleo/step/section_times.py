@@ -568,7 +568,7 @@ def host_paced_time(
     Returns
     -------
     ndarray, shape (sections, ...)
-        Seconds.
+        Time [s].
 
     Examples
     --------
@@ -659,7 +659,7 @@ def with_exposed_unpaired_exchange(times: LayerTimes, alone: Array) -> LayerTime
     Returns
     -------
     LayerTimes
-        Times.
+        Times [s] in which the exchange of unpaired iterations is exposed.
     """
     forward, backward = alone * times.forward_paired_transfers, alone * times.backward_paired_transfers
     return replace(
@@ -675,9 +675,7 @@ def with_exposed_unpaired_exchange(times: LayerTimes, alone: Array) -> LayerTime
 def with_contention(
     times: LayerTimes, gathers: Array, gradients: Array, overlap: Overlap, regathers: Array | None = None
 ) -> LayerTimes:
-    """Add to layer times the slowdown by collectives that run beside the computation.
-
-    An iteration loses ``overlap.contention`` seconds per second of overlap, but no more than without any overlap.
+    """Add to layer times the slowdown by collectives that overlap with the computation.
 
     Parameters
     ----------

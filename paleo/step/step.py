@@ -299,7 +299,7 @@ def fullest_stage_memory(batch: Batch) -> Array:
     Returns
     -------
     ndarray, shape (configurations,)
-        Bytes.
+        Size [byte].
     """
     layouts, assignment = batch.layouts, batch.assignment
     kinds = assignment.kinds.stages

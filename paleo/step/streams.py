@@ -401,7 +401,7 @@ def bucket_seconds(batch: Batch, members: Sequence[tuple[int, Order]]) -> Array:
     Returns
     -------
     ndarray, shape (iterations, members)
-        Seconds.
+        Time [s].
     """
     columns: dict[int, list[int]] = {}
     for column, (_, order) in enumerate(members):
@@ -428,12 +428,12 @@ def layer_gradient_exchange_times(layouts: Layouts, zero: int) -> Array:
     layouts : Layouts
         Parallel layouts.
     zero : int
-        ZeRO stage.
+        ZeRO stage, 0 to 3.
 
     Returns
     -------
     ndarray, shape (sections, layouts)
-        Seconds.
+        Time [s].
     """
     return layouts.cache.once(("section exchanges", zero > 0), lambda: _section_exchanges(layouts, zero))
 
@@ -499,7 +499,7 @@ def section_gather_times(layouts: Layouts, content: Literal["all", "again"] = "a
     Returns
     -------
     ndarray, shape (sections, layouts)
-        Seconds.
+        Time [s].
     """
     content = content if layouts.regathers else "all"
     return layouts.cache.once(("section gathers", content), lambda: section_gather_traffic(layouts, content)[0])
@@ -561,7 +561,7 @@ def after_backward(
     assignment : Assignment
         Assignment of layers to pipeline stages.
     zero : int
-        ZeRO stage.
+        ZeRO stage, 0 to 3.
     overlapped : bool
         True if gradient buckets are sent during the backward pass.
     summed : SummedGradients, optional
@@ -619,7 +619,7 @@ def time_after_passes(batch: Batch, passes: PassTimes, *, summed: bool = True) -
     Returns
     -------
     ndarray, shape (stages, cases)
-        Seconds.
+        Time [s].
     """
     # The same as `time_after_passes` without updates on the host.
     following, contention = after_backward_times(batch, summed=summed), batch.backend.software.overlap.contention
@@ -653,7 +653,7 @@ def time_after_streams(batch: Batch) -> Array:
     Returns
     -------
     ndarray, shape (cases,)
-        Seconds.
+        Time [s].
     """
     forward = sum_per_stage(batch.assignment.layers_per_microbatch, batch.times.forward_with_transfers)
     return np.asarray(time_after_passes(batch, PassTimes(forward, forward, forward), summed=False)[0])
@@ -678,7 +678,7 @@ def exposed_gathers(batch: Batch, passes: PassTimes) -> Array:
     Returns
     -------
     ndarray, shape (stages, cases)
-        Seconds.
+        Time [s].
     """
     if batch.zero not in (1, 2) or not batch.training:
         return np.zeros((batch.assignment.stages, len(batch)))
@@ -698,7 +698,7 @@ def update_times(batch: Batch) -> Array:
     Returns
     -------
     ndarray, shape (stages, cases)
-        Seconds.
+        Time [s].
     """
     if batch.backend.offload.holds("optimizer"):
         return _host_updates(batch)

@@ -234,7 +234,7 @@ def expected_slowest_time(means: Sequence[float], independent: float) -> float:
     Returns
     -------
     float
-        Seconds.
+        Time [s].
 
     Examples
     --------
@@ -290,7 +290,7 @@ def input_pipeline(
     stages : InputOptions
         Costs of a sample in the input pipeline.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     sample_bytes : float
         Bytes of a sample in the format of the copy.
     gpus : int
@@ -341,9 +341,9 @@ def usual_input(run: Run, graph: Graph, system: System, decode: float, gpus: int
     run : Run
         The run.
     graph : Graph
-        The network.
+        Network as a graph of layers.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     decode : float
         Seconds of one core to decode a photograph.
     gpus : int
@@ -377,11 +377,11 @@ def sample_bytes(graph: Graph) -> float:
     Parameters
     ----------
     graph : Graph
-        The network.
+        Network as a graph of layers.
 
     Returns
     -------
     float
-        Bytes.
+        Size [byte].
     """
     return sum(float(tensor.elements) * _WIDTH.get(tensor.role, 4.0) for tensor in graph.inputs.values()) / graph.batch

@@ -499,7 +499,8 @@ def audit_collectives(log: CollectiveLog, operation: str, ranks: int, system: Sy
     Returns
     -------
     CollectiveAudit
-        Ratios of measured to predicted time, faults, and the largest payload on `_RANKS_BEYOND` times the ranks.
+        Ratios of measured to predicted time, likely faults, and the time of the largest payload on `_RANKS_BEYOND` (8)
+        times as many ranks.
     """
     study = collective(operation, log.payloads[-1], ranks, system)
     payloads, measured = np.asarray(log.payloads), np.asarray(log.seconds)

@@ -275,7 +275,7 @@ def power_parameters(device: Device) -> PowerParameters:
     Parameters
     ----------
     device : Device
-        The device.
+        Device, as its datasheet describes it.
 
     Returns
     -------
@@ -291,7 +291,7 @@ def power_interval_factors(device: Device) -> tuple[float, float]:
     Parameters
     ----------
     device : Device
-        The device.
+        Device, as its datasheet describes it.
 
     Returns
     -------

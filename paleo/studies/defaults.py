@@ -163,6 +163,11 @@ def rescaled_run(run: Run, gpus: int) -> Run:
         Options of the run: GPUs, batch, parallelism, number format and so on.
     gpus : int
         Number of GPUs.
+
+    Returns
+    -------
+    Run
+        The run on that number of GPUs.
     """
     other = run.model_copy(update={"gpus": gpus})
     other.model_fields_set.intersection_update({*run.model_fields_set, "gpus"})
@@ -170,7 +175,7 @@ def rescaled_run(run: Run, gpus: int) -> Run:
 
 
 def leaves_choices_open(model: ModelSpec, run: Run) -> bool:
-    """Return True if software and plan of a language model are left open by the user.
+    """Return True if the user leaves software and plan of a language model open.
 
     Parameters
     ----------
@@ -178,6 +183,11 @@ def leaves_choices_open(model: ModelSpec, run: Run) -> bool:
         Network, as its model file describes it.
     run : Run
         Options of the run: GPUs, batch, parallelism, number format and so on.
+
+    Returns
+    -------
+    bool
+        True for a language model of which neither software nor plan is set.
     """
     return leaves_plan_open(run) and _is_language_model(model, run)
 
@@ -246,7 +256,7 @@ def with_defaults(model: ModelSpec, system: System, run: Run) -> RunWithDefaults
     Parameters
     ----------
     model : ModelSpec
-        The network.
+        Network, as its model file describes it.
     system : System
         Machine: its devices, nodes and links.
     run : Run
@@ -286,7 +296,7 @@ def with_one_software(model: ModelSpec, system: System, run: Run, most: int) -> 
     Parameters
     ----------
     model : ModelSpec
-        The network.
+        Network, as its model file describes it.
     system : System
         Machine: its devices, nodes and links.
     run : Run
@@ -311,7 +321,7 @@ def with_usual_batch(model: ModelSpec, system: System, run: Run, gpus: int) -> R
     Parameters
     ----------
     model : ModelSpec
-        The network.
+        Network, as its model file describes it.
     system : System
         Machine: its devices, nodes and links.
     run : Run
@@ -337,7 +347,7 @@ def with_same_software(model: ModelSpec, system: System, run: Run) -> RunWithDef
     Parameters
     ----------
     model : ModelSpec
-        The network.
+        Network, as its model file describes it.
     system : System
         Machine: its devices, nodes and links.
     run : Run

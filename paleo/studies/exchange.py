@@ -154,7 +154,7 @@ def step_seconds(prediction: Prediction) -> float:
     Returns
     -------
     float
-        Seconds.
+        Time [s].
     """
     study = consistency_study(prediction)
     return prediction.step_time if study is None else study.step_time

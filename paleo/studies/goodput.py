@@ -288,7 +288,7 @@ def replacement_wait(*, mean_in_repair: float, spares: int, repair: float, swap:
     Returns
     -------
     float
-        Seconds.
+        Time [s].
 
     Examples
     --------
@@ -365,7 +365,7 @@ class RestartTimes:
         Returns
         -------
         float
-            Seconds.
+            Time [s].
         """
         return self.detect + (self.replace if replace is None else replace) + self.launch + load + self.warm_up
 
@@ -417,7 +417,7 @@ class CheckpointTimes:
         Returns
         -------
         float
-            Seconds.
+            Time [s].
         """
         return float(best_interval(save=self.save, mtbf=mtbf / self.survival_share if self.survival_share else mtbf))
 
@@ -432,7 +432,7 @@ class CheckpointTimes:
         Returns
         -------
         float
-            Seconds.
+            Time [s].
         """
         return max(interval, self.durable_lag)
 
@@ -734,7 +734,7 @@ def checkpoint_seconds(
     Returns
     -------
     float
-        Seconds.
+        Time [s].
     """
     writer = _by_word("software", software, _WRITERS)
     single = writer.single and not (writer.passes > 1.0 and nodes > 1)

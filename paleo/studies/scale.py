@@ -366,11 +366,11 @@ def failure_limit_sentence(curve: ScaleCurve) -> str:
 
 
 def scaling_verdict(curve: ScaleCurve) -> ScalingVerdict:
-    """Return up to which GPU count adding GPUs pays, and why it stops.
+    """Return up to which GPU count it pays to add GPUs, and why it stops paying there.
 
-    It pays as long as the GPUs added last bring at least half (``_LEAST_RELATIVE_GAIN``) of what those of the base
-    bring each. The cause is the part of the step that grew most beyond its fair share; in strong scaling a share
-    shrinks.
+    It pays as long as each added GPU brings at least half (``_LEAST_RELATIVE_GAIN``) of the throughput of a GPU of the
+    smallest run. The cause is the part of the step that grew most beyond its proportional share (which shrinks in
+    strong scaling).
 
     Parameters
     ----------

@@ -326,7 +326,7 @@ def forward_seconds(prediction: Prediction, calibration: Calibration | None = No
     Returns
     -------
     float
-        Seconds.
+        Time [s].
     """
     run, plan = prediction.run, prediction.plan
     keeps = {"forward_only": True, "offload": "none", "recompute": "none", "recompute_layers": None}

@@ -313,9 +313,7 @@ class MeasuredTable(ABC):
         """
 
     def further_quantities(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
-        """Return further predicted and measured quantities of each row, beside the one in the measured column.
-
-        Examples of parts are the step time of a run whose measured value is the time to target. This class has none.
+        """Return predicted and measured quantities of each row besides the one in the measured column.
 
         Parameters
         ----------

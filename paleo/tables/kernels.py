@@ -66,7 +66,7 @@ class KernelTable(MeasuredTable, Generic[Figures]):
     """Abstract base of tables with one timed kernel or collective per row.
 
     Each row belongs to a family: a timing formula with a dataclass of calibrated parameters. ``Figures`` is the type of
-    the datasheet figures that the formula needs: `DeviceDatasheet` for kernels, `System` for collectives.
+    the datasheet values that the formula needs: `DeviceDatasheet` for kernels, `System` for collectives.
     """
 
     #: Columns that must hold a whole number above zero.
@@ -139,7 +139,7 @@ class KernelTable(MeasuredTable, Generic[Figures]):
         family : str
             Key of ``families``.
         figures : Figures
-            Datasheet figures of the device or system.
+            Datasheet values of the device or system.
 
         Returns
         -------
@@ -160,7 +160,7 @@ class KernelTable(MeasuredTable, Generic[Figures]):
         stack : str
             How the rows were timed, a key of `timing_method`.
         figures : Figures
-            Datasheet figures of the subject.
+            Datasheet values of the subject.
         fitted : Fitted
             Parameters fitted earlier in the same run, by (subject, family, stack).
 
@@ -202,7 +202,7 @@ class KernelTable(MeasuredTable, Generic[Figures]):
         Parameters
         ----------
         figures : Figures
-            Datasheet figures of the device or system.
+            Datasheet values of the device or system.
 
         Returns
         -------
@@ -284,7 +284,7 @@ class KernelTable(MeasuredTable, Generic[Figures]):
         frame : DataFrame
             Rows of this table.
         figures : Figures
-            Datasheet figures of the rows' device or system.
+            Datasheet values of the rows' device or system.
 
         Returns
         -------
@@ -295,14 +295,14 @@ class KernelTable(MeasuredTable, Generic[Figures]):
 
     @abstractmethod
     def time(self, frame: pd.DataFrame, figures: Figures, parameters: Any) -> Array:
-        """Predict the time of rows of this table that share subject, dtype, family and stack.
+        """Predict the time of rows of this table that share device or system, number format, family and way of timing.
 
         Parameters
         ----------
         frame : DataFrame
             The rows.
         figures : Figures
-            Datasheet figures of the rows' device or system.
+            Datasheet values of the rows' device or system.
         parameters : Any
             Calibrated parameters, an object of the family's dataclass.
 
@@ -401,7 +401,7 @@ class KernelTable(MeasuredTable, Generic[Figures]):
         group : RowGroup
             Rows that share subject, family and stack.
         figures : Any
-            Datasheet figures of the group's device or system.
+            Datasheet values of the group's device or system.
 
         Returns
         -------
@@ -421,10 +421,7 @@ KERNEL_TABLES: Registry[KernelTable[Any]] = Registry("table kind", "paleo.tables
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows of a table that share device or system, family, stack, number format and arithmetic unit.
-
-    The same datasheet figures and the same calibrated parameters hold for all rows of ``frame``.
-    """
+    """Rows of a table that share device or system, family, way of timing, number format and arithmetic unit."""
 
     subject: str
     family: str
@@ -442,7 +439,9 @@ class RowGroup:
 def row_groups(
     kind: KernelTable[Any], frame: pd.DataFrame, checked: npt.NDArray[np.bool_] | None = None
 ) -> Iterator[RowGroup]:
-    """Divide the rows of a table that can be modelled into groups of one subject, family, stack, dtype and unit.
+    """Divide the rows of a table that can be modelled into groups.
+
+    Rows of a group share device or system, family, way of timing (stack), number format and arithmetic unit.
 
     Parameters
     ----------
@@ -596,7 +595,7 @@ def measured_time(frame: pd.DataFrame) -> Array:
     Returns
     -------
     ndarray, shape (rows,)
-        Seconds.
+        Time [s].
 
     Raises
     ------
@@ -625,7 +624,7 @@ def roofline_time(flops: Array, bytes_moved: Array, figures: DeviceDatasheet) ->
     Returns
     -------
     ndarray, shape (rows,)
-        Seconds.
+        Time [s].
 
     References
     ----------

@@ -93,7 +93,7 @@ def software_of(row: Row, default: str = "pytorch-eager") -> str:
     Parameters
     ----------
     row : Row
-        Cells by column.
+        Row of a table: its cells by column name.
     default : str, optional
         Profile of a row that names no software.
 
@@ -129,7 +129,7 @@ def is_substitute_profile(row: Row) -> bool:
     Parameters
     ----------
     row : Row
-        Cells by column.
+        Row of a table: its cells by column name.
 
     Returns
     -------
@@ -167,7 +167,7 @@ def has_value(row: Row, key: str) -> bool:
     Parameters
     ----------
     row : Row
-        Cells by column.
+        Row of a table: its cells by column name.
     key : str
         Name of the column.
 
@@ -188,7 +188,7 @@ def profile_at_release(row: Row, name: str) -> str:
     Parameters
     ----------
     row : Row
-        Cells by column.
+        Row of a table: its cells by column name.
     name : str
         Name of the profile, such as ``pytorch-eager``.
 
@@ -241,7 +241,7 @@ def whole_cell(row: Row, key: str, default: int | None = None) -> int:
     Parameters
     ----------
     row : Row
-        Cells by column.
+        Row of a table: its cells by column name.
     key : str
         Name of the column.
     default : int, optional
@@ -276,7 +276,7 @@ def ran_out_of_memory(row: Row) -> bool:
     Parameters
     ----------
     row : Row
-        Cells by column.
+        Row of a table: its cells by column name.
 
     Returns
     -------
@@ -377,7 +377,7 @@ class RunTable(MeasuredTable):
         Parameters
         ----------
         row : Row
-            Cells by column.
+            Row of a table: its cells by column name.
 
         Returns
         -------
@@ -398,7 +398,7 @@ class RunTable(MeasuredTable):
         Parameters
         ----------
         row : Row
-            Cells by column.
+            Row of a table: its cells by column name.
         software : Software, optional
             Software profile to use instead of the one that the row names.
 
@@ -460,7 +460,7 @@ class RunTable(MeasuredTable):
         Parameters
         ----------
         row : Row
-            Cells by column.
+            Row of a table: its cells by column name.
 
         Returns
         -------
@@ -528,7 +528,7 @@ class RunTable(MeasuredTable):
         Parameters
         ----------
         row : Row
-            Cells by column.
+            Row of a table: its cells by column name.
 
         Returns
         -------
@@ -701,7 +701,7 @@ def with_nodes_of(system: System, devices: int) -> System:
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     devices : int
         Devices per node; a system with at most that many stays as it is.
 
@@ -727,7 +727,7 @@ def with_network(system: System, row: Row) -> System:
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     row : dict of str to value
         Row of a measured table; column ``interconnect`` may name a speed, such as "25 Gb/s Ethernet".
 

@@ -176,9 +176,9 @@ def estimate_trial(
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     run : Run
         Run of one trial, with its number of GPUs.
     tuning : Tuning
@@ -226,7 +226,7 @@ def _words(size: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class TuningSearch:
-    """Time and cost of a whole search on ``gpus`` GPUs, with the GPUs per trial that ``price`` states."""
+    """Time and cost of a whole search on ``gpus`` GPUs, with the GPUs per trial that ``price`` names."""
 
     tuning: Tuning
     gpus: int
@@ -584,7 +584,7 @@ def parse_training(model: ModelSpec, run: Run, name: str, **amounts: Any) -> flo
     Parameters
     ----------
     model : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     run : Run
         The run.
     name : str

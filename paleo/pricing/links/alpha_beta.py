@@ -64,7 +64,7 @@ class LevelCost:
         Returns
         -------
         array-like
-            Seconds.
+            Time [s].
         """
         seconds = self.beta * level.wire_bytes
         if level.senders is None:
@@ -88,7 +88,7 @@ def traffic_time(traffic: Traffic, costs: Sequence[LevelCost]) -> Array:
     Returns
     -------
     ndarray
-        Seconds.
+        Time [s].
 
     Raises
     ------
@@ -139,7 +139,7 @@ def lower_bound(
     Returns
     -------
     ndarray
-        Seconds.
+        Time [s].
 
     Raises
     ------
@@ -192,7 +192,7 @@ def torus_bound(operation: str, payload_bytes: Numeric, group: FanOuts, costs: S
     Returns
     -------
     ndarray
-        Seconds.
+        Time [s].
 
     Examples
     --------
@@ -293,7 +293,7 @@ def latency_change(measured: float, stated: float | None, latency: float) -> flo
     Returns
     -------
     float
-        Seconds.
+        Time [s].
 
     Examples
     --------

@@ -85,7 +85,7 @@ def measured_fabric(system: System) -> str | None:
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
 
     Returns
     -------
@@ -96,12 +96,12 @@ def measured_fabric(system: System) -> str | None:
 
 
 def measured_exchange(system: System) -> str | None:
-    """Return the measured system whose fabric runs exchanges in the same way.
+    """Return the measured system whose all-to-all and send_recv parameters hold for a system's links between nodes.
 
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
 
     Returns
     -------
@@ -117,7 +117,7 @@ def _measured(system: System, by_kind: Mapping[str, str]) -> str | None:
 
 
 def with_exchange(parameters: FabricParameters, other: FabricParameters) -> FabricParameters:
-    """Replace the parameters of exchanges (`_EXCHANGE_PARAMETERS`) by those of another fabric.
+    """Replace the parameters of exchanges (`_EXCHANGE_PARAMETERS`) by the parameters of another fabric.
 
     Parameters
     ----------
@@ -129,6 +129,7 @@ def with_exchange(parameters: FabricParameters, other: FabricParameters) -> Fabr
     Returns
     -------
     FabricParameters
+        Copy with these parameters replaced.
     """
     return replace(parameters, **{name: getattr(other, name) for name in _EXCHANGE_PARAMETERS})
 
@@ -142,11 +143,12 @@ def fabric_defaults(system: System) -> FabricParameters:
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
 
     Returns
     -------
     FabricParameters
+        Parameters of sockets (TCP) or of remote memory access (InfiniBand, RoCE).
     """
     return _SOCKETS if _by_sockets(system) else FabricParameters()
 
@@ -167,11 +169,12 @@ def unmeasured_links(links: GroupLinks, system: System) -> GroupLinks:
     links : GroupLinks
         Levels of the network that the group spans.
     system : System
-        The system.
+        Machine: its devices, nodes and links.
 
     Returns
     -------
     GroupLinks
+        Links with the latencies replaced.
     """
     inner, least = links.inner_levels, TCP_LATENCY if _by_sockets(system) else INFINIBAND_LATENCY
     outer = (
@@ -213,7 +216,7 @@ def fabric_time(
     Returns
     -------
     ndarray
-        Seconds.
+        Time [s].
     """
     p, hops_in, hops_out = parameters, *_hops(traffic, links)
     later = (links.hop_time(p.step) - p.step) * hops_in + (
@@ -262,7 +265,7 @@ def fabric_exchange_time(
     Returns
     -------
     ndarray
-        Seconds.
+        Time [s].
     """
     p, peers = parameters, sum(_hops(traffic, links))
     if operation == "send_recv":

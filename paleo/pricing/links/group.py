@@ -106,6 +106,11 @@ class LinkLevel:
         ----------
         index : ndarray of int
             Rows.
+
+        Returns
+        -------
+        LinkLevel
+            Level of the selected groups.
         """
         columns: dict[str, Any] = {name: np.asarray(getattr(self, name))[index] for name in _STACKED}
         return replace(self, **columns)
@@ -220,6 +225,7 @@ class GroupLinks:
         Returns
         -------
         bool
+            True if the algorithm can run.
         """
         switches = self.switch_reduces or not algorithm.in_network
         suits_topology = not (operation in algorithm.non_neighbour_operations and "torus" in self.topologies)
@@ -238,7 +244,7 @@ class GroupLinks:
         Returns
         -------
         ndarray
-            Seconds.
+            Time [s].
         """
         total = np.zeros(())
         for phase in traffic.phases:
@@ -259,6 +265,7 @@ class GroupLinks:
         Returns
         -------
         GroupLinks
+            Links of the selected groups.
         """
         return replace(
             self,
@@ -274,7 +281,7 @@ def group_links(system: System, *, stride: int, size: int) -> GroupLinks:
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     stride : int
         Difference of the numbers of neighbouring ranks.
     size : int
@@ -283,6 +290,7 @@ def group_links(system: System, *, stride: int, size: int) -> GroupLinks:
     Returns
     -------
     GroupLinks
+        Levels from the inner to the outer one.
 
     Examples
     --------
@@ -300,7 +308,7 @@ def sole_group_links(system: System, *, ranks: int, ranks_per_node: int) -> Grou
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     ranks : int
         Size of the group.
     ranks_per_node : int
@@ -332,7 +340,7 @@ def domain_ranks(system: System, ranks_per_node: int) -> int:
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     ranks_per_node : int
         Neighbours in each machine.
 
@@ -382,7 +390,7 @@ def _links_of_spans(system: System, spans: Sequence[GroupLevel]) -> GroupLinks:
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     spans : sequence of GroupLevel
         Ranks at each level.
 
@@ -439,7 +447,7 @@ def link_kind(system: System) -> str:
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
 
     Returns
     -------
@@ -627,7 +635,7 @@ def node_time(
     Returns
     -------
     ndarray
-        Seconds.
+        Time [s].
     """
     p, step = parameters, links.hop_time(parameters.step)
     steps, wire = np.asarray(traffic.steps), links.wire_time(traffic) * _staging_factor(links, p.staging_power)
@@ -664,7 +672,7 @@ def switch_time(*, operation: str, traffic: Traffic, links: GroupLinks, paramete
     Returns
     -------
     ndarray
-        Seconds.
+        Time [s].
     """
     p = parameters
     start = (p.launch + (_SWITCH_HOPS + links.ranks) * links.hop_time(p.step)) * (1.0 + p.spread)
@@ -747,7 +755,7 @@ def exchange_time(
     Returns
     -------
     ndarray
-        Seconds.
+        Time [s].
     """
     p = parameters
     peers = np.maximum(np.asarray(traffic.steps), 1.0)

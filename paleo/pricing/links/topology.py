@@ -93,6 +93,7 @@ def node_placement(text: str, background: float = 0.0, neighbour: str | None = N
     Returns
     -------
     NodePlacement
+        Placement, share of uplinks used by others, and the neighbouring job.
 
     Raises
     ------
@@ -434,6 +435,7 @@ class Dragonfly:
         Returns
         -------
         Dragonfly
+            Dragonfly with one job's share of the links.
         """
         return dataclasses.replace(self, pair_node_rates=np.asarray(self.pair_node_rates) / jobs)
 
@@ -602,11 +604,12 @@ def has_explicit_topology(system: System) -> bool:
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
 
     Returns
     -------
     bool
+        True if a level between nodes is oversubscribed, or names its routing or its global links.
     """
     return any(
         level.oversubscription > 1.0 or level.routing not in (None, "rail") or level.global_links is not None
@@ -621,7 +624,7 @@ def placement_port_share(system: System, nodes: int, placement: NodePlacement, s
     Parameters
     ----------
     system : System
-        The system.
+        Machine: its devices, nodes and links.
     nodes : int
         Nodes of the group.
     placement : NodePlacement
@@ -723,6 +726,7 @@ def dragonfly(level: Level, machine: int, group: int) -> Dragonfly:
     Returns
     -------
     Dragonfly
+        Groups and links.
     """
     groups = -(-machine // group)
     balanced = group / max(groups - 1.0, 1.0) / level.oversubscription

@@ -232,7 +232,7 @@ def predict_board_power(row: Row, prediction: Prediction, figures: PowerParamete
     Parameters
     ----------
     row : Row
-        Cells by column.
+        Row of a table: its cells by column name.
     prediction : Prediction
         Prediction of the row's step at the design power of its device.
     figures : PowerParameters, optional

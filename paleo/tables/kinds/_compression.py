@@ -252,7 +252,7 @@ def _seconds(row: Row, cluster: _Cluster, compute: float) -> float:
     Parameters
     ----------
     row : Row
-        Cells by column.
+        Row of a table: its cells by column name.
     cluster : _Cluster
         GPUs and links of the run.
     compute : float

@@ -224,7 +224,7 @@ def _exchange(row: Row, workers: float, payload: float, tensors: float, alone: f
     Parameters
     ----------
     row : Row
-        Cells by column.
+        Row of a table: its cells by column name.
     workers : float
         Number of workers.
     payload : float

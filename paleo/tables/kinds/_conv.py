@@ -256,7 +256,7 @@ class CnnLayersTable(KernelTable[DeviceDatasheet]):
         return np.where(total > 0, total, np.nan) * MILLISECOND
 
     def figures(self, subject: str, dtype: str, compute: str) -> DeviceDatasheet:
-        """Return the datasheet figures of a device for fp32, the format of all rows of this table."""
+        """Return the datasheet values of a device for fp32, the format of all rows of this table."""
         return device_datasheet(find_device(subject), "fp32")
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
@@ -332,7 +332,7 @@ def convolution_layer_time(
     framework : ConvolutionLibrary
         Algorithms and library of the framework.
     figures : DeviceDatasheet
-        Datasheet figures of the rows' device.
+        Datasheet values of the rows' device.
     parameters : ConvolutionParameters
         Calibrated parameters.
 

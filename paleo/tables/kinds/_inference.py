@@ -238,7 +238,7 @@ def padding_time(model: ModelSpec, system: System, benchmark: Benchmark) -> floa
     model : ModelSpec
         The encoder.
     system : System
-        The machine.
+        Machine: its devices, nodes and links.
     benchmark : Benchmark
         Lengths of samples.
 

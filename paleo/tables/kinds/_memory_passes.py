@@ -109,7 +109,7 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
         return FitPlan(start, fixed=fixed, training_rows=900, prior=0.15)
 
     def figures(self, subject: str, dtype: str, compute: str) -> DeviceDatasheet:
-        """Return the datasheet figures of a device for fp32 on ordinary cores, whatever format the rows store."""
+        """Return the datasheet values of a device for fp32 on ordinary cores, whatever format the rows store."""
         return device_datasheet(find_device(subject), "fp32")
 
     def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
