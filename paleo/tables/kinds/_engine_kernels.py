@@ -50,8 +50,8 @@ _SINGLE_RANK_RELEASES = {"vllm": ("0.14.0",), "sglang": ("0.5.6.post2", "0.5.9")
 #: Releases of SGLang whose benchmark keeps only tokens that visit the rank; the one that multiplies all their visits
 #: except on B200; and the one whose rows hold ten calls.
 _VISITORS_ONLY, _UNFILTERED, _TEN_CALLS = ("0.5.9", "0.5.10"), "0.5.10", "0.5.6.post2"
-#: Most experts that the router's kernel of TensorRT-LLM before 1.3.0rc15 takes; for more, the seconds of a call of
-#: PyTorch's softmax and top-k, and for each token and expert.
+#: Most experts that TensorRT-LLM before 1.3.0rc15 routes without loss; seconds of its router for more, and for each
+#: token and expert. Inferred from equal shapes of two releases, alike on B200 and H100 and in four formats.
 _ROUTED, _ROUTER_CALL, _ROUTER_LOGIT = 128, 15 * MICROSECOND, 40e-6 * MICROSECOND
 _ROUTED_BY_KERNEL = ("1.3.0rc15", "1.3.0rc20")
 #: vLLM's last release with one tile where no tuned file is found; experts whose tiles are tuned, and up to which width.
