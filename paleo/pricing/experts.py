@@ -7,7 +7,10 @@ average. Where popularity follows a power law, the busiest of the ranks is price
     n = experts of a rank;  σ, μ, g: deviation, mean and skewness of the loads;  y = largest of ep normal numbers
     busiest rank = mean · (1 + z · σ / (μ √n) · √(1 - 1/ep)),  z = y + (y² - 1) · g / (6 √n)
     experts that are hit: 1 - (1 - load / T)^T of them; the rank that is priced has a visit
-    time = launch + Σ over both products roofline(grouped tiles, weights of the experts that are hit) + sorting
+    time = launch + Σ over both products roofline(grouped tiles, weights of the experts that are hit) + passes
+
+Passes (sorting, activation, sum over a token's visits) run over all visits of the tokens on the rank, those to experts
+of other ranks included.
 
 References: Fedus et al., Switch Transformer, arXiv:2101.03961; Gale et al., MegaBlocks, MLSys 2023 (grouped products);
 Blom, Statistical Estimates and Transformed Beta-Variables, 1958 (largest of normal numbers); Cornish and Fisher, 1938,
@@ -20,13 +23,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paleo.pricing.tiles import Array, EngineGemmParameters, product_time, roofline_with_overlap_loss
+from paleo.pricing.tiles import Array, EngineGemmParameters, Tile, product_time, roofline_with_overlap_loss
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paleo.pricing.kernels import DeviceDatasheet
 
 #: Tiles of grouped products, including small ones, since an expert has few tokens.
-TILES = ((16, 128), (32, 128), (64, 128), (128, 128), (128, 256))
+TILES: tuple[Tile, ...] = ((16, 128), (32, 128), (64, 128), (128, 128), (128, 256))
+#: Tile of Triton's kernels where no file of tuned ones is found: for no more tokens than a rank has experts, and for
+#: more; and that of products with blocks of scales, for few tokens in vLLM, and for more.
+#: https://github.com/sgl-project/sglang, fused_moe_triton_config.py; https://github.com/vllm-project/vllm, fused_moe.py
+UNTUNED_TILES, UNTUNED_BLOCK_TILES, FEW_TOKENS = ((16, 32), (64, 64)), ((16, 128), (64, 128)), 64.0
+#: Sums whose length is a multiple of this are read in vectors by Triton's kernels.
+VECTOR = 16.0
 #: Classes of popularity into which a rank's experts are grouped.
 POPULARITY_CLASSES = 8
 #: Loads in benchmarks of mixtures: at most this share of the tokens beside at least one, and the ratio of the most to
@@ -109,6 +120,34 @@ def expert_loads(exponent: Array, ratio: Array, ranks: Array, local: Array) -> t
     return classes / classes.mean(axis=0), busiest
 
 
+def expert_tiles(family: str, tokens: Array, local: Array, untuned: Array | float | None = None) -> tuple[Tile, ...]:
+    """Return the tiles from which a kernel of experts chooses.
+
+    Parameters
+    ----------
+    family : str
+        Such as ``experts.triton-sglang.bf16``: kernel and scaling.
+    tokens, local : array
+        Tokens on the rank, and its experts.
+    untuned : array, optional
+        1 where Triton's kernel has one tile, by default in SGLang.
+
+    Returns
+    -------
+    tuple of (rows, columns)
+        Numbers, or arrays with one tile per configuration.
+    """
+    if "triton" not in family:
+        return TILES
+    if family.endswith("block8"):
+        (few_rows, columns), (rows, _) = UNTUNED_BLOCK_TILES
+        return ((np.where(("vllm" in family) & (tokens <= FEW_TOKENS), few_rows, rows), columns),)
+    alone = float("sglang" in family) if untuned is None else untuned
+    few = tokens <= local
+    height, width = (np.where(few, *sides) for sides in zip(*UNTUNED_TILES, strict=True))
+    return tuple((np.where(alone, height, rows), np.where(alone, width, columns)) for rows, columns in TILES)
+
+
 def experts_time(
     *,
     tokens: Array,
@@ -123,6 +162,10 @@ def experts_time(
     element_bytes: float,
     device: DeviceDatasheet,
     parameters: EngineGemmParameters,
+    tiles: Sequence[Tile] = TILES,
+    visitors_only: Array | float = 0.0,
+    unfiltered: Array | float = 0.0,
+    padded: bool = False,
 ) -> Array:
     """Compute the time of the expert FFN (GEMMs and token permutation) on the busiest expert-parallel rank.
 
@@ -146,6 +189,14 @@ def experts_time(
         Peak of the format of the products.
     parameters : EngineGemmParameters
         Calibration of the kernel.
+    tiles : sequence of (rows, columns)
+        Tiles of the kernel.
+    visitors_only : array
+        1 where only tokens that visit an expert of the rank are there; else all tokens are.
+    unfiltered : array
+        1 where visits to experts of other ranks are multiplied, too, as those of one more expert.
+    padded : bool
+        True if passes run over as many visits of each expert as the most popular one has.
 
     Returns
     -------
@@ -161,15 +212,23 @@ def experts_time(
     share = np.minimum(rows / local * np.where(uneven, loads, 1.0), tokens)
     hit = np.where(uneven, 1.0 - (1.0 - share / tokens) ** tokens, np.minimum(share, 1.0))
     of_expert, count = share / np.maximum(hit, LEAST_HIT), hit * local / POPULARITY_CLASSES
+    spread = tokens * (1.0 - (1.0 - rows / (tokens * top_k)) ** top_k)
+    visitors = np.where(uneven, spread, np.minimum(tokens, rows))
+    visits = np.where(visitors_only, visitors, tokens) * top_k
+    others = np.where(unfiltered, np.maximum(visits - rows, 0.0), 0.0)
+    of_expert, count = np.vstack([of_expert, np.maximum(others, 1.0)]), np.vstack([count, others > 0.0])
     seconds = np.zeros(rows.shape)
     for columns, length in (((1.0 + gated) * width, hidden), (hidden, width)):
         compute = product_time(
-            rows=of_expert, columns=columns, length=length, count=count, tiles=TILES, device=device,
+            rows=of_expert, columns=columns, length=length, count=count, tiles=tiles, device=device,
             parameters=parameters,
         )  # fmt: skip
-        moved = count.sum(axis=0) * columns * length * element_bytes + rows * (length * element_bytes + 2.0 * columns)
+        compute = compute * np.where(length % VECTOR > 0.0, parameters.unaligned, 1.0)
+        tokens_moved = (rows + others) * (length * element_bytes + 2.0 * columns)
+        moved = count.sum(axis=0) * columns * length * element_bytes + tokens_moved
         seconds = seconds + roofline_with_overlap_loss(
             compute, moved / (parameters.bandwidth_efficiency * device.memory_bandwidth)
         )
-    passes = hidden * rows * PASS_BYTES + tokens * top_k * (hidden + width) * parameters.index
+    passed = local * np.maximum(share.max(axis=0), 1.0) if padded else visits
+    passes = hidden * rows * PASS_BYTES + passed * (hidden + width) * parameters.index
     return parameters.launch + seconds + passes / (parameters.staging * device.memory_bandwidth)

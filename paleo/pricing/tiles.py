@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from paleo.pricing.kernels import DeviceDatasheet
 
 Array = npt.NDArray[np.float64]
+Tile = tuple[Array | float, Array | float]
 #: Area of the tile for which ``epilogue`` is stated.
 EPILOGUE_TILE = 128.0 * 128.0
 #: Rows of the narrowest matrix instruction.
@@ -57,6 +58,9 @@ class EngineGemmParameters:
         "16 element", "1..200", "tile width at which loading operands costs as much as arithmetic"
     )
     staging: float = parameter("0.8", "0.01..50", "share of the bandwidth of passes before and after the products")
+    unaligned: float = parameter(
+        "1", "1..40", "times that arithmetic takes over sums of no multiple of 16, whose operands are read one by one"
+    )
     index: float = parameter("4", "0.01..300", "bytes of every routed element that ranks sort and read")
 
 
@@ -65,7 +69,7 @@ def product_time(
     rows: Array,
     columns: Array,
     length: Array,
-    tiles: Sequence[tuple[int, int]],
+    tiles: Sequence[Tile],
     device: DeviceDatasheet,
     parameters: EngineGemmParameters,
     count: Array | float = 1.0,
@@ -77,8 +81,8 @@ def product_time(
     ----------
     rows, columns, length : array
         Extents of a product; they broadcast.
-    tiles : sequence of (int, int)
-        Rows and columns of the tiles that the library has.
+    tiles : sequence of (rows, columns)
+        Tiles that the library has; arrays where a row of the table has a tile of its own.
     device : DeviceDatasheet
         Peak of the format that the products run in.
     parameters : EngineGemmParameters
@@ -102,7 +106,7 @@ def product_time(
             occupied = blocks / device.multiprocessors
             waves = 0.5 * np.ceil(occupied) + 0.5 * np.maximum(occupied, 1.0)
             reads = 1.0 + parameters.operands * (1.0 / height + 1.0 / width)
-            flop = 2.0 * max(height, LEAST_ROWS) * width * length / parts
+            flop = 2.0 * np.maximum(height, LEAST_ROWS) * width * length / parts
             loop = flop * reads / (parameters.efficiency * device.flops_per_clock)
             busy = waves * (loop + parameters.epilogue * height * width / EPILOGUE_TILE)
             cycles = np.minimum(cycles, np.maximum(busy, parameters.depth * length / parts))

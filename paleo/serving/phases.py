@@ -25,7 +25,7 @@ from paleo.pricing.attention import (
     attention_prefill_time,
     default_kernel,
 )
-from paleo.pricing.experts import experts_time
+from paleo.pricing.experts import expert_tiles, experts_time
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.kernels import CalibratedPredictor, device_datasheet
 from paleo.pricing.latent_kernels import CACHED as LATENT_CACHED
@@ -514,7 +514,7 @@ class _TableBuilder:
                 top_k=ones * top_k, experts=ones * first["batch"], tp=ones * slices, ep=ones * places,
                 gated=ones * gated, exponent=ones * EXPERT_POPULARITY_EXPONENT,
                 element_bytes=self.formats.experts.weight_bytes,
-                **self._grouped(),
+                **self._grouped(TOKENS * ranks, ones * first["batch"] / places),
             )  # fmt: skip
             width = second["k"] * self.sharding.tp / slices
             flops = 2.0 * TOKENS * ranks * top_k / places * (2.0 + gated) * first["k"] * width
@@ -536,8 +536,8 @@ class _TableBuilder:
         )
         return np.asarray(seconds * factor)
 
-    def _grouped(self) -> dict[str, Any]:
-        """Return device and parameters of the engine's grouped-GEMM kernel, as keyword arguments.
+    def _grouped(self, tokens: Array, local: Array) -> dict[str, Any]:
+        """Return device, parameters and tiles of the engine's grouped-GEMM kernel, as keyword arguments.
 
         In fp8, weights have scales per block with SGLang's Triton kernel and in networks that are published so.
         """
@@ -551,10 +551,12 @@ class _TableBuilder:
         if blocks and kernel == "cutlass" and dtype == "fp8" and device.architecture.startswith("Blackwell"):
             kernel = "deepgemm"
         name = {"fp8": "block8" if blocks else "tensor8", "fp4": "block4"}.get(dtype, "bf16")
-        parameters = families.parameters_of(EngineGemmParameters, f"experts.{kernel}.{name}").parameters
+        family = f"experts.{kernel}.{name}"
+        parameters = families.parameters_of(EngineGemmParameters, family).parameters
         if packed and kernel == "cutlass":
             parameters = replace(parameters, efficiency=DEQUANTISED_SHARE * parameters.efficiency)
-        return {"device": device_datasheet(device, dtype), "parameters": parameters}
+        tiles = expert_tiles(family, tokens, local)
+        return {"device": device_datasheet(device, dtype), "parameters": parameters, "tiles": tiles}
 
     def _seconds(self, kernels: list[Kernel], scaled: list[TokenScaledKernel]) -> Array:
         """Return the times of kernels inside a CUDA graph [s]."""

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.pricing.experts import POPULARITY_CLASSES, expert_loads, experts_time
+from paleo.pricing.experts import POPULARITY_CLASSES, TILES, expert_loads, expert_tiles, experts_time
 from paleo.pricing.kernels import device_datasheet
 from paleo.pricing.latent_kernels import LatentAttentionParameters, latent_attention_time
 from paleo.pricing.tiles import EngineGemmParameters, low_precision_gemm_time, product_time, time_with_host_launch
@@ -186,3 +186,62 @@ def test_kernels_belong_to_the_family_of_their_library(
 def test_scales_by_tensor_and_by_block_are_families() -> None:
     assert family_of(QuantisedGemmTable(), "trtllm", "torch_flow", "tensor, static", "fp8") == "narrow.tensor8.trtllm"
     assert family_of(QuantisedGemmTable(), "vllm", "vllm_default", "block16", "fp4") == "narrow.block4.vllm"
+
+
+def release_time(library: str, version: str, device: str = "h100-sxm5-80gb", **changed: float) -> float:
+    """Return the predicted seconds of a row of experts."""
+    sizes = {"num_tokens": 4096, "hidden_size": 7168, "inter_size": 2048, "topk": 8, "num_experts": 256}
+    shape = {**sizes, "moe_tp_size": 1, "moe_ep_size": 16, "gated": 1} | changed
+    kernel = {"sglang": "sglang_fused_moe_triton", "vllm": "vllm_fused_moe", "trtllm": "moe_torch_flow_cutlass"}
+    words = {"library": library, "version": version, "device": device, "kernel_source": kernel[library]}
+    row = pd.DataFrame([{**words, **shape, "dtype": "bf16", "scaling": "", "distribution": "balanced"}])
+    figures = device_datasheet(load_device(device), "bf16")
+    return float(ExpertKernelTable().time(row, figures, EngineGemmParameters())[0])
+
+
+def test_a_release_that_multiplies_visits_to_other_ranks_takes_longer_where_a_rank_has_few() -> None:
+    """SGLang 0.5.10 multiplies all eight visits of a token; 0.5.9 half a visit of each of 4,096 tokens."""
+    assert release_time("sglang", "0.5.10") > 2.0 * release_time("sglang", "0.5.9")
+    assert release_time("sglang", "0.5.10", "b200") == release_time("sglang", "0.5.9", "b200")
+    whole = {"moe_ep_size": 1.0}
+    assert release_time("sglang", "0.5.10", **whole) == pytest.approx(release_time("sglang", "0.5.9", **whole))
+
+
+def test_passes_run_over_tokens_that_do_not_visit_the_rank_unless_they_are_left_out() -> None:
+    assert release_time("sglang", "0.5.14") > 1.2 * release_time("sglang", "0.5.9")
+
+
+def test_a_release_whose_rows_hold_ten_calls() -> None:
+    assert release_time("sglang", "0.5.6.post2") == pytest.approx(10.0 * release_time("sglang", "0.5.14"))
+
+
+@pytest.mark.parametrize(("experts", "seconds"), [(128.0, 0.0), (256.0, 15e-6 + 40e-12 * 4096 * 256)])
+def test_more_than_128_experts_were_routed_by_pytorch(experts: float, seconds: float) -> None:
+    early, late = (release_time("trtllm", version, num_experts=experts) for version in ("1.3.0rc10", "1.3.0rc20"))
+    assert early - late == pytest.approx(seconds, abs=1e-12)
+
+
+def test_triton_has_one_tile_where_none_is_tuned() -> None:
+    few, many = array(8.0, 512.0), array(16.0, 16.0)
+    sglang = expert_tiles("experts.triton-sglang.bf16", few, many)
+    assert all(np.array_equal(np.broadcast_arrays(*tile), [[16.0, 64.0], [32.0, 64.0]]) for tile in sglang)
+    assert [tile[0].tolist() for tile in expert_tiles("experts.triton-vllm.block8", few, many)] == [[16.0, 64.0]]
+    assert expert_tiles("experts.cutlass.bf16", few, many) is TILES
+    newest = expert_tiles("experts.triton-vllm.bf16", few, many, 0.0)
+    assert [float(np.ravel(rows)[0]) for rows, _ in newest] == [rows for rows, _ in TILES]
+    assert release_time("vllm", "0.14.0") > release_time("vllm", "0.19.0")
+
+
+def test_sums_without_vectors_take_longer_where_loads_are_single() -> None:
+    """A width of 84 is no multiple of 16; 96 has more arithmetic."""
+    shape = {"tokens": 4096.0, "hidden": 4096.0, "top_k": 8.0, "experts": 8.0, "tp": 1.0, "ep": 1.0, "gated": 1.0}
+    arrays = {name: np.full(2, value) for name, value in shape.items()}
+    single = replace(IDEAL, unaligned=16.0)
+    plain, slow = (
+        experts_time(
+            **arrays, inner=array(84.0, 96.0), exponent=np.zeros(2), element_bytes=1.0, device=B200, parameters=kernel
+        )
+        for kernel in (IDEAL, single)
+    )
+    assert slow[0] > 1.5 * plain[0]
+    assert slow[1] == plain[1]

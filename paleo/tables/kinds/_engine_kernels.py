@@ -5,7 +5,7 @@ Kernels of training steps are products, products of experts by stage, and attent
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from paleo.pricing.attention import PrefillParameters, attention_backward_time, attention_prefill_time, default_kernel
-from paleo.pricing.experts import experts_time
+from paleo.pricing.experts import expert_tiles, experts_time
 from paleo.pricing.families import (
     TrainingParameters,
     experts_product_time,
@@ -40,10 +40,22 @@ from paleo.units import MICROSECOND
 #: Bytes of an element of the experts' weights and activations, scales included.
 EXPERT_BYTES = {"bf16": 2.0, "fp16": 2.0, **ELEMENT_BYTES}
 
+#: Tile width at which Triton's kernels load operands as long as they multiply: what makes SGLang's tile of 64 x 64 0.6
+#: times as efficient as vLLM's of 128 x 256, on H100 and B200 alike. On A100 one tile was measured.
+TRITON_OPERANDS = 57.0
 #: Visits of a mean expert below which the most popular one's round to none.
 ROUNDED_VISITS = 0.1
 #: Releases beside TensorRT-LLM's whose benchmark gives all visits to one rank then.
 _SINGLE_RANK_RELEASES = {"vllm": ("0.14.0",), "sglang": ("0.5.6.post2", "0.5.9")}
+#: Releases of SGLang whose benchmark keeps only tokens that visit the rank; the one that multiplies all their visits
+#: except on B200; and the one whose rows hold ten calls.
+_VISITORS_ONLY, _UNFILTERED, _TEN_CALLS = ("0.5.9", "0.5.10"), "0.5.10", "0.5.6.post2"
+#: Most experts that TensorRT-LLM before 1.3.0rc15 routes without loss; seconds of its router for more, and for each
+#: token and expert. Inferred from equal shapes of two releases, alike on B200 and H100 and in four formats.
+_ROUTED, _ROUTER_CALL, _ROUTER_LOGIT = 128, 15 * MICROSECOND, 40e-6 * MICROSECOND
+_ROUTED_BY_KERNEL = ("1.3.0rc15", "1.3.0rc20")
+#: vLLM's last release with one tile where no tuned file is found; experts whose tiles are tuned, and up to which width.
+_UNTUNED_VLLM, _TUNED_EXPERTS, _TUNED_WIDTH = "0.14.0", 8, 8192
 
 
 class CapturedKernels(KernelTable[DeviceDatasheet]):
@@ -80,7 +92,7 @@ class QuantisedGemmTable(CapturedKernels):
     configuration_columns = ("m", "n", "k")
     sizes = ("m", "n", "k")
     element_bytes = ELEMENT_BYTES
-    undetermined_parameters = ("index",)
+    undetermined_parameters = ("index", "unaligned")
     families: ClassVar[Mapping[str, type[Any]]] = {
         f"narrow.{scaling}.{library}": EngineGemmParameters
         for scaling in ("tensor8", "block8", "block4")
@@ -129,12 +141,22 @@ class ExpertKernelTable(CapturedKernels):
     )  # fmt: skip
     sizes = configuration_columns
     element_bytes = EXPERT_BYTES
-    undetermined_parameters = ("operands",)
+    undetermined_parameters = ("operands", "unaligned")
     families: ClassVar[Mapping[str, type[Any]]] = {
         f"experts.{kernel}.{scaling}": EngineGemmParameters
         for kernel in ("triton-sglang", "triton-vllm", "cutlass", "flashinfer", "trtllm", "cutedsl", "deepgemm")
         for scaling in ("bf16", "tensor8", "block8", "block4")
     }
+
+    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: Fitted) -> FitPlan:
+        """Fit what Triton's kernels lose where they cannot read vectors, setting out from a load for each element."""
+        plan = super().fit_plan(subject, family, stack, figures, fitted)
+        if "triton" not in family:
+            return plan
+        start = replace(plan.start, unaligned=16.0 if family.endswith("8") else 8.0)
+        if figures.architecture != "Ampere":
+            start = replace(start, operands=TRITON_OPERANDS)
+        return replace(plan, start=start, fixed=tuple(name for name in plan.fixed if name != "unaligned"))
 
     @rowwise
     def family(self, library: str, kernel_source: str, scaling: str, dtype: str) -> str:
@@ -167,12 +189,22 @@ class ExpertKernelTable(CapturedKernels):
             map_words(frame, ("library", "version"), _visits_single_rank, np.float64), dtype=bool
         )
         exponent = np.where(few, 0.0, exponent)
+        local = experts / ep
         experts, ep = np.where(together, experts / ep, experts), np.where(together, 1.0, ep)
         element = EXPERT_BYTES[str(frame["dtype"].iloc[0])] if len(frame) else 2.0
-        return experts_time(
+        family = str(self.family(frame.head(1)).iloc[0]) if len(frame) else ""
+        visitors, unfiltered, calls, routed = (
+            np.asarray(map_words(frame, ("library", "version", "device"), fact, np.float64)) for fact in _RELEASE_FACTS
+        )
+        seconds = experts_time(
             tokens=tokens, hidden=hidden, inner=inner, top_k=top_k, experts=experts, tp=tp, ep=ep, gated=_gated(frame),
             exponent=exponent, element_bytes=element, device=figures, parameters=parameters,
+            tiles=expert_tiles(family, tokens, local, _untuned(frame, inner / tp)), visitors_only=visitors,
+            unfiltered=unfiltered, padded="cutedsl" in family,
         )  # fmt: skip
+        logits = number(frame, "num_experts")
+        outside = ("trtllm" not in family) * routed * (logits > _ROUTED)
+        return calls * seconds + outside * (_ROUTER_CALL + _ROUTER_LOGIT * tokens * logits)
 
 
 class LatentAttentionTable(CapturedKernels):
@@ -241,6 +273,25 @@ def _visits_single_rank(library: str, version: str) -> float:
     """Return 1 if a release is timed with all visits on one rank where they are so few that all loads round to
     none."""
     return float(library == "trtllm" or version in _SINGLE_RANK_RELEASES.get(library, ()))
+
+
+#: Facts of a release's benchmark on a device, as numbers: only tokens that visit the rank are there, all their visits
+#: are multiplied, calls in a row, and the router is PyTorch's for many experts.
+_RELEASE_FACTS: tuple[Callable[..., float], ...] = (
+    lambda library, version, _: float(library == "sglang" and version in _VISITORS_ONLY),
+    lambda library, version, device: float((library, version) == ("sglang", _UNFILTERED) and device != "b200"),
+    lambda library, version, _: 10.0 if (library, version) == ("sglang", _TEN_CALLS) else 1.0,
+    lambda library, version, _: float(library == "trtllm" and version not in _ROUTED_BY_KERNEL),
+)
+
+
+def _untuned(frame: pd.DataFrame, width: Array) -> Array:
+    """Return 1 where Triton's kernel has one tile: in SGLang and early releases of vLLM, but for Mixtral's experts,
+    whose tuned tiles both ship."""
+    tuned = (number(frame, "num_experts") == _TUNED_EXPERTS) & (number(frame, "moe_ep_size") == 1.0)
+    library, version = text(frame, "library"), text(frame, "version")
+    single = ((library == "sglang") | ((library == "vllm") & (version == _UNTUNED_VLLM))).to_numpy(dtype=bool)
+    return np.asarray(single & ~(tuned & (width < _TUNED_WIDTH)), np.float64)
 
 
 def _gated(frame: pd.DataFrame) -> Array:
