@@ -38,6 +38,8 @@ EAGLE_VOCABULARY = 32_000.0
 #: Without a degree above one they change nothing (sglang 0.5.23, srt/arg_groups/parallel_hook.py:56, 290, 326).
 _ATTENTION_DP_FLAGS = ("--enable-dp-attention", "--attn-dp-size")
 _CACHE_FLAGS = ("--kv-cache-dtype", "--kv_cache_dtype")
+#: Flags that state whether an iteration is scheduled while another runs.
+_SCHEDULER_FLAGS = {"--async-scheduling": True, "--no-async-scheduling": False, "--disable-overlap-schedule": False}
 _ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm", "tensorrt": "tensorrt-llm"}
 
 
@@ -58,6 +60,7 @@ class EngineCommand:
     verified: int = 0
     draft_vocabulary: float = 0.0
     replicas: int = 1
+    overlapped_scheduler: bool | None = None
 
     def formats(self, model: ModelSpec) -> Formats:
         """Return the number formats of weights and KV cache that the command asks for.
@@ -128,6 +131,7 @@ def read_command(text: str) -> EngineCommand:
         int(numbers["verified"] or 0),
         EAGLE_VOCABULARY if re.search("eagle-?3", text.lower()) else 0.0,
         1 if shared else dp,
+        next((value for flag, value in _SCHEDULER_FLAGS.items() if flag in words), None),
     )
 
 

@@ -59,6 +59,9 @@ class Engine(Spec):
     page: PositiveCount = Field(description="tokens of a page of the cache")
     prefix_cache: Flag = Field(description="whether prompts that begin alike share their pages")
     host: Seconds = Field(description="seconds of the host between two iterations that the device waits for")
+    host_per_sequence: Seconds = Field(
+        0.0, description="seconds of the host that each sequence of an iteration adds to those"
+    )
     drafting_host: Seconds = Field(
         0.0, description="seconds of the host that an iteration waits for beside those, where it drafts and verifies"
     )
@@ -170,6 +173,31 @@ class Engine(Spec):
             if source in values
         }
         return self.model_copy(update={fact: sum(each) / max(len(each), 1) for fact, each in others.items()})
+
+    def with_scheduler(self, overlapped: bool | None) -> Engine:
+        """Return the engine profile with the host times of a release whose scheduler is overlapped, or is not.
+
+        Parameters
+        ----------
+        overlapped : bool or None
+            Whether an iteration is scheduled while another runs; None: as in this profile.
+
+        Returns
+        -------
+        Engine
+            Profile with ``host`` and ``host_per_sequence`` of such a release; this one if there is none.
+
+        Examples
+        --------
+        >>> load_engine("vllm-0.11").with_scheduler(True).host == load_engine("vllm").host
+        True
+        """
+        if overlapped in (None, self.overlapped_scheduler):
+            return self
+        releases = (load_engine(name) for name in names("engines"))
+        same = (each for each in releases if (each.title, each.overlapped_scheduler) == (self.title, overlapped))
+        fields = ("host", "host_per_sequence", "overlapped_scheduler")
+        return next((self.model_copy(update={name: getattr(each, name) for name in fields}) for each in same), self)
 
     @property
     def offline(self) -> Engine:

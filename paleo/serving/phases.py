@@ -539,7 +539,9 @@ class _TableBuilder:
     def _grouped(self, tokens: Array, local: Array) -> dict[str, Any]:
         """Return device, parameters and tiles of the engine's grouped-GEMM kernel, as keyword arguments.
 
-        In fp8, weights have scales per block with SGLang's Triton kernel and in networks that are published so.
+        In fp8, weights have scales per block with SGLang's Triton kernel and in networks that are published so. Marlin
+        computes experts as it computes dense products, at a share of the rate of sixteen bits; the other parameters
+        are CUTLASS's.
         """
         device, families = self.backend.system.device, self._families
         dtype = self.formats.experts.arithmetic(device)
@@ -551,10 +553,13 @@ class _TableBuilder:
         if blocks and kernel == "cutlass" and dtype == "fp8" and device.architecture.startswith("Blackwell"):
             kernel = "deepgemm"
         name = {"fp8": "block8" if blocks else "tensor8", "fp4": "block4"}.get(dtype, "bf16")
-        family = f"experts.{kernel}.{name}"
+        marlin, timed = kernel == "marlin", "cutlass" if kernel == "marlin" else kernel
+        family = f"experts.{timed}.{name}"
         parameters = families.parameters_of(EngineGemmParameters, family).parameters
-        if packed and kernel == "cutlass":
-            parameters = replace(parameters, efficiency=DEQUANTISED_SHARE * parameters.efficiency)
+        if packed and timed == "cutlass":
+            dense = families.parameters_of(GemmParameters, "gemm.tensor").parameters
+            share = DEQUANTISED_SHARE * (dense if marlin else parameters).efficiency
+            parameters = replace(parameters, efficiency=share)
         tiles = expert_tiles(family, tokens, local)
         return {"device": device_datasheet(device, dtype), "parameters": parameters, "tiles": tiles}
 
@@ -759,9 +764,7 @@ class _TableBuilder:
         own_keys = self.engine.latent == "sglang" and self._kernel() == "fa3" and not single
         library = "vllm" if own_keys else self.engine.latent
         name = f"latent.{library}.{'token' if single else 'prompt'}{8 if width == 1.0 else 16}"
-        # vLLM has FlashMLA on Hopper and later only; Triton's kernel runs elsewhere
-        triton = self.engine.latent == "vllm" and device.architecture == "Ampere"
-        rows = TRITON_ROWS if triton else TOKEN_ROWS
+        rows = TRITON_ROWS if self._triton else TOKEN_ROWS
         shape = np.broadcast(batch, queries, keys).shape
         ones = np.ones(shape)
         seconds = latent_attention_time(
@@ -771,6 +774,11 @@ class _TableBuilder:
             parameters=self._families.parameters_of(LatentAttentionParameters, name).parameters,
         )  # fmt: skip
         return np.asarray(group.count * seconds)
+
+    @property
+    def _triton(self) -> bool:
+        """True if attention that FlashAttention-2 lacks runs in Triton: vLLM has FlashMLA and sinks from Hopper on."""
+        return self.engine.latent == "vllm" and self.backend.system.device.architecture == "Ampere"
 
     def _prefill_time(self, batch: Array, length: Array, before: Array) -> Array:
         total = np.zeros(np.broadcast(length, before).shape)
@@ -797,8 +805,11 @@ class _TableBuilder:
 
         This is so for FlashAttention-2 without latent caches and sinks.
         """
-        sinks = any(each.short.name.endswith(".sinks") for each in self.work.layers)
-        return self._kernel() == "fa2" and not sinks and not any(group.latent for group in self.work.attention)
+        return self._kernel() == "fa2" and not self._sinks and not any(group.latent for group in self.work.attention)
+
+    @property
+    def _sinks(self) -> bool:
+        return any(each.short.name.endswith(".sinks") for each in self.work.layers)
 
     def joint(self) -> Array:
         """Return the attention times of one token in iterations with prompts, on the grid of `decode` [s]."""
@@ -828,14 +839,19 @@ class _TableBuilder:
         """Return device and parameters of attention in a phase, as keyword arguments.
 
         With an fp8 cache both products are in fp8 where the kernel has them, as queries are quantised, too
-        (FlashAttention-3, trtllm-gen; FlashAttention-2 multiplies 16 bits).
+        (FlashAttention-3, trtllm-gen; FlashAttention-2 multiplies 16 bits). Triton's kernel of attention with sinks has
+        blocks of 16 rows, as its kernel of latent attention has, whose timed rate is taken.
         """
         device, kernel = self.backend.system.device, self._kernel()
         kind = DecodeParameters if phase == "decode" else PrefillParameters
         entry = self._families.parameters_of(kind, f"attention.{kernel}.{phase}")
         narrow = self.formats.cache == "fp8" and "fp8" in device.peak and kernel != "fa2"
         dtype = "fp8" if narrow else device.training_dtype
-        return {"device": device_datasheet(device, dtype), "parameters": entry.parameters}
+        parameters = entry.parameters
+        if phase == "prefill" and self._sinks and self._triton:
+            blocks = self._families.parameters_of(LatentAttentionParameters, "latent.vllm.token16").parameters
+            parameters = replace(parameters, mma_efficiency=blocks.efficiency)
+        return {"device": device_datasheet(device, dtype), "parameters": parameters}
 
     def state(self) -> float:
         """Return the time to read and write the recurrent states of one sequence in fp32 [s]."""

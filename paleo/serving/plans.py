@@ -216,6 +216,7 @@ class ReplicaLayout:
             max_sequences=self.limit.sequences * self.schedulers if sequences is None else sequences,
             mixes_prefill=self.engine.batching == "mixed",
             host_time=self.engine.host_time_per_iteration,
+            host_time_per_sequence=self.engine.host_per_sequence / self.sharding.attention_dp,
             time_per_request=self.engine.request,
             delay=self.engine.delay,
             time_per_token=self.engine.streamed,
@@ -507,14 +508,15 @@ def iteration_parts(candidate: ReplicaLayout, state: SteadyState) -> dict[str, f
 
     exchanged = float(np.interp(batch, TOKENS, prices.communication))
     products = float(prices.non_attention_time(batch)) - exchanged + float(prices.sampling_time(batch))
-    attention = float(state.decode_iteration_time) - products - exchanged - candidate.engine.host_time_per_iteration
+    host = candidate.engine.host_time_per_iteration + candidate.engine.host_per_sequence * batch
+    attention = float(state.decode_iteration_time) - products - exchanged - host
     prompts = float(state.iteration) - float(state.decode_iteration_time)
     return {
         "products": products,
         "attention over the cache": max(attention, 0.0),
         "prompts": max(prompts, 0.0),
         "collectives": exchanged,
-        "the host": candidate.engine.host_time_per_iteration,
+        "the host": host,
     }
 
 

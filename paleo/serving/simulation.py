@@ -356,10 +356,15 @@ class Replica:
     def _pass(self, decoded: int, prefilled: float, attention: float, ends: int) -> None:
         state = self.state
         cached = state.cache / max(len(state.running), 1)
-        seconds = self.prices.iteration(decoded, cached, prefilled, attention, ends) + self.batching.host_time
-        state.now += max(seconds, self.batching.time_per_token * decoded)
+        seconds = self.prices.iteration(decoded, cached, prefilled, attention, ends)
+        state.now += self._with_host(seconds, decoded)
         state.iterations += 1.0
         state.busy += decoded
+
+    def _with_host(self, seconds: float, decoded: int) -> float:
+        """Return the time of an iteration [s] with that of the host and of the server that sends its tokens."""
+        host = self.batching.host_time + self.batching.host_time_per_sequence * decoded
+        return max(seconds + host, self.batching.time_per_token * decoded)
 
     def _start(self, request: int) -> None:
         """Finish a prompt: record its first token and add it to the decoding sequences."""
@@ -401,7 +406,7 @@ class Replica:
 
     def _leap(self) -> None:
         """Run decode iterations in one event until a request ends or arrives, or the cache is full."""
-        state, batching = self.state, self.batching
+        state = self.state
         number = len(state.running)
         if not number:
             raise SpecError("a request does not fit into an empty cache")
@@ -409,8 +414,7 @@ class Replica:
         room = int((self.capacity - state.cache + state.shared) // number)
         turns = max(min(turns, room), 1)
         middle = state.cache / number + turns / 2.0
-        seconds = self.prices.iteration(number, middle, 0.0, 0.0, 0) + batching.host_time
-        seconds = max(seconds, batching.time_per_token * number)
+        seconds = self._with_host(self.prices.iteration(number, middle, 0.0, 0.0, 0), number)
         if state.arrived < len(self.entered) and len(state.running) < self.places:
             until = self.entered[state.arrived] - state.now
             turns = max(min(turns, int(until / seconds) + 1), 1)

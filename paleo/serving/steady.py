@@ -53,8 +53,8 @@ class Batching:
         Most tokens and sequences of an iteration of a replica.
     mixes_prefill : bool
         True if prompts are computed in the iterations of decode.
-    host_time : float
-        Seconds between iterations.
+    host_time, host_time_per_sequence : float
+        Seconds of the host between iterations, and those that each sequence of an iteration adds.
     time_per_request, time_per_token : float
         Seconds of the server for each request and each token sent.
     delay : float
@@ -69,6 +69,7 @@ class Batching:
     max_sequences: Numbers
     mixes_prefill: bool = True
     host_time: float = 0.0
+    host_time_per_sequence: float = 0.0
     time_per_request: float = 0.0
     time_per_token: float = 0.0
     batches: int = 1
@@ -271,7 +272,8 @@ def iteration_time(
 
 
 def _hosted(seconds: Array, decoded: Array, batching: Batching) -> Array:
-    return np.maximum(seconds + batching.host_time, batching.time_per_token * decoded * batching.batches)
+    host = batching.host_time + batching.host_time_per_sequence * decoded
+    return np.maximum(seconds + host, batching.time_per_token * decoded * batching.batches)
 
 
 def saturated_state(phases: IterationTables, batching: Batching, lengths: Lengths, places: Numbers) -> SteadyState:

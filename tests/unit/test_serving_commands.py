@@ -12,6 +12,7 @@ from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.serving.benchmark import read_benchmark
 from paleo.serving.commands import read_command
+from paleo.serving.engines import load_engine
 from paleo.serving.formats import Formats
 from paleo.serving.lowered import Sharding
 from paleo.serving.phases import EngineKernels, iteration_tables
@@ -65,6 +66,21 @@ def test_commands_of_the_field():
     for text, message in (("vllm serve x -tp zwei", "expected a number"), ("vllm serve 'x", "No closing quotation")):
         with pytest.raises(SpecError, match=message):
             read_command(text)
+
+
+def test_a_command_states_how_iterations_are_scheduled():
+    old, new = load_engine("vllm-0.11"), load_engine("vllm")
+    stated = [read_command(f"vllm serve m {flag}").overlapped_scheduler for flag in ("--async-scheduling", "")]
+    assert stated == [True, None]
+    ahead, behind = (
+        old.with_scheduler(stated[0]),
+        new.with_scheduler(read_command("vllm serve m --no-async-scheduling").overlapped_scheduler),
+    )
+    assert (ahead.host, ahead.host_per_sequence) == (new.host, 0.0)
+    assert (behind.host, behind.host_per_sequence) == (old.host, old.host_per_sequence)
+    assert (ahead.memory_share, old.with_scheduler(None)) == (old.memory_share, old)
+    sglang = load_engine("sglang")  # no release of it in the catalog schedules between iterations
+    assert sglang.with_scheduler(read_command("sglang --disable-overlap-schedule").overlapped_scheduler) == sglang
 
 
 def test_a_command_answers_as_its_options_do(tmp_path):

@@ -142,6 +142,31 @@ def test_experts_with_narrow_weights_only_have_a_kernel_of_their_own():
     assert np.array_equal(body("dgx-h100", engine.kernels), body("dgx-h100", usual.kernels))
 
 
+def test_experts_in_marlin_keep_most_of_the_rate_of_dense_products():
+    phases = iteration_tables(
+        load_model("gpt-oss-20b"), load_system("dgx-a100-80gb"), Sharding(), parse_formats("mxfp4"),
+        load_engine("vllm").kernels,
+    )  # fmt: skip
+    tokens = 8192.0
+    flops = 24 * 2 * tokens * (4 * 3 * 2880 * 2880 + 2880 * 64 * (2 * 64 + 2 * 8))  # experts and projections
+    assert 0.45 * 312e12 < flops / float(phases.non_attention_time(tokens)) < 0.85 * 312e12
+
+
+def test_attention_with_sinks_runs_in_small_blocks_of_triton_on_ampere_under_vllm():
+    def attention(system, engine):
+        phases = iteration_tables(
+            load_model("gpt-oss-20b"), load_system(system), Sharding(), parse_formats("mxfp4"),
+            load_engine(engine).kernels,
+        )  # fmt: skip
+        return float(phases.prefill_attention_time(1.0, 8192.0, 16384.0))
+
+    own, other = attention("dgx-a100-80gb", "vllm"), attention("dgx-a100-80gb", "tensorrt-llm")
+    flops = 12 * 4 * 64 * 64 * 8192 * (16384 + 4096)  # the full layers; windows add less than a hundredth
+    assert 0.08 * 312e12 < flops / own < 0.15 * 312e12
+    assert own > 3 * other
+    assert attention("dgx-h100", "vllm") == attention("dgx-h100", "tensorrt-llm")
+
+
 def test_a_token_takes_at_least_the_reading_of_the_weights(llama):
     one = float(llama.iteration_time(decoded=1, cached=128))
     least = 2 * 7.5e9 / 3.352e12

@@ -54,6 +54,17 @@ def test_one_request_alone_takes_its_iterations(llama):
     assert result.iterations == 11
 
 
+def test_a_host_that_is_not_overlapped_adds_a_time_for_each_sequence(llama):
+    burst, number, each = drawn_requests(64, input_tokens=50, output_tokens=101, arrivals="at once"), 64, 1e-4
+    slower = replace(LIMITS, host_time_per_sequence=each)
+    spans = [simulate(llama, limits, burst, capacity=1e5).makespan for limits in (LIMITS, slower)]
+    assert spans[1] - spans[0] == pytest.approx(100 * number * each, rel=0.02)
+    rate = 20.0
+    states = [state_at_rate(llama, limits, Lengths(50, 101), 700.0, rate) for limits in (LIMITS, slower)]
+    added = [float(state.iteration) - float(state.batch) * each * place for place, state in enumerate(states)]
+    assert added[1] == pytest.approx(added[0], rel=0.1)
+
+
 def test_requests_of_one_instant_leave_the_server_together(llama):
     front = Batching(8192, 1024, time_per_request=0.01)
     burst = drawn_requests(100, input_tokens=50, output_tokens=4, arrivals="at once")

@@ -119,9 +119,9 @@ def sharding_of(row: Row) -> Sharding:
 
 def engine_of(row: Row, offline: bool) -> tuple[Engine, BatchLimit | None]:
     """Return (engine profile at the row's release, limits of its iterations that the row states or None)."""
-    engine = engine_of_release(str(row["engine"]), str(row.get("engine_version") or ""))
-    engine = engine.without(str(row.get("left_out") or ""))
     command = read_command(_command(row))
+    engine = engine_of_release(str(row["engine"]), str(row.get("engine_version") or ""))
+    engine = engine.with_scheduler(command.overlapped_scheduler).without(str(row.get("left_out") or ""))
     changes: dict[str, object] = dict(command.speculation)
     if command.memory_share:
         changes["memory_share"] = command.memory_share
