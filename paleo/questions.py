@@ -60,6 +60,7 @@ from paleo.studies.cost import (
     training,
 )
 from paleo.studies.defaults import (
+    AUTO,
     RunWithDefaults,
     batch_for,
     leaves_choices_open,
@@ -260,10 +261,10 @@ def compare(
     aimed_run, training_amount = run_for_target(network, question.run, target, stated, machines)
     terms = (training_amount, question.tariff, question.long_run)
     planner, choices = None, dict[str, RunWithDefaults]()
-    if aimed_run.strategy == purchase.AUTO:
+    if aimed_run.strategy == AUTO:
         planner = planner_of(question.run, None if target is None else aimed_run.software)
     elif target is None and leaves_choices_open(network, rescaled_run(question.run, max(counts))):
-        aimed_run = aimed_run.model_copy(update={"strategy": purchase.AUTO})
+        aimed_run = aimed_run.model_copy(update={"strategy": AUTO})
 
         def planner(model: ModelSpec, system: System, run: Run) -> tuple[list[Prediction], int, int]:
             stated = explicit_fields(question.run) | {"gpus": run.gpus, "global_batch": run.global_batch}
@@ -353,7 +354,6 @@ def open_search_space(run: Run, software: str | None = None) -> Space:
     """
     from paleo.launch.commands import supported_space
     from paleo.search.space import within
-    from paleo.studies.purchase import AUTO
 
     stated = explicit_fields(run)
     strategy = None if stated.get("strategy") == AUTO else stated.get("strategy")

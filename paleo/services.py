@@ -234,6 +234,11 @@ def require_token_service(answer: ServeResult | SinglePassResult) -> Service:
     -------
     Service
         The service.
+
+    Raises
+    ------
+    SpecError
+        If the network generates no tokens.
     """
     if isinstance(answer, SinglePassResult):
         raise SpecError(f"{answer.service.model.name} generates no tokens; expected a language model")

@@ -27,7 +27,6 @@ from paleo.report.columns import (
 from paleo.report.estimate import OWNED_MACHINES_TEXT
 from paleo.search.classes import class_numbers
 from paleo.studies.cost import JOULES_PER_KWH
-from paleo.studies.purchase import PlanWithCost, PurchasePlans, format_long_duration, purchase_finding, purchase_verdict
 from paleo.units import DAY, format_duration, unit_reference_time, with_noun
 
 if TYPE_CHECKING:
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from paleo.specs.model import ModelSpec
     from paleo.specs.system import System
     from paleo.studies.exchange import ExchangeSearch
+    from paleo.studies.purchase import PlanWithCost, PurchasePlans
 
 #: Why a faster plan may be listed after the first.
 _TIGHT = f"Plans that leave less than {100 * HEADROOM:.0f} % of the memory free are listed last."
@@ -234,6 +234,8 @@ def _first_plan(lead: Prediction) -> str:
 
 
 def _days(plan: PlanWithCost) -> str | None:
+    from paleo.studies.purchase import format_long_duration
+
     return None if plan.seconds is None else format_long_duration(plan.seconds)
 
 
@@ -295,6 +297,8 @@ def purchase_document(reply: PurchasePlans) -> Document:
     Document
         Dict of plain values: times [s], cost [USD], energy [J].
     """
+    from paleo.studies.purchase import purchase_verdict
+
     columns, (flags, before) = tuple(_priced_columns(reply)), reply.launch
     return {
         "model": reply.model.name,
@@ -336,6 +340,8 @@ def purchase_table(reply: PurchasePlans) -> RenderableType:
     RenderableType
         Tables for the console.
     """
+    from paleo.studies.purchase import purchase_finding
+
     parts: list[RenderableType] = [
         *default_choices_line(reply.choices),
         wrapped_text(Text(purchase_finding(reply) + (";" if reply.remedies else "."), style="bold")),

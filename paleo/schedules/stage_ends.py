@@ -206,16 +206,16 @@ def _waves(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> _
     rows, codes, sources, fused_sources = _dependencies(schedule, stages, microbatches, chunks)
     passes = sum(map(len, rows))
     try:
-        wave_of = _wave_numbers(*([stage.tolist() for stage in column] for column in (codes, sources, fused_sources)))
+        wave_of = _wave_numbers(codes, sources, fused_sources)
     except ValueError as error:
         raise PlanError(f"schedule {schedule.name!r}: {error} passes wait for one another") from None
-    by_wave = np.argsort(np.concatenate(wave_of), kind="stable")
+    by_wave = np.argsort(wave_of, kind="stable")
     width = chunks * schedule.replicas
     position = np.full(3 * stages * width * microbatches + 1, passes, dtype=np.intp)  # code -1: no pass
     position[np.concatenate(codes)[by_wave]] = np.arange(passes)
     previous = [np.append(-1, order[:-1]) if len(order) else order for order in codes]
     awaited = (position[np.concatenate(column)[by_wave]] for column in (previous, sources, fused_sources))
-    bounds = itertools.pairwise([0, *(np.flatnonzero(np.diff(np.concatenate(wave_of)[by_wave])) + 1).tolist(), passes])
+    bounds = itertools.pairwise([0, *(np.flatnonzero(np.diff(wave_of[by_wave])) + 1).tolist(), passes])
     inside = [slice(first, end) for first, end in bounds if end]
     columns = ([column[wave] for wave in inside] for column in (np.concatenate(rows)[by_wave], *awaited))
     waves = tuple(
@@ -286,26 +286,27 @@ def _row(kind: str, place: ChunkLocation, stages: int, width: int) -> int:
     return (_KINDS[kind] * stages + place[0]) * width + place[1]
 
 
-def _wave_numbers(codes: list[list[int]], sources: list[list[int]], fused_sources: list[list[int]]) -> list[list[int]]:
-    """Compute the wave of each pass of each stage.
+def _wave_numbers(codes: list[Index], sources: list[Index], fused_sources: list[Index]) -> Index:
+    """Compute the wave of each pass, of all stages in turn.
 
     Raises ValueError with the number of passes that wait for one another.
     """
-    ended = {-1}
-    reached, waves = [0] * len(codes), [list[int]() for _ in codes]
-    active, wave = [stage for stage, order in enumerate(codes) if order], 0
-    while active:
-        ready = []
-        for stage in active:
-            place = reached[stage]
-            if sources[stage][place] in ended and fused_sources[stage][place] in ended:
-                ready.append(stage)
-        if not ready:
-            raise ValueError(sum(len(codes[stage]) - reached[stage] for stage in active))
-        for stage in ready:
-            ended.add(codes[stage][reached[stage]])
-            reached[stage] += 1
-            waves[stage].append(wave)
-        active = [stage for stage in active if reached[stage] < len(codes[stage])]
-        wave += 1
-    return waves
+    never, last = max(int(order.max(initial=-1)) for order in codes) + 1, np.cumsum([len(order) + 1 for order in codes])
+    ended = np.zeros(never + 2, dtype=bool)
+    ended[-1] = True  # code -1: no pass
+    # behind the passes of each stage comes one that never runs
+    code, source, fused = (
+        np.concatenate([np.append(each, never) for each in column]) for column in (codes, sources, fused_sources)
+    )
+    wave_of, reached = np.full(len(code), -1), np.append(0, last[:-1])
+    for wave in itertools.count():
+        ready = ended.take(source.take(reached)) & ended.take(fused.take(reached))
+        places = reached[ready]
+        if not len(places):
+            break
+        ended[code[places]] = True
+        wave_of[places] = wave
+        reached += ready
+    if waiting := int((last - 1 - reached).sum()):
+        raise ValueError(waiting)
+    return np.delete(wave_of, last - 1)

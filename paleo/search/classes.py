@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from paleo.parallel.placement import parse_strategy
 from paleo.predict import HEADROOM, predict
+from paleo.search.ranking import VARIED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 TIE_FRACTION = 0.5
 #: Longest over shortest step of a class where no interval is known: about half the usual interval.
 _DEFAULT_TIE_RATIO = 1.05
-#: Most plans of different strategies that are compared.
-_VARIED = 40
 #: Schedules that frameworks run by default.
 _USUAL = ("none", "1f1b", "interleaved")
 #: Fraction of the memory up to which a plan leaves room for errors of the predicted memory.
@@ -82,7 +81,7 @@ def classed(model: ModelSpec, system: System, result: Search, top: int) -> Searc
     """
     first = predict(model, system, result.plans[0].run)
     width = (first.interval[1] / first.step_time) ** TIE_FRACTION
-    varied = () if result.ranking is None else result.ranking.varied(_VARIED)
+    varied = () if result.ranking is None else result.ranking.varied(VARIED)
     rows = list(result.plans) + [row for row in varied if row not in result.plans]
     capacity = system.device.memory.usable
     roomy = (1.0 - HEADROOM) * capacity

@@ -445,7 +445,10 @@ class _Members:
         inside = np.flatnonzero(memory <= capacity)
         shortest = inside[np.argsort(seconds[inside], kind="stable")[:count]]
         front, _ = pareto_front(seconds[inside], memory[inside])
-        return np.union1d(shortest, inside[np.isin(seconds[inside], front)])
+        chosen = np.zeros(len(seconds), dtype=bool)
+        chosen[shortest] = True
+        chosen[inside] |= np.searchsorted(front, seconds[inside], "right") > np.searchsorted(front, seconds[inside])
+        return np.flatnonzero(chosen)
 
     @property
     def covered(self) -> int:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from paleo.lowering.policies import RECOMPUTE_POLICIES, most_recomputable_layers, recompute_summary
 from paleo.predict import Prediction, predict
+from paleo.schedules.base import distinct_values
 from paleo.specs.run import updated
 from paleo.specs.software import Software, load_software
 
@@ -187,7 +188,7 @@ def _fitting_pairs(ranking: Ranking, number: int, better: npt.NDArray[np.bool_])
     keys = results.choice.astype(np.int64) * cases + results.case  # sorted by choice, then by case
     layout, *others = results.cases
     # a case may belong to several groups
-    group = np.searchsorted(np.unique(results.before), np.arange(cases), side="right")
+    group = np.searchsorted(distinct_values(results.before), np.arange(cases), side="right")
     grouped = layout.astype(np.int64) * (len(results.before) + 1) + group
     twin = full_recompute_cases((grouped, *others))[results.case[plain]]
     twin_keys = results.choice[plain].astype(np.int64) * cases + twin

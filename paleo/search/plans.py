@@ -26,7 +26,7 @@ from paleo.search.block_costs import Graphs, layout_times
 from paleo.search.bounds import Limits, pareto_front
 from paleo.search.evaluate import BestBounds, CoveredCases, pairs_imply_overlap
 from paleo.search.partial_recompute import partly_recomputed
-from paleo.search.ranking import EvaluatedGroup, PlanRow, Ranking
+from paleo.search.ranking import VARIED, EvaluatedGroup, PlanRow, Ranking
 from paleo.search.space import Layout, Space, batch, check_searched, divisors, layouts, microbatches
 from paleo.search.support import Support, recomputes_some_layers
 from paleo.specs.run import updated
@@ -250,8 +250,9 @@ def search(
 def _bounded(sources: Sequence[_Source], system: System, objective: str, count: int) -> Ranking:
     """Return a ranking of the configurations that may be among the first plans or on the Pareto front.
 
-    The configurations with the best bounds are evaluated first; all others must reach their results. If none of the
-    first ``count`` plans leaves memory free, the ranking evaluates further ones.
+    The configurations with the best bounds are evaluated first; all others must reach their results, or be as fast as
+    the plans of different strategies that are grouped into classes. If none of the first ``count`` plans leaves memory
+    free, the ranking evaluates further ones.
     """
     capacity = system.device.memory.usable
     first = BestBounds.joined(
@@ -264,6 +265,8 @@ def _bounded(sources: Sequence[_Source], system: System, objective: str, count: 
     known = tried.fitting[np.argsort(tried.step[tried.fitting], kind="stable")]
     tight = bool((tried.memory[known[:count]] > (1.0 - HEADROOM) * capacity).all())
     within = float(tried.step[known[: 2 * (LOOKED_AT if tight else count)]].max(initial=0.0)) or math.inf
+    varied = tried.slowest_varied(VARIED)
+    within = max(within, varied) if math.isfinite(varied) else within
 
     def widen(seconds: float) -> list[EvaluatedGroup]:
         everything = math.isinf(seconds)

@@ -30,6 +30,8 @@ Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
 #: Number of the best plans among which another strategy is sought first.
 _NEAR = 1000
+#: Most plans of different strategies that are grouped into classes.
+VARIED = 40
 #: Number of batches whose best configuration is computed pass by pass, and number of rounds in which configurations
 #: that now lead the ranking are.
 _BATCHES, _ROUNDS = 6, 6
@@ -289,9 +291,10 @@ class Ranking:
         return tuple(rows.values())[:top]
 
     def varied(self, count: int) -> tuple[PlanRow, ...]:
-        """Return the best plan of each strategy (degrees of tp, pp, dp, …), the best first.
+        """Return the best plan of each of the first ``count`` strategies (degrees of tp, pp, dp, …), the best first.
 
-        Only the best `_NEAR` plans that fit into the memory of a device are looked at.
+        They are those among the best `_NEAR` configurations that fit into the memory of a device. The result does not
+        depend on which slower configurations were evaluated.
 
         Parameters
         ----------
@@ -303,15 +306,40 @@ class Ranking:
         tuple of PlanRow
             At most ``count`` plans of different strategies.
         """
-        first: dict[tuple[int, str], int] = {}
-        for index in self._ordered(_NEAR).tolist():
+        first, slowest = self._first_of_strategies(count)
+        if self._extend_to(slowest):
+            first, _ = self._first_of_strategies(count)
+        # computed together: configurations of a batch share one evaluation
+        self._compute_pass_by_pass(np.array(first, dtype=np.intp))
+        return tuple(self.row(index) for index in first)
+
+    def slowest_varied(self, count: int) -> float:
+        """Return a step time [s] that bounds those of `varied` from above, before they are computed pass by pass.
+
+        Parameters
+        ----------
+        count : int
+            Most plans that `varied` returns.
+
+        Returns
+        -------
+        float
+            Step time [s]; infinite if too few configurations fit.
+        """
+        return self._first_of_strategies(count)[1]
+
+    def _first_of_strategies(self, count: int) -> tuple[list[int], float]:
+        """Return the best evaluated configuration of each of the first ``count`` strategies.
+
+        Also return the step time [s] within which all configurations must be known for them to be the best.
+        """
+        first, order = dict[tuple[int, str], int](), self._ordered(_NEAR)
+        for index in order.tolist():
             if self.fits[index]:
                 first.setdefault(self._strategy(index), index)
             if len(first) == count:
-                break
-        # computed together: configurations of a batch share one evaluation
-        self._compute_pass_by_pass(np.array(list(first.values()), dtype=np.intp))
-        return tuple(self.row(index) for index in first.values())
+                return list(first.values()), float(self.step[index])
+        return list(first.values()), float(self.step[order].max()) if len(self.fitting) >= _NEAR else np.inf
 
     def runner_up(self, best: PlanRow) -> PlanRow | None:
         """Return the best plan that fits and has another strategy.

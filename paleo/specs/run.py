@@ -167,7 +167,10 @@ class FabricOptions(Spec):
 
 
 class VariationOptions(Spec):
-    """Options of a run's variation: how much step times differ between ranks, steps and sequence lengths."""
+    """Options of a run's variation.
+
+    They state how much step times differ between ranks and steps, and the work of a sample between samples.
+    """
 
     jitter: Annotated[float, Field(ge=0, le=3)] = Field(
         0.0,

@@ -296,7 +296,7 @@ def _order(layouts: Layouts, layout: int, buckets: BucketSettings) -> tuple[Shap
 
     def order() -> tuple[Shape, Order]:
         order_ = layer_iterations(program, buckets, last=True)
-        return tuple((i.section, i.direction, i.count, i.gathers, bool(i.buckets)) for i in order_), order_
+        return tuple([(i.section, i.direction, i.count, i.gathers, bool(i.buckets)) for i in order_]), order_
 
     return layouts.cache.once(("order", id(program), buckets), order)
 

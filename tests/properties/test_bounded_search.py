@@ -1,4 +1,7 @@
-"""A search by bounds has the plans, the front and the runner-up of one that evaluates every configuration."""
+"""A search by bounds has the plans, the front and the runner-up of one that evaluates every configuration.
+
+So do the classes of plans that a prediction cannot tell apart: they depend on no configuration that bounds rule out.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ import pytest
 
 from paleo.errors import PaleoError
 from paleo.questions import open_search_space
+from paleo.questions import search as answer
 from paleo.search import plans
+from paleo.search.classes import classed
 from paleo.search.plans import Search, search, search_with_headroom
 from paleo.search.ranking import PlanRow
 from paleo.specs.loading import validate
@@ -60,6 +65,12 @@ def rounded(rows: Sequence[PlanRow | None]) -> list[PlanRow | None]:
     return [None if row is None else replace(row, step_time=float(f"{row.step_time:.9e}")) for row in rows]
 
 
+def classes_of(rows: Sequence[PlanRow]) -> list[tuple[PlanRow | None, str]]:
+    """Rounded rows beside the shortest step of their class [s], with ten digits as well."""
+    alike = rounded([replace(row, class_step=0.0) for row in rows])
+    return list(zip(alike, [f"{row.class_step:.9e}" for row in rows], strict=True))
+
+
 @pytest.mark.parametrize("number", range(0, CASES, STEP))
 def test_a_search_by_bounds_finds_what_an_exhaustive_one_finds(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     network, system, stated = drawn(number)
@@ -80,5 +91,34 @@ def test_a_search_by_bounds_finds_what_an_exhaustive_one_finds(number: int, monk
     assert rounded(bounded.front) == rounded(whole.front)
     assert rounded((bounded.runner_up,)) == rounded((whole.runner_up,))
     assert rounded(search_with_headroom(bounded, machine).plans) == rounded(search_with_headroom(whole, machine).plans)
+    classes = [classed(model, machine, search_with_headroom(found, machine), 10).plans for found in (bounded, whole)]
+    assert classes_of(classes[0]) == classes_of(classes[1])
     assert bounded.evaluated <= whole.evaluated == whole.configurations
     assert bounded.evaluated < whole.evaluated or whole.fitting < 500, "nothing was left out"
+
+
+#: Fields of an answer that say how it was found.
+HOW = {"seconds", "evaluated", "fitting", "configurations", "covered"}
+
+
+def digits(value: Any) -> Any:
+    """The parts of a document, its numbers with ten digits."""
+    if isinstance(value, dict):
+        return {key: digits(each) for key, each in value.items() if key not in HOW}
+    if isinstance(value, list | tuple):
+        return [digits(each) for each in value]
+    return float(f"{value:.9e}") if isinstance(value, float) else value
+
+
+@pytest.mark.parametrize(
+    ("network", "system", "gpus"),
+    [("deepseek_v3", "dgx-h100", 2048), ("deepseek_v3", "dgx-h100", 512), ("deepseek_v3", "dgx-b200", 1024),
+     ("gpt3-175b", "dgx-a100-80gb", 1024), ("mixtral-8x22b", "dgx-h100", 256)],
+)  # fmt: skip
+def test_a_large_search_prints_what_an_exhaustive_one_prints(
+    network: str, system: str, gpus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plans, "_FEW_CASES", 0)
+    bounded, whole = (answer(network, system, gpus, exhaustive=exhaustive) for exhaustive in (False, True))
+    assert digits(bounded.document()) == digits(whole.document())
+    assert bounded.search.evaluated < whole.search.evaluated
