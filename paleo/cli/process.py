@@ -215,10 +215,10 @@ def _parser(word: str) -> Callable[..., Any]:
 
 def _without_parameters(command: CommandInfo) -> CommandInfo:
     """Return a command as the help of the program shows it: its name, group and text are enough."""
-    shown = copy(command)
-    shown.name, shown.callback = command.name or _function_name(command).replace("_", "-"), lambda: None
-    shown.help = command.help or command.callback.__doc__
-    return shown
+    entry = copy(command)
+    entry.name, entry.callback = command.name or _function_name(command).replace("_", "-"), lambda: None
+    entry.help = command.help or command.callback.__doc__
+    return entry
 
 
 def _function_name(command: CommandInfo) -> str:
