@@ -553,13 +553,11 @@ class _TableBuilder:
         if blocks and kernel == "cutlass" and dtype == "fp8" and device.architecture.startswith("Blackwell"):
             kernel = "deepgemm"
         name = {"fp8": "block8" if blocks else "tensor8", "fp4": "block4"}.get(dtype, "bf16")
-        marlin, timed = kernel == "marlin", "cutlass" if kernel == "marlin" else kernel
-        family = f"experts.{timed}.{name}"
+        family = f"experts.{'cutlass' if kernel == 'marlin' else kernel}.{name}"
         parameters = families.parameters_of(EngineGemmParameters, family).parameters
-        if packed and timed == "cutlass":
-            dense = families.parameters_of(GemmParameters, "gemm.tensor").parameters
-            share = DEQUANTISED_SHARE * (dense if marlin else parameters).efficiency
-            parameters = replace(parameters, efficiency=share)
+        if packed and kernel in ("cutlass", "marlin"):
+            dense = kernel == "marlin" and families.parameters_of(GemmParameters, "gemm.tensor").parameters
+            parameters = replace(parameters, efficiency=DEQUANTISED_SHARE * (dense or parameters).efficiency)
         tiles = expert_tiles(family, tokens, local)
         return {"device": device_datasheet(device, dtype), "parameters": parameters, "tiles": tiles}
 

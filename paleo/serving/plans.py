@@ -508,7 +508,7 @@ def iteration_parts(candidate: ReplicaLayout, state: SteadyState) -> dict[str, f
 
     exchanged = float(np.interp(batch, TOKENS, prices.communication))
     products = float(prices.non_attention_time(batch)) - exchanged + float(prices.sampling_time(batch))
-    host = candidate.engine.host_time_per_iteration + candidate.engine.host_per_sequence * batch
+    host = candidate.batching().host_time_of(float(state.batch) / candidate.sharding.pp)
     attention = float(state.decode_iteration_time) - products - exchanged - host
     prompts = float(state.iteration) - float(state.decode_iteration_time)
     return {

@@ -363,8 +363,7 @@ class Replica:
 
     def _with_host(self, seconds: float, decoded: int) -> float:
         """Return the time of an iteration [s] with that of the host and of the server that sends its tokens."""
-        host = self.batching.host_time + self.batching.host_time_per_sequence * decoded
-        return max(seconds + host, self.batching.time_per_token * decoded)
+        return max(seconds + self.batching.host_time_of(float(decoded)), self.batching.time_per_token * decoded)
 
     def _start(self, request: int) -> None:
         """Finish a prompt: record its first token and add it to the decoding sequences."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 Numbers = npt.ArrayLike
+SequenceCount = TypeVar("SequenceCount", float, Array)
 #: Halvings of the interval of iteration times; standard normal quantiles.
 HALVINGS = 32
 #: Share of the answers of one length that stay in the groups in which their prompts filled iterations, in a cache that
@@ -75,6 +76,21 @@ class Batching:
     batches: int = 1
     delay: float = 0.0
     overflows: bool = False
+
+    def host_time_of(self, sequences: SequenceCount) -> SequenceCount:
+        """Return the time of the host in an iteration that decodes a number of sequences [s].
+
+        Parameters
+        ----------
+        sequences : float or ndarray
+            Number of sequences of all ranks of a replica.
+
+        Returns
+        -------
+        float or ndarray
+            Time [s].
+        """
+        return self.host_time + self.host_time_per_sequence * sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +288,7 @@ def iteration_time(
 
 
 def _hosted(seconds: Array, decoded: Array, batching: Batching) -> Array:
-    host = batching.host_time + batching.host_time_per_sequence * decoded
+    host = batching.host_time_of(decoded)
     return np.maximum(seconds + host, batching.time_per_token * decoded * batching.batches)
 
 
