@@ -29,7 +29,11 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import Level, System, load_system
 
-RANDOM = np.random.default_rng(7)
+
+@pytest.fixture
+def random() -> np.random.Generator:
+    """A generator for each test, so that what a test draws does not depend on those that ran before it."""
+    return np.random.default_rng(7)
 
 
 def max_min_rates(paths: Sequence[Sequence[int]], capacity: Sequence[float]) -> np.ndarray:
@@ -64,10 +68,10 @@ def exchange_rates(leaf_of: Sequence[int], leaf: int, oversubscription: float) -
 
 
 @pytest.mark.parametrize("ratio", [1, 4, 16])
-def test_hashed_flows(ratio: int) -> None:
+def test_hashed_flows(random: np.random.Generator, ratio: int) -> None:
     links, slowest = 32, []
-    for _ in range(60):
-        paths = [[link] for link in RANDOM.integers(0, links, ratio * links)]
+    for _ in range(200):
+        paths = [[link] for link in random.integers(0, links, ratio * links)]
         slowest.append(max_min_rates(paths, [float(ratio)] * links).min())
     assert float(ecmp_share(ratio * links, links)) == pytest.approx(float(np.mean(slowest)), rel=0.05)
 
@@ -82,9 +86,9 @@ def test_an_exchange_over_leaves(nodes: int, leaves: int, oversubscription: floa
     assert rates.min() * (nodes - 1) == pytest.approx(expected, rel=0.05)
 
 
-def test_nodes_drawn_at_random() -> None:
+def test_nodes_drawn_at_random(random: np.random.Generator) -> None:
     machine, leaf, nodes = 256, 16, 12
-    draws = [RANDOM.permutation(machine)[:nodes] // leaf for _ in range(2000)]
+    draws = [random.permutation(machine)[:nodes] // leaf for _ in range(2000)]
     touched = np.mean([len(set(draw)) for draw in draws])
     crossings = np.mean([(draw != np.roll(draw, 1)).sum() for draw in draws])
     assert float(leaves_touched(nodes, machine, leaf)) == pytest.approx(touched, rel=0.02)
@@ -104,22 +108,22 @@ def ring_rates(leaf_of: Sequence[int], leaf: int, oversubscription: float) -> np
     return max_min_rates(paths, [1.0] * (2 * nodes) + [leaf / oversubscription] * (2 * leaves))
 
 
-def test_a_ring_in_rank_order_over_random_nodes() -> None:
+def test_a_ring_in_rank_order_over_random_nodes(random: np.random.Generator) -> None:
     """Against the slowest flow of drawn placements, leaves four times oversubscribed."""
     shares = []
-    for _ in range(60):
-        _, leaf_of = np.unique(RANDOM.permutation(256)[:128] // 16, return_inverse=True)
-        shares.append(ring_rates(RANDOM.permutation(leaf_of).tolist(), 16, 4.0).min())
+    for _ in range(200):
+        _, leaf_of = np.unique(random.permutation(256)[:128] // 16, return_inverse=True)
+        shares.append(ring_rates(random.permutation(leaf_of).tolist(), 16, 4.0).min())
     share = placement_port_share(oversubscribed(4.0, leaf=16, nodes=256), 128, node_placement("random")).unsorted_share
     assert share == pytest.approx(float(np.mean(shares)), rel=0.05)
 
 
-def test_the_fullest_leaf_of_a_random_exchange() -> None:
+def test_the_fullest_leaf_of_a_random_exchange(random: np.random.Generator) -> None:
     """Against the slowest flow of drawn placements, leaves four times oversubscribed."""
     system = oversubscribed(4.0, leaf=8, nodes=64)
     shares = []
-    for _ in range(40):
-        _, leaf_of = np.unique(RANDOM.permutation(64)[:24] // 8, return_inverse=True)
+    for _ in range(200):
+        _, leaf_of = np.unique(random.permutation(64)[:24] // 8, return_inverse=True)
         shares.append(exchange_rates(leaf_of.tolist(), 8, 4.0).min() * 23)
     share = placement_port_share(system, 24, node_placement("random")).exchange_share
     assert share == pytest.approx(float(np.mean(shares)), rel=0.05)
@@ -159,11 +163,11 @@ def test_groups_a_stride_apart_share_the_uplinks(nodes: int, stride: int, leaf: 
     assert share.exchange_share == pytest.approx(exchange, rel=0.05)
 
 
-def test_groups_a_stride_apart_on_nodes_drawn_at_random() -> None:
+def test_groups_a_stride_apart_on_nodes_drawn_at_random(random: np.random.Generator) -> None:
     """Four groups of eight on 32 of 64 nodes, in the mean over draws."""
     rings, exchanges = [], []
-    for _ in range(40):
-        _, leaf_of = np.unique(RANDOM.permutation(64)[:32] // 8, return_inverse=True)
+    for _ in range(200):
+        _, leaf_of = np.unique(random.permutation(64)[:32] // 8, return_inverse=True)
         groups = [range(first, 32, 4) for first in range(4)]
         slowest = [all_rates(groups, leaf_of.tolist(), 8.0, ring=how, leaf=8).min() for how in (True, False)]
         rings.append(slowest[0])
@@ -255,13 +259,13 @@ def test_a_ring_over_a_dragonfly(routing: str) -> None:
     assert float(network.ring(1)) == 1.0
 
 
-def test_a_ring_in_rank_order_over_a_dragonfly() -> None:
+def test_a_ring_in_rank_order_over_a_dragonfly(random: np.random.Generator) -> None:
     """Against the slowest flow of drawn placements; the balanced number of links."""
     groups, size, nodes = 9, 16, 96
     network = Dragonfly(groups, size / (groups - 1.0), "minimal")
     shares = []
     for _ in range(200):
-        drawn = RANDOM.permutation(groups * size)[:nodes]
+        drawn = random.permutation(groups * size)[:nodes]
         flows = [(int(a), int(b)) for a, b in zip(drawn, np.roll(drawn, -1), strict=True)]
         shares.append(dragonfly_rates(flows, size, network).min())
     share = float(network.unsorted_ring(ring_crossings(nodes, groups * size, size)))
@@ -272,13 +276,15 @@ def test_a_ring_in_rank_order_over_a_dragonfly() -> None:
     ("ports", "demand", "others", "asked"), [(8, 0.5, 8, 1.0), (1, 1.0, 12, 0.7), (4, 1.0, 4, 0.25), (2, 0.4, 2, 0.9)]
 )
 @pytest.mark.parametrize("sending", [0.3, 0.8])
-def test_a_job_beside_another(ports: int, demand: float, others: int, asked: float, sending: float) -> None:
+def test_a_job_beside_another(
+    random: np.random.Generator, ports: int, demand: float, others: int, asked: float, sending: float
+) -> None:
     """Ports of a leaf share its uplinks max-min fairly while both jobs send; the other is silent in between."""
     capacity = 3.0
     flows = [[port, ports + others] for port in range(ports + others)]
     limits = [demand] * ports + [asked] * others + [capacity]
     together, alone = max_min_rates(flows, limits)[0], max_min_rates(flows[:ports], limits)[0]
-    mean = np.mean([together if RANDOM.random() < sending else alone for _ in range(20000)])
+    mean = np.mean([together if random.random() < sending else alone for _ in range(20000)])
     kept = share_beside_neighbour(
         ports=ports, demand=demand, other_ports=others, other_demand=asked, sending=sending, capacity=capacity
     )
