@@ -200,7 +200,7 @@ class Builder:
                 self.places[value] = TensorPlace(new, place.tensor)
 
     def add_parameters(self, parameters: int, source: TensorPlace, label: str, path: str) -> LayerEntry:
-        """Append a layer that holds ``new_parameter_count`` numbers and passes its input through; return its entry."""
+        """Append a layer that holds ``parameters`` numbers and passes its input through; return its entry."""
         return self.add("learned", {"parameters": parameters, "of": label}, [source], path)
 
     # The entries that hold values.
@@ -231,7 +231,7 @@ class Builder:
     def view(
         self, source: TensorPlace, sizes: Mapping[str, Size], path: str, *, keeps_whole: bool = False
     ) -> TensorPlace:
-        """Return ``first_activation_input`` with the dims ``sizes`` (name to size), by a view where one is needed.
+        """Return ``source`` with the dims ``sizes`` (name to size), by a view where one is needed.
 
         A view of a view becomes a view of the first tensor. No entry is added if the source has these sizes already and
         no dim of its name moves to another position.
@@ -253,7 +253,7 @@ class Builder:
         return TensorPlace.of(entry)
 
     def shaped(self, source: TensorPlace, shape: Shape, path: str, *, keeps_whole: bool = False) -> TensorPlace:
-        """Return ``first_activation_input`` reshaped to ``shape``; dims of unchanged size keep their names."""
+        """Return ``source`` reshaped to ``shape``; dims of unchanged size keep their names."""
         sizes = dict(zip(self.dim_names(shape, source.tensor), shape, strict=True))
         return self.view(source, sizes, path, keeps_whole=keeps_whole)
 
@@ -404,7 +404,7 @@ class Invocation:
     values: TensorLookup
 
     def arguments(self, *names: str) -> dict[str, Any]:
-        """Return the arguments as a dict by parameter name; ``dim_names`` are the function's parameters in order."""
+        """Return the arguments as a dict by parameter name; ``names`` are the function's parameters in order."""
         return dict(zip(names, self.args, strict=False)) | {k: v for k, v in self.kwargs.items() if k in names}
 
     def tensor(self, argument: Any) -> Value | None:
@@ -412,7 +412,7 @@ class Invocation:
         return self.values.value(argument) if self.values.is_tensor(argument) else None
 
     def reading(self, kind: str, names: Sequence[str], tensors: Sequence[str], **more: Any) -> TranslatedCall:
-        """Return a reading of ``kind`` for a function whose parameters are ``dim_names``.
+        """Return a reading of ``kind`` for a function whose parameters are ``names``.
 
         Parameters listed in ``tensors`` become its inputs, in that order; the others, and ``more``, become options.
         """

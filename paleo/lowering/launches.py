@@ -527,7 +527,7 @@ class SectionRecompute(NamedTuple):
 
     ``spared`` are names of operations that are not recomputed, ``freed`` names of tensors that are not saved. ``flags``
     hold, for each operation of each layer, its additional runs under full and selective recomputation.
-    ``full_recompute_runs`` maps each layer to the names of its operations in modules of selective recomputation.
+    ``recomputed`` maps each layer to the names of its operations in modules of selective recomputation.
     """
 
     spared: frozenset[str]

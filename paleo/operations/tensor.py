@@ -252,7 +252,7 @@ class Tensor:
     """A tensor with named dims; its name identifies its storage, which views share.
 
     ``grad`` is False for tensors that need no gradient: graph inputs, masks, indices, frozen weights.
-    ``wide_activation`` activations stay fp32 under mixed precision, as do the outputs of element-wise passes over
+    ``wide`` activations stay fp32 under mixed precision, as do the outputs of element-wise passes over
     them. ``packed_bytes`` is the number of bytes in which each number of a weight is stored, whatever the run's
     format; 0: the run's format.
 

@@ -74,7 +74,7 @@ class SparseWork:
     """Work of each sparse-attention call, by part: FLOP, bytes and keys, as arrays that broadcast.
 
     ``element_bytes`` are bytes of a weight, ``stored_bytes`` of an entry of the cache. ``indexed`` is True where an
-    indexer scores keys, ``dense`` where attention covers all keys without one. ``tokens`` are new tokens of an indexer.
+    indexer scores keys, ``dense`` where attention covers all keys without one.
     """
 
     projection_flops: Array

@@ -98,8 +98,6 @@ class Ranking:
 
     Attributes
     ----------
-    rates : dict of int to float
-        Weight of one second on each number of GPUs.
     timed : bool
         True if the objective depends on time.
     """

@@ -337,7 +337,7 @@ class StateMemory:
     Arrays have the shape (stages, …), where the last axes are those of the configurations.
 
     ``gathered`` are parameters that sharding gathers at a time, ``update`` the temporaries of the optimizer update, and
-    ``replicas`` the flat copies of gradients before it.
+    ``copies`` the flat copies of gradients before it.
     """
 
     parameters: Array

@@ -245,7 +245,7 @@ def _row(
 
 
 def _worthwhile(fabric: Fabric, operation: str, links: GroupLinks) -> tuple[Crossover, ...]:
-    """Return the payloads at which another algorithm becomes the fastest and wins by ``NOTABLE`` at larger ones.
+    """Return the payloads at which another algorithm becomes the fastest and wins by ``_NOTABLE`` at larger ones.
 
     Payloads at which two algorithms alternate within that margin are left out.
     """
