@@ -107,6 +107,11 @@ class HostTime(Spec):
         (0.0, 0.0),
         description="operations that a router with sigmoids and a balancing bias adds over one with a softmax",
     )
+    unfused_router: LaunchCounts = Field(
+        (0.0, 0.0),
+        description="operations that a router with a softmax and its balancing loss add where no fused kernels "
+        "compute them",
+    )
     selection: Seconds = Field(
         0.0,
         description="host time in each pass for selecting object proposals and their targets, while the device waits",
@@ -492,6 +497,11 @@ class Parallelism(Spec):
         "all",
         description="tokens whose latent vectors a rank computes in latent attention with sequence "
         "parallelism: its own, after which latents are gathered; or all, for which the inputs are gathered",
+    )
+    few_key_heads: Literal["copied", "gathered"] = Field(
+        "copied",
+        description="key and value heads that are fewer than the ranks of tp. copied: each rank has the weights of a "
+        "whole head; gathered: weights are split, and each rank gathers what all of them make and keeps its part",
     )
     whole_tensors: Flag = Field(
         False,
