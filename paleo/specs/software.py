@@ -87,8 +87,8 @@ class HostTime(Spec):
     )
     libfabric: tuple[Seconds, Seconds] = Field(
         (0.0, 0.0),
-        description="additional time of an exchange over EFA, by NCCL and by libraries that send each token "
-        "once; a host thread posts their messages through libfabric",
+        description="additional time of an exchange over EFA for each of a device's ports, by NCCL and by libraries "
+        "that send each token once; a host thread serves the endpoints of libfabric, one a port",
     )
     waiting_power: Annotated[float, Field(ge=1)] = Field(
         4.0,

@@ -216,16 +216,23 @@ def test_each_dispatcher_sends_what_it_must() -> None:
 
 
 @pytest.mark.parametrize(
-    ("system", "dispatcher", "place"),
-    [("aws-p5.48xlarge", "nccl", 0), ("aws-p5.48xlarge", "deepep", 1), ("dgx-h100", "nccl", None)],
+    ("system", "dispatcher", "place", "ports"),
+    [
+        ("aws-p5.48xlarge", "nccl", 0, 4),
+        ("aws-p5.48xlarge", "deepep", 1, 4),
+        ("aws-p6-b300.48xlarge", "deepep", 1, 2),
+        ("aws-p4d.24xlarge", "deepep", 1, 1),
+        ("dgx-h100", "nccl", 0, 0),
+    ],
 )
-def test_exchanges_over_efa_cost_the_host_more(system: str, dispatcher: str, place: int | None) -> None:
+def test_exchanges_over_efa_cost_the_host_more(system: str, dispatcher: str, place: int, ports: int) -> None:
+    """For each port of a device; two devices that share one have an endpoint each."""
     host = load_software("megatron-core").host
     fabric = Fabric(
         load_system(system), handshake_time=host.handshake, efa_extra_times=host.libfabric, dispatch_library=dispatcher
     )
     assert fabric.exchange_handshake_time(1, 8) == 0, "inside a node"
-    assert fabric.exchange_handshake_time(1, 16) == host.handshake + (0.0 if place is None else host.libfabric[place])
+    assert fabric.exchange_handshake_time(1, 16) == pytest.approx(host.handshake + ports * host.libfabric[place])
 
 
 def test_tokens_that_travel_once_pay_the_more_there_are() -> None:
