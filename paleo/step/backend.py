@@ -455,7 +455,8 @@ class Backend:
         """Return sizes and choices of a network whose heads are split; too few key heads are copied or gathered."""
         sizes = with_replicated_heads(model, self.run.model, tp)
         keys = self.run.model.get("kv_heads", model.params.get("kv_heads"))
-        if sizes is self.run.model or self.software.parallelism.few_key_heads == "copied":
+        copied = self.software.parallelism.few_key_heads == "copied"
+        if copied or sizes is self.run.model or not isinstance(keys, int):
             return sizes, self.choices
         return sizes, replace(self.choices, gathered_key_heads=keys)
 
