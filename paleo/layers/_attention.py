@@ -246,7 +246,7 @@ class Attention(Layer):
         self.check_rank(name, x, (3,))
         hidden = int(x.sizes[-1])
         shape = self._head_shape(name, hidden)
-        operations, (query, key, value) = self._projections(name, inputs, shape)
+        operations, (query, key, value) = self._projections(name, inputs, shape, choices.gathered_key_heads)
         if self.qk_norm:
             norms = (
                 (rms_norm(query), rms_norm(key))
@@ -280,12 +280,13 @@ class Attention(Layer):
         return kv_heads, self.heads // kv_heads, self.head_dim or hidden // self.heads
 
     def _projections(
-        self, name: str, inputs: tuple[Tensor, ...], shape: tuple[int, int, int]
+        self, name: str, inputs: tuple[Tensor, ...], shape: tuple[int, int, int], gathered: int | None
     ) -> tuple[tuple[Operation, ...], tuple[Tensor, Tensor, Tensor]]:
         """Return the operations that make query, key and value, and these three tensors.
 
         One product with the packed weight yields all three; cross attention has two products. Norms and rotations apply
-        to each rank's part of the keys before context parallelism exchanges them.
+        to each rank's part of the keys before context parallelism exchanges them. If the network has fewer key heads
+        than ranks, ``gathered``, each rank gathers the packed output of all and keeps what its own heads need.
         """
         kv_heads, group, head_dim = shape
         value_dim = self.value_dim or head_dim
@@ -297,9 +298,16 @@ class Attention(Layer):
         )
         gates = {"element": group * value_dim, "head": group, None: 0}[self.gate]
         if len(inputs) == 1:
-            width = (group + 1) * head_dim + gates + (0 if self.shared_value else value_dim)
-            packed, _ = project(f"{name}.qkv", x, {"kv_heads": kv_heads, "packed": width}, bias=self.bias)
-            return (self._without_key_bias(packed, width - head_dim),), (q, k, v)
+            pair = head_dim + (0 if self.shared_value else value_dim)
+            width = group * head_dim + gates + pair
+            copied = 0 if gathered is None else pair * (kv_heads - gathered) // kv_heads
+            packed, out = project(f"{name}.qkv", x, {"kv_heads": kv_heads, "packed": width - copied}, bias=self.bias)
+            product = self._without_key_bias(packed, width - head_dim)
+            if gathered is None:
+                return (product,), (q, k, v)
+            heads = _headed(f"{name}.own_heads", x, {"kv_heads": kv_heads, "own": width})
+            cut = replace(_unfused_pass((out.renamed({"kv_heads": "all_heads"}),), heads), host_calls=(1.0, 3.0))
+            return (product, cut), (q, k, v)
         if gates or self.shared_value or value_dim != head_dim:
             raise GraphError(f"{name}: gate, shared_value and value_dim go with self attention")
         if memory.dims[0] != x.dims[0] or memory.sizes[0] != x.sizes[0] or len(memory.dims) != 3:

@@ -132,6 +132,7 @@ class MixtureOfExperts(Layer):
             raise GraphError(f"{name}: top_k {self.top_k} exceeds the {self.experts} experts")
         # Build the router: scores of every expert for every token, their softmax and the top k.
         more = (
+            (choices.unfused_router_calls, True),
             (choices.grouped_router_calls, self.groups is not None),
             (choices.sigmoid_router_calls, self.scores == "sigmoid"),
         )

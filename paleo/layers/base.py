@@ -64,8 +64,12 @@ class LayerImplementations:
     grouped_router_calls: tuple[float, float] = (0.0, 0.0)
     #: Extra calls of the host, forward and backward, for a router with sigmoids instead of a softmax.
     sigmoid_router_calls: tuple[float, float] = (0.0, 0.0)
+    #: Extra calls of the host, forward and backward, for a router without fused kernels.
+    unfused_router_calls: tuple[float, float] = (0.0, 0.0)
     #: Tokens whose latent vectors a rank projects in latent attention if sequences are split over tp.
     latents: Literal["own", "all"] = "all"
+    #: Key heads of a network with fewer than tensor-parallel ranks, which gather what the product makes; else None.
+    gathered_key_heads: int | None = None
     #: Rotary embedding. ``stepwise``: a pass for each step, of latent attention only. ``complex``, ``halves``: separate
     #: passes in every attention, as complex products in fp32 or by halves of heads.
     rotation: RotaryImplementation = "fused"

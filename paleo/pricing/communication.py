@@ -683,8 +683,8 @@ class Fabric:
     alpha-beta with constants if ``rates`` is set. All groups of the same mesh axes are assumed to exchange at the same
     time and to share the ports of their nodes. ``algorithm`` forces an algorithm for all-reduces. ``host_launch_time``
     is the host time of launching a collective, its least time [s]. ``handshake_time`` is the time of a token exchange
-    between nodes in addition to its bytes [s]. ``efa_extra_times`` is what EFA adds to it, with NCCL and with other
-    libraries [s]. ``dispatch_library`` is the library of the token exchange.
+    between nodes in addition to its bytes [s]. ``efa_extra_times`` is what each of a device's ports of EFA adds to
+    it, with NCCL and with other libraries [s]. ``dispatch_library`` is the library of the token exchange.
     """
 
     system: System
@@ -827,8 +827,9 @@ class Fabric:
         """
         if ranks == 1 or int(self.links(stride, ranks).nodes) == 1:
             return 0.0
-        over_efa = any(level.link.kind == "efa" for level in self.system.levels)
-        return self.handshake_time + (self.efa_extra_times[self.dispatch_library != "nccl"] if over_efa else 0.0)
+        ports = [level.ports or 1 for level in self.system.levels if level.link.kind == "efa"]
+        endpoints = max(1.0, max(ports) / self.system.devices_per_node) if ports else 0.0
+        return self.handshake_time + endpoints * self.efa_extra_times[self.dispatch_library != "nccl"]
 
     def token_exchange(self, step: str, stride: int, ranks: int, payload_bytes: Array) -> Array | None:
         """Compute the time of an MoE token exchange within a node, by a library that was measured.

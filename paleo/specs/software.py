@@ -87,8 +87,8 @@ class HostTime(Spec):
     )
     libfabric: tuple[Seconds, Seconds] = Field(
         (0.0, 0.0),
-        description="additional time of an exchange over EFA, by NCCL and by libraries that send each token "
-        "once; a host thread posts their messages through libfabric",
+        description="additional time of an exchange over EFA for each of a device's ports, by NCCL and by libraries "
+        "that send each token once; a host thread serves the endpoints of libfabric, one a port",
     )
     waiting_power: Annotated[float, Field(ge=1)] = Field(
         4.0,
@@ -106,6 +106,11 @@ class HostTime(Spec):
     sigmoid_router: LaunchCounts = Field(
         (0.0, 0.0),
         description="operations that a router with sigmoids and a balancing bias adds over one with a softmax",
+    )
+    unfused_router: LaunchCounts = Field(
+        (0.0, 0.0),
+        description="operations that a router with a softmax and its balancing loss add where no fused kernels "
+        "compute them",
     )
     selection: Seconds = Field(
         0.0,
@@ -492,6 +497,11 @@ class Parallelism(Spec):
         "all",
         description="tokens whose latent vectors a rank computes in latent attention with sequence "
         "parallelism: its own, after which latents are gathered; or all, for which the inputs are gathered",
+    )
+    few_key_heads: Literal["copied", "gathered"] = Field(
+        "copied",
+        description="key and value heads that are fewer than the ranks of tp. copied: each rank has the weights of a "
+        "whole head; gathered: weights are split, and each rank gathers what all of them make and keeps its part",
     )
     whole_tensors: Flag = Field(
         False,

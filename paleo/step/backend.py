@@ -104,11 +104,8 @@ def with_replicated_heads(model: ModelSpec, sizes: Mapping[str, Any], tp: int) -
     -------
     mapping
         The sizes, with ``kv_heads`` set to `tp` if `tp` is a multiple of a smaller number of heads. Weights, gradients
-        and updates of the copies are counted on each rank; the reduction of the copies' gradients is not.
-
-    References
-    ----------
-    Megatron-Core, transformer/attention.py: ``num_query_groups`` below the tensor-parallel size.
+        and updates of the copies are counted on each rank; the reduction of the copies' gradients is not. Software
+        that gathers instead (``parallelism.few_key_heads``) copies keys and values, not weights.
     """
     heads, keys = (sizes.get(name, model.params.get(name)) for name in ("heads", "kv_heads"))
     whole = isinstance(heads, int) and isinstance(keys, int) and 0 < keys < tp
@@ -149,6 +146,7 @@ class Backend:
             latent_rotation_calls=software.host.latent_rotation,
             grouped_router_calls=software.host.grouped_router,
             sigmoid_router_calls=software.host.sigmoid_router,
+            unfused_router_calls=software.host.unfused_router,
             latents=software.parallelism.latents,
             rotation=software.fusion.rotation,
             rms_norm=software.fusion.rms_norm,
@@ -430,8 +428,8 @@ class Backend:
         Graph
             The graph.
         """
-        sizes = with_replicated_heads(model, self.run.model, tp)
-        return apply_graph_changes(build_graph(model, batch=batch, choices=self.choices, overrides=sizes), self.run)
+        sizes, choices = self._split_heads(model, tp)
+        return apply_graph_changes(build_graph(model, batch=batch, choices=choices, overrides=sizes), self.run)
 
     def recent_graph(self, model: ModelSpec, batch: int, tp: int = 1) -> Graph:
         """Return the network at a batch from a cache, with results that were computed for it before.
@@ -450,9 +448,17 @@ class Backend:
         Graph
             The graph.
         """
-        return apply_graph_changes(
-            RECENT_GRAPHS.graph(model, batch, self.choices, with_replicated_heads(model, self.run.model, tp)), self.run
-        )
+        sizes, choices = self._split_heads(model, tp)
+        return apply_graph_changes(RECENT_GRAPHS.graph(model, batch, choices, sizes), self.run)
+
+    def _split_heads(self, model: ModelSpec, tp: int) -> tuple[Mapping[str, Any], LayerImplementations]:
+        """Return sizes and choices of a network whose heads are split; too few key heads are copied or gathered."""
+        sizes = with_replicated_heads(model, self.run.model, tp)
+        keys = self.run.model.get("kv_heads", model.params.get("kv_heads"))
+        copied = self.software.parallelism.few_key_heads == "copied"
+        if copied or sizes is self.run.model or not isinstance(keys, int):
+            return sizes, self.choices
+        return sizes, replace(self.choices, gathered_key_heads=keys)
 
     def placement(self, graph: Graph, strategy: Strategy) -> Placement:
         """Return a strategy's split of the layers for this software, overridden by the run's own placement.

@@ -72,6 +72,7 @@ FINER_PROFILES = {
     ("mxnet", "-py3"): "mxnet-nvidia",
     ("megatron-2021", "megatron-deepspeed 2022"): "megatron-deepspeed",
     ("megatron-2021", "bigscience"): "megatron-deepspeed",
+    ("megatron-core", "megatron-bridge 0."): "megatron-bridge",
     ("megatron-core", "nemo"): "nemo",
     ("megatron-core", "internevo"): "internevo",
 }

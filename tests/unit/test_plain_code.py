@@ -94,12 +94,29 @@ def test_key_heads_are_copied_to_ranks_that_share_them() -> None:
     assert with_replicated_heads(model, {}, 8) == {}
     assert with_replicated_heads(model, {}, 16) == {"kv_heads": 16}
     assert with_replicated_heads(model, {"kv_heads": 3}, 16) == {"kv_heads": 3}  # is divided by no number of ranks
-    run = Run(gpus=16, strategy="tp=16,sp", batch=1)
+    run = Run(gpus=16, strategy="tp=16,sp", batch=1, software="nanotron")
     wide = predict(model, load_system("dgx-h100"), run)
     narrow = predict(model, load_system("dgx-h100"), run.model_copy(update={"gpus": 8, "strategy": "tp=8,sp"}))
     assert wide.flops == narrow.flops
     shares = wide.memory.parameters * 16 / (narrow.memory.parameters * 8)
     assert 1.0 < shares < 1.05
+
+
+def test_ranks_gather_what_makes_few_key_heads_or_copy_their_weights() -> None:
+    """Llama 3 70B over sixteen ranks: query, key and value of all are (64 + 2 x 8) x 128 numbers a token."""
+    model, system = load_model("llama3-70b"), load_system("dgx-h100")
+    run = Run(gpus=16, strategy="tp=16,sp", batch=1, dtype="bf16", software="megatron-core", model={"layers": 2})
+    gathered = predict(model, system, run)
+    copied = predict(
+        model, system, run, load_software("megatron-core").with_fields({"parallelism.few_key_heads": "copied"})
+    )
+    layer = max(gathered.program.sections, key=lambda section: section.repeat)
+    added = [each for each in layer.transfers if each.name.endswith(".qkv")]
+    phases = {each.operation: each.phase for each in added}
+    assert phases == {"all_gather": "forward", "reduce_scatter": "backward"}
+    assert {each.payload_bytes for each in added} == {(64 + 2 * 8) * 128 * 8192 * 2.0}
+    assert copied.memory.parameters - gathered.memory.parameters == pytest.approx(2 * 2 * 8 * 128 * 8192 * 2 / 16)
+    assert gathered.step_time > copied.step_time
 
 
 def test_pipelines_of_torchtitan_took_as_many_microbatches_as_stages() -> None:

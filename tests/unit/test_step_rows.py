@@ -344,19 +344,20 @@ def test_a_row_may_say_that_nothing_overlaps() -> None:
     assert off.step_time > 1.02 * usual.step_time
 
 
-def test_a_known_recipe_says_whether_collectives_over_tp_overlap() -> None:
-    """Megatron-Bridge's of DeepSeek-V3 for 32 nodes: they do not, unless the row says so."""
+def test_a_known_recipe_says_what_gradients_are_kept_in() -> None:
+    """Megatron-Bridge's of DeepSeek-V3 for 32 nodes: sixteen bits, where its other recipes keep them in fp32."""
     row = PIPELINED | {"framework": "Megatron-Bridge 0.4.2", "model": "DeepSeek-V3", "pp": 8, "ep": 32}
-    profile = load_software("nemo")
-    stated = _transformers.software_as_stated(row, profile).overlap
-    assert not stated.tensor and stated.gradients and stated.gather
-    for other in ({"pp": 16}, {"overlap": "on"}, {"framework": "Megatron-LM"}):
-        assert _transformers.software_as_stated(row | other, profile) == profile
+    assert _transformers.run_of(row).kernels.main_gradients == "narrow"
+    assert _transformers.run_of(row | {"pp": 16}).kernels.main_gradients is None
+    profile = load_software(_transformers.run_of(row).software)
+    assert profile.formats.main_gradients == "fp32" and not profile.overlap.tensor and profile.overlap.gradients
 
 
 def test_recipes_are_told_from_megatron_itself() -> None:
     row = PIPELINED | {"framework": "Megatron-Bridge (NeMo container 25.11)"}
     assert _transformers.run_of(row).software == "nemo"
+    own = {"framework": "Megatron-Bridge 0.4.2 (NeMo 26.04.01)", "release": "0.4.2"}
+    assert _transformers.run_of(PIPELINED | own).software == "megatron-bridge"
     assert _transformers.run_of(PIPELINED).software == "megatron-core"
     assert _transformers.run_of(PIPELINED | {"framework": "InternEvo (flash attention, apex)"}).software == "internevo"
 

@@ -345,7 +345,7 @@ def run_of(row: Row, profile: str | None = None, sizes: Mapping[str, int | float
     with all else frozen."""
     profile = profile or software_of(row)
     software = profile_at_release(row, profile)
-    recipe = recipe_of(row)
+    recipe, known = recipe_of(row), known_recipe(row)
     return Run(
         gpus=whole_cell(row, "n_gpus"),
         global_batch=whole_cell(row, "global_batch"),
@@ -361,6 +361,7 @@ def run_of(row: Row, profile: str | None = None, sizes: Mapping[str, int | float
             "attention": "fused" if _stated(row, "attention") in ("flash", "fused") else None,
             "cuda_graph": recipe.graph,
             "scaling": scaling_of(row),
+            "main_gradients": None if known is None else known.main_gradients,
             "cross_entropy": loss_kernels(row),
         },
         experts={"dispatch": recipe.dispatch, "overlap": recipe.overlap, "drop_tokens": recipe.drops_tokens},
@@ -405,13 +406,10 @@ def prediction_of(row: Row, software: Software | None = None, calibration: Calib
 
 
 def software_as_stated(row: Row, software: Software) -> Software:
-    """The profile with what a row says of it: ``overlap`` off is none at all, of gradients, parameters and over tp.
-    What its recipe says of tp holds where the row is silent."""
-    known, stated = known_recipe(row), _stated(row, "overlap")
-    if stated != "off" and (stated or known is None or known.tensor_overlap):
+    """The profile with what a row says of it: ``overlap`` off is none at all, of gradients, parameters and over tp."""
+    if _stated(row, "overlap") != "off":
         return software
-    parts = ("gradients", "gather", "tensor") if stated == "off" else ("tensor",)
-    return software.with_fields({f"overlap.{part}": False for part in parts})
+    return software.with_fields({f"overlap.{part}": False for part in ("gradients", "gather", "tensor")})
 
 
 #: By which a predicted footprint has to exceed the device before recomputation is assumed that a row does not state:
@@ -541,25 +539,25 @@ def recipe_of(row: Row) -> MoeRecipe:
 
 
 class KnownRecipe(NamedTuple):
-    """Recipe of a framework: what it recomputes, and of blocks which parts, whether collectives over tp go beside
-    products, and of how many layers activations go to host memory. It is found by words of a row's framework and
-    model, and by the degrees that tell recipes of a network apart."""
+    """Recipe of a framework: what it recomputes, and of blocks which parts, the format of its gradients, and of how
+    many layers activations go to host memory. It is found by words of a row's framework and model, and by the degrees
+    that tell recipes of a network apart."""
 
     software: str
     network: str
     degrees: dict[str, int]
     recompute: str
     modules: tuple[str, ...] = ()
-    tensor_overlap: bool = True
+    main_gradients: Literal["narrow"] | None = None
     offload_layers: int | None = None
 
 
 #: Recipes of Megatron-Bridge. It has two of DeepSeek-V3, the smaller one for 32 nodes (recipes/deepseek/deepseek_v3.py
-#: of its 0.3.1: recompute_granularity full, method uniform; tp_comm_overlap False). Rows of later releases quote the
-#: others: that of Llama 3 70B with neither tensors nor layers divided recomputes nothing, as activations go to host
+#: of its 0.3.1: recompute_granularity full, method uniform, grad_reduce_in_fp32 False). Rows of later releases quote
+#: the others: that of Llama 3 70B with neither tensors nor layers divided recomputes nothing, as activations go to host
 #: memory (cpu_offloading_num_layers=40); that of GPT-OSS on H100 runs two modules again.
 RECIPES = (
-    KnownRecipe("megatron-bridge", "deepseek-v3", {"pp": 8, "ep": 32}, "full", tensor_overlap=False),
+    KnownRecipe("megatron-bridge", "deepseek-v3", {"pp": 8, "ep": 32}, "full", main_gradients="narrow"),
     KnownRecipe("megatron-bridge", "llama3_70b", {"tp": 1, "pp": 1}, "none", offload_layers=40),
     KnownRecipe("megatron-bridge", "gpt oss", {"pp": 4}, "selective", ("layernorm", "moe_act")),
 )
