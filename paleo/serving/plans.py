@@ -509,6 +509,9 @@ def iteration_parts(candidate: ReplicaLayout, state: SteadyState) -> dict[str, f
     exchanged = float(np.interp(batch, TOKENS, prices.communication))
     products = float(prices.non_attention_time(batch)) - exchanged + float(prices.sampling_time(batch))
     host = candidate.batching().host_time_of(float(state.batch) / candidate.sharding.pp)
+    device = float(state.decode_iteration_time) - host
+    if batch > prices.largest_graph and math.isclose(device, prices.issue):  # it waits for launches
+        host += device - products - exchanged
     attention = float(state.decode_iteration_time) - products - exchanged - host
     prompts = float(state.iteration) - float(state.decode_iteration_time)
     return {
