@@ -36,6 +36,8 @@ TILES: tuple[Tile, ...] = ((16, 128), (32, 128), (64, 128), (128, 128), (128, 25
 #: more; and that of products with blocks of scales, for few tokens in vLLM, and for more.
 #: https://github.com/sgl-project/sglang, fused_moe_triton_config.py; https://github.com/vllm-project/vllm, fused_moe.py
 UNTUNED_TILES, UNTUNED_BLOCK_TILES, FEW_TOKENS = ((16, 32), (64, 64)), ((16, 128), (64, 128)), 64.0
+#: Tiles of products with blocks of scales in the files of tuned ones, which engines have for published networks.
+TUNED_BLOCK_TILES: tuple[Tile, ...] = ((16, 128), (32, 128), (64, 128), (128, 128))
 #: Sums whose length is a multiple of this are read in vectors by Triton's kernels.
 VECTOR = 16.0
 #: Classes of popularity into which a rank's experts are grouped.

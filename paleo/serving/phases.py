@@ -25,7 +25,7 @@ from paleo.pricing.attention import (
     attention_prefill_time,
     default_kernel,
 )
-from paleo.pricing.experts import expert_tiles, experts_time
+from paleo.pricing.experts import TUNED_BLOCK_TILES, expert_tiles, experts_time
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.kernels import CalibratedPredictor, device_datasheet
 from paleo.pricing.latent_kernels import CACHED as LATENT_CACHED
@@ -583,7 +583,8 @@ class _TableBuilder:
         if packed and kernel in ("cutlass", "marlin"):
             dense = kernel == "marlin" and families.parameters_of(GemmParameters, "gemm.tensor").parameters
             parameters = replace(parameters, efficiency=DEQUANTISED_SHARE * (dense or parameters).efficiency)
-        tiles = expert_tiles(family, tokens, local)
+        tuned = "triton" in kernel and name == "block8"
+        tiles = TUNED_BLOCK_TILES if tuned else expert_tiles(family, tokens, local)
         return {"device": device_datasheet(device, dtype), "parameters": parameters, "tiles": tiles}
 
     def _seconds(self, kernels: list[Kernel], scaled: list[TokenScaledKernel]) -> Array:

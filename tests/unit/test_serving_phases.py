@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paleo.errors import SpecError
-from paleo.pricing.experts import experts_time
+from paleo.pricing.experts import TUNED_BLOCK_TILES, experts_time
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.kernels import device_datasheet
 from paleo.pricing.power import power_slowdown, switching_activity
@@ -387,3 +387,12 @@ def test_waits_for_launches_are_a_part_of_the_host():
     assert parts["attention over the cache"] == pytest.approx(0.0, abs=1e-9)
     assert parts["the host"] > 0.9 * layout.phases.issue - parts["products"]
     assert sum(parts.values()) == pytest.approx(float(state.iteration))
+
+
+@pytest.mark.parametrize(("engine", "tuned"), [("sglang", True), ("vllm", True), ("tensorrt-llm", False)])
+def test_blocks_of_published_networks_have_tuned_tiles_under_triton(engine, tuned):
+    model, system, formats = load_model("qwen3-30b-a3b"), load_system("dgx-h100"), Formats("fp8")
+    work, backend = lower_forward(model, system, Sharding(), formats.arithmetic(system.device))
+    builder = _TableBuilder(work, backend, Sharding(), formats, load_engine(engine).kernels, block_scales=True)
+    tiles = builder._grouped(np.array([16.0]), np.array([128.0]))["tiles"]
+    assert (tiles is TUNED_BLOCK_TILES) == tuned
