@@ -583,9 +583,9 @@ class _TableBuilder:
         if packed and kernel in ("cutlass", "marlin"):
             dense = kernel == "marlin" and families.parameters_of(GemmParameters, "gemm.tensor").parameters
             parameters = replace(parameters, efficiency=DEQUANTISED_SHARE * (dense or parameters).efficiency)
-        tuned = "triton" in kernel and name == "block8"
-        tiles = TUNED_BLOCK_TILES if tuned else expert_tiles(family, tokens, local)
-        return {"device": device_datasheet(device, dtype), "parameters": parameters, "tiles": tiles}
+        triton = "triton" in kernel
+        tiles = TUNED_BLOCK_TILES if triton and name == "block8" else expert_tiles(family, tokens, local)
+        return {"device": device_datasheet(device, dtype), "parameters": parameters, "tiles": tiles, "triton": triton}
 
     def _seconds(self, kernels: list[Kernel], scaled: list[TokenScaledKernel]) -> Array:
         """Return the times of kernels inside a CUDA graph [s]."""

@@ -228,6 +228,7 @@ def test_experts_are_those_of_the_engines_kernels_on_their_rank():
             device=device_datasheet(system.device, "bf16"),
             parameters=lookup(EngineGemmParameters, subject=system.device.name, architecture="Hopper",
                               family=f"experts.{kernel}.bf16").parameters,
+            triton="triton" in kernel,
         )
         for kernel in ("triton-vllm", "cutlass")
     }  # fmt: skip
