@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -17,7 +19,7 @@ from paleo.serving.formats import Formats, parse_formats
 from paleo.serving.lowered import Sharding, lower_forward
 from paleo.serving.memory import serving_memory
 from paleo.serving.phases import EXPERT_POPULARITY_EXPONENT, TOKENS, EngineKernels, _TableBuilder, iteration_tables
-from paleo.serving.plans import ServingLoad, candidates, iteration_parts
+from paleo.serving.plans import ServingLoad, candidates, iteration_parts, waits_for_launches
 from paleo.serving.steady import Lengths, saturated_state
 from paleo.specs.device import load_device
 from paleo.specs.model import load_model
@@ -385,6 +387,8 @@ def test_waits_for_launches_are_a_part_of_the_host():
     )[0][0]
     state = saturated_state(layout.phases, layout.batching(), lengths, 1000.0)
     parts = iteration_parts(layout, state)
+    assert waits_for_launches(layout, state)
+    assert not waits_for_launches(layout, replace(state, batch=np.array(4.0)))
     assert parts["attention over the cache"] == pytest.approx(0.0, abs=1e-9)
     assert parts["the host"] > 0.9 * layout.phases.issue - parts["products"]
     assert sum(parts.values()) == pytest.approx(float(state.iteration))
