@@ -62,6 +62,7 @@ class EngineGemmParameters:
         "1", "1..40", "times that arithmetic takes over sums of no multiple of 16, whose operands are read one by one"
     )
     index: float = parameter("4", "0.01..300", "bytes of every routed element that ranks sort and read")
+    visit: float = parameter("0.002 ns", "0.00002..0.2 ns", "the same as a time, in Triton's kernels of experts")
 
 
 def product_time(

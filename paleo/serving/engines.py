@@ -95,7 +95,15 @@ class Engine(Spec):
     packed_experts: dict[Text, Text] = Field(
         default_factory=dict, description="the same where their weights only are narrow, multiplied in sixteen bits"
     )
+    issue: Seconds = Field(
+        0.0, description="seconds of the host to launch one kernel of an iteration that no captured graph holds: one "
+        "with prompts, or of more sequences than a graph has; 0: unknown"
+    )  # fmt: skip
     largest_graph: Annotated[int, Field(ge=0)] = Field(description="most sequences of a captured graph of decode")
+    wide_graph: Annotated[int, Field(ge=0)] = Field(0, description="the same with tp of 4 or more; 0: no other")
+    offline_graph: Annotated[int, Field(ge=0)] = Field(
+        0, description="the same where no server is in front; 0: no other"
+    )
     drafted: Annotated[int, Field(ge=0, le=64)] = Field(
         0, description="places for which a head of one layer drafts in an iteration, one after the other (EAGLE, MTP)"
     )
@@ -202,7 +210,8 @@ class Engine(Spec):
     @property
     def offline(self) -> Engine:
         """Engine profile for runs without an HTTP server: costs of requests and streaming are 0."""
-        return self.model_copy(update={"request": 0.0, "delay": 0.0, "streamed": 0.0})
+        changes: dict[str, float] = {"request": 0.0, "delay": 0.0, "streamed": 0.0}
+        return self.model_copy(update=changes | {"largest_graph": self.offline_graph or self.largest_graph})
 
     @property
     def host_time_per_iteration(self) -> float:
@@ -218,6 +227,7 @@ class Engine(Spec):
             latent=self.latent, joint_attention=self.joint_attention,
             converts=self.converts, drafted=self.drafted, acceptance=self.acceptance, branches=self.branches,
             verified=self.verified, draft_vocabulary=self.draft_vocabulary, all_reduce_most=self.all_reduce_most,
+            issue=self.issue, largest_graph=self.largest_graph, wide_graph=self.wide_graph,
         )  # fmt: skip
 
 

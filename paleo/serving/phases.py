@@ -25,7 +25,7 @@ from paleo.pricing.attention import (
     attention_prefill_time,
     default_kernel,
 )
-from paleo.pricing.experts import expert_tiles, experts_time
+from paleo.pricing.experts import TUNED_BLOCK_TILES, expert_tiles, experts_time
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.kernels import CalibratedPredictor, device_datasheet
 from paleo.pricing.latent_kernels import CACHED as LATENT_CACHED
@@ -75,6 +75,13 @@ FUSED_PASS = 1.0 * MICROSECOND
 STREAMED_SHARE = 0.8
 #: Exponent of the popularity of experts: between equal loads and the least uneven ones (1.01) of the timed kernels.
 EXPERT_POPULARITY_EXPONENT = 0.5
+#: Kernels of a layer's experts (order of the tokens, conversion, two products, activation, sum of the visits),
+#: and of its attention (write of the cache, attention, combination of its parts).
+EXPERT_KERNELS, ATTENTION_KERNELS = 6, 3
+#: Passes that all engines join with the next one: residual sums with norms, the rotation of keys with that of queries.
+JOINED = (".add", ".key.rotated")
+#: Ranks from which on an engine captures graphs of more sequences.
+WIDE = 4
 #: Products of sixteen bits behind weight-only kernels: share of their rate where arithmetic limits them.
 DEQUANTISED_SHARE = 0.85
 
@@ -119,6 +126,10 @@ class EngineKernels:
         Tokens of each sequence that an iteration verifies, its last one included; 0: those of a chain.
     draft_vocabulary : float
         Size of the draft head's vocabulary [tokens]; 0: that of the network.
+    issue : float
+        Host time to launch one kernel of an iteration that no captured graph holds [s].
+    largest_graph, wide_graph : int
+        Most sequences of a captured graph of decode, and the same with tp of 4 or more (0: no other).
     """
 
     all_reduce: float = 4.6 * MICROSECOND
@@ -136,6 +147,9 @@ class EngineKernels:
     branches: int = 1
     verified: int = 0
     draft_vocabulary: float = 0.0
+    issue: float = 0.0
+    largest_graph: int = 0
+    wide_graph: int = 0
 
     @property
     def emitted(self) -> float:
@@ -170,6 +184,8 @@ class IterationTables:
         Pipeline stages.
     hop : float
         Time in which a token's features pass to the next pipeline stage [s].
+    issue : float
+        Time in which the host launches all kernels of an iteration that no captured graph holds [s].
     lowered : LoweredForward
         Kernels and collectives of one rank.
     calibration : str
@@ -188,10 +204,17 @@ class IterationTables:
     state: float
     stages: int
     hop: float
+    issue: float
     lowered: LoweredForward
     sharding: Sharding
     calibration: str
     kernels: EngineKernels = EngineKernels()
+
+    @property
+    def largest_graph(self) -> int:
+        """Most sequences of a rank that decode in a captured graph."""
+        wide = self.sharding.expert_group_size >= WIDE and self.kernels.wide_graph
+        return wide or self.kernels.largest_graph
 
     @property
     def rows(self) -> int:
@@ -344,8 +367,9 @@ class IterationTables:
         if self.joint is not self.decode:
             added = self.decode_attention_time(share, cached, joint=True) - self.decode_attention_time(share, cached)
             seconds = seconds + np.minimum(np.asarray(chunks, dtype=np.float64), 1.0) * added
-        seconds = seconds + self.speculation_time(share)
-        return np.asarray(seconds + (self.stages - 1) * self.hop * tokens)
+        seconds = seconds + self.speculation_time(share) + (self.stages - 1) * self.hop * tokens
+        captured = (pieces == 0.0) & (share <= self.largest_graph)
+        return np.asarray(np.where(captured, seconds, np.maximum(seconds, self.issue)))
 
 
 def _extended(points: Array, grid: Array, values: Array) -> Array:
@@ -431,6 +455,7 @@ def iteration_tables(
         state=pricing.state(),
         stages=sharding.pp,
         hop=pricing.hop(),
+        issue=engine.issue * pricing.launches(),
         lowered=work,
         sharding=sharding,
         calibration=backend.predictor.name,
@@ -558,8 +583,9 @@ class _TableBuilder:
         if packed and kernel in ("cutlass", "marlin"):
             dense = kernel == "marlin" and families.parameters_of(GemmParameters, "gemm.tensor").parameters
             parameters = replace(parameters, efficiency=DEQUANTISED_SHARE * (dense or parameters).efficiency)
-        tiles = expert_tiles(family, tokens, local)
-        return {"device": device_datasheet(device, dtype), "parameters": parameters, "tiles": tiles}
+        triton = "triton" in kernel
+        tiles = TUNED_BLOCK_TILES if triton and name == "block8" else expert_tiles(family, tokens, local)
+        return {"device": device_datasheet(device, dtype), "parameters": parameters, "tiles": tiles, "triton": triton}
 
     def _seconds(self, kernels: list[Kernel], scaled: list[TokenScaledKernel]) -> Array:
         """Return the times of kernels inside a CUDA graph [s]."""
@@ -570,13 +596,16 @@ class _TableBuilder:
         if self._weight_only:
             seconds = self._dequantised(kernels, scaled, seconds)
         seconds = np.maximum(seconds, np.maximum(self._block_scaled_gemm_time(kernels), MICROSECOND))
-        fused = (".quantise", ".largest") * self.engine.fused_norm + (".act",) * (self.engine.encoder_element_bytes > 0)
-        merged = np.array([kernel.family == "memory" and kernel.name.endswith(fused) for kernel in kernels])
         if self.engine.encoder_element_bytes:
             seconds *= [
                 self.engine.encoder_element_bytes / 2.0 if kernel.family == "memory" else 1.0 for kernel in kernels
             ]
-        return np.where(merged | _routing(kernels), 0.0, seconds)
+        return np.where(self._merged(kernels) | _routing(kernels), 0.0, seconds)
+
+    def _merged(self, kernels: list[Kernel]) -> npt.NDArray[np.bool_]:
+        """Return a mask of the memory passes that run inside the kernel before them."""
+        fused = (".quantise", ".largest") * self.engine.fused_norm + (".act",) * (self.engine.encoder_element_bytes > 0)
+        return np.array([kernel.family == "memory" and kernel.name.endswith(fused) for kernel in kernels])
 
     def _block_scaled_gemm_time(self, kernels: list[Kernel]) -> Array:
         """Return the times of narrow GEMMs whose weights have a scale per block [s]; 0 for other kernels.
@@ -850,6 +879,18 @@ class _TableBuilder:
             blocks = self._families.parameters_of(LatentAttentionParameters, "latent.vllm.token16").parameters
             parameters = replace(parameters, mma_efficiency=blocks.efficiency)
         return {"device": device_datasheet(device, dtype), "parameters": parameters}
+
+    def launches(self) -> float:
+        """Return the number of kernels that the host launches for the layers of an iteration without a graph."""
+        scaled = [each for each in self.work.layers if not each.of_experts and not each.short.name.endswith(JOINED)]
+        kernels = [each.short for each in scaled]
+        narrow = np.array([kernel.operation == "narrow" for kernel in kernels])
+        converted = narrow & (self.engine.converts or self.block_scales)
+        own = ~(_routing(kernels) | self._merged(kernels))
+        number = float(((1.0 + converted) * own) @ [each.count for each in scaled])
+        number += ATTENTION_KERNELS * sum(group.count for group in self.work.attention)
+        number += sum(each.count for each in self.work.exchanges) * (self.sharding.tp > 1)
+        return number + EXPERT_KERNELS * self.work.mixture_layers
 
     def state(self) -> float:
         """Return the time to read and write the recurrent states of one sequence in fp32 [s]."""

@@ -487,6 +487,27 @@ def _held(candidate: ReplicaLayout, state: SteadyState) -> float:
     return float(state.batch) if float(state.utilisation) >= 1.0 else math.inf
 
 
+def waits_for_launches(candidate: ReplicaLayout, state: SteadyState) -> bool:
+    """Return True if decode has no captured graph and the device waits for the host that launches its kernels.
+
+    Parameters
+    ----------
+    candidate : ReplicaLayout
+        Layout that fits.
+    state : SteadyState
+        State of the replica.
+
+    Returns
+    -------
+    bool
+        Whether the launches take all of an iteration of decode beside the rest of the host's time.
+    """
+    prices, batch = candidate.phases, float(state.batch) / candidate.sharding.pp
+    device = float(state.decode_iteration_time) - candidate.batching().host_time_of(batch)
+    beyond = batch / candidate.sharding.attention_dp > prices.largest_graph
+    return beyond and math.isclose(device, prices.issue)
+
+
 def iteration_parts(candidate: ReplicaLayout, state: SteadyState) -> dict[str, float]:
     """Return the time of a mean iteration by part: products, attention over the cache, collectives, host [s].
 
@@ -509,6 +530,8 @@ def iteration_parts(candidate: ReplicaLayout, state: SteadyState) -> dict[str, f
     exchanged = float(np.interp(batch, TOKENS, prices.communication))
     products = float(prices.non_attention_time(batch)) - exchanged + float(prices.sampling_time(batch))
     host = candidate.batching().host_time_of(float(state.batch) / candidate.sharding.pp)
+    if waits_for_launches(candidate, state):
+        host = float(state.decode_iteration_time) - products - exchanged
     attention = float(state.decode_iteration_time) - products - exchanged - host
     prompts = float(state.iteration) - float(state.decode_iteration_time)
     return {

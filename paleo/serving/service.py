@@ -36,6 +36,7 @@ from paleo.serving.plans import (
     plan_service,
     simulated_replica,
     steady_times,
+    waits_for_launches,
 )
 from paleo.serving.steady import saturated_state, state_at_rate
 from paleo.specs.catalog import SIXTEEN_BITS
@@ -383,6 +384,11 @@ class Service:
                 "TensorRT-LLM took 3 to 19 times as long as predicted"
             )
         notes += _converted(self.engine.name, self.model, self.best.layout.formats.text)
+        if waits_for_launches(self.best.layout, self.best.state):
+            notes.append(
+                f"{self.engine.title} captures graphs of at most {self.best.layout.phases.largest_graph} sequences "
+                "unless told otherwise: the device waits for the host, and larger graphs would be faster"
+            )
         if self.gpus > self.best.gpus:
             notes.append(f"{self.gpus - self.best.gpus} GPUs are idle: replicas of {self.best.layout.sharding.gpus}")
         if self.simulation.preemptions:

@@ -128,6 +128,8 @@ class _IterationTimes:
     hop: float
     rows: int
     speculated: list[float]
+    issue: float
+    largest_graph: int
 
     @classmethod
     def of(cls, phases: IterationTables, most_tokens: int, most_sequences: int) -> _IterationTimes:
@@ -153,6 +155,8 @@ class _IterationTimes:
             (phases.stages - 1) * phases.hop,
             phases.rows,
             phases.speculation_time(sequences).tolist(),
+            phases.issue,
+            phases.largest_graph,
         )
 
     def decoding(self, sequences: int, cached: float, *, joint: bool) -> float:
@@ -204,7 +208,7 @@ class _IterationTimes:
             seconds += self.decoding(share, cached, joint=prefilled > 0) + self.speculated[share]
         if prefilled:
             seconds += self.launch + attention / self.ranks
-        return seconds
+        return seconds if not prefilled and share <= self.largest_graph else max(seconds, self.issue)
 
 
 _CACHED: list[float] = CACHED.tolist()

@@ -245,3 +245,36 @@ def test_sums_without_vectors_take_longer_where_loads_are_single() -> None:
     )
     assert slow[0] > 1.5 * plain[0]
     assert slow[1] == plain[1]
+
+
+def test_passes_of_tritons_experts_take_the_same_time_on_every_device() -> None:
+    """A time for each element of all visits, where other kernels take the time of their bytes."""
+    size = {
+        "tokens": array(4096.0), "hidden": array(1024.0), "inner": array(512.0), "top_k": array(8.0),
+        "experts": array(64.0), "tp": array(1.0), "ep": array(1.0), "gated": array(1.0), "exponent": array(0.0),
+        "element_bytes": 2.0,
+    }  # fmt: skip
+    added = {}
+    for name in ("h100-sxm5-80gb", "b200"):
+        device = device_datasheet(load_device(name), "bf16")
+        for triton in (False, True):
+            passes = replace(IDEAL, staging=1.0, index=4.0, visit=2e-12)
+            whole = experts_time(**size, device=device, parameters=passes, triton=triton)
+            without = replace(passes, index=0.0, visit=0.0)
+            bare = experts_time(**size, device=device, parameters=without, triton=triton)
+            added[name, triton] = float((whole - bare)[0])
+    elements = 4096.0 * 8.0 * (1024.0 + 512.0)
+    assert added["h100-sxm5-80gb", True] == pytest.approx(2e-12 * elements)
+    assert added["b200", True] == pytest.approx(added["h100-sxm5-80gb", True])
+    assert added["b200", False] == pytest.approx(4.0 * elements / B200.memory_bandwidth)
+
+
+def test_visits_are_fitted_for_triton_alone() -> None:
+    table, start = ExpertKernelTable(), EngineGemmParameters()
+    plans = {
+        name: table.fit_plan("b200", f"experts.{name}.bf16", "graph", B200, {}) for name in ("cutlass", "triton-vllm")
+    }
+    assert "visit" in plans["cutlass"].fixed
+    assert "visit" not in plans["triton-vllm"].fixed
+    assert "index" in plans["triton-vllm"].fixed
+    assert plans["triton-vllm"].start.visit == start.visit

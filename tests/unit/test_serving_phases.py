@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from paleo.errors import SpecError
-from paleo.pricing.experts import experts_time
+from paleo.pricing.experts import TUNED_BLOCK_TILES, experts_time
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.kernels import device_datasheet
 from paleo.pricing.power import power_slowdown, switching_activity
@@ -17,8 +19,8 @@ from paleo.serving.formats import Formats, parse_formats
 from paleo.serving.lowered import Sharding, lower_forward
 from paleo.serving.memory import serving_memory
 from paleo.serving.phases import EXPERT_POPULARITY_EXPONENT, TOKENS, EngineKernels, _TableBuilder, iteration_tables
-from paleo.serving.plans import ServingLoad, candidates
-from paleo.serving.steady import Lengths
+from paleo.serving.plans import ServingLoad, candidates, iteration_parts, waits_for_launches
+from paleo.serving.steady import Lengths, saturated_state
 from paleo.specs.device import load_device
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -228,6 +230,7 @@ def test_experts_are_those_of_the_engines_kernels_on_their_rank():
             device=device_datasheet(system.device, "bf16"),
             parameters=lookup(EngineGemmParameters, subject=system.device.name, architecture="Hopper",
                               family=f"experts.{kernel}.bf16").parameters,
+            triton="triton" in kernel,
         )
         for kernel in ("triton-vllm", "cutlass")
     }  # fmt: skip
@@ -353,3 +356,48 @@ def test_activations_become_nvfp4_in_a_kernel_of_their_own():
     }
     assert times["fp4", False].non_attention_time(256.0) == times["fp4", True].non_attention_time(256.0)
     assert times["fp8", False].non_attention_time(256.0) < times["fp8", True].non_attention_time(256.0)
+
+
+def test_an_iteration_without_a_graph_takes_at_least_its_launches():
+    model, system, short = load_model("llama3-8b"), load_system("dgx-h100"), {"decoded": 8, "cached": 100}
+    engine = EngineKernels(issue=1.0, largest_graph=8, wide_graph=16, converts=True)
+    tables = iteration_tables(model, system, Sharding(), Formats(), engine)
+    # norm and sum in one kernel twice, four products, rotation, three kernels of attention, activation; the embedding
+    assert tables.issue == 32 * 11 + 1
+    assert float(tables.iteration_time(**short)) < 0.1
+    assert float(tables.iteration_time(decoded=9, cached=100)) == tables.issue
+    assert float(tables.iteration_time(**short, chunks=1, length=64)) == tables.issue
+    wide = iteration_tables(model, system, Sharding(tp=4), Formats("fp8"), engine)
+    assert wide.issue == 32 * (11 + 4 + 2) + 2  # conversions before products, all-reduces
+    assert float(wide.iteration_time(decoded=16, cached=100)) < 0.1
+
+
+def test_graphs_of_engines_in_front_and_offline():
+    engine = load_engine("tensorrt-llm")
+    assert (engine.largest_graph, engine.offline.largest_graph) == (32, 2048)
+    assert load_engine("vllm").offline.largest_graph == load_engine("vllm").largest_graph
+    assert load_engine("sglang").without("GPUStack performance lab").issue == pytest.approx(37e-6)
+
+
+def test_waits_for_launches_are_a_part_of_the_host():
+    engine = load_engine("sglang").model_copy(update={"issue": 1e-3})
+    lengths = Lengths(100.0, 100.0)
+    layout = candidates(
+        load_model("llama3-8b"), load_system("dgx-h100"), 1, engine, [Formats()], ServingLoad("most", lengths)
+    )[0][0]
+    state = saturated_state(layout.phases, layout.batching(), lengths, 1000.0)
+    parts = iteration_parts(layout, state)
+    assert waits_for_launches(layout, state)
+    assert not waits_for_launches(layout, replace(state, batch=np.array(4.0)))
+    assert parts["attention over the cache"] == pytest.approx(0.0, abs=1e-9)
+    assert parts["the host"] > 0.9 * layout.phases.issue - parts["products"]
+    assert sum(parts.values()) == pytest.approx(float(state.iteration))
+
+
+@pytest.mark.parametrize(("engine", "tuned"), [("sglang", True), ("vllm", True), ("tensorrt-llm", False)])
+def test_blocks_of_published_networks_have_tuned_tiles_under_triton(engine, tuned):
+    model, system, formats = load_model("qwen3-30b-a3b"), load_system("dgx-h100"), Formats("fp8")
+    work, backend = lower_forward(model, system, Sharding(), formats.arithmetic(system.device))
+    builder = _TableBuilder(work, backend, Sharding(), formats, load_engine(engine).kernels, block_scales=True)
+    tiles = builder._grouped(np.array([16.0]), np.array([128.0]))["tiles"]
+    assert (tiles is TUNED_BLOCK_TILES) == tuned

@@ -54,6 +54,14 @@ def test_one_request_alone_takes_its_iterations(llama):
     assert result.iterations == 11
 
 
+def test_launches_bound_batches_beyond_the_largest_graph(llama):
+    issued = replace(llama, issue=0.5, kernels=replace(llama.kernels, issue=1e-3, largest_graph=4))
+    small, large = (drawn_requests(count, input_tokens=50, output_tokens=11, arrivals="at once") for count in (4, 5))
+    spans = [simulate(issued, LIMITS, burst, capacity=1e5).makespan for burst in (small, large)]
+    assert spans[0] == pytest.approx(0.5, rel=0.2)  # the prompts' iteration, then ten in a graph
+    assert spans[1] == pytest.approx(11 * (0.5 + LIMITS.host_time))
+
+
 def test_a_host_that_is_not_overlapped_adds_a_time_for_each_sequence(llama):
     burst, number, each = drawn_requests(64, input_tokens=50, output_tokens=101, arrivals="at once"), 64, 1e-4
     slower = replace(LIMITS, host_time_per_sequence=each)

@@ -12,6 +12,7 @@ import paleo
 from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.serving.engines import load_engine
+from paleo.serving.load import drawn_requests
 from paleo.serving.lowered import Sharding
 from paleo.serving.reinforcement import (
     Rollouts,
@@ -28,7 +29,7 @@ from paleo.step.memory import Footprint
 from paleo.studies import reinforcement
 from paleo.studies.reinforcement import LearningQuestion, generator_gpu_counts, rank_learning_steps
 from paleo.tables.kinds._inference import BENCHMARKS, InferenceRuns, LearningSteps, degrees_of, padding_time
-from paleo.tables.kinds._serving import ServingRuns, formats_of, predict_serving, sharding_of
+from paleo.tables.kinds._serving import RANDOM_RANGE, ServingRuns, _shortened, formats_of, predict_serving, sharding_of
 from paleo.tables.steps import row_dicts
 
 SMALL = {"gpus": 8, "rollouts": 64, "output": 200, "engine_strategy": "tp=1", "strategy": "zero=1"}
@@ -220,3 +221,12 @@ def test_each_side_is_predicted_once(monkeypatch):
 def test_one_set_of_gpus_must_be_left_to_train(stated):
     answer = paleo.rl("qwen3-0.6b", "dgx-h100", staleness=1, **stated)
     assert "none is left to train" in answer.headline
+
+
+def test_random_tokens_of_a_closed_loop_have_lengths_up_to_the_stated_ones():
+    requests = _shortened(drawn_requests(400, input_tokens=1000, output_tokens=100, arrivals="at once"))
+    for length, stated in ((requests.input, 1000.0), (requests.output, 100.0)):
+        assert length.max() <= stated
+        assert length.min() >= RANDOM_RANGE * stated
+        assert length.mean() == pytest.approx((1.0 + RANDOM_RANGE) / 2.0 * stated, rel=0.01)
+        assert np.array_equal(length, np.round(length))

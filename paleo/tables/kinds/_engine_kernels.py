@@ -92,7 +92,7 @@ class QuantisedGemmTable(CapturedKernels):
     configuration_columns = ("m", "n", "k")
     sizes = ("m", "n", "k")
     element_bytes = ELEMENT_BYTES
-    undetermined_parameters = ("index", "unaligned")
+    undetermined_parameters = ("index", "unaligned", "visit")
     families: ClassVar[Mapping[str, type[Any]]] = {
         f"narrow.{scaling}.{library}": EngineGemmParameters
         for scaling in ("tensor8", "block8", "block4")
@@ -141,7 +141,7 @@ class ExpertKernelTable(CapturedKernels):
     )  # fmt: skip
     sizes = configuration_columns
     element_bytes = EXPERT_BYTES
-    undetermined_parameters = ("operands", "unaligned")
+    undetermined_parameters = ("operands", "unaligned", "visit")
     families: ClassVar[Mapping[str, type[Any]]] = {
         f"experts.{kernel}.{scaling}": EngineGemmParameters
         for kernel in ("triton-sglang", "triton-vllm", "cutlass", "flashinfer", "trtllm", "cutedsl", "deepgemm")
@@ -156,7 +156,8 @@ class ExpertKernelTable(CapturedKernels):
         start = replace(plan.start, unaligned=16.0 if family.endswith("8") else 8.0)
         if figures.architecture != "Ampere":
             start = replace(start, operands=TRITON_OPERANDS)
-        return replace(plan, start=start, fixed=tuple(name for name in plan.fixed if name != "unaligned"))
+        fixed = tuple(name for name in plan.fixed if name not in ("unaligned", "visit"))
+        return replace(plan, start=start, fixed=(*fixed, "index"))
 
     @rowwise
     def family(self, library: str, kernel_source: str, scaling: str, dtype: str) -> str:
@@ -200,7 +201,7 @@ class ExpertKernelTable(CapturedKernels):
             tokens=tokens, hidden=hidden, inner=inner, top_k=top_k, experts=experts, tp=tp, ep=ep, gated=_gated(frame),
             exponent=exponent, element_bytes=element, device=figures, parameters=parameters,
             tiles=expert_tiles(family, tokens, local, _untuned(frame, inner / tp)), visitors_only=visitors,
-            unfiltered=unfiltered, padded="cutedsl" in family,
+            unfiltered=unfiltered, padded="cutedsl" in family, triton="triton" in family,
         )  # fmt: skip
         logits = number(frame, "num_experts")
         outside = ("trtllm" not in family) * routed * (logits > _ROUTED)

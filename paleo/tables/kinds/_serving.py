@@ -41,6 +41,9 @@ INTERVAL = (0.7, 1.35)
 #: Coefficients of variation of ShareGPT's prompts and answers, whose medians are 25 and 130 tokens at means of 215 and
 #: 195; longest prompt and conversation that the engines' benchmarks take (vllm/benchmarks/datasets, is_valid_sequence).
 SHARED_SPREAD, LONGEST_PROMPT, LONGEST = (2.0, 1.0), 2.0**10, 2.0**11
+#: Least length of a drawn request over the stated one in closed loops of random tokens (InferenceX's benchmark:
+#: ``--random-range-ratio 0.8``, https://github.com/SemiAnalysisAI/InferenceX).
+RANDOM_RANGE = 0.8
 #: Mean tokens of answers below which requests are generated, not of conversations.
 SHORTEST_MEAN = 16.0
 #: Requests that are simulated at a stated rate, and for each user of a closed loop, where a row states none; at most.
@@ -206,7 +209,7 @@ def predict_serving(row: Row, trace: Requests | None = None) -> ServingPredictio
         users = int(float(row["concurrency"]))
         count = int(float(row["requests"])) if has_value(row, "requests") else OF_USER * users
         requests = _requests(lengths, min(count, MOST), math.inf)
-        result = _simulated(layout, requests, users)
+        result = _simulated(layout, _shortened(requests) if exact else requests, users)
     elif load == "constant rate":
         # Tools pause between requests for exponential times at a "constant" rate (inference-perf): the 90th percentile
         # of latency lies 7 to 13 % above the mean (Llama 2 7B, five rates), as with Poisson arrivals within 1 %.
@@ -246,6 +249,15 @@ def _conversations(requests: Requests) -> Requests:
     mean, random = float(requests.output.mean()), np.random.default_rng(2)
     prompts = _cut(requests.input, LONGEST_PROMPT)
     answers = _cut(random.exponential(mean, len(prompts)), LONGEST - prompts)
+    return replace(requests, input=prompts, output=answers)
+
+
+def _shortened(requests: Requests) -> Requests:
+    """Give requests lengths that are even from `RANDOM_RANGE` to 1 times the stated ones."""
+    random, least, count = np.random.default_rng(2), RANDOM_RANGE, len(requests)
+    prompts, answers = (
+        np.round(length * random.uniform(least, 1.0, count)) for length in (requests.input, requests.output)
+    )
     return replace(requests, input=prompts, output=answers)
 
 
