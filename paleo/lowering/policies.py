@@ -288,17 +288,21 @@ def _fill_chunks(
     """
     ends, base, start, following = list[int](), 0.0, 0, np.inf
     taken, open_pieces, pieces = dict.fromkeys(stages, 0.0), Counter(stages), len(stages)
-    for number, stage in enumerate(stages):
-        weight, left, last = taken[stage], open_pieces[stage], len(sums) - pieces + number + 1
+    for last, stage in enumerate(stages, start=len(sums) - pieces + 1):  # units that leave one for each later piece
+        weight, left = taken[stage], open_pieces[stage]
         end = bisect_right(sums, base + (most - weight) / left * _SLACK, start)
-        end = start + 1 if end <= start else end if end < last else last
-        if end < last:
+        if end <= start:
+            end = start + 1
+        if end >= last:
+            end = last
+        else:
             next_weight = weight + (sums[end] - base) * left
-            following = next_weight if next_weight < following else following
+            if next_weight < following:
+                following = next_weight
         if even:
-            mean = (sums[-1] - base) / (pieces - number)
+            mean = (sums[-1] - base) / (len(sums) + 1 - last)
             end = min(end, bisect_left(sums, base + mean / _SLACK, start) + 1)
-        start = end if number + 1 < pieces else last
+        start = end if last < len(sums) else last
         ends.append(start)
         reached = sums[start - 1]
         taken[stage], open_pieces[stage], base = weight + (reached - base), left - 1, reached
