@@ -13,7 +13,7 @@ point by point. Kernels that occur several times are priced once, all in one cal
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,6 +29,7 @@ from paleo.parallel.placement import BATCH_AXES, ContextParallelMethod, Mesh, Pl
 from paleo.parallel.propagation import check_divisions
 from paleo.pricing.kernels import KernelTimes
 from paleo.search.space import SPLITS, Layout, Space, strategy_of_experts
+from paleo.step.layouts import ResultCache
 from paleo.step.section_times import (
     ARRAY_FIELDS,
     BYTE_FIELDS,
@@ -143,7 +144,10 @@ class LayoutCounts:
 
 @dataclass(frozen=True, slots=True)
 class LayoutTimes:
-    """Times and bytes of the layers for all layouts and microbatches, shape (sections, points), and their positions."""
+    """Times and bytes of the layers for all layouts and microbatches, shape (sections, points), and their positions.
+
+    ``by_program`` caches what depends on one program and its mesh; it lives as long as the programs.
+    """
 
     costs: SectionTimes
     programs: tuple[Program, ...]
@@ -151,6 +155,7 @@ class LayoutTimes:
     positions: dict[tuple[LayoutKey, int], int]
     key: Callable[[Layout], LayoutKey]
     graph: Graph
+    by_program: ResultCache = field(default_factory=ResultCache, compare=False)
 
     def point(self, layout: Layout, microbatch: int) -> int | None:
         """Return the position of a layout at a microbatch, or None if the layout cannot divide its layers.
