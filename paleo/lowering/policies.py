@@ -245,9 +245,9 @@ def _least_filled(weights: tuple[float, ...], stages: tuple[int, ...], early: bo
     less than full at that weight, pieces share the rest evenly.
     """
     sums, order = _running_sums(weights[::-1]), stages[::-1]
-    low, high, alone = sums[-1] / len(set(stages)), sums[-1], len(set(stages)) == len(stages)
-    ends, reached, _ = _fill_chunks(sums, order, high, even=alone)
-    high = reached if alone else high  # with several pieces a stage, more weight may suffice less well
+    ends, low, high = list[int](), sums[-1] / len(set(stages)), sums[-1]
+    if len(set(stages)) == len(stages):  # with several pieces a stage, more weight may suffice less well
+        ends, high, _ = _fill_chunks(sums, order, high, even=True)
     while low * _SLACK < high:
         middle = (low + high) / 2
         filled, reached, following = _fill_chunks(sums, order, middle)
