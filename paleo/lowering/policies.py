@@ -257,7 +257,7 @@ def _least_filled(weights: tuple[float, ...], stages: tuple[int, ...], early: bo
             low = max(middle, min(following, reached))
     ahead = (_running_sums(weights), stages) if early else (sums, order)
     spread, reached, _ = _fill_chunks(*ahead, high, even=True)
-    if reached <= high * _SLACK:
+    if reached <= high * _SLACK:  # always where no weight below the sum of all has sufficed
         return tuple(spread if early else _mirrored(spread))
     return tuple(_mirrored(ends))
 

@@ -697,7 +697,7 @@ def _partial_sum_axes(target: Tensor, operation: Operation, split: Split) -> fro
     if not gone:
         return frozenset()
     tensors, private = (*operation.reads, operation.out), operation.independent_dims
-    # a target of size 1 along a dim is summed over what tensors hold beyond one entry
+    # a target of size 1 along a dim is a sum only if another tensor has more than one entry there
     summed = (
         dim
         for dim in gone
