@@ -166,7 +166,7 @@ BLAS_THREADS_VARIABLE, THREADS = "OPENBLAS_NUM_THREADS", "1"
 PLUGINS_VARIABLE = "PYDANTIC_DISABLE_PLUGINS"
 #: Allocations between two garbage collections. Commands keep most of their objects, so frequent collections are
 #: useless.
-GC_THRESHOLD = 100_000
+GC_THRESHOLD = 2**18
 #: Environment variable with which a shell asks for completions.
 COMPLETION_VARIABLE = "_PALEO_COMPLETE"
 #: Environment variable that makes errors of this program print a traceback, if it is set to anything.

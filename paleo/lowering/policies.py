@@ -245,9 +245,9 @@ def _least_filled(weights: tuple[float, ...], stages: tuple[int, ...], early: bo
     less than full at that weight, pieces share the rest evenly.
     """
     sums, order = _running_sums(weights[::-1]), stages[::-1]
-    low, high, alone = sums[-1] / len(set(stages)), sums[-1], len(set(stages)) == len(stages)
-    ends, reached, _ = _fill_chunks(sums, order, high, even=alone)
-    high = reached if alone else high  # with several pieces a stage, more weight may suffice less well
+    ends, low, high = list[int](), sums[-1] / len(set(stages)), sums[-1]
+    if len(set(stages)) == len(stages):  # with several pieces a stage, more weight may suffice less well
+        ends, high, _ = _fill_chunks(sums, order, high, even=True)
     while low * _SLACK < high:
         middle = (low + high) / 2
         filled, reached, following = _fill_chunks(sums, order, middle)
@@ -257,7 +257,7 @@ def _least_filled(weights: tuple[float, ...], stages: tuple[int, ...], early: bo
             low = max(middle, min(following, reached))
     ahead = (_running_sums(weights), stages) if early else (sums, order)
     spread, reached, _ = _fill_chunks(*ahead, high, even=True)
-    if reached <= high * _SLACK:
+    if reached <= high * _SLACK:  # always where no weight below the sum of all has sufficed
         return tuple(spread if early else _mirrored(spread))
     return tuple(_mirrored(ends))
 
@@ -288,17 +288,21 @@ def _fill_chunks(
     """
     ends, base, start, following = list[int](), 0.0, 0, np.inf
     taken, open_pieces, pieces = dict.fromkeys(stages, 0.0), Counter(stages), len(stages)
-    for number, stage in enumerate(stages):
-        weight, left, last = taken[stage], open_pieces[stage], len(sums) - pieces + number + 1
+    for last, stage in enumerate(stages, start=len(sums) - pieces + 1):  # units that leave one for each later piece
+        weight, left = taken[stage], open_pieces[stage]
         end = bisect_right(sums, base + (most - weight) / left * _SLACK, start)
-        end = start + 1 if end <= start else end if end < last else last
-        if end < last:
+        if end <= start:
+            end = start + 1
+        if end >= last:
+            end = last
+        else:
             next_weight = weight + (sums[end] - base) * left
-            following = next_weight if next_weight < following else following
+            if next_weight < following:
+                following = next_weight
         if even:
-            mean = (sums[-1] - base) / (pieces - number)
+            mean = (sums[-1] - base) / (len(sums) + 1 - last)
             end = min(end, bisect_left(sums, base + mean / _SLACK, start) + 1)
-        start = end if number + 1 < pieces else last
+        start = end if last < len(sums) else last
         ends.append(start)
         reached = sums[start - 1]
         taken[stage], open_pieces[stage], base = weight + (reached - base), left - 1, reached

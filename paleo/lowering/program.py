@@ -445,8 +445,9 @@ class _Lowering:
 
     def _kernels(self, members: Sequence[PlacedNode], repeat: int, policy: SectionRecompute) -> Iterable[CountedKernel]:
         launches = [
-            OperationKernels(operation, layer.node.name, layer.node.repeat // repeat, *kernels, *flags)
+            OperationKernels(operation, layer.node.name, iterations, *kernels, *flags)
             for layer, layer_flags in zip(members, policy.flags, strict=True)
+            for iterations in (layer.node.repeat // repeat,)
             for operation, kernels, flags in zip(layer.operations, self._share(layer).kernels, layer_flags, strict=True)
         ]
         launches = [unfused_softmax(launch, self.options.softmax_multiple, self.precision) for launch in launches]

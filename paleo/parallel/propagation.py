@@ -67,7 +67,7 @@ class Communication:
     @property
     def dispatches(self) -> bool:
         """True if the collective dispatches tokens to the ranks of their experts, or combines their results."""
-        return self.of_experts and self.operation == "all_to_all"
+        return self.operation == "all_to_all" and self.of_experts
 
 
 # norms, softmax, losses
@@ -647,7 +647,7 @@ class _LayoutChanges(NamedTuple):
     def moved(self, tensor: Tensor) -> bool:
         """Return True if a tensor's present layout is not the one it is read in, or belongs to a larger tensor."""
         lies = self.current.get(tensor.name)
-        if lies is None or len(lies.dims) != len(tensor.dims):
+        if lies is None or lies is tensor or len(lies.dims) != len(tensor.dims):
             return False
         return lies.sizes != tensor.sizes or _axes(lies, self.split) != _axes(tensor, self.split)
 
@@ -681,8 +681,8 @@ class _LayoutChanges(NamedTuple):
 
 def _gathers(communication: Communication) -> bool:
     """Return True for an all-gather whose input, not output, each rank saves; tokens of experts stay gathered."""
-    kept_apart = communication.phase == "forward" and not communication.of_experts
-    return kept_apart and communication.operation == "all_gather"
+    is_gather = communication.phase == "forward" and communication.operation == "all_gather"
+    return is_gather and not communication.of_experts
 
 
 def _partial_sum_axes(target: Tensor, operation: Operation, split: Split) -> frozenset[str]:
@@ -697,15 +697,13 @@ def _partial_sum_axes(target: Tensor, operation: Operation, split: Split) -> fro
     if not gone:
         return frozenset()
     tensors, private = (*operation.reads, operation.out), operation.independent_dims
+    # a target of size 1 along a dim is a sum only if another tensor has more than one entry there
     summed = (
-        dim for dim in gone if dim not in private and any(_has_entries(t, dim, dim in target.dims) for t in tensors)
+        dim
+        for dim in gone
+        if dim not in private and any(dim in t.dims and (dim not in target.dims or t.size(dim) > 1) for t in tensors)
     )
     return frozenset(axis for dim in summed for axis in split[dim])
-
-
-def _has_entries(tensor: Tensor, dim: str, beyond_one: bool) -> bool:
-    """Return True if the tensor has the dim; with ``beyond_one``, if it has more than one entry along it."""
-    return dim in tensor.dims and (not beyond_one or tensor.size(dim) > 1)
 
 
 def _linear(operation: Operation) -> bool:

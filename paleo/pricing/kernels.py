@@ -603,10 +603,9 @@ class FamilyPredictor:
         for group, indices in groups.items():
             chosen = [kernels[index] for index in indices]
             lookup_result, times = FAMILIES[group.partition(".")[0]](self, group, chosen)
-            factors = np.array([lookup_result.factors(time) for time in times.tolist()])
+            least, most = lookup_result.factors_of_each(times)
             spread = SUSTAINED_SPREAD if group.partition(".")[0] in ARITHMETIC else 1.0
-            seconds[indices] = times
-            low[indices], high[indices] = factors[:, 0] / spread, factors[:, 1] * spread
+            seconds[indices], low[indices], high[indices] = times, least / spread, most * spread
         return DeviceTimes(seconds, low, high)
 
     def parameters_of(self, kind: type[Any], family: str) -> SourcedParameters[Any]:

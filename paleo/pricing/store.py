@@ -125,6 +125,23 @@ class SourcedParameters(Generic[P]):
                 return low, high
         return self.interval[-1][1:]
 
+    def factors_of_each(self, predicted: Array) -> tuple[Array, Array]:
+        """Return the ends of the 90 % interval of each predicted time, as factors on that time.
+
+        Parameters
+        ----------
+        predicted : ndarray
+            Predicted times [s].
+
+        Returns
+        -------
+        tuple of (ndarray, ndarray)
+            (low, high) factors [-].
+        """
+        ends, low, high = (np.array(column) for column in zip(*self.interval, strict=True))
+        bin_of = np.minimum(np.searchsorted(ends, predicted), len(ends) - 1)
+        return low[bin_of], high[bin_of]
+
     def bounds(self, predicted: Array) -> tuple[Array, Array]:
         """Return the ends of the 90 % interval of each predicted time.
 
@@ -138,9 +155,8 @@ class SourcedParameters(Generic[P]):
         tuple of (ndarray, ndarray)
             (low end, high end) [s].
         """
-        ends, low, high = (np.array(column) for column in zip(*self.interval, strict=True))
-        bin_of = np.minimum(np.searchsorted(ends, predicted), len(ends) - 1)
-        return predicted * low[bin_of], predicted * high[bin_of]
+        low, high = self.factors_of_each(predicted)
+        return predicted * low, predicted * high
 
 
 def lookup(

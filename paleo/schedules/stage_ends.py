@@ -132,7 +132,7 @@ class _Wave(NamedTuple):
     duration_rows: Index
     previous: Index
     sources: Index
-    fused_sources: Index | None
+    fused_sources: Index | None = None
 
 
 class _Waves(NamedTuple):
@@ -203,10 +203,10 @@ _BLOCK = 256
 @lru_cache(maxsize=512)
 def _waves(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> _Waves:
     """Group the passes of a schedule by the number of passes on the longest path to them."""
-    rows, codes, sources, fused_sources = _dependencies(schedule, stages, microbatches, chunks)
+    rows, codes, sources = _dependencies(schedule, stages, microbatches, chunks)
     passes = sum(map(len, rows))
     try:
-        wave_of = _wave_numbers(codes, sources, fused_sources)
+        wave_of = _wave_numbers(codes, sources)
     except ValueError as error:
         raise PlanError(f"schedule {schedule.name!r}: {error} passes wait for one another") from None
     by_wave = np.argsort(wave_of, kind="stable")
@@ -214,24 +214,24 @@ def _waves(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> _
     position = np.full(3 * stages * width * microbatches + 1, passes, dtype=np.intp)  # code -1: no pass
     position[np.concatenate(codes)[by_wave]] = np.arange(passes)
     previous = [np.append(-1, order[:-1]) if len(order) else order for order in codes]
-    awaited = (position[np.concatenate(column)[by_wave]] for column in (previous, sources, fused_sources))
+    awaited = (position[np.concatenate(column)[by_wave]] for column in (previous, *sources))
     bounds = itertools.pairwise([0, *(np.flatnonzero(np.diff(wave_of[by_wave])) + 1).tolist(), passes])
     inside = [slice(first, end) for first, end in bounds if end]
     columns = ([column[wave] for wave in inside] for column in (np.concatenate(rows)[by_wave], *awaited))
     waves = tuple(
-        _Wave(durations, before, source, fused if schedule.group_sizes is not None and (fused < passes).any() else None)
-        for durations, before, source, fused in zip(*columns, strict=True)
+        _Wave(durations, before, source, *(each for each in fused if (each < passes).any()))
+        for durations, before, source, *fused in zip(*columns, strict=True)
     )
     return _Waves(waves, passes, position[[order[-1] if len(order) else -1 for order in codes]])
 
 
 def _dependencies(
     schedule: Schedule, stages: int, microbatches: int, chunks: int
-) -> tuple[list[Index], list[Index], list[Index], list[Index]]:
+) -> tuple[list[Index], list[Index], list[list[Index]]]:
     """List the passes of each stage in order: rows of their times, their codes, and codes of their sources.
 
-    The third list holds the sources (-1: none), the fourth the sources of passes that run as one with them. A pass's
-    code numbers it among all passes: row · microbatches + microbatch.
+    The sources (-1: none) are one list or, for a schedule with passes that run as one, two: the second holds the
+    sources of those other passes. A pass's code numbers it among all passes: row · microbatches + microbatch.
     """
     width, source_rows = chunks * schedule.replicas, _source_rows(schedule, stages, chunks)
     rows, codes, sources = [], [], []
@@ -244,7 +244,7 @@ def _dependencies(
         codes.append(row * microbatches + microbatch_of)
         sources.append(np.where(source_rows[row] < 0, -1, source_rows[row] * microbatches + microbatch_of))
     if schedule.group_sizes is None:
-        return rows, codes, sources, [np.full_like(codes_of_stage, -1) for codes_of_stage in sources]
+        return rows, codes, [sources]
     sizes = [np.array(schedule.group_sizes(stage, stages, microbatches, chunks)) for stage in range(stages)]
     # The sources of all passes if groups of ``sizes`` passes run as one.
     last_of_group = np.full(max(code.max() for code in codes) + 2, -1, dtype=np.intp)
@@ -255,7 +255,7 @@ def _dependencies(
         of_second, first = np.full_like(source, -1), np.cumsum(size) - size
         of_second[first[size > 1]] = source[first[size > 1] + 1]
         fused_sources.append(of_second)
-    return rows, codes, group_sources, fused_sources
+    return rows, codes, [group_sources, fused_sources]
 
 
 def _source_rows(schedule: Schedule, stages: int, chunks: int) -> Index:
@@ -286,27 +286,28 @@ def _row(kind: str, place: ChunkLocation, stages: int, width: int) -> int:
     return (_KINDS[kind] * stages + place[0]) * width + place[1]
 
 
-def _wave_numbers(codes: list[Index], sources: list[Index], fused_sources: list[Index]) -> Index:
+def _wave_numbers(codes: list[Index], sources: list[list[Index]]) -> Index:
     """Compute the wave of each pass, of all stages in turn.
 
     Raises ValueError with the number of passes that wait for one another.
     """
     never, last = max(int(order.max(initial=-1)) for order in codes) + 1, np.cumsum([len(order) + 1 for order in codes])
-    ended = np.zeros(never + 2, dtype=bool)
-    ended[-1] = True  # code -1: no pass
     # behind the passes of each stage comes one that never runs
-    code, source, fused = (
-        np.concatenate([np.append(each, never) for each in column]) for column in (codes, sources, fused_sources)
-    )
-    wave_of, reached = np.full(len(code), -1), np.append(0, last[:-1])
+    code, *awaited = (np.concatenate([np.append(each, never) for each in column]) for column in (codes, *sources))
+    place_of = np.full(never + 2, len(code))
+    place_of[code] = np.arange(len(code))
+    first, *others = (place_of[column] for column in awaited)
+    wave_of, reached = np.full(len(code) + 1, -1), np.append(0, last[:-1])
+    wave_of[-1] = 0  # code -1: no pass
     for wave in itertools.count():
-        ready = ended.take(source.take(reached)) & ended.take(fused.take(reached))
+        ready = wave_of.take(first.take(reached)) >= 0
+        for column in others:
+            ready &= wave_of.take(column.take(reached)) >= 0
         places = reached[ready]
         if not len(places):
             break
-        ended[code[places]] = True
         wave_of[places] = wave
         reached += ready
     if waiting := int((last - 1 - reached).sum()):
         raise ValueError(waiting)
-    return np.delete(wave_of, last - 1)
+    return np.delete(wave_of[:-1], last - 1)

@@ -13,7 +13,7 @@ point by point. Kernels that occur several times are priced once, all in one cal
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,12 +29,12 @@ from paleo.parallel.placement import BATCH_AXES, ContextParallelMethod, Mesh, Pl
 from paleo.parallel.propagation import check_divisions
 from paleo.pricing.kernels import KernelTimes
 from paleo.search.space import SPLITS, Layout, Space, strategy_of_experts
+from paleo.step.layouts import ResultCache
 from paleo.step.section_times import (
     ARRAY_FIELDS,
     BYTE_FIELDS,
     SectionSums,
     SectionTimes,
-    collectives,
     section_times,
     transfer_seconds,
 )
@@ -143,7 +143,10 @@ class LayoutCounts:
 
 @dataclass(frozen=True, slots=True)
 class LayoutTimes:
-    """Times and bytes of the layers for all layouts and microbatches, shape (sections, points), and their positions."""
+    """Times and bytes of the layers for all layouts and microbatches, shape (sections, points), and their positions.
+
+    ``by_program`` caches what depends on one program and its mesh; it lives as long as the programs.
+    """
 
     costs: SectionTimes
     programs: tuple[Program, ...]
@@ -151,6 +154,7 @@ class LayoutTimes:
     positions: dict[tuple[LayoutKey, int], int]
     key: Callable[[Layout], LayoutKey]
     graph: Graph
+    by_program: ResultCache = field(default_factory=ResultCache, compare=False)
 
     def point(self, layout: Layout, microbatch: int) -> int | None:
         """Return the position of a layout at a microbatch, or None if the layout cannot divide its layers.
@@ -654,10 +658,11 @@ def _costs(blocks: Sequence[LayoutCounts], backend: Backend) -> SectionTimes:
     counts, payloads, outputs, sizes = zip(*(block.parts for block in blocks), strict=True)
     kernels = _kernel_seconds(blocks, counts, backend)
     transfers = transfer_seconds(backend.fabric, [(block.mesh, block.program) for block in blocks], payloads)
-    known: dict[tuple[object, ...], SectionSums] = {}
+    known: dict[Hashable, SectionSums] = {}
+    structures: dict[int, Hashable] = {}
     tables = []
     for block, times, waited, *moved in zip(blocks, kernels, transfers, outputs, sizes, strict=True):
-        by_name, structure = _sizes(block.program, *moved), _structure(block.program)
+        by_name, structure = _sizes(block.program, *moved), _of_sections(block.program, _structure, structures)
         if structure not in known:
             known[structure] = SectionSums.of(block.program)
         figures = [by_name[name] for name in BYTE_FIELDS]
@@ -685,9 +690,17 @@ def _sizes(program: Program, outputs: Array, sizes: Array) -> dict[str, Array]:
     return by_name
 
 
-def _structure(program: Program) -> tuple[object, ...]:
-    """Return the properties of a program on which `SectionSums` depend, as a key."""
-    kernels = tuple(
+def _of_sections(program: Program, description: Callable[[Section], Hashable], known: dict[int, Hashable]) -> Hashable:
+    """Return a description of every section of a program; ``known`` holds those of sections that programs share."""
+    for section in program.sections:
+        if id(section) not in known:
+            known[id(section)] = description(section)
+    return tuple([known[id(section)] for section in program.sections])
+
+
+def _structure(section: Section) -> Hashable:
+    """Return the properties of a section on which `SectionSums` depend, as a key."""
+    kernels = [
         (
             c.repetitions,
             c.kernel.family,
@@ -697,22 +710,21 @@ def _structure(program: Program) -> tuple[object, ...]:
             c.full_recompute_runs,
             c.selective_recompute_runs,
         )
-        for section in program.sections
         for c in section.kernels
-    )
-    owed = tuple(
-        (i, owed.times, owed.phase, owed.overlaps_with, owed.overlap_chunks, owed.recomputed, owed.selected)
-        for i, owed in collectives(program)
-    )
-    return kernels, owed, tuple(len(section.kernels) for section in program.sections)
+    ]
+    owed = [
+        (owed.times, owed.phase, owed.overlaps_with, owed.overlap_chunks, owed.recomputed, owed.selected)
+        for owed in section.transfers
+    ]
+    return tuple(kernels), tuple(owed)
 
 
 def _kernel_seconds(blocks: Sequence[LayoutCounts], counts: Sequence[Array], backend: Backend) -> list[KernelTimes]:
     """Return the times of each block's kernels [s], shape (kernels, microbatches); equal kernels are predicted once."""
     blocks_of_kind: dict[object, list[int]] = {}
+    kinds: dict[int, Hashable] = {}
     for index, block in enumerate(blocks):
-        kernels = [counted.kernel for section in block.program.sections for counted in section.kernels]
-        blocks_of_kind.setdefault(tuple(map(_kind, kernels)), []).append(index)
+        blocks_of_kind.setdefault(_of_sections(block.program, _kinds, kinds), []).append(index)
     known: dict[object, dict[bytes, int]] = {}
     unique: list[Kernel] = []
     places: dict[int, npt.NDArray[np.intp]] = {}
@@ -739,6 +751,10 @@ def _kernel_seconds(blocks: Sequence[LayoutCounts], counts: Sequence[Array], bac
 def _kind(kernel: Kernel) -> tuple[object, ...]:
     """Return a key that two kernels share if they differ in their counts only."""
     return kernel.family, kernel.operation, kernel.phase, kernel.host_calls, kernel.experts, tuple(kernel.shape)
+
+
+def _kinds(section: Section) -> Hashable:
+    return tuple([_kind(counted.kernel) for counted in section.kernels])
 
 
 def _numbered(

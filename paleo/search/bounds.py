@@ -22,9 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.parallel.placement import BATCH_AXES
 from paleo.schedules.base import distinct_values
-from paleo.step.exchange import owned_elements
 from paleo.step.memory import live_microbatches
 from paleo.step.streams import layer_gradient_exchange_times, section_gather_times
 
@@ -129,7 +127,6 @@ class Bounds:
         self.block = self.work - self.before - self.behind
         self.reserved = cases.layouts.reserved()[cases.layout]
         self._states: dict[tuple[int, int], tuple[Array, Array]] = {}
-        self._owned: dict[int, Array] = {}
         self._even: dict[tuple[int, ...], Mask] = {}
         self._seconds: dict[tuple[str, int, bool], Array] = {}
         self._travels: dict[int, Array] = {}
@@ -306,22 +303,10 @@ class Bounds:
             formats, rule, training = layouts.backend.formats, layouts.backend.optimizer, float(layouts.training)
             whole, trained = (layouts.parameters(each)[:sections] for each in (False, True))
             stage = 1 if zero == 2 and not layouts.backend.scatters_every_pass(zero, self.stages) else zero
-            owned = trained if stage == 0 else self._owned_elements(copies)
+            owned = trained if stage == 0 else layouts.owned_elements(copies)[:sections]
             states = whole * formats.parameter / (layouts.shards * copies if stage == 3 else 1.0)
             states = states + (trained if stage < 2 else owned) * (formats.gradient + formats.main_gradient) * training
             states = states + owned * rule.state_bytes(formats) * training
             update, layout = owned * rule.temporary_bytes(formats) * training, self.cases.layout
             self._states[zero, copies] = states[:, layout], update[:, layout]
         return self._states[zero, copies]
-
-    def _owned_elements(self, copies: int) -> Array:
-        """Return the number of trained elements of one layer that a rank owns under ZeRO, shape (sections, layouts)."""
-        if copies not in self._owned:
-            layouts, known, columns = self.cases.layouts, dict[tuple[object, ...], Array](), list[Array]()
-            for program, mesh in zip(layouts.programs, layouts.meshes, strict=True):
-                key = id(program), *(mesh.degree(axis) for axis in ("cp", *BATCH_AXES))
-                if key not in known:
-                    known[key] = owned_elements(program, mesh, copies)[: len(self.repeat)]
-                columns.append(known[key])
-            self._owned[copies] = np.stack(columns, axis=1)
-        return self._owned[copies]

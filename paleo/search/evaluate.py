@@ -195,7 +195,7 @@ class _Members:
         hows = group.recompute if not backend.run.forward_only else np.zeros_like(group.recompute)
         times = layer_times(points.costs.of(group.point), RecomputePolicies.of_configurations(repeat, hows))
         local_batches = tuple(each.local_batch for each in members)
-        group_layouts = Layouts(backend, meshes, programs, sequence, local_batches)
+        group_layouts = Layouts(backend, meshes, programs, sequence, local_batches, by_program=points.by_program)
         cases = Cases(group_layouts, group.layout, group.microbatches, times)
         arrival = _arrival(points, members, backend)[group.layout]
         spread = np.array([each.expert_ranks > 1 for each in members])[group.layout]

@@ -118,6 +118,8 @@ class Layouts:
     sequence_parallel: tuple[bool, ...]
     local_batches: tuple[int, ...]
     cache: ResultCache = field(default_factory=ResultCache, compare=False)
+    #: Figures of single programs, which other layouts of the same programs share.
+    by_program: ResultCache = field(default_factory=ResultCache, compare=False)
 
     def __len__(self) -> int:
         return len(self.meshes)
@@ -464,19 +466,19 @@ class Layouts:
         return self.cache.once(("shares", copies, content), lambda: self._by_axes(copies, content))
 
     def _by_axes(self, copies: int, content: ExchangedTensors) -> list[dict[Axes, Array]]:
-        known: dict[tuple[object, ...], dict[Axes, Array]] = {}
-        shares = []
-        for program, mesh in zip(self.programs, self.meshes, strict=True):
-            key = id(program), tuple(axis for axis, degree in mesh.degrees if degree > 1)
-            if key not in known:
-                split = (
-                    gradient_elements_by_axes
-                    if content == "gradients"
-                    else partial(gathered_elements_by_axes, frozen=content in ("all", "again"))
-                )
-                known[key] = split(program, mesh, copies)
-            shares.append(known[key])
-        return shares
+        frozen, gradients = content in ("all", "again"), content == "gradients"
+        split = gradient_elements_by_axes if gradients else partial(gathered_elements_by_axes, frozen=frozen)
+        used = [tuple([axis for axis, degree in mesh.degrees if degree > 1]) for mesh in self.meshes]
+        return self._once_per_program(("shares", gradients, frozen), split, copies, used)
+
+    def _once_per_program(
+        self, name: Hashable, figures: Callable[[Program, Mesh, int], Value], copies: int, meshes: Sequence[Hashable]
+    ) -> list[Value]:
+        """Apply a function to the program and mesh of every layout; ``meshes`` are what it depends on of a mesh."""
+        layouts, once = zip(self.programs, self.meshes, meshes, strict=True), self.by_program.once
+        return [
+            once((name, copies, id(each), key), partial(figures, each, mesh, copies)) for each, mesh, key in layouts
+        ]
 
     def _exchanged_elements(self, copies: int, content: ExchangedTensors) -> Array:
         """Count the elements of each section and tie that are exchanged, shape (sections and ties, layouts)."""
@@ -713,19 +715,27 @@ class Layouts:
         owned = np.zeros((len(kinds), len(self)))
         for copies in distinct_values(kinds.replicas.astype(int)):
             same_copies = np.flatnonzero(kinds.replicas[:, 0] == copies)
-            owned[same_copies] = kinds.layer_and_copy_counts[same_copies] @ self._owned_elements(copies)
+            owned[same_copies] = kinds.layer_and_copy_counts[same_copies] @ self.owned_elements(copies)
         return sharing_ranks(self.elements(kinds, trained=True), owned, self.shards * kinds.replicas)
 
-    def _owned_elements(self, copies: int) -> Array:
-        """Return `owned_elements` of each layout, shape (sections and ties, layouts)."""
-        known: dict[tuple[object, ...], Array] = {}
-        columns = []
-        for program, mesh in zip(self.programs, self.meshes, strict=True):
-            key = id(program), *(mesh.degree(axis) for axis in ("cp", *BATCH_AXES))
-            if key not in known:
-                known[key] = owned_elements(program, mesh, copies)
-            columns.append(known[key])
-        return np.stack(columns, axis=1)
+    def owned_elements(self, copies: int) -> Array:
+        """Count the trained elements whose states a rank of each layout owns if ZeRO shards them.
+
+        Parameters
+        ----------
+        copies : int
+            Replicas of the network in one pipeline: 2 for bidirectional schedules, else 1.
+
+        Returns
+        -------
+        ndarray, shape (sections and ties, layouts)
+            Elements.
+        """
+        shared = [tuple([mesh.degree(axis) for axis in ("cp", *BATCH_AXES)]) for mesh in self.meshes]
+        key = "owned", copies
+        return self.cache.once(
+            key, lambda: np.stack(self._once_per_program("owned", owned_elements, copies, shared), axis=1)
+        )
 
     def state_memory(self, kinds: StageKinds, zero: int, stages: int, *, overlapped: bool) -> tuple[StateMemory, Array]:
         """Return the memory of parameters, gradients and optimizer states of each distinct stage.

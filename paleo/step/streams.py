@@ -298,7 +298,7 @@ def _order(layouts: Layouts, layout: int, buckets: BucketSettings) -> tuple[Shap
         order_ = layer_iterations(program, buckets, last=True)
         return tuple([(i.section, i.direction, i.count, i.gathers, bool(i.buckets)) for i in order_]), order_
 
-    return layouts.cache.once(("order", id(program), buckets), order)
+    return layouts.by_program.once(("order", id(program), buckets), order)
 
 
 def _stream_ends(

@@ -186,6 +186,8 @@ def test_bounds_follow_the_bins() -> None:
     found = SourcedParameters(None, "measured", "x", ((1.0, 0.5, 2.0), (np.inf, 0.9, 1.1)))
     low, high = found.bounds(np.array([0.5, 1.0, 4.0]))
     assert low == pytest.approx([0.25, 0.5, 3.6]) and high == pytest.approx([1.0, 2.0, 4.4])
+    for seconds in (0.5, 1.0, 1.5, 4.0, np.inf, np.nan):
+        assert found.factors(seconds) == tuple(each.item() for each in found.factors_of_each(np.array([seconds])))
     assert found.factors(4.0) == (0.9, 1.1)
 
 
