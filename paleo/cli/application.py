@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
+from paleo.docstrings import split_parameters
 from paleo.errors import SpecError
 from paleo.files import PICTURE_SUFFIXES, checked_output
 
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 
     from paleo.predict import Prediction
 
-#: Heading of the parameters in a docstring, and an entry below it: name, metavar and help text.
-PARAMETERS_SECTION = "\n\nParameters\n----------\n"
-_ENTRY = re.compile(r"^(\w+)(?: : (.*))?\n((?:    .*\n?)+)", re.MULTILINE)
 _DEFAULT_PATTERN = re.compile(r"\s*\[([^\]]+)\]\Z")
 
 
@@ -93,7 +91,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def with_help_of_docstring(
-    parameters: Iterable[inspect.Parameter], docstring: str, panel: str | None = None
+    parameters: Iterable[inspect.Parameter], docstring: str | None, panel: str | None = None
 ) -> list[inspect.Parameter]:
     """Return parameters of a command with the help texts of a docstring's section ``Parameters``.
 
@@ -103,7 +101,7 @@ def with_help_of_docstring(
     ----------
     parameters : iterable of inspect.Parameter
         Parameters of a command.
-    docstring : str
+    docstring : str, optional
         Docstring of the command, or of a dataclass whose fields are options.
     panel : str, optional
         Heading in the help under which the options of the docstring are listed.
@@ -113,16 +111,15 @@ def with_help_of_docstring(
     list of inspect.Parameter
         The parameters.
     """
-    section = inspect.cleandoc(docstring).partition(PARAMETERS_SECTION)[2]
-    entries = {name: (metavar, text) for name, metavar, text in _ENTRY.findall(section)}
+    meanings = split_parameters(docstring)[1]
     described = []
     for parameter in parameters:
-        if parameter.name in entries:
-            metavar, text = entries[parameter.name]
+        if parameter.name in meanings:
+            metavar, text = meanings[parameter.name]
             annotated = get_origin(parameter.annotation) is Annotated
             kind, option = get_args(parameter.annotation) if annotated else (parameter.annotation, typer.Option())
             option = copy(option)
-            option.help, option.metavar = " ".join(text.split()), metavar or option.metavar
+            option.help, option.metavar = text, metavar or option.metavar
             option.rich_help_panel = panel
             if not option.param_decls and (kind in (bool, bool | None) or parameter.name.endswith("_")):
                 option.param_decls = (f"--{parameter.name.rstrip('_').replace('_', '-')}",)  # no flag --no-NAME
@@ -174,10 +171,9 @@ class Application(typer.Typer):
         """
 
         def decorate(command: Function) -> Function:
-            docstring = command.__doc__ or ""
             parameters = inspect.signature(command, eval_str=True).parameters.values()
-            described = with_parameters(command, with_help_of_docstring(parameters, docstring))
-            help_ = inspect.cleandoc(docstring).partition(PARAMETERS_SECTION)[0]
+            described = with_parameters(command, with_help_of_docstring(parameters, command.__doc__))
+            help_, _ = split_parameters(command.__doc__)
             return super(Application, self).command(name, cls=Command, help=help_, **options)(described)
 
         return decorate

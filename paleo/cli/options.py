@@ -432,7 +432,7 @@ def packed_options(argument: str, options: type[Any]) -> Callable[[Callable[...,
             for field in shared
         ]
         for group in options.__mro__:
-            packed = with_help_of_docstring(packed, group.__doc__ or "", getattr(group, "panel", None))
+            packed = with_help_of_docstring(packed, group.__doc__, getattr(group, "panel", None))
         parameters = [
             each
             for name, parameter in stated.items()
