@@ -253,7 +253,13 @@ class Abilities(Spec):
     @functools.cached_property
     def refusals(self) -> tuple[Refusal, ...]:
         """All restrictions: first those implied by lists of supported values, then those that the file states."""
-        return (*self._of_axes(), *self._of_lists(), *self.refused.values())
+        # a refusal for each axis that the framework lacks
+        missing = [axis for axis in _AXES if axis not in self.axes.values and axis != "dp"]
+        of_axes = [
+            self._refusal(f"{axis} > {0 if axis in ('sp', 'ulysses', 'etp') else 1}", f"no {_NAMES[axis]}", self.axes)
+            for axis in missing
+        ]
+        return (*of_axes, *self._of_lists(), *self.refused.values())
 
     @property
     def title_and_release(self) -> str:
@@ -264,14 +270,6 @@ class Abilities(Spec):
     def shards_pipelines(self) -> bool:
         """True if ZeRO-3 is the framework's only sharding, so that pipelines run with sharded parameters."""
         return "pp" in self.axes.values and 3 in self.zero.values and 1 not in self.zero.values
-
-    def _of_axes(self) -> list[Refusal]:
-        """Return a refusal for each axis that the framework lacks."""
-        missing = [axis for axis in _AXES if axis not in self.axes.values and axis != "dp"]
-        return [
-            self._refusal(f"{axis} > {0 if axis in ('sp', 'ulysses', 'etp') else 1}", f"no {_NAMES[axis]}", self.axes)
-            for axis in missing
-        ]
 
     def _of_lists(self) -> list[Refusal]:
         """Return refusals of all values that the lists do not contain."""
