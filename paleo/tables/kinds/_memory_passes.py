@@ -31,6 +31,7 @@ from paleo.pricing.scans import (
 from paleo.pricing.store import streaming_fraction
 from paleo.specs.device import find_device
 from paleo.tables.cells import Array, map_words, number, release_of, text
+from paleo.tables.columns import columns_of
 from paleo.tables.kernels import KERNEL_TABLES, FitPlan, Fitted, KernelTable, rowwise, timing_keys, unsupported_reason
 from paleo.units import MICROSECOND
 
@@ -212,9 +213,7 @@ class Scans(KernelTable[DeviceDatasheet]):
     optional_columns = (
         "device library version d_state d_conv nheads head_dim n_groups num_k_heads head_k_dim num_v_heads head_v_dim"
     )
-    configuration_columns = (
-        "scan", "batch_size", "seq_len", "nheads", "num_k_heads", "num_v_heads", "d_state",
-    )  # fmt: skip
+    configuration_columns = columns_of("scan batch_size seq_len nheads num_k_heads num_v_heads d_state")
     sizes = ("batch_size", "seq_len")
     families: ClassVar[Mapping[str, type[Any]]] = {
         f"scan.{name}": ScanParameters

@@ -23,6 +23,7 @@ from paleo.specs.model import ModelSpec, load_model, model_from
 from paleo.specs.run import Run, updated
 from paleo.specs.software import Software, load_software
 from paleo.specs.system import System, load_system
+from paleo.tables.columns import columns_of
 from paleo.tables.steps import (
     NAMES,
     RUN_TABLES,
@@ -433,22 +434,19 @@ class TransformerSteps(RunTable):
     """Table of training steps of transformers, one per row."""
 
     name = "llm_iterations"
-    identifying_columns = frozenset(
-        {"layers", "hidden", "heads", "seq_len", "device", "n_gpus", "tp", "pp", "dp", "iteration_ms"}
-    )
+    identifying_columns = frozenset(columns_of("layers hidden heads seq_len device n_gpus tp pp dp iteration_ms"))
     optional_columns = (
         "attention cp cp_comm cross_entropy cuda_graph dtype dtype_reported ep expert_dispatch expert_overlap "
         "expert_tp ffn_hidden framework gated_mlp global_batch kv_heads head_dim micro_batch model n_experts notes "
         "overlap recompute recompute_modules release sequence_parallel shard_group sharding software source system "
         "top_k vocab vp zero_stage_or_fsdp optimizer"
     )
-    configuration_columns = (
-        "model", "system", "kv_heads", "ffn_hidden", "gated_mlp", "vocab", "n_experts", "top_k", "dtype",
-        "cp", "ep", "vp",
-        "sharding", "shard_group", "sequence_parallel", "recompute", "micro_batch", "global_batch", "software",
-        "framework", "notes", "release", "expert_dispatch", "expert_overlap", "overlap", "cuda_graph",
-        "recompute_modules", "expert_tp", "cp_comm", "attention", "cross_entropy", "dtype_reported", "source",
-    )  # fmt: skip
+    configuration_columns = columns_of(
+        "model system kv_heads ffn_hidden gated_mlp vocab n_experts top_k dtype cp ep vp sharding shard_group "
+        "sequence_parallel recompute micro_batch global_batch software framework notes release expert_dispatch "
+        "expert_overlap overlap cuda_graph recompute_modules expert_tp cp_comm attention cross_entropy "
+        "dtype_reported source"
+    )
 
     def system(self, row: Row) -> System:
         """Return the system of a row, as `system_of` finds it."""
