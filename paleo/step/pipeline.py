@@ -366,9 +366,8 @@ def iteration_seconds(times: LayerTimes, layouts: Layouts, layout: Index, *, sha
     gather, again = section_gather_times(layouts)[:, layout], section_gather_times(layouts, "again")[:, layout]
     # time of one layer of each section, for the balance of pipeline stages; (sections, …) [s]
     back = again * has_backward.reshape((-1,) + (1,) * (gather.ndim - 1)) + gradients[:, layout]
-    return np.maximum(times.forward_with_transfers, gather) + np.maximum(
-        times.backward_with_transfers + times.weight_gradients, back
-    )
+    ahead = np.maximum(times.forward_with_transfers, gather)
+    return np.asarray(ahead + np.maximum(times.backward_with_transfers + times.weight_gradients, back))
 
 
 # sharded parameters
