@@ -48,33 +48,20 @@ if TYPE_CHECKING:
     from paleo.specs.task import load_task as load_task
 
 __version__ = "0.3.0"
-_MODULE_OF_NAME = {
-    "PaleoError": "paleo.errors",
-    "Prediction": "paleo.predict",
-    "Run": "paleo.specs.run",
-    "audit": "paleo.questions",
-    "compare": "paleo.questions",
-    "estimate": "paleo.questions",
-    "fleet": "paleo.questions",
-    "from_hf": "paleo.importers.sources",
-    "from_onnx": "paleo.importers.sources",
-    "from_torch": "paleo.importers.sources",
-    "load_calibration": "paleo.specs.calibration",
-    "load_model": "paleo.specs.model",
-    "load_software": "paleo.specs.software",
-    "load_system": "paleo.specs.system",
-    "load_task": "paleo.specs.task",
-    "plan": "paleo.questions",
-    "predict": "paleo.predict",
-    "scale": "paleo.questions",
-    "rl": "paleo.services",
-    "search": "paleo.questions",
-    "serve": "paleo.services",
-    "sweep": "paleo.questions",
-    "target": "paleo.questions",
-    "tune": "paleo.questions",
-    "validate": "paleo.questions",
+_NAMES_OF_MODULES = {
+    "paleo.errors": "PaleoError",
+    "paleo.predict": "Prediction predict",
+    "paleo.specs.run": "Run",
+    "paleo.questions": "audit compare estimate fleet plan scale search sweep target tune validate",
+    "paleo.importers.sources": "from_hf from_onnx from_torch",
+    "paleo.specs.calibration": "load_calibration",
+    "paleo.specs.model": "load_model",
+    "paleo.specs.software": "load_software",
+    "paleo.specs.system": "load_system",
+    "paleo.specs.task": "load_task",
+    "paleo.services": "rl serve",
 }
+_MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULES.items() for name in names.split()}
 __all__ = ["__version__", *_MODULE_OF_NAME]
 
 

@@ -339,18 +339,14 @@ def make_fit(job: FitJob, fitted: Fitted) -> Fit[Any]:
         The fit, not run yet.
     """
     plan = job.kind.fit_plan(job.subject, job.family, job.stack, job.rows[0].figures, fitted)
+    # parts of the rows in a split; held out only if all three would have rows
+    together = np.concatenate([split_parts(rows.frame, job.kind.configuration_columns) for rows in job.rows])
     return Fit(
         job.kind, job.rows, plan.start, alternatives=plan.alternatives, per_stack=plan.per_stack, fixed=plan.fixed,
         max_training_rows=plan.training_rows, starts=plan.random_starts, prior_precision=plan.prior,
         overestimate_weight=plan.excess_weight,
-        holds_out=_can_hold_out(job),
+        holds_out=len(together) >= MIN_ROWS and all((together == part).any() for part in range(3)),
     )  # fmt: skip
-
-
-def _can_hold_out(job: FitJob) -> bool:
-    """Return True if all three parts of a split would have rows."""
-    together = np.concatenate([split_parts(rows.frame, job.kind.configuration_columns) for rows in job.rows])
-    return len(together) >= MIN_ROWS and all((together == part).any() for part in range(3))
 
 
 def _calibration_entry(

@@ -5,17 +5,20 @@ Commands print one JSON document or tables, warnings, and pictures.
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
+from paleo.docstrings import split_parameters
 from paleo.errors import SpecError
 from paleo.files import PICTURE_SUFFIXES, checked_output
 
@@ -87,8 +90,69 @@ def _check_single_values(parameters: Sequence[Any]) -> None:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+def with_help_of_docstring(
+    parameters: Iterable[inspect.Parameter], docstring: str | None, panel: str | None = None
+) -> list[inspect.Parameter]:
+    """Return parameters of a command with the help texts of a docstring's section ``Parameters``.
+
+    An entry ``name : METAVAR`` also states the metavar. Parameters without an entry stay as they are.
+
+    Parameters
+    ----------
+    parameters : iterable of inspect.Parameter
+        Parameters of a command.
+    docstring : str, optional
+        Docstring of the command, or of a dataclass whose fields are options.
+    panel : str, optional
+        Heading in the help under which the options of the docstring are listed.
+
+    Returns
+    -------
+    list of inspect.Parameter
+        The parameters.
+    """
+    meanings = split_parameters(docstring)[1]
+    described = []
+    for parameter in parameters:
+        if parameter.name in meanings:
+            metavar, text = meanings[parameter.name]
+            annotated = get_origin(parameter.annotation) is Annotated
+            kind, option = get_args(parameter.annotation) if annotated else (parameter.annotation, typer.Option())
+            option = copy(option)
+            option.help, option.metavar = text, metavar or option.metavar
+            option.rich_help_panel = panel
+            if not option.param_decls and (kind in (bool, bool | None) or parameter.name.endswith("_")):
+                option.param_decls = (f"--{parameter.name.rstrip('_').replace('_', '-')}",)  # no flag --no-NAME
+            parameter = parameter.replace(annotation=Annotated[kind, option])
+        described.append(parameter)
+    return described
+
+
+def with_parameters(command: Function, parameters: Sequence[inspect.Parameter]) -> Function:
+    """Give a command other parameters, from which typer makes its options.
+
+    Parameters
+    ----------
+    command : Function
+        Function of the command.
+    parameters : sequence of inspect.Parameter
+        Its parameters.
+
+    Returns
+    -------
+    Function
+        The same function.
+    """
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
 class Application(typer.Typer):
-    """Typer application whose commands show the default of every option in their help."""
+    """Typer application whose commands take the help texts of their options from their docstrings.
+
+    The help of a command shows the default of every option.
+    """
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[Function], Function]:
         """Return a decorator that registers a command.
@@ -105,7 +169,14 @@ class Application(typer.Typer):
         Callable[[Function], Function]
             The decorator.
         """
-        return super().command(name, cls=Command, **options)
+
+        def decorate(command: Function) -> Function:
+            parameters = inspect.signature(command, eval_str=True).parameters.values()
+            described = with_parameters(command, with_help_of_docstring(parameters, command.__doc__))
+            help_, _ = split_parameters(command.__doc__)
+            return super(Application, self).command(name, cls=Command, help=help_, **options)(described)
+
+        return decorate
 
 
 app = Application(

@@ -8,10 +8,11 @@ import inspect
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 
 import typer
 
+from paleo.cli.application import with_help_of_docstring, with_parameters
 from paleo.errors import SpecError
 
 if TYPE_CHECKING:
@@ -129,10 +130,6 @@ Plot = Annotated[
 ]
 
 
-def _option(help_: str, name: str | None = None, **more: Any) -> Any:
-    return typer.Option(*filter(None, [name]), help=help_, rich_help_panel="Run options", **more)
-
-
 def parse_whole_number(text: str) -> int:
     """Parse a whole number, with or without commas between thousands: ``1,024``.
 
@@ -158,8 +155,8 @@ def parse_whole_number(text: str) -> int:
         raise typer.BadParameter(f"{text[:80]!r} is not a whole number; write it in digits, such as 1024") from None
 
 
-def _whole_number_option(help_: str) -> Any:
-    return _option(help_, parser=parse_whole_number, metavar="N")
+WholeNumber = Annotated[int, typer.Option(parser=parse_whole_number, metavar="N")]
+OptionalWholeNumber = Annotated[int | None, typer.Option(parser=parse_whole_number, metavar="N")]
 
 
 def _options_of(options: Any, group: type[Any]) -> dict[str, Any]:
@@ -169,132 +166,92 @@ def _options_of(options: Any, group: type[Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Options of a run, shared by the commands that predict. Options that are not given keep the default of ``Run``."""
+    """Options of a run, shared by the commands that predict. Options that are not given keep the default of ``Run``.
 
-    gpus: Annotated[int | None, _whole_number_option("Total number of GPUs. [1]")] = None
-    batch: Annotated[
-        int | None, _whole_number_option("Samples per data-parallel rank and step. [32 samples, or 8 sequences]")
-    ] = None
-    global_batch: Annotated[
-        int | None,
-        _whole_number_option("Samples per step over all ranks; replaces --batch. [--batch times data-parallel ranks]"),
-    ] = None
-    microbatch: Annotated[
-        int | None,
-        _whole_number_option(
-            "Samples per forward and backward pass; gradients accumulate up to --batch. [--batch; 1 if pp > 1]"
-        ),
-    ] = None
-    seq: Annotated[
-        int | None, _whole_number_option("Sequence length in tokens, for models that have one. [the model's]")
-    ] = None
-    dtype: Annotated[
-        str | None,
-        _option(
-            "Number format of matrix products: fp32, tf32, bf16, fp16, fp8 or fp4. [the device's best 16 bits]",
-            autocompletion=word_completion(*DTYPES),
-        ),
-    ] = None
-    optimizer: Annotated[
-        str | None,
-        _option(
-            "Optimizer: adamw, sgd, muon, … (`paleo list optimizers`). [adamw]",
-            autocompletion=name_completion("optimizers"),
-        ),
-    ] = None
-    strategy: Annotated[
-        str | None,
-        _option(
-            "Parallelism: a preset (`paleo list strategies`), degrees such as tp=8,pp=4,zero=1,sp, or both. [dp]",
-            autocompletion=name_completion("strategies"),
-        ),
-    ] = None
-    schedule: Annotated[
-        str | None,
-        _option(
-            "Pipeline schedule: gpipe, 1f1b, … (`paleo list schedules`) [1f1b]",
-            autocompletion=name_completion("schedules"),
-        ),
-    ] = None
-    recompute: Annotated[
-        str | None,
-        _option(
-            "Activation recomputation: none, selective or full; single modules: --set recompute.modules=… [none]",
-            autocompletion=word_completion("none", "selective", "full"),
-        ),
-    ] = None
-    recompute_layers: Annotated[
-        int | None, _whole_number_option("Number of layers per pipeline stage to recompute in full. [all]")
-    ] = None
-    lora: Annotated[
-        str | None, _option("Train LoRA adapters of this rank and freeze all other weights: 16, 16:all, 16:mlp. [none]")
-    ] = None
-    qlora: Annotated[
-        bool | None,
-        _option("Train LoRA adapters over weights frozen in 4 bits (NF4); without --lora: 64:all.", "--qlora"),
-    ] = None
-    freeze: Annotated[str | None, _option("Layers to freeze, by name or pattern: embed,block.[0-9]. [none]")] = None
-    compress: Annotated[str | None, _option("Gradient compression: fp16, onebit, topk:0.001, powersgd:4, … [none]")] = (
-        None
-    )
-    consistency: Annotated[
-        str | None, _option("How workers synchronize: bsp, async, ssp:4, local:32, diloco:100, gossip:exp2, … [bsp]")
-    ] = None
-    servers: Annotated[
-        int | None, _whole_number_option("Number of parameter servers, for async and ssp. [async: one]")
-    ] = None
-    jitter: Annotated[
-        str | None,
-        _option(
-            "Variation of step times: from step to step (0.02), and also between ranks (0.02,0.01), or traces. [0]"
-        ),
-    ] = None
-    nodes: Annotated[
-        str | None,
-        _option("Placement of nodes on the fabric: packed, random, or spread:8 (over 8 leaf switches). [packed]"),
-    ] = None
-    background: Annotated[float | None, _option("Fraction of the uplinks that other jobs use. [0]")] = None
-    neighbour: Annotated[
-        str | None,
-        _option(
-            "Another job on the same switches, as collective:nodes:fraction of time, such as all_to_all:32:0.4. [none]"
-        ),
-    ] = None
-    software: Annotated[
-        str | None,
-        _option(
-            "Framework profile: NAME or NAME@RELEASE (`paleo list software`); plan: any, no limits. [pytorch-eager]",
-            autocompletion=name_completion("software"),
-        ),
-    ] = None
-    calibration: Annotated[
-        str | None,
-        _option(
-            "Source of efficiencies: auto (measured), ideal (roofline), ppp=0.6 (60 % of peak), or a file. [auto]",
-            autocompletion=word_completion("auto", "ideal", "ppp="),
-        ),
-    ] = None
-    from_: Annotated[
-        list[str] | None,
-        _option(
-            "Configuration files of a framework (Megatron, torchtitan, DeepSpeed, accelerate, axolotl, …): network, "
-            "batch, plan and software are as they say; options win. Several files join.",
-            "--from",
-            metavar="FILE",
-        ),
-    ] = None
-    run_file: Annotated[
-        str | None,
-        _option("YAML file with options of the run; options on the command line win.", "--run", metavar="FILE"),
-    ] = None
-    set_: Annotated[
-        list[str] | None,
-        _option(
-            "Any other field of a run (`paleo schema run`), or a size of the network: model.layers=24.",
-            "--set",
-            metavar="KEY=VALUE",
-        ),
-    ] = None
+    Parameters
+    ----------
+    gpus
+        Total number of GPUs. [1]
+    batch
+        Samples per data-parallel rank and step. [32 samples, or 8 sequences]
+    global_batch
+        Samples per step over all ranks; replaces --batch. [--batch times data-parallel ranks]
+    microbatch
+        Samples per forward and backward pass; gradients accumulate up to --batch. [--batch; 1 if pp > 1]
+    seq
+        Sequence length in tokens, for models that have one. [the model's]
+    dtype
+        Number format of matrix products: fp32, tf32, bf16, fp16, fp8 or fp4. [the device's best 16 bits]
+    optimizer
+        Optimizer: adamw, sgd, muon, … (`paleo list optimizers`). [adamw]
+    strategy
+        Parallelism: a preset (`paleo list strategies`), degrees such as tp=8,pp=4,zero=1,sp, or both. [dp]
+    schedule
+        Pipeline schedule: gpipe, 1f1b, … (`paleo list schedules`) [1f1b]
+    recompute
+        Activation recomputation: none, selective or full; single modules: --set recompute.modules=… [none]
+    recompute_layers
+        Number of layers per pipeline stage to recompute in full. [all]
+    lora
+        Train LoRA adapters of this rank and freeze all other weights: 16, 16:all, 16:mlp. [none]
+    qlora
+        Train LoRA adapters over weights frozen in 4 bits (NF4); without --lora: 64:all.
+    freeze
+        Layers to freeze, by name or pattern: embed,block.[0-9]. [none]
+    compress
+        Gradient compression: fp16, onebit, topk:0.001, powersgd:4, … [none]
+    consistency
+        How workers synchronize: bsp, async, ssp:4, local:32, diloco:100, gossip:exp2, … [bsp]
+    servers
+        Number of parameter servers, for async and ssp. [async: one]
+    jitter
+        Variation of step times: from step to step (0.02), and also between ranks (0.02,0.01), or traces. [0]
+    nodes
+        Placement of nodes on the fabric: packed, random, or spread:8 (over 8 leaf switches). [packed]
+    background
+        Fraction of the uplinks that other jobs use. [0]
+    neighbour
+        Another job on the same switches, as collective:nodes:fraction of time, such as all_to_all:32:0.4. [none]
+    software
+        Framework profile: NAME or NAME@RELEASE (`paleo list software`); plan: any, no limits. [pytorch-eager]
+    calibration
+        Source of efficiencies: auto (measured), ideal (roofline), ppp=0.6 (60 % of peak), or a file. [auto]
+    from_ : FILE
+        Configuration files of a framework (Megatron, torchtitan, DeepSpeed, accelerate, axolotl, …): network,
+        batch, plan and software are as they say; options win. Several files join.
+    run_file : FILE
+        YAML file with options of the run; options on the command line win.
+    set_ : KEY=VALUE
+        Any other field of a run (`paleo schema run`), or a size of the network: model.layers=24.
+    """
+
+    panel: ClassVar[str] = "Run options"
+    gpus: OptionalWholeNumber = None
+    batch: OptionalWholeNumber = None
+    global_batch: OptionalWholeNumber = None
+    microbatch: OptionalWholeNumber = None
+    seq: OptionalWholeNumber = None
+    dtype: Annotated[str | None, typer.Option(autocompletion=word_completion(*DTYPES))] = None
+    optimizer: Annotated[str | None, typer.Option(autocompletion=name_completion("optimizers"))] = None
+    strategy: Annotated[str | None, typer.Option(autocompletion=name_completion("strategies"))] = None
+    schedule: Annotated[str | None, typer.Option(autocompletion=name_completion("schedules"))] = None
+    recompute: Annotated[str | None, typer.Option(autocompletion=word_completion("none", "selective", "full"))] = None
+    recompute_layers: OptionalWholeNumber = None
+    lora: str | None = None
+    qlora: bool | None = None
+    freeze: str | None = None
+    compress: str | None = None
+    consistency: str | None = None
+    servers: OptionalWholeNumber = None
+    jitter: str | None = None
+    nodes: str | None = None
+    background: float | None = None
+    neighbour: str | None = None
+    software: Annotated[str | None, typer.Option(autocompletion=name_completion("software"))] = None
+    calibration: Annotated[str | None, typer.Option(autocompletion=word_completion("auto", "ideal", "ppp="))] = None
+    from_: list[str] | None = None
+    run_file: Annotated[str | None, typer.Option("--run")] = None
+    set_: list[str] | None = None
 
     def run(self, *, searched: bool = False) -> Run:
         """Build the run from the options; fields without an option are unset.
@@ -469,15 +426,17 @@ def packed_options(argument: str, options: type[Any]) -> Callable[[Callable[...,
         stated = inspect.signature(command, eval_str=True).parameters
         hints = get_type_hints(options, include_extras=True)
         shared = [field for field in fields(options) if field.name not in stated]
+        keyword = inspect.Parameter.KEYWORD_ONLY
         packed = [
-            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default,
-                              annotation=hints[field.name])
+            inspect.Parameter(field.name, keyword, default=field.default, annotation=hints[field.name])
             for field in shared
-        ]  # fmt: skip
+        ]
+        for group in options.__mro__:
+            packed = with_help_of_docstring(packed, group.__doc__, getattr(group, "panel", None))
         parameters = [
             each
             for name, parameter in stated.items()
-            for each in (packed if name == argument else [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)])
+            for each in (packed if name == argument else [parameter.replace(kind=keyword)])
         ]
 
         @functools.wraps(command)
@@ -485,9 +444,7 @@ def packed_options(argument: str, options: type[Any]) -> Callable[[Callable[...,
             group = options(**{field.name: values.pop(field.name) for field in shared})
             command(**{argument: group}, **values)
 
-        wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        return wrapper
+        return with_parameters(wrapper, parameters)
 
     return decorate
 
@@ -542,53 +499,35 @@ def parse_count(text: str) -> float:
         raise typer.BadParameter(str(error)) from None
 
 
-Epochs = Annotated[float | None, typer.Option(help="Price a training of this many epochs: time, cost and energy.")]
-Samples = Annotated[
-    float | None,
-    typer.Option(parser=parse_count, metavar="N", help="Price a training of this many samples: 4M or 4000000."),
-]
-Tokens = Annotated[
-    float | None, typer.Option(parser=parse_count, metavar="N", help="Price a training of this many tokens: 15T.")
-]
-GpuPrice = Annotated[
-    str | None,
-    typer.Option(
-        "--price",
-        metavar="RATE",
-        help="Price of one GPU-hour: '2.5 USD/h', or per system in USD: A=2.1,B=1.3. [catalog and price lists]",
-    ),
-]
-RentTerm = Annotated[
-    str,
-    typer.Option("--term", metavar="TERM", help="Rental terms of the price lists: on-demand, 1-year, 3-year or spot."),
-]
-BuyOption = Annotated[
-    float | None,
-    typer.Option("--buy", metavar="YEARS", help="Buy the machines and write them off over this many years. [rent]"),
-]
-Electricity = Annotated[
-    str | None, typer.Option(metavar="RATE", help="Electricity price: '0.12 USD/kWh'. [not counted]")
-]
-Pue = Annotated[
-    float | None,
-    typer.Option(help="Power usage effectiveness: energy of the building divided by energy of its machines. [1]"),
-]
-HostPower = Annotated[
-    str | None, typer.Option(metavar="POWER", help="Power of the host per GPU: '150 W'. [not counted]")
-]
 RankBy = Annotated[str | None, typer.Option("--objective", help="Sort by time, cost or energy.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TariffOptions:
-    """Command-line options for prices, besides the catalog's rents."""
+    """Command-line options for prices, besides the catalog's rents.
 
-    price: GpuPrice = None
-    electricity: Electricity = None
-    pue: Pue = None
-    host_power: HostPower = None
-    term: RentTerm = "on-demand"
-    buy: BuyOption = None
+    Parameters
+    ----------
+    price : RATE
+        Price of one GPU-hour: '2.5 USD/h', or per system in USD: A=2.1,B=1.3. [catalog and price lists]
+    electricity : RATE
+        Electricity price: '0.12 USD/kWh'. [not counted]
+    pue
+        Power usage effectiveness: energy of the building divided by energy of its machines. [1]
+    host_power : POWER
+        Power of the host per GPU: '150 W'. [not counted]
+    term : TERM
+        Rental terms of the price lists: on-demand, 1-year, 3-year or spot.
+    buy : YEARS
+        Buy the machines and write them off over this many years. [rent]
+    """
+
+    price: str | None = None
+    electricity: str | None = None
+    pue: float | None = None
+    host_power: str | None = None
+    term: str = "on-demand"
+    buy: float | None = None
 
     def tariff(self) -> Tariff:
         """Return the tariff that the options describe; raise SpecError, which names the option, if one is wrong."""
@@ -601,51 +540,45 @@ class TariffOptions:
 with_tariff_options = packed_options("rates", TariffOptions)
 
 
-def _failure_option(help_: str, name: str | None = None, **more: Any) -> Any:
-    return typer.Option(*filter(None, [name]), help=help_, rich_help_panel="Failures and checkpoints", **more)
-
-
 @dataclass(frozen=True, kw_only=True)
 class LongRunFlags:
-    """Command-line options for failures, checkpoints and restarts; any of them makes the command count failures."""
+    """Command-line options for failures, checkpoints and restarts; any of them makes the command count failures.
 
-    goodput: Annotated[
-        bool, _failure_option("Include failures, checkpoints and restarts in time, cost and energy.", "--goodput")
-    ] = False
-    failures: Annotated[
-        str | None,
-        _failure_option(
-            "Failure rate of a node: '4/knodeday' is 4 per 1,000 node-days. [the system's]", metavar="RATE"
-        ),
-    ] = None
-    checkpoint: Annotated[
-        str | None,
-        _failure_option("Time between checkpoints: auto (the best), 30min or 250steps. [auto]", metavar="EVERY"),
-    ] = None
-    checkpointing: Annotated[
-        str | None,
-        _failure_option(
-            "How checkpoints are written: sync, async, or memory (to a peer's memory, then to storage). [sync]"
-        ),
-    ] = None
-    storage: Annotated[
-        str | None, _failure_option("Write bandwidth of the storage: '2 GB/s'. [100 GB/s]", metavar="RATE")
-    ] = None
-    storage_size: Annotated[
-        str | None, _failure_option("Capacity of the storage: '10 TB'. [unlimited]", metavar="BYTES")
-    ] = None
-    restart: Annotated[
-        str | None,
-        _failure_option("Time from a failure to the next step. [3 min and loading the checkpoint]", metavar="TIME"),
-    ] = None
-    spares: Annotated[
-        int | None, _failure_option("Number of spare nodes. [enough for 99 % of repairs]", min=0, max=10**6)
-    ] = None
-    repair: Annotated[str | None, _failure_option("Time to repair a failed node. [24 h]", metavar="TIME")] = None
-    elastic: Annotated[
-        bool,
-        _failure_option("Continue without the failed data-parallel replica until its node is repaired.", "--elastic"),
-    ] = False
+    Parameters
+    ----------
+    goodput
+        Include failures, checkpoints and restarts in time, cost and energy.
+    failures : RATE
+        Failure rate of a node: '4/knodeday' is 4 per 1,000 node-days. [the system's]
+    checkpoint : EVERY
+        Time between checkpoints: auto (the best), 30min or 250steps. [auto]
+    checkpointing
+        How checkpoints are written: sync, async, or memory (to a peer's memory, then to storage). [sync]
+    storage : RATE
+        Write bandwidth of the storage: '2 GB/s'. [100 GB/s]
+    storage_size : BYTES
+        Capacity of the storage: '10 TB'. [unlimited]
+    restart : TIME
+        Time from a failure to the next step. [3 min and loading the checkpoint]
+    spares
+        Number of spare nodes. [enough for 99 % of repairs]
+    repair : TIME
+        Time to repair a failed node. [24 h]
+    elastic
+        Continue without the failed data-parallel replica until its node is repaired.
+    """
+
+    panel: ClassVar[str] = "Failures and checkpoints"
+    goodput: bool = False
+    failures: str | None = None
+    checkpoint: str | None = None
+    checkpointing: str | None = None
+    storage: str | None = None
+    storage_size: str | None = None
+    restart: str | None = None
+    spares: Annotated[int | None, typer.Option(min=0, max=10**6)] = None
+    repair: str | None = None
+    elastic: bool = False
 
     def failure_keywords(self) -> dict[str, Any]:
         """Return the options as keyword arguments of `paleo.estimate` and similar functions."""
@@ -660,11 +593,21 @@ class LongRunFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class AmountOptions:
-    """Command-line options for the amount of training, of which one may be given."""
+    """Command-line options for the amount of training, of which one may be given.
 
-    epochs: Epochs = None
-    samples: Samples = None
-    tokens: Tokens = None
+    Parameters
+    ----------
+    epochs
+        Price a training of this many epochs: time, cost and energy.
+    samples : N
+        Price a training of this many samples: 4M or 4000000.
+    tokens : N
+        Price a training of this many tokens: 15T.
+    """
+
+    epochs: float | None = None
+    samples: Annotated[float | None, typer.Option(parser=parse_count)] = None
+    tokens: Annotated[float | None, typer.Option(parser=parse_count)] = None
 
     def amount_keywords(self) -> dict[str, Any]:
         """Return the amount of training as keyword arguments of `paleo.estimate` and similar functions."""

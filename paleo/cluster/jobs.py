@@ -38,29 +38,68 @@ class JobSpec(Spec):
 
     Its kind follows from its keys: ``duration`` (a known run time), ``tune``, ``serve`` or ``rl``; otherwise it is a
     training of ``model``.
+
+    Parameters
+    ----------
+    name
+        name of the job; others refer to it in `after`
+    model
+        network: a catalog name or a file
+    arrival
+        when the job is submitted
+    deadline
+        latest end, counted from the same zero as arrivals
+    priority
+        larger ones come first under the policy `priority`
+    team
+        who is charged under the policy `fair`
+    preemptible
+        whether the job may be stopped, resized and started again
+    gpus
+        GPUs: a number, a range such as `8..64` (the job is elastic), or auto
+    after
+        jobs that end before this one starts
+    duration
+        run time of a job whose speed is known
+    tokens
+        tokens of a training
+    samples
+        samples of a training
+    epochs
+        epochs of a training
+    target
+        task whose quality the training reaches, such as mlperf:bert
+    run
+        fields of the run, such as global_batch
+    tune
+        options of `paleo tune`: trials, method, max_tokens, …
+    serve
+        load of a service: rate, input, output, engine
+    until
+        end of a service, counted from the same zero as arrivals
+    rl
+        options of `paleo rl`: steps, rollouts, output, …
     """
 
-    name: Text = Field("", description="name of the job; others refer to it in `after`")
-    model: Text | None = Field(None, description="network: a catalog name or a file")
-    arrival: Seconds = Field(0.0, description="when the job is submitted")
-    deadline: Seconds | None = Field(None, description="latest end, counted from the same zero as arrivals")
-    priority: float = Field(0.0, description="larger ones come first under the policy `priority`")
-    team: Text = Field("", description="who is charged under the policy `fair`")
-    preemptible: Flag = Field(True, description="whether the job may be stopped, resized and started again")
-    gpus: Annotated[int | Text, Field(union_mode="left_to_right")] = Field(
-        "auto", description="GPUs: a number, a range such as `8..64` (the job is elastic), or auto"
-    )
-    after: tuple[Text, ...] = Field((), description="jobs that end before this one starts")
-    duration: Seconds | None = Field(None, description="run time of a job whose speed is known")
-    tokens: Amount | None = Field(None, description="tokens of a training")
-    samples: Amount | None = Field(None, description="samples of a training")
-    epochs: Amount | None = Field(None, description="epochs of a training")
-    target: Text | None = Field(None, description="task whose quality the training reaches, such as mlperf:bert")
-    run: dict[str, Any] = Field(default_factory=dict, description="fields of the run, such as global_batch")
-    tune: dict[str, Any] | None = Field(None, description="options of `paleo tune`: trials, method, max_tokens, …")
-    serve: dict[str, Any] | None = Field(None, description="load of a service: rate, input, output, engine")
-    until: Seconds | None = Field(None, description="end of a service, counted from the same zero as arrivals")
-    rl: dict[str, Any] | None = Field(None, description="options of `paleo rl`: steps, rollouts, output, …")
+    name: Text = ""
+    model: Text | None = None
+    arrival: Seconds = 0.0
+    deadline: Seconds | None = None
+    priority: float = 0.0
+    team: Text = ""
+    preemptible: Flag = True
+    gpus: Annotated[int | Text, Field(union_mode="left_to_right")] = "auto"
+    after: tuple[Text, ...] = ()
+    duration: Seconds | None = None
+    tokens: Amount | None = None
+    samples: Amount | None = None
+    epochs: Amount | None = None
+    target: Text | None = None
+    run: dict[str, Any] = Field(default_factory=dict)
+    tune: dict[str, Any] | None = None
+    serve: dict[str, Any] | None = None
+    until: Seconds | None = None
+    rl: dict[str, Any] | None = None
 
     @field_validator("after", mode="before")
     @classmethod

@@ -7,6 +7,7 @@ ranks and N the units of the outer levels.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -210,11 +211,6 @@ def _parameter_server_all_reduce(payload: Array, group: tuple[Array, ...], *, se
     return Traffic.of(*levels)
 
 
-def _central_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Return the traffic of an all-reduce by a single parameter server: 2 alpha + 2 beta P S."""
-    return _parameter_server_all_reduce(payload, group, servers=1.0)
-
-
 def _sharded_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Return the traffic of an all-reduce by parameter servers on every rank (s = P): 2 alpha + 2 beta S."""
     return _parameter_server_all_reduce(payload, group, servers=ranks_of(group))
@@ -223,7 +219,7 @@ def _sharded_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
 def _root_exchange(payload: Array, group: tuple[Array, ...], *, times: float, reduced: float) -> Traffic:
     """Return the traffic of a root that exchanges messages with all other ranks, one after another.
 
-    It does so once (broadcast) or twice (all-reduce).
+    It does so once (broadcast) or twice (all-reduce): alpha (P-1) + beta S (P-1) each, and gamma S (P-1).
     """
     ranks = ranks_of(group)
     return Traffic.of(
@@ -238,26 +234,13 @@ def _root_exchange(payload: Array, group: tuple[Array, ...], *, times: float, re
     )
 
 
-def _one_to_all_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Return the traffic of an all-reduce by one root: 2 alpha (P-1) + 2 beta S (P-1) + gamma S (P-1).
-
-    Without alpha and gamma it is Paleo's 2 (n-1) S / B.
-    """
-    return _root_exchange(payload, group, times=2.0, reduced=1.0)
-
-
-def _one_to_all_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Return the traffic of a broadcast by one message to each rank: alpha (P-1) + beta S (P-1)."""
-    return _root_exchange(payload, group, times=1.0, reduced=0.0)
-
-
 _REFERENCE = "Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014"
 add_algorithm(
     Algorithm(
         name="parameter_server",
         summary="one server takes every gradient and answers every worker",
         reference=_REFERENCE,
-        formulas={"all_reduce": _central_all_reduce},
+        formulas={"all_reduce": partial(_parameter_server_all_reduce, servers=1.0)},
         is_one_port=False,
         non_neighbour_operations=("all_reduce",),
     )
@@ -277,7 +260,10 @@ add_algorithm(
         name="one_to_all",
         summary="a root receives from each rank in turn and answers each in turn",
         reference="Qi, Sparks and Talwalkar, Paleo, ICLR 2017 (OneToAll)",
-        formulas={"all_reduce": _one_to_all_all_reduce, "broadcast": _one_to_all_broadcast},
+        formulas={
+            "all_reduce": partial(_root_exchange, times=2.0, reduced=1.0),  # Paleo's 2 (n-1) S / B, and alpha and gamma
+            "broadcast": partial(_root_exchange, times=1.0, reduced=0.0),
+        },
         libraries={"textbook": OPERATIONS},
         non_neighbour_operations=("all_reduce", "broadcast"),
     )

@@ -11,6 +11,9 @@ ranks, f the fan-out of a level and m the ranks inside one of its units.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 
 from paleo.collectives.base import (
@@ -30,13 +33,22 @@ from paleo.collectives.base import (
 )
 
 
-def _ring_passes(payload: Array, group: tuple[Array, ...], *, passes: float, share: Array, reduced: float) -> Traffic:
-    """Return the traffic of ``passes`` trips round one ring, in which each unit sends ``share`` of the payload.
+def _ring_passes(
+    payload: Array,
+    group: tuple[Array, ...],
+    *,
+    passes: float,
+    reduced: float,
+    share_of: Callable[[Array], Array] = remote_share,
+) -> Traffic:
+    """Return the traffic of ``passes`` trips round one ring: alpha (P-1) + beta S (P-1)/P each, and gamma S (P-1)/P.
+
+    ``share_of`` the number of ranks is the share of the payload that each unit sends in a trip.
 
     A ring that enters every unit once crosses the level of fan-out f in (f - 1) hops per parent unit, P - 1 in all.
     Reduced bytes (``reduced`` times the share) are divided among the levels in proportion to their hops.
     """
-    total_hops = np.maximum(ranks_of(group) - 1.0, 1.0)
+    share, total_hops = share_of(ranks_of(group)), np.maximum(ranks_of(group) - 1.0, 1.0)
     hops_of = [(fan_out - 1.0) * above for fan_out, above in zip(group, level_instances(group), strict=True)]
     return Traffic.of(
         *(
@@ -48,29 +60,6 @@ def _ring_passes(payload: Array, group: tuple[Array, ...], *, passes: float, sha
             for fan_out, hops in zip(group, hops_of, strict=True)
         )
     )
-
-
-def _ring_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Return the traffic of a ring all-reduce: 2 alpha (P-1) + 2 beta S (P-1)/P + gamma S (P-1)/P."""
-    return _ring_passes(payload, group, passes=2.0, share=remote_share(ranks_of(group)), reduced=1.0)
-
-
-def _ring_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Return the traffic of a ring reduce-scatter: alpha (P-1) + beta S (P-1)/P + gamma S (P-1)/P."""
-    return _ring_passes(payload, group, passes=1.0, share=remote_share(ranks_of(group)), reduced=1.0)
-
-
-def _ring_all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Return the traffic of a ring all-gather: alpha (P-1) + beta S (P-1)/P."""
-    return _ring_passes(payload, group, passes=1.0, share=remote_share(ranks_of(group)), reduced=0.0)
-
-
-def _ring_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Return the traffic of a broadcast along a pipelined chain of ranks: alpha (P-1) + beta S.
-
-    Pieces are so small that filling the chain costs latency only.
-    """
-    return _ring_passes(payload, group, passes=1.0, share=crosses_level(ranks_of(group)), reduced=0.0)
 
 
 def _level_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
@@ -120,9 +109,9 @@ def _level_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
 
 def _along_all_dimensions(payload: Array, group: tuple[Array, ...], *, times: float, reduced: float) -> Traffic:
-    """Return the traffic of a torus collective in which each chip sends ``times`` S (P-1)/P over all dimensions.
+    """Return the traffic of ``times`` trips on a torus: alpha sum(n/2) + beta S (P-1)/P each, over all links of a chip.
 
-    The bytes are divided equally among the dimensions with more than one unit.
+    n are the extents of the dimensions. The bytes are divided equally among those with more than one unit.
     """
     dimensions = np.maximum(sum((crosses_level(extent) for extent in group), np.zeros(())), 1.0)
     share = remote_share(ranks_of(group)) * payload / dimensions
@@ -136,30 +125,6 @@ def _along_all_dimensions(payload: Array, group: tuple[Array, ...], *, times: fl
             for extent, inside in zip(group, ranks_per_member(group), strict=True)
         )
     )
-
-
-def _torus_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Return the traffic of an all-reduce on a torus: 2 alpha sum(n/2) + 2 beta S (P-1)/P over all 2 k links of a chip.
-
-    n are the extents of its k dimensions.
-    """
-    return _along_all_dimensions(payload, group, times=2.0, reduced=1.0)
-
-
-def _torus_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Return the traffic of a reduce-scatter on a torus: alpha sum(n/2) + beta S (P-1)/P.
-
-    The bytes go over all 2 k links of a chip; n are the extents of the k dimensions.
-    """
-    return _along_all_dimensions(payload, group, times=1.0, reduced=1.0)
-
-
-def _torus_all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Return the traffic of an all-gather on a torus: alpha sum(n/2) + beta S (P-1)/P.
-
-    The bytes go over all 2 k links of a chip; n are the extents of the k dimensions.
-    """
-    return _along_all_dimensions(payload, group, times=1.0, reduced=0.0)
 
 
 def _torus_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
@@ -181,13 +146,13 @@ add_algorithm(
         name="ring",
         summary="pieces go round a ring; the least bytes, P - 1 steps",
         reference="Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, JPDC 69(2), 2009",
-        formulas=dict(
-            zip(
-                _RING_OPERATIONS,
-                (_ring_all_reduce, _ring_reduce_scatter, _ring_all_gather, _ring_broadcast),
-                strict=True,
-            )
-        ),
+        formulas={
+            "all_reduce": partial(_ring_passes, passes=2.0, reduced=1.0),
+            "reduce_scatter": partial(_ring_passes, passes=1.0, reduced=1.0),
+            "all_gather": partial(_ring_passes, passes=1.0, reduced=0.0),
+            # along a chain of ranks, in pieces so small that filling it costs latency only: alpha (P-1) + beta S
+            "broadcast": partial(_ring_passes, passes=1.0, reduced=0.0, share_of=crosses_level),
+        },
         libraries={"textbook": OPERATIONS, "nccl": _RING_OPERATIONS},
         is_lockstep=True,
     )
@@ -214,9 +179,9 @@ add_algorithm(
         reference="Jouppi et al., TPU v4: An optically reconfigurable supercomputer, ISCA 2023; Sack and Gropp, "
         "Collective algorithms for multiported torus networks, ACM TOPC 1(2), 2015",
         formulas={
-            "all_reduce": _torus_all_reduce,
-            "reduce_scatter": _torus_reduce_scatter,
-            "all_gather": _torus_all_gather,
+            "all_reduce": partial(_along_all_dimensions, times=2.0, reduced=1.0),
+            "reduce_scatter": partial(_along_all_dimensions, times=1.0, reduced=1.0),
+            "all_gather": partial(_along_all_dimensions, times=1.0, reduced=0.0),
             "all_to_all": _torus_all_to_all,
         },
         libraries={"textbook": OPERATIONS, "xla": OPERATIONS},

@@ -1,7 +1,7 @@
 """Builder of the entries of a model file from a trace, and the registries of rules for its calls.
 
 The builder knows which entry holds each value of the trace. Rules read functions of torch and operators of ONNX; they
-are found by folder. ``operators/_table.py`` states for most of them which kind of call they are, with one row for each
+are found by folder. ``operators/table.yaml`` states for most of them which kind of call they are, with one row for each
 kind. The other files of ``paleo/importers/operators`` have rules for calls whose arguments decide (``TORCH_READERS``,
 ``ONNX_READERS``), and say which layers a kind of call becomes (``TRANSLATIONS``). A rule for another function is a
 row, or one more file there.

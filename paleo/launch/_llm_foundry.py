@@ -77,49 +77,39 @@ def _read_batch(settings: Settings, known: Settings) -> dict[str, Any]:
     }
 
 
-add_launcher(
-    SettingsTranslator(
-        "llm-foundry",
-        "llm-foundry",
-        "fsdp-composer",
-        "0.22.0",
-        (".yaml", ".yml"),
-        YamlFile(),
-        (
-            translate_together(
-                "model.name model.pretrained_model_name_or_path model.pretrained "
-                + with_prefix("model.", " ".join(MPT_SIZE_KEYS)),
-                "model",
-                lambda plan: {"model.name": "hf_causal_lm", **_HUB.write(plan)},
-                _read_model,
-            ),
-            FieldTranslation("max_seq_len", "seq"),
-            translate_together(
-                with_prefix(_FSDP, "sharding_strategy mixed_precision activation_checkpointing limit_all_gathers ")
-                + with_prefix(f" {_FSDP}", "activation_checkpointing_reentrant activation_cpu_offload"),
-                "zero shard recompute offload",
-                _sharding,
-                _read_sharding,
-            ),
-            translate_together(
-                "global_train_batch_size device_train_microbatch_size",
-                "microbatch global_batch",
-                lambda plan: {
-                    "global_train_batch_size": plan.global_batch,
-                    "device_train_microbatch_size": plan.microbatch,
-                },
-                _read_batch,
-            ),
-            FieldTranslation("precision", "dtype", _PRECISION, absent="bf16"),
-            FieldTranslation("optimizer.name", "optimizer", _OPTIMIZERS, absent="adamw"),
-        ),
-        marks=("global_train_batch_size", "device_train_microbatch_size", "max_seq_len", "max_duration"),
-        harmless=f"""
-            run_name tokenizer train_loader eval scheduler algorithms callbacks loggers max_duration save
-            load seed progress log_ console data variables optimizer. device_eval global_seed dist_timeout
-            autoresume icl model.init model.attn_config model. python_log text_column remote local max_split
-            node {with_prefix(_FSDP, "verbose state_dict sync load backward")}
-        """,
-        before=missing_hub_id_hint,
-    )
+_LLM_FOUNDRY = (
+    translate_together(
+        "model.name model.pretrained_model_name_or_path model.pretrained "
+        + with_prefix("model.", " ".join(MPT_SIZE_KEYS)),
+        "model",
+        lambda plan: {"model.name": "hf_causal_lm", **_HUB.write(plan)},
+        _read_model,
+    ),
+    FieldTranslation("max_seq_len", "seq"),
+    translate_together(
+        with_prefix(_FSDP, "sharding_strategy mixed_precision activation_checkpointing limit_all_gathers ")
+        + with_prefix(f" {_FSDP}", "activation_checkpointing_reentrant activation_cpu_offload"),
+        "zero shard recompute offload",
+        _sharding,
+        _read_sharding,
+    ),
+    translate_together(
+        "global_train_batch_size device_train_microbatch_size",
+        "microbatch global_batch",
+        lambda plan: {"global_train_batch_size": plan.global_batch, "device_train_microbatch_size": plan.microbatch},
+        _read_batch,
+    ),
+    FieldTranslation("precision", "dtype", _PRECISION, absent="bf16"),
+    FieldTranslation("optimizer.name", "optimizer", _OPTIMIZERS, absent="adamw"),
 )
+_LLM_FOUNDRY_HARMLESS = f"""
+    run_name tokenizer train_loader eval scheduler algorithms callbacks loggers max_duration save
+    load seed progress log_ console data variables optimizer. device_eval global_seed dist_timeout
+    autoresume icl model.init model.attn_config model. python_log text_column remote local max_split
+    node {with_prefix(_FSDP, "verbose state_dict sync load backward")}
+"""
+add_launcher(SettingsTranslator(
+    "llm-foundry", "llm-foundry", "fsdp-composer", "0.22.0", (".yaml", ".yml"), YamlFile(), _LLM_FOUNDRY,
+    marks=("global_train_batch_size", "device_train_microbatch_size", "max_seq_len", "max_duration"),
+    harmless=_LLM_FOUNDRY_HARMLESS, before=missing_hub_id_hint,
+))  # fmt: skip

@@ -120,49 +120,42 @@ def _read_formats(settings: Settings, known: Settings) -> dict[str, Any]:
     return {"dtype": "fp32" if settings.get("dtype") == "float32" else "bf16"}
 
 
-add_launcher(
-    SettingsTranslator(
-        "maxtext",
-        "maxtext",
-        "maxtext",
-        "main 2026-08",
-        (".yml", ".yaml"),
-        YamlFile(),
-        (
-            FieldTranslation("model_name", "model"),
-            FieldTranslation("max_target_length", "seq", absent=2048),
-            translate_together(
-                " ".join(f"{place}_{axis}_parallelism" for axis in _AXES.values() for place in ("ici", "dcn")),
-                " ".join((*_AXES, "etp")),
-                lambda plan: {f"ici_{axis}_parallelism": getattr(plan, name) for name, axis in _AXES.items()},
-                _read_axes,
-            ),
-            translate_together(
-                f"{_DATA} {_FSDP} dcn_data_parallelism dcn_fsdp_parallelism shard_optimizer_over_data",
-                "zero shard gpus",
-                _sharding,
-                _read_sharding,
-            ),
-            translate_together(" ".join(_BATCH), "microbatch global_batch", _batch, _read_batch),
-            FieldTranslation("context_parallel_strategy", "ulysses", _CONTEXT, absent=False, written=False),
-            FieldTranslation("remat_policy", "recompute", _REMAT, absent="full", older={"minimal_flash": "none"}),
-            FieldTranslation("opt_type", "optimizer", {"adamw": "adamw", "sgd": "sgd", "muon": "muon"}, absent="adamw"),
-            translate_together("dtype quantization", "dtype scaling", _formats, _read_formats),
-            switch("optimizer_memory_host_offload", "offload", ("optimizer",), (), written=False),
-            translate_together(  # all layers of a stage are one chunk, so the pipeline is not circular
-                "num_layers_per_pipeline_stage",
-                "schedule vp",
-                lambda plan: {"num_layers_per_pipeline_stage": plan.layers // plan.pp} if plan.pp > 1 else {},
-                lambda settings, known: {"schedule": "gpipe" if known.get("pp", 1) > 1 else "none", "vp": 1},
-            ),
-        ),
-        marks=("per_device_batch_size", "ici_fsdp_parallelism", "remat_policy", "model_name"),
-        harmless="""
-            run_name base_output_directory dataset hf_ tokenizer steps enable_checkpointing
-            async_checkpointing learning_rate profiler hardware checkpoint log_period packing reuse_example
-            attention vocab_size warmup adam gcs scan_layers sa_ enable_goodput monitor metrics base_config
-            load_ save_ eval use_iota skip_ grain eval_ cosine init_weights weight_dtype grad_dtype upload
-            iota
-        """,
-    )
+_MAXTEXT = (
+    FieldTranslation("model_name", "model"),
+    FieldTranslation("max_target_length", "seq", absent=2048),
+    translate_together(
+        " ".join(f"{place}_{axis}_parallelism" for axis in _AXES.values() for place in ("ici", "dcn")),
+        " ".join((*_AXES, "etp")),
+        lambda plan: {f"ici_{axis}_parallelism": getattr(plan, name) for name, axis in _AXES.items()},
+        _read_axes,
+    ),
+    translate_together(
+        f"{_DATA} {_FSDP} dcn_data_parallelism dcn_fsdp_parallelism shard_optimizer_over_data",
+        "zero shard gpus",
+        _sharding,
+        _read_sharding,
+    ),
+    translate_together(" ".join(_BATCH), "microbatch global_batch", _batch, _read_batch),
+    FieldTranslation("context_parallel_strategy", "ulysses", _CONTEXT, absent=False, written=False),
+    FieldTranslation("remat_policy", "recompute", _REMAT, absent="full", older={"minimal_flash": "none"}),
+    FieldTranslation("opt_type", "optimizer", {"adamw": "adamw", "sgd": "sgd", "muon": "muon"}, absent="adamw"),
+    translate_together("dtype quantization", "dtype scaling", _formats, _read_formats),
+    switch("optimizer_memory_host_offload", "offload", ("optimizer",), (), written=False),
+    translate_together(  # all layers of a stage are one chunk, so the pipeline is not circular
+        "num_layers_per_pipeline_stage",
+        "schedule vp",
+        lambda plan: {"num_layers_per_pipeline_stage": plan.layers // plan.pp} if plan.pp > 1 else {},
+        lambda settings, known: {"schedule": "gpipe" if known.get("pp", 1) > 1 else "none", "vp": 1},
+    ),
 )
+_MAXTEXT_HARMLESS = """
+    run_name base_output_directory dataset hf_ tokenizer steps enable_checkpointing
+    async_checkpointing learning_rate profiler hardware checkpoint log_period packing reuse_example
+    attention vocab_size warmup adam gcs scan_layers sa_ enable_goodput monitor metrics base_config
+    load_ save_ eval use_iota skip_ grain eval_ cosine init_weights weight_dtype grad_dtype upload
+    iota
+"""
+add_launcher(SettingsTranslator(
+    "maxtext", "maxtext", "maxtext", "main 2026-08", (".yml", ".yaml"), YamlFile(), _MAXTEXT,
+    marks=("per_device_batch_size", "ici_fsdp_parallelism", "remat_policy", "model_name"), harmless=_MAXTEXT_HARMLESS,
+))  # fmt: skip

@@ -371,85 +371,72 @@ def _read_dispatch(settings: Settings, known: Settings) -> dict[str, Any]:
 #: Words of a flag without a value: it is present or absent.
 _ALONE = {True: True, False: False}
 
-add_launcher(
-    SettingsTranslator(
-        "megatron-core",
-        "megatron-core",
-        "megatron-core",
-        "Megatron-LM main 2026-08",
-        (".sh",),
-        FlagFile("pretrain_gpt.py"),
-        (
-            MEGATRON_SIZES,
-            FieldTranslation(_TP, "tp", absent=1),
-            FieldTranslation(_PP, "pp", absent=1),
-            FieldTranslation(_CP, "cp", absent=1, written=False),
-            FieldTranslation("--cp-comm-type", "ulysses", {True: "a2a", False: "p2p"}, absent=False, written=False),
-            translate_together(
-                "--expert-model-parallel-size --expert-tensor-parallel-size", "ep etp", _experts, _read_experts
-            ),
-            translate_together(
-                "--pipeline-model-parallel-layout --num-virtual-stages-per-pipeline-rank "
-                "--num-layers-per-virtual-pipeline-stage",
-                "cut vp schedule",
-                _pieces,
-                _read_pieces,
-            ),
-            FieldTranslation("--sequence-parallel", "sp", _ALONE, absent=False, written=False),
-            FieldTranslation("--micro-batch-size", "microbatch"),
-            FieldTranslation("--global-batch-size", "global_batch"),
-            FieldTranslation("--overlap-grad-reduce", "overlapped", _ALONE, absent=False, written=False),
-            translate_together(
-                "--use-distributed-optimizer --use-megatron-fsdp --data-parallel-sharding-strategy "
-                "--num-distributed-optimizer-instances --overlap-param-gather --zero-stage",
-                "zero shard",
-                _sharding,
-                _read_sharding,
-            ),
-            translate_together(
-                "--recompute-granularity --recompute-method --recompute-num-layers --recompute-modules "
-                "--recompute-activations --checkpoint-activations --checkpoint-num-layers",
-                "recompute recompute_layers recompute_every recompute_modules",
-                _recomputed,
-                _read_recomputed,
-            ),
-            translate_together(
-                "--bf16 --fp16 --fp8-format --fp8-recipe --fp4-format", "dtype scaling", _formats, _read_formats
-            ),
-            translate_together("--optimizer --sgd-momentum --weight-decay", "optimizer", _optimizer, _read_optimizer),
-            translate_together(
-                "--optimizer-cpu-offload --use-precision-aware-optimizer --cpu-offloading-num-layers",
-                "offload offload_layers",
-                _offload,
-                _read_offload,
-            ),
-            translate_together(
-                "--moe-token-dispatcher-type --moe-flex-dispatcher-backend --moe-enable-deepep",
-                "expert_dispatch",
-                _dispatch,
-                _read_dispatch,
-            ),
-            FieldTranslation(
-                "--moe-shared-expert-overlap", "shared_expert_overlap", {True: True, None: False}, written=False
-            ),
-            FieldTranslation(
-                "--overlap-moe-expert-parallel-comm", "expert_overlap", {True: True, None: False}, written=False
-            ),
-            FieldTranslation("--grad-reduce-in-bf16", "main_gradients", {"narrow": True, None: False}, written=False),
-            FieldTranslation(
-                "--cuda-graph-impl", "cuda_graph", {"full_iteration": "full_iteration", "none": "none"}, written=False
-            ),
-            FieldTranslation("--cross-entropy-loss-fusion", "cross_entropy", {None: True}, absent="stepwise"),
-        ),
-        marks=(_TP, _PP, "--micro-batch-size", "--num-layers"),
-        harmless="""
-            --lr --min-lr --train- --save --load --log --eval --data- --tokenizer --split --seed
-            --init-method --adam --clip-grad --tensorboard --wandb --dist --vocab-file --merge-file
-            --mock-data --num-workers --nproc --nnodes --node --master --rdzv --weight-decay-incr --exit
-            --ckpt --no-load --no-save --attention-dropout --hidden-dropout --rotary --use-mcore
-            --transformer-impl --attention-backend --override --distributed --manual-gc --timing --profile
-            --deepspeed --use-checkpoint --apply-layernorm --norm-epsilon --legacy --bias --weight-decay --async
-        """,
-        names_model=False,
-    )
+_MEGATRON_CORE = (
+    MEGATRON_SIZES,
+    FieldTranslation(_TP, "tp", absent=1),
+    FieldTranslation(_PP, "pp", absent=1),
+    FieldTranslation(_CP, "cp", absent=1, written=False),
+    FieldTranslation("--cp-comm-type", "ulysses", {True: "a2a", False: "p2p"}, absent=False, written=False),
+    translate_together("--expert-model-parallel-size --expert-tensor-parallel-size", "ep etp", _experts, _read_experts),
+    translate_together(
+        "--pipeline-model-parallel-layout --num-virtual-stages-per-pipeline-rank "
+        "--num-layers-per-virtual-pipeline-stage",
+        "cut vp schedule",
+        _pieces,
+        _read_pieces,
+    ),
+    FieldTranslation("--sequence-parallel", "sp", _ALONE, absent=False, written=False),
+    FieldTranslation("--micro-batch-size", "microbatch"),
+    FieldTranslation("--global-batch-size", "global_batch"),
+    FieldTranslation("--overlap-grad-reduce", "overlapped", _ALONE, absent=False, written=False),
+    translate_together(
+        "--use-distributed-optimizer --use-megatron-fsdp --data-parallel-sharding-strategy "
+        "--num-distributed-optimizer-instances --overlap-param-gather --zero-stage",
+        "zero shard",
+        _sharding,
+        _read_sharding,
+    ),
+    translate_together(
+        "--recompute-granularity --recompute-method --recompute-num-layers --recompute-modules "
+        "--recompute-activations --checkpoint-activations --checkpoint-num-layers",
+        "recompute recompute_layers recompute_every recompute_modules",
+        _recomputed,
+        _read_recomputed,
+    ),
+    translate_together(
+        "--bf16 --fp16 --fp8-format --fp8-recipe --fp4-format", "dtype scaling", _formats, _read_formats
+    ),
+    translate_together("--optimizer --sgd-momentum --weight-decay", "optimizer", _optimizer, _read_optimizer),
+    translate_together(
+        "--optimizer-cpu-offload --use-precision-aware-optimizer --cpu-offloading-num-layers",
+        "offload offload_layers",
+        _offload,
+        _read_offload,
+    ),
+    translate_together(
+        "--moe-token-dispatcher-type --moe-flex-dispatcher-backend --moe-enable-deepep",
+        "expert_dispatch",
+        _dispatch,
+        _read_dispatch,
+    ),
+    FieldTranslation("--moe-shared-expert-overlap", "shared_expert_overlap", {True: True, None: False}, written=False),
+    FieldTranslation("--overlap-moe-expert-parallel-comm", "expert_overlap", {True: True, None: False}, written=False),
+    FieldTranslation("--grad-reduce-in-bf16", "main_gradients", {"narrow": True, None: False}, written=False),
+    FieldTranslation(
+        "--cuda-graph-impl", "cuda_graph", {"full_iteration": "full_iteration", "none": "none"}, written=False
+    ),
+    FieldTranslation("--cross-entropy-loss-fusion", "cross_entropy", {None: True}, absent="stepwise"),
 )
+_MEGATRON_CORE_HARMLESS = """
+    --lr --min-lr --train- --save --load --log --eval --data- --tokenizer --split --seed
+    --init-method --adam --clip-grad --tensorboard --wandb --dist --vocab-file --merge-file
+    --mock-data --num-workers --nproc --nnodes --node --master --rdzv --weight-decay-incr --exit
+    --ckpt --no-load --no-save --attention-dropout --hidden-dropout --rotary --use-mcore
+    --transformer-impl --attention-backend --override --distributed --manual-gc --timing --profile
+    --deepspeed --use-checkpoint --apply-layernorm --norm-epsilon --legacy --bias --weight-decay --async
+"""
+add_launcher(SettingsTranslator(
+    "megatron-core", "megatron-core", "megatron-core", "Megatron-LM main 2026-08", (".sh",),
+    FlagFile("pretrain_gpt.py"), _MEGATRON_CORE, marks=(_TP, _PP, "--micro-batch-size", "--num-layers"),
+    harmless=_MEGATRON_CORE_HARMLESS, names_model=False,
+))  # fmt: skip

@@ -46,51 +46,39 @@ def _read_axes(settings: Settings, known: Settings) -> dict[str, Any]:
     return {"tp": tp, "pp": pp, "gpus": dp * tp * pp}
 
 
-add_launcher(
-    SettingsTranslator(
-        "nanotron",
-        "nanotron",
-        "nanotron",
-        "0.4",
-        (".yaml", ".yml"),
-        YamlFile(),
-        (
-            translate_together(
-                f"general.run {with_prefix(_MODEL, ' '.join(SIZES))} {_MODEL}max_position_embeddings",
-                "layers",
-                _model,
-                _read_layers,
-            ),
-            translate_together(
-                " ".join(_AXES),
-                "tp pp gpus",
-                lambda plan: dict(zip(_AXES, (plan.dp, plan.tp, plan.pp), strict=True)),
-                _read_axes,
-            ),
-            FieldTranslation(
-                "parallelism.pp_engine", "schedule", {"gpipe": "afab", "none": "afab", "1f1b": "1f1b"}, absent="gpipe"
-            ),
-            FieldTranslation("parallelism.tp_mode", "sp", {True: "REDUCE_SCATTER", False: "ALL_REDUCE"}, absent=False),
-            FieldTranslation("parallelism.recompute_layer", "recompute", {"full": True, "none": False}, absent="none"),
-            FieldTranslation("tokens.sequence_length", "seq"),
-            accumulation("tokens.micro_batch_size", "tokens.batch_accumulation_per_replica"),
-            FieldTranslation("optimizer.zero_stage", "zero", absent=0),
-            FieldTranslation(
-                "optimizer.optimizer_factory.name", "optimizer", {"adamw": "adamW", "sgd": "sgd"}, absent="adamw"
-            ),
-            FieldTranslation(
-                "model.dtype", "dtype", {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}, absent="fp32"
-            ),
-        ),
-        marks=("parallelism.tp", "parallelism.pp", "tokens.micro_batch_size"),
-        harmless=f"""
-            general. checkpoints. data logging. lighteval profiler tokenizer. tokens.train_steps tokens.val
-            tokens.limit optimizer.clip_grad optimizer.learning_rate optimizer.weight_decay
-            optimizer.optimizer_factory. optimizer.adam optimizer.torch model.init_method model.ddp
-            model.make_vocab s3_upload metrics_logging
-            {with_prefix(_MODEL, "bos eos pad init is_ use_cache rms rope hidden_act tie")}
-        """,
-        constant={"optimizer.accumulate_grad_in_fp32": True},
-        names_model=False,
-    )
+_NANOTRON = (
+    translate_together(
+        f"general.run {with_prefix(_MODEL, ' '.join(SIZES))} {_MODEL}max_position_embeddings",
+        "layers",
+        _model,
+        _read_layers,
+    ),
+    translate_together(
+        " ".join(_AXES),
+        "tp pp gpus",
+        lambda plan: dict(zip(_AXES, (plan.dp, plan.tp, plan.pp), strict=True)),
+        _read_axes,
+    ),
+    FieldTranslation(
+        "parallelism.pp_engine", "schedule", {"gpipe": "afab", "none": "afab", "1f1b": "1f1b"}, absent="gpipe"
+    ),
+    FieldTranslation("parallelism.tp_mode", "sp", {True: "REDUCE_SCATTER", False: "ALL_REDUCE"}, absent=False),
+    FieldTranslation("parallelism.recompute_layer", "recompute", {"full": True, "none": False}, absent="none"),
+    FieldTranslation("tokens.sequence_length", "seq"),
+    accumulation("tokens.micro_batch_size", "tokens.batch_accumulation_per_replica"),
+    FieldTranslation("optimizer.zero_stage", "zero", absent=0),
+    FieldTranslation("optimizer.optimizer_factory.name", "optimizer", {"adamw": "adamW", "sgd": "sgd"}, absent="adamw"),
+    FieldTranslation("model.dtype", "dtype", {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}, absent="fp32"),
 )
+_NANOTRON_HARMLESS = f"""
+    general. checkpoints. data logging. lighteval profiler tokenizer. tokens.train_steps tokens.val
+    tokens.limit optimizer.clip_grad optimizer.learning_rate optimizer.weight_decay
+    optimizer.optimizer_factory. optimizer.adam optimizer.torch model.init_method model.ddp
+    model.make_vocab s3_upload metrics_logging
+    {with_prefix(_MODEL, "bos eos pad init is_ use_cache rms rope hidden_act tie")}
+"""
+add_launcher(SettingsTranslator(
+    "nanotron", "nanotron", "nanotron", "0.4", (".yaml", ".yml"), YamlFile(), _NANOTRON,
+    marks=("parallelism.tp", "parallelism.pp", "tokens.micro_batch_size"), harmless=_NANOTRON_HARMLESS,
+    constant={"optimizer.accumulate_grad_in_fp32": True}, names_model=False,
+))  # fmt: skip

@@ -344,19 +344,8 @@ class _Module(PythonFile):
         return re.sub(r"= '(\w+AC\.Config\(\))'", r"= \1", text)
 
 
-add_launcher(
-    SettingsTranslator(
-        "torchtitan-python",
-        "torchtitan",
-        "torchtitan",
-        "0.3.0",
-        (".py",),
-        _Module(_HEAD),
-        _PY,
-        marks=(*_MARKS, "config"),
-        harmless=_HARMLESS,
-        constant={"compile.enable": True, "training.disable_cuda_graphs": True},
-        names_model=False,
-        before=_to_register(2),
-    )
-)
+add_launcher(SettingsTranslator(
+    "torchtitan-python", "torchtitan", "torchtitan", "0.3.0", (".py",), _Module(_HEAD), _PY, marks=(*_MARKS, "config"),
+    harmless=_HARMLESS, constant={"compile.enable": True, "training.disable_cuda_graphs": True}, names_model=False,
+    before=_to_register(2),
+))  # fmt: skip

@@ -168,47 +168,39 @@ def _read_optimizer(settings: Settings, known: Settings) -> dict[str, Any]:
     return {"optimizer": str(stated).lower() if stated else _optimizer_of(settings.get(f"{ARGS}optim", "adamw"))}
 
 
-add_launcher(
-    SettingsTranslator(
-        "deepspeed",
-        "deepspeed",
-        "deepspeed",
-        "0.19.8",
-        (".json",),
-        JsonFile(),
-        (
-            *_ARGUMENTS,
-            translate_together(
-                " ".join((*_DEGREES, "data_parallel_size")), "tp pp vp cp ulysses ep schedule", _axes, _read_axes
-            ),
-            translate_together(
-                " ".join((*_DEEPSPEED_BATCH, _SIZE, _STEPS)),
-                "microbatch global_batch gpus",
-                _deepspeed_batch,
-                _read_deepspeed_batch,
-            ),
-            translate_together(
-                with_prefix(_ZERO, "stage overlap_comm offload_optimizer.device offload_param.device"),
-                "zero overlapped offload",
-                _sharding,
-                _read_sharding,
-            ),
-            formats(bf16=f"bf16.enabled {ARGS}bf16", fp16=f"fp16.enabled {ARGS}fp16"),
-            translate_together(
-                f"optimizer.type {ARGS}optim",
-                "optimizer",
-                lambda plan: {"optimizer.type": _TYPES.get(plan.optimizer, "")},
-                _read_optimizer,
-            ),
-        ),
-        marks=("zero_optimization.stage", "train_batch_size", "train_micro_batch_size_per_gpu"),
-        harmless=f"optimizer.params {HARMLESS} {_ARGS_HARMLESS} {ARGS}deepspeed "
-        + with_prefix(
-            _ZERO, "reduce allgather contiguous stage3 sub_group round_robin offload_optimizer.pin offload_param.pin"
-        ),
-        before=missing_hub_id_hint,
-    )
+_DEEPSPEED = (
+    *_ARGUMENTS,
+    translate_together(
+        " ".join((*_DEGREES, "data_parallel_size")), "tp pp vp cp ulysses ep schedule", _axes, _read_axes
+    ),
+    translate_together(
+        " ".join((*_DEEPSPEED_BATCH, _SIZE, _STEPS)),
+        "microbatch global_batch gpus",
+        _deepspeed_batch,
+        _read_deepspeed_batch,
+    ),
+    translate_together(
+        with_prefix(_ZERO, "stage overlap_comm offload_optimizer.device offload_param.device"),
+        "zero overlapped offload",
+        _sharding,
+        _read_sharding,
+    ),
+    formats(bf16=f"bf16.enabled {ARGS}bf16", fp16=f"fp16.enabled {ARGS}fp16"),
+    translate_together(
+        f"optimizer.type {ARGS}optim",
+        "optimizer",
+        lambda plan: {"optimizer.type": _TYPES.get(plan.optimizer, "")},
+        _read_optimizer,
+    ),
 )
+_DEEPSPEED_HARMLESS = f"optimizer.params {HARMLESS} {_ARGS_HARMLESS} {ARGS}deepspeed " + with_prefix(
+    _ZERO, "reduce allgather contiguous stage3 sub_group round_robin offload_optimizer.pin offload_param.pin"
+)
+add_launcher(SettingsTranslator(
+    "deepspeed", "deepspeed", "deepspeed", "0.19.8", (".json",), JsonFile(), _DEEPSPEED,
+    marks=("zero_optimization.stage", "train_batch_size", "train_micro_batch_size_per_gpu"),
+    harmless=_DEEPSPEED_HARMLESS, before=missing_hub_id_hint,
+))  # fmt: skip
 
 
 # accelerate
@@ -255,41 +247,33 @@ def _read_fsdp(settings: Settings, known: Settings) -> dict[str, Any]:
     return {"gpus": gpus, "zero": zero, "tp": tp, "cp": cp, "offload": offload, "shard": shard}
 
 
-add_launcher(
-    SettingsTranslator(
-        "accelerate",
-        "fsdp2",
-        "fsdp2",
-        "1.15.0",
-        (".yaml", ".yml"),
-        YamlFile(),
-        (
-            *_ARGUMENTS,
-            translate_together(
-                "num_processes num_machines distributed_type "
-                + with_prefix(_FSDP, "version reshard_after_forward auto_wrap_policy offload_params sharding_strategy ")
-                + with_prefix(f" {_MESH}", "dp_replicate_size dp_shard_size tp_size cp_size"),
-                "gpus zero tp cp shard offload",
-                _fsdp,
-                _read_fsdp,
-            ),
-            translate_together(
-                f"{_SIZE} {_STEPS} gradient_accumulation_steps",
-                "microbatch global_batch",
-                _BATCH.write,
-                lambda settings, known: (
-                    _BATCH.read(settings, known) if any(key.startswith(ARGS) for key in settings) else {}
-                ),
-            ),
-            FieldTranslation("mixed_precision", "dtype", _MIXED, absent="fp32"),
-            optimizer_translation(f"{ARGS}optim"),
-        ),
-        marks=("distributed_type", "num_processes", "mixed_precision"),
-        harmless=f"{HARMLESS} {_ARGS_HARMLESS} {ARGS}bf16 {ARGS}fp16 {ARGS}tf32 "
-        + with_prefix(_FSDP, "cpu_ram state_dict transformer backward use_orig sync forward min"),
-        before=missing_hub_id_hint,
-    )
+_ACCELERATE = (
+    *_ARGUMENTS,
+    translate_together(
+        "num_processes num_machines distributed_type "
+        + with_prefix(_FSDP, "version reshard_after_forward auto_wrap_policy offload_params sharding_strategy ")
+        + with_prefix(f" {_MESH}", "dp_replicate_size dp_shard_size tp_size cp_size"),
+        "gpus zero tp cp shard offload",
+        _fsdp,
+        _read_fsdp,
+    ),
+    translate_together(
+        f"{_SIZE} {_STEPS} gradient_accumulation_steps",
+        "microbatch global_batch",
+        _BATCH.write,
+        lambda settings, known: _BATCH.read(settings, known) if any(key.startswith(ARGS) for key in settings) else {},
+    ),
+    FieldTranslation("mixed_precision", "dtype", _MIXED, absent="fp32"),
+    optimizer_translation(f"{ARGS}optim"),
 )
+_ACCELERATE_HARMLESS = f"{HARMLESS} {_ARGS_HARMLESS} {ARGS}bf16 {ARGS}fp16 {ARGS}tf32 " + with_prefix(
+    _FSDP, "cpu_ram state_dict transformer backward use_orig sync forward min"
+)
+add_launcher(SettingsTranslator(
+    "accelerate", "fsdp2", "fsdp2", "1.15.0", (".yaml", ".yml"), YamlFile(), _ACCELERATE,
+    marks=("distributed_type", "num_processes", "mixed_precision"), harmless=_ACCELERATE_HARMLESS,
+    before=missing_hub_id_hint,
+))  # fmt: skip
 
 
 def _fsdp_option(plan: JobPlan) -> dict[str, Any]:
@@ -305,23 +289,14 @@ def _read_fsdp_option(settings: Settings, known: Settings) -> dict[str, Any]:
     return {"zero": zero, "offload": ALL_PARTS if "offload" in spelling else ()}
 
 
-add_launcher(
-    SettingsTranslator(
-        "trainer",
-        "fsdp2",
-        "fsdp2",
-        "5.23.0",
-        (".json",),
-        JsonFile(),
-        (
-            *_ARGUMENTS,
-            translate_together(f"{ARGS}fsdp", "zero offload", _fsdp_option, _read_fsdp_option),
-            _BATCH,
-            formats(**{dtype: f"{ARGS}{dtype}" for dtype in ("bf16", "fp16", "tf32")}),
-            optimizer_translation(f"{ARGS}optim"),
-        ),
-        marks=(_SIZE, _STEPS),
-        harmless=f"{_ARGS_HARMLESS} {ARGS}fsdp_config",
-        before=missing_hub_id_hint,
-    )
+_TRAINER = (
+    *_ARGUMENTS,
+    translate_together(f"{ARGS}fsdp", "zero offload", _fsdp_option, _read_fsdp_option),
+    _BATCH,
+    formats(**{dtype: f"{ARGS}{dtype}" for dtype in ("bf16", "fp16", "tf32")}),
+    optimizer_translation(f"{ARGS}optim"),
 )
+add_launcher(SettingsTranslator(
+    "trainer", "fsdp2", "fsdp2", "5.23.0", (".json",), JsonFile(), _TRAINER, marks=(_SIZE, _STEPS),
+    harmless=f"{_ARGS_HARMLESS} {ARGS}fsdp_config", before=missing_hub_id_hint,
+))  # fmt: skip

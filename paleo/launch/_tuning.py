@@ -159,48 +159,40 @@ _MESH_KEYS = """
 """
 _SECTION = "reshard_after_forward offload_params auto_wrap_policy sharding_strategy version"
 
-add_launcher(
-    SettingsTranslator(
-        "axolotl",
-        "fsdp2",
-        "fsdp2",
-        "0.19.0",
-        (".yml", ".yaml"),
-        YamlFile(),
-        (
-            hub_key("base_model"),
-            FieldTranslation("sequence_len", "seq", absent=512),
-            translate_together(
-                f"{_MESH_KEYS} {with_prefix('fsdp_config.', _SECTION)} {with_prefix('fsdp_config.fsdp_', _SECTION)}",
-                "tp cp zero shard offload gpus",
-                _axolotl_mesh,
-                _read_axolotl_mesh,
-            ),
-            accumulation("micro_batch_size", "gradient_accumulation_steps"),
-            translate_together("bf16 fp16 tf32 fp8", "dtype", _bits, _read_bits),
-            translate_together(
-                " ".join(_CHECKPOINTED),
-                "recompute",
-                lambda plan: {"gradient_checkpointing": plan.recompute == "full"},
-                _read_checkpointed,
-            ),
-            optimizer_translation("optimizer"),
-            translate_together(
-                "adapter load_in_4bit lora_r lora_target_linear lora_target_modules",
-                "lora qlora freeze",
-                _axolotl_adapters,
-                _read_axolotl_adapters,
-            ),
-        ),
-        marks=("base_model", "sequence_len", "micro_batch_size"),
-        harmless=f"""
-            sample_packing pad_to flash_attention attn_implementation is_ dataset_ fsdp_config.
-            gradient_checkpointing_kwargs plugins load_in_8bit peft_ auto_resume hub lora_modules weight ddp
-            liger sdp_attention wandb eot roles qlora_sharded {HARMLESS}
-        """,
-        before=missing_hub_id_hint,
-    )
+_AXOLOTL = (
+    hub_key("base_model"),
+    FieldTranslation("sequence_len", "seq", absent=512),
+    translate_together(
+        f"{_MESH_KEYS} {with_prefix('fsdp_config.', _SECTION)} {with_prefix('fsdp_config.fsdp_', _SECTION)}",
+        "tp cp zero shard offload gpus",
+        _axolotl_mesh,
+        _read_axolotl_mesh,
+    ),
+    accumulation("micro_batch_size", "gradient_accumulation_steps"),
+    translate_together("bf16 fp16 tf32 fp8", "dtype", _bits, _read_bits),
+    translate_together(
+        " ".join(_CHECKPOINTED),
+        "recompute",
+        lambda plan: {"gradient_checkpointing": plan.recompute == "full"},
+        _read_checkpointed,
+    ),
+    optimizer_translation("optimizer"),
+    translate_together(
+        "adapter load_in_4bit lora_r lora_target_linear lora_target_modules",
+        "lora qlora freeze",
+        _axolotl_adapters,
+        _read_axolotl_adapters,
+    ),
 )
+_AXOLOTL_HARMLESS = f"""
+    sample_packing pad_to flash_attention attn_implementation is_ dataset_ fsdp_config.
+    gradient_checkpointing_kwargs plugins load_in_8bit peft_ auto_resume hub lora_modules weight ddp
+    liger sdp_attention wandb eot roles qlora_sharded {HARMLESS}
+"""
+add_launcher(SettingsTranslator(
+    "axolotl", "fsdp2", "fsdp2", "0.19.0", (".yml", ".yaml"), YamlFile(), _AXOLOTL,
+    marks=("base_model", "sequence_len", "micro_batch_size"), harmless=_AXOLOTL_HARMLESS, before=missing_hub_id_hint,
+))  # fmt: skip
 
 
 # LLaMA-Factory
@@ -233,38 +225,30 @@ def _read_factory_adapters(settings: Settings, known: Settings) -> dict[str, Any
     return {"lora": f"{rank}:{_where(settings.get('lora_target', 'all'))}", "qlora": qlora}
 
 
-add_launcher(
-    SettingsTranslator(
-        "llama-factory",
+_LLAMA_FACTORY = (
+    hub_key("model_name_or_path"),
+    FieldTranslation("cutoff_len", "seq", absent=2048),
+    translate_together(
         "deepspeed",
-        "deepspeed",
-        "0.9.5",
-        (".yaml", ".yml"),
-        YamlFile(),
-        (
-            hub_key("model_name_or_path"),
-            FieldTranslation("cutoff_len", "seq", absent=2048),
-            translate_together(
-                "deepspeed",
-                "zero offload",
-                _factory_sharding,
-                lambda settings, known: {"zero": _stage(settings), "offload": _offload(settings)},
-            ),
-            accumulation("per_device_train_batch_size", "gradient_accumulation_steps"),
-            formats(bf16="bf16", fp16="fp16"),
-            switch("disable_gradient_checkpointing", "recompute", "none", "full"),
-            optimizer_translation("optim"),
-            translate_together(
-                "finetuning_type lora_rank lora_target quantization_bit",
-                "lora qlora freeze",
-                _factory_adapters,
-                _read_factory_adapters,
-            ),
-        ),
-        marks=("cutoff_len", "finetuning_type", "stage"),
-        harmless=f"""
-            flash_attn packing enable_liger quantization_method double_quantization ray_ reward pref_ ddp {HARMLESS}
-        """,
-        before=missing_hub_id_hint,
-    )
+        "zero offload",
+        _factory_sharding,
+        lambda settings, known: {"zero": _stage(settings), "offload": _offload(settings)},
+    ),
+    accumulation("per_device_train_batch_size", "gradient_accumulation_steps"),
+    formats(bf16="bf16", fp16="fp16"),
+    switch("disable_gradient_checkpointing", "recompute", "none", "full"),
+    optimizer_translation("optim"),
+    translate_together(
+        "finetuning_type lora_rank lora_target quantization_bit",
+        "lora qlora freeze",
+        _factory_adapters,
+        _read_factory_adapters,
+    ),
 )
+_LLAMA_FACTORY_HARMLESS = f"""
+    flash_attn packing enable_liger quantization_method double_quantization ray_ reward pref_ ddp {HARMLESS}
+"""
+add_launcher(SettingsTranslator(
+    "llama-factory", "deepspeed", "deepspeed", "0.9.5", (".yaml", ".yml"), YamlFile(), _LLAMA_FACTORY,
+    marks=("cutoff_len", "finetuning_type", "stage"), harmless=_LLAMA_FACTORY_HARMLESS, before=missing_hub_id_hint,
+))  # fmt: skip

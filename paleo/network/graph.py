@@ -491,9 +491,10 @@ class _Builder:
             expected = f"{least} or more" if most is None else f"{least}" if most == least else f"{least} to {most}"
             raise self._error(path, f"{kind} takes {expected} inputs, found {len(sources)}")
         name = scope.prefix + scope.label(body.get("name"), kind)
-        expansion = self._expanded(
-            self._resolve_tie(layer, scope), name, sources, path, untrained=self._frozen(body, path)
-        )
+        stated = body.get("frozen", False)
+        if not isinstance(stated, bool):
+            raise self._error((*path, "frozen"), f"{stated!r:.60} must be true or false")
+        expansion = self._expanded(self._resolve_tie(layer, scope), name, sources, path, untrained=stated)
         if expansion.storage is not None:
             self._record_view(expansion.out, expansion.storage)
         return self._add(Node(name, kind, sources, expansion.operations, expansion.out, scope.loops), path)
@@ -502,12 +503,6 @@ class _Builder:
         """Record that ``out`` is a view of part of the storage of ``whole``."""
         name, larger = self.parts.get(whole.name, (whole.name, 1.0))
         self.parts[out.name] = name, larger * whole.elements / out.elements
-
-    def _frozen(self, body: dict[str, Any], path: EntryPath) -> bool:
-        stated = body.get("frozen", False)
-        if not isinstance(stated, bool):
-            raise self._error((*path, "frozen"), f"{stated!r:.60} must be true or false")
-        return stated
 
     def _resolve_tie(self, layer: Layer, scope: _Scope) -> Layer:
         """Return a layer whose ``tie`` is the full name of the other layer instead of the name in this scope."""

@@ -80,50 +80,28 @@ def add_kind(kind: OperationKind) -> OperationKind:
     return KINDS.register(kind.name)(kind)
 
 
-add_kind(OperationKind("elementwise", "a function of each element", pointwise=True, free_in_original_paleo=True))
-add_kind(OperationKind("eager", "a function of each element in a kernel of its own, whatever compilers do"))
-add_kind(OperationKind("dropout", "zeroes a share of the elements at random", pointwise=True))
-add_kind(
-    OperationKind(
-        "copy", "the same elements elsewhere", only_moves_data=True, merges_dims=True, free_in_original_paleo=True
-    )
-)
-add_kind(
-    OperationKind("gather", "rows of a table, or tokens on their way to experts", only_moves_data=True, routes=True)
-)
-add_kind(OperationKind("scatter", "tokens on their way back from experts", only_moves_data=True, routes=True))
-add_kind(OperationKind("reduce", "sums, means or maxima along dims", reduces=True, free_in_original_paleo=True))
-add_kind(OperationKind("select", "rows that are kept by their values", reduces=True, data_dependent_rows=True))
-add_kind(OperationKind("pool", "one number for each position of a sliding window"))
-add_kind(
-    OperationKind(
-        "softmax",
-        "softmax along rows",
-        calibration_family="memory.softmax",
-        row_statistics=3,
-        free_in_original_paleo=True,
-    )
-)
-add_kind(
-    OperationKind(
-        "norm", "normalisation of rows", calibration_family="memory.layernorm", norm=True, free_in_original_paleo=True
-    )
-)
-add_kind(
-    OperationKind(
-        "batch_norm",
-        "normalisation of channels by the statistics of a batch",
-        norm=True,
-        reads_input_twice=True,
-        inference_kind="elementwise",
-        free_in_original_paleo=True,
-    )
-)
-add_kind(OperationKind("feed", "states that the host copies out of one step and into the next", through_host=True))
-add_kind(
-    OperationKind("rope", "rotary position embedding", calibration_family="memory.rope", free_in_original_paleo=True)
-)
-add_kind(OperationKind("optimizer", "the update of parameters"))
+for _kind in (
+    OperationKind("elementwise", "a function of each element", pointwise=True, free_in_original_paleo=True),
+    OperationKind("eager", "a function of each element in a kernel of its own, whatever compilers do"),
+    OperationKind("dropout", "zeroes a share of the elements at random", pointwise=True),
+    OperationKind("copy", "the same elements elsewhere", only_moves_data=True, merges_dims=True,
+                  free_in_original_paleo=True),
+    OperationKind("gather", "rows of a table, or tokens on their way to experts", only_moves_data=True, routes=True),
+    OperationKind("scatter", "tokens on their way back from experts", only_moves_data=True, routes=True),
+    OperationKind("reduce", "sums, means or maxima along dims", reduces=True, free_in_original_paleo=True),
+    OperationKind("select", "rows that are kept by their values", reduces=True, data_dependent_rows=True),
+    OperationKind("pool", "one number for each position of a sliding window"),
+    OperationKind("softmax", "softmax along rows", calibration_family="memory.softmax", row_statistics=3,
+                  free_in_original_paleo=True),
+    OperationKind("norm", "normalisation of rows", calibration_family="memory.layernorm", norm=True,
+                  free_in_original_paleo=True),
+    OperationKind("batch_norm", "normalisation of channels by the statistics of a batch", norm=True,
+                  reads_input_twice=True, inference_kind="elementwise", free_in_original_paleo=True),
+    OperationKind("feed", "states that the host copies out of one step and into the next", through_host=True),
+    OperationKind("rope", "rotary position embedding", calibration_family="memory.rope", free_in_original_paleo=True),
+    OperationKind("optimizer", "the update of parameters"),
+):  # fmt: skip
+    add_kind(_kind)
 
 
 Phase = Literal["forward", "backward", "backward_weight", "update"]

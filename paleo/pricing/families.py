@@ -23,21 +23,8 @@ import numpy.typing as npt
 
 from paleo.errors import SpecError
 from paleo.operations.tensor import BYTES, precision
+from paleo.pricing import convolution, memory
 from paleo.pricing.attention import PrefillParameters, attention_backward_time, attention_prefill_time, default_kernel
-from paleo.pricing.convolution import (
-    AVAILABLE_FROM,
-    L2_OVER_MEMORY,
-    OWN_KERNELS,
-    REDUCED_PRODUCT_ALGORITHMS,
-    SEARCHED_FROM,
-    ConvolutionParameters,
-    Direction,
-    algorithm_costs,
-    convolution_shape,
-    fastest_time_and_flops,
-    l2_resident_share,
-    overlap_with_loss,
-)
 from paleo.pricing.gemm import GemmParameters, gemm_time, unaligned_rows_time, unaligned_time
 from paleo.pricing.kernels import (
     FAMILIES,
@@ -47,15 +34,6 @@ from paleo.pricing.kernels import (
     FamilyPredictor,
     column,
     pointwise_format,
-)
-from paleo.pricing.memory import (
-    LIBRARY_ELEMENTS_PER_CLOCK,
-    SCALAR_ELEMENTS_PER_CLOCK,
-    MemoryParameters,
-    layer_norm_passes,
-    layout_conversion_time,
-    memory_time,
-    softmax_passes,
 )
 from paleo.pricing.power import energy_per_flop, operand_energy, power_slowdown, switching_activity, throttled_share
 from paleo.pricing.rnn import RnnDirection, RnnParameters, rnn_time
@@ -145,11 +123,15 @@ def training_attention_parameters(engine: PrefillParameters, training: TrainingP
 
 
 #: Functions that count how passes over rows keep a row in registers and read it again.
-_ROW_PASSES = {"memory.softmax": softmax_passes, "memory.layernorm": layer_norm_passes}
+_ROW_PASSES = {"memory.softmax": memory.softmax_passes, "memory.layernorm": memory.layer_norm_passes}
 #: cuDNN release before which the family conv.vector-cudnn5 describes convolutions, and architectures whose conv.vector
 #: was itself measured with such a release.
 OLD_LIBRARY, OLD_ARCHITECTURES = 6.0, frozenset({"Kepler", "Maxwell"})
-_DIRECTIONS = {"fwd": Direction.FORWARD, "bwd_data": Direction.DATA, "bwd_filter": Direction.FILTER}
+_DIRECTIONS = {
+    "fwd": convolution.Direction.FORWARD,
+    "bwd_data": convolution.Direction.DATA,
+    "bwd_filter": convolution.Direction.FILTER,
+}
 _RNN_DIRECTIONS = {"fwd": RnnDirection.FORWARD, "bwd_data": RnnDirection.DATA, "bwd_filter": RnnDirection.FILTER}
 
 
@@ -283,7 +265,7 @@ def convolution_times(
     entry, (times, _) = _chosen_convolutions(predictor, kernels)
     if not np.all(np.isfinite(times)):
         lacking = kernels[int(np.argmin(np.isfinite(times)))].name
-        has = ", ".join(predictor.software.convolutions.algorithms or AVAILABLE_FROM)
+        has = ", ".join(predictor.software.convolutions.algorithms or convolution.AVAILABLE_FROM)
         where = f"convolution {lacking} in {predictor.dtype} on {predictor.device.name}"
         raise SpecError(
             f"software {predictor.software.name}: none of its algorithms ({has}) computes {where}; "
@@ -313,13 +295,13 @@ def convolution_flop_ratio(predictor: FamilyPredictor, kernels: Sequence[Kernel]
 
 def _chosen_convolutions(
     predictor: FamilyPredictor, kernels: Sequence[Kernel]
-) -> tuple[SourcedParameters[ConvolutionParameters], tuple[Array, Array]]:
+) -> tuple[SourcedParameters[convolution.ConvolutionParameters], tuple[Array, Array]]:
     """Return the parameters of convolutions, and the time and share of FLOP of the fastest algorithm of each."""
     entry, stated = (
-        predictor.parameters_of(ConvolutionParameters, convolution_family(predictor)),
+        predictor.parameters_of(convolution.ConvolutionParameters, convolution_family(predictor)),
         predictor.software.convolutions,
     )
-    algorithms: tuple[str, ...] = stated.algorithms or tuple(AVAILABLE_FROM)
+    algorithms: tuple[str, ...] = stated.algorithms or tuple(convolution.AVAILABLE_FROM)
     if stated.algorithms is None and predictor.figures().tensor_cores and "fp32" in predictor.device.peak:
         # Compute time and share of FLOP on tensor cores or, if these are slower, on vector units.
         products = tuple(name for name in algorithms if name not in NO_PRODUCT)
@@ -330,10 +312,10 @@ def _chosen_convolutions(
         if predictor.channels_first:
             operands = np.array([kernel.bytes_read for kernel in kernels])
             width = precision(predictor.dtype).operand
-            tensor = tensor + layout_conversion_time(
-                operands, operands / width, predictor.figures(), loads=LIBRARY_ELEMENTS_PER_CLOCK
+            tensor = tensor + memory.layout_conversion_time(
+                operands, operands / width, predictor.figures(), loads=memory.LIBRARY_ELEMENTS_PER_CLOCK
             )
-        vector = predictor.parameters_of(ConvolutionParameters, "conv.vector").parameters
+        vector = predictor.parameters_of(convolution.ConvolutionParameters, "conv.vector").parameters
         names = algorithms if predictor.dtype == "tf32" else NARROW
         ordinary, reduced = _convolved(predictor, kernels, predictor.figures("fp32"), vector, names)
         return entry, (np.minimum(tensor, ordinary), np.where(ordinary < tensor, reduced, work))
@@ -381,10 +363,10 @@ def inter_kernel_traffic_time(predictor: FamilyPredictor, moved: Array) -> tuple
         Seconds, and bytes read from and written to memory.
     """
     device = predictor.figures()
-    parameters = predictor.parameters_of(ConvolutionParameters, convolution_family(predictor)).parameters
-    kept = l2_resident_share(moved, device)
+    parameters = predictor.parameters_of(convolution.ConvolutionParameters, convolution_family(predictor)).parameters
+    kept = convolution.l2_resident_share(moved, device)
     seconds = moved / (parameters.bandwidth_fraction * device.memory_bandwidth)
-    return seconds * (1.0 - kept * (1.0 - 1.0 / L2_OVER_MEMORY)), moved * (1.0 - kept)
+    return seconds * (1.0 - kept * (1.0 - 1.0 / convolution.L2_OVER_MEMORY)), moved * (1.0 - kept)
 
 
 def inference_convolution_times(predictor: FamilyPredictor, kernels: Sequence[Kernel], moved: Array) -> Array:
@@ -408,12 +390,12 @@ def inference_convolution_times(predictor: FamilyPredictor, kernels: Sequence[Ke
         Time [s].
     """
     device = predictor.figures()
-    parameters = predictor.parameters_of(ConvolutionParameters, convolution_family(predictor)).parameters
+    parameters = predictor.parameters_of(convolution.ConvolutionParameters, convolution_family(predictor)).parameters
     arithmetic, _ = _convolved(
         predictor, kernels, device, replace(parameters, bandwidth_fraction=np.inf), ("implicit",)
     )
     streamed, dram = inter_kernel_traffic_time(predictor, moved)
-    busy = overlap_with_loss(arithmetic, streamed)
+    busy = convolution.overlap_with_loss(arithmetic, streamed)
     operands = precision(predictor.dtype).operand / BYTES["fp16"]
     return _under_power_limit(predictor, kernels, busy, dram, streamed / busy, operands)
 
@@ -426,14 +408,14 @@ def _available_algorithms(predictor: FamilyPredictor, algorithms: Sequence[str])
     """
     if predictor.device.kind == "gpu" and predictor.dtype != "fp64":
         return algorithms
-    return tuple(name for name in algorithms if name not in REDUCED_PRODUCT_ALGORITHMS)
+    return tuple(name for name in algorithms if name not in convolution.REDUCED_PRODUCT_ALGORITHMS)
 
 
 def _convolved(
     predictor: FamilyPredictor,
     kernels: Sequence[Kernel],
     device: DeviceDatasheet,
-    parameters: ConvolutionParameters,
+    parameters: convolution.ConvolutionParameters,
     algorithms: Sequence[str],
 ) -> tuple[Array, Array]:
     """Compute time and share of FLOP of the fastest of some algorithms on one arithmetic unit.
@@ -444,7 +426,7 @@ def _convolved(
     algorithms = _available_algorithms(predictor, algorithms)
     images = column(kernels, "n") * column(kernels, "out_d")
     calls = images if software.convolutions.image_by_image else np.ones_like(images)
-    shape = convolution_shape(
+    shape = convolution.convolution_shape(
         batch=images / calls,
         channels=column(kernels, "c") * column(kernels, "kernel_d"),
         height=column(kernels, "h"),
@@ -461,18 +443,18 @@ def _convolved(
         groups=column(kernels, "groups"),
         direction=np.array([_DIRECTIONS[kernel.operation] for kernel in kernels]),
     )
-    costs = algorithm_costs(
+    costs = convolution.algorithm_costs(
         shape,
         element_bytes=precision(predictor.dtype).operand,
-        library=software.convolutions.cudnn if software.convolutions.algorithms is None else OWN_KERNELS,
+        library=software.convolutions.cudnn if software.convolutions.algorithms is None else convolution.OWN_KERNELS,
         channels_last=not predictor.channels_first,
         algorithms=algorithms,
-        available=SEARCHED_FROM if software.convolutions.searches else AVAILABLE_FROM,
+        available=convolution.SEARCHED_FROM if software.convolutions.searches else convolution.AVAILABLE_FROM,
         device=device,
         parameters=parameters,
     )
     limit = software.convolutions.workspace
-    seconds, work = fastest_time_and_flops(costs, np.inf if limit is None else limit)
+    seconds, work = convolution.fastest_time_and_flops(costs, np.inf if limit is None else limit)
     return calls * seconds, work
 
 
@@ -559,8 +541,8 @@ def memory_pass_times(
     family = group.removesuffix(".twice")
     if family == "memory.layernorm" and predictor.software.fusion.norm_rows == "streamed":
         family = group = "memory.elementwise"
-    entry = predictor.parameters_of(MemoryParameters, family)
-    parameters: MemoryParameters = entry.parameters
+    entry = predictor.parameters_of(memory.MemoryParameters, family)
+    parameters: memory.MemoryParameters = entry.parameters
     device, width = predictor.figures(pointwise_format(predictor.device)), precision(predictor.dtype).activation
     swept = group != family  # batch normalisation reads its input for statistics, then once more
     moved = np.array(
@@ -585,13 +567,13 @@ def memory_pass_times(
         if predictor.scalar_norms:
             elements, parameters = (
                 (moved + read) / width,
-                replace(parameters, elements_per_cycle=SCALAR_ELEMENTS_PER_CLOCK),
+                replace(parameters, elements_per_cycle=memory.SCALAR_ELEMENTS_PER_CLOCK),
             )
-    times = memory_time(
+    times = memory.memory_time(
         moved_bytes=moved, elements=elements, device=device, parameters=parameters, host_calls=0.0, **rowwise
     )
     if swept and predictor.transposes_norms:
-        times = times + layout_conversion_time(moved, moved / width, device)
+        times = times + memory.layout_conversion_time(moved, moved / width, device)
     return entry, times
 
 

@@ -8,6 +8,7 @@ a plan against them.
 from __future__ import annotations
 
 import ast
+import csv
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -27,43 +28,8 @@ Mask = npt.NDArray[np.bool_] | np.bool_ | bool
 
 #: Quantities of a plan, a network and a device that a condition may use, with their meaning. A count that does not
 #: apply is 0 and a degree that does not apply is 1, so that conditions need no special cases.
-QUANTITIES: Mapping[str, str] = {
-    "gpus": "devices of the run",
-    "dp": "data-parallel ranks, those of expert parallelism and of shard groups among them",
-    "shard": "ranks of a shard group; 1: states are shared out over all data-parallel ranks",
-    "tp": "tensor-parallel degree",
-    "sp": "1 if sequences are split over tp between layers",
-    "cp": "context-parallel degree",
-    "ulysses": "1 if cp exchanges heads for the sequence",
-    "ep": "ranks over which experts are spread",
-    "etp": "tensor degree of experts that are folded over tp and cp; 0: not folded",
-    "pp": "pipeline stages",
-    "vp": "chunks of a pipeline stage",
-    "zero": "stage of ZeRO",
-    "schedule": "order of a pipeline; none without one",
-    "cut": "1 if the layers of each piece of the pipeline are stated",
-    "microbatch": "samples of a pass",
-    "microbatches": "passes of a rank before an update",
-    "global_batch": "samples of a step",
-    "overlapped": "1 if gradients travel during the backward pass",
-    "recompute": "none, selective or full",
-    "partial": "1 if full recomputation is limited to some layers of a stage",
-    "dtype": "format of products",
-    "scaling": "scaling of formats below sixteen bits; none for others",
-    "optimizer": "rule of the update",
-    "offload_optimizer": "1 if the optimizer's states live in host memory",
-    "offload_gradients": "1 if gradients do",
-    "offload_parameters": "1 if parameters do",
-    "offload_activations": "1 if activations do",
-    "heads": "query heads of attention; 0 without attention",
-    "kv_heads": "key and value heads",
-    "layers": "layers that have attention",
-    "scans": "layers of Mamba-2, whose scan runs through a sequence",
-    "experts": "experts of a layer; 0 for a dense network",
-    "seq": "tokens of a sample; 0 for samples that have none",
-    "tied": "1 if the output layer shares the table of the embedding",
-    "architecture": "architecture of the device",
-}
+with (Path(__file__).parent / "quantities.csv").open(encoding="utf-8", newline="") as _file:
+    QUANTITIES = {row["name"]: row["meaning"] for row in csv.DictReader(_file)}
 _AXES = ("dp", "shard", "tp", "sp", "cp", "ulysses", "ep", "etp", "pp", "vp")
 _OFFLOADED = ("optimizer", "gradients", "parameters", "activations")
 _LONGEST = 300
@@ -287,7 +253,13 @@ class Abilities(Spec):
     @functools.cached_property
     def refusals(self) -> tuple[Refusal, ...]:
         """All restrictions: first those implied by lists of supported values, then those that the file states."""
-        return (*self._of_axes(), *self._of_lists(), *self.refused.values())
+        # a refusal for each axis that the framework lacks
+        missing = [axis for axis in _AXES if axis not in self.axes.values and axis != "dp"]
+        of_axes = [
+            self._refusal(f"{axis} > {0 if axis in ('sp', 'ulysses', 'etp') else 1}", f"no {_NAMES[axis]}", self.axes)
+            for axis in missing
+        ]
+        return (*of_axes, *self._of_lists(), *self.refused.values())
 
     @property
     def title_and_release(self) -> str:
@@ -298,14 +270,6 @@ class Abilities(Spec):
     def shards_pipelines(self) -> bool:
         """True if ZeRO-3 is the framework's only sharding, so that pipelines run with sharded parameters."""
         return "pp" in self.axes.values and 3 in self.zero.values and 1 not in self.zero.values
-
-    def _of_axes(self) -> list[Refusal]:
-        """Return a refusal for each axis that the framework lacks."""
-        missing = [axis for axis in _AXES if axis not in self.axes.values and axis != "dp"]
-        return [
-            self._refusal(f"{axis} > {0 if axis in ('sp', 'ulysses', 'etp') else 1}", f"no {_NAMES[axis]}", self.axes)
-            for axis in missing
-        ]
 
     def _of_lists(self) -> list[Refusal]:
         """Return refusals of all values that the lists do not contain."""

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, ParamSpec, TypeVar, g
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from paleo.docstrings import split_parameters
 from paleo.errors import SpecError, suggest_names
 
 Value = TypeVar("Value")
@@ -187,6 +188,13 @@ class Spec(BaseModel):
                 raise SpecError(_first_problem(type(self), stated, type(self).__name__, error)) from None
 
         __init__.__pydantic_base_init__ = True  # files are validated elsewhere, with the file name in messages
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Describe fields by the section ``Parameters`` of the docstring, which leaves the text of the schema."""
+        cls.__doc__, meanings = split_parameters(cls.__doc__)
+        for name, meaning in meanings.items():
+            cls.model_fields[name].description = meaning.text
 
     @classmethod
     def other_keys(cls) -> Sequence[str]:

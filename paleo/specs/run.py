@@ -41,37 +41,52 @@ def _listed(value: object) -> object:
 
 
 class InputOptions(Spec):
-    """Options of the input pipeline. A cost that is not given is zero, or the cost of the system's host."""
+    """Options of the input pipeline. A cost that is not given is zero, or the cost of the system's host.
 
-    sample: Bytes | None = Field(None, description="stored bytes of a sample, read at `storage`")
-    storage: BytesPerSecond | None = Field(None, description="rate at which a node reads samples")
-    decode: Seconds = Field(0.0, description="time of one core to decode a sample")
-    cores: Annotated[float, Field(gt=0)] | None = Field(None, description="cores that decode, for each GPU")
-    copied: Bytes | None = Field(
-        None, description="bytes of a sample that are copied to the device; left out: those of the network's inputs"
-    )
+    Parameters
+    ----------
+    sample
+        stored bytes of a sample, read at `storage`
+    storage
+        rate at which a node reads samples
+    decode
+        time of one core to decode a sample
+    cores
+        cores that decode, for each GPU
+    copied
+        bytes of a sample that are copied to the device; left out: those of the network's inputs
+    """
+
+    sample: Bytes | None = None
+    storage: BytesPerSecond | None = None
+    decode: Seconds = 0.0
+    cores: Annotated[float, Field(gt=0)] | None = None
+    copied: Bytes | None = None
 
 
 class RecomputeOptions(Spec):
-    """Options of recomputation: which activations are computed again before the backward pass."""
+    """Options of recomputation: which activations are computed again before the backward pass.
 
-    policy: Recompute = Field("none", description="activations that are computed again before the backward pass")
-    layers: Annotated[int, Field(strict=True, ge=0)] | None = Field(
-        None,
-        description="number of first layers of each pipeline piece that are fully recomputed; the others "
-        "keep all activations",
-    )
-    every: PositiveCount | None = Field(
-        None, description="full recomputation keeps one input for so many layers, which are then recomputed together"
-    )
-    modules: tuple[Text, ...] = Field(
-        (),
-        description="parts of a block that selective recomputation computes again, as named by "
-        "Megatron-Core: core_attn, layernorm, moe_act, mla_up_proj, mlp, moe, shared_experts",
-    )
-    by_layer: dict[Text, Recompute] = Field(
-        default_factory=dict, description='layers that differ from the policy: `{"block.[0-3]": full}`'
-    )
+    Parameters
+    ----------
+    policy
+        activations that are computed again before the backward pass
+    layers
+        number of first layers of each pipeline piece that are fully recomputed; the others keep all activations
+    every
+        full recomputation keeps one input for so many layers, which are then recomputed together
+    modules
+        parts of a block that selective recomputation computes again, as named by Megatron-Core: core_attn,
+        layernorm, moe_act, mla_up_proj, mlp, moe, shared_experts
+    by_layer
+        layers that differ from the policy: `{"block.[0-3]": full}`
+    """
+
+    policy: Recompute = "none"
+    layers: Annotated[int, Field(strict=True, ge=0)] | None = None
+    every: PositiveCount | None = None
+    modules: tuple[Text, ...] = ()
+    by_layer: dict[Text, Recompute] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _modules_are_of_selective_recomputation(self) -> RecomputeOptions:
@@ -84,65 +99,99 @@ class RecomputeOptions(Spec):
 
 
 class ExpertOptions(Spec):
-    """Options of experts: how tokens are sent to them, and how evenly."""
+    """Options of experts: how tokens are sent to them, and how evenly.
 
-    imbalance: Annotated[float, Field(ge=1)] = Field(1.0, description="tokens of the busiest expert rank over the mean")
-    dispatch: Dispatch | None = Field(None, description="how tokens are dispatched to experts")
-    overlap: Flag | None = Field(
-        None,
-        description="whether tokens are exchanged during a pass of another microbatch; left out: only under "
-        "schedules that pair passes, such as dualpipe",
-    )
-    shared_overlap: Flag | None = Field(
-        None,
-        description="whether shared experts, which all tokens visit, run while NCCL exchanges the tokens of the others",
-    )
-    drop_tokens: Flag = Field(
-        False,
-        description="whether every expert gets exactly its equal share of tokens, so that the host waits for no counts",
-    )
+    Parameters
+    ----------
+    imbalance
+        tokens of the busiest expert rank over the mean
+    dispatch
+        how tokens are dispatched to experts
+    overlap
+        whether tokens are exchanged during a pass of another microbatch; left out: only under schedules that pair
+        passes, such as dualpipe
+    shared_overlap
+        whether shared experts, which all tokens visit, run while NCCL exchanges the tokens of the others
+    drop_tokens
+        whether every expert gets exactly its equal share of tokens, so that the host waits for no counts
+    """
+
+    imbalance: Annotated[float, Field(ge=1)] = 1.0
+    dispatch: Dispatch | None = None
+    overlap: Flag | None = None
+    shared_overlap: Flag | None = None
+    drop_tokens: Flag = False
 
 
 class PipelineOptions(Spec):
-    """Options of a pipeline: how the network is cut into stages, and the pipeline schedule."""
+    """Options of a pipeline: how the network is cut into stages, and the pipeline schedule.
 
-    schedule: Text = Field("1f1b", description="order of a pipeline's passes (`paleo list schedules`)")
-    cut: Cut | None = Field(
-        None,
-        description="how the network is cut into pipeline pieces. uniform: iterations of the heaviest block "
-        "divided evenly; time: the slowest piece is as fast as possible; numbers: layers of each piece; left out: as "
-        "the software does it, uniform where possible",
-    )
+    Parameters
+    ----------
+    schedule
+        order of a pipeline's passes (`paleo list schedules`)
+    cut
+        how the network is cut into pipeline pieces. uniform: iterations of the heaviest block divided evenly; time:
+        the slowest piece is as fast as possible; numbers: layers of each piece; left out: as the software does it,
+        uniform where possible
+    """
+
+    schedule: Text = "1f1b"
+    cut: Cut | None = None
 
 
 class KernelOptions(Spec):
-    """Options of kernels and their number formats; the software decides what is not given."""
+    """Options of kernels and their number formats; the software decides what is not given.
 
-    cuda_graph: Literal["none", "full_iteration"] | None = Field(
-        None, description="part of a step that is one CUDA graph"
-    )
-    cudnn: Annotated[float, Field(gt=0)] | None = Field(None, description="release of the convolution library")
-    attention: Literal["fused", "unfused", "stepwise"] | None = Field(None, description="how attention is computed")
-    scaling: Scaling | None = Field(None, description="how the scales of formats below sixteen bits are computed")
-    cross_entropy: CrossEntropyImplementation | None = Field(None, description="kernels of the loss")
-    main_gradients: Literal["narrow", "fp32"] | None = Field(
-        None, description="format in which gradients are summed with fp32 masters"
-    )
+    Parameters
+    ----------
+    cuda_graph
+        part of a step that is one CUDA graph
+    cudnn
+        release of the convolution library
+    attention
+        how attention is computed
+    scaling
+        how the scales of formats below sixteen bits are computed
+    cross_entropy
+        kernels of the loss
+    main_gradients
+        format in which gradients are summed with fp32 masters
+    """
+
+    cuda_graph: Literal["none", "full_iteration"] | None = None
+    cudnn: Annotated[float, Field(gt=0)] | None = None
+    attention: Literal["fused", "unfused", "stepwise"] | None = None
+    scaling: Scaling | None = None
+    cross_entropy: CrossEntropyImplementation | None = None
+    main_gradients: Literal["narrow", "fp32"] | None = None
 
 
 class ExchangeOptions(Spec):
-    """Options of the gradient exchange, and of how workers wait for one another."""
+    """Options of the gradient exchange, and of how workers wait for one another.
 
-    when: Exchange | None = Field(None, description="when and how gradients are exchanged")
-    bucket: Bytes | None = Field(
-        None, description="bytes of gradients that are exchanged together; left out: as the software does it"
-    )
-    algorithm: Text | None = Field(
-        None, description="collective algorithm that all all-reduces use (`paleo list collectives`)"
-    )
-    compress: Text | None = Field(None, description="compression of gradients: `topk:0.001` (`paleo.compression`)")
-    consistency: Text = Field("bsp", description="when workers wait for one another: `ssp:4` (`paleo.consistency`)")
-    servers: PositiveCount | None = Field(None, description="parameter servers")
+    Parameters
+    ----------
+    when
+        when and how gradients are exchanged
+    bucket
+        bytes of gradients that are exchanged together; left out: as the software does it
+    algorithm
+        collective algorithm that all all-reduces use (`paleo list collectives`)
+    compress
+        compression of gradients: `topk:0.001` (`paleo.compression`)
+    consistency
+        when workers wait for one another: `ssp:4` (`paleo.consistency`)
+    servers
+        parameter servers
+    """
+
+    when: Exchange | None = None
+    bucket: Bytes | None = None
+    algorithm: Text | None = None
+    compress: Text | None = None
+    consistency: Text = "bsp"
+    servers: PositiveCount | None = None
 
     @property
     def algorithm_or_server(self) -> str | None:
@@ -151,38 +200,43 @@ class ExchangeOptions(Spec):
 
 
 class FabricOptions(Spec):
-    """Options of the fabric: where the nodes of a run are placed, and which other jobs share it."""
+    """Options of the fabric: where the nodes of a run are placed, and which other jobs share it.
 
-    nodes: Text = Field(
-        "packed", description="placement of the nodes of a run: packed, random, or `spread:8` leaf switches"
-    )
-    background: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.0, description="fraction of the bandwidth above leaf switches that other jobs use"
-    )
-    neighbour: Text | None = Field(
-        None,
-        description="a second job on the same leaf switches, `all_to_all:32:0.4`: its traffic (ring or "
-        "all_to_all), number of nodes, and fraction of the time that it sends",
-    )
+    Parameters
+    ----------
+    nodes
+        placement of the nodes of a run: packed, random, or `spread:8` leaf switches
+    background
+        fraction of the bandwidth above leaf switches that other jobs use
+    neighbour
+        a second job on the same leaf switches, `all_to_all:32:0.4`: its traffic (ring or all_to_all), number of
+        nodes, and fraction of the time that it sends
+    """
+
+    nodes: Text = "packed"
+    background: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    neighbour: Text | None = None
 
 
 class VariationOptions(Spec):
     """Options of a run's variation.
 
     They state how much step times differ between ranks and steps, and the work of a sample between samples.
+
+    Parameters
+    ----------
+    jitter
+        standard deviation of a rank's step time from step to step, as a fraction of it; `0.02,0.01` also states
+        slow_ranks; traces: both as in traced jobs
+    slow_ranks
+        spread of ranks that are always slower or faster, as a fraction of the step time
+    lengths
+        standard deviation of the work of a sample over its mean, as for sequences of unequal lengths
     """
 
-    jitter: Annotated[float, Field(ge=0, le=3)] = Field(
-        0.0,
-        description="standard deviation of a rank's step time from step to step, as a fraction of it; "
-        "`0.02,0.01` also states slow_ranks; traces: both as in traced jobs",
-    )
-    slow_ranks: Annotated[float, Field(ge=0, le=3)] = Field(
-        0.0, description="spread of ranks that are always slower or faster, as a fraction of the step time"
-    )
-    lengths: Annotated[float, Field(ge=0, le=3)] = Field(
-        0.0, description="standard deviation of the work of a sample over its mean, as for sequences of unequal lengths"
-    )
+    jitter: Annotated[float, Field(ge=0, le=3)] = 0.0
+    slow_ranks: Annotated[float, Field(ge=0, le=3)] = 0.0
+    lengths: Annotated[float, Field(ge=0, le=3)] = 0.0
 
     @model_validator(mode="before")
     @classmethod
@@ -205,32 +259,38 @@ class VariationOptions(Spec):
 
 
 class OffloadOptions(Spec):
-    """Options of offloading: which states and activations are kept in host memory."""
+    """Options of offloading: which states and activations are kept in host memory.
 
-    states: Text = Field(
-        "none", description="states and activations in host memory: optimizer, gradients, parameters, activations"
-    )
-    layers: Annotated[int, Field(strict=True, ge=0)] | None = Field(
-        None,
-        description="number of layers of the repeated blocks whose activations are offloaded to host memory, "
-        "spread evenly over the network (Megatron-Core's cpu_offloading_num_layers)",
-    )
+    Parameters
+    ----------
+    states
+        states and activations in host memory: optimizer, gradients, parameters, activations
+    layers
+        number of layers of the repeated blocks whose activations are offloaded to host memory, spread evenly over
+        the network (Megatron-Core's cpu_offloading_num_layers)
+    """
+
+    states: Text = "none"
+    layers: Annotated[int, Field(strict=True, ge=0)] | None = None
 
 
 class FineTuningOptions(Spec):
-    """Options of fine-tuning: which weights are trained if not all of them."""
+    """Options of fine-tuning: which weights are trained if not all of them.
 
-    lora: Annotated[Text, BeforeValidator(_rank_as_text)] | None = Field(
-        None,
-        description="rank of low-rank adapters, with all other weights frozen, and which products of the "
-        "repeated blocks have one: `16:attention` (Hu et al., ICLR 2022), `16:mlp`, `16:all` or a pattern of names",
-    )
-    qlora: Flag = Field(
-        False, description="whether frozen weights are stored in NF4 with double quantisation (Dettmers et al., 2023)"
-    )
-    freeze: Annotated[tuple[Text, ...], BeforeValidator(_listed)] = Field(
-        (), description='layers that are not trained, by patterns: `[embed, "block.[0-9]"]`'
-    )
+    Parameters
+    ----------
+    lora
+        rank of low-rank adapters, with all other weights frozen, and which products of the repeated blocks have
+        one: `16:attention` (Hu et al., ICLR 2022), `16:mlp`, `16:all` or a pattern of names
+    qlora
+        whether frozen weights are stored in NF4 with double quantisation (Dettmers et al., 2023)
+    freeze
+        layers that are not trained, by patterns: `[embed, "block.[0-9]"]`
+    """
+
+    lora: Annotated[Text, BeforeValidator(_rank_as_text)] | None = None
+    qlora: Flag = False
+    freeze: Annotated[tuple[Text, ...], BeforeValidator(_listed)] = ()
 
 
 #: The field of a group that a plain value states: ``recompute: full`` is ``recompute: {policy: full}``.
@@ -289,44 +349,63 @@ class Run(Spec):
 
     Fields of a group are stated as mappings (``recompute={"policy": "full", "layers": 4}``), by their path
     (``recompute.layers``), or by the name of the command-line option (``recompute_layers=4``).
+
+    Parameters
+    ----------
+    gpus
+        devices of the run
+    batch
+        samples of a data-parallel rank in a step
+    global_batch
+        samples of all ranks in a step
+    microbatch
+        samples of a rank in one pass
+    dtype
+        format of the operands of products; left out: the one people usually train in on the device
+    optimizer
+        optimizer of the update
+    strategy
+        a preset, or degrees: `tp=8,pp=4,zero=1,sp` (`paleo.parallel.placement`)
+    placement
+        splits of single layers over those of the strategy: `{block.*.mlp1: {ffn: tp}}`
+    software
+        software profile, perhaps of a release: `megatron-core@0.9`
+    calibration
+        auto, ideal, `ppp=0.6`, or a calibration by name or path
+    clip
+        gradient clipping by norm before the update
+    input
+        input pipeline; none: synthetic data at no cost; left out: as the software loads images, if the system
+        states its cores
+    forward_only
+        whether only the forward pass is predicted
+    model
+        parameters of the model file to replace (seq, hidden, …)
     """
 
-    gpus: PositiveCount = Field(1, description="devices of the run")
-    batch: PositiveCount | None = Field(None, description="samples of a data-parallel rank in a step")
-    global_batch: PositiveCount | None = Field(None, description="samples of all ranks in a step")
-    microbatch: PositiveCount | None = Field(None, description="samples of a rank in one pass")
-    dtype: Text | None = Field(
-        None, description="format of the operands of products; left out: the one people usually train in on the device"
-    )
-    optimizer: Text = Field("adamw", description="optimizer of the update")
-    strategy: Text = Field("dp", description="a preset, or degrees: `tp=8,pp=4,zero=1,sp` (`paleo.parallel.placement`)")
-    placement: dict[Text, dict[Text, Text | list[Text] | None]] = Field(
-        default_factory=dict,
-        description="splits of single layers over those of the strategy: `{block.*.mlp1: {ffn: tp}}`",
-    )
+    gpus: PositiveCount = 1
+    batch: PositiveCount | None = None
+    global_batch: PositiveCount | None = None
+    microbatch: PositiveCount | None = None
+    dtype: Text | None = None
+    optimizer: Text = "adamw"
+    strategy: Text = "dp"
+    placement: dict[Text, dict[Text, Text | list[Text] | None]] = Field(default_factory=dict)
     experts: ExpertOptions = Field(default_factory=ExpertOptions)
     pipeline: PipelineOptions = Field(default_factory=PipelineOptions)
     recompute: RecomputeOptions = Field(default_factory=RecomputeOptions)
-    software: Text = Field("pytorch-eager", description="software profile, perhaps of a release: `megatron-core@0.9`")
+    software: Text = "pytorch-eager"
     kernels: KernelOptions = Field(default_factory=KernelOptions)
     exchange: ExchangeOptions = Field(default_factory=ExchangeOptions)
     variation: VariationOptions = Field(default_factory=VariationOptions)
     fabric: FabricOptions = Field(default_factory=FabricOptions)
-    calibration: Text = Field("auto", description="auto, ideal, `ppp=0.6`, or a calibration by name or path")
+    calibration: Text = "auto"
     offload: OffloadOptions = Field(default_factory=OffloadOptions)
-    clip: Literal["none", "norm", "scaled"] | None = Field(
-        None, description="gradient clipping by norm before the update"
-    )
-    input: InputOptions | Literal["none"] | None = Field(
-        None,
-        description="input pipeline; none: synthetic data at no cost; left out: as the software loads "
-        "images, if the system states its cores",
-    )
+    clip: Literal["none", "norm", "scaled"] | None = None
+    input: InputOptions | Literal["none"] | None = None
     fine_tuning: FineTuningOptions = Field(default_factory=FineTuningOptions)
-    forward_only: Flag = Field(False, description="whether only the forward pass is predicted")
-    model: dict[str, int | float | str] = Field(
-        default_factory=dict, description="parameters of the model file to replace (seq, hidden, …)"
-    )
+    forward_only: Flag = False
+    model: dict[str, int | float | str] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod

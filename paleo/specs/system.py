@@ -32,45 +32,54 @@ from paleo.units import Bytes, BytesPerSecond, FailuresPerSecond, with_noun
 
 
 class Level(Spec):
-    """One interconnect level of a system: members (GPUs, nodes or racks) joined by one kind of link."""
+    """One interconnect level of a system: members (GPUs, nodes or racks) joined by one kind of link.
+
+    Parameters
+    ----------
+    ranks
+        devices in one unit of this level; null on the outermost level: no limit
+    ports
+        links that one unit of the level below has into this level: 1 for a GPU below an NVSwitch, the number of
+        NICs for a node, the links of a chip in a mesh (all pairs joined directly) or a torus
+    rings
+        of a mesh with unequal connections, the number of disjoint rings that a group with 1, 2, … neighbours can
+        form
+    shape
+        units of a torus along each dimension
+    wrap
+        a dimension of that many units, or a multiple of it, closes into a ring; null: none does
+    leaf
+        units below one leaf switch; of a dragonfly, units of a group
+    oversubscription
+        ports of a leaf switch to the units below, over its ports to the switches above
+    routing
+        how flows are spread over the ports above a leaf; rail: each port of a node is connected to a switch of its
+        own
+    global_links
+        of a dragonfly, links between each pair of groups
+    in_switch_reduction
+        whether switches add and multicast data (SHARP)
+    peer_to_peer
+        whether devices access each other's memory without the host
+    assumed
+        values of this level that no source states
+    """
 
     name: Text
-    ranks: PositiveCount | None = Field(
-        description="devices in one unit of this level; null on the outermost level: no limit"
-    )
+    ranks: PositiveCount | None
     link: Link
     topology: Literal["switch", "mesh", "ring", "pcie-tree", "torus", "dragonfly", "fabric"]
-    ports: PositiveCount = Field(
-        1,
-        description="links that one unit of the level below has into this level: 1 for a GPU below an NVSwitch, the "
-        "number of NICs for a node, the links of a chip in a mesh (all pairs joined directly) or a torus",
-    )
-    rings: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(
-        None,
-        description="of a mesh with unequal connections, the number of disjoint rings that a group with 1, "
-        "2, … neighbours can form",
-    )
-    shape: Annotated[tuple[PositiveCount, ...], Field(min_length=2, max_length=3)] | None = Field(
-        None, description="units of a torus along each dimension"
-    )
-    wrap: PositiveCount | None = Field(
-        None, description="a dimension of that many units, or a multiple of it, closes into a ring; null: none does"
-    )
-    leaf: PositiveCount | None = Field(
-        None, description="units below one leaf switch; of a dragonfly, units of a group"
-    )
-    oversubscription: Annotated[float, Field(ge=1)] = Field(
-        1.0, description="ports of a leaf switch to the units below, over its ports to the switches above"
-    )
-    routing: Literal["ecmp", "adaptive", "rail", "minimal", "valiant"] | None = Field(
-        None,
-        description="how flows are spread over the ports above a leaf; rail: each port of a node is "
-        "connected to a switch of its own",
-    )
-    global_links: PositiveCount | None = Field(None, description="of a dragonfly, links between each pair of groups")
-    in_switch_reduction: Flag = Field(False, description="whether switches add and multicast data (SHARP)")
-    peer_to_peer: Flag = Field(True, description="whether devices access each other's memory without the host")
-    assumed: Text | None = Field(None, description="values of this level that no source states")
+    ports: PositiveCount = 1
+    rings: tuple[Annotated[float, Field(ge=0)], ...] | None = None
+    shape: Annotated[tuple[PositiveCount, ...], Field(min_length=2, max_length=3)] | None = None
+    wrap: PositiveCount | None = None
+    leaf: PositiveCount | None = None
+    oversubscription: Annotated[float, Field(ge=1)] = 1.0
+    routing: Literal["ecmp", "adaptive", "rail", "minimal", "valiant"] | None = None
+    global_links: PositiveCount | None = None
+    in_switch_reduction: Flag = False
+    peer_to_peer: Flag = True
+    assumed: Text | None = None
     notes: Text | None = None
     source: Text | None = None
 

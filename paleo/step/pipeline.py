@@ -125,16 +125,6 @@ def sharded_passes(
     return PassTimes(forward, backward, weights)
 
 
-def _waited_iterations(
-    times: LayerTimes, gather: Array, regather: Array, gradients: Array, has_backward: Mask
-) -> Array:
-    """Return the time of one layer of each section, for the balance of pipeline stages; (sections, …) [s]."""
-    back = regather * has_backward.reshape((-1,) + (1,) * (gather.ndim - 1)) + gradients
-    return np.maximum(times.forward_with_transfers, gather) + np.maximum(
-        times.backward_with_transfers + times.weight_gradients, back
-    )
-
-
 def _units(order: Sequence[tuple[int, int]], gathers: Mask) -> tuple[_Row, _Unit]:
     """Group the iterations of a pass into units; also return the iterations before the first gathered one."""
     units: list[tuple[int, int, list[tuple[int, int]]]] = []
@@ -374,7 +364,10 @@ def iteration_seconds(times: LayerTimes, layouts: Layouts, layout: Index, *, sha
     single = np.eye(sections, sections + len(layouts.programs[0].ties))[None]
     gradients = layouts.exchange_times_and_bytes(single, 1, "gradients", 3, width)[0, 0]
     gather, again = section_gather_times(layouts)[:, layout], section_gather_times(layouts, "again")[:, layout]
-    return _waited_iterations(times, gather, again, gradients[:, layout], has_backward)
+    # time of one layer of each section, for the balance of pipeline stages; (sections, …) [s]
+    back = again * has_backward.reshape((-1,) + (1,) * (gather.ndim - 1)) + gradients[:, layout]
+    ahead = np.maximum(times.forward_with_transfers, gather)
+    return np.asarray(ahead + np.maximum(times.backward_with_transfers + times.weight_gradients, back))
 
 
 # sharded parameters

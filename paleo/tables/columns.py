@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -345,125 +346,7 @@ DESCRIPTIVE = frozenset(
     | {"hyperparameters"}
 )
 
-_LINES = """
-source url_or_path provenance notes | text | where the row was published, and remarks
-device device_reported emulated_device | text | the accelerator: a name of the catalog, or as the source calls it
-worker_devices hardware_reported | text | the accelerator: a name of the catalog, or as the source calls it
-system system_text system_reported | text | the machine: a name of the catalog, or as the source calls it
-interconnect intra_link inter_link | text | the machine: a name of the catalog, or as the source calls it
-framework software library | text | the program that ran: a profile, a library, a release or an algorithm
-version engine_version | text | the program that ran: a profile, a library, a release or an algorithm
-release cudnn kernel_source | text | the program that ran: a profile, a library, a release or an algorithm
-algo algorithm | text | the program that ran: a profile, a library, a release or an algorithm
-model model_slug model_name name benchmark workload | text | what ran: network, task or run
-dataset task run trace region submitter | text | what ran: network, task or run
-dtype dtype_reported | text | format of operands (fp32, tf32, fp16, bf16, fp8, fp4, int8), or of what the name says
-kv_dtype weight_dtype | text | format of operands (fp32, tf32, fp16, bf16, fp8, fp4, int8), or of what the name says
-compute_dtype | text | format of operands (fp32, tf32, fp16, bf16, fp8, fp4, int8), or of what the name says
-gradient_dtype | text | format of operands (fp32, tf32, fp16, bf16, fp8, fp4, int8), or of what the name says
-out_dtype | text | format of operands (fp32, tf32, fp16, bf16, fp8, fp4, int8), or of what the name says
-main_grad_dtype | text | format of operands (fp32, tf32, fp16, bf16, fp8, fp4, int8), or of what the name says
-weight_dtype_reported input_dtype_reported precision scaling | text | format as the source calls it
-compute | word fp32 tensor vector tf32 | arithmetic: tensor cores, or fp32 arithmetic on narrow storage
-op phase direction cell layer_type part step stage mode kind scan | text | which operation, phase, direction or part
-shape input_shape output_shape kernel | text | sizes joined by x
-unit batch_unit throughput_unit goodput_is loss_is what sample | text | unit or meaning of a measured column
-round | text | round of MLPerf
-timing | text | how a kernel was timed: graph, kernel, eager, back-to-back
-trans_a trans_b | word n t | N: as stored, T: transposed
-causal gated gated_mlp sequence_parallel | flag | whether the name holds
-distributed_optimizer preemptible shared_by_group | flag | whether the name holds
-accumulate grad use_split_accumulator single_output | flag | whether the name holds
-qkv_contiguous valid expert_parallel disaggregated | flag | whether the name holds
-time_us | us | measured time
-std_us | number0 | standard deviation of the measured time, in microseconds
-forward_ms backward_ms bwd_data_ms bwd_weight_ms | ms0 | time of a pass
-iteration_ms | ms | time of a training step
-step_ms | ms | time of a training step of a submission
-step_s one_worker_step_s compute_s | s | time of a step, or of its computation
-compute_mean_s slowest_rank_mean_s compute_max_s | s | time of a step, or of its computation
-persistent_sd_s independent_sd_s | s0 | standard deviation of a rank's computation: between ranks, between steps
-save_s boot_s | s | time to save a checkpoint, to boot a machine
-load_s boot_p90_s | s0 | time to load a checkpoint, 90th percentile of the time to boot
-save_sd_s | s0 | standard deviation of the time to save
-mtbf_s interval_s period_s duration_s | s | time between failures, between checkpoints, of the whole run
-checkpoint_s restart_s evaluation_s other_s | s0 | pause of a checkpoint, of a restart, of evaluations, all else
-time_per_epoch_s training_s train_s | s | time of an epoch, of the training
-pair_latency_s link_latency_s | s0 | latency of a link
-minutes_to_target | min | time from start to target
-samples_per_s updates_per_s tokens_per_s requests_per_s | 1/s | measured rate
-throughput target_qps output_tokens_per_s images_per_s | 1/s | measured rate
-tokens_per_s_per_gpu request_rate scheduled_samples_per_s | 1/s | measured or asked rate
-tflops_per_gpu | TFLOP/s | rate of the model's arithmetic on one accelerator
-speedup_over_1 time_over_dense | positive | ratio to the run on one accelerator, to the uncompressed run
-loss_nats | nat | loss a token
-learning_rate | positive | learning rate
-average_power_w power_limit_w | W | mean power and power limit of an accelerator
-memory_gb_per_gpu | GiB | memory of one accelerator
-goodput utilization final_accuracy | share | share of time that trained, of busy time, of samples classified correctly
-bytes bytes_moved message_bytes checkpoint_bytes | B | size of a tensor, message or checkpoint
-link_bytes_per_s pair_bytes_per_s storage_bytes_per_s | B/s | rate of a link or of storage, one direction
-bytes_per_s_per_gpu bytes_per_s | B/s | rate of a link or of storage, one direction
-parameters tokens batch_tokens | positive | number of parameters, tokens or samples
-tokens_per_gpu samples_to_target samples_mean | positive | number of parameters, tokens or samples
-samples_std | number0 | standard deviation of the samples to target
-batch_per_gpu | positive | samples on one accelerator in a step
-batch n c h w k m r s batch_size | count0 | size of a kernel's dimension
-pad_h pad_w pad | count0 | padding
-stride_h stride_w stride groups | count | stride, groups of a convolution
-hidden layers heads kv_heads ffn_hidden vocab | count | size of a network's dimension
-head_dim seq_len timesteps q_heads q_len kv_len | count | size of a network's dimension
-n_experts top_k | count0 | experts of a layer, and those that a token visits
-n_gpus gpus gpus_per_node nodes ranks | count | number of accelerators, machines or processes
-ranks_per_node workers accelerators machines processes | count | number of accelerators, machines or processes
-servers steps_measured synchronisations steps | count0 | number of servers, steps, runs, tensors or failures
-runs tensors failures | count0 | number of servers, steps, runs, tensors or failures
-tp pp dp cp ep vp | count | degree of parallelism: tensor, pipeline, data, context, experts, virtual stages
-expert_tp shard_group etp | count | degree of parallelism: tensor, pipeline, data, context, experts, virtual stages
-dp_attention moe_tp_size | count | degree of parallelism: tensor, pipeline, data, context, experts, virtual stages
-moe_ep_size | count | degree of parallelism: tensor, pipeline, data, context, experts, virtual stages
-micro_batch global_batch | count | samples of a microbatch, of a step; microbatches of a step
-global_batch_size grad_accum | count | samples of a microbatch, of a step; microbatches of a step
-zero_stage_or_fsdp | text | sharding as the source calls it
-sharding | word none zero1 zero2 zero3 zero3-offload | what is sharded over data-parallel ranks
-recompute | word none selective full | activations that the backward pass computes again
-cuda_graph | words none full full_iteration local attn mlp moe moe_router moe_preprocess mamba | captured in graphs
-recompute_modules | text | modules that selective recomputation runs again, joined by +
-attention | word flash fused eager unfused sdpa flex none | attention kernel
-cross_entropy | word fused unfused eager native te tiled none | kernels of the loss
-overlap | text | overlap of communication: off, none, backward, merged, scheduled
-expert_overlap | flag | whether exchanges of tokens overlap with computation
-expert_dispatch | text | how tokens travel to their experts
-cp_comm | text | communication of context parallelism
-optimizer | text | optimizer
-consistency exchange compressor transport | text | consistency model, exchange of gradients, compression, transport
-order network peers group_a group_b | text | placement of ranks on a network
-worker_regions cause | text | where workers are, what a delay is due to
-storage | text | what checkpoints are written to
-first_rank_a ranks_a first_rank_b ranks_b | count0 | ranks of a group
-dispatch_sms combine_sms | count0 | multiprocessors of a kernel
-hidden_size num_tokens topk num_experts inter_size | count | size of a kernel's dimension
-group_m group_n group_k batch_count | count | size of a kernel's dimension
-d_model d_state d_conv nheads n_groups | count | size of a scan
-chunk_size num_k_heads head_k_dim num_v_heads head_v_dim | count | size of a scan
-head_num kv_head_num qk_head_dim v_head_dim num_heads tp_size compress_ratio | count | size of an attention kernel
-past_len | count0 | tokens before the new ones
-window | count0 | keys that a query sees, 0: all
-cache | text | whether a kernel finds its input in the cache
-layout distribution score_mode scenario division | text | layout of operands, distribution of tokens, scenario
-engine load command policy generation_layout training_layout system_type | text | engine of inference and its load
-input_tokens output_tokens requests concurrency | positive | tokens, requests, limits of a batch
-max_num_batched_tokens max_num_seqs output_tokens_per_sample | positive | tokens, requests, limits of a batch
-prefix_tokens prefix_groups distinct_prompts kv_cache_tokens samples_per_query | number0 | prefixes and cache
-ttft_mean_s ttft_p50_s ttft_p99_s | s0 | time to the first token, time an output token
-tpot_mean_s tpot_p50_s tpot_p99_s | s0 | time to the first token, time an output token
-latency_mean_s latency_p50_s latency_p90_s latency_p99_s | s0 | time of a request, limits of times
-latency_limit_s ttft_limit_s tpot_limit_s | s0 | time of a request, limits of times
-generation_batch training_batch max_sequence mean_sequence | count | sizes of a step of reinforcement learning
-"""
-
-
-#: Every column by its name.
+#: Every column by its name: those of ``columns.txt``, and those that modules of kinds declare.
 COLUMNS: dict[str, Column] = {}
 
 
@@ -482,7 +365,7 @@ def declare_columns(lines: str) -> None:
         COLUMNS.update((name, Column(name, type_, tuple(words.split()), meaning)) for name in names.split())
 
 
-declare_columns(_LINES)
+declare_columns((Path(__file__).parent / "columns.txt").read_text(encoding="utf-8"))
 
 
 def columns_of(names: str) -> tuple[str, ...]:
@@ -506,6 +389,6 @@ def columns_of(names: str) -> tuple[str, ...]:
     read = tuple(names.split())
     if unknown := [name for name in read if name not in COLUMNS]:
         raise SpecError(
-            f"column {unknown[0]!r} has no line in paleo/tables/columns.py; {suggest_names(unknown[0], COLUMNS)}"
+            f"column {unknown[0]!r} has no line in paleo/tables/columns.txt; {suggest_names(unknown[0], COLUMNS)}"
         )
     return read

@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from paleo.errors import PaleoError, SpecError, suggest_names
 from paleo.registry import Registry
 from paleo.specs.catalog import names
 from paleo.specs.device import find_device, load_link
+from paleo.specs.loading import parse_yaml
 from paleo.specs.software import TPU_PROFILE, Software, load_software
 from paleo.specs.system import System, load_system
 from paleo.step.interval import INTERVALS, Uncertainty
@@ -40,41 +42,16 @@ CELL_ERRORS = (KeyError, ValueError, OverflowError, ZeroDivisionError)
 Row = Mapping[str, Any]
 #: What a report says of a run that ran out of memory.
 OUT_OF_MEMORY_REASON = "ran out of memory; predicted: {}"
+#: Names in measured tables and the entries of the catalog that they mean.
+NAMES = parse_yaml((Path(__file__).parent / "names.yaml").read_text(encoding="utf-8"), where="names.yaml")
 #: Profiles for rows whose own is not in the catalog, by a word of the framework that they name; the first that fits.
-SUBSTITUTE_PROFILES = (
-    ("megatron-core", "megatron-core"),
-    ("nemo", "megatron-core"),
-    ("megatron", "megatron-2021"),
-    ("deepspeed", "megatron-2021"),
-    ("titan", "torchtitan"),
-    ("nanotron", "nanotron"),
-    ("fsdp", "fsdp-composer"),
-    ("composer", "fsdp-composer"),
-    ("xla", "tensorflow-xla"),
-    ("tensorflow", "tensorflow1"),
-    ("mxnet", "mxnet"),
-    ("caffe", "caffe"),
-    ("torch7", "torch7-cudnn"),
-)
-
-
+SUBSTITUTE_PROFILES: tuple[tuple[str, str], ...] = tuple(NAMES["profiles"].items())
 #: Words of frameworks without a profile of their own, whose rows take the default one.
 FRAMEWORKS = ("torch", "ddp", "horovod", "hugging", "transformers", "jax", "paddle", "colossal", "byteps", "dt-fm")
 
 #: Finer profiles than the one that a row names, by a word of its framework.
 FINER_PROFILES = {
-    ("pytorch-eager", "huggingface"): "huggingface-eager",
-    ("tensorflow1", "1.15.4"): "tensorflow1.15-ngc",
-    ("tensorflow1", "1.15.5"): "tensorflow1.15-ngc",
-    ("tensorflow1", "-tf1-"): "tensorflow1.15-ngc",
-    ("tensorflow1", "1.15"): "tensorflow1.15",
-    ("tensorflow2", "-py3"): "tensorflow2-ngc",
-    ("mxnet", "-py3"): "mxnet-nvidia",
-    ("megatron-2021", "megatron-deepspeed 2022"): "megatron-deepspeed",
-    ("megatron-2021", "bigscience"): "megatron-deepspeed",
-    ("megatron-core", "megatron-bridge 0."): "megatron-bridge",
-    ("megatron-core", "nemo"): "nemo",
-    ("megatron-core", "internevo"): "internevo",
+    (profile, word): finer for profile, words in NAMES["finer_profiles"].items() for word, finer in words.items()
 }
 
 #: The same by a word of a row's notes.
@@ -609,16 +586,7 @@ def row_prediction(prediction: Prediction, seconds: float | None = None) -> RowP
 
 
 #: Systems for rows that name a device alone.
-DEFAULT_SYSTEMS = {
-    "a100-sxm4-40gb": "dgx-a100-40gb",
-    "a100-sxm4-80gb": "dgx-a100-80gb",
-    "a100-pcie-40gb": "pcie4-8gpu",
-    "h100-sxm5-80gb": "dgx-h100",
-    "h200-sxm": "dgx-h200",
-    "b200": "dgx-b200",
-    "v100-sxm2-16gb": "dgx-1-v100",
-    "v100-sxm2-32gb": "dgx-1-v100",
-}
+DEFAULT_SYSTEMS: Mapping[str, str] = NAMES["systems"]
 
 #: Ethernet links, with their Gb/s, that stand for those of the same kind at other speeds.
 TCP, ROCE = ("ethernet-10g-tcp", 10.0), ("ethernet-100g-roce", 100.0)

@@ -456,7 +456,8 @@ def tuning_study(
     # Price trials by their number of GPUs until a doubling saves too little.
     prices: list[TrialEstimate] = []
     refusals: list[str] = []
-    for width in [per_trial] if per_trial else _gpus_per_trial(gpus):
+    # the numbers of GPUs per trial that are tried: powers of two
+    for width in [per_trial] if per_trial else [2**power for power in range(gpus.bit_length())]:
         try:
             price = estimate_trial(model, system, fixed.model_copy(update={"gpus": width}), tuning, options)
         except (PlanError, CapacityError) as error:
@@ -477,11 +478,6 @@ def tuning_study(
     margin = None if deadline is None else _margin(best, system, deadline)
     regret = None if tuning.correlation is None else _regret(tuning, best, tuning.correlation)
     return replace(study, margin=margin, regret=regret)
-
-
-def _gpus_per_trial(gpus: int) -> list[int]:
-    """Return the numbers of GPUs per trial that are tried: powers of two."""
-    return [2**power for power in range(gpus.bit_length())]
 
 
 def _margin(best: TuningSearch, system: System, deadline: float) -> DeadlineMargin:

@@ -10,7 +10,7 @@ from tests.structure import trees
 
 #: From the bottom up; parts of one line may not import each other.
 LEVELS: list[set[str]] = [
-    {"errors"},
+    {"docstrings", "errors"},
     {"units", "registry", "files", "events"},
     {"operations", "learning"},
     {"layers", "collectives"},

@@ -17,41 +17,15 @@ from paleo.cli.options import (
     word_completion,
 )
 
-LogFile = Annotated[
-    str,
-    typer.Argument(
-        metavar="LOG",
-        help="Log of at least ten steps (Megatron-LM, torchtitan, NeMo, llm-foundry, HF Trainer), of nccl-tests, or of "
-        "a benchmark of vLLM or SGLang.",
-    ),
-]
-Operation = Annotated[
-    str | None,
-    typer.Option(
-        metavar="OP",
-        help="Collective of an nccl-tests log: all_reduce, all_gather, … [named in the log]",
-        autocompletion=word_completion(*OPERATIONS),
-    ),
-]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        metavar="M",
-        help="Network that was trained: a catalog name or a file; required for training logs unless --from names it.",
-        autocompletion=name_completion("models"),
-    ),
-]
-
 
 @app.command(rich_help_panel=PREDICT)
 @with_run_options
 def audit(
-    log: LogFile,
+    log: Annotated[str, typer.Argument()],
     system: SystemName,
     options: RunOptions,
-    model: Model = None,
-    operation: Operation = None,
+    model: Annotated[str | None, typer.Option(autocompletion=name_completion("models"))] = None,
+    operation: Annotated[str | None, typer.Option(autocompletion=word_completion(*OPERATIONS))] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare the log of a training run with its prediction and name the faults that explain the difference.
@@ -62,6 +36,16 @@ def audit(
     paleo audit train.log --from job.toml --system dgx-h100 --gpus 64
     paleo audit all_reduce_perf.log --system dgx-h100 --gpus 16
     paleo audit bench_serve.txt --model llama3-8b --system dgx-h100 --strategy tp=1 --software vllm
+
+    Parameters
+    ----------
+    log : LOG
+        Log of at least ten steps (Megatron-LM, torchtitan, NeMo, llm-foundry, HF Trainer), of nccl-tests, or of a
+        benchmark of vLLM or SGLang.
+    model : M
+        Network that was trained: a catalog name or a file; required for training logs unless --from names it.
+    operation : OP
+        Collective of an nccl-tests log: all_reduce, all_gather, … [named in the log]
     """
     from paleo.questions import audit as answered
     from paleo.serving.benchmark import read_benchmark

@@ -12,53 +12,56 @@ from paleo.errors import SpecError
 
 @app.command(rich_help_panel=MEASURE)
 def calibrate(
-    files: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILE…]", help="Measured tables, or folders, with --fit.")
-    ] = None,
-    fit: Annotated[bool, typer.Option("--fit", help="Fit measured tables instead of measuring a device.")] = False,
-    device: Annotated[
-        str, typer.Option(help="Device to measure: cuda:0, …; cpu (with --name) only tests the procedure.")
-    ] = "cuda:0",
-    name: Annotated[str | None, typer.Option(help="Catalog name of the device. [the name that CUDA reports]")] = None,
-    output: Annotated[
-        str | None, typer.Option("-o", "--output", metavar="F.yaml", help="Calibration file to write, for one device.")
-    ] = None,
-    output_dir: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Folder to write calibration files (one per device) and measured tables to."),
-    ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="With --fit: fit only this device, system or software profile; also fabric, arithmetic, intervals, "
-            "ledger (each source without a fit on it), or waiting (hosts that wait for token counts of experts)."
-        ),
-    ] = None,
-    free: Annotated[
-        str | None,
-        typer.Option(
-            help="With --fit: parameters to fit, such as host_forward,contention (steps) or inside_share (links). "
-            "[those that the rows determine]"
-        ),
-    ] = None,
-    hold_out: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SOURCE", help="With --fit --only waiting: do not fit rows of this source, test on them."),
-    ] = None,
-    budget: Annotated[float, typer.Option(help="Time limit in seconds; a later run continues.")] = 420.0,
-    suites: Annotated[
-        str | None, typer.Option(help="Kernels to measure: gemm,elementwise,attention,…,deepbench. [all]")
-    ] = None,
-    dtypes: Annotated[
-        str | None, typer.Option(help="Number formats to measure: fp32,tf32,fp16,bf16. [all of the device]")
-    ] = None,
-    largest: Annotated[int, typer.Option(help="Largest matrix dimension to measure.")] = 16384,
+    files: Annotated[list[str] | None, typer.Argument()] = None,
+    fit: bool = False,
+    device: str = "cuda:0",
+    name: str | None = None,
+    output: Annotated[str | None, typer.Option("-o", "--output")] = None,
+    output_dir: str | None = None,
+    only: list[str] | None = None,
+    free: str | None = None,
+    hold_out: list[str] | None = None,
+    budget: float = 420.0,
+    suites: str | None = None,
+    dtypes: str | None = None,
+    largest: int = 16384,
 ) -> None:
     """Write a calibration file: measure the GPU of this machine, or fit measured tables.
 
     \b
     paleo calibrate --device cuda:0 -o my-gpu.yaml
     paleo calibrate --fit gemm.csv -o my-gpu.yaml
+
+    Parameters
+    ----------
+    files : [FILE…]
+        Measured tables, or folders, with --fit.
+    fit
+        Fit measured tables instead of measuring a device.
+    device
+        Device to measure: cuda:0, …; cpu (with --name) only tests the procedure.
+    name
+        Catalog name of the device. [the name that CUDA reports]
+    output : F.yaml
+        Calibration file to write, for one device.
+    output_dir : DIR
+        Folder to write calibration files (one per device) and measured tables to.
+    only
+        With --fit: fit only this device, system or software profile; also fabric, arithmetic, intervals, ledger
+        (each source without a fit on it), or waiting (hosts that wait for token counts of experts).
+    free
+        With --fit: parameters to fit, such as host_forward,contention (steps) or inside_share (links). [those that
+        the rows determine]
+    hold_out : SOURCE
+        With --fit --only waiting: do not fit rows of this source, test on them.
+    budget
+        Time limit in seconds; a later run continues.
+    suites
+        Kernels to measure: gemm,elementwise,attention,…,deepbench. [all]
+    dtypes
+        Number formats to measure: fp32,tf32,fp16,bf16. [all of the device]
+    largest
+        Largest matrix dimension to measure.
     """
     from paleo.calibrate import command
 

@@ -22,29 +22,18 @@ def _kinds(incomplete: str) -> list[str]:
     return [kind for kind in KINDS if kind.startswith(incomplete)]
 
 
-Kind = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[KIND]", help="Kind of entries: models, devices, links, systems, … [all]", autocompletion=_kinds
-    ),
-]
-EntryName = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="[KIND] NAME",
-        help="Catalog name or YAML file, after its kind where names are ambiguous.",
-        autocompletion=name_completion("models", "devices", "links", "systems", "software", "calibrations"),
-    ),
-]
-
-
 @app.command("list", rich_help_panel=CATALOG)
-def list_(kind: Kind = None, as_json: AsJson = False) -> None:
+def list_(kind: Annotated[str | None, typer.Argument(autocompletion=_kinds)] = None, as_json: AsJson = False) -> None:
     """List the catalog: models, devices, links, systems, software, schedules, collectives and more.
 
     \b
     paleo list systems
     paleo list software --json
+
+    Parameters
+    ----------
+    kind : [KIND]
+        Kind of entries: models, devices, links, systems, … [all]
     """
     from paleo.report import catalog
 
@@ -56,7 +45,16 @@ def list_(kind: Kind = None, as_json: AsJson = False) -> None:
 
 
 @app.command(rich_help_panel=CATALOG)
-def show(words: EntryName, as_json: AsJson = False, plot: Plot = None) -> None:
+def show(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            autocompletion=name_completion("models", "devices", "links", "systems", "software", "calibrations")
+        ),
+    ],
+    as_json: AsJson = False,
+    plot: Plot = None,
+) -> None:
     """Show a catalog entry with its sources: a model, device, link, system, software profile, collective, …
 
     Where several kinds share a name, write the kind first: `paleo show software megatron-core`.
@@ -64,6 +62,11 @@ def show(words: EntryName, as_json: AsJson = False, plot: Plot = None) -> None:
     \b
     paleo show dgx-h100 --plot links.png
     paleo show software megatron-core
+
+    Parameters
+    ----------
+    words : [KIND] NAME
+        Catalog name or YAML file, after its kind where names are ambiguous.
     """
     from rich.console import Group
 

@@ -13,42 +13,17 @@ from paleo.errors import SpecError
 if TYPE_CHECKING:
     from paleo.studies.collective import CollectiveStudy
 
-Operation = Annotated[
-    str,
-    typer.Argument(
-        metavar="OP",
-        help="Collective operation: all_reduce, all_gather, reduce_scatter, …",
-        autocompletion=word_completion(*OPERATIONS),
-    ),
-]
-Payload = Annotated[
-    str, typer.Option("--bytes", metavar="SIZE", help="Payload: the size of the whole tensor, such as 100MB or 64KiB.")
-]
-Ranks = Annotated[int, typer.Option(help="Number of ranks, on neighbouring GPUs.")]
-Calibration = Annotated[
-    str,
-    typer.Option(help="Source of efficiencies: auto (measured), ideal (roofline), ppp=0.6 (60 % of peak), or a file."),
-]
-Dtype = Annotated[str, typer.Option(help="Number format of the elements (in-network reduction cannot add int8).")]
-
-Compress = Annotated[
-    str | None, typer.Option(metavar="A,B", help="Also price these gradient compressions: topk:0.001,onebit,fp8.")
-]
-Tensors = Annotated[
-    int, typer.Option(metavar="N", help="With --compress: number of square matrices that the gradient consists of.")
-]
-
 
 @app.command(rich_help_panel=PREDICT)
 def collective(
-    operation: Operation,
+    operation: Annotated[str, typer.Argument(autocompletion=word_completion(*OPERATIONS))],
     system: SystemName,
-    bytes_: Payload,
-    ranks: Ranks,
-    calibration: Calibration = "auto",
-    dtype: Dtype = "bf16",
-    compress: Compress = None,
-    tensors: Tensors = 1,
+    bytes_: str,
+    ranks: int,
+    calibration: str = "auto",
+    dtype: str = "bf16",
+    compress: str | None = None,
+    tensors: int = 1,
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
@@ -57,6 +32,23 @@ def collective(
     \b
     paleo collective all_reduce --bytes 100MB --ranks 64 --system dgx-h100
     paleo collective all_to_all --bytes 1GB --ranks 16 --system dgx-a100-80gb --plot a2a.png
+
+    Parameters
+    ----------
+    operation : OP
+        Collective operation: all_reduce, all_gather, reduce_scatter, …
+    bytes_ : SIZE
+        Payload: the size of the whole tensor, such as 100MB or 64KiB.
+    ranks
+        Number of ranks, on neighbouring GPUs.
+    calibration
+        Source of efficiencies: auto (measured), ideal (roofline), ppp=0.6 (60 % of peak), or a file.
+    dtype
+        Number format of the elements (in-network reduction cannot add int8).
+    compress : A,B
+        Also price these gradient compressions: topk:0.001,onebit,fp8.
+    tensors : N
+        With --compress: number of square matrices that the gradient consists of.
     """
     from paleo.report import collective as reports
     from paleo.specs.system import load_system

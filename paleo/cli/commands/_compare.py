@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
 
 import typer
 
@@ -19,10 +18,6 @@ from paleo.cli.options import (
     with_training_options,
 )
 from paleo.errors import SpecError
-
-ComparedFor = Annotated[
-    str | None, typer.Option("--for", metavar="USES", help="Two uses of the same machines: train:7d,serve:20/s.")
-]
 
 
 def with_gpu_count(options: TrainingOptions, systems: str) -> TrainingOptions:
@@ -64,7 +59,7 @@ def compare(
     options: TrainingOptions,
     target: Target = None,
     objective: RankBy = None,
-    for_: ComparedFor = None,
+    for_: str | None = None,
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
@@ -74,6 +69,11 @@ def compare(
     paleo compare bert_large --systems aws-p4d.24xlarge,aws-p5.48xlarge --gpus 8 --batch 16
     paleo compare llama3-8b --systems dgx-a100-80gb:64,dgx-h100:32 --strategy auto --tokens 1T --objective cost
     paleo compare llama3-8b --systems dgx-h100:32,dgx-b200:16 --strategy zero=3 --for train:7d,serve:20/s
+
+    Parameters
+    ----------
+    for_ : USES
+        Two uses of the same machines: train:7d,serve:20/s.
     """
     if options.from_:
         options = with_gpu_count(options, systems)

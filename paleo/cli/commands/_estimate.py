@@ -30,10 +30,6 @@ from paleo.cli.options import (
     with_training_options,
 )
 
-Verbose = Annotated[
-    bool, typer.Option("-v", "--verbose", help="Also print time by section and stream, and every collective.")
-]
-
 
 @app.command(rich_help_panel=PREDICT)
 @with_training_options
@@ -48,13 +44,18 @@ def estimate(
     as_json: AsJson = False,
     plot: Plot = None,
     launch: Launch = None,
-    verbose: Verbose = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose")] = False,
 ) -> None:
     """Predict one configuration: step time and its parts, memory, throughput; time, cost and energy of a training.
 
     \b
     paleo estimate resnet50 --system dgx-a100-80gb --gpus 8 --epochs 90
     paleo estimate llama3-8b --system dgx-h100 --gpus 64 --strategy zero=3 --tokens 1T --json
+
+    Parameters
+    ----------
+    verbose
+        Also print time by section and stream, and every collective.
     """
     from paleo.questions import estimate as answered
 

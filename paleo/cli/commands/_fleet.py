@@ -19,27 +19,29 @@ from paleo.cli.options import (
 )
 
 _POLICIES = ("backfill", "elastic", "fair", "fifo", "las", "priority", "srtf")
-Jobs = Annotated[
-    str, typer.Argument(metavar="JOBS", help="YAML file of jobs, or a trace: CSV with arrival, gpus and duration.")
-]
-Machines = Annotated[
-    str,
-    typer.Option(
-        "--system",
-        metavar="S[,S]",
-        help="Systems to order nodes of, separated by commas.",
-        autocompletion=name_completion("systems"),
-    ),
-]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
-    """Options of the cluster and of its scheduler."""
+    """Options of the cluster and of its scheduler.
 
-    nodes: Annotated[
-        str, typer.Option(metavar="N[,N]", help="Number of nodes of each system, or auto for the smallest order.")
-    ] = "auto"
+    Parameters
+    ----------
+    nodes : N[,N]
+        Number of nodes of each system, or auto for the smallest order.
+    placement
+        Placement of jobs: packed on few racks, or spread over all.
+    wait : TIME
+        Longest time that a job may wait: 1h. [none; deadlines only]
+    measure
+        Statistic of the waiting times that --wait limits: p95 or mean.
+    samples
+        Number of simulations for intervals. [20, none above 1,000 jobs]
+    seed
+        Random seed of the samples.
+    """
+
+    nodes: str = "auto"
     policy: Annotated[
         str,
         typer.Option(
@@ -48,36 +50,19 @@ class ClusterOptions:
             autocompletion=word_completion(*_POLICIES),
         ),
     ] = "backfill"
-    placement: Annotated[
-        str,
-        typer.Option(
-            help="Placement of jobs: packed on few racks, or spread over all.",
-            autocompletion=word_completion("packed", "spread"),
-        ),
-    ] = "packed"
-    wait: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Longest time that a job may wait: 1h. [none; deadlines only]")
-    ] = None
-    measure: Annotated[
-        str,
-        typer.Option(
-            help="Statistic of the waiting times that --wait limits: p95 or mean.",
-            autocompletion=word_completion("p95", "mean"),
-        ),
-    ] = "p95"
-    samples: Annotated[
-        int | None,
-        typer.Option(min=0, max=10_000, help="Number of simulations for intervals. [20, none above 1,000 jobs]"),
-    ] = None
-    seed: Annotated[int, typer.Option(min=0, help="Random seed of the samples.")] = 0
+    placement: Annotated[str, typer.Option(autocompletion=word_completion("packed", "spread"))] = "packed"
+    wait: str | None = None
+    measure: Annotated[str, typer.Option(autocompletion=word_completion("p95", "mean"))] = "p95"
+    samples: Annotated[int | None, typer.Option(min=0, max=10000)] = None
+    seed: Annotated[int, typer.Option(min=0)] = 0
 
 
 @app.command(rich_help_panel=DECIDE)
 @packed_options("cluster", ClusterOptions)
 @with_tariff_options
 def fleet(
-    jobs: Jobs,
-    system: Machines,
+    jobs: Annotated[str, typer.Argument()],
+    system: Annotated[str, typer.Option(autocompletion=name_completion("systems"))],
     cluster: ClusterOptions,
     rates: TariffOptions,
     as_json: AsJson = False,
@@ -88,6 +73,13 @@ def fleet(
     \b
     paleo fleet jobs.yaml --system dgx-h100 --nodes 4 --policy backfill --plot team.png
     paleo fleet jobs.yaml --system dgx-h100,dgx-a100-80gb --nodes auto --wait 4h
+
+    Parameters
+    ----------
+    jobs : JOBS
+        YAML file of jobs, or a trace: CSV with arrival, gpus and duration.
+    system : S[,S]
+        Systems to order nodes of, separated by commas.
     """
     from paleo.questions import fleet as answered
 

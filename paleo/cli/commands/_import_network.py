@@ -11,37 +11,15 @@ from paleo.cli.application import CATALOG, app, warn
 from paleo.cli.options import AsJson
 from paleo.files import checked_output, write_text
 
-Shapes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--input",
-        metavar="SHAPE",
-        help="torch: shape of an input, such as 32x3x224x224 or name=8x512:int64; repeat for each input.",
-    ),
-]
-Sizes = Annotated[
-    list[str] | None,
-    typer.Option("--size", metavar="DIM=N", help="onnx, hf: value of a named dimension, such as seq=2048."),
-]
-ModelFile = Annotated[str | None, typer.Option("-o", "--output", metavar="FILE", help="Model file to write. [stdout]")]
-
 
 @app.command("import", rich_help_panel=CATALOG)
 def import_(
-    kind: Annotated[
-        str,
-        typer.Argument(
-            metavar="torch|onnx|hf",
-            help="Format of the source: a torch module, an ONNX file, or a Hugging Face configuration.",
-        ),
-    ],
-    source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="Network to import: module:factory, file.onnx or config.json.")
-    ],
-    inputs: Shapes = None,
-    sizes: Sizes = None,
-    loss: Annotated[str, typer.Option(help="auto appends the loss to a classifier; none appends nothing.")] = "auto",
-    output: ModelFile = None,
+    kind: Annotated[str, typer.Argument()],
+    source: Annotated[str, typer.Argument()],
+    inputs: Annotated[list[str] | None, typer.Option("--input")] = None,
+    sizes: Annotated[list[str] | None, typer.Option("--size")] = None,
+    loss: str = "auto",
+    output: Annotated[str | None, typer.Option("-o", "--output")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Convert a torch module, an ONNX file or a Hugging Face configuration to a model file.
@@ -49,6 +27,21 @@ def import_(
     \b
     paleo import hf config.json -o model.yaml
     paleo import torch mynet:build --input 32x3x224x224 -o model.yaml
+
+    Parameters
+    ----------
+    kind : torch|onnx|hf
+        Format of the source: a torch module, an ONNX file, or a Hugging Face configuration.
+    source : SOURCE
+        Network to import: module:factory, file.onnx or config.json.
+    inputs : SHAPE
+        torch: shape of an input, such as 32x3x224x224 or name=8x512:int64; repeat for each input.
+    sizes : DIM=N
+        onnx, hf: value of a named dimension, such as seq=2048.
+    loss
+        auto appends the loss to a classifier; none appends nothing.
+    output : FILE
+        Model file to write. [stdout]
     """
     from paleo.importers import sources
     from paleo.importers.torch_modules import check_factory

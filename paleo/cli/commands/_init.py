@@ -13,15 +13,6 @@ from paleo.cli.options import word_completion
 from paleo.files import is_file
 
 TEMPLATES = ("device", "link", "system", "model", "run")
-TemplateKind = Annotated[
-    str,
-    typer.Argument(
-        metavar="KIND",
-        help="Kind of file: device, link, system, model or run.",
-        autocompletion=word_completion(*TEMPLATES),
-    ),
-]
-TemplateFile = Annotated[str | None, typer.Option("-o", "--output", metavar="FILE", help="File to write. [stdout]")]
 
 
 def _schemas(incomplete: str) -> list[str]:
@@ -30,21 +21,23 @@ def _schemas(incomplete: str) -> list[str]:
     return [kind for kind in (*FILES, *document_names()) if kind.startswith(incomplete)]
 
 
-SchemaKind = Annotated[
-    str,
-    typer.Argument(
-        metavar="KIND", help="Kind of file (device, model, …) or command (estimate, scale, …).", autocompletion=_schemas
-    ),
-]
-
-
 @app.command(rich_help_panel=CATALOG)
-def init(kind: TemplateKind, output: TemplateFile = None) -> None:
+def init(
+    kind: Annotated[str, typer.Argument(autocompletion=word_completion(*TEMPLATES))],
+    output: Annotated[str | None, typer.Option("-o", "--output")] = None,
+) -> None:
     """Print a commented template for a device, link, system, model or run file.
 
     \b
     paleo init system -o my-box.yaml
     paleo init device
+
+    Parameters
+    ----------
+    kind : KIND
+        Kind of file: device, link, system, model or run.
+    output : FILE
+        File to write. [stdout]
     """
     from paleo.errors import SpecError
     from paleo.files import checked_output, write_text
@@ -62,12 +55,17 @@ def init(kind: TemplateKind, output: TemplateFile = None) -> None:
 
 
 @app.command(rich_help_panel=CATALOG)
-def schema(kind: SchemaKind) -> None:
+def schema(kind: Annotated[str, typer.Argument(autocompletion=_schemas)]) -> None:
     """Print the JSON Schema of a kind of file, or of the --json output of a command.
 
     \b
     paleo schema estimate
     paleo schema system
+
+    Parameters
+    ----------
+    kind : KIND
+        Kind of file (device, model, …) or command (estimate, scale, …).
     """
     from paleo.report.json_schemas import schema_of
 

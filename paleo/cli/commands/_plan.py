@@ -40,72 +40,6 @@ if TYPE_CHECKING:
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
 
-OneSystem = Annotated[
-    str | None,
-    typer.Option(
-        "--system",
-        metavar="S",
-        help="System or device: a catalog name (`paleo list systems`) or a YAML file.",
-        autocompletion=name_completion("systems", "devices"),
-    ),
-]
-SeveralSystems = Annotated[
-    str | None,
-    typer.Option(
-        "--systems",
-        metavar="A,B",
-        help="Systems to choose from, separated by commas, optionally with GPU counts: A:64,B:32.",
-        autocompletion=name_completion("systems", "devices"),
-    ),
-]
-SearchedCounts = Annotated[
-    str | None,
-    typer.Option(
-        "--gpus",
-        metavar="1,2,4,…",
-        help="Numbers of GPUs: a list (8,16) or powers of two (8..64). [those in --systems, else the smallest "
-        "order of whole nodes that meets --deadline and --budget]",
-    ),
-]
-Explore = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Also write an interactive page of all plans (.html, works offline).")
-]
-Deadline = Annotated[
-    str | None, typer.Option(metavar="TIME", help="Longest time that the training may take: 60d, 12h.")
-]
-Budget = Annotated[str | None, typer.Option(metavar="USD", help="Highest cost of the training in USD: 5M, 20000.")]
-Goal = Annotated[
-    str,
-    typer.Option(
-        help="Minimize time, cost, energy or gpus.", autocompletion=word_completion("time", "cost", "energy", "gpus")
-    ),
-]
-Top = Annotated[int, typer.Option(min=1, metavar="K", help="Number of plans to print.")]
-Explain = Annotated[bool, typer.Option("--explain", help="Explain why the first plan wins and by how much.")]
-Exhaustive = Annotated[
-    bool, typer.Option("--exhaustive", help="Evaluate every configuration, including those that bounds rule out.")
-]
-StalenessCost = Annotated[
-    float | None,
-    typer.Option(
-        metavar="K",
-        help="Also search the models in --consistency and the methods in --compress; each update of staleness "
-        "costs K times the samples.",
-    ),
-]
-StaleNoise = Annotated[
-    float | None,
-    typer.Option(
-        "--noise-scale",
-        metavar="SAMPLES",
-        help="Like --staleness-cost, with the cost derived from this gradient noise scale (in samples).",
-    ),
-]
-PerLayer = Annotated[
-    bool,
-    typer.Option("--per-layer", help="Choose a strategy for each layer (networks that are chains of layers only)."),
-]
-
 
 @app.command("plan", rich_help_panel=DECIDE)
 @with_training_options
@@ -113,23 +47,23 @@ def plan_(
     *,
     model: OptionalModel = None,
     options: TrainingOptions,
-    gpus: SearchedCounts = None,
-    system: OneSystem = None,
-    systems: SeveralSystems = None,
-    objective: Goal = "time",
+    gpus: str | None = None,
+    system: Annotated[str | None, typer.Option(autocompletion=name_completion("systems", "devices"))] = None,
+    systems: Annotated[str | None, typer.Option(autocompletion=name_completion("systems", "devices"))] = None,
+    objective: Annotated[str, typer.Option(autocompletion=word_completion("time", "cost", "energy", "gpus"))] = "time",
     target: Target = None,
-    deadline: Deadline = None,
-    budget: Budget = None,
-    top: Top = 10,
-    explain: Explain = False,
-    exhaustive: Exhaustive = False,
-    per_layer: PerLayer = False,
+    deadline: str | None = None,
+    budget: str | None = None,
+    top: Annotated[int, typer.Option(min=1)] = 10,
+    explain: bool = False,
+    exhaustive: bool = False,
+    per_layer: bool = False,
     as_json: AsJson = False,
     plot: Plot = None,
-    explore: Explore = None,
+    explore: str | None = None,
     launch: Launch = None,
-    staleness_cost: StalenessCost = None,
-    noise_scale: StaleNoise = None,
+    staleness_cost: float | None = None,
+    noise_scale: float | None = None,
 ) -> None:
     """Find the best training plan: parallelism degrees, microbatch, recomputation, ZeRO stage and schedule.
 
@@ -140,6 +74,37 @@ def plan_(
     paleo plan llama3-8b --systems dgx-a100-80gb,dgx-h100 --gpus 64,128 --tokens 1T --deadline 60d
     paleo plan llama3-70b --system dgx-h100 --tokens 1T --deadline 60d
     paleo plan llama3-70b --systems dgx-h100:1024,dgx-b200:512 --tokens 15T --objective cost --global-batch 2048
+
+    Parameters
+    ----------
+    gpus : 1,2,4,…
+        Numbers of GPUs: a list (8,16) or powers of two (8..64). [those in --systems, else the smallest order of
+        whole nodes that meets --deadline and --budget]
+    system : S
+        System or device: a catalog name (`paleo list systems`) or a YAML file.
+    systems : A,B
+        Systems to choose from, separated by commas, optionally with GPU counts: A:64,B:32.
+    objective
+        Minimize time, cost, energy or gpus.
+    deadline : TIME
+        Longest time that the training may take: 60d, 12h.
+    budget : USD
+        Highest cost of the training in USD: 5M, 20000.
+    top : K
+        Number of plans to print.
+    explain
+        Explain why the first plan wins and by how much.
+    exhaustive
+        Evaluate every configuration, including those that bounds rule out.
+    per_layer
+        Choose a strategy for each layer (networks that are chains of layers only).
+    explore : FILE
+        Also write an interactive page of all plans (.html, works offline).
+    staleness_cost : K
+        Also search the models in --consistency and the methods in --compress; each update of staleness costs K
+        times the samples.
+    noise_scale : SAMPLES
+        Like --staleness-cost, with the cost derived from this gradient noise scale (in samples).
     """
     from paleo import questions
 

@@ -11,40 +11,19 @@ from paleo.cli.application import DECIDE, EXIT_NO, app
 from paleo.cli.options import ModelName, RankBy, Target, TrainingOptions, name_completion, with_training_options
 from paleo.files import checked_output, write_text
 
-OfferedSystems = Annotated[
-    str,
-    typer.Option(
-        "--systems",
-        metavar="A:8,B:16",
-        help="Systems to compare, optionally with GPU counts: A:8,B:16.",
-        autocompletion=name_completion("systems", "devices"),
-    ),
-]
-CriticalBatch = Annotated[
-    float | None,
-    typer.Option(
-        help="Gradient noise scale in samples: at this batch size, training needs twice the samples. [not counted]"
-    ),
-]
-OutputFile = Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="HTML file to write.")]
-
 
 @app.command(rich_help_panel=DECIDE)
 @with_training_options
 def report(
     model: ModelName,
-    systems: OfferedSystems,
+    systems: Annotated[str, typer.Option(autocompletion=name_completion("systems", "devices"))],
     options: TrainingOptions,
-    output: OutputFile = "report.html",
+    output: Annotated[str, typer.Option("-o", "--output")] = "report.html",
     target: Target = None,
     objective: RankBy = None,
-    counts: Annotated[
-        str | None, typer.Option(metavar="1,2,4,…", help="Numbers of GPUs of the scaling curves. [no curves]")
-    ] = None,
-    mode: Annotated[
-        str, typer.Option(help="Scaling of the curves: strong (fixed global batch) or weak (fixed batch per rank).")
-    ] = "strong",
-    critical_batch: CriticalBatch = None,
+    counts: str | None = None,
+    mode: str = "strong",
+    critical_batch: float | None = None,
 ) -> None:
     """Write an HTML page that compares systems for a purchase: one file without external resources.
 
@@ -53,6 +32,19 @@ def report(
     \b
     paleo report bert_large --systems aws-p4d.24xlarge:16,aws-p5.48xlarge:8 --samples 1M
     paleo report llama3-8b --systems dgx-h100:64 --tokens 1T --electricity "0.12 USD/kWh"
+
+    Parameters
+    ----------
+    systems : A:8,B:16
+        Systems to compare, optionally with GPU counts: A:8,B:16.
+    output : FILE
+        HTML file to write.
+    counts : 1,2,4,…
+        Numbers of GPUs of the scaling curves. [no curves]
+    mode
+        Scaling of the curves: strong (fixed global batch) or weak (fixed batch per rank).
+    critical_batch
+        Gradient noise scale in samples: at this batch size, training needs twice the samples. [not counted]
     """
     import datetime
 

@@ -11,11 +11,11 @@ from paleo.cli.application import EXIT_NO, PREDICT, app, checked_page_path, show
 from paleo.cli.options import (
     AsJson,
     ModelName,
+    OptionalWholeNumber,
     SystemName,
     TariffOptions,
     name_completion,
     packed_options,
-    parse_whole_number,
     with_tariff_options,
     word_completion,
 )
@@ -23,56 +23,53 @@ from paleo.cli.options import (
 if TYPE_CHECKING:
     from paleo.services import ReinforcementResult
 
-Gpus = Annotated[
-    int | None,
-    typer.Option(
-        "--gpus",
-        parser=parse_whole_number,
-        metavar="N",
-        help="Number of GPUs, of the inference engine and the trainer together. [those of a node]",
-    ),
-]
-
-Explore = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Also write a page of all layouts (.html, works offline).")
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """Options of a step of reinforcement learning."""
+    """Options of a step of reinforcement learning.
 
-    algorithm: Annotated[
-        str,
-        typer.Option(
-            help="Algorithm: grpo, rloo, dapo, ppo or dpo.",
-            autocompletion=word_completion("grpo", "rloo", "dapo", "ppo", "dpo"),
-        ),
-    ] = "grpo"
-    rollouts: Annotated[
-        int, typer.Option(min=1, help="Answers generated per step: prompts times answers per prompt.")
-    ] = 512
-    batch: Annotated[int | None, typer.Option(min=1, help="Sequences per optimizer step. [all rollouts]")] = None
-    input: Annotated[str, typer.Option(metavar="TOKENS", help="Mean number of tokens in a prompt.")] = "200"
-    output: Annotated[str, typer.Option(metavar="TOKENS", help="Mean number of tokens in an answer.")] = "1000"
-    max_output: Annotated[
-        str | None, typer.Option(metavar="TOKENS", help="Largest number of tokens in an answer. [4 times the mean]")
-    ] = None
-    steps: Annotated[int, typer.Option(min=1, help="Number of steps to price.")] = 1000
-    staleness: Annotated[
-        int, typer.Option(min=0, help="Number of steps that generation on separate GPUs may run ahead of training.")
-    ] = 0
-    generators: Annotated[
-        int | None,
-        typer.Option(min=1, help="With --staleness: number of GPUs that generate; the others train. [the best split]"),
-    ] = None
-    engine_strategy: Annotated[
-        str | None, typer.Option(help="Parallelism of a replica that generates: tp=4. [searched]")
-    ] = None
-    strategy: Annotated[str | None, typer.Option(help="Parallelism of the trainer: tp=4,zero=1. [usual ones]")] = None
-    software: Annotated[
-        str, typer.Option(help="Framework profile of the trainer.", autocompletion=name_completion("software"))
-    ] = "megatron-core"
+    Parameters
+    ----------
+    algorithm
+        Algorithm: grpo, rloo, dapo, ppo or dpo.
+    rollouts
+        Answers generated per step: prompts times answers per prompt.
+    batch
+        Sequences per optimizer step. [all rollouts]
+    input : TOKENS
+        Mean number of tokens in a prompt.
+    output : TOKENS
+        Mean number of tokens in an answer.
+    max_output : TOKENS
+        Largest number of tokens in an answer. [4 times the mean]
+    steps
+        Number of steps to price.
+    staleness
+        Number of steps that generation on separate GPUs may run ahead of training.
+    generators
+        With --staleness: number of GPUs that generate; the others train. [the best split]
+    engine_strategy
+        Parallelism of a replica that generates: tp=4. [searched]
+    strategy
+        Parallelism of the trainer: tp=4,zero=1. [usual ones]
+    software
+        Framework profile of the trainer.
+    """
+
+    algorithm: Annotated[str, typer.Option(autocompletion=word_completion("grpo", "rloo", "dapo", "ppo", "dpo"))] = (
+        "grpo"
+    )
+    rollouts: Annotated[int, typer.Option(min=1)] = 512
+    batch: Annotated[int | None, typer.Option(min=1)] = None
+    input: str = "200"
+    output: str = "1000"
+    max_output: str | None = None
+    steps: Annotated[int, typer.Option(min=1)] = 1000
+    staleness: Annotated[int, typer.Option(min=0)] = 0
+    generators: Annotated[int | None, typer.Option(min=1)] = None
+    engine_strategy: str | None = None
+    strategy: str | None = None
+    software: Annotated[str, typer.Option(autocompletion=name_completion("software"))] = "megatron-core"
 
 
 @app.command(rich_help_panel=PREDICT)
@@ -83,15 +80,22 @@ def rl(
     system: SystemName,
     step: StepOptions,
     rates: TariffOptions,
-    gpus: Gpus = None,
+    gpus: OptionalWholeNumber = None,
     as_json: AsJson = False,
-    explore: Explore = None,
+    explore: str | None = None,
 ) -> None:
     """Predict a step of reinforcement learning: generation, log-probabilities, training, new weights.
 
     \b
     paleo rl qwen3-8b --system dgx-h100 --gpus 16 --rollouts 2048 --batch 512 --output 2000
     paleo rl qwen3-30b-a3b --system dgx-h100 --gpus 32 --staleness 1 --engine-strategy tp=2 --strategy ep=8,zero=1
+
+    Parameters
+    ----------
+    gpus
+        Number of GPUs, of the inference engine and the trainer together. [those of a node]
+    explore : FILE
+        Also write a page of all layouts (.html, works offline).
     """
     from paleo.services import rl as answered
 

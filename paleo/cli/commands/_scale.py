@@ -10,15 +10,6 @@ from paleo.cli.application import EXIT_NO, PREDICT, app, checked_plot_path, save
 from paleo.cli.options import AsJson, GpuCounts, OptionalModel, Plot, SystemName, TrainingOptions, with_training_options
 from paleo.errors import SpecError
 
-Mode = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[strong|weak|both]",
-        help="strong: fixed global batch; weak: fixed batch per rank. [strong with --global-batch, else weak]",
-    ),
-]
-ModeOption = Annotated[str | None, typer.Option("--mode", metavar="MODE", help="Same as the argument MODE.")]
-
 
 @app.command(rich_help_panel=PREDICT)
 @with_training_options
@@ -28,8 +19,8 @@ def scale(
     system: SystemName,
     gpus: GpuCounts,
     options: TrainingOptions,
-    mode: Mode = None,
-    mode_option: ModeOption = None,
+    mode: Annotated[str | None, typer.Argument()] = None,
+    mode_option: Annotated[str | None, typer.Option("--mode")] = None,
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
@@ -38,6 +29,13 @@ def scale(
     \b
     paleo scale resnet50 --system dgx-a100-80gb --gpus 1,2,4,8,16,32 --global-batch 1024
     paleo scale bert_large weak --system dgx-h100 --gpus 8,64,512 --batch 16 --plot curve.png
+
+    Parameters
+    ----------
+    mode : [strong|weak|both]
+        strong: fixed global batch; weak: fixed batch per rank. [strong with --global-batch, else weak]
+    mode_option : MODE
+        Same as the argument MODE.
     """
     from paleo.questions import scale as answered
 

@@ -21,11 +21,11 @@ from paleo.cli.application import (
 from paleo.cli.options import (
     AsJson,
     OptionalModel,
+    OptionalWholeNumber,
     Plot,
     TariffOptions,
     name_completion,
     packed_options,
-    parse_whole_number,
     with_tariff_options,
     word_completion,
 )
@@ -36,108 +36,85 @@ if TYPE_CHECKING:
 
     from paleo.services import ServeResult
 
-Gpus = Annotated[
-    int | None,
-    typer.Option("--gpus", parser=parse_whole_number, metavar="N", help="Number of GPUs, over all replicas. [1]"),
-]
-ServedSystems = Annotated[
-    str,
-    typer.Option(
-        "--systems",
-        "--system",
-        metavar="S,…",
-        autocompletion=name_completion("systems", "devices"),
-        help="System or device (`paleo list systems`); several with commas are compared: a:8,b:4.",
-    ),
-]
-Explore = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Also write a page of all plans (.html, works offline).")
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceOptions:
-    """Options of the requests, their limits and the engine."""
+    """Options of the requests, their limits and the engine.
 
-    input: Annotated[str | None, typer.Option(metavar="TOKENS", help="Mean number of tokens in a prompt. [1000]")] = (
-        None
-    )
-    output: Annotated[str | None, typer.Option(metavar="TOKENS", help="Mean number of tokens in an answer. [300]")] = (
-        None
-    )
-    trace: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="CSV file with arrival times and lengths of requests, such as Azure's traces."
-        ),
-    ] = None
-    rate: Annotated[str | None, typer.Option(metavar="R", help="Requests per second. [the most that are served]")] = (
-        None
-    )
-    concurrency: Annotated[
-        int | None,
-        typer.Option(
-            "--concurrency", "--users", min=1, help="Number of users; each waits for an answer before the next request."
-        ),
-    ] = None
-    think: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Time from an answer to the user's next request. [0 s]")
-    ] = None
-    arrivals: Annotated[
-        str,
-        typer.Option(
-            help="Arrival of requests: poisson, constant or 'at once'.",
-            autocompletion=word_completion("poisson", "constant"),
-        ),
-    ] = "poisson"
-    ttft: Annotated[str | None, typer.Option(metavar="TIME", help="Longest time to the first token: 2s.")] = None
-    tpot: Annotated[str | None, typer.Option(metavar="TIME", help="Longest time per further token: 50ms.")] = None
-    latency: Annotated[str | None, typer.Option(metavar="TIME", help="Longest time to a whole answer: 10s.")] = None
-    percentile: Annotated[
-        str, typer.Option(metavar="P", help="Percentile of requests that meet the limits: 50, 90, 95, 99 or mean.")
-    ] = "99"
-    engine: Annotated[
-        str,
-        typer.Option(
-            metavar="E",
-            help="Inference engine: vllm, sglang, tensorrt-llm, or auto for the best.",
-            autocompletion=name_completion("engines"),
-        ),
-    ] = "vllm"
-    strategy: Annotated[
-        str | None, typer.Option(help="Parallelism of a replica: tp=4, tp=8,pp=2, tp=8,ep=8. [searched]")
-    ] = None
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            help="Number format of weights: bf16, fp8, nvfp4, int4, mxfp4, or with that of experts: fp8+mxfp4; several "
-            "with commas are compared. [as released]"
-        ),
-    ] = None
-    cache: Annotated[str | None, typer.Option(help="Number format of the KV cache: bf16, fp8. [bf16]")] = None
-    prefix_hit: Annotated[float, typer.Option(help="Fraction of prompt tokens found in the prefix cache.")] = 0.0
-    length_variation: Annotated[float, typer.Option(help="Coefficient of variation of prompt and answer lengths.")] = (
-        0.0
-    )
-    batch_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Largest number of tokens per iteration of the engine. [the engine's]")
-    ] = None
-    sequences: Annotated[
-        int | None, typer.Option(min=1, help="Largest number of sequences per iteration of the engine. [the engine's]")
-    ] = None
-    speculate: Annotated[
-        int, typer.Option(min=0, help="Tokens drafted per iteration of speculative decoding (EAGLE, MTP). [0]")
-    ] = 0
-    acceptance: Annotated[float | None, typer.Option(help="Probability that a drafted token is accepted. [0.6]")] = None
-    disaggregate: Annotated[
-        bool, typer.Option("--disaggregate", help="Also try separate replicas for prefill and for decode.")
-    ] = False
-    command: Annotated[
-        str | None,
-        typer.Option(
-            "--from", metavar="COMMAND", help="Launch command of vLLM, SGLang or trtllm-serve, or a file that holds it."
-        ),
-    ] = None
+    Parameters
+    ----------
+    input : TOKENS
+        Mean number of tokens in a prompt. [1000]
+    output : TOKENS
+        Mean number of tokens in an answer. [300]
+    trace : FILE
+        CSV file with arrival times and lengths of requests, such as Azure's traces.
+    rate : R
+        Requests per second. [the most that are served]
+    concurrency
+        Number of users; each waits for an answer before the next request.
+    think : TIME
+        Time from an answer to the user's next request. [0 s]
+    arrivals
+        Arrival of requests: poisson, constant or 'at once'.
+    ttft : TIME
+        Longest time to the first token: 2s.
+    tpot : TIME
+        Longest time per further token: 50ms.
+    latency : TIME
+        Longest time to a whole answer: 10s.
+    percentile : P
+        Percentile of requests that meet the limits: 50, 90, 95, 99 or mean.
+    engine : E
+        Inference engine: vllm, sglang, tensorrt-llm, or auto for the best.
+    strategy
+        Parallelism of a replica: tp=4, tp=8,pp=2, tp=8,ep=8. [searched]
+    weights
+        Number format of weights: bf16, fp8, nvfp4, int4, mxfp4, or with that of experts: fp8+mxfp4; several with
+        commas are compared. [as released]
+    cache
+        Number format of the KV cache: bf16, fp8. [bf16]
+    prefix_hit
+        Fraction of prompt tokens found in the prefix cache.
+    length_variation
+        Coefficient of variation of prompt and answer lengths.
+    batch_tokens
+        Largest number of tokens per iteration of the engine. [the engine's]
+    sequences
+        Largest number of sequences per iteration of the engine. [the engine's]
+    speculate
+        Tokens drafted per iteration of speculative decoding (EAGLE, MTP). [0]
+    acceptance
+        Probability that a drafted token is accepted. [0.6]
+    disaggregate
+        Also try separate replicas for prefill and for decode.
+    command : COMMAND
+        Launch command of vLLM, SGLang or trtllm-serve, or a file that holds it.
+    """
+
+    input: str | None = None
+    output: str | None = None
+    trace: str | None = None
+    rate: str | None = None
+    concurrency: Annotated[int | None, typer.Option("--concurrency", "--users", min=1)] = None
+    think: str | None = None
+    arrivals: Annotated[str, typer.Option(autocompletion=word_completion("poisson", "constant"))] = "poisson"
+    ttft: str | None = None
+    tpot: str | None = None
+    latency: str | None = None
+    percentile: str = "99"
+    engine: Annotated[str, typer.Option(autocompletion=name_completion("engines"))] = "vllm"
+    strategy: str | None = None
+    weights: str | None = None
+    cache: str | None = None
+    prefix_hit: float = 0.0
+    length_variation: float = 0.0
+    batch_tokens: Annotated[int | None, typer.Option(min=1)] = None
+    sequences: Annotated[int | None, typer.Option(min=1)] = None
+    speculate: Annotated[int, typer.Option(min=0)] = 0
+    acceptance: float | None = None
+    disaggregate: bool = False
+    command: Annotated[str | None, typer.Option("--from")] = None
 
 
 @app.command(rich_help_panel=PREDICT)
@@ -146,13 +123,13 @@ class ServiceOptions:
 def serve(
     *,
     model: OptionalModel = None,
-    system: ServedSystems,
-    gpus: Gpus = None,
+    system: Annotated[str, typer.Option("--systems", "--system", autocompletion=name_completion("systems", "devices"))],
+    gpus: OptionalWholeNumber = None,
     service: ServiceOptions,
     rates: TariffOptions,
     as_json: AsJson = False,
     plot: Plot = None,
-    explore: Explore = None,
+    explore: str | None = None,
 ) -> None:
     """Predict how many requests a service answers a second, how fast, and at what price.
 
@@ -161,6 +138,15 @@ def serve(
     paleo serve llama3-8b --system aws-g6e.48xlarge --gpus 4 --input 500 --output 200 --rate 20/s
     paleo serve qwen3-30b-a3b --system dgx-h100 --gpus 2 --users 100 --think 30s --engine auto
     paleo serve llama3-70b --systems dgx-h100:8,dgx-b200:4 --input 1k~0.8 --tpot 50ms
+
+    Parameters
+    ----------
+    system : S,…
+        System or device (`paleo list systems`); several with commas are compared: a:8,b:4.
+    gpus
+        Number of GPUs, over all replicas. [1]
+    explore : FILE
+        Also write a page of all plans (.html, works offline).
     """
     from paleo.services import SinglePassResult
     from paleo.services import serve as answered

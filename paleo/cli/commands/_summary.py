@@ -10,27 +10,26 @@ from paleo.cli.application import PREDICT, app, checked_plot_path, save_plot, sh
 from paleo.cli.options import AsJson, ModelName, Plot, RunOptions, name_completion, with_run_options
 from paleo.errors import SpecError
 
-Roofline = Annotated[
-    str | None,
-    typer.Option(
-        "--system",
-        metavar="S",
-        help="System or device whose roofline --plot draws.",
-        autocompletion=name_completion("systems", "devices"),
-    ),
-]
-
 
 @app.command(rich_help_panel=PREDICT)
 @with_run_options
 def summary(
-    model: ModelName, options: RunOptions, system: Roofline = None, as_json: AsJson = False, plot: Plot = None
+    model: ModelName,
+    options: RunOptions,
+    system: Annotated[str | None, typer.Option(autocompletion=name_completion("systems", "devices"))] = None,
+    as_json: AsJson = False,
+    plot: Plot = None,
 ) -> None:
     """Count a network layer by layer: shapes, parameters, FLOP, bytes, arithmetic intensity, saved activations.
 
     \b
     paleo summary resnet50 --batch 32
     paleo summary gpt2 --seq 1024 --system dgx-h100 --plot roofline.png
+
+    Parameters
+    ----------
+    system : S
+        System or device whose roofline --plot draws.
     """
     from paleo.report.catalog import summary_document, summary_table
     from paleo.specs.model import load_model

@@ -13,15 +13,10 @@ from paleo.cli.application import DECIDE, app, warn
 
 @app.command(rich_help_panel=DECIDE)
 def sweep(
-    study: Annotated[str, typer.Argument(metavar="STUDY", help="YAML file: models (or jobs), systems, run, axes.")],
-    output: Annotated[
-        str | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Table to write: .csv, .csv.gz or .parquet. [STUDY.csv]"),
-    ] = None,
-    jobs: Annotated[int, typer.Option(help="Number of processes; 0 chooses it.")] = 0,
-    scheduler: Annotated[
-        str | None, typer.Option(metavar="URL", help="Dask scheduler to run on: tcp://host:8786.")
-    ] = None,
+    study: Annotated[str, typer.Argument()],
+    output: Annotated[str | None, typer.Option("-o", "--output")] = None,
+    jobs: int = 0,
+    scheduler: str | None = None,
 ) -> None:
     """Predict every combination of models, systems, run options and changed hardware, as a table; resumes if stopped.
 
@@ -29,6 +24,17 @@ def sweep(
     paleo sweep study.yaml -o points.csv
     paleo sweep study.yaml -o points.parquet --jobs 4
     paleo sweep fleets.yaml --scheduler tcp://host:8786
+
+    Parameters
+    ----------
+    study : STUDY
+        YAML file: models (or jobs), systems, run, axes.
+    output : FILE
+        Table to write: .csv, .csv.gz or .parquet. [STUDY.csv]
+    jobs
+        Number of processes; 0 chooses it.
+    scheduler : URL
+        Dask scheduler to run on: tcp://host:8786.
     """
     from rich.console import Console
     from rich.progress import Progress

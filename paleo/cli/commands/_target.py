@@ -20,47 +20,20 @@ from paleo.cli.options import (
     with_tariff_options,
 )
 
-TaskName = Annotated[
-    str,
-    typer.Argument(
-        metavar="TASK",
-        help="Task: a catalog name (`paleo list tasks`) or a YAML file; with --loss a language model.",
-        autocompletion=name_completion("tasks"),
-    ),
-]
-Batch = Annotated[
-    str,
-    typer.Option(
-        metavar="auto|SAMPLES",
-        help="Global batch size in samples; auto chooses the one with the shortest time to target.",
-    ),
-]
-Strategy = Annotated[
-    str | None,
-    typer.Option(help="Parallelism: a preset, degrees such as tp=8,zero=1, or both. [dp, or a strategy that fits]"),
-]
-Dtype = Annotated[str | None, typer.Option(help="Number format of matrix products. [the device's best 16 bits]")]
-Software = Annotated[
-    str | None,
-    typer.Option(
-        help="Framework profile, NAME or NAME@RELEASE. [the task's]", autocompletion=name_completion("software")
-    ),
-]
-
 
 @app.command(rich_help_panel=PREDICT)
 @with_tariff_options
 def target(
-    task: TaskName,
+    task: Annotated[str, typer.Argument(autocompletion=name_completion("tasks"))],
     system: SystemName,
     gpus: GpuCounts,
     rates: TariffOptions,
-    batch: Batch = "auto",
+    batch: str = "auto",
     loss: Loss = None,
     noise_scale: NoiseScale = None,
-    strategy: Strategy = None,
-    dtype: Dtype = None,
-    software: Software = None,
+    strategy: str | None = None,
+    dtype: str | None = None,
+    software: Annotated[str | None, typer.Option(autocompletion=name_completion("software"))] = None,
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
@@ -70,6 +43,19 @@ def target(
     paleo target mlperf:bert --system dgx-h100 --gpus 8,64,512
     paleo target mlperf:resnet --system dgx-a100-80gb --gpus 8,64 --batch 4096 --plot minutes.png
     paleo target llama3-8b --loss 2.1 --system dgx-h100 --gpus 64,512
+
+    Parameters
+    ----------
+    task : TASK
+        Task: a catalog name (`paleo list tasks`) or a YAML file; with --loss a language model.
+    batch : auto|SAMPLES
+        Global batch size in samples; auto chooses the one with the shortest time to target.
+    strategy
+        Parallelism: a preset, degrees such as tp=8,zero=1, or both. [dp, or a strategy that fits]
+    dtype
+        Number format of matrix products. [the device's best 16 bits]
+    software
+        Framework profile, NAME or NAME@RELEASE. [the task's]
     """
     from paleo.questions import target as answered
 

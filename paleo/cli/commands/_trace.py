@@ -12,17 +12,26 @@ from paleo.cli.application import PREDICT, app, warn
 from paleo.cli.options import OptionalModel, RunOptions, SystemName, with_run_options
 from paleo.files import checked_output, write_text
 
-TraceFile = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Trace file to write: .json.")]
-
 
 @app.command(rich_help_panel=PREDICT)
 @with_run_options
-def trace(*, model: OptionalModel = None, system: SystemName, options: RunOptions, output: TraceFile) -> None:
+def trace(
+    *,
+    model: OptionalModel = None,
+    system: SystemName,
+    options: RunOptions,
+    output: Annotated[Path, typer.Option("-o", "--output")],
+) -> None:
     """Write the timeline of one step for Perfetto or chrome://tracing, one track per stream.
 
     \b
     paleo trace resnet50 --system dgx-a100-80gb --gpus 8 -o trace.json
     paleo trace gpt2 --system dgx-h100 --gpus 8 --strategy pp=4 --global-batch 32 -o trace.json
+
+    Parameters
+    ----------
+    output : FILE
+        Trace file to write: .json.
     """
     from paleo.questions import estimate
     from paleo.report.columns import json_text

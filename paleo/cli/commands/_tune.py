@@ -14,22 +14,52 @@ from paleo.cli.options import (
     Plot,
     RunOptionsWithRent,
     SystemName,
+    WholeNumber,
     packed_options,
-    parse_whole_number,
     with_run_and_price_options,
     word_completion,
 )
 
 _NAMES = ("asha", "asha-stopping", "evolution", "grid", "halving", "hyperband", "median", "pbt", "random")
-Gpus = Annotated[int, typer.Option("--gpus", parser=parse_whole_number, metavar="N", help="Total number of GPUs.")]
-Trials = Annotated[
-    int, typer.Option("--trials", parser=parse_whole_number, metavar="T", help="Number of configurations to try.")
-]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """Options of the search over trials."""
+    """Options of the search over trials.
+
+    Parameters
+    ----------
+    max_tokens : N
+        Tokens that a full trial trains on: 1B.
+    max_samples : N
+        Samples that a full trial trains on.
+    max_epochs
+        Epochs that a full trial trains for.
+    min_tokens : N
+        Tokens until a trial is first compared with others. [a 64th of the most]
+    min_samples : N
+        Samples until a trial is first compared with others. [a 64th of the most]
+    min_epochs
+        Epochs until a trial is first compared with others. [a 64th of the most]
+    eta
+        Reduction factor: one trial in this many goes on to the next rung.
+    gpus_per_trial : K
+        Number of GPUs per trial, or auto for the fastest.
+    population
+        Number of members in the population of an evolution.
+    vary : NAME=V,…
+        Sizes of the network that differ between trials: layers=12,24.
+    evaluation_samples : N
+        Samples per evaluation. [not counted]
+    from_scratch
+        Start promoted trials from the beginning, without a checkpoint.
+    deadline : TIME
+        Longest time that the search may take: 24h.
+    rank_correlation
+        Correlation of scores between rungs to assume; prints the expected regret.
+    seed
+        Random seed of the scores.
+    """
 
     method: Annotated[
         str,
@@ -37,42 +67,21 @@ class SearchOptions:
             metavar="M", help="Search method: " + ", ".join(_NAMES) + ".", autocompletion=word_completion(*_NAMES)
         ),
     ] = "asha"
-    max_tokens: Annotated[str | None, typer.Option(metavar="N", help="Tokens that a full trial trains on: 1B.")] = None
-    max_samples: Annotated[str | None, typer.Option(metavar="N", help="Samples that a full trial trains on.")] = None
-    max_epochs: Annotated[float | None, typer.Option(help="Epochs that a full trial trains for.")] = None
-    min_tokens: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="Tokens until a trial is first compared with others. [a 64th of the most]"),
-    ] = None
-    min_samples: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="Samples until a trial is first compared with others. [a 64th of the most]"),
-    ] = None
-    min_epochs: Annotated[
-        float | None, typer.Option(help="Epochs until a trial is first compared with others. [a 64th of the most]")
-    ] = None
-    eta: Annotated[int, typer.Option(help="Reduction factor: one trial in this many goes on to the next rung.")] = 4
-    gpus_per_trial: Annotated[
-        str, typer.Option(metavar="K", help="Number of GPUs per trial, or auto for the fastest.")
-    ] = "auto"
-    population: Annotated[int, typer.Option(help="Number of members in the population of an evolution.")] = 20
-    vary: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=V,…", help="Sizes of the network that differ between trials: layers=12,24."),
-    ] = None
-    evaluation_samples: Annotated[
-        str | None, typer.Option(metavar="N", help="Samples per evaluation. [not counted]")
-    ] = None
-    from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="Start promoted trials from the beginning, without a checkpoint.")
-    ] = False
-    deadline: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Longest time that the search may take: 24h.")
-    ] = None
-    rank_correlation: Annotated[
-        float | None, typer.Option(help="Correlation of scores between rungs to assume; prints the expected regret.")
-    ] = None
-    seed: Annotated[int, typer.Option(help="Random seed of the scores.")] = 0
+    max_tokens: str | None = None
+    max_samples: str | None = None
+    max_epochs: float | None = None
+    min_tokens: str | None = None
+    min_samples: str | None = None
+    min_epochs: float | None = None
+    eta: int = 4
+    gpus_per_trial: str = "auto"
+    population: int = 20
+    vary: list[str] | None = None
+    evaluation_samples: str | None = None
+    from_scratch: bool = False
+    deadline: str | None = None
+    rank_correlation: float | None = None
+    seed: int = 0
 
 
 @app.command(rich_help_panel=DECIDE)
@@ -81,8 +90,8 @@ class SearchOptions:
 def tune(
     model: ModelName,
     system: SystemName,
-    gpus: Gpus,
-    trials: Trials,
+    gpus: WholeNumber,
+    trials: WholeNumber,
     search: SearchOptions,
     options: RunOptionsWithRent,
     as_json: AsJson = False,
@@ -93,6 +102,13 @@ def tune(
     \b
     paleo tune gpt2 --system dgx-h100 --gpus 64 --trials 256 --max-tokens 1B
     paleo tune resnet50 --system dgx-a100-80gb --gpus 32 --trials 100 --method hyperband --max-epochs 30 --deadline 24h
+
+    Parameters
+    ----------
+    gpus
+        Total number of GPUs.
+    trials : T
+        Number of configurations to try.
     """
     from paleo.questions import tune as answered
 

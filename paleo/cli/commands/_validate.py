@@ -9,27 +9,32 @@ import typer
 from paleo.cli.application import MEASURE, app, checked_plot_path, save_plot, show_document
 from paleo.cli.options import AsJson, Plot
 
-Tables = Annotated[list[str], typer.Argument(metavar="FILE…", help="Measured tables: .csv or .csv.gz.")]
-
 
 @app.command(rich_help_panel=MEASURE)
 def validate(
-    files: Tables,
+    files: Annotated[list[str], typer.Argument()],
     as_json: AsJson = False,
-    predictions: Annotated[
-        str | None, typer.Option(metavar="F.csv", help="Also write the rows with columns predicted, low and high.")
-    ] = None,
+    predictions: str | None = None,
     plot: Plot = None,
-    calibration: Annotated[
-        str | None, typer.Option(help="Calibration file to use instead of the catalog's. [auto]")
-    ] = None,
-    worst: Annotated[int, typer.Option(min=0, help="Number of rows with the largest errors to print.")] = 5,
+    calibration: str | None = None,
+    worst: Annotated[int, typer.Option(min=0)] = 5,
 ) -> None:
     """Compare predictions with measured tables: errors by device and source, and those of a plain roofline.
 
     \b
     paleo validate gemm.csv
     paleo validate steps.csv --predictions rows.csv --plot parity.png
+
+    Parameters
+    ----------
+    files : FILE…
+        Measured tables: .csv or .csv.gz.
+    predictions : F.csv
+        Also write the rows with columns predicted, low and high.
+    calibration
+        Calibration file to use instead of the catalog's. [auto]
+    worst
+        Number of rows with the largest errors to print.
     """
     from paleo.files import checked_output
     from paleo.questions import validate as answered

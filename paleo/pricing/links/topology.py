@@ -646,7 +646,15 @@ def placement_port_share(system: System, nodes: int, placement: NodePlacement, s
     job = _at_random(nodes, machine, leaf, stride) if random else _in_order(nodes, machine, leaf, placement, stride)
     is_dragonfly = level.topology == "dragonfly"
     share = _of_dragonfly(level, job, random) if is_dragonfly else _of_tree(system, level, job, random)
-    return _with_contention(level, job, placement, share)
+    # shares are reduced by hashing, by other jobs on the uplinks, and by a second job
+    above = _uplink_share(level, job.leaf_nodes, placement.background) if job.leaves > 1 else 1.0
+    kept = {pattern: above * _beside_second_job(level, job, pattern, placement.neighbour) for pattern in _PATTERNS}
+    ring, exchange = kept["ring"], kept["all_to_all"]
+    direct = None if share.direct_share is None else share.direct_share * exchange
+    return NetworkShare(
+        share.leaves, share.crossings, share.ring_share * ring, share.exchange_share * exchange,
+        share.unsorted_share * ring, direct,
+    )  # fmt: skip
 
 
 def _in_order(nodes: int, machine: int, leaf: int, placement: NodePlacement, stride: float) -> _Job:
@@ -732,18 +740,6 @@ def dragonfly(level: Level, machine: int, group: int) -> Dragonfly:
     balanced = group / max(groups - 1.0, 1.0) / level.oversubscription
     pair = balanced if level.global_links is None else level.global_links / level.ports
     return Dragonfly(groups, pair, level.routing or "adaptive")
-
-
-def _with_contention(level: Level, job: _Job, placement: NodePlacement, share: NetworkShare) -> NetworkShare:
-    """Reduce shares by hashing, by other jobs on the uplinks, and by a second job."""
-    above = _uplink_share(level, job.leaf_nodes, placement.background) if job.leaves > 1 else 1.0
-    kept = {pattern: above * _beside_second_job(level, job, pattern, placement.neighbour) for pattern in _PATTERNS}
-    ring, exchange = kept["ring"], kept["all_to_all"]
-    direct = None if share.direct_share is None else share.direct_share * exchange
-    return NetworkShare(
-        share.leaves, share.crossings, share.ring_share * ring, share.exchange_share * exchange,
-        share.unsorted_share * ring, direct,
-    )  # fmt: skip
 
 
 def _beside_second_job(level: Level, job: _Job, pattern: str, neighbour: Neighbour | None) -> float:

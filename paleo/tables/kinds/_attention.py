@@ -23,6 +23,7 @@ from paleo.pricing.kernels import DeviceDatasheet
 from paleo.pricing.power import WHOLE_SHARE, energy_per_flop, l2_surviving_share
 from paleo.pricing.sparse_kernels import LEAST_HEADS, SparseAttentionParameters, SparseWork, sparse_attention_time
 from paleo.tables.cells import Array, map_words, number, release_of, text
+from paleo.tables.columns import columns_of
 from paleo.tables.kernels import KERNEL_TABLES, FitPlan, Fitted, KernelTable, rowwise, timing_keys, unsupported_reason
 
 # Attention over selected keys as engines run it: whole layers of a rank, and their parts
@@ -74,13 +75,9 @@ class SparseAttentionTable(KernelTable[DeviceDatasheet]):
     """
 
     name = "sparse_attention"
-    identifying_columns = frozenset(
-        {"kind", "part", "phase", "num_heads", "batch_size", "q_len", "past_len", "kv_dtype", "time_us"}
-    )
+    identifying_columns = frozenset(columns_of("kind part phase num_heads batch_size q_len past_len kv_dtype time_us"))
     optional_columns = "device library version kernel_source model weight_dtype"
-    configuration_columns = (
-        "kind", "part", "phase", "model", "num_heads", "batch_size", "q_len", "past_len",
-    )  # fmt: skip
+    configuration_columns = columns_of("kind part phase model num_heads batch_size q_len past_len")
     sizes = ("num_heads", "batch_size", "q_len")
     families: ClassVar[Mapping[str, type[Any]]] = {
         f"sparse.{kind}.{part}.{phase}.{library}": SparseAttentionParameters

@@ -32,6 +32,7 @@ from paleo.studies.goodput import (
     mean_time_between_failures,
     storage_of,
 )
+from paleo.tables.columns import columns_of
 from paleo.tables.steps import RUN_TABLES, QuantityTable, Row, RowPrediction, has_value, software_of, whole_cell
 from paleo.units import HOUR, KILO, MILLISECOND
 
@@ -262,16 +263,7 @@ class PowerTable(QuantityTable):
     name = "power"
     identifying_columns = frozenset({"model", "device", "batch_size", "power_limit_w", "average_power_w"})
     optional_columns = "dataset dtype iteration_ms n_gpus notes optimizer software time_per_epoch_s"
-    configuration_columns = (
-        "dataset",
-        "n_gpus",
-        "optimizer",
-        "dtype",
-        "software",
-        "iteration_ms",
-        "time_per_epoch_s",
-        "notes",
-    )
+    configuration_columns = columns_of("dataset n_gpus optimizer dtype software iteration_ms time_per_epoch_s notes")
     measured_column = "average_power_w"
 
     def system(self, row: Row) -> System:

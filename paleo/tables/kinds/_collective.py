@@ -38,6 +38,7 @@ from paleo.pricing.links.group import (
 )
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, number, release_of, text
+from paleo.tables.columns import columns_of
 from paleo.tables.kernels import KERNEL_TABLES, FitPlan, Fitted, KernelTable, rowwise
 from paleo.units import MICROSECOND
 
@@ -66,9 +67,7 @@ class CollectiveTable(KernelTable[System]):
     """
 
     name = "collective"
-    identifying_columns = frozenset(
-        {"source", "system", "library", "op", "dtype", "ranks", "ranks_per_node", "bytes", "time_us"}
-    )
+    identifying_columns = frozenset(columns_of("source system library op dtype ranks ranks_per_node bytes time_us"))
     optional_columns = "algo compute"
     configuration_columns = ("op", "ranks", "ranks_per_node", "bytes")
     sizes = ("ranks", "ranks_per_node", "bytes")
@@ -335,9 +334,7 @@ class ExpertExchanges(KernelTable[DeviceDatasheet]):
     name = "expert_exchange"
     identifying_columns = frozenset({"mode", "step", "num_tokens", "hidden_size", "topk", "num_experts", "time_us"})
     optional_columns = "device library version nodes dispatch_sms combine_sms moe_ep_size dtype"
-    configuration_columns = (
-        "mode", "num_tokens", "hidden_size", "topk", "num_experts", "nodes", "moe_ep_size",
-    )  # fmt: skip
+    configuration_columns = columns_of("mode num_tokens hidden_size topk num_experts nodes moe_ep_size")
     sizes = ("num_tokens", "hidden_size", "topk", "num_experts")
     families: ClassVar[Mapping[str, type[Any]]] = {
         f"exchange.{mode}.{step}": TokenExchangeParameters

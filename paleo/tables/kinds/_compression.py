@@ -23,6 +23,7 @@ from paleo.specs.run import Run
 from paleo.specs.software import Software, load_software
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, number_or_nan, text
+from paleo.tables.columns import columns_of
 from paleo.tables.kinds._consistency import BACKWARD, HOST_MEMORY_RING, TCP_LIMIT
 from paleo.tables.steps import (
     RUN_TABLES,
@@ -146,15 +147,7 @@ class CompressionSteps(QuantityTable):
         "batch_per_gpu device dtype model model_slug nodes notes parameters samples_per_s sharding software source "
         "step_s system_text time_over_dense tokens_per_gpu transport"
     )
-    configuration_columns = (
-        "model",
-        "parameters",
-        "tokens_per_gpu",
-        "batch_per_gpu",
-        "device",
-        "transport",
-        "sharding",
-    )
+    configuration_columns = columns_of("model parameters tokens_per_gpu batch_per_gpu device transport sharding")
     measured_column = "value"
     measured_columns = tuple(MEASURED)
 

@@ -27,6 +27,7 @@ from paleo.pricing.kernels import DeviceDatasheet, device_datasheet, unit_of
 from paleo.pricing.power import INTEGER_LANES
 from paleo.specs.device import find_device
 from paleo.tables.cells import Array, number, text
+from paleo.tables.columns import columns_of
 from paleo.tables.kernels import (
     KERNEL_TABLES,
     KernelTable,
@@ -62,9 +63,7 @@ class ConvolutionTable(KernelTable[DeviceDatasheet]):
     """Table of convolution kernel calls, one per row; the library's algorithm is not read but predicted."""
 
     name = "conv"
-    identifying_columns = frozenset(
-        {"source", "device", "dtype", "n", "c", "h", "w", "k", "r", "s", "direction", "time_us"}
-    )
+    identifying_columns = frozenset(columns_of("source device dtype n c h w k r s direction time_us"))
     optional_columns = "compute library pad_h pad_w stride_h stride_w groups algo timing"
     configuration_columns = ("n", "c", "h", "w", "k", "r", "s", "stride_h")
     sizes = ("n", "c", "h", "w", "k", "r", "s")

@@ -19,6 +19,7 @@ from paleo.pricing.rnn import GATES, RnnDirection, RnnParameters, rnn_time
 from paleo.pricing.store import lookup
 from paleo.specs.device import find_device
 from paleo.tables.cells import Array, map_words, number, text
+from paleo.tables.columns import columns_of
 from paleo.tables.kernels import (
     KERNEL_TABLES,
     FitPlan,
@@ -276,9 +277,7 @@ class RnnTable(KernelTable[DeviceDatasheet]):
     """Table of recurrent layers over ``timesteps`` steps, one per row."""
 
     name = "rnn"
-    identifying_columns = frozenset(
-        {"source", "device", "dtype", "cell", "hidden", "batch", "timesteps", "direction", "time_us"}
-    )
+    identifying_columns = frozenset(columns_of("source device dtype cell hidden batch timesteps direction time_us"))
     optional_columns = "compute library timing"
     configuration_columns = ("cell", "hidden", "batch", "timesteps", "direction")
     sizes = ("hidden", "batch", "timesteps")

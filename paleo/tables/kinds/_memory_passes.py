@@ -9,28 +9,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
+from paleo.pricing import memory, scans
 from paleo.pricing.kernels import DeviceDatasheet, device_datasheet
-from paleo.pricing.memory import (
-    MemoryParameters,
-    RowTraffic,
-    block_passes,
-    layer_norm_passes,
-    memory_time,
-    softmax_passes,
-)
-from paleo.pricing.scans import (
-    CHUNK_LENGTHS,
-    ELEMENT,
-    STATE,
-    ScanParameters,
-    chunk_flops,
-    chunked_scan_time,
-    short_convolution_time,
-    token_scan_time,
-)
 from paleo.pricing.store import streaming_fraction
 from paleo.specs.device import find_device
 from paleo.tables.cells import Array, map_words, number, release_of, text
+from paleo.tables.columns import columns_of
 from paleo.tables.kernels import KERNEL_TABLES, FitPlan, Fitted, KernelTable, rowwise, timing_keys, unsupported_reason
 from paleo.units import MICROSECOND
 
@@ -74,10 +58,12 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
     optional_columns = "compute dtype device library source timing cache"
     configuration_columns = ("op", "shape")
     sizes = ("bytes_moved",)
-    families: ClassVar = {f"memory.{family}": MemoryParameters for family in FAMILIES}
+    families: ClassVar = {f"memory.{family}": memory.MemoryParameters for family in FAMILIES}
     host_parameters = ("launch_time", "kernel_time", "host_overlap")
 
-    def start(self, family: str, stack: str, figures: DeviceDatasheet) -> tuple[MemoryParameters, tuple[str, ...]]:
+    def start(
+        self, family: str, stack: str, figures: DeviceDatasheet
+    ) -> tuple[memory.MemoryParameters, tuple[str, ...]]:
         """Return (start values, names of fixed parameters) of a fit of a family to rows of this table.
 
         Parameters stay fixed if these rows do not determine them.
@@ -86,7 +72,7 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
         streaming = streaming_fraction(
             memory_kind=figures.memory_kind, architecture=figures.architecture, inline_ecc=False
         )
-        start = MemoryParameters(
+        start = memory.MemoryParameters(
             launch_time=(30 if eager else 2) * MICROSECOND,
             kernel_time=(18 if eager else 1) * MICROSECOND,
             host_overlap=20.0 if eager or plain or stack == "graph" else 4.0,
@@ -136,7 +122,7 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
         rows, length = _shape(frame)
         return rows * length, number(frame, "bytes_moved")
 
-    def time(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: MemoryParameters) -> Array:
+    def time(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: memory.MemoryParameters) -> Array:
         rows, length = _shape(frame)
         passes = _passes(frame, rows, length, figures)
         stack, operation = self.stack(frame), text(frame, "op")
@@ -145,7 +131,7 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
         stated = text(frame, "cache")
         warm = warm.where(stated == "", stated == "warm")
         by_row = (~text(frame, "op").map(FAMILY_OF).isin(["elementwise", "quantize"])).to_numpy(dtype=np.bool_)
-        return memory_time(
+        return memory.memory_time(
             moved_bytes=number(frame, "bytes_moved"), elements=passes.elements, device=figures, parameters=parameters,
             reread_bytes=passes.reread_bytes, reread_footprint=passes.reread_footprint,
             rows=np.where(by_row, rows, 0.0), threads_per_row=passes.threads_per_row,
@@ -154,14 +140,14 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
         )  # fmt: skip
 
 
-def _passes(frame: pd.DataFrame, rows: Array, length: Array, figures: DeviceDatasheet) -> RowTraffic:
+def _passes(frame: pd.DataFrame, rows: Array, length: Array, figures: DeviceDatasheet) -> memory.RowTraffic:
     family = text(frame, "op").map(FAMILY_OF)
     width = np.array(_input_dtype(frame).map(DTYPE_BYTES), dtype=np.float64)
     if (family == "softmax").all():
-        return softmax_passes(rows=rows, length=length, element_bytes=width, device=figures)
+        return memory.softmax_passes(rows=rows, length=length, element_bytes=width, device=figures)
     if (family == "layernorm").all():
-        return layer_norm_passes(rows=rows, length=length, element_bytes=width, device=figures)
-    return block_passes(
+        return memory.layer_norm_passes(rows=rows, length=length, element_bytes=width, device=figures)
+    return memory.block_passes(
         rows=rows, length=length, element_bytes=width, moved_bytes=number(frame, "bytes_moved"),
         reduces=(family == "rmsnorm").to_numpy(),
     )  # fmt: skip
@@ -212,13 +198,11 @@ class Scans(KernelTable[DeviceDatasheet]):
     optional_columns = (
         "device library version d_state d_conv nheads head_dim n_groups num_k_heads head_k_dim num_v_heads head_v_dim"
     )
-    configuration_columns = (
-        "scan", "batch_size", "seq_len", "nheads", "num_k_heads", "num_v_heads", "d_state",
-    )  # fmt: skip
+    configuration_columns = columns_of("scan batch_size seq_len nheads num_k_heads num_v_heads d_state")
     sizes = ("batch_size", "seq_len")
     families: ClassVar[Mapping[str, type[Any]]] = {
-        f"scan.{name}": ScanParameters
-        for name in (*CHUNK_LENGTHS, *TOKEN_KERNELS, *(f"conv.{each}" for each in CONVOLUTIONS))
+        f"scan.{name}": scans.ScanParameters
+        for name in (*scans.CHUNK_LENGTHS, *TOKEN_KERNELS, *(f"conv.{each}" for each in CONVOLUTIONS))
     }
     host_parameters = ("launch", "host")
 
@@ -229,7 +213,7 @@ class Scans(KernelTable[DeviceDatasheet]):
     @rowwise
     def unsupported(self, device: str, kernel_source: str) -> str:
         """Return why a row of this table cannot be modelled (unknown kernel or device), or ''."""
-        if kernel_source in (*CHUNK_LENGTHS, *TOKEN_KERNELS) or kernel_source.startswith("causal_conv1d"):
+        if kernel_source in (*scans.CHUNK_LENGTHS, *TOKEN_KERNELS) or kernel_source.startswith("causal_conv1d"):
             return unsupported_reason(device, "bf16", "", frozenset({"bf16"}))
         return f"kernel {kernel_source!r} is not modelled"
 
@@ -264,27 +248,27 @@ class Scans(KernelTable[DeviceDatasheet]):
         """Return the settings of a fit; parameters that the formula of the family does not have stay fixed."""
         kernel = family.split(".")[1]
         absent = UNDETERMINED_PARAMETERS[
-            "conv" if kernel == "conv" else "chunks" if kernel in CHUNK_LENGTHS else "tokens"
+            "conv" if kernel == "conv" else "chunks" if kernel in scans.CHUNK_LENGTHS else "tokens"
         ]
-        return FitPlan(ScanParameters(), per_stack=("launch", "block"), fixed=absent, random_starts=3, prior=0.2)
+        return FitPlan(scans.ScanParameters(), per_stack=("launch", "block"), fixed=absent, random_starts=3, prior=0.2)
 
     def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count (FLOP, bytes) of the rows of this table: FLOP of the chunks, and tokens and states moved once."""
         batch, length, heads, keys, values = _sizes(frame)
         convolved = text(frame, "kernel_source").str.startswith("causal_conv1d").to_numpy(dtype=bool)
-        moved = batch * length * _token_bytes(frame) + 2.0 * STATE * batch * heads * keys * values
-        flops = batch * np.ceil(length / 64.0) * heads * chunk_flops(np.minimum(length, 64.0), keys, values)
-        taps = 2.0 * ELEMENT * batch * length * _channels(frame)
+        moved = batch * length * _token_bytes(frame) + 2.0 * scans.STATE * batch * heads * keys * values
+        flops = batch * np.ceil(length / 64.0) * heads * scans.chunk_flops(np.minimum(length, 64.0), keys, values)
+        taps = 2.0 * scans.ELEMENT * batch * length * _channels(frame)
         return np.where(convolved, 0.0, flops), np.where(convolved, taps, moved)
 
-    def time(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: ScanParameters) -> Array:
+    def time(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: scans.ScanParameters) -> Array:
         """Predict the time [s] of rows of this table that share device, kernel and stack."""
         if frame.empty:
             return np.zeros(0)
         batch, length, heads, keys, values = _sizes(frame)
         kernel = str(frame["kernel_source"].iloc[0])
         if kernel.startswith("causal_conv1d"):
-            return short_convolution_time(
+            return scans.short_convolution_time(
                 batch=batch, length=length, channels=_channels(frame), taps=number(frame, "d_conv", 4.0),
                 device=figures, parameters=parameters,
             )  # fmt: skip
@@ -292,9 +276,9 @@ class Scans(KernelTable[DeviceDatasheet]):
             "batch": batch, "heads": heads, "keys": keys, "values": values, "token_bytes": _token_bytes(frame),
             "device": figures, "parameters": parameters,
         }  # fmt: skip
-        if kernel in CHUNK_LENGTHS:
-            return chunked_scan_time(length=length, chunk=CHUNK_LENGTHS[kernel], **shape)
-        return token_scan_time(tokens=length, **shape)
+        if kernel in scans.CHUNK_LENGTHS:
+            return scans.chunked_scan_time(length=length, chunk=scans.CHUNK_LENGTHS[kernel], **shape)
+        return scans.token_scan_time(tokens=length, **shape)
 
 
 def _sizes(frame: pd.DataFrame) -> tuple[Array, Array, Array, Array, Array]:
@@ -314,7 +298,7 @@ def _either(frame: pd.DataFrame, delta: str, mamba: str) -> Array:
 def _token_bytes(frame: pd.DataFrame) -> Array:
     """Count the bytes of a token in each row: queries and keys of their groups, values and outputs of all heads."""
     _, _, heads, keys, values = _sizes(frame)
-    return 2.0 * ELEMENT * (_either(frame, "num_k_heads", "n_groups") * keys + heads * values)
+    return 2.0 * scans.ELEMENT * (_either(frame, "num_k_heads", "n_groups") * keys + heads * values)
 
 
 def _channels(frame: pd.DataFrame) -> Array:

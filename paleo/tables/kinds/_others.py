@@ -19,6 +19,7 @@ from paleo.tables.cells import Array, number_or_nan, text
 from paleo.tables.kinds._submissions import NetworkSteps
 from paleo.tables.steps import (
     EXAMPLES,
+    NAMES,
     RUN_TABLES,
     Row,
     RowPrediction,
@@ -35,14 +36,7 @@ if TYPE_CHECKING:
     from paleo.specs.software import Software
 
 #: Names of the tables -> models of the catalog; BERT without more is BERT-large in these sources.
-MODELS = {
-    "bert": "bert_large",
-    "biobert": "bert_base",
-    "gnmt": "gnmt",
-    "transformer": "transformer_big",
-    "transformer-xl base": "transformer_xl-base",
-    "transformer-xl large": "transformer_xl-large",
-}
+MODELS: Mapping[str, str] = NAMES["language"]
 #: Length of sequences where fine-tuning rows do not state it: the default of the scripts that their pages name,
 #: 384 for SQuAD (BERT), 128 for named entities (BioBERT). The latter can be checked: 64 sequences of n words through
 #: BERT-base are 64 · n · 6 · 85e6 FLOP, measured in 433 ms on a V100 of 15.7 TFLOP/s: n is at most 208.

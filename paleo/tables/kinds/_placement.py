@@ -28,6 +28,7 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, read_table
+from paleo.tables.columns import columns_of
 from paleo.tables.steps import RUN_TABLES, QuantityTable, Row, RowPrediction, ideal_seconds, row_dicts, whole_cell
 
 if TYPE_CHECKING:
@@ -290,9 +291,7 @@ class Rails(QuantityTable):
     """Table of messages between two nodes of a rail network, one per row; measured is a GPU's rate [byte/s]."""
 
     name = "rails"
-    identifying_columns = frozenset(
-        {"system", "ranks", "ranks_per_node", "peers", "message_bytes", "bytes_per_s_per_gpu"}
-    )
+    identifying_columns = frozenset(columns_of("system ranks ranks_per_node peers message_bytes bytes_per_s_per_gpu"))
     optional_columns = "device op"
     configuration_columns = ("peers", "message_bytes", "op")
     measured_column = "bytes_per_s_per_gpu"

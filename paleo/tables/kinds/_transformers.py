@@ -23,7 +23,9 @@ from paleo.specs.model import ModelSpec, load_model, model_from
 from paleo.specs.run import Run, updated
 from paleo.specs.software import Software, load_software
 from paleo.specs.system import System, load_system
+from paleo.tables.columns import columns_of
 from paleo.tables.steps import (
+    NAMES,
     RUN_TABLES,
     Row,
     RowPrediction,
@@ -53,26 +55,7 @@ Sizes = dict[str, int | float | str]
 
 #: Networks whose architecture no column tells (latent attention, shared experts, windows, norms of heads), by a
 #: pattern of their names without spaces and signs; the first that fits.
-NAMED = (
-    (r"deepseek.*(lite|16b)|moonlight", "deepseek_v2-lite"),
-    (r"deepseek.*v2", "deepseek_v2"),
-    (r"deepseekv32", "deepseek_v3.2"),
-    (r"deepseekv4flash", "deepseek_v4-flash"),
-    (r"deepseekv4", "deepseek_v4-pro"),
-    (r"deepseek", "deepseek_v3"),
-    (r"kimi", "kimi_k2"),
-    (r"gptoss", "gpt-oss-20b"),
-    (r"qwen3.*(moe|a\d+b)", "qwen3-30b-a3b"),
-    (r"qwen3", "qwen3-8b"),
-    (r"qwen2", "qwen2.5-7b"),
-    (r"nemotron(v)?3nano", "nemotron-3-nano-30b-a3b"),
-    (r"nemotron(v)?3super", "nemotron-3-super-120b-a12b"),
-    (r"nemotron.*340b", "nemotron-340b"),
-    (r"bert", "bert_large"),
-    (r"llama321b", "llama3.2-1b"),
-    (r"llama323b", "llama3.2-3b"),
-    (r"^opt", "opt-125m"),
-)
+NAMED: tuple[tuple[str, str], ...] = tuple(NAMES["networks"].items())
 #: Columns of sizes, and what families call them; a family with none of the names has that size fixed.
 COLUMNS = {
     "layers": ("layers",),
@@ -110,15 +93,8 @@ def network_of(row: Row) -> tuple[ModelSpec, Sizes]:
     return model, _checked(sizes | _noted(row, model) | _habits(name, family, sizes), model, row)
 
 
-#: Llama-like networks that tables name by their size alone: layers, hidden, heads, ffn, tied embeddings, at a
-#: vocabulary of 131072. The sizes are those whose parameters come out as named: 12 or 14 · hidden² …, e.g. 16 · (4 ·
-#: 2048² + 3 · 2048 · 8192) + 131072 · 2048.
-LLAMA_LIKE = {
-    "llama-like 1.34b": (16, 2048, 32, 8192, True),
-    "llama-like 3.57b": (28, 3072, 24, 8192, True),
-    "llama-like 8.86b": (32, 4096, 32, 14336, False),
-    "llama-like 80.0b": (80, 8192, 64, 28672, False),
-}
+#: Llama-like networks that tables name by their size alone: layers, hidden, heads, ffn, tied embeddings.
+LLAMA_LIKE = NAMES["llama_like"]
 
 
 def llama_like(name: str) -> ModelSpec | None:
@@ -456,22 +432,19 @@ class TransformerSteps(RunTable):
     """Table of training steps of transformers, one per row."""
 
     name = "llm_iterations"
-    identifying_columns = frozenset(
-        {"layers", "hidden", "heads", "seq_len", "device", "n_gpus", "tp", "pp", "dp", "iteration_ms"}
-    )
+    identifying_columns = frozenset(columns_of("layers hidden heads seq_len device n_gpus tp pp dp iteration_ms"))
     optional_columns = (
         "attention cp cp_comm cross_entropy cuda_graph dtype dtype_reported ep expert_dispatch expert_overlap "
         "expert_tp ffn_hidden framework gated_mlp global_batch kv_heads head_dim micro_batch model n_experts notes "
         "overlap recompute recompute_modules release sequence_parallel shard_group sharding software source system "
         "top_k vocab vp zero_stage_or_fsdp optimizer"
     )
-    configuration_columns = (
-        "model", "system", "kv_heads", "ffn_hidden", "gated_mlp", "vocab", "n_experts", "top_k", "dtype",
-        "cp", "ep", "vp",
-        "sharding", "shard_group", "sequence_parallel", "recompute", "micro_batch", "global_batch", "software",
-        "framework", "notes", "release", "expert_dispatch", "expert_overlap", "overlap", "cuda_graph",
-        "recompute_modules", "expert_tp", "cp_comm", "attention", "cross_entropy", "dtype_reported", "source",
-    )  # fmt: skip
+    configuration_columns = columns_of(
+        "model system kv_heads ffn_hidden gated_mlp vocab n_experts top_k dtype cp ep vp sharding shard_group "
+        "sequence_parallel recompute micro_batch global_batch software framework notes release expert_dispatch "
+        "expert_overlap overlap cuda_graph recompute_modules expert_tp cp_comm attention cross_entropy "
+        "dtype_reported source"
+    )
 
     def system(self, row: Row) -> System:
         """Return the system of a row, as `system_of` finds it."""

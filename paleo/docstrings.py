@@ -1,0 +1,40 @@
+"""Texts of docstrings: what the section ``Parameters`` says about each name, for help texts and schemas."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import NamedTuple
+
+_HEADING = "\n\nParameters\n----------\n"
+_ENTRY = re.compile(r"^(\w+)(?: : (.*))?\n((?:    .*\n?)+)", re.MULTILINE)
+
+
+class Meaning(NamedTuple):
+    """What a docstring says about a parameter: the word behind its name, and the text below."""
+
+    word: str
+    text: str
+
+
+def split_parameters(docstring: str | None) -> tuple[str, dict[str, Meaning]]:
+    """Split the section ``Parameters``, which comes last, from a docstring.
+
+    Parameters
+    ----------
+    docstring : str, optional
+        Docstring of a function or of a class.
+
+    Returns
+    -------
+    tuple of (str, dict of str to Meaning)
+        The docstring without the section, and the meaning of each parameter, on one line.
+
+    Examples
+    --------
+    >>> text = "Order machines.\\n\\nParameters\\n----------\\ncount : N\\n    Number of\\n    machines."
+    >>> split_parameters(text)
+    ('Order machines.', {'count': Meaning(word='N', text='Number of machines.')})
+    """
+    head, _, section = inspect.cleandoc(docstring or "").partition(_HEADING)
+    return head, {name: Meaning(word, " ".join(text.split())) for name, word, text in _ENTRY.findall(section)}
