@@ -9,7 +9,7 @@ import pytest
 
 import paleo
 from paleo.cli import run
-from paleo.report.answer import learning_page, service_page
+from paleo.report.service_pages import learning_page, service_page
 
 DATE = "2030-01-31"
 VOID = {"meta", "link", "br", "input"}
