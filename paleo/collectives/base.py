@@ -161,7 +161,8 @@ class Algorithm:
     formulas : mapping of str to callable
         Traffic of each operation, from the payload [byte] and the fan-outs.
     libraries : mapping of str to sequence of str
-        Operations that each of `COLLECTIVE_LIBRARIES` may carry out this way by itself. Empty: the algorithm is used by name only.
+        Operations that each of `COLLECTIVE_LIBRARIES` may carry out this way by itself. Empty: the algorithm is used by
+        name only.
     is_one_port : bool
         A rank sends one message at a time, so that no operation ends before log2 P steps.
     in_network : bool

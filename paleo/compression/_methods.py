@@ -209,8 +209,8 @@ class QuantisedGradients:
     def encoding_work(self, gradient: SummedGradient) -> CodingWork:
         """Count the work to scale and pack the gradient.
 
-        With ``has_error_feedback`` each line of Tang et al.'s algorithm 1 is one operation of the framework on fp32 values (of
-        momentum and error): sum with the error, norm, scaled signs, new error, packed bits.
+        With ``has_error_feedback`` each line of Tang et al.'s algorithm 1 is one operation of the framework on fp32
+        values (of momentum and error): sum with the error, norm, scaled signs, new error, packed bits.
         """
         packed = gradient.elements * self.bits / 8.0
         if not self.has_error_feedback:

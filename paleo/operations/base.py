@@ -867,8 +867,9 @@ class Optimizer:
         Examples
         --------
         >>> from paleo.operations.tensor import precision
-        >>> [configure_optimizer(name, listwise=True).temporary_bytes(precision("bf16")) for name in ("adam",
-        "momentum")] [4.0, 0.0]
+        >>> optimizers = [configure_optimizer(name, listwise=True) for name in ("adam", "momentum")]
+        >>> [optimizer.temporary_bytes(precision("bf16")) for optimizer in optimizers]
+        [4.0, 0.0]
         """
         return precision.state_bytes if self.foreach and self.state_count == 2 else 0.0
 

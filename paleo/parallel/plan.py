@@ -334,7 +334,8 @@ def host_warnings(system: System, chosen: Plan, device_bytes: float) -> list[str
 def undivided_parameter_shares(graph: Graph, placement: Placement, mesh: Mesh) -> dict[str, float]:
     """Return the layers whose parameters tensor parallelism does not split.
 
-    Every rank of a group holds them whole. Layers that declare this to be cheap (empty ``tensor_parallel_dims``) are not listed.
+    Every rank of a group holds them whole. Layers that declare this to be cheap (empty ``tensor_parallel_dims``) are
+    not listed.
 
     Parameters
     ----------

@@ -32,9 +32,9 @@ def _data_tensor_expert(graph: Graph, strategy: Strategy) -> Placement:
     """Return the placement of Megatron-like data, tensor, sequence, context and expert parallelism.
 
     The batch is split over the data-parallel ranks. Heads, feed-forward width, vocabulary and other dims in a layer's
-    ``tensor_parallel_dims`` are split over tp (Shoeybi et al., Megatron-LM, 2019), experts over ep, the sequence over cp. With
-    sequence parallelism the sequence is also split over tp between tensor-parallel layers (Korthikanti et al., 2022).
-    The height of images is split over spatial (Dryden et al., IPDPS 2019).
+    ``tensor_parallel_dims`` are split over tp (Shoeybi et al., Megatron-LM, 2019), experts over ep, the sequence over
+    cp. With sequence parallelism the sequence is also split over tp between tensor-parallel layers (Korthikanti et al.,
+    2022). The height of images is split over spatial (Dryden et al., IPDPS 2019).
     """
     inside = _BATCH | {"seq": ("cp",)}
     between = _BATCH | {"seq": ("tp", "cp") if strategy.sequence_parallel else ("cp",), "height": ("spatial",)}

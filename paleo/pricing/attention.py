@@ -298,8 +298,9 @@ def device_filling_splits(*, tiles: Numeric, blocks: Numeric, multiprocessors: f
 
     Examples
     --------
-    >>> [float(parts) for parts in device_filling_splits(tiles=np.array([1.0, 50.0, 200.0]), blocks=8,
-    multiprocessors=148)] [8.0, 2.0, 1.0]
+    >>> tiles = np.array([1.0, 50.0, 200.0])
+    >>> device_filling_splits(tiles=tiles, blocks=8, multiprocessors=148).tolist()
+    [8.0, 2.0, 1.0]
     """
     n, b = as_float_arrays(tiles, blocks)
     return np.clip(np.floor(multiprocessors / n), 1.0, b)

@@ -107,7 +107,8 @@ class LayoutCounts:
     def counts_by_type(self) -> tuple[Array, Array, Array, Array]:
         """Counts split by what they count, as four arrays of shape (counts, microbatches).
 
-        They belong to kernels, to payloads of collectives, to workspaces of operations, and to the `SECTION_BYTE_FIELDS` of sections.
+        They belong to kernels, to payloads of collectives, to workspaces of operations, and to the
+        `SECTION_BYTE_FIELDS` of sections.
         """
         sections = self.program.sections
         numbers = sum(_COUNTS + len(counted.kernel.shape) for section in sections for counted in section.kernels)

@@ -509,7 +509,8 @@ _PARTS = {
 
 
 def plans_with_headroom(result: FoundPlans, system: System, top: int = FIRST) -> tuple[PlanRow, ...]:
-    """Return the first plans of a search; those that leave `MEMORY_HEADROOM_SHARE` of the memory free come before all others.
+    """Return the first plans of a search; those that leave `MEMORY_HEADROOM_SHARE` of the memory free come before all
+    others.
 
     Parameters
     ----------

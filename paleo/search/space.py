@@ -42,7 +42,8 @@ class SearchSpace:
 
     ``degrees`` fixes axes; ``microbatches`` and ``chunks`` list the values that are tried; ``sequence_parallel`` and
     ``overlapped`` fix a choice. Pipelines with sharded parameters (ZeRO-3) are tried only with ``sharded_pipelines``.
-    Axes other than dp and `SEARCHED_AXES`, such as shard groups and spatial splits, are used only if ``degrees`` has them.
+    Axes other than dp and `SEARCHED_AXES`, such as shard groups and spatial splits, are used only if ``degrees`` has
+    them.
 
     ``contexts`` lists how attention splits a sequence over cp; None tries rings and, for sequences of
     `LONG_SEQUENCE_TOKENS` tokens or more, all-to-alls. ``preset`` is the preset of the strategy. With ``within_nodes``

@@ -76,8 +76,9 @@ def group_tied_plans(model: ModelSpec, system: System, result: FoundPlans, top: 
     Returns
     -------
     FoundPlans
-        Plans by class, the simplest first; ``class_step_time`` of each is the shortest step of its class [s]. Plans that
-        leave less than `MEMORY_HEADROOM_SHARE` of the memory free come last; those that do not fit are not grouped.
+        Plans by class, the simplest first; ``class_step_time`` of each is the shortest step of its class [s]. Plans
+        that leave less than `MEMORY_HEADROOM_SHARE` of the memory free come last; those that do not fit are not
+        grouped.
     """
     first = predict(model, system, result.plans[0].run)
     width = (first.interval[1] / first.step_time) ** TIE_INTERVAL_FRACTION
@@ -112,7 +113,8 @@ def simplest_plan(rows: Sequence[PlanRow], capacity: float) -> PlanRow:
 
 
 def _grouped(rows: Iterable[PlanRow], width: float, capacity: float) -> Iterable[PlanRow]:
-    """Yield rows, sorted by step time, by class with their ``class_step_time`` set; simpler plans of a class come first.
+    """Yield rows, sorted by step time, by class with their ``class_step_time`` set; simpler plans of a class come
+    first.
 
     ``width`` is the ratio of step times within a class, and ``capacity`` the memory of a device [byte].
     """

@@ -178,7 +178,8 @@ class IterationTables:
     Attributes
     ----------
     layer_times, head : numpy.ndarray
-        Time of all layers, and of output head and sampling, at each number of tokens in ``TOKEN_GRID`` [s], shape (34,).
+        Time of all layers, and of output head and sampling, at each number of tokens in ``TOKEN_GRID`` [s], shape
+        (34,).
     communication : numpy.ndarray
         The part of ``layer_times`` that is collectives, shape (34,).
     decode_attention_times : numpy.ndarray
@@ -236,8 +237,8 @@ class IterationTables:
         """Return the time that speculative decoding adds to an iteration, per token that a sequence gets.
 
         A draft head of one layer runs once per drafted place, on all branches after the first place; then all drafted
-        tokens are verified together. An iteration gives ``mean_emitted_tokens`` tokens per sequence, so a token takes that part of
-        it. 0 without speculation.
+        tokens are verified together. An iteration gives ``mean_emitted_tokens`` tokens per sequence, so a token takes
+        that part of it. 0 without speculation.
 
         Parameters
         ----------

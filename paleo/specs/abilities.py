@@ -1,8 +1,8 @@
 """Abilities of frameworks: what a release can run, as facts with their sources, and the plans that it cannot run.
 
 An entry of `hardware_specs/frameworks` lists axes, ZeRO stages, schedules, formats and so on. It also states conditions
-on the quantities of a plan (`CONDITION_QUANTITIES`) under which the framework refuses to start. `paleo.parallel.abilities` checks
-a plan against them.
+on the quantities of a plan (`CONDITION_QUANTITIES`) under which the framework refuses to start.
+`paleo.parallel.abilities` checks a plan against them.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ def _is_one_of(value: Any, words: Sequence[Any]) -> Any:
 class Condition:
     """A condition over the quantities of a plan, such as ``tp > 1 and heads % tp != 0``.
 
-    Comparisons, ``and``, ``or``, ``not``, ``in (…)``, + - * // %, ``min`` and ``max`` over names of `CONDITION_QUANTITIES`,
-    whole numbers and words. A condition broadcasts: quantities may be arrays with one entry a plan.
+    Comparisons, ``and``, ``or``, ``not``, ``in (…)``, + - * // %, ``min`` and ``max`` over names of
+    `CONDITION_QUANTITIES`, whole numbers and words. A condition broadcasts: quantities may be arrays with one entry a
+    plan.
     """
 
     text: str

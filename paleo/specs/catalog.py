@@ -241,8 +241,10 @@ def converted_weights_folder(model: str, weights: str = "") -> str:
 
     Examples
     --------
-    >>> converted_weights_folder("deepseek-ai/DeepSeek-V3", "bf16"), converted_weights_folder("org/Some-7B-BF16",
-    "int4") ('DeepSeek-V3-BF16', 'Some-7B-AWQ')
+    >>> converted_weights_folder("deepseek-ai/DeepSeek-V3", "bf16")
+    'DeepSeek-V3-BF16'
+    >>> converted_weights_folder("org/Some-7B-BF16", "int4")
+    'Some-7B-AWQ'
     """
     name = _ENDING.sub("", model.rpartition("/")[2])
     return "-".join([name, *(_ENDINGS.get(each, each.upper()) for each in weights.split("+") if each)])

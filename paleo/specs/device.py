@@ -239,8 +239,9 @@ class Device(Spec):
         Examples
         --------
         >>> from paleo.units import GIGA
-        >>> [round(load_device(name).host_copy_bandwidth(1.0) / GIGA, 1) for name in ("h100-sxm5-80gb", "gh200-96gb",
-        "gb200")] [63.0, 450.0, 225.0]
+        >>> names = ("h100-sxm5-80gb", "gh200-96gb", "gb200")
+        >>> [round(load_device(name).host_copy_bandwidth(1.0) / GIGA, 1) for name in names]
+        [63.0, 450.0, 225.0]
         """
         if self.host_link is not None:
             link, part = load_link(self.host_link.link), 1.0 / self.host_link.devices
@@ -286,8 +287,10 @@ class Device(Spec):
         Examples
         --------
         >>> names = ("gtx-1080-ti", "p100-pcie-16gb", "titan-x-maxwell")
-        >>> [load_device(name).arithmetic_dtype("fp16") for name in names],
-        load_device("titan-x-maxwell").arithmetic_dtype("bf16") (['fp32', 'fp16', 'fp32'], 'bf16')
+        >>> [load_device(name).arithmetic_dtype("fp16") for name in names]
+        ['fp32', 'fp16', 'fp32']
+        >>> load_device("titan-x-maxwell").arithmetic_dtype("bf16")
+        'bf16'
         """
         native, wide = self.peak.get(dtype), self.vector_peak.get("fp32")  # type: ignore[call-overload]
         if native is None:

@@ -505,8 +505,8 @@ def shortest_field_name(path: str) -> str:
 
     Examples
     --------
-    >>> shortest_field_name("recompute.policy"), shortest_field_name("recompute.layers"),
-    shortest_field_name("pipeline.cut") ('recompute', 'recompute_layers', 'pipeline.cut')
+    >>> [shortest_field_name(path) for path in ("recompute.policy", "recompute.layers", "pipeline.cut")]
+    ['recompute', 'recompute_layers', 'pipeline.cut']
     """
     group, _, field = path.partition(".")
     if MAIN_FIELD_OF_GROUP.get(group) == field:

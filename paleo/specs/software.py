@@ -727,8 +727,9 @@ class SoftwareProfile(Spec):
 
         Examples
         --------
-        >>> [load_software(name).host_times_fitted("Hopper") for name in ("fsdp-composer", "megatron-core",
-        "tensorflow2")] [True, True, False]
+        >>> names = ("fsdp-composer", "megatron-core", "tensorflow2")
+        >>> [load_software(name).host_times_fitted("Hopper") for name in names]
+        [True, True, False]
         """
         return architecture in self.host.fitted_on or self.is_fitted(architecture)
 

@@ -171,8 +171,8 @@ class TrainingTask(Spec):
 
         Examples
         --------
-        >>> load_task("mlperf:unet3d").for_device_kind("tpu").code.software,
-        load_task("mlperf:unet3d").for_device_kind("gpu").code.software ('xla-tpu@2021', 'mlperf-mxnet')
+        >>> [load_task("mlperf:unet3d").for_device_kind(kind).code.software for kind in ("tpu", "gpu")]
+        ['xla-tpu@2021', 'mlperf-mxnet']
         """
         platform = self.platforms.get(kind)  # type: ignore[call-overload]
         if platform is None:

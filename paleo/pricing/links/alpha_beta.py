@@ -297,8 +297,8 @@ def corrected_hop_latency(measured: float, stated: float | None, latency: float)
 
     Examples
     --------
-    >>> round(corrected_hop_latency(4.0, 1.0, 3.0), 9), round(corrected_hop_latency(4.0, 8.0, 4.0), 9),
-    corrected_hop_latency(4.0, None, 5.0) (2.0, -2.0, 1.0)
+    >>> [round(corrected_hop_latency(4.0, *ends), 9) for ends in ((1.0, 3.0), (8.0, 4.0), (None, 5.0))]
+    [2.0, -2.0, 1.0]
     """
     if stated is None:
         return max(0.0, latency - measured)

@@ -136,7 +136,8 @@ class _Cluster:
 class CompressionTable(QuantityTable):
     """Table of training runs with compressed gradients, one per row; measured is what the first filled column holds.
 
-    Columns are those of `MEASURED_COLUMN_UNITS`: step time, FLOP/s of a GPU, speed-up over one GPU, or ratio to the dense run.
+    Columns are those of `MEASURED_COLUMN_UNITS`: step time, FLOP/s of a GPU, speed-up over one GPU, or ratio to the
+    dense run.
     """
 
     name = "compression"
@@ -154,7 +155,9 @@ class CompressionTable(QuantityTable):
     measured_columns = tuple(MEASURED_COLUMN_UNITS)
 
     def measured_values(self, frame: pd.DataFrame) -> Array:
-        """Return for each row of this table the first filled column of `MEASURED_COLUMN_UNITS`, in SI units; nan if none is."""
+        """Return for each row of this table the first filled column of `MEASURED_COLUMN_UNITS`, in SI units; nan if
+        none is.
+        """
         stated = [(text_column(frame, name) != "").to_numpy() for name in MEASURED_COLUMN_UNITS]
         values = [number_or_nan(frame, name) * unit for name, unit in MEASURED_COLUMN_UNITS.items()]
         return np.asarray(np.select(stated, values, np.nan), dtype=np.float64)

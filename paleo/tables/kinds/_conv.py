@@ -327,7 +327,7 @@ class CnnLayersTable(KernelTable[DeviceDatasheet]):
 
 
 def framework_of(frame: pd.DataFrame) -> pd.Series[str]:
-    """Return the key of `LIBRARY_OF_FRAMEWORK` for each row, from its framework and cuDNN columns; '' if none matches."""
+    """Return each row's key of `LIBRARY_OF_FRAMEWORK`, from its framework and cuDNN columns; '' if none matches."""
     framework, cudnn = text_column(frame, "framework").str.lower(), text_column(frame, "cudnn").str.lower()
     out = pd.Series("", index=frame.index, dtype=object)
     out = out.mask(framework.isin(["caffe", "torch-7", "theano"]) | framework.str.contains("convolutionmm"), "im2col")

@@ -327,8 +327,8 @@ def loss_kernels(row: Row) -> CrossEntropyImplementation | None:
 
 def run_of(row: Row, profile: str | None = None, sizes: Mapping[str, int | float | str] | None = None) -> Run:
     """The run that a row describes, under its own ``profile`` and with its network's ``sizes`` unless they are given;
-    recomputation that is not stated is the software's habit. Models marked ``[LoRA]`` are tuned by adapters (`LORA_OF_SOFTWARE`),
-    with all else frozen."""
+    recomputation that is not stated is the software's habit. Models marked ``[LoRA]`` are tuned by adapters
+    (`LORA_OF_SOFTWARE`), with all else frozen."""
     profile = profile or software_of(row)
     software = profile_at_release(row, profile)
     recipe, known = moe_recipe_of(row), known_recipe(row)
