@@ -352,6 +352,13 @@ class _Lines:
         self._lines = lines
 
     def write(self, line: str) -> None:
+        """Append a line to the list.
+
+        Parameters
+        ----------
+        line : str
+            Line with its line end.
+        """
         self._lines.append(line)
 
 

@@ -914,6 +914,31 @@ class _Question:
     def from_keywords(
         cls, name: str, run: Run | None, options: JsonDocument, *, priced: bool = True, long_run: bool = True
     ) -> _Question:
+        """Sort the keywords of a question into the run, the tariff and the options of a long run.
+
+        Parameters
+        ----------
+        name : str
+            Name of the public function that is called, for error messages.
+        run : Run or None
+            Run of the question. None: the keywords state its fields.
+        options : JsonDocument
+            Keywords of the call, by name.
+        priced : bool, optional
+            True if the function takes the keywords of a tariff.
+        long_run : bool, optional
+            True if the function takes the keywords of a long run.
+
+        Returns
+        -------
+        _Question
+            Checked run, tariff and options of a long run.
+
+        Raises
+        ------
+        SpecError
+            If a keyword is unknown or has a bad value, or if fields of the run are stated beside ``run``.
+        """
         of_run = {*Run.model_fields, *Run.extra_keys()}
         of_tariff, of_long_run = TARIFF_KEYWORDS if priced else set(), LONG_RUN_KEYWORDS if long_run else set()
         new = {key: value for key, value in options.items() if key not in OLD_NAMES}

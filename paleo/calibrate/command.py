@@ -235,7 +235,23 @@ class _Request:
     date: str
 
     def output_paths(self, subjects: Sequence[str]) -> dict[str, Path]:
-        """Return the calibration file to write for each subject; raise SpecError if it cannot be written."""
+        """Return the calibration file to write for each subject.
+
+        Parameters
+        ----------
+        subjects : sequence of str
+            Names of the subjects that are fitted, such as devices or systems.
+
+        Returns
+        -------
+        dict of str to Path
+            Path of the file, by subject.
+
+        Raises
+        ------
+        SpecError
+            If a file cannot be written, or if the options name no place for it.
+        """
         if self.output is not None:
             if len(subjects) > 1:
                 raise SpecError(
@@ -254,6 +270,18 @@ class _Request:
         """Write the entries fitted so far, one calibration file per subject, and return them by subject.
 
         Each call writes whole files. In a folder, entries of other families are kept.
+
+        Parameters
+        ----------
+        fitted : sequence of SubjectEntry
+            Fitted calibration entries, each with its subject.
+        places : mapping of str to Path
+            File to write, by subject.
+
+        Returns
+        -------
+        dict of str to Calibration
+            Calibration that was written, by subject.
         """
         files = calibrations_by_subject(fitted, places[min(places)].parent if self.output is None else None)
         for subject, calibration in files.items():

@@ -300,11 +300,34 @@ class _Stopwatch(Protocol):
     """A clock that times calls on a device."""
 
     def time_calls(self, calls: Sequence[KernelCall], flush: KernelCall | None) -> Timing:
-        """Return the median seconds of the calls, made in turn; ``flush`` empties caches before each and is not
-        counted."""
+        """Measure the median time of one call, while calls with equal work are made in turn.
+
+        Parameters
+        ----------
+        calls : sequence of KernelCall
+            Calls with equal work, such as one call for each copy of the inputs.
+        flush : KernelCall or None
+            Call that empties the caches before each timed call, and is not timed itself. None: the caches stay warm.
+
+        Returns
+        -------
+        Timing
+            Median time of one call [s], and the timing method.
+        """
 
     def time_eager(self, call: KernelCall) -> Timing:
-        """Return the median seconds of single calls, including the host's work."""
+        """Measure the median time of a single call, including the work of the host.
+
+        Parameters
+        ----------
+        call : KernelCall
+            Call to time.
+
+        Returns
+        -------
+        Timing
+            Median time of the call [s], and the timing method.
+        """
 
 
 class WallClock:
@@ -362,7 +385,23 @@ class _CudaClock:
         self.torch = torch
 
     def time_calls(self, calls: Sequence[KernelCall], flush: KernelCall | None) -> Timing:
-        """Return the median over samples; cold calls are timed one by one, with the flush before the first event."""
+        """Measure the median time of one call by CUDA events.
+
+        With a flush, calls are timed one by one, and the flush runs before the first event. Without it, replays of a
+        captured graph are timed, or a loop of launches where capture is refused.
+
+        Parameters
+        ----------
+        calls : sequence of KernelCall
+            Calls with equal work, made in turn.
+        flush : KernelCall or None
+            Call that empties the caches before each timed call. None: the caches stay warm.
+
+        Returns
+        -------
+        Timing
+            Median time of one call [s], and the timing method.
+        """
         for call in calls:
             call()
         self.torch.cuda.synchronize()
@@ -378,7 +417,18 @@ class _CudaClock:
         return Timing(statistics.median(samples) / count, timing)
 
     def time_eager(self, call: KernelCall) -> Timing:
-        """Time single calls by events, each after the device has become idle."""
+        """Measure the median time of a single call by CUDA events, each after the device has become idle.
+
+        Parameters
+        ----------
+        call : KernelCall
+            Call to time.
+
+        Returns
+        -------
+        Timing
+            Median time of the call [s], with the method ``eager``.
+        """
         for _ in range(3):
             call()
         samples = []

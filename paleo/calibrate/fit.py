@@ -308,11 +308,33 @@ class _LogVector(Generic[Parameters]):
         self.centre = self.move_inside_bounds(self.to_log_vector(start))
 
     def to_log_vector(self, point: Parameters) -> Array:
-        """Return the vector of a set of parameters."""
+        """Return the vector of a set of parameters.
+
+        Parameters
+        ----------
+        point : Parameters
+            Parameters of one software stack, all positive.
+
+        Returns
+        -------
+        ndarray, shape (keys,)
+            Natural logarithms of the fitted parameters.
+        """
         return np.log([getattr(point, name) for name, _ in self.keys])
 
     def move_inside_bounds(self, vector: Array) -> Array:
-        """Return the vector with entries at a bound moved slightly inside, where a search may start."""
+        """Return the vector with entries at a bound moved slightly inside, where a search may start.
+
+        Parameters
+        ----------
+        vector : ndarray, shape (keys,)
+            Natural logarithms of the fitted parameters.
+
+        Returns
+        -------
+        ndarray, shape (keys,)
+            Logarithms that lie inside the bounds by at least a small share of their range.
+        """
         margin = BOUND_MARGIN * (self.high - self.low)
         return np.clip(vector, self.low + margin, self.high - margin)
 
@@ -325,6 +347,18 @@ class _LogVector(Generic[Parameters]):
         return out
 
     def parameter_label(self, key: tuple[str, str | None]) -> str:
+        """Return the label of one entry of the vector.
+
+        Parameters
+        ----------
+        key : tuple of str and (str or None)
+            Parameter and software stack of the entry; None for a parameter that all stacks share.
+
+        Returns
+        -------
+        str
+            Name of the parameter. The stack follows in brackets if several stacks have their own value.
+        """
         return key[0] if key[1] is None or len(self.stacks) == 1 else f"{key[0]}[{key[1]}]"
 
 

@@ -66,6 +66,18 @@ class _ClosedStream:
     encoding = "utf-8"
 
     def write(self, text: str) -> int:
+        """Raise OSError, because the stream is closed.
+
+        Parameters
+        ----------
+        text : str
+            Text to write.
+
+        Raises
+        ------
+        OSError
+            In every call.
+        """
         raise OSError(9, "it is closed")
 
     def flush(self) -> None:

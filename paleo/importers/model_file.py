@@ -417,12 +417,35 @@ class _Writer:
         self._loops = 0
 
     def input(self, name: str) -> dict[str, Any]:
+        """Return the entry of one input in the model file.
+
+        Parameters
+        ----------
+        name : str
+            Name of the input.
+
+        Returns
+        -------
+        dict
+            Size of each dim, and the role of an index tensor.
+        """
         tensor = self.network.inputs[name]
         dims = self.dims(dict(zip(tensor.dims, tensor.sizes, strict=True)))
         return {"dims": dims} | ({"role": "index"} if tensor.role == "index" else {})
 
     def dims(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the size of each dim as a number or an expression such as ``=batch``."""
+        """Return the size of each dim as a number or an expression such as ``=batch``.
+
+        Parameters
+        ----------
+        sizes : mapping of str to object
+            Size of each dim in the imported network [elements].
+
+        Returns
+        -------
+        dict
+            Number or expression, by dim.
+        """
         fixed = self.network.fixed_batch is not None
         return {d: _times(int(n), ["batch"]) if fixed and d == "batch" else self.size(n) for d, n in sizes.items()}
 
@@ -430,6 +453,16 @@ class _Writer:
         """Return a size as an expression such as ``=2 * seq`` if it is a multiple of a probe size.
 
         Other sizes are returned as they are.
+
+        Parameters
+        ----------
+        number : object
+            Size of a dim in the imported network [elements], or another value, which is returned as it is.
+
+        Returns
+        -------
+        object
+            Expression or the value itself.
         """
         if not isinstance(number, int) or isinstance(number, bool):
             return number
@@ -441,14 +474,38 @@ class _Writer:
         return _times(number, names) if names else number
 
     def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of a layer, with the sizes of its dims as expressions."""
+        """Return the options of a layer, with the sizes of its dims as expressions.
+
+        Parameters
+        ----------
+        options : mapping of str to object
+            Options of the layer in the imported network.
+
+        Returns
+        -------
+        dict
+            Options of the layer in the model file.
+        """
         return {
             key: self.dims(value) if key == "dims" and isinstance(value, Mapping) else value
             for key, value in options.items()
         }
 
     def network_lines(self, items: Sequence[EntryOrLoop], loss: str | None) -> list[Any]:
-        """Return the list of layer lines of the model file, with the loss at its end if there is one."""
+        """Return the list of layer lines of the model file, with the loss at its end if there is one.
+
+        Parameters
+        ----------
+        items : sequence of LayerEntry or Loop
+            Layers and loops of the whole network, in order.
+        loss : str or None
+            Kind of the loss layer. None: no loss is written.
+
+        Returns
+        -------
+        list
+            Value of ``layers:`` in the model file.
+        """
         first = next(iter(self.network.inputs))
         final = items[-1].last if items and isinstance(items[-1], Loop) else items[-1] if items else first
         self._walk(items, first)
@@ -460,9 +517,21 @@ class _Writer:
         return lines
 
     def body(self, items: Sequence[EntryOrLoop], current: LayerEntry | str) -> list[Any]:
-        """Return the model-file lines of a sequence of layers and loops whose input is ``current``.
+        """Return the model-file lines of a sequence of layers and loops.
 
         References to a loop's output mean the last entry of its last iteration.
+
+        Parameters
+        ----------
+        items : sequence of LayerEntry or Loop
+            Layers and loops, in order.
+        current : LayerEntry or str
+            Layer or network input that the first item reads by default.
+
+        Returns
+        -------
+        list
+            One line for each item.
         """
         lines: list[Any] = []
         for item in items:

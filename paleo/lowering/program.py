@@ -359,10 +359,37 @@ class _Lowering:
         )
 
     def cached_without_regather(self, placed: PlacedNode) -> PlacedNode:
+        """Return a placed layer without the second gather of its operands in the backward pass, from the graph's cache.
+
+        Parameters
+        ----------
+        placed : PlacedNode
+            Layer with its layout and collectives.
+
+        Returns
+        -------
+        PlacedNode
+            Layer whose gathered operands are kept until the backward pass.
+        """
         return self.graph.cached_result(("whole", placed), lambda: without_regather(placed), any_batch=True)
 
     def section(self, number: int, members: Sequence[PlacedNode]) -> tuple[Section, tuple[TiedParameter, ...]]:
-        """Return the lowered section of some layers and its tied parameters; equal sections are one cached object."""
+        """Return the lowered section of some layers and its tied parameters; equal sections are one cached object.
+
+        Parameters
+        ----------
+        number : int
+            Position of the section in the program.
+        members : sequence of PlacedNode
+            Layers of the section, in order.
+
+        Returns
+        -------
+        section : Section
+            Kernels, collectives and saved bytes of one iteration of the section.
+        tied_parameters : tuple of TiedParameter
+            Parameters that the section shares with an earlier one.
+        """
         key = number, members, self.precision, self.options
         return self.graph.cached_result(key, lambda: self._section(number, members), any_batch=True)
 

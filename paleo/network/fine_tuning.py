@@ -128,12 +128,36 @@ class _AdapterProduct(Contraction):
     adds_to_input_gradient: bool = False
 
     def backward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
+        """Count the kernels of the backward pass, with the pass that adds to the gradient of x.
+
+        Parameters
+        ----------
+        precision : Precision
+            Formats of tensors and products.
+
+        Returns
+        -------
+        tuple of Kernel
+            Kernels of a matrix product, then the accumulation if x needs a gradient that is already written.
+        """
         kernels = Contraction.backward_kernels(self, precision)
         if not (self.adds_to_input_gradient and self.lhs.needs_gradient):
             return kernels
         return (*kernels, gradient_accumulation_kernel(self.name, float(self.lhs.elements), self.lhs.bytes(precision)))
 
     def operand_precision(self, precision: Precision) -> Precision:
+        """Return the number formats of the operands: at least sixteen bits.
+
+        Parameters
+        ----------
+        precision : Precision
+            Formats of tensors and products.
+
+        Returns
+        -------
+        Precision
+            Formats without quantisation.
+        """
         return precision.without_quantisation
 
 
@@ -145,9 +169,33 @@ class _PackedProduct(Contraction):
     """
 
     def forward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
+        """Count the kernels of the forward pass.
+
+        Parameters
+        ----------
+        precision : Precision
+            Formats of tensors and products.
+
+        Returns
+        -------
+        tuple of Kernel
+            Conversion of the weight to sixteen bits, then the product.
+        """
         return (self._dequantise_kernel("forward", precision), *Contraction.forward_kernels(self, precision))
 
     def backward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
+        """Count the kernels of the backward pass.
+
+        Parameters
+        ----------
+        precision : Precision
+            Formats of tensors and products.
+
+        Returns
+        -------
+        tuple of Kernel
+            Kernels of a matrix product, after a conversion of the weight if the input needs a gradient.
+        """
         kernels = Contraction.backward_kernels(self, precision)
         return (self._dequantise_kernel("backward", precision), *kernels) if self.lhs.needs_gradient else kernels
 
@@ -157,6 +205,18 @@ class _PackedProduct(Contraction):
         return elementwise_kernel(f"{self.name}.dequantise", "elementwise", phase, count, read, written)
 
     def operand_precision(self, precision: Precision) -> Precision:
+        """Return the number formats of the operands: the weight is converted to sixteen bits before the product.
+
+        Parameters
+        ----------
+        precision : Precision
+            Formats of tensors and products.
+
+        Returns
+        -------
+        Precision
+            Formats without quantisation.
+        """
         return precision.without_quantisation
 
 

@@ -359,12 +359,41 @@ class _Scope:
     counters: dict[str, int] = field(default_factory=dict)
 
     def nested(self, label: str, values: Mapping[str, Any] | None = None, repeats: Loops = ()) -> _Scope:
+        """Return the scope of a block, loop or branch inside this scope.
+
+        Parameters
+        ----------
+        label : str
+            Name of the block, loop or branch; it prefixes the names of layers inside.
+        values : mapping of str to object, optional
+            Values for expressions inside. None or empty: those of this scope.
+        repeats : tuple of Loop, optional
+            Loops that are opened here, each with its number of iterations.
+
+        Returns
+        -------
+        _Scope
+            Scope that sees the outputs of this one; names added to it stay inside.
+        """
         return _Scope(
             dict(self.names), values or self.values, f"{self.prefix}{label}.", self.loops + repeats, self.depth + 1
         )
 
     def label(self, name: str | None, kind: str) -> str:
-        """Return the given name, or the layer's kind with a number that makes it unique in this scope."""
+        """Return the given name, or the layer's kind with a number that makes it unique in this scope.
+
+        Parameters
+        ----------
+        name : str or None
+            Name that the model file states. None: it states none.
+        kind : str
+            Kind of the layer, block or loop.
+
+        Returns
+        -------
+        str
+            Name without the prefix of the scope.
+        """
         if name is not None:
             return name
         self.counters[kind] = self.counters.get(kind, 0) + 1
@@ -387,6 +416,24 @@ class _Builder:
         self._added = self._entries = 0
 
     def sequence(self, entries: Sequence[Any], scope: _Scope, x: Tensor, path: EntryPath) -> Tensor:
+        """Add the entries of a list to the graph, each reading the output of the one before by default.
+
+        Parameters
+        ----------
+        entries : sequence of object
+            Entries of the model file: layers, blocks, loops and branches.
+        scope : _Scope
+            Names that the entries may use.
+        x : Tensor
+            Input of the first entry.
+        path : EntryPath
+            Keys and positions that lead to the list in the model file, for error messages.
+
+        Returns
+        -------
+        Tensor
+            Output of the last entry; ``x`` if there is none.
+        """
         if scope.depth > MAX_DEPTH:
             raise self._error(path, f"nested deeper than {MAX_DEPTH} levels (a block that uses itself?)")
         if not isinstance(entries, list):

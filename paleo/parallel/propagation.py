@@ -658,11 +658,32 @@ class _LayoutChanges(NamedTuple):
         """Return the tensors that change their layout before an operation.
 
         The core of attention has its own exchange.
+
+        Parameters
+        ----------
+        operation : Operation
+            Operation that reads the tensors.
+
+        Returns
+        -------
+        tuple of Tensor
+            Tensors as the operation reads them; empty for the core of attention.
         """
         return () if is_attention_core(operation) else tuple(filter(self.needs_layout_change, operation.read_tensors))
 
     def needs_layout_change(self, tensor: Tensor) -> bool:
-        """Return True if a tensor's present layout is not the one it is read in, or belongs to a larger tensor."""
+        """Return True if a tensor's present layout is not the one it is read in, or belongs to a larger tensor.
+
+        Parameters
+        ----------
+        tensor : Tensor
+            Tensor with the dim names by which an operation reads it.
+
+        Returns
+        -------
+        bool
+            False also for a parameter, which is neither an input of the layer nor computed in it.
+        """
         lies = self.current_layouts.get(tensor.name)
         if lies is None or lies is tensor or len(lies.dims) != len(tensor.dims):
             return False
@@ -671,8 +692,22 @@ class _LayoutChanges(NamedTuple):
     def forward(self, operation: Operation, tensor: Tensor, partial: frozenset[str]) -> Iterator[Communication]:
         """List the collectives that bring a tensor to the layout in which an operation reads it.
 
-        The tensor is a sum that is still ``partial`` over some axes. A matrix product gathers its operand, and again if
-        it is recomputed; for a memory pass the writer's output is gathered once.
+        A matrix product gathers its operand, and again if it is recomputed; for a memory pass the writer's output is
+        gathered once.
+
+        Parameters
+        ----------
+        operation : Operation
+            Operation that reads the tensor.
+        tensor : Tensor
+            Tensor with the dim names by which the operation reads it.
+        partial : frozenset of str
+            Mesh axes over which the tensor is still a partial sum.
+
+        Yields
+        ------
+        Communication
+            Collective of the forward pass.
         """
         name = operation.name if isinstance(operation, Contraction) else tensor.name
         have, want = (
@@ -686,7 +721,19 @@ class _LayoutChanges(NamedTuple):
     def backward(self, operation: Operation, tensor: Tensor, partial: frozenset[str]) -> Iterator[Communication]:
         """List the collectives that bring a tensor's gradient to the layout of its writer.
 
-        It is ``partial`` over axes.
+        Parameters
+        ----------
+        operation : Operation
+            Operation that reads the tensor.
+        tensor : Tensor
+            Tensor with the dim names by which the operation reads it.
+        partial : frozenset of str
+            Mesh axes over which the gradient is still a partial sum.
+
+        Yields
+        ------
+        Communication
+            Collective of the backward pass.
         """
         have, want = (
             TensorLayout(_axes(tensor, self.split), partial),

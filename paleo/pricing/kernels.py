@@ -489,7 +489,18 @@ class _ConstantRates:
         return frozenset()
 
     def flop_ratio(self, kernels: Sequence[Kernel]) -> Array:
-        """Return 1 for each kernel: no algorithm that saves FLOP (Winograd, FFT) is considered."""
+        """Return 1 for each kernel: no algorithm that saves FLOP (Winograd, FFT) is considered.
+
+        Parameters
+        ----------
+        kernels : sequence of Kernel
+            The kernels, in any order.
+
+        Returns
+        -------
+        ndarray, shape (kernels,)
+            Ones [-].
+        """
         return np.ones(len(kernels))
 
     def times(self, kernels: Sequence[Kernel]) -> KernelTimes:

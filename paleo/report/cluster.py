@@ -39,7 +39,18 @@ class _JobRow:
         return self.study.fleet.cluster_jobs[self.number]
 
     def of(self, part: str) -> float:
-        """Return the value of the simulation's array ``part`` for this job."""
+        """Return the result of this job in one array of the simulation.
+
+        Parameters
+        ----------
+        part : str
+            Name of the array, such as ``start`` or ``finish``.
+
+        Returns
+        -------
+        float
+            Entry of the job, in the unit of the array.
+        """
         return float(getattr(self.study.result, part)[self.number])
 
     @property

@@ -317,6 +317,20 @@ class _Neighbours:
 
     @classmethod
     def of(cls, chosen: Schedule, stages: Sequence[Sequence[ChunkPassTimes]]) -> _Neighbours:
+        """Return the neighbours of all model chunks under a schedule.
+
+        Parameters
+        ----------
+        chosen : Schedule
+            Schedule that decides which chunks form a path.
+        stages : sequence of sequence of ChunkPassTimes
+            Times of each chunk, by stage [s].
+
+        Returns
+        -------
+        _Neighbours
+            Previous and next chunk of each chunk, and send times [s]. Sends within a stage take no time.
+        """
         steps = [
             pair
             for path in chosen.chunk_paths(len(stages), len(stages[0]) // chosen.replicas)
@@ -326,8 +340,24 @@ class _Neighbours:
         return cls({after: place for place, after in steps}, dict(steps), sends)
 
     def source(self, action: SchedulePass, stage: int, position: dict[_PassKey, int]) -> tuple[int | None, float]:
-        """Return the position of the pass whose output a pass reads, and the time of its send; None if there
-        is none."""
+        """Return the position of the pass whose output a pass reads, and the time to send that output.
+
+        Parameters
+        ----------
+        action : SchedulePass
+            Pass that reads: forward or backward, with its microbatch and chunk.
+        stage : int
+            Pipeline stage of the pass.
+        position : dict of tuple to int
+            Position of each pass among the tasks, by kind, stage, microbatch and chunk.
+
+        Returns
+        -------
+        position : int or None
+            Position of the pass that is read; None if the pass waits for no other.
+        send_time : float
+            Time to send its output [s].
+        """
         place = (stage, action.chunk)
         if action.kind == "F" and place in self.previous:
             sender = self.previous[place]

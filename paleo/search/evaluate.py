@@ -197,7 +197,26 @@ class _Members:
     def from_group(
         cls, points: LayoutTimes, layouts: Sequence[Layout], space: SearchSpace, backend: Backend, group: CaseGroup
     ) -> _Members:
-        """Return the cases of a group with the times of their layers."""
+        """Return the cases of a group with the times of their layers.
+
+        Parameters
+        ----------
+        points : LayoutTimes
+            Times and bytes of the layers of all layouts and microbatches.
+        layouts : sequence of Layout
+            Layouts of the search.
+        space : SearchSpace
+            What the search varies.
+        backend : Backend
+            Backend that times kernels and collectives.
+        group : CaseGroup
+            Cases with the same number of pipeline stages.
+
+        Returns
+        -------
+        _Members
+            Cases of the group, in its order.
+        """
         members = [layouts[index] for index in group.layouts]
         block_of = points.program_of_point[group.point_index]
         programs = tuple(points.programs[block] for block in block_of[group.case_of_layout])
@@ -235,7 +254,18 @@ class _Members:
         return tuple(zero for zero in self.space.zero if zero >= least and zero not in same)
 
     def evaluate_unpipelined(self, limits: SearchLimits | None) -> Iterator[EvaluatedCases]:
-        """Yield the evaluated configurations that have no pipeline."""
+        """Evaluate the configurations that have no pipeline.
+
+        Parameters
+        ----------
+        limits : SearchLimits or None
+            What a configuration has to reach; those that cannot are left out. None: all are evaluated.
+
+        Yields
+        ------
+        EvaluatedCases
+            Step times [s] and memory [byte] of the cases under one ZeRO stage and one overlap of the exchange.
+        """
         schedule, sections = SCHEDULES["1f1b"], self.programs[0].sections
         whole = [tuple((index, section.repeat) for index, section in enumerate(sections))]
         assignment = Assignment.from_schedule(
@@ -267,7 +297,18 @@ class _Members:
         return np.flatnonzero(inside)
 
     def evaluate_pipelined(self, limits: SearchLimits | None) -> Iterator[EvaluatedCases]:
-        """Yield the evaluated configurations that have two or more pipeline stages."""
+        """Evaluate the configurations that have two or more pipeline stages.
+
+        Parameters
+        ----------
+        limits : SearchLimits or None
+            What a configuration has to reach; those that cannot are left out. None: all are evaluated.
+
+        Yields
+        ------
+        EvaluatedCases
+            Step times [s] and memory [byte] of the cases that share one choice, such as a schedule.
+        """
         for cut in list(self._cuts(limits)):  # listed before any is evaluated, so that common parts are priced once
             yield from self._scheduled(cut, limits)
 
@@ -460,7 +501,22 @@ class _Members:
     def narrow_to_limits(
         self, points: LayoutTimes, layouts: Sequence[Layout], limits: SearchLimits
     ) -> Iterator[_Members]:
-        """Yield the cases that may reach the limits, apart for schedules with exact closed forms and for others."""
+        """Yield the cases that may reach the limits, apart for schedules with exact closed forms and for others.
+
+        Parameters
+        ----------
+        points : LayoutTimes
+            Times and bytes of the layers of all layouts and microbatches.
+        layouts : sequence of Layout
+            Layouts of the search.
+        limits : SearchLimits
+            Step time [s] and memory [byte] that a configuration has to reach.
+
+        Yields
+        ------
+        _Members
+            Cases of this group under some of its schedules; groups without cases are left out.
+        """
         seconds, memory = self._bounds(sharded=False).bounds_for_any_schedule(self._most_shared)
         names = self.space.schedules if self.group.stages > 1 else ("1f1b",)
         for exact in (True, False):
@@ -479,7 +535,20 @@ class _Members:
                 yield _Members.from_group(points, layouts, space, self.backend, members.group.select_cases(reaching, 0))
 
     def promising_cases(self, capacity: float, count: int) -> IndexArray:
-        """Return the ``count`` cases with the shortest steps that should fit, and those on the Pareto front."""
+        """Return the cases with the shortest steps that should fit in memory, and those on the Pareto front.
+
+        Parameters
+        ----------
+        capacity : float
+            Memory of a device [byte].
+        count : int
+            Number of cases with the shortest steps.
+
+        Returns
+        -------
+        ndarray of int, shape (chosen,)
+            Positions of the cases, ascending.
+        """
         seconds, memory = self._bounds(sharded=False).bounds_for_any_schedule(self._most_shared, expected=True)
         inside = np.flatnonzero(memory <= capacity)
         shortest = inside[np.argsort(seconds[inside], kind="stable")[:count]]
@@ -501,14 +570,38 @@ class _Members:
         )
 
     def may_reach_limits(self, limits: SearchLimits) -> npt.NDArray[np.bool_]:
-        """Return True for cases of which any configuration may reach the limits, shape (cases,)."""
+        """Return True for each case of which any configuration may reach the limits.
+
+        Parameters
+        ----------
+        limits : SearchLimits
+            Step time [s] and memory [byte] that a configuration has to reach.
+
+        Returns
+        -------
+        ndarray of bool, shape (cases,)
+            True for cases that may reach the limits.
+        """
         reaching = np.zeros(len(self.cases), dtype=bool)
         for bounds, chunks, schedules, sharded in self._choices():
             reaching |= self._wanted(bounds, chunks, schedules, limits, sharded)
         return reaching
 
     def best_bounds(self, capacity: float, count: int) -> BestBounds:
-        """Return the bounds of the ``count`` shortest steps that may fit, and of possible plans of the Pareto front."""
+        """Bound the shortest steps that may fit in memory, and the plans that may lie on the Pareto front.
+
+        Parameters
+        ----------
+        capacity : float
+            Memory of a device [byte].
+        count : int
+            Number of shortest step times to bound.
+
+        Returns
+        -------
+        BestBounds
+            Lower bounds of step times [s] and of memory [byte].
+        """
         parts = []
         for bounds, chunks, schedules, sharded in self._choices():
             for schedule in schedules:

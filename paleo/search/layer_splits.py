@@ -179,7 +179,20 @@ class _Chain:
         return _Option(split, seconds + self._collectives([("all_reduce", size) for size in sums]))
 
     def layout_change_time(self, index: int, before: SplitAxes, after: SplitAxes) -> float:
-        """Return the time of the layout change between two layers with different splits, forward and backward [s]."""
+        """Return the time of the layout change between two layers with different splits, forward and backward.
+
+        Parameters
+        ----------
+        index : int
+            Position of the later layer in the chain.
+        before, after : SplitAxes
+            Mesh axes that split each dim in the earlier layer and in the later one.
+
+        Returns
+        -------
+        float
+            Time of the collectives that are not overlapped [s].
+        """
         key = index, tuple(before), tuple(after)
         if key not in self._known:
             formats = self.backend.formats
@@ -216,7 +229,18 @@ class _Chain:
         return seconds
 
     def fastest_options(self, options: Sequence[Sequence[_Option]]) -> list[int]:
-        """Return the position of the best option of each layer, found by dynamic programming."""
+        """Return the position of the best option of each layer, found by dynamic programming.
+
+        Parameters
+        ----------
+        options : sequence of sequence of _Option
+            Splits that each layer allows, with their times [s].
+
+        Returns
+        -------
+        list of int
+            Position among its options, for each layer.
+        """
         costs = np.array(
             [option.layer_time + self.layout_change_time(0, _BATCH, option.split) for option in options[0]]
         )
@@ -234,7 +258,20 @@ class _Chain:
         return picks[::-1]
 
     def step_time(self, options: Sequence[Sequence[_Option]], picks: Sequence[int]) -> float:
-        """Return the step time [s] with one option for each layer."""
+        """Return the step time with one option for each layer.
+
+        Parameters
+        ----------
+        options : sequence of sequence of _Option
+            Splits that each layer allows, with their times [s].
+        picks : sequence of int
+            Position of the chosen option of each layer.
+
+        Returns
+        -------
+        float
+            Time of all layers and of the layout changes between them [s].
+        """
         chosen = [layer[pick] for layer, pick in zip(options, picks, strict=True)]
         before = [_BATCH, *(option.split for option in chosen[:-1])]
         return sum(

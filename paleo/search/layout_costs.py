@@ -334,6 +334,16 @@ class _Blocks:
         """Return the counts of layouts that differ in tp, cp and ep only.
 
         Layouts that cannot divide the layers are left out.
+
+        Parameters
+        ----------
+        family : mapping of LayoutKey to sequence of int
+            Microbatch sizes of each layout [samples].
+
+        Returns
+        -------
+        list of LayoutCounts
+            Counts of each layout at its microbatches.
         """
         alike: dict[object, dict[LayoutKey, Sequence[int]]] = {}
         for key, sizes in family.items():
@@ -493,7 +503,18 @@ class _Blocks:
         return known[point]
 
     def with_backend_dispatch(self, block: LayoutCounts) -> LayoutCounts:
-        """Return a block whose tokens are sent to their experts as the backend sends them."""
+        """Return the counts of a layout whose tokens are sent to their experts as the backend sends them.
+
+        Parameters
+        ----------
+        block : LayoutCounts
+            Counts of a layout as it was lowered.
+
+        Returns
+        -------
+        LayoutCounts
+            Counts with the token dispatch of the backend.
+        """
         placement = self._placement(self.graphs.graph_at_batch(block.mesh.replicas), block.key)
         dispatch = self.backend.token_dispatch(placement, block.mesh)
         values = block.count_values if dispatch.target_count is None else _sent_once(block, dispatch)

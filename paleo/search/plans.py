@@ -362,7 +362,15 @@ class _Source:
     def evaluate_within(self, limits: SearchLimits | None = None) -> EvaluatedGroup:
         """Return the evaluated configurations that the framework can run and that may reach the limits.
 
-        Without limits all are evaluated.
+        Parameters
+        ----------
+        limits : SearchLimits, optional
+            What a configuration has to reach. None: all are evaluated.
+
+        Returns
+        -------
+        EvaluatedGroup
+            Step times [s] and memory [byte] of the configurations.
         """
         results = self.covered_cases.evaluate(limits)
         return EvaluatedGroup(
@@ -509,8 +517,9 @@ _PARTS = {
 
 
 def plans_with_headroom(result: FoundPlans, system: System, top: int = FIRST) -> tuple[PlanRow, ...]:
-    """Return the first plans of a search; those that leave `MEMORY_HEADROOM_SHARE` of the memory free come before all
-    others.
+    """Return the first plans of a search, starting with those that leave a share of the memory free.
+
+    The share is `MEMORY_HEADROOM_SHARE`.
 
     Parameters
     ----------

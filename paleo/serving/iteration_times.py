@@ -516,7 +516,18 @@ class _TableBuilder:
     block_scales: bool = False
 
     def products(self, kernels: tuple[TokenScaledKernel, ...]) -> Array:
-        """Return the summed times of kernels at each number of tokens in `TOKEN_GRID` [s]."""
+        """Compute the summed times of kernels at each number of tokens in `TOKEN_GRID`.
+
+        Parameters
+        ----------
+        kernels : tuple of TokenScaledKernel
+            Kernels of a forward pass, each with its count.
+
+        Returns
+        -------
+        ndarray, shape (34,)
+            Time [s].
+        """
         groups: dict[object, tuple[TokenScaledKernel, float]] = {}
         for each in kernels:
             if each.is_expert_gemm:
@@ -728,7 +739,18 @@ class _TableBuilder:
         return result
 
     def tensor_collective_times(self, exchanges: tuple[object, ...]) -> Array:
-        """Return the time of collectives over tensor-parallel ranks at each number of tokens in `TOKEN_GRID` [s]."""
+        """Compute the time of collectives over tensor-parallel ranks at each number of tokens in `TOKEN_GRID`.
+
+        Parameters
+        ----------
+        exchanges : tuple of TokenCollective
+            Collectives of a forward pass, each with its count and its bytes per token [byte].
+
+        Returns
+        -------
+        ndarray, shape (34,)
+            Time [s]; zero without tensor parallelism.
+        """
         total = np.zeros(len(TOKEN_GRID))
         if self.sharding.tp == 1:
             return total

@@ -133,6 +133,22 @@ class _IterationTimes:
 
     @classmethod
     def of(cls, phases: IterationTables, most_tokens: int, most_sequences: int) -> _IterationTimes:
+        """Tabulate the iteration times at each number of tokens and sequences that an iteration may hold.
+
+        Parameters
+        ----------
+        phases : IterationTables
+            Iteration times of one replica, on grids.
+        most_tokens : int
+            Largest number of tokens in one iteration.
+        most_sequences : int
+            Largest number of sequences in one iteration.
+
+        Returns
+        -------
+        _IterationTimes
+            Times of the parts of an iteration [s].
+        """
         tokens = np.arange(most_tokens + phases.rows_per_sequence * most_sequences + 2, dtype=np.float64)
         sequences = np.arange(most_sequences + 2, dtype=np.float64)
         state = phases.state_time_per_sequence / phases.kernels.mean_emitted_tokens
@@ -160,10 +176,21 @@ class _IterationTimes:
         )
 
     def decoding(self, sequences: int, cached: float, *, joint: bool) -> float:
-        """Return the attention time of decoding one token of each sequence [s].
+        """Return the attention time of decoding one token of each sequence.
 
-        ``cached`` is the mean number of cached tokens of a sequence; ``joint`` is True if prompts are in the same
-        iteration.
+        Parameters
+        ----------
+        sequences : int
+            Sequences that decode on one attention data-parallel rank.
+        cached : float
+            Mean cached tokens of these sequences.
+        joint : bool
+            True if prompts are in the same iteration.
+
+        Returns
+        -------
+        float
+            Time [s].
         """
         row = (self.joint if joint else self.decode)[sequences]
         place = min(max(bisect_right(_CACHED, cached) - 1, 0), len(_CACHED) - 2)
@@ -171,7 +198,20 @@ class _IterationTimes:
         return float(row[place] + share * (row[place + 1] - row[place]) + sequences * self.state)
 
     def piece(self, length: float, before: float) -> float:
-        """Return the attention time of a prefill chunk of ``length`` tokens after ``before`` cached tokens [s]."""
+        """Return the attention time of a prefill chunk.
+
+        Parameters
+        ----------
+        length : float
+            Tokens of the chunk.
+        before : float
+            Cached tokens of the same prompt before the chunk.
+
+        Returns
+        -------
+        float
+            Time [s].
+        """
         i = min(max(bisect_right(_CHUNKS, length) - 1, 0), len(_CHUNKS) - 2)
         j = min(max(bisect_right(_BEFORE, before) - 1, 0), len(_BEFORE) - 2)
         u = (length - _CHUNKS[i]) / (_CHUNKS[i + 1] - _CHUNKS[i])

@@ -368,6 +368,18 @@ class _Builder:
         self._parser: Any = None
 
     def build(self, text: str) -> Any:
+        """Parse a YAML text within the limits on size and depth.
+
+        Parameters
+        ----------
+        text : str
+            Text of the file.
+
+        Returns
+        -------
+        object
+            Value of the document: mappings, lists and scalars.
+        """
         self._parser = _PARSER(text)
         try:
             return self._document()

@@ -490,6 +490,17 @@ class _Matrices:
     summed: float = 0.0
 
     def add(self, rows: float, columns: float, summed: float, count: float) -> None:
+        """Add weight matrices of equal shape to the sums.
+
+        Parameters
+        ----------
+        rows, columns : float
+            Sides of each matrix [elements].
+        summed : float
+            Rows that the product of the weight gradient sums over, such as the tokens of a microbatch.
+        count : float
+            Number of matrices.
+        """
         self.number += count
         self.elements += rows * columns * count
         self.summed_side_lengths += (rows + columns) * count

@@ -77,7 +77,18 @@ class _Unit:
         return np.asarray(sum(count * figures[section] for section, count in self.following_sections))
 
     def seconds(self, figures: Array) -> Array:
-        """Return the time of the gathered iteration and of the iterations after it [s]."""
+        """Return the time of the gathered iteration and of the iterations after it.
+
+        Parameters
+        ----------
+        figures : ndarray, shape (sections, ...)
+            Time of one layer iteration of each section [s].
+
+        Returns
+        -------
+        ndarray
+            Time [s], with the shape of one section's times.
+        """
         gathered: Array = figures[self.gathered_section]
         return gathered + self._following_seconds(figures) if self.following_sections else gathered
 

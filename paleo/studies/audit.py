@@ -262,6 +262,22 @@ class _Hypothesis:
     slows_a_rank: bool = False
 
     def faults(self, expected: Prediction, measured: _Evidence) -> Iterator[_Fault]:
+        """Predict the run with each factor of the hypothesis, and compare the predictions with the measurements.
+
+        Factors for which the run cannot be predicted are left out.
+
+        Parameters
+        ----------
+        expected : Prediction
+            Prediction of the run without the fault.
+        measured : _Evidence
+            Median of each logged quantity (SI units), by quantity.
+
+        Yields
+        ------
+        _Fault
+            Fault with one factor, its prediction and its misfit to the log.
+        """
         factors = self.factors(measured, expected)
         price = _PRICE + (0.0 if self.factors is _once else _FACTOR_PRICE)
         for factor in factors:

@@ -910,9 +910,21 @@ class _Searches:
     skipped: list[tuple[System, int, str]] = field(default_factory=list)
 
     def best_plan(self, system: System, gpus: int) -> PlanWithCost | None:
-        """Return the best plan on a number of GPUs of a system, by the objective of the wish; None if none fits.
+        """Return the fastest plan on a number of GPUs of a system, from those that meet the requirements if any does.
 
         Plans are searched at each global batch that `_runs_at_all_batches` lists for the run.
+
+        Parameters
+        ----------
+        system : System
+            System whose GPUs are bought or rented.
+        gpus : int
+            Number of GPUs.
+
+        Returns
+        -------
+        PlanWithCost or None
+            Fastest plan with its cost; None if no plan is found.
         """
         plans = list[PlanWithCost]()
         software, space = self.choose_search(system, gpus)
@@ -934,6 +946,11 @@ class _Searches:
         """Search growing GPU counts of a system until one meets the requirements and no smaller count could.
 
         A count that fails rules out smaller ones whose odd factor is no smaller: rounder counts have faster plans.
+
+        Parameters
+        ----------
+        system : System
+            System whose GPUs are bought or rented.
         """
         unit = billed_devices(system, 1).devices
         high, least, guess = min(_MOST_GPUS, system.max_devices or _MOST_GPUS) // unit + 1, 0.0, 1

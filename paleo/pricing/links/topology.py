@@ -588,6 +588,20 @@ class _Job:
         """Return the ports of a leaf that send to others, and the share of the shared links that each needs.
 
         The shared links are all uplinks, or in a dragonfly the links to one other group.
+
+        Parameters
+        ----------
+        pattern : str
+            Pattern of traffic: ``ring`` or ``all_to_all``.
+        dragonfly : bool
+            True for a dragonfly, False for a fat tree.
+
+        Returns
+        -------
+        ports : float
+            Ports of the fullest leaf that send to other leaves.
+        demand : float
+            Share of a port's rate that crosses the shared links, 0 to 1 [-].
         """
         if self.leaves <= 1:
             return 1.0, 0.0
