@@ -285,7 +285,7 @@ def examined_configuration(name: str, backwards: bool = True) -> Outcome:
     except Exception as error:
         return Outcome(name, "traceback", f"{type(error).__name__}: {error}", time.perf_counter() - started)
     outcome = Outcome(name, "imported", result.model.notes or "", time.perf_counter() - started)
-    outcome.unknown, outcome.unpriced = list(result.unknown), list(result.without_flops)
+    outcome.unknown, outcome.unpriced = list(result.unknown_functions), list(result.functions_without_flops)
     _compare(outcome, module, specs, result, backwards)
     return outcome
 

@@ -180,7 +180,7 @@ def table_columns() -> str:
         rows = [
             (
                 f"`{column}`",
-                COLUMNS[column].expected,
+                COLUMNS[column].expected_text,
                 "yes" if column in kind.identifying_columns else "",
                 COLUMNS[column].meaning,
             )
@@ -533,9 +533,9 @@ def _validated(files: Sequence[str], parts: list[Any]) -> Iterator[dict[str, Any
             continue
         name = _table_name({"file": file}).partition(".")[0]
         for report in answer.reports:
-            column, measured = report.table.measured_column, report.measured / report.table.measured_unit
+            column, measured = report.table.measured_column, report.measured / report.table.measured_unit_in_si
             parts.append(points(name, column, answer.predictions().assign(**{column: measured})))
-        yield from json.loads(json_text(answer.document()))["files"]
+        yield from json.loads(json_text(answer.json_document()))["files"]
 
 
 def _errors(name: str, errors: Mapping[str, Any] | None, report: Mapping[str, Any] | None = None) -> list[str]:

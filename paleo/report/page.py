@@ -592,7 +592,7 @@ def plan_search_page(model: ModelSpec, system: System, search: FoundPlans, wish:
         "objective": wish.objective,
         "globalBatch": search.global_batch,
         "count": len(table),
-        "evaluated": table.evaluated_count,
+        "evaluated": table.evaluated,
         "strategies": table.strategies,
         "policies": table.policies,
         "schedules": table.schedules,
@@ -622,7 +622,7 @@ def _place(table: PlanColumns, best: Prediction) -> int:
     run = best.run
     equal = (table.gpus == run.gpus) & (table.microbatch == best.plan.microbatch)
     equal &= np.array(table.strategies)[table.strategy] == run.strategy
-    equal &= np.array(table.policies)[table.recompute_policy] == recompute_summary(
+    equal &= np.array(table.policies)[table.policy] == recompute_summary(
         run
     )  # no plan of the table recomputes single layers
     if run.exchange.when is not None:

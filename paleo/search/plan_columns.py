@@ -26,7 +26,7 @@ class PlanColumns:
 
     The columns are step times [s], bytes of the fullest device [byte], GPUs, samples of a microbatch, and positions in
     ``strategies``, ``policies``, ``schedules`` and ``runs``. A run states everything that the other columns do not.
-    Step times follow the closed form of a schedule where it has one. ``evaluated_count`` is the number of
+    Step times follow the closed form of a schedule where it has one. ``evaluated`` is the number of
     configurations in all.
     """
 
@@ -35,7 +35,7 @@ class PlanColumns:
     gpus: IndexArray
     microbatch: IndexArray
     strategy: IndexArray
-    recompute_policy: IndexArray
+    policy: IndexArray
     schedule: IndexArray
     overlapped: npt.NDArray[np.bool_]
     run: IndexArray
@@ -43,7 +43,7 @@ class PlanColumns:
     policies: tuple[str, ...]
     schedules: tuple[str, ...]
     runs: tuple[Run, ...]
-    evaluated_count: int
+    evaluated: int
 
     def __len__(self) -> int:
         return len(self.step_time)
@@ -89,7 +89,7 @@ def plan_columns(ranking: Ranking, most: int) -> PlanColumns:
         gpus=gpus,
         microbatch=microbatch,
         strategy=strategy,
-        recompute_policy=policy,
+        policy=policy,
         schedule=schedule,
         overlapped=overlapped > 0,
         run=run,
@@ -97,7 +97,7 @@ def plan_columns(ranking: Ranking, most: int) -> PlanColumns:
         policies=tuple(RECOMPUTE_POLICIES),
         schedules=tuple(SCHEDULES),
         runs=tuple(runs),
-        evaluated_count=len(ranking.step),
+        evaluated=len(ranking.step),
     )
 
 

@@ -955,8 +955,8 @@ class _TableBuilder:
         kernels = [each.kernel_at_few_tokens for each in scaled]
         narrow = np.array([kernel.operation == "narrow" for kernel in kernels])
         converted = narrow & (self.engine.has_quantisation_kernel or self.block_scales)
-        own = ~(_routing(kernels) | self._merged(kernels))
-        number = float(((1.0 + converted) * own) @ [each.count for each in scaled])
+        separate = ~(_routing(kernels) | self._merged(kernels))
+        number = float(((1.0 + converted) * separate) @ [each.count for each in scaled])
         number += ATTENTION_KERNELS * sum(group.count for group in self.work.attention)
         number += sum(each.count for each in self.work.layer_collectives) * (self.sharding.tp > 1)
         return number + EXPERT_KERNELS * self.work.mixture_layers

@@ -60,7 +60,7 @@ def test_few_columns_are_the_best_ones() -> None:
     result = search(load_model("gpt2-xl"), load_system("dgx-a100-80gb"), Run(gpus=8, global_batch=64))
     assert result.ranking is not None
     some = plan_columns(result.ranking, 50)
-    assert len(some) == 50 and some.evaluated_count == result.covered_configurations
+    assert len(some) == 50 and some.evaluated == result.covered_configurations
     assert some.step_time.max() <= np.sort(result.ranking.step[result.ranking.fits])[49] * (1 + 1e-9)
 
 

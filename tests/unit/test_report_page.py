@@ -134,13 +134,13 @@ def test_failures_are_a_section_with_a_map() -> None:
     study = recommend_plans(asked(long_run=LongRunOptions(failures="50/knodeday"), counts=()))
     page = purchase_page(study, date="2026-11-21")
     (offer, *_) = study.offers
-    failing = offer.candidate.training.goodput  # type: ignore[union-attr]
+    failing = offer.candidate.training.long_run  # type: ignore[union-attr]
     assert failing is not None
-    assert f"goodput {100 * failing.share:.1f} %" in page
+    assert f"goodput {100 * failing.goodput:.1f} %" in page
     assert page.count("Goodput [%] of 8 × aws-p5.48xlarge; framed: this run</figcaption>") == 1
     assert "failures, restarts, checkpoints" not in page
     table = goodput_map(failing, (0.5, 1.0, 2.0))
-    assert table[1, 1] == pytest.approx(failing.share)
+    assert table[1, 1] == pytest.approx(failing.goodput)
     assert table[1, 1] > max(table[1, 0], table[1, 2])  # the interval is the best one
     assert table[0, 1] < table[1, 1] < table[2, 1]
 

@@ -192,7 +192,7 @@ def test_the_answer_has_the_keys_of_the_contract(answer):
 
 @pytest.mark.slow
 def test_the_margin_of_a_deadline_is_true(answer):
-    margin = answer.study.margin
+    margin = answer.study.deadline_margin
     options = {"method": "halving", "max_tokens": "200M", "gpus_per_trial": answer.study.best.price.gpus}
     assert margin.holds
     assert paleo.tune(*NODE, 32, trials=margin.trials, deadline="6h", **options).study.deadline_margin.meets_deadline
