@@ -193,19 +193,21 @@ def test_the_answer_has_the_keys_of_the_contract(answer):
 @pytest.mark.slow
 def test_the_margin_of_a_deadline_is_true(answer):
     margin = answer.study.deadline_margin
-    options = {"method": "halving", "max_tokens": "200M", "gpus_per_trial": answer.study.best.price.gpus}
-    assert margin.holds
-    assert paleo.tune(*NODE, 32, trials=margin.trials, deadline="6h", **options).study.deadline_margin.meets_deadline
-    if margin.nodes > 1:
+    options = {"method": "halving", "max_tokens": "200M", "gpus_per_trial": answer.study.best.trial_estimate.gpus}
+    assert margin.meets_deadline
+    assert paleo.tune(
+        *NODE, 32, trials=margin.max_trials, deadline="6h", **options
+    ).study.deadline_margin.meets_deadline
+    if margin.min_nodes > 1:
         options["global_batch"] = answer.study.batch
         assert not paleo.tune(
-            *NODE, (margin.nodes - 1) * 8, trials=64, deadline="6h", **options
+            *NODE, (margin.min_nodes - 1) * 8, trials=64, deadline="6h", **options
         ).study.deadline_margin.meets_deadline
 
 
 @pytest.mark.slow
 def test_the_step_is_that_of_estimate(answer):
-    price = answer.study.best.price
+    price = answer.study.best.trial_estimate
     stated = {"software": answer.study.software, "strategy": "auto", "global_batch": answer.study.batch}
     step = paleo.estimate(*NODE, gpus=price.gpus, **stated)
     assert price.predictions[0].step_time == pytest.approx(step.step_time)
@@ -214,7 +216,9 @@ def test_the_step_is_that_of_estimate(answer):
 @pytest.mark.slow
 def test_divisions_run_the_software_of_all_gpus(answer):
     """Some trials have fewer GPUs than those for which people take another framework."""
-    gpus = {point.price.gpus: point.price.predictions[0].run.software for point in answer.study.points}
+    gpus = {
+        point.trial_estimate.gpus: point.trial_estimate.predictions[0].run.software for point in answer.study.searches
+    }
     assert min(gpus) < 16 <= answer.study.gpus
     assert set(gpus.values()) == {"megatron-core"} == {answer.to_dict()["software"]}
     assert answer.study.software_reason == "language models from 16 NVIDIA GPUs"
