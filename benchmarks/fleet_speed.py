@@ -48,7 +48,8 @@ def main() -> None:
     jobs, start = trace(), time.process_time()
     run = simulate_cluster(jobs, [NodePool(NODES, 8)], POLICIES["backfill"])
     seconds, most = time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    waits = f"{run.utilisation:.0%} busy, mean wait {run.waited.mean():.0f} s, queue up to {run.queue[:, 1].max():.0f}"
+    longest = run.queue_history[:, 1].max()
+    waits = f"{run.utilisation:.0%} busy, mean wait {run.waited.mean():.0f} s, queue up to {longest:.0f}"
     print(f"{JOBS:,} jobs on {8 * NODES:,} GPUs: {seconds:.1f} s, {most:.2f} GiB ({waits})")
     estimate = command("estimate", "gpt2", "--system", "dgx-h100", "--gpus", "2")
     fixed, searched = command("tune", *TRIALS, "--gpus-per-trial", "2"), command("tune", *TRIALS, "--deadline", "2h")

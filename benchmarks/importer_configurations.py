@@ -14,7 +14,7 @@ from importer_networks import _library
 
 from paleo.importers import _library_models as library
 from paleo.importers.configuration import read_config
-from paleo.importers.sources import Import, from_config, imported_mapping
+from paleo.importers.sources import ImportedModel, from_config, imported_mapping
 from paleo.importers.torch import InputSpec, build_module, parse_input
 
 #: Tokens of a sequence: whole chunks of every scan, which the library pads to.
@@ -53,7 +53,7 @@ def default_module(kind: str, runs: Callable[[Any, list[InputSpec]], object]) ->
     raise RuntimeError(f"{name} does not run: {type(failed).__name__}: {failed}")
 
 
-def imported_default(kind: str) -> Import:
+def imported_default(kind: str) -> ImportedModel:
     """Import a family from the file of its default configuration."""
     config = _stated(kind)
     with tempfile.TemporaryDirectory() as folder:

@@ -37,7 +37,7 @@ from importer_configurations import PREFIX, default_module, families, imported_d
 from importer_networks import FAST, KEPT, KEPT_MISSES, LIBRARIES, NETWORKS, Network, timm_networks
 
 from paleo.errors import PaleoError
-from paleo.importers.sources import Import, from_module_import
+from paleo.importers.sources import ImportedModel, from_module_import
 from paleo.importers.torch import InputSpec, build_module, on_meta_device, parse_input
 from paleo.layers.base import LayerImplementations
 from paleo.lowering.launches import SavedTensorCounter
@@ -79,14 +79,14 @@ class Outcome:
 
 def flops(graph: Graph, phase: str) -> float:
     """FLOP of one pass."""
-    kernels = ((n, k) for n in graph.nodes for op in n.operations for k in getattr(op, phase)(FP32))
+    kernels = ((n, k) for n in graph.nodes for op in n.operations for k in getattr(op, f"{phase}_kernels")(FP32))
     return sum(node.repeat * kernel.flops for node, kernel in kernels)
 
 
 def kept_bytes(graph: Graph) -> float:
     """Bytes of activations that stay for the backward pass."""
     storage = SavedTensorCounter(graph)
-    saved = ((node, tensor) for node in graph.nodes for op in node.operations for tensor in op.saves)
+    saved = ((node, tensor) for node in graph.nodes for op in node.operations for tensor in op.saved_tensors)
     return sum(t.bytes(FP32) * storage.add(t, node) for node, t in saved if t.role != "parameter")
 
 
@@ -265,7 +265,7 @@ def examined(name: str, network: Network, backwards: bool = True) -> Outcome:
     except Exception as error:  # what the bar forbids: anything but one helpful line
         return Outcome(name, "traceback", f"{type(error).__name__}: {error}", time.perf_counter() - started)
     outcome = Outcome(name, "imported", result.model.notes or "", time.perf_counter() - started)
-    outcome.unknown, outcome.unpriced = list(result.unknown), list(result.without_flops)
+    outcome.unknown, outcome.unpriced = list(result.unknown_functions), list(result.functions_without_flops)
     _compare(outcome, module, specs, result, backwards)
     return outcome
 
@@ -285,12 +285,14 @@ def examined_configuration(name: str, backwards: bool = True) -> Outcome:
     except Exception as error:
         return Outcome(name, "traceback", f"{type(error).__name__}: {error}", time.perf_counter() - started)
     outcome = Outcome(name, "imported", result.model.notes or "", time.perf_counter() - started)
-    outcome.unknown, outcome.unpriced = list(result.unknown), list(result.without_flops)
+    outcome.unknown, outcome.unpriced = list(result.unknown_functions), list(result.functions_without_flops)
     _compare(outcome, module, specs, result, backwards)
     return outcome
 
 
-def _compare(outcome: Outcome, module: Any, specs: Sequence[InputSpec], result: Import, backwards: bool = True) -> None:
+def _compare(
+    outcome: Outcome, module: Any, specs: Sequence[InputSpec], result: ImportedModel, backwards: bool = True
+) -> None:
     """Fills in both counts."""
     batch = 1 if "alone" in outcome.message else specs[0].shape[0]
     seq = {"seq": specs[0].shape[1]} if "seq" in result.model.params else {}

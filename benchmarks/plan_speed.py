@@ -38,12 +38,12 @@ def main(gpus: int = 4096, batch: int = 3072) -> None:
     cold(arguments)
     wall, used = map(min, zip(*(cold(arguments) for _ in range(RUNS)), strict=True))
     model, system, run = load_model("gpt3-175b"), load_system("dgx-a100-80gb"), Run(gpus=gpus, global_batch=batch)
-    warm = min(search(model, system, run).seconds for _ in range(3))
+    warm = min(search(model, system, run).search_duration for _ in range(3))
     found = search(model, system, run)
     sys.stdout.write(
-        f"{found.configurations:,} configurations, {found.fitting:,} fit\n"
+        f"{found.covered_configurations:,} configurations, {found.fitting_configurations:,} fit\n"
         f"cold process {wall:.2f} s ({used:.2f} s of CPU, user and system)\n"
-        f"warm search {warm:.2f} s ({found.configurations / warm:,.0f} configurations/s)\n"
+        f"warm search {warm:.2f} s ({found.covered_configurations / warm:,.0f} configurations/s)\n"
         f"best: {found.plans[0].strategy}, microbatch {found.plans[0].microbatch}, {found.plans[0].step_time:.2f} s\n"
     )
 

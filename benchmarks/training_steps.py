@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paleo.calibrate.measure import catalog_name
-from paleo.files import append_row
+from paleo.calibrate.device_benchmarks import catalog_name
+from paleo.files import append_csv_row
 
 WARM_UP, STEPS, PROFILED_STEPS = 8, 24, 3
 SOURCE = "benchmarks/training_steps.py"
@@ -306,7 +306,7 @@ def main() -> int:
         row = row_of(case, milliseconds(step))
         print(case.name, row["iteration_ms"], "ms;", row["notes"], flush=True)
         kind = "llm_iterations" if case.seq else "cnn_iterations"
-        append_row(chosen.output_dir / f"{row['device']}.{kind}.csv", list(row), row)
+        append_csv_row(chosen.output_dir / f"{row['device']}.{kind}.csv", list(row), row)
         if chosen.kernels:
             (chosen.output_dir / f"{case.name}.json").write_text(json.dumps(kernels(step)))
         del step

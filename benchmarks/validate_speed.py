@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from paleo.tables.cells import read_table
-from paleo.tables.steps import table_of
+from paleo.tables.run_tables import find_table_kind
 from paleo.units import MEGA
 
 #: Devices with the dtypes that their tables hold, and the sources that timed them.
@@ -38,12 +38,12 @@ def main(arguments: list[str]) -> None:
     frame = read_table(arguments[0]) if arguments else made_up(rows)
     if arguments:
         frame = pd.concat([frame] * -(-rows // len(frame)), ignore_index=True).iloc[:rows]
-    table = table_of(frame.columns)
+    table = find_table_kind(frame.columns)
     table.predict(frame.iloc[:1000])
     begin, spent = time.perf_counter(), time.process_time()
     predictions = table.predict(frame)
     wall, core = time.perf_counter() - begin, time.process_time() - spent
-    done = int((predictions.reasons == "").sum())
+    done = int((predictions.failure_reasons == "").sum())
     rates = f"{done / wall / MEGA:.2f} M rows/s; {done / core / MEGA:.2f} M rows a core-second"
     print(f"{done} of {len(frame)} rows: {rates}")
 

@@ -173,14 +173,14 @@ def _keys(schema: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, st
 def table_columns() -> str:
     """The columns of every kind of measured table, from the declarations that `paleo validate` reads by."""
     from paleo.tables.columns import COLUMNS
-    from paleo.tables.steps import tables
+    from paleo.tables.run_tables import table_kinds
 
     parts = ["# Columns of measured tables\n\nA cell may be blank unless its kind cannot do without it.\n"]
-    for name, kind in sorted(tables().items()):
+    for name, kind in sorted(table_kinds().items()):
         rows = [
             (
                 f"`{column}`",
-                COLUMNS[column].expected,
+                COLUMNS[column].expected_text,
                 "yes" if column in kind.identifying_columns else "",
                 COLUMNS[column].meaning,
             )
@@ -196,11 +196,11 @@ def table_columns() -> str:
 def spec_files() -> str:
     """The keys of every kind of YAML file."""
     from paleo.specs.device import Device, Link, Memory, Price
-    from paleo.specs.fields import field_table
-    from paleo.specs.model import Dataset, Expect, Input, ModelSpec
+    from paleo.specs.model import Dataset, ModelInput, ModelSpec, PublishedCounts
     from paleo.specs.run import Run
-    from paleo.specs.software import Software
-    from paleo.specs.system import Host, Level, System
+    from paleo.specs.schema_tables import field_table
+    from paleo.specs.software import SoftwareProfile
+    from paleo.specs.system import Host, InterconnectLevel, System
     from paleo.studies.cost import Tariff
     from paleo.studies.sweep import SweepStudy
 
@@ -212,11 +212,11 @@ def spec_files() -> str:
         "`software/`, `calibrations/`).\n"
     )
     kinds: dict[str, list[Any]] = {
-        "Models": [ModelSpec, Input, Dataset, Expect],
+        "Models": [ModelSpec, ModelInput, Dataset, PublishedCounts],
         "Devices": [Device, Memory, Price],
         "Links": [Link],
-        "Systems": [System, Level, Host],
-        "Software profiles": [Software],
+        "Systems": [System, InterconnectLevel, Host],
+        "Software profiles": [SoftwareProfile],
         "Runs": [Run],
         "Prices": [Tariff],
         "Studies": [SweepStudy],
@@ -224,9 +224,9 @@ def spec_files() -> str:
     parts = ["# Files\n", intro]
     for title, specs in kinds.items():
         parts.append(f"## {title}\n")
-        if specs == [Software]:
+        if specs == [SoftwareProfile]:
             parts.append("Fields stand in groups: `host: {forward: 5 us}` sets `host.forward`.\n")
-            parts.append(table(("field", "unit", "default", "meaning"), field_table(Software)))
+            parts.append(table(("field", "unit", "default", "meaning"), field_table(SoftwareProfile)))
             continue
         for spec in specs:
             parts += [f"### {spec.__name__}\n", f"{_described(spec)}\n", _fields(spec)]
@@ -316,7 +316,7 @@ def catalog() -> str:
     from paleo.report import catalog as entries
 
     parts = ["# Catalog\n", "What `paleo list` prints; `paleo show NAME` says all that is known of an entry.\n"]
-    for kind in entries.KINDS:
+    for kind in entries.DESCRIPTIONS_BY_KIND:
         lines = entries.catalog_lines(kind)
         parts += [
             f"## {kind.capitalize()} ({len(lines)})\n",
@@ -458,17 +458,17 @@ def _sources_left_out() -> str:
 def _held_out() -> str:
     """What the calibration files and software profiles say of rows that were not fitted."""
     from paleo.specs.calibration import INHERITANCE_FILE, load_calibration
-    from paleo.specs.catalog import names
+    from paleo.specs.catalog import entry_names
     from paleo.specs.software import load_software
 
     rows: list[tuple[str, ...]] = []
-    for name in (name for name in names("calibrations") if name != INHERITANCE_FILE):
+    for name in (name for name in entry_names("calibrations") if name != INHERITANCE_FILE):
         rows += [
             (name, f"{entry.family}, {entry.stack}", *_held(entry.rows_fitted, entry.residual))
             for entry in load_calibration(name).entries
             if entry.residual is not None
         ]
-    for name in names("software"):
+    for name in entry_names("software"):
         fit = load_software(name).fit
         if fit is not None:
             rows.append((name, "whole steps", *_held(fit.rows_fitted, fit.residual)))
@@ -489,14 +489,21 @@ def _rounds(file: str) -> str:
     """Submissions as foretold by tasks that were fitted to all other rounds."""
     import pandas as pd
 
-    from paleo.calibrate.tasks import ROUND_HEADINGS, cross_validated_submissions, error_lines, percent, rank_agreement
+    from paleo.calibrate.mlperf_tasks import (
+        ROUND_HEADINGS,
+        cross_validated_submissions,
+        error_table_rows,
+        format_percent,
+        rank_agreement,
+    )
 
     submissions = cross_validated_submissions(pd.read_csv(file))
     share, pairs = rank_agreement(submissions)
     return (
         "## Submissions of MLPerf, each round left out\n\nMean errors of tasks fitted to all other rounds.\n\n"
-        f"{table(ROUND_HEADINGS, error_lines(submissions))}\nOf {pairs:,} pairs of submissions on two kinds of GPUs, "
-        f"of one benchmark, round and count, whose minutes differ by more than 5 %, {percent(share)} are "
+        f"{table(ROUND_HEADINGS, error_table_rows(submissions))}\nOf {pairs:,} pairs of submissions on two kinds of "
+        f"GPUs, "
+        f"of one benchmark, round and count, whose minutes differ by more than 5 %, {format_percent(share)} are "
         "predicted in the right order.\n"
     )
 
@@ -526,9 +533,9 @@ def _validated(files: Sequence[str], parts: list[Any]) -> Iterator[dict[str, Any
             continue
         name = _table_name({"file": file}).partition(".")[0]
         for report in answer.reports:
-            column, measured = report.table.measured_column, report.measured / report.table.measured_unit
+            column, measured = report.table.measured_column, report.measured / report.table.measured_unit_in_si
             parts.append(points(name, column, answer.predictions().assign(**{column: measured})))
-        yield from json.loads(json_text(answer.document()))["files"]
+        yield from json.loads(json_text(answer.json_document()))["files"]
 
 
 def _errors(name: str, errors: Mapping[str, Any] | None, report: Mapping[str, Any] | None = None) -> list[str]:

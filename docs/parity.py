@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from paleo.report.plots import CYCLE, GREY, MARKERS, STYLE
+from paleo.report.plots import COLOUR_CYCLE, GREY, MARKERS, STYLE
 
 HERE = Path(__file__).resolve().parent
 #: Most points of one source of a table, and sources of the picture that have a colour of their own.
@@ -68,7 +68,7 @@ def picture(rows: pd.DataFrame) -> Figure:
             label = f"{source} ({100 * error:.0f} %)" if coloured else None
             axes.plot(
                 chosen["measured"], chosen["predicted"], MARKERS[rank % len(MARKERS)], markersize=4, alpha=0.7,
-                color=CYCLE[rank] if coloured else GREY, markeredgewidth=0, label=label,
+                color=COLOUR_CYCLE[rank] if coloured else GREY, markeredgewidth=0, label=label,
             )  # fmt: skip
         ends = [rows[["measured", "predicted"]].min().min(), rows[["measured", "predicted"]].max().max()]
         axes.plot(ends, ends, "--", color=GREY, linewidth=1)

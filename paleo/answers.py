@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from paleo.cluster.study import FleetStudy
     from paleo.predict import Prediction
     from paleo.report.estimate import RunStudies
-    from paleo.search.plans import Explanation, Search
+    from paleo.search.plans import Explanation, FoundPlans
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
     from paleo.specs.system import System
     from paleo.specs.task import TrainingTask
     from paleo.step.memory import Footprint
     from paleo.studies.advice import Advice
-    from paleo.studies.audit import Audit, CollectiveAudit
+    from paleo.studies.audit import CollectiveAudit, TrainingLogAudit
     from paleo.studies.cost import Tariff, TrainingEstimate
     from paleo.studies.defaults import RunWithDefaults
     from paleo.studies.goodput import LongRun
     from paleo.studies.purchase import Candidate, Comparison, Objective, PlanWithCost, PurchasePlans, Requirements
     from paleo.studies.scale import ScaleCurve, ScalePoint
     from paleo.studies.target import TargetScaling, TargetTime
-    from paleo.tables.runner import FileReport
+    from paleo.tables.validation import FileReport
     from paleo.tuning.study import TuningStudy
 
-Document = dict[str, Any]
+JsonDocument = dict[str, Any]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -44,11 +44,11 @@ class StudyResult:
     rows_key: ClassVar[str | None] = None
     #: Module that writes the answer, and prefix of its functions ``document`` and ``table``, which take the fields.
     report_module: ClassVar[str]
-    function_prefix: ClassVar[str] = ""
+    report_function_prefix: ClassVar[str] = ""
 
-    def document(self) -> Document:
+    def json_document(self) -> JsonDocument:
         """Return the document of ``--json`` without the name of its schema."""
-        document: Document = self._render("document")
+        document: JsonDocument = self._render("document")
         return document
 
     def table(self) -> RenderableType:
@@ -58,7 +58,7 @@ class StudyResult:
 
     def _render(self, form: str) -> Any:
         """Return one form of the answer, written by its module."""
-        return getattr(importlib.import_module(self.report_module), f"{self.function_prefix}{form}")(
+        return getattr(importlib.import_module(self.report_module), f"{self.report_function_prefix}{form}")(
             *self._field_values()
         )
 
@@ -70,11 +70,11 @@ class StudyResult:
         """Answer as one line of text."""
         return str(self._field_values()[0].verdict)
 
-    def to_dict(self) -> Document:
+    def to_dict(self) -> JsonDocument:
         """Return the document of ``--json`` in seconds, bytes and FLOP (see ``paleo schema COMMAND``)."""
         from paleo.report.columns import with_schema
 
-        return with_schema(self.command, self.document())
+        return with_schema(self.command, self.json_document())
 
     def to_frame(self) -> pd.DataFrame:
         """Return a data frame with a row for each point, system or plan, and its task, model and system.
@@ -84,7 +84,7 @@ class StudyResult:
         """
         import pandas as pd
 
-        document = self.document()
+        document = self.json_document()
         if self.rows_key is None:
             return pd.DataFrame([_flatten(document)])
         names = {key: document[key] for key in ("task", "model", "system") if key in document}
@@ -99,9 +99,9 @@ class StudyResult:
         return html(self.table())
 
 
-def _flatten(row: Mapping[str, Any], before: str = "") -> Document:
+def _flatten(row: Mapping[str, Any], before: str = "") -> JsonDocument:
     """Join nested keys by dots, and split an interval into two columns."""
-    flat: Document = {}
+    flat: JsonDocument = {}
     for key, value in row.items():
         if isinstance(value, Mapping):
             flat |= _flatten(value, f"{before}{key}.")
@@ -173,13 +173,13 @@ class Estimate(StudyResult):
     @property
     def goodput(self) -> LongRun | None:
         """Goodput of the training, if failures count."""
-        return None if self.training is None else self.training.goodput
+        return None if self.training is None else self.training.long_run
 
     @property
     def headline(self) -> str:
         return self.prediction.headline
 
-    def document(self) -> Document:
+    def json_document(self) -> JsonDocument:
         from paleo.report import estimate
 
         document = estimate.document(self.prediction, self.training, self.advice, self.studies)
@@ -250,7 +250,7 @@ class CompareResult(StudyResult):
     command, rows_key = "compare", "systems"
     report_module = "paleo.report.compare"
     comparison: Comparison
-    choices: Mapping[str, RunWithDefaults] = field(default_factory=dict)
+    runs_with_defaults: Mapping[str, RunWithDefaults] = field(default_factory=dict)
 
     def best(self, objective: Objective = "time") -> Candidate | None:
         """Return the system that fits and has the lowest time, cost or energy.
@@ -282,9 +282,9 @@ class SearchResult(StudyResult):
     report_module = "paleo.report.plan"
     model: ModelSpec
     system: System
-    search: Search
+    search: FoundPlans
     explanation: Explanation | None
-    choices: Mapping[str, str] = field(default_factory=dict)
+    choice_reasons: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def requirements(self) -> Requirements:
@@ -309,12 +309,14 @@ class SearchResult(StudyResult):
     def headline(self) -> str:
         first = self.search.plans[0]
         fits = f"best is {first.strategy or 'dp'}" if first.fits else "none fits"
-        return f"{self.search.configurations:,} plans of {self.model.name} on {self.system.name}, {fits}"
+        return f"{self.search.covered_configurations:,} plans of {self.model.name} on {self.system.name}, {fits}"
 
     def table(self) -> RenderableType:
         from paleo.report import plan
 
-        return plan.table(self.model, self.system, self.search, self.explanation, self.best_prediction, self.choices)
+        return plan.table(
+            self.model, self.system, self.search, self.explanation, self.best_prediction, self.choice_reasons
+        )
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -323,7 +325,7 @@ class PlanResult(StudyResult):
 
     command, rows_key = "plan", "plans"
     report_module = "paleo.report.plan"
-    function_prefix = "purchase_"
+    report_function_prefix = "purchase_"
     purchase: PurchasePlans
 
     @property
@@ -336,7 +338,7 @@ class PlanResult(StudyResult):
         return self.purchase.searches[0][0]
 
     @property
-    def search(self) -> Search:
+    def search(self) -> FoundPlans:
         """All plans on the first system, at the global batch of the answer."""
         return self.purchase.search
 
@@ -388,7 +390,7 @@ class FleetResult(StudyResult):
     study: FleetStudy
 
     @property
-    def possible(self) -> bool:
+    def requirements_met(self) -> bool:
         """True if all deadlines and the limit of the waiting time are met."""
         return self.study.meets_requirements
 
@@ -402,9 +404,9 @@ class TuneResult(StudyResult):
     study: TuningStudy
 
     @property
-    def possible(self) -> bool:
+    def deadline_met(self) -> bool:
         """True if the search ends before its deadline."""
-        return self.study.margin is None or self.study.margin.holds
+        return self.study.deadline_margin is None or self.study.deadline_margin.meets_deadline
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -413,7 +415,7 @@ class AuditResult(StudyResult):
 
     command = "audit"
     report_module = "paleo.report.audit"
-    audit: Audit | CollectiveAudit
+    audit: TrainingLogAudit | CollectiveAudit
 
     @property
     def headline(self) -> str:
@@ -430,12 +432,12 @@ class ValidateResult(StudyResult):
     """
 
     command, rows_key = "validate", "files"
-    report_module = "paleo.tables.report"
+    report_module = "paleo.tables.validation_report"
     reports: tuple[FileReport, ...]
 
     def predictions(self) -> pd.DataFrame:
         """Return all rows with prediction and interval in the unit of the measured column, or the reason for none."""
-        from paleo.tables.runner import with_predictions
+        from paleo.tables.validation import with_predictions
 
         return with_predictions(self.reports)
 
@@ -460,6 +462,8 @@ class ValidateResult(StudyResult):
         from rich.console import Group
         from rich.text import Text
 
-        from paleo.tables.report import renderables
+        from paleo.tables.validation_report import terminal_renderables
 
-        return Group(*(part for report in self.reports for part in (*renderables(report, worst=worst), Text())))
+        return Group(
+            *(part for report in self.reports for part in (*terminal_renderables(report, worst=worst), Text()))
+        )

@@ -13,7 +13,7 @@ class EventQueue:
     >>> queue = EventQueue()
     >>> queue.push(2.0, 1), queue.push(1.0, 7), queue.push(1.0, 3), queue.cancel(7)
     (None, None, None, 1.0)
-    >>> queue.pop(), queue.time, len(queue)
+    >>> queue.pop(), queue.next_event_time, len(queue)
     ((1.0, 3), 2.0, 1)
     """
 
@@ -55,7 +55,7 @@ class EventQueue:
         return self._due.pop(event)
 
     @property
-    def time(self) -> float:
+    def next_event_time(self) -> float:
         """Time of the next event; inf if the queue is empty."""
         heap, due = self._heap, self._due
         while heap and due.get(heap[0][1]) != heap[0][0]:
@@ -63,7 +63,7 @@ class EventQueue:
         return heap[0][0] if heap else float("inf")
 
     @property
-    def newest(self) -> int:
+    def newest_event(self) -> int:
         """Number of the event that was added last."""
         return next(reversed(self._due))
 

@@ -25,7 +25,7 @@ from paleo.errors import SpecError
 #: File formats of pictures.
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 #: First bytes of a gzip file.
-GZIP = b"\x1f\x8b"
+GZIP_MAGIC = b"\x1f\x8b"
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -77,7 +77,7 @@ def is_file(path: str | Path) -> bool:
     return os.path.isfile(path)  # noqa: PTH113 (as above)
 
 
-def checked_output(path: str | Path, suffixes: Iterable[str] = (), *, option: str = "-o") -> Path:
+def check_output_path(path: str | Path, suffixes: Iterable[str] = (), *, option: str = "-o") -> Path:
     """Check, before anything is computed, that a file can be written.
 
     Parameters
@@ -222,9 +222,9 @@ def read_bytes(path: str | Path, *, most: int, expected: str) -> bytes:
     """
     short_path = str(path)[:200]
     try:
-        require_regular(path, expected)
+        require_regular_file(path, expected)
         with Path(path).open("rb") as file:
-            packed = file.read(2) == GZIP
+            packed = file.read(2) == GZIP_MAGIC
             file.seek(0)
             content = (gzip.GzipFile(fileobj=file) if packed else file).read(most + 1)
     except SpecError:
@@ -237,7 +237,7 @@ def read_bytes(path: str | Path, *, most: int, expected: str) -> bytes:
     return content
 
 
-def require_regular(path: str | Path, expected: str) -> None:
+def require_regular_file(path: str | Path, expected: str) -> None:
     """Check that a path is a regular file; a pipe or device may never end.
 
     Parameters
@@ -265,7 +265,7 @@ def require_regular(path: str | Path, expected: str) -> None:
         raise SpecError(f"{short_path}: is {kind}; expected {expected}")
 
 
-def append_row(path: Path, names: Iterable[str], row: Mapping[str, Any]) -> None:
+def append_csv_row(path: Path, names: Iterable[str], row: Mapping[str, Any]) -> None:
     """Append a row to a CSV table in one write; a new table gets a header.
 
     An incomplete last line, from a signal or a full disk, is dropped first.
@@ -318,7 +318,7 @@ def csv_columns(path: Path) -> list[str] | None:
     return next(csv.reader([line.decode("utf-8")])) if line.endswith(b"\n") else None
 
 
-def read_rows(path: Path) -> list[dict[str, str]]:
+def read_csv_rows(path: Path) -> list[dict[str, str]]:
     """Read the rows of a CSV table that may be growing; an incomplete last line is dropped.
 
     Parameters
@@ -341,7 +341,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 def _csv_line(cells: Iterable[Any]) -> str:
     """Write a line of a CSV table."""
     line: list[str] = []
-    csv.writer(_Lines(line), lineterminator="\n").writerow([csv_cell(cell) for cell in cells])
+    csv.writer(_Lines(line), lineterminator="\n").writerow([escape_csv_cell(cell) for cell in cells])
     return line[0]
 
 
@@ -352,10 +352,17 @@ class _Lines:
         self._lines = lines
 
     def write(self, line: str) -> None:
+        """Append a line to the list.
+
+        Parameters
+        ----------
+        line : str
+            Line with its line end.
+        """
         self._lines.append(line)
 
 
-def csv_cell(value: Any) -> Any:
+def escape_csv_cell(value: Any) -> Any:
     """Protect a cell from spreadsheets: text that begins with = + - @ gets an apostrophe.
 
     Parameters
@@ -374,7 +381,7 @@ def csv_cell(value: Any) -> Any:
 
     Examples
     --------
-    >>> csv_cell("=HYPERLINK(1)"), csv_cell("-1.5"), csv_cell(-1.5), csv_cell("plain")
+    >>> escape_csv_cell("=HYPERLINK(1)"), escape_csv_cell("-1.5"), escape_csv_cell(-1.5), escape_csv_cell("plain")
     ("'=HYPERLINK(1)", '-1.5', -1.5, 'plain')
     """
     if not isinstance(value, str) or not value.startswith(_FORMULA):

@@ -12,26 +12,26 @@ import numpy.typing as npt
 from paleo.errors import SpecError
 from paleo.lowering.launches import unmatched_module_warnings
 from paleo.lowering.policies import ModelChunk, kernel_runs
-from paleo.operations.base import model_flops, optimizer
-from paleo.operations.contraction import executed_share
+from paleo.operations.base import configure_optimizer, model_flops
+from paleo.operations.contraction import executed_flop_share
 from paleo.parallel.plan import (
     Plan,
     foreign_software_warnings,
-    free_routing_warnings,
     high_utilisation_warnings,
     host_warnings,
     idle_option_warnings,
     loading_warnings,
+    missing_routing_time_warnings,
+    missing_sequence_parallel_warnings,
     plan,
     plan_warnings,
-    refused_sequence_warnings,
-    shared_overlap_warnings,
+    shared_expert_overlap_warnings,
 )
-from paleo.step.backend import backend_of
+from paleo.step.backend import build_backend
 from paleo.step.interval import OPAQUE, Uncertainty, uncertainty
 from paleo.step.memory import Footprint
-from paleo.step.step import StepArrays, single_batch, step, timed_program
-from paleo.step.waiting import unmodelled_waiting
+from paleo.step.step import StepArrays, predict_steps, single_batch, timed_program
+from paleo.step.waiting import describe_unmodelled_wait
 from paleo.units import format_duration
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from paleo.specs.calibration import Calibration
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
-    from paleo.specs.software import Software
+    from paleo.specs.software import SoftwareProfile
     from paleo.specs.system import System
     from paleo.step.backend import Backend
     from paleo.step.waiting import InputPipeline
@@ -83,10 +83,10 @@ class Prediction:
 
     ``graph`` has the layers of the network at the local batch of all replicas. ``program`` is what one rank computes
     and sends. ``kernels`` are the times of its kernels in order. ``model_chunks`` are the pieces of a pipeline.
-    ``steps`` is the step of this configuration with all its arrays. ``breakdown`` is the time of the step by part, and
-    ``memory`` the bytes of the fullest device by purpose. ``flops`` are the FLOP of the network in a step, without
-    recomputation and padding. ``host_memory`` is host memory for each device [bytes]. ``calibration`` says which
-    measurements the prices rest on. ``unmodelled`` lists what a real step has and this prediction omits.
+    ``step_arrays`` is the step of this configuration with all its arrays. ``breakdown`` is the time of the step by
+    part, and ``memory`` the bytes of the fullest device by purpose. ``flops`` are the FLOP of the network in a step,
+    without recomputation and padding. ``host_memory`` is host memory for each device [bytes]. ``calibration`` says
+    which measurements the prices rest on. ``unmodelled`` lists what a real step has and this prediction omits.
 
     Predictions are compared by identity: a prediction equals only itself.
     """
@@ -98,7 +98,7 @@ class Prediction:
     graph: Graph
     program: Program
     kernels: KernelTimes
-    steps: StepArrays
+    step_arrays: StepArrays
     breakdown: Breakdown
     memory: Footprint
     flops: float
@@ -129,28 +129,30 @@ class Prediction:
         """
         from paleo.step.timeline import step_timeline
 
-        return step_timeline(self.steps, self.program, self.input_pipeline)
+        return step_timeline(self.step_arrays, self.program, self.input_pipeline)
 
     @cached_property
-    def slowed(self) -> float:
+    def contention_time(self) -> float:
         """Part of ``breakdown.communication_exposed`` that computation loses to overlapping collectives [s].
 
         It would be saved without contention (``overlap.contention`` of the software).
         """
-        batch = self.steps.batch
+        batch = self.step_arrays.batch
         if batch.backend.software.overlap.contention == 0:
             return 0.0
-        saved = float(self.steps.step_time[0] - step(batch.without_contention()).step_time[0])
+        saved = float(self.step_arrays.step_time[0] - predict_steps(batch.without_contention()).step_time[0])
         return min(max(saved, 0.0), self.breakdown.communication_exposed)
 
-    def variant(self, system: System | None = None, software: Software | None = None, **fields: object) -> Prediction:
+    def predict_variant(
+        self, system: System | None = None, software: SoftwareProfile | None = None, **fields: object
+    ) -> Prediction:
         """Predict the same run with some fields changed; the microbatch stays unless it is one of them.
 
         Parameters
         ----------
         system : System, optional
             Another system.
-        software : Software, optional
+        software : SoftwareProfile, optional
             Profile to use instead of the run's.
         **fields : object
             Fields of the run with new values.
@@ -165,9 +167,11 @@ class Prediction:
         SpecError
             If a field or value is not valid.
         """
-        from paleo.specs.run import explicit_fields, updated
+        from paleo.specs.run import explicit_fields, replace_fields
 
-        run = updated(self.run, {"microbatch": self.plan.microbatch, **explicit_fields(type(self.run)(**fields))})
+        run = replace_fields(
+            self.run, {"microbatch": self.plan.microbatch, **explicit_fields(type(self.run)(**fields))}
+        )
         return predict(self.model, self.system if system is None else system, run, software)
 
     def stage_footprint(self, stage: int) -> Footprint:
@@ -183,7 +187,7 @@ class Prediction:
         Footprint
             Bytes by part.
         """
-        return _footprint(self.steps, self.system, self.steps.batch.backend.software, stage)
+        return _footprint(self.step_arrays, self.system, self.step_arrays.batch.backend.software, stage)
 
     @property
     def step_time(self) -> float:
@@ -202,10 +206,15 @@ class Prediction:
     @cached_property
     def framework_violations(self) -> tuple[str, ...]:
         """Documented limits of the software's framework that the plan violates, one sentence each."""
-        batch = self.steps.batch
+        batch = self.step_arrays.batch
         return tuple(
             _unsupported(
-                self.plan, self.run, self.graph, self.system, batch.backend.software, overlapped=batch.overlapped
+                self.plan,
+                self.run,
+                self.graph,
+                self.system,
+                batch.backend.software,
+                overlapped=batch.overlaps_gradient_exchange,
             )
         )
 
@@ -238,7 +247,7 @@ class Prediction:
     @cached_property
     def executed_flop_ratio(self) -> float:
         """Executed FLOP of the algorithms of all kernels, relative to the direct count."""
-        return _executed_flop_ratio(self.program, self.steps.batch.backend)
+        return _executed_flop_ratio(self.program, self.step_arrays.batch.backend)
 
     @property
     def hfu(self) -> float:
@@ -248,7 +257,7 @@ class Prediction:
     @property
     def _peak_flops(self) -> float:
         device = self.system.device
-        return self.step_time * self.plan.gpus * device.peak_flops_per_s(device.arithmetic(self.plan.dtype))
+        return self.step_time * self.plan.gpus * device.peak_flops_per_s(device.arithmetic_dtype(self.plan.dtype))
 
     @property
     def executed_flops(self) -> float:
@@ -261,7 +270,7 @@ def _counted_flops(program: Program) -> Array:
     """Return the FLOP of all runs of each kernel in a microbatch, with direct convolutions, shape (kernels,)."""
     return np.array(
         [
-            executed_share(each.kernel)
+            executed_flop_share(each.kernel)
             * each.kernel.flops
             * kernel_runs(section, each)
             * each.repetitions
@@ -280,7 +289,11 @@ def _executed_flop_ratio(program: Program, backend: Backend) -> float:
 
 
 def predict(
-    model: ModelSpec, system: System, run: Run, software: Software | None = None, calibration: Calibration | None = None
+    model: ModelSpec,
+    system: System,
+    run: Run,
+    software: SoftwareProfile | None = None,
+    calibration: Calibration | None = None,
 ) -> Prediction:
     """Predict one training step: count, price, schedule.
 
@@ -294,7 +307,7 @@ def predict(
         Machine, from `load_system`.
     run : Run
         Batch, strategy, precision and so on.
-    software : Software, optional
+    software : SoftwareProfile, optional
         Profile to use instead of the run's.
     calibration : Calibration, optional
         Calibration to use instead of the run's.
@@ -314,15 +327,15 @@ def predict(
     if isinstance(model, str) or isinstance(system, str) or isinstance(run, dict):
         raise SpecError("predict takes results of load_model and load_system, and a Run; paleo.estimate takes names")
     layout = plan(model, system, run)
-    backend = backend_of(system, run, layout.dtype, software, calibration, strategy=layout.parallel)
+    backend = build_backend(system, run, layout.dtype, software, calibration, strategy=layout.strategy)
     batch = layout.microbatch * layout.dp
     graph = backend.recent_graph(model, batch, layout.mesh.degree("tp"))
-    placed = backend.placement(graph, layout.parallel)
-    program = timed_program(backend.lowered(graph, placed, layout.mesh), layout, backend)
+    placed = backend.placement(graph, layout.strategy)
+    program = timed_program(backend.lower(graph, placed, layout.mesh), layout, backend)
     arriving = backend.input_pipeline(graph, layout.gpus, layout.mesh.size / layout.dp, layout.local_batch)
-    steps = step(single_batch(program, layout, backend, arriving))
-    memory = _footprint(steps, system, backend.software, int(steps.stage_memory.fullest[0]))
-    breakdown = Breakdown(**{part: float(seconds[0]) for part, seconds in steps.parts.items()})
+    steps = predict_steps(single_batch(program, layout, backend, arriving))
+    memory = _footprint(steps, system, backend.software, int(steps.stage_memory.fullest_stage[0]))
+    breakdown = Breakdown(**{part: float(seconds[0]) for part, seconds in steps.breakdown.items()})
     host_memory = float(steps.stage_memory.host_bytes.mean())
     flops = _model_flops(backend.recent_graph(model, batch), backend.formats, layout, run)
     exposed, update = (part / breakdown.step for part in (breakdown.communication_exposed, breakdown.optimizer))
@@ -334,12 +347,12 @@ def predict(
         graph=graph,
         program=program.program,
         kernels=program.kernels,
-        steps=steps,
+        step_arrays=steps,
         breakdown=breakdown,
         memory=memory,
         flops=flops,
         uncertainty=uncertainty(program, layout, backend, exposed=exposed, update=update),
-        calibration=backend.calibration(layout.mesh),
+        calibration=backend.describe_calibration(layout.mesh),
         unmodelled=(
             *unmodelled(program.program, run, loads=arriving is not None),
             *_straggler_warnings(run, backend.software, layout, breakdown),
@@ -348,13 +361,15 @@ def predict(
             *model.remarks,
             *plan_warnings(layout, graph, placed),
             *_run_warnings(run, system, layout, graph, backend.software),
-            *_unsupported(layout, run, graph, system, backend.software, overlapped=steps.batch.overlapped),
+            *_unsupported(
+                layout, run, graph, system, backend.software, overlapped=steps.batch.overlaps_gradient_exchange
+            ),
             *_result_warnings(run, system, layout, breakdown, memory, host_memory),
             *_rare_utilisation(flops / breakdown.step, layout, program.program, backend),
         ),
         host_memory=host_memory,
         input_pipeline=arriving,
-        model_chunks=tuple(program.pieces),
+        model_chunks=tuple(program.model_chunks),
     )
 
 
@@ -378,7 +393,7 @@ def _rare_utilisation(flops_per_s: float, layout: Plan, program: Program, backen
 
 
 #: Fraction of the memory that should stay free; it is the mean error of predicted memory.
-HEADROOM = 0.05
+MEMORY_HEADROOM_SHARE = 0.05
 
 
 def tight_memory_warnings(memory: Footprint) -> list[str]:
@@ -400,13 +415,13 @@ def tight_memory_warnings(memory: Footprint) -> list[str]:
     '97 % of the memory is taken: predicted'
     """
     taken = memory.total / memory.capacity
-    if not memory.fits or taken <= 1.0 - HEADROOM:
+    if not memory.fits or taken <= 1.0 - MEMORY_HEADROOM_SHARE:
         return []
-    off = f"predicted sizes are {100 * HEADROOM:.0f} % off on average"
+    off = f"predicted sizes are {100 * MEMORY_HEADROOM_SHARE:.0f} % off on average"
     return [f"{100 * taken:.0f} % of the memory is taken: {off}, so it may not fit"]
 
 
-def _footprint(steps: StepArrays, system: System, software: Software, stage: int) -> Footprint:
+def _footprint(steps: StepArrays, system: System, software: SoftwareProfile, stage: int) -> Footprint:
     """Return the memory of the devices of one pipeline stage, by purpose."""
     sizes = steps.stage_memory
     reserved = float(sizes.reserved[0])
@@ -415,10 +430,10 @@ def _footprint(steps: StepArrays, system: System, software: Software, stage: int
         gradients=float(sizes.states.gradients[stage, 0]),
         optimizer=float(sizes.states.optimizer[stage, 0]),
         activations=float(sizes.activations[stage, 0]),
-        workspace=float((sizes.workspace + sizes.states.gathered)[stage, 0]) + reserved,
+        workspace=float((sizes.workspace + sizes.states.gathered_parameters)[stage, 0]) + reserved,
         reserved=reserved,
         fragmentation=software.memory.fragmentation if system.device.kind == "gpu" else 0.0,
-        capacity=system.device.memory.usable,
+        capacity=system.device.memory.usable_bytes,
         flat_buffer_cache=float(sizes.flat_buffer_cache[stage, 0]),
     )
 
@@ -450,7 +465,7 @@ def unmodelled(program: Program, run: Run, *, loads: bool) -> tuple[str, ...]:
     loading = "input pipeline (storage, decoding, host-to-device copies)"
     constant = "launches of kernels and latencies of links, as ppp= is a share of peaks alone"
     shares_of_peaks = [constant] if run.calibration.startswith("ppp=") else []
-    matrices = None if run.forward_only else optimizer(run.optimizer).matrices
+    matrices = None if run.forward_only else configure_optimizer(run.optimizer).matrix_update
     always = (*([] if loads else [loading]), *shares_of_peaks, *([] if matrices is None else [matrices.unmodelled]))
     launches = [
         (counted.kernel, counted.repetitions * section.repeat)
@@ -470,28 +485,28 @@ def unmodelled(program: Program, run: Run, *, loads: bool) -> tuple[str, ...]:
     return (*always, f"{text} ({names[:200]})")
 
 
-def _straggler_warnings(run: Run, software: Software, layout: Plan, breakdown: Breakdown) -> list[str]:
+def _straggler_warnings(run: Run, software: SoftwareProfile, layout: Plan, breakdown: Breakdown) -> list[str]:
     """Warn of the time that ranks would wait for the slowest one if they were not taken to be equal."""
     kernels = breakdown.compute + breakdown.memory_bound + breakdown.launch
     ranks = float(layout.mesh.replicas * layout.stages)
-    return [*filter(None, [unmodelled_waiting(run, software, ranks, kernels / breakdown.step)])]
+    return [*filter(None, [describe_unmodelled_wait(run, software, ranks, kernels / breakdown.step)])]
 
 
-def _run_warnings(run: Run, system: System, layout: Plan, graph: Graph, software: Software) -> list[str]:
+def _run_warnings(run: Run, system: System, layout: Plan, graph: Graph, software: SoftwareProfile) -> list[str]:
     """Warn of options of a run that have no effect here."""
     return [
         *idle_option_warnings(run, system, layout, graph),
         *unmatched_module_warnings(run.recompute.modules, graph),
         *_idle_servers(run),
         *foreign_software_warnings(run, system),
-        *refused_sequence_warnings(graph, run, software, layout),
-        *shared_overlap_warnings(graph, software, layout),
-        *free_routing_warnings(graph, run, software, system),
+        *missing_sequence_parallel_warnings(graph, run, software, layout),
+        *shared_expert_overlap_warnings(graph, software, layout),
+        *missing_routing_time_warnings(graph, run, software, system),
     ]
 
 
 def _unsupported(
-    layout: Plan, run: Run, graph: Graph, system: System, software: Software, *, overlapped: bool
+    layout: Plan, run: Run, graph: Graph, system: System, software: SoftwareProfile, *, overlapped: bool
 ) -> list[str]:
     """Return the documented limits of the software's framework that a plan violates."""
     if software.framework is None or run.forward_only:

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any
 from paleo.answers import (
     AuditResult,
     CompareResult,
-    Document,
     Estimate,
     FleetResult,
+    JsonDocument,
     PlanResult,
     ScalingCurves,
     SearchResult,
@@ -42,43 +42,43 @@ from paleo.network.graph import build_graph
 from paleo.parallel.abilities import framework_abilities
 from paleo.predict import predict
 from paleo.report.estimate import RunStudies
-from paleo.specs.loading import plain_arguments, plain_numbers
-from paleo.specs.loading import validate as validated_spec
+from paleo.specs.loading import build_validated as validated_spec
+from paleo.specs.loading import convert_numpy_arguments, to_python_numbers
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import OLD_NAMES, Run, explicit_fields
-from paleo.specs.system import System, loaded_system
-from paleo.studies.advice import advise
+from paleo.specs.system import System, as_system
+from paleo.studies.advice import suggest_memory_savings
 from paleo.studies.cost import (
-    MOST_AMOUNT,
-    HowMany,
+    MAX_TRAINING_AMOUNT,
+    CountOrText,
     Tariff,
-    amount,
+    amount_of_training,
     default_amount,
+    estimate_training,
     parse_amount,
     parse_tariff,
     require_amount,
-    training,
 )
 from paleo.studies.defaults import (
     AUTO,
     RunWithDefaults,
-    batch_for,
-    leaves_choices_open,
+    leaves_software_and_plan_open,
     rescaled_run,
     scaled_plan,
     software_for,
+    suitable_global_batch,
     with_defaults,
     with_one_software,
 )
 from paleo.studies.goodput import LongRunOptions, parse_long_run
 from paleo.studies.target import TrainingGoal, amount_for_goal, run_for_target
-from paleo.units import Quantity, checked_count, comma_separated, parse, whole_number
+from paleo.units import Quantity, checked_count, comma_separated, parse_quantity, parse_whole_number
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from paleo.predict import Prediction
-    from paleo.search.space import Space
+    from paleo.search.space import SearchSpace
     from paleo.specs.task import TrainingTask
     from paleo.studies.purchase import PlanSearch
     from paleo.studies.sweep import SweepStudy
@@ -90,19 +90,19 @@ GpuCounts = int | str | Sequence[int]
 #: Largest number of GPUs, and most numbers in a list.
 MOST_GPUS, MOST_COUNTS = 10**7, 200
 #: Keywords of a tariff, and those of a long run.
-TARIFF_WORDS = frozenset(inspect.signature(parse_tariff).parameters)
-LONG_RUN_WORDS = frozenset({"goodput", *(field.name for field in fields(LongRunOptions))})
+TARIFF_KEYWORDS = frozenset(inspect.signature(parse_tariff).parameters)
+LONG_RUN_KEYWORDS = frozenset({"goodput", *(field.name for field in fields(LongRunOptions))})
 
 
-@plain_arguments
+@convert_numpy_arguments
 def estimate(
     model: str | Path | ModelSpec,
     system: str | Path | System,
     *,
     run: Run | None = None,
-    epochs: HowMany | None = None,
-    samples: HowMany | None = None,
-    tokens: HowMany | None = None,
+    epochs: CountOrText | None = None,
+    samples: CountOrText | None = None,
+    tokens: CountOrText | None = None,
     loss: float | None = None,
     target: str | None = None,
     noise_scale: float | None = None,
@@ -140,31 +140,35 @@ def estimate(
     SpecError
         For unknown keywords and values that are out of range.
     """
-    question = _Question.of("estimate", run, options)
+    question = _Question.from_keywords("estimate", run, options)
     _check_number("loss", loss)
     _check_number("noise_scale", noise_scale)
-    network, machine = _model(model), loaded_system(system)
+    network, machine = _model(model), as_system(system)
     choice = RunWithDefaults(question.run) if target is not None else with_defaults(network, machine, question.run)
     run_of_task, _ = run_for_target(network, choice.run, target, None, [machine])
     step = predict(network, machine, run_of_task)
     tokens_of_sample = step.graph.tokens_per_sample
-    stated = amount(network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=tokens_of_sample)
+    stated = amount_of_training(
+        network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=tokens_of_sample
+    )
     training_amount, notes = amount_for_goal(step, TrainingGoal(loss, target, noise_scale), stated)
     failing = require_amount(question.long_run, training_amount)
-    cost = None if training_amount is None else training(step, training_amount, question.tariff, long_run=failing)
-    return Estimate(step, cost, advise(step), RunStudies(step), notes, choice)
+    cost = (
+        None if training_amount is None else estimate_training(step, training_amount, question.tariff, long_run=failing)
+    )
+    return Estimate(step, cost, suggest_memory_savings(step), RunStudies(step), notes, choice)
 
 
-@plain_arguments
+@convert_numpy_arguments
 def scale(
     model: str | Path | ModelSpec,
     system: str | Path | System,
     gpus: GpuCounts,
     *,
     mode: str | None = None,
-    epochs: HowMany | None = None,
-    samples: HowMany | None = None,
-    tokens: HowMany | None = None,
+    epochs: CountOrText | None = None,
+    samples: CountOrText | None = None,
+    tokens: CountOrText | None = None,
     run: Run | None = None,
     **options: Any,
 ) -> ScalingCurves:
@@ -196,31 +200,31 @@ def scale(
     """
     from paleo.studies import scale as target_scaling
 
-    question = _Question.of("scale", run, options)
+    question = _Question.from_keywords("scale", run, options)
     kinds = target_scaling.parse_scalings(mode or ("weak" if question.run.global_batch is None else "strong"))
-    network, machine = _model(model), loaded_system(system)
-    counts = gpu_counts(gpus)
+    network, machine = _model(model), as_system(system)
+    counts = parse_gpu_counts(gpus)
     stated = parse_amount(network, question.run, epochs=epochs, samples=samples, tokens=tokens)
     training_amount = stated or default_amount(network)
     terms = question.long_run, training_amount, question.tariff
     choice = scaled_plan(network, machine, question.run, counts)
     curves = (
-        target_scaling.scale(network, machine, variant, counts, kind, *terms)
+        target_scaling.predict_scale_curve(network, machine, variant, counts, kind, *terms)
         for kind in kinds
         for variant in target_scaling.curve_runs(choice.run)
     )
     return ScalingCurves(network, machine, tuple(curves), choice)
 
 
-@plain_arguments
+@convert_numpy_arguments
 def compare(
     model: str | Path | ModelSpec,
     systems: SystemChoice | Sequence[SystemChoice],
     *,
     run: Run | None = None,
-    epochs: HowMany | None = None,
-    samples: HowMany | None = None,
-    tokens: HowMany | None = None,
+    epochs: CountOrText | None = None,
+    samples: CountOrText | None = None,
+    tokens: CountOrText | None = None,
     target: str | None = None,
     objective: str | None = None,
     **options: Any,
@@ -253,7 +257,7 @@ def compare(
     """
     from paleo.studies import purchase
 
-    question = _Question.of("compare", run, options)
+    question = _Question.from_keywords("compare", run, options)
     network = _model(model)
     stated = parse_amount(network, question.run, epochs=epochs, samples=samples, tokens=tokens)
     offers = systems_with_counts(systems, question.run.gpus)
@@ -262,8 +266,8 @@ def compare(
     terms = (training_amount, question.tariff, question.long_run)
     planner, choices = None, dict[str, RunWithDefaults]()
     if aimed_run.strategy == AUTO:
-        planner = planner_of(question.run, None if target is None else aimed_run.software)
-    elif target is None and leaves_choices_open(network, rescaled_run(question.run, max(counts))):
+        planner = plan_search_of(question.run, None if target is None else aimed_run.software)
+    elif target is None and leaves_software_and_plan_open(network, rescaled_run(question.run, max(counts))):
         aimed_run = aimed_run.model_copy(update={"strategy": AUTO})
 
         def planner(model: ModelSpec, system: System, run: Run) -> tuple[list[Prediction], int, int]:
@@ -280,7 +284,7 @@ def compare(
     return CompareResult(study, choices)
 
 
-@plain_arguments
+@convert_numpy_arguments
 def search(
     model: str | Path | ModelSpec,
     system: str | Path | System,
@@ -321,23 +325,23 @@ def search(
     SearchResult
         Plans that leave less than 5 % of the memory free are last.
     """
-    from paleo.search.counts import search_counts
+    from paleo.search.gpu_counts import search_gpu_counts
     from paleo.search.plans import explain as explained
 
-    network, machine = _model(model), loaded_system(system)
-    counts = gpu_counts(gpus)
-    question = _Question.of("search", run, options, priced=False, long_run=False)
+    network, machine = _model(model), as_system(system)
+    counts = parse_gpu_counts(gpus)
+    question = _Question.from_keywords("search", run, options, priced=False, long_run=False)
     _check_top(top)
     software, why = software_for(network, machine, rescaled_run(question.run, max(counts)))
     plain = question.run.model_copy(update={"gpus": max(counts), "strategy": "dp", "software": software})
     wish: dict[str, Any] = {"objective": objective, "top": top, "exhaustive": exhaustive}
-    space = open_search_space(question.run, software)
-    ranking = search_counts(network, machine, plain, counts, space=space, **wish)
+    space = unstated_search_space(question.run, software)
+    ranking = search_gpu_counts(network, machine, plain, counts, space=space, **wish)
     explanation = explained(network, machine, ranking) if explain else None
     return SearchResult(network, machine, ranking, explanation, {f"software {software}": why} if why else {})
 
 
-def open_search_space(run: Run, software: str | None = None) -> Space:
+def unstated_search_space(run: Run, software: str | None = None) -> SearchSpace:
     """Return the search space that the fields of a run leave open.
 
     Parameters
@@ -349,22 +353,22 @@ def open_search_space(run: Run, software: str | None = None) -> Space:
 
     Returns
     -------
-    Space
+    SearchSpace
         Choices that the search varies.
     """
     from paleo.launch.commands import supported_space
-    from paleo.search.space import within
+    from paleo.search.space import narrowed_space
 
     stated = explicit_fields(run)
     strategy = None if stated.get("strategy") == AUTO else stated.get("strategy")
     lists = {"microbatches": "microbatch", "recompute": "recompute.policy", "schedules": "pipeline.schedule"}
-    space = within(strategy, **{choices: stated.get(name) for choices, name in lists.items()})
+    space = narrowed_space(strategy, **{choices: stated.get(name) for choices, name in lists.items()})
     limited = stated.get("pipeline.schedule") is None or framework_abilities(software or run.software) is not None
     return supported_space(space, software or run.software) if limited else space
 
 
-def planner_of(run: Run, software: str | None = None) -> PlanSearch:
-    """Return a function that finds the best plan, restricted by the fields of a run (see `open_search_space`).
+def plan_search_of(run: Run, software: str | None = None) -> PlanSearch:
+    """Return a function that finds the best plan, restricted by the fields of a run (see `unstated_search_space`).
 
     Parameters
     ----------
@@ -378,25 +382,25 @@ def planner_of(run: Run, software: str | None = None) -> PlanSearch:
     PlanSearch
         Function that finds the plan of a run.
     """
-    from paleo.search.counts import recommended
+    from paleo.search.gpu_counts import recommended_plans
 
     def planner(model: ModelSpec, system: System, searched: Run) -> tuple[list[Prediction], int, int]:
         profile = software or software_for(model, system, rescaled_run(run, searched.gpus))[0]
         plain = searched.model_copy(update={"software": profile})
-        return recommended(model, system, plain, space=open_search_space(run, profile))
+        return recommended_plans(model, system, plain, space=unstated_search_space(run, profile))
 
     return planner
 
 
-@plain_arguments
+@convert_numpy_arguments
 def plan(
     model: str | Path | ModelSpec,
     systems: SystemChoice | Sequence[SystemChoice],
     gpus: GpuCounts | None = None,
     *,
-    epochs: HowMany | None = None,
-    samples: HowMany | None = None,
-    tokens: HowMany | None = None,
+    epochs: CountOrText | None = None,
+    samples: CountOrText | None = None,
+    tokens: CountOrText | None = None,
     target: str | None = None,
     deadline: str | None = None,
     budget: str | float | None = None,
@@ -442,9 +446,9 @@ def plan(
     from paleo.studies import purchase
 
     network = _model(model)
-    common = [] if gpus is None else gpu_counts(gpus)
+    common = [] if gpus is None else parse_gpu_counts(gpus)
     offers = [(system, [count] if count else common) for system, count in systems_with_counts(systems, 0)]
-    question = _Question.of("plan", run, options)
+    question = _Question.from_keywords("plan", run, options)
     _check_top(top)
     stated = parse_amount(network, question.run, epochs=epochs, samples=samples, tokens=tokens)
     aimed_run, training_amount = run_for_target(network, question.run, target, stated, [system for system, _ in offers])
@@ -463,15 +467,15 @@ def plan(
         total = training_amount.samples * (
             build_graph(network, batch=1, overrides=plain.model).tokens_per_sample or 1.0
         )
-        batch, choices["global batch"] = batch_for(network, plain, total)
+        batch, choices["global batch"] = suitable_global_batch(network, plain, total)
         plain = plain.model_copy(update={"global_batch": batch})
 
-    def settle(machine: System, count: int) -> tuple[str, Space]:
+    def settle(machine: System, count: int) -> tuple[str, SearchSpace]:
         software = aimed_run.software
         if target is None:
             software, why = software_for(network, machine, rescaled_run(question.run, count))
             choices.update({f"software {software}": why} if why else {})
-        return software, open_search_space(question.run, software)
+        return software, unstated_search_space(question.run, software)
 
     reply = purchase.plan_purchase(network, offers, plain, wish, top=top, settle=settle)
     software = f"software {reply.plans[0].row.run.software}"
@@ -479,7 +483,7 @@ def plan(
     return PlanResult(replace(reply, choices=kept))
 
 
-@plain_arguments
+@convert_numpy_arguments
 def target(
     task: str | Path | TrainingTask,
     system: str | Path | System,
@@ -517,13 +521,13 @@ def target(
     from paleo.specs.task import TrainingTask
     from paleo.studies.target import resolve_task, target_scaling, times_over_gpus
 
-    question = _Question.of("target", None, options, long_run=False)
+    question = _Question.from_keywords("target", None, options, long_run=False)
     if not isinstance(task, str | Path | TrainingTask):
         raise SpecError(f"task {task!r:.80}: expected a name, a path, or a result of load_task")
     _check_number("loss", loss)
     _check_number("noise_scale", noise_scale)
     goal = resolve_task(task, loss, noise_scale)
-    machine, counts = loaded_system(system), gpu_counts(gpus)
+    machine, counts = as_system(system), parse_gpu_counts(gpus)
     run, why = question.run, "its submissions run it"
     if loss is not None:
         run, why = with_one_software(load_model(goal.model), machine, run, max(counts))
@@ -535,7 +539,7 @@ def target(
     return TimeToTarget(goal, machine, curve, question.tariff, choices)
 
 
-@plain_arguments
+@convert_numpy_arguments
 def tune(
     model: str | Path | ModelSpec,
     system: str | Path | System,
@@ -543,17 +547,17 @@ def tune(
     *,
     trials: int,
     method: str = "asha",
-    max_tokens: HowMany | None = None,
-    max_samples: HowMany | None = None,
-    max_epochs: HowMany | None = None,
-    min_tokens: HowMany | None = None,
-    min_samples: HowMany | None = None,
-    min_epochs: HowMany | None = None,
+    max_tokens: CountOrText | None = None,
+    max_samples: CountOrText | None = None,
+    max_epochs: CountOrText | None = None,
+    min_tokens: CountOrText | None = None,
+    min_samples: CountOrText | None = None,
+    min_epochs: CountOrText | None = None,
     eta: int = 4,
     gpus_per_trial: int | str = "auto",
     population: int = 20,
     vary: Sequence[str] = (),
-    evaluation_samples: HowMany | None = None,
+    evaluation_samples: CountOrText | None = None,
     from_scratch: bool = False,
     deadline: str | None = None,
     rank_correlation: float | None = None,
@@ -616,9 +620,9 @@ def tune(
     """
     from paleo.tuning import study
 
-    question = _Question.of("tune", run, options)
-    network, machine = _model(model), loaded_system(system)
-    check_gpus(gpus, machine)
+    question = _Question.from_keywords("tune", run, options)
+    network, machine = _model(model), as_system(system)
+    check_gpu_count(gpus, machine)
     most = study.parse_training(network, question.run, "max", epochs=max_epochs, samples=max_samples, tokens=max_tokens)
     least = {"epochs": min_epochs, "samples": min_samples, "tokens": min_tokens}
     first = most / study.SPAN
@@ -626,12 +630,12 @@ def tune(
         first = study.parse_training(network, question.run, "min", **least)
     evaluated = 0.0 if evaluation_samples is None else parse_count("evaluation-samples", evaluation_samples)
     search_of_trials = study.validated_tuning(
-        study.Tuning(
+        study.TuningSettings(
             trials, method, first, most, eta, population, not from_scratch, evaluated,
             study.parse_sizes(vary), rank_correlation, seed,
         )
     )  # fmt: skip
-    width = None if gpus_per_trial in ("auto", None) else gpu_counts(gpus_per_trial)[0]
+    width = None if gpus_per_trial in ("auto", None) else parse_gpu_counts(gpus_per_trial)[0]
     if width is not None and width > gpus:
         raise SpecError(f"--gpus-per-trial {width}: expected at most the {gpus} GPUs of --gpus")
     limit = None if deadline is None else parse_time("deadline", deadline)
@@ -643,7 +647,7 @@ def tune(
     )  # fmt: skip
 
 
-@plain_arguments
+@convert_numpy_arguments
 def fleet(
     jobs: str | Path | Sequence[Mapping[str, Any]],
     systems: SystemChoice | Sequence[SystemChoice],
@@ -695,7 +699,7 @@ def fleet(
     from paleo.cluster import study
     from paleo.cluster.jobs import jobs_from_mappings, read_jobs
 
-    _check_keywords("fleet", tariff, set(TARIFF_WORDS))
+    _check_keywords("fleet", tariff, set(TARIFF_KEYWORDS))
     machines = [system for system, _ in systems_with_counts(systems, 0)]
     specs = read_jobs(jobs) if isinstance(jobs, str | Path) else jobs_from_mappings(jobs)
     order = None if nodes == "auto" else study.parse_nodes(nodes, machines)
@@ -706,7 +710,7 @@ def fleet(
     return FleetResult(study.fleet_study(priced, order, wishes, samples=samples, seed=seed))
 
 
-def check_gpus(gpus: int, system: System) -> None:
+def check_gpu_count(gpus: int, system: System) -> None:
     """Check a number of GPUs of a system.
 
     Parameters
@@ -721,19 +725,19 @@ def check_gpus(gpus: int, system: System) -> None:
     SpecError
         If the system has fewer, or the number is below 1.
     """
-    gpu_counts(gpus)
-    if system.capacity is not None and gpus > system.capacity:
-        raise SpecError(f"--gpus {gpus}: system {system.name} has {system.capacity}")
+    parse_gpu_counts(gpus)
+    if system.max_devices is not None and gpus > system.max_devices:
+        raise SpecError(f"--gpus {gpus}: system {system.name} has {system.max_devices}")
 
 
-def parse_count(option: str, value: HowMany) -> float:
+def parse_count(option: str, value: CountOrText) -> float:
     """Parse a number above zero.
 
     Parameters
     ----------
     option : str
         Name of the option, for messages.
-    value : HowMany
+    value : CountOrText
         Number, or text with a prefix such as ``15T``.
 
     Returns
@@ -747,10 +751,10 @@ def parse_count(option: str, value: HowMany) -> float:
         If it is no such number.
     """
     try:
-        number = parse(value, "count") if isinstance(value, str) else float(plain_numbers(value))
+        number = parse_quantity(value, "count") if isinstance(value, str) else float(to_python_numbers(value))
     except (SpecError, TypeError, ValueError):
         number = math.nan
-    if not 0 < number <= MOST_AMOUNT:
+    if not 0 < number <= MAX_TRAINING_AMOUNT:
         raise SpecError(f"--{option} {value!r:.60}: expected a number above zero, such as 5000 or 50k")
     return number
 
@@ -776,12 +780,12 @@ def parse_time(option: str, value: str | float) -> float:
         If it is no such time.
     """
     try:
-        return Quantity("time", positive=True).parsed(value)
+        return Quantity("time", positive=True).parse_text(value)
     except SpecError as error:
         raise SpecError(f"--{option} {error}") from None
 
 
-@plain_arguments
+@convert_numpy_arguments
 def sweep(study: str | Path | Mapping[str, Any] | SweepStudy, *, jobs: int = 1) -> pd.DataFrame:
     """Predict every combination of models, systems, run options, changed hardware and prices.
 
@@ -798,7 +802,7 @@ def sweep(study: str | Path | Mapping[str, Any] | SweepStudy, *, jobs: int = 1) 
         In SI units; the last axis changes fastest. A row that cannot be planned has its reason in ``problem``.
     """
     from paleo.cluster.study import FleetSweep, load_any_study
-    from paleo.studies.sweep import MOST_JOBS, SweepStudy, check_study, local_evaluator, sweep_table
+    from paleo.studies.sweep import MAX_PROCESSES, SweepStudy, check_study, local_evaluator, sweep_table
 
     if isinstance(study, str | Path):
         whole = load_any_study(study)
@@ -808,10 +812,10 @@ def sweep(study: str | Path | Mapping[str, Any] | SweepStudy, *, jobs: int = 1) 
         kind = FleetSweep if isinstance(study, Mapping) and "jobs" in study else SweepStudy
         whole = validated_spec(kind, study, "paleo.sweep") if isinstance(study, Mapping) else study
         check_study(whole)
-    return sweep_table(whole, local_evaluator(whole, checked_count("jobs", jobs, 0, MOST_JOBS)))
+    return sweep_table(whole, local_evaluator(whole, checked_count("jobs", jobs, 0, MAX_PROCESSES)))
 
 
-@plain_arguments
+@convert_numpy_arguments
 def audit(
     log: str | Path,
     system: str | Path | System,
@@ -848,21 +852,21 @@ def audit(
     SpecError
         For a log that cannot be read.
     """
-    from paleo.logs.base import operation_of, read_collectives, read_log
+    from paleo.logs.base import logged_collective, read_log, read_nccl_tests_log
     from paleo.studies import audit as audits
 
-    stated = _Question.of("audit", run, options, priced=False, long_run=False).run
-    machine, timed = loaded_system(system), read_collectives(str(log))
+    stated = _Question.from_keywords("audit", run, options, priced=False, long_run=False).run
+    machine, timed = as_system(system), read_nccl_tests_log(str(log))
     if timed is not None:
         ranks = stated.gpus if "gpus" in stated.model_fields_set else timed.ranks or 1
-        return AuditResult(audits.audit_collectives(timed, operation_of(timed, operation), ranks, machine))
+        return AuditResult(audits.audit_collectives(timed, logged_collective(timed, operation), ranks, machine))
     training_log = read_log(str(log))
     if model is None:
         raise SpecError(f"model: {log} is a log of a training ({training_log.kind}); name the network that was trained")
     return AuditResult(audits.audit(training_log, predict(_model(model), machine, stated)))
 
 
-@plain_arguments
+@convert_numpy_arguments
 def validate(files: str | Path | Sequence[str | Path], *, calibration: str | Path | None = None) -> ValidateResult:
     """Compare predictions with measured tables.
 
@@ -884,7 +888,7 @@ def validate(files: str | Path | Sequence[str | Path], *, calibration: str | Pat
         For a file that cannot be read.
     """
     from paleo.specs.calibration import load_calibration
-    from paleo.tables.runner import validate_file
+    from paleo.tables.validation import validate_file
 
     prices = None if str(calibration) in ("None", "auto") else load_calibration(str(calibration))
     tables = list(files) if isinstance(files, Sequence) and not isinstance(files, str) else [files]
@@ -907,11 +911,36 @@ class _Question:
     long_run: LongRunOptions | None
 
     @classmethod
-    def of(
-        cls, name: str, run: Run | None, options: Document, *, priced: bool = True, long_run: bool = True
+    def from_keywords(
+        cls, name: str, run: Run | None, options: JsonDocument, *, priced: bool = True, long_run: bool = True
     ) -> _Question:
-        of_run = {*Run.model_fields, *Run.other_keys()}
-        of_tariff, of_long_run = TARIFF_WORDS if priced else set(), LONG_RUN_WORDS if long_run else set()
+        """Sort the keywords of a question into the run, the tariff and the options of a long run.
+
+        Parameters
+        ----------
+        name : str
+            Name of the public function that is called, for error messages.
+        run : Run or None
+            Run of the question. None: the keywords state its fields.
+        options : JsonDocument
+            Keywords of the call, by name.
+        priced : bool, optional
+            True if the function takes the keywords of a tariff.
+        long_run : bool, optional
+            True if the function takes the keywords of a long run.
+
+        Returns
+        -------
+        _Question
+            Checked run, tariff and options of a long run.
+
+        Raises
+        ------
+        SpecError
+            If a keyword is unknown or has a bad value, or if fields of the run are stated beside ``run``.
+        """
+        of_run = {*Run.model_fields, *Run.extra_keys()}
+        of_tariff, of_long_run = TARIFF_KEYWORDS if priced else set(), LONG_RUN_KEYWORDS if long_run else set()
         new = {key: value for key, value in options.items() if key not in OLD_NAMES}
         _check_keywords(name, new, {*of_run, *of_tariff, *of_long_run})
         if run is not None and not isinstance(run, Run):
@@ -969,7 +998,7 @@ def _check_number(name: str, value: float | None) -> None:
         raise SpecError(f"{name}: {value!r:.80}: expected a number")
 
 
-def gpu_counts(gpus: GpuCounts) -> list[int]:
+def parse_gpu_counts(gpus: GpuCounts) -> list[int]:
     """Return the numbers of GPUs that a text or a list states.
 
     Parameters
@@ -989,10 +1018,10 @@ def gpu_counts(gpus: GpuCounts) -> list[int]:
 
     Examples
     --------
-    >>> gpu_counts("1,8..64")
+    >>> parse_gpu_counts("1,8..64")
     [1, 8, 16, 32, 64]
     """
-    numbers = plain_numbers(gpus)
+    numbers = to_python_numbers(gpus)
     parts = (
         comma_separated(numbers)
         if isinstance(numbers, str)
@@ -1022,7 +1051,7 @@ def _one_or_doublings(part: object) -> list[int]:
 
 def _count_in_digits(text: str) -> int:
     """Parse a number of GPUs; return 0 if it is none, such as the 024 of ``1,024``, which is no list."""
-    return 0 if text.strip().startswith("0") else whole_number(text, MOST_GPUS) or 0
+    return 0 if text.strip().startswith("0") else parse_whole_number(text, MOST_GPUS) or 0
 
 
 def systems_with_counts(systems: SystemChoice | Sequence[SystemChoice], gpus: int) -> tuple[tuple[System, int], ...]:
@@ -1067,11 +1096,11 @@ def _is_pair(offered: object) -> bool:
 def _system_with_count(offered: SystemChoice, gpus: int) -> tuple[System, int]:
     """Return a system with its number of GPUs."""
     if isinstance(offered, tuple):
-        return loaded_system(offered[0]), gpu_counts(offered[1])[0]
+        return as_system(offered[0]), parse_gpu_counts(offered[1])[0]
     name, colon, count = offered.rpartition(":") if isinstance(offered, str) else ("", "", "")
     if isinstance(offered, str) and colon and count.strip().isdecimal():
-        return loaded_system(name.strip()), gpu_counts(count)[0]
-    return loaded_system(offered), gpus
+        return as_system(name.strip()), parse_gpu_counts(count)[0]
+    return as_system(offered), gpus
 
 
 def _model(model: str | Path | ModelSpec) -> ModelSpec:

@@ -14,45 +14,45 @@ from paleo.errors import SpecError, suggest_names
 from paleo.files import read_bytes
 from paleo.serving.engines import BatchLimit, load_engine
 from paleo.serving.formats import parse_formats
-from paleo.serving.load import Requests, read_trace
-from paleo.serving.lowered import Sharding
-from paleo.serving.plans import ServingLimits, ServingLoad
-from paleo.serving.service import Service, best_engine, service_of
+from paleo.serving.forward_lowering import Sharding
+from paleo.serving.plans import LatencyLimits, ServingLoad
+from paleo.serving.requests import Requests, read_trace
+from paleo.serving.service import Service, best_engine, evaluate_service
 from paleo.serving.single_pass import BatchedService, batched_service, is_single_pass
-from paleo.serving.steady import Lengths
-from paleo.specs.loading import MAX_FILE_BYTES, MOST_COUNT, plain_arguments
+from paleo.serving.steady import RequestLengths
+from paleo.specs.loading import MAX_COUNT, MAX_FILE_BYTES, convert_numpy_arguments
 from paleo.specs.model import ModelSpec, load_model
-from paleo.specs.system import System, loaded_system
+from paleo.specs.system import System, as_system
 from paleo.studies.cost import parse_tariff, rent_rate
-from paleo.units import checked_count, checked_number, parse, whole_number
+from paleo.units import checked_count, checked_number, parse_quantity, parse_whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paleo.serving.benchmark import EngineBenchmark, ServiceAudit
-    from paleo.serving.engines import Engine
-    from paleo.studies.reinforcement import LearningStudy
+    from paleo.serving.engines import ServingEngine
+    from paleo.studies.reinforcement import ReinforcementStudy
 
 #: Default number of tokens of a prompt and of an answer.
 USUAL_INPUT, USUAL_OUTPUT = 1000.0, 300.0
 #: Engines that ``engine="auto"`` compares.
-ENGINES = ("vllm", "sglang", "tensorrt-llm")
+COMPARED_ENGINES = ("vllm", "sglang", "tensorrt-llm")
 #: Margin by which a fraction must stay below one, and the largest coefficient of variation of lengths.
 EPSILON, MOST_VARIATION = 2.0**-20, 10.0
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ServeResult(StudyResult):
-    """Plans of a service, the best first and simulated; ``systems`` has the answers of all compared systems."""
+    """Plans of a service, the best first and simulated; ``compared_services`` has the answers of all systems."""
 
     command: ClassVar[str] = "serve"
     rows_key: ClassVar[str | None] = "plans"
     report_module = "paleo.report.serving"
     service: Service
-    systems: tuple[Service, ...] = ()
+    compared_services: tuple[Service, ...] = ()
 
     @property
-    def possible(self) -> bool:
+    def limits_met(self) -> bool:
         """True if a plan serves the load within the limits."""
         return self.service.best is not None
 
@@ -64,16 +64,16 @@ class ServeResult(StudyResult):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class SinglePassResult(StudyResult):
-    """Answer for networks that run forward passes alone; ``systems`` has the answers of all systems."""
+    """Answer for networks that run forward passes alone; ``compared_services`` has the answers of all systems."""
 
     command: ClassVar[str] = "serve"
     rows_key: ClassVar[str | None] = "batches"
     report_module = "paleo.report.single_pass"
     service: BatchedService
-    systems: tuple[BatchedService, ...] = ()
+    compared_services: tuple[BatchedService, ...] = ()
 
     @property
-    def possible(self) -> bool:
+    def limits_met(self) -> bool:
         """True if at least one batch size meets the latency limit."""
         return self.service.best is not None
 
@@ -83,7 +83,7 @@ class SinglePassResult(StudyResult):
         return ()
 
 
-@plain_arguments
+@convert_numpy_arguments
 def serve(
     model: str | Path | ModelSpec | None,
     system: str | Path | System,
@@ -198,20 +198,20 @@ def serve(
             raise SpecError(f"--{unfit[0]}: {network.name} generates no tokens; state --weights, --latency or --input")
         return _batched(network, machines, weights, _seconds("latency", latency), input, tariff)
     changes = drafts | _speculation(speculate, acceptance)
-    names = ENGINES if engine == "auto" else (engine,)
+    names = COMPARED_ENGINES if engine == "auto" else (engine,)
     profiles = [load_engine(each).model_copy(update=changes) for each in names]
     load = _serving_load(
         input, output, trace, rate, concurrency or users, think, arrivals, prefix_hit, length_variation
     )
     first, further, whole = _seconds("ttft", ttft), _seconds("tpot", tpot), _seconds("latency", latency)
-    limits = ServingLimits(first, further, whole, _percentile(percentile))
+    limits = LatencyLimits(first, further, whole, _percentile(percentile))
     formats = [parse_formats(each, cache) for each in weights.split(",")]
     layouts = None if str(strategy) in ("None", "auto") else [parse_sharding(str(strategy))]
     answers = []
     for machine, count in machines:
         usd, _ = rent_rate(machine, count, parse_tariff(**tariff))
         tried = [
-            service_of(
+            evaluate_service(
                 network, machine, count, each, load, limits, formats, layouts,
                 _bound(each, machine, batch_tokens, sequences), usd, disaggregate=disaggregate,
             )
@@ -274,8 +274,8 @@ def _machines(system: str | Path | System, gpus: int) -> list[tuple[System, int]
     for name in names:
         text, _, number = name.rpartition(":") if isinstance(name, str) else (name, "", "")
         counted = bool(text) and str(number).isdecimal()
-        machine = loaded_system(text if counted else name)
-        pairs.append((machine, _checked_gpus(whole_number(number, MOST_COUNT) if counted else gpus, machine)))
+        machine = as_system(text if counted else name)
+        pairs.append((machine, _checked_gpus(parse_whole_number(number, MAX_COUNT) if counted else gpus, machine)))
     return pairs
 
 
@@ -301,12 +301,12 @@ def _stated(text: str) -> dict[str, Any]:
     degrees = stated.sharding
     return {
         "model": stated.model, "engine": stated.engine, "strategy": degrees.text if degrees.gpus > 1 else None,
-        "weights": stated.weights, "cache": stated.cache, "tokens": stated.tokens,
-        "sequences": stated.sequences, "speculation": stated.speculation,
+        "weights": stated.weight_format, "cache": stated.cache_format, "tokens": stated.max_batched_tokens,
+        "sequences": stated.max_sequences, "speculation": stated.speculation,
     }  # fmt: skip
 
 
-def _bound(engine: Engine, system: System, tokens: int | None, sequences: int | None) -> BatchLimit | None:
+def _bound(engine: ServingEngine, system: System, tokens: int | None, sequences: int | None) -> BatchLimit | None:
     """Return the limits of an iteration that the user states, in place of the engine's own."""
     if tokens is None and sequences is None:
         return None
@@ -319,15 +319,15 @@ def _bound(engine: Engine, system: System, tokens: int | None, sequences: int | 
 
 def _checked_gpus(gpus: object, system: System) -> int:
     number = checked_count("--gpus", gpus)
-    if system.capacity is not None and number > system.capacity:
-        raise SpecError(f"--gpus {number}: system {system.name} has {system.capacity}")
+    if system.max_devices is not None and number > system.max_devices:
+        raise SpecError(f"--gpus {number}: system {system.name} has {system.max_devices}")
     return number
 
 
 def _number(name: str, value: float | str) -> float:
     """Parse a positive number with or without a prefix: ``2k``; SpecError names the option."""
     try:
-        number = parse(value.removesuffix("/s"), "count") if isinstance(value, str) else float(value)
+        number = parse_quantity(value.removesuffix("/s"), "count") if isinstance(value, str) else float(value)
     except (TypeError, ValueError, OverflowError) as error:  # SpecError is a ValueError
         raise SpecError(f"--{name} {value!r:.60}: {error}") from None
     if not 0 < number < 2.0**40:
@@ -363,7 +363,7 @@ def _seconds(name: str, value: str | float | None) -> float | None:
     if value is None:
         return None
     try:
-        seconds = parse(value, "time") if isinstance(value, str) else float(value)
+        seconds = parse_quantity(value, "time") if isinstance(value, str) else float(value)
     except (TypeError, ValueError, OverflowError) as error:  # SpecError is a ValueError
         raise SpecError(f"--{name} {error}") from None
     if not 0 < seconds < 2.0**30:
@@ -405,7 +405,7 @@ def _serving_load(
         raise SpecError("--rate and --concurrency: state one of them")
     first, spread = _length("input", USUAL_INPUT if prompt is None else prompt, variation)
     second, spread2 = _length("output", USUAL_OUTPUT if answer is None else answer, variation)
-    lengths = Lengths(first, second, spread, spread2, hit)
+    lengths = RequestLengths(first, second, spread, spread2, hit)
     if users:
         return ServingLoad("closed", lengths, users=users, think=_seconds("think", think) or 0.0)
     if rate is not None:
@@ -431,11 +431,14 @@ def _length(name: str, value: float | str, variation: float) -> tuple[float, flo
 def _trace_load(trace: str | Path | Requests, hit: float) -> ServingLoad:
     requests = trace if isinstance(trace, Requests) else read_trace(trace)
     span = float(requests.arrival[-1] - requests.arrival[0]) if len(requests) > 1 else 1.0
-    means = [float(each.mean()) for each in (requests.input, requests.output)]
-    spreads = [float(each.std()) / mean for each, mean in zip((requests.input, requests.output), means, strict=True)]
-    lengths = Lengths(means[0], means[1], spreads[0], spreads[1], hit)
+    means = [float(each.mean()) for each in (requests.prompt_tokens, requests.answer_tokens)]
+    spreads = [
+        float(each.std()) / mean
+        for each, mean in zip((requests.prompt_tokens, requests.answer_tokens), means, strict=True)
+    ]
+    lengths = RequestLengths(means[0], means[1], spreads[0], spreads[1], hit)
     rate = len(requests) / span if span > 0 else float(len(requests))
-    return ServingLoad("trace", lengths, rate=rate, requests=requests, count=len(requests))
+    return ServingLoad("trace", lengths, rate=rate, requests=requests, request_count=len(requests))
 
 
 def parse_sharding(text: str) -> Sharding:
@@ -487,15 +490,15 @@ class ReinforcementResult(StudyResult):
     command: ClassVar[str] = "rl"
     rows_key: ClassVar[str | None] = "plans"
     report_module = "paleo.report.reinforcement"
-    study: LearningStudy
+    study: ReinforcementStudy
 
     @property
-    def possible(self) -> bool:
+    def layout_found(self) -> bool:
         """True if engine and trainer fit in some layout."""
         return bool(self.study.steps)
 
 
-@plain_arguments
+@convert_numpy_arguments
 def rl(
     model: str | Path | ModelSpec,
     system: str | Path | System,
@@ -548,10 +551,10 @@ def rl(
         The steps of all layouts that were tried, the shortest first.
     """
     from paleo.serving.reinforcement import ALGORITHMS, Rollouts
-    from paleo.studies.reinforcement import LearningQuestion, learning_study
+    from paleo.studies.reinforcement import ReinforcementQuestion, learning_study
 
     network = model if isinstance(model, ModelSpec) else load_model(model)
-    machine = loaded_system(system)
+    machine = as_system(system)
     gpus = _checked_gpus(max(machine.devices_per_node, 1) if gpus is None else gpus, machine)
     if str(algorithm) not in ALGORITHMS:
         raise SpecError(f"--algorithm {algorithm!r:.40}: {suggest_names(str(algorithm), ALGORITHMS)}")
@@ -567,7 +570,7 @@ def rl(
     usd, _ = rent_rate(machine, gpus, parse_tariff(**tariff))
     engines = None if str(engine_strategy) in ("None", "auto") else [parse_sharding(str(engine_strategy))]
     trainers = None if str(strategy) in ("None", "auto") else [str(strategy)]
-    question = LearningQuestion(
+    question = ReinforcementQuestion(
         network, machine, gpus, task, algorithm, staleness, generators, engines, trainers, software
     )
     return ReinforcementResult(learning_study(question, steps=steps, usd_per_s=usd))
@@ -579,7 +582,7 @@ class AuditedService(StudyResult):
 
     command: ClassVar[str] = "audit"
     report_module = "paleo.report.serving"
-    function_prefix = "audit_"
+    report_function_prefix = "audit_"
     audit: ServiceAudit
 
 
@@ -600,9 +603,9 @@ def audit_service(
     AuditedService
         Measured and predicted values of the load.
     """
-    service = require_token_service(serve(model, system, **{**options, **benchmark.load}))
+    service = require_token_service(serve(model, system, **{**options, **benchmark.serve_arguments}))
     if service.load.kind == "at once":
-        service = replace(service, load=replace(service.load, count=int(benchmark.values["requests"])))
+        service = replace(service, load=replace(service.load, request_count=int(benchmark.values["requests"])))
     from paleo.serving.benchmark import ServiceAudit
 
     return AuditedService(ServiceAudit(benchmark, service))

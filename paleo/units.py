@@ -77,7 +77,7 @@ _MISSPELT = {"FLOPS": "FLOP/s", "FLOPs": "FLOP", "OPS": "OP/s", "Bps": "B/s", "b
 _NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\d\s].*?)?\s*\Z")
 
 
-def parse(text: object, dimension: str) -> float:
+def parse_quantity(text: object, dimension: str) -> float:
     """Parse a number with its unit, such as ``40 GB/s``, to SI units.
 
     Parameters
@@ -99,7 +99,7 @@ def parse(text: object, dimension: str) -> float:
 
     Examples
     --------
-    >>> parse("5 us", "time"), parse("400 Gb/s", "bandwidth"), parse("80GiB", "bytes")
+    >>> parse_quantity("5 us", "time"), parse_quantity("400 Gb/s", "bandwidth"), parse_quantity("80GiB", "bytes")
     (5e-06, 50000000000.0, 85899345920.0)
     """
     units, example = UNIT_FACTORS[dimension], _EXAMPLE[dimension]
@@ -121,7 +121,7 @@ def parse(text: object, dimension: str) -> float:
     return value
 
 
-def whole_number(text: str, most: int) -> int | None:
+def parse_whole_number(text: str, most: int) -> int | None:
     """Parse a text of digits as a whole number.
 
     Parameters
@@ -138,7 +138,7 @@ def whole_number(text: str, most: int) -> int | None:
 
     Examples
     --------
-    >>> whole_number("42", 100), whole_number("9" * 5000, 100), whole_number("x", 100)
+    >>> parse_whole_number("42", 100), parse_whole_number("9" * 5000, 100), parse_whole_number("x", 100)
     (42, None, None)
     """
     digits = text.strip()
@@ -248,7 +248,7 @@ def _unit_message(text: object, unit: str, dimension: str) -> str:
 
 
 #: Smallest and largest plausible value of each dimension, in SI units.
-RANGES: dict[str, tuple[float, float]] = {
+PLAUSIBLE_RANGES: dict[str, tuple[float, float]] = {
     "time": (1e-15, 1e10),
     "bytes": (1.0, 1e21),
     "bandwidth": (1.0, 1e18),
@@ -269,7 +269,7 @@ class Quantity:
     dimension: str
     positive: bool = False
 
-    def parsed(self, value: object) -> float:
+    def parse_text(self, value: object) -> float:
         """Parse a text with its unit, and check the range.
 
         Parameters
@@ -287,9 +287,9 @@ class Quantity:
         SpecError
             If the text is not valid or out of range.
         """
-        return self.checked(parse(value, self.dimension), value)
+        return self.check_range(parse_quantity(value, self.dimension), value)
 
-    def checked(self, number: float, quoted: object) -> float:
+    def check_range(self, number: float, quoted: object) -> float:
         """Check that a number lies in the range.
 
         Parameters
@@ -309,7 +309,7 @@ class Quantity:
         SpecError
             If it is out of range.
         """
-        least, most = RANGES[self.dimension]
+        least, most = PLAUSIBLE_RANGES[self.dimension]
         if number < 0 or (self.positive and number == 0):
             raise SpecError(f"{quoted!r} must be {'above zero' if self.positive else 'zero or more'}")
         if 0 < number < least:
@@ -325,7 +325,7 @@ class Quantity:
         return f"{number / float(units[unit]):g} {unit}"
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        return core_schema.no_info_before_validator_function(self.parsed, handler(source))
+        return core_schema.no_info_before_validator_function(self.parse_text, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         example = _EXAMPLE[self.dimension]
@@ -564,7 +564,7 @@ def _digits(value: float, digits: int) -> str:
 #: Factors for measured tables in scaled units (see ``validate``), so that no other module contains a power of ten.
 MICROSECOND, MILLISECOND = 1e-6, 1e-3
 KILO, MEGA, GIGA, TERA = 1e3, 1e6, 1e9, 1e12
-GIB = float(1024**3)
+GIBIBYTE = float(1024**3)
 MEBIBYTE = float(1024**2)
 HOUR, DAY = 3600.0, 86400.0
-YEAR = 365.25 * DAY
+SECONDS_PER_YEAR = 365.25 * DAY

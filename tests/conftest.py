@@ -15,7 +15,7 @@ import pytest
 from hypothesis import settings
 
 from paleo.cli.process import GC_THRESHOLD
-from paleo.tables.runner import FileReport, validate_file
+from paleo.tables.validation import FileReport, validate_file
 
 settings.register_profile("paleo", deadline=None, max_examples=60, derandomize=True, database=None)
 settings.load_profile("paleo")

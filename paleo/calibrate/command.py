@@ -20,34 +20,44 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pandas as pd
 
-from paleo.calibrate import arithmetic, spreads
-from paleo.calibrate.files import (
-    MIN_ROWS,
-    FitJob,
-    SubjectEntry,
-    calibrations,
-    fit_board_power,
-    fit_each,
-    has_kernel_families,
-    is_only_value,
-    kernel_fit_jobs,
-    make_fit,
-    skipped_rows,
-    table_name,
-    yaml_text,
-)
-from paleo.calibrate.fit import Rows, count_rows, predictions
-from paleo.calibrate.links import LinkJob, fit_links, fitted_parameter_rows, link_jobs, wants_link_fit
-from paleo.calibrate.measure import (
+from paleo.calibrate import interval_constants, sustained_energy
+from paleo.calibrate.device_benchmarks import (
     DEFAULT_SUITES,
+    BenchmarkPoint,
     MeasurementFolder,
-    Point,
+    benchmark_points,
     collective_benchmarks,
     import_torch,
     make_bench,
     measure_all,
     measure_collectives,
-    points,
+)
+from paleo.calibrate.files import (
+    MIN_ROWS_TO_HOLD_OUT,
+    FitJob,
+    SubjectEntry,
+    calibrations_by_subject,
+    count_unusable_rows,
+    fit_board_power,
+    fit_jobs,
+    has_kernel_families,
+    is_only_option,
+    kernel_fit_jobs,
+    make_fit,
+    table_kind_name,
+    yaml_text,
+)
+from paleo.calibrate.fit import MeasuredRows, count_rows, predicted_and_measured
+from paleo.calibrate.links import LinkJob, fit_links, fitted_parameter_rows, link_jobs, wants_link_fit
+from paleo.calibrate.mlperf_tasks import (
+    ROUND_HEADINGS,
+    cross_validated_submissions,
+    error_table_rows,
+    fit_tasks,
+    format_percent,
+    is_convergence_table,
+    is_task_table,
+    rank_agreement,
 )
 from paleo.calibrate.software import (
     MIN_STEPS,
@@ -58,35 +68,25 @@ from paleo.calibrate.software import (
     software_jobs,
     software_text,
 )
-from paleo.calibrate.tasks import (
-    ROUND_HEADINGS,
-    cross_validated_submissions,
-    error_lines,
-    fit_tasks,
-    is_convergence,
-    is_task_table,
-    percent,
-    rank_agreement,
-)
 from paleo.errors import SpecError
-from paleo.files import checked_output, is_folder, write_text
+from paleo.files import check_output_path, is_folder, write_text
 from paleo.specs.device import find_device
 from paleo.specs.system import load_system
 from paleo.step.interval import INTERVALS
 from paleo.tables.base import ResidualErrors, residual_errors
-from paleo.tables.cells import text
-from paleo.tables.kinds._clusters import PowerTable
-from paleo.tables.report import console
-from paleo.tables.runner import FileReport, usable_rows_of_table, validate_file
+from paleo.tables.cells import text_column
+from paleo.tables.kinds._machines import PowerTable
+from paleo.tables.validation import FileReport, usable_rows_of_table, validate_file
+from paleo.tables.validation_report import console
 from paleo.units import with_noun
 
 if TYPE_CHECKING:
-    from paleo.specs.calibration import Calibration, Residual
+    from paleo.specs.calibration import Calibration, HeldOutErrors
     from paleo.tables.base import ResidualErrors as FittedResidual
 
-Report = Callable[[str], object]
+ProgressCallback = Callable[[str], object]
 #: What `--only` asks for.
-LEDGER = "ledger"
+ONLY_LEDGER = "ledger"
 #: Kinds of tables of steps of networks, and the one whose steps tell what sustained arithmetic costs.
 TRANSFORMER_TABLE = "llm_iterations"
 STEP_TABLES = (TRANSFORMER_TABLE, "cnn_iterations", "other_iterations", "serving", "mlperf/inference")
@@ -99,7 +99,7 @@ SOURCE_ERROR_COLUMNS = (
 MIN_SOURCE_ROWS, DIGITS = 6, 4
 
 
-def source_errors(files: Sequence[str], report: Report = str) -> pd.DataFrame:
+def source_errors(files: Sequence[str], report: ProgressCallback = str) -> pd.DataFrame:
     """Compare, for each source of measured steps, the errors with its rows in the fits and with them left out.
 
     Parameters
@@ -114,19 +114,21 @@ def source_errors(files: Sequence[str], report: Report = str) -> pd.DataFrame:
     DataFrame
         Columns `SOURCE_ERROR_COLUMNS`, one line per source of at least `MIN_SOURCE_ROWS` rows.
     """
-    from paleo.calibrate import arithmetic, spreads
+    from paleo.calibrate import interval_constants, sustained_energy
 
-    known = arithmetic.dense_steps([file for file in files if table_name(file) == TRANSFORMER_TABLE], report)
+    known = sustained_energy.dense_steps([file for file in files if table_kind_name(file) == TRANSFORMER_TABLE], report)
     calibrations = {
-        name: arithmetic.calibration(arithmetic.fitted_arithmetic_factors(others))
-        for name, _, others in known.by_source()
+        name: sustained_energy.trial_calibration(sustained_energy.fitted_arithmetic_factors(others))
+        for name, _, others in known.leave_one_out()
     }
-    coverages = spreads.cross_validated_coverage(spreads.step_errors(files, report)).set_index("source")
+    coverages = interval_constants.cross_validated_coverage(interval_constants.step_errors(files, report)).set_index(
+        "source"
+    )
     lines = []
     for file in files:
         report(f"{Path(file).name}: each source left out")
         whole = validate_file(file)
-        for source, errors in whole.errors_by(whole.sources).items():
+        for source, errors in whole.errors_by_word(whole.row_sources).items():
             if errors.rows >= MIN_SOURCE_ROWS:
                 tested = _left_out_errors(whole, source, calibrations.get(source)) or errors
                 inside = coverages["inside"].get(f"{whole.table.name}: {source}", np.nan)
@@ -143,7 +145,7 @@ def _left_out_errors(whole: FileReport, source: str, calibration: Calibration | 
     Refitted are the energy factors of arithmetic (``calibration``), or the values that engine profiles take from the
     source.
     """
-    chosen = whole.was_predicted & (whole.sources == source)
+    chosen = whole.was_predicted & (whole.row_sources == source)
     table: Any = whole.table
     other = table.without_source(source) if calibration is None else table.with_calibration(calibration)
     if other is table:
@@ -165,18 +167,20 @@ def kernel_source_errors(job: FitJob) -> Iterator[tuple[str, ResidualErrors]]:
     tuple of (str, ResidualErrors)
         Name of the source, and the errors of its rows.
     """
-    names = np.concatenate([text(rows.frame, "source").to_numpy() for rows in job.rows])
+    names = np.concatenate([text_column(rows.frame, "source").to_numpy() for rows in job.rows])
     for name in np.unique(names):
         parts = [_split_by_source(rows, str(name)) for rows in job.rows]
-        remainder = tuple(complement for _, complement in parts if len(complement.measured))
-        tested = [part for part, complement in parts if len(part.measured) and len(complement.measured)]
-        if tested and count_rows(remainder) >= MIN_ROWS:
-            result = make_fit(FitJob(job.kind, job.file, job.subject, job.family, job.stack, remainder), {}).run()
-            yield str(name), residual_errors(*predictions(job.kind, tested, result.parameters))
+        remainder = tuple(complement for _, complement in parts if len(complement.measured_times))
+        tested = [part for part, complement in parts if len(part.measured_times) and len(complement.measured_times)]
+        if tested and count_rows(remainder) >= MIN_ROWS_TO_HOLD_OUT:
+            result = make_fit(
+                FitJob(job.table_kind, job.file, job.subject, job.family, job.timing_method, remainder), {}
+            ).run()
+            yield str(name), residual_errors(*predicted_and_measured(job.table_kind, tested, result.parameters))
 
 
-def _split_by_source(rows: Rows, source: str) -> tuple[Rows, Rows]:
-    chosen = (text(rows.frame, "source") == source).to_numpy()
+def _split_by_source(rows: MeasuredRows, source: str) -> tuple[MeasuredRows, MeasuredRows]:
+    chosen = (text_column(rows.frame, "source") == source).to_numpy()
     return rows.take(chosen), rows.take(~chosen)
 
 
@@ -210,8 +214,8 @@ def worsened_sources(before: pd.DataFrame, after: pd.DataFrame, points: float = 
     ]
 
 
-Job = TypeVar("Job", SoftwareJob, LinkJob)
-ConstantsFit = TypeVar("ConstantsFit", arithmetic.ArithmeticFit, spreads.SpreadsFit)
+StepFitJob = TypeVar("StepFitJob", SoftwareJob, LinkJob)
+ConstantsFit = TypeVar("ConstantsFit", sustained_energy.SustainedEnergyFit, interval_constants.IntervalConstantsFit)
 #: Tables that no family is fitted to: they inform.
 _UNFITTED_TABLES = ("copies",)
 #: Columns of a source's coverage that are printed, and how.
@@ -225,39 +229,67 @@ class _Request:
     files: Sequence[str]
     output: str | None
     output_dir: str | None
-    only: Sequence[str]
-    free: Sequence[str]
-    hold_out: Sequence[str]
+    only_subjects: Sequence[str]
+    free_parameters: Sequence[str]
+    held_out_sources: Sequence[str]
     date: str
 
     def output_paths(self, subjects: Sequence[str]) -> dict[str, Path]:
-        """Return the calibration file to write for each subject; raise SpecError if it cannot be written."""
+        """Return the calibration file to write for each subject.
+
+        Parameters
+        ----------
+        subjects : sequence of str
+            Names of the subjects that are fitted, such as devices or systems.
+
+        Returns
+        -------
+        dict of str to Path
+            Path of the file, by subject.
+
+        Raises
+        ------
+        SpecError
+            If a file cannot be written, or if the options name no place for it.
+        """
         if self.output is not None:
             if len(subjects) > 1:
                 raise SpecError(
                     f"-o {self.output}: the tables hold {len(subjects)} subjects ({', '.join(subjects[:6])}); choose "
                     "one with --only, or name a folder with --output-dir"
                 )
-            return dict.fromkeys(subjects, checked_output(self.output, (".yaml", ".yml")))
+            return dict.fromkeys(subjects, check_output_path(self.output, (".yaml", ".yml")))
         if self.output_dir is None:
             raise SpecError("--fit: nothing says where to write; name a file with -o, or a folder with --output-dir")
         folder = Path(self.output_dir)
         if not is_folder(folder):
             raise SpecError(f"--output-dir {self.output_dir}: no such folder")
-        return {name: checked_output(folder / f"{name}.yaml", option="--output-dir") for name in subjects}
+        return {name: check_output_path(folder / f"{name}.yaml", option="--output-dir") for name in subjects}
 
-    def write(self, fitted: Sequence[SubjectEntry], places: Mapping[str, Path]) -> dict[str, Calibration]:
+    def write_calibrations(self, fitted: Sequence[SubjectEntry], places: Mapping[str, Path]) -> dict[str, Calibration]:
         """Write the entries fitted so far, one calibration file per subject, and return them by subject.
 
         Each call writes whole files. In a folder, entries of other families are kept.
+
+        Parameters
+        ----------
+        fitted : sequence of SubjectEntry
+            Fitted calibration entries, each with its subject.
+        places : mapping of str to Path
+            File to write, by subject.
+
+        Returns
+        -------
+        dict of str to Calibration
+            Calibration that was written, by subject.
         """
-        files = calibrations(fitted, places[min(places)].parent if self.output is None else None)
+        files = calibrations_by_subject(fitted, places[min(places)].parent if self.output is None else None)
         for subject, calibration in files.items():
             write_text(places[subject], yaml_text(calibration))
         return files
 
 
-def fit(
+def fit_tables(
     files: Sequence[str],
     *,
     output: str | None = None,
@@ -310,13 +342,13 @@ def fit(
         raise SpecError(f"--hold-out {hold_out[0]}: keeps sources back from --only {ONLY_WAITING}, from no other fit")
     date = today or datetime.date.today().isoformat()
     request = _Request(files, output, output_dir, only, free, hold_out, date)
-    if is_only_value(spreads.ONLY_VALUE, only, free):
+    if is_only_option(interval_constants.ONLY_INTERVALS, only, free):
         return _fit_intervals(request)
-    if is_only_value(arithmetic.ONLY_VALUE, only, free):
+    if is_only_option(sustained_energy.ONLY_ARITHMETIC, only, free):
         return _fit_arithmetic(request)
-    if is_only_value(ONLY_WAITING, only, free):
+    if is_only_option(ONLY_WAITING, only, free):
         return _fit_waiting(request)
-    if is_only_value(LEDGER, only, free):
+    if is_only_option(ONLY_LEDGER, only, free):
         return _write_source_errors(files, output)
     columns = [_column_names(file) for file in files]
     if all(is_task_table(names) for names in columns):
@@ -324,7 +356,7 @@ def fit(
     if all(names >= PowerTable.identifying_columns for names in columns):
         boards = fit_board_power(files, only, date)
         places = request.output_paths(sorted({board.subject for board in boards}))
-        _print_calibrations(request.write(boards, places), places)
+        _print_calibrations(request.write_calibrations(boards, places), places)
         return 0
     links = any(wants_link_fit(file, only) for file in files)
     steps = [] if links else [job for file in files for job in software_jobs(file, only)]
@@ -357,20 +389,20 @@ def _fit_folders(paths: Sequence[str], output_dir: str | None, today: str | None
         raise SpecError(f"--fit {paths[0]}: all tables of a folder are fitted together; {wrong}")
     listed = [sorted(map(str, Path(path).glob("*.csv*"))) if is_folder(path) else [path] for path in paths]
     tables = [file for files in listed for file in files]
-    names = {file: table_name(file) for file in tables}
+    names = {file: table_kind_name(file) for file in tables}
     kernels = [file for file in tables if has_kernel_families(file)]
     steps = [file for file in tables if names[file] in STEP_TABLES]
     dense = [file for file in steps if names[file] == TRANSFORMER_TABLE]
     stages = (
         (kernels, ()),
         ([file for file in tables if names[file] == PowerTable.name], ()),
-        (dense, (arithmetic.ONLY_VALUE,)),
-        (steps, (spreads.ONLY_VALUE,)),
+        (dense, (sustained_energy.ONLY_ARITHMETIC,)),
+        (steps, (interval_constants.ONLY_INTERVALS,)),
     )
     for files, only in stages:
         if files:
             sys.stderr.write(f"fitting {', '.join([*map(str, only), *(Path(file).name for file in files)])}\n")
-            fit(files, output_dir=output_dir, only=only, today=today)
+            fit_tables(files, output_dir=output_dir, only=only, today=today)
             clear_catalog_caches()
     lines = [
         (job.subject, job.family, source, str(errors.rows), f"{errors.mape:.1%}", f"{errors.bias:+.1%}")
@@ -398,8 +430,8 @@ def _write_source_errors(files: Sequence[str], output: str | None) -> int:
 
     Returns the exit code.
     """
-    place = None if output is None else checked_output(output, (".csv",))
-    with _progress(3 * len(files) + len(arithmetic.TRIAL_FACTORS)) as report:
+    place = None if output is None else check_output_path(output, (".csv",))
+    with _progress(3 * len(files) + len(sustained_energy.TRIAL_FACTORS)) as report:
         errors = source_errors(files, report)
     shares = [
         (line[0], line[1], str(line[2]), *(f"{100 * value:.1f}" for value in line[3:]))
@@ -415,22 +447,22 @@ def _fit_kernels(request: _Request) -> int:
     for file in request.files:
         if not has_kernel_families(file):
             sys.stderr.write(f"{file}: no family is fitted to such a table\n")
-    work = kernel_fit_jobs(request.files, request.only)
+    work = kernel_fit_jobs(request.files, request.only_subjects)
     if not work:
         raise SpecError(f"{request.files[0]}: no row can be fitted; `paleo validate` says why")
     places = request.output_paths(sorted({job.subject for job in work}))
     fitted: list[SubjectEntry] = []
     with _progress(len(work)) as report:
-        for fits_of_job in fit_each(work, request.date, report):
+        for fits_of_job in fit_jobs(work, request.date, report):
             fitted += fits_of_job
-            written = request.write(fitted, places)
+            written = request.write_calibrations(fitted, places)
     _print_calibrations(written, places)
     for entry in (entry for calibration in written.values() for entry in calibration.entries if not entry.residual):
         sys.stderr.write(
             f"warning: {entry.family}, {entry.stack}: {with_noun(entry.rows_fitted, 'row')} for "
-            f"{len(entry.parameters)} numbers, and none held out: {MIN_ROWS} or more rows can be tested\n"
+            f"{len(entry.parameters)} numbers, and none held out: {MIN_ROWS_TO_HOLD_OUT} or more rows can be tested\n"
         )
-    skipped = skipped_rows(request.files)
+    skipped = count_unusable_rows(request.files)
     if skipped:
         sys.stderr.write(
             f"{with_noun(skipped, 'row')} left out, which cannot be predicted; `paleo validate` says why\n"
@@ -438,12 +470,12 @@ def _fit_kernels(request: _Request) -> int:
     return 0
 
 
-def _jobs_with_enough_rows(work: Sequence[Job], subject: str, steps: str) -> list[Job]:
+def _jobs_with_enough_rows(work: Sequence[StepFitJob], subject: str, steps: str) -> list[StepFitJob]:
     """Return the jobs with enough rows to fit some and test on others; name the too small ones on stderr."""
     for job in work:
-        if job.steps < MIN_STEPS:
-            sys.stderr.write(f"{job.name}: {job.steps} {steps}, too few to fit and test; {MIN_STEPS} are needed\n")
-    enough = [job for job in work if job.steps >= MIN_STEPS]
+        if job.step_count < MIN_STEPS:
+            sys.stderr.write(f"{job.name}: {job.step_count} {steps}, too few to fit and test; {MIN_STEPS} are needed\n")
+    enough = [job for job in work if job.step_count >= MIN_STEPS]
     if not enough:
         raise SpecError(f"no {subject} has the {MIN_STEPS} {steps} that a fit needs")
     return enough
@@ -456,29 +488,30 @@ def _fit_steps(request: _Request, work: Sequence[SoftwareJob]) -> int:
     with _progress(len(enough)) as report:
         for job in enough:
             report(job)
-            results.append(fit_software(job, request.date, request.free))
-            write_text(places[results[-1].after.name], software_text(results[-1].after))
+            results.append(fit_software(job, request.date, request.free_parameters))
+            write_text(places[results[-1].profile_after.name], software_text(results[-1].profile_after))
     for job, result in zip(enough, results, strict=True):
-        name, record = result.after.name, result.after.fit
+        name, record = result.profile_after.name, result.profile_after.fit
         if record is None:
             continue
         terminal = console(markup=False)
         rows = f"{record.rows_fitted} steps fitted, {record.rows_held_out} held out"
         terminal.print(f"{name} -> {places[name]}: {rows}")
         terminal.print(
-            _table(("number", "before", "after"), ((number, *values) for number, values in result.numbers()))
+            _table(("number", "before", "after"), ((number, *values) for number, values in result.changed_values()))
         )
         terminal.print(f"on the {record.residual.rows} steps held out: {_errors_text(record.residual)}")
-        if job.skipped:
+        if job.skipped_rows:
             terminal.print(
-                f"{job.skipped} rows left out: not predicted (`paleo validate` says why), or of software without a "
+                f"{job.skipped_rows} rows left out: not predicted (`paleo validate` says why), or of software without "
+                f"a "
                 "profile"
             )
     return 0
 
 
 def _fit_links(request: _Request) -> int:
-    work = link_jobs(request.files, request.only, request.free)
+    work = link_jobs(request.files, request.only_subjects, request.free_parameters)
     enough = _jobs_with_enough_rows(work, "system", "steps that depend on a link")
     places = request.output_paths([job.system.name for job in enough])
     results, refused = [], []
@@ -486,11 +519,13 @@ def _fit_links(request: _Request) -> int:
         for job in enough:
             report(job)
             try:
-                results.append(fit_links(job, request.date, request.free))
+                results.append(fit_links(job, request.date, request.free_parameters))
             except SpecError as error:
                 refused.append(str(error))
                 continue
-            request.write([fit for result in results if result.better for fit in result.fits], places)
+            request.write_calibrations(
+                [fit for result in results if result.reduces_error for fit in result.subject_entries], places
+            )
     if refused and not results:
         raise SpecError(" / ".join(refused))
     sys.stderr.write("".join(f"{line}\n" for line in refused))
@@ -498,26 +533,28 @@ def _fit_links(request: _Request) -> int:
     for result in results:
         where = f"-> {places[result.job.system.name]}"
         unwritten = "not written: the steps held out are not predicted better"
-        terminal.print(f"links of {result.job.system.name} {where if result.better else unwritten}")
+        terminal.print(f"links of {result.job.system.name} {where if result.reduces_error else unwritten}")
         terminal.print(_table(("number", "before", "after", "± one sigma", ""), fitted_parameter_rows(result)))
-        for word, errors in (("before", result.before), ("after", result.after)):
+        for word, errors in (("before", result.errors_before), ("after", result.errors_after)):
             terminal.print(f"on the {errors.rows} steps held out, {word}: {_errors_text(errors)}")
-        if result.job.skipped:
-            terminal.print(f"{result.job.skipped} rows could not be predicted; `paleo validate` says why")
-    return 0 if any(result.better for result in results) else 1
+        if result.job.skipped_rows:
+            terminal.print(f"{result.job.skipped_rows} rows could not be predicted; `paleo validate` says why")
+    return 0 if any(result.reduces_error for result in results) else 1
 
 
 def _fit_tasks(request: _Request) -> int:
     code = fit_tasks(request.files, request.output_dir, request.date)
     for table in (usable_rows_of_table(file) for file in request.files):
-        submissions = None if is_convergence(table.columns) else cross_validated_submissions(table)
+        submissions = None if is_convergence_table(table.columns) else cross_validated_submissions(table)
         if submissions is None or submissions.empty:
             continue
         title = "each round left out: mean errors of its submissions"
         share, pairs = rank_agreement(submissions)
         terminal = console()
-        terminal.print(_table(ROUND_HEADINGS, error_lines(submissions), title))
-        terminal.print(f"pairs of two kinds of GPUs in the right order: {percent(share)} of {with_noun(pairs, 'pair')}")
+        terminal.print(_table(ROUND_HEADINGS, error_table_rows(submissions), title))
+        terminal.print(
+            f"pairs of two kinds of GPUs in the right order: {format_percent(share)} of {with_noun(pairs, 'pair')}"
+        )
     return code
 
 
@@ -527,18 +564,18 @@ def _fit_constants(request: _Request, fit: Callable[..., ConstantsFit], parts: i
     with _progress(parts + 1) as report:
         result = fit(request.files, report)
     entry = SubjectEntry(INTERVALS, result.entry(request.files, request.date))
-    _print_calibrations(request.write([entry], places), places)
+    _print_calibrations(request.write_calibrations([entry], places), places)
     return result
 
 
 def _fit_arithmetic(request: _Request) -> int:
     result = _fit_constants(
-        request, arithmetic.fit_arithmetic, len(request.files) * (len(arithmetic.TRIAL_FACTORS) + 1)
+        request, sustained_energy.fit_arithmetic, len(request.files) * (len(sustained_energy.TRIAL_FACTORS) + 1)
     )
     parts = [f"{word} {part}" for word in ("before", "fitted", "left out") for part in ("bias", "mape")]
     lines = [
         (str(line["source"]), str(line["rows"]), *(f"{100 * line[part]:.1f}" for part in parts))
-        for _, line in result.lines.iterrows()
+        for _, line in result.errors_by_source.iterrows()
     ]
     title = "steps of one node, by source: mean bias and absolute error, %"
     console().print(_table(("source", "rows", *parts), lines, title))
@@ -546,24 +583,26 @@ def _fit_arithmetic(request: _Request) -> int:
 
 
 def _fit_intervals(request: _Request) -> int:
-    result = _fit_constants(request, spreads.fit_spreads, len(request.files))
+    result = _fit_constants(request, interval_constants.fit_spreads, len(request.files))
     lines = []
-    for (_, source), (_, alone) in zip(result.inside.iterrows(), result.tested.iterrows(), strict=True):
+    for (_, source), (_, alone) in zip(
+        result.fitted_coverage.iterrows(), result.left_out_coverage.iterrows(), strict=True
+    ):
         shares = [f"{part[name]:{form}}" for part in (source, alone) for name, form in _COVERAGE_FORMATS]
         lines.append((str(source["source"]), str(source["rows"]), *shares))
     headings = ("source", "rows", "fitted", "half-width", "left out", "half-width")
     terminal = console()
     terminal.print(_table(headings, lines, "sources of several rows: share inside, half-width (log)"))
-    terminal.print(f"fitted: {spreads.verdict(result.inside)}")
-    terminal.print(f"left out: {spreads.verdict(result.tested)}")
+    terminal.print(f"fitted: {interval_constants.coverage_verdict(result.fitted_coverage)}")
+    terminal.print(f"left out: {interval_constants.coverage_verdict(result.left_out_coverage)}")
     return 0
 
 
 def _fit_waiting(request: _Request) -> int:
     request.output_paths([])
     with _progress(len(request.files) + 1) as report:
-        result = fit_waiting(request.files, request.hold_out, report)
-    profiles = result.profiles(request.files, request.date)
+        result = fit_waiting(request.files, request.held_out_sources, report)
+    profiles = result.fitted_profiles(request.files, request.date)
     if request.output is not None and len(profiles) > 1:
         names = ", ".join(profile.name for profile in profiles)
         raise SpecError(
@@ -574,15 +613,16 @@ def _fit_waiting(request: _Request) -> int:
     for profile in profiles:
         write_text(places[profile.name], software_text(profile))
     lines = []
-    for test in result.tests:
+    for test in result.left_out_tests:
         errors, word = test.errors, "held out" if test.source in result.held_out_sources else ""
-        shares = (f"{errors.rows}", f"{test.power:.3g}", f"{errors.mape:.1%}", f"{errors.bias:+.1%}")
+        shares = (f"{errors.rows}", f"{test.exponent:.3g}", f"{errors.mape:.1%}", f"{errors.bias:+.1%}")
         lines.append((test.source, *shares, word))
-    before = ", ".join(f"{profile.name} {profile.host.waiting_power:g}" for profile in result.before)
+    before = ", ".join(f"{profile.name} {profile.host.waiting_power:g}" for profile in result.profiles_before)
     steps, title = with_noun(result.rows_fitted, "step"), "sources with the power that the others give"
     terminal = console(markup=False)
     terminal.print(
-        f"host.waiting_power: {result.power:.3g} by {steps}, one sigma {result.sigma:.0%} (before: {before})"
+        f"host.waiting_power: {result.exponent:.3g} by {steps}, one sigma {result.log_standard_deviation:.0%} "
+        f"(before: {before})"
     )
     terminal.print(_table(("source", "rows", "power", "MAPE", "bias", ""), lines, title))
     terminal.print(f"on the {result.residual.rows} steps left out: {_errors_text(result.residual)}")
@@ -590,7 +630,7 @@ def _fit_waiting(request: _Request) -> int:
     return 0
 
 
-def _errors_text(residual: FittedResidual | Residual) -> str:
+def _errors_text(residual: FittedResidual | HeldOutErrors) -> str:
     shares = f"median {residual.median_ape:.1%}, MAPE {residual.mape:.1%}, bias {residual.bias:+.1%}"
     return shares if residual.total_error is None else f"{shares}, total {residual.total_error:+.1%}"
 
@@ -703,12 +743,12 @@ def calibrate_device(
     measured = make_bench(device, name, date)
     peaks = find_device(measured.name).peak
     chosen = tuple(dtypes) or tuple(dtype for dtype in ("fp32", "tf32", "fp16", "bf16") if dtype in peaks)
-    chosen_points = points(tuple(suites) or DEFAULT_SUITES, chosen, largest)
+    chosen_points = benchmark_points(tuple(suites) or DEFAULT_SUITES, chosen, largest)
     tables = MeasurementFolder(folder, measured.name, measured.library)
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("measuring", total=len(chosen_points))
 
-        def report(point: Point) -> None:
+        def report(point: BenchmarkPoint) -> None:
             bar.update(task, advance=1, description=point.table)
 
         written, failed = measure_all(measured, chosen_points, tables, budget, report)
@@ -718,7 +758,7 @@ def calibrate_device(
     sys.stderr.write(f"{written} rows measured, {missing} left for another run; tables in {folder}\n")
     kernels = [str(path) for path in tables.files() if path.name.split(".")[-2] not in _UNFITTED_TABLES]
     where = output or str(folder / f"{measured.name}.yaml")
-    return fit(kernels, output=where, only=(measured.name,), today=date) if kernels else 0
+    return fit_tables(kernels, output=where, only=(measured.name,), today=date) if kernels else 0
 
 
 def world_size() -> int:
@@ -731,7 +771,7 @@ def world_size() -> int:
     return int(text)
 
 
-def collectives(
+def benchmark_collectives(
     *, device: str = "cuda", system: str | None = None, output_dir: str = ".", today: str | None = None
 ) -> int:
     """Measure collectives in a job that ``torchrun`` started, one process per GPU.

@@ -21,25 +21,33 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from paleo.calibrate.fit import Array, Fit, FitResult, Rows, StepTimePredictor, count_rows, split_parts
+from paleo.calibrate.fit import (
+    Array,
+    Fit,
+    FitResult,
+    MeasuredRows,
+    StepTimePredictor,
+    count_rows,
+    split_by_configuration,
+)
 from paleo.errors import PaleoError, SpecError, suggest_names
 from paleo.files import is_file
 from paleo.predict import Prediction
-from paleo.pricing.power import BOARD_MEASUREMENT, PowerParameters
-from paleo.specs.calibration import Calibration, Entry, IntervalBin, Residual
-from paleo.specs.loading import parse_yaml, validate
+from paleo.pricing.power import BOARD_POWER_METHOD, PowerParameters
+from paleo.specs.calibration import Calibration, CalibrationEntry, HeldOutErrors, IntervalBin
+from paleo.specs.loading import build_validated, parse_yaml
 from paleo.tables.base import ResidualErrors, residual_errors
-from paleo.tables.cells import number, read_table, text
-from paleo.tables.kernels import KERNEL_TABLES, Fitted, KernelTable, measured_time, row_groups
-from paleo.tables.kinds._clusters import PowerTable, predict_board_power, seconds_of
-from paleo.tables.runner import compute_rows, named_table, usable_rows_of_table
-from paleo.tables.steps import CELL_ERRORS, Row, RunTable, row_dicts, table_of
+from paleo.tables.cells import number_column, read_table, text_column
+from paleo.tables.kernels import KERNEL_TABLES, FittedParameters, KernelTable, measured_time, row_groups
+from paleo.tables.kinds._machines import PowerTable, predict_board_power, step_time_of
+from paleo.tables.run_tables import CELL_ERRORS, Row, RunTable, find_table_kind, row_dicts
+from paleo.tables.validation import measure_and_predict, table_kind_of_file, usable_rows_of_table
 from paleo.units import with_noun
 
 #: Order of the fits: stacks with many rows first, since others set out from them.
 _STACK_ORDER = ("graph", "kernel", "eager", "back-to-back")
 #: Fewer rows than this are all fitted, none held out.
-MIN_ROWS = 12
+MIN_ROWS_TO_HOLD_OUT = 12
 #: Significant digits of what is written.
 DIGITS, ERROR_DIGITS = 5, 3
 YAML_COMMENT = (
@@ -51,17 +59,17 @@ YAML_COMMENT = (
 class FitJob:
     """Rows fitted together: rows of one device or system, kernel family and way of timing (stack)."""
 
-    kind: KernelTable[Any]
+    table_kind: KernelTable[Any]
     file: str
     subject: str
     family: str
-    stack: str
-    rows: tuple[Rows, ...]
+    timing_method: str
+    rows: tuple[MeasuredRows, ...]
 
     @property
     def label(self) -> str:
         """Title in messages: device or system, family, way of timing and the number of rows."""
-        return f"{self.subject} {self.family} {self.stack} ({count_rows(self.rows)} rows)"
+        return f"{self.subject} {self.family} {self.timing_method} ({count_rows(self.rows)} rows)"
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,7 @@ class SubjectEntry:
     """Calibration entry of one kernel family, and the subject (device or system) that it belongs to."""
 
     subject: str
-    entry: Entry
+    entry: CalibrationEntry
 
 
 def kernel_fit_jobs(files: Iterable[str | Path], only: Sequence[str] = ()) -> list[FitJob]:
@@ -99,7 +107,7 @@ def kernel_fit_jobs(files: Iterable[str | Path], only: Sequence[str] = ()) -> li
             raise SpecError(f"the tables have no rows of {name!r} to fit; {suggest_names(name, subjects)}")
     chosen = [job for job in fitted if not only or job.subject in only]
     order = {stack: place for place, stack in enumerate(_STACK_ORDER)}
-    return sorted(chosen, key=lambda job: (order.get(job.stack, len(_STACK_ORDER)), job.family, job.subject))
+    return sorted(chosen, key=lambda job: (order.get(job.timing_method, len(_STACK_ORDER)), job.family, job.subject))
 
 
 def has_kernel_families(file: str | Path) -> bool:
@@ -120,11 +128,11 @@ def has_kernel_families(file: str | Path) -> bool:
     SpecError
         If the table cannot be read.
     """
-    name = table_name(file)
-    return name in KERNEL_TABLES and KERNEL_TABLES[name].calibrates
+    name = table_kind_name(file)
+    return name in KERNEL_TABLES and KERNEL_TABLES[name].used_for_fitting
 
 
-def table_name(file: str | Path) -> str:
+def table_kind_name(file: str | Path) -> str:
     """Return the name of a table's kind; '' if it is of none.
 
     Parameters
@@ -144,25 +152,25 @@ def table_name(file: str | Path) -> str:
     """
     columns = read_table(file).columns
     try:
-        return table_of(columns).name
+        return find_table_kind(columns).name
     except SpecError:
         return ""
 
 
 def _table_jobs(file: str | Path) -> Iterator[FitJob]:
     frame = _sound_rows(file)
-    kind = KERNEL_TABLES[table_of(frame.columns).name]
-    together: dict[tuple[str, str, str], list[Rows]] = {}
-    for group in row_groups(kind, kind.prepared(frame)):
-        figures = kind.figures(group.subject, group.dtype, group.compute_unit)
+    kind = KERNEL_TABLES[find_table_kind(frame.columns).name]
+    together: dict[tuple[str, str, str], list[MeasuredRows]] = {}
+    for group in row_groups(kind, kind.prepare_rows(frame)):
+        figures = kind.load_datasheet(group.subject, group.dtype, group.compute_unit)
         key = (kind.calibration_keys(figures)[0], group.family, group.timing_method.partition("/")[0])
-        rows = Rows(group.frame, figures, group.timing_method, measured_time(group.frame))
+        rows = MeasuredRows(group.frame, figures, group.timing_method, measured_time(group.frame))
         together.setdefault(key, []).append(rows)
     for (subject, family, stack), rows_of in together.items():
         yield FitJob(kind, Path(file).name, subject, family, stack, tuple(rows_of))
 
 
-def is_only_value(subject: str, only: Sequence[str], free: Sequence[str]) -> bool:
+def is_only_option(subject: str, only: Sequence[str], free: Sequence[str]) -> bool:
     """Return True if ``--only`` names a fit that is run by itself.
 
     Parameters
@@ -193,7 +201,7 @@ def is_only_value(subject: str, only: Sequence[str], free: Sequence[str]) -> boo
     return True
 
 
-def steps_table(file: str | Path, purpose: str, report: Callable[[str], object]) -> tuple[RunTable, pd.DataFrame]:
+def read_step_table(file: str | Path, purpose: str, report: Callable[[str], object]) -> tuple[RunTable, pd.DataFrame]:
     """Read a table of steps.
 
     Parameters
@@ -216,7 +224,7 @@ def steps_table(file: str | Path, purpose: str, report: Callable[[str], object])
         If the table holds no steps.
     """
     frame = usable_rows_of_table(file)
-    table = table_of(frame.columns)
+    table = find_table_kind(frame.columns)
     if not isinstance(table, RunTable):
         raise SpecError(f"{file}: no table of steps, which {purpose}")
     report(f"{Path(file).name} ({with_noun(len(frame), 'row')})")
@@ -226,12 +234,12 @@ def steps_table(file: str | Path, purpose: str, report: Callable[[str], object])
 def _sound_rows(file: str | Path) -> pd.DataFrame:
     """Return the rows that `paleo validate` predicts and compares, too; others are no reason to fit nothing."""
     frame = usable_rows_of_table(file)
-    measured, predictions = compute_rows(named_table(file, frame), frame)
-    sound: pd.DataFrame = frame[(predictions.reasons == "") & np.isfinite(measured)]
+    measured, predictions = measure_and_predict(table_kind_of_file(file, frame), frame)
+    sound: pd.DataFrame = frame[(predictions.failure_reasons == "") & np.isfinite(measured)]
     return sound
 
 
-def skipped_rows(files: Iterable[str | Path]) -> int:
+def count_unusable_rows(files: Iterable[str | Path]) -> int:
     """Count the rows of the tables to be fitted that cannot be used.
 
     Parameters
@@ -247,7 +255,7 @@ def skipped_rows(files: Iterable[str | Path]) -> int:
     return sum(len(read_table(file)) - len(_sound_rows(file)) for file in files if has_kernel_families(file))
 
 
-def fit_each(
+def fit_jobs(
     work: Sequence[FitJob], date: str, report: Callable[[FitJob], object] = lambda job: None
 ) -> Iterator[list[SubjectEntry]]:
     """Yield the fitted entries of each job; later jobs may start from earlier results.
@@ -272,7 +280,8 @@ def fit_each(
     solved = _fit_in_parallel(work, processes, report) if processes > 1 else _fit_serially(work, report)
     for job, result in zip(work, solved, strict=True):
         frames = {
-            stack: pd.concat([rows.frame for rows in job.rows if rows.stack == stack]) for stack in result.parameters
+            stack: pd.concat([rows.frame for rows in job.rows if rows.timing_method == stack])
+            for stack in result.parameters
         }
         yield [
             SubjectEntry(job.subject, _calibration_entry(job.family, stack, job.file, frame, result, date))
@@ -316,14 +325,18 @@ def _depends_on(work: Sequence[FitJob], place: int, other: int) -> bool:
     """Return True if a job may start from the result of another: of the same table, an earlier way of timing or an
     earlier family of the same subject."""
     job, earlier = work[place], work[other]
-    return other < place and job.file == earlier.file and (job.stack != earlier.stack or job.subject == earlier.subject)
+    return (
+        other < place
+        and job.file == earlier.file
+        and (job.timing_method != earlier.timing_method or job.subject == earlier.subject)
+    )
 
 
 def _parameters_by_key(job: FitJob, result: FitResult[Any]) -> dict[tuple[str, str, str], Any]:
     return {(job.subject, job.family, stack): values for stack, values in result.parameters.items()}
 
 
-def make_fit(job: FitJob, fitted: Fitted) -> Fit[Any]:
+def make_fit(job: FitJob, fitted: FittedParameters) -> Fit[Any]:
     """Set up the fit of a job.
 
     Parameters
@@ -338,20 +351,23 @@ def make_fit(job: FitJob, fitted: Fitted) -> Fit[Any]:
     Fit
         The fit, not run yet.
     """
-    plan = job.kind.fit_plan(job.subject, job.family, job.stack, job.rows[0].figures, fitted)
+    plan = job.table_kind.fit_settings(job.subject, job.family, job.timing_method, job.rows[0].datasheet, fitted)
     # parts of the rows in a split; held out only if all three would have rows
-    together = np.concatenate([split_parts(rows.frame, job.kind.configuration_columns) for rows in job.rows])
+    together = np.concatenate(
+        [split_by_configuration(rows.frame, job.table_kind.configuration_columns) for rows in job.rows]
+    )
     return Fit(
-        job.kind, job.rows, plan.start, alternatives=plan.alternatives, per_stack=plan.per_stack, fixed=plan.fixed,
-        max_training_rows=plan.training_rows, starts=plan.random_starts, prior_precision=plan.prior,
-        overestimate_weight=plan.excess_weight,
-        holds_out=len(together) >= MIN_ROWS and all((together == part).any() for part in range(3)),
+        job.table_kind, job.rows, plan.start_values, alternative_starts=plan.alternative_starts,
+        parameters_per_stack=plan.parameters_per_stack, fixed_parameters=plan.fixed_parameters,
+        max_training_rows=plan.max_training_rows, search_count=plan.random_starts, prior_precision=plan.prior_precision,
+        overestimate_weight=plan.overestimate_weight,
+        holds_out=len(together) >= MIN_ROWS_TO_HOLD_OUT and all((together == part).any() for part in range(3)),
     )  # fmt: skip
 
 
 def _calibration_entry(
     family: str, stack: str, file: str, frame: pd.DataFrame, result: FitResult[Any], date: str
-) -> Entry:
+) -> CalibrationEntry:
     """Write down a fit of one family and stack.
 
     Parameters
@@ -373,27 +389,27 @@ def _calibration_entry(
         Numbers rounded to `DIGITS` and `ERROR_DIGITS` significant digits.
     """
     residual, tested = result.residual_by_stack[stack], result.rows_held_out > 0
-    libraries = text(frame, "library")  # the most frequent first
+    libraries = text_column(frame, "library")  # the most frequent first
     sigma = {name: value for name, value in result.uncertainty.items() if "[" not in name or f"[{stack}]" in name}
     untested = f"{with_noun(residual.rows, 'row')} fitted, none held out (MAPE there {residual.mape:.3f})"
-    return Entry(
+    return CalibrationEntry(
         family=family,
         stack=stack,
-        source=f"{file} ({', '.join(sorted(set(text(frame, 'source')) - {''}))})",
+        source=f"{file} ({', '.join(sorted(set(text_column(frame, 'source')) - {''}))})",
         date=date,
         library="; ".join(libraries[libraries != ""].value_counts().index[:3])[:200] or None,
         rows_fitted=result.rows_fitted,
         rows_held_out=residual.rows if tested else 0,
         parameters={
-            name: significant_digits(value) for name, value in dataclasses.asdict(result.parameters[stack]).items()
+            name: round_to_digits(value) for name, value in dataclasses.asdict(result.parameters[stack]).items()
         },
-        uncertainty={name.partition("[")[0]: significant_digits(value, ERROR_DIGITS) for name, value in sigma.items()},
+        uncertainty={name.partition("[")[0]: round_to_digits(value, ERROR_DIGITS) for name, value in sigma.items()},
         residual=rounded_residual(residual) if tested and residual.rows else None,
         interval=tuple(
             IntervalBin(
-                up_to_s=None if math.isinf(each.up_to_s) else significant_digits(each.up_to_s, 4),
-                low=significant_digits(min(each.low, 1.0), 4),  # stretched to hold the prediction itself
-                high=significant_digits(max(each.high, 1.0), 4),
+                up_to_s=None if math.isinf(each.up_to_s) else round_to_digits(each.up_to_s, 4),
+                low=round_to_digits(min(each.low, 1.0), 4),  # stretched to hold the prediction itself
+                high=round_to_digits(max(each.high, 1.0), 4),
             )
             for each in result.interval_by_stack[stack]
         ),
@@ -401,7 +417,9 @@ def _calibration_entry(
     )
 
 
-def step_entry(family: str, parameters: Any, source: str, date: str, ratios: Array | None = None, **more: Any) -> Entry:
+def whole_step_entry(
+    family: str, parameters: Any, source: str, date: str, ratios: Array | None = None, **more: Any
+) -> CalibrationEntry:
     """Build the calibration entry of parameters that are fitted to whole training steps.
 
     Parameters
@@ -427,11 +445,11 @@ def step_entry(family: str, parameters: Any, source: str, date: str, ratios: Arr
     if ratios is not None:
         errors = rounded_residual(residual_errors(ratios, np.ones_like(ratios)))
         errors.pop("total_error")
-        more["residual"] = Residual(**errors)
-    return Entry(
+        more["residual"] = HeldOutErrors(**errors)
+    return CalibrationEntry(
         family=family, stack="whole steps", source=source, date=date,
         parameters={
-            name: significant_digits(value, ERROR_DIGITS) for name, value in dataclasses.asdict(parameters).items()
+            name: round_to_digits(value, ERROR_DIGITS) for name, value in dataclasses.asdict(parameters).items()
         },
         **{"interval": (IntervalBin(low=1.0, high=1.0),), **more},
     )  # fmt: skip
@@ -469,12 +487,12 @@ def rounded_residual(errors: ResidualErrors) -> dict[str, float]:
         Fields of `paleo.specs.calibration.Residual`.
     """
     return {
-        name: value if name == "rows" else significant_digits(value, ERROR_DIGITS)
+        name: value if name == "rows" else round_to_digits(value, ERROR_DIGITS)
         for name, value in dataclasses.asdict(errors).items()
     }
 
 
-def significant_digits(value: float, digits: int = DIGITS) -> float:
+def round_to_digits(value: float, digits: int = DIGITS) -> float:
     """Round a number to some significant digits.
 
     Parameters
@@ -491,7 +509,7 @@ def significant_digits(value: float, digits: int = DIGITS) -> float:
     return float(f"{value:.{digits}g}")
 
 
-def calibrations(fits: Sequence[SubjectEntry], folder: Path | None = None) -> dict[str, Calibration]:
+def calibrations_by_subject(fits: Sequence[SubjectEntry], folder: Path | None = None) -> dict[str, Calibration]:
     """Collect fitted entries into one calibration per device or system.
 
     Parameters
@@ -518,11 +536,11 @@ def calibrations(fits: Sequence[SubjectEntry], folder: Path | None = None) -> di
     return out
 
 
-def _existing_entries(path: Path) -> dict[tuple[str, str], Entry]:
+def _existing_entries(path: Path) -> dict[tuple[str, str], CalibrationEntry]:
     if not is_file(path):
         return {}
     data = parse_yaml(path.read_text(encoding="utf-8"), where=path)
-    calibration = validate(Calibration, {"name": path.stem, **data}, path)
+    calibration = build_validated(Calibration, {"name": path.stem, **data}, path)
     return {(entry.family, entry.stack): entry for entry in calibration.entries}
 
 
@@ -591,10 +609,10 @@ def fit_board_power(files: Sequence[str], only: Sequence[str], date: str) -> lis
     fitted = []
     for name in only or devices:
         device_rows = frame[frame["device"] == name].reset_index(drop=True)
-        rows = Rows(device_rows, runs, BOARD_MEASUREMENT, PowerTable().measured(device_rows))
-        result = Fit(watts, [rows], PowerParameters(), starts=1, weight_power=0.0).run()
+        rows = MeasuredRows(device_rows, runs, BOARD_POWER_METHOD, PowerTable().measured_values(device_rows))
+        result = Fit(watts, [rows], PowerParameters(), search_count=1, weight_power=0.0).run()
         fitted.append(
-            SubjectEntry(name, _calibration_entry(POWER_FAMILY, BOARD_MEASUREMENT, label, device_rows, result, date))
+            SubjectEntry(name, _calibration_entry(POWER_FAMILY, BOARD_POWER_METHOD, label, device_rows, result, date))
         )
     return fitted
 
@@ -607,10 +625,12 @@ def _predicted_rows(frame: pd.DataFrame) -> tuple[pd.DataFrame, Mapping[str, Pre
         try:
             if name not in runs:
                 runs[name] = None
-                runs[name] = table.prediction(row, None)
-            seconds_of(row)
+                runs[name] = table.predict_unlimited(row, None)
+            step_time_of(row)
             sound.append(runs[name] is not None)
         except (PaleoError, *CELL_ERRORS):
             sound.append(False)
-    stated = np.isfinite(table.measured(frame)) & np.isfinite(number(frame, "power_limit_w", float("nan")))
+    stated = np.isfinite(table.measured_values(frame)) & np.isfinite(
+        number_column(frame, "power_limit_w", float("nan"))
+    )
     return frame[stated & np.array(sound, dtype=bool)], runs

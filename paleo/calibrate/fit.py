@@ -20,7 +20,7 @@ import pandas as pd
 
 from paleo.errors import SpecError, suggest_names
 from paleo.tables.base import ResidualErrors, residual_errors
-from paleo.tables.steps import row_dicts
+from paleo.tables.run_tables import row_dicts
 
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 StringArray = npt.NDArray[np.str_]
-P = TypeVar("P")
+Parameters = TypeVar("Parameters")
 #: Columns that name a configuration; rows that differ in replicas or in the global batch alone are one.
 CONFIGURATION_COLUMNS = (
     "model", "model_slug", "system", "device", "layers", "hidden", "seq_len", "tp", "pp", "micro_batch",
@@ -54,7 +54,7 @@ class TimePredictor(Protocol):
     def configuration_columns(self) -> tuple[str, ...]:
         """Names of the table columns that together identify a measured configuration."""
 
-    def time(self, frame: pd.DataFrame, figures: Any, parameters: Any) -> Array:
+    def predict_times(self, frame: pd.DataFrame, figures: Any, parameters: Any) -> Array:
         """Predict the time of rows that share datasheet values and parameters.
 
         Parameters
@@ -74,19 +74,19 @@ class TimePredictor(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class MeasuredRows:
     """Measured rows of one device or system, number format, family and stack (way of timing).
 
-    ``figures`` are the datasheet values from which they are predicted; ``measured`` are their times [s], shape
+    ``datasheet`` are the datasheet values from which they are predicted; ``measured_times`` are their times [s], shape
     (rows,).
     """
 
     frame: pd.DataFrame
-    figures: Any
-    stack: str
-    measured: Array
+    datasheet: Any
+    timing_method: str
+    measured_times: Array
 
-    def take(self, mask: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> Rows:
+    def take(self, mask: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> MeasuredRows:
         """Return some of these rows.
 
         Parameters
@@ -96,18 +96,23 @@ class Rows:
 
         Returns
         -------
-        Rows
+        MeasuredRows
             The kept rows, with the same figures and stack.
         """
-        return Rows(self.frame.iloc[np.arange(len(self.frame))[mask]], self.figures, self.stack, self.measured[mask])
+        return MeasuredRows(
+            self.frame.iloc[np.arange(len(self.frame))[mask]],
+            self.datasheet,
+            self.timing_method,
+            self.measured_times[mask],
+        )
 
 
-def count_rows(rows: Iterable[Rows]) -> int:
+def count_rows(rows: Iterable[MeasuredRows]) -> int:
     """Count the rows of several groups.
 
     Parameters
     ----------
-    rows : iterable of Rows
+    rows : iterable of MeasuredRows
         Groups of measured rows.
 
     Returns
@@ -115,7 +120,7 @@ def count_rows(rows: Iterable[Rows]) -> int:
     int
         Number of rows of all groups together.
     """
-    return sum(len(group.measured) for group in rows)
+    return sum(len(group.measured_times) for group in rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,19 +133,19 @@ class FittedIntervalBin:
 
 
 @dataclass(frozen=True, slots=True)
-class FitResult(Generic[P]):
+class FitResult(Generic[Parameters]):
     """Result of a fit.
 
     ``parameters``: fitted values by stack. ``uncertainty``: standard deviation of each parameter's logarithm.
-    ``residual``: errors on held-out rows, of all stacks and by stack. ``interval``: 90 % factors by predicted time, of
-    all stacks and by stack.
+    ``residual``: errors on held-out rows, of all stacks and by stack. ``interval_bins``: 90 % factors by predicted
+    time, of all stacks and by stack.
     """
 
-    parameters: Mapping[str, P]
+    parameters: Mapping[str, Parameters]
     uncertainty: Mapping[str, float]
     residual: ResidualErrors
     residual_by_stack: Mapping[str, ResidualErrors]
-    interval: tuple[FittedIntervalBin, ...]
+    interval_bins: tuple[FittedIntervalBin, ...]
     interval_by_stack: Mapping[str, tuple[FittedIntervalBin, ...]]
     rows_fitted: int
     rows_held_out: int
@@ -200,7 +205,9 @@ def conformal_bins(
     return tuple(FittedIntervalBin(float(edge), *pair) for edge, pair in zip([*edges, math.inf], factors, strict=True))
 
 
-def split_parts(frame: pd.DataFrame, configuration: Sequence[str], *, seed: int = 0) -> npt.NDArray[np.int64]:
+def split_by_configuration(
+    frame: pd.DataFrame, configuration: Sequence[str], *, seed: int = 0
+) -> npt.NDArray[np.int64]:
     """Divide rows into a part to fit, one to set the interval and one that is held out.
 
     The part depends on nothing but the configuration's values and the seed, not on the other rows of the table.
@@ -227,12 +234,12 @@ def split_parts(frame: pd.DataFrame, configuration: Sequence[str], *, seed: int 
     missing = [name for name in configuration if name not in frame.columns]
     if missing:
         raise SpecError(f"column {missing[0]!r} is missing; {suggest_names(missing[0], map(str, frame.columns))}")
-    words = joined(frame, configuration) + f"|{seed}"
+    words = join_cells(frame, configuration) + f"|{seed}"
     fraction = (pd.util.hash_array(words.to_numpy(dtype=object)) % 9973) / 9973
     return np.digitize(fraction, [FIT_SHARE, FIT_SHARE + INTERVAL_SHARE]).astype(np.int64)
 
 
-def joined(frame: pd.DataFrame, columns: Sequence[str]) -> pd.Series[str]:
+def join_cells(frame: pd.DataFrame, columns: Sequence[str]) -> pd.Series[str]:
     """Join the cells of some columns into one text per row; all empty cells count as equal.
 
     Parameters
@@ -250,12 +257,12 @@ def joined(frame: pd.DataFrame, columns: Sequence[str]) -> pd.Series[str]:
     return frame[list(columns)].astype(str).fillna("").agg("|".join, axis=1)
 
 
-def sample(rows: Sequence[Rows], limit: int, seed: int) -> list[Rows]:
+def sample_rows(rows: Sequence[MeasuredRows], limit: int, seed: int) -> list[MeasuredRows]:
     """Draw rows at random, the same number from each group (or all that it has).
 
     Parameters
     ----------
-    rows : sequence of Rows
+    rows : sequence of MeasuredRows
         Groups of measured rows.
     limit : int
         The most rows in all.
@@ -264,67 +271,105 @@ def sample(rows: Sequence[Rows], limit: int, seed: int) -> list[Rows]:
 
     Returns
     -------
-    list of Rows
+    list of MeasuredRows
         Groups with at most ``limit`` rows altogether.
     """
     generator, share = np.random.default_rng(seed), max(1, limit // max(1, len(rows)))
     return [
-        group.take(np.sort(generator.permutation(len(group.measured))[:share])) for group in rows if len(group.measured)
+        group.take(np.sort(generator.permutation(len(group.measured_times))[:share]))
+        for group in rows
+        if len(group.measured_times)
     ]
 
 
-class _LogVector(Generic[P]):
+class _LogVector(Generic[Parameters]):
     """Conversion between parameters and one vector of logarithms, on which the search runs.
 
-    Shared parameters occur once in the vector, those of ``per_stack`` once for each stack.
+    Shared parameters occur once in the vector, those of ``parameters_per_stack`` once for each stack.
     """
 
-    def __init__(self, fit: Fit[P], stacks: Sequence[str]) -> None:
-        start, fields = fit.start, {field.name: field for field in dataclasses.fields(fit.start)}  # type: ignore[arg-type]
-        for name in (*fit.per_stack, *fit.fixed, *fit.released):
+    def __init__(self, fit: Fit[Parameters], stacks: Sequence[str]) -> None:
+        start, fields = fit.start_values, {field.name: field for field in dataclasses.fields(fit.start_values)}  # type: ignore[arg-type]
+        for name in (*fit.parameters_per_stack, *fit.fixed_parameters, *fit.released_parameters):
             if name not in fields:
                 raise SpecError(f"unknown parameter {name!r} of {type(start).__name__}; {suggest_names(name, fields)}")
         released = {
-            name for name, field in fields.items() if field.metadata.get("fitted", True) or name in fit.released
+            name
+            for name, field in fields.items()
+            if field.metadata.get("fitted", True) or name in fit.released_parameters
         }
-        moving = [name for name in fields if name in released and name not in fit.fixed]
+        moving = [name for name in fields if name in released and name not in fit.fixed_parameters]
         self.start, self.stacks = start, list(stacks)
-        self.keys = [(name, None) for name in moving if name not in fit.per_stack] + [
-            (name, stack) for name in moving if name in fit.per_stack for stack in stacks
+        self.keys = [(name, None) for name in moving if name not in fit.parameters_per_stack] + [
+            (name, stack) for name in moving if name in fit.parameters_per_stack for stack in stacks
         ]
         low, high = (np.log([fields[name].metadata[end] for name, _ in self.keys]) for end in ("low", "high"))
         self.low, self.high = low, high
-        self.centre = self.inside(self.logs(start))
+        self.centre = self.move_inside_bounds(self.to_log_vector(start))
 
-    def logs(self, point: P) -> Array:
-        """Return the vector of a set of parameters."""
+    def to_log_vector(self, point: Parameters) -> Array:
+        """Return the vector of a set of parameters.
+
+        Parameters
+        ----------
+        point : Parameters
+            Parameters of one software stack, all positive.
+
+        Returns
+        -------
+        ndarray, shape (keys,)
+            Natural logarithms of the fitted parameters.
+        """
         return np.log([getattr(point, name) for name, _ in self.keys])
 
-    def inside(self, vector: Array) -> Array:
-        """Return the vector with entries at a bound moved slightly inside, where a search may start."""
+    def move_inside_bounds(self, vector: Array) -> Array:
+        """Return the vector with entries at a bound moved slightly inside, where a search may start.
+
+        Parameters
+        ----------
+        vector : ndarray, shape (keys,)
+            Natural logarithms of the fitted parameters.
+
+        Returns
+        -------
+        ndarray, shape (keys,)
+            Logarithms that lie inside the bounds by at least a small share of their range.
+        """
         margin = BOUND_MARGIN * (self.high - self.low)
         return np.clip(vector, self.low + margin, self.high - margin)
 
-    def _unpack(self, vector: Array) -> dict[str, P]:
+    def _unpack(self, vector: Array) -> dict[str, Parameters]:
         values = np.exp(np.clip(vector, self.low, self.high))
-        out: dict[str, P] = {}
+        out: dict[str, Parameters] = {}
         for stack in self.stacks:
             chosen = {n: float(v) for (n, s), v in zip(self.keys, values, strict=True) if s in (None, stack)}
             out[stack] = dataclasses.replace(self.start, **chosen)  # type: ignore[type-var]
         return out
 
-    def label(self, key: tuple[str, str | None]) -> str:
+    def parameter_label(self, key: tuple[str, str | None]) -> str:
+        """Return the label of one entry of the vector.
+
+        Parameters
+        ----------
+        key : tuple of str and (str or None)
+            Parameter and software stack of the entry; None for a parameter that all stacks share.
+
+        Returns
+        -------
+        str
+            Name of the parameter. The stack follows in brackets if several stacks have their own value.
+        """
         return key[0] if key[1] is None or len(self.stacks) == 1 else f"{key[0]}[{key[1]}]"
 
 
-def log_errors(kind: TimePredictor, rows: Sequence[Rows], parameters: Mapping[str, Any]) -> Array:
+def log_errors(kind: TimePredictor, rows: Sequence[MeasuredRows], parameters: Mapping[str, Any]) -> Array:
     """Compute log(predicted / measured) of all rows, group after group.
 
     Parameters
     ----------
     kind : TimePredictor
         Table kind that predicts the rows.
-    rows : sequence of Rows
+    rows : sequence of MeasuredRows
         Groups of measured rows.
     parameters : mapping of str to object
         Parameters by stack.
@@ -334,19 +379,23 @@ def log_errors(kind: TimePredictor, rows: Sequence[Rows], parameters: Mapping[st
     ndarray, shape (rows,)
         Natural logarithms.
     """
-    filled = [group for group in rows if len(group.measured)]
-    parts = [np.log(kind.time(g.frame, g.figures, parameters[g.stack]) / g.measured) for g in filled]
+    filled = [group for group in rows if len(group.measured_times)]
+    parts = [
+        np.log(kind.predict_times(g.frame, g.datasheet, parameters[g.timing_method]) / g.measured_times) for g in filled
+    ]
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
-def predictions(kind: TimePredictor, rows: Sequence[Rows], parameters: Mapping[str, Any]) -> tuple[Array, Array]:
+def predicted_and_measured(
+    kind: TimePredictor, rows: Sequence[MeasuredRows], parameters: Mapping[str, Any]
+) -> tuple[Array, Array]:
     """Predict the times of all rows, group after group.
 
     Parameters
     ----------
     kind : TimePredictor
         Table kind that predicts the rows.
-    rows : sequence of Rows
+    rows : sequence of MeasuredRows
         Groups of measured rows.
     parameters : mapping of str to object
         Parameters by stack.
@@ -356,12 +405,12 @@ def predictions(kind: TimePredictor, rows: Sequence[Rows], parameters: Mapping[s
     predicted, measured : ndarray, shape (rows,)
         Times [s].
     """
-    measured = np.concatenate([group.measured for group in rows]) if rows else np.zeros(0)
+    measured = np.concatenate([group.measured_times for group in rows]) if rows else np.zeros(0)
     return measured * np.exp(log_errors(kind, rows, parameters)), measured
 
 
 @dataclass(frozen=True)
-class Fit(Generic[P]):
+class Fit(Generic[Parameters]):
     """A robust fit of bounded parameters to measured rows.
 
     Every fit of this package is one of these. Fits of kernels, boards, links, software and the waiting of hosts differ
@@ -371,28 +420,28 @@ class Fit(Generic[P]):
     ----------
     predictor : TimePredictor
         Table kind that predicts the rows, and names the columns of a configuration.
-    rows : sequence of Rows
+    rows : sequence of MeasuredRows
         Measured rows, perhaps of several devices, formats and stacks.
-    start : dataclass
+    start_values : dataclass
         Parameters at which the search starts; their fields state the bounds (`paleo.specs.calibration.parameter`).
-    alternatives : sequence of dataclass
+    alternative_starts : sequence of dataclass
         Further starts, for parameters that are all but discrete (tile sizes).
-    per_stack, fixed, released : sequence of str
-        Parameters with a value for each stack (launch costs), that stay at `start`, and that are released although
-        they are not fitted as a rule.
+    parameters_per_stack, fixed_parameters, released_parameters : sequence of str
+        Parameters with a value for each stack (launch costs), that stay at `start_values`, and that are released
+        although they are not fitted as a rule.
     max_training_rows : int
         The most rows that a search sees.
-    starts : int
-        Searches, from `start` and from random points near it.
+    search_count : int
+        Searches, from `start_values` and from random points near it.
     prior_precision : float
-        Inverse width, in log units, of a normal prior round `start`, which counts as one row per parameter and settles
-        what the rows leave open.
+        Inverse width, in log units, of a normal prior round `start_values`, which counts as one row per parameter and
+        settles what the rows leave open.
     overestimate_weight : float
         Weight of an error above the measured time, against one of those below: above 1 for rows that often hold more
         than the kernel (a compilation), whose fastest tell its time.
     weight_power : float
         Power of the measured time that weights a row: long rows decide what a whole step takes.
-    evaluations : int
+    max_evaluations : int
         The most evaluations of a search.
     seed : int
         Seed of the split and of the starts.
@@ -402,70 +451,73 @@ class Fit(Generic[P]):
     """
 
     predictor: TimePredictor
-    rows: Sequence[Rows]
-    start: P
-    alternatives: Sequence[P] = ()
-    per_stack: Sequence[str] = ()
-    fixed: Sequence[str] = ()
-    released: Sequence[str] = ()
+    rows: Sequence[MeasuredRows]
+    start_values: Parameters
+    alternative_starts: Sequence[Parameters] = ()
+    parameters_per_stack: Sequence[str] = ()
+    fixed_parameters: Sequence[str] = ()
+    released_parameters: Sequence[str] = ()
     max_training_rows: int = 1000
-    starts: int = 2
+    search_count: int = 2
     prior_precision: float = 0.5
     overestimate_weight: float = 1.0
     weight_power: float = 0.15
-    evaluations: int = 40
+    max_evaluations: int = 40
     seed: int = 0
     holds_out: bool = True
 
     @property
-    def split_rows(self) -> tuple[list[Rows], list[Rows], list[Rows]]:
+    def split_rows(self) -> tuple[list[MeasuredRows], list[MeasuredRows], list[MeasuredRows]]:
         """Rows divided by configuration: (rows to fit, rows that set the interval, rows held out for the residual)."""
         parts = [
-            split_parts(group.frame, self.predictor.configuration_columns, seed=self.seed)
+            split_by_configuration(group.frame, self.predictor.configuration_columns, seed=self.seed)
             if self.holds_out
-            else np.zeros(len(group.measured), dtype=np.int64)
+            else np.zeros(len(group.measured_times), dtype=np.int64)
             for group in self.rows
         ]
         to_fit, between, kept = (
             [group.take(part == part_number) for group, part in zip(self.rows, parts, strict=True)]
             for part_number in (0, 1, 2 if self.holds_out else 0)
         )
-        return sample(to_fit, self.max_training_rows, self.seed), between, kept
+        return sample_rows(to_fit, self.max_training_rows, self.seed), between, kept
 
-    def run(self) -> FitResult[P]:
+    def run(self) -> FitResult[Parameters]:
         """Run the fit and return its result; raise SpecError if no row is left to fit."""
         train, between, held_out = self.split_rows
         if not train:
             raise SpecError("no rows to fit: every configuration fell into the held-out parts, or the table is empty")
-        packing = _LogVector(self, sorted({group.stack for group in self.rows}))
+        packing = _LogVector(self, sorted({group.timing_method for group in self.rows}))
         run = self._search(train, packing)
         parameters = packing._unpack(run.x)
 
-        def interval(rows: Sequence[Rows]) -> tuple[FittedIntervalBin, ...]:
-            predicted, measured = predictions(self.predictor, rows, parameters)
+        def interval(rows: Sequence[MeasuredRows]) -> tuple[FittedIntervalBin, ...]:
+            predicted, measured = predicted_and_measured(self.predictor, rows, parameters)
             untested = FittedIntervalBin(math.inf, *_UNTESTED_FACTORS)
             return conformal_bins(predicted, measured) if len(measured) else (untested,)
 
-        def of_stack(rows: Sequence[Rows], stack: str) -> list[Rows]:
-            return [group for group in rows if group.stack == stack]
+        def of_stack(rows: Sequence[MeasuredRows], stack: str) -> list[MeasuredRows]:
+            return [group for group in rows if group.timing_method == stack]
 
         tested = {stack: of_stack(held_out, stack) for stack in parameters}
         return FitResult(
             parameters=parameters,
-            uncertainty={packing.label(k): float(s) for k, s in zip(packing.keys, _log_sigma(run), strict=True)},
-            residual=residual_errors(*predictions(self.predictor, held_out, parameters)),
-            residual_by_stack={
-                s: residual_errors(*predictions(self.predictor, rows, parameters)) for s, rows in tested.items()
+            uncertainty={
+                packing.parameter_label(k): float(s) for k, s in zip(packing.keys, _log_sigma(run), strict=True)
             },
-            interval=interval(between),
+            residual=residual_errors(*predicted_and_measured(self.predictor, held_out, parameters)),
+            residual_by_stack={
+                s: residual_errors(*predicted_and_measured(self.predictor, rows, parameters))
+                for s, rows in tested.items()
+            },
+            interval_bins=interval(between),
             interval_by_stack={stack: interval(of_stack(between, stack)) for stack in parameters},
             rows_fitted=count_rows(train),
             rows_held_out=count_rows(held_out) if self.holds_out else 0,
         )
 
-    def _search(self, rows: Sequence[Rows], packing: _LogVector[P]) -> OptimizeResult:
+    def _search(self, rows: Sequence[MeasuredRows], packing: _LogVector[Parameters]) -> OptimizeResult:
         """Return the best of several least-squares runs, the first from the start values."""
-        measured = np.concatenate([group.measured for group in rows])
+        measured = np.concatenate([group.measured_times for group in rows])
         weights = np.clip((measured / np.median(measured)) ** self.weight_power, 0.5, 3.0)
 
         def errors(vector: Array) -> Array:
@@ -474,12 +526,15 @@ class Fit(Generic[P]):
             return np.concatenate([weights * np.where(off > 0.0, self.overestimate_weight, 1.0) * off, pull])
 
         generator, least_squares = np.random.default_rng(self.seed), scipy_optimizer("least_squares")
-        points = [packing.centre, *(packing.logs(alternative) for alternative in self.alternatives)]
-        points += [packing.centre + generator.normal(0.0, 0.3, len(packing.centre)) for _ in range(self.starts - 1)]
+        points = [packing.centre, *(packing.to_log_vector(alternative) for alternative in self.alternative_starts)]
+        points += [
+            packing.centre + generator.normal(0.0, 0.3, len(packing.centre)) for _ in range(self.search_count - 1)
+        ]
         runs = [
             least_squares(
-                errors, packing.inside(point), bounds=(packing.low, packing.high), loss="soft_l1", f_scale=LOSS_SCALE,
-                diff_step=np.full(len(point), BOUND_MARGIN), max_nfev=self.evaluations,
+                errors, packing.move_inside_bounds(point), bounds=(packing.low, packing.high), loss="soft_l1",
+                f_scale=LOSS_SCALE,
+                diff_step=np.full(len(point), BOUND_MARGIN), max_nfev=self.max_evaluations,
             )
             for point in points
         ]  # fmt: skip
@@ -530,7 +585,7 @@ class SourceRows:
         shares = np.minimum(counts / MIN_SOURCE_ROWS, 1.0)
         return np.asarray((shares / counts / shares.sum())[place])
 
-    def by_source(self, least: int = 1) -> Iterator[tuple[str, Self, Self]]:
+    def leave_one_out(self, least: int = 1) -> Iterator[tuple[str, Self, Self]]:
         """Yield each source with its own rows and with the rows of all other sources.
 
         Parameters
@@ -631,7 +686,7 @@ class StepTimePredictor:
     ) -> None:
         self.configuration_columns, self._seconds = tuple(configuration_columns), seconds
 
-    def time(self, frame: pd.DataFrame, figures: Any, parameters: Any) -> Array:
+    def predict_times(self, frame: pd.DataFrame, figures: Any, parameters: Any) -> Array:
         """Predict the time of each row with trial parameters.
 
         Parameters

@@ -19,32 +19,32 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from paleo.calibrate.files import SubjectEntry, rounded_residual, significant_digits
+from paleo.calibrate.files import SubjectEntry, round_to_digits, rounded_residual
 from paleo.calibrate.fit import (
     CONFIGURATION_COLUMNS,
     Fit,
-    Rows,
+    MeasuredRows,
     StepTimePredictor,
     bounded_parameter,
     count_rows,
-    joined,
+    join_cells,
     log_errors,
-    sample,
-    split_parts,
+    sample_rows,
+    split_by_configuration,
 )
 from paleo.errors import PaleoError, SpecError, suggest_names
 from paleo.pricing.communication import LINK_FAMILIES, link_parameters
-from paleo.specs.calibration import Calibration, Entry
-from paleo.specs.catalog import is_path, names
+from paleo.specs.calibration import Calibration, CalibrationEntry
+from paleo.specs.catalog import entry_names, is_path
 from paleo.specs.system import System, load_system
 from paleo.tables.base import ResidualErrors, residual_errors
-from paleo.tables.cells import read_table, text
-from paleo.tables.runner import compute_rows, usable_rows_of_table
-from paleo.tables.steps import RunTable, row_dicts, table_of, whole_cell
+from paleo.tables.cells import read_table, text_column
+from paleo.tables.run_tables import RunTable, find_table_kind, integer_cell, row_dicts
+from paleo.tables.validation import measure_and_predict, usable_rows_of_table
 from paleo.units import MICROSECOND, MILLISECOND
 
 if TYPE_CHECKING:
-    from paleo.pricing.store import SourcedParameters
+    from paleo.pricing.calibration_lookup import SourcedParameters
 
 Array = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -53,7 +53,7 @@ _CONFIGURATION_COLUMN = ("configuration",)
 #: What ``--only`` calls the links of every system of a table.
 ONLY_ALL_LINKS = "fabric"
 #: The stack of entries that were fitted to whole steps.
-STEP_STACK = "step"
+WHOLE_STEP_STACK = "step"
 #: A row speaks for a number if making that this much worse moves its step by at least so much, relatively.
 WORSE, MOVED = 4.0, 0.005
 #: Rows that a search sees, and how often it may ask for all of them.
@@ -76,39 +76,40 @@ class LinkParameters:
     between_latency: float = bounded_parameter(1.0, 0.5 * MICROSECOND, MILLISECOND)
 
 
-class LinkParameter(NamedTuple):
-    """Link parameter that can be fitted: the field ``field`` of the calibration ``family``.
+class FittableLinkParameter(NamedTuple):
+    """Link parameter that can be fitted: the field ``field_name`` of the calibration ``family``.
 
     Fields in ``scaled_fields`` are scaled by the same factor; ``meaning`` describes the parameter.
     """
 
     family: str
-    field: str
+    field_name: str
     scaled_fields: tuple[str, ...]
     meaning: str
 
 
-LINK_PARAMETERS: Mapping[str, LinkParameter] = {
-    "inside_share": LinkParameter(
+LINK_PARAMETERS: Mapping[str, FittableLinkParameter] = {
+    "inside_share": FittableLinkParameter(
         "collective.nccl", "simple_fraction", ("ll_fraction", "ll128_fraction", "switch_fraction"),
         "share of the link that rings reach inside a node",
     ),
-    "inside_latency": LinkParameter(
+    "inside_latency": FittableLinkParameter(
         "collective.nccl", "launch", ("step", "simple_start", "simple_step", "fill"),
         "start of a ring inside a node; its hops in proportion",
     ),
-    "exchange_share": LinkParameter(
+    "exchange_share": FittableLinkParameter(
         "collective.exchange", "fraction", ("low_fraction",),
         "share of the link that exchanges in pairs reach inside a node",
     ),
-    "exchange_latency": LinkParameter(
+    "exchange_latency": FittableLinkParameter(
         "collective.exchange", "launch", ("peer", "start", "fill"), "start of an exchange in pairs inside a node"
     ),
-    "between_share": LinkParameter(
+    "between_share": FittableLinkParameter(
         "collective.fabric", "fabric_fraction", ("exchange_fraction", "send_fraction"),
         "share of a node's ports that is reached",
     ),
-    "between_latency": LinkParameter("collective.fabric", "fabric_step", ("long_step", "peer"), "a hop between nodes"),
+    "between_latency": FittableLinkParameter("collective.fabric", "fabric_step", ("long_step", "peer"),
+        "a hop between nodes"),
 }  # fmt: skip
 
 
@@ -117,16 +118,16 @@ class _LinkFitInputs(NamedTuple):
 
     table: RunTable
     system: System
-    before: Mapping[str, SourcedParameters[Any]]
+    parameters_before: Mapping[str, SourcedParameters[Any]]
 
 
 def _time_predictor(moving: Sequence[str]) -> StepTimePredictor:
     """Return the interface through which a fit of the parameters named ``moving`` predicts the rows of step tables."""
 
     def priced(figures: _LinkFitInputs, parameters: LinkParameters) -> Callable[[dict[str, Any]], float]:
-        changed = link_entries(figures.before, parameters, moving)
-        table = figures.table.with_calibration(calibration(figures.system, changed))
-        return lambda row: table.step(row).value
+        changed = link_entries(figures.parameters_before, parameters, moving)
+        table = figures.table.with_calibration(system_calibration(figures.system, changed))
+        return lambda row: table.predict_row(row).value
 
     return StepTimePredictor(_CONFIGURATION_COLUMN, priced)
 
@@ -136,15 +137,15 @@ class LinkJob:
     """Measured steps of one system in all tables, from which its links are fitted.
 
     ``dependent_rows`` is, for each fitted parameter, a mask of the rows whose predicted step time depends on it.
-    ``skipped`` counts rows that cannot be predicted.
+    ``skipped_rows`` counts rows that cannot be predicted.
     """
 
     system: System
-    start: LinkParameters
+    start_parameters: LinkParameters
     source: str
-    rows: tuple[Rows, ...]
+    rows: tuple[MeasuredRows, ...]
     dependent_rows: Mapping[str, Flags]
-    skipped: int
+    skipped_rows: int
 
     @property
     def name(self) -> str:
@@ -152,31 +153,33 @@ class LinkJob:
         return self.system.name
 
     @property
-    def steps(self) -> int:
+    def step_count(self) -> int:
         """Number of rows whose step time depends on a fitted link parameter."""
         return count_rows(self.rows)
 
     @property
     def label(self) -> str:
         """Title in messages: system and number of rows."""
-        return f"links of {self.system.name} ({self.steps} steps)"
+        return f"links of {self.system.name} ({self.step_count} steps)"
 
     @property
-    def before(self) -> Mapping[str, SourcedParameters[Any]]:
+    def parameters_before(self) -> Mapping[str, SourcedParameters[Any]]:
         """Parameters before the fit, by name of the link family (such as NCCL inside a node)."""
-        figures: _LinkFitInputs = self.rows[0].figures
-        return figures.before
+        figures: _LinkFitInputs = self.rows[0].datasheet
+        return figures.parameters_before
 
     @property
     def held_out_mask(self) -> Flags:
         """Mask of the rows that no fit sees, over the rows of all tables."""
-        return np.concatenate([split_parts(part.frame, _CONFIGURATION_COLUMN) > 0 for part in self.rows])
+        return np.concatenate([split_by_configuration(part.frame, _CONFIGURATION_COLUMN) > 0 for part in self.rows])
 
     @property
-    def training_rows(self) -> list[Rows]:
+    def training_rows(self) -> list[MeasuredRows]:
         """Rows that are fitted (without those held out), one entry per table."""
-        return sample(
-            [part.take(split_parts(part.frame, _CONFIGURATION_COLUMN) == 0) for part in self.rows], TRAINING_ROWS, 0
+        return sample_rows(
+            [part.take(split_by_configuration(part.frame, _CONFIGURATION_COLUMN) == 0) for part in self.rows],
+            TRAINING_ROWS,
+            0,
         )
 
 
@@ -184,26 +187,27 @@ class LinkJob:
 class LinkFit:
     """Result of a fit of link parameters to whole steps.
 
-    ``parameters`` are the fitted values; ``sigma`` is the standard deviation of the logarithm of each parameter that
-    the rows determine; ``left`` says why the others were not fitted. ``before`` and ``after`` are the errors on
-    held-out rows before and after the fit. ``entries`` are the calibration entries to write.
+    ``parameters`` are the fitted values; ``log_standard_deviations`` is the standard deviation of the logarithm of each
+    parameter that the rows determine; ``unfitted_reasons`` says why the others were not fitted. ``errors_before`` and
+    ``errors_after`` are the errors on held-out rows before and after the fit. ``entries`` are the calibration entries
+    to write.
     """
 
     job: LinkJob
     parameters: LinkParameters
-    sigma: Mapping[str, float]
-    left: Mapping[str, str]
-    before: ResidualErrors
-    after: ResidualErrors
-    entries: tuple[Entry, ...]
+    log_standard_deviations: Mapping[str, float]
+    unfitted_reasons: Mapping[str, str]
+    errors_before: ResidualErrors
+    errors_after: ResidualErrors
+    entries: tuple[CalibrationEntry, ...]
 
     @property
-    def better(self) -> bool:
+    def reduces_error(self) -> bool:
         """True if the fit has reduced the mean error on held-out rows."""
-        return self.after.mape < self.before.mape
+        return self.errors_after.mape < self.errors_before.mape
 
     @property
-    def fits(self) -> list[SubjectEntry]:
+    def subject_entries(self) -> list[SubjectEntry]:
         """The fitted entries in the form that calibration files are written from."""
         return [SubjectEntry(self.job.system.name, entry) for entry in self.entries]
 
@@ -229,10 +233,10 @@ def wants_link_fit(file: str | Path, only: Sequence[str]) -> bool:
         If it names profiles, too.
     """
     frame = read_table(file)
-    table = table_of(frame.columns)
+    table = find_table_kind(frame.columns)
     if not isinstance(table, RunTable):
         return False
-    links = [name for name in only if name == ONLY_ALL_LINKS or name in names("systems") or is_path(name)]
+    links = [name for name in only if name == ONLY_ALL_LINKS or name in entry_names("systems") or is_path(name)]
     if links and len(links) < len(only):
         other = next(name for name in only if name not in links)
         raise SpecError(f"--only {links[0]} and {other}: links and software are fitted one after the other")
@@ -278,30 +282,32 @@ def link_jobs(files: Sequence[str | Path], only: Sequence[str], free: Sequence[s
 
 
 class _PredictedRows(NamedTuple):
-    """Rows of one system in one table with their predicted times [s]; ``skipped`` counts unpredictable rows."""
+    """Rows of one system in one table with their predicted times [s]; ``skipped_rows`` counts unpredictable
+    rows.
+    """
 
-    rows: Rows
-    seconds: Array
-    skipped: int
+    rows: MeasuredRows
+    predicted_times: Array
+    skipped_rows: int
 
 
 def _rows_by_system(file: Path, only: Sequence[str]) -> dict[str, _PredictedRows]:
     """Group the rows of one table that ran on several devices by the name of their system."""
     frame = usable_rows_of_table(file)
-    table = table_of(frame.columns)
-    if not isinstance(table, RunTable) or not table.calibrates:
+    table = find_table_kind(frame.columns)
+    if not isinstance(table, RunTable) or not table.used_for_fitting:
         return {}
     systems = [_system_of(table, row) for row in row_dicts(frame)]
     known = {system.name: system for system in systems if system is not None and (not only or system.name in only)}
     out = {}
     for name, system in sorted(known.items()):
         system_rows = frame[[system is not None and system.name == name for system in systems]]
-        seconds = compute_rows(table, system_rows)[1].values
+        seconds = measure_and_predict(table, system_rows)[1].values
         fine = system_rows[np.isfinite(seconds)]
         figures = _LinkFitInputs(table, system, {family: link_parameters(system, family) for family in LINK_FAMILIES})
         if len(fine):
-            named = fine.assign(configuration=configurations(fine), table=file.name)
-            rows = Rows(named, figures, STEP_STACK, table.measured(fine))
+            named = fine.assign(configuration=configuration_labels(fine), table=file.name)
+            rows = MeasuredRows(named, figures, WHOLE_STEP_STACK, table.measured_values(fine))
             out[name] = _PredictedRows(rows, seconds[np.isfinite(seconds)], len(system_rows) - len(fine))
     return out
 
@@ -309,12 +315,12 @@ def _rows_by_system(file: Path, only: Sequence[str]) -> dict[str, _PredictedRows
 def _system_of(table: RunTable, row: Mapping[str, Any]) -> System | None:
     """Return the system of a row that ran on several devices; None for one device or an unknown system."""
     try:
-        return table.system(row) if whole_cell(row, "n_gpus", 1) > 1 else None
+        return table.system(row) if integer_cell(row, "n_gpus", 1) > 1 else None
     except PaleoError:
         return None
 
 
-def configurations(frame: pd.DataFrame) -> pd.Series[str]:
+def configuration_labels(frame: pd.DataFrame) -> pd.Series[str]:
     """Label each row's configuration, without data-parallel degree and global batch.
 
     Parameters
@@ -328,13 +334,14 @@ def configurations(frame: pd.DataFrame) -> pd.Series[str]:
         One word a row.
     """
     columns = [name for name in CONFIGURATION_COLUMNS if name in frame.columns]
-    return joined(frame, columns)
+    return join_cells(frame, columns)
 
 
 def _job(groups: Sequence[_PredictedRows], names: Sequence[str]) -> LinkJob:
-    figures: _LinkFitInputs = groups[0].rows.figures
+    figures: _LinkFitInputs = groups[0].rows.datasheet
     leads = {
-        name: getattr(figures.before[group.family].parameters, group.field) for name, group in LINK_PARAMETERS.items()
+        name: getattr(figures.parameters_before[group.family].parameters, group.field_name)
+        for name, group in LINK_PARAMETERS.items()
     }
     start = LinkParameters(**leads)
     spoken = {name: [_dependent_rows(group, start, name) for group in groups] for name in names}
@@ -342,7 +349,7 @@ def _job(groups: Sequence[_PredictedRows], names: Sequence[str]) -> LinkJob:
     kept = [(group.rows.take(mask), mask) for group, mask in zip(groups, used, strict=True)]
     words = sorted(
         {
-            f"{name} ({', '.join(sorted(set(text(part, 'source')) - {''}))})"
+            f"{name} ({', '.join(sorted(set(text_column(part, 'source')) - {''}))})"
             for group, _ in kept
             for name, part in group.frame.groupby("table")
         }
@@ -351,7 +358,7 @@ def _job(groups: Sequence[_PredictedRows], names: Sequence[str]) -> LinkJob:
         figures.system, start, "; ".join(words), tuple(group for group, mask in kept if mask.any()),
         {name: np.concatenate([group[mask] for group, mask in zip(flags, used, strict=True)])
          for name, flags in spoken.items()},
-        sum(group.skipped for group in groups),
+        sum(group.skipped_rows for group in groups),
     )  # fmt: skip
 
 
@@ -359,8 +366,8 @@ def _dependent_rows(group: _PredictedRows, start: LinkParameters, name: str) -> 
     """Return a mask of the rows whose predicted step gets longer when parameter ``name`` is made worse."""
     value = getattr(start, name)
     worse = dataclasses.replace(start, **{name: value / WORSE if name.endswith("share") else value * WORSE})
-    slower = _time_predictor([name]).time(group.rows.frame, group.rows.figures, worse)
-    return np.asarray(slower / group.seconds - 1.0 >= MOVED)
+    slower = _time_predictor([name]).predict_times(group.rows.frame, group.rows.datasheet, worse)
+    return np.asarray(slower / group.predicted_times - 1.0 >= MOVED)
 
 
 def fit_links(job: LinkJob, date: str, free: Sequence[str] = ()) -> LinkFit:
@@ -387,15 +394,15 @@ def fit_links(job: LinkJob, date: str, free: Sequence[str] = ()) -> LinkFit:
     """
     held_out, name = job.held_out_mask, job.system.name
     if held_out.all() or not held_out.any():
-        raise SpecError(f"{name}: its {job.steps} steps are of too few configurations to fit some and test others")
+        raise SpecError(f"{name}: its {job.step_count} steps are of too few configurations to fit some and test others")
     still = f"no fitted step gets {MOVED:.1%} longer when it is {WORSE:g} times worse"
     left = {name: still for name, spoken in job.dependent_rows.items() if not (spoken & ~held_out).any()}
-    parameters, sigma = job.start, dict[str, float]()
+    parameters, sigma = job.start_parameters, dict[str, float]()
     if not (free and left):
         parameters, sigma = _fit_determined(job, [name for name in job.dependent_rows if name not in left], left)
     if (free and left) or not sigma:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left.items())
-        raise SpecError(f"{name}: its {job.steps} steps do not settle what is to be fitted ({reasons})")
+        raise SpecError(f"{name}: its {job.step_count} steps do not settle what is to be fitted ({reasons})")
     return _link_fit(job, parameters, sigma, left, date)
 
 
@@ -404,14 +411,15 @@ def _fit_determined(job: LinkJob, moving: list[str], left: dict[str, str]) -> tu
 
     Reasons of dropped parameters are added to ``left``. Returns (parameters, standard deviation of each logarithm).
     """
-    parameters = job.start
+    parameters = job.start_parameters
     while moving:
         parameters = Fit(
             _time_predictor(moving), job.training_rows, parameters,
-            fixed=[name for name in LINK_PARAMETERS if name not in moving],
-            max_training_rows=TRAINING_ROWS, starts=1, prior_precision=0.0, weight_power=0.0, evaluations=EVALUATIONS,
+            fixed_parameters=[name for name in LINK_PARAMETERS if name not in moving],
+            max_training_rows=TRAINING_ROWS, search_count=1, prior_precision=0.0, weight_power=0.0,
+            max_evaluations=EVALUATIONS,
             holds_out=False,
-        ).run().parameters[STEP_STACK]  # fmt: skip
+        ).run().parameters[WHOLE_STEP_STACK]  # fmt: skip
         sigma = log_sigmas(job, parameters, moving)
         open_numbers = [name for name in sigma if sigma[name] > LOOSEST or _reached_bound(parameters, name) is not None]
         if not open_numbers:
@@ -419,7 +427,7 @@ def _fit_determined(job: LinkJob, moving: list[str], left: dict[str, str]) -> tu
         loose = max(open_numbers, key=lambda name: sigma[name])
         left[loose] = _unfitted_reason(parameters, loose, sigma[loose])
         moving.remove(loose)
-        parameters = dataclasses.replace(parameters, **{loose: getattr(job.start, loose)})
+        parameters = dataclasses.replace(parameters, **{loose: getattr(job.start_parameters, loose)})
     return parameters, {}
 
 
@@ -449,7 +457,7 @@ def log_sigmas(job: LinkJob, parameters: LinkParameters, moving: Sequence[str]) 
             if name is None
             else dataclasses.replace(parameters, **{name: getattr(parameters, name) * factor})
         )
-        return log_errors(_time_predictor(moving), job.training_rows, {STEP_STACK: point})
+        return log_errors(_time_predictor(moving), job.training_rows, {WHOLE_STEP_STACK: point})
 
     up, down = math.exp(DERIVATIVE), math.exp(-DERIVATIVE)
     jacobian = np.stack([(errors(name, up) - errors(name, down)) / (2.0 * DERIVATIVE) for name in moving], axis=1)
@@ -483,9 +491,10 @@ def _value_text(name: str, value: float) -> str:
 def _link_fit(
     job: LinkJob, parameters: LinkParameters, sigma: Mapping[str, float], left: Mapping[str, str], date: str
 ) -> LinkFit:
-    moving, measured = list(sigma), np.concatenate([part.measured for part in job.rows])
+    moving, measured = list(sigma), np.concatenate([part.measured_times for part in job.rows])
     ratios = [
-        np.exp(log_errors(_time_predictor(moving), job.rows, {STEP_STACK: part})) for part in (job.start, parameters)
+        np.exp(log_errors(_time_predictor(moving), job.rows, {WHOLE_STEP_STACK: part}))
+        for part in (job.start_parameters, parameters)
     ]
 
     def tested(names: Sequence[str]) -> tuple[ResidualErrors, ResidualErrors]:
@@ -494,18 +503,18 @@ def _link_fit(
         return before, after
 
     updated = []
-    for entry in link_entries(job.before, parameters, moving):
+    for entry in link_entries(job.parameters_before, parameters, moving):
         numbers = [name for name in moving if LINK_PARAMETERS[name].family == entry.family]
         before, after = tested(numbers)
         fitted = int((~job.held_out_mask & np.any([job.dependent_rows[name] for name in numbers], axis=0)).sum())
         update = {
-            "parameters": {name: significant_digits(value) for name, value in entry.parameters.items()},
+            "parameters": {name: round_to_digits(value) for name, value in entry.parameters.items()},
             "source": job.source, "date": date, "rows_fitted": min(fitted, TRAINING_ROWS), "rows_held_out": after.rows,
-            "uncertainty": {LINK_PARAMETERS[name].field: significant_digits(sigma[name], 2) for name in numbers},
+            "uncertainty": {LINK_PARAMETERS[name].field_name: round_to_digits(sigma[name], 2) for name in numbers},
             "residual": rounded_residual(after) if after.rows else None,
             "notes": _notes(job, parameters, numbers, before),
         }  # fmt: skip
-        updated.append(Entry(**{**entry.model_dump(), **update}))
+        updated.append(CalibrationEntry(**{**entry.model_dump(), **update}))
     return LinkFit(job, parameters, sigma, left, *tested(moving), tuple(updated))
 
 
@@ -513,15 +522,15 @@ def _notes(job: LinkJob, parameters: LinkParameters, numbers: Sequence[str], bef
     moved = []
     for name in numbers:
         number = LINK_PARAMETERS[name]
-        values = " -> ".join(_value_text(name, getattr(at, name)) for at in (job.start, parameters))
-        moved.append(f"{number.field} {values}, in proportion {', '.join(number.scaled_fields)}")
+        values = " -> ".join(_value_text(name, getattr(at, name)) for at in (job.start_parameters, parameters))
+        moved.append(f"{number.field_name} {values}, in proportion {', '.join(number.scaled_fields)}")
     tested = f"; MAPE of the steps held out {before.mape:.3f} before" if before.rows else ""
     return f"fitted to whole steps: {'; '.join(moved)}{tested}"
 
 
 def link_entries(
     before: Mapping[str, SourcedParameters[Any]], parameters: LinkParameters, moving: Sequence[str]
-) -> Iterator[Entry]:
+) -> Iterator[CalibrationEntry]:
     """Build the calibration entries of the link families whose parameters were fitted.
 
     Parameters
@@ -543,14 +552,16 @@ def link_entries(
         for name in moving:
             number = LINK_PARAMETERS[name]
             if number.family == family:
-                factor = getattr(parameters, name) / values[number.field]
+                factor = getattr(parameters, name) / values[number.field_name]
                 values |= {
                     each: _clipped(before[family], each, values[each] * factor)
-                    for each in (number.field, *number.scaled_fields)
+                    for each in (number.field_name, *number.scaled_fields)
                 }
         bins = [{"up_to_s": None if math.isinf(end) else end, "low": low, "high": high}
-                for end, low, high in before[family].interval]  # fmt: skip
-        yield Entry(family=family, stack=STEP_STACK, source="steps", date="-", parameters=values, interval=tuple(bins))
+                for end, low, high in before[family].interval_bins]  # fmt: skip
+        yield CalibrationEntry(
+            family=family, stack=WHOLE_STEP_STACK, source="steps", date="-", parameters=values, interval=tuple(bins)
+        )
 
 
 def _clipped(measured: SourcedParameters[Any], name: str, value: float) -> float:
@@ -559,7 +570,7 @@ def _clipped(measured: SourcedParameters[Any], name: str, value: float) -> float
     return float(min(max(value, parameter.metadata["low"]), parameter.metadata["high"]))
 
 
-def calibration(system: System, fitted: Iterator[Entry] | Sequence[Entry]) -> Calibration:
+def system_calibration(system: System, fitted: Iterator[CalibrationEntry] | Sequence[CalibrationEntry]) -> Calibration:
     """Build a system's calibration from fitted entries.
 
     Parameters
@@ -591,8 +602,17 @@ def fitted_parameter_rows(result: LinkFit) -> Iterator[tuple[str, ...]]:
         (name, value before, value after, standard deviation, meaning or the reason why it was not fitted).
     """
     for name, number in LINK_PARAMETERS.items():
-        if name in result.sigma:
-            after, sigma = _value_text(name, getattr(result.parameters, name)), f"{math.expm1(result.sigma[name]):.1%}"
-            yield name, _value_text(name, getattr(result.job.start, name)), after, sigma, number.meaning
-        elif name in result.left:
-            yield name, _value_text(name, getattr(result.job.start, name)), "as it was", "", result.left[name]
+        if name in result.log_standard_deviations:
+            after, sigma = (
+                _value_text(name, getattr(result.parameters, name)),
+                f"{math.expm1(result.log_standard_deviations[name]):.1%}",
+            )
+            yield name, _value_text(name, getattr(result.job.start_parameters, name)), after, sigma, number.meaning
+        elif name in result.unfitted_reasons:
+            yield (
+                name,
+                _value_text(name, getattr(result.job.start_parameters, name)),
+                "as it was",
+                "",
+                result.unfitted_reasons[name],
+            )

@@ -23,31 +23,31 @@ import numpy.typing as npt
 import pandas as pd
 import yaml
 
-from paleo.calibrate.files import ERROR_DIGITS, rounded_residual, significant_digits, steps_table
+from paleo.calibrate.files import ERROR_DIGITS, read_step_table, round_to_digits, rounded_residual
 from paleo.calibrate.fit import (
     CONFIGURATION_COLUMNS,
     Fit,
     FitResult,
-    Rows,
+    MeasuredRows,
     StepTimePredictor,
     bounded_parameter,
     count_rows,
-    predictions,
+    predicted_and_measured,
 )
 from paleo.errors import SpecError, suggest_names
-from paleo.specs.calibration import Residual
+from paleo.specs.calibration import HeldOutErrors
 from paleo.specs.device import find_device
 from paleo.specs.loading import Spec
-from paleo.specs.software import Software, SoftwareFit, load_software
+from paleo.specs.software import SoftwareFit, SoftwareProfile, load_software
 from paleo.step.section_times import HOST_AHEAD_EXPONENT
 from paleo.tables.base import ResidualErrors, residual_errors
-from paleo.tables.cells import text
-from paleo.tables.runner import compute_rows, usable_rows_of_table
-from paleo.tables.steps import RunTable, is_substitute_profile, profile_at_release, row_dicts, table_of
+from paleo.tables.cells import text_column
+from paleo.tables.run_tables import RunTable, find_table_kind, is_substitute_profile, profile_at_release, row_dicts
+from paleo.tables.validation import measure_and_predict, usable_rows_of_table
 from paleo.units import GIGA, MEBIBYTE, MICROSECOND, MILLISECOND, Quantity, with_noun
 
 Array = npt.NDArray[np.float64]
-Report = Callable[[str], object]
+ProgressCallback = Callable[[str], object]
 #: Rows that a fit sees: host time and one more term are settled by about forty.
 MAX_TRAINING_ROWS = 60
 #: What differs from architecture to architecture.
@@ -60,23 +60,23 @@ MIN_STEPS = 12
 class SoftwareParameters:
     """Parameters of a software profile that are fitted to training steps.
 
-    ``host_forward`` is the CPU time of launching one forward operation [s]. ``ratio`` is backward over forward CPU time
-    per operation; it is not fitted, as step times do not tell the two apart. ``contention`` and ``attention_slowdown``
-    are fields of `Software`.
+    ``host_forward`` is the CPU time of launching one forward operation [s]. ``backward_forward_ratio`` is backward over
+    forward CPU time per operation; it is not fitted, as step times do not tell the two apart. ``contention`` and
+    ``attention_slowdown`` are fields of `SoftwareProfile`.
     """
 
     host_forward: float = bounded_parameter(1.0, 0.1 * MICROSECOND, MILLISECOND)
-    ratio: float = bounded_parameter(1.0, 0.1, 10.0, fitted=False)
+    backward_forward_ratio: float = bounded_parameter(1.0, 0.1, 10.0, fitted=False)
     contention: float = bounded_parameter(1.0, 0.01, 4.0)
     attention_slowdown: float = bounded_parameter(1.0, 1.0, 8.0)
 
     @classmethod
-    def of(cls, profile: Software, architecture: str) -> SoftwareParameters:
+    def from_profile(cls, profile: SoftwareProfile, architecture: str) -> SoftwareParameters:
         """Return the current values of the fitted parameters in a software profile.
 
         Parameters
         ----------
-        profile : Software
+        profile : SoftwareProfile
             Software profile.
         architecture : str
             GPU architecture whose attention slow-down is read.
@@ -87,14 +87,14 @@ class SoftwareParameters:
             Values of the profile, in SI units.
         """
         ratio = profile.host.backward / profile.host.forward if profile.host.forward else 1.0
-        return cls(profile.host.forward, ratio, profile.overlap.contention, profile.slowdown_on(architecture))
+        return cls(profile.host.forward, ratio, profile.overlap.contention, profile.attention_slowdown(architecture))
 
 
 class _ProfileFitInputs(NamedTuple):
     """Start of a software fit: kind of table, and the software profile before the fit."""
 
     table: RunTable
-    profile: Software
+    profile: SoftwareProfile
 
 
 def _row_time_predictor(
@@ -103,26 +103,27 @@ def _row_time_predictor(
     profile = figures.profile.with_fields(
         {
             "host.forward": parameters.host_forward,
-            "host.backward": parameters.host_forward * parameters.ratio,
+            "host.backward": parameters.host_forward * parameters.backward_forward_ratio,
             "overlap.contention": parameters.contention,
             "attention.slowdown": parameters.attention_slowdown,
         }
     )
-    return lambda row: figures.table.step(row, profile).value
+    return lambda row: figures.table.predict_row(row, profile).value
 
 
 @dataclass(frozen=True, slots=True)
 class SoftwareJob:
     """Measured steps of one software profile in one table, grouped by GPU architecture.
 
-    ``skipped`` counts rows that cannot be predicted or that only substitute this profile for another software.
+    ``skipped_rows`` counts rows that cannot be predicted or that only substitute this profile for another
+    software.
     """
 
-    profile: Software
+    profile: SoftwareProfile
     file: str
     source: str
-    rows: tuple[Rows, ...]
-    skipped: int
+    rows: tuple[MeasuredRows, ...]
+    skipped_rows: int
 
     @property
     def name(self) -> str:
@@ -130,7 +131,7 @@ class SoftwareJob:
         return self.profile.name
 
     @property
-    def steps(self) -> int:
+    def step_count(self) -> int:
         """Number of rows to fit and to test on."""
         return count_rows(self.rows)
 
@@ -142,9 +143,9 @@ class SoftwareJob:
     @property
     def architectures(self) -> tuple[str, ...]:
         """Architectures of the devices that ran the steps."""
-        return tuple(group.stack for group in self.rows)
+        return tuple(group.timing_method for group in self.rows)
 
-    def fit(self, fixed: Sequence[str] = (), per_stack: Sequence[str] = ()) -> Fit[SoftwareParameters]:
+    def make_fit(self, fixed: Sequence[str] = (), per_stack: Sequence[str] = ()) -> Fit[SoftwareParameters]:
         """Set up the fit of the profile's parameters to these rows; `Fit.run` runs it.
 
         Parameters
@@ -162,31 +163,34 @@ class SoftwareJob:
         columns = set(self.rows[0].frame.columns)
         kind = StepTimePredictor([name for name in CONFIGURATION_COLUMNS if name in columns], _row_time_predictor)
         return Fit(
-            kind, self.rows, SoftwareParameters.of(self.profile, self.rows[0].stack), fixed=fixed, per_stack=per_stack,
-            max_training_rows=MAX_TRAINING_ROWS, starts=1, weight_power=0.0, evaluations=15,
+            kind, self.rows, SoftwareParameters.from_profile(self.profile, self.rows[0].timing_method),
+            fixed_parameters=fixed, parameters_per_stack=per_stack,
+            max_training_rows=MAX_TRAINING_ROWS, search_count=1, weight_power=0.0, max_evaluations=15,
         )  # fmt: skip
 
     @property
     def label(self) -> str:
         """Name of the profile with its number of measured steps, for messages."""
-        return f"{self.profile.name} ({self.steps} steps)"
+        return f"{self.profile.name} ({self.step_count} steps)"
 
 
 @dataclass(frozen=True, slots=True)
 class SoftwareFitResult:
-    """Software profile after a fit (``after``), and the same profile before it (``before``)."""
+    """Software profile after a fit (``profile_after``), and the same profile before it (``profile_before``)."""
 
-    before: Software
-    after: Software
+    profile_before: SoftwareProfile
+    profile_after: SoftwareProfile
 
-    def numbers(self) -> Iterator[tuple[str, tuple[str, str]]]:
+    def changed_values(self) -> Iterator[tuple[str, tuple[str, str]]]:
         """Yield (name, (value before, value after)) as texts, for each parameter that the fit may have changed."""
         for name in ("forward", "backward"):
-            values = [getattr(profile.host, name) / MICROSECOND for profile in (self.before, self.after)]
+            values = [
+                getattr(profile.host, name) / MICROSECOND for profile in (self.profile_before, self.profile_after)
+            ]
             yield f"host.{name}", (f"{values[0]:.4g} us", f"{values[1]:.4g} us")
-        contention = [_shown(profile.overlap.contention) for profile in (self.before, self.after)]
+        contention = [_shown(profile.overlap.contention) for profile in (self.profile_before, self.profile_after)]
         yield "overlap.contention", (contention[0], contention[1])
-        slowdown = [_shown(profile.attention.slowdown) for profile in (self.before, self.after)]
+        slowdown = [_shown(profile.attention.slowdown) for profile in (self.profile_before, self.profile_after)]
         yield "attention.slowdown", (slowdown[0], slowdown[1])
 
 
@@ -212,10 +216,10 @@ def software_jobs(file: str | Path, only: Sequence[str] = ()) -> list[SoftwareJo
         If the table has no row of a profile.
     """
     frame = usable_rows_of_table(file)
-    table = table_of(frame.columns)
-    if not isinstance(table, RunTable) or not table.calibrates:
+    table = find_table_kind(frame.columns)
+    if not isinstance(table, RunTable) or not table.used_for_fitting:
         return []
-    profiles = pd.Series([table.profile(row) for row in row_dicts(frame)], index=frame.index)
+    profiles = pd.Series([table.software_profile(row) for row in row_dicts(frame)], index=frame.index)
     for name in only:
         if name not in set(profiles):
             raise SpecError(f"{file}: no row of the profile {name!r}; {suggest_names(name, {*profiles, 'fabric'})}")
@@ -223,17 +227,17 @@ def software_jobs(file: str | Path, only: Sequence[str] = ()) -> list[SoftwareJo
     return [_job(table, Path(file).name, frame[profiles == name], load_software(name)) for name in chosen]
 
 
-def _job(table: RunTable, file: str, frame: pd.DataFrame, profile: Software) -> SoftwareJob:
-    _, predicted = compute_rows(table, frame)
+def _job(table: RunTable, file: str, frame: pd.DataFrame, profile: SoftwareProfile) -> SoftwareJob:
+    _, predicted = measure_and_predict(table, frame)
     named = np.array([not is_substitute_profile(row) for row in row_dicts(frame)])
     fine = frame[np.isfinite(predicted.values) & named]
     architectures = [find_device(str(name)).architecture for name in fine["device"]]
-    measured = table.measured(fine)
+    measured = table.measured_values(fine)
     groups = []
     for architecture in sorted(set(architectures)):
         mask = np.array([name == architecture for name in architectures])
-        groups.append(Rows(fine[mask], _ProfileFitInputs(table, profile), architecture, measured[mask]))
-    sources = ", ".join(sorted(set(text(fine, "source")) - {""}))
+        groups.append(MeasuredRows(fine[mask], _ProfileFitInputs(table, profile), architecture, measured[mask]))
+    sources = ", ".join(sorted(set(text_column(fine, "source")) - {""}))
     return SoftwareJob(profile, file, sources, tuple(groups), len(frame) - len(fine))
 
 
@@ -272,28 +276,28 @@ def fit_software(job: SoftwareJob, date: str, free: Sequence[str] = ()) -> Softw
         if name not in at_work:
             raise SpecError(f"--free {name}: no such number of a profile; {suggest_names(name, set(at_work))}")
     fixed = [name for name in at_work if name not in moving]
-    fit = job.fit(fixed, per_stack=[name for name in moving if name in _PER_ARCHITECTURE])
+    fit = job.make_fit(fixed, per_stack=[name for name in moving if name in _PER_ARCHITECTURE])
     floor = {field.name: field.metadata["low"] for field in dataclasses.fields(SoftwareParameters)}
-    off_bounds = {name: max(getattr(fit.start, name), floor[name]) for name in moving}
-    result = dataclasses.replace(fit, start=dataclasses.replace(fit.start, **off_bounds)).run()
+    off_bounds = {name: max(getattr(fit.start_values, name), floor[name]) for name in moving}
+    result = dataclasses.replace(fit, start_values=dataclasses.replace(fit.start_values, **off_bounds)).run()
     return SoftwareFitResult(profile, _fitted_profile(job, result, moving, date))
 
 
 def _fitted_profile(
     job: SoftwareJob, result: FitResult[SoftwareParameters], moving: Sequence[str], date: str
-) -> Software:
+) -> SoftwareProfile:
     shared = next(iter(result.parameters.values()))
     update: dict[str, Any] = {}
     if "host_forward" in moving:
         update |= {
-            "host.forward": significant_digits(shared.host_forward, ERROR_DIGITS),
-            "host.backward": significant_digits(shared.host_forward * shared.ratio, ERROR_DIGITS),
+            "host.forward": round_to_digits(shared.host_forward, ERROR_DIGITS),
+            "host.backward": round_to_digits(shared.host_forward * shared.backward_forward_ratio, ERROR_DIGITS),
         }
     if "contention" in moving:
-        update["overlap.contention"] = significant_digits(shared.contention, ERROR_DIGITS)
+        update["overlap.contention"] = round_to_digits(shared.contention, ERROR_DIGITS)
     if "attention_slowdown" in moving:
         slow = {
-            stack: significant_digits(parameters.attention_slowdown, ERROR_DIGITS)
+            stack: round_to_digits(parameters.attention_slowdown, ERROR_DIGITS)
             for stack, parameters in result.parameters.items()
         }
         kept = job.profile.attention.slowdown
@@ -304,8 +308,8 @@ def _fitted_profile(
         architectures=job.architectures,
         rows_fitted=result.rows_fitted,
         rows_held_out=result.rows_held_out,
-        uncertainty={name: significant_digits(value, 2) for name, value in result.uncertainty.items()},
-        residual=Residual(**rounded_residual(result.residual)),
+        uncertainty={name: round_to_digits(value, 2) for name, value in result.uncertainty.items()},
+        residual=HeldOutErrors(**rounded_residual(result.residual)),
     )
     return job.profile.with_fields({**update, "fit": record})
 
@@ -317,15 +321,15 @@ def _shown(value: float | Mapping[str, float]) -> str:
 
 
 #: How a profile's file states quantities.
-UNITS = {"time": ("us", MICROSECOND), "bytes": ("MiB", MEBIBYTE), "bandwidth": ("GB/s", GIGA)}
+UNIT_OF_DIMENSION = {"time": ("us", MICROSECOND), "bytes": ("MiB", MEBIBYTE), "bandwidth": ("GB/s", GIGA)}
 
 
-def software_text(profile: Software) -> str:
+def software_text(profile: SoftwareProfile) -> str:
     """Write a software profile as the text of its YAML file, with times in us, memory in MiB and rates in GB/s.
 
     Parameters
     ----------
-    profile : Software
+    profile : SoftwareProfile
         Software profile.
 
     Returns
@@ -345,7 +349,7 @@ def _with_unit(group: Spec, name: str, value: Any) -> Any:
     field = type(group).model_fields[name]
     optional = (each for choice in get_args(field.annotation) for each in getattr(choice, "__metadata__", ()))
     quantities = (each for each in (*field.metadata, *optional) if isinstance(each, Quantity))
-    unit = next((UNITS[quantity.dimension] for quantity in quantities), None)
+    unit = next((UNIT_OF_DIMENSION[quantity.dimension] for quantity in quantities), None)
     if unit is None:
         return value
     texts = [f"{each / unit[1]:.6g} {unit[0]}" for each in (value if isinstance(value, list) else [value])]
@@ -358,24 +362,24 @@ ONLY_WAITING = "waiting"
 #: host take alike that is exact.
 _INVERSE_EXPONENTS = np.linspace(1.0 / (2.0 * HOST_AHEAD_EXPONENT), 1.0, 8)
 #: Columns of the seconds at these.
-TIME_COLUMNS = [f"seconds at {1.0 / inverse:.3g}" for inverse in _INVERSE_EXPONENTS]
+EXPONENT_TIME_COLUMNS = [f"seconds at {1.0 / inverse:.3g}" for inverse in _INVERSE_EXPONENTS]
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingParameters:
-    """Fitted exponent ``power`` (`HostTime.waiting_power`) with which CPU and GPU time of MoE steps are combined.
+    """Fitted exponent ``exponent`` (`HostTime.waiting_power`) with which CPU and GPU time of MoE steps are combined.
 
     1 adds the two times, as if CPU and GPU took turns; large values take nearly the longer one.
     """
 
-    power: float = bounded_parameter(HOST_AHEAD_EXPONENT, 1.0, 2.0 * HOST_AHEAD_EXPONENT)
+    exponent: float = bounded_parameter(HOST_AHEAD_EXPONENT, 1.0, 2.0 * HOST_AHEAD_EXPONENT)
 
 
 def _exponent_time_predictor(figures: Any, parameters: WaitingParameters) -> Callable[[dict[str, Any]], float]:
     """Return a function that predicts a row's step time [s], by interpolation between stored exponents."""
-    inverse = 1.0 / parameters.power
+    inverse = 1.0 / parameters.exponent
     return lambda row: float(
-        np.exp(np.interp(inverse, _INVERSE_EXPONENTS, np.log([row[name] for name in TIME_COLUMNS])))
+        np.exp(np.interp(inverse, _INVERSE_EXPONENTS, np.log([row[name] for name in EXPONENT_TIME_COLUMNS])))
     )
 
 
@@ -383,7 +387,7 @@ def _exponent_time_predictor(figures: Any, parameters: WaitingParameters) -> Cal
 _MOE_TIME_PREDICTOR = StepTimePredictor(("source",), _exponent_time_predictor)
 
 
-def moe_waiting_steps(files: Sequence[str], report: Report = str) -> list[Rows]:
+def moe_waiting_steps(files: Sequence[str], report: ProgressCallback = str) -> list[MeasuredRows]:
     """Collect measured MoE steps in which the CPU waits for the GPU to learn how many tokens each expert gets.
 
     Parameters
@@ -395,7 +399,7 @@ def moe_waiting_steps(files: Sequence[str], report: Report = str) -> list[Rows]:
 
     Returns
     -------
-    list of Rows
+    list of MeasuredRows
         One group per software profile, in its version on the date of the measurement. Steps whose prediction does not
         depend on the fitted exponent are left out.
 
@@ -404,14 +408,16 @@ def moe_waiting_steps(files: Sequence[str], report: Report = str) -> list[Rows]:
     SpecError
         If a table holds no steps that are fitted, or there are no such rows.
     """
-    groups: list[Rows] = []
+    groups: list[MeasuredRows] = []
     for file in files:
-        table, frame = steps_table(file, f"--only {ONLY_WAITING} fits hosts to", report)
-        if not table.calibrates:
+        table, frame = read_step_table(file, f"--only {ONLY_WAITING} fits hosts to", report)
+        if not table.used_for_fitting:
             raise SpecError(
                 f"{file}: a table of kind {table.name} has no steps that --only {ONLY_WAITING} fits hosts to"
             )
-        names = pd.Series([profile_at_release(row, table.profile(row)) for row in row_dicts(frame)], index=frame.index)
+        names = pd.Series(
+            [profile_at_release(row, table.software_profile(row)) for row in row_dicts(frame)], index=frame.index
+        )
         waiting = [name for name in sorted(set(names)) if load_software(name).host.routing > 0]
         groups += [_dependent_rows(table, frame[names == name], name) for name in waiting]
     if not count_rows(groups):
@@ -419,23 +425,23 @@ def moe_waiting_steps(files: Sequence[str], report: Report = str) -> list[Rows]:
     return groups
 
 
-def _dependent_rows(table: RunTable, frame: pd.DataFrame, name: str) -> Rows:
+def _dependent_rows(table: RunTable, frame: pd.DataFrame, name: str) -> MeasuredRows:
     """Return the rows of one profile whose step depends on the waiting exponent, with predictions at several."""
-    known = frame[np.isfinite(compute_rows(table, frame)[1].values)]
+    known = frame[np.isfinite(measure_and_predict(table, frame)[1].values)]
     profile = load_software(name)
-    for column, inverse in zip(TIME_COLUMNS, _INVERSE_EXPONENTS, strict=True):
+    for column, inverse in zip(EXPONENT_TIME_COLUMNS, _INVERSE_EXPONENTS, strict=True):
         changed = profile.with_fields({"host.waiting_power": 1.0 / inverse})
-        known = known.assign(**{column: [table.step(row, changed).value for row in row_dicts(known)]})
-    depends = known[TIME_COLUMNS[-1]] > known[TIME_COLUMNS[0]]
-    return Rows(known, profile, name, table.measured(known)).take(depends.to_numpy(dtype=bool))
+        known = known.assign(**{column: [table.predict_row(row, changed).value for row in row_dicts(known)]})
+    depends = known[EXPONENT_TIME_COLUMNS[-1]] > known[EXPONENT_TIME_COLUMNS[0]]
+    return MeasuredRows(known, profile, name, table.measured_values(known)).take(depends.to_numpy(dtype=bool))
 
 
-def fit_waiting_exponent(rows: Sequence[Rows]) -> FitResult[WaitingParameters]:
+def fit_waiting_exponent(rows: Sequence[MeasuredRows]) -> FitResult[WaitingParameters]:
     """Fit one waiting exponent to the MoE steps of all profiles.
 
     Parameters
     ----------
-    rows : sequence of Rows
+    rows : sequence of MeasuredRows
         Groups of rows from `moe_waiting_steps`.
 
     Returns
@@ -443,16 +449,18 @@ def fit_waiting_exponent(rows: Sequence[Rows]) -> FitResult[WaitingParameters]:
     FitResult
         Fitted exponent; all rows are fitted, none held out.
     """
-    start = WaitingParameters(rows[0].figures.host.waiting_power)
-    return Fit(_MOE_TIME_PREDICTOR, rows, start, starts=1, weight_power=0.0, evaluations=15, holds_out=False).run()
+    start = WaitingParameters(rows[0].datasheet.host.waiting_power)
+    return Fit(
+        _MOE_TIME_PREDICTOR, rows, start, search_count=1, weight_power=0.0, max_evaluations=15, holds_out=False
+    ).run()
 
 
-def predict_with_exponent(rows: Sequence[Rows], power: float) -> tuple[Array, Array]:
+def predict_with_exponent(rows: Sequence[MeasuredRows], power: float) -> tuple[Array, Array]:
     """Predict the step times of MoE rows at a given waiting exponent.
 
     Parameters
     ----------
-    rows : sequence of Rows
+    rows : sequence of MeasuredRows
         Groups of rows from `moe_waiting_steps`.
     power : float
         Exponent: 1 adds the times of GPU and CPU; large values take nearly the longer one.
@@ -462,24 +470,26 @@ def predict_with_exponent(rows: Sequence[Rows], power: float) -> tuple[Array, Ar
     predicted, measured : ndarray, shape (rows,)
         Times [s].
     """
-    return predictions(_MOE_TIME_PREDICTOR, rows, {group.stack: WaitingParameters(power) for group in rows})
+    return predicted_and_measured(
+        _MOE_TIME_PREDICTOR, rows, {group.timing_method: WaitingParameters(power) for group in rows}
+    )
 
 
-def _of_sources(rows: Sequence[Rows], sources: Sequence[str], *, without: bool = False) -> list[Rows]:
+def _of_sources(rows: Sequence[MeasuredRows], sources: Sequence[str], *, without: bool = False) -> list[MeasuredRows]:
     """Return the rows that come from the named sources, or with ``without`` all other rows."""
-    return [group.take(np.isin(text(group.frame, "source"), sources) != without) for group in rows]
+    return [group.take(np.isin(text_column(group.frame, "source"), sources) != without) for group in rows]
 
 
 @dataclass(frozen=True, slots=True)
-class SourceTest:
+class LeftOutSource:
     """Test of the waiting exponent on one source that was left out of its fit.
 
-    ``power`` is the exponent fitted to all other sources; ``predicted`` and ``measured`` are the step times of the
+    ``exponent`` is the exponent fitted to all other sources; ``predicted`` and ``measured`` are the step times of the
     source's rows [s], shape (rows,).
     """
 
     source: str
-    power: float
+    exponent: float
     predicted: Array
     measured: Array
 
@@ -489,19 +499,19 @@ class SourceTest:
         return residual_errors(self.predicted, self.measured)
 
 
-def leave_one_source_out(rows: Sequence[Rows], kept_back: Sequence[str] = ()) -> list[SourceTest]:
+def leave_one_source_out(rows: Sequence[MeasuredRows], kept_back: Sequence[str] = ()) -> list[LeftOutSource]:
     """Predict the rows of each source with the waiting exponent fitted to all other sources.
 
     Parameters
     ----------
-    rows : sequence of Rows
+    rows : sequence of MeasuredRows
         Groups of rows from `moe_waiting_steps`.
     kept_back : sequence of str
         Sources that no fit sees.
 
     Returns
     -------
-    list of SourceTest
+    list of LeftOutSource
         One test per source, in alphabetical order.
 
     Raises
@@ -515,42 +525,42 @@ def leave_one_source_out(rows: Sequence[Rows], kept_back: Sequence[str] = ()) ->
         if not count_rows(others):
             raise SpecError(f"no source is left when {', '.join(dict.fromkeys([name, *kept_back]))} are left out")
         power = _fitted_exponent(fit_waiting_exponent(others))
-        tests.append(SourceTest(name, power, *predict_with_exponent(_of_sources(rows, [name]), power)))
+        tests.append(LeftOutSource(name, power, *predict_with_exponent(_of_sources(rows, [name]), power)))
     return tests
 
 
-def _sources_of(rows: Sequence[Rows]) -> list[str]:
-    return sorted({source for group in rows for source in text(group.frame, "source")})
+def _sources_of(rows: Sequence[MeasuredRows]) -> list[str]:
+    return sorted({source for group in rows for source in text_column(group.frame, "source")})
 
 
 def _fitted_exponent(result: FitResult[WaitingParameters]) -> float:
-    return next(iter(result.parameters.values())).power
+    return next(iter(result.parameters.values())).exponent
 
 
 @dataclass(frozen=True, slots=True)
 class WaitExponentFit:
     """Result of a fit of the waiting exponent (overlap of CPU and GPU in MoE steps).
 
-    ``power`` is the fitted exponent, ``sigma`` the standard deviation of its logarithm. ``tests`` predicts each source
-    with the exponent of all others (`leave_one_source_out`). ``held_out_sources`` are sources that no fit saw.
-    ``before`` are the catalog profiles of the rows.
+    ``exponent`` is the fitted exponent, ``log_standard_deviation`` the standard deviation of its logarithm.
+    ``left_out_tests`` predicts each source with the exponent of all others (`leave_one_source_out`).
+    ``held_out_sources`` are sources that no fit saw. ``profiles_before`` are the catalog profiles of the rows.
     """
 
-    power: float
-    sigma: float
+    exponent: float
+    log_standard_deviation: float
     rows_fitted: int
     held_out_sources: tuple[str, ...]
-    tests: tuple[SourceTest, ...]
-    before: tuple[Software, ...]
+    left_out_tests: tuple[LeftOutSource, ...]
+    profiles_before: tuple[SoftwareProfile, ...]
 
     @property
     def residual(self) -> ResidualErrors:
         """Errors of all rows, each predicted with the exponent fitted to the other sources."""
-        parts = [(test.predicted, test.measured) for test in self.tests]
+        parts = [(test.predicted, test.measured) for test in self.left_out_tests]
         predicted, measured = (np.concatenate(each) for each in zip(*parts, strict=True))
         return residual_errors(predicted, measured)
 
-    def profiles(self, files: Sequence[str], date: str) -> list[Software]:
+    def fitted_profiles(self, files: Sequence[str], date: str) -> list[SoftwareProfile]:
         """Return the software profiles with the fitted waiting exponent.
 
         Parameters
@@ -562,23 +572,23 @@ class WaitExponentFit:
 
         Returns
         -------
-        list of Software
+        list of SoftwareProfile
             Changed profiles. Profiles without a record of a fit get one; it names no architecture, as host times stay.
         """
-        sources = [test.source for test in self.tests if test.source not in self.held_out_sources]
+        sources = [test.source for test in self.left_out_tests if test.source not in self.held_out_sources]
         record = SoftwareFit(
             source=f"{', '.join(Path(file).name for file in files)} ({', '.join(sources)})",
             date=date,
             rows_fitted=self.rows_fitted,
             rows_held_out=self.residual.rows,
-            uncertainty={"waiting_power": significant_digits(self.sigma, 2)},
-            residual=Residual(**rounded_residual(self.residual)),
+            uncertainty={"waiting_power": round_to_digits(self.log_standard_deviation, 2)},
+            residual=HeldOutErrors(**rounded_residual(self.residual)),
         )
-        changed = {"host.waiting_power": significant_digits(self.power, ERROR_DIGITS)}
-        return [profile.with_fields({**changed, "fit": profile.fit or record}) for profile in self.before]
+        changed = {"host.waiting_power": round_to_digits(self.exponent, ERROR_DIGITS)}
+        return [profile.with_fields({**changed, "fit": profile.fit or record}) for profile in self.profiles_before]
 
 
-def fit_waiting(files: Sequence[str], kept_back: Sequence[str] = (), report: Report = str) -> WaitExponentFit:
+def fit_waiting(files: Sequence[str], kept_back: Sequence[str] = (), report: ProgressCallback = str) -> WaitExponentFit:
     """Fit the waiting exponent to the MoE steps of tables, and test it on each source left out in turn.
 
     Parameters
@@ -607,6 +617,6 @@ def fit_waiting(files: Sequence[str], kept_back: Sequence[str] = (), report: Rep
     chosen = _of_sources(rows, kept_back, without=True)
     report(f"power of {with_noun(count_rows(chosen), 'step')}")
     tests, result = leave_one_source_out(rows, kept_back), fit_waiting_exponent(chosen)
-    names = sorted({group.stack.partition("@")[0] for group in rows if len(group.measured)})
+    names = sorted({group.timing_method.partition("@")[0] for group in rows if len(group.measured_times)})
     sigma, before = next(iter(result.uncertainty.values())), tuple(load_software(name) for name in names)
     return WaitExponentFit(_fitted_exponent(result), sigma, result.rows_fitted, tuple(kept_back), tuple(tests), before)

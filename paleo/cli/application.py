@@ -20,7 +20,7 @@ from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from paleo.docstrings import split_parameters
 from paleo.errors import SpecError
-from paleo.files import PICTURE_SUFFIXES, checked_output
+from paleo.files import PICTURE_SUFFIXES, check_output_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -211,7 +211,7 @@ def _main(version: Version = False) -> None:
 
 
 #: Name of the running command, which its JSON document states.
-COMMAND: ContextVar[str] = ContextVar("command", default="unknown")
+RUNNING_COMMAND: ContextVar[str] = ContextVar("command", default="unknown")
 
 
 def show_document(
@@ -231,7 +231,7 @@ def show_document(
     if as_json:
         from paleo.report.columns import json_text, with_schema
 
-        sys.stdout.write(json_text(with_schema(COMMAND.get(), document())) + "\n")
+        sys.stdout.write(json_text(with_schema(RUNNING_COMMAND.get(), document())) + "\n")
         return
     from paleo.report.columns import console
 
@@ -270,7 +270,7 @@ def checked_plot_path(plot: str | None) -> Path | None:
     """
     if plot is None:
         return None
-    return checked_output(plot, PICTURE_SUFFIXES, option="--plot")
+    return check_output_path(plot, PICTURE_SUFFIXES, option="--plot")
 
 
 def save_plot(path: Path | None, figure: Callable[[], Figure]) -> None:
@@ -308,7 +308,7 @@ def checked_page_path(explore: str | None) -> Path | None:
     SpecError
         If the suffix is not .html or the file cannot be written.
     """
-    return None if explore is None else checked_output(explore, (".html",), option="--explore")
+    return None if explore is None else check_output_path(explore, (".html",), option="--explore")
 
 
 def write_page(path: Path | None, page: Callable[[str], str]) -> None:
@@ -348,7 +348,7 @@ def check_launch(file: str | None, software: str | None) -> None:
     if file is not None:
         from paleo.launch import jobs
 
-        jobs.check_launch(file, software)
+        jobs.check_launch_file_name(file, software)
 
 
 def write_launch_files(file: str | None, plan: Callable[[], Prediction]) -> None:
@@ -362,14 +362,14 @@ def write_launch_files(file: str | None, plan: Callable[[], Prediction]) -> None
         Makes the prediction of the plan.
     """
     if file is not None:
-        from paleo.launch.jobs import preparation_steps, write_launch
+        from paleo.launch.jobs import preparation_steps, write_launch_files
 
         prediction = plan()
-        sys.stderr.write(f"wrote {', '.join(write_launch(prediction, file))}\n")
+        sys.stderr.write(f"wrote {', '.join(write_launch_files(prediction, file))}\n")
         warn([remark for remark in [preparation_steps(prediction, file)] if remark])
 
 
-def finish(code: int) -> None:
+def exit_with_code(code: int) -> None:
     """End a command with its exit code.
 
     Parameters

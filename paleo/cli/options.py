@@ -16,7 +16,7 @@ from paleo.cli.application import with_help_of_docstring, with_parameters
 from paleo.errors import SpecError
 
 if TYPE_CHECKING:
-    from paleo.launch.jobs import FileJob
+    from paleo.launch.jobs import LaunchFileJob
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
     from paleo.studies.cost import Tariff
@@ -70,10 +70,10 @@ def _completed(incomplete: str, known: Iterable[str]) -> list[str]:
 
 def _names(kind: str) -> Iterable[str]:
     """Return the names of one kind of catalog entries or of a registry's entries, for completion."""
-    from paleo.specs.catalog import FOLDERS, names
+    from paleo.specs.catalog import CATALOG_FOLDERS, entry_names
 
-    if kind in FOLDERS:
-        return names(kind)
+    if kind in CATALOG_FOLDERS:
+        return entry_names(kind)
     from paleo.report.catalog import catalog_lines
 
     return catalog_lines(kind)
@@ -271,22 +271,24 @@ class RunOptions:
         SpecError
             If an option is not valid.
         """
-        from paleo.specs.loading import validate
-        from paleo.specs.run import Run, by_path, name_of
+        from paleo.specs.loading import build_validated
+        from paleo.specs.run import Run, flatten_to_paths, shortest_field_name
 
         apart = ("set_", "seq", "run_file", "from_")
         options = _options_of(self, RunOptions).items()
-        data = by_path({name: value for name, value in options if value is not None and name not in apart})
+        data = flatten_to_paths({name: value for name, value in options if value is not None and name not in apart})
         for key, value in self._settings().items():
             _set_field(data, key, value)
-        file = {**self._job_fields(searched=searched), **by_path(self._file())}
+        file = {**self._job_fields(searched=searched), **flatten_to_paths(self._file())}
         # batch and global batch depend on each other: an option replaces either
         if "batch" in data or "global_batch" in data:
             file = {key: value for key, value in file.items() if key not in ("batch", "global_batch")}
-        return validate(Run, {name_of(path): value for path, value in {**file, **data}.items()}, "options")
+        return build_validated(
+            Run, {shortest_field_name(path): value for path, value in {**file, **data}.items()}, "options"
+        )
 
     @functools.cached_property
-    def job(self) -> FileJob | None:
+    def job(self) -> LaunchFileJob | None:
         """The job that --from describes."""
         if not self.from_:
             return None
@@ -299,9 +301,9 @@ class RunOptions:
         """The network that --from names or describes."""
         if self.job is None:
             return None
-        from paleo.launch.jobs import network_of
+        from paleo.launch.jobs import load_job_network
 
-        return network_of(self.job)
+        return load_job_network(self.job)
 
     def network(self, model: str | None) -> str | ModelSpec:
         """Return the network of MODEL, or of ``--from`` if MODEL is missing.
@@ -331,10 +333,10 @@ class RunOptions:
     def warnings(self) -> list[str]:
         """Return warnings about keys of the --from file that were not read and may matter, and about --software any."""
         lifted = [_UNLIMITED_WARNING] if self.software == "any" else []
-        if self.job is None or not self.job.unread:
+        if self.job is None or not self.job.unread_keys:
             return lifted
-        keys = ", ".join(self.job.unread[:_MAX_KEYS_SHOWN])
-        more = len(self.job.unread) - _MAX_KEYS_SHOWN
+        keys = ", ".join(self.job.unread_keys[:_MAX_KEYS_SHOWN])
+        more = len(self.job.unread_keys) - _MAX_KEYS_SHOWN
         return [
             *lifted,
             f"--from: these keys were not read and may change the result: {keys}"
@@ -345,23 +347,23 @@ class RunOptions:
         """Return the fields of a run that the --from file states, by path."""
         if self.job is None:
             return {}
-        from paleo.launch.jobs import SEARCHED_FIELDS, run_fields
+        from paleo.launch.jobs import SEARCHED_FIELDS, run_fields_of_job
         from paleo.network.graph import build_graph
 
         graph = None if self.file_network is None else build_graph(self.file_network, batch=1)
         length = None if graph is None else int(graph.tokens_per_sample or 0)
-        data = run_fields(self.job.plan, self.job.software, graph, length)
+        data = run_fields_of_job(self.job.plan, self.job.software, graph, length)
         return {name: value for name, value in data.items() if not (searched and name in SEARCHED_FIELDS)}
 
     def _file(self) -> dict[str, Any]:
         """Return the fields of the --run file; it is validated first, so that messages name the file."""
-        from paleo.specs.loading import read_yaml, validate
+        from paleo.specs.loading import build_validated, read_yaml
         from paleo.specs.run import Run
 
         if self.run_file is None:
             return {}
         data = read_yaml(self.run_file)
-        validate(Run, data, self.run_file)
+        build_validated(Run, data, self.run_file)
         return data
 
     def _settings(self) -> dict[str, Any]:
@@ -389,13 +391,13 @@ _UNLIMITED_WARNING = "--software any: plans are not limited to what a framework 
 
 def _set_field(data: dict[str, Any], key: str, value: Any) -> None:
     """Set the field that one --set option states; raise SpecError if another option states it too."""
-    from paleo.specs.run import by_path, name_of
+    from paleo.specs.run import flatten_to_paths, shortest_field_name
 
     if key == "model" and not isinstance(value, dict):
         example = "expected sizes of the network, such as model.layers=24; the network itself is the argument MODEL"
         raise SpecError(f"--set model={str(value)[:80]}: {example}")
-    for path, each in by_path({key: value}).items():
-        option = name_of(path)
+    for path, each in flatten_to_paths({key: value}).items():
+        option = shortest_field_name(path)
         if path in data:
             raise SpecError(f"--set {key}: --{option.replace('_', '-')} sets it, too; use one of them")
         group = path.partition(".")[0]
@@ -491,10 +493,10 @@ def parse_count(text: str) -> float:
     SpecError
         If it is no number.
     """
-    from paleo.units import parse
+    from paleo.units import parse_quantity
 
     try:
-        return parse(text, "count")
+        return parse_quantity(text, "count")
     except SpecError as error:
         raise typer.BadParameter(str(error)) from None
 
@@ -618,7 +620,7 @@ class AmountOptions:
 class RunOptionsWithRent(RunOptions, TariffOptions, LongRunFlags):
     """Command-line options of a run together with those for prices (USD) and for failures."""
 
-    def terms(self) -> dict[str, Any]:
+    def price_and_failure_keywords(self) -> dict[str, Any]:
         """Return the options for prices and failures as keyword arguments of `paleo.estimate` and similar functions."""
         return {**_options_of(self, TariffOptions), **self.failure_keywords()}
 
@@ -627,9 +629,9 @@ class RunOptionsWithRent(RunOptions, TariffOptions, LongRunFlags):
 class TrainingOptions(RunOptionsWithRent, AmountOptions):
     """Command-line options of a run together with those for the amount of training, prices and failures."""
 
-    def keywords(self) -> dict[str, Any]:
+    def estimate_keywords(self) -> dict[str, Any]:
         """Return all options as keyword arguments of `paleo.estimate` and similar functions."""
-        return {"run": self.run(), **self.amount_keywords(), **self.terms()}
+        return {"run": self.run(), **self.amount_keywords(), **self.price_and_failure_keywords()}
 
 
 #: Those options, in the argument ``options``.

@@ -28,7 +28,6 @@ from typer.models import CommandInfo
 from paleo.cli import commands
 from paleo.cli.application import (
     CATALOG,
-    COMMAND,
     DECIDE,
     EXIT_INTERNAL_ERROR,
     EXIT_INTERRUPTED,
@@ -37,6 +36,7 @@ from paleo.cli.application import (
     EXIT_WRONG_INPUT,
     MEASURE,
     PREDICT,
+    RUNNING_COMMAND,
     app,
 )
 from paleo.errors import CapacityError, PaleoError
@@ -66,6 +66,18 @@ class _ClosedStream:
     encoding = "utf-8"
 
     def write(self, text: str) -> int:
+        """Raise OSError, because the stream is closed.
+
+        Parameters
+        ----------
+        text : str
+            Text to write.
+
+        Raises
+        ------
+        OSError
+            In every call.
+        """
         raise OSError(9, "it is closed")
 
     def flush(self) -> None:
@@ -78,7 +90,7 @@ class _ClosedStream:
         raise OSError(9, "it is closed")
 
 
-def prepare() -> None:
+def prepare_streams() -> None:
     """Prepare the standard streams for any text, and make SIGTERM an exception, so unfinished files are removed."""
     # a file that is opened later must not get the number of a closed stream
     while (number := os.open(os.devnull, os.O_RDWR)) < 3:
@@ -236,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     gc.set_threshold(GC_THRESHOLD)
     os.environ.setdefault(BLAS_THREADS_VARIABLE, THREADS)
     os.environ.setdefault(PLUGINS_VARIABLE, "__all__")
-    prepare()
+    prepare_streams()
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # warnings of libraries; this program prints its own as lines
         warnings.filterwarnings("once", category=FutureWarning, module=r"paleo\.specs")
@@ -301,7 +313,7 @@ def _usage_message(error: Any) -> str:
 
 def _run_command(arguments: Sequence[str]) -> int:
     word = next((word for word in arguments if not word.startswith("-")), "help")
-    COMMAND.set(word)
+    RUNNING_COMMAND.set(word)
     try:
         return int(_parser(word)(list(arguments) or ["--help"], standalone_mode=False, prog_name="paleo") or 0)
     except SystemExit as stop:  # typer reports a closed pipe in this way

@@ -14,8 +14,8 @@ from pydantic import Field, field_validator, model_validator
 
 from paleo.errors import SpecError, suggest_names
 from paleo.files import read_bytes
-from paleo.specs.loading import Flag, Spec, Text, read_yaml, record_file, validate
-from paleo.units import Seconds, parse, whole_number
+from paleo.specs.loading import Spec, StrictBool, Text, build_validated, read_yaml, record_file_digest
+from paleo.units import Seconds, parse_quantity, parse_whole_number
 
 #: Most jobs of a file, and most GPUs of one of them.
 MOST_JOBS, MOST_GPUS = 900_000, 900_000
@@ -87,7 +87,7 @@ class JobSpec(Spec):
     deadline: Seconds | None = None
     priority: float = 0.0
     team: Text = ""
-    preemptible: Flag = True
+    preemptible: StrictBool = True
     gpus: Annotated[int | Text, Field(union_mode="left_to_right")] = "auto"
     after: tuple[Text, ...] = ()
     duration: Seconds | None = None
@@ -143,7 +143,7 @@ class JobSpec(Spec):
         if self.gpus == "auto":
             return None
         first, dots, last = str(self.gpus).partition("..")
-        low, high = whole_number(first, MOST_GPUS), whole_number(last or first, MOST_GPUS)
+        low, high = parse_whole_number(first, MOST_GPUS), parse_whole_number(last or first, MOST_GPUS)
         if isinstance(self.gpus, bool) or not low or not high or low > high or (dots and not last):
             raise SpecError(f"gpus: {self.gpus!r:.60} is no number of GPUs; expected 8, a range such as 8..64, or auto")
         return low, high
@@ -177,13 +177,13 @@ def read_jobs(path: str | Path) -> tuple[JobSpec, ...]:
     place = Path(path)
     if place.name.lower().endswith((".csv", ".csv.gz")):
         return _checked_with_names(tuple(_trace_jobs(place)), path)
-    return _checked_with_names(validate(FleetSpec, {"name": place.stem, **read_yaml(path)}, path).jobs, path)
+    return _checked_with_names(build_validated(FleetSpec, {"name": place.stem, **read_yaml(path)}, path).jobs, path)
 
 
 def _trace_jobs(path: Path) -> Iterator[JobSpec]:
     """Yield the jobs in a table with submission times, GPUs and durations [s]; times may also be dates."""
     content = read_bytes(path, most=_MOST_BYTES, expected="a table of jobs")
-    record_file(path, content)
+    record_file_digest(path, content)
     try:
         rows = list(csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline="")))
     except (UnicodeDecodeError, csv.Error) as error:
@@ -253,7 +253,7 @@ def _number(where: str, column: str, row: Mapping[str, str]) -> float:
     value = _number_or_text(row.get(column))
     if isinstance(value, str):
         try:
-            value = parse(value, "time")
+            value = parse_quantity(value, "time")
         except SpecError:
             value = math.nan
     if not math.isfinite(value):
@@ -289,7 +289,7 @@ def jobs_from_mappings(jobs: Sequence[Mapping[str, Any]]) -> tuple[JobSpec, ...]
     """
     if isinstance(jobs, Mapping) or not all(isinstance(job, Mapping) for job in jobs):
         raise SpecError("jobs: expected a path, or a list of mappings with the keys of a job file")
-    return _checked_with_names(validate(FleetSpec, {"jobs": [dict(job) for job in jobs]}, "jobs").jobs, "jobs")
+    return _checked_with_names(build_validated(FleetSpec, {"jobs": [dict(job) for job in jobs]}, "jobs").jobs, "jobs")
 
 
 def _checked_with_names(jobs: Sequence[JobSpec], where: str | Path) -> tuple[JobSpec, ...]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: GPUs of a job on each node: number of the node and GPUs there.
 Gang = list[tuple[int, int]]
-Counts = npt.NDArray[np.int64]
+IntegerArray = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class NodePool:
         Nodes, and GPUs of each.
     nodes_per_rack : int
         Nodes below one leaf switch.
-    spread : bool
+    spreads_over_racks : bool
         True to take whole nodes from all racks in turn instead.
     free : numpy.ndarray
         Free GPUs of each node.
@@ -45,8 +45,8 @@ class NodePool:
     nodes: int
     gpus_per_node: int
     nodes_per_rack: int = 1 << 30
-    spread: bool = False
-    free: Counts = field(init=False)
+    spreads_over_racks: bool = False
+    free: IntegerArray = field(init=False)
 
     def __post_init__(self) -> None:
         self.free = np.full(self.nodes, self.gpus_per_node, dtype=np.int64)
@@ -56,14 +56,14 @@ class NodePool:
         """Number of GPUs of all nodes."""
         return self.nodes * self.gpus_per_node
 
-    def fits(self, gpus: int, free: Counts | None = None) -> bool:
+    def fits(self, gpus: int, free: IntegerArray | None = None) -> bool:
         """Return True if a gang (the GPUs of one job) fits on the free nodes.
 
         Parameters
         ----------
         gpus : int
             GPUs of the gang.
-        free : Counts, shape (nodes,), optional
+        free : IntegerArray, shape (nodes,), optional
             Free GPUs of each node; by default those of now.
 
         Returns
@@ -80,14 +80,14 @@ class NodePool:
             not partial or empty > whole or bool(((room >= partial) & (room < self.gpus_per_node)).any())
         )
 
-    def fits_each(self, sizes: Counts, free: Counts) -> npt.NDArray[np.bool_]:
+    def fits_each(self, sizes: IntegerArray, free: IntegerArray) -> npt.NDArray[np.bool_]:
         """Return a mask of the gang sizes (GPUs of one job) that fit on the free nodes.
 
         Parameters
         ----------
-        sizes : Counts, shape (n,)
+        sizes : IntegerArray, shape (n,)
             GPUs of the gangs.
-        free : Counts, shape (nodes,)
+        free : IntegerArray, shape (nodes,)
             Free GPUs of each node.
 
         Returns
@@ -104,14 +104,14 @@ class NodePool:
         beyond = (empty > whole) | (partial <= most_partial)
         return np.where(whole == 0, partial <= most, (empty >= whole) & ((partial == 0) | beyond))
 
-    def place(self, gpus: int, free: Counts | None = None) -> Gang:
+    def gang_placement(self, gpus: int, free: IntegerArray | None = None) -> Gang:
         """Return the nodes on which a gang would be placed, without marking them as used.
 
         Parameters
         ----------
         gpus : int
             GPUs of the gang.
-        free : Counts, shape (nodes,), optional
+        free : IntegerArray, shape (nodes,), optional
             Free GPUs of each node; by default those of now.
 
         Returns
@@ -130,7 +130,7 @@ class NodePool:
             gang.append((int(enough.argmin()), partial))
         return gang
 
-    def _empty_nodes(self, empty: Counts, count: int) -> list[int]:
+    def _empty_nodes(self, empty: IntegerArray, count: int) -> list[int]:
         """Return the indices of ``count`` empty nodes for a gang.
 
         They are in the smallest rack that has enough of them, otherwise in the emptiest racks.
@@ -138,7 +138,7 @@ class NodePool:
         if self.nodes_per_rack >= self.nodes:
             return [int(node) for node in empty[:count]]
         racks = empty // self.nodes_per_rack
-        if self.spread:
+        if self.spreads_over_racks:
             turn = np.concatenate([np.arange(size) for size in np.unique(racks, return_counts=True)[1]])
             return [int(node) for node in empty[np.argsort(turn, kind="stable")[:count]]]
         counts = np.bincount(racks)
@@ -237,9 +237,9 @@ class Policy:
         True if running jobs are stopped for jobs with a smaller key.
     backfills : bool
         True if later jobs may start when they do not delay the first one that waits.
-    elastic : bool
+    resizes_jobs : bool
         True if jobs are resized.
-    rounds : bool
+    has_time_quanta : bool
         True if the keys of running jobs change with time in steps of a quantum.
     """
 
@@ -248,8 +248,8 @@ class Policy:
     key: Callable[[Any, int], PriorityKey] | None = None
     preempts: bool = False
     backfills: bool = False
-    elastic: bool = False
-    rounds: bool = False
+    resizes_jobs: bool = False
+    has_time_quanta: bool = False
 
 
 #: Policies by name.
@@ -257,11 +257,11 @@ POLICIES: Registry[Policy] = Registry("policy")
 
 
 def _remaining_time_key(cluster: Any, job: int) -> PriorityKey:
-    return (cluster.remaining(job), job)
+    return (cluster.remaining_time(job), job)
 
 
 def _attained_service_key(cluster: Any, job: int) -> PriorityKey:
-    return (cluster.service_level(job), not cluster.runs(job), job)
+    return (cluster.service_level(job), not cluster.is_running(job), job)
 
 
 def _priority_key(cluster: Any, job: int) -> PriorityKey:
@@ -283,12 +283,14 @@ for _name, _policy in {
         "Gu et al., Tiresias, NSDI 2019, section 3",
         _attained_service_key,
         preempts=True,
-        rounds=True,
+        has_time_quanta=True,
     ),
     "priority": Policy(
         "priority with preemption", "Burns et al., Borg, Omega, and Kubernetes, 2016", _priority_key, True
     ),
     "fair": Policy("fair share by team", "Ghodsi et al., NSDI 2011, for one resource", _fair_share_key, backfills=True),
-    "elastic": Policy("elastic by marginal speed-up", "Peng et al., Optimus, EuroSys 2018, section 4.1", elastic=True),
+    "elastic": Policy(
+        "elastic by marginal speed-up", "Peng et al., Optimus, EuroSys 2018, section 4.1", resizes_jobs=True
+    ),
 }.items():
     POLICIES.register(_name)(_policy)

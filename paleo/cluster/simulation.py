@@ -21,7 +21,7 @@ from paleo.errors import SpecError
 from paleo.events import EventQueue
 
 if TYPE_CHECKING:
-    from paleo.cluster.nodes import Counts, Gang, NodePool, Policy
+    from paleo.cluster.nodes import Gang, IntegerArray, NodePool, Policy
 
 Array = npt.NDArray[np.float64]
 #: GPU-seconds of the first level of attained service, and the ratio of each level to the one before, as in Tiresias.
@@ -57,7 +57,7 @@ class ClusterJob:
         Share (0 to 1) of the run time that is lost to failures and checkpoints.
     excess_rack_slowdown : float
         Run time on more racks than needed over that on as few as possible.
-    after : tuple of int
+    predecessors : tuple of int
         Jobs that end before it starts.
     """
 
@@ -72,10 +72,10 @@ class ClusterJob:
     restart_time: float = 0.0
     failure_share: float = 0.0
     excess_rack_slowdown: float = 1.0
-    after: tuple[int, ...] = ()
+    predecessors: tuple[int, ...] = ()
 
 
-class Segment(NamedTuple):
+class JobSegment(NamedTuple):
     """Time interval [s] in which a job runs on the same GPUs; ``gang`` holds the number of GPUs on each node."""
 
     job: int
@@ -117,11 +117,11 @@ class ClusterRun:
         (enough are free, on the wrong nodes) and ``idle`` (no job waits).
     gpus : int
         All GPUs.
-    span : float
+    makespan : float
         From the first arrival to the last end [s].
-    queue : numpy.ndarray
+    queue_history : numpy.ndarray
         Time and jobs that wait, shape (n, 2).
-    segments : tuple of Segment
+    segments : tuple of JobSegment
         Jobs with their GPUs and times.
     """
 
@@ -134,14 +134,14 @@ class ClusterRun:
     failure_gpu_seconds: Array
     unused_gpu_seconds: dict[str, float]
     gpus: int
-    span: float
-    queue: Array
-    segments: tuple[Segment, ...]
+    makespan: float
+    queue_history: Array
+    segments: tuple[JobSegment, ...]
 
     @property
     def utilisation(self) -> float:
         """Fraction (0 to 1) of all GPU time in which jobs make progress."""
-        return float(self.work_gpu_seconds.sum()) / (self.gpus * self.span) if self.span else 0.0
+        return float(self.work_gpu_seconds.sum()) / (self.gpus * self.makespan) if self.makespan else 0.0
 
 
 @dataclass(slots=True)
@@ -151,7 +151,7 @@ class _Reservation:
     job: int
     pool: int
     time: float
-    extra: Counts
+    extra: IntegerArray
 
 
 class ClusterSimulation:
@@ -182,12 +182,12 @@ class ClusterSimulation:
         self.blocked = "idle"
         self.unused = dict.fromkeys(IDLE_REASONS, 0.0)
         self.lengths: list[tuple[float, int]] = []
-        self.segments: list[Segment] = []
+        self.segments: list[JobSegment] = []
         self.reserved: _Reservation | None = None
-        self.missing = [len(job.after) for job in jobs]
+        self.missing = [len(job.predecessors) for job in jobs]
         self.following: dict[int, list[int]] = {}
         for number, job in enumerate(jobs):
-            for before in job.after:
+            for before in job.predecessors:
                 self.following.setdefault(before, []).append(number)
         kinds = range(len(pools))
         self.choices = [
@@ -209,10 +209,10 @@ class ClusterSimulation:
         for number, job in enumerate(self.jobs):
             queue.push(job.arrival, count + number)
         while queue:
-            time = queue.time
+            time = queue.next_event_time
             self.unused[self.blocked] += self.free * (time - self.now)
             self.now = time
-            while queue.time <= time:
+            while queue.next_event_time <= time:
                 event = queue.pop()[1]
                 if event < count:
                     self._end(event)
@@ -224,7 +224,7 @@ class ClusterSimulation:
 
     # quantities that policies use
 
-    def runs(self, job: int) -> bool:
+    def is_running(self, job: int) -> bool:
         """Return True if a job is running now.
 
         Parameters
@@ -239,7 +239,7 @@ class ClusterSimulation:
         """
         return job in self.running
 
-    def remaining(self, job: int) -> float:
+    def remaining_time(self, job: int) -> float:
         """Return the time until a job ends if it continues, or starts, now.
 
         Parameters
@@ -370,7 +370,7 @@ class ClusterSimulation:
         self.free += running.gpus
         self._forget_end(job, running)
         if elapsed > 0.0:
-            self.segments.append(Segment(job, running.pool, running.begin, self.now, running.gang))
+            self.segments.append(JobSegment(job, running.pool, running.begin, self.now, running.gang))
         if not ended:
             self.queue.cancel(job)
             self.stops[job] += 1
@@ -391,9 +391,9 @@ class ClusterSimulation:
     def _schedule(self) -> None:
         """Start, stop and resize jobs as the policy decides."""
         self.blocked = "idle"
-        if not self.waiters and not self.policy.elastic:
+        if not self.waiters and not self.policy.resizes_jobs:
             return
-        if self.policy.elastic:
+        if self.policy.resizes_jobs:
             # Give every job its fewest GPUs in the order of arrival, then the rest where each saves most time.
             goal = self._target_allocation()
             changed = [job for job, (_, gpus) in goal.items() if job in self.running and self.running[job].gpus != gpus]
@@ -403,7 +403,7 @@ class ClusterSimulation:
                 p, most = goal[job]
                 for gpus in sorted((g for g in self.jobs[job].run_times[p] if g <= most), reverse=True):
                     if self.pools[p].fits(gpus):
-                        self._start(job, p, gpus, self.pools[p].place(gpus))
+                        self._start(job, p, gpus, self.pools[p].gang_placement(gpus))
                         break
         elif self.policy.preempts:
             self._preempt()
@@ -427,7 +427,7 @@ class ClusterSimulation:
         for p in self.choices[job]:
             gpus = int(self.sizes[p][job])
             if self.pools[p].fits(gpus):
-                return p, gpus, self.pools[p].place(gpus)
+                return p, gpus, self.pools[p].gang_placement(gpus)
         return None
 
     def _start_in_order(self) -> None:
@@ -463,7 +463,7 @@ class ClusterSimulation:
                     for node, count in self.running[job].gang:
                         free[node] += count
                     time = max(end, self.now)
-            for node, count in pool.place(gpus, free):
+            for node, count in pool.gang_placement(gpus, free):
                 free[node] -= count
             finish = time + self.times[p][head]
             if best is None or finish < best[0]:
@@ -472,7 +472,7 @@ class ClusterSimulation:
         self.reserved = best[1]
         return best[1]
 
-    def _backfill(self, head: int, order: Counts) -> None:
+    def _backfill(self, head: int, order: IntegerArray) -> None:
         """Start later jobs that end before the first waiting job's reserved start, or that leave its GPUs free."""
         reserved = self._reserve(head)
         until = reserved.time * (1.0 + _ROUNDING)
@@ -489,7 +489,7 @@ class ClusterSimulation:
                     break
                 job, gpus = int(candidates[place]), int(sizes[place])
                 beyond = p == reserved.pool and ends[place] > until
-                gang = pool.place(gpus, room if beyond else None)
+                gang = pool.gang_placement(gpus, room if beyond else None)
                 self._start(job, p, gpus, gang)
                 if beyond:
                     for node, count in gang:
@@ -528,8 +528,8 @@ class ClusterSimulation:
                 victims.remove(victim)
                 self._stop(victim)
             if pool.fits(gpus):
-                self._start(job, p, gpus, pool.place(gpus))
-        if self.policy.rounds and self.waiters:
+                self._start(job, p, gpus, pool.gang_placement(gpus))
+        if self.policy.has_time_quanta and self.waiters:
             self._set_quantum()
 
     def _set_quantum(self) -> None:
@@ -573,7 +573,7 @@ class ClusterSimulation:
             p, gpus = goal[job]
             seconds, left = (
                 self.jobs[job].run_times[p],
-                self.remaining(job) / running.seconds if running.seconds else 0.0,
+                self.remaining_time(job) / running.seconds if running.seconds else 0.0,
             )
             saved = left * (seconds[running.gpus] - seconds[gpus])
             if gpus > running.gpus and saved < _MIN_RESIZE_GAIN * self.jobs[job].restart_time:
@@ -651,12 +651,12 @@ def simulate_cluster(
         failure_gpu_seconds=worked * np.array([job.failure_share for job in jobs]),
         unused_gpu_seconds=cluster.unused,
         gpus=sum(pool.gpus for pool in pools),
-        span=cluster.now - cluster.begin,
-        queue=np.array(cluster.lengths, dtype=np.float64).reshape(-1, 2),
+        makespan=cluster.now - cluster.begin,
+        queue_history=np.array(cluster.lengths, dtype=np.float64).reshape(-1, 2),
         segments=tuple(segment._replace(job=order[segment.job]) for segment in cluster.segments),
     )
 
 
 def _renumbered(job: ClusterJob, place: Mapping[int, int]) -> ClusterJob:
     """Return a job whose predecessors (``after``) have the numbers that ``place`` maps them to."""
-    return replace(job, after=tuple(place[before] for before in job.after)) if job.after else job
+    return replace(job, predecessors=tuple(place[before] for before in job.predecessors)) if job.predecessors else job

@@ -25,20 +25,20 @@ from paleo.errors import SpecError, suggest_names
 from paleo.specs.loading import Text, read_yaml
 from paleo.specs.system import load_system
 from paleo.studies.cost import INTERVAL_DEVIATIONS, Tariff, rent_rate
-from paleo.studies.sweep import SweepStudy, study_of
-from paleo.units import HOUR, comma_separated, format_duration, format_percent, whole_number, with_noun
+from paleo.studies.sweep import SweepStudy, study_from_mapping
+from paleo.units import HOUR, comma_separated, format_duration, format_percent, parse_whole_number, with_noun
 
 if TYPE_CHECKING:
     from paleo.cluster.jobs import JobSpec
-    from paleo.cluster.pricing import JobTime, PredictedJob
+    from paleo.cluster.run_times import JobTime, PredictedJob
     from paleo.specs.system import System
-    from paleo.studies.sweep import Job
+    from paleo.studies.sweep import SweepJob
 
 Array = npt.NDArray[np.float64]
 #: Most nodes of an order, and most jobs for which finishing times get intervals by default.
 MOST_NODES, MOST_SAMPLED = 100_000, 1000
 #: Number of simulations with varied step times and failures from which intervals are computed.
-SAMPLES = 20
+DEFAULT_SIMULATIONS = 20
 WAIT_STATISTICS = ("mean", "p95")
 PLACEMENTS = ("packed", "spread")
 UNMODELLED_EFFECTS = (
@@ -177,7 +177,7 @@ class FleetStudy:
         Deadlines and a limit of the waiting time.
     result : ClusterRun
         Times of all jobs on these machines.
-    larger : ClusterRun, optional
+    result_with_one_more_node : ClusterRun, optional
         The same with one node more of the first kind.
     intervals : numpy.ndarray, optional
         Ends of the 90 % interval of finishing times, shape (jobs, 2) [s].
@@ -190,13 +190,13 @@ class FleetStudy:
     searched: bool
     requirements: ClusterRequirements
     result: ClusterRun
-    larger: ClusterRun | None = None
+    result_with_one_more_node: ClusterRun | None = None
     intervals: Array | None = None
     deadline_probability: Array | None = None
     unmodelled: tuple[str, ...] = UNMODELLED_EFFECTS
 
     @property
-    def wait(self) -> float:
+    def waiting_time_statistic(self) -> float:
         """Waiting time of the jobs [s]: mean or 95th percentile, as the requirements say."""
         return waiting_time(self.result, self.requirements.wait_statistic)
 
@@ -208,13 +208,15 @@ class FleetStudy:
     @property
     def meets_requirements(self) -> bool:
         """True if the machines meet the deadlines and the waiting-time limit."""
-        return not self.late_jobs and (self.requirements.max_wait is None or self.wait <= self.requirements.max_wait)
+        return not self.late_jobs and (
+            self.requirements.max_wait is None or self.waiting_time_statistic <= self.requirements.max_wait
+        )
 
     @property
     def usd(self) -> float | None:
         """Rent of all nodes from the first arrival to the last end [USD]; None without a price."""
         rate = self.fleet.usd_per_s(self.nodes)
-        return None if rate is None else rate * self.result.span
+        return None if rate is None else rate * self.result.makespan
 
     @property
     def order_text(self) -> str:
@@ -254,24 +256,27 @@ class FleetStudy:
         smallest = " is the smallest order:" if self.searched else ":"
         measure = "mean" if self.requirements.wait_statistic == "mean" else "95th percentile"
         wait = (
-            f"waiting times have a {measure} of {format_duration(self.wait)}" if self.wait else "hardly any job waits"
+            f"waiting times have a {measure} of {format_duration(self.waiting_time_statistic)}"
+            if self.waiting_time_statistic
+            else "hardly any job waits"
         )
         title = POLICIES[self.fleet.policy].title
         words = (
-            f"{self.order_text}{smallest} {jobs} end after {format_duration(result.span)} under "
+            f"{self.order_text}{smallest} {jobs} end after {format_duration(result.makespan)} under "
             f"{title}{deadline}; {wait}; "
             f"GPUs are {format_percent(result.utilisation)} busy."
         )
         return " ".join([words, *filter(None, [self._larger_text(), self._unsafe_text()])])
 
     def _larger_text(self) -> str:
-        if self.larger is None:
+        if self.result_with_one_more_node is None:
             return ""
-        wait = waiting_time(self.larger, self.requirements.wait_statistic)
-        if wait == self.wait and self.larger.span == self.result.span:
+        wait = waiting_time(self.result_with_one_more_node, self.requirements.wait_statistic)
+        if wait == self.waiting_time_statistic and self.result_with_one_more_node.makespan == self.result.makespan:
             return "One node more changes neither."
         waits = format_duration(wait) if wait else "none"
-        return f"One node more: the last ends after {format_duration(self.larger.span)}, waits are {waits}."
+        end = format_duration(self.result_with_one_more_node.makespan)
+        return f"One node more: the last ends after {end}, waits are {waits}."
 
     def _unsafe_text(self) -> str:
         if self.deadline_probability is None or self.late_jobs:
@@ -348,7 +353,7 @@ def predict_fleet(
     SpecError
         For an unknown policy, and a job that can never run.
     """
-    from paleo.cluster.pricing import predict_job
+    from paleo.cluster.run_times import predict_job
 
     if policy not in POLICIES:
         raise SpecError(f"--policy {policy!r:.40}: {suggest_names(policy, POLICIES)}")
@@ -356,7 +361,7 @@ def predict_fleet(
         raise SpecError(f"--placement {placement!r:.40}: {suggest_names(placement, PLACEMENTS)}")
     counts = [MOST_NODES] * len(systems) if nodes is None else list(nodes)
     most = [
-        min(count * gpus_per_node(system), system.capacity or count * gpus_per_node(system))
+        min(count * gpus_per_node(system), system.max_devices or count * gpus_per_node(system))
         for count, system in zip(counts, systems, strict=True)
     ]
     jobs = tuple(predict_job(spec, systems, most) for spec in specs)
@@ -398,12 +403,12 @@ def fleet_study(
     """
     order = tuple(smallest_node_counts(fleet, wishes) if nodes is None else nodes)
     result = fleet.run(order)
-    count = (SAMPLES if len(fleet.jobs) <= MOST_SAMPLED else 0) if samples is None else samples
+    count = (DEFAULT_SIMULATIONS if len(fleet.jobs) <= MOST_SAMPLED else 0) if samples is None else samples
     study = FleetStudy(fleet, order, nodes is None, wishes, result)
     if len(fleet.jobs) <= MOST_SAMPLED:
         kind = int(np.argmax([bool(number) for number in order]))
         more = tuple(number + (place == kind) for place, number in enumerate(order))
-        study = replace(study, larger=fleet.run(more))
+        study = replace(study, result_with_one_more_node=fleet.run(more))
     if count:
         random = np.random.default_rng(seed)
         finishes = np.array([fleet.run(order, sample_run_time_factors(fleet, random)).finish for _ in range(count)])
@@ -440,14 +445,18 @@ def _run_time_factor(price: JobTime, random: np.random.Generator) -> float:
 
     The step time is lognormal within its interval, and each failure loses up to twice its mean loss.
     """
-    low, high = price.factors
+    low, high = price.interval_factors
     spread = random.standard_normal() / INTERVAL_DEVIATIONS
     factor = math.exp(spread * (math.log(high) if spread > 0 else -math.log(low)))
     if math.isfinite(price.mtbf) and price.seconds:
         expected = price.seconds / price.mtbf
         failures = int(random.poisson(min(expected, float(2**30))))
-        lost = float(random.uniform(0.0, 2.0 * price.lost, failures).sum()) if failures < MOST_NODES else 0.0
-        factor += (lost - expected * price.lost) / price.seconds
+        lost = (
+            float(random.uniform(0.0, 2.0 * price.seconds_lost_per_failure, failures).sum())
+            if failures < MOST_NODES
+            else 0.0
+        )
+        factor += (lost - expected * price.seconds_lost_per_failure) / price.seconds
     return max(factor, 0.1)
 
 
@@ -546,7 +555,7 @@ def _nodes_without_waiting(fleet: JobsOnCluster) -> int:
     """Return a number of nodes of the last kind so large that no job ever waits."""
     size = gpus_per_node(fleet.systems[-1])
     needed = sum(-(-max(job.preferred_gpus) // size) for job in fleet.jobs)
-    owned = MOST_NODES if fleet.systems[-1].capacity is None else fleet.systems[-1].capacity // size
+    owned = MOST_NODES if fleet.systems[-1].max_devices is None else fleet.systems[-1].max_devices // size
     return max(min(needed, owned), 1)
 
 
@@ -584,7 +593,7 @@ def parse_nodes(nodes: int | str | Sequence[int], systems: Sequence[System]) -> 
     """
     parts = [nodes] if isinstance(nodes, int) else comma_separated(nodes) if isinstance(nodes, str) else list(nodes)
     counts = tuple(
-        (whole_number(part, MOST_NODES) if isinstance(part, str) else part if type(part) is int else None)
+        (parse_whole_number(part, MOST_NODES) if isinstance(part, str) else part if type(part) is int else None)
         for part in parts
     )
     known = tuple(count for count in counts if count is not None and 0 <= count <= MOST_NODES)
@@ -593,8 +602,8 @@ def parse_nodes(nodes: int | str | Sequence[int], systems: Sequence[System]) -> 
     if len(known) != len(systems):
         raise SpecError(f"--nodes {str(nodes)[:60]!r}: {with_noun(len(systems), 'system')}; expected a number for each")
     for count, system in zip(known, systems, strict=True):
-        if system.capacity is not None and count * gpus_per_node(system) > system.capacity:
-            raise SpecError(f"--nodes {count}: system {system.name} has {system.capacity // gpus_per_node(system)}")
+        if system.max_devices is not None and count * gpus_per_node(system) > system.max_devices:
+            raise SpecError(f"--nodes {count}: system {system.name} has {system.max_devices // gpus_per_node(system)}")
     return known
 
 
@@ -644,7 +653,7 @@ class FleetSweep(SweepStudy):
     jobs: Text
 
     @property
-    def steps(self) -> dict[str, list[Any]]:
+    def step_axes(self) -> dict[str, list[Any]]:
         """Axes of the table, slowest first."""
         return {"system": list(self.systems), **self.axes}
 
@@ -653,7 +662,7 @@ class FleetSweep(SweepStudy):
         """Columns of the table besides the axes."""
         return _RESULT_COLUMNS
 
-    def read(self) -> None:
+    def load_and_check(self) -> None:
         """Check every value of every axis, and load the jobs."""
         for name, values in self.axes.items():
             if name not in SWEEP_AXES:
@@ -671,7 +680,7 @@ class FleetSweep(SweepStudy):
             raise SpecError("axes.nodes: missing; expected numbers of nodes, such as [4, 8]")
         read_jobs(self.jobs)
 
-    def record(self, job: Job, point: dict[str, Any]) -> dict[str, Any]:
+    def table_row(self, job: SweepJob, point: dict[str, Any]) -> dict[str, Any]:
         """Simulate a cluster at one point of the study and return its table row.
 
         Parameters
@@ -705,7 +714,7 @@ class FleetSweep(SweepStudy):
         result = study.result
         return {
             "gpus": result.gpus,
-            "span_s": result.span,
+            "span_s": result.makespan,
             "wait_mean_s": waiting_time(result, "mean"),
             "wait_p95_s": waiting_time(result, "p95"),
             "deadlines_missed": len(study.late_jobs),
@@ -736,4 +745,4 @@ def load_any_study(path: str | Path) -> SweepStudy:
         If an axis, value or name is not valid.
     """
     data = read_yaml(path)
-    return study_of(FleetSweep if "jobs" in data else SweepStudy, path, data)
+    return study_from_mapping(FleetSweep if "jobs" in data else SweepStudy, path, data)

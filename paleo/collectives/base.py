@@ -57,7 +57,7 @@ class LevelTraffic:
 
 
 #: One phase: the traffic per level, inner to outer; the levels work as a pipeline.
-Phase = tuple[LevelTraffic, ...]
+TrafficPhase = tuple[LevelTraffic, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +66,21 @@ class Traffic:
 
     Traffic adds (``a + b`` is first a, then b) and repeats (``a * 3``).
 
-    >>> step = Traffic.of(LevelTraffic(steps=1, wire_bytes=100.0))
+    >>> step = Traffic.from_levels(LevelTraffic(steps=1, wire_bytes=100.0))
     >>> total = step + step * 2
     >>> float(total.steps), float(total.wire_bytes)
     (3.0, 300.0)
 
-    >>> step = Traffic.of(LevelTraffic(steps=1, wire_bytes=100.0))
+    >>> step = Traffic.from_levels(LevelTraffic(steps=1, wire_bytes=100.0))
     >>> total = step + step * 2
     >>> float(total.steps), float(total.wire_bytes)
     (3.0, 300.0)
     """
 
-    phases: tuple[Phase, ...] = ()
+    phases: tuple[TrafficPhase, ...] = ()
 
     @classmethod
-    def of(cls, *levels: LevelTraffic) -> Traffic:
+    def from_levels(cls, *levels: LevelTraffic) -> Traffic:
         """Build the traffic of one phase.
 
         Parameters
@@ -138,10 +138,10 @@ def _total(values: Sequence[Numeric]) -> Numeric:
 
 
 #: Every operation that some algorithm serves.
-OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send_recv")
+COLLECTIVE_OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send_recv")
 #: Libraries whose choice of algorithm is modelled. ``textbook`` takes the fastest algorithm of the literature at
 #: constant alpha and beta; ``xla`` is for collectives of TPUs on tori.
-LIBRARIES = ("textbook", "nccl", "xla")
+COLLECTIVE_LIBRARIES = ("textbook", "nccl", "xla")
 
 TrafficFormula = Callable[[Array, tuple[Array, ...]], Traffic]
 
@@ -161,7 +161,8 @@ class Algorithm:
     formulas : mapping of str to callable
         Traffic of each operation, from the payload [byte] and the fan-outs.
     libraries : mapping of str to sequence of str
-        Operations that each of `LIBRARIES` may carry out this way by itself. Empty: the algorithm is used by name only.
+        Operations that each of `COLLECTIVE_LIBRARIES` may carry out this way by itself. Empty: the algorithm is used by
+        name only.
     is_one_port : bool
         A rank sends one message at a time, so that no operation ends before log2 P steps.
     in_network : bool
@@ -172,7 +173,7 @@ class Algorithm:
         Libraries choose it for groups of several nodes only.
     non_neighbour_operations : tuple of str
         Operations in which ranks that are no neighbours send to each other. They are not priced on a torus.
-    topology : str, optional
+    required_topology : str, optional
         Kind of level that it is written for, such as ``torus``. None: any network.
     """
 
@@ -186,7 +187,7 @@ class Algorithm:
     is_lockstep: bool = False
     only_between_nodes: bool = False
     non_neighbour_operations: tuple[str, ...] = ()
-    topology: str | None = None
+    required_topology: str | None = None
 
     @property
     def operations(self) -> tuple[str, ...]:
@@ -199,9 +200,9 @@ class Algorithm:
         Parameters
         ----------
         library : str
-            One of `LIBRARIES`.
+            One of `COLLECTIVE_LIBRARIES`.
         operation : str
-            One of `OPERATIONS`.
+            One of `COLLECTIVE_OPERATIONS`.
 
         Returns
         -------
@@ -216,7 +217,7 @@ class Algorithm:
         Parameters
         ----------
         operation : str
-            One of `OPERATIONS`.
+            One of `COLLECTIVE_OPERATIONS`.
         payload_bytes : float or ndarray
             Payload S as nccl-tests define it [byte].
         group : sequence of float or ndarray
@@ -251,12 +252,12 @@ def add_algorithm(algorithm: Algorithm) -> Algorithm:
 
     Parameters
     ----------
-    algorithm : Algorithm
+    algorithm : ConvolutionAlgorithm
         Algorithm with the libraries that it belongs to; without any it is used by name only.
 
     Returns
     -------
-    Algorithm
+    ConvolutionAlgorithm
         The same algorithm.
 
     Raises
@@ -265,13 +266,16 @@ def add_algorithm(algorithm: Algorithm) -> Algorithm:
         If the name is taken, or a library or operation is unknown.
     """
     for library, operations in algorithm.libraries.items():
-        if library not in LIBRARIES:
+        if library not in COLLECTIVE_LIBRARIES:
             raise SpecError(
-                f"algorithm {algorithm.name!r}: unknown library {library!r}; {suggest_names(library, LIBRARIES)}"
+                f"algorithm {algorithm.name!r}: unknown library {library!r}; "
+                f"{suggest_names(library, COLLECTIVE_LIBRARIES)}"
             )
         for operation in operations:
-            if operation not in OPERATIONS:
-                problem = f"unknown operation {operation!r} of {library}; {suggest_names(operation, OPERATIONS)}"
+            if operation not in COLLECTIVE_OPERATIONS:
+                problem = (
+                    f"unknown operation {operation!r} of {library}; {suggest_names(operation, COLLECTIVE_OPERATIONS)}"
+                )
                 raise SpecError(f"algorithm {algorithm.name!r}: {problem}")
     return ALGORITHMS.register(algorithm.name)(algorithm)
 
@@ -282,11 +286,11 @@ def algorithms_for(operation: str) -> tuple[Algorithm, ...]:
     Parameters
     ----------
     operation : str
-        One of `OPERATIONS`.
+        One of `COLLECTIVE_OPERATIONS`.
 
     Returns
     -------
-    tuple of Algorithm
+    tuple of ConvolutionAlgorithm
         Algorithms by name.
 
     Raises
@@ -294,8 +298,10 @@ def algorithms_for(operation: str) -> tuple[Algorithm, ...]:
     SpecError
         If the operation is unknown.
     """
-    if operation not in OPERATIONS:
-        raise SpecError(f"unknown collective operation {operation!r}; {suggest_names(operation, OPERATIONS)}")
+    if operation not in COLLECTIVE_OPERATIONS:
+        raise SpecError(
+            f"unknown collective operation {operation!r}; {suggest_names(operation, COLLECTIVE_OPERATIONS)}"
+        )
     return tuple(entry for _, entry in ALGORITHMS.items() if operation in entry.formulas)
 
 
@@ -432,7 +438,7 @@ def crosses_level(fan_out: Array) -> Array:
     return np.where(fan_out > 1, 1.0, 0.0)
 
 
-def remote_share(fan_out: Array) -> Array:
+def remote_buffer_share(fan_out: Array) -> Array:
     """Compute (n - 1) / n, the share of a buffer that other ranks (or nodes) hold.
 
     Parameters
@@ -472,7 +478,7 @@ def tree_imbalance(units: Numeric) -> Array:
     [1.0, 1.0, 1.125, 1.333, 1.143]
     """
     several = np.maximum(units, 2.0)
-    return np.asarray(np.minimum(2.0, several / 2.0) / (2.0 * remote_share(several)))
+    return np.asarray(np.minimum(2.0, several / 2.0) / (2.0 * remote_buffer_share(several)))
 
 
 def sequential_phases(levels: list[LevelTraffic]) -> Traffic:

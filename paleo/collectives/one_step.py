@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from paleo.collectives.base import (
-    OPERATIONS,
+    COLLECTIVE_OPERATIONS,
     Algorithm,
     Array,
     LevelTraffic,
@@ -24,7 +24,7 @@ from paleo.collectives.base import (
     level_instances,
     ranks_of,
     ranks_per_member,
-    remote_share,
+    remote_buffer_share,
     sequential_phases,
 )
 from paleo.collectives.trees import double_tree_all_reduce, double_tree_broadcast
@@ -48,7 +48,7 @@ def _in_switch_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traff
 
     The switch reads every buffer and sends 1/P of the sum to each rank.
     """
-    return Traffic.of(LevelTraffic(crosses_level(group[0]), payload * crosses_level(group[0]))) + _outer_ring(
+    return Traffic.from_levels(LevelTraffic(crosses_level(group[0]), payload * crosses_level(group[0]))) + _outer_ring(
         payload, group, 1.0
     )
 
@@ -58,8 +58,8 @@ def _in_switch_all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
     Each rank multicasts its shard; receiving (P-1)/P of the payload is the limit.
     """
-    return _outer_ring(payload, group, 0.0) + Traffic.of(
-        LevelTraffic(crosses_level(group[0]), remote_share(group[0]) * payload)
+    return _outer_ring(payload, group, 0.0) + Traffic.from_levels(
+        LevelTraffic(crosses_level(group[0]), remote_buffer_share(group[0]) * payload)
     )
 
 
@@ -74,8 +74,8 @@ def _with_outer_trees(
 ) -> Traffic:
     """Return the traffic inside the switch joined with a tree algorithm over the outer levels, as one pipeline."""
     if len(group) == 1:
-        return Traffic.of(inner)
-    return Traffic.of(inner, *outer(payload, group[1:]).phases[0])
+        return Traffic.from_levels(inner)
+    return Traffic.from_levels(inner, *outer(payload, group[1:]).phases[0])
 
 
 def _outer_ring(payload: Array, group: tuple[Array, ...], reduced: float) -> Traffic:
@@ -86,7 +86,7 @@ def _outer_ring(payload: Array, group: tuple[Array, ...], reduced: float) -> Tra
     if len(group) == 1:
         return Traffic()
     units = ranks_of(group[1:])
-    share = remote_share(units) * payload
+    share = remote_buffer_share(units) * payload
     hops = np.maximum(units - 1.0, 1.0)
     levels = [
         LevelTraffic(
@@ -94,7 +94,7 @@ def _outer_ring(payload: Array, group: tuple[Array, ...], reduced: float) -> Tra
         )
         for fan_out, above in zip(group[1:], (ranks_of(group[i + 1 :]) for i in range(1, len(group))), strict=True)
     ]
-    return Traffic.of(LevelTraffic(), *levels)
+    return Traffic.from_levels(LevelTraffic(), *levels)
 
 
 add_algorithm(
@@ -109,7 +109,7 @@ add_algorithm(
             "all_gather": _in_switch_all_gather,
             "broadcast": _in_switch_broadcast,
         },
-        libraries={"textbook": OPERATIONS, "nccl": ("all_reduce",)},
+        libraries={"textbook": COLLECTIVE_OPERATIONS, "nccl": ("all_reduce",)},
         is_one_port=False,
         in_network=True,
     )
@@ -127,7 +127,7 @@ def _send_recv(payload: Array, group: tuple[Array, ...]) -> Traffic:
     crosses = [
         crosses_level(fan_out) * (above == 1) for fan_out, above in zip(group, level_instances(group), strict=True)
     ]
-    return Traffic.of(*(LevelTraffic(cross, cross * payload, senders=1.0) for cross in crosses))
+    return Traffic.from_levels(*(LevelTraffic(cross, cross * payload, senders=1.0) for cross in crosses))
 
 
 def _pairwise_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
@@ -136,7 +136,7 @@ def _pairwise_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
     A unit of m ranks sends m S (P-m)/P through its own ports.
     """
     ranks = ranks_of(group)
-    return Traffic.of(
+    return Traffic.from_levels(
         *(
             LevelTraffic((fan_out - 1.0) * inside, inside * payload * (ranks - inside) / ranks * crosses_level(fan_out))
             for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
@@ -163,7 +163,7 @@ add_algorithm(
         summary="one message over the widest level between two ranks",
         reference="Hockney, The communication challenge for MPP, Parallel Computing 20(3), 1994",
         formulas={"send_recv": _send_recv},
-        libraries={"textbook": OPERATIONS, "nccl": ("send_recv",)},
+        libraries={"textbook": COLLECTIVE_OPERATIONS, "nccl": ("send_recv",)},
     )
 )
 add_algorithm(
@@ -173,7 +173,7 @@ add_algorithm(
         reference="Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, "
         "IJHPCA 19(1), 2005",
         formulas={"all_to_all": _pairwise_all_to_all},
-        libraries={"textbook": OPERATIONS, "nccl": ("all_to_all",)},
+        libraries={"textbook": COLLECTIVE_OPERATIONS, "nccl": ("all_to_all",)},
         non_neighbour_operations=("all_to_all",),
     )
 )
@@ -184,7 +184,7 @@ add_algorithm(
         reference="Bruck, Ho, Kipnis, Upfal and Weathersby, Efficient algorithms for all-to-all communications in "
         "multiport message-passing systems, IEEE TPDS 8(11), 1997",
         formulas={"all_to_all": _bruck_all_to_all},
-        libraries={"textbook": OPERATIONS},
+        libraries={"textbook": COLLECTIVE_OPERATIONS},
         non_neighbour_operations=("all_to_all",),
     )
 )
@@ -208,7 +208,7 @@ def _parameter_server_all_reduce(payload: Array, group: tuple[Array, ...], *, se
         busy = crosses_level(fan_out)
         levels.append(LevelTraffic(2.0 * busy, 2.0 * senders * servers_inside / servers * payload * busy))
     levels[0] = LevelTraffic(levels[0].steps, levels[0].wire_bytes, ranks * payload / servers * crosses_level(ranks))
-    return Traffic.of(*levels)
+    return Traffic.from_levels(*levels)
 
 
 def _sharded_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
@@ -222,7 +222,7 @@ def _root_exchange(payload: Array, group: tuple[Array, ...], *, times: float, re
     It does so once (broadcast) or twice (all-reduce): alpha (P-1) + beta S (P-1) each, and gamma S (P-1).
     """
     ranks = ranks_of(group)
-    return Traffic.of(
+    return Traffic.from_levels(
         *(
             LevelTraffic(
                 steps=times * (fan_out - 1.0) * inside,
@@ -264,7 +264,7 @@ add_algorithm(
             "all_reduce": partial(_root_exchange, times=2.0, reduced=1.0),  # Paleo's 2 (n-1) S / B, and alpha and gamma
             "broadcast": partial(_root_exchange, times=1.0, reduced=0.0),
         },
-        libraries={"textbook": OPERATIONS},
+        libraries={"textbook": COLLECTIVE_OPERATIONS},
         non_neighbour_operations=("all_reduce", "broadcast"),
     )
 )

@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 
 from paleo.collectives.base import (
-    OPERATIONS,
+    COLLECTIVE_OPERATIONS,
     Algorithm,
     Array,
     LevelTraffic,
@@ -27,7 +27,7 @@ from paleo.collectives.base import (
     level_instances,
     ranks_of,
     ranks_per_member,
-    remote_share,
+    remote_buffer_share,
     sequential_phases,
     with_reversed_phases,
 )
@@ -39,7 +39,7 @@ def _ring_passes(
     *,
     passes: float,
     reduced: float,
-    share_of: Callable[[Array], Array] = remote_share,
+    share_of: Callable[[Array], Array] = remote_buffer_share,
 ) -> Traffic:
     """Return the traffic of ``passes`` trips round one ring: alpha (P-1) + beta S (P-1)/P each, and gamma S (P-1)/P.
 
@@ -50,7 +50,7 @@ def _ring_passes(
     """
     share, total_hops = share_of(ranks_of(group)), np.maximum(ranks_of(group) - 1.0, 1.0)
     hops_of = [(fan_out - 1.0) * above for fan_out, above in zip(group, level_instances(group), strict=True)]
-    return Traffic.of(
+    return Traffic.from_levels(
         *(
             LevelTraffic(
                 steps=passes * hops,
@@ -70,7 +70,9 @@ def _level_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """
     return sequential_phases(
         [
-            LevelTraffic(fan_out - 1.0, remote_share(fan_out) * payload, remote_share(fan_out) * payload / inside)
+            LevelTraffic(
+                fan_out - 1.0, remote_buffer_share(fan_out) * payload, remote_buffer_share(fan_out) * payload / inside
+            )
             for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
         ]
     )
@@ -82,7 +84,7 @@ def _level_all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
     It is alpha (f-1) + beta S (f-1)/f at a level of fan-out f.
     """
     return with_reversed_phases(
-        sequential_phases([LevelTraffic(fan_out - 1.0, remote_share(fan_out) * payload) for fan_out in group])
+        sequential_phases([LevelTraffic(fan_out - 1.0, remote_buffer_share(fan_out) * payload) for fan_out in group])
     )
 
 
@@ -102,7 +104,7 @@ def _level_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """
     return sequential_phases(
         [
-            LevelTraffic(fan_out - 1.0, inside * remote_share(fan_out) * payload)
+            LevelTraffic(fan_out - 1.0, inside * remote_buffer_share(fan_out) * payload)
             for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
         ]
     )
@@ -114,8 +116,8 @@ def _along_all_dimensions(payload: Array, group: tuple[Array, ...], *, times: fl
     n are the extents of the dimensions. The bytes are divided equally among those with more than one unit.
     """
     dimensions = np.maximum(sum((crosses_level(extent) for extent in group), np.zeros(())), 1.0)
-    share = remote_share(ranks_of(group)) * payload / dimensions
-    return Traffic.of(
+    share = remote_buffer_share(ranks_of(group)) * payload / dimensions
+    return Traffic.from_levels(
         *(
             LevelTraffic(
                 steps=times * np.floor(extent / 2.0),
@@ -132,7 +134,7 @@ def _torus_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
     Half of all messages cross the middle of that dimension.
     """
-    return Traffic.of(
+    return Traffic.from_levels(
         *(
             LevelTraffic(np.floor(extent / 2.0), inside * payload * extent / 4.0 * crosses_level(extent))
             for extent, inside in zip(group, ranks_per_member(group), strict=True)
@@ -153,7 +155,7 @@ add_algorithm(
             # along a chain of ranks, in pieces so small that filling it costs latency only: alpha (P-1) + beta S
             "broadcast": partial(_ring_passes, passes=1.0, reduced=0.0, share_of=crosses_level),
         },
-        libraries={"textbook": OPERATIONS, "nccl": _RING_OPERATIONS},
+        libraries={"textbook": COLLECTIVE_OPERATIONS, "nccl": _RING_OPERATIONS},
         is_lockstep=True,
     )
 )
@@ -168,7 +170,7 @@ add_algorithm(
             "all_gather": _level_all_gather,
             "all_to_all": _level_all_to_all,
         },
-        libraries={"textbook": OPERATIONS},
+        libraries={"textbook": COLLECTIVE_OPERATIONS},
         non_neighbour_operations=("all_to_all",),
     )
 )
@@ -184,8 +186,8 @@ add_algorithm(
             "all_gather": partial(_along_all_dimensions, times=1.0, reduced=0.0),
             "all_to_all": _torus_all_to_all,
         },
-        libraries={"textbook": OPERATIONS, "xla": OPERATIONS},
+        libraries={"textbook": COLLECTIVE_OPERATIONS, "xla": COLLECTIVE_OPERATIONS},
         is_one_port=False,
-        topology="torus",
+        required_topology="torus",
     )
 )

@@ -7,7 +7,7 @@ ranks and f the fan-out of a level.
 from __future__ import annotations
 
 from paleo.collectives.base import (
-    OPERATIONS,
+    COLLECTIVE_OPERATIONS,
     Algorithm,
     Array,
     LevelTraffic,
@@ -16,7 +16,7 @@ from paleo.collectives.base import (
     crosses_level,
     doubling_rounds,
     ranks_per_member,
-    remote_share,
+    remote_buffer_share,
     sequential_phases,
     with_reversed_phases,
 )
@@ -51,7 +51,9 @@ def _recursive_halving_reduce_scatter(payload: Array, group: tuple[Array, ...]) 
     return sequential_phases(
         [
             LevelTraffic(
-                doubling_rounds(fan_out), remote_share(fan_out) * payload, remote_share(fan_out) * payload / inside
+                doubling_rounds(fan_out),
+                remote_buffer_share(fan_out) * payload,
+                remote_buffer_share(fan_out) * payload / inside,
             )
             for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
         ]
@@ -65,7 +67,7 @@ def _recursive_doubling_all_gather(payload: Array, group: tuple[Array, ...]) -> 
     """
     return with_reversed_phases(
         sequential_phases(
-            [LevelTraffic(doubling_rounds(fan_out), remote_share(fan_out) * payload) for fan_out in group]
+            [LevelTraffic(doubling_rounds(fan_out), remote_buffer_share(fan_out) * payload) for fan_out in group]
         )
     )
 
@@ -94,7 +96,7 @@ add_algorithm(
             "reduce_scatter": _recursive_halving_reduce_scatter,
             "all_gather": _recursive_doubling_all_gather,
         },
-        libraries={"textbook": OPERATIONS},
+        libraries={"textbook": COLLECTIVE_OPERATIONS},
         non_neighbour_operations=("all_reduce", "reduce_scatter", "all_gather"),
     )
 )
@@ -104,7 +106,7 @@ add_algorithm(
         summary="reduce-scatter + all-gather by halving and doubling; few steps and the least bytes, in turns",
         reference="Rabenseifner, Optimization of collective reduction operations, ICCS 2004",
         formulas={"all_reduce": _rabenseifner_all_reduce, "broadcast": _van_de_geijn_broadcast},
-        libraries={"textbook": OPERATIONS},
+        libraries={"textbook": COLLECTIVE_OPERATIONS},
         non_neighbour_operations=("all_reduce", "broadcast"),
     )
 )
@@ -162,12 +164,12 @@ def double_tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     gives the factor of the busiest unit. The ranks of a unit share the reduction at each level, so that the reduced
     bytes of all levels add up to S (P-1)/P.
     """
-    return Traffic.of(
+    return Traffic.from_levels(
         *(
             LevelTraffic(
                 2.0 * doubling_rounds(fan_out),
-                2.0 * remote_share(fan_out) * payload,
-                remote_share(fan_out) * payload / inside,
+                2.0 * remote_buffer_share(fan_out) * payload,
+                remote_buffer_share(fan_out) * payload / inside,
             )
             for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
         )
@@ -189,7 +191,9 @@ def double_tree_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
     Traffic
         Steps and bytes sent on each level.
     """
-    return Traffic.of(*(LevelTraffic(doubling_rounds(fan_out), payload * crosses_level(fan_out)) for fan_out in group))
+    return Traffic.from_levels(
+        *(LevelTraffic(doubling_rounds(fan_out), payload * crosses_level(fan_out)) for fan_out in group)
+    )
 
 
 def _chain_tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
@@ -200,11 +204,13 @@ def _chain_tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     load.
     """
     ranks = group[0]
-    chain = LevelTraffic(2.0 * (ranks - 1.0), 2.0 * remote_share(ranks) * payload, remote_share(ranks) * payload)
+    chain = LevelTraffic(
+        2.0 * (ranks - 1.0), 2.0 * remote_buffer_share(ranks) * payload, remote_buffer_share(ranks) * payload
+    )
     if len(group) == 1:
-        return Traffic.of(chain)
+        return Traffic.from_levels(chain)
     between = double_tree_all_reduce(payload, group).phases[0][1:]
-    return Traffic.of(chain, *between)
+    return Traffic.from_levels(chain, *between)
 
 
 add_algorithm(
@@ -213,7 +219,7 @@ add_algorithm(
         summary="binomial tree of whole buffers; few steps, many bytes",
         reference="Ben-Nun and Hoefler, Demystifying parallel and distributed deep learning, ACM CSUR 52(4), 2019",
         formulas={"all_reduce": _tree_all_reduce, "broadcast": _tree_broadcast},
-        libraries={"textbook": OPERATIONS},
+        libraries={"textbook": COLLECTIVE_OPERATIONS},
         non_neighbour_operations=("all_reduce", "broadcast"),
     )
 )
@@ -224,7 +230,7 @@ add_algorithm(
         reference="Sanders, Speck and Traff, Two-tree algorithms for full bandwidth broadcast, reduction and scan, "
         "Parallel Computing 35(12), 2009",
         formulas={"all_reduce": double_tree_all_reduce, "broadcast": double_tree_broadcast},
-        libraries={"textbook": OPERATIONS},
+        libraries={"textbook": COLLECTIVE_OPERATIONS},
         non_neighbour_operations=("all_reduce", "broadcast"),
     )
 )
@@ -235,7 +241,7 @@ add_algorithm(
         reference="Jeaugey, Massively scale your deep learning training with NCCL 2.4, NVIDIA, 2019; NVIDIA/nccl "
         "src/graph/tuning.cc (steps of Tree)",
         formulas={"all_reduce": _chain_tree_all_reduce},
-        libraries={"textbook": OPERATIONS, "nccl": ("all_reduce",)},
+        libraries={"textbook": COLLECTIVE_OPERATIONS, "nccl": ("all_reduce",)},
         only_between_nodes=True,
         non_neighbour_operations=("all_reduce",),
     )

@@ -48,7 +48,7 @@ class PowerSGD:
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
         """Return the all-reduces of the two factors (with a and b rows); the first also carries the vectors."""
         factors = self._factors(gradient)
-        vectors = (gradient.elements - np.asarray(gradient.matrix_elements)) * gradient.width
+        vectors = (gradient.elements - np.asarray(gradient.matrix_elements)) * gradient.element_bytes
         return Message("all_reduce", np.asarray(factors / 2.0 + vectors)), Message("all_reduce", factors / 2.0)
 
     def encoding_work(self, gradient: SummedGradient) -> CodingWork:
@@ -87,8 +87,8 @@ class SufficientFactors:
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
         pays = self._pays(gradient)
-        dense_bytes = (gradient.elements - np.where(pays, gradient.dense_elements, 0.0)) * gradient.width
-        factors = gradient.ranks * gradient.dense_rows * np.asarray(gradient.dense_sides) * gradient.width
+        dense_bytes = (gradient.elements - np.where(pays, gradient.dense_elements, 0.0)) * gradient.element_bytes
+        factors = gradient.ranks * gradient.dense_batch_rows * np.asarray(gradient.dense_sides) * gradient.element_bytes
         return Message("all_reduce", np.asarray(dense_bytes)), Message("all_gather", np.where(pays, factors, 0.0))
 
     def encoding_work(self, gradient: SummedGradient) -> CodingWork:
@@ -96,9 +96,9 @@ class SufficientFactors:
 
     def decoding_work(self, gradient: SummedGradient) -> CodingWork:
         """Count the work of rebuilding the gradient from all ranks' factors: 2 P B a b FLOP for a layer (a, b)."""
-        flops = 2.0 * gradient.ranks * gradient.dense_rows * np.asarray(gradient.dense_elements)
-        read = gradient.ranks * gradient.dense_rows * np.asarray(gradient.dense_sides) * gradient.width
-        written = np.asarray(gradient.dense_elements) * gradient.width
+        flops = 2.0 * gradient.ranks * gradient.dense_batch_rows * np.asarray(gradient.dense_elements)
+        read = gradient.ranks * gradient.dense_batch_rows * np.asarray(gradient.dense_sides) * gradient.element_bytes
+        written = np.asarray(gradient.dense_elements) * gradient.element_bytes
         pays = self._pays(gradient)
         return CodingWork.of(*(np.where(pays, each, 0.0) for each in (read, written)), flops=np.where(pays, flops, 0.0))
 
@@ -107,7 +107,7 @@ class SufficientFactors:
 
     def _pays(self, gradient: SummedGradient) -> npt.NDArray[np.bool_]:
         """Return True where the gathered factors are smaller than the all-reduced gradient."""
-        spent = gradient.ranks * gradient.dense_rows * np.asarray(gradient.dense_sides, dtype=np.float64)
+        spent = gradient.ranks * gradient.dense_batch_rows * np.asarray(gradient.dense_sides, dtype=np.float64)
         return np.asarray(spent < 2.0 * np.asarray(gradient.dense_elements))
 
 
@@ -118,7 +118,7 @@ def powersgd(argument: str) -> Compression:
 
 
 @COMPRESSIONS.register("factors")
-def factors(argument: str) -> Compression:
+def sufficient_factors(argument: str) -> Compression:
     """Build ``factors``, which takes no argument."""
     check_no_argument("factors", argument)
     return SufficientFactors()
@@ -132,12 +132,12 @@ _SCALE_BYTES = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cast:
-    """Gradients in a narrower format of ``bytes_per_element``, with one fp32 scale per block if ``scaled``."""
+class NarrowFormatCast:
+    """Gradients in a narrower format of ``bytes_per_element``; ``has_block_scales``: with an fp32 scale per block."""
 
     name: str
     bytes_per_element: float
-    scaled: bool
+    has_block_scales: bool
     reference = "Micikevicius et al., Mixed precision training, ICLR 2018"
     linear = True
     unbiased = True
@@ -149,13 +149,13 @@ class Cast:
         return f"gradients are summed in {self.name}"
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
-        scales = _SCALE_BYTES / _BLOCK * self.scaled
+        scales = _SCALE_BYTES / _BLOCK * self.has_block_scales
         return (Message("all_reduce", np.asarray(gradient.elements * (self.bytes_per_element + scales))),)
 
     def encoding_work(self, gradient: SummedGradient) -> CodingWork:
-        reads = 1.0 + self.scaled  # a first pass finds the largest value of each block
+        reads = 1.0 + self.has_block_scales  # a first pass finds the largest value of each block
         return CodingWork.of(
-            reads * gradient.bytes, gradient.elements * self.bytes_per_element, launches=1.0 + self.scaled
+            reads * gradient.bytes, gradient.elements * self.bytes_per_element, launches=1.0 + self.has_block_scales
         )
 
     def decoding_work(self, gradient: SummedGradient) -> CodingWork:
@@ -169,7 +169,7 @@ def _register(name: str, bytes_per_element: float, *, scaled: bool) -> None:
     @COMPRESSIONS.register(name)
     def method(argument: str) -> Compression:
         check_no_argument(name, argument)
-        return Cast(name, bytes_per_element, scaled)
+        return NarrowFormatCast(name, bytes_per_element, scaled)
 
 
 _register("fp16", 2.0, scaled=False)
@@ -179,20 +179,21 @@ _register("int8", 1.0, scaled=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Quantised:
+class QuantisedGradients:
     """Gradients quantised to ``bits`` per element, all tensors in one flat buffer.
 
-    ``warm_up`` is the share of the training's first steps that send uncompressed gradients. With ``feedback`` fp32
-    error values are kept on the worker and on the owner of each part. With ``norm`` an extra pass finds the scale.
+    ``warm_up_share`` is the share of the training's first steps that send uncompressed gradients. With
+    ``has_error_feedback`` fp32 error values are kept on the worker and on the owner of each part. With
+    ``has_scale_pass`` an extra pass finds the scale.
     """
 
     name: str
     bits: float
-    feedback: bool
-    norm: bool
+    has_error_feedback: bool
+    has_scale_pass: bool
     unbiased: bool
     reference: str
-    warm_up: float = 0.0
+    warm_up_share: float = 0.0
     linear = False
     replaces_zero3_collectives = False
 
@@ -208,22 +209,24 @@ class Quantised:
     def encoding_work(self, gradient: SummedGradient) -> CodingWork:
         """Count the work to scale and pack the gradient.
 
-        With ``feedback`` each line of Tang et al.'s algorithm 1 is one operation of the framework on fp32 values (of
-        momentum and error): sum with the error, norm, scaled signs, new error, packed bits.
+        With ``has_error_feedback`` each line of Tang et al.'s algorithm 1 is one operation of the framework on fp32
+        values (of momentum and error): sum with the error, norm, scaled signs, new error, packed bits.
         """
         packed = gradient.elements * self.bits / 8.0
-        if not self.feedback:
-            return CodingWork.of(gradient.bytes * (1.0 + self.norm), packed, launches=1.0 + self.norm)
+        if not self.has_error_feedback:
+            return CodingWork.of(
+                gradient.bytes * (1.0 + self.has_scale_pass), packed, launches=1.0 + self.has_scale_pass
+            )
         return _coded_with_error(gradient.elements, packed)
 
     def decoding_work(self, gradient: SummedGradient) -> CodingWork:
         """Count the work to unpack: each owner sums and packs its part, then every rank unpacks the whole.
 
-        With ``feedback`` the values are fp32 and another operation scales them.
+        With ``has_error_feedback`` the values are fp32 and another operation scales them.
         """
         packed = gradient.elements * self.bits / 8.0
         part = gradient.elements / np.maximum(gradient.ranks, 1.0)
-        if not self.feedback:
+        if not self.has_error_feedback:
             return CodingWork.of(2.0 * packed + VALUE_BYTES * part, VALUE_BYTES * part + gradient.bytes, launches=3.0)
         values = VALUE_BYTES * np.asarray(gradient.elements, dtype=np.float64)
         unpacked = CodingWork.of(packed + values, values + VALUE_BYTES * part, launches=2.0)
@@ -232,7 +235,7 @@ class Quantised:
 
     def state_bytes(self, gradient: SummedGradient) -> Array:
         own_part = 1.0 + 1.0 / np.maximum(np.asarray(gradient.ranks, dtype=np.float64), 1.0)
-        return np.asarray(VALUE_BYTES * gradient.elements * own_part * self.feedback)
+        return np.asarray(VALUE_BYTES * gradient.elements * own_part * self.has_error_feedback)
 
 
 def _coded_with_error(elements: Numeric, packed: Numeric) -> CodingWork:
@@ -249,7 +252,15 @@ def onebit(argument: str) -> Compression:
     """
     warm_up = number_argument("onebit", argument, "the share of dense steps", 0.0, 1.0) if argument else 0.0
     source = "Seide et al., Interspeech 2014; Tang et al., 1-bit Adam, ICML 2021"
-    return Quantised("onebit", 1.0, feedback=True, norm=False, unbiased=False, reference=source, warm_up=warm_up)
+    return QuantisedGradients(
+        "onebit",
+        1.0,
+        has_error_feedback=True,
+        has_scale_pass=False,
+        unbiased=False,
+        reference=source,
+        warm_up_share=warm_up,
+    )
 
 
 @COMPRESSIONS.register("qsgd")
@@ -257,7 +268,9 @@ def qsgd(argument: str) -> Compression:
     """Build ``qsgd:B``: B bits per element, with stochastic rounding."""
     bits = number_argument("qsgd", argument, "the bits of an element", 2.0, 16.0)
     source = "Alistarh et al., QSGD, NIPS 2017"
-    return Quantised("qsgd", bits, feedback=False, norm=True, unbiased=True, reference=source)
+    return QuantisedGradients(
+        "qsgd", bits, has_error_feedback=False, has_scale_pass=True, unbiased=True, reference=source
+    )
 
 
 @COMPRESSIONS.register("terngrad")
@@ -265,7 +278,9 @@ def terngrad(argument: str) -> Compression:
     """Build ``terngrad``: −1, 0 or 1 in two bits, with stochastic rounding."""
     check_no_argument("terngrad", argument)
     source = "Wen et al., TernGrad, NIPS 2017"
-    return Quantised("terngrad", 2.0, feedback=False, norm=True, unbiased=True, reference=source)
+    return QuantisedGradients(
+        "terngrad", 2.0, has_error_feedback=False, has_scale_pass=True, unbiased=True, reference=source
+    )
 
 
 #: Bytes per element of ZeRO++: in the forward all-gather, in the gradients' all-to-all, and in the copy inside a node.
@@ -342,7 +357,7 @@ def _entry_bytes(density: Numeric) -> Array:
     return np.asarray(np.minimum(_PAIR_BYTES * np.asarray(density), VALUE_BYTES))
 
 
-def doubling_bytes(density: Numeric, ranks: Numeric) -> Array:
+def recursive_doubling_bytes(density: Numeric, ranks: Numeric) -> Array:
     """Count the bytes that a rank sends per element of the gradient in recursive doubling.
 
     In round i of ⌈log₂ P⌉ it sends the union of the choices of 2^i ranks, in dense form once that is smaller.
@@ -385,7 +400,7 @@ class _Sparse:
         pairs = _PAIR_BYTES * self.density * elements
         sums = np.asarray(_entry_bytes(union_density(self.density, ranks)) * elements)
         share = np.divide(ranks, ranks - 1.0, out=np.zeros_like(ranks), where=ranks > 1.0)
-        doubled = np.asarray(doubling_bytes(self.density, ranks) * elements * share)
+        doubled = np.asarray(recursive_doubling_bytes(self.density, ranks) * elements * share)
         return {
             "gather all": (Message("all_gather", np.asarray(pairs * ranks)),),
             "split and gather": (Message("all_to_all", np.asarray(pairs)), Message("all_gather", sums)),

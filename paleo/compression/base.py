@@ -27,7 +27,7 @@ Numeric = float | npt.NDArray[np.floating[Any]]
 #: Bytes of an fp32 value, and of its index in a sparse message.
 VALUE_BYTES, INDEX_BYTES = 4.0, 4.0
 #: Ranks that take part in a message: all replicas, those of one node, or one rank of each node.
-Scope = Literal["all", "node", "across"]
+RankScope = Literal["all", "node", "across"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,35 +40,35 @@ class SummedGradient:
         Elements of the gradient, and tensors that they are in.
     ranks, ranks_per_node : float or ndarray
         Ranks of the group, and those of them in one node.
-    width : float or ndarray
+    element_bytes : float or ndarray
         Bytes of an element.
     matrices, matrix_elements, matrix_sides : float or ndarray
         Matrices (a, b) among the tensors, their elements, and the sum of their sides a + b.
     dense_elements, dense_sides : float or ndarray
         The same elements and sides, of fully connected layers only.
-    dense_rows : float or ndarray
+    dense_batch_rows : float or ndarray
         Rows of a rank's batch that the fully connected layers multiply.
     """
 
     elements: Numeric
     tensors: Numeric
     ranks: Numeric
-    width: Numeric = 4.0
+    element_bytes: Numeric = 4.0
     ranks_per_node: Numeric = 1.0
     matrices: Numeric = 0.0
     matrix_elements: Numeric = 0.0
     matrix_sides: Numeric = 0.0
     dense_elements: Numeric = 0.0
     dense_sides: Numeric = 0.0
-    dense_rows: Numeric = 1.0
+    dense_batch_rows: Numeric = 1.0
 
     @property
     def bytes(self) -> Array:
         """Bytes of the uncompressed gradient."""
-        return np.asarray(self.elements * self.width, dtype=np.float64)
+        return np.asarray(self.elements * self.element_bytes, dtype=np.float64)
 
     @property
-    def peers(self) -> Array:
+    def peer_count(self) -> Array:
         """Number of other ranks of the group, P - 1."""
         return np.asarray(np.maximum(np.asarray(self.ranks, dtype=np.float64) - 1.0, 0.0))
 
@@ -83,19 +83,19 @@ class Message:
 
     operation: str
     payload: Array
-    scope: Scope = "all"
+    scope: RankScope = "all"
 
 
 @dataclass(frozen=True, slots=True)
 class CodingWork:
     """Work of a rank to compress or decompress a gradient.
 
-    ``read`` and ``written`` are bytes of element-wise passes, ``flops`` the FLOP of products, ``launches`` the number
-    of kernels, and ``tensor_calls`` the calls of the framework for single matrices.
+    ``bytes_read`` and ``bytes_written`` are bytes of element-wise passes, ``flops`` the FLOP of products, ``launches``
+    the number of kernels, and ``tensor_calls`` the calls of the framework for single matrices.
     """
 
-    read: Array
-    written: Array
+    bytes_read: Array
+    bytes_written: Array
     flops: Array
     launches: Array
     tensor_calls: Array
@@ -126,8 +126,8 @@ class CodingWork:
 
     def __add__(self, other: CodingWork) -> CodingWork:
         return CodingWork.of(
-            self.read + other.read,
-            self.written + other.written,
+            self.bytes_read + other.bytes_read,
+            self.bytes_written + other.bytes_written,
             flops=self.flops + other.flops,
             launches=self.launches + other.launches,
             calls=self.tensor_calls + other.tensor_calls,
@@ -136,7 +136,7 @@ class CodingWork:
     @property
     def bytes(self) -> Array:
         """Bytes read and written."""
-        return self.read + self.written
+        return self.bytes_read + self.bytes_written
 
 
 class Compression(Protocol):
@@ -273,7 +273,7 @@ def wire_bytes(messages: tuple[Message, ...], gradient: SummedGradient) -> Array
     >>> float(wire_bytes((Message("all_reduce", gradient.bytes),), gradient))
     600.0
     """
-    share = gradient.peers / np.maximum(gradient.ranks, 1.0)
+    share = gradient.peer_count / np.maximum(gradient.ranks, 1.0)
     sent = sum((2.0 if m.operation == "all_reduce" else 1.0) * m.payload for m in messages)
     return np.asarray(share * sent)
 

@@ -11,7 +11,7 @@ from paleo.consistency.base import (
     CONSISTENCY,
     FP32_BYTES,
     Array,
-    Consistency,
+    ConsistencyModel,
     ConsistencyResult,
     Workload,
     count_argument,
@@ -22,16 +22,16 @@ from paleo.step.waiting import Numeric, averaged_noise, waiting_share
 # Gossip: a worker averages with a few neighbours each step, and no worker waits for all others
 
 
-def ring_gap(workers: Numeric) -> Array:
+def ring_spectral_gap(workers: Numeric) -> Array:
     """Compute the spectral gap of averaging with both neighbours of a ring with weights 1/3: (2/3)(1 − cos 2π/n).
 
-    >>> float(ring_gap(4.0).round(4))
+    >>> float(ring_spectral_gap(4.0).round(4))
     0.6667
     """
     return np.asarray(2.0 / 3.0 * (1.0 - np.cos(2.0 * np.pi / np.maximum(workers, 2.0))))
 
 
-def exponential_gap(workers: Numeric) -> Array:
+def exponential_graph_spectral_gap(workers: Numeric) -> Array:
     """Compute the spectral gap of the static exponential graph: 2 / (1 + ⌈log₂ n⌉).
 
     Reference: Ying et al., Exponential graph is provably efficient for decentralized deep training, NeurIPS 2021.
@@ -40,7 +40,7 @@ def exponential_gap(workers: Numeric) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Topology:
+class GossipTopology:
     """Graph of gossip: the neighbours with which a worker averages in each step.
 
     ``kind`` is ``ring`` (2 neighbours), ``exp`` (⌈log₂ N⌉) or ``one-peer`` (1).
@@ -62,15 +62,15 @@ class Topology:
         """
         if self.kind == "one-peer":
             return np.asarray(np.ceil(np.log2(np.maximum(workers, 2.0))))
-        return 1.0 / (ring_gap(workers) if self.kind == "ring" else exponential_gap(workers))
+        return 1.0 / (ring_spectral_gap(workers) if self.kind == "ring" else exponential_graph_spectral_gap(workers))
 
 
 _TOPOLOGIES = {
-    "ring": Topology("ring", "Lian et al., D-PSGD, NIPS 2017"),
-    "exp2": Topology("exp", "Ying et al., NeurIPS 2021"),
-    "one-peer": Topology("one-peer", "Assran et al., Stochastic gradient push, ICML 2019"),
-    "sgp": Topology("one-peer", "Assran et al., Stochastic gradient push, ICML 2019"),
-    "dpsgd": Topology("ring", "Lian et al., D-PSGD, NIPS 2017"),
+    "ring": GossipTopology("ring", "Lian et al., D-PSGD, NIPS 2017"),
+    "exp2": GossipTopology("exp", "Ying et al., NeurIPS 2021"),
+    "one-peer": GossipTopology("one-peer", "Assran et al., Stochastic gradient push, ICML 2019"),
+    "sgp": GossipTopology("one-peer", "Assran et al., Stochastic gradient push, ICML 2019"),
+    "dpsgd": GossipTopology("ring", "Lian et al., D-PSGD, NIPS 2017"),
 }
 
 
@@ -84,7 +84,7 @@ class Gossip:
     """
 
     kind: str
-    exact = False  # the parameters of the workers differ
+    matches_synchronous = False  # the parameters of the workers differ
     uses_servers = False
 
     @property
@@ -112,7 +112,7 @@ class Gossip:
 
 
 @CONSISTENCY.register("gossip")
-def gossip(argument: str) -> Consistency:
+def gossip(argument: str) -> ConsistencyModel:
     """Build a gossip model from its argument: ``gossip:ring``, ``gossip:exp2``, ``gossip:one-peer``."""
     if argument not in _TOPOLOGIES:
         raise PlanError(
@@ -134,19 +134,19 @@ def _local_step(workload: Workload, steps: Numeric, synchronisation: Numeric) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Periodic:
+class PeriodicAveraging:
     """Local SGD and relatives: workers make ``steps`` local steps, then average their parameters.
 
-    ``copies`` is the number of further fp32 copies of the parameters that a worker stores. The parameters are sent in
-    ``fragments`` parts, one after another, each overlapped with the steps up to the next part.
+    ``extra_parameter_copies`` is the number of further fp32 copies of the parameters that a worker stores. The
+    parameters are sent in ``fragments`` parts, one after another, each overlapped with the steps up to the next part.
     """
 
     name: str
     steps: int
-    copies: float
+    extra_parameter_copies: float
     reference: str
     fragments: int = 1
-    streams: bool = False
+    overlaps_fragments: bool = False
     uses_servers = False
 
     @property
@@ -155,7 +155,7 @@ class Periodic:
         return f"workers average every {self.steps} steps"
 
     @property
-    def exact(self) -> bool:
+    def matches_synchronous(self) -> bool:
         """True for one step between averages of plain gradients, which equals a synchronous step."""
         return self.steps == 1 and self.name == "local"
 
@@ -163,7 +163,9 @@ class Periodic:
         widened = FP32_BYTES * np.asarray(workload.parameters) / np.maximum(workload.payload, 1.0)
         synchronisation = np.asarray(workload.all_reduce_time * widened)
         window = self.steps / self.fragments * workload.compute_time
-        hidden = np.minimum(synchronisation / self.fragments, window) * self.fragments if self.streams else 0.0
+        hidden = (
+            np.minimum(synchronisation / self.fragments, window) * self.fragments if self.overlaps_fragments else 0.0
+        )
         step = _local_step(workload, float(self.steps), synchronisation - hidden)
         several = np.asarray(workload.workers) > 1
         return ConsistencyResult.of(
@@ -171,26 +173,26 @@ class Periodic:
             step,
             sent=FP32_BYTES * workload.parameters * several / self.steps,
             staleness=((self.steps - 1) / 2.0 * several, np.sqrt((self.steps**2.0 - 1.0) / 12.0) * several),
-            extra_memory=self.copies * FP32_BYTES * workload.parameters,
+            extra_memory=self.extra_parameter_copies * FP32_BYTES * workload.parameters,
         )
 
 
 @CONSISTENCY.register("local")
-def local(argument: str) -> Consistency:
+def local(argument: str) -> ConsistencyModel:
     """Build ``local:H``; it also describes post-local SGD after its synchronous phase, and model averaging."""
     steps = count_argument("local", argument, "local steps between two averages")
-    return Periodic("local", steps, 0.0, "Stich, Local SGD, ICLR 2019; Lin et al., Post-local SGD, ICLR 2020")
+    return PeriodicAveraging("local", steps, 0.0, "Stich, Local SGD, ICLR 2019; Lin et al., Post-local SGD, ICLR 2020")
 
 
 @CONSISTENCY.register("easgd")
-def easgd(argument: str) -> Consistency:
+def easgd(argument: str) -> ConsistencyModel:
     """Build ``easgd:H``, elastic averaging: a worker stores the centre besides its own parameters."""
     steps = count_argument("easgd", argument, "local steps between two pulls to the centre")
-    return Periodic("easgd", steps, 1.0, "Zhang, Choromanska and LeCun, Elastic averaging SGD, NIPS 2015")
+    return PeriodicAveraging("easgd", steps, 1.0, "Zhang, Choromanska and LeCun, Elastic averaging SGD, NIPS 2015")
 
 
 @CONSISTENCY.register("diloco")
-def diloco(argument: str) -> Consistency:
+def diloco(argument: str) -> ConsistencyModel:
     """Build DiLoCo from the text ``H`` or ``H/F``: workers average their parameters after every H local steps.
 
     Each worker keeps an outer copy of the parameters and an outer momentum in fp32. Parameters are divided into F
@@ -202,11 +204,11 @@ def diloco(argument: str) -> Consistency:
     if pieces > number:
         raise PlanError(f"consistency diloco:{argument}: {pieces} fragments need as many inner steps, not {number}")
     reference = "Douillard et al., DiLoCo, 2023; Streaming DiLoCo, 2025"
-    return Periodic("diloco", number, 2.0, reference, pieces, streams=pieces > 1)
+    return PeriodicAveraging("diloco", number, 2.0, reference, pieces, overlaps_fragments=pieces > 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Federated:
+class FederatedAveraging:
     """Federated averaging: rounds of ``steps`` local steps at clients with links of their own.
 
     Clients pull and push the model each round. The time per step is μ (1 + c e_N / √H + e_N persistent) + 2 neighbour /
@@ -216,7 +218,7 @@ class Federated:
     steps: int
     summary = "clients make local steps, then send their model to a server"
     reference = "McMahan et al., Communication-efficient learning of deep networks, AISTATS 2017"
-    exact = False
+    matches_synchronous = False
     uses_servers = False
 
     def evaluate(self, workload: Workload) -> ConsistencyResult:
@@ -226,6 +228,6 @@ class Federated:
 
 
 @CONSISTENCY.register("federated")
-def federated(argument: str) -> Consistency:
+def federated(argument: str) -> ConsistencyModel:
     """Build the federated model ``federated:H``."""
-    return Federated(count_argument("federated", argument, "local steps a round"))
+    return FederatedAveraging(count_argument("federated", argument, "local steps a round"))

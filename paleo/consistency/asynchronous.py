@@ -26,7 +26,7 @@ from paleo.consistency.base import (
     count_argument,
 )
 from paleo.errors import PlanError
-from paleo.step.waiting import expected_largest, waiting_share
+from paleo.step.waiting import expected_normal_maximum, waiting_share
 
 Array = npt.NDArray[np.float64]
 Numeric = float | npt.NDArray[np.floating[Any]]
@@ -172,10 +172,10 @@ def service_time(payload: Numeric, tensors: Numeric, server: ParameterServers) -
     Examples
     --------
     >>> from paleo.consistency.base import ParameterServers
-    >>> float(service_time(100.0, 2.0, ParameterServers(call=0.5, bandwidth=50.0)))
+    >>> float(service_time(100.0, 2.0, ParameterServers(seconds_per_tensor=0.5, bandwidth=50.0)))
     3.0
     """
-    return np.asarray(server.share * (server.call * tensors + payload / server.bandwidth))
+    return np.asarray(server.fullest_server_share * (server.seconds_per_tensor * tensors + payload / server.bandwidth))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class Asynchronous:
 
     summary = "workers push and pull at parameter servers, waiting for nobody"
     reference = "Dean et al., Large scale distributed deep networks, NIPS 2012; Niu et al., Hogwild, NIPS 2011"
-    exact = False
+    matches_synchronous = False
     uses_servers = True
 
     def evaluate(self, workload: Workload) -> ConsistencyResult:
@@ -325,7 +325,7 @@ class StaleSynchronous:
     window: int
     summary = "workers may be some steps apart, then the fastest waits"
     reference = "Ho et al., SSP, NIPS 2013; Li et al., Parameter server, OSDI 2014 (bounded delay)"
-    exact = False
+    matches_synchronous = False
     uses_servers = True
 
     def evaluate(self, workload: Workload) -> ConsistencyResult:
@@ -342,7 +342,7 @@ class StaleSynchronous:
             Times [s], rates of updates [1/s] and staleness.
         """
         noise = windowed_waiting_share(workload.workers, workload.jitter, float(self.window))
-        slow = expected_largest(workload.workers) * workload.persistent_jitter
+        slow = expected_normal_maximum(workload.workers) * workload.persistent_jitter
         if workload.server is not None:
             return self._served(workload, workload.compute_time * (1.0 + noise + slow), workload.server)
         exposed = np.asarray(workload.all_reduce_time - np.minimum(workload.hidden_time, workload.all_reduce_time))

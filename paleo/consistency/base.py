@@ -37,16 +37,16 @@ FP32_BYTES = 4.0
 class ParameterServers:
     """Parameter servers that take in gradients, apply them and send parameters.
 
-    ``call`` [s] is the software time for each tensor that is pushed and pulled. ``bandwidth`` [byte/s] is the rate of
-    one server for all three tasks together; ``count`` servers hold equal parts of the parameters.
+    ``seconds_per_tensor`` [s] is the software time for each tensor that is pushed and pulled. ``bandwidth`` [byte/s] is
+    the rate of one server for all three tasks together; ``count`` servers hold equal parts of the parameters.
     """
 
-    call: float
+    seconds_per_tensor: float
     bandwidth: float
     count: int = 1
 
     @property
-    def share(self) -> float:
+    def fullest_server_share(self) -> float:
         """Fraction of a push that the fullest server receives."""
         return 1.0 / self.count
 
@@ -88,18 +88,18 @@ class Workload:
 class ConsistencyResult:
     """Speed and staleness of a workload under a consistency model; each field broadcasts over configurations.
 
-    ``step`` is the time between two steps of one worker, including exchange and waiting. ``updates_per_s`` counts
+    ``step_time`` is the time between two steps of one worker, including exchange and waiting. ``updates_per_s`` counts
     updates of the shared model: synchronous models count a step of all workers as one, asynchronous ones count each
-    worker's. ``exposed`` is the time of a step spent on exchange or waiting. ``bytes_per_s`` is the rate at which a
-    worker sends. ``staleness_mean`` and ``staleness_sd`` describe the number of updates by others between a worker's
+    worker's. ``exposed_time`` is the time of a step spent on exchange or waiting. ``bytes_per_s`` is the rate at which
+    a worker sends. ``staleness_mean`` and ``staleness_sd`` describe the number of updates by others between a worker's
     read and its write. ``extra_memory`` is the bytes that a worker holds in addition to a synchronous one.
     ``utilization`` is the busy fraction of the fullest server, and ``knee`` the number of workers above which it is the
     limit (nan without a server).
     """
 
-    step: Array
+    step_time: Array
     updates_per_s: Array
-    exposed: Array
+    exposed_time: Array
     bytes_per_s: Array
     staleness_mean: Array
     staleness_sd: Array
@@ -156,7 +156,7 @@ class ConsistencyResult:
         return cls(*(np.asarray(each, dtype=np.float64) for each in np.broadcast_arrays(*figures)))
 
 
-class Consistency(Protocol):
+class ConsistencyModel(Protocol):
     """Consistency model of data-parallel workers (BSP, SSP, asynchronous) with its arguments."""
 
     @property
@@ -168,7 +168,7 @@ class Consistency(Protocol):
         """The paper that describes the model."""
 
     @property
-    def exact(self) -> bool:
+    def matches_synchronous(self) -> bool:
         """True if every update equals that of a synchronous step, so that staleness costs nothing."""
 
     @property
@@ -191,10 +191,10 @@ class Consistency(Protocol):
 
 
 #: Functions that build a model from its argument (the text after the colon), by name.
-CONSISTENCY: Registry[Callable[[str], Consistency]] = Registry("consistency model", "paleo.consistency")
+CONSISTENCY: Registry[Callable[[str], ConsistencyModel]] = Registry("consistency model", "paleo.consistency")
 
 
-def parse_consistency(text: str) -> Consistency:
+def parse_consistency(text: str) -> ConsistencyModel:
     """Build the consistency model that a text names.
 
     Parameters
@@ -204,7 +204,7 @@ def parse_consistency(text: str) -> Consistency:
 
     Returns
     -------
-    Consistency
+    ConsistencyModel
         The model with its argument.
 
     Raises
@@ -214,7 +214,7 @@ def parse_consistency(text: str) -> Consistency:
 
     Examples
     --------
-    >>> parse_consistency("local:32").exact
+    >>> parse_consistency("local:32").matches_synchronous
     False
     """
     name, _, argument = text.partition(":")
@@ -309,7 +309,7 @@ class BulkSynchronous:
 
     summary = "every step waits for all workers and sums their gradients"
     reference = "Valiant, A bridging model for parallel computation, CACM 33(8), 1990"
-    exact = True
+    matches_synchronous = True
     uses_servers = False
 
     def evaluate(self, workload: Workload) -> ConsistencyResult:

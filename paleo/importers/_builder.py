@@ -18,9 +18,9 @@ from pydantic import ValidationError
 
 from paleo.errors import PaleoError, SpecError
 from paleo.importers._trace import Call, Value
-from paleo.layers.base import LAYERS, LayerImplementations, with_frozen_weights, with_gradients_as_needed
+from paleo.layers.base import LAYERS, LayerImplementations, with_frozen_weights, without_unneeded_gradients
 from paleo.operations.base import Operation, parameters_of
-from paleo.operations.tensor import Size, Tensor, precision
+from paleo.operations.tensor import DimSize, Tensor, precision
 from paleo.registry import Registry
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class LayerEntry:
     @property
     def flops_backward(self) -> float:
         """FLOP of the backward pass, without products for inputs that need no gradient."""
-        return sum(kernel.flops for operation in self.operations for kernel in operation.backward(_FP32))
+        return sum(kernel.flops for operation in self.operations for kernel in operation.backward_kernels(_FP32))
 
 
 @dataclass(frozen=True)
@@ -81,24 +81,26 @@ class TensorPlace:
     tensor: Tensor
 
     @classmethod
-    def of(cls, entry: LayerEntry) -> TensorPlace:
+    def output_of(cls, entry: LayerEntry) -> TensorPlace:
         """Return the place of an entry's output tensor."""
         return cls(entry, entry.out)
 
     @property
-    def dims(self) -> dict[str, Size]:
+    def dims(self) -> dict[str, DimSize]:
         """Size of each dim by its name."""
         return dict(zip(self.tensor.dims, self.tensor.sizes, strict=True))
 
 
 @dataclass
 class ImportedNetwork:
-    """Network under construction: entries in order of execution, inputs with their dims, and the output ``last``."""
+    """Network under construction: entries in order of execution, inputs with their dims, and the output
+    ``output_entry``.
+    """
 
     entries: list[LayerEntry]
     inputs: dict[str, Tensor]
     probe_size_by_dim: Mapping[str, int]
-    last: LayerEntry | str = ""
+    output_entry: LayerEntry | str = ""
     fixed_batch: int | None = None
 
 
@@ -112,17 +114,17 @@ class Builder:
 
     A translation (a function registered with `translates`) gets the builder ``b`` and a traced ``call``. It appends
     entries with `add`, and with `record_output` or ``places`` it records the entry that holds each output of the call.
-    ``owners`` maps each parameter's name to the entry that holds it.
+    ``parameter_owners`` maps each parameter's name to the entry that holds it.
     """
 
     trace: Trace
     network: ImportedNetwork = field(init=False)
     places: dict[Value, TensorPlace] = field(default_factory=dict)
-    owners: dict[str, LayerEntry] = field(default_factory=dict)
+    parameter_owners: dict[str, LayerEntry] = field(default_factory=dict)
     #: Source of each view.
     view_sources: dict[LayerEntry | str, TensorPlace] = field(default_factory=dict)
     #: True while added entries have frozen weights.
-    untrained: bool = False
+    adds_frozen_layers: bool = False
 
     def __post_init__(self) -> None:
         self.network = ImportedNetwork([], {}, self.trace.probe_size_by_dim, fixed_batch=self.trace.fixed_batch)
@@ -134,12 +136,12 @@ class Builder:
                 names = ["batch", "seq" if value.is_integer else "features"]
             batch = value.shape.index(probe) if probe in value.shape else 0
             names.insert(batch, names.pop(0))
-            tensor = Tensor(value.name, tuple(names), value.shape, role, grad=False)  # type: ignore[arg-type]
+            tensor = Tensor(value.name, tuple(names), value.shape, role, needs_gradient=False)  # type: ignore[arg-type]
             self.network.inputs[value.name] = tensor
             self.places[value] = TensorPlace(value.name, tensor)
 
     @property
-    def first(self) -> TensorPlace:
+    def first_input(self) -> TensorPlace:
         """First input of the network, as a place that entries can read."""
         return TensorPlace(*next(iter(self.network.inputs.items())))
 
@@ -163,9 +165,9 @@ class Builder:
         try:
             layer = LAYERS[kind].model_validate(stated | ({"tie": f"tied{id(tie)}"} if tie is not None else {}))
             tensors = tuple(source.tensor for source in sources)
-            expansion = layer.expand(name, tensors, _UNFUSED)
-            expansion = with_gradients_as_needed(
-                with_frozen_weights(expansion) if self.untrained else expansion, tensors
+            expansion = layer.to_operations(name, tensors, _UNFUSED)
+            expansion = without_unneeded_gradients(
+                with_frozen_weights(expansion) if self.adds_frozen_layers else expansion, tensors
             )
         except (PaleoError, ValidationError, ValueError, KeyError) as error:
             raise UntranslatableError(str(error)) from None
@@ -180,7 +182,7 @@ class Builder:
             tie=tie,
             operations=expansion.operations,
         )
-        entry.frozen = self.untrained and entry.own_parameters > 0
+        entry.frozen = self.adds_frozen_layers and entry.own_parameters > 0
         self.network.entries.append(entry)
         return entry
 
@@ -191,7 +193,7 @@ class Builder:
         """
         if tuple(entry.out.sizes) != value.shape:
             raise UntranslatableError(f"{entry.out.sizes} is not {value.shape}")
-        self.places[value] = TensorPlace.of(entry)
+        self.places[value] = TensorPlace.output_of(entry)
 
     def replace_holder(self, old: LayerEntry, new: LayerEntry) -> None:
         """Record for each traced tensor that ``old`` outputs that ``new`` outputs it instead."""
@@ -216,7 +218,7 @@ class Builder:
         if value not in self.places:
             if not (value.is_static or value.is_integer):
                 raise UntranslatableError("a tensor that no call computes")
-            root = self.first if value.source_input is None else self.places[value.source_input]
+            root = self.first_input if value.source_input is None else self.places[value.source_input]
             same = root.tensor.sizes == value.shape and not value.is_static
             self.places[value] = root if same else self._stand_in(value, root)
         return self.places[value]
@@ -226,10 +228,10 @@ class Builder:
         dims = dict(zip(self.dim_names(value.shape, like), value.shape, strict=True))
         learned = value.is_static and not value.parameter_names <= self.trace.frozen
         options = {"dims": dims, "constant": value.is_static or None, "learned": learned or None}
-        return TensorPlace.of(self.add("view", options, [root], ""))
+        return TensorPlace.output_of(self.add("view", options, [root], ""))
 
     def view(
-        self, source: TensorPlace, sizes: Mapping[str, Size], path: str, *, keeps_whole: bool = False
+        self, source: TensorPlace, sizes: Mapping[str, DimSize], path: str, *, keeps_whole: bool = False
     ) -> TensorPlace:
         """Return ``source`` with the dims ``sizes`` (name to size), by a view where one is needed.
 
@@ -250,9 +252,9 @@ class Builder:
                 return place
         entry = self.add("view", {"dims": dict(sizes), "keeps_whole": keeps_whole or None}, [origin], path)
         self.view_sources[entry] = origin
-        return TensorPlace.of(entry)
+        return TensorPlace.output_of(entry)
 
-    def shaped(self, source: TensorPlace, shape: Shape, path: str, *, keeps_whole: bool = False) -> TensorPlace:
+    def reshaped(self, source: TensorPlace, shape: Shape, path: str, *, keeps_whole: bool = False) -> TensorPlace:
         """Return ``source`` reshaped to ``shape``; dims of unchanged size keep their names."""
         sizes = dict(zip(self.dim_names(shape, source.tensor), shape, strict=True))
         return self.view(source, sizes, path, keeps_whole=keeps_whole)
@@ -281,7 +283,7 @@ class Builder:
     def new_parameter_count(self, values: Sequence[Value | None]) -> int:
         """Return the number of parameters behind the static tensors ``values`` that no entry holds yet."""
         names = frozenset[str]().union(*(v.parameter_names for v in values if v is not None and v.is_static))
-        return sum(self.trace.parameters[name] for name in names if name not in self.owners)
+        return sum(self.trace.parameters[name] for name in names if name not in self.parameter_owners)
 
     def activation_inputs(self, call: Call) -> list[TensorPlace]:
         """Return where those inputs of a call are found that depend on a network input (no weights or constants)."""
@@ -316,14 +318,14 @@ class Builder:
         elements = [value.elements, *(source.tensor.elements for source in self.activation_or_index_inputs(call))]
         return call.kept_elements / max(1, *elements) or None
 
-    def weight(self, value: Value | None) -> tuple[Value, LayerEntry | None]:
+    def weight_and_owner(self, value: Value | None) -> tuple[Value, LayerEntry | None]:
         """Return a weight of a call as (traced tensor, entry that holds it already, or None).
 
         UntranslatableError is raised if the value is not computed from parameters alone.
         """
         if value is None or not value.is_static or not value.parameter_names:
             raise UntranslatableError("expected a weight made of parameters")
-        holders = {self.owners.get(name) for name in value.parameter_names}
+        holders = {self.parameter_owners.get(name) for name in value.parameter_names}
         return value, next(iter(holders)) if len(holders) == 1 else None
 
     def share_weights(self, entry: LayerEntry, values: Sequence[Value | None]) -> LayerEntry:
@@ -331,7 +333,7 @@ class Builder:
 
         Return ``entry``.
         """
-        owners = {self.owners.get(name) for v in values if v is not None for name in v.parameter_names}
+        owners = {self.parameter_owners.get(name) for v in values if v is not None for name in v.parameter_names}
         if len(owners) == 1 and (owner := next(iter(owners))) is not None and owner.kind == entry.kind:
             self.use_weights_of(owner, entry)
         return entry
@@ -354,14 +356,14 @@ class Builder:
         Parameters that no call reads are added at its end as one ``add_parameters`` layer.
         """
         names = self.trace.parameters.items()
-        left = sum(size for name, size in names if name not in self.owners)
+        left = sum(size for name, size in names if name not in self.parameter_owners)
         place = next((self.places[v] for v in self.trace.outputs if v in self.places), None)
         if place is None:
             raise SpecError("the network has no output that depends on its inputs")
-        self.network.last = place.holder
+        self.network.output_entry = place.holder
         if left:
-            self.network.last = self.add_parameters(left, place, "parameters that nothing reads", "")
-        read: set[LayerEntry | str] = {self.network.last}
+            self.network.output_entry = self.add_parameters(left, place, "parameters that nothing reads", "")
+        read: set[LayerEntry | str] = {self.network.output_entry}
         kept = []
         for entry in reversed(self.network.entries):
             if entry.kind == "view" and entry not in read:
@@ -411,7 +413,7 @@ class Invocation:
         """Return the traced value of an argument, or None if the argument is no tensor."""
         return self.values.value(argument) if self.values.is_tensor(argument) else None
 
-    def reading(self, kind: str, names: Sequence[str], tensors: Sequence[str], **more: Any) -> TranslatedCall:
+    def translated_call(self, kind: str, names: Sequence[str], tensors: Sequence[str], **more: Any) -> TranslatedCall:
         """Return a reading of ``kind`` for a function whose parameters are ``names``.
 
         Parameters listed in ``tensors`` become its inputs, in that order; the others, and ``more``, become options.
@@ -420,7 +422,7 @@ class Invocation:
         inputs = [self.tensor(arguments.get(name)) for name in tensors]
         return TranslatedCall(kind, inputs, {k: v for k, v in arguments.items() if k not in tensors} | more)
 
-    def joins_tensors(self) -> bool:
+    def has_two_tensors(self) -> bool:
         """Return True if the first two arguments are tensors."""
         return len(self.args) >= 2 and all(self.values.is_tensor(argument) for argument in self.args[:2])
 
@@ -469,7 +471,7 @@ def onnx_operators(names: str) -> Callable[[OnnxRule], OnnxRule]:
 def translates(kinds: str) -> Callable[[Translation], Translation]:
     """Register the decorated function as translation of these kinds of calls to layers (names separated by spaces).
 
-    A translation takes a `Builder` and a `Call`, appends layer entries and returns nothing.
+    A translation takes a `Builder` and a `KernelCall`, appends layer entries and returns nothing.
     """
     return _several(TRANSLATIONS, kinds)
 

@@ -9,9 +9,16 @@ from itertools import groupby
 from typing import Any
 
 from paleo.errors import SpecError
-from paleo.importers.configuration import LONGEST_SEQ, Config, Entry, Model, UnreadHeadError, class_count
+from paleo.importers.configuration import (
+    LONGEST_SEQ,
+    Config,
+    ModelFileEntry,
+    ModelMapping,
+    UnreadHeadError,
+    class_count,
+)
 
-Layer = tuple[Mapping[str, Any], Entry]
+DecoderLayer = tuple[Mapping[str, Any], ModelFileEntry]
 
 MOST_LAYERS = 2000
 
@@ -26,13 +33,13 @@ class Decoder:
     """
 
     params: Mapping[str, Any]
-    norm: Entry
+    norm: ModelFileEntry
     attention: Mapping[str, Any]
-    feed_forward: Entry
+    feed_forward: ModelFileEntry
     norm_placement: str = "pre"
     dropout: bool = False
-    after_embedding: tuple[Entry, ...] = ()
-    final: tuple[Entry, ...] = ()
+    after_embedding: tuple[ModelFileEntry, ...] = ()
+    final_entries: tuple[ModelFileEntry, ...] = ()
     tied: bool = False
     head_bias: bool = False
     attention_kind: str = "attention"
@@ -41,12 +48,12 @@ class Decoder:
     task: str = "language modelling"
 
 
-def residual(*inner: Entry) -> Entry:
+def residual_entry(*inner: ModelFileEntry) -> ModelFileEntry:
     """Return a model-file entry that adds the input of the entries ``inner`` to their output."""
     return {"branches": [list(inner), []], "join": "add"}
 
 
-def block(decoder: Decoder, more: Mapping[str, Any], feed: Entry) -> list[Entry]:
+def decoder_layer_entries(decoder: Decoder, more: Mapping[str, Any], feed: ModelFileEntry) -> list[ModelFileEntry]:
     """Return the model-file entries of one decoder layer: attention and feed-forward with their norms and residuals.
 
     ``more`` are further options of the layer's attention, or under ``mixer`` the entry that takes its place;
@@ -58,23 +65,23 @@ def block(decoder: Decoder, more: Mapping[str, Any], feed: Entry) -> list[Entry]
     feed_forward, norm = [feed, *drop], decoder.norm
     match decoder.norm_placement:
         case "pre":
-            return [residual(norm, *attention), residual(norm, *feed_forward)]
+            return [residual_entry(norm, *attention), residual_entry(norm, *feed_forward)]
         case "post":
-            return [residual(*attention), norm, residual(*feed_forward), norm]
+            return [residual_entry(*attention), norm, residual_entry(*feed_forward), norm]
         case "inner":
-            return [residual(*attention, norm), residual(*feed_forward, norm)]
+            return [residual_entry(*attention, norm), residual_entry(*feed_forward, norm)]
         case "sandwich":
-            return [residual(norm, *attention, norm), residual(norm, *feed_forward, norm)]
+            return [residual_entry(norm, *attention, norm), residual_entry(norm, *feed_forward, norm)]
         case "twin":
             return [{"branches": [[norm, *attention], [norm, *feed_forward], []], "join": "add"}]
         case _:
-            return [residual(norm, {"branches": [attention, feed_forward], "join": "add"})]
+            return [residual_entry(norm, {"branches": [attention, feed_forward], "join": "add"})]
 
 
-def folded(layers: Sequence[Any]) -> list[tuple[list[Any], int]]:
+def fold_repeats(layers: Sequence[Any]) -> list[tuple[list[Any], int]]:
     """Fold a sequence into few, short repeated patterns; returns a list of (pattern, count).
 
-    >>> folded("aaabbb"), folded("ababa")
+    >>> fold_repeats("aaabbb"), fold_repeats("ababa")
     ([(['a'], 3), (['b'], 3)], [(['a', 'b'], 2), (['a'], 1)])
     """
     runs = [([layer], len(list(same))) for layer, same in groupby(layers)]
@@ -82,7 +89,7 @@ def folded(layers: Sequence[Any]) -> list[tuple[list[Any], int]]:
     for period in range(2, min(12, len(layers) // 2) + 1):
         times = len(layers) // period
         if list(layers[: period * times]) == list(layers[:period]) * times:
-            tail = folded(layers[period * times :]) if len(layers) % period else []
+            tail = fold_repeats(layers[period * times :]) if len(layers) % period else []
             shorter = [(list(layers[:period]), times), *tail]
             best = min(best, shorter, key=_length)
     return min(best, _greedily_folded(layers), key=_length)
@@ -109,23 +116,23 @@ def _greedily_folded(layers: Sequence[Any]) -> list[tuple[list[Any], int]]:
     return runs
 
 
-def repeated_layers(decoder: Decoder, layers: Sequence[Layer]) -> list[Entry]:
+def repeated_layers(decoder: Decoder, layers: Sequence[DecoderLayer]) -> list[ModelFileEntry]:
     """Return the decoder's layers as model-file entries, with equal layers folded into loops (``repeat``).
 
     Each layer is (attention options, feed-forward entry). If there is only one loop, its count is the parameter
     ``=layers``.
     """
-    runs = folded(list(layers))
+    runs = fold_repeats(list(layers))
     entries = []
     for index, (pattern, times) in enumerate(runs):
-        body = [entry for more, feed in pattern for entry in block(decoder, more, feed)]
+        body = [entry for more, feed in pattern for entry in decoder_layer_entries(decoder, more, feed)]
         whole = len(runs) == 1 and len(pattern) == 1
         label = "block" if len(runs) == 1 else f"block{index + 1}"
         entries.append({"repeat": "=layers" if whole else times, "name": label, "layers": body})
     return entries
 
 
-def language_model(config: Config, decoder: Decoder, layers: Sequence[Layer]) -> Model:
+def language_model(config: Config, decoder: Decoder, layers: Sequence[DecoderLayer]) -> ModelMapping:
     """Return the content of a model file for a decoder: inputs, embedding, layers, final norm, output layer and loss.
 
     Each of ``layers`` is (attention options, feed-forward entry).
@@ -134,7 +141,7 @@ def language_model(config: Config, decoder: Decoder, layers: Sequence[Layer]) ->
     params = dict(decoder.params)
     tokens = {"dims": {"batch": "=batch", "seq": "=seq"}, "role": "index"}
     embed = {"name": "embed", "embedding": {"entries": "=vocab", "features": decoder.embedding_width}}
-    body = [embed, *decoder.after_embedding, *repeated_layers(decoder, layers), *decoder.final]
+    body = [embed, *decoder.after_embedding, *repeated_layers(decoder, layers), *decoder.final_entries]
     return {
         "task": decoder.task if _head_name(config) in _LM_HEADS else "text classification",
         "notes": notes,
@@ -159,7 +166,7 @@ def _head_name(config: Config) -> str:
     return ending[0] if ending else named[0]
 
 
-def _head(config: Config, decoder: Decoder) -> list[Entry]:
+def _head(config: Config, decoder: Decoder) -> list[ModelFileEntry]:
     """Return the model-file entries after the last layer: output layer and loss, or a classifier."""
     kind = _head_name(config)
     if kind in _LM_HEADS:
@@ -169,7 +176,7 @@ def _head(config: Config, decoder: Decoder) -> list[Entry]:
     classes = {"features": class_count(config), "dim": "classes"}
     if kind == "ForSequenceClassification":  # every position is scored, then the last one is selected
         return [{"name": "head", "linear": classes | {"bias": False}}, "select", "cross_entropy"]
-    if kind == "Model":
+    if kind == "ModelMapping":
         return []
     raise UnreadHeadError(kind)
 
@@ -229,7 +236,9 @@ def window_options(
     return [{"window": "=window"} if slide else {} for slide in slides]
 
 
-def gated_feed_forward(config: Config, params: dict[str, Any], *, default: str = "silu", bias: bool = False) -> Entry:
+def gated_feed_forward(
+    config: Config, params: dict[str, Any], *, default: str = "silu", bias: bool = False
+) -> ModelFileEntry:
     """Return the entry of a gated feed-forward block, and set its width as the parameter ``ffn`` in ``params``."""
     params["ffn"] = config.integer("intermediate_size")
     return {
@@ -243,7 +252,7 @@ def gated_feed_forward(config: Config, params: dict[str, Any], *, default: str =
 
 def llama_like(
     config: Config, *, bias: bool | None = None, out_bias: bool | None = None, slides: Any = False, **more: Any
-) -> Model:
+) -> ModelMapping:
     """Return the content of a model file for a Llama-like decoder: RMS norms, rotary positions and gated feed-forward.
 
     ``slides`` says which layers have a sliding window; ``more`` are fields of `Decoder` and options such as
@@ -264,7 +273,7 @@ def llama_like(
         params, **options, bias=bias, **({} if out_bias in (None, bias) else {"out_bias": out_bias})
     )
     norm = more.pop("norm", "rms_norm")
-    decoder = Decoder(params, norm, attention, None, tied=tied, final=(norm,), **more)
+    decoder = Decoder(params, norm, attention, None, tied=tied, final_entries=(norm,), **more)
     decoder = replace(decoder, params=vocab_last(params))
     return language_model(config, decoder, list(zip(slices, feeds, strict=True)))
 
@@ -281,7 +290,7 @@ def feed_forward_layers(
     in_all_layers: bool = False,
     ffn: tuple[str, ...] = ("moe_intermediate_size",),
     **more: Any,
-) -> list[Entry]:
+) -> list[ModelFileEntry]:
     """Return the feed-forward entry of each layer: a mixture of experts, or a dense block where there is no mixture.
 
     ``ffn`` are the keys that may state the width of an expert; ``in_all_layers`` ignores keys for dense layers;
@@ -305,7 +314,7 @@ def feed_forward_layers(
     return [mixture if mixed else dense for mixed in sparse]
 
 
-def plain_feed_forward(config: Config, default: str, *keys: str, bias: bool = True) -> Entry:
+def plain_feed_forward(config: Config, default: str, *keys: str, bias: bool = True) -> ModelFileEntry:
     """Return the entry of a feed-forward block without a gate; ``keys`` name its activation, else ``default``."""
     function = config.activation(*(keys or ("hidden_act",)), default=default)
     return {"mlp": {"ffn": "=ffn", "activation": function, "bias": bias}}

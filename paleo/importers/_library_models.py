@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from paleo.errors import SpecError
-from paleo.importers.configuration import LONGEST_SEQ, Config, Model, indexer_key_count
+from paleo.importers.configuration import LONGEST_SEQ, Config, ModelMapping, indexer_key_count
 
 #: Sizes of inputs that a configuration does not state: pixels per side, video frames, audio samples, spectrogram rows.
 IMAGE, FRAMES, SOUND, FRAMES_OF_SOUND = 224, 16, 32_000, 998
@@ -31,7 +31,7 @@ def known_to_library(kind: str) -> bool:
     return kind in configurations.CONFIG_MAPPING_NAMES
 
 
-def traced(config: Config, seq: int | None) -> Model:
+def trace_library_model(config: Config, seq: int | None) -> ModelMapping:
     """Build the model of a configuration with transformers, without weights, and trace it.
 
     Returns the content of a model file.
@@ -41,7 +41,7 @@ def traced(config: Config, seq: int | None) -> Model:
         return _model(transformers, config, seq)
 
 
-def _model(transformers: Any, config: Config, seq: int | None) -> Model:
+def _model(transformers: Any, config: Config, seq: int | None) -> ModelMapping:
     from paleo.importers.torch import build_module, from_module, parse_input
 
     library_config = _library_config(transformers, config)

@@ -48,7 +48,7 @@ def running_box_selector() -> str | None:
 
 
 @contextlib.contextmanager
-def sampled_boxes(module: Any, notes: list[str]) -> Iterator[None]:
+def training_box_counts(module: Any, notes: list[str]) -> Iterator[None]:
     """Make a detector pass on the first boxes of each image inside ``with``, as many as it samples in training."""
     stage = next((part for part in module.modules() if type(part).__name__ == "RoIHeads"), None)
     network = next((part for part in module.modules() if type(part).__name__ == "RegionProposalNetwork"), None)
@@ -79,7 +79,7 @@ _ROUTERS = frozenset({"topk", "argmax", "max", "argsort", "sort"})
 _INDEX_FUNCTIONS = frozenset({"nonzero", "where", "argwhere"})
 
 
-class Guessing(Protocol):
+class GuessingTracer(Protocol):
     """Part of a tracer by which values are guessed: traced values of tensors, probe sizes, and notes."""
 
     torch: Any
@@ -91,7 +91,7 @@ class Guessing(Protocol):
     def is_tensor(self, argument: Any) -> bool: ...
 
 
-def label_of(function: Any) -> str:
+def function_name(function: Any) -> str:
     """Return the name of a torch function; for a property such as ``T``, the property's name."""
     name = getattr(function, "__name__", "") or str(function)
     if name == "__get__":
@@ -99,7 +99,7 @@ def label_of(function: Any) -> str:
     return str(name)
 
 
-def run_on_meta(tape: Guessing, function: Any, label: str, args: Any, kwargs: Any) -> Any:
+def run_on_meta(tape: GuessingTracer, function: Any, label: str, args: Any, kwargs: Any) -> Any:
     """Run a torch call on tensors without data and return its result; where it depends on data, the result is guessed.
 
     A boolean mask selects everything, or the share of tokens that an expert gets. A grouped product for which torch has
@@ -118,7 +118,7 @@ def run_on_meta(tape: Guessing, function: Any, label: str, args: Any, kwargs: An
         return args[0] @ (args[1] if args[0].dim() == 3 else args[1][0])
 
 
-def _true_indices(tape: Guessing, mask: Any, by_dim: bool) -> Any:
+def _true_indices(tape: GuessingTracer, mask: Any, by_dim: bool) -> Any:
     """Return the indices where a mask is taken to be true: as one tensor (n, dims), or by dim as a tuple of tensors.
 
     A mask with one element for each expert says which experts have tokens: all of them.
@@ -132,7 +132,7 @@ def _true_indices(tape: Guessing, mask: Any, by_dim: bool) -> Any:
     return tape.torch.zeros(rows, mask.dim(), dtype=tape.torch.int64, device="meta")
 
 
-def _true_count(tape: Guessing, mask: Any) -> int:
+def _true_count(tape: GuessingTracer, mask: Any) -> int:
     """Return how many elements of a mask are taken to be true: an expert's even share of the tokens, otherwise all.
 
     SpecError is raised if the probe sizes do not divide evenly; the next attempt uses the stated sizes.
@@ -146,7 +146,7 @@ def _true_count(tape: Guessing, mask: Any) -> int:
     return math.ceil(_tokens_per_expert(tape, router, total))
 
 
-def _tokens_per_expert(tape: Guessing, router: tuple[int, int], total: int) -> float:
+def _tokens_per_expert(tape: GuessingTracer, router: tuple[int, int], total: int) -> float:
     """Return the number of tokens of one expert if ``total`` tokens spread evenly; ``router`` is (experts, choices)."""
     experts, choices = router
     tape.notes.append(f"tokens are taken to spread evenly over {experts} experts")
@@ -157,7 +157,7 @@ def _tokens_per_expert(tape: Guessing, router: tuple[int, int], total: int) -> f
     return rows
 
 
-def _router_sizes(tape: Guessing, mask: Any) -> tuple[int, int] | None:
+def _router_sizes(tape: GuessingTracer, mask: Any) -> tuple[int, int] | None:
     """Return (number of experts, number of routing choices) behind a mask of tokens.
 
     Returns None if no top-k choice made the mask.
@@ -165,16 +165,19 @@ def _router_sizes(tape: Guessing, mask: Any) -> tuple[int, int] | None:
     stack, seen = [tape.value(mask)], set[Value]()
     while stack:
         value = stack.pop()
-        call = value.maker
+        call = value.producing_call
         if call is None or value in seen:
             continue
         seen.add(value)
-        if call.label == "one_hot" and call.out.shape[-1] > 1:
+        if call.source_name == "one_hot" and call.out.shape[-1] > 1:
             return call.out.shape[-1], call.out.elements // call.out.shape[-1]
         # The number of scores in a row of which a call selects some; 0 for other calls.
         scores = call.inputs[0] if call.inputs else None
         chooses = (
-            call.label in _ROUTERS and call.outputs[-1].is_integer and scores is not None and not scores.is_integer
+            call.source_name in _ROUTERS
+            and call.outputs[-1].is_integer
+            and scores is not None
+            and not scores.is_integer
         )
         if (experts := scores.shape[-1] if chooses and scores is not None and scores.shape else 0) > 1:
             return experts, call.outputs[-1].elements
@@ -182,7 +185,7 @@ def _router_sizes(tape: Guessing, mask: Any) -> tuple[int, int] | None:
     return None
 
 
-def _mask(tape: Guessing, index: Any) -> Any:
+def _mask(tape: GuessingTracer, index: Any) -> Any:
     """Return the boolean mask of an index expression if it has exactly one besides slices and positions.
 
     Otherwise None.
@@ -208,20 +211,20 @@ def _all_selected(tensor: Any, index: Any, mask: Any, rows: int) -> Any:
     return flat[(*before, slice(None) if rows == mask.numel() else slice(rows), *behind)]
 
 
-def guess_value(tape: Guessing, function: Any, args: Any) -> Any:
+def guess_value(tape: GuessingTracer, function: Any, args: Any) -> Any:
     """Return the answer to a module that asks for a tensor's values, which do not exist on the meta device.
 
     Returns None if the call does not ask for values. Attention masks are taken to hide nothing, there is no padding,
     and every expert has tokens.
     """
-    label = label_of(function)
+    label = function_name(function)
     if label == "tolist" and args[0].device.type == "meta" and args[0].dim() == 1:
         # The tokens of each expert, or of each row of a mask, if the tensor counts them, else None.
         tokens = args[0]
         router = _router_sizes(tape, tokens)
         if router is None or tokens.shape[0] != router[0]:
-            maker = tape.value(tokens).maker
-            mask = maker.inputs[0] if maker is not None and maker.label == "sum" else None
+            maker = tape.value(tokens).producing_call
+            mask = maker.inputs[0] if maker is not None and maker.source_name == "sum" else None
             if (
                 mask is None
                 or not mask.is_integer
@@ -244,11 +247,11 @@ def guess_value(tape: Guessing, function: Any, args: Any) -> Any:
         return False
     if args[0].dtype != tape.torch.bool:
         return None
-    maker = tape.value(args[0]).maker
-    if maker is None or maker.label not in ("all", "any"):
+    maker = tape.value(args[0]).producing_call
+    if maker is None or maker.source_name not in ("all", "any"):
         tape.notes.append("a condition on the values of tensors is taken to be false; its other path is not counted")
         return False
-    return maker.label == "all" or _router_sizes(tape, args[0]) is not None
+    return maker.source_name == "all" or _router_sizes(tape, args[0]) is not None
 
 
 MOST_CALLS = 400_000
@@ -270,7 +273,7 @@ _CREATORS = frozenset(
 )
 
 
-class Tape:
+class TorchCallRecorder:
     """Tracer of a torch module on the meta device: it records every torch call while the module runs."""
 
     def __init__(
@@ -307,7 +310,7 @@ class Tape:
 
     # Values.
 
-    def input(self, spec: InputSpec) -> Any:
+    def add_input(self, spec: InputSpec) -> Any:
         """Return a tensor without data for one network input, and record it as an input of the trace."""
         tensor = self._cast(self.torch.zeros(spec.shape, dtype=getattr(self.torch, spec.dtype), device="meta"))
         value = Value(spec.shape, "input", spec.name or f"input{len(self.inputs) + 1}", is_integer=spec.is_integer)
@@ -345,7 +348,7 @@ class Tape:
         state = self._weights | buffers
         positional = tuple(tensor for tensor, name in zip(tensors, names, strict=True) if name is None)
         keywords = {name: tensor for tensor, name in zip(tensors, names, strict=True) if name is not None}
-        boxes = sampled_boxes(self.module, self.notes)
+        boxes = training_box_counts(self.module, self.notes)
         with self._watched(), _without_checkpoints(self), boxes, torch.enable_grad():
             try:
                 hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda packed: packed)
@@ -441,7 +444,7 @@ class Tape:
         if not outputs:
             return
         arguments = tensors_in(self.torch, (args, kwargs))
-        label, values = label_of(function), [self.value(tensor) for tensor in arguments]
+        label, values = function_name(function), [self.value(tensor) for tensor in arguments]
         reading = read_torch_call(Invocation(base_operator_name(label), args, kwargs, result, self))
         kind = "create" if not arguments and reading.kind == "unknown" else reading.kind
         if kind == "view" and len(outputs) == 1 and self._values.get(id(outputs[0])) in values:
@@ -454,8 +457,8 @@ class Tape:
         call = make_call(kind, label, inputs, shapes, options=options, flops=flops, path=path)
         if not hasattr(function, "_overloadpacket"):  # compiled code calls operators without autograd
             self._keep(call, arguments, outputs, mark)
-            call.trains = any(tensor.requires_grad for tensor in outputs)
-            call.stops_gradient = not call.trains and any(tensor.requires_grad for tensor in arguments)
+            call.trains_weights = any(tensor.requires_grad for tensor in outputs)
+            call.stops_gradient = not call.trains_weights and any(tensor.requires_grad for tensor in arguments)
         self.calls.append(call)
         if kind == "slice" and arguments and storage_key(outputs[0]) == storage_key(arguments[0]):
             self._parts.append((call, storage_key(outputs[0])))
@@ -494,7 +497,7 @@ class Tape:
                 self._known_storages.add(key)
         call.saved, call.kept_elements = frozenset(kept), more / (FP32_BYTES // 2 if self.half else FP32_BYTES)
 
-    def keep_function(self, call: Call, arguments: Sequence[Any], mark: int) -> None:
+    def record_saved_tensors(self, call: Call, arguments: Sequence[Any], mark: int) -> None:
         """Add the tensors that a ``torch.autograd.Function`` saves to those saved by its last recorded call."""
         before, elements = call.saved or frozenset(), call.kept_elements
         self._keep(call, arguments, (), mark)
@@ -579,7 +582,7 @@ def _formula_flops(function: Any, args: Any, kwargs: Any, result: Any) -> float:
     return float(formula(*args, **kwargs, out_val=result)) if formula is not None else 0.0
 
 
-def _recorder(tape: Tape) -> Any:
+def _recorder(tape: TorchCallRecorder) -> Any:
     from torch.overrides import TorchFunctionMode
 
     class Recorder(TorchFunctionMode):  # type: ignore[misc]
@@ -588,7 +591,7 @@ def _recorder(tape: Tape) -> Any:
             answer = guess_value(tape, function, args)
             if answer is not None:
                 return answer
-            label = label_of(function)
+            label = function_name(function)
             read = getattr(function, "__name__", "") == "__get__" or label in _SILENT
             if (read and label not in _VIEWED) or getattr(function, "__name__", "") == "__set__":
                 return function(*args, **kwargs)
@@ -607,7 +610,7 @@ def _recorder(tape: Tape) -> Any:
 
 
 @contextlib.contextmanager
-def _without_checkpoints(tape: Tape) -> Iterator[None]:
+def _without_checkpoints(tape: TorchCallRecorder) -> Iterator[None]:
     """Run functions under activation checkpointing only once, inside ``with``, and record their modules on the tape."""
     from torch.utils import checkpoint
 
@@ -634,7 +637,7 @@ def _without_checkpoints(tape: Tape) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _inside_functions(tape: Tape) -> Iterator[None]:
+def _inside_functions(tape: TorchCallRecorder) -> Iterator[None]:
     """Run the calls inside a ``torch.autograd.Function`` without autograd.
 
     The outputs of the function show whether the calls are trained. Tensors that the function saves are counted with its
@@ -649,10 +652,10 @@ def _inside_functions(tape: Tape) -> Iterator[None]:
         tensors = tensors_in(tape.torch, result)
         if any(tensor.requires_grad for tensor in tensors):
             for call in tape.calls[start:]:
-                call.trains, call.stops_gradient = True, False
+                call.trains_weights, call.stops_gradient = True, False
             if tape.calls[start:]:
                 arguments = tensors_in(tape.torch, (args, kwargs))
-                tape.keep_function(tape.calls[-1], arguments, mark)
+                tape.record_saved_tensors(tape.calls[-1], arguments, mark)
             if any(call.flops for call in tape.calls[start:]):
                 tape.notes.append(
                     f"the gradient of {cls.__name__} is custom code, counted as that of its matrix products"

@@ -27,7 +27,7 @@ class Value:
     parameter_names: frozenset[str] = frozenset()
     #: Input from which whole numbers were computed.
     source_input: Value | None = None
-    maker: Call | None = None
+    producing_call: Call | None = None
 
     @property
     def elements(self) -> int:
@@ -39,15 +39,15 @@ class Value:
 class Call:
     """One operator call in a trace.
 
-    ``kind`` is Paleo's name for the operation ("linear", "view", …; "unknown" if there is none), ``label`` the name in
-    the source library, and ``path`` the module that made the call. ``flops`` are those of matrix products inside the
-    call [FLOP], as the source's own counter found them, or None without a counter. ``saved`` are the tensors that
-    autograd saves for the backward pass, or None if the source does not say. ``kept_elements`` is the number of further
-    saved elements.
+    ``kind`` is Paleo's name for the operation ("linear", "view", …; "unknown" if there is none), ``source_name`` the
+    name in the source library, and ``path`` the module that made the call. ``flops`` are those of matrix products
+    inside the call [FLOP], as the source's own counter found them, or None without a counter. ``saved`` are the tensors
+    that autograd saves for the backward pass, or None if the source does not say. ``kept_elements`` is the number of
+    further saved elements.
     """
 
     kind: str
-    label: str
+    source_name: str
     inputs: list[Value | None]
     outputs: list[Value]
     options: dict[str, Any] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Call:
     saved: frozenset[Value] | None = None
     kept_elements: float = 0.0
     #: True if the weights that it reads are trained through it, and true if it passes no gradient on.
-    trains: bool = True
+    trains_weights: bool = True
     stops_gradient: bool = False
     #: Calls that this one replaces, in case that it cannot be used.
     replaced_calls: list[Call] = field(default_factory=list)
@@ -85,8 +85,8 @@ class Trace:
     ``parameters`` maps each parameter's name to its number of elements. ``probe_size_by_dim`` are unusual sizes by
     which a dim is recognised: with a batch of 101, a size of 101 is "batch". ``frozen`` names the parameters that are
     not trained. ``notes`` tell the user what the counts leave out. With a ``fixed_batch`` the first dim of every value
-    that depends on an input is taken for the batch. ``checkpointed`` names the modules whose activations the source
-    recomputes.
+    that depends on an input is taken for the batch. ``checkpointed_modules`` names the modules whose activations the
+    source recomputes.
     """
 
     inputs: list[Value]
@@ -98,7 +98,7 @@ class Trace:
     frozen: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
     fixed_batch: int | None = None
-    checkpointed: tuple[str, ...] = ()
+    checkpointed_modules: tuple[str, ...] = ()
 
     def consumers(self) -> dict[Value, list[Call]]:
         """Return a dict from each tensor to the calls that read it, in order of execution."""
@@ -128,7 +128,7 @@ class Trace:
             return
         for call in reversed(self.calls):
             if reached.isdisjoint(call.outputs):
-                call.trains = False
+                call.trains_weights = False
             elif not call.stops_gradient:
                 reached.update(value for value in call.inputs if value is not None and not value.is_integer)
 
@@ -167,7 +167,7 @@ def saved_for_backward(call: Call) -> str | list[int] | None:
     Returns "inputs", "output", "all", a list of positions of the saved inputs, or None if nothing is saved.
     """
     if call.saved is None:
-        plain = call.label.strip("_").lower()
+        plain = call.source_name.strip("_").lower()
         return None if plain in _LINEAR_FUNCTIONS or call.kind == "copy" else "inputs"
     places = [place for place, value in enumerate(activation_inputs(call)) if value in call.saved]
     output = any(value in call.saved for value in call.outputs)

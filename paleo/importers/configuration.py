@@ -10,12 +10,14 @@ from typing import Any
 from paleo.errors import SpecError, suggest_names
 from paleo.files import is_folder, read_bytes
 from paleo.registry import Registry
-from paleo.specs.loading import record_file
+from paleo.specs.loading import record_file_digest
 
-Entry = Any
-Model = dict[str, Any]
+ModelFileEntry = Any
+ModelMapping = dict[str, Any]
 #: Functions that make a model from the configuration of a family, by its ``model_type``.
-FAMILIES: Registry[Callable[[Config], Model]] = Registry("model_type of a configuration", "paleo.importers.families")
+FAMILIES: Registry[Callable[[Config], ModelMapping]] = Registry(
+    "model_type of a configuration", "paleo.importers.families"
+)
 
 
 MAX_CONFIG_BYTES = 2_000_000
@@ -27,7 +29,7 @@ ACTIVATIONS = {
     "quick_gelu": "quick_gelu", "relu": "relu", "silu": "silu", "swish": "silu", "tanh": "tanh",
     "relu2": "relu", "situ": "silu", "swigluoai": "silu",
 }  # fmt: skip
-GATED = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu", "relu": "reglu"}
+GATED_ACTIVATIONS = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu", "relu": "reglu"}
 
 
 #: Configuration keys for the number of attention keys (or blocks of them) that an indexer selects for each query.
@@ -84,7 +86,7 @@ class Config(Mapping[str, Any]):
             raise SpecError(f"{self.path}: {keys[0]}: {value!r:.60} must be a whole number of 1 or more")
         return value
 
-    def share(self, *keys: str, default: float = 0.0) -> float:
+    def fraction(self, *keys: str, default: float = 0.0) -> float:
         """Return the fraction, from 0 to below 1, under the first of some keys that is present.
 
         Parameters
@@ -158,14 +160,14 @@ class Config(Mapping[str, Any]):
         """
         name = next((self[key] for key in keys if self.get(key) is not None), default)
         function = ACTIVATIONS.get(name) if isinstance(name, str) else None
-        if function is None or (gated and function not in GATED):
+        if function is None or (gated and function not in GATED_ACTIVATIONS):
             raise SpecError(
                 f"{self.path}: {keys[0]}: {name!r:.60} is not a known activation; "
                 f"{suggest_names(str(name), ACTIVATIONS)}"
             )
-        return GATED[function] if gated else function
+        return GATED_ACTIVATIONS[function] if gated else function
 
-    def part(self, key: str) -> Config:
+    def subconfig(self, key: str) -> Config:
         """Return the mapping under a key, such as the ``text_config`` of a network that also sees images.
 
         Parameters
@@ -190,7 +192,7 @@ class Config(Mapping[str, Any]):
             raise SpecError(f"{self.path}: {key}: expected a mapping, not {value!r:.60}")
         return Config(value, f"{self.path}: {key}")
 
-    def listed(self, key: str) -> list[Any]:
+    def list_value(self, key: str) -> list[Any]:
         """Return the list under a key; empty if the key is missing.
 
         Parameters
@@ -238,7 +240,7 @@ class Config(Mapping[str, Any]):
             If a list has another length.
         """
         kinds = self.kinds(words, layers)
-        numbers = self.listed(key) or [1 if kinds is None else kind == word for kind in kinds or [word] * layers]
+        numbers = self.list_value(key) or [1 if kinds is None else kind == word for kind in kinds or [word] * layers]
         if len(numbers) != layers:
             raise SpecError(f"{self.path}: {key}: expected {layers} numbers, one for each layer")
         return [bool(number) for number in numbers]
@@ -300,7 +302,7 @@ def read_config(path: str | Path) -> Config:
     file = Path(path)
     file = file / "config.json" if is_folder(file) else file
     raw = read_bytes(file, most=MAX_CONFIG_BYTES, expected="the config.json of a model")
-    record_file(file, raw)
+    record_file_digest(file, raw)
     try:
         data = json.loads(raw, object_hook=_float)
     except (ValueError, RecursionError):

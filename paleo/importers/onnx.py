@@ -29,7 +29,7 @@ from paleo.importers._trace import Call, Shape, Trace, Value, make_call, probe_s
 from paleo.specs import loading
 
 
-def take_branches(onnx: Any, graph: Any, truth: Callable[[Any], bool | None]) -> list[Any]:
+def inline_known_branches(onnx: Any, graph: Any, truth: Callable[[Any], bool | None]) -> list[Any]:
     """Replace every ONNX `If` node whose condition is known by the nodes of the branch taken, in place.
 
     Parameters
@@ -177,11 +177,11 @@ def from_onnx(
     SpecError
         If the file cannot be read; the message names the node.
     """
-    from paleo.importers.model import model_of
+    from paleo.importers.model_file import model_file_of_trace
 
     trace, known = trace_file(path, sizes or {})
     name = title or Path(path).name
-    return model_of(
+    return model_file_of_trace(
         trace,
         title=f"{name} (ONNX)",
         source=f"ONNX file {Path(path).name}",
@@ -227,7 +227,7 @@ def trace_file(path: str | Path, sizes: Mapping[str, int]) -> tuple[Trace, dict[
 
 def _loaded(onnx: Any, path: Path) -> Any:
     raw = read_bytes(path, most=MOST_FILE_BYTES, expected="an ONNX model, its weights as external data where large")
-    loading.record_file(path, raw)
+    loading.record_file_digest(path, raw)
     try:
         model = onnx.load_model_from_string(raw)
         if model.functions:
@@ -476,7 +476,7 @@ class _Reader:
 
     def _take_branches(self, truth: Callable[[Any], bool | None]) -> bool:
         """Replace each If node whose condition is known by the nodes of one branch; return True if there was any."""
-        taken = take_branches(self.onnx, self.graph, truth)
+        taken = inline_known_branches(self.onnx, self.graph, truth)
         self._initializers([tensor for branch in taken for tensor in branch.initializer])
         if taken:
             _check_graph_size(self.graph, self.path)
@@ -677,7 +677,7 @@ def _flops(call: Call) -> float | None:
         return 2.0 * left.elements * math.prod(right.shape[1:])
     if call.kind in ("linear", "matmul") and left.shape:
         return 2.0 * call.out.elements * left.shape[-1]
-    if call.kind == "unknown" and call.label == "Attention" and len(left.shape) == len(right.shape) == 3:
+    if call.kind == "unknown" and call.source_name == "Attention" and len(left.shape) == len(right.shape) == 3:
         # all heads together: scores, and their weighted sum
         return 2.0 * (left.elements + call.out.elements) * right.shape[1]
     return None

@@ -14,31 +14,30 @@ from pathlib import Path
 from typing import Any
 
 from paleo.errors import SpecError, suggest_names
-from paleo.importers._decoder import folded as folded
-from paleo.importers._library_models import known_to_library, traced
+from paleo.importers._library_models import known_to_library, trace_library_model
 from paleo.importers.configuration import FAMILIES as FAMILIES
 from paleo.importers.configuration import (
     INDEXER_FAMILIES,
     Config,
-    Model,
+    ModelMapping,
     UnreadHeadError,
     indexer_key_count,
     read_config,
 )
-from paleo.importers.model import RECOGNISED, UNRECOGNISED, validated_yaml
+from paleo.importers.model_file import RECOGNISED, UNRECOGNISED, validated_yaml
 from paleo.importers.onnx import MAX_DIM_SIZE
 from paleo.importers.onnx import from_onnx as onnx_mapping
-from paleo.importers.quantized import configured_format
 from paleo.importers.torch import InputSpec, build_module, from_module, load_module, parse_input, torch_module
-from paleo.layers.opaque import OpaqueOperation
+from paleo.importers.weight_formats import configured_format
+from paleo.layers.imported_layers import OpaqueOperation
 from paleo.network.graph import Graph, build_graph
 from paleo.operations.tensor import precision
 from paleo.specs.loading import parse_yaml
-from paleo.specs.model import ModelSpec, model_from
-from paleo.units import checked_count, format_quantity, whole_number
+from paleo.specs.model import ModelSpec, build_model_spec
+from paleo.units import checked_count, format_quantity, parse_whole_number
 
 
-def from_config(path: str | Path, *, seq: int | None = None) -> Model:
+def from_config(path: str | Path, *, seq: int | None = None) -> ModelMapping:
     """Convert a configuration of transformers to the content of a model file.
 
     Parameters
@@ -50,7 +49,7 @@ def from_config(path: str | Path, *, seq: int | None = None) -> Model:
 
     Returns
     -------
-    Model
+    ModelMapping
         Content of a model file, as YAML reads it.
 
     Raises
@@ -73,11 +72,11 @@ def from_config(path: str | Path, *, seq: int | None = None) -> Model:
     if not by_hand and not _in_library(kind):
         raise _unknown_family_error(config)
     try:
-        model = FAMILIES[str(kind)](config) if by_hand else traced(config, seq)
+        model = FAMILIES[str(kind)](config) if by_hand else trace_library_model(config, seq)
     except UnreadHeadError as head:
         if not _in_library(kind):
             raise SpecError(f"{config.path}: architectures: {head} is read with transformers installed") from None
-        model = traced(config, seq)
+        model = trace_library_model(config, seq)
     if seq is not None and "seq" in model.get("params", {}):
         model["params"]["seq"] = seq
     if config.remote_code:
@@ -111,7 +110,7 @@ def _unknown_family_error(config: Config) -> SpecError:
 
 
 @dataclass(frozen=True, slots=True)
-class Import:
+class ImportedModel:
     """Imported network: the text of its model file, the parsed model, and its graph for a batch of one."""
 
     text: str
@@ -119,12 +118,12 @@ class Import:
     graph: Graph
 
     @property
-    def unknown(self) -> tuple[str, ...]:
+    def unknown_functions(self) -> tuple[str, ...]:
         """Names of the source's functions for which Paleo has no layer."""
         return tuple(sorted({operation.label for operation in self._unmodelled()}))
 
     @property
-    def without_flops(self) -> tuple[str, ...]:
+    def functions_without_flops(self) -> tuple[str, ...]:
         """Names of the source's functions whose time follows from their bytes alone, as their FLOP are unknown."""
         return tuple(sorted({op.label for op in self._unmodelled() if not op.flops_per_element}))
 
@@ -145,11 +144,13 @@ class Import:
     def flops(self) -> float:
         """FLOP of the forward pass of one sample [FLOP]."""
         formats = precision("fp32")
-        kernels = ((node.repeat, k) for node in self.graph.nodes for op in node.operations for k in op.forward(formats))
+        kernels = (
+            (node.repeat, k) for node in self.graph.nodes for op in node.operations for k in op.forward_kernels(formats)
+        )
         return sum(repeat * kernel.flops for repeat, kernel in kernels)
 
     @property
-    def line(self) -> str:
+    def summary_line(self) -> str:
         """Text with the number of parameters and the forward FLOP of one sample."""
         parameters, flops = format_quantity(self.graph.parameters, ""), format_quantity(self.flops, "FLOP")
         return f"{parameters} parameters, {flops} forward for one sample"
@@ -168,12 +169,12 @@ class Import:
             The document.
         """
         counts = {"parameters": self.graph.parameters, "flops_forward": self.flops, "layers": len(self.graph.nodes)}
-        return {"file": path, **counts, "unknown": list(self.unknown), "notes": self.model.notes}
+        return {"file": path, **counts, "unknown": list(self.unknown_functions), "notes": self.model.notes}
 
 
 def import_network(
     kind: str, source: str, *, inputs: Sequence[str] = (), sizes: Mapping[str, int] | None = None, loss: str = "auto"
-) -> Import:
+) -> ImportedModel:
     """Import a network that was written for another library.
 
     Parameters
@@ -191,7 +192,7 @@ def import_network(
 
     Returns
     -------
-    Import
+    ImportedModel
         The model, its text and its graph.
 
     Raises
@@ -213,7 +214,7 @@ def _check_loss(loss: str) -> None:
         raise SpecError(f"--loss {loss!r}: expected auto or none")
 
 
-def imported_mapping(mapping: Mapping[str, Any], name: str = "imported.yaml") -> Import:
+def imported_mapping(mapping: Mapping[str, Any], name: str = "imported.yaml") -> ImportedModel:
     """Return the imported network that the content of a model file describes, after writing and reading it.
 
     Parameters
@@ -225,15 +226,15 @@ def imported_mapping(mapping: Mapping[str, Any], name: str = "imported.yaml") ->
 
     Returns
     -------
-    Import
+    ImportedModel
         The model, its text and its graph.
     """
     text = validated_yaml(mapping)
-    model = model_from(parse_yaml(text, where=name), name)
-    return Import(text, model, build_graph(model, batch=1))
+    model = build_model_spec(parse_yaml(text, where=name), name)
+    return ImportedModel(text, model, build_graph(model, batch=1))
 
 
-def inputs_of(texts: Sequence[str]) -> list[InputSpec]:
+def parse_inputs(texts: Sequence[str]) -> list[InputSpec]:
     """Parse the shapes of a torch module's inputs, before any of its code runs.
 
     Parameters
@@ -257,7 +258,7 @@ def inputs_of(texts: Sequence[str]) -> list[InputSpec]:
 
 
 def _torch(source: str, inputs: Sequence[str], sizes: dict[str, int], loss: str) -> dict[str, Any]:
-    specs = inputs_of(inputs)
+    specs = parse_inputs(inputs)
     return from_module(load_module(source), specs, title=source, source=f"torch module {source}", loss=loss)
 
 
@@ -355,7 +356,7 @@ def from_onnx(file: str | Path, *, sizes: Mapping[str, int] | None = None, loss:
     return import_network("onnx", str(file), sizes=stated, loss=loss).model
 
 
-def from_module_import(module: Any, inputs: Sequence[InputSpec], *, loss: str = "auto") -> Import:
+def from_module_import(module: Any, inputs: Sequence[InputSpec], *, loss: str = "auto") -> ImportedModel:
     """Import a torch module that is already built.
 
     Parameters
@@ -369,7 +370,7 @@ def from_module_import(module: Any, inputs: Sequence[InputSpec], *, loss: str = 
 
     Returns
     -------
-    Import
+    ImportedModel
         The model, its text and its graph.
     """
     return imported_mapping(from_module(module, inputs, loss=loss), f"{type(module).__name__}.yaml")
@@ -398,7 +399,7 @@ def _is_shape(example: Any) -> bool:
     return bool(sizes) and all(isinstance(size, Integral) and size > 0 for size in sizes)  # type: ignore[operator]
 
 
-def sizes_of(texts: Sequence[str]) -> dict[str, int]:
+def parse_dim_sizes(texts: Sequence[str]) -> dict[str, int]:
     """Parse texts such as ``seq=2048`` to a dict of sizes by dim name.
 
     Parameters
@@ -418,13 +419,13 @@ def sizes_of(texts: Sequence[str]) -> dict[str, int]:
 
     Examples
     --------
-    >>> sizes_of(["seq=2048"])
+    >>> parse_dim_sizes(["seq=2048"])
     {'seq': 2048}
     """
     sizes = {}
     for text in texts:
         name, equals, number = text.partition("=")
-        size = whole_number(number, MAX_DIM_SIZE - 1)
+        size = parse_whole_number(number, MAX_DIM_SIZE - 1)
         if not equals or not size:
             raise SpecError(f"--size {text[:80]!r}: expected a named dim and its size, such as seq=2048")
         sizes[name.strip()] = size

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paleo.errors import SpecError
-from paleo.importers._torch_recorder import Tape
+from paleo.importers._torch_recorder import TorchCallRecorder
 from paleo.importers._trace import Trace, Value, probe_sizes
 from paleo.importers.torch_modules import DTYPES as DTYPES
 from paleo.importers.torch_modules import InputSpec as InputSpec
@@ -41,10 +41,12 @@ def _traced(module: Any, sizes: TracedInputs) -> Trace:
     for all_meta, half in ((False, False), (True, False), (True, True)):
         if half and (failed is None or ("bf16" not in str(failed).lower() and "bfloat16" not in str(failed).lower())):
             continue
-        tape = Tape(torch, module, sizes.probes, all_meta=all_meta, half=half)
+        tape = TorchCallRecorder(torch, module, sizes.probes, all_meta=all_meta, half=half)
         try:
             with _inference(module):
-                outputs = tape.run([tape.input(spec) for spec in sizes.inputs], [spec.name for spec in sizes.inputs])
+                outputs = tape.run(
+                    [tape.add_input(spec) for spec in sizes.inputs], [spec.name for spec in sizes.inputs]
+                )
         except SpecError as error:
             failed = failed or error
             continue
@@ -52,7 +54,7 @@ def _traced(module: Any, sizes: TracedInputs) -> Trace:
     raise failed or SpecError("the module cannot be traced")
 
 
-def _trace_of(module: Any, tape: Tape, outputs: list[Value], sizes: TracedInputs) -> Trace:
+def _trace_of(module: Any, tape: TorchCallRecorder, outputs: list[Value], sizes: TracedInputs) -> Trace:
     parameters = dict(module.named_parameters())
     trace = Trace(
         tape.inputs,
@@ -65,7 +67,7 @@ def _trace_of(module: Any, tape: Tape, outputs: list[Value], sizes: TracedInputs
         notes=tuple(dict.fromkeys(tape.notes)),
         fixed_batch=sizes.fixed_batch,
     )
-    trace.checkpointed = tuple(tape.checkpointed) or _would_checkpoint(module)
+    trace.checkpointed_modules = tuple(tape.checkpointed) or _would_checkpoint(module)
     trace.remove_dead_calls()
     trace.mark_untrained_calls()
     return trace
@@ -216,7 +218,7 @@ def from_module(
     SpecError
         If the module cannot be traced.
     """
-    from paleo.importers.model import model_of
+    from paleo.importers.model_file import model_file_of_trace
 
     title = title or type(module).__name__
     _initialise_lazy_layers(module, inputs)
@@ -227,7 +229,9 @@ def from_module(
             if not _seq_is_open(module, inputs, sizes, trace):
                 continue
             stated = {name: inputs[0].shape[1] if name == "seq" else 0 for name in trace.probe_size_by_dim}
-            return model_of(trace, title=title, source=source, sizes=stated, loss="none" if loss == "none" else "auto")
+            return model_file_of_trace(
+                trace, title=title, source=source, sizes=stated, loss="none" if loss == "none" else "auto"
+            )
         except SpecError as error:
             failed = failed or error
     raise failed or SpecError("the module cannot be traced")

@@ -13,8 +13,8 @@ from typing import Any
 
 from paleo.errors import SpecError, suggest_names
 from paleo.files import is_file
-from paleo.specs.loading import record_file
-from paleo.units import whole_number
+from paleo.specs.loading import record_file_digest
+from paleo.units import parse_whole_number
 
 _INPUT = re.compile(r"(?:([A-Za-z_]\w*)=)?(\d+(?:x\d+)*)(?::(\w+))?\Z")
 DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "bool")
@@ -69,7 +69,7 @@ def parse_input(text: str) -> InputSpec:
     if match is None:
         raise SpecError(f"--input {text!r}: expected sizes such as 32x3x224x224, 8x512:int64 or input_ids=8x512:int64")
     name, sizes, dtype = match.groups()
-    shape = tuple(whole_number(size, 2**31 - 1) or 0 for size in sizes.split("x"))
+    shape = tuple(parse_whole_number(size, 2**31 - 1) or 0 for size in sizes.split("x"))
     if not all(shape) or len(shape) > 8:
         raise SpecError(f"--input {text[:80]!r}: expected at most 8 sizes of 1 or more")
     if dtype is not None and dtype not in DTYPES:
@@ -115,7 +115,7 @@ def _import_from_the_working_folder() -> None:
 def _check_file(place: str) -> None:
     if not is_file(place):
         raise SpecError(f"{place}: no such file; expected a Python module")
-    record_file(place, Path(place).read_bytes())
+    record_file_digest(place, Path(place).read_bytes())
 
 
 def load_module(target: str) -> Any:

@@ -100,14 +100,14 @@ class JobPlan:
     hub: str = field(default="", compare=False)
 
     @property
-    def ranks(self) -> int:
+    def ranks_per_replica(self) -> int:
         """Number of devices that hold one model replica: tp x cp x pp."""
         return self.tp * self.cp * self.pp
 
     @property
     def dp(self) -> int:
         """Number of data-parallel ranks; 0 if the devices are not known."""
-        return self.gpus // self.ranks
+        return self.gpus // self.ranks_per_replica
 
     @property
     def microbatches(self) -> int:
@@ -138,58 +138,62 @@ class FieldTranslation:
     ----------
     key, field : str
         The framework's key and the plan's field.
-    words : mapping, optional
+    value_spellings : mapping, optional
         Values of the field and what the framework calls each; left out: the same.
-    absent : object
+    value_if_absent : object
         Value of the field if a file lacks the key. A plan with this value may omit the key.
-    written : bool
-        True if the key is written even for the value ``absent``.
-    others : tuple of str
+    always_written : bool
+        True if the key is written even for the value ``value_if_absent``.
+    key_aliases : tuple of str
         Other names of the key, which are read but never written.
-    older : mapping, optional
+    older_spellings : mapping, optional
         Spellings of earlier releases, and the field's value for each; they are read, never written.
     """
 
     key: str
     field: str
-    words: Mapping[Any, Any] | None = None
-    absent: Any = None
-    written: bool = True
-    others: tuple[str, ...] = ()
-    older: Mapping[str, Any] | None = None
+    value_spellings: Mapping[Any, Any] | None = None
+    value_if_absent: Any = None
+    always_written: bool = True
+    key_aliases: tuple[str, ...] = ()
+    older_spellings: Mapping[str, Any] | None = None
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return (self.key, *self.others)
+        return (self.key, *self.key_aliases)
 
     @property
     def fields(self) -> tuple[str, ...]:
         return (self.field,)
 
-    def write(self, plan: JobPlan) -> dict[str, Any]:
+    def to_settings(self, plan: JobPlan) -> dict[str, Any]:
         """Return a dict with the key and the plan's value, or an empty one if a file without the key means the same."""
         value = getattr(plan, self.field)
-        if value == self.absent and not self.written:
+        if value == self.value_if_absent and not self.always_written:
             return {}
-        if self.words is not None and value not in self.words:
-            close = suggest_names(str(value), [str(word) for word in self.words if word is not None])
+        if self.value_spellings is not None and value not in self.value_spellings:
+            close = suggest_names(str(value), [str(word) for word in self.value_spellings if word is not None])
             raise LaunchError(f"{self.field}={value} has no setting under {self.key}; {close}")
-        return {self.key: value if self.words is None else self.words[value]}
+        return {self.key: value if self.value_spellings is None else self.value_spellings[value]}
 
-    def read(self, settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
+    def to_fields(self, settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
         """Return a dict with the plan's field and its value, as the settings state it."""
-        unset = (None,) if self.words is None else ()
+        unset = (None,) if self.value_spellings is None else ()
         key = next((name for name in self.keys if name in settings and settings[name] not in unset), None)
         if key is None:
-            return {} if self.absent is None else {self.field: self.absent}
+            return {} if self.value_if_absent is None else {self.field: self.value_if_absent}
         word = settings[key]
-        if self.words is None:
+        if self.value_spellings is None:
             return {self.field: _as_field_type(word, self.field, self.key)}
-        spellings = [*self.words.items(), *((value, spelling) for spelling, value in (self.older or {}).items())]
+        spellings = [
+            *self.value_spellings.items(),
+            *((value, spelling) for spelling, value in (self.older_spellings or {}).items()),
+        ]
         match = [value for value, spelling in spellings if _same(spelling, word)]
         if not match:
             raise LaunchError(
-                f"{self.key}: {word!r:.60} is not known; {suggest_names(str(word), map(str, self.words.values()))}"
+                f"{self.key}: {word!r:.60} is not known; "
+                f"{suggest_names(str(word), map(str, self.value_spellings.values()))}"
             )
         return {self.field: match[0]}
 
@@ -217,17 +221,17 @@ def _as_field_type(word: Any, name: str, key: str) -> Any:
 class GroupTranslation:
     """Translation of several fields of a plan to several keys of a framework's settings, with a function for each way.
 
-    ``write`` takes a plan and returns keys. ``read`` takes the settings and the fields that were read before, and
-    returns fields.
+    ``to_settings`` takes a plan and returns keys. ``to_fields`` takes the settings and the fields that were read
+    before, and returns fields.
     """
 
     keys: tuple[str, ...]
     fields: tuple[str, ...]
-    write: Callable[[JobPlan], Mapping[str, Any]]
-    read: Callable[[Settings, Mapping[str, Any]], Mapping[str, Any]]
+    to_settings: Callable[[JobPlan], Mapping[str, Any]]
+    to_fields: Callable[[Settings, Mapping[str, Any]], Mapping[str, Any]]
 
 
-def translate_together(
+def group_translation(
     keys: str,
     fields: str,
     write: Callable[[JobPlan], Mapping[str, Any]],
@@ -237,7 +241,9 @@ def translate_together(
     return GroupTranslation(tuple(keys.split()), tuple(fields.split()), write, read)
 
 
-def switch(keys: str, field: str, on: Any, off: Any, *, absent: bool = False, written: bool = True) -> GroupTranslation:
+def boolean_translation(
+    keys: str, field: str, on: Any, off: Any, *, absent: bool = False, written: bool = True
+) -> GroupTranslation:
     """Return the translation of a key that is true for one value of a field (``on``) and false for another (``off``).
 
     The first of ``keys`` is written, further ones are only read. ``absent`` is the meaning of a file without the key.
@@ -252,13 +258,13 @@ def switch(keys: str, field: str, on: Any, off: Any, *, absent: bool = False, wr
         return {names[0]: value == on} if written or value == on else {}
 
     def read(settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
-        word = one_of(settings, names)
+        word = first_given_value(settings, names)
         return {field: on if (absent if word is None else is_true(word)) else off}
 
     return GroupTranslation(names, (field,), write, read)
 
 
-def formats(**keys: str) -> GroupTranslation:
+def dtype_translation(**keys: str) -> GroupTranslation:
     """Return the translation of one true-or-false key for each number format; if none is true, the format is fp32."""
     names = {dtype: tuple(text.split()) for dtype, text in keys.items()}
 
@@ -274,15 +280,18 @@ def formats(**keys: str) -> GroupTranslation:
     return GroupTranslation(sum(names.values(), ()), ("dtype",), write, read)
 
 
-def accumulation(microbatch: str, steps: str, usual: int = 1) -> GroupTranslation:
+def accumulation_translation(microbatch: str, steps: str, usual: int = 1) -> GroupTranslation:
     """Return the translation of the microbatch [samples] and the number of gradient accumulation steps.
 
     ``microbatch`` and ``steps`` are the framework's keys, and ``usual`` is its default microbatch.
     """
 
     def read(settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
-        samples = number(settings, microbatch, usual)
-        return {"microbatch": samples, "global_batch": samples * number(settings, steps) * data_parallel_ranks(known)}
+        samples = integer_setting(settings, microbatch, usual)
+        return {
+            "microbatch": samples,
+            "global_batch": samples * integer_setting(settings, steps) * data_parallel_ranks(known),
+        }
 
     return GroupTranslation(
         (microbatch, steps),
@@ -292,13 +301,13 @@ def accumulation(microbatch: str, steps: str, usual: int = 1) -> GroupTranslatio
     )
 
 
-class Format(Protocol):
+class SettingsFormat(Protocol):
     """File format of a framework's settings: how they are written to text and read from it."""
 
-    def text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
+    def settings_to_text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
         """Return the text of a file with these settings."""
 
-    def settings(self, text: str, where: str) -> dict[str, Any]:
+    def settings_from_text(self, text: str, where: str) -> dict[str, Any]:
         """Return the settings in a file's text, by key; ``where`` names the file in errors."""
 
 
@@ -314,19 +323,19 @@ class SettingsTranslator:
         The framework's release to which the keys belong.
     suffixes : tuple of str
         Endings of its files; the first is the usual one.
-    format : Format
+    format : SettingsFormat
         File format of the settings.
-    entries : tuple of FieldTranslation or GroupTranslation
+    translations : tuple of FieldTranslation or GroupTranslation
         The table. Later entries may use what earlier ones have read.
-    marks : tuple of str
+    recognising_keys : tuple of str
         Keys by which a file of this kind is recognised; it has at least some of them.
-    harmless : str
+    ignored_key_prefixes : str
         Beginnings of keys that change neither time nor memory of a step, separated by spaces.
-    constant : mapping
+    constant_settings : mapping
         Keys and values that are written for every plan, as the software profile assumes them.
-    names_model : bool
+    states_model_name : bool
         True if its keys state the name of the network.
-    before : callable
+    preparation_text : callable
         Returns what must be done before the settings start a plan, as a sentence without a full stop; empty if nothing.
     """
 
@@ -335,20 +344,20 @@ class SettingsTranslator:
     software: str
     release: str
     suffixes: tuple[str, ...]
-    format: Format
-    entries: tuple[FieldTranslation | GroupTranslation, ...]
-    marks: tuple[str, ...]
-    harmless: str = ""
-    constant: Mapping[str, Any] = field(default_factory=dict)
-    names_model: bool = True
-    before: Callable[[JobPlan], str] = lambda plan: ""
+    format: SettingsFormat
+    translations: tuple[FieldTranslation | GroupTranslation, ...]
+    recognising_keys: tuple[str, ...]
+    ignored_key_prefixes: str = ""
+    constant_settings: Mapping[str, Any] = field(default_factory=dict)
+    states_model_name: bool = True
+    preparation_text: Callable[[JobPlan], str] = lambda plan: ""
 
     @property
-    def fields(self) -> frozenset[str]:
+    def translated_fields(self) -> frozenset[str]:
         """Names of the plan's fields that the framework has settings for."""
-        return _ALWAYS.union(*(entry.fields for entry in self.entries))
+        return _ALWAYS.union(*(entry.fields for entry in self.translations))
 
-    def settings(self, plan: JobPlan) -> dict[str, Any]:
+    def settings_of_plan(self, plan: JobPlan) -> dict[str, Any]:
         """Return the framework's settings, by key, that express a plan.
 
         Raises
@@ -359,38 +368,42 @@ class SettingsTranslator:
         usual = JobPlan()
         for entry in fields(plan):
             value = getattr(plan, entry.name)
-            if entry.compare and entry.name not in self.fields and value != getattr(usual, entry.name):
+            if entry.compare and entry.name not in self.translated_fields and value != getattr(usual, entry.name):
                 raise LaunchError(f"{self.name} has no setting for {entry.name}={value}")
         settings: dict[str, Any] = {}
-        for row in self.entries:
-            settings |= row.write(plan)
+        for row in self.translations:
+            settings |= row.to_settings(plan)
         known = {name: getattr(plan, name) for name in ("gpus", "layers", "experts", "node", "sizes")}
-        read = self.plan(settings, **known, **({} if self.names_model else {"model": plan.model, "seq": plan.seq}))
+        read = self.plan_of_settings(
+            settings, **known, **({} if self.states_model_name else {"model": plan.model, "seq": plan.seq})
+        )
         if read != plan:
             changed = [name for name in _names() if getattr(read, name) != getattr(plan, name)]
             spelling = ", ".join(f"{name}={getattr(plan, name)} as {getattr(read, name)}" for name in changed)
             raise LaunchError(f"{self.name} has no settings for this plan: it would read {spelling}")
-        return {**settings, **self.constant}
+        return {**settings, **self.constant_settings}
 
-    def plan(self, settings: Settings, **known: Any) -> JobPlan:
+    def plan_of_settings(self, settings: Settings, **known: Any) -> JobPlan:
         """Return the plan that some settings describe; ``known`` states fields that the settings do not contain."""
         read: dict[str, Any] = {name: value for name, value in known.items() if value}
-        for entry in self.entries:
-            match = entry.read(settings, read)
+        for entry in self.translations:
+            match = entry.to_fields(settings, read)
             read |= {name: value for name, value in match.items() if not (name == "gpus" and not value)}
-        return normalised(replace(JobPlan(), **read))
+        return normalise_plan(replace(JobPlan(), **read))
 
-    def unread(self, settings: Settings) -> list[str]:
+    def unread_keys(self, settings: Settings) -> list[str]:
         """Return the keys of a file that are neither read nor known to be harmless; they may change the result."""
-        known = {key for entry in self.entries for key in entry.keys} | set(self.constant)
-        return [key for key in settings if key not in known and not key.startswith(tuple(self.harmless.split()))]
+        known = {key for entry in self.translations for key in entry.keys} | set(self.constant_settings)
+        return [
+            key for key in settings if key not in known and not key.startswith(tuple(self.ignored_key_prefixes.split()))
+        ]
 
 
 def _names() -> list[str]:
     return [entry.name for entry in fields(JobPlan) if entry.compare]
 
 
-def normalised(plan: JobPlan) -> JobPlan:
+def normalise_plan(plan: JobPlan) -> JobPlan:
     """Return a plan in normal form, in which equal plans have equal fields.
 
     Parameters
@@ -447,7 +460,7 @@ def to_integer(value: Any, key: str) -> int:
         raise LaunchError(f"{key}: {value!r:.60} is not a whole number") from None
 
 
-def number(settings: Settings, key: str, usual: int = 1) -> int:
+def integer_setting(settings: Settings, key: str, usual: int = 1) -> int:
     """Return the integer under a key of the settings, or ``usual`` if the file does not state it."""
     return to_integer(settings.get(key, usual), key)
 
@@ -468,20 +481,20 @@ def data_parallel_ranks(known: Settings) -> int:
 
 
 #: States that FSDP can only offload together.
-ALL_PARTS = ("gradients", "optimizer", "parameters")
+FSDP_OFFLOADED_STATES = ("gradients", "optimizer", "parameters")
 
 
-def offloads_all(plan: JobPlan) -> bool:
+def offloads_all_states(plan: JobPlan) -> bool:
     """Return True if a plan offloads all states that FSDP offloads together.
 
     Raise LaunchError if it offloads only some.
     """
-    if plan.offload not in ((), ALL_PARTS):
+    if plan.offload not in ((), FSDP_OFFLOADED_STATES):
         raise LaunchError("FSDP offloads parameters, gradients and optimizer together")
     return bool(plan.offload)
 
 
-def one_of(settings: Settings, keys: Sequence[str]) -> Any:
+def first_given_value(settings: Settings, keys: Sequence[str]) -> Any:
     """Return the value under the first of several keys that the file states; None if it states none."""
     return next((settings[key] for key in keys if settings.get(key) is not None), None)
 
@@ -493,7 +506,7 @@ def missing_hub_id_hint(plan: JobPlan) -> str:
     return f"no id of {plan.model} on the Hugging Face hub is known; replace the name by a folder of its configuration"
 
 
-def hub_key(key: str) -> GroupTranslation:
+def hub_id_translation(key: str) -> GroupTranslation:
     """Return the translation of a key that names the network by its Hugging Face id."""
 
     def write(plan: JobPlan) -> dict[str, Any]:
@@ -511,15 +524,15 @@ def _reference(name: str) -> str:
     from paleo.specs.model import load_model
 
     try:
-        return load_model(name, run_code=False).reference
+        return load_model(name, run_code=False).catalog_name_or_path
     except SpecError:
         return name
 
 
-def with_prefix(beginning: str, words: str) -> str:
+def prefix_words(beginning: str, words: str) -> str:
     """Return a text of words separated by spaces, each with the prefix ``beginning``.
 
-    >>> with_prefix("args.", "lr seed")
+    >>> prefix_words("args.", "lr seed")
     'args.lr args.seed'
     """
     return " ".join(f"{beginning}{word}" for word in words.split())

@@ -20,10 +20,10 @@ _HEADER = re.compile(r"#\s*paleo:\s*(.*)")
 _DEEPEST = 20
 
 
-def nested(settings: Settings) -> dict[str, Any]:
+def nest_keys(settings: Settings) -> dict[str, Any]:
     """Convert settings with dots in their keys to nested mappings.
 
-    >>> nested({"a.b": 1, "a.c": 2, "d": 3})
+    >>> nest_keys({"a.b": 1, "a.c": 2, "d": 3})
     {'a': {'b': 1, 'c': 2}, 'd': 3}
     """
     result: dict[str, Any] = {}
@@ -36,10 +36,10 @@ def nested(settings: Settings) -> dict[str, Any]:
     return result
 
 
-def flat(data: Mapping[str, Any], before: str = "", depth: int = 0) -> dict[str, Any]:
+def flatten_keys(data: Mapping[str, Any], before: str = "", depth: int = 0) -> dict[str, Any]:
     """Convert nested mappings to settings with dots in their keys.
 
-    >>> flat({"a": {"b": 1, "c": []}, "d": None})
+    >>> flatten_keys({"a": {"b": 1, "c": []}, "d": None})
     {'a.b': 1, 'a.c': [], 'd': None}
     """
     if depth > _DEEPEST:
@@ -47,27 +47,27 @@ def flat(data: Mapping[str, Any], before: str = "", depth: int = 0) -> dict[str,
     result: dict[str, Any] = {}
     for key, value in data.items():
         name = f"{before}{key}"
-        result |= flat(value, f"{name}.", depth + 1) if isinstance(value, Mapping) and value else {name: value}
+        result |= flatten_keys(value, f"{name}.", depth + 1) if isinstance(value, Mapping) and value else {name: value}
     return result
 
 
-def plain(value: Any) -> Any:
+def to_plain_types(value: Any) -> Any:
     """Convert a value to types that YAML, JSON and TOML can hold: tuples become lists."""
-    return [plain(part) for part in value] if isinstance(value, tuple | list) else value
+    return [to_plain_types(part) for part in value] if isinstance(value, tuple | list) else value
 
 
 def _header(plan: JobPlan, launcher: SettingsTranslator) -> str:
     """Return the comment at the head of a launch file: the framework's release, and fields for which it has no key."""
     known = {"model": plan.model, "gpus": plan.gpus, "software": launcher.software}
-    before = launcher.before(plan)
+    before = launcher.preparation_text(plan)
     remark = f"# {before[:1].upper()}{before[1:]}.\n" if before else ""
     return f"# {launcher.name} {launcher.release}\n{remark}# paleo: {json.dumps(known)}\n"
 
 
-def header_of(text: str) -> dict[str, Any]:
+def parse_header(text: str) -> dict[str, Any]:
     """Return the fields that Paleo wrote in the comment at the head of a launch file; an empty dict for other files.
 
-    >>> header_of('# paleo: {"model": "gpt2", "gpus": 8}')
+    >>> parse_header('# paleo: {"model": "gpt2", "gpus": 8}')
     {'model': 'gpt2', 'gpus': 8}
     """
     for line in text.splitlines()[:5]:
@@ -84,14 +84,14 @@ def header_of(text: str) -> dict[str, Any]:
 class YamlFile:
     """YAML file with nested keys."""
 
-    def text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
+    def settings_to_text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
         """Return the file's text for some settings, with the plan's other fields in a comment at its head."""
         import yaml
 
-        data = nested({key: plain(value) for key, value in settings.items()})
+        data = nest_keys({key: to_plain_types(value) for key, value in settings.items()})
         return _header(plan, launcher) + yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=100)
 
-    def settings(self, text: str, where: str) -> dict[str, Any]:
+    def settings_from_text(self, text: str, where: str) -> dict[str, Any]:
         """Return the settings in a file's text, by key with dots; ``${variables.name}`` of OmegaConf gets its value."""
         import yaml
 
@@ -101,7 +101,7 @@ class YamlFile:
             raise LaunchError(f"{where}: is not YAML ({str(error).splitlines()[0]:.100})") from None
         if not isinstance(data, Mapping):
             raise LaunchError(f"{where}: expected keys with values")
-        settings = flat(data)
+        settings = flatten_keys(data)
         return {key: _interpolated(value, settings) for key, value in settings.items()}
 
 
@@ -119,11 +119,11 @@ def _interpolated(value: Any, settings: Settings, depth: int = 0) -> Any:
 class JsonFile:
     """JSON file with nested keys; it cannot hold a comment."""
 
-    def text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
+    def settings_to_text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
         """Return the file's text for some settings."""
-        return json.dumps(nested({key: plain(value) for key, value in settings.items()}), indent=2) + "\n"
+        return json.dumps(nest_keys({key: to_plain_types(value) for key, value in settings.items()}), indent=2) + "\n"
 
-    def settings(self, text: str, where: str) -> dict[str, Any]:
+    def settings_from_text(self, text: str, where: str) -> dict[str, Any]:
         """Return the settings in a file's text, by key with dots."""
         try:
             data = json.loads(text)
@@ -131,46 +131,46 @@ class JsonFile:
             raise LaunchError(f"{where}: is not JSON ({error!s:.100})") from None
         if not isinstance(data, Mapping):
             raise LaunchError(f"{where}: expected one JSON mapping")
-        return flat(data)
+        return flatten_keys(data)
 
 
 @dataclass(frozen=True, slots=True)
 class TomlFile:
     """TOML file with one table for each prefix of the keys."""
 
-    def text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
+    def settings_to_text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
         """Return the file's text for some settings."""
         tables: dict[str, list[str]] = {}
         for key, value in settings.items():
             table, _, name = key.rpartition(".")
-            tables.setdefault(table, []).append(f"{name} = {json.dumps(plain(value))}")
+            tables.setdefault(table, []).append(f"{name} = {json.dumps(to_plain_types(value))}")
         parts = [f"[{table}]\n" + "\n".join(lines) + "\n" for table, lines in tables.items()]
         return _header(plan, launcher) + "\n" + "\n".join(parts)
 
-    def settings(self, text: str, where: str) -> dict[str, Any]:
+    def settings_from_text(self, text: str, where: str) -> dict[str, Any]:
         """Return the settings in a file's text, by key with dots."""
         import tomllib
 
         try:
-            return flat(tomllib.loads(text))
+            return flatten_keys(tomllib.loads(text))
         except (ValueError, RecursionError) as error:
             raise LaunchError(f"{where}: is not TOML ({error!s:.100})") from None
 
 
 @dataclass(frozen=True, slots=True)
-class FlagFile:
-    """Shell script that starts a job with flags; ``command`` is the program that gets them."""
+class ShellScriptFile:
+    """Shell script that starts a job with flags; ``program`` is the program that gets them."""
 
-    command: str
+    program: str
 
-    def text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
+    def settings_to_text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
         """Return the text of a shell script that starts the job with these settings as flags."""
         nodes, ranks = max(1, -(-plan.gpus // plan.node)), min(plan.gpus, plan.node) or 1
-        started = f"torchrun --nproc-per-node {ranks} --nnodes {nodes} {self.command}"
+        started = f"torchrun --nproc-per-node {ranks} --nnodes {nodes} {self.program}"
         flags = " \\\n  ".join(flag_words(settings))
         return f"#!/usr/bin/env bash\n{_header(plan, launcher)}{started} \\\n  {flags}\n"
 
-    def settings(self, text: str, where: str) -> dict[str, Any]:
+    def settings_from_text(self, text: str, where: str) -> dict[str, Any]:
         """Return the flags of a shell script with their values, after expansion of its variables and arrays."""
         return read_flags(text)
 
@@ -277,10 +277,10 @@ def _bare(text: str, variables: Mapping[str, str]) -> str:
 
 def _arithmetic(text: str) -> str:
     """Return the result of integer arithmetic as text; empty if the text is no such arithmetic."""
-    from paleo.specs.loading import evaluate
+    from paleo.specs.loading import evaluate_expression
 
     try:
-        return str(int(evaluate("=" + text.replace("/", "//"), {})))
+        return str(int(evaluate_expression("=" + text.replace("/", "//"), {})))
     except (ValueError, ArithmeticError, TypeError):
         return ""
 
@@ -315,10 +315,10 @@ def _flags(words: list[str]) -> Iterator[tuple[str, list[str]]]:
 class PythonFile:
     """Python module with one function that assigns to a configuration. It is parsed, never run."""
 
-    head: str
-    tail: str = "    return config\n"
+    header_template: str
+    footer: str = "    return config\n"
 
-    def text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
+    def settings_to_text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
         """Return the text of a Python module that assigns the settings.
 
         ``head`` may use the keys ``module`` and ``config``.
@@ -326,9 +326,9 @@ class PythonFile:
         stated = {key: value for key, value in settings.items() if key not in ("module", "config")}
         lines = "".join(f"    config.{key} = {value!r}\n" for key, value in stated.items())
         names = {name: settings.get(name, "") for name in ("module", "config")}
-        return _header(plan, launcher) + self.head.format(**names) + lines + self.tail
+        return _header(plan, launcher) + self.header_template.format(**names) + lines + self.footer
 
-    def settings(self, text: str, where: str) -> dict[str, Any]:
+    def settings_from_text(self, text: str, where: str) -> dict[str, Any]:
         """Return the literal values that a module assigns to ``config.…``, and the module and function it builds on."""
         try:
             tree = ast.parse(text)

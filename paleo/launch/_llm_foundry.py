@@ -12,13 +12,13 @@ from paleo.launch._base import (
     SettingsTranslator,
     add_launcher,
     data_parallel_ranks,
-    hub_key,
+    group_translation,
+    hub_id_translation,
+    integer_setting,
     is_true,
     missing_hub_id_hint,
-    number,
+    prefix_words,
     to_integer,
-    translate_together,
-    with_prefix,
 )
 from paleo.launch._formats import YamlFile
 
@@ -29,7 +29,7 @@ _STRATEGIES = {3: ("FULL_SHARD", "HYBRID_SHARD"), 2: ("SHARD_GRAD_OP", "_HYBRID_
 MPT_SIZE_KEYS = ("d_model", "n_heads", "n_layers", "expansion_ratio", "vocab_size", "max_seq_len")
 _PRECISION = {"bf16": "amp_bf16", "fp16": "amp_fp16", "fp32": "fp32", "fp8": "amp_fp8"}
 _OPTIMIZERS = {"adamw": "decoupled_adamw", "lion": "decoupled_lionw"}
-_HUB = hub_key("model.pretrained_model_name_or_path")
+_HUB = hub_id_translation("model.pretrained_model_name_or_path")
 
 
 def _sharding(plan: JobPlan) -> dict[str, Any]:
@@ -64,52 +64,52 @@ def _read_sharding(settings: Settings, known: Settings) -> dict[str, Any]:
 def _read_model(settings: Settings, known: Settings) -> dict[str, Any]:
     layers = settings.get("model.n_layers")
     read = {} if layers is None else {"layers": to_integer(layers, "model.n_layers")}
-    return {**read, **_HUB.read(settings, known)}
+    return {**read, **_HUB.to_fields(settings, known)}
 
 
 def _read_batch(settings: Settings, known: Settings) -> dict[str, Any]:
-    total, key = number(settings, "global_train_batch_size", 0), "device_train_microbatch_size"
+    total, key = integer_setting(settings, "global_train_batch_size", 0), "device_train_microbatch_size"
     if settings.get(key, "auto") == "auto":
         return {"global_batch": total}
     return {
         "global_batch": total,
-        "microbatch": min(number(settings, key), total // max(1, data_parallel_ranks(known)) or total),
+        "microbatch": min(integer_setting(settings, key), total // max(1, data_parallel_ranks(known)) or total),
     }
 
 
 _LLM_FOUNDRY = (
-    translate_together(
+    group_translation(
         "model.name model.pretrained_model_name_or_path model.pretrained "
-        + with_prefix("model.", " ".join(MPT_SIZE_KEYS)),
+        + prefix_words("model.", " ".join(MPT_SIZE_KEYS)),
         "model",
-        lambda plan: {"model.name": "hf_causal_lm", **_HUB.write(plan)},
+        lambda plan: {"model.name": "hf_causal_lm", **_HUB.to_settings(plan)},
         _read_model,
     ),
     FieldTranslation("max_seq_len", "seq"),
-    translate_together(
-        with_prefix(_FSDP, "sharding_strategy mixed_precision activation_checkpointing limit_all_gathers ")
-        + with_prefix(f" {_FSDP}", "activation_checkpointing_reentrant activation_cpu_offload"),
+    group_translation(
+        prefix_words(_FSDP, "sharding_strategy mixed_precision activation_checkpointing limit_all_gathers ")
+        + prefix_words(f" {_FSDP}", "activation_checkpointing_reentrant activation_cpu_offload"),
         "zero shard recompute offload",
         _sharding,
         _read_sharding,
     ),
-    translate_together(
+    group_translation(
         "global_train_batch_size device_train_microbatch_size",
         "microbatch global_batch",
         lambda plan: {"global_train_batch_size": plan.global_batch, "device_train_microbatch_size": plan.microbatch},
         _read_batch,
     ),
-    FieldTranslation("precision", "dtype", _PRECISION, absent="bf16"),
-    FieldTranslation("optimizer.name", "optimizer", _OPTIMIZERS, absent="adamw"),
+    FieldTranslation("precision", "dtype", _PRECISION, value_if_absent="bf16"),
+    FieldTranslation("optimizer.name", "optimizer", _OPTIMIZERS, value_if_absent="adamw"),
 )
 _LLM_FOUNDRY_HARMLESS = f"""
     run_name tokenizer train_loader eval scheduler algorithms callbacks loggers max_duration save
     load seed progress log_ console data variables optimizer. device_eval global_seed dist_timeout
     autoresume icl model.init model.attn_config model. python_log text_column remote local max_split
-    node {with_prefix(_FSDP, "verbose state_dict sync load backward")}
+    node {prefix_words(_FSDP, "verbose state_dict sync load backward")}
 """
 add_launcher(SettingsTranslator(
     "llm-foundry", "llm-foundry", "fsdp-composer", "0.22.0", (".yaml", ".yml"), YamlFile(), _LLM_FOUNDRY,
-    marks=("global_train_batch_size", "device_train_microbatch_size", "max_seq_len", "max_duration"),
-    harmless=_LLM_FOUNDRY_HARMLESS, before=missing_hub_id_hint,
+    recognising_keys=("global_train_batch_size", "device_train_microbatch_size", "max_seq_len", "max_duration"),
+    ignored_key_prefixes=_LLM_FOUNDRY_HARMLESS, preparation_text=missing_hub_id_hint,
 ))  # fmt: skip

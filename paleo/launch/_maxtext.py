@@ -12,14 +12,14 @@ from paleo.launch._base import (
     Settings,
     SettingsTranslator,
     add_launcher,
+    boolean_translation,
     data_parallel_ranks,
-    number,
+    group_translation,
+    integer_setting,
     replica_devices,
-    switch,
-    translate_together,
 )
 from paleo.launch._formats import YamlFile
-from paleo.specs.loading import MOST_COUNT
+from paleo.specs.loading import MAX_COUNT
 
 _DATA, _FSDP = "ici_data_parallelism", "ici_fsdp_parallelism"
 _BATCH = ("per_device_batch_size", "gradient_accumulation_steps", "num_pipeline_microbatches")
@@ -35,7 +35,7 @@ def _degree(settings: Settings, axis: str) -> int:
 
     -1 if it takes all remaining devices.
     """
-    parts = [number(settings, f"{place}_{axis}_parallelism") for place in ("ici", "dcn")]
+    parts = [integer_setting(settings, f"{place}_{axis}_parallelism") for place in ("ici", "dcn")]
     return -1 if -1 in parts else parts[0] * parts[1]
 
 
@@ -96,10 +96,10 @@ def _read_batch(settings: Settings, known: Settings) -> dict[str, Any]:
         samples = float(stated) * gpus
     except (TypeError, ValueError):
         samples = math.nan
-    if not 0 < samples <= MOST_COUNT:
+    if not 0 < samples <= MAX_COUNT:
         raise LaunchError(f"{_BATCH[0]}: {stated!r:.60} is not a number of samples")
-    steps, pp = number(settings, _BATCH[1]), known.get("pp", 1)
-    passes = number(settings, _BATCH[2], -1) if pp > 1 else 1
+    steps, pp = integer_setting(settings, _BATCH[1]), known.get("pp", 1)
+    passes = integer_setting(settings, _BATCH[2], -1) if pp > 1 else 1
     passes = pp if passes < 1 else passes
     return {
         "microbatch": max(1, round(samples / passes / data_parallel_ranks(known))),
@@ -122,26 +122,30 @@ def _read_formats(settings: Settings, known: Settings) -> dict[str, Any]:
 
 _MAXTEXT = (
     FieldTranslation("model_name", "model"),
-    FieldTranslation("max_target_length", "seq", absent=2048),
-    translate_together(
+    FieldTranslation("max_target_length", "seq", value_if_absent=2048),
+    group_translation(
         " ".join(f"{place}_{axis}_parallelism" for axis in _AXES.values() for place in ("ici", "dcn")),
         " ".join((*_AXES, "etp")),
         lambda plan: {f"ici_{axis}_parallelism": getattr(plan, name) for name, axis in _AXES.items()},
         _read_axes,
     ),
-    translate_together(
+    group_translation(
         f"{_DATA} {_FSDP} dcn_data_parallelism dcn_fsdp_parallelism shard_optimizer_over_data",
         "zero shard gpus",
         _sharding,
         _read_sharding,
     ),
-    translate_together(" ".join(_BATCH), "microbatch global_batch", _batch, _read_batch),
-    FieldTranslation("context_parallel_strategy", "ulysses", _CONTEXT, absent=False, written=False),
-    FieldTranslation("remat_policy", "recompute", _REMAT, absent="full", older={"minimal_flash": "none"}),
-    FieldTranslation("opt_type", "optimizer", {"adamw": "adamw", "sgd": "sgd", "muon": "muon"}, absent="adamw"),
-    translate_together("dtype quantization", "dtype scaling", _formats, _read_formats),
-    switch("optimizer_memory_host_offload", "offload", ("optimizer",), (), written=False),
-    translate_together(  # all layers of a stage are one chunk, so the pipeline is not circular
+    group_translation(" ".join(_BATCH), "microbatch global_batch", _batch, _read_batch),
+    FieldTranslation("context_parallel_strategy", "ulysses", _CONTEXT, value_if_absent=False, always_written=False),
+    FieldTranslation(
+        "remat_policy", "recompute", _REMAT, value_if_absent="full", older_spellings={"minimal_flash": "none"}
+    ),
+    FieldTranslation(
+        "opt_type", "optimizer", {"adamw": "adamw", "sgd": "sgd", "muon": "muon"}, value_if_absent="adamw"
+    ),
+    group_translation("dtype quantization", "dtype scaling", _formats, _read_formats),
+    boolean_translation("optimizer_memory_host_offload", "offload", ("optimizer",), (), written=False),
+    group_translation(  # all layers of a stage are one chunk, so the pipeline is not circular
         "num_layers_per_pipeline_stage",
         "schedule vp",
         lambda plan: {"num_layers_per_pipeline_stage": plan.layers // plan.pp} if plan.pp > 1 else {},
@@ -157,5 +161,6 @@ _MAXTEXT_HARMLESS = """
 """
 add_launcher(SettingsTranslator(
     "maxtext", "maxtext", "maxtext", "main 2026-08", (".yml", ".yaml"), YamlFile(), _MAXTEXT,
-    marks=("per_device_batch_size", "ici_fsdp_parallelism", "remat_policy", "model_name"), harmless=_MAXTEXT_HARMLESS,
+    recognising_keys=("per_device_batch_size", "ici_fsdp_parallelism", "remat_policy", "model_name"),
+    ignored_key_prefixes=_MAXTEXT_HARMLESS,
 ))  # fmt: skip

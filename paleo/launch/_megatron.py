@@ -12,11 +12,11 @@ from paleo.launch._base import (
     SettingsTranslator,
     add_launcher,
     data_parallel_ranks,
-    number,
+    group_translation,
+    integer_setting,
     to_integer,
-    translate_together,
 )
-from paleo.launch._formats import FlagFile
+from paleo.launch._formats import ShellScriptFile
 
 # Sizes of a network as Megatron's flags, and the network that such flags describe
 
@@ -61,7 +61,7 @@ _PRECISIONS = {
 }
 
 
-def flags_of_recipe(settings: Settings) -> dict[str, Any]:
+def flags_from_recipe(settings: Settings) -> dict[str, Any]:
     """Convert the settings of a Megatron-Bridge recipe (as printed in YAML) to flags of Megatron-LM.
 
     Parameters
@@ -113,7 +113,7 @@ def _read_sizes(settings: Settings, known: Settings) -> dict[str, Any]:
     return read
 
 
-def configuration(settings: Settings) -> dict[str, Any] | None:
+def transformers_config(settings: Settings) -> dict[str, Any] | None:
     """Convert Megatron's flags to a transformers configuration of their network; None if they state no sizes.
 
     Parameters
@@ -162,7 +162,7 @@ def configuration(settings: Settings) -> dict[str, Any] | None:
     return {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], **common, **mixture}
 
 
-MEGATRON_SIZES = translate_together(" ".join((*_FLAGS, _KINDS)), "seq layers experts", _sizes, _read_sizes)
+SIZE_TRANSLATION = group_translation(" ".join((*_FLAGS, _KINDS)), "seq layers experts", _sizes, _read_sizes)
 
 
 # Flags of a plan in a shell script that starts the training
@@ -181,8 +181,8 @@ def _experts(plan: JobPlan) -> dict[str, Any]:
 
 
 def _read_experts(settings: Settings, known: Settings) -> dict[str, Any]:
-    ep = number(settings, "--expert-model-parallel-size")
-    etp = number(settings, "--expert-tensor-parallel-size")
+    ep = integer_setting(settings, "--expert-model-parallel-size")
+    etp = integer_setting(settings, "--expert-tensor-parallel-size")
     return {"ep": ep, "etp": etp if ep > 1 else 0}
 
 
@@ -256,7 +256,7 @@ def _read_sharding(settings: Settings, known: Settings) -> dict[str, Any]:
     if settings.get("--use-megatron-fsdp"):
         strategy = str(settings.get("--data-parallel-sharding-strategy", "optim_grads_params"))
         zero = {"no_shard": 0, **{word: stage for stage, word in _STRATEGIES.items()}}.get(strategy, 3)
-    instances = number(settings, "--num-distributed-optimizer-instances")
+    instances = integer_setting(settings, "--num-distributed-optimizer-instances")
     return {
         "zero": zero,
         "shard": data_parallel_ranks(known) // instances if instances > 1 and data_parallel_ranks(known) else 1,
@@ -277,14 +277,14 @@ def _recomputed(plan: JobPlan) -> dict[str, Any]:
 def _read_recomputed(settings: Settings, known: Settings) -> dict[str, Any]:
     granularity = settings.get("--recompute-granularity")
     if settings.get("--checkpoint-activations"):  # name in Megatron-LM 2.x
-        layers = number(settings, "--checkpoint-num-layers")
+        layers = integer_setting(settings, "--checkpoint-num-layers")
         return {"recompute": "full", "recompute_every": layers if layers > 1 else None}
     if granularity is None:
         return {"recompute": "selective" if settings.get("--recompute-activations") else "none"}
     if granularity == "selective":
         modules = settings.get("--recompute-modules", ())
         return {"recompute": "selective", "recompute_modules": (modules,) if isinstance(modules, str) else modules}
-    layers = number(settings, "--recompute-num-layers")
+    layers = integer_setting(settings, "--recompute-num-layers")
     if settings.get("--recompute-method", "uniform") == "block":
         return {"recompute": "full", "recompute_layers": layers}
     return {"recompute": "full", "recompute_every": layers if layers > 1 else None}
@@ -372,60 +372,64 @@ def _read_dispatch(settings: Settings, known: Settings) -> dict[str, Any]:
 _ALONE = {True: True, False: False}
 
 _MEGATRON_CORE = (
-    MEGATRON_SIZES,
-    FieldTranslation(_TP, "tp", absent=1),
-    FieldTranslation(_PP, "pp", absent=1),
-    FieldTranslation(_CP, "cp", absent=1, written=False),
-    FieldTranslation("--cp-comm-type", "ulysses", {True: "a2a", False: "p2p"}, absent=False, written=False),
-    translate_together("--expert-model-parallel-size --expert-tensor-parallel-size", "ep etp", _experts, _read_experts),
-    translate_together(
+    SIZE_TRANSLATION,
+    FieldTranslation(_TP, "tp", value_if_absent=1),
+    FieldTranslation(_PP, "pp", value_if_absent=1),
+    FieldTranslation(_CP, "cp", value_if_absent=1, always_written=False),
+    FieldTranslation(
+        "--cp-comm-type", "ulysses", {True: "a2a", False: "p2p"}, value_if_absent=False, always_written=False
+    ),
+    group_translation("--expert-model-parallel-size --expert-tensor-parallel-size", "ep etp", _experts, _read_experts),
+    group_translation(
         "--pipeline-model-parallel-layout --num-virtual-stages-per-pipeline-rank "
         "--num-layers-per-virtual-pipeline-stage",
         "cut vp schedule",
         _pieces,
         _read_pieces,
     ),
-    FieldTranslation("--sequence-parallel", "sp", _ALONE, absent=False, written=False),
+    FieldTranslation("--sequence-parallel", "sp", _ALONE, value_if_absent=False, always_written=False),
     FieldTranslation("--micro-batch-size", "microbatch"),
     FieldTranslation("--global-batch-size", "global_batch"),
-    FieldTranslation("--overlap-grad-reduce", "overlapped", _ALONE, absent=False, written=False),
-    translate_together(
+    FieldTranslation("--overlap-grad-reduce", "overlapped", _ALONE, value_if_absent=False, always_written=False),
+    group_translation(
         "--use-distributed-optimizer --use-megatron-fsdp --data-parallel-sharding-strategy "
         "--num-distributed-optimizer-instances --overlap-param-gather --zero-stage",
         "zero shard",
         _sharding,
         _read_sharding,
     ),
-    translate_together(
+    group_translation(
         "--recompute-granularity --recompute-method --recompute-num-layers --recompute-modules "
         "--recompute-activations --checkpoint-activations --checkpoint-num-layers",
         "recompute recompute_layers recompute_every recompute_modules",
         _recomputed,
         _read_recomputed,
     ),
-    translate_together(
-        "--bf16 --fp16 --fp8-format --fp8-recipe --fp4-format", "dtype scaling", _formats, _read_formats
-    ),
-    translate_together("--optimizer --sgd-momentum --weight-decay", "optimizer", _optimizer, _read_optimizer),
-    translate_together(
+    group_translation("--bf16 --fp16 --fp8-format --fp8-recipe --fp4-format", "dtype scaling", _formats, _read_formats),
+    group_translation("--optimizer --sgd-momentum --weight-decay", "optimizer", _optimizer, _read_optimizer),
+    group_translation(
         "--optimizer-cpu-offload --use-precision-aware-optimizer --cpu-offloading-num-layers",
         "offload offload_layers",
         _offload,
         _read_offload,
     ),
-    translate_together(
+    group_translation(
         "--moe-token-dispatcher-type --moe-flex-dispatcher-backend --moe-enable-deepep",
         "expert_dispatch",
         _dispatch,
         _read_dispatch,
     ),
-    FieldTranslation("--moe-shared-expert-overlap", "shared_expert_overlap", {True: True, None: False}, written=False),
-    FieldTranslation("--overlap-moe-expert-parallel-comm", "expert_overlap", {True: True, None: False}, written=False),
-    FieldTranslation("--grad-reduce-in-bf16", "main_gradients", {"narrow": True, None: False}, written=False),
     FieldTranslation(
-        "--cuda-graph-impl", "cuda_graph", {"full_iteration": "full_iteration", "none": "none"}, written=False
+        "--moe-shared-expert-overlap", "shared_expert_overlap", {True: True, None: False}, always_written=False
     ),
-    FieldTranslation("--cross-entropy-loss-fusion", "cross_entropy", {None: True}, absent="stepwise"),
+    FieldTranslation(
+        "--overlap-moe-expert-parallel-comm", "expert_overlap", {True: True, None: False}, always_written=False
+    ),
+    FieldTranslation("--grad-reduce-in-bf16", "main_gradients", {"narrow": True, None: False}, always_written=False),
+    FieldTranslation(
+        "--cuda-graph-impl", "cuda_graph", {"full_iteration": "full_iteration", "none": "none"}, always_written=False
+    ),
+    FieldTranslation("--cross-entropy-loss-fusion", "cross_entropy", {None: True}, value_if_absent="stepwise"),
 )
 _MEGATRON_CORE_HARMLESS = """
     --lr --min-lr --train- --save --load --log --eval --data- --tokenizer --split --seed
@@ -437,6 +441,7 @@ _MEGATRON_CORE_HARMLESS = """
 """
 add_launcher(SettingsTranslator(
     "megatron-core", "megatron-core", "megatron-core", "Megatron-LM main 2026-08", (".sh",),
-    FlagFile("pretrain_gpt.py"), _MEGATRON_CORE, marks=(_TP, _PP, "--micro-batch-size", "--num-layers"),
-    harmless=_MEGATRON_CORE_HARMLESS, names_model=False,
+    ShellScriptFile("pretrain_gpt.py"), _MEGATRON_CORE,
+    recognising_keys=(_TP, _PP, "--micro-batch-size", "--num-layers"),
+    ignored_key_prefixes=_MEGATRON_CORE_HARMLESS, states_model_name=False,
 ))  # fmt: skip

@@ -9,19 +9,19 @@ from paleo.launch._base import (
     JobPlan,
     Settings,
     SettingsTranslator,
-    accumulation,
+    accumulation_translation,
     add_launcher,
-    number,
+    group_translation,
+    integer_setting,
+    prefix_words,
     to_integer,
-    translate_together,
-    with_prefix,
 )
 from paleo.launch._formats import YamlFile
 
 _AXES = ("parallelism.dp", "parallelism.tp", "parallelism.pp")
 _MODEL = "model.model_config."
 #: Parameter of a model file for each key of nanotron's Llama configuration.
-SIZES = {
+PARAMETER_OF_KEY = {
     "hidden_size": "hidden",
     "num_hidden_layers": "layers",
     "num_attention_heads": "heads",
@@ -32,7 +32,7 @@ SIZES = {
 
 
 def _model(plan: JobPlan) -> dict[str, Any]:
-    sizes = {f"{_MODEL}{key}": plan.sizes[name] for key, name in SIZES.items() if name in plan.sizes}
+    sizes = {f"{_MODEL}{key}": plan.sizes[name] for key, name in PARAMETER_OF_KEY.items() if name in plan.sizes}
     return {"general.run": plan.model, **sizes, f"{_MODEL}max_position_embeddings": plan.seq}
 
 
@@ -42,43 +42,48 @@ def _read_layers(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 def _read_axes(settings: Settings, known: Settings) -> dict[str, Any]:
-    dp, tp, pp = (number(settings, key) for key in _AXES)
+    dp, tp, pp = (integer_setting(settings, key) for key in _AXES)
     return {"tp": tp, "pp": pp, "gpus": dp * tp * pp}
 
 
 _NANOTRON = (
-    translate_together(
-        f"general.run {with_prefix(_MODEL, ' '.join(SIZES))} {_MODEL}max_position_embeddings",
+    group_translation(
+        f"general.run {prefix_words(_MODEL, ' '.join(PARAMETER_OF_KEY))} {_MODEL}max_position_embeddings",
         "layers",
         _model,
         _read_layers,
     ),
-    translate_together(
+    group_translation(
         " ".join(_AXES),
         "tp pp gpus",
         lambda plan: dict(zip(_AXES, (plan.dp, plan.tp, plan.pp), strict=True)),
         _read_axes,
     ),
     FieldTranslation(
-        "parallelism.pp_engine", "schedule", {"gpipe": "afab", "none": "afab", "1f1b": "1f1b"}, absent="gpipe"
+        "parallelism.pp_engine", "schedule", {"gpipe": "afab", "none": "afab", "1f1b": "1f1b"}, value_if_absent="gpipe"
     ),
-    FieldTranslation("parallelism.tp_mode", "sp", {True: "REDUCE_SCATTER", False: "ALL_REDUCE"}, absent=False),
-    FieldTranslation("parallelism.recompute_layer", "recompute", {"full": True, "none": False}, absent="none"),
+    FieldTranslation("parallelism.tp_mode", "sp", {True: "REDUCE_SCATTER", False: "ALL_REDUCE"}, value_if_absent=False),
+    FieldTranslation("parallelism.recompute_layer", "recompute", {"full": True, "none": False}, value_if_absent="none"),
     FieldTranslation("tokens.sequence_length", "seq"),
-    accumulation("tokens.micro_batch_size", "tokens.batch_accumulation_per_replica"),
-    FieldTranslation("optimizer.zero_stage", "zero", absent=0),
-    FieldTranslation("optimizer.optimizer_factory.name", "optimizer", {"adamw": "adamW", "sgd": "sgd"}, absent="adamw"),
-    FieldTranslation("model.dtype", "dtype", {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}, absent="fp32"),
+    accumulation_translation("tokens.micro_batch_size", "tokens.batch_accumulation_per_replica"),
+    FieldTranslation("optimizer.zero_stage", "zero", value_if_absent=0),
+    FieldTranslation(
+        "optimizer.optimizer_factory.name", "optimizer", {"adamw": "adamW", "sgd": "sgd"}, value_if_absent="adamw"
+    ),
+    FieldTranslation(
+        "model.dtype", "dtype", {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}, value_if_absent="fp32"
+    ),
 )
 _NANOTRON_HARMLESS = f"""
     general. checkpoints. data logging. lighteval profiler tokenizer. tokens.train_steps tokens.val
     tokens.limit optimizer.clip_grad optimizer.learning_rate optimizer.weight_decay
     optimizer.optimizer_factory. optimizer.adam optimizer.torch model.init_method model.ddp
     model.make_vocab s3_upload metrics_logging
-    {with_prefix(_MODEL, "bos eos pad init is_ use_cache rms rope hidden_act tie")}
+    {prefix_words(_MODEL, "bos eos pad init is_ use_cache rms rope hidden_act tie")}
 """
 add_launcher(SettingsTranslator(
     "nanotron", "nanotron", "nanotron", "0.4", (".yaml", ".yml"), YamlFile(), _NANOTRON,
-    marks=("parallelism.tp", "parallelism.pp", "tokens.micro_batch_size"), harmless=_NANOTRON_HARMLESS,
-    constant={"optimizer.accumulate_grad_in_fp32": True}, names_model=False,
+    recognising_keys=("parallelism.tp", "parallelism.pp", "tokens.micro_batch_size"),
+    ignored_key_prefixes=_NANOTRON_HARMLESS,
+    constant_settings={"optimizer.accumulate_grad_in_fp32": True}, states_model_name=False,
 ))  # fmt: skip

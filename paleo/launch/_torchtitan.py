@@ -7,22 +7,22 @@ from collections.abc import Callable
 from typing import Any
 
 from paleo.launch._base import (
-    ALL_PARTS,
+    FSDP_OFFLOADED_STATES,
     FieldTranslation,
     JobPlan,
     LaunchError,
     Settings,
     SettingsTranslator,
     add_launcher,
+    boolean_translation,
     data_parallel_ranks,
-    number,
-    one_of,
+    first_given_value,
+    group_translation,
+    integer_setting,
     replica_devices,
-    switch,
     to_integer,
-    translate_together,
 )
-from paleo.launch._formats import FlagFile, PythonFile, TomlFile
+from paleo.launch._formats import PythonFile, ShellScriptFile, TomlFile
 
 #: Names of pipeline schedules in torch.distributed.pipelining.
 _SCHEDULES = {
@@ -58,7 +58,7 @@ def _sharding(plan: JobPlan) -> dict[str, Any]:
 
 def _read_sharding(settings: Settings, known: Settings) -> dict[str, Any]:
     """Return the plan's data-parallel fields from torchtitan's keys; a shard degree of -1 takes the remaining ranks."""
-    shard, replicas = number(settings, _SHARD, -1), number(settings, _REPLICATE)
+    shard, replicas = integer_setting(settings, _SHARD, -1), integer_setting(settings, _REPLICATE)
     if shard < 0:
         shard = data_parallel_ranks(known) // replicas
         if not shard:
@@ -78,10 +78,10 @@ def _batch(plan: JobPlan) -> dict[str, Any]:
 
 def _read_batch(settings: Settings, known: Settings) -> dict[str, Any]:
     local, stated = (
-        to_integer(one_of(settings, (_LOCAL, "training.batch_size")) or 8, _LOCAL),
-        number(settings, _GLOBAL, -1),
+        to_integer(first_given_value(settings, (_LOCAL, "training.batch_size")) or 8, _LOCAL),
+        integer_setting(settings, _GLOBAL, -1),
     )
-    microbatch = local if known.get("pp", 1) == 1 else number(settings, f"{_PIPELINE}microbatch_size")
+    microbatch = local if known.get("pp", 1) == 1 else integer_setting(settings, f"{_PIPELINE}microbatch_size")
     return {"microbatch": microbatch, "global_batch": stated if stated > 0 else local * data_parallel_ranks(known)}
 
 
@@ -111,7 +111,7 @@ def _read_stages(settings: Settings, known: Settings) -> dict[str, Any]:
         return {"vp": 1}
     if per_stage is None or not known.get("layers"):
         return {"vp": 1 if known.get("schedule") in ("1f1b", "gpipe") else 2}
-    less = sum(number(settings, f"{_PIPELINE}{end}_stage_less_layers") for end in ("first", "last"))
+    less = sum(integer_setting(settings, f"{_PIPELINE}{end}_stage_less_layers") for end in ("first", "last"))
     pieces = -(-(known["layers"] + less) // max(1, to_integer(per_stage, f"{_PIPELINE}layers_per_stage")))
     return {"vp": max(1, pieces // pp)}
 
@@ -121,7 +121,7 @@ def _read_experts(settings: Settings, known: Settings) -> dict[str, Any]:
 
     Experts are spread over the ranks of shards, cp and tp.
     """
-    ep = number(settings, _EXPERTS)
+    ep = integer_setting(settings, _EXPERTS)
     return {"ep": ep, "etp": 1 if ep > 1 and known.get("tp", 1) * known.get("cp", 1) > 1 else 0}
 
 
@@ -219,24 +219,24 @@ def _check_sequence_parallel(plan: JobPlan) -> dict[str, Any]:
 
 
 _PARALLELISM = (
-    FieldTranslation("training.seq_len", "seq", absent=2048),
-    FieldTranslation("parallelism.tensor_parallel_degree", "tp", absent=1),
-    FieldTranslation("parallelism.pipeline_parallel_degree", "pp", absent=1),
-    FieldTranslation("parallelism.context_parallel_degree", "cp", absent=1, written=False),
-    translate_together(f"{_SHARD} {_REPLICATE}", "zero shard gpus", _sharding, _read_sharding),
-    translate_together(
+    FieldTranslation("training.seq_len", "seq", value_if_absent=2048),
+    FieldTranslation("parallelism.tensor_parallel_degree", "tp", value_if_absent=1),
+    FieldTranslation("parallelism.pipeline_parallel_degree", "pp", value_if_absent=1),
+    FieldTranslation("parallelism.context_parallel_degree", "cp", value_if_absent=1, always_written=False),
+    group_translation(f"{_SHARD} {_REPLICATE}", "zero shard gpus", _sharding, _read_sharding),
+    group_translation(
         f"{_LOCAL} {_GLOBAL} training.batch_size {_PIPELINE}microbatch_size",
         "microbatch global_batch",
         _batch,
         _read_batch,
     ),
-    translate_together(
+    group_translation(
         f"{_PIPELINE}schedule",
         "schedule",
         lambda plan: {} if plan.pp == 1 else {f"{_PIPELINE}schedule": _SCHEDULES[plan.schedule]},
         _read_schedule,
     ),
-    translate_together(
+    group_translation(
         " ".join(
             f"{_PIPELINE}{key}" for key in ("first_stage_less_layers", "last_stage_less_layers", "layers_per_stage")
         ),
@@ -244,8 +244,8 @@ _PARALLELISM = (
         _stages,
         _read_stages,
     ),
-    translate_together(_EXPERTS, "ep etp", lambda plan: {_EXPERTS: plan.ep} if plan.ep > 1 else {}, _read_experts),
-    switch("training.enable_cpu_offload", "offload", ALL_PARTS, (), written=False),
+    group_translation(_EXPERTS, "ep etp", lambda plan: {_EXPERTS: plan.ep} if plan.ep > 1 else {}, _read_experts),
+    boolean_translation("training.enable_cpu_offload", "offload", FSDP_OFFLOADED_STATES, (), written=False),
 )
 
 
@@ -254,12 +254,12 @@ def _read_sequence_parallel(settings: Settings, known: Settings) -> dict[str, An
 
 
 _TOML = (
-    translate_together("model.name model.flavor", "model", _model, _read_model),
+    group_translation("model.name model.flavor", "model", _model, _read_model),
     *_PARALLELISM,
-    translate_together(_SEQUENCE, "sp", _check_sequence_parallel, _read_sequence_parallel),
-    FieldTranslation("optimizer.name", "optimizer", _OPTIMIZERS, absent="adamw"),
-    FieldTranslation("activation_checkpoint.mode", "recompute", _RECOMPUTE, absent="selective"),
-    translate_together(
+    group_translation(_SEQUENCE, "sp", _check_sequence_parallel, _read_sequence_parallel),
+    FieldTranslation("optimizer.name", "optimizer", _OPTIMIZERS, value_if_absent="adamw"),
+    FieldTranslation("activation_checkpoint.mode", "recompute", _RECOMPUTE, value_if_absent="selective"),
+    group_translation(
         "model.converters quantize.linear.float8.recipe_name training.mixed_precision_param float8.recipe_name",
         "dtype scaling",
         _converters,
@@ -268,16 +268,16 @@ _TOML = (
 )
 
 
-class _Flags(FlagFile):
+class _Flags(ShellScriptFile):
     """Shell script for torchtitan; its flags are the keys after two hyphens."""
 
-    def text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
+    def settings_to_text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
         """Return the text of the script; false switches are written too, as a missing switch has its default."""
         words = ((key, "false" if value is False else value) for key, value in settings.items())
-        return super().text({f"--{key}": value for key, value in words}, plan, launcher)
+        return super().settings_to_text({f"--{key}": value for key, value in words}, plan, launcher)
 
-    def settings(self, text: str, where: str) -> dict[str, Any]:
-        return {key.removeprefix("--"): value for key, value in super().settings(text, where).items()}
+    def settings_from_text(self, text: str, where: str) -> dict[str, Any]:
+        return {key.removeprefix("--"): value for key, value in super().settings_from_text(text, where).items()}
 
 
 _MARKS = ("parallelism.tensor_parallel_degree", _SHARD, _LOCAL)
@@ -295,10 +295,10 @@ for _name, _suffix, _format in (
             (_suffix,),
             _format,
             _TOML,
-            marks=(*_MARKS, "activation_checkpoint.mode"),
-            harmless=_HARMLESS,
-            constant={"compile.enable": True},
-            before=_to_register(1),
+            recognising_keys=(*_MARKS, "activation_checkpoint.mode"),
+            ignored_key_prefixes=_HARMLESS,
+            constant_settings={"compile.enable": True},
+            preparation_text=_to_register(1),
         )
     )
 
@@ -314,18 +314,20 @@ def _read_module(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 _PY = (
-    translate_together("module config", "model", _module, _read_module),
+    group_translation("module config", "model", _module, _read_module),
     *_PARALLELISM,
-    translate_together(
+    group_translation(
         _SEQUENCE, "sp", lambda plan: {_SEQUENCE: False} if plan.tp > 1 and not plan.sp else {}, _read_sequence_parallel
     ),
     FieldTranslation(
         "activation_checkpoint",
         "recompute",
         {"none": None, "selective": "SelectiveAC.Config()", "full": "FullAC.Config()"},
-        absent="selective",
+        value_if_absent="selective",
     ),
-    FieldTranslation("training.mixed_precision_param", "dtype", {"bf16": "bfloat16", "fp32": "float32"}, absent="bf16"),
+    FieldTranslation(
+        "training.mixed_precision_param", "dtype", {"bf16": "bfloat16", "fp32": "float32"}, value_if_absent="bf16"
+    ),
 )
 _HEAD = """from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.models.{module}.config_registry import {config}
@@ -339,13 +341,15 @@ def job():
 class _Module(PythonFile):
     """Python configuration of torchtitan, in which recomputation policies are expressions."""
 
-    def text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
-        text = super().text(settings, plan, launcher)
+    def settings_to_text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
+        text = super().settings_to_text(settings, plan, launcher)
         return re.sub(r"= '(\w+AC\.Config\(\))'", r"= \1", text)
 
 
 add_launcher(SettingsTranslator(
-    "torchtitan-python", "torchtitan", "torchtitan", "0.3.0", (".py",), _Module(_HEAD), _PY, marks=(*_MARKS, "config"),
-    harmless=_HARMLESS, constant={"compile.enable": True, "training.disable_cuda_graphs": True}, names_model=False,
-    before=_to_register(2),
+    "torchtitan-python", "torchtitan", "torchtitan", "0.3.0", (".py",), _Module(_HEAD), _PY,
+    recognising_keys=(*_MARKS, "config"),
+    ignored_key_prefixes=_HARMLESS, constant_settings={"compile.enable": True, "training.disable_cuda_graphs": True},
+    states_model_name=False,
+    preparation_text=_to_register(2),
 ))  # fmt: skip

@@ -5,32 +5,32 @@ from __future__ import annotations
 from typing import Any
 
 from paleo.launch._base import (
-    ALL_PARTS,
+    FSDP_OFFLOADED_STATES,
     FieldTranslation,
     GroupTranslation,
     JobPlan,
     LaunchError,
     Settings,
     SettingsTranslator,
-    accumulation,
+    accumulation_translation,
     add_launcher,
+    boolean_translation,
     data_parallel_ranks,
-    formats,
-    hub_key,
+    dtype_translation,
+    group_translation,
+    hub_id_translation,
+    integer_setting,
     is_true,
     missing_hub_id_hint,
-    number,
-    offloads_all,
+    offloads_all_states,
+    prefix_words,
     replica_devices,
-    switch,
     to_integer,
-    translate_together,
-    with_prefix,
 )
 from paleo.launch._formats import JsonFile, YamlFile
 
 #: Prefix of the keys of training arguments where they are joined with those of another file.
-ARGS = "args."
+TRAINING_ARGS_PREFIX = "args."
 #: Names of optimizers in TrainingArguments, and the beginnings of names that mean the same.
 _OPTIMIZERS = {"adamw": "adamw_torch_fused", "sgd": "sgd", "rmsprop": "rmsprop"}
 _OPTIMIZER_PREFIXES = {
@@ -39,7 +39,7 @@ _OPTIMIZER_PREFIXES = {
     "rmsprop": ("rmsprop",),
     "muon": ("muon",),
 }
-HARMLESS = """
+IGNORED_KEY_PREFIXES = """
     learning_rate lr_ warmup num_train_epochs max_steps logging save eval seed report_to output_dir
     run_name push_to_hub hub_ weight_decay adam_ max_grad_norm dataloader ddp_timeout do_ overwrite
     remove_unused load_best metric greater disable_tqdm resume dataset template plot_loss
@@ -51,7 +51,7 @@ HARMLESS = """
     main_training wall_clock steps_per_print gradient_clipping prescale zero_allow dump_state fp16.
     bf16. comms_logger flops_profiler tensorboard csv
 """
-_ARGS_HARMLESS = f" {with_prefix(ARGS, HARMLESS)} "
+_ARGS_HARMLESS = f" {prefix_words(TRAINING_ARGS_PREFIX, IGNORED_KEY_PREFIXES)} "
 
 
 def _optimizer_of(word: object) -> str:
@@ -71,7 +71,7 @@ def _optimizer_of(word: object) -> str:
 
 def optimizer_translation(key: str) -> GroupTranslation:
     """Return the translation of a key that states an optimizer as TrainingArguments names it."""
-    return translate_together(
+    return group_translation(
         key,
         "optimizer",
         lambda plan: {key: _OPTIMIZERS.get(plan.optimizer, "")},
@@ -79,17 +79,27 @@ def optimizer_translation(key: str) -> GroupTranslation:
     )
 
 
-_SIZE, _STEPS = f"{ARGS}per_device_train_batch_size", f"{ARGS}gradient_accumulation_steps"
-_BATCH = accumulation(_SIZE, _STEPS, usual=8)
+_SIZE, _STEPS = (
+    f"{TRAINING_ARGS_PREFIX}per_device_train_batch_size",
+    f"{TRAINING_ARGS_PREFIX}gradient_accumulation_steps",
+)
+_BATCH = accumulation_translation(_SIZE, _STEPS, usual=8)
 #: Entries of training arguments except batch, number formats and sharding.
 _ARGUMENTS: tuple[FieldTranslation | GroupTranslation, ...] = (
-    hub_key(f"{ARGS}model_name_or_path"),
+    hub_id_translation(f"{TRAINING_ARGS_PREFIX}model_name_or_path"),
     FieldTranslation(
-        f"{ARGS}max_length",
+        f"{TRAINING_ARGS_PREFIX}max_length",
         "seq",
-        others=tuple(with_prefix(ARGS, "max_seq_length block_size cutoff_len model_max_length").split()),
+        key_aliases=tuple(
+            prefix_words(TRAINING_ARGS_PREFIX, "max_seq_length block_size cutoff_len model_max_length").split()
+        ),
     ),
-    switch(with_prefix(ARGS, "gradient_checkpointing activation_checkpointing"), "recompute", "full", "none"),
+    boolean_translation(
+        prefix_words(TRAINING_ARGS_PREFIX, "gradient_checkpointing activation_checkpointing"),
+        "recompute",
+        "full",
+        "none",
+    ),
 )
 
 
@@ -126,7 +136,7 @@ def _read_axes(settings: Settings, known: Settings) -> dict[str, Any]:
 
 def _deepspeed_batch(plan: JobPlan) -> dict[str, Any]:
     figures = (plan.global_batch, plan.microbatch, plan.microbatches)
-    return {**dict(zip(_DEEPSPEED_BATCH, figures, strict=True)), **_BATCH.write(plan)}
+    return {**dict(zip(_DEEPSPEED_BATCH, figures, strict=True)), **_BATCH.to_settings(plan)}
 
 
 def _read_deepspeed_batch(settings: Settings, known: Settings) -> dict[str, Any]:
@@ -152,7 +162,7 @@ def _sharding(plan: JobPlan) -> dict[str, Any]:
 
 
 def _read_sharding(settings: Settings, known: Settings) -> dict[str, Any]:
-    zero, overlapped = number(settings, f"{_ZERO}stage", 0), settings.get(f"{_ZERO}overlap_comm")
+    zero, overlapped = integer_setting(settings, f"{_ZERO}stage", 0), settings.get(f"{_ZERO}overlap_comm")
     rule, weights = (
         str(settings.get(f"{_ZERO}offload_{part}.device")) in ("cpu", "nvme") for part in ("optimizer", "param")
     )
@@ -165,41 +175,48 @@ def _read_sharding(settings: Settings, known: Settings) -> dict[str, Any]:
 
 def _read_optimizer(settings: Settings, known: Settings) -> dict[str, Any]:
     stated = settings.get("optimizer.type")
-    return {"optimizer": str(stated).lower() if stated else _optimizer_of(settings.get(f"{ARGS}optim", "adamw"))}
+    return {
+        "optimizer": str(stated).lower()
+        if stated
+        else _optimizer_of(settings.get(f"{TRAINING_ARGS_PREFIX}optim", "adamw"))
+    }
 
 
 _DEEPSPEED = (
     *_ARGUMENTS,
-    translate_together(
+    group_translation(
         " ".join((*_DEGREES, "data_parallel_size")), "tp pp vp cp ulysses ep schedule", _axes, _read_axes
     ),
-    translate_together(
+    group_translation(
         " ".join((*_DEEPSPEED_BATCH, _SIZE, _STEPS)),
         "microbatch global_batch gpus",
         _deepspeed_batch,
         _read_deepspeed_batch,
     ),
-    translate_together(
-        with_prefix(_ZERO, "stage overlap_comm offload_optimizer.device offload_param.device"),
+    group_translation(
+        prefix_words(_ZERO, "stage overlap_comm offload_optimizer.device offload_param.device"),
         "zero overlapped offload",
         _sharding,
         _read_sharding,
     ),
-    formats(bf16=f"bf16.enabled {ARGS}bf16", fp16=f"fp16.enabled {ARGS}fp16"),
-    translate_together(
-        f"optimizer.type {ARGS}optim",
+    dtype_translation(bf16=f"bf16.enabled {TRAINING_ARGS_PREFIX}bf16", fp16=f"fp16.enabled {TRAINING_ARGS_PREFIX}fp16"),
+    group_translation(
+        f"optimizer.type {TRAINING_ARGS_PREFIX}optim",
         "optimizer",
         lambda plan: {"optimizer.type": _TYPES.get(plan.optimizer, "")},
         _read_optimizer,
     ),
 )
-_DEEPSPEED_HARMLESS = f"optimizer.params {HARMLESS} {_ARGS_HARMLESS} {ARGS}deepspeed " + with_prefix(
-    _ZERO, "reduce allgather contiguous stage3 sub_group round_robin offload_optimizer.pin offload_param.pin"
+_DEEPSPEED_HARMLESS = (
+    f"optimizer.params {IGNORED_KEY_PREFIXES} {_ARGS_HARMLESS} {TRAINING_ARGS_PREFIX}deepspeed "
+    + prefix_words(
+        _ZERO, "reduce allgather contiguous stage3 sub_group round_robin offload_optimizer.pin offload_param.pin"
+    )
 )
 add_launcher(SettingsTranslator(
     "deepspeed", "deepspeed", "deepspeed", "0.19.8", (".json",), JsonFile(), _DEEPSPEED,
-    marks=("zero_optimization.stage", "train_batch_size", "train_micro_batch_size_per_gpu"),
-    harmless=_DEEPSPEED_HARMLESS, before=missing_hub_id_hint,
+    recognising_keys=("zero_optimization.stage", "train_batch_size", "train_micro_batch_size_per_gpu"),
+    ignored_key_prefixes=_DEEPSPEED_HARMLESS, preparation_text=missing_hub_id_hint,
 ))  # fmt: skip
 
 
@@ -221,7 +238,7 @@ def _fsdp(plan: JobPlan) -> dict[str, Any]:
         f"{_FSDP}version": 2,
         f"{_FSDP}reshard_after_forward": plan.zero == 3,
         f"{_FSDP}auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        f"{_FSDP}offload_params": offloads_all(plan),
+        f"{_FSDP}offload_params": offloads_all_states(plan),
         f"{_MESH}dp_replicate_size": plan.dp // shard,
         f"{_MESH}dp_shard_size": shard,
         f"{_MESH}tp_size": plan.tp,
@@ -230,7 +247,7 @@ def _fsdp(plan: JobPlan) -> dict[str, Any]:
 
 
 def _read_fsdp(settings: Settings, known: Settings) -> dict[str, Any]:
-    gpus = number(settings, "num_processes")
+    gpus = integer_setting(settings, "num_processes")
     if str(settings.get("distributed_type", "")).upper() != "FSDP":
         return {"gpus": gpus, "zero": 0}
     replicas, shard, tp, cp = (
@@ -242,61 +259,66 @@ def _read_fsdp(settings: Settings, known: Settings) -> dict[str, Any]:
     reshard = settings.get(f"{_FSDP}reshard_after_forward")
     if reshard is not None and str(reshard).upper() not in ("FULL_SHARD", "SHARD_GRAD_OP"):
         zero = 3 if is_true(reshard) else 2
-    offload = ALL_PARTS if is_true(settings.get(f"{_FSDP}offload_params")) else ()
+    offload = FSDP_OFFLOADED_STATES if is_true(settings.get(f"{_FSDP}offload_params")) else ()
     shard = shard if replicas > 1 else 1
     return {"gpus": gpus, "zero": zero, "tp": tp, "cp": cp, "offload": offload, "shard": shard}
 
 
 _ACCELERATE = (
     *_ARGUMENTS,
-    translate_together(
+    group_translation(
         "num_processes num_machines distributed_type "
-        + with_prefix(_FSDP, "version reshard_after_forward auto_wrap_policy offload_params sharding_strategy ")
-        + with_prefix(f" {_MESH}", "dp_replicate_size dp_shard_size tp_size cp_size"),
+        + prefix_words(_FSDP, "version reshard_after_forward auto_wrap_policy offload_params sharding_strategy ")
+        + prefix_words(f" {_MESH}", "dp_replicate_size dp_shard_size tp_size cp_size"),
         "gpus zero tp cp shard offload",
         _fsdp,
         _read_fsdp,
     ),
-    translate_together(
+    group_translation(
         f"{_SIZE} {_STEPS} gradient_accumulation_steps",
         "microbatch global_batch",
-        _BATCH.write,
-        lambda settings, known: _BATCH.read(settings, known) if any(key.startswith(ARGS) for key in settings) else {},
+        _BATCH.to_settings,
+        lambda settings, known: (
+            _BATCH.to_fields(settings, known) if any(key.startswith(TRAINING_ARGS_PREFIX) for key in settings) else {}
+        ),
     ),
-    FieldTranslation("mixed_precision", "dtype", _MIXED, absent="fp32"),
-    optimizer_translation(f"{ARGS}optim"),
+    FieldTranslation("mixed_precision", "dtype", _MIXED, value_if_absent="fp32"),
+    optimizer_translation(f"{TRAINING_ARGS_PREFIX}optim"),
 )
-_ACCELERATE_HARMLESS = f"{HARMLESS} {_ARGS_HARMLESS} {ARGS}bf16 {ARGS}fp16 {ARGS}tf32 " + with_prefix(
-    _FSDP, "cpu_ram state_dict transformer backward use_orig sync forward min"
+_ACCELERATE_HARMLESS = (
+    f"{IGNORED_KEY_PREFIXES} {_ARGS_HARMLESS} {TRAINING_ARGS_PREFIX}bf16 {TRAINING_ARGS_PREFIX}fp16 "
+    f"{TRAINING_ARGS_PREFIX}tf32 "
+    + prefix_words(_FSDP, "cpu_ram state_dict transformer backward use_orig sync forward min")
 )
 add_launcher(SettingsTranslator(
     "accelerate", "fsdp2", "fsdp2", "1.15.0", (".yaml", ".yml"), YamlFile(), _ACCELERATE,
-    marks=("distributed_type", "num_processes", "mixed_precision"), harmless=_ACCELERATE_HARMLESS,
-    before=missing_hub_id_hint,
+    recognising_keys=("distributed_type", "num_processes", "mixed_precision"),
+    ignored_key_prefixes=_ACCELERATE_HARMLESS,
+    preparation_text=missing_hub_id_hint,
 ))  # fmt: skip
 
 
 def _fsdp_option(plan: JobPlan) -> dict[str, Any]:
     """Return the words of TrainingArguments' ``fsdp`` option, such as full_shard; DDP has none."""
     stage = "full_shard" if plan.zero == 3 else "shard_grad_op"
-    return {f"{ARGS}fsdp": [stage, *["offload"] * bool(plan.offload)]} if plan.zero else {}
+    return {f"{TRAINING_ARGS_PREFIX}fsdp": [stage, *["offload"] * bool(plan.offload)]} if plan.zero else {}
 
 
 def _read_fsdp_option(settings: Settings, known: Settings) -> dict[str, Any]:
-    words = settings.get(f"{ARGS}fsdp") or ""
+    words = settings.get(f"{TRAINING_ARGS_PREFIX}fsdp") or ""
     spelling = " ".join(words) if isinstance(words, list | tuple) else str(words)
     zero = 2 if "shard_grad_op" in spelling else 3 if "shard" in spelling or spelling.lower() == "true" else 0
-    return {"zero": zero, "offload": ALL_PARTS if "offload" in spelling else ()}
+    return {"zero": zero, "offload": FSDP_OFFLOADED_STATES if "offload" in spelling else ()}
 
 
 _TRAINER = (
     *_ARGUMENTS,
-    translate_together(f"{ARGS}fsdp", "zero offload", _fsdp_option, _read_fsdp_option),
+    group_translation(f"{TRAINING_ARGS_PREFIX}fsdp", "zero offload", _fsdp_option, _read_fsdp_option),
     _BATCH,
-    formats(**{dtype: f"{ARGS}{dtype}" for dtype in ("bf16", "fp16", "tf32")}),
-    optimizer_translation(f"{ARGS}optim"),
+    dtype_translation(**{dtype: f"{TRAINING_ARGS_PREFIX}{dtype}" for dtype in ("bf16", "fp16", "tf32")}),
+    optimizer_translation(f"{TRAINING_ARGS_PREFIX}optim"),
 )
 add_launcher(SettingsTranslator(
-    "trainer", "fsdp2", "fsdp2", "5.23.0", (".json",), JsonFile(), _TRAINER, marks=(_SIZE, _STEPS),
-    harmless=f"{_ARGS_HARMLESS} {ARGS}fsdp_config", before=missing_hub_id_hint,
+    "trainer", "fsdp2", "fsdp2", "5.23.0", (".json",), JsonFile(), _TRAINER, recognising_keys=(_SIZE, _STEPS),
+    ignored_key_prefixes=f"{_ARGS_HARMLESS} {TRAINING_ARGS_PREFIX}fsdp_config", preparation_text=missing_hub_id_hint,
 ))  # fmt: skip

@@ -10,28 +10,28 @@ from typing import TYPE_CHECKING
 
 from paleo.parallel.abilities import framework_abilities
 from paleo.schedules.base import SCHEDULES
-from paleo.specs.run import InputOptions, Run, field_paths, name_of
+from paleo.specs.run import InputOptions, Run, field_paths, shortest_field_name
 from paleo.specs.software import load_software
 
 if TYPE_CHECKING:
-    from paleo.search.space import Space
+    from paleo.search.space import SearchSpace
     from paleo.specs.model import ModelSpec
     from paleo.specs.system import System
 
 
-def supported_space(space: Space, software: str) -> Space:
+def supported_space(space: SearchSpace, software: str) -> SearchSpace:
     """Limit a search space to the pipeline schedules and ZeRO stages that the framework can run.
 
     Parameters
     ----------
-    space : Space
+    space : SearchSpace
         Values that the search varies.
     software : str
         Name of the software profile.
 
     Returns
     -------
-    Space
+    SearchSpace
         The smaller space. It is returned whole if nothing is recorded about the framework, or if the space asks for
         pipeline stages and the framework has none: evaluating the plan then says so.
     """
@@ -43,7 +43,7 @@ def supported_space(space: Space, software: str) -> Space:
         # the user states a schedule that the framework lacks: the search reports it
         if not schedules and space.schedules != tuple(SCHEDULES):
             schedules = space.schedules
-        shards = space.sharded_pipelines or framework.shards_pipelines
+        shards = space.sharded_pipelines or framework.shards_pipeline_parameters
         return replace(space, zero=zero, schedules=schedules, sharded_pipelines=shards, framework=framework.name)
     if has.zero_stages is not None and len(space.zero) > 1:
         space = replace(space, zero=tuple(stage for stage in space.zero if stage in has.zero_stages))
@@ -69,9 +69,11 @@ def estimate_command(model: ModelSpec, system: System, run: Run) -> str:
     str
         The command.
     """
-    words = ["paleo", "estimate", model.reference, "--system", system.reference]
+    words = ["paleo", "estimate", model.catalog_name_or_path, "--system", system.catalog_name_or_path]
     values = {path: attrgetter(path)(run) for path in field_paths()}
-    stated = {name_of(path): value for path, value in values.items() if value != attrgetter(path)(_DEFAULTS)}
+    stated = {
+        shortest_field_name(path): value for path, value in values.items() if value != attrgetter(path)(_DEFAULTS)
+    }
     stated |= {"strategy": run.strategy} if run.gpus > 1 else {}  # an estimate chooses it if it is not stated
     noise = [stated.pop(name, 0.0) for name in ("jitter", "variation.slow_ranks")]
     if any(noise):

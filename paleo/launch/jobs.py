@@ -1,7 +1,7 @@
 """Launch files of predictions, and runs that launch files describe.
 
-`write_launch` writes the files of a plan for its framework. `read_job` reads the network, the run and the software that
-one or several files describe.
+`write_launch_files` writes the files of a plan for its framework. `read_job` reads the network, the run and the
+software that one or several files describe.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paleo.errors import suggest_names
-from paleo.files import checked_output, is_file, read_bytes, write_text
-from paleo.launch._base import LAUNCHERS, Format, JobPlan, LaunchError, SettingsTranslator, normalised
-from paleo.launch._formats import FlagFile, JsonFile, PythonFile, TomlFile, YamlFile, flag_words, header_of
+from paleo.files import check_output_path, is_file, read_bytes, write_text
+from paleo.launch._base import LAUNCHERS, JobPlan, LaunchError, SettingsFormat, SettingsTranslator, normalise_plan
+from paleo.launch._formats import JsonFile, PythonFile, ShellScriptFile, TomlFile, YamlFile, flag_words, parse_header
 from paleo.launch._llm_foundry import MPT_SIZE_KEYS
-from paleo.launch._megatron import configuration, flags_of_recipe
-from paleo.launch._nanotron import SIZES
-from paleo.launch._transformers import ARGS
+from paleo.launch._megatron import flags_from_recipe, transformers_config
+from paleo.launch._nanotron import PARAMETER_OF_KEY
+from paleo.launch._transformers import TRAINING_ARGS_PREFIX
 from paleo.parallel.abilities import pipeline_order_name
-from paleo.specs.run import Run, by_path, field_paths, name_of
+from paleo.specs.run import Run, field_paths, flatten_to_paths, shortest_field_name
 from paleo.specs.software import load_software
 from paleo.units import checked_count
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from paleo.predict import Prediction
     from paleo.specs.model import ModelSpec
 
-MOST_BYTES = 2_000_000
+MAX_FILE_BYTES = 2_000_000
 #: Fields of a run for which no framework has a setting.
 _UNKNOWN = (
     "placement", "experts.drop_tokens", "recompute.by_layer", "kernels.cudnn", "exchange.algorithm",
@@ -99,7 +99,9 @@ def launcher_of(software: str, file: str = "") -> SettingsTranslator:
     if not known:
         raise LaunchError(f"software {software}: no launch settings are known; {suggest_names(software, _softwares())}")
     if not file:
-        return min(known, key=lambda launcher: (not isinstance(launcher.format, FlagFile), launcher.name != framework))
+        return min(
+            known, key=lambda launcher: (not isinstance(launcher.format, ShellScriptFile), launcher.name != framework)
+        )
     chosen = [launcher for launcher in known if file.lower().endswith(launcher.suffixes)]
     if not chosen:
         endings = ", ".join(sorted({suffix for launcher in known for suffix in launcher.suffixes}))
@@ -116,7 +118,7 @@ def _softwares() -> list[str]:
     return sorted({launcher.software for _, launcher in LAUNCHERS.items()})
 
 
-def check_launch(file: str, software: str | None) -> None:
+def check_launch_file_name(file: str, software: str | None) -> None:
     """Check the name of a launch file before anything is computed for it.
 
     Parameters
@@ -140,10 +142,10 @@ def check_launch(file: str, software: str | None) -> None:
         behind, endings = file, sorted({suffix for _, launcher in LAUNCHERS.items() for suffix in launcher.suffixes})
         if not file.lower().endswith(tuple(endings)):
             raise LaunchError(f"--launch {file}: files of frameworks end in {', '.join(endings)}")
-    checked_output(behind, option="--launch")
+    check_output_path(behind, option="--launch")
 
 
-def write_launch(prediction: Prediction, file: str) -> list[str]:
+def write_launch_files(prediction: Prediction, file: str) -> list[str]:
     """Write the launch files of a plan, and return their names.
 
     Parameters
@@ -168,13 +170,13 @@ def write_launch(prediction: Prediction, file: str) -> list[str]:
     launcher = launcher_of(prediction.run.software, file)
     name, colon, behind = file.partition(":")
     path = behind if colon and name == launcher.name else file
-    texts = files_of(launcher, job_of(prediction), path)
+    texts = launch_file_texts(launcher, job_plan_of(prediction), path)
     for place, text in texts.items():
-        write_text(checked_output(place, option="--launch"), text)
+        write_text(check_output_path(place, option="--launch"), text)
     return list(texts)
 
 
-def job_of(prediction: Prediction) -> JobPlan:
+def job_plan_of(prediction: Prediction) -> JobPlan:
     """Return the plan of a predicted run in the form that launch files state, normalised.
 
     Parameters
@@ -194,39 +196,43 @@ def job_of(prediction: Prediction) -> JobPlan:
     """
     plan, run, mesh = prediction.plan, prediction.run, prediction.plan.mesh
     values = {path: (attrgetter(path)(run), attrgetter(path)(Run())) for path in _UNKNOWN}
-    strange = [f"{name_of(path)}={value}" for path, (value, usual) in values.items() if value != usual]
-    if strange or plan.parallel.preset != "dp" or mesh.degree("spatial") > 1 or plan.idle_gpus:
+    strange = [f"{shortest_field_name(path)}={value}" for path, (value, usual) in values.items() if value != usual]
+    if strange or plan.strategy.preset != "dp" or mesh.degree("spatial") > 1 or plan.idle_gpus:
         stated = ", ".join(strange) or f"strategy {plan.strategy_text}"
         raise LaunchError(f"{stated}: no framework has a setting for this")
     if set(run.model) - {"seq"}:
         raise LaunchError(f"model.{next(iter(set(run.model) - {'seq'}))}: a network with changed sizes has no settings")
-    batch, per_iteration = prediction.steps.batch, _layers_of_iteration(prediction.graph)
+    batch, per_iteration = prediction.step_arrays.batch, _layers_of_iteration(prediction.graph)
     cut = tuple(layers * per_iteration for layers in run.pipeline.cut) if isinstance(run.pipeline.cut, tuple) else None
-    ep = mesh.group_size(plan.parallel.expert_axes) if plan.parallel.etp is not None else mesh.degree("ep")
+    ep = (
+        mesh.group_size(plan.strategy.expert_axes)
+        if plan.strategy.expert_tensor_degree is not None
+        else mesh.degree("ep")
+    )
     params = {
         name: value for name, value in prediction.graph.hyperparameters.items() if isinstance(value, int | float | str)
     }
     alike: dict[str, Any] = {name: attrgetter(path)(run) for name, path in _SAME_FORM.items()}
     alike |= {axis: mesh.degree(axis) for axis in ("tp", "cp", "pp")}
     job = JobPlan(
-        prediction.model.reference,
+        prediction.model.catalog_name_or_path,
         int(prediction.graph.tokens_per_sample or 0),
         plan.gpus,
         shard=mesh.degree(_SHARD),
-        sp=plan.parallel.sequence_parallel,
-        ulysses=plan.parallel.context == "all_to_all",
+        sp=plan.strategy.sequence_parallel,
+        ulysses=plan.strategy.context_parallel_method == "all_to_all",
         ep=ep,
-        etp=plan.parallel.etp or 0,
-        vp=plan.parallel.chunks,
-        zero=plan.parallel.zero,
-        schedule=pipeline_order_name(run.pipeline.schedule, plan.stages, plan.parallel.chunks),
+        etp=plan.strategy.expert_tensor_degree or 0,
+        vp=plan.strategy.chunks,
+        zero=plan.strategy.zero,
+        schedule=pipeline_order_name(run.pipeline.schedule, plan.stages, plan.strategy.chunks),
         cut=cut,
         microbatch=plan.microbatch,
         global_batch=plan.global_batch,
         **alike,
         dtype=plan.dtype,
         offload=tuple(part.strip() for part in run.offload.states.split(",") if part.strip() != "none"),
-        overlapped=batch.overlapped,
+        overlapped=batch.overlaps_gradient_exchange,
         shared_expert_overlap=run.experts.shared_overlap or None,
         expert_overlap=run.experts.overlap or None,
         main_gradients=_main_gradients(run),
@@ -235,9 +241,9 @@ def job_of(prediction: Prediction) -> JobPlan:
         experts=int(params.get("experts", 0) or 0),
         node=prediction.system.devices_per_node,
         sizes=params,
-        hub=prediction.model.hub,
+        hub=prediction.model.weights_hub_id,
     )
-    return normalised(job)
+    return normalise_plan(job)
 
 
 #: Mesh axis of the ranks of a shard group.
@@ -278,7 +284,9 @@ def _layers_of_iteration(graph: Graph) -> int:
     return max(Counter(node.name.partition(".")[0] for node in repeated).values(), default=1)
 
 
-def run_fields(job: JobPlan, software: str, graph: Graph | None = None, seq: int | None = None) -> dict[str, Any]:
+def run_fields_of_job(
+    job: JobPlan, software: str, graph: Graph | None = None, seq: int | None = None
+) -> dict[str, Any]:
     """Convert a launch file's plan to the fields of a run.
 
     Parameters
@@ -308,11 +316,13 @@ def run_fields(job: JobPlan, software: str, graph: Graph | None = None, seq: int
     data["pipeline.cut"] = None if job.cut is None else tuple(layers // per_iteration for layers in job.cut)
     data["model"] = {"seq": job.seq} if job.seq and job.seq != seq else {}
     usual = {path: attrgetter(path)(Run()) for path in field_paths()}
-    stated = {path: value for path, value in by_path(data).items() if value is not None and value != usual.get(path)}
+    stated = {
+        path: value for path, value in flatten_to_paths(data).items() if value is not None and value != usual.get(path)
+    }
     return {**stated, "software": software, "dtype": job.dtype, "strategy": job.strategy}
 
 
-def files_of(launcher: SettingsTranslator, job: JobPlan, path: str) -> dict[str, str]:
+def launch_file_texts(launcher: SettingsTranslator, job: JobPlan, path: str) -> dict[str, str]:
     """Return the files that start a job: the framework's own file and its training arguments.
 
     Parameters
@@ -329,15 +339,19 @@ def files_of(launcher: SettingsTranslator, job: JobPlan, path: str) -> dict[str,
     dict
         Text by path.
     """
-    settings = launcher.settings(job)
-    arguments = {key.removeprefix(ARGS): value for key, value in settings.items() if key.startswith(ARGS)}
+    settings = launcher.settings_of_plan(job)
+    arguments = {
+        key.removeprefix(TRAINING_ARGS_PREFIX): value
+        for key, value in settings.items()
+        if key.startswith(TRAINING_ARGS_PREFIX)
+    }
     if launcher.name == "trainer":
-        return {path: JsonFile().text(arguments, job, launcher)}
-    framework_keys = {key: value for key, value in settings.items() if not key.startswith(ARGS)}
-    files = {path: launcher.format.text(framework_keys, job, launcher)}
+        return {path: JsonFile().settings_to_text(arguments, job, launcher)}
+    framework_keys = {key: value for key, value in settings.items() if not key.startswith(TRAINING_ARGS_PREFIX)}
+    files = {path: launcher.format.settings_to_text(framework_keys, job, launcher)}
     if arguments:
         arguments |= {"deepspeed": Path(path).name} if launcher.name == "deepspeed" else {}
-        files[str(Path(path).with_suffix(".args.json"))] = JsonFile().text(arguments, job, launcher)
+        files[str(Path(path).with_suffix(".args.json"))] = JsonFile().settings_to_text(arguments, job, launcher)
     return files
 
 
@@ -349,14 +363,14 @@ def preparation_steps(prediction: Prediction, file: str = "") -> str:
     prediction : Prediction
         Prediction of a run.
     file : str
-        Name of the launch file, as `write_launch` takes it; empty for the framework's own.
+        Name of the launch file, as `write_launch_files` takes it; empty for the framework's own.
 
     Returns
     -------
     str
         Words without a full stop, such as that the framework ships no such network; empty if nothing must be done.
     """
-    return launcher_of(prediction.run.software, file).before(job_of(prediction))
+    return launcher_of(prediction.run.software, file).preparation_text(job_plan_of(prediction))
 
 
 def settings_line(prediction: Prediction) -> str:
@@ -374,12 +388,12 @@ def settings_line(prediction: Prediction) -> str:
     """
     try:
         launcher = launcher_of(prediction.run.software)
-        settings = launcher.settings(job_of(prediction))
+        settings = launcher.settings_of_plan(job_plan_of(prediction))
     except LaunchError:
         return ""
-    if isinstance(launcher.format, FlagFile):
+    if isinstance(launcher.format, ShellScriptFile):
         return " ".join(flag_words({f"--{key.removeprefix('--')}": value for key, value in settings.items()}))
-    stated = {key.removeprefix(ARGS): value for key, value in settings.items()}
+    stated = {key.removeprefix(TRAINING_ARGS_PREFIX): value for key, value in settings.items()}
     return ", ".join(f"{name}: {json.dumps(value)}" for name, value in stated.items())
 
 
@@ -387,7 +401,7 @@ def settings_line(prediction: Prediction) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class FileJob:
+class LaunchFileJob:
     """Training job as the files of a framework describe it.
 
     Attributes
@@ -398,7 +412,7 @@ class FileJob:
         The plan, 0 where a figure is not stated.
     software, launcher : str
         The profile of the framework, and which settings were read.
-    unread : tuple of str
+    unread_keys : tuple of str
         Keys that may matter for time or memory and were not read.
     """
 
@@ -406,10 +420,10 @@ class FileJob:
     plan: JobPlan
     software: str
     launcher: str
-    unread: tuple[str, ...]
+    unread_keys: tuple[str, ...]
 
 
-def read_job(paths: Sequence[str | Path], gpus: int | None = None) -> FileJob:
+def read_job(paths: Sequence[str | Path], gpus: int | None = None) -> LaunchFileJob:
     """Read the job that one or several files of a framework describe together.
 
     Parameters
@@ -421,7 +435,7 @@ def read_job(paths: Sequence[str | Path], gpus: int | None = None) -> FileJob:
 
     Returns
     -------
-    FileJob
+    LaunchFileJob
         Settings that the files state, for the run and for the network.
 
     Raises
@@ -433,23 +447,23 @@ def read_job(paths: Sequence[str | Path], gpus: int | None = None) -> FileJob:
     headers: dict[str, Any] = {}
     settings: dict[str, Any] = {}
     for path, text in texts.items():
-        headers |= header_of(text)
+        headers |= parse_header(text)
         settings |= _settings(text, path)
     launcher = _recognised(settings, texts)
-    if isinstance(launcher.format, FlagFile) and launcher.name != "megatron-core":
+    if isinstance(launcher.format, ShellScriptFile) and launcher.name != "megatron-core":
         settings = {key.removeprefix("--"): value for key, value in settings.items()}
     network = _network(launcher, settings, headers)
     stated = {"gpus": gpus or headers.get("gpus") or _world(settings), "layers": _depth(network)}
-    if isinstance(network, str) and not launcher.names_model:
+    if isinstance(network, str) and not launcher.states_model_name:
         stated["model"] = network
-    plan = launcher.plan(settings, **stated)
+    plan = launcher.plan_of_settings(settings, **stated)
     software = headers.get("software") or _software_by_flags(settings) or launcher.software
-    return FileJob(
+    return LaunchFileJob(
         network if network is not None else plan.model or None,
         plan,
         software,
         launcher.name,
-        tuple(launcher.unread(settings)),
+        tuple(launcher.unread_keys(settings)),
     )
 
 
@@ -472,7 +486,7 @@ def _layer_count_by_name(network: str) -> int:
 
 def _text(path: str | Path) -> str:
     try:
-        return read_bytes(path, most=MOST_BYTES, expected="a framework's configuration").decode()
+        return read_bytes(path, most=MAX_FILE_BYTES, expected="a framework's configuration").decode()
     except UnicodeDecodeError:
         raise LaunchError(f"{path}: is not text") from None
 
@@ -485,7 +499,7 @@ def _with_deepspeed_files(paths: Sequence[str | Path]) -> list[Path]:
     neighbours = []
     for path in paths:
         if str(path).endswith(".json"):
-            named = JsonFile().settings(_text(path), str(path)).get("deepspeed")
+            named = JsonFile().settings_from_text(_text(path), str(path)).get("deepspeed")
             if not isinstance(named, str):
                 continue
             from paleo.specs.loading import path_in_folder
@@ -510,7 +524,7 @@ _FLAGS_OF = {
 }
 
 
-_FORMATS: dict[str, Format] = {
+_FORMATS: dict[str, SettingsFormat] = {
     ".yaml": YamlFile(),
     ".yml": YamlFile(),
     ".json": JsonFile(),
@@ -522,18 +536,21 @@ _FORMATS: dict[str, Format] = {
 def _settings(text: str, path: str) -> dict[str, Any]:
     """Return the settings in the text of one file, by key; keys of training arguments get the prefix ``args.``."""
     suffix = Path(path).suffix.lower()
-    settings = _FORMATS.get(suffix, FlagFile("")).settings(text, path)
+    settings = _FORMATS.get(suffix, ShellScriptFile("")).settings_from_text(text, path)
     if "model.tensor_model_parallel_size" in settings:
-        return flags_of_recipe(settings)
+        return flags_from_recipe(settings)
     arguments = suffix == ".json" and "per_device_train_batch_size" in settings
-    return {f"{ARGS}{key}": value for key, value in settings.items()} if arguments else settings
+    return {f"{TRAINING_ARGS_PREFIX}{key}": value for key, value in settings.items()} if arguments else settings
 
 
 def _recognised(settings: Mapping[str, Any], texts: Mapping[str, str]) -> SettingsTranslator:
     """Return the launcher of the framework to which the keys of some files belong, by keys that only it has."""
     plain = {key.removeprefix("--") for key in settings} | set(settings)
     scores = {
-        name: (sum(mark in plain for mark in launcher.marks) / len(launcher.marks), len(launcher.marks))
+        name: (
+            sum(mark in plain for mark in launcher.recognising_keys) / len(launcher.recognising_keys),
+            len(launcher.recognising_keys),
+        )
         for name, launcher in LAUNCHERS.items()
     }
     flags = any(key.startswith("--") for key in settings)
@@ -549,7 +566,7 @@ def _recognised(settings: Mapping[str, Any], texts: Mapping[str, str]) -> Settin
 
 
 def _ends(launcher: SettingsTranslator, suffixes: set[str]) -> bool:
-    flags = isinstance(launcher.format, FlagFile) and suffixes.isdisjoint(_FORMATS)
+    flags = isinstance(launcher.format, ShellScriptFile) and suffixes.isdisjoint(_FORMATS)
     return flags or bool(suffixes & set(launcher.suffixes))
 
 
@@ -573,9 +590,13 @@ def _network(
     if headers.get("model"):
         return str(headers["model"])
     if launcher.name == "megatron-core":
-        return configuration(settings)
+        return transformers_config(settings)
     if launcher.name == "nanotron":
-        sizes = {key: settings[f"model.model_config.{key}"] for key in SIZES if f"model.model_config.{key}" in settings}
+        sizes = {
+            key: settings[f"model.model_config.{key}"]
+            for key in PARAMETER_OF_KEY
+            if f"model.model_config.{key}" in settings
+        }
         if len(sizes) < 4:
             return None
         return {
@@ -604,12 +625,12 @@ def _network(
     return None
 
 
-def network_of(job: FileJob) -> ModelSpec | None:
+def load_job_network(job: LaunchFileJob) -> ModelSpec | None:
     """Load the network that a job's files name or describe.
 
     Parameters
     ----------
-    job : FileJob
+    job : LaunchFileJob
         Job read from files.
 
     Returns
@@ -624,15 +645,15 @@ def network_of(job: FileJob) -> ModelSpec | None:
     if isinstance(job.network, str):
         return load_model(job.network, run_code=False)
     from paleo.importers.configuration import FAMILIES, Config
-    from paleo.importers.model import validated_yaml
+    from paleo.importers.model_file import validated_yaml
     from paleo.specs.loading import parse_yaml
-    from paleo.specs.model import model_from
+    from paleo.specs.model import build_model_spec
 
     family = str(job.network["model_type"])
     mapping = dict(FAMILIES[family](Config(job.network, "launch file")))
     mapping |= {"title": f"{family} by the sizes of a launch file", "source": "sizes of a launch file"}
     data = parse_yaml(validated_yaml(mapping), where="launch file")
-    return model_from({**data, "name": f"{family}-of-file", "remarks": (_REMARK,)}, "launch file")
+    return build_model_spec({**data, "name": f"{family}-of-file", "remarks": (_REMARK,)}, "launch file")
 
 
 _REMARK = "the network is built from the sizes in the launch file; everything else is as usual in its family"

@@ -14,19 +14,19 @@ from paleo.layers.base import (
     Expansion,
     Layer,
     LayerImplementations,
-    describe,
+    format_shape,
+    linear_projection,
     parameter_vector,
-    project,
 )
 from paleo.operations.base import MemoryPass, Operation
-from paleo.operations.contraction import Contraction, FusedAttention, LoopGradientSum, visible_share
-from paleo.operations.tensor import RotaryImplementation, Size, Tensor
+from paleo.operations.contraction import Contraction, FusedAttention, LoopGradientSum, causal_score_share
+from paleo.operations.tensor import DimSize, RotaryImplementation, Tensor
 
 #: Calls of the host, forward and backward.
 HostCalls = tuple[float, float]
 
 
-def attend(
+def attention_operations(
     name: str,
     query: Tensor,
     key: Tensor,
@@ -46,16 +46,18 @@ def attend(
     """
     batch, seq, kv_heads, group, _ = query.dims
     keys = key.dims[1]
-    sizes: dict[str, Size] = {d: query.size(d) for d in (batch, seq, kv_heads, group)} | {"value_dim": value.sizes[-1]}
+    sizes: dict[str, DimSize] = {d: query.size(d) for d in (batch, seq, kv_heads, group)} | {
+        "value_dim": value.sizes[-1]
+    }
     out = Tensor(f"{name}.context", tuple(sizes), tuple(sizes.values()))
     if choices.attention == "fused":
         attended = min(window or key.sizes[1], key.sizes[1])
         return (FusedAttention(f"{name}.core", query, key, value, out, causal, attended, dropout > 0.0),), out
-    score_sizes: dict[str, Size] = {d: query.size(d) for d in (batch, kv_heads, group, seq)} | {keys: key.sizes[1]}
+    score_sizes: dict[str, DimSize] = {d: query.size(d) for d in (batch, kv_heads, group, seq)} | {keys: key.sizes[1]}
     scores = Tensor(f"{name}.core.scores", tuple(score_sizes), tuple(score_sizes.values()))
     plain = choices.attention == "stepwise"
     copies, (query, key, value) = _copy_heads(f"{name}.core", query, key, value) if plain else ((), (query, key, value))
-    visible = visible_share(key.sizes[1], min(window or key.sizes[1], key.sizes[1])) if causal else 1.0
+    visible = causal_score_share(key.sizes[1], min(window or key.sizes[1], key.sizes[1])) if causal else 1.0
     chain: list[Operation] = [*copies, Contraction(scores.name, query, key, scores, unmasked_share=visible)]
     if plain:
         passes, scores = _scale_and_mask(f"{name}.core", scores)
@@ -83,7 +85,7 @@ def _softmax_weighted_sum(
     its layout. If ``transposed``, keys are not the last dim in memory: scores are transposed before the softmax, after
     it, and before the sum.
     """
-    weights = choices.output(scores.like(f"{name}.core.softmax"), "softmax")
+    weights = choices.with_output_precision(scores.like(f"{name}.core.softmax"), "softmax")
     keys = scores.dims[-1]
     chain: list[Operation] = []
     if transposed:
@@ -99,7 +101,7 @@ def _softmax_weighted_sum(
         weights = _append_transpose(weights, chain)
     plain = choices.attention == "stepwise"
     product = out.like(f"{name}.core.context") if plain else out
-    values = value.renamed({value.dims[-1]: "value_dim"})
+    values = value.with_renamed_dims({value.dims[-1]: "value_dim"})
     summed = Contraction(f"{name}.core.context", weights, values, product, unmasked_share=visible)
     back = (MemoryPass(out.name, "copy", (product,), out, flops_per_element=0.0),) if plain else ()
     return (*chain, summed, *back)
@@ -114,9 +116,9 @@ def _append_transpose(x: Tensor, chain: list[Operation]) -> Tensor:
 
 def _append_downcast(x: Tensor, chain: list[Operation]) -> Tensor:
     """Append to ``chain`` a cast from fp32 to the format of products, if the tensor is in fp32; return the result."""
-    if not x.wide:
+    if not x.stays_fp32:
         return x
-    out = replace(x.like(f"{x.name}.narrow"), wide=False)
+    out = replace(x.like(f"{x.name}.narrow"), stays_fp32=False)
     chain.append(MemoryPass(out.name, "copy", (x,), out, flops_per_element=0.0))
     return out
 
@@ -125,7 +127,7 @@ def _scale_and_mask(name: str, scores: Tensor) -> tuple[tuple[Operation, ...], T
     """Return the passes that divide scores by √head_dim and add the mask, and the masked scores."""
     scaled, masked = scores.like(f"{name}.scaled"), scores.like(f"{name}.masked")
     scale = MemoryPass(scaled.name, "elementwise", (scores,), scaled)
-    return (scale, MemoryPass(masked.name, "elementwise", (scaled,), masked, backward_pass="free")), masked
+    return (scale, MemoryPass(masked.name, "elementwise", (scaled,), masked, backward_rule="free")), masked
 
 
 def _copy_heads(name: str, *tensors: Tensor) -> tuple[tuple[Operation, ...], tuple[Tensor, ...]]:
@@ -138,7 +140,7 @@ def _copy_heads(name: str, *tensors: Tensor) -> tuple[tuple[Operation, ...], tup
     return tuple(MemoryPass(u.name, "copy", (t,), u, flops_per_element=0.0) for t, u in pairs), copies
 
 
-def rotate(
+def rotary_embedding_passes(
     query: Tensor, key: Tensor, *, calls: HostCalls = (2.0, 2.0), shared: tuple[Tensor, ...] = ()
 ) -> tuple[tuple[Operation, ...], tuple[Tensor, Tensor]]:
     """Return the passes that apply rotary position embedding (Su et al., 2021) to query and key, and the two outputs.
@@ -155,7 +157,7 @@ def rotate(
     return tuple(passes), (new_query, new_key)
 
 
-def rotate_by_steps(name: str, part: Tensor) -> tuple[tuple[MemoryPass, ...], Tensor]:
+def stepwise_rotary_passes(name: str, part: Tensor) -> tuple[tuple[MemoryPass, ...], Tensor]:
     """Return the passes of rotary position embedding in plain code, one for each step, and the output tensor.
 
     The steps (Megatron-Core's _apply_rotary_pos_emb_bshd in rope_utils.py): reorder pairs as halves; multiply by
@@ -167,7 +169,7 @@ def rotate_by_steps(name: str, part: Tensor) -> tuple[tuple[MemoryPass, ...], Te
     )
     half = dict(zip(part.dims, (*part.sizes[:-1], int(part.sizes[-1]) // 2), strict=True))
     first, second, minus = (part.reshaped(half, name=f"{name}.{step}") for step in ("first", "second", "minus"))
-    summed = replace(_unfused_pass((cosines, sines), total), backward_pass="free")
+    summed = replace(_unfused_pass((cosines, sines), total), backward_rule="free")
     return (
         _unfused_pass((part,), halves),
         _unfused_pass((halves,), cosines),
@@ -187,8 +189,8 @@ def _rotate_by_implementation(
     They are one kernel each, or the passes of plain code.
     """
     if rotation not in ("complex", "halves"):
-        return rotate(query, key)
-    steps = _rotate_complex if rotation == "complex" else rotate_by_steps
+        return rotary_embedding_passes(query, key)
+    steps = _rotate_complex if rotation == "complex" else stepwise_rotary_passes
     (of_query, new_query), (of_key, new_key) = (steps(f"{old.name}.rotary", old) for old in (query, key))
     passes: tuple[Operation, ...] = (*of_query, *of_key)
     return passes, (new_query, new_key)
@@ -200,14 +202,14 @@ def _rotate_complex(name: str, part: Tensor) -> tuple[tuple[MemoryPass, ...], Te
     The passes are cast, product and cast back. They move 20 bytes an element in each direction with sixteen-bit
     activations (apply_rotary_emb of torchtitan, models/llama/model.py of 2024).
     """
-    wide, turned = (replace(part.like(f"{name}.{step}"), wide=True) for step in ("wide", "product"))
+    wide, turned = (replace(part.like(f"{name}.{step}"), stays_fp32=True) for step in ("wide", "product"))
     out = part.like(f"{name}.rotated")
     return (_unfused_pass((part,), wide), _unfused_pass((wide,), turned), _unfused_pass((turned,), out)), out
 
 
 def _unfused_pass(inputs: tuple[Tensor, ...], out: Tensor) -> MemoryPass:
     """Return a memory pass of plain framework code, which compilers do not fuse with others."""
-    return MemoryPass(out.name, "eager", inputs, out, linear=True)
+    return MemoryPass(out.name, "eager", inputs, out, commutes_with_addition=True)
 
 
 @LAYERS.register("attention")
@@ -224,7 +226,7 @@ class Attention(Layer):
     """
 
     optional_inputs: ClassVar[int] = 1
-    tensor_dims = ("kv_heads",)
+    tensor_parallel_dims = ("kv_heads",)
     heads: PositiveInt
     kv_heads: PositiveInt | None = None
     head_dim: PositiveInt | None = None
@@ -241,7 +243,7 @@ class Attention(Layer):
     sinks: bool = False
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         x = inputs[0]
         self.check_rank(name, x, (3,))
         hidden = int(x.sizes[-1])
@@ -259,15 +261,15 @@ class Attention(Layer):
             operations += rotations
         if self.sinks:
             operations += (_sinks(name, shape),)
-        key, value = (tensor.renamed({inputs[-1].dims[1]: "keys"}) for tensor in (key, value))
-        core, context = attend(
+        key, value = (tensor.with_renamed_dims({inputs[-1].dims[1]: "keys"}) for tensor in (key, value))
+        core, context = attention_operations(
             name, query, key, value, causal=self.causal, window=self.window, dropout=self.dropout, choices=choices
         )
         if self.gate is not None:
             gating, context = sigmoid_gate(name, context, per_head=self.gate == "head")
             core = (*core, gating)
         bias = self.bias if self.out_bias is None else self.out_bias
-        output, out = project(f"{name}.out", context, {x.dims[-1]: hidden}, bias=bias, contract=3)
+        output, out = linear_projection(f"{name}.out", context, {x.dims[-1]: hidden}, bias=bias, contract=3)
         return Expansion((*operations, *core, output), out)
 
     def _head_shape(self, name: str, hidden: int) -> tuple[int, int, int]:
@@ -301,19 +303,25 @@ class Attention(Layer):
             pair = head_dim + (0 if self.shared_value else value_dim)
             width = group * head_dim + gates + pair
             copied = 0 if gathered is None else pair * (kv_heads - gathered) // kv_heads
-            packed, out = project(f"{name}.qkv", x, {"kv_heads": kv_heads, "packed": width - copied}, bias=self.bias)
+            packed, out = linear_projection(
+                f"{name}.qkv", x, {"kv_heads": kv_heads, "packed": width - copied}, bias=self.bias
+            )
             product = self._without_key_bias(packed, width - head_dim)
             if gathered is None:
                 return (product,), (q, k, v)
             heads = _headed(f"{name}.own_heads", x, {"kv_heads": kv_heads, "own": width})
-            cut = replace(_unfused_pass((out.renamed({"kv_heads": "all_heads"}),), heads), host_calls=(1.0, 3.0))
+            cut = replace(
+                _unfused_pass((out.with_renamed_dims({"kv_heads": "all_heads"}),), heads), host_calls=(1.0, 3.0)
+            )
             return (product, cut), (q, k, v)
         if gates or self.shared_value or value_dim != head_dim:
             raise GraphError(f"{name}: gate, shared_value and value_dim go with self attention")
         if memory.dims[0] != x.dims[0] or memory.sizes[0] != x.sizes[0] or len(memory.dims) != 3:
-            raise GraphError(f"{name}: memory {describe(memory)} does not go with the input {describe(x)}")
-        first, _ = project(f"{name}.q", x, {"kv_heads": kv_heads, "packed": group * head_dim}, bias=self.bias)
-        second, _ = project(f"{name}.kv", memory, {"kv_heads": kv_heads, "packed": 2 * head_dim}, bias=self.bias)
+            raise GraphError(f"{name}: memory {format_shape(memory)} does not go with the input {format_shape(x)}")
+        first, _ = linear_projection(f"{name}.q", x, {"kv_heads": kv_heads, "packed": group * head_dim}, bias=self.bias)
+        second, _ = linear_projection(
+            f"{name}.kv", memory, {"kv_heads": kv_heads, "packed": 2 * head_dim}, bias=self.bias
+        )
         return (first, self._without_key_bias(second, head_dim)), (q, k, v)
 
     def _without_key_bias(self, product: Contraction, packed: int) -> Contraction:
@@ -346,7 +354,7 @@ def sigmoid_gate(name: str, context: Tensor, *, per_head: bool = False) -> tuple
     The query's projection also yields the gates: one per entry, or one ``per_head``.
     """
     gates = context.like(f"{name}.gates")
-    gates = gates.without(context.dims[-1], name=gates.name) if per_head else gates
+    gates = gates.without_dims(context.dims[-1], name=gates.name) if per_head else gates
     out = context.like(f"{name}.gated")
     work = MemoryPass(out.name, "elementwise", (context, gates), out, saved=(context, gates), flops_per_element=5.0)
     return work, out
@@ -361,7 +369,7 @@ def _sinks(name: str, shape: tuple[int, int, int]) -> MemoryPass:
     return MemoryPass(f"{name}.sinks", "copy", (), scores.like(f"{name}.sink_scores", role="statistic"), (scores,))
 
 
-def _headed(name: str, x: Tensor, heads: dict[str, Size]) -> Tensor:
+def _headed(name: str, x: Tensor, heads: dict[str, DimSize]) -> Tensor:
     dims = dict(zip(x.dims[:2], x.sizes[:2], strict=True)) | heads
     return Tensor(name, tuple(dims), tuple(dims.values()))
 
@@ -380,8 +388,8 @@ class LatentAttention(Layer):
     where every rank has the whole down projections).
     """
 
-    tensor_dims = ("kv_heads",)
-    token_dims = ("in_seq",)
+    tensor_parallel_dims = ("kv_heads",)
+    sequence_parallel_dims = ("in_seq",)
     heads: PositiveInt
     query_rank: PositiveInt | None = None
     kv_rank: PositiveInt
@@ -392,12 +400,12 @@ class LatentAttention(Layer):
     rotary: bool = True
     gate: bool = False
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
-        tokens = x.renamed({x.dims[1]: "in_seq"}) if choices.latents == "own" else x
+        tokens = x.with_renamed_dims({x.dims[1]: "in_seq"}) if choices.latent_tokens == "own" else x
         q_down, query_latent = self._query_latent(name, tokens)
-        kv_down, packed = project(f"{name}.kv_down", tokens, {"kv_rank": self.kv_rank + self.rope_dim})
+        kv_down, packed = linear_projection(f"{name}.kv_down", tokens, {"kv_rank": self.kv_rank + self.rope_dim})
         q_ops, query = self._query(name, x, query_latent)
         kv_ops, key, value = self._key_value(name, x, packed)
         rotary = packed.reshaped({d: x.size(d) for d in x.dims[:2]} | {"kv_rank": self.rope_dim})
@@ -409,15 +417,19 @@ class LatentAttention(Layer):
                 query, key, value, rotary, choices.latent_rotation_calls
             )
         else:
-            shared = (rotary,) if choices.latents == "own" else ()
-            rotations, (query, key) = rotate(query, key, calls=choices.latent_rotation_calls, shared=shared)
-        key, value = (tensor.renamed({x.dims[1]: "keys"}) for tensor in (key, value))
-        core, context = attend(name, query, key, value, causal=self.causal, window=None, dropout=0.0, choices=choices)
+            shared = (rotary,) if choices.latent_tokens == "own" else ()
+            rotations, (query, key) = rotary_embedding_passes(
+                query, key, calls=choices.latent_rotation_calls, shared=shared
+            )
+        key, value = (tensor.with_renamed_dims({x.dims[1]: "keys"}) for tensor in (key, value))
+        core, context = attention_operations(
+            name, query, key, value, causal=self.causal, window=None, dropout=0.0, choices=choices
+        )
         if self.gate:
-            gates, _ = project(f"{name}.gate", x, {"kv_heads": self.heads, "gates": self.value_dim})
+            gates, _ = linear_projection(f"{name}.gate", x, {"kv_heads": self.heads, "gates": self.value_dim})
             gating, context = sigmoid_gate(name, context)
             core = (*core, gates, gating)
-        output, out = project(f"{name}.out", context, {x.dims[-1]: x.sizes[-1]}, contract=3)
+        output, out = linear_projection(f"{name}.out", context, {x.dims[-1]: x.sizes[-1]}, contract=3)
         return Expansion((*q_down, kv_down, *q_ops, *kv_ops, *rotations, *core, output), out)
 
     def _rotated_by_steps(
@@ -430,32 +442,32 @@ class LatentAttention(Layer):
         """
         rope_query = query.reshaped(dict(zip(query.dims, (*query.sizes[:-1], self.rope_dim), strict=True)))
         nope_key = key.reshaped(dict(zip(key.dims, (*key.sizes[:-1], self.nope_dim), strict=True)))
-        of_query, query_part = rotate_by_steps(f"{query.name}.rotary", rope_query)
-        of_key, key_part = rotate_by_steps(f"{key.name}.rotary", rotary)
+        of_query, query_part = stepwise_rotary_passes(f"{query.name}.rotary", rope_query)
+        of_key, key_part = stepwise_rotary_passes(f"{key.name}.rotary", rotary)
         joined = query.like(f"{query.name}.rotated"), key.like(f"{key.name}.rotated"), value.like(f"{value.name}.copy")
         nope_query = replace(
             nope_key, name=f"{query.name}.rest", dims=query.dims, sizes=(*query.sizes[:-1], self.nope_dim)
         )
         inputs = (nope_query, query_part), (nope_key, key_part), (value,)
         passes = (*of_query, *of_key, *(_unfused_pass(each, out) for each, out in zip(inputs, joined, strict=True)))
-        each = calls[0] / len(passes), calls[1] / sum(step.backward_pass != "free" for step in passes)
+        each = calls[0] / len(passes), calls[1] / sum(step.backward_rule != "free" for step in passes)
         return tuple(replace(step, host_calls=each) for step in passes), joined
 
     def _query_latent(self, name: str, tokens: Tensor) -> tuple[tuple[Operation, ...], Tensor | None]:
         if self.query_rank is None:
             return (), None
-        down, latent = project(f"{name}.q_down", tokens, {"q_rank": self.query_rank})
+        down, latent = linear_projection(f"{name}.q_down", tokens, {"q_rank": self.query_rank})
         return (down,), latent
 
     def _query(self, name: str, x: Tensor, latent: Tensor | None) -> tuple[tuple[Operation, ...], Tensor]:
         """Return the operations that make the queries of all heads, from latent vector or input, and the queries."""
-        wide: dict[str, Size] = {"kv_heads": self.heads, "group": 1, "head_dim": self.nope_dim + self.rope_dim}
+        wide: dict[str, DimSize] = {"kv_heads": self.heads, "group": 1, "head_dim": self.nope_dim + self.rope_dim}
         if latent is None:
-            direct, query = project(f"{name}.query", x, wide)
+            direct, query = linear_projection(f"{name}.query", x, wide)
             return (direct,), query
         norm = rms_norm(latent, f"{name}.q_norm")
         latent = norm.out
-        up, query = project(f"{name}.query", latent.renamed({latent.dims[1]: x.dims[1]}), wide)
+        up, query = linear_projection(f"{name}.query", latent.with_renamed_dims({latent.dims[1]: x.dims[1]}), wide)
         return (norm, up), query
 
     def _key_value(self, name: str, x: Tensor, packed: Tensor) -> tuple[tuple[Operation, ...], Tensor, Tensor]:
@@ -468,9 +480,9 @@ class LatentAttention(Layer):
             {batch: packed.sizes[0], seq: packed.sizes[1], "kv_rank": self.kv_rank}, name=f"{name}.latent"
         )
         norm = rms_norm(latent, f"{name}.kv_norm")
-        heads: dict[str, Size] = {"kv_heads": self.heads}
-        latent = norm.out.renamed({seq: x.dims[1]})
-        up, _ = project(f"{name}.kv_up", latent, heads | {"packed": self.nope_dim + self.value_dim})
+        heads: dict[str, DimSize] = {"kv_heads": self.heads}
+        latent = norm.out.with_renamed_dims({seq: x.dims[1]})
+        up, _ = linear_projection(f"{name}.kv_up", latent, heads | {"packed": self.nope_dim + self.value_dim})
         key = _headed(f"{name}.key", x, heads | {"head_dim": self.nope_dim + self.rope_dim})
         value = _headed(f"{name}.value", x, heads | {"value_dim": self.value_dim})
         return (norm, up), key, value
@@ -489,14 +501,14 @@ class AdditiveAttention(Layer):
     hidden: PositiveInt
     normalized: bool = False
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         x, memory = inputs
         if len(x.dims) != 3 or len(memory.dims) != 3 or x.sizes[0] != memory.sizes[0]:
-            raise GraphError(f"{name}: memory {describe(memory)} does not go with the input {describe(x)}")
+            raise GraphError(f"{name}: memory {format_shape(memory)} does not go with the input {format_shape(x)}")
         batch, seq, features = x.dims
         source = replace(memory, dims=(batch, "keys", features))
-        to_query, query = project(f"{name}.query", x, {"units": self.hidden})
-        to_key, key = project(f"{name}.key", source, {"units": self.hidden})
+        to_query, query = linear_projection(f"{name}.query", x, {"units": self.hidden})
+        to_key, key = linear_projection(f"{name}.key", source, {"units": self.hidden})
         pairs = query.reshaped({batch: x.sizes[0], seq: x.sizes[1], "keys": key.sizes[1], "units": self.hidden})
         mixed = pairs.like(f"{name}.tanh")
         extra = (parameter_vector(f"{name}.bias", pairs, "units"),) if self.normalized else ()
@@ -505,7 +517,7 @@ class AdditiveAttention(Layer):
         if choices.recurrence == "looped":
             # Build tanh(query + key + b) times v for one query step at a time, in four separate passes a step.
             steps = float(query.sizes[1])
-            calls = HOST_CALLS_PER_STEP[0] * steps, HOST_CALLS_PER_STEP[1] * steps
+            calls = ADDITIVE_ATTENTION_HOST_CALLS[0] * steps, ADDITIVE_ATTENTION_HOST_CALLS[1] * steps
             keys, summed, shifted, weighted = (
                 mixed.like(f"{name}.{part}") for part in ("keys", "sum", "shifted", "weighted")
             )
@@ -515,12 +527,14 @@ class AdditiveAttention(Layer):
                 MemoryPass(mixed.name, "elementwise", (shifted,), mixed, (), (mixed,), 5.0, host_calls=calls),
                 MemoryPass(weighted.name, "elementwise", (mixed,), weighted, (), (mixed,), host_calls=calls),
             )
-            sizes: dict[str, Size] = {query.dims[1]: query.sizes[1]} | dict(zip(source.dims, source.sizes, strict=True))
+            sizes: dict[str, DimSize] = {query.dims[1]: query.sizes[1]} | dict(
+                zip(source.dims, source.sizes, strict=True)
+            )
             sums = (LoopGradientSum(each, steps) for each in (keys, source.reshaped(sizes, name=f"{name}.memory")))
             mixing, mixed = (*passes, *sums), weighted
         weight, scores = (
             parameter_vector(f"{name}.weight", pairs, "units"),
-            pairs.without("units", name=f"{name}.scores"),
+            pairs.without_dims("units", name=f"{name}.scores"),
         )
         weights, context = scores.like(f"{name}.softmax"), Tensor(name, x.dims, (*x.sizes[:2], memory.sizes[-1]))
         length = (Tensor(f"{name}.length", ("one",), (1,), "parameter"),) if self.normalized else ()
@@ -534,7 +548,7 @@ class AdditiveAttention(Layer):
 #: Calls of the host for each of the four passes of a step of additive attention in a loop, forward and backward. With
 #: products, softmax, sums, reshapes and the concatenation to the cell's input, a step has 16 and 28 operations
 #: (TensorFlow's attention_wrapper.py, by name).
-HOST_CALLS_PER_STEP = (4.0, 7.0)
+ADDITIVE_ATTENTION_HOST_CALLS = (4.0, 7.0)
 
 
 @LAYERS.register("relative_attention")
@@ -555,41 +569,41 @@ class RelativeAttention(Layer):
     Reference: Dai et al., Transformer-XL, ACL 2019, section 3.3.
     """
 
-    tensor_dims = ("kv_heads",)
+    tensor_parallel_dims = ("kv_heads",)
     heads: PositiveInt
     head_dim: PositiveInt | None = None
     memory: PositiveInt
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         batch, seq, hidden = x.dims
         head_dim = self.head_dim or int(x.sizes[-1]) // self.heads
-        head_sizes: dict[str, Size] = {"kv_heads": self.heads, "head_dim": head_dim}
-        states: dict[str, Size] = {batch: x.sizes[0], "keys": x.sizes[1] + self.memory, hidden: x.sizes[2]}
+        head_sizes: dict[str, DimSize] = {"kv_heads": self.heads, "head_dim": head_dim}
+        states: dict[str, DimSize] = {batch: x.sizes[0], "keys": x.sizes[1] + self.memory, hidden: x.sizes[2]}
         joined = Tensor(f"{name}.joined", tuple(states), tuple(states.values()))
         join = MemoryPass(joined.name, "copy", (x,), joined, flops_per_element=0.0)
-        packed, _ = project(f"{name}.qkv", joined, {"kv_heads": self.heads, "packed": 3 * head_dim})
+        packed, _ = linear_projection(f"{name}.qkv", joined, {"kv_heads": self.heads, "packed": 3 * head_dim})
         query = _headed(f"{name}.query", x, head_sizes)
         key, value = (_headed(f"{name}.{part}", joined, head_sizes) for part in ("key", "value"))
-        transposed = choices.relative == "heads last"
+        transposed = choices.relative_attention_layout == "heads last"
         scored, scores = self._scores(name, query, key, x, transposed=transposed)
-        dims: dict[str, Size] = {d: query.size(d) for d in (batch, seq, "kv_heads")} | {"value_dim": head_dim}
+        dims: dict[str, DimSize] = {d: query.size(d) for d in (batch, seq, "kv_heads")} | {"value_dim": head_dim}
         context = Tensor(f"{name}.context", tuple(dims), tuple(dims.values()))
         core = _softmax_weighted_sum(
             name, scores, value, context, dropout=self.dropout, visible=1.0, choices=choices, transposed=transposed
         )
-        output, out = project(f"{name}.out", context, {hidden: x.sizes[-1]}, contract=2)
+        output, out = linear_projection(f"{name}.out", context, {hidden: x.sizes[-1]}, contract=2)
         host_copies = self._memories_through_host(name, x) if choices.memories_through_host else ()
         return Expansion((*host_copies, join, packed, *scored, *core, output), out)
 
     def _memories_through_host(self, name: str, x: Tensor) -> tuple[Operation, ...]:
         """Return the copies of saved states from the last step to this one, through host memory in fp32."""
-        sizes: dict[str, Size] = {x.dims[0]: x.sizes[0], "remembered": self.memory, x.dims[2]: x.sizes[2]}
-        states = Tensor(f"{name}.memory", tuple(sizes), tuple(sizes.values()), grad=False, wide=True)
+        sizes: dict[str, DimSize] = {x.dims[0]: x.sizes[0], "remembered": self.memory, x.dims[2]: x.sizes[2]}
+        states = Tensor(f"{name}.memory", tuple(sizes), tuple(sizes.values()), needs_gradient=False, stays_fp32=True)
         copied = replace(states, name=f"{name}.fed")
-        return (MemoryPass(copied.name, "feed", (states,), copied, flops_per_element=0.0, backward_pass="free"),)
+        return (MemoryPass(copied.name, "feed", (states,), copied, flops_per_element=0.0, backward_rule="free"),)
 
     def _scores(
         self, name: str, query: Tensor, key: Tensor, x: Tensor, *, transposed: bool
@@ -599,13 +613,13 @@ class RelativeAttention(Layer):
         They are shifted, summed, scaled and masked.
         """
         batch, seq, heads, head_dim = query.dims
-        head_sizes: dict[str, Size] = {heads: query.size(heads), head_dim: query.size(head_dim)}
+        head_sizes: dict[str, DimSize] = {heads: query.size(heads), head_dim: query.size(head_dim)}
         weight = Tensor(
             f"{name}.distance.weight", ("in_hidden", *head_sizes), (x.sizes[-1], *head_sizes.values()), "parameter"
         )
         distance = Tensor(f"{name}.distance", ("keys", *head_sizes), (key.sizes[1], *head_sizes.values()), "statistic")
         projected = MemoryPass(distance.name, "copy", (), distance, (weight,), flops_per_element=0.0)
-        dims: dict[str, Size] = {
+        dims: dict[str, DimSize] = {
             batch: query.sizes[0],
             heads: head_sizes[heads],
             seq: query.sizes[1],
@@ -625,7 +639,7 @@ class RelativeAttention(Layer):
             operations.append(MemoryPass(padded.name, "copy", (placed,), padded, flops_per_element=0.0))
             placed = padded
         operations.append(MemoryPass(shifted.name, "copy", (placed,), shifted, flops_per_element=0.0))
-        operations.append(MemoryPass(summed.name, "elementwise", (content, shifted), summed, backward_pass="free"))
+        operations.append(MemoryPass(summed.name, "elementwise", (content, shifted), summed, backward_rule="free"))
         if transposed:
             masked_rows = summed.like(f"{name}.core.shown")
             operations.append(MemoryPass(masked_rows.name, "elementwise", (summed,), masked_rows))
@@ -655,18 +669,20 @@ class RelationalGraphAttention(Layer):
     targets: PositiveInt
     projected: float = 1.0
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         if self.targets > x.sizes[1]:
-            raise GraphError(f"{name}: {describe(x)} has fewer nodes than the {self.targets} targets")
+            raise GraphError(f"{name}: {format_shape(x)} has fewer nodes than the {self.targets} targets")
         batch, _, features = x.dims
         width = self.heads * self.head_dim
         relation_nodes = x.sizes[1] * self.projected / self.relations
         sorted_nodes = Tensor(f"{name}.by_relation", ("relations", batch, "nodes", features),
                               (self.relations, x.sizes[0], relation_nodes, x.sizes[2]))  # fmt: skip
         copy = MemoryPass(f"{name}.by_relation", "gather", (x,), sorted_nodes, flops_per_element=0.0)
-        product, messages = project(f"{name}.project", sorted_nodes, {"messages": width}, shared=("relations",))
+        product, messages = linear_projection(
+            f"{name}.project", sorted_nodes, {"messages": width}, shared=("relations",)
+        )
         operations: list[Operation] = [copy, product]
         scores = Tensor(f"{name}.scores", (batch, "edges", "heads"), (x.sizes[0], self.edges, self.heads))
         vectors = Tensor(

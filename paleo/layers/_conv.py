@@ -8,14 +8,14 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.base import LAYERS, Expansion, Layer, LayerImplementations, describe, option
+from paleo.layers.base import LAYERS, Expansion, Layer, LayerImplementations, format_shape, per_dim_option
 from paleo.operations.base import MemoryPass
 from paleo.operations.contraction import Contraction
-from paleo.operations.tensor import Size, Tensor, Window
+from paleo.operations.tensor import DimSize, Tensor, Window
 
 # Convolutions over one to three spatial dims: grouped, depthwise, dilated, transposed
 
-Extent = PositiveInt | Annotated[list[PositiveInt], Field(min_length=1, max_length=3)]
+SizePerDim = PositiveInt | Annotated[list[PositiveInt], Field(min_length=1, max_length=3)]
 Padding = NonNegativeInt | Annotated[list[NonNegativeInt], Field(min_length=1, max_length=3)] | Literal["same", "valid"]
 
 
@@ -30,10 +30,10 @@ def padding_sizes(
         return (0.0,) * len(kernel)
     if padding == "same":
         return tuple(d * (k - 1) / 2 for k, d in zip(kernel, dilation, strict=True))
-    return tuple(float(p) for p in option(padding, len(kernel), field="padding", name=name))
+    return tuple(float(p) for p in per_dim_option(padding, len(kernel), field="padding", name=name))
 
 
-def window_count(size: Size, kernel: int, stride: int, dilation: int, padding: float, *, ceil: bool = False) -> int:
+def window_count(size: DimSize, kernel: int, stride: int, dilation: int, padding: float, *, ceil: bool = False) -> int:
     """Return the number of positions of a sliding window: floor((n + 2p − d(k−1) − 1) / s) + 1.
 
     With ``ceil`` the quotient is rounded up, unless the last window would start in the padding.
@@ -56,19 +56,19 @@ class Conv(Layer):
     """
 
     channels: PositiveInt
-    kernel: Extent
-    stride: Extent = 1
+    kernel: SizePerDim
+    stride: SizePerDim = 1
     padding: Padding = 0
-    dilation: Extent = 1
+    dilation: SizePerDim = 1
     groups: PositiveInt | Literal["depthwise"] = 1
     bias: bool = True
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3, 4, 5))
         rank = len(x.dims) - 2
         kernel, stride, dilation = (
-            option(value, rank, field=field, name=name)
+            per_dim_option(value, rank, field=field, name=name)
             for field, value in (("kernel", self.kernel), ("stride", self.stride), ("dilation", self.dilation))
         )
         padding = padding_sizes(self.padding, kernel, dilation, name=name)
@@ -81,7 +81,9 @@ class Conv(Layer):
             raise GraphError(
                 f"{name}: {channels} input and {self.channels} output channels cannot be cut into {groups} groups"
             )
-        return convolve(name, x, self.channels, kernel, stride, dilation, padding, space, groups, self.bias)
+        return convolution_expansion(
+            name, x, self.channels, kernel, stride, dilation, padding, space, groups, self.bias
+        )
 
 
 @LAYERS.register("transposed_conv")
@@ -92,32 +94,34 @@ class TransposedConv(Layer):
     """
 
     channels: PositiveInt
-    kernel: Extent
-    stride: Extent = 1
+    kernel: SizePerDim
+    stride: SizePerDim = 1
     padding: NonNegativeInt | list[NonNegativeInt] = 0
     output_padding: NonNegativeInt | list[NonNegativeInt] = 0
-    dilation: Extent = 1
+    dilation: SizePerDim = 1
     groups: PositiveInt = 1
     bias: bool = True
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3, 4, 5))
         rank = len(x.dims) - 2
         fields = ("kernel", "stride", "dilation", "padding", "output_padding")
-        kernel, stride, dilation, padding, extra = (option(getattr(self, f), rank, field=f, name=name) for f in fields)
+        kernel, stride, dilation, padding, extra = (
+            per_dim_option(getattr(self, f), rank, field=f, name=name) for f in fields
+        )
         pieces = zip(x.sizes[2:], kernel, stride, dilation, padding, extra, strict=True)
         space = tuple(int((n - 1) * s - 2 * p + d * (k - 1) + e + 1) for n, k, s, d, p, e in pieces)
         if int(x.sizes[1]) % self.groups or self.channels % self.groups:
             channels = f"{x.sizes[1]} input and {self.channels} output channels"
             raise GraphError(f"{name}: {channels} cannot be cut into {self.groups} groups")
         halves = tuple(float(p) for p in padding)
-        return convolve(
+        return convolution_expansion(
             name, x, self.channels, kernel, stride, dilation, halves, space, self.groups, self.bias, transposed=True
         )
 
 
-def convolve(
+def convolution_expansion(
     name: str,
     x: Tensor,
     channels: int,
@@ -136,16 +140,16 @@ def convolve(
     Each spatial dim has a window. ``space`` are the output sizes.
     """
     if min(space) < 1:
-        raise GraphError(f"{name}: kernel {list(kernel)} does not fit the input {describe(x)}")
+        raise GraphError(f"{name}: kernel {list(kernel)} does not fit the input {format_shape(x)}")
     dims = x.dims[2:]
-    grouped: dict[str, Size] = {"groups": groups} if groups > 1 else {}
-    batch: dict[str, Size] = {x.dims[0]: x.sizes[0]}
+    grouped: dict[str, DimSize] = {"groups": groups} if groups > 1 else {}
+    batch: dict[str, DimSize] = {x.dims[0]: x.sizes[0]}
     c_in, c_out = int(x.sizes[1]) // groups, channels // groups
-    taps: dict[str, Size] = {f"kernel_{d}": k for d, k in zip(dims, kernel, strict=True)}
-    source: dict[str, Size] = {f"in_{d}": n for d, n in zip(dims, x.sizes[2:], strict=True)}
-    target: dict[str, Size] = dict(zip(dims, space, strict=True))
+    taps: dict[str, DimSize] = {f"kernel_{d}": k for d, k in zip(dims, kernel, strict=True)}
+    source: dict[str, DimSize] = {f"in_{d}": n for d, n in zip(dims, x.sizes[2:], strict=True)}
+    target: dict[str, DimSize] = dict(zip(dims, space, strict=True))
     lhs = x.reshaped(batch | grouped | {"in_channels": c_in} | source)
-    weight: dict[str, Size] = grouped | {"channels": c_out, "in_channels": c_in} | taps
+    weight: dict[str, DimSize] = grouped | {"channels": c_out, "in_channels": c_in} | taps
     rhs = Tensor(f"{name}.weight", tuple(weight), tuple(weight.values()), "parameter")
     result = batch | grouped | {"channels": c_out} | target
     out = Tensor(name, tuple(result), tuple(result.values()))
@@ -170,25 +174,25 @@ class Pool(Layer):
     Its stride defaults to ``kernel``.
     """
 
-    kernel: Extent
-    stride: Extent | None = None
+    kernel: SizePerDim
+    stride: SizePerDim | None = None
     padding: Padding = 0
     ceil: bool = False
 
-    def pooled(self, name: str, x: Tensor) -> tuple[Tensor, tuple[Window, ...]]:
+    def output_and_windows(self, name: str, x: Tensor) -> tuple[Tensor, tuple[Window, ...]]:
         """Return the output tensor of the pooling and the window along each spatial dim."""
         self.check_rank(name, x, (3, 4, 5))
         rank = len(x.dims) - 2
-        kernel = option(self.kernel, rank, field="kernel", name=name)
-        stride = kernel if self.stride is None else option(self.stride, rank, field="stride", name=name)
+        kernel = per_dim_option(self.kernel, rank, field="kernel", name=name)
+        stride = kernel if self.stride is None else per_dim_option(self.stride, rank, field="stride", name=name)
         padding = padding_sizes(self.padding, kernel, (1,) * rank, name=name)
         pieces = zip(x.sizes[2:], kernel, stride, padding, strict=True)
         space = tuple(window_count(n, k, s, 1, p, ceil=self.ceil) for n, k, s, p in pieces)
         if self.padding == "same":
             space = tuple(int(-(-n // s)) for n, s in zip(x.sizes[2:], stride, strict=True))
         if min(space) < 1:
-            raise GraphError(f"{name}: pooling window {list(kernel)} does not fit the input {describe(x)}")
-        sizes: dict[str, Size] = dict(zip(x.dims, (*x.sizes[:2], *space), strict=True))
+            raise GraphError(f"{name}: pooling window {list(kernel)} does not fit the input {format_shape(x)}")
+        sizes: dict[str, DimSize] = dict(zip(x.dims, (*x.sizes[:2], *space), strict=True))
         slides = zip(x.dims[2:], kernel, stride, padding, strict=True)
         return x.reshaped(sizes).like(name), tuple(Window(d, d, "", s, 1, int(p), k) for d, k, s, p in slides)
 
@@ -207,9 +211,9 @@ class MaxPool(Pool):
 
     keeps_input: bool = False
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
-        out, windows = self.pooled(name, x)
+        out, windows = self.output_and_windows(name, x)
         keeps = (out.like(f"{name}.indices", role="index"), *([x] if self.keeps_input else []))
         flops = float(_elements(windows) - 1)
         return Expansion(
@@ -221,9 +225,9 @@ class MaxPool(Pool):
 class AvgPool(Pool):
     """Average pooling: the mean of each window."""
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
-        out, windows = self.pooled(name, x)
+        out, windows = self.output_and_windows(name, x)
         flops = float(_elements(windows))
         return Expansion((MemoryPass(name, "pool", (x,), out, flops_per_element=flops, windows=windows),), out)
 
@@ -235,10 +239,10 @@ class GlobalPool(Layer):
     operation: Literal["avg", "max"] = "avg"
     keep_space: bool = False
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3, 4, 5))
-        sizes: dict[str, Size] = dict(zip(x.dims[:2], x.sizes[:2], strict=True))
+        sizes: dict[str, DimSize] = dict(zip(x.dims[:2], x.sizes[:2], strict=True))
         out = x.reshaped(sizes).like(name)
         keeps = (out.like(f"{name}.indices", role="index"),) if self.operation == "max" else ()
         shape = sizes | (dict.fromkeys(x.dims[2:], 1) if self.keep_space else {})
@@ -251,7 +255,7 @@ class AdaptiveAvgPool(Layer):
 
     size: PositiveInt
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3, 4, 5))
         sizes = {d: n if i < 2 else self.size for i, (d, n) in enumerate(zip(x.dims, x.sizes, strict=True))}
@@ -263,7 +267,7 @@ class AdaptiveAvgPool(Layer):
 
 
 @LAYERS.register("proposals")
-class Proposals(Layer):
+class RegionProposals(Layer):
     """Region proposals: the best ``kept`` boxes after non-maximum suppression, as (batch, regions, box).
 
     Scores of all anchors (batch, anchors, …) are sorted, and the best ``considered`` boxes are compared pair by pair.
@@ -274,18 +278,18 @@ class Proposals(Layer):
     kept: PositiveInt
     considered: PositiveInt = 2000
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         batch = x.dims[0]
         sorted_scores = x.like(f"{name}.sorted", role="statistic")
         pairs = Tensor(
             f"{name}.overlaps", (batch, "boxes", "others"), (x.sizes[0], self.considered, self.considered), "mask"
         )
-        out = Tensor(name, (batch, "regions", "box"), (x.sizes[0], self.kept, 4), "statistic", grad=False)
-        sort = MemoryPass(f"{name}.sort", "elementwise", (x,), sorted_scores, backward_pass="free")
+        out = Tensor(name, (batch, "regions", "box"), (x.sizes[0], self.kept, 4), "statistic", needs_gradient=False)
+        sort = MemoryPass(f"{name}.sort", "elementwise", (x,), sorted_scores, backward_rule="free")
         compare = MemoryPass(f"{name}.overlaps", "elementwise", (sorted_scores,), pairs, flops_per_element=12.0,
-                             backward_pass="free")  # fmt: skip
-        take = MemoryPass(name, "select", (pairs,), out, backward_pass="free")
+                             backward_rule="free")  # fmt: skip
+        take = MemoryPass(name, "select", (pairs,), out, backward_rule="free")
         return Expansion((sort, compare, take), out)
 
 
@@ -305,10 +309,12 @@ class RoiAlign(Layer):
     #: Regions cropped per image, if fewer than there are boxes (positives of the mask branch).
     regions: PositiveInt | None = None
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         x, boxes = inputs
         if len(x.dims) != 4 or len(boxes.dims) != 3:
-            raise GraphError(f"{name}: expected a feature map and boxes, found {describe(x)} and {describe(boxes)}")
+            raise GraphError(
+                f"{name}: expected a feature map and boxes, found {format_shape(x)} and {format_shape(boxes)}"
+            )
         regions = x.sizes[0] * (self.regions or boxes.sizes[1])
         dims = (x.dims[0], x.dims[1], "height", "width")
         out = Tensor(name, dims, (regions, x.sizes[1], self.size, self.size))

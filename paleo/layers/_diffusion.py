@@ -7,12 +7,12 @@ from typing import Annotated, ClassVar
 from pydantic import Field, PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers._attention import attend, rms_norm, rotate
-from paleo.layers._linear import feed_forward_up, tied_gradient
+from paleo.layers._attention import attention_operations, rms_norm, rotary_embedding_passes
+from paleo.layers._linear import tied_gradient, up_projection_operations
 from paleo.layers._loss import CrossEntropy
-from paleo.layers.base import LAYERS, Expansion, Layer, LayerImplementations, describe, project
+from paleo.layers.base import LAYERS, Expansion, Layer, LayerImplementations, format_shape, linear_projection
 from paleo.operations.base import MemoryPass, Operation
-from paleo.operations.tensor import Size, Tensor
+from paleo.operations.tensor import DimSize, Tensor
 
 # A vocabulary in clusters by frequency: a cluster's logits are computed only for the tokens whose word is in it
 
@@ -27,12 +27,12 @@ class ClusteredVocabulary(Layer):
     Reference: Grave et al., Efficient softmax approximation for GPUs, ICML 2017; Baevski and Auli, ICLR 2019.
     """
 
-    tensor_dims = ("vocab",)
+    tensor_parallel_dims = ("vocab",)
     sizes: list[PositiveInt] = Field(min_length=2)
     shares: list[Annotated[float, Field(gt=0, le=1)]]
     narrowing: PositiveInt = 1
 
-    def widths(self, name: str, hidden: int) -> list[int]:
+    def cluster_widths(self, name: str, hidden: int) -> list[int]:
         """List the embedding width of each cluster [entries].
 
         Raise GraphError if a width is 0 or shares do not match.
@@ -53,22 +53,22 @@ class AdaptiveEmbedding(ClusteredVocabulary):
 
     features: PositiveInt
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (2,))
         operations: list[Operation] = []
-        for cluster, width in enumerate(self.widths(name, self.features)):
+        for cluster, width in enumerate(self.cluster_widths(name, self.features)):
             words = _part(x, self.shares[cluster])
             table = Tensor(f"{name}.{cluster}.weight", ("vocab", "width"), (self.sizes[cluster], width), "parameter")
             rows = Tensor(f"{name}.{cluster}", (*words.dims, "width"), (*words.sizes, width))
             operations.append(
-                MemoryPass(rows.name, "gather", (words,), rows, (table,), (x,), 0.0, rows_per_output=True)
+                MemoryPass(rows.name, "gather", (words,), rows, (table,), (x,), 0.0, table_rows_per_output=True)
             )
             if self.narrowing > 1:
-                product, _ = project(f"{rows.name}.projection", rows, {"hidden": self.features})
+                product, _ = linear_projection(f"{rows.name}.projection", rows, {"hidden": self.features})
                 operations.append(product)
         out = Tensor(name, (*x.dims, "hidden"), (*x.sizes, self.features))
-        return Expansion(tuple(operations), choices.output(out, "embedding"))
+        return Expansion(tuple(operations), choices.with_output_precision(out, "embedding"))
 
 
 @LAYERS.register("adaptive_softmax")
@@ -82,12 +82,12 @@ class AdaptiveSoftmax(ClusteredVocabulary):
 
     tie: str | None = None
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         operations: list[Operation] = []
-        clusters, _ = project(f"{name}.clusters", x, {"clusters": len(self.sizes) - 1}, bias=True)
-        for cluster, width in enumerate(self.widths(name, int(x.sizes[-1]))):
+        clusters, _ = linear_projection(f"{name}.clusters", x, {"clusters": len(self.sizes) - 1}, bias=True)
+        for cluster, width in enumerate(self.cluster_widths(name, int(x.sizes[-1]))):
             within = f"{name}.{cluster}"
             states = _part(x, self.shares[cluster] if cluster else 1.0)
             if cluster:
@@ -106,18 +106,18 @@ class AdaptiveSoftmax(ClusteredVocabulary):
         tables = f"{self.tie}.{cluster}" if self.tie else name
         if self.narrowing > 1:
             weight = f"{tables if cluster else name}.projection.weight"
-            product, states = project(f"{name}.projection", states, {"width": width}, weight=weight)
+            product, states = linear_projection(f"{name}.projection", states, {"width": width}, weight=weight)
             operations.append(product)
-        sizes: dict[str, Size] = {"vocab": self.sizes[cluster]}
-        product, logits = project(f"{name}.logits", states, sizes, bias=True, weight=f"{tables}.weight")
+        sizes: dict[str, DimSize] = {"vocab": self.sizes[cluster]}
+        product, logits = linear_projection(f"{name}.logits", states, sizes, bias=True, weight=f"{tables}.weight")
         if self.tie:  # without narrowing, the tables of all clusters are parts of one
             operations += tied_gradient(name, product.rhs, choices, len(self.sizes) if self.narrowing == 1 else 1)
-        return (*operations, product, *CrossEntropy().expand(name, (logits,), choices).operations)
+        return (*operations, product, *CrossEntropy().to_operations(name, (logits,), choices).operations)
 
 
 def _part(x: Tensor, share: float) -> Tensor:
     """Return a tensor like ``x`` that holds only a ``share`` (0 to 1) of each sample's tokens."""
-    return Tensor(x.name, x.dims, (x.sizes[0], x.sizes[1] * share, *x.sizes[2:]), x.role, x.grad)
+    return Tensor(x.name, x.dims, (x.sizes[0], x.sizes[1] * share, *x.sizes[2:]), x.role, x.needs_gradient)
 
 
 # Blocks of diffusion transformers: attention over image and text together, with separate or shared weights, modulated
@@ -131,7 +131,7 @@ def _modulation(name: str, conditioning: Tensor, count: int) -> list[Operation]:
     """
     activated = conditioning.like(f"{name}.silu")
     width = int(conditioning.sizes[-1])
-    product, _ = project(f"{name}.vectors", activated, {"modulation": count * width}, bias=True)
+    product, _ = linear_projection(f"{name}.vectors", activated, {"modulation": count * width}, bias=True)
     silu = MemoryPass(activated.name, "elementwise", (conditioning,), activated, saved=(conditioning,))
     return [silu, product]
 
@@ -139,7 +139,7 @@ def _modulation(name: str, conditioning: Tensor, count: int) -> list[Operation]:
 def _modulated_norm(name: str, x: Tensor) -> tuple[MemoryPass, Tensor]:
     """Return a layer norm without weights, scaled and shifted per sample, as (memory pass, output tensor)."""
     out = x.like(name)
-    statistic = x.without(x.dims[-1], name=f"{name}.statistics", role="statistic")
+    statistic = x.without_dims(x.dims[-1], name=f"{name}.statistics", role="statistic")
     return MemoryPass(name, "norm", (x,), out, (), (x, statistic), 10.0, reduced_dims=(x.dims[-1],)), out
 
 
@@ -160,12 +160,12 @@ def _heads(name: str, x: Tensor, heads: int, head_dim: int) -> tuple[list[Operat
         for part in ("key", "value")
     )
     norms = [rms_norm(query), rms_norm(key)]
-    rotations, (query, key) = rotate(*(norm.out for norm in norms))
-    key, value = (tensor.renamed({seq: "keys"}) for tensor in (key, value))
+    rotations, (query, key) = rotary_embedding_passes(*(norm.out for norm in norms))
+    key, value = (tensor.with_renamed_dims({seq: "keys"}) for tensor in (key, value))
     return [*norms, *rotations], (query, key, value)
 
 
-class StreamBlock(Layer):
+class DiffusionStreamBlock(Layer):
     """Base of the blocks of a diffusion transformer with text and image streams, as in FLUX.1.
 
     Inputs: (batch, seq, hidden) with the text positions first, and the conditioning vector of each sample.
@@ -178,12 +178,14 @@ class StreamBlock(Layer):
     def head_dim(self, name: str, x: Tensor, conditioning: Tensor) -> int:
         """Return the number of entries of a head; raise GraphError if the inputs do not match the block."""
         if len(x.dims) != 3 or len(conditioning.dims) != 2 or int(x.sizes[-1]) % self.heads:
-            raise GraphError(f"{name}: {describe(x)} and {describe(conditioning)} do not make {self.heads} heads")
+            raise GraphError(
+                f"{name}: {format_shape(x)} and {format_shape(conditioning)} do not make {self.heads} heads"
+            )
         return int(x.sizes[-1]) // self.heads
 
 
 @LAYERS.register("double_stream")
-class DoubleStream(StreamBlock):
+class DoubleStreamBlock(DiffusionStreamBlock):
     """Diffusion block with separate weights for text and image, and attention over both.
 
     ``text`` is the number of text positions (Esser et al., Scaling rectified flow transformers, 2024, figure 2b).
@@ -191,7 +193,7 @@ class DoubleStream(StreamBlock):
 
     text: PositiveInt
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         x, conditioning = inputs
         size, hidden = self.head_dim(name, x, conditioning), x.dims[-1]
         operations: list[Operation] = []
@@ -200,18 +202,22 @@ class DoubleStream(StreamBlock):
             part = x.reshaped({x.dims[0]: x.sizes[0], x.dims[1]: length, hidden: x.sizes[-1]})
             operations += _modulation(f"{name}.{stream}", conditioning, 6)
             norm, normed = _modulated_norm(f"{name}.{stream}.norm1", part)
-            packed, _ = project(f"{name}.{stream}.qkv", normed, {"kv_heads": self.heads, "packed": 3 * size}, bias=True)
+            packed, _ = linear_projection(
+                f"{name}.{stream}.qkv", normed, {"kv_heads": self.heads, "packed": 3 * size}, bias=True
+            )
             projections, _ = _heads(f"{name}.{stream}", part, self.heads, size)
             operations += [norm, packed, *projections]
         _, (query, key, value) = _heads(name, x, self.heads, size)
-        core, context = attend(name, query, key, value, causal=False, window=None, dropout=0.0, choices=choices)
+        core, context = attention_operations(
+            name, query, key, value, causal=False, window=None, dropout=0.0, choices=choices
+        )
         operations += core
         out = x.like(name)
         for stream, length in streams.items():
             operations += self._after_attention(f"{name}.{stream}", x, context, length, choices)
         parts = tuple(x.reshaped({x.dims[0]: x.sizes[0], x.dims[1]: n, hidden: x.sizes[-1]}, name=f"{name}.{s}.out")
                       for s, n in streams.items())  # fmt: skip
-        operations.append(MemoryPass(name, "elementwise", parts, out, backward_pass="free"))
+        operations.append(MemoryPass(name, "elementwise", parts, out, backward_rule="free"))
         return Expansion(tuple(operations), out)
 
     def _after_attention(
@@ -221,32 +227,32 @@ class DoubleStream(StreamBlock):
         hidden = x.dims[-1]
         part = x.reshaped({x.dims[0]: x.sizes[0], x.dims[1]: length, hidden: x.sizes[-1]})
         share = context.reshaped(dict(zip(context.dims, (context.sizes[0], length, *context.sizes[2:]), strict=True)))
-        product, projected = project(f"{name}.attention", share, {hidden: x.sizes[-1]}, bias=True, contract=3)
+        product, projected = linear_projection(f"{name}.attention", share, {hidden: x.sizes[-1]}, bias=True, contract=3)
         first, summed = _gated_sum(f"{name}.sum1", part, projected)
         norm, normed = _modulated_norm(f"{name}.norm2", summed)
-        up, inner = feed_forward_up(f"{name}.mlp", normed, self.ffn, "gelu_tanh", choices, bias=True)
-        down, back = project(f"{name}.mlp.down", inner, {hidden: x.sizes[-1]}, bias=True)
+        up, inner = up_projection_operations(f"{name}.mlp", normed, self.ffn, "gelu_tanh", choices, bias=True)
+        down, back = linear_projection(f"{name}.mlp.down", inner, {hidden: x.sizes[-1]}, bias=True)
         second, _ = _gated_sum(f"{name}.out", summed, back)
         return [product, first, norm, *up, down, second]
 
 
 @LAYERS.register("single_stream")
-class SingleStream(StreamBlock):
+class SingleStreamBlock(DiffusionStreamBlock):
     """Diffusion block with parallel attention and feed-forward over the joint sequence.
 
     One product comes before both and one after both (Dehghani et al., Scaling vision transformers to 22 billion
     parameters, 2023, as in FLUX.1).
     """
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         x, conditioning = inputs
         size, hidden = self.head_dim(name, x, conditioning), x.dims[-1]
         modulation = _modulation(name, conditioning, 3)
         norm, normed = _modulated_norm(f"{name}.norm", x)
         wide = 3 * int(x.sizes[-1]) + self.ffn
-        before, packed = project(f"{name}.before", normed, {"ffn": wide}, bias=True)
+        before, packed = linear_projection(f"{name}.before", normed, {"ffn": wide}, bias=True)
         projections, (query, key, value) = _heads(name, x, self.heads, size)
-        core, _ = attend(name, query, key, value, causal=False, window=None, dropout=0.0, choices=choices)
+        core, _ = attention_operations(name, query, key, value, causal=False, window=None, dropout=0.0, choices=choices)
         inner = packed.reshaped(dict(zip(packed.dims, (*packed.sizes[:2], self.ffn), strict=True)))
         activated = inner.like(f"{name}.gelu")
         gelu = MemoryPass(activated.name, "elementwise", (inner,), activated, saved=(inner,), flops_per_element=8.0)
@@ -254,6 +260,6 @@ class SingleStream(StreamBlock):
             dict(zip(packed.dims, (*packed.sizes[:2], int(x.sizes[-1]) + self.ffn), strict=True)), name=f"{name}.joined"
         )
         copy = MemoryPass(joined.name, "copy", (activated,), joined, flops_per_element=0.0)
-        after, back = project(f"{name}.after", joined, {hidden: x.sizes[-1]}, bias=True)
+        after, back = linear_projection(f"{name}.after", joined, {hidden: x.sizes[-1]}, bias=True)
         gated, out = _gated_sum(name, x, back)
         return Expansion((*modulation, norm, before, *projections, *core, gelu, copy, after, gated), out)

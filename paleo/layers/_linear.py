@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.base import LAYERS, Expansion, Layer, LayerImplementations, activate, describe, gate, project
+from paleo.layers.base import (
+    LAYERS,
+    Expansion,
+    Layer,
+    LayerImplementations,
+    activation_passes,
+    format_shape,
+    gated_unit_passes,
+    linear_projection,
+)
 from paleo.operations.base import Kernel, MemoryPass, Operation, elementwise_kernel
 from paleo.operations.contraction import Contraction
 from paleo.operations.tensor import Tensor
@@ -28,15 +37,15 @@ class Linear(Layer):
     ``dim`` names the new last dim. ``tie`` uses the weight of another layer, such as an embedding.
     """
 
-    tensor_dims = ("vocab",)
+    tensor_parallel_dims = ("vocab",)
     features: PositiveInt
     bias: bool = True
     dim: str = "features"
     tie: str | None = None
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         weight = f"{self.tie}.weight" if self.tie else None
-        operation, out = project(name, inputs[0], {self.dim: self.features}, bias=self.bias, weight=weight)
+        operation, out = linear_projection(name, inputs[0], {self.dim: self.features}, bias=self.bias, weight=weight)
         tied = tied_gradient(name, operation.rhs, choices) if self.tie else ()
         return Expansion((*tied, operation), out)
 
@@ -52,25 +61,25 @@ class Mlp(Layer):
     Their dims are hidden → ffn → hidden.
     """
 
-    tensor_dims = ("ffn",)
+    tensor_parallel_dims = ("ffn",)
     ffn: PositiveInt
     activation: Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "swiglu", "geglu", "reglu"] = "gelu"
     bias: bool = True
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
-        operations, inner = feed_forward_up(name, x, self.ffn, self.activation, choices, bias=self.bias)
+        operations, inner = up_projection_operations(name, x, self.ffn, self.activation, choices, bias=self.bias)
         if self.dropout:
             mask = inner.like(f"{name}.mask", role="mask")
             dropped = inner.like(f"{name}.dropped")
             operations += (MemoryPass(f"{name}.dropout", "dropout", (inner,), dropped, saved=(mask,)),)
             inner = dropped
-        down, out = project(f"{name}.down", inner, {x.dims[-1]: x.sizes[-1]}, bias=self.bias)
+        down, out = linear_projection(f"{name}.down", inner, {x.dims[-1]: x.sizes[-1]}, bias=self.bias)
         return Expansion((*operations, down), out)
 
 
-def feed_forward_up(
+def up_projection_operations(
     name: str,
     x: Tensor,
     ffn: int,
@@ -87,12 +96,14 @@ def feed_forward_up(
     width.
     """
     if activation in GATED_ACTIVATIONS:
-        up, wide = project(f"{name}.up", x, {"gates": 2, dim: ffn}, bias=bias, shared=shared)
+        up, wide = linear_projection(f"{name}.up", x, {"gates": 2, dim: ffn}, bias=bias, shared=shared)
         separate = choices.gates == "separate"
-        passes, inner = gate(f"{name}.act", GATED_ACTIVATIONS[activation], wide, "gates", separate=separate)
+        passes, inner = gated_unit_passes(
+            f"{name}.act", GATED_ACTIVATIONS[activation], wide, "gates", separate=separate
+        )
     else:
-        up, wide = project(f"{name}.up", x, {dim: ffn}, bias=bias, shared=shared)
-        passes, inner = activate(activation, f"{name}.act", wide, choices)
+        up, wide = linear_projection(f"{name}.up", x, {dim: ffn}, bias=bias, shared=shared)
+        passes, inner = activation_passes(activation, f"{name}.act", wide, choices)
     return (up, *passes), inner
 
 
@@ -107,12 +118,12 @@ class GroupedLinear(Layer):
     features: PositiveInt
     dim: str = "features"
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (2,))
         rows, last = x.dims
         shares = x.reshaped({"experts": self.groups, rows: x.sizes[0] / self.groups, last: x.sizes[1]})
-        product, out = project(name, shares, {self.dim: self.features}, shared=("experts",))
+        product, out = linear_projection(name, shares, {self.dim: self.features}, shared=("experts",))
         return Expansion((product,), out.reshaped({rows: x.sizes[0], self.dim: self.features}))
 
 
@@ -123,14 +134,14 @@ class CrossNetwork(Layer):
     layers: PositiveInt
     rank: PositiveInt
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (start,) = inputs
         self.check_rank(name, start, (2,))
         x, operations = start, list[Operation]()
         for index in range(self.layers):
             step = f"{name}.{index + 1}"
-            down, low = project(f"{step}.down", x, {"rank": self.rank})
-            up, crossed = project(f"{step}.up", low, {x.dims[-1]: x.sizes[-1]}, bias=True)
+            down, low = linear_projection(f"{step}.down", x, {"rank": self.rank})
+            up, crossed = linear_projection(f"{step}.up", low, {x.dims[-1]: x.sizes[-1]}, bias=True)
             out = x.like(step)
             crossing = MemoryPass(
                 step, "elementwise", (start, crossed, x), out, saved=(start, crossed), flops_per_element=2.0
@@ -152,28 +163,30 @@ class Embedding(Layer):
     (the segments of BERT) use another name and stay whole, as in Megatron-LM.
     """
 
-    tensor_dims = ("vocab",)
+    tensor_parallel_dims = ("vocab",)
     entries: PositiveInt
     features: PositiveInt
     dim: str = "hidden"
     rows: str = "vocab"
     tie: str | None = None
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         table = Tensor(f"{self.tie or name}.weight", (self.rows, self.dim), (self.entries, self.features), "parameter")
-        out = choices.output(Tensor(name, (*x.dims, self.dim), (*x.sizes, self.features)), "embedding")
+        out = choices.with_output_precision(Tensor(name, (*x.dims, self.dim), (*x.sizes, self.features)), "embedding")
         keeps = (x,)
-        gather = MemoryPass(name, "gather", (x,), out, (table,), keeps, flops_per_element=0.0, rows_per_output=True)
+        gather = MemoryPass(
+            name, "gather", (x,), out, (table,), keeps, flops_per_element=0.0, table_rows_per_output=True
+        )
         return Expansion((gather,), out)
 
 
 @dataclass(frozen=True, slots=True)
-class JoinedSlices:
+class TiedGradientSum:
     """Pass that adds up the gradient of a table used as both embedding and weight, as TensorFlow does.
 
     The framework concatenates the gradients of all products to one tensor and adds its rows, with atomic sums, into a
-    zeroed table. Rows that were looked up are few and not counted. If products read the table in ``parts``, the
+    zeroed table. Rows that were looked up are few and not counted. If products read the table in ``table_parts``, the
     gradient of each part is as large as the whole table and zero outside its own rows.
 
     Reference: Cavdar et al., Densifying assumed-sparse tensors, ISC 2019 (TensorFlow's accumulation).
@@ -181,49 +194,51 @@ class JoinedSlices:
 
     name: str
     table: Tensor
-    parts: int = 1
+    table_parts: int = 1
 
     @property
-    def reads(self) -> tuple[Tensor, ...]:
+    def read_tensors(self) -> tuple[Tensor, ...]:
         return (self.table,)
 
     @property
     def out(self) -> Tensor:
         """Concatenated gradients of all products; an empty tensor for a table that is not trained."""
-        sizes = (self.parts * self.table.grad, *self.table.sizes)
+        sizes = (self.table_parts * self.table.needs_gradient, *self.table.sizes)
         return Tensor(self.name, ("parts", *self.table.dims), sizes, "statistic")
 
     @property
-    def saves(self) -> tuple[Tensor, ...]:
+    def saved_tensors(self) -> tuple[Tensor, ...]:
         return ()
 
     @property
     def independent_dims(self) -> frozenset[str]:
         return frozenset({"parts"})
 
-    def split(self, ways: Mapping[str, float]) -> JoinedSlices:
-        return replace(self, table=self.table.split(ways))
+    def shard(self, ways: Mapping[str, float]) -> TiedGradientSum:
+        return replace(self, table=self.table.shard(ways))
 
-    def forward(self, precision: Precision) -> tuple[Kernel, ...]:
+    def forward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
         return ()
 
-    def backward(self, precision: Precision) -> tuple[Kernel, ...]:
-        if not self.table.grad:
+    def backward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
+        if not self.table.needs_gradient:
             return ()
-        once, joined = (float(t.elements) * precision.gradient for t in (self.table, self.out))
-        cut = (once, joined + once) if self.parts > 1 else (0.0, 0.0)
+        once, joined = (float(t.elements) * precision.gradient_bytes for t in (self.table, self.out))
+        cut = (once, joined + once) if self.table_parts > 1 else (0.0, 0.0)
         read, written = cut[0] + 3.0 * joined, cut[1] + 2.0 * joined + once
         return (elementwise_kernel(self.name, "reduce", "backward", float(self.out.elements), read, written),)
 
 
-def tied_gradient(name: str, table: Tensor, choices: LayerImplementations, parts: int = 1) -> tuple[JoinedSlices, ...]:
+def tied_gradient(
+    name: str, table: Tensor, choices: LayerImplementations, parts: int = 1
+) -> tuple[TiedGradientSum, ...]:
     """Return TensorFlow's extra passes for the gradient of a ``table`` that is both an embedding and a weight.
 
     The tuple is empty for other frameworks. ``parts`` is the number of pieces in which products read the table.
     """
-    if choices.tied == "sum":
+    if choices.tied_gradient_accumulation == "sum":
         return ()
-    return (JoinedSlices(f"{name}.slices", table, parts),)
+    return (TiedGradientSum(f"{name}.slices", table, parts),)
 
 
 @LAYERS.register("embedding_bag")
@@ -234,14 +249,14 @@ class EmbeddingBag(Layer):
     features: PositiveInt
     bag: PositiveInt = 1
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         batch = x.dims[0]
         table = Tensor(f"{name}.weight", ("rows", "features"), (sum(self.entries), self.features), "parameter")
         out = Tensor(name, (batch, "tables", "features"), (x.sizes[0], len(self.entries), self.features))
         flops = float(self.bag - 1)
         gather = MemoryPass(
-            name, "gather", (x,), out, (table,), (x,), flops_per_element=flops, rows_per_output=self.bag
+            name, "gather", (x,), out, (table,), (x,), flops_per_element=flops, table_rows_per_output=self.bag
         )
         return Expansion((gather,), out)
 
@@ -256,15 +271,16 @@ class DotInteraction(Layer):
 
     arity = 2
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         dense, rows = inputs
         if len(dense.dims) != 2 or len(rows.dims) != 3 or dense.sizes[-1] != rows.sizes[-1]:
             raise GraphError(
-                f"{name}: {describe(dense)} and {describe(rows)} do not interact; expected one width of features"
+                f"{name}: {format_shape(dense)} and {format_shape(rows)} do not interact; expected one width of "
+                f"features"
             )
         batch, width, count = dense.sizes[0], dense.sizes[-1], int(rows.sizes[1]) + 1
         stacked = Tensor(f"{name}.stack", (dense.dims[0], "fields", "features"), (batch, count, width))
-        other = stacked.renamed({"fields": "other_fields"})
+        other = stacked.with_renamed_dims({"fields": "other_fields"})
         products = Tensor(f"{name}.products", (dense.dims[0], "fields", "other_fields"), (batch, count, count))
         pairs = count * (count - 1) // 2
         out = Tensor(name, (dense.dims[0], "features"), (batch, width + pairs))
@@ -293,12 +309,12 @@ class ShardedEmbeddingBag(Layer):
     features: PositiveInt
     bags: list[PositiveInt] = Field(default_factory=lambda: [1], min_length=1)
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         tables = float(len(self.entries))
         rows = sum(self.bags) if len(self.bags) > 1 else self.bags[0] * len(self.entries)
         sizes = (float(sum(self.entries)), self.features)
-        table = Tensor(f"{name}.weight", ("tables", "features"), sizes, "parameter", grad=False)
+        table = Tensor(f"{name}.weight", ("tables", "features"), sizes, "parameter", needs_gradient=False)
         out = Tensor(name, ("batch", "tables", "features"), (x.sizes[0], tables, self.features))
         return Expansion((RowLookup(name, x, table, out, rows / tables),), out)
 
@@ -307,41 +323,41 @@ class ShardedEmbeddingBag(Layer):
 class RowLookup:
     """Operation that looks up and sums table rows, one sum per table and sample, and updates only those rows.
 
-    ``rows_each`` is the average number of rows in a sum.
+    ``rows_per_sum`` is the average number of rows in a sum.
     """
 
     name: str
-    x: Tensor
+    indices: Tensor
     table: Tensor
     out: Tensor
-    rows_each: float
+    rows_per_sum: float
 
     @property
-    def reads(self) -> tuple[Tensor, ...]:
-        return (self.x, self.table)
+    def read_tensors(self) -> tuple[Tensor, ...]:
+        return (self.indices, self.table)
 
     @property
-    def saves(self) -> tuple[Tensor, ...]:
-        return (self.x,)
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        return (self.indices,)
 
     @property
     def independent_dims(self) -> frozenset[str]:
-        return frozenset({*self.x.dims, *self.table.dims}) - frozenset(self.out.dims)
+        return frozenset({*self.indices.dims, *self.table.dims}) - frozenset(self.out.dims)
 
-    def split(self, ways: Mapping[str, float]) -> RowLookup:
-        return replace(self, x=self.x.split(ways), table=self.table.split(ways), out=self.out.split(ways))
+    def shard(self, ways: Mapping[str, float]) -> RowLookup:
+        return replace(self, indices=self.indices.shard(ways), table=self.table.shard(ways), out=self.out.shard(ways))
 
-    def forward(self, precision: Precision) -> tuple[Kernel, ...]:
-        rows = self.rows_each * self.out.elements * precision.parameter
-        return (self._kernel("forward", rows + self.x.bytes(precision), self.out.bytes(precision)),)
+    def forward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
+        rows = self.rows_per_sum * self.out.elements * precision.parameter_bytes
+        return (self._kernel("forward", rows + self.indices.bytes(precision), self.out.bytes(precision)),)
 
-    def backward(self, precision: Precision) -> tuple[Kernel, ...]:
-        if not self.table.grad:
+    def backward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
+        if not self.table.needs_gradient:
             return ()
-        half = self.rows_each * self.out.elements * SPARSE_UPDATE_BYTES / 2.0
-        return (self._kernel("backward", self.out.bytes(precision) + self.x.bytes(precision) + half, half),)
+        half = self.rows_per_sum * self.out.elements * SPARSE_UPDATE_BYTES / 2.0
+        return (self._kernel("backward", self.out.bytes(precision) + self.indices.bytes(precision) + half, half),)
 
     def _kernel(self, phase: str, read: float, written: float) -> Kernel:
         shape = {"rows": float(self.out.elements), "columns": 1.0}
-        sums = float((self.rows_each - 1.0) * self.out.elements)
+        sums = float((self.rows_per_sum - 1.0) * self.out.elements)
         return Kernel(self.name, "memory", "gather", phase, 0.0, sums, read, written, shape)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.base import LAYERS, Expansion, Layer, LayerImplementations, describe
+from paleo.layers.base import LAYERS, Expansion, Layer, LayerImplementations, format_shape
 from paleo.operations.base import MemoryPass
 from paleo.operations.tensor import Tensor
 
@@ -18,9 +18,9 @@ from paleo.operations.tensor import Tensor
 class Softmax(Layer):
     """Softmax over the last dim; saves its output."""
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
-        out = choices.output(x.like(name), "softmax")
+        out = choices.with_output_precision(x.like(name), "softmax")
         pass_ = MemoryPass(name, "softmax", (x,), out, saved=(out,), flops_per_element=5.0, reduced_dims=(x.dims[-1],))
         return Expansion((pass_,), out)
 
@@ -28,7 +28,7 @@ class Softmax(Layer):
 #: Temporaries of PyTorch's vocabulary-parallel loss in its backward pass, each as large as the saved tensor: zeros less
 #: one at the target, their sum with e^x, and the product with the gradient. Measured by tensor lifetimes
 #: (torch/distributed/tensor/parallel/loss.py of 2.13, _nll_loss_and_log_softmax_backward).
-PARALLEL_TEMPORARIES = 3
+VOCAB_PARALLEL_LOSS_TEMPORARIES = 3
 #: Implementations of two functions, log-softmax and the choice of the target: autograd fills a gradient of the
 #: log-probabilities with zeros, which the gradient of log-softmax reads (nll_loss and log_softmax of ATen). The
 #: backward pass moves that tensor twice besides the log-probabilities and the gradient of the logits.
@@ -39,15 +39,15 @@ _TWO_FUNCTIONS = ("separate", "upcast")
 class CrossEntropy(Layer):
     """Cross-entropy of classes over ``dim`` (default: the last), one loss per row; saves log-probabilities in fp32."""
 
-    tensor_dims = ("vocab",)
+    tensor_parallel_dims = ("vocab",)
     dim: str | None = None
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         last = self.dim or x.dims[-1]
         if last not in x.dims:
-            raise GraphError(f"{name}: input {describe(x)} has no dim {last!r}")
-        out = x.without(last, name=name, role="statistic")
+            raise GraphError(f"{name}: input {format_shape(x)} has no dim {last!r}")
+        out = x.without_dims(last, name=name, role="statistic")
         kept = x.like(f"{name}.log_probabilities", role="statistic")
         wide = x.like(f"{name}.fp32", role="statistic")
         within = choices.loss in ("fused", "recomputed", "tiled", "separate")
@@ -56,11 +56,14 @@ class CrossEntropy(Layer):
         keeps = (x, out.like(f"{name}.log_sum", role="statistic")) if again else (kept,)
         final = MemoryPass(
             name, "softmax", (source,), out, saved=keeps, flops_per_element=5.0, reduced_dims=(last,),
-            tiled=choices.loss == "tiled", divided_temporaries=PARALLEL_TEMPORARIES * (choices.loss == "upcast"),
+            fused_with_product=choices.loss == "tiled",
+            temporaries_if_split=VOCAB_PARALLEL_LOSS_TEMPORARIES * (choices.loss == "upcast"),
             backward_traffic_factor=2.0 if choices.loss in _TWO_FUNCTIONS else 1.0,
         )  # fmt: skip
         metrics = tuple(
-            each for number in range(choices.extra_losses) for each in _logged_loss(f"{name}.metric{number}", x, last)
+            each
+            for number in range(choices.metric_loss_evaluations)
+            for each in _logged_loss(f"{name}.metric{number}", x, last)
         )
         if within:
             return Expansion((final, *metrics), out)
@@ -77,21 +80,21 @@ def _logged_loss(name: str, logits: Tensor, last: str) -> tuple[MemoryPass, ...]
     wide = logits.like(f"{name}.fp32", role="statistic")
     logarithms = logits.like(f"{name}.log_probabilities", role="statistic")
     return (
-        MemoryPass(f"{name}.cast", "elementwise", (logits,), wide, backward_pass="free", after_backward=True),
-        MemoryPass(name, "softmax", (wide,), logarithms, flops_per_element=5.0, backward_pass="free",
-                   reduced_dims=(last,), after_backward=True),
+        MemoryPass(f"{name}.cast", "elementwise", (logits,), wide, backward_rule="free", runs_after_backward=True),
+        MemoryPass(name, "softmax", (wide,), logarithms, flops_per_element=5.0, backward_rule="free",
+                   reduced_dims=(last,), runs_after_backward=True),
     )  # fmt: skip
 
 
 def _steps(name: str, wide: Tensor, last: str) -> tuple[MemoryPass, ...]:
     """Return the passes of Megatron-LM's cross-entropy but its last: maximum, difference, exponential, sum."""
-    row = wide.without(last, name=f"{name}.row", role="statistic")
+    row = wide.without_dims(last, name=f"{name}.row", role="statistic")
     shifted, powers = wide.like(f"{name}.shifted"), wide.like(f"{name}.powers")
     return (
-        MemoryPass(f"{name}.maximum", "reduce", (wide,), row, backward_pass="free", reduced_dims=(last,)),
+        MemoryPass(f"{name}.maximum", "reduce", (wide,), row, backward_rule="free", reduced_dims=(last,)),
         MemoryPass(f"{name}.difference", "elementwise", (wide,), shifted),
-        MemoryPass(f"{name}.exponential", "elementwise", (shifted,), powers, backward_pass="free"),
-        MemoryPass(f"{name}.sum", "reduce", (powers,), row, backward_pass="free", reduced_dims=(last,)),
+        MemoryPass(f"{name}.exponential", "elementwise", (shifted,), powers, backward_rule="free"),
+        MemoryPass(f"{name}.sum", "reduce", (powers,), row, backward_rule="free", reduced_dims=(last,)),
     )
 
 
@@ -99,7 +102,7 @@ def _steps(name: str, wide: Tensor, last: str) -> tuple[MemoryPass, ...]:
 class BinaryCrossEntropy(Layer):
     """Cross-entropy of a yes-or-no label, for each element."""
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         out = x.like(name, role="statistic")
         return Expansion((MemoryPass(name, "elementwise", (x,), out, saved=(x,), flops_per_element=5.0),), out)
@@ -115,7 +118,7 @@ class Ctc(Layer):
 
     label_length: PositiveInt = 100
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         batch, seq, alphabet = x.dims
@@ -139,7 +142,7 @@ class Ctc(Layer):
 class RegressionLoss(Layer):
     """Base of element-wise losses of the difference to the target; saves its input."""
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         out = x.like(name, role="statistic")
         return Expansion((MemoryPass(name, "elementwise", (x,), out, saved=(x,), flops_per_element=3.0),), out)
@@ -164,7 +167,7 @@ class StackFrames(Layer):
 
     factor: PositiveInt = 2
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         frames = -(-int(x.sizes[1]) // self.factor)
@@ -181,10 +184,12 @@ class TransducerJoint(Layer):
 
     arity: ClassVar[int | None] = 2
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         frames, labels = inputs
         if len(frames.dims) != 3 or len(labels.dims) != 3 or frames.sizes[-1] != labels.sizes[-1]:
-            raise GraphError(f"{name}: {describe(frames)} and {describe(labels)} do not join; expected one width")
+            raise GraphError(
+                f"{name}: {format_shape(frames)} and {format_shape(labels)} do not join; expected one width"
+            )
         pairs = frames.sizes[1] * labels.sizes[1]
         out = Tensor(name, (frames.dims[0], "pairs", frames.dims[-1]), (frames.sizes[0], pairs, frames.sizes[-1]))
         keeps = (out,)
@@ -201,7 +206,7 @@ class TransducerLoss(Layer):
     alignments. Both tables are saved in fp32.
     """
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         batch, pairs, alphabet = x.dims

@@ -1,9 +1,9 @@
 """Mixture of experts: a router, routed experts of which each token visits ``top_k``, and shared experts.
 
-`clamped_experts` counts experts with biases and clamped gates as a framework without fused kernels computes them.
-Biases are added expert by expert in fp32, the format of the probabilities, and the pieces are concatenated and cast
-back. The gate x · sigmoid(1.702 x) · (y + 1) of clamped x and y (gpt-oss model card, OpenAI, 2025) takes one pass per
-term, and its product with the probabilities two more. Forward and backward together move about 270 bytes per routed
+`clamped_expert_operations` counts experts with biases and clamped gates as a framework without fused kernels computes
+them. Biases are added expert by expert in fp32, the format of the probabilities, and the pieces are concatenated and
+cast back. The gate x · sigmoid(1.702 x) · (y + 1) of clamped x and y (gpt-oss model card, OpenAI, 2025) takes one pass
+per term, and its product with the probabilities two more. Forward and backward together move about 270 bytes per routed
 token and element of the width, and 100 more if activations are recomputed.
 """
 
@@ -15,24 +15,34 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers._linear import feed_forward_up
-from paleo.layers.base import LAYERS, NORM_FLOPS, Expansion, Layer, LayerImplementations, parameter_vector, project
+from paleo.layers._linear import up_projection_operations
+from paleo.layers.base import (
+    LAYERS,
+    NORM_FLOPS,
+    Expansion,
+    Layer,
+    LayerImplementations,
+    linear_projection,
+    parameter_vector,
+)
 from paleo.operations.base import MemoryPass, Operation
-from paleo.operations.tensor import Size, Tensor
+from paleo.operations.tensor import DimSize, Tensor
 
 #: Kind of passes that no compiler fuses, because the host cuts each expert's share by the counts of its tokens.
-EAGER = "eager"
+UNFUSED_PASS_KIND = "eager"
 
 
-def clamped_experts(name: str, sent: Tensor, ffn: int, back: dict[str, Size]) -> tuple[tuple[Operation, ...], Tensor]:
+def clamped_expert_operations(
+    name: str, sent: Tensor, ffn: int, back: dict[str, DimSize]
+) -> tuple[tuple[Operation, ...], Tensor]:
     """Return the operations of experts with a clamped gate on tokens (experts, in_capacity, hidden), and their output.
 
     They are up projection, clamped gate and down projection. ``back`` maps the dim of the output to its size.
     """
-    up, wide = project(f"{name}.up", sent, {"gates": 2, "ffn": ffn}, shared=("experts",))
+    up, wide = linear_projection(f"{name}.up", sent, {"gates": 2, "ffn": ffn}, shared=("experts",))
     added, biased = _add_expert_bias(f"{name}.act.bias", wide)
     gated, inner = _clamped_gate(f"{name}.act", biased)
-    down, out = project(f"{name}.down", inner, back, shared=("experts",))
+    down, out = linear_projection(f"{name}.down", inner, back, shared=("experts",))
     last, shifted = _add_expert_bias(f"{name}.bias", out)
     return (up, *added, *gated, down, *last), shifted
 
@@ -44,14 +54,14 @@ def _add_expert_bias(name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tenso
     """
     features = {dim: size for dim, size in zip(x.dims, x.sizes, strict=True) if dim != x.dims[1]}
     bias = Tensor(f"{name}.vector", tuple(features), tuple(features.values()), "parameter")
-    chances = x.without(*(dim for dim in x.dims[2:]), name=f"{name}.probabilities", role="statistic")
-    shift, summed, joined = (replace(x.like(f"{name}.{part}"), wide=True) for part in ("shift", "sum", "joined"))
+    chances = x.without_dims(*(dim for dim in x.dims[2:]), name=f"{name}.probabilities", role="statistic")
+    shift, summed, joined = (replace(x.like(f"{name}.{part}"), stays_fp32=True) for part in ("shift", "sum", "joined"))
     out = x.like(f"{name}.narrow")
     steps = (
-        MemoryPass(shift.name, EAGER, (chances,), shift, (bias,)),
-        MemoryPass(summed.name, EAGER, (x, shift), summed),
-        MemoryPass(joined.name, EAGER, (summed,), joined, flops_per_element=0.0, backward_pass="free"),
-        MemoryPass(out.name, EAGER, (joined,), out),
+        MemoryPass(shift.name, UNFUSED_PASS_KIND, (chances,), shift, (bias,)),
+        MemoryPass(summed.name, UNFUSED_PASS_KIND, (x, shift), summed),
+        MemoryPass(joined.name, UNFUSED_PASS_KIND, (summed,), joined, flops_per_element=0.0, backward_rule="free"),
+        MemoryPass(out.name, UNFUSED_PASS_KIND, (joined,), out),
     )
     return steps, out
 
@@ -61,24 +71,35 @@ def _clamped_gate(name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
 
     The halves of ``x`` along the dim ``gates`` are clamped and multiplied, times the routing probabilities in fp32.
     """
-    half = x.without("gates", name=f"{name}.half")
+    half = x.without_dims("gates", name=f"{name}.half")
     gate, value, low, high, scaled, open_gate, opened, shifted, product = (
         half.like(f"{name}.{part}")
         for part in ("gate", "value", "clamped", "bounded", "scaled", "sigmoid", "opened", "shifted", "product")
     )
-    chances = half.without("ffn", name=f"{name}.probabilities", role="statistic")
-    weighted = replace(half.like(f"{name}.weighted"), wide=True)
+    chances = half.without_dims("ffn", name=f"{name}.probabilities", role="statistic")
+    weighted = replace(half.like(f"{name}.weighted"), stays_fp32=True)
     out = half.like(name)
     steps = (
-        MemoryPass(low.name, EAGER, (gate,), low, saved=(gate,)),
-        MemoryPass(high.name, EAGER, (value,), high, saved=(value,)),
-        MemoryPass(scaled.name, EAGER, (low,), scaled),
-        MemoryPass(open_gate.name, EAGER, (scaled,), open_gate, saved=(open_gate,), flops_per_element=4.0),
-        MemoryPass(opened.name, EAGER, (low, open_gate), opened, saved=(low, open_gate), backward_pass="by input"),
-        MemoryPass(shifted.name, EAGER, (high,), shifted, backward_pass="free"),
-        MemoryPass(product.name, EAGER, (opened, shifted), product, saved=(opened, shifted), backward_pass="by input"),
-        MemoryPass(weighted.name, EAGER, (product, chances), weighted, saved=(product,), backward_pass="by input"),
-        MemoryPass(out.name, EAGER, (weighted,), out),
+        MemoryPass(low.name, UNFUSED_PASS_KIND, (gate,), low, saved=(gate,)),
+        MemoryPass(high.name, UNFUSED_PASS_KIND, (value,), high, saved=(value,)),
+        MemoryPass(scaled.name, UNFUSED_PASS_KIND, (low,), scaled),
+        MemoryPass(open_gate.name, UNFUSED_PASS_KIND, (scaled,), open_gate, saved=(open_gate,), flops_per_element=4.0),
+        MemoryPass(
+            opened.name, UNFUSED_PASS_KIND, (low, open_gate), opened, saved=(low, open_gate), backward_rule="by input"
+        ),
+        MemoryPass(shifted.name, UNFUSED_PASS_KIND, (high,), shifted, backward_rule="free"),
+        MemoryPass(
+            product.name,
+            UNFUSED_PASS_KIND,
+            (opened, shifted),
+            product,
+            saved=(opened, shifted),
+            backward_rule="by input",
+        ),
+        MemoryPass(
+            weighted.name, UNFUSED_PASS_KIND, (product, chances), weighted, saved=(product,), backward_rule="by input"
+        ),
+        MemoryPass(out.name, UNFUSED_PASS_KIND, (weighted,), out),
     )
     return steps, out
 
@@ -104,9 +125,9 @@ class MixtureOfExperts(Layer):
     experts, and the experts' partial sums reduce-scattered.
     """
 
-    tensor_dims = ("ffn",)
-    expert_dims = ("experts",)
-    shared_dims = ("shared_ffn",)
+    tensor_parallel_dims = ("ffn",)
+    expert_parallel_dims = ("experts",)
+    shared_expert_dims = ("shared_ffn",)
     experts: PositiveInt
     top_k: PositiveInt
     ffn: PositiveInt
@@ -125,7 +146,7 @@ class MixtureOfExperts(Layer):
     latent_norm: bool = False
     capacity_factor: Annotated[float, Field(gt=0)] = 1.0
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         if self.top_k > self.experts:
@@ -137,7 +158,7 @@ class MixtureOfExperts(Layer):
             (choices.sigmoid_router_calls, self.scores == "sigmoid"),
         )
         forward, backward = (1.0 + sum(count[phase] for count, present in more if present) for phase in (0, 1))
-        router, logits = project(f"{name}.router", x, {"choices": self.experts}, bias=self.router_bias)
+        router, logits = linear_projection(f"{name}.router", x, {"choices": self.experts}, bias=self.router_bias)
         scores = logits.like(f"{name}.scores", role="statistic")
         extra = (Tensor(f"{name}.score_bias", ("choices",), (self.experts,), "parameter"),) if self.score_bias else ()
         soft = MemoryPass(
@@ -150,14 +171,14 @@ class MixtureOfExperts(Layer):
         capacity = x.sizes[0] * x.sizes[1] * self.top_k * self.capacity_factor / self.experts
         sent = Tensor(f"{name}.dispatched", ("experts", "capacity", hidden), (self.experts, capacity, routed.sizes[-1]))
         dispatch = MemoryPass(f"{name}.dispatch", "gather", (routed,), sent, flops_per_element=0.0)
-        arrived = sent.renamed({"capacity": "in_capacity"})
+        arrived = sent.with_renamed_dims({"capacity": "in_capacity"})
         expert_ops, results = self._experts(f"{name}.expert", arrived, {hidden: routed.sizes[-1]}, choices)
-        back, out = results.renamed({"in_capacity": "capacity"}), x.like(name)
+        back, out = results.with_renamed_dims({"in_capacity": "capacity"}), x.like(name)
         combined = routed.like(f"{name}.combined") if self.latent else out
         combine = MemoryPass(f"{name}.combine", "scatter", (back, scores), combined, flops_per_element=2.0)
         widened: tuple[Operation, ...] = ()
         if self.latent:
-            up, _ = project(f"{name}.latent_up", combined, {x.dims[-1]: x.sizes[-1]})
+            up, _ = linear_projection(f"{name}.latent_up", combined, {x.dims[-1]: x.sizes[-1]})
             widened = (replace(up, out=out),)
         shared, join = self._shared(name, x, out, choices)
         return Expansion((*shared, *route, *narrowed, dispatch, *expert_ops, combine, *widened, *join), out)
@@ -169,7 +190,7 @@ class MixtureOfExperts(Layer):
         """
         if self.latent is None:
             return (), x
-        down, tokens = project(f"{name}.latent_down", x, {"latent": self.latent})
+        down, tokens = linear_projection(f"{name}.latent_down", x, {"latent": self.latent})
         if not self.latent_norm:
             return (down,), tokens
         out, weight = (
@@ -180,19 +201,19 @@ class MixtureOfExperts(Layer):
         return (down, norm), out
 
     def _experts(
-        self, name: str, sent: Tensor, back: dict[str, Size], choices: LayerImplementations
+        self, name: str, sent: Tensor, back: dict[str, DimSize], choices: LayerImplementations
     ) -> tuple[tuple[Operation, ...], Tensor]:
         """Return the feed-forward operations of all routed experts, and their output tensor.
 
         Probabilities are applied inside them, so that their output is not saved (Megatron-Core 0.12 and later).
         """
         if choices.experts == "stepwise" and self.bias and self.activation == "clamped_swiglu":
-            return clamped_experts(name, sent, self.ffn, back)
+            return clamped_expert_operations(name, sent, self.ffn, back)
         shared = ("experts",)
-        operations, inner = feed_forward_up(
+        operations, inner = up_projection_operations(
             name, sent, self.ffn, self.activation, choices, bias=self.bias, shared=shared
         )
-        down, out = project(f"{name}.down", inner, back, bias=self.bias, shared=shared)
+        down, out = linear_projection(f"{name}.down", inner, back, bias=self.bias, shared=shared)
         return (*operations, down), out
 
     def _shared(
@@ -204,14 +225,14 @@ class MixtureOfExperts(Layer):
         """
         if not self.shared:
             return (), ()
-        width, tokens = self.shared * (self.shared_ffn or self.ffn), x.renamed({x.dims[1]: "in_seq"})
-        up, inner = feed_forward_up(
+        width, tokens = self.shared * (self.shared_ffn or self.ffn), x.with_renamed_dims({x.dims[1]: "in_seq"})
+        up, inner = up_projection_operations(
             f"{name}.shared", tokens, width, self.activation, choices, bias=self.bias, dim="shared_ffn"
         )
-        down, summed = project(f"{name}.shared.down", inner, {x.dims[-1]: x.sizes[-1]}, bias=self.bias)
+        down, summed = linear_projection(f"{name}.shared.down", inner, {x.dims[-1]: x.sizes[-1]}, bias=self.bias)
         operations: tuple[Operation, ...] = (*up, down)
         if self.shared_gate:
-            gate, _ = project(f"{name}.shared.gate", x, {"gate": 1})
+            gate, _ = linear_projection(f"{name}.shared.gate", x, {"gate": 1})
             operations += (gate,)
-        added = summed.renamed({"in_seq": x.dims[1]}), out
-        return operations, (MemoryPass(f"{name}.join", "elementwise", added, out, backward_pass="free"),)
+        added = summed.with_renamed_dims({"in_seq": x.dims[1]}), out
+        return operations, (MemoryPass(f"{name}.join", "elementwise", added, out, backward_rule="free"),)

@@ -11,16 +11,16 @@ from paleo.errors import GraphError
 from paleo.layers.base import (
     LAYERS,
     NORM_FLOPS,
-    POWER_GRADIENT,
+    POWER_GRADIENT_TRAFFIC_FACTOR,
     Expansion,
     Layer,
     LayerImplementations,
-    describe,
+    format_shape,
+    linear_projection,
     parameter_vector,
-    project,
 )
 from paleo.operations.base import MemoryPass
-from paleo.operations.tensor import Size, Tensor
+from paleo.operations.tensor import DimSize, Tensor
 
 # Normalisation layers. Each saves its input and its statistics for the backward pass
 
@@ -39,7 +39,7 @@ def _normalise(
 
     ``reduces`` are the dims over which ``statistic`` is computed.
     """
-    out = x.like(name) if local else choices.output(x.like(name), "norm")
+    out = x.like(name) if local else choices.with_output_precision(x.like(name), "norm")
     pass_ = MemoryPass(
         name,
         "batch_norm" if local else "norm",
@@ -49,7 +49,7 @@ def _normalise(
         saved=(x, statistic),
         flops_per_element=NORM_FLOPS,
         reduced_dims=reduces,
-        local_statistics=local,
+        per_replica_statistics=local,
     )
     return Expansion((pass_,), out)
 
@@ -62,22 +62,22 @@ class BatchNorm(Layer):
     2015.
     """
 
-    tensor_dims = ()
+    tensor_parallel_dims = ()
     affine: bool = True
     scale: bool = True
     dim: str | None = None
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         if len(x.dims) < 2:
-            raise GraphError(f"{name}: {describe(x)} has no channels to normalise")
+            raise GraphError(f"{name}: {format_shape(x)} has no channels to normalise")
         channel = self.dim or x.dims[1]
         if channel not in x.dims:
-            raise GraphError(f"{name}: {describe(x)} has no dim {channel!r}")
+            raise GraphError(f"{name}: {format_shape(x)} has no dim {channel!r}")
         names = (["weight"] if self.scale else []) + ["bias"] if self.affine else []
         weights = tuple(parameter_vector(f"{name}.{part}", x, channel) for part in names)
         reduced = tuple(d for d in x.dims if d != channel)
-        statistic = x.without(*reduced, name=f"{name}.statistics", role="statistic")
+        statistic = x.without_dims(*reduced, name=f"{name}.statistics", role="statistic")
         return _normalise(name, x, weights, reduced, statistic, choices, local=True)
 
 
@@ -85,16 +85,16 @@ class BatchNorm(Layer):
 class LayerNorm(Layer):
     """Layer normalisation: mean and variance over the last dim (Ba et al., 2016)."""
 
-    tensor_dims = ()
+    tensor_parallel_dims = ()
     affine: bool = True
     bias: bool = True
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         last = x.dims[-1]
         names = (["weight"] + (["bias"] if self.bias else [])) if self.affine else []
         weights = tuple(parameter_vector(f"{name}.{part}", x, last) for part in names)
-        statistic = x.without(last, name=f"{name}.statistics", role="statistic")
+        statistic = x.without_dims(last, name=f"{name}.statistics", role="statistic")
         return _normalise(name, x, weights, (last,), statistic, choices)
 
 
@@ -106,18 +106,18 @@ class RmsNorm(Layer):
     plain framework code does.
     """
 
-    tensor_dims = ()
+    tensor_parallel_dims = ()
     keeps: Literal["normalised"] | None = None
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         last = x.dims[-1]
         if choices.rms_norm == "stepwise":
             return _root_mean_square_by_steps(name, x)
-        statistic = x.without(last, name=f"{name}.statistics", role="statistic")
+        statistic = x.without_dims(last, name=f"{name}.statistics", role="statistic")
         weights = (parameter_vector(f"{name}.weight", x, last),)
         if choices.rms_norm == "upcast":
-            wide = replace(x.like(f"{name}.wide"), wide=True)
+            wide = replace(x.like(f"{name}.wide"), stays_fp32=True)
             kept, out = (wide, statistic), x.like(name)
             over = MemoryPass(name, "norm", (wide,), out, weights, kept, NORM_FLOPS, reduced_dims=(last,))
             return Expansion((MemoryPass(wide.name, "eager", (x,), wide), over), out)
@@ -137,18 +137,28 @@ def _root_mean_square_by_steps(name: str, x: Tensor) -> Expansion:
     about twice that backward (torchtitan's RMSNorm, models/norms.py of 2024; LlamaRMSNorm of transformers).
     """
     last = x.dims[-1]
-    wide, squares, scaled = (replace(x.like(f"{name}.{step}"), wide=True) for step in ("wide", "squares", "scaled"))
+    wide, squares, scaled = (
+        replace(x.like(f"{name}.{step}"), stays_fp32=True) for step in ("wide", "squares", "scaled")
+    )
     narrow, out = x.like(f"{name}.normalised"), x.like(name)
-    root = x.without(last, name=f"{name}.statistics", role="statistic")
+    root = x.without_dims(last, name=f"{name}.statistics", role="statistic")
     weight = parameter_vector(f"{name}.weight", x, last)
     return Expansion(
         (
             MemoryPass(wide.name, "eager", (x,), wide),
-            MemoryPass(squares.name, "eager", (wide,), squares, (), (wide,), backward_traffic_factor=POWER_GRADIENT),
+            MemoryPass(
+                squares.name,
+                "eager",
+                (wide,),
+                squares,
+                (),
+                (wide,),
+                backward_traffic_factor=POWER_GRADIENT_TRAFFIC_FACTOR,
+            ),
             MemoryPass(
                 f"{name}.mean", "eager", (squares,), root, (), (root,), reduced_dims=(last,), host_calls=(3.0, 3.0)
             ),
-            MemoryPass(scaled.name, "eager", (wide, root), scaled, (), (wide, root), backward_pass="by input"),
+            MemoryPass(scaled.name, "eager", (wide, root), scaled, (), (wide, root), backward_rule="by input"),
             MemoryPass(narrow.name, "eager", (scaled,), narrow),
             MemoryPass(name, "eager", (narrow,), out, (weight,), (narrow,)),
         ),
@@ -160,10 +170,10 @@ def _root_mean_square_by_steps(name: str, x: Tensor) -> Expansion:
 class GroupNorm(Layer):
     """Group normalisation: statistics over groups of channels and space (Wu and He, 2018)."""
 
-    tensor_dims = ()
+    tensor_parallel_dims = ()
     groups: PositiveInt = 32
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3, 4, 5))
         channels = x.sizes[1]
@@ -180,7 +190,7 @@ class LocalResponseNorm(Layer):
 
     size: PositiveInt = 5
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         out = x.like(name)
         scale = x.like(f"{name}.scale")
@@ -198,7 +208,7 @@ class FrozenBatchNorm(Layer):
     scale.
     """
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         return Expansion((MemoryPass(name, "elementwise", (x,), x.like(name), flops_per_element=2.0),), x.like(name))
 
@@ -210,13 +220,13 @@ class FrozenBatchNorm(Layer):
 class HyperConnectionSplit(Layer):
     """Start of residual streams: copies tokens (batch, seq, hidden) to (batch, seq, streams, hidden)."""
 
-    tensor_dims = ()
+    tensor_parallel_dims = ()
     streams: PositiveInt
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
-        sizes: dict[str, Size] = {x.dims[0]: x.sizes[0], x.dims[1]: x.sizes[1], "streams": self.streams}
+        sizes: dict[str, DimSize] = {x.dims[0]: x.sizes[0], x.dims[1]: x.sizes[1], "streams": self.streams}
         out = x.reshaped(sizes | {x.dims[2]: x.sizes[2]}, name=name)
         return Expansion((MemoryPass(name, "copy", (x,), out, flops_per_element=0.0),), out)
 
@@ -229,18 +239,18 @@ class HyperConnectionRead(Layer):
     matrix after ``iterations`` of Sinkhorn and Knopp's normalisation.
     """
 
-    tensor_dims = ()
+    tensor_parallel_dims = ()
     mixes: bool = True
     iterations: NonNegativeInt = 20
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (4,))
         streams = int(x.sizes[2])
         count = streams * (streams + 2) if self.mixes else streams
         scaled = x.like(f"{name}.normed")
         norm = MemoryPass(scaled.name, "norm", (x,), scaled, (), (x,), NORM_FLOPS, reduced_dims=(x.dims[3],))
-        product, raw = project(f"{name}.weights", scaled, {"mixing": count}, contract=2)
+        product, raw = linear_projection(f"{name}.weights", scaled, {"mixing": count}, contract=2)
         learned = tuple(
             Tensor(f"{name}.{part}", ("mixing",), (size,), "parameter")
             for part, size in (("base", count), ("scale", 3 if self.mixes else 1))
@@ -248,7 +258,7 @@ class HyperConnectionRead(Layer):
         weights = raw.like(f"{name}.mixing", role="statistic")
         flops = 4.0 + (4.0 * self.iterations if self.mixes else 0.0)
         sinkhorn = MemoryPass(weights.name, "elementwise", (raw,), weights, learned, (raw,), flops)
-        out = x.without("streams", name=name)
+        out = x.without_dims("streams", name=name)
         total = MemoryPass(name, "reduce", (x, weights), out, saved=(x, weights), flops_per_element=2.0 * streams)
         return Expansion((norm, product, sinkhorn, total), out)
 
@@ -257,10 +267,10 @@ class HyperConnectionRead(Layer):
 class HyperConnectionWrite(Layer):
     """Update of residual streams: the old ones (second input) mixed, plus a half layer's output (first input)."""
 
-    tensor_dims = ()
+    tensor_parallel_dims = ()
     arity: ClassVar[int | None] = 2
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         result, streams = inputs
         if len(streams.dims) != 4 or streams.dims[:2] != result.dims[:2] or streams.sizes[3] != result.sizes[-1]:
             raise GraphError(f"{name}: expects the result of half a layer and the streams that it was read from")

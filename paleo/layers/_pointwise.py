@@ -9,9 +9,17 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.base import ACTIVATIONS, LAYERS, Expansion, Layer, LayerImplementations, activate, describe
+from paleo.layers.base import (
+    ACTIVATIONS,
+    LAYERS,
+    Expansion,
+    Layer,
+    LayerImplementations,
+    activation_passes,
+    format_shape,
+)
 from paleo.operations.base import MemoryPass
-from paleo.operations.tensor import Size, Tensor
+from paleo.operations.tensor import DimSize, Tensor
 
 
 class Activation(Layer):
@@ -24,8 +32,8 @@ class Activation(Layer):
     function: ClassVar[str]
     keeps: Literal["input"] | None = None
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
-        operations, out = activate(self.function, name, inputs[0], choices)
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+        operations, out = activation_passes(self.function, name, inputs[0], choices)
         if self.keeps == "input" and len(operations) == 1:
             operations = (replace(operations[0], saved=inputs),)
         return Expansion(operations, out)
@@ -41,7 +49,7 @@ class Dropout(Layer):
 
     rate: Annotated[float, Field(ge=0, lt=1)] = 0.5
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         if self.rate == 0:
             return Expansion((), x)
@@ -50,55 +58,57 @@ class Dropout(Layer):
         return Expansion((MemoryPass(name, "dropout", (x,), out, saved=(mask,), flops_per_element=2.0),), out)
 
 
-class Join(Layer):
+class ElementwiseJoin(Layer):
     """Base of layers that combine two or more tensors into one."""
 
     arity: ClassVar[int | None] = None
 
-    def broadcast_result(self, name: str, inputs: tuple[Tensor, ...], *, broadcast: bool = False) -> Tensor:
+    def check_broadcast(self, name: str, inputs: tuple[Tensor, ...], *, broadcast: bool = False) -> Tensor:
         largest = max(inputs, key=lambda t: t.elements)
         for x in inputs:
             pairs = zip(x.sizes, largest.sizes, strict=False)
             fits = len(x.dims) == len(largest.dims) and all(a == b or (broadcast and a == 1) for a, b in pairs)
             if not fits:
-                raise GraphError(f"{name}: {describe(x)} and {describe(largest)} cannot be joined element by element")
+                raise GraphError(
+                    f"{name}: {format_shape(x)} and {format_shape(largest)} cannot be joined element by element"
+                )
         return largest
 
 
 @LAYERS.register("add")
-class Add(Join):
+class Add(ElementwiseJoin):
     """Sum of two tensors. Both inputs have the gradient of the output, so the backward pass costs nothing."""
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
-        largest = self.broadcast_result(name, inputs, broadcast=True)
-        out = replace(largest.like(name), wide=any(x.wide for x in inputs))
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+        largest = self.check_broadcast(name, inputs, broadcast=True)
+        out = replace(largest.like(name), stays_fp32=any(x.stays_fp32 for x in inputs))
         flops = float(len(inputs) - 1)
         return Expansion(
-            (MemoryPass(name, "elementwise", inputs, out, flops_per_element=flops, backward_pass="free"),), out
+            (MemoryPass(name, "elementwise", inputs, out, flops_per_element=flops, backward_rule="free"),), out
         )
 
 
 @LAYERS.register("multiply")
-class Multiply(Join):
+class Multiply(ElementwiseJoin):
     """Element-wise product, with broadcast over dims of size 1 (squeeze-and-excitation).
 
     Without a compiler the gradient of a broadcast input is first computed at the size of the product, then summed.
     """
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
-        out = self.broadcast_result(name, inputs, broadcast=True).like(name)
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+        out = self.check_broadcast(name, inputs, broadcast=True).like(name)
         spread = choices.gates == "separate" and any(x.elements < out.elements for x in inputs)
         backward: Literal["derived", "by input"] = "by input" if spread else "derived"
-        return Expansion((MemoryPass(name, "elementwise", inputs, out, saved=inputs, backward_pass=backward),), out)
+        return Expansion((MemoryPass(name, "elementwise", inputs, out, saved=inputs, backward_rule=backward),), out)
 
 
 @LAYERS.register("concat")
-class Concat(Join):
+class Concat(ElementwiseJoin):
     """Concatenation along one dim (default: channels of an image, else the last dim)."""
 
     dim: str | None = None
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         first = inputs[0]
         dim = self.dim or ("channels" if "channels" in first.dims else first.dims[-1])
         for x in inputs:
@@ -106,7 +116,7 @@ class Concat(Join):
                 a == b for d, a, b in zip(x.dims, x.sizes, first.sizes, strict=True) if d != dim
             )
             if dim not in x.dims or not same:
-                raise GraphError(f"{name}: {describe(x)} and {describe(first)} cannot be joined along {dim!r}")
+                raise GraphError(f"{name}: {format_shape(x)} and {format_shape(first)} cannot be joined along {dim!r}")
         sizes = {d: sum(x.size(d) for x in inputs) if d == dim else first.size(d) for d in first.dims}
         out = first.reshaped(sizes).like(name)
         return Expansion((MemoryPass(name, "copy", inputs, out, flops_per_element=0.0),), out)
@@ -116,7 +126,7 @@ class Concat(Join):
 class Identity(Layer):
     """Identity: the skip branch of a residual block."""
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         return Expansion((), inputs[0])
 
 
@@ -126,7 +136,7 @@ class Flatten(Layer):
 
     dim: str = "features"
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         return Expansion((), x.reshaped({x.dims[0]: x.sizes[0], self.dim: math.prod(x.sizes[1:])}))
 
@@ -137,12 +147,12 @@ class Reshape(Layer):
 
     dims: dict[str, PositiveInt]
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
-        sizes: dict[str, Size] = {x.dims[0]: x.sizes[0]} | {d: n for d, n in self.dims.items() if d != x.dims[0]}
+        sizes: dict[str, DimSize] = {x.dims[0]: x.sizes[0]} | {d: n for d, n in self.dims.items() if d != x.dims[0]}
         if math.prod(sizes.values()) != x.elements:
             target = " × ".join(f"{d}={n}" for d, n in sizes.items())
-            raise GraphError(f"{name}: {describe(x)} has {x.elements:g} elements and cannot be viewed as {target}")
+            raise GraphError(f"{name}: {format_shape(x)} has {x.elements:g} elements and cannot be viewed as {target}")
         return Expansion((), x.reshaped(sizes))
 
 
@@ -153,9 +163,9 @@ class ToSequence(Layer):
     dim: str = "hidden"
     sequence: str = "seq"
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
-        sizes: dict[str, Size] = {x.dims[0]: x.sizes[0], self.sequence: math.prod(x.sizes[2:]), self.dim: x.sizes[1]}
+        sizes: dict[str, DimSize] = {x.dims[0]: x.sizes[0], self.sequence: math.prod(x.sizes[2:]), self.dim: x.sizes[1]}
         out = x.reshaped(sizes).like(name)
         return Expansion((MemoryPass(name, "copy", (x,), out, flops_per_element=0.0),), out)
 
@@ -164,10 +174,10 @@ class ToSequence(Layer):
 class SpectrogramToSequence(Layer):
     """Copy from (batch, channels, frequency, time) to (batch, time, features), for recurrent layers."""
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (4,))
-        sizes: dict[str, Size] = {x.dims[0]: x.sizes[0], "seq": x.sizes[3], "features": x.sizes[1] * x.sizes[2]}
+        sizes: dict[str, DimSize] = {x.dims[0]: x.sizes[0], "seq": x.sizes[3], "features": x.sizes[1] * x.sizes[2]}
         out = x.reshaped(sizes).like(name)
         return Expansion((MemoryPass(name, "copy", (x,), out, flops_per_element=0.0),), out)
 
@@ -178,26 +188,26 @@ class Select(Layer):
 
     dim: str = "seq"
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         if self.dim not in x.dims:
-            raise GraphError(f"{name}: input {describe(x)} has no dim {self.dim!r}")
-        out = x.without(self.dim, name=name)
-        taken = x.without(self.dim, name=x.name)
+            raise GraphError(f"{name}: input {format_shape(x)} has no dim {self.dim!r}")
+        out = x.without_dims(self.dim, name=name)
+        taken = x.without_dims(self.dim, name=x.name)
         return Expansion((MemoryPass(name, "copy", (taken,), out, flops_per_element=0.0),), out)
 
 
 @LAYERS.register("take")
-class Take(Layer):
+class TakeEntries(Layer):
     """Selection of ``count`` entries along a dim, such as the masked tokens that a language model predicts."""
 
     count: PositiveInt
     dim: str = "seq"
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         if self.dim not in x.dims or self.count > x.size(self.dim):
-            raise GraphError(f"{name}: input {describe(x)} has no {self.count} entries along {self.dim!r}")
+            raise GraphError(f"{name}: input {format_shape(x)} has no {self.count} entries along {self.dim!r}")
         taken = x.reshaped({d: self.count if d == self.dim else n for d, n in zip(x.dims, x.sizes, strict=True)})
         out = taken.like(name)
         return Expansion((MemoryPass(name, "gather", (taken,), out, flops_per_element=0.0),), out)
@@ -209,11 +219,11 @@ class Mean(Layer):
 
     dim: str = "seq"
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         if self.dim not in x.dims:
-            raise GraphError(f"{name}: input {describe(x)} has no dim {self.dim!r}")
-        out = x.without(self.dim, name=name)
+            raise GraphError(f"{name}: input {format_shape(x)} has no dim {self.dim!r}")
+        out = x.without_dims(self.dim, name=name)
         return Expansion((MemoryPass(name, "reduce", (x,), out),), out)
 
 
@@ -224,7 +234,7 @@ class Upsample(Layer):
     factor: PositiveInt = 2
     bilinear: bool = False
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         sizes = {d: n if i < 2 else n * self.factor for i, (d, n) in enumerate(zip(x.dims, x.sizes, strict=True))}
         out = x.reshaped(sizes).like(name)
@@ -238,7 +248,7 @@ class Crop(Layer):
     optional_inputs: ClassVar[int] = 1
     size: PositiveInt | list[PositiveInt] | None = None
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         x = inputs[0]
         if (self.size is None) == (len(inputs) == 1):
             raise GraphError(f"{name}: crop takes either a size or a second input to be like")
@@ -247,8 +257,8 @@ class Crop(Layer):
         else:
             target = list(self.size) if isinstance(self.size, list) else [self.size] * (len(inputs[0].dims) - 2)
         if len(target) != len(x.dims) - 2 or any(w > n for w, n in zip(target, x.sizes[2:], strict=True)):
-            raise GraphError(f"{name}: {describe(x)} cannot be cropped to {target}")
-        sizes: dict[str, Size] = dict(zip(x.dims, (*x.sizes[:2], *target), strict=True))
+            raise GraphError(f"{name}: {format_shape(x)} cannot be cropped to {target}")
+        sizes: dict[str, DimSize] = dict(zip(x.dims, (*x.sizes[:2], *target), strict=True))
         out = x.reshaped(sizes).like(name)
         return Expansion((MemoryPass(name, "copy", (x.reshaped(sizes),), out, flops_per_element=0.0),), out)
 
@@ -257,17 +267,17 @@ class Crop(Layer):
 class Detach(Layer):
     """Identity without a backward pass, such as the input of a GAN's discriminator from the generator."""
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
-        return Expansion((), replace(inputs[0], grad=False))
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+        return Expansion((), replace(inputs[0], needs_gradient=False))
 
 
 @LAYERS.register("class_token")
 class ClassToken(Layer):
     """Concatenation of a learned token before the sequence."""
 
-    tensor_dims = ()
+    tensor_parallel_dims = ()
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         batch, seq, hidden = x.dims
@@ -280,11 +290,11 @@ class ClassToken(Layer):
 class PositionEmbedding(Layer):
     """Sum of a sequence with a vector per position: a learned table, perhaps longer, or fixed sinusoids."""
 
-    tensor_dims = ()
+    tensor_parallel_dims = ()
     positions: PositiveInt | None = None
     learned: bool = True
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         _, seq, hidden = x.dims
@@ -295,7 +305,7 @@ class PositionEmbedding(Layer):
         tables = (table,) if self.learned else ()
         out = x.like(name)
         return Expansion(
-            (MemoryPass(name, "elementwise", (x,), out, parameters=tables, rows_per_output=self.learned),), out
+            (MemoryPass(name, "elementwise", (x,), out, parameters=tables, table_rows_per_output=self.learned),), out
         )
 
 
@@ -303,9 +313,9 @@ class PositionEmbedding(Layer):
 class Scale(Layer):
     """Product with a learned factor for each entry of the last dim (layer scale)."""
 
-    tensor_dims = ()
+    tensor_parallel_dims = ()
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         weight = Tensor(f"{name}.weight", (x.dims[-1],), (x.sizes[-1],), "parameter")
         out = x.like(name)

@@ -8,10 +8,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.base import LAYERS, Expansion, Layer, LayerImplementations, describe, project
+from paleo.layers.base import LAYERS, Expansion, Layer, LayerImplementations, format_shape, linear_projection
 from paleo.operations.base import MemoryPass, Operation, RecomputedChain
-from paleo.operations.contraction import GATES, Contraction, Recurrence
-from paleo.operations.tensor import Size, Tensor
+from paleo.operations.contraction import GATES_BY_CELL, Contraction, Recurrence
+from paleo.operations.tensor import DimSize, Tensor
 
 # Recurrent layers: vanilla, LSTM, GRU; one or both directions
 
@@ -36,14 +36,18 @@ class Recurrent(Layer):
     projection: PositiveInt | None = None
     kept_per_state: Annotated[float, Field(gt=0)] | None = None
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         batch, seq, _ = x.dims
         looped = float(x.sizes[-1]) if choices.recurrence == "looped" else 0.0
-        directions, gates = 1 + self.bidirectional, GATES[self.cell] * self.hidden
+        directions, gates = 1 + self.bidirectional, GATES_BY_CELL[self.cell] * self.hidden
         products, gated = self._gates(name, x, directions, gates)
-        sizes: dict[str, Size] = {"directions": directions, "in_hidden": self.projection or self.hidden, "gates": gates}
+        sizes: dict[str, DimSize] = {
+            "directions": directions,
+            "in_hidden": self.projection or self.hidden,
+            "gates": gates,
+        }
         weight = Tensor(f"{name}.recurrent", tuple(sizes), tuple(sizes.values()), "parameter")
         states = Tensor(name, (batch, seq, "features"), (x.sizes[0], x.sizes[1], self.hidden * directions))
         if self.projection is not None:
@@ -55,7 +59,7 @@ class Recurrent(Layer):
             return Expansion((*products, self._recurrence(name, gated, weight, states, directions, looped)), states)
         directions_states = states.like(f"{name}.states")
         out = states.reshaped({batch: x.sizes[0], seq: x.sizes[1], "features": self.hidden})
-        summed = MemoryPass(f"{name}.sum", "elementwise", (directions_states,), out, backward_pass="free")
+        summed = MemoryPass(f"{name}.sum", "elementwise", (directions_states,), out, backward_rule="free")
         return Expansion(
             (*products, self._recurrence(name, gated, weight, directions_states, directions, looped), summed), out
         )
@@ -72,7 +76,7 @@ class Recurrent(Layer):
             out=states,
             steps_dim=seq,
             directions=directions,
-            kept_per_state=kept,
+            saved_per_state=kept,
             concatenated_inputs=looped,
         )
 
@@ -82,8 +86,8 @@ class Recurrent(Layer):
         Each direction has its own matrix; all time steps count as one product.
         """
         batch, seq, _ = wide.dims
-        rows: dict[str, Size] = {batch: wide.sizes[0], seq: wide.sizes[1], "directions": directions}
-        sizes: dict[str, Size] = {"directions": directions, "states": self.hidden, "projection": projection}
+        rows: dict[str, DimSize] = {batch: wide.sizes[0], seq: wide.sizes[1], "directions": directions}
+        sizes: dict[str, DimSize] = {"directions": directions, "states": self.hidden, "projection": projection}
         weight = Tensor(f"{name}.projection", tuple(sizes), tuple(sizes.values()), "parameter")
         by_direction = wide.reshaped(rows | {"states": self.hidden})
         result = Tensor(name, (*rows, "projection"), (*rows.values(), projection))
@@ -98,14 +102,14 @@ class Recurrent(Layer):
         if not self.project:
             if x.sizes[-1] != gates:
                 raise GraphError(
-                    f"{name}: without project the input {describe(x)} must hold {gates} features, gates x hidden"
+                    f"{name}: without project the input {format_shape(x)} must hold {gates} features, gates x hidden"
                 )
             return (), x
-        wide: dict[str, Size] = {"directions": directions, "gates": gates}
-        product, gated = project(f"{name}.input", x, wide)
+        wide: dict[str, DimSize] = {"directions": directions, "gates": gates}
+        product, gated = linear_projection(f"{name}.input", x, wide)
         return (self._with_bias(product, name, wide),), gated
 
-    def _with_bias(self, product: Contraction, name: str, wide: dict[str, Size]) -> Contraction:
+    def _with_bias(self, product: Contraction, name: str, wide: dict[str, DimSize]) -> Contraction:
         if not self.biases:
             return product
         return replace(
@@ -135,7 +139,7 @@ class Gru(Recurrent):
 
 
 def _short_convolution(
-    name: str, x: Tensor, rows: dict[str, Size], mixed: Size, taps: int, more: tuple[Tensor, ...] = ()
+    name: str, x: Tensor, rows: dict[str, DimSize], mixed: DimSize, taps: int, more: tuple[Tensor, ...] = ()
 ) -> MemoryPass:
     """Return the memory pass of a causal convolution over ``taps`` positions of the ``mixed`` entries of each group.
 
@@ -169,7 +173,7 @@ class Mamba2(Layer):
     recompute the rest in the backward pass (Dao and Gu, Transformers are SSMs, ICML 2024).
     """
 
-    tensor_dims: ClassVar[tuple[str, ...]] = ("ssm_groups",)
+    tensor_parallel_dims: ClassVar[tuple[str, ...]] = ("ssm_groups",)
     heads: PositiveInt
     head_dim: PositiveInt = 64
     groups: PositiveInt = 8
@@ -177,14 +181,14 @@ class Mamba2(Layer):
     conv: PositiveInt = 4
     chunk: PositiveInt = 128
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         if self.heads % self.groups:
             raise GraphError(f"{name}: heads {self.heads} must be a multiple of groups {self.groups}")
         inner, mixed = self._group_width, self._group_width + 2 * self.state
-        rows: dict[str, Size] = {x.dims[0]: x.sizes[0], x.dims[1]: x.sizes[1], "ssm_groups": self.groups}
-        project_in, _ = project(
+        rows: dict[str, DimSize] = {x.dims[0]: x.sizes[0], x.dims[1]: x.sizes[1], "ssm_groups": self.groups}
+        project_in, _ = linear_projection(
             f"{name}.in", x, {"ssm_groups": self.groups, "packed": inner + mixed + self.heads // self.groups}
         )
         shift = Tensor(f"{name}.conv.bias", ("ssm_groups", "mixed"), (self.groups, mixed), "parameter")
@@ -193,7 +197,7 @@ class Mamba2(Layer):
         gate = x.reshaped(rows | {"inner": inner}, name=f"{name}.gate")
         scale = Tensor(f"{name}.norm.weight", ("ssm_groups", "inner"), (self.groups, inner), "parameter")
         norm = _gated_norm(name, scanned.reshaped(rows | {"inner": inner}), gate, scale)
-        project_out, out = project(f"{name}.out", norm.out, {x.dims[-1]: x.sizes[-1]}, contract=2)
+        project_out, out = linear_projection(f"{name}.out", norm.out, {x.dims[-1]: x.sizes[-1]}, contract=2)
         return Expansion((project_in, convolution, scan, norm, project_out), out)
 
     @property
@@ -201,14 +205,14 @@ class Mamba2(Layer):
         """Entries of all heads of one group: heads / groups · head_dim."""
         return self.heads // self.groups * self.head_dim
 
-    def _scan(self, name: str, rows: dict[str, Size]) -> tuple[Operation, Tensor]:
+    def _scan(self, name: str, rows: dict[str, DimSize]) -> tuple[Operation, Tensor]:
         """Return the selective scan, computed in chunks by one kernel, and its output tensor.
 
         Its products are the scores inside each chunk, each chunk's contribution to the state, and the output from
         scores and state.
         """
         batch, seq, _ = rows
-        heads: dict[str, Size] = {"heads": self.heads // self.groups}
+        heads: dict[str, DimSize] = {"heads": self.heads // self.groups}
         entries = heads | {"head_dim": self.head_dim}
         values, keys, queries, steps = (
             Tensor(f"{name}.scan.{part}", tuple(rows | sizes), tuple((rows | sizes).values()))
@@ -225,7 +229,7 @@ class Mamba2(Layer):
         )
         out = values.like(f"{name}.scan")
         length = min(self.chunk, int(rows[seq]))
-        chunks: dict[str, Size] = {
+        chunks: dict[str, DimSize] = {
             batch: rows[batch],
             "chunks": -(-int(rows[seq]) // length),
             "ssm_groups": self.groups,
@@ -237,9 +241,9 @@ class Mamba2(Layer):
         return RecomputedChain(out.name, inputs, out, chain, "mamba_chunk_scan_combined", frozenset({seq})), out
 
     def _products(
-        self, name: str, chunks: dict[str, Size], length: int, entries: dict[str, Size]
+        self, name: str, chunks: dict[str, DimSize], length: int, entries: dict[str, DimSize]
     ) -> tuple[Operation, ...]:
-        def tensor(part: str, **dims: Size) -> Tensor:
+        def tensor(part: str, **dims: DimSize) -> Tensor:
             sizes = chunks | dims
             return Tensor(f"{name}.scan.{part}", tuple(sizes), tuple(sizes.values()))
 
@@ -277,7 +281,7 @@ class DeltaNet(Layer):
     backward pass.
     """
 
-    tensor_dims: ClassVar[tuple[str, ...]] = ("delta_heads",)
+    tensor_parallel_dims: ClassVar[tuple[str, ...]] = ("delta_heads",)
     heads: PositiveInt
     value_heads: PositiveInt | None = None
     key_dim: PositiveInt = 128
@@ -288,15 +292,15 @@ class DeltaNet(Layer):
     gate_rank: NonNegativeInt = 0
     chunk: PositiveInt = 64
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         if (self.value_heads or self.heads) % self.heads:
             raise GraphError(f"{name}: value_heads {self.value_heads} must be a multiple of heads {self.heads}")
-        rows: dict[str, Size] = {x.dims[0]: x.sizes[0], x.dims[1]: x.sizes[1], "delta_heads": self.heads}
+        rows: dict[str, DimSize] = {x.dims[0]: x.sizes[0], x.dims[1]: x.sizes[1], "delta_heads": self.heads}
         mixed, gates = 2 * self.key_dim + self._value_width, 0 if self.gate_rank else self._value_width
         decays = 0 if self.decay == "channel" else self._value_heads_per_key
-        project_in, _ = project(
+        project_in, _ = linear_projection(
             f"{name}.in", x, {"delta_heads": self.heads, "packed": mixed + gates + self._value_heads_per_key + decays}
         )
         low_rank = [
@@ -311,7 +315,7 @@ class DeltaNet(Layer):
         gate = x.reshaped(rows | {"inner": self._value_width}, name=f"{name}.gates")
         scale = Tensor(f"{name}.norm.weight", ("inner",), (self.value_dim,), "parameter")
         norm = _gated_norm(name, flat, gate, scale)
-        project_out, out = project(f"{name}.out", norm.out, {x.dims[-1]: x.sizes[-1]}, contract=2)
+        project_out, out = linear_projection(f"{name}.out", norm.out, {x.dims[-1]: x.sizes[-1]}, contract=2)
         return Expansion((project_in, *low_rank, convolution, rule, norm, project_out), out)
 
     @property
@@ -331,11 +335,11 @@ class DeltaNet(Layer):
         """
         if not rank:
             return ()
-        down, low = project(f"{name}.down", x, {"rank": rank})
-        up, _ = project(f"{name}.up", low, {"delta_heads": self.heads, "packed": width})
+        down, low = linear_projection(f"{name}.down", x, {"rank": rank})
+        up, _ = linear_projection(f"{name}.up", low, {"delta_heads": self.heads, "packed": width})
         return down, up
 
-    def _rule(self, name: str, rows: dict[str, Size]) -> tuple[Operation, Tensor]:
+    def _rule(self, name: str, rows: dict[str, DimSize]) -> tuple[Operation, Tensor]:
         """Return the gated delta rule, computed in chunks by one kernel, and its output tensor.
 
         It reads queries, keys, values, step sizes and decays.
@@ -353,7 +357,7 @@ class DeltaNet(Layer):
         )
         out = values.like(f"{name}.rule")
         length = min(self.chunk, int(rows[seq]))
-        chunks: dict[str, Size] = {
+        chunks: dict[str, DimSize] = {
             batch: rows[batch],
             "chunks": -(-int(rows[seq]) // length),
             "delta_heads": self.heads,
@@ -365,14 +369,14 @@ class DeltaNet(Layer):
         kernel = "chunk_kda" if self.decay == "channel" else "chunk_gated_delta_rule"
         return RecomputedChain(out.name, inputs, out, chain, kernel, frozenset({seq})), out
 
-    def _products(self, name: str, chunks: dict[str, Size], length: int) -> tuple[Operation, ...]:
+    def _products(self, name: str, chunks: dict[str, DimSize], length: int) -> tuple[Operation, ...]:
         """Return the matrix products of one chunk of the delta rule.
 
         They are keys with keys, the inverse of that matrix, reads and writes of the state, and queries with keys and
         state. The inverse is found by substitution, which costs a third of a product.
         """
 
-        def tensor(part: str, **dims: Size) -> Tensor:
+        def tensor(part: str, **dims: DimSize) -> Tensor:
             sizes = chunks | dims
             return Tensor(f"{name}.rule.{part}", tuple(sizes), tuple(sizes.values()))
 
@@ -385,7 +389,7 @@ class DeltaNet(Layer):
         rows = tensor("rows", between=length / 3.0, position=length)
         solved = tensor("solved", to=length, position=length)
         carried = state.like(f"{name}.rule.carried")
-        written = fresh.renamed({"to": "position"})
+        written = fresh.with_renamed_dims({"to": "position"})
         return (
             Contraction(among.name, keys, others, among),
             Contraction(solved.name, inverse, rows, solved),

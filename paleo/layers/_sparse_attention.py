@@ -8,16 +8,24 @@ from typing import Literal
 from pydantic import PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers._attention import Attention, LatentAttention, rms_norm, rotate
-from paleo.layers.base import LAYERS, NORM_FLOPS, Expansion, Layer, LayerImplementations, parameter_vector, project
-from paleo.operations.base import MemoryPass, Operation, OperationKind, add_kind
-from paleo.operations.contraction import Contraction, FusedAttention, visible_share
-from paleo.operations.tensor import Size, Tensor
+from paleo.layers._attention import Attention, LatentAttention, rms_norm, rotary_embedding_passes
+from paleo.layers.base import (
+    LAYERS,
+    NORM_FLOPS,
+    Expansion,
+    Layer,
+    LayerImplementations,
+    linear_projection,
+    parameter_vector,
+)
+from paleo.operations.base import MemoryPass, Operation, OperationKind, add_operation_kind
+from paleo.operations.contraction import Contraction, FusedAttention, causal_score_share
+from paleo.operations.tensor import DimSize, Tensor
 
 # Sparse attention over keys that an indexer selects: latent vectors (DeepSeek-V3.2, GLM 5) or blocks of keys
 # (MiniMax M3)
 
-add_kind(OperationKind("key_top_k", "the keys with the highest scores of each query"))
+add_operation_kind(OperationKind("key_top_k", "the keys with the highest scores of each query"))
 #: FLOP per score of a top-k selection: the passes of a radix selection over four bytes.
 TOP_K_FLOPS = 4.0
 
@@ -26,17 +34,17 @@ TOP_K_FLOPS = 4.0
 class Indexer:
     """Indexer that selects keys for each query by scores: sum over ``heads`` of weight · relu(q · k).
 
-    It selects ``top_k`` keys, or blocks of ``block`` keys, of which the largest score counts. If ``weighted``, each
-    head and query has a learned weight. Otherwise each head selects for its own group of queries.
+    It selects ``top_k`` keys, or blocks of ``keys_per_block`` keys, of which the largest score counts. If ``weighted``,
+    each head and query has a learned weight. Otherwise each head selects for its own group of queries.
     """
 
     heads: int
     dim: int
     top_k: int
-    block: int = 1
+    keys_per_block: int = 1
     weighted: bool = True
 
-    def choose(
+    def selection_operations(
         self, name: str, x: Tensor, source: Tensor, keys: Tensor | None = None
     ) -> tuple[tuple[Operation, ...], Tensor]:
         """Return the indexer's operations, and the tensor of the positions that it selects for each query.
@@ -44,49 +52,53 @@ class Indexer:
         Queries are projected from ``source``. ``keys`` (batch, keys, dim) are given, or projected from ``x``. No
         gradient flows to either.
         """
-        x, source = replace(x, grad=False), replace(source, grad=False)
+        x, source = replace(x, needs_gradient=False), replace(source, needs_gradient=False)
         batch, seq = x.dims[:2]
-        q_up, query = project(f"{name}.query", source, {"index_heads": self.heads, "index_dim": self.dim})
+        q_up, query = linear_projection(f"{name}.query", source, {"index_heads": self.heads, "index_dim": self.dim})
         operations: list[Operation] = [q_up]
         if keys is None:
-            k_up, key = project(f"{name}.key", x, {"index_dim": self.dim})
+            k_up, key = linear_projection(f"{name}.key", x, {"index_dim": self.dim})
             norm = rms_norm(key) if not self.weighted else _layer_norm(key)
-            rotations, (query, key) = rotate(query, norm.out)
+            rotations, (query, key) = rotary_embedding_passes(query, norm.out)
             operations += [k_up, norm, *rotations]
-            keys = key.renamed({seq: "keys"})
+            keys = key.with_renamed_dims({seq: "keys"})
         if not self.weighted:
             norm = rms_norm(query)
             operations.append(norm)
             query = norm.out
         entries, per_query = keys.sizes[1], {batch: x.sizes[0], seq: x.sizes[1]}
-        per_head: dict[str, Size] = {} if self.weighted else {"index_heads": self.heads}
+        per_head: dict[str, DimSize] = {} if self.weighted else {"index_heads": self.heads}
         scores = _fp32_tensor(f"{name}.scores", per_query | per_head | {"keys": entries})
-        still, frozen_keys = replace(query, grad=False), replace(keys, grad=False)
+        still, frozen_keys = replace(query, needs_gradient=False), replace(keys, needs_gradient=False)
         operations.append(
-            Contraction(scores.name, still, frozen_keys, scores, unmasked_share=visible_share(entries, entries))
+            Contraction(scores.name, still, frozen_keys, scores, unmasked_share=causal_score_share(entries, entries))
         )
-        chosen = min(self.top_k, -(-int(entries) // self.block))
+        chosen = min(self.top_k, -(-int(entries) // self.keys_per_block))
         picked = _fp32_tensor(f"{name}.chosen", per_query | per_head | {"chosen": chosen})
         operations.append(
-            MemoryPass(picked.name, "key_top_k", (scores,), picked, flops_per_element=TOP_K_FLOPS, backward_pass="free")
+            MemoryPass(picked.name, "key_top_k", (scores,), picked, flops_per_element=TOP_K_FLOPS, backward_rule="free")
         )
-        return (*operations, *self._indexer_loss(name, x, query, keys, chosen * self.block)), picked
+        return (*operations, *self._indexer_loss(name, x, query, keys, chosen * self.keys_per_block)), picked
 
     def _indexer_loss(self, name: str, x: Tensor, query: Tensor, keys: Tensor, chosen: int) -> tuple[Operation, ...]:
         """Return the operations of the indexer's own loss: scores of the selected keys, with their gradient."""
         batch, seq = x.dims[:2]
-        sizes: dict[str, Size] = {batch: x.sizes[0], "chosen": min(chosen, int(keys.sizes[1])), "index_dim": self.dim}
+        sizes: dict[str, DimSize] = {
+            batch: x.sizes[0],
+            "chosen": min(chosen, int(keys.sizes[1])),
+            "index_dim": self.dim,
+        }
         picked_keys = keys.reshaped(sizes, name=f"{name}.chosen_keys")
         gather = MemoryPass(picked_keys.name, "copy", (keys,), picked_keys, flops_per_element=0.0)
-        rows: dict[str, Size] = {batch: x.sizes[0], seq: x.sizes[1]}
+        rows: dict[str, DimSize] = {batch: x.sizes[0], seq: x.sizes[1]}
         operations: tuple[Operation, ...] = (gather,)
         lhs = query
         if self.weighted:
-            to_weights, weights = project(f"{name}.weights", x, {"index_heads": self.heads})
+            to_weights, weights = linear_projection(f"{name}.weights", x, {"index_heads": self.heads})
             lhs = query.like(f"{name}.weighted")
             weigh = MemoryPass(lhs.name, "elementwise", (query, weights), lhs, saved=(query, weights))
             operations = (gather, to_weights, weigh)
-            per_head: dict[str, Size] = {}
+            per_head: dict[str, DimSize] = {}
         else:
             per_head = {"index_heads": self.heads}
         kept_scores = _fp32_tensor(f"{name}.kept_scores", rows | per_head | {"chosen": sizes["chosen"]})
@@ -96,7 +108,7 @@ class Indexer:
         return (*operations, product, softmax)
 
 
-def _fp32_tensor(name: str, sizes: dict[str, Size]) -> Tensor:
+def _fp32_tensor(name: str, sizes: dict[str, DimSize]) -> Tensor:
     """Return a tensor of the given dims with four bytes an element, such as scores or positions of keys."""
     return Tensor(name, tuple(sizes), tuple(sizes.values()), "statistic")
 
@@ -123,10 +135,10 @@ class SparseLatentAttention(LatentAttention):
     top_k: PositiveInt = 2048
     shares_index: bool = False
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
-        dense = super().expand(name, inputs, choices)
+        dense = super().to_operations(name, inputs, choices)
         index = () if self.shares_index else self._index(name, x, dense.operations)
         if x.sizes[1] <= self.top_k:
             return Expansion((*dense.operations[:-1], *index, dense.operations[-1]), dense.out)
@@ -140,8 +152,8 @@ class SparseLatentAttention(LatentAttention):
         ``operations`` are those of latent attention.
         """
         latent = next((op.out for op in operations if op.name == f"{name}.q_norm"), x)
-        source = latent.renamed({latent.dims[1]: x.dims[1]})
-        return Indexer(self.index_heads, self.index_dim, self.top_k).choose(f"{name}.index", x, source)[0]
+        source = latent.with_renamed_dims({latent.dims[1]: x.dims[1]})
+        return Indexer(self.index_heads, self.index_dim, self.top_k).selection_operations(f"{name}.index", x, source)[0]
 
     def _latents(self, name: str, operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
         """Return those operations of latent attention that come before its heads: latents, norms, queries."""
@@ -154,25 +166,27 @@ class SparseLatentAttention(LatentAttention):
         ``dense`` is the same layer as latent attention to all keys.
         """
         batch, seq, hidden = x.dims
-        rows: dict[str, Size] = {batch: x.sizes[0], seq: x.sizes[1]}
-        heads: dict[str, Size] = {"kv_heads": self.heads, "group": 1}
+        rows: dict[str, DimSize] = {batch: x.sizes[0], seq: x.sizes[1]}
+        heads: dict[str, DimSize] = {"kv_heads": self.heads, "group": 1}
         narrow = _tensor(f"{name}.query", rows | heads | {"head_dim": self.nope_dim})
-        absorb, wide = project(f"{name}.kv_up.key", narrow, {"kv_rank": self.kv_rank}, shared=("kv_heads",))
+        absorb, wide = linear_projection(f"{name}.kv_up.key", narrow, {"kv_rank": self.kv_rank}, shared=("kv_heads",))
         query = _tensor(f"{name}.latent_query", rows | heads | {"head_dim": self.kv_rank + self.rope_dim})
         latent = next(op.out for op in dense.operations if op.name == f"{name}.kv_norm")
-        entries: dict[str, Size] = {batch: x.sizes[0], "keys": x.sizes[1], "latents": 1}
+        entries: dict[str, DimSize] = {batch: x.sizes[0], "keys": x.sizes[1], "latents": 1}
         key = _tensor(f"{name}.latent_key", entries | {"head_dim": self.kv_rank + self.rope_dim})
         value = latent.reshaped(entries | {"value_dim": self.kv_rank})
         turned = MemoryPass(query.name, "rope", (narrow, wide), query, flops_per_element=1.0)
         joined = MemoryPass(key.name, "rope", (latent,), key, flops_per_element=1.0)
         context = _tensor(f"{name}.latent_context", rows | heads | {"value_dim": self.kv_rank})
         core = FusedAttention(f"{name}.core", query, key, value, context, True, self.top_k)
-        back, out = project(f"{name}.kv_up.value", context, {"head_dim": self.value_dim}, shared=("kv_heads",))
-        output, _ = project(f"{name}.out", out, {hidden: x.sizes[2]}, contract=3)
+        back, out = linear_projection(
+            f"{name}.kv_up.value", context, {"head_dim": self.value_dim}, shared=("kv_heads",)
+        )
+        output, _ = linear_projection(f"{name}.out", out, {hidden: x.sizes[2]}, contract=3)
         return (absorb, turned, joined, core, back, output)
 
 
-def _tensor(name: str, sizes: dict[str, Size]) -> Tensor:
+def _tensor(name: str, sizes: dict[str, DimSize]) -> Tensor:
     return Tensor(name, tuple(sizes), tuple(sizes.values()))
 
 
@@ -191,13 +205,13 @@ class SparseAttention(Attention):
     causal: Literal[True] = True
     optional_inputs = 0
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         attended = min(self.top_k * self.block, int(x.sizes[1]))
         dense = self.model_copy(update={"window": attended})
-        expansion = Attention.expand(dense, name, inputs, choices)
+        expansion = Attention.to_operations(dense, name, inputs, choices)
         indexer = Indexer(self.index_heads, self.index_dim, self.top_k, self.block, weighted=False)
-        index, _ = indexer.choose(f"{name}.index", x, x)
+        index, _ = indexer.selection_operations(f"{name}.index", x, x)
         return Expansion((*expansion.operations[:1], *index, *expansion.operations[1:]), expansion.out)
 
 
@@ -217,7 +231,7 @@ class CompressedAttention(Layer):
     splits, and a common matrix after them.
     """
 
-    tensor_dims = ("kv_heads",)
+    tensor_parallel_dims = ("kv_heads",)
     heads: PositiveInt
     head_dim: PositiveInt
     query_rank: PositiveInt
@@ -230,40 +244,40 @@ class CompressedAttention(Layer):
     out_groups: PositiveInt
     out_rank: PositiveInt
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         if self.heads % self.out_groups:
             raise GraphError(f"{name}: heads {self.heads} must be a multiple of out_groups {self.out_groups}")
-        heads: dict[str, Size] = {"kv_heads": self.out_groups, "group": self.heads // self.out_groups}
-        q_down, low = project(f"{name}.q_down", x, {"q_rank": self.query_rank})
+        heads: dict[str, DimSize] = {"kv_heads": self.out_groups, "group": self.heads // self.out_groups}
+        q_down, low = linear_projection(f"{name}.q_down", x, {"q_rank": self.query_rank})
         q_norm = rms_norm(low, f"{name}.q_norm")
-        q_up, query = project(f"{name}.query", q_norm.out, heads | {"head_dim": self.head_dim})
+        q_up, query = linear_projection(f"{name}.query", q_norm.out, heads | {"head_dim": self.head_dim})
         unweighted = query.like(f"{query.name}.normed")
         head_norm = MemoryPass(
             unweighted.name, "norm", (query,), unweighted, (), (query,), NORM_FLOPS, reduced_dims=("head_dim",)
         )
-        kv_up, near = project(f"{name}.key", x, {"head_dim": self.head_dim})
+        kv_up, near = linear_projection(f"{name}.key", x, {"head_dim": self.head_dim})
         kv_norm = rms_norm(near)
-        rotations, (query, near) = rotate(unweighted, kv_norm.out)
+        rotations, (query, near) = rotary_embedding_passes(unweighted, kv_norm.out)
         operations: tuple[Operation, ...] = (q_down, q_norm, q_up, head_norm, kv_up, kv_norm, *rotations)
         far, entries, chosen = self._compress_keys(name, x, q_norm.out)
         length = x.sizes[1] + (entries.sizes[1] if entries is not None else 0)
-        sizes: dict[str, Size] = {x.dims[0]: x.sizes[0], "keys": length, "latents": 1}
+        sizes: dict[str, DimSize] = {x.dims[0]: x.sizes[0], "keys": length, "latents": 1}
         key = Tensor(f"{name}.keys", (*sizes, "head_dim"), (*sizes.values(), self.head_dim))
         joined = MemoryPass(
             key.name, "copy", (near,) if entries is None else (near, entries), key, flops_per_element=0.0
         )
         sinks = Tensor(f"{name}.sinks", tuple(heads), tuple(heads.values()), "parameter")
         read = MemoryPass(sinks.name, "copy", (), sinks.like(f"{name}.sink_scores", role="statistic"), (sinks,))
-        context = query.renamed({"head_dim": "value_dim"}).like(f"{name}.context")
-        value = key.renamed({"head_dim": "value_dim"})
+        context = query.with_renamed_dims({"head_dim": "value_dim"}).like(f"{name}.context")
+        value = key.with_renamed_dims({"head_dim": "value_dim"})
         attended = min(self.window, int(x.sizes[1])) + chosen
         core = FusedAttention(f"{name}.core", query, key, value, context, True, attended)
-        grouped, narrow = project(
+        grouped, narrow = linear_projection(
             f"{name}.out_groups", context, {"out_rank": self.out_rank}, contract=2, shared=("kv_heads",)
         )
-        output, out = project(f"{name}.out", narrow, {x.dims[-1]: x.sizes[-1]}, contract=2)
+        output, out = linear_projection(f"{name}.out", narrow, {x.dims[-1]: x.sizes[-1]}, contract=2)
         return Expansion((*operations, *far, joined, read, core, grouped, output), out)
 
     def _compress_keys(self, name: str, x: Tensor, latent: Tensor) -> tuple[tuple[Operation, ...], Tensor | None, int]:
@@ -276,8 +290,8 @@ class CompressedAttention(Layer):
             return operations, entries, int(entries.sizes[1])
         index_ops, index_keys = self._pooled(f"{name}.index.compressor", x, self.index_dim)
         indexer = Indexer(self.index_heads, self.index_dim, self.top_k)
-        choice, _ = indexer.choose(
-            f"{name}.index", x, latent, index_keys.renamed({"entries": "keys", "head_dim": "index_dim"})
+        choice, _ = indexer.selection_operations(
+            f"{name}.index", x, latent, index_keys.with_renamed_dims({"entries": "keys", "head_dim": "index_dim"})
         )
         return (*operations, *index_ops, *choice), entries, min(self.top_k, int(entries.sizes[1]))
 
@@ -287,7 +301,7 @@ class CompressedAttention(Layer):
         Each is a mean of ``ratio`` positions, weighted by a learned softmax.
         """
         width = 2 * dim if self.overlap else dim
-        both, packed = project(f"{name}.up", x, {"gates": 2, "pooled": width})
+        both, packed = linear_projection(f"{name}.up", x, {"gates": 2, "pooled": width})
         bias = Tensor(f"{name}.bias", ("positions", "pooled"), (self.ratio, width), "parameter")
         count = max(1, int(x.sizes[1]) // self.ratio)
         pooled = Tensor(f"{name}.pooled", (x.dims[0], "entries", "head_dim"), (x.sizes[0], count, dim))

@@ -1,6 +1,6 @@
 """Base of layers: a YAML schema (pydantic fields), and a method that returns operations over named dims.
 
-`LayerImplementations` says how a framework implements layers. `with_gradients_as_needed` removes gradients that no
+`LayerImplementations` says how a framework implements layers. `without_unneeded_gradients` removes gradients that no
 trained weight needs.
 """
 
@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict
 
 from paleo.errors import GraphError
-from paleo.operations.base import MemoryPass, Operation, with_tensors
+from paleo.operations.base import MemoryPass, Operation, map_tensors
 from paleo.operations.contraction import Contraction
-from paleo.operations.tensor import CrossEntropyImplementation, RotaryImplementation, Size, Tensor
+from paleo.operations.tensor import CrossEntropyImplementation, DimSize, RotaryImplementation, Tensor
 from paleo.registry import Registry
 
 #: GELU variants that plain framework code computes term by term.
@@ -47,15 +47,15 @@ class LayerImplementations:
     #: Experts. ``stepwise``: a pass for each term of their biases and clamped gates.
     experts: Literal["fused", "stepwise"] = "fused"
     #: Functions that mixed precision computes in fp32, with fp32 output.
-    wide: frozenset[str] = frozenset()
+    fp32_functions: frozenset[str] = frozenset()
     #: Extra evaluations of the loss, in fp32, for training metrics.
-    extra_losses: int = 0
+    metric_loss_evaluations: int = 0
     #: Recurrent layers. ``layer``: one kernel for all steps; ``looped``: separate operations for each step.
     recurrence: Literal["layer", "looped"] = "layer"
     #: Position of the heads dim in the scores of relative attention.
-    relative: Literal["heads first", "heads last"] = "heads first"
+    relative_attention_layout: Literal["heads first", "heads last"] = "heads first"
     #: How gradients of a table that serves as embedding and as weight are accumulated.
-    tied: Literal["sum", "slices"] = "sum"
+    tied_gradient_accumulation: Literal["sum", "slices"] = "sum"
     #: True if saved states for the next step are copied through the host.
     memories_through_host: bool = False
     #: Calls of the host, forward and backward, to rotate query and key of latent attention.
@@ -67,7 +67,7 @@ class LayerImplementations:
     #: Extra calls of the host, forward and backward, for a router without fused kernels.
     unfused_router_calls: tuple[float, float] = (0.0, 0.0)
     #: Tokens whose latent vectors a rank projects in latent attention if sequences are split over tp.
-    latents: Literal["own", "all"] = "all"
+    latent_tokens: Literal["own", "all"] = "all"
     #: Key heads of a network with fewer than tensor-parallel ranks, which gather what the product makes; else None.
     gathered_key_heads: int | None = None
     #: Rotary embedding. ``stepwise``: a pass for each step, of latent attention only. ``complex``, ``halves``: separate
@@ -77,11 +77,11 @@ class LayerImplementations:
     rms_norm: Literal["fused", "upcast", "stepwise"] = "fused"
 
     @property
-    def stepwise(self) -> tuple[str, ...]:
+    def stepwise_activations(self) -> tuple[str, ...]:
         """Names of the activations that the framework computes term by term, one pass each."""
         return {"fused": (), "tanh-stepwise": _WRITTEN_OUT, "stepwise": ("gelu", *_WRITTEN_OUT)}[self.gelu]
 
-    def output(self, out: Tensor, by: str) -> Tensor:
+    def with_output_precision(self, out: Tensor, by: str) -> Tensor:
         """Return a layer's output tensor, in fp32 if mixed precision computes that operation in fp32.
 
         Parameters
@@ -96,7 +96,7 @@ class LayerImplementations:
         Tensor
             The tensor, perhaps ``wide``.
         """
-        return replace(out, wide=True) if by in self.wide else out
+        return replace(out, stays_fp32=True) if by in self.fp32_functions else out
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,26 +112,26 @@ class Expansion:
 
 
 class Layer(BaseModel):
-    """Base of all layers of a network: fields are the options in a model file, `expand` returns the operations.
+    """Base of all layers of a network: fields are the options in a model file, `to_operations` returns the operations.
 
     A subclass registers itself with ``@LAYERS.register("name")``. ``arity`` is the number of inputs (None: two or
-    more). ``tensor_dims`` are the dims that tensor parallelism splits. If it is empty, every rank of a tensor-parallel
-    group computes the whole layer, as it costs little; if it is None, a prediction warns if the layer has parameters.
-    ``expert_dims`` are split by expert parallelism. ``shared_dims`` are those of a mixture's shared experts, which
-    tensor parallelism splits even if routed experts have another degree. ``token_dims`` are split as the sequence is
-    between tensor-parallel layers (sequence parallelism).
+    more). ``tensor_parallel_dims`` are the dims that tensor parallelism splits. If it is empty, every rank of a
+    tensor-parallel group computes the whole layer, as it costs little; if it is None, a prediction warns if the layer
+    has parameters. ``expert_parallel_dims`` are split by expert parallelism. ``shared_expert_dims`` are those of a
+    mixture's shared experts, which tensor parallelism splits even if routed experts have another degree.
+    ``sequence_parallel_dims`` are split as the sequence is between tensor-parallel layers (sequence parallelism).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
     arity: ClassVar[int | None] = 1
     #: Number of optional inputs after the required ones, such as the encoder output of a cross attention.
     optional_inputs: ClassVar[int] = 0
-    tensor_dims: ClassVar[tuple[str, ...] | None] = None
-    expert_dims: ClassVar[tuple[str, ...]] = ()
-    shared_dims: ClassVar[tuple[str, ...]] = ()
-    token_dims: ClassVar[tuple[str, ...]] = ()
+    tensor_parallel_dims: ClassVar[tuple[str, ...] | None] = None
+    expert_parallel_dims: ClassVar[tuple[str, ...]] = ()
+    shared_expert_dims: ClassVar[tuple[str, ...]] = ()
+    sequence_parallel_dims: ClassVar[tuple[str, ...]] = ()
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         """Return the operations of the layer on its inputs.
 
         Parameters
@@ -174,11 +174,11 @@ class Layer(BaseModel):
         """
         if len(x.dims) not in ranks:
             expected = " or ".join(str(rank) for rank in ranks)
-            shape = describe(x)
+            shape = format_shape(x)
             raise GraphError(f"{name}: input {shape} has {len(x.dims)} dims, expected {expected}")
 
 
-def describe(x: Tensor) -> str:
+def format_shape(x: Tensor) -> str:
     """Format a shape for messages: ``batch=32 × channels=3``.
 
     Parameters
@@ -194,10 +194,10 @@ def describe(x: Tensor) -> str:
     return " × ".join(f"{dim}={size:g}" for dim, size in zip(x.dims, x.sizes, strict=True))
 
 
-def project(
+def linear_projection(
     name: str,
     x: Tensor,
-    outputs: dict[str, Size],
+    outputs: dict[str, DimSize],
     *,
     bias: bool = False,
     contract: int = 1,
@@ -215,7 +215,7 @@ def project(
         Name of the product.
     x : Tensor
         The input.
-    outputs : dict of str to Size
+    outputs : dict of str to DimSize
         Sizes of the output dims by name.
     bias : bool, optional
         True to add a bias vector.
@@ -238,12 +238,12 @@ def project(
     """
     summed = x.dims[len(x.dims) - contract :]
     inner = {dim: f"in_{dim}" for dim in summed if dim in outputs}
-    lhs = x.renamed(inner)
+    lhs = x.with_renamed_dims(inner)
     kept = {d: n for d, n in zip(x.dims, x.sizes, strict=True) if d not in summed}
     clash = [d for d in outputs if d in kept]
     if clash:
         raise GraphError(
-            f"{name}: output dim {clash[0]!r} is also a dim of the input {describe(x)}; give it another `dim:`"
+            f"{name}: output dim {clash[0]!r} is also a dim of the input {format_shape(x)}; give it another `dim:`"
         )
     sizes = {d: x.size(d) for d in shared} | {d: lhs.size(d) for d in lhs.dims[len(lhs.dims) - contract :]} | outputs
     rhs = Tensor(weight or f"{name}.weight", tuple(sizes), tuple(sizes.values()), "parameter")
@@ -298,10 +298,10 @@ ACTIVATIONS: dict[str, tuple[float, Literal["input", "output"]]] = {
 
 #: Bytes moved by autograd's gradient of a power (x^(n - 1), its product with n, that with the gradient), 28 an element
 #: in fp32, relative to the 12 of a single pass.
-POWER_GRADIENT = 28.0 / 12.0
+POWER_GRADIENT_TRAFFIC_FACTOR = 28.0 / 12.0
 
 
-def activate(
+def activation_passes(
     function: str, name: str, x: Tensor, choices: LayerImplementations
 ) -> tuple[tuple[MemoryPass, ...], Tensor]:
     """Return the passes of an element-wise activation function, and the output tensor.
@@ -322,10 +322,10 @@ def activate(
     tuple[tuple[MemoryPass, ...], Tensor]
         The passes and the output tensor.
     """
-    if function in choices.stepwise:
+    if function in choices.stepwise_activations:
         return _quick_gelu_steps(name, x, choices) if function == "quick_gelu" else _gelu_steps(name, x, choices)
     flops, needed = ACTIVATIONS[function]
-    out = choices.output(x.like(name), function)
+    out = choices.with_output_precision(x.like(name), function)
     kept = x if needed == "input" else out
     return (MemoryPass(name, "elementwise", (x,), out, saved=(kept,), flops_per_element=flops),), out
 
@@ -338,15 +338,15 @@ def _gelu_steps(name: str, x: Tensor, choices: LayerImplementations) -> tuple[tu
     up the gradients of the three uses of x, for which the backward pass of the first sum stands. Autocast's power reads
     a copy in fp32. Graphs of TensorFlow are priced with a pass each, which its measured steps suit better.
     """
-    cube = choices.output(x.like(f"{name}.cube"), "gelu")
+    cube = choices.with_output_precision(x.like(f"{name}.cube"), "gelu")
     scaled, summed, inner, tanh, shifted, out = (
         cube.like(f"{name}{part}") for part in (".scaled", ".sum", ".inner", ".tanh", ".shifted", "")
     )
-    half, wide = x.like(f"{name}.half"), replace(x.like(f"{name}.wide"), wide=True)
+    half, wide = x.like(f"{name}.half"), replace(x.like(f"{name}.wide"), stays_fp32=True)
     autograd = choices.gelu == "tanh-stepwise"
-    cast = autograd and cube.wide and not x.wide
+    cast = autograd and cube.stays_fp32 and not x.stays_fp32
     power = wide if cast else x
-    sweeps = (POWER_GRADIENT, 2.0) if autograd else (1.0, 1.0)
+    sweeps = (POWER_GRADIENT_TRAFFIC_FACTOR, 2.0) if autograd else (1.0, 1.0)
     steps = (
         *((MemoryPass(wide.name, "elementwise", (x,), wide),) if cast else ()),
         MemoryPass(cube.name, "elementwise", (power,), cube, (), (power,), 2.0, backward_traffic_factor=sweeps[0]),
@@ -354,10 +354,10 @@ def _gelu_steps(name: str, x: Tensor, choices: LayerImplementations) -> tuple[tu
         MemoryPass(summed.name, "elementwise", (x, scaled), summed, backward_traffic_factor=sweeps[1]),
         MemoryPass(inner.name, "elementwise", (summed,), inner),
         MemoryPass(tanh.name, "elementwise", (inner,), tanh, saved=(tanh,), flops_per_element=5.0),
-        MemoryPass(shifted.name, "elementwise", (tanh,), shifted, backward_pass="free"),
+        MemoryPass(shifted.name, "elementwise", (tanh,), shifted, backward_rule="free"),
         MemoryPass(half.name, "elementwise", (x,), half),
         MemoryPass(name, "elementwise", (half, shifted), out, saved=(half, shifted),
-                   backward_pass="by input" if autograd else "derived"),
+                   backward_rule="by input" if autograd else "derived"),
     )  # fmt: skip
     return steps, out
 
@@ -367,7 +367,7 @@ def _quick_gelu_steps(name: str, x: Tensor, choices: LayerImplementations) -> tu
 
     The original code of CLIP computes it in this way (Hendrycks and Gimpel, 2016).
     """
-    out = choices.output(x.like(name), "gelu")
+    out = choices.with_output_precision(x.like(name), "gelu")
     scaled, opened = (out.like(f"{name}.{part}") for part in ("scaled", "opened"))
     steps = (
         MemoryPass(scaled.name, "elementwise", (x,), scaled),
@@ -377,7 +377,7 @@ def _quick_gelu_steps(name: str, x: Tensor, choices: LayerImplementations) -> tu
     return steps, out
 
 
-def gate(
+def gated_unit_passes(
     name: str, function: str, x: Tensor, gates_dim: str, *, separate: bool = False
 ) -> tuple[tuple[MemoryPass, ...], Tensor]:
     """Return the passes of a gated linear unit, f(gate) · up, on the two halves along a dim, and the output tensor.
@@ -406,7 +406,7 @@ def gate(
     ----------
     Shazeer, GLU Variants Improve Transformer, 2020.
     """
-    out = x.without(gates_dim, name=name)
+    out = x.without_dims(gates_dim, name=name)
     flops = ACTIVATIONS[function][0]
     if not separate:
         return (MemoryPass(name, "elementwise", (x,), out, saved=(x,), flops_per_element=flops + 1.0),), out
@@ -415,7 +415,7 @@ def gate(
     return (first, MemoryPass(name, "elementwise", (activated, partner), out, saved=(activated, partner))), out
 
 
-def option(value: Any, length: int, *, field: str, name: str) -> tuple[int, ...]:
+def per_dim_option(value: Any, length: int, *, field: str, name: str) -> tuple[int, ...]:
     """Return one number per spatial dim, from an option that is one number for all or a list.
 
     Parameters
@@ -460,14 +460,12 @@ def with_frozen_weights(expansion: Expansion) -> Expansion:
     """
 
     def untrained(tensor: Tensor) -> Tensor:
-        return replace(tensor, grad=False) if tensor.role == "parameter" else tensor
+        return replace(tensor, needs_gradient=False) if tensor.role == "parameter" else tensor
 
-    return replace(
-        expansion, operations=tuple(with_tensors(operation, untrained) for operation in expansion.operations)
-    )
+    return replace(expansion, operations=tuple(map_tensors(operation, untrained) for operation in expansion.operations))
 
 
-def with_gradients_as_needed(expansion: Expansion, inputs: tuple[Tensor, ...]) -> Expansion:
+def without_unneeded_gradients(expansion: Expansion, inputs: tuple[Tensor, ...]) -> Expansion:
     """Return a layer's operations with the tensors marked that need no gradient.
 
     No trained weight depends on these. If no input needs a gradient, the layer computes none before its first trained
@@ -485,21 +483,24 @@ def with_gradients_as_needed(expansion: Expansion, inputs: tuple[Tensor, ...]) -
     Expansion
         Copy with these tensors marked.
     """
-    if any(tensor.grad for tensor in inputs) or not expansion.operations:
+    if any(tensor.needs_gradient for tensor in inputs) or not expansion.operations:
         return expansion
     idle = {tensor.name for tensor in inputs}
     operations = []
     for operation in expansion.operations:
-        needs = any(t.grad and t.name not in idle and t.role in ("activation", "parameter") for t in operation.reads)
+        needs = any(
+            t.needs_gradient and t.name not in idle and t.role in ("activation", "parameter")
+            for t in operation.read_tensors
+        )
         if not needs:
             idle.add(operation.out.name)
 
         def marked(tensor: Tensor, names: frozenset[str] = frozenset(idle)) -> Tensor:
-            return replace(tensor, grad=False) if tensor.name in names else tensor
+            return replace(tensor, needs_gradient=False) if tensor.name in names else tensor
 
-        changed = with_tensors(operation, marked)
+        changed = map_tensors(operation, marked)
         if not needs and isinstance(changed, MemoryPass):
             changed = replace(changed, saved=())
         operations.append(changed)
-    needed = expansion.out.grad and expansion.out.name not in idle
-    return Expansion(tuple(operations), replace(expansion.out, grad=needed))
+    needed = expansion.out.needs_gradient and expansion.out.name not in idle
+    return Expansion(tuple(operations), replace(expansion.out, needs_gradient=needed))

@@ -14,14 +14,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from paleo.errors import SpecError
 from paleo.registry import Registry
-from paleo.units import parse
+from paleo.units import parse_quantity
 
 Array = npt.NDArray[np.float64]
 Numbers = float | Array
 
 
 def _count(value: object) -> float:
-    number = parse(value, "count")
+    number = parse_quantity(value, "count")
     if number <= 0:
         raise SpecError(f"{value!r} must be above zero")
     return number
@@ -32,7 +32,7 @@ Count = Annotated[float, BeforeValidator(_count)]
 RelativeError = Annotated[float, Field(ge=0, lt=10)]
 
 
-class Law(BaseModel):
+class LearningLaw(BaseModel):
     """Base class of all laws; a task file states the fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
@@ -40,7 +40,7 @@ class Law(BaseModel):
     source: str
 
 
-class SamplesLaw(Law):
+class SamplesLaw(LearningLaw):
     """Samples to a target by global batch size.
 
     ``residual`` is the rms relative error on the points of the law, each left out in turn where possible.
@@ -134,7 +134,7 @@ class SamplesLaw(Law):
 _WEAK_LAW_ERROR = 0.08
 
 
-class LossLaw(Law):
+class LossLaw(LearningLaw):
     """Final loss of a language model by parameters and tokens, in nats per token.
 
     ``parameters`` and ``compute`` are the fitted ranges: parameters, and training FLOP (6 N D).
@@ -242,10 +242,10 @@ def parse_law(value: object) -> SamplesLaw:
 
 
 @LAWS.register("constant")
-class Constant(SamplesLaw):
+class ConstantSamplesLaw(SamplesLaw):
     """Constant number of samples at every batch: fixed epochs or tokens, or a need that batches do not change.
 
-    >>> Constant(fixed=1000, source="example").samples(np.array([8, 64])).tolist()
+    >>> ConstantSamplesLaw(fixed=1000, source="example").samples(np.array([8, 64])).tolist()
     [1000.0, 1000.0]
     """
 

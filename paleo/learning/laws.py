@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from paleo.errors import SpecError
-from paleo.learning.base import LAWS, LOSS_LAWS, Array, Count, Law, LossLaw, Numbers, RelativeError, SamplesLaw
+from paleo.learning.base import LAWS, LOSS_LAWS, Array, Count, LearningLaw, LossLaw, Numbers, RelativeError, SamplesLaw
 
 # Loss of a language model by parameters, tokens, batch and learning rate; samples to a loss; accuracy by staleness
 
@@ -188,7 +188,7 @@ def best_learning_rate(parameters: Numbers, tokens: Numbers) -> Array:
     return np.asarray(1.79 * size**-0.713 * data**0.307)
 
 
-class PenalisedParametric(ParametricLossLaw):
+class PenalisedLossLaw(ParametricLossLaw):
     """Parametric loss law with penalties for batches and learning rates other than the best ones [nats].
 
     The penalty is quadratic in the doublings x of the batch and y of the learning rate from their best values:
@@ -203,7 +203,7 @@ class PenalisedParametric(ParametricLossLaw):
     rate_above: float
     rates: tuple[float, float]
 
-    def penalty(
+    def loss_penalty(
         self, parameters: Numbers, tokens: Numbers, batch_tokens: Numbers, learning_rate: Numbers | None = None
     ) -> Array:
         """Return the loss penalty of a batch and a learning rate over the best ones.
@@ -221,11 +221,15 @@ class PenalisedParametric(ParametricLossLaw):
             Penalty [nats per token].
         """
         x = np.log2(np.asarray(batch_tokens) / best_batch_tokens(tokens))
-        y = np.zeros_like(x) if learning_rate is None else self.rate_doublings(parameters, tokens, learning_rate)
+        y = (
+            np.zeros_like(x)
+            if learning_rate is None
+            else self.learning_rate_doublings(parameters, tokens, learning_rate)
+        )
         off = self.rate_below * np.minimum(y, 0.0) ** 2 + self.rate_above * np.maximum(y, 0.0) ** 2
         return np.asarray(self.batch_penalty * x**2 + self.coupling * x * y + off)
 
-    def rate_doublings(self, parameters: Numbers, tokens: Numbers, learning_rate: Numbers) -> Array:
+    def learning_rate_doublings(self, parameters: Numbers, tokens: Numbers, learning_rate: Numbers) -> Array:
         """Return the doublings of a learning rate above the best one.
 
         Parameters
@@ -241,7 +245,7 @@ class PenalisedParametric(ParametricLossLaw):
         return np.asarray(np.log2(np.asarray(learning_rate) / best_learning_rate(parameters, tokens)))
 
 
-STEP_LAW = PenalisedParametric(
+STEP_LAW = PenalisedLossLaw(
     irreducible=1.6767, a=404.1, alpha=0.348, b=1480.6, beta=0.366,
     batch_penalty=0.0098, coupling=-0.0064, rate_below=0.0054, rate_above=0.0184, rates=(-3.0, 2.0),
     parameters=("214M", "1.08G"), compute=("5.1E", "129E"), residual=0.0052,
@@ -326,7 +330,7 @@ class SamplesToLoss(SamplesLaw):
             Penalty [nats per token].
         """
         batch = np.asarray(global_batch, dtype=np.float64) * self.tokens_per_sample
-        return STEP_LAW.penalty(self.parameters, self.tokens_at_best_batch, batch)
+        return STEP_LAW.loss_penalty(self.parameters, self.tokens_at_best_batch, batch)
 
     def samples(self, global_batch: Numbers) -> Array:
         """Return the samples to the target loss.
@@ -390,21 +394,22 @@ class SamplesToLoss(SamplesLaw):
         return (*super().warnings(global_batch), *self.range_warnings(tokens))
 
 
-class StalenessAccuracy(Law):
+class StalenessAccuracyLaw(LearningLaw):
     """Law of final accuracy by staleness of gradients: accuracy = fresh - slope · staleness.
 
     It holds after ``updates`` updates with one ``batch`` [samples] per worker, at the learning rate of one worker.
-    ``staleness`` is the mean number of updates by others between a worker's read and its write, up to ``largest``.
-    ``guessing`` is the accuracy of a network that never learned. ``residual`` is the rms error of single runs [-].
+    ``staleness`` is the mean number of updates by others between a worker's read and its write, up to
+    ``max_staleness``. ``chance_accuracy`` is the accuracy of a network that never learned. ``residual`` is the rms
+    error of single runs [-].
     """
 
     model: str
-    fresh: Annotated[float, Field(gt=0, le=1)]
+    accuracy_without_staleness: Annotated[float, Field(gt=0, le=1)]
     slope: Annotated[float, Field(ge=0)]
-    guessing: Annotated[float, Field(ge=0, lt=1)]
+    chance_accuracy: Annotated[float, Field(ge=0, lt=1)]
     updates: Count
     batch: Count
-    largest: Count
+    max_staleness: Count
     residual: RelativeError
 
     def accuracy(self, staleness: Numbers) -> Array:
@@ -423,7 +428,7 @@ class StalenessAccuracy(Law):
         >>> float(RESNET32_STALENESS.accuracy(7.0).round(4))
         0.8872
         """
-        return np.asarray(self.fresh - self.slope * np.asarray(staleness, dtype=np.float64))
+        return np.asarray(self.accuracy_without_staleness - self.slope * np.asarray(staleness, dtype=np.float64))
 
     @property
     def summary(self) -> str:
@@ -431,8 +436,9 @@ class StalenessAccuracy(Law):
         return f"{100 * self.slope:.2g} points of accuracy for each update that gradients are late ({self.model})"
 
 
-RESNET32_STALENESS = StalenessAccuracy(
-    model="ResNet-32 on CIFAR-10", fresh=0.9286, slope=0.00592, guessing=0.1, updates=64_000, batch=128, largest=7,
+RESNET32_STALENESS = StalenessAccuracyLaw(
+    model="ResNet-32 on CIFAR-10", accuracy_without_staleness=0.9286, slope=0.00592, chance_accuracy=0.1,
+    updates=64_000, batch=128, max_staleness=7,
     residual=0.0094,
     source=(
         "least squares over 146 runs on K80 and P100 (Li, Walls, Guo: Speeding up deep learning with transient "
@@ -446,13 +452,13 @@ RESNET32_STALENESS = StalenessAccuracy(
 
 
 @LAWS.register("critical_batch")
-class CriticalBatch(SamplesLaw):
+class CriticalBatchLaw(SamplesLaw):
     """Critical-batch law: S(B) = samples_min (1 + B / critical_batch), see `samples_to_target`.
 
     The number of steps is S(B) / B. Far above the critical batch, more samples in a step no longer reduce the number of
     steps.
 
-    >>> float(CriticalBatch(samples_min=1e6, critical_batch=2048, source="example").samples(2048))
+    >>> float(CriticalBatchLaw(samples_min=1e6, critical_batch=2048, source="example").samples(2048))
     2000000.0
     """
 
@@ -545,7 +551,7 @@ def fit_critical_batch(batches: Array, samples: Array) -> tuple[float, float]:
     return round(float(least), 6), round(float(least / slope), 6)
 
 
-def with_noise_scale(law: SamplesLaw, noise_scale: float) -> CriticalBatch:
+def with_noise_scale(law: SamplesLaw, noise_scale: float) -> CriticalBatchLaw:
     """Replace the critical batch of a law by a measured gradient noise scale.
 
     Parameters
@@ -557,19 +563,19 @@ def with_noise_scale(law: SamplesLaw, noise_scale: float) -> CriticalBatch:
 
     Returns
     -------
-    CriticalBatch
+    CriticalBatchLaw
         The changed law, with the residual and the seed noise of the old one.
     """
     smallest = (law.batches or (1.0, 1.0))[0]
     fewest = float(law.samples(smallest)) / (1.0 + smallest / noise_scale)
     source = f"noise scale {noise_scale:g} as stated, fewest samples of: {law.source}"
-    return CriticalBatch(
+    return CriticalBatchLaw(
         samples_min=fewest, critical_batch=noise_scale, source=source, residual=law.residual, seed_noise=law.seed_noise
     )
 
 
 @LAWS.register("reference_points")
-class ReferencePoints(SamplesLaw):
+class ReferencePointsLaw(SamplesLaw):
     """Critical-batch law with corrections, so that it passes through measured points [global batch, mean samples].
 
     Between two points the logarithm of the correction is linear in the logarithm of the batch; beyond the last point it
@@ -611,7 +617,7 @@ class ReferencePoints(SamplesLaw):
 
 def fit_reference_points(
     points: Sequence[tuple[float, float]], *, source: str, seed_noise: float = 0.0
-) -> ReferencePoints:
+) -> ReferencePointsLaw:
     """Fit a law to measured reference points.
 
     Parameters
@@ -625,7 +631,7 @@ def fit_reference_points(
 
     Returns
     -------
-    ReferencePoints
+    ReferencePointsLaw
         The law. Its residual is the rms error of each point predicted from the others; of the fit itself, with fewer
         than four points.
     """
@@ -634,9 +640,9 @@ def fit_reference_points(
     return law.model_copy(update={"residual": round(_residual(law, batches, samples), 4)})
 
 
-def _fit_points(batches: Array, samples: Array, source: str, seed_noise: float) -> ReferencePoints:
+def _fit_points(batches: Array, samples: Array, source: str, seed_noise: float) -> ReferencePointsLaw:
     least, critical = fit_critical_batch(batches, samples) if len(batches) > 1 else (float(samples[0]), math.inf)
-    return ReferencePoints(
+    return ReferencePointsLaw(
         samples_min=least,
         critical_batch=critical if math.isfinite(critical) else None,
         points=list(zip(batches.tolist(), samples.tolist(), strict=True)),
@@ -646,7 +652,7 @@ def _fit_points(batches: Array, samples: Array, source: str, seed_noise: float) 
     )
 
 
-def _residual(law: ReferencePoints, batches: Array, samples: Array) -> float:
+def _residual(law: ReferencePointsLaw, batches: Array, samples: Array) -> float:
     if len(batches) < 4 or law.critical_batch is None:
         errors = law._critical_batch_samples(batches) / samples - 1.0
         return float(np.sqrt(np.mean(errors**2)))
@@ -654,19 +660,19 @@ def _residual(law: ReferencePoints, batches: Array, samples: Array) -> float:
     return float(np.sqrt(np.mean(np.square(left_out))))
 
 
-def leave_out(law: ReferencePoints, batch: float) -> ReferencePoints:
+def refit_without_batch(law: ReferencePointsLaw, batch: float) -> ReferencePointsLaw:
     """Refit the law of samples to target by batch without the reference points at one batch.
 
     Parameters
     ----------
-    law : ReferencePoints
+    law : ReferencePointsLaw
         Law of all points.
     batch : float
         Global batch that is left out [samples].
 
     Returns
     -------
-    ReferencePoints
+    ReferencePointsLaw
         Law of the other points. It keeps the residual and seed noise of ``law``, which has more points to estimate
         them.
 

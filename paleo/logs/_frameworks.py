@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from paleo.logs.base import READERS, Reader, number_after, parse_positive_number, without_none
-from paleo.units import GIB, GIGA, MEBIBYTE, MILLISECOND
+from paleo.units import GIBIBYTE, GIGA, MEBIBYTE, MILLISECOND
 
 # Logs of llm-foundry (Composer): a block of ``Train …: value`` lines after ``[batch=10/100]:``
 
@@ -84,7 +84,9 @@ _TITAN_TOKENS = re.compile(r"tps:\s*([\d,]+)")
 
 
 def _titan_values(line: str) -> Mapping[str, object]:
-    return without_none(memory=number_after(_TITAN_MEMORY, line, GIB), tokens_per_s=number_after(_TITAN_TOKENS, line))
+    return without_none(
+        memory=number_after(_TITAN_MEMORY, line, GIBIBYTE), tokens_per_s=number_after(_TITAN_TOKENS, line)
+    )
 
 
 READERS.register("torchtitan")(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TextIO
 
 from paleo.errors import SpecError, suggest_names
-from paleo.files import GZIP, require_regular
+from paleo.files import GZIP_MAGIC, require_regular_file
 from paleo.registry import Registry
 from paleo.units import MICROSECOND, with_noun
 
@@ -65,7 +65,7 @@ READERS: Registry[Reader] = Registry("kind of log", "paleo.logs")
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class TrainingLog:
     """Steps of a training log in order, and the kind of log (the framework).
 
     ``remarks`` are sentences about signs that the steps are not of one undisturbed run.
@@ -76,7 +76,7 @@ class Log:
     remarks: tuple[str, ...] = ()
 
 
-def lines_of(path: str | Path) -> list[str]:
+def read_log_lines(path: str | Path) -> list[str]:
     """Read the lines of a log; very long ones are truncated.
 
     Parameters
@@ -96,9 +96,9 @@ def lines_of(path: str | Path) -> list[str]:
     """
     place = Path(path)
     try:
-        require_regular(place, "a log as text")
+        require_regular_file(place, "a log as text")
         with place.open("rb") as file:
-            if file.read(2) == GZIP:
+            if file.read(2) == GZIP_MAGIC:
                 raise SpecError(f"{place}: is compressed (gzip); expected a log as text: gunzip it first")
         with place.open(encoding="utf-8", errors="replace") as stream:
             return list(_first_lines(stream))
@@ -117,7 +117,7 @@ def _first_lines(stream: TextIO) -> Iterator[str]:
         begins = piece.endswith("\n")
 
 
-def read_log(path: str | Path) -> Log:
+def read_log(path: str | Path) -> TrainingLog:
     """Read the steps of a training log of any registered kind.
 
     Parameters
@@ -127,7 +127,7 @@ def read_log(path: str | Path) -> Log:
 
     Returns
     -------
-    Log
+    TrainingLog
         Steps, and the kind of log.
 
     Raises
@@ -135,8 +135,8 @@ def read_log(path: str | Path) -> Log:
     SpecError
         If no kind finds `FEWEST_STEPS` steps.
     """
-    lines = lines_of(path)
-    logs = [Log(kind, tuple(_records(reader, lines))) for kind, reader in READERS.items()]
+    lines = read_log_lines(path)
+    logs = [TrainingLog(kind, tuple(_records(reader, lines))) for kind, reader in READERS.items()]
     best = max(logs, key=lambda log: len(log.steps))
     if len(best.steps) < FEWEST_STEPS:
         kinds = ", ".join(name for name, _ in READERS.items())
@@ -265,20 +265,20 @@ _PROGRAM = re.compile(rf"\b({'|'.join(NCCL_TESTS_PROGRAMS)})\b")
 
 
 @dataclass(frozen=True, slots=True)
-class CollectiveLog:
+class NcclTestsLog:
     """Log of nccl-tests: payloads [byte], and for each the shorter of its two times, in and out of place [s].
 
-    ``operation`` and ``ranks`` are None if the log does not state them. ``runs`` is the number of runs in the log.
+    ``operation`` and ``ranks`` are None if the log does not state them. ``run_count`` is the number of runs in the log.
     """
 
     payloads: tuple[float, ...]
     seconds: tuple[float, ...]
     operation: str | None
     ranks: int | None
-    runs: int = 1
+    run_count: int = 1
 
 
-def read_collectives(path: str | Path) -> CollectiveLog | None:
+def read_nccl_tests_log(path: str | Path) -> NcclTestsLog | None:
     """Read the payloads and times of a log of nccl-tests.
 
     Parameters
@@ -288,22 +288,22 @@ def read_collectives(path: str | Path) -> CollectiveLog | None:
 
     Returns
     -------
-    CollectiveLog, optional
+    NcclTestsLog, optional
         Payloads [byte] and times [s]; None for another kind of log.
     """
-    lines = lines_of(path)
+    lines = read_log_lines(path)
     rows = [row for row in map(_ROW.match, lines) if row is not None]
     timed = dict(sorted(figures for row in rows if (figures := _parse_row(row)) is not None))
     if len(timed) < FEWEST_PAYLOADS:
         return None
     ranks = [int(match[1]) for match in map(_RANK.search, lines) if match is not None]
     names = [match[1] for match in map(_PROGRAM.search, lines) if match is not None]
-    return CollectiveLog(
+    return NcclTestsLog(
         payloads=tuple(timed),
         seconds=tuple(timed.values()),
         operation=NCCL_TESTS_PROGRAMS[names[0]] if names else None,
         ranks=max(ranks) + 1 if ranks else None,
-        runs=max(1, ranks.count(0)),
+        run_count=max(1, ranks.count(0)),
     )
 
 
@@ -322,12 +322,12 @@ def _parse_row(row: re.Match[str]) -> tuple[float, float] | None:
     )
 
 
-def operation_of(log: CollectiveLog, stated: str | None) -> str:
+def logged_collective(log: NcclTestsLog, stated: str | None) -> str:
     """Return the collective operation that a log of nccl-tests measures, such as ``all_reduce``.
 
     Parameters
     ----------
-    log : CollectiveLog
+    log : NcclTestsLog
         Log of nccl-tests.
     stated : str, optional
         Collective that the user names; it takes precedence.

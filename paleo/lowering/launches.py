@@ -110,12 +110,14 @@ def convolution_only_inputs(nodes: Iterable[Node]) -> frozenset[str]:
     frozenset of str
         Names of tensors.
     """
-    reads = [(tensor.name, operation) for node in nodes for operation in node.operations for tensor in operation.reads]
+    reads = [
+        (tensor.name, operation) for node in nodes for operation in node.operations for tensor in operation.read_tensors
+    ]
     others = {name for name, operation in reads if not (isinstance(operation, Contraction) and operation.windows)}
     return frozenset(name for name, _ in reads) - others
 
 
-def fused_into_convolution(
+def fuse_into_convolutions(
     launch: OperationKernels, convolved: frozenset[str], precision: Precision
 ) -> OperationKernels:
     """Fuse an element-wise pass into the convolutions that read its output.
@@ -140,10 +142,10 @@ def fused_into_convolution(
     operation = launch.operation
     if not isinstance(operation, MemoryPass) or operation.out.name not in convolved:
         return launch
-    if not (operation.kind.pointwise or launch.forward[0].kind.reads_input_twice):
+    if not (operation.kind.is_pointwise or launch.forward[0].kind.reads_input_twice):
         return launch
     size = operation.out.bytes(precision)
-    kept = operation.out.name in {tensor.name for tensor in operation.saves}
+    kept = operation.out.name in {tensor.name for tensor in operation.saved_tensors}
     forward = [replace(each, bytes_read=max(0.0, each.bytes_read - size), bytes_written=0.0) for each in launch.forward]
     backward = [replace(each, bytes_read=max(0.0, each.bytes_read - size * kept)) for each in launch.backward]
     return replace(launch, forward=tuple(forward), backward=tuple(backward))
@@ -181,7 +183,7 @@ def unfused_softmax(launch: OperationKernels, multiple: int, precision: Precisio
     scores = float(softmax.out.elements)
     if scores / float(softmax.out.sizes[-1] * softmax.out.sizes[-2]) % multiple == 0:
         return launch
-    narrow, wide = precision.activation, precision.bytes_of("statistic")
+    narrow, wide = precision.activation_bytes, precision.bytes_of("statistic")
     cast, passed, back = (narrow, wide), (wide, wide), (wide, narrow)
     forward = _split_into_passes(launch.forward, scores, (cast, passed, passed, passed, back))
     backward = _split_into_passes(launch.backward, scores, ((narrow, wide), (2 * wide, wide), passed, passed, back))
@@ -236,7 +238,7 @@ def _section_names(nodes: Iterable[Node], chains: FusedChains) -> Iterable[str]:
 def _passes_over(node: Node, before: Node) -> bool:
     """Return True if a layer outside repeated blocks consists of element-wise passes over the previous output."""
     written = {operation.out.name for operation in before.operations}
-    pointwise = all(isinstance(operation, MemoryPass) and operation.kind.pointwise for operation in node.operations)
+    pointwise = all(isinstance(operation, MemoryPass) and operation.kind.is_pointwise for operation in node.operations)
     return not node.loops and bool(node.operations) and pointwise and any(t.name in written for t in node.inputs)
 
 
@@ -244,7 +246,7 @@ def _fusable(first: OperationKernels, second: OperationKernels, readers: dict[st
     a, b = first.operation, second.operation
     if not (isinstance(a, MemoryPass) and isinstance(b, MemoryPass)) or first.repetitions != second.repetitions:
         return False
-    chains = (a.kind.pointwise or a.kind.reads_input_twice) and b.kind.pointwise
+    chains = (a.kind.is_pointwise or a.kind.reads_input_twice) and b.kind.is_pointwise
     read_by_it = any(t.name == a.out.name for t in b.inputs) and readers.get(a.out.name, 0) == 1
     return chains and a.out.elements == b.out.elements and read_by_it
 
@@ -258,7 +260,9 @@ def _follows_norm(first: OperationKernels, second: OperationKernels) -> bool:
 def _join(first: OperationKernels, second: OperationKernels, precision: Precision) -> OperationKernels:
     """Fuse two operations into one: the tensor between them is not moved, forward and backward (if both have one)."""
     between = first.operation.out.bytes(precision)
-    kept = first.operation.out.name in {t.name for t in (*first.operation.saves, *second.operation.saves)}
+    kept = first.operation.out.name in {
+        t.name for t in (*first.operation.saved_tensors, *second.operation.saved_tensors)
+    }
     forward = _merged(first.forward, second.forward, 0.0 if kept else between, between)
     backward = _merged(first.backward, second.backward, between if first.backward and second.backward else 0.0, between)
     if not (first.backward and second.backward):
@@ -303,7 +307,7 @@ class RecomputeModule:
     """
 
     name: str
-    meaning: str
+    description: str
     selects: Callable[[Node, str, Operation], bool]
     discards_outputs: bool = False
     view_suffixes: tuple[str, ...] = ()
@@ -378,7 +382,7 @@ class ActivationCheckpointing:
     selective: SelectiveRecompute = "attention"
     modules: tuple[str, ...] = (ATTENTION_CORE_MODULE.name,)
 
-    def recomputed(self, operation: Operation, left_out: frozenset[str]) -> float:
+    def full_recompute_runs(self, operation: Operation, left_out: frozenset[str]) -> float:
         """Return how many times more an operation runs under full recomputation: 0 or 1.
 
         Parameters
@@ -395,7 +399,7 @@ class ActivationCheckpointing:
         """
         return 0.0 if self.stops_early and operation.name in left_out else 1.0
 
-    def selected(self, node: Node, operation: Operation, left_out: frozenset[str]) -> float:
+    def selective_recompute_runs(self, node: Node, operation: Operation, left_out: frozenset[str]) -> float:
         """Return how many times more an operation runs under selective recomputation.
 
         Parameters
@@ -417,15 +421,17 @@ class ActivationCheckpointing:
         if not node.loops:
             return 0.0
         once = 0.5 if isinstance(operation, Contraction) else 1.0
-        return 0.0 if is_attention_core(operation) else once * self.recomputed(operation, left_out)
+        return 0.0 if is_attention_core(operation) else once * self.full_recompute_runs(operation, left_out)
 
     def _run_again(self, node: Node) -> frozenset[str]:
         """List the operations of a layer that modules of selective recomputation run again, by name."""
         if self.selective != "attention":
             return frozenset()
-        return frozenset(each.name for each in node.operations if self.selected(node, each, frozenset()))
+        return frozenset(
+            each.name for each in node.operations if self.selective_recompute_runs(node, each, frozenset())
+        )
 
-    def freed(self, nodes: Sequence[Node]) -> frozenset[str]:
+    def unsaved_tensors(self, nodes: Sequence[Node]) -> frozenset[str]:
         """Find the tensors of a block that selective recomputation of modules does not save.
 
         Parameters
@@ -474,11 +480,17 @@ def _unsaved_tensors(module: RecomputeModule, nodes: Sequence[Node]) -> set[str]
     for node in nodes:
         for operation in node.operations:
             if not _selects(module, node, operation):
-                outer.update(tensor.name for tensor in operation.reads)
+                outer.update(tensor.name for tensor in operation.read_tensors)
                 continue
             inner.add(operation.out.name)
-            inner.update({tensor.name for tensor in operation.saves} - {tensor.name for tensor in operation.reads})
-            views = [tensor.name for tensor in operation.reads if tensor.name.endswith(module.view_suffixes or ("\0",))]
+            inner.update(
+                {tensor.name for tensor in operation.saved_tensors} - {tensor.name for tensor in operation.read_tensors}
+            )
+            views = [
+                tensor.name
+                for tensor in operation.read_tensors
+                if tensor.name.endswith(module.view_suffixes or ("\0",))
+            ]
             inner.update(name for name in views if module.discards_outputs)
     if module.discards_outputs:
         return inner | {name for name in outer if inner and name.endswith(module.view_suffixes or ("\0",))}
@@ -494,16 +506,16 @@ DispatchOverlap = Literal["shared experts", "microbatch"]
 
 
 @dataclass(frozen=True, slots=True)
-class Dispatch:
+class TokenDispatch:
     """Way in which tokens are dispatched to experts (MoE all-to-all).
 
     With ``target_count`` (a number of nodes or devices) a token is sent once to each of these, even if several of its
-    experts are there; with None it is sent once to each expert. ``overlap`` names the computation that overlaps with
-    the exchange.
+    experts are there; with None it is sent once to each expert. ``overlapped_computation`` names the computation that
+    overlaps with the exchange.
     """
 
     target_count: int | None = None
-    overlap: DispatchOverlap | None = None
+    overlapped_computation: DispatchOverlap | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -511,32 +523,33 @@ class LoweringOptions:
     """Choices of the software that decide how a layer graph becomes kernels: fusion, recomputation, MoE dispatch."""
 
     #: Chains of element-wise passes that are one kernel.
-    chains: FusedChains = "none"
+    fused_chains: FusedChains = "none"
     #: True if inputs gathered over tp are saved as shards and gathered again for the backward pass.
     regather: bool = True
     #: Number of score matrices that the softmax kernel processes together (`unfused_softmax`).
-    softmax_multiple: int = 1
+    softmax_matrices_per_kernel: int = 1
     #: Pieces into which gathers and scatters over tp are cut to overlap with products.
-    gather_chunks: int = 1
+    overlap_chunks: int = 1
     #: How the framework recomputes.
-    checkpoints: ActivationCheckpointing = DEFAULT_CHECKPOINTING
+    checkpointing: ActivationCheckpointing = DEFAULT_CHECKPOINTING
 
 
 class SectionRecompute(NamedTuple):
     """Operations to recompute and tensors not to save in one section (a run of equal layers).
 
-    ``spared`` are names of operations that are not recomputed, ``freed`` names of tensors that are not saved. ``flags``
-    hold, for each operation of each layer, its additional runs under full and selective recomputation.
-    ``recomputed`` maps each layer to the names of its operations in modules of selective recomputation.
+    ``unrecomputed_operations`` are names of operations that are not recomputed, ``unsaved_tensors`` names of tensors
+    that are not saved. ``recompute_runs`` hold, for each operation of each layer, its additional runs under full and
+    selective recomputation. ``module_operations`` maps each layer to the names of its operations in modules of
+    selective recomputation.
     """
 
-    spared: frozenset[str]
-    freed: frozenset[str]
-    flags: tuple[tuple[tuple[float, float], ...], ...]
-    recomputed: Mapping[str, frozenset[str]]
+    unrecomputed_operations: frozenset[str]
+    unsaved_tensors: frozenset[str]
+    recompute_runs: tuple[tuple[tuple[float, float], ...], ...]
+    module_operations: Mapping[str, frozenset[str]]
 
     @classmethod
-    def of(cls, nodes: Sequence[Node], checkpoints: ActivationCheckpointing) -> SectionRecompute:
+    def for_section(cls, nodes: Sequence[Node], checkpoints: ActivationCheckpointing) -> SectionRecompute:
         """Collect the effect of recomputation on the layers of one section.
 
         Parameters
@@ -554,13 +567,16 @@ class SectionRecompute(NamedTuple):
         spared = unneeded_for_backward([operation for node in nodes for operation in node.operations])
         flags = (
             [
-                (checkpoints.recomputed(each, spared), checkpoints.selected(node, each, spared))
+                (
+                    checkpoints.full_recompute_runs(each, spared),
+                    checkpoints.selective_recompute_runs(node, each, spared),
+                )
                 for each in node.operations
             ]
             for node in nodes
         )
         recomputed = {node.name: checkpoints._run_again(node) for node in nodes}
-        return cls(spared, checkpoints.freed(nodes), tuple(tuple(each) for each in flags), recomputed)
+        return cls(spared, checkpoints.unsaved_tensors(nodes), tuple(tuple(each) for each in flags), recomputed)
 
 
 def unneeded_for_backward(operations: Sequence[Operation]) -> frozenset[str]:
@@ -581,7 +597,7 @@ def unneeded_for_backward(operations: Sequence[Operation]) -> frozenset[str]:
     unneeded: list[str] = []
     for operation in reversed(operations):
         kept = {tensor.name for tensor in saved_tensors(operation)}
-        if kept - {tensor.name for tensor in operation.reads}:
+        if kept - {tensor.name for tensor in operation.read_tensors}:
             break
         unneeded.append(operation.name)
         if kept:
@@ -602,7 +618,7 @@ def saved_tensors(operation: Operation) -> list[Tensor]:
     list of Tensor
         Saved tensors.
     """
-    return [tensor for tensor in operation.saves if tensor.role != "parameter"]
+    return [tensor for tensor in operation.saved_tensors if tensor.role != "parameter"]
 
 
 class SavedTensorCounter:
@@ -649,7 +665,7 @@ class SavedTensorCounter:
         if (name, copy, which) in self._seen:
             return 0
         self._seen.add((name, copy, which))
-        maker, before = self.graph.written_in.get(name), self._kept[name, copy]
+        maker, before = self.graph.writer_loops.get(name), self._kept[name, copy]
         most = before + copies if maker is None else math.prod(times for _, times in maker)
         self._kept[name, copy] = min(most, before + copies)
         return self._kept[name, copy] - before

@@ -24,7 +24,7 @@ from paleo.errors import PlanError, suggest_names
 
 if TYPE_CHECKING:
     from paleo.lowering.program import CountedKernel, Program, Section
-    from paleo.specs.run import Cut, Run
+    from paleo.specs.run import PipelineCut, Run
 
 #: Consecutive layers on one stage: pairs of a section's position and the number of its layers.
 ModelChunk = tuple[tuple[int, int], ...]
@@ -33,7 +33,7 @@ _SLACK = 1.0 + 2.0**-40
 
 
 def cut_into_stages(
-    program: Program, weights: Sequence[float], stages: Sequence[int], how: Cut | None = None
+    program: Program, weights: Sequence[float], stages: Sequence[int], how: PipelineCut | None = None
 ) -> list[ModelChunk]:
     """Cut a network into contiguous model chunks for pipeline stages.
 
@@ -49,7 +49,7 @@ def cut_into_stages(
         Time of one layer of each section, forward and backward [s].
     stages : sequence of int, shape (pieces,)
         Stage of each chunk (`Schedule.stages_of`).
-    how : Cut, optional
+    how : PipelineCut, optional
         ``uniform``, ``time``, or the number of layers of each chunk; by default as above.
 
     Returns
@@ -78,7 +78,7 @@ def cut_into_stages(
     return _cut_balanced(program, weights, stages)
 
 
-def layer_counts(program: Program) -> list[int]:
+def cuttable_layer_counts(program: Program) -> list[int]:
     """Count the layers of each section that a user's cut distributes.
 
     These are the layers of repeated blocks. If nothing repeats, each section counts as one layer.
@@ -103,7 +103,7 @@ def _cut_as_stated(program: Program, layers: Sequence[int]) -> list[ModelChunk]:
     Sections between layers are on the piece of the layer before them, sections before the first layer on that of the
     first. A first or last piece of 0 layers holds the sections before the first or after the last layer.
     """
-    counts = layer_counts(program)
+    counts = cuttable_layer_counts(program)
     if sum(layers) != sum(counts):
         stated = f"pipeline.cut {list(layers)}: adds up to {sum(layers)} layers"
         raise PlanError(f"{stated}; the network has {sum(counts)} to divide")
@@ -202,7 +202,7 @@ def _units(program: Program, weights: Sequence[float]) -> tuple[tuple[float, int
     layer.
     """
     units: list[tuple[float, int, int]] = []
-    counts = layer_counts(program)
+    counts = cuttable_layer_counts(program)
     last = max((index for index, count in enumerate(counts) if count), default=-1)
     for index, (section, count) in enumerate(zip(program.sections, counts, strict=True)):
         if count:
@@ -327,7 +327,7 @@ def cut_by_flops(program: Program, pieces: int) -> list[ModelChunk]:
     list of ModelChunk
         Sections and numbers of layers of each piece.
     """
-    work = [product_flops(section) for section in program.sections]
+    work = [weight_product_flops(section) for section in program.sections]
     total = sum(flops * section.repeat for flops, section in zip(work, program.sections, strict=True))
     filled: list[list[int]] = [[]]
     done = 0.0
@@ -341,7 +341,7 @@ def cut_by_flops(program: Program, pieces: int) -> list[ModelChunk]:
     return [_as_chunk(piece) for piece in filled] if complete else cut_into_stages(program, work, range(pieces))
 
 
-def product_flops(section: Section) -> float:
+def weight_product_flops(section: Section) -> float:
     """Return the forward FLOP of one layer's products with weights, without those of attention's core.
 
     Parameters
@@ -388,8 +388,8 @@ def _balanced_units(program: Program, weights: Sequence[float]) -> list[tuple[tu
 
     The last layer with parameters and the sections after it are one unit.
     """
-    holders = [index for index, section in enumerate(program.sections) if section.parameters]
-    last = max([*holders, *(tie.reader for tie in program.ties)], default=len(program.sections) - 1)
+    holders = [index for index, section in enumerate(program.sections) if section.parameter_count]
+    last = max([*holders, *(tie.reader_section for tie in program.tied_parameters)], default=len(program.sections) - 1)
     layers = [index for index, section in enumerate(program.sections) for _ in range(section.repeat)]
     units = [((index,), weights[index]) for index in layers if index <= last]
     behind = tuple(index for index in layers if index > last)
@@ -411,26 +411,26 @@ RECOMPUTE_POLICIES = ("none", "selective", "full")
 class _Policy(NamedTuple):
     """Recompute policy of a layer: ``none``, ``selective`` (the core of attention) or ``full`` (all from its input).
 
-    ``group`` layers are checkpointed together.
+    ``layers_per_checkpoint`` layers are checkpointed together.
     """
 
     mode: str = "none"
-    group: int = 1
+    layers_per_checkpoint: int = 1
 
 
 class RecomputePolicies(NamedTuple):
     """Recompute policy of every section, as arrays of shape (sections,) or (sections, configurations).
 
-    ``full`` is True where the whole layer is recomputed, ``core`` where only its attention core is. ``group`` is the
-    number of layers that are checkpointed together.
+    ``full`` is True where the whole layer is recomputed, ``attention_core`` where only its attention core is.
+    ``layers_per_checkpoint`` is the number of layers that are checkpointed together.
     """
 
     full: Mask
-    core: Mask
-    group: Array
+    attention_core: Mask
+    layers_per_checkpoint: Array
 
     @classmethod
-    def of(cls, program: Program) -> RecomputePolicies:
+    def from_program(cls, program: Program) -> RecomputePolicies:
         """Read the policies from a program.
 
         Parameters
@@ -443,7 +443,7 @@ class RecomputePolicies(NamedTuple):
         RecomputePolicies, shape (sections,)
             Policies.
         """
-        hows = np.array([section.recompute for section in program.sections])
+        hows = np.array([section.recompute_policy for section in program.sections])
         groups = np.array([section.recompute_group for section in program.sections], dtype=np.float64)
         return cls(hows == "full", hows == "selective", groups)
 
@@ -486,7 +486,7 @@ class RecomputePolicies(NamedTuple):
         return cls(whole, core, np.ones(sections))
 
     @classmethod
-    def of_configurations(cls, repeat: Array, hows: npt.NDArray[np.intp]) -> RecomputePolicies:
+    def for_configurations(cls, repeat: Array, hows: npt.NDArray[np.intp]) -> RecomputePolicies:
         """Build one policy for the whole network in each configuration.
 
         Parameters
@@ -505,7 +505,7 @@ class RecomputePolicies(NamedTuple):
         core = np.broadcast_to(hows == RECOMPUTE_POLICIES.index("selective"), whole.shape)
         return cls(whole, core, np.ones(whole.shape))
 
-    def shaped(self, axes: int) -> tuple[Mask, Mask, Array]:
+    def with_trailing_axes(self, axes: int) -> tuple[Mask, Mask, Array]:
         """Add trailing axes of length 1, so that the policies broadcast with arrays of more dimensions.
 
         Parameters
@@ -519,7 +519,7 @@ class RecomputePolicies(NamedTuple):
             (``full``, ``core``, ``group``) with trailing axes.
         """
         shape = self.full.shape + (1,) * (axes - self.full.ndim)
-        return self.full.reshape(shape), self.core.reshape(shape), self.group.reshape(shape)
+        return self.full.reshape(shape), self.attention_core.reshape(shape), self.layers_per_checkpoint.reshape(shape)
 
 
 def fully_recomputed(repeat: Array) -> Mask:
@@ -580,12 +580,12 @@ def kernel_runs(section: Section, counted: CountedKernel) -> float:
     return (
         1.0
         + {"none": 0.0, "full": counted.full_recompute_runs, "selective": counted.selective_recompute_runs}[
-            section.recompute
+            section.recompute_policy
         ]
     )
 
 
-def with_recompute(program: Program, how: str) -> Program:
+def with_recompute_policy(program: Program, how: str) -> Program:
     """Return a program with one recompute policy for all its layers.
 
     Parameters
@@ -602,7 +602,7 @@ def with_recompute(program: Program, how: str) -> Program:
     """
     whole = recomputed_sections(program)
     hows = [how if how != "full" or blocks else "none" for blocks in whole]
-    sections = (replace(section, recompute=each) for section, each in zip(program.sections, hows, strict=True))
+    sections = (replace(section, recompute_policy=each) for section, each in zip(program.sections, hows, strict=True))
     return replace(program, sections=tuple(sections))
 
 
@@ -701,13 +701,13 @@ def policy_shares(program: Program, run: Run, pieces: int) -> dict[str, Array]:
 class SplitProgram(NamedTuple):
     """Program whose sections are split so that each has one recompute policy.
 
-    ``model_chunks`` are the pieces of the pipeline in terms of the new sections. ``origin`` is the position of the
-    original section of each new one.
+    ``model_chunks`` are the pieces of the pipeline in terms of the new sections. ``original_sections`` is the position
+    of the original section of each new one.
     """
 
     program: Program
     model_chunks: list[ModelChunk]
-    origin: list[int]
+    original_sections: list[int]
 
 
 def split_by_policy(program: Program, pieces: Sequence[ModelChunk], run: Run) -> SplitProgram:
@@ -740,13 +740,23 @@ def split_by_policy(program: Program, pieces: Sequence[ModelChunk], run: Run) ->
     first = {section: index for index, (section, _) in reversed(list(enumerate(kinds)))}
     count = [sum(piece.count(kind) for piece in layers) for kind in kinds]
     sections = (
-        replace(program.sections[section], repeat=times, recompute=policy.mode, recompute_group=policy.group)
+        replace(
+            program.sections[section],
+            repeat=times,
+            recompute_policy=policy.mode,
+            recompute_group=policy.layers_per_checkpoint,
+        )
         for (section, policy), times in zip(kinds, count, strict=True)
     )
     # tied parameters are in sections that occur once, so none of those is split
-    ties = (replace(tie, owner=first[tie.owner], reader=first[tie.reader]) for tie in program.ties)
+    ties = (
+        replace(tie, owner_section=first[tie.owner_section], reader_section=first[tie.reader_section])
+        for tie in program.tied_parameters
+    )
     chunks = [tuple((number[kind], piece.count(kind)) for kind in kinds if kind in piece) for piece in layers]
-    return SplitProgram(replace(program, sections=tuple(sections), ties=tuple(ties)), chunks, [k for k, _ in kinds])
+    return SplitProgram(
+        replace(program, sections=tuple(sections), tied_parameters=tuple(ties)), chunks, [k for k, _ in kinds]
+    )
 
 
 def most_recomputable_layers(program: Program, pieces: Sequence[ModelChunk]) -> int:
@@ -803,8 +813,8 @@ def _check_layers(run: Run, most: int) -> None:
 
 def _by_layer(program: Program, run: Run) -> list[list[_Policy]]:
     """Return the policy of every layer of every section from patterns of names; later patterns take precedence."""
-    default = with_recompute(program, run.recompute.policy)
-    policies = [[_Policy(section.recompute)] * section.repeat for section in default.sections]
+    default = with_recompute_policy(program, run.recompute.policy)
+    policies = [[_Policy(section.recompute_policy)] * section.repeat for section in default.sections]
     for pattern, how in run.recompute.by_layer.items():
         places = [(i, layer) for i, layer, name in _names(program) if fnmatchcase(name, pattern)]
         if not places:

@@ -11,30 +11,30 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from paleo.lowering.launches import (
-    Dispatch,
     DispatchOverlap,
     FusedChains,
     LoweringOptions,
     OperationKernels,
     SavedTensorCounter,
     SectionRecompute,
+    TokenDispatch,
     convolution_only_inputs,
+    fuse_into_convolutions,
     fuse_passes,
-    fused_into_convolution,
     saved_tensors,
     section_slices,
     unfused_softmax,
 )  # fmt: skip
 from paleo.operations.base import (
-    ATTENTION_CORE,
-    SHARED_EXPERTS,
+    ATTENTION_CORE_INFIX,
+    SHARED_EXPERTS_INFIX,
     Kernel,
     MemoryPass,
     Operation,
     Phase,
     WeightMatrices,
-    accumulation,
     elementwise_kernel,
+    gradient_accumulation_kernel,
     is_attention_core,
 )
 from paleo.operations.contraction import Contraction, FusedAttention, weight_matrix
@@ -60,7 +60,7 @@ class CountedKernel:
 
     ``repetitions`` is above 1 for a block folded inside the section's block, and below 1 for a kernel of some
     iterations only. ``full_recompute_runs`` and ``selective_recompute_runs`` are additional runs per run under full
-    and selective recomputation. ``sorts`` is True for sorts of tokens that arrive from other ranks.
+    and selective recomputation. ``sorts_tokens`` is True for sorts of tokens that arrive from other ranks.
     """
 
     kernel: Kernel
@@ -68,17 +68,17 @@ class CountedKernel:
     repetitions: float
     full_recompute_runs: float = 1.0
     selective_recompute_runs: float = 0.0
-    sorts: bool = False
+    sorts_tokens: bool = False
 
     @property
     def in_attention_core(self) -> bool:
         """True if the kernel belongs to the core of attention: scores, softmax, dropout, weighted sum."""
-        return ATTENTION_CORE in self.kernel.name
+        return ATTENTION_CORE_INFIX in self.kernel.name
 
     @property
     def in_shared_experts(self) -> bool:
         """True if the kernel belongs to shared experts, which process every token."""
-        return SHARED_EXPERTS in self.kernel.name
+        return SHARED_EXPERTS_INFIX in self.kernel.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,21 +91,21 @@ class LayerCollective:
         Name of the operation that needs it, kind of collective, and mesh axis of its group.
     payload_bytes : float
         Payload as in nccl-tests: the full buffer of the group [byte].
-    phase : Phase
+    phase : TrafficPhase
         Pass in which it runs.
-    times : int
+    calls_per_iteration : int
         Collectives per layer iteration.
     overlapped : bool
         True if it runs during computation that does not wait for it.
     overlap_chunks : int
         Pieces into which it is cut to overlap with the product before or after it.
-    recomputed, selected : bool
+    recomputed, selectively_recomputed : bool
         True if full or selective recomputation repeats it.
-    beside : str, optional
+    dispatch_overlap : str, optional
         Computation that overlaps with the exchange of tokens with experts.
-    dispatches : bool
+    carries_expert_tokens : bool
         True if it sends tokens to experts or back.
-    spread : tuple of int, optional
+    routing_counts : tuple of int, optional
         Experts that a token visits, all experts, and ranks that share them, for tokens sorted by expert.
     token_direction : {'', 'dispatch', 'combine'}
         Direction of tokens in a library that sends each of them separately.
@@ -116,17 +116,17 @@ class LayerCollective:
     axis: str
     payload_bytes: float
     phase: Phase
-    times: int
+    calls_per_iteration: int
     overlapped: bool = False
     overlap_chunks: int = 1
     recomputed: bool = True
-    selected: bool = False
-    beside: DispatchOverlap | None = None
-    dispatches: bool = False
-    spread: tuple[int, int, int] | None = None
+    selectively_recomputed: bool = False
+    dispatch_overlap: DispatchOverlap | None = None
+    carries_expert_tokens: bool = False
+    routing_counts: tuple[int, int, int] | None = None
     token_direction: Literal["", "dispatch", "combine"] = ""
 
-    def share(self, dispatch: Dispatch) -> float:
+    def deduplicated_payload_share(self, dispatch: TokenDispatch) -> float:
         """Return the share of the payload that is sent if a token is sent once to each target of a dispatch.
 
         Parameters
@@ -139,10 +139,12 @@ class LayerCollective:
         float
             Share, at most 1.
         """
-        if self.spread is None or dispatch.target_count is None:
+        if self.routing_counts is None or dispatch.target_count is None:
             return 1.0
-        visited, experts, devices = self.spread
-        return deduplicated_dispatch_share(visited, experts, dispatch.target_count if self.dispatches else devices)
+        visited, experts, devices = self.routing_counts
+        return deduplicated_dispatch_share(
+            visited, experts, dispatch.target_count if self.carries_expert_tokens else devices
+        )
 
     @property
     def overlaps_with(self) -> Literal["nothing", "section", "core", "products", DispatchOverlap]:
@@ -151,11 +153,11 @@ class LayerCollective:
         It is the section, the core of attention (a ring of keys), products with weights, shared experts, or another
         microbatch.
         """
-        if self.beside:
-            return self.beside
+        if self.dispatch_overlap:
+            return self.dispatch_overlap
         if self.overlap_chunks > 1:
             return "products"
-        return "nothing" if not self.overlapped else "core" if ATTENTION_CORE in self.name else "section"
+        return "nothing" if not self.overlapped else "core" if ATTENTION_CORE_INFIX in self.name else "section"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,15 +170,15 @@ class Gradient:
 
 @dataclass(frozen=True, slots=True)
 class TiedParameter:
-    """Parameter of section ``owner`` that section ``reader`` reads too, such as tied embeddings.
+    """Parameter of section ``owner_section`` that section ``reader_section`` reads too, such as tied embeddings.
 
     ``elements`` are those on this rank. ``axes`` are those over which the gradient of a ``trained`` parameter is
     summed.
     """
 
     name: str
-    owner: int
-    reader: int
+    owner_section: int
+    reader_section: int
     axes: Axes
     elements: float
     trained: bool = True
@@ -186,8 +188,8 @@ class TiedParameter:
 class Section:
     """Layer, or one iteration of a repeated block; bytes and counts are those of one iteration on one rank.
 
-    ``parameters`` counts all its weights, frozen ones too. Packed weights count as numbers of the run's format with the
-    same bytes. ``tensors`` is the number of trained weight tensors.
+    ``parameter_count`` counts all its weights, frozen ones too. Packed weights count as numbers of the run's format
+    with the same bytes. ``trained_tensor_count`` is the number of trained weight tensors.
     """
 
     name: str
@@ -195,21 +197,21 @@ class Section:
     kernels: tuple[CountedKernel, ...]
     transfers: tuple[LayerCollective, ...]
     gradients: tuple[Gradient, ...]
-    parameters: float
-    tensors: float
+    parameter_count: float
+    trained_tensor_count: float
     saved_bytes: float
-    selected_bytes: float
+    selectively_freed_bytes: float
     input_bytes: float
     output_bytes: float
-    workspaces: tuple[float, ...]
-    recompute: str = "none"
+    operation_workspace_bytes: tuple[float, ...]
+    recompute_policy: str = "none"
     recompute_group: int = 1
-    matrices: tuple[WeightMatrices, ...] = ()
+    weight_matrices: tuple[WeightMatrices, ...] = ()
 
     @property
     def workspace_bytes(self) -> float:
         """Largest temporary memory of the section's operations [byte]."""
-        return max(self.workspaces, default=0.0)
+        return max(self.operation_workspace_bytes, default=0.0)
 
     @property
     def has_backward(self) -> bool:
@@ -217,7 +219,7 @@ class Section:
         return any(counted.kernel.phase != "forward" for counted in self.kernels)
 
     @property
-    def trained(self) -> float:
+    def trained_parameter_count(self) -> float:
         """Parameter elements that have gradients; 0 in inference."""
         return sum(gradient.elements for gradient in self.gradients)
 
@@ -227,12 +229,12 @@ class Program:
     """Kernels and collectives of one rank for one microbatch, by section (run of equal layers), in forward order."""
 
     sections: tuple[Section, ...]
-    ties: tuple[TiedParameter, ...] = ()
+    tied_parameters: tuple[TiedParameter, ...] = ()
 
     @property
-    def parameters(self) -> float:
+    def parameter_count(self) -> float:
         """Number of parameters on this rank, over all sections."""
-        return sum(section.parameters * section.repeat for section in self.sections)
+        return sum(section.parameter_count * section.repeat for section in self.sections)
 
     @property
     def saved_bytes(self) -> float:
@@ -244,7 +246,7 @@ class Program:
 
         Parameters
         ----------
-        phase : Phase, optional
+        phase : TrafficPhase, optional
             ``forward`` or ``backward``; both by default.
 
         Returns
@@ -260,7 +262,7 @@ class Program:
         )
 
 
-def lower(
+def lower_graph(
     graph: Graph,
     placement: Placement,
     mesh: Mesh,
@@ -305,7 +307,7 @@ def lower(
     return Program(tuple([section for section, _ in lowered]), tuple([tie for _, ties in lowered for tie in ties]))
 
 
-def sections_with_tables(graph: Graph, chains: FusedChains) -> int:
+def count_sections_through_tables(graph: Graph, chains: FusedChains) -> int:
     """Count the first sections of a network, up to the last one that reads only some rows of a table.
 
     Parameters
@@ -320,7 +322,9 @@ def sections_with_tables(graph: Graph, chains: FusedChains) -> int:
     int
         Number of sections; 0 without such tables.
     """
-    sparse = [any(getattr(operation, "rows_per_output", 0) for operation in node.operations) for node in graph.nodes]
+    sparse = [
+        any(getattr(operation, "table_rows_per_output", 0) for operation in node.operations) for node in graph.nodes
+    ]
     sections = enumerate(section_slices(graph.nodes, chains), start=1)
     return max((number for number, nodes in sections if any(sparse[nodes])), default=0)
 
@@ -339,24 +343,55 @@ class _Lowering:
 
     def __init__(self, graph: Graph, precision: Precision, options: LoweringOptions) -> None:
         self.graph, self.precision, self.options = graph, precision, options
-        self.checkpoints, chains = options.checkpoints, options.chains
-        self._readers = graph.cached("readers", lambda: _readers(graph.nodes), any_batch=True)
-        self._reads = graph.cached("reads", lambda: _reader_counts(graph.nodes), any_batch=True)
-        self._newly_saved = graph.cached(
+        self.checkpoints, chains = options.checkpointing, options.fused_chains
+        self._readers = graph.cached_result("readers", lambda: _readers(graph.nodes), any_batch=True)
+        self._reads = graph.cached_result("reads", lambda: _reader_counts(graph.nodes), any_batch=True)
+        self._newly_saved = graph.cached_result(
             ("kept anew", precision), lambda: _newly_saved(graph, precision), any_batch=True
         )
-        self._tiled = graph.cached("tiled", lambda: _unmaterialised_tensors(graph.nodes), any_batch=True)
-        self._shares: dict[Hashable, _LayerShare] = graph.cached(("shares", precision), dict, any_batch=True)
-        self.nodes_of = graph.cached(("sections", chains), lambda: section_slices(graph.nodes, chains), any_batch=True)
-        self._owners = graph.cached(("owners", chains), lambda: _owners(graph.nodes, self.nodes_of), any_batch=True)
+        self._tiled = graph.cached_result("tiled", lambda: _unmaterialised_tensors(graph.nodes), any_batch=True)
+        self._shares: dict[Hashable, _LayerShare] = graph.cached_result(("shares", precision), dict, any_batch=True)
+        self.nodes_of = graph.cached_result(
+            ("sections", chains), lambda: section_slices(graph.nodes, chains), any_batch=True
+        )
+        self._owners = graph.cached_result(
+            ("owners", chains), lambda: _owners(graph.nodes, self.nodes_of), any_batch=True
+        )
 
     def cached_without_regather(self, placed: PlacedNode) -> PlacedNode:
-        return self.graph.cached(("whole", placed), lambda: without_regather(placed), any_batch=True)
+        """Return a placed layer without the second gather of its operands in the backward pass, from the graph's cache.
+
+        Parameters
+        ----------
+        placed : PlacedNode
+            Layer with its layout and collectives.
+
+        Returns
+        -------
+        PlacedNode
+            Layer whose gathered operands are kept until the backward pass.
+        """
+        return self.graph.cached_result(("whole", placed), lambda: without_regather(placed), any_batch=True)
 
     def section(self, number: int, members: Sequence[PlacedNode]) -> tuple[Section, tuple[TiedParameter, ...]]:
-        """Return the lowered section of some layers and its tied parameters; equal sections are one cached object."""
+        """Return the lowered section of some layers and its tied parameters; equal sections are one cached object.
+
+        Parameters
+        ----------
+        number : int
+            Position of the section in the program.
+        members : sequence of PlacedNode
+            Layers of the section, in order.
+
+        Returns
+        -------
+        section : Section
+            Kernels, collectives and saved bytes of one iteration of the section.
+        tied_parameters : tuple of TiedParameter
+            Parameters that the section shares with an earlier one.
+        """
         key = number, members, self.precision, self.options
-        return self.graph.cached(key, lambda: self._section(number, members), any_batch=True)
+        return self.graph.cached_result(key, lambda: self._section(number, members), any_batch=True)
 
     def _section(self, number: int, members: Sequence[PlacedNode]) -> tuple[Section, tuple[TiedParameter, ...]]:
         first, last = members[0], members[-1]
@@ -371,18 +406,20 @@ class _Lowering:
                     continue
                 counted.add(tensor.name)
                 owner = self._owners[tensor.name]
-                elements = tensor.bytes(self.precision) / self.precision.parameter
+                elements = tensor.bytes(self.precision) / self.precision.parameter_bytes
                 iterations = layer.node.repeat // repeat
                 if owner != number:
-                    ties.append(TiedParameter(tensor.name, owner, number, axes, elements, tensor.grad))
+                    ties.append(TiedParameter(tensor.name, owner, number, axes, elements, tensor.needs_gradient))
                     continue
                 parameters += elements * iterations
-                if tensor.grad:
+                if tensor.needs_gradient:
                     tensors += iterations
                     gradients[axes] = gradients.get(axes, 0.0) + elements * iterations
                     matrix = weight_matrix(tensor, layer.operations)
-                    matrices += [] if matrix is None else [matrix._replace(copies=matrix.copies * iterations)]
-            kept, inside = self._saved_bytes(layer, policy.freed)
+                    matrices += (
+                        [] if matrix is None else [matrix._replace(matrix_count=matrix.matrix_count * iterations)]
+                    )
+            kept, inside = self._saved_bytes(layer, policy.unsaved_tensors)
             saved, core = saved + kept / repeat, core + inside / repeat
         section = Section(
             name,
@@ -390,25 +427,31 @@ class _Lowering:
             kernels=(
                 *self._kernels(members, repeat, policy),
                 *self._gradient_passes(name, sum(gradients.values()), tensors),
-                *(sort for layer in members for sort in self._token_sorts(layer, repeat, policy.spared)),
+                *(
+                    sort
+                    for layer in members
+                    for sort in self._token_sorts(layer, repeat, policy.unrecomputed_operations)
+                ),
             ),
             transfers=tuple(transfer for layer in members for transfer in self._transfers(layer, repeat, policy)),
             gradients=tuple(Gradient(axes, elements) for axes, elements in gradients.items()),
-            parameters=parameters,
-            tensors=tensors,
+            parameter_count=parameters,
+            trained_tensor_count=tensors,
             saved_bytes=saved,
-            selected_bytes=self._freed_bytes(members, repeat, saved, core),
+            selectively_freed_bytes=self._freed_bytes(members, repeat, saved, core),
             input_bytes=_local_bytes(first, first.node.inputs[0], self.precision),
             output_bytes=last.operations[-1].out.bytes(self.precision) if last.operations else 0.0,
-            workspaces=tuple(size for layer in members for size in self._share(layer).workspaces),
-            matrices=tuple(matrices),
+            operation_workspace_bytes=tuple(size for layer in members for size in self._share(layer).workspaces),
+            weight_matrices=tuple(matrices),
         )
         return section, tuple(ties)
 
     def _section_recompute(self, nodes: list[Node]) -> SectionRecompute:
         """Return what recomputation repeats and frees in a section; it does not depend on the parallel split."""
         key = "policy", self.checkpoints, nodes[0].name, len(nodes)
-        return self.graph.cached(key, lambda: SectionRecompute.of(nodes, self.checkpoints), any_batch=True)
+        return self.graph.cached_result(
+            key, lambda: SectionRecompute.for_section(nodes, self.checkpoints), any_batch=True
+        )
 
     def _share(self, placed: PlacedNode) -> _LayerShare:
         """Return the cached result of `_share`; many meshes split a layer equally."""
@@ -446,17 +489,19 @@ class _Lowering:
     def _kernels(self, members: Sequence[PlacedNode], repeat: int, policy: SectionRecompute) -> Iterable[CountedKernel]:
         launches = [
             OperationKernels(operation, layer.node.name, iterations, *kernels, *flags)
-            for layer, layer_flags in zip(members, policy.flags, strict=True)
+            for layer, layer_flags in zip(members, policy.recompute_runs, strict=True)
             for iterations in (layer.node.repeat // repeat,)
             for operation, kernels, flags in zip(layer.operations, self._share(layer).kernels, layer_flags, strict=True)
         ]
-        launches = [unfused_softmax(launch, self.options.softmax_multiple, self.precision) for launch in launches]
-        launches = fuse_passes(launches, self._reads, self.precision, self.options.chains)
-        if self.options.chains == "convolutions":
-            convolved = self.graph.cached(
+        launches = [
+            unfused_softmax(launch, self.options.softmax_matrices_per_kernel, self.precision) for launch in launches
+        ]
+        launches = fuse_passes(launches, self._reads, self.precision, self.options.fused_chains)
+        if self.options.fused_chains == "convolutions":
+            convolved = self.graph.cached_result(
                 "convolved", lambda: convolution_only_inputs(self.graph.nodes), any_batch=True
             )
-            launches = [fused_into_convolution(launch, convolved, self.precision) for launch in launches]
+            launches = [fuse_into_convolutions(launch, convolved, self.precision) for launch in launches]
         for launch in launches:
             for kernel in (*launch.forward, *launch.backward):
                 yield CountedKernel(
@@ -471,7 +516,7 @@ class _Lowering:
                 times = self._additions(layer.node, tensor) / repeat
                 if times:
                     yield CountedKernel(self._accumulate(layer, tensor), layer.node.name, times)
-            yield from self._ring_additions(layer, repeat, policy.spared)
+            yield from self._ring_additions(layer, repeat, policy.unrecomputed_operations)
 
     def _ring_additions(self, placed: PlacedNode, repeat: int, spared: frozenset[str]) -> Iterable[CountedKernel]:
         """Yield the additions of ring attention for each share of keys and values after the first.
@@ -484,8 +529,8 @@ class _Lowering:
                 continue
             shares = placed.gather_group_sizes.get(operation.key.name, 1)
             flags = (
-                self.checkpoints.recomputed(operation, spared),
-                self.checkpoints.selected(placed.node, operation, spared),
+                self.checkpoints.full_recompute_runs(operation, spared),
+                self.checkpoints.selective_recompute_runs(placed.node, operation, spared),
             )
             merged = (operation.out, 1), (operation.query, 1), (operation.key, shares), (operation.value, shares)
             for tensor, parts in merged if shares > 1 else ():
@@ -502,24 +547,24 @@ class _Lowering:
 
         Tokens arrive in the order of the ranks that sent them. With a single local expert no sort is needed.
         """
-        owed = {each.tensor.name for each in placed.communications if each.of_experts}
+        owed = {each.tensor.name for each in placed.communications if each.holds_expert_tokens}
         for operation in placed.operations:
             tokens = dispatched_tokens(operation)
             if tokens is None or tokens.name not in owed or tokens.size("experts") <= 1:
                 continue
-            beside = (each for other in placed.operations for each in (*other.reads, other.out))
+            beside = (each for other in placed.operations for each in (*other.read_tensors, other.out))
             arrived = max((each for each in beside if each.name == tokens.name), key=lambda each: each.elements)
             size = arrived.bytes(self.precision)
             flags = (
-                self.checkpoints.recomputed(operation, spared),
-                self.checkpoints.selected(placed.node, operation, spared),
+                self.checkpoints.full_recompute_runs(operation, spared),
+                self.checkpoints.selective_recompute_runs(placed.node, operation, spared),
             )
             phases: tuple[Phase, Phase] = ("forward", "backward")
             for phase in phases:
                 kernel = elementwise_kernel(
                     f"{operation.name}.sort", "copy", phase, arrived.elements, size, size, flops=0.0
                 )
-                yield CountedKernel(kernel, placed.node.name, placed.node.repeat // repeat, *flags, sorts=True)
+                yield CountedKernel(kernel, placed.node.name, placed.node.repeat // repeat, *flags, sorts_tokens=True)
 
     def _gradient_passes(self, section: str, elements: float, tensors: float) -> Iterable[CountedKernel]:
         """Yield the framework's passes over each gradient after the backward pass has computed it.
@@ -529,19 +574,22 @@ class _Lowering:
         accesses take one launch per two accesses, for each tensor or for all tensors of a flat buffer.
         """
         formats, half = self.precision, self.precision.gradient_accesses / 2.0
-        moved = half * formats.gradient
-        launches = half if formats.flat_gradients else tensors * half
+        moved = half * formats.gradient_bytes
+        launches = half if formats.flat_gradient_passes else tensors * half
         passes = [("gradients", moved, moved, half, launches)]
-        if formats.main_gradient:
-            cast = formats.accumulator_cast
-            read = (formats.main_gradient if cast else formats.gradient) + formats.main_gradient
-            passes.insert(0, ("accumulation", read, formats.main_gradient, 1.0, tensors))
+        if formats.main_gradient_bytes:
+            cast = formats.casts_before_accumulation
+            read = (formats.main_gradient_bytes if cast else formats.gradient_bytes) + formats.main_gradient_bytes
+            passes.insert(0, ("accumulation", read, formats.main_gradient_bytes, 1.0, tensors))
             if cast:
-                passes.insert(0, ("widening", formats.gradient, formats.main_gradient, 0.0, tensors))
+                passes.insert(0, ("widening", formats.gradient_bytes, formats.main_gradient_bytes, 0.0, tensors))
         if formats.autograd_accumulation:
-            passes.insert(0, ("additions", 2.0 * formats.gradient, formats.gradient, 1.0, 0.0))
+            passes.insert(0, ("additions", 2.0 * formats.gradient_bytes, formats.gradient_bytes, 1.0, 0.0))
         if formats.fused_accumulation:
-            passes.insert(0, ("sums", formats.gradient, max(formats.gradient - formats.activation, 0.0), 1.0, 0.0))
+            passes.insert(
+                0,
+                ("sums", formats.gradient_bytes, max(formats.gradient_bytes - formats.activation_bytes, 0.0), 1.0, 0.0),
+            )
         for name, read, written, flops, calls in passes:
             if read * elements:
                 sizes = elements, elements * read, elements * written
@@ -558,7 +606,7 @@ class _Lowering:
         readers = self._readers.get(tensor.name, [])
         if node.name not in readers:
             return 0
-        return node.repeat - (self.graph.copies(tensor, node) if node.name == readers[-1] else 0)
+        return node.repeat - (self.graph.copy_count(tensor, node) if node.name == readers[-1] else 0)
 
     def _accumulate(self, placed: PlacedNode, tensor: Tensor) -> Kernel:
         """Build the addition of a reader's gradient to that of a later reader: two reads, one write.
@@ -566,19 +614,23 @@ class _Lowering:
         If it is fused into the kernel that computes the gradient, it is one read.
         """
         size = _local_bytes(placed, tensor, self.precision)
-        added = accumulation(placed.node.name, size / self.precision.activation, size)
-        return replace(added, bytes_read=size, bytes_written=0.0) if self.options.chains == "convolutions" else added
+        added = gradient_accumulation_kernel(placed.node.name, size / self.precision.activation_bytes, size)
+        return (
+            replace(added, bytes_read=size, bytes_written=0.0) if self.options.fused_chains == "convolutions" else added
+        )
 
     def _transfers(self, placed: PlacedNode, repeat: int, policy: SectionRecompute) -> Iterable[LayerCollective]:
         names = {operation.name for operation in placed.operations}
-        recomputed = policy.recomputed[placed.node.name]
+        recomputed = policy.module_operations[placed.node.name]
         wholly = len(recomputed) == len(names) > 0
         for owed in placed.communications:
             phase: Phase = "forward" if owed.phase == "forward" else "backward"
             payload, times = owed.tensor.bytes(self.precision), placed.node.repeat // repeat
             needed = {owed.name} if owed.name in names else names
-            again = not self.checkpoints.stops_early or not needed <= policy.spared
-            pieces = self.options.gather_chunks if placed.node.loops and not owed.overlapped and _divisible(owed) else 1
+            again = not self.checkpoints.stops_early or not needed <= policy.unrecomputed_operations
+            pieces = (
+                self.options.overlap_chunks if placed.node.loops and not owed.overlapped and _divisible(owed) else 1
+            )
             yield LayerCollective(
                 owed.name,
                 owed.operation,
@@ -589,9 +641,11 @@ class _Lowering:
                 overlapped=owed.overlapped,
                 overlap_chunks=pieces,
                 recomputed=again,
-                selected=phase == "forward" and not owed.overlapped and (owed.name in recomputed or wholly),
-                dispatches=owed.dispatches,
-                spread=_expert_spread(placed.node, owed) if owed.of_experts else None,
+                selectively_recomputed=phase == "forward"
+                and not owed.overlapped
+                and (owed.name in recomputed or wholly),
+                carries_expert_tokens=owed.is_token_exchange,
+                routing_counts=_expert_spread(placed.node, owed) if owed.holds_expert_tokens else None,
             )
 
 
@@ -627,7 +681,12 @@ def _share(
         for tensor in saved_tensors(operation)
     )
     return _LayerShare(
-        tuple([(operation.forward(formats), operation.backward(formats)) for operation in placed.operations]),
+        tuple(
+            [
+                (operation.forward_kernels(formats), operation.backward_kernels(formats))
+                for operation in placed.operations
+            ]
+        ),
         tuple([(name, size, copies) for (name, size), copies in zip(stored, newly_saved, strict=True)]),
         tuple([size for operation in placed.operations for size in _workspaces(operation, precision, tiled)]),
     )
@@ -663,9 +722,9 @@ def _saved_bytes_and_format(
     """
     size = tensor.bytes(precision)
     if isinstance(operation, Contraction) and tensor is operation.lhs:
-        narrow = operation.operands(formats)
+        narrow = operation.operand_precision(formats)
         if narrow.quantises_operands:
-            return size * narrow.operand / narrow.activation, narrow.dtype
+            return size * narrow.operand_bytes / narrow.activation_bytes, narrow.dtype
     return size, ""
 
 
@@ -675,12 +734,12 @@ def _divisible(communication: Communication) -> bool:
     No rank may need the whole sum before it continues. Grouped products of experts have no such overlap.
     """
     scattered = communication.operation in ("all_gather", "reduce_scatter")
-    return communication.axis == "tp" and scattered and not communication.of_experts
+    return communication.axis == "tp" and scattered and not communication.holds_expert_tokens
 
 
 def _reader_counts(nodes: Sequence[Node]) -> Counter[str]:
     """Count the operations that read each tensor."""
-    return Counter(tensor.name for node in nodes for operation in node.operations for tensor in operation.reads)
+    return Counter(tensor.name for node in nodes for operation in node.operations for tensor in operation.read_tensors)
 
 
 def _readers(nodes: Sequence[Node]) -> dict[str, list[str]]:
@@ -688,7 +747,7 @@ def _readers(nodes: Sequence[Node]) -> dict[str, list[str]]:
     readers: dict[str, list[str]] = {}
     for node in nodes:
         for tensor in dict.fromkeys(node.inputs):
-            if tensor.grad and node.operations:
+            if tensor.needs_gradient and node.operations:
                 readers.setdefault(tensor.name, []).append(node.name)
     return readers
 
@@ -697,9 +756,9 @@ def _unmaterialised_tensors(nodes: Sequence[Node]) -> frozenset[str]:
     """Find the tensors that never exist as a whole: inputs of tiled passes, and of element-wise passes before them."""
     names = set[str]()
     for operation in (operation for node in reversed(nodes) for operation in reversed(node.operations)):
-        if isinstance(operation, MemoryPass) and (operation.tiled or operation.out.name in names):
+        if isinstance(operation, MemoryPass) and (operation.fused_with_product or operation.out.name in names):
             whole = operation.out.elements
-            names.update(t.name for t in operation.inputs if operation.tiled or t.elements == whole)
+            names.update(t.name for t in operation.inputs if operation.fused_with_product or t.elements == whole)
     return frozenset(names)
 
 
@@ -713,20 +772,22 @@ def _workspaces(operation: Operation, precision: Precision, tiled: frozenset[str
     """
     if isinstance(operation, Contraction) and operation.out.name in tiled:
         yield 2.0 * operation.lhs.bytes(precision)
-    elif not (isinstance(operation, MemoryPass) and operation.after_backward) and operation.out.name not in tiled:
+    elif not (isinstance(operation, MemoryPass) and operation.runs_after_backward) and operation.out.name not in tiled:
         yield 2.0 * operation.out.bytes(precision)
     if isinstance(operation, MemoryPass) and operation.temporaries:
         yield operation.temporaries * sum(tensor.bytes(precision) for tensor in operation.saved)
-    yield from (2.0 * float(each.elements) * precision.activation for each in operation.reads if each.packed_bytes)
+    yield from (
+        2.0 * float(each.elements) * precision.activation_bytes for each in operation.read_tensors if each.packed_bytes
+    )
 
 
 def _local_bytes(placed: PlacedNode, tensor: Tensor, precision: Precision) -> float:
     """Return the bytes of an input on this rank."""
-    local = next((t for op in placed.operations for t in op.reads if t.name == tensor.name), tensor)
+    local = next((t for op in placed.operations for t in op.read_tensors if t.name == tensor.name), tensor)
     return local.bytes(precision) / placed.gather_group_sizes.get(tensor.name, 1)
 
 
-def with_dispatch(program: Program, dispatch: Dispatch) -> Program:
+def with_dispatch(program: Program, dispatch: TokenDispatch) -> Program:
     """Return a program whose tokens are dispatched to experts in another way than one copy per expert.
 
     If each token is sent once to a node or device, its copies are written in sorted order there.
@@ -746,17 +807,19 @@ def with_dispatch(program: Program, dispatch: Dispatch) -> Program:
     return replace(program, sections=tuple([_dispatched(section, dispatch) for section in program.sections]))
 
 
-def _dispatched(section: Section, dispatch: Dispatch) -> Section:
-    if not any(transfer.spread for transfer in section.transfers):
+def _dispatched(section: Section, dispatch: TokenDispatch) -> Section:
+    if not any(transfer.routing_counts for transfer in section.transfers):
         return section
     once = dispatch.target_count is not None
-    kernels = tuple([counted for counted in section.kernels if not (once and counted.sorts)])
+    kernels = tuple([counted for counted in section.kernels if not (once and counted.sorts_tokens)])
     transfers = (
         replace(
             owed,
-            payload_bytes=owed.payload_bytes * owed.share(dispatch),
-            beside=dispatch.overlap if owed.dispatches else None,
-            token_direction=("dispatch" if owed.dispatches else "combine") if once and owed.spread else "",
+            payload_bytes=owed.payload_bytes * owed.deduplicated_payload_share(dispatch),
+            dispatch_overlap=dispatch.overlapped_computation if owed.carries_expert_tokens else None,
+            token_direction=("dispatch" if owed.carries_expert_tokens else "combine")
+            if once and owed.routing_counts
+            else "",
         )
         for owed in section.transfers
     )
@@ -783,11 +846,11 @@ def without_backward(program: Program) -> Program:
             transfers=tuple(t for t in section.transfers if t.phase == "forward"),
             gradients=(),
             saved_bytes=0.0,
-            selected_bytes=0.0,
+            selectively_freed_bytes=0.0,
         )
         for section in program.sections
     )
-    return Program(tuple(kept), program.ties)
+    return Program(tuple(kept), program.tied_parameters)
 
 
 def _inference_kernel(counted: CountedKernel) -> CountedKernel:

@@ -17,21 +17,29 @@ from itertools import accumulate, groupby
 from typing import TYPE_CHECKING
 
 from paleo.errors import PlanError, suggest_names
-from paleo.network.graph import CHANGES, Graph, Node
-from paleo.operations.base import Kernel, MemoryPass, Operation, Phase, accumulation, elementwise_kernel, with_tensors
+from paleo.network.graph import GRAPH_CHANGES, Graph, Node
+from paleo.operations.base import (
+    Kernel,
+    MemoryPass,
+    Operation,
+    Phase,
+    elementwise_kernel,
+    gradient_accumulation_kernel,
+    map_tensors,
+)
 from paleo.operations.contraction import Contraction
-from paleo.operations.tensor import Precision, Size, Tensor
+from paleo.operations.tensor import DimSize, Precision, Tensor
 
 if TYPE_CHECKING:
     from paleo.specs.run import Run
 
 #: Words for the products that get an adapter; other targets are patterns of names.
-TARGETS = ("attention", "mlp", "all")
+ADAPTER_TARGETS = ("attention", "mlp", "all")
 #: Rank and targets of ``qlora`` without ``lora``: those of its paper (section 4 and appendix B).
 QLORA_DEFAULT = "64:all"
 #: Bytes of a number in NF4 with double quantisation: half a byte, plus one byte for the constant of each block of 64
 #: numbers, plus four bytes for each 256 such constants (QLoRA, section 3).
-NF4_BYTES = 0.5 + 1.0 / 64 + 4.0 / (64 * 256)
+NF4_BYTES_PER_NUMBER = 0.5 + 1.0 / 64 + 4.0 / (64 * 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +54,20 @@ class FineTuning:
         Products that get an adapter: ``attention``, ``mlp``, ``all`` or a pattern of names.
     nf4_weights : bool
         True if frozen products are stored in NF4.
-    frozen : tuple of str
+    frozen_patterns : tuple of str
         Patterns of layers that are not trained and get no adapter.
     """
 
     rank: int | None = None
     targets: str = "attention"
     nf4_weights: bool = False
-    frozen: tuple[str, ...] = field(default=())
+    frozen_patterns: tuple[str, ...] = field(default=())
 
     def __str__(self) -> str:
         """Return the fine-tuning as short text: ``LoRA of rank 16 (attention), NF4``."""
         words = [] if self.rank is None else [f"LoRA of rank {self.rank} ({self.targets})"]
         words += ["frozen weights in NF4"] if self.nf4_weights else []
-        return ", ".join(words + ([f"frozen: {', '.join(self.frozen)}"] if self.frozen else []))
+        return ", ".join(words + ([f"frozen: {', '.join(self.frozen_patterns)}"] if self.frozen_patterns else []))
 
 
 def fine_tuning(run: Run) -> FineTuning | None:
@@ -94,37 +102,62 @@ def fine_tuning(run: Run) -> FineTuning | None:
     if stated is not None and run.forward_only:
         raise PlanError(f"lora: {stated} is for training; a forward pass has adapters merged into the weights")
     if stated is None:
-        return FineTuning(frozen=run.fine_tuning.freeze)
+        return FineTuning(frozen_patterns=run.fine_tuning.freeze)
     rank, _, targets = str(stated).partition(":")
-    if not rank.isdecimal() or not 1 <= int(rank) <= MOST_RANK or (":" in str(stated) and not targets):
+    if not rank.isdecimal() or not 1 <= int(rank) <= MAX_ADAPTER_RANK or (":" in str(stated) and not targets):
         raise PlanError(
-            f"lora: {stated!r}: expected RANK or RANK:TARGETS, a rank from 1 to {MOST_RANK} and attention, mlp, all or "
+            f"lora: {stated!r}: expected RANK or RANK:TARGETS, a rank from 1 to {MAX_ADAPTER_RANK} and attention, "
+            f"mlp, all or "
             "a pattern of layers' names, such as 16 or 64:all"
         )
     return FineTuning(int(rank), targets or "attention", run.fine_tuning.qlora, run.fine_tuning.freeze)
 
 
 #: The highest rank of an adapter. A larger one exceeds the width of every product that is adapted in practice.
-MOST_RANK = 65536
+MAX_ADAPTER_RANK = 65536
 
 
 @dataclass(frozen=True, slots=True)
 class _AdapterProduct(Contraction):
     """One product of a LoRA adapter, x·A or (x·A)·B, in sixteen bits even if the frozen product is narrower.
 
-    Where ``joins`` is set, the frozen product has already written the gradient of x; A's product adds to it in an extra
-    pass.
+    Where ``adds_to_input_gradient`` is set, the frozen product has already written the gradient of x; A's product adds
+    to it in an extra pass.
     """
 
-    joins: bool = False
+    adds_to_input_gradient: bool = False
 
-    def backward(self, precision: Precision) -> tuple[Kernel, ...]:
-        kernels = Contraction.backward(self, precision)
-        if not (self.joins and self.lhs.grad):
+    def backward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
+        """Count the kernels of the backward pass, with the pass that adds to the gradient of x.
+
+        Parameters
+        ----------
+        precision : Precision
+            Formats of tensors and products.
+
+        Returns
+        -------
+        tuple of Kernel
+            Kernels of a matrix product, then the accumulation if x needs a gradient that is already written.
+        """
+        kernels = Contraction.backward_kernels(self, precision)
+        if not (self.adds_to_input_gradient and self.lhs.needs_gradient):
             return kernels
-        return (*kernels, accumulation(self.name, float(self.lhs.elements), self.lhs.bytes(precision)))
+        return (*kernels, gradient_accumulation_kernel(self.name, float(self.lhs.elements), self.lhs.bytes(precision)))
 
-    def operands(self, precision: Precision) -> Precision:
+    def operand_precision(self, precision: Precision) -> Precision:
+        """Return the number formats of the operands: at least sixteen bits.
+
+        Parameters
+        ----------
+        precision : Precision
+            Formats of tensors and products.
+
+        Returns
+        -------
+        Precision
+            Formats without quantisation.
+        """
         return precision.without_quantisation
 
 
@@ -135,23 +168,59 @@ class _PackedProduct(Contraction):
     A pass over the weight converts it to sixteen bits before each product that reads it.
     """
 
-    def forward(self, precision: Precision) -> tuple[Kernel, ...]:
-        return (self._dequantise_kernel("forward", precision), *Contraction.forward(self, precision))
+    def forward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
+        """Count the kernels of the forward pass.
 
-    def backward(self, precision: Precision) -> tuple[Kernel, ...]:
-        kernels = Contraction.backward(self, precision)
-        return (self._dequantise_kernel("backward", precision), *kernels) if self.lhs.grad else kernels
+        Parameters
+        ----------
+        precision : Precision
+            Formats of tensors and products.
+
+        Returns
+        -------
+        tuple of Kernel
+            Conversion of the weight to sixteen bits, then the product.
+        """
+        return (self._dequantise_kernel("forward", precision), *Contraction.forward_kernels(self, precision))
+
+    def backward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
+        """Count the kernels of the backward pass.
+
+        Parameters
+        ----------
+        precision : Precision
+            Formats of tensors and products.
+
+        Returns
+        -------
+        tuple of Kernel
+            Kernels of a matrix product, after a conversion of the weight if the input needs a gradient.
+        """
+        kernels = Contraction.backward_kernels(self, precision)
+        return (self._dequantise_kernel("backward", precision), *kernels) if self.lhs.needs_gradient else kernels
 
     def _dequantise_kernel(self, phase: Phase, precision: Precision) -> Kernel:
         count = float(self.rhs.elements)
-        read, written = self.rhs.bytes(precision), count * precision.activation
+        read, written = self.rhs.bytes(precision), count * precision.activation_bytes
         return elementwise_kernel(f"{self.name}.dequantise", "elementwise", phase, count, read, written)
 
-    def operands(self, precision: Precision) -> Precision:
+    def operand_precision(self, precision: Precision) -> Precision:
+        """Return the number formats of the operands: the weight is converted to sixteen bits before the product.
+
+        Parameters
+        ----------
+        precision : Precision
+            Formats of tensors and products.
+
+        Returns
+        -------
+        Precision
+            Formats without quantisation.
+        """
         return precision.without_quantisation
 
 
-@CHANGES.register("fine-tuning")
+@GRAPH_CHANGES.register("fine-tuning")
 def with_fine_tuning(graph: Graph, run: Run) -> Graph:
     """Return a network in which weights that a run does not train are frozen and LoRA adapters stand next to products.
 
@@ -178,7 +247,7 @@ def with_fine_tuning(graph: Graph, run: Run) -> Graph:
     tuning = fine_tuning(run)
     if tuning is None:
         return graph
-    graph, frozen = _split_by_frozen_layers(graph, tuning.frozen)
+    graph, frozen = _split_by_frozen_layers(graph, tuning.frozen_patterns)
     nodes = [_fine_tuned_layer(node, tuning, node.name in frozen) for node in graph.nodes]
     if not any(_trains(node) for node in nodes):
         raise PlanError(_nothing_trained_message(graph, tuning))
@@ -187,7 +256,7 @@ def with_fine_tuning(graph: Graph, run: Run) -> Graph:
 
     reads: nx.DiGraph[str | tuple[str, str]] = nx.DiGraph()
     for node in nodes:
-        names = [tensor.name for tensor in node.inputs if tensor.grad] + [_TRAINED] * _trains(node)
+        names = [tensor.name for tensor in node.inputs if tensor.needs_gradient] + [_TRAINED] * _trains(node)
         reads.add_edges_from((name, node.out.name) for name in names)
         reads.add_edges_from(((loop, name), node.out.name) for loop, _ in node.loops for name in names)
     repeated = {loop for node in nodes for loop, times in node.loops if times > 1}
@@ -201,7 +270,7 @@ def with_fine_tuning(graph: Graph, run: Run) -> Graph:
 
 def _nothing_trained_message(graph: Graph, tuning: FineTuning) -> str:
     if tuning.rank is None:
-        return f"freeze: {', '.join(tuning.frozen)} leaves no weight of {graph.name} to train"
+        return f"freeze: {', '.join(tuning.frozen_patterns)} leaves no weight of {graph.name} to train"
     hints = {"attention": " whose layers are called attention; try all", "all": ""}
     names = f" called {tuning.targets!r}; {suggest_names(tuning.targets, _product_names(graph))}"
     return (
@@ -210,7 +279,7 @@ def _nothing_trained_message(graph: Graph, tuning: FineTuning) -> str:
 
 
 def _product_names(graph: Graph) -> list[str]:
-    return [*TARGETS, *(each.name for node in graph.nodes for each in node.operations if _has_weight(each))]
+    return [*ADAPTER_TARGETS, *(each.name for node in graph.nodes for each in node.operations if _has_weight(each))]
 
 
 def _fine_tuned_layer(node: Node, tuning: FineTuning, frozen: bool) -> Node:
@@ -237,7 +306,7 @@ def _has_weight(operation: Operation) -> bool:
 
 def _gets_adapter(node: Node, product: Contraction, targets: str) -> bool:
     attention = node.type.endswith("attention")
-    if targets in TARGETS:
+    if targets in ADAPTER_TARGETS:
         return targets == "all" or attention == (targets == "attention")
     return _matches(product.name, targets)
 
@@ -253,16 +322,16 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _freeze_layer(node: Node) -> Node:
-    return replace(node, operations=tuple(with_tensors(operation, _without_training) for operation in node.operations))
+    return replace(node, operations=tuple(map_tensors(operation, _without_training) for operation in node.operations))
 
 
 def _without_training(tensor: Tensor) -> Tensor:
-    return replace(tensor, grad=False) if tensor.role == "parameter" else tensor
+    return replace(tensor, needs_gradient=False) if tensor.role == "parameter" else tensor
 
 
 def _with_nf4_weight(product: Contraction) -> Contraction:
     """Return the product with its weight stored in NF4."""
-    stored = replace(product.rhs, packed_bytes=NF4_BYTES)
+    stored = replace(product.rhs, packed_bytes=NF4_BYTES_PER_NUMBER)
     return _PackedProduct(
         product.name, product.lhs, stored, product.out, product.bias, product.windows, product.transposed,
         product.halos, product.unmasked_share,
@@ -276,8 +345,8 @@ def _with_adapter(product: Contraction, rank: int) -> Iterator[Operation]:
     """
     x, weight, out, name = product.lhs, product.rhs, product.out, f"{product.name}.adapter"
     weight_sizes = dict(zip(weight.dims, weight.sizes, strict=True))
-    kept: dict[str, Size] = {dim: size for dim, size in weight_sizes.items() if dim in x.dims and dim in out.dims}
-    narrow: dict[str, Size] = {
+    kept: dict[str, DimSize] = {dim: size for dim, size in weight_sizes.items() if dim in x.dims and dim in out.dims}
+    narrow: dict[str, DimSize] = {
         dim: size for dim, size in zip(x.dims, x.sizes, strict=True) if dim not in weight_sizes or dim in kept
     }
     into = {dim: size for dim, size in weight_sizes.items() if dim not in out.dims}
@@ -288,32 +357,32 @@ def _with_adapter(product: Contraction, rank: int) -> Iterator[Operation]:
     up = _tensor(f"{name}.B", kept | {"rank": rank} | outof, learned=True)
     scaled = out.like(f"{name}.scaled")
     yield replace(product, out=base)
-    yield _AdapterProduct(low.name, x, down, low, joins=True)
+    yield _AdapterProduct(low.name, x, down, low, adds_to_input_gradient=True)
     yield _AdapterProduct(wide.name, low, up, wide)
-    yield MemoryPass(scaled.name, "elementwise", (wide,), scaled, linear=True)
-    yield MemoryPass(f"{name}.add", "elementwise", (base, scaled), out, backward_pass="free")
+    yield MemoryPass(scaled.name, "elementwise", (wide,), scaled, commutes_with_addition=True)
+    yield MemoryPass(f"{name}.add", "elementwise", (base, scaled), out, backward_rule="free")
 
 
-def _tensor(name: str, sizes: dict[str, Size], *, learned: bool = False) -> Tensor:
+def _tensor(name: str, sizes: dict[str, DimSize], *, learned: bool = False) -> Tensor:
     return Tensor(name, tuple(sizes), tuple(sizes.values()), "parameter" if learned else "activation")
 
 
 def _trains(node: Node) -> bool:
-    return any(tensor.grad for tensor in node.parameters.values())
+    return any(tensor.needs_gradient for tensor in node.parameters.values())
 
 
 #: Names of tensors that need a gradient. A pair (loop, name) is a tensor that needs one only in later iterations of a
 #: loop.
-Live = set[str | tuple[str, str]]
+GradientTensorNames = set[str | tuple[str, str]]
 #: Node of the graph of reads that stands for all trained weights.
 _TRAINED = ""
 
 
-def _is_live(node: Node, tensor: Tensor, live: Live) -> bool:
+def _is_live(node: Node, tensor: Tensor, live: GradientTensorNames) -> bool:
     return tensor.name in live or any((loop, tensor.name) in live for loop, _ in node.loops)
 
 
-def _without_dead_gradients(node: Node, live: Live, dead: set[str]) -> Node:
+def _without_dead_gradients(node: Node, live: GradientTensorNames, dead: set[str]) -> Node:
     """Return the layer with no gradients for the outputs of ``dead`` layers, which no trained weight influences.
 
     A layer without any gradient saves nothing for the backward pass.
@@ -322,17 +391,17 @@ def _without_dead_gradients(node: Node, live: Live, dead: set[str]) -> Node:
 
     def marked(tensor: Tensor) -> Tensor:
         gone = tensor.role != "parameter" and (idle or (tensor.name in dead and not _is_live(node, tensor, live)))
-        return replace(tensor, grad=False) if gone else tensor
+        return replace(tensor, needs_gradient=False) if gone else tensor
 
     def changed(operation: Operation) -> Operation:
-        result = with_tensors(operation, marked)
+        result = map_tensors(operation, marked)
         return replace(result, saved=()) if idle and isinstance(result, MemoryPass) else result
 
     return replace(
         node,
         inputs=tuple(marked(tensor) for tensor in node.inputs),
         operations=tuple(map(changed, node.operations)),
-        out=replace(node.out, grad=node.out.grad and node.out.name in live),
+        out=replace(node.out, needs_gradient=node.out.needs_gradient and node.out.name in live),
     )
 
 
@@ -439,7 +508,7 @@ def _renamed(node: Node, loop: str, part: str, times: int, renamed: Callable[[Te
     """Return the layer with its name, inputs and tensors renamed from the block ``loop`` to its ``part``."""
 
     def operation(original: Operation) -> Operation:
-        changed: Operation = with_tensors(original, lambda tensor: renamed(tensor, part))
+        changed: Operation = map_tensors(original, lambda tensor: renamed(tensor, part))
         return replace(changed, name=_replace_prefix(original.name, loop, part))  # type: ignore[type-var]
 
     repeats = tuple((_replace_prefix(name, loop, part), times if name == loop else count) for name, count in node.loops)

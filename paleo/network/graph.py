@@ -29,34 +29,34 @@ from paleo.layers.base import (
     Expansion,
     Layer,
     LayerImplementations,
-    describe,
+    format_shape,
     with_frozen_weights,
-    with_gradients_as_needed,
+    without_unneeded_gradients,
 )
-from paleo.operations.base import Operation, parameters_of, with_parameters_of
-from paleo.operations.tensor import Size, Tensor
+from paleo.operations.base import Operation, parameters_of, with_renamed_parameters
+from paleo.operations.tensor import DimSize, Tensor
 from paleo.registry import Registry
-from paleo.specs.loading import evaluate, validate
+from paleo.specs.loading import build_validated, evaluate_expression
 
 if TYPE_CHECKING:
     import networkx as nx
 
-    from paleo.specs.model import Block, ModelSpec
+    from paleo.specs.model import LayerBlock, ModelSpec
     from paleo.specs.run import Run
 
 
 MAX_NODES, MAX_ENTRIES, MAX_REPEAT, MAX_DEPTH = 20_000, 50_000, 100_000, 24
 #: Sizes above this cannot be represented exactly as floats.
-MAX_SIZE = 2**53
+MAX_DIM_SIZE = 2**53
 #: A thousand times the parameters of the largest network trained so far; a larger number is taken for a typing error.
-MOST_PARAMETERS = 10**16
+MAX_PARAMETERS = 10**16
 _RESERVED = frozenset({"name", "inputs", "repeat", "layers", "branches", "join", "when", "share", "frozen"})
 #: A folded loop: its name and its number of iterations.
 Loop = tuple[str, int]
 Loops = tuple[Loop, ...]
 
 
-Known = TypeVar("Known")
+CachedResult = TypeVar("CachedResult")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,9 @@ class Graph:
     shared_cache: dict[Hashable, Any] | None = field(default=None, repr=False, compare=False)
     _cache: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def cached(self, key: Hashable, work: Callable[[], Known], *, any_batch: bool = False) -> Known:
+    def cached_result(
+        self, key: Hashable, work: Callable[[], CachedResult], *, any_batch: bool = False
+    ) -> CachedResult:
         """Return a cached result, computed at the first call.
 
         A search asks for the same counts of a graph on many meshes.
@@ -109,23 +111,23 @@ class Graph:
         ----------
         key : Hashable
             Names the result and everything that it depends on.
-        work : Callable[[], Known]
+        work : Callable[[], CachedResult]
             Computes the result.
         any_batch : bool, optional
             True if the result is the same for every batch size of the network.
 
         Returns
         -------
-        Known
+        CachedResult
             The cached result.
         """
         cache = self._cache if self.shared_cache is None or not any_batch else self.shared_cache
         if key not in cache:
             cache[key] = work()
-        known: Known = cache[key]
+        known: CachedResult = cache[key]
         return known
 
-    def copies(self, tensor: Tensor, keeper: Node) -> int:
+    def copy_count(self, tensor: Tensor, keeper: Node) -> int:
         """Count how many copies of a tensor exist in the whole network, where repeated layers are stored once.
 
         A tensor made inside a loop exists once per iteration. One from outside, such as the encoder output that every
@@ -162,7 +164,7 @@ class Graph:
         """
         if not keeper.loops or tensor.name not in {each.name for each in keeper.inputs}:
             return keeper.loops
-        inside = self.written_in.get(self.storage_of(tensor)[0], ())
+        inside = self.writer_loops.get(self.storage_of(tensor)[0], ())
         return tuple(loop for loop in keeper.loops if loop in inside or self.is_loop_carried(tensor, loop))
 
     def is_loop_carried(self, tensor: Tensor, loop: Loop) -> bool:
@@ -200,7 +202,7 @@ class Graph:
         return self.view_storage.get(tensor.name, (tensor.name, 1.0))
 
     @cached_property
-    def written_in(self) -> Mapping[str, Loops]:
+    def writer_loops(self) -> Mapping[str, Loops]:
         """Loops around the layer that writes each tensor, by the tensor's name."""
         nodes = reversed(self.nodes)
         return {n.out.name: n.loops for n in nodes if n.operations or n.out.name not in {t.name for t in n.inputs}}
@@ -278,8 +280,8 @@ def build_graph(
     _check_ties(model, builder.nodes)
     tokens = _tokens(model, params)
     graph = Graph(model.name, tuple(builder.nodes), inputs, params, batch, tokens, builder.carried, builder.parts)
-    if graph.parameters > MOST_PARAMETERS:
-        raise GraphError(f"{model.path}: layers: {graph.parameters:.3g} parameters; expected at most {MOST_PARAMETERS}")
+    if graph.parameters > MAX_PARAMETERS:
+        raise GraphError(f"{model.path}: layers: {graph.parameters:.3g} parameters; expected at most {MAX_PARAMETERS}")
     return graph
 
 
@@ -301,7 +303,7 @@ def _check_ties(model: ModelSpec, nodes: list[Node]) -> None:
         for name, tensor in node.parameters.items():
             first = seen.setdefault(name, tensor)
             if first.elements != tensor.elements:
-                sizes = f"{describe(first)} and {describe(tensor)}"
+                sizes = f"{format_shape(first)} and {format_shape(tensor)}"
                 raise GraphError(f"{model.path}: layer {node.name!r} shares {name!r}, but the shapes differ: {sizes}")
 
 
@@ -325,21 +327,21 @@ def _evaluated(value: Any, names: Mapping[str, Any], where: str) -> Any:
     if not (isinstance(value, str) and value.startswith("=")):
         return value
     try:
-        return evaluate(value, names)
+        return evaluate_expression(value, names)
     except SpecError as error:
         raise SpecError(f"{where}: {error}") from None
 
 
 def _input(model: ModelSpec, name: str, params: Mapping[str, Any]) -> Tensor:
     spec = model.inputs[name]
-    sizes: dict[str, Size] = {}
+    sizes: dict[str, DimSize] = {}
     for dim, value in spec.dims.items():
         where = f"{model.path}: inputs.{name}.dims.{dim}"
         size = _evaluated(value, params, where)
-        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size < MAX_SIZE:
+        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size < MAX_DIM_SIZE:
             raise SpecError(f"{where}: {size!r} must be a whole number of 1 or more, or an expression such as '=batch'")
         sizes[dim] = size
-    return Tensor(name, tuple(sizes), tuple(sizes.values()), spec.role, grad=False)
+    return Tensor(name, tuple(sizes), tuple(sizes.values()), spec.role, needs_gradient=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,13 +358,42 @@ class _Scope:
     depth: int = 0
     counters: dict[str, int] = field(default_factory=dict)
 
-    def below(self, label: str, values: Mapping[str, Any] | None = None, repeats: Loops = ()) -> _Scope:
+    def nested(self, label: str, values: Mapping[str, Any] | None = None, repeats: Loops = ()) -> _Scope:
+        """Return the scope of a block, loop or branch inside this scope.
+
+        Parameters
+        ----------
+        label : str
+            Name of the block, loop or branch; it prefixes the names of layers inside.
+        values : mapping of str to object, optional
+            Values for expressions inside. None or empty: those of this scope.
+        repeats : tuple of Loop, optional
+            Loops that are opened here, each with its number of iterations.
+
+        Returns
+        -------
+        _Scope
+            Scope that sees the outputs of this one; names added to it stay inside.
+        """
         return _Scope(
             dict(self.names), values or self.values, f"{self.prefix}{label}.", self.loops + repeats, self.depth + 1
         )
 
     def label(self, name: str | None, kind: str) -> str:
-        """Return the given name, or the layer's kind with a number that makes it unique in this scope."""
+        """Return the given name, or the layer's kind with a number that makes it unique in this scope.
+
+        Parameters
+        ----------
+        name : str or None
+            Name that the model file states. None: it states none.
+        kind : str
+            Kind of the layer, block or loop.
+
+        Returns
+        -------
+        str
+            Name without the prefix of the scope.
+        """
         if name is not None:
             return name
         self.counters[kind] = self.counters.get(kind, 0) + 1
@@ -385,6 +416,24 @@ class _Builder:
         self._added = self._entries = 0
 
     def sequence(self, entries: Sequence[Any], scope: _Scope, x: Tensor, path: EntryPath) -> Tensor:
+        """Add the entries of a list to the graph, each reading the output of the one before by default.
+
+        Parameters
+        ----------
+        entries : sequence of object
+            Entries of the model file: layers, blocks, loops and branches.
+        scope : _Scope
+            Names that the entries may use.
+        x : Tensor
+            Input of the first entry.
+        path : EntryPath
+            Keys and positions that lead to the list in the model file, for error messages.
+
+        Returns
+        -------
+        Tensor
+            Output of the last entry; ``x`` if there is none.
+        """
         if scope.depth > MAX_DEPTH:
             raise self._error(path, f"nested deeper than {MAX_DEPTH} levels (a block that uses itself?)")
         if not isinstance(entries, list):
@@ -471,7 +520,7 @@ class _Builder:
         known = {parameter for node in self.nodes[:mark] for parameter in node.parameters}
         old, new = f"{scope.prefix}{name}.", next(_prefixes(scope.prefix, owner, known), f"{scope.prefix}{owner}.")
         for index, node in enumerate(self.nodes[mark:], start=mark):
-            node = replace(node, operations=tuple(with_parameters_of(op, old, new) for op in node.operations))
+            node = replace(node, operations=tuple(with_renamed_parameters(op, old, new) for op in node.operations))
             missing = [parameter for parameter in node.parameters if parameter not in known]
             if missing:
                 raise self._error(
@@ -483,7 +532,7 @@ class _Builder:
         self, kind: str, values: dict[str, Any], body: dict[str, Any], scope: _Scope, x: Tensor, path: EntryPath
     ) -> Tensor:
         schema = LAYERS[kind]
-        layer = validate(schema, values, self._location((*path, kind)))
+        layer = build_validated(schema, values, self._location((*path, kind)))
         sources = self._sources(body, scope, x, path)
         most = None if schema.arity is None else schema.arity + schema.optional_inputs
         least = 2 if schema.arity is None else schema.arity
@@ -520,13 +569,13 @@ class _Builder:
         self, layer: Layer, name: str, sources: tuple[Tensor, ...], path: EntryPath, *, untrained: bool = False
     ) -> Expansion:
         try:
-            expansion = layer.expand(name, sources, self.choices)
+            expansion = layer.to_operations(name, sources, self.choices)
         except GraphError as error:
             raise self._error(path, str(error)) from None
         for size in expansion.out.sizes:
-            if not 1 <= size < MAX_SIZE:
-                raise self._error(path, f"{name}: output {describe(expansion.out)} has an impossible size")
-        return with_gradients_as_needed(with_frozen_weights(expansion) if untrained else expansion, sources)
+            if not 1 <= size < MAX_DIM_SIZE:
+                raise self._error(path, f"{name}: output {format_shape(expansion.out)} has an impossible size")
+        return without_unneeded_gradients(with_frozen_weights(expansion) if untrained else expansion, sources)
 
     def _claim(self, name: str, path: EntryPath) -> None:
         if name in self._taken:
@@ -553,14 +602,14 @@ class _Builder:
         values = dict(scope.values) | self._arguments(kind, block, arguments, scope, x, path)
         label = scope.label(body.get("name"), kind)
         self._claim(scope.prefix + label, path)
-        inner = scope.below(label, values)
+        inner = scope.nested(label, values)
         inner.names["input"] = x
         for index, source in enumerate(self._sources(body, scope, x, path)[1:], start=2):
             inner.names[f"input{index}"] = source
         return self.sequence(block.layers, inner, x, ("blocks", kind, "layers"))
 
     def _arguments(
-        self, kind: str, block: Block, arguments: dict[str, Any], scope: _Scope, x: Tensor, path: EntryPath
+        self, kind: str, block: LayerBlock, arguments: dict[str, Any], scope: _Scope, x: Tensor, path: EntryPath
     ) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for key, default in block.args.items():
@@ -600,9 +649,9 @@ class _Builder:
         """
         mark, taken = len(self.nodes), set(self._taken)
         group = scope.prefix + label
-        out = self.sequence(entries, scope.below(label, repeats=((group, times),)), x, (*path, "layers"))
+        out = self.sequence(entries, scope.nested(label, repeats=((group, times),)), x, (*path, "layers"))
         same = out.dims == x.dims and out.sizes == x.sizes
-        if times == 1 or (same and (x.grad or not out.grad)):
+        if times == 1 or (same and (x.needs_gradient or not out.needs_gradient)):
             self.carried[group] = (x.name, out.name)
             return out
         del self.nodes[mark:]
@@ -610,13 +659,13 @@ class _Builder:
         if not same:
             return None
         # Later iterations read a tensor that needs a gradient, so the one copy is counted with that gradient.
-        return self._fold_loop(entries, times, label, scope, replace(x, grad=True), path)
+        return self._fold_loop(entries, times, label, scope, replace(x, needs_gradient=True), path)
 
     def _unrolled(
         self, entries: list[Any], times: int, label: str, scope: _Scope, x: Tensor, path: EntryPath
     ) -> Tensor:
         for index in range(times):
-            x = self.sequence(entries, scope.below(f"{label}.{index + 1}"), x, (*path, "layers"))
+            x = self.sequence(entries, scope.nested(f"{label}.{index + 1}"), x, (*path, "layers"))
         return x
 
     def _branches(self, body: dict[str, Any], scope: _Scope, x: Tensor, path: EntryPath, extra: list[str]) -> Tensor:
@@ -629,7 +678,7 @@ class _Builder:
         self._claim(scope.prefix + label, path)
         outs = []
         for index, entries in enumerate(branches):
-            inner = scope.below(f"{label}.{index + 1}")
+            inner = scope.nested(f"{label}.{index + 1}")
             inner.names["input"] = x
             outs.append(self.sequence(entries, inner, x, (*path, "branches", index)))
         layer = LAYERS[join]()
@@ -657,13 +706,13 @@ def _prefixes(scope: str, owner: str, known: set[str]) -> Iterator[str]:
             yield full
 
 
-def _sizes(x: Tensor) -> dict[str, Size]:
+def _sizes(x: Tensor) -> dict[str, DimSize]:
     return {f"in_{dim}": size for dim, size in zip(x.dims, x.sizes, strict=True)}
 
 
 #: Changes that runs make to a network, each in a file of this folder. A change returns the graph as is if the run does
 #: not ask for it.
-CHANGES: Registry[Callable[[Graph, Run], Graph]] = Registry("change of a network", "paleo.network")
+GRAPH_CHANGES: Registry[Callable[[Graph, Run], Graph]] = Registry("change of a network", "paleo.network")
 
 
 def apply_graph_changes(graph: Graph, run: Run) -> Graph:
@@ -686,6 +735,6 @@ def apply_graph_changes(graph: Graph, run: Run) -> Graph:
     PlanError
         If the run asks for a change wrongly.
     """
-    for name in CHANGES:
-        graph = CHANGES[name](graph, run)
+    for name in GRAPH_CHANGES:
+        graph = GRAPH_CHANGES[name](graph, run)
     return graph

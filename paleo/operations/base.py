@@ -8,7 +8,7 @@ element-wise passes is counted separately, as ``vector_flops``.
 
 A memory pass (element-wise work, norms, softmax, pooling, gathers) names its kind (``MemoryPass.operation``). The
 traits of the kind decide how it is split, fused and priced; a name that is not registered is an error. A layer that
-needs a new kind registers it in its module with `add_kind`.
+needs a new kind registers it in its module with `add_operation_kind`.
 
 An optimizer is data. Its element-wise update is a memory pass: it reads the gradient, the weight (the fp32 master if
 there is one) and the optimizer states, and writes weight, states and, in mixed precision, the narrow copy. Optimizers
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
-from paleo.operations.tensor import Halos, Precision, Tensor, Window, halo_ratio, halos, split_all
+from paleo.operations.tensor import Halos, Precision, Tensor, Window, halo_ratio, halos, shard_all
 from paleo.registry import Registry
 
 
@@ -32,19 +32,19 @@ class OperationKind:
     """Properties shared by all memory-bound operations of one name, such as ``softmax`` or ``gelu``."""
 
     name: str
-    meaning: str
+    description: str
     #: Calibration family whose formula gives its time.
     calibration_family: str = "memory.elementwise"
     #: Each output element depends on one element of each input, so that a compiler may fuse it with its neighbours.
-    pointwise: bool = False
+    is_pointwise: bool = False
     #: It only moves elements, so that it can run on partial sums before their all-reduce.
     only_moves_data: bool = False
     #: Under expert parallelism it sends tokens to the ranks of their experts and back.
-    routes: bool = False
+    routes_tokens: bool = False
     #: Input dims absent from the output are merged into other dims and cannot be split.
     merges_dims: bool = False
     #: It normalises by mean and deviation. If rows are split over ranks, statistics are exchanged backward, too.
-    norm: bool = False
+    is_norm: bool = False
     #: Numbers per row that ranks exchange if rows are split over them.
     row_statistics: int = 2
     #: It reads its input twice: once for statistics, once to apply them. Later passes can be fused into the second.
@@ -54,17 +54,17 @@ class OperationKind:
     #: The number of output rows depends on values, so that the host may have to wait for the device.
     data_dependent_rows: bool = False
     #: Its data is copied between host and device.
-    through_host: bool = False
+    copies_through_host: bool = False
     #: Kind that replaces it in inference.
     inference_kind: str | None = None
     #: The original Paleo assumes that it takes no time (Qi et al., ICLR 2017).
     free_in_original_paleo: bool = False
 
 
-KINDS: Registry[OperationKind] = Registry("kind of pass")
+OPERATION_KINDS: Registry[OperationKind] = Registry("kind of pass")
 
 
-def add_kind(kind: OperationKind) -> OperationKind:
+def add_operation_kind(kind: OperationKind) -> OperationKind:
     """Register a kind of memory-bound operation under its own name.
 
     Parameters
@@ -77,31 +77,32 @@ def add_kind(kind: OperationKind) -> OperationKind:
     OperationKind
         The same kind.
     """
-    return KINDS.register(kind.name)(kind)
+    return OPERATION_KINDS.register(kind.name)(kind)
 
 
 for _kind in (
-    OperationKind("elementwise", "a function of each element", pointwise=True, free_in_original_paleo=True),
+    OperationKind("elementwise", "a function of each element", is_pointwise=True, free_in_original_paleo=True),
     OperationKind("eager", "a function of each element in a kernel of its own, whatever compilers do"),
-    OperationKind("dropout", "zeroes a share of the elements at random", pointwise=True),
+    OperationKind("dropout", "zeroes a share of the elements at random", is_pointwise=True),
     OperationKind("copy", "the same elements elsewhere", only_moves_data=True, merges_dims=True,
                   free_in_original_paleo=True),
-    OperationKind("gather", "rows of a table, or tokens on their way to experts", only_moves_data=True, routes=True),
-    OperationKind("scatter", "tokens on their way back from experts", only_moves_data=True, routes=True),
+    OperationKind("gather", "rows of a table, or tokens on their way to experts", only_moves_data=True,
+        routes_tokens=True),
+    OperationKind("scatter", "tokens on their way back from experts", only_moves_data=True, routes_tokens=True),
     OperationKind("reduce", "sums, means or maxima along dims", reduces=True, free_in_original_paleo=True),
     OperationKind("select", "rows that are kept by their values", reduces=True, data_dependent_rows=True),
     OperationKind("pool", "one number for each position of a sliding window"),
     OperationKind("softmax", "softmax along rows", calibration_family="memory.softmax", row_statistics=3,
                   free_in_original_paleo=True),
-    OperationKind("norm", "normalisation of rows", calibration_family="memory.layernorm", norm=True,
+    OperationKind("norm", "normalisation of rows", calibration_family="memory.layernorm", is_norm=True,
                   free_in_original_paleo=True),
-    OperationKind("batch_norm", "normalisation of channels by the statistics of a batch", norm=True,
+    OperationKind("batch_norm", "normalisation of channels by the statistics of a batch", is_norm=True,
                   reads_input_twice=True, inference_kind="elementwise", free_in_original_paleo=True),
-    OperationKind("feed", "states that the host copies out of one step and into the next", through_host=True),
+    OperationKind("feed", "states that the host copies out of one step and into the next", copies_through_host=True),
     OperationKind("rope", "rotary position embedding", calibration_family="memory.rope", free_in_original_paleo=True),
     OperationKind("optimizer", "the update of parameters"),
 ):  # fmt: skip
-    add_kind(_kind)
+    add_operation_kind(_kind)
 
 
 Phase = Literal["forward", "backward", "backward_weight", "update"]
@@ -127,7 +128,7 @@ class Kernel:
     #: backward pass; above 1 if many small launches, one per tensor, are counted as one kernel.
     host_calls: float = 1.0
     #: Experts of a mixture that the kernel serves: it multiplies by the weights of each, or routes their tokens.
-    experts: float = 0.0
+    expert_count: float = 0.0
 
     def __post_init__(self) -> None:
         if self.family == "memory":
@@ -136,7 +137,7 @@ class Kernel:
     @property
     def kind(self) -> OperationKind:
         """Kind of the memory-bound operation. Raises SpecError, with the nearest names, for an unregistered kind."""
-        return KINDS[self.operation]
+        return OPERATION_KINDS[self.operation]
 
     @property
     def bytes(self) -> float:
@@ -162,7 +163,7 @@ def elementwise_kernel(
         Name of the operation, which its kernels share.
     operation : str
         Kind of the operation.
-    phase : Phase
+    phase : TrafficPhase
         Forward, backward or update.
     count : float
         Elements.
@@ -182,7 +183,7 @@ def elementwise_kernel(
     return Kernel(name, "memory", operation, phase, 0.0, work, read, written, {"rows": count, "columns": 1.0}, calls)
 
 
-def accumulation(name: str, count: float, size: float) -> Kernel:
+def gradient_accumulation_kernel(name: str, count: float, size: float) -> Kernel:
     """Build the kernel that adds a gradient to an existing one: two reads, one write.
 
     Parameters
@@ -204,9 +205,9 @@ def accumulation(name: str, count: float, size: float) -> Kernel:
 
 #: Part of the names of attention's operations between its projections, which selective recomputation runs again
 #: (Korthikanti et al., 2022).
-ATTENTION_CORE = ".core"
+ATTENTION_CORE_INFIX = ".core"
 #: Part of the names of operations of shared experts, which process every token.
-SHARED_EXPERTS = ".shared."
+SHARED_EXPERTS_INFIX = ".shared."
 
 
 class Operation(Protocol):
@@ -216,20 +217,20 @@ class Operation(Protocol):
     def name(self) -> str: ...
 
     @property
-    def reads(self) -> tuple[Tensor, ...]: ...
+    def read_tensors(self) -> tuple[Tensor, ...]: ...
 
     @property
     def out(self) -> Tensor: ...
 
     @property
-    def saves(self) -> tuple[Tensor, ...]:
+    def saved_tensors(self) -> tuple[Tensor, ...]:
         """Activations that the backward pass needs."""
 
     @property
     def independent_dims(self) -> frozenset[str]:
         """Dims that can be split without partial sums in the output, such as windowed dims and rows of softmax."""
 
-    def split(self, ways: Mapping[str, float]) -> Operation:
+    def shard(self, ways: Mapping[str, float]) -> Operation:
         """Return one rank's shard of the operation.
 
         Parameters
@@ -243,7 +244,7 @@ class Operation(Protocol):
             Share of one rank.
         """
 
-    def forward(self, precision: Precision) -> tuple[Kernel, ...]:
+    def forward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
         """Count the kernels of the forward pass.
 
         Parameters
@@ -257,7 +258,7 @@ class Operation(Protocol):
             In the order in which they run.
         """
 
-    def backward(self, precision: Precision) -> tuple[Kernel, ...]:
+    def backward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
         """Count the kernels of the backward pass.
 
         Parameters
@@ -289,10 +290,10 @@ def model_flops(operation: Operation, precision: Precision) -> tuple[float, floa
     """
     if isinstance(operation, MemoryPass):
         return 0.0, 0.0
-    forward, backward = getattr(operation, "useful", (1.0, 1.0))
+    forward, backward = getattr(operation, "model_flop_shares", (1.0, 1.0))
     return (
-        forward * sum(kernel.flops for kernel in operation.forward(precision)),
-        backward * sum(kernel.flops for kernel in operation.backward(precision)),
+        forward * sum(kernel.flops for kernel in operation.forward_kernels(precision)),
+        backward * sum(kernel.flops for kernel in operation.backward_kernels(precision)),
     )
 
 
@@ -309,7 +310,7 @@ def is_attention_core(operation: Operation) -> bool:
     bool
         True for a part of the core of attention.
     """
-    return ATTENTION_CORE in operation.name
+    return ATTENTION_CORE_INFIX in operation.name
 
 
 def parameters_of(operations: Iterable[Operation]) -> dict[str, Tensor]:
@@ -325,10 +326,10 @@ def parameters_of(operations: Iterable[Operation]) -> dict[str, Tensor]:
     dict of str to Tensor
         By name.
     """
-    return {t.name: t for op in operations for t in op.reads if t.role == "parameter"}
+    return {t.name: t for op in operations for t in op.read_tensors if t.role == "parameter"}
 
 
-def with_parameters_of(operation: Operation, prefix: str, replacement: str) -> Operation:
+def with_renamed_parameters(operation: Operation, prefix: str, replacement: str) -> Operation:
     """Rename the parameters of an operation, so that it shares the weights of another layer.
 
     Parameters
@@ -351,10 +352,10 @@ def with_parameters_of(operation: Operation, prefix: str, replacement: str) -> O
             return tensor
         return replace(tensor, name=replacement + tensor.name.removeprefix(prefix))
 
-    return with_tensors(operation, shared)
+    return map_tensors(operation, shared)
 
 
-def with_tensors(operation: Operation, change: Callable[[Tensor], Tensor]) -> Operation:
+def map_tensors(operation: Operation, change: Callable[[Tensor], Tensor]) -> Operation:
     """Apply a function to each tensor of an operation, including the tensors of nested operations.
 
     Parameters
@@ -374,7 +375,7 @@ def with_tensors(operation: Operation, change: Callable[[Tensor], Tensor]) -> Op
         if isinstance(value, Tensor):
             return change(value)
         if is_dataclass(value) and hasattr(value, "forward"):
-            return with_tensors(value, change)  # type: ignore[arg-type]
+            return map_tensors(value, change)  # type: ignore[arg-type]
         return tuple(map(changed, value)) if isinstance(value, tuple) else value
 
     result: Operation = replace(operation, **{f.name: changed(getattr(operation, f.name)) for f in fields(operation)})  # type: ignore
@@ -396,28 +397,28 @@ class MemoryPass:
     #: How its backward pass is counted. derived: one pass reads the gradient of ``out`` and the saved tensors, and
     #: writes the gradient of each input. free: the gradients are views (add, slices). by input: each input has a pass
     #: over the gradient of ``out`` and the other inputs, followed by a sum if the input was broadcast (products).
-    backward_pass: Literal["derived", "free", "by input"] = "derived"
+    backward_rule: Literal["derived", "free", "by input"] = "derived"
     #: Dims that make up a row of softmax or norms. If they are split over ranks, its statistics need an all-reduce.
     reduced_dims: tuple[str, ...] = ()
     #: Statistics cover only the samples of one replica (batch normalisation).
-    local_statistics: bool = False
+    per_replica_statistics: bool = False
     #: Rows of a table read per row of ``out`` (embedding). 0: the whole table is read.
-    rows_per_output: int = 0
+    table_rows_per_output: int = 0
     #: Sliding windows of a pool.
     windows: tuple[Window, ...] = ()
     halos: Halos = ()
     #: It commutes with addition, so that it can run on partial sums before their all-reduce.
-    linear: bool = False
+    commutes_with_addition: bool = False
     #: It runs after the backward pass, so that its output does not add to the peak of memory.
-    after_backward: bool = False
+    runs_after_backward: bool = False
     #: It is fused with the product that writes its input, tile by tile, so that the input never exists in memory.
-    tiled: bool = False
+    fused_with_product: bool = False
     #: Calls of the host, forward and backward.
     host_calls: tuple[float, float] = (1.0, 1.0)
     #: Temporary tensors alive at once, each as large as the saved activations; set where there are more than an old
     #: and a new gradient. ``divided_temporaries`` holds if a dim of ``reduced_dims`` is split over ranks.
     temporaries: int = 0
-    divided_temporaries: int = 0
+    temporaries_if_split: int = 0
     #: Factor on the bytes of its backward pass for code that takes several passes where one would do.
     backward_traffic_factor: float = 1.0
 
@@ -427,21 +428,21 @@ class MemoryPass:
     @property
     def kind(self) -> OperationKind:
         """Traits of its kind. Raises SpecError, with the nearest names, if the kind is not registered."""
-        return KINDS[self.operation]
+        return OPERATION_KINDS[self.operation]
 
     @property
-    def reads(self) -> tuple[Tensor, ...]:
+    def read_tensors(self) -> tuple[Tensor, ...]:
         return self.inputs + self.parameters
 
     @property
-    def saves(self) -> tuple[Tensor, ...]:
+    def saved_tensors(self) -> tuple[Tensor, ...]:
         return self.saved
 
     @property
     def independent_dims(self) -> frozenset[str]:
-        return frozenset(self.reduced_dims) | {window.out for window in self.windows}
+        return frozenset(self.reduced_dims) | {window.output_dim for window in self.windows}
 
-    def split(self, ways: Mapping[str, float]) -> MemoryPass:
+    def shard(self, ways: Mapping[str, float]) -> MemoryPass:
         """Return one rank's shard of the operation.
 
         Parameters
@@ -455,7 +456,7 @@ class MemoryPass:
             Share of one rank.
         """
         tensors = self.inputs, (self.out,), self.parameters, self.saved
-        inputs, (out,), parameters, keeps = (split_all(each, ways) for each in tensors)
+        inputs, (out,), parameters, keeps = (shard_all(each, ways) for each in tensors)
         divided = any(ways.get(dim, 1.0) > 1.0 for dim in self.reduced_dims)
         return replace(
             self,
@@ -464,10 +465,10 @@ class MemoryPass:
             parameters=parameters,
             saved=keeps,
             halos=halos(self.windows, ways),
-            temporaries=self.divided_temporaries if divided else self.temporaries,
+            temporaries=self.temporaries_if_split if divided else self.temporaries,
         )
 
-    def forward(self, precision: Precision) -> tuple[Kernel, ...]:
+    def forward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
         """Count the kernels of the forward pass.
 
         Parameters
@@ -483,7 +484,7 @@ class MemoryPass:
         new = tuple(t for t in self.saved if t.name not in {u.name for u in (*self.inputs, self.out)})
         return (self._kernel("forward", self.inputs, (self.out, *new), precision),)
 
-    def backward(self, precision: Precision) -> tuple[Kernel, ...]:
+    def backward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
         """Count the kernels of the backward pass, which follow from the inputs and the saved tensors.
 
         Parameters
@@ -496,11 +497,11 @@ class MemoryPass:
         tuple of Kernel
             Memory-bound kernels; empty if no gradient is needed.
         """
-        targets = tuple(t for t in self.inputs if t.grad)
-        learned = tuple(t for t in self.parameters if t.grad)
-        if self.backward_pass == "free" or not (targets or learned):
+        targets = tuple(t for t in self.inputs if t.needs_gradient)
+        learned = tuple(t for t in self.parameters if t.needs_gradient)
+        if self.backward_rule == "free" or not (targets or learned):
             return ()
-        if self.backward_pass == "by input":
+        if self.backward_rule == "by input":
             return tuple(kernel for target in targets for kernel in self._gradient(target, precision))
         kept = tuple(t for t in self.saved if t.name != self.out.name or t.role == "activation")
         kernel = self._kernel("backward", (self.out, *kept), targets, precision)
@@ -512,7 +513,7 @@ class MemoryPass:
             kernel = replace(kernel, bytes_read=moved[0], bytes_written=moved[1])
         if not learned:
             return (kernel,)
-        gradients = sum(self._table_elements(t) for t in learned) * precision.gradient
+        gradients = sum(self._table_elements(t) for t in learned) * precision.gradient_bytes
         return (replace(kernel, bytes_written=kernel.bytes_written + gradients),)
 
     def _gradient(self, target: Tensor, precision: Precision) -> tuple[Kernel, ...]:
@@ -527,7 +528,7 @@ class MemoryPass:
     def _kernel(
         self, phase: Phase, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], precision: Precision
     ) -> Kernel:
-        table = sum([self._table_elements(t) for t in self.parameters]) * precision.parameter
+        table = sum([self._table_elements(t) for t in self.parameters]) * precision.parameter_bytes
         largest = max([t.elements for t in (*reads, *writes)], default=0)
         row = math.prod([self.inputs[0].size(d) for d in self.reduced_dims if d in self.inputs[0].dims])
         channels, samples = self._layout
@@ -556,18 +557,20 @@ class MemoryPass:
     def _experts(self) -> float:
         """Number of experts to which it sends tokens, or from which it receives them; 0 for other passes."""
         sent = [t for t in (*self.inputs, self.out) if "capacity" in t.dims]
-        return max(float(tensor.size("experts")) for tensor in sent) if sent and self.kind.routes else 0.0
+        return max(float(tensor.size("experts")) for tensor in sent) if sent and self.kind.routes_tokens else 0.0
 
     def _halo_factor(self, tensor: Tensor, phase: Phase) -> float:
         """Compute the ratio of rows that a pool reads, those of neighbouring ranks included, to its own rows."""
         if not self.windows:
             return 1.0
         pairs = zip(self.windows, self.halos, strict=False)
-        return halo_ratio(tensor, [(w.out, rows[phase == "backward"]) for w, rows in pairs])
+        return halo_ratio(tensor, [(w.output_dim, rows[phase == "backward"]) for w, rows in pairs])
 
     def _table_elements(self, table: Tensor) -> float:
         return float(
-            min(table.elements, self.rows_per_output * self.out.elements) if self.rows_per_output else table.elements
+            min(table.elements, self.table_rows_per_output * self.out.elements)
+            if self.table_rows_per_output
+            else table.elements
         )
 
 
@@ -590,12 +593,12 @@ class RecomputedChain:
     unsplit_dims: frozenset[str] = frozenset()
 
     @property
-    def reads(self) -> tuple[Tensor, ...]:
+    def read_tensors(self) -> tuple[Tensor, ...]:
         return self.inputs
 
     @property
-    def saves(self) -> tuple[Tensor, ...]:
-        trained = any(tensor.grad for tensor in self.inputs)
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        trained = any(tensor.needs_gradient for tensor in self.inputs)
         return tuple(tensor for tensor in self.inputs if trained and tensor.role != "parameter")
 
     @property
@@ -603,14 +606,14 @@ class RecomputedChain:
         return frozenset()
 
     @property
-    def useful(self) -> tuple[float, float]:
+    def model_flop_shares(self) -> tuple[float, float]:
         """Shares of its FLOP, forward and backward, that count as model FLOP.
 
         One of three parts of the backward pass recomputes the forward pass.
         """
         return 1.0, 2.0 / 3.0
 
-    def split(self, ways: Mapping[str, float]) -> RecomputedChain:
+    def shard(self, ways: Mapping[str, float]) -> RecomputedChain:
         """Return one rank's shard of the chain.
 
         Parameters
@@ -623,11 +626,11 @@ class RecomputedChain:
         RecomputedChain
             Share of one rank.
         """
-        operations = tuple(operation.split(ways) for operation in self.operations)
-        inputs, out = split_all(self.inputs, ways), self.out.split(ways)
+        operations = tuple(operation.shard(ways) for operation in self.operations)
+        inputs, out = shard_all(self.inputs, ways), self.out.shard(ways)
         return replace(self, inputs=inputs, out=out, operations=operations)
 
-    def forward(self, precision: Precision) -> tuple[Kernel, ...]:
+    def forward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
         """Count the kernels of the forward pass.
 
         Parameters
@@ -640,10 +643,10 @@ class RecomputedChain:
         tuple of Kernel
             In the order in which they run.
         """
-        inside = [kernel for operation in self.operations for kernel in operation.forward(precision)]
-        return (self._kernel("forward", inside, inside, self.reads, (self.out,), precision),)
+        inside = [kernel for operation in self.operations for kernel in operation.forward_kernels(precision)]
+        return (self._kernel("forward", inside, inside, self.read_tensors, (self.out,), precision),)
 
-    def backward(self, precision: Precision) -> tuple[Kernel, ...]:
+    def backward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
         """Count the kernel of the backward pass, with what is computed again.
 
         Parameters
@@ -656,11 +659,13 @@ class RecomputedChain:
         tuple of Kernel
             One kernel, or none if nothing is trained.
         """
-        if not any(tensor.grad for tensor in self.reads):
+        if not any(tensor.needs_gradient for tensor in self.read_tensors):
             return ()
-        once = [kernel for operation in self.operations for kernel in operation.forward(precision)]
-        back = [kernel for operation in self.operations for kernel in operation.backward(precision)]
-        return (self._kernel("backward", once, once + back, (*self.reads, self.out), self.reads, precision),)
+        once = [kernel for operation in self.operations for kernel in operation.forward_kernels(precision)]
+        back = [kernel for operation in self.operations for kernel in operation.backward_kernels(precision)]
+        return (
+            self._kernel("backward", once, once + back, (*self.read_tensors, self.out), self.read_tensors, precision),
+        )
 
     def _kernel(
         self, phase: Phase, once: list[Kernel], inside: list[Kernel], read: tuple[Tensor, ...],
@@ -682,30 +687,30 @@ class RecomputedChain:
 
 
 class WeightMatrices(NamedTuple):
-    """Weight matrices of one shape (rows, columns) on a rank; ``copies`` counts them (one per expert)."""
+    """Weight matrices of one shape (rows, columns) on a rank; ``matrix_count`` counts them (one per expert)."""
 
     rows: float
     columns: float
-    copies: float
+    matrix_count: float
 
     @property
     def elements(self) -> float:
         """Number of elements of all the matrices."""
-        return self.rows * self.columns * self.copies
+        return self.rows * self.columns * self.matrix_count
 
 
 class UpdateGemm(NamedTuple):
-    """GEMM (m x k)(k x n) of an optimizer update, run ``times`` times per step."""
+    """GEMM (m x k)(k x n) of an optimizer update, run ``runs_per_step`` times per step."""
 
     m: float
     n: float
     k: float
-    times: float = 1.0
+    runs_per_step: float = 1.0
 
     @property
     def flops(self) -> float:
         """FLOP of the GEMM over all its runs in one step."""
-        return 2.0 * self.m * self.n * self.k * self.times
+        return 2.0 * self.m * self.n * self.k * self.runs_per_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -716,7 +721,7 @@ class MatrixUpdate:
     ----------
     elementwise : Optimizer
         States and element-wise passes of the rule.
-    products : callable
+    gemms_per_matrix : callable
         (rows, columns) -> products of one matrix a step.
     extra_states : callable
         (rows, columns) -> numbers stored per matrix in addition to the states of ``elementwise``.
@@ -725,7 +730,7 @@ class MatrixUpdate:
     """
 
     elementwise: Optimizer
-    products: Callable[[float, float], tuple[UpdateGemm, ...]]
+    gemms_per_matrix: Callable[[float, float], tuple[UpdateGemm, ...]]
     extra_states: Callable[[float, float], float]
     unmodelled: str = ""
 
@@ -746,7 +751,7 @@ class MatrixUpdate:
         tuple of (Kernel, float)
             Each product, and its number a step.
         """
-        width = precision.activation
+        width = precision.activation_bytes
         return tuple(
             (
                 Kernel(
@@ -762,10 +767,10 @@ class MatrixUpdate:
                 ),
                 times,
             )
-            for m, n, k, times in self.products(matrix.rows, matrix.columns)
+            for m, n, k, times in self.gemms_per_matrix(matrix.rows, matrix.columns)
         )
 
-    def numbers(self, matrix: WeightMatrices) -> float:
+    def state_count(self, matrix: WeightMatrices) -> float:
         """Count the numbers stored as optimizer states for matrices of one shape.
 
         Parameters
@@ -778,8 +783,8 @@ class MatrixUpdate:
         float
             Numbers stored on this rank, over all matrices of that shape.
         """
-        beside = self.extra_states(matrix.rows, matrix.columns) * matrix.copies
-        return self.elementwise.states * matrix.elements + beside
+        beside = self.extra_states(matrix.rows, matrix.columns) * matrix.matrix_count
+        return self.elementwise.state_count * matrix.elements + beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -790,36 +795,36 @@ class Optimizer:
     ----------
     name : str
         Name under which it is registered.
-    states : int
+    state_count : int
         States, each a tensor as large as the parameters.
     flops : float
         Floating-point operations for one parameter [FLOP].
     reference : str
         Paper or documentation that describes it.
-    accesses : (int, int)
+    accesses_per_parameter : (int, int)
         Numbers read and written per parameter if each term of the formula is a separate pass.
-    norms : bool
+    needs_layerwise_norms : bool
         True if the update needs the norm of each layer first.
     stepwise : bool
         True if each term of the formula is a separate pass.
     foreach : bool
         True if each term is computed for all tensors before the next term (torch's ``foreach``).
-    matrices : MatrixUpdate, optional
+    matrix_update : MatrixUpdate, optional
         Rule for weight matrices. None: they are updated like all weights.
-    list_accesses : (int, int)
+    foreach_accesses_per_parameter : (int, int)
         Numbers read and written per parameter if each term is computed for all tensors at once; (0, 0): not counted.
     """
 
     name: str
-    states: int
+    state_count: int
     flops: float
     reference: str
-    accesses: tuple[int, int]
-    norms: bool = False
+    accesses_per_parameter: tuple[int, int]
+    needs_layerwise_norms: bool = False
     stepwise: bool = False
     foreach: bool = False
-    matrices: MatrixUpdate | None = None
-    list_accesses: tuple[int, int] = (0, 0)
+    matrix_update: MatrixUpdate | None = None
+    foreach_accesses_per_parameter: tuple[int, int] = (0, 0)
 
     def state_bytes(self, precision: Precision) -> float:
         """Return the optimizer's bytes per parameter: its states and the fp32 master weight.
@@ -840,7 +845,7 @@ class Optimizer:
         >>> OPTIMIZERS["adam"].state_bytes(precision("bf16")), OPTIMIZERS["sgd"].state_bytes(precision("fp32"))
         (12.0, 0.0)
         """
-        return self.states * precision.state + precision.master
+        return self.state_count * precision.state_bytes + precision.master_bytes
 
     def temporary_bytes(self, precision: Precision) -> float:
         """Return the temporary bytes per parameter during an update.
@@ -862,10 +867,11 @@ class Optimizer:
         Examples
         --------
         >>> from paleo.operations.tensor import precision
-        >>> [optimizer(name, listwise=True).temporary_bytes(precision("bf16")) for name in ("adam", "momentum")]
+        >>> optimizers = [configure_optimizer(name, listwise=True) for name in ("adam", "momentum")]
+        >>> [optimizer.temporary_bytes(precision("bf16")) for optimizer in optimizers]
         [4.0, 0.0]
         """
-        return precision.state if self.foreach and self.states == 2 else 0.0
+        return precision.state_bytes if self.foreach and self.state_count == 2 else 0.0
 
     def update_bytes(self, precision: Precision) -> tuple[float, float]:
         """Return the bytes that one update reads and writes per parameter; rules that need norms read everything twice.
@@ -885,26 +891,32 @@ class Optimizer:
         >>> from paleo.operations.tensor import precision
         >>> OPTIMIZERS["adam"].update_bytes(precision("fp32"))
         (16.0, 12.0)
-        >>> optimizer("adam", stepwise=True).update_bytes(precision("fp32"))
+        >>> configure_optimizer("adam", stepwise=True).update_bytes(precision("fp32"))
         (64.0, 48.0)
-        >>> optimizer("adamw", listwise=True).update_bytes(precision("fp32"))
+        >>> configure_optimizer("adamw", listwise=True).update_bytes(precision("fp32"))
         (48.0, 32.0)
         """
-        accesses = self.accesses if self.stepwise else self.list_accesses if self.foreach else (0, 0)
+        accesses = (
+            self.accesses_per_parameter
+            if self.stepwise
+            else self.foreach_accesses_per_parameter
+            if self.foreach
+            else (0, 0)
+        )
         if any(accesses):
             # Count the bytes per parameter if each term is a pass in the format of the states, with casts.
-            read, written = (count * precision.state for count in accesses)
-            if not precision.master:
+            read, written = (count * precision.state_bytes for count in accesses)
+            if not precision.master_bytes:
                 return read, written
             return (
-                read + precision.accumulated_gradient + precision.master,
-                written + precision.state + precision.parameter,
+                read + precision.accumulated_gradient_bytes + precision.master_bytes,
+                written + precision.state_bytes + precision.parameter_bytes,
             )
-        weight = precision.master or precision.parameter
-        read = precision.accumulated_gradient + weight + self.states * precision.state
-        narrow = precision.parameter if precision.master else 0.0
-        written = weight + self.states * precision.state + narrow
-        return read * (2.0 if self.norms else 1.0), written
+        weight = precision.master_bytes or precision.parameter_bytes
+        read = precision.accumulated_gradient_bytes + weight + self.state_count * precision.state_bytes
+        narrow = precision.parameter_bytes if precision.master_bytes else 0.0
+        written = weight + self.state_count * precision.state_bytes + narrow
+        return read * (2.0 if self.needs_layerwise_norms else 1.0), written
 
     def launches(self, tensors: float) -> float:
         """Count the calls of the host for an update: one, or one for each term and tensor.
@@ -921,10 +933,10 @@ class Optimizer:
 
         Examples
         --------
-        >>> optimizer("adam").launches(400.0), optimizer("adam", stepwise=True).launches(400.0)
+        >>> configure_optimizer("adam").launches(400.0), configure_optimizer("adam", stepwise=True).launches(400.0)
         (1.0, 4800.0)
         """
-        return self.accesses[1] * tensors if self.stepwise else 1.0
+        return self.accesses_per_parameter[1] * tensors if self.stepwise else 1.0
 
 
 OPTIMIZERS: Registry[Optimizer] = Registry("optimizer", "paleo.operations")
@@ -951,7 +963,7 @@ def add_optimizer(rule: Optimizer) -> Optimizer:
     return OPTIMIZERS.register(rule.name)(rule)
 
 
-def optimizer(name: str, *, stepwise: bool = False, listwise: bool = False) -> Optimizer:
+def configure_optimizer(name: str, *, stepwise: bool = False, listwise: bool = False) -> Optimizer:
     """Return the optimizer of a name, with the way in which a framework runs it.
 
     Parameters

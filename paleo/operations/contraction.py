@@ -15,11 +15,11 @@ from paleo.operations.base import (
     Phase,
     RecomputedChain,
     WeightMatrices,
-    accumulation,
     elementwise_kernel,
+    gradient_accumulation_kernel,
     is_attention_core,
 )
-from paleo.operations.tensor import Halos, Precision, Size, Tensor, Window, halo_ratio, halos, split_all
+from paleo.operations.tensor import DimSize, Halos, Precision, Tensor, Window, halo_ratio, halos, shard_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +45,26 @@ class Contraction:
     unmasked_share: float = 1.0
 
     @property
-    def useful(self) -> tuple[float, float]:
+    def model_flop_shares(self) -> tuple[float, float]:
         """Shares of its FLOP, forward and backward, that count as model FLOP."""
         return self.unmasked_share, self.unmasked_share
 
     @property
-    def reads(self) -> tuple[Tensor, ...]:
+    def read_tensors(self) -> tuple[Tensor, ...]:
         return (self.lhs, self.rhs) if self.bias is None else (self.lhs, self.rhs, self.bias)
 
     @property
-    def saves(self) -> tuple[Tensor, ...]:
-        kept = [self.lhs] if self.rhs.grad else []
-        return tuple(kept + ([self.rhs] if self.lhs.grad and self.rhs.role == "activation" else []))
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        kept = [self.lhs] if self.rhs.needs_gradient else []
+        return tuple(kept + ([self.rhs] if self.lhs.needs_gradient and self.rhs.role == "activation" else []))
 
     @property
     def independent_dims(self) -> frozenset[str]:
-        return frozenset(name for w in self.windows for name in (w.source, w.kernel, w.out))
+        return frozenset(name for w in self.windows for name in (w.input_dim, w.kernel_dim, w.output_dim))
 
     @property
     def flops(self) -> float:
-        hidden = {w.out if self.transposed else w.source for w in self.windows}
+        hidden = {w.output_dim if self.transposed else w.input_dim for w in self.windows}
         sizes = {
             d: n
             for t in (self.lhs, self.rhs, self.out)
@@ -73,7 +73,7 @@ class Contraction:
         }
         return 2.0 * math.prod(sizes.values())
 
-    def split(self, ways: Mapping[str, float]) -> Contraction:
+    def shard(self, ways: Mapping[str, float]) -> Contraction:
         """Return one rank's shard of the contraction.
 
         Parameters
@@ -86,11 +86,11 @@ class Contraction:
         Contraction
             Share of one rank.
         """
-        bias = None if self.bias is None else self.bias.split(ways)
-        lhs, rhs, out = split_all((self.lhs, self.rhs, self.out), ways)
+        bias = None if self.bias is None else self.bias.shard(ways)
+        lhs, rhs, out = shard_all((self.lhs, self.rhs, self.out), ways)
         return replace(self, lhs=lhs, rhs=rhs, out=out, bias=bias, halos=halos(self.windows, ways))
 
-    def forward(self, precision: Precision) -> tuple[Kernel, ...]:
+    def forward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
         """Count the kernels of the forward pass.
 
         Parameters
@@ -103,7 +103,7 @@ class Contraction:
         tuple of Kernel
             One product.
         """
-        formats = self.operands(precision)
+        formats = self.operand_precision(precision)
         kernels = [self._kernel("forward", self.lhs, self.rhs, self.out, formats, extra=self.bias)]
         if formats.quantises_operands:
             kernels += self._quantised("forward", self.lhs, formats)
@@ -111,19 +111,19 @@ class Contraction:
 
     def _casts(self, phase: Phase, precision: Precision) -> tuple[Kernel, ...]:
         """List the casts of mixed precision: of wide operands before the product, and of their gradients after it."""
-        if not precision.casts:
+        if not precision.casts_weights_each_pass:
             return ()
-        wide = [t for t in (self.lhs, self.rhs) if t.wide or t.role == "parameter"]
+        wide = [t for t in (self.lhs, self.rhs) if t.stays_fp32 or t.role == "parameter"]
         if phase == "forward":
-            return tuple(_cast(self.name, phase, t, t.bytes(precision), precision.activation) for t in wide)
+            return tuple(_cast(self.name, phase, t, t.bytes(precision), precision.activation_bytes) for t in wide)
         phases: list[Phase] = ["backward_weight" if t.role == "parameter" else "backward" for t in wide]
         return tuple(
-            _cast(self.name, phase, t, float(t.elements * precision.activation), precision.gradient)
+            _cast(self.name, phase, t, float(t.elements * precision.activation_bytes), precision.gradient_bytes)
             for t, phase in zip(wide, phases, strict=True)
-            if t.grad
+            if t.needs_gradient
         )
 
-    def backward(self, precision: Precision) -> tuple[Kernel, ...]:
+    def backward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
         """Count the kernels of the backward pass: a product for each gradient.
 
         Parameters
@@ -136,21 +136,21 @@ class Contraction:
         tuple of Kernel
             One GEMM for each factor that needs a gradient, and the passes for bias, quantisation and casts.
         """
-        if not any(tensor.grad for tensor in self.reads):
+        if not any(tensor.needs_gradient for tensor in self.read_tensors):
             return ()
-        precision = self.operands(precision)
+        precision = self.operand_precision(precision)
         kernels = self._quantised("backward", self.out, precision) if precision.quantises_operands else []
-        if self.lhs.grad:
+        if self.lhs.needs_gradient:
             kernels.append(self._kernel("backward", self.out, self.rhs, self.lhs, precision))
-        if self.rhs.grad:
+        if self.rhs.needs_gradient:
             phase: Phase = "backward_weight" if self.rhs.role == "parameter" else "backward"
             kernels.append(self._kernel(phase, self.lhs, self.out, self.rhs, precision))
-        if self.bias is not None and self.bias.grad:
+        if self.bias is not None and self.bias.needs_gradient:
             summed = MemoryPass(f"{self.name}.bias", "reduce", (self.out,), self.bias, flops_per_element=1.0)
-            kernels.append(replace(summed.forward(precision)[0], phase="backward_weight"))
+            kernels.append(replace(summed.forward_kernels(precision)[0], phase="backward_weight"))
         return (*_share_host_call(kernels), *self._casts("backward", precision))
 
-    def operands(self, precision: Precision) -> Precision:
+    def operand_precision(self, precision: Precision) -> Precision:
         """Return the number formats of the operands, given the run's precision.
 
         Parameters
@@ -172,8 +172,11 @@ class Contraction:
         a transposed copy if the weight gradient, whose product sums over the other dim, is needed. Weights are
         converted once a step, which is not counted.
         """
-        count, copies = float(source.elements), 2.0 if self.rhs.grad else 1.0
-        read, written = count * precision.activation, copies * count * (precision.operand + precision.scale_bytes)
+        count, copies = float(source.elements), 2.0 if self.rhs.needs_gradient else 1.0
+        read, written = (
+            count * precision.activation_bytes,
+            copies * count * (precision.operand_bytes + precision.scale_bytes),
+        )
         largest = elementwise_kernel(f"{self.name}.largest", "reduce", phase, count, read, 0.0)
         quantised = elementwise_kernel(f"{self.name}.quantise", "elementwise", phase, count, read, written)
         return [largest, quantised] if precision.separate_amax_pass else [quantised]
@@ -182,9 +185,9 @@ class Contraction:
         self, phase: Phase, left: Tensor, right: Tensor, out: Tensor, precision: Precision, extra: Tensor | None = None
     ) -> Kernel:
         moved = left.elements * self._halo_factor(left, phase) + right.elements
-        read = moved * precision.operand + (0.0 if extra is None else extra.bytes(precision))
-        gradient = phase == "backward_weight" and not precision.casts
-        written = out.elements * (precision.gradient if gradient else precision.activation)
+        read = moved * precision.operand_bytes + (0.0 if extra is None else extra.bytes(precision))
+        gradient = phase == "backward_weight" and not precision.casts_weights_each_pass
+        written = out.elements * (precision.gradient_bytes if gradient else precision.activation_bytes)
         if self.windows:
             operation, shape = self._direction(phase), self._conv_shape()
         else:
@@ -193,7 +196,16 @@ class Contraction:
         of_experts = self.rhs.role == "parameter" and "experts" in self.rhs.dims and "experts" in self.lhs.dims
         experts = float(self.rhs.size("experts")) if of_experts else 0.0
         return Kernel(
-            self.name, family, operation, phase, self.flops, 0.0, float(read), float(written), shape, experts=experts
+            self.name,
+            family,
+            operation,
+            phase,
+            self.flops,
+            0.0,
+            float(read),
+            float(written),
+            shape,
+            expert_count=experts,
         )
 
     def _halo_factor(self, tensor: Tensor, phase: Phase) -> float:
@@ -203,7 +215,9 @@ class Contraction:
             return 1.0
         direction = int((phase == "backward") != self.transposed)
         pairs = zip(self.windows, self.halos, strict=False)
-        return halo_ratio(tensor, [(w.out if phase == "backward" else w.source, rows[direction]) for w, rows in pairs])
+        return halo_ratio(
+            tensor, [(w.output_dim if phase == "backward" else w.input_dim, rows[direction]) for w, rows in pairs]
+        )
 
     def _direction(self, phase: Phase) -> str:
         if phase == "backward_weight":
@@ -224,9 +238,11 @@ class Contraction:
             "groups": groups,
         }
         for axis, window in zip(names, self.windows, strict=True):
-            source, sink = (window.out, window.source) if self.transposed else (window.source, window.out)
+            source, sink = (
+                (window.output_dim, window.input_dim) if self.transposed else (window.input_dim, window.output_dim)
+            )
             shape |= {axis: image.size(source), f"out_{axis}": result.size(sink)}
-            shape |= {f"kernel_{axis}": self.rhs.size(window.kernel), f"stride_{axis}": window.stride}
+            shape |= {f"kernel_{axis}": self.rhs.size(window.kernel_dim), f"stride_{axis}": window.stride}
             shape |= {f"dilation_{axis}": window.dilation, f"pad_{axis}": window.padding}
         return shape
 
@@ -285,14 +301,14 @@ def weight_matrix(tensor: Tensor, operations: Iterable[Operation]) -> WeightMatr
     return None
 
 
-def visible_share(keys: Size, attended: Size) -> float:
+def causal_score_share(keys: DimSize, attended: DimSize) -> float:
     """Compute the share of attention scores that a causal mask leaves.
 
     Parameters
     ----------
-    keys : Size
+    keys : DimSize
         Keys, as many as queries.
-    attended : Size
+    attended : DimSize
         Keys that a query sees at most: the sliding window, or all of them.
 
     Returns
@@ -302,13 +318,13 @@ def visible_share(keys: Size, attended: Size) -> float:
 
     Examples
     --------
-    >>> visible_share(4, 4), visible_share(8, 4), round(visible_share(1024, 1024), 4)
+    >>> causal_score_share(4, 4), causal_score_share(8, 4), round(causal_score_share(1024, 1024), 4)
     (0.625, 0.8125, 0.5005)
     """
     return float((attended + 1.0) / 2.0 + keys - attended) / float(keys)
 
 
-def executed_share(kernel: Kernel) -> float:
+def executed_flop_share(kernel: Kernel) -> float:
     """Compute the share of the counted FLOP that a kernel executes.
 
     Parameters
@@ -326,7 +342,7 @@ def executed_share(kernel: Kernel) -> float:
         return 1.0
     keys, attended = shape["kv_len"], shape["attended"]
     whole = 2.0 * keys - shape["q_len"] if attended == keys else keys
-    return visible_share(whole, whole if attended == keys else attended)
+    return causal_score_share(whole, whole if attended == keys else attended)
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,41 +366,41 @@ class FusedAttention:
     value: Tensor
     out: Tensor
     causal: bool
-    attended_keys: Size
+    attended_keys: DimSize
     dropout: bool = False
 
     @property
-    def useful(self) -> tuple[float, float]:
+    def model_flop_shares(self) -> tuple[float, float]:
         """Shares of its FLOP, forward and backward, that count as model FLOP: visible scores, without recomputation.
 
         >>> from paleo.operations.tensor import Tensor
         >>> x = Tensor("x", ("batch", "seq", "kv_heads", "group", "head_dim"), (1, 4, 1, 1, 8))
         >>> key = Tensor("k", ("batch", "keys", "kv_heads", "head_dim"), (1, 4, 1, 8))
-        >>> FusedAttention("a", x, key, key, x, True, 4).useful  # 10 of 16 scores; 4 of 5 products backward
+        >>> FusedAttention("a", x, key, key, x, True, 4).model_flop_shares  # 10 of 16 scores; 4 of 5 products backward
         (0.625, 0.5)
         """
-        visible = visible_share(self.key.sizes[1], self.attended_keys) if self.causal else 1.0
+        visible = causal_score_share(self.key.sizes[1], self.attended_keys) if self.causal else 1.0
         return visible, visible * 2.0 * self._flops(1, 1) / self._flops(3, 2)
 
     @property
-    def reads(self) -> tuple[Tensor, ...]:
+    def read_tensors(self) -> tuple[Tensor, ...]:
         return (self.query, self.key, self.value)
 
     @property
-    def saves(self) -> tuple[Tensor, ...]:
-        if not any(tensor.grad for tensor in self.reads):
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        if not any(tensor.needs_gradient for tensor in self.read_tensors):
             return ()
-        return (*self.reads, self.out, self._statistic)
+        return (*self.read_tensors, self.out, self._statistic)
 
     @property
     def _statistic(self) -> Tensor:
-        return self.query.without(self.query.dims[-1], name=f"{self.name}.logsumexp", role="statistic")
+        return self.query.without_dims(self.query.dims[-1], name=f"{self.name}.logsumexp", role="statistic")
 
     @property
     def independent_dims(self) -> frozenset[str]:
         return frozenset({self.key.dims[1], self.query.dims[1]})
 
-    def split(self, ways: Mapping[str, float]) -> FusedAttention:
+    def shard(self, ways: Mapping[str, float]) -> FusedAttention:
         """Return one rank's shard of attention.
 
         Parameters
@@ -397,7 +413,7 @@ class FusedAttention:
         FusedAttention
             Share of one rank.
         """
-        query, key, value, out = split_all((self.query, self.key, self.value, self.out), ways)
+        query, key, value, out = shard_all((self.query, self.key, self.value, self.out), ways)
         return replace(self, query=query, key=key, value=value, out=out)
 
     @property
@@ -410,7 +426,7 @@ class FusedAttention:
         dim."""
         return 2.0 * self._scores * (score_products * self.query.sizes[-1] + value_products * self.value.sizes[-1])
 
-    def forward(self, precision: Precision) -> tuple[Kernel, ...]:
+    def forward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
         """Count the kernels of the forward pass.
 
         Parameters
@@ -423,11 +439,11 @@ class FusedAttention:
         tuple of Kernel
             One kernel.
         """
-        read = sum(t.bytes(precision) for t in self.reads)
+        read = sum(t.bytes(precision) for t in self.read_tensors)
         written = self.out.bytes(precision) + self._statistic.bytes(precision)
         return (self._kernel("forward", self._flops(1, 1), read, written),)
 
-    def backward(self, precision: Precision) -> tuple[Kernel, ...]:
+    def backward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
         """Count the kernels of the backward pass.
 
         It recomputes the scores, then computes the gradients of scores, value, query and key (Dao, FlashAttention-2,
@@ -444,10 +460,10 @@ class FusedAttention:
         tuple of Kernel
             One kernel; empty if the forward pass saves nothing.
         """
-        if not self.saves:
+        if not self.saved_tensors:
             return ()
-        read = sum(t.bytes(precision) for t in (*self.saves, self.out))
-        return (self._kernel("backward", self._flops(3, 2), read, sum(t.bytes(precision) for t in self.reads)),)
+        read = sum(t.bytes(precision) for t in (*self.saved_tensors, self.out))
+        return (self._kernel("backward", self._flops(3, 2), read, sum(t.bytes(precision) for t in self.read_tensors)),)
 
     def _kernel(self, phase: Phase, flops: float, read: float, written: float) -> Kernel:
         batch, q, kv_heads, group, head_dim = self.query.sizes
@@ -470,19 +486,19 @@ class FusedAttention:
 
 
 #: Gates of a recurrent cell, which is the number of hidden x hidden products in a step.
-GATES = {"vanilla": 1, "gru": 3, "lstm": 4}
+GATES_BY_CELL = {"vanilla": 1, "gru": 3, "lstm": 4}
 
 
 @dataclass(frozen=True, slots=True)
 class _LoopedCell:
     """Cost of one step of a recurrent cell in a framework's loop, forward and backward.
 
-    ``calls`` are calls of the host. ``accesses`` are numbers read and written per number of the state in the forward
-    pass.
+    ``host_calls`` are calls of the host. ``accesses_per_state`` are numbers read and written per number of the state in
+    the forward pass.
     """
 
-    calls: tuple[float, float]
-    accesses: tuple[float, float]
+    host_calls: tuple[float, float]
+    accesses_per_state: tuple[float, float]
 
 
 #: Cells of TensorFlow 1 (rnn_cell_impl.py, by name). They join input and state, multiply, add the bias, split, apply
@@ -510,18 +526,18 @@ class LoopGradientSum:
         return f"{self.out.name}.steps"
 
     @property
-    def reads(self) -> tuple[Tensor, ...]:
+    def read_tensors(self) -> tuple[Tensor, ...]:
         return ()
 
     @property
-    def saves(self) -> tuple[Tensor, ...]:
+    def saved_tensors(self) -> tuple[Tensor, ...]:
         return ()
 
     @property
     def independent_dims(self) -> frozenset[str]:
         return frozenset()
 
-    def split(self, ways: Mapping[str, float]) -> LoopGradientSum:
+    def shard(self, ways: Mapping[str, float]) -> LoopGradientSum:
         """Return one rank's shard of the gradient.
 
         Parameters
@@ -534,9 +550,9 @@ class LoopGradientSum:
         LoopGradientSum
             Share of one rank.
         """
-        return replace(self, out=self.out.split(ways))
+        return replace(self, out=self.out.shard(ways))
 
-    def forward(self, precision: Precision) -> tuple[Kernel, ...]:
+    def forward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
         """Return no kernels: the accumulation happens in the backward pass only.
 
         Parameters
@@ -551,7 +567,7 @@ class LoopGradientSum:
         """
         return ()
 
-    def backward(self, precision: Precision) -> tuple[Kernel, ...]:
+    def backward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
         """Count the kernel of the backward pass that sums the gradients of the loop's steps.
 
         Parameters
@@ -564,8 +580,8 @@ class LoopGradientSum:
         tuple of Kernel
             Memory-bound kernel; empty if the tensor needs no gradient.
         """
-        added = accumulation(self.name, float(self.out.elements), self.out.bytes(precision))
-        return (replace(added, host_calls=self.steps),) if self.out.grad else ()
+        added = gradient_accumulation_kernel(self.name, float(self.out.elements), self.out.bytes(precision))
+        return (replace(added, host_calls=self.steps),) if self.out.needs_gradient else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -586,19 +602,19 @@ class Recurrence:
     steps_dim: str = "seq"
     directions: int = 1
     #: Numbers saved for the backward pass per output number. None: the gates, the output and LSTM's cell are saved.
-    kept_per_state: float | None = None
+    saved_per_state: float | None = None
     concatenated_inputs: float = 0.0
 
     @property
-    def reads(self) -> tuple[Tensor, ...]:
+    def read_tensors(self) -> tuple[Tensor, ...]:
         return (self.gates, self.weight)
 
     @property
-    def saves(self) -> tuple[Tensor, ...]:
-        if not (self.gates.grad or self.weight.grad):
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        if not (self.gates.needs_gradient or self.weight.needs_gradient):
             return ()
-        if self.kept_per_state is not None:
-            sizes = (*self.out.sizes[:-1], self.out.sizes[-1] * self.kept_per_state)
+        if self.saved_per_state is not None:
+            sizes = (*self.out.sizes[:-1], self.out.sizes[-1] * self.saved_per_state)
             return (replace(self.out, name=f"{self.name}.kept", sizes=sizes),)
         cells = (self.out.like(f"{self.name}.cell"),) if self.cell == "lstm" else ()
         return (self.gates, self.out, *cells)
@@ -607,7 +623,7 @@ class Recurrence:
     def independent_dims(self) -> frozenset[str]:
         return frozenset({self.steps_dim})
 
-    def split(self, ways: Mapping[str, float]) -> Recurrence:
+    def shard(self, ways: Mapping[str, float]) -> Recurrence:
         """Return one rank's shard of the recurrence.
 
         Parameters
@@ -620,7 +636,7 @@ class Recurrence:
         Recurrence
             Share of one rank.
         """
-        gates, weight, out = split_all((self.gates, self.weight, self.out), ways)
+        gates, weight, out = shard_all((self.gates, self.weight, self.out), ways)
         return replace(self, gates=gates, weight=weight, out=out)
 
     @property
@@ -628,7 +644,7 @@ class Recurrence:
         steps = self.gates.size(self.steps_dim)
         return 2.0 * steps * self.gates.size("batch") * float(self.weight.elements)
 
-    def forward(self, precision: Precision) -> tuple[Kernel, ...]:
+    def forward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
         """Count the kernels of the forward pass.
 
         Parameters
@@ -641,10 +657,12 @@ class Recurrence:
         tuple of Kernel
             In the order in which they run.
         """
-        steps = self._kernel("forward", "fwd", (self.gates, self.weight), (self.out, *self.saves[2:]), precision)
+        steps = self._kernel(
+            "forward", "fwd", (self.gates, self.weight), (self.out, *self.saved_tensors[2:]), precision
+        )
         return (steps, self._loop_passes("forward", precision)) if self.concatenated_inputs else (steps,)
 
-    def backward(self, precision: Precision) -> tuple[Kernel, ...]:
+    def backward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
         """Count the kernels of the backward pass.
 
         Parameters
@@ -657,11 +675,13 @@ class Recurrence:
         tuple of Kernel
             In the order in which they run.
         """
-        if not self.saves:
+        if not self.saved_tensors:
             return ()
-        data = self._kernel("backward", "bwd_data", (self.out, self.weight, *self.saves), (self.gates,), precision)
+        data = self._kernel(
+            "backward", "bwd_data", (self.out, self.weight, *self.saved_tensors), (self.gates,), precision
+        )
         weight = self._kernel("backward_weight", "bwd_filter", (self.out, self.gates), (self.weight,), precision)
-        kernels = (data, weight) if self.weight.grad else (data,)
+        kernels = (data, weight) if self.weight.needs_gradient else (data,)
         return (
             (*kernels, self._loop_passes("backward", precision), *self._weight_gradient_sums(precision))
             if self.concatenated_inputs
@@ -677,19 +697,19 @@ class Recurrence:
         """Count the element-wise passes of a loop's steps; the backward pass moves twice the bytes."""
         cell, backward = _LOOPED_CELLS[self.cell], phase != "forward"
         count = float(self.out.elements) * (1.0 + backward)
-        read, written = (count * number * precision.activation for number in cell.accesses)
-        calls = self._total_steps * cell.calls[backward]
+        read, written = (count * number * precision.activation_bytes for number in cell.accesses_per_state)
+        calls = self._total_steps * cell.host_calls[backward]
         return elementwise_kernel(f"{self.name}.cell", "elementwise", phase, count, read, written, calls=calls)
 
     def _weight_gradient_sums(self, precision: Precision) -> tuple[Kernel, ...]:
         """Count the accumulation of the weight gradient over the steps of a loop."""
-        if not self.weight.grad:
+        if not self.weight.needs_gradient:
             return ()
         state, name = float(self.out.sizes[-1]) / self.directions, f"{self.name}.sum"
         count = (
             float(self.weight.elements) / self.directions * (1.0 + self.concatenated_inputs / state) * self._total_steps
         )
-        size = count * precision.gradient
+        size = count * precision.gradient_bytes
         return (
             elementwise_kernel(
                 name, "elementwise", "backward_weight", count, 2.0 * size, size, calls=self._total_steps
@@ -703,7 +723,7 @@ class Recurrence:
             "hidden": float(self.out.sizes[-1]) / self.directions,
             "batch": float(self.gates.size("batch")),
             "timesteps": float(self.gates.size(self.steps_dim)),
-            "gates": float(GATES[self.cell]),
+            "gates": float(GATES_BY_CELL[self.cell]),
             "directions": float(self.directions),
         }
         read, written = sum(t.bytes(precision) for t in reads), sum(t.bytes(precision) for t in writes)
@@ -724,8 +744,8 @@ def _undivided_dims(operation: Operation) -> tuple[frozenset[str], str]:
     if is_attention_core(operation):
         return _MERGED_ATTENTION_DIMS, "attention is divided by batch, seq or kv_heads"
     if isinstance(operation, Contraction):
-        return frozenset(window.kernel for window in operation.windows), "it is the window of a convolution"
-    moved = {dim for tensor in operation.reads for dim in tensor.dims} - set(operation.out.dims)
+        return frozenset(window.kernel_dim for window in operation.windows), "it is the window of a convolution"
+    moved = {dim for tensor in operation.read_tensors for dim in tensor.dims} - set(operation.out.dims)
     merged = isinstance(operation, MemoryPass) and operation.kind.merges_dims
     return frozenset(moved if merged else ()), "the layer moves it into another dim"
 
@@ -735,14 +755,17 @@ def _check_window(layer: str, operation: Contraction | MemoryPass, window: Windo
     if n == 1:
         return
     source = operation.lhs if isinstance(operation, Contraction) else operation.inputs[0]
-    for tensor, dim, rows in ((source, window.source, window.halo), (operation.out, window.out, window.gradient_halo)):
+    for tensor, dim, rows in (
+        (source, window.input_dim, window.halo),
+        (operation.out, window.output_dim, window.gradient_halo),
+    ):
         share = int(tensor.size(dim)) // n
         if share < max(rows):
             reach = f"its windows reach {max(rows)} beyond a share of {share}"
-            raise PlanError(f"layer {layer!r}: {window.out} {tensor.size(dim):g} over {n} ranks: {reach}")
+            raise PlanError(f"layer {layer!r}: {window.output_dim} {tensor.size(dim):g} over {n} ranks: {reach}")
 
 
-def halo_of(operation: Contraction | MemoryPass, window: Window, when: str) -> tuple[int, int]:
+def halo_rows(operation: Contraction | MemoryPass, window: Window, when: str) -> tuple[int, int]:
     """Count the rows that a rank needs from its spatial neighbours.
 
     Parameters
@@ -772,7 +795,7 @@ SPATIAL_DIMS = frozenset({"height", "width", "depth", "in_height", "in_width", "
 UNEVEN_DIMS = frozenset({"batch", "vocab"}) | SPATIAL_DIMS
 
 
-def check_division(
+def check_split(
     layer: str, operations: Sequence[Operation], shards: Mapping[str, float], core: Mapping[str, float]
 ) -> None:
     """Raise PlanError if the dims of a layer cannot be split as stated.
@@ -793,7 +816,7 @@ def check_division(
     PlanError
         If they cannot.
     """
-    tensors = [t for op in operations for t in (*op.reads, op.out)]
+    tensors = [t for op in operations for t in (*op.read_tensors, op.out)]
     for divisors in (shards,) if core == shards else (shards, core):
         for dim, n in divisors.items():
             _check_sizes(layer, operations, dim, int(n), [t for t in tensors if dim in t.dims])
@@ -804,7 +827,7 @@ def check_division(
             raise PlanError(f"layer {layer!r}: {dim} cannot be divided: {reason}")
         if isinstance(operation, Contraction | MemoryPass):
             for window in operation.windows:
-                _check_window(layer, operation, window, int(shards.get(window.out, 1)))
+                _check_window(layer, operation, window, int(shards.get(window.output_dim, 1)))
 
 
 def _check_sizes(layer: str, operations: Sequence[Operation], dim: str, n: int, tensors: list[Tensor]) -> None:
@@ -812,7 +835,9 @@ def _check_sizes(layer: str, operations: Sequence[Operation], dim: str, n: int, 
     if n == 1 or not sizes or not isinstance(sizes[0], int):
         return
     if dim in SPATIAL_DIMS:
-        least = min(t.size(dim) for t in tensors if t.size(dim) > 1 or not any(t in op.reads for op in operations))
+        least = min(
+            t.size(dim) for t in tensors if t.size(dim) > 1 or not any(t in op.read_tensors for op in operations)
+        )
         if least < n:
             raise PlanError(f"layer {layer!r}: {dim} {least:g} cannot be divided over {n} ranks: some would have none")
     elif sizes[0] % n and dim not in UNEVEN_DIMS:

@@ -104,21 +104,23 @@ add_optimizer(Optimizer("momentum", 1, 4.0, "Sutskever et al., ICML 2013", (6, 4
 add_optimizer(Optimizer("rmsprop", 2, 11.0, "Tieleman and Hinton, 2012, with momentum", (15, 11)))
 # In lists (torch.optim.adam: _multi_tensor_adam): m by lerp, β₂·v, v + (1 − β₂)·g², √v, its division, its sum with ε,
 # w − η·m/√v; a pass more for weight decay. Eight passes in PyTorch 2.11, as profiled.
-add_optimizer(Optimizer("adam", 2, 12.0, "Kingma and Ba, ICLR 2015", (16, 12), list_accesses=(11, 7)))
-_ADAMW = add_optimizer(Optimizer("adamw", 2, 14.0, "Loshchilov and Hutter, ICLR 2019", (19, 14), list_accesses=(12, 8)))
+add_optimizer(Optimizer("adam", 2, 12.0, "Kingma and Ba, ICLR 2015", (16, 12), foreach_accesses_per_parameter=(11, 7)))
+_ADAMW = add_optimizer(
+    Optimizer("adamw", 2, 14.0, "Loshchilov and Hutter, ICLR 2019", (19, 14), foreach_accesses_per_parameter=(12, 8))
+)
 # Terms: c = β₁·m + (1 − β₁)·g, w − η·(sign(c) + λ·w), m = β₂·m + (1 − β₂)·g.
 add_optimizer(Optimizer("lion", 1, 11.0, "Chen et al., NeurIPS 2023, algorithm 2", (15, 11)))
-add_optimizer(Optimizer("lars", 1, 8.0, "You et al., 2017", (11, 6), norms=True))
-add_optimizer(Optimizer("lamb", 2, 18.0, "You et al., ICLR 2020", (22, 15), norms=True))
+add_optimizer(Optimizer("lars", 1, 8.0, "You et al., 2017", (11, 6), needs_layerwise_norms=True))
+add_optimizer(Optimizer("lamb", 2, 18.0, "You et al., ICLR 2020", (22, 15), needs_layerwise_norms=True))
 #: Element-wise part of Muon and Shampoo: one state, the norm of the whole matrix, and weight decay. Terms: m = μ·m + g,
 #: g + μ·m, its norm and the division by it, w − η·(o + λ·w).
-_MATRIX_PASS = Optimizer("update of matrices", 1, 10.0, "Jordan et al., 2024", (12, 8), norms=True)
+_MATRIX_PASS = Optimizer("update of matrices", 1, 10.0, "Jordan et al., 2024", (12, 8), needs_layerwise_norms=True)
 add_optimizer(
     replace(
         _ADAMW,
         name="muon",
         reference="Jordan et al., Muon, 2024; AdamW for vectors, embeddings and heads",
-        matrices=MatrixUpdate(
+        matrix_update=MatrixUpdate(
             _MATRIX_PASS,
             _newton_schulz_products,
             lambda rows, columns: 0.0,
@@ -131,7 +133,7 @@ add_optimizer(
         _ADAMW,
         name="shampoo",
         reference="Gupta et al., Shampoo, ICML 2018, with momentum; AdamW for vectors, embeddings and heads",
-        matrices=MatrixUpdate(
+        matrix_update=MatrixUpdate(
             _MATRIX_PASS,
             _shampoo_products,
             _shampoo_states,

@@ -15,7 +15,16 @@ from typing import Any, Literal
 from paleo.errors import SpecError, suggest_names
 
 #: Bytes of one number. tf32 is fp32 in memory; only the multiplication is narrower.
-BYTES: dict[str, float] = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "fp4": 0.5}
+BYTES_PER_NUMBER: dict[str, float] = {
+    "fp64": 8,
+    "fp32": 4,
+    "tf32": 4,
+    "fp16": 2,
+    "bf16": 2,
+    "fp8": 1,
+    "int8": 1,
+    "fp4": 0.5,
+}
 
 #: How scales of formats below sixteen bits are found. delayed: from the largest values of earlier passes (Transformer
 #: Engine's default). current: from the largest value of the tensor, found in an extra pass. mxfp8: a one-byte scale for
@@ -29,7 +38,7 @@ RotaryImplementation = Literal["fused", "stepwise", "complex", "halves"]
 #: Bytes of scales per number.
 _SCALE_BYTES: dict[Scaling, float] = {"delayed": 0.0, "current": 0.0, "mxfp8": 1.0 / 32.0, "nvfp4": 1.0 / 16.0}
 
-Role = Literal["activation", "parameter", "gradient", "statistic", "mask", "index"]
+TensorRole = Literal["activation", "parameter", "gradient", "statistic", "mask", "index"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,28 +50,28 @@ class Precision:
 
     dtype: str
     #: Activations passed between layers.
-    activation: float
+    activation_bytes: float
     #: Operands of matrix products.
-    operand: float
+    operand_bytes: float
     #: Weights used by the forward and backward pass.
-    parameter: float
+    parameter_bytes: float
     #: Gradients of parameters.
-    gradient: float
+    gradient_bytes: float
     #: Master weights of the optimizer; 0 if parameters are already fp32.
-    master: float
+    master_bytes: float
     #: Each optimizer state.
-    state: float = 4.0
+    state_bytes: float = 4.0
     #: A second copy of the gradients (Megatron-LM's ``main_grad``), to which the framework adds each gradient in an
     #: extra pass. It is exchanged, clipped and read by the optimizer. 0: there is none.
-    main_gradient: float = 0.0
+    main_gradient_bytes: float = 0.0
     #: True if the pass that adds a gradient to that copy reads it in the copy's format, cast in an earlier pass.
-    accumulator_cast: bool = False
+    casts_before_accumulation: bool = False
     #: True if weights stay fp32: each pass casts them to narrow copies for products, and their gradients back.
-    casts: bool = False
+    casts_weights_each_pass: bool = False
     #: Reads and writes per gradient number after every backward pass, for unscaling, norms and clipping.
     gradient_accesses: float = 0.0
     #: True if these are passes over a flat buffer of each block, not over each tensor.
-    flat_gradients: bool = False
+    flat_gradient_passes: bool = False
     #: True if the kernel of the weight gradient adds to the accumulated gradient itself.
     fused_accumulation: bool = False
     #: True if autograd adds new gradients to accumulated ones.
@@ -73,36 +82,36 @@ class Precision:
     separate_amax_pass: bool = False
 
     @property
-    def accumulated_gradient(self) -> float:
+    def accumulated_gradient_bytes(self) -> float:
         """Bytes of a number of the accumulated gradient, which is exchanged, clipped and read by the optimizer.
 
         >>> plain = precision("bf16")
-        >>> plain.accumulated_gradient, replace(plain, main_gradient=4.0).accumulated_gradient
+        >>> plain.accumulated_gradient_bytes, replace(plain, main_gradient_bytes=4.0).accumulated_gradient_bytes
         (2.0, 4.0)
         """
-        return self.main_gradient or self.gradient
+        return self.main_gradient_bytes or self.gradient_bytes
 
     @property
-    def wide_activation(self) -> float:
+    def fp32_activation_bytes(self) -> float:
         """Bytes of an activation that is at least fp32, whatever the format of products."""
-        return max(4.0, self.activation)
+        return max(4.0, self.activation_bytes)
 
     @property
     def quantises_operands(self) -> bool:
         """True if products read a narrower format than that of activations, so that operands must be quantised."""
-        return self.operand < self.activation
+        return self.operand_bytes < self.activation_bytes
 
     @property
     def without_quantisation(self) -> Precision:
         """The precision of products with operands in the format of activations, without quantisation."""
-        return replace(self, operand=self.activation) if self.quantises_operands else self
+        return replace(self, operand_bytes=self.activation_bytes) if self.quantises_operands else self
 
-    def bytes_of(self, role: Role) -> float:
+    def bytes_of(self, role: TensorRole) -> float:
         """Return the bytes of an element of a role.
 
         Parameters
         ----------
-        role : Role
+        role : TensorRole
             Role of the tensor, such as ``activation`` or ``mask``.
 
         Returns
@@ -112,11 +121,11 @@ class Precision:
         """
         match role:
             case "activation":
-                return self.activation
+                return self.activation_bytes
             case "parameter":
-                return self.parameter
+                return self.parameter_bytes
             case "gradient":
-                return self.gradient
+                return self.gradient_bytes
             case "statistic":
                 return 4.0
             case "mask":
@@ -150,17 +159,17 @@ def precision(dtype: str) -> Precision:
 
     Examples
     --------
-    >>> precision("bf16").master, precision("fp32").master
+    >>> precision("bf16").master_bytes, precision("fp32").master_bytes
     (4.0, 0.0)
     """
-    if dtype not in BYTES:
-        raise SpecError(f"unknown dtype {dtype!r}; {suggest_names(dtype, BYTES)}")
+    if dtype not in BYTES_PER_NUMBER:
+        raise SpecError(f"unknown dtype {dtype!r}; {suggest_names(dtype, BYTES_PER_NUMBER)}")
     if dtype in ("fp64", "fp32", "tf32"):
-        width = float(BYTES[dtype])
+        width = float(BYTES_PER_NUMBER[dtype])
         return Precision(dtype, width, width, width, width, 0.0, width)
     if dtype in ("fp16", "bf16"):
         return Precision(dtype, 2.0, 2.0, 2.0, 2.0, 4.0)
-    return Precision(dtype, 2.0, float(BYTES[dtype]), 2.0, 2.0, 4.0)
+    return Precision(dtype, 2.0, float(BYTES_PER_NUMBER[dtype]), 2.0, 2.0, 4.0)
 
 
 def with_scale_bytes(formats: Precision, scaling: Scaling, *, fused: bool) -> Precision:
@@ -185,7 +194,7 @@ def with_scale_bytes(formats: Precision, scaling: Scaling, *, fused: bool) -> Pr
     return replace(formats, scale_bytes=_SCALE_BYTES[scaling], separate_amax_pass=measured_first)
 
 
-def autocast(formats: Precision) -> Precision:
+def with_autocast_weights(formats: Precision) -> Precision:
     """Return the formats with fp32 weights that are cast for each pass.
 
     The automatic mixed precision of TensorFlow (a rewrite of the graph) and of PyTorch (``autocast``) works so. With
@@ -203,11 +212,11 @@ def autocast(formats: Precision) -> Precision:
 
     Examples
     --------
-    >>> both = precision("fp16"), autocast(precision("fp16"))
-    >>> [one.parameter + one.gradient + one.master + 2 * one.state for one in both]
+    >>> both = precision("fp16"), with_autocast_weights(precision("fp16"))
+    >>> [one.parameter_bytes + one.gradient_bytes + one.master_bytes + 2 * one.state_bytes for one in both]
     [16.0, 16.0]
     """
-    return _without_masters(formats, parameter=4.0, gradient=4.0, casts=True)
+    return _without_masters(formats, parameter_bytes=4.0, gradient_bytes=4.0, casts_weights_each_pass=True)
 
 
 def pure_sixteen_bit(formats: Precision) -> Precision:
@@ -226,54 +235,54 @@ def pure_sixteen_bit(formats: Precision) -> Precision:
     Examples
     --------
     >>> both = precision("bf16"), pure_sixteen_bit(precision("bf16"))
-    >>> [one.parameter + one.gradient + one.master + 2 * one.state for one in both]
+    >>> [one.parameter_bytes + one.gradient_bytes + one.master_bytes + 2 * one.state_bytes for one in both]
     [16.0, 8.0]
     """
-    return _without_masters(formats, state=formats.parameter)
+    return _without_masters(formats, state_bytes=formats.parameter_bytes)
 
 
 def _without_masters(formats: Precision, **changes: Any) -> Precision:
     """Return the formats without masters and with other changes; unchanged if there are no masters to replace."""
-    return replace(formats, master=0.0, **changes) if formats.master else formats
+    return replace(formats, master_bytes=0.0, **changes) if formats.master_bytes else formats
 
 
 #: How sixteen-bit training keeps weights (``formats.mixed`` of a software profile) -> formats from those with masters.
 MIXED_PRECISION: Mapping[str, Callable[[Precision], Precision]] = {
     "masters": lambda formats: formats,
-    "autocast": autocast,
+    "autocast": with_autocast_weights,
     "narrow": pure_sixteen_bit,
 }
 
-Size = int | float
+DimSize = int | float
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A tensor with named dims; its name identifies its storage, which views share.
 
-    ``grad`` is False for tensors that need no gradient: graph inputs, masks, indices, frozen weights.
-    ``wide`` activations stay fp32 under mixed precision, as do the outputs of element-wise passes over
+    ``needs_gradient`` is False for tensors that need no gradient: graph inputs, masks, indices, frozen weights.
+    ``stays_fp32`` activations stay fp32 under mixed precision, as do the outputs of element-wise passes over
     them. ``packed_bytes`` is the number of bytes in which each number of a weight is stored, whatever the run's
     format; 0: the run's format.
 
     >>> x = Tensor("x", ("batch", "features"), (4, 8))
-    >>> x.elements, x.size("features"), x.split({"batch": 2}).sizes
+    >>> x.elements, x.size("features"), x.shard({"batch": 2}).sizes
     (32, 8, (2, 8))
     """
 
     name: str
     dims: tuple[str, ...]
-    sizes: tuple[Size, ...]
-    role: Role = "activation"
-    grad: bool = True
-    wide: bool = False
+    sizes: tuple[DimSize, ...]
+    role: TensorRole = "activation"
+    needs_gradient: bool = True
+    stays_fp32: bool = False
     packed_bytes: float = 0.0
 
     @property
-    def elements(self) -> Size:
+    def elements(self) -> DimSize:
         return math.prod(self.sizes)
 
-    def size(self, dim: str) -> Size:
+    def size(self, dim: str) -> DimSize:
         """Return the size of a dim.
 
         Parameters
@@ -283,12 +292,12 @@ class Tensor:
 
         Returns
         -------
-        Size
+        DimSize
             Number of elements along the dim.
         """
         return self.sizes[self.dims.index(dim)]
 
-    def split(self, ways: Mapping[str, float]) -> Tensor:
+    def shard(self, ways: Mapping[str, float]) -> Tensor:
         """Return the largest shard of the tensor when its dims are divided among ranks.
 
         Parameters
@@ -305,9 +314,9 @@ class Tensor:
             return self
         pairs = zip(self.dims, self.sizes, strict=True)
         sizes = tuple([_local_size(n, ways[dim]) if dim in ways else n for dim, n in pairs])
-        return Tensor(self.name, self.dims, sizes, self.role, self.grad, self.wide, self.packed_bytes)
+        return Tensor(self.name, self.dims, sizes, self.role, self.needs_gradient, self.stays_fp32, self.packed_bytes)
 
-    def renamed(self, names: Mapping[str, str]) -> Tensor:
+    def with_renamed_dims(self, names: Mapping[str, str]) -> Tensor:
         """Return the tensor with its dims renamed.
 
         Parameters
@@ -322,14 +331,14 @@ class Tensor:
         """
         return replace(self, dims=tuple(names.get(dim, dim) for dim in self.dims))
 
-    def like(self, name: str, *, role: Role | None = None) -> Tensor:
+    def like(self, name: str, *, role: TensorRole | None = None) -> Tensor:
         """Return a new tensor of the same shape.
 
         Parameters
         ----------
         name : str
             Its name.
-        role : Role, optional
+        role : TensorRole, optional
             Its role; by default that of this tensor.
 
         Returns
@@ -337,14 +346,14 @@ class Tensor:
         Tensor
             Tensor with the same dims and sizes.
         """
-        return replace(self, name=name, role=role or self.role, grad=True)
+        return replace(self, name=name, role=role or self.role, needs_gradient=True)
 
-    def reshaped(self, dims: Mapping[str, Size], *, name: str | None = None) -> Tensor:
+    def reshaped(self, dims: Mapping[str, DimSize], *, name: str | None = None) -> Tensor:
         """Return a view of the tensor with other dims and sizes.
 
         Parameters
         ----------
-        dims : mapping of str to Size
+        dims : mapping of str to DimSize
             Names and sizes.
         name : str, optional
             New name; by default that of this tensor.
@@ -356,7 +365,7 @@ class Tensor:
         """
         return replace(self, name=name or self.name, dims=tuple(dims), sizes=tuple(dims.values()))
 
-    def without(self, *dims: str, name: str, role: Role = "activation") -> Tensor:
+    def without_dims(self, *dims: str, name: str, role: TensorRole = "activation") -> Tensor:
         """Return a new tensor that lacks some dims, as the result of a reduction.
 
         Parameters
@@ -365,7 +374,7 @@ class Tensor:
             Names of the dims.
         name : str
             Name of the new tensor.
-        role : Role, optional
+        role : TensorRole, optional
             Its role.
 
         Returns
@@ -390,18 +399,20 @@ class Tensor:
             Size [byte].
         """
         element_bytes = (
-            precision.wide_activation if self.wide and self.role == "activation" else precision.bytes_of(self.role)
+            precision.fp32_activation_bytes
+            if self.stays_fp32 and self.role == "activation"
+            else precision.bytes_of(self.role)
         )
         return float(self.elements * (self.packed_bytes or element_bytes))
 
 
-def _local_size(size: Size, ways: float) -> Size:
+def _local_size(size: DimSize, ways: float) -> DimSize:
     if ways == 1:
         return size
     return math.ceil(size / ways) if isinstance(size, int) else size / ways
 
 
-def split_all(tensors: tuple[Tensor, ...], ways: Mapping[str, float]) -> tuple[Tensor, ...]:
+def shard_all(tensors: tuple[Tensor, ...], ways: Mapping[str, float]) -> tuple[Tensor, ...]:
     """Return the largest local shard of each tensor.
 
     Parameters
@@ -416,14 +427,14 @@ def split_all(tensors: tuple[Tensor, ...], ways: Mapping[str, float]) -> tuple[T
     tuple of Tensor
         Share of one rank of each tensor.
     """
-    return tuple([t.split(ways) for t in tensors])
+    return tuple([t.shard(ways) for t in tensors])
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
     """Sliding window over one dim: out[i] reads in[i·stride + j·dilation − padding] for j < taps.
 
-    ``kernel`` is the kernel dim of a convolution, of size ``taps``.
+    ``kernel_dim`` is the kernel dim of a convolution, of size ``taps``.
 
     Examples
     --------
@@ -431,9 +442,9 @@ class Window:
     (3, 2)
     """
 
-    out: str
-    source: str
-    kernel: str
+    output_dim: str
+    input_dim: str
+    kernel_dim: str
     stride: int = 1
     dilation: int = 1
     padding: int = 0
@@ -477,7 +488,10 @@ def halos(windows: tuple[Window, ...], ways: Mapping[str, float]) -> Halos:
     def received(rows: tuple[int, int], ranks: float) -> int:
         return 0 if ranks <= 1 else sum(rows) if ranks > 2 else max(rows)
 
-    return tuple((received(w.halo, ways.get(w.out, 1)), received(w.gradient_halo, ways.get(w.out, 1))) for w in windows)
+    return tuple(
+        (received(w.halo, ways.get(w.output_dim, 1)), received(w.gradient_halo, ways.get(w.output_dim, 1)))
+        for w in windows
+    )
 
 
 def halo_ratio(tensor: Tensor, rows: Iterable[tuple[str, int]]) -> float:

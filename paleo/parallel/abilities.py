@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from paleo.parallel.placement import AXES
-from paleo.specs.abilities import Abilities, Refusal, load_framework
+from paleo.specs.abilities import FrameworkAbilities, FrameworkRestriction, load_framework
 from paleo.specs.software import load_software
 
 if TYPE_CHECKING:
     from paleo.network.graph import Graph
     from paleo.parallel.plan import Plan
     from paleo.specs.run import Run
-    from paleo.specs.software import Software
+    from paleo.specs.software import SoftwareProfile
     from paleo.specs.system import System
 
 Quantities = Mapping[str, Any]
@@ -26,17 +26,17 @@ Quantities = Mapping[str, Any]
 _SCALED = ("fp8", "fp4")
 
 
-def framework_abilities(software: Software | str) -> Abilities | None:
+def framework_abilities(software: SoftwareProfile | str) -> FrameworkAbilities | None:
     """Return what the framework behind a software profile can run.
 
     Parameters
     ----------
-    software : Software | str
+    software : SoftwareProfile | str
         Profile or its name.
 
     Returns
     -------
-    Abilities, optional
+    FrameworkAbilities, optional
         Abilities with their sources; None if the profile names no framework.
     """
     profile = load_software(software) if isinstance(software, str) else software
@@ -64,7 +64,7 @@ def network_quantities(graph: Graph) -> dict[str, Any]:
         sizes = {
             dim: size
             for operation in node.operations
-            for tensor in (*operation.reads, operation.out)
+            for tensor in (*operation.read_tensors, operation.out)
             for dim, size in zip(tensor.dims, tensor.sizes, strict=True)
         }
         if node.type in ("attention", "latent_attention"):
@@ -80,7 +80,7 @@ def network_quantities(graph: Graph) -> dict[str, Any]:
     return {**of_layers, "seq": seq, "tied": tied}
 
 
-def run_quantities(run: Run, system: System, software: Software, dtype: str) -> dict[str, Any]:
+def run_quantities(run: Run, system: System, software: SoftwareProfile, dtype: str) -> dict[str, Any]:
     """Return the values of a run that are the same for all plans (optimizer, offload, formats, device), by name.
 
     Parameters
@@ -89,7 +89,7 @@ def run_quantities(run: Run, system: System, software: Software, dtype: str) -> 
         Options of the run: GPUs, batch, parallelism, number format and so on.
     system : System
         Machine: its devices, nodes and links.
-    software : Software
+    software : SoftwareProfile
         Software profile: how a framework runs kernels and communication.
     dtype : str
         Format of the operands.
@@ -135,7 +135,7 @@ def pipeline_order_name(schedule: str, pp: int, vp: int) -> str:
 
 
 def plan_quantities(
-    plan: Plan, run: Run, graph: Graph, system: System, software: Software, *, overlapped: bool
+    plan: Plan, run: Run, graph: Graph, system: System, software: SoftwareProfile, *, overlapped: bool
 ) -> dict[str, Any]:
     """Return the values (degrees, heads, layers, …) that a framework's restrictions on a plan refer to.
 
@@ -149,7 +149,7 @@ def plan_quantities(
         Layers of the network at any batch.
     system : System
         System whose device limits formats.
-    software : Software
+    software : SoftwareProfile
         Profile of the framework.
     overlapped : bool
         True if gradients are exchanged during the backward pass.
@@ -159,13 +159,13 @@ def plan_quantities(
     dict
         Numbers and words by the names of `QUANTITIES`.
     """
-    mesh, parallel = plan.mesh, plan.parallel
+    mesh, parallel = plan.mesh, plan.strategy
     pp, cp = plan.stages, mesh.degree("cp")
-    ep = mesh.group_size(parallel.expert_axes) if parallel.etp is not None else mesh.degree("ep")
+    ep = mesh.group_size(parallel.expert_axes) if parallel.expert_tensor_degree is not None else mesh.degree("ep")
     # Collect the quantities of a strategy's flags and numbers; degrees are taken from a mesh.
     of_strategy = {
         "sp": int(parallel.sequence_parallel and parallel.degrees.get("tp", 1) > 1),
-        "etp": parallel.etp or 0,
+        "etp": parallel.expert_tensor_degree or 0,
         "zero": parallel.zero,
         "vp": parallel.chunks,
     }
@@ -177,9 +177,9 @@ def plan_quantities(
         "gpus": plan.gpus,
         "dp": plan.dp,
         "cp": cp,
-        "ulysses": int(cp > 1 and parallel.context == "all_to_all"),
+        "ulysses": int(cp > 1 and parallel.context_parallel_method == "all_to_all"),
         "ep": ep,
-        "etp": (parallel.etp or 0) if ep > 1 else 0,
+        "etp": (parallel.expert_tensor_degree or 0) if ep > 1 else 0,
         "pp": pp,
         "schedule": pipeline_order_name(run.pipeline.schedule, pp, parallel.chunks),
         "cut": int(isinstance(run.pipeline.cut, tuple) and pp > 1),
@@ -192,30 +192,30 @@ def plan_quantities(
     }
 
 
-def violated_refusals(framework: Abilities, known: Quantities) -> Iterator[Refusal]:
+def violated_refusals(framework: FrameworkAbilities, known: Quantities) -> Iterator[FrameworkRestriction]:
     """Yield the framework restrictions that a plan violates; unknown values violate none.
 
     Parameters
     ----------
-    framework : Abilities
+    framework : FrameworkAbilities
         What the framework can run.
     known : Quantities
         Quantities of the plan.
 
     Yields
     ------
-    Refusal
+    FrameworkRestriction
         Refusals whose condition is met.
     """
-    yield from (refusal for refusal in framework.refusals if bool(refusal.condition.holds(known)))
+    yield from (refusal for refusal in framework.restrictions if bool(refusal.condition.holds(known)))
 
 
-def refusal_reasons(framework: Abilities, known: Quantities) -> list[str]:
+def refusal_reasons(framework: FrameworkAbilities, known: Quantities) -> list[str]:
     """Return sentences on why a framework refuses a plan; none if it runs it.
 
     Parameters
     ----------
-    framework : Abilities
+    framework : FrameworkAbilities
         What the framework can run.
     known : Quantities
         Quantities of the plan.
@@ -233,8 +233,8 @@ def refusal_reasons(framework: Abilities, known: Quantities) -> list[str]:
     return [_sentence(framework, refusal, known) for refusal in violated_refusals(framework, known)]
 
 
-def _sentence(framework: Abilities, refusal: Refusal, known: Quantities) -> str:
+def _sentence(framework: FrameworkAbilities, refusal: FrameworkRestriction, known: Quantities) -> str:
     """Return a sentence on one refusal: which framework, which value of the plan, and the source."""
-    names = [name for name in known if name in refusal.condition.names]
+    names = [name for name in known if name in refusal.condition.quantity_names]
     stated = ", ".join(f"{name}={known[name]}" for name in names if known[name] not in (0, "none"))
     return f"{framework.title_and_release} does not run {stated or 'this'}: {refusal.fact} ({refusal.source})"

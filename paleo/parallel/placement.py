@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from paleo.errors import PlanError, suggest_names
 from paleo.registry import Registry
-from paleo.units import comma_separated, whole_number
+from paleo.units import comma_separated, parse_whole_number
 
 if TYPE_CHECKING:
     from paleo.network.graph import Graph, Node
@@ -164,17 +164,17 @@ class Mesh:
 
 
 #: dim -> mesh axes that split it.
-Split = Mapping[str, Axes]
+SplitAxes = Mapping[str, Axes]
 #: How attention reads all keys under context parallelism: keys and values go round a ring (Liu et al., Ring attention,
 #: 2023), or all-to-alls exchange heads for the sequence (Jacobs et al., DeepSpeed-Ulysses, 2023).
 ContextParallelMethod = Literal["ring", "all_to_all"]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PlacementRule:
     """Rule of a placement: which mesh axis splits which tensor dim, in layers of a type with a matching name."""
 
-    split: Split
+    split: SplitAxes
     layer: str | None = None
     name: str = "*"
 
@@ -203,16 +203,16 @@ class Rule:
 class Placement:
     """Split of a network's layers over the mesh, as ordered rules; the last rule that matches a layer applies.
 
-    ``context`` is how attention over a split sequence reads all keys. ``imbalance`` is the number of tokens of the
-    busiest expert rank relative to the mean.
+    ``context_parallel_method`` is how attention over a split sequence reads all keys. ``expert_load_imbalance`` is the
+    number of tokens of the busiest expert rank relative to the mean.
     """
 
-    rules: tuple[Rule, ...]
-    context: ContextParallelMethod = "ring"
-    imbalance: float = 1.0
-    _splits: dict[tuple[str, str], Split] = field(default_factory=dict, init=False, repr=False, compare=False)
+    rules: tuple[PlacementRule, ...]
+    context_parallel_method: ContextParallelMethod = "ring"
+    expert_load_imbalance: float = 1.0
+    _splits: dict[tuple[str, str], SplitAxes] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def split_of(self, node: Node) -> Split:
+    def split_of(self, node: Node) -> SplitAxes:
         """Return which mesh axis splits each tensor dim of a layer.
 
         Parameters
@@ -222,7 +222,7 @@ class Placement:
 
         Returns
         -------
-        Split
+        SplitAxes
             Axes by dim.
         """
         key = node.type, node.name
@@ -250,12 +250,12 @@ def idle_axes(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[str, ...]
     """
     used: set[str] = set()
     for node in graph.nodes:
-        dims = {dim for op in node.operations for tensor in (*op.reads, op.out) for dim in tensor.dims}
+        dims = {dim for op in node.operations for tensor in (*op.read_tensors, op.out) for dim in tensor.dims}
         used.update(axis for dim, axes in placement.split_of(node).items() if dim in dims for axis in axes)
     return tuple(axis for axis, degree in mesh.degrees if degree > 1 and axis != "pp" and axis not in used)
 
 
-Zero = Literal[0, 1, 2, 3]
+ZeroStage = Literal[0, 1, 2, 3]
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,13 +275,13 @@ class Strategy:
         True if the sequence is split over tp outside the tensor-parallel layers.
     chunks : int
         Pieces of the network on each pipeline stage (virtual stages).
-    context : {'ring', 'all_to_all'}
+    context_parallel_method : {'ring', 'all_to_all'}
         How attention reads all keys under context parallelism.
-    etp : int, optional
+    expert_tensor_degree : int, optional
         Tensor degree of experts, 1 or tp. Experts are then folded over the ranks of tp, cp and dp, innermost first
         (Megatron-Core 0.9 and later, "MoE parallel folding", Liu et al., 2025). None: they are spread over
         data-parallel ranks only.
-    within_nodes : bool
+    shards_within_nodes : bool
         True if the groups of ``shard`` are the ranks of a node, whatever their number.
     expert_tokens : {'own', 'all'}
         Tokens that a rank sends to experts if experts and sequences are split over tp: its own, or all of its tp group.
@@ -289,41 +289,41 @@ class Strategy:
 
     preset: str = "dp"
     degrees: Mapping[str, int] = field(default_factory=dict)
-    zero: Zero = 0
+    zero: ZeroStage = 0
     sequence_parallel: bool = False
     chunks: int = 1
-    context: ContextParallelMethod = "ring"
-    etp: int | None = None
-    within_nodes: bool = False
+    context_parallel_method: ContextParallelMethod = "ring"
+    expert_tensor_degree: int | None = None
+    shards_within_nodes: bool = False
     expert_tokens: Literal["own", "all"] = "all"
 
     @property
     def expert_axes(self) -> Axes:
         """Axes over which experts are spread, innermost first."""
-        if self.etp is None or self.degrees.get("ep", 1) == 1:
+        if self.expert_tensor_degree is None or self.degrees.get("ep", 1) == 1:
             return ("ep",)
-        return ("cp", "ep") if self.etp == self.degrees.get("tp", 1) > 1 else ("tp", "cp", "ep")
+        return ("cp", "ep") if self.expert_tensor_degree == self.degrees.get("tp", 1) > 1 else ("tp", "cp", "ep")
 
     @property
     def splits_expert_tokens(self) -> bool:
         """True if the experts' tensor degree is below tp, so that tp splits their tokens instead of their weights."""
-        return self.etp is not None and self.etp < self.degrees.get("tp", 1)
+        return self.expert_tensor_degree is not None and self.expert_tensor_degree < self.degrees.get("tp", 1)
 
     @property
-    def dispatches_own(self) -> bool:
+    def dispatches_own_tokens(self) -> bool:
         """True if each tensor-parallel rank dispatches only its own share of the tokens to experts."""
         return self.splits_expert_tokens or (self.sequence_parallel and self.expert_tokens == "own")
 
     @property
     def flags(self) -> list[str]:
         """Flags of the strategy in their spelling on the command line, such as ``sp`` and ``ulysses``."""
-        return ["sp"] * self.sequence_parallel + ["ulysses"] * (self.context == "all_to_all")
+        return ["sp"] * self.sequence_parallel + ["ulysses"] * (self.context_parallel_method == "all_to_all")
 
 
 #: Words of a strategy that are flags, not presets.
-FLAGS = ("sp", "ulysses")
+STRATEGY_FLAGS = ("sp", "ulysses")
 #: PyTorch's names of data parallelism -> ZeRO stage; ``hsdp`` shards within each node.
-ZERO_STAGES: Mapping[str, Zero] = {"ddp": 0, "fsdp": 3, "hsdp": 3}
+ZERO_STAGES: Mapping[str, ZeroStage] = {"ddp": 0, "fsdp": 3, "hsdp": 3}
 
 
 def node_shard_degree(devices_per_node: int, replicas: int, split: int) -> dict[str, int]:
@@ -427,11 +427,11 @@ def parse_strategy(text: str) -> Strategy:
         key, equals, value = part.partition("=")
         if not equals:
             words.append(key)
-        elif key in numbers or (number := whole_number(value, _MOST)) is None:
+        elif key in numbers or (number := parse_whole_number(value, _MOST)) is None:
             raise PlanError(f"strategy {text[:200]!r}: {part[:80]!r} is not one whole number, such as {key[:80]}=8")
         else:
             numbers[key] = number
-    known, spoken = [*AXES, "zero", "vp", "etp"], [*FLAGS, *ZERO_STAGES, *STRATEGIES]
+    known, spoken = [*AXES, "zero", "vp", "etp"], [*STRATEGY_FLAGS, *ZERO_STAGES, *STRATEGIES]
     unknown = [key for key in numbers if key not in known] + [word for word in words if word not in spoken]
     if unknown:
         name, digits = unknown[0].rstrip(string.digits), unknown[0].lstrip(string.ascii_lowercase)
@@ -444,7 +444,7 @@ _MOST = 9_999_999
 
 
 def _strategy(text: str, words: list[str], numbers: dict[str, int]) -> Strategy:
-    presets = [word for word in words if word not in FLAGS and word not in ZERO_STAGES]
+    presets = [word for word in words if word not in STRATEGY_FLAGS and word not in ZERO_STAGES]
     sharded = [word for word in words if word in ZERO_STAGES]
     if len(sharded) > 1 or (sharded and "zero" in numbers):
         stated = " and ".join([*sharded, *(f"zero={numbers['zero']}" for _ in sharded if "zero" in numbers)])
@@ -468,15 +468,15 @@ def _strategy(text: str, words: list[str], numbers: dict[str, int]) -> Strategy:
         zero=zero,  # type: ignore[arg-type]
         sequence_parallel="sp" in words,
         chunks=chunks,
-        context=context,
-        etp=etp,
-        within_nodes=within_nodes,
+        context_parallel_method=context,
+        expert_tensor_degree=etp,
+        shards_within_nodes=within_nodes,
     )
 
 
 PlacementEntries = Mapping[str, Mapping[str, str | Sequence[str] | None]]
 #: Axes that can split a dim; a pipeline cuts the graph instead.
-PLACEABLE = tuple(axis for axis in AXES if axis != "pp")
+PLACEABLE_AXES = tuple(axis for axis in AXES if axis != "pp")
 
 
 def placement(graph: Graph, strategy: Strategy, stated: PlacementEntries, imbalance: float = 1.0) -> Placement:
@@ -504,7 +504,7 @@ def placement(graph: Graph, strategy: Strategy, stated: PlacementEntries, imbala
         If an entry names no layer, dim or axis.
     """
     preset = STRATEGIES[strategy.preset](graph, strategy)
-    return replace(with_overrides(preset, graph, stated), imbalance=imbalance)
+    return replace(with_overrides(preset, graph, stated), expert_load_imbalance=imbalance)
 
 
 def with_overrides(preset: Placement, graph: Graph, stated: PlacementEntries) -> Placement:
@@ -530,7 +530,7 @@ def with_overrides(preset: Placement, graph: Graph, stated: PlacementEntries) ->
         If an entry names no layer, dim or axis (with the nearest names), or an axis would divide two dims of one
         tensor.
     """
-    splits: dict[str, Split] = {}
+    splits: dict[str, SplitAxes] = {}
     for pattern, dims in stated.items():
         computing = [node for node in graph.nodes if node.operations]
         nodes = [
@@ -553,7 +553,7 @@ def with_overrides(preset: Placement, graph: Graph, stated: PlacementEntries) ->
     for node in graph.nodes:
         if node.name in splits:
             _check_axes(node, splits[node.name])
-    return replace(preset, rules=(*preset.rules, *(Rule(split, name=name) for name, split in splits.items())))
+    return replace(preset, rules=(*preset.rules, *(PlacementRule(split, name=name) for name, split in splits.items())))
 
 
 def layer_label(node: Node) -> str:
@@ -577,7 +577,7 @@ def layer_label(node: Node) -> str:
 
 
 def _dims(node: Node) -> set[str]:
-    return {dim for op in node.operations for tensor in (*op.reads, op.out) for dim in tensor.dims}
+    return {dim for op in node.operations for tensor in (*op.read_tensors, op.out) for dim in tensor.dims}
 
 
 def _axes(pattern: str, dim: str, axes: str | Sequence[str] | None) -> Axes:
@@ -586,8 +586,8 @@ def _axes(pattern: str, dim: str, axes: str | Sequence[str] | None) -> Axes:
     for name in names:
         if name == "pp":
             raise PlanError(f"{where}: a pipeline cuts the network into stages, it divides no dim; leave pp out")
-        if name not in PLACEABLE:
-            raise PlanError(f"{where}: unknown mesh axis {name!r}; {suggest_names(name, PLACEABLE)}")
+        if name not in PLACEABLE_AXES:
+            raise PlanError(f"{where}: unknown mesh axis {name!r}; {suggest_names(name, PLACEABLE_AXES)}")
     if len(set(names)) < len(names):
         raise PlanError(f"{where}: names an axis twice: {', '.join(names)}")
     return names
@@ -601,9 +601,9 @@ def _check_dims(pattern: str, dims: Iterable[str], nodes: Sequence[Node]) -> Non
             raise PlanError(f"placement: {pattern}: {layers} no dim {dim!r}; {suggest_names(dim, known)}")
 
 
-def _check_axes(node: Node, split: Split) -> None:
+def _check_axes(node: Node, split: SplitAxes) -> None:
     """Raise PlanError if an axis would split two dims of one tensor."""
-    for tensor in (tensor for op in node.operations for tensor in (*op.reads, op.out)):
+    for tensor in (tensor for op in node.operations for tensor in (*op.read_tensors, op.out)):
         dim_of_axis: dict[str, str] = {}
         for dim in tensor.dims:
             for axis in split.get(dim, ()):
@@ -614,7 +614,7 @@ def _check_axes(node: Node, split: Split) -> None:
 
 
 #: Position of a dim that a view has merged with others.
-MERGED = -1
+MERGED_DIM = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -625,15 +625,15 @@ class TensorLayout:
     ----------
     dims : tuple of Axes
         Axes that split each dim, in the order of the dims.
-    partial : frozenset of str
+    partial_sum_axes : frozenset of str
         Axes over which the tensor is a partial sum.
-    merged : frozenset of str
+    merged_axes : frozenset of str
         Axes that split dims which a view has merged with others.
     """
 
     dims: tuple[Axes, ...]
-    partial: frozenset[str] = frozenset()
-    merged: frozenset[str] = frozenset()
+    partial_sum_axes: frozenset[str] = frozenset()
+    merged_axes: frozenset[str] = frozenset()
 
     def dim_index(self, axis: str) -> int | None:
         """Return the index of the dim that an axis splits.
@@ -651,7 +651,7 @@ class TensorLayout:
         for index, axes in enumerate(self.dims):
             if axis in axes:
                 return index
-        return MERGED if axis in self.merged else None
+        return MERGED_DIM if axis in self.merged_axes else None
 
 
 # keys by which equal shares of layers are found, so that each is computed once
@@ -671,7 +671,7 @@ class ShareKey(NamedTuple):
 
 
 def share_key(
-    graph: Graph, node: Node, split: Split, layouts: Mapping[str, TensorLayout], mesh: Mesh, batch_axes: Axes
+    graph: Graph, node: Node, split: SplitAxes, layouts: Mapping[str, TensorLayout], mesh: Mesh, batch_axes: Axes
 ) -> ShareKey:
     """Return a key that is equal for layers with equal shares, so that each share is computed once.
 
@@ -681,7 +681,7 @@ def share_key(
         Network as a graph of layers.
     node : Node
         Layer of the network.
-    split : Split
+    split : SplitAxes
         Axes by dim of the layer.
     layouts : dict of str to TensorLayout
         Layout of each input by tensor name.
@@ -699,11 +699,11 @@ def share_key(
     axes = _inner_axes(node, split, inputs, batch_axes)
     if axes is None:
         return ShareKey((node.name, graph.batch, mesh.degrees), tuple(split.items()), inputs, ())
-    number = graph.cached(("number", node.name, mesh.replicas), lambda: _number(graph, node, mesh.replicas))
+    number = graph.cached_result(("number", node.name, mesh.replicas), lambda: _number(graph, node, mesh.replicas))
     return ShareKey(number, tuple(split.items()), inputs, tuple([mesh.degree(axis) for axis in axes]))
 
 
-def _inner_axes(node: Node, split: Split, inputs: tuple[TensorLayout, ...], batch_axes: Axes) -> Axes | None:
+def _inner_axes(node: Node, split: SplitAxes, inputs: tuple[TensorLayout, ...], batch_axes: Axes) -> Axes | None:
     """Return the axes that split dims other than the batch; None if ``batch_axes`` do not split the batch."""
     lying = list(split.items())
     for tensor, layout in zip(node.inputs, inputs, strict=True):
@@ -721,7 +721,7 @@ def _number(graph: Graph, node: Node, replicas: int) -> Hashable:
     """
     if graph.shared_cache is None:
         return node.name, replicas
-    numbers: dict[Hashable, int] = graph.cached("layers with their batch divided", dict, any_batch=True)
+    numbers: dict[Hashable, int] = graph.cached_result("layers with their batch divided", dict, any_batch=True)
     return numbers.setdefault(_at_rank_batch(node, {"batch": replicas}), len(numbers))
 
 
@@ -730,8 +730,8 @@ def _at_rank_batch(node: Node, shards: Mapping[str, float]) -> Hashable:
 
     Inputs that no operation reads keep all samples.
     """
-    operations = tuple([operation.split(shards) for operation in node.operations])
-    inputs = tuple([tensor.split(shards) for tensor in node.inputs])
-    read = {tensor.name for operation in node.operations for tensor in operation.reads}
+    operations = tuple([operation.shard(shards) for operation in node.operations])
+    inputs = tuple([tensor.shard(shards) for tensor in node.inputs])
+    read = {tensor.name for operation in node.operations for tensor in operation.read_tensors}
     unread = tuple([tensor for tensor in node.inputs if tensor.name not in read])
-    return node.name, node.loops, operations, inputs, unread, node.out.split(shards)
+    return node.name, node.loops, operations, inputs, unread, node.out.shard(shards)

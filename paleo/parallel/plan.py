@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, get_args
 from paleo.collectives.base import ALGORITHMS, algorithms_for
 from paleo.errors import PlanError, SpecError, suggest_names
 from paleo.layers.base import LAYERS
-from paleo.operations.base import SHARED_EXPERTS, optimizer
-from paleo.operations.tensor import BYTES, Scaling
+from paleo.operations.base import SHARED_EXPERTS_INFIX, configure_optimizer
+from paleo.operations.tensor import BYTES_PER_NUMBER, Scaling
 from paleo.parallel.placement import (
     AXES,
     BATCH_AXES,
@@ -26,9 +26,9 @@ from paleo.parallel.placement import (
     parse_strategy,
 )
 from paleo.schedules.base import SCHEDULES
-from paleo.specs.catalog import systems_with
-from paleo.specs.software import TPU_PROFILE, Software, load_software, profiles_with_routing
-from paleo.units import GIB
+from paleo.specs.catalog import systems_with_device
+from paleo.specs.software import TPU_PROFILE, SoftwareProfile, load_software, profiles_with_routing
+from paleo.units import GIBIBYTE
 
 if TYPE_CHECKING:
     from paleo.network.graph import Graph
@@ -52,7 +52,7 @@ class Plan:
     """
 
     mesh: Mesh
-    parallel: Strategy
+    strategy: Strategy
     dtype: str
     global_batch: int
     local_batch: int
@@ -89,13 +89,17 @@ class Plan:
         """Strategy as text for the command line, such as ``tp=8,pp=4,zero=1``."""
         degrees = {axis: degree for axis, degree in self.mesh.degrees if degree > 1}
         degrees |= {"dp": self.dp} if self.dp > 1 else {}
-        degrees |= {} if self.parallel.etp is None else {"ep": self.mesh.group_size(self.parallel.expert_axes)}
-        parts = [] if self.parallel.preset == "dp" and degrees else [self.parallel.preset]
+        degrees |= (
+            {}
+            if self.strategy.expert_tensor_degree is None
+            else {"ep": self.mesh.group_size(self.strategy.expert_axes)}
+        )
+        parts = [] if self.strategy.preset == "dp" and degrees else [self.strategy.preset]
         parts += [f"{axis}={degree}" for axis, degree in degrees.items()]
-        parts += [f"vp={self.parallel.chunks}"] if self.parallel.chunks > 1 else []
-        parts += [] if self.parallel.etp is None else [f"etp={self.parallel.etp}"]
-        parts += [f"zero={self.parallel.zero}"] if self.parallel.zero else []
-        return ",".join(parts + self.parallel.flags)
+        parts += [f"vp={self.strategy.chunks}"] if self.strategy.chunks > 1 else []
+        parts += [] if self.strategy.expert_tensor_degree is None else [f"etp={self.strategy.expert_tensor_degree}"]
+        parts += [f"zero={self.strategy.zero}"] if self.strategy.zero else []
+        return ",".join(parts + self.strategy.flags)
 
 
 def plan(model: ModelSpec, system: System, run: Run) -> Plan:
@@ -123,7 +127,7 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
     strategy = parse_strategy(run.strategy)
     # Raise an error for unknown names in a run, even if this plan does not use them.
     SCHEDULES[run.pipeline.schedule]
-    if optimizer(run.optimizer).matrices is not None and "optimizer" in run.offload.states:
+    if configure_optimizer(run.optimizer).matrix_update is not None and "optimizer" in run.offload.states:
         raise PlanError(f"offload: the matrix products of {run.optimizer} are not priced on a host")
     if run.exchange.algorithm is not None and "all_reduce" not in ALGORITHMS[run.exchange.algorithm].formulas:
         known = [algorithm.name for algorithm in algorithms_for("all_reduce")]
@@ -132,11 +136,11 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
             f"{suggest_names(run.exchange.algorithm, known)}"
         )
     replicas = _replicas(run, strategy)
-    strategy = _within_nodes(strategy, system, replicas) if strategy.within_nodes else strategy
+    strategy = _within_nodes(strategy, system, replicas) if strategy.shards_within_nodes else strategy
     if run.gpus > 1 and not system.levels:
         raise PlanError(f"gpus: {system.name} is one device without links; name a system {_systems_of(system)}")
-    if system.capacity is not None and run.gpus > system.capacity:
-        raise PlanError(f"gpus: system {system.name} has {system.capacity} devices, not {run.gpus}")
+    if system.max_devices is not None and run.gpus > system.max_devices:
+        raise PlanError(f"gpus: system {system.name} has {system.max_devices} devices, not {run.gpus}")
     global_batch, local = _batches(model, run, replicas)
     experts = _expert_ranks(run, strategy)
     busy = min(replicas, math.ceil(global_batch / local))
@@ -206,7 +210,7 @@ def _replicas(run: Run, strategy: Strategy) -> int:
         raise PlanError(f"strategy {run.strategy!r}: takes {needed} gpus, the run has {run.gpus}")
     experts = _expert_ranks(run, strategy)
     if replicas % experts:
-        fold = "" if strategy.etp is not None else "; etp=1 folds experts over tp and cp, too"
+        fold = "" if strategy.expert_tensor_degree is not None else "; etp=1 folds experts over tp and cp, too"
         stated = f"strategy {run.strategy!r}: ep={strategy.degrees['ep']}"
         raise PlanError(f"{stated} does not divide the {replicas} data-parallel ranks{fold}")
     return replicas
@@ -257,7 +261,7 @@ def _batches(model: ModelSpec, run: Run, replicas: int) -> tuple[int, int]:
 
 def _systems_of(system: System) -> str:
     """Return the names of catalog systems with the same device as a single-device system, for a message."""
-    entries = systems_with(system.device.name)
+    entries = systems_with_device(system.device.name)
     known = f"such as {' or '.join(entries[:2])}" if entries else "(none of the catalog has it)"
     return f"{known}, or write one: paleo init system"
 
@@ -287,8 +291,8 @@ def dtype_of(device: Device, requested: str | None) -> str:
     if requested in get_args(Scaling):
         dtype = "fp4" if requested == "nvfp4" else "fp8"
         raise SpecError(f"dtype: {requested!r} is how {dtype} is scaled; state dtype {dtype} and scaling={requested}")
-    if requested not in BYTES:
-        raise SpecError(f"dtype: unknown dtype {requested!r}; {suggest_names(requested, BYTES)}")
+    if requested not in BYTES_PER_NUMBER:
+        raise SpecError(f"dtype: unknown dtype {requested!r}; {suggest_names(requested, BYTES_PER_NUMBER)}")
     if requested == "int8":
         raise SpecError("dtype: networks do not train in int8; expected fp32, tf32, bf16, fp16, fp8 or fp4")
     device.peak_flops_per_s(requested)
@@ -318,18 +322,20 @@ def host_warnings(system: System, chosen: Plan, device_bytes: float) -> list[str
         return []
     if stated is None:
         return [
-            f"offload takes {node_bytes / GIB:.0f} GiB of a node's memory; system {system.name} does not state its size"
+            f"offload takes {node_bytes / GIBIBYTE:.0f} GiB of a node's memory; system {system.name} does not state "
+            f"its size"
         ]
     if node_bytes <= stated:
         return []
-    taken, memory = node_bytes / GIB, stated / GIB
+    taken, memory = node_bytes / GIBIBYTE, stated / GIBIBYTE
     return [f"offload takes {taken:.0f} GiB of a node's memory, which has {memory:.0f} GiB: it will not run"]
 
 
-def undivided_parameters(graph: Graph, placement: Placement, mesh: Mesh) -> dict[str, float]:
+def undivided_parameter_shares(graph: Graph, placement: Placement, mesh: Mesh) -> dict[str, float]:
     """Return the layers whose parameters tensor parallelism does not split.
 
-    Every rank of a group holds them whole. Layers that declare this to be cheap (empty ``tensor_dims``) are not listed.
+    Every rank of a group holds them whole. Layers that declare this to be cheap (empty ``tensor_parallel_dims``) are
+    not listed.
 
     Parameters
     ----------
@@ -350,7 +356,7 @@ def undivided_parameters(graph: Graph, placement: Placement, mesh: Mesh) -> dict
     for node in graph.nodes if mesh.degree("tp") > 1 else ():
         divided = {dim for dim, axes in placement.split_of(node).items() if "tp" in axes}
         parameters = node.parameters.values()
-        says_so = node.type in LAYERS and LAYERS[node.type].tensor_dims == ()
+        says_so = node.type in LAYERS and LAYERS[node.type].tensor_parallel_dims == ()
         if parameters and not says_so and all(divided.isdisjoint(tensor.dims) for tensor in parameters):
             whole[node.name] = sum(tensor.elements for tensor in parameters) * node.repeat / total
     return whole
@@ -371,7 +377,7 @@ def _unsplit_layer_warnings(chosen: Plan, shares: Mapping[str, float]) -> list[s
 
 
 #: MFU that no whole training step has been seen to reach.
-RARE_UTILISATION = 0.75
+IMPLAUSIBLE_MFU = 0.75
 
 
 def high_utilisation_warnings(system: System, chosen: Plan, flops_per_s: float) -> list[str]:
@@ -391,15 +397,15 @@ def high_utilisation_warnings(system: System, chosen: Plan, flops_per_s: float) 
     list of str
         One sentence or none.
     """
-    peak = system.device.peak_flops_per_s(system.device.arithmetic(chosen.dtype))
+    peak = system.device.peak_flops_per_s(system.device.arithmetic_dtype(chosen.dtype))
     mfu = flops_per_s / (chosen.gpus * peak)
-    if mfu <= RARE_UTILISATION:
+    if mfu <= IMPLAUSIBLE_MFU:
         return []
-    return [f"MFU {100 * mfu:.0f} %: hardly anybody reaches {100 * RARE_UTILISATION:.0f} %; expect a slower step"]
+    return [f"MFU {100 * mfu:.0f} %: hardly anybody reaches {100 * IMPLAUSIBLE_MFU:.0f} %; expect a slower step"]
 
 
 #: Least share of a step spent waiting for input for which a warning is given.
-INPUT_WAIT_SHARE = 0.02
+INPUT_WAIT_WARNING_SHARE = 0.02
 
 
 def loading_warnings(run: Run, waited: float) -> list[str]:
@@ -417,7 +423,7 @@ def loading_warnings(run: Run, waited: float) -> list[str]:
     list of str
         One sentence or none.
     """
-    if run.input is not None or waited < INPUT_WAIT_SHARE:
+    if run.input is not None or waited < INPUT_WAIT_WARNING_SHARE:
         return []
     return [
         f"{waited:.0%} of the step waits for the host's cores to decode photographs, which the run does not mention; "
@@ -445,7 +451,7 @@ def idle_option_warnings(run: Run, system: System, chosen: Plan, graph: Graph) -
         One sentence an option.
     """
     dense = not any(node.type == "moe" for node in graph.nodes) and "the network has no experts"
-    group = chosen.mesh.group_size(chosen.parallel.expert_axes)
+    group = chosen.mesh.group_size(chosen.strategy.expert_axes)
     one_node = f"the run has {chosen.gpus} GPUs of a node of {system.devices_per_node}"
     within = chosen.gpus <= system.devices_per_node
     served = run.exchange.consistency != "bsp" or run.exchange.when == "parameter-server"
@@ -453,7 +459,7 @@ def idle_option_warnings(run: Run, system: System, chosen: Plan, graph: Graph) -
         f"schedule={run.pipeline.schedule}": run.pipeline.schedule != "1f1b"
         and chosen.stages == 1
         and "there is no pipeline",
-        "sp": chosen.parallel.sequence_parallel and chosen.mesh.degree("tp") == 1 and "there is no tensor parallelism",
+        "sp": chosen.strategy.sequence_parallel and chosen.mesh.degree("tp") == 1 and "there is no tensor parallelism",
         f"ep={group}": group > 1 and dense,
         f"experts.dispatch={run.experts.dispatch}": run.experts.dispatch is not None and dense,
         f"servers={run.exchange.servers}": run.exchange.servers is not None
@@ -493,7 +499,7 @@ def foreign_software_warnings(run: Run, system: System) -> list[str]:
     return [f"software {usual} launches kernels one by one; programs on TPUs are compiled: --software {TPU_PROFILE}"]
 
 
-def free_routing_warnings(graph: Graph, run: Run, software: Software, system: System) -> list[str]:
+def missing_routing_time_warnings(graph: Graph, run: Run, software: SoftwareProfile, system: System) -> list[str]:
     """Warn if the software profile states no host time for MoE routing, so that predicted steps are too short.
 
     Parameters
@@ -502,7 +508,7 @@ def free_routing_warnings(graph: Graph, run: Run, software: Software, system: Sy
         Network as a graph of layers.
     run : Run
         Options of the run: GPUs, batch, parallelism, number format and so on.
-    software : Software
+    software : SoftwareProfile
         Software profile: how a framework runs kernels and communication.
     system : System
         Machine: its devices, nodes and links.
@@ -521,7 +527,7 @@ def free_routing_warnings(graph: Graph, run: Run, software: Software, system: Sy
     ]
 
 
-def refused_sequence_warnings(graph: Graph, run: Run, software: Software, chosen: Plan) -> list[str]:
+def missing_sequence_parallel_warnings(graph: Graph, run: Run, software: SoftwareProfile, chosen: Plan) -> list[str]:
     """Warn if a mixture of experts uses tp without sequence parallelism, which the software does not support.
 
     Parameters
@@ -530,7 +536,7 @@ def refused_sequence_warnings(graph: Graph, run: Run, software: Software, chosen
         Network as a graph of layers.
     run : Run
         Options of the run: GPUs, batch, parallelism, number format and so on.
-    software : Software
+    software : SoftwareProfile
         Software profile: how a framework runs kernels and communication.
     chosen : Plan
         Plan of the run: mesh, batches and number format.
@@ -540,21 +546,21 @@ def refused_sequence_warnings(graph: Graph, run: Run, software: Software, chosen
     list of str
         One sentence or none.
     """
-    mixture, whole = any(node.type == "moe" for node in graph.nodes), not chosen.parallel.sequence_parallel
+    mixture, whole = any(node.type == "moe" for node in graph.nodes), not chosen.strategy.sequence_parallel
     if not mixture or not whole or software.parallelism.expert_tokens == "all" or run.forward_only:
         return []
     refused = f"software {run.software} trains no mixture over tp unless sequences are split over it, too: add sp"
     return [refused] if chosen.mesh.degree("tp") > 1 else []
 
 
-def shared_overlap_warnings(graph: Graph, software: Software, chosen: Plan) -> list[str]:
+def shared_expert_overlap_warnings(graph: Graph, software: SoftwareProfile, chosen: Plan) -> list[str]:
     """Warn if shared experts should overlap with an expert exchange that does not exist or cannot overlap.
 
     Parameters
     ----------
     graph : Graph
         Network as a graph of layers.
-    software : Software
+    software : SoftwareProfile
         Software profile: how a framework runs kernels and communication.
     chosen : Plan
         Plan of the run: mesh, batches and number format.
@@ -566,8 +572,8 @@ def shared_overlap_warnings(graph: Graph, software: Software, chosen: Plan) -> l
     """
     dispatch, names = software.parallelism.expert_dispatch, [op.name for node in graph.nodes for op in node.operations]
     reasons = {
-        "no layer has shared experts": not any(SHARED_EXPERTS in name for name in names),
-        "there is no expert parallelism": chosen.mesh.group_size(chosen.parallel.expert_axes) == 1,
+        "no layer has shared experts": not any(SHARED_EXPERTS_INFIX in name for name in names),
+        "there is no expert parallelism": chosen.mesh.group_size(chosen.strategy.expert_axes) == 1,
         f"{dispatch} has no such overlap, nccl has": dispatch != "nccl",
         "tokens travel beside another microbatch (experts.overlap)": bool(software.overlap.experts),
     }
@@ -593,7 +599,7 @@ def plan_warnings(chosen: Plan, graph: Graph, placement: Placement) -> tuple[str
         Sentences.
     """
     idle = idle_axes(graph, placement, chosen.mesh)
-    whole = {} if "tp" in idle else undivided_parameters(graph, placement, chosen.mesh)
+    whole = {} if "tp" in idle else undivided_parameter_shares(graph, placement, chosen.mesh)
     lines = [*_unsplit_layer_warnings(chosen, whole)]
     lines += [
         f"{axis}={chosen.mesh.degree(axis)} splits nothing in this network: its ranks all do the same work"

@@ -8,14 +8,23 @@ from typing import TYPE_CHECKING
 
 from paleo.layers.base import ACTIVATIONS, LAYERS, Layer
 from paleo.operations.base import MemoryPass
-from paleo.parallel.placement import BATCH_AXES, EXPERT_TOKEN_DIMS, STRATEGIES, Axes, Placement, Rule, Split, Strategy
+from paleo.parallel.placement import (
+    BATCH_AXES,
+    EXPERT_TOKEN_DIMS,
+    STRATEGIES,
+    Axes,
+    Placement,
+    PlacementRule,
+    SplitAxes,
+    Strategy,
+)
 
 if TYPE_CHECKING:
     from paleo.network.graph import Graph, Node
 
 _BATCH: dict[str, Axes] = {"batch": BATCH_AXES}
 #: Types of layers that change no dim, so that they can keep any split of their input.
-ELEMENTWISE = frozenset({*ACTIVATIONS, "dropout", "identity"})
+ELEMENTWISE_LAYERS = frozenset({*ACTIVATIONS, "dropout", "identity"})
 
 
 @STRATEGIES.register("dp")
@@ -23,24 +32,28 @@ def _data_tensor_expert(graph: Graph, strategy: Strategy) -> Placement:
     """Return the placement of Megatron-like data, tensor, sequence, context and expert parallelism.
 
     The batch is split over the data-parallel ranks. Heads, feed-forward width, vocabulary and other dims in a layer's
-    ``tensor_dims`` are split over tp (Shoeybi et al., Megatron-LM, 2019), experts over ep, the sequence over cp. With
-    sequence parallelism the sequence is also split over tp between tensor-parallel layers (Korthikanti et al., 2022).
-    The height of images is split over spatial (Dryden et al., IPDPS 2019).
+    ``tensor_parallel_dims`` are split over tp (Shoeybi et al., Megatron-LM, 2019), experts over ep, the sequence over
+    cp. With sequence parallelism the sequence is also split over tp between tensor-parallel layers (Korthikanti et al.,
+    2022). The height of images is split over spatial (Dryden et al., IPDPS 2019).
     """
     inside = _BATCH | {"seq": ("cp",)}
     between = _BATCH | {"seq": ("tp", "cp") if strategy.sequence_parallel else ("cp",), "height": ("spatial",)}
     types = dict.fromkeys(node.type for node in graph.nodes if node.type in LAYERS)
     rules = (
-        Rule(between),
+        PlacementRule(between),
         *(
-            Rule(
-                inside | dict.fromkeys(LAYERS[name].token_dims, between["seq"]) | _model_split(LAYERS[name], strategy),
+            PlacementRule(
+                inside
+                | dict.fromkeys(LAYERS[name].sequence_parallel_dims, between["seq"])
+                | _model_split(LAYERS[name], strategy),
                 layer=name,
             )
-            for name in [name for name in types if LAYERS[name].tensor_dims or LAYERS[name].expert_dims]
+            for name in [
+                name for name in types if LAYERS[name].tensor_parallel_dims or LAYERS[name].expert_parallel_dims
+            ]
         ),
     )
-    placement = Placement(rules, strategy.context)
+    placement = Placement(rules, strategy.context_parallel_method)
     return replace(placement, rules=(*rules, *_without_space(graph, placement, strategy.degrees.get("spatial", 1))))
 
 
@@ -52,23 +65,23 @@ def _model_split(layer: type[Layer], strategy: Strategy) -> dict[str, Axes]:
     (``in_capacity``), whether each rank sends its own tokens (``capacity``) or all of them. Shared experts process the
     whole sequence (``in_seq``).
     """
-    tensor: dict[str, Axes] = dict.fromkeys(layer.tensor_dims or (), ("tp",))
-    if not layer.expert_dims:
+    tensor: dict[str, Axes] = dict.fromkeys(layer.tensor_parallel_dims or (), ("tp",))
+    if not layer.expert_parallel_dims:
         return tensor
     axes = strategy.expert_axes
-    experts = dict.fromkeys(layer.expert_dims, axes)
+    experts = dict.fromkeys(layer.expert_parallel_dims, axes)
     tokens: dict[str, Axes] = {
         dim: tuple(axis for axis in (*BATCH_AXES, "cp", *(("tp",) * over_tp)) if axis not in axes)
         for dim, over_tp in zip(
-            EXPERT_TOKEN_DIMS, (strategy.dispatches_own, strategy.splits_expert_tokens), strict=True
+            EXPERT_TOKEN_DIMS, (strategy.dispatches_own_tokens, strategy.splits_expert_tokens), strict=True
         )
     }
-    tokens |= {"seq": ("tp", "cp")} if strategy.dispatches_own else {}
-    shared: dict[str, Axes] = {"in_seq": ("cp",), **dict.fromkeys(layer.shared_dims, ("tp",))}
+    tokens |= {"seq": ("tp", "cp")} if strategy.dispatches_own_tokens else {}
+    shared: dict[str, Axes] = {"in_seq": ("cp",), **dict.fromkeys(layer.shared_expert_dims, ("tp",))}
     return ({} if strategy.splits_expert_tokens else tensor) | experts | tokens | shared
 
 
-def _without_space(graph: Graph, placement: Placement, ranks: int) -> Iterator[Rule]:
+def _without_space(graph: Graph, placement: Placement, ranks: int) -> Iterator[PlacementRule]:
     """Yield rules for layers after the last image, where the spatial ranks split the samples instead.
 
     If the first images have rows for all ranks, images with fewer rows are not split: each rank holds them whole.
@@ -78,11 +91,11 @@ def _without_space(graph: Graph, placement: Placement, ranks: int) -> Iterator[R
     if spatial:
         for node in graph.nodes:
             if not _has_space(node):
-                yield Rule(
+                yield PlacementRule(
                     {**placement.split_of(node), "batch": ("spatial", *BATCH_AXES), "height": ()}, name=node.name
                 )
             elif shared and _fewest_rows(node) < ranks:
-                yield Rule({**placement.split_of(node), "height": ()}, name=node.name)
+                yield PlacementRule({**placement.split_of(node), "height": ()}, name=node.name)
 
 
 def _fewest_rows(node: Node) -> float:
@@ -105,18 +118,18 @@ def _one_weird_trick(graph: Graph, strategy: Strategy) -> Placement:
 
     Element-wise layers after a fully connected layer have its split; the loss is split by the batch again.
     """
-    by_feature: Split = {"features": ("dp",)}
+    by_feature: SplitAxes = {"features": ("dp",)}
     split, followers = set[str](), []
     for node in graph.nodes:
-        follows = node.type in ELEMENTWISE and node.inputs[0].name in split
+        follows = node.type in ELEMENTWISE_LAYERS and node.inputs[0].name in split
         if node.type == "linear" or follows:
             split.add(node.out.name)
         if follows:
-            followers.append(Rule(by_feature, name=node.name))
-    return Placement((Rule(_BATCH), Rule(by_feature, layer="linear"), *followers))
+            followers.append(PlacementRule(by_feature, name=node.name))
+    return Placement((PlacementRule(_BATCH), PlacementRule(by_feature, layer="linear"), *followers))
 
 
 @STRATEGIES.register("batch")
 def _batch_only(graph: Graph, strategy: Strategy) -> Placement:
     """Split only the batch over the data-parallel ranks: the base for a placement stated in a run."""
-    return Placement((Rule(_BATCH),))
+    return Placement((PlacementRule(_BATCH),))

@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from paleo.errors import PlanError
 from paleo.operations.base import MemoryPass, Operation, RecomputedChain, is_attention_core
-from paleo.operations.contraction import Contraction, FusedAttention, check_division, halo_of
+from paleo.operations.contraction import Contraction, FusedAttention, check_split, halo_rows
 from paleo.operations.tensor import Tensor
 from paleo.parallel.placement import (
     BATCH_AXES,
     EXPERT_TOKEN_DIMS,
-    MERGED,
+    MERGED_DIM,
     Axes,
     ContextParallelMethod,
     Mesh,
     Placement,
-    Split,
+    SplitAxes,
     TensorLayout,
     joined_axes,
     share_key,
@@ -60,20 +60,20 @@ class Communication:
     overlapped: bool = False
 
     @property
-    def of_experts(self) -> bool:
+    def holds_expert_tokens(self) -> bool:
         """True if the tensor holds tokens sorted by expert (the output of MoE dispatch)."""
         return any(dim in EXPERT_TOKEN_DIMS for dim in self.tensor.dims)
 
     @property
-    def dispatches(self) -> bool:
+    def is_token_exchange(self) -> bool:
         """True if the collective dispatches tokens to the ranks of their experts, or combines their results."""
-        return self.operation == "all_to_all" and self.of_experts
+        return self.operation == "all_to_all" and self.holds_expert_tokens
 
 
 # norms, softmax, losses
 
 
-def statistics_exchange(node: Node, split: Split, shards: Mapping[str, float]) -> Iterator[Communication]:
+def statistics_exchange(node: Node, split: SplitAxes, shards: Mapping[str, float]) -> Iterator[Communication]:
     """List the small all-reduces of statistics in layers that reduce over a split dim (softmax, loss, norms).
 
     A softmax or loss reduces its maximum, sum and target. A norm reduces its mean and variance, and in the backward
@@ -83,7 +83,7 @@ def statistics_exchange(node: Node, split: Split, shards: Mapping[str, float]) -
     ----------
     node : Node
         Layer of the network.
-    split : Split
+    split : SplitAxes
         Axes by dim of the layer.
     shards : dict of str to float
         Number of shards by dim.
@@ -96,12 +96,12 @@ def statistics_exchange(node: Node, split: Split, shards: Mapping[str, float]) -
     for operation in node.operations:
         if not isinstance(operation, MemoryPass) or not operation.reduced_dims:
             continue
-        local = {"batch"} if operation.local_statistics else set()
+        local = {"batch"} if operation.per_replica_statistics else set()
         axes = {axis for dim in operation.reduced_dims if dim not in local for axis in split.get(dim, ())}
         for axis in sorted(axes):
-            stacked = _exchanged_statistics(operation).split(shards)
+            stacked = _exchanged_statistics(operation).shard(shards)
             yield Communication(operation.name, "all_reduce", axis, stacked, "forward")
-            if operation.kind.norm:
+            if operation.kind.is_norm:
                 yield Communication(operation.name, "all_reduce", axis, stacked, "backward")
 
 
@@ -110,8 +110,8 @@ def _exchanged_statistics(operation: MemoryPass) -> Tensor:
 
     For a norm it holds its saved statistics, otherwise the input without the reduced dims, times the numbers per row.
     """
-    kept = [tensor for tensor in operation.saved if tensor.role == "statistic" and operation.kind.norm]
-    row = kept[0] if kept else operation.inputs[0].without(*operation.reduced_dims, name="row", role="statistic")
+    kept = [tensor for tensor in operation.saved if tensor.role == "statistic" and operation.kind.is_norm]
+    row = kept[0] if kept else operation.inputs[0].without_dims(*operation.reduced_dims, name="row", role="statistic")
     return Tensor(
         f"{operation.name}.row", ("numbers", *row.dims), (operation.kind.row_statistics, *row.sizes), "statistic"
     )
@@ -120,12 +120,12 @@ def _exchanged_statistics(operation: MemoryPass) -> Tensor:
 # context parallelism: attention over a split sequence
 
 
-def _core_split(node: Node, split: Split, context: ContextParallelMethod) -> Split:
+def _core_split(node: Node, split: SplitAxes, context: ContextParallelMethod) -> SplitAxes:
     """Return which axis splits which dim in the core of a layer (attention scores, or the scan of a state-space layer).
 
     In the all-to-all form of attention, and in scans, heads or groups are split instead of the sequence.
     """
-    axes, scan = split.get("seq", ()), scan_of(node)
+    axes, scan = split.get("seq", ()), context_parallel_scan(node)
     if axes and scan is not None:
         group = scan.out.dims[_GROUPS]
         return {**split, "seq": (), group: (*split.get(group, ()), *axes)}
@@ -139,7 +139,7 @@ def _core_split(node: Node, split: Split, context: ContextParallelMethod) -> Spl
 _EXCHANGED, _GROUPS = ("mamba2",), 2
 
 
-def scan_of(node: Node) -> RecomputedChain | None:
+def context_parallel_scan(node: Node) -> RecomputedChain | None:
     """Return the scan of a state-space layer that exchanges groups for the sequence over cp; None for other layers.
 
     Parameters
@@ -158,29 +158,31 @@ def scan_of(node: Node) -> RecomputedChain | None:
 
 def _in_core(node: Node, operation: Operation) -> bool:
     """Return True for operations of the core of attention, for a scan, and for the convolution before it."""
-    scanned = scan_of(node) is not None and (isinstance(operation, RecomputedChain) or "mixed" in operation.out.dims)
+    scanned = context_parallel_scan(node) is not None and (
+        isinstance(operation, RecomputedChain) or "mixed" in operation.out.dims
+    )
     return scanned or is_attention_core(operation)
 
 
-def _scan_exchange(node: Node, split: Split, shards: Mapping[str, float]) -> Iterator[Communication]:
+def _scan_exchange(node: Node, split: SplitAxes, shards: Mapping[str, float]) -> Iterator[Communication]:
     """List the all-to-alls by which a cp rank gets whole sequences of some groups for a scan, and sends them back.
 
     Gate, convolved entries and step sizes are sent, the output comes back; gradients go the other way.
     """
-    scan = scan_of(node)
+    scan = context_parallel_scan(node)
     if scan is None:
         return
     mixed = next(op.out for op in node.operations if "mixed" in op.out.dims)
     sent = [mixed, *(tensor for tensor in scan.inputs if tensor.dims[-1] == "heads" and tensor.role == "activation")]
-    gate = next(tensor for op in node.operations for tensor in op.reads if tensor.name.endswith(".gate"))
+    gate = next(tensor for op in node.operations for tensor in op.read_tensors if tensor.name.endswith(".gate"))
     for axis in split.get("seq", ()):
         for tensor in (*sent, gate, scan.out):
             for when in PASS_DIRECTIONS:
-                yield Communication(f"{node.name}.scan", "all_to_all", axis, tensor.split(shards), when)
+                yield Communication(f"{node.name}.scan", "all_to_all", axis, tensor.shard(shards), when)
 
 
 def _key_exchange(
-    node: Node, split: Split, core: Split, shards: Mapping[str, float], mesh: Mesh
+    node: Node, split: SplitAxes, core: SplitAxes, shards: Mapping[str, float], mesh: Mesh
 ) -> Iterator[Communication]:
     """List the collectives of context parallelism, by which queries of a split sequence read all keys and values.
 
@@ -190,7 +192,7 @@ def _key_exchange(
     DeepSpeed-Ulysses, 2023).
     """
     axes = split.get("seq", ())
-    if not axes or scan_of(node) is not None:
+    if not axes or context_parallel_scan(node) is not None:
         return
     keys, queries_and_outputs = _keys_and_values(node), _queries_and_outputs(node)
     divided = {**shards, "keys": mesh.group_size(axes)}
@@ -198,17 +200,17 @@ def _key_exchange(
         if core is not split:
             for tensor in (*keys, *queries_and_outputs):
                 for when in PASS_DIRECTIONS:
-                    yield Communication(f"{node.name}.core", "all_to_all", axis, tensor.split(divided), when)
+                    yield Communication(f"{node.name}.core", "all_to_all", axis, tensor.shard(divided), when)
             continue
         for tensor in keys:
-            name, whole, hidden = f"{node.name}.core", tensor.split(shards), _has_fused_attention(node)
+            name, whole, hidden = f"{node.name}.core", tensor.shard(shards), _has_fused_attention(node)
             yield Communication(name, "all_gather", axis, whole, "forward", overlapped=hidden)
             if hidden:
                 yield Communication(name, "all_gather", axis, whole, "backward", overlapped=True)
             yield Communication(name, "reduce_scatter", axis, whole, "backward", overlapped=hidden)
 
 
-def _ring_group_sizes(node: Node, split: Split, core: Split, mesh: Mesh) -> dict[str, int]:
+def _ring_group_sizes(node: Node, split: SplitAxes, core: SplitAxes, mesh: Mesh) -> dict[str, int]:
     """Return the number of ranks that share the keys and values of ring attention, by tensor name.
 
     Each rank saves only its own part of them for the backward pass.
@@ -230,7 +232,7 @@ def _core_tensors(node: Node) -> Iterator[tuple[Operation, Tensor]]:
     for operation in core:
         yield from (
             (operation, tensor)
-            for tensor in operation.reads
+            for tensor in operation.read_tensors
             if tensor.role == "activation" and tensor.name not in inner
         )
 
@@ -251,14 +253,14 @@ def _queries_and_outputs(node: Node) -> list[Tensor]:
 # experts
 
 
-def expert_exchange(node: Node, split: Split, shards: Mapping[str, float]) -> Iterator[Communication]:
+def expert_exchange(node: Node, split: SplitAxes, shards: Mapping[str, float]) -> Iterator[Communication]:
     """List the all-to-alls of a mixture of experts, for dispatch and combine.
 
     Parameters
     ----------
     node : Node
         Layer of the network.
-    split : Split
+    split : SplitAxes
         Axes by dim of the layer.
     shards : dict of str to float
         Number of shards by dim.
@@ -275,7 +277,7 @@ def expert_exchange(node: Node, split: Split, shards: Mapping[str, float]) -> It
     axis = joined_axes(split.get("experts", ()))
     for operation in node.operations if axis else ():
         if (tokens := dispatched_tokens(operation)) is not None:
-            sent = tokens.split(shards)
+            sent = tokens.shard(shards)
             yield from (Communication(operation.name, "all_to_all", axis, sent, when) for when in PASS_DIRECTIONS)
 
 
@@ -292,8 +294,8 @@ def dispatched_tokens(operation: Operation) -> Tensor | None:
     Tensor, optional
         The tensor with a dim ``capacity``; None for other operations.
     """
-    routes = isinstance(operation, MemoryPass) and operation.kind.routes
-    return next((t for t in (*operation.reads, operation.out) if "capacity" in t.dims), None) if routes else None
+    routes = isinstance(operation, MemoryPass) and operation.kind.routes_tokens
+    return next((t for t in (*operation.read_tensors, operation.out) if "capacity" in t.dims), None) if routes else None
 
 
 def experts_per_token(node: Node) -> tuple[int, int]:
@@ -310,7 +312,7 @@ def experts_per_token(node: Node) -> tuple[int, int]:
         Experts per token, and all experts.
     """
     dispatch = next(operation for operation in node.operations if dispatched_tokens(operation) is operation.out)
-    tokens, experts = math.prod(dispatch.reads[0].sizes[:-1]), dispatch.out.size("experts")
+    tokens, experts = math.prod(dispatch.read_tensors[0].sizes[:-1]), dispatch.out.size("experts")
     return max(1, round(experts * dispatch.out.size("capacity") / tokens)), int(experts)
 
 
@@ -348,7 +350,7 @@ def deduplicated_dispatch_share(chosen: int, experts: int, targets: int) -> floa
 # windows over a split dim
 
 
-def _halo_exchange(node: Node, split: Split, shards: Mapping[str, float], mesh: Mesh) -> Iterator[Communication]:
+def _halo_exchange(node: Node, split: SplitAxes, shards: Mapping[str, float], mesh: Mesh) -> Iterator[Communication]:
     """List the exchanges of border rows for convolutions whose image is split over ranks (rule C).
 
     A window at the border of a rank's share reads rows of the neighbours: of the input forward, of the output's
@@ -360,12 +362,12 @@ def _halo_exchange(node: Node, split: Split, shards: Mapping[str, float], mesh: 
         if isinstance(operation, Contraction | MemoryPass):
             source = operation.lhs if isinstance(operation, Contraction) else (*operation.inputs, operation.out)[0]
             for when, tensor in zip(PASS_DIRECTIONS, (source, operation.out), strict=True):
-                if operation.windows and (when == "forward" or source.grad):
-                    local = tensor.split(shards)
+                if operation.windows and (when == "forward" or source.needs_gradient):
+                    local = tensor.shard(shards)
                     for window in operation.windows:
-                        dim = window.source if when == "forward" else window.out
-                        below, above = halo_of(operation, window, when)
-                        for axis in split.get(window.out, ()):
+                        dim = window.input_dim if when == "forward" else window.output_dim
+                        below, above = halo_rows(operation, window, when)
+                        for axis in split.get(window.output_dim, ()):
                             ranks = mesh.degree(axis)
                             rows = (below, above) if ranks > 2 else (max(below, above),)
                             for count in filter(None, rows):
@@ -422,22 +424,24 @@ def propagate(graph: Graph, placement: Placement, mesh: Mesh, layers: int | None
         If a dim cannot be divided.
     """
     key = "placed", placement, mesh.degrees, layers
-    return graph.cached(key, lambda: _propagated(graph, placement, mesh, graph.nodes[:layers]))
+    return graph.cached_result(key, lambda: _propagated(graph, placement, mesh, graph.nodes[:layers]))
 
 
 def _propagated(graph: Graph, placement: Placement, mesh: Mesh, nodes: Sequence[Node]) -> tuple[PlacedNode, ...]:
     layouts = {name: TensorLayout(tuple(_batch_axes(dim, mesh) for dim in t.dims)) for name, t in graph.inputs.items()}
-    known: dict[Hashable, tuple[PlacedNode, dict[str, TensorLayout]]] = graph.cached("layers", dict, any_batch=True)
-    shares: dict[Hashable, tuple[Operation, ...]] = graph.cached("shares of operations", dict, any_batch=True)
+    known: dict[Hashable, tuple[PlacedNode, dict[str, TensorLayout]]] = graph.cached_result(
+        "layers", dict, any_batch=True
+    )
+    shares: dict[Hashable, tuple[Operation, ...]] = graph.cached_result("shares of operations", dict, any_batch=True)
     batch_axes, placed, joins = _batch_axes("batch", mesh), list[PlacedNode](), list[int]()
     for node in nodes:
         split = _active_split(node, placement.split_of(node), mesh)
         share = share_key(graph, node, split, layouts, mesh, batch_axes)
-        key = share, placement.context, placement.imbalance
+        key = share, placement.context_parallel_method, placement.expert_load_imbalance
         if len(_partial_terms(node, layouts)) > 1:
             joins.append(len(placed))
         if key not in known:
-            _check_division(graph, node, split, placement.context, mesh)
+            _check_division(graph, node, split, placement.context_parallel_method, mesh)
             layer = _place(node, split, share.layer, placement, mesh, layouts, shares)
             current = {tensor.name: layouts[tensor.name] for tensor in (*node.inputs, node.out)}
             known[key] = layer, current
@@ -448,8 +452,10 @@ def _propagated(graph: Graph, placement: Placement, mesh: Mesh, nodes: Sequence[
 
 def _partial_terms(node: Node, layouts: Mapping[str, TensorLayout]) -> list[str]:
     """List the inputs of an addition that are partial sums over the same axes; they are added before the all-reduce."""
-    terms = [t.name for t in dict.fromkeys(node.inputs) if layouts[t.name].partial] if node.type == "add" else []
-    return terms if len({layouts[name].partial for name in terms}) == 1 else []
+    terms = (
+        [t.name for t in dict.fromkeys(node.inputs) if layouts[t.name].partial_sum_axes] if node.type == "add" else []
+    )
+    return terms if len({layouts[name].partial_sum_axes for name in terms}) == 1 else []
 
 
 def _without_repeats(placed: list[PlacedNode], joins: list[int]) -> tuple[PlacedNode, ...]:
@@ -512,7 +518,9 @@ def check_divisions(graph: Graph, placement: Placement, mesh: Mesh) -> None:
     PlanError
         If a dim cannot be divided.
     """
-    problem = graph.cached(("division", placement, mesh.degrees), lambda: _division_problem(graph, placement, mesh))
+    problem = graph.cached_result(
+        ("division", placement, mesh.degrees), lambda: _division_problem(graph, placement, mesh)
+    )
     if problem:
         raise PlanError(problem)
 
@@ -521,17 +529,23 @@ def _division_problem(graph: Graph, placement: Placement, mesh: Mesh) -> str:
     """Return a text on a dim that cannot be split as the placement says; empty if all can."""
     try:
         for node in graph.nodes:
-            _check_division(graph, node, _active_split(node, placement.split_of(node), mesh), placement.context, mesh)
+            _check_division(
+                graph,
+                node,
+                _active_split(node, placement.split_of(node), mesh),
+                placement.context_parallel_method,
+                mesh,
+            )
     except PlanError as error:
         return str(error)
     return ""
 
 
-def _check_division(graph: Graph, node: Node, split: Split, context: ContextParallelMethod, mesh: Mesh) -> None:
+def _check_division(graph: Graph, node: Node, split: SplitAxes, context: ContextParallelMethod, mesh: Mesh) -> None:
     """Check that the dims of a layer can be split; equal splits are checked once, as any batch can be divided."""
     shards, core = _shards(split, mesh), _shards(_core_split(node, split, context), mesh)
     key = "divided", node.name, *(frozenset(each.items() - {("batch", each.get("batch"))}) for each in (shards, core))
-    graph.cached(key, lambda: check_division(node.name, node.operations, shards, core), any_batch=True)
+    graph.cached_result(key, lambda: check_split(node.name, node.operations, shards, core), any_batch=True)
 
 
 def _batch_axes(dim: str, mesh: Mesh) -> Axes:
@@ -539,36 +553,36 @@ def _batch_axes(dim: str, mesh: Mesh) -> Axes:
     return tuple(axis for axis in axes if mesh.degree(axis) > 1)
 
 
-def _active_split(node: Node, split: Split, mesh: Mesh) -> Split:
+def _active_split(node: Node, split: SplitAxes, mesh: Mesh) -> SplitAxes:
     """Return the split of a layer without axes of one rank; the source dim of a window is split like its output dim."""
     used = {dim: tuple(axis for axis in axes if mesh.degree(axis) > 1) for dim, axes in split.items()}
     windows = (w for op in node.operations if isinstance(op, Contraction | MemoryPass) for w in op.windows)
-    used |= {window.source: used.get(window.out, ()) for window in windows}
+    used |= {window.input_dim: used.get(window.output_dim, ()) for window in windows}
     return {dim: axes for dim, axes in used.items() if axes}
 
 
-def _shards(split: Split, mesh: Mesh) -> dict[str, float]:
+def _shards(split: SplitAxes, mesh: Mesh) -> dict[str, float]:
     return {dim: mesh.group_size(axes) for dim, axes in split.items() if axes}
 
 
 def _place(
     node: Node,
-    split: Split,
+    split: SplitAxes,
     layer: Hashable,
     placement: Placement,
     mesh: Mesh,
     layouts: dict[str, TensorLayout],
     shares: dict[Hashable, tuple[Operation, ...]],
 ) -> PlacedNode:
-    core = _core_split(node, split, placement.context)
+    core = _core_split(node, split, placement.context_parallel_method)
     shards, core_shards = _shards(split, mesh), _shards(core, mesh)
-    uneven = dict.fromkeys(EXPERT_TOKEN_DIMS, 1 / placement.imbalance) if split.get("experts") else {}
-    shards |= {dim: shards.get(dim, 1) / placement.imbalance for dim in uneven}
+    uneven = dict.fromkeys(EXPERT_TOKEN_DIMS, 1 / placement.expert_load_imbalance) if split.get("experts") else {}
+    shards |= {dim: shards.get(dim, 1) / placement.expert_load_imbalance for dim in uneven}
     moves = _LayoutChanges(split, mesh, _current_tensors(node, split, layouts), uneven)
     owed, inner = list[Communication](), list[Communication]()
     sums = _gradient_sums(node, split, shards, moves, owed)
     terms, inputs = _partial_terms(node, layouts), dict.fromkeys(node.inputs)
-    passed = layouts[terms[0]].partial if len(terms) == len(inputs) > 1 else frozenset[str]()
+    passed = layouts[terms[0]].partial_sum_axes if len(terms) == len(inputs) > 1 else frozenset[str]()
     for tensor in inputs:
         transfers = list(_input_collectives(node, tensor, moves, sums, layouts, passed))
         owed += [] if tensor.name in terms[1:] else transfers
@@ -577,9 +591,12 @@ def _place(
     gathered |= {
         c.tensor.name: mesh.degree(c.axis) for c in filter(_gathers, inner) if moves._saved_after_change(node, c.tensor)
     }
-    kept = {tensor.name for operation in node.operations for tensor in operation.saves}
+    kept = {tensor.name for operation in node.operations for tensor in operation.saved_tensors}
     again = (each for each in filter(_gathers, [*owed, *inner]) if each.tensor.name in kept)
-    owed += (*[replace(each, name=f"{each.name}{AGAIN}", phase="backward", overlapped=True) for each in again], *inner)
+    owed += (
+        *[replace(each, name=f"{each.name}{REGATHER_SUFFIX}", phase="backward", overlapped=True) for each in again],
+        *inner,
+    )
     owed += (
         *statistics_exchange(node, split, shards),
         *_key_exchange(node, split, core, shards, mesh),
@@ -598,15 +615,15 @@ def _place(
     parameters = tuple(_parameters(node, split, shards))
     local = layer, *(tuple([pair for pair in each.items() if pair[0] != "batch"]) for each in (shards, core_shards))
     if local not in shares:
-        shares[local] = tuple([op.split(core_shards if _in_core(node, op) else shards) for op in node.operations])
+        shares[local] = tuple([op.shard(core_shards if _in_core(node, op) else shards) for op in node.operations])
     return PlacedNode(node, shares[local], tuple(owed), parameters, gathered, local)
 
 
-def _axes(tensor: Tensor, split: Split) -> tuple[Axes, ...]:
+def _axes(tensor: Tensor, split: SplitAxes) -> tuple[Axes, ...]:
     return tuple([split.get(dim, ()) for dim in tensor.dims])
 
 
-def _current_tensors(node: Node, split: Split, layouts: Mapping[str, TensorLayout]) -> dict[str, Tensor]:
+def _current_tensors(node: Node, split: SplitAxes, layouts: Mapping[str, TensorLayout]) -> dict[str, Tensor]:
     """Return the tensors of a layer by name, each with the dim names of its layout before it is read.
 
     A tensor written in the layer has the dim names of its writer. An input has those of the first operation whose split
@@ -615,7 +632,7 @@ def _current_tensors(node: Node, split: Split, layouts: Mapping[str, TensorLayou
     current = {operation.out.name: operation.out for operation in node.operations}
     readings: dict[str, list[Tensor]] = {tensor.name: [] for tensor in node.inputs}
     for operation in node.operations:
-        for tensor in operation.reads:
+        for tensor in operation.read_tensors:
             if tensor.name in readings:
                 readings[tensor.name].append(tensor)
     for name, reads in readings.items():
@@ -627,26 +644,47 @@ def _current_tensors(node: Node, split: Split, layouts: Mapping[str, TensorLayou
 class _LayoutChanges(NamedTuple):
     """Changes of layout inside a layer, between operations that call a tensor's dims by different names (rule B).
 
-    ``current`` holds each tensor with the dim names of its present layout. If the split of the reader's dim names
-    differs, the tensor changes its layout, and its gradient changes back. ``mean_over_largest`` is the mean of a dim
-    relative to its largest share on a rank.
+    ``current_layouts`` holds each tensor with the dim names of its present layout. If the split of the reader's dim
+    names differs, the tensor changes its layout, and its gradient changes back. ``mean_over_largest`` is the mean of a
+    dim relative to its largest share on a rank.
     """
 
-    split: Split
+    split: SplitAxes
     mesh: Mesh
-    current: Mapping[str, Tensor]
+    current_layouts: Mapping[str, Tensor]
     mean_over_largest: Mapping[str, float]
 
     def changed_tensors(self, operation: Operation) -> tuple[Tensor, ...]:
         """Return the tensors that change their layout before an operation.
 
         The core of attention has its own exchange.
-        """
-        return () if is_attention_core(operation) else tuple(filter(self.moved, operation.reads))
 
-    def moved(self, tensor: Tensor) -> bool:
-        """Return True if a tensor's present layout is not the one it is read in, or belongs to a larger tensor."""
-        lies = self.current.get(tensor.name)
+        Parameters
+        ----------
+        operation : Operation
+            Operation that reads the tensors.
+
+        Returns
+        -------
+        tuple of Tensor
+            Tensors as the operation reads them; empty for the core of attention.
+        """
+        return () if is_attention_core(operation) else tuple(filter(self.needs_layout_change, operation.read_tensors))
+
+    def needs_layout_change(self, tensor: Tensor) -> bool:
+        """Return True if a tensor's present layout is not the one it is read in, or belongs to a larger tensor.
+
+        Parameters
+        ----------
+        tensor : Tensor
+            Tensor with the dim names by which an operation reads it.
+
+        Returns
+        -------
+        bool
+            False also for a parameter, which is neither an input of the layer nor computed in it.
+        """
+        lies = self.current_layouts.get(tensor.name)
         if lies is None or lies is tensor or len(lies.dims) != len(tensor.dims):
             return False
         return lies.sizes != tensor.sizes or _axes(lies, self.split) != _axes(tensor, self.split)
@@ -654,49 +692,83 @@ class _LayoutChanges(NamedTuple):
     def forward(self, operation: Operation, tensor: Tensor, partial: frozenset[str]) -> Iterator[Communication]:
         """List the collectives that bring a tensor to the layout in which an operation reads it.
 
-        The tensor is a sum that is still ``partial`` over some axes. A matrix product gathers its operand, and again if
-        it is recomputed; for a memory pass the writer's output is gathered once.
+        A matrix product gathers its operand, and again if it is recomputed; for a memory pass the writer's output is
+        gathered once.
+
+        Parameters
+        ----------
+        operation : Operation
+            Operation that reads the tensor.
+        tensor : Tensor
+            Tensor with the dim names by which the operation reads it.
+        partial : frozenset of str
+            Mesh axes over which the tensor is still a partial sum.
+
+        Yields
+        ------
+        Communication
+            Collective of the forward pass.
         """
         name = operation.name if isinstance(operation, Contraction) else tensor.name
-        have, want = TensorLayout(_axes(self.current[tensor.name], self.split), partial), _axes(tensor, self.split)
+        have, want = (
+            TensorLayout(_axes(self.current_layouts[tensor.name], self.split), partial),
+            _axes(tensor, self.split),
+        )
         return _layout_collectives(
-            name, tensor.split(self.mean_over_largest), have, TensorLayout(want), self.mesh, "forward"
+            name, tensor.shard(self.mean_over_largest), have, TensorLayout(want), self.mesh, "forward"
         )
 
     def backward(self, operation: Operation, tensor: Tensor, partial: frozenset[str]) -> Iterator[Communication]:
         """List the collectives that bring a tensor's gradient to the layout of its writer.
 
-        It is ``partial`` over axes.
+        Parameters
+        ----------
+        operation : Operation
+            Operation that reads the tensor.
+        tensor : Tensor
+            Tensor with the dim names by which the operation reads it.
+        partial : frozenset of str
+            Mesh axes over which the gradient is still a partial sum.
+
+        Yields
+        ------
+        Communication
+            Collective of the backward pass.
         """
-        have, want = TensorLayout(_axes(tensor, self.split), partial), _axes(self.current[tensor.name], self.split)
-        name, moved = f"{operation.name}>{tensor.name}", tensor.split(self.mean_over_largest)
+        have, want = (
+            TensorLayout(_axes(tensor, self.split), partial),
+            _axes(self.current_layouts[tensor.name], self.split),
+        )
+        name, moved = f"{operation.name}>{tensor.name}", tensor.shard(self.mean_over_largest)
         return _layout_collectives(name, moved, have, TensorLayout(want), self.mesh, "backward")
 
     def _saved_after_change(self, node: Node, tensor: Tensor) -> bool:
         """Return True if the first operation that saves a tensor for backward saves it after the change of layout."""
-        keepers = (kept for operation in node.operations for kept in operation.saves if kept.name == tensor.name)
+        keepers = (
+            kept for operation in node.operations for kept in operation.saved_tensors if kept.name == tensor.name
+        )
         kept = next(keepers, None)
-        return kept is not None and self.moved(kept)
+        return kept is not None and self.needs_layout_change(kept)
 
 
 def _gathers(communication: Communication) -> bool:
     """Return True for an all-gather whose input, not output, each rank saves; tokens of experts stay gathered."""
     is_gather = communication.phase == "forward" and communication.operation == "all_gather"
-    return is_gather and not communication.of_experts
+    return is_gather and not communication.holds_expert_tokens
 
 
-def _partial_sum_axes(target: Tensor, operation: Operation, split: Split) -> frozenset[str]:
+def _partial_sum_axes(target: Tensor, operation: Operation, split: SplitAxes) -> frozenset[str]:
     """Return the mesh axes over which ``target`` becomes a partial sum in an operation (rule A).
 
     They split dims that the operation sums over. An input of size 1 that is broadcast along a dim has a summed
     gradient, too. Passes that only move data sum nothing.
     """
-    if isinstance(operation, MemoryPass) and operation.kind.only_moves_data and not operation.rows_per_output:
+    if isinstance(operation, MemoryPass) and operation.kind.only_moves_data and not operation.table_rows_per_output:
         return frozenset()
     gone = [dim for dim in split if dim not in target.dims or target.size(dim) == 1]
     if not gone:
         return frozenset()
-    tensors, private = (*operation.reads, operation.out), operation.independent_dims
+    tensors, private = (*operation.read_tensors, operation.out), operation.independent_dims
     # a target of size 1 along a dim is a sum only if another tensor has more than one entry there
     summed = (
         dim
@@ -709,12 +781,12 @@ def _partial_sum_axes(target: Tensor, operation: Operation, split: Split) -> fro
 def _linear(operation: Operation) -> bool:
     """Return True if the operation commutes with addition, so that it can run on partial sums."""
     if isinstance(operation, MemoryPass):
-        return operation.linear or operation.kind.only_moves_data or operation.backward_pass == "free"
+        return operation.commutes_with_addition or operation.kind.only_moves_data or operation.backward_rule == "free"
     return not isinstance(operation, FusedAttention)
 
 
 def _inner_sums(
-    node: Node, split: Split, shards: Mapping[str, float], moves: _LayoutChanges, owed: list[Communication]
+    node: Node, split: SplitAxes, shards: Mapping[str, float], moves: _LayoutChanges, owed: list[Communication]
 ) -> frozenset[str]:
     """Append to ``owed`` the all-reduces of partial sums inside a layer.
 
@@ -725,11 +797,11 @@ def _inner_sums(
     for operation in node.operations:
         for tensor in moves.changed_tensors(operation):
             owed += moves.forward(operation, tensor, partial.pop(tensor.name, frozenset()))
-        arriving = frozenset[str]().union(*(partial.get(t.name, frozenset()) for t in operation.reads))
+        arriving = frozenset[str]().union(*(partial.get(t.name, frozenset()) for t in operation.read_tensors))
         if arriving and not _linear(operation):
-            for tensor in (t for t in operation.reads if partial.get(t.name)):
+            for tensor in (t for t in operation.read_tensors if partial.get(t.name)):
                 owed += (
-                    Communication(operation.name, "all_reduce", axis, tensor.split(shards), "forward")
+                    Communication(operation.name, "all_reduce", axis, tensor.shard(shards), "forward")
                     for axis in sorted(partial.pop(tensor.name))
                 )
             arriving = frozenset()
@@ -738,7 +810,7 @@ def _inner_sums(
 
 
 def _gradient_sums(
-    node: Node, split: Split, shards: Mapping[str, float], moves: _LayoutChanges, owed: list[Communication]
+    node: Node, split: SplitAxes, shards: Mapping[str, float], moves: _LayoutChanges, owed: list[Communication]
 ) -> dict[str, frozenset[str]]:
     """Append to ``owed`` the all-reduces of partial gradients inside a layer, in the backward pass.
 
@@ -750,12 +822,12 @@ def _gradient_sums(
         leaving = partial.get(operation.out.name, frozenset())
         if leaving and not (isinstance(operation, MemoryPass) and _linear(operation)):
             owed += (
-                Communication(operation.name, "all_reduce", axis, operation.out.split(shards), "backward")
+                Communication(operation.name, "all_reduce", axis, operation.out.shard(shards), "backward")
                 for axis in sorted(partial.pop(operation.out.name))
             )
             leaving = frozenset()
-        for tensor in operation.reads:
-            if tensor.grad and tensor.role != "parameter":
+        for tensor in operation.read_tensors:
+            if tensor.needs_gradient and tensor.role != "parameter":
                 sums = leaving | _partial_sum_axes(tensor, operation, split)
                 if tensor in moved:
                     owed += moves.backward(operation, tensor, sums)
@@ -778,27 +850,27 @@ def _input_collectives(
     Partial sums over the ``passed`` axes are not reduced. If a summed dim and an output dim of the layer have one name,
     the summed one is called ``in_<dim>`` inside, as is a dim that some operations of the layer split differently.
     """
-    have = replace(layouts[tensor.name], partial=layouts[tensor.name].partial - passed)
+    have = replace(layouts[tensor.name], partial_sum_axes=layouts[tensor.name].partial_sum_axes - passed)
     if len(have.dims) != len(tensor.dims):  # a view: the batch stays first, other dims are merged
         hidden = frozenset(axis for axes in have.dims[1:] for axis in axes)
-        have = TensorLayout((have.dims[0],) + ((),) * (len(tensor.dims) - 1), have.partial, hidden)
-    read, split, mesh = moves.current.get(tensor.name, tensor), moves.split, moves.mesh
+        have = TensorLayout((have.dims[0],) + ((),) * (len(tensor.dims) - 1), have.partial_sum_axes, hidden)
+    read, split, mesh = moves.current_layouts.get(tensor.name, tensor), moves.split, moves.mesh
     names = [dim if dim in read.dims else f"in_{dim}" for dim in tensor.dims]
     spread = _broadcast_dims(node, names) if min(tensor.sizes, default=1) <= 1 else frozenset()
     pairs = zip(names, tensor.sizes, strict=True)
     want = TensorLayout(tuple(split.get(dim, ()) if size > 1 or dim not in spread else () for dim, size in pairs))
     yield from _layout_collectives(f"{node.name}<{tensor.name}", tensor, have, want, mesh, "forward")
-    if have.partial:
+    if have.partial_sum_axes:
         layouts[tensor.name] = want
-    if tensor.grad:
+    if tensor.needs_gradient:
         back = TensorLayout(want.dims, sums.get(tensor.name, frozenset()))
-        target = TensorLayout(have.dims, merged=have.merged)
+        target = TensorLayout(have.dims, merged_axes=have.merged_axes)
         yield from _layout_collectives(f"{node.name}>{tensor.name}", tensor, back, target, mesh, "backward")
 
 
 def _broadcast_dims(node: Node, dims: Iterable[str]) -> frozenset[str]:
     """Return those of ``dims`` with more than one entry in the layer; an input of size 1 is broadcast along them."""
-    tensors = [tensor for op in node.operations for tensor in (*op.reads, op.out)]
+    tensors = [tensor for op in node.operations for tensor in (*op.read_tensors, op.out)]
     return frozenset(dim for dim in dims if any(dim in t.dims and t.size(dim) > 1 for t in tensors))
 
 
@@ -809,13 +881,13 @@ def _layout_collectives(
 
     Slicing a dim that was not split is free.
     """
-    if have.dims == want.dims and not have.partial and not have.merged:
+    if have.dims == want.dims and not have.partial_sum_axes and not have.merged_axes:
         return
     for axis in (axis for axis, degree in mesh.degrees if degree > 1):
         before, after = have.dim_index(axis), want.dim_index(axis)
-        if axis not in have.partial and (before is None or before == after):
+        if axis not in have.partial_sum_axes and (before is None or before == after):
             continue
-        if axis in have.partial:
+        if axis in have.partial_sum_axes:
             operation = "all_reduce" if after is None else "reduce_scatter"
         else:
             operation = "all_gather" if after is None else "all_to_all"
@@ -824,9 +896,9 @@ def _layout_collectives(
             for d, axes in zip(tensor.dims, want.dims, strict=True)
         }
         if operation == "all_to_all" and before is not None and after is not None:
-            place, lies = (after, want) if after != MERGED else (before, have)
+            place, lies = (after, want) if after != MERGED_DIM else (before, have)
             shares[tensor.dims[place]] = mesh.group_size(lies.dims[place])
-        yield Communication(name, operation, axis, tensor.split(shares), when)
+        yield Communication(name, operation, axis, tensor.shard(shares), when)
 
 
 def without_regather(placed: PlacedNode) -> PlacedNode:
@@ -842,18 +914,18 @@ def without_regather(placed: PlacedNode) -> PlacedNode:
     PlacedNode
         Copy without the second gathers.
     """
-    owed = tuple(each for each in placed.communications if not each.name.endswith(AGAIN))
-    again = {each.tensor.name for each in placed.communications if each.name.endswith(AGAIN)}
+    owed = tuple(each for each in placed.communications if not each.name.endswith(REGATHER_SUFFIX))
+    again = {each.tensor.name for each in placed.communications if each.name.endswith(REGATHER_SUFFIX)}
     again |= {tensor.name for tensor in placed.node.inputs}
     ring = {name: ranks for name, ranks in placed.gather_group_sizes.items() if name not in again}
     return replace(placed, communications=owed, gather_group_sizes=ring)
 
 
 #: Suffix of the name of a gather that the backward pass repeats.
-AGAIN = ".again"
+REGATHER_SUFFIX = ".again"
 
 
-def _parameters(node: Node, split: Split, shards: Mapping[str, float]) -> Iterable[tuple[Tensor, Axes]]:
+def _parameters(node: Node, split: SplitAxes, shards: Mapping[str, float]) -> Iterable[tuple[Tensor, Axes]]:
     """Yield the parameters of a layer as one rank holds them, with the axes over which gradients are summed (rule A).
 
     These are the axes of every split dim that the parameter lacks.
@@ -861,10 +933,10 @@ def _parameters(node: Node, split: Split, shards: Mapping[str, float]) -> Iterab
     axes_of: dict[str, set[str]] = {}
     tensors: dict[str, Tensor] = {}
     for operation in node.operations:
-        for parameter in (t for t in operation.reads if t.role == "parameter"):
+        for parameter in (t for t in operation.read_tensors if t.role == "parameter"):
             added = isinstance(operation, Contraction) and operation.bias is parameter
-            sources = (operation.out,) if added else (*operation.reads, operation.out)
+            sources = (operation.out,) if added else (*operation.read_tensors, operation.out)
             dims = {dim for t in sources for dim in t.dims} - set(parameter.dims)
             axes_of.setdefault(parameter.name, set()).update(axis for dim in dims for axis in split.get(dim, ()))
-            tensors[parameter.name] = parameter.split(shards)
+            tensors[parameter.name] = parameter.shard(shards)
     return [(tensor, tuple(sorted(axes_of[name]))) for name, tensor in tensors.items()]

@@ -22,13 +22,13 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError, suggest_names
-from paleo.pricing.kernels import DeviceDatasheet, floats
+from paleo.pricing.kernels import DeviceDatasheet, as_float_arrays
 from paleo.pricing.power import power_slowdown, throttled_share
 from paleo.specs.calibration import parameter
 from paleo.units import MICROSECOND
 
 Array = npt.NDArray[np.float64]
-Sizes = Array | float
+Numeric = Array | float
 Mask = npt.NDArray[np.bool_] | bool
 
 #: Head dimensions for which kernels are compiled; other sizes are zero-padded to the next one.
@@ -50,13 +50,13 @@ class AttentionKernel:
     ----------
     tiles : tuple of (float, float, float)
         Largest head dimension, query rows and key columns of each compiled tile, ascending.
-    packs : bool
+    packs_query_heads : bool
         True if query heads that share a key head fill one tile in prefill, too.
-    most_splits : int
+    max_kv_splits : int
         Most parts into which prefill splits the keys of a tile if there are too few tiles for the device; 1: never.
-    decode_splits : str
-        Rule for the number of splits in decode (`decode_splits`).
-    dense_tiles : tuple
+    decode_split_rule : str
+        Rule for the number of splits in decode (`decode_split_rule`).
+    contiguous_kv_tiles : tuple
         Tiles for contiguous instead of paged keys, if different.
     decode_tiles : tuple
         Tiles for one query token, if not ``tiles`` limited to a warp group.
@@ -67,10 +67,10 @@ class AttentionKernel:
     """
 
     tiles: tuple[tuple[float, float, float], ...]
-    packs: bool
-    most_splits: int
-    decode_splits: Literal["waves", "balanced", "captured", "filling"]
-    dense_tiles: tuple[tuple[float, float, float], ...] = ()
+    packs_query_heads: bool
+    max_kv_splits: int
+    decode_split_rule: Literal["waves", "balanced", "captured", "filling"]
+    contiguous_kv_tiles: tuple[tuple[float, float, float], ...] = ()
     decode_tiles: tuple[tuple[float, float, float], ...] = ()
     longest_first: bool = True
     pads_values: bool = False
@@ -78,25 +78,28 @@ class AttentionKernel:
 
 #: FlashAttention-2 (split-KV kernel for pages), -3 (Hopper, paged keys without TMA), -4 (CuTe), and trtllm-gen. Prefill
 #: of trtllm-gen does not pack heads; in its decode up to 32 heads are the narrow side of a tile.
-KERNELS = {
+ATTENTION_KERNELS = {
     "fa2": AttentionKernel(
         ((64, 64, 256), (128, 64, 128), (512, 64, 64)),
-        packs=False, most_splits=1, decode_splits="waves", dense_tiles=((64, 128, 128), (512, 128, 64)),
+        packs_query_heads=False, max_kv_splits=1, decode_split_rule="waves",
+        contiguous_kv_tiles=((64, 128, 128), (512, 128, 64)),
         pads_values=True,
     ),
     "fa3": AttentionKernel(
         ((96, 192, 128), (128, 128, 128), (192, 128, 96), (512, 128, 80)),
-        packs=True, most_splits=32, decode_splits="balanced",
+        packs_query_heads=True, max_kv_splits=32, decode_split_rule="balanced",
     ),
-    "fa4": AttentionKernel(((256, 256, 128), (512, 64, 64)), packs=True, most_splits=32, decode_splits="captured"),
+    "fa4": AttentionKernel(((256, 256, 128), (512, 64, 64)), packs_query_heads=True, max_kv_splits=32,
+        decode_split_rule="captured"),
     "trtllm": AttentionKernel(
         ((128, 256, 128), (512, 128, 128)),
-        packs=False, most_splits=1, decode_splits="filling", decode_tiles=((512, 32, 256),), longest_first=False,
+        packs_query_heads=False, max_kv_splits=1, decode_split_rule="filling", decode_tiles=((512, 32, 256),),
+        longest_first=False,
     ),
 }  # fmt: skip
 
 
-def kernel(name: str) -> AttentionKernel:
+def attention_kernel(name: str) -> AttentionKernel:
     """Look up an attention kernel: its tile shapes, and how it splits work over thread blocks.
 
     Parameters
@@ -114,9 +117,9 @@ def kernel(name: str) -> AttentionKernel:
     SpecError
         If no kernel has that name; the nearest one is named.
     """
-    if name not in KERNELS:
-        raise SpecError(f"unknown attention kernel {name!r}; {suggest_names(name, KERNELS)}")
-    return KERNELS[name]
+    if name not in ATTENTION_KERNELS:
+        raise SpecError(f"unknown attention kernel {name!r}; {suggest_names(name, ATTENTION_KERNELS)}")
+    return ATTENTION_KERNELS[name]
 
 
 def default_kernel(architecture: str, memory_kind: str = "HBM") -> str:
@@ -132,7 +135,7 @@ def default_kernel(architecture: str, memory_kind: str = "HBM") -> str:
     Returns
     -------
     str
-        A key of `KERNELS`.
+        A key of `ATTENTION_KERNELS`.
 
     Examples
     --------
@@ -144,7 +147,7 @@ def default_kernel(architecture: str, memory_kind: str = "HBM") -> str:
     return "fa4" if architecture.startswith("Blackwell") and not memory_kind.startswith("GDDR") else "fa2"
 
 
-def tile_shape(tiles: tuple[tuple[float, float, float], ...], head_dim: Sizes) -> tuple[Array, Array]:
+def tile_shape(tiles: tuple[tuple[float, float, float], ...], head_dim: Numeric) -> tuple[Array, Array]:
     """Return the query rows and key columns of a tile for each head dimension.
 
     Parameters
@@ -161,15 +164,15 @@ def tile_shape(tiles: tuple[tuple[float, float, float], ...], head_dim: Sizes) -
 
     Examples
     --------
-    >>> [float(size) for size in tile_shape(KERNELS["fa2"].tiles, 128)]
+    >>> [float(size) for size in tile_shape(ATTENTION_KERNELS["fa2"].tiles, 128)]
     [64.0, 128.0]
     """
     limits, rows, columns = (np.array(part, dtype=np.float64) for part in zip(*tiles, strict=True))
-    index = np.minimum(np.searchsorted(limits, floats(head_dim)[0]), len(limits) - 1)
+    index = np.minimum(np.searchsorted(limits, as_float_arrays(head_dim)[0]), len(limits) - 1)
     return rows[index], columns[index]
 
 
-def padded_head_dim(head_dim: Sizes) -> Array:
+def padded_head_dim(head_dim: Numeric) -> Array:
     """Return the compiled head dimension to which each head dimension is padded.
 
     Parameters
@@ -187,19 +190,19 @@ def padded_head_dim(head_dim: Sizes) -> Array:
     >>> [float(size) for size in padded_head_dim(np.array([64, 72, 80, 128, 160]))]
     [64.0, 96.0, 96.0, 128.0, 192.0]
     """
-    compiled, (exact,) = np.array(_COMPILED_HEAD_DIMS), floats(head_dim)
+    compiled, (exact,) = np.array(_COMPILED_HEAD_DIMS), as_float_arrays(head_dim)
     return np.asarray(np.maximum(exact, compiled[np.minimum(np.searchsorted(compiled, exact), len(compiled) - 1)]))
 
 
 def key_blocks(
     *,
-    query_tiles: Sizes,
-    tokens_per_tile: Sizes,
-    columns: Sizes,
-    query_length: Sizes,
-    kv_length: Sizes,
+    query_tiles: Numeric,
+    tokens_per_tile: Numeric,
+    columns: Numeric,
+    query_length: Numeric,
+    kv_length: Numeric,
     causal: Mask,
-    window: Sizes = 0.0,
+    window: Numeric = 0.0,
 ) -> Array:
     """Count the key blocks that all query tiles of one head visit together.
 
@@ -234,7 +237,7 @@ def key_blocks(
     >>> float(key_blocks(**shape, causal=True))  # 1 + 1 + 2 + 2
     6.0
     """
-    n, t, c, nq, nk, span = floats(query_tiles, tokens_per_tile, columns, query_length, kv_length, window)
+    n, t, c, nq, nk, span = as_float_arrays(query_tiles, tokens_per_tile, columns, query_length, kv_length, window)
     offset = np.maximum(nk - nq, 0.0)
     full = n * np.ceil(nk / c)
     seen = t / c * n * (n + 1) / 2 + n * np.maximum(0.0, 1 - t / c) / 2 + n * offset / c
@@ -245,7 +248,7 @@ def key_blocks(
     return np.where(causal, np.maximum(np.minimum(seen, full) - skipped, n), full)
 
 
-def balanced_splits(*, tiles: Sizes, blocks: Sizes, multiprocessors: float, most: int) -> Array:
+def balanced_splits(*, tiles: Numeric, blocks: Numeric, multiprocessors: float, most: int) -> Array:
     """Compute the number of split-KV splits with which all thread blocks fill the device about once.
 
     This is the rule of FlashAttention-3's scheduler: b = ceil(1.1 tiles blocks / multiprocessors) blocks per part.
@@ -271,12 +274,12 @@ def balanced_splits(*, tiles: Sizes, blocks: Sizes, multiprocessors: float, most
     >>> float(balanced_splits(tiles=8, blocks=64, multiprocessors=132, most=32))
     13.0
     """
-    n, b = floats(tiles, blocks)
+    n, b = as_float_arrays(tiles, blocks)
     share = np.ceil(n * b * 1.1 / multiprocessors)
     return np.clip(np.ceil(b / np.maximum(share, 1.0)), 1.0, float(most))
 
 
-def filling_splits(*, tiles: Sizes, blocks: Sizes, multiprocessors: float) -> Array:
+def device_filling_splits(*, tiles: Numeric, blocks: Numeric, multiprocessors: float) -> Array:
     """Compute the largest number of split-KV splits with which tiles times splits fit the multiprocessors.
 
     Parameters
@@ -295,10 +298,11 @@ def filling_splits(*, tiles: Sizes, blocks: Sizes, multiprocessors: float) -> Ar
 
     Examples
     --------
-    >>> [float(parts) for parts in filling_splits(tiles=np.array([1.0, 50.0, 200.0]), blocks=8, multiprocessors=148)]
+    >>> tiles = np.array([1.0, 50.0, 200.0])
+    >>> device_filling_splits(tiles=tiles, blocks=8, multiprocessors=148).tolist()
     [8.0, 2.0, 1.0]
     """
-    n, b = floats(tiles, blocks)
+    n, b = as_float_arrays(tiles, blocks)
     return np.clip(np.floor(multiprocessors / n), 1.0, b)
 
 
@@ -315,7 +319,7 @@ def decode_splits(
 
     ``waves`` fills waves of two blocks per multiprocessor (`wave_splits`), ``balanced`` one wave (`balanced_splits`).
     ``captured`` launches the largest number at any length where a CUDA graph was captured for the batch size.
-    ``filling`` has no more parts than multiprocessors (`filling_splits`).
+    ``filling`` has no more parts than multiprocessors (`device_filling_splits`).
 
     Parameters
     ----------
@@ -338,18 +342,18 @@ def decode_splits(
         (splits of each tile, True where a captured CUDA graph launches that many at any length).
     """
     never = np.zeros(np.shape(tiles), dtype=np.bool_)
-    if division.decode_splits == "waves":
+    if division.decode_split_rule == "waves":
         return wave_splits(tiles=tiles, blocks=np.where(grouped, blocks, 1.0), slots=2 * multiprocessors), never
-    if division.decode_splits == "filling":
-        return filling_splits(tiles=tiles, blocks=blocks, multiprocessors=multiprocessors), never
+    if division.decode_split_rule == "filling":
+        return device_filling_splits(tiles=tiles, blocks=blocks, multiprocessors=multiprocessors), never
     captured = batch <= CAPTURED_BATCH
-    if division.decode_splits == "captured":
-        return np.broadcast_arrays(np.where(captured, float(division.most_splits), 1.0), blocks)[0], captured
-    parts = balanced_splits(tiles=tiles, blocks=blocks, multiprocessors=multiprocessors, most=division.most_splits)
+    if division.decode_split_rule == "captured":
+        return np.broadcast_arrays(np.where(captured, float(division.max_kv_splits), 1.0), blocks)[0], captured
+    parts = balanced_splits(tiles=tiles, blocks=blocks, multiprocessors=multiprocessors, most=division.max_kv_splits)
     return parts, captured
 
 
-def wave_splits(*, tiles: Sizes, blocks: Sizes, slots: float, most: int = WAVE_SPLITS) -> Array:
+def wave_splits(*, tiles: Numeric, blocks: Numeric, slots: float, most: int = WAVE_SPLITS) -> Array:
     """Compute into how few parts the keys can be split so that waves of thread blocks are nearly full.
 
     Waves are at least 85 % as full as with the best number of parts.
@@ -375,7 +379,7 @@ def wave_splits(*, tiles: Sizes, blocks: Sizes, slots: float, most: int = WAVE_S
     >>> float(wave_splits(tiles=1, blocks=512, slots=216)), float(wave_splits(tiles=400, blocks=8, slots=216))
     (128.0, 1.0)
     """
-    n, b = np.broadcast_arrays(*floats(tiles, blocks))
+    n, b = np.broadcast_arrays(*as_float_arrays(tiles, blocks))
     shape, (n, b) = n.shape, (n.ravel(), b.ravel())
     result = np.ones(n.shape)
     open_rows = np.flatnonzero((n < 0.8 * slots) & (b > 1))
@@ -404,7 +408,7 @@ def _fewest_full(n: Array, b: Array, splits: Array, slots: float) -> Array:
 RESIDENT_THREADS, WRITE_THREADS = 2048.0, 512.0
 #: Seconds until keys that miss L2 stream at the full rate: 4.4 us on H100, 4.8 on A100, 5.7 on H200, 2.8 on B200 (rows
 #: of decode in attention.csv, each fitted alone), 4 in PyTorch's own kernels on another H100 (tests/measured/rows).
-STREAM_START = 4.0 * MICROSECOND
+STREAM_START_TIME = 4.0 * MICROSECOND
 #: Steepness of the step from L2-resident to streamed keys.
 CACHE_STEEPNESS = 8.0
 
@@ -451,7 +455,7 @@ class DecodeParameters:
 
 
 def cache_write_time(
-    *, tokens: Sizes, kv_heads: Sizes, head_dim: Sizes, element_bytes: Sizes, write_latency: float,
+    *, tokens: Numeric, kv_heads: Numeric, head_dim: Numeric, element_bytes: Numeric, write_latency: float,
     bandwidth: float, device: DeviceDatasheet,
 ) -> Array:  # fmt: skip
     """Compute the time to copy new keys and values into a paged cache.
@@ -481,13 +485,13 @@ def cache_write_time(
     ndarray
         Time [s]; arguments broadcast.
     """
-    n, heads, d = floats(tokens, kv_heads, head_dim)
+    n, heads, d = as_float_arrays(tokens, kv_heads, head_dim)
     rounds = n * np.minimum(heads * d, WRITE_THREADS) / (RESIDENT_THREADS * device.multiprocessors)
     streamed = 4.0 * n * heads * d * element_bytes / bandwidth
     return np.asarray(np.hypot(rounds * write_latency, streamed))
 
 
-def miss_fraction(footprint: Sizes, capacity: float) -> Array:
+def miss_fraction(footprint: Numeric, capacity: float) -> Array:
     """Compute the L2 miss rate (0 to 1) of data that is read repeatedly.
 
     It is a steep step at the cache's capacity.
@@ -509,31 +513,31 @@ def miss_fraction(footprint: Sizes, capacity: float) -> Array:
     >>> [round(float(share), 3) for share in miss_fraction(np.array([10.0, 20.0, 40.0]), 20.0)]
     [0.004, 0.5, 0.996]
     """
-    (moved,) = floats(footprint)
+    (moved,) = as_float_arrays(footprint)
     inverse = capacity / np.maximum(moved, capacity * np.finfo(np.float32).eps)
     return np.asarray(1.0 / (1.0 + inverse**CACHE_STEEPNESS))
 
 
 def attention_prefill_time(
     *,
-    batch: Sizes,
-    query_heads: Sizes,
-    kv_heads: Sizes,
-    query_length: Sizes,
-    kv_length: Sizes,
-    head_dim: Sizes,
+    batch: Numeric,
+    query_heads: Numeric,
+    kv_heads: Numeric,
+    query_length: Numeric,
+    kv_length: Numeric,
+    head_dim: Numeric,
     causal: Mask,
     kernel_name: str,
     device: DeviceDatasheet,
     parameters: PrefillParameters,
-    window: Sizes = 0.0,
-    element_bytes: Sizes = 2.0,
+    window: Numeric = 0.0,
+    element_bytes: Numeric = 2.0,
     paged: bool = False,
     sustained: float = 0.0,
     activity: float = 1.0,
     flop_factor: float = 1.0,
     traffic_factor: float = 1.0,
-    value_dim: Sizes | None = None,
+    value_dim: Numeric | None = None,
 ) -> Array:
     """Compute the time of prefill attention (forward, many query tokens).
 
@@ -560,7 +564,7 @@ def attention_prefill_time(
     causal : array-like of bool
         True where a query attends only to keys up to its own position.
     kernel_name : str
-        Name in `KERNELS`.
+        Name in `ATTENTION_KERNELS`.
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : PrefillParameters
@@ -585,19 +589,24 @@ def attention_prefill_time(
     ndarray
         Time [s]; arguments broadcast.
     """
-    p, (b, hq, hk, nq, nk, d) = parameters, floats(batch, query_heads, kv_heads, query_length, kv_length, head_dim)
-    division = kernel(kernel_name)
-    tile = tile_shape(division.tiles if paged else division.dense_tiles or division.tiles, d)
+    p, (b, hq, hk, nq, nk, d) = (
+        parameters,
+        as_float_arrays(batch, query_heads, kv_heads, query_length, kv_length, head_dim),
+    )
+    division = attention_kernel(kernel_name)
+    tile = tile_shape(division.tiles if paged else division.contiguous_kv_tiles or division.tiles, d)
     work = _tiling(division, tile, b, hq, hk, nq, nk, d, causal, window, device)
     padded = ~np.isin(d, _NATIVE_HEAD_DIMS)
     start = p.tile_cycles * (0.5 + d / 256.0) + p.padded_tile_cycles * padded
     wide = padded_head_dim(d)
     v = wide if value_dim is None or division.pads_values else padded_head_dim(value_dim)
-    flops = flop_factor * 2 * (wide + v) * work.area
+    flops = flop_factor * 2 * (wide + v) * work.tile_area
     products = flops / (device.flops_per_clock * p.mma_efficiency)
-    busy = _busy_cycles(work, products + work.area * p.exp_cycles, start, p.wave_quantization, device.multiprocessors)
+    busy = _busy_cycles(
+        work, products + work.tile_area * p.exp_cycles, start, p.wave_quantization, device.multiprocessors
+    )
     bandwidth = p.bandwidth_fraction * device.memory_bandwidth
-    widths = d + (d if value_dim is None else floats(value_dim)[0])
+    widths = d + (d if value_dim is None else as_float_arrays(value_dim)[0])
     moved = traffic_factor * widths * element_bytes * b * (hq * nq + hk * nk)
     body = _p_norm(busy / device.clock_hz, _traffic_time(moved, device, p), p.norm_order)
     hot = power_slowdown(
@@ -619,11 +628,11 @@ class _Tiling:
 
     tiles: Array
     blocks: Array
-    longest: Array
-    last: Array
-    tail: Array
+    longest_tile_blocks: Array
+    last_tile_blocks: Array
+    tail_blocks: Array
     splits: Array
-    area: Array
+    tile_area: Array
 
 
 def _tiling(
@@ -636,12 +645,12 @@ def _tiling(
     nk: Array,
     d: Array,
     causal: Mask,
-    window: Sizes,
+    window: Numeric,
     device: DeviceDatasheet,
 ) -> _Tiling:
     """Divide attention into tiles, key blocks and splits."""
     rows, columns = tile
-    group = np.where(np.asarray(causal) & division.packs, hq / hk, 1.0)
+    group = np.where(np.asarray(causal) & division.packs_query_heads, hq / hk, 1.0)
     rows = np.where(nq * group <= _WARP_GROUP_ROWS, np.minimum(rows, _WARP_GROUP_ROWS), rows)
     tiles, chain = np.ceil(nq * group / rows), np.ceil(nk / columns)
     reach = np.ceil((np.asarray(window) + rows / group) / columns) + 1
@@ -652,7 +661,7 @@ def _tiling(
     )  # fmt: skip
     heads = b * hq / group
     splits = balanced_splits(
-        tiles=heads * tiles, blocks=chain, multiprocessors=device.multiprocessors, most=division.most_splits
+        tiles=heads * tiles, blocks=chain, multiprocessors=device.multiprocessors, most=division.max_kv_splits
     )
     longest = np.ceil(chain / splits)
     uneven = np.asarray(causal) & (tiles > 1)
@@ -671,27 +680,29 @@ def _busy_cycles(work: _Tiling, block: Array, start: Array, wave_quantization: f
     """
     waves = work.tiles * work.splits / multiprocessors
     spread = work.blocks * block / multiprocessors + waves * start
-    idle = wave_quantization * ((np.ceil(waves) - waves) * (work.last * block + start) + work.tail * block)
-    return np.maximum(spread + idle, work.longest * block + start)
+    idle = wave_quantization * (
+        (np.ceil(waves) - waves) * (work.last_tile_blocks * block + start) + work.tail_blocks * block
+    )
+    return np.maximum(spread + idle, work.longest_tile_blocks * block + start)
 
 
 def attention_backward_time(
     *,
-    batch: Sizes,
-    query_heads: Sizes,
-    kv_heads: Sizes,
-    query_length: Sizes,
-    kv_length: Sizes,
-    head_dim: Sizes,
+    batch: Numeric,
+    query_heads: Numeric,
+    kv_heads: Numeric,
+    query_length: Numeric,
+    kv_length: Numeric,
+    head_dim: Numeric,
     causal: Mask,
     kernel_name: str,
     device: DeviceDatasheet,
     parameters: PrefillParameters,
-    window: Sizes = 0.0,
-    element_bytes: Sizes = 2.0,
+    window: Numeric = 0.0,
+    element_bytes: Numeric = 2.0,
     sustained: float = 0.0,
     activity: float = 1.0,
-    value_dim: Sizes | None = None,
+    value_dim: Numeric | None = None,
 ) -> Array:
     """Compute the time of backward attention, from the forward calibration and ``backward_efficiency``.
 
@@ -711,7 +722,7 @@ def attention_backward_time(
     causal : array-like of bool
         True where a query attends only to keys up to its own position.
     kernel_name : str
-        Name in `KERNELS`.
+        Name in `ATTENTION_KERNELS`.
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : PrefillParameters
@@ -743,16 +754,16 @@ def attention_backward_time(
 
 def attention_decode_time(
     *,
-    batch: Sizes,
-    query_heads: Sizes,
-    kv_heads: Sizes,
-    kv_length: Sizes,
-    head_dim: Sizes,
+    batch: Numeric,
+    query_heads: Numeric,
+    kv_heads: Numeric,
+    kv_length: Numeric,
+    head_dim: Numeric,
     kernel_name: str,
     device: DeviceDatasheet,
     parameters: DecodeParameters,
-    window: Sizes = 0.0,
-    element_bytes: Sizes = 2.0,
+    window: Numeric = 0.0,
+    element_bytes: Numeric = 2.0,
     paged: Mask = True,
 ) -> Array:
     """Compute the time of decode attention: one query token per sequence, in a CUDA graph.
@@ -774,7 +785,7 @@ def attention_decode_time(
     head_dim : array-like
         Elements of a head.
     kernel_name : str
-        Name in `KERNELS`.
+        Name in `ATTENTION_KERNELS`.
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : DecodeParameters
@@ -791,8 +802,8 @@ def attention_decode_time(
     ndarray
         Time [s]; arguments broadcast.
     """
-    division, p = kernel(kernel_name), parameters
-    b, hq, hk, nk, d = floats(batch, query_heads, kv_heads, kv_length, head_dim)
+    division, p = attention_kernel(kernel_name), parameters
+    b, hq, hk, nk, d = as_float_arrays(batch, query_heads, kv_heads, kv_length, head_dim)
     nk = np.where(np.asarray(window) > 0, np.minimum(nk, window), nk)
     rows, columns = tile_shape(division.decode_tiles or division.tiles, d)
     rows = np.minimum(rows, _WARP_GROUP_ROWS)
@@ -805,7 +816,7 @@ def attention_decode_time(
     x = tiles * splits / device.multiprocessors
     waves = p.wave_quantization * np.ceil(x) + (1 - p.wave_quantization) * np.maximum(x, 1.0)
     keys = _traffic_time(2 * b * hk * nk * d * element_bytes, device, p)
-    waved = division.decode_splits == "waves"
+    waved = division.decode_split_rule == "waves"
     copied = waved & grouped & (hk > 1) & (b > 1)
     partial = 8 * splits * b * hq * d * ((splits > 1) | captured)
     side = _traffic_time(2 * b * hq * d * element_bytes * np.where(copied, 3.0, 1.0) + partial, device, p)
@@ -815,7 +826,7 @@ def attention_decode_time(
         tokens=b, kv_heads=hk, head_dim=d, element_bytes=element_bytes, write_latency=p.write_latency,
         bandwidth=p.bandwidth_fraction * device.memory_bandwidth, device=device,
     )  # fmt: skip
-    start = STREAM_START * miss_fraction(2 * b * hk * nk * d * element_bytes, p.cache_fraction * device.l2_bytes)
+    start = STREAM_START_TIME * miss_fraction(2 * b * hk * nk * d * element_bytes, p.cache_fraction * device.l2_bytes)
     body = start + _p_norm(waves * tile / device.clock_hz, keys, p.norm_order)
     return p.launch_time + launches * p.kernel_time + body + side + merge + np.where(paged, write, 0.0)
 

@@ -18,35 +18,35 @@ import numpy.typing as npt
 
 from paleo.collectives.base import Algorithm, Array, Numeric, Traffic, algorithms_for, tree_imbalance
 from paleo.errors import PlanError, SpecError, suggest_names
-from paleo.pricing.links.alpha_beta import LevelCost, lower_bound, torus_bound, traffic_time
+from paleo.pricing.calibration_lookup import RELATIVE_WIDENING, ConstantEfficiencies, SourcedParameters, find_parameters
+from paleo.pricing.links.alpha_beta import LevelCost, time_lower_bound, torus_bound, traffic_time
 from paleo.pricing.links.fabric import (
     FabricParameters,
-    fabric_defaults,
+    default_fabric_parameters,
     fabric_exchange_time,
     fabric_time,
+    links_with_default_latency,
     measured_exchange,
     measured_fabric,
     prefers_switch,
     prefers_tree,
-    unmeasured_links,
-    with_exchange,
+    with_exchange_parameters,
 )
 from paleo.pricing.links.group import (
     MIN_SWITCH_RANKS,
     PAIRWISE_OPERATIONS,
+    BoolArray,
     ExchangeParameters,
-    Flags,
     GroupLinks,
     NcclParameters,
     exchange_time,
     group_links,
+    intra_node_time,
     link_kind,
-    node_time,
     stack_links,
     switch_time,
 )
 from paleo.pricing.links.topology import NodePlacement, placement_port_share
-from paleo.pricing.store import RELATIVE_WIDENING, ConstantEfficiencies, SourcedParameters, lookup
 from paleo.units import TERA
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class FastestAlgorithm:
     time: Array
 
 
-def fastest_of(table: Mapping[str, Array]) -> FastestAlgorithm:
+def fastest_per_payload(table: Mapping[str, Array]) -> FastestAlgorithm:
     """Choose the fastest algorithm of each element; a tie goes to the first name.
 
     Parameters
@@ -88,7 +88,7 @@ def fastest_of(table: Mapping[str, Array]) -> FastestAlgorithm:
 
     Examples
     --------
-    >>> choice = fastest_of({"ring": np.array([3.0, 1.0]), "tree": np.array([2.0, 4.0])})
+    >>> choice = fastest_per_payload({"ring": np.array([3.0, 1.0]), "tree": np.array([2.0, 4.0])})
     >>> choice.algorithm.tolist(), choice.time.tolist()
     (['tree', 'ring'], [2.0, 1.0])
     """
@@ -125,7 +125,7 @@ def crossovers(prices: AlgorithmTimeFunction, *, smallest: float = 1.0, largest:
         Payloads in rising order, with the algorithms below and above.
     """
     grid = np.geomspace(smallest, largest, 40 * round(np.log2(largest / smallest)))
-    winners = fastest_of(prices(grid)).algorithm
+    winners = fastest_per_payload(prices(grid)).algorithm
     changes = []
     for index in np.flatnonzero(winners[1:] != winners[:-1]):
         below, above = str(winners[index]), str(winners[index + 1])
@@ -145,7 +145,7 @@ def _crossing(prices: AlgorithmTimeFunction, low: float, high: float, below: str
 class CollectiveModel(Protocol):
     """Protocol of a collective library (such as NCCL): which algorithms it may run, and the time of each."""
 
-    def candidates(self, operation: str, links: GroupLinks) -> list[Algorithm]:
+    def candidate_algorithms(self, operation: str, links: GroupLinks) -> list[Algorithm]:
         """List the algorithms that the library may run for an operation on these links.
 
         Parameters
@@ -157,17 +157,17 @@ class CollectiveModel(Protocol):
 
         Returns
         -------
-        list of Algorithm
+        list of ConvolutionAlgorithm
             Algorithms that these links can run.
         """
         ...
 
-    def would_run(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Flags:
+    def would_run(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> BoolArray:
         """Return for which payloads the library would run an algorithm.
 
         Parameters
         ----------
-        algorithm : Algorithm
+        algorithm : ConvolutionAlgorithm
             The algorithm.
         operation : str
             Collective operation, such as ``all_reduce``.
@@ -183,12 +183,12 @@ class CollectiveModel(Protocol):
         """
         ...
 
-    def seconds(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Array:
+    def algorithm_time(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Array:
         """Compute the time of a collective by one algorithm.
 
         Parameters
         ----------
-        algorithm : Algorithm
+        algorithm : ConvolutionAlgorithm
             The algorithm.
         operation : str
             Collective operation, such as ``all_reduce``.
@@ -240,7 +240,7 @@ def algorithms_by_name(operation: str, links: GroupLinks, names: Sequence[str]) 
 
     Returns
     -------
-    list of Algorithm
+    list of ConvolutionAlgorithm
         Algorithms in the order of ``names``.
 
     Raises
@@ -255,7 +255,7 @@ def algorithms_by_name(operation: str, links: GroupLinks, names: Sequence[str]) 
         if name not in serving:
             raise SpecError(f"no algorithm {name!r} for {operation!r}; {suggest_names(name, serving)}")
         if not links.can_run(serving[name], operation):
-            needed = serving[name].topology or "switches that add"
+            needed = serving[name].required_topology or "switches that add"
             raise PlanError(f"algorithm {name!r} needs a network with {needed}; links are {sorted(links.topologies)}")
     return [serving[name] for name in names]
 
@@ -289,14 +289,14 @@ def algorithm_times(
     """
     if names is not None:
         chosen = algorithms_by_name(operation, links, names)
-        return {each.name: policy.seconds(each, operation, payload_bytes, links) for each in chosen}
+        return {each.name: policy.algorithm_time(each, operation, payload_bytes, links) for each in chosen}
     return {
         each.name: np.where(
             policy.would_run(each, operation, payload_bytes, links),
-            policy.seconds(each, operation, payload_bytes, links),
+            policy.algorithm_time(each, operation, payload_bytes, links),
             np.inf,
         )
-        for each in policy.candidates(operation, links)
+        for each in policy.candidate_algorithms(operation, links)
     }
 
 
@@ -335,7 +335,7 @@ def fastest_algorithm(
     >>> choice.algorithm.item(), 0.0035 < float(choice.time) < 0.0045
     ('ring', True)
     """
-    return fastest_of(algorithm_times(policy, operation, payload_bytes, links, names))
+    return fastest_per_payload(algorithm_times(policy, operation, payload_bytes, links, names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,9 +345,9 @@ class AlphaBetaModel:
     Bandwidths are constant shares of the datasheet's.
     """
 
-    rates: ConstantEfficiencies
+    efficiencies: ConstantEfficiencies
 
-    def costs(self, links: GroupLinks) -> tuple[LevelCost, ...]:
+    def level_costs(self, links: GroupLinks) -> tuple[LevelCost, ...]:
         """Return latency and bandwidth of each level of a group.
 
         Parameters
@@ -360,17 +360,17 @@ class AlphaBetaModel:
         tuple of LevelCost
             Levels from inner to outer.
         """
-        share = self.rates.link or 1.0
+        share = self.efficiencies.link or 1.0
         return tuple(
             LevelCost(
-                alpha=level.latency * float(self.rates.latency),
-                beta=1.0 / (np.asarray(level.port_bandwidth) * level.unit_ports * share),
+                alpha=level.latency * float(self.efficiencies.includes_latency),
+                beta=1.0 / (np.asarray(level.port_bandwidth) * level.shared_unit_ports * share),
                 rank_beta=1.0 / (np.asarray(level.port_bandwidth) * level.rank_ports * share),
             )
             for level in links.levels
         )
 
-    def candidates(self, operation: str, links: GroupLinks) -> list[Algorithm]:
+    def candidate_algorithms(self, operation: str, links: GroupLinks) -> list[Algorithm]:
         """List all algorithms of the literature except parameter servers.
 
         Parameters
@@ -382,18 +382,18 @@ class AlphaBetaModel:
 
         Returns
         -------
-        list of Algorithm
+        list of ConvolutionAlgorithm
             Algorithms that these links can run.
         """
         known = (each for each in algorithms_for(operation) if each.belongs_to("textbook", operation))
         return [each for each in known if links.can_run(each, operation)]
 
-    def would_run(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Flags:
+    def would_run(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> BoolArray:
         """Return True for every algorithm: this model has no rule that excludes one.
 
         Parameters
         ----------
-        algorithm : Algorithm
+        algorithm : ConvolutionAlgorithm
             The algorithm.
         operation : str
             Collective operation, such as ``all_reduce``.
@@ -409,12 +409,12 @@ class AlphaBetaModel:
         """
         return np.asarray(True)
 
-    def seconds(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Array:
+    def algorithm_time(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Array:
         """Compute the time of one algorithm by latency (alpha) and bandwidth (beta).
 
         Parameters
         ----------
-        algorithm : Algorithm
+        algorithm : ConvolutionAlgorithm
             The algorithm.
         operation : str
             Collective operation, such as ``all_reduce``.
@@ -428,7 +428,7 @@ class AlphaBetaModel:
         ndarray
             Time [s].
         """
-        return traffic_time(algorithm.traffic(operation, payload_bytes, links.fan_outs), self.costs(links))
+        return traffic_time(algorithm.traffic(operation, payload_bytes, links.fan_outs), self.level_costs(links))
 
     def time_lower_bound(self, operation: str, payload_bytes: Numeric, links: GroupLinks, *, in_network: bool) -> Array:
         """Return the alpha-beta lower bound of the time of a collective [s].
@@ -449,7 +449,7 @@ class AlphaBetaModel:
         ndarray
             Time [s].
         """
-        return _time_lower_bound(operation, payload_bytes, links, self.costs(links), in_network)
+        return _time_lower_bound(operation, payload_bytes, links, self.level_costs(links), in_network)
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,26 +458,26 @@ class Nccl:
 
     Attributes
     ----------
-    inside, exchange, between : parameters
+    intra_node, intra_node_exchange, inter_node : parameters
         Calibration of collectives inside a node, of all_to_all and send_recv there, and of all that crosses nodes.
     switch_can_add : bool or ndarray of bool
         True if the switches can add the dtype. They cannot add int8, which threads also add at a lower rate.
-    has_ll_protocol, trees : bool or ndarray of bool
+    has_ll_protocol, has_trees : bool or ndarray of bool
         True if the library has the LL protocol (NCCL 2.1 and later), and trees between nodes (2.4 and later).
-    shift : bool
+    sends_round_group : bool
         True if all ranks send round the group at once in a send_recv, as in nccl-tests. False: neighbours exchange in
         pairs, as pipeline stages do.
     """
 
-    inside: NcclParameters = field(default_factory=NcclParameters)
-    exchange: ExchangeParameters = field(default_factory=ExchangeParameters)
-    between: FabricParameters = field(default_factory=FabricParameters)
-    switch_can_add: bool | Flags = True
-    has_ll_protocol: bool | Flags = True
-    trees: bool | Flags = True
-    shift: bool = False
+    intra_node: NcclParameters = field(default_factory=NcclParameters)
+    intra_node_exchange: ExchangeParameters = field(default_factory=ExchangeParameters)
+    inter_node: FabricParameters = field(default_factory=FabricParameters)
+    switch_can_add: bool | BoolArray = True
+    has_ll_protocol: bool | BoolArray = True
+    has_trees: bool | BoolArray = True
+    sends_round_group: bool = False
 
-    def candidates(self, operation: str, links: GroupLinks) -> list[Algorithm]:
+    def candidate_algorithms(self, operation: str, links: GroupLinks) -> list[Algorithm]:
         """List the algorithms of NCCL for an operation and, on a torus, those of XLA.
 
         Parameters
@@ -489,7 +489,7 @@ class Nccl:
 
         Returns
         -------
-        list of Algorithm
+        list of ConvolutionAlgorithm
             Algorithms that these links can run.
         """
         libraries = ("nccl", "xla") if "torus" in links.topologies else ("nccl",)
@@ -498,7 +498,7 @@ class Nccl:
         )
         return [each for each in known if links.can_run(each, operation)]
 
-    def would_run(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Flags:
+    def would_run(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> BoolArray:
         """Return True for the payloads for which NCCL's tuner would run an algorithm.
 
         Between nodes the tuner chooses trees for payloads that it expects to be faster with them, and rings otherwise.
@@ -507,7 +507,7 @@ class Nccl:
 
         Parameters
         ----------
-        algorithm : Algorithm
+        algorithm : ConvolutionAlgorithm
             The algorithm.
         operation : str
             Collective operation, such as ``all_reduce``.
@@ -522,21 +522,21 @@ class Nccl:
             The shape of `payload_bytes`.
         """
         crosses = links.nodes > 1
-        several = (crosses & self.trees) | (not algorithm.only_between_nodes)
+        several = (crosses & self.has_trees) | (not algorithm.only_between_nodes)
         if operation == "all_reduce" and algorithm.name in _TREE_OR_RING:
-            in_tree = crosses & self.trees & prefers_tree(payload_bytes, links)
+            in_tree = crosses & self.has_trees & prefers_tree(payload_bytes, links)
             several = several & (in_tree if algorithm.only_between_nodes else ~in_tree | ~crosses)
         if not algorithm.in_network:
             return np.asarray(several)
-        expected = ~crosses | (prefers_switch(payload_bytes, links) & ~links.many_hosts)
-        return np.asarray(several & expected & (links.inside.ranks >= MIN_SWITCH_RANKS))
+        expected = ~crosses | (prefers_switch(payload_bytes, links) & ~links.node_spans_hosts)
+        return np.asarray(several & expected & (links.intra_node_links.ranks >= MIN_SWITCH_RANKS))
 
-    def seconds(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Array:
+    def algorithm_time(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Array:
         """Compute the time of one algorithm inside a node, or between nodes.
 
         Parameters
         ----------
-        algorithm : Algorithm
+        algorithm : ConvolutionAlgorithm
             The algorithm.
         operation : str
             Collective operation, such as ``all_reduce``.
@@ -550,11 +550,11 @@ class Nccl:
         ndarray
             Seconds; between nodes at least the time of the part inside a node.
         """
-        crosses, inside = links.nodes > 1, self._inside(algorithm, operation, payload_bytes, links.inside)
+        crosses, inside = links.nodes > 1, self._inside(algorithm, operation, payload_bytes, links.intra_node_links)
         if np.any(crosses):
             traffic = algorithm.traffic(operation, payload_bytes, links.fan_outs)
             across = self._across(algorithm, operation, traffic, links)
-            part_of_it = (links.inside.ranks > 1) & (operation not in PAIRWISE_OPERATIONS)
+            part_of_it = (links.intra_node_links.ranks > 1) & (operation not in PAIRWISE_OPERATIONS)
             inside = np.where(crosses, np.maximum(across, np.where(part_of_it, inside, 0.0)), inside)
         possible = np.asarray(self.switch_can_add) | (not algorithm.in_network)
         return np.where(possible, inside, np.inf)
@@ -562,22 +562,29 @@ class Nccl:
     def _across(self, algorithm: Algorithm, operation: str, traffic: Traffic, links: GroupLinks) -> Array:
         if operation in PAIRWISE_OPERATIONS:
             return fabric_exchange_time(
-                operation=operation, traffic=traffic, links=links, parameters=self.between, shift=self.shift
+                operation=operation,
+                traffic=traffic,
+                links=links,
+                parameters=self.inter_node,
+                shift=self.sends_round_group,
             )
         in_trees = operation == "all_reduce" and (algorithm.only_between_nodes or algorithm.in_network)
         return fabric_time(
-            operation=operation, traffic=traffic, links=links, parameters=self.between, lockstep=algorithm.is_lockstep,
+            operation=operation, traffic=traffic, links=links, parameters=self.inter_node,
+            lockstep=algorithm.is_lockstep,
             imbalance=tree_imbalance(links.nodes) if in_trees else 1.0,
         )  # fmt: skip
 
     def _inside(self, algorithm: Algorithm, operation: str, payload: Numeric, links: GroupLinks) -> Array:
         traffic = algorithm.traffic(operation, payload, links.fan_outs)
         if operation in PAIRWISE_OPERATIONS:
-            return exchange_time(payload_bytes=payload, traffic=traffic, links=links, parameters=self.exchange)
+            return exchange_time(
+                payload_bytes=payload, traffic=traffic, links=links, parameters=self.intra_node_exchange
+            )
         if algorithm.in_network:
-            return switch_time(operation=operation, traffic=traffic, links=links, parameters=self.inside)
-        return node_time(
-            operation=operation, payload_bytes=payload, traffic=traffic, links=links, parameters=self.inside,
+            return switch_time(operation=operation, traffic=traffic, links=links, parameters=self.intra_node)
+        return intra_node_time(
+            operation=operation, payload_bytes=payload, traffic=traffic, links=links, parameters=self.intra_node,
             low_latency=self.has_ll_protocol, adds_bytes=~np.asarray(self.switch_can_add),
         )  # fmt: skip
 
@@ -600,9 +607,11 @@ class Nccl:
         ndarray
             Time [s].
         """
-        costs = [LevelCost(0.0, 1.0 / (np.asarray(level.port_bandwidth) * level.unit_ports)) for level in links.levels]
-        inside = self.exchange.launch if operation in PAIRWISE_OPERATIONS else self.inside.launch
-        launch = np.where(links.nodes > 1, self.between.launch, inside) * (links.ranks > 1)
+        costs = [
+            LevelCost(0.0, 1.0 / (np.asarray(level.port_bandwidth) * level.shared_unit_ports)) for level in links.levels
+        ]
+        inside = self.intra_node_exchange.launch if operation in PAIRWISE_OPERATIONS else self.intra_node.launch
+        launch = np.where(links.nodes > 1, self.inter_node.launch, inside) * (links.ranks > 1)
         return np.asarray(launch + _time_lower_bound(operation, payload_bytes, links, costs, in_network))
 
 
@@ -611,7 +620,7 @@ def _time_lower_bound(
 ) -> Array:
     if links.topologies == {"torus"}:
         return torus_bound(operation, payload, links.fan_outs, costs)
-    return lower_bound(operation, payload, links.fan_outs, costs, in_network=in_network)
+    return time_lower_bound(operation, payload, links.fan_outs, costs, in_network=in_network)
 
 
 IntArray = npt.NDArray[np.int64]
@@ -647,7 +656,7 @@ def link_parameters(system: System, family: str, calibration: Calibration | None
         Parameters. An unmeasured fabric inherits them from a measured one of its kind, with a wider interval, or has
         the defaults of its kind of link.
     """
-    calibrated = lookup(
+    calibrated = find_parameters(
         LINK_FAMILIES[family],
         subject=system.name,
         architecture=system.device.architecture,
@@ -661,18 +670,22 @@ def link_parameters(system: System, family: str, calibration: Calibration | None
     relative, exchange = measured_fabric(system), measured_exchange(system)
     if relative is not None:
         entry = _parameters_of_system(relative)
-        wider = tuple((end, low / RELATIVE_WIDENING, high * RELATIVE_WIDENING) for end, low, high in entry.interval)
-        return replace(entry, origin="inherited", interval=wider)
-    usual = fabric_defaults(system)
+        wider = tuple(
+            (end, low / RELATIVE_WIDENING, high * RELATIVE_WIDENING) for end, low, high in entry.interval_bins
+        )
+        return replace(entry, origin="inherited", interval_bins=wider)
+    usual = default_fabric_parameters(system)
     if exchange is None:
         return replace(calibrated, parameters=usual)
-    return replace(calibrated, parameters=with_exchange(usual, _parameters_of_system(exchange).parameters))
+    return replace(calibrated, parameters=with_exchange_parameters(usual, _parameters_of_system(exchange).parameters))
 
 
 def _parameters_of_system(system: str) -> SourcedParameters[FabricParameters]:
     """Return the fabric parameters of a measured system."""
     family = "collective.fabric"
-    return lookup(FabricParameters, subject=system, architecture="", family=family, stacks=_NCCL_TIMING_METHODS)
+    return find_parameters(
+        FabricParameters, subject=system, architecture="", family=family, stacks=_NCCL_TIMING_METHODS
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -680,16 +693,17 @@ class Fabric:
     """Network of a system; it computes the times of collectives for many groups of ranks at once.
 
     A group is a stride between neighbouring ranks and a number of ranks. Times are those of calibrated NCCL, or of
-    alpha-beta with constants if ``rates`` is set. All groups of the same mesh axes are assumed to exchange at the same
-    time and to share the ports of their nodes. ``algorithm`` forces an algorithm for all-reduces. ``host_launch_time``
-    is the host time of launching a collective, its least time [s]. ``handshake_time`` is the time of a token exchange
-    between nodes in addition to its bytes [s]. ``efa_extra_times`` is what each of a device's ports of EFA adds to
-    it, with NCCL and with other libraries [s]. ``dispatch_library`` is the library of the token exchange.
+    alpha-beta with constants if ``constant_efficiencies`` is set. All groups of the same mesh axes are assumed to
+    exchange at the same time and to share the ports of their nodes. ``forced_algorithm`` forces an algorithm for
+    all-reduces. ``host_launch_time`` is the host time of launching a collective, its least time [s]. ``handshake_time``
+    is the time of a token exchange between nodes in addition to its bytes [s]. ``efa_extra_times`` is what each of a
+    device's ports of EFA adds to it, with NCCL and with other libraries [s]. ``dispatch_library`` is the library of the
+    token exchange.
     """
 
     system: System
-    algorithm: str | None = None
-    rates: ConstantEfficiencies | None = None
+    forced_algorithm: str | None = None
+    constant_efficiencies: ConstantEfficiencies | None = None
     user_calibration: Calibration | None = None
     host_launch_time: float = 0.0
     dtype: str | None = None
@@ -701,7 +715,7 @@ class Fabric:
     _policies: list[CollectiveModel] = field(default_factory=list, init=False, repr=False, compare=False)
     _known: dict[str, dict[bytes, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def times(self, operation: str, strides: IntArray, ranks: IntArray, payload_bytes: Array) -> Array:
+    def collective_times(self, operation: str, strides: IntArray, ranks: IntArray, payload_bytes: Array) -> Array:
         """Compute the time of one collective for each of several groups.
 
         Each collective is computed once; most layouts of a search have equal ones.
@@ -745,8 +759,10 @@ class Fabric:
         if not self.system.levels:
             raise PlanError(f"system {self.system.name} is one device alone; {operation} needs links")
         links = stack_links([self._placed(operation, *group) for group in groups], index)
-        names = [self.algorithm] if self.algorithm is not None and operation == "all_reduce" else None
-        return np.maximum(fastest_algorithm(self.policy, operation, payload_bytes, links, names).time, self._floor)
+        names = [self.forced_algorithm] if self.forced_algorithm is not None and operation == "all_reduce" else None
+        return np.maximum(
+            fastest_algorithm(self.collective_model, operation, payload_bytes, links, names).time, self._floor
+        )
 
     def algorithm_times(
         self, operation: str, links: GroupLinks, payload_bytes: Array, names: Sequence[str]
@@ -769,13 +785,13 @@ class Fabric:
         dict of str to ndarray
             Seconds by algorithm.
         """
-        table = algorithm_times(self.policy, operation, payload_bytes, links, names)
+        table = algorithm_times(self.collective_model, operation, payload_bytes, links, names)
         return {name: np.maximum(seconds, self._floor) for name, seconds in table.items()}
 
     @property
     def _floor(self) -> float:
         """Least time of a collective: the host time of its call, or 0 with constant rates [s]."""
-        return self.host_launch_time if self.rates is None else 0.0
+        return self.host_launch_time if self.constant_efficiencies is None else 0.0
 
     def _placed(self, operation: str, stride: int, ranks: int) -> GroupLinks:
         """Return the links of a group with the bandwidth that remains to it in the fabric.
@@ -790,7 +806,7 @@ class Fabric:
         left = (replace(level, port_bandwidth=level.port_bandwidth * share) for level in outside)
         return replace(links, levels=(*inside, *left))
 
-    def targets(self, stride: int, ranks: int) -> int:
+    def dispatch_target_count(self, stride: int, ranks: int) -> int:
         """Count the destinations of a token dispatch over a group: its nodes, or its ranks if it is within one node.
 
         Parameters
@@ -831,7 +847,7 @@ class Fabric:
         endpoints = max(1.0, max(ports) / self.system.devices_per_node) if ports else 0.0
         return self.handshake_time + endpoints * self.efa_extra_times[self.dispatch_library != "nccl"]
 
-    def token_exchange(self, step: str, stride: int, ranks: int, payload_bytes: Array) -> Array | None:
+    def token_exchange_time(self, step: str, stride: int, ranks: int, payload_bytes: Array) -> Array | None:
         """Compute the time of an MoE token exchange within a node, by a library that was measured.
 
         Between nodes NCCL's collectives are used instead. The measured rows between nodes are of one cluster, whose
@@ -854,12 +870,12 @@ class Fabric:
         ndarray, optional
             Times [s]; None if the exchange is to be predicted as NCCL's collectives.
         """
-        measured = self.dispatch_library == "deepep" and self.rates is None and ranks > 1
+        measured = self.dispatch_library == "deepep" and self.constant_efficiencies is None and ranks > 1
         if not measured or int(self.links(stride, ranks).nodes) > 1:
             return None
-        from paleo.pricing.exchanges import DEEPEP, node_exchange_time
+        from paleo.pricing.exchanges import TRAINING_DEEPEP_MODE, intra_node_token_exchange_time
 
-        return node_exchange_time(payload_bytes, ranks, self.system, f"{DEEPEP}.{step}")
+        return intra_node_token_exchange_time(payload_bytes, ranks, self.system, f"{TRAINING_DEEPEP_MODE}.{step}")
 
     def links(self, stride: int, ranks: int) -> GroupLinks:
         """Return the link levels that one communication group uses, inner to outer.
@@ -880,15 +896,19 @@ class Fabric:
             links = group_links(self.system, stride=stride, size=ranks)
             origin = link_parameters(self.system, "collective.fabric", self.user_calibration).origin
             self._links[stride, ranks] = (
-                unmeasured_links(links, self.system) if self.rates is None and origin == "default" else links
+                links_with_default_latency(links, self.system)
+                if self.constant_efficiencies is None and origin == "default"
+                else links
             )
         return self._links[stride, ranks]
 
     @property
-    def policy(self) -> CollectiveModel:
+    def collective_model(self) -> CollectiveModel:
         """Model of the collective library: `AlphaBetaModel` if ``rates`` is set, else `Nccl`."""
         if not self._policies:
-            self._policies.append(AlphaBetaModel(self.rates) if self.rates is not None else self._nccl())
+            self._policies.append(
+                AlphaBetaModel(self.constant_efficiencies) if self.constant_efficiencies is not None else self._nccl()
+            )
         return self._policies[0]
 
     def _nccl(self) -> Nccl:
@@ -907,7 +927,7 @@ def _distinct(strides: IntArray, ranks: IntArray, payload_bytes: Array) -> tuple
     return different, place
 
 
-def collective_sources(fabric: Fabric, operation: str, links: GroupLinks) -> str:
+def describe_collective_calibration(fabric: Fabric, operation: str, links: GroupLinks) -> str:
     """Describe where the parameters come from that predict an operation over a group.
 
     Parameters
@@ -925,8 +945,8 @@ def collective_sources(fabric: Fabric, operation: str, links: GroupLinks) -> str
         Text such as ``measured (dgx-h100) collective.nccl``.
     """
     return (
-        fabric.rates.name
-        if fabric.rates is not None
+        fabric.constant_efficiencies.name
+        if fabric.constant_efficiencies is not None
         else describe_sources(calibrated_families(fabric, operation, links))
     )
 
@@ -950,7 +970,7 @@ def calibrated_families(fabric: Fabric, operation: str, links: GroupLinks) -> di
     """
     families = ["collective.exchange" if operation in PAIRWISE_OPERATIONS else "collective.nccl"]
     if np.any(links.nodes > 1):
-        within = np.any(links.inside.ranks > 1) and operation not in PAIRWISE_OPERATIONS
+        within = np.any(links.intra_node_links.ranks > 1) and operation not in PAIRWISE_OPERATIONS
         families = ["collective.fabric", *(families if within else ())]
     return {family: fabric.parameters()[family] for family in families}
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from paleo.pricing.kernels import DeviceDatasheet
 
 Array = npt.NDArray[np.float64]
-Number = float | Array
+Numeric = float | Array
 
 
 class Direction(IntEnum):
@@ -99,20 +99,20 @@ class ConvolutionShape:
 
 def convolution_shape(
     *,
-    batch: Number,
-    channels: Number,
-    height: Number,
-    width: Number,
-    filters: Number,
-    kernel_h: Number,
-    kernel_w: Number,
-    pad_h: Number = 0.0,
-    pad_w: Number = 0.0,
-    stride_h: Number = 1.0,
-    stride_w: Number = 1.0,
-    dilation_h: Number = 1.0,
-    dilation_w: Number = 1.0,
-    groups: Number = 1.0,
+    batch: Numeric,
+    channels: Numeric,
+    height: Numeric,
+    width: Numeric,
+    filters: Numeric,
+    kernel_h: Numeric,
+    kernel_w: Numeric,
+    pad_h: Numeric = 0.0,
+    pad_w: Numeric = 0.0,
+    stride_h: Numeric = 1.0,
+    stride_w: Numeric = 1.0,
+    dilation_h: Numeric = 1.0,
+    dilation_w: Numeric = 1.0,
+    groups: Numeric = 1.0,
     direction: int | npt.NDArray[np.int64] = Direction.FORWARD,
 ) -> ConvolutionShape:
     """Derive the shapes of a convolution from the extents of the whole layer.
@@ -167,7 +167,7 @@ def convolution_shape(
 
 Mask = npt.NDArray[np.bool_]
 Tiles = tuple[tuple[int, int], ...]
-Kernels = tuple[tuple[Tiles, tuple[int, ...]], ...]
+TilesAndSplits = tuple[tuple[Tiles, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,12 +199,12 @@ WHOLE, SPLITS = (1,), (1, 4, 16, 64)
 #: Kernels of the implicit method as (tiles, splits of the sum). Forward and data gradient have pixels by channels, the
 #: filter gradient filters by channels times taps. Vector kernels own 128 pixels. Only the filter gradient splits, and
 #: tensor cores also forward.
-_VECTOR_KERNELS: Kernels = (
+_VECTOR_KERNELS: TilesAndSplits = (
     (((128, 128), (128, 64), (128, 32)), WHOLE),
     (((128, 128), (128, 64), (128, 32)), WHOLE),
     (((128, 128), (64, 128), (32, 128)), SPLITS),
 )
-_TENSOR_KERNELS: Kernels = (
+_TENSOR_KERNELS: TilesAndSplits = (
     (((256, 128), (128, 128), (256, 64), (128, 64)), (1, 4)),
     (((256, 128), (128, 128), (256, 64)), WHOLE),
     (((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)), SPLITS),
@@ -234,15 +234,15 @@ _WINOGRAD_BLOCK = (8, 16, 32)
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmCost:
-    """Cost of one algorithm: time without the launch (``seconds``) [s] and ``workspace`` [byte].
+    """Cost of one algorithm: time without the launch (``seconds``) [s] and ``workspace_bytes`` [byte].
 
-    The time is infinite if the algorithm does not apply. ``work`` is the FLOP of its products relative to those of the
-    direct convolution, without edges.
+    The time is infinite if the algorithm does not apply. ``relative_flops`` is the FLOP of its products relative to
+    those of the direct convolution, without edges.
     """
 
     seconds: Array
-    workspace: Array
-    work: Array | float = 1.0
+    workspace_bytes: Array
+    relative_flops: Array | float = 1.0
 
 
 def l2_resident_share(moved: Array, device: DeviceDatasheet) -> Array:
@@ -291,14 +291,14 @@ def sustained_clock_share(device: DeviceDatasheet, energy_per_flop: float) -> fl
 class ConvolutionSetup:
     """Device and convolution library for which times are computed.
 
-    ``library`` is the cuDNN release (major.minor), ``element_bytes`` the bytes of a stored element; ``channels_last``
-    is True for tensors in that layout.
+    ``cudnn_release`` is the cuDNN release (major.minor), ``element_bytes`` the bytes of a stored element;
+    ``channels_last`` is True for tensors in that layout.
     """
 
     device: DeviceDatasheet
     parameters: ConvolutionParameters
     element_bytes: Array
-    library: Array
+    cudnn_release: Array
     channels_last: bool
 
     @property
@@ -306,15 +306,15 @@ class ConvolutionSetup:
         return self.device.clock_hz * sustained_clock_share(self.device, self.parameters.energy_per_flop)
 
     @property
-    def block_rate(self) -> float:
+    def multiprocessor_flops_per_s(self) -> float:
         """Peak FLOP/s of one multiprocessor at the sustained clock."""
         return self.device.flops_per_clock * self.clock
 
     @property
-    def tile_penalty(self) -> Array:
+    def balanced_tile_width(self) -> Array:
         """Tile width at which operand loads cost as much as arithmetic; faster tensor cores need wider tiles."""
         demand = self.device.flops_per_clock * self.element_bytes / TENSOR_DEMAND if self.device.tensor_cores else 1.0
-        most = np.where(self.library >= _AMPERE_KERNEL_RELEASE, AMPERE_DEMAND, LARGEST_DEMAND)
+        most = np.where(self.cudnn_release >= _AMPERE_KERNEL_RELEASE, AMPERE_DEMAND, LARGEST_DEMAND)
         return np.asarray(self.parameters.tile_penalty * np.minimum(demand, most))
 
     def memory_time(self, elements: Array, fraction: Array | float) -> Array:
@@ -334,7 +334,7 @@ class ConvolutionSetup:
         """
         return elements * self.element_bytes / (fraction * self.device.memory_bandwidth)
 
-    def streamed(self, elements: Array) -> Array:
+    def tensor_traffic_time(self, elements: Array) -> Array:
         """Compute the time to read and write the tensors of a convolution.
 
         Parameters
@@ -402,7 +402,7 @@ def overlap_with_loss(*times: Array) -> Array:
     return np.cbrt(sum((t**3 for t in times), start=np.zeros(())))
 
 
-def waves(blocks: Array, multiprocessors: float, quantisation: float = _WAVE_QUANTISATION) -> Array:
+def wave_count(blocks: Array, multiprocessors: float, quantisation: float = _WAVE_QUANTISATION) -> Array:
     """Count the waves of thread blocks, between the fractional number and the next whole one.
 
     Parameters
@@ -421,14 +421,14 @@ def waves(blocks: Array, multiprocessors: float, quantisation: float = _WAVE_QUA
 
     Examples
     --------
-    >>> float(waves(np.array(90.0), 80.0, 1.0)), float(waves(np.array(20.0), 80.0, 1.0))
+    >>> float(wave_count(np.array(90.0), 80.0, 1.0)), float(wave_count(np.array(20.0), 80.0, 1.0))
     (2.0, 1.0)
     """
     share = blocks / multiprocessors
     return quantisation * np.ceil(share) + (1.0 - quantisation) * np.maximum(share, 1.0)
 
 
-def product_time(
+def tiled_gemm_time(
     m: Array,
     n: Array,
     k: Array,
@@ -464,15 +464,15 @@ def product_time(
         Seconds of arithmetic.
     """
     device, p = machine.device, machine.parameters
-    rate = p.gemm_efficiency * machine.block_rate
+    rate = p.gemm_efficiency * machine.multiprocessor_flops_per_s
     step = TENSOR_STEP if device.tensor_cores else 8.0
     best = np.full(np.broadcast_shapes(m.shape, n.shape, k.shape), np.inf)
     for a, b in tiles:
-        flops = 2.0 * a * b * (1.0 + (machine.tile_penalty * (1.0 / a + 1.0 / b)) ** 2)
+        flops = 2.0 * a * b * (1.0 + (machine.balanced_tile_width * (1.0 / a + 1.0 / b)) ** 2)
         blocks = np.ceil(m / a) * np.ceil(n / b) * count
         for parts in splits:
             depth = np.ceil(k / (parts * step)) * step
-            rounds = waves(blocks * parts, device.multiprocessors)
+            rounds = wave_count(blocks * parts, device.multiprocessors)
             element = overlap_with_loss(rounds * flops / rate, np.asarray(p.depth_cycles / machine.clock))
             seconds = depth * element + rounds * p.wave_cycles / machine.clock
             if parts > 1:
@@ -497,14 +497,14 @@ def _padded_channels(channels: Array, machine: ConvolutionSetup) -> Array:
         return channels
     early = (
         (machine.device.architecture == "Ampere")
-        & (machine.library < _AMPERE_KERNEL_RELEASE)
+        & (machine.cudnn_release < _AMPERE_KERNEL_RELEASE)
         & (machine.element_bytes <= 2)
     )
     step = np.where(early & (channels > TENSOR_STEP), FIRST_AMPERE_STEP, TENSOR_STEP)
     whole = np.ceil(channels / step) * step
     narrow = 2.0 ** np.ceil(np.log2(np.maximum(channels, 4.0)))
     return np.where(
-        (channels <= 16) & machine.channels_last & (machine.library >= _AMPERE_KERNEL_RELEASE), narrow, whole
+        (channels <= 16) & machine.channels_last & (machine.cudnn_release >= _AMPERE_KERNEL_RELEASE), narrow, whole
     )
 
 
@@ -555,14 +555,14 @@ def _implicit_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Algori
     ones = np.ones_like(m)
     factor = _by_direction(shape, ones, p.data_gradient_factor * ones, p.filter_gradient_factor * ones)
     kernels = _TENSOR_KERNELS if tensor else _VECTOR_KERNELS
-    forward, data, filters = (product_time(m, n, k, count, machine, tiles=t, splits=s) for t, s in kernels)
+    forward, data, filters = (tiled_gemm_time(m, n, k, count, machine, tiles=t, splits=s) for t, s in kernels)
     arithmetic = _by_direction(shape, forward, data, filters) * factor
     depthwise = (shape.channels == 1) & (shape.groups > 1) & (shape.direction == Direction.FILTER)
-    seconds = overlap_with_loss(arithmetic, machine.streamed(shape.elements))
+    seconds = overlap_with_loss(arithmetic, machine.tensor_traffic_time(shape.elements))
     return AlgorithmCost(np.where(depthwise & tensor, np.inf, seconds), np.zeros_like(m))
 
 
-def explicit_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> AlgorithmCost:
+def explicit_im2col_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> AlgorithmCost:
     """Compute the cost of im2col to memory and a plain product.
 
     The data gradient writes the columns and adds them up (col2im). A library adds them up in the gradient itself
@@ -587,10 +587,10 @@ def explicit_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Algorit
     n = _by_direction(shape, shape.filters, columns, columns)
     k = _by_direction(shape, columns, shape.filters, shape.positions)
     stored = shape.positions * columns * shape.groups
-    arithmetic = product_time(m, n, k, shape.groups * np.where(back, shape.batch, 1.0), machine)
+    arithmetic = tiled_gemm_time(m, n, k, shape.groups * np.where(back, shape.batch, 1.0), machine)
     kept = machine._l2_time_ratio(stored)
     product = overlap_with_loss(
-        arithmetic, machine.streamed(kept * stored + shape.output_elements + shape.filter_elements)
+        arithmetic, machine.tensor_traffic_time(kept * stored + shape.output_elements + shape.filter_elements)
     )
     reached = np.where(back, np.minimum(1.0, shape.kernel_h / shape.stride_h), 0.0)
     columned = machine.transform_traffic_time(kept * stored + (1.0 + reached) * shape.input_elements)
@@ -640,11 +640,11 @@ def _winograd_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Algori
     high, wide, deep = _WINOGRAD_BLOCK
     blocks = shape.batch * np.ceil(rows / high) * np.ceil(columns / wide) * np.ceil(outputs / deep) * shape.groups
     flops = 2.0 * 16.0 * (high * wide / 4.0) * deep * np.ceil(summed / 8.0) * 8.0
-    rate = p.winograd_efficiency * machine.block_rate
-    seconds = waves(blocks, device.multiprocessors) * (flops / rate + p.winograd_cycles / machine.clock)
+    rate = p.winograd_efficiency * machine.multiprocessor_flops_per_s
+    seconds = wave_count(blocks, device.multiprocessors) * (flops / rate + p.winograd_cycles / machine.clock)
     weights = machine.transform_traffic_time(shape.filter_elements * (1 + 16 / 9))
     applies = _square_unit(shape, 3.0) & (shape.direction != Direction.FILTER)
-    total = overlap_with_loss(seconds, machine.streamed(shape.elements)) + weights
+    total = overlap_with_loss(seconds, machine.tensor_traffic_time(shape.elements)) + weights
     return AlgorithmCost(
         np.where(applies, total, np.inf), shape.filter_elements * 16 / 9 * machine.element_bytes, 4 / 9
     )
@@ -661,10 +661,10 @@ def _transformed_cost(
     filters = shape.direction == Direction.FILTER
     _, _, summed, outputs = _extents_of_result(shape)
     m, n, k = np.where(filters, outputs, tiles), np.where(filters, summed, outputs), np.where(filters, tiles, summed)
-    arithmetic = product_time(m, n, k, points * g, machine) * flop_factor
+    arithmetic = tiled_gemm_time(m, n, k, points * g, machine) * flop_factor
     ends, middle = points * words * tiles * (summed + outputs) * g, points * words * summed * outputs * g
     kept = machine._l2_time_ratio(ends + middle)
-    product = overlap_with_loss(arithmetic, machine.streamed(kept * (ends + middle)))
+    product = overlap_with_loss(arithmetic, machine.tensor_traffic_time(kept * (ends + middle)))
     fraction = np.where(filters, p.transform_bandwidth, p.weight_transform_bandwidth)
     weights = machine.memory_time(kept * middle + shape.filter_elements, fraction)
     images = machine.transform_traffic_time(kept * ends + shape.input_elements + shape.output_elements)
@@ -694,7 +694,7 @@ def _nonfused_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Algori
     small, large = (_transformed_cost(shape, machine, tiles, points, 1.0, 1.0) for points in (36.0, 64.0))
     return AlgorithmCost(
         np.where(three, small.seconds, np.where(five, large.seconds, np.inf)),
-        np.where(three, small.workspace, large.workspace),
+        np.where(three, small.workspace_bytes, large.workspace_bytes),
         np.where(three, 36.0 / (16.0 * 9.0), 64.0 / (16.0 * 25.0)),
     )
 
@@ -726,7 +726,7 @@ def _fft_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> AlgorithmCo
         cost = _transformed_cost(shape, machine, tiles, points, 4.0, 2.0)
         better = plain & (valid_h >= 1) & (valid_w >= 1) & (cost.seconds < seconds)
         seconds = np.where(better, cost.seconds, seconds)
-        workspace = np.where(better, cost.workspace, workspace)
+        workspace = np.where(better, cost.workspace_bytes, workspace)
         work = np.where(better, np.minimum(1.0, 4.0 * points / (valid_h * valid_w * shape.taps)), work)
     return AlgorithmCost(seconds, workspace, work)
 
@@ -749,10 +749,10 @@ def _direct_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Algorith
     AlgorithmCost
         Seconds and workspace [byte].
     """
-    arithmetic = shape.flops / (_DIRECT_SHARE * machine.block_rate * machine.device.multiprocessors)
+    arithmetic = shape.flops / (_DIRECT_SHARE * machine.multiprocessor_flops_per_s * machine.device.multiprocessors)
     rereads = np.where(shape.direction == Direction.FILTER, shape.taps - 1.0, 0.0)
     reread = rereads * (shape.input_elements + shape.output_elements)
-    seconds = overlap_with_loss(arithmetic, machine.streamed(shape.elements + reread))
+    seconds = overlap_with_loss(arithmetic, machine.tensor_traffic_time(shape.elements + reread))
     return AlgorithmCost(
         np.where((shape.channels == 1) & (shape.groups > 1), seconds, np.inf), np.zeros_like(arithmetic)
     )
@@ -761,14 +761,14 @@ def _direct_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Algorith
 #: Algorithms for vector units only; with tensor cores the fewer products do not pay for their transforms.
 _VECTOR_ONLY = frozenset({"explicit", "winograd", "nonfused", "fft"})
 #: Algorithms with fewer products, and transforms in exchange.
-REDUCED_PRODUCT_ALGORITHMS = frozenset({"winograd", "nonfused", "fft"})
+FAST_CONVOLUTION_ALGORITHMS = frozenset({"winograd", "nonfused", "fft"})
 #: Release of cuDNN in current programs, and the value for frameworks with kernels of their own, which have every named
 #: algorithm.
 PRESENT, OWN_KERNELS = 9.0, np.inf
 #: cuDNN release from which an algorithm is chosen, in each direction (forward, data, filter); inf: never. Releases 5.1
 #: and 6 have the unfused Winograd kernels, but measured rows show that their heuristics do not choose them forward or
 #: for the data gradient. So 7.0 is an observation, not a release note; see SEARCHED_FROM.
-AVAILABLE_FROM: Mapping[str, tuple[float, float, float]] = {
+FIRST_CHOSEN_RELEASE: Mapping[str, tuple[float, float, float]] = {
     "implicit": (1.0, 1.0, 1.0),
     "explicit": (2.0, 2.0, np.inf),
     "winograd": (5.0, 5.0, np.inf),
@@ -777,7 +777,10 @@ AVAILABLE_FROM: Mapping[str, tuple[float, float, float]] = {
     "direct": (1.0, 1.0, 1.0),
 }
 #: The same if a framework times all algorithms of the library and keeps the fastest: by the release notes.
-SEARCHED_FROM: Mapping[str, tuple[float, float, float]] = {**AVAILABLE_FROM, "nonfused": (5.1, 5.1, 5.1)}
+FIRST_AUTOTUNED_RELEASE: Mapping[str, tuple[float, float, float]] = {
+    **FIRST_CHOSEN_RELEASE,
+    "nonfused": (5.1, 5.1, 5.1),
+}
 #: cuDNN release 3 brought kernels for Maxwell; before it implicit products took 1.28 times as long. This is the
 #: geometric mean over the five layers of convnet-benchmarks on a Titan X (Maxwell), which are within 12 % of it.
 #: Earlier kernels were written for Kepler, on which they are assumed to be as good.
@@ -785,7 +788,7 @@ EARLY_RELEASE, EARLY_SLOWDOWN, EARLY_ARCHITECTURE = 3.0, 1.28, "Kepler"
 
 ALGORITHMS: Mapping[str, Callable[[ConvolutionShape, ConvolutionSetup], AlgorithmCost]] = {
     "implicit": _implicit_cost,
-    "explicit": explicit_cost,
+    "explicit": explicit_im2col_cost,
     "winograd": _winograd_cost,
     "nonfused": _nonfused_cost,
     "fft": _fft_cost,
@@ -798,11 +801,11 @@ def algorithm_costs(
     *,
     device: DeviceDatasheet,
     parameters: ConvolutionParameters,
-    element_bytes: Number = 4.0,
-    library: Number = PRESENT,
+    element_bytes: Numeric = 4.0,
+    library: Numeric = PRESENT,
     channels_last: bool = False,
-    algorithms: Collection[str] = tuple(AVAILABLE_FROM),
-    available: Mapping[str, tuple[float, float, float]] = AVAILABLE_FROM,
+    algorithms: Collection[str] = tuple(FIRST_CHOSEN_RELEASE),
+    available: Mapping[str, tuple[float, float, float]] = FIRST_CHOSEN_RELEASE,
 ) -> dict[str, AlgorithmCost]:
     """Compute the cost of each algorithm of a convolution.
 
@@ -826,7 +829,7 @@ def algorithm_costs(
     algorithms : collection of str, default tuple(AVAILABLE_FROM)
         Names of algorithms.
     available : mapping of str to tuple of (float, float, float), default AVAILABLE_FROM
-        First release with each algorithm: `AVAILABLE_FROM` or `SEARCHED_FROM`.
+        First release with each algorithm: `FIRST_CHOSEN_RELEASE` or `FIRST_AUTOTUNED_RELEASE`.
 
     Returns
     -------
@@ -843,12 +846,16 @@ def algorithm_costs(
         early = name == "implicit" and device.architecture != EARLY_ARCHITECTURE
         slower = np.where(early & (np.asarray(library) < EARLY_RELEASE), EARLY_SLOWDOWN, 1.0)
         costs[name] = AlgorithmCost(
-            np.where(absent, np.inf, cost.seconds * slower + parameters.launch), cost.workspace, cost.work
+            np.where(absent, np.inf, cost.seconds * slower + parameters.launch),
+            cost.workspace_bytes,
+            cost.relative_flops,
         )
     return costs
 
 
-def fastest_time_and_flops(costs: Mapping[str, AlgorithmCost], workspace_limit: Number = np.inf) -> tuple[Array, Array]:
+def fastest_time_and_flops(
+    costs: Mapping[str, AlgorithmCost], workspace_limit: Numeric = np.inf
+) -> tuple[Array, Array]:
     """Return the time of the fastest algorithm within a workspace limit, and its relative FLOP.
 
     Parameters
@@ -863,14 +870,14 @@ def fastest_time_and_flops(costs: Mapping[str, AlgorithmCost], workspace_limit: 
     tuple of (ndarray, ndarray)
         (time [s], infinite if no algorithm fits; FLOP of its products over those of direct convolution [-]).
     """
-    times = [np.where(cost.workspace <= workspace_limit, cost.seconds, np.inf) for cost in costs.values()]
+    times = [np.where(cost.workspace_bytes <= workspace_limit, cost.seconds, np.inf) for cost in costs.values()]
     seconds = np.stack(np.broadcast_arrays(*times))
-    work = np.stack([np.broadcast_to(cost.work, seconds.shape[1:]) for cost in costs.values()])
+    work = np.stack([np.broadcast_to(cost.relative_flops, seconds.shape[1:]) for cost in costs.values()])
     chosen = seconds.argmin(axis=0)[None]
     return tuple(np.take_along_axis(each, chosen, axis=0)[0] for each in (seconds, work))
 
 
-def fastest_time(costs: Mapping[str, AlgorithmCost], workspace_limit: Number = np.inf) -> Array:
+def fastest_time(costs: Mapping[str, AlgorithmCost], workspace_limit: Numeric = np.inf) -> Array:
     """Return the time of the fastest algorithm within a workspace limit.
 
     Parameters

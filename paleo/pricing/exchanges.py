@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.collectives.base import ALGORITHMS, Numeric
-from paleo.pricing.links.alpha_beta import bus_factor, fill_time, partly_overlapped_time, with_skew
+from paleo.pricing.calibration_lookup import find_parameters
+from paleo.pricing.links.alpha_beta import bus_factor, partly_overlapped_time, pipeline_fill_time, with_skew
 from paleo.pricing.links.group import MIN_SWITCH_RANKS, GroupLinks
-from paleo.pricing.store import lookup
 from paleo.specs.calibration import parameter
 from paleo.units import MICROSECOND, MILLISECOND
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 #: Multiprocessors that copy if a row does not say: DeepEP's default (``Buffer.num_sms``).
-MULTIPROCESSORS = 20.0
+DEEPEP_MULTIPROCESSORS = 20.0
 NANOSECOND = MICROSECOND * MILLISECOND
 #: Mode of DeepEP that training uses.
-DEEPEP = "deepep-normal"
+TRAINING_DEEPEP_MODE = "deepep-normal"
 #: Exponent of the norm that combines the limits of an exchange.
 _NORM = 4.0
 
@@ -76,7 +76,7 @@ def exchange_links(system: System) -> ExchangeLinks:
         Bandwidths [byte/s].
     """
     inner, outer = system.levels[0], system.levels[-1]
-    return ExchangeLinks(inner.unit_bandwidth, outer.unit_bandwidth / system.devices_per_node)
+    return ExchangeLinks(inner.member_bandwidth, outer.member_bandwidth / system.devices_per_node)
 
 
 def visited_groups(groups: npt.ArrayLike, experts: npt.ArrayLike, top_k: npt.ArrayLike) -> Array:
@@ -152,7 +152,7 @@ def expert_exchange_time(
     return np.asarray(p.launch + p.hop * np.log2(nodes) + joined)
 
 
-def node_exchange_time(payload_bytes: Array, ranks: int, system: System, kernel: str) -> Array | None:
+def intra_node_token_exchange_time(payload_bytes: Array, ranks: int, system: System, kernel: str) -> Array | None:
     """Compute the time of an exchange inside a node: each token is sent once to each rank with some of its experts.
 
     Parameters
@@ -172,7 +172,7 @@ def node_exchange_time(payload_bytes: Array, ranks: int, system: System, kernel:
         Seconds; None if the exchange was not measured on the architecture.
     """
     device, family = system.device, f"exchange.{kernel}"
-    entry = lookup(
+    entry = find_parameters(
         TokenExchangeParameters, subject=device.name, architecture=device.architecture,
         memory_kind=device.memory.kind, family=family,
     )  # fmt: skip
@@ -181,7 +181,7 @@ def node_exchange_time(payload_bytes: Array, ranks: int, system: System, kernel:
     nothing, single = np.zeros(payload_bytes.shape), np.array(1.0)
     return expert_exchange_time(
         inside=payload_bytes, linked=payload_bytes * (1.0 - 1.0 / ranks), across=nothing, visits=nothing, nodes=single,
-        multiprocessors=MULTIPROCESSORS * single, links=exchange_links(system), parameters=entry.parameters,
+        multiprocessors=DEEPEP_MULTIPROCESSORS * single, links=exchange_links(system), parameters=entry.parameters,
     )  # fmt: skip
 
 
@@ -243,11 +243,13 @@ def _ring_beyond(payload: Array, wire: Array, links: GroupLinks, p: CustomAllRed
     copied = 0.5 * p.copy * payload / links.ranks / links.levels[0].bandwidth
     moved = wire / p.ring_fraction + copied
     time = (
-        p.ring_start + partly_overlapped_time(2.0 * (links.ranks - 1.0) * p.ring_step, moved) + fill_time(moved, p.fill)
+        p.ring_start
+        + partly_overlapped_time(2.0 * (links.ranks - 1.0) * p.ring_step, moved)
+        + pipeline_fill_time(moved, p.fill)
     )
     if not links.switch_reduces:
         return np.asarray(time)
     traffic = ALGORITHMS["in_switch"].traffic("all_reduce", payload, links.fan_outs)
     switch = links.wire_time(traffic) / p.switch_fraction
-    by_switch = p.ring_start + links.ranks * p.ring_step + switch + fill_time(switch, p.fill)
+    by_switch = p.ring_start + links.ranks * p.ring_step + switch + pipeline_fill_time(switch, p.fill)
     return np.where(links.ranks >= MIN_SWITCH_RANKS, np.minimum(time, by_switch), time)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paleo.pricing.tiles import Array, EngineGemmParameters, Tile, product_time, roofline_with_overlap_loss
+from paleo.pricing.engine_gemm import Array, EngineGemmParameters, Tile, engine_gemm_time, roofline_with_overlap_loss
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from paleo.pricing.kernels import DeviceDatasheet
 
 #: Tiles of grouped products, including small ones, since an expert has few tokens.
-TILES: tuple[Tile, ...] = ((16, 128), (32, 128), (64, 128), (128, 128), (128, 256))
+GROUPED_GEMM_TILES: tuple[Tile, ...] = ((16, 128), (32, 128), (64, 128), (128, 128), (128, 256))
 #: Tile of Triton's kernels where no file of tuned ones is found: for no more tokens than a rank has experts, and for
 #: more; and that of products with blocks of scales, for few tokens in vLLM, and for more.
 #: https://github.com/sgl-project/sglang, fused_moe_triton_config.py; https://github.com/vllm-project/vllm, fused_moe.py
@@ -40,18 +40,18 @@ UNTUNED_TILES, UNTUNED_BLOCK_TILES, FEW_TOKENS = ((16, 32), (64, 64)), ((16, 128
 #: Tiles of products with blocks of scales in the files of tuned ones, which engines have for published networks.
 TUNED_BLOCK_TILES: tuple[Tile, ...] = ((16, 128), (32, 128), (64, 128), (128, 128))
 #: Sums whose length is a multiple of this are read in vectors by Triton's kernels.
-VECTOR = 16.0
+VECTOR_LOAD_ELEMENTS = 16.0
 #: Classes of popularity into which a rank's experts are grouped.
 POPULARITY_CLASSES = 8
 #: Loads in benchmarks of mixtures: at most this share of the tokens beside at least one, and the ratio of the most to
 #: the least where there are no more visits than experts.
 MOST_POPULAR, FEW = 0.8, 200.0
 #: Bytes per element of a token in the passes around the products: read and written in 16 bits, summed in fp32.
-PASS_BYTES = 8.0
+PASS_BYTES_PER_ELEMENT = 8.0
 #: Smallest number of experts that are hit, which avoids a division by zero.
-LEAST_HIT = 2.0**-30
+MIN_HIT_EXPERTS = 2.0**-30
 #: Added to exponents, so that no integral of a power is a logarithm.
-OFF_INTEGER = 2.0**-20
+EXPONENT_OFFSET = 2.0**-20
 
 
 def expected_normal_maximum(count: Array) -> Array:
@@ -102,7 +102,7 @@ def expert_loads(exponent: Array, ratio: Array, ranks: Array, local: Array) -> t
     classes, busiest : array, shapes (POPULARITY_CLASSES, rows) and (rows,)
         Load of each class of experts over an expert's mean load; load of the busiest rank over a rank's mean load [-].
     """
-    power = exponent + OFF_INTEGER
+    power = exponent + EXPONENT_OFFSET
 
     def integral(order: float, end: Array) -> Array:
         return np.asarray((end ** (order - power) - 1.0) / (order - power))
@@ -141,14 +141,16 @@ def expert_tiles(family: str, tokens: Array, local: Array, untuned: Array | floa
         Numbers, or arrays with one tile per configuration.
     """
     if "triton" not in family:
-        return TILES
+        return GROUPED_GEMM_TILES
     if family.endswith("block8"):
         (few_rows, columns), (rows, _) = UNTUNED_BLOCK_TILES
         return ((np.where(("vllm" in family) & (tokens <= FEW_TOKENS), few_rows, rows), columns),)
     alone = float("sglang" in family) if untuned is None else untuned
     few = tokens <= local
     height, width = (np.where(few, *sides) for sides in zip(*UNTUNED_TILES, strict=True))
-    return tuple((np.where(alone, height, rows), np.where(alone, width, columns)) for rows, columns in TILES)
+    return tuple(
+        (np.where(alone, height, rows), np.where(alone, width, columns)) for rows, columns in GROUPED_GEMM_TILES
+    )
 
 
 def experts_time(
@@ -165,7 +167,7 @@ def experts_time(
     element_bytes: float,
     device: DeviceDatasheet,
     parameters: EngineGemmParameters,
-    tiles: Sequence[Tile] = TILES,
+    tiles: Sequence[Tile] = GROUPED_GEMM_TILES,
     visitors_only: Array | float = 0.0,
     unfiltered: Array | float = 0.0,
     padded: bool = False,
@@ -217,7 +219,7 @@ def experts_time(
     rows = np.minimum(rows, tokens * np.minimum(top_k, local))
     share = np.minimum(rows / local * np.where(uneven, loads, 1.0), tokens)
     hit = np.where(uneven, 1.0 - (1.0 - share / tokens) ** tokens, np.minimum(share, 1.0))
-    of_expert, count = share / np.maximum(hit, LEAST_HIT), hit * local / POPULARITY_CLASSES
+    of_expert, count = share / np.maximum(hit, MIN_HIT_EXPERTS), hit * local / POPULARITY_CLASSES
     spread = tokens * (1.0 - (1.0 - rows / (tokens * top_k)) ** top_k)
     visitors = np.where(uneven, spread, np.minimum(tokens, rows))
     visits = np.where(visitors_only, visitors, tokens) * top_k
@@ -225,11 +227,11 @@ def experts_time(
     of_expert, count = np.vstack([of_expert, np.maximum(others, 1.0)]), np.vstack([count, others > 0.0])
     seconds = np.zeros(rows.shape)
     for columns, length in (((1.0 + gated) * width, hidden), (hidden, width)):
-        compute = product_time(
+        compute = engine_gemm_time(
             rows=of_expert, columns=columns, length=length, count=count, tiles=tiles, device=device,
             parameters=parameters,
         )  # fmt: skip
-        compute = compute * np.where(length % VECTOR > 0.0, parameters.unaligned, 1.0)
+        compute = compute * np.where(length % VECTOR_LOAD_ELEMENTS > 0.0, parameters.unaligned, 1.0)
         tokens_moved = (rows + others) * (length * element_bytes + 2.0 * columns)
         moved = count.sum(axis=0) * columns * length * element_bytes + tokens_moved
         seconds = seconds + roofline_with_overlap_loss(
@@ -238,4 +240,4 @@ def experts_time(
     passed = local * np.maximum(share.max(axis=0), 1.0) if padded else visits
     rate = parameters.staging * device.memory_bandwidth
     passes = passed * (hidden + width) * (parameters.visit if triton else parameters.index / rate)
-    return parameters.launch + seconds + hidden * rows * PASS_BYTES / rate + passes
+    return parameters.launch + seconds + hidden * rows * PASS_BYTES_PER_ELEMENT / rate + passes

@@ -22,34 +22,40 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError
-from paleo.operations.tensor import BYTES, precision
+from paleo.operations.tensor import BYTES_PER_NUMBER, precision
 from paleo.pricing import convolution, memory
 from paleo.pricing.attention import PrefillParameters, attention_backward_time, attention_prefill_time, default_kernel
 from paleo.pricing.gemm import GemmParameters, gemm_time, unaligned_rows_time, unaligned_time
 from paleo.pricing.kernels import (
-    FAMILIES,
     FLOP_RATIOS,
+    KERNEL_FAMILIES,
     Array,
     DeviceDatasheet,
     FamilyPredictor,
-    column,
     pointwise_format,
+    shape_values,
 )
-from paleo.pricing.power import energy_per_flop, operand_energy, power_slowdown, switching_activity, throttled_share
+from paleo.pricing.power import (
+    energy_per_flop,
+    power_slowdown,
+    relative_operand_energy,
+    switching_activity,
+    throttled_share,
+)
 from paleo.pricing.rnn import RnnDirection, RnnParameters, rnn_time
 from paleo.specs.calibration import parameter
 
 if TYPE_CHECKING:
     from paleo.operations.base import Kernel
-    from paleo.pricing.store import SourcedParameters
-    from paleo.specs.software import Software
+    from paleo.pricing.calibration_lookup import SourcedParameters
+    from paleo.specs.software import SoftwareProfile
 
 #: Experts whose products run concurrently.
 CONCURRENT_EXPERTS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingParameters:
+class TrainingKernelParameters:
     """Calibrated parameters of one training kernel, scaled from an inference kernel, on one device."""
 
     launch: float = parameter("5 us", "0.1..300 us", "what a call takes beside its kernel; of experts: each of them")
@@ -103,14 +109,14 @@ def sustained_load_time(cold: Array, hot: Array, ramp: float) -> Array:
     return np.asarray(cold + (hot - cold) * throttled_share(cold, 0.0, ramp))
 
 
-def training_attention_parameters(engine: PrefillParameters, training: TrainingParameters) -> PrefillParameters:
+def training_attention_parameters(engine: PrefillParameters, training: TrainingKernelParameters) -> PrefillParameters:
     """Convert the parameters of a serving engine's attention kernel to parameters of attention in training.
 
     Parameters
     ----------
     engine : PrefillParameters
         Calibration of the kernel as inference engines run it.
-    training : TrainingParameters
+    training : TrainingKernelParameters
         Calibration of training. Its ``launch`` is that of single calls, which other kernels hide in a step.
 
     Returns
@@ -123,7 +129,7 @@ def training_attention_parameters(engine: PrefillParameters, training: TrainingP
 
 
 #: Functions that count how passes over rows keep a row in registers and read it again.
-_ROW_PASSES = {"memory.softmax": memory.softmax_passes, "memory.layernorm": memory.layer_norm_passes}
+_ROW_PASSES = {"memory.softmax": memory.softmax_row_traffic, "memory.layernorm": memory.layer_norm_row_traffic}
 #: cuDNN release before which the family conv.vector-cudnn5 describes convolutions, and architectures whose conv.vector
 #: was itself measured with such a release.
 OLD_LIBRARY, OLD_ARCHITECTURES = 6.0, frozenset({"Kepler", "Maxwell"})
@@ -140,12 +146,12 @@ _RNN_DIRECTIONS = {"fwd": RnnDirection.FORWARD, "bwd_data": RnnDirection.DATA, "
 #: inputs).
 _ALONG_SUM = {"forward": (1.0, 1.0), "backward": (1.0, 0.0), "backward_weight": (0.0, 0.0)}
 #: Phases whose products run on rows as they are, by what the software pads.
-UNPADDED: Mapping[str, tuple[str, ...]] = {
+UNPADDED_GEMM_PHASES: Mapping[str, tuple[str, ...]] = {
     "all": (), "inputs": ("backward_weight",), "none": ("forward", "backward", "backward_weight")
 }  # fmt: skip
 
 
-@FAMILIES.register("gemm")
+@KERNEL_FAMILIES.register("gemm")
 def gemm_times(
     predictor: FamilyPredictor, group: str, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[Any], Array]:
@@ -165,35 +171,40 @@ def gemm_times(
     tuple of (SourcedParameters[Any], ndarray)
         Parameters with their source, and seconds of each kernel.
     """
-    dtype = predictor.dtype if group == "gemm.narrow" else predictor.sixteen_bits
-    tensor = predictor.figures(dtype).tensor_cores
+    dtype = predictor.dtype if group == "gemm.narrow" else predictor.sixteen_bit_dtype
+    tensor = predictor.datasheet(dtype).tensor_cores
     family = f"gemm.{dtype}" if precision(dtype).quantises_operands else "gemm.tensor" if tensor else "gemm.simt"
     entry = predictor.parameters_of(GemmParameters, family)
     formats = precision(dtype)
-    batch, experts = np.maximum(column(kernels, "batch"), 1.0), np.array([kernel.experts for kernel in kernels])
+    batch, experts = (
+        np.maximum(shape_values(kernels, "batch"), 1.0),
+        np.array([kernel.expert_count for kernel in kernels]),
+    )
     looped = experts > 1.0
     together = np.where(looped, np.minimum(batch, CONCURRENT_EXPERTS), batch)
     times = gemm_time(
-        m=np.maximum(column(kernels, "m"), 1.0),
-        n=np.maximum(column(kernels, "n"), 1.0),
-        k=np.maximum(column(kernels, "k"), 1.0),
+        m=np.maximum(shape_values(kernels, "m"), 1.0),
+        n=np.maximum(shape_values(kernels, "n"), 1.0),
+        k=np.maximum(shape_values(kernels, "k"), 1.0),
         batch=together,
-        element_bytes=formats.operand,
-        result_bytes=formats.activation,
+        element_bytes=formats.operand_bytes,
+        result_bytes=formats.activation_bytes,
         weight_copies=np.inf,
         activity=_relative_energy(predictor, entry.parameters, dtype) if tensor else 1.0,
         k_contiguous=1.0 if tensor else np.mean(_along_sum(kernels), axis=0),
         sustained=1.0,
-        device=predictor.figures(dtype),
+        device=predictor.datasheet(dtype),
         parameters=entry.parameters,
     )
-    if tensor and formats.operand == BYTES["fp16"] and "fp32" in predictor.device.vector_peak:
-        m, n, k = (column(kernels, name) for name in ("m", "n", "k"))
-        odd = unaligned_time(m, n, k, np.where(experts > 0.0, 1.0, batch), predictor.figures("fp32"))
+    if tensor and formats.operand_bytes == BYTES_PER_NUMBER["fp16"] and "fp32" in predictor.device.vector_peak:
+        m, n, k = (shape_values(kernels, name) for name in ("m", "n", "k"))
+        odd = unaligned_time(m, n, k, np.where(experts > 0.0, 1.0, batch), predictor.datasheet("fp32"))
         times = np.maximum(np.maximum(times, odd), _unpadded_time(predictor, kernels, m, n, k))
     if not looped.any():
         return entry, times
-    training: TrainingParameters = predictor.parameters_of(TrainingParameters, "training.experts").parameters
+    training: TrainingKernelParameters = predictor.parameters_of(
+        TrainingKernelParameters, "training.experts"
+    ).parameters
     rounds = batch / together
     alone = times - (rounds > 1.0) * entry.parameters.launch
     return entry, np.where(looped, rounds * alone + experts * training.launch, times)
@@ -201,9 +212,9 @@ def gemm_times(
 
 def _unpadded_time(predictor: FamilyPredictor, kernels: Sequence[Kernel], m: Array, n: Array, k: Array) -> Array:
     """Compute the time of products with unaligned rows that the software does not pad; 0 for all others."""
-    unpadded = UNPADDED[predictor.software.fusion.padded_products]
+    unpadded = UNPADDED_GEMM_PHASES[predictor.software.fusion.padded_products]
     chosen = np.array([kernel.phase in unpadded and kernel.shape.get("batch", 1.0) == 1.0 for kernel in kernels])
-    return np.where(chosen, unaligned_rows_time(m, n, k, _along_sum(kernels), predictor.figures()), 0.0)
+    return np.where(chosen, unaligned_rows_time(m, n, k, _along_sum(kernels), predictor.datasheet()), 0.0)
 
 
 def _along_sum(kernels: Sequence[Kernel]) -> tuple[Array, Array]:
@@ -226,10 +237,10 @@ def convolution_family(predictor: FamilyPredictor) -> str:
         Family by unit: tensor cores or vector units, with a separate family for vector kernels of old libraries.
     """
     old = predictor.software.convolutions.cudnn < OLD_LIBRARY and predictor.device.architecture not in OLD_ARCHITECTURES
-    family = f"conv.{predictor.unit}"
+    family = f"conv.{predictor.unit_suffix}"
     calibration = predictor.user_calibration
     measured = calibration is not None and any(entry.family == family for entry in calibration.entries)
-    return f"{family}-cudnn5" if old and not measured and not predictor.figures().tensor_cores else family
+    return f"{family}-cudnn5" if old and not measured and not predictor.datasheet().tensor_cores else family
 
 
 #: Algorithms that run only on vector units, as they have no product form; and those that a library has there for narrow
@@ -237,7 +248,7 @@ def convolution_family(predictor: FamilyPredictor) -> str:
 NO_PRODUCT, NARROW = ("direct",), ("implicit", "direct")
 
 
-@FAMILIES.register("conv")
+@KERNEL_FAMILIES.register("conv")
 def convolution_times(
     predictor: FamilyPredictor, group: str, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[Any], Array]:
@@ -265,7 +276,7 @@ def convolution_times(
     entry, (times, _) = _chosen_convolutions(predictor, kernels)
     if not np.all(np.isfinite(times)):
         lacking = kernels[int(np.argmin(np.isfinite(times)))].name
-        has = ", ".join(predictor.software.convolutions.algorithms or convolution.AVAILABLE_FROM)
+        has = ", ".join(predictor.software.convolutions.algorithms or convolution.FIRST_CHOSEN_RELEASE)
         where = f"convolution {lacking} in {predictor.dtype} on {predictor.device.name}"
         raise SpecError(
             f"software {predictor.software.name}: none of its algorithms ({has}) computes {where}; "
@@ -301,25 +312,25 @@ def _chosen_convolutions(
         predictor.parameters_of(convolution.ConvolutionParameters, convolution_family(predictor)),
         predictor.software.convolutions,
     )
-    algorithms: tuple[str, ...] = stated.algorithms or tuple(convolution.AVAILABLE_FROM)
-    if stated.algorithms is None and predictor.figures().tensor_cores and "fp32" in predictor.device.peak:
+    algorithms: tuple[str, ...] = stated.algorithms or tuple(convolution.FIRST_CHOSEN_RELEASE)
+    if stated.algorithms is None and predictor.datasheet().tensor_cores and "fp32" in predictor.device.peak:
         # Compute time and share of FLOP on tensor cores or, if these are slower, on vector units.
         products = tuple(name for name in algorithms if name not in NO_PRODUCT)
         moved = np.array([kernel.bytes for kernel in kernels])
-        tensor, work = _convolved(predictor, kernels, predictor.figures(), entry.parameters, products)
-        share = moved / (predictor.figures().memory_bandwidth * tensor)
-        tensor = _under_power_limit(predictor, kernels, tensor, moved, share, operand_energy(predictor.dtype))
-        if predictor.channels_first:
+        tensor, work = _convolved(predictor, kernels, predictor.datasheet(), entry.parameters, products)
+        share = moved / (predictor.datasheet().memory_bandwidth * tensor)
+        tensor = _under_power_limit(predictor, kernels, tensor, moved, share, relative_operand_energy(predictor.dtype))
+        if predictor.keeps_channels_first:
             operands = np.array([kernel.bytes_read for kernel in kernels])
-            width = precision(predictor.dtype).operand
+            width = precision(predictor.dtype).operand_bytes
             tensor = tensor + memory.layout_conversion_time(
-                operands, operands / width, predictor.figures(), loads=memory.LIBRARY_ELEMENTS_PER_CLOCK
+                operands, operands / width, predictor.datasheet(), loads=memory.CUDNN_TRANSPOSE_ELEMENTS_PER_CLOCK
             )
         vector = predictor.parameters_of(convolution.ConvolutionParameters, "conv.vector").parameters
         names = algorithms if predictor.dtype == "tf32" else NARROW
-        ordinary, reduced = _convolved(predictor, kernels, predictor.figures("fp32"), vector, names)
+        ordinary, reduced = _convolved(predictor, kernels, predictor.datasheet("fp32"), vector, names)
         return entry, (np.minimum(tensor, ordinary), np.where(ordinary < tensor, reduced, work))
-    return entry, _convolved(predictor, kernels, predictor.figures(), entry.parameters, algorithms)
+    return entry, _convolved(predictor, kernels, predictor.datasheet(), entry.parameters, algorithms)
 
 
 def _under_power_limit(
@@ -337,7 +348,7 @@ def _under_power_limit(
     is from short runs over numbers near zero. ``dram`` are bytes from and to memory, ``memory_share`` is the share of
     the time that traffic takes, and ``operands`` the energy of a FLOP relative to that of the measured format.
     """
-    device, p = predictor.figures(), predictor.parameters_of(GemmParameters, "gemm.tensor").parameters
+    device, p = predictor.datasheet(), predictor.parameters_of(GemmParameters, "gemm.tensor").parameters
     flops = np.array([kernel.flops for kernel in kernels])
     drawn = min(p.training_energy, energy_per_flop(device).training) * operands
     slowed = power_slowdown(busy=seconds, flops=flops, dram=dram, energy=drawn, device=device)
@@ -362,7 +373,7 @@ def inter_kernel_traffic_time(predictor: FamilyPredictor, moved: Array) -> tuple
     tuple of ndarray, each of shape (kernels,)
         Seconds, and bytes read from and written to memory.
     """
-    device = predictor.figures()
+    device = predictor.datasheet()
     parameters = predictor.parameters_of(convolution.ConvolutionParameters, convolution_family(predictor)).parameters
     kept = convolution.l2_resident_share(moved, device)
     seconds = moved / (parameters.bandwidth_fraction * device.memory_bandwidth)
@@ -373,7 +384,7 @@ def inference_convolution_times(predictor: FamilyPredictor, kernels: Sequence[Ke
     """Compute the times of convolutions in an inference compiler: implicit products in the format of the run.
 
     They run under long load, so that the power limit applies. Energy is proportional to the bytes of operands, as for
-    products in training (`operand_energy`).
+    products in training (`relative_operand_energy`).
 
     Parameters
     ----------
@@ -389,14 +400,14 @@ def inference_convolution_times(predictor: FamilyPredictor, kernels: Sequence[Ke
     ndarray, shape (kernels,)
         Time [s].
     """
-    device = predictor.figures()
+    device = predictor.datasheet()
     parameters = predictor.parameters_of(convolution.ConvolutionParameters, convolution_family(predictor)).parameters
     arithmetic, _ = _convolved(
         predictor, kernels, device, replace(parameters, bandwidth_fraction=np.inf), ("implicit",)
     )
     streamed, dram = inter_kernel_traffic_time(predictor, moved)
     busy = convolution.overlap_with_loss(arithmetic, streamed)
-    operands = precision(predictor.dtype).operand / BYTES["fp16"]
+    operands = precision(predictor.dtype).operand_bytes / BYTES_PER_NUMBER["fp16"]
     return _under_power_limit(predictor, kernels, busy, dram, streamed / busy, operands)
 
 
@@ -408,7 +419,7 @@ def _available_algorithms(predictor: FamilyPredictor, algorithms: Sequence[str])
     """
     if predictor.device.kind == "gpu" and predictor.dtype != "fp64":
         return algorithms
-    return tuple(name for name in algorithms if name not in convolution.REDUCED_PRODUCT_ALGORITHMS)
+    return tuple(name for name in algorithms if name not in convolution.FAST_CONVOLUTION_ALGORITHMS)
 
 
 def _convolved(
@@ -424,32 +435,34 @@ def _convolved(
     """
     software = predictor.software
     algorithms = _available_algorithms(predictor, algorithms)
-    images = column(kernels, "n") * column(kernels, "out_d")
+    images = shape_values(kernels, "n") * shape_values(kernels, "out_d")
     calls = images if software.convolutions.image_by_image else np.ones_like(images)
     shape = convolution.convolution_shape(
         batch=images / calls,
-        channels=column(kernels, "c") * column(kernels, "kernel_d"),
-        height=column(kernels, "h"),
-        width=column(kernels, "w"),
-        filters=column(kernels, "k"),
-        kernel_h=column(kernels, "kernel_h"),
-        kernel_w=column(kernels, "kernel_w"),
-        pad_h=column(kernels, "pad_h", 0.0),
-        pad_w=column(kernels, "pad_w", 0.0),
-        stride_h=column(kernels, "stride_h"),
-        stride_w=column(kernels, "stride_w"),
-        dilation_h=column(kernels, "dilation_h"),
-        dilation_w=column(kernels, "dilation_w"),
-        groups=column(kernels, "groups"),
+        channels=shape_values(kernels, "c") * shape_values(kernels, "kernel_d"),
+        height=shape_values(kernels, "h"),
+        width=shape_values(kernels, "w"),
+        filters=shape_values(kernels, "k"),
+        kernel_h=shape_values(kernels, "kernel_h"),
+        kernel_w=shape_values(kernels, "kernel_w"),
+        pad_h=shape_values(kernels, "pad_h", 0.0),
+        pad_w=shape_values(kernels, "pad_w", 0.0),
+        stride_h=shape_values(kernels, "stride_h"),
+        stride_w=shape_values(kernels, "stride_w"),
+        dilation_h=shape_values(kernels, "dilation_h"),
+        dilation_w=shape_values(kernels, "dilation_w"),
+        groups=shape_values(kernels, "groups"),
         direction=np.array([_DIRECTIONS[kernel.operation] for kernel in kernels]),
     )
     costs = convolution.algorithm_costs(
         shape,
-        element_bytes=precision(predictor.dtype).operand,
+        element_bytes=precision(predictor.dtype).operand_bytes,
         library=software.convolutions.cudnn if software.convolutions.algorithms is None else convolution.OWN_KERNELS,
-        channels_last=not predictor.channels_first,
+        channels_last=not predictor.keeps_channels_first,
         algorithms=algorithms,
-        available=convolution.SEARCHED_FROM if software.convolutions.searches else convolution.AVAILABLE_FROM,
+        available=convolution.FIRST_AUTOTUNED_RELEASE
+        if software.convolutions.searches
+        else convolution.FIRST_CHOSEN_RELEASE,
         device=device,
         parameters=parameters,
     )
@@ -458,7 +471,7 @@ def _convolved(
     return calls * seconds, work
 
 
-@FAMILIES.register("attention")
+@KERNEL_FAMILIES.register("attention")
 def attention_times(
     predictor: FamilyPredictor, group: str, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[Any], Array]:
@@ -481,44 +494,45 @@ def attention_times(
     device = predictor.device
     kernel_name = predictor.software.attention.kernel or default_kernel(device.architecture, device.memory.kind)
     entry = predictor.parameters_of(PrefillParameters, f"attention.{kernel_name}.prefill")
-    attended, keys = column(kernels, "attended"), column(kernels, "kv_len")
-    training = predictor.parameters_of(TrainingParameters, f"training.attention.{kernel_name}")
+    attended, keys = shape_values(kernels, "attended"), shape_values(kernels, "kv_len")
+    training = predictor.parameters_of(TrainingKernelParameters, f"training.attention.{kernel_name}")
     measured = training.origin != "default"
     by_order = predictor.software.attention.mask == "causal"
     formula = attention_prefill_time if group.endswith("forward") else attention_backward_time
-    tensor = predictor.figures(predictor.sixteen_bits).tensor_cores
+    tensor = predictor.datasheet(predictor.sixteen_bit_dtype).tensor_cores
     products: GemmParameters = predictor.parameters_of(
         GemmParameters, "gemm.tensor" if tensor else "gemm.simt"
     ).parameters
     times = formula(
-        batch=column(kernels, "batch"),
-        query_heads=column(kernels, "q_heads"),
-        kv_heads=column(kernels, "kv_heads"),
-        query_length=column(kernels, "q_len"),
+        batch=shape_values(kernels, "batch"),
+        query_heads=shape_values(kernels, "q_heads"),
+        kv_heads=shape_values(kernels, "kv_heads"),
+        query_length=shape_values(kernels, "q_len"),
         kv_length=keys,
-        head_dim=column(kernels, "head_dim"),
-        value_dim=column(kernels, "value_dim"),
-        causal=(column(kernels, "causal") > 0) & by_order,
+        head_dim=shape_values(kernels, "head_dim"),
+        value_dim=shape_values(kernels, "value_dim"),
+        causal=(shape_values(kernels, "causal") > 0) & by_order,
         window=np.where((attended < keys) & by_order, attended, 0.0),
         kernel_name=kernel_name,
-        element_bytes=float(BYTES[predictor.sixteen_bits]),
+        element_bytes=float(BYTES_PER_NUMBER[predictor.sixteen_bit_dtype]),
         sustained=1.0,
-        activity=_relative_energy(predictor, products, predictor.sixteen_bits) / operand_energy(predictor.sixteen_bits),
-        device=predictor.figures(predictor.sixteen_bits),
+        activity=_relative_energy(predictor, products, predictor.sixteen_bit_dtype)
+        / relative_operand_energy(predictor.sixteen_bit_dtype),
+        device=predictor.datasheet(predictor.sixteen_bit_dtype),
         parameters=training_attention_parameters(entry.parameters, training.parameters)
         if measured
         else entry.parameters,
     )
-    dropout = np.where(column(kernels, "dropout", 0.0) > 0, predictor.software.attention.dropout, 1.0)
-    return entry, times * dropout * predictor.software.slowdown_on(predictor.device.architecture)
+    dropout = np.where(shape_values(kernels, "dropout", 0.0) > 0, predictor.software.attention.dropout, 1.0)
+    return entry, times * dropout * predictor.software.attention_slowdown(predictor.device.architecture)
 
 
 def _relative_energy(predictor: FamilyPredictor, products: GemmParameters, dtype: str) -> float:
     """Return the energy of products on tensor cores in training relative to that of the calibration's rows."""
-    return switching_activity(products.training_activity, dtype, predictor.figures(dtype), predictor.user_calibration)
+    return switching_activity(products.training_activity, dtype, predictor.datasheet(dtype), predictor.user_calibration)
 
 
-@FAMILIES.register("memory")
+@KERNEL_FAMILIES.register("memory")
 def memory_pass_times(
     predictor: FamilyPredictor, group: str, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[Any], Array]:
@@ -543,12 +557,12 @@ def memory_pass_times(
         family = group = "memory.elementwise"
     entry = predictor.parameters_of(memory.MemoryParameters, family)
     parameters: memory.MemoryParameters = entry.parameters
-    device, width = predictor.figures(pointwise_format(predictor.device)), precision(predictor.dtype).activation
+    device, width = predictor.datasheet(pointwise_format(predictor.device)), precision(predictor.dtype).activation_bytes
     swept = group != family  # batch normalisation reads its input for statistics, then once more
     moved = np.array(
         [kernel.bytes - (_unread_mask_bytes(kernel, predictor.software) if swept else 0.0) for kernel in kernels]
     )
-    rows, columns = column(kernels, "rows"), np.maximum(column(kernels, "columns"), 1.0)
+    rows, columns = shape_values(kernels, "rows"), np.maximum(shape_values(kernels, "columns"), 1.0)
     rowwise: dict[str, Any] = {}
     elements = moved / width / 2.0
     if family in _ROW_PASSES:
@@ -564,7 +578,7 @@ def memory_pass_times(
     if swept:
         read = np.array([_statistics_bytes(kernel, predictor) for kernel in kernels])
         rowwise = {"reread_bytes": read, "reread_footprint": read}
-        if predictor.scalar_norms:
+        if predictor.loads_norms_by_scalar:
             elements, parameters = (
                 (moved + read) / width,
                 replace(parameters, elements_per_cycle=memory.SCALAR_ELEMENTS_PER_CLOCK),
@@ -587,12 +601,13 @@ def _statistics_bytes(kernel: Kernel, predictor: FamilyPredictor) -> float:
     There are none in the forward pass if the preceding convolution has summed them.
     """
     summed = (
-        predictor.software.fusion.statistics == "convolution" and precision(predictor.dtype).activation <= BYTES["fp16"]
+        predictor.software.fusion.statistics == "convolution"
+        and precision(predictor.dtype).activation_bytes <= BYTES_PER_NUMBER["fp16"]
     )
     return 0.0 if summed and kernel.phase == "forward" else kernel.shape.get("swept", kernel.bytes_read)
 
 
-def _unread_mask_bytes(kernel: Kernel, software: Software) -> float:
+def _unread_mask_bytes(kernel: Kernel, software: SoftwareProfile) -> float:
     """Count the bytes that the fused gradient of batch normalisation and a rectifier does not read.
 
     These are outputs of the rectifier, of which a one-bit mask is saved (cuDNN's reserve space,
@@ -603,7 +618,7 @@ def _unread_mask_bytes(kernel: Kernel, software: Software) -> float:
     return (1.0 - _MASK_SHARE) * (kernel.bytes_read - kernel.shape["swept"])
 
 
-@FAMILIES.register("rnn")
+@KERNEL_FAMILIES.register("rnn")
 def rnn_times(
     predictor: FamilyPredictor, group: str, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[Any], Array]:
@@ -623,20 +638,20 @@ def rnn_times(
     tuple of (SourcedParameters[Any], ndarray)
         Parameters with their source, and seconds of each kernel.
     """
-    entry = predictor.parameters_of(RnnParameters, f"rnn.{predictor.unit}")
+    entry = predictor.parameters_of(RnnParameters, f"rnn.{predictor.unit_suffix}")
     products = predictor.parameters_of(
-        GemmParameters, "gemm.tensor" if predictor.figures().tensor_cores else "gemm.simt"
+        GemmParameters, "gemm.tensor" if predictor.datasheet().tensor_cores else "gemm.simt"
     )
     times = rnn_time(
-        gate_count=column(kernels, "gates"),
-        hidden=column(kernels, "hidden"),
-        batch=column(kernels, "batch"),
-        timesteps=column(kernels, "timesteps"),
+        gate_count=shape_values(kernels, "gates"),
+        hidden=shape_values(kernels, "hidden"),
+        batch=shape_values(kernels, "batch"),
+        timesteps=shape_values(kernels, "timesteps"),
         direction=np.array([_RNN_DIRECTIONS[kernel.operation.partition(".")[2]] for kernel in kernels]),
-        bidirectional=column(kernels, "directions") - 1.0,
-        element_bytes=precision(predictor.dtype).operand,
+        bidirectional=shape_values(kernels, "directions") - 1.0,
+        element_bytes=precision(predictor.dtype).operand_bytes,
         library=predictor.software.convolutions.cudnn,
-        device=predictor.figures(),
+        device=predictor.datasheet(),
         parameters=entry.parameters,
         products=products.parameters,
     )

@@ -16,7 +16,7 @@ that few tiles still fill the device. The library chooses a tile and a split tha
     DRAM   = compulsory bytes that the L2 does not still hold
     clock  = lowered if power at full clock would exceed the board's limit (`paleo.pricing.power`)
 
-Vector units read transposed operands one sector of each row at a time, which is slow on GDDR5 (`scattered_time`).
+Vector units read transposed operands one sector of each row at a time, which is slow on GDDR5 (`scattered_read_time`).
 
 Roofline and tiling: Williams, Waterman, Patterson, CACM 52(4), 2009; NVIDIA, "Matrix Multiplication Background User's
 Guide" (tile and wave quantisation); split and stream-K: Osama et al., PPoPP 2023. Rates are per clock and per FLOP of
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from paleo.pricing.kernels import DeviceDatasheet
 
 Array = npt.NDArray[np.float64]
-Numbers = npt.ArrayLike
+ArrayLike = npt.ArrayLike
 #: Output tiles of one thread block that CUTLASS and cuBLAS offer; columns are along the contiguous side of C. Kernels
 #: for vector units exist in one orientation only (``sgemm_128x64`` has its 128 on the contiguous side).
 _TENSOR_TILES = (
@@ -54,7 +54,7 @@ LEAST_SPLIT, VECTOR_STEP = 128.0, 8.0
 #: Largest number of parts of a sum that are added in the shared memory of a cluster (NVIDIA, CUDA C++ Programming
 #: Guide, "Thread Block Clusters": at most 16 blocks). From k = 4,096 to 65,536 a single tile on B200 takes 0.125 us
 #: longer per 1,024, a tenth of what one block takes for them.
-CLUSTER = 16.0
+MAX_CLUSTER_BLOCKS = 16.0
 #: Step of a main loop of tensor cores [bytes of a row]: the widest row that the tensor memory accelerator swizzles.
 #: Before it, cuBLAS has kernels with half of that for short sums (``ampere_bf16_s16816gemm_…_stages_32x5``).
 TENSOR_STEP, OLDER_STEP = 128.0, 64.0
@@ -155,7 +155,7 @@ def cache_miss(footprint: Array, capacity: float) -> Array:
     return np.asarray(1.0 - 1.0 / (1.0 + _fourth_power(_fourth_power(np.minimum(footprint / capacity, _BEYOND)))))
 
 
-def waves(blocks: Array, multiprocessors: float, rounding: float) -> Array:
+def wave_count(blocks: Array, multiprocessors: float, rounding: float) -> Array:
     """Count the waves in which thread blocks run on the multiprocessors; at least one.
 
     Parameters
@@ -174,7 +174,7 @@ def waves(blocks: Array, multiprocessors: float, rounding: float) -> Array:
 
     Examples
     --------
-    >>> waves(np.array([50.0, 150.0]), 100.0, 1.0), waves(np.array([150.0]), 100.0, 0.0)
+    >>> wave_count(np.array([50.0, 150.0]), 100.0, 1.0), wave_count(np.array([150.0]), 100.0, 0.0)
     (array([1., 2.]), array([1.5]))
     """
     rounds = blocks / multiprocessors
@@ -184,7 +184,7 @@ def waves(blocks: Array, multiprocessors: float, rounding: float) -> Array:
 def _split_counts(blocks: Array, k: Array, batch: Array, device: DeviceDatasheet) -> tuple[Array | float, ...]:
     """List the splits of k that a library tries: none, one wave of blocks, two waves; batched kernels do not split."""
     clustered = device.tensor_cores and device.architecture not in _BEFORE_HOPPER
-    most = np.clip(np.floor(k / LEAST_SPLIT), 1.0, CLUSTER if clustered else np.inf)
+    most = np.clip(np.floor(k / LEAST_SPLIT), 1.0, MAX_CLUSTER_BLOCKS if clustered else np.inf)
     most = np.where(batch > 1, 1.0, most)
     wave = np.clip(np.floor(device.multiprocessors / blocks), 1.0, most)
     two = np.clip(np.rint(2.0 * device.multiprocessors / blocks), 1.0, most)
@@ -229,7 +229,7 @@ def _busy_time(
     m, n, k, batch = shape
     clock, flops = device.clock_hz, device.flops_per_clock
     step = _step(element, device)
-    l2 = p.l2_rate * flops * device.built_rate_ratio * device.multiprocessors * clock
+    l2 = p.l2_rate * flops * device.uncapped_rate_ratio * device.multiprocessors * clock
     outputs, waiting = batch * m * n, p.latency * element / (_REFERENCE_ELEMENT_BYTES * clock)
     dram4 = _fourth_power(dram / (p.bandwidth_efficiency * device.memory_bandwidth))
     shapes = _TENSOR_TILES if device.tensor_cores else VECTOR_TILES
@@ -246,7 +246,7 @@ def _busy_time(
         edge, operands = p.epilogue * rows * columns / (128 * 128 * clock), (rows + columns) / l2
         for index, split in enumerate(_split_counts(tiles, k, batch, device)):
             blocks, length = tiles * split, np.ceil(k / (split * step)) * step
-            rounds = waves(blocks, device.multiprocessors, p.wave_rounding)
+            rounds = wave_count(blocks, device.multiprocessors, p.wave_rounding)
             compute = rounds * length * per_k
             traffic = blocks * length * operands + written
             fourth = _fourth_power(compute * stall + rounds * edge) + _fourth_power(traffic) + dram4
@@ -264,7 +264,7 @@ def _busy_time(
     return seconds / weights, np.minimum(arithmetic / weights, 1.0)
 
 
-def scattered_time(
+def scattered_read_time(
     m: Array, n: Array, k: Array, batch: Array, element: Array, efficiency: float, device: DeviceDatasheet
 ) -> Array:
     """Compute the time to read a transposed B, [n, k] in memory, by kernels of vector units.
@@ -299,7 +299,7 @@ def scattered_time(
     >>> from paleo.pricing.kernels import DeviceDatasheet
     >>> titan = DeviceDatasheet("x", "Pascal", "GDDR5X", 28, 1.531e9, 10.97e12, 480e9, 3e6, 250, False)
     >>> one = np.array(1.0)
-    >>> seconds = scattered_time(128 * one, 7680 * one, 2560 * one, one, 4 * one, 0.105, titan)  # 1.62 ms measured
+    >>> seconds = scattered_read_time(128 * one, 7680 * one, 2560 * one, one, 4 * one, 0.105, titan)  # 1.62 ms measured
     >>> float(seconds.round(5))
     0.00167
     """
@@ -314,7 +314,7 @@ def scattered_time(
 #: 2022) lose as much as fp32 at half rate would take (8 to 10.5 of 19.5 TFLOP/s), neighbouring ones of 104, 112 and 144
 #: nothing.
 ALIGNED, UNALIGNED_RATE = 8.0, 0.5
-ALIGNED_ARCHITECTURES = frozenset({"Volta", "Turing", "Ampere"})
+ALIGNMENT_BOUND_ARCHITECTURES = frozenset({"Volta", "Turing", "Ampere"})
 
 
 def unaligned_time(m: Array, n: Array, k: Array, batch: Array, device: DeviceDatasheet) -> Array:
@@ -342,7 +342,7 @@ def unaligned_time(m: Array, n: Array, k: Array, batch: Array, device: DeviceDat
     >>> [float(unaligned_time(2048 * one, 2048 * one, k * one, 32 * one, card).round(6)) for k in (104, 108)]
     [0.0, 0.002973]
     """
-    odd = (np.minimum(n, k) % ALIGNED > 0) & (batch > 1.0) & (device.architecture in ALIGNED_ARCHITECTURES)
+    odd = (np.minimum(n, k) % ALIGNED > 0) & (batch > 1.0) & (device.architecture in ALIGNMENT_BOUND_ARCHITECTURES)
     return np.asarray(np.where(odd, 2.0 * m * n * k * batch / (UNALIGNED_RATE * device.peak_flops_per_s), 0.0))
 
 
@@ -354,7 +354,7 @@ UNALIGNED_FLOPS: Mapping[str, tuple[float, float]] = {"Hopper": (395.0, 560.0)}
 
 
 def unaligned_rows_time(
-    m: Numbers, n: Numbers, k: Numbers, along_sum: tuple[Numbers, Numbers], device: DeviceDatasheet
+    m: ArrayLike, n: ArrayLike, k: ArrayLike, along_sum: tuple[ArrayLike, ArrayLike], device: DeviceDatasheet
 ) -> Array:
     """Compute the time of 16-bit products on tensor cores whose rows in memory are no multiple of 16 bytes.
 
@@ -401,7 +401,7 @@ def _chunk_time(columns: tuple[Array, ...], device: DeviceDatasheet, p: GemmPara
     busy, share = _busy_time((m, n, k, batch), element, result, dram, stall, wide, device, p)
     if p.scattered_efficiency < 1.0 and not device.tensor_cores:
         transposed = np.maximum(2.0 * contiguous - 1.0, 0.0) * cache_miss(right, capacity)
-        scattered = transposed * scattered_time(m, n, k, batch, element, p.scattered_efficiency, device)
+        scattered = transposed * scattered_read_time(m, n, k, batch, element, p.scattered_efficiency, device)
         busy = _fourth_root(_fourth_power(busy) + _fourth_power(scattered))
     busy = busy + latency
     flops = 2.0 * m * n * k * batch
@@ -411,16 +411,16 @@ def _chunk_time(columns: tuple[Array, ...], device: DeviceDatasheet, p: GemmPara
 
 def gemm_time(
     *,
-    m: Numbers,
-    n: Numbers,
-    k: Numbers,
-    batch: Numbers = 1.0,
-    element_bytes: Numbers,
-    result_bytes: Numbers,
-    weight_copies: Numbers = 1.0,
-    activity: Numbers = 1.0,
-    k_contiguous: Numbers = 1.0,
-    sustained: Numbers = 0.0,
+    m: ArrayLike,
+    n: ArrayLike,
+    k: ArrayLike,
+    batch: ArrayLike = 1.0,
+    element_bytes: ArrayLike,
+    result_bytes: ArrayLike,
+    weight_copies: ArrayLike = 1.0,
+    activity: ArrayLike = 1.0,
+    k_contiguous: ArrayLike = 1.0,
+    sustained: ArrayLike = 0.0,
     device: DeviceDatasheet,
     parameters: GemmParameters,
 ) -> Array:
@@ -475,9 +475,9 @@ def gemm_time(
 
 def quantisation_time(
     *,
-    elements: Numbers,
-    source_bytes: Numbers,
-    target_bytes: Numbers,
+    elements: ArrayLike,
+    source_bytes: ArrayLike,
+    target_bytes: ArrayLike,
     device: DeviceDatasheet,
     bandwidth_efficiency: float,
     capacity: float,

@@ -18,16 +18,22 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError
-from paleo.operations.tensor import BYTES, precision
-from paleo.pricing.store import ConstantEfficiencies, SourcedParameters, constant_rates, lookup, parse_efficiencies
+from paleo.operations.tensor import BYTES_PER_NUMBER, precision
+from paleo.pricing.calibration_lookup import (
+    ConstantEfficiencies,
+    SourcedParameters,
+    constant_efficiencies,
+    find_parameters,
+    parse_efficiencies,
+)
 from paleo.registry import Registry
 from paleo.specs.calibration import Calibration, load_calibration
 from paleo.units import GIGA
 
 if TYPE_CHECKING:
     from paleo.operations.base import Kernel
-    from paleo.specs.device import Device, Unit
-    from paleo.specs.software import Software
+    from paleo.specs.device import ArithmeticUnit, Device
+    from paleo.specs.software import SoftwareProfile
 
 Array = npt.NDArray[np.float64]
 Numeric = float | Array
@@ -37,8 +43,8 @@ Numeric = float | Array
 class DeviceDatasheet:
     """Datasheet values of one device for one number format, in SI units; all that a pricing formula may use.
 
-    ``built_rate_ratio`` is the ratio of the rate for which the unit is built to the rate that the maker allows
-    (`built_rate_ratio`).
+    ``uncapped_rate_ratio`` is the ratio of the rate for which the unit is built to the rate that the maker allows
+    (`uncapped_rate_ratio`).
     """
 
     name: str
@@ -51,7 +57,7 @@ class DeviceDatasheet:
     l2_bytes: float
     power_watts: float
     tensor_cores: bool
-    built_rate_ratio: float = 1.0
+    uncapped_rate_ratio: float = 1.0
 
     @property
     def flops_per_clock(self) -> float:
@@ -59,7 +65,7 @@ class DeviceDatasheet:
         return self.peak_flops_per_s / (self.multiprocessors * self.clock_hz)
 
 
-def floats(*sizes: npt.ArrayLike) -> tuple[npt.NDArray[np.float64], ...]:
+def as_float_arrays(*sizes: npt.ArrayLike) -> tuple[npt.NDArray[np.float64], ...]:
     """Convert each argument to an array of floats.
 
     Parameters
@@ -165,10 +171,10 @@ _TENSOR_RATES = {
 #: Lowest clock, as a share of boost, for which a datasheet states the peak of matrix units.
 _LOWER_CLOCK = 0.85
 #: Values of ``compute``, the unit that a dtype runs on.
-COMPUTE = ("", "tensor", "vector", "fp32")
+COMPUTE_UNITS = ("", "tensor", "vector", "fp32")
 
 
-def unit_of(device: Device, dtype: str, compute: str | None = None) -> Unit:
+def arithmetic_unit(device: Device, dtype: str, compute: str | None = None) -> ArithmeticUnit:
     """Return the arithmetic unit on which products of a number format run: tensor cores or vector units.
 
     fp32 means fp32 arithmetic; TF32 is a separate format.
@@ -185,7 +191,7 @@ def unit_of(device: Device, dtype: str, compute: str | None = None) -> Unit:
 
     Returns
     -------
-    Unit
+    ArithmeticUnit
         Tensor (matrix) cores if the device has them for that format, else vector units.
 
     Raises
@@ -196,20 +202,20 @@ def unit_of(device: Device, dtype: str, compute: str | None = None) -> Unit:
     Examples
     --------
     >>> from paleo.specs.device import load_device
-    >>> unit_of(load_device("a100-sxm4-80gb"), "bf16"), unit_of(load_device("p100-pcie-16gb"), "fp16")
+    >>> arithmetic_unit(load_device("a100-sxm4-80gb"), "bf16"), arithmetic_unit(load_device("p100-pcie-16gb"), "fp16")
     ('tensor', 'vector')
     """
-    if compute and compute not in COMPUTE:
+    if compute and compute not in COMPUTE_UNITS:
         raise SpecError(
-            f"compute {compute!r} is unknown; expected one of {', '.join(repr(known) for known in COMPUTE)}"
+            f"compute {compute!r} is unknown; expected one of {', '.join(repr(known) for known in COMPUTE_UNITS)}"
         )
     if compute:
         return "tensor" if compute == "tensor" else "vector"
-    arithmetic = device.arithmetic(dtype)
+    arithmetic = device.arithmetic_dtype(dtype)
     return "tensor" if arithmetic in device.tensor_dtypes and arithmetic != "fp32" else "vector"
 
 
-def clock_of(device: Device) -> float:
+def datasheet_clock(device: Device) -> float:
     """Return the clock frequency at which the datasheet states its peak rates [Hz].
 
     Parameters
@@ -256,7 +262,7 @@ def _peak_at_boost(device: Device, peak_flops_per_s: float) -> float:
     """
     if device.vendor != "NVIDIA" or device.kind != "gpu":
         return peak_flops_per_s
-    per_clock = device.multiprocessors * clock_of(device)
+    per_clock = device.multiprocessors * datasheet_clock(device)
     power = 2.0 ** round(math.log2(peak_flops_per_s / per_clock))
     return power * per_clock if _LOWER_CLOCK < peak_flops_per_s / (power * per_clock) < 1.0 else peak_flops_per_s
 
@@ -288,8 +294,8 @@ def built_rate_ratio(device: Device, dtype: str, peak_flops_per_s: float) -> flo
     [1.0, 2.0]
     """
     capability = device.multiprocessor.compute_capability if device.multiprocessor else None
-    built = _TENSOR_RATES.get(capability or "", 0.0) * BYTES["fp16"] / BYTES[dtype]
-    full = built * device.multiprocessors * clock_of(device)
+    built = _TENSOR_RATES.get(capability or "", 0.0) * BYTES_PER_NUMBER["fp16"] / BYTES_PER_NUMBER[dtype]
+    full = built * device.multiprocessors * datasheet_clock(device)
     return 2.0 ** max(0.0, round(math.log2(full / peak_flops_per_s))) if full else 1.0
 
 
@@ -353,8 +359,8 @@ def device_datasheet(device: Device, dtype: str, compute: str | None = None) -> 
     >>> device_datasheet(load_device("a100-sxm4-80gb"), "fp32").tensor_cores
     False
     """
-    unit = unit_of(device, dtype, compute)
-    arithmetic = "fp32" if compute == "fp32" else dtype if compute else device.arithmetic(dtype)
+    unit = arithmetic_unit(device, dtype, compute)
+    arithmetic = "fp32" if compute == "fp32" else dtype if compute else device.arithmetic_dtype(dtype)
     ordinary = unit == "vector" and arithmetic in device.vector_peak
     peak = device.peak_flops_per_s(arithmetic, "vector" if ordinary else None)
     peak = _peak_at_boost(device, peak) if unit == "tensor" else peak
@@ -363,13 +369,13 @@ def device_datasheet(device: Device, dtype: str, compute: str | None = None) -> 
         architecture=device.architecture,
         memory_kind=device.memory.kind,
         multiprocessors=float(device.multiprocessors),
-        clock_hz=clock_of(device),
+        clock_hz=datasheet_clock(device),
         peak_flops_per_s=peak,
         memory_bandwidth=device.memory.bandwidth,
         l2_bytes=device.l2 or device.multiprocessors * _CACHE_PER_MULTIPROCESSOR,
         power_watts=device.tdp or math.inf,
         tensor_cores=unit == "tensor",
-        built_rate_ratio=built_rate_ratio(device, arithmetic, peak) if unit == "tensor" else 1.0,
+        uncapped_rate_ratio=built_rate_ratio(device, arithmetic, peak) if unit == "tensor" else 1.0,
     )
 
 
@@ -384,27 +390,27 @@ class KernelTimes:
 
     Attributes
     ----------
-    total, launch : ndarray
+    device_time, launch_time : ndarray
         Time on the device, and the part of it that is constant launch time [s].
-    host : ndarray
+    host_time : ndarray
         Host time of the launches, which the host issues ahead of the device [s].
     compute_bound : ndarray of bool
         True for kernels limited by arithmetic, False for those limited by memory.
-    low, high : ndarray
+    low_factor, high_factor : ndarray
         Factors on the time between which 90 % of measurements lie [-].
     """
 
-    total: Array
-    launch: Array
-    host: Array
+    device_time: Array
+    launch_time: Array
+    host_time: Array
     compute_bound: npt.NDArray[np.bool_]
-    low: Array
-    high: Array
+    low_factor: Array
+    high_factor: Array
 
     @property
     def synchronous_times(self) -> Array:
         """Kernel times if the host cannot run ahead: the longer of device and host time, shape (kernels,) [s]."""
-        return np.maximum(self.total, self.host)
+        return np.maximum(self.device_time, self.host_time)
 
 
 class KernelPredictor(Protocol):
@@ -414,7 +420,7 @@ class KernelPredictor(Protocol):
     def name(self) -> str: ...
 
     @property
-    def rates(self) -> ConstantEfficiencies | None:
+    def constant_efficiencies(self) -> ConstantEfficiencies | None:
         """Constant efficiencies on which the times are based; None for calibrated times."""
 
     @property
@@ -465,12 +471,12 @@ class _ConstantRates:
 
     device: Device
     dtype: str
-    rates: ConstantEfficiencies
+    constant_efficiencies: ConstantEfficiencies
 
     @property
     def name(self) -> str:
         """Name of the rates: ``ideal`` or the percentages of peak."""
-        return self.rates.name
+        return self.constant_efficiencies.name
 
     @property
     def user_calibration(self) -> None:
@@ -483,7 +489,18 @@ class _ConstantRates:
         return frozenset()
 
     def flop_ratio(self, kernels: Sequence[Kernel]) -> Array:
-        """Return 1 for each kernel: no algorithm that saves FLOP (Winograd, FFT) is considered."""
+        """Return 1 for each kernel: no algorithm that saves FLOP (Winograd, FFT) is considered.
+
+        Parameters
+        ----------
+        kernels : sequence of Kernel
+            The kernels, in any order.
+
+        Returns
+        -------
+        ndarray, shape (kernels,)
+            Ones [-].
+        """
         return np.ones(len(kernels))
 
     def times(self, kernels: Sequence[Kernel]) -> KernelTimes:
@@ -499,7 +516,7 @@ class _ConstantRates:
         KernelTimes
             Seconds of device and host; each of shape (kernels,).
         """
-        original = self.rates.combine == "sum"
+        original = self.constant_efficiencies.combine == "sum"
         free = np.array(
             [original and kernel.family == "memory" and kernel.kind.free_in_original_paleo for kernel in kernels],
             dtype=bool,
@@ -508,30 +525,36 @@ class _ConstantRates:
         flops, bytes_moved = self._flops_and_bytes(kernels)
         moved = np.where(free, 0.0, bytes_moved)
         vector = np.where(update | (not original), [kernel.vector_flops for kernel in kernels], 0.0)
-        plain: Unit | None = "vector" if "fp32" in self.device.vector_peak else None
-        work = flops / self.device.peak_flops_per_s(self.device.arithmetic(self.dtype))
+        plain: ArithmeticUnit | None = "vector" if "fp32" in self.device.vector_peak else None
+        work = flops / self.device.peak_flops_per_s(self.device.arithmetic_dtype(self.dtype))
         work = work + vector / self.device.peak_flops_per_s(pointwise_format(self.device), plain)
-        compute, memory = (np.where(update, 1.0, share) for share in (self.rates.compute, self.rates.memory))
+        compute, memory = (
+            np.where(update, 1.0, share)
+            for share in (self.constant_efficiencies.compute, self.constant_efficiencies.memory)
+        )
         bandwidth = self.device.memory.bandwidth * memory
-        launch = np.full(len(kernels), self.rates.launch)
+        launch = np.full(len(kernels), self.constant_efficiencies.launch)
         total = kernel_time(
             flops=work,
             moved_bytes=moved,
             peak_flops_per_s=compute,
             memory_bandwidth=bandwidth,
             launch=launch,
-            combine=self.rates.combine,
+            combine=self.constant_efficiencies.combine,
         )
-        low, high = (np.full(len(kernels), factor) for factor in (self.rates.low, self.rates.high))
+        low, high = (
+            np.full(len(kernels), factor)
+            for factor in (self.constant_efficiencies.low_factor, self.constant_efficiencies.high_factor)
+        )
         return KernelTimes(total, launch, np.zeros(len(kernels)), work / compute >= moved / bandwidth, low, high)
 
     def _flops_and_bytes(self, kernels: Sequence[Kernel]) -> tuple[Array, Array]:
         """Return (FLOP, bytes) of each kernel, padded to the systolic arrays if the rates ask for it."""
-        if not self.rates.pads_to_arrays:
+        if not self.constant_efficiencies.pads_to_arrays:
             return np.array([kernel.flops for kernel in kernels]), np.array([kernel.bytes for kernel in kernels])
-        from paleo.pricing.systolic import laid_out_bytes, occupied_flops
+        from paleo.pricing.systolic import occupied_flops, padded_bytes
 
-        return occupied_flops(kernels, self.device), np.array([laid_out_bytes(each, self.device) for each in kernels])
+        return occupied_flops(kernels, self.device), np.array([padded_bytes(each, self.device) for each in kernels])
 
 
 @dataclass(frozen=True, slots=True)
@@ -539,23 +562,23 @@ class DeviceTimes:
     """Predicted device times of kernels [s], and the ends of their 90 % intervals as factors on the time."""
 
     seconds: Array
-    low: Array
-    high: Array
+    low_factor: Array
+    high_factor: Array
 
 
 @dataclass(frozen=True)
 class FamilyPredictor:
     """Predictor of kernel times on one device in one number format, by families with calibrated formulas.
 
-    A family is a set of kernels that share one formula. ``origins`` collects where the parameters of each used family
-    come from.
+    A family is a set of kernels that share one formula. ``parameter_origins`` collects where the parameters of each
+    used family come from.
     """
 
     device: Device
     dtype: str
-    software: Software
+    software: SoftwareProfile
     user_calibration: Calibration | None = None
-    origins: dict[str, str] = field(default_factory=dict)
+    parameter_origins: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -564,7 +587,7 @@ class FamilyPredictor:
         For example ``auto: measured (a100-sxm4-80gb) gemm.tensor; …``.
         """
         by_origin: dict[str, list[str]] = {}
-        for family, origin in sorted(self.origins.items()):
+        for family, origin in sorted(self.parameter_origins.items()):
             by_origin.setdefault(origin, []).append(family)
         parts = [f"{origin} {', '.join(families)}" for origin, families in sorted(by_origin.items(), reverse=True)]
         label = self.user_calibration.name if self.user_calibration is not None else "auto"
@@ -575,7 +598,9 @@ class FamilyPredictor:
         """Families in use whose parameters come from another architecture or from the formula's defaults."""
         measured = ("measured", f"inherited ({self.device.architecture})")
         return frozenset(
-            family.partition(".")[0] for family, origin in self.origins.items() if not origin.startswith(measured)
+            family.partition(".")[0]
+            for family, origin in self.parameter_origins.items()
+            if not origin.startswith(measured)
         )
 
     @property
@@ -583,7 +608,7 @@ class FamilyPredictor:
         """None: the times are not based on constant efficiencies."""
         return None
 
-    def prices(self, kernels: Sequence[Kernel]) -> DeviceTimes:
+    def device_times(self, kernels: Sequence[Kernel]) -> DeviceTimes:
         """Predict the device times of kernels, in the order given, without host time.
 
         Parameters
@@ -602,7 +627,7 @@ class FamilyPredictor:
             groups.setdefault(_calibration_group(kernel), []).append(index)
         for group, indices in groups.items():
             chosen = [kernels[index] for index in indices]
-            lookup_result, times = FAMILIES[group.partition(".")[0]](self, group, chosen)
+            lookup_result, times = KERNEL_FAMILIES[group.partition(".")[0]](self, group, chosen)
             least, most = lookup_result.factors_of_each(times)
             spread = SUSTAINED_SPREAD if group.partition(".")[0] in ARITHMETIC else 1.0
             seconds[indices], low[indices], high[indices] = times, least / spread, most * spread
@@ -625,7 +650,7 @@ class FamilyPredictor:
             the formula), and the factors on a predicted time that bound 90 % of measured ones.
         """
         device = self.device
-        result = lookup(
+        result = find_parameters(
             kind,
             subject=device.name,
             architecture=device.architecture,
@@ -633,37 +658,37 @@ class FamilyPredictor:
             family=family,
             user_calibration=self.user_calibration,
         )
-        self.origins[family] = f"{result.origin} ({result.subject})"
+        self.parameter_origins[family] = f"{result.origin} ({result.subject})"
         return result
 
     @property
-    def sixteen_bits(self) -> str:
+    def sixteen_bit_dtype(self) -> str:
         """Number format of what stays in 16 bits in runs in fp8 or fp4, such as attention; else the run's format."""
         return "bf16" if precision(self.dtype).quantises_operands else self.dtype
 
     @property
-    def channels_first(self) -> bool:
+    def keeps_channels_first(self) -> bool:
         """True if the run keeps tensors channels-first although tensor cores need channels-last."""
-        return self.dtype in self.software.formats.transposes and self.figures().tensor_cores
+        return self.dtype in self.software.formats.transposes and self.datasheet().tensor_cores
 
     @property
     def transposes_norms(self) -> bool:
         """True if batch normalisation in training converts channels-last tensors to channels-first and back."""
-        narrow = precision(self.dtype).activation <= BYTES["fp16"]
-        channels_last = narrow and self.figures().tensor_cores and not self.channels_first
+        narrow = precision(self.dtype).activation_bytes <= BYTES_PER_NUMBER["fp16"]
+        channels_last = narrow and self.datasheet().tensor_cores and not self.keeps_channels_first
         return channels_last and self.software.formats.norms == "channels-first"
 
     @property
-    def scalar_norms(self) -> bool:
+    def loads_norms_by_scalar(self) -> bool:
         """True if batch normalisation in training loads one number a thread."""
-        return self.channels_first or self.transposes_norms or self.dtype in self.software.formats.scalar_norms
+        return self.keeps_channels_first or self.transposes_norms or self.dtype in self.software.formats.scalar_norms
 
     @property
-    def unit(self) -> str:
+    def unit_suffix(self) -> str:
         """Arithmetic unit as a suffix of family names: ``tensor`` or ``vector``."""
-        return "tensor" if self.figures().tensor_cores else "vector"
+        return "tensor" if self.datasheet().tensor_cores else "vector"
 
-    def figures(self, dtype: str | None = None) -> DeviceDatasheet:
+    def datasheet(self, dtype: str | None = None) -> DeviceDatasheet:
         """Return the peaks and bandwidths of the device's datasheet for a number format.
 
         Parameters
@@ -691,7 +716,7 @@ def _calibration_group(kernel: Kernel) -> str:
     return f"{kernel.family}.{kernel.operation}" if kernel.family in ("gemm", "scan") else kernel.family
 
 
-def column(kernels: Sequence[Kernel], name: str, default: float = 1.0) -> Array:
+def shape_values(kernels: Sequence[Kernel], name: str, default: float = 1.0) -> Array:
     """Collect one entry of ``Kernel.shape`` (such as ``m``) from every kernel, as an array of shape (kernels,).
 
     Parameters
@@ -713,7 +738,7 @@ def column(kernels: Sequence[Kernel], name: str, default: float = 1.0) -> Array:
 
 #: Function from the kernels of a family to their parameters and times [s]; families register themselves.
 FamilyFormula = Callable[[FamilyPredictor, str, Sequence["Kernel"]], tuple[SourcedParameters[Any], Array]]
-FAMILIES: Registry[FamilyFormula] = Registry("kernel family", "paleo.pricing")
+KERNEL_FAMILIES: Registry[FamilyFormula] = Registry("kernel family", "paleo.pricing")
 #: Family -> share of the direct FLOP that its algorithms execute, for families with fewer products, shape (kernels,).
 FLOP_RATIOS: Registry[Callable[[FamilyPredictor, Sequence[Kernel]], Array]] = Registry(
     "kernel family with reduced products", "paleo.pricing"
@@ -724,27 +749,27 @@ FLOP_RATIOS: Registry[Callable[[FamilyPredictor, Sequence[Kernel]], Array]] = Re
 class CalibratedPredictor:
     """Predictor of kernel times with calibrated device times, and the host time of launching each kernel."""
 
-    families: FamilyPredictor
+    device_predictor: FamilyPredictor
 
     @property
     def name(self) -> str:
         """Sources of the parameters as text, for reports."""
-        return self.families.name
+        return self.device_predictor.name
 
     @property
-    def rates(self) -> ConstantEfficiencies | None:
+    def constant_efficiencies(self) -> ConstantEfficiencies | None:
         """None: the times are not based on constant efficiencies."""
         return None
 
     @property
     def user_calibration(self) -> Calibration | None:
         """The user's calibration, if one was given."""
-        return self.families.user_calibration
+        return self.device_predictor.user_calibration
 
     @property
     def unmeasured_families(self) -> frozenset[str]:
         """Families in use whose parameters come from another architecture or from the formula's defaults."""
-        return self.families.unmeasured_families
+        return self.device_predictor.unmeasured_families
 
     def flop_ratio(self, kernels: Sequence[Kernel]) -> Array:
         """Return the FLOP that each kernel executes, relative to the direct algorithm.
@@ -763,7 +788,7 @@ class CalibratedPredictor:
         for name in FLOP_RATIOS:
             places = [index for index, kernel in enumerate(kernels) if kernel.family == name]
             if places:
-                shares[places] = FLOP_RATIOS[name](self.families, [kernels[index] for index in places])
+                shares[places] = FLOP_RATIOS[name](self.device_predictor, [kernels[index] for index in places])
         return shares
 
     def times(self, kernels: Sequence[Kernel]) -> KernelTimes:
@@ -781,30 +806,30 @@ class CalibratedPredictor:
         """
         if not kernels:
             return KernelTimes(*(np.zeros(0),) * 3, np.zeros(0, dtype=bool), np.zeros(0), np.zeros(0))
-        prices = self.families.prices(kernels)
+        prices = self.device_predictor.device_times(kernels)
         forward = np.array([kernel.phase == "forward" for kernel in kernels])
-        software = self.families.software
+        software = self.device_predictor.software
         host = np.where(forward, software.host.forward, software.host.backward) * [
             kernel.host_calls for kernel in kernels
         ]
-        products = np.array([kernel.experts if kernel.family == "gemm" else 0.0 for kernel in kernels])
-        routes = np.array([kernel.experts > 0 and kernel.family == "memory" for kernel in kernels])
+        products = np.array([kernel.expert_count if kernel.family == "gemm" else 0.0 for kernel in kernels])
+        routes = np.array([kernel.expert_count > 0 and kernel.family == "memory" for kernel in kernels])
         experts = products * software.host.expert + routes * software.host.routing
         host = (host + experts) * (not software.host.whole_iteration)
-        device = self.families.device
-        work = np.array([kernel.flops for kernel in kernels]) / device.peak_flops_per_s(self.families.dtype)
+        device = self.device_predictor.device
+        work = np.array([kernel.flops for kernel in kernels]) / device.peak_flops_per_s(self.device_predictor.dtype)
         moved = np.array([kernel.bytes for kernel in kernels]) / device.memory.bandwidth
         nothing = np.zeros(len(kernels))
         ahead, waited = (nothing, host) if software.host.blocking else (host, nothing)
         selects = np.array([float(kernel.family == "memory" and kernel.kind.data_dependent_rows) for kernel in kernels])
-        copied = [kernel.bytes * (kernel.family == "memory" and kernel.kind.through_host) for kernel in kernels]
+        copied = [kernel.bytes * (kernel.family == "memory" and kernel.kind.copies_through_host) for kernel in kernels]
         copies = np.array(copied) / (software.host.feeds or np.inf)  # states, from one step to the next
         waited = waited + software.host.selection * selects + copies
-        return KernelTimes(prices.seconds + waited, waited, ahead, work >= moved, prices.low, prices.high)
+        return KernelTimes(prices.seconds + waited, waited, ahead, work >= moved, prices.low_factor, prices.high_factor)
 
 
 def kernel_predictor(
-    device: Device, dtype: str, calibration: str, software: Software, user_calibration: Calibration | None = None
+    device: Device, dtype: str, calibration: str, software: SoftwareProfile, user_calibration: Calibration | None = None
 ) -> KernelPredictor:
     """Return the predictor of kernel times for a run: calibrated, or with constant efficiencies.
 
@@ -816,7 +841,7 @@ def kernel_predictor(
         Number format, such as ``bf16``.
     calibration : str
         ``ideal``, ``ppp=…``, the path of a calibration file, or ``auto`` for the best calibration of the device.
-    software : Software
+    software : SoftwareProfile
         The software profile of the run.
     user_calibration : Calibration, optional
         A loaded calibration, instead of a file.
@@ -826,7 +851,9 @@ def kernel_predictor(
     KernelPredictor
         Predictor for this device and number format.
     """
-    constant = constant_rates(device.kind, calibration) if user_calibration is None else parse_efficiencies(calibration)
+    constant = (
+        constant_efficiencies(device.kind, calibration) if user_calibration is None else parse_efficiencies(calibration)
+    )
     if constant is not None:
         return _ConstantRates(device, dtype, constant)
     named = user_calibration if user_calibration is not None or calibration == "auto" else load_calibration(calibration)

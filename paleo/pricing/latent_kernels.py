@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.tiles import Array, roofline_with_overlap_loss, time_with_host_launch
+from paleo.pricing.engine_gemm import Array, roofline_with_overlap_loss, time_with_host_launch
 from paleo.specs.calibration import parameter
 
 if TYPE_CHECKING:

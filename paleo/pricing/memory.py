@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.kernels import DeviceDatasheet, floats
+from paleo.pricing.kernels import DeviceDatasheet, as_float_arrays
 from paleo.specs.calibration import parameter
 
 Array = npt.NDArray[np.float64]
@@ -103,7 +103,7 @@ def memory_time(
         Time [s]; arguments broadcast.
     """
     p, rate = parameters, device.multiprocessors * device.clock_hz
-    moved, reread, footprint, count = floats(moved_bytes, reread_bytes, reread_footprint, rows)
+    moved, reread, footprint, count = as_float_arrays(moved_bytes, reread_bytes, reread_footprint, rows)
     live = p.cache_fraction * device.l2_bytes
     missed = np.where(warm, miss_fraction(moved, live), 1.0)
     streamed = moved * missed + reread * miss_fraction(footprint, live)
@@ -161,7 +161,7 @@ def miss_fraction(footprint: Sizes, capacity: float) -> Array:
     >>> [round(float(one), 3) for one in miss_fraction(np.array([0.0, 1.0, 2.0]), 1.0)]
     [0.0, 0.5, 0.941]
     """
-    (live,) = floats(footprint)
+    (live,) = as_float_arrays(footprint)
     inverse = capacity / np.maximum(live, capacity * np.finfo(np.float32).eps)
     return np.asarray(1.0 / (1.0 + inverse**CACHE_STEEPNESS))
 
@@ -208,7 +208,7 @@ WARP_SOFTMAX, NORM_THREADS, MOMENT_THREADS = 32.0**2, 128.0, 512.0
 _REDUCTION_STEPS = 4.0
 
 
-def softmax_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: DeviceDatasheet) -> RowTraffic:
+def softmax_row_traffic(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: DeviceDatasheet) -> RowTraffic:
     """Count softmax's reads of its rows: one warp keeps a short row in registers, a block reads a long one three times.
 
     The registers of a warp are allocated for the next power of two. The rows of all resident blocks are live at once.
@@ -231,11 +231,11 @@ def softmax_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: 
     --------
     >>> from paleo.pricing.kernels import DeviceDatasheet
     >>> v100 = DeviceDatasheet("v100", "Volta", "HBM2", 80, 1.38e9, 14e12, 9e11, 6e6, 250, False)
-    >>> passes = softmax_passes(rows=1000.0, length=2048.0, element_bytes=4.0, device=v100)
+    >>> passes = softmax_row_traffic(rows=1000.0, length=2048.0, element_bytes=4.0, device=v100)
     >>> float(passes.reread_bytes), float(passes.threads_per_row)
     (16384000.0, 256.0)
     """
-    n, d, width = floats(rows, length, element_bytes)
+    n, d, width = as_float_arrays(rows, length, element_bytes)
     short = d <= WARP_SOFTMAX
     power = 2.0 ** np.ceil(np.log2(np.maximum(d, 1.0)))
     threads = np.where(short, 32.0, np.clip(2.0 ** np.ceil(np.log2(np.maximum(d / 8, 1.0))), 32.0, _BLOCK_THREADS))
@@ -245,7 +245,7 @@ def softmax_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: 
     return RowTraffic(n * np.where(short, power, d), reread, np.minimum(live, n * d * width), threads, steps)
 
 
-def layer_norm_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: DeviceDatasheet) -> RowTraffic:
+def layer_norm_row_traffic(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: DeviceDatasheet) -> RowTraffic:
     """Count layer norm's reads of its rows: one for the moments, and a second one to normalise.
 
     If the length of rows is a multiple of four elements, one kernel reads them as vectors, and the second read finds in
@@ -266,7 +266,7 @@ def layer_norm_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, devic
     RowTraffic
         Bytes, threads and steps of its rows.
     """
-    n, d, width = floats(rows, length, element_bytes)
+    n, d, width = as_float_arrays(rows, length, element_bytes)
     vector = d % 4 == 0
     threads = np.where(vector, NORM_THREADS, MOMENT_THREADS)
     live = np.where(vector, device.multiprocessors * resident_blocks(threads) * d * width, n * d * width)
@@ -274,7 +274,7 @@ def layer_norm_passes(*, rows: Sizes, length: Sizes, element_bytes: Sizes, devic
     return RowTraffic(issued, n * d * width, np.minimum(live, n * d * width), threads, np.ones_like(d))
 
 
-def block_passes(
+def block_row_traffic(
     *, rows: Sizes, length: Sizes, element_bytes: Sizes, moved_bytes: Sizes, reduces: Mask = False
 ) -> RowTraffic:
     """Count the reads of kernels with one thread block per row and one element per thread and step.
@@ -300,11 +300,11 @@ def block_passes(
 
     Examples
     --------
-    >>> passes = block_passes(rows=2.0, length=4096.0, element_bytes=2.0, moved_bytes=3e4, reduces=True)
+    >>> passes = block_row_traffic(rows=2.0, length=4096.0, element_bytes=2.0, moved_bytes=3e4, reduces=True)
     >>> float(passes.elements), float(passes.reread_bytes), float(passes.steps_per_row)
     (15000.0, 16384.0, 4.0)
     """
-    n, d, width, moved = floats(rows, length, element_bytes, moved_bytes)
+    n, d, width, moved = as_float_arrays(rows, length, element_bytes, moved_bytes)
     threads = np.clip(d, 32.0, _BLOCK_THREADS)
     reread = np.where(reduces, n * d * width, 0.0)
     steps = np.ceil(d / threads)
@@ -319,7 +319,7 @@ SCALAR_ELEMENTS_PER_CLOCK = 4.5
 #: The same for transposes of a convolution library, with one load in flight. ResNet-50 in fp16 on one V100 and one RTX
 #: 2080 Ti fits best with 2.25 (1.1 % error on five rows; 2.0 and 2.5: 1.6 %). Errors of rows outside the fit fall, too:
 #: fp16 on A100 from 4.3 to 3.3 %, tf32 from 9.7 to 3.9 % under PyTorch and from 12.3 to 10.5 % under TensorFlow.
-LIBRARY_ELEMENTS_PER_CLOCK = 2.25
+CUDNN_TRANSPOSE_ELEMENTS_PER_CLOCK = 2.25
 #: Share of the bandwidth that a transpose reaches, from steps on images on V100, RTX 2080 Ti and RTX 3090.
 _TRANSPOSED_BANDWIDTH = 0.75
 
@@ -352,7 +352,7 @@ def layout_conversion_time(
     >>> float(layout_conversion_time(1e9, 5e8, v100).round(6))  # (2 GB / 675 GB/s)^4 + (10^9 / 540 a ns)^4, fourth root
     0.00307
     """
-    moved, count = floats(moved_bytes, elements)
+    moved, count = as_float_arrays(moved_bytes, elements)
     streamed = 2.0 * moved / (_TRANSPOSED_BANDWIDTH * device.memory_bandwidth)
     loaded = 2.0 * count / (loads * device.multiprocessors * device.clock_hz)
     return np.asarray((streamed**_STREAM_ORDER + loaded**_STREAM_ORDER) ** (1.0 / _STREAM_ORDER))

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paleo.operations.tensor import BYTES, precision
-from paleo.pricing.kernels import DeviceDatasheet, floats
+from paleo.operations.tensor import BYTES_PER_NUMBER, precision
+from paleo.pricing.kernels import DeviceDatasheet, as_float_arrays
 from paleo.specs.calibration import parameter, whole_step_constants
 from paleo.units import MILLISECOND, TERA
 
@@ -39,11 +39,11 @@ _BUSY_SHARE = 0.45
 #: Share of the energy of a FLOP at full rate that is proportional to time: what any running kernel adds.
 _BY_TIME = _BUSY_SHARE / (1.0 - NON_ARITHMETIC_SHARE)
 #: Least share of the limit that remains for arithmetic, whatever the memory draws.
-LEAST_SHARE = 0.05
+MIN_ARITHMETIC_POWER_SHARE = 0.05
 #: Kernel time at which half of the slow-down applies in a short test run; regulators average over about this long.
 HALF_THROTTLE_TIME = 0.3 * MILLISECOND
 #: Name of the way of measuring watts: by the board itself.
-BOARD_MEASUREMENT = "board"
+BOARD_POWER_METHOD = "board"
 
 
 def throttle_factor(power_at_full_clock: Numbers, power_limit: Numbers) -> Array:
@@ -105,14 +105,14 @@ def power_slowdown(
     >>> float(power_slowdown(busy=1.0, flops=1e15, dram=0.0, energy=0.595, device=card).round(3))  # 595 of 595 W
     1.189
     """
-    seconds, work, moved = floats(busy, flops, dram)
+    seconds, work, moved = as_float_arrays(busy, flops, dram)
     if device.tensor_cores:
-        rate = work / seconds * (1.0 + _BY_TIME * (device.built_rate_ratio - 1.0))
+        rate = work / seconds * (1.0 + _BY_TIME * (device.uncapped_rate_ratio - 1.0))
     else:
         rate = (1.0 - _BY_TIME) * work / seconds + _BY_TIME * device.peak_flops_per_s
     power = np.asarray(activity) * energy * PICO * rate
     left = device.power_watts * (1.0 - NON_ARITHMETIC_SHARE) - _DRAM_ENERGY * moved / seconds
-    return throttle_factor(power, np.maximum(left, LEAST_SHARE * device.power_watts))
+    return throttle_factor(power, np.maximum(left, MIN_ARITHMETIC_POWER_SHARE * device.power_watts))
 
 
 def throttled_share(busy: Numbers, sustained: Numbers, ramp: float = HALF_THROTTLE_TIME) -> Array:
@@ -137,11 +137,11 @@ def throttled_share(busy: Numbers, sustained: Numbers, ramp: float = HALF_THROTT
     >>> [round(float(share), 2) for share in throttled_share([HALF_THROTTLE_TIME] * 2, [0.0, 1.0])]
     [0.5, 1.0]
     """
-    seconds, long = floats(busy, sustained)
+    seconds, long = as_float_arrays(busy, sustained)
     return np.asarray(np.maximum(seconds / (seconds + ramp), long))
 
 
-def operand_energy(dtype: str) -> float:
+def relative_operand_energy(dtype: str) -> float:
     """Return the energy per FLOP of tensor cores relative to that of the format that was measured.
 
     From 16 to 8 bits it is proportional to the bytes of operands (training_energy in fp8 relative to that in 16 bits:
@@ -160,15 +160,15 @@ def operand_energy(dtype: str) -> float:
 
     Examples
     --------
-    >>> operand_energy("tf32"), operand_energy("bf16"), operand_energy("fp8")
+    >>> relative_operand_energy("tf32"), relative_operand_energy("bf16"), relative_operand_energy("fp8")
     (2.0, 1.0, 1.0)
     """
     formats = precision(dtype)
-    return 1.0 if formats.quantises_operands else formats.operand / BYTES["fp16"]
+    return 1.0 if formats.quantises_operands else formats.operand_bytes / BYTES_PER_NUMBER["fp16"]
 
 
 #: Family of the calibration of steps that contains `SustainedEnergyParameters`.
-ARITHMETIC_FAMILY = "arithmetic"
+SUSTAINED_ENERGY_FAMILY = "arithmetic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class SustainedEnergyParameters:
     blackwell: float = parameter("1", "0.6..2", "of Blackwell's tensor cores")
     blackwell_ultra: float = parameter("1", "0.6..2", "of Blackwell Ultra's tensor cores")
 
-    def of(self, architecture: str) -> float:
+    def for_architecture(self, architecture: str) -> float:
         """Return the energy factor of a GPU architecture; dimensionless.
 
         Parameters
@@ -221,12 +221,12 @@ def switching_activity(
     float
         Factor on the energy [-].
     """
-    energy = training_activity * operand_energy(dtype)
-    if precision(dtype).operand < BYTES["bf16"] or not device.memory_kind.startswith("HBM"):
+    energy = training_activity * relative_operand_energy(dtype)
+    if precision(dtype).operand_bytes < BYTES_PER_NUMBER["bf16"] or not device.memory_kind.startswith("HBM"):
         return energy
-    return energy * whole_step_constants(SustainedEnergyParameters, ARITHMETIC_FAMILY, calibration).of(
-        device.architecture
-    )
+    return energy * whole_step_constants(
+        SustainedEnergyParameters, SUSTAINED_ENERGY_FAMILY, calibration
+    ).for_architecture(device.architecture)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +236,8 @@ class PowerParameters:
     Fitted to mean watts of training steps under power limits (Zeus: You, Chung, Chowdhury, NSDI 2023). A kernel adds
     ``busy`` whatever it does: clock trees, schedulers and register files at full clock, leakage of a warm chip.
     ``training_energy`` of a device's products is the limit less the idle power, divided by their sustained rate, so it
-    includes that part. ``arithmetic`` is the share of it that is proportional to FLOP; with it the watts at that rate
-    equal the limit.
+    includes that part. ``arithmetic_energy_share`` is the share of it that is proportional to FLOP; with it the watts
+    at that rate equal the limit.
 
     Notes
     -----
@@ -254,7 +254,7 @@ class PowerParameters:
     least_voltage_clock: float = parameter("0.8", "0.5..1", "share of boost clock of the least voltage", fitted=False)
 
     @property
-    def arithmetic(self) -> float:
+    def arithmetic_energy_share(self) -> float:
         """Share (0 to 1) of a FLOP's energy in training that is proportional to the FLOP rate."""
         return 1.0 - self.busy / (1.0 - NON_ARITHMETIC_SHARE)
 
@@ -330,7 +330,7 @@ class EnergyPerFlop(NamedTuple):
 
 
 #: Products of eight-bit integers that a vector unit adds in the time of one fp32 product (dp4a).
-INTEGER_LANES = 4.0
+INT8_PRODUCTS_PER_FP32 = 4.0
 #: Energies by process: the power limit divided by the rate that long products, and steps of training, sustain under it.
 #: For vector units those at which cards keep their boost clock (Titan X of Pascal, V100, A100; RTX 4090, 450 W).
 ENERGY_PER_FLOP: Mapping[str, EnergyPerFlop] = {

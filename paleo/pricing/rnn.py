@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.convolution import L2_OVER_MEMORY, PRESENT, overlap_with_loss, waves
+from paleo.pricing.convolution import L2_OVER_MEMORY, PRESENT, overlap_with_loss, wave_count
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.specs.calibration import parameter
 
@@ -34,7 +34,7 @@ Number = float | Array
 Tiles = tuple[tuple[int, int], ...]
 
 #: Gates of a cell, which is the number of h x h products in each step.
-GATES: Mapping[str, int] = {"vanilla": 1, "gru": 3, "lstm": 4}
+GATES_BY_CELL: Mapping[str, int] = {"vanilla": 1, "gru": 3, "lstm": 4}
 #: Registers of one multiprocessor (256 KiB on Kepler GK110 and from Maxwell to Hopper: CUDA programming guide, table of
 #: compute capabilities), and the share that weights may fill: 1152 units of fp32 on the 24 multiprocessors of a Titan X
 #: (Diamos et al.).
@@ -141,7 +141,7 @@ def _product_time(
         blocks = np.ceil(m / a) * np.ceil(n / b)
         for parts in splits:
             depth = np.ceil(k / (8.0 * parts)) * 8.0
-            arithmetic = waves(blocks * parts, device.multiprocessors) * flops
+            arithmetic = wave_count(blocks * parts, device.multiprocessors) * flops
             cycles = overlap_with_loss(
                 arithmetic / (p.gemm_efficiency * device.flops_per_clock), np.asarray(p.depth_cycles)
             )
@@ -236,7 +236,7 @@ def _plain_product_time(
     return seconds - products.launch
 
 
-def weight_miss(*, footprint: Number, l2_bytes: float, share: float) -> Array:
+def weight_miss_rate(*, footprint: Number, l2_bytes: float, share: float) -> Array:
     """Compute the L2 miss rate (0 to 1) of weights that the previous time step read.
 
     1 - 1 / (1 + (footprint / (share L2))^4)
@@ -257,7 +257,7 @@ def weight_miss(*, footprint: Number, l2_bytes: float, share: float) -> Array:
 
     Examples
     --------
-    >>> float(weight_miss(footprint=4e6, l2_bytes=4e6, share=1.0))
+    >>> float(weight_miss_rate(footprint=4e6, l2_bytes=4e6, share=1.0))
     0.5
     """
     return np.asarray(1.0 - 1.0 / (1.0 + (np.asarray(footprint) / (share * l2_bytes)) ** 4))
@@ -308,7 +308,7 @@ def timestep_time(
     weights = gated * hidden * element_bytes
     bandwidth = p.bandwidth_fraction * device.memory_bandwidth
     states = _POINTWISE_ELEMENTS * gated * batch * element_bytes
-    miss = weight_miss(footprint=weights + states, l2_bytes=device.l2_bytes, share=p.l2_share)
+    miss = weight_miss_rate(footprint=weights + states, l2_bytes=device.l2_bytes, share=p.l2_share)
     stream = weights * miss / bandwidth
     product = np.hypot(_product_time(m, batch, k, _STEP_TILES, _STEP_SPLITS, device, p), stream)
     if device.architecture == _COLUMN_ARCHITECTURE:

@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.kernels import FAMILIES, column
-from paleo.pricing.tiles import roofline_with_overlap_loss, time_with_host_launch
+from paleo.pricing.engine_gemm import roofline_with_overlap_loss, time_with_host_launch
+from paleo.pricing.kernels import KERNEL_FAMILIES, shape_values
 from paleo.specs.calibration import parameter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paleo.operations.base import Kernel
+    from paleo.pricing.calibration_lookup import SourcedParameters
     from paleo.pricing.kernels import DeviceDatasheet, FamilyPredictor
-    from paleo.pricing.store import SourcedParameters
 
 Array = npt.NDArray[np.float64]
 #: Values of a state in one block, and blocks that a multiprocessor runs at once: in prefill, and in decode.
@@ -193,7 +193,7 @@ def short_convolution_time(
     return time_with_host_launch(busy, p.host)
 
 
-@FAMILIES.register("scan")
+@KERNEL_FAMILIES.register("scan")
 def scan_times(
     predictor: FamilyPredictor, group: str, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[ScanParameters], Array]:
@@ -216,12 +216,12 @@ def scan_times(
         Parameters with their source, and seconds of each kernel.
     """
     entry: SourcedParameters[ScanParameters] = predictor.parameters_of(ScanParameters, group)
-    batch, length, passes = (column(kernels, name) for name in ("batch", "length", "passes"))
+    batch, length, passes = (shape_values(kernels, name) for name in ("batch", "length", "passes"))
     moved = np.array([kernel.bytes for kernel in kernels])
     times = chunked_scan_time(
-        batch=batch, length=length, heads=column(kernels, "heads"), keys=column(kernels, "keys"),
-        values=column(kernels, "values"), token_bytes=moved / (batch * length * passes),
-        chunk=CHUNK_LENGTHS[group.removeprefix("scan.")], device=predictor.figures(predictor.sixteen_bits),
+        batch=batch, length=length, heads=shape_values(kernels, "heads"), keys=shape_values(kernels, "keys"),
+        values=shape_values(kernels, "values"), token_bytes=moved / (batch * length * passes),
+        chunk=CHUNK_LENGTHS[group.removeprefix("scan.")], device=predictor.datasheet(predictor.sixteen_bit_dtype),
         parameters=entry.parameters,
     )  # fmt: skip
     return entry, passes * times

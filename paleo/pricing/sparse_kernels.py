@@ -10,7 +10,7 @@
     device      = projections + scores + selection + attention + passes + pairs + starts
     time        = (launches^order + device^order)^(1/order)
 
-where ``roofline`` is `paleo.pricing.tiles.roofline_with_overlap_loss`.
+where ``roofline`` is `paleo.pricing.engine_gemm.roofline_with_overlap_loss`.
 
 A kernel that gathers keys computes whole tiles of heads (64 or 128), so a rank with fewer heads is no faster; some
 multiply all slots of a selection, those without a key too. Attention over all keys has keys and values for each head.
@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from paleo.pricing.engine_gemm import roofline_with_overlap_loss
 from paleo.pricing.memory import smooth_maximum
-from paleo.pricing.tiles import roofline_with_overlap_loss
 from paleo.specs.calibration import parameter
 
 if TYPE_CHECKING:
@@ -73,17 +73,17 @@ class SparseAttentionParameters:
 class SparseWork:
     """Work of each sparse-attention call, by part: FLOP, bytes and keys, as arrays that broadcast.
 
-    ``element_bytes`` are bytes of a weight, ``stored_bytes`` of an entry of the cache. ``indexed`` is True where an
-    indexer scores keys, ``dense`` where attention covers all keys without one.
+    ``weight_element_bytes`` are bytes of a weight, ``cache_element_bytes`` of an entry of the cache. ``has_indexer`` is
+    True where an indexer scores keys, ``is_dense`` where attention covers all keys without one.
     """
 
     projection_flops: Array
     weight_bytes: Array
-    element_bytes: Array
-    stored_bytes: Array
-    indexed: npt.NDArray[np.bool_]
-    dense: npt.NDArray[np.bool_]
-    pairs: Array
+    weight_element_bytes: Array
+    cache_element_bytes: Array
+    has_indexer: npt.NDArray[np.bool_]
+    is_dense: npt.NDArray[np.bool_]
+    query_key_pairs: Array
     score_flops: Array
     index_bytes: Array
     score_bytes: Array
@@ -92,7 +92,7 @@ class SparseWork:
     scored_entries: Array
     attention_flops: Array
     key_bytes: Array
-    low_precision: npt.NDArray[np.bool_]
+    reads_8_bit_cache: npt.NDArray[np.bool_]
     sequences: Array
     pass_bytes: Array
 
@@ -116,8 +116,8 @@ def sparse_attention_time(work: SparseWork, device: DeviceDatasheet, parameters:
     """
     p, peak, bandwidth = parameters, device.peak_flops_per_s, device.memory_bandwidth
     streamed = p.bandwidth * bandwidth
-    product_peak = p.products * peak * np.where(work.element_bytes < 2.0, NARROW, 1.0)
-    rate = np.where(work.low_precision, p.narrow_attention, p.attention) * peak
+    product_peak = p.products * peak * np.where(work.weight_element_bytes < 2.0, NARROW, 1.0)
+    rate = np.where(work.reads_8_bit_cache, p.narrow_attention, p.attention) * peak
     scores = roofline_with_overlap_loss(work.score_flops / (p.indexer * NARROW * peak), work.index_bytes / streamed)
     occupied = work.searching_queries / (QUERIES_PER_MULTIPROCESSOR * device.multiprocessors)
     waves = 0.5 * np.ceil(occupied) + 0.5 * np.maximum(occupied, np.minimum(work.searching_queries, 1.0))
@@ -128,11 +128,13 @@ def sparse_attention_time(work: SparseWork, device: DeviceDatasheet, parameters:
         + waves * (p.row + work.entries_per_search * p.search * _PICOSECOND),
         roofline_with_overlap_loss(work.attention_flops / rate, work.key_bytes / (CACHED * streamed)),
         work.pass_bytes / (p.passes * bandwidth),
-        work.pairs * p.pair * _PICOSECOND,
+        work.query_key_pairs * p.pair * _PICOSECOND,
         work.sequences * p.sequence,
     )
     # Sum the launches of a call by its formats and by the kernels that it runs [s].
-    narrow = np.select([work.element_bytes < 1.0, work.element_bytes < 2.0], [p.launch_fp4, p.launch_fp8], 0.0)
-    stored = np.where(work.stored_bytes < 2.0, p.launch_cache, 0.0)
-    scored = np.select([work.dense, work.indexed], [p.launch_dense, p.launch_indexer], 0.0)
+    narrow = np.select(
+        [work.weight_element_bytes < 1.0, work.weight_element_bytes < 2.0], [p.launch_fp4, p.launch_fp8], 0.0
+    )
+    stored = np.where(work.cache_element_bytes < 2.0, p.launch_cache, 0.0)
+    scored = np.select([work.is_dense, work.has_indexer], [p.launch_dense, p.launch_indexer], 0.0)
     return smooth_maximum(np.asarray(p.launch + narrow + stored + scored), sum(parts), p.order)

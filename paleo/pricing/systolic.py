@@ -19,8 +19,8 @@ joint taps they are predicted at 0.4 and 0.5 of the measured times).
 
 Jouppi et al., "In-Datacenter Performance Analysis of a Tensor Processing Unit", ISCA 2017 (tiles loaded behind rows
 that stream); Jouppi et al., "TPU v4", ISCA 2023; Google, Cloud TPU performance guide (tiles of 8 by 128). Padding is
-exact; the share of clocks that products then reach is that of `paleo.pricing.store.TPU_EFFICIENCIES`. Not valid
-for sparsity; Winograd's and Fourier's transforms are not considered.
+exact; the share of clocks that products then reach is that of `paleo.pricing.calibration_lookup.TPU_EFFICIENCIES`. Not
+valid for sparsity; Winograd's and Fourier's transforms are not considered.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 Number = float | Array
 #: Elements along the vector lanes, which are the long side of a tile in memory.
-LANES = 128.0
+VECTOR_LANES = 128.0
 
 
 def rounded_up(extent: Number, step: float) -> Array:
@@ -176,7 +176,7 @@ def occupied_flops(kernels: Sequence[Kernel], device: Device) -> Array:
     return np.array([max(work, kernel.flops) for work, kernel in zip(works, kernels, strict=True)], dtype=np.float64)
 
 
-def laid_out_bytes(kernel: Kernel, device: Device) -> float:
+def padded_bytes(kernel: Kernel, device: Device) -> float:
     """Compute the bytes that a kernel moves in the layout of vector lanes.
 
     If a core has at most one sample, channels are along the vector lanes and padded to them. Matrices have long sides,
@@ -200,7 +200,7 @@ def laid_out_bytes(kernel: Kernel, device: Device) -> float:
     >>> from paleo.specs.device import load_device
     >>> shape = {"rows": 1e6, "columns": 1.0, "channels": 32.0, "samples": 1.0}
     >>> relu = Kernel("relu", "memory", "elementwise", "forward", 0.0, 1e6, 2e6, 2e6, shape)
-    >>> laid_out_bytes(relu, load_device("tpu-v4")), laid_out_bytes(relu, load_device("a100-sxm4-80gb"))
+    >>> padded_bytes(relu, load_device("tpu-v4")), padded_bytes(relu, load_device("a100-sxm4-80gb"))
     (16000000.0, 4000000.0)
     """
     shape, samples = kernel.shape, kernel.shape.get("n" if kernel.family == "conv" else "samples")
@@ -216,4 +216,4 @@ def laid_out_bytes(kernel: Kernel, device: Device) -> float:
 
 def _lane_padding_factor(channels: float) -> float:
     """Return the factor by which padding of channels to the vector lanes enlarges a tensor."""
-    return float(rounded_up(channels, LANES)) / channels
+    return float(rounded_up(channels, VECTOR_LANES)) / channels

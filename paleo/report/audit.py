@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.columns import Attribute, Document, grid, percent, row_json, rows_table, wrapped_text
-from paleo.studies.audit import ADVICE, Audit, CollectiveAudit
+from paleo.report.columns import AnswerColumn, Document, empty_table, percent, row_json, rows_table, wrapped_text
+from paleo.studies.audit import ADVICE, CollectiveAudit, TrainingLogAudit
 from paleo.units import format_duration, format_gibibytes, format_quantity
 
 if TYPE_CHECKING:
@@ -27,17 +27,17 @@ _NAMES = {
 }
 
 
-def document(audit: Audit | CollectiveAudit) -> Document:
+def document(audit: TrainingLogAudit | CollectiveAudit) -> Document:
     """Return the answer of ``paleo audit`` as a JSON document.
 
     Parameters
     ----------
-    audit : Audit or CollectiveAudit
+    audit : TrainingLogAudit or CollectiveAudit
         Measured and predicted quantities, the faults that explain them, and a prediction for more ranks.
 
     Returns
     -------
-    Document
+    JsonDocument
         Dict of plain values, times in seconds.
     """
     if isinstance(audit, CollectiveAudit):
@@ -57,23 +57,23 @@ def document(audit: Audit | CollectiveAudit) -> Document:
             {"name": fault.name, "factor": fault.factor, "step_time_s": fault.evidence["step"], "advice": fault.advice}
             for fault in audit.faults
         ],
-        "unexplained": audit.measured_over_predicted,
+        "unexplained": audit.measured_step_time_ratio,
         "notes": list(audit.notes),
         "measure_next": _next_measurement(audit),
     }
-    if audit.beyond is None:
+    if audit.step_time_on_more_ranks is None:
         return {**fields, "beyond": None}
-    gpus, seconds, interval = audit.beyond
+    gpus, seconds, interval = audit.step_time_on_more_ranks
     beyond = {"gpus": gpus, "step_time_s": seconds, "step_time_interval_s": list(interval)}
     return {**fields, "beyond": beyond}
 
 
-def verdict(audit: Audit | CollectiveAudit) -> str:
+def verdict(audit: TrainingLogAudit | CollectiveAudit) -> str:
     """Return the verdict of an audit in one sentence.
 
     Parameters
     ----------
-    audit : Audit | CollectiveAudit
+    audit : TrainingLogAudit | CollectiveAudit
         Measured and predicted quantities and the faults that explain them.
 
     Returns
@@ -94,14 +94,14 @@ def verdict(audit: Audit | CollectiveAudit) -> str:
     doubt = " The step lies within the 90 % interval of the prediction, so this may be the model's error."
     names = ", or ".join(fault.text for fault in audit.faults)
     remainder = (
-        f"{audit.measured_over_predicted - 1:+.0%} of the step stay unexplained"
-        if abs(audit.measured_over_predicted - 1) >= 0.01
+        f"{audit.measured_step_time_ratio - 1:+.0%} of the step stay unexplained"
+        if abs(audit.measured_step_time_ratio - 1) >= 0.01
         else "that is all of it"
     )
     return f"{seen}. What explains it: {names}; {remainder}.{doubt if low <= measured <= high else ''}"
 
 
-def _without_faults(audit: Audit) -> str:
+def _without_faults(audit: TrainingLogAudit) -> str:
     """Return a sentence on a log that no single fault explains, with the quantities that are not as predicted."""
     others = [name for name in audit.outlying_quantities if name != "step"]
     named = ", ".join(
@@ -113,17 +113,19 @@ def _without_faults(audit: Audit) -> str:
         return f"outside the interval, and no known single fault explains it{also}"
     if others:
         return f"the step is as predicted, but not {named}; no known single fault explains it"
-    if audit.doubts:
-        return f"the step is as predicted, but the log is not that of one sound run: {'; '.join(audit.doubts)}"
+    if audit.log_irregularities:
+        return (
+            f"the step is as predicted, but the log is not that of one sound run: {'; '.join(audit.log_irregularities)}"
+        )
     return "as predicted, nothing in this log says otherwise"
 
 
-def table(audit: Audit | CollectiveAudit) -> RenderableType:
+def table(audit: TrainingLogAudit | CollectiveAudit) -> RenderableType:
     """Return the answer of ``paleo audit`` as tables: verdict, quantities, advice.
 
     Parameters
     ----------
-    audit : Audit | CollectiveAudit
+    audit : TrainingLogAudit | CollectiveAudit
         Measured and predicted quantities and the faults that explain them.
 
     Returns
@@ -135,7 +137,7 @@ def table(audit: Audit | CollectiveAudit) -> RenderableType:
         return _collective_table(audit)
     explained = audit.faults[0].evidence if audit.faults else audit.predicted
     columns = ["measured", "predicted", "difference", *(["with the fault"] if audit.faults else [])]
-    table = grid(f"{len(audit.log.steps)} steps of {audit.log.kind}", ["", *columns])
+    table = empty_table(f"{len(audit.log.steps)} steps of {audit.log.kind}", ["", *columns])
     for name, value in audit.measured.items():
         cells = [_cell(name, value), _cell(name, audit.predicted[name]), percent(value / audit.predicted[name] - 1.0)]
         table.add_row(_NAMES[name], *cells, *([_cell(name, explained[name])] if audit.faults else []))
@@ -145,19 +147,19 @@ def table(audit: Audit | CollectiveAudit) -> RenderableType:
         parts += [Text(), wrapped_text(f"{fault.text}: {fault.advice}.")]
     if words := _next_measurement(audit):
         parts += [Text(), wrapped_text(words)]
-    if audit.beyond is not None:
-        gpus, seconds, (low, high) = audit.beyond
+    if audit.step_time_on_more_ranks is not None:
+        gpus, seconds, (low, high) = audit.step_time_on_more_ranks
         heading = f"On {gpus:,} GPUs with the same batch per GPU: {format_duration(seconds)}"
         ends = f"90 % interval {format_duration(low)} to {format_duration(high)}, from the steps of this log"
         parts += [Text(), wrapped_text(f"{heading} ({ends}).")]
     return Group(*parts)
 
 
-def _next_measurement(audit: Audit) -> str | None:
+def _next_measurement(audit: TrainingLogAudit) -> str | None:
     """Return a sentence on what to measure next, if several faults explain the log; otherwise None."""
     if len(audit.faults) < 2:
         return None
-    name, faults = audit.next_quantity, audit.faults[:2]
+    name, faults = audit.quantity_to_log, audit.faults[:2]
     if name is None:
         return f"The log does not tell {' and '.join(fault.name for fault in faults)} apart: check both."
     values = " and ".join(f"{_cell(name, fault.evidence[name])} with {fault.name}" for fault in faults)
@@ -177,10 +179,10 @@ def _cell(name: str, value: float) -> str:
 # collectives
 
 _PAYLOAD_COLUMNS = (
-    Attribute("payload_bytes", lambda row: row[0], "payload", "words", lambda row: format_quantity(row[0], "B")),
-    Attribute("measured_s", lambda row: row[1], "measured", "words", lambda row: format_duration(row[1])),
-    Attribute("predicted_s", lambda row: row[2], "predicted", "words", lambda row: format_duration(row[2])),
-    Attribute("", lambda row: row[1] / row[2], "measured over predicted", "ratio"),
+    AnswerColumn("payload_bytes", lambda row: row[0], "payload", "words", lambda row: format_quantity(row[0], "B")),
+    AnswerColumn("measured_s", lambda row: row[1], "measured", "words", lambda row: format_duration(row[1])),
+    AnswerColumn("predicted_s", lambda row: row[2], "predicted", "words", lambda row: format_duration(row[2])),
+    AnswerColumn("", lambda row: row[1] / row[2], "measured over predicted", "ratio"),
 )
 
 
@@ -200,7 +202,9 @@ def _collective_document(audit: CollectiveAudit) -> Document:
         "large_ratio": audit.large_payload_ratio,
         "faults": [{"name": name, "factor": factor, "advice": ADVICE[name]} for name, factor in audit.faults.items()],
         "payloads": [row_json(_PAYLOAD_COLUMNS, row) for row in _payloads(audit)],
-        "beyond": None if audit.beyond is None else {"gpus": audit.beyond[0], "time_s": audit.beyond[1]},
+        "beyond": None
+        if audit.time_on_more_ranks is None
+        else {"gpus": audit.time_on_more_ranks[0], "time_s": audit.time_on_more_ranks[1]},
         "calibration": study.calibration,
     }
 
@@ -209,8 +213,8 @@ def _collective_table(audit: CollectiveAudit) -> RenderableType:
     rows = rows_table("nccl-tests", _PAYLOAD_COLUMNS, _payloads(audit))
     parts: list[RenderableType] = [wrapped_text(Text(audit.verdict, style="bold")), Text(), rows]
     parts += [wrapped_text(f"\n{name}: {ADVICE[name]}.") for name in audit.faults]
-    if audit.beyond is not None:
-        gpus, seconds = audit.beyond
+    if audit.time_on_more_ranks is not None:
+        gpus, seconds = audit.time_on_more_ranks
         largest = format_quantity(audit.log.payloads[-1], "B")
         parts.append(
             wrapped_text(f"\n{largest} over {gpus:,} GPUs, with links as fast as measured: {format_duration(seconds)}.")

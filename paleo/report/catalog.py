@@ -14,21 +14,21 @@ from paleo.errors import SpecError, suggest_names
 from paleo.layers.base import LAYERS
 from paleo.operations.base import OPTIMIZERS
 from paleo.parallel.placement import STRATEGIES
-from paleo.report.columns import TEXT_WIDTH, Attribute, Document, grid, row_json, rows_table, wrapped_text
+from paleo.report.columns import TEXT_WIDTH, AnswerColumn, Document, empty_table, row_json, rows_table, wrapped_text
 from paleo.report.columns import facts_table as fact_table
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.calibration import Calibration, load_calibration
-from paleo.specs.catalog import is_path, kind_of, names, resolve_spelling
+from paleo.specs.catalog import entry_names, is_path, kind_of_spec_file, resolve_spelling
 from paleo.specs.device import Device, HostLink, Link, Price, load_device, load_link
-from paleo.specs.fields import FieldRow, field_table, format_value
 from paleo.specs.loading import Spec
-from paleo.specs.model import ModelSpec, load_model, names_other_source
+from paleo.specs.model import ModelSpec, is_other_source, load_model
 from paleo.specs.prices import rent_quote
 from paleo.specs.run import Run, explicit_fields, load_run
-from paleo.specs.software import Software, load_software
-from paleo.specs.system import Level, System, load_system
+from paleo.specs.schema_tables import FieldRow, field_table, format_value
+from paleo.specs.software import SoftwareProfile, load_software
+from paleo.specs.system import InterconnectLevel, System, load_system
 from paleo.specs.task import load_task
-from paleo.studies.summary import Summary, summarise
+from paleo.studies.network_summary import Summary, summarise
 from paleo.studies.sweep import load_study
 from paleo.units import HOUR, format_duration, format_gibibytes, format_quantity, with_noun
 
@@ -90,11 +90,11 @@ Lines = Callable[[], Mapping[str, str]]
 
 
 def _cataloged(kind: str, line: Callable[[str], str]) -> Lines:
-    return lambda: {name: line(name) for name in names(kind)}
+    return lambda: {name: line(name) for name in entry_names(kind)}
 
 
 #: kind -> names with a line on each.
-KINDS: dict[str, Lines] = {
+DESCRIPTIONS_BY_KIND: dict[str, Lines] = {
     "models": _cataloged("models", _model_line),
     "devices": _cataloged("devices", _device_line),
     "links": _cataloged("links", _link_line),
@@ -112,9 +112,9 @@ KINDS: dict[str, Lines] = {
 
 def _table_lines() -> dict[str, str]:
     """Return one line for each kind of measured table: the columns that identify a row, and the measured one."""
-    from paleo.tables.steps import tables
+    from paleo.tables.run_tables import table_kinds
 
-    return {name: _table_line(table) for name, table in sorted(tables().items())}
+    return {name: _table_line(table) for name, table in sorted(table_kinds().items())}
 
 
 def _table_line(table: MeasuredTable) -> str:
@@ -141,9 +141,9 @@ def catalog_lines(kind: str) -> Mapping[str, str]:
     SpecError
         If the kind is unknown.
     """
-    if kind not in KINDS:
-        raise SpecError(f"unknown kind {kind!r}; {suggest_names(kind, KINDS)}")
-    return KINDS[kind]()
+    if kind not in DESCRIPTIONS_BY_KIND:
+        raise SpecError(f"unknown kind {kind!r}; {suggest_names(kind, DESCRIPTIONS_BY_KIND)}")
+    return DESCRIPTIONS_BY_KIND[kind]()
 
 
 def find_entries(name: str, kind: str | None = None) -> list[tuple[str, object]]:
@@ -166,7 +166,7 @@ def find_entries(name: str, kind: str | None = None) -> list[tuple[str, object]]
     SpecError
         If there is none; the message has the nearest names.
     """
-    if kind in (None, "model", "models") and names_other_source(name):
+    if kind in (None, "model", "models") and is_other_source(name):
         return [("model", load_model(name))]
     if is_path(name):
         return [_read(name, kind)]
@@ -189,17 +189,17 @@ def find_entries(name: str, kind: str | None = None) -> list[tuple[str, object]]
 
 def _loaders() -> dict[str, tuple[Callable[[], Any], Callable[[str], object]]]:
     return {
-        "model": (lambda: names("models"), load_model),
-        "system": (lambda: names("systems"), load_system),
-        "device": (lambda: names("devices"), load_device),
-        "link": (lambda: names("links"), load_link),
+        "model": (lambda: entry_names("models"), load_model),
+        "system": (lambda: entry_names("systems"), load_system),
+        "device": (lambda: entry_names("devices"), load_device),
+        "link": (lambda: entry_names("links"), load_link),
         "collective": (lambda: ALGORITHMS, lambda name: ALGORITHMS[name]),
         "layer": (lambda: LAYERS, lambda name: LAYERS[name]),
         "schedule": (lambda: SCHEDULES, lambda name: SCHEDULES[name]),
-        "software": (lambda: names("software"), load_software),
+        "software": (lambda: entry_names("software"), load_software),
         "strategy": (lambda: STRATEGIES, lambda name: STRATEGIES[name]),
         "optimizer": (lambda: OPTIMIZERS, lambda name: OPTIMIZERS[name]),
-        "task": (lambda: names("tasks"), load_task),
+        "task": (lambda: entry_names("tasks"), load_task),
     }
 
 
@@ -210,7 +210,7 @@ def _read(path: str, kind: str | None = None) -> tuple[str, object]:
     """
     loaders: dict[str, Callable[[str], object]] = {name: load for name, (_, load) in _loaders().items()}
     loaders |= {"calibration": load_calibration, "run": load_run, "study": load_study}
-    kind_of_file = kind_of(path) if kind is None else kind.strip().lower()
+    kind_of_file = kind_of_spec_file(path) if kind is None else kind.strip().lower()
     if kind_of_file not in loaders:
         raise SpecError(f"unknown kind {kind!r}; {suggest_names(str(kind), loaders)}")
     return kind_of_file, loaders[kind_of_file](path)
@@ -242,7 +242,7 @@ def document(entry: object) -> Document:
 
     Returns
     -------
-    Document
+    JsonDocument
         The document.
     """
     if isinstance(entry, Spec):
@@ -327,7 +327,7 @@ def _system_facts(system: System) -> list[Fact]:
         (
             f"level {index}: {level.name}",
             f"{level.ranks or 'any number of'} GPUs, {level.ports} × {level.link.name} "
-            f"({format_quantity(level.unit_bandwidth, 'B/s')} each way from a unit), {_topology(level)}",
+            f"({format_quantity(level.member_bandwidth, 'B/s')} each way from a unit), {_topology(level)}",
         )
         for index, level in enumerate(system.levels, start=1)
     ]
@@ -345,7 +345,7 @@ def _system_facts(system: System) -> list[Fact]:
     )
 
 
-def _topology(level: Level) -> str:
+def _topology(level: InterconnectLevel) -> str:
     """Return a text on an interconnect level's topology: leaves, routing, and links between groups."""
     unit = "group" if level.topology == "dragonfly" else "leaf switch"
     words = (
@@ -365,7 +365,7 @@ def _model_facts(model: ModelSpec) -> list[Fact]:
     return _known(
         ("title", model.title),
         ("also known as", ", ".join(model.aliases)),
-        ("weights published in", model.released if model.hub else ""),
+        ("weights published in", model.released if model.weights_hub_id else ""),
         ("task", model.task),
         ("parameters", f"{counts.graph.parameters:,}"),
         (
@@ -387,7 +387,7 @@ def _model_flops(forward: float, backward: float) -> str:
     return f"{format_quantity(forward, 'FLOP')} forward, {format_quantity(backward, 'FLOP')} back: {without}"
 
 
-def _software_facts(software: Software) -> list[Fact]:
+def _software_facts(software: SoftwareProfile) -> list[Fact]:
     """Return facts about a software profile as (name, text) pairs; `settings` lists its fields."""
     return _known(
         ("title", software.title),
@@ -413,7 +413,7 @@ def _calibration_facts(calibration: Calibration) -> list[Fact]:
     return _known(*rows)
 
 
-def settings(entry: object) -> list[Setting]:
+def software_settings(entry: object) -> list[Setting]:
     """List the fields of a software profile.
 
     Parameters
@@ -426,13 +426,13 @@ def settings(entry: object) -> list[Setting]:
     list of Setting
         Name, value, default and meaning of each field; empty for other entries.
     """
-    if not isinstance(entry, Software):
+    if not isinstance(entry, SoftwareProfile):
         return []
-    rows = [row for row in field_table(Software) if "." in row.field]
+    rows = [row for row in field_table(SoftwareProfile) if "." in row.field]
     return [(row.field, _value(entry, row), row.default, row.meaning) for row in rows]
 
 
-def _value(software: Software, row: FieldRow) -> str:
+def _value(software: SoftwareProfile, row: FieldRow) -> str:
     group, _, name = row.field.partition(".")
     return format_value(getattr(getattr(software, group), name), row.unit)
 
@@ -462,7 +462,7 @@ _FACTS: Mapping[type, Callable[[Any], list[Fact]]] = {
     Link: _link_facts,
     System: _system_facts,
     ModelSpec: _model_facts,
-    Software: _software_facts,
+    SoftwareProfile: _software_facts,
     Calibration: _calibration_facts,
     Run: lambda run: _known(*explicit_fields(run).items()),
     Spec: _stated,
@@ -488,7 +488,7 @@ def list_table(kind: str, entries: Mapping[str, str]) -> RenderableType:
     RenderableType
         Table for the console.
     """
-    table = grid(f"{len(entries)} {kind}", ("name", "description"), left=2)
+    table = empty_table(f"{len(entries)} {kind}", ("name", "description"), left=2)
     for name, line in entries.items():
         table.add_row(name, line)
     return Constrain(table, TEXT_WIDTH)
@@ -510,9 +510,9 @@ def entry_tables(title: str, entry: object) -> Iterator[RenderableType]:
         Tables for the console.
     """
     yield fact_table(title, entry_facts(entry))
-    fields = settings(entry)
+    fields = software_settings(entry)
     if fields:
-        table = grid("", ("field", "value", "default", "meaning"), left=4)
+        table = empty_table("", ("field", "value", "default", "meaning"), left=4)
         for field, value, default, meaning in fields:
             table.add_row(field, Text(value, style="" if value == default else "bold"), default, meaning)
         yield table
@@ -530,21 +530,22 @@ def _bytes(value: float) -> str:
 
 
 _LAYER_COLUMNS = (
-    Attribute("name", lambda layer: layer.name, "layer"),
-    Attribute("type", lambda layer: layer.type, "type"),
-    Attribute("output_shape", lambda layer: list(layer.output_shape), "output", "",
+    AnswerColumn("name", lambda layer: layer.name, "layer"),
+    AnswerColumn("type", lambda layer: layer.type, "type"),
+    AnswerColumn("output_shape", lambda layer: list(layer.output_shape), "output", "",
               lambda layer: "×".join(f"{size:g}" for size in layer.output_shape)),
-    Attribute("output_dims", lambda layer: list(layer.dims)),
-    Attribute("parameters", lambda layer: layer.parameters, "parameters", "prefix"),
-    Attribute("flops_forward", lambda layer: layer.flops_forward, "FLOP fwd", "prefix"),
-    Attribute("flops_backward", lambda layer: layer.flops_backward, "FLOP bwd", "prefix"),
-    Attribute("bytes_forward", lambda layer: layer.bytes_forward, "bytes fwd", "words",
+    AnswerColumn("output_dims", lambda layer: list(layer.dims)),
+    AnswerColumn("parameters", lambda layer: layer.parameters, "parameters", "prefix"),
+    AnswerColumn("flops_forward", lambda layer: layer.flops_forward, "FLOP fwd", "prefix"),
+    AnswerColumn("flops_backward", lambda layer: layer.flops_backward, "FLOP bwd", "prefix"),
+    AnswerColumn("bytes_forward", lambda layer: layer.bytes_forward, "bytes fwd", "words",
               lambda layer: _bytes(layer.bytes_forward)),
-    Attribute("bytes_backward", lambda layer: layer.bytes_backward),
-    Attribute("", lambda layer: layer.intensity, "FLOP/B", "words", lambda layer: f"{layer.intensity:.1f}"),
-    Attribute("saved_bytes", lambda layer: layer.saved_bytes, "saved", "words",
+    AnswerColumn("bytes_backward", lambda layer: layer.bytes_backward),
+    AnswerColumn("", lambda layer: layer.arithmetic_intensity, "FLOP/B", "words",
+        lambda layer: f"{layer.arithmetic_intensity:.1f}"),
+    AnswerColumn("saved_bytes", lambda layer: layer.saved_bytes, "saved", "words",
               lambda layer: _bytes(layer.saved_bytes)),
-    Attribute("repeat", lambda layer: layer.repeat, "repeat", "words",
+    AnswerColumn("repeat", lambda layer: layer.repeat, "repeat", "words",
               lambda layer: str(layer.repeat) if layer.repeat > 1 else ""),
 )  # fmt: skip
 
@@ -559,7 +560,7 @@ def summary_document(study: Summary) -> Document:
 
     Returns
     -------
-    Document
+    JsonDocument
         Dict of plain values: counts, FLOP and bytes of each layer.
     """
     return {

@@ -20,7 +20,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from paleo.report.plots import BLACK, BLUE, CYCLE, STYLE, VERMILION
+from paleo.report.plots import BLACK, BLUE, COLOUR_CYCLE, STYLE, VERMILION
 from paleo.units import KILO, format_quantity
 
 #: Width of every chart in points, room for numbers at its right end, and height of a row.
@@ -151,7 +151,9 @@ def bars(rows: Sequence[Bar], title: str) -> Chart:
     return Chart(svg(figure, title))
 
 
-def stacks(rows: Sequence[tuple[str, Mapping[str, float], str]], title: str, limits: Sequence[float] = ()) -> Chart:
+def stacked_bars(
+    rows: Sequence[tuple[str, Mapping[str, float], str]], title: str, limits: Sequence[float] = ()
+) -> Chart:
     """Draw horizontal stacks of named parts on one scale.
 
     Parameters
@@ -169,7 +171,7 @@ def stacks(rows: Sequence[tuple[str, Mapping[str, float], str]], title: str, lim
         The chart.
     """
     names = dict.fromkeys(name for _, parts, _ in rows for name, value in parts.items() if value > 0)
-    colours = dict(zip(names, CYCLE * 3, strict=False))
+    colours = dict(zip(names, COLOUR_CYCLE * 3, strict=False))
     longest = max((*(sum(parts.values()) for _, parts, _ in rows), *limits), default=0.0) or 1.0
     figure, axes = _bar_axes(len(rows))
     axes.set_xlim(0.0, longest)
@@ -188,7 +190,7 @@ def stacks(rows: Sequence[tuple[str, Mapping[str, float], str]], title: str, lim
     return Chart(svg(figure, title), tuple(colours.items()))
 
 
-def deviations(rows: Sequence[tuple[str, float, float]], title: str) -> Chart:
+def deviation_bars(rows: Sequence[tuple[str, float, float]], title: str) -> Chart:
     """Draw factors as bars on both sides of 1.
 
     Parameters

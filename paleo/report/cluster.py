@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.cluster.nodes import POLICIES
-from paleo.report.columns import Attribute, facts_table, format_usd, row_json, rows_table, wrapped_text
+from paleo.report.columns import AnswerColumn, facts_table, format_usd, row_json, rows_table, wrapped_text
 from paleo.units import HOUR, format_duration, with_noun
 
 if TYPE_CHECKING:
@@ -39,7 +39,18 @@ class _JobRow:
         return self.study.fleet.cluster_jobs[self.number]
 
     def of(self, part: str) -> float:
-        """Return the value of the simulation's array ``part`` for this job."""
+        """Return the result of this job in one array of the simulation.
+
+        Parameters
+        ----------
+        part : str
+            Name of the array, such as ``start`` or ``finish``.
+
+        Returns
+        -------
+        float
+            Entry of the job, in the unit of the array.
+        """
         return float(getattr(self.study.result, part)[self.number])
 
     @property
@@ -61,20 +72,20 @@ class _JobRow:
         return None if shares is None or self.met is None else float(shares[self.number])
 
 
-def _columns() -> list[Attribute]:
+def _columns() -> list[AnswerColumn]:
     return [
-        Attribute("name", lambda row: row.job.name, "job"),
-        Attribute("team", lambda row: row.job.team or None, "team", optional=True),
-        Attribute("gpus", lambda row: row.gpus, "GPUs", "count"),
-        Attribute("arrival_s", lambda row: row.job.arrival, "arrival", "s", lambda row: _time(row.job.arrival)),
-        Attribute("start", lambda row: row.of("start"), "start", "s", lambda row: _time(row.of("start"))),
-        Attribute("finish", lambda row: row.of("finish"), "finish", "s", lambda row: _time(row.of("finish"))),
-        Attribute("finish_interval", lambda row: row.interval),
-        Attribute("waited", lambda row: row.of("waited"), "waited", "s", lambda row: _time(row.of("waited"))),
-        Attribute("preemptions", lambda row: int(row.of("preemptions")), "stops", "count"),
-        Attribute("deadline", lambda row: None if row.met is None else row.job.deadline),
-        Attribute("met", lambda row: row.met, "in time", "yes or no", optional=True),
-        Attribute("met_share", lambda row: row.on_time_share, "of samples", "fraction", optional=True),
+        AnswerColumn("name", lambda row: row.job.name, "job"),
+        AnswerColumn("team", lambda row: row.job.team or None, "team", optional=True),
+        AnswerColumn("gpus", lambda row: row.gpus, "GPUs", "count"),
+        AnswerColumn("arrival_s", lambda row: row.job.arrival, "arrival", "s", lambda row: _time(row.job.arrival)),
+        AnswerColumn("start", lambda row: row.of("start"), "start", "s", lambda row: _time(row.of("start"))),
+        AnswerColumn("finish", lambda row: row.of("finish"), "finish", "s", lambda row: _time(row.of("finish"))),
+        AnswerColumn("finish_interval", lambda row: row.interval),
+        AnswerColumn("waited", lambda row: row.of("waited"), "waited", "s", lambda row: _time(row.of("waited"))),
+        AnswerColumn("preemptions", lambda row: int(row.of("preemptions")), "stops", "count"),
+        AnswerColumn("deadline", lambda row: None if row.met is None else row.job.deadline),
+        AnswerColumn("met", lambda row: row.met, "in time", "yes or no", optional=True),
+        AnswerColumn("met_share", lambda row: row.on_time_share, "of samples", "fraction", optional=True),
     ]
 
 
@@ -95,7 +106,7 @@ def document(study: FleetStudy) -> dict[str, Any]:
     dict of str to Any
         The document; times in seconds from the zero of arrivals.
     """
-    result, larger = study.result, study.larger
+    result, larger = study.result, study.result_with_one_more_node
     return {
         "verdict": study.verdict,
         "policy": study.fleet.policy,
@@ -108,7 +119,7 @@ def document(study: FleetStudy) -> dict[str, Any]:
         "gpus": result.gpus,
         "possible": study.meets_requirements,
         "missed": study.late_jobs,
-        "span_s": result.span,
+        "span_s": result.makespan,
         "wait_s": {
             "mean": float(result.waited.mean()),
             "p95": float(np.quantile(result.waited, 0.95)),
@@ -120,7 +131,7 @@ def document(study: FleetStudy) -> dict[str, Any]:
         "node_more": None
         if larger is None
         else {
-            "span_s": larger.span,
+            "span_s": larger.makespan,
             "wait_s": {"mean": float(larger.waited.mean()), "p95": float(np.quantile(larger.waited, 0.95))},
             "utilisation": larger.utilisation,
         },
@@ -143,7 +154,7 @@ def table(study: FleetStudy) -> RenderableType:
         Tables for the console.
     """
     result, policy = study.result, POLICIES[study.fleet.policy]
-    total = result.gpus * result.span / HOUR
+    total = result.gpus * result.makespan / HOUR
     rows = [
         ("machines", f"{study.order_text}, {with_noun(result.gpus, 'GPU')}"),
         ("policy", f"{policy.title} ({policy.source})"),
@@ -155,9 +166,9 @@ def table(study: FleetStudy) -> RenderableType:
         *study.lost_gpu_hours.items(),
     ]
     parts = [
-        Attribute("", lambda entry: entry[0], "GPU-hours of"),
-        Attribute("", lambda entry: entry[1], "hours", "", lambda entry: f"{entry[1]:,.1f}"),
-        Attribute("", lambda entry: entry[1] / total if total else 0.0, "share", "tenths"),
+        AnswerColumn("", lambda entry: entry[0], "GPU-hours of"),
+        AnswerColumn("", lambda entry: entry[1], "hours", "", lambda entry: f"{entry[1]:,.1f}"),
+        AnswerColumn("", lambda entry: entry[1] / total if total else 0.0, "share", "tenths"),
     ]
     listed = _rows(study)[:_LISTED]
     more = len(study.fleet.jobs) - len(listed)
@@ -192,18 +203,18 @@ def figure(study: FleetStudy) -> Figure:
     import matplotlib
     from matplotlib.ticker import MaxNLocator
 
-    from paleo.report.plots import BLUE, STYLE, figure_of
+    from paleo.report.plots import BLUE, STYLE, figure_with_axes
 
     with matplotlib.rc_context(STYLE):
         result = study.result
-        lengths = result.queue
+        lengths = result.queue_history
         waiting = lengths[:, 1].max(initial=0.0)
-        picture, (chart, *panels) = figure_of(
+        picture, (chart, *panels) = figure_with_axes(
             9.0, 6.0, 1, rows=2 if waiting else 1, sharex=True, height_ratios=[4, 1][: 2 if waiting else 1]
         )
         _gantt(chart, study)
         for queue in panels:
-            times = np.append(lengths[:, 0], result.span + lengths[0, 0]) / HOUR
+            times = np.append(lengths[:, 0], result.makespan + lengths[0, 0]) / HOUR
             queue.step(times, np.append(lengths[:, 1], lengths[-1, 1]), where="post", color=BLUE)
             queue.fill_between(times, np.append(lengths[:, 1], lengths[-1, 1]), step="post", color=BLUE, alpha=0.25)
             queue.set(ylabel="jobs waiting", ylim=(0, 1.1 * waiting))
@@ -250,13 +261,13 @@ def _gantt(axes: Any, study: FleetStudy) -> None:
     axes.set_yticks(
         np.unique(np.linspace(0, first[-1], 9).astype(int) // pools[0].gpus_per_node * pools[0].gpus_per_node)
     )
-    axes.set(xlim=(begin, begin + study.result.span / HOUR), ylim=(0, first[-1]), ylabel="GPUs, by node")
+    axes.set(xlim=(begin, begin + study.result.makespan / HOUR), ylim=(0, first[-1]), ylabel="GPUs, by node")
     axes.grid(visible=False)
 
 
 def _name(axes: Any, study: FleetStudy, job: int, ends: tuple[float, float], height: float) -> None:
     """Write a job's name into its bar, or to the right of the bar where it is too short."""
-    name, span = study.fleet.cluster_jobs[job].name, study.result.span / HOUR
+    name, span = study.fleet.cluster_jobs[job].name, study.result.makespan / HOUR
     if not span:
         return
     inside = (ends[1] - ends[0]) / span > 0.012 * len(name)

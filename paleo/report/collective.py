@@ -16,18 +16,18 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.pricing.links.topology import USUAL_LEAF, USUAL_NODES, dragonfly
-from paleo.report.columns import Attribute, Document, row_json, rows_table, wrapped_text
-from paleo.report.plots import BLACK, BLUE, CYCLE, STYLE, figure_of
-from paleo.specs.system import torus_box
+from paleo.report.columns import AnswerColumn, Document, row_json, rows_table, wrapped_text
+from paleo.report.plots import BLACK, BLUE, COLOUR_CYCLE, STYLE, figure_with_axes
+from paleo.specs.system import smallest_torus_box
 from paleo.units import GIGA, format_duration, format_quantity, with_noun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from paleo.specs.system import Level, System
+    from paleo.specs.system import InterconnectLevel, System
     from paleo.studies.collective import CollectiveStudy
-    from paleo.studies.exchange import CompressedCollective
+    from paleo.studies.gradient_exchange import AllReduceCompressionStudy
 
 
 def _time(row: Any) -> str:
@@ -35,23 +35,23 @@ def _time(row: Any) -> str:
 
 
 _ALGORITHM_COLUMNS = (
-    Attribute("algorithm", lambda row: row.algorithm, "algorithm"),
-    Attribute("steps", lambda row: row.steps, "steps", "count"),
-    Attribute("time_s", lambda row: row.time, "time", "words", _time),
-    Attribute("algorithm_bandwidth", lambda row: row.algorithm_bandwidth, "algorithm GB/s", "words",
+    AnswerColumn("algorithm", lambda row: row.algorithm, "algorithm"),
+    AnswerColumn("steps", lambda row: row.steps, "steps", "count"),
+    AnswerColumn("time_s", lambda row: row.time, "time", "words", _time),
+    AnswerColumn("algorithm_bandwidth", lambda row: row.algorithm_bandwidth, "algorithm GB/s", "words",
               lambda row: f"{row.algorithm_bandwidth / GIGA:.4g}"),
-    Attribute("bus_bandwidth", lambda row: row.bus_bandwidth, "bus GB/s", "words",
+    AnswerColumn("bus_bandwidth", lambda row: row.bus_bandwidth, "bus GB/s", "words",
               lambda row: f"{row.bus_bandwidth / GIGA:.4g}"),
-    Attribute("times_lower_bound", lambda row: row.times_lower_bound, "time/bound", "ratio"),
-    Attribute("automatic", lambda row: row.automatic),
+    AnswerColumn("times_lower_bound", lambda row: row.lower_bound_ratio, "time/bound", "ratio"),
+    AnswerColumn("automatic", lambda row: row.chosen_by_library),
 )  # fmt: skip
 _LEVEL_COLUMNS = (
-    Attribute("name", lambda span: span.level.name, "level", "",
+    AnswerColumn("name", lambda span: span.level.name, "level", "",
               lambda span: f"{span.level.name} ({span.level.link.name})"),
-    Attribute("fan_out", lambda span: span.fan_out, "group size", "count"),
-    Attribute("alpha_s", lambda span: span.level.link.latency, "latency", "words",
+    AnswerColumn("fan_out", lambda span: span.fan_out, "group size", "count"),
+    AnswerColumn("alpha_s", lambda span: span.level.link.latency, "latency", "words",
               lambda span: "unknown" if span.level.link.latency is None else format_duration(span.level.link.latency)),
-    Attribute("beta_s_per_byte", lambda span: 1.0 / span.bandwidth, "bandwidth", "words",
+    AnswerColumn("beta_s_per_byte", lambda span: 1.0 / span.bandwidth, "bandwidth", "words",
               lambda span: format_quantity(span.bandwidth, "B/s")),
 )  # fmt: skip
 
@@ -66,7 +66,7 @@ def document(study: CollectiveStudy) -> Document:
 
     Returns
     -------
-    Document
+    JsonDocument
         Dict of plain values, times in seconds, sizes in bytes.
     """
     return {
@@ -99,10 +99,10 @@ def table(study: CollectiveStudy) -> RenderableType:
     """
 
     def choice(row: Any) -> str:
-        other = "" if row.automatic else "not for this payload" if row.candidate else "only by name"
+        other = "" if row.chosen_by_library else "not for this payload" if row.available_in_library else "only by name"
         return "chosen" if row is study.best else other
 
-    rows = rows_table("", (*_ALGORITHM_COLUMNS, Attribute("", choice, "choice")), study.rows)
+    rows = rows_table("", (*_ALGORITHM_COLUMNS, AnswerColumn("", choice, "choice")), study.rows)
     steps = [
         f"{crossover.above} from {format_quantity(crossover.payload_bytes, 'B')}" for crossover in study.crossovers
     ]
@@ -133,42 +133,42 @@ def _headline(study: CollectiveStudy) -> Text:
         f"{chosen}, {format_duration(best.time)}; lower bound {reduction}: {format_duration(study.lower_bound)}\n"
     )
     for row in study.faster_unchosen:
-        use = "uses it for other payloads or groups" if row.candidate else "does not have it"
+        use = "uses it for other payloads or groups" if row.available_in_library else "does not have it"
         reason = f"{study.algorithm_selector} {use}"
         head.append(f"faster, but not chosen: {row.algorithm}, {format_duration(row.time)} ({reason})\n")
     return head.append(f"Calibration: {study.calibration}\n", style="dim")
 
 
 def _break_even(row: Any) -> float | None:
-    return row.break_even if math.isfinite(row.break_even) else None
+    return row.break_even_bandwidth if math.isfinite(row.break_even_bandwidth) else None
 
 
 _METHOD_COLUMNS = (
-    Attribute("method", lambda row: row.method, "method"),
-    Attribute("scheme", lambda row: row.scheme or None, "scheme"),
-    Attribute("time_s", lambda row: row.time, "time", "words", _time),
-    Attribute("wire_s", lambda row: row.wire_seconds, "on the wire", "words",
+    AnswerColumn("method", lambda row: row.method, "method"),
+    AnswerColumn("scheme", lambda row: row.scheme or None, "scheme"),
+    AnswerColumn("time_s", lambda row: row.time, "time", "words", _time),
+    AnswerColumn("wire_s", lambda row: row.wire_seconds, "on the wire", "words",
               lambda row: format_duration(row.wire_seconds)),
-    Attribute("coding_s", lambda row: row.coding_seconds, "coding", "words",
+    AnswerColumn("coding_s", lambda row: row.coding_seconds, "coding", "words",
               lambda row: format_duration(row.coding_seconds)),
-    Attribute("sent_bytes", lambda row: row.sent_bytes, "sent per rank", "words",
+    AnswerColumn("sent_bytes", lambda row: row.sent_bytes, "sent per rank", "words",
               lambda row: format_quantity(row.sent_bytes, "B")),
-    Attribute("break_even_bytes_per_s", _break_even, "pays below", "words",
-              lambda row: "any rate" if _break_even(row) is None else format_quantity(row.break_even, "B/s")),
+    AnswerColumn("break_even_bytes_per_s", _break_even, "pays below", "words",
+              lambda row: "any rate" if _break_even(row) is None else format_quantity(row.break_even_bandwidth, "B/s")),
 )  # fmt: skip
 
 
-def compressed_document(study: CompressedCollective) -> Document:
+def compressed_document(study: AllReduceCompressionStudy) -> Document:
     """Return compression methods for an all-reduce as a JSON document, fastest first.
 
     Parameters
     ----------
-    study : CompressedCollective
+    study : AllReduceCompressionStudy
         Methods and the uncompressed sum.
 
     Returns
     -------
-    Document
+    JsonDocument
         Dict of plain values, times in seconds, sizes in bytes.
     """
     return {
@@ -176,16 +176,16 @@ def compressed_document(study: CompressedCollective) -> Document:
         "dense_sent_bytes": study.dense_sent_bytes,
         "rate_bytes_per_s": study.dense_rate,
         "tensors": study.tensors,
-        "methods": [{**row_json(_METHOD_COLUMNS, row), "pays": study.pays(row)} for row in study.rows],
+        "methods": [{**row_json(_METHOD_COLUMNS, row), "pays": study.saves_time(row)} for row in study.rows],
     }
 
 
-def compressed_table(study: CompressedCollective) -> RenderableType:
+def compressed_table(study: AllReduceCompressionStudy) -> RenderableType:
     """Return the compressed forms of an all-reduce as tables.
 
     Parameters
     ----------
-    study : CompressedCollective
+    study : AllReduceCompressionStudy
         Compression methods compared with the dense sum.
 
     Returns
@@ -194,7 +194,7 @@ def compressed_table(study: CompressedCollective) -> RenderableType:
         Tables for the console.
     """
     rows = rows_table(
-        "Gradient compression", (*_METHOD_COLUMNS, Attribute("", study.pays, "pays", "yes or no")), study.rows
+        "Gradient compression", (*_METHOD_COLUMNS, AnswerColumn("", study.saves_time, "pays", "yes or no")), study.rows
     )
     uncompressed = (
         f"Uncompressed: {study.dense.best.algorithm}, {format_duration(study.dense_time)}, "
@@ -211,14 +211,14 @@ def compressed_table(study: CompressedCollective) -> RenderableType:
 Vertex = int | str
 
 
-def level_sizes(system: System, level: Level) -> tuple[int, int]:
+def level_sizes(system: System, level: InterconnectLevel) -> tuple[int, int]:
     """Count the devices in one member of a level, and the most members that the level joins.
 
     Parameters
     ----------
     system : System
         Nodes, devices and links.
-    level : Level
+    level : InterconnectLevel
         One of its levels.
 
     Returns
@@ -237,14 +237,14 @@ def level_sizes(system: System, level: Level) -> tuple[int, int]:
     return below, (system.max_nodes or USUAL_NODES) if level.ranks is None else level.ranks // below
 
 
-def level_graph(system: System, level: Level, units: int) -> nx.Graph[Vertex]:
+def level_graph(system: System, level: InterconnectLevel, units: int) -> nx.Graph[Vertex]:
     """Build the graph of the first members (devices, nodes, …) of one level of a system's interconnect.
 
     Parameters
     ----------
     system : System
         Nodes, devices and links.
-    level : Level
+    level : InterconnectLevel
         One of its levels. In a mesh with unequal links every pair gets the mean rate.
     units : int
         Number of members, which are the vertices 0, 1, 2, …; in a torus it is rounded up to a full box.
@@ -259,11 +259,11 @@ def level_graph(system: System, level: Level, units: int) -> nx.Graph[Vertex]:
     >>> from paleo.specs.system import load_system
     >>> node = load_system("dgx-a100-80gb")
     >>> graph = level_graph(node, node.levels[0], 8)
-    >>> nx.maximum_flow_value(graph, 0, 7, capacity="rate") == node.levels[0].unit_bandwidth
+    >>> nx.maximum_flow_value(graph, 0, 7, capacity="rate") == node.levels[0].member_bandwidth
     True
     """
     graph: nx.Graph[Vertex] = nx.Graph()
-    rate = level.unit_bandwidth
+    rate = level.member_bandwidth
     graph.add_nodes_from(range(units))
     if level.topology == "torus":
         return _torus(level, units)
@@ -278,14 +278,14 @@ def level_graph(system: System, level: Level, units: int) -> nx.Graph[Vertex]:
     return graph
 
 
-def _add_leaves(graph: nx.Graph[Vertex], system: System, level: Level, units: int) -> None:
+def _add_leaves(graph: nx.Graph[Vertex], system: System, level: InterconnectLevel, units: int) -> None:
     """Add leaf switches with the units below them to a graph, joined by a spine or directly (a dragonfly).
 
     With rails, each port of a unit has a switch of its own.
     """
     machine = max(level_sizes(system, level)[1], units)
     size = min(level.leaf or USUAL_LEAF, machine)
-    leaves, rate = math.ceil(units / size), level.unit_bandwidth
+    leaves, rate = math.ceil(units / size), level.member_bandwidth
     is_dragonfly = level.topology == "dragonfly"
     rails = level.ports if level.routing == "rail" else 1
     for leaf, rail in product(range(leaves), range(rails)):
@@ -301,14 +301,14 @@ def _add_leaves(graph: nx.Graph[Vertex], system: System, level: Level, units: in
         )
 
 
-def _torus(level: Level, units: int) -> nx.Graph[Vertex]:
+def _torus(level: InterconnectLevel, units: int) -> nx.Graph[Vertex]:
     """Return the graph of the chips in a job's torus, with their positions.
 
     In a dimension of two chips that closes, both links lead to the same chip.
     """
     assert level.shape is not None
     graph: nx.Graph[Vertex] = nx.Graph()
-    box = torus_box(level.shape, units)
+    box = smallest_torus_box(level.shape, units)
     places = list(product(*map(range, box)))
     number = {place: index for index, place in enumerate(places)}
     graph.add_nodes_from((number[place], {"place": place}) for place in places)
@@ -324,7 +324,7 @@ def _torus(level: Level, units: int) -> nx.Graph[Vertex]:
 
 # pictures
 
-Place = tuple[float, float]
+Position = tuple[float, float]
 
 
 def figure(system: System) -> Figure:
@@ -341,7 +341,7 @@ def figure(system: System) -> Figure:
         The plot.
     """
     with matplotlib.rc_context({**STYLE, "axes.grid": False}):
-        drawn, panels = figure_of(9.0, 0.6 + 3.2 * len(system.levels), rows=max(len(system.levels), 1))
+        drawn, panels = figure_with_axes(9.0, 0.6 + 3.2 * len(system.levels), rows=max(len(system.levels), 1))
         drawn.suptitle(system.full_name)
         for axes, level in zip(panels, system.levels, strict=False):
             _panel(axes, system, level)
@@ -351,14 +351,14 @@ def figure(system: System) -> Figure:
     return drawn
 
 
-def _panel(axes: Axes, system: System, level: Level) -> None:
+def _panel(axes: Axes, system: System, level: InterconnectLevel) -> None:
     """Draw one level of an interconnect: lines are wider for higher rates, thinner where there are many."""
     below, most = level_sizes(system, level)
     leaves = {"fabric": 2, "dragonfly": 6, "torus": 8}.get(level.topology, most)
     units = min(most, leaves * min(level.leaf or USUAL_LEAF, most))
     graph = level_graph(system, level, units)
     places, rates = _places(graph, level), nx.get_edge_attributes(graph, "rate")
-    for colour, rate in zip(CYCLE[1:], sorted(set(rates.values())), strict=False):
+    for colour, rate in zip(COLOUR_CYCLE[1:], sorted(set(rates.values())), strict=False):
         lines = [_line(places[a], places[b]) for (a, b), of_edge in rates.items() if of_edge == rate]
         width = (1.0 + math.log1p(rate / min(rates.values()))) * min(1.0, (200.0 / len(lines)) ** 0.5)
         label = f"{format_quantity(rate, 'B/s')} per direction"
@@ -378,7 +378,7 @@ def _panel(axes: Axes, system: System, level: Level) -> None:
     axes.set_axis_off()
 
 
-def _places(graph: nx.Graph[Vertex], level: Level) -> Mapping[Vertex, Place]:
+def _places(graph: nx.Graph[Vertex], level: InterconnectLevel) -> Mapping[Vertex, Position]:
     """Return the position of each vertex in the picture.
 
     Units are in a row, switches above the middle of their units, and chips of a torus on a grid in perspective.
@@ -386,7 +386,7 @@ def _places(graph: nx.Graph[Vertex], level: Level) -> Mapping[Vertex, Place]:
     chips: Mapping[Vertex, tuple[int, ...]] = nx.get_node_attributes(graph, "place")
     if chips:
         return {chip: _seen(place) for chip, place in chips.items()}
-    places: dict[Vertex, Place] = {unit: (float(unit), 0.0) for unit in graph if not isinstance(unit, str)}
+    places: dict[Vertex, Position] = {unit: (float(unit), 0.0) for unit in graph if not isinstance(unit, str)}
     for switch in (vertex for vertex in graph if isinstance(vertex, str)):
         hanging = [places[other] for other in graph[switch] if other in places and places[other][1] < 1.0]
         middle = float(np.mean([x for x, _ in hanging])) if hanging else (len(places) - 1) / 2.0
@@ -398,12 +398,12 @@ def _places(graph: nx.Graph[Vertex], level: Level) -> Mapping[Vertex, Place]:
     return places
 
 
-def _seen(place: tuple[int, ...]) -> Place:
+def _seen(place: tuple[int, ...]) -> Position:
     x, y, z = (*place, 0, 0)[:3]
     return x + 0.28 * z, y + 0.18 * z
 
 
-def _line(start: Place, end: Place) -> np.ndarray:
+def _line(start: Position, end: Position) -> np.ndarray:
     """Return the points of an edge: a straight line to a neighbour or another height, otherwise an arc."""
     across, share = abs(end[0] - start[0]), np.linspace(0.0, 1.0, 24)[:, None]
     line = np.array(start) * (1.0 - share) + np.array(end) * share

@@ -100,7 +100,7 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %" if abs(share) >= 0.0995 else f"{100 * share:.1f} %"
 
 
-def format_tenths(share: float) -> str:
+def format_percent_tenths(share: float) -> str:
     """Format a fraction as a percentage with one decimal.
 
     Parameters
@@ -115,7 +115,7 @@ def format_tenths(share: float) -> str:
 
     Examples
     --------
-    >>> format_tenths(0.9987)
+    >>> format_percent_tenths(0.9987)
     '99.9 %'
     """
     return f"{100 * share:.1f} %"
@@ -191,7 +191,7 @@ def layers_per_stage(blocks: Sequence[int]) -> str:
 
 
 #: Unit of a column -> how tables print its values. Columns without a unit are text, flush left.
-FORMATS: Mapping[str, Callable[[Any], str]] = {
+FORMATTERS_BY_UNIT: Mapping[str, Callable[[Any], str]] = {
     "": str,
     "count": lambda value: f"{value:,.0f}",
     "number": lambda value: f"{value:,.3g}",
@@ -200,7 +200,7 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
     "B": format_gibibytes,
     "1/s": format_rate,
     "fraction": percent,
-    "tenths": format_tenths,
+    "tenths": format_percent_tenths,
     "words": str,
     "price": lambda value: f"{value:,.2f}",
     "USD": format_usd,
@@ -214,7 +214,7 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
 
 
 @dataclass(frozen=True)
-class Attribute:
+class AnswerColumn:
     """One column of an answer's table: JSON key, value function, title, unit and format.
 
     Parameters
@@ -226,7 +226,7 @@ class Attribute:
     title : str
         Heading in tables; empty for keys that tables do not print.
     unit : str
-        A key of `FORMATS`.
+        A key of `FORMATTERS_BY_UNIT`.
     text : callable, optional
         Returns the cell of a row, where the unit does not say how it is printed.
     optional : bool
@@ -256,7 +256,7 @@ class Attribute:
         if self.text is not None:
             return [self.text(row) for row in rows]
         values = [self.get(row) for row in rows]
-        spoken = FORMATS[self.unit]
+        spoken = FORMATTERS_BY_UNIT[self.unit]
         if self.unit == "s":
             spoken = functools.partial(
                 format_duration, like=unit_reference_time(value for value in values if value is not None)
@@ -264,32 +264,32 @@ class Attribute:
         return [EMPTY_CELL if value is None else spoken(value) for value in values]
 
 
-def row_json(columns: Iterable[Attribute], row: Any) -> Document:
+def row_json(columns: Iterable[AnswerColumn], row: Any) -> Document:
     """Return one row as a JSON document, by the keys of its columns.
 
     Parameters
     ----------
-    columns : iterable of Attribute
+    columns : iterable of AnswerColumn
         Columns of the answer.
     row : Any
         The row.
 
     Returns
     -------
-    Document
+    JsonDocument
         The document.
     """
     return {column.key: column.get(row) for column in columns if column.key}
 
 
-def rows_table(title: str, columns: Iterable[Attribute], rows: Sequence[Any]) -> Table:
+def rows_table(title: str, columns: Iterable[AnswerColumn], rows: Sequence[Any]) -> Table:
     """Return the rows of an answer as a table for the console.
 
     Parameters
     ----------
     title : str
         Printed above the table.
-    columns : iterable of Attribute
+    columns : iterable of AnswerColumn
         Those with a title are printed, in this order.
     rows : sequence
         What the getters of the columns take.
@@ -304,7 +304,7 @@ def rows_table(title: str, columns: Iterable[Attribute], rows: Sequence[Any]) ->
         for column in columns
         if column.title and not (column.optional and all(column.get(row) is None for row in rows))
     ]
-    table = grid(title, [column.title for column in printed], left=[not column.unit for column in printed])
+    table = empty_table(title, [column.title for column in printed], left=[not column.unit for column in printed])
     for cells in zip(*(column.cells(rows) for column in printed), strict=True):
         table.add_row(*cells)
     return table
@@ -320,7 +320,7 @@ def key_meanings() -> dict[str, tuple[str, str]]:
 # tables
 
 
-class Grid(Table):
+class SplittingTable(Table):
     """Table that is split into several where a screen is too narrow; each part repeats the first column."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -367,7 +367,7 @@ def _table(kind: type[Table], title: str) -> Table:
     return kind(title=title or None, **style)  # type: ignore[arg-type]
 
 
-def grid(title: str, columns: Iterable[str], *, left: int | Sequence[bool] = 1) -> Table:
+def empty_table(title: str, columns: Iterable[str], *, left: int | Sequence[bool] = 1) -> Table:
     """Return a table for the console that has headings and no rows yet.
 
     Parameters
@@ -384,7 +384,7 @@ def grid(title: str, columns: Iterable[str], *, left: int | Sequence[bool] = 1) 
     Table
         The table; callers add rows.
     """
-    table = _table(Grid, title)
+    table = _table(SplittingTable, title)
     for index, name in enumerate(columns):
         flush_left = index < left if isinstance(left, int) else left[index]
         table.add_column(name, justify="left" if flush_left else "right", overflow="fold")
@@ -406,7 +406,7 @@ def facts_table(title: str, rows: Iterable[tuple[str, str]]) -> Constrain:
     Constrain
         The table.
     """
-    table = grid(title, ("", ""), left=2)
+    table = empty_table(title, ("", ""), left=2)
     table.show_header = False
     for name, value in rows:
         table.add_row(name, value)
@@ -525,7 +525,7 @@ def with_schema(command: str, document: Mapping[str, Any]) -> Document:
 
     Returns
     -------
-    Document
+    JsonDocument
         A new document.
 
     Examples
@@ -561,7 +561,7 @@ def _finite(value: object) -> object:
 
 
 #: Characters of a cell that stay on one line.
-LONGEST_LINE = 60
+MAX_NOWRAP_CHARACTERS = 60
 
 
 def html(output: RenderableType) -> str:
@@ -619,7 +619,7 @@ def _html_table(table: Table) -> str:
 
 
 def _html_cell(tag: str, side: str, text: str) -> str:
-    wrap = "normal" if len(text) > LONGEST_LINE else "nowrap"
+    wrap = "normal" if len(text) > MAX_NOWRAP_CHARACTERS else "nowrap"
     return f'<{tag} style="text-align:{side};white-space:{wrap};padding:.15em .7em">{escape(text)}</{tag}>'
 
 

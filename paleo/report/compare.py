@@ -12,7 +12,7 @@ from paleo.launch.commands import estimate_command
 from paleo.parallel.placement import without_replicas
 from paleo.report.columns import (
     EMPTY_CELL,
-    Attribute,
+    AnswerColumn,
     Document,
     ShellCommandText,
     format_energy,
@@ -54,7 +54,7 @@ def document(comparison: Comparison, choices: Mapping[str, RunWithDefaults] | No
 
     Returns
     -------
-    Document
+    JsonDocument
         Dict of plain values, times in seconds, one entry per system.
     """
     choices = choices or {}
@@ -66,7 +66,8 @@ def document(comparison: Comparison, choices: Mapping[str, RunWithDefaults] | No
         "samples": comparison.amount.samples,
         "best": {objective: None if each is None else each.system.name for objective, each in best.items()},
         "not_certain": {
-            objective: [rival.system.name for rival in comparison.rivals(objective)] for objective in _WINNERS
+            objective: [rival.system.name for rival in comparison.overlapping_candidates(objective)]
+            for objective in _WINNERS
         },
         "systems": [
             _candidate(comparison, candidate, choices.get(candidate.name)) for candidate in comparison.candidates
@@ -114,7 +115,7 @@ def table(comparison: Comparison, choices: Mapping[str, RunWithDefaults] | None 
             prediction = candidate.prediction
             machines = candidate.system.machines_text(prediction.plan.gpus) if prediction else candidate.system.name
             winners.append(f"{title}: {machines}")
-    overlaps = {_WINNERS[objective][0]: comparison.rivals(objective) for objective in _WINNERS}
+    overlaps = {_WINNERS[objective][0]: comparison.overlapping_candidates(objective) for objective in _WINNERS}
     doubts = [
         f"{title} (with {', '.join(rival.name for rival in rivals)})" for title, rivals in overlaps.items() if rivals
     ]
@@ -130,19 +131,19 @@ def table(comparison: Comparison, choices: Mapping[str, RunWithDefaults] | None 
     return Group(*parts, *(_commands(comparison) if comparison.searched else ()))
 
 
-def _columns(comparison: Comparison, best: Winners) -> Iterator[Attribute]:
+def _columns(comparison: Comparison, best: Winners) -> Iterator[AnswerColumn]:
     """Yield the columns of the systems, with those of consistency models and strategies where systems differ."""
     trained = [candidate for candidate in comparison.candidates if candidate.training is not None]
     like = unit_reference_time(candidate.training.time for candidate in trained if candidate.training)
 
-    def column(title: str, unit: str, get: Any) -> Attribute:
-        return Attribute("", lambda each: get(each, each.prediction) if each.training else None, title, unit)
+    def column(title: str, unit: str, get: Any) -> AnswerColumn:
+        return AnswerColumn("", lambda each: get(each, each.prediction) if each.training else None, title, unit)
 
-    def starred(title: str, objective: Objective, text: Any) -> Attribute:
+    def starred(title: str, objective: Objective, text: Any) -> AnswerColumn:
         def cell(each: Any) -> str | None:
             return text(each.training) + (" *" if best[objective] is each else "") if each.training else None
 
-        return Attribute("", cell, title, "words")
+        return AnswerColumn("", cell, title, "words")
 
     def memory(each: Any) -> str | None:
         if each.prediction is None:
@@ -150,12 +151,12 @@ def _columns(comparison: Comparison, best: Winners) -> Iterator[Attribute]:
         share = percent(each.prediction.memory.total / each.prediction.memory.capacity)
         return share if each.prediction.memory.fits else f"{share}: does not fit"
 
-    yield Attribute("", lambda each: each.system.name, "system")
+    yield AnswerColumn("", lambda each: each.system.name, "system")
     yield column("GPUs", "count", lambda each, step: step.plan.gpus)
     yield column("step time", "s", lambda each, step: each.step_time)
     yield column("samples/s", "1/s", lambda each, step: each.samples_per_s)
     yield column("speedup", "ratio", lambda each, step: comparison.speedup(each))
-    yield Attribute("", memory, "memory", "words")
+    yield AnswerColumn("", memory, "memory", "words")
     yield column("USD/h", "price", lambda each, step: each.training.price_per_hour)
     yield starred("time", "time", lambda training: format_duration(training.time, like=like))
     yield starred("cost", "cost", lambda training: format_usd(training.cost))
@@ -163,7 +164,7 @@ def _columns(comparison: Comparison, best: Winners) -> Iterator[Attribute]:
     if any(candidate.consistency is not None for candidate in comparison.candidates):
         yield from CONSISTENCY_COLUMNS[:3]
     if len({_strategy(each) for each in trained}) > 1:
-        yield Attribute("", _strategy, "strategy", "words")
+        yield AnswerColumn("", _strategy, "strategy", "words")
 
 
 def _strategy(candidate: Candidate) -> str:
@@ -210,8 +211,8 @@ def _notes(comparison: Comparison) -> Iterator[str]:
             if candidate.name not in systems.setdefault(warning, []):
                 systems[warning].append(candidate.name)
     yield from (f"Warning ({', '.join(names)}): {text}" for text, names in systems.items())
-    failing = {each.name: each.training.goodput for each in candidates if each.training is not None}
-    shares = [f"{name} {percent(run.share)}" for name, run in failing.items() if run is not None]
+    failing = {each.name: each.training.long_run for each in candidates if each.training is not None}
+    shares = [f"{name} {percent(run.goodput)}" for name, run in failing.items() if run is not None]
     if shares:
         yield f"Time, cost and energy include failures, checkpoints and restarts; goodput: {', '.join(shares)}."
 

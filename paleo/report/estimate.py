@@ -18,23 +18,23 @@ from rich.text import Text
 
 from paleo.learning.laws import RESNET32_STALENESS
 from paleo.network.fine_tuning import fine_tuning
-from paleo.parallel.plan import RARE_UTILISATION
+from paleo.parallel.plan import IMPLAUSIBLE_MFU
 from paleo.report.columns import (
     STEP_PART_NAMES,
     TEXT_WIDTH,
-    Attribute,
+    AnswerColumn,
     Document,
+    empty_table,
     facts_table,
     format_energy,
+    format_percent_tenths,
     format_rate,
-    format_tenths,
     format_usd,
-    grid,
     percent,
     rows_table,
     wrapped_text,
 )
-from paleo.studies.exchange import CompressionStudy, ConsistencyStudy, compression_study, consistency_study
+from paleo.studies.gradient_exchange import CompressionStudy, ConsistencyStudy, compression_study, consistency_study
 from paleo.studies.scale import PlacementStudy, placement_study
 from paleo.units import MICROSECOND, format_duration, format_gibibytes, format_quantity
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from paleo.studies.goodput import LongRun
 
 #: Passes of a pipeline schedule.
-PASSES = {"F": "forward", "B": "backward", "W": "weight gradients"}
+PASS_NAMES = {"F": "forward", "B": "backward", "W": "weight gradients"}
 #: Most changes that are printed where a run does not fit, and most rows of the tables of --verbose.
 MOST_ADVICE, MOST_ROWS = 8, 40
 #: Fraction of a step below which a difference of two of its parts is rounding.
@@ -82,17 +82,17 @@ class RunStudies:
             share = self.placement.port_share
             keys["placement"] = {
                 "nodes": self.placement.prediction.run.fabric.nodes,
-                "background": self.placement.placement.background,
+                "background": self.placement.placement.background_load_share,
                 "neighbour": self.placement.prediction.run.fabric.neighbour,
                 "leaves": share.leaves,
                 "crossings": share.crossings,
                 "share": {
                     "ring": share.ring_share,
                     "all_to_all": share.exchange_share,
-                    "unsorted_ring": share.unsorted_share,
-                    "all_to_all_direct": share.direct_share,
+                    "unsorted_ring": share.unsorted_ring_share,
+                    "all_to_all_direct": share.direct_rail_exchange_share,
                 },
-                "packed_step_time_s": self.placement.packed.step_time,
+                "packed_step_time_s": self.placement.packed_prediction.step_time,
                 "slowdown": self.placement.slowdown,
                 "advice": self.placement.advice,
             }
@@ -127,7 +127,7 @@ def prediction_document(
 
     Returns
     -------
-    Document
+    JsonDocument
         Dict of plain values: times [s], sizes [byte], FLOP.
     """
     plan, memory, pipeline = prediction.plan, prediction.memory, prediction.input_pipeline
@@ -179,7 +179,7 @@ def prediction_document(
             for change in advice
         ],
         "training": None if training is None else training_document(training),
-        **({} if training is None or training.goodput is None else {"goodput": _goodput_document(training.goodput)}),
+        **({} if training is None or training.long_run is None else {"goodput": _goodput_document(training.long_run)}),
         "unmodelled": list(prediction.unmodelled),
         "warnings": list(prediction.warnings),
     }
@@ -187,20 +187,20 @@ def prediction_document(
 
 def _goodput_document(run: LongRun) -> Document:
     return {
-        "goodput": run.share,
-        "goodput_range": list(run.share_range),
-        "interval_s": run.interval,
+        "goodput": run.goodput,
+        "goodput_range": list(run.goodput_range),
+        "interval_s": run.checkpoint_interval,
         "checkpoint_bytes": run.checkpoint_bytes,
         "checkpoint_s": run.save,
         "restart_s": run.restart,
         "mtbf_s": run.mtbf,
-        "failures": run.failures,
+        "failures": run.expected_failures,
         "failures_source": run.source,
         "spares": run.spares,
-        "work_s": run.work,
-        "finish_s": run.finish,
-        "finish_s_interval": list(run.finish_interval),
-        "lost": run.lost,
+        "work_s": run.failure_free_time,
+        "finish_s": run.wall_time,
+        "finish_s_interval": list(run.wall_time_interval),
+        "lost": run.lost_time_shares,
     }
 
 
@@ -214,7 +214,7 @@ def training_document(training: TrainingEstimate) -> Document:
 
     Returns
     -------
-    Document
+    JsonDocument
         The document.
     """
     price = training.price
@@ -222,8 +222,8 @@ def training_document(training: TrainingEstimate) -> Document:
         "amount": training.amount.text,
         "samples": training.samples,
         "steps": training.steps,
-        "code_ratio": training.code_ratio,
-        "evaluation_s": training.evaluation,
+        "code_ratio": training.code_over_predicted_step_time,
+        "evaluation_s": training.evaluation_seconds,
         "time_s": training.time,
         "time_interval_s": list(training.interval),
         "cost_usd": training.cost,
@@ -234,7 +234,7 @@ def training_document(training: TrainingEstimate) -> Document:
         "rent_usd": training.rent,
         "electricity_usd": training.electricity,
         "energy_j": training.energy,
-        "energy_j_at_tdp": training.energy_limit,
+        "energy_j_at_tdp": training.energy_at_design_power,
         "pue": training.tariff.pue,
         "host_watts_per_gpu": training.tariff.host_power,
     }
@@ -250,17 +250,17 @@ def consistency_model_json(study: ConsistencyStudy) -> Document:
 
     Returns
     -------
-    Document
+    JsonDocument
         The document.
     """
     return {
         "model": study.prediction.run.exchange.consistency,
         "summary": study.model.summary,
         "reference": study.model.reference,
-        "exact": study.model.exact,
+        "exact": study.model.matches_synchronous,
         "workers": study.workers,
         "step_time_s": study.step_time,
-        "synchronous_step_time_s": float(study.synchronous.step),
+        "synchronous_step_time_s": float(study.synchronous.step_time),
         "samples_per_s": study.samples_per_s,
         **consistency_cycle_json(study),
     }
@@ -276,13 +276,13 @@ def consistency_cycle_json(study: ConsistencyStudy) -> Document:
 
     Returns
     -------
-    Document
+    JsonDocument
         The document; quantities of a server are null without a server.
     """
-    cycle = study.cycle
+    cycle = study.consistency_result
     return {
         "updates_per_s": float(cycle.updates_per_s),
-        "exposed_s": float(cycle.exposed),
+        "exposed_s": float(cycle.exposed_time),
         "bytes_per_s": float(cycle.bytes_per_s),
         "staleness": {"mean": float(cycle.staleness_mean), "sd": float(cycle.staleness_sd)},
         "server_utilization": float(cycle.utilization) if study.has_servers else None,
@@ -300,12 +300,12 @@ def _compression_document(study: CompressionStudy) -> Document:
         "wire_bytes": study.sent_bytes,
         "dense_wire_bytes": study.dense_sent_bytes,
         "coding_s": study.coding_seconds,
-        "dense_step_time_s": study.dense.step_time,
+        "dense_step_time_s": study.uncompressed_prediction.step_time,
         "warm_up": study.warm_up,
         "mean_step_time_s": study.mean_step,
         "rate_bytes_per_s": study.dense_rate if math.isfinite(study.dense_rate) else None,
-        "break_even_bytes_per_s": study.break_even if math.isfinite(study.break_even) else None,
-        "pays": study.pays,
+        "break_even_bytes_per_s": study.break_even_bandwidth if math.isfinite(study.break_even_bandwidth) else None,
+        "pays": study.saves_time,
     }
 
 
@@ -333,7 +333,7 @@ def document(
 
     Returns
     -------
-    Document
+    JsonDocument
         The document.
     """
     synchronous = prediction_document(prediction, training, advice)
@@ -394,7 +394,7 @@ def table(
     RenderableType
         Tables for the console.
     """
-    table = grid("Step time by part", ("part", "time", "share"))
+    table = empty_table("Step time by part", ("part", "time", "share"))
     for words, seconds in step_parts(prediction).items():
         if seconds > 0:
             spoken = format_duration(seconds) if seconds >= MICROSECOND else "< 1 us"
@@ -411,7 +411,7 @@ def table(
         parts += [rows_table(title, _ADVICE_COLUMNS, advice[:MOST_ADVICE]), Text()]
     if training is not None:
         parts += [_training_table(training), Text()]
-        parts += [] if training.goodput is None else [_goodput_table(training.goodput), Text()]
+        parts += [] if training.long_run is None else [_goodput_table(training.long_run), Text()]
     if verbose:
         parts += [_section_table(prediction), Text(), _collective_table(prediction), Text()]
     text = Text(f"Calibration: {prediction.calibration}\n", style="dim")
@@ -423,10 +423,10 @@ def table(
 
 
 _ADVICE_COLUMNS = (
-    Attribute("change", lambda change: change.change, "change"),
-    Attribute("step_time_s", lambda change: change.prediction.step_time, "step time", "s"),
-    Attribute("memory_bytes", lambda change: change.prediction.memory.total, "memory", "B"),
-    Attribute("fits", lambda change: change.fits, "fits", "yes or no"),
+    AnswerColumn("change", lambda change: change.change, "change"),
+    AnswerColumn("step_time_s", lambda change: change.prediction.step_time, "step time", "s"),
+    AnswerColumn("memory_bytes", lambda change: change.prediction.memory.total, "memory", "B"),
+    AnswerColumn("fits", lambda change: change.fits, "fits", "yes or no"),
 )
 
 
@@ -449,9 +449,9 @@ def utilisation_warnings(utilisations: Iterable[float]) -> list[str]:
     ([], 'MFU 90 %')
     """
     most = max(utilisations, default=0.0)
-    if most <= RARE_UTILISATION:
+    if most <= IMPLAUSIBLE_MFU:
         return []
-    return [f"MFU {percent(most)}: few runs reach {percent(RARE_UTILISATION)}; expect slower steps."]
+    return [f"MFU {percent(most)}: few runs reach {percent(IMPLAUSIBLE_MFU)}; expect slower steps."]
 
 
 def _headline(prediction: Prediction) -> Text:
@@ -499,12 +499,15 @@ def step_parts(prediction: Prediction) -> dict[str, float]:
         Seconds by name of the part.
     """
     spent = asdict(prediction.breakdown)
-    spent |= {"slowed": prediction.slowed, "communication_exposed": spent["communication_exposed"] - prediction.slowed}
+    spent |= {
+        "slowed": prediction.contention_time,
+        "communication_exposed": spent["communication_exposed"] - prediction.contention_time,
+    }
     return {words: spent[key] for key, words in STEP_PART_NAMES.items()}
 
 
 def _memory_table(prediction: Prediction) -> Table:
-    table = grid("Memory of the fullest GPU", ("part", "size", "share of capacity"))
+    table = empty_table("Memory of the fullest GPU", ("part", "size", "share of capacity"))
     memory, capacity = prediction.memory, prediction.memory.capacity
     for name, size in memory.parts.items():
         table.add_row(name, format_gibibytes(size), percent(size / capacity))
@@ -521,12 +524,15 @@ def _memory_table(prediction: Prediction) -> Table:
 
 
 def _training_table(training: TrainingEstimate) -> RenderableType:
-    table = grid(f"Training: {training.amount.text}", ("quantity", "value"), left=2)
+    table = empty_table(f"Training: {training.amount.text}", ("quantity", "value"), left=2)
     table.add_row("steps", f"{training.steps:,}")
-    if training.code_ratio != 1.0:
-        table.add_row("step of its code", f"{training.code_ratio:.3g} x the predicted one, as fitted to measured runs")
-    if training.evaluation:
-        table.add_row("evaluation", format_duration(training.evaluation))
+    if training.code_over_predicted_step_time != 1.0:
+        table.add_row(
+            "step of its code",
+            f"{training.code_over_predicted_step_time:.3g} x the predicted one, as fitted to measured runs",
+        )
+    if training.evaluation_seconds:
+        table.add_row("evaluation", format_duration(training.evaluation_seconds))
     table.add_row("time", format_duration(training.time))
     price = training.price
     if price is None:
@@ -540,33 +546,44 @@ def _training_table(training: TrainingEstimate) -> RenderableType:
     if training.electricity is not None:
         table.add_row("electricity", format_usd(training.electricity))
     hosts = "hosts not counted" if training.tariff.host_power is None else "hosts counted"
-    limit = format_energy(training.energy_limit_kwh)
+    limit = format_energy(training.kwh_at_design_power)
     used = f"{format_energy(training.energy_kwh)} modelled, {limit} at design power; {hosts}"
     table.add_row("energy", used if training.energy is not None else "not modelled: the design power is not known")
     return Constrain(table, TEXT_WIDTH)
 
 
 def _goodput_table(run: LongRun) -> Table:
-    low, high = run.share_range
-    early, late = run.finish_interval
-    bounds = "" if low == high else f" ({format_tenths(low)} to {format_tenths(high)} over the range of failure rates)"
-    often = "none" if run.failures == 0 else f"one every {format_duration(run.mtbf)}, {run.failures:,.0f} in all"
-    intervals = f"{format_duration(run.interval)}, {format_duration(run.save)} each"
+    low, high = run.goodput_range
+    early, late = run.wall_time_interval
+    bounds = (
+        ""
+        if low == high
+        else f" ({format_percent_tenths(low)} to {format_percent_tenths(high)} over the range of failure rates)"
+    )
+    often = (
+        "none"
+        if run.expected_failures == 0
+        else f"one every {format_duration(run.mtbf)}, {run.expected_failures:,.0f} in all"
+    )
+    intervals = f"{format_duration(run.checkpoint_interval)}, {format_duration(run.save)} each"
     if run.checkpoints.survival_share:
-        intervals += f"; to storage every {format_duration(run.checkpoints.storage_interval(run.interval))}"
+        intervals += f"; to storage every {format_duration(run.checkpoints.storage_interval(run.checkpoint_interval))}"
     names = {"again": "repeated work"}
-    table = grid("With failures", ("quantity", "value"), left=2)
-    table.add_row("goodput", f"{format_tenths(run.share)}{bounds}")
+    table = empty_table("With failures", ("quantity", "value"), left=2)
+    table.add_row("goodput", f"{format_percent_tenths(run.goodput)}{bounds}")
     table.add_row(
-        "lost to", ", ".join(f"{names.get(name, name)} {format_tenths(share)}" for name, share in run.lost.items())
+        "lost to",
+        ", ".join(
+            f"{names.get(name, name)} {format_percent_tenths(share)}" for name, share in run.lost_time_shares.items()
+        ),
     )
     table.add_row("failures", f"{often} ({run.source})")
     table.add_row("checkpoints", f"{format_quantity(run.checkpoint_bytes, 'B')} every {intervals}")
     table.add_row("restart", f"{format_duration(run.restart)}; spare nodes, paid for: {run.spares:,}")
     table.add_row(
-        "time", f"{format_duration(run.finish)} (p10 to p90: {format_duration(early)} to {format_duration(late)})"
+        "time", f"{format_duration(run.wall_time)} (p10 to p90: {format_duration(early)} to {format_duration(late)})"
     )
-    table.add_row("time without failures", format_duration(run.work))
+    table.add_row("time without failures", format_duration(run.failure_free_time))
     return table
 
 
@@ -577,15 +594,15 @@ def _section_table(prediction: Prediction) -> Table:
     """
     from paleo.step.timeline import COMPUTE
 
-    table = grid("Time of sections on their streams", ("section", "stream", "kind", "time"), left=3)
+    table = empty_table("Time of sections on their streams", ("section", "stream", "kind", "time"), left=3)
     spent: dict[tuple[str, str, str], float] = {}
     for event in prediction.timeline.events:
         task = event.task
         if task.resource.endswith(" communication"):
             continue  # of a stage: the table of collectives has them
-        name = "all microbatches" if task.kind in PASSES else task.name
+        name = "all microbatches" if task.kind in PASS_NAMES else task.name
         stream = "compute" if task.resource == COMPUTE else task.resource
-        key = name, stream, PASSES.get(task.kind, task.kind)
+        key = name, stream, PASS_NAMES.get(task.kind, task.kind)
         spent[key] = spent.get(key, 0.0) + event.end - event.start
     for key, seconds in sorted(spent.items(), key=lambda item: -item[1])[:MOST_ROWS]:
         table.add_row(*key, format_duration(seconds))
@@ -606,28 +623,29 @@ def _collective_table(prediction: Prediction) -> Table:
 
 
 _COLLECTIVE_COLUMNS = (
-    Attribute("", lambda each: each.content, "tensor"),
-    Attribute("", lambda each: each.operation, "collective"),
-    Attribute("", lambda each: f"{each.ranks} ranks of {'+'.join(each.axes)}", "group"),
-    Attribute("", lambda each: each.calls, "calls", "count"),
-    Attribute(
+    AnswerColumn("", lambda each: each.content, "tensor"),
+    AnswerColumn("", lambda each: each.operation, "collective"),
+    AnswerColumn("", lambda each: f"{each.ranks} ranks of {'+'.join(each.axes)}", "group"),
+    AnswerColumn("", lambda each: each.calls, "calls", "count"),
+    AnswerColumn(
         "", lambda each: each.payload_bytes, "payload", "count", lambda each: format_quantity(each.payload_bytes, "B")
     ),
-    Attribute("", lambda each: each.seconds, "time of each", "count", lambda each: format_duration(each.seconds)),
-    Attribute("", lambda each: each.time_source, "price"),
+    AnswerColumn("", lambda each: each.seconds, "time of each", "count", lambda each: format_duration(each.seconds)),
+    AnswerColumn("", lambda each: each.time_source, "price"),
 )
 
 
 def _consistency(study: ConsistencyStudy) -> RenderableType:
-    table, cycle = grid("Consistency model", ("quantity", "value"), left=2), study.cycle
-    synchronous = float(study.synchronous.step)
+    table, cycle = empty_table("Consistency model", ("quantity", "value"), left=2), study.consistency_result
+    synchronous = float(study.synchronous.step_time)
     table.add_row("model", f"{study.prediction.run.exchange.consistency}: {study.model.summary}")
     table.add_row(
-        "step time of a worker", f"{format_duration(float(cycle.step))}, synchronous {format_duration(synchronous)}"
+        "step time of a worker",
+        f"{format_duration(float(cycle.step_time))}, synchronous {format_duration(synchronous)}",
     )
     table.add_row("updates", f"{float(cycle.updates_per_s):,.3g}/s")
     table.add_row("throughput", f"{study.samples_per_s:,.0f} samples/s")
-    table.add_row("exchange and waiting", format_duration(float(cycle.exposed)))
+    table.add_row("exchange and waiting", format_duration(float(cycle.exposed_time)))
     mean, deviation = float(cycle.staleness_mean), float(cycle.staleness_sd)
     table.add_row("staleness", f"{mean:.3g} updates on average, standard deviation {deviation:.3g}")
     if study.has_servers:
@@ -635,37 +653,41 @@ def _consistency(study: ConsistencyStudy) -> RenderableType:
         table.add_row("server", f"{busy} busy; limits from {float(cycle.knee):.3g} workers on")
     if float(cycle.extra_memory) > 0:
         table.add_row("extra memory", format_gibibytes(float(cycle.extra_memory)))
-    return table if study.model.exact else Group(table, Text(), wrapped_text(LOSS_UNPREDICTED_TEXT))
+    return table if study.model.matches_synchronous else Group(table, Text(), wrapped_text(LOSS_UNPREDICTED_TEXT))
 
 
 def _compression(study: CompressionStudy) -> RenderableType:
-    table = grid("Gradient compression", ("quantity", "value"), left=2)
+    table = empty_table("Gradient compression", ("quantity", "value"), left=2)
     table.add_row("method", f"{study.prediction.run.exchange.compress}: {study.method.summary}")
     table.add_row(
         "sent by a rank",
         f"{format_gibibytes(study.sent_bytes)}, uncompressed {format_gibibytes(study.dense_sent_bytes)}",
     )
     table.add_row("coding and decoding", format_duration(study.coding_seconds))
-    step, dense = format_duration(study.prediction.step_time), format_duration(study.dense.step_time)
-    table.add_row("step time", f"{step}, uncompressed {dense}: it {'pays' if study.pays else 'does not pay'}")
+    step, dense = format_duration(study.prediction.step_time), format_duration(study.uncompressed_prediction.step_time)
+    table.add_row("step time", f"{step}, uncompressed {dense}: it {'pays' if study.saves_time else 'does not pay'}")
     if study.warm_up:
         share = percent(study.warm_up)
         table.add_row("mean step time", f"{format_duration(study.mean_step)}, the first {share} of steps uncompressed")
-    below = "at any rate" if math.isinf(study.break_even) else f"below {format_quantity(study.break_even, 'B/s')}"
+    below = (
+        "at any rate"
+        if math.isinf(study.break_even_bandwidth)
+        else f"below {format_quantity(study.break_even_bandwidth, 'B/s')}"
+    )
     sent = "nothing" if math.isinf(study.dense_rate) else format_quantity(study.dense_rate, "B/s")
     table.add_row("pays without overlap", f"{below}; ranks send {sent} here")
     return table
 
 
 def _placement(study: PlacementStudy) -> RenderableType:
-    share, background = study.port_share, study.placement.background
+    share, background = study.port_share, study.placement.background_load_share
     nodes = f"{study.nodes}, {study.prediction.run.fabric.nodes}"
     nodes += f", other jobs use {percent(background)} of the uplinks" if background else ""
     nodes += f", another job: {study.prediction.run.fabric.neighbour}" if study.prediction.run.fabric.neighbour else ""
-    ring, exchange, unsorted = map(percent, (share.ring_share, share.exchange_share, share.unsorted_share))
+    ring, exchange, unsorted = map(percent, (share.ring_share, share.exchange_share, share.unsorted_ring_share))
     packed = (
         f"{format_duration(study.prediction.step_time)}, packed and without other jobs "
-        f"{format_duration(study.packed.step_time)}"
+        f"{format_duration(study.packed_prediction.step_time)}"
     )
     table = facts_table("Placement", [
         ("nodes", nodes),
@@ -676,7 +698,7 @@ def _placement(study: PlacementStudy) -> RenderableType:
     return Group(table, Text(), wrapped_text(study.advice))
 
 
-def trace(prediction: Prediction) -> Document:
+def trace_events(prediction: Prediction) -> Document:
     """Return a prediction in the Trace Event Format of Perfetto and chrome://tracing.
 
     Events are complete events in microseconds with FLOP and bytes as arguments. Ranks that do the same at the same time
@@ -689,7 +711,7 @@ def trace(prediction: Prediction) -> Document:
 
     Returns
     -------
-    Document
+    JsonDocument
         The trace as a JSON document.
     """
     events = prediction.timeline.events

@@ -18,24 +18,24 @@ from paleo.report.columns import key_meanings
 from paleo.specs.calibration import Calibration
 from paleo.specs.device import Device, Link
 from paleo.specs.model import ModelSpec
-from paleo.specs.run import MAIN_FIELDS, SHORT_NAMES, Run
-from paleo.specs.software import Software
+from paleo.specs.run import MAIN_FIELD_OF_GROUP, SHORT_NAMES, Run
+from paleo.specs.software import SoftwareProfile
 from paleo.specs.system import System
 from paleo.studies.sweep import SweepStudy
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
-FILES: dict[str, type[BaseModel]] = {
+SPEC_BY_FILE_KIND: dict[str, type[BaseModel]] = {
     "device": Device,
     "link": Link,
     "system": System,
     "model": ModelSpec,
     "run": Run,
-    "software": Software,
+    "software": SoftwareProfile,
     "calibration": Calibration,
     "study": SweepStudy,
 }
 #: Kinds whose files may extend another; the entries that a key may name instead of holding them.
-EXTENDABLE_KINDS = frozenset(FILES) - {"run", "study"}
+EXTENDABLE_KINDS = frozenset(SPEC_BY_FILE_KIND) - {"run", "study"}
 REFERENCED_SPECS = {"system": ("Device", "Link")}
 _FOLDER = Path(__file__).parent / "schemas"
 
@@ -63,19 +63,19 @@ def schema_of(kind: str) -> dict[str, Any]:
     SpecError
         If the kind is unknown; the message lists the known ones.
     """
-    if kind in FILES:
+    if kind in SPEC_BY_FILE_KIND:
         return _of_file(kind)
     if kind in document_names():
         return _described(json.loads((_FOLDER / f"{kind}.json").read_text(encoding="utf-8")))
     if kind.startswith("table:"):
-        from paleo.tables.columns import schema
-        from paleo.tables.steps import tables
+        from paleo.tables.columns import row_schema
+        from paleo.tables.run_tables import table_kinds
 
         name = kind.partition(":")[2]
-        if name not in tables():
-            raise SpecError(f"no kind of table is called {name!r:.80}; {suggest_names(name, tables())}")
-        return schema(name, tables()[name].identifying_columns, tables()[name].columns)
-    known = [*FILES, *document_names(), "table:KIND"]
+        if name not in table_kinds():
+            raise SpecError(f"no kind of table is called {name!r:.80}; {suggest_names(name, table_kinds())}")
+        return row_schema(name, table_kinds()[name].identifying_columns, table_kinds()[name].columns)
+    known = [*SPEC_BY_FILE_KIND, *document_names(), "table:KIND"]
     raise SpecError(f"no schema of {kind!r:.80}; {suggest_names(kind, known)} (all: {', '.join(sorted(known))})")
 
 
@@ -95,7 +95,7 @@ def _described(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_file(kind: str) -> dict[str, Any]:
-    schema = FILES[kind].model_json_schema(by_alias=True)
+    schema = SPEC_BY_FILE_KIND[kind].model_json_schema(by_alias=True)
     properties = schema["properties"]
     for name in ("path", "stated_latency"):  # where a model was read and what it extends, which no file states
         properties.pop(name, None)
@@ -120,5 +120,5 @@ def _add_short_forms(schema: dict[str, Any]) -> None:
     for name, path in SHORT_NAMES.items():
         group, _, field = path.partition(".")
         properties[name] = fields[group][field] if group in fields else {"type": "integer"}
-    for group, field in MAIN_FIELDS.items():
+    for group, field in MAIN_FIELD_OF_GROUP.items():
         properties[group] = {"anyOf": [properties[group], fields[group][field]]}

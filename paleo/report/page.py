@@ -32,23 +32,23 @@ from paleo.launch.commands import estimate_command
 from paleo.lowering.policies import recompute_summary
 from paleo.predict import Prediction, predict
 from paleo.report import plots
-from paleo.report.charts import WIDTH, Bar, Chart, Curve, bars, curves, deviations, heat_map, stacks, svg
-from paleo.report.columns import EMPTY_CELL, Attribute, format_energy, format_tenths, format_usd, percent
+from paleo.report.charts import WIDTH, Bar, Chart, Curve, bars, curves, deviation_bars, heat_map, stacked_bars, svg
+from paleo.report.columns import EMPTY_CELL, AnswerColumn, format_energy, format_percent_tenths, format_usd, percent
 from paleo.report.estimate import step_parts, utilisation_warnings
-from paleo.search.columns import PlanColumns, columns
+from paleo.search.plan_columns import PlanColumns, plan_columns
 from paleo.specs.prices import devices_per_machine
-from paleo.specs.run import Run, path_of, updated
-from paleo.studies.cost import rent_rate, training
-from paleo.studies.exchange import bandwidth_curve
+from paleo.specs.run import Run, field_path, replace_fields
+from paleo.studies.cost import estimate_training, rent_rate
+from paleo.studies.gradient_exchange import bandwidth_curve
 from paleo.studies.purchase import SENSITIVITY_CHANGE, Objective, Offer, Purchase
 from paleo.studies.scale import placement_study, scaling_verdict
-from paleo.units import GIB, HOUR, format_duration, format_gibibytes, format_quantity, with_noun
+from paleo.units import GIBIBYTE, HOUR, format_duration, format_gibibytes, format_quantity, with_noun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from paleo.report.columns import Document
-    from paleo.search.plans import Search
+    from paleo.search.plans import FoundPlans
     from paleo.specs.model import ModelSpec
     from paleo.specs.system import System
     from paleo.studies.cost import TrainingEstimate
@@ -81,7 +81,7 @@ def rendered_page(template: str, **context: Any) -> str:
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    for function in (with_noun, format_duration, format_gibibytes, percent, format_tenths):
+    for function in (with_noun, format_duration, format_gibibytes, percent, format_percent_tenths):
         environment.filters[function.__name__] = function
     environment.globals["source"] = lambda name: Markup((_FOLDER / name).read_text(encoding="utf-8"))
     return environment.get_template(template).render(**context)
@@ -94,10 +94,10 @@ _GOALS: dict[Objective, tuple[str, str]] = {
     "energy": ("Least energy", "energy"),
 }
 #: Checkpoint intervals and times between failures of the goodput map, over those of the run.
-FACTORS = tuple(2.0**power for power in range(-4, 5))
+GOODPUT_MAP_FACTORS = tuple(2.0**power for power in range(-4, 5))
 
 
-def report(study: Purchase, *, date: str) -> str:
+def purchase_page(study: Purchase, *, date: str) -> str:
     """Return the HTML page that answers a purchase question.
 
     Parameters
@@ -130,10 +130,10 @@ def report(study: Purchase, *, date: str) -> str:
         excluded="no input pipeline" if failures else "no input pipeline, no checkpoints or restarts",
         cards=[card for objective in goals if (card := _card(study, objective))],
         cautions=list(_cautions(study)),
-        systems=sortable(_SYSTEM_COLUMNS, study.offers),
+        systems=sortable_table(_SYSTEM_COLUMNS, study.offers),
         charts=list(_charts(study)),
         scaling=_scaling(study),
-        plans=sortable(_PLAN_COLUMNS, predicted),
+        plans=sortable_table(_PLAN_COLUMNS, predicted),
         commands="\n".join(estimate_command(each.model, each.system, each.run) for each in predictions),
         exchanges=[panel for offer in predicted for panel in exchange_panels(study, offer)],
         failures=failures,
@@ -158,19 +158,19 @@ def report(study: Purchase, *, date: str) -> str:
 # tables
 
 
-def sortable(attributes: Iterable[Attribute], rows: Sequence[Any]) -> Document:
+def sortable_table(attributes: Iterable[AnswerColumn], rows: Sequence[Any]) -> Document:
     """Return headings and cells of a table whose columns sort in the browser.
 
     Parameters
     ----------
-    attributes : iterable of Attribute
+    attributes : iterable of AnswerColumn
         Columns sort by their values; a second line of their text is small. Those without a title are left out.
     rows : sequence
         What the getters take.
 
     Returns
     -------
-    Document
+    JsonDocument
         Values for the page template: headings, and the text and sort key of each cell.
     """
     columns = [column for column in attributes if column.title]
@@ -217,9 +217,8 @@ def _time_text(offer: Offer) -> str:
 
 
 def _energy_text(offer: Offer) -> str:
-    return (
-        f"{format_energy(_training_of(offer).energy_kwh)}\nup to {format_energy(_training_of(offer).energy_limit_kwh)}"
-    )
+    training = _training_of(offer)
+    return f"{format_energy(training.energy_kwh)}\nup to {format_energy(training.kwh_at_design_power)}"
 
 
 def _name(offer: Offer) -> str:
@@ -227,17 +226,17 @@ def _name(offer: Offer) -> str:
 
 
 _SYSTEM_COLUMNS = (
-    Attribute("", lambda offer: offer.candidate.system.name, "system"),
-    Attribute("", lambda offer: offer.gpus, "GPUs", "count"),
-    Attribute("", lambda offer: offer.prediction and offer.candidate.step_time, "step time", "words", _step_text),
-    Attribute("", lambda offer: offer.prediction and offer.candidate.samples_per_s, "samples/s", "1/s"),
-    Attribute("", _of_step(lambda prediction: prediction.mfu), "MFU", "fraction"),
-    Attribute("", _of_step(_memory_share), "memory", "words", lambda offer: (
+    AnswerColumn("", lambda offer: offer.candidate.system.name, "system"),
+    AnswerColumn("", lambda offer: offer.gpus, "GPUs", "count"),
+    AnswerColumn("", lambda offer: offer.prediction and offer.candidate.step_time, "step time", "words", _step_text),
+    AnswerColumn("", lambda offer: offer.prediction and offer.candidate.samples_per_s, "samples/s", "1/s"),
+    AnswerColumn("", _of_step(lambda prediction: prediction.mfu), "MFU", "fraction"),
+    AnswerColumn("", _of_step(_memory_share), "memory", "words", lambda offer: (
         f"{percent(_memory_share(offer.prediction))}\n{'fits' if offer.prediction.memory.fits else 'does not fit'}")),
-    Attribute("", _training_getter(lambda training: training.price_per_hour), "USD/h", "price"),
-    Attribute("", _training_getter(lambda training: training.time), "time to solution", "words", _time_text),
-    Attribute("", _training_getter(lambda training: training.cost), "cost", "USD"),
-    Attribute("", _training_getter(lambda training: training.energy), "energy", "words", _energy_text),
+    AnswerColumn("", _training_getter(lambda training: training.price_per_hour), "USD/h", "price"),
+    AnswerColumn("", _training_getter(lambda training: training.time), "time to solution", "words", _time_text),
+    AnswerColumn("", _training_getter(lambda training: training.cost), "cost", "USD"),
+    AnswerColumn("", _training_getter(lambda training: training.energy), "energy", "words", _energy_text),
 )  # fmt: skip
 
 
@@ -256,13 +255,13 @@ def _runner_up(offer: Offer) -> str | None:
 
 
 _PLAN_COLUMNS = (
-    Attribute("", lambda offer: offer.candidate.system.name, "system"),
-    Attribute("", lambda offer: offer.prediction.plan.strategy_text or "dp", "strategy"),
-    Attribute("", lambda offer: offer.prediction.plan.microbatch, "microbatch", "count"),
-    Attribute("", lambda offer: recompute_summary(offer.prediction.run), "recomputation"),
-    Attribute("", lambda offer: offer.prediction.plan.local_batch, "batch per rank", "count"),
-    Attribute("", _runner_up, "runner-up"),
-    Attribute("", lambda offer: offer.plans_compared, "plans searched", "words",
+    AnswerColumn("", lambda offer: offer.candidate.system.name, "system"),
+    AnswerColumn("", lambda offer: offer.prediction.plan.strategy_text or "dp", "strategy"),
+    AnswerColumn("", lambda offer: offer.prediction.plan.microbatch, "microbatch", "count"),
+    AnswerColumn("", lambda offer: recompute_summary(offer.prediction.run), "recomputation"),
+    AnswerColumn("", lambda offer: offer.prediction.plan.local_batch, "batch per rank", "count"),
+    AnswerColumn("", _runner_up, "runner-up"),
+    AnswerColumn("", lambda offer: offer.plans_compared, "plans searched", "words",
               lambda offer: f"{offer.plans_compared:,}, {offer.plans_fitting:,} fit"),
 )  # fmt: skip
 
@@ -272,11 +271,11 @@ def _batch_table(study: Purchase) -> Document:
     critical = study.request.critical_batch or 1.0
     sizes = [study.global_batch * 2.0**power for power in range(-4, 5) if study.global_batch * 2.0**power >= 1]
     columns = (
-        Attribute("", lambda size: size, "global batch", "count"),
-        Attribute("", lambda size: 1 + size / critical, "samples, over the fewest", "ratio"),
-        Attribute("", lambda size: 1 + critical / size, "steps, over the fewest", "ratio"),
+        AnswerColumn("", lambda size: size, "global batch", "count"),
+        AnswerColumn("", lambda size: 1 + size / critical, "samples, over the fewest", "ratio"),
+        AnswerColumn("", lambda size: 1 + critical / size, "steps, over the fewest", "ratio"),
     )
-    return sortable(columns, sizes)
+    return sortable_table(columns, sizes)
 
 
 # the answer
@@ -287,7 +286,7 @@ def _card(study: Purchase, objective: Objective) -> Document | None:
     winner = study.best(objective)
     if winner is None or winner.candidate.training is None:
         return None
-    trained, rivals = winner.candidate.training, study.rivals(objective)
+    trained, rivals = winner.candidate.training, study.overlapping_candidates(objective)
     if rivals:
         certain = f"not certain: intervals overlap with {', '.join(rival.name for rival in rivals)}"
     elif any(offer is not winner and offer.candidate.fits for offer in study.offers):
@@ -298,7 +297,7 @@ def _card(study: Purchase, objective: Objective) -> Document | None:
     if objective == "time":
         interval = f"90 % interval {format_duration(low)} to {format_duration(high)}"
     elif objective == "energy":
-        interval = f"modelled; {format_energy(trained.energy_limit_kwh)} at design power"
+        interval = f"modelled; {format_energy(trained.kwh_at_design_power)} at design power"
     else:
         ends = ((trained.cost or 0.0) * end / trained.time for end in (low, high))
         interval = f"90 % interval {' to '.join(map(format_usd, ends))}"
@@ -354,7 +353,7 @@ def _sources(study: Purchase) -> Iterator[str]:
 def _charts(study: Purchase) -> Iterator[tuple[str, Chart]]:
     known = [(offer, offer.candidate.training) for offer in study.offers if offer.prediction is not None]
     offers = [(offer, trained) for offer, trained in known if trained is not None]
-    colours = dict(zip((offer.candidate.system.name for offer, _ in offers), plots.CYCLE * 3, strict=False))
+    colours = dict(zip((offer.candidate.system.name for offer, _ in offers), plots.COLOUR_CYCLE * 3, strict=False))
 
     def bar(offer: Offer, value: float, ends: Sequence[float | None], text: str) -> Bar:
         return Bar(_name(offer), value, ends[0], ends[1], text, colours[offer.candidate.system.name])
@@ -364,19 +363,19 @@ def _charts(study: Purchase) -> Iterator[tuple[str, Chart]]:
     costs = [(o, t.cost, [t.cost * end / t.time for end in t.interval]) for o, t in offers if t.cost is not None]
     if costs:
         yield "Cost, 90 % interval", bars([bar(o, cost, ends, format_usd(cost)) for o, cost, ends in costs], "cost")
-    metered = [(o, t.energy_kwh or 0.0, t.energy_limit_kwh) for o, t in offers if o.power is not None]
+    metered = [(o, t.energy_kwh or 0.0, t.kwh_at_design_power) for o, t in offers if o.power is not None]
     if metered:
         rows = [bar(offer, used, [used, limit], format_energy(used)) for offer, used, limit in metered]
         yield "Energy, modelled; whisker: to design power", bars(rows, "energy")
     steps = [(_name(offer), offer.prediction) for offer, _ in offers if offer.prediction is not None]
     parts = [(name, step_parts(step), format_duration(step.step_time)) for name, step in steps]
-    yield "Step time by part", stacks(parts, "step time by part")
+    yield "Step time by part", stacked_bars(parts, "step time by part")
     sizes = [
-        (name, {part: size / GIB for part, size in step.memory.parts.items()}, format_gibibytes(step.memory.total))
+        (name, {part: size / GIBIBYTE for part, size in step.memory.parts.items()}, format_gibibytes(step.memory.total))
         for name, step in steps
     ]
-    limits = [step.memory.capacity / GIB for _, step in steps]
-    yield "Memory of the fullest GPU; dashed: capacity", stacks(sizes, "memory", limits)
+    limits = [step.memory.capacity / GIBIBYTE for _, step in steps]
+    yield "Memory of the fullest GPU; dashed: capacity", stacked_bars(sizes, "memory", limits)
 
 
 def _sensitivity(offer: Offer) -> tuple[str, Chart, str]:
@@ -384,9 +383,9 @@ def _sensitivity(offer: Offer) -> tuple[str, Chart, str]:
         (each.hardware_property, each.step_ratio_decreased, each.step_ratio_increased) for each in offer.sensitivity
     ]
     fits = offer.prediction is not None and offer.prediction.memory.fits
-    tight = [each.hardware_property for each in offer.sensitivity if fits and not each.fits_lower]
+    tight = [each.hardware_property for each in offer.sensitivity if fits and not each.fits_with_decrease]
     hint = f"With less {', '.join(tight)} this plan would not fit." if tight else ""
-    return _name(offer), deviations(rows, f"sensitivity of {offer.candidate.system.name}"), hint
+    return _name(offer), deviation_bars(rows, f"sensitivity of {offer.candidate.system.name}"), hint
 
 
 # scaling
@@ -398,18 +397,18 @@ def _scaling(study: Purchase) -> Document | None:
         return None
     lines = [
         Curve(name, [_curve_point(point) for point in curve.points if point.fits], colour)
-        for (name, curve), colour in zip(scaled, plots.CYCLE * 3, strict=False)
+        for (name, curve), colour in zip(scaled, plots.COLOUR_CYCLE * 3, strict=False)
     ]
     chart = curves(
         lines, title="samples per second over GPUs", x_label="GPUs", y_label="samples/s (dotted: perfect scaling)"
     )
     rows = [(name, curve, point) for name, curve in scaled for point in curve.points]
     verdicts = [(name, scaling_verdict(curve).text) for name, curve in scaled]
-    return {"chart": chart, "verdicts": verdicts, "points": sortable(_POINT_COLUMNS, rows)}
+    return {"chart": chart, "verdicts": verdicts, "points": sortable_table(_POINT_COLUMNS, rows)}
 
 
 def _curve_point(point: ScalePoint) -> tuple[float, float, float, float]:
-    low, high = (end / point.predicted.step_time for end in point.predicted.interval)
+    low, high = (end / point.required_prediction.step_time for end in point.required_prediction.interval)
     return float(point.gpus), point.samples_per_s, point.samples_per_s / high, point.samples_per_s / low
 
 
@@ -418,18 +417,18 @@ def _of_point(get: Any) -> Any:
 
 
 _POINT_COLUMNS = (
-    Attribute("", lambda row: row[0], "system"),
-    Attribute("", lambda row: row[2].gpus, "GPUs", "count"),
-    Attribute("", _of_point(lambda _, point: point.step_time), "step time", "s"),
-    Attribute("", _of_point(lambda _, point: point.samples_per_s), "samples/s", "1/s"),
-    Attribute("", _of_point(lambda curve, point: curve.efficiency(point)), "efficiency", "fraction"),
-    Attribute(
+    AnswerColumn("", lambda row: row[0], "system"),
+    AnswerColumn("", lambda row: row[2].gpus, "GPUs", "count"),
+    AnswerColumn("", _of_point(lambda _, point: point.step_time), "step time", "s"),
+    AnswerColumn("", _of_point(lambda _, point: point.samples_per_s), "samples/s", "1/s"),
+    AnswerColumn("", _of_point(lambda curve, point: curve.efficiency(point)), "efficiency", "fraction"),
+    AnswerColumn(
         "",
         _of_point(lambda _, point: point.exposed_exchange_time / point.step_time),
         "exposed communication",
         "fraction",
     ),
-    Attribute("", lambda row: "" if row[2].fits else row[2].problem or "does not fit", "note"),
+    AnswerColumn("", lambda row: "" if row[2].fits else row[2].problem or "does not fit", "note"),
 )
 
 
@@ -457,17 +456,17 @@ def exchange_panels(study: Purchase, offer: Offer) -> Iterator[tuple[str, Chart,
         except PlanError:
             pass  # one GPU: no links
     if run.exchange.consistency != "bsp" and offer.curve is not None:
-        plain = study.request.curve(prediction, consistency="bsp")
+        plain = study.request.scaling_curve(prediction, consistency="bsp")
         if plain is not None:
             heading = f"Updates and staleness on {name} over workers"
             picture = plots.consistency([plain, offer.curve], rows=2)
             yield heading, _narrow(picture, heading, height=520.0), _consistency_words(offer.curve)
     if run.fabric.nodes != "packed" and offer.curve is not None:
-        packed = study.request.curve(prediction, nodes="packed")
+        packed = study.request.scaling_curve(prediction, nodes="packed")
         if packed is not None:
-            heading = f"Step time on {name}: packed nodes and {offer.curve.nodes}"
+            heading = f"Step time on {name}: packed nodes and {offer.curve.node_placement}"
             last, base = ([point for point in each.points if point.fits][-1] for each in (offer.curve, packed))
-            advice = placement_study(last.predicted)
+            advice = placement_study(last.required_prediction)
             step = f"{format_duration(last.step_time)}, {format_duration(base.step_time)} on packed nodes"
             yield (
                 heading,
@@ -484,12 +483,13 @@ def _narrow(figure: Figure, title: str, height: float = 280.0) -> Chart:
 
 def _compression_words(prediction: Prediction) -> str:
     curve, method = bandwidth_curve(prediction), prediction.run.exchange.compress
-    if curve.crossing_rate is None:
-        return f"{method} is {'faster' if curve.compressed[0] < curve.dense[0] else 'slower'} at all these bandwidths."
-    pays = "pays here" if curve.system_rate < curve.crossing_rate else "does not pay here"
+    if curve.crossover_bandwidth is None:
+        faster = curve.compressed_step_times[0] < curve.uncompressed_step_times[0]
+        return f"{method} is {'faster' if faster else 'slower'} at all these bandwidths."
+    pays = "pays here" if curve.system_rate < curve.crossover_bandwidth else "does not pay here"
     return (
         f"{method} {pays}: the links reach {format_quantity(curve.system_rate, 'B/s')}, "
-        f"and it pays below {format_quantity(curve.crossing_rate, 'B/s')}."
+        f"and it pays below {format_quantity(curve.crossover_bandwidth, 'B/s')}."
     )
 
 
@@ -497,7 +497,7 @@ def _consistency_words(curve: ScaleCurve) -> str:
     last = [point.consistency for point in curve.points if point.fits][-1]
     limit = ""
     if last is not None and last.has_servers:
-        limit = f" Parameter servers are the limit from {float(last.cycle.knee):.3g} workers on (knee)."
+        limit = f" Parameter servers are the limit from {float(last.consistency_result.knee):.3g} workers on (knee)."
     late = (
         "Staleness: updates by others between a worker's read and its write, on average; a synchronous step has none."
     )
@@ -508,16 +508,16 @@ def _consistency_words(curve: ScaleCurve) -> str:
 
 
 def _goodput(offer: Offer) -> LongRun | None:
-    return None if offer.candidate.training is None else offer.candidate.training.goodput
+    return None if offer.candidate.training is None else offer.candidate.training.long_run
 
 
 def _goodput_panel(offer: Offer, run: LongRun) -> Document:
     heading = f"Goodput [%] of {offer.gpus} × {offer.candidate.system.name}; framed: this run"
     chart = heat_map(
-        goodput_map(run, FACTORS).tolist(),
-        columns=[format_duration(run.interval * factor, digits=2) for factor in FACTORS],
-        rows=[format_duration(run.mtbf * factor, digits=2) for factor in FACTORS],
-        framed=(len(FACTORS) // 2, len(FACTORS) // 2),
+        goodput_map(run, GOODPUT_MAP_FACTORS).tolist(),
+        columns=[format_duration(run.checkpoint_interval * factor, digits=2) for factor in GOODPUT_MAP_FACTORS],
+        rows=[format_duration(run.mtbf * factor, digits=2) for factor in GOODPUT_MAP_FACTORS],
+        framed=(len(GOODPUT_MAP_FACTORS) // 2, len(GOODPUT_MAP_FACTORS) // 2),
         title=heading,
         x_label="interval between checkpoints",
         y_label="time between failures",
@@ -541,7 +541,7 @@ def goodput_map(run: LongRun, factors: Sequence[float]) -> npt.NDArray[np.float6
         Goodput, 0 to 1.
     """
     scale = np.asarray(factors)
-    return run.checkpoints.goodput(run.interval * scale[None, :], run.mtbf * scale[:, None])
+    return run.checkpoints.goodput(run.checkpoint_interval * scale[None, :], run.mtbf * scale[:, None])
 
 
 #: Plans that a page holds; of more, only the best.
@@ -553,7 +553,7 @@ _TYPES = {
 }  # fmt: skip
 
 
-def plan_search_page(model: ModelSpec, system: System, search: Search, wish: Requirements) -> str:
+def plan_search_page(model: ModelSpec, system: System, search: FoundPlans, wish: Requirements) -> str:
     """Return the HTML page that shows all plans of a search.
 
     Parameters
@@ -562,7 +562,7 @@ def plan_search_page(model: ModelSpec, system: System, search: Search, wish: Req
         Network, as its model file describes it.
     system : System
         Machine: its devices, nodes and links.
-    search : Search
+    search : FoundPlans
         Its first plan is chosen when the page opens.
     wish : Requirements
         Amount of training, tariff and objective.
@@ -580,12 +580,12 @@ def plan_search_page(model: ModelSpec, system: System, search: Search, wish: Req
     if search.ranking is None or not search.plans:
         raise SpecError("--explore: the search found no plans")
     best = predict(model, system, search.plans[0].run)
-    whole = None if wish.amount is None else training(best, wish.amount, wish.tariff, long_run=wish.long_run)
-    table = columns(search.ranking, MOST_PLANS)
+    whole = None if wish.amount is None else estimate_training(best, wish.amount, wish.tariff, long_run=wish.long_run)
+    table = plan_columns(search.ranking, MOST_PLANS)
     machine = devices_per_machine(system)
     rate, _ = rent_rate(system, machine, wish.tariff)
     searched = ("gpus", "microbatch", "strategy", "recompute", "schedule")
-    unset = {name: attrgetter(path_of(name))(Run()) for name in searched}
+    unset = {name: attrgetter(field_path(name))(Run()) for name in searched}
     facts = {
         "model": model.name,
         "system": system.name,
@@ -596,7 +596,7 @@ def plan_search_page(model: ModelSpec, system: System, search: Search, wish: Req
         "strategies": table.strategies,
         "policies": table.policies,
         "schedules": table.schedules,
-        "capacity": system.device.memory.usable,
+        "capacity": system.device.memory.usable_bytes,
         "perNode": machine,
         "gpuHour": None if rate is None else rate / machine * HOUR,
         "steps": None if whole is None else whole.steps,
@@ -604,7 +604,7 @@ def plan_search_page(model: ModelSpec, system: System, search: Search, wish: Req
         "samplesPerStep": search.global_batch,
         "tokensPerSample": best.graph.tokens_per_sample,
         "command": estimate_command(model, system, best.run),
-        "commands": [estimate_command(model, system, updated(run, unset)) for run in table.runs],
+        "commands": [estimate_command(model, system, replace_fields(run, unset)) for run in table.runs],
         "breakdown": step_parts(best),
         "bestIndex": _place(table, best),
         "bestStep": best.step_time,
@@ -628,7 +628,7 @@ def _place(table: PlanColumns, best: Prediction) -> int:
     if run.exchange.when is not None:
         equal &= table.overlapped == (run.exchange.when == "overlapped")
     names = np.array(table.schedules)[table.schedule]
-    pipelined = best.plan.stages > 1 and best.plan.parallel.chunks > 1 and run.pipeline.schedule == "1f1b"
+    pipelined = best.plan.stages > 1 and best.plan.strategy.chunks > 1 and run.pipeline.schedule == "1f1b"
     equal &= names == ("interleaved" if pipelined else run.pipeline.schedule)
     places = np.flatnonzero(equal)
     return int(places[0]) if len(places) else -1

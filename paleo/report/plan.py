@@ -9,15 +9,15 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.launch.commands import estimate_command
-from paleo.predict import HEADROOM, Prediction
+from paleo.predict import MEMORY_HEADROOM_SHARE, Prediction
 from paleo.report.columns import (
-    Attribute,
+    AnswerColumn,
     Document,
     ShellCommandText,
     default_choices_line,
+    empty_table,
+    format_percent_tenths,
     format_rate,
-    format_tenths,
-    grid,
     layers_per_stage,
     percent,
     row_json,
@@ -25,21 +25,21 @@ from paleo.report.columns import (
     wrapped_text,
 )
 from paleo.report.estimate import OWNED_MACHINES_TEXT
-from paleo.search.classes import class_numbers
+from paleo.search.tied_plans import tie_class_numbers
 from paleo.studies.cost import JOULES_PER_KWH
 from paleo.units import DAY, format_duration, unit_reference_time, with_noun
 
 if TYPE_CHECKING:
-    from paleo.search.hybrid import Hybrid
-    from paleo.search.plans import Explanation, Search
+    from paleo.search.layer_splits import LayerSplits
+    from paleo.search.plans import Explanation, FoundPlans
     from paleo.search.ranking import PlanRow
     from paleo.specs.model import ModelSpec
     from paleo.specs.system import System
-    from paleo.studies.exchange import ExchangeSearch
+    from paleo.studies.gradient_exchange import ExchangeSearch
     from paleo.studies.purchase import PlanWithCost, PurchasePlans
 
 #: Why a faster plan may be listed after the first.
-_TIGHT = f"Plans that leave less than {100 * HEADROOM:.0f} % of the memory free are listed last."
+_TIGHT = f"Plans that leave less than {100 * MEMORY_HEADROOM_SHARE:.0f} % of the memory free are listed last."
 #: Most plans of the Pareto front, and most reasons, that tables print.
 _MOST_FRONT, _MOST_REASONS = 10, 5
 
@@ -66,7 +66,7 @@ def _recomputation(row: PlanRow) -> str | None:
 # one system
 
 
-def _columns(rows: Sequence[PlanRow], named: Sequence[PlanRow] = ()) -> Iterator[Attribute]:
+def _columns(rows: Sequence[PlanRow], named: Sequence[PlanRow] = ()) -> Iterator[AnswerColumn]:
     """Yield the columns of the table of plans; what all plans share or lack is omitted from tables.
 
     The short name of a plan is its position in ``named``, counted from 1.
@@ -74,31 +74,31 @@ def _columns(rows: Sequence[PlanRow], named: Sequence[PlanRow] = ()) -> Iterator
     several = len({row.gpus for row in rows}) > 1
     fits = "" if all(row.fits for row in rows) else "fits"
     dispatched = any(row.run.experts.dispatch is not None for row in rows)
-    numbers = class_numbers(rows)
+    numbers = tie_class_numbers(rows)
     grouped = len(set(numbers)) < len(rows)
-    yield Attribute("", lambda row: named.index(row) + 1, "plan" if named else "", "count")
-    yield Attribute("class", lambda row: numbers[rows.index(row)], "class" if grouped else "", "count")
-    yield Attribute("strategy", lambda row: row.strategy, "strategy", "", lambda row: row.strategy or "dp")
-    yield Attribute("gpus", lambda row: row.gpus, "GPUs" if several else "", "count")
-    yield Attribute("step_time_s", lambda row: row.step_time, "step time", "s")
-    yield Attribute("memory_bytes", lambda row: row.memory, "memory", "B")
-    yield Attribute("fits", lambda row: row.fits, fits, "yes or no")
-    yield Attribute("microbatch", lambda row: row.microbatch, "microbatch", "count")
-    yield Attribute("recompute", lambda row: row.recompute)
-    yield Attribute("", _recomputation, "recompute", "words", optional=True)
-    yield Attribute("schedule", lambda row: row.schedule)
-    yield Attribute("", _schedule, "schedule", "words", optional=True)
-    yield Attribute("cut", _cut)
-    yield Attribute("overlapped", lambda row: row.overlapped, "gradient exchange", "words",
+    yield AnswerColumn("", lambda row: named.index(row) + 1, "plan" if named else "", "count")
+    yield AnswerColumn("class", lambda row: numbers[rows.index(row)], "class" if grouped else "", "count")
+    yield AnswerColumn("strategy", lambda row: row.strategy, "strategy", "", lambda row: row.strategy or "dp")
+    yield AnswerColumn("gpus", lambda row: row.gpus, "GPUs" if several else "", "count")
+    yield AnswerColumn("step_time_s", lambda row: row.step_time, "step time", "s")
+    yield AnswerColumn("memory_bytes", lambda row: row.memory, "memory", "B")
+    yield AnswerColumn("fits", lambda row: row.fits, fits, "yes or no")
+    yield AnswerColumn("microbatch", lambda row: row.microbatch, "microbatch", "count")
+    yield AnswerColumn("recompute", lambda row: row.recompute)
+    yield AnswerColumn("", _recomputation, "recompute", "words", optional=True)
+    yield AnswerColumn("schedule", lambda row: row.schedule)
+    yield AnswerColumn("", _schedule, "schedule", "words", optional=True)
+    yield AnswerColumn("cut", _cut)
+    yield AnswerColumn("overlapped", lambda row: row.overlapped, "gradient exchange", "words",
                  lambda row: "overlapped" if row.overlapped else "after backward")  # fmt: skip
-    yield Attribute("expert_dispatch", lambda row: row.run.experts.dispatch or "default",
+    yield AnswerColumn("expert_dispatch", lambda row: row.run.experts.dispatch or "default",
                  "token dispatch" if dispatched else "", "words")  # fmt: skip
 
 
 def document(
     model: ModelSpec,
     system: System,
-    ranking: Search,
+    ranking: FoundPlans,
     explanation: Explanation | None,
     choices: Mapping[str, str] | None = None,
 ) -> Document:
@@ -110,7 +110,7 @@ def document(
         Network, as its model file describes it.
     system : System
         Machine: its devices, nodes and links.
-    ranking : Search
+    ranking : FoundPlans
         Plans and their Pareto front in time and memory.
     explanation : Explanation, optional
         Why the first plan wins.
@@ -119,7 +119,7 @@ def document(
 
     Returns
     -------
-    Document
+    JsonDocument
         Dict of plain values: step times [s], memory [byte].
     """
     fields: Document = {
@@ -129,14 +129,14 @@ def document(
         "choices": dict(choices or {}),
         "objective": ranking.objective,
         "global_batch_size": ranking.global_batch,
-        "configurations": ranking.configurations,
-        "covered": ranking.configurations,
-        "evaluated": ranking.evaluated,
-        "fitting": ranking.fitting,
-        "seconds": ranking.seconds,
+        "configurations": ranking.covered_configurations,
+        "covered": ranking.covered_configurations,
+        "evaluated": ranking.evaluated_configurations,
+        "fitting": ranking.fitting_configurations,
+        "seconds": ranking.search_duration,
         "plans": _records(ranking.plans),
-        "pareto": _records(ranking.front),
-        "skipped": [{"gpus": gpus, "reason": reason} for gpus, reason in ranking.skipped],
+        "pareto": _records(ranking.front_plans),
+        "skipped": [{"gpus": gpus, "reason": reason} for gpus, reason in ranking.skipped_gpu_counts],
     }
     if explanation is not None:
         fields["explanation"] = explanation.text
@@ -152,7 +152,7 @@ def _records(rows: Sequence[PlanRow]) -> list[Document]:
 def table(
     model: ModelSpec,
     system: System,
-    ranking: Search,
+    ranking: FoundPlans,
     explanation: Explanation | None,
     lead: Prediction,
     choices: Mapping[str, str] | None = None,
@@ -165,7 +165,7 @@ def table(
         Network, as its model file describes it.
     system : System
         Machine: its devices, nodes and links.
-    ranking : Search
+    ranking : FoundPlans
         Plans and their Pareto front in time and memory.
     explanation : Explanation, optional
         Why the first plan wins.
@@ -179,23 +179,28 @@ def table(
     RenderableType
         Tables for the console.
     """
-    searched = with_noun(ranking.configurations, "configuration")
-    by_bounds = "" if ranking.evaluated == ranking.configurations else f"{ranking.evaluated:,} evaluated, of which "
+    searched = with_noun(ranking.covered_configurations, "configuration")
+    by_bounds = (
+        ""
+        if ranking.evaluated_configurations == ranking.covered_configurations
+        else f"{ranking.evaluated_configurations:,} evaluated, of which "
+    )
     head = (
         f"{model.name} on {system.name}, global batch {ranking.global_batch}: {searched} in "
-        f"{format_duration(ranking.seconds)}, {by_bounds}{ranking.fitting:,} fit. Best by {ranking.objective}:\n"
+        f"{format_duration(ranking.search_duration)}, {by_bounds}{ranking.fitting_configurations:,} fit. Best by "
+        f"{ranking.objective}:\n"
     )
-    count, few = len(ranking.front), min(len(ranking.front), _MOST_FRONT)
-    front = [ranking.front[round(i * (count - 1) / max(few - 1, 1))] for i in range(few)]
+    count, few = len(ranking.front_plans), min(len(ranking.front_plans), _MOST_FRONT)
+    front = [ranking.front_plans[round(i * (count - 1) / max(few - 1, 1))] for i in range(few)]
     named = [*ranking.plans, *(row for row in front if row not in ranking.plans)]
     parts: list[RenderableType] = [
         *default_choices_line(choices or {}),
         wrapped_text(Text(head + _first_plan(lead), style="bold")),
         rows_table("Best plans", _columns(ranking.plans, named), ranking.plans),
         *_measuring_advice(ranking.plans, lead.memory.capacity),
-        *(wrapped_text(f"Skipped: {reason}") for _, reason in ranking.skipped),
+        *(wrapped_text(f"Skipped: {reason}") for _, reason in ranking.skipped_gpu_counts),
     ]
-    room = (1.0 - HEADROOM) * lead.memory.capacity
+    room = (1.0 - MEMORY_HEADROOM_SHARE) * lead.memory.capacity
     if lead.memory.total <= room < max((row.memory for row in ranking.plans if row.fits), default=0.0):
         parts.append(wrapped_text(_TIGHT))
     if count > 1:
@@ -209,10 +214,10 @@ def table(
 
 def _measuring_advice(rows: Sequence[PlanRow], capacity: float) -> Iterator[RenderableType]:
     """Yield the advice which plans to measure, where predictions cannot tell them apart."""
-    numbers = class_numbers(rows)
-    roomy = (1.0 - HEADROOM) * capacity
+    numbers = tie_class_numbers(rows)
+    roomy = (1.0 - MEMORY_HEADROOM_SHARE) * capacity
     fitting = [number for number, row in enumerate(rows) if row.gpus == rows[0].gpus and row.memory <= roomy]
-    if not rows[0].class_step or len(fitting) < 2:
+    if not rows[0].class_step_time or len(fitting) < 2:
         return
     equals = [number for number in fitting if numbers[number] == 1]
     second = min(equals[1:] or fitting[1:], key=lambda number: rows[number].step_time)
@@ -244,44 +249,46 @@ def _kwh(plan: PlanWithCost) -> float | None:
 
 
 def _share_of_memory(plan: PlanWithCost) -> str:
-    share = percent(plan.row.memory / plan.system.device.memory.usable)
+    share = percent(plan.row.memory / plan.system.device.memory.usable_bytes)
     return share if plan.row.fits else f"{share}, too much"
 
 
-def _priced_columns(reply: PurchasePlans) -> Iterator[Attribute]:
+def _priced_columns(reply: PurchasePlans) -> Iterator[AnswerColumn]:
     """Yield the columns of duration, cost and energy; values are null where no amount of training or price is known."""
     several = len({plan.system.name for plan in reply.plans}) > 1
     tokens = any(plan.tokens_per_s is not None for plan in reply.plans)
     trained = reply.requirements.amount is not None
     rows = [plan.row for plan in reply.plans]
-    keys = [(plan.system.name, plan.row.gpus, plan.row.class_step or plan.row.step_time) for plan in reply.plans]
+    keys = [(plan.system.name, plan.row.gpus, plan.row.class_step_time or plan.row.step_time) for plan in reply.plans]
     known = list(dict.fromkeys(keys))
     numbers = dict(zip(map(id, reply.plans), [known.index(key) + 1 for key in keys], strict=True))
     grouped = len(set(numbers.values())) < len(rows)
-    yield Attribute("", lambda plan: [each is plan for each in reply.plans].index(True) + 1, "plan", "count")
-    yield Attribute("class", lambda plan: numbers[id(plan)], "class" if grouped else "", "count")
-    yield Attribute("system", lambda plan: plan.system.name, "system" if several else "")
-    yield Attribute("gpus", lambda plan: plan.row.gpus, "GPUs", "count")
-    yield Attribute("strategy", lambda plan: plan.row.strategy, "strategy", "", lambda plan: plan.row.strategy or "dp")
-    yield Attribute("step_time_s", lambda plan: plan.row.step_time, "step time", "s")
-    yield Attribute("step_time_interval_s", lambda plan: list(plan.interval))
-    yield Attribute("mfu", lambda plan: plan.mfu, "MFU", "fraction")
-    yield Attribute("tokens_per_s", lambda plan: plan.tokens_per_s, "tokens/s" if tokens else "", "count")
-    yield Attribute("samples_per_s", lambda plan: plan.samples_per_s, "" if tokens else "samples/s", "count")
-    yield Attribute("", _days, "time", "words", optional=True)
-    yield Attribute("days", lambda plan: None if plan.seconds is None else plan.seconds / DAY)
-    yield Attribute("usd", lambda plan: plan.usd, "cost" if trained else "", "USD")
-    yield Attribute("kwh", _kwh, "energy" if trained else "", "kWh")
-    yield Attribute("", lambda plan: plan.goodput, "goodput", "fraction", optional=True)
-    yield Attribute("memory_bytes", lambda plan: plan.row.memory, "memory", "words", _share_of_memory)
-    yield Attribute("fits", lambda plan: plan.row.fits)
-    yield Attribute("microbatch", lambda plan: plan.row.microbatch, "microbatch", "count")
-    yield Attribute("", lambda plan: _recomputation(plan.row), "recompute", "words", optional=True)
-    yield Attribute("recompute", lambda plan: plan.row.recompute)
-    yield Attribute("", lambda plan: _schedule(plan.row), "schedule", "words", optional=True)
-    yield Attribute("schedule", lambda plan: "1f1b" if plan.row.schedule == "none" else plan.row.schedule)
-    yield Attribute("cut", lambda plan: _cut(plan.row))
-    yield Attribute("overlapped", lambda plan: plan.row.overlapped)
+    yield AnswerColumn("", lambda plan: [each is plan for each in reply.plans].index(True) + 1, "plan", "count")
+    yield AnswerColumn("class", lambda plan: numbers[id(plan)], "class" if grouped else "", "count")
+    yield AnswerColumn("system", lambda plan: plan.system.name, "system" if several else "")
+    yield AnswerColumn("gpus", lambda plan: plan.row.gpus, "GPUs", "count")
+    yield AnswerColumn(
+        "strategy", lambda plan: plan.row.strategy, "strategy", "", lambda plan: plan.row.strategy or "dp"
+    )
+    yield AnswerColumn("step_time_s", lambda plan: plan.row.step_time, "step time", "s")
+    yield AnswerColumn("step_time_interval_s", lambda plan: list(plan.interval))
+    yield AnswerColumn("mfu", lambda plan: plan.mfu, "MFU", "fraction")
+    yield AnswerColumn("tokens_per_s", lambda plan: plan.tokens_per_s, "tokens/s" if tokens else "", "count")
+    yield AnswerColumn("samples_per_s", lambda plan: plan.samples_per_s, "" if tokens else "samples/s", "count")
+    yield AnswerColumn("", _days, "time", "words", optional=True)
+    yield AnswerColumn("days", lambda plan: None if plan.seconds is None else plan.seconds / DAY)
+    yield AnswerColumn("usd", lambda plan: plan.usd, "cost" if trained else "", "USD")
+    yield AnswerColumn("kwh", _kwh, "energy" if trained else "", "kWh")
+    yield AnswerColumn("", lambda plan: plan.goodput, "goodput", "fraction", optional=True)
+    yield AnswerColumn("memory_bytes", lambda plan: plan.row.memory, "memory", "words", _share_of_memory)
+    yield AnswerColumn("fits", lambda plan: plan.row.fits)
+    yield AnswerColumn("microbatch", lambda plan: plan.row.microbatch, "microbatch", "count")
+    yield AnswerColumn("", lambda plan: _recomputation(plan.row), "recompute", "words", optional=True)
+    yield AnswerColumn("recompute", lambda plan: plan.row.recompute)
+    yield AnswerColumn("", lambda plan: _schedule(plan.row), "schedule", "words", optional=True)
+    yield AnswerColumn("schedule", lambda plan: "1f1b" if plan.row.schedule == "none" else plan.row.schedule)
+    yield AnswerColumn("cut", lambda plan: _cut(plan.row))
+    yield AnswerColumn("overlapped", lambda plan: plan.row.overlapped)
 
 
 def purchase_document(reply: PurchasePlans) -> Document:
@@ -294,12 +301,12 @@ def purchase_document(reply: PurchasePlans) -> Document:
 
     Returns
     -------
-    Document
+    JsonDocument
         Dict of plain values: times [s], cost [USD], energy [J].
     """
     from paleo.studies.purchase import purchase_verdict
 
-    columns, (flags, before) = tuple(_priced_columns(reply)), reply.launch
+    columns, (flags, before) = tuple(_priced_columns(reply)), reply.launch_settings_and_preparation
     return {
         "model": reply.model.name,
         "objective": reply.requirements.objective,
@@ -309,11 +316,11 @@ def purchase_document(reply: PurchasePlans) -> Document:
         "software": reply.plans[0].row.run.software,
         "choices": dict(reply.choices),
         "global_batch_size": reply.global_batch,
-        "configurations": sum(result.configurations for _, result in reply.searches),
-        "covered": sum(result.configurations for _, result in reply.searches),
-        "evaluated": sum(result.evaluated for _, result in reply.searches),
-        "fitting": sum(result.fitting for _, result in reply.searches),
-        "seconds": sum(result.seconds for _, result in reply.searches),
+        "configurations": sum(result.covered_configurations for _, result in reply.searches),
+        "covered": sum(result.covered_configurations for _, result in reply.searches),
+        "evaluated": sum(result.evaluated_configurations for _, result in reply.searches),
+        "fitting": sum(result.fitting_configurations for _, result in reply.searches),
+        "seconds": sum(result.search_duration for _, result in reply.searches),
         "plans": [
             {
                 **row_json(columns, plan),
@@ -340,11 +347,11 @@ def purchase_table(reply: PurchasePlans) -> RenderableType:
     RenderableType
         Tables for the console.
     """
-    from paleo.studies.purchase import purchase_finding
+    from paleo.studies.purchase import verdict_without_remedies
 
     parts: list[RenderableType] = [
         *default_choices_line(reply.choices),
-        wrapped_text(Text(purchase_finding(reply) + (";" if reply.remedies else "."), style="bold")),
+        wrapped_text(Text(verdict_without_remedies(reply) + (";" if reply.remedies else "."), style="bold")),
     ]
     for number, remedy in enumerate(reply.remedies):
         parts.append(ShellCommandText(f"or {remedy.text}" if number else remedy.text, remedy.command))
@@ -352,14 +359,14 @@ def purchase_table(reply: PurchasePlans) -> RenderableType:
     title = "Plans" if len(names) > 1 else f"Plans on {', '.join(names)}"
     parts += [Text(), rows_table(title, _priced_columns(reply), reply.plans)]
     parts += _measuring_advice(
-        [plan.row for plan in reply.plans], reply.plans[0].system.device.memory.usable if len(names) == 1 else 0.0
+        [plan.row for plan in reply.plans], reply.plans[0].system.device.memory.usable_bytes if len(names) == 1 else 0.0
     )
     parts += [wrapped_text(note) for note in _notes(reply)]
     parts += [wrapped_text(f"Skipped: {reason}") for reason in reply.reasons[:_MOST_REASONS]]
     if reply.plans:
         words = "Reproduce it" if reply.best else "Reproduce the nearest"
         parts += [Text(), ShellCommandText(words, reply.plans[0].command)]
-    flags, before = reply.launch
+    flags, before = reply.launch_settings_and_preparation
     if flags:
         parts += [Text(), ShellCommandText("Launch it", flags)]
         if before:
@@ -371,7 +378,8 @@ def _notes(reply: PurchasePlans) -> Iterator[str]:
     """Yield sentences on why a faster plan is not the first, on unknown prices, and warnings."""
     first, goal = reply.plans[0], reply.requirements.objective
     if first.has_memory_headroom and any(
-        plan.meets(reply.requirements) and plan.score(goal) < first.score(goal) for plan in reply.plans
+        plan.meets(reply.requirements) and plan.objective_value(goal) < first.objective_value(goal)
+        for plan in reply.plans
     ):
         yield _TIGHT
     if reply.requirements.amount is not None:
@@ -389,31 +397,31 @@ def _notes(reply: PurchasePlans) -> Iterator[str]:
 # a strategy for each layer
 
 
-def layers_document(model: str, system: str, splits: Hybrid) -> Document:
+def layers_document(model: str, system: str, splits: LayerSplits) -> Document:
     """Return the best split of each layer as a JSON document.
 
     Parameters
     ----------
     model, system : str
         Names.
-    splits : Hybrid
+    splits : LayerSplits
         The best strategy of each layer, and the step times with it and with data parallelism.
 
     Returns
     -------
-    Document
+    JsonDocument
         Dict of plain values, one entry per layer.
     """
     return {
         "model": model,
         "system": system,
-        "step_time_s": splits.seconds,
-        "data_parallel_s": splits.data_parallel_seconds,
-        "layers": [{"name": name, "split": split} for name, split in splits.layers],
+        "step_time_s": splits.step_time,
+        "data_parallel_s": splits.data_parallel_step_time,
+        "layers": [{"name": name, "split": split} for name, split in splits.split_by_layer],
     }
 
 
-def layers_table(model: str, system: str, splits: Hybrid) -> RenderableType:
+def layers_table(model: str, system: str, splits: LayerSplits) -> RenderableType:
     """Return the best split of each layer as tables.
 
     Parameters
@@ -422,7 +430,7 @@ def layers_table(model: str, system: str, splits: Hybrid) -> RenderableType:
         Name of the model.
     system : str
         Name of the system.
-    splits : Hybrid
+    splits : LayerSplits
         Result of the search by layer.
 
     Returns
@@ -430,11 +438,11 @@ def layers_table(model: str, system: str, splits: Hybrid) -> RenderableType:
     RenderableType
         Tables for the console.
     """
-    gain = splits.data_parallel_seconds / splits.seconds - 1.0
-    seconds = format_duration(splits.seconds)
-    text = f"{model} on {system}: {seconds} a step; data parallelism is {format_tenths(gain)} slower.\n"
-    table = grid("Strategy of each layer", ("layer", "split by"), left=2)
-    for name, split in splits.layers:
+    gain = splits.data_parallel_step_time / splits.step_time - 1.0
+    seconds = format_duration(splits.step_time)
+    text = f"{model} on {system}: {seconds} a step; data parallelism is {format_percent_tenths(gain)} slower.\n"
+    table = empty_table("Strategy of each layer", ("layer", "split by"), left=2)
+    for name, split in splits.split_by_layer:
         table.add_row(name, split)
     return Group(wrapped_text(Text(text, style="bold")), table)
 
@@ -454,7 +462,7 @@ def exchange_document(model: str, system: str, searched: ExchangeSearch) -> Docu
 
     Returns
     -------
-    Document
+    JsonDocument
         Dict of plain values, times in seconds.
     """
     return {
@@ -510,15 +518,15 @@ def exchange_table(model: str, system: str, searched: ExchangeSearch) -> Rendera
     )
     like = unit_reference_time(seconds for plan in rows for seconds in (plan.step_time, plan.effective_step_time))
     columns = (
-        Attribute("", lambda each: each.plan.strategy, "strategy"),
-        Attribute("", lambda each: each.consistency, "consistency"),
-        Attribute("", lambda each: each.compress or "none", "compression"),
-        Attribute("", lambda each: each.plan.gpus, "GPUs", "count"),
-        Attribute("", lambda each: each.plan.microbatch, "microbatch", "count"),
-        Attribute("", lambda each: format_duration(each.step_time, like=like), "step time", "words"),
-        Attribute("", lambda each: each.staleness, "staleness", "number"),
-        Attribute("", lambda each: f"x {each.samples_factor:.3g}", "samples", "words"),
-        Attribute("", lambda each: format_duration(each.effective_step_time, like=like), "effective step", "words"),
+        AnswerColumn("", lambda each: each.plan.strategy, "strategy"),
+        AnswerColumn("", lambda each: each.consistency, "consistency"),
+        AnswerColumn("", lambda each: each.compress or "none", "compression"),
+        AnswerColumn("", lambda each: each.plan.gpus, "GPUs", "count"),
+        AnswerColumn("", lambda each: each.plan.microbatch, "microbatch", "count"),
+        AnswerColumn("", lambda each: format_duration(each.step_time, like=like), "step time", "words"),
+        AnswerColumn("", lambda each: each.staleness, "staleness", "number"),
+        AnswerColumn("", lambda each: f"x {each.samples_factor:.3g}", "samples", "words"),
+        AnswerColumn("", lambda each: format_duration(each.effective_step_time, like=like), "effective step", "words"),
     )
     notes = ["effective step: time for the progress of one synchronous step, as stale updates need more samples."]
     notes += searched.refused

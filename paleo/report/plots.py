@@ -19,14 +19,14 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from paleo.files import write_atomically
 from paleo.report.columns import STEP_PART_NAMES
 from paleo.step.timeline import COMPUTE
-from paleo.studies.exchange import BandwidthCurve, bandwidth_curve
-from paleo.studies.summary import Summary, faster_than_roofline, layer_speeds
-from paleo.units import GIB, GIGA, KILO, format_duration, format_quantity, time_unit, with_noun
+from paleo.studies.gradient_exchange import BandwidthCurve, bandwidth_curve
+from paleo.studies.network_summary import Summary, faster_than_roofline, layer_speeds
+from paleo.units import GIBIBYTE, GIGA, KILO, format_duration, format_quantity, time_unit, with_noun
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
     from paleo.schedules.engine import Event
-    from paleo.search.plans import Search
+    from paleo.search.plans import FoundPlans
     from paleo.specs.run import Run
     from paleo.specs.system import System
     from paleo.studies.collective import CollectiveStudy
@@ -38,7 +38,7 @@ BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
 )  # fmt: skip
 GREY = "#999999"
-CYCLE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK, YELLOW, GREY)
+COLOUR_CYCLE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK, YELLOW, GREY)
 _MINUTE = 60.0
 MARKERS = "os^Dvph*X"
 
@@ -93,7 +93,7 @@ def save(figure: Figure, path: Path) -> None:
         write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=150, metadata=dated))
 
 
-def figure_of(
+def figure_with_axes(
     width: float, height: float, columns: int = 1, *, rows: int = 1, **layout: Any
 ) -> tuple[Figure, list[Axes]]:
     """Make a figure and its axes, row by row.
@@ -149,17 +149,17 @@ def estimate(prediction: Prediction) -> Figure:
     events = prediction.timeline.events
     lines = min(max(2.6, 0.17 * len({event.task.resource for event in events})), _HIGHEST)  # inches
     with matplotlib.rc_context(STYLE):
-        figure, (line, memory) = figure_of(9.0, lines + 2.0, rows=2, height_ratios=(lines, 1.3))
+        figure, (line, memory) = figure_with_axes(9.0, lines + 2.0, rows=2, height_ratios=(lines, 1.3))
         machines = prediction.system.machines_text(prediction.plan.gpus)
         figure.suptitle(f"{prediction.model.name} on {machines}: {prediction.plan.strategy_text or 'dp'}")
         _timeline(line, events)
         # Draw stacked parts up to the total, or up to the capacity where that is not far away.
-        parts = {name: size / GIB for name, size in prediction.memory.parts.items() if size > 0}
+        parts = {name: size / GIBIBYTE for name, size in prediction.memory.parts.items() if size > 0}
         left = 0.0
         for (name, size), colour in zip(parts.items(), _MEMORY_COLOURS, strict=False):
             memory.barh(0, size, left=left, color=colour, label=name, height=0.6)
             left += size
-        capacity = prediction.memory.capacity / GIB
+        capacity = prediction.memory.capacity / GIBIBYTE
         if capacity < 3 * left:
             memory.axvline(capacity, color=BLACK, linestyle="--", label="capacity")
             left = max(left, capacity)
@@ -218,11 +218,11 @@ def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> Figure:
         The plot.
     """
     with matplotlib.rc_context(STYLE):
-        figure, (speedup, *stacks) = figure_of(4.5 * (1 + len(curves)), 4.4, columns=1 + len(curves))
+        figure, (speedup, *stacks) = figure_with_axes(4.5 * (1 + len(curves)), 4.4, columns=1 + len(curves))
         figure.suptitle(f"{model} on {system}")
-        for curve, colour, mark in zip(curves, CYCLE, MARKERS, strict=False):
+        for curve, colour, mark in zip(curves, COLOUR_CYCLE, MARKERS, strict=False):
             _speedup(speedup, curve, colour, mark)
-        bases = {with_noun(curve.base.gpus, "GPU") for curve in curves}
+        bases = {with_noun(curve.base_point.gpus, "GPU") for curve in curves}
         speedup.set_ylabel(f"speed-up over {bases.pop() if len(bases) == 1 else 'the first count that fits'}")
         labels = dict(zip(*speedup.get_legend_handles_labels()[::-1], strict=True))  # each once
         speedup.set_ylim(top=speedup.get_ylim()[1] * 1.5 ** len(labels))
@@ -237,7 +237,7 @@ def _speedup(axes: Axes, curve: ScaleCurve, colour: str, mark: str) -> None:
     points = [point for point in curve.points if point.usable]
     gpus = [point.gpus for point in points]
     if not axes.lines:
-        axes.plot(gpus, [count / curve.base.gpus for count in gpus], "--", color=GREY, label="ideal")
+        axes.plot(gpus, [count / curve.base_point.gpus for count in gpus], "--", color=GREY, label="ideal")
     axes.plot(gpus, [curve.speedup(point) for point in points], color=colour, label=curve.label)
     axes.fill_between(
         gpus, *_reach(curve, points), color=colour, alpha=0.15, linewidth=0, label="90 % interval of each step"
@@ -260,8 +260,14 @@ def _speedup(axes: Axes, curve: ScaleCurve, colour: str, mark: str) -> None:
 
 def _reach(curve: ScaleCurve, points: Sequence[ScalePoint]) -> tuple[list[float], list[float]]:
     """Return the speed-ups at the low and at the high end of each step's 90 % interval, with the base as predicted."""
-    slow = [curve.speedup(point) * point.predicted.step_time / point.predicted.interval[1] for point in points]
-    fast = [curve.speedup(point) * point.predicted.step_time / point.predicted.interval[0] for point in points]
+    slow = [
+        curve.speedup(point) * point.required_prediction.step_time / point.required_prediction.interval[1]
+        for point in points
+    ]
+    fast = [
+        curve.speedup(point) * point.required_prediction.step_time / point.required_prediction.interval[0]
+        for point in points
+    ]
     return slow, fast
 
 
@@ -275,8 +281,8 @@ def _stacked(axes: Axes, curve: ScaleCurve) -> None:
     Bars of seconds would become too small to see.
     """
     points = [point for point in curve.points if point.usable]
-    spent = [asdict(point.predicted.breakdown) for point in points]
-    steps = [point.predicted.step_time for point in points]
+    spent = [asdict(point.required_prediction.breakdown) for point in points]
+    steps = [point.required_prediction.step_time for point in points]
     rows = {key: [100 * parts.get(key, 0.0) / step for parts, step in zip(spent, steps, strict=True)] for key in _PARTS}
     _stack(axes, [str(point.gpus) for point in points], rows)
     for index, step in enumerate(steps):
@@ -291,7 +297,7 @@ def _stacked(axes: Axes, curve: ScaleCurve) -> None:
 _SLOWEST = 5.0
 
 
-def plan(model: str, system: str, ranking: Search, capacity: float) -> Figure:
+def plan(model: str, system: str, ranking: FoundPlans, capacity: float) -> Figure:
     """Plot plans by step time and memory: the best ones and the Pareto front.
 
     Parameters
@@ -300,7 +306,7 @@ def plan(model: str, system: str, ranking: Search, capacity: float) -> Figure:
         Name of the model.
     system : str
         Name of the system.
-    ranking : Search
+    ranking : FoundPlans
         Plans.
     capacity : float
         Memory of a device [byte].
@@ -311,25 +317,29 @@ def plan(model: str, system: str, ranking: Search, capacity: float) -> Figure:
         The plot.
     """
     with matplotlib.rc_context(STYLE):
-        figure, (axes,) = figure_of(7.5, 4.6, columns=1)
-        front = sorted(ranking.front, key=lambda row: row.step_time)
+        figure, (axes,) = figure_with_axes(7.5, 4.6, columns=1)
+        front = sorted(ranking.front_plans, key=lambda row: row.step_time)
         front = [row for row in front if row.step_time <= _SLOWEST * front[0].step_time]
-        times, sizes = [row.step_time for row in front], [row.memory / GIB for row in front]
-        axes.plot(times, sizes, "-o", color=CYCLE[0], label="Pareto front", drawstyle="steps-post")
+        times, sizes = [row.step_time for row in front], [row.memory / GIBIBYTE for row in front]
+        axes.plot(times, sizes, "-o", color=COLOUR_CYCLE[0], label="Pareto front", drawstyle="steps-post")
         best = [row for row in ranking.plans if row.fits]
-        spots = [row.step_time for row in best], [row.memory / GIB for row in best]
+        spots = [row.step_time for row in best], [row.memory / GIBIBYTE for row in best]
         axes.plot(
-            *spots, linestyle="none", marker="^", color=CYCLE[1], label=f"the {len(best)} best by {ranking.objective}"
+            *spots,
+            linestyle="none",
+            marker="^",
+            color=COLOUR_CYCLE[1],
+            label=f"the {len(best)} best by {ranking.objective}",
         )
-        axes.axhline(capacity / GIB, color=BLACK, linestyle="--", label="capacity")
+        axes.axhline(capacity / GIBIBYTE, color=BLACK, linestyle="--", label="capacity")
         for row, (side, right, up) in zip(
             front[:1] + front[1:][-1:], (("left", 14, 10), ("right", 0, 8)), strict=False
         ):
-            spot = row.step_time, row.memory / GIB
+            spot = row.step_time, row.memory / GIBIBYTE
             axes.annotate(row.strategy, spot, xytext=(right, up), textcoords="offset points", fontsize=8, ha=side)
         axes.set(xlabel="step time [s]", ylabel="memory of the fullest GPU [GiB]", xscale="log")
-        axes.set_ylim(0, 1.15 * max([capacity / GIB, *sizes]))
-        searched = with_noun(ranking.configurations, "configuration")
+        axes.set_ylim(0, 1.15 * max([capacity / GIBIBYTE, *sizes]))
+        searched = with_noun(ranking.covered_configurations, "configuration")
         axes.set_title(f"{model} on {system}, global batch {ranking.global_batch}: {searched}")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.xaxis.set_minor_formatter(FuncFormatter(_some_ticks))
@@ -374,7 +384,7 @@ def compare(comparison: Comparison) -> Figure:
     costs = [0.0 if each.training is None else each.training.cost or 0.0 for each, _ in predicted]
     columns = 3 if any(costs) else 2
     with matplotlib.rc_context(STYLE):
-        figure, axes = figure_of(1.5 + 3.5 * columns, 1.6 + 0.4 * len(names), columns=columns, sharey=True)
+        figure, axes = figure_with_axes(1.5 + 3.5 * columns, 1.6 + 0.4 * len(names), columns=columns, sharey=True)
         figure.suptitle(f"{predicted[0][1].model.name}, {comparison.amount.text}")
         unit_seconds, unit = time_unit(max(prediction.step_time for _, prediction in predicted))
         spent = [asdict(prediction.breakdown) for _, prediction in predicted]
@@ -420,7 +430,7 @@ def roofline(study: Summary, system: System, run: Run) -> Figure:
     device, points = system.device, layer_speeds(study, system, run)
     peak, bandwidth = device.peak_flops_per_s(study.dtype), device.memory.bandwidth
     with matplotlib.rc_context(STYLE):
-        figure, (axes,) = figure_of(8.0, 5.0)
+        figure, (axes,) = figure_with_axes(8.0, 5.0)
         intensities = [point.intensity for point in points] or [1.0]
         x = np.geomspace(min(intensities) / 3, max(*intensities, peak / bandwidth) * 3, 200)
         roof = (
@@ -430,10 +440,11 @@ def roofline(study: Summary, system: System, run: Run) -> Figure:
         axes.plot(x, np.minimum(peak, x * bandwidth), color=BLACK, label=roof)
         for index, kind in enumerate(dict.fromkeys(point.type for point in points)):
             points_of_kind = [point for point in points if point.type == kind]
-            colour, mark = CYCLE[index % len(CYCLE)], MARKERS[index % len(MARKERS)]
+            colour, mark = COLOUR_CYCLE[index % len(COLOUR_CYCLE)], MARKERS[index % len(MARKERS)]
             axes.scatter(
                 [point.intensity for point in points_of_kind], [point.flops_per_s for point in points_of_kind],
-                [20 + 600 * point.share for point in points_of_kind], color=colour, marker=mark, alpha=0.7, label=kind,
+                [20 + 600 * point.flops_share for point in points_of_kind], color=colour, marker=mark, alpha=0.7,
+                label=kind,
                 linewidths=0,
             )  # fmt: skip
         slowest = min([point.flops_per_s for point in points] or [peak])
@@ -470,9 +481,9 @@ def collective(study: CollectiveStudy) -> Figure:
     names = [row.algorithm for row in study.rows]
     table = study.times(sizes)
     with matplotlib.rc_context(STYLE):
-        figure, (axes,) = figure_of(8.0, 5.0)
-        for (name, seconds), colour in zip(table.items(), CYCLE * 3, strict=False):
-            style = "-" if name in names[: len(CYCLE)] else ":"
+        figure, (axes,) = figure_with_axes(8.0, 5.0)
+        for (name, seconds), colour in zip(table.items(), COLOUR_CYCLE * 3, strict=False):
+            style = "-" if name in names[: len(COLOUR_CYCLE)] else ":"
             axes.plot(sizes, seconds, style, color=colour, label=name)
         for crossover in study.crossovers:
             if sizes[0] <= crossover.payload_bytes <= sizes[-1]:
@@ -508,14 +519,14 @@ def target(system: str, curve: TargetScaling) -> Figure:
         The plot.
     """
     with matplotlib.rc_context(STYLE):
-        picture, (axes,) = figure_of(7.0, 4.4)
+        picture, (axes,) = figure_with_axes(7.0, 4.4)
         gpus = [point.prediction.plan.gpus for point in curve.points]
         ends = [[end / _MINUTE for end in point.interval] for point in curve.points]
         low, high = zip(*ends, strict=True)
         axes.fill_between(gpus, low, high, alpha=0.2, color=BLUE, linewidth=0, label="90 % interval")
         axes.plot(gpus, [point.seconds / _MINUTE for point in curve.points], "o-", color=BLUE, label="to the target")
-        if any(point.evaluation_seconds for point in curve.points):
-            trained = [(point.seconds - point.evaluation_seconds) / _MINUTE for point in curve.points]
+        if any(point.total_evaluation_time for point in curve.points):
+            trained = [(point.seconds - point.total_evaluation_time) / _MINUTE for point in curve.points]
             axes.plot(gpus, trained, ":", color=VERMILION, label="without evaluation")
         axes.set(
             xscale="log",
@@ -556,17 +567,19 @@ def compression(prediction: Prediction) -> Figure:
     """
     curve = bandwidth_curve(prediction)
     with matplotlib.rc_context(STYLE):
-        figure, (axes,) = figure_of(7.0, 4.4, columns=1)
-        rates = [rate / GIGA for rate in curve.rates]
-        unit_seconds, unit = time_unit(max(*curve.dense, *curve.compressed))
+        figure, (axes,) = figure_with_axes(7.0, 4.4, columns=1)
+        rates = [rate / GIGA for rate in curve.bandwidths]
+        unit_seconds, unit = time_unit(max(*curve.uncompressed_step_times, *curve.compressed_step_times))
         for label, steps, colour, mark in (
-            ("dense", curve.dense, BLUE, "o"),
-            (str(prediction.run.exchange.compress), curve.compressed, VERMILION, "s"),
+            ("dense", curve.uncompressed_step_times, BLUE, "o"),
+            (str(prediction.run.exchange.compress), curve.compressed_step_times, VERMILION, "s"),
         ):
             axes.plot(rates, [step / unit_seconds for step in steps], f"-{mark}", color=colour, label=label)
         _mark_rates(axes, curve)
         axes.set(xscale="log", xlabel="rate of a node's link [GB/s]", ylabel=f"step time [{unit}]")
-        if max(*curve.dense, *curve.compressed) > 10 * min(*curve.dense, *curve.compressed):
+        if max(*curve.uncompressed_step_times, *curve.compressed_step_times) > 10 * min(
+            *curve.uncompressed_step_times, *curve.compressed_step_times
+        ):
             axes.set(yscale="log")
         else:
             axes.set_ylim(bottom=0.0)
@@ -579,8 +592,10 @@ def compression(prediction: Prediction) -> Figure:
 def _mark_rates(axes: Axes, curve: BandwidthCurve) -> None:
     """Draw vertical lines at the system's bandwidth and where both curves cross."""
     places = [(curve.system_rate, GREY, "the system")]
-    if curve.crossing_rate is not None:
-        places.append((curve.crossing_rate, BLACK, f"pays below {format_quantity(curve.crossing_rate, 'B/s')}"))
+    if curve.crossover_bandwidth is not None:
+        places.append(
+            (curve.crossover_bandwidth, BLACK, f"pays below {format_quantity(curve.crossover_bandwidth, 'B/s')}")
+        )
     for rate, colour, words in places:
         axes.axvline(rate / GIGA, color=colour, linestyle="--", linewidth=1.0, label=words)
 
@@ -600,7 +615,7 @@ def exchange_scaling(curves: Sequence[ScaleCurve]) -> Figure | None:
     """
     if any(point.consistency is not None for curve in curves for point in curve.points):
         return consistency(curves)
-    return placement(curves) if any(curve.nodes != "packed" for curve in curves) else None
+    return placement(curves) if any(curve.node_placement != "packed" for curve in curves) else None
 
 
 def consistency(curves: Sequence[ScaleCurve], *, rows: int = 1) -> Figure:
@@ -619,10 +634,10 @@ def consistency(curves: Sequence[ScaleCurve], *, rows: int = 1) -> Figure:
         The plot.
     """
     with matplotlib.rc_context(STYLE):
-        figure, (updates, stale) = figure_of(10.0, 4.2, columns=2 if rows == 1 else 1, rows=rows)
-        for curve, colour, mark in zip(curves, CYCLE, MARKERS, strict=False):
+        figure, (updates, stale) = figure_with_axes(10.0, 4.2, columns=2 if rows == 1 else 1, rows=rows)
+        for curve, colour, mark in zip(curves, COLOUR_CYCLE, MARKERS, strict=False):
             points = [point for point in curve.points if point.usable]
-            workers = [point.predicted.plan.dp for point in points]
+            workers = [point.required_prediction.plan.dp for point in points]
             means, deviations = zip(*(point.staleness for point in points), strict=True)
             label = f"{curve.label}, bsp" if curve.consistency == "bsp" else curve.label
             look: dict[str, Any] = {"fmt": f"-{mark}", "color": colour, "label": label, "clip_on": False, "zorder": 3}
@@ -630,11 +645,13 @@ def consistency(curves: Sequence[ScaleCurve], *, rows: int = 1) -> Figure:
             stale.errorbar(workers, means, yerr=deviations, **look)
             study = points[-1].consistency
             if study is not None and study.has_servers:
-                knee = float(study.cycle.knee)
+                knee = float(study.consistency_result.knee)
                 updates.axvline(knee, color=colour, linestyle="--", linewidth=1.0, label=f"knee at {knee:.3g} workers")
         updates.set(xscale="log", xlabel="workers", ylabel="updates of the model a second")
         stale.set(xscale="log", yscale="symlog", xlabel="workers", ylabel="staleness [updates]")
-        counts = sorted({point.predicted.plan.dp for curve in curves for point in curve.points if point.usable})
+        counts = sorted(
+            {point.required_prediction.plan.dp for curve in curves for point in curve.points if point.usable}
+        )
         for axes in (updates, stale):
             axes.set_ylim(bottom=0.0)
             _plain_numbers(axes, counts)
@@ -656,18 +673,18 @@ def placement(curves: Sequence[ScaleCurve]) -> Figure:
         The plot.
     """
     with matplotlib.rc_context(STYLE):
-        figure, (axes,) = figure_of(7.0, 4.4, columns=1)
+        figure, (axes,) = figure_with_axes(7.0, 4.4, columns=1)
         unit_seconds, unit = time_unit(
             max(point.step_time for curve in curves for point in curve.points if point.usable)
         )
         for curve, mark in zip(curves, MARKERS, strict=False):
             points = [point for point in curve.points if point.usable]
-            colour, label = (GREEN, ", packed nodes") if curve.nodes == "packed" else (VERMILION, "")
+            colour, label = (GREEN, ", packed nodes") if curve.node_placement == "packed" else (VERMILION, "")
             gpus, steps = [point.gpus for point in points], [point.step_time / unit_seconds for point in points]
             axes.plot(gpus, steps, f"-{mark}", color=colour, label=f"{curve.label}{label}")
         axes.set(xscale="log", xlabel="GPUs", ylabel=f"step time [{unit}]")
         axes.set_ylim(0.0, 1.1 * axes.get_ylim()[1])
-        base = curves[0].base.predicted
+        base = curves[0].base_point.required_prediction
         axes.set_title(f"{base.model.name} on {base.system.name}")
         _plain_numbers(axes, [point.gpus for point in curves[0].points])
         axes.legend(loc="best")

@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.columns import Attribute, grid, percent, row_json, rows_table, wrapped_text
-from paleo.serving.reinforcement import INTERVAL, UNMODELLED
+from paleo.report.columns import AnswerColumn, empty_table, percent, row_json, rows_table, wrapped_text
+from paleo.serving.reinforcement import STEP_TIME_INTERVAL_FACTORS, UNMODELLED
 from paleo.units import format_duration
 
 if TYPE_CHECKING:
-    from paleo.serving.reinforcement import LearningStep
-    from paleo.studies.reinforcement import LearningStudy
+    from paleo.serving.reinforcement import ReinforcementStep
+    from paleo.studies.reinforcement import ReinforcementStudy
 
 #: Plans that a table shows.
-SHOWN = 8
+MAX_TABLE_ROWS = 8
 
 
-def document(study: LearningStudy) -> dict[str, Any]:
+def document(study: ReinforcementStudy) -> dict[str, Any]:
     """Return the answer of ``paleo rl`` as a JSON document.
 
     Parameters
     ----------
-    study : LearningStudy
+    study : ReinforcementStudy
         Steps of reinforcement learning, the shortest first.
 
     Returns
@@ -40,9 +40,11 @@ def document(study: LearningStudy) -> dict[str, Any]:
         "gpus": question.gpus,
         "algorithm": question.algorithm,
         "staleness": question.staleness,
-        "possible": best is not None and best.fits,
+        "possible": best is not None and best.trainer_fits,
         "step_time_s": None if best is None else best.step_time,
-        "step_time_interval_s": None if best is None else [factor * best.step_time for factor in INTERVAL],
+        "step_time_interval_s": None
+        if best is None
+        else [factor * best.step_time for factor in STEP_TIME_INTERVAL_FACTORS],
         "parts": None if best is None else dict(best.parts),
         "plans": [row_json(STEP_COLUMNS, step) for step in study.steps],
         "steps": study.step_count,
@@ -55,22 +57,22 @@ def document(study: LearningStudy) -> dict[str, Any]:
 
 #: Columns of layouts, whose rows are steps.
 STEP_COLUMNS = (
-    Attribute("engine", lambda step: step.layout, "engine"),
-    Attribute("strategy", lambda step: step.strategy, "trainer"),
-    Attribute("generators", lambda step: step.generator_gpus, "generate", "count"),
-    Attribute("trainers", lambda step: step.trainer_gpus, "train", "count"),
-    Attribute("step_time_s", lambda step: step.step_time, "step", "s"),
-    Attribute("parts", lambda step: dict(step.parts)),
-    Attribute("fits", lambda step: step.fits, "fits", "yes or no"),
+    AnswerColumn("engine", lambda step: step.layout, "engine"),
+    AnswerColumn("strategy", lambda step: step.strategy, "trainer"),
+    AnswerColumn("generators", lambda step: step.generator_gpus, "generate", "count"),
+    AnswerColumn("trainers", lambda step: step.trainer_gpus, "train", "count"),
+    AnswerColumn("step_time_s", lambda step: step.step_time, "step", "s"),
+    AnswerColumn("parts", lambda step: dict(step.parts)),
+    AnswerColumn("fits", lambda step: step.trainer_fits, "fits", "yes or no"),
 )
 
 
-def nonzero_step_parts(step: LearningStep) -> dict[str, float]:
+def nonzero_step_parts(step: ReinforcementStep) -> dict[str, float]:
     """Return the parts of a step that take time, with their times.
 
     Parameters
     ----------
-    step : LearningStep
+    step : ReinforcementStep
         The step.
 
     Returns
@@ -81,12 +83,12 @@ def nonzero_step_parts(step: LearningStep) -> dict[str, float]:
     return {name.replace("_", " "): seconds for name, seconds in step.parts.items() if seconds > 0.0}
 
 
-def assumptions(study: LearningStudy) -> list[str]:
+def assumptions(study: ReinforcementStudy) -> list[str]:
     """Return sentences on where the numbers of an answer on reinforcement learning come from.
 
     Parameters
     ----------
-    study : LearningStudy
+    study : ReinforcementStudy
         Steps of reinforcement learning.
 
     Returns
@@ -94,17 +96,17 @@ def assumptions(study: LearningStudy) -> list[str]:
     list of str
         Sentences.
     """
-    low, high = INTERVAL
+    low, high = STEP_TIME_INTERVAL_FACTORS
     texts = ["Parts overlap: the engine generates while the trainer works."] if study.question.staleness else []
     return [*texts, f"Eight of nine measured steps of NeMo RL lie between {low:g} and {high:g} times the prediction."]
 
 
-def table(study: LearningStudy) -> RenderableType:
+def table(study: ReinforcementStudy) -> RenderableType:
     """Return the answer of ``paleo rl`` as tables: verdict, parts of the shortest step, other layouts.
 
     Parameters
     ----------
-    study : LearningStudy
+    study : ReinforcementStudy
         Steps of reinforcement learning, the shortest first.
 
     Returns
@@ -116,9 +118,9 @@ def table(study: LearningStudy) -> RenderableType:
     if not study.steps:
         return Group(head)
     best = study.steps[0]
-    parts = grid("A step by part", ["part", "time", "share"])
+    parts = empty_table("A step by part", ["part", "time", "share"])
     for name, seconds in nonzero_step_parts(best).items():
         parts.add_row(name, format_duration(seconds), percent(seconds / best.step_time))
-    plans = rows_table("Layouts", STEP_COLUMNS, study.steps[:SHOWN])
+    plans = rows_table("Layouts", STEP_COLUMNS, study.steps[:MAX_TABLE_ROWS])
     notes = [*assumptions(study), f"Not modelled: {'; '.join(UNMODELLED)}."]
     return Group(head, Text(), parts, Text(), plans, Text(), *(wrapped_text(note) for note in notes))

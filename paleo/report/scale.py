@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.columns import Attribute, Document, rows_table, wrapped_text
+from paleo.report.columns import AnswerColumn, Document, rows_table, wrapped_text
 from paleo.report.estimate import consistency_cycle_json, training_document
 from paleo.studies.scale import cost_verdict, curve_warnings, failure_limit_sentence, placement_advice, scaling_verdict
 from paleo.units import format_gibibytes, with_noun
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paleo.specs.model import ModelSpec
     from paleo.specs.system import System
     from paleo.studies.defaults import RunWithDefaults
-    from paleo.studies.exchange import ConsistencyStudy
+    from paleo.studies.gradient_exchange import ConsistencyStudy
     from paleo.studies.scale import ScaleCurve, ScalePoint
 
 
@@ -40,7 +40,7 @@ def document(
 
     Returns
     -------
-    Document
+    JsonDocument
         Dict of plain values, one entry per point of each curve, times in seconds.
     """
     chosen = {} if choice is None else {"software": choice.run.software, "reasons": choice.reasons}
@@ -52,9 +52,9 @@ def document(
             {
                 "scaling": curve.scaling,
                 "consistency": curve.consistency,
-                "nodes": curve.nodes,
+                "nodes": curve.node_placement,
                 "global_batch_size" if curve.scaling == "strong" else "local_batch_size": curve.fixed_batch,
-                "base_gpus": curve.base.gpus,
+                "base_gpus": curve.base_point.gpus,
                 **asdict(scaling_verdict(curve)),
                 **_turnover(curve),
                 "spending": cost_verdict(curve),
@@ -76,7 +76,11 @@ def document(
 def _of_curve(curve: ScaleCurve, study: ConsistencyStudy | None) -> Document:
     """Return the JSON keys that identify a curve; ``consistency`` also holds the quantities of its comparison."""
     cycle = {} if study is None else consistency_cycle_json(study)
-    return {"scaling": curve.scaling, "consistency": {"model": curve.consistency, **cycle}, "nodes": curve.nodes}
+    return {
+        "scaling": curve.scaling,
+        "consistency": {"model": curve.consistency, **cycle},
+        "nodes": curve.node_placement,
+    }
 
 
 def _turnover(curve: ScaleCurve) -> Document:
@@ -90,7 +94,7 @@ def _turnover(curve: ScaleCurve) -> Document:
 
 
 def _point(curve: ScaleCurve, point: ScalePoint) -> Document:
-    prediction = point.predicted
+    prediction = point.required_prediction
     return {
         **_of_curve(curve, point.consistency),
         "gpus": point.gpus,
@@ -146,22 +150,26 @@ def table(
     return Group(*parts)
 
 
-def _columns(curve: ScaleCurve) -> Iterator[Attribute]:
+def _columns(curve: ScaleCurve) -> Iterator[AnswerColumn]:
     """Yield the columns of the table with one row per point of a curve; points that do not run have no values."""
 
-    def column(title: str, unit: str, get: Any, *, optional: bool = False) -> Attribute:
-        return Attribute("", lambda point: get(point) if point.fits else None, title, unit, optional=optional)
+    def column(title: str, unit: str, get: Any, *, optional: bool = False) -> AnswerColumn:
+        return AnswerColumn("", lambda point: get(point) if point.fits else None, title, unit, optional=optional)
 
     studied = any(point.consistency is not None for point in curve.points)
     failing = any(point.goodput is not None for point in curve.points)
-    yield Attribute("gpus", lambda point: point.gpus, "GPUs", "count")
-    yield column("batch/rank", "count", lambda point: point.predicted.plan.local_batch)
+    yield AnswerColumn("gpus", lambda point: point.gpus, "GPUs", "count")
+    yield column("batch/rank", "count", lambda point: point.required_prediction.plan.local_batch)
     yield column("step time", "s", lambda point: point.step_time)
     yield column("samples/s", "1/s", lambda point: point.samples_per_s)
-    yield column(f"speedup over {curve.base.gpus}", "ratio", curve.speedup)
+    yield column(f"speedup over {curve.base_point.gpus}", "ratio", curve.speedup)
     yield column("efficiency", "fraction", curve.efficiency)
     yield column("exposed comm.", "fraction", lambda point: point.exposed_exchange_time / point.step_time)
-    mfu = column("MFU", "fraction", lambda point: point.predicted.mfu * point.predicted.step_time / point.step_time)
+    mfu = column(
+        "MFU",
+        "fraction",
+        lambda point: point.required_prediction.mfu * point.required_prediction.step_time / point.step_time,
+    )
     yield mfu
     if studied:
         yield from CONSISTENCY_COLUMNS
@@ -180,21 +188,26 @@ def _consistency_getter(get: Any) -> Any:
 
 
 def _staleness(study: ConsistencyStudy) -> str:
-    return f"{float(study.cycle.staleness_mean):.3g} ± {float(study.cycle.staleness_sd):.2g}"
+    return f"{float(study.consistency_result.staleness_mean):.3g} ± {float(study.consistency_result.staleness_sd):.2g}"
 
 
 def _server_utilisation(study: ConsistencyStudy) -> float | None:
-    return float(study.cycle.utilization) if study.has_servers else None
+    return float(study.consistency_result.utilization) if study.has_servers else None
 
 
 #: Columns of what a consistency model makes of a step.
 CONSISTENCY_COLUMNS = (
-    Attribute("", _consistency_getter(lambda study: float(study.cycle.updates_per_s)), "updates/s", "1/s"),
-    Attribute("", _consistency_getter(_staleness), "staleness", "words"),
-    Attribute(
-        "", _consistency_getter(lambda study: float(study.cycle.knee) if study.has_servers else None), "knee", "number"
+    AnswerColumn(
+        "", _consistency_getter(lambda study: float(study.consistency_result.updates_per_s)), "updates/s", "1/s"
     ),
-    Attribute("", _consistency_getter(_server_utilisation), "server busy", "fraction"),
+    AnswerColumn("", _consistency_getter(_staleness), "staleness", "words"),
+    AnswerColumn(
+        "",
+        _consistency_getter(lambda study: float(study.consistency_result.knee) if study.has_servers else None),
+        "knee",
+        "number",
+    ),
+    AnswerColumn("", _consistency_getter(_server_utilisation), "server busy", "fraction"),
 )
 
 

@@ -10,9 +10,9 @@ import numpy.typing as npt
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.columns import Attribute, grid, percent, row_json, rows_table, wrapped_text
-from paleo.serving.plans import ServingPlan, capacity_of, iteration_parts, rate_curve
-from paleo.serving.service import INTERVAL, UNMODELLED
+from paleo.report.columns import AnswerColumn, empty_table, percent, row_json, rows_table, wrapped_text
+from paleo.serving.plans import ServingPlan, iteration_parts, max_request_rate, rate_curve
+from paleo.serving.service import THROUGHPUT_INTERVAL_FACTORS, UNMODELLED
 from paleo.units import format_duration, format_gibibytes
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MAX_ROWS = 8
 #: Latencies of a service by the names of their rows, and the quantities of each.
 LATENCIES = {"ttft": "to the first token", "tpot": "a further token", "latency": "the answer"}
-QUANTITIES = ("mean", "p50", "p90", "p99")
+LATENCY_STATISTICS = ("mean", "p50", "p90", "p99")
 
 
 def document(service: Service, systems: Sequence[Service] = ()) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def document(service: Service, systems: Sequence[Service] = ()) -> dict[str, Any
         "unmodelled": list(UNMODELLED),
         "refusals": list(service.result.refusals),
         "warnings": list(service.warnings),
-        "engine_choice": service.reason,
+        "engine_choice": service.engine_comparison,
         "disaggregation": _disaggregation_document(service),
         "systems": [row_json(SYSTEM_COLUMNS, each) for each in systems],
     }
@@ -66,7 +66,7 @@ def document(service: Service, systems: Sequence[Service] = ()) -> dict[str, Any
 
 
 def _disaggregation_document(service: Service) -> dict[str, Any] | None:
-    split = service.division
+    split = service.disaggregation
     if split is None:
         return None
     return {
@@ -75,7 +75,7 @@ def _disaggregation_document(service: Service) -> dict[str, Any] | None:
         "requests_per_s": split.requests_per_s,
         "ttft_s": split.ttft,
         "tpot_s": split.tpot,
-        "transfer_s": split.transfer,
+        "transfer_s": split.cache_transfer_time,
     }
 
 
@@ -90,36 +90,36 @@ def _price(service: Service) -> float | None:
 
 #: Columns of systems, whose rows are services, and of plans.
 SYSTEM_COLUMNS = (
-    Attribute("system", lambda service: service.system.name, "system"),
-    Attribute("gpus", lambda service: service.gpus, "GPUs", "count"),
-    Attribute("engine", lambda service: service.engine.name),
-    Attribute("requests_per_s", _of_plan(lambda plan: plan.requests_per_s), "requests/s", "number"),
-    Attribute(
+    AnswerColumn("system", lambda service: service.system.name, "system"),
+    AnswerColumn("gpus", lambda service: service.gpus, "GPUs", "count"),
+    AnswerColumn("engine", lambda service: service.engine.name),
+    AnswerColumn("requests_per_s", _of_plan(lambda plan: plan.requests_per_s), "requests/s", "number"),
+    AnswerColumn(
         "tokens_per_s_per_gpu",
         lambda service: service.best and service.best.tokens_per_s / service.gpus,
         "tokens/s/GPU",
         "count",
     ),
-    Attribute("usd_per_million_output", _price, "USD/1M tokens", "price"),
-    Attribute("joules_per_token", lambda service: service.joules_per_token, "J/token", "number"),
-    Attribute("strategy", _of_plan(lambda plan: plan.strategy), "plan"),
+    AnswerColumn("usd_per_million_output", _price, "USD/1M tokens", "price"),
+    AnswerColumn("joules_per_token", lambda service: service.joules_per_token, "J/token", "number"),
+    AnswerColumn("strategy", _of_plan(lambda plan: plan.strategy), "plan"),
 )
 PLAN_COLUMNS = (
-    Attribute("strategy", lambda plan: plan.strategy, "plan"),
-    Attribute("gpus", lambda plan: plan.gpus),
-    Attribute("replicas", lambda plan: plan.layout.replicas),
-    Attribute("weights", lambda plan: plan.layout.formats.text, "weights"),
-    Attribute("cache", lambda plan: plan.layout.formats.cache),
-    Attribute("batch_tokens", lambda plan: float(np.asarray(plan.batching.max_tokens))),
-    Attribute("sequences", lambda plan: float(np.asarray(plan.batching.max_sequences))),
-    Attribute("batch", lambda plan: plan.layout.replicas * float(plan.state.batch), "batch", "count"),
-    Attribute("requests_per_s", lambda plan: plan.requests_per_s, "requests/s", "number"),
-    Attribute("tokens_per_s", lambda plan: plan.tokens_per_s),
-    Attribute("tokens_per_s_per_gpu", lambda plan: plan.tokens_per_s / plan.gpus, "tokens/s/GPU", "count"),
-    Attribute("tokens_per_s_per_user", lambda plan: 1.0 / float(plan.state.tpot), "tokens/s/user", "number"),
-    Attribute("ttft_s", lambda plan: _finite(plan.state.ttft), "first token", "s"),
-    Attribute("tpot_s", lambda plan: float(plan.state.tpot)),
-    Attribute("limited_by", lambda plan: plan.limited_by, "limited by"),
+    AnswerColumn("strategy", lambda plan: plan.strategy, "plan"),
+    AnswerColumn("gpus", lambda plan: plan.gpus),
+    AnswerColumn("replicas", lambda plan: plan.layout.replicas),
+    AnswerColumn("weights", lambda plan: plan.layout.formats.text, "weights"),
+    AnswerColumn("cache", lambda plan: plan.layout.formats.cache_format),
+    AnswerColumn("batch_tokens", lambda plan: float(np.asarray(plan.batching.max_tokens))),
+    AnswerColumn("sequences", lambda plan: float(np.asarray(plan.batching.max_sequences))),
+    AnswerColumn("batch", lambda plan: plan.layout.replicas * float(plan.state.decoding_sequences), "batch", "count"),
+    AnswerColumn("requests_per_s", lambda plan: plan.requests_per_s, "requests/s", "number"),
+    AnswerColumn("tokens_per_s", lambda plan: plan.tokens_per_s),
+    AnswerColumn("tokens_per_s_per_gpu", lambda plan: plan.tokens_per_s / plan.gpus, "tokens/s/GPU", "count"),
+    AnswerColumn("tokens_per_s_per_user", lambda plan: 1.0 / float(plan.state.tpot), "tokens/s/user", "number"),
+    AnswerColumn("ttft_s", lambda plan: _finite(plan.state.ttft), "first token", "s"),
+    AnswerColumn("tpot_s", lambda plan: float(plan.state.tpot)),
+    AnswerColumn("limited_by", lambda plan: plan.limited_by, "limited by"),
 )  # fmt: skip
 
 
@@ -143,13 +143,13 @@ def _refused(service: Service) -> dict[str, Any]:
         "kv_cache",
         "usd_per_million_tokens", "joules_per_token", "limited_by", "strategy", "steady", "calibration",
     )  # fmt: skip
-    capacities = [capacity_of(each, service.load) for each in service.fitting]
+    capacities = [max_request_rate(each, service.load) for each in service.fitting]
     empty: dict[str, Any] = dict.fromkeys(keys)
     return empty | {"capacity_requests_per_s": max(capacities, default=None), "plans": [], "curve": []}
 
 
 def _answered(service: Service, plan: ServingPlan) -> dict[str, Any]:
-    low, high = INTERVAL
+    low, high = THROUGHPUT_INTERVAL_FACTORS
     memory = plan.layout.memory
     length = float(np.asarray(service.load.lengths.mean_cached_tokens))
     # List what the steady-state model says without simulation.
@@ -161,17 +161,17 @@ def _answered(service: Service, plan: ServingPlan) -> dict[str, Any]:
         "ttft_s": service.latencies("ttft"),
         "tpot_s": service.latencies("tpot"),
         "latency_s": service.latencies("latency"),
-        "batch": plan.layout.replicas * float(plan.state.batch),
+        "batch": plan.layout.replicas * float(plan.state.decoding_sequences),
         "kv_cache": {
             "bytes": memory.cache,
             "sequences": float(memory.max_cached_sequences(length)),
             "tokens": memory.max_cached_tokens(length),
-            "bytes_per_token": float(memory.sequence_bytes(memory.page)) / memory.page,
+            "bytes_per_token": float(memory.sequence_bytes(memory.tokens_per_page)) / memory.tokens_per_page,
         },
         "memory_bytes": {
             "weights": memory.weights,
             "activations": memory.activations,
-            "reserve": memory.reserve,
+            "reserve": memory.engine_reserve,
             "cache": memory.cache,
             "capacity": memory.capacity,
         },
@@ -179,10 +179,10 @@ def _answered(service: Service, plan: ServingPlan) -> dict[str, Any]:
         "joules_per_token": service.joules_per_token,
         "limited_by": service.limited_by,
         "strategy": plan.strategy,
-        "capacity_requests_per_s": capacity_of(plan.layout, service.load),
+        "capacity_requests_per_s": max_request_rate(plan.layout, service.load),
         "breakdown_s": iteration_parts(plan.layout, plan.state),
         "steady": {
-            "iteration_s": float(state.iteration),
+            "iteration_s": float(state.iteration_time),
             "utilisation": float(state.utilisation),
             "ttft_s": {"mean": _finite(state.ttft), "p99": _finite(state.percentile("ttft", 99))},
             "tpot_s": {"mean": float(state.tpot), "p99": _finite(state.percentile("tpot", 99))},
@@ -190,7 +190,7 @@ def _answered(service: Service, plan: ServingPlan) -> dict[str, Any]:
         }
         | {"simulated_requests_per_s": service.simulated_rate},
         "launch": service.launch_command,
-        "calibration": plan.layout.phases.calibration,
+        "calibration": plan.layout.iteration_tables.calibration,
         "plans": [row_json(PLAN_COLUMNS, each) for each in service.result.plans],
         "curve": _curve(service, plan),
     }
@@ -207,8 +207,8 @@ def _curve(service: Service, plan: ServingPlan) -> list[dict[str, Any]]:
     return [
         {
             "requests_per_s": float(rate),
-            "tokens_per_s": float(rate * state.output[index]),
-            "batch": plan.layout.replicas * float(state.batch[index]),
+            "tokens_per_s": float(rate * state.answer_tokens[index]),
+            "batch": plan.layout.replicas * float(state.decoding_sequences[index]),
             "ttft_s": {"mean": _finite(state.ttft[index]), "p99": _finite(p99["ttft"][index])},
             "tpot_s": {"mean": float(state.tpot[index]), "p99": _finite(p99["tpot"][index])},
             "latency_s": {"mean": _finite(state.latency[index]), "p99": _finite(p99["latency"][index])},
@@ -245,8 +245,8 @@ def table(service: Service, systems: Sequence[Service] = ()) -> RenderableType:
     )
     plans = rows_table("Plans", PLAN_COLUMNS, service.result.plans[:MAX_ROWS])
     memory = plan.layout.memory
-    facts = grid("Memory of a GPU", ["part", "size", "share"])
-    for name, size in (*memory_parts(plan).items(), ("engine", memory.reserve)):
+    facts = empty_table("Memory of a GPU", ["part", "size", "share"])
+    for name, size in (*memory_parts(plan).items(), ("engine", memory.engine_reserve)):
         facts.add_row(name, format_gibibytes(size), percent(size / memory.capacity))
     tables: list[RenderableType] = [_latency_table(service), Text(), facts, Text(), plans]
     if len(systems) > 1:
@@ -268,7 +268,7 @@ def assumptions(service: Service) -> list[str]:
     list of str
         Sentences.
     """
-    low, high = INTERVAL
+    low, high = THROUGHPUT_INTERVAL_FACTORS
     texts = [
         "Times are those of a simulation; the fixed point has them in --json (steady).",
         f"Published throughputs: 84 % lie between {low:g} and {high:g} times the prediction.",
@@ -277,7 +277,9 @@ def assumptions(service: Service) -> list[str]:
         texts.append(
             "All requests are there at once, so that first tokens wait in the queue; --rate or --ttft bound it."
         )
-    return texts if service.best is None else [*texts, f"Calibration: {service.best.layout.phases.calibration}"]
+    return (
+        texts if service.best is None else [*texts, f"Calibration: {service.best.layout.iteration_tables.calibration}"]
+    )
 
 
 def load_description(service: Service) -> str:
@@ -296,7 +298,7 @@ def load_description(service: Service) -> str:
     load = service.load
     kinds = {
         "most": "As many requests as are served",
-        "at once": f"{load.count:,} requests at once",
+        "at once": f"{load.request_count:,} requests at once",
         "closed": f"{load.users:,} users who ask {format_duration(load.think)} after an answer",
         "trace": "The requests of a trace",
     }
@@ -306,10 +308,10 @@ def load_description(service: Service) -> str:
 
 
 def _latency_table(service: Service) -> RenderableType:
-    facts = grid("Latency", ["time", *QUANTITIES])
+    facts = empty_table("Latency", ["time", *LATENCY_STATISTICS])
     for part, name in LATENCIES.items():
         times = service.latencies(part)
-        facts.add_row(name, *(format_duration(times[key]) for key in QUANTITIES))
+        facts.add_row(name, *(format_duration(times[key]) for key in LATENCY_STATISTICS))
     return facts
 
 
@@ -370,7 +372,7 @@ def audit_table(audit: ServiceAudit) -> RenderableType:
     RenderableType
         Tables for the console.
     """
-    facts = grid("Benchmark", ["quantity", "measured", "predicted", "ratio"])
+    facts = empty_table("Benchmark", ["quantity", "measured", "predicted", "ratio"])
     names = {"ttft": "first token", "ttft_p99": "first token, p99", "tpot": "a token", "tpot_p99": "a token, p99"}
     for key, predicted in audit.predicted.items():
         measured = audit.benchmark.measured[key]
@@ -394,11 +396,11 @@ def figure(service: Service) -> Figure:
     """
     import matplotlib
 
-    from paleo.report.plots import STYLE, figure_of
+    from paleo.report.plots import STYLE, figure_with_axes
 
     with matplotlib.rc_context(STYLE):
-        drawn, axes = figure_of(12.0, 3.6, len(PICTURES))
-        for each, (title, picture) in zip(axes, PICTURES.items(), strict=True):
+        drawn, axes = figure_with_axes(12.0, 3.6, len(PLOTS_BY_TITLE))
+        for each, (title, picture) in zip(axes, PLOTS_BY_TITLE.items(), strict=True):
             picture(each, service)
             each.set_title(title)
         drawn.suptitle(f"{service.model.title} on {service.gpus} x {service.system.device.name}")
@@ -413,7 +415,7 @@ def _draw_speeds(axes: Axes, service: Service) -> None:
     for each in reversed(service.result.plans[:MAX_ROWS]):
         rates, state = rate_curve(each, service.load)
         color, width = (BLUE, 2.0) if each is service.best else (GREY, 1.0)
-        axes.plot(1.0 / state.tpot, rates * state.output / each.gpus, color=color, lw=width)
+        axes.plot(1.0 / state.tpot, rates * state.answer_tokens / each.gpus, color=color, lw=width)
     axes.plot([], [], color=BLUE, lw=2.0, label=service.best.strategy)
     if len(service.result.plans) > 1:
         axes.plot([], [], color=GREY, label="other plans")
@@ -438,7 +440,7 @@ def _draw_latencies(axes: Axes, service: Service) -> None:
 
 
 #: Intervals of time of a queue.
-INTERVALS = 100
+QUEUE_TIME_BINS = 100
 
 
 def queue_lengths(queue: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], ...]:
@@ -455,12 +457,12 @@ def queue_lengths(queue: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float6
         Ends of the intervals in which it was seen [s], mean and longest queue.
     """
     times, lengths = queue.T
-    edges = np.linspace(0.0, times[-1], INTERVALS + 1)
-    interval = np.clip(np.searchsorted(edges, times) - 1, 0, INTERVALS - 1)
-    seen = np.bincount(interval, minlength=INTERVALS)
-    longest = np.zeros(INTERVALS)
+    edges = np.linspace(0.0, times[-1], QUEUE_TIME_BINS + 1)
+    interval = np.clip(np.searchsorted(edges, times) - 1, 0, QUEUE_TIME_BINS - 1)
+    seen = np.bincount(interval, minlength=QUEUE_TIME_BINS)
+    longest = np.zeros(QUEUE_TIME_BINS)
     np.maximum.at(longest, interval, lengths)
-    mean = np.bincount(interval, lengths, INTERVALS) / np.maximum(seen, 1)
+    mean = np.bincount(interval, lengths, QUEUE_TIME_BINS) / np.maximum(seen, 1)
     return edges[1:][seen > 0], mean[seen > 0], longest[seen > 0]
 
 
@@ -471,7 +473,7 @@ def _draw_queue(axes: Axes, service: Service) -> None:
     from paleo.report.plots import BLUE
 
     assert service.simulation is not None
-    times, mean, longest = queue_lengths(service.simulation.queue)
+    times, mean, longest = queue_lengths(service.simulation.queue_history)
     axes.fill_between(times, longest, color=BLUE, alpha=0.3, lw=0.0, step="pre", label="longest")
     axes.plot(times, mean, color=BLUE, drawstyle="steps-pre", label="mean")
     axes.set(xlabel="seconds", ylabel="requests that wait")
@@ -481,7 +483,7 @@ def _draw_queue(axes: Axes, service: Service) -> None:
 
 
 #: Pictures of a service by title.
-PICTURES: dict[str, Callable[[Axes, Service], None]] = {
+PLOTS_BY_TITLE: dict[str, Callable[[Axes, Service], None]] = {
     "Speed against throughput": _draw_speeds,
     "Latency against rate": _draw_latencies,
     "Queue of one replica, simulated": _draw_queue,

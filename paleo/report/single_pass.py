@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.columns import Attribute, Document, row_json, rows_table, wrapped_text
-from paleo.serving.single_pass import passes_of, three_digits
+from paleo.report.columns import AnswerColumn, Document, row_json, rows_table, wrapped_text
+from paleo.serving.single_pass import forward_passes, three_digits
 from paleo.units import format_duration, with_noun
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paleo.serving.single_pass import BatchedService
 
 #: Factors within which nine of ten measured rates of MLPerf Inference lie (docs/howto/serve.md).
-INTERVAL = (0.7, 1.4)
+THROUGHPUT_INTERVAL_FACTORS = (0.7, 1.4)
 #: Times from a request to its answer over that of a batch: requests come evenly while the batch before runs.
 LATENCY_FACTORS = {"mean": 1.5, "p50": 1.5, "p90": 1.9, "p99": 1.99}
 #: What no answer has in it.
@@ -32,9 +32,9 @@ def _rate(service: BatchedService) -> str:
 
 
 BATCH_COLUMNS = (
-    Attribute("batch", lambda each: each.batch, "batch", "count"),
-    Attribute("batch_s", lambda each: each.seconds, "time", "words", lambda each: format_duration(each.seconds)),
-    Attribute(
+    AnswerColumn("batch", lambda each: each.requests, "batch", "count"),
+    AnswerColumn("batch_s", lambda each: each.seconds, "time", "words", lambda each: format_duration(each.seconds)),
+    AnswerColumn(
         "requests_per_s_per_gpu",
         lambda each: each.rate,
         "requests/s/GPU",
@@ -43,12 +43,12 @@ BATCH_COLUMNS = (
     ),
 )
 SYSTEM_COLUMNS = (
-    Attribute("system", lambda service: service.system.name, "system"),
-    Attribute("gpus", lambda service: service.gpus, "GPUs", "count"),
-    Attribute("weights", lambda service: service.formats.text, "weights"),
-    Attribute("batch", lambda service: service.best and service.best.batch, "batch", "count"),
-    Attribute("requests_per_s", lambda service: service.requests_per_s, "requests/s", "words", _rate),
-    Attribute("usd_per_million_requests", lambda service: service.usd_per_million, "USD/1M requests", "price"),
+    AnswerColumn("system", lambda service: service.system.name, "system"),
+    AnswerColumn("gpus", lambda service: service.gpus, "GPUs", "count"),
+    AnswerColumn("weights", lambda service: service.formats.text, "weights"),
+    AnswerColumn("batch", lambda service: service.best and service.best.requests, "batch", "count"),
+    AnswerColumn("requests_per_s", lambda service: service.requests_per_s, "requests/s", "words", _rate),
+    AnswerColumn("usd_per_million_requests", lambda service: service.usd_per_million, "USD/1M requests", "price"),
 )
 
 
@@ -73,7 +73,7 @@ def document(service: BatchedService, systems: Sequence[BatchedService] = ()) ->
 
     Returns
     -------
-    Document
+    JsonDocument
         Dict of plain values, times in seconds.
     """
     best, rate = service.best, service.requests_per_s
@@ -103,9 +103,9 @@ def document(service: BatchedService, systems: Sequence[BatchedService] = ()) ->
         "limits": {"percentile": 99} | ({} if service.limit is None else {"latency": service.limit}),
         "possible": best is not None,
         "requests_per_s": rate,
-        "requests_per_s_interval": None if rate is None else [rate * end for end in INTERVAL],
+        "requests_per_s_interval": None if rate is None else [rate * end for end in THROUGHPUT_INTERVAL_FACTORS],
         "latency_s": None if best is None else {name: share * best.seconds for name, share in LATENCY_FACTORS.items()},
-        "batch": None if best is None else best.batch,
+        "batch": None if best is None else best.requests,
         "usd_per_million_requests": service.usd_per_million,
         "limited_by": None if best is None else "the limit of latency" if service.limit else "arithmetic and memory",
         "capacity_requests_per_s": rate,
@@ -113,7 +113,7 @@ def document(service: BatchedService, systems: Sequence[BatchedService] = ()) ->
         "unmodelled": list(UNMODELLED),
         "refusals": [],
         "warnings": [],
-        "batches": [row_json(BATCH_COLUMNS, each) for each in service.tried],
+        "batches": [row_json(BATCH_COLUMNS, each) for each in service.request_batches],
         "systems": [_TOKENS | row_json(SYSTEM_COLUMNS, each) for each in systems],
         "plans": [],
         "curve": [],
@@ -138,7 +138,7 @@ def table(service: BatchedService, systems: Sequence[BatchedService] = ()) -> Re
     parts: list[RenderableType] = [wrapped_text(Text(service.verdict, style="bold")), Text()]
     if len(systems) > 1:
         parts += [rows_table("Systems", SYSTEM_COLUMNS, systems), Text()]
-    low, high = INTERVAL
+    low, high = THROUGHPUT_INTERVAL_FACTORS
     notes = [
         _request(service),
         f"90 % interval of rates: {low:g} to {high:g} times what is said.",
@@ -146,7 +146,10 @@ def table(service: BatchedService, systems: Sequence[BatchedService] = ()) -> Re
         f"Not modelled: {'; '.join(UNMODELLED)}.",
     ]
     return Group(
-        *parts, rows_table("Batches of a device", BATCH_COLUMNS, service.tried), Text(), *map(wrapped_text, notes)
+        *parts,
+        rows_table("Batches of a device", BATCH_COLUMNS, service.request_batches),
+        Text(),
+        *map(wrapped_text, notes),
     )
 
 
@@ -154,7 +157,7 @@ def _request(service: BatchedService) -> str:
     """Return a text on what one request is."""
     if service.length:
         return f"A request is {with_noun(round(service.length), 'token')} long, and is answered in one forward pass."
-    parts = passes_of(service.model)
+    parts = forward_passes(service.model)
     if len(parts) == parts[0].count == parts[0].samples == 1:
         return f"A request is one forward pass of {service.model.name}; a diffusion takes one for each of its steps."
     passes = [

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.report.columns import (
-    Attribute,
+    AnswerColumn,
     Document,
     default_choices_line,
     format_usd,
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
 MINUTE = 60.0
 
 
-def _columns(tariff: Tariff) -> Iterator[Attribute]:
+def _columns(tariff: Tariff) -> Iterator[AnswerColumn]:
     """Yield the columns of the table with one row per GPU count; costs follow from the tariff."""
-    yield Attribute("gpus", lambda point: point.prediction.plan.gpus, "GPUs", "count")
-    yield Attribute("global_batch_size", lambda point: point.global_batch, "samples a step", "count")
-    yield Attribute("input_rows", lambda point: point.prediction.plan.global_batch)
-    yield Attribute("strategy", lambda point: point.prediction.plan.strategy_text, "strategy", "", _strategy)
-    yield Attribute("samples", lambda point: point.samples, "samples", "prefix")
-    yield Attribute("steps", lambda point: point.steps, "steps", "count")
-    yield Attribute(
+    yield AnswerColumn("gpus", lambda point: point.prediction.plan.gpus, "GPUs", "count")
+    yield AnswerColumn("global_batch_size", lambda point: point.global_batch, "samples a step", "count")
+    yield AnswerColumn("input_rows", lambda point: point.prediction.plan.global_batch)
+    yield AnswerColumn("strategy", lambda point: point.prediction.plan.strategy_text, "strategy", "", _strategy)
+    yield AnswerColumn("samples", lambda point: point.samples, "samples", "prefix")
+    yield AnswerColumn("steps", lambda point: point.steps, "steps", "count")
+    yield AnswerColumn(
         "step_time_s", lambda point: point.step_time, "step time", "words", lambda p: format_duration(p.step_time)
     )
-    yield Attribute("evaluation_s", lambda point: point.evaluation_seconds, "evaluation", "words", _evaluation)
-    yield Attribute(
+    yield AnswerColumn("evaluation_s", lambda point: point.total_evaluation_time, "evaluation", "words", _evaluation)
+    yield AnswerColumn(
         "minutes", lambda point: point.seconds / MINUTE, "time", "words", lambda p: format_duration(p.seconds)
     )
-    yield Attribute("minutes_interval", _minutes, "90 % interval", "words", _interval)
-    yield Attribute("usd", lambda point: point.usd(tariff), "cost", "USD")
-    yield Attribute("kwh", lambda point: point.kwh(tariff), "energy", "kWh")
-    yield Attribute("fits", lambda point: point.prediction.memory.fits)
+    yield AnswerColumn("minutes_interval", _minutes, "90 % interval", "words", _interval)
+    yield AnswerColumn("usd", lambda point: point.usd(tariff), "cost", "USD")
+    yield AnswerColumn("kwh", lambda point: point.kwh(tariff), "energy", "kWh")
+    yield AnswerColumn("fits", lambda point: point.prediction.memory.fits)
 
 
 def _minutes(point: TargetTime) -> list[float]:
@@ -66,8 +66,8 @@ def _evaluation(point: TargetTime) -> str:
 
     Submissions have evaluations inside their steps, or after the time that counts.
     """
-    if point.evaluation_seconds:
-        return format_duration(point.evaluation_seconds)
+    if point.total_evaluation_time:
+        return format_duration(point.total_evaluation_time)
     return "not timed" if point.task.evaluation.beside else "in the steps"
 
 
@@ -91,7 +91,7 @@ def document(
 
     Returns
     -------
-    Document
+    JsonDocument
         Dict of plain values, times in seconds.
     """
     first = curve.points[0].task

@@ -8,7 +8,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.columns import Attribute, facts_table, format_tenths, row_json, rows_table, wrapped_text
+from paleo.report.columns import AnswerColumn, facts_table, format_percent_tenths, row_json, rows_table, wrapped_text
 from paleo.units import HOUR, format_duration, format_quantity
 
 if TYPE_CHECKING:
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
 _LISTED = 12
 
 
-def _columns(study: TuningStudy) -> list[Attribute]:
+def _columns(study: TuningStudy) -> list[AnswerColumn]:
     """Return the columns of the table with one row per division of the GPUs: GPUs in all, and GPUs of a trial."""
     tariff = study.tariff
     return [
-        Attribute("gpus", lambda point: point.gpus, "GPUs", "count"),
-        Attribute("gpus_per_trial", lambda point: point.price.gpus, "a trial", "count"),
-        Attribute("workers", lambda point: point.workers, "at once", "count"),
-        Attribute("strategy", lambda point: point.price.predictions[0].plan.strategy_text or "dp", "plan"),
-        Attribute("step_time_s", lambda point: point.price.predictions[0].step_time, "step", "s"),
-        Attribute(
+        AnswerColumn("gpus", lambda point: point.gpus, "GPUs", "count"),
+        AnswerColumn("gpus_per_trial", lambda point: point.trial_estimate.gpus, "a trial", "count"),
+        AnswerColumn("workers", lambda point: point.workers, "at once", "count"),
+        AnswerColumn("strategy", lambda point: point.trial_estimate.predictions[0].plan.strategy_text or "dp", "plan"),
+        AnswerColumn("step_time_s", lambda point: point.trial_estimate.predictions[0].step_time, "step", "s"),
+        AnswerColumn(
             "hours", lambda point: point.seconds / HOUR, "wall time", "s", lambda each: format_duration(each.seconds)
         ),
-        Attribute("gpu_hours", lambda point: point.gpu_hours, "GPU-h", "count"),
-        Attribute("usd", lambda point: point.usd(tariff), "cost", "USD", optional=True),
+        AnswerColumn("gpu_hours", lambda point: point.gpu_hours, "GPU-h", "count"),
+        AnswerColumn("usd", lambda point: point.usd(tariff), "cost", "USD", optional=True),
     ]
 
 
 def _rungs(study: TuningStudy) -> list[dict[str, Any]]:
     """Return samples, tokens and number of trials of each rung of the search (a round after which poor trials stop)."""
     best = study.best
-    tokens = best.price.predictions[0].graph.tokens_per_sample
+    tokens = best.trial_estimate.predictions[0].graph.tokens_per_sample
     reached = best.timeline.trials_by_rung
     return [
         {"samples": samples, "tokens": None if tokens is None else samples * tokens, "trials": trials}
@@ -61,7 +61,7 @@ def document(study: TuningStudy) -> dict[str, Any]:
     dict of str to Any
         The document.
     """
-    best, tuning, margin, regret = study.best, study.tuning, study.margin, study.regret
+    best, tuning, margin, regret = study.best, study.tuning, study.deadline_margin, study.regret
     return {
         "verdict": study.verdict,
         "model": study.model.name,
@@ -75,28 +75,33 @@ def document(study: TuningStudy) -> dict[str, Any]:
         "sizes": [dict(size) for size in tuning.sizes],
         "hours": best.seconds / HOUR,
         "hours_interval": [end / HOUR for end in best.interval],
-        "first_full_hours": best.timeline.first_full_seconds / HOUR,
+        "first_full_hours": best.timeline.first_full_trial_time / HOUR,
         "gpu_hours": best.gpu_hours,
-        "busy_gpu_hours": best.timeline.busy_seconds * best.price.gpus / HOUR,
+        "busy_gpu_hours": best.timeline.busy_seconds * best.trial_estimate.gpus / HOUR,
         "usd": best.usd(study.tariff),
         "kwh": best.kwh(study.tariff),
         "utilisation": best.timeline.utilisation,
-        "gpus_per_trial": best.price.gpus,
+        "gpus_per_trial": best.trial_estimate.gpus,
         "trials_by_rung": _rungs(study),
         "overheads_s": {
-            "start": best.price.costs.start,
-            "restore": best.price.costs.restore[0],
-            "save": best.price.costs.save[0],
-            "evaluation": best.price.costs.evaluation[0],
+            "start": best.trial_estimate.trial_times.launch_time,
+            "restore": best.trial_estimate.trial_times.restore[0],
+            "save": best.trial_estimate.trial_times.save[0],
+            "evaluation": best.trial_estimate.trial_times.evaluation[0],
         },
         "cheapest": row_json(_columns(study), study.cheapest),
         "deadline": None
         if margin is None
-        else {"seconds": margin.seconds, "holds": margin.holds, "trials": margin.trials, "nodes": margin.nodes},
+        else {
+            "seconds": margin.deadline_seconds,
+            "holds": margin.meets_deadline,
+            "trials": margin.max_trials,
+            "nodes": margin.min_nodes,
+        },
         "regret": None
         if regret is None
         else {"rank_correlation": regret.correlation, "share": regret.median, "share_interval": list(regret.interval)},
-        "curve": [row_json(_columns(study), point) for point in study.points],
+        "curve": [row_json(_columns(study), point) for point in study.searches],
         "refusals": list(study.refusals),
         "unmodelled": list(study.unmodelled),
     }
@@ -125,11 +130,11 @@ def table(study: TuningStudy) -> RenderableType:
         ),
         (
             "first whole trial",
-            format_duration(best.timeline.first_full_seconds)
-            if np.isfinite(best.timeline.first_full_seconds)
+            format_duration(best.timeline.first_full_trial_time)
+            if np.isfinite(best.timeline.first_full_trial_time)
             else "none",
         ),
-        ("GPU-hours", f"{best.gpu_hours:,.1f}, {format_tenths(best.timeline.utilisation)} of them busy"),
+        ("GPU-hours", f"{best.gpu_hours:,.1f}, {format_percent_tenths(best.timeline.utilisation)} of them busy"),
         ("energy", "-" if kwh is None else f"{kwh:,.1f} kWh"),
         ("global batch", f"{study.batch:,} samples"),
         ("software", study.software + (f", as of {study.software_reason}" if study.software_reason else "")),
@@ -140,17 +145,18 @@ def table(study: TuningStudy) -> RenderableType:
         rows.append(
             (
                 "regret",
-                f"{format_tenths(part.median)} of the trials are better than the one returned (90 % interval "
-                f"{format_tenths(part.interval[0])} to {format_tenths(part.interval[1])}), if scores of a rung and "
+                f"{format_percent_tenths(part.median)} of the trials are better than the one returned (90 % interval "
+                f"{format_percent_tenths(part.interval[0])} to {format_percent_tenths(part.interval[1])}), if scores "
+                f"of a rung and "
                 f"final ones correlate by {part.correlation:g}",
             )
         )
     unit = "tokens" if _rungs(study)[0]["tokens"] is not None else "samples"
     rungs = [
-        Attribute("", lambda rung: rung[unit], unit, "", lambda rung: format_quantity(rung[unit], "")),
-        Attribute("", lambda rung: rung["trials"], "trials", "count"),
+        AnswerColumn("", lambda rung: rung[unit], unit, "", lambda rung: format_quantity(rung[unit], "")),
+        AnswerColumn("", lambda rung: rung["trials"], "trials", "count"),
     ]
-    points = sorted(study.points, key=lambda point: (-point.gpus, point.seconds))
+    points = sorted(study.searches, key=lambda point: (-point.gpus, point.seconds))
     notes = [f"Does not run: {refusal}." for refusal in study.refusals]
     notes.append(f"Not modelled: {'; '.join(study.unmodelled)}.")
     return Group(
@@ -186,16 +192,16 @@ def figure(study: TuningStudy) -> Figure:
     """
     import matplotlib
 
-    from paleo.report.plots import BLUE, STYLE, VERMILION, figure_of
+    from paleo.report.plots import BLUE, STYLE, VERMILION, figure_with_axes
 
     with matplotlib.rc_context(STYLE):
-        picture, (over_time, by_width) = figure_of(9.0, 3.8, 2, width_ratios=[3, 2])
+        picture, (over_time, by_width) = figure_with_axes(9.0, 3.8, 2, width_ratios=[3, 2])
         _busy_workers(over_time, study.best)
-        whole = [point for point in study.points if point.gpus == study.gpus]
-        widths = [point.price.gpus for point in whole]
+        whole = [point for point in study.searches if point.gpus == study.gpus]
+        widths = [point.trial_estimate.gpus for point in whole]
         by_width.plot(widths, [point.seconds / HOUR for point in whole], "o-", color=BLUE)
         best = study.best
-        by_width.plot(best.price.gpus, best.seconds / HOUR, "o", color=VERMILION, label="fastest")
+        by_width.plot(best.trial_estimate.gpus, best.seconds / HOUR, "o", color=VERMILION, label="fastest")
         by_width.set_xscale("log", base=2)
         by_width.set_xticks(widths, [str(width) for width in widths])
         by_width.minorticks_off()
@@ -229,7 +235,7 @@ def _busy_workers(axes: Any, point: TuningSearch) -> None:
     axes.set(
         xlabel="hours",
         ylabel="trials at once",
-        title=f"{point.price.gpus} GPUs a trial",
+        title=f"{point.trial_estimate.gpus} GPUs a trial",
         ylim=(0, point.workers * 1.25),
     )
     axes.legend(loc="upper center", ncols=min(len(groups), 4), fontsize=8)

@@ -51,7 +51,7 @@ def distinct_values(numbers: npt.NDArray[np.integer[Any]]) -> list[int]:
 PassKind = Literal["F", "B", "W"]
 
 
-class Action(NamedTuple):
+class SchedulePass(NamedTuple):
     """One pass of one microbatch through one chunk of layers of a stage."""
 
     kind: PassKind
@@ -59,13 +59,13 @@ class Action(NamedTuple):
     chunk: int = 0
 
 
-OrderFunction = Callable[[int, int, int, int], list[Action]]
+OrderFunction = Callable[[int, int, int, int], list[SchedulePass]]
 #: How many passes of a stage's order run as one, for each group in order: (stage, stages, microbatches, chunks).
 GroupSizesFunction = Callable[[int, int, int, int], list[int]]
 #: Location of a piece of the network: (stage, chunk of that stage).
 ChunkLocation = tuple[int, int]
 #: (stages, chunks) -> for each replica the places of its pieces, from input to output.
-PathsFunction = Callable[[int, int], tuple[tuple[ChunkLocation, ...], ...]]
+ChunkPathsFunction = Callable[[int, int], tuple[tuple[ChunkLocation, ...], ...]]
 
 
 def round_robin(stages: int, chunks: int) -> tuple[tuple[ChunkLocation, ...], ...]:
@@ -96,7 +96,7 @@ class PassTimes(NamedTuple):
 
     forward: Array
     backward: Array
-    weights: Array
+    weight_gradients: Array
 
 
 #: Time from the start of the first pass to the end of the last one [s]: (passes, microbatches, chunks).
@@ -114,7 +114,7 @@ RemainingPassesFunction = Callable[[Numeric, int, int, int], tuple[Numeric, Nume
 StageEndsFunction = Callable[[Array, PassTimes, Numeric, int], Array]
 
 
-def none_remaining(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
+def no_remaining_passes(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
     """Return (0, 0): no passes follow the last gradient of a stage whose only model chunk it is.
 
     Parameters
@@ -149,7 +149,7 @@ def _drained(span: Array, passes: PassTimes, microbatches: Numeric, chunks: int)
     ndarray
         End of each stage, shape (stages, ...) [s].
     """
-    back = passes.backward + passes.weights
+    back = passes.backward + passes.weight_gradients
     return np.asarray(span - (running_sum(back) - back) / chunks)
 
 
@@ -226,11 +226,11 @@ class ClosedForms:
         Time of all passes [s]. None: the order is evaluated.
     peak_activations : callable, optional
         Largest number of activations alive at once on a stage. None: counted from the order.
-    ends : callable
+    stage_ends : callable
         End of each stage's last pass [s], from the span.
-    remaining : callable, optional
+    remaining_passes : callable, optional
         Passes that a stage still runs after the gradients of one of its chunks. None: counted from the order.
-    exact_for : {'any', 'equal'}
+    exact_for_stages : {'any', 'equal'}
         Range in which ``makespan`` equals the longest path through the order: on any stages, or only if all pieces of
         the network take equal times. Outside it ``makespan`` is an approximation.
     min_microbatches_per_stage : float
@@ -241,9 +241,9 @@ class ClosedForms:
 
     makespan: MakespanFunction | None = None
     peak_activations: PeakActivationsFunction | None = None
-    ends: StageEndsFunction = _drained
-    remaining: RemainingPassesFunction | None = None
-    exact_for: Literal["any", "equal"] = "equal"
+    stage_ends: StageEndsFunction = _drained
+    remaining_passes: RemainingPassesFunction | None = None
+    exact_for_stages: Literal["any", "equal"] = "equal"
     min_microbatches_per_stage: float = 0.0
     chunk_activations: ChunkActivationsFunction | None = None
 
@@ -259,7 +259,7 @@ class Schedule:
     reference : str
         Paper or source code that describes it.
     order : callable
-        (stage, stages, microbatches, chunks) -> the passes of a stage, a list of `Action`.
+        (stage, stages, microbatches, chunks) -> the passes of a stage, a list of `SchedulePass`.
     closed_forms : ClosedForms
         Formulas that replace the evaluation of the order.
     chunks : int, optional
@@ -273,9 +273,9 @@ class Schedule:
         Smallest ratio of microbatches to stages. Replicas process equally many microbatches.
     needs_even_stages : bool
         True if the number of stages must be even.
-    paths : callable
+    chunk_paths : callable
         (stages, chunks) -> for each replica, the stage and chunk of its pieces in the order of the forward pass.
-    group_sizes : callable, optional
+    pass_group_sizes : callable, optional
         Sizes of the groups of passes that start and end together: a forward pass and the next backward pass (with its
         weights), or a backward pass and its weights. None: every pass runs separately.
     """
@@ -289,13 +289,13 @@ class Schedule:
     needs_microbatch_multiple: bool = False
     min_microbatches_per_stage: int = 0
     needs_even_stages: bool = False
-    paths: PathsFunction = round_robin
-    group_sizes: GroupSizesFunction | None = None
+    chunk_paths: ChunkPathsFunction = round_robin
+    pass_group_sizes: GroupSizesFunction | None = None
 
     @property
     def replicas(self) -> int:
         """Replicas of the network in one pipeline: 2 for bidirectional schedules (Chimera, DualPipe), else 1."""
-        return len(self.paths(2, 1))
+        return len(self.chunk_paths(2, 1))
 
     def model_chunks(self, stages: int, chunks: int) -> tuple[tuple[int, ...], ...]:
         """List the model chunks (numbered in forward order) that each stage holds.
@@ -318,7 +318,7 @@ class Schedule:
         ((0, 2), (1, 3))
         """
         piece_of: list[dict[int, int]] = [{} for _ in range(stages)]
-        for path in self.paths(stages, chunks):
+        for path in self.chunk_paths(stages, chunks):
             for piece, (stage, chunk) in enumerate(path):
                 piece_of[stage][chunk] = piece
         return tuple(tuple(pieces[chunk] for chunk in range(len(pieces))) for pieces in piece_of)
@@ -365,7 +365,7 @@ class Schedule:
             One entry for each chunk of each stage.
         """
         sent = [[True] * (chunks * self.replicas) for _ in range(stages)]
-        for path in self.paths(stages, chunks):
+        for path in self.chunk_paths(stages, chunks):
             for (stage, chunk), (other, _) in itertools.pairwise(path):
                 sent[stage][chunk] = stage != other
         return tuple(map(tuple, sent))
@@ -463,7 +463,7 @@ class Schedule:
         most = [_in_flight(self, place, stages, count, chunks) for place, count in pairs]
         return np.array(most, dtype=np.float64).reshape(*places.shape, chunks * self.replicas)
 
-    def remaining(self, stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
+    def remaining_passes(self, stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
         """Count the passes that a stage still runs after the last gradient of one of its chunks.
 
         Parameters
@@ -482,8 +482,8 @@ class Schedule:
         inputs, weights : float or ndarray
             Backward passes of inputs and of weights.
         """
-        if self.closed_forms.remaining is not None:
-            return self.closed_forms.remaining(stage, stages, chunk, chunks)
+        if self.closed_forms.remaining_passes is not None:
+            return self.closed_forms.remaining_passes(stage, stages, chunk, chunks)
         places = np.asarray(stage, dtype=int)
         counts = [_passes_remaining(self, place, stages, chunk, chunks) for place in places.ravel().tolist()]
         inputs, weights = (
@@ -491,7 +491,7 @@ class Schedule:
         )
         return inputs, weights
 
-    def groups(self, stage: int, stages: int, microbatches: int, chunks: int) -> list[tuple[Action, ...]]:
+    def pass_groups(self, stage: int, stages: int, microbatches: int, chunks: int) -> list[tuple[SchedulePass, ...]]:
         """List the passes of a stage in order, as groups of passes that start and end together.
 
         Parameters
@@ -507,17 +507,21 @@ class Schedule:
 
         Returns
         -------
-        list of tuple of Action
+        list of tuple of SchedulePass
             Groups in the order in which they run.
         """
         order = self.order(stage, stages, microbatches, chunks)
-        sizes = [1] * len(order) if self.group_sizes is None else self.group_sizes(stage, stages, microbatches, chunks)
+        sizes = (
+            [1] * len(order)
+            if self.pass_group_sizes is None
+            else self.pass_group_sizes(stage, stages, microbatches, chunks)
+        )
         return [tuple(itertools.islice(actions, size)) for actions in [iter(order)] for size in sizes]
 
     @property
     def pairs_passes(self) -> bool:
         """True if forward passes run together with backward passes of other microbatches."""
-        return self.group_sizes is not None
+        return self.pass_group_sizes is not None
 
     def unpaired_passes(self, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
         """Count the forward passes of a stage that run without a backward pass of another microbatch.
@@ -578,7 +582,7 @@ class Schedule:
 @lru_cache(maxsize=65536)
 def _in_flight(schedule: Schedule, stage: int, stages: int, microbatches: int, chunks: int) -> tuple[int, ...]:
     """Return `Schedule.counted_peak_activations`, extrapolated from a window of microbatches if there are many."""
-    most = evaluated_microbatches(stages, chunks) + microbatches % stages
+    most = evaluated_microbatch_count(stages, chunks) + microbatches % stages
     if microbatches <= most:
         return schedule.counted_peak_activations(stage, stages, microbatches, chunks)
     first, second = (schedule.counted_peak_activations(stage, stages, count, chunks) for count in (most - stages, most))
@@ -589,7 +593,7 @@ def _in_flight(schedule: Schedule, stage: int, stages: int, microbatches: int, c
 @lru_cache(maxsize=65536)
 def _passes_remaining(schedule: Schedule, stage: int, stages: int, chunk: int, chunks: int) -> tuple[int, int]:
     """Count the passes after the last gradient of a chunk, with enough microbatches to fill the pipeline."""
-    order = schedule.order(stage, stages, evaluated_microbatches(stages, chunks), chunks)
+    order = schedule.order(stage, stages, evaluated_microbatch_count(stages, chunks), chunks)
     last: PassKind = "W" if schedule.splits_backward else "B"
     end = max(k for k, action in enumerate(order) if action.kind == last and action.chunk == chunk)
     later = [action.kind for action in order[end + 1 :]]
@@ -599,8 +603,8 @@ def _passes_remaining(schedule: Schedule, stage: int, stages: int, chunk: int, c
 @lru_cache(maxsize=4096)
 def _unpaired_passes(schedule: Schedule, stages: int, chunks: int) -> float:
     """Count forward passes without a pair, on average over the stages; further microbatches only add pairs."""
-    count = evaluated_microbatches(stages, chunks)
-    groups = [group for stage in range(stages) for group in schedule.groups(stage, stages, count, chunks)]
+    count = evaluated_microbatch_count(stages, chunks)
+    groups = [group for stage in range(stages) for group in schedule.pass_groups(stage, stages, count, chunks)]
     return sum(len(group) == 1 and group[0].kind == "F" for group in groups) / stages
 
 
@@ -608,7 +612,7 @@ def _unpaired_passes(schedule: Schedule, stages: int, chunks: int) -> float:
 MAX_UNROLLED_PASSES = 2**14
 
 
-def evaluated_microbatches(stages: int, chunks: int) -> int:
+def evaluated_microbatch_count(stages: int, chunks: int) -> int:
     """Return the number of microbatches that are simulated; later rounds repeat the last one.
 
     Parameters
@@ -644,7 +648,7 @@ def evaluates_every_microbatch(stages: int, chunks: int, microbatches: int) -> b
         True if every microbatch is simulated.
     """
     return (
-        microbatches <= evaluated_microbatches(stages, chunks) + stages
+        microbatches <= evaluated_microbatch_count(stages, chunks) + stages
         or stages * chunks * microbatches <= MAX_UNROLLED_PASSES
     )
 
@@ -686,20 +690,20 @@ def _check_complete(schedule: Schedule, stages: int, microbatches: int, chunks: 
     """Raise SpecError for a pass that is missing, repeated or on a wrong stage."""
     kinds: tuple[PassKind, ...] = ("F", "B", "W") if schedule.splits_backward else ("F", "B")
     remaining = [Counter(schedule.order(stage, stages, microbatches, chunks)) for stage in range(stages)]
-    paths = schedule.paths(stages, chunks)
+    paths = schedule.chunk_paths(stages, chunks)
     for microbatch in range(microbatches):
-        copies = [path for path in paths if remaining[path[0][0]][Action("F", microbatch, path[0][1])]]
+        copies = [path for path in paths if remaining[path[0][0]][SchedulePass("F", microbatch, path[0][1])]]
         for (stage, chunk), kind in itertools.product(next(iter(copies), paths[0]), kinds):
-            times = remaining[stage].pop(Action(kind, microbatch, chunk), 0)
+            times = remaining[stage].pop(SchedulePass(kind, microbatch, chunk), 0)
             if times != 1:
-                _refuse(schedule, stages, microbatches, stage, Action(kind, microbatch, chunk), times)
+                _refuse(schedule, stages, microbatches, stage, SchedulePass(kind, microbatch, chunk), times)
     for stage, passes in enumerate(remaining):
         for action, times in passes.items():
             if times:
                 _refuse(schedule, stages, microbatches, stage, action, times)
 
 
-def _refuse(schedule: Schedule, stages: int, microbatches: int, stage: int, action: Action, times: int) -> None:
+def _refuse(schedule: Schedule, stages: int, microbatches: int, stage: int, action: SchedulePass, times: int) -> None:
     verb = {0: "has no", 1: "may not have a"}.get(times, f"has {times} times a")
     where = f"with {stages} stages and {microbatches} microbatches, stage {stage}"
     passed = f"{_WORDS[action.kind]} of microbatch {action.microbatch} through chunk {action.chunk}"

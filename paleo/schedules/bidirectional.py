@@ -6,9 +6,9 @@ summed.
 
 DualPipe also has two copies. It runs a forward pass of one chunk together with a backward pass of the other. DualPipeV
 is half of DualPipe: one copy, folded in a V over half as many stages. While a pair computes, the all-to-alls of its
-experts overlap (`paleo.step.batch`); the passes that fill and drain the pipeline are unpaired. The order is that of
-DeepSeek's code (github.com/deepseek-ai/DualPipe), in eight steps for each stage. A pair, or a backward pass with its
-weights, sends its results when all of it has ended.
+experts overlap (`paleo.step.configuration_batch`); the passes that fill and drain the pipeline are unpaired. The order
+is that of DeepSeek's code (github.com/deepseek-ai/DualPipe), in eight steps for each stage. A pair, or a backward pass
+with its weights, sends its results when all of it has ended.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from functools import lru_cache
 import numpy as np
 
 from paleo.schedules.base import (
-    Action,
     Array,
     ChunkLocation,
     ClosedForms,
@@ -27,6 +26,7 @@ from paleo.schedules.base import (
     PassKind,
     PassTimes,
     Schedule,
+    SchedulePass,
     add_schedule,
     equal_stage_ends,
 )
@@ -38,7 +38,7 @@ def _two_way_paths(stages: int, chunks: int) -> tuple[tuple[ChunkLocation, ...],
     return tuple((s, 0) for s in range(stages)), tuple((s, 1) for s in reversed(range(stages)))
 
 
-def _chimera_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
+def _chimera_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[SchedulePass]:
     """List the passes in the order of their start times for equal passes.
 
     A unit consists of ``stages`` microbatches, half of them in each direction, and starts one microbatch every second
@@ -50,8 +50,8 @@ def _chimera_order(stage: int, stages: int, microbatches: int, chunks: int) -> l
         start_of_pair, up = divmod(place, 2)
         depth = stages - 1 - stage if up else stage
         start = 2 * (stages * unit + start_of_pair)
-        timed.append((start + depth, Action("F", i, up)))
-        timed.append((start + 2 * stages - 1 - depth, Action("B", i, up)))
+        timed.append((start + depth, SchedulePass("F", i, up)))
+        timed.append((start + 2 * stages - 1 - depth, SchedulePass("B", i, up)))
     return [action for _, action in sorted(timed)]
 
 
@@ -64,7 +64,7 @@ def _chimera_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Arra
     2. A slower stage adds half of p − 2 pauses to its own work. If the last piece takes half as much again, the form is
     within 4 % of the engine.
     """
-    front, back = passes.forward, passes.backward + passes.weights
+    front, back = passes.forward, passes.backward + passes.weight_gradients
     further, units = max(len(front) - 2.0, 0.0), np.asarray(microbatches) / len(front)
     front_mean, back_mean = front.mean(axis=0), back.mean(axis=0)
     pauses = further * (np.maximum(front_mean, back_mean) + (units - 1.0) * np.abs(back_mean - front_mean))
@@ -129,24 +129,24 @@ def _steps(depth: int, half: int, microbatches: int) -> list[_Group]:
 
 
 @lru_cache(maxsize=4096)
-def _actions(depth: int, half: int, microbatches: int) -> list[Action]:
+def _actions(depth: int, half: int, microbatches: int) -> list[SchedulePass]:
     """Number the microbatches of the passes of `_steps`, separately for each kind of pass and chunk."""
     count: Counter[tuple[PassKind, int]] = Counter()
     actions = []
     for kind, chunk in (each for group in _steps(depth, half, microbatches) for each in group):
-        actions.append(Action(kind, count[kind, chunk], chunk))
+        actions.append(SchedulePass(kind, count[kind, chunk], chunk))
         count[kind, chunk] += 1
     return actions
 
 
-def _dualpipe_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
+def _dualpipe_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[SchedulePass]:
     """List the passes of DualPipe: `_dualpipev_order` of half the stages from each end.
 
     Even microbatches start at the first stage, odd ones at the last.
     """
     half, up = stages // 2, int(stage >= stages // 2)
     actions = _actions(min(stage, stages - 1 - stage), half, microbatches // 2)
-    return [Action(kind, 2 * i + (chunk ^ up), chunk ^ up) for kind, i, chunk in actions]
+    return [SchedulePass(kind, 2 * i + (chunk ^ up), chunk ^ up) for kind, i, chunk in actions]
 
 
 def _dualpipe_fused(stage: int, stages: int, microbatches: int, chunks: int) -> list[int]:
@@ -154,7 +154,7 @@ def _dualpipe_fused(stage: int, stages: int, microbatches: int, chunks: int) -> 
     return _dualpipev_fused(min(stage, stages - 1 - stage), stages // 2, microbatches // 2, chunks)
 
 
-def _dualpipev_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
+def _dualpipev_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[SchedulePass]:
     """List the passes of DualPipeV: fill until the second chunk's first backward pass, pair both chunks, drain."""
     return list(_actions(stage, stages, microbatches))
 
@@ -164,7 +164,7 @@ def _dualpipev_fused(stage: int, stages: int, microbatches: int, chunks: int) ->
     return [len(group) for group in _steps(stage, stages, microbatches)]
 
 
-def dualpipe_pause(forward: Array, backward: Array, weights: Array, half: float) -> Array:
+def dualpipe_idle_time(forward: Array, backward: Array, weights: Array, half: float) -> Array:
     """Compute the idle time of a stage of DualPipe.
 
     Parameters
@@ -210,12 +210,12 @@ def _paced_span(passes: PassTimes, microbatches: Numeric, chunks: int, half: flo
 
     The slowest stage waits less, by its extra work in each of the 2 half − 1 passes before the steady state.
     """
-    work = passes.forward + passes.backward + passes.weights
+    work = passes.forward + passes.backward + passes.weight_gradients
     f, b, w = (each.mean(axis=0) / chunks for each in passes)
     mean, most = work.mean(axis=0), work.max(axis=0)
     later = _filling(f, b, half) - (2.0 * half - 1.0) * (most - mean) * 2.0 / chunks
     idle = (half - 1.0) * np.maximum(b - w, 0.0) + np.maximum(later, 0.0)
-    return np.asarray(np.maximum(microbatches * mean + dualpipe_pause(f, b, w, half), microbatches * most + idle))
+    return np.asarray(np.maximum(microbatches * mean + dualpipe_idle_time(f, b, w, half), microbatches * most + idle))
 
 
 def _dualpipe_alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
@@ -269,7 +269,7 @@ add_schedule(
         ),
         needs_microbatch_multiple=True,
         needs_even_stages=True,
-        paths=_two_way_paths,
+        chunk_paths=_two_way_paths,
     )
 )
 _PAPER = "DeepSeek-AI, DeepSeek-V3 technical report, 2024 (section 3.2.1)"
@@ -284,8 +284,8 @@ add_schedule(
         splits_backward=True,
         min_microbatches_per_stage=2,
         needs_even_stages=True,
-        paths=_two_way_paths,
-        group_sizes=_dualpipe_fused,
+        chunk_paths=_two_way_paths,
+        pass_group_sizes=_dualpipe_fused,
     )
 )
 add_schedule(
@@ -303,7 +303,7 @@ add_schedule(
         chunks=2,
         splits_backward=True,
         min_microbatches_per_stage=2,
-        paths=v_paths,
-        group_sizes=_dualpipev_fused,
+        chunk_paths=v_paths,
+        pass_group_sizes=_dualpipev_fused,
     )
 )

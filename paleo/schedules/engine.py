@@ -19,11 +19,11 @@ from functools import lru_cache
 from paleo.errors import PlanError
 from paleo.schedules.base import (
     SCHEDULES,
-    Action,
     ChunkLocation,
     Schedule,
+    SchedulePass,
     check_schedule,
-    evaluated_microbatches,
+    evaluated_microbatch_count,
     evaluates_every_microbatch,
 )
 
@@ -65,7 +65,7 @@ class Timeline:
         """End of the last task [s]."""
         return max((event.end for event in self.events), default=0.0)
 
-    def busy(self, resource: str, kind: str | None = None) -> float:
+    def busy_time(self, resource: str, kind: str | None = None) -> float:
         """Sum the time during which a resource works [s].
 
         Parameters
@@ -136,7 +136,7 @@ def simulate_tasks(tasks: Sequence[Task]) -> Timeline:
 
 
 @dataclass(frozen=True, slots=True)
-class StageTime:
+class ChunkPassTimes:
     """Times of one microbatch on one chunk of a stage: forward, backward of inputs and of weights, and the send [s].
 
     ``flops`` and ``bytes`` are those of the three passes.
@@ -162,14 +162,14 @@ class PipelineTime:
     ends: tuple[float, ...]
 
 
-def pipeline_time(name: str, stages: Sequence[Sequence[StageTime]], microbatches: int) -> PipelineTime:
+def pipeline_time(name: str, stages: Sequence[Sequence[ChunkPassTimes]], microbatches: int) -> PipelineTime:
     """Simulate the microbatches of a step in a pipeline under a schedule.
 
     Parameters
     ----------
     name : str
         Name of the schedule.
-    stages : sequence of sequence of StageTime
+    stages : sequence of sequence of ChunkPassTimes
         Times of each stage's chunks, those of all copies.
     microbatches : int
         Microbatches of a step.
@@ -186,7 +186,7 @@ def pipeline_time(name: str, stages: Sequence[Sequence[StageTime]], microbatches
 
     Examples
     --------
-    >>> uniform = [[StageTime(1.0, 2.0, 0.0, 0.0)]] * 4
+    >>> uniform = [[ChunkPassTimes(1.0, 2.0, 0.0, 0.0)]] * 4
     >>> pipeline_time("1f1b", uniform, 8).total  # (m + p − 1) · (F + B)
     33.0
     """
@@ -195,7 +195,7 @@ def pipeline_time(name: str, stages: Sequence[Sequence[StageTime]], microbatches
     check_schedule(name, depth, chunks, microbatches)
     if evaluates_every_microbatch(depth, chunks, microbatches):
         return _run(chosen, stages, microbatches)
-    shape = evaluated_microbatches(depth, chunks) + microbatches % depth
+    shape = evaluated_microbatch_count(depth, chunks) + microbatches % depth
     first, second = _run(chosen, stages, shape - depth), _run(chosen, stages, shape)
     rounds = (microbatches - shape) // depth
     total = second.total + (second.total - first.total) * rounds
@@ -204,7 +204,7 @@ def pipeline_time(name: str, stages: Sequence[Sequence[StageTime]], microbatches
 
 
 def pipeline_events(
-    name: str, stages: Sequence[Sequence[StageTime]], microbatches: int, ends: Sequence[float]
+    name: str, stages: Sequence[Sequence[ChunkPassTimes]], microbatches: int, ends: Sequence[float]
 ) -> list[Event]:
     """List the passes of a step for a timeline.
 
@@ -212,7 +212,7 @@ def pipeline_events(
     ----------
     name : str
         Name of the schedule.
-    stages : sequence of sequence of StageTime
+    stages : sequence of sequence of ChunkPassTimes
         Times of each stage's chunks, those of all copies.
     microbatches : int
         Microbatches of a step.
@@ -249,17 +249,17 @@ def pipeline_events(
 
 
 @lru_cache(maxsize=4096)
-def _orders(name: str, depth: int, microbatches: int, chunks: int) -> tuple[tuple[tuple[Action, ...], ...], ...]:
+def _orders(name: str, depth: int, microbatches: int, chunks: int) -> tuple[tuple[tuple[SchedulePass, ...], ...], ...]:
     """List the passes of each stage in order, grouped by those that run as one."""
     chosen = SCHEDULES[name]
-    return tuple(tuple(chosen.groups(stage, depth, microbatches, chunks)) for stage in range(depth))
+    return tuple(tuple(chosen.pass_groups(stage, depth, microbatches, chunks)) for stage in range(depth))
 
 
 #: A pass of the whole pipeline: kind, stage, microbatch, chunk.
 _PassKey = tuple[str, int, int, int]
 
 
-def _run(chosen: Schedule, stages: Sequence[Sequence[StageTime]], microbatches: int) -> PipelineTime:
+def _run(chosen: Schedule, stages: Sequence[Sequence[ChunkPassTimes]], microbatches: int) -> PipelineTime:
     """Compute the timeline of all passes and sends of the order."""
     depth, width = len(stages), len(stages[0])
     orders = _orders(chosen.name, depth, microbatches, width // chosen.replicas)
@@ -294,7 +294,7 @@ def _run(chosen: Schedule, stages: Sequence[Sequence[StageTime]], microbatches: 
     return PipelineTime(line.end, line, tuple(ends))
 
 
-def _positions(orders: Sequence[Sequence[Sequence[Action]]]) -> dict[_PassKey, int]:
+def _positions(orders: Sequence[Sequence[Sequence[SchedulePass]]]) -> dict[_PassKey, int]:
     """Map each pass to the position of the pass that must end before its result is sent: the last pass of its group."""
     positions: dict[_PassKey, int] = {}
     for stage, order in enumerate(orders):
@@ -308,37 +308,67 @@ def _positions(orders: Sequence[Sequence[Sequence[Action]]]) -> dict[_PassKey, i
 class _Neighbours:
     """Sender and receiver of each model chunk: the previous and the next one on its replica's path.
 
-    ``seconds`` is the time to send from a place to the next one [s].
+    ``send_times`` is the time to send from a place to the next one [s].
     """
 
     previous: dict[ChunkLocation, ChunkLocation]
     following: dict[ChunkLocation, ChunkLocation]
-    seconds: dict[ChunkLocation, float]
+    send_times: dict[ChunkLocation, float]
 
     @classmethod
-    def of(cls, chosen: Schedule, stages: Sequence[Sequence[StageTime]]) -> _Neighbours:
+    def of(cls, chosen: Schedule, stages: Sequence[Sequence[ChunkPassTimes]]) -> _Neighbours:
+        """Return the neighbours of all model chunks under a schedule.
+
+        Parameters
+        ----------
+        chosen : Schedule
+            Schedule that decides which chunks form a path.
+        stages : sequence of sequence of ChunkPassTimes
+            Times of each chunk, by stage [s].
+
+        Returns
+        -------
+        _Neighbours
+            Previous and next chunk of each chunk, and send times [s]. Sends within a stage take no time.
+        """
         steps = [
             pair
-            for path in chosen.paths(len(stages), len(stages[0]) // chosen.replicas)
+            for path in chosen.chunk_paths(len(stages), len(stages[0]) // chosen.replicas)
             for pair in itertools.pairwise(path)
         ]
         sends = {place: 0.0 if place[0] == after[0] else stages[place[0]][place[1]].send for place, after in steps}
         return cls({after: place for place, after in steps}, dict(steps), sends)
 
-    def source(self, action: Action, stage: int, position: dict[_PassKey, int]) -> tuple[int | None, float]:
-        """Return the position of the pass whose output a pass reads, and the time of its send; None if there
-        is none."""
+    def source(self, action: SchedulePass, stage: int, position: dict[_PassKey, int]) -> tuple[int | None, float]:
+        """Return the position of the pass whose output a pass reads, and the time to send that output.
+
+        Parameters
+        ----------
+        action : SchedulePass
+            Pass that reads: forward or backward, with its microbatch and chunk.
+        stage : int
+            Pipeline stage of the pass.
+        position : dict of tuple to int
+            Position of each pass among the tasks, by kind, stage, microbatch and chunk.
+
+        Returns
+        -------
+        position : int or None
+            Position of the pass that is read; None if the pass waits for no other.
+        send_time : float
+            Time to send its output [s].
+        """
         place = (stage, action.chunk)
         if action.kind == "F" and place in self.previous:
             sender = self.previous[place]
-            return position["F", sender[0], action.microbatch, sender[1]], self.seconds[sender]
+            return position["F", sender[0], action.microbatch, sender[1]], self.send_times[sender]
         if action.kind == "B" and place in self.following:
             sender = self.following[place]
-            return position["B", sender[0], action.microbatch, sender[1]], self.seconds[place]
+            return position["B", sender[0], action.microbatch, sender[1]], self.send_times[place]
         return (position["F", stage, action.microbatch, action.chunk], 0.0) if action.kind == "B" else (None, 0.0)
 
 
-def _of_pass(values: tuple[float, float, float], action: Action, splits: bool) -> float:
+def _of_pass(values: tuple[float, float, float], action: SchedulePass, splits: bool) -> float:
     """Select a pass's entry from values for forward, backward of inputs and backward of weights."""
     forward, backward, weights = values
     if action.kind == "F":

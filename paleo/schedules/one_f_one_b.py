@@ -20,7 +20,6 @@ from functools import lru_cache
 import numpy as np
 
 from paleo.schedules.base import (
-    Action,
     Array,
     ChunkLocation,
     ClosedForms,
@@ -28,23 +27,24 @@ from paleo.schedules.base import (
     PassKind,
     PassTimes,
     Schedule,
+    SchedulePass,
     add_schedule,
     equal_stage_ends,
-    none_remaining,
+    no_remaining_passes,
     running_max,
     running_sum,
 )
 
 
-def _gpipe_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
+def _gpipe_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[SchedulePass]:
     """List F of every microbatch, then B of every microbatch from the last to the first."""
-    forward = [Action("F", i) for i in range(microbatches)]
-    return forward + [Action("B", i) for i in reversed(range(microbatches))]
+    forward = [SchedulePass("F", i) for i in range(microbatches)]
+    return forward + [SchedulePass("B", i) for i in reversed(range(microbatches))]
 
 
 def _gpipe_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
     """Compute the time of all passes, exact on any stages: ΣF + (m − 1) max F + Σ(B + W) + (m − 1) max (B + W)."""
-    back, more = passes.backward + passes.weights, np.asarray(microbatches) - 1.0
+    back, more = passes.backward + passes.weight_gradients, np.asarray(microbatches) - 1.0
     return np.asarray(
         passes.forward.sum(axis=0) + back.sum(axis=0) + more * (passes.forward.max(axis=0) + back.max(axis=0))
     )
@@ -55,13 +55,13 @@ def _gpipe_alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int
     return microbatches
 
 
-def _one_f_one_b_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
+def _one_f_one_b_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[SchedulePass]:
     """List stages − stage − 1 forward passes that fill the pipeline, then alternate F and B, then drain."""
     fill = min(stages - stage - 1, microbatches)
-    actions = [Action("F", i) for i in range(fill)]
+    actions = [SchedulePass("F", i) for i in range(fill)]
     for i in range(microbatches - fill):
-        actions += [Action("F", fill + i), Action("B", i)]
-    return actions + [Action("B", i) for i in range(microbatches - fill, microbatches)]
+        actions += [SchedulePass("F", fill + i), SchedulePass("B", i)]
+    return actions + [SchedulePass("B", i) for i in range(microbatches - fill, microbatches)]
 
 
 def _one_f_one_b_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
@@ -72,17 +72,17 @@ def _one_f_one_b_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> 
     runs all forward, then all backward passes. If the last stage is the slowest, the result is m · max (F + B) plus F +
     B of the others.
     """
-    front, back = passes.forward, passes.backward + passes.weights
+    front, back = passes.forward, passes.backward + passes.weight_gradients
     most = np.asarray(microbatches) - 1.0
     ahead = np.minimum(len(front) - 1.0 - stage_numbers(passes), most)
-    fill, drain = fill_time(front, back, ahead), fill_time(back, front, ahead)
+    fill, drain = first_backward_start(front, back, ahead), first_backward_start(back, front, ahead)
     all_back = fill + running_sum(back) + most * running_max(back)
     all_front = drain + running_sum(front) + most * running_max(front)
     pairs = fill + (most - ahead) * (front + back) + drain
     return np.asarray(np.where(ahead < most, pairs, np.maximum(all_back, all_front)).max(axis=0))
 
 
-def fill_time(forward: Array, backward: Array, waiting: Array) -> Array:
+def first_backward_start(forward: Array, backward: Array, waiting: Array) -> Array:
     """Compute when each stage starts the backward pass of the first microbatch.
 
     Parameters
@@ -129,7 +129,7 @@ def _one_f_one_b_alive(stage: Numeric, stages: int, microbatches: Numeric, chunk
     return np.asarray(np.minimum(stages - np.asarray(stage), microbatches), dtype=np.float64)
 
 
-def _interleaved_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
+def _interleaved_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[SchedulePass]:
     """List passes of groups of ``stages`` microbatches, which run through one chunk after the other.
 
     2·(stages − stage − 1) + (chunks − 1)·stages forward passes fill a stage.
@@ -141,12 +141,12 @@ def _interleaved_order(stage: int, stages: int, microbatches: int, chunks: int) 
 
 
 @lru_cache(maxsize=64)
-def _interleaved_passes(stages: int, microbatches: int, chunks: int) -> tuple[list[Action], list[Action]]:
+def _interleaved_passes(stages: int, microbatches: int, chunks: int) -> tuple[list[SchedulePass], list[SchedulePass]]:
     """List the forward and the backward passes of a stage, which are the same on all stages."""
     places = itertools.product(range(0, microbatches, stages), range(chunks), range(stages))
     units = [(first + place, chunk) for first, chunk, place in itertools.islice(places, microbatches * chunks)]
-    forward = [Action("F", microbatch, chunk) for microbatch, chunk in units]
-    return forward, [Action("B", microbatch, chunks - 1 - chunk) for microbatch, chunk in units]
+    forward = [SchedulePass("F", microbatch, chunk) for microbatch, chunk in units]
+    return forward, [SchedulePass("B", microbatch, chunks - 1 - chunk) for microbatch, chunk in units]
 
 
 def _interleaved_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
@@ -155,7 +155,7 @@ def _interleaved_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> 
     The form is exact on equal chunks. If the last chunk has a tenth more work, the engine is up to 1 % slower (most
     with a single round).
     """
-    work = passes.forward + passes.backward + passes.weights
+    work = passes.forward + passes.backward + passes.weight_gradients
     slowest = work.max(axis=0)
     return np.asarray(microbatches * slowest + (work.sum(axis=0) - slowest) / chunks)
 
@@ -189,7 +189,7 @@ add_schedule(
         "gpipe",
         "Huang et al., GPipe, NeurIPS 2019",
         _gpipe_order,
-        ClosedForms(_gpipe_span, _gpipe_alive, remaining=none_remaining, exact_for="any"),
+        ClosedForms(_gpipe_span, _gpipe_alive, remaining_passes=no_remaining_passes, exact_for_stages="any"),
     )
 )
 add_schedule(
@@ -197,7 +197,9 @@ add_schedule(
         "1f1b",
         "Narayanan et al., PipeDream-Flush, ICML 2021",
         _one_f_one_b_order,
-        ClosedForms(_one_f_one_b_span, _one_f_one_b_alive, remaining=none_remaining, exact_for="any"),
+        ClosedForms(
+            _one_f_one_b_span, _one_f_one_b_alive, remaining_passes=no_remaining_passes, exact_for_stages="any"
+        ),
     )
 )
 add_schedule(
@@ -208,7 +210,7 @@ add_schedule(
         ClosedForms(
             _interleaved_span,
             _interleaved_alive,
-            remaining=_interleaved_remaining,
+            remaining_passes=_interleaved_remaining,
             chunk_activations=_interleaved_alive_of,
         ),
         chunks=None,
@@ -217,22 +219,22 @@ add_schedule(
 )
 
 
-def _h1_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
+def _h1_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[SchedulePass]:
     """List the passes of 1F1B with B of inputs only; the W of a microbatch follows ``stage`` microbatches later.
 
     The deferred W lets the last B passes move down the stages without delay.
     """
     fill = min(stages - stage - 1, microbatches)
-    actions = [Action("F", i) for i in range(fill)]
+    actions = [SchedulePass("F", i) for i in range(fill)]
     weights = 0
     for i in range(microbatches):
         if fill + i < microbatches:
-            actions.append(Action("F", fill + i))
-        actions.append(Action("B", i))
+            actions.append(SchedulePass("F", fill + i))
+        actions.append(SchedulePass("B", i))
         if i >= stage:
-            actions.append(Action("W", weights))
+            actions.append(SchedulePass("W", weights))
             weights += 1
-    return actions + [Action("W", i) for i in range(weights, microbatches)]
+    return actions + [SchedulePass("W", i) for i in range(weights, microbatches)]
 
 
 def _h1_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
@@ -245,7 +247,7 @@ def _h1_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
     front, back, weights = passes
     stage, most = stage_numbers(passes), np.asarray(microbatches) - 1.0
     ahead = np.minimum(len(front) - 1.0 - stage, most)
-    fill, drain = fill_time(front, back, ahead), fill_time(back, front, ahead)
+    fill, drain = first_backward_start(front, back, ahead), first_backward_start(back, front, ahead)
     begun = fill + (most - ahead) * front
     alone = begun + (most + 1.0) * (back + weights)
     above, last = running_sum(back) - back, weights[:1]
@@ -263,7 +265,7 @@ def _h1_ends(span: Array, passes: PassTimes, microbatches: Numeric, chunks: int)
     """Compute the ends of the stages: after its last B a stage runs its deferred W passes."""
     above = running_sum(passes.backward) - passes.backward
     deferred = np.minimum(stage_numbers(passes), np.asarray(microbatches) - 1.0) + 1.0
-    return np.minimum(span, span - passes.weights[:1] - above + deferred * passes.weights)
+    return np.minimum(span, span - passes.weight_gradients[:1] - above + deferred * passes.weight_gradients)
 
 
 #: Kind of pass, and chunk.
@@ -294,7 +296,7 @@ def v_paths(stages: int, chunks: int) -> tuple[tuple[ChunkLocation, ...], ...]:
     return (tuple((s, 0) for s in range(stages)) + tuple((s, 1) for s in reversed(range(stages))),)
 
 
-def _v_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
+def _v_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[SchedulePass]:
     """List passes that fill the first chunk until the second chunk's input arrives, then both chunks, then drain."""
     below = stages - stage
     fill = [_F0] * (2 * below - 1) + [_F1, _F0] * stage + [_F1, _B1, _W1] * below
@@ -306,7 +308,7 @@ def _v_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Ac
         microbatch = count[kind, chunk]
         count[kind, chunk] += 1
         if microbatch < microbatches:  # in the last rounds all F of the first chunk are done
-            actions.append(Action(kind, microbatch, chunk))
+            actions.append(SchedulePass(kind, microbatch, chunk))
     return actions
 
 
@@ -319,7 +321,7 @@ def _v_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
     the others has only the second and third pause, as it waits for no other stage. Then the form is up to 5 % too long
     at 2p microbatches (a last piece with half as much again), less at more.
     """
-    work = passes.forward + passes.backward + passes.weights
+    work = passes.forward + passes.backward + passes.weight_gradients
     f, b, w = (each.mean(axis=0) / chunks for each in passes)
     n = len(work) - 1.0
     last = np.maximum(b, f) + (n - 1.0) * w
@@ -366,7 +368,7 @@ add_schedule(
         "zb-h1",
         _PAPER,
         _h1_order,
-        ClosedForms(_h1_span, _h1_alive, _h1_ends, none_remaining, min_microbatches_per_stage=1.0),
+        ClosedForms(_h1_span, _h1_alive, _h1_ends, no_remaining_passes, min_microbatches_per_stage=1.0),
         splits_backward=True,
     )
 )
@@ -379,6 +381,6 @@ add_schedule(
         chunks=2,
         splits_backward=True,
         min_microbatches_per_stage=2,
-        paths=v_paths,
+        chunk_paths=v_paths,
     )
 )

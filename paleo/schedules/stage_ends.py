@@ -28,7 +28,7 @@ from paleo.schedules.base import (
     PassTimes,
     Schedule,
     distinct_values,
-    evaluated_microbatches,
+    evaluated_microbatch_count,
     evaluates_every_microbatch,
 )
 
@@ -88,7 +88,7 @@ def _closed_form_holds(schedule: Schedule, passes: PassTimes, count: Array, piec
     if schedule.closed_forms.makespan is None:
         return np.zeros(shape, dtype=bool)
     enough = count >= schedule.closed_forms.min_microbatches_per_stage * len(passes.forward)
-    if pieces is not None and schedule.closed_forms.exact_for == "equal":
+    if pieces is not None and schedule.closed_forms.exact_for_stages == "equal":
         enough = enough & np.logical_and.reduce([_equal(np.asarray(seconds)) for seconds in pieces])
     return np.broadcast_to(enough, shape)
 
@@ -100,7 +100,9 @@ def _equal(seconds: Array) -> Mask:
 
 def _closed_ends(schedule: Schedule, passes: PassTimes, count: Array, chunks: int) -> Array:
     assert schedule.closed_forms.makespan is not None
-    return schedule.closed_forms.ends(schedule.closed_forms.makespan(passes, count, chunks), passes, count, chunks)
+    return schedule.closed_forms.stage_ends(
+        schedule.closed_forms.makespan(passes, count, chunks), passes, count, chunks
+    )
 
 
 def _chosen(passes: PassTimes, mask: Mask, *, leading: int) -> PassTimes:
@@ -167,7 +169,7 @@ def _ends_by_window(schedule: Schedule, seconds: Array, microbatches: int) -> Ar
     stages, chunks = seconds.shape[1], seconds.shape[2] // schedule.replicas
     if evaluates_every_microbatch(stages, chunks, microbatches):
         return _ends(schedule, seconds, microbatches)
-    most = evaluated_microbatches(stages, chunks) + microbatches % stages
+    most = evaluated_microbatch_count(stages, chunks) + microbatches % stages
     first, second = (_ends(schedule, seconds, count) for count in (most - stages, most))
     return np.asarray(second + (second - first) * ((microbatches - most) // stages))
 
@@ -243,9 +245,9 @@ def _dependencies(
         rows.append(row)
         codes.append(row * microbatches + microbatch_of)
         sources.append(np.where(source_rows[row] < 0, -1, source_rows[row] * microbatches + microbatch_of))
-    if schedule.group_sizes is None:
+    if schedule.pass_group_sizes is None:
         return rows, codes, [sources]
-    sizes = [np.array(schedule.group_sizes(stage, stages, microbatches, chunks)) for stage in range(stages)]
+    sizes = [np.array(schedule.pass_group_sizes(stage, stages, microbatches, chunks)) for stage in range(stages)]
     # The sources of all passes if groups of ``sizes`` passes run as one.
     last_of_group = np.full(max(code.max() for code in codes) + 2, -1, dtype=np.intp)
     for code, size in zip(codes, sizes, strict=True):
@@ -264,7 +266,7 @@ def _source_rows(schedule: Schedule, stages: int, chunks: int) -> Index:
     Shape (kinds · stages · chunks of all copies,).
     """
     width = chunks * schedule.replicas
-    steps = [step for path in schedule.paths(stages, chunks) for step in itertools.pairwise(path)]
+    steps = [step for path in schedule.chunk_paths(stages, chunks) for step in itertools.pairwise(path)]
     previous, following = {place: source for source, place in steps}, dict(steps)
     sources = np.full(3 * stages * width, -1, dtype=np.intp)
     for place in itertools.product(range(stages), range(width)):

@@ -28,8 +28,8 @@ from paleo.step.streams import layer_gradient_exchange_times, section_gather_tim
 
 if TYPE_CHECKING:
     from paleo.schedules.base import Schedule
-    from paleo.search.cuts import Cuts
-    from paleo.step.batch import Cases
+    from paleo.search.pipeline_cuts import PipelineCuts
+    from paleo.step.configuration_batch import LayoutCases
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -58,24 +58,24 @@ def pareto_front(seconds: Array, bytes_: Array) -> tuple[Array, Array]:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SearchLimits:
     """Step time and memory that a configuration must reach to be an answer of a search.
 
     Attributes
     ----------
-    seconds : float
+    max_step_time : float
         Longest step time of the plans to return [s].
-    capacity : float
+    memory_capacity : float
         Memory of a device [bytes].
-    front : tuple of ndarray
+    known_front : tuple of ndarray
         Seconds, rising, and bytes, falling, of the plans that are known to beat all others in one of both.
     are_estimates : bool
         Limits are expected ones: bounds are those of even cuts, and steps are not bounded again once cuts are known.
     """
 
-    seconds: float
-    capacity: float
-    front: tuple[Array, Array] = field(default_factory=lambda: (np.zeros(0), np.zeros(0)))
+    max_step_time: float
+    memory_capacity: float
+    known_front: tuple[Array, Array] = field(default_factory=lambda: (np.zeros(0), np.zeros(0)))
     are_estimates: bool = False
 
     def may_qualify(self, seconds: Array, bytes_: Array, *, exact: bool) -> Mask:
@@ -93,39 +93,39 @@ class Limits:
         ndarray of bool
             Shape (C,).
         """
-        possible = seconds <= self.seconds
+        possible = seconds <= self.max_step_time
         if exact:
-            times, least = self.front
+            times, least = self.known_front
             before = np.searchsorted(times, seconds, side="right")
             possible = possible | (bytes_ < np.concatenate([[np.inf], least])[before])
-        return np.asarray(possible & (bytes_ <= self.capacity))
+        return np.asarray(possible & (bytes_ <= self.memory_capacity))
 
 
-class Bounds:
+class ConfigurationBounds:
     """Lower bounds of time and memory of cases with the same number of pipeline stages.
 
     Parameters
     ----------
-    cases : Cases
+    cases : LayoutCases
         Layouts at a microbatch under a recompute policy.
-    cuts : Cuts
+    cuts : PipelineCuts
         Ways to cut the network for these cases.
     stages : int
         Stages of the pipeline.
     """
 
-    def __init__(self, cases: Cases, cuts: Cuts, stages: int) -> None:
+    def __init__(self, cases: LayoutCases, cuts: PipelineCuts, stages: int) -> None:
         self.cases, self.cuts, self.stages = cases, cuts, stages
-        self.microbatches, times = cases.microbatches, cases.times
+        self.microbatches, times = cases.microbatches, cases.layer_times
         self.repeat, rows = cuts.repeat.astype(np.float64), np.arange(len(cuts.repeat))[:, None]
-        work = self.repeat[:, None] * times.iteration
+        work = self.repeat[:, None] * times.iteration_time
         self.before, self.behind = (
             (work * (rows < cuts.heaviest)).sum(axis=0),
             (work * (rows > cuts.heaviest)).sum(axis=0),
         )
         self.work, self.saved = work.sum(axis=0), self.repeat @ times.saved_bytes
         self.block = self.work - self.before - self.behind
-        self.reserved = cases.layouts.reserved()[cases.layout]
+        self.reserved = cases.layouts.reserved_memory()[cases.layout_index]
         self._states: dict[tuple[int, int], tuple[Array, Array]] = {}
         self._even: dict[tuple[int, ...], Mask] = {}
         self._seconds: dict[tuple[str, int, bool], Array] = {}
@@ -141,8 +141,8 @@ class Bounds:
             sent[inside] = self.cases.send_time(block)[inside]
         return sent
 
-    def even(self, schedule: Schedule, chunks: int) -> Mask:
-        """Return for which cases the network is certainly cut evenly (`Cuts.even`).
+    def is_cut_evenly(self, schedule: Schedule, chunks: int) -> Mask:
+        """Return for which cases the network is certainly cut evenly (`PipelineCuts.even`).
 
         The mask is computed once for each placement of pieces.
 
@@ -160,10 +160,10 @@ class Bounds:
         """
         stages = schedule.stages_of(self.stages, chunks)
         if stages not in self._even:
-            self._even[stages] = self.cuts.even(stages)
+            self._even[stages] = self.cuts.is_cut_evenly(stages)
         return self._even[stages]
 
-    def under_any_schedule(self, zero: int, *, expected: bool = False) -> tuple[Array, Array]:
+    def bounds_for_any_schedule(self, zero: int, *, expected: bool = False) -> tuple[Array, Array]:
         """Return lower bounds of step time [s] and memory [byte] under any schedule.
 
         Parameters
@@ -183,11 +183,11 @@ class Bounds:
         memory = (self.repeat @ states + self.saved * living) / self.stages + self.reserved
         if expected:
             columns = np.arange(len(self.cases))
-            memory += self.cases.times.workspace_bytes[self.cuts.heaviest, columns]
-            memory += self.cases.times.recompute_bytes[self.cuts.heaviest, columns]
+            memory += self.cases.layer_times.workspace_bytes[self.cuts.heaviest, columns]
+            memory += self.cases.layer_times.recompute_bytes[self.cuts.heaviest, columns]
         return self.microbatches * self.work / self.stages * (1.0 - _ROUNDING), memory * (1.0 - _ROUNDING)
 
-    def seconds(self, schedule: Schedule, chunks: int, zero: int, *, expected: bool = False) -> Array:
+    def step_time_bound(self, schedule: Schedule, chunks: int, zero: int, *, expected: bool = False) -> Array:
         """Return a lower bound of the step time [s].
 
         Parameters
@@ -224,14 +224,16 @@ class Bounds:
             if zero == 3:
                 has_backward = np.array([[each.has_backward] for each in layouts.programs[0].sections])
                 seconds = seconds + section_gather_times(layouts) * (1.0 + has_backward)
-            self._travels[zero] = (self.repeat @ seconds * (layouts.shards > 1))[self.cases.layout] * (1.0 - _ROUNDING)
+            self._travels[zero] = (self.repeat @ seconds * (layouts.zero_shard_ranks > 1))[self.cases.layout_index] * (
+                1.0 - _ROUNDING
+            )
         return self._travels[zero]
 
     def _pipeline_seconds(self, schedule: Schedule, chunks: int, expected: bool) -> Array:
         """Return a lower bound of the step time of pipelines of two or more stages [s], shape (cases,)."""
         count, stages = self.microbatches, self.stages
         least = count * self.work / stages
-        paths = schedule.paths(stages, chunks)
+        paths = schedule.chunk_paths(stages, chunks)
         from_the_front = len(paths) == 1 and [stage for stage, _ in paths[0]] == [*range(stages)] * chunks
         if from_the_front and not schedule.splits_backward:
             least = self.work / (chunks * (1.0 - (1.0 - 1.0 / (count * chunks)) ** stages))
@@ -245,10 +247,10 @@ class Bounds:
         if from_the_front and not schedule.splits_backward:
             filling = self.block * (stages - 1) / (stages * chunks)
             slowest = np.maximum(slowest, filling + count * (busy + ends[-1]))
-        even = self.even(schedule, chunks) | expected
+        even = self.is_cut_evenly(schedule, chunks) | expected
         return np.asarray(np.where(even, np.maximum(least, slowest), least) * (1.0 - _ROUNDING))
 
-    def bytes(self, schedule: Schedule, chunks: int, zero: int, *, expected: bool = False) -> Array:
+    def memory_lower_bound(self, schedule: Schedule, chunks: int, zero: int, *, expected: bool = False) -> Array:
         """Return a lower bound of the memory of the fullest device [byte].
 
         Parameters
@@ -267,7 +269,7 @@ class Bounds:
         ndarray
             Shape (cases,) [bytes].
         """
-        stages, times, copies = self.stages, self.cases.times, schedule.replicas if self.stages > 1 else 1
+        stages, times, copies = self.stages, self.cases.layer_times, schedule.replicas if self.stages > 1 else 1
         states, update = self._state_bytes(zero, copies)
         if stages == 1:
             moment = times.workspace_bytes.max(axis=0) + times.recompute_bytes.max(axis=0)
@@ -281,7 +283,7 @@ class Bounds:
         fullest = times.saved_bytes[block, columns] * most * layers / chunks
         moment = times.workspace_bytes[block, columns] + times.recompute_bytes[block, columns]
         known = states[block, columns] * copies * layers + fullest + moment
-        even = self.even(schedule, chunks) | expected
+        even = self.is_cut_evenly(schedule, chunks) | expected
         return np.asarray((np.where(even, np.maximum(known, least), least) + self.reserved) * (1.0 - _ROUNDING))
 
     def _living(self, schedule: Schedule, chunks: int) -> tuple[Array, Array]:
@@ -292,7 +294,7 @@ class Bounds:
         key = schedule.name, chunks
         if key not in self._lives:
             counts, place = np.unique(self.microbatches, return_inverse=True)
-            living = live_microbatches(schedule, self.stages, counts, chunks) * float(self.cases.layouts.training)
+            living = live_microbatches(schedule, self.stages, counts, chunks) * float(self.cases.layouts.has_backward)
             self._lives[key] = living.min(axis=(0, 1))[place], living.sum(axis=1).max(axis=0)[place]
         return self._lives[key]
 
@@ -300,13 +302,16 @@ class Bounds:
         """Return the bytes of one layer's states and of its update's temporaries, shape (sections, cases) each."""
         if (zero, copies) not in self._states:
             layouts, sections = self.cases.layouts, len(self.repeat)
-            formats, rule, training = layouts.backend.formats, layouts.backend.optimizer, float(layouts.training)
-            whole, trained = (layouts.parameters(each)[:sections] for each in (False, True))
+            formats, rule, training = layouts.backend.formats, layouts.backend.optimizer, float(layouts.has_backward)
+            whole, trained = (layouts.section_parameter_counts(each)[:sections] for each in (False, True))
             stage = 1 if zero == 2 and not layouts.backend.scatters_every_pass(zero, self.stages) else zero
             owned = trained if stage == 0 else layouts.owned_elements(copies)[:sections]
-            states = whole * formats.parameter / (layouts.shards * copies if stage == 3 else 1.0)
-            states = states + (trained if stage < 2 else owned) * (formats.gradient + formats.main_gradient) * training
+            states = whole * formats.parameter_bytes / (layouts.zero_shard_ranks * copies if stage == 3 else 1.0)
+            states = (
+                states
+                + (trained if stage < 2 else owned) * (formats.gradient_bytes + formats.main_gradient_bytes) * training
+            )
             states = states + owned * rule.state_bytes(formats) * training
-            update, layout = owned * rule.temporary_bytes(formats) * training, self.cases.layout
+            update, layout = owned * rule.temporary_bytes(formats) * training, self.cases.layout_index
             self._states[zero, copies] = states[:, layout], update[:, layout]
         return self._states[zero, copies]

@@ -14,79 +14,90 @@ import numpy.typing as npt
 from paleo.lowering.policies import RECOMPUTE_POLICIES, RecomputePolicies
 from paleo.parallel.placement import has_shard_groups
 from paleo.schedules.base import SCHEDULES, Schedule
-from paleo.search.bounds import Bounds, Limits, pareto_front
-from paleo.search.configurations import CaseGroup, EvaluatedCases, Results, groups
-from paleo.search.cuts import Cuts, chunk_counts
+from paleo.search.bounds import ConfigurationBounds, SearchLimits, pareto_front
+from paleo.search.configurations import CaseGroup, ConfigurationResults, EvaluatedCases, group_cases_by_stages
 from paleo.search.partial_recompute import full_recompute_cases
-from paleo.step.batch import Batch, Cases
+from paleo.search.pipeline_cuts import PipelineCuts, chunk_counts
+from paleo.step.configuration_batch import ConfigurationBatch, LayoutCases
 from paleo.step.layouts import Layouts, ResultCache
-from paleo.step.memory import Assignment, AssignmentKinds, StageKinds
+from paleo.step.memory import Assignment, DistinctStages, DistinctStagesAndChunks
 from paleo.step.pipeline import iteration_seconds, stage_end_times
 from paleo.step.section_times import layer_times
-from paleo.step.step import StepArrays, fullest_stage_memory, step
-from paleo.step.streams import after_backward
+from paleo.step.step import StepArrays, fullest_stage_memory, predict_steps
+from paleo.step.streams import layout_times_after_backward
 
 if TYPE_CHECKING:
     from paleo.lowering.program import Program
-    from paleo.search.block_costs import LayoutTimes
-    from paleo.search.space import Layout, Space
+    from paleo.search.layout_costs import LayoutTimes
+    from paleo.search.space import Layout, SearchSpace
     from paleo.step.backend import Backend
 
 Array = npt.NDArray[np.float64]
-Index = npt.NDArray[np.intp]
+IndexArray = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
-class CoveredCases:
+class SearchCases:
     """Layouts whose configurations a search evaluates, bounds and counts.
 
     Attributes
     ----------
-    points : LayoutTimes
+    layout_times : LayoutTimes
         Priced layers of the layouts.
     layouts : sequence of Layout
         Meshes and how they are used.
-    space : Space
+    space : SearchSpace
         Choices of the search.
     backend : Backend
         Prices of a run.
     """
 
-    points: LayoutTimes
+    layout_times: LayoutTimes
     layouts: Sequence[Layout]
-    space: Space
+    space: SearchSpace
     backend: Backend
 
     @cached_property
     def _members(self) -> tuple[_Members, ...]:
         """Cases grouped by number of pipeline stages."""
-        each = (self.points, self.layouts, self.space, self.backend)
-        return tuple(_Members.of(*each, group) for group in groups(self.points, self.layouts, self.space))
+        each = (self.layout_times, self.layouts, self.space, self.backend)
+        return tuple(
+            _Members.from_group(*each, group)
+            for group in group_cases_by_stages(self.layout_times, self.layouts, self.space)
+        )
 
-    def evaluate(self, limits: Limits | None = None) -> Results:
+    def evaluate(self, limits: SearchLimits | None = None) -> ConfigurationResults:
         """Compute step time and memory of each configuration, or of those that can reach given limits.
 
         Parameters
         ----------
-        limits : Limits, optional
+        limits : SearchLimits, optional
             What a configuration has to reach; those that cannot are left out. None: all are evaluated.
 
         Returns
         -------
-        Results
+        ConfigurationResults
             One entry for each configuration.
         """
         solved: list[EvaluatedCases] = []
         case_groups: list[CaseGroup] = []
         for members in self._members:
-            for part in [members] if limits is None else members.narrowed(self.points, self.layouts, limits):
+            for part in (
+                [members] if limits is None else members.narrow_to_limits(self.layout_times, self.layouts, limits)
+            ):
                 before = sum(map(len, case_groups))
-                part = part if part.group.before == before else replace(part, group=replace(part.group, before=before))
-                solved += part.without_pipeline(limits) if part.group.stages == 1 else part.pipelined(limits)
+                part = (
+                    part
+                    if part.group.case_offset == before
+                    else replace(part, group=replace(part.group, case_offset=before))
+                )
+                solved += (
+                    part.evaluate_unpipelined(limits) if part.group.stages == 1 else part.evaluate_pipelined(limits)
+                )
                 case_groups.append(part.group)
-                part.cases.cache.forget()
-                part.cases.layouts.cache.forget()
-        return Results.of(case_groups, solved)
+                part.cases.cache.clear()
+                part.cases.layouts.cache.clear()
+        return ConfigurationResults.join_parts(case_groups, solved)
 
     def best_bounds(self, capacity: float, count: int) -> BestBounds:
         """Return the best lower bounds of step times, and the bounds of plans that may lie on the Pareto front.
@@ -107,27 +118,27 @@ class CoveredCases:
         """
         candidates = []
         for members in self._members:
-            promising = members.promising(capacity, count)
+            promising = members.promising_cases(capacity, count)
             if len(promising):
-                chosen = members.group.chosen(promising, 0)
-                part = _Members.of(self.points, self.layouts, self.space, self.backend, chosen)
+                chosen = members.group.select_cases(promising, 0)
+                part = _Members.from_group(self.layout_times, self.layouts, self.space, self.backend, chosen)
                 candidates.append(part.best_bounds(capacity, count))
-        return BestBounds.joined(candidates, count)
+        return BestBounds.join(candidates, count)
 
     @property
-    def covered(self) -> int:
+    def configuration_count(self) -> int:
         """Number of configurations of all cases, counting one cut of the network for each."""
-        return sum(members.covered for members in self._members)
+        return sum(members.configuration_count for members in self._members)
 
 
 class BestBounds(NamedTuple):
     """Best lower bounds of a search: the shortest steps that may fit [s], and points of the Pareto front."""
 
-    seconds: Array
-    front: tuple[Array, Array]
+    step_time_bounds: Array
+    pareto_bounds: tuple[Array, Array]
 
     @classmethod
-    def joined(cls, parts: Sequence[BestBounds], count: int) -> BestBounds:
+    def join(cls, parts: Sequence[BestBounds], count: int) -> BestBounds:
         """Join the candidates of several parts.
 
         Parameters
@@ -142,8 +153,8 @@ class BestBounds(NamedTuple):
         BestBounds
             The shortest steps of all, and the Pareto front of all.
         """
-        seconds = np.sort(np.concatenate([np.zeros(0), *(part.seconds for part in parts)]))[:count]
-        fronts = zip(*(part.front for part in parts), strict=True)
+        seconds = np.sort(np.concatenate([np.zeros(0), *(part.step_time_bounds for part in parts)]))[:count]
+        fronts = zip(*(part.pareto_bounds for part in parts), strict=True)
         times, sizes = (np.concatenate([np.zeros(0), *each]) for each in (fronts if parts else ((), ())))
         return cls(seconds, pareto_front(times, sizes))
 
@@ -152,63 +163,85 @@ class BestBounds(NamedTuple):
 class _Cut:
     """Cut of the network into pipeline stages, with the cases and the ``schedules`` that it is used for.
 
-    ``stated`` holds the layers of each piece if a run has to state them. Cuts with ``sharded`` parameters (ZeRO-3) are
-    separate, because gathering parameters adds to the time of a layer.
+    ``layers_per_piece`` holds the layers of each piece if a run has to state them. Cuts with ``has_sharded_parameters``
+    parameters (ZeRO-3) are separate, because gathering parameters adds to the time of a layer.
     """
 
-    cases: Index
-    sharded: bool
+    cases: IndexArray
+    has_sharded_parameters: bool
     schedules: list[Schedule]
     assignment: Assignment
-    stated: tuple[int, ...] | None
+    layers_per_piece: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Members:
     """Cases with the same number of pipeline stages, with the times of their layers.
 
-    ``arrival`` is the time at which the input batch of each case arrives [s]. ``spread`` is True for cases whose
-    experts are spread over ranks. ``twin`` is the position of the case that recomputes every layer and is equal
-    otherwise.
+    ``input_arrival_times`` is the time at which the input batch of each case arrives [s]. ``has_spread_experts`` is
+    True for cases whose experts are spread over ranks. ``full_recompute_case`` is the position of the case that
+    recomputes every layer and is equal otherwise.
     """
 
     group: CaseGroup
-    space: Space
+    space: SearchSpace
     backend: Backend
     programs: tuple[Program, ...]
-    block_of: Index
-    cases: Cases
-    arrival: Array
-    spread: npt.NDArray[np.bool_]
-    twin: Index
+    program_of_case: IndexArray
+    cases: LayoutCases
+    input_arrival_times: Array
+    has_spread_experts: npt.NDArray[np.bool_]
+    full_recompute_case: IndexArray
 
     @classmethod
-    def of(
-        cls, points: LayoutTimes, layouts: Sequence[Layout], space: Space, backend: Backend, group: CaseGroup
+    def from_group(
+        cls, points: LayoutTimes, layouts: Sequence[Layout], space: SearchSpace, backend: Backend, group: CaseGroup
     ) -> _Members:
-        """Return the cases of a group with the times of their layers."""
+        """Return the cases of a group with the times of their layers.
+
+        Parameters
+        ----------
+        points : LayoutTimes
+            Times and bytes of the layers of all layouts and microbatches.
+        layouts : sequence of Layout
+            Layouts of the search.
+        space : SearchSpace
+            What the search varies.
+        backend : Backend
+            Backend that times kernels and collectives.
+        group : CaseGroup
+            Cases with the same number of pipeline stages.
+
+        Returns
+        -------
+        _Members
+            Cases of the group, in its order.
+        """
         members = [layouts[index] for index in group.layouts]
-        block_of = points.block_of[group.point]
-        programs = tuple(points.programs[block] for block in block_of[group.first])
+        block_of = points.program_of_point[group.point_index]
+        programs = tuple(points.programs[block] for block in block_of[group.case_of_layout])
         meshes, sequence = tuple(each.mesh for each in members), tuple(each.sequence_parallel for each in members)
-        repeat = points.costs.repeat
-        hows = group.recompute if not backend.run.forward_only else np.zeros_like(group.recompute)
-        times = layer_times(points.costs.of(group.point), RecomputePolicies.of_configurations(repeat, hows))
+        repeat = points.times_by_section.repeat
+        hows = group.recompute_index if not backend.run.forward_only else np.zeros_like(group.recompute_index)
+        times = layer_times(
+            points.times_by_section.select_configurations(group.point_index),
+            RecomputePolicies.for_configurations(repeat, hows),
+        )
         local_batches = tuple(each.local_batch for each in members)
         group_layouts = Layouts(backend, meshes, programs, sequence, local_batches, by_program=points.by_program)
-        cases = Cases(group_layouts, group.layout, group.microbatches, times)
-        arrival = _arrival(points, members, backend)[group.layout]
-        spread = np.array([each.expert_ranks > 1 for each in members])[group.layout]
-        twin = full_recompute_cases((group.layout, group.microbatch.astype(np.intp), group.recompute))
+        cases = LayoutCases(group_layouts, group.layout_index, group.microbatch_count, times)
+        arrival = _arrival(points, members, backend)[group.layout_index]
+        spread = np.array([each.expert_ranks > 1 for each in members])[group.layout_index]
+        twin = full_recompute_cases((group.layout_index, group.microbatch.astype(np.intp), group.recompute_index))
         return cls(group, space, backend, points.programs, block_of, cases, arrival, spread, twin)
 
     @property
-    def several(self) -> npt.NDArray[np.bool_]:
+    def has_several_shards(self) -> npt.NDArray[np.bool_]:
         """True for cases whose states ZeRO can shard over several ranks, shape (cases,)."""
-        return self.cases.layouts.shards[self.cases.layout] > 1
+        return self.cases.layouts.zero_shard_ranks[self.cases.layout_index] > 1
 
     @property
-    def zero(self) -> tuple[int, ...]:
+    def allowed_zero_stages(self) -> tuple[int, ...]:
         """ZeRO stages that the cases allow.
 
         Shard groups need stage 1 at least. ZeRO-2 is dropped beside ZeRO-1 if the software scatters gradients once a
@@ -220,14 +253,30 @@ class _Members:
         )
         return tuple(zero for zero in self.space.zero if zero >= least and zero not in same)
 
-    def without_pipeline(self, limits: Limits | None) -> Iterator[EvaluatedCases]:
-        """Yield the evaluated configurations that have no pipeline."""
+    def evaluate_unpipelined(self, limits: SearchLimits | None) -> Iterator[EvaluatedCases]:
+        """Evaluate the configurations that have no pipeline.
+
+        Parameters
+        ----------
+        limits : SearchLimits or None
+            What a configuration has to reach; those that cannot are left out. None: all are evaluated.
+
+        Yields
+        ------
+        EvaluatedCases
+            Step times [s] and memory [byte] of the cases under one ZeRO stage and one overlap of the exchange.
+        """
         schedule, sections = SCHEDULES["1f1b"], self.programs[0].sections
         whole = [tuple((index, section.repeat) for index, section in enumerate(sections))]
-        assignment = Assignment.of(
-            whole, schedule, 1, 1, self.programs[0].ties, AssignmentKinds(StageKinds(), StageKinds())
+        assignment = Assignment.from_schedule(
+            whole,
+            schedule,
+            1,
+            1,
+            self.programs[0].tied_parameters,
+            DistinctStagesAndChunks(DistinctStages(), DistinctStages()),
         )
-        chosen = {zero: self._chosen_whole(schedule, zero, limits) for zero in self.zero}
+        chosen = {zero: self._chosen_whole(schedule, zero, limits) for zero in self.allowed_zero_stages}
         kept = {index.tobytes(): (self.cases.select(index), ResultCache()) for index in chosen.values()}
         for overlapped in exchange_overlaps(self.space, self.backend):
             for zero, index in chosen.items():
@@ -236,27 +285,43 @@ class _Members:
                     steps = self._steps(index, cases, assignment, schedule, shared, zero=zero, overlapped=overlapped)
                     yield self._solved(index, steps)
 
-    def _chosen_whole(self, schedule: Schedule, zero: int, limits: Limits | None) -> Index:
+    def _chosen_whole(self, schedule: Schedule, zero: int, limits: SearchLimits | None) -> IndexArray:
         """Return the cases without a pipeline that a ZeRO stage allows and that may reach the limits under it."""
-        inside = self.several if zero else np.ones(len(self.cases), dtype=bool)
+        inside = self.has_several_shards if zero else np.ones(len(self.cases), dtype=bool)
         if limits is not None:
             bounds = self._bounds(sharded=False)
-            seconds, memory = (bound(schedule, 1, zero) for bound in (bounds.seconds, bounds.bytes))
+            seconds, memory = (
+                bound(schedule, 1, zero) for bound in (bounds.step_time_bound, bounds.memory_lower_bound)
+            )
             inside = inside & self._reached(limits, seconds, memory, exact=True)
         return np.flatnonzero(inside)
 
-    def pipelined(self, limits: Limits | None) -> Iterator[EvaluatedCases]:
-        """Yield the evaluated configurations that have two or more pipeline stages."""
+    def evaluate_pipelined(self, limits: SearchLimits | None) -> Iterator[EvaluatedCases]:
+        """Evaluate the configurations that have two or more pipeline stages.
+
+        Parameters
+        ----------
+        limits : SearchLimits or None
+            What a configuration has to reach; those that cannot are left out. None: all are evaluated.
+
+        Yields
+        ------
+        EvaluatedCases
+            Step times [s] and memory [byte] of the cases that share one choice, such as a schedule.
+        """
         for cut in list(self._cuts(limits)):  # listed before any is evaluated, so that common parts are priced once
             yield from self._scheduled(cut, limits)
 
-    def _scheduled(self, cut: _Cut, limits: Limits | None) -> Iterator[EvaluatedCases]:
+    def _scheduled(self, cut: _Cut, limits: SearchLimits | None) -> Iterator[EvaluatedCases]:
         """Yield the evaluated configurations of a cut, for each of its schedules."""
         is_complete = len(cut.cases) == len(self.cases)
         cases, shared = self.cases if is_complete else self.cases.select(cut.cases), ResultCache()
         for schedule in cut.schedules:
-            runnable, zeros = self._runnable(schedule, cut.sharded)[cut.cases], self._zeros(cut.sharded)
-            if limits is not None and not cut.sharded and runnable.any():
+            runnable, zeros = (
+                self._runnable(schedule, cut.has_sharded_parameters)[cut.cases],
+                self._zeros(cut.has_sharded_parameters),
+            )
+            if limits is not None and not cut.has_sharded_parameters and runnable.any():
                 reached = self._reached_when_cut(cut, schedule, cases, shared, limits)
                 zeros = tuple(zero for zero in zeros if (reached[zero] & runnable).any())
                 runnable = runnable & np.logical_or.reduce([reached[zero] for zero in zeros] or [~runnable])
@@ -267,7 +332,7 @@ class _Members:
                 yield from self._chosen(cut, schedule, zeros, cut.cases[inside], cases.select(inside), ResultCache())
 
     def _reached_when_cut(
-        self, cut: _Cut, schedule: Schedule, cases: Cases, shared: ResultCache, limits: Limits
+        self, cut: _Cut, schedule: Schedule, cases: LayoutCases, shared: ResultCache, limits: SearchLimits
     ) -> dict[int, npt.NDArray[np.bool_]]:
         """Return True for the cases of a cut that may still reach the limits, by ZeRO stage.
 
@@ -278,16 +343,22 @@ class _Members:
         batch = self._batch(cut.cases, cases, cut.assignment, schedule, shared, zero=0, overlapped=least)
         (seconds, memory), reached = np.full((2, len(self.cases)), np.inf), dict[int, npt.NDArray[np.bool_]]()
         seconds[cut.cases] = 0.0 if limits.are_estimates else stage_end_times(batch).max(axis=0)
-        for zero in self._zeros(cut.sharded):
+        for zero in self._zeros(cut.has_sharded_parameters):
             memory[cut.cases] = fullest_stage_memory(replace(batch, zero=zero))
             reached[zero] = self._reached(limits, seconds, memory, exact=self._exact(schedule))[cut.cases]
         return reached
 
     def _chosen(
-        self, cut: _Cut, schedule: Schedule, zeros: Sequence[int], index: Index, cases: Cases, shared: ResultCache
+        self,
+        cut: _Cut,
+        schedule: Schedule,
+        zeros: Sequence[int],
+        index: IndexArray,
+        cases: LayoutCases,
+        shared: ResultCache,
     ) -> Iterator[EvaluatedCases]:
         """Yield some cases evaluated under each ZeRO stage and each way to exchange gradients."""
-        several = self.several[index]
+        several = self.has_several_shards[index]
         for zero in zeros:
             if self.backend.scatters_every_pass(zero, self.group.stages) and not several.all():
                 rows = np.flatnonzero(several)  # gradients are scattered in these cases only
@@ -296,23 +367,23 @@ class _Members:
                 yield from self._exchanged(cut, schedule, zero, index, cases, shared)
 
     def _exchanged(
-        self, cut: _Cut, schedule: Schedule, zero: int, index: Index, cases: Cases, shared: ResultCache
+        self, cut: _Cut, schedule: Schedule, zero: int, index: IndexArray, cases: LayoutCases, shared: ResultCache
     ) -> Iterator[EvaluatedCases]:
         """Yield some cases evaluated under one ZeRO stage and each way to exchange gradients."""
-        choices, several = exchange_overlaps(self.space, self.backend), self.several[index]
+        choices, several = exchange_overlaps(self.space, self.backend), self.has_several_shards[index]
         for overlapped in choices:
             chosen = several if zero else np.ones_like(several)
-            if overlapped and len(choices) > 1 and not cut.sharded:
-                following = after_backward(cases.layouts, cut.assignment, zero, overlapped=True)
-                chosen = chosen & following.sends[cases.layout]
+            if overlapped and len(choices) > 1 and not cut.has_sharded_parameters:
+                following = layout_times_after_backward(cases.layouts, cut.assignment, zero, overlapped=True)
+                chosen = chosen & following.has_communication[cases.layout_index]
             if len(index):
                 steps = self._steps(index, cases, cut.assignment, schedule, shared, zero=zero, overlapped=overlapped)
-                yield self._solved(index, steps, chosen, cut.stated)
+                yield self._solved(index, steps, chosen, cut.layers_per_piece)
 
     def _steps(
         self,
-        index: Index,
-        cases: Cases,
+        index: IndexArray,
+        cases: LayoutCases,
         assignment: Assignment,
         schedule: Schedule,
         shared: ResultCache,
@@ -321,61 +392,63 @@ class _Members:
         overlapped: bool,
     ) -> StepArrays:
         """Return the predicted steps of the cases at positions ``index``, by closed forms where they exist."""
-        return step(self._batch(index, cases, assignment, schedule, shared, zero=zero, overlapped=overlapped))
+        return predict_steps(self._batch(index, cases, assignment, schedule, shared, zero=zero, overlapped=overlapped))
 
     def _batch(
         self,
-        index: Index,
-        cases: Cases,
+        index: IndexArray,
+        cases: LayoutCases,
         assignment: Assignment,
         schedule: Schedule,
         shared: ResultCache,
         *,
         zero: int,
         overlapped: bool,
-    ) -> Batch:
-        return Batch(
+    ) -> ConfigurationBatch:
+        return ConfigurationBatch(
             cases,
             assignment,
             schedule=schedule,
             zero=zero,
-            overlapped=overlapped,
-            arrival=self.arrival[index],
+            overlaps_gradient_exchange=overlapped,
+            input_arrival_time=self.input_arrival_times[index],
             stage_end_method="closed",
             cache=shared,
         )
 
     def _solved(
         self,
-        index: Index,
+        index: IndexArray,
         steps: StepArrays,
         chosen: npt.NDArray[np.bool_] | None = None,
         stated: tuple[int, ...] | None = None,
     ) -> EvaluatedCases:
         """Return the steps of the cases at positions ``index`` as results; only the ``chosen`` ones if given."""
-        case = (index + self.group.before).astype(np.int32)
+        case = (index + self.group.case_offset).astype(np.int32)
         # the cases of the group, which all of its batches share: those of a cut alone would take much memory
-        batch = replace(steps.batch, cases=self.cases, arrival=self.arrival, cache=ResultCache())
-        step_time, memory = steps.step_time, steps.memory
+        batch = replace(steps.batch, cases=self.cases, input_arrival_time=self.input_arrival_times, cache=ResultCache())
+        step_time, memory = steps.step_time, steps.fullest_stage_memory
         if chosen is not None and not chosen.all():
             case, step_time, memory = case[chosen], step_time[chosen], memory[chosen]
-        return EvaluatedCases(batch, stated, self.group.before, case, step_time, memory)
+        return EvaluatedCases(batch, stated, self.group.case_offset, case, step_time, memory)
 
     # cuts
 
-    def _bounds(self, *, sharded: bool) -> Bounds:
+    def _bounds(self, *, sharded: bool) -> ConfigurationBounds:
         """Return the lower bounds of the cases, with parameters ``sharded`` (ZeRO-3) or not."""
-        return self.cases.cache.once(("bounds", sharded), lambda: self._uncached_bounds(sharded))
+        return self.cases.cache.get_or_compute(("bounds", sharded), lambda: self._uncached_bounds(sharded))
 
-    def _uncached_bounds(self, sharded: bool) -> Bounds:
-        times, layouts = self.cases.times, self.cases.layouts
-        seconds = iteration_seconds(times, layouts, self.cases.layout, sharded=sharded)
-        return Bounds(self.cases, Cuts(self.programs, self.block_of, seconds, self.backend), self.group.stages)
+    def _uncached_bounds(self, sharded: bool) -> ConfigurationBounds:
+        times, layouts = self.cases.layer_times, self.cases.layouts
+        seconds = iteration_seconds(times, layouts, self.cases.layout_index, sharded=sharded)
+        return ConfigurationBounds(
+            self.cases, PipelineCuts(self.programs, self.program_of_case, seconds, self.backend), self.group.stages
+        )
 
-    def _cuts(self, limits: Limits | None) -> Iterator[_Cut]:
+    def _cuts(self, limits: SearchLimits | None) -> Iterator[_Cut]:
         """Yield every cut of the network over the stages, for the cases that may reach the limits."""
-        stages, ties = self.group.stages, self.programs[0].ties
-        kinds = AssignmentKinds(StageKinds(), StageKinds())
+        stages, ties = self.group.stages, self.programs[0].tied_parameters
+        kinds = DistinctStagesAndChunks(DistinctStages(), DistinctStages())
         for sharded in (False, True) if self.space.sharded_pipelines else (False,):
             bounds = self._bounds(sharded=sharded)
             for chunks in chunk_counts(self.programs[0], stages, self.space, self.backend):
@@ -383,13 +456,18 @@ class _Members:
                     mask = self._wanted(bounds, chunks, schedules, limits, sharded)
                     if not mask.any():
                         continue
-                    for pieces, cases, stated in bounds.cuts.of(schedules[0].stages_of(stages, chunks), mask):
+                    for pieces, cases, stated in bounds.cuts.partitions(schedules[0].stages_of(stages, chunks), mask):
                         if mask[cases].any():
-                            assignment = Assignment.of(pieces, schedules[0], stages, chunks, ties, kinds)
+                            assignment = Assignment.from_schedule(pieces, schedules[0], stages, chunks, ties, kinds)
                             yield _Cut(cases[mask[cases]], sharded, schedules, assignment, stated)
 
     def _wanted(
-        self, bounds: Bounds, chunks: int, schedules: Sequence[Schedule], limits: Limits | None, sharded: bool
+        self,
+        bounds: ConfigurationBounds,
+        chunks: int,
+        schedules: Sequence[Schedule],
+        limits: SearchLimits | None,
+        sharded: bool,
     ) -> npt.NDArray[np.bool_]:
         """Return True for cases that may reach the limits under any of the schedules, shape (cases,)."""
         if limits is None:
@@ -398,50 +476,80 @@ class _Members:
         for schedule in schedules:
             runnable = self._runnable(schedule, sharded)
             for zero in self._zeros(sharded):
-                seconds = bounds.seconds(schedule, chunks, zero, expected=limits.are_estimates)
-                memory = bounds.bytes(schedule, chunks, zero, expected=limits.are_estimates)
+                seconds = bounds.step_time_bound(schedule, chunks, zero, expected=limits.are_estimates)
+                memory = bounds.memory_lower_bound(schedule, chunks, zero, expected=limits.are_estimates)
                 mask |= runnable & self._reached(limits, seconds, memory, exact=self._exact(schedule))
         return mask
 
     def _exact(self, schedule: Schedule) -> bool:
         """Return True if the closed form of a schedule also holds for unequal stages."""
-        return self.group.stages == 1 or schedule.closed_forms.exact_for == "any"
+        return self.group.stages == 1 or schedule.closed_forms.exact_for_stages == "any"
 
-    def _reached(self, limits: Limits, seconds: Array, memory: Array, *, exact: bool) -> npt.NDArray[np.bool_]:
+    def _reached(self, limits: SearchLimits, seconds: Array, memory: Array, *, exact: bool) -> npt.NDArray[np.bool_]:
         """Return True for cases that may reach the limits, shape (cases,).
 
         A case that fits only if some of its layers are recomputed counts, together with its twin that recomputes every
         layer.
         """
         reached = limits.may_qualify(seconds, memory, exact=exact)
-        twin, plain = self.twin, self.group.recompute == RECOMPUTE_POLICIES.index("none")
-        partly = np.flatnonzero(plain & (twin >= 0) & (seconds <= limits.seconds))
-        partly = partly[memory[twin[partly]] <= limits.capacity]
+        twin, plain = self.full_recompute_case, self.group.recompute_index == RECOMPUTE_POLICIES.index("none")
+        partly = np.flatnonzero(plain & (twin >= 0) & (seconds <= limits.max_step_time))
+        partly = partly[memory[twin[partly]] <= limits.memory_capacity]
         reached[partly] = reached[twin[partly]] = True
         return reached
 
-    def narrowed(self, points: LayoutTimes, layouts: Sequence[Layout], limits: Limits) -> Iterator[_Members]:
-        """Yield the cases that may reach the limits, apart for schedules with exact closed forms and for others."""
-        seconds, memory = self._bounds(sharded=False).under_any_schedule(self._most_shared)
+    def narrow_to_limits(
+        self, points: LayoutTimes, layouts: Sequence[Layout], limits: SearchLimits
+    ) -> Iterator[_Members]:
+        """Yield the cases that may reach the limits, apart for schedules with exact closed forms and for others.
+
+        Parameters
+        ----------
+        points : LayoutTimes
+            Times and bytes of the layers of all layouts and microbatches.
+        layouts : sequence of Layout
+            Layouts of the search.
+        limits : SearchLimits
+            Step time [s] and memory [byte] that a configuration has to reach.
+
+        Yields
+        ------
+        _Members
+            Cases of this group under some of its schedules; groups without cases are left out.
+        """
+        seconds, memory = self._bounds(sharded=False).bounds_for_any_schedule(self._most_shared)
         names = self.space.schedules if self.group.stages > 1 else ("1f1b",)
         for exact in (True, False):
             chosen = [
                 name
                 for name in names
-                if exact == (self.group.stages == 1 or SCHEDULES[name].closed_forms.exact_for == "any")
+                if exact == (self.group.stages == 1 or SCHEDULES[name].closed_forms.exact_for_stages == "any")
             ]
             near = np.flatnonzero(self._reached(limits, seconds, memory, exact=exact))
             if not (chosen and len(near)):
                 continue
             space = replace(self.space, schedules=tuple(chosen))
-            members = _Members.of(points, layouts, space, self.backend, self.group.chosen(near, 0))
-            reaching = np.flatnonzero(members.reaching(limits))
+            members = _Members.from_group(points, layouts, space, self.backend, self.group.select_cases(near, 0))
+            reaching = np.flatnonzero(members.may_reach_limits(limits))
             if len(reaching):
-                yield _Members.of(points, layouts, space, self.backend, members.group.chosen(reaching, 0))
+                yield _Members.from_group(points, layouts, space, self.backend, members.group.select_cases(reaching, 0))
 
-    def promising(self, capacity: float, count: int) -> Index:
-        """Return the ``count`` cases with the shortest steps that should fit, and those on the Pareto front."""
-        seconds, memory = self._bounds(sharded=False).under_any_schedule(self._most_shared, expected=True)
+    def promising_cases(self, capacity: float, count: int) -> IndexArray:
+        """Return the cases with the shortest steps that should fit in memory, and those on the Pareto front.
+
+        Parameters
+        ----------
+        capacity : float
+            Memory of a device [byte].
+        count : int
+            Number of cases with the shortest steps.
+
+        Returns
+        -------
+        ndarray of int, shape (chosen,)
+            Positions of the cases, ascending.
+        """
+        seconds, memory = self._bounds(sharded=False).bounds_for_any_schedule(self._most_shared, expected=True)
         inside = np.flatnonzero(memory <= capacity)
         shortest = inside[np.argsort(seconds[inside], kind="stable")[:count]]
         front, _ = pareto_front(seconds[inside], memory[inside])
@@ -451,9 +559,9 @@ class _Members:
         return np.flatnonzero(chosen)
 
     @property
-    def covered(self) -> int:
+    def configuration_count(self) -> int:
         """Number of configurations of these cases, with one cut for each."""
-        ways, several = len(exchange_overlaps(self.space, self.backend)), self.several
+        ways, several = len(exchange_overlaps(self.space, self.backend)), self.has_several_shards
         return ways * sum(
             int((runnable & several).sum() if zero else runnable.sum())
             for _, _, schedules, sharded in self._choices()
@@ -461,35 +569,59 @@ class _Members:
             for zero in self._zeros(sharded)
         )
 
-    def reaching(self, limits: Limits) -> npt.NDArray[np.bool_]:
-        """Return True for cases of which any configuration may reach the limits, shape (cases,)."""
+    def may_reach_limits(self, limits: SearchLimits) -> npt.NDArray[np.bool_]:
+        """Return True for each case of which any configuration may reach the limits.
+
+        Parameters
+        ----------
+        limits : SearchLimits
+            Step time [s] and memory [byte] that a configuration has to reach.
+
+        Returns
+        -------
+        ndarray of bool, shape (cases,)
+            True for cases that may reach the limits.
+        """
         reaching = np.zeros(len(self.cases), dtype=bool)
         for bounds, chunks, schedules, sharded in self._choices():
             reaching |= self._wanted(bounds, chunks, schedules, limits, sharded)
         return reaching
 
     def best_bounds(self, capacity: float, count: int) -> BestBounds:
-        """Return the bounds of the ``count`` shortest steps that may fit, and of possible plans of the Pareto front."""
+        """Bound the shortest steps that may fit in memory, and the plans that may lie on the Pareto front.
+
+        Parameters
+        ----------
+        capacity : float
+            Memory of a device [byte].
+        count : int
+            Number of shortest step times to bound.
+
+        Returns
+        -------
+        BestBounds
+            Lower bounds of step times [s] and of memory [byte].
+        """
         parts = []
         for bounds, chunks, schedules, sharded in self._choices():
             for schedule in schedules:
                 runnable = self._runnable(schedule, sharded)
                 for zero in self._zeros(sharded):
-                    seconds = bounds.seconds(schedule, chunks, zero, expected=True)
-                    memory = bounds.bytes(schedule, chunks, zero, expected=True)
+                    seconds = bounds.step_time_bound(schedule, chunks, zero, expected=True)
+                    memory = bounds.memory_lower_bound(schedule, chunks, zero, expected=True)
                     inside = np.flatnonzero(runnable & (memory <= capacity))
                     shortest, least = seconds[inside], memory[inside]
                     # the step waits for the scatter
-                    if self.backend.scatters_every_pass(zero, self.group.stages) and len(self.zero) > 1:
+                    if self.backend.scatters_every_pass(zero, self.group.stages) and len(self.allowed_zero_stages) > 1:
                         shortest = np.zeros(0)
                     if len(shortest) > count:
                         shortest = np.partition(shortest, count)[:count]
                     nothing = np.zeros(0), np.zeros(0)
                     front = pareto_front(seconds[inside], least) if self._exact(schedule) else nothing
                     parts.append(BestBounds(shortest, front))
-        return BestBounds.joined(parts, count)
+        return BestBounds.join(parts, count)
 
-    def _choices(self) -> Iterator[tuple[Bounds, int, list[Schedule], bool]]:
+    def _choices(self) -> Iterator[tuple[ConfigurationBounds, int, list[Schedule], bool]]:
         """Yield (bounds, chunks per stage, schedules that allow them, sharded parameters or not)."""
         if self.group.stages == 1:
             yield self._bounds(sharded=False), 1, [SCHEDULES["1f1b"]], False
@@ -501,7 +633,11 @@ class _Members:
 
     def _zeros(self, sharded: bool) -> tuple[int, ...]:
         """Return the ZeRO stages for pipelines with or without sharded parameters; all stages without a pipeline."""
-        return self.zero if self.group.stages == 1 else tuple(zero for zero in self.zero if (zero == 3) == sharded)
+        return (
+            self.allowed_zero_stages
+            if self.group.stages == 1
+            else tuple(zero for zero in self.allowed_zero_stages if (zero == 3) == sharded)
+        )
 
     @property
     def _most_shared(self) -> int:
@@ -514,9 +650,9 @@ class _Members:
             return np.ones(len(self.cases), dtype=bool)
         runnable = schedule.allows_microbatches(self.group.stages, self.cases.microbatches)
         if sharded:
-            runnable = runnable & self.several
-        if schedule.pairs_passes and pairs_imply_overlap(self.backend):
-            runnable = runnable & ~self.spread
+            runnable = runnable & self.has_several_shards
+        if schedule.pairs_passes and overlap_needs_pairs(self.backend):
+            runnable = runnable & ~self.has_spread_experts
         return runnable
 
     def _schedules_by_assignment(self, chunks: int) -> list[list[Schedule]]:
@@ -530,7 +666,7 @@ class _Members:
         return list(shared.values())
 
 
-def pairs_imply_overlap(backend: Backend) -> bool:
+def overlap_needs_pairs(backend: Backend) -> bool:
     """Return True if expert exchange overlaps with computation only under schedules that pair two microbatches' passes.
 
     Layers then take other times under these schedules (`Schedule.pairs_passes`).
@@ -548,12 +684,12 @@ def pairs_imply_overlap(backend: Backend) -> bool:
     return backend.software.overlap.experts is None
 
 
-def exchange_overlaps(space: Space, backend: Backend) -> tuple[bool, ...]:
+def exchange_overlaps(space: SearchSpace, backend: Backend) -> tuple[bool, ...]:
     """Return the ways to exchange gradients that a search tries: as stated by the space or the run, else both.
 
     Parameters
     ----------
-    space : Space
+    space : SearchSpace
         Values that the search varies.
     backend : Backend
         Software, prices and links of the run.
@@ -565,7 +701,7 @@ def exchange_overlaps(space: Space, backend: Backend) -> tuple[bool, ...]:
     """
     if space.overlapped is not None:
         return (space.overlapped,)
-    return (False, True) if backend.run.exchange.when is None else (backend.overlapped,)
+    return (False, True) if backend.run.exchange.when is None else (backend.overlaps_gradient_exchange,)
 
 
 def _arrival(points: LayoutTimes, members: Sequence[Layout], backend: Backend) -> Array:

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from paleo.lowering.policies import RECOMPUTE_POLICIES, most_recomputable_layers, recompute_summary
 from paleo.predict import Prediction, predict
 from paleo.schedules.base import distinct_values
-from paleo.specs.run import updated
-from paleo.specs.software import Software, load_software
+from paleo.specs.run import replace_fields
+from paleo.specs.software import SoftwareProfile, load_software
 
 if TYPE_CHECKING:
     from paleo.search.ranking import PlanRow, Ranking
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from paleo.specs.system import System
 
 Array = npt.NDArray[np.float64]
-Index = npt.NDArray[np.intp]
+IndexArray = npt.NDArray[np.intp]
 #: Most configurations that are tried, and most runs near the expected number of layers before a bisection.
 _TRIES, _NEAR = 8, 3
 
 
-def fewest_layers(
+def fit_with_fewest_layers(
     prediction: Prediction,
-    software: Software | None = None,
+    software: SoftwareProfile | None = None,
     calibration: Calibration | None = None,
     share: float | None = None,
 ) -> Prediction | None:
@@ -45,7 +45,7 @@ def fewest_layers(
     ----------
     prediction : Prediction
         Prediction of the run.
-    software : Software, optional
+    software : SoftwareProfile, optional
         Profile to use instead of the run's.
     calibration : Calibration, optional
         Calibration to use instead of the run's.
@@ -61,7 +61,9 @@ def fewest_layers(
     def tried(layers: int | None) -> Prediction:
         changed: dict[str, object] = {"recompute": "full", "recompute_layers": layers}
         changed |= {"recompute.every": None, "recompute.by_layer": {}}
-        return predict(prediction.model, prediction.system, updated(prediction.run, changed), software, calibration)
+        return predict(
+            prediction.model, prediction.system, replace_fields(prediction.run, changed), software, calibration
+        )
 
     # recomputation may change the cut of a pipeline: keep the pieces of the run that recomputes every layer
     whole = prediction if prediction.run.recompute.policy == "full" else tried(None)
@@ -92,12 +94,12 @@ def _fewest_that_fit(
 class _Candidate(NamedTuple):
     """A configuration that recomputes every layer, the fraction of layers that suffices, and its expected score."""
 
-    configuration: int
-    share: float
-    score: float
+    configuration_index: int
+    recomputed_fraction: float
+    expected_score: float
 
 
-def partly_recomputed(model: ModelSpec, system: System, ranking: Ranking, best: float) -> list[PlanRow]:
+def partial_recompute_plans(model: ModelSpec, system: System, ranking: Ranking, best: float) -> list[PlanRow]:
     """Find plans that recompute some layers of each stage and are better than the best so far.
 
     Parameters
@@ -117,12 +119,12 @@ def partly_recomputed(model: ModelSpec, system: System, ranking: Ranking, best: 
         Plans.
     """
     rows: list[PlanRow] = []
-    candidates = sorted(_candidates(ranking, best), key=lambda candidate: candidate.score)
+    candidates = sorted(_candidates(ranking, best), key=lambda candidate: candidate.expected_score)
     for candidate in candidates[:_TRIES]:
-        if candidate.score >= best:
+        if candidate.expected_score >= best:
             break
-        row = ranking.row(candidate.configuration)
-        prediction = fewest_layers(predict(model, system, row.run), share=candidate.share)
+        row = ranking.plan_row(candidate.configuration_index)
+        prediction = fit_with_fewest_layers(predict(model, system, row.run), share=candidate.recomputed_fraction)
         if prediction is None or prediction.run.recompute.layers is None:
             continue
         score = ranking.rates[row.gpus] * prediction.step_time
@@ -148,7 +150,7 @@ def _candidates(ranking: Ranking, best: float) -> Iterator[_Candidate]:
 
     Their time and memory are interpolated between recomputation of no layer and of every layer.
     """
-    score = ranking.score
+    score = ranking.scores
     for number in range(len(ranking.parts)):
         unfitting, fitting = _fitting_pairs(ranking, number, score < best)
         over, under = (
@@ -176,22 +178,24 @@ def _memory_before_update(memory: Array, run: Run) -> Array:
     return memory * _STATE_FRACTION if run.optimizer in updates else memory
 
 
-def _fitting_pairs(ranking: Ranking, number: int, better: npt.NDArray[np.bool_]) -> tuple[Index, Index]:
+def _fitting_pairs(ranking: Ranking, number: int, better: npt.NDArray[np.bool_]) -> tuple[IndexArray, IndexArray]:
     """Return the indices of pairs of configurations of one GPU count that differ in recomputation only.
 
     The first recomputes nothing, would be better, but does not fit. The second recomputes every layer, and fits.
     """
     results, first = ranking.parts[number].results, int(ranking.first[number])
     rows = slice(first, first + len(results))
-    plain = np.flatnonzero(better[rows] & ~ranking.fits[rows] & (results.recompute == RECOMPUTE_POLICIES.index("none")))
-    cases = len(results.cases[0])
-    keys = results.choice.astype(np.int64) * cases + results.case  # sorted by choice, then by case
-    layout, *others = results.cases
+    plain = np.flatnonzero(
+        better[rows] & ~ranking.fits[rows] & (results.recompute_index == RECOMPUTE_POLICIES.index("none"))
+    )
+    cases = len(results.case_columns[0])
+    keys = results.batch_index.astype(np.int64) * cases + results.case_index  # sorted by choice, then by case
+    layout, *others = results.case_columns
     # a case may belong to several groups
-    group = np.searchsorted(distinct_values(results.before), np.arange(cases), side="right")
-    grouped = layout.astype(np.int64) * (len(results.before) + 1) + group
-    twin = full_recompute_cases((grouped, *others))[results.case[plain]]
-    twin_keys = results.choice[plain].astype(np.int64) * cases + twin
+    group = np.searchsorted(distinct_values(results.batch_case_offsets), np.arange(cases), side="right")
+    grouped = layout.astype(np.int64) * (len(results.batch_case_offsets) + 1) + group
+    twin = full_recompute_cases((grouped, *others))[results.case_index[plain]]
+    twin_keys = results.batch_index[plain].astype(np.int64) * cases + twin
     places = np.minimum(np.searchsorted(keys, twin_keys), max(len(keys) - 1, 0))
     has_twin = (twin >= 0) & (keys[places] == twin_keys) if len(plain) else np.zeros(0, dtype=bool)
     plain, places = plain[has_twin] + first, places[has_twin] + first

@@ -20,18 +20,26 @@ import numpy as np
 
 from paleo.errors import CapacityError, PlanError, SpecError, suggest_names
 from paleo.parallel.plan import plan
-from paleo.predict import HEADROOM, Prediction, predict
+from paleo.predict import MEMORY_HEADROOM_SHARE, Prediction, predict
 from paleo.schedules.base import SCHEDULES
-from paleo.search.block_costs import Graphs, layout_times
-from paleo.search.bounds import Limits, pareto_front
-from paleo.search.evaluate import BestBounds, CoveredCases, pairs_imply_overlap
-from paleo.search.partial_recompute import partly_recomputed
-from paleo.search.ranking import VARIED, EvaluatedGroup, PlanRow, Ranking
-from paleo.search.space import Layout, Space, batch, check_searched, divisors, layouts, microbatches
-from paleo.search.support import Support, recomputes_some_layers
-from paleo.specs.run import updated
-from paleo.specs.software import Dispatch, load_software
-from paleo.step.backend import Backend, backend_of
+from paleo.search.bounds import SearchLimits, pareto_front
+from paleo.search.evaluate import BestBounds, SearchCases, overlap_needs_pairs
+from paleo.search.framework_support import FrameworkSupport, can_recompute_some_layers
+from paleo.search.layout_costs import GraphsByBatch, layout_times
+from paleo.search.partial_recompute import partial_recompute_plans
+from paleo.search.ranking import MAX_VARIED_PLANS, EvaluatedGroup, PlanRow, Ranking
+from paleo.search.space import (
+    Layout,
+    SearchSpace,
+    check_searchable,
+    divisors,
+    list_layouts,
+    microbatch_sizes,
+    search_global_batch,
+)
+from paleo.specs.run import replace_fields
+from paleo.specs.software import TokenDispatcher, load_software
+from paleo.step.backend import Backend, build_backend
 from paleo.step.exchange import NEEDS_ZERO3_MESSAGE
 
 if TYPE_CHECKING:
@@ -41,12 +49,12 @@ if TYPE_CHECKING:
     from paleo.specs.system import System
 
 #: Names of the token dispatchers as they are printed.
-NAMES: dict[Dispatch, str] = {"nccl": "NCCL's all-to-all", "deepep": "DeepEP", "hybridep": "HybridEP"}
+DISPATCHER_NAMES: dict[TokenDispatcher, str] = {"nccl": "NCCL's all-to-all", "deepep": "DeepEP", "hybridep": "HybridEP"}
 #: Most microbatches at which the two dispatchers are compared.
 _TRIED = 8
 
 
-def _other_dispatcher(backend: Backend) -> Dispatch | None:
+def _other_dispatcher(backend: Backend) -> TokenDispatcher | None:
     """Return the token dispatcher that a search tries besides the software's own.
 
     Returns None if the run states one, or if the software has no other.
@@ -64,39 +72,41 @@ def _dispatch_words(winner: Prediction) -> str:
     """
     software = load_software(winner.run.software)
     used = winner.run.experts.dispatch or software.parallelism.expert_dispatch
-    mesh, axes = winner.plan.mesh, winner.plan.parallel.expert_axes
+    mesh, axes = winner.plan.mesh, winner.plan.strategy.expert_axes
     if mesh.group_size(axes) == 1 or not software.host.handshake:
         return ""
-    other: Dispatch = "deepep" if used == "nccl" else "nccl"
+    other: TokenDispatcher = "deepep" if used == "nccl" else "nccl"
     gap = _step(winner, other, winner.plan.microbatch) / winner.step_time - 1.0
     slower = f"{100 * abs(gap):.1f} % {'slower' if gap >= 0 else 'faster'}"
-    text = f"Tokens are dispatched to experts by {NAMES[used]}; with {NAMES[other]} the step would be {slower}."
+    chosen, alternative = DISPATCHER_NAMES[used], DISPATCHER_NAMES[other]
+    text = f"Tokens are dispatched to experts by {chosen}; with {alternative} the step would be {slower}."
     return f"{text} {_crossover(winner, used, other)}"
 
 
-def _crossover(winner: Prediction, used: Dispatch, other: Dispatch) -> str:
+def _crossover(winner: Prediction, used: TokenDispatcher, other: TokenDispatcher) -> str:
     """Return a text on the microbatch from which the other dispatcher is the faster one."""
     wins = dict(_compared(winner, used, other))
     sizes = list(wins)
     crossing = next((size for before, size in pairwise(sizes) if wins[before] != wins[size]), None)
     if crossing is None:
         first = other if wins[sizes[0]] else used
-        return f"At microbatches of {sizes[0]} to {sizes[-1]} {NAMES[first]} is the faster one."
+        return f"At microbatches of {sizes[0]} to {sizes[-1]} {DISPATCHER_NAMES[first]} is the faster one."
     below, above = (other, used) if wins[sizes[0]] else (used, other)
-    return f"Below a microbatch of {crossing} {NAMES[below]} is faster, from there on {NAMES[above]}."
+    smaller, larger = DISPATCHER_NAMES[below], DISPATCHER_NAMES[above]
+    return f"Below a microbatch of {crossing} {smaller} is faster, from there on {larger}."
 
 
-def _compared(winner: Prediction, used: Dispatch, other: Dispatch) -> Iterator[tuple[int, bool]]:
+def _compared(winner: Prediction, used: TokenDispatcher, other: TokenDispatcher) -> Iterator[tuple[int, bool]]:
     """Yield microbatches that the plan's schedule can run, with True where the other dispatcher is faster."""
     for size in divisors(winner.plan.local_batch)[:_TRIED]:
         with suppress(PlanError):
             yield size, _step(winner, other, size) < _step(winner, used, size)
 
 
-def _step(winner: Prediction, dispatcher: Dispatch, microbatch: int) -> float:
+def _step(winner: Prediction, dispatcher: TokenDispatcher, microbatch: int) -> float:
     """Return the step time [s] of a plan with another token dispatcher and microbatch."""
     changed = {"experts.dispatch": dispatcher, "microbatch": microbatch}
-    return predict(winner.model, winner.system, updated(winner.run, changed)).step_time
+    return predict(winner.model, winner.system, replace_fields(winner.run, changed)).step_time
 
 
 #: Quantities that a search can minimise.
@@ -124,20 +134,20 @@ _FEW_CASES, _FIRST_BOUNDS = 50_000, 24
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class FoundPlans:
     """Plans that a search found.
 
     Attributes
     ----------
-    configurations : int
+    covered_configurations : int
         Configurations that were covered: evaluated, or left out because of their bounds.
-    fitting : int
+    fitting_configurations : int
         Evaluated configurations that fit.
-    evaluated : int
+    evaluated_configurations : int
         Configurations that were evaluated.
-    skipped : tuple
+    skipped_gpu_counts : tuple
         Counts of GPUs without a plan, with reasons.
-    seconds : float
+    search_duration : float
         Duration of the search [s].
     objective : str
         Quantity by which the plans are ordered.
@@ -145,7 +155,7 @@ class Search:
         Samples of a step.
     plans : tuple of PlanRow
         The best first, each with gradients travelling when it is better.
-    front : tuple of PlanRow
+    front_plans : tuple of PlanRow
         Plans that no other beats in both time and memory.
     runner_up : PlanRow, optional
         The first that fits with another strategy than the best.
@@ -153,17 +163,17 @@ class Search:
         All evaluated configurations.
     """
 
-    configurations: int
-    fitting: int
-    seconds: float
+    covered_configurations: int
+    fitting_configurations: int
+    search_duration: float
     objective: str
     global_batch: int
     plans: tuple[PlanRow, ...]
-    front: tuple[PlanRow, ...]
+    front_plans: tuple[PlanRow, ...]
     runner_up: PlanRow | None = None
     ranking: Ranking | None = field(default=None, repr=False, compare=False)
-    evaluated: int = 0
-    skipped: tuple[tuple[int, str], ...] = ()
+    evaluated_configurations: int = 0
+    skipped_gpu_counts: tuple[tuple[int, str], ...] = ()
 
 
 def search(
@@ -172,11 +182,11 @@ def search(
     run: Run,
     *,
     counts: Sequence[int] = (),
-    space: Space | None = None,
+    space: SearchSpace | None = None,
     objective: str = "time",
     top: int = 10,
     exhaustive: bool = True,
-) -> Search:
+) -> FoundPlans:
     """Search the plans of a space on each count of GPUs, all with the same global batch.
 
     Parameters
@@ -189,7 +199,7 @@ def search(
         Options that the user states; its global batch is kept.
     counts : sequence of int
         Counts of GPUs; those of the run by default.
-    space : Space, optional
+    space : SearchSpace, optional
         Choices of the search; all by default.
     objective : str
         ``time`` of a step, ``cost`` or ``energy`` of one (rent of whole nodes, design power), or ``gpus`` (the fewest
@@ -202,7 +212,7 @@ def search(
 
     Returns
     -------
-    Search
+    FoundPlans
         Plans, the best first, with the Pareto front of time and memory.
 
     Raises
@@ -211,15 +221,15 @@ def search(
         If no configuration shares the batch and the layers evenly.
     """
     check_objective(objective)
-    check_searched(run)
+    check_searchable(run)
     started = time.perf_counter()
-    chosen, tried = space or Space(), dict.fromkeys(counts or (run.gpus,))
-    global_batch = batch(model, run)
+    chosen, tried = space or SearchSpace(), dict.fromkeys(counts or (run.gpus,))
+    global_batch = search_global_batch(model, run)
     sources = [source for gpus in tried for source in _sources(model, system, _sized(run, gpus, global_batch), chosen)]
     one_rate = objective == "time" or (objective != "gpus" and len(tried) == 1)
-    whole = exhaustive or not one_rate or not all(source.bounded for source in sources)
-    if whole or sum(source.cases for source in sources) <= _FEW_CASES:
-        ranking = Ranking([source.part() for source in sources], system, objective)
+    whole = exhaustive or not one_rate or not all(source.bounds_are_valid for source in sources)
+    if whole or sum(source.case_count for source in sources) <= _FEW_CASES:
+        ranking = Ranking([source.evaluate_within() for source in sources], system, objective)
     else:
         ranking = _bounded(sources, system, objective, top)
     if not ranking.parts:
@@ -228,22 +238,27 @@ def search(
         gpus, left = ", ".join(map(str, tried)), f"shares {global_batch} samples and the layers evenly{ordered}"
         reasons = next((source.support.exclusion_text for source in sources if source.support.exclusion_text), "")
         raise PlanError(f"no configuration of {gpus} gpus {left}{reasons}")
-    plans = ranking.best(top)
-    partial = _partial(model, system, ranking, plans[0]) if recomputes_some_layers(chosen) else ()
-    plans, front = (*partial, *plans)[:top], pareto_plans([*partial, *ranking.front()])
+    plans = ranking.best_plans(top)
+    partial = _partial(model, system, ranking, plans[0]) if can_recompute_some_layers(chosen) else ()
+    plans, front = (*partial, *plans)[:top], pareto_plans([*partial, *ranking.pareto_plans()])
     runner_up = ranking.runner_up(plans[0])
     evaluated = len(ranking.step)
-    return Search(
-        max(evaluated, sum(source.searched.covered for source in sources) if ranking.bounded else 0),
+    return FoundPlans(
+        max(
+            evaluated,
+            sum(source.covered_cases.configuration_count for source in sources)
+            if ranking.has_skipped_configurations
+            else 0,
+        ),
         len(ranking.fitting),
-        seconds=time.perf_counter() - started,
+        search_duration=time.perf_counter() - started,
         objective=objective,
         global_batch=global_batch,
         plans=plans,
-        front=front,
+        front_plans=front,
         runner_up=runner_up,
         ranking=ranking,
-        evaluated=evaluated,
+        evaluated_configurations=evaluated,
     )
 
 
@@ -254,23 +269,27 @@ def _bounded(sources: Sequence[_Source], system: System, objective: str, count: 
     the plans of different strategies that are grouped into classes. If none of the first ``count`` plans leaves memory
     free, the ranking evaluates further ones.
     """
-    capacity = system.device.memory.usable
-    first = BestBounds.joined(
-        [source.searched.best_bounds(capacity, _FIRST_BOUNDS) for source in sources], _FIRST_BOUNDS
+    capacity = system.device.memory.usable_bytes
+    first = BestBounds.join(
+        [source.covered_cases.best_bounds(capacity, _FIRST_BOUNDS) for source in sources], _FIRST_BOUNDS
     )
-    limits = Limits(float(first.seconds.max(initial=0.0)), capacity, first.front, are_estimates=True)
-    tried = Ranking([source.part(limits) for source in sources], system, objective)
+    limits = SearchLimits(
+        float(first.step_time_bounds.max(initial=0.0)), capacity, first.pareto_bounds, are_estimates=True
+    )
+    tried = Ranking([source.evaluate_within(limits) for source in sources], system, objective)
     exact = tried.fitting[tried.exact[tried.fitting]]
     front = pareto_front(tried.step[exact], tried.memory[exact])
     known = tried.fitting[np.argsort(tried.step[tried.fitting], kind="stable")]
-    tight = bool((tried.memory[known[:count]] > (1.0 - HEADROOM) * capacity).all())
+    tight = bool((tried.memory[known[:count]] > (1.0 - MEMORY_HEADROOM_SHARE) * capacity).all())
     within = float(tried.step[known[: 2 * (LOOKED_AT if tight else count)]].max(initial=0.0)) or math.inf
-    varied = tried.slowest_varied(VARIED)
+    varied = tried.varied_step_time_limit(MAX_VARIED_PLANS)
     within = max(within, varied) if math.isfinite(varied) else within
 
     def widen(seconds: float) -> list[EvaluatedGroup]:
         everything = math.isinf(seconds)
-        return [source.part(None if everything else Limits(seconds, capacity, front)) for source in sources]
+        return [
+            source.evaluate_within(None if everything else SearchLimits(seconds, capacity, front)) for source in sources
+        ]
 
     return Ranking(widen(within), system, objective, within, widen)
 
@@ -279,7 +298,7 @@ def _partial(model: ModelSpec, system: System, ranking: Ranking, first: PlanRow)
     """Return plans that recompute only some layers and rank before the first plan, the best first."""
     if not first.fits or not ranking.timed:
         return ()
-    return tuple(reversed(partly_recomputed(model, system, ranking, ranking.rates[first.gpus] * first.step_time)))
+    return tuple(reversed(partial_recompute_plans(model, system, ranking, ranking.rates[first.gpus] * first.step_time)))
 
 
 def pareto_plans(rows: Sequence[PlanRow]) -> tuple[PlanRow, ...]:
@@ -310,24 +329,24 @@ def _sized(run: Run, gpus: int, global_batch: int) -> Run:
 class _Source:
     """Layouts that a search covers for one GPU count and token dispatcher, with the backend that times them."""
 
-    graphs: Graphs
+    graphs: GraphsByBatch
     layouts: tuple[Layout, ...]
-    space: Space
+    space: SearchSpace
     backend: Backend
-    support: Support
-    pairs: bool = False
+    support: FrameworkSupport
+    pairs_passes: bool = False
 
     @cached_property
-    def searched(self) -> CoveredCases:
+    def covered_cases(self) -> SearchCases:
         """Layouts with the predicted times of their layers."""
         space, backend = self.space, self.backend
         points = layout_times(
-            self.graphs, backend, self.layouts, lambda layout: microbatches(layout.local_batch, space), space
+            self.graphs, backend, self.layouts, lambda layout: microbatch_sizes(layout.local_batch, space), space
         )
-        return CoveredCases(points, self.layouts, space, backend)
+        return SearchCases(points, self.layouts, space, backend)
 
     @property
-    def bounded(self) -> bool:
+    def bounds_are_valid(self) -> bool:
         """True if lower bounds of time and memory are valid for the options of the run."""
         backend = self.backend
         return not (
@@ -335,40 +354,48 @@ class _Source:
         )
 
     @property
-    def cases(self) -> int:
+    def case_count(self) -> int:
         """Number of cases: combinations of layout, microbatch and recompute policy."""
-        sizes = sum(len(microbatches(layout.local_batch, self.space)) for layout in self.layouts)
+        sizes = sum(len(microbatch_sizes(layout.local_batch, self.space)) for layout in self.layouts)
         return sizes * len(self.space.recompute)
 
-    def part(self, limits: Limits | None = None) -> EvaluatedGroup:
+    def evaluate_within(self, limits: SearchLimits | None = None) -> EvaluatedGroup:
         """Return the evaluated configurations that the framework can run and that may reach the limits.
 
-        Without limits all are evaluated.
+        Parameters
+        ----------
+        limits : SearchLimits, optional
+            What a configuration has to reach. None: all are evaluated.
+
+        Returns
+        -------
+        EvaluatedGroup
+            Step times [s] and memory [byte] of the configurations.
         """
-        results = self.searched.evaluate(limits)
+        results = self.covered_cases.evaluate(limits)
         return EvaluatedGroup(
             self.backend.run,
             self.layouts,
             self.support.supported_results(results, self.layouts),
             preset=self.space.preset,
-            pairs=self.pairs,
+            pairs_passes=self.pairs_passes,
         )
 
 
-def _sources(model: ModelSpec, system: System, run: Run, space: Space) -> Iterator[_Source]:
+def _sources(model: ModelSpec, system: System, run: Run, space: SearchSpace) -> Iterator[_Source]:
     """Yield the layouts of one GPU count for each token dispatcher.
 
     Schedules that pair passes have a source of their own, because expert exchange overlaps with computation there.
     """
-    dtype = plan(model, system, updated(run, {"global_batch": None, "pipeline.cut": None})).dtype
-    backend = backend_of(system, run, dtype)
+    dtype = plan(model, system, replace_fields(run, {"global_batch": None, "pipeline.cut": None})).dtype
+    backend = build_backend(system, run, dtype)
     space = _compressible(space, backend.compression)
     if space.etp is None and backend.software.parallelism.expert_tensor == "none":
         space = replace(space, etp=(None, 1))
-    graphs = Graphs(model, backend)
-    support = Support.of(space, graphs.at(1), run, system, backend.software, dtype)
+    graphs = GraphsByBatch(model, backend)
+    support = FrameworkSupport.of(space, graphs.graph_at_batch(1), run, system, backend.software, dtype)
     chosen = support.supported_layouts(
-        layouts(graphs.at(1), run.gpus, run.global_batch or 1, space, system.devices_per_node)
+        list_layouts(graphs.graph_at_batch(1), run.gpus, run.global_batch or 1, space, system.devices_per_node)
     )
     if not chosen:
         stated = ",".join(f"{axis}={degree}" for axis, degree in space.degrees.items())
@@ -382,23 +409,23 @@ def _sources(model: ModelSpec, system: System, run: Run, space: Space) -> Iterat
     parts = [(backend, chosen)]
     other = _other_dispatcher(backend)
     if other is not None and spread:
-        parts.append((backend_of(system, updated(run, {"experts.dispatch": other}), dtype), spread))
+        parts.append((build_backend(system, replace_fields(run, {"experts.dispatch": other}), dtype), spread))
     for each, laid_out in parts:
         yield _Source(graphs, tuple(laid_out), space, each, support)
-        if pairs_imply_overlap(each) and piped:
+        if overlap_needs_pairs(each) and piped:
             software = each.software.with_fields({"overlap.experts": True})
-            backend_with_pairs = backend_of(system, each.run, dtype, software)
-            yield _Source(graphs, tuple(piped), paired, backend_with_pairs, support, pairs=True)
+            backend_with_pairs = build_backend(system, each.run, dtype, software)
+            yield _Source(graphs, tuple(piped), paired, backend_with_pairs, support, pairs_passes=True)
 
 
-def _runs(layout: Layout, space: Space) -> bool:
+def _runs(layout: Layout, space: SearchSpace) -> bool:
     """Return True if some schedule of the search space can run the pipeline of a layout."""
-    stages, sizes = layout.mesh.degree("pp"), np.array(microbatches(layout.local_batch, space))
+    stages, sizes = layout.mesh.degree("pp"), np.array(microbatch_sizes(layout.local_batch, space))
     counts = layout.local_batch // sizes
     return stages > 1 and any(SCHEDULES[name].allows_microbatches(stages, counts).any() for name in space.schedules)
 
 
-def _compressible(space: Space, method: Compression | None) -> Space:
+def _compressible(space: SearchSpace, method: Compression | None) -> SearchSpace:
     """Return the part of a space that an estimate accepts together with gradient compression.
 
     Methods for sharded parameters allow ZeRO-3 only. Methods whose gradients cannot be summed on the wire exclude it.
@@ -424,7 +451,7 @@ class Explanation:
     text: str
 
 
-def explain(model: ModelSpec, system: System, result: Search) -> Explanation:
+def explain(model: ModelSpec, system: System, result: FoundPlans) -> Explanation:
     """Compare the first plan of a search with the next one of another strategy.
 
     Parameters
@@ -433,7 +460,7 @@ def explain(model: ModelSpec, system: System, result: Search) -> Explanation:
         Network, as its model file describes it.
     system : System
         Machine: its devices, nodes and links.
-    result : Search
+    result : FoundPlans
         The search.
 
     Returns
@@ -447,7 +474,9 @@ def explain(model: ModelSpec, system: System, result: Search) -> Explanation:
         If no plan fits in memory.
     """
     if not result.plans or not result.plans[0].fits:
-        raise CapacityError(f"none of {result.configurations:,} configurations fits {system.device.name}'s memory")
+        raise CapacityError(
+            f"none of {result.covered_configurations:,} configurations fits {system.device.name}'s memory"
+        )
     first = result.plans[0]
     winner = predict(model, system, first.run)
     second = None if result.runner_up is None else predict(model, system, result.runner_up.run)
@@ -455,7 +484,7 @@ def explain(model: ModelSpec, system: System, result: Search) -> Explanation:
 
 
 #: Plans whose step times differ by a smaller fraction are equally fast at the number of digits that are printed.
-TIE_FRACTION = 0.0005
+PRINTED_TIE_FRACTION = 0.0005
 
 
 def _words(winner: Prediction, other: Prediction | None) -> str:
@@ -467,7 +496,7 @@ def _words(winner: Prediction, other: Prediction | None) -> str:
     losses = {name: getattr(other.breakdown, name) - getattr(winner.breakdown, name) for name in _PARTS}
     worst = max(losses, key=lambda name: losses[name])
     gap = other.step_time / winner.step_time - 1.0
-    slower = f"{100 * gap:.1f} % slower" if gap >= TIE_FRACTION else "just as fast"
+    slower = f"{100 * gap:.1f} % slower" if gap >= PRINTED_TIE_FRACTION else "just as fast"
     more = f"{100 * losses[worst] / winner.step_time:.1f} % more {_PARTS[worst]}"
     text += f". Next is {other.plan.strategy_text or 'dp'}, {slower}: {more}"
     low, high = winner.interval
@@ -487,12 +516,14 @@ _PARTS = {
 }
 
 
-def plans_with_headroom(result: Search, system: System, top: int = FIRST) -> tuple[PlanRow, ...]:
-    """Return the first plans of a search; those that leave `HEADROOM` of the memory free come before all others.
+def plans_with_headroom(result: FoundPlans, system: System, top: int = FIRST) -> tuple[PlanRow, ...]:
+    """Return the first plans of a search, starting with those that leave a share of the memory free.
+
+    The share is `MEMORY_HEADROOM_SHARE`.
 
     Parameters
     ----------
-    result : Search
+    result : FoundPlans
         The search.
     system : System
         Machine: its devices, nodes and links.
@@ -504,19 +535,19 @@ def plans_with_headroom(result: Search, system: System, top: int = FIRST) -> tup
     tuple of PlanRow
         Plans.
     """
-    roomy = (1.0 - HEADROOM) * system.device.memory.usable
+    roomy = (1.0 - MEMORY_HEADROOM_SHARE) * system.device.memory.usable_bytes
     rows = result.plans
     if result.ranking is not None and rows[0].fits and all(row.memory > roomy for row in rows):
-        rows = result.ranking.best(LOOKED_AT)
+        rows = result.ranking.best_plans(LOOKED_AT)
     return tuple(sorted(rows, key=lambda row: row.memory > roomy)[:top])
 
 
-def search_with_headroom(result: Search, system: System, top: int = FIRST) -> Search:
-    """Return a search whose plans, and runner-up, leave `HEADROOM` of the memory free if possible.
+def search_with_headroom(result: FoundPlans, system: System, top: int = FIRST) -> FoundPlans:
+    """Return a search whose plans, and runner-up, leave `MEMORY_HEADROOM_SHARE` of the memory free if possible.
 
     Parameters
     ----------
-    result : Search
+    result : FoundPlans
         The search.
     system : System
         Machine: its devices, nodes and links.
@@ -525,15 +556,15 @@ def search_with_headroom(result: Search, system: System, top: int = FIRST) -> Se
 
     Returns
     -------
-    Search
+    FoundPlans
         The search in the new order.
     """
     rows = plans_with_headroom(result, system, top)
     if rows[0] == result.plans[0] or result.ranking is None:
         return result
-    roomy = (1.0 - HEADROOM) * system.device.memory.usable
+    roomy = (1.0 - MEMORY_HEADROOM_SHARE) * system.device.memory.usable_bytes
     # the first plans mostly have room
-    for among in (lambda: rows, lambda ranking=result.ranking: ranking.best(LOOKED_AT)):
+    for among in (lambda: rows, lambda ranking=result.ranking: ranking.best_plans(LOOKED_AT)):
         others = (row for row in among() if row.strategy != rows[0].strategy and row.memory <= roomy)
         if (runner_up := next(others, None)) is not None:
             break

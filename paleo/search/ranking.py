@@ -18,20 +18,20 @@ from paleo.errors import SpecError
 from paleo.lowering.policies import RECOMPUTE_POLICIES
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.prices import machine_rent
-from paleo.specs.run import updated
+from paleo.specs.run import replace_fields
 
 if TYPE_CHECKING:
-    from paleo.search.configurations import Choice, Results
+    from paleo.search.configurations import ConfigurationResults, ExecutionChoice
     from paleo.search.space import Layout
     from paleo.specs.run import Run
     from paleo.specs.system import System
 
 Array = npt.NDArray[np.float64]
-Index = npt.NDArray[np.intp]
+IndexArray = npt.NDArray[np.intp]
 #: Number of the best plans among which another strategy is sought first.
 _NEAR = 1000
 #: Most plans of different strategies that are grouped into classes.
-VARIED = 40
+MAX_VARIED_PLANS = 40
 #: Number of batches whose best configuration is computed pass by pass, and number of rounds in which configurations
 #: that now lead the ranking are.
 _BATCHES, _ROUNDS = 6, 6
@@ -45,8 +45,8 @@ _MARGIN = 0.002
 class PlanRow:
     """One plan of a search: strategy and other options, step time [s], and memory of the fullest device [byte].
 
-    ``class_step`` is the shortest step time of the plans that a prediction cannot tell from this one [s], or 0 if it
-    was not computed.
+    ``class_step_time`` is the shortest step time of the plans that a prediction cannot tell from this one [s], or 0 if
+    it was not computed.
     """
 
     gpus: int
@@ -59,25 +59,25 @@ class PlanRow:
     memory: float
     fits: bool
     run: Run
-    class_step: float = 0.0
+    class_step_time: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedGroup:
     """Evaluated configurations of one GPU count.
 
-    ``pairs`` is True if they use schedules that pair passes, under which layers take other times.
+    ``pairs_passes`` is True if they use schedules that pair passes, under which layers take other times.
     """
 
     run: Run
     layouts: tuple[Layout, ...]
-    results: Results
+    results: ConfigurationResults
     preset: str = "dp"
-    pairs: bool = False
+    pairs_passes: bool = False
 
 
 #: Function that returns the parts of a search, with all configurations whose step takes at most the given time [s].
-PartsWithin = Callable[[float], Sequence[EvaluatedGroup]]
+EvaluateWithin = Callable[[float], Sequence[EvaluatedGroup]]
 
 
 class Ranking:
@@ -108,9 +108,9 @@ class Ranking:
         system: System,
         objective: str,
         within: float = np.inf,
-        widen: PartsWithin | None = None,
+        widen: EvaluateWithin | None = None,
     ) -> None:
-        self.capacity, self.timed = system.device.memory.usable, objective != "gpus"
+        self.capacity, self.timed = system.device.memory.usable_bytes, objective != "gpus"
         self._rate_of = partial(_weight_of_second, system, objective=objective)
         self._widen, self._within, self._has_sampled = widen, within, False
         self._load(parts)
@@ -125,14 +125,14 @@ class Ranking:
         self.first = np.concatenate([[0], np.cumsum([len(part.results) for part in parts])]).astype(np.intp)
         self.fits = self.memory <= self.capacity
         self.fitting = np.flatnonzero(self.fits)
-        self.exact = np.concatenate([part.results.exact for part in parts] or [np.zeros(0, dtype=bool)])
+        self.exact = np.concatenate([part.results.is_exact for part in parts] or [np.zeros(0, dtype=bool)])
         self._played = np.zeros(len(self.step), dtype=bool)
         self.rates = {part.run.gpus: self._rate_of(part.run.gpus) for part in parts}
         rates = [self.rates[part.run.gpus] for part in parts]
         self._rates = np.repeat(rates, [len(part.results) for part in parts])
 
     @property
-    def bounded(self) -> bool:
+    def has_skipped_configurations(self) -> bool:
         """True if configurations were left out because of their bounds."""
         return self._widen is not None and self._within < np.inf
 
@@ -149,7 +149,7 @@ class Ranking:
         self._within = seconds * (1.0 + _MARGIN)
         self._load(self._widen(self._within))
         for (part, layout, microbatch, policy, choice), cut, step in played:
-            alike = (part.run is other.run and part.pairs == other.pairs for other in self.parts)
+            alike = (part.run is other.run and part.pairs_passes == other.pairs_passes for other in self.parts)
             number = next(number for number, same in enumerate(alike) if same)
             configurations = self.parts[number].results.find(layout, microbatch, policy, choice, cut)
             rows = self.first[number] + configurations
@@ -157,7 +157,7 @@ class Ranking:
         return True
 
     @classmethod
-    def joined(cls, rankings: Sequence[Ranking], system: System, objective: str) -> Ranking:
+    def join(cls, rankings: Sequence[Ranking], system: System, objective: str) -> Ranking:
         """Join several rankings into one.
 
         Parameters
@@ -181,18 +181,18 @@ class Ranking:
         return whole
 
     @property
-    def score(self) -> Array:
+    def scores(self) -> Array:
         """Score that the ranking minimises, shape (configurations,)."""
         return self._rates * self.step if self.timed else self._rates
 
     @property
-    def score_of_all(self) -> Array:
+    def score_including_unfitting(self) -> Array:
         """Score of all configurations: those that do not fit follow those that do, the smallest memory first."""
-        score = self.score
+        score = self.scores
         later = score[self.fits].max(initial=0.0) + self.memory
         return np.where(self.fits, score, later)
 
-    def _compute_pass_by_pass(self, indices: Index) -> bool:
+    def _compute_pass_by_pass(self, indices: IndexArray) -> bool:
         """Compute the exact step times of configurations, pass by pass; return True if any was new."""
         left = indices[~self.exact[indices]]
         for number, part in enumerate(self.parts):
@@ -211,33 +211,33 @@ class Ranking:
         leads: dict[tuple[int, int], int] = {}
         for index in self._known(count).tolist():
             number = self._part(index)
-            batch = number, int(self.parts[number].results.choice[index - self.first[number]])
+            batch = number, int(self.parts[number].results.batch_index[index - self.first[number]])
             leads.setdefault(batch, index)
         first = [index for index in leads.values() if not self.exact[index]]
         self._compute_pass_by_pass(np.array(first[:_BATCHES], dtype=np.intp))
 
-    def _known(self, count: int) -> Index:
+    def _known(self, count: int) -> IndexArray:
         """Return the indices of the best ``count`` configurations, all with exact step times."""
         order = self._ordered(count)
         while self._extend_to(float(self.step[order].max(initial=0.0)) if len(self.fitting) >= count else np.inf):
             order = self._ordered(count)
         return order
 
-    def _ordered(self, count: int) -> Index:
+    def _ordered(self, count: int) -> IndexArray:
         """Return the indices of the best ``count`` configurations by present scores.
 
         Ties go to shorter steps, less memory.
         """
-        candidates, score = self.fitting, self.score[self.fitting]
+        candidates, score = self.fitting, self.scores[self.fitting]
         if len(candidates) < count:
-            candidates, score = np.arange(len(self.step)), self.score_of_all
+            candidates, score = np.arange(len(self.step)), self.score_including_unfitting
         score, step = _rounded(score), _rounded(self.step[candidates])
         if count < len(candidates):
             leaders = np.flatnonzero(score <= np.partition(score, count - 1)[count - 1])
             candidates, score, step = candidates[leaders], score[leaders], step[leaders]
         return np.asarray(candidates[np.lexsort((self.memory[candidates], step, score, ~self.fits[candidates]))])
 
-    def best_indices(self, count: int) -> Index:
+    def best_indices(self, count: int) -> IndexArray:
         """Return the best configurations with exact step times, including those that tie with the last one.
 
         Parameters
@@ -247,7 +247,7 @@ class Ranking:
 
         Returns
         -------
-        Index
+        IndexArray
             Positions of configurations, the best first.
         """
         if len(self.step) and not self._has_sampled:
@@ -260,7 +260,7 @@ class Ranking:
             order = self._known(count)
         return np.asarray(order[self.exact[order]])
 
-    def best(self, top: int) -> tuple[PlanRow, ...]:
+    def best_plans(self, top: int) -> tuple[PlanRow, ...]:
         """Return the best plans.
 
         Of two that differ only in when gradients are exchanged, the better one is returned; of two cuts that make no
@@ -279,7 +279,7 @@ class Ranking:
         rows: dict[tuple[object, ...], PlanRow] = {}
         known_figures: set[tuple[object, ...]] = set()
         for index in self.best_indices(2 * top):
-            row = self.row(int(index))
+            row = self.plan_row(int(index))
             choices = row.recompute, row.schedule, row.run.experts.dispatch
             key = row.gpus, row.strategy, row.microbatch, *choices
             figures = *key, f"{row.step_time:.9e}", f"{row.memory:.9e}"
@@ -288,7 +288,7 @@ class Ranking:
             known_figures.add(figures)
         return tuple(rows.values())[:top]
 
-    def varied(self, count: int) -> tuple[PlanRow, ...]:
+    def best_of_each_strategy(self, count: int) -> tuple[PlanRow, ...]:
         """Return the best plan of each of the first ``count`` strategies (degrees of tp, pp, dp, …), the best first.
 
         They are those among the best `_NEAR` configurations that fit into the memory of a device. The result does not
@@ -309,9 +309,9 @@ class Ranking:
             first, _ = self._first_of_strategies(count)
         # computed together: configurations of a batch share one evaluation
         self._compute_pass_by_pass(np.array(first, dtype=np.intp))
-        return tuple(self.row(index) for index in first)
+        return tuple(self.plan_row(index) for index in first)
 
-    def slowest_varied(self, count: int) -> float:
+    def varied_step_time_limit(self, count: int) -> float:
         """Return a step time [s] that bounds those of `varied` from above, before they are computed pass by pass.
 
         Parameters
@@ -359,17 +359,17 @@ class Ranking:
                 # its position may have changed
                 if self._extend_to(float(self.step[index])) or self._compute_pass_by_pass(np.array([index])):
                     return self.runner_up(best)
-                return self.row(index)
+                return self.plan_row(index)
         return self.runner_up(best) if self._extend_to(np.inf) else None
 
-    def front(self) -> tuple[PlanRow, ...]:
+    def pareto_plans(self) -> tuple[PlanRow, ...]:
         """Return the plans on the Pareto front of step time and memory, of evaluated ones that fit, fastest first."""
         left, rows = self.fitting[self.exact[self.fitting]], []
         while len(left):
             steps = self.step[left]
             fastest = left[steps == steps.min()]
             best = int(fastest[self.memory[fastest].argmin()])
-            rows.append(self.row(best))
+            rows.append(self.plan_row(best))
             left = left[self.memory[left] < self.memory[best]]
         return tuple(rows)
 
@@ -377,22 +377,22 @@ class Ranking:
         part, layout, _, _, choice = self._at(index)
         return part.run.gpus, strategy_text(part.layouts[layout], choice.zero, choice.chunks, part.preset)
 
-    def _at(self, index: int) -> tuple[EvaluatedGroup, int, int, int, Choice]:
+    def _at(self, index: int) -> tuple[EvaluatedGroup, int, int, int, ExecutionChoice]:
         """Return the (part, layout, microbatch, recompute policy, choice) of a configuration."""
         number = self._part(index)
         part = self.parts[number]
-        return part, *part.results.at(index - int(self.first[number]))
+        return part, *part.results.indices_and_choice(index - int(self.first[number]))
 
     def _cut(self, index: int) -> tuple[int, ...] | None:
         """Return the layers of each piece of a configuration if a run has to state them."""
         number = self._part(index)
-        return self.parts[number].results.cut(index - int(self.first[number]))
+        return self.parts[number].results.layers_per_piece(index - int(self.first[number]))
 
     def _part(self, index: int) -> int:
         """Return the position of the part that holds a configuration."""
         return int(np.searchsorted(self.first, index, side="right")) - 1
 
-    def row(self, index: int) -> PlanRow:
+    def plan_row(self, index: int) -> PlanRow:
         """Return one configuration as a plan, evaluated pass by pass.
 
         Parameters
@@ -426,7 +426,7 @@ class Ranking:
             step_time=float(self.step[index]),
             memory=float(self.memory[index]),
             fits=bool(self.fits[index]),
-            run=updated(part.run, changed),
+            run=replace_fields(part.run, changed),
         )
 
 

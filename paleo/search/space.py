@@ -33,22 +33,23 @@ if TYPE_CHECKING:
     from paleo.specs.run import Run
 
 #: Axes that a search may use beside dp.
-SPLITS = ("tp", "cp", "ep", "pp")
+SEARCHED_AXES = ("tp", "cp", "ep", "pp")
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
+class SearchSpace:
     """The choices of a search. All values of an axis are tried unless the user states them.
 
     ``degrees`` fixes axes; ``microbatches`` and ``chunks`` list the values that are tried; ``sequence_parallel`` and
     ``overlapped`` fix a choice. Pipelines with sharded parameters (ZeRO-3) are tried only with ``sharded_pipelines``.
-    Axes other than dp and `SPLITS`, such as shard groups and spatial splits, are used only if ``degrees`` has them.
+    Axes other than dp and `SEARCHED_AXES`, such as shard groups and spatial splits, are used only if ``degrees`` has
+    them.
 
-    ``contexts`` lists how attention splits a sequence over cp; None tries rings and, for sequences of `LONG_SEQUENCE`
-    tokens or more, all-to-alls. ``preset`` is the preset of the strategy. With ``within_nodes`` shard groups are
-    nodes. ``etp`` lists tensor degrees of experts that are folded over tp and cp (None: not folded); without it the
-    degrees that the software's users choose are tried. ``framework`` limits the configurations to its abilities
-    (`paleo.specs.abilities`); None sets no limit.
+    ``contexts`` lists how attention splits a sequence over cp; None tries rings and, for sequences of
+    `LONG_SEQUENCE_TOKENS` tokens or more, all-to-alls. ``preset`` is the preset of the strategy. With ``within_nodes``
+    shard groups are nodes. ``etp`` lists tensor degrees of experts that are folded over tp and cp (None: not folded);
+    without it the degrees that the software's users choose are tried. ``framework`` limits the configurations to its
+    abilities (`paleo.specs.abilities`); None sets no limit.
     """
 
     degrees: Mapping[str, int] = field(default_factory=dict)
@@ -68,10 +69,10 @@ class Space:
 
 
 #: Shortest sequence [tokens] for which all-to-alls over cp are tried besides rings.
-LONG_SEQUENCE = 16384
+LONG_SEQUENCE_TOKENS = 16384
 
 
-def within(strategy: str | None, **stated: object) -> Space:
+def narrowed_space(strategy: str | None, **stated: object) -> SearchSpace:
     """Return a search space narrowed by a strategy and single values.
 
     Parameters
@@ -79,39 +80,41 @@ def within(strategy: str | None, **stated: object) -> Space:
     strategy : str, optional
         Strategy as on the command line.
     **stated : object
-        Single values of the lists of `Space`; None leaves a list open.
+        Single values of the lists of `SearchSpace`; None leaves a list open.
 
     Returns
     -------
-    Space
+    SearchSpace
         The space.
 
     Examples
     --------
-    >>> within("tp=8,zero=1", recompute="full").degrees
+    >>> narrowed_space("tp=8,zero=1", recompute="full").degrees
     {'tp': 8}
     """
     fixed: dict[str, object] = {name: (value,) for name, value in stated.items() if value is not None}
     if strategy is not None:
         parsed = parse_strategy(strategy)
-        fixed |= {"preset": parsed.preset} | ({} if parsed.etp is None else {"etp": (parsed.etp,)})
-        fixed |= {"contexts": (parsed.context,)} if "ulysses" in parsed.flags else {}
+        fixed |= {"preset": parsed.preset} | (
+            {} if parsed.expert_tensor_degree is None else {"etp": (parsed.expert_tensor_degree,)}
+        )
+        fixed |= {"contexts": (parsed.context_parallel_method,)} if "ulysses" in parsed.flags else {}
         words = {part.partition("=")[0].strip() for part in strategy.split(",")}
         fixed["degrees"] = dict(parsed.degrees)
         fixed |= (
             {"zero": (parsed.zero,), "sharded_pipelines": parsed.zero == 3} if words & {"zero", *ZERO_STAGES} else {}
         )
-        fixed["within_nodes"] = parsed.within_nodes
+        fixed["within_nodes"] = parsed.shards_within_nodes
         fixed |= {"chunks": (parsed.chunks,)} if "vp" in words else {}
         fixed |= {"sequence_parallel": True} if "sp" in words else {}
     if stated.get("schedules") is not None:
         SCHEDULES[str(stated["schedules"])]
     if fixed.get("schedules") == ("1f1b",):
         fixed["schedules"] = ("1f1b", "interleaved")
-    return Space(**fixed)  # type: ignore[arg-type]
+    return SearchSpace(**fixed)  # type: ignore[arg-type]
 
 
-def check_searched(run: Run) -> None:
+def check_searchable(run: Run) -> None:
     """Check that a search supports the options of a run.
 
     Parameters
@@ -152,11 +155,13 @@ class Layout:
     @property
     def expert_ranks(self) -> int:
         """Number of ranks over which experts are spread."""
-        axes = strategy_of_experts(self.etp).expert_axes
+        axes = expert_strategy(self.etp).expert_axes
         return self.mesh.group_size(axes)
 
 
-def layouts(graph: Graph, gpus: int, global_batch: int, space: Space, devices_per_node: int = 1) -> list[Layout]:
+def list_layouts(
+    graph: Graph, gpus: int, global_batch: int, space: SearchSpace, devices_per_node: int = 1
+) -> list[Layout]:
     """List every mesh for a number of GPUs in which each axis splits something and each data-parallel rank has samples.
 
     Parameters
@@ -167,7 +172,7 @@ def layouts(graph: Graph, gpus: int, global_batch: int, space: Space, devices_pe
         Number of GPUs.
     global_batch : int
         Samples of a step.
-    space : Space
+    space : SearchSpace
         Values that the search varies.
     devices_per_node : int, optional
         Devices of a node.
@@ -178,8 +183,8 @@ def layouts(graph: Graph, gpus: int, global_batch: int, space: Space, devices_pe
         Layouts.
     """
     useful, laid_out = _useful(graph, space), []
-    stated = {axis: space.degrees.get(axis, 1) for axis in AXES if axis not in (*SPLITS, "dp")}
-    splits = product(*(_degrees(axis, gpus, graph, useful, space) for axis in SPLITS))
+    stated = {axis: space.degrees.get(axis, 1) for axis in AXES if axis not in (*SEARCHED_AXES, "dp")}
+    splits = product(*(_degrees(axis, gpus, graph, useful, space) for axis in SEARCHED_AXES))
     for (tp, cp, experts, pp), etp in product(splits, space.etp or (None,)):
         ep = _data_ranks(tp, cp, experts, etp, unfolded=space.etp is not None and None not in space.etp)
         if ep is None:
@@ -214,7 +219,7 @@ def _data_ranks(tp: int, cp: int, experts: int, etp: int | None, *, unfolded: bo
     return experts // inner if folds and etp in (1, tp) and experts % inner == 0 else None
 
 
-def strategy_of_experts(etp: int | None) -> Strategy:
+def expert_strategy(etp: int | None) -> Strategy:
     """Return a strategy that states only the tensor degree of experts, which decides over which axes they are folded.
 
     Parameters
@@ -227,14 +232,14 @@ def strategy_of_experts(etp: int | None) -> Strategy:
     Strategy
         The strategy.
     """
-    return Strategy(degrees={} if etp is None else {"tp": max(etp, 2), "ep": 2}, etp=etp)
+    return Strategy(degrees={} if etp is None else {"tp": max(etp, 2), "ep": 2}, expert_tensor_degree=etp)
 
 
-def _contexts(graph: Graph, cp: int, space: Space) -> tuple[ContextParallelMethod, ...]:
+def _contexts(graph: Graph, cp: int, space: SearchSpace) -> tuple[ContextParallelMethod, ...]:
     """Return the ways in which attention may read all keys over cp (ring, all-to-all) that the search tries."""
     if cp == 1 or space.contexts is not None:
         return space.contexts or ("ring",)
-    return ("ring", "all_to_all") if (graph.tokens_per_sample or 0) >= LONG_SEQUENCE else ("ring",)
+    return ("ring", "all_to_all") if (graph.tokens_per_sample or 0) >= LONG_SEQUENCE_TOKENS else ("ring",)
 
 
 #: Largest fraction of the global batch by which the slots for samples of a layout may exceed it, and stay idle.
@@ -247,7 +252,7 @@ def _shares_batch_evenly(global_batch: int, replicas: int) -> bool:
     return math.ceil(global_batch / local) == replicas and local * replicas <= (1.0 + _IDLE) * global_batch
 
 
-def _degrees(axis: str, gpus: int, graph: Graph, useful: frozenset[str], space: Space) -> Sequence[int]:
+def _degrees(axis: str, gpus: int, graph: Graph, useful: frozenset[str], space: SearchSpace) -> Sequence[int]:
     if axis in space.degrees:
         return (space.degrees[axis],)
     if axis == "pp" and not space.schedules:
@@ -263,17 +268,19 @@ def _has_enough_layers(graph: Graph, stages: int) -> bool:
     return stages <= (sum(repeat for _, repeat in repeats) if repeats else len(graph.nodes))
 
 
-def _useful(graph: Graph, space: Space) -> frozenset[str]:
+def _useful(graph: Graph, space: SearchSpace) -> frozenset[str]:
     """Return the mesh axes that can split a dim of some layer which dp does not split."""
     placement = STRATEGIES[space.preset](graph, Strategy(space.preset))
     used: set[str] = set()
     for node in graph.nodes:
-        dims = {dim for op in node.operations for tensor in (*op.reads, op.out) for dim in tensor.dims} - {"batch"}
+        dims = {dim for op in node.operations for tensor in (*op.read_tensors, op.out) for dim in tensor.dims} - {
+            "batch"
+        }
         used.update(axis for dim, axes in placement.split_of(node).items() if dim in dims for axis in axes)
     return frozenset(used)
 
 
-def _sequence_parallel(tp: int, space: Space) -> Iterator[bool]:
+def _sequence_parallel(tp: int, space: SearchSpace) -> Iterator[bool]:
     if space.sequence_parallel is not True or tp == 1:
         yield False
     if space.sequence_parallel is not False and tp > 1:
@@ -304,14 +311,14 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(sorted({*small, *(number // n for n in small)}))
 
 
-def microbatches(local_batch: int, space: Space) -> tuple[int, ...]:
+def microbatch_sizes(local_batch: int, space: SearchSpace) -> tuple[int, ...]:
     """Return the microbatch sizes that divide a rank's share of the batch.
 
     Parameters
     ----------
     local_batch : int
         Samples of a rank.
-    space : Space
+    space : SearchSpace
         Values that the search varies.
 
     Returns
@@ -322,7 +329,7 @@ def microbatches(local_batch: int, space: Space) -> tuple[int, ...]:
     return tuple(n for n in divisors(local_batch) if space.microbatches is None or n in space.microbatches)
 
 
-def batch(model: ModelSpec, run: Run) -> int:
+def search_global_batch(model: ModelSpec, run: Run) -> int:
     """Return the global batch of a search. Without a stated batch it is 32 samples, or 8 sequences, for each GPU.
 
     Parameters

@@ -49,7 +49,7 @@ class EngineBenchmark:
     values: Mapping[str, float]
 
     @property
-    def load(self) -> dict[str, float | int | str]:
+    def serve_arguments(self) -> dict[str, float | int | str]:
         """Load of the benchmark (lengths, concurrency or rate), as keyword arguments of `paleo.serve`."""
         count = self.values["requests"]
         lengths = {name: max(self.values[name] / count, 1.0) for name in ("input", "output")}

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from paleo.errors import SpecError
 from paleo.serving.formats import Formats, parse_formats
-from paleo.serving.lowered import Sharding
-from paleo.specs.catalog import SIXTEEN_BITS, folder_name, named_format
+from paleo.serving.forward_lowering import Sharding
+from paleo.specs.catalog import SIXTEEN_BIT_FORMAT, converted_weights_folder, parse_weight_format
 
 if TYPE_CHECKING:
     from paleo.serving.plans import ServingPlan
@@ -50,10 +50,10 @@ class EngineCommand:
     engine: str | None
     model: str | None
     sharding: Sharding
-    weights: str | None
-    cache: str | None
-    tokens: int | None
-    sequences: int | None
+    weight_format: str | None
+    cache_format: str | None
+    max_batched_tokens: int | None
+    max_sequences: int | None
     memory_share: float | None
     drafted: int
     branches: int = 1
@@ -77,11 +77,11 @@ class EngineCommand:
         Formats
             Formats of weights and KV cache.
         """
-        return parse_formats(self.weights or model.released, self.cache)
+        return parse_formats(self.weight_format or model.released, self.cache_format)
 
     @property
     def speculation(self) -> dict[str, float]:
-        """Return the speculative-decoding settings of the command, by the field names of `Engine`."""
+        """Return the speculative-decoding settings of the command, by the field names of `ServingEngine`."""
         names = ("drafted", "branches", "verified", "draft_vocabulary")
         return {name: getattr(self, name) for name in names} if self.drafted else {"drafted": 0}
 
@@ -106,7 +106,7 @@ def read_command(text: str) -> EngineCommand:
 
     Examples
     --------
-    >>> read_command("vllm serve meta-llama/Llama-3.1-8B -tp 2 --kv-cache-dtype fp8 --max-num-seqs=64").sequences
+    >>> read_command("vllm serve meta-llama/Llama-3.1-8B -tp 2 --kv-cache-dtype fp8 --max-num-seqs=64").max_sequences
     64
     """
     words = _words(text)
@@ -169,7 +169,7 @@ def _model(words: list[str]) -> str | None:
 def _weights(words: list[str]) -> str | None:
     """Return the format of the weights that a flag or the name of the network states; None if neither does."""
     others = [word for before, word in zip(["", *words], words, strict=False) if before not in _CACHE_FLAGS]
-    return named_format(" ".join(others))
+    return parse_weight_format(" ".join(others))
 
 
 def _drafted(words: list[str]) -> int:
@@ -200,10 +200,10 @@ def quantises_at_start(engine: str, weights: str, released: str) -> bool:
     bool
         True if no conversion is needed before the start.
     """
-    return (weights, released) == ("fp8", SIXTEEN_BITS) and engine.startswith(("vllm", "sglang"))
+    return (weights, released) == ("fp8", SIXTEEN_BIT_FORMAT) and engine.startswith(("vllm", "sglang"))
 
 
-def served_weights(engine: str, model: ModelSpec, weights: str) -> str:
+def weights_to_load(engine: str, model: ModelSpec, weights: str) -> str:
     """Return the hub id of the weights that an engine loads, or the name of a folder with converted weights.
 
     Parameters
@@ -220,9 +220,9 @@ def served_weights(engine: str, model: ModelSpec, weights: str) -> str:
     str
         Hub id or name of a folder.
     """
-    name = model.hub or model.name
+    name = model.weights_hub_id or model.name
     published = weights == model.released or quantises_at_start(engine, weights, model.released)
-    return name if published else folder_name(name, weights)
+    return name if published else converted_weights_folder(name, weights)
 
 
 def engine_command_line(engine: str, model: ModelSpec, plan: ServingPlan) -> str:
@@ -248,7 +248,7 @@ def engine_command_line(engine: str, model: ModelSpec, plan: ServingPlan) -> str
     if kind < 0:
         return ""
     limits = {"tokens": plan.batching.max_tokens, "sequences": plan.batching.max_sequences}
-    loaded = served_weights(engine, model, formats.text)
+    loaded = weights_to_load(engine, model, formats.text)
     start = (f"vllm serve {loaded}", f"python -m sglang.launch_server --model-path {loaded}", f"trtllm-serve {loaded}")
     ranks, replicas = sharding.attention_dp, plan.layout.replicas if kind < 2 else 1
     tp = sharding.expert_group_size if kind == 1 else sharding.tp
@@ -263,7 +263,7 @@ def engine_command_line(engine: str, model: ModelSpec, plan: ServingPlan) -> str
         flags.append("--enable-dp-attention")
     if quantises_at_start(engine, formats.text, model.released):
         flags.append("--quantization fp8")
-    if formats.cache == "fp8" and kind < 2:
+    if formats.cache_format == "fp8" and kind < 2:
         flags.append("--kv-cache-dtype " + ("fp8", "fp8_e4m3")[kind])
     if profile.drafted and kind == 0:
         flags.append(f'--speculative-config \'{{"method": "eagle3", "num_speculative_tokens": {profile.drafted}}}\'')

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from paleo.errors import SpecError
-from paleo.serving.phases import EngineKernels
-from paleo.specs.catalog import names, read_entry
-from paleo.specs.loading import Flag, PositiveCount, Spec, Text, validate
+from paleo.serving.iteration_times import EngineKernels
+from paleo.specs.catalog import entry_names, read_entry
+from paleo.specs.loading import PositiveCount, Spec, StrictBool, Text, build_validated
 from paleo.units import MEBIBYTE, Bytes, Seconds
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class BatchLimit(Spec):
     sequences: PositiveCount = Field(description="sequences of an iteration")
 
 
-class Engine(Spec):
+class ServingEngine(Spec):
     """Behaviour of one serving engine (vLLM, SGLang, TensorRT-LLM) at one release."""
 
     name: Text = ""
@@ -43,7 +43,7 @@ class Engine(Spec):
         description="whether chunks of prompts join the iterations of decode, or run alone before these"
     )
     limits: tuple[BatchLimit, ...] = Field(min_length=1, description="the first that fits the device holds")
-    shared_limits: Flag = Field(
+    shared_limits: StrictBool = Field(
         False, description="whether ranks that each hold sequences of their own share these limits among them"
     )
     reservation: Literal["whole", "input", "share"] = Field(
@@ -57,7 +57,7 @@ class Engine(Spec):
     )
     reserve: Bytes = Field(description="contexts, libraries' workspaces and captured graphs")
     page: PositiveCount = Field(description="tokens of a page of the cache")
-    prefix_cache: Flag = Field(description="whether prompts that begin alike share their pages")
+    prefix_cache: StrictBool = Field(description="whether prompts that begin alike share their pages")
     host: Seconds = Field(description="seconds of the host between two iterations that the device waits for")
     host_per_sequence: Seconds = Field(
         0.0, description="seconds of the host that each sequence of an iteration adds to those"
@@ -83,10 +83,10 @@ class Engine(Spec):
     latent: Literal["vllm", "sglang", "trtllm"] = Field(
         "trtllm", description="library of latent attention and of products whose weights have scales per block"
     )
-    joint_attention: Flag = Field(
+    joint_attention: StrictBool = Field(
         False, description="whether one call computes attention of prompts and of decode in a mixed iteration"
     )
-    converts: Flag = Field(
+    converts: StrictBool = Field(
         False, description="whether a kernel of its own brings activations to the narrow format of the weights"
     )
     experts: dict[Text, Text] = Field(
@@ -121,7 +121,7 @@ class Engine(Spec):
     suggested: dict[Text, dict[Text, Seconds]] = Field(
         default_factory=dict, description="values that sources of rows suggest of a fact, by its name and theirs"
     )
-    overlapped_scheduler: Flag = Field(True, description="whether it schedules an iteration while another runs")
+    overlapped_scheduler: StrictBool = Field(True, description="whether it schedules an iteration while another runs")
     source: Text
     notes: Text | None = None
 
@@ -156,7 +156,7 @@ class Engine(Spec):
                 return rule.model_copy(update={"sequences": min(most, rule.sequences)}) if most else rule
         raise SpecError(f"engine {self.name}: no limit fits {device.name}; give --batch-tokens and --sequences")
 
-    def without(self, source: str) -> Engine:
+    def without_source(self, source: str) -> ServingEngine:
         """Return the engine profile without the values that were taken from one source of measurements.
 
         Parameters
@@ -166,13 +166,13 @@ class Engine(Spec):
 
         Returns
         -------
-        Engine
+        ServingEngine
             Profile in which each such value is the mean of what other sources suggest, or 0 if none does.
 
         Examples
         --------
         >>> engine = load_engine("vllm")
-        >>> engine.request, engine.without("GPUStack performance lab").request
+        >>> engine.request, engine.without_source("GPUStack performance lab").request
         (0.004, 0.0)
         """
         others = {
@@ -182,7 +182,7 @@ class Engine(Spec):
         }
         return self.model_copy(update={fact: sum(each) / max(len(each), 1) for fact, each in others.items()})
 
-    def with_scheduler(self, overlapped: bool | None) -> Engine:
+    def with_scheduler(self, overlapped: bool | None) -> ServingEngine:
         """Return the engine profile with the host times of a release whose scheduler is overlapped, or is not.
 
         Parameters
@@ -192,7 +192,7 @@ class Engine(Spec):
 
         Returns
         -------
-        Engine
+        ServingEngine
             Profile with ``host`` and ``host_per_sequence`` of such a release; this one if there is none.
 
         Examples
@@ -202,13 +202,13 @@ class Engine(Spec):
         """
         if overlapped in (None, self.overlapped_scheduler):
             return self
-        releases = (load_engine(name) for name in names("engines"))
+        releases = (load_engine(name) for name in entry_names("engines"))
         same = (each for each in releases if (each.title, each.overlapped_scheduler) == (self.title, overlapped))
         fields = ("host", "host_per_sequence", "overlapped_scheduler")
         return next((self.model_copy(update={name: getattr(each, name) for name in fields}) for each in same), self)
 
     @property
-    def offline(self) -> Engine:
+    def offline_profile(self) -> ServingEngine:
         """Engine profile for runs without an HTTP server: costs of requests and streaming are 0."""
         changes: dict[str, float] = {"request": 0.0, "delay": 0.0, "streamed": 0.0}
         return self.model_copy(update=changes | {"largest_graph": self.offline_graph or self.largest_graph})
@@ -216,22 +216,24 @@ class Engine(Spec):
     @property
     def host_time_per_iteration(self) -> float:
         """Host time between two iterations [s], divided by the mean tokens that an iteration gives a sequence."""
-        return (self.host + self.drafting_host) / self.kernels.emitted if self.drafted else self.host
+        return (self.host + self.drafting_host) / self.kernels.mean_emitted_tokens if self.drafted else self.host
 
     @property
     def kernels(self) -> EngineKernels:
         """Properties of the engine that determine the times of its kernels."""
         return EngineKernels(
-            all_reduce=self.all_reduce, attention=tuple(self.attention.items()),
+            all_reduce_latency=self.all_reduce, attention=tuple(self.attention.items()),
             experts=tuple(self.experts.items()), packed_experts=tuple(self.packed_experts.items()),
-            latent=self.latent, joint_attention=self.joint_attention,
-            converts=self.converts, drafted=self.drafted, acceptance=self.acceptance, branches=self.branches,
-            verified=self.verified, draft_vocabulary=self.draft_vocabulary, all_reduce_most=self.all_reduce_most,
+            mla_library=self.latent, joint_attention=self.joint_attention,
+            has_quantisation_kernel=self.converts, drafted_tokens=self.drafted, acceptance=self.acceptance,
+            branches=self.branches,
+            verified_tokens=self.verified, draft_vocabulary=self.draft_vocabulary,
+            all_reduce_max_bytes=self.all_reduce_most,
             issue=self.issue, largest_graph=self.largest_graph, wide_graph=self.wide_graph,
         )  # fmt: skip
 
 
-def load_engine(name_or_path: str | Path) -> Engine:
+def load_engine(name_or_path: str | Path) -> ServingEngine:
     """Load a serving engine by catalog name or path.
 
     Parameters
@@ -241,7 +243,7 @@ def load_engine(name_or_path: str | Path) -> Engine:
 
     Returns
     -------
-    Engine
+    ServingEngine
         The engine.
 
     Raises
@@ -250,10 +252,10 @@ def load_engine(name_or_path: str | Path) -> Engine:
         If there is no such entry or the file is not valid.
     """
     path, data = read_entry("engines", name_or_path)
-    return validate(Engine, {"name": path.stem, **data}, path)
+    return build_validated(ServingEngine, {"name": path.stem, **data}, path)
 
 
-def engine_of_release(name: str, release: str) -> Engine:
+def engine_of_release(name: str, release: str) -> ServingEngine:
     """Load the engine profile that holds for a release: the newest one that is not later.
 
     Parameters
@@ -265,7 +267,7 @@ def engine_of_release(name: str, release: str) -> Engine:
 
     Returns
     -------
-    Engine
+    ServingEngine
         The engine.
 
     Examples
@@ -273,7 +275,7 @@ def engine_of_release(name: str, release: str) -> Engine:
     >>> engine_of_release("vllm", "0.15").name, engine_of_release("vllm", "0.11.0").name
     ('vllm', 'vllm-0.11')
     """
-    related = [load_engine(each) for each in names("engines") if each == name or each.startswith(f"{name}-0")]
+    related = [load_engine(each) for each in entry_names("engines") if each == name or each.startswith(f"{name}-0")]
     version = _version(release)
     older = [each for each in related if _version(each.since) <= version]
     return max(older, key=lambda each: _version(each.since), default=None) or load_engine(name)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paleo.errors import SpecError, suggest_names
-from paleo.specs.catalog import hub_id, joined_format
+from paleo.specs.catalog import hub_id, join_weight_formats
 
 if TYPE_CHECKING:
     from paleo.specs.device import Device
@@ -37,11 +37,11 @@ CACHE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "
 #: Other names of formats.
 ALIASES = {"nvfp4": "fp4", "awq": "int4", "gptq": "int4", "w4a16": "int4", "w8a8": "fp8", "float8": "fp8", "auto": ""}
 #: The format whose arithmetic a narrow one uses where a device has it.
-ARITHMETIC = {"fp8": "fp8", "int8": "fp8", "fp4": "fp4"}
+ARITHMETIC_FORMATS = {"fp8": "fp8", "int8": "fp8", "fp4": "fp4"}
 #: Publishers of networks whose fp8 weights have a scale for each block of 128 x 128 (``weight_block_size`` of all 17
 #: configurations with ``quant_method: fp8`` that were read; "": a configuration without a publisher). Others' weights
 #: have one for each tensor or channel.
-BLOCK_SCALED = ("Qwen", "deepseek-ai", "moonshotai", "MiniMaxAI", "XiaomiMiMo", "zai-org", "stepfun-ai", "")
+BLOCK_SCALED_PUBLISHERS = ("Qwen", "deepseek-ai", "moonshotai", "MiniMaxAI", "XiaomiMiMo", "zai-org", "stepfun-ai", "")
 _GROUPED = re.compile(r"int4-g([1-9]\d{0,3})\Z")
 
 
@@ -90,8 +90,8 @@ def has_block_scales(model: ModelSpec, weights: str) -> bool:
     [True, False, True]
     """
     published = model.released.partition("+")[0] == weights == "fp8"
-    owner, _, name = model.hub.partition("/")
-    return published and (owner if name else hub_id(model.name).partition("/")[0]) in BLOCK_SCALED
+    owner, _, name = model.weights_hub_id.partition("/")
+    return published and (owner if name else hub_id(model.name).partition("/")[0]) in BLOCK_SCALED_PUBLISHERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +100,16 @@ class Formats:
 
     Attributes
     ----------
-    weights : str
+    weight_format : str
         Format of the weights of matrix products; embeddings, norms and the head stay in sixteen bits.
-    cache : str
+    cache_format : str
         Format of the KV cache.
     expert_format : str or None
         Format of the experts of a mixture where it is another one: gpt-oss has experts in MXFP4 alone.
     """
 
-    weights: str = "bf16"
-    cache: str = "bf16"
+    weight_format: str = "bf16"
+    cache_format: str = "bf16"
     expert_format: str | None = None
 
     @property
@@ -119,22 +119,22 @@ class Formats:
         >>> Formats("fp8").text, Formats("bf16", expert_format="mxfp4").text, Formats("fp8", expert_format="mxfp4").text
         ('fp8', 'mxfp4', 'fp8+mxfp4')
         """
-        return joined_format(self.weights, self.expert_format)
+        return join_weight_formats(self.weight_format, self.expert_format)
 
     @property
     def weight_bytes(self) -> float:
         """Bytes per weight of matrix products, except those with weights of experts."""
-        return weight_bytes(self.weights)
+        return weight_bytes(self.weight_format)
 
     @property
-    def experts(self) -> Formats:
+    def expert_formats(self) -> Formats:
         """Number formats of the expert GEMMs."""
-        return Formats(self.expert_format or self.weights, self.cache)
+        return Formats(self.expert_format or self.weight_format, self.cache_format)
 
     @property
     def cache_bytes(self) -> float:
         """Bytes per element of the KV cache."""
-        return CACHE_BYTES[self.cache]
+        return CACHE_BYTES[self.cache_format]
 
     def arithmetic(self, device: Device) -> str:
         """Return the number format in which a device multiplies the quantised weights.
@@ -155,11 +155,11 @@ class Formats:
         >>> [Formats("fp8").arithmetic(load_device(name)) for name in ("h100-sxm5-80gb", "a100-sxm4-80gb")]
         ['fp8', 'bf16']
         """
-        narrow = ARITHMETIC.get(self.weights)
-        wide = self.weights if self.weights in ("fp32", "fp16") else device.training_dtype
+        narrow = ARITHMETIC_FORMATS.get(self.weight_format)
+        wide = self.weight_format if self.weight_format in ("fp32", "fp16") else device.training_dtype
         return narrow if narrow in device.peak else wide
 
-    def untimed(self, device: Device) -> bool:
+    def has_untimed_kernels(self, device: Device) -> bool:
         """Return True if a device multiplies MXFP4 experts with kernels for which no table has measurements.
 
         Parameters
@@ -197,7 +197,7 @@ def parse_formats(weights: str | None, cache: str | None = None) -> Formats:
         Unknown name, with the nearest ones.
 
     >>> parse_formats("nvfp4", "fp8")
-    Formats(weights='fp4', cache='fp8', expert_format=None)
+    Formats(weight_format='fp4', cache_format='fp8', expert_format=None)
     """
     dense, _, experts = str(weights or "bf16").lower().partition("+")
     first, second = _known("weights", dense, WEIGHT_BYTES), _known("cache", str(cache or "bf16").lower(), CACHE_BYTES)

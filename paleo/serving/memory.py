@@ -11,9 +11,9 @@ import numpy.typing as npt
 from paleo.units import format_gibibytes
 
 if TYPE_CHECKING:
-    from paleo.serving.engines import BatchLimit, Engine
+    from paleo.serving.engines import BatchLimit, ServingEngine
     from paleo.serving.formats import Formats
-    from paleo.serving.lowered import LoweredForward, Sharding
+    from paleo.serving.forward_lowering import LoweredForward, Sharding
     from paleo.specs.device import Device
 
 Array = npt.NDArray[np.float64]
@@ -24,7 +24,7 @@ TINY = 2.0**-30
 
 
 @dataclass(frozen=True, slots=True)
-class CacheGroup:
+class KVCacheGroup:
     """Layers with one kind of attention: their KV-cache bytes per token on one device.
 
     ``window`` is the sliding window [tokens]; 0 for full attention.
@@ -40,31 +40,31 @@ class ServingMemory:
 
     Attributes
     ----------
-    weights, activations, reserve : float
+    weights, activations, engine_reserve : float
         Weights; tensors of the largest iteration; contexts, workspaces and graphs [byte].
     cache : float
         Memory left for the KV cache [byte]; negative if the weights alone do not fit.
     capacity : float
         Memory that programs may take [byte].
-    groups : tuple of CacheGroup
+    groups : tuple of KVCacheGroup
         KV-cache bytes per token, by kind of attention.
-    state : float
+    state_bytes_per_sequence : float
         Bytes of a sequence that do not depend on its length (recurrent states).
-    ranks : int
+    attention_dp_ranks : int
         Ranks of a replica that hold different sequences (attention data parallelism).
-    page : int
+    tokens_per_page : int
         Tokens per page of the cache.
     """
 
     weights: float
     activations: float
-    reserve: float
+    engine_reserve: float
     cache: float
     capacity: float
-    groups: tuple[CacheGroup, ...]
-    state: float
-    ranks: int
-    page: int
+    groups: tuple[KVCacheGroup, ...]
+    state_bytes_per_sequence: float
+    attention_dp_ranks: int
+    tokens_per_page: int
 
     def sequence_bytes(self, tokens: npt.ArrayLike) -> Array:
         """Return the KV-cache memory of one sequence on a device, in whole pages.
@@ -79,8 +79,8 @@ class ServingMemory:
         ndarray, shape (...)
             Memory [byte].
         """
-        length = np.ceil(np.asarray(tokens, dtype=np.float64) / self.page) * self.page
-        total = np.full(length.shape, self.state)
+        length = np.ceil(np.asarray(tokens, dtype=np.float64) / self.tokens_per_page) * self.tokens_per_page
+        total = np.full(length.shape, self.state_bytes_per_sequence)
         for group in self.groups:
             total = total + group.token_bytes * (np.minimum(length, group.window) if group.window else length)
         return total
@@ -98,7 +98,9 @@ class ServingMemory:
         ndarray, shape (...)
             Sequences.
         """
-        return np.asarray(self.ranks * np.floor(max(self.cache, 0.0) / np.maximum(self.sequence_bytes(tokens), 1.0)))
+        return np.asarray(
+            self.attention_dp_ranks * np.floor(max(self.cache, 0.0) / np.maximum(self.sequence_bytes(tokens), 1.0))
+        )
 
     def max_cached_tokens(self, length: float) -> float:
         """Return the number of tokens that fit in a replica's KV cache.
@@ -114,7 +116,9 @@ class ServingMemory:
             Tokens.
         """
         return float(
-            self.ranks * max(self.cache, 0.0) / max(float(self.sequence_bytes(length)) / max(length, 1.0), TINY)
+            self.attention_dp_ranks
+            * max(self.cache, 0.0)
+            / max(float(self.sequence_bytes(length)) / max(length, 1.0), TINY)
         )
 
     @property
@@ -138,7 +142,7 @@ class ServingMemory:
         needed = float(self.sequence_bytes(length))
         if self.cache >= needed:
             return ""
-        parts = (format_gibibytes(each) for each in (self.weights, self.activations, self.reserve))
+        parts = (format_gibibytes(each) for each in (self.weights, self.activations, self.engine_reserve))
         taken = "weights {}, activations {} and {} of the engine".format(*parts)
         if self.cache <= 0:
             return (
@@ -157,7 +161,7 @@ def serving_memory(
     work: LoweredForward,
     sharding: Sharding,
     formats: Formats,
-    engine: Engine,
+    engine: ServingEngine,
     device: Device,
     limit: BatchLimit | None = None,
 ) -> ServingMemory:
@@ -167,7 +171,7 @@ def serving_memory(
     ----------
     work, sharding, formats : LoweredForward, Sharding, Formats
         Kernels of one rank, parallel degrees of a replica, number formats of weights and cache.
-    engine, device : Engine, Device
+    engine, device : ServingEngine, Device
         Engine whose memory rules hold, and the device.
     limit : BatchLimit, optional
         Largest tokens and sequences of an iteration; by default the engine's for the device.
@@ -179,16 +183,22 @@ def serving_memory(
     """
     bound = limit or engine.limit(device)
     weights = _weights(work, sharding, formats)
-    widest = max((_written(each.at(1.0).bytes_written, each.at(2.0).bytes_written) for each in work.layers), default=0)
-    logits = max((_written(each.at(1.0).bytes_written, each.at(2.0).bytes_written) for each in work.head), default=0)
+    widest = max(
+        (_written(each.kernel_at(1.0).bytes_written, each.kernel_at(2.0).bytes_written) for each in work.layers),
+        default=0,
+    )
+    logits = max(
+        (_written(each.kernel_at(1.0).bytes_written, each.kernel_at(2.0).bytes_written) for each in work.head),
+        default=0,
+    )
     activations = ALIVE * widest * bound.tokens + LOGIT_BYTES / 4.0 * logits * min(bound.sequences, bound.tokens)
-    total = device.memory.usable
+    total = device.memory.usable_bytes
     if engine.share_of == "total":
         left = engine.memory_share * total - weights - activations - engine.reserve
     else:
         left = engine.memory_share * (total - weights - activations - engine.reserve)
     groups = tuple(
-        CacheGroup(each.count * each.cache_elements_per_token * formats.cache_bytes / sharding.pp, each.window)
+        KVCacheGroup(each.count * each.cache_elements_per_token * formats.cache_bytes / sharding.pp, each.window)
         for each in work.attention
         if each.causal
     )
@@ -199,18 +209,18 @@ def serving_memory(
         left,
         total,
         groups,
-        state=STATE_BYTES * work.states / sharding.pp,
-        ranks=sharding.attention_dp,
-        page=engine.page,
+        state_bytes_per_sequence=STATE_BYTES * work.state_elements / sharding.pp,
+        attention_dp_ranks=sharding.attention_dp,
+        tokens_per_page=engine.page,
     )
 
 
 def _weights(work: LoweredForward, sharding: Sharding, formats: Formats) -> float:
     """Return the bytes of weights on a device: products in the quantised format, everything else in sixteen bits."""
-    experts = work.experts
-    dense = sum(each.weights * each.count for each in work.layers if not each.of_experts)
-    quantised = experts / sharding.attention_dp * formats.experts.weight_bytes + dense * formats.weight_bytes
-    wide = 4.0 if formats.weights == "fp32" else 2.0
+    experts = work.expert_weight_elements
+    dense = sum(each.weight_elements * each.count for each in work.layers if not each.is_expert_gemm)
+    quantised = experts / sharding.attention_dp * formats.expert_formats.weight_bytes + dense * formats.weight_bytes
+    wide = 4.0 if formats.weight_format == "fp32" else 2.0
     return (quantised + max(work.parameters - experts - dense, 0.0) * wide) / sharding.pp
 
 

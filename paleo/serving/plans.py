@@ -16,23 +16,30 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import PlanError, SpecError
-from paleo.serving.load import Requests, drawn_requests
-from paleo.serving.lowered import Sharding
+from paleo.serving.forward_lowering import Sharding
+from paleo.serving.iteration_times import IterationTables, iteration_tables
 from paleo.serving.memory import ServingMemory, serving_memory
-from paleo.serving.phases import IterationTables, iteration_tables
-from paleo.serving.simulation import Simulated, simulate
-from paleo.serving.steady import Batching, Lengths, SteadyState, closed_loop, saturated_state, state_at_rate
+from paleo.serving.requests import Requests, sample_requests
+from paleo.serving.simulation import SimulationResult, simulate
+from paleo.serving.steady import (
+    Batching,
+    RequestLengths,
+    SteadyState,
+    closed_loop_state,
+    saturated_state,
+    state_at_rate,
+)
 
 if TYPE_CHECKING:
-    from paleo.serving.engines import BatchLimit, Engine
+    from paleo.serving.engines import BatchLimit, ServingEngine
     from paleo.serving.formats import Formats
     from paleo.specs.model import ModelSpec
     from paleo.specs.system import System
 
 Array = npt.NDArray[np.float64]
 #: Shares of a replica's capacity at which it is priced, most sequences and tokens of an iteration that are tried.
-SHARES = np.concatenate([np.linspace(0.02, 0.9, 23), np.array([0.93, 0.95, 0.97, 0.98])])
-SEQUENCES = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
+LOAD_SHARES = np.concatenate([np.linspace(0.02, 0.9, 23), np.array([0.93, 0.95, 0.97, 0.98])])
+SEQUENCE_LIMITS = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
 TOKEN_LIMITS = (512, 2048, 4096)
 #: Requests of the simulation of a plan, of one that tests its limits, at least so many for each sequence of its batch,
 #: and the share at each end that is not counted.
@@ -41,7 +48,7 @@ SIMULATED, TESTED, OF_SEQUENCE, EDGE = 4000, 1200, 12, 0.1
 BISECTIONS, TOLERANCE = 6, 1.02
 #: The share above which the two ways to find a rate differ by too much.
 DISAGREEMENT = 0.05
-Kind = Literal["poisson", "constant", "at once", "closed", "most", "trace"]
+ArrivalKind = Literal["poisson", "constant", "at once", "closed", "most", "trace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +60,13 @@ class ServingLoad:
     kind : str
         How requests arrive: ``poisson``, ``constant``, ``closed``, ``trace``, ``at once``, or ``most``: as many as can
         be served.
-    lengths : Lengths
+    lengths : RequestLengths
         Tokens of prompts and answers.
     rate, users, think : float
         Requests a second; users of a closed loop and seconds between an answer and their next request.
     requests : Requests or None
         Requests of a trace.
-    count : int
+    request_count : int
         Number of requests, if all arrive at once.
     rate : float
         Requests per second, all replicas together.
@@ -67,30 +74,30 @@ class ServingLoad:
         Users of a closed loop, and time between an answer and the user's next request [s].
     """
 
-    kind: Kind
-    lengths: Lengths
+    kind: ArrivalKind
+    lengths: RequestLengths
     rate: float = 0.0
     users: int = 0
     think: float = 0.0
     requests: Requests | None = None
-    count: int = SIMULATED
+    request_count: int = SIMULATED
 
     @property
-    def variation(self) -> float:
+    def squared_arrival_variation(self) -> float:
         """Squared coefficient of variation of the times between arrivals."""
         return 0.0 if self.kind == "constant" else 1.0
 
     @property
-    def longest(self) -> float:
+    def long_request_tokens(self) -> float:
         """Tokens of a long request: the mean plus two standard deviations, or the longest of a trace."""
         if self.requests is not None:
-            return float((self.requests.input + self.requests.output).max())
+            return float((self.requests.prompt_tokens + self.requests.answer_tokens).max())
         first, second = float(np.asarray(self.lengths.input)), float(np.asarray(self.lengths.output))
         return first * (1 + 2 * self.lengths.input_variation) + second * (1 + 2 * self.lengths.output_variation)
 
 
 @dataclass(frozen=True, slots=True)
-class ServingLimits:
+class LatencyLimits:
     """Limits of latency [s] at a percentile of the requests; percentile 0 is the mean."""
 
     ttft: float | None = None
@@ -104,12 +111,12 @@ class ServingLimits:
         limits = {"ttft": self.ttft, "tpot": self.tpot, "latency": self.latency}
         return {name: limit for name, limit in limits.items() if limit is not None}
 
-    def latency_value(self, state: SteadyState | Simulated, part: str) -> Array:
+    def latency_value(self, state: SteadyState | SimulationResult, part: str) -> Array:
         """Return the predicted latency that a limit is compared with.
 
         Parameters
         ----------
-        state : SteadyState | Simulated
+        state : SteadyState | SimulationResult
             State of a replica.
         part : str
             ``ttft``, ``tpot`` or ``latency``.
@@ -119,16 +126,16 @@ class ServingLimits:
         ndarray
             Time [s].
         """
-        if isinstance(state, Simulated):
+        if isinstance(state, SimulationResult):
             return np.asarray(state.percentile(part, self.percentile) if self.percentile else state.mean(part))
         return state.percentile(part, self.percentile) if self.percentile else np.asarray(getattr(state, part))
 
-    def worst_ratio(self, state: SteadyState | Simulated) -> Array:
+    def worst_ratio(self, state: SteadyState | SimulationResult) -> Array:
         """Return the largest ratio of a latency to its limit; at most 1 if all limits hold.
 
         Parameters
         ----------
-        state : SteadyState | Simulated
+        state : SteadyState | SimulationResult
             State of a replica.
 
         Returns
@@ -139,12 +146,12 @@ class ServingLimits:
         ratios = [self.latency_value(state, part) / limit for part, limit in self.bounds.items()]
         return np.asarray(np.max(np.stack(ratios), axis=0)) if ratios else np.asarray(0.0)
 
-    def binding(self, state: SteadyState | Simulated) -> str:
+    def binding_limit(self, state: SteadyState | SimulationResult) -> str:
         """Return the name of the latency limit that is closest to being exceeded.
 
         Parameters
         ----------
-        state : SteadyState | Simulated
+        state : SteadyState | SimulationResult
             State of a replica.
 
         Returns
@@ -161,18 +168,18 @@ class ReplicaLayout:
 
     sharding: Sharding
     formats: Formats
-    engine: Engine
+    engine: ServingEngine
     replicas: int
-    phases: IterationTables
+    iteration_tables: IterationTables
     memory: ServingMemory
     limit: BatchLimit
 
-    def max_cached_sequences(self, lengths: Lengths) -> float:
+    def max_cached_sequences(self, lengths: RequestLengths) -> float:
         """Return how many sequences a replica's KV cache can hold at once, under the engine's rule of admission.
 
         Parameters
         ----------
-        lengths : Lengths
+        lengths : RequestLengths
             Tokens of prompts and answers.
 
         Returns
@@ -220,8 +227,8 @@ class ReplicaLayout:
             time_per_request=self.engine.request,
             delay=self.engine.delay,
             time_per_token=self.engine.streamed,
-            batches=self.sharding.pp,
-            overflows=self.engine.reservation == "input",
+            pipeline_batches=self.sharding.pp,
+            cache_may_overflow=self.engine.reservation == "input",
         )
 
 
@@ -292,11 +299,11 @@ def shardings(model: ModelSpec, system: System, gpus: int) -> Iterator[Sharding]
         yield from (Sharding(1, 1, ranks, expert_parallel=True) for ranks in powers if 1 < ranks <= 8 * node)
 
 
-def candidates(
+def fitting_layouts(
     model: ModelSpec,
     system: System,
     gpus: int,
-    engine: Engine,
+    engine: ServingEngine,
     formats: Sequence[Formats],
     load: ServingLoad,
     layouts: Sequence[Sharding] | None = None,
@@ -308,7 +315,7 @@ def candidates(
     ----------
     model, system, gpus
         Network, machine and total number of devices.
-    engine : Engine
+    engine : ServingEngine
         Engine whose memory and batching rules hold.
     formats : sequence of Formats
         Number formats to try.
@@ -338,16 +345,16 @@ def candidates(
                 refusals.append((math.inf, f"{sharding.text}: {error}"))
                 continue
             memory = serving_memory(prices.lowered, sharding, each, engine, system.device, bound)
-            why = memory.refusal(load.longest)
+            why = memory.refusal(load.long_request_tokens)
             if why:
-                lacking = float(memory.sequence_bytes(load.longest)) - float(memory.cache)
+                lacking = float(memory.sequence_bytes(load.long_request_tokens)) - float(memory.cache)
                 refusals.append((lacking, f"{sharding.text} in {each.text}: {why}"))
                 continue
             fitting.append(ReplicaLayout(sharding, each, engine, gpus // sharding.gpus, prices, memory, bound))
     return fitting, [text for _, text in sorted(refusals, key=lambda each: each[0])]
 
 
-def plan_of(candidate: ReplicaLayout, load: ServingLoad, limits: ServingLimits) -> ServingPlan | None:
+def best_serving_plan(candidate: ReplicaLayout, load: ServingLoad, limits: LatencyLimits) -> ServingPlan | None:
     """Return the best plan of a layout under a load.
 
     Parameters
@@ -356,7 +363,7 @@ def plan_of(candidate: ReplicaLayout, load: ServingLoad, limits: ServingLimits) 
         Layout that fits.
     load : ServingLoad
         Requests.
-    limits : ServingLimits
+    limits : LatencyLimits
         Latency limits.
 
     Returns
@@ -369,8 +376,13 @@ def plan_of(candidate: ReplicaLayout, load: ServingLoad, limits: ServingLimits) 
     if load.kind == "closed":
         users = load.users / candidate.replicas
         batching = candidate.batching()
-        state = closed_loop(
-            candidate.phases, batching, load.lengths, candidate.max_cached_sequences(load.lengths), users, load.think
+        state = closed_loop_state(
+            candidate.iteration_tables,
+            batching,
+            load.lengths,
+            candidate.max_cached_sequences(load.lengths),
+            users,
+            load.think,
         )
         plan = _plan(candidate, batching, state, limits)
         return plan if float(limits.worst_ratio(state)) <= 1.0 else None
@@ -382,63 +394,81 @@ def _grid(candidate: ReplicaLayout) -> tuple[Array, Array]:
     ranks = candidate.schedulers
     tokens = sorted({*(each for each in TOKEN_LIMITS if each < candidate.limit.tokens), candidate.limit.tokens})
     most = candidate.limit.sequences
-    sequences = sorted({*(each for each in SEQUENCES if each < most), most})
+    sequences = sorted({*(each for each in SEQUENCE_LIMITS if each < most), most})
     first, second = np.meshgrid(
         np.array(tokens, dtype=np.float64), np.array(sequences, dtype=np.float64), indexing="ij"
     )
     return first * ranks, second * ranks
 
 
-def _highest_rate_plan(candidate: ReplicaLayout, load: ServingLoad, limits: ServingLimits) -> ServingPlan | None:
+def _highest_rate_plan(candidate: ReplicaLayout, load: ServingLoad, limits: LatencyLimits) -> ServingPlan | None:
     """Return the plan with the highest rate, within the latency limits if there are any."""
     places = candidate.max_cached_sequences(load.lengths)
     if not limits.bounds:
         batching = candidate.batching()
-        return _plan(candidate, batching, saturated_state(candidate.phases, batching, load.lengths, places), limits)
+        return _plan(
+            candidate, batching, saturated_state(candidate.iteration_tables, batching, load.lengths, places), limits
+        )
     tokens, sequences = _grid(candidate)
     batching = candidate.batching(tokens, sequences)
-    capacity = saturated_state(candidate.phases, batching, load.lengths, places).requests_per_s
+    capacity = saturated_state(candidate.iteration_tables, batching, load.lengths, places).requests_per_s
     wide = candidate.batching(tokens[..., None], sequences[..., None])
     state = state_at_rate(
-        candidate.phases, wide, load.lengths, places, capacity[..., None] * SHARES, arrivals=load.variation
+        candidate.iteration_tables,
+        wide,
+        load.lengths,
+        places,
+        capacity[..., None] * LOAD_SHARES,
+        arrivals=load.squared_arrival_variation,
     )
     rates = np.where(limits.worst_ratio(state) <= 1.0, state.requests_per_s, 0.0)
     best = np.unravel_index(int(np.argmax(rates)), rates.shape)
     if rates[best] <= 0.0:
         return None
     chosen = candidate.batching(float(tokens[best[:2]]), float(sequences[best[:2]]))
-    final = state_at_rate(candidate.phases, chosen, load.lengths, places, float(rates[best]), arrivals=load.variation)
-    return ServingPlan(candidate, chosen, final, LIMIT_NAMES[limits.binding(final)])
+    final = state_at_rate(
+        candidate.iteration_tables,
+        chosen,
+        load.lengths,
+        places,
+        float(rates[best]),
+        arrivals=load.squared_arrival_variation,
+    )
+    return ServingPlan(candidate, chosen, final, LIMIT_NAMES[limits.binding_limit(final)])
 
 
-def _stated(candidate: ReplicaLayout, load: ServingLoad, limits: ServingLimits) -> ServingPlan | None:
+def _stated(candidate: ReplicaLayout, load: ServingLoad, limits: LatencyLimits) -> ServingPlan | None:
     """Return the plan for a given rate; the engine's own iteration limits are tried first."""
     places, rate = candidate.max_cached_sequences(load.lengths), load.rate / candidate.replicas
     batching = candidate.batching()
-    state = state_at_rate(candidate.phases, batching, load.lengths, places, rate, arrivals=load.variation)
+    state = state_at_rate(
+        candidate.iteration_tables, batching, load.lengths, places, rate, arrivals=load.squared_arrival_variation
+    )
     if float(limits.worst_ratio(state)) <= 1.0 and float(state.utilisation) < 1.0:
         return _plan(candidate, batching, state, limits)
     if not limits.bounds:
         return None
     tokens, sequences = _grid(candidate)
     wide = state_at_rate(
-        candidate.phases,
+        candidate.iteration_tables,
         candidate.batching(tokens, sequences),
         load.lengths,
         places,
         np.full(tokens.shape, rate),
-        arrivals=load.variation,
+        arrivals=load.squared_arrival_variation,
     )
     excess = np.where(wide.utilisation < 1.0, limits.worst_ratio(wide), np.inf)
     best = np.unravel_index(int(np.argmin(excess)), excess.shape)
     if excess[best] > 1.0:
         return None
     chosen = candidate.batching(float(tokens[best]), float(sequences[best]))
-    final = state_at_rate(candidate.phases, chosen, load.lengths, places, rate, arrivals=load.variation)
+    final = state_at_rate(
+        candidate.iteration_tables, chosen, load.lengths, places, rate, arrivals=load.squared_arrival_variation
+    )
     return _plan(candidate, chosen, final, limits)
 
 
-def _plan(candidate: ReplicaLayout, batching: Batching, state: SteadyState, limits: ServingLimits) -> ServingPlan:
+def _plan(candidate: ReplicaLayout, batching: Batching, state: SteadyState, limits: LatencyLimits) -> ServingPlan:
     return ServingPlan(candidate, batching, state, bottleneck_name(candidate, batching, state, limits))
 
 
@@ -448,7 +478,7 @@ LIMIT_NAMES = {"ttft": "time to the first token", "tpot": "time per token", "lat
 BINDING_RATIO = 0.93
 
 
-def bottleneck_name(candidate: ReplicaLayout, batching: Batching, state: SteadyState, limits: ServingLimits) -> str:
+def bottleneck_name(candidate: ReplicaLayout, batching: Batching, state: SteadyState, limits: LatencyLimits) -> str:
     """Name what limits a replica: a latency limit, KV-cache capacity, demand, or a part of an iteration.
 
     Parameters
@@ -459,7 +489,7 @@ def bottleneck_name(candidate: ReplicaLayout, batching: Batching, state: SteadyS
         Limits of its iterations.
     state : SteadyState
         State of the replica.
-    limits : ServingLimits
+    limits : LatencyLimits
         Latency limits.
 
     Returns
@@ -468,13 +498,13 @@ def bottleneck_name(candidate: ReplicaLayout, batching: Batching, state: SteadyS
         A phrase.
     """
     if limits.bounds and float(limits.worst_ratio(state)) > BINDING_RATIO - 0.05:
-        return LIMIT_NAMES[limits.binding(state)]
+        return LIMIT_NAMES[limits.binding_limit(state)]
     if float(state.utilisation) < BINDING_RATIO:
         return "demand"
     if batching.time_per_request and float(state.requests_per_s) * batching.time_per_request > BINDING_RATIO:
         return "the server's requests a second"
-    batch = float(state.batch)
-    places = float(np.asarray(batching.max_sequences)) * batching.batches
+    batch = float(state.decoding_sequences)
+    places = float(np.asarray(batching.max_sequences)) * batching.pipeline_batches
     full = candidate.memory.max_cached_sequences(1.0) and batch >= BINDING_RATIO * _held(candidate, state)
     if full and batch < BINDING_RATIO * places:
         return "KV cache"
@@ -484,7 +514,7 @@ def bottleneck_name(candidate: ReplicaLayout, batching: Batching, state: SteadyS
 
 
 def _held(candidate: ReplicaLayout, state: SteadyState) -> float:
-    return float(state.batch) if float(state.utilisation) >= 1.0 else math.inf
+    return float(state.decoding_sequences) if float(state.utilisation) >= 1.0 else math.inf
 
 
 def waits_for_launches(candidate: ReplicaLayout, state: SteadyState) -> bool:
@@ -502,7 +532,7 @@ def waits_for_launches(candidate: ReplicaLayout, state: SteadyState) -> bool:
     bool
         Whether the launches take all of an iteration of decode beside the rest of the host's time.
     """
-    prices, batch = candidate.phases, float(state.batch) / candidate.sharding.pp
+    prices, batch = candidate.iteration_tables, float(state.decoding_sequences) / candidate.sharding.pp
     device = float(state.decode_iteration_time) - candidate.batching().host_time_of(batch)
     beyond = batch / candidate.sharding.attention_dp > prices.largest_graph
     return beyond and math.isclose(device, prices.issue)
@@ -523,17 +553,17 @@ def iteration_parts(candidate: ReplicaLayout, state: SteadyState) -> dict[str, f
     dict of str to float
         Seconds by part.
     """
-    prices = candidate.phases
-    batch = float(state.batch) / candidate.sharding.pp / candidate.sharding.attention_dp
-    from paleo.serving.phases import TOKENS
+    prices = candidate.iteration_tables
+    batch = float(state.decoding_sequences) / candidate.sharding.pp / candidate.sharding.attention_dp
+    from paleo.serving.iteration_times import TOKEN_GRID
 
-    exchanged = float(np.interp(batch, TOKENS, prices.communication))
+    exchanged = float(np.interp(batch, TOKEN_GRID, prices.communication))
     products = float(prices.non_attention_time(batch)) - exchanged + float(prices.sampling_time(batch))
-    host = candidate.batching().host_time_of(float(state.batch) / candidate.sharding.pp)
+    host = candidate.batching().host_time_of(float(state.decoding_sequences) / candidate.sharding.pp)
     if waits_for_launches(candidate, state):
         host = float(state.decode_iteration_time) - products - exchanged
     attention = float(state.decode_iteration_time) - products - exchanged - host
-    prompts = float(state.iteration) - float(state.decode_iteration_time)
+    prompts = float(state.iteration_time) - float(state.decode_iteration_time)
     return {
         "products": products,
         "attention over the cache": max(attention, 0.0),
@@ -556,7 +586,7 @@ class ServicePlans:
     layouts_over_limits: tuple[ReplicaLayout, ...]
 
 
-def plan_service(fitting: Sequence[ReplicaLayout], load: ServingLoad, limits: ServingLimits) -> ServicePlans:
+def plan_service(fitting: Sequence[ReplicaLayout], load: ServingLoad, limits: LatencyLimits) -> ServicePlans:
     """Plan a service over all layouts.
 
     For an open load the plan with the highest rate is first; otherwise the plan with the shortest mean latency that
@@ -568,7 +598,7 @@ def plan_service(fitting: Sequence[ReplicaLayout], load: ServingLoad, limits: Se
         Layouts that fit.
     load : ServingLoad
         Requests.
-    limits : ServingLimits
+    limits : LatencyLimits
         Latency limits.
 
     Returns
@@ -576,7 +606,7 @@ def plan_service(fitting: Sequence[ReplicaLayout], load: ServingLoad, limits: Se
     ServicePlans
         Plans, the best first.
     """
-    planned = [(candidate, plan_of(candidate, load, limits)) for candidate in fitting]
+    planned = [(candidate, best_serving_plan(candidate, load, limits)) for candidate in fitting]
     plans = [plan for _, plan in planned if plan is not None]
     late = tuple(candidate for candidate, plan in planned if plan is None)
     if load.kind == "most" and limits.bounds:
@@ -588,7 +618,7 @@ def plan_service(fitting: Sequence[ReplicaLayout], load: ServingLoad, limits: Se
     return ServicePlans(tuple(plans), (), late)
 
 
-def _tested(plans: list[ServingPlan], load: ServingLoad, limits: ServingLimits) -> list[ServingPlan]:
+def _tested(plans: list[ServingPlan], load: ServingLoad, limits: LatencyLimits) -> list[ServingPlan]:
     """Return the plans with the best ones corrected by simulation; the others keep the order of the closed form."""
     tested: list[ServingPlan] = []
     for number, plan in enumerate(plans):
@@ -598,7 +628,7 @@ def _tested(plans: list[ServingPlan], load: ServingLoad, limits: ServingLimits) 
     return tested
 
 
-def _refined(plan: ServingPlan, load: ServingLoad, limits: ServingLimits) -> ServingPlan:
+def _refined(plan: ServingPlan, load: ServingLoad, limits: LatencyLimits) -> ServingPlan:
     """Return a plan at the highest rate that also meets the limits in a simulation.
 
     Near capacity the fixed point underestimates how requests accumulate, so its percentiles are too low there.
@@ -608,10 +638,17 @@ def _refined(plan: ServingPlan, load: ServingLoad, limits: ServingLimits) -> Ser
     for number in range(BISECTIONS):
         share = 1.0 if number == 0 else 0.5 * (low + high)
         rate = share * float(plan.state.requests_per_s)
-        state = state_at_rate(plan.layout.phases, plan.batching, load.lengths, places, rate, arrivals=load.variation)
+        state = state_at_rate(
+            plan.layout.iteration_tables,
+            plan.batching,
+            load.lengths,
+            places,
+            rate,
+            arrivals=load.squared_arrival_variation,
+        )
         trial = replace(plan, state=state)
         result = simulated_replica(trial, load, TESTED)
-        times = {part: steady_times(result, part) for part in limits.bounds}
+        times = {part: trimmed_latencies(result, part) for part in limits.bounds}
         values = {p: np.percentile(t, limits.percentile) if limits.percentile else t.mean() for p, t in times.items()}
         if all(float(values[part]) <= limit * TOLERANCE for part, limit in limits.bounds.items()):
             low, best = share, trial
@@ -623,7 +660,7 @@ def _refined(plan: ServingPlan, load: ServingLoad, limits: ServingLimits) -> Ser
 
 
 def nearest_replica_layout(
-    late: Sequence[ReplicaLayout], load: ServingLoad, limits: ServingLimits
+    late: Sequence[ReplicaLayout], load: ServingLoad, limits: LatencyLimits
 ) -> tuple[ReplicaLayout, SteadyState] | None:
     """Return the layout that comes closest to latency limits that no layout meets.
 
@@ -633,7 +670,7 @@ def nearest_replica_layout(
         Layouts that miss the limits.
     load : ServingLoad
         Requests.
-    limits : ServingLimits
+    limits : LatencyLimits
         Latency limits.
 
     Returns
@@ -644,13 +681,13 @@ def nearest_replica_layout(
     states = []
     for candidate in late:
         batching = candidate.batching()
-        alone = 0.01 * saturated_state(candidate.phases, batching, load.lengths, 1.0).requests_per_s
+        alone = 0.01 * saturated_state(candidate.iteration_tables, batching, load.lengths, 1.0).requests_per_s
         places = candidate.max_cached_sequences(load.lengths)
-        states.append((candidate, state_at_rate(candidate.phases, batching, load.lengths, places, alone)))
+        states.append((candidate, state_at_rate(candidate.iteration_tables, batching, load.lengths, places, alone)))
     return min(states, key=lambda pair: float(limits.worst_ratio(pair[1])), default=None)
 
 
-def capacity_of(candidate: ReplicaLayout, load: ServingLoad) -> float:
+def max_request_rate(candidate: ReplicaLayout, load: ServingLoad) -> float:
     """Return the highest request rate that all replicas of a layout sustain.
 
     Parameters
@@ -666,7 +703,7 @@ def capacity_of(candidate: ReplicaLayout, load: ServingLoad) -> float:
         Requests per second.
     """
     full = saturated_state(
-        candidate.phases, candidate.batching(), load.lengths, candidate.max_cached_sequences(load.lengths)
+        candidate.iteration_tables, candidate.batching(), load.lengths, candidate.max_cached_sequences(load.lengths)
     )
     return candidate.replicas * float(full.requests_per_s)
 
@@ -689,13 +726,15 @@ def rate_curve(plan: ServingPlan, load: ServingLoad, points: int = 16) -> tuple[
         Rates over all replicas [requests/s], and the states.
     """
     candidate, places = plan.layout, plan.layout.max_cached_sequences(load.lengths)
-    full = saturated_state(candidate.phases, plan.batching, load.lengths, places)
+    full = saturated_state(candidate.iteration_tables, plan.batching, load.lengths, places)
     rates = float(full.requests_per_s) * np.linspace(0.05, 0.98, points)
-    state = state_at_rate(candidate.phases, plan.batching, load.lengths, places, rates, arrivals=load.variation)
+    state = state_at_rate(
+        candidate.iteration_tables, plan.batching, load.lengths, places, rates, arrivals=load.squared_arrival_variation
+    )
     return candidate.replicas * rates, state
 
 
-def requests_of(plan: ServingPlan, load: ServingLoad, count: int | None = None, seed: int = 1) -> Requests:
+def replica_requests(plan: ServingPlan, load: ServingLoad, count: int | None = None, seed: int = 1) -> Requests:
     """Return the requests that one replica of a plan serves: its part of a trace, or random ones.
 
     Parameters
@@ -716,13 +755,15 @@ def requests_of(plan: ServingPlan, load: ServingLoad, count: int | None = None, 
     """
     replicas = plan.layout.replicas
     if load.requests is not None:
-        return replace(load.requests.every(replicas), prefix_hit_share=float(np.asarray(load.lengths.prefix_hit_share)))
+        return replace(
+            load.requests.every_nth(replicas), prefix_hit_share=float(np.asarray(load.lengths.prefix_hit_share))
+        )
     rate = math.inf if load.kind in ("at once", "closed") else plan.requests_per_s / replicas
-    crowd = int(OF_SEQUENCE * float(plan.state.batch))
-    number = max(load.count // replicas, 1) if load.kind == "at once" else max(count or SIMULATED, crowd)
+    crowd = int(OF_SEQUENCE * float(plan.state.decoding_sequences))
+    number = max(load.request_count // replicas, 1) if load.kind == "at once" else max(count or SIMULATED, crowd)
     if load.kind == "most" and float(plan.state.utilisation) >= 1.0:
         rate = math.inf
-    return drawn_requests(
+    return sample_requests(
         number,
         input_tokens=float(np.asarray(load.lengths.input)),
         output_tokens=float(np.asarray(load.lengths.output)),
@@ -735,7 +776,9 @@ def requests_of(plan: ServingPlan, load: ServingLoad, count: int | None = None, 
     )
 
 
-def simulated_replica(plan: ServingPlan, load: ServingLoad, count: int | None = None, seed: int = 1) -> Simulated:
+def simulated_replica(
+    plan: ServingPlan, load: ServingLoad, count: int | None = None, seed: int = 1
+) -> SimulationResult:
     """Simulate one replica of a plan.
 
     Parameters
@@ -751,7 +794,7 @@ def simulated_replica(plan: ServingPlan, load: ServingLoad, count: int | None = 
 
     Returns
     -------
-    Simulated
+    SimulationResult
         Times of all requests.
 
     Raises
@@ -761,8 +804,8 @@ def simulated_replica(plan: ServingPlan, load: ServingLoad, count: int | None = 
     """
     candidate = plan.layout
     stages = candidate.sharding.pp
-    requests = requests_of(plan, load, count, seed)
-    length = float((requests.input + requests.output).mean())
+    requests = replica_requests(plan, load, count, seed)
+    length = float((requests.prompt_tokens + requests.answer_tokens).mean())
     users = None if load.kind != "closed" else max(round(load.users / candidate.replicas / stages), 1)
     batching = replace(
         plan.batching,
@@ -770,9 +813,9 @@ def simulated_replica(plan: ServingPlan, load: ServingLoad, count: int | None = 
         max_sequences=float(np.asarray(plan.batching.max_sequences)),
     )
     return simulate(
-        candidate.phases,
+        candidate.iteration_tables,
         batching,
-        requests.every(stages) if users is None else requests,
+        requests.every_nth(stages) if users is None else requests,
         capacity=candidate.memory.max_cached_tokens(length) / stages,
         reservation=candidate.reservation,
         users=users,
@@ -780,12 +823,12 @@ def simulated_replica(plan: ServingPlan, load: ServingLoad, count: int | None = 
     )
 
 
-def steady_times(result: Simulated, part: str) -> Array:
+def trimmed_latencies(result: SimulationResult, part: str) -> Array:
     """Return a latency of simulated requests, without the first and last ones (warm-up and drain).
 
     Parameters
     ----------
-    result : Simulated
+    result : SimulationResult
         The simulation.
     part : str
         ``ttft``, ``tpot`` or ``latency``.

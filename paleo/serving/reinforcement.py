@@ -19,19 +19,19 @@ import numpy as np
 
 from paleo.errors import PlanError
 from paleo.predict import predict
-from paleo.serving.engines import Engine, load_engine
+from paleo.serving.engines import ServingEngine, load_engine
 from paleo.serving.formats import Formats
-from paleo.serving.load import Requests, drawn_lengths
+from paleo.serving.iteration_times import iteration_tables
 from paleo.serving.memory import serving_memory
-from paleo.serving.phases import iteration_tables
 from paleo.serving.plans import ReplicaLayout
+from paleo.serving.requests import Requests, sample_lengths
 from paleo.serving.simulation import simulate
-from paleo.serving.steady import Lengths, saturated_state
-from paleo.specs.run import Run, updated
+from paleo.serving.steady import RequestLengths, saturated_state
+from paleo.specs.run import Run, replace_fields
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
-    from paleo.serving.lowered import Sharding
+    from paleo.serving.forward_lowering import Sharding
     from paleo.specs.model import ModelSpec
     from paleo.specs.system import System
     from paleo.step.memory import Footprint
@@ -50,7 +50,7 @@ UNMODELLED = (
     "generation in fewer than the sixteen bits of the trainer",
 )
 #: Factors within which eight of nine measured steps of NeMo RL lie.
-INTERVAL = (0.7, 1.5)
+STEP_TIME_INTERVAL_FACTORS = (0.7, 1.5)
 #: Sequences of the trainer are padded to a multiple of so many tokens.
 PADDING = 128
 
@@ -63,9 +63,9 @@ class Rollouts:
     ----------
     count, batch : int
         Rollouts of a step; sequences of one optimizer step.
-    prompt, answer_tokens : float
+    mean_prompt_tokens, answer_tokens : float
         Mean tokens.
-    longest : float
+    max_answer_tokens : float
         Most tokens of an answer.
     variation : float
         Coefficient of variation of answers before they are cut.
@@ -73,15 +73,15 @@ class Rollouts:
 
     count: int
     batch: int
-    prompt: float
+    mean_prompt_tokens: float
     answer_tokens: float
-    longest: float
+    max_answer_tokens: float
     variation: float = USUAL_VARIATION
 
     @property
     def sequence_tokens(self) -> int:
         """Mean tokens of prompt and answer, padded so that any layout divides them."""
-        return PADDING * max(math.ceil((self.prompt + self.answer_tokens) / PADDING), 1)
+        return PADDING * max(math.ceil((self.mean_prompt_tokens + self.answer_tokens) / PADDING), 1)
 
     def sampled_answer_lengths(self, count: int, seed: int = 1) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """Draw lengths of answers from a log-normal distribution, cut at the longest, with the mean kept.
@@ -101,14 +101,16 @@ class Rollouts:
         random = np.random.default_rng(seed)
         mean = self.answer_tokens
         for _ in range(8):
-            lengths = np.minimum(drawn_lengths(mean, self.variation, count, np.random.default_rng(seed)), self.longest)
+            lengths = np.minimum(
+                sample_lengths(mean, self.variation, count, np.random.default_rng(seed)), self.max_answer_tokens
+            )
             mean *= self.answer_tokens / max(float(lengths.mean()), 1.0)
-            mean = min(mean, 50.0 * self.longest)
+            mean = min(mean, 50.0 * self.max_answer_tokens)
         return np.asarray(random.permutation(lengths))
 
 
 @dataclass(frozen=True, slots=True)
-class LearningStep:
+class ReinforcementStep:
     """Times of the parts of one step of reinforcement learning.
 
     Attributes
@@ -124,7 +126,7 @@ class LearningStep:
         Parallel degrees of a replica of the engine.
     strategy : str
         Parallel strategy of the trainer.
-    fits : bool
+    trainer_fits : bool
         True if the trainer fits in memory.
     """
 
@@ -134,11 +136,11 @@ class LearningStep:
     trainer_gpus: int
     layout: str
     strategy: str
-    fits: bool
+    trainer_fits: bool
 
 
 def engine_replicas(
-    model: ModelSpec, system: System, sharding: Sharding, gpus: int, engine: Engine, longest: float
+    model: ModelSpec, system: System, sharding: Sharding, gpus: int, engine: ServingEngine, longest: float
 ) -> ReplicaLayout:
     """Lay a serving engine out over a number of GPUs, as equal replicas.
 
@@ -155,7 +157,7 @@ def engine_replicas(
         Layout of a replica.
     gpus : int
         Number of GPUs.
-    engine : Engine
+    engine : ServingEngine
         The engine.
     longest : float
         Longest sequence [tokens].
@@ -203,22 +205,22 @@ def generation_time(layout: ReplicaLayout, rollouts: Rollouts, *, steady: bool) 
     batching = replace(layout.batching(), time_per_request=0.0, time_per_token=0.0)
     share = math.ceil(rollouts.count / layout.replicas)
     if steady:
-        lengths = Lengths(rollouts.prompt, rollouts.answer_tokens, 0.0, min(rollouts.variation, 1.0))
+        lengths = RequestLengths(rollouts.mean_prompt_tokens, rollouts.answer_tokens, 0.0, min(rollouts.variation, 1.0))
         places = min(layout.max_cached_sequences(lengths), 2.0 * share)
-        rate = saturated_state(layout.phases, batching, lengths, places).requests_per_s
+        rate = saturated_state(layout.iteration_tables, batching, lengths, places).requests_per_s
         return share / float(rate)
     count = min(share, MOST_SIMULATED)
     replicas = max(min(layout.replicas, MOST_DRAWN // count), 1)
     dealt = rollouts.sampled_answer_lengths(max(count * replicas, 2))[: count * replicas].reshape(replicas, count)
     answers = dealt[dealt.sum(axis=1).argmax()]
-    requests = Requests(np.zeros(count), np.full(count, max(rollouts.prompt, 1.0)), answers)
+    requests = Requests(np.zeros(count), np.full(count, max(rollouts.mean_prompt_tokens, 1.0)), answers)
     batching = replace(
         batching,
         max_tokens=float(np.asarray(batching.max_tokens)),
         max_sequences=float(np.asarray(batching.max_sequences)),
     )
-    capacity = layout.memory.max_cached_tokens(rollouts.prompt + rollouts.answer_tokens)
-    result = simulate(layout.phases, batching, requests, capacity=capacity, reservation=layout.reservation)
+    capacity = layout.memory.max_cached_tokens(rollouts.mean_prompt_tokens + rollouts.answer_tokens)
+    result = simulate(layout.iteration_tables, batching, requests, capacity=capacity, reservation=layout.reservation)
     return result.makespan * share / count
 
 
@@ -272,11 +274,11 @@ def offload_time(system: System, trainer: Footprint, engine_weights: float) -> f
         Time of both moves, to the host and back [s].
     """
     states = trainer.parameters + trainer.gradients + trainer.optimizer
-    return 2.0 * (states + engine_weights) / system.device.copy_rate()
+    return 2.0 * (states + engine_weights) / system.device.host_copy_bandwidth()
 
 
 @dataclass(frozen=True, slots=True)
-class Generator:
+class RolloutGenerator:
     """Serving engine on its GPUs; ``seconds`` is the time in which it generates all rollouts of a step [s]."""
 
     layout: ReplicaLayout
@@ -285,16 +287,16 @@ class Generator:
 
 
 @dataclass(frozen=True, slots=True)
-class Trainer:
+class TrainerPrediction:
     """Predictions of one optimizer step of the policy and of a forward pass over the same sequences."""
 
     step: Prediction
     forward: Prediction
 
 
-def generator(
+def predict_generator(
     model: ModelSpec, system: System, gpus: int, rollouts: Rollouts, sharding: Sharding, *, staleness: int = 0
-) -> Generator:
+) -> RolloutGenerator:
     """Lay the engine out over its GPUs and predict the time in which it generates all rollouts of a step.
 
     Parameters
@@ -312,7 +314,7 @@ def generator(
 
     Returns
     -------
-    Generator
+    RolloutGenerator
         Layout of the engine, and its time [s].
 
     Raises
@@ -322,8 +324,10 @@ def generator(
     """
     engine = load_engine("vllm")
     engine = engine if staleness else engine.model_copy(update={"memory_share": COLOCATED_SHARE})
-    layout = engine_replicas(model, system, sharding, gpus, engine, rollouts.prompt + rollouts.longest)
-    return Generator(layout, gpus, generation_time(layout, rollouts, steady=staleness > 1))
+    layout = engine_replicas(
+        model, system, sharding, gpus, engine, rollouts.mean_prompt_tokens + rollouts.max_answer_tokens
+    )
+    return RolloutGenerator(layout, gpus, generation_time(layout, rollouts, steady=staleness > 1))
 
 
 def trainer_run(gpus: int, rollouts: Rollouts, strategy: str, software: str) -> Run:
@@ -354,7 +358,7 @@ def trainer_run(gpus: int, rollouts: Rollouts, strategy: str, software: str) -> 
     )
 
 
-def trainer(model: ModelSpec, system: System, run: Run) -> Trainer:
+def predict_trainer(model: ModelSpec, system: System, run: Run) -> TrainerPrediction:
     """Predict an optimizer step of the policy, and a forward pass under the same parallel plan.
 
     Parameters
@@ -366,7 +370,7 @@ def trainer(model: ModelSpec, system: System, run: Run) -> Trainer:
 
     Returns
     -------
-    Trainer
+    TrainerPrediction
         Both predictions.
 
     Raises
@@ -374,20 +378,26 @@ def trainer(model: ModelSpec, system: System, run: Run) -> Trainer:
     PlanError, SpecError
         If the plan cannot be laid over the network.
     """
-    forward = updated(run, {"forward_only": True, "recompute": "none"})
-    return Trainer(predict(model, system, run), predict(model, system, forward))
+    forward = replace_fields(run, {"forward_only": True, "recompute": "none"})
+    return TrainerPrediction(predict(model, system, run), predict(model, system, forward))
 
 
 def learning_step(
-    system: System, engine: Generator, trainer: Trainer, rollouts: Rollouts, *, algorithm: str = "grpo", staleness: int
-) -> LearningStep:
+    system: System,
+    engine: RolloutGenerator,
+    trainer: TrainerPrediction,
+    rollouts: Rollouts,
+    *,
+    algorithm: str = "grpo",
+    staleness: int,
+) -> ReinforcementStep:
     """Combine engine and trainer into one step of reinforcement learning.
 
     Parameters
     ----------
     system : System
         Machine: its devices, nodes and links.
-    engine, trainer : Generator, Trainer
+    engine, trainer : RolloutGenerator, TrainerPrediction
         Both sides, each on its GPUs.
     rollouts : Rollouts
         Sequences that a step generates and trains on.
@@ -398,7 +408,7 @@ def learning_step(
 
     Returns
     -------
-    LearningStep
+    ReinforcementStep
         Times of the step and its parts [s].
     """
     others, critic = ALGORITHMS[algorithm]
@@ -419,4 +429,4 @@ def learning_step(
         total = max(engine.seconds, trained) + parts["weights"]
         parts["idle"] = abs(engine.seconds - trained)
     layout, fits = engine.layout.sharding.text, step.memory.fits
-    return LearningStep(parts, total, engine.gpus, gpus, layout, step.plan.strategy_text, fits)
+    return ReinforcementStep(parts, total, engine.gpus, gpus, layout, step.plan.strategy_text, fits)

@@ -17,36 +17,36 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paleo.pricing.calibration_lookup import TIMING_METHODS, find_parameters
 from paleo.pricing.gemm import GemmParameters
-from paleo.pricing.power import BOARD_MEASUREMENT, PICO, PowerParameters
-from paleo.pricing.store import TIMING_METHODS, lookup
-from paleo.serving.commands import engine_command_line, served_weights
+from paleo.pricing.power import BOARD_POWER_METHOD, PICO, PowerParameters
+from paleo.serving.commands import engine_command_line, weights_to_load
 from paleo.serving.plans import (
     DISAGREEMENT,
     LIMIT_NAMES,
-    SHARES,
+    LOAD_SHARES,
+    LatencyLimits,
     ReplicaLayout,
     ServicePlans,
-    ServingLimits,
     ServingLoad,
     ServingPlan,
-    candidates,
-    capacity_of,
+    fitting_layouts,
+    max_request_rate,
     nearest_replica_layout,
     plan_service,
     simulated_replica,
-    steady_times,
+    trimmed_latencies,
     waits_for_launches,
 )
 from paleo.serving.steady import saturated_state, state_at_rate
-from paleo.specs.catalog import SIXTEEN_BITS
+from paleo.specs.catalog import SIXTEEN_BIT_FORMAT
 from paleo.units import MEGA, format_duration
 
 if TYPE_CHECKING:
-    from paleo.serving.engines import BatchLimit, Engine
+    from paleo.serving.engines import BatchLimit, ServingEngine
     from paleo.serving.formats import Formats
-    from paleo.serving.lowered import Sharding
-    from paleo.serving.simulation import Simulated
+    from paleo.serving.forward_lowering import Sharding
+    from paleo.serving.simulation import SimulationResult
     from paleo.specs.device import Device
     from paleo.specs.model import ModelSpec
     from paleo.specs.system import System
@@ -64,46 +64,46 @@ class Disaggregation:
     ----------
     prefill, decode : ReplicaLayout
         Layouts of a prefill and of a decode replica.
-    prefillers, decoders : int
+    prefill_replicas, decode_replicas : int
         Numbers of prefill and decode replicas.
     requests_per_s : float
         Throughput of all replicas, the smaller of both sides' rates [requests/s].
     ttft, tpot : float
         Mean time to first token, transfer of the cache included, and mean time per further token [s].
-    transfer : float
+    cache_transfer_time : float
         Time in which the KV cache of a prompt moves to a decode replica [s].
     """
 
     prefill: ReplicaLayout
     decode: ReplicaLayout
-    prefillers: int
-    decoders: int
+    prefill_replicas: int
+    decode_replicas: int
     requests_per_s: float
     ttft: float
     tpot: float
-    transfer: float
+    cache_transfer_time: float
 
     @property
     def gpus(self) -> int:
         """Number of devices of all prefill and decode replicas."""
-        return self.prefillers * self.prefill.sharding.gpus + self.decoders * self.decode.sharding.gpus
+        return self.prefill_replicas * self.prefill.sharding.gpus + self.decode_replicas * self.decode.sharding.gpus
 
     @property
     def text(self) -> str:
         """Text that names the layouts and replica counts of the prefill and decode pools."""
         first, second = self.prefill.sharding.text, self.decode.sharding.text
-        return f"{self.prefillers} x {first} prefill, {self.decoders} x {second} decode"
+        return f"{self.prefill_replicas} x {first} prefill, {self.decode_replicas} x {second} decode"
 
 
-def _prefill_rate(layout: ReplicaLayout, load: ServingLoad, limits: ServingLimits, sent: float) -> tuple[float, float]:
+def _prefill_rate(layout: ReplicaLayout, load: ServingLoad, limits: LatencyLimits, sent: float) -> tuple[float, float]:
     """Return (highest rate of a prefill replica within the limits [1/s], mean time to the first token [s])."""
     lengths, engine = load.lengths, layout.engine
-    piece = np.minimum(lengths.computed, float(layout.limit.tokens))
-    pieces = lengths.computed / piece
+    piece = np.minimum(lengths.computed_prompt_tokens, float(layout.limit.tokens))
+    pieces = lengths.computed_prompt_tokens / piece
     before = np.maximum(np.asarray(lengths.input) - piece, 0.0) / 2.0
-    each = layout.phases.iteration_time(decoded=0.0, cached=1.0, chunks=1.0, length=piece, before=before)
+    each = layout.iteration_tables.iteration_time(decoded=0.0, cached=1.0, chunks=1.0, length=piece, before=before)
     service = float(pieces * (each + engine.host_time_per_iteration))
-    waits = 0.5 * _LOADS * service * (load.variation + lengths.input_variation**2) / (1.0 - _LOADS)
+    waits = 0.5 * _LOADS * service * (load.squared_arrival_variation + lengths.input_variation**2) / (1.0 - _LOADS)
     mean = engine.request + waits + service + sent
     slow = mean + waits * (np.log(100.0) - 1.0) if limits.percentile == 99 else mean
     kept = slow <= limits.ttft if limits.ttft is not None else np.ones(len(_LOADS), dtype=bool)
@@ -113,23 +113,25 @@ def _prefill_rate(layout: ReplicaLayout, load: ServingLoad, limits: ServingLimit
     return float(_LOADS[chosen] / service), float(mean[chosen])
 
 
-def _decode_rate(layout: ReplicaLayout, load: ServingLoad, limits: ServingLimits) -> tuple[float, float]:
+def _decode_rate(layout: ReplicaLayout, load: ServingLoad, limits: LatencyLimits) -> tuple[float, float]:
     """Return (highest rate of a decode replica within the limits [1/s], mean time per token [s])."""
     first = float(np.asarray(load.lengths.input))
     lengths = replace(load.lengths, prefix_hit_share=1.0 - 1.0 / max(first, 2.0))
     places = layout.max_cached_sequences(lengths)
     batching = replace(layout.batching(), time_per_request=0.0)
-    full = float(saturated_state(layout.phases, batching, lengths, places).requests_per_s)
-    state = state_at_rate(layout.phases, batching, lengths, places, full * SHARES, arrivals=load.variation)
+    full = float(saturated_state(layout.iteration_tables, batching, lengths, places).requests_per_s)
+    state = state_at_rate(
+        layout.iteration_tables, batching, lengths, places, full * LOAD_SHARES, arrivals=load.squared_arrival_variation
+    )
     bounds = replace(limits, ttft=None)
-    kept = np.flatnonzero(bounds.worst_ratio(state) * np.ones(len(SHARES)) <= 1.0)
+    kept = np.flatnonzero(bounds.worst_ratio(state) * np.ones(len(LOAD_SHARES)) <= 1.0)
     if not len(kept):
         return 0.0, float(state.tpot[0])
     return float(state.requests_per_s[kept[-1]]), float(state.tpot[kept[-1]])
 
 
 def best_disaggregation(
-    fitting: Sequence[ReplicaLayout], load: ServingLoad, limits: ServingLimits, gpus: int, system: System
+    fitting: Sequence[ReplicaLayout], load: ServingLoad, limits: LatencyLimits, gpus: int, system: System
 ) -> Disaggregation | None:
     """Return the split into prefill and decode replicas with the highest request rate within limits.
 
@@ -137,7 +139,7 @@ def best_disaggregation(
     ----------
     fitting : sequence of ReplicaLayout
         Layouts that hold the network.
-    load, limits : ServingLoad, ServingLimits
+    load, limits : ServingLoad, LatencyLimits
         Lengths of requests, and within what they are to be answered.
     gpus : int
         Total number of devices.
@@ -167,7 +169,7 @@ def best_disaggregation(
     return best
 
 
-def watts_of(plan: ServingPlan, device: Device) -> float | None:
+def mean_device_power(plan: ServingPlan, device: Device) -> float | None:
     """Return the mean power of one device of a plan [W], at most its design power; None if the device states none.
 
     Parameters
@@ -185,11 +187,11 @@ def watts_of(plan: ServingPlan, device: Device) -> float | None:
     if device.tdp is None:
         return None
     name, architecture, kind = device.name, device.architecture, device.memory.kind
-    board = lookup(
+    board = find_parameters(
         PowerParameters, subject=name, architecture=architecture, family="power", memory_kind=kind,
-        stacks=(*TIMING_METHODS, BOARD_MEASUREMENT),
+        stacks=(*TIMING_METHODS, BOARD_POWER_METHOD),
     ).parameters  # fmt: skip
-    product = lookup(
+    product = find_parameters(
         GemmParameters, subject=name, architecture=architecture, family="gemm.tensor", memory_kind=kind
     ).parameters
     flops, moved = _work(plan)
@@ -197,7 +199,7 @@ def watts_of(plan: ServingPlan, device: Device) -> float | None:
     demand = (
         idle
         + board.busy * device.tdp
-        + PICO * (board.arithmetic * product.training_energy * flops + board.dram * moved)
+        + PICO * (board.arithmetic_energy_share * product.training_energy * flops + board.dram * moved)
     )
     return min(demand, device.tdp)
 
@@ -205,32 +207,41 @@ def watts_of(plan: ServingPlan, device: Device) -> float | None:
 def _work(plan: ServingPlan) -> tuple[float, float]:
     """Return (FLOP per second, memory traffic [byte/s]) of one device of a plan."""
     candidate, state = plan.layout, plan.state
-    work, stages = candidate.phases.lowered, candidate.sharding.pp
-    per_token = 2.0 * sum(each.weights * each.count for each in work.layers if not each.of_experts)
-    per_token += sum((each.at(2.0).flops - each.at(1.0).flops) * each.count for each in work.layers if each.of_experts)
-    output = float(np.asarray(state.output))
+    work, stages = candidate.iteration_tables.lowered, candidate.sharding.pp
+    per_token = 2.0 * sum(each.weight_elements * each.count for each in work.layers if not each.is_expert_gemm)
+    per_token += sum(
+        (each.kernel_at(2.0).flops - each.kernel_at(1.0).flops) * each.count
+        for each in work.layers
+        if each.is_expert_gemm
+    )
+    output = float(np.asarray(state.answer_tokens))
     prompt = (
         float(state.iterations_per_prompt) * float(np.asarray(plan.batching.max_tokens))
         if float(state.iterations_per_prompt) > 1
         else 0.0
     )
     tokens = float(state.requests_per_s) * (output + prompt)
-    iterations = stages / max(float(state.iteration), PICO)
-    cached = float(state.batch) / stages * float(candidate.memory.sequence_bytes(output)) / candidate.memory.ranks
+    iterations = stages / max(float(state.iteration_time), PICO)
+    cached = (
+        float(state.decoding_sequences)
+        / stages
+        * float(candidate.memory.sequence_bytes(output))
+        / candidate.memory.attention_dp_ranks
+    )
     return tokens * per_token / stages, iterations * (candidate.memory.weights + cached)
 
 
 #: Percentiles that an answer has.
 PERCENTILES = (50, 90, 99)
 #: Factors within which 84 % of the measured throughputs of published runs lie (docs/howto/serve.md).
-INTERVAL = (0.7, 1.35)
+THROUGHPUT_INTERVAL_FACTORS = (0.7, 1.35)
 #: What no answer about a service has in it.
 UNMODELLED = (
     "adapters and guided decoding",
     "the network between clients and the service",
     "experts that are more or less busy than a power law of exponent 0.5 makes them",
 )
-NAMES = {"ttft": "to the first token", "tpot": "a token", "latency": "for the answer"}
+LATENCY_PHRASES = {"ttft": "to the first token", "tpot": "a token", "latency": "for the answer"}
 
 
 @dataclass(frozen=True)
@@ -241,7 +252,7 @@ class Service:
     ----------
     model, system, gpus, engine
         Network, machine, devices in all, engine.
-    load, limits : ServingLoad, ServingLimits
+    load, limits : ServingLoad, LatencyLimits
         Requests, and latency limits.
     result : ServicePlans
         The plans; empty where the answer is no.
@@ -249,23 +260,23 @@ class Service:
         Layouts that fit into memory.
     usd_per_s : float or None
         Rent of all devices.
-    division : Disaggregation or None
+    disaggregation : Disaggregation or None
         Best division into prefill and decode, if requested.
-    reason : str
+    engine_comparison : str
         Why this engine, where several were tried.
     """
 
     model: ModelSpec
     system: System
     gpus: int
-    engine: Engine
+    engine: ServingEngine
     load: ServingLoad
-    limits: ServingLimits
+    limits: LatencyLimits
     result: ServicePlans
     fitting: tuple[ReplicaLayout, ...]
     usd_per_s: float | None
-    division: Disaggregation | None = None
-    reason: str = ""
+    disaggregation: Disaggregation | None = None
+    engine_comparison: str = ""
 
     @property
     def sort_key(self) -> tuple[bool, float, float]:
@@ -279,7 +290,7 @@ class Service:
         return self.result.plans[0] if self.result.plans else None
 
     @cached_property
-    def simulation(self) -> Simulated | None:
+    def simulation(self) -> SimulationResult | None:
         """Discrete-event simulation of the best plan; None without one."""
         return None if self.best is None else simulated_replica(self.best, self.load)
 
@@ -299,7 +310,7 @@ class Service:
         if self.simulation is None:
             return {}
         whole = self.load.kind in ("trace", "at once")
-        values = getattr(self.simulation, part) if whole else steady_times(self.simulation, part)
+        values = getattr(self.simulation, part) if whole else trimmed_latencies(self.simulation, part)
         known = values[np.isfinite(values)]
         known = known if len(known) else np.zeros(1)
         return {"mean": float(known.mean())} | {f"p{p}": float(np.percentile(known, p)) for p in PERCENTILES}
@@ -330,7 +341,7 @@ class Service:
     def joules_per_token(self) -> float | None:
         """Energy of all devices per generated token [J]; None without a plan or without a stated device power."""
         plan = self.best
-        watts = None if plan is None else watts_of(plan, self.system.device)
+        watts = None if plan is None else mean_device_power(plan, self.system.device)
         return None if watts is None or plan is None else watts * plan.gpus / plan.tokens_per_s
 
     @property
@@ -344,7 +355,9 @@ class Service:
         if plan is None or usd is None:
             return None
         state = plan.state
-        prompts = max(float(state.iteration) - float(state.decode_iteration_time), 0.0) / float(state.iteration)
+        prompts = max(float(state.iteration_time) - float(state.decode_iteration_time), 0.0) / float(
+            state.iteration_time
+        )
         first = plan.requests_per_s * float(np.asarray(self.load.lengths.input))
         return {
             "output": usd / plan.tokens_per_s * MEGA,
@@ -377,8 +390,8 @@ class Service:
                 f"{'fewer' if off < 0 else 'more'} than the fixed point: count on the lower number"
             )
         late = [part for part in self.limits.bounds if _late(self, part)]
-        notes += [f"simulated time {NAMES[part]} is above its limit: {_late(self, part)}" for part in late]
-        if self.best.layout.formats.untimed(self.system.device):
+        notes += [f"simulated time {LATENCY_PHRASES[part]} is above its limit: {_late(self, part)}" for part in late]
+        if self.best.layout.formats.has_untimed_kernels(self.system.device):
             notes.append(
                 "kernels of MXFP4 experts were never timed on devices without FP4 arithmetic: runs of SGLang and "
                 "TensorRT-LLM took 3 to 19 times as long as predicted"
@@ -386,7 +399,8 @@ class Service:
         notes += _converted(self.engine.name, self.model, self.best.layout.formats.text)
         if waits_for_launches(self.best.layout, self.best.state):
             notes.append(
-                f"{self.engine.title} captures graphs of at most {self.best.layout.phases.largest_graph} sequences "
+                f"{self.engine.title} captures graphs of at most {self.best.layout.iteration_tables.largest_graph} "
+                f"sequences "
                 "unless told otherwise: the device waits for the host, and larger graphs would be faster"
             )
         if self.gpus > self.best.gpus:
@@ -402,8 +416,8 @@ class Service:
 
 def _converted(engine: str, model: ModelSpec, weights: str) -> list[str]:
     """Return a sentence that names weights that must be converted before the engine starts; [] if none must."""
-    loaded = served_weights(engine, model, weights)
-    if loaded == (model.hub or model.name):
+    loaded = weights_to_load(engine, model, weights)
+    if loaded == (model.weights_hub_id or model.name):
         return []
     return [f"the published weights are in {model.released}: {loaded} stands for a folder with weights in {weights}"]
 
@@ -420,11 +434,13 @@ def _late(service: Service, part: str) -> str:
 def _verdict(service: Service, plan: ServingPlan) -> str:
     price = service.usd_per_million
     cost = "" if price is None else f": {price['output']:.3g} USD a million output tokens"
-    limits = " and ".join(f"{format_duration(limit)} {NAMES[part]}" for part, limit in service.limits.bounds.items())
+    limits = " and ".join(
+        f"{format_duration(limit)} {LATENCY_PHRASES[part]}" for part, limit in service.limits.bounds.items()
+    )
     at = f"p{service.limits.percentile}" if service.limits.percentile else "the mean"
     within = f" within {limits} at {at}" if limits else ""
     formats, published = plan.layout.formats, service.model.released
-    weights = f"{formats.text} (as released)" if formats.text == published != SIXTEEN_BITS else formats.text
+    weights = f"{formats.text} (as released)" if formats.text == published != SIXTEEN_BIT_FORMAT else formats.text
     subject = f"{service.gpus} x {service.system.device.name}"
     verb = "serves" if service.gpus == 1 else "serve"
     return (
@@ -440,12 +456,12 @@ def _conditions(service: Service) -> str:
     cached = f"{hit:.0%} of the prompts' tokens come" if hit else "Nothing comes"
     texts = [f"{cached} from the prefix cache."]
     if engine.drafted:
-        emitted = engine.kernels.emitted
+        emitted = engine.kernels.mean_emitted_tokens
         texts.append(f"{engine.drafted} drafted tokens, each accepted at {engine.acceptance:.0%}, give {emitted:.2g}.")
-    if service.division is not None:
-        split = service.division
+    if service.disaggregation is not None:
+        split = service.disaggregation
         texts.append(f"Divided into {split.text}: {split.requests_per_s:.3g} requests/s.")
-    return " " + " ".join([*texts, service.reason]).strip()
+    return " " + " ".join([*texts, service.engine_comparison]).strip()
 
 
 def _article(cause: str) -> str:
@@ -476,7 +492,7 @@ def best_engine(services: Sequence[Service]) -> Service:
     if len(services) == 1 or first.best is None:
         return first
     texts = [f"{each.engine.title} {_figure(each.best, busy)}" for each in sorted(services, key=order)]
-    return replace(first, reason=f"Engines: {', '.join(texts)}.")
+    return replace(first, engine_comparison=f"Engines: {', '.join(texts)}.")
 
 
 def _figure(plan: ServingPlan | None, busy: bool) -> str:
@@ -505,8 +521,8 @@ def refusal(service: Service) -> str:
         nearest_layout = next(iter(service.result.refusals), "no layout divides it")
         return f"No: {title} does not fit on {gpus}. The nearest layout is {nearest_layout}."
     load, limits = service.load, service.limits
-    top = max(service.fitting, key=lambda each: capacity_of(each, load))
-    capacity = capacity_of(top, load)
+    top = max(service.fitting, key=lambda each: max_request_rate(each, load))
+    capacity = max_request_rate(top, load)
     if load.rate and load.rate >= capacity:
         growth = load.rate - capacity
         return (
@@ -527,7 +543,7 @@ def refusal(service: Service) -> str:
             f"load that is stated; fewer requests or more GPUs would."
         )
     texts = [
-        f"{format_duration(values[part])} {NAMES[part]} (asked: {format_duration(limits.bounds[part])})"
+        f"{format_duration(values[part])} {LATENCY_PHRASES[part]} (asked: {format_duration(limits.bounds[part])})"
         for part in missed
     ]
     return (
@@ -536,13 +552,13 @@ def refusal(service: Service) -> str:
     )
 
 
-def service_of(
+def evaluate_service(
     model: ModelSpec,
     system: System,
     gpus: int,
-    engine: Engine,
+    engine: ServingEngine,
     load: ServingLoad,
-    limits: ServingLimits,
+    limits: LatencyLimits,
     formats: Sequence[Formats],
     layouts: Sequence[Sharding] | None = None,
     limit: BatchLimit | None = None,
@@ -574,7 +590,7 @@ def service_of(
     Service
         Plans, best first, with their costs and the reasons of layouts that do not fit.
     """
-    fitting, refusals = candidates(model, system, gpus, engine, formats, load, layouts, limit)
+    fitting, refusals = fitting_layouts(model, system, gpus, engine, formats, load, layouts, limit)
     plans = plan_service(fitting, load, limits)
     result = ServicePlans(plans.plans, tuple(refusals), plans.layouts_over_limits)
     division = None

@@ -19,11 +19,11 @@ import numpy.typing as npt
 
 from paleo.errors import SpecError
 from paleo.events import EventQueue
-from paleo.serving.phases import CACHED, CHUNKS
+from paleo.serving.iteration_times import CACHED_TOKEN_GRID, CHUNK_LENGTH_GRID
 
 if TYPE_CHECKING:
-    from paleo.serving.load import Requests
-    from paleo.serving.phases import IterationTables
+    from paleo.serving.iteration_times import IterationTables
+    from paleo.serving.requests import Requests
     from paleo.serving.steady import Batching
 
 Array = npt.NDArray[np.float64]
@@ -32,7 +32,7 @@ MAX_ITERATIONS_PER_EVENT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Simulated:
+class SimulationResult:
     """Times of all simulated requests, and statistics of the replica.
 
     Attributes
@@ -50,7 +50,7 @@ class Simulated:
         Largest number of tokens in the KV cache; mean number of decoding sequences over iterations.
     preemptions : int
         Number of requests that were stopped and computed again, as the cache was full.
-    queue : numpy.ndarray
+    queue_history : numpy.ndarray
         Time [s] and number of waiting requests at each event, shape (n, 2).
     """
 
@@ -64,7 +64,7 @@ class Simulated:
     peak_cache: float
     mean_batch: float
     preemptions: int
-    queue: Array
+    queue_history: Array
 
     @property
     def tokens_per_s(self) -> float:
@@ -133,12 +133,28 @@ class _IterationTimes:
 
     @classmethod
     def of(cls, phases: IterationTables, most_tokens: int, most_sequences: int) -> _IterationTimes:
-        tokens = np.arange(most_tokens + phases.rows * most_sequences + 2, dtype=np.float64)
+        """Tabulate the iteration times at each number of tokens and sequences that an iteration may hold.
+
+        Parameters
+        ----------
+        phases : IterationTables
+            Iteration times of one replica, on grids.
+        most_tokens : int
+            Largest number of tokens in one iteration.
+        most_sequences : int
+            Largest number of sequences in one iteration.
+
+        Returns
+        -------
+        _IterationTimes
+            Times of the parts of an iteration [s].
+        """
+        tokens = np.arange(most_tokens + phases.rows_per_sequence * most_sequences + 2, dtype=np.float64)
         sequences = np.arange(most_sequences + 2, dtype=np.float64)
-        state = phases.state / phases.kernels.emitted
+        state = phases.state_time_per_sequence / phases.kernels.mean_emitted_tokens
         alone, joint = (
             (
-                phases.decode_attention_time(sequences[:, None], CACHED[None, :], joint=each)
+                phases.decode_attention_time(sequences[:, None], CACHED_TOKEN_GRID[None, :], joint=each)
                 - sequences[:, None] * state
             ).tolist()
             for each in (False, True)
@@ -149,21 +165,32 @@ class _IterationTimes:
             alone,
             joint,
             state,
-            phases.prefill.tolist(),
+            phases.prefill_attention_times.tolist(),
             phases.prefill_launch,
             float(phases.sharding.attention_dp),
-            (phases.stages - 1) * phases.hop,
-            phases.rows,
+            (phases.stages - 1) * phases.stage_transfer_time,
+            phases.rows_per_sequence,
             phases.speculation_time(sequences).tolist(),
             phases.issue,
             phases.largest_graph,
         )
 
     def decoding(self, sequences: int, cached: float, *, joint: bool) -> float:
-        """Return the attention time of decoding one token of each sequence [s].
+        """Return the attention time of decoding one token of each sequence.
 
-        ``cached`` is the mean number of cached tokens of a sequence; ``joint`` is True if prompts are in the same
-        iteration.
+        Parameters
+        ----------
+        sequences : int
+            Sequences that decode on one attention data-parallel rank.
+        cached : float
+            Mean cached tokens of these sequences.
+        joint : bool
+            True if prompts are in the same iteration.
+
+        Returns
+        -------
+        float
+            Time [s].
         """
         row = (self.joint if joint else self.decode)[sequences]
         place = min(max(bisect_right(_CACHED, cached) - 1, 0), len(_CACHED) - 2)
@@ -171,7 +198,20 @@ class _IterationTimes:
         return float(row[place] + share * (row[place + 1] - row[place]) + sequences * self.state)
 
     def piece(self, length: float, before: float) -> float:
-        """Return the attention time of a prefill chunk of ``length`` tokens after ``before`` cached tokens [s]."""
+        """Return the attention time of a prefill chunk.
+
+        Parameters
+        ----------
+        length : float
+            Tokens of the chunk.
+        before : float
+            Cached tokens of the same prompt before the chunk.
+
+        Returns
+        -------
+        float
+            Time [s].
+        """
         i = min(max(bisect_right(_CHUNKS, length) - 1, 0), len(_CHUNKS) - 2)
         j = min(max(bisect_right(_BEFORE, before) - 1, 0), len(_BEFORE) - 2)
         u = (length - _CHUNKS[i]) / (_CHUNKS[i + 1] - _CHUNKS[i])
@@ -211,8 +251,8 @@ class _IterationTimes:
         return seconds if not prefilled and share <= self.largest_graph else max(seconds, self.issue)
 
 
-_CACHED: list[float] = CACHED.tolist()
-_CHUNKS: list[float] = CHUNKS.tolist()
+_CACHED: list[float] = CACHED_TOKEN_GRID.tolist()
+_CHUNKS: list[float] = CHUNK_LENGTH_GRID.tolist()
 _BEFORE: list[float] = [0.0, *_CACHED[1:]]
 
 
@@ -236,7 +276,7 @@ class _State:
     queue: list[tuple[float, int]] = field(default_factory=list)
 
 
-class Replica:
+class ReplicaSimulation:
     """Event simulation of one replica; `simulate` runs it."""
 
     def __init__(
@@ -248,8 +288,8 @@ class Replica:
         self.reservation, self.users, self.think = reservation, users, think
         self.budget, self.places = int(np.asarray(batching.max_tokens)), int(np.asarray(batching.max_sequences))
         self.prices = _IterationTimes.of(phases, self.budget, 2 * min(self.places, max(len(requests), 1)))
-        self.input: list[float] = requests.input.tolist()
-        self.output = [int(each) for each in requests.output]
+        self.input: list[float] = requests.prompt_tokens.tolist()
+        self.output = [int(each) for each in requests.answer_tokens]
         self.computed = [max(each * (1.0 - requests.prefix_hit_share), 1.0) for each in self.input]
         self.done = [each - computed for each, computed in zip(self.input, self.computed, strict=True)]
         self.generated = [0] * len(requests)
@@ -402,7 +442,7 @@ class Replica:
         state.cache += turns * len(state.running)
         state.turn += turns
         state.peak = max(state.peak, state.cache - state.shared)
-        while state.running.time <= state.turn:
+        while state.running.next_event_time <= state.turn:
             last, request = state.running.pop()
             self.ends -= last
             self._end(request)
@@ -413,7 +453,7 @@ class Replica:
         number = len(state.running)
         if not number:
             raise SpecError("a request does not fit into an empty cache")
-        turns = min(int(state.running.time) - state.turn, MAX_ITERATIONS_PER_EVENT)
+        turns = min(int(state.running.next_event_time) - state.turn, MAX_ITERATIONS_PER_EVENT)
         room = int((self.capacity - state.cache + state.shared) // number)
         turns = max(min(turns, room), 1)
         middle = state.cache / number + turns / 2.0
@@ -431,7 +471,7 @@ class Replica:
         """Preempt the newest requests until one more token of each decoding sequence fits in the cache."""
         state = self.state
         while len(state.running) > 1 and state.cache - state.shared + len(state.running) + self._rest() > self.capacity:
-            request = state.running.newest
+            request = state.running.newest_event
             last = int(state.running.cancel(request))
             self.ends -= last
             generated = self.output[request] - (last - state.turn)
@@ -451,7 +491,7 @@ def simulate(
     reservation: float = 1.0,
     users: int | None = None,
     think: float = 0.0,
-) -> Simulated:
+) -> SimulationResult:
     """Simulate one replica that serves requests.
 
     Parameters
@@ -473,7 +513,7 @@ def simulate(
 
     Returns
     -------
-    Simulated
+    SimulationResult
         Times of all requests.
 
     Raises
@@ -481,16 +521,18 @@ def simulate(
     SpecError
         If a request is longer than the cache.
     """
-    largest = float((requests.input + requests.output).max())
+    largest = float((requests.prompt_tokens + requests.answer_tokens).max())
     if largest + 1.0 > capacity:
         raise SpecError(f"a request of {largest:,.0f} tokens is longer than the cache of {capacity:,.0f} tokens")
-    replica = Replica(phases, batching, requests, capacity=capacity, reservation=reservation, users=users, think=think)
+    replica = ReplicaSimulation(
+        phases, batching, requests, capacity=capacity, reservation=reservation, users=users, think=think
+    )
     replica.run()
     state, arrival = replica.state, np.array(replica.arrival)
-    first, finish, output = np.array(replica.first), np.array(replica.finish), requests.output
+    first, finish, output = np.array(replica.first), np.array(replica.finish), requests.answer_tokens
     with np.errstate(invalid="ignore", divide="ignore"):
         further = np.where(output > 1, (finish - first) / (output - 1.0), np.nan)
-    return Simulated(
+    return SimulationResult(
         ttft=first - arrival,
         tpot=further,
         latency=finish - arrival,
@@ -501,5 +543,5 @@ def simulate(
         peak_cache=state.peak,
         mean_batch=state.busy / max(state.iterations, 1.0),
         preemptions=state.preemptions,
-        queue=np.array(state.queue, dtype=np.float64).reshape(-1, 2),
+        queue_history=np.array(state.queue, dtype=np.float64).reshape(-1, 2),
     )

@@ -17,16 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError
-from paleo.operations.tensor import BYTES
+from paleo.operations.tensor import BYTES_PER_NUMBER
 from paleo.parallel.plan import plan
 from paleo.pricing.families import inference_convolution_times, inter_kernel_traffic_time
 from paleo.serving.formats import WEIGHT_BYTES
-from paleo.serving.lowered import Sharding, attends_backwards
-from paleo.serving.phases import EngineKernels, iteration_tables
+from paleo.serving.forward_lowering import Sharding, is_autoregressive
+from paleo.serving.iteration_times import EngineKernels, iteration_tables
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
-from paleo.step.backend import backend_of
+from paleo.step.backend import build_backend
 from paleo.units import MEGA, format_duration
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 #: Most tokens of a pass of an encoder.
-ENCODED = 2.0**14
+MAX_ENCODER_TOKENS = 2.0**14
 #: Batches that are tried.
-BATCHES = tuple(2**power for power in range(12))
+BATCH_SIZES = tuple(2**power for power in range(12))
 #: Bytes of the place of a maximum, which a pool in training writes beside each result (torch's int64).
 INDEX_BYTES = 8.0
 #: Width of numbers between kernels in int8 over that in sixteen bits.
@@ -62,14 +62,14 @@ class ForwardPasses:
     samples : int
         Samples of a request in each pass: 2 with classifier-free guidance (Ho and Salimans, arXiv:2207.12598), or the
         user-item pairs that a recommendation ranks.
-    wide : bool
+    stays_in_sixteen_bits : bool
         True if this network stays in 16 bits when the others are quantised.
     """
 
     model: str
     count: int = 1
     samples: int = 1
-    wide: bool = False
+    stays_in_sixteen_bits: bool = False
 
 
 #: Mean pairs of a user and an item in a sample of MLPerf Inference's recommendation, which has 100 to 700: the
@@ -82,12 +82,12 @@ PASSES_OF_REQUEST = {
 } | {
     "stable-diffusion-xl": (
         ForwardPasses("stable-diffusion-xl", count=20, samples=2),
-        ForwardPasses("sdxl-vae-decoder", wide=True),
+        ForwardPasses("sdxl-vae-decoder", stays_in_sixteen_bits=True),
     )
 }
 
 
-def passes_of(model: ModelSpec) -> tuple[ForwardPasses, ...]:
+def forward_passes(model: ModelSpec) -> tuple[ForwardPasses, ...]:
     """Return the forward passes that answer one request to a network.
 
     Parameters
@@ -109,19 +109,19 @@ class RequestBatch:
 
     Attributes
     ----------
-    batch : float
+    requests : float
         Number of requests; a mean if they differ in length.
     seconds : float
         Time of the batch [s].
     """
 
-    batch: float
+    requests: float
     seconds: float
 
     @property
     def rate(self) -> float:
         """Throughput of one device [requests/s]."""
-        return self.batch / self.seconds
+        return self.requests / self.seconds
 
 
 def batches_in_memory(
@@ -159,15 +159,15 @@ def batches_in_memory(
         # Batches of an encoder, whose samples lie one behind the other without padding.
         kernels = EngineKernels(encoder_element_bytes=between)
         prices = iteration_tables(model, system, Sharding(), formats, kernels)
-        samples = np.maximum(ENCODED / length / 2.0 ** np.arange(5)[::-1], 1.0)
+        samples = np.maximum(MAX_ENCODER_TOKENS / length / 2.0 ** np.arange(5)[::-1], 1.0)
         seconds = prices.non_attention_time(samples * length) + prices.prefill_attention_time(samples, length)
         return tuple(RequestBatch(*pair) for pair in zip(samples.tolist(), seconds.tolist(), strict=True))
-    parts = passes_of(model)
-    sizes = [batch for batch in BATCHES if batch <= largest_batch(parts, system, formats)]
+    parts = forward_passes(model)
+    sizes = [batch for batch in BATCH_SIZES if batch <= largest_batch(parts, system, formats)]
     return tuple(RequestBatch(batch, request_seconds(parts, system, formats, batch, fused, between)) for batch in sizes)
 
 
-def best_of(tried: Sequence[RequestBatch], limit: float | None = None) -> RequestBatch | None:
+def best_batch(tried: Sequence[RequestBatch], limit: float | None = None) -> RequestBatch | None:
     """Return the batch with the highest throughput within a latency limit.
 
     Parameters
@@ -215,11 +215,11 @@ def largest_batch(parts: tuple[ForwardPasses, ...], system: System, formats: For
         doubled, _, _ = _lowered(part.model, system, 2)
         added = [large.bytes - small.bytes for (_, small), (_, large) in zip(kernels, doubled, strict=True)]
         widest = max(added, default=0.0) * part.samples
-        left = backend.families.device.memory.usable - weights * formats.weight_bytes
+        left = backend.device_predictor.device.memory.usable_bytes - weights * formats.weight_bytes
         fits.append(left / widest if widest else np.inf)
     if min(fits) < 1.0:
         raise SpecError(f"{parts[0].model} does not fit into the memory of {system.device.name}")
-    return int(min(min(fits), BATCHES[-1]))
+    return int(min(min(fits), BATCH_SIZES[-1]))
 
 
 def request_seconds(
@@ -254,8 +254,8 @@ def request_seconds(
     """
     seconds = 0.0
     for part in parts:
-        tables = "bf16" if part.wide else formats.weights
-        weights = "bf16" if between == BYTES["bf16"] else tables
+        tables = "bf16" if part.stays_in_sixteen_bits else formats.weight_format
+        weights = "bf16" if between == BYTES_PER_NUMBER["bf16"] else tables
         seconds += part.count * pass_seconds(part.model, system, weights, batch * part.samples, fused, tables)
     return seconds
 
@@ -287,11 +287,11 @@ def pass_seconds(
         Time [s].
     """
     kernels, calibrated, _ = _lowered(model, system, samples)
-    wide = calibrated.families
-    names = (weights, *(("fp8", "int8") if BYTES[weights] == 1.0 else ()))
+    wide = calibrated.device_predictor
+    names = (weights, *(("fp8", "int8") if BYTES_PER_NUMBER[weights] == 1.0 else ()))
     name = next((name for name in names if name in wide.device.peak), wide.dtype)
     narrow, share = replace(wide, dtype=name), _INT8_SHARE if weights == "int8" else 1.0
-    operand = BYTES[name] / BYTES["bf16"]
+    operand = BYTES_PER_NUMBER[name] / BYTES_PER_NUMBER["bf16"]
     repeats = np.array([repeat for repeat, _ in kernels])
     seconds = np.zeros(len(kernels))
     places: dict[str, list[int]] = {"conv": [], "sum": [], "narrow": [], "wide": []}
@@ -309,9 +309,11 @@ def pass_seconds(
     operands = share * np.array([_operands(every[place], fused) for place in places["sum"]])
     seconds[places["sum"]], _ = inter_kernel_traffic_time(narrow, operands)
     products = [replace(every[place], operation="narrow") for place in places["narrow"]]
-    passes = [_narrowed(every[place], share, WEIGHT_BYTES[tables] / BYTES["bf16"]) for place in places["wide"]]
-    seconds[places["narrow"]] = narrow.prices(products).seconds
-    seconds[places["wide"]] = wide.prices(passes).seconds
+    passes = [
+        _narrowed(every[place], share, WEIGHT_BYTES[tables] / BYTES_PER_NUMBER["bf16"]) for place in places["wide"]
+    ]
+    seconds[places["narrow"]] = narrow.device_times(products).seconds
+    seconds[places["wide"]] = wide.device_times(passes).seconds
     return float(repeats @ seconds)
 
 
@@ -340,7 +342,7 @@ def _operands(kernel: Kernel, fused: str) -> float:
     """
     if kernel.operation == "pool":
         places = INDEX_BYTES if "max" in kernel.name else 0.0
-        return kernel.bytes_read + kernel.bytes_written * BYTES["bf16"] / (BYTES["bf16"] + places)
+        return kernel.bytes_read + kernel.bytes_written * BYTES_PER_NUMBER["bf16"] / (BYTES_PER_NUMBER["bf16"] + places)
     return 0.0 if fused and kernel.name.startswith(fused) else max(kernel.bytes_read - kernel.bytes_written, 0.0) / 2.0
 
 
@@ -362,11 +364,11 @@ def _lowered(model: str, system: System, samples: int) -> tuple[list[tuple[int, 
     dtype = "bf16" if "bf16" in system.device.peak else "fp16"
     run = Run(gpus=1, strategy="dp", batch=samples, forward_only=True, dtype=dtype)
     layout = plan(network, system, run)
-    backend = backend_of(system, run, layout.dtype, software)
+    backend = build_backend(system, run, layout.dtype, software)
     graph = backend.graph(network, samples)
-    program = backend.lowered(graph, backend.placement(graph, layout.parallel), layout.mesh)
+    program = backend.lower(graph, backend.placement(graph, layout.strategy), layout.mesh)
     kernels = [(section.repeat, counted.kernel) for section in program.sections for counted in section.kernels]
-    return kernels, backend.predictor, float(program.parameters)  # type: ignore[return-value]
+    return kernels, backend.predictor, float(program.parameter_count)  # type: ignore[return-value]
 
 
 def three_digits(number: float) -> str:
@@ -405,7 +407,7 @@ def is_single_pass(model: ModelSpec, system: System) -> bool:
     bool
         True for encoders, image networks, diffusion and recommendation.
     """
-    return "seq" not in model.params or not attends_backwards(model, system)
+    return "seq" not in model.params or not is_autoregressive(model, system)
 
 
 @dataclass(frozen=True)
@@ -418,7 +420,7 @@ class BatchedService:
         Network, machine, and devices in all; each has the whole network.
     formats : Formats
         Formats of the weights.
-    tried : tuple of RequestBatch
+    request_batches : tuple of RequestBatch
         Batches that fit into memory.
     limit : float or None
         Longest time from a request to its answer [s].
@@ -432,7 +434,7 @@ class BatchedService:
     system: System
     gpus: int
     formats: Formats
-    tried: tuple[RequestBatch, ...]
+    request_batches: tuple[RequestBatch, ...]
     limit: float | None = None
     length: float = 0.0
     usd_per_s: float | None = None
@@ -440,7 +442,7 @@ class BatchedService:
     @property
     def best(self) -> RequestBatch | None:
         """Batch of the highest throughput within the latency limit; None if no batch meets it."""
-        return best_of(self.tried, self.limit)
+        return best_batch(self.request_batches, self.limit)
 
     @property
     def requests_per_s(self) -> float | None:
@@ -459,13 +461,13 @@ class BatchedService:
         """Answer in one or two sentences: batch, throughput and cost, or why the limit cannot be met."""
         title = self.model.title or self.model.name
         if self.best is None:
-            least = f"a batch of one takes {format_duration(self.tried[0].seconds)}"
+            least = f"a batch of one takes {format_duration(self.request_batches[0].seconds)}"
             return f"No batch of {title} keeps the limit: {least}, and a request waits for the batch that runs."
         cost = "" if self.usd_per_million is None else f": {three_digits(self.usd_per_million)} USD a million requests"
         rate = three_digits(self.gpus * self.best.rate)
         rate = f"{self.gpus} x {self.system.device.name} answer {rate} requests/s of {title}"
-        batch = f"Batches of {self.best.batch:,.0f} on each device take {format_duration(self.best.seconds)}."
-        return f"{rate} in {self.formats.weights}{cost}. {batch}"
+        batch = f"Batches of {self.best.requests:,.0f} on each device take {format_duration(self.best.seconds)}."
+        return f"{rate} in {self.formats.weight_format}{cost}. {batch}"
 
 
 def batched_service(

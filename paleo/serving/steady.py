@@ -29,19 +29,19 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from paleo.serving.phases import IterationTables
+    from paleo.serving.iteration_times import IterationTables
 
 Array = npt.NDArray[np.float64]
 Numbers = npt.ArrayLike
 SequenceCount = TypeVar("SequenceCount", float, Array)
 #: Halvings of the interval of iteration times; standard normal quantiles.
-HALVINGS = 32
+BISECTION_STEPS = 32
 #: Share of the answers of one length that stay in the groups in which their prompts filled iterations, in a cache that
 #: overflows; read from simulations of 20 full caches.
-GROUPED_SHARE = 1.0 / 3.0
+GROUPED_ANSWER_SHARE = 1.0 / 3.0
 #: The least number that anything is divided by.
-TINY = 2.0**-30
-QUANTILES = {50: 0.0, 90: 1.2816, 95: 1.6449, 99: 2.3263}
+MIN_DIVISOR = 2.0**-30
+NORMAL_QUANTILES = {50: 0.0, 90: 1.2816, 95: 1.6449, 99: 2.3263}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class Batching:
         Seconds of the server for each request and each token sent.
     delay : float
         Seconds that a request takes in the server beside those.
-    batches : int
+    pipeline_batches : int
         Batches under way at once (stages of a pipeline).
-    overflows : bool
+    cache_may_overflow : bool
         True if requests are admitted where their prompts fit, so that answers may outgrow the cache.
     """
 
@@ -73,9 +73,9 @@ class Batching:
     host_time_per_sequence: float = 0.0
     time_per_request: float = 0.0
     time_per_token: float = 0.0
-    batches: int = 1
+    pipeline_batches: int = 1
     delay: float = 0.0
-    overflows: bool = False
+    cache_may_overflow: bool = False
 
     def host_time_of(self, sequences: SequenceCount) -> SequenceCount:
         """Return the time of the host in an iteration that decodes a number of sequences [s].
@@ -94,7 +94,7 @@ class Batching:
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class RequestLengths:
     """Lengths of requests in tokens: ``input`` and ``output`` are means of prompt and answer.
 
     ``input_variation`` and ``output_variation`` are coefficients of variation; ``prefix_hit_share`` is the share of
@@ -110,7 +110,7 @@ class Lengths:
     recomputed_tokens: Numbers = 0.0
 
     @property
-    def computed(self) -> Array:
+    def computed_prompt_tokens(self) -> Array:
         """Prefill tokens per request that miss the prefix cache, at least one, plus recomputed tokens."""
         tokens = np.asarray(self.input, dtype=np.float64)
         cached = np.asarray(self.prefix_hit_share, dtype=np.float64)
@@ -134,58 +134,58 @@ class SteadyState:
     ----------
     requests_per_s : numpy.ndarray
         Completed requests per second.
-    batch : numpy.ndarray
+    decoding_sequences : numpy.ndarray
         Decoding sequences, all batches of a pipeline together.
-    iteration, prefill_iteration_time : numpy.ndarray
+    iteration_time, prefill_iteration_time : numpy.ndarray
         Mean time of an iteration, and of one that has a prefill chunk [s].
     prefill_share : numpy.ndarray
         Share of iterations that have a prefill chunk [-].
     ttft, tpot, latency : numpy.ndarray
         Mean time to first token, per further token, and to the last token [s].
-    waiting : numpy.ndarray
+    queueing_time : numpy.ndarray
         Mean time in the queue, part of ``ttft`` [s].
     utilisation : numpy.ndarray
         Request rate over the highest rate that can be served [-].
-    output, iterations_per_prompt : numpy.ndarray
+    answer_tokens, iterations_per_prompt : numpy.ndarray
         Mean tokens of an answer; iterations that a prompt takes.
     decode_iteration_time, iteration_deviation : numpy.ndarray
         Time of an iteration without prompts [s]; standard deviation of the mean iteration of an answer, as the number
         of sequences around it varies [s].
-    prompt, arrivals, wait_behind_prompts, wait_for_iteration : numpy.ndarray
+    prompt_time, arrivals_per_iteration, wait_behind_prompts, wait_for_iteration : numpy.ndarray
         Time that a prompt adds to iterations [s]; requests that arrive in an iteration; mean wait behind the prompts of
         others, and until the end of an iteration [s], both parts of ``ttft``.
-    fixed_ttft, deviation : numpy.ndarray
+    fixed_ttft, ttft_deviation : numpy.ndarray
         Part of ``ttft`` that is the same for all requests; standard deviation of its other parts [s].
-    lengths : Lengths
+    lengths : RequestLengths
         Lengths of the requests.
     """
 
     requests_per_s: Array
-    batch: Array
-    iteration: Array
+    decoding_sequences: Array
+    iteration_time: Array
     prefill_iteration_time: Array
     prefill_share: Array
     ttft: Array
     tpot: Array
     latency: Array
-    waiting: Array
+    queueing_time: Array
     utilisation: Array
-    output: Array
+    answer_tokens: Array
     iterations_per_prompt: Array
     decode_iteration_time: Array
     iteration_deviation: Array
-    prompt: Array
-    arrivals: Array
+    prompt_time: Array
+    arrivals_per_iteration: Array
     wait_behind_prompts: Array
     wait_for_iteration: Array
     fixed_ttft: Array
-    deviation: Array
-    lengths: Lengths
+    ttft_deviation: Array
+    lengths: RequestLengths
 
     @property
     def tokens_per_s(self) -> Array:
         """Generated tokens per second."""
-        return self.requests_per_s * self.output
+        return self.requests_per_s * self.answer_tokens
 
     def percentile(self, part: str, percent: int) -> Array:
         """Return a percentile of a latency over requests.
@@ -202,21 +202,25 @@ class SteadyState:
         ndarray, shape (...)
             Time [s].
         """
-        z = QUANTILES[percent]
+        z = NORMAL_QUANTILES[percent]
         first, further = self.lengths.input_variation, self.lengths.output_variation
-        busy = np.minimum(self.arrivals * self.prompt / np.maximum(self.iteration, TINY), 0.95)
+        busy = np.minimum(
+            self.arrivals_per_iteration * self.prompt_time / np.maximum(self.iteration_time, MIN_DIVISOR), 0.95
+        )
         # a long iteration lengthens the next: their sum varies as that of a process with autocorrelation busy
-        others = self.prompt * np.sqrt(self.arrivals * (1.0 + first**2)) / (1.0 - busy)
-        met = np.maximum(self.arrivals * self.output / (1.0 + further**2), TINY)  # prompts of others in a short answer
+        others = self.prompt_time * np.sqrt(self.arrivals_per_iteration * (1.0 + first**2)) / (1.0 - busy)
+        met = np.maximum(
+            self.arrivals_per_iteration * self.answer_tokens / (1.0 + further**2), MIN_DIVISOR
+        )  # prompts of others in a short answer
         skewed = z + (z**2 - 1.0) / 6.0 * np.minimum((1.0 + first**2) ** 1.5 / np.sqrt(met), 3.0)
-        spread = others * np.sqrt((1.0 + further**2) / np.maximum(self.output, 1.0))
+        spread = others * np.sqrt((1.0 + further**2) / np.maximum(self.answer_tokens, 1.0))
         tpot = self.tpot + np.hypot(skewed * spread, z * self.iteration_deviation) * np.sign(z)
         ttft = self._first(z)
         if part == "ttft":
             return np.asarray(ttft)
         if part == "tpot":
             return np.asarray(tpot)
-        turns = np.maximum(self.output - 1.0, 0.0)
+        turns = np.maximum(self.answer_tokens - 1.0, 0.0)
         longer = self.tpot * turns * _excess(further, z)
         if percent == 50:
             return np.asarray(self.latency + longer)
@@ -230,11 +234,11 @@ class SteadyState:
 
         The uncertain part is taken as log-normal; waiting is exponential, with a mass at zero.
         """
-        load = np.clip(self.utilisation, TINY, 1.0)
-        queued = np.where(np.isfinite(self.waiting), self.waiting, 0.0)
-        mean = self.wait_for_iteration + self.wait_behind_prompts + self.prompt + queued
-        variance = self.deviation**2 + queued**2 * (2.0 / load - 1.0)
-        sigma2 = np.log1p(variance / np.maximum(mean, TINY) ** 2)
+        load = np.clip(self.utilisation, MIN_DIVISOR, 1.0)
+        queued = np.where(np.isfinite(self.queueing_time), self.queueing_time, 0.0)
+        mean = self.wait_for_iteration + self.wait_behind_prompts + self.prompt_time + queued
+        variance = self.ttft_deviation**2 + queued**2 * (2.0 / load - 1.0)
+        sigma2 = np.log1p(variance / np.maximum(mean, MIN_DIVISOR) ** 2)
         quantile = self.fixed_ttft + mean * np.exp(z * np.sqrt(sigma2) - sigma2 / 2.0)
         return np.asarray(np.where(np.isfinite(self.ttft), quantile, self.ttft))
 
@@ -245,10 +249,10 @@ def _excess(variation: float, z: float) -> float:
     return math.exp(z * sigma - sigma**2 / 2.0) - 1.0
 
 
-def iteration_time(
+def mean_iteration_times(
     phases: IterationTables,
     batching: Batching,
-    lengths: Lengths,
+    lengths: RequestLengths,
     sequences: Numbers,
     arrivals: Numbers,
     together: float = 0.0,
@@ -272,10 +276,10 @@ def iteration_time(
     """
     decoded, cached = np.asarray(sequences, dtype=np.float64), lengths.mean_cached_tokens
     space = np.asarray(batching.max_tokens, dtype=np.float64) - (decoded if batching.mixes_prefill else 0.0)
-    piece = np.clip(lengths.computed, 1.0, np.maximum(space, 1.0))
-    rate = np.asarray(arrivals, dtype=np.float64) * lengths.computed / piece
+    piece = np.clip(lengths.computed_prompt_tokens, 1.0, np.maximum(space, 1.0))
+    rate = np.asarray(arrivals, dtype=np.float64) * lengths.computed_prompt_tokens / piece
     share = -(1.0 - together) * np.expm1(-rate) + together * np.minimum(rate * piece / np.maximum(space, piece), 1.0)
-    number = np.where(share > TINY, rate / np.maximum(share, TINY), 1.0)
+    number = np.where(share > MIN_DIVISOR, rate / np.maximum(share, MIN_DIVISOR), 1.0)
     before = np.maximum(np.asarray(lengths.input, dtype=np.float64) - piece, 0.0) / 2.0
     plain = _hosted(phases.iteration_time(decoded=decoded, cached=cached), decoded, batching)
     if batching.mixes_prefill:
@@ -289,10 +293,12 @@ def iteration_time(
 
 def _hosted(seconds: Array, decoded: Array, batching: Batching) -> Array:
     host = batching.host_time_of(decoded)
-    return np.maximum(seconds + host, batching.time_per_token * decoded * batching.batches)
+    return np.maximum(seconds + host, batching.time_per_token * decoded * batching.pipeline_batches)
 
 
-def saturated_state(phases: IterationTables, batching: Batching, lengths: Lengths, places: Numbers) -> SteadyState:
+def saturated_state(
+    phases: IterationTables, batching: Batching, lengths: RequestLengths, places: Numbers
+) -> SteadyState:
     """Return the steady state of a replica that always has requests waiting.
 
     Parameters
@@ -301,7 +307,7 @@ def saturated_state(phases: IterationTables, batching: Batching, lengths: Length
         Tables of iteration times of the replica.
     batching : Batching
         Limits and host times of the engine's iterations.
-    lengths : Lengths
+    lengths : RequestLengths
         Lengths of requests.
     places : array_like, shape (...)
         Sequences that the KV cache can hold, all batches of a pipeline together.
@@ -313,25 +319,25 @@ def saturated_state(phases: IterationTables, batching: Batching, lengths: Length
     """
     output = np.asarray(lengths.output, dtype=np.float64)
     turns = np.maximum(output - 1.0, 1.0)
-    ratio = 1.0 + lengths.computed / turns if batching.mixes_prefill else 1.0
+    ratio = 1.0 + lengths.computed_prompt_tokens / turns if batching.mixes_prefill else 1.0
     most = np.minimum(np.asarray(batching.max_tokens, dtype=np.float64) / ratio, np.asarray(batching.max_sequences))
-    capacity = np.asarray(places, dtype=np.float64) / batching.batches
-    batch = np.maximum(np.minimum(capacity, most), TINY)
-    if batching.overflows:
+    capacity = np.asarray(places, dtype=np.float64) / batching.pipeline_batches
+    batch = np.maximum(np.minimum(capacity, most), MIN_DIVISOR)
+    if batching.cache_may_overflow:
         space = np.asarray(batching.max_tokens, dtype=np.float64) - batch
         again = _overflowed(lengths, batch / turns, space)
         lengths = replace(lengths, recomputed_tokens=np.where(capacity < most, again, 0.0))
     # answers of one length end together, and prompts follow them; alone in an iteration, these are not waited for
     together = batching.mixes_prefill * (1.0 - min(lengths.output_variation, 1.0))
-    seconds, busy, plain, share = iteration_time(phases, batching, lengths, batch, batch / turns, together)
-    rate = batching.batches * batch / turns / seconds
+    seconds, busy, plain, share = mean_iteration_times(phases, batching, lengths, batch, batch / turns, together)
+    rate = batching.pipeline_batches * batch / turns / seconds
     front = batching.time_per_request
     rate = np.minimum(rate, 1.0 / front) if front else rate
     ones = np.ones_like(seconds)
     return _state(batching, lengths, rate, batch, (seconds, busy, plain, share), 0.0 * ones, ones)
 
 
-def _overflowed(lengths: Lengths, completed: Array, space: Array) -> Array:
+def _overflowed(lengths: RequestLengths, completed: Array, space: Array) -> Array:
     """Return the tokens of a request that are computed again in a full cache.
 
     An iteration of B sequences needs B tokens more. Where no request completes in it, newer requests are stopped to
@@ -341,7 +347,7 @@ def _overflowed(lengths: Lengths, completed: Array, space: Array) -> Array:
 
     Parameters
     ----------
-    lengths : Lengths
+    lengths : RequestLengths
         Tokens of prompts and answers.
     completed : ndarray, shape (...)
         Requests that are completed in an iteration.
@@ -354,8 +360,8 @@ def _overflowed(lengths: Lengths, completed: Array, space: Array) -> Array:
         Recomputed tokens per request.
     """
     apart = min(lengths.output_variation, 1.0)
-    filled = np.minimum(completed * lengths.computed / np.maximum(space, 1.0), 1.0)
-    together = GROUPED_SHARE * filled - (1.0 - GROUPED_SHARE) * np.expm1(-completed)
+    filled = np.minimum(completed * lengths.computed_prompt_tokens / np.maximum(space, 1.0), 1.0)
+    together = GROUPED_ANSWER_SHARE * filled - (1.0 - GROUPED_ANSWER_SHARE) * np.expm1(-completed)
     events = apart * completed + (1.0 - apart) * together
     return np.asarray(np.asarray(lengths.output, dtype=np.float64) * np.exp(-events))
 
@@ -363,7 +369,7 @@ def _overflowed(lengths: Lengths, completed: Array, space: Array) -> Array:
 def state_at_rate(
     phases: IterationTables,
     batching: Batching,
-    lengths: Lengths,
+    lengths: RequestLengths,
     places: Numbers,
     rate: Numbers,
     *,
@@ -377,7 +383,7 @@ def state_at_rate(
         Tables of iteration times of the replica.
     batching : Batching
         Limits and host times of the engine's iterations.
-    lengths : Lengths
+    lengths : RequestLengths
         Tokens of prompts and answers.
     places : array_like, shape (...)
         Sequences that the KV cache can hold.
@@ -396,40 +402,42 @@ def state_at_rate(
     full = saturated_state(phases, batching, lengths, places)
     turns = np.maximum(np.asarray(lengths.output, dtype=np.float64) - 1.0, 1.0)
     stable = np.minimum(demand, full.requests_per_s)
-    each = stable / batching.batches
-    low, high = np.zeros(np.broadcast(stable, full.iteration).shape), full.iteration * np.ones_like(stable)
-    for _ in range(HALVINGS):
+    each = stable / batching.pipeline_batches
+    low, high = np.zeros(np.broadcast(stable, full.iteration_time).shape), full.iteration_time * np.ones_like(stable)
+    for _ in range(BISECTION_STEPS):
         middle = 0.5 * (low + high)
         seen = each * turns * middle + arrivals  # a request finds the others, and is one more itself
-        seconds, _, _, _ = iteration_time(phases, batching, lengths, seen, each * middle)
+        seconds, _, _, _ = mean_iteration_times(phases, batching, lengths, seen, each * middle)
         higher = seconds > middle
         low, high = np.where(higher, middle, low), np.where(higher, high, middle)
     batch = each * turns * high
-    _, busy, plain, share = iteration_time(phases, batching, lengths, batch, each * high)
+    _, busy, plain, share = mean_iteration_times(phases, batching, lengths, batch, each * high)
     load = demand / full.requests_per_s
     state = _state(batching, lengths, stable, batch, (high, busy, plain, share), np.zeros_like(high), load)
     wait = _waiting(batching, lengths, state, full, load, arrivals)
     crowded = 1.0 + np.sqrt(arrivals / np.maximum(batch, 1.0))
-    denser, _, _, _ = iteration_time(phases, batching, lengths, batch * crowded, each * high * crowded)
+    denser, _, _, _ = mean_iteration_times(phases, batching, lengths, batch * crowded, each * high * crowded)
     crowd = np.maximum(denser - high, 0.0)
     behind, deviation = _behind(batching, lengths, state, arrivals)
     # prompts that came in the long iteration of one's own prompt pass in the first of one's answer
-    delayed = arrivals * stable * np.maximum(state.decode_iteration_time + state.prompt - high, 0.0) * state.prompt
+    delayed = (
+        arrivals * stable * np.maximum(state.decode_iteration_time + state.prompt_time - high, 0.0) * state.prompt_time
+    )
     tpot = state.tpot + delayed / turns * (1.0 + lengths.output_variation**2)
     ttft, latency = state.ttft + wait + behind, state.latency + wait + behind + delayed
     return replace(
         state,
-        waiting=wait,
+        queueing_time=wait,
         ttft=ttft,
         tpot=tpot,
         latency=latency,
         iteration_deviation=crowd,
         wait_behind_prompts=behind,
-        deviation=deviation,
+        ttft_deviation=deviation,
     )
 
 
-def _behind(batching: Batching, lengths: Lengths, state: SteadyState, arrivals: float) -> tuple[Array, Array]:
+def _behind(batching: Batching, lengths: RequestLengths, state: SteadyState, arrivals: float) -> tuple[Array, Array]:
     """Return mean and deviation of the time that prompts of other requests add to the time to first token [s].
 
     A request comes in an iteration of L* seconds, more often in a long one (E[L*] = E[L²] / E[L]), waits for its end,
@@ -438,9 +446,9 @@ def _behind(batching: Batching, lengths: Lengths, state: SteadyState, arrivals: 
     its third cumulant likewise. Where prompts fill the tokens of iterations, a request queues for these (M/G/1).
     Arrivals are Poisson's, or even ones, behind which no other is.
     """
-    size, count, plain = state.prompt, state.arrivals, state.decode_iteration_time
+    size, count, plain = state.prompt_time, state.arrivals_per_iteration, state.decode_iteration_time
     spread = 1.0 + lengths.input_variation**2
-    rate = count / np.maximum(state.iteration, TINY)
+    rate = count / np.maximum(state.iteration_time, MIN_DIVISOR)
     busy = np.minimum(rate * size, 0.95) if batching.mixes_prefill else 0.0 * size
     first, second = count * size, count * size**2 * spread / (1.0 - busy**2)
     third = (count * size**3 * spread**3 + 3.0 * rate * size**2 * spread * busy * second) / (1.0 - busy**3)
@@ -449,15 +457,17 @@ def _behind(batching: Batching, lengths: Lengths, state: SteadyState, arrivals: 
     moments = (second + mean**2, third + 3.0 * mean * second + mean**3)
     if not batching.mixes_prefill:
         mean, moments = plain + first, (plain**2 + moments[0], plain**3 + moments[1])
-    met, met2 = (each / np.maximum(mean, TINY) for each in moments)
+    met, met2 = (each / np.maximum(mean, MIN_DIVISOR) for each in moments)
     passed = (0.5 + rate * size) * met - state.wait_for_iteration
     variance = met2 / 12.0 + rate * met * size**2 * spread + (0.5 + rate * size) ** 2 * np.maximum(met2 - met**2, 0.0)
     space = np.maximum(
-        np.asarray(batching.max_tokens, dtype=np.float64) - (state.batch if batching.mixes_prefill else 0.0), 1.0
+        np.asarray(batching.max_tokens, dtype=np.float64)
+        - (state.decoding_sequences if batching.mixes_prefill else 0.0),
+        1.0,
     )
-    filled = lengths.computed / space
+    filled = lengths.computed_prompt_tokens / space
     load = np.clip(count * filled, 0.0, 0.95)
-    service = filled * (plain + size / np.maximum(filled, TINY))
+    service = filled * (plain + size / np.maximum(filled, MIN_DIVISOR))
     queued = 0.5 * load / (1.0 - load) * service * spread
     even = state.wait_for_iteration**2 / 3.0
     deviation = np.sqrt(arrivals * variance + (1.0 - arrivals) * even + (lengths.input_variation * size) ** 2)
@@ -465,22 +475,27 @@ def _behind(batching: Batching, lengths: Lengths, state: SteadyState, arrivals: 
 
 
 def _waiting(
-    batching: Batching, lengths: Lengths, state: SteadyState, full: SteadyState, load: Array, arrivals: float
+    batching: Batching, lengths: RequestLengths, state: SteadyState, full: SteadyState, load: Array, arrivals: float
 ) -> Array:
     """Return the mean time in the queues for a place and for the server [s]."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        places, open_share = np.maximum(full.batch, 1.0), np.maximum(1.0 - load, 0.0)
+        places, open_share = np.maximum(full.decoding_sequences, 1.0), np.maximum(1.0 - load, 0.0)
         power = np.sqrt(2.0 * (places + 1.0)) - 1.0
         variation = (arrivals + lengths.output_variation**2) / 2.0
         place = full.latency * variation * np.minimum(load, 1.0) ** power / (places * open_share)
-        server = np.minimum(state.requests_per_s * batching.time_per_request, 1.0 - TINY)
+        server = np.minimum(state.requests_per_s * batching.time_per_request, 1.0 - MIN_DIVISOR)
         front = 0.5 * arrivals * server * batching.time_per_request / (1.0 - server)
     wait = np.where(variation > 0, place, np.where(load < 1.0, 0.0, np.inf))
     return np.asarray(np.where(load < 1.0, wait, np.inf) + front)
 
 
-def closed_loop(
-    phases: IterationTables, batching: Batching, lengths: Lengths, places: Numbers, users: Numbers, think: float = 0.0
+def closed_loop_state(
+    phases: IterationTables,
+    batching: Batching,
+    lengths: RequestLengths,
+    places: Numbers,
+    users: Numbers,
+    think: float = 0.0,
 ) -> SteadyState:
     """Return the steady state of a replica whose users each wait for an answer before they ask again.
 
@@ -490,7 +505,7 @@ def closed_loop(
         Tables of iteration times of the replica.
     batching : Batching
         Limits and host times of the engine's iterations.
-    lengths : Lengths
+    lengths : RequestLengths
         Tokens of prompts and answers.
     places : array_like, shape (...)
         Sequences that the KV cache can hold.
@@ -506,24 +521,24 @@ def closed_loop(
     """
     number = np.asarray(users, dtype=np.float64)
     full = saturated_state(phases, batching, lengths, np.minimum(np.asarray(places, dtype=np.float64), number))
-    low, high = np.zeros(np.broadcast(number, full.iteration).shape), full.requests_per_s * np.ones_like(number)
-    for _ in range(HALVINGS):
+    low, high = np.zeros(np.broadcast(number, full.iteration_time).shape), full.requests_per_s * np.ones_like(number)
+    for _ in range(BISECTION_STEPS):
         middle = 0.5 * (low + high)
-        state = state_at_rate(phases, batching, lengths, np.inf, np.maximum(middle, TINY), arrivals=0.0)
+        state = state_at_rate(phases, batching, lengths, np.inf, np.maximum(middle, MIN_DIVISOR), arrivals=0.0)
         latency = (
             state.latency - state.wait_for_iteration / number
         )  # no iteration of others runs where there is one user
         more = middle * (np.where(np.isfinite(latency), latency, 1e18) + think) < number
         low, high = np.where(more, middle, low), np.where(more, high, middle)
-    state = state_at_rate(phases, batching, lengths, np.inf, np.maximum(low, TINY), arrivals=0.0)
+    state = state_at_rate(phases, batching, lengths, np.inf, np.maximum(low, MIN_DIVISOR), arrivals=0.0)
     ttft, latency = (each - state.wait_for_iteration / number for each in (state.ttft, state.latency))
-    queued = np.maximum(number / np.maximum(low, TINY) - think - latency, 0.0)
-    return replace(state, waiting=queued, ttft=ttft + queued, latency=latency + queued)
+    queued = np.maximum(number / np.maximum(low, MIN_DIVISOR) - think - latency, 0.0)
+    return replace(state, queueing_time=queued, ttft=ttft + queued, latency=latency + queued)
 
 
 def _state(
     batching: Batching,
-    lengths: Lengths,
+    lengths: RequestLengths,
     rate: Array,
     batch: Array,
     times: tuple[Array, Array, Array, Array],
@@ -533,44 +548,44 @@ def _state(
     """Combine iteration times into the steady state of a replica.
 
     A request waits half an iteration until the next begins, then takes the iterations of its prompt, then one per
-    further token. ``times`` is (mean iteration, with a prefill chunk, without [s], share with one), as `iteration_time`
-    returns them.
+    further token. ``times`` is (mean iteration, with a prefill chunk, without [s], share with one), as
+    `mean_iteration_times` returns them.
     """
     seconds, busy, plain, share = times
     output = np.asarray(lengths.output, dtype=np.float64) * np.ones_like(seconds)
     space = np.maximum(
         np.asarray(batching.max_tokens, dtype=np.float64) - (batch if batching.mixes_prefill else 0.0), 1.0
     )
-    pieces = np.maximum(lengths.computed / space, 1.0)
-    arrived = rate * seconds / batching.batches
-    together = np.maximum(arrived * pieces / np.maximum(share, TINY), 1.0)
+    pieces = np.maximum(lengths.computed_prompt_tokens / space, 1.0)
+    arrived = rate * seconds / batching.pipeline_batches
+    together = np.maximum(arrived * pieces / np.maximum(share, MIN_DIVISOR), 1.0)
     prompt = np.maximum(busy - plain, 0.0) * pieces / together
-    passes = plain * np.ceil(pieces - TINY) if batching.mixes_prefill else 0.0 * plain
-    half = 0.5 * seconds if batching.mixes_prefill else 0.5 * plain**2 / np.maximum(seconds, TINY)
+    passes = plain * np.ceil(pieces - MIN_DIVISOR) if batching.mixes_prefill else 0.0 * plain
+    half = 0.5 * seconds if batching.mixes_prefill else 0.5 * plain**2 / np.maximum(seconds, MIN_DIVISOR)
     certain = batching.time_per_request + batching.delay + passes
     ttft = certain + half + prompt
     turns = np.maximum(output - 1.0, 0.0)
     zeros = np.zeros_like(seconds)
     return SteadyState(
         rate * np.ones_like(seconds),
-        batch * batching.batches,
+        batch * batching.pipeline_batches,
         seconds,
         busy,
         share,
         ttft,
         tpot=seconds,
         latency=ttft + turns * seconds,
-        waiting=waiting,
+        queueing_time=waiting,
         utilisation=load,
-        output=output,
+        answer_tokens=output,
         iterations_per_prompt=pieces,
         decode_iteration_time=plain,
         iteration_deviation=zeros,
-        prompt=prompt,
-        arrivals=arrived,
+        prompt_time=prompt,
+        arrivals_per_iteration=arrived,
         wait_behind_prompts=zeros,
         wait_for_iteration=half,
         fixed_ttft=certain,
-        deviation=half / math.sqrt(3.0),
+        ttft_deviation=half / math.sqrt(3.0),
         lengths=lengths,
     )

@@ -1,8 +1,8 @@
 """Abilities of frameworks: what a release can run, as facts with their sources, and the plans that it cannot run.
 
 An entry of `hardware_specs/frameworks` lists axes, ZeRO stages, schedules, formats and so on. It also states conditions
-on the quantities of a plan (`QUANTITIES`) under which the framework refuses to start. `paleo.parallel.abilities` checks
-a plan against them.
+on the quantities of a plan (`CONDITION_QUANTITIES`) under which the framework refuses to start.
+`paleo.parallel.abilities` checks a plan against them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from paleo.errors import SpecError, suggest_names
 from paleo.specs.catalog import read_entry
-from paleo.specs.loading import FileCache, Spec, Text, validate
+from paleo.specs.loading import FileCache, Spec, Text, build_validated
 
 Mask = npt.NDArray[np.bool_] | np.bool_ | bool
 
 #: Quantities of a plan, a network and a device that a condition may use, with their meaning. A count that does not
 #: apply is 0 and a degree that does not apply is 1, so that conditions need no special cases.
 with (Path(__file__).parent / "quantities.csv").open(encoding="utf-8", newline="") as _file:
-    QUANTITIES = {row["name"]: row["meaning"] for row in csv.DictReader(_file)}
+    CONDITION_QUANTITIES = {row["name"]: row["meaning"] for row in csv.DictReader(_file)}
 _AXES = ("dp", "shard", "tp", "sp", "cp", "ulysses", "ep", "etp", "pp", "vp")
 _OFFLOADED = ("optimizer", "gradients", "parameters", "activations")
 _LONGEST = 300
@@ -67,13 +67,14 @@ def _is_one_of(value: Any, words: Sequence[Any]) -> Any:
 class Condition:
     """A condition over the quantities of a plan, such as ``tp > 1 and heads % tp != 0``.
 
-    Comparisons, ``and``, ``or``, ``not``, ``in (…)``, + - * // %, ``min`` and ``max`` over names of `QUANTITIES`,
-    whole numbers and words. A condition broadcasts: quantities may be arrays with one entry a plan.
+    Comparisons, ``and``, ``or``, ``not``, ``in (…)``, + - * // %, ``min`` and ``max`` over names of
+    `CONDITION_QUANTITIES`, whole numbers and words. A condition broadcasts: quantities may be arrays with one entry a
+    plan.
     """
 
     text: str
-    tree: ast.expr
-    names: frozenset[str]
+    syntax_tree: ast.expr
+    quantity_names: frozenset[str]
 
     @classmethod
     def parse(cls, text: str) -> Condition:
@@ -110,7 +111,7 @@ class Condition:
         Parameters
         ----------
         quantities : dict of str to Any
-            Numbers, words or arrays of them by the names of `QUANTITIES`; absent ones are unknown.
+            Numbers, words or arrays of them by the names of `CONDITION_QUANTITIES`; absent ones are unknown.
 
         Returns
         -------
@@ -122,9 +123,9 @@ class Condition:
         >>> bool(Condition.parse("tp > 1 and heads % tp != 0").holds({"tp": 3, "heads": 32}))
         True
         """
-        if not self.names <= quantities.keys():
+        if not self.quantity_names <= quantities.keys():
             return False
-        return np.asarray(_value(self.tree, quantities), dtype=bool)
+        return np.asarray(_value(self.syntax_tree, quantities), dtype=bool)
 
 
 _FUNCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {"min": np.minimum, "max": np.maximum}
@@ -136,8 +137,10 @@ def _check(node: ast.expr) -> None:
         case ast.Constant(value=int() | str()):
             return
         case ast.Name(id=name):
-            if name not in QUANTITIES:
-                raise SpecError(f"unknown quantity {name!r} in a condition; {suggest_names(name, QUANTITIES)}")
+            if name not in CONDITION_QUANTITIES:
+                raise SpecError(
+                    f"unknown quantity {name!r} in a condition; {suggest_names(name, CONDITION_QUANTITIES)}"
+                )
             return
         case ast.Tuple(elts=parts) | ast.BoolOp(values=parts):
             children = parts
@@ -188,7 +191,7 @@ def _parsed(text: str) -> str:
     return text
 
 
-class Refusal(Spec):
+class FrameworkRestriction(Spec):
     """Restriction of a framework: it does not run plans for which ``when`` holds.
 
     ``fact`` is the reason in words, ``source`` the line of the framework's source that says so.
@@ -219,7 +222,7 @@ class FrameworkRemark(Spec):
     source: Text
 
 
-class Abilities(Spec):
+class FrameworkAbilities(Spec):
     """Capabilities and restrictions of one release of a framework, each with its source.
 
     Attributes
@@ -229,7 +232,7 @@ class Abilities(Spec):
     zero, schedules, recompute, dtypes, optimizers, offload : SupportedValues
         Stages of ZeRO, pipeline schedules, recomputation policies, formats of products, rules of the update, and what
         may live in host memory, by the names of a run.
-    refused : dict of str to Refusal
+    refused : dict of str to FrameworkRestriction
         Plans within those lists that the framework refuses all the same.
     habits : dict of str to FrameworkRemark
         Batch rules, formats on the wire and defaults.
@@ -247,11 +250,11 @@ class Abilities(Spec):
     dtypes: SupportedValues
     optimizers: SupportedValues
     offload: SupportedValues
-    refused: dict[Text, Refusal] = Field(default_factory=dict)
+    refused: dict[Text, FrameworkRestriction] = Field(default_factory=dict)
     habits: dict[Text, FrameworkRemark] = Field(default_factory=dict)
 
     @functools.cached_property
-    def refusals(self) -> tuple[Refusal, ...]:
+    def restrictions(self) -> tuple[FrameworkRestriction, ...]:
         """All restrictions: first those implied by lists of supported values, then those that the file states."""
         # a refusal for each axis that the framework lacks
         missing = [axis for axis in _AXES if axis not in self.axes.values and axis != "dp"]
@@ -267,11 +270,11 @@ class Abilities(Spec):
         return f"{self.name} {self.release}"
 
     @property
-    def shards_pipelines(self) -> bool:
+    def shards_pipeline_parameters(self) -> bool:
         """True if ZeRO-3 is the framework's only sharding, so that pipelines run with sharded parameters."""
         return "pp" in self.axes.values and 3 in self.zero.values and 1 not in self.zero.values
 
-    def _of_lists(self) -> list[Refusal]:
+    def _of_lists(self) -> list[FrameworkRestriction]:
         """Return refusals of all values that the lists do not contain."""
         policies, formats, rules = self.recompute.values, self.dtypes.values, self.optimizers.values
         refusals = [
@@ -291,9 +294,9 @@ class Abilities(Spec):
             self._refusal(f"offload_{part} == 1", f"no offload of {part}", self.offload) for part in kept
         ]
 
-    def _refusal(self, when: str, says: str, listed: SupportedValues) -> Refusal:
+    def _refusal(self, when: str, says: str, listed: SupportedValues) -> FrameworkRestriction:
         fact = f"{says}; {listed.fact}" if listed.fact else says
-        return Refusal(when=when, fact=fact, source=listed.source)
+        return FrameworkRestriction(when=when, fact=fact, source=listed.source)
 
 
 _NAMES = {
@@ -322,7 +325,7 @@ def _supported_values(noun: str, values: tuple[Any, ...]) -> str:
     return f"{noun}: {', '.join(map(str, values)) or 'none'}"
 
 
-def load_framework(name_or_path: str | Path) -> Abilities:
+def load_framework(name_or_path: str | Path) -> FrameworkAbilities:
     """Load the capabilities and restrictions of a framework.
 
     Parameters
@@ -332,7 +335,7 @@ def load_framework(name_or_path: str | Path) -> Abilities:
 
     Returns
     -------
-    Abilities
+    FrameworkAbilities
         Axes, ZeRO stages, schedules, formats and refused plans, each with its source.
 
     Raises
@@ -348,9 +351,9 @@ def load_framework(name_or_path: str | Path) -> Abilities:
     return _frameworks(name_or_path)
 
 
-def _framework(name_or_path: str | Path) -> Abilities:
+def _framework(name_or_path: str | Path) -> FrameworkAbilities:
     path, data = read_entry("frameworks", name_or_path)
-    return validate(Abilities, {"name": path.stem, **data}, path)
+    return build_validated(FrameworkAbilities, {"name": path.stem, **data}, path)
 
 
 _frameworks = FileCache(_framework)

@@ -22,15 +22,15 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, model_validator
 
 from paleo.errors import SpecError, suggest_names
-from paleo.specs.catalog import entries, read_entry
-from paleo.specs.loading import FileCache, Spec, Text, validate
+from paleo.specs.catalog import entry_files, read_entry
+from paleo.specs.loading import FileCache, Spec, Text, build_validated
 from paleo.units import UNIT_FACTORS
 
-Count = Annotated[int, Field(ge=0)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeCount = Annotated[int, Field(ge=0)]
+FiniteNumber = Annotated[float, Field(allow_inf_nan=False)]
+PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 #: A fraction or relative error, which cannot be negative.
-Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+NonNegativeFraction = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Parameters = TypeVar("Parameters")
 #: Factor by which a fraction or an exponent that was inherited, scaled or written by hand may lie outside the fit's
 #: range.
@@ -39,19 +39,19 @@ RANGE_SLACK = 2.0
 INHERITANCE_FILE = "architectures"
 
 
-class Residual(Spec):
+class HeldOutErrors(Spec):
     """Errors on rows that were not fitted, as fractions.
 
     ``bias`` is the mean of log(predicted / measured); ``total_error`` compares the sums of all seconds and is missing
     where rows are known by their ratios only.
     """
 
-    rows: Count
-    median_ape: Share
-    mape: Share
-    p90_ape: Share
-    bias: Finite
-    total_error: Finite | None = None
+    rows: NonNegativeCount
+    median_ape: NonNegativeFraction
+    mape: NonNegativeFraction
+    p90_ape: NonNegativeFraction
+    bias: FiniteNumber
+    total_error: FiniteNumber | None = None
 
 
 class IntervalBin(Spec):
@@ -60,9 +60,9 @@ class IntervalBin(Spec):
     The bin holds for predictions up to ``up_to_s`` seconds. The last bin has null there and holds for all longer times.
     """
 
-    up_to_s: Positive | None = None
-    low: Positive
-    high: Positive
+    up_to_s: PositiveNumber | None = None
+    low: PositiveNumber
+    high: PositiveNumber
 
     @model_validator(mode="after")
     def _is_ordered(self) -> IntervalBin:
@@ -71,10 +71,10 @@ class IntervalBin(Spec):
         return self
 
 
-Interval = Annotated[tuple[IntervalBin, ...], Field(min_length=1)]
+IntervalBins = Annotated[tuple[IntervalBin, ...], Field(min_length=1)]
 
 
-class Entry(Spec):
+class CalibrationEntry(Spec):
     """Calibration of one kernel family (kernels with one formula) for one ``stack`` (way of timing).
 
     ``parameters`` are fitted values by name, ``uncertainty`` the standard deviations of their logarithms. ``residual``
@@ -87,16 +87,16 @@ class Entry(Spec):
     date: Text
     library: Text | None = None
     inherits: tuple[Text, ...] = ()
-    rows_fitted: Count = 0
-    rows_held_out: Count = 0
-    parameters: dict[str, Positive]
-    uncertainty: dict[str, Share] = Field(default_factory=dict)
-    residual: Residual | None = None
-    interval: Interval
+    rows_fitted: NonNegativeCount = 0
+    rows_held_out: NonNegativeCount = 0
+    parameters: dict[str, PositiveNumber]
+    uncertainty: dict[str, NonNegativeFraction] = Field(default_factory=dict)
+    residual: HeldOutErrors | None = None
+    interval: IntervalBins
     notes: Text | None = None
 
     @model_validator(mode="after")
-    def _interval_covers_all_times(self) -> Entry:
+    def _interval_covers_all_times(self) -> CalibrationEntry:
         _check_bins(self.interval)
         return self
 
@@ -106,10 +106,10 @@ class Calibration(Spec):
 
     name: Text
     subject: Text
-    entries: tuple[Entry, ...]
+    entries: tuple[CalibrationEntry, ...]
 
 
-class Changes(Spec):
+class InheritedChanges(Spec):
     """Differences of an inherited entry from its source.
 
     Parameters in ``set`` get a value, those in ``scale`` are multiplied by a factor. ``like`` names the stack of the
@@ -117,8 +117,8 @@ class Changes(Spec):
     """
 
     like: Text | None = None
-    set: dict[str, Positive] = Field(default_factory=dict)
-    scale: dict[str, Positive] = Field(default_factory=dict)
+    set: dict[str, PositiveNumber] = Field(default_factory=dict)
+    scale: dict[str, PositiveNumber] = Field(default_factory=dict)
 
 
 class InheritanceRule(Spec):
@@ -135,14 +135,14 @@ class InheritanceRule(Spec):
     families: tuple[Text, ...] = Field(min_length=1)
     architectures: tuple[Text, ...] = Field(min_length=1)
     memory_kinds: tuple[Text, ...] | None = None
-    inherits: dict[Text, Positive] = Field(min_length=1)
+    inherits: dict[Text, PositiveNumber] = Field(min_length=1)
     family_there: Text | None = None
     host: Text | None = None
-    stacks: dict[Text, Changes] = Field(min_length=1)
-    set: dict[str, Positive] = Field(default_factory=dict)
-    scale: dict[str, Positive] = Field(default_factory=dict)
+    stacks: dict[Text, InheritedChanges] = Field(min_length=1)
+    set: dict[str, PositiveNumber] = Field(default_factory=dict)
+    scale: dict[str, PositiveNumber] = Field(default_factory=dict)
     stream: Text | None = None
-    interval: Interval | None = None
+    interval: IntervalBins | None = None
     widen: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
     foreign: bool = False
     notes: Text | None = None
@@ -193,7 +193,7 @@ def load_calibration(name_or_path: str | Path) -> Calibration:
 
 def _calibration(name_or_path: str | Path) -> Calibration:
     path, data = read_entry("calibrations", name_or_path)
-    return validate(Calibration, {"name": path.stem, **data}, path)
+    return build_validated(Calibration, {"name": path.stem, **data}, path)
 
 
 _calibrations = FileCache(_calibration)
@@ -202,13 +202,13 @@ _calibrations = FileCache(_calibration)
 @cache
 def load_inheritance() -> Inheritance | None:
     """Load the inheritance rules of the catalog; None if it has none."""
-    if INHERITANCE_FILE not in entries("calibrations"):
+    if INHERITANCE_FILE not in entry_files("calibrations"):
         return None
     path, data = read_entry("calibrations", INHERITANCE_FILE)
-    return validate(Inheritance, {"name": path.stem, **data}, path)
+    return build_validated(Inheritance, {"name": path.stem, **data}, path)
 
 
-def calibration_of(subject: str) -> Calibration | None:
+def shipped_calibration(subject: str) -> Calibration | None:
     """Return the shipped calibration of a device or system.
 
     Parameters
@@ -223,10 +223,10 @@ def calibration_of(subject: str) -> Calibration | None:
     """
     if subject == INHERITANCE_FILE:
         return None
-    return load_calibration(subject) if subject in entries("calibrations") else None
+    return load_calibration(subject) if subject in entry_files("calibrations") else None
 
 
-def calibration_file(path: str | Path) -> Calibration:
+def load_user_calibration(path: str | Path) -> Calibration:
     """Load a user's calibration file.
 
     Parameters
@@ -306,7 +306,7 @@ def _quantity(text: str, unit: str) -> float:
     return number * float(UNIT_FACTORS[dimension][_unit_of(text) or unit]) if dimension else number
 
 
-def from_mapping(kind: type[Parameters], values: Mapping[str, float], *, where: str) -> Parameters:
+def parameters_from_mapping(kind: type[Parameters], values: Mapping[str, float], *, where: str) -> Parameters:
     """Build the parameter dataclass of a kernel family from a calibration entry's mapping.
 
     Shares and orders must lie in the range of the parameter. Times, cycles and energies may have any value, because a
@@ -372,8 +372,8 @@ def whole_step_constants(
     object
         Constants of the first calibration that has them, else the defaults.
     """
-    for calibration in filter(None, (user_calibration, calibration_of(STEP_CALIBRATION))):
+    for calibration in filter(None, (user_calibration, shipped_calibration(STEP_CALIBRATION))):
         for entry in calibration.entries:
             if entry.family == family:
-                return from_mapping(kind, entry.parameters, where=f"{calibration.name}: {family}")
+                return parameters_from_mapping(kind, entry.parameters, where=f"{calibration.name}: {family}")
     return kind()

@@ -20,10 +20,10 @@ from typing import Any
 
 from paleo.errors import SpecError, suggest_names
 from paleo.specs.loading import file_digest, path_in_folder, read_yaml
-from paleo.units import parse
+from paleo.units import parse_quantity
 
 #: Folder of each kind of entry, below the catalog root.
-FOLDERS = {
+CATALOG_FOLDERS = {
     "devices": "hardware_specs/devices",
     "links": "hardware_specs/links",
     "systems": "hardware_specs/systems",
@@ -35,7 +35,7 @@ FOLDERS = {
     "tasks": "models/tasks",
     "engines": "hardware_specs/engines",
 }
-MAX_EXTENDS = 16
+MAX_EXTEND_DEPTH = 16
 _SUFFIXES = (".yaml", ".yml")
 
 
@@ -50,7 +50,7 @@ def catalog_root() -> Path:
 
 
 @cache
-def entries(kind: str) -> Mapping[str, Path]:
+def entry_files(kind: str) -> Mapping[str, Path]:
     """List the files of all catalog entries of one kind, such as ``models``, by name.
 
     Parameters
@@ -68,13 +68,13 @@ def entries(kind: str) -> Mapping[str, Path]:
     SpecError
         If the kind is unknown.
     """
-    if kind not in FOLDERS:
-        raise SpecError(f"unknown kind of catalog entry {kind!r}; {suggest_names(kind, FOLDERS)}")
-    folder = catalog_root() / FOLDERS[kind]
+    if kind not in CATALOG_FOLDERS:
+        raise SpecError(f"unknown kind of catalog entry {kind!r}; {suggest_names(kind, CATALOG_FOLDERS)}")
+    folder = catalog_root() / CATALOG_FOLDERS[kind]
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
-def names(kind: str) -> list[str]:
+def entry_names(kind: str) -> list[str]:
     """List the sorted names of all catalog entries of one kind, such as ``models``.
 
     Parameters
@@ -89,10 +89,10 @@ def names(kind: str) -> list[str]:
 
     Examples
     --------
-    >>> names("devices")[:2]
+    >>> entry_names("devices")[:2]
     ['a10', 'a100-pcie-40gb']
     """
-    return list(entries(kind))
+    return list(entry_files(kind))
 
 
 def is_path(name_or_path: str | Path) -> bool:
@@ -141,7 +141,7 @@ def entry_path(kind: str, name_or_path: str | Path) -> Path:
     """
     if is_path(name_or_path):
         return Path(name_or_path)
-    known, name = entries(kind), str(name_or_path)
+    known, name = entry_files(kind), str(name_or_path)
     path = known.get(name) or known.get(name.strip().lower()) or _entry_by_other_name(kind, name)
     if path is None:
         noun = kind.removesuffix("s")
@@ -157,7 +157,7 @@ _PATH = {"models": "a hub id, a config.json, a YAML or ONNX file, module:factory
 RESERVED_WORDS = {"calibrations": ("auto", "ideal", "ppp=0.6")}
 
 
-def systems_with(device: str) -> list[str]:
+def systems_with_device(device: str) -> list[str]:
     """List the catalog systems whose file names a device.
 
     Parameters
@@ -171,11 +171,11 @@ def systems_with(device: str) -> list[str]:
         Names of systems, sorted.
     """
     line = re.compile(rf"^device: {re.escape(device)}$", re.MULTILINE)
-    return [name for name, path in entries("systems").items() if line.search(path.read_text(encoding="utf-8"))]
+    return [name for name, path in entry_files("systems").items() if line.search(path.read_text(encoding="utf-8"))]
 
 
 #: Format of weights that are published in sixteen bits, or in more, which engines round as they load them.
-SIXTEEN_BITS = "bf16"
+SIXTEEN_BIT_FORMAT = "bf16"
 #: Formats by the words that name them in ids of weights and in flags of engines; the first that occurs decides.
 _WORDS = {
     "fp4": r"nvfp4|(?<![a-z])fp4",
@@ -193,7 +193,7 @@ _ENDING = re.compile(r"[-_](nvfp4|fp4|mxfp4|fp8|int8|awq|gptq|w4a16|int4|bf16)(-
 _GROUP = re.compile(r"int4(-g\d+)\b")
 
 
-def named_format(text: str) -> str | None:
+def parse_weight_format(text: str) -> str | None:
     """Find the number format of weights that a hub id, folder name or command line mentions.
 
     Parameters
@@ -209,7 +209,7 @@ def named_format(text: str) -> str | None:
 
     Examples
     --------
-    >>> [named_format(name) for name in ("Qwen/Qwen3-8B-FP8", "DeepSeek-V4-Pro-FP8-NVFP4", "Qwen/Qwen3-8B")]
+    >>> [parse_weight_format(name) for name in ("Qwen/Qwen3-8B-FP8", "DeepSeek-V4-Pro-FP8-NVFP4", "Qwen/Qwen3-8B")]
     ['fp8', 'fp8+fp4', None]
     """
     lower = text.lower()
@@ -224,7 +224,7 @@ def _word(text: str) -> str | None:
     return next((name for name, pattern in _WORDS.items() if re.search(pattern, text)), None)
 
 
-def folder_name(model: str, weights: str = "") -> str:
+def converted_weights_folder(model: str, weights: str = "") -> str:
     """Return a folder name for weights of a network that were converted to another format.
 
     Parameters
@@ -241,14 +241,16 @@ def folder_name(model: str, weights: str = "") -> str:
 
     Examples
     --------
-    >>> folder_name("deepseek-ai/DeepSeek-V3", "bf16"), folder_name("org/Some-7B-BF16", "int4")
-    ('DeepSeek-V3-BF16', 'Some-7B-AWQ')
+    >>> converted_weights_folder("deepseek-ai/DeepSeek-V3", "bf16")
+    'DeepSeek-V3-BF16'
+    >>> converted_weights_folder("org/Some-7B-BF16", "int4")
+    'Some-7B-AWQ'
     """
     name = _ENDING.sub("", model.rpartition("/")[2])
     return "-".join([name, *(_ENDINGS.get(each, each.upper()) for each in weights.split("+") if each)])
 
 
-def joined_format(dense: str, experts: str | None) -> str:
+def join_weight_formats(dense: str, experts: str | None) -> str:
     """Join the number formats of dense weights and of expert weights to one word, as option ``--weights`` takes it.
 
     Parameters
@@ -265,12 +267,12 @@ def joined_format(dense: str, experts: str | None) -> str:
 
     Examples
     --------
-    >>> joined_format("fp8", None), joined_format("fp8", "mxfp4"), joined_format("bf16", "mxfp4")
+    >>> join_weight_formats("fp8", None), join_weight_formats("fp8", "mxfp4"), join_weight_formats("bf16", "mxfp4")
     ('fp8', 'fp8+mxfp4', 'mxfp4')
     """
     if experts in (None, dense):
         return dense
-    return experts if (dense, experts) == (SIXTEEN_BITS, "mxfp4") else f"{dense}+{experts}"
+    return experts if (dense, experts) == (SIXTEEN_BIT_FORMAT, "mxfp4") else f"{dense}+{experts}"
 
 
 #: Kinds whose names may be spelt in several ways. The names of software profiles are compared as they are written.
@@ -289,7 +291,7 @@ def _spelling(name: str, ignored: str = "-_. ") -> str:
 @cache
 def _by_spelling(kind: str) -> Mapping[str, Path]:
     """Map normalised spellings to the files of entries; spellings that several entries share are left out."""
-    spelt = [(_spelling(name), path) for name, path in entries(kind).items() if kind in KINDS_WITH_SPELLINGS]
+    spelt = [(_spelling(name), path) for name, path in entry_files(kind).items() if kind in KINDS_WITH_SPELLINGS]
     several = Counter(name for name, _ in spelt)
     return {name: path for name, path in spelt if several[name] == 1}
 
@@ -301,13 +303,13 @@ def _model_aliases() -> Mapping[str, Path]:
     Dots count: llama3.1-70b is not llama3-170b.
     """
     listed = _listed_names()
-    named = [*((folder_name(alias), path) for alias, path in listed), *listed]
+    named = [*((converted_weights_folder(alias), path) for alias, path in listed), *listed]
     return {_spelling(alias, "-_ "): path for alias, path in named}
 
 
 @cache
 def _listed_names() -> tuple[tuple[str, Path], ...]:
-    return tuple((alias, path) for path in entries("models").values() for alias in _listed_aliases(path))
+    return tuple((alias, path) for path in entry_files("models").values() for alias in _listed_aliases(path))
 
 
 def hub_ids() -> list[str]:
@@ -425,7 +427,7 @@ _KEYS_OF_KIND: tuple[tuple[str, frozenset[str]], ...] = (
 )
 
 
-def kind_of(path: str | Path) -> str:
+def kind_of_spec_file(path: str | Path) -> str:
     """Recognise by its keys what a YAML file describes.
 
     Parameters
@@ -444,7 +446,7 @@ def kind_of(path: str | Path) -> str:
         If no key tells; the message lists the kinds.
     """
     chain: list[str] = []
-    while len(chain) <= MAX_EXTENDS:
+    while len(chain) <= MAX_EXTEND_DEPTH:
         data = read_yaml(path)
         _check_extend(data, path)
         for kind, keys in _KEYS_OF_KIND:
@@ -470,9 +472,9 @@ def _check_extend(data: Mapping[str, Any], path: str | Path) -> None:
 
 def _kind_of_entry(name: str, where: str | Path) -> str:
     """Return the kind of the catalog entry that a file extends."""
-    kinds = [kind for kind in FOLDERS if name.strip().lower() in entries(kind)]
+    kinds = [kind for kind in CATALOG_FOLDERS if name.strip().lower() in entry_files(kind)]
     if not kinds:
-        known = [entry for kind in FOLDERS for entry in entries(kind)]
+        known = [entry for kind in CATALOG_FOLDERS for entry in entry_files(kind)]
         raise SpecError(f"{where}: extend: nothing is named {_short(name)}; {nearest_entries_hint(name, known)}")
     return kinds[0].removesuffix("s")
 
@@ -499,7 +501,7 @@ def read_inline(kind: str, data: Mapping[str, Any], where: Path) -> dict[str, An
 
 #: Fields that are part of measured times, by kind. The value names the key that keeps what the base entry of a chain of
 #: ``extend:`` states.
-CONTAINED_FIELDS: Mapping[str, Mapping[str, str]] = {"links": {"latency": "stated_latency"}}
+MEASURED_IN_FIELDS: Mapping[str, Mapping[str, str]] = {"links": {"latency": "stated_latency"}}
 
 
 #: Fields that scale with another field if an extending entry changes only that one, by kind: group, field, and the
@@ -519,7 +521,9 @@ def _with_scaled_fields(kind: str, below: Mapping[str, Any], above: Mapping[str,
         if figure in new or leader not in new or not {figure, leader} <= old.keys():
             continue
         try:
-            followed, before, after = (parse(text, "bytes") for text in (old[figure], old[leader], new[leader]))
+            followed, before, after = (
+                parse_quantity(text, "bytes") for text in (old[figure], old[leader], new[leader])
+            )
         except SpecError:
             continue
         if before > 0:
@@ -537,7 +541,7 @@ def _extended(kind: str, data: Mapping[str, Any], path: Path) -> dict[str, Any]:
     for layer in reversed(layers):
         merged = _merged(merged, _with_scaled_fields(kind, merged, layer))
     merged.pop("extend", None)
-    for figure, kept in CONTAINED_FIELDS.get(kind, {}).items():
+    for figure, kept in MEASURED_IN_FIELDS.get(kind, {}).items():
         if kept in merged:
             raise SpecError(f"{path}: {kept}: unknown key")
         if figure in layers[-1]:
@@ -556,8 +560,8 @@ def _layers(kind: str, data: Mapping[str, Any], path: Path) -> list[Mapping[str,
         if os.path.realpath(below) in [os.path.realpath(file) for file in chain]:
             stems = " -> ".join(file.name for file in [*chain, below])
             raise SpecError(f"{path}: extend: the files extend one another in a circle: {stems}")
-        if len(chain) > MAX_EXTENDS:
-            raise SpecError(f"{path}: extend: more than {MAX_EXTENDS} files extend one another")
+        if len(chain) > MAX_EXTEND_DEPTH:
+            raise SpecError(f"{path}: extend: more than {MAX_EXTEND_DEPTH} files extend one another")
         chain.append(below)
         layers.append({key: value for key, value in data.items() if key not in _OWN})
     return layers
@@ -612,7 +616,7 @@ def _short(name: str) -> str:
 def _device_aliases() -> Mapping[str, str]:
     """Return device names by alias in lower case, read from the text of the files without parsing their YAML."""
     devices: dict[str, str] = {}
-    for name, path in entries("devices").items():
+    for name, path in entry_files("devices").items():
         for alias in _listed_aliases(path):
             devices.setdefault(_folded(alias), name)
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -625,7 +629,7 @@ def _folded(text: str) -> str:
     return " ".join(text.lower().split())
 
 
-def device_name(text: str) -> str:
+def resolve_device_name(text: str) -> str:
     """Return the catalog name of a device from its name, full name or alias, in upper or lower case.
 
     Parameters
@@ -645,10 +649,10 @@ def device_name(text: str) -> str:
 
     Examples
     --------
-    >>> device_name("NVIDIA H100 80GB HBM3"), device_name("A100-SXM4-80GB")
+    >>> resolve_device_name("NVIDIA H100 80GB HBM3"), resolve_device_name("A100-SXM4-80GB")
     ('h100-sxm5-80gb', 'a100-sxm4-80gb')
     """
-    known = entries("devices")
+    known = entry_files("devices")
     name = _folded(text)
     if name in known:
         return name
@@ -665,7 +669,7 @@ def program_digest() -> str:
     """Return a digest of this program and its catalog; processes with equal digests make equal predictions."""
     package = Path(__file__).resolve().parent.parent
     root = catalog_root()
-    shipped = [path for kind in ("calibrations", "software") for path in (root / FOLDERS[kind]).glob("*.yaml")]
+    shipped = [path for kind in ("calibrations", "software") for path in (root / CATALOG_FOLDERS[kind]).glob("*.yaml")]
     files = sorted([*package.rglob("*.py"), *shipped])
     return file_digest(b"\0".join(file.name.encode() + b"\0" + file.read_bytes() for file in files))
 
@@ -673,12 +677,12 @@ def program_digest() -> str:
 _FOLDER = Path(__file__).parent / "templates"
 
 
-def kinds() -> list[str]:
+def template_kinds() -> list[str]:
     """List the kinds of spec files that have a template."""
     return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
 
 
-def template(kind: str) -> str:
+def spec_template(kind: str) -> str:
     """Return the commented template of a kind of spec file.
 
     Parameters
@@ -698,9 +702,9 @@ def template(kind: str) -> str:
 
     Examples
     --------
-    >>> template("link").splitlines()[1]
+    >>> spec_template("link").splitlines()[1]
     'kind: ethernet # pcie, nvlink, nvswitch, infinity_fabric, ici, qpi, ethernet, infiniband, efa, slingshot, other'
     """
-    if kind not in kinds():
-        raise SpecError(f"no template of {kind!r:.80}; {suggest_names(kind, kinds())}")
+    if kind not in template_kinds():
+        raise SpecError(f"no template of {kind!r:.80}; {suggest_names(kind, template_kinds())}")
     return (_FOLDER / f"{kind}.yaml").read_text(encoding="utf-8")

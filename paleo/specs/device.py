@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from paleo.errors import SpecError, suggest_names
-from paleo.specs.catalog import device_name, is_path, read_entry
-from paleo.specs.loading import NOT_STATED, FileCache, PositiveCount, Spec, Text, Year, validate
+from paleo.specs.catalog import is_path, read_entry, resolve_device_name
+from paleo.specs.loading import NOT_STATED, FileCache, PositiveCount, Spec, Text, Year, build_validated
 from paleo.units import Bytes, BytesPerSecond, FlopsPerSecond, Hertz, PricePerSecond, Seconds, Watts, format_gibibytes
 
 Fraction = Annotated[float, Field(strict=True, gt=0, le=1)]
@@ -74,14 +74,14 @@ def load_link(name_or_path: str | Path) -> Link:
 
 def _link(name_or_path: str | Path) -> Link:
     path, data = read_entry("links", name_or_path)
-    return validate(Link, {"name": path.stem, **data}, path)
+    return build_validated(Link, {"name": path.stem, **data}, path)
 
 
 _links = FileCache(_link)
 
 
 Dtype = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8"]
-Unit = Literal["tensor", "vector"]
+ArithmeticUnit = Literal["tensor", "vector"]
 
 
 class Price(Spec):
@@ -105,11 +105,11 @@ class Memory(Spec):
     reported: Bytes | None = None
 
     @property
-    def usable(self) -> float:
+    def usable_bytes(self) -> float:
         """Memory that a run may use [byte]: what the driver reports, else the capacity."""
         return self.capacity if self.reported is None else self.reported
 
-    def resized(self, capacity: float) -> Memory:
+    def with_capacity(self, capacity: float) -> Memory:
         """Return this memory with another capacity; the reported share of the capacity stays the same.
 
         Parameters
@@ -124,17 +124,17 @@ class Memory(Spec):
             there is.
 
         >>> memory = load_device("l40").memory
-        >>> doubled = memory.resized(2.0 * memory.capacity)
-        >>> doubled.usable / doubled.capacity
+        >>> doubled = memory.with_capacity(2.0 * memory.capacity)
+        >>> doubled.usable_bytes / doubled.capacity
         0.9375
         """
-        share = self.usable / self.capacity
+        share = self.usable_bytes / self.capacity
         reported = None if self.reported is None else share * capacity
         return self.model_copy(update={"capacity": capacity, "reported": reported})
 
     @model_validator(mode="after")
     def _within_capacity(self) -> Memory:
-        if self.usable > self.capacity:
+        if self.usable_bytes > self.capacity:
             raise ValueError(f"reported: must not exceed the capacity of {format_gibibytes(self.capacity)}")
         return self
 
@@ -218,7 +218,7 @@ class Device(Spec):
             raise SpecError(f"peak.{slow[0]}: is missing or below vector_peak.{slow[0]}; peak is the fastest rate")
         return self
 
-    def copy_rate(self, achieved: float | None = None) -> float:
+    def host_copy_bandwidth(self, achieved: float | None = None) -> float:
         """Return the bandwidth of copies between the device and its host, in each direction.
 
         Parameters
@@ -239,7 +239,8 @@ class Device(Spec):
         Examples
         --------
         >>> from paleo.units import GIGA
-        >>> [round(load_device(name).copy_rate(1.0) / GIGA, 1) for name in ("h100-sxm5-80gb", "gh200-96gb", "gb200")]
+        >>> names = ("h100-sxm5-80gb", "gh200-96gb", "gb200")
+        >>> [round(load_device(name).host_copy_bandwidth(1.0) / GIGA, 1) for name in names]
         [63.0, 450.0, 225.0]
         """
         if self.host_link is not None:
@@ -262,11 +263,11 @@ class Device(Spec):
         return "bf16" if "bf16" in tensor else "fp16" if "fp16" in tensor else "fp32"
 
     @property
-    def tensor_cores(self) -> bool:
+    def has_tensor_cores(self) -> bool:
         """True if the device has tensor cores for 16-bit matrix products."""
         return any(dtype in ("fp16", "bf16") for dtype in self.tensor_dtypes)
 
-    def arithmetic(self, dtype: str) -> str:
+    def arithmetic_dtype(self, dtype: str) -> str:
         """Return the format in which libraries multiply numbers of a given dtype.
 
         Libraries use fp32 where ordinary cores multiply it faster than 16-bit numbers: a GeForce of the Pascal
@@ -286,8 +287,10 @@ class Device(Spec):
         Examples
         --------
         >>> names = ("gtx-1080-ti", "p100-pcie-16gb", "titan-x-maxwell")
-        >>> [load_device(name).arithmetic("fp16") for name in names], load_device("titan-x-maxwell").arithmetic("bf16")
-        (['fp32', 'fp16', 'fp32'], 'bf16')
+        >>> [load_device(name).arithmetic_dtype("fp16") for name in names]
+        ['fp32', 'fp16', 'fp32']
+        >>> load_device("titan-x-maxwell").arithmetic_dtype("bf16")
+        'bf16'
         """
         native, wide = self.peak.get(dtype), self.vector_peak.get("fp32")  # type: ignore[call-overload]
         if native is None:
@@ -296,14 +299,14 @@ class Device(Spec):
             converted = dtype in ("fp16", "bf16") and wide is not None and native < wide
         return "fp32" if converted else dtype
 
-    def peak_flops_per_s(self, dtype: str, unit: Unit | None = None) -> float:
+    def peak_flops_per_s(self, dtype: str, unit: ArithmeticUnit | None = None) -> float:
         """Return the dense peak rate of a dtype.
 
         Parameters
         ----------
         dtype : str
             Operand format. If the device only stores it, the rate of the format that it is multiplied in.
-        unit : Unit, optional
+        unit : ArithmeticUnit, optional
             ``tensor`` or ``vector``; by default the faster one.
 
         Returns
@@ -323,7 +326,7 @@ class Device(Spec):
         """
         rates: Mapping[Dtype, float] = self.vector_peak if unit == "vector" else self.peak
         known = self.tensor_dtypes if unit == "tensor" else tuple(rates)
-        operand_dtype = dtype if dtype in known else self.arithmetic(dtype)
+        operand_dtype = dtype if dtype in known else self.arithmetic_dtype(dtype)
         for name in known:
             if name == operand_dtype:
                 return rates[name]
@@ -376,7 +379,7 @@ def find_device(text: str) -> Device:
     'h100-sxm5-80gb'
     """
     try:
-        name = device_name(text)
+        name = resolve_device_name(text)
     except SpecError:
         if not is_path(text):
             raise
@@ -384,7 +387,7 @@ def find_device(text: str) -> Device:
     return load_device(name)
 
 
-def with_names(data: Mapping[str, Any], stem: str) -> dict[str, Any]:
+def add_default_names(data: Mapping[str, Any], stem: str) -> dict[str, Any]:
     """Add ``name`` (the file's stem) and ``full_name`` to the mapping of a device or system file.
 
     Parameters
@@ -404,7 +407,7 @@ def with_names(data: Mapping[str, Any], stem: str) -> dict[str, Any]:
 
 def _device(name_or_path: str | Path) -> Device:
     path, data = read_entry("devices", name_or_path)
-    return validate(Device, with_names(data, path.stem), path)
+    return build_validated(Device, add_default_names(data, path.stem), path)
 
 
 _devices = FileCache(_device)

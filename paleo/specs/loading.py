@@ -30,11 +30,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from paleo.docstrings import split_parameters
 from paleo.errors import SpecError, suggest_names
 
-Value = TypeVar("Value")
+CachedValue = TypeVar("CachedValue")
 Arguments = ParamSpec("Arguments")
-Answer = TypeVar("Answer")
+ReturnValue = TypeVar("ReturnValue")
 #: Most entries of one cache: many more than the models and systems of a study.
-MOST_ENTRIES = 512
+MAX_CACHE_ENTRIES = 512
 
 _LEDGERS: ContextVar[tuple[dict[str, str], ...]] = ContextVar("ledgers", default=())
 
@@ -55,7 +55,7 @@ def file_digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def record_file(path: str | Path, content: bytes) -> None:
+def record_file_digest(path: str | Path, content: bytes) -> None:
     """Enter a file that was just read in every open ledger of read files (see `recorded_file_digests`).
 
     Parameters
@@ -108,14 +108,14 @@ def _digest_of(path: str) -> str | None:
         return None
 
 
-class FileCache(Generic[Value]):
+class FileCache(Generic[CachedValue]):
     """Cache of loaded catalog entries; an entry is loaded again only after one of its files has changed."""
 
-    def __init__(self, load: Callable[[str | Path], Value]) -> None:
+    def __init__(self, load: Callable[[str | Path], CachedValue]) -> None:
         self._load = load
-        self._entries: dict[tuple[str, str | Path], tuple[Value, dict[str, str]]] = {}
+        self._entries: dict[tuple[str, str | Path], tuple[CachedValue, dict[str, str]]] = {}
 
-    def __call__(self, name_or_path: str | Path) -> Value:
+    def __call__(self, name_or_path: str | Path) -> CachedValue:
         """Return the entry that a catalog name or path means; an error of loading is raised again at each call."""
         if not isinstance(name_or_path, str | Path):
             raise SpecError(f"{name_or_path!r:.80}: expected a name of the catalog or a path")
@@ -126,10 +126,10 @@ class FileCache(Generic[Value]):
         _enter(_LEDGERS.get(), digests)
         return value
 
-    def _loaded(self, key: tuple[str, str | Path], name_or_path: str | Path) -> tuple[Value, dict[str, str]]:
+    def _loaded(self, key: tuple[str, str | Path], name_or_path: str | Path) -> tuple[CachedValue, dict[str, str]]:
         with recorded_file_digests() as digests:
             value = self._load(name_or_path)
-        if len(self._entries) >= MOST_ENTRIES:
+        if len(self._entries) >= MAX_CACHE_ENTRIES:
             self._entries = {}
         self._entries[key] = value, digests
         return value, digests
@@ -137,17 +137,17 @@ class FileCache(Generic[Value]):
 
 #: Limits on a spec file: far above what people write, and low enough that reading a file never takes long.
 MAX_FILE_BYTES = 4_000_000
-MAX_NODES = 250_000
-MAX_DEPTH = 32
-MAX_MESSAGE = 600
+MAX_YAML_NODES = 250_000
+MAX_YAML_DEPTH = 32
+MAX_MESSAGE_LENGTH = 600
 
 #: Largest number below which all whole numbers are exact as floats.
-MOST_COUNT = 2**53
+MAX_COUNT = 2**53
 #: Smallest and largest magnitude of a number without a unit; zero is allowed too.
 _LEAST, _MOST = 2.0**-80, 2.0**60
-PositiveCount = Annotated[int, Field(strict=True, gt=0, le=MOST_COUNT)]
+PositiveCount = Annotated[int, Field(strict=True, gt=0, le=MAX_COUNT)]
 Text = Annotated[str, Field(strict=True, min_length=1)]
-Flag = Annotated[bool, Field(strict=True)]
+StrictBool = Annotated[bool, Field(strict=True)]
 Year = Annotated[int, Field(strict=True, ge=1990, le=2100)]
 #: Default source in a user's own file. Entries of the catalog always state their sources.
 NOT_STATED = "not stated"
@@ -181,7 +181,7 @@ class Spec(BaseModel):
 
         def __init__(self, **data: Any) -> None:
             """Make a spec from keywords; raise SpecError, as for a file, if they are not valid."""
-            stated = plain_numbers(data)
+            stated = to_python_numbers(data)
             try:
                 super().__init__(**stated)
             except ValidationError as error:
@@ -197,7 +197,7 @@ class Spec(BaseModel):
             cls.model_fields[name].description = meaning.text
 
     @classmethod
-    def other_keys(cls) -> Sequence[str]:
+    def extra_keys(cls) -> Sequence[str]:
         """Return keys that a YAML file may have in addition to the names of the fields; none by default.
 
         Returns
@@ -213,7 +213,7 @@ class Spec(BaseModel):
         return hash((type(self), *fields))
 
 
-def plain_numbers(value: Any) -> Any:
+def to_python_numbers(value: Any) -> Any:
     """Convert numpy numbers, texts and arrays to Python's, inside mappings and lists too.
 
     Parameters
@@ -229,18 +229,18 @@ def plain_numbers(value: Any) -> Any:
     Examples
     --------
     >>> import numpy as np
-    >>> plain_numbers({"gpus": np.int64(8), "model": {"seq": np.int32(512)}})
+    >>> to_python_numbers({"gpus": np.int64(8), "model": {"seq": np.int32(512)}})
     {'gpus': 8, 'model': {'seq': 512}}
     """
     if isinstance(value, Mapping):
-        return {key: plain_numbers(item) for key, item in value.items()}
+        return {key: to_python_numbers(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(map(plain_numbers, value)) if type(value) in (list, tuple) else value
+        return type(value)(map(to_python_numbers, value)) if type(value) in (list, tuple) else value
     plain = type(value).__module__ == "numpy" and getattr(getattr(value, "dtype", None), "kind", "") in "biufcU"
     return value.tolist() if plain and hasattr(value, "tolist") else value
 
 
-def plain_arguments(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
+def convert_numpy_arguments(function: Callable[Arguments, ReturnValue]) -> Callable[Arguments, ReturnValue]:
     """Wrap a function so that numpy numbers in its arguments are converted to Python numbers.
 
     Parameters
@@ -255,9 +255,9 @@ def plain_arguments(function: Callable[Arguments, Answer]) -> Callable[Arguments
     """
 
     @wraps(function)
-    def called(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
-        plain = {name: plain_numbers(value) for name, value in kwargs.items()}
-        return function(*map(plain_numbers, args), **plain)
+    def called(*args: Arguments.args, **kwargs: Arguments.kwargs) -> ReturnValue:
+        plain = {name: to_python_numbers(value) for name, value in kwargs.items()}
+        return function(*map(to_python_numbers, args), **plain)
 
     return called
 
@@ -338,7 +338,7 @@ def _read_text(path: str | Path) -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise SpecError(f"{_shown(str(path))}: cannot be read ({reason})") from None
-    record_file(path, raw)
+    record_file_digest(path, raw)
     if len(raw) > MAX_FILE_BYTES:
         raise SpecError(f"{path}: is larger than {MAX_FILE_BYTES} bytes; a spec is a page or two of YAML")
     try:
@@ -354,8 +354,8 @@ def _yaml_problem(error: Any) -> str:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     place = f"line {mark.line + 1}: " if mark is not None else ""
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error).splitlines()[0]
-    if "nesting depth" in problem:  # newer releases of the parser stop before `MAX_DEPTH` is checked
-        return f"{place}nested deeper than {MAX_DEPTH} levels"
+    if "nesting depth" in problem:  # newer releases of the parser stop before `MAX_YAML_DEPTH` is checked
+        return f"{place}nested deeper than {MAX_YAML_DEPTH} levels"
     return f"{place}not valid YAML: {problem}"
 
 
@@ -368,6 +368,18 @@ class _Builder:
         self._parser: Any = None
 
     def build(self, text: str) -> Any:
+        """Parse a YAML text within the limits on size and depth.
+
+        Parameters
+        ----------
+        text : str
+            Text of the file.
+
+        Returns
+        -------
+        object
+            Value of the document: mappings, lists and scalars.
+        """
         self._parser = _PARSER(text)
         try:
             return self._document()
@@ -388,8 +400,8 @@ class _Builder:
     def _next(self) -> Any:
         event = self._parser.get_event()
         self._nodes += 1
-        if self._nodes > MAX_NODES:
-            raise self._error(event, f"more than {MAX_NODES} values; a spec is a page or two of YAML")
+        if self._nodes > MAX_YAML_NODES:
+            raise self._error(event, f"more than {MAX_YAML_NODES} values; a spec is a page or two of YAML")
         if getattr(event, "anchor", None) is not None:
             raise self._error(event, f"anchors and aliases ({event.anchor!r}) are not allowed; write the value out")
         if getattr(event, "tag", None) not in (None, "!"):
@@ -397,8 +409,8 @@ class _Builder:
         return event
 
     def _value(self, event: Any, depth: int) -> Any:
-        if depth > MAX_DEPTH:
-            raise self._error(event, f"nested deeper than {MAX_DEPTH} levels")
+        if depth > MAX_YAML_DEPTH:
+            raise self._error(event, f"nested deeper than {MAX_YAML_DEPTH} levels")
         if isinstance(event, yaml.ScalarEvent):
             return event.value if event.style else self._plain(event)
         return self._mapping(depth) if isinstance(event, yaml.MappingStartEvent) else self._sequence(depth)
@@ -443,14 +455,14 @@ def _line(event: Any) -> int:
     return int(event.start_mark.line) + 1
 
 
-def validate(model: type[Model], data: object, where: str | Path) -> Model:
+def build_validated(model: type[Model], data: object, where: str | Path) -> Model:
     """Build an instance of a schema from a mapping; report the first fault in one clear message.
 
     A misspelt key is reported before the keys that it leaves missing, with the nearest key that would do.
 
     Parameters
     ----------
-    model : type[Model]
+    model : type[ModelMapping]
         Pydantic model.
     data : object
         Mapping from a file or a caller.
@@ -459,7 +471,7 @@ def validate(model: type[Model], data: object, where: str | Path) -> Model:
 
     Returns
     -------
-    Model
+    ModelMapping
         An instance of `model`.
 
     Raises
@@ -502,7 +514,7 @@ def path_in_folder(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def with_path(data: Mapping[str, Any], file: str | Path, path: str) -> dict[str, Any]:
+def add_path_key(data: Mapping[str, Any], file: str | Path, path: str) -> dict[str, Any]:
     """Add key ``path`` to the mapping of a file, for later messages and commands.
 
     Parameters
@@ -623,7 +635,7 @@ def _keys_at(model: type[BaseModel], path: tuple[str | int, ...]) -> set[str]:
         fields = [owner.model_fields[str(part)] for owner in models if str(part) in owner.model_fields]
         models = [nested for field in fields for nested in _models_in(field.annotation)] or models
     names = {field.alias or name for owner in models for name, field in owner.model_fields.items()}
-    return names.union(*(owner.other_keys() for owner in models if issubclass(owner, Spec)))
+    return names.union(*(owner.extra_keys() for owner in models if issubclass(owner, Spec)))
 
 
 def _models_in(annotation: object) -> list[type[BaseModel]]:
@@ -646,7 +658,7 @@ def _shown(value: object) -> str:
 
 def _capped(message: str, tail: str = "") -> str:
     message = " ".join(message.split())
-    return (message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 3] + "...") + tail
+    return (message if len(message) <= MAX_MESSAGE_LENGTH else message[: MAX_MESSAGE_LENGTH - 3] + "...") + tail
 
 
 Number = int | float | bool
@@ -680,7 +692,7 @@ def _rounded(number: float, digits: int = 0) -> Number:
 _FUNCTIONS: dict[str, Callable[..., Number]] = {"min": min, "max": max, "ceil": math.ceil, "round": _rounded}
 
 
-def evaluate(text: str, names: Mapping[str, Any]) -> Any:
+def evaluate_expression(text: str, names: Mapping[str, Any]) -> Any:
     """Evaluate ``=expression``: + - * / // % comparisons, min, max, ceil and round over named numbers.
 
     A bare name may stand for a text too.
@@ -704,7 +716,7 @@ def evaluate(text: str, names: Mapping[str, Any]) -> Any:
 
     Examples
     --------
-    >>> evaluate("=4 * hidden // 2", {"hidden": 768})
+    >>> evaluate_expression("=4 * hidden // 2", {"hidden": 768})
     1536
     """
     source = text.removeprefix("=").strip()

@@ -12,10 +12,18 @@ from pydantic import BeforeValidator, Field
 from paleo import units
 from paleo.errors import SpecError
 from paleo.files import exists, is_folder
-from paleo.operations.tensor import Role
+from paleo.operations.tensor import TensorRole
 from paleo.registry import Registry
-from paleo.specs.catalog import SIXTEEN_BITS, entries, hub_id, is_path, named_format, read_entry, resolve_spelling
-from paleo.specs.loading import FileCache, PositiveCount, Spec, Text, validate, with_path
+from paleo.specs.catalog import (
+    SIXTEEN_BIT_FORMAT,
+    entry_files,
+    hub_id,
+    is_path,
+    parse_weight_format,
+    read_entry,
+    resolve_spelling,
+)
+from paleo.specs.loading import FileCache, PositiveCount, Spec, Text, add_path_key, build_validated
 
 
 def _published(value: object) -> tuple[float, float]:
@@ -28,34 +36,34 @@ def _published(value: object) -> tuple[float, float]:
     if not isinstance(value, str):
         raise SpecError(f"{value!r} is not a published figure; write it like 25557032, '25.6 M' or '8.2 GFLOP'")
     dimension = "flops" if value.rstrip().endswith("FLOP") else "count"
-    number = units.parse(value, dimension)
+    number = units.parse_quantity(value, dimension)
     digits = value.strip().split()[0].rstrip("kMGTPFLO")
     decimals = len(digits.partition(".")[2])
     unit = number / float(digits) if float(digits) else 1.0
     return number, 0.5 * unit / 10**decimals * (1 + 1e-12)
 
 
-Published = Annotated[tuple[float, float], BeforeValidator(_published)]
+PublishedCount = Annotated[tuple[float, float], BeforeValidator(_published)]
 
 
-class Expect(Spec):
+class PublishedCounts(Spec):
     """Published parameter and FLOP counts of the network, with which a test compares the computed ones."""
 
-    parameters: Published
-    flops: Published | None = None
+    parameters: PublishedCount
+    flops: PublishedCount | None = None
     #: How the published FLOP were counted, if not as here: 2 FLOP for a multiply-add, contractions only.
     flops_note: str | None = None
     source: Text
 
 
-class Input(Spec):
+class ModelInput(Spec):
     """One input of the network: its dims in order, with sizes as numbers or expressions; ``batch`` is the batch."""
 
     dims: dict[str, int | str] = Field(min_length=1)
-    role: Role = "activation"
+    role: TensorRole = "activation"
 
 
-class Block(Spec):
+class LayerBlock(Spec):
     """A named group of layers with arguments (``required``, or a default), used like a layer."""
 
     args: dict[str, Any] = Field(default_factory=dict)
@@ -90,26 +98,28 @@ class ModelSpec(Spec):
     #: Other names of the network, including releases that differ only in their weights.
     aliases: tuple[Text, ...] = ()
     #: Format of the published weights, such as ``fp8``, or ``fp8+mxfp4`` where experts have another.
-    released: Text = SIXTEEN_BITS
+    released: Text = SIXTEEN_BIT_FORMAT
     params: dict[str, int | float | str | bool] = Field(default_factory=dict)
-    inputs: dict[str, Input] = Field(min_length=1)
-    blocks: dict[str, Block] = Field(default_factory=dict)
+    inputs: dict[str, ModelInput] = Field(min_length=1)
+    blocks: dict[str, LayerBlock] = Field(default_factory=dict)
     layers: list[Any] = Field(min_length=1)
     tokens: int | str | None = None
     dataset: Dataset | None = None
-    expect: Expect | None = None
+    expect: PublishedCounts | None = None
     #: Path of the file, for messages.
     path: str = ""
     #: Warnings for every prediction with this network, such as that another network stands in for it.
     remarks: tuple[Text, ...] = Field(default=(), exclude=True)
     #: The name or hub id by which the user asked for the network; empty for a file.
-    asked: str = Field(default="", exclude=True)
+    requested_name: str = Field(default="", exclude=True)
 
     @property
-    def hub(self) -> str:
+    def weights_hub_id(self) -> str:
         """Id on the Hugging Face hub, or folder, of the weights that the user named, else id of the first release,
         else empty."""
-        return self.asked if named_format(self.asked) else hub_id(self.name, self.asked)
+        return (
+            self.requested_name if parse_weight_format(self.requested_name) else hub_id(self.name, self.requested_name)
+        )
 
     def with_named_weights(self, name: str, *remarks: str) -> ModelSpec:
         """Return the network with the weights that the user named (a hub id or folder), and with further warnings.
@@ -126,13 +136,15 @@ class ModelSpec(Spec):
         ModelSpec
             A copy.
         """
-        released = named_format(name) or self.released
-        return self.model_copy(update={"asked": name, "released": released, "remarks": (*self.remarks, *remarks)})
+        released = parse_weight_format(name) or self.released
+        return self.model_copy(
+            update={"requested_name": name, "released": released, "remarks": (*self.remarks, *remarks)}
+        )
 
     @property
-    def reference(self) -> str:
+    def catalog_name_or_path(self) -> str:
         """Name under which a command finds the model: its catalog name, or the path of its file."""
-        return self.name if not self.path or str(entries("models").get(self.name)) == self.path else self.path
+        return self.name if not self.path or str(entry_files("models").get(self.name)) == self.path else self.path
 
 
 #: Readers of networks that are neither in the catalog nor in a YAML file. A reader returns None for a text that it does
@@ -171,16 +183,16 @@ def load_model(model: str | Path, *, run_code: bool = True) -> ModelSpec:
 
 def _model(model: str | Path) -> ModelSpec:
     text = str(model)
-    if names_other_source(model):
+    if is_other_source(model):
         for source in MODEL_READERS:
             if (network := MODEL_READERS[source](text)) is not None:
                 return network
     path, data = read_entry("models", model)
-    network = model_from(data, path)
+    network = build_model_spec(data, path)
     return network if exists(text) else network.with_named_weights(text)
 
 
-def names_other_source(model: str | Path) -> bool:
+def is_other_source(model: str | Path) -> bool:
     """Return True if a text names a source other than the catalog or a YAML file (ONNX, hub id, Python module).
 
     Parameters
@@ -194,20 +206,20 @@ def names_other_source(model: str | Path) -> bool:
         True if an importer must read the network.
     """
     text = str(model)
-    if not isinstance(model, Path) and text.strip().lower() in entries("models"):
+    if not isinstance(model, Path) and text.strip().lower() in entry_files("models"):
         return False
     suffix = Path(text).suffix.lower()
     if suffix in (".yaml", ".yml"):
         return False
     if suffix in (".json", ".onnx") or ":" in text or is_path(model):
         return True
-    return resolve_spelling("models", text) is None and (is_folder(text) or named_format(text) is not None)
+    return resolve_spelling("models", text) is None and (is_folder(text) or parse_weight_format(text) is not None)
 
 
 _models = FileCache(_model)
 
 
-def model_from(data: Mapping[str, Any], path: str | Path) -> ModelSpec:
+def build_model_spec(data: Mapping[str, Any], path: str | Path) -> ModelSpec:
     """Make a model from the mapping of its file.
 
     Parameters
@@ -227,7 +239,7 @@ def model_from(data: Mapping[str, Any], path: str | Path) -> ModelSpec:
     SpecError
         If the mapping is not valid.
     """
-    return validate(ModelSpec, {"name": Path(path).stem, **with_path(data, path, str(path))}, path)
+    return build_validated(ModelSpec, {"name": Path(path).stem, **add_path_key(data, path, str(path))}, path)
 
 
 def agrees_with_published(figure: tuple[float, float], counted: float) -> bool:

@@ -14,9 +14,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Literal, get_args
 
 from paleo.errors import SpecError, suggest_names
-from paleo.specs.catalog import entries, names, read_entry
+from paleo.specs.catalog import entry_files, entry_names, read_entry
 from paleo.specs.device import Price
-from paleo.specs.loading import PositiveCount, Spec, Text, validate
+from paleo.specs.loading import PositiveCount, Spec, Text, build_validated
 from paleo.specs.system import Reliability, System, load_system
 from paleo.units import DAY, HOUR, KILO, Dollars, PricePerSecond
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 #: Terms for which a machine can be rented.
-Term = Literal["on-demand", "1-year", "3-year", "spot"]
-TERMS = get_args(Term)
+RentalTerm = Literal["on-demand", "1-year", "3-year", "spot"]
+RENTAL_TERMS = get_args(RentalTerm)
 
 
 class PriceOffer(Spec):
@@ -58,7 +58,7 @@ class PriceList(Spec):
 
 
 @cache
-def price_list(name: str) -> PriceList:
+def load_price_list(name: str) -> PriceList:
     """Load a price list of the catalog.
 
     Parameters
@@ -72,31 +72,31 @@ def price_list(name: str) -> PriceList:
         Its offers.
     """
     path, data = read_entry("prices", name)
-    return validate(PriceList, {"name": path.stem, **data}, path)
+    return build_validated(PriceList, {"name": path.stem, **data}, path)
 
 
 @dataclass(frozen=True, slots=True)
-class Quote:
+class DevicePriceQuote:
     """Price of one device, with the offers that it is based on.
 
-    ``value`` is in USD/s for a rent, in USD for a purchase. ``exact`` is True if the offers are for the same system,
-    False if they are only for the same device.
+    ``device_price`` is in USD/s for a rent, in USD for a purchase. ``is_same_system`` is True if the offers are for the
+    same system, False if they are only for the same device.
     """
 
-    value: float
+    device_price: float
     offers: tuple[tuple[str, PriceOffer], ...]
-    exact: bool
+    is_same_system: bool
 
     @property
     def price(self) -> Price:
         """The quote as a `Price` of one device, with source and date."""
         provider, first = self.offers[0]
         source = f"{provider}, {first.instance}: {first.source}"
-        if not self.exact:
+        if not self.is_same_system:
             source = f"{self._market}: {source}"
         if first.term not in ("on-demand", "purchase"):
             source = f"{first.term}, {source}"
-        return Price.model_construct(rate=self.value, date=first.date, source=source)
+        return Price.model_construct(rate=self.device_price, date=first.date, source=source)
 
     @property
     def _market(self) -> str:
@@ -111,7 +111,7 @@ class Quote:
         return f"median of {count} providers of {device}, {low} to {high} {unit}, the nearest"
 
 
-def offers(system: System, term: str) -> tuple[list[tuple[str, PriceOffer]], bool]:
+def find_offers(system: System, term: str) -> tuple[list[tuple[str, PriceOffer]], bool]:
     """Find the offers of all price lists for a system under a rental term.
 
     Parameters
@@ -127,7 +127,9 @@ def offers(system: System, term: str) -> tuple[list[tuple[str, PriceOffer]], boo
         (pairs of provider and offer, True if they are for this very system). Otherwise they are for machines with its
         device, whole nodes preferred.
     """
-    term_offers = [(name, offer) for name in names("prices") for offer in price_list(name).offers if offer.term == term]
+    term_offers = [
+        (name, offer) for name in entry_names("prices") for offer in load_price_list(name).offers if offer.term == term
+    ]
     exact = [(name, offer) for name, offer in term_offers if offer.system == system.name]
     if exact:
         return exact, True
@@ -136,7 +138,7 @@ def offers(system: System, term: str) -> tuple[list[tuple[str, PriceOffer]], boo
     return whole or device_offers, False
 
 
-def term_named(text: str) -> Term:
+def parse_rental_term(text: str) -> RentalTerm:
     """Check that a text names a rental term, and return it.
 
     Parameters
@@ -146,7 +148,7 @@ def term_named(text: str) -> Term:
 
     Returns
     -------
-    Term
+    RentalTerm
         The term.
 
     Raises
@@ -154,13 +156,13 @@ def term_named(text: str) -> Term:
     SpecError
         If there is no such term; the message names the nearest.
     """
-    for term in TERMS:
+    for term in RENTAL_TERMS:
         if term == text:
             return term  # type: ignore[no-any-return]
-    raise SpecError(f"term {text!r}: expected {', '.join(TERMS)}; {suggest_names(text, TERMS)}")
+    raise SpecError(f"term {text!r}: expected {', '.join(RENTAL_TERMS)}; {suggest_names(text, RENTAL_TERMS)}")
 
 
-def rent_quote(system: System, term: Term) -> Quote | None:
+def rent_quote(system: System, term: RentalTerm) -> DevicePriceQuote | None:
     """Return the rent of one device of a system, from the price lists.
 
     The rent is the lowest of the system's own offers, else the median over providers of their lowest offer for the
@@ -170,15 +172,15 @@ def rent_quote(system: System, term: Term) -> Quote | None:
     ----------
     system : System
         System to rent.
-    term : Term
+    term : RentalTerm
         Term of the rent.
 
     Returns
     -------
-    Quote, optional
+    DevicePriceQuote, optional
         Rent in USD/s and where it comes from; None if no list has an offer.
     """
-    market, exact = offers(system, term)
+    market, exact = find_offers(system, term)
     rates = [(offer.rate / offer.devices, name, offer) for name, offer in market if offer.rate is not None]
     return _quote(rates if exact else _lowest_of_each_provider(rates), exact)
 
@@ -192,7 +194,7 @@ def _lowest_of_each_provider(rates: Iterable[tuple[float, str, PriceOffer]]) -> 
     return list(lowest.values())
 
 
-def machine_rent(system: System, gpus: int, term: Term = "on-demand") -> tuple[float, Price, bool] | None:
+def machine_rent(system: System, gpus: int, term: RentalTerm = "on-demand") -> tuple[float, Price, bool] | None:
     """Return the rent of all machines that a number of devices occupies.
 
     For on-demand rents a price in the file of the system or the device comes first, then the price lists.
@@ -203,7 +205,7 @@ def machine_rent(system: System, gpus: int, term: Term = "on-demand") -> tuple[f
         System to rent.
     gpus : int
         Number of devices. Prices of a node count whole nodes; prices of a device count devices.
-    term : Term, optional
+    term : RentalTerm, optional
         Rental term.
 
     Returns
@@ -218,16 +220,18 @@ def machine_rent(system: System, gpus: int, term: Term = "on-demand") -> tuple[f
     if term == "on-demand" and system.device.price is not None:
         return system.device.price.rate * devices, system.device.price, True
     quote = rent_quote(system, term)
-    return None if quote is None else (quote.value * devices, quote.price, quote.exact)
+    return None if quote is None else (quote.device_price * devices, quote.price, quote.is_same_system)
 
 
 @dataclass(frozen=True, slots=True)
 class BilledDevices:
-    """Devices that are paid for: ``devices`` in all, ordered as ``units`` machines of a kind (``unit``, a noun)."""
+    """Devices that are paid for: ``devices`` in all, ordered as ``machine_count`` machines of a kind (``machine_noun``,
+    a noun).
+    """
 
     devices: int
-    units: int
-    unit: str
+    machine_count: int
+    machine_noun: str
 
 
 #: Largest TPU slice whose number of chips must be a power of two. Larger slices of a three-dimensional torus are
@@ -284,7 +288,7 @@ def devices_per_machine(system: System) -> int:
     return system.devices_per_host or system.devices_per_node
 
 
-def purchase_quote(system: System) -> Quote | None:
+def purchase_quote(system: System) -> DevicePriceQuote | None:
     """Return the purchase price of one device of a system.
 
     Parameters
@@ -294,29 +298,29 @@ def purchase_quote(system: System) -> Quote | None:
 
     Returns
     -------
-    Quote, optional
+    DevicePriceQuote, optional
         Price in USD: the device's share of a whole machine if such were sold, else the bare device. None if no list has
         one.
     """
-    sold, exact = offers(system, "purchase")
+    sold, exact = find_offers(system, "purchase")
     return _quote(
         [(offer.price / offer.devices, name, offer) for name, offer in sold if offer.price is not None], exact
     )
 
 
-def _quote(values: list[tuple[float, str, PriceOffer]], exact: bool) -> Quote | None:
+def _quote(values: list[tuple[float, str, PriceOffer]], exact: bool) -> DevicePriceQuote | None:
     if not values:
         return None
     prices = [value for value, _, _ in values]
     value = min(prices) if exact else median(prices)
     nearest = sorted(values, key=lambda row: abs(row[0] - value))
-    return Quote(value, tuple((name, offer) for _, name, offer in nearest), exact)
+    return DevicePriceQuote(value, tuple((name, offer) for _, name, offer in nearest), exact)
 
 
 # Failure rates of nodes come from the system's file, else from similar systems
 
 #: Between RSC-2 (2.3) and OPT-175B (16.1 failures per thousand node-days); near Llama 3 (3.8) and BLOOM (3.0).
-USUAL_RELIABILITY = Reliability.model_construct(
+DEFAULT_RELIABILITY = Reliability.model_construct(
     failures=4.0 / (KILO * DAY),
     low=2.0 / (KILO * DAY),
     high=16.0 / (KILO * DAY),
@@ -324,11 +328,11 @@ USUAL_RELIABILITY = Reliability.model_construct(
 )
 
 
-def reliability_of(system: System) -> Reliability:
+def system_reliability(system: System) -> Reliability:
     """Return the failure rate of a system's nodes, from its own file or from the most similar known systems.
 
     The order is: the system's own file, catalog systems with its device, systems with a device of its architecture, and
-    the `USUAL_RELIABILITY` rate. What is inherited is the geometric mean, in a range that holds all of them and the
+    the `DEFAULT_RELIABILITY` rate. What is inherited is the geometric mean, in a range that holds all of them and the
     usual rate, because clusters of one kind of machine differ as much as clusters of different kinds.
 
     Parameters
@@ -353,21 +357,21 @@ def reliability_of(system: System) -> Reliability:
             mean = math.exp(sum(math.log(entry.failures) for entry in stated) / len(stated))
             return Reliability.model_construct(
                 failures=mean,
-                low=min(USUAL_RELIABILITY.low, *(entry.low for entry in stated)),
-                high=max(USUAL_RELIABILITY.high, *(entry.high for entry in stated)),
+                low=min(DEFAULT_RELIABILITY.low, *(entry.low for entry in stated)),
+                high=max(DEFAULT_RELIABILITY.high, *(entry.high for entry in stated)),
                 source=f"of other systems with {words}: {', '.join(system.name for system in relatives)}",
             )
-    return USUAL_RELIABILITY
+    return DEFAULT_RELIABILITY
 
 
 @cache
 def _systems_with_failures() -> list[System]:
     """Return the catalog systems whose files state failure rates; the others are not parsed."""
-    stating = [name for name, path in entries("systems").items() if "\nreliability:" in path.read_text("utf-8")]
+    stating = [name for name, path in entry_files("systems").items() if "\nreliability:" in path.read_text("utf-8")]
     return [load_system(name) for name in stating]
 
 
-def nodes_of(system: System, gpus: int) -> int:
+def occupied_machines(system: System, gpus: int) -> int:
     """Count the machines that a job occupies.
 
     Parameters
@@ -384,7 +388,7 @@ def nodes_of(system: System, gpus: int) -> int:
 
     Examples
     --------
-    >>> nodes_of(load_system("dgx-h100"), 20), nodes_of(load_system("gb200-nvl72"), 72)
+    >>> occupied_machines(load_system("dgx-h100"), 20), occupied_machines(load_system("gb200-nvl72"), 72)
     (3, 18)
     """
     return math.ceil(gpus / (system.devices_per_host or system.devices_per_node))

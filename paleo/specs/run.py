@@ -12,22 +12,22 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from paleo.errors import SpecError
 from paleo.operations.tensor import CrossEntropyImplementation, Scaling
-from paleo.specs.loading import Flag, PositiveCount, Spec, Text, read_yaml, validate
-from paleo.specs.software import Dispatch, Recompute
+from paleo.specs.loading import PositiveCount, Spec, StrictBool, Text, build_validated, read_yaml
+from paleo.specs.software import RecomputePolicy, TokenDispatcher
 from paleo.units import Bytes, BytesPerSecond, Seconds
 
 #: When gradients are exchanged: in buckets during the backward pass, all after it, or through parameter servers.
-Exchange = Literal["overlapped", "after", "parameter-server"]
+GradientExchangeTime = Literal["overlapped", "after", "parameter-server"]
 
 #: How the network is cut into pipeline pieces; numbers are the layers of each piece, in the order of the network.
-Cut = Literal["uniform", "time"] | tuple[Annotated[int, Field(strict=True, ge=0)], ...]
+PipelineCut = Literal["uniform", "time"] | tuple[Annotated[int, Field(strict=True, ge=0)], ...]
 
 
 #: Noise of ranks in traced jobs: independent from step to step, and persistent. Both are medians of eight stages of two
 #: jobs of ByteDance; the persistent one leaves out the stage with a worker that was slowed on purpose. Lin et al.,
 #: Understanding stragglers in large model training using what-if analysis, OSDI 2025, data of
 #: ByteDance-Seed/StragglerAnalysis@8efcd7f37f.
-TRACED = (0.015, 0.003)
+TRACED_NOISE = (0.015, 0.003)
 
 
 def _rank_as_text(value: object) -> object:
@@ -82,11 +82,11 @@ class RecomputeOptions(Spec):
         layers that differ from the policy: `{"block.[0-3]": full}`
     """
 
-    policy: Recompute = "none"
+    policy: RecomputePolicy = "none"
     layers: Annotated[int, Field(strict=True, ge=0)] | None = None
     every: PositiveCount | None = None
     modules: tuple[Text, ...] = ()
-    by_layer: dict[Text, Recompute] = Field(default_factory=dict)
+    by_layer: dict[Text, RecomputePolicy] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _modules_are_of_selective_recomputation(self) -> RecomputeOptions:
@@ -117,10 +117,10 @@ class ExpertOptions(Spec):
     """
 
     imbalance: Annotated[float, Field(ge=1)] = 1.0
-    dispatch: Dispatch | None = None
-    overlap: Flag | None = None
-    shared_overlap: Flag | None = None
-    drop_tokens: Flag = False
+    dispatch: TokenDispatcher | None = None
+    overlap: StrictBool | None = None
+    shared_overlap: StrictBool | None = None
+    drop_tokens: StrictBool = False
 
 
 class PipelineOptions(Spec):
@@ -137,7 +137,7 @@ class PipelineOptions(Spec):
     """
 
     schedule: Text = "1f1b"
-    cut: Cut | None = None
+    cut: PipelineCut | None = None
 
 
 class KernelOptions(Spec):
@@ -186,7 +186,7 @@ class ExchangeOptions(Spec):
         parameter servers
     """
 
-    when: Exchange | None = None
+    when: GradientExchangeTime | None = None
     bucket: Bytes | None = None
     algorithm: Text | None = None
     compress: Text | None = None
@@ -246,7 +246,7 @@ class VariationOptions(Spec):
         if not isinstance(text, str):
             return data
         try:
-            shares = TRACED if text.strip() == "traces" else tuple(float(part) for part in text.split(","))
+            shares = TRACED_NOISE if text.strip() == "traces" else tuple(float(part) for part in text.split(","))
         except ValueError:
             shares = ()
         if len(shares) not in (1, 2):
@@ -289,12 +289,12 @@ class FineTuningOptions(Spec):
     """
 
     lora: Annotated[Text, BeforeValidator(_rank_as_text)] | None = None
-    qlora: Flag = False
+    qlora: StrictBool = False
     freeze: Annotated[tuple[Text, ...], BeforeValidator(_listed)] = ()
 
 
 #: The field of a group that a plain value states: ``recompute: full`` is ``recompute: {policy: full}``.
-MAIN_FIELDS = {"recompute": "policy", "exchange": "when", "offload": "states"}
+MAIN_FIELD_OF_GROUP = {"recompute": "policy", "exchange": "when", "offload": "states"}
 
 #: Names of command-line options that mean a field of a group. Files and keywords may use them too.
 SHORT_NAMES = {
@@ -404,20 +404,20 @@ class Run(Spec):
     clip: Literal["none", "norm", "scaled"] | None = None
     input: InputOptions | Literal["none"] | None = None
     fine_tuning: FineTuningOptions = Field(default_factory=FineTuningOptions)
-    forward_only: Flag = False
+    forward_only: StrictBool = False
     model: dict[str, int | float | str] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
     def _nested(cls, data: Any) -> Any:
-        return _grouped(by_path(data)) if isinstance(data, Mapping) else data
+        return _grouped(flatten_to_paths(data)) if isinstance(data, Mapping) else data
 
     def __hash__(self) -> int:
         """Hash all fields, including those of groups, because many runs differ in only one of them."""
         return hash((super().__hash__(), *(value for value in self.__dict__.values() if isinstance(value, Spec))))
 
     @classmethod
-    def other_keys(cls) -> tuple[str, ...]:
+    def extra_keys(cls) -> tuple[str, ...]:
         """Return the keys allowed besides field names: short names and dotted paths of nested fields.
 
         Returns
@@ -428,7 +428,7 @@ class Run(Spec):
         return (*SHORT_NAMES, *field_paths())
 
     @staticmethod
-    def photographs(*, sample: float | None, decode: float, cores: float) -> InputOptions:
+    def photo_input_options(*, sample: float | None, decode: float, cores: float) -> InputOptions:
         """Return the input pipeline of software that loads photographs, for runs without an `input`.
 
         Parameters
@@ -465,7 +465,7 @@ def field_paths() -> tuple[str, ...]:
     )
 
 
-def path_of(name: str) -> str:
+def field_path(name: str) -> str:
     """Return the dotted path of a field of `Run` from any of its names.
 
     Parameters
@@ -481,16 +481,16 @@ def path_of(name: str) -> str:
 
     Examples
     --------
-    >>> path_of("recompute"), path_of("recompute_layers"), path_of("gpus")
+    >>> field_path("recompute"), field_path("recompute_layers"), field_path("gpus")
     ('recompute.policy', 'recompute.layers', 'gpus')
     """
     if name in OLD_NAMES:
         warnings.warn(f"{name} is now {OLD_NAMES[name]}; the old key goes with the next release", FutureWarning, 2)
         return OLD_NAMES[name]
-    return SHORT_NAMES.get(name) or (f"{name}.{MAIN_FIELDS[name]}" if name in MAIN_FIELDS else name)
+    return SHORT_NAMES.get(name) or (f"{name}.{MAIN_FIELD_OF_GROUP[name]}" if name in MAIN_FIELD_OF_GROUP else name)
 
 
-def name_of(path: str) -> str:
+def shortest_field_name(path: str) -> str:
     """Return the shortest name of a field of `Run`, from its dotted path.
 
     Parameters
@@ -505,16 +505,16 @@ def name_of(path: str) -> str:
 
     Examples
     --------
-    >>> name_of("recompute.policy"), name_of("recompute.layers"), name_of("pipeline.cut")
-    ('recompute', 'recompute_layers', 'pipeline.cut')
+    >>> [shortest_field_name(path) for path in ("recompute.policy", "recompute.layers", "pipeline.cut")]
+    ['recompute', 'recompute_layers', 'pipeline.cut']
     """
     group, _, field = path.partition(".")
-    if MAIN_FIELDS.get(group) == field:
+    if MAIN_FIELD_OF_GROUP.get(group) == field:
         return group
     return next((name for name, long in SHORT_NAMES.items() if long == path and group != "model"), path)
 
 
-def by_path(data: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_to_paths(data: Mapping[str, Any]) -> dict[str, Any]:
     """Flatten a mapping of run options to values by dotted path.
 
     Parameters
@@ -534,14 +534,14 @@ def by_path(data: Mapping[str, Any]) -> dict[str, Any]:
 
     Examples
     --------
-    >>> by_path({"gpus": 8, "recompute": "full", "recompute_layers": 4})
+    >>> flatten_to_paths({"gpus": 8, "recompute": "full", "recompute_layers": 4})
     {'gpus': 8, 'recompute.policy': 'full', 'recompute.layers': 4}
     """
     flat: dict[str, Any] = {}
     keys: dict[str, str] = {}
     for key, value in data.items():
         for path, each in _paths_of_key(key, value).items():
-            name = key if path_of(key) == path else path
+            name = key if field_path(key) == path else path
             if path in flat:
                 raise SpecError(f"{name} and {keys[path]} state the same field; keep one")
             flat[path], keys[path] = each, name
@@ -554,7 +554,7 @@ def _paths_of_key(key: str, value: Any) -> dict[str, Any]:
         value = {name: getattr(value, name) for name in value.model_fields_set}
     if isinstance(value, Mapping) and (key in _OPEN_GROUPS or _group(key) is not None):
         return {f"{key}.{name}": each for name, each in value.items()} or {key: {}}
-    return {path_of(key): value}
+    return {field_path(key): value}
 
 
 def _grouped(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -592,10 +592,10 @@ def explicit_fields(run: Run) -> dict[str, Any]:
     dict of str to Any
         Value by path; `Run` takes it again.
     """
-    return by_path({name: getattr(run, name) for name in run.model_fields_set})
+    return flatten_to_paths({name: getattr(run, name) for name in run.model_fields_set})
 
 
-def updated(run: Run, values: Mapping[str, Any]) -> Run:
+def replace_fields(run: Run, values: Mapping[str, Any]) -> Run:
     """Return a copy of a run with other values in some fields, without validation.
 
     Parameters
@@ -603,7 +603,7 @@ def updated(run: Run, values: Mapping[str, Any]) -> Run:
     run : Run
         The run.
     values : mapping of str to Any
-        Values by path or by a name that stands for one (see `path_of`); entries of ``model`` join those of the run.
+        Values by path or by a name that stands for one (see `field_path`); entries of ``model`` join those of the run.
 
     Returns
     -------
@@ -617,10 +617,10 @@ def updated(run: Run, values: Mapping[str, Any]) -> Run:
 
     Examples
     --------
-    >>> updated(Run(recompute="full"), {"gpus": 8, "recompute.layers": 4}).recompute.layers
+    >>> replace_fields(Run(recompute="full"), {"gpus": 8, "recompute.layers": 4}).recompute.layers
     4
     """
-    changed = _grouped({path_of(name): value for name, value in values.items()})
+    changed = _grouped({field_path(name): value for name, value in values.items()})
     for group, fields in changed.items():
         old = getattr(run, group)
         if group == "model":
@@ -648,4 +648,4 @@ def load_run(path: str | Path) -> Run:
     SpecError
         If the file is not valid.
     """
-    return validate(Run, read_yaml(path), path)
+    return build_validated(Run, read_yaml(path), path)

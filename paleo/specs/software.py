@@ -14,40 +14,40 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from paleo.errors import SpecError, suggest_names
 from paleo.operations.tensor import CrossEntropyImplementation, RotaryImplementation, Scaling
-from paleo.specs.calibration import Residual
-from paleo.specs.catalog import is_path, names, read_entry
-from paleo.specs.loading import FileCache, Flag, PositiveCount, Spec, Text, validate
+from paleo.specs.calibration import HeldOutErrors
+from paleo.specs.catalog import entry_names, is_path, read_entry
+from paleo.specs.loading import FileCache, PositiveCount, Spec, StrictBool, Text, build_validated
 from paleo.units import MEBIBYTE, Bytes, BytesPerSecond, Seconds
 
 #: Device memory of an empty PyTorch process in nvidia-smi, with lazily loaded kernels (CUDA 11.7 and later): half a
 #: GiB.
-CONTEXT = 512.0 * MEBIBYTE
+CUDA_CONTEXT_BYTES = 512.0 * MEBIBYTE
 #: Buffers of one NCCL ring, by documented sizes: 24 channels of 4 MiB (NCCL_BUFFSIZE), 4.7 MiB for the LL128 and 0.5
 #: MiB for the LL protocol. Trees and more channels would add to that.
-COMMUNICATOR = 221.0 * MEBIBYTE
+COMMUNICATOR_BYTES = 221.0 * MEBIBYTE
 #: Memory that PyTorch's caching allocator reserves but does not allocate, as a fraction of allocated memory: 5.8 % on
 #: average with a standard deviation of 2.2 % (2.8 to 7.9 %), in six layouts of Megatron-Core on B200 for which
 #: SimuMax's table prints both peaks.
-FRAGMENTATION = 0.058
+FRAGMENTATION_FRACTION = 0.058
 #: Time of a parameter server for each tensor that is pushed and pulled [s]. It is TensorFlow's, fitted to four
 #: saturated rates of P100 workers (Li, Walls, Guo, CM-DARE, ICDCS 2020), with an error of 6.5 % on 93 rates that were
 #: not fitted.
-SERVER_CALL = 0.102e-3
+PARAMETER_SERVER_CALL_TIME = 0.102e-3
 #: The profile of programs that are compiled for TPUs.
 TPU_PROFILE = "xla-tpu"
 #: Algorithms of convolution that a profile may name.
-Algorithm = Literal["implicit", "explicit", "winograd", "nonfused", "fft", "direct"]
+ConvolutionAlgorithm = Literal["implicit", "explicit", "winograd", "nonfused", "fft", "direct"]
 #: A day, month or year.
 Date = Annotated[str, BeforeValidator(str), Field(pattern=r"^[0-9]{4}(-[0-9]{2}){0,2}$")]
-Recompute = Literal["none", "selective", "full"]
+RecomputePolicy = Literal["none", "selective", "full"]
 #: How tokens are dispatched to experts.
-Dispatch = Literal["nccl", "deepep", "hybridep"]
+TokenDispatcher = Literal["nccl", "deepep", "hybridep"]
 #: A release's number or name, as its framework prints it.
-Release = Annotated[str, BeforeValidator(str), Field(pattern=r"^[0-9A-Za-z._-]{1,40}$")]
-Factor = Annotated[float, Field(ge=0)]
+ReleaseName = Annotated[str, BeforeValidator(str), Field(pattern=r"^[0-9A-Za-z._-]{1,40}$")]
+NonNegativeFactor = Annotated[float, Field(ge=0)]
 Slowdown = Annotated[float, Field(ge=1)]
 #: Operations that a host issues, forward and backward.
-LaunchCounts = tuple[Factor, Factor]
+LaunchCounts = tuple[NonNegativeFactor, NonNegativeFactor]
 
 
 class SoftwareFit(Spec):
@@ -63,7 +63,7 @@ class SoftwareFit(Spec):
     rows_fitted: PositiveCount
     rows_held_out: Annotated[int, Field(ge=0)]
     uncertainty: dict[str, Annotated[float, Field(ge=0)]]
-    residual: Residual
+    residual: HeldOutErrors
 
 
 class HostTime(Spec):
@@ -130,9 +130,9 @@ class HostTime(Spec):
     selection: Seconds = 0.0
     piece: Seconds = 0.0
     feeds: BytesPerSecond | None = None
-    whole_iteration: Flag = False
+    whole_iteration: StrictBool = False
     fitted_on: tuple[Text, ...] = ()
-    blocking: Flag = False
+    blocking: StrictBool = False
     jitter: Annotated[float, Field(ge=0, le=1)] = 0.0
 
 
@@ -166,7 +166,7 @@ class AttentionSoftware(Spec):
     slowdown: Slowdown | dict[str, Slowdown] = 1.0
 
 
-class Fusion(Spec):
+class KernelFusion(Spec):
     """Operations that the software runs as one kernel.
 
     Parameters
@@ -223,9 +223,9 @@ class Fusion(Spec):
         always
     """
 
-    passes: Flag = False
-    compiles: Flag = False
-    convolutions: Flag = False
+    passes: StrictBool = False
+    compiles: StrictBool = False
+    convolutions: StrictBool = False
     norms: Literal["never", "inference", "forward", "both"] = "never"
     statistics: Literal["normalisation", "convolution"] = "normalisation"
     padded_products: Literal["all", "inputs", "none"] = "all"
@@ -333,25 +333,25 @@ class Gradients(Spec):
         2020)
     """
 
-    accesses: Factor = 0.0
-    flat: Flag = False
-    accumulated: Flag = False
-    added: Flag = False
-    accumulator: Factor = 0.0
-    accumulator_cast: Flag = False
+    accesses: NonNegativeFactor = 0.0
+    flat: StrictBool = False
+    accumulated: StrictBool = False
+    added: StrictBool = False
+    accumulator: NonNegativeFactor = 0.0
+    accumulator_cast: StrictBool = False
     tied: Literal["sum", "slices"] = "sum"
     clip: Literal["none", "norm", "scaled"] = "none"
     bucket: Bytes = 25 * MEBIBYTE
-    bucket_elements: Factor = 0.0
-    bucket_per_rank: Factor = 0.0
-    bucket_buffers: Factor = 2.0
+    bucket_elements: NonNegativeFactor = 0.0
+    bucket_per_rank: NonNegativeFactor = 0.0
+    bucket_buffers: NonNegativeFactor = 2.0
     unreduced: Literal["narrow", "fp32"] = "narrow"
-    flat_copies: tuple[Factor, Factor] = (0.0, 0.0)
-    whole_sums: Flag = False
+    flat_copies: tuple[NonNegativeFactor, NonNegativeFactor] = (0.0, 0.0)
+    whole_sums: StrictBool = False
     stepwise_updates: tuple[Text, ...] = ()
     listwise_updates: tuple[Text, ...] = ()
     compression_call: Seconds = 0.0
-    server_call: Seconds = SERVER_CALL
+    server_call: Seconds = PARAMETER_SERVER_CALL_TIME
 
 
 class Overlap(Spec):
@@ -385,15 +385,15 @@ class Overlap(Spec):
         bandwidth, copies into and out of flat buffers
     """
 
-    gradients: Flag = True
-    gather: Flag = False
-    tensor: Flag = False
-    tensor_over_nodes: Flag = True
-    tensor_with_latents: Flag = True
-    experts: Flag | None = None
-    shared_experts: Flag = False
-    sharded: Flag = True
-    contention: Factor = 0.0
+    gradients: StrictBool = True
+    gather: StrictBool = False
+    tensor: StrictBool = False
+    tensor_over_nodes: StrictBool = True
+    tensor_with_latents: StrictBool = True
+    experts: StrictBool | None = None
+    shared_experts: StrictBool = False
+    sharded: StrictBool = True
+    contention: NonNegativeFactor = 0.0
 
 
 class Recomputation(Spec):
@@ -412,9 +412,9 @@ class Recomputation(Spec):
         matrix product
     """
 
-    policy: Recompute = "none"
-    some_layers: Flag = False
-    stops_early: Flag = False
+    policy: RecomputePolicy = "none"
+    some_layers: StrictBool = False
+    stops_early: StrictBool = False
     selective: Literal["attention", "products"] = "attention"
 
 
@@ -480,21 +480,21 @@ class Parallelism(Spec):
 
     zero: Annotated[int, Field(strict=True, ge=0, le=3)] = 0
     zero_stages: tuple[Annotated[int, Field(strict=True, ge=0, le=3)], ...] | None = None
-    sequence_parallel: Flag = False
-    interleaves: Flag = False
+    sequence_parallel: StrictBool = False
+    interleaves: StrictBool = False
     schedules: tuple[Text, ...] | None = None
     stages: Literal["even", "work"] = "even"
     microbatches: Literal["samples", "stages"] = "samples"
-    blocking_sends: Flag = False
+    blocking_sends: StrictBool = False
     pipeline_gathers: Literal["pass", "step"] = "pass"
     pipeline_outputs: Literal["kept", "freed"] = "kept"
     gather_buffers: Literal["sections", "root"] = "sections"
     gradient_scatters: Literal["pass", "pass_without_pipeline", "step"] = "pass"
     latents: Literal["own", "all"] = "all"
     few_key_heads: Literal["copied", "gathered"] = "copied"
-    whole_tensors: Flag = False
-    regather: Flag = True
-    expert_dispatch: Dispatch = "nccl"
+    whole_tensors: StrictBool = False
+    regather: StrictBool = True
+    expert_dispatch: TokenDispatcher = "nccl"
     expert_tensor: Literal["tp", "none"] = "tp"
     expert_tokens: Literal["own", "all"] = "all"
 
@@ -513,12 +513,12 @@ class ProcessMemory(Spec):
         (torch.cuda.max_memory_reserved over max_memory_allocated, less 1)
     """
 
-    context: Bytes = CONTEXT
-    communicator: Bytes = COMMUNICATOR
-    fragmentation: Factor = FRAGMENTATION
+    context: Bytes = CUDA_CONTEXT_BYTES
+    communicator: Bytes = COMMUNICATOR_BYTES
+    fragmentation: NonNegativeFactor = FRAGMENTATION_FRACTION
 
 
-class Loader(Spec):
+class SampleLoader(Spec):
     """Preparation of samples by the software.
 
     Parameters
@@ -549,10 +549,10 @@ class Convolutions(Spec):
     """
 
     cudnn: Annotated[float, Field(gt=0)] = 9.0
-    searches: Flag = False
+    searches: StrictBool = False
     workspace: Bytes | None = None
-    algorithms: tuple[Algorithm, ...] | None = None
-    image_by_image: Flag = False
+    algorithms: tuple[ConvolutionAlgorithm, ...] | None = None
+    image_by_image: StrictBool = False
 
 
 class EarlierReleases(Spec):
@@ -563,7 +563,7 @@ class EarlierReleases(Spec):
     source: Text
 
 
-class Software(Spec):
+class SoftwareProfile(Spec):
     """Behaviour of a framework, in groups of fields; each field states its meaning.
 
     ``from`` and ``until`` are the dates of the first and last release that the profile describes. ``releases`` dates
@@ -585,12 +585,12 @@ class Software(Spec):
     title: Text
     since: Date | None = Field(None, alias="from")
     until: Date | None = None
-    releases: dict[Release, Date] = Field(default_factory=dict)
+    releases: dict[ReleaseName, Date] = Field(default_factory=dict)
     earlier: tuple[EarlierReleases, ...] = ()
     framework: Text | None = None
     host: HostTime
     attention: AttentionSoftware = AttentionSoftware()
-    fusion: Fusion = Fusion()
+    fusion: KernelFusion = KernelFusion()
     formats: NumberFormats = NumberFormats()
     gradients: Gradients = Gradients()
     overlap: Overlap = Overlap()
@@ -598,12 +598,12 @@ class Software(Spec):
     parallelism: Parallelism = Parallelism()
     memory: ProcessMemory = ProcessMemory()
     convolutions: Convolutions = Convolutions()
-    loader: Loader = Loader()
+    loader: SampleLoader = SampleLoader()
     source: Text
     notes: str | None = None
     fit: SoftwareFit | None = None
 
-    def with_fields(self, values: Mapping[str, Any]) -> Software:
+    def with_fields(self, values: Mapping[str, Any]) -> SoftwareProfile:
         """Return the profile with other values of some fields.
 
         Parameters
@@ -613,7 +613,7 @@ class Software(Spec):
 
         Returns
         -------
-        Software
+        SoftwareProfile
             A new profile.
 
         Examples
@@ -630,7 +630,7 @@ class Software(Spec):
             groups[group] = groups.get(group, getattr(self, group)).model_copy(update={field: value})
         return self.model_copy(update=groups)
 
-    def covers(self, date: str) -> bool:
+    def covers_date(self, date: str) -> bool:
         """Return True if the profile describes releases of a day, month or year.
 
         Parameters
@@ -645,7 +645,7 @@ class Software(Spec):
 
         Examples
         --------
-        >>> load_software("tensorflow2").covers("2018-06"), load_software("tensorflow2").covers("2021")
+        >>> load_software("tensorflow2").covers_date("2018-06"), load_software("tensorflow2").covers_date("2021")
         (False, True)
         """
         begins = self.since is None or self.since[: len(date)] <= date[: len(self.since)]
@@ -667,7 +667,7 @@ class Software(Spec):
         """
         return tuple(era for era in self.earlier if date[: len(era.until)] < era.until[: len(date)])
 
-    def date_of(self, version: str) -> str:
+    def release_date(self, version: str) -> str:
         """Return the date of a release.
 
         Parameters
@@ -692,7 +692,7 @@ class Software(Spec):
             raise SpecError(
                 f"software {self.name}: no release {version!r}; {suggest_names(version, known)}, or a date (2024-06)"
             )
-        if not self.covers(date):
+        if not self.covers_date(date):
             range_of = " ".join(filter(None, (f"from {self.since}", self.until and f"until {self.until}")))
             raise SpecError(f"software {self.name} describes releases {range_of}, not {version!r}")
         return date
@@ -712,7 +712,7 @@ class Software(Spec):
         """
         return self.fit is not None and architecture in self.fit.architectures
 
-    def host_is_known(self, architecture: str) -> bool:
+    def host_times_fitted(self, architecture: str) -> bool:
         """Return True if the host times were fitted to steps on devices of an architecture.
 
         Parameters
@@ -727,12 +727,13 @@ class Software(Spec):
 
         Examples
         --------
-        >>> [load_software(name).host_is_known("Hopper") for name in ("fsdp-composer", "megatron-core", "tensorflow2")]
+        >>> names = ("fsdp-composer", "megatron-core", "tensorflow2")
+        >>> [load_software(name).host_times_fitted("Hopper") for name in names]
         [True, True, False]
         """
         return architecture in self.host.fitted_on or self.is_fitted(architecture)
 
-    def slowdown_on(self, architecture: str) -> float:
+    def attention_slowdown(self, architecture: str) -> float:
         """Return by how much attention on an architecture is slower than the calibrated kernel.
 
         Parameters
@@ -753,10 +754,10 @@ class Software(Spec):
 
 def profiles_with_routing() -> list[str]:
     """Return the profiles that state the host's time for routing tokens to experts (``host.routing``)."""
-    return [name for name in names("software") if load_software(name).host.routing > 0]
+    return [name for name in entry_names("software") if load_software(name).host.routing > 0]
 
 
-def load_software(name_or_path: str | Path) -> Software:
+def load_software(name_or_path: str | Path) -> SoftwareProfile:
     """Load a software profile by catalog name or path, or as ``name@release`` or ``name@date``.
 
     A release is one that the profile dates, or the month of an NVIDIA container (``24.07``).
@@ -768,7 +769,7 @@ def load_software(name_or_path: str | Path) -> Software:
 
     Returns
     -------
-    Software
+    SoftwareProfile
         The profile.
 
     Raises
@@ -784,22 +785,22 @@ def load_software(name_or_path: str | Path) -> Software:
     return _profiles(name_or_path)
 
 
-def _profile(name_or_path: str | Path) -> Software:
+def _profile(name_or_path: str | Path) -> SoftwareProfile:
     name, dated, version = ("", "", "") if is_path(name_or_path) else str(name_or_path).partition("@")
     path, data = read_entry("software", name if dated else name_or_path)
-    known = {field.alias or name for name, field in Software.model_fields.items()}
+    known = {field.alias or name for name, field in SoftwareProfile.model_fields.items()}
     for key in data:
         if key not in known:
-            from paleo.specs.fields import field_table
+            from paleo.specs.schema_tables import field_table
 
-            places = [row.field for row in field_table(Software)]
+            places = [row.field for row in field_table(SoftwareProfile)]
             raise SpecError(f"{path}: {key}: unknown key; {suggest_names(key, [*known, *places])}")
-    newest = validate(Software, {"name": path.stem, **data}, path)
-    eras = newest.earlier_releases(newest.date_of(version)) if dated else ()
+    newest = build_validated(SoftwareProfile, {"name": path.stem, **data}, path)
+    eras = newest.earlier_releases(newest.release_date(version)) if dated else ()
     chosen = newest.model_copy(update={"name": f"{path.stem}@{version}"}) if dated else newest
     for era in newest.earlier:
         data = _overlaid(data, era.changes)
-        older = validate(Software, {**data, "name": chosen.name}, path)
+        older = build_validated(SoftwareProfile, {**data, "name": chosen.name}, path)
         chosen = older if era in eras else chosen
     return chosen
 

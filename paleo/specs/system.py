@@ -14,24 +14,24 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from paleo.errors import PlanError, SpecError
-from paleo.specs.catalog import entries, is_path, kind_of, read_entry, read_inline
-from paleo.specs.device import Device, Link, Price, load_device, load_link, with_names
+from paleo.specs.catalog import entry_files, is_path, kind_of_spec_file, read_entry, read_inline
+from paleo.specs.device import Device, Link, Price, add_default_names, load_device, load_link
 from paleo.specs.loading import (
     NOT_STATED,
     FileCache,
-    Flag,
     PositiveCount,
     Spec,
+    StrictBool,
     Text,
     Year,
+    add_path_key,
+    build_validated,
     path_in_folder,
-    validate,
-    with_path,
 )
 from paleo.units import Bytes, BytesPerSecond, FailuresPerSecond, with_noun
 
 
-class Level(Spec):
+class InterconnectLevel(Spec):
     """One interconnect level of a system: members (GPUs, nodes or racks) joined by one kind of link.
 
     Parameters
@@ -77,20 +77,20 @@ class Level(Spec):
     oversubscription: Annotated[float, Field(ge=1)] = 1.0
     routing: Literal["ecmp", "adaptive", "rail", "minimal", "valiant"] | None = None
     global_links: PositiveCount | None = None
-    in_switch_reduction: Flag = False
-    peer_to_peer: Flag = True
+    in_switch_reduction: StrictBool = False
+    peer_to_peer: StrictBool = True
     assumed: Text | None = None
     notes: Text | None = None
     source: Text | None = None
 
     @model_validator(mode="after")
-    def _rings_are_those_of_a_mesh(self) -> Level:
+    def _rings_are_those_of_a_mesh(self) -> InterconnectLevel:
         if self.rings is not None and (self.topology != "mesh" or len(self.rings) != self.ranks):
             raise SpecError(f"rings: expected a mesh, and a number for each of 1 to {self.ranks} neighbours")
         return self
 
     @model_validator(mode="after")
-    def _routing_is_that_of_the_topology(self) -> Level:
+    def _routing_is_that_of_the_topology(self) -> InterconnectLevel:
         is_dragonfly = self.topology == "dragonfly"
         if self.global_links is not None and not is_dragonfly:
             raise SpecError(f"global_links: only a dragonfly has them, and topology is {self.topology!r}")
@@ -102,7 +102,7 @@ class Level(Spec):
         return self
 
     @model_validator(mode="after")
-    def _shape_is_that_of_a_torus(self) -> Level:
+    def _shape_is_that_of_a_torus(self) -> InterconnectLevel:
         if self.shape is not None and self.topology != "torus":
             raise SpecError(f"shape: only a torus has one, and topology is {self.topology!r}")
         if self.shape is not None and self.ports != 2 * len(self.shape):
@@ -110,7 +110,7 @@ class Level(Spec):
         return self
 
     @property
-    def unit_bandwidth(self) -> float:
+    def member_bandwidth(self) -> float:
         """Datasheet bandwidth of one member (GPU, node or rack) into this level, all ports [byte/s]."""
         return self.ports * self.link.bandwidth
 
@@ -151,21 +151,21 @@ class GroupLevel:
     """The part of one interconnect level that a communication group (ranks of one collective) uses.
 
     ``fan_out`` is the number of units of the level below that hold ranks of the group, within one unit of this level.
-    ``members_below`` is the number of ranks of the group in one such unit. ``groups_sharing`` is the number of groups
-    of the same kind, including this one, whose ranks share that unit and its ports. ``units`` is the number of units of
-    the level below in one unit of this level (0: not limited).
+    ``ranks_per_unit`` is the number of ranks of the group in one such unit. ``groups_per_unit`` is the number of groups
+    of the same kind, including this one, whose ranks share that unit and its ports. ``units_in_level`` is the number of
+    units of the level below in one unit of this level (0: not limited).
     """
 
-    level: Level
+    level: InterconnectLevel
     fan_out: int
-    members_below: int
-    groups_sharing: int
-    units: int = 0
+    ranks_per_unit: int
+    groups_per_unit: int
+    units_in_level: int = 0
 
     @property
     def bandwidth(self) -> float:
         """Bandwidth of the group's ranks in one member into this level, while other groups send too [byte/s]."""
-        return self.level.unit_bandwidth / self.groups_sharing
+        return self.level.member_bandwidth / self.groups_per_unit
 
 
 class System(Spec):
@@ -183,7 +183,7 @@ class System(Spec):
     devices_per_node: PositiveCount
     devices_per_host: PositiveCount | None = None
     max_nodes: PositiveCount | None = None
-    levels: tuple[Level, ...] = ()
+    levels: tuple[InterconnectLevel, ...] = ()
     host: Host | None = None
     price_per_node: Price | None = None
     reliability: Reliability | None = None
@@ -193,7 +193,7 @@ class System(Spec):
     path: Annotated[str, Field(exclude=True)] = ""
 
     @property
-    def reference(self) -> str:
+    def catalog_name_or_path(self) -> str:
         """Name under which a command finds the system: its catalog name, or the path of its file."""
         return self.path or self.name
 
@@ -224,20 +224,20 @@ class System(Spec):
         return bool(extents) and extents[0] is not None and extents[0] % self.devices_per_node == 0
 
     @property
-    def capacity(self) -> int | None:
+    def max_devices(self) -> int | None:
         """Number of devices of the system, or None if it is not limited."""
         if self.max_nodes is not None:
             return self.max_nodes * self.devices_per_node
         return self.levels[-1].ranks if self.levels else 1
 
-    def joins_nodes(self, level: Level) -> bool:
+    def joins_nodes(self, level: InterconnectLevel) -> bool:
         """Return True if a level is the network between nodes.
 
         A torus is not, as it joins chips directly, whichever host they belong to.
 
         Parameters
         ----------
-        level : Level
+        level : InterconnectLevel
             Level of the system.
 
         Returns
@@ -292,14 +292,14 @@ class System(Spec):
         Examples
         --------
         >>> node = load_system("dgx-a100-80gb")
-        >>> [(span.level.name, span.fan_out, span.groups_sharing) for span in node.group(stride=1, size=16)]
+        >>> [(span.level.name, span.fan_out, span.groups_per_unit) for span in node.group(stride=1, size=16)]
         [('NVSwitch', 8, 1), ('fabric', 2, 1)]
-        >>> [(span.level.name, span.fan_out, span.groups_sharing) for span in node.group(stride=8, size=4)]
+        >>> [(span.level.name, span.fan_out, span.groups_per_unit) for span in node.group(stride=8, size=4)]
         [('NVSwitch', 1, 1), ('fabric', 4, 8)]
         """
         if stride < 1 or size < 1:
             raise PlanError(f"system {self.name}: a group of {size} ranks with stride {stride}; both must be 1 or more")
-        reach, capacity = (size - 1) * stride + 1, self.capacity
+        reach, capacity = (size - 1) * stride + 1, self.max_devices
         if capacity is not None and reach > capacity:
             raise PlanError(
                 f"system {self.name} has {capacity} devices; {size} ranks with stride {stride} need at least {reach}"
@@ -313,18 +313,18 @@ class System(Spec):
             ranks_below, members_below = level.ranks or ranks_below, members
         return tuple(spans)
 
-    def _flat_levels(self, reach: int) -> tuple[Level, ...]:
+    def _flat_levels(self, reach: int) -> tuple[InterconnectLevel, ...]:
         """Return the levels for a job of ``reach`` devices, with one level for each dimension of a torus."""
         if all(level.shape is None for level in self.levels):
             return self.levels
-        flat: list[Level] = []
+        flat: list[InterconnectLevel] = []
         for level in self.levels:
             below = flat[-1].ranks if flat else 1
             flat.extend([level] if level.shape is None else torus_levels(level, below or 1, reach))
         return tuple(flat)
 
 
-def torus_levels(level: Level, below: int, reach: int) -> list[Level]:
+def torus_levels(level: InterconnectLevel, below: int, reach: int) -> list[InterconnectLevel]:
     """Return one level for each dimension of the box of a torus that a job occupies.
 
     A unit of the second dimension is a row of the first, with the links of all its chips. A dimension that does not
@@ -333,7 +333,7 @@ def torus_levels(level: Level, below: int, reach: int) -> list[Level]:
 
     Parameters
     ----------
-    level : Level
+    level : InterconnectLevel
         Level of the torus.
     below : int
         Devices of one unit of the level below.
@@ -342,12 +342,12 @@ def torus_levels(level: Level, below: int, reach: int) -> list[Level]:
 
     Returns
     -------
-    list of Level
+    list of InterconnectLevel
         Levels from the first to the last dimension.
     """
     assert level.shape is not None
     levels, ranks = [], below
-    for name, extent in zip("xyz", torus_box(level.shape, -(-reach // below)), strict=False):
+    for name, extent in zip("xyz", smallest_torus_box(level.shape, -(-reach // below)), strict=False):
         closes = level.wrap is not None and extent % level.wrap == 0
         update = {
             "name": f"{level.name} {name}",
@@ -360,7 +360,7 @@ def torus_levels(level: Level, below: int, reach: int) -> list[Level]:
     return levels
 
 
-def torus_box(shape: tuple[int, ...], units: int) -> tuple[int, ...]:
+def smallest_torus_box(shape: tuple[int, ...], units: int) -> tuple[int, ...]:
     """Return the extents of the most even box of chips that a job occupies in a torus.
 
     If the prime factors of the count do not fit, the box is the next larger one that does.
@@ -379,7 +379,7 @@ def torus_box(shape: tuple[int, ...], units: int) -> tuple[int, ...]:
 
     Examples
     --------
-    >>> torus_box((16, 20, 28), 512), torus_box((16, 16), 8), torus_box((16, 16), 7)
+    >>> smallest_torus_box((16, 20, 28), 512), smallest_torus_box((16, 16), 8), smallest_torus_box((16, 16), 7)
     ((8, 8, 8), (4, 2), (7, 1))
     """
     for count in range(units, math.prod(shape) + 1):
@@ -426,7 +426,7 @@ def load_system(name_or_path: str | Path) -> System:
     return _systems(name_or_path)
 
 
-def loaded_system(system: str | Path | System) -> System:
+def as_system(system: str | Path | System) -> System:
     """Return a system that is given by name, by path or as an object.
 
     Parameters
@@ -458,19 +458,19 @@ def _system(name_or_path: str | Path) -> System:
             source=device.source, path=file,
         )  # fmt: skip
     path, data = read_entry("systems", name_or_path)
-    data = with_names(with_path(data, path, file), path.stem)
+    data = add_default_names(add_path_key(data, path, file), path.stem)
     if "device" in data:
         data["device"] = _part("devices", data["device"], path, "device")
     if isinstance(data.get("levels"), list):
         data["levels"] = [_with_link(level, path, index) for index, level in enumerate(data["levels"])]
-    return validate(System, data, path)
+    return build_validated(System, data, path)
 
 
 def _means_device(name_or_path: str | Path) -> bool:
     if not is_path(name_or_path):
-        return name_or_path not in entries("systems") and name_or_path in entries("devices")
+        return name_or_path not in entry_files("systems") and name_or_path in entry_files("devices")
     try:
-        return kind_of(name_or_path) == "device"
+        return kind_of_spec_file(name_or_path) == "device"
     except SpecError:  # reading it as a system gives the more helpful error
         return False
 
@@ -490,7 +490,7 @@ def _part(kind: Literal["devices", "links"], value: object, where: Path, key: st
         if isinstance(value, Mapping):
             inline = read_inline(kind, value, where)
             stem = f"{where.stem} {key}"
-            return with_names(inline, stem) if kind == "devices" else {"name": stem, **inline}
+            return add_default_names(inline, stem) if kind == "devices" else {"name": stem, **inline}
         if isinstance(value, str):
             text: str | Path = path_in_folder(where.parent, value) if is_path(value) else value
             return load_device(text) if kind == "devices" else load_link(text)

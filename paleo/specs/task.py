@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from paleo.learning.base import Count, SamplesLaw, parse_law
-from paleo.specs.catalog import entries, read_entry
-from paleo.specs.loading import FileCache, PositiveCount, Spec, Text, validate
+from paleo.specs.catalog import entry_files, read_entry
+from paleo.specs.loading import FileCache, PositiveCount, Spec, Text, build_validated
 from paleo.units import Seconds
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ Ratio = Annotated[float, Field(gt=0)]
 DeviceKind = Literal["tpu", "accelerator", "cpu"]
 
 
-class Evaluation(Spec):
+class QualityEvaluation(Spec):
     """Measurement of the quality during training.
 
     An evaluation is a forward pass over ``samples``. The first one is after ``first`` training samples (default:
@@ -43,16 +43,16 @@ class Evaluation(Spec):
 
 
 #: Evaluation of targets that are read from the training loss, without a separate evaluation.
-UNEVALUATED = Evaluation(samples=1, every=1, beside=True, source="none: the target is read off training")
+NO_EVALUATION = QualityEvaluation(samples=1, every=1, beside=True, source="none: the target is read off training")
 
 
 #: Rounds of MLPerf Training in order; there are two each year.
-ROUNDS = ("v0.5", "v0.6", "v0.7", "v1.0", "v1.1", "v2.0", "v2.1", "v3.0", "v3.1", "v4.0", "v4.1", "v5.0", "v5.1")
+MLPERF_ROUNDS = ("v0.5", "v0.6", "v0.7", "v1.0", "v1.1", "v2.0", "v2.1", "v3.0", "v3.1", "v4.0", "v4.1", "v5.0", "v5.1")
 #: Number of rounds after the last fitted one for which the improvement of software is extrapolated.
-ROUNDS_AHEAD = 2
+EXTRAPOLATED_ROUNDS = 2
 
 
-class Code(Spec):
+class TrainingCode(Spec):
     """Code of a task's submissions: its ``software`` profile and the ratio of measured to predicted step times.
 
     ``ratio`` is given by device, by architecture, and for ``all``. A device that was not fitted takes the ratio of its
@@ -79,28 +79,28 @@ class Code(Spec):
     rows: Annotated[int, Field(ge=0)] = 0
     source: Text
 
-    def as_of(self, round_name: str) -> Code:
+    def at_round(self, round_name: str) -> TrainingCode:
         """Return these parameters for the software of another MLPerf round.
 
         Parameters
         ----------
         round_name : str
-            Round of MLPerf Training; an improvement over at most `ROUNDS_AHEAD` later rounds is counted.
+            Round of MLPerf Training; an improvement over at most `EXTRAPOLATED_ROUNDS` later rounds is counted.
 
         Returns
         -------
-        Code
+        TrainingCode
             A copy whose ratios are scaled by the improvement per round.
         """
-        if self.round not in ROUNDS or round_name not in ROUNDS:
+        if self.round not in MLPERF_ROUNDS or round_name not in MLPERF_ROUNDS:
             return self
-        later = min(ROUNDS.index(round_name) - ROUNDS.index(self.round), ROUNDS_AHEAD)
+        later = min(MLPERF_ROUNDS.index(round_name) - MLPERF_ROUNDS.index(self.round), EXTRAPOLATED_ROUNDS)
         factor = math.exp(self.per_round * later)
         ratio = {name: value * factor for name, value in self.ratio.items()}
         return self.model_copy(update={"ratio": ratio, "round": round_name})
 
 
-class Submissions(Spec):
+class SubmissionSamples(Spec):
     """Samples to target of MLPerf submissions, relative to the task's law of samples by batch size.
 
     ``ratio`` is the geometric mean of measured samples over those of the law; it is at least 1, since the rules forbid
@@ -114,15 +114,15 @@ class Submissions(Spec):
     source: Text
 
 
-class Platform(Spec):
+class PlatformDifferences(Spec):
     """Code, evaluation and samples of a task's submissions on another kind of device (such as TPU), where they differ.
 
     A field that is left out is as on GPUs.
     """
 
-    code: Code
-    evaluation: Evaluation | None = None
-    submissions: Submissions | None = None
+    code: TrainingCode
+    evaluation: QualityEvaluation | None = None
+    submissions: SubmissionSamples | None = None
 
 
 class TrainingTask(Spec):
@@ -149,14 +149,14 @@ class TrainingTask(Spec):
     dataset_samples: Count
     target: Text
     law: Annotated[SamplesLaw, BeforeValidator(parse_law)]
-    submissions: Submissions | None = None
-    evaluation: Evaluation
-    code: Code
-    platforms: dict[DeviceKind, Platform] = Field(default_factory=dict)
+    submissions: SubmissionSamples | None = None
+    evaluation: QualityEvaluation
+    code: TrainingCode
+    platforms: dict[DeviceKind, PlatformDifferences] = Field(default_factory=dict)
     source: Text
     notes: Text | None = None
 
-    def on(self, kind: str) -> TrainingTask:
+    def for_device_kind(self, kind: str) -> TrainingTask:
         """Return the task as submissions on a kind of device run it.
 
         Parameters
@@ -171,8 +171,8 @@ class TrainingTask(Spec):
 
         Examples
         --------
-        >>> load_task("mlperf:unet3d").on("tpu").code.software, load_task("mlperf:unet3d").on("gpu").code.software
-        ('xla-tpu@2021', 'mlperf-mxnet')
+        >>> [load_task("mlperf:unet3d").for_device_kind(kind).code.software for kind in ("tpu", "gpu")]
+        ['xla-tpu@2021', 'mlperf-mxnet']
         """
         platform = self.platforms.get(kind)  # type: ignore[call-overload]
         if platform is None:
@@ -180,7 +180,7 @@ class TrainingTask(Spec):
         stated = {name: value for name, value in platform if value is not None}
         return self.model_copy(update={**stated, "platforms": {}})
 
-    def as_of(self, round_name: str) -> TrainingTask:
+    def at_round(self, round_name: str) -> TrainingTask:
         """Return the task with the software of another round, on every kind of device.
 
         Parameters
@@ -194,14 +194,14 @@ class TrainingTask(Spec):
             A copy.
         """
         platforms = {
-            kind: platform.model_copy(update={"code": platform.code.as_of(round_name)})
+            kind: platform.model_copy(update={"code": platform.code.at_round(round_name)})
             for kind, platform in self.platforms.items()
         }
         formats = {since: dtype for since, dtype in self.formats.items() if since <= round_name}
-        code = self.code.as_of(round_name)
+        code = self.code.at_round(round_name)
         return self.model_copy(update={"code": code, "platforms": platforms, "formats": formats})
 
-    def format_on(self, device: Device) -> str | None:
+    def submission_format(self, device: Device) -> str | None:
         """Return the number format in which the latest submissions ran on devices of this kind.
 
         Parameters
@@ -218,7 +218,7 @@ class TrainingTask(Spec):
         --------
         >>> from paleo.specs.device import load_device
         >>> lora = load_task("mlperf:llama2_70b_lora")
-        >>> lora.format_on(load_device("h100-sxm5-80gb")), lora.format_on(load_device("a100-sxm4-80gb"))
+        >>> lora.submission_format(load_device("h100-sxm5-80gb")), lora.submission_format(load_device("a100-sxm4-80gb"))
         ('fp8', None)
         """
         known = [dtype for _, dtype in sorted(self.formats.items()) if dtype in device.peak]
@@ -248,14 +248,14 @@ def load_task(name_or_path: str | Path) -> TrainingTask:
 
 def _task(name_or_path: str | Path) -> TrainingTask:
     path, data = read_entry("tasks", str(name_or_path).replace("mlperf:", "mlperf-", 1))
-    return validate(TrainingTask, {"name": Path(path).stem, **data}, path)
+    return build_validated(TrainingTask, {"name": Path(path).stem, **data}, path)
 
 
 _tasks = FileCache(_task)
 
 
 @cache
-def task_of(benchmark: str, round_name: str) -> TrainingTask | None:
+def benchmark_task(benchmark: str, round_name: str) -> TrainingTask | None:
     """Return the task of a benchmark in a round: from the file that lists the round, else the one without rounds.
 
     Parameters
@@ -270,8 +270,8 @@ def task_of(benchmark: str, round_name: str) -> TrainingTask | None:
     TrainingTask, optional
         The task; None if the catalog has none.
     """
-    known = [load_task(name) for name in entries("tasks")]
+    known = [load_task(name) for name in entry_files("tasks")]
     candidates = [task for task in known if benchmark in task.benchmarks]
     listed = [task for task in candidates if round_name in task.rounds]
     task = next(iter(listed or [task for task in candidates if not task.rounds]), None)
-    return None if task is None else task.as_of(round_name)
+    return None if task is None else task.at_round(round_name)

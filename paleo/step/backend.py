@@ -11,22 +11,28 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.layers.base import LayerImplementations
-from paleo.lowering.launches import ActivationCheckpointing, Dispatch, DispatchOverlap, FusedChains, LoweringOptions
+from paleo.lowering.launches import (
+    ActivationCheckpointing,
+    DispatchOverlap,
+    FusedChains,
+    LoweringOptions,
+    TokenDispatch,
+)
 from paleo.lowering.policies import ModelChunk, cut_by_flops, cut_into_stages
-from paleo.lowering.program import Program, lower, with_dispatch, without_backward
+from paleo.lowering.program import Program, lower_graph, with_dispatch, without_backward
 from paleo.network.graph import Graph, apply_graph_changes, build_graph
-from paleo.operations.base import Optimizer, WeightMatrices, optimizer, update_kernel
+from paleo.operations.base import Optimizer, WeightMatrices, configure_optimizer, update_kernel
 from paleo.operations.tensor import MIXED_PRECISION, Precision, precision, with_scale_bytes
 from paleo.parallel.placement import Mesh, Placement, Strategy, placement
-from paleo.pricing.communication import Fabric, collective_sources
+from paleo.pricing.communication import Fabric, describe_collective_calibration
 from paleo.pricing.kernels import KernelPredictor, kernel_predictor
 from paleo.pricing.links.topology import has_explicit_topology, node_placement
 from paleo.schedules.base import SCHEDULES, Numeric
-from paleo.specs.software import Software, load_software
-from paleo.step.exchange import coding_kernels, compression_of_run, tensor_calls
-from paleo.step.memory import Offload, clip_kernels, host_link_rate, offload_of
+from paleo.specs.software import SoftwareProfile, load_software
+from paleo.step.exchange import checked_gradient_compression, compression_calls_per_element, compression_kernels
+from paleo.step.memory import Offload, clip_kernels, host_link_rate, parse_offload
 from paleo.step.section_times import HOST_AHEAD_EXPONENT
-from paleo.step.waiting import InputPipeline, input_pipeline, sample_bytes, usual_input
+from paleo.step.waiting import InputPipeline, default_input_options, input_pipeline, sample_bytes
 
 if TYPE_CHECKING:
     from paleo.compression.base import Compression, SummedGradient
@@ -39,7 +45,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 #: Number of networks, each at one batch, that are cached between predictions: rows of a table, points of a curve and
 #: compared systems often use the same ones.
-MOST_GRAPHS = 16
+MAX_CACHED_GRAPHS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +54,19 @@ class _GraphKey:
 
     identity: int
     batch: int
-    choices: LayerImplementations
+    implementations: LayerImplementations
     parameters: str
     model: ModelSpec = field(compare=False)
     overrides: Mapping[str, Any] = field(compare=False)
 
     def graph(self) -> Graph:
-        return build_graph(self.model, batch=self.batch, choices=self.choices, overrides=self.overrides)
+        return build_graph(self.model, batch=self.batch, choices=self.implementations, overrides=self.overrides)
 
 
 class RecentGraphs:
     """Cache of graphs by model, batch, choices and parameters; the least recently used graph is dropped first."""
 
-    def __init__(self, most: int = MOST_GRAPHS) -> None:
+    def __init__(self, most: int = MAX_CACHED_GRAPHS) -> None:
         self._graph = lru_cache(most)(_GraphKey.graph)
 
     def graph(self, model: ModelSpec, batch: int, choices: LayerImplementations, overrides: Mapping[str, Any]) -> Graph:
@@ -119,35 +125,35 @@ class Backend:
     run: Run
     system: System
     formats: Precision
-    software: Software
+    software: SoftwareProfile
     predictor: KernelPredictor
     fabric: Fabric
     offload: Offload
     compression: Compression | None = None
 
     @property
-    def choices(self) -> LayerImplementations:
+    def layer_implementations(self) -> LayerImplementations:
         """Implementations of attention, losses, gates and norms in the software; what the run states comes first."""
         software = self.software
         gates: Literal["fused", "separate"] = "fused" if software.fusion.passes else "separate"
-        wide = frozenset(software.formats.wide if self.formats.casts else ())
+        wide = frozenset(software.formats.wide if self.formats.casts_weights_each_pass else ())
         return LayerImplementations(
             attention=self.run.kernels.attention or software.attention.implementation,
             loss=self.run.kernels.cross_entropy or software.fusion.loss,
             gates=gates,
             gelu=software.fusion.gelu,
             experts="fused" if software.host.whole_iteration else software.fusion.experts,
-            wide=wide,
-            extra_losses=0 if self.run.forward_only else software.fusion.metrics,
+            fp32_functions=wide,
+            metric_loss_evaluations=0 if self.run.forward_only else software.fusion.metrics,
             recurrence=software.fusion.recurrence,
-            relative=software.attention.relative,
-            tied=software.gradients.tied,
+            relative_attention_layout=software.attention.relative,
+            tied_gradient_accumulation=software.gradients.tied,
             memories_through_host=software.host.feeds is not None and not self.run.forward_only,
             latent_rotation_calls=software.host.latent_rotation,
             grouped_router_calls=software.host.grouped_router,
             sigmoid_router_calls=software.host.sigmoid_router,
             unfused_router_calls=software.host.unfused_router,
-            latents=software.parallelism.latents,
+            latent_tokens=software.parallelism.latents,
             rotation=software.fusion.rotation,
             rms_norm=software.fusion.rms_norm,
         )
@@ -157,13 +163,13 @@ class Backend:
         """The run's optimizer, with the memory passes of the software's implementation."""
         name, gradients = self.run.optimizer, self.software.gradients
         stepwise, listwise = (
-            [optimizer(each).name for each in names]
+            [configure_optimizer(each).name for each in names]
             for names in (gradients.stepwise_updates, gradients.listwise_updates)
         )
-        return optimizer(name, stepwise=name in stepwise, listwise=name in listwise)
+        return configure_optimizer(name, stepwise=name in stepwise, listwise=name in listwise)
 
     @property
-    def chains(self) -> FusedChains:
+    def fused_chains(self) -> FusedChains:
         """Chains of element-wise operations that the software fuses into one kernel."""
         software = self.software
         if software.fusion.passes:
@@ -173,14 +179,14 @@ class Backend:
         trained: dict[str, FusedChains] = {"forward": "norms forward", "both": "norms"}
         return (
             trained.get(software.fusion.norms, "none")
-            if self.formats.activation < self.formats.wide_activation
+            if self.formats.activation_bytes < self.formats.fp32_activation_bytes
             else "none"
         )
 
     @property
     def collective_issue_time(self) -> float:
         """Host time to issue a collective [s]; 0 if the software replays a CUDA graph of the whole iteration."""
-        free = self.predictor.rates is not None or self.software.host.whole_iteration
+        free = self.predictor.constant_efficiencies is not None or self.software.host.whole_iteration
         return 0.0 if free else self.software.host.forward
 
     @property
@@ -190,17 +196,17 @@ class Backend:
         p = 1 adds the times; p = 4 gives nearly the longer one. The host needs the counts to size NCCL's messages and
         DeepEP's buffers; hybridep sizes them on the device.
         """
-        stated = self.software.host.routing > 0 and self.predictor.rates is None
+        stated = self.software.host.routing > 0 and self.predictor.constant_efficiencies is None
         waits = stated and self.software.parallelism.expert_dispatch != "hybridep"
         return self.software.host.waiting_power if waits else HOST_AHEAD_EXPONENT
 
     @property
     def slice_gather_time(self) -> float:
         """Host time per slice of a tensor in the parameter all-gather of ZeRO-1 and 2 [s]."""
-        return self.software.host.piece if self.predictor.rates is None else 0.0
+        return self.software.host.piece if self.predictor.constant_efficiencies is None else 0.0
 
     @property
-    def overlapped(self) -> bool:
+    def overlaps_gradient_exchange(self) -> bool:
         """True if gradients are exchanged during the backward pass."""
         return (
             self.run.exchange.when or ("overlapped" if self.software.overlap.gradients else "after")
@@ -228,7 +234,7 @@ class Backend:
         if not self.limits_bucket_elements:
             return np.full_like(ranks, rule.bucket if self.run.exchange.bucket is None else self.run.exchange.bucket)
         elements = np.maximum(rule.bucket_elements, rule.bucket_per_rank * ranks)
-        return np.asarray(elements * self.formats.accumulated_gradient)
+        return np.asarray(elements * self.formats.accumulated_gradient_bytes)
 
     def scatters_every_pass(self, zero: int, stages: int) -> bool:
         """Return True if gradients are reduce-scattered after every backward pass instead of once a step.
@@ -250,7 +256,7 @@ class Backend:
         each_pass = in_pipelines or (stages == 1 and habit.gradient_scatters != "step")
         return zero == 3 or (zero == 2 and each_pass)
 
-    def cut(self, program: Program, iteration: Array, stages: Sequence[int]) -> list[ModelChunk]:
+    def cut_into_stages(self, program: Program, iteration: Array, stages: Sequence[int]) -> list[ModelChunk]:
         """Cut a network into pieces for pipeline stages, by the rule of the software.
 
         Parameters
@@ -274,7 +280,7 @@ class Backend:
             else cut_into_stages(program, iteration.tolist(), stages, self.run.pipeline.cut)
         )
 
-    def coding_times(self, counts: Array, gradient: SummedGradient) -> Array:
+    def compression_times(self, counts: Array, gradient: SummedGradient) -> Array:
         """Return the time to compress and decompress gradients on a device [s].
 
         Parameters
@@ -292,8 +298,8 @@ class Backend:
         method = self.compression
         if method is None:
             return np.zeros_like(counts)
-        calls = tensor_calls(method, gradient) * self.software.gradients.compression_call
-        return self._passes(counts, 0.0, lambda count, _: coding_kernels(method, gradient, count)) + calls * counts
+        calls = compression_calls_per_element(method, gradient) * self.software.gradients.compression_call
+        return self._passes(counts, 0.0, lambda count, _: compression_kernels(method, gradient, count)) + calls * counts
 
     @property
     def clip_method(self) -> str:
@@ -333,7 +339,7 @@ class Backend:
         float
             Seconds; 0 if the optimizer multiplies no matrices.
         """
-        rule = self.optimizer.matrices
+        rule = self.optimizer.matrix_update
         if rule is None:
             return 0.0
         kernels, times = zip(*rule.kernels("update", matrix, self.formats), strict=True)
@@ -386,15 +392,15 @@ class Backend:
             Times of reading, decoding and copying; None for synthetic data.
         """
         stages = self.run.input
-        if stages is None and self.predictor.rates is None and not self.run.forward_only:
-            stages = usual_input(self.run, graph, self.system, self.software.loader.image, gpus)
+        if stages is None and self.predictor.constant_efficiencies is None and not self.run.forward_only:
+            stages = default_input_options(self.run, graph, self.system, self.software.loader.image, gpus)
         if stages is None or stages == "none":
             return None
         size = sample_bytes(graph)
-        link = host_link_rate(self.system, self.predictor.rates)
+        link = host_link_rate(self.system, self.predictor.constant_efficiencies)
         return input_pipeline(stages, self.system, size, gpus=gpus, replica=replica, local_batch=local_batch, link=link)
 
-    def reserved(self, mesh: Mesh) -> float:
+    def reserved_memory(self, mesh: Mesh) -> float:
         """Return the memory outside tensors: the context of the process and the buffers of communicators.
 
         Parameters
@@ -457,8 +463,8 @@ class Backend:
         keys = self.run.model.get("kv_heads", model.params.get("kv_heads"))
         copied = self.software.parallelism.few_key_heads == "copied"
         if copied or sizes is self.run.model or not isinstance(keys, int):
-            return sizes, self.choices
-        return sizes, replace(self.choices, gathered_key_heads=keys)
+            return sizes, self.layer_implementations
+        return sizes, replace(self.layer_implementations, gathered_key_heads=keys)
 
     def placement(self, graph: Graph, strategy: Strategy) -> Placement:
         """Return a strategy's split of the layers for this software, overridden by the run's own placement.
@@ -478,7 +484,7 @@ class Backend:
         strategy = replace(strategy, expert_tokens=self.software.parallelism.expert_tokens)
         return placement(graph, strategy, self.run.placement, self.run.experts.imbalance)
 
-    def lowered(self, graph: Graph, placement: Placement, mesh: Mesh) -> Program:
+    def lower(self, graph: Graph, placement: Placement, mesh: Mesh) -> Program:
         """Lower a network to the kernels and collectives of one rank.
 
         Parameters
@@ -495,9 +501,13 @@ class Backend:
         Program
             The program.
         """
-        return with_dispatch(self.lowered_to_all(graph, placement, mesh), self.dispatch(placement, mesh))
+        return with_dispatch(
+            self.lower_without_deduplication(graph, placement, mesh), self.token_dispatch(placement, mesh)
+        )
 
-    def lowered_to_all(self, graph: Graph, placement: Placement, mesh: Mesh, sections: int | None = None) -> Program:
+    def lower_without_deduplication(
+        self, graph: Graph, placement: Placement, mesh: Mesh, sections: int | None = None
+    ) -> Program:
         """Lower a network to one rank's program in which a copy of each token is sent to each of its experts.
 
         Parameters
@@ -517,16 +527,16 @@ class Backend:
             The program.
         """
         options = LoweringOptions(
-            chains=self.chains,
+            fused_chains=self.fused_chains,
             regather=self.software.parallelism.regather,
-            softmax_multiple=self.software.fusion.softmax_multiple,
-            gather_chunks=mesh.degree("tp") if self._overlaps_tensor(graph, mesh) else 1,
-            checkpoints=self._checkpoints,
+            softmax_matrices_per_kernel=self.software.fusion.softmax_multiple,
+            overlap_chunks=mesh.degree("tp") if self._overlaps_tensor(graph, mesh) else 1,
+            checkpointing=self._checkpoints,
         )
-        program = lower(graph, placement, mesh, self.formats, options, sections)
+        program = lower_graph(graph, placement, mesh, self.formats, options, sections)
         return without_backward(program) if self.run.forward_only else program
 
-    def dispatch(self, placement: Placement, mesh: Mesh) -> Dispatch:
+    def token_dispatch(self, placement: Placement, mesh: Mesh) -> TokenDispatch:
         """Return the way in which tokens are sent to their experts.
 
         Parameters
@@ -542,10 +552,12 @@ class Backend:
             Nodes or devices that get one copy of a token, and what overlaps with the exchange.
         """
         if self.software.parallelism.expert_dispatch == "nccl":
-            return Dispatch(None, self._beside_dispatch)
+            return TokenDispatch(None, self._beside_dispatch)
         spread = (rule.split["experts"] for rule in placement.rules if rule.split.get("experts"))
         axes = next(spread, ("ep",))
-        return Dispatch(self.fabric.targets(mesh.stride(axes), mesh.group_size(axes)), self._beside_dispatch)
+        return TokenDispatch(
+            self.fabric.dispatch_target_count(mesh.stride(axes), mesh.group_size(axes)), self._beside_dispatch
+        )
 
     def _overlaps_tensor(self, graph: Graph, mesh: Mesh) -> bool:
         """Return True if gathers and scatters over tp overlap with products."""
@@ -556,7 +568,7 @@ class Backend:
         latents = not habit.tensor_with_latents and any(node.type == "latent_attention" for node in graph.nodes)
         return habit.tensor and not latents
 
-    def calibration(self, mesh: Mesh) -> str:
+    def describe_calibration(self, mesh: Mesh) -> str:
         """Describe where the times of kernels come from and, for several devices, where the times of links come from.
 
         Parameters
@@ -569,9 +581,9 @@ class Backend:
         str
             One line.
         """
-        if mesh.size == 1 or self.predictor.rates is not None:
+        if mesh.size == 1 or self.predictor.constant_efficiencies is not None:
             return self.predictor.name
-        links = collective_sources(self.fabric, "all_reduce", self.fabric.links(1, mesh.size))
+        links = describe_collective_calibration(self.fabric, "all_reduce", self.fabric.links(1, mesh.size))
         return f"{self.predictor.name}; links: {links}"
 
     @property
@@ -604,11 +616,11 @@ def _stated(run: Run) -> dict[str, Any]:
     return {field: value for field, value in stated.items() if value is not None}
 
 
-def backend_of(
+def build_backend(
     system: System,
     run: Run,
     dtype: str,
-    software: Software | None = None,
+    software: SoftwareProfile | None = None,
     calibration: Calibration | None = None,
     *,
     strategy: Strategy | None = None,
@@ -623,7 +635,7 @@ def backend_of(
         The run.
     dtype : str
         Format of the operands.
-    software : Software, optional
+    software : SoftwareProfile, optional
         Profile to use instead of the run's.
     calibration : Calibration, optional
         Calibration to use instead of the run's.
@@ -646,35 +658,36 @@ def backend_of(
     if software.overlap.experts is None and SCHEDULES[run.pipeline.schedule].pairs_passes and stages > 1:
         software = software.with_fields({"overlap.experts": True})
     prices = kernel_predictor(system.device, dtype, run.calibration, software, calibration)
-    software = software if prices.rates is None else software.with_fields({"overlap.contention": 0.0})
+    software = software if prices.constant_efficiencies is None else software.with_fields({"overlap.contention": 0.0})
     nodes = node_placement(run.fabric.nodes, run.fabric.background, run.fabric.neighbour)
     fabric = Fabric(
-        system, run.exchange.algorithm_or_server, prices.rates, prices.user_calibration, software.host.forward,
+        system, run.exchange.algorithm_or_server, prices.constant_efficiencies, prices.user_calibration,
+        software.host.forward,
         placement=nodes if has_explicit_topology(system) or not nodes.is_uncontended else None,
-        handshake_time=0.0 if prices.rates is not None else software.host.handshake,
-        efa_extra_times=(0.0, 0.0) if prices.rates is not None else software.host.libfabric,
+        handshake_time=0.0 if prices.constant_efficiencies is not None else software.host.handshake,
+        efa_extra_times=(0.0, 0.0) if prices.constant_efficiencies is not None else software.host.libfabric,
         dispatch_library=software.parallelism.expert_dispatch,
     )  # fmt: skip
     formats = MIXED_PRECISION[software.formats.mixed](precision(dtype))
-    accumulator, accesses = software.gradients.accumulator if formats.master else 0.0, software.gradients.accesses
-    accumulated = software.gradients.accumulated and not formats.casts
+    accumulator, accesses = software.gradients.accumulator if formats.master_bytes else 0.0, software.gradients.accesses
+    accumulated = software.gradients.accumulated and not formats.casts_weights_each_pass
     formats = replace(
         formats,
-        main_gradient=accumulator,
-        accumulator_cast=software.gradients.accumulator_cast,
+        main_gradient_bytes=accumulator,
+        casts_before_accumulation=software.gradients.accumulator_cast,
         gradient_accesses=accesses,
-        flat_gradients=software.gradients.flat,
+        flat_gradient_passes=software.gradients.flat,
         fused_accumulation=accumulated,
         autograd_accumulation=software.gradients.added,
     )
     scaling = run.kernels.scaling or ("nvfp4" if dtype == "fp4" else software.formats.scaling)
     formats = with_scale_bytes(formats, scaling, fused=software.fusion.passes)
-    if formats.master and (run.kernels.main_gradients or software.formats.main_gradients) == "fp32":
-        formats = replace(formats, gradient=formats.wide_activation)
-    method = compression_of_run(
+    if formats.master_bytes and (run.kernels.main_gradients or software.formats.main_gradients) == "fp32":
+        formats = replace(formats, gradient_bytes=formats.fp32_activation_bytes)
+    method = checked_gradient_compression(
         run.exchange.compress, zero=None if strategy is None else strategy.zero, forward_only=run.forward_only
     )
-    offload = offload_of(run.offload.states, system, prices.rates, run.offload.layers)
+    offload = parse_offload(run.offload.states, system, prices.constant_efficiencies, run.offload.layers)
     return Backend(
         run,
         system,

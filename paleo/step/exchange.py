@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from paleo.schedules.base import Numeric, PassTimes, Schedule
 
 Array = npt.NDArray[np.float64]
-Count = npt.NDArray[np.int64]
+IntArray = npt.NDArray[np.int64]
 Index = npt.NDArray[np.intp]
-Numbers = TypeVar("Numbers", float, Array)
+NumberOrArray = TypeVar("NumberOrArray", float, Array)
 
 
 def gradient_elements_by_axes(program: Program, mesh: Mesh, copies: int) -> dict[Axes, Array]:
@@ -89,8 +89,12 @@ def gathered_elements_by_axes(program: Program, mesh: Mesh, copies: int, *, froz
     gathered = list(_states(program, mesh))
     if frozen:
         first, shared = len(program.sections), mesh.state_axes
-        gathered += [(i, shared, each.parameters - each.trained) for i, each in enumerate(program.sections)]
-        gathered += [(first + i, shared, tie.elements) for i, tie in enumerate(program.ties) if not tie.trained]
+        gathered += [
+            (i, shared, each.parameter_count - each.trained_parameter_count) for i, each in enumerate(program.sections)
+        ]
+        gathered += [
+            (first + i, shared, tie.elements) for i, tie in enumerate(program.tied_parameters) if not tie.trained
+        ]
     return _by_axes(program, [part for part in gathered if part[2]], copies)
 
 
@@ -111,7 +115,7 @@ def owned_elements(program: Program, mesh: Mesh, copies: int) -> Array:
     ndarray, shape (sections and ties,)
         Elements of one layer of each section, then of each tied parameter.
     """
-    owned = np.zeros(len(program.sections) + len(program.ties))
+    owned = np.zeros(len(program.sections) + len(program.tied_parameters))
     for number, axes, elements in _states(program, mesh):
         owned[number] += elements / (mesh.group_size(axes) * copies)
     return owned
@@ -126,7 +130,9 @@ def _gradients(program: Program) -> list[tuple[int, Axes, float]]:
     gradients = [
         (i, part.axes, part.elements) for i, section in enumerate(program.sections) for part in section.gradients
     ]
-    return gradients + [(first + i, tie.axes, tie.elements) for i, tie in enumerate(program.ties) if tie.trained]
+    return gradients + [
+        (first + i, tie.axes, tie.elements) for i, tie in enumerate(program.tied_parameters) if tie.trained
+    ]
 
 
 def _states(program: Program, mesh: Mesh) -> Iterator[tuple[int, Axes, float]]:
@@ -141,11 +147,11 @@ def _by_axes(program: Program, owed: Sequence[tuple[int, Axes, float]], copies: 
     by_axes: dict[Axes, Array] = {}
     for number, axes, elements in owed:
         if axes or copies > 1:
-            by_axes.setdefault(axes, np.zeros(len(program.sections) + len(program.ties)))[number] += elements
+            by_axes.setdefault(axes, np.zeros(len(program.sections) + len(program.tied_parameters)))[number] += elements
     return by_axes
 
 
-def sharing_ranks(trained: Array, owned: Array, ranks: Numeric) -> Array:
+def mean_sharding_ranks(trained: Array, owned: Array, ranks: Numeric) -> Array:
     """Return over how many ranks each trained parameter is sharded, on average.
 
     Parameters
@@ -165,7 +171,7 @@ def sharing_ranks(trained: Array, owned: Array, ranks: Numeric) -> Array:
     return np.divide(trained, owned, out=np.zeros_like(owned) + ranks, where=owned > 0)
 
 
-def replica_groups(mesh: Mesh, axes: Axes, copies: int) -> list[tuple[Count, Count]]:
+def replica_groups(mesh: Mesh, axes: Axes, copies: int) -> list[tuple[IntArray, IntArray]]:
     """List the groups (stride, size) that reduce the gradients of a stage; the slowest sets the time.
 
     With two replicas of the network the group is twice as large. Its sums also pass between the two stages that hold
@@ -197,7 +203,9 @@ def replica_groups(mesh: Mesh, axes: Axes, copies: int) -> list[tuple[Count, Cou
 TENSOR_AXIS = "tp"
 
 
-def gradient_exchange(zero: int, axes: Axes, size: Numbers, mesh: Mesh) -> tuple[tuple[str, Axes, Numbers], ...]:
+def gradient_exchange_collectives(
+    zero: int, axes: Axes, size: NumberOrArray, mesh: Mesh
+) -> tuple[tuple[str, Axes, NumberOrArray], ...]:
     """List the collectives that sum gradients over replicas.
 
     If a shard group is smaller than the replicas, its ranks first reduce-scatter, and each shard is then summed over
@@ -231,7 +239,9 @@ def gradient_exchange(zero: int, axes: Axes, size: Numbers, mesh: Mesh) -> tuple
     return _over_replicas(zero, replicas, size, mesh) + beside if replicas else beside
 
 
-def _over_replicas(zero: int, axes: Axes, size: Numbers, mesh: Mesh) -> tuple[tuple[str, Axes, Numbers], ...]:
+def _over_replicas(
+    zero: int, axes: Axes, size: NumberOrArray, mesh: Mesh
+) -> tuple[tuple[str, Axes, NumberOrArray], ...]:
     if not zero or mesh.degree("shard") == 1 or "shard" not in axes:
         return (("reduce_scatter" if zero else "all_reduce", axes, size),)
     shared = tuple(axis for axis in axes if axis in mesh.state_axes)
@@ -247,29 +257,29 @@ class OrderedExchanges:
 
     Attributes
     ----------
-    inputs, weights : ndarray
+    later_input_gradient_passes, later_weight_gradient_passes : ndarray
         Passes of input gradients and of weight gradients that the stage runs after the chunk's last gradient.
-    share : ndarray
+    share_after_first_bucket : ndarray
         Share of a chunk's last gradient pass that comes after its first bucket is full [-].
-    from_first, from_last : ndarray
+    time_from_first_bucket, time_from_last_bucket : ndarray
         Time to send from the chunk's first bucket on, and from its last bucket on, with all later chunks [s].
-    total : ndarray, shape (stages, …)
+    total_send_time : ndarray, shape (stages, …)
         Time to send all gradients of the stage [s].
     """
 
-    inputs: Array
-    weights: Array
-    share: Array
-    from_first: Array
-    from_last: Array
-    total: Array
+    later_input_gradient_passes: Array
+    later_weight_gradient_passes: Array
+    share_after_first_bucket: Array
+    time_from_first_bucket: Array
+    time_from_last_bucket: Array
+    total_send_time: Array
 
-    def of(self, members: Index) -> OrderedExchanges:
+    def select(self, members: Index) -> OrderedExchanges:
         """Select some of the exchanges by index, along the last axis.
 
         Parameters
         ----------
-        members : Index
+        members : IndexArray
             Positions on the last axis.
 
         Returns
@@ -277,11 +287,19 @@ class OrderedExchanges:
         OrderedExchanges
             These exchanges.
         """
-        parts = (np.take(part, members, axis=-1) for part in (self.share, self.from_first, self.from_last, self.total))
-        return OrderedExchanges(self.inputs, self.weights, *parts)
+        parts = (
+            np.take(part, members, axis=-1)
+            for part in (
+                self.share_after_first_bucket,
+                self.time_from_first_bucket,
+                self.time_from_last_bucket,
+                self.total_send_time,
+            )
+        )
+        return OrderedExchanges(self.later_input_gradient_passes, self.later_weight_gradient_passes, *parts)
 
 
-def sends_in_order(seconds: Array, buckets: Array, schedule: Schedule, chunks: int) -> OrderedExchanges:
+def order_gradient_exchanges(seconds: Array, buckets: Array, schedule: Schedule, chunks: int) -> OrderedExchanges:
     """Order the gradient exchanges of each stage's chunks by the end of their last gradient pass.
 
     Among equal chunks only the first and the last can determine the end, so those between are left out.
@@ -305,7 +323,9 @@ def sends_in_order(seconds: Array, buckets: Array, schedule: Schedule, chunks: i
     stages = seconds.shape[0]
     pieces = seconds.shape[1]
     stage = np.arange(float(stages))
-    counts = [[stage * 0.0 + n for n in schedule.remaining(stage, stages, chunk, chunks)] for chunk in range(pieces)]
+    counts = [
+        [stage * 0.0 + n for n in schedule.remaining_passes(stage, stages, chunk, chunks)] for chunk in range(pieces)
+    ]
     follow = np.array(counts).transpose(2, 0, 1)
     order = np.argsort(-follow.sum(axis=2), axis=1, kind="stable")
     rows = np.arange(len(seconds))[:, None]
@@ -332,7 +352,7 @@ def _corners(follow: Array, seconds: Array, buckets: Array) -> list[int]:
     return [place for place in range(seconds.shape[1]) if place not in inner]
 
 
-def exposed_sends(
+def exposed_gradient_exchange_time(
     sends: OrderedExchanges, schedule: Schedule, passes: PassTimes, chunks: int, contention: float
 ) -> Array:
     """Compute the exposed time of the gradient exchange after each stage's last pass.
@@ -340,7 +360,7 @@ def exposed_sends(
     Parameters
     ----------
     sends : OrderedExchanges
-        Result of `sends_in_order`.
+        Result of `order_gradient_exchanges`.
     schedule : Schedule
         Pipeline schedule.
     passes : PassTimes
@@ -355,19 +375,27 @@ def exposed_sends(
     ndarray, shape (stages, ...)
         Time [s].
     """
-    if contention >= 1.0 or not sends.total.any():
-        return sends.total
-    back, weights = passes.backward / chunks, passes.weights / chunks
+    if contention >= 1.0 or not sends.total_send_time.any():
+        return sends.total_send_time
+    back, weights = passes.backward / chunks, passes.weight_gradients / chunks
     gradients = weights if schedule.splits_backward else back + weights
-    exposed = np.zeros(np.broadcast_shapes(back.shape, sends.total.shape))
-    for k in range(sends.share.shape[1]):
-        after = sends.inputs[:, k] * back + sends.weights[:, k] * weights
-        finish = np.maximum(sends.from_first[:, k] - gradients * sends.share[:, k], sends.from_last[:, k]) - after
+    exposed = np.zeros(np.broadcast_shapes(back.shape, sends.total_send_time.shape))
+    for k in range(sends.share_after_first_bucket.shape[1]):
+        after = sends.later_input_gradient_passes[:, k] * back + sends.later_weight_gradient_passes[:, k] * weights
+        finish = (
+            np.maximum(
+                sends.time_from_first_bucket[:, k] - gradients * sends.share_after_first_bucket[:, k],
+                sends.time_from_last_bucket[:, k],
+            )
+            - after
+        )
         np.maximum(exposed, finish, out=exposed)
-    return np.asarray(np.minimum(sends.total, exposed + contention * np.maximum(sends.total - exposed, 0.0)))
+    return np.asarray(
+        np.minimum(sends.total_send_time, exposed + contention * np.maximum(sends.total_send_time - exposed, 0.0))
+    )
 
 
-def exposed_gather(seconds: Array, buckets: Array, forward: Array, contention: float) -> Array:
+def exposed_gather_time(seconds: Array, buckets: Array, forward: Array, contention: float) -> Array:
     """Return the time of parameter gathers that the next step's first forward pass does not hide; at least one bucket.
 
     Parameters
@@ -409,14 +437,14 @@ def bucket_count(size: Numeric, bucket: Numeric) -> Array:
 
 
 #: A required collective: operation, axes, bytes or elements.
-RequiredCollective = tuple[str, Axes, Numbers]
+RequiredCollective = tuple[str, Axes, NumberOrArray]
 
 
 #: Message for a compression of sharded parameters without ZeRO-3.
 NEEDS_ZERO3_MESSAGE = "it compresses the gathers of sharded parameters; state --strategy zero=3"
 
 
-def compression_of_run(text: str | None, *, zero: int | None, forward_only: bool) -> Compression | None:
+def checked_gradient_compression(text: str | None, *, zero: int | None, forward_only: bool) -> Compression | None:
     """Return the gradient compression that a run names.
 
     Parameters
@@ -458,17 +486,30 @@ class _Matrices:
 
     number: float = 0.0
     elements: float = 0.0
-    sides: float = 0.0
+    summed_side_lengths: float = 0.0
     summed: float = 0.0
 
     def add(self, rows: float, columns: float, summed: float, count: float) -> None:
+        """Add weight matrices of equal shape to the sums.
+
+        Parameters
+        ----------
+        rows, columns : float
+            Sides of each matrix [elements].
+        summed : float
+            Rows that the product of the weight gradient sums over, such as the tokens of a microbatch.
+        count : float
+            Number of matrices.
+        """
         self.number += count
         self.elements += rows * columns * count
-        self.sides += (rows + columns) * count
+        self.summed_side_lengths += (rows + columns) * count
         self.summed += rows * columns * summed * count
 
 
-def gradient_per_element(program: Program, ranks: float, width: float, ranks_per_node: float = 1.0) -> SummedGradient:
+def gradient_sizes_per_element(
+    program: Program, ranks: float, width: float, ranks_per_node: float = 1.0
+) -> SummedGradient:
     """Return sizes of a rank's gradient divided by its number of elements, as compression methods need them.
 
     Matrices are those of the products that compute weight gradients, m by n. The filters of a convolution are one
@@ -494,8 +535,8 @@ def gradient_per_element(program: Program, ranks: float, width: float, ranks_per
 
     elements, tensors, products, filters = 0.0, 0.0, _Matrices(), _Matrices()
     for section in program.sections:
-        elements += section.trained * section.repeat
-        tensors += section.tensors * section.repeat
+        elements += section.trained_parameter_count * section.repeat
+        tensors += section.trained_tensor_count * section.repeat
         for counted in section.kernels:
             shape, count = counted.kernel.shape, counted.repetitions * section.repeat
             if counted.kernel.phase != "backward_weight":
@@ -509,17 +550,18 @@ def gradient_per_element(program: Program, ranks: float, width: float, ranks_per
     whole, matrices = max(elements, 1.0), products.elements + filters.elements
     share = min(1.0, elements / max(matrices, 1.0)) / whole
     return SummedGradient(
-        elements=1.0, tensors=tensors / whole, ranks=ranks, width=width, ranks_per_node=ranks_per_node,
-        dense_rows=products.summed / max(products.elements, 1.0),
+        elements=1.0, tensors=tensors / whole, ranks=ranks, element_bytes=width, ranks_per_node=ranks_per_node,
+        dense_batch_rows=products.summed / max(products.elements, 1.0),
         matrices=(products.number + filters.number) / whole,
-        matrix_elements=matrices * share, matrix_sides=(products.sides + filters.sides) * share,
-        dense_elements=products.elements * share, dense_sides=products.sides * share,
+        matrix_elements=matrices * share,
+        matrix_sides=(products.summed_side_lengths + filters.summed_side_lengths) * share,
+        dense_elements=products.elements * share, dense_sides=products.summed_side_lengths * share,
     )  # fmt: skip
 
 
 def compressed_collectives(
-    method: Compression, gradient: SummedGradient, owed: Sequence[RequiredCollective[Numbers]]
-) -> tuple[RequiredCollective[Numbers], ...]:
+    method: Compression, gradient: SummedGradient, owed: Sequence[RequiredCollective[NumberOrArray]]
+) -> tuple[RequiredCollective[NumberOrArray], ...]:
     """Replace the collectives of a gradient by the collectives of its compressed form.
 
     Parameters
@@ -527,7 +569,7 @@ def compressed_collectives(
     method : Compression
         Compression method.
     gradient : SummedGradient
-        Sizes per gradient element, from `gradient_per_element`.
+        Sizes per gradient element, from `gradient_sizes_per_element`.
     owed : Sequence[RequiredCollective[Numbers]]
         (operation, axes, payload) of each uncompressed collective.
 
@@ -548,8 +590,8 @@ def compressed_collectives(
 
 
 def compressed_gather(
-    method: Compression, gradient: SummedGradient, width: float, axes: Axes, size: Numbers, *, again: bool
-) -> tuple[RequiredCollective[Numbers], ...]:
+    method: Compression, gradient: SummedGradient, width: float, axes: Axes, size: NumberOrArray, *, again: bool
+) -> tuple[RequiredCollective[NumberOrArray], ...]:
     """Return the compressed gather of sharded parameters.
 
     Parameters
@@ -557,7 +599,7 @@ def compressed_gather(
     method : Compression
         Compression method.
     gradient : SummedGradient
-        Sizes per gradient element, from `gradient_per_element`.
+        Sizes per gradient element, from `gradient_sizes_per_element`.
     width : float
         Bytes of a parameter.
     axes : Axes
@@ -580,7 +622,7 @@ def _scoped_name(message: Message) -> str:
     return message.operation if message.scope == "all" else f"{message.operation}@{message.scope}"
 
 
-def scoped_groups(operation: str, groups: Count, devices_per_node: int) -> tuple[str, Count]:
+def scoped_groups(operation: str, groups: IntArray, devices_per_node: int) -> tuple[str, IntArray]:
     """Split an operation with a scope, such as ``all_gather@node``, into the plain operation and its groups.
 
     ``@node`` means the ranks of each group inside one node, ``@across`` one rank of each node.
@@ -631,7 +673,7 @@ def scaled_gradient(gradient: SummedGradient, elements: float) -> SummedGradient
     Parameters
     ----------
     gradient : SummedGradient
-        Sizes per gradient element, from `gradient_per_element`.
+        Sizes per gradient element, from `gradient_sizes_per_element`.
     elements : float
         Number of elements.
 
@@ -644,7 +686,7 @@ def scaled_gradient(gradient: SummedGradient, elements: float) -> SummedGradient
     return replace(gradient, elements=elements, **{name: getattr(gradient, name) * elements for name in counts})
 
 
-def coding_kernels(method: Compression, gradient: SummedGradient, elements: float) -> list[Kernel]:
+def compression_kernels(method: Compression, gradient: SummedGradient, elements: float) -> list[Kernel]:
     """Return the kernel with which a rank compresses and decompresses a gradient.
 
     Parameters
@@ -652,7 +694,7 @@ def coding_kernels(method: Compression, gradient: SummedGradient, elements: floa
     method : Compression
         Compression method.
     gradient : SummedGradient
-        Sizes per gradient element, from `gradient_per_element`.
+        Sizes per gradient element, from `gradient_sizes_per_element`.
     elements : float
         Gradient elements.
 
@@ -663,12 +705,12 @@ def coding_kernels(method: Compression, gradient: SummedGradient, elements: floa
     """
     whole = scaled_gradient(gradient, elements)
     work = method.encoding_work(whole) + method.decoding_work(whole)
-    read, written, flops = (float(figure) for figure in (work.read, work.written, work.flops))
+    read, written, flops = (float(figure) for figure in (work.bytes_read, work.bytes_written, work.flops))
     calls = float(work.launches + work.tensor_calls)
     return [elementwise_kernel("coding", "elementwise", "update", elements, read, written, flops=flops, calls=calls)]
 
 
-def tensor_calls(method: Compression, gradient: SummedGradient) -> float:
+def compression_calls_per_element(method: Compression, gradient: SummedGradient) -> float:
     """Count the framework calls for single tensors that compression needs per gradient element.
 
     Parameters
@@ -676,7 +718,7 @@ def tensor_calls(method: Compression, gradient: SummedGradient) -> float:
     method : Compression
         Compression method.
     gradient : SummedGradient
-        Sizes per gradient element, from `gradient_per_element`.
+        Sizes per gradient element, from `gradient_sizes_per_element`.
 
     Returns
     -------
@@ -686,7 +728,7 @@ def tensor_calls(method: Compression, gradient: SummedGradient) -> float:
     return float((method.encoding_work(gradient) + method.decoding_work(gradient)).tensor_calls)
 
 
-def coding_state_bytes(method: Compression, gradient: SummedGradient) -> float:
+def compression_state_bytes(method: Compression, gradient: SummedGradient) -> float:
     """Return the memory that a compression method needs per gradient element, such as error feedback.
 
     Parameters
@@ -694,7 +736,7 @@ def coding_state_bytes(method: Compression, gradient: SummedGradient) -> float:
     method : Compression
         Compression method.
     gradient : SummedGradient
-        Sizes per gradient element, from `gradient_per_element`.
+        Sizes per gradient element, from `gradient_sizes_per_element`.
 
     Returns
     -------

@@ -1,7 +1,7 @@
 """The 90 % interval of a step time.
 
-`Uncertainty` holds what is known of a run before it is measured. `Spreads` holds how much each part of it counts,
-fitted to measured steps by `paleo.calibrate.spreads`.
+`Uncertainty` holds what is known of a run before it is measured. `IntervalParameters` holds how much each part of it
+counts, fitted to measured steps by `paleo.calibrate.interval_constants`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from paleo.pricing.communication import calibrated_families
 from paleo.pricing.kernels import device_datasheet
-from paleo.specs.calibration import STEP_CALIBRATION, Calibration, calibration_of, parameter, whole_step_constants
+from paleo.specs.calibration import STEP_CALIBRATION, Calibration, parameter, shipped_calibration, whole_step_constants
 from paleo.units import MICROSECOND
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from paleo.parallel.plan import Plan
     from paleo.schedules.base import Numeric
     from paleo.specs.device import Device
-    from paleo.specs.software import Software
+    from paleo.specs.software import SoftwareProfile
     from paleo.step.backend import Backend
     from paleo.step.step import TimedProgram
 
@@ -34,10 +34,10 @@ INTERVALS, INTERVAL_FAMILY = STEP_CALIBRATION, "interval"
 #: either direction.
 OPAQUE, OPAQUE_SPREAD = "opaque", 3.0
 #: First cuDNN release whose convolutions were timed for a calibration.
-FIRST_TIMED = 5.0
+FIRST_TIMED_CUDNN_RELEASE = 5.0
 #: First cuDNN release with kernels for an architecture's tensor cores, by its release notes; 8 for other architectures.
-FIRST_TENSOR_KERNELS = {"Volta": 7.0, "Turing": 7.0}
-AMPERE_TENSOR_KERNELS = 8.0
+FIRST_TENSOR_CORE_CUDNN_RELEASES = {"Volta": 7.0, "Turing": 7.0}
+AMPERE_TENSOR_CORE_CUDNN_RELEASE = 8.0
 #: Kernels shorter than this reveal a host slower than its profile. Eager frameworks take 10 to 46 us to issue an
 #: operation (host times of profiles), and gaps between operations are added.
 SHORT_KERNEL_SECONDS = 100.0 * MICROSECOND
@@ -48,7 +48,7 @@ MAX_SHORT_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Spreads:
+class IntervalParameters:
     """Fitted constants of step intervals: 90 % half-width, in log units, per unit of each part of `Uncertainty`.
 
     Defaults are round start values of the fit; `spreads` returns the fitted ones.
@@ -68,7 +68,7 @@ class Spreads:
     skew: float = parameter("1.2", "0.5..2", "root of the half-width above over that below")
 
 
-def spreads(user_calibration: Calibration | None = None) -> Spreads:
+def interval_parameters(user_calibration: Calibration | None = None) -> IntervalParameters:
     """Return the fitted constants of step intervals: from the user's calibration, else the catalog's, else defaults.
 
     Parameters
@@ -78,10 +78,10 @@ def spreads(user_calibration: Calibration | None = None) -> Spreads:
 
     Returns
     -------
-    Spreads
+    IntervalParameters
         Spreads, as logarithms.
     """
-    return whole_step_constants(Spreads, INTERVAL_FAMILY, user_calibration)
+    return whole_step_constants(IntervalParameters, INTERVAL_FAMILY, user_calibration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,54 +92,54 @@ class Uncertainty:
 
     Attributes
     ----------
-    products : ndarray
+    product_half_width : ndarray
         Half-widths of matrix products, weighted by their shares of the kernel time. Products have a common error, as
-        power limits their clock; errors of other kernels average out. With ``constants`` it covers all kernels, and
-        nothing else is added.
-    unknown : ndarray
+        power limits their clock; errors of other kernels average out. With ``uses_constant_rates`` it covers all
+        kernels, and nothing else is added.
+    unmeasured_half_width : ndarray
         The same weighted sum over kernels without a measurement on the architecture, or without any.
-    links : ndarray
+    link_half_width : ndarray
         Half-width of the links times the share of exposed communication.
-    short : float or ndarray
+    short_kernel_share : float or ndarray
         Share of kernels shorter than `SHORT_KERNEL_SECONDS` that a host of unknown speed issues one by one, up to
         `MAX_SHORT_SHARE`.
-    library : float or ndarray
+    untimed_convolution_share : float or ndarray
         Share of convolutions by a library that was not timed.
-    update : float or ndarray
+    update_share : float or ndarray
         Share of the optimizer's update.
-    tested : float or ndarray
+    software_tested : float or ndarray
         1 if the software was fitted to steps on the architecture, else 0.
-    constants : bool
+    uses_constant_rates : bool
         True with constant rates, whose error factors hold for whole steps.
-    scale : float or ndarray
+    log10_nodes : float or ndarray
         Decimal logarithm of GPUs per `GPUS_PER_NODE`, if above 0.
-    device : float or ndarray
+    unmeasured_device : float or ndarray
         1 if products were not measured on a device of that name, else 0.
-    experts : float or ndarray
+    uses_experts : float or ndarray
         1 if tokens are sent to experts, else 0. The load of each expert depends on the router and the data, and
         frameworks differ in their kernels for it more than in those of other layers.
-    passes : float or ndarray
+    unfused_pass_share : float or ndarray
         Share of passes over memory that the software runs one by one unless its users turn a compiler on. Publications
         seldom say if they did, and no table holds kernels of either kind.
-    spreads : Spreads
+    spreads : IntervalParameters
         Weight of each part.
     """
 
-    products: Array
-    unknown: Array
-    links: Array
-    short: Numeric
-    library: Numeric
-    update: Numeric
-    tested: Numeric
-    constants: bool
-    scale: Numeric = 0.0
-    device: Numeric = 0.0
-    experts: Numeric = 0.0
-    passes: Numeric = 0.0
-    spreads: Spreads = field(default_factory=spreads)
+    product_half_width: Array
+    unmeasured_half_width: Array
+    link_half_width: Array
+    short_kernel_share: Numeric
+    untimed_convolution_share: Numeric
+    update_share: Numeric
+    software_tested: Numeric
+    uses_constant_rates: bool
+    log10_nodes: Numeric = 0.0
+    unmeasured_device: Numeric = 0.0
+    uses_experts: Numeric = 0.0
+    unfused_pass_share: Numeric = 0.0
+    spreads: IntervalParameters = field(default_factory=interval_parameters)
 
-    def half_widths(self, known: Spreads | None = None) -> Array:
+    def half_widths(self, known: IntervalParameters | None = None) -> Array:
         """Return the half-widths of the 90 % interval of a step; independent parts are added as squares.
 
         A host slower than its profile lengthens a step. A faster one hardly shortens it, because the step then waits
@@ -147,7 +147,7 @@ class Uncertainty:
 
         Parameters
         ----------
-        known : Spreads, optional
+        known : IntervalParameters, optional
             Fitted spreads; by default those in use.
 
         Returns
@@ -155,15 +155,21 @@ class Uncertainty:
         ndarray, shape (2,) or (2, steps)
                 Logarithms from the prediction down to the low end, and up to the high end.
         """
-        if self.constants:
-            return self.products
+        if self.uses_constant_rates:
+            return self.product_half_width
         known = known or self.spreads
-        variance = (known.products * self.products) ** 2 + self.unknown**2 + (known.links * self.links) ** 2
-        variance = variance + known.software**2 + (1.0 - self.tested) * known.untested**2
-        variance = variance + (known.scale * self.scale) ** 2 + (known.device * self.device) ** 2
-        variance = variance + (known.experts * self.experts) ** 2 + (known.passes * self.passes) ** 2
-        variance = variance + (known.library * self.library) ** 2 + (known.update * self.update) ** 2
-        above = (known.host * self.short) ** 2
+        variance = (
+            (known.products * self.product_half_width) ** 2
+            + self.unmeasured_half_width**2
+            + (known.links * self.link_half_width) ** 2
+        )
+        variance = variance + known.software**2 + (1.0 - self.software_tested) * known.untested**2
+        variance = variance + (known.scale * self.log10_nodes) ** 2 + (known.device * self.unmeasured_device) ** 2
+        variance = variance + (known.experts * self.uses_experts) ** 2 + (known.passes * self.unfused_pass_share) ** 2
+        variance = (
+            variance + (known.library * self.untimed_convolution_share) ** 2 + (known.update * self.update_share) ** 2
+        )
+        above = (known.host * self.short_kernel_share) ** 2
         low, high = variance[0], variance[1] + above
         return np.stack([np.sqrt(low) / known.skew, np.sqrt(high) * known.skew])
 
@@ -191,41 +197,49 @@ def uncertainty(program: TimedProgram, layout: Plan, backend: Backend, *, expose
     """
     kernels = program.kernels
     counted = [(each, section.repeat) for section in program.program.sections for each in section.kernels]
-    shares = kernels.total * np.array([each.repetitions * repeat for each, repeat in counted], dtype=np.float64)
+    shares = kernels.device_time * np.array([each.repetitions * repeat for each, repeat in counted], dtype=np.float64)
     shares = shares / (float(shares.sum()) or 1.0)
-    half_widths = np.abs(np.log(np.stack([kernels.low, kernels.high])))
+    half_widths = np.abs(np.log(np.stack([kernels.low_factor, kernels.high_factor])))
     families = np.array([each.kernel.family for each, _ in counted])
     unknown = np.isin(families, list(backend.predictor.unmeasured_families)) * half_widths
     unknown = unknown + np.array([each.kernel.operation == OPAQUE for each, _ in counted]) * np.log(OPAQUE_SPREAD)
-    software, device, constants = backend.software, backend.system.device, backend.predictor.rates is not None
+    software, device, constants = (
+        backend.software,
+        backend.system.device,
+        backend.predictor.constant_efficiencies is not None,
+    )
     products = half_widths + unknown if constants else half_widths * (families == "gemm")
-    issued = not (software.host.whole_iteration or software.host_is_known(device.architecture))
+    issued = not (software.host.whole_iteration or software.host_times_fitted(device.architecture))
     return Uncertainty(
-        products=(shares * products).sum(axis=1),
-        unknown=(shares * unknown).sum(axis=1),
-        links=exposed * _links(backend, layout.mesh),
-        short=min(float(shares[kernels.total < SHORT_KERNEL_SECONDS].sum()), MAX_SHORT_SHARE) * issued,
-        library=float(shares[families == "conv"].sum()) * lacks_timed_convolutions(software, device, layout.dtype),
-        update=update,
-        tested=float(software.is_fitted(device.architecture)),
-        constants=constants,
-        scale=float(np.log10(max(layout.gpus / GPUS_PER_NODE, 1.0))),
-        device=float(calibration_of(device.name) is None and backend.predictor.user_calibration is None),
-        experts=float(any(each.kernel.experts > 0 for each, _ in counted)),
-        passes=float(shares[families == "memory"].sum()) * software.fusion.compiles,
-        spreads=spreads(backend.predictor.user_calibration),
+        product_half_width=(shares * products).sum(axis=1),
+        unmeasured_half_width=(shares * unknown).sum(axis=1),
+        link_half_width=exposed * _links(backend, layout.mesh),
+        short_kernel_share=min(float(shares[kernels.device_time < SHORT_KERNEL_SECONDS].sum()), MAX_SHORT_SHARE)
+        * issued,
+        untimed_convolution_share=float(shares[families == "conv"].sum())
+        * lacks_timed_convolutions(software, device, layout.dtype),
+        update_share=update,
+        software_tested=float(software.is_fitted(device.architecture)),
+        uses_constant_rates=constants,
+        log10_nodes=float(np.log10(max(layout.gpus / GPUS_PER_NODE, 1.0))),
+        unmeasured_device=float(
+            shipped_calibration(device.name) is None and backend.predictor.user_calibration is None
+        ),
+        uses_experts=float(any(each.kernel.expert_count > 0 for each, _ in counted)),
+        unfused_pass_share=float(shares[families == "memory"].sum()) * software.fusion.compiles,
+        spreads=interval_parameters(backend.predictor.user_calibration),
     )
 
 
 def _links(backend: Backend, mesh: Mesh) -> Array:
     """Return the half-widths of large collectives over the outermost links of a mesh, shape (2,)."""
-    if mesh.size == 1 or backend.predictor.rates is not None:
+    if mesh.size == 1 or backend.predictor.constant_efficiencies is not None:
         return np.zeros(2)
     families = calibrated_families(backend.fabric, "all_reduce", backend.fabric.links(1, mesh.size))
-    return np.abs(np.log(next(iter(families.values())).factors(np.inf)))
+    return np.abs(np.log(next(iter(families.values())).interval_factors(np.inf)))
 
 
-def lacks_timed_convolutions(software: Software, device: Device, dtype: str) -> bool:
+def lacks_timed_convolutions(software: SoftwareProfile, device: Device, dtype: str) -> bool:
     """Return True if no calibration covers the library's convolutions.
 
     This holds for a framework's own kernels, for cuDNN releases before the first that was timed, and for releases
@@ -233,7 +247,7 @@ def lacks_timed_convolutions(software: Software, device: Device, dtype: str) -> 
 
     Parameters
     ----------
-    software : Software
+    software : SoftwareProfile
         Software profile.
     device : Device
         Device, as its datasheet describes it.
@@ -246,6 +260,6 @@ def lacks_timed_convolutions(software: Software, device: Device, dtype: str) -> 
         True if they are not covered.
     """
     release = software.convolutions.cudnn
-    least = FIRST_TENSOR_KERNELS.get(device.architecture, AMPERE_TENSOR_KERNELS)
+    least = FIRST_TENSOR_CORE_CUDNN_RELEASES.get(device.architecture, AMPERE_TENSOR_CORE_CUDNN_RELEASE)
     early = device_datasheet(device, dtype).tensor_cores and release < least
-    return software.convolutions.algorithms is not None or release < FIRST_TIMED or early
+    return software.convolutions.algorithms is not None or release < FIRST_TIMED_CUDNN_RELEASE or early

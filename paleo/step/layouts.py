@@ -19,27 +19,27 @@ from paleo.lowering.policies import recomputed_sections
 from paleo.parallel.placement import BATCH_AXES, Axes, Mesh
 from paleo.schedules.base import distinct_values
 from paleo.step.exchange import (
-    coding_state_bytes,
     compressed_collectives,
     compressed_gather,
+    compression_state_bytes,
     gathered_elements_by_axes,
     gradient_elements_by_axes,
-    gradient_exchange,
-    gradient_per_element,
+    gradient_exchange_collectives,
+    gradient_sizes_per_element,
+    mean_sharding_ranks,
     owned_elements,
     replica_groups,
     scoped_groups,
-    sharing_ranks,
 )
 from paleo.step.memory import (
     NORM_BYTES,
     Assignment,
-    StageKinds,
+    DistinctStages,
     StateMemory,
-    clip_axes,
     divide_offloaded,
+    gradient_norm_axes,
     state_memory,
-    tied_pairs,
+    tied_stage_pairs,
 )
 from paleo.step.section_times import section_values, sum_per_stage
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
 Count = npt.NDArray[np.int64]
-Value = TypeVar("Value")
+CachedValue = TypeVar("CachedValue")
 Numbers = TypeVar("Numbers", float, Array)
 #: What is sent over the replicas: gradients; or gathers of the trained parameters, of all parameters, or of all of them
 #: before the backward pass (``again``).
@@ -65,26 +65,26 @@ class ResultCache:
     def __init__(self) -> None:
         self._figures: dict[Hashable, object] = {}
 
-    def once(self, key: Hashable, compute: Callable[[], Value]) -> Value:
+    def get_or_compute(self, key: Hashable, compute: Callable[[], CachedValue]) -> CachedValue:
         """Return a cached result, computed at the first call.
 
         Parameters
         ----------
         key : Hashable
             Names the result and everything that it depends on.
-        compute : Callable[[], Value]
+        compute : Callable[[], CachedValue]
             Computes the result.
 
         Returns
         -------
-        Value
+        CachedValue
             The result.
         """
         if key not in self._figures:
             self._figures[key] = compute()
         return self._figures[key]  # type: ignore[return-value]
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Empty the cache; results are computed again when they are next needed."""
         self._figures.clear()
 
@@ -93,13 +93,13 @@ class ResultCache:
 class RequiredCollectives:
     """Collectives of one operation (such as reduce-scatter) that several parallel layouts require.
 
-    ``layout`` is the index of the layout of each collective. ``groups`` holds (stride, ranks) of its groups, shape (2,
-    groups, stages or 1, collectives). ``elements`` counts the elements of one layer of each section, then of each tied
-    parameter, shape (sections and ties, collectives).
+    ``layout_indices`` is the index of the layout of each collective. ``groups`` holds (stride, ranks) of its groups,
+    shape (2, groups, stages or 1, collectives). ``elements`` counts the elements of one layer of each section, then of
+    each tied parameter, shape (sections and ties, collectives).
     """
 
     operation: str
-    layout: list[int]
+    layout_indices: list[int]
     groups: Count
     elements: Array
 
@@ -125,7 +125,7 @@ class Layouts:
         return len(self.meshes)
 
     @property
-    def training(self) -> bool:
+    def has_backward(self) -> bool:
         """True if there is a backward pass."""
         return not self.backend.run.forward_only
 
@@ -137,24 +137,26 @@ class Layouts:
     @property
     def replicas(self) -> Array:
         """Data-parallel ranks, shape (layouts,)."""
-        return self.cache.once("replicas", lambda: np.array([float(mesh.replicas) for mesh in self.meshes]))
+        return self.cache.get_or_compute("replicas", lambda: np.array([float(mesh.replicas) for mesh in self.meshes]))
 
     @property
-    def shards(self) -> Array:
+    def zero_shard_ranks(self) -> Array:
         """Ranks over which ZeRO shards states, shape (layouts,)."""
-        return self.cache.once("shards", lambda: np.array([float(m.group_size(m.state_axes)) for m in self.meshes]))
+        return self.cache.get_or_compute(
+            "shards", lambda: np.array([float(m.group_size(m.state_axes)) for m in self.meshes])
+        )
 
     @property
     def bucket_bytes(self) -> Array:
         """Size of a gradient bucket in each layout [byte], shape (layouts,)."""
-        return self.cache.once("bucket", lambda: self.backend.bucket_bytes(self._replicated))
+        return self.cache.get_or_compute("bucket", lambda: self.backend.bucket_bytes(self._replicated))
 
-    def bucket_memory(self, kinds: StageKinds) -> Array:
+    def bucket_memory(self, kinds: DistinctStages) -> Array:
         """Return the memory of bucket buffers beyond the gradients themselves; a bucket is at most as large as these.
 
         Parameters
         ----------
-        kinds : StageKinds
+        kinds : DistinctStages
             Distinct pipeline stages (stages with equal layers count once).
 
         Returns
@@ -164,7 +166,7 @@ class Layouts:
         """
         stated = self.backend.run.exchange.bucket is not None
         buffers = 2.0 if stated else self.backend.software.gradients.bucket_buffers
-        whole = self.elements(kinds, trained=True) * self.backend.formats.accumulated_gradient
+        whole = self.stage_parameter_counts(kinds, trained=True) * self.backend.formats.accumulated_gradient_bytes
         return np.asarray(buffers * np.minimum(self.bucket_bytes, whole))
 
     @property
@@ -172,7 +174,7 @@ class Layouts:
         """Ranks that hold the same parameters, on which bucket rules depend, shape (layouts,)."""
         return np.array([float(mesh.replicas * mesh.degree("cp")) for mesh in self.meshes])
 
-    def parameters(self, trained: bool) -> Array:
+    def section_parameter_counts(self, trained: bool) -> Array:
         """Count the parameter elements of each section (run of layers) and each tied parameter.
 
         Parameters
@@ -185,7 +187,9 @@ class Layouts:
         ndarray, shape (sections and ties, layouts)
             Elements.
         """
-        return self.cache.once(("parameters", trained), lambda: self._stacked(partial(_elements, trained=trained)))
+        return self.cache.get_or_compute(
+            ("parameters", trained), lambda: self._stacked(partial(_elements, trained=trained))
+        )
 
     def _stacked(self, figures: Callable[[Program], Array]) -> Array:
         """Apply a function to every layout's program and stack the results as columns.
@@ -200,12 +204,12 @@ class Layouts:
             columns.append(known[id(program)])
         return np.stack(columns, axis=1)
 
-    def elements(self, kinds: StageKinds, trained: bool) -> Array:
+    def stage_parameter_counts(self, kinds: DistinctStages, trained: bool) -> Array:
         """Count the parameter elements that each distinct stage holds, tied parameters of other stages included.
 
         Parameters
         ----------
-        kinds : StageKinds
+        kinds : DistinctStages
             Distinct pipeline stages (stages with equal layers count once).
         trained : bool
             True to count trained parameters only.
@@ -216,11 +220,13 @@ class Layouts:
             Elements.
         """
         key = "elements", trained
-        return self.cache.once(key, lambda: np.asarray(kinds.layer_and_copy_counts @ self.parameters(trained)))
+        return self.cache.get_or_compute(
+            key, lambda: np.asarray(kinds.layer_and_copy_counts @ self.section_parameter_counts(trained))
+        )
 
     # collectives over replicas
 
-    def collective(self, operation: str, groups: Count, sizes: Array) -> Array:
+    def slowest_group_time(self, operation: str, groups: Count, sizes: Array) -> Array:
         """Return the time of one collective in the slowest of its groups.
 
         Parameters
@@ -242,7 +248,7 @@ class Layouts:
         shape = (*groups.shape[:2], *stages, *(1,) * (sizes.ndim - 2), groups.shape[-1])
         whole = (groups.shape[1], *sizes.shape)
         strides, ranks = np.broadcast_to(groups.reshape(shape), (2, *whole)).reshape(2, -1)
-        seconds = self.backend.fabric.times(operation, strides, ranks, np.broadcast_to(sizes, whole).ravel())
+        seconds = self.backend.fabric.collective_times(operation, strides, ranks, np.broadcast_to(sizes, whole).ravel())
         return np.asarray(seconds.reshape(whole).max(axis=0))
 
     def exchange_times(self, operation: str, layouts: Sequence[int], groups: Count, sizes: Array) -> Array:
@@ -268,25 +274,25 @@ class Layouts:
             Times [s], of the shape of `sizes`.
         """
         if operation != "broadcast":
-            return self.collective(operation, groups, sizes)
+            return self.slowest_group_time(operation, groups, sizes)
         message = np.minimum(sizes, self.message_bytes[list(layouts)])
         count = np.divide(sizes, message, out=np.zeros_like(sizes), where=message > 0)
-        return count * self.collective(operation, groups, message)
+        return count * self.slowest_group_time(operation, groups, message)
 
     @property
     def message_bytes(self) -> Array:
         """Bytes that an owner of whole tensors sends: its share, or one tensor of mean size, shape (layouts,)."""
-        return self.cache.once("message", self._message_bytes)
+        return self.cache.get_or_compute("message", self._message_bytes)
 
     def _message_bytes(self) -> Array:
-        repeat, tensors = (section_values(self.programs[0], name) for name in ("repeat", "tensors"))
-        trained = repeat @ self.parameters(trained=True)[: len(repeat)]
-        owners = self.shards * self.meshes[0].degree("pp")
+        repeat, tensors = (section_values(self.programs[0], name) for name in ("repeat", "trained_tensor_count"))
+        trained = repeat @ self.section_parameter_counts(trained=True)[: len(repeat)]
+        owners = self.zero_shard_ranks * self.meshes[0].degree("pp")
         return np.asarray(
-            trained / np.minimum(owners, max(float(repeat @ tensors), 1.0)) * self.backend.formats.parameter
+            trained / np.minimum(owners, max(float(repeat @ tensors), 1.0)) * self.backend.formats.parameter_bytes
         )
 
-    def groups(self, layouts: Sequence[int], axes: Sequence[Axes], copies: int = 1) -> Count:
+    def communication_groups(self, layouts: Sequence[int], axes: Sequence[Axes], copies: int = 1) -> Count:
         """Return rank strides and sizes of the communication groups over some mesh axes, per layout.
 
         Parameters
@@ -314,7 +320,7 @@ class Layouts:
 
     def _group(self, layout: int, axes: Axes) -> tuple[int, int]:
         mesh = self.meshes[layout]
-        return self.cache.once(("group", layout, axes), lambda: (mesh.stride(axes), mesh.group_size(axes)))
+        return self.cache.get_or_compute(("group", layout, axes), lambda: (mesh.stride(axes), mesh.group_size(axes)))
 
     def exchange_times_and_bytes(
         self, holdings: Array, copies: int, content: ExchangedTensors, zero: int, width: float
@@ -342,9 +348,11 @@ class Layouts:
         """
         seconds = np.zeros((2, *holdings.shape[:2], len(self)))
         key = ("owed", copies, content, zero > 0)
-        for owed in self.cache.once(key, lambda: self._grouped_collectives(copies, content, zero)):
-            figures = self.exchange_times(owed.operation, owed.layout, owed.groups, holdings @ owed.elements * width)
-            np.add.at(seconds[0].T, owed.layout, figures.T)
+        for owed in self.cache.get_or_compute(key, lambda: self._grouped_collectives(copies, content, zero)):
+            figures = self.exchange_times(
+                owed.operation, owed.layout_indices, owed.groups, holdings @ owed.elements * width
+            )
+            np.add.at(seconds[0].T, owed.layout_indices, figures.T)
         seconds[1] = holdings @ self._exchanged_elements(copies, content) * width
         return seconds
 
@@ -359,7 +367,9 @@ class Layouts:
         for operation, members in cells.items():
             layouts, groups = [cell[0] for cell in members], [cell[1] for cell in members]
             elements = np.array([cell[2] for cell in members]).T
-            owed.append(RequiredCollectives(operation, layouts, self.groups(layouts, groups, copies), elements))
+            owed.append(
+                RequiredCollectives(operation, layouts, self.communication_groups(layouts, groups, copies), elements)
+            )
         return owed
 
     def exchange_collectives(
@@ -389,19 +399,19 @@ class Layouts:
         if content == "gradients":
             method = self.backend.compression
             whole = self.backend.software.gradients.whole_sums and zero in (1, 2)
-            owed = gradient_exchange(0 if whole else zero, axes, elements, self.meshes[layout])
-            owed = owed if method is None else compressed_collectives(method, self.gradient(layout, axes), owed)
+            owed = gradient_exchange_collectives(0 if whole else zero, axes, elements, self.meshes[layout])
+            owed = owed if method is None else compressed_collectives(method, self.gradient_sizes(layout, axes), owed)
             to_owners = {"reduce_scatter": "broadcast"} if owned else {}  # a sum goes to its owner the same way back
             return tuple((to_owners.get(operation, operation), over, part) for operation, over, part in owed)
         method = self.backend.compression
         if content in ("all", "again") and method is not None and method.replaces_zero3_collectives:
-            width = self.backend.formats.parameter
+            width = self.backend.formats.parameter_bytes
             return compressed_gather(
-                method, self.gradient(layout, axes), width, axes, elements, again=content == "again"
+                method, self.gradient_sizes(layout, axes), width, axes, elements, again=content == "again"
             )
         return (("broadcast" if owned else "all_gather", axes, elements),)
 
-    def gradient(self, layout: int, axes: Axes) -> SummedGradient:
+    def gradient_sizes(self, layout: int, axes: Axes) -> SummedGradient:
         """Return sizes of the gradient of a layout's ranks divided by its elements, as compression methods need them.
 
         Parameters
@@ -414,21 +424,23 @@ class Layouts:
         Returns
         -------
         SummedGradient
-            Sizes per gradient element, from `gradient_per_element`.
+            Sizes per gradient element, from `gradient_sizes_per_element`.
         """
         program, ranks = self.programs[layout], self.meshes[layout].group_size(axes)
         stride = self.meshes[layout].stride(axes) if ranks > 1 else 1
         inside = min(ranks, max(1, self.backend.system.devices_per_node // stride))
         key = "gradient", id(program), ranks, inside
-        width = self.backend.formats.accumulated_gradient
-        return self.cache.once(key, lambda: gradient_per_element(program, float(ranks), width, float(inside)))
+        width = self.backend.formats.accumulated_gradient_bytes
+        return self.cache.get_or_compute(
+            key, lambda: gradient_sizes_per_element(program, float(ranks), width, float(inside))
+        )
 
-    def coding_times(self, kinds: StageKinds) -> Array:
+    def compression_times(self, kinds: DistinctStages) -> Array:
         """Return the time in which each distinct stage compresses and decompresses its gradients.
 
         Parameters
         ----------
-        kinds : StageKinds
+        kinds : DistinctStages
             Distinct pipeline stages (stages with equal layers count once).
 
         Returns
@@ -436,34 +448,36 @@ class Layouts:
         ndarray, shape (kinds, layouts)
             Times [s].
         """
-        return self.cache.once("coding", lambda: self._coding(kinds))
+        return self.cache.get_or_compute("coding", lambda: self._coding(kinds))
 
-    def _coding(self, kinds: StageKinds) -> Array:
-        trained = self.elements(kinds, trained=True)
-        if self.backend.compression is None or not self.training:
+    def _coding(self, kinds: DistinctStages) -> Array:
+        trained = self.stage_parameter_counts(kinds, trained=True)
+        if self.backend.compression is None or not self.has_backward:
             return np.zeros_like(trained)
         columns = [
-            self.backend.coding_times(trained[:, layout], self.gradient(layout, BATCH_AXES))
+            self.backend.compression_times(trained[:, layout], self.gradient_sizes(layout, BATCH_AXES))
             if self.replicas[layout] > 1
             else np.zeros(len(trained))
             for layout in range(len(self))
         ]
         return np.stack(columns, axis=1)
 
-    def _coding_state(self, kinds: StageKinds) -> Array:
+    def _coding_state(self, kinds: DistinctStages) -> Array:
         """Return the memory that a compression method keeps on each distinct stage, (kinds, layouts) [byte]."""
-        trained, method = self.elements(kinds, trained=True), self.backend.compression
+        trained, method = self.stage_parameter_counts(kinds, trained=True), self.backend.compression
         if method is None:
             return np.zeros_like(trained)
         bytes_of_layout = [
-            coding_state_bytes(method, self.gradient(layout, BATCH_AXES)) if self.replicas[layout] > 1 else 0.0
+            compression_state_bytes(method, self.gradient_sizes(layout, BATCH_AXES))
+            if self.replicas[layout] > 1
+            else 0.0
             for layout in range(len(self))
         ]
         return np.asarray(trained * np.array(bytes_of_layout))
 
     def _shares(self, copies: int, content: ExchangedTensors) -> list[dict[Axes, Array]]:
         """Count for each layout the elements of each section and tie that are exchanged, by mesh axes."""
-        return self.cache.once(("shares", copies, content), lambda: self._by_axes(copies, content))
+        return self.cache.get_or_compute(("shares", copies, content), lambda: self._by_axes(copies, content))
 
     def _by_axes(self, copies: int, content: ExchangedTensors) -> list[dict[Axes, Array]]:
         frozen, gradients = content in ("all", "again"), content == "gradients"
@@ -472,25 +486,31 @@ class Layouts:
         return self._once_per_program(("shares", gradients, frozen), split, copies, used)
 
     def _once_per_program(
-        self, name: Hashable, figures: Callable[[Program, Mesh, int], Value], copies: int, meshes: Sequence[Hashable]
-    ) -> list[Value]:
+        self,
+        name: Hashable,
+        figures: Callable[[Program, Mesh, int], CachedValue],
+        copies: int,
+        meshes: Sequence[Hashable],
+    ) -> list[CachedValue]:
         """Apply a function to the program and mesh of every layout; ``meshes`` are what it depends on of a mesh."""
-        layouts, once = zip(self.programs, self.meshes, meshes, strict=True), self.by_program.once
+        layouts, once = zip(self.programs, self.meshes, meshes, strict=True), self.by_program.get_or_compute
         return [
             once((name, copies, id(each), key), partial(figures, each, mesh, copies)) for each, mesh, key in layouts
         ]
 
     def _exchanged_elements(self, copies: int, content: ExchangedTensors) -> Array:
         """Count the elements of each section and tie that are exchanged, shape (sections and ties, layouts)."""
-        zeros = np.zeros(len(self.programs[0].sections) + len(self.programs[0].ties))
+        zeros = np.zeros(len(self.programs[0].sections) + len(self.programs[0].tied_parameters))
         shares = self._shares(copies, content)
-        return self.cache.once(
+        return self.cache.get_or_compute(
             ("travelling", copies, content), lambda: np.stack([sum(each.values(), zeros) for each in shares], axis=1)
         )
 
     # sums of gradients, gathers and updates of stages
 
-    def exchange(self, assignment: Assignment, zero: int, *, chunks: bool) -> tuple[Array, Array]:
+    def gradient_exchange_times_and_bytes(
+        self, assignment: Assignment, zero: int, *, chunks: bool
+    ) -> tuple[Array, Array]:
         """Return time and bytes of the data-parallel gradient reduction of each stage.
 
         Parameters
@@ -507,29 +527,29 @@ class Layouts:
         tuple[Array, Array], shape (stages, chunks or 1, layouts)
             (times [s], bytes).
         """
-        kinds, copies = assignment.kinds, assignment.replicas
-        width = self.backend.formats.accumulated_gradient
+        kinds, copies = assignment.distinct_stages_and_chunks, assignment.replicas
+        width = self.backend.formats.accumulated_gradient_bytes
         if copies > 1:  # how far apart the copies of a stage are depends on the stage
             stage, chunk = (
                 kinds.stages.layer_and_copy_counts[assignment.stage_kind],
                 kinds.chunks.layer_and_copy_counts[assignment.chunk_kind],
             )
             holdings = np.concatenate([stage[:, None], chunk], axis=1)
-            placed = "exchange", assignment.key, zero > 0
-            seconds = self.cache.once(
+            placed = "exchange", assignment.cache_key, zero > 0
+            seconds = self.cache.get_or_compute(
                 placed, lambda: self.exchange_times_and_bytes(holdings, copies, "gradients", zero, width)
             )
             figures = seconds[:, :, 1:] if chunks else seconds[:, :, :1]
             return figures[0], figures[1]
         holdings = np.concatenate([kinds.stages.layer_and_copy_counts, kinds.chunks.layer_and_copy_counts])[:, None]
         key = "exchange", zero > 0
-        seconds = self.cache.once(key, lambda: self.exchange_times_and_bytes(holdings, 1, "gradients", zero, width))[
-            :, :, 0
-        ]
+        seconds = self.cache.get_or_compute(
+            key, lambda: self.exchange_times_and_bytes(holdings, 1, "gradients", zero, width)
+        )[:, :, 0]
         rows = assignment.chunk_kind + len(kinds.stages) if chunks else assignment.stage_kind[:, None]
         return seconds[0, rows], seconds[1, rows]
 
-    def state_gathers(self, assignment: Assignment) -> Array:
+    def state_gather_times(self, assignment: Assignment) -> Array:
         """Return the time in which each stage gathers parameters that other ranks have updated (ZeRO-1 and 2).
 
         It includes the host time per tensor and rank.
@@ -544,8 +564,13 @@ class Layouts:
         ndarray, shape (stages, layouts)
             Times [s].
         """
-        kinds, width = assignment.kinds.stages, self.backend.formats.parameter
-        pieces = self.tensors(kinds) * self.shards * (self.shards > 1) * self.backend.slice_gather_time
+        kinds, width = assignment.distinct_stages_and_chunks.stages, self.backend.formats.parameter_bytes
+        pieces = (
+            self.tensor_counts(kinds)
+            * self.zero_shard_ranks
+            * (self.zero_shard_ranks > 1)
+            * self.backend.slice_gather_time
+        )
 
         def gathers(rows: Index | slice) -> Array:
             seconds = self.exchange_times_and_bytes(
@@ -554,11 +579,11 @@ class Layouts:
             return np.asarray(seconds + pieces[rows])
 
         if assignment.replicas > 1:
-            key = "state gathers", assignment.stages_key
-            return self.cache.once(key, lambda: gathers(assignment.stage_kind))
-        return self.cache.once("state gathers", lambda: gathers(slice(None)))[assignment.stage_kind]
+            key = "state gathers", assignment.stages_cache_key
+            return self.cache.get_or_compute(key, lambda: gathers(assignment.stage_kind))
+        return self.cache.get_or_compute("state gathers", lambda: gathers(slice(None)))[assignment.stage_kind]
 
-    def tied_sums(self, assignment: Assignment) -> Array:
+    def tied_gradient_sum_times(self, assignment: Assignment) -> Array:
         """Return the time in which the two stages that share a tied parameter sum its gradients, after all others.
 
         Parameters
@@ -571,30 +596,32 @@ class Layouts:
         ndarray, shape (stages, layouts)
             Times [s].
         """
-        return self.cache.once(("tied", assignment.stages_key), lambda: self._tied_sums(assignment))
+        return self.cache.get_or_compute(("tied", assignment.stages_cache_key), lambda: self._tied_sums(assignment))
 
     def _tied_sums(self, assignment: Assignment) -> Array:
         seconds = np.zeros((assignment.stages, len(self)))
-        pairs = tied_pairs(self.programs[0].ties, assignment.layers) if self.training else []
+        pairs = (
+            tied_stage_pairs(self.programs[0].tied_parameters, assignment.layers_per_stage) if self.has_backward else []
+        )
         for tie, owner, other in pairs:
             key = "tie", tie, abs(other - owner)
-            seconds[[owner, other]] += self.cache.once(key, partial(self._tied_sum, tie, abs(other - owner)))
+            seconds[[owner, other]] += self.cache.get_or_compute(key, partial(self._tied_sum, tie, abs(other - owner)))
         return seconds
 
     def _tied_sum(self, tie: int, distance: int) -> Array:
         strides = np.array([mesh.stride(("pp",)) for mesh in self.meshes])
         sizes = (
-            np.array([program.ties[tie].elements for program in self.programs])
-            * self.backend.formats.accumulated_gradient
+            np.array([program.tied_parameters[tie].elements for program in self.programs])
+            * self.backend.formats.accumulated_gradient_bytes
         )
-        return self.backend.fabric.times("all_reduce", strides * distance, np.full(len(sizes), 2), sizes)
+        return self.backend.fabric.collective_times("all_reduce", strides * distance, np.full(len(sizes), 2), sizes)
 
-    def update_times(self, kinds: StageKinds, *, sharded: bool) -> Array:
+    def update_times(self, kinds: DistinctStages, *, sharded: bool) -> Array:
         """Return the time of the optimizer update of each distinct stage, with gradient clipping.
 
         Parameters
         ----------
-        kinds : StageKinds
+        kinds : DistinctStages
             Distinct pipeline stages (stages with equal layers count once).
         sharded : bool
             True if each rank updates only the states that it owns.
@@ -604,33 +631,38 @@ class Layouts:
         ndarray, shape (kinds, layouts)
             Times [s].
         """
-        return self.cache.once(("updates", sharded), lambda: self._updates(kinds, sharded))
+        return self.cache.get_or_compute(("updates", sharded), lambda: self._updates(kinds, sharded))
 
-    def _updates(self, kinds: StageKinds, sharded: bool) -> Array:
+    def _updates(self, kinds: DistinctStages, sharded: bool) -> Array:
         counts = self.updated_elements(kinds, sharded=sharded)
-        if not self.training:
+        if not self.has_backward:
             return np.zeros_like(counts)
         rule, clipping = self.backend.optimizer, self.clipping_times(kinds, sharded=sharded)
-        if rule.matrices is None:
-            return self.backend.update_times(counts, self.tensors(kinds), rule) + clipping
-        ranks = self.sharers(kinds) if sharded else np.ones_like(counts)
+        if rule.matrix_update is None:
+            return self.backend.update_times(counts, self.tensor_counts(kinds), rule) + clipping
+        ranks = self.mean_sharding_ranks(kinds) if sharded else np.ones_like(counts)
         multiplied = self._matrix_sums(kinds, lambda each: each.elements) / ranks
-        passes = self.backend.update_times(counts - multiplied, self.tensors(kinds), rule)
-        passes = passes + self.backend.update_times(multiplied, 0.0, rule.matrices.elementwise)
-        products = self._matrix_sums(kinds, lambda each: each.copies * self.backend.matrix_update_time(each)) / ranks
+        passes = self.backend.update_times(counts - multiplied, self.tensor_counts(kinds), rule)
+        passes = passes + self.backend.update_times(multiplied, 0.0, rule.matrix_update.elementwise)
+        products = (
+            self._matrix_sums(kinds, lambda each: each.matrix_count * self.backend.matrix_update_time(each)) / ranks
+        )
         return passes + np.maximum(products, self._slowest_matrix_update(kinds)) + clipping
 
-    def _matrix_sums(self, kinds: StageKinds, value: Callable[[WeightMatrices], float]) -> Array:
+    def _matrix_sums(self, kinds: DistinctStages, value: Callable[[WeightMatrices], float]) -> Array:
         """Sum a function of weight matrices over each distinct stage, shape (kinds, layouts)."""
-        rows = self._stacked(lambda program: np.array([sum(map(value, each.matrices)) for each in program.sections]))
+        rows = self._stacked(
+            lambda program: np.array([sum(map(value, each.weight_matrices)) for each in program.sections])
+        )
         return sum_per_stage(kinds.layer_and_copy_counts[:, : len(rows)], rows)
 
-    def _slowest_matrix_update(self, kinds: StageKinds) -> Array:
+    def _slowest_matrix_update(self, kinds: DistinctStages) -> Array:
         """Return the time of the slowest single matrix update, as ranks that share updates own whole matrices."""
 
         def longest(program: Program) -> Array:
             known = (
-                (self.backend.matrix_update_time(each) for each in section.matrices) for section in program.sections
+                (self.backend.matrix_update_time(each) for each in section.weight_matrices)
+                for section in program.sections
             )
             return np.array([max(seconds, default=0.0) for seconds in known])
 
@@ -639,12 +671,12 @@ class Layouts:
             [rows[stage[: len(rows)] > 0].max(axis=0, initial=0.0) for stage in kinds.layer_and_copy_counts]
         )
 
-    def tensors(self, kinds: StageKinds) -> Array:
+    def tensor_counts(self, kinds: DistinctStages) -> Array:
         """Count the parameter tensors of each distinct stage.
 
         Parameters
         ----------
-        kinds : StageKinds
+        kinds : DistinctStages
             Distinct pipeline stages (stages with equal layers count once).
 
         Returns
@@ -652,15 +684,15 @@ class Layouts:
         ndarray, shape (kinds, 1)
             Number of tensors.
         """
-        tensors_of_section = section_values(self.programs[0], "tensors")
+        tensors_of_section = section_values(self.programs[0], "trained_tensor_count")
         return sum_per_stage(kinds.layer_and_copy_counts[:, : len(tensors_of_section)], tensors_of_section)[:, None]
 
-    def clipping_times(self, kinds: StageKinds, *, sharded: bool) -> Array:
+    def clipping_times(self, kinds: DistinctStages, *, sharded: bool) -> Array:
         """Return the time in which gradients are clipped, with the sum of their norm over ranks.
 
         Parameters
         ----------
-        kinds : StageKinds
+        kinds : DistinctStages
             Distinct pipeline stages (stages with equal layers count once).
         sharded : bool
             True if each rank has only its shard of the gradients.
@@ -673,15 +705,15 @@ class Layouts:
         seconds = self.backend.clipping_times(self.updated_elements(kinds, sharded=sharded))
         if self.backend.clip_method == "none":
             return seconds
-        groups = self.groups(range(len(self)), [clip_axes(int(sharded))] * len(self))
-        return seconds + self.collective("all_reduce", groups, np.full(len(self), NORM_BYTES))
+        groups = self.communication_groups(range(len(self)), [gradient_norm_axes(int(sharded))] * len(self))
+        return seconds + self.slowest_group_time("all_reduce", groups, np.full(len(self), NORM_BYTES))
 
-    def updated_elements(self, kinds: StageKinds, *, sharded: bool) -> Array:
+    def updated_elements(self, kinds: DistinctStages, *, sharded: bool) -> Array:
         """Count the trained elements of each distinct stage that a rank updates.
 
         Parameters
         ----------
-        kinds : StageKinds
+        kinds : DistinctStages
             Distinct pipeline stages (stages with equal layers count once).
         sharded : bool
             True if each rank updates only the states that it owns.
@@ -691,17 +723,17 @@ class Layouts:
         ndarray, shape (kinds, layouts)
             Elements.
         """
-        trained = self.elements(kinds, trained=True)
-        return trained / self.sharers(kinds) if sharded else trained
+        trained = self.stage_parameter_counts(kinds, trained=True)
+        return trained / self.mean_sharding_ranks(kinds) if sharded else trained
 
     # memory of states
 
-    def sharers(self, kinds: StageKinds) -> Array:
+    def mean_sharding_ranks(self, kinds: DistinctStages) -> Array:
         """Return over how many ranks the states of each distinct stage are sharded, averaged over its parameters.
 
         Parameters
         ----------
-        kinds : StageKinds
+        kinds : DistinctStages
             Distinct pipeline stages (stages with equal layers count once).
 
         Returns
@@ -709,14 +741,16 @@ class Layouts:
         ndarray, shape (kinds, layouts)
             Number of ranks.
         """
-        return self.cache.once("sharers", lambda: self._sharers(kinds))
+        return self.cache.get_or_compute("sharers", lambda: self._sharers(kinds))
 
-    def _sharers(self, kinds: StageKinds) -> Array:
+    def _sharers(self, kinds: DistinctStages) -> Array:
         owned = np.zeros((len(kinds), len(self)))
         for copies in distinct_values(kinds.replicas.astype(int)):
             same_copies = np.flatnonzero(kinds.replicas[:, 0] == copies)
             owned[same_copies] = kinds.layer_and_copy_counts[same_copies] @ self.owned_elements(copies)
-        return sharing_ranks(self.elements(kinds, trained=True), owned, self.shards * kinds.replicas)
+        return mean_sharding_ranks(
+            self.stage_parameter_counts(kinds, trained=True), owned, self.zero_shard_ranks * kinds.replicas
+        )
 
     def owned_elements(self, copies: int) -> Array:
         """Count the trained elements whose states a rank of each layout owns if ZeRO shards them.
@@ -733,16 +767,18 @@ class Layouts:
         """
         shared = [tuple([mesh.degree(axis) for axis in ("cp", *BATCH_AXES)]) for mesh in self.meshes]
         key = "owned", copies
-        return self.cache.once(
+        return self.cache.get_or_compute(
             key, lambda: np.stack(self._once_per_program("owned", owned_elements, copies, shared), axis=1)
         )
 
-    def state_memory(self, kinds: StageKinds, zero: int, stages: int, *, overlapped: bool) -> tuple[StateMemory, Array]:
+    def state_memory(
+        self, kinds: DistinctStages, zero: int, stages: int, *, overlapped: bool
+    ) -> tuple[StateMemory, Array]:
         """Return the memory of parameters, gradients and optimizer states of each distinct stage.
 
         Parameters
         ----------
-        kinds : StageKinds
+        kinds : DistinctStages
             Distinct pipeline stages (stages with equal layers count once).
         zero : int
             ZeRO stage, 0 to 3.
@@ -762,46 +798,50 @@ class Layouts:
             zero == 1 and stages > 1 and self.backend.software.parallelism.pipeline_gathers == "step"
         )
         key = "states", zero, deferred, unreduced
-        return self.cache.once(key, lambda: self._states(kinds, zero, deferred, unreduced))
+        return self.cache.get_or_compute(key, lambda: self._states(kinds, zero, deferred, unreduced))
 
-    def _states(self, kinds: StageKinds, zero: int, deferred: bool, unreduced: bool) -> tuple[StateMemory, Array]:
+    def _states(self, kinds: DistinctStages, zero: int, deferred: bool, unreduced: bool) -> tuple[StateMemory, Array]:
         backend = self.backend
-        offloads = backend.offload.holds("parameters")
+        offloads = backend.offload.is_offloaded("parameters")
         largest = self._largest(kinds) if zero == 3 or offloads else np.zeros((1, 1))
         at_once = zero == 3 and backend.software.parallelism.gather_buffers == "root"
-        widened = unreduced and backend.formats.master and backend.software.gradients.unreduced == "fp32"
-        formats = replace(backend.formats, gradient=backend.formats.wide_activation) if widened else backend.formats
+        widened = unreduced and backend.formats.master_bytes and backend.software.gradients.unreduced == "fp32"
+        formats = (
+            replace(backend.formats, gradient_bytes=backend.formats.fp32_activation_bytes)
+            if widened
+            else backend.formats
+        )
         whole = state_memory(
-            self.elements(kinds, trained=False),
-            self.elements(kinds, trained=True),
+            self.stage_parameter_counts(kinds, trained=False),
+            self.stage_parameter_counts(kinds, trained=True),
             self._root_gathered(kinds) / 2.0 if at_once else largest,
-            self.sharers(kinds),
+            self.mean_sharding_ranks(kinds),
             zero,
             backend.optimizer,
             formats,
-            training=self.training,
+            training=self.has_backward,
             deferred=deferred,
             flat_copies=backend.software.gradients.flat_copies,
         )
         rule = backend.optimizer
-        if rule.matrices is not None and self.training:
-            numbers = self._matrix_sums(kinds, rule.matrices.numbers)
-            numbers = numbers - rule.states * self._matrix_sums(kinds, lambda each: each.elements)
-            ranks = self.sharers(kinds) if zero else 1.0
-            whole = replace(whole, optimizer=whole.optimizer + numbers * backend.formats.state / ranks)
+        if rule.matrix_update is not None and self.has_backward:
+            numbers = self._matrix_sums(kinds, rule.matrix_update.state_count)
+            numbers = numbers - rule.state_count * self._matrix_sums(kinds, lambda each: each.elements)
+            ranks = self.mean_sharding_ranks(kinds) if zero else 1.0
+            whole = replace(whole, optimizer=whole.optimizer + numbers * backend.formats.state_bytes / ranks)
         if backend.compression is not None:
             whole = replace(whole, optimizer=whole.optimizer + self._coding_state(kinds))
         if backend.offload.parts:
             return divide_offloaded(whole, backend.offload, largest, backend.formats)
         return whole, np.zeros_like(whole.parameters)
 
-    def _root_gathered(self, kinds: StageKinds) -> Array:
+    def _root_gathered(self, kinds: DistinctStages) -> Array:
         """Count the parameters that FSDP2 holds gathered at one time in each distinct stage, (kinds, layouts).
 
         They are the layers outside repeated blocks and two blocks, and the flat buffers of the larger of these, from
         which they were copied.
         """
-        elements, repeated = self.parameters(trained=False), recomputed_sections(self.programs[0])
+        elements, repeated = self.section_parameter_counts(trained=False), recomputed_sections(self.programs[0])
         count = len(repeated)
         outside = kinds.layer_and_copy_counts[:, count:] @ elements[count:]
         outside = outside + kinds.layer_and_copy_counts[:, :count][:, ~repeated] @ elements[:count][~repeated]
@@ -809,24 +849,28 @@ class Layouts:
         blocks = 2.0 * present[:, repeated].max(axis=1, initial=0.0)
         return np.asarray(outside + blocks + np.maximum(outside, blocks))
 
-    def _largest(self, kinds: StageKinds) -> Array:
+    def _largest(self, kinds: DistinctStages) -> Array:
         """Count the elements of the largest section of each distinct stage, with tied parameters, (kinds, layouts)."""
-        ties, elements = self.programs[0].ties, self.parameters(trained=False)
+        ties, elements = self.programs[0].tied_parameters, self.section_parameter_counts(trained=False)
         count = len(elements) - len(ties)
         rows = []
         for row in kinds.layer_and_copy_counts:
             sections = elements[:count].copy()
             for number, tie in enumerate(ties):
-                sections[tie.reader] += elements[count + number] * (row[count + number] > 0)
+                sections[tie.reader_section] += elements[count + number] * (row[count + number] > 0)
             rows.append((sections * (row[:count] > 0)[:, None]).max(axis=0))
         return np.array(rows)
 
-    def reserved(self) -> Array:
+    def reserved_memory(self) -> Array:
         """Return the memory of the process outside tensors (CUDA context, NCCL buffers, …), shape (layouts,) [byte]."""
-        return self.cache.once("reserved", lambda: np.array([self.backend.reserved(mesh) for mesh in self.meshes]))
+        return self.cache.get_or_compute(
+            "reserved", lambda: np.array([self.backend.reserved_memory(mesh) for mesh in self.meshes])
+        )
 
 
 def _elements(program: Program, trained: bool) -> Array:
     """Count the parameter elements of each section and tie of a program, shape (sections and ties,)."""
-    sections = [each.trained if trained else each.parameters for each in program.sections]
-    return np.array(sections + [tie.elements * (tie.trained or not trained) for tie in program.ties], dtype=np.float64)
+    sections = [each.trained_parameter_count if trained else each.parameter_count for each in program.sections]
+    return np.array(
+        sections + [tie.elements * (tie.trained or not trained) for tie in program.tied_parameters], dtype=np.float64
+    )

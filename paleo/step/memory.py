@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from paleo.lowering.program import TiedParameter
     from paleo.operations.base import Optimizer
     from paleo.operations.tensor import Precision
-    from paleo.pricing.store import ConstantEfficiencies
+    from paleo.pricing.calibration_lookup import ConstantEfficiencies
     from paleo.schedules.base import Schedule
     from paleo.specs.system import System
     from paleo.step.section_times import LayerTimes
@@ -39,7 +39,7 @@ Index = npt.NDArray[np.intp]
 Mask = npt.NDArray[np.bool_]
 
 
-def placed_layers(sections: int, pieces: Sequence[ModelChunk], places: Sequence[Sequence[int]]) -> Array:
+def count_layers_per_chunk(sections: int, pieces: Sequence[ModelChunk], places: Sequence[Sequence[int]]) -> Array:
     """Count the layers of each section in each chunk of each stage.
 
     Parameters
@@ -82,7 +82,7 @@ def tied_copies(layers: Array, ties: Sequence[TiedParameter]) -> Array:
     copies = np.zeros((len(layers), len(ties)))
     known: dict[str, Mask] = {}
     for column, tie in enumerate(ties):
-        owners, reads = known.get(tie.name, layers[:, tie.owner] > 0), layers[:, tie.reader] > 0
+        owners, reads = known.get(tie.name, layers[:, tie.owner_section] > 0), layers[:, tie.reader_section] > 0
         copies[:, column] = reads & ~owners
         known[tie.name] = owners | reads
     return copies
@@ -110,7 +110,7 @@ def layer_and_copy_counts(placed: Array, ties: Sequence[TiedParameter]) -> Array
     return np.concatenate([placed, tied], axis=2)
 
 
-def tied_pairs(ties: Sequence[TiedParameter], layers: Array) -> list[tuple[int, int, int]]:
+def tied_stage_pairs(ties: Sequence[TiedParameter], layers: Array) -> list[tuple[int, int, int]]:
     """List the pairs of stages that share a trained tied parameter.
 
     Parameters
@@ -126,7 +126,7 @@ def tied_pairs(ties: Sequence[TiedParameter], layers: Array) -> list[tuple[int, 
         Tie, stage of its owner and stage of the copy.
     """
     return [
-        (number, int(np.flatnonzero(layers[:, ties[number].owner])[0]), stage)
+        (number, int(np.flatnonzero(layers[:, ties[number].owner_section])[0]), stage)
         for stage, number in np.argwhere(tied_copies(layers, ties)).tolist()
         if ties[number].trained
     ]
@@ -152,11 +152,11 @@ def gathered_parameter_mask(layers: Array, ties: Sequence[TiedParameter]) -> Arr
     stages, sections = layers.shape
     parts = np.zeros((stages, sections, sections + len(ties)))
     parts[:, range(sections), range(sections)] = 1.0
-    parts[:, [tie.reader for tie in ties], range(sections, sections + len(ties))] = tied_copies(layers, ties)
+    parts[:, [tie.reader_section for tie in ties], range(sections, sections + len(ties))] = tied_copies(layers, ties)
     return parts
 
 
-class StageKinds:
+class DistinctStages:
     """Distinct stages (or model chunks) by the layers that they hold, so that each is computed once.
 
     There are few kinds even with many stages. `add` extends them, so call it for all holdings before computing.
@@ -206,42 +206,42 @@ class StageKinds:
 
 
 @dataclass(frozen=True, slots=True)
-class AssignmentKinds:
+class DistinctStagesAndChunks:
     """Distinct stages and distinct model chunks of several assignments; equal ones are computed once."""
 
-    stages: StageKinds
-    chunks: StageKinds
+    stages: DistinctStages
+    chunks: DistinctStages
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """Assignment of model chunks to stages: ``chunks_per_stage`` of each of ``replicas`` replicas on every stage.
 
-    ``placed`` are the layers of each section, shape (stages, chunks, sections); ``layers`` the same of whole stages,
-    shape (stages, sections). ``stage_kind`` has the shape (stages,), ``chunk_kind`` (stages, chunks). ``output_sends``
-    is the number of outputs that a stage sends to other stages per microbatch, by the section that computes them, shape
-    (stages, sections).
+    ``layers_per_chunk`` are the layers of each section, shape (stages, chunks, sections); ``layers_per_stage`` the same
+    of whole stages, shape (stages, sections). ``stage_kind`` has the shape (stages,), ``chunk_kind`` (stages, chunks).
+    ``output_sends`` is the number of outputs that a stage sends to other stages per microbatch, by the section that
+    computes them, shape (stages, sections).
     """
 
     model_chunks: tuple[ModelChunk, ...]
     chunks_per_stage: int
     replicas: int
-    placed: Array
-    layers: Array
+    layers_per_chunk: Array
+    layers_per_stage: Array
     output_sends: Array
-    kinds: AssignmentKinds
+    distinct_stages_and_chunks: DistinctStagesAndChunks
     stage_kind: Index
     chunk_kind: Index
 
     @classmethod
-    def of(
+    def from_schedule(
         cls,
         pieces: Sequence[ModelChunk],
         schedule: Schedule,
         stages: int,
         chunks: int,
         ties: Sequence[TiedParameter],
-        kinds: AssignmentKinds,
+        kinds: DistinctStagesAndChunks,
     ) -> Assignment:
         """Assign the model chunks of a network to pipeline stages, by a schedule.
 
@@ -257,7 +257,7 @@ class Assignment:
             Chunks of a stage.
         ties : sequence of TiedParameter
             Tied parameters.
-        kinds : AssignmentKinds
+        kinds : DistinctStagesAndChunks
             Known kinds of stages; new ones are added.
 
         Returns
@@ -268,7 +268,7 @@ class Assignment:
         sections = 1 + max(section for piece in pieces for section, _ in piece)
         places = schedule.model_chunks(stages, chunks) if stages > 1 else ((0,),)
         copies = schedule.replicas if stages > 1 else 1
-        placed = placed_layers(sections, pieces, places)
+        placed = count_layers_per_chunk(sections, pieces, places)
         layers = np.asarray(placed.sum(axis=1))
         sends = np.zeros((stages, sections))
         if stages > 1:
@@ -290,15 +290,15 @@ class Assignment:
 
         With several replicas of the network (bidirectional schedules) this is their mean.
         """
-        return self.layers / self.replicas
+        return self.layers_per_stage / self.replicas
 
     @property
-    def key(self) -> tuple[object, ...]:
+    def cache_key(self) -> tuple[object, ...]:
         """Cache key: equal for two assignments with the same chunks on the same stages."""
         return self.chunk_kind.shape, self.chunk_kind.tobytes()
 
     @property
-    def stages_key(self) -> tuple[object, ...]:
+    def stages_cache_key(self) -> tuple[object, ...]:
         """Cache key: equal for two assignments with the same layers on the same stages, in any chunks."""
         return len(self.stage_kind), self.stage_kind.tobytes()
 
@@ -336,16 +336,16 @@ class StateMemory:
 
     Arrays have the shape (stages, …), where the last axes are those of the configurations.
 
-    ``gathered`` are parameters that sharding gathers at a time, ``update`` the temporaries of the optimizer update, and
-    ``copies`` the flat copies of gradients before it.
+    ``gathered_parameters`` are parameters that sharding gathers at a time, ``update_temporaries`` the temporaries of
+    the optimizer update, and ``flat_gradient_copies`` the flat copies of gradients before it.
     """
 
     parameters: Array
     gradients: Array
     optimizer: Array
-    gathered: Numeric
-    update: Numeric
-    copies: Numeric
+    gathered_parameters: Numeric
+    update_temporaries: Numeric
+    flat_gradient_copies: Numeric
 
 
 def state_memory(
@@ -398,13 +398,13 @@ def state_memory(
     """
     share = [1.0 / np.asarray(ranks) if zero >= stage else 1.0 for stage in (3, 2, 1)]
     share[1] = 1.0 if deferred else share[1]
-    whole, owned = (each * (training and formats.master > 0) for each in flat_copies)
+    whole, owned = (each * (training and formats.master_bytes > 0) for each in flat_copies)
     copies = trained * (whole + np.where((zero in (1, 2)) | (np.asarray(ranks) == 1), owned * share[2], 0.0))
     return StateMemory(
-        parameters * formats.parameter * share[0],
-        trained * ((formats.gradient + formats.main_gradient) * training) * share[1],
+        parameters * formats.parameter_bytes * share[0],
+        trained * ((formats.gradient_bytes + formats.main_gradient_bytes) * training) * share[1],
         trained * (optimizer.state_bytes(formats) * training) * share[2],
-        2.0 * largest * formats.parameter if zero == 3 else 0.0 * np.asarray(largest),
+        2.0 * largest * formats.parameter_bytes if zero == 3 else 0.0 * np.asarray(largest),
         np.maximum(trained * (optimizer.temporary_bytes(formats) * training) * share[2], copies),
         copies,
     )
@@ -457,7 +457,7 @@ def with_update_temporaries(work: Array, states: StateMemory, activations: Array
     ndarray, shape (stages, ...)
         Size [byte].
     """
-    return np.maximum(work, states.update - states.gathered - activations)
+    return np.maximum(work, states.update_temporaries - states.gathered_parameters - activations)
 
 
 def total_memory(states: StateMemory, activations: Array, work: Numeric) -> Array:
@@ -477,7 +477,7 @@ def total_memory(states: StateMemory, activations: Array, work: Numeric) -> Arra
     ndarray, shape (stages, ...)
         Size [byte].
     """
-    return states.parameters + states.gradients + states.optimizer + activations + work + states.gathered
+    return states.parameters + states.gradients + states.optimizer + activations + work + states.gathered_parameters
 
 
 #: The squared norm of the gradients is exchanged as one fp32 number.
@@ -508,13 +508,13 @@ def clip_kernels(count: float, clip: str, formats: Precision) -> list[Kernel]:
     ----------
     Pascanu et al., On the difficulty of training recurrent neural networks, ICML 2013.
     """
-    size = count * formats.accumulated_gradient
+    size = count * formats.accumulated_gradient_bytes
     norm = elementwise_kernel("norm of gradients", "reduce", "update", count, size, 0.0, flops=2.0 * count)
     scale = elementwise_kernel("scaled gradients", "elementwise", "update", count, size, size)
     return {"none": [], "norm": [norm], "scaled": [norm, scale]}[clip]
 
 
-def clip_axes(zero: int) -> Axes:
+def gradient_norm_axes(zero: int) -> Axes:
     """Return the axes over which parts of the gradient norm are summed: those that split gradients.
 
     Parameters
@@ -531,7 +531,7 @@ def clip_axes(zero: int) -> Axes:
 
 
 #: Parts of the memory of a device.
-PARTS = ("parameters", "gradients", "optimizer", "activations", "workspace")
+MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "workspace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -563,7 +563,7 @@ class Footprint:
     @property
     def parts(self) -> dict[str, float]:
         """Memory of each part (parameters, gradients, …) [byte]; the parts sum to the total."""
-        return {name: getattr(self, name) for name in PARTS}
+        return {name: getattr(self, name) for name in MEMORY_PARTS}
 
     @property
     def total(self) -> float:
@@ -608,7 +608,7 @@ def host_link_rate(system: System, rates: ConstantEfficiencies | None = None) ->
     float
         Rate [byte/s].
     """
-    return system.device.copy_rate(None if rates is None else rates.link)
+    return system.device.host_copy_bandwidth(None if rates is None else rates.link)
 
 
 def host_property(system: System, key: str, instead: str = "") -> float:
@@ -648,7 +648,8 @@ class Offload:
     """Parts of a rank's state in host memory, with the rates of the links to it.
 
     ``link_rate`` is the rate of copies in each direction, and ``host_memory_rate`` the rank's share of the host's
-    memory bandwidth [byte/s]. ``layers`` is the number of layers whose activations are offloaded (None: all).
+    memory bandwidth [byte/s]. ``activation_layers`` is the number of layers whose activations are offloaded (None:
+    all).
 
     Reference: Ren et al., ZeRO-Offload, USENIX ATC 2021; Rajbhandari et al., ZeRO-Infinity, SC 2021.
     """
@@ -656,9 +657,9 @@ class Offload:
     parts: frozenset[str]
     link_rate: float
     host_memory_rate: float
-    layers: int | None = None
+    activation_layers: int | None = None
 
-    def holds(self, part: str) -> bool:
+    def is_offloaded(self, part: str) -> bool:
         """Return True if a part of the state is in host memory.
 
         Parameters
@@ -697,16 +698,16 @@ class Offload:
 
         Examples
         --------
-        >>> offload = Offload(frozenset({"activations"}), 1.0, 1.0, layers=40)
+        >>> offload = Offload(frozenset({"activations"}), 1.0, 1.0, activation_layers=40)
         >>> offload.activation_share(np.array([1.0, 80.0, 1.0]), np.array([False, True, False]))
         array([0. , 0.5, 0. ])
         """
-        if self.layers is None or not self.holds("activations"):
-            return np.full(len(repeat), float(self.holds("activations")))
+        if self.activation_layers is None or not self.is_offloaded("activations"):
+            return np.full(len(repeat), float(self.is_offloaded("activations")))
         layers = repeat[blocks].sum()
-        if self.layers > layers:
-            raise PlanError(f"offload.layers: {self.layers} layers; the network has {layers:.0f}")
-        return np.asarray(blocks * (self.layers / layers))
+        if self.activation_layers > layers:
+            raise PlanError(f"offload.layers: {self.activation_layers} layers; the network has {layers:.0f}")
+        return np.asarray(blocks * (self.activation_layers / layers))
 
 
 NO_OFFLOAD = Offload(frozenset(), np.inf, np.inf)
@@ -716,7 +717,7 @@ NO_OFFLOAD = Offload(frozenset(), np.inf, np.inf)
 HOST_BANDWIDTH_SHARE = 28.0 * 10.0 / 2.57 / 256.0
 
 
-def offload_of(
+def parse_offload(
     text: str, system: System, rates: ConstantEfficiencies | None = None, layers: int | None = None
 ) -> Offload:
     """Parse the offloaded parts that a run names, and find the rates of the links to host memory.
@@ -770,13 +771,13 @@ def offload_of(
 class OffloadShares:
     """Shares of a layer's weights and gradients that are copied between device and host, shape (configurations,).
 
-    ``accumulates`` is 1 if the host sums gradients over several microbatches. ``activations`` is the share of saved
-    activations that is offloaded, shape (sections,).
+    ``accumulates_on_host`` is 1 if the host sums gradients over several microbatches. ``activations`` is the share of
+    saved activations that is offloaded, shape (sections,).
     """
 
     weights: Numeric = 1.0
     gradients: Numeric = 1.0
-    accumulates: Numeric = 0.0
+    accumulates_on_host: Numeric = 0.0
     activations: Numeric = 1.0
 
     @classmethod
@@ -843,13 +844,18 @@ def with_offload_traffic(
     """
     shape = (-1,) + (1,) * (times.forward.ndim - 1)
     elements, learned = (each.reshape(shape) if each.ndim == 1 else each for each in (parameters, trained))
-    share = np.reshape(shares.activations, shape) * offload.holds("activations")
+    share = np.reshape(shares.activations, shape) * offload.is_offloaded("activations")
     kept = times.saved_bytes * share
-    weights = shares.weights * formats.parameter * elements * offload.holds("parameters")
-    sent = shares.gradients * learned * offload.holds("gradients")
-    added = sent * shares.accumulates * (formats.gradient + 2.0 * SUM_BYTES) / offload.host_memory_rate
+    weights = shares.weights * formats.parameter_bytes * elements * offload.is_offloaded("parameters")
+    sent = shares.gradients * learned * offload.is_offloaded("gradients")
+    added = (
+        sent
+        * shares.accumulates_on_host
+        * (formats.gradient_bytes + 2.0 * HOST_GRADIENT_SUM_BYTES)
+        / offload.host_memory_rate
+    )
     out = np.maximum(kept, weights) / offload.link_rate
-    back = np.maximum(np.maximum(kept + weights, sent * formats.gradient) / offload.link_rate, added)
+    back = np.maximum(np.maximum(kept + weights, sent * formats.gradient_bytes) / offload.link_rate, added)
     return replace(
         times,
         forward_transfers=times.forward_transfers + _exposed(out, times.forward),
@@ -861,7 +867,7 @@ def with_offload_traffic(
 
 
 #: Bytes of a gradient in the host's sums, which are fp32.
-SUM_BYTES = 4.0
+HOST_GRADIENT_SUM_BYTES = 4.0
 
 
 def _exposed(seconds: Numeric, hidden_by: Numeric) -> Array:
@@ -891,12 +897,22 @@ def divide_offloaded(
     tuple[StateMemory, Array]
         States on the device, and bytes in host memory of shape (stages, ...).
     """
-    offloaded = [states.parameters * offload.holds("parameters"), states.gradients * offload.holds("gradients")]
-    offloaded.append(states.optimizer * offload.holds("optimizer"))
-    gathered = np.maximum(states.gathered, 2.0 * largest * formats.parameter * offload.holds("parameters"))
+    offloaded = [
+        states.parameters * offload.is_offloaded("parameters"),
+        states.gradients * offload.is_offloaded("gradients"),
+    ]
+    offloaded.append(states.optimizer * offload.is_offloaded("optimizer"))
+    gathered = np.maximum(
+        states.gathered_parameters, 2.0 * largest * formats.parameter_bytes * offload.is_offloaded("parameters")
+    )
     kept = states.parameters - offloaded[0], states.gradients - offloaded[1], states.optimizer - offloaded[2]
     stays = StateMemory(
-        *kept, gathered, *(each * (not offload.holds("optimizer")) for each in (states.update, states.copies))
+        *kept,
+        gathered,
+        *(
+            each * (not offload.is_offloaded("optimizer"))
+            for each in (states.update_temporaries, states.flat_gradient_copies)
+        ),
     )
     return stays, offloaded[0] + offloaded[1] + offloaded[2]
 
@@ -940,8 +956,8 @@ def host_update_time(
     >>> float(host_update_time(1e9, 0.06, OPTIMIZERS["adam"], precision("bf16"), host))  # 2 GB sent, 28 GB moved
     1.04
     """
-    sent = 0.0 if offload.holds("gradients") else count * formats.gradient / offload.link_rate
-    back = 0.0 if offload.holds("parameters") else count * formats.parameter / offload.link_rate
+    sent = 0.0 if offload.is_offloaded("gradients") else count * formats.gradient_bytes / offload.link_rate
+    back = 0.0 if offload.is_offloaded("parameters") else count * formats.parameter_bytes / offload.link_rate
     at_once = replace(optimizer, foreach=False)  # lists are the GPU's way
     moved = count * sum(at_once.update_bytes(formats)) / offload.host_memory_rate
     return np.asarray(_exposed(sent, backward) + np.maximum(moved, back))

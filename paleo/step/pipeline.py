@@ -35,7 +35,7 @@ from paleo.step.streams import section_gather_times
 
 if TYPE_CHECKING:
     from paleo.lowering.policies import ModelChunk
-    from paleo.step.batch import Batch
+    from paleo.step.configuration_batch import ConfigurationBatch
     from paleo.step.layouts import ExchangedTensors, Layouts
 
 Mask = npt.NDArray[np.bool_]
@@ -48,8 +48,8 @@ class ShardedIterationTimes:
     """Times of one layer of each section with sharded parameters (ZeRO-3), shape (sections, …) [s].
 
     ``forward``, ``backward`` and ``weight_gradients`` are the passes with their exposed collectives. ``gather`` and
-    ``regather`` are the parameter gathers before forward and backward, ``gradient_exchange`` the gradient exchange;
-    None for exchanges that do not occur.
+    ``regather`` are the parameter gathers before forward and backward, ``gradient_exchange`` the gradient
+    exchange; None for exchanges that do not occur.
     """
 
     forward: Array
@@ -60,7 +60,7 @@ class ShardedIterationTimes:
     gradient_exchange: Array | None
 
     @cached_property
-    def gradient_passes(self) -> Array:
+    def full_backward(self) -> Array:
         """Time of a backward pass that computes the gradients of inputs and weights [s]."""
         return self.backward + self.weight_gradients
 
@@ -69,17 +69,28 @@ class ShardedIterationTimes:
 class _Unit:
     """An iteration of a section with parameters to gather, and the iterations without parameters that follow it."""
 
-    gathered: int
-    following: tuple[tuple[int, int], ...] = ()
+    gathered_section: int
+    following_sections: tuple[tuple[int, int], ...] = ()
 
     def _following_seconds(self, figures: Array) -> Array:
         """Return the time of the iterations after the gathered one [s]."""
-        return np.asarray(sum(count * figures[section] for section, count in self.following))
+        return np.asarray(sum(count * figures[section] for section, count in self.following_sections))
 
     def seconds(self, figures: Array) -> Array:
-        """Return the time of the gathered iteration and of the iterations after it [s]."""
-        gathered: Array = figures[self.gathered]
-        return gathered + self._following_seconds(figures) if self.following else gathered
+        """Return the time of the gathered iteration and of the iterations after it.
+
+        Parameters
+        ----------
+        figures : ndarray, shape (sections, ...)
+            Time of one layer iteration of each section [s].
+
+        Returns
+        -------
+        ndarray
+            Time [s], with the shape of one section's times.
+        """
+        gathered: Array = figures[self.gathered_section]
+        return gathered + self._following_seconds(figures) if self.following_sections else gathered
 
 
 #: Units in sequence, each with the number of its repetitions.
@@ -115,8 +126,8 @@ def sharded_passes(
     forward = _row(forth, f.forward, lead._following_seconds(f.forward), gather=f.gather)
     if not splits:
         last = np.asarray(sum(layers * f.weight_gradients[section] for section, layers in chunk))
-        following = back_lead._following_seconds(f.gradient_passes)
-        backward = _row(back, f.gradient_passes, following, f.regather, f.gradient_exchange, before)
+        following = back_lead._following_seconds(f.full_backward)
+        backward = _row(back, f.full_backward, following, f.regather, f.gradient_exchange, before)
         return PassTimes(forward, backward - last, last)
     backward = _row(back, f.backward, back_lead._following_seconds(f.backward), f.regather, before=before)
     weights = _row(
@@ -160,17 +171,17 @@ def _row(
         return lead
     zeros = np.zeros(len(compute))
     gather, gradients = zeros if gather is None else gather, zeros if gradients is None else gradients
-    seconds = np.maximum(lead, gather[units[0][0].gathered] - before)
+    seconds = np.maximum(lead, gather[units[0][0].gathered_section] - before)
     sent, early = np.zeros(()), np.zeros(())
     for (unit, times), (following, _) in pairwise(units):
         computing, idle = unit.seconds(compute), unit._following_seconds(compute)
-        awaited = np.maximum(sent - early, 0.0) + gather[following.gathered]
+        awaited = np.maximum(sent - early, 0.0) + gather[following.gathered_section]
         seconds = seconds + times * np.maximum(computing, awaited)
-        early = np.minimum(idle, np.maximum(computing - awaited, 0.0)) if unit.following else np.zeros(())
-        sent = gradients[unit.gathered]
+        early = np.minimum(idle, np.maximum(computing - awaited, 0.0)) if unit.following_sections else np.zeros(())
+        sent = gradients[unit.gathered_section]
     last = units[-1][0]
-    computing = compute[last.gathered]
-    done = np.maximum(computing, sent - early) + gradients[last.gathered]
+    computing = compute[last.gathered_section]
+    done = np.maximum(computing, sent - early) + gradients[last.gathered_section]
     return np.asarray(seconds + np.maximum(last.seconds(compute), done))
 
 
@@ -186,19 +197,20 @@ def _expanded(row: _Row) -> _Row:
 class ShardedChunks:
     """Passes of stages with sharded parameters or gradients, with exposed gathers and scatters.
 
-    ``passes`` has the shape (3 passes, kinds, chunks, cases) [s]; ``kind`` is the kind of each stage, shape (stages,).
+    ``passes`` has the shape (3 passes, kinds, chunks, cases) [s]; ``stage_kind`` is the kind of each stage, shape
+    (stages,).
     """
 
     passes: Array
-    kind: Index
+    stage_kind: Index
 
 
-def stage_passes(batch: Batch) -> PassTimes:
+def stage_passes(batch: ConfigurationBatch) -> PassTimes:
     """Return the time of one microbatch through all chunks of each stage, with exposed sends.
 
     Parameters
     ----------
-    batch : Batch
+    batch : ConfigurationBatch
         Configurations that are computed together, as arrays.
 
     Returns
@@ -206,30 +218,30 @@ def stage_passes(batch: Batch) -> PassTimes:
     PassTimes
         Times of forward, backward and weight passes, arrays of shape (stages, cases) [s].
     """
-    return batch.cache.once(("passes", *_passes_key(batch)), lambda: _stage_passes(batch))
+    return batch.cache.get_or_compute(("passes", *_passes_key(batch)), lambda: _stage_passes(batch))
 
 
-def _passes_key(batch: Batch) -> tuple[object, ...]:
+def _passes_key(batch: ConfigurationBatch) -> tuple[object, ...]:
     """Return a key of everything else that passes of given cases and assignment depend on."""
     paired = (batch.schedule.name,) if batch.overlaps_token_exchange else ()
     if batch.scatters_every_pass:
-        return *paired, batch.sharding, batch.overlapped, batch.schedule.splits_backward
+        return *paired, batch.sharding, batch.overlaps_gradient_exchange, batch.schedule.splits_backward
     return (*paired, "offload", batch.zero) if batch.backend.offload.parts else (*paired, "plain")
 
 
-def _stage_passes(batch: Batch) -> PassTimes:
+def _stage_passes(batch: ConfigurationBatch) -> PassTimes:
     sent = send_times(batch)
     forward, backward, weights = _computed(batch)
     return PassTimes(forward + sent, backward + sent, weights)
 
 
-def _computed(batch: Batch) -> tuple[Array, Array, Array]:
+def _computed(batch: ConfigurationBatch) -> tuple[Array, Array, Array]:
     """Return the passes without sends, shape (stages, cases) each [s]."""
     if batch.scatters_every_pass:
         sharded = sharded_chunks(batch)
-        forward, backward, weights = (sharded.passes.sum(axis=2) / batch.assignment.replicas)[:, sharded.kind]
+        forward, backward, weights = (sharded.passes.sum(axis=2) / batch.assignment.replicas)[:, sharded.stage_kind]
         return forward, backward, weights
-    times, computed = batch.times, batch.assignment.layers_per_microbatch
+    times, computed = batch.layer_times, batch.assignment.layers_per_microbatch
     return (
         sum_per_stage(computed, times.forward_with_transfers),
         sum_per_stage(computed, times.backward_with_transfers),
@@ -237,12 +249,12 @@ def _computed(batch: Batch) -> tuple[Array, Array, Array]:
     )
 
 
-def chunk_passes(batch: Batch) -> Array:
+def chunk_passes(batch: ConfigurationBatch) -> Array:
     """Return the time of one microbatch through each chunk of each stage, without sends.
 
     Parameters
     ----------
-    batch : Batch
+    batch : ConfigurationBatch
         Configurations that are computed together, as arrays.
 
     Returns
@@ -252,8 +264,8 @@ def chunk_passes(batch: Batch) -> Array:
     """
     if batch.scatters_every_pass:
         sharded = sharded_chunks(batch)
-        return sharded.passes[:, sharded.kind]
-    times, placed = batch.times, batch.assignment.placed
+        return sharded.passes[:, sharded.stage_kind]
+    times, placed = batch.layer_times, batch.assignment.layers_per_chunk
     return np.stack(
         [
             sum_per_stage(placed, each)
@@ -262,7 +274,7 @@ def chunk_passes(batch: Batch) -> Array:
     )
 
 
-def send_times(batch: Batch) -> Array:
+def send_times(batch: ConfigurationBatch) -> Array:
     """Return the time in which each stage sends the outputs of its chunks, for one microbatch in one direction.
 
     The stage waits for its sends, as Megatron's does. With `blocking_sends` the receiving stage waits, too, so the
@@ -270,7 +282,7 @@ def send_times(batch: Batch) -> Array:
 
     Parameters
     ----------
-    batch : Batch
+    batch : ConfigurationBatch
         Configurations that are computed together, as arrays.
 
     Returns
@@ -286,12 +298,12 @@ def send_times(batch: Batch) -> Array:
     return seconds
 
 
-def chunk_send_times(batch: Batch) -> Array:
+def chunk_send_times(batch: ConfigurationBatch) -> Array:
     """Return the time in which each chunk of each stage sends its output, for one microbatch in one direction.
 
     Parameters
     ----------
-    batch : Batch
+    batch : ConfigurationBatch
         Configurations that are computed together, as arrays.
 
     Returns
@@ -301,7 +313,7 @@ def chunk_send_times(batch: Batch) -> Array:
     """
     assignment, schedule = batch.assignment, batch.schedule
     leaves = schedule.sends_output(assignment.stages, assignment.chunks_per_stage)
-    seconds = np.zeros((*assignment.placed.shape[:2], len(batch)))
+    seconds = np.zeros((*assignment.layers_per_chunk.shape[:2], len(batch)))
     for stage, pieces in enumerate(schedule.model_chunks(assignment.stages, assignment.chunks_per_stage)):
         for chunk, piece in enumerate(pieces):
             if leaves[stage][chunk]:
@@ -309,12 +321,12 @@ def chunk_send_times(batch: Batch) -> Array:
     return seconds
 
 
-def stage_end_times(batch: Batch) -> Array:
+def stage_end_times(batch: ConfigurationBatch) -> Array:
     """Return the time at which each stage ends its last pass [s].
 
     Parameters
     ----------
-    batch : Batch
+    batch : ConfigurationBatch
         Configurations that are computed together, as arrays.
 
     Returns
@@ -323,14 +335,14 @@ def stage_end_times(batch: Batch) -> Array:
         Seconds from the start of the step.
     """
     key = "ends", batch.stage_end_method, batch.schedule.name, *_passes_key(batch)
-    return batch.cache.once(key, lambda: _pipeline_ends(batch))
+    return batch.cache.get_or_compute(key, lambda: _pipeline_ends(batch))
 
 
-def _pipeline_ends(batch: Batch) -> Array:
+def _pipeline_ends(batch: ConfigurationBatch) -> Array:
     from paleo.schedules.stage_ends import stage_ends  # a step without a pipeline needs none
 
     passes, chunks = stage_passes(batch), batch.assignment.chunks_per_stage
-    if batch.stage_end_method == "closed" or batch.schedule.closed_forms.exact_for == "any":
+    if batch.stage_end_method == "closed" or batch.schedule.closed_forms.exact_for_stages == "any":
         return stage_ends(batch.schedule, passes, batch.microbatches, chunks)
     forward, backward, weights = chunk_passes(batch)
     sent = chunk_send_times(batch)
@@ -347,7 +359,7 @@ def iteration_seconds(times: LayerTimes, layouts: Layouts, layout: Index, *, sha
         Times of layer iterations.
     layouts : Layouts
         Parallel layouts.
-    layout : Index, shape (cases,)
+    layout : IndexArray, shape (cases,)
         Layout of each case.
     sharded : bool
         True to add exposed gathers and scatters of sharded parameters.
@@ -358,10 +370,10 @@ def iteration_seconds(times: LayerTimes, layouts: Layouts, layout: Index, *, sha
         Time [s].
     """
     if not sharded:
-        return times.iteration
+        return times.iteration_time
     has_backward = np.array([section.has_backward for section in layouts.programs[0].sections])
-    sections, width = len(has_backward), layouts.backend.formats.accumulated_gradient
-    single = np.eye(sections, sections + len(layouts.programs[0].ties))[None]
+    sections, width = len(has_backward), layouts.backend.formats.accumulated_gradient_bytes
+    single = np.eye(sections, sections + len(layouts.programs[0].tied_parameters))[None]
     gradients = layouts.exchange_times_and_bytes(single, 1, "gradients", 3, width)[0, 0]
     gather, again = section_gather_times(layouts)[:, layout], section_gather_times(layouts, "again")[:, layout]
     # time of one layer of each section, for the balance of pipeline stages; (sections, …) [s]
@@ -379,31 +391,31 @@ class _ShardedCollectives:
 
     Attributes
     ----------
-    kind, stage : ndarray of int
+    stage_kind, first_stage_of_kind : ndarray of int
         Kind of each stage, shape (stages,), and the first stage of each kind, shape (kinds,).
-    parts : ndarray, shape (kinds, sections, sections and ties)
+    gathered_counts : ndarray, shape (kinds, sections, sections and ties)
         Parameters that each kind gathers for a layer of each section: numbers of layers and of tied parameters.
     gather, regather, gradients : ndarray, shape (kinds, sections, cases or 1)
         Times of the gathers before the forward and backward pass, and of gradient sums during the passes [s].
-    late : ndarray, shape (kinds, chunks, cases or 1)
+    gradients_after_chunk : ndarray, shape (kinds, chunks, cases or 1)
         Times of gradient sums after the last pass of each chunk [s].
     """
 
-    kind: Index
-    stage: Index
-    parts: Array
+    stage_kind: Index
+    first_stage_of_kind: Index
+    gathered_counts: Array
     gather: Array
     regather: Array
     gradients: Array
-    late: Array
+    gradients_after_chunk: Array
 
 
-def sharded_chunks(batch: Batch) -> ShardedChunks:
+def sharded_chunks(batch: ConfigurationBatch) -> ShardedChunks:
     """Return the passes of chunks whose layers are gathered for every pass, or whose gradients are scattered after it.
 
     Parameters
     ----------
-    batch : Batch
+    batch : ConfigurationBatch
         Configurations that are computed together, as arrays.
 
     Returns
@@ -411,14 +423,14 @@ def sharded_chunks(batch: Batch) -> ShardedChunks:
     ShardedChunks
         Passes by kind of stage.
     """
-    return batch.cache.once(_passes_key(batch), lambda: _sharded_chunks(batch))
+    return batch.cache.get_or_compute(_passes_key(batch), lambda: _sharded_chunks(batch))
 
 
-def _sharded_chunks(batch: Batch) -> ShardedChunks:
+def _sharded_chunks(batch: ConfigurationBatch) -> ShardedChunks:
     """Compute the passes of each kind of stage; chunks with equal sections and parameters are computed once."""
     assignment, overlap = batch.assignment, batch.backend.software.overlap
     owed = _sharded_collectives(batch)
-    gathered = np.asarray((owed.parts @ batch.layouts.parameters(trained=False)).any(axis=2))
+    gathered = np.asarray((owed.gathered_counts @ batch.layouts.section_parameter_counts(trained=False)).any(axis=2))
     has_backward = np.array([section.has_backward for section in batch.layouts.programs[0].sections])
     splits, places = (
         batch.schedule.splits_backward,
@@ -426,12 +438,12 @@ def _sharded_chunks(batch: Batch) -> ShardedChunks:
     )
     figures: dict[object, ShardedIterationTimes] = {}
     known: dict[tuple[object, ...], PassTimes] = {}
-    passes = np.empty((3, len(owed.stage), assignment.placed.shape[1], len(batch)))
-    for row, stage in enumerate(owed.stage.tolist()):
+    passes = np.empty((3, len(owed.first_stage_of_kind), assignment.layers_per_chunk.shape[1], len(batch)))
+    for row, stage in enumerate(owed.first_stage_of_kind.tolist()):
         gathers = owed.gather[row], owed.regather[row], owed.gradients[row]
-        stage_key: object = owed.parts[row].tobytes() if assignment.replicas == 1 else row
+        stage_key: object = owed.gathered_counts[row].tobytes() if assignment.replicas == 1 else row
         if stage_key not in figures:
-            times = with_contention(batch.times, gathers[0], gathers[2], overlap, gathers[1])
+            times = with_contention(batch.layer_times, gathers[0], gathers[2], overlap, gathers[1])
             travelling = (seconds if seconds.any() else None for seconds in gathers)
             figures[stage_key] = ShardedIterationTimes(
                 times.forward_with_transfers, times.backward_with_transfers, times.weight_gradients, *travelling
@@ -442,31 +454,33 @@ def _sharded_chunks(batch: Batch) -> ShardedChunks:
                 slowed = sharded_passes(piece, figures[stage_key], gathered[row], has_backward, splits=splits)
                 # Limit passes to the time without any overlap, which contention never exceeds.
                 gather, regather, gradients = gathers
-                forward = sum(layers * (batch.times.forward_with_transfers[i] + gather[i]) for i, layers in piece)
+                forward = sum(layers * (batch.layer_times.forward_with_transfers[i] + gather[i]) for i, layers in piece)
                 both = sum(
                     layers
                     * (
-                        batch.times.backward_with_transfers[i]
-                        + batch.times.weight_gradients[i]
+                        batch.layer_times.backward_with_transfers[i]
+                        + batch.layer_times.weight_gradients[i]
                         + regather[i] * has_backward[i]
                         + gradients[i]
                     )
                     for i, layers in piece
                 )
-                backward = np.minimum(slowed.backward, np.maximum(both - slowed.weights, 0.0))
-                known[stage_key, piece] = PassTimes(np.minimum(slowed.forward, forward), backward, slowed.weights)
+                backward = np.minimum(slowed.backward, np.maximum(both - slowed.weight_gradients, 0.0))
+                known[stage_key, piece] = PassTimes(
+                    np.minimum(slowed.forward, forward), backward, slowed.weight_gradients
+                )
             for place, seconds in zip(passes, known[stage_key, piece], strict=True):
                 place[row, chunk] = seconds
-    passes[2 if splits else 1] += owed.late
-    return ShardedChunks(passes, owed.kind)
+    passes[2 if splits else 1] += owed.gradients_after_chunk
+    return ShardedChunks(passes, owed.stage_kind)
 
 
-def sharded_communication(batch: Batch) -> Array:
+def sharded_communication(batch: ConfigurationBatch) -> Array:
     """Return the time of all gathers and scatters of sharded parameters in a microbatch, exposed or hidden.
 
     Parameters
     ----------
-    batch : Batch
+    batch : ConfigurationBatch
         Configurations that are computed together, as arrays.
 
     Returns
@@ -476,38 +490,44 @@ def sharded_communication(batch: Batch) -> Array:
     """
     assignment, owed = batch.assignment, _sharded_collectives(batch)
     has_backward = np.array([section.has_backward for section in batch.layouts.programs[0].sections])
-    stage_seconds = (owed.gather + owed.regather * has_backward[:, None] + owed.gradients)[owed.kind]
+    stage_seconds = (owed.gather + owed.regather * has_backward[:, None] + owed.gradients)[owed.stage_kind]
     communication = np.einsum("ps,psc->pc", assignment.layers_per_microbatch, stage_seconds)
-    return np.asarray(communication + owed.late[owed.kind].sum(axis=1) / assignment.replicas)
+    return np.asarray(communication + owed.gradients_after_chunk[owed.stage_kind].sum(axis=1) / assignment.replicas)
 
 
-def _sharded_collectives(batch: Batch) -> _ShardedCollectives:
-    return batch.cache.once(
-        ("sharded collectives", batch.sharding, batch.overlapped), lambda: _uncached_sharded_collectives(batch)
+def _sharded_collectives(batch: ConfigurationBatch) -> _ShardedCollectives:
+    return batch.cache.get_or_compute(
+        ("sharded collectives", batch.sharding, batch.overlaps_gradient_exchange),
+        lambda: _uncached_sharded_collectives(batch),
     )
 
 
-def _uncached_sharded_collectives(batch: Batch) -> _ShardedCollectives:
+def _uncached_sharded_collectives(batch: ConfigurationBatch) -> _ShardedCollectives:
     layouts, assignment, formats = batch.layouts, batch.assignment, batch.backend.formats
     stage, kind = _distinct_stages(assignment)
-    copies, parts = assignment.replicas, gathered_parameter_mask(assignment.layers, layouts.programs[0].ties)[stage]
+    copies, parts = (
+        assignment.replicas,
+        gathered_parameter_mask(assignment.layers_per_stage, layouts.programs[0].tied_parameters)[stage],
+    )
 
     def seconds(content: ExchangedTensors, width: float) -> Array:
         key = "sharded", content, copies, parts.tobytes()  # many cuts have the same kinds of stages
-        return batch.per_case(
-            layouts.cache.once(key, lambda: layouts.exchange_times_and_bytes(parts, copies, content, 3, width)[0])
+        return batch.expand_to_cases(
+            layouts.cache.get_or_compute(
+                key, lambda: layouts.exchange_times_and_bytes(parts, copies, content, 3, width)[0]
+            )
         )
 
     zeros = np.zeros((*parts.shape[:2], 1))
-    gather = seconds("all", formats.parameter) if batch.sharded else zeros
-    regather = seconds("again", formats.parameter) if batch.sharded and layouts.regathers else gather
-    if batch.overlapped:
-        late = np.zeros((len(stage), assignment.placed.shape[1], 1))
+    gather = seconds("all", formats.parameter_bytes) if batch.shards_parameters else zeros
+    regather = seconds("again", formats.parameter_bytes) if batch.shards_parameters and layouts.regathers else gather
+    if batch.overlaps_gradient_exchange:
+        late = np.zeros((len(stage), assignment.layers_per_chunk.shape[1], 1))
         return _ShardedCollectives(
-            kind, stage, parts, gather, regather, seconds("gradients", formats.accumulated_gradient), late
+            kind, stage, parts, gather, regather, seconds("gradients", formats.accumulated_gradient_bytes), late
         )
-    after, _ = layouts.exchange(assignment, 3, chunks=True)
-    return _ShardedCollectives(kind, stage, parts, gather, regather, zeros, batch.per_case(after[stage]))
+    after, _ = layouts.gradient_exchange_times_and_bytes(assignment, 3, chunks=True)
+    return _ShardedCollectives(kind, stage, parts, gather, regather, zeros, batch.expand_to_cases(after[stage]))
 
 
 def _distinct_stages(assignment: Assignment) -> tuple[Index, Index]:

@@ -29,7 +29,7 @@ Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
 
 
-def collectives(program: Program) -> Iterator[tuple[int, LayerCollective]]:
+def enumerate_collectives(program: Program) -> Iterator[tuple[int, LayerCollective]]:
     """List the collectives of all sections (runs of layers) of a program, with the section's index.
 
     Parameters
@@ -47,7 +47,7 @@ def collectives(program: Program) -> Iterator[tuple[int, LayerCollective]]:
             yield index, transfer
 
 
-def transfer_seconds(
+def collective_times(
     fabric: Fabric, programs: Sequence[tuple[Mesh, Program]], payloads: Sequence[Array]
 ) -> list[Array]:
     """Return the time of each collective of several programs.
@@ -72,23 +72,23 @@ def transfer_seconds(
     cells: dict[str, list[tuple[int, int, int, int]]] = {}
     device = replace(fabric, host_launch_time=0.0)
     for index, (mesh, program) in enumerate(programs):
-        for row, (_, transfer) in enumerate(collectives(program)):
+        for row, (_, transfer) in enumerate(enumerate_collectives(program)):
             place = index, row, mesh.stride((transfer.axis,)), mesh.degree(transfer.axis)
             cells.setdefault(transfer.operation, []).append(place)
     for operation, members in cells.items():
         counts = [payloads[index].shape[1] for index, *_ in members]
         strides, ranks = (np.repeat([cell[part] for cell in members], counts) for part in (2, 3))
         sizes = np.concatenate([payloads[index][row] for index, row, *_ in members])
-        prices = np.split(device.times(operation, strides, ranks, sizes), np.cumsum(counts)[:-1])
+        prices = np.split(device.collective_times(operation, strides, ranks, sizes), np.cumsum(counts)[:-1])
         for (index, row, *_), priced in zip(members, prices, strict=True):
             seconds[index][row] = priced
     for index, (mesh, program) in enumerate(programs):
-        for row, (_, transfer) in enumerate(collectives(program)):
+        for row, (_, transfer) in enumerate(enumerate_collectives(program)):
             if transfer.token_direction:
                 group = mesh.stride((transfer.axis,)), mesh.degree(transfer.axis)
-                exchange = fabric.token_exchange(transfer.token_direction, *group, payloads[index][row])
+                exchange = fabric.token_exchange_time(transfer.token_direction, *group, payloads[index][row])
                 seconds[index][row] = seconds[index][row] if exchange is None else exchange
-            if transfer.dispatches:
+            if transfer.carries_expert_tokens:
                 seconds[index][row] += fabric.exchange_handshake_time(
                     mesh.stride((transfer.axis,)), mesh.degree(transfer.axis)
                 )
@@ -103,20 +103,20 @@ class SectionTimes:
     ----------
     repeat : ndarray, shape (sections,)
         Layer iterations of the section.
-    forward, backward, weights : ndarray
+    forward, backward, weight_gradients : ndarray
         Computation of the passes.
-    recomputed, selected : ndarray
+    recomputed, selectively_recomputed : ndarray
         Forward computation that full and selective recomputation repeats.
-    forward_transfers, recomputed_transfers, selected_transfers, backward_transfers : ndarray
+    forward_transfers, recomputed_transfers, selectively_recomputed_transfers, backward_transfers : ndarray
         Exposed collectives of the passes, and of recomputation.
-    hidden : ndarray
+    hidden_transfers : ndarray
         Collectives hidden behind computation; their exposed part counts as transfers.
     forward_paired, backward_paired : ndarray
-        Part of ``hidden`` that overlaps with another microbatch.
-    limits : ndarray, shape (3 limits, 3 runs, sections, …)
+        Part of ``hidden_transfers`` that overlaps with another microbatch.
+    times_by_limit : ndarray, shape (3 limits, 3 runs, sections, …)
         Kernel times by limit (arithmetic, memory, constant launches) and by run (the step itself, the repetition by
         full recomputation, that by selective recomputation).
-    saved_bytes, selected_bytes, input_bytes, output_bytes, workspace_bytes : ndarray
+    saved_bytes, selectively_freed_bytes, input_bytes, output_bytes, workspace_bytes : ndarray
         Saved activations, those that selective recomputation frees, input and output of the section, and temporary
         memory.
     """
@@ -124,24 +124,24 @@ class SectionTimes:
     repeat: Array
     forward: Array
     backward: Array
-    weights: Array
+    weight_gradients: Array
     recomputed: Array
-    selected: Array
+    selectively_recomputed: Array
     forward_transfers: Array
     recomputed_transfers: Array
-    selected_transfers: Array
+    selectively_recomputed_transfers: Array
     backward_transfers: Array
-    hidden: Array
+    hidden_transfers: Array
     forward_paired: Array
     backward_paired: Array
-    limits: Array
+    times_by_limit: Array
     saved_bytes: Array
-    selected_bytes: Array
+    selectively_freed_bytes: Array
     input_bytes: Array
     output_bytes: Array
     workspace_bytes: Array
 
-    def at(self, sections: Sequence[int]) -> SectionTimes:
+    def select_sections(self, sections: Sequence[int]) -> SectionTimes:
         """Select some sections by index; an index may repeat.
 
         Parameters
@@ -155,15 +155,15 @@ class SectionTimes:
             Costs of these sections.
         """
         rows = list(sections)
-        figures = {name: getattr(self, name)[rows] for name in ARRAY_FIELDS if name != "limits"}
-        return SectionTimes(self.repeat[rows], **figures, limits=self.limits[:, :, rows])
+        figures = {name: getattr(self, name)[rows] for name in ARRAY_FIELDS if name != "times_by_limit"}
+        return SectionTimes(self.repeat[rows], **figures, times_by_limit=self.times_by_limit[:, :, rows])
 
-    def of(self, configurations: Index) -> SectionTimes:
+    def select_configurations(self, configurations: Index) -> SectionTimes:
         """Select some configurations by index, along the last axis.
 
         Parameters
         ----------
-        configurations : Index
+        configurations : IndexArray
             Positions on the last axis.
 
         Returns
@@ -176,12 +176,12 @@ class SectionTimes:
 
 
 #: Fields of `SectionTimes` in bytes.
-BYTE_FIELDS = ("saved_bytes", "selected_bytes", "input_bytes", "output_bytes", "workspace_bytes")
+BYTE_FIELDS = ("saved_bytes", "selectively_freed_bytes", "input_bytes", "output_bytes", "workspace_bytes")
 #: Fields of `SectionTimes` whose last axis is that of configurations.
 ARRAY_FIELDS = (
-    *("forward", "backward", "weights", "recomputed", "selected"),
-    *("forward_transfers", "recomputed_transfers", "selected_transfers", "backward_transfers"),
-    *("hidden", "forward_paired", "backward_paired", "limits"),
+    *("forward", "backward", "weight_gradients", "recomputed", "selectively_recomputed"),
+    *("forward_transfers", "recomputed_transfers", "selectively_recomputed_transfers", "backward_transfers"),
+    *("hidden_transfers", "forward_paired", "backward_paired", "times_by_limit"),
     *BYTE_FIELDS,
 )
 
@@ -201,7 +201,7 @@ class LayerTimes:
     weight_gradients: Array
     forward_transfers: Array
     backward_transfers: Array
-    hidden: Array
+    hidden_transfers: Array
     forward_paired_transfers: Array
     backward_paired_transfers: Array
     times_by_limit: Array
@@ -222,7 +222,7 @@ class LayerTimes:
         return self.backward + self.backward_transfers
 
     @property
-    def iteration(self) -> Array:
+    def iteration_time(self) -> Array:
         """Forward plus backward time of one layer, shape (sections, …) [s]."""
         return self.forward_with_transfers + self.backward_with_transfers + self.weight_gradients
 
@@ -231,7 +231,7 @@ class LayerTimes:
 
         Parameters
         ----------
-        configurations : Index
+        configurations : IndexArray
             Positions on the last axis.
 
         Returns
@@ -255,22 +255,29 @@ class CollectiveSums:
 
     There is one for each kind of computation that runs at the same time, for forward or for backward passes.
 
-    ``exposed``: no overlap. ``section``: the whole section. ``core``: the core of attention (keys in a ring).
+    ``exposed``: no overlap. ``section``: the whole section. ``attention_core``: the core of attention (keys in a ring).
     ``products``: products with weights, in pieces. ``shared_experts``: shared experts, during the exchange of tokens.
     ``microbatch``: the computation of another microbatch, during the exchange of tokens.
     """
 
     exposed: Array
     section: Array
-    core: Array
+    attention_core: Array
     products: Array
     shared_experts: Array
     microbatch: Array
 
     @property
-    def calls(self) -> Array:
+    def collective_counts(self) -> Array:
         """Number of collectives of each section, shape (sections,)."""
-        matrices = (self.exposed, self.section, self.core, self.products, self.shared_experts, self.microbatch)
+        matrices = (
+            self.exposed,
+            self.section,
+            self.attention_core,
+            self.products,
+            self.shared_experts,
+            self.microbatch,
+        )
         return np.asarray(sum(matrix.sum(axis=1) for matrix in matrices))
 
 
@@ -286,7 +293,7 @@ class SectionSums:
 
     Attributes
     ----------
-    forward, backward, weights : ndarray
+    forward, backward, weight_gradients : ndarray
         Kernels of the passes.
     forward_core, backward_core : ndarray
         Kernels of the core of attention.
@@ -294,15 +301,15 @@ class SectionSums:
         Products with weights.
     forward_shared_experts, backward_shared_experts : ndarray
         Kernels of shared experts.
-    recomputed, selected : ndarray
+    recomputed, selectively_recomputed : ndarray
         Kernels that full and selective recomputation repeats.
     forward_collectives, backward_collectives : CollectiveSums
         Collectives by the computation that they overlap with.
     unrepeated_transfers : ndarray
         Forward collectives that full recomputation does not repeat.
-    selected_transfers : ndarray
+    selectively_recomputed_transfers : ndarray
         Collectives that selective recomputation repeats.
-    pieces : float
+    overlap_chunks : float
         Pieces into which collectives are cut to overlap with products.
     dispatches_tokens : ndarray of bool, shape (sections,)
         True for sections that dispatch tokens.
@@ -310,7 +317,7 @@ class SectionSums:
 
     forward: Array
     backward: Array
-    weights: Array
+    weight_gradients: Array
     forward_core: Array
     backward_core: Array
     forward_products: Array
@@ -318,16 +325,16 @@ class SectionSums:
     forward_shared_experts: Array
     backward_shared_experts: Array
     recomputed: Array
-    selected: Array
+    selectively_recomputed: Array
     forward_collectives: CollectiveSums
     backward_collectives: CollectiveSums
     unrepeated_transfers: Array
-    selected_transfers: Array
-    pieces: float
+    selectively_recomputed_transfers: Array
+    overlap_chunks: float
     dispatches_tokens: npt.NDArray[np.bool_]
 
     @classmethod
-    def of(cls, program: Program) -> SectionSums:
+    def from_program(cls, program: Program) -> SectionSums:
         """Build the matrices that sum the kernels and collectives of a program by section.
 
         Parameters
@@ -342,13 +349,15 @@ class SectionSums:
         """
         sections = len(program.sections)
         kernels = [(row, kernel) for row, section in enumerate(program.sections) for kernel in section.kernels]
-        transfers = list(collectives(program))
+        transfers = list(enumerate_collectives(program))
 
         def of_kernels(share: Callable[[CountedKernel], float]) -> Array:
             return _matrix(sections, [(row, counted.repetitions * share(counted)) for row, counted in kernels])
 
         def of_transfers(share: Callable[[LayerCollective], float]) -> Array:
-            return _matrix(sections, [(row, transfer.times * share(transfer)) for row, transfer in transfers])
+            return _matrix(
+                sections, [(row, transfer.calls_per_iteration * share(transfer)) for row, transfer in transfers]
+            )
 
         def hidden_by(place: str, phase: str) -> Array:
             return of_transfers(lambda transfer: (transfer.phase, transfer.overlaps_with) == (phase, place))
@@ -356,7 +365,7 @@ class SectionSums:
         return cls(
             forward=of_kernels(lambda k: k.kernel.phase == "forward"),
             backward=of_kernels(lambda k: k.kernel.phase == "backward"),
-            weights=of_kernels(lambda k: k.kernel.phase == "backward_weight"),
+            weight_gradients=of_kernels(lambda k: k.kernel.phase == "backward_weight"),
             forward_core=of_kernels(lambda k: k.in_attention_core and k.kernel.phase == "forward"),
             backward_core=of_kernels(lambda k: k.in_attention_core and k.kernel.phase == "backward"),
             forward_products=of_kernels(lambda k: _is_product(k) and k.kernel.phase == "forward"),
@@ -364,12 +373,12 @@ class SectionSums:
             forward_shared_experts=of_kernels(lambda k: k.in_shared_experts and k.kernel.phase == "forward"),
             backward_shared_experts=of_kernels(lambda k: k.in_shared_experts and _in_backward(k)),
             recomputed=of_kernels(lambda k: k.full_recompute_runs * (k.kernel.phase == "forward")),
-            selected=of_kernels(lambda k: k.selective_recompute_runs * (k.kernel.phase == "forward")),
+            selectively_recomputed=of_kernels(lambda k: k.selective_recompute_runs * (k.kernel.phase == "forward")),
             forward_collectives=CollectiveSums(*(hidden_by(place, "forward") for place in OVERLAPPED_COMPUTATIONS)),
             backward_collectives=CollectiveSums(*(hidden_by(place, "backward") for place in OVERLAPPED_COMPUTATIONS)),
             unrepeated_transfers=of_transfers(lambda t: t.phase == "forward" and not t.recomputed),
-            selected_transfers=of_transfers(lambda t: t.selected),
-            pieces=max((float(transfer.overlap_chunks) for _, transfer in transfers), default=1.0),
+            selectively_recomputed_transfers=of_transfers(lambda t: t.selectively_recomputed),
+            overlap_chunks=max((float(transfer.overlap_chunks) for _, transfer in transfers), default=1.0),
             dispatches_tokens=np.isin(np.arange(sections), [row for row, counted in kernels if _routes(counted)]),
         )
 
@@ -385,7 +394,7 @@ def _is_product(counted: CountedKernel) -> bool:
 
 def _routes(counted: CountedKernel) -> bool:
     """Return True for a kernel that sorts tokens for dispatch to experts."""
-    return counted.kernel.experts > 0 and counted.kernel.family == "memory"
+    return counted.kernel.expert_count > 0 and counted.kernel.family == "memory"
 
 
 def _matrix(sections: int, cells: Sequence[tuple[int, float]]) -> Array:
@@ -433,13 +442,13 @@ def section_times(
     SectionTimes
         Times and memory, arrays of shape (sections, ...).
     """
-    sums = sums or SectionSums.of(program)
-    device, host = kernels.total, kernels.host
-    forward, backward, weights = (matrix @ device for matrix in (sums.forward, sums.backward, sums.weights))
+    sums = sums or SectionSums.from_program(program)
+    device, host = kernels.device_time, kernels.host_time
+    forward, backward, weights = (matrix @ device for matrix in (sums.forward, sums.backward, sums.weight_gradients))
     in_forward, in_backward = _overlapped(sums, device, transfers)
-    repeated = np.maximum(in_forward.waited - sums.unrepeated_transfers @ transfers, 0.0)
+    repeated = np.maximum(in_forward.exposed - sums.unrepeated_transfers @ transfers, 0.0)
     forward_calls, backward_calls = (
-        (direction.calls * call).reshape((-1,) + (1,) * (forward.ndim - 1))
+        (direction.collective_counts * call).reshape((-1,) + (1,) * (forward.ndim - 1))
         for direction in (sums.forward_collectives, sums.backward_collectives)
     )
 
@@ -448,27 +457,29 @@ def section_times(
         return host_paced_time(seconds + waited, host_seconds, sums.dispatches_tokens, waiting_power) - waited
 
     gradients = backward + weights
-    slower = issued(gradients, in_backward.waited, (sums.backward + sums.weights) @ host + backward_calls)
+    slower = issued(gradients, in_backward.exposed, (sums.backward + sums.weight_gradients) @ host + backward_calls)
     share = np.divide(slower, gradients, out=np.ones_like(gradients), where=gradients > 0)
     # Sum kernel times by their limit and by run, as in `SectionTimes.limits`.
-    work = kernels.total - kernels.launch
-    by_limit = (work * kernels.compute_bound, work * ~kernels.compute_bound, kernels.launch)
-    runs = (sums.forward + sums.backward + sums.weights, sums.recomputed, sums.selected)
+    work = kernels.device_time - kernels.launch_time
+    by_limit = (work * kernels.compute_bound, work * ~kernels.compute_bound, kernels.launch_time)
+    runs = (sums.forward + sums.backward + sums.weight_gradients, sums.recomputed, sums.selectively_recomputed)
     return SectionTimes(
         section_values(program, "repeat"),
-        forward=issued(forward, in_forward.waited, sums.forward @ host + forward_calls),
+        forward=issued(forward, in_forward.exposed, sums.forward @ host + forward_calls),
         backward=backward * share,
-        weights=weights * share,
+        weight_gradients=weights * share,
         recomputed=issued(sums.recomputed @ device, repeated, sums.recomputed @ host + forward_calls),
-        selected=host_paced_time(sums.selected @ device, sums.selected @ host),
-        forward_transfers=in_forward.waited,
+        selectively_recomputed=host_paced_time(
+            sums.selectively_recomputed @ device, sums.selectively_recomputed @ host
+        ),
+        forward_transfers=in_forward.exposed,
         recomputed_transfers=repeated,
-        selected_transfers=sums.selected_transfers @ transfers,
-        backward_transfers=in_backward.waited,
-        hidden=in_forward.hidden + in_backward.hidden,
+        selectively_recomputed_transfers=sums.selectively_recomputed_transfers @ transfers,
+        backward_transfers=in_backward.exposed,
+        hidden_transfers=in_forward.hidden + in_backward.hidden,
         forward_paired=in_forward.paired,
         backward_paired=in_backward.paired,
-        limits=np.stack([np.stack([matrix @ seconds for matrix in runs]) for seconds in by_limit]),
+        times_by_limit=np.stack([np.stack([matrix @ seconds for matrix in runs]) for seconds in by_limit]),
         **dict(zip(BYTE_FIELDS, sizes, strict=True)),
     )
 
@@ -477,7 +488,7 @@ class _Computation(NamedTuple):
     """Times of the computation that collectives can overlap with, as in `CollectiveSums`, shape (sections, …) [s]."""
 
     section: Array
-    core: Array
+    attention_core: Array
     products: Array
     shared: Array
     microbatch: Array
@@ -486,11 +497,11 @@ class _Computation(NamedTuple):
 class _CollectiveTimes(NamedTuple):
     """Times of the collectives of one direction, shape (sections, …) [s].
 
-    ``waited`` is exposed, ``hidden`` overlaps with computation, and ``paired`` is the part of ``hidden`` that overlaps
+    ``exposed`` is exposed, ``hidden`` overlaps with computation, and ``paired`` is the part of ``hidden`` that overlaps
     with another microbatch.
     """
 
-    waited: Array
+    exposed: Array
     hidden: Array
     paired: Array
 
@@ -501,7 +512,7 @@ def _overlapped(sums: SectionSums, device: Array, transfers: Array) -> tuple[_Co
     Shared experts and the pass of another microbatch run on the multiprocessors that the exchange of tokens leaves. A
     pair of a forward and a backward pass overlaps with the mean of both.
     """
-    forward, backward = sums.forward @ device, (sums.backward + sums.weights) @ device
+    forward, backward = sums.forward @ device, (sums.backward + sums.weight_gradients) @ device
     both = (forward + backward) / 2.0
     core, products, shared = (
         sums.forward_core @ device,
@@ -516,8 +527,8 @@ def _overlapped(sums: SectionSums, device: Array, transfers: Array) -> tuple[_Co
     )
     of_backward = _Computation(backward, core, products, shared, both)
     return (
-        _divide_exposed(sums.forward_collectives, transfers, sums.pieces, of_forward),
-        _divide_exposed(sums.backward_collectives, transfers, sums.pieces, of_backward),
+        _divide_exposed(sums.forward_collectives, transfers, sums.overlap_chunks, of_forward),
+        _divide_exposed(sums.backward_collectives, transfers, sums.overlap_chunks, of_backward),
     )
 
 
@@ -531,7 +542,7 @@ def _divide_exposed(
     """
     covered_by = (
         collectives.section,
-        collectives.core,
+        collectives.attention_core,
         collectives.products,
         collectives.shared_experts,
         collectives.microbatch,
@@ -623,21 +634,23 @@ def layer_times(costs: SectionTimes, policies: RecomputePolicies) -> LayerTimes:
     Korthikanti et al., Reducing activation recomputation in large transformer models, MLSys 2023; Chen et al., Training
     deep nets with sublinear memory cost, arXiv:1604.06174 (groups).
     """
-    whole, core, group = policies.shaped(costs.forward.ndim)
-    again = np.where(whole, costs.recomputed, core * costs.selected)
+    whole, core, group = policies.with_trailing_axes(costs.forward.ndim)
+    again = np.where(whole, costs.recomputed, core * costs.selectively_recomputed)
     input_bytes = np.minimum(costs.input_bytes, costs.saved_bytes) / group
-    kept = np.where(whole, input_bytes, costs.saved_bytes) - core * costs.selected_bytes
+    kept = np.where(whole, input_bytes, costs.saved_bytes) - core * costs.selectively_freed_bytes
     return LayerTimes(
         costs.forward,
         costs.backward + again,
-        weight_gradients=costs.weights,
+        weight_gradients=costs.weight_gradients,
         forward_transfers=costs.forward_transfers,
         backward_transfers=costs.backward_transfers
-        + np.where(whole, costs.recomputed_transfers, core * costs.selected_transfers),
-        hidden=costs.hidden,
+        + np.where(whole, costs.recomputed_transfers, core * costs.selectively_recomputed_transfers),
+        hidden_transfers=costs.hidden_transfers,
         forward_paired_transfers=costs.forward_paired,
         backward_paired_transfers=costs.backward_paired,
-        times_by_limit=np.asarray(costs.limits[:, 0] + np.where(whole, costs.limits[:, 1], core * costs.limits[:, 2])),
+        times_by_limit=np.asarray(
+            costs.times_by_limit[:, 0] + np.where(whole, costs.times_by_limit[:, 1], core * costs.times_by_limit[:, 2])
+        ),
         saved_bytes=kept,
         offloaded_bytes=np.zeros_like(kept),
         recompute_bytes=np.where(whole, costs.saved_bytes * group, 0.0),
@@ -666,7 +679,7 @@ def with_exposed_unpaired_exchange(times: LayerTimes, alone: Array) -> LayerTime
         times,
         forward_transfers=times.forward_transfers + forward,
         backward_transfers=times.backward_transfers + backward,
-        hidden=times.hidden - forward - backward,
+        hidden_transfers=times.hidden_transfers - forward - backward,
         forward_paired_transfers=times.forward_paired_transfers - forward,
         backward_paired_transfers=times.backward_paired_transfers - backward,
     )

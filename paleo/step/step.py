@@ -21,16 +21,16 @@ from paleo.lowering.policies import (
     has_mixed_recompute,
     policy_shares,
     split_by_policy,
-    with_recompute,
+    with_recompute_policy,
 )
 from paleo.pricing.kernels import KernelTimes
 from paleo.schedules.base import SCHEDULES, Schedule, check_schedule
-from paleo.step.batch import Batch, Cases
+from paleo.step.configuration_batch import ConfigurationBatch, LayoutCases
 from paleo.step.layouts import Layouts
 from paleo.step.memory import (
     Assignment,
-    AssignmentKinds,
-    StageKinds,
+    DistinctStages,
+    DistinctStagesAndChunks,
     StateMemory,
     live_microbatches,
     total_memory,
@@ -41,12 +41,12 @@ from paleo.step.pipeline import iteration_seconds, send_times, sharded_communica
 from paleo.step.section_times import (
     BYTE_FIELDS,
     SectionTimes,
-    collectives,
+    collective_times,
+    enumerate_collectives,
     layer_times,
     section_times,
     section_values,
     sum_per_stage,
-    transfer_seconds,
 )
 from paleo.step.streams import after_backward_times, stream_seconds, time_after_passes, time_after_streams, update_times
 from paleo.step.waiting import InputPipeline, Noise, waiting_share
@@ -79,7 +79,7 @@ class StageMemory:
     flat_buffer_cache: Array
 
     @property
-    def fullest(self) -> Index:
+    def fullest_stage(self) -> Index:
         """Stage with the most memory, shape (configurations,)."""
         return np.asarray(total_memory(self.states, self.activations, self.workspace).argmax(axis=0))
 
@@ -88,11 +88,11 @@ class StageMemory:
 class StepArrays:
     """Step times of a batch of C configurations, shape (C,) [s]; other results are computed when they are read."""
 
-    batch: Batch
+    batch: ConfigurationBatch
     step_time: Array
 
     @cached_property
-    def memory(self) -> Array:
+    def fullest_stage_memory(self) -> Array:
         """Memory of the fullest stage, including that of the process outside tensors, shape (C,) [byte]."""
         return fullest_stage_memory(self.batch)
 
@@ -102,7 +102,7 @@ class StepArrays:
         return stage_memory(self.batch)
 
     @cached_property
-    def parts(self) -> dict[str, Array]:
+    def breakdown(self) -> dict[str, Array]:
         """Breakdown of the step time of the slowest pipeline stage, (C,) in seconds by part.
 
         All parts sum to the step time, except ``communication_total``, which also counts hidden communication.
@@ -115,12 +115,12 @@ class StepArrays:
         return _busiest_stage(self.batch)
 
 
-def step(batch: Batch) -> StepArrays:
+def predict_steps(batch: ConfigurationBatch) -> StepArrays:
     """Predict the time of one training step of every configuration in a batch.
 
     Parameters
     ----------
-    batch : Batch
+    batch : ConfigurationBatch
         Configurations that are computed together.
 
     Returns
@@ -128,11 +128,11 @@ def step(batch: Batch) -> StepArrays:
     StepArrays
         Step times [s]; memory and breakdown are computed when they are read.
     """
-    worked = np.maximum(_time_without_waits(batch), batch.arrival)
+    worked = np.maximum(_time_without_waits(batch), batch.input_arrival_time)
     return StepArrays(batch, worked + straggler_wait(batch))
 
 
-def straggler_wait(batch: Batch) -> Array:
+def straggler_wait(batch: ConfigurationBatch) -> Array:
     """Return the time for which synchronous ranks wait for the slowest rank in a step.
 
     All replicas and stages wait for one another. Computation varies between ranks, collectives do not. Other
@@ -140,7 +140,7 @@ def straggler_wait(batch: Batch) -> Array:
 
     Parameters
     ----------
-    batch : Batch
+    batch : ConfigurationBatch
         Configurations that are computed together.
 
     Returns
@@ -150,21 +150,21 @@ def straggler_wait(batch: Batch) -> Array:
     """
     run, layouts = batch.backend.run, batch.layouts
     noise = Noise.of(run, batch.backend.software, np.array(layouts.local_batches, dtype=np.float64))
-    if not (noise.any and batch.training and run.exchange.consistency == "bsp"):
+    if not (noise.has_noise and batch.has_backward and run.exchange.consistency == "bsp"):
         return np.zeros(len(batch))
     share = waiting_share(layouts.replicas * batch.assignment.stages, noise.independent, noise.persistent)
     arithmetic, moving, launch = _kernel_parts(batch, _busiest_stage(batch))
-    return batch.per_case(share) * (arithmetic + moving + launch)
+    return batch.expand_to_cases(share) * (arithmetic + moving + launch)
 
 
-def _time_without_waits(batch: Batch) -> Array:
+def _time_without_waits(batch: ConfigurationBatch) -> Array:
     """Return the step time without waits for input data and stragglers, shape (configurations,) [s]."""
     zero = batch.zero if batch.backend.offload.parts else batch.sharding
-    key = "worked", batch.schedule.name, zero, batch.overlapped
-    return batch.cache.once(key, lambda: _compute_and_communication_time(batch))
+    key = "worked", batch.schedule.name, zero, batch.overlaps_gradient_exchange
+    return batch.cache.get_or_compute(key, lambda: _compute_and_communication_time(batch))
 
 
-def _compute_and_communication_time(batch: Batch) -> Array:
+def _compute_and_communication_time(batch: ConfigurationBatch) -> Array:
     if batch.assignment.stages > 1:
         seconds = stage_end_times(batch) + time_after_passes(batch, stage_passes(batch))
         return np.asarray(seconds.max(axis=0))
@@ -174,12 +174,12 @@ def _compute_and_communication_time(batch: Batch) -> Array:
 # breakdown
 
 
-def _busiest_stage(batch: Batch) -> Index:
+def _busiest_stage(batch: ConfigurationBatch) -> Index:
     """Return the stage whose passes take longest, the first one of several, shape (configurations,)."""
     if batch.assignment.stages == 1:
         return np.zeros(len(batch), dtype=np.intp)
     passes = stage_passes(batch)
-    return np.asarray(np.argmax(passes.forward + passes.backward + passes.weights, axis=0))
+    return np.asarray(np.argmax(passes.forward + passes.backward + passes.weight_gradients, axis=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,17 +190,19 @@ class _Communication:
     hidden: Array
 
 
-def _parts(batch: Batch) -> dict[str, Array]:
+def _parts(batch: ConfigurationBatch) -> dict[str, Array]:
     stage, count = _busiest_stage(batch), batch.microbatches
-    times, computed = batch.times, batch.assignment.layers_per_microbatch
+    times, computed = batch.layer_times, batch.assignment.layers_per_microbatch
     arithmetic, moving, launch = _kernel_parts(batch, stage)
     update = _of_stage(update_times(batch), stage)
     waited = _of_stage(sum_per_stage(computed, times.forward_transfers + times.backward_transfers), stage) * count
-    hidden = _of_stage(sum_per_stage(computed, times.hidden), stage) * count
+    hidden = _of_stage(sum_per_stage(computed, times.hidden_transfers), stage) * count
     computing, worked = arithmetic + moving + launch + update, _time_without_waits(batch)
     if batch.assignment.stages == 1:
-        state_gathers = np.asarray(batch.per_case(after_backward_times(batch, summed=False).total)[0])
-        total = waited + hidden + stream_seconds(batch).communication + state_gathers
+        state_gathers = np.asarray(
+            batch.expand_to_cases(after_backward_times(batch, summed=False).total_communication)[0]
+        )
+        total = waited + hidden + stream_seconds(batch).communication_time + state_gathers
         exposed = np.where(total > 0, np.maximum(0.0, worked - computing), 0.0)  # without any it is a rounding error
         total, bubble = np.maximum(total, exposed), np.zeros_like(worked)  # contention counts, too
     else:
@@ -216,7 +218,7 @@ def _parts(batch: Batch) -> dict[str, Array]:
         "communication_total": total,
         "bubble": bubble,
         "optimizer": update,
-        "input": np.maximum(0.0, batch.arrival - worked),
+        "input": np.maximum(0.0, batch.input_arrival_time - worked),
         "stragglers": straggler_wait(batch),
     }
 
@@ -226,12 +228,12 @@ def _of_stage(figures: Array, stage: Index) -> Array:
     return np.asarray(np.take_along_axis(figures, stage[None], axis=0)[0])
 
 
-def _kernel_parts(batch: Batch, stage: Index) -> tuple[Array, Array, Array]:
+def _kernel_parts(batch: ConfigurationBatch, stage: Index) -> tuple[Array, Array, Array]:
     """Return kernel times of a stage by what limits them: (arithmetic, memory, launches), shape (configurations,) [s].
 
     Kernel time beyond these limits counts as launches.
     """
-    times, computed = batch.times, batch.assignment.layers_per_microbatch
+    times, computed = batch.layer_times, batch.assignment.layers_per_microbatch
     arithmetic, moving, launch = (
         _of_stage(sum_per_stage(computed, limit), stage) * batch.microbatches for limit in times.times_by_limit
     )
@@ -242,15 +244,15 @@ def _kernel_parts(batch: Batch, stage: Index) -> tuple[Array, Array, Array]:
     return arithmetic, moving, launch + np.maximum(0.0, kernels - arithmetic - moving - launch)
 
 
-def _communication_after_passes(batch: Batch, stage: Index) -> _Communication:
+def _communication_after_passes(batch: ConfigurationBatch, stage: Index) -> _Communication:
     """Return the communication of the busiest pipeline stage other than sends and the layers' collectives."""
     after = time_after_passes(batch, stage_passes(batch)) - update_times(batch)
-    hidden = np.maximum(0.0, batch.per_case(after_backward_times(batch).total) - after)
+    hidden = np.maximum(0.0, batch.expand_to_cases(after_backward_times(batch).total_communication) - after)
     if batch.scatters_every_pass:
-        times, computed = batch.times, batch.assignment.layers_per_microbatch
+        times, computed = batch.layer_times, batch.assignment.layers_per_microbatch
         passes = stage_passes(batch)
-        plain = sum_per_stage(computed, times.iteration) + 2.0 * send_times(batch)
-        waits = (passes.forward + passes.backward + passes.weights - plain) * batch.microbatches
+        plain = sum_per_stage(computed, times.iteration_time) + 2.0 * send_times(batch)
+        waits = (passes.forward + passes.backward + passes.weight_gradients - plain) * batch.microbatches
         beside = sharded_communication(batch) * batch.microbatches
         after, hidden = after + waits, hidden + np.maximum(0.0, beside - waits)
     exposed, hidden = (np.take_along_axis(each, stage[None], axis=0)[0] for each in (after, hidden))
@@ -260,12 +262,12 @@ def _communication_after_passes(batch: Batch, stage: Index) -> _Communication:
 # memory
 
 
-def stage_memory(batch: Batch) -> StageMemory:
+def stage_memory(batch: ConfigurationBatch) -> StageMemory:
     """Return the memory of each pipeline stage by part, arrays of shape (stages, configurations).
 
     Parameters
     ----------
-    batch : Batch
+    batch : ConfigurationBatch
         Configurations that are computed together, as arrays.
 
     Returns
@@ -274,26 +276,35 @@ def stage_memory(batch: Batch) -> StageMemory:
         Bytes.
     """
     layouts, assignment = batch.layouts, batch.assignment
-    kinds, rows = assignment.kinds.stages, assignment.stage_kind
-    kept, host_bytes = layouts.state_memory(kinds, batch.zero, assignment.stages, overlapped=batch.overlapped)
-    parts = (kept.parameters, kept.gradients, kept.optimizer, kept.gathered, kept.update, kept.copies)
-    states = StateMemory(*(batch.per_case(np.broadcast_to(part, host_bytes.shape)[rows]) for part in parts))
+    kinds, rows = assignment.distinct_stages_and_chunks.stages, assignment.stage_kind
+    kept, host_bytes = layouts.state_memory(
+        kinds, batch.zero, assignment.stages, overlapped=batch.overlaps_gradient_exchange
+    )
+    parts = (
+        kept.parameters,
+        kept.gradients,
+        kept.optimizer,
+        kept.gathered_parameters,
+        kept.update_temporaries,
+        kept.flat_gradient_copies,
+    )
+    states = StateMemory(*(batch.expand_to_cases(np.broadcast_to(part, host_bytes.shape)[rows]) for part in parts))
     activations, work = _activation_memory(batch)
     living = _live_microbatches(batch)
-    offloaded = (sum_per_stage(assignment.placed, batch.times.offloaded_bytes) * living).sum(axis=1)
+    offloaded = (sum_per_stage(assignment.layers_per_chunk, batch.layer_times.offloaded_bytes) * living).sum(axis=1)
     passing = (activations * living).sum(axis=1)
-    on_host = batch.per_case(host_bytes[rows]) + offloaded
-    apart = np.minimum(passing + work + states.gathered, states.copies)
+    on_host = batch.expand_to_cases(host_bytes[rows]) + offloaded
+    apart = np.minimum(passing + work + states.gathered_parameters, states.flat_gradient_copies)
     work = with_update_temporaries(work, states, passing)
-    return StageMemory(states, passing, work, batch.per_case(layouts.reserved()), on_host, apart)
+    return StageMemory(states, passing, work, batch.expand_to_cases(layouts.reserved_memory()), on_host, apart)
 
 
-def fullest_stage_memory(batch: Batch) -> Array:
+def fullest_stage_memory(batch: ConfigurationBatch) -> Array:
     """Return the memory of the fullest pipeline stage, shape (configurations,).
 
     Parameters
     ----------
-    batch : Batch
+    batch : ConfigurationBatch
         Configurations that are computed together, as arrays.
 
     Returns
@@ -302,16 +313,20 @@ def fullest_stage_memory(batch: Batch) -> Array:
         Size [byte].
     """
     layouts, assignment = batch.layouts, batch.assignment
-    kinds = assignment.kinds.stages
+    kinds = assignment.distinct_stages_and_chunks.stages
 
     def state_bytes() -> tuple[Array, Array]:
-        kept, _ = layouts.state_memory(kinds, batch.zero, assignment.stages, overlapped=batch.overlapped)
-        lasting = total_memory(kept, np.zeros(1), layouts.reserved())
-        return lasting, np.broadcast_to(kept.update - kept.gathered, lasting.shape)
+        kept, _ = layouts.state_memory(
+            kinds, batch.zero, assignment.stages, overlapped=batch.overlaps_gradient_exchange
+        )
+        lasting = total_memory(kept, np.zeros(1), layouts.reserved_memory())
+        return lasting, np.broadcast_to(kept.update_temporaries - kept.gathered_parameters, lasting.shape)
 
     states, update = (
-        batch.per_case(each[assignment.stage_kind])
-        for each in layouts.cache.once(("bytes of states", batch.zero, batch.overlapped), state_bytes)
+        batch.expand_to_cases(each[assignment.stage_kind])
+        for each in layouts.cache.get_or_compute(
+            ("bytes of states", batch.zero, batch.overlaps_gradient_exchange), state_bytes
+        )
     )
     key = "passing memory", batch.schedule.name, batch.zero if batch.backend.offload.parts else 0
 
@@ -319,55 +334,55 @@ def fullest_stage_memory(batch: Batch) -> Array:
         activations, work = _activation_memory(batch)
         return np.asarray((activations * _live_microbatches(batch)).sum(axis=1) + work)
 
-    return np.asarray((states + np.maximum(batch.cache.once(key, passing_bytes), update)).max(axis=0))
+    return np.asarray((states + np.maximum(batch.cache.get_or_compute(key, passing_bytes), update)).max(axis=0))
 
 
-def _live_microbatches(batch: Batch) -> Array:
+def _live_microbatches(batch: ConfigurationBatch) -> Array:
     """Return the number of microbatches whose activations are alive at once, shape (stages, pieces, configurations)."""
     assignment = batch.assignment
     living = live_microbatches(batch.schedule, assignment.stages, batch.microbatches, assignment.chunks_per_stage)
-    return living if batch.training else np.zeros_like(living)
+    return living if batch.has_backward else np.zeros_like(living)
 
 
-def _activation_memory(batch: Batch) -> tuple[Array, Array]:
+def _activation_memory(batch: ConfigurationBatch) -> tuple[Array, Array]:
     """Return the activations of a microbatch in each piece of a stage, and the temporary memory of a stage [byte].
 
     Shapes are (stages, pieces, configurations) and (stages, configurations).
     """
     key = "passing", batch.zero if batch.backend.offload.parts else 0
-    return batch.cache.once(key, lambda: _uncached_activation_memory(batch))
+    return batch.cache.get_or_compute(key, lambda: _uncached_activation_memory(batch))
 
 
-def _uncached_activation_memory(batch: Batch) -> tuple[Array, Array]:
-    layouts, assignment, times = batch.layouts, batch.assignment, batch.times
-    several = layouts.shards * assignment.replicas > 1
-    sizes = layouts.bucket_memory(assignment.kinds.stages)[assignment.stage_kind]
-    buckets = batch.per_case(np.where(several & batch.training, sizes, 0.0))
-    work = workspace_memory(assignment.layers, times.workspace_bytes, times.recompute_bytes, 0.0) + buckets
-    return sum_per_stage(assignment.placed, times.saved_bytes) + _sent_outputs(batch), work
+def _uncached_activation_memory(batch: ConfigurationBatch) -> tuple[Array, Array]:
+    layouts, assignment, times = batch.layouts, batch.assignment, batch.layer_times
+    several = layouts.zero_shard_ranks * assignment.replicas > 1
+    sizes = layouts.bucket_memory(assignment.distinct_stages_and_chunks.stages)[assignment.stage_kind]
+    buckets = batch.expand_to_cases(np.where(several & batch.has_backward, sizes, 0.0))
+    work = workspace_memory(assignment.layers_per_stage, times.workspace_bytes, times.recompute_bytes, 0.0) + buckets
+    return sum_per_stage(assignment.layers_per_chunk, times.saved_bytes) + _sent_outputs(batch), work
 
 
-def _sent_outputs(batch: Batch) -> Array:
+def _sent_outputs(batch: ConfigurationBatch) -> Array:
     """Return the outputs that a stage keeps per microbatch after sending them, (stages, 1, configurations) [byte].
 
     Autograd starts the stage's backward pass from its output, even if the layer that computed it saves it, too. The
     result is the mean over the pieces of a stage.
     """
     assignment, habit = batch.assignment, batch.backend.software.parallelism.pipeline_outputs
-    share = assignment.replicas / assignment.placed.shape[1] if habit == "kept" else 0.0
-    return sum_per_stage(assignment.output_sends * share, batch.times.output_bytes)[:, None]
+    share = assignment.replicas / assignment.layers_per_chunk.shape[1] if habit == "kept" else 0.0
+    return sum_per_stage(assignment.output_sends * share, batch.layer_times.output_bytes)[:, None]
 
 
 class TimedProgram(NamedTuple):
     """One rank's program with predicted times: model chunks of the stages, kernel times, time and memory by section.
 
-    Arrays of ``costs`` have shape (sections, 1).
+    Arrays of ``section_times`` have shape (sections, 1).
     """
 
     program: Program
-    pieces: list[ModelChunk]
+    model_chunks: list[ModelChunk]
     kernels: KernelTimes
-    costs: SectionTimes
+    section_times: SectionTimes
 
 
 def timed_program(program: Program, layout: Plan, backend: Backend) -> TimedProgram:
@@ -389,33 +404,38 @@ def timed_program(program: Program, layout: Plan, backend: Backend) -> TimedProg
     TimedProgram
         The program with its times.
     """
-    run, pieces = backend.run, layout.stages * layout.parallel.chunks
-    stages = _schedule_of(layout, backend).stages_of(layout.stages, layout.parallel.chunks)
-    program = program if run.forward_only else with_recompute(program, run.recompute.policy)
+    run, pieces = backend.run, layout.stages * layout.strategy.chunks
+    stages = _schedule_of(layout, backend).stages_of(layout.stages, layout.strategy.chunks)
+    program = program if run.forward_only else with_recompute_policy(program, run.recompute.policy)
     kernels, costs = _section_times(program, layout.mesh, backend)
 
-    sharded = layout.stages > 1 and layout.parallel.zero == 3 and layout.shards > 1
+    sharded = layout.stages > 1 and layout.strategy.zero == 3 and layout.shards > 1
 
     def weights(policies: RecomputePolicies) -> Array:
         whole = tuple((index, section.repeat) for index, section in enumerate(program.sections))
         batch = _batch(program, [whole], costs, policies, layout, backend)
-        return iteration_seconds(batch.times, batch.layouts, batch.cases.layout, sharded=sharded)[:, 0]
+        return iteration_seconds(batch.layer_times, batch.layouts, batch.cases.layout_index, sharded=sharded)[:, 0]
 
     if not has_mixed_recompute(run):
         return TimedProgram(
-            program, backend.cut(program, weights(RecomputePolicies.of(program)), stages), kernels, costs
+            program,
+            backend.cut_into_stages(program, weights(RecomputePolicies.from_program(program)), stages),
+            kernels,
+            costs,
         )
     shares = policy_shares(program, run, pieces).items()
     mean = np.sum(
         [weights(RecomputePolicies.for_each_section(len(costs.repeat), how)) * share for how, share in shares], axis=0
     )
-    split = split_by_policy(program, backend.cut(program, mean, stages), run)
+    split = split_by_policy(program, backend.cut_into_stages(program, mean, stages), run)
     kernels, costs = _section_times(split.program, layout.mesh, backend)
     return TimedProgram(split.program, split.model_chunks, kernels, costs)
 
 
-def single_batch(program: TimedProgram, layout: Plan, backend: Backend, arriving: InputPipeline | None) -> Batch:
-    """Wrap one configuration as a `Batch` of length one (a `Batch` holds arrays over configurations).
+def single_batch(
+    program: TimedProgram, layout: Plan, backend: Backend, arriving: InputPipeline | None
+) -> ConfigurationBatch:
+    """Wrap one configuration as a `ConfigurationBatch` of length one.
 
     Parameters
     ----------
@@ -430,7 +450,7 @@ def single_batch(program: TimedProgram, layout: Plan, backend: Backend, arriving
 
     Returns
     -------
-    Batch
+    ConfigurationBatch
         Batch with one configuration.
 
     Raises
@@ -440,11 +460,16 @@ def single_batch(program: TimedProgram, layout: Plan, backend: Backend, arriving
     """
     if layout.stages > 1:
         name = _schedule_of(layout, backend).name
-        check_schedule(name, layout.stages, layout.parallel.chunks, layout.microbatches)
+        check_schedule(name, layout.stages, layout.strategy.chunks, layout.microbatches)
     batch = _batch(
-        program.program, program.pieces, program.costs, RecomputePolicies.of(program.program), layout, backend
+        program.program,
+        program.model_chunks,
+        program.section_times,
+        RecomputePolicies.from_program(program.program),
+        layout,
+        backend,
     )
-    return batch if arriving is None else replace(batch, arrival=np.atleast_1d(arriving.batch_interval))
+    return batch if arriving is None else replace(batch, input_arrival_time=np.atleast_1d(arriving.batch_interval))
 
 
 def _batch(
@@ -454,25 +479,27 @@ def _batch(
     policies: RecomputePolicies,
     layout: Plan,
     backend: Backend,
-) -> Batch:
-    """Build the `Batch` of one configuration; a network that is not cut has one stage."""
+) -> ConfigurationBatch:
+    """Build the `ConfigurationBatch` of one configuration; a network that is not cut has one stage."""
     schedule, stages = _schedule_of(layout, backend), layout.stages if len(pieces) > 1 else 1
-    sequence_parallel, local_batches = (layout.parallel.sequence_parallel,), (layout.local_batch,)
+    sequence_parallel, local_batches = (layout.strategy.sequence_parallel,), (layout.local_batch,)
     layouts = Layouts(backend, (layout.mesh,), (program,), sequence_parallel, local_batches)
-    cases = Cases(
+    cases = LayoutCases(
         layouts, np.zeros(1, dtype=np.intp), np.array([float(layout.microbatches)]), layer_times(costs, policies)
     )
-    kinds = AssignmentKinds(StageKinds(), StageKinds())
-    assignment = Assignment.of(pieces, schedule, stages, layout.parallel.chunks, program.ties, kinds)
-    return Batch(cases, assignment, schedule, layout.parallel.zero, backend.overlapped)
+    kinds = DistinctStagesAndChunks(DistinctStages(), DistinctStages())
+    assignment = Assignment.from_schedule(
+        pieces, schedule, stages, layout.strategy.chunks, program.tied_parameters, kinds
+    )
+    return ConfigurationBatch(cases, assignment, schedule, layout.strategy.zero, backend.overlaps_gradient_exchange)
 
 
 def _section_times(program: Program, mesh: Mesh, backend: Backend) -> tuple[KernelTimes, SectionTimes]:
     """Predict times of kernels and collectives: (kernel times, time and memory by section of shape (sections, 1))."""
     times = backend.predictor.times([counted.kernel for section in program.sections for counted in section.kernels])
     column = KernelTimes(*(getattr(times, name)[:, None] for name in KernelTimes.__slots__))
-    payloads = np.array([[transfer.payload_bytes] for _, transfer in collectives(program)]).reshape(-1, 1)
-    [transfers] = transfer_seconds(backend.fabric, [(mesh, program)], [payloads])
+    payloads = np.array([[transfer.payload_bytes] for _, transfer in enumerate_collectives(program)]).reshape(-1, 1)
+    [transfers] = collective_times(backend.fabric, [(mesh, program)], [payloads])
     sizes = [section_values(program, name)[:, None] for name in BYTE_FIELDS]
     return times, section_times(
         program, column, transfers, sizes, call=backend.collective_issue_time, waiting_power=backend.host_wait_exponent
@@ -482,4 +509,4 @@ def _section_times(program: Program, mesh: Mesh, backend: Backend) -> tuple[Kern
 def _schedule_of(layout: Plan, backend: Backend) -> Schedule:
     """Return the schedule of a run; 1F1B with several chunks a stage is interleaved 1F1B."""
     name = backend.run.pipeline.schedule
-    return SCHEDULES["interleaved" if layout.parallel.chunks > 1 and name == "1f1b" else name]
+    return SCHEDULES["interleaved" if layout.strategy.chunks > 1 and name == "1f1b" else name]

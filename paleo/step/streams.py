@@ -19,14 +19,19 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.schedules.base import Numeric, PassTimes, distinct_values
-from paleo.step.exchange import bucket_count, exposed_gather, exposed_sends, sends_in_order
-from paleo.step.memory import SUM_BYTES, Assignment, host_update_time
+from paleo.step.exchange import (
+    bucket_count,
+    exposed_gather_time,
+    exposed_gradient_exchange_time,
+    order_gradient_exchanges,
+)
+from paleo.step.memory import HOST_GRADIENT_SUM_BYTES, Assignment, host_update_time
 from paleo.step.section_times import LayerTimes, section_values, sum_per_stage, with_contention
 
 if TYPE_CHECKING:
     from paleo.lowering.program import Program, Section
     from paleo.parallel.placement import Axes, Mesh
-    from paleo.step.batch import Batch
+    from paleo.step.configuration_batch import ConfigurationBatch
     from paleo.step.layouts import Layouts
 
 Array = npt.NDArray[np.float64]
@@ -39,30 +44,30 @@ Direction = Literal["forward", "backward"]
 class BucketSettings:
     """Bucket size and overlap of the gradient exchange, and sharding of parameters.
 
-    If ``overlapped``, buckets of at least ``least`` bytes are sent during the backward pass, otherwise all after it.
-    ``sharded`` parameters (ZeRO-3) are gathered before each layer iteration, forward and backward. ``scattered``
-    gradients are sent with every microbatch (ZeRO-2 and 3).
+    If ``overlaps_backward``, buckets of at least ``min_bucket_bytes`` bytes are sent during the backward pass,
+    otherwise all after it. ``shards_parameters`` parameters (ZeRO-3) are gathered before each layer iteration, forward
+    and backward. ``scatters_every_microbatch`` gradients are sent with every microbatch (ZeRO-2 and 3).
     """
 
-    least: float
+    min_bucket_bytes: float
     bytes_per_gradient: float
-    overlapped: bool
-    sharded: bool
-    scattered: bool
+    overlaps_backward: bool
+    shards_parameters: bool
+    scatters_every_microbatch: bool
 
 
 @dataclass(frozen=True, slots=True)
 class LayerIteration:
-    """Consecutive layers of one section in one direction (forward or backward); ``count`` is their number.
+    """Consecutive layers of one section in one direction (forward or backward); ``layer_count`` is their number.
 
-    ``gathers`` is True if they wait for a gather of the section's parameters. ``buckets`` are (axes, bytes) of the
-    gradients that are sent after them.
+    ``waits_for_gather`` is True if they wait for a gather of the section's parameters. ``buckets`` are (axes, bytes) of
+    the gradients that are sent after them.
     """
 
     section: int
     direction: Direction
-    count: int
-    gathers: bool = False
+    layer_count: int
+    waits_for_gather: bool = False
     buckets: tuple[tuple[Axes, float], ...] = ()
 
 
@@ -84,24 +89,24 @@ def layer_iterations(program: Program, buckets: BucketSettings, *, last: bool) -
         Iterations, with the gradients that are sent after each.
     """
     order: list[LayerIteration] = []
-    sends = last or buckets.scattered
+    sends = last or buckets.scatters_every_microbatch
     for index, section in enumerate(program.sections):
-        gathers = bool(buckets.sharded and section.parameters)
+        gathers = bool(buckets.shards_parameters and section.parameter_count)
         times = section.repeat if gathers else 1
         order += [LayerIteration(index, "forward", section.repeat // times, gathers)] * times
     pending: dict[Axes, float] = {}
     for index, section in reversed(list(enumerate(program.sections))):
-        gathers = bool(buckets.sharded and section.parameters and section.has_backward)
-        sent_apart = (buckets.overlapped or buckets.sharded) and section.gradients and sends
+        gathers = bool(buckets.shards_parameters and section.parameter_count and section.has_backward)
+        sent_apart = (buckets.overlaps_backward or buckets.shards_parameters) and section.gradients and sends
         times = section.repeat if sent_apart or gathers else 1
         for _ in range(times):
             _collect(pending, section, section.repeat // times, buckets.bytes_per_gradient)
-            sent = _flush(pending, buckets.least) if buckets.overlapped and sends else ()
+            sent = _flush(pending, buckets.min_bucket_bytes) if buckets.overlaps_backward and sends else ()
             order.append(LayerIteration(index, "backward", section.repeat // times, gathers, sent))
     if sends and order:
         end = order[-1]
         remaining = end.buckets + _flush(pending, 0.0)
-        order[-1] = LayerIteration(end.section, end.direction, end.count, end.gathers, remaining)
+        order[-1] = LayerIteration(end.section, end.direction, end.layer_count, end.waits_for_gather, remaining)
     return order
 
 
@@ -118,7 +123,7 @@ def _flush(pending: dict[Axes, float], least: float) -> tuple[tuple[Axes, float]
     return sent
 
 
-def walk_streams(
+def simulate_streams(
     order: Iterable[LayerIteration],
     forward: Array,
     backward: Array,
@@ -159,13 +164,13 @@ def walk_streams(
     sent: list[tuple[Numeric, Numeric]] = []
     for iteration, bucket in zip(order, buckets, strict=True):
         gathers = gather if iteration.direction == "forward" else again
-        if iteration.gathers and gathers is not None:
+        if iteration.waits_for_gather and gathers is not None:
             network = np.maximum(network, issued) + gathers[iteration.section]
             awaited, issued = network, np.asarray(compute)
             network = _network_end(network, sent)
             compute = np.maximum(compute, awaited)
         seconds = (forward if iteration.direction == "forward" else backward)[iteration.section]
-        compute = compute + seconds * iteration.count
+        compute = compute + seconds * iteration.layer_count
         if iteration.buckets:
             sent.append((compute, bucket))
     return compute, _network_end(network, sent)
@@ -180,8 +185,8 @@ def _network_end(free: Array, waiting: list[tuple[Numeric, Numeric]]) -> Array:
 
 #: Structure of an order of iterations: section, direction, count, whether they gather, whether gradients are sent after
 #: them.
-Shape = tuple[tuple[int, str, int, bool, bool], ...]
-Order = list[LayerIteration]
+IterationOrderKey = tuple[tuple[int, str, int, bool, bool], ...]
+IterationOrder = list[LayerIteration]
 
 
 class _Cell(NamedTuple):
@@ -198,12 +203,12 @@ class _Cell(NamedTuple):
 class StreamSeconds:
     """Ends of the compute and network streams of each configuration, arrays of shape (cases,).
 
-    ``end`` is when both have ended [s]. ``communication`` is the time of all collectives in the step [s].
+    ``end`` is when both have ended [s]. ``communication_time`` is the time of all collectives in the step [s].
     ``contention_share`` is the share of the full slowdown by contention that applies [-].
     """
 
     end: Array
-    communication: Array
+    communication_time: Array
     contention_share: Array
 
 
@@ -211,8 +216,8 @@ class StreamSeconds:
 class ContendedTimes:
     """Layer times of the last and of earlier microbatches, slowed down by overlapping collectives."""
 
-    last: LayerTimes
-    earlier: LayerTimes
+    last_microbatch: LayerTimes
+    earlier_microbatches: LayerTimes
 
     def with_slowdown_share(self, free: LayerTimes, share: Array) -> ContendedTimes:
         """Return the layer times with only a share (0 to 1) of the slowdown.
@@ -230,7 +235,7 @@ class ContendedTimes:
             Times.
         """
         parts = []
-        for slowed in (self.last, self.earlier):
+        for slowed in (self.last_microbatch, self.earlier_microbatches):
             forward = free.forward + share * (slowed.forward - free.forward)
             parts.append(
                 replace(slowed, forward=forward, backward=free.backward + share * (slowed.backward - free.backward))
@@ -238,12 +243,12 @@ class ContendedTimes:
         return ContendedTimes(*parts)
 
 
-def bucket_settings(batch: Batch, layout: int = 0) -> BucketSettings:
+def bucket_settings(batch: ConfigurationBatch, layout: int = 0) -> BucketSettings:
     """Return bucket size, overlap and sharding of one layout's gradient exchange.
 
     Parameters
     ----------
-    batch : Batch
+    batch : ConfigurationBatch
         Configurations that are computed together, as arrays.
     layout : int, optional
         Position of the layout.
@@ -255,18 +260,22 @@ def bucket_settings(batch: Batch, layout: int = 0) -> BucketSettings:
     """
     least = float(batch.layouts.bucket_bytes[layout])
     return BucketSettings(
-        least, batch.backend.formats.accumulated_gradient, batch.overlapped, batch.sharded, batch.scatters_every_pass
+        least,
+        batch.backend.formats.accumulated_gradient_bytes,
+        batch.overlaps_gradient_exchange,
+        batch.shards_parameters,
+        batch.scatters_every_pass,
     )
 
 
-def stream_seconds(batch: Batch) -> StreamSeconds:
+def stream_seconds(batch: ConfigurationBatch) -> StreamSeconds:
     """Compute when the streams of every configuration end, for steps without a pipeline.
 
     Configurations whose layers run in the same order are computed together.
 
     Parameters
     ----------
-    batch : Batch
+    batch : ConfigurationBatch
         Configurations that are computed together.
 
     Returns
@@ -274,35 +283,39 @@ def stream_seconds(batch: Batch) -> StreamSeconds:
     StreamSeconds
         Arrays of shape (cases,).
     """
-    return batch.cache.once(("streams", batch.sharding, batch.overlapped), lambda: _stream_seconds(batch))
+    return batch.cache.get_or_compute(
+        ("streams", batch.sharding, batch.overlaps_gradient_exchange), lambda: _stream_seconds(batch)
+    )
 
 
-def _stream_seconds(batch: Batch) -> StreamSeconds:
-    orders: dict[Shape, list[tuple[int, Order]]] = {}
-    for layout in distinct_values(batch.cases.layout):
+def _stream_seconds(batch: ConfigurationBatch) -> StreamSeconds:
+    orders: dict[IterationOrderKey, list[tuple[int, IterationOrder]]] = {}
+    for layout in distinct_values(batch.cases.layout_index):
         shape, order = _order(batch.layouts, layout, bucket_settings(batch, layout))
         orders.setdefault(shape, []).append((layout, order))
     seconds = StreamSeconds(*np.zeros((3, len(batch))))
     for members in orders.values():
-        cases = np.flatnonzero(np.isin(batch.cases.layout, [layout for layout, _ in members]))
+        cases = np.flatnonzero(np.isin(batch.cases.layout_index, [layout for layout, _ in members]))
         walked = _stream_ends(batch, bucket_settings(batch), members, cases)
-        seconds.end[cases], seconds.communication[cases], seconds.contention_share[cases] = walked
+        seconds.end[cases], seconds.communication_time[cases], seconds.contention_share[cases] = walked
     return seconds
 
 
-def _order(layouts: Layouts, layout: int, buckets: BucketSettings) -> tuple[Shape, Order]:
+def _order(layouts: Layouts, layout: int, buckets: BucketSettings) -> tuple[IterationOrderKey, IterationOrder]:
     """Return the structure and the iterations of a layout's program, cached for equal programs."""
     program = layouts.programs[layout]
 
-    def order() -> tuple[Shape, Order]:
+    def order() -> tuple[IterationOrderKey, IterationOrder]:
         order_ = layer_iterations(program, buckets, last=True)
-        return tuple([(i.section, i.direction, i.count, i.gathers, bool(i.buckets)) for i in order_]), order_
+        return tuple(
+            [(i.section, i.direction, i.layer_count, i.waits_for_gather, bool(i.buckets)) for i in order_]
+        ), order_
 
-    return layouts.by_program.once(("order", id(program), buckets), order)
+    return layouts.by_program.get_or_compute(("order", id(program), buckets), order)
 
 
 def _stream_ends(
-    batch: Batch, buckets: BucketSettings, members: Sequence[tuple[int, Order]], cases: Index
+    batch: ConfigurationBatch, buckets: BucketSettings, members: Sequence[tuple[int, IterationOrder]], cases: Index
 ) -> tuple[Array, Array, Array]:
     """Return (end of the streams [s], time of collectives [s], share of contention [-]), shape (cases,) each.
 
@@ -312,64 +325,66 @@ def _stream_ends(
     """
     column = np.zeros(len(batch.layouts), dtype=np.intp)
     column[[layout for layout, _ in members]] = np.arange(len(members))
-    member, order = column[batch.cases.layout[cases]], members[0][1]
+    member, order = column[batch.cases.layout_index[cases]], members[0][1]
     seconds = bucket_seconds(batch, members)
     sent = [row[member] if row.any() else 0.0 for row in seconds]
-    layout = batch.cases.layout[cases]
-    gather = section_gather_times(batch.layouts)[:, layout] if buckets.sharded else None
-    again = section_gather_times(batch.layouts, "again")[:, layout] if buckets.sharded else None
+    layout = batch.cases.layout_index[cases]
+    gather = section_gather_times(batch.layouts)[:, layout] if buckets.shards_parameters else None
+    again = section_gather_times(batch.layouts, "again")[:, layout] if buckets.shards_parameters else None
     count = batch.microbatches[cases]
     program = batch.layouts.programs[members[0][0]]
-    plain = order if buckets.scattered else layer_iterations(program, buckets, last=False)
+    plain = order if buckets.scatters_every_microbatch else layer_iterations(program, buckets, last=False)
 
     def ends(times: ContendedTimes) -> Array:
-        last, earlier = times.last, times.earlier
+        last, earlier = times.last_microbatch, times.earlier_microbatches
         backward = last.backward_with_transfers + last.weight_gradients
-        if buckets.scattered:
-            once = np.maximum(*walk_streams(order, last.forward_with_transfers, backward, gather, sent, 0.0, again))
+        if buckets.scatters_every_microbatch:
+            once = np.maximum(*simulate_streams(order, last.forward_with_transfers, backward, gather, sent, 0.0, again))
         else:
             passes = earlier.forward_with_transfers, earlier.backward_with_transfers + earlier.weight_gradients
-            once = np.maximum(*walk_streams(plain, *passes, None, [0.0] * len(plain), 0.0))
+            once = np.maximum(*simulate_streams(plain, *passes, None, [0.0] * len(plain), 0.0))
         return np.maximum(
-            *walk_streams(order, last.forward_with_transfers, backward, gather, sent, (count - 1.0) * once, again)
+            *simulate_streams(order, last.forward_with_transfers, backward, gather, sent, (count - 1.0) * once, again)
         )
 
     travelling = seconds.sum(axis=0)[member] + _gathered(order, gather, again)
-    limit = _time_without_overlap(batch, cases, travelling, scattered=buckets.scattered)
+    limit = _time_without_overlap(batch, cases, travelling, scattered=buckets.scatters_every_microbatch)
     times = contended_times(batch, cases)
     end, share = ends(times), np.ones(len(cases))
     if np.any(end > limit):
-        free = ends(ContendedTimes(*(batch.times.select_configurations(cases),) * 2))
+        free = ends(ContendedTimes(*(batch.layer_times.select_configurations(cases),) * 2))
         over = (end > limit) & (end > free)
         share = np.clip(np.divide(limit - free, end - free, out=share, where=over), 0.0, 1.0)
-        end = ends(times.with_slowdown_share(batch.times.select_configurations(cases), share))
-    return end, np.broadcast_to(travelling * (count if buckets.scattered else 1.0), end.shape), share
+        end = ends(times.with_slowdown_share(batch.layer_times.select_configurations(cases), share))
+    return end, np.broadcast_to(travelling * (count if buckets.scatters_every_microbatch else 1.0), end.shape), share
 
 
-def _time_without_overlap(batch: Batch, cases: Index, travelling: Array | float, *, scattered: bool) -> Array:
+def _time_without_overlap(
+    batch: ConfigurationBatch, cases: Index, travelling: Array | float, *, scattered: bool
+) -> Array:
     """Return the time of a step without any overlap of computation and communication, shape (cases,) [s]."""
-    times, count = batch.times.select_configurations(cases), batch.microbatches[cases]
+    times, count = batch.layer_times.select_configurations(cases), batch.microbatches[cases]
     repeat = section_values(batch.layouts.programs[0], "repeat")
     computing = repeat @ (times.forward_with_transfers + times.backward_with_transfers + times.weight_gradients)
     return np.asarray(count * computing + travelling * (count if scattered else 1.0))
 
 
-def _gathered(order: Order, gather: Array | None, again: Array | None) -> Array | float:
+def _gathered(order: IterationOrder, gather: Array | None, again: Array | None) -> Array | float:
     """Return the time of all gathers of a microbatch [s]."""
     if gather is None or again is None:
         return 0.0
     passes = {"forward": gather, "backward": again}
-    return np.asarray(sum(passes[each.direction][each.section] for each in order if each.gathers))
+    return np.asarray(sum(passes[each.direction][each.section] for each in order if each.waits_for_gather))
 
 
-def contended_times(batch: Batch, cases: Index) -> ContendedTimes:
+def contended_times(batch: ConfigurationBatch, cases: Index) -> ContendedTimes:
     """Return the times of layers, slowed down by the collectives that overlap with them.
 
     Parameters
     ----------
-    batch : Batch
+    batch : ConfigurationBatch
         Configurations that are computed together, as arrays.
-    cases : Index
+    cases : IndexArray
         Positions of the cases.
 
     Returns
@@ -377,25 +392,31 @@ def contended_times(batch: Batch, cases: Index) -> ContendedTimes:
     ContendedTimes
         Times for the last microbatch and for earlier ones.
     """
-    times, overlap = batch.times.select_configurations(cases), batch.backend.software.overlap
-    if (overlap.sharded and not overlap.contention) or not (batch.overlapped or batch.scatters_every_pass):
+    times, overlap = batch.layer_times.select_configurations(cases), batch.backend.software.overlap
+    if (overlap.sharded and not overlap.contention) or not (
+        batch.overlaps_gradient_exchange or batch.scatters_every_pass
+    ):
         return ContendedTimes(times, times)
-    layout = batch.cases.layout[cases]
-    gathers = section_gather_times(batch.layouts)[:, layout] if batch.sharded else np.zeros((1, 1))
-    again = section_gather_times(batch.layouts, "again")[:, layout] if batch.sharded else gathers
-    sums = layer_gradient_exchange_times(batch.layouts, batch.zero)[:, layout] if batch.overlapped else np.zeros((1, 1))
+    layout = batch.cases.layout_index[cases]
+    gathers = section_gather_times(batch.layouts)[:, layout] if batch.shards_parameters else np.zeros((1, 1))
+    again = section_gather_times(batch.layouts, "again")[:, layout] if batch.shards_parameters else gathers
+    sums = (
+        layer_gradient_exchange_times(batch.layouts, batch.zero)[:, layout]
+        if batch.overlaps_gradient_exchange
+        else np.zeros((1, 1))
+    )
     slower = with_contention(times, gathers, sums, overlap, again)
     return ContendedTimes(slower, slower if batch.scatters_every_pass else times)
 
 
-def bucket_seconds(batch: Batch, members: Sequence[tuple[int, Order]]) -> Array:
+def bucket_seconds(batch: ConfigurationBatch, members: Sequence[tuple[int, IterationOrder]]) -> Array:
     """Return the time of the gradient buckets that are sent after each layer of the backward pass.
 
     Parameters
     ----------
-    batch : Batch
+    batch : ConfigurationBatch
         Configurations that are computed together, as arrays.
-    members : Sequence[tuple[int, Order]]
+    members : Sequence[tuple[int, IterationOrder]]
         Layout and order of iterations of each member.
 
     Returns
@@ -435,7 +456,7 @@ def layer_gradient_exchange_times(layouts: Layouts, zero: int) -> Array:
     ndarray, shape (sections, layouts)
         Time [s].
     """
-    return layouts.cache.once(("section exchanges", zero > 0), lambda: _section_exchanges(layouts, zero))
+    return layouts.cache.get_or_compute(("section exchanges", zero > 0), lambda: _section_exchanges(layouts, zero))
 
 
 def _section_exchanges(layouts: Layouts, zero: int) -> Array:
@@ -444,7 +465,7 @@ def _section_exchanges(layouts: Layouts, zero: int) -> Array:
     If the bucket rule counts elements, a bucket holds several layers, and each has its share of the bucket's time.
     Otherwise (`docs/limits.md`, contention by buckets) each layer counts as a separate message.
     """
-    width, shape = layouts.backend.formats.accumulated_gradient, (len(layouts.programs[0].sections), len(layouts))
+    width, shape = layouts.backend.formats.accumulated_gradient_bytes, (len(layouts.programs[0].sections), len(layouts))
     cells, layers = [], np.ones(shape)
     for layout, program in enumerate(layouts.programs):
         mesh = layouts.meshes[layout]
@@ -478,7 +499,7 @@ def _summed(layouts: Layouts, zero: int, cells: Sequence[_Cell], shape: tuple[in
     table = np.zeros(shape)
     for operation, members in owed.items():
         owing = [cell.layout for cell, _, _ in members]
-        groups = layouts.groups(owing, [axes for _, axes, _ in members])
+        groups = layouts.communication_groups(owing, [axes for _, axes, _ in members])
         seconds = layouts.exchange_times(operation, owing, groups, np.array([payload for *_, payload in members]))
         counts = [len(cell.rows) for cell, _, _ in members]
         places = [row * shape[1] + cell.column for cell, _, _ in members for row in cell.rows]
@@ -502,7 +523,9 @@ def section_gather_times(layouts: Layouts, content: Literal["all", "again"] = "a
         Time [s].
     """
     content = content if layouts.regathers else "all"
-    return layouts.cache.once(("section gathers", content), lambda: section_gather_traffic(layouts, content)[0])
+    return layouts.cache.get_or_compute(
+        ("section gathers", content), lambda: section_gather_traffic(layouts, content)[0]
+    )
 
 
 def section_gather_traffic(layouts: Layouts, content: Literal["all", "again"] = "all") -> Array:
@@ -521,8 +544,8 @@ def section_gather_traffic(layouts: Layouts, content: Literal["all", "again"] = 
         Times [s], and bytes.
     """
     sections = len(layouts.programs[0].sections)
-    single = np.eye(sections, sections + len(layouts.programs[0].ties))[None]
-    return layouts.exchange_times_and_bytes(single, 1, content, 3, layouts.backend.formats.parameter)[:, 0]
+    single = np.eye(sections, sections + len(layouts.programs[0].tied_parameters))[None]
+    return layouts.exchange_times_and_bytes(single, 1, content, 3, layouts.backend.formats.parameter_bytes)[:, 0]
 
 
 #: Gradients that are summed after the last pass. ``none`` without a pipeline, where the streams sum them; ``tied`` if
@@ -534,22 +557,22 @@ SummedGradients = Literal["none", "tied", "all"]
 class AfterBackwardTimes:
     """Times of communication and optimizer update after the last backward pass, shape (stages, layouts) [s].
 
-    ``fixed`` is always exposed. ``sums`` (gradient reductions, shape (stages, chunks, layouts)) overlap with passes,
-    and ``gathers`` (parameter all-gathers) with the next forward pass; ``sum_buckets`` and ``gather_bucket_count`` are
-    their numbers of buckets. ``total`` is all communication, hidden or not. ``sends`` is True for layouts that send
-    anything, shape (layouts,).
+    ``always_exposed`` is always exposed. ``gradient_sums`` (gradient reductions, shape (stages, chunks, layouts))
+    overlap with passes, and ``parameter_gathers`` (parameter all-gathers) with the next forward pass;
+    ``gradient_sum_bucket_count`` and ``gather_bucket_count`` are their numbers of buckets. ``total_communication`` is
+    all communication, hidden or not. ``has_communication`` is True for layouts that send anything, shape (layouts,).
     """
 
-    fixed: Array
-    sums: Array
-    sum_buckets: Array
-    gathers: Array
+    always_exposed: Array
+    gradient_sums: Array
+    gradient_sum_bucket_count: Array
+    parameter_gathers: Array
     gather_bucket_count: Array
-    total: Array
-    sends: Mask
+    total_communication: Array
+    has_communication: Mask
 
 
-def after_backward(
+def layout_times_after_backward(
     layouts: Layouts, assignment: Assignment, zero: int, *, overlapped: bool, summed: SummedGradients = "all"
 ) -> AfterBackwardTimes:
     """Return the times after the last backward pass: gradient sums, optimizer update, gathers of updated parameters.
@@ -572,25 +595,27 @@ def after_backward(
     AfterBackwardTimes
         Times by part [s].
     """
-    part = assignment.key if overlapped else assignment.stages_key
+    part = assignment.cache_key if overlapped else assignment.stages_cache_key
     key = "tails", part, min(zero, 1) + (zero == 3), overlapped, summed
-    return layouts.cache.once(key, lambda: _uncached_after_backward(layouts, assignment, zero, overlapped, summed))
+    return layouts.cache.get_or_compute(
+        key, lambda: _uncached_after_backward(layouts, assignment, zero, overlapped, summed)
+    )
 
 
 def _uncached_after_backward(
     layouts: Layouts, assignment: Assignment, zero: int, overlapped: bool, summed: SummedGradients
 ) -> AfterBackwardTimes:
-    backend, kinds, rows = layouts.backend, assignment.kinds.stages, assignment.stage_kind
-    sizes = layouts.elements(kinds, trained=True)[rows] * backend.formats.parameter
+    backend, kinds, rows = layouts.backend, assignment.distinct_stages_and_chunks.stages, assignment.stage_kind
+    sizes = layouts.stage_parameter_counts(kinds, trained=True)[rows] * backend.formats.parameter_bytes
     fixed = np.zeros((assignment.stages, len(layouts)))
     gathers, sums = np.zeros_like(fixed), np.zeros((len(fixed), 1, len(layouts)))
     sent, total = sums, fixed
-    if zero in (1, 2) and layouts.training:
-        gathers = layouts.state_gathers(assignment)
+    if zero in (1, 2) and layouts.has_backward:
+        gathers = layouts.state_gather_times(assignment)
     if summed != "none":
-        fixed = fixed + layouts.tied_sums(assignment)
+        fixed = fixed + layouts.tied_gradient_sum_times(assignment)
     if summed == "all":
-        sums, sent = layouts.exchange(assignment, zero, chunks=overlapped)
+        sums, sent = layouts.gradient_exchange_times_and_bytes(assignment, zero, chunks=overlapped)
     exchanged = sums.sum(axis=1)
     total, sends = fixed + exchanged + gathers, np.asarray((exchanged + gathers).any(axis=0))
     if not overlapped:
@@ -598,18 +623,18 @@ def _uncached_after_backward(
     if not (overlapped and backend.software.overlap.gather):
         fixed, gathers = fixed + gathers, np.zeros_like(gathers)
     buckets = bucket_count(sent, layouts.bucket_bytes), bucket_count(sizes, layouts.bucket_bytes)
-    if not backend.offload.holds("optimizer"):
+    if not backend.offload.is_offloaded("optimizer"):
         fixed = fixed + layouts.update_times(kinds, sharded=zero > 0)[rows]
-    fixed = fixed + layouts.coding_times(kinds)[rows]
+    fixed = fixed + layouts.compression_times(kinds)[rows]
     return AfterBackwardTimes(fixed, sums, buckets[0], gathers, buckets[1], total, sends)
 
 
-def time_after_passes(batch: Batch, passes: PassTimes, *, summed: bool = True) -> Array:
+def time_after_passes(batch: ConfigurationBatch, passes: PassTimes, *, summed: bool = True) -> Array:
     """Return the time from each stage's last pass until its parameters are updated and gathered.
 
     Parameters
     ----------
-    batch : Batch
+    batch : ConfigurationBatch
         Configurations that are computed together, as arrays.
     passes : PassTimes
         Times of the passes, shape (stages, cases) [s].
@@ -623,31 +648,38 @@ def time_after_passes(batch: Batch, passes: PassTimes, *, summed: bool = True) -
     """
     # The same as `time_after_passes` without updates on the host.
     following, contention = after_backward_times(batch, summed=summed), batch.backend.software.overlap.contention
-    exposed = batch.per_case(following.fixed)
+    exposed = batch.expand_to_cases(following.always_exposed)
     if batch.zero == 3 and batch.backend.compression is not None:  # gradients are coded with every microbatch
-        kinds, rows = batch.assignment.kinds.stages, batch.assignment.stage_kind
-        exposed = exposed + batch.per_case(batch.layouts.coding_times(kinds)[rows]) * (batch.microbatches - 1.0)
-    if following.gathers.any():
+        kinds, rows = batch.assignment.distinct_stages_and_chunks.stages, batch.assignment.stage_kind
+        exposed = exposed + batch.expand_to_cases(batch.layouts.compression_times(kinds)[rows]) * (
+            batch.microbatches - 1.0
+        )
+    if following.parameter_gathers.any():
         exposed += _exposed_overlapped_gathers(batch, following, passes)
     if contention >= 1.0:  # as in `exposed_sends`: overlap gains nothing
-        exposed += batch.per_case(following.sums.sum(axis=1))
-    elif following.sums.any():
+        exposed += batch.expand_to_cases(following.gradient_sums.sum(axis=1))
+    elif following.gradient_sums.any():
         # The gradient sums of a batch in the order of the schedule.
-        key = "sends", batch.assignment.key, min(batch.zero, 1) + (batch.zero == 3), batch.schedule.name
+        key = "sends", batch.assignment.cache_key, min(batch.zero, 1) + (batch.zero == 3), batch.schedule.name
         chunks = batch.assignment.chunks_per_stage
-        ordered = batch.layouts.cache.once(
-            key, lambda: sends_in_order(following.sums, following.sum_buckets, batch.schedule, chunks)
-        ).of(batch.cases.layout)
-        exposed += exposed_sends(ordered, batch.schedule, passes, batch.assignment.chunks_per_stage, contention)
-    return exposed + _host_updates(batch) if batch.backend.offload.holds("optimizer") else exposed
+        ordered = batch.layouts.cache.get_or_compute(
+            key,
+            lambda: order_gradient_exchanges(
+                following.gradient_sums, following.gradient_sum_bucket_count, batch.schedule, chunks
+            ),
+        ).select(batch.cases.layout_index)
+        exposed += exposed_gradient_exchange_time(
+            ordered, batch.schedule, passes, batch.assignment.chunks_per_stage, contention
+        )
+    return exposed + _host_updates(batch) if batch.backend.offload.is_offloaded("optimizer") else exposed
 
 
-def time_after_streams(batch: Batch) -> Array:
+def time_after_streams(batch: ConfigurationBatch) -> Array:
     """Return the time after the last gradient bucket, for steps without a pipeline.
 
     Parameters
     ----------
-    batch : Batch
+    batch : ConfigurationBatch
         Configurations that are computed together, as arrays.
 
     Returns
@@ -655,22 +687,25 @@ def time_after_streams(batch: Batch) -> Array:
     ndarray, shape (cases,)
         Time [s].
     """
-    forward = sum_per_stage(batch.assignment.layers_per_microbatch, batch.times.forward_with_transfers)
+    forward = sum_per_stage(batch.assignment.layers_per_microbatch, batch.layer_times.forward_with_transfers)
     return np.asarray(time_after_passes(batch, PassTimes(forward, forward, forward), summed=False)[0])
 
 
-def _exposed_overlapped_gathers(batch: Batch, following: AfterBackwardTimes, passes: PassTimes) -> Array:
+def _exposed_overlapped_gathers(batch: ConfigurationBatch, following: AfterBackwardTimes, passes: PassTimes) -> Array:
     """Return the exposed part of gathers that overlap with the next first pass, shape (stages, cases) [s]."""
-    gathers, buckets = batch.per_case(following.gathers), batch.per_case(following.gather_bucket_count)
-    return exposed_gather(gathers, buckets, passes.forward, batch.backend.software.overlap.contention)
+    gathers, buckets = (
+        batch.expand_to_cases(following.parameter_gathers),
+        batch.expand_to_cases(following.gather_bucket_count),
+    )
+    return exposed_gather_time(gathers, buckets, passes.forward, batch.backend.software.overlap.contention)
 
 
-def exposed_gathers(batch: Batch, passes: PassTimes) -> Array:
+def exposed_gathers(batch: ConfigurationBatch, passes: PassTimes) -> Array:
     """Return the exposed time to gather updated parameters (ZeRO-1 and 2).
 
     Parameters
     ----------
-    batch : Batch
+    batch : ConfigurationBatch
         Configurations that are computed together, as arrays.
     passes : PassTimes
         Times of the passes, shape (stages, cases) [s].
@@ -680,19 +715,19 @@ def exposed_gathers(batch: Batch, passes: PassTimes) -> Array:
     ndarray, shape (stages, cases)
         Time [s].
     """
-    if batch.zero not in (1, 2) or not batch.training:
+    if batch.zero not in (1, 2) or not batch.has_backward:
         return np.zeros((batch.assignment.stages, len(batch)))
-    if batch.overlapped and batch.backend.software.overlap.gather:
+    if batch.overlaps_gradient_exchange and batch.backend.software.overlap.gather:
         return _exposed_overlapped_gathers(batch, after_backward_times(batch), passes)
-    return batch.per_case(batch.layouts.state_gathers(batch.assignment))
+    return batch.expand_to_cases(batch.layouts.state_gather_times(batch.assignment))
 
 
-def update_times(batch: Batch) -> Array:
+def update_times(batch: ConfigurationBatch) -> Array:
     """Return the time of the optimizer update on each stage, on the device or on the host.
 
     Parameters
     ----------
-    batch : Batch
+    batch : ConfigurationBatch
         Configurations that are computed together, as arrays.
 
     Returns
@@ -700,38 +735,38 @@ def update_times(batch: Batch) -> Array:
     ndarray, shape (stages, cases)
         Time [s].
     """
-    if batch.backend.offload.holds("optimizer"):
+    if batch.backend.offload.is_offloaded("optimizer"):
         return _host_updates(batch)
-    kinds, rows = batch.assignment.kinds.stages, batch.assignment.stage_kind
-    return batch.per_case(batch.layouts.update_times(kinds, sharded=batch.zero > 0)[rows])
+    kinds, rows = batch.assignment.distinct_stages_and_chunks.stages, batch.assignment.stage_kind
+    return batch.expand_to_cases(batch.layouts.update_times(kinds, sharded=batch.zero > 0)[rows])
 
 
-def _host_updates(batch: Batch) -> Array:
+def _host_updates(batch: ConfigurationBatch) -> Array:
     """Return the time of an update on the host after the last backward pass, with clipping, (stages, cases) [s]."""
     layouts, backend, assignment = batch.layouts, batch.backend, batch.assignment
-    if not layouts.training:
+    if not layouts.has_backward:
         return np.zeros((assignment.stages, len(batch)))
-    kinds, sharded, rows = assignment.kinds.stages, batch.zero > 0, assignment.stage_kind
-    counts = batch.per_case(layouts.updated_elements(kinds, sharded=sharded)[rows])
+    kinds, sharded, rows = assignment.distinct_stages_and_chunks.stages, batch.zero > 0, assignment.stage_kind
+    counts = batch.expand_to_cases(layouts.updated_elements(kinds, sharded=sharded)[rows])
     backward = sum_per_stage(
-        assignment.layers_per_microbatch, batch.times.backward_with_transfers + batch.times.weight_gradients
+        assignment.layers_per_microbatch, batch.layer_times.backward_with_transfers + batch.layer_times.weight_gradients
     )
     update = host_update_time(counts, backward, backend.optimizer, backend.formats, backend.offload)
-    if backend.clip_method == "scaled" and backend.offload.holds(
+    if backend.clip_method == "scaled" and backend.offload.is_offloaded(
         "gradients"
     ):  # DeepSpeed's stage3.py: unscale_and_clip_grads
-        update = update + 2.0 * SUM_BYTES * counts / backend.offload.host_memory_rate
-    return update + batch.per_case(layouts.clipping_times(kinds, sharded=sharded)[rows])
+        update = update + 2.0 * HOST_GRADIENT_SUM_BYTES * counts / backend.offload.host_memory_rate
+    return update + batch.expand_to_cases(layouts.clipping_times(kinds, sharded=sharded)[rows])
 
 
-def after_backward_times(batch: Batch, *, summed: bool = True) -> AfterBackwardTimes:
+def after_backward_times(batch: ConfigurationBatch, *, summed: bool = True) -> AfterBackwardTimes:
     """Return the times of communication and update after the last backward pass, for the layouts of a batch.
 
     Scattered gradients (ZeRO-2 and 3) were sent with every microbatch; only those of tied parameters follow.
 
     Parameters
     ----------
-    batch : Batch
+    batch : ConfigurationBatch
         Configurations that are computed together, as arrays.
     summed : bool, optional
         True to count gradient sums, False for update and gathers only.
@@ -743,4 +778,6 @@ def after_backward_times(batch: Batch, *, summed: bool = True) -> AfterBackwardT
     """
     scattered = batch.scatters_every_pass and batch.assignment.stages > 1
     how: SummedGradients = "none" if not summed else "tied" if scattered else "all"
-    return after_backward(batch.layouts, batch.assignment, batch.zero, overlapped=batch.overlapped, summed=how)
+    return layout_times_after_backward(
+        batch.layouts, batch.assignment, batch.zero, overlapped=batch.overlaps_gradient_exchange, summed=how
+    )

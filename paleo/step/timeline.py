@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.lowering.policies import ModelChunk, kernel_runs
-from paleo.schedules.engine import Event, StageTime, Task, Timeline, pipeline_events, simulate_tasks
+from paleo.schedules.engine import ChunkPassTimes, Event, Task, Timeline, pipeline_events, simulate_tasks
 from paleo.step.pipeline import chunk_passes, chunk_send_times, stage_end_times, stage_passes
-from paleo.step.section_times import LayerTimes, collectives, transfer_seconds
+from paleo.step.section_times import LayerTimes, collective_times, enumerate_collectives
 from paleo.step.step import StepArrays, straggler_wait
 from paleo.step.streams import (
     Direction,
@@ -38,7 +38,7 @@ from paleo.step.streams import (
 
 if TYPE_CHECKING:
     from paleo.lowering.program import LayerCollective, Program, Section
-    from paleo.step.batch import Batch
+    from paleo.step.configuration_batch import ConfigurationBatch
     from paleo.step.waiting import InputPipeline
 
 Array = npt.NDArray[np.float64]
@@ -53,14 +53,14 @@ class _NamedCollective:
     bytes: float
 
 
-def section_collectives(batch: Batch, program: Program) -> list[dict[Direction, list[_NamedCollective]]]:
+def section_collectives(batch: ConfigurationBatch, program: Program) -> list[dict[Direction, list[_NamedCollective]]]:
     """List the exposed collectives of one layer iteration of each section, by direction.
 
     The exposed time of a section is divided among its collectives in proportion to their times.
 
     Parameters
     ----------
-    batch : Batch
+    batch : ConfigurationBatch
         Configurations; the first one is described.
     program : Program
         Kernels and collectives of one rank.
@@ -70,12 +70,12 @@ def section_collectives(batch: Batch, program: Program) -> list[dict[Direction, 
     list[dict[Direction, list[_NamedCollective]]]
         For each section a dict from direction to its collectives.
     """
-    payloads = np.array([[each.payload_bytes] for _, each in collectives(program)]).reshape(-1, 1)
-    [priced] = transfer_seconds(batch.backend.fabric, [(batch.layouts.meshes[0], program)], [payloads])
+    payloads = np.array([[each.payload_bytes] for _, each in enumerate_collectives(program)]).reshape(-1, 1)
+    [priced] = collective_times(batch.backend.fabric, [(batch.layouts.meshes[0], program)], [payloads])
     alone: list[list[tuple[LayerCollective, float]]] = [[] for _ in program.sections]
-    for (section, transfer), seconds in zip(collectives(program), priced[:, 0].tolist(), strict=True):
-        alone[section].append((transfer, seconds * transfer.times))
-    forward, backward = batch.times.forward_transfers[:, 0], batch.times.backward_transfers[:, 0]
+    for (section, transfer), seconds in zip(enumerate_collectives(program), priced[:, 0].tolist(), strict=True):
+        alone[section].append((transfer, seconds * transfer.calls_per_iteration))
+    forward, backward = batch.layer_times.forward_transfers[:, 0], batch.layer_times.backward_transfers[:, 0]
     return [
         {
             "forward": _exposed_collectives(section, alone[row], "forward", float(forward[row])),
@@ -93,7 +93,7 @@ def _exposed_collectives(
     The backward direction includes forward collectives that full recomputation repeats. Time without any collective is
     offload traffic.
     """
-    again = direction == "backward" and section.recompute == "full"
+    again = direction == "backward" and section.recompute_policy == "full"
     owed = [(each, s) for each, s in transfers if each.phase == direction or (again and each.recomputed)]
     known = sum(seconds for _, seconds in owed)
     if total <= 0:
@@ -107,7 +107,7 @@ def _exposed_collectives(
     ]
 
 
-def _chunk_collectives(batch: Batch, program: Program) -> list[list[dict[str, list[_NamedCollective]]]]:
+def _chunk_collectives(batch: ConfigurationBatch, program: Program) -> list[list[dict[str, list[_NamedCollective]]]]:
     """List the exposed collectives of each pass of each chunk of each stage, by kind of pass (F, B, W)."""
     by_section, assignment = section_collectives(batch, program), batch.assignment
     kinds: tuple[tuple[str, Direction], ...] = (("F", "forward"), ("B", "backward"))
@@ -177,13 +177,13 @@ def step_timeline(steps: StepArrays, program: Program, arriving: InputPipeline |
 class _Iterations:
     """The iterations of one microbatch, with the times that their tasks need.
 
-    ``sent`` is the time of the buckets after each iteration [s]. ``gathers`` holds, by direction and section, the time
-    [s] and the bytes of the parameter gather.
+    ``bucket_send_times`` is the time of the buckets after each iteration [s]. ``gathers`` holds, by direction and
+    section, the time [s] and the bytes of the parameter gather.
     """
 
     program: Program
     order: list[LayerIteration]
-    sent: list[float]
+    bucket_send_times: list[float]
     times: LayerTimes
     gathers: dict[Direction, list[tuple[float, float]]]
     collectives: list[dict[Direction, list[_NamedCollective]]]
@@ -193,16 +193,16 @@ class _Iterations:
 _GATHERS: dict[Direction, Literal["all", "again"]] = {"forward": "all", "backward": "again"}
 
 
-def _streams(batch: Batch, program: Program) -> Timeline:
+def _streams(batch: ConfigurationBatch, program: Program) -> Timeline:
     """Build the timeline of a step without a pipeline."""
     buckets = bucket_settings(batch)
     times = contended_times(batch, _FIRST).with_slowdown_share(
-        batch.times.select_configurations(_FIRST), stream_seconds(batch).contention_share[_FIRST]
+        batch.layer_times.select_configurations(_FIRST), stream_seconds(batch).contention_share[_FIRST]
     )
     no_gather = (0.0, 0.0)
     gathers = {
         direction: section_gather_traffic(batch.layouts, content)[:, :, 0].T.tolist()
-        if buckets.sharded
+        if buckets.shards_parameters
         else [no_gather] * len(program.sections)
         for direction, content in _GATHERS.items()
     }
@@ -211,7 +211,7 @@ def _streams(batch: Batch, program: Program) -> Timeline:
     for last in (False, True):
         order = layer_iterations(program, buckets, last=last)
         seconds = bucket_seconds(batch, [(0, order)])[:, 0].tolist()
-        taken = times.last if last else times.earlier
+        taken = times.last_microbatch if last else times.earlier_microbatches
         microbatch_work = _Iterations(program, order, seconds, taken, gathers, section_collectives(batch, program))
         if last:
             sent = _add_microbatch(tasks, microbatch_work)
@@ -233,10 +233,10 @@ def _add_microbatch(tasks: list[Task], microbatch: _Iterations) -> list[int]:
     """
     sent: list[int] = []
     issued: tuple[int, ...] = ()
-    for iteration, seconds in zip(microbatch.order, microbatch.sent, strict=True):
+    for iteration, seconds in zip(microbatch.order, microbatch.bucket_send_times, strict=True):
         section = microbatch.program.sections[iteration.section]
         awaited: tuple[int, ...] = ()
-        if iteration.gathers:
+        if iteration.waits_for_gather:
             latest = _last(tasks)
             gathering, moved = microbatch.gathers[iteration.direction][iteration.section]
             tasks.append(Task(f"weights of {section.name}", NETWORK, gathering, issued, "gather", bytes=moved))
@@ -263,11 +263,13 @@ def _add_iteration(
     figures = (times.forward,) if forward else (times.backward, times.weight_gradients)
     seconds = float(sum(figure[row, 0] for figure in figures))
     phases = ("forward",) if forward else ("again", "backward", "backward_weight")
-    flops, moved = (iteration.count * work for work in _work(section, phases))
+    flops, moved = (iteration.layer_count * work for work in _work(section, phases))
     before = (*_last(tasks), *awaited)
-    tasks.append(Task(section.name, COMPUTE, seconds * iteration.count, before, iteration.direction, flops, moved))
+    tasks.append(
+        Task(section.name, COMPUTE, seconds * iteration.layer_count, before, iteration.direction, flops, moved)
+    )
     for waited in microbatch.collectives[row][iteration.direction]:
-        duration, size = waited.seconds * iteration.count, waited.bytes * iteration.count
+        duration, size = waited.seconds * iteration.layer_count, waited.bytes * iteration.layer_count
         tasks.append(Task(waited.name, COMPUTE, duration, _last(tasks), "transfer", bytes=size))
 
 
@@ -286,7 +288,7 @@ def _work(section: Section, phases: Sequence[str]) -> tuple[float, float]:
 # stages
 
 
-def _pipeline(batch: Batch, program: Program) -> Timeline:
+def _pipeline(batch: ConfigurationBatch, program: Program) -> Timeline:
     """Build the timeline of pipeline stages, each with its gradient exchange and update after its passes.
 
     A pass includes its sends and the exposed collectives of its layers, which a second track of its stage shows.
@@ -348,7 +350,7 @@ def _pass_events(event: Event, send: float, collectives: dict[str, list[_NamedCo
         start += collective.seconds
 
 
-def _chunk_time(program: Program, chunk: ModelChunk, send: float, seconds: Array) -> StageTime:
+def _chunk_time(program: Program, chunk: ModelChunk, send: float, seconds: Array) -> ChunkPassTimes:
     """Return the time of one microbatch through one chunk, including its sends, for which the stage waits."""
     counted = [
         [sum(layers * _work(program.sections[i], phases)[k] for i, layers in chunk) for phases in _PASSES]
@@ -356,4 +358,4 @@ def _chunk_time(program: Program, chunk: ModelChunk, send: float, seconds: Array
     ]
     flops, moved = ((each[0], each[1], each[2]) for each in counted)
     forward, backward, weights = (float(each) for each in seconds)
-    return StageTime(forward + send, backward + send, weights, 0.0, flops, moved)
+    return ChunkPassTimes(forward + send, backward + send, weights, 0.0, flops, moved)

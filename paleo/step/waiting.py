@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from paleo.network.graph import Graph
     from paleo.operations.tensor import Tensor
     from paleo.specs.run import InputOptions, Run
-    from paleo.specs.software import Software
+    from paleo.specs.software import SoftwareProfile
     from paleo.specs.system import System
 
 Array = npt.NDArray[np.float64]
 Numeric = float | npt.NDArray[np.floating[Any]]
 #: Noise above which a lognormal distribution is used, as a normal one would give negative steps too often.
-LOGNORMAL_NOISE = 0.3
+LOGNORMAL_NOISE_THRESHOLD = 0.3
 #: Coefficients of a rational approximation of the normal quantile (Wichura, Algorithm AS 241, Applied Statistics 37,
 #: 1988, routine PPND7, seven digits): numerator and denominator near the middle, further out, and in the tails.
 _MIDDLE = ((59.109374720, 159.29113202, 50.434271938, 3.3871327179), (67.187563600, 78.757757664, 17.895169469, 1.0))
@@ -53,7 +53,7 @@ def normal_quantile(probability: Numeric) -> Array:
 
     References
     ----------
-    Wichura, Algorithm AS 241, Applied Statistics 37, 1988.
+    Wichura, ConvolutionAlgorithm AS 241, Applied Statistics 37, 1988.
 
     Examples
     --------
@@ -72,7 +72,7 @@ def normal_quantile(probability: Numeric) -> Array:
     return np.where(np.abs(centred) <= 0.425, middle, outer)
 
 
-def expected_largest(ranks: Numeric) -> Array:
+def expected_normal_maximum(ranks: Numeric) -> Array:
     """Compute the expected maximum of some standard normal numbers: Φ⁻¹((n − 0.375) / (n + 0.25)).
 
     The approximation is within 1 % for 8 ranks or more, and within 5 % below.
@@ -93,7 +93,7 @@ def expected_largest(ranks: Numeric) -> Array:
 
     Examples
     --------
-    >>> expected_largest(np.array([1.0, 2.0, 8.0, 1000.0])).round(3)
+    >>> expected_normal_maximum(np.array([1.0, 2.0, 8.0, 1000.0])).round(3)
     array([0.   , 0.589, 1.434, 3.227])
     """
     n = np.maximum(np.asarray(ranks, dtype=np.float64), 1.0)
@@ -103,9 +103,9 @@ def expected_largest(ranks: Numeric) -> Array:
 def waiting_share(ranks: Numeric, independent: Numeric, persistent: Numeric = 0.0) -> Array:
     """Compute how long a step waits for its slowest rank, as a share of a rank's mean step.
 
-    For equal ranks the share is e_n √(persistent² + independent²), with e_n from `expected_largest`. For noise above
-    `LOGNORMAL_NOISE` a lognormal distribution of the same mean and deviation replaces the normal one: exp(s e_n −
-    s²/2) − 1 with s² = ln(1 + c²).
+    For equal ranks the share is e_n √(persistent² + independent²), with e_n from `expected_normal_maximum`. For noise
+    above `LOGNORMAL_NOISE_THRESHOLD` a lognormal distribution of the same mean and deviation replaces the normal one:
+    exp(s e_n − s²/2) − 1 with s² = ln(1 + c²).
 
     Parameters
     ----------
@@ -127,10 +127,10 @@ def waiting_share(ranks: Numeric, independent: Numeric, persistent: Numeric = 0.
     0.1434
     """
     noise = np.hypot(independent, persistent)
-    largest = expected_largest(ranks)
+    largest = expected_normal_maximum(ranks)
     spread = np.sqrt(np.log1p(noise**2))
     heavy = np.expm1(spread * largest - spread**2 / 2.0)
-    return np.where((noise > LOGNORMAL_NOISE) & (np.asarray(ranks) > 1.0), heavy, noise * largest)
+    return np.where((noise > LOGNORMAL_NOISE_THRESHOLD) & (np.asarray(ranks) > 1.0), heavy, noise * largest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class Noise:
     persistent: float
 
     @classmethod
-    def of(cls, run: Run, software: Software, local_batch: Numeric) -> Noise:
+    def of(cls, run: Run, software: SoftwareProfile, local_batch: Numeric) -> Noise:
         """Combine the noise of a run and of its software.
 
         Lengths of sequences vary by sample and average over the samples of a rank.
@@ -153,7 +153,7 @@ class Noise:
         ----------
         run : Run
             The run.
-        software : Software
+        software : SoftwareProfile
             Software profile.
         local_batch : Numeric
             Samples of a rank.
@@ -167,19 +167,19 @@ class Noise:
         return cls(np.sqrt(run.variation.jitter**2 + software.host.jitter**2 + lengths**2), run.variation.slow_ranks)
 
     @property
-    def any(self) -> bool:
+    def has_noise(self) -> bool:
         """True if step times vary between ranks at all."""
         return bool(self.persistent or self.independent.any())
 
 
-def unmodelled_waiting(run: Run, software: Software, ranks: float, working: float) -> str:
+def describe_unmodelled_wait(run: Run, software: SoftwareProfile, ranks: float, working: float) -> str:
     """Describe the waits that a prediction without noise leaves out.
 
     Parameters
     ----------
     run : Run
         Run, which may state noise.
-    software : Software
+    software : SoftwareProfile
         Software profile, which may state noise.
     ranks : float
         Ranks that wait for one another.
@@ -192,11 +192,11 @@ def unmodelled_waiting(run: Run, software: Software, ranks: float, working: floa
         A sentence with the wait of ranks as unequal as those of traced jobs; empty if noise is stated, or for a single
         rank.
     """
-    if run.forward_only or ranks <= 1 or run.exchange.consistency != "bsp" or Noise.of(run, software, 1.0).any:
+    if run.forward_only or ranks <= 1 or run.exchange.consistency != "bsp" or Noise.of(run, software, 1.0).has_noise:
         return ""
-    from paleo.specs.run import TRACED
+    from paleo.specs.run import TRACED_NOISE
 
-    share = float(waiting_share(ranks, *TRACED)) * working
+    share = float(waiting_share(ranks, *TRACED_NOISE)) * working
     return f"stragglers: as unequal as in traced jobs (--jitter traces) ranks wait {share:.1%} of the step"
 
 
@@ -330,7 +330,7 @@ def input_pipeline(
 PHOTOGRAPH, LEAST_SIDE = 110_000.0, 128
 
 
-def usual_input(run: Run, graph: Graph, system: System, decode: float, gpus: int) -> InputOptions | None:
+def default_input_options(run: Run, graph: Graph, system: System, decode: float, gpus: int) -> InputOptions | None:
     """Return the default input of networks on photographs: the host's cores decode them.
 
     Storage counts if the system file states its bandwidth. The run has all cores of its nodes, even if it does not use
@@ -359,7 +359,7 @@ def usual_input(run: Run, graph: Graph, system: System, decode: float, gpus: int
         return None
     cores = host.cores / min(gpus, system.devices_per_node)
     stored = PHOTOGRAPH if host.storage_bandwidth else None
-    return run.photographs(sample=stored, decode=decode, cores=cores)
+    return run.photo_input_options(sample=stored, decode=decode, cores=cores)
 
 
 def _photograph(tensor: Tensor) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from paleo.errors import PaleoError, PlanError
 from paleo.lowering.policies import RECOMPUTE_POLICIES, has_mixed_recompute
 from paleo.predict import Prediction, predict
-from paleo.specs.run import updated
+from paleo.specs.run import replace_fields
 
 if TYPE_CHECKING:
     from paleo.specs.run import Run
@@ -31,7 +31,7 @@ class Advice:
         return self.prediction.memory.fits
 
 
-def advise(prediction: Prediction) -> tuple[Advice, ...]:
+def suggest_memory_savings(prediction: Prediction) -> tuple[Advice, ...]:
     """Suggest changes for a run that does not fit in memory, each of them predicted.
 
     Changes keep GPUs and global batch. Single changes and cheap pairs are tried. If none of them fits, the strongest
@@ -91,9 +91,9 @@ def _recomputations(prediction: Prediction) -> Iterator[_Change]:
         return
     for more in RECOMPUTE_POLICIES[RECOMPUTE_POLICIES.index(prediction.run.recompute.policy) + 1 : -1]:
         yield {"recompute": more}
-    from paleo.search.partial_recompute import fewest_layers
+    from paleo.search.partial_recompute import fit_with_fewest_layers
 
-    partial = fewest_layers(prediction)
+    partial = fit_with_fewest_layers(prediction)
     if partial is not None:
         yield {"recompute": "full", "recompute_layers": partial.run.recompute.layers}
     yield {"recompute": "full"}
@@ -109,10 +109,10 @@ def _microbatches(prediction: Prediction) -> Iterator[_Change]:
 def _strategies(prediction: Prediction, axis: str) -> Iterator[_Change]:
     """Yield changes of the strategy to a larger degree of one mesh axis, or to a higher ZeRO stage."""
     plan = prediction.plan
-    if plan.parallel.preset != "dp":
+    if plan.strategy.preset != "dp":
         return
     if axis == "zero":
-        stages = range(plan.parallel.zero + 1, 4) if plan.shards > 1 else range(0)
+        stages = range(plan.strategy.zero + 1, 4) if plan.shards > 1 else range(0)
         for stage in stages:
             yield {"zero": stage}
         return
@@ -143,13 +143,13 @@ def _tried(prediction: Prediction, base: Run, tries: list[list[_Change]]) -> lis
             words = [_word(key, value) for key, value in fields.items()]
             if degrees:
                 has: _Change = {axis: degree for axis, degree in plan.mesh.degrees if axis != "dp" and degree > 1}
-                has |= {"zero": plan.parallel.zero} if plan.parallel.zero else {}
+                has |= {"zero": plan.strategy.zero} if plan.strategy.zero else {}
                 parts = [f"{axis}={degree}" for axis, degree in {**has, **degrees}.items()]
-                parts += [f"vp={plan.parallel.chunks}"] if plan.parallel.chunks > 1 else []
-                parts += ["sp"] if plan.parallel.sequence_parallel or "tp" in degrees else []
+                parts += [f"vp={plan.strategy.chunks}"] if plan.strategy.chunks > 1 else []
+                parts += ["sp"] if plan.strategy.sequence_parallel or "tp" in degrees else []
                 fields["strategy"] = ",".join(parts)
                 words.insert(0, f"--strategy {fields['strategy']}")
-            changed = predict(prediction.model, prediction.system, updated(base, fields))
+            changed = predict(prediction.model, prediction.system, replace_fields(base, fields))
             if len(changed.framework_violations) > len(prediction.framework_violations):
                 raise PlanError(changed.framework_violations[0])
             advice.append(Advice(" ".join(words), changed))

@@ -31,11 +31,11 @@ from paleo.parallel.placement import without_replicas
 from paleo.predict import Prediction, predict
 from paleo.specs.software import load_software
 from paleo.studies.collective import CollectiveStudy, collective
-from paleo.studies.what_if import HARDWARE_PARAMETERS
+from paleo.studies.what_if import HARDWARE_SCALERS
 from paleo.units import MEBIBYTE, with_noun
 
 if TYPE_CHECKING:
-    from paleo.logs.base import CollectiveLog, Log, StepRecord
+    from paleo.logs.base import NcclTestsLog, StepRecord, TrainingLog
     from paleo.specs.system import System
 
 #: Relative standard deviation of a quantity where model and machine agree.
@@ -83,24 +83,24 @@ class _Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
+class TrainingLogAudit:
     """Verdict on a training log.
 
     ``faults`` explain the log, the best first; there are none if the log is as predicted. ``explaining_prediction`` is
-    the prediction that fits best, ``measured_over_predicted`` the measured step time over it, and ``scatter`` the
-    relative standard deviation of steps. ``beyond`` is the step time on `_RANKS_BEYOND` times as many ranks, with its
-    interval [s].
+    the prediction that fits best, ``measured_step_time_ratio`` the measured step time over it, and
+    ``relative_step_deviation`` the relative standard deviation of steps. ``step_time_on_more_ranks`` is the step time
+    on `_RANKS_BEYOND` times as many ranks, with its interval [s].
     """
 
-    log: Log
+    log: TrainingLog
     expected: Prediction
     measured: _Evidence
     predicted: _Evidence
     faults: tuple[_Fault, ...]
-    measured_over_predicted: float
-    scatter: float
-    beyond: tuple[int, float, tuple[float, float]] | None
-    late_share: float = 0.0
+    measured_step_time_ratio: float
+    relative_step_deviation: float
+    step_time_on_more_ranks: tuple[int, float, tuple[float, float]] | None
+    late_step_share: float = 0.0
 
     @property
     def outlying_quantities(self) -> tuple[str, ...]:
@@ -112,10 +112,10 @@ class Audit:
         return (*step, *apart)
 
     @property
-    def doubts(self) -> tuple[str, ...]:
+    def log_irregularities(self) -> tuple[str, ...]:
         """Signs that the logged steps mix several runs or settings, one sentence each."""
-        late = f"{self.late_share:.0%} of the steps take more than {_LATE_STEP:g} times as long as the median"
-        return (*self.log.remarks, *([late] if self.late_share > _MANY_LATE else []))
+        late = f"{self.late_step_share:.0%} of the steps take more than {_LATE_STEP:g} times as long as the median"
+        return (*self.log.remarks, *([late] if self.late_step_share > _MANY_LATE else []))
 
     @property
     def explaining_prediction(self) -> Prediction:
@@ -124,7 +124,7 @@ class Audit:
     @property
     def notes(self) -> tuple[str, ...]:
         """Assumptions of the comparison, one sentence each, such as the batch of a log with tokens per second."""
-        plan, notes = self.expected.plan, list(self.doubts)
+        plan, notes = self.expected.plan, list(self.log_irregularities)
         if all(record.seconds is None for record in self.log.steps):
             size = f"{with_noun(plan.global_batch, 'sample')} of {self.expected.graph.tokens_per_sample:,.0f} tokens"
             notes.append(f"the log states tokens a second alone: a step is taken to hold {size}, as stated or usual")
@@ -133,7 +133,7 @@ class Audit:
         return tuple(notes)
 
     @property
-    def next_quantity(self) -> str | None:
+    def quantity_to_log(self) -> str | None:
         """Quantity to log next: the one, missing from the log, that best tells the first two faults apart.
 
         It is None where one fault explains the log, or no quantity helps.
@@ -152,7 +152,7 @@ class Audit:
     @property
     def interval(self) -> tuple[float, float]:
         """Range of nine of ten steps of this run by its log [s]: the median, and 1.645 deviations either way."""
-        return _interval_around(self.measured["step"], 1.645 * max(self.scatter, _DEVIATION["step"]))
+        return _interval_around(self.measured["step"], 1.645 * max(self.relative_step_deviation, _DEVIATION["step"]))
 
 
 def _interval_around(seconds: float, width: float) -> tuple[float, float]:
@@ -174,7 +174,7 @@ def _deviation(name: str, measured: _Evidence, predicted: _Evidence) -> float:
     return math.log((value + floor) / (expected + floor)) / _PART_DEVIATION
 
 
-def _evidence_of_log(log: Log, expected: Prediction) -> dict[str, float]:
+def _evidence_of_log(log: TrainingLog, expected: Prediction) -> dict[str, float]:
     """Return the median of each logged quantity (SI units) over settled steps; raise SpecError without step times."""
     settled = log.steps[_WARM_UP:] if len(log.steps) > _WARM_UP + 1 else log.steps
     seconds = [value for record in settled if (value := _seconds(record, expected)) is not None]
@@ -262,6 +262,22 @@ class _Hypothesis:
     slows_a_rank: bool = False
 
     def faults(self, expected: Prediction, measured: _Evidence) -> Iterator[_Fault]:
+        """Predict the run with each factor of the hypothesis, and compare the predictions with the measurements.
+
+        Factors for which the run cannot be predicted are left out.
+
+        Parameters
+        ----------
+        expected : Prediction
+            Prediction of the run without the fault.
+        measured : _Evidence
+            Median of each logged quantity (SI units), by quantity.
+
+        Yields
+        ------
+        _Fault
+            Fault with one factor, its prediction and its misfit to the log.
+        """
         factors = self.factors(measured, expected)
         price = _PRICE + (0.0 if self.factors is _once else _FACTOR_PRICE)
         for factor in factors:
@@ -274,14 +290,14 @@ class _Hypothesis:
 
 
 def _hardware(figure: str) -> Callable[[Prediction, float], Prediction]:
-    return lambda expected, factor: expected.variant(HARDWARE_PARAMETERS[figure](expected.system, factor))
+    return lambda expected, factor: expected.predict_variant(HARDWARE_SCALERS[figure](expected.system, factor))
 
 
 def _slower_host(expected: Prediction, factor: float) -> Prediction:
     software = load_software(expected.run.software)
     host = software.host
     slower = host.model_copy(update={"forward": host.forward * factor, "backward": host.backward * factor})
-    return expected.variant(software=software.model_copy(update={"host": slower}))
+    return expected.predict_variant(software=software.model_copy(update={"host": slower}))
 
 
 def _once(measured: _Evidence, expected: Prediction) -> Sequence[float]:
@@ -317,7 +333,7 @@ _HYPOTHESES: tuple[_Hypothesis, ...] = (
         "missing overlap",
         "switch on the overlap of gradient exchange with the backward pass",
         _once,
-        lambda expected, factor: expected.variant(exchange="after"),
+        lambda expected, factor: expected.predict_variant(exchange="after"),
     ),
     _Hypothesis(
         "host-bound",
@@ -329,13 +345,13 @@ _HYPOTHESES: tuple[_Hypothesis, ...] = (
         "eager attention",
         "use a fused attention kernel (flash)",
         _once,
-        lambda expected, factor: expected.variant(kernels={"attention": "unfused"}),
+        lambda expected, factor: expected.predict_variant(kernels={"attention": "unfused"}),
     ),
     _Hypothesis(
         "wrong batch",
         "the run's global batch is not the one stated",
         _batch_factors,
-        lambda expected, factor: expected.variant(
+        lambda expected, factor: expected.predict_variant(
             global_batch=max(1, round(expected.plan.global_batch * factor)), batch=None
         ),
     ),
@@ -343,7 +359,7 @@ _HYPOTHESES: tuple[_Hypothesis, ...] = (
         "another recomputation",
         "the run recomputes other layers than stated",
         _once,
-        lambda expected, factor: expected.variant(
+        lambda expected, factor: expected.predict_variant(
             recompute="none" if expected.run.recompute.policy == "full" else "full"
         ),
     ),
@@ -359,19 +375,19 @@ _HYPOTHESES: tuple[_Hypothesis, ...] = (
 )
 
 
-def audit(log: Log, expected: Prediction) -> Audit:
+def audit(log: TrainingLog, expected: Prediction) -> TrainingLogAudit:
     """Find the faults that explain a training log better than its prediction does.
 
     Parameters
     ----------
-    log : Log
+    log : TrainingLog
         Measured step times, memory and so on.
     expected : Prediction
         Prediction of the run that was logged.
 
     Returns
     -------
-    Audit
+    TrainingLogAudit
         Faults, what they leave unexplained, and the same run on more ranks.
     """
     measured, plain = _evidence_of_log(log, expected), _evidence_of(expected)
@@ -386,16 +402,16 @@ def audit(log: Log, expected: Prediction) -> Audit:
     scatter = known.get("unsteadiness", 1.0) - 1.0
     settled = log.steps[_WARM_UP:] if len(log.steps) > _WARM_UP + 1 else log.steps
     seconds = [value for record in settled if (value := _seconds(record, expected)) is not None]
-    return Audit(
+    return TrainingLogAudit(
         log,
         expected,
         measured=known,
         predicted=plain,
         faults=tuple(faults),
-        measured_over_predicted=ratio,
-        scatter=scatter,
-        beyond=_beyond(expected, best, ratio, scatter),
-        late_share=sum(value > _LATE_STEP * median(seconds) for value in seconds) / len(seconds),
+        measured_step_time_ratio=ratio,
+        relative_step_deviation=scatter,
+        step_time_on_more_ranks=_beyond(expected, best, ratio, scatter),
+        late_step_share=sum(value > _LATE_STEP * median(seconds) for value in seconds) / len(seconds),
     )
 
 
@@ -449,17 +465,17 @@ class CollectiveAudit:
     """Verdict on a log of nccl-tests.
 
     ``small_payload_ratio`` and ``large_payload_ratio`` are medians of measured over predicted time for small and large
-    payloads, None without such payloads. ``faults`` are factors by name. ``beyond`` holds a larger number of ranks and
-    the time of the largest payload on them [s].
+    payloads, None without such payloads. ``faults`` are factors by name. ``time_on_more_ranks`` holds a larger number
+    of ranks and the time of the largest payload on them [s].
     """
 
-    log: CollectiveLog
+    log: NcclTestsLog
     study: CollectiveStudy
     predicted: tuple[float, ...]
     small_payload_ratio: float | None
     large_payload_ratio: float | None
     faults: Mapping[str, float]
-    beyond: tuple[int, float] | None
+    time_on_more_ranks: tuple[int, float] | None
 
     @property
     def verdict(self) -> str:
@@ -467,8 +483,8 @@ class CollectiveAudit:
         subject = f"{self.study.operation} over {self.study.ranks} GPUs of {self.study.system.name}"
         if self.log.ranks is not None and self.log.ranks != self.study.ranks:
             return f"{subject}: the log is of {with_noun(self.log.ranks, 'rank')}; state --gpus {self.log.ranks}."
-        if self.log.runs > 1:
-            return f"{subject}: the log holds {self.log.runs} runs; state one alone."
+        if self.log.run_count > 1:
+            return f"{subject}: the log holds {self.log.run_count} runs; state one alone."
         if not self.faults:
             return f"{subject}: as predicted, nothing in this log says otherwise."
         words = {
@@ -482,12 +498,12 @@ class CollectiveAudit:
         return f"{subject}: {'; '.join(parts)}."
 
 
-def audit_collectives(log: CollectiveLog, operation: str, ranks: int, system: System) -> CollectiveAudit:
+def audit_collectives(log: NcclTestsLog, operation: str, ranks: int, system: System) -> CollectiveAudit:
     """Compare measured collectives with predicted ones.
 
     Parameters
     ----------
-    log : CollectiveLog
+    log : NcclTestsLog
         Payloads [byte] and times [s], as nccl-tests prints them.
     operation : str
         Collective, such as ``all_reduce``.
@@ -521,7 +537,7 @@ def audit_collectives(log: CollectiveLog, operation: str, ranks: int, system: Sy
 def _automatic_seconds(study: CollectiveStudy, payloads: Array) -> Array:
     """Return the time of each payload by the algorithm that the library chooses for it [s]."""
     times = study.times(payloads)
-    return np.asarray(np.min([times[row.algorithm] for row in study.rows if row.automatic], axis=0))
+    return np.asarray(np.min([times[row.algorithm] for row in study.rows if row.chosen_by_library], axis=0))
 
 
 def _median(values: Array) -> float | None:

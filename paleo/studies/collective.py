@@ -15,22 +15,29 @@ import numpy.typing as npt
 
 from paleo.collectives.base import Algorithm, Array, algorithms_for
 from paleo.errors import PlanError, SpecError
-from paleo.pricing.communication import Crossover, Fabric, Nccl, calibrated_families, collective_sources, crossovers
+from paleo.pricing.calibration_lookup import constant_efficiencies
+from paleo.pricing.communication import (
+    Crossover,
+    Fabric,
+    Nccl,
+    calibrated_families,
+    crossovers,
+    describe_collective_calibration,
+)
 from paleo.pricing.communication import algorithm_times as policy_prices
 from paleo.pricing.links.alpha_beta import bus_factor
-from paleo.pricing.store import constant_rates
-from paleo.specs.calibration import calibration_file
-from paleo.specs.system import GroupLevel, System, loaded_system
+from paleo.specs.calibration import load_user_calibration
+from paleo.specs.system import GroupLevel, System, as_system
 from paleo.step.exchange import gathered_elements_by_axes, gradient_elements_by_axes
 from paleo.step.interval import INTERVALS
-from paleo.step.section_times import collectives, transfer_seconds
+from paleo.step.section_times import collective_times, enumerate_collectives
 from paleo.units import Quantity
 
 if TYPE_CHECKING:
     from paleo.parallel.placement import Axes
     from paleo.predict import Prediction
     from paleo.pricing.links.group import GroupLinks
-    from paleo.step.batch import Batch
+    from paleo.step.configuration_batch import ConfigurationBatch
     from paleo.step.layouts import ExchangedTensors
 
 #: By how much an algorithm must win to be worth a change.
@@ -44,18 +51,18 @@ class AlgorithmRow:
     """Predicted time [s] and bandwidth [byte/s] of one collective algorithm.
 
     The row also has the ratio of its time to the lower bound, and the number of consecutive messages (``steps``).
-    ``automatic`` is True if the library chooses the algorithm by itself where it is the fastest. ``candidate`` is True
-    if the library has it for this operation, at this payload or at others.
+    ``chosen_by_library`` is True if the library chooses the algorithm by itself where it is the fastest.
+    ``available_in_library`` is True if the library has it for this operation, at this payload or at others.
     """
 
     algorithm: str
     time: float
     algorithm_bandwidth: float
     bus_bandwidth: float
-    times_lower_bound: float
+    lower_bound_ratio: float
     steps: float
-    automatic: bool
-    candidate: bool
+    chosen_by_library: bool
+    available_in_library: bool
     in_network: bool
 
 
@@ -82,7 +89,7 @@ class CollectiveStudy:
     @property
     def best(self) -> AlgorithmRow:
         """Fastest algorithm among those from which the library chooses; training steps are predicted with it."""
-        return next(row for row in self.rows if row.automatic)
+        return next(row for row in self.rows if row.chosen_by_library)
 
     @property
     def algorithm_selector(self) -> str:
@@ -90,7 +97,7 @@ class CollectiveStudy:
 
         It is empty if the links have constant rates; then the fastest algorithm runs.
         """
-        return "NCCL" if isinstance(self.fabric.policy, Nccl) else ""
+        return "NCCL" if isinstance(self.fabric.collective_model, Nccl) else ""
 
     @property
     def faster_unchosen(self) -> list[AlgorithmRow]:
@@ -98,7 +105,7 @@ class CollectiveStudy:
         if not self.algorithm_selector:
             return []
         beating = [row for row in self.rows if row.time * (1.0 + _NOTABLE) < self.best.time]
-        groups = ([row for row in beating if row.candidate is candidate] for candidate in (True, False))
+        groups = ([row for row in beating if row.available_in_library is candidate] for candidate in (True, False))
         return [rows[0] for rows in groups if rows]
 
     def times(self, payload_bytes: Array) -> Mapping[str, Array]:
@@ -160,28 +167,30 @@ def collective(
     operation, payload_bytes = str(operation).replace("-", "_"), _payload(payload_bytes)
     if not isinstance(ranks, Integral) or ranks < 2:
         raise SpecError(f"ranks {ranks!r:.80}: expected a whole number, 2 or more")
-    ranks, system = int(ranks), loaded_system(system)
+    ranks, system = int(ranks), as_system(system)
     if not system.levels:
         raise PlanError(f"system {system.name} is one device alone; {operation} over {ranks} ranks needs links")
-    constant = constant_rates(system.device.kind, calibration)
-    measured = calibration_file(calibration) if constant is None and calibration != "auto" else None
+    constant = constant_efficiencies(system.device.kind, calibration)
+    measured = load_user_calibration(calibration) if constant is None and calibration != "auto" else None
     if measured is not None and measured.subject == INTERVALS:
         raise SpecError(
             f"--calibration {calibration}: holds intervals of whole steps; a collective needs a calibration "
             "of links, auto, ideal or ppp=…"
         )
-    fabric = Fabric(system, rates=constant, user_calibration=measured, dtype=dtype)
+    fabric = Fabric(system, constant_efficiencies=constant, user_calibration=measured, dtype=dtype)
     links = fabric.links(1, ranks)
     bounds = {
-        in_network: float(fabric.policy.time_lower_bound(operation, payload_bytes, links, in_network=in_network))
+        in_network: float(
+            fabric.collective_model.time_lower_bound(operation, payload_bytes, links, in_network=in_network)
+        )
         for in_network in (False, True)
     }
     rows = _rows(operation, payload_bytes, links, fabric, bounds)
-    best = next(row for row in rows if row.automatic)
+    best = next(row for row in rows if row.chosen_by_library)
     return CollectiveStudy(
         operation, payload_bytes, ranks=ranks, fabric=fabric, spans=system.group(1, ranks), links=links, rows=rows,
         crossovers=_worthwhile(fabric, operation, links), lower_bound=bounds[best.in_network],
-        calibration=collective_sources(fabric, operation, links),
+        calibration=describe_collective_calibration(fabric, operation, links),
     )  # fmt: skip
 
 
@@ -189,8 +198,8 @@ def _payload(payload_bytes: object) -> float:
     """Convert a payload to bytes, from a number [byte] or a text with a unit."""
     try:
         if isinstance(payload_bytes, Real) and not isinstance(payload_bytes, bool):
-            return Quantity("bytes", positive=True).checked(float(payload_bytes), payload_bytes)
-        return Quantity("bytes", positive=True).parsed(payload_bytes)
+            return Quantity("bytes", positive=True).check_range(float(payload_bytes), payload_bytes)
+        return Quantity("bytes", positive=True).parse_text(payload_bytes)
     except SpecError as error:
         raise SpecError(f"payload_bytes: {error}") from None
 
@@ -208,8 +217,10 @@ def _rows(
         operation, links, np.asarray(payload_bytes), [algorithm.name for algorithm in algorithms]
     )
     factor = float(bus_factor(operation, links.ranks))
-    candidates = {each.name: each for each in fabric.policy.candidates(operation, links)}
-    chosen = {name for name, each in candidates.items() if fabric.policy.would_run(each, operation, payload, links)}
+    candidates = {each.name: each for each in fabric.collective_model.candidate_algorithms(operation, links)}
+    chosen = {
+        name for name, each in candidates.items() if fabric.collective_model.would_run(each, operation, payload, links)
+    }
     rows = [
         _row(algorithm, payload_bytes, float(seconds[algorithm.name]), factor,
              float(algorithm.traffic(operation, payload, links.fan_outs).steps),
@@ -236,10 +247,10 @@ def _row(
         seconds,
         algorithm_bandwidth=rate,
         bus_bandwidth=factor * rate,
-        times_lower_bound=ratio,
+        lower_bound_ratio=ratio,
         steps=steps,
-        automatic=automatic,
-        candidate=candidate,
+        chosen_by_library=automatic,
+        available_in_library=candidate,
         in_network=algorithm.in_network,
     )
 
@@ -251,7 +262,7 @@ def _worthwhile(fabric: Fabric, operation: str, links: GroupLinks) -> tuple[Cros
     """
 
     def prices(payload_bytes: Array, names: Sequence[str] | None = None, /) -> Mapping[str, Array]:
-        return policy_prices(fabric.policy, operation, payload_bytes, links, names)
+        return policy_prices(fabric.collective_model, operation, payload_bytes, links, names)
 
     changes = crossovers(prices)
     kept: list[Crossover] = []
@@ -309,13 +320,13 @@ def step_collectives(prediction: Prediction) -> list[StepCollective]:
 
 def _of_layers(prediction: Prediction) -> Iterator[StepCollective]:
     """Yield the collectives that sharded layers need (tensor, context and expert parallelism)."""
-    batch, program = prediction.steps.batch, prediction.program
-    payloads = np.array([each.payload_bytes for _, each in collectives(program)]).reshape(-1, 1)
-    [priced] = transfer_seconds(batch.backend.fabric, [(batch.layouts.meshes[0], program)], [payloads])
+    batch, program = prediction.step_arrays.batch, prediction.program
+    payloads = np.array([each.payload_bytes for _, each in enumerate_collectives(program)]).reshape(-1, 1)
+    [priced] = collective_times(batch.backend.fabric, [(batch.layouts.meshes[0], program)], [payloads])
     layers = batch.assignment.layers_per_microbatch[_busiest(prediction)]
-    for (index, transfer), seconds in zip(collectives(program), priced[:, 0].tolist(), strict=True):
-        passes = 2 if transfer.recomputed and program.sections[index].recompute == "full" else 1
-        calls = round(float(layers[index]) * transfer.times * passes * float(batch.microbatches[0]))
+    for (index, transfer), seconds in zip(enumerate_collectives(program), priced[:, 0].tolist(), strict=True):
+        passes = 2 if transfer.recomputed and program.sections[index].recompute_policy == "full" else 1
+        calls = round(float(layers[index]) * transfer.calls_per_iteration * passes * float(batch.microbatches[0]))
         if seconds > 0 and calls:
             yield _step_collective(
                 batch, "layers", transfer.operation, (transfer.axis,), calls, transfer.payload_bytes, seconds
@@ -327,51 +338,63 @@ def _over_replicas(prediction: Prediction) -> Iterator[StepCollective]:
 
     There is one for each bucket or layer, all of equal size, and for each pass over a pipeline stage.
     """
-    batch, program, mesh = prediction.steps.batch, prediction.program, prediction.plan.mesh
-    if not batch.training:
+    batch, program, mesh = prediction.step_arrays.batch, prediction.program, prediction.plan.mesh
+    if not batch.has_backward:
         return
-    formats, kinds = batch.backend.formats, batch.assignment.kinds.stages
+    formats, kinds = batch.backend.formats, batch.assignment.distinct_stages_and_chunks.stages
     holding = kinds.layer_and_copy_counts[batch.assignment.stage_kind[_busiest(prediction)]]
     passes = math.ceil(float(batch.microbatches[0]))
     sums = passes if batch.scatters_every_pass else 1
     sent: list[tuple[str, ExchangedTensors, dict[Axes, npt.NDArray[np.float64]], float, int]] = [
-        ("gradients", "gradients", gradient_elements_by_axes(program, mesh, 1), formats.accumulated_gradient, sums)
+        (
+            "gradients",
+            "gradients",
+            gradient_elements_by_axes(program, mesh, 1),
+            formats.accumulated_gradient_bytes,
+            sums,
+        )
     ]
     if batch.zero:
-        content: ExchangedTensors = "all" if batch.sharded else "trained"
-        shares = gathered_elements_by_axes(program, mesh, 1, frozen=batch.sharded)
-        sent.append(("weights", content, shares, formats.parameter, 2 * passes if batch.sharded else 1))
+        content: ExchangedTensors = "all" if batch.shards_parameters else "trained"
+        shares = gathered_elements_by_axes(program, mesh, 1, frozen=batch.shards_parameters)
+        sent.append(("weights", content, shares, formats.parameter_bytes, 2 * passes if batch.shards_parameters else 1))
     kinds_of = [event.task.kind for event in prediction.timeline.events] if batch.assignment.stages == 1 else []
-    travelling = {"gradients": kinds_of.count("bucket"), "weights": kinds_of.count("gather") if batch.sharded else 0}
+    travelling = {
+        "gradients": kinds_of.count("bucket"),
+        "weights": kinds_of.count("gather") if batch.shards_parameters else 0,
+    }
     for words, content, shares, width, calls in sent:
         for axes, elements in shares.items():
             payload = float(holding @ elements) * width
             for operation, over, part in batch.layouts.exchange_collectives(0, content, batch.zero, axes, payload):
                 if over and part > 0:
                     pieces = max(calls, travelling[words])
-                    size, groups = part * calls / pieces, batch.layouts.groups([0], [over])
+                    size, groups = part * calls / pieces, batch.layouts.communication_groups([0], [over])
                     seconds = float(batch.layouts.exchange_times(operation, [0], groups, np.array([size]))[0])
                     yield _step_collective(batch, words, operation, over, pieces, size, seconds)
 
 
 def _between_stages(prediction: Prediction) -> Iterator[StepCollective]:
     """Yield the messages from a stage to the next one, forward and backward."""
-    batch, mesh = prediction.steps.batch, prediction.plan.mesh
+    batch, mesh = prediction.step_arrays.batch, prediction.plan.mesh
     if mesh.degree("pp") == 1:
         return
     section = batch.assignment.model_chunks[0][-1][0]
     split = 1.0 if batch.layouts.sequence_parallel[0] else float(mesh.degree("tp"))
-    payload, seconds = float(batch.times.output_bytes[section][0]) / split, float(batch.cases.send_time(section)[0])
+    payload, seconds = (
+        float(batch.layer_times.output_bytes[section][0]) / split,
+        float(batch.cases.send_time(section)[0]),
+    )
     calls = 2 * batch.assignment.chunks_per_stage * math.ceil(float(batch.microbatches[0]))
     yield _step_collective(batch, "activations", "send_recv", ("pp",), calls, payload, seconds)
 
 
 def _busiest(prediction: Prediction) -> int:
-    return int(prediction.steps.busiest_stage[0])
+    return int(prediction.step_arrays.busiest_stage[0])
 
 
 def _step_collective(
-    batch: Batch, content: str, operation: str, axes: Axes, calls: int, payload: float, seconds: float
+    batch: ConfigurationBatch, content: str, operation: str, axes: Axes, calls: int, payload: float, seconds: float
 ) -> StepCollective:
     mesh, fabric = batch.layouts.meshes[0], batch.backend.fabric
     links = fabric.links(mesh.stride(axes), mesh.group_size(axes))
@@ -390,8 +413,8 @@ def _step_collective(
 
 def _time_source(fabric: Fabric, operation: str, links: GroupLinks) -> str:
     """Return a text on where the time of a collective comes from: a calibration file, or datasheets of links."""
-    if fabric.rates is not None:
-        return fabric.rates.name
+    if fabric.constant_efficiencies is not None:
+        return fabric.constant_efficiencies.name
     inside, sources = len(links.levels) - links.fabric_levels, []
     for family, entry in calibrated_families(fabric, operation, links).items():
         between = family == "collective.fabric"

@@ -24,28 +24,43 @@ from paleo.learning.laws import samples_to_target
 from paleo.lowering.policies import kernel_runs
 from paleo.network.graph import build_graph
 from paleo.operations.tensor import precision
+from paleo.pricing.calibration_lookup import TIMING_METHODS, SourcedParameters, find_parameters
 from paleo.pricing.gemm import GemmParameters
-from paleo.pricing.power import BOARD_MEASUREMENT, LEAST_SHARE, PICO, PowerParameters, clock_under_limit, operand_energy
-from paleo.pricing.store import TIMING_METHODS, SourcedParameters, lookup
+from paleo.pricing.power import (
+    BOARD_POWER_METHOD,
+    MIN_ARITHMETIC_POWER_SHARE,
+    PICO,
+    PowerParameters,
+    clock_under_limit,
+    relative_operand_energy,
+)
 from paleo.specs.device import Price
-from paleo.specs.loading import Spec, plain_numbers, validate
-from paleo.specs.prices import BilledDevices, Term, billed_devices, machine_rent, nodes_of, purchase_quote, term_named
+from paleo.specs.loading import Spec, build_validated, to_python_numbers
+from paleo.specs.prices import (
+    BilledDevices,
+    RentalTerm,
+    billed_devices,
+    machine_rent,
+    occupied_machines,
+    parse_rental_term,
+    purchase_quote,
+)
 from paleo.specs.system import load_system
 from paleo.step.waiting import normal_quantile
-from paleo.studies.exchange import step_seconds
 from paleo.studies.goodput import LongRunOptions, predict_long_run
+from paleo.studies.gradient_exchange import step_time_under_consistency
 from paleo.units import (
     HOUR,
     KILO,
     MEGA,
     MICROSECOND,
-    YEAR,
+    SECONDS_PER_YEAR,
     PricePerEnergy,
     PricePerSecond,
     Quantity,
     Seconds,
     Watts,
-    parse,
+    parse_quantity,
     with_noun,
 )
 
@@ -59,7 +74,7 @@ if TYPE_CHECKING:
 
 
 Array = npt.NDArray[np.float64]
-P = TypeVar("P")
+ParameterSet = TypeVar("ParameterSet")
 
 #: Arithmetic of element-wise passes runs on ordinary cores in fp32, whatever the dtype of a run.
 _VECTOR_FAMILY = "gemm.simt"
@@ -85,7 +100,7 @@ class Tariff(Spec):
     host_power: Watts | None = None
     gpu_price: PricePerSecond | None = None
     gpu_prices: dict[str, PricePerSecond] = Field(default_factory=dict)
-    term: Term = "on-demand"
+    term: RentalTerm = "on-demand"
     years: Seconds | None = None
     market: bool = False
 
@@ -135,7 +150,7 @@ def parse_tariff(
     if price is not None and not by_system:
         # Raise SpecError where a rate has no unit of its own.
         try:
-            Quantity("price_per_s").parsed(price)
+            Quantity("price_per_s").parse_text(price)
         except SpecError as error:
             raise SpecError(f"--price {error}; or by system in USD an hour: dgx-h100=2.5") from None
     if buy is not None and (isinstance(buy, str) or not 0 < buy <= _MOST_YEARS):
@@ -146,10 +161,10 @@ def parse_tariff(
         "electricity": electricity,
         "pue": pue,
         "host_power": host_power,
-        "term": term_named(term),
-        "years": None if buy is None else f"{buy * YEAR} s",
+        "term": parse_rental_term(term),
+        "years": None if buy is None else f"{buy * SECONDS_PER_YEAR} s",
     }
-    return validate(Tariff, {key: value for key, value in stated.items() if value is not None}, "options")
+    return build_validated(Tariff, {key: value for key, value in stated.items() if value is not None}, "options")
 
 
 def _prices_by_system(text: str) -> dict[str, str]:
@@ -167,15 +182,15 @@ def _prices_by_system(text: str) -> dict[str, str]:
 class Power:
     """Power of one GPU over a step, averaged over a pipeline's stages [W].
 
-    ``demand`` is what each kernel would draw at full clock and ``kernel_seconds`` how long it runs in a step of
-    ``step_time`` seconds; for the rest of the step the board draws ``idle``. ``cap`` is the limit, the design power
-    unless set lower.
+    ``uncapped_kernel_power`` is what each kernel would draw at full clock and ``kernel_seconds`` how long it runs in a
+    step of ``step_time`` seconds; for the rest of the step the board draws ``idle``. ``power_limit`` is the limit, the
+    design power unless set lower.
     """
 
     idle: float
-    demand: Array
+    uncapped_kernel_power: Array
     kernel_seconds: Array
-    cap: float
+    power_limit: float
     step_time: float
 
     @property
@@ -184,22 +199,26 @@ class Power:
         return min(1.0, float(self.kernel_seconds.sum()) / self.step_time)
 
     @property
-    def running(self) -> float:
+    def mean_running_power(self) -> float:
         """Mean power while kernels run, each capped at the power limit [W]."""
         total = float(self.kernel_seconds.sum())
-        return float((np.minimum(self.demand, self.cap) * self.kernel_seconds).sum()) / total if total else self.idle
+        return (
+            float((np.minimum(self.uncapped_kernel_power, self.power_limit) * self.kernel_seconds).sum()) / total
+            if total
+            else self.idle
+        )
 
     @property
     def average(self) -> float:
         """Mean power over the step [W]."""
-        return self.idle + self.busy_share * (self.running - self.idle)
+        return self.idle + self.busy_share * (self.mean_running_power - self.idle)
 
     @property
     def dynamic_energy(self) -> float:
         """Energy of a step above idle power, as if there were no power limit [J]."""
-        return float(((self.demand - self.idle) * self.kernel_seconds).sum())
+        return float(((self.uncapped_kernel_power - self.idle) * self.kernel_seconds).sum())
 
-    def capped(self, limit: float, least_voltage_clock: float) -> Power:
+    def with_power_limit(self, limit: float, least_voltage_clock: float) -> Power:
         """Return the power of the same work under a lower limit, which lowers the clock of each kernel.
 
         Parameters
@@ -214,12 +233,14 @@ class Power:
         Power
             Power of the slower step.
         """
-        excess = (self.demand - self.idle) / max(limit - self.idle, LEAST_SHARE * self.cap)
+        excess = (self.uncapped_kernel_power - self.idle) / max(
+            limit - self.idle, MIN_ARITHMETIC_POWER_SHARE * self.power_limit
+        )
         seconds = self.kernel_seconds / clock_under_limit(excess, least_voltage_clock)
         return replace(
             self,
             kernel_seconds=seconds,
-            cap=limit,
+            power_limit=limit,
             step_time=self.step_time + float((seconds - self.kernel_seconds).sum()),
         )
 
@@ -298,7 +319,7 @@ def power_interval_factors(device: Device) -> tuple[float, float]:
     tuple[float, float]
         Low and high factor.
     """
-    return _calibrated(PowerParameters, device, "power").factors(1.0)
+    return _calibrated(PowerParameters, device, "power").interval_factors(1.0)
 
 
 def _energies(prediction: Prediction, figures: PowerParameters) -> Array:
@@ -309,21 +330,21 @@ def _energies(prediction: Prediction, figures: PowerParameters) -> Array:
         f"gemm.{dtype}" if precision(dtype).quantises_operands else "gemm.tensor" if on_tensor_cores else _VECTOR_FAMILY
     )
     flop, vector = (
-        figures.arithmetic * _calibrated(GemmParameters, device, name).parameters.training_energy
+        figures.arithmetic_energy_share * _calibrated(GemmParameters, device, name).parameters.training_energy
         for name in (family, _VECTOR_FAMILY)
     )
-    wider = operand_energy(dtype) if on_tensor_cores else 1.0
+    wider = relative_operand_energy(dtype) if on_tensor_cores else 1.0
     return np.array([flop * wider, vector, figures.dram]) * PICO
 
 
-def _calibrated(kind: type[P], device: Device, family: str) -> SourcedParameters[P]:
-    return lookup(
+def _calibrated(kind: type[ParameterSet], device: Device, family: str) -> SourcedParameters[ParameterSet]:
+    return find_parameters(
         kind,
         subject=device.name,
         architecture=device.architecture,
         memory_kind=device.memory.kind,
         family=family,
-        stacks=(*TIMING_METHODS, BOARD_MEASUREMENT),
+        stacks=(*TIMING_METHODS, BOARD_POWER_METHOD),
     )
 
 
@@ -347,7 +368,7 @@ def _kernels(prediction: Prediction) -> _Kernels:
     share = prediction.plan.microbatches / prediction.plan.stages
     launches = share * np.array([times for _, times in counted], dtype=np.float64)
     work = np.array([(kernel.flops, kernel.vector_flops, kernel.bytes) for kernel, _ in counted], dtype=np.float64)
-    seconds_of_call = np.maximum(prediction.kernels.total, MICROSECOND / KILO)
+    seconds_of_call = np.maximum(prediction.kernels.device_time, MICROSECOND / KILO)
     return _Kernels(work.reshape(-1, 3).T, seconds_of_call, seconds_of_call * launches)
 
 
@@ -394,19 +415,19 @@ JOULES_PER_KWH = KILO * HOUR
 class TargetRequirement:
     """Samples and time [s] that a predicted step needs to reach a target, and the 90 % interval of the time.
 
-    ``code_ratio`` is the step time of the task's code over the predicted one, and ``evaluation_seconds`` [s] is part
-    of the time.
+    ``code_over_predicted_step_time`` is the step time of the task's code over the predicted one, and
+    ``evaluation_seconds`` [s] is part of the time.
     """
 
     samples: float
     seconds: float
     interval: tuple[float, float]
-    code_ratio: float = 1.0
+    code_over_predicted_step_time: float = 1.0
     evaluation_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Amount:
+class TrainingAmount:
     """Amount of training: a number of samples, and the same as text.
 
     Where the amount depends on the run, ``requirement`` maps a predicted step to what it needs (its batch decides on
@@ -422,37 +443,37 @@ class Amount:
 
 
 #: Epochs, samples or tokens: a number, or a text with a prefix (``15T``).
-HowMany = float | str
+CountOrText = float | str
 #: Far more than anyone trains on; more is a slip of an exponent.
-MOST_AMOUNT = 2.0**53
+MAX_TRAINING_AMOUNT = 2.0**53
 
 
-def amount(
+def amount_of_training(
     model: ModelSpec,
     *,
-    epochs: HowMany | None = None,
-    samples: HowMany | None = None,
-    tokens: HowMany | None = None,
+    epochs: CountOrText | None = None,
+    samples: CountOrText | None = None,
+    tokens: CountOrText | None = None,
     tokens_per_sample: float | None = None,
-) -> Amount | None:
+) -> TrainingAmount | None:
     """Return an amount of training, given in epochs, samples or tokens.
 
     Parameters
     ----------
     model : ModelSpec
         Model file, whose data set defines an epoch.
-    epochs : HowMany, optional
+    epochs : CountOrText, optional
         Number of epochs.
-    samples : HowMany, optional
+    samples : CountOrText, optional
         Number of samples.
-    tokens : HowMany, optional
+    tokens : CountOrText, optional
         Number of tokens.
     tokens_per_sample : float, optional
         Tokens of one sample.
 
     Returns
     -------
-    Amount, optional
+    TrainingAmount, optional
         Number of samples and its description; None if no amount is given.
 
     Raises
@@ -467,23 +488,23 @@ def amount(
     if len(stated_values) > 1:
         raise SpecError(f"{' and '.join(stated_values)}: state one of them")
     (name, value), *_ = stated_values.items()
-    if not 0 < value <= MOST_AMOUNT:
-        raise SpecError(f"{name}: {value} must be above zero, and at most {MOST_AMOUNT:.0e}")
+    if not 0 < value <= MAX_TRAINING_AMOUNT:
+        raise SpecError(f"{name}: {value} must be above zero, and at most {MAX_TRAINING_AMOUNT:.0e}")
     if epochs is not None:
         if model.dataset is None:
             raise SpecError(f"epochs: model {model.name} names no data set; state samples (or tokens) instead")
-        return Amount(value * model.dataset.samples, f"{with_noun(value, 'epoch')} of {model.dataset.name}")
+        return TrainingAmount(value * model.dataset.samples, f"{with_noun(value, 'epoch')} of {model.dataset.name}")
     if tokens is not None:
         if tokens_per_sample is None:
             raise SpecError(f"tokens: samples of model {model.name} are not counted in tokens; state samples")
-        return Amount(value / tokens_per_sample, with_noun(round(value), "token"))
-    return Amount(value, with_noun(value, "sample"))
+        return TrainingAmount(value / tokens_per_sample, with_noun(round(value), "token"))
+    return TrainingAmount(value, with_noun(value, "sample"))
 
 
-def _number(name: str, value: HowMany) -> float:
+def _number(name: str, value: CountOrText) -> float:
     """Parse an amount as a number: ``15T`` is 15e12."""
     with contextlib.suppress(SpecError):
-        number = parse(value, "count") if isinstance(value, str) else plain_numbers(value)
+        number = parse_quantity(value, "count") if isinstance(value, str) else to_python_numbers(value)
         if isinstance(number, Real) and not isinstance(number, bool):
             return number  # type: ignore[return-value]
     raise SpecError(f"{name}: {value!r:.80}: expected a number, or a text such as 1M or 15T")
@@ -493,10 +514,10 @@ def parse_amount(
     model: ModelSpec,
     run: Run,
     *,
-    epochs: HowMany | None = None,
-    samples: HowMany | None = None,
-    tokens: HowMany | None = None,
-) -> Amount | None:
+    epochs: CountOrText | None = None,
+    samples: CountOrText | None = None,
+    tokens: CountOrText | None = None,
+) -> TrainingAmount | None:
     """Return an amount of training, with the tokens of a sample taken from the network under the run's parameters.
 
     Parameters
@@ -505,16 +526,16 @@ def parse_amount(
         Network, as its model file describes it.
     run : Run
         Options of the run: GPUs, batch, parallelism, number format and so on.
-    epochs : HowMany, optional
+    epochs : CountOrText, optional
         Number of epochs.
-    samples : HowMany, optional
+    samples : CountOrText, optional
         Number of samples.
-    tokens : HowMany, optional
+    tokens : CountOrText, optional
         Number of tokens.
 
     Returns
     -------
-    Amount, optional
+    TrainingAmount, optional
         Number of samples and its description; None if no amount is given.
 
     Raises
@@ -523,10 +544,10 @@ def parse_amount(
         If more than one is given, or a number is out of range.
     """
     tokens_of_sample = None if tokens is None else build_graph(model, batch=1, overrides=run.model).tokens_per_sample
-    return amount(model, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=tokens_of_sample)
+    return amount_of_training(model, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=tokens_of_sample)
 
 
-def default_amount(model: ModelSpec) -> Amount:
+def default_amount(model: ModelSpec) -> TrainingAmount:
     """Return one epoch, or a million samples for a model without a data set.
 
     Parameters
@@ -536,24 +557,24 @@ def default_amount(model: ModelSpec) -> Amount:
 
     Returns
     -------
-    Amount
+    TrainingAmount
         The amount.
     """
-    epoch = amount(model, epochs=1) if model.dataset is not None else None
-    return epoch or Amount(MEGA, "1 million samples")
+    epoch = amount_of_training(model, epochs=1) if model.dataset is not None else None
+    return epoch or TrainingAmount(MEGA, "1 million samples")
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingEstimate:
     """Time [s], cost [USD] and energy [J] of an amount of training on one configuration; costs are None if unknown.
 
-    ``energy`` is modelled from the work done (see ``paleo.studies.cost``), ``energy_limit`` assumes every GPU at its
-    design power all the time. ``interval`` holds the ends of the 90 % interval of ``time``; cost and energy scale with
-    it. ``gpus`` are used, ``billed`` are paid for. ``goodput`` describes failures, where they are counted; all figures
-    then include them.
+    ``energy`` is modelled from the work done (see ``paleo.studies.cost``), ``energy_at_design_power`` assumes every GPU
+    at its design power all the time. ``interval`` holds the ends of the 90 % interval of ``time``; cost and energy
+    scale with it. ``gpus`` are used, ``billed`` are paid for. ``long_run`` describes failures, where they are counted;
+    all figures then include them.
     """
 
-    amount: Amount
+    amount: TrainingAmount
     samples: float
     steps: int
     time: float
@@ -561,20 +582,20 @@ class TrainingEstimate:
     price_per_s: float | None
     price: Price | None
     energy: float | None
-    energy_limit: float | None
+    energy_at_design_power: float | None
     tariff: Tariff
     gpus: int
     billed: BilledDevices
-    goodput: LongRun | None = None
-    code_ratio: float = 1.0
-    evaluation: float = 0.0
+    long_run: LongRun | None = None
+    code_over_predicted_step_time: float = 1.0
+    evaluation_seconds: float = 0.0
 
     @property
     def billed_words(self) -> str:
         """Text on the whole nodes or racks that are paid for; empty if the run uses them fully."""
         if self.billed.devices == self.gpus:
             return ""
-        return f"{self.billed.devices} GPUs, as a {self.billed.unit} is billed whole"
+        return f"{self.billed.devices} GPUs, as a {self.billed.machine_noun} is billed whole"
 
     @property
     def rent(self) -> float | None:
@@ -604,13 +625,13 @@ class TrainingEstimate:
         return None if self.energy is None else self.energy / JOULES_PER_KWH
 
     @property
-    def energy_limit_kwh(self) -> float | None:
-        return None if self.energy_limit is None else self.energy_limit / JOULES_PER_KWH
+    def kwh_at_design_power(self) -> float | None:
+        return None if self.energy_at_design_power is None else self.energy_at_design_power / JOULES_PER_KWH
 
 
-def training(
-    prediction: Prediction, amount: Amount, tariff: Tariff | None = None, *, critical_batch: float | None = None,
-    long_run: LongRunOptions | None = None,
+def estimate_training(
+    prediction: Prediction, amount: TrainingAmount, tariff: Tariff | None = None, *,
+    critical_batch: float | None = None, long_run: LongRunOptions | None = None,
 ) -> TrainingEstimate:  # fmt: skip
     """Return time, cost and energy of an amount of training.
 
@@ -622,7 +643,7 @@ def training(
     ----------
     prediction : Prediction
         Prediction of the run.
-    amount : Amount
+    amount : TrainingAmount
         Amount of training.
     tariff : Tariff, optional
         Prices; by default those of the catalog.
@@ -648,13 +669,13 @@ def training(
     work, (low, high) = needed.seconds, needed.interval
     rate, price = rent_rate(prediction.system, plan.gpus, terms)
     failing = None if long_run is None else predict_long_run(prediction, work, long_run)
-    seconds = work if failing is None else failing.finish
+    seconds = work if failing is None else failing.wall_time
     if failing is not None:
-        early, late = failing.finish_interval
+        early, late = failing.wall_time_interval
         low, high = low + early - work, high + late - work
     spares = 0 if failing is None else failing.spares
     if rate is not None and spares:
-        rate *= 1.0 + spares / nodes_of(prediction.system, plan.gpus)
+        rate *= 1.0 + spares / occupied_machines(prediction.system, plan.gpus)
     watts = prediction.system.device.tdp
     limit = None if watts is None else _watts_of_all(prediction, watts, terms) * seconds
     joules = energy(prediction, seconds, terms)
@@ -668,35 +689,35 @@ def training(
         price_per_s=rate,
         price=price,
         energy=joules,
-        energy_limit=limit,
+        energy_at_design_power=limit,
         tariff=terms,
-        goodput=failing,
+        long_run=failing,
         billed=billed_devices(prediction.system, plan.gpus),
         gpus=plan.gpus,
-        code_ratio=needed.code_ratio,
-        evaluation=needed.evaluation_seconds,
+        code_over_predicted_step_time=needed.code_over_predicted_step_time,
+        evaluation_seconds=needed.evaluation_seconds,
     )
 
 
-def _need(prediction: Prediction, amount: Amount, critical_batch: float | None) -> TargetRequirement:
+def _need(prediction: Prediction, amount: TrainingAmount, critical_batch: float | None) -> TargetRequirement:
     """Return what a run needs for a fixed number of samples: whole steps, and their time."""
     batch = prediction.plan.global_batch
     samples = float(samples_to_target(samples=amount.samples, global_batch=batch, critical_batch=critical_batch))
-    work = math.ceil(samples / batch) * step_seconds(prediction)
+    work = math.ceil(samples / batch) * step_time_under_consistency(prediction)
     low, high = (end / prediction.step_time for end in prediction.interval)
     unsure = INTERVAL_DEVIATIONS * amount.samples_log_deviation
     ends = math.exp(-math.hypot(unsure, math.log(low))), math.exp(math.hypot(unsure, math.log(high)))
     return TargetRequirement(samples, work, (work * ends[0], work * ends[1]))
 
 
-def require_amount(long_run: LongRunOptions | None, amount: Amount | None) -> LongRunOptions | None:
+def require_amount(long_run: LongRunOptions | None, amount: TrainingAmount | None) -> LongRunOptions | None:
     """Raise SpecError if failures are to be counted but the length of the run is not known.
 
     Parameters
     ----------
     long_run : LongRunOptions, optional
         Failures and checkpoints; None without.
-    amount : Amount, optional
+    amount : TrainingAmount, optional
         Amount of training; None without.
 
     Returns
@@ -746,8 +767,9 @@ def rent_rate(system: System, gpus: int, tariff: Tariff | None = None) -> tuple[
         quote = purchase_quote(system)
         if quote is None:
             return None, None
-        rate = quote.value / terms.years
-        purchase = f"bought at {quote.value:,.0f} USD for each GPU, written off over {terms.years / YEAR:.3g} years"
+        rate = quote.device_price / terms.years
+        years = f"{terms.years / SECONDS_PER_YEAR:.3g} years"
+        purchase = f"bought at {quote.device_price:,.0f} USD for each GPU, written off over {years}"
         source = f"{purchase}; {quote.price.source}"
         return rate * billed_devices(system, gpus).devices, quote.price.model_copy(
             update={"rate": rate, "source": source}

@@ -12,15 +12,15 @@ from paleo.learning.laws import best_batch_tokens
 from paleo.network.graph import build_graph
 from paleo.parallel.abilities import framework_abilities, network_quantities
 from paleo.parallel.placement import without_replicas
-from paleo.predict import HEADROOM, predict
-from paleo.specs.run import Run, explicit_fields, updated
+from paleo.predict import MEMORY_HEADROOM_SHARE, predict
+from paleo.specs.run import Run, explicit_fields, replace_fields
 from paleo.specs.software import TPU_PROFILE, load_software
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from paleo.search.ranking import PlanRow
-    from paleo.search.space import Space
+    from paleo.search.space import SearchSpace
     from paleo.specs.model import ModelSpec
     from paleo.specs.system import System
 
@@ -174,7 +174,7 @@ def rescaled_run(run: Run, gpus: int) -> Run:
     return other
 
 
-def leaves_choices_open(model: ModelSpec, run: Run) -> bool:
+def leaves_software_and_plan_open(model: ModelSpec, run: Run) -> bool:
     """Return True if the user leaves software and plan of a language model open.
 
     Parameters
@@ -214,7 +214,7 @@ def scaled_plan(model: ModelSpec, system: System, run: Run, counts: Sequence[int
     searched = [
         count
         for count in sorted(counts)
-        if leaves_choices_open(model, rescaled_run(run, count)) and run.exchange.consistency == "bsp"
+        if leaves_software_and_plan_open(model, rescaled_run(run, count)) and run.exchange.consistency == "bsp"
     ]
     for gpus in searched:
         choice = with_defaults(model, system, rescaled_run(run, gpus))
@@ -224,11 +224,11 @@ def scaled_plan(model: ModelSpec, system: System, run: Run, counts: Sequence[int
             if run.global_batch is None:
                 update["batch"] = step.plan.local_batch
             reason = f"{choice.strategy_reason} on {gpus} GPUs, then replicas"
-            return RunWithDefaults(updated(choice.run, update), choice.software_reason, reason)
+            return RunWithDefaults(replace_fields(choice.run, update), choice.software_reason, reason)
     return RunWithDefaults(run)
 
 
-def batch_for(model: ModelSpec, run: Run, tokens: float) -> tuple[int, str]:
+def suitable_global_batch(model: ModelSpec, run: Run, tokens: float) -> tuple[int, str]:
     """Return a global batch [sequences] that suits a training on so many tokens, and why.
 
     Parameters
@@ -309,7 +309,7 @@ def with_one_software(model: ModelSpec, system: System, run: Run, most: int) -> 
     tuple of Run and str
         The run with its software, and the reason, empty where nothing was chosen.
     """
-    if not leaves_choices_open(model, rescaled_run(run, 2)):
+    if not leaves_software_and_plan_open(model, rescaled_run(run, 2)):
         return run, ""
     software, reason = software_for(model, system, rescaled_run(run, most))
     return run.model_copy(update={"software": software}), reason
@@ -358,24 +358,24 @@ def with_same_software(model: ModelSpec, system: System, run: Run) -> RunWithDef
     RunWithDefaults
         The run to predict.
     """
-    if run.gpus == 1 and leaves_choices_open(model, rescaled_run(run, 2)):
+    if run.gpus == 1 and leaves_software_and_plan_open(model, rescaled_run(run, 2)):
         run = run.model_copy(update={"strategy": AUTO})
     return with_defaults(model, system, run)
 
 
 def _best(model: ModelSpec, system: System, run: Run) -> PlanRow | None:
     """Search ever wider spaces of plans; return the first plan with memory to spare, else the best plan found."""
-    from paleo.search.classes import simplest
     from paleo.search.plans import FIRST, plans_with_headroom, search
+    from paleo.search.tied_plans import simplest_plan
 
     rows: list[PlanRow] = []
-    roomy = (1.0 - HEADROOM) * system.device.memory.usable
+    roomy = (1.0 - MEMORY_HEADROOM_SHARE) * system.device.memory.usable_bytes
     for space in _spaces(model, run):
         try:
             result = search(model, system, run, space=space, top=FIRST)
         except PaleoError:
             continue
-        rows.append(simplest(plans_with_headroom(result, system), system.device.memory.usable))
+        rows.append(simplest_plan(plans_with_headroom(result, system), system.device.memory.usable_bytes))
         if rows[-1].memory <= roomy:
             return rows[-1]
     return min(
@@ -385,16 +385,16 @@ def _best(model: ModelSpec, system: System, run: Run) -> PlanRow | None:
     )
 
 
-def _spaces(model: ModelSpec, run: Run) -> Iterator[Space]:
+def _spaces(model: ModelSpec, run: Run) -> Iterator[SearchSpace]:
     """Yield the search spaces to try, smallest first: what recipes use, then all that the framework runs."""
     from paleo.launch.commands import supported_space
-    from paleo.search.space import LONG_SEQUENCE, Space
+    from paleo.search.space import LONG_SEQUENCE_TOKENS, SearchSpace
 
-    whole = supported_space(Space(), run.software)
+    whole = supported_space(SearchSpace(), run.software)
     facts = network_quantities(build_graph(model, batch=1, overrides=run.model))
     usual = load_software(run.software).parallelism.zero
     sharded = usual if usual and usual in whole.zero else max(whole.zero, default=0)
-    degrees: Mapping[str, int] = {} if facts["seq"] >= 2 * LONG_SEQUENCE else {"cp": 1}
+    degrees: Mapping[str, int] = {} if facts["seq"] >= 2 * LONG_SEQUENCE_TOKENS else {"cp": 1}
     small = replace(
         whole, degrees=degrees, microbatches=(1, 2, 4, 8, 16, 32), chunks=(1,), zero=(sharded,),
         overlapped=load_software(run.software).overlap.gradients,

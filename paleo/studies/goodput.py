@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import CapacityError, SpecError, suggest_names
-from paleo.operations.base import optimizer
+from paleo.operations.base import configure_optimizer
 from paleo.operations.contraction import weight_matrix
 from paleo.operations.tensor import precision
-from paleo.specs.prices import nodes_of, reliability_of
+from paleo.specs.prices import occupied_machines, system_reliability
 from paleo.specs.system import Reliability
 from paleo.step.waiting import normal_quantile
-from paleo.units import DAY, GIGA, MEGA, MILLISECOND, YEAR, Quantity, format_duration, format_quantity
+from paleo.units import DAY, GIGA, MEGA, MILLISECOND, SECONDS_PER_YEAR, Quantity, format_duration, format_quantity
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
@@ -110,7 +110,7 @@ def goodput(*, interval: Numeric, save: Numeric, restart: Numeric, mtbf: Numeric
         return np.asarray(np.where(np.isinf(m), work / (work + save), work / segment))
 
 
-def best_interval(*, save: Numeric, mtbf: Numeric) -> Array:
+def best_checkpoint_interval(*, save: Numeric, mtbf: Numeric) -> Array:
     """Return the checkpoint interval that maximises `goodput`.
 
     τ = x M with e^(x + δ/M) (1 − x) = 1, solved by Newton's method from √(2 δ M).
@@ -133,7 +133,7 @@ def best_interval(*, save: Numeric, mtbf: Numeric) -> Array:
 
     Examples
     --------
-    >>> tau = float(best_interval(save=30.0, mtbf=11135.0))
+    >>> tau = float(best_checkpoint_interval(save=30.0, mtbf=11135.0))
     >>> bool(goodput(interval=tau, save=30.0, restart=0.0, mtbf=11135.0)
     ...      >= goodput(interval=tau * 1.05, save=30.0, restart=0.0, mtbf=11135.0))
     True
@@ -419,7 +419,9 @@ class CheckpointTimes:
         float
             Time [s].
         """
-        return float(best_interval(save=self.save, mtbf=mtbf / self.survival_share if self.survival_share else mtbf))
+        return float(
+            best_checkpoint_interval(save=self.save, mtbf=mtbf / self.survival_share if self.survival_share else mtbf)
+        )
 
     def storage_interval(self, interval: float) -> float:
         """Return the time between copies in storage; one is written after the other.
@@ -466,20 +468,21 @@ class CheckpointTimes:
 
 @dataclass(frozen=True, slots=True)
 class LongRun:
-    """Duration of a long run with failures: its ``work`` [s], the wall time it takes, and the interval p10 to p90.
+    """Duration of a long run with failures: its ``failure_free_time`` [s], the wall time it takes, and the interval p10
+    to p90.
 
-    ``rate_range`` is the range of failure rates relative to the assumed rate, and ``source`` says where that rate is
-    from. ``spares`` is the number of nodes that stand ready and are paid for: those stated, else enough for 99 % of
-    repairs where no cloud boots them.
+    ``failure_rate_range`` is the range of failure rates relative to the assumed rate, and ``source`` says where that
+    rate is from. ``spares`` is the number of nodes that stand ready and are paid for: those stated, else enough for 99
+    % of repairs where no cloud boots them.
     """
 
-    work: float
+    failure_free_time: float
     mtbf: float
     checkpoint_bytes: float
     checkpoints: CheckpointTimes
-    interval: float
-    share: float
-    rate_range: tuple[float, float] = (1.0, 1.0)
+    checkpoint_interval: float
+    goodput: float
+    failure_rate_range: tuple[float, float] = (1.0, 1.0)
     source: str = "as stated"
     spares: int = 0
 
@@ -494,54 +497,54 @@ class LongRun:
         return self.checkpoints.restart
 
     @property
-    def finish(self) -> float:
+    def wall_time(self) -> float:
         """Expected wall time [s]."""
-        return self.work / self.share
+        return self.failure_free_time / self.goodput
 
     @property
-    def failures(self) -> float:
+    def expected_failures(self) -> float:
         """Expected number of failures until the run ends."""
-        return self.finish / self.mtbf if math.isfinite(self.mtbf) else 0.0
+        return self.wall_time / self.mtbf if math.isfinite(self.mtbf) else 0.0
 
     @property
-    def share_range(self) -> tuple[float, float]:
+    def goodput_range(self) -> tuple[float, float]:
         """Goodput at the high and at the low end of the failure rates, with the same checkpoint interval."""
-        ends = self.checkpoints.goodput(self.interval, self.mtbf / np.array(self.rate_range))
+        ends = self.checkpoints.goodput(self.checkpoint_interval, self.mtbf / np.array(self.failure_rate_range))
         return float(ends[1]), float(ends[0])
 
     @property
-    def finish_interval(self) -> tuple[float, float]:
+    def wall_time_interval(self) -> tuple[float, float]:
         """10th and 90th percentile of the wall time [s].
 
         Failures are Poisson, and each loses the restart and work uniform in an interval: variance n (R² + R τ + τ²/3).
         The rate itself is lognormal, and its range holds nine of ten clusters; lost time is proportional to it.
         """
-        variance = self.restart**2 + self.restart * self.interval + self.interval**2 / 3.0
-        low, high = self.rate_range
+        variance = self.restart**2 + self.restart * self.checkpoint_interval + self.checkpoint_interval**2 / 3.0
+        low, high = self.failure_rate_range
         rate_sigma = math.log(high / low) / (2.0 * float(normal_quantile(0.95)))
-        lost = (self.finish - self.work) * rate_sigma
-        tail = float(normal_quantile(0.9)) * math.sqrt(self.failures * variance + lost**2)
-        return max(self.work, self.finish - tail), self.finish + tail
+        lost = (self.wall_time - self.failure_free_time) * rate_sigma
+        tail = float(normal_quantile(0.9)) * math.sqrt(self.expected_failures * variance + lost**2)
+        return max(self.failure_free_time, self.wall_time - tail), self.wall_time + tail
 
     @property
-    def lost(self) -> dict[str, float]:
+    def lost_time_shares(self) -> dict[str, float]:
         """Shares of the wall time lost to checkpoints, repeated work and restarts, to first order, by name.
 
         An elastic run loses the time of replicas that are missing.
         """
-        saving = self.save / self.interval
+        saving = self.save / self.checkpoint_interval
         if math.isinf(self.mtbf):
             return {"checkpoints": saving, "again": 0.0, "restarts": 0.0}
         checkpoints = self.checkpoints
         if checkpoints.replicas:
             absence = checkpoints.repair / self.mtbf / checkpoints.replicas
             return {"checkpoints": saving, "restarts": checkpoints.restart / self.mtbf, "replicas away": absence}
-        storage_interval = checkpoints.storage_interval(self.interval)
+        storage_interval = checkpoints.storage_interval(self.checkpoint_interval)
         from_memory, from_storage = (
             checkpoints.survival_share / self.mtbf,
             (1.0 - checkpoints.survival_share) / self.mtbf,
         )
-        repeated = from_memory * (self.interval + checkpoints.save) / 2.0
+        repeated = from_memory * (self.checkpoint_interval + checkpoints.save) / 2.0
         repeated += from_storage * ((storage_interval + checkpoints.save) / 2.0 + checkpoints.durable_lag)
         restarts = from_memory * checkpoints.restart_memory + from_storage * checkpoints.restart
         return {"checkpoints": saving, "again": repeated, "restarts": restarts}
@@ -582,9 +585,9 @@ def _long_run(
         mtbf,
         checkpoint_bytes=checkpoint_bytes,
         checkpoints=checkpoints,
-        interval=chosen,
-        share=share,
-        rate_range=rate_range,
+        checkpoint_interval=chosen,
+        goodput=share,
+        failure_rate_range=rate_range,
         source=source,
         spares=spares,
     )
@@ -645,15 +648,15 @@ class CheckpointStorage:
     rate: float = math.inf
     node_rate: float = math.inf
     seconds_per_save: float = 0.0
-    per_tensor: float = 0.0
+    seconds_per_tensor: float = 0.0
     source: str = ""
 
 
 #: Storages by words of their names, the first that fits.
 _STORAGES: dict[str, CheckpointStorage] = {
-    "google cloud": CheckpointStorage(rate=61.0 * MEGA, seconds_per_save=3.14, per_tensor=0.5 * MILLISECOND,
+    "google cloud": CheckpointStorage(rate=61.0 * MEGA, seconds_per_save=3.14, seconds_per_tensor=0.5 * MILLISECOND,
                             source="fitted to CM-DARE's saves (16 rows, 3 %)"),
-    "local disk": CheckpointStorage(rate=1.0 * GIGA, per_tensor=3.7 * MILLISECOND,
+    "local disk": CheckpointStorage(rate=1.0 * GIGA, seconds_per_tensor=3.7 * MILLISECOND,
                           source="CM-DARE's worker's disk: time goes by tensors, not by bytes (13 rows)"),
     "local file": CheckpointStorage(node_rate=5.5 * GIGA, source="instance NVMe of p4d, 8 processes"),
     "lustre": CheckpointStorage(node_rate=2.6 * GIGA, rate=8.0 * GIGA, source="FSx for Lustre from p4d"),
@@ -664,7 +667,7 @@ _STORAGES: dict[str, CheckpointStorage] = {
 }  # fmt: skip
 
 
-def storage_of(name: str, rate: float | None = None) -> CheckpointStorage:
+def storage_by_name(name: str, rate: float | None = None) -> CheckpointStorage:
     """Return the storage with a given name.
 
     Parameters
@@ -751,7 +754,7 @@ def checkpoint_seconds(
             storage_rate=storage.rate * writer.passes if single else storage.rate,
             fixed=storage.seconds_per_save,
             tensors=tensors,
-            per_tensor=storage.per_tensor,
+            per_tensor=storage.seconds_per_tensor,
         )
     )
 
@@ -771,7 +774,7 @@ _REPAIR = DAY
 def _quantity(option: str, text: str, dimension: str, *, positive: bool = False) -> float:
     """Parse the value of an option with its unit; raise SpecError, which names the option, if it is wrong."""
     try:
-        return Quantity(dimension, positive).parsed(text)
+        return Quantity(dimension, positive).parse_text(text)
     except SpecError as error:
         raise SpecError(f"--{option} {error}") from None
 
@@ -816,13 +819,15 @@ def _checkpoint_bytes(prediction: Prediction) -> float:
     It holds weights, fp32 master weights and optimizer states of all parameters, each shard once.
     """
     formats = precision(prediction.plan.dtype)
-    rule, matrices = optimizer(prediction.run.optimizer), 0.0
-    if rule.matrices is not None:
+    rule, matrices = configure_optimizer(prediction.run.optimizer), 0.0
+    if rule.matrix_update is not None:
         for node in prediction.graph.nodes:
             whole = (weight_matrix(tensor, node.operations) for tensor in node.parameters.values())
-            matrices += sum(rule.matrices.numbers(m) - rule.states * m.elements for m in whole if m) * node.repeat
-    bytes_of_parameter = formats.parameter + rule.state_bytes(formats)
-    return float(prediction.graph.parameters * bytes_of_parameter + matrices * formats.state)
+            matrices += (
+                sum(rule.matrix_update.state_count(m) - rule.state_count * m.elements for m in whole if m) * node.repeat
+            )
+    bytes_of_parameter = formats.parameter_bytes + rule.state_bytes(formats)
+    return float(prediction.graph.parameters * bytes_of_parameter + matrices * formats.state_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -831,7 +836,7 @@ class Interruption:
 
     ``save`` is the time to write a checkpoint, ``launch_time`` to launch and warm up processes, and ``restore`` to
     read the checkpoint [s]. ``goodput`` is the goodput while the run lasts (0 to 1), ``mtbf`` the mean time between
-    its failures [s], and ``lost`` the restart and the lost work of one failure on average [s].
+    its failures [s], and ``seconds_lost_per_failure`` the restart and the lost work of one failure on average [s].
     """
 
     save: float
@@ -839,7 +844,7 @@ class Interruption:
     restore: float
     goodput: float = 1.0
     mtbf: float = math.inf
-    lost: float = 0.0
+    seconds_lost_per_failure: float = 0.0
 
 
 def interruption_of(prediction: Prediction, options: LongRunOptions) -> Interruption:
@@ -864,10 +869,10 @@ def interruption_of(prediction: Prediction, options: LongRunOptions) -> Interrup
     CapacityError
         If the run never finishes or its checkpoint does not fit into the storage.
     """
-    long, path = predict_long_run(prediction, YEAR, options), RestartTimes()
+    long, path = predict_long_run(prediction, SECONDS_PER_YEAR, options), RestartTimes()
     restore = long.checkpoint_bytes / storage_rate(options)
-    lost = long.restart + min(long.interval, YEAR) / 2.0
-    return Interruption(long.save, path.launch + path.warm_up, restore, long.share, long.mtbf, lost)
+    lost = long.restart + min(long.checkpoint_interval, SECONDS_PER_YEAR) / 2.0
+    return Interruption(long.save, path.launch + path.warm_up, restore, long.goodput, long.mtbf, lost)
 
 
 def predict_long_run(prediction: Prediction, work: float, options: LongRunOptions) -> LongRun:
@@ -894,7 +899,7 @@ def predict_long_run(prediction: Prediction, work: float, options: LongRunOption
     CapacityError
         If a checkpoint does not fit or the run never finishes.
     """
-    nodes = nodes_of(prediction.system, prediction.plan.gpus)
+    nodes = occupied_machines(prediction.system, prediction.plan.gpus)
     rates = _reliability(prediction, options)
     repair = _REPAIR if options.repair is None else _quantity("repair", options.repair, "time")
     spares = options.spares
@@ -929,14 +934,14 @@ def goodput_share(prediction: Prediction, options: LongRunOptions) -> float:
         Share, 0 to 1; 0 if the run never finishes or its checkpoints do not fit.
     """
     try:
-        return predict_long_run(prediction, YEAR, options).share
+        return predict_long_run(prediction, SECONDS_PER_YEAR, options).goodput
     except CapacityError:
         return 0.0
 
 
 def _reliability(prediction: Prediction, options: LongRunOptions) -> Reliability:
     if options.failures is None:
-        return reliability_of(prediction.system)
+        return system_reliability(prediction.system)
     # Parse failures per node and second, such as ``4/knodeday`` or ``0.004/nodeday``; raise SpecError without such a
     # unit.
     rate = _quantity("failures", options.failures, "failures")
@@ -951,7 +956,7 @@ def _checkpoints_of(
     On average ``in_repair`` nodes are away, each for ``repair`` seconds.
     """
     total, plan = _checkpoint_bytes(prediction), prediction.plan
-    nodes = nodes_of(prediction.system, plan.gpus)
+    nodes = occupied_machines(prediction.system, plan.gpus)
     rate = storage_rate(options)
     size = (
         None
@@ -1021,7 +1026,7 @@ def storage_rate(options: LongRunOptions) -> float:
 def _check_replicas(prediction: Prediction) -> None:
     """Raise SpecError if the run cannot lose a data-parallel replica."""
     plan = prediction.plan
-    if plan.dp < 2 or plan.parallel.zero:
+    if plan.dp < 2 or plan.strategy.zero:
         raise SpecError(
             f"--elastic: {plan.strategy_text or 'one GPU'} has no replica that others can do "
             f"without; expected dp of 2 or "
@@ -1045,7 +1050,7 @@ def _checkpoint_interval(text: str | None, step_time: float) -> float | None:
     if steps:
         return float(steps.group(1)) * step_time
     try:
-        return Quantity("time").parsed(text)
+        return Quantity("time").parse_text(text)
     except SpecError:
         raise SpecError(
             f"--checkpoint {text!r:.60}: expected auto, a time as 30min or whole steps as 250steps"

@@ -16,32 +16,32 @@ from paleo.network.graph import build_graph
 from paleo.parallel.abilities import network_quantities
 from paleo.parallel.placement import without_replicas
 from paleo.parallel.plan import plan
-from paleo.predict import HEADROOM, Prediction, predict
-from paleo.specs.loading import MOST_COUNT
+from paleo.predict import MEMORY_HEADROOM_SHARE, Prediction, predict
+from paleo.specs.loading import MAX_COUNT
 from paleo.specs.model import ModelSpec
 from paleo.specs.prices import billed_devices
-from paleo.specs.run import Run, updated
+from paleo.specs.run import Run, replace_fields
 from paleo.specs.system import System
-from paleo.studies.advice import Advice, advise
+from paleo.studies.advice import Advice, suggest_memory_savings
 from paleo.studies.cost import (
-    Amount,
     Power,
     Tariff,
+    TrainingAmount,
     TrainingEstimate,
     comparable_tariff,
     default_amount,
+    estimate_training,
     power,
-    training,
 )
-from paleo.studies.exchange import ConsistencyStudy, consistency_study
-from paleo.studies.scale import ScaleCurve, Scaling, scale
-from paleo.studies.what_if import HARDWARE_PARAMETERS
-from paleo.units import DAY, format_duration, parse
+from paleo.studies.gradient_exchange import ConsistencyStudy, consistency_study
+from paleo.studies.scale import ScaleCurve, Scaling, predict_scale_curve
+from paleo.studies.what_if import HARDWARE_SCALERS
+from paleo.units import DAY, format_duration, parse_quantity
 
 if TYPE_CHECKING:
-    from paleo.search.plans import Search
+    from paleo.search.plans import FoundPlans
     from paleo.search.ranking import PlanRow
-    from paleo.search.space import Space
+    from paleo.search.space import SearchSpace
     from paleo.studies.goodput import LongRunOptions
 
 
@@ -130,7 +130,7 @@ class Comparison:
     a search.
     """
 
-    amount: Amount
+    amount: TrainingAmount
     candidates: tuple[Candidate, ...]
     searched: bool = False
 
@@ -171,7 +171,7 @@ class Comparison:
         figures = [pair for pair in known if pair[0] is not None]
         return self.candidates[min(figures)[1]] if figures else None
 
-    def rivals(self, objective: Objective) -> tuple[Candidate, ...]:
+    def overlapping_candidates(self, objective: Objective) -> tuple[Candidate, ...]:
         """Return the other candidates whose 90 % interval overlaps that of the best, so that their order is open.
 
         Parameters
@@ -229,7 +229,7 @@ def compare(
     model: ModelSpec,
     systems: Sequence[System],
     run: Run,
-    amount: Amount | None = None,
+    amount: TrainingAmount | None = None,
     tariff: Tariff | None = None,
     long_run: LongRunOptions | None = None,
     *,
@@ -246,7 +246,7 @@ def compare(
         Systems to compare.
     run : Run
         The run. With the strategy ``auto``, `planner` finds a plan for each system at one global batch.
-    amount : Amount, optional
+    amount : TrainingAmount, optional
         Amount of training; by default one epoch, or a million samples.
     tariff : Tariff, optional
         Prices; by default those of the catalog.
@@ -277,7 +277,7 @@ def compare(
     for system, count in machines:
         try:
             prediction = _predicted(model, system, run.model_copy(update={"gpus": count}), planner)
-            cost = training(prediction, amount, tariff, long_run=long_run)
+            cost = estimate_training(prediction, amount, tariff, long_run=long_run)
             candidates.append(Candidate(system, prediction, cost, consistency=consistency_study(prediction)))
         except (PlanError, SpecError, CapacityError) as error:
             errors.append(error)
@@ -309,7 +309,11 @@ def _predicted(model: ModelSpec, system: System, run: Run, planner: PlanSearch |
 
 
 def _advised(candidate: Candidate) -> Candidate:
-    return candidate if candidate.prediction is None else replace(candidate, advice=advise(candidate.prediction))
+    return (
+        candidate
+        if candidate.prediction is None
+        else replace(candidate, advice=suggest_memory_savings(candidate.prediction))
+    )
 
 
 #: How far each figure of the hardware is moved, up and down.
@@ -323,7 +327,7 @@ class PurchaseRequest:
     model: ModelSpec
     systems: tuple[tuple[System, int], ...]
     run: Run
-    amount: Amount
+    amount: TrainingAmount
     tariff: Tariff = field(default_factory=Tariff)
     critical_batch: float | None = None
     objective: Objective = "cost"
@@ -332,7 +336,7 @@ class PurchaseRequest:
     planner: PlanSearch | None = None
     long_run: LongRunOptions | None = None
 
-    def curve(self, best: Prediction, **changes: Any) -> ScaleCurve | None:
+    def scaling_curve(self, best: Prediction, **changes: Any) -> ScaleCurve | None:
         """Return how the plan of a system scales over the requested GPU counts that its degrees can use.
 
         Parameters
@@ -348,7 +352,7 @@ class PurchaseRequest:
             The curve; None if no count fits the plan.
         """
         ranks = best.plan.mesh.size // best.plan.mesh.degree("dp")
-        capacity = best.system.capacity
+        capacity = best.system.max_devices
         counts = [count for count in self.counts if count % ranks == 0 and (capacity is None or count <= capacity)]
         if not counts:
             return None
@@ -356,7 +360,7 @@ class PurchaseRequest:
         if self.scaling == "weak":
             run = run.model_copy(update={"batch": best.plan.local_batch, "global_batch": None})
         try:
-            return scale(self.model, best.system, run, counts, self.scaling, self.long_run)
+            return predict_scale_curve(self.model, best.system, run, counts, self.scaling, self.long_run)
         except PlanError:
             return None
 
@@ -371,7 +375,7 @@ class Sensitivity:
     hardware_property: str
     step_ratio_decreased: float
     step_ratio_increased: float
-    fits_lower: bool
+    fits_with_decrease: bool
 
     @property
     def largest_change(self) -> float:
@@ -428,7 +432,7 @@ class Purchase:
         winner = self.comparison.best(objective)
         return next((offer for offer in self.offers if offer.candidate is winner), None) if winner is not None else None
 
-    def rivals(self, objective: Objective) -> tuple[Candidate, ...]:
+    def overlapping_candidates(self, objective: Objective) -> tuple[Candidate, ...]:
         """Return the other systems whose 90 % interval overlaps that of the best, so that their order is open.
 
         Parameters
@@ -441,10 +445,10 @@ class Purchase:
         tuple of Candidate
             Candidates.
         """
-        return self.comparison.rivals(objective)
+        return self.comparison.overlapping_candidates(objective)
 
 
-def purchase(request: PurchaseRequest) -> Purchase:
+def recommend_plans(request: PurchaseRequest) -> Purchase:
     """Recommend a plan on every system at the same global batch.
 
     Parameters
@@ -488,17 +492,17 @@ def purchase(request: PurchaseRequest) -> Purchase:
 
 
 def _offer(request: PurchaseRequest, system: System, gpus: int, batch: int) -> Offer:
-    from paleo.search.counts import recommended
+    from paleo.search.gpu_counts import recommended_plans
 
     run = request.run.model_copy(update={"gpus": gpus, "global_batch": batch, "batch": None})
     if run.strategy == AUTO:
-        planner = request.planner or recommended
+        planner = request.planner or recommended_plans
         predictions, tried, fit = planner(request.model, system, run.model_copy(update={"strategy": "dp"}))
     else:
         predictions = [predict(request.model, system, run)]
         tried, fit = 1, int(predictions[0].memory.fits)
     best, fitting = predictions[0], [prediction for prediction in predictions if prediction.memory.fits]
-    trained = training(
+    trained = estimate_training(
         best, request.amount, request.tariff, critical_batch=request.critical_batch, long_run=request.long_run
     )
     return Offer(
@@ -509,7 +513,7 @@ def _offer(request: PurchaseRequest, system: System, gpus: int, batch: int) -> O
         runner_up=fitting[1] if len(fitting) > 1 else None,
         power=power(best),
         sensitivity=sensitivity(best),
-        curve=request.curve(best),
+        curve=request.scaling_curve(best),
     )
 
 
@@ -533,7 +537,7 @@ def sensitivity(prediction: Prediction, change: float = SENSITIVITY_CHANGE) -> t
     """
     return tuple(
         sorted(
-            (_moved(prediction, figure, change) for figure in HARDWARE_PARAMETERS),
+            (_moved(prediction, figure, change) for figure in HARDWARE_SCALERS),
             key=lambda sensitivity: -sensitivity.largest_change,
         )
     )
@@ -541,7 +545,7 @@ def sensitivity(prediction: Prediction, change: float = SENSITIVITY_CHANGE) -> t
 
 def _moved(prediction: Prediction, figure: str, change: float) -> Sensitivity:
     low, high = (
-        prediction.variant(HARDWARE_PARAMETERS[figure](prediction.system, factor))
+        prediction.predict_variant(HARDWARE_SCALERS[figure](prediction.system, factor))
         for factor in (1 - change, 1 + change)
     )
     step = prediction.step_time
@@ -562,7 +566,7 @@ class Requirements:
     Without an amount only the step counts; with ``long_run`` failures and checkpoints count too.
     """
 
-    amount: Amount | None = None
+    amount: TrainingAmount | None = None
     deadline: float | None = None
     budget: float | None = None
     objective: str = "time"
@@ -571,13 +575,13 @@ class Requirements:
 
 
 def parse_requirements(
-    amount: Amount | None, deadline: str | None, budget: str | float | None, objective: str, tariff: Tariff
+    amount: TrainingAmount | None, deadline: str | None, budget: str | float | None, objective: str, tariff: Tariff
 ) -> Requirements:
     """Parse deadline, budget and objective of a purchase.
 
     Parameters
     ----------
-    amount : Amount, optional
+    amount : TrainingAmount, optional
         Amount of training; None for a step alone.
     deadline : str, optional
         Such as ``60d`` or ``12h``.
@@ -607,10 +611,10 @@ def parse_requirements(
     dollars = None
     if budget is not None:
         try:
-            dollars = parse(str(budget).removesuffix("USD").strip(), "count")
+            dollars = parse_quantity(str(budget).removesuffix("USD").strip(), "count")
         except SpecError:
             dollars = 0.0
-        if not 0 < dollars <= MOST_COUNT:
+        if not 0 < dollars <= MAX_COUNT:
             raise SpecError(f"--budget {str(budget)!r}: expected USD above zero, such as 20000 or 5M")
     if seconds is not None and seconds <= 0:
         raise SpecError(f"--deadline {deadline!r}: expected a time above zero, such as 60d or 12h")
@@ -620,7 +624,7 @@ def parse_requirements(
 def _seconds(deadline: str) -> float:
     """Parse a deadline with its unit [s]."""
     try:
-        return parse(deadline, "time")
+        return parse_quantity(deadline, "time")
     except SpecError:
         raise SpecError(f"--deadline {deadline!r}: expected a time with its unit, such as 60d or 12h") from None
 
@@ -679,15 +683,15 @@ class PlanWithCost:
     @property
     def goodput(self) -> float | None:
         """Share (0 to 1) of the time that makes new steps; None where failures are not counted."""
-        failing = None if self.best_training is None else self.best_training.goodput
-        return None if failing is None else failing.share
+        failing = None if self.best_training is None else self.best_training.long_run
+        return None if failing is None else failing.goodput
 
     @property
     def command(self) -> str:
         """Text of the `paleo estimate` command that predicts this plan again."""
         return estimate_command(self.best_prediction.model, self.system, self.row.run)
 
-    def score(self, objective: str) -> float:
+    def objective_value(self, objective: str) -> float:
         """Return the quantity that an objective minimises: time, cost and energy are those of the class's fastest plan.
 
         Parameters
@@ -709,13 +713,15 @@ class PlanWithCost:
         value = figures[objective]
         if value is None:
             return math.inf
-        fastest = self.row.class_step / self.row.step_time if self.row.class_step and objective != "gpus" else 1.0
+        fastest = (
+            self.row.class_step_time / self.row.step_time if self.row.class_step_time and objective != "gpus" else 1.0
+        )
         return float(f"{value * fastest:.9g}")
 
     @property
     def has_memory_headroom(self) -> bool:
         """True if the plan leaves enough free memory for allocator fragmentation."""
-        return self.row.memory <= (1.0 - HEADROOM) * self.system.device.memory.usable
+        return self.row.memory <= (1.0 - MEMORY_HEADROOM_SHARE) * self.system.device.memory.usable_bytes
 
     def meets(self, wish: Requirements) -> bool:
         """Return True if the plan fits in memory and meets deadline and budget.
@@ -756,7 +762,7 @@ class PurchasePlans:
     requirements: Requirements
     global_batch: int
     plans: tuple[PlanWithCost, ...]
-    searches: tuple[tuple[System, Search], ...]
+    searches: tuple[tuple[System, FoundPlans], ...]
     skipped: tuple[tuple[System, int, str], ...]
     remedies: tuple[Remedy, ...] = ()
     choices: Mapping[str, str] = field(default_factory=dict)
@@ -777,22 +783,24 @@ class PurchasePlans:
         return self.plans[0] if self.plans and self.plans[0].meets(self.requirements) else None
 
     @property
-    def search(self) -> Search:
+    def search(self) -> FoundPlans:
         """All plans on the first plan's system at its global batch, as one search with the answer's plans first."""
-        from paleo.search.counts import joined
+        from paleo.search.gpu_counts import join_searches
 
         system, batch = self.searches[0][0], self.global_batch
         results = [result for each, result in self.searches if each is system and result.global_batch == batch]
         rows = tuple(plan.row for plan in self.plans if plan.system is system)
-        return replace(joined(results, system, results[0].objective), plans=rows, objective=self.requirements.objective)
+        return replace(
+            join_searches(results, system, results[0].objective), plans=rows, objective=self.requirements.objective
+        )
 
     @property
-    def flags(self) -> str:
+    def launch_settings_line(self) -> str:
         """Launch settings of the first plan, as its framework takes them, in one line."""
-        return self.launch[0]
+        return self.launch_settings_and_preparation[0]
 
     @property
-    def launch(self) -> tuple[str, str]:
+    def launch_settings_and_preparation(self) -> tuple[str, str]:
         """Pair of texts: launch settings of the first plan, and what must be done before; empty if there is nothing."""
         if not self.plans:
             return "", ""
@@ -804,7 +812,7 @@ class PurchasePlans:
 
 
 #: The software and the choices of a search on a system with so many GPUs.
-SearchChooser = Callable[[System, int], tuple[str, "Space | None"]]
+SearchChooser = Callable[[System, int], tuple[str, "SearchSpace | None"]]
 
 
 def plan_purchase(
@@ -813,7 +821,7 @@ def plan_purchase(
     run: Run,
     wish: Requirements,
     *,
-    space: Space | None = None,
+    space: SearchSpace | None = None,
     top: int = 10,
     settle: SearchChooser | None = None,
 ) -> PurchasePlans:
@@ -831,7 +839,7 @@ def plan_purchase(
         Options of the run: GPUs, batch, parallelism, number format and so on.
     wish : Requirements
         Requirements.
-    space : Space, optional
+    space : SearchSpace, optional
         Values that the search varies.
     top : int, optional
         Number of plans to return.
@@ -875,7 +883,7 @@ def plan_purchase(
             not plan.meets(wish),
             not plan.row.fits,
             not plan.has_memory_headroom,
-            plan.score(wish.objective),
+            plan.objective_value(wish.objective),
         )
     )
     batch = priced[0].best_prediction.plan.global_batch
@@ -898,13 +906,25 @@ class _Searches:
     choose_search: SearchChooser
     top: int
     plans: list[PlanWithCost] = field(default_factory=list)
-    searches: list[tuple[System, Search]] = field(default_factory=list)
+    searches: list[tuple[System, FoundPlans]] = field(default_factory=list)
     skipped: list[tuple[System, int, str]] = field(default_factory=list)
 
     def best_plan(self, system: System, gpus: int) -> PlanWithCost | None:
-        """Return the best plan on a number of GPUs of a system, by the objective of the wish; None if none fits.
+        """Return the fastest plan on a number of GPUs of a system, from those that meet the requirements if any does.
 
         Plans are searched at each global batch that `_runs_at_all_batches` lists for the run.
+
+        Parameters
+        ----------
+        system : System
+            System whose GPUs are bought or rented.
+        gpus : int
+            Number of GPUs.
+
+        Returns
+        -------
+        PlanWithCost or None
+            Fastest plan with its cost; None if no plan is found.
         """
         plans = list[PlanWithCost]()
         software, space = self.choose_search(system, gpus)
@@ -918,15 +938,22 @@ class _Searches:
                 continue
             self.searches.append((system, result))
         self.plans += plans
-        return min(plans, key=lambda plan: (not plan.meets(self.requirements), plan.score("time")), default=None)
+        return min(
+            plans, key=lambda plan: (not plan.meets(self.requirements), plan.objective_value("time")), default=None
+        )
 
     def search_smallest_count(self, system: System) -> None:
         """Search growing GPU counts of a system until one meets the requirements and no smaller count could.
 
         A count that fails rules out smaller ones whose odd factor is no smaller: rounder counts have faster plans.
+
+        Parameters
+        ----------
+        system : System
+            System whose GPUs are bought or rented.
         """
         unit = billed_devices(system, 1).devices
-        high, least, guess = min(_MOST_GPUS, system.capacity or _MOST_GPUS) // unit + 1, 0.0, 1
+        high, least, guess = min(_MOST_GPUS, system.max_devices or _MOST_GPUS) // unit + 1, 0.0, 1
         layers = int(network_quantities(build_graph(self.model, batch=1, overrides=self.run.model))["layers"])
         left = [size for size in range(1, high) if _shares_evenly(size * unit, layers, self.run.global_batch)]
         left = [size for size in left if billed_devices(system, size * unit).devices == size * unit]
@@ -997,17 +1024,17 @@ def _runs_at_all_batches(run: Run, wish: Requirements) -> list[Run]:
     return [run.model_copy(update={"global_batch": batch}) for batch in batches] or [run]
 
 
-def _search(model: ModelSpec, system: System, gpus: int, run: Run, space: Space | None, top: int) -> Search:
+def _search(model: ModelSpec, system: System, gpus: int, run: Run, space: SearchSpace | None, top: int) -> FoundPlans:
     """Return the search of plans for one system and GPU count, fastest first (also cheapest, of least energy)."""
-    from paleo.search.counts import search_counts
+    from paleo.search.gpu_counts import search_gpu_counts
 
-    return search_counts(model, system, run, (gpus,), space=space, top=top)
+    return search_gpu_counts(model, system, run, (gpus,), space=space, top=top)
 
 
-def _priced(model: ModelSpec, system: System, result: Search, wish: Requirements) -> list[PlanWithCost]:
+def _priced(model: ModelSpec, system: System, result: FoundPlans, wish: Requirements) -> list[PlanWithCost]:
     first = result.plans[0]
     lead = predict(model, system, first.run)
-    whole = None if wish.amount is None else training(lead, wish.amount, wish.tariff, long_run=wish.long_run)
+    whole = None if wish.amount is None else estimate_training(lead, wish.amount, wish.tariff, long_run=wish.long_run)
     return [PlanWithCost(system, row, lead, whole) for row in result.plans]
 
 
@@ -1025,7 +1052,7 @@ def _remedies(tried: _Searches, offers: Sequence[_SystemCounts], run: Run, fits:
 def _more_gpus(tried: _Searches, offers: Sequence[_SystemCounts]) -> Remedy | None:
     for system, counts in offers:
         gpus = max(counts, default=_MOST_GPUS) * 2
-        while gpus <= min(_MOST_GPUS, system.capacity or _MOST_GPUS):
+        while gpus <= min(_MOST_GPUS, system.max_devices or _MOST_GPUS):
             plan = tried.best_plan(system, gpus)
             if plan is not None and plan.meets(tried.requirements):
                 return Remedy(f"{system.machines_text(gpus)} would do", plan.command)
@@ -1044,7 +1071,7 @@ def _offload(model: ModelSpec, offers: Sequence[_SystemCounts], run: Run) -> Rem
                 "microbatch": 1,
                 "offload": parts,
             }
-            chosen = updated(run, offloaded)
+            chosen = replace_fields(run, offloaded)
             try:
                 fits = predict(model, system, chosen).memory.fits
             except PaleoError:
@@ -1069,10 +1096,10 @@ def purchase_verdict(reply: PurchasePlans) -> str:
         The sentence.
     """
     remedies = "; or ".join(f"{remedy.text}: {remedy.command}" for remedy in reply.remedies)
-    return f"{purchase_finding(reply)}; {remedies}." if remedies else f"{purchase_finding(reply)}."
+    return f"{verdict_without_remedies(reply)}; {remedies}." if remedies else f"{verdict_without_remedies(reply)}."
 
 
-def purchase_finding(reply: PurchasePlans) -> str:
+def verdict_without_remedies(reply: PurchasePlans) -> str:
     """Return the answer to a purchase question as a sentence without full stop and without remedies.
 
     Parameters

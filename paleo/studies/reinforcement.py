@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, TypeVar
 from paleo.errors import PaleoError
 from paleo.serving.plans import shardings
 from paleo.serving.reinforcement import (
-    Generator,
-    LearningStep,
+    ReinforcementStep,
+    RolloutGenerator,
     Rollouts,
-    Trainer,
-    generator,
+    TrainerPrediction,
     learning_step,
-    trainer,
+    predict_generator,
+    predict_trainer,
     trainer_run,
 )
 from paleo.specs.run import Run
@@ -28,11 +28,11 @@ from paleo.studies.defaults import AUTO, with_defaults
 from paleo.units import DAY, format_duration
 
 if TYPE_CHECKING:
-    from paleo.serving.lowered import Sharding
+    from paleo.serving.forward_lowering import Sharding
     from paleo.specs.model import ModelSpec
     from paleo.specs.system import System
 
-EngineOrTrainer = TypeVar("EngineOrTrainer", Generator, Trainer)
+EngineOrTrainer = TypeVar("EngineOrTrainer", RolloutGenerator, TrainerPrediction)
 
 
 def generator_gpu_counts(gpus: int, least: int) -> list[int]:
@@ -61,7 +61,7 @@ def generator_gpu_counts(gpus: int, least: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class LearningQuestion:
+class ReinforcementQuestion:
     """Question about the step time of reinforcement learning: network, machine, rollouts, and perhaps layouts.
 
     Attributes
@@ -127,19 +127,19 @@ class LearningQuestion:
         return [*(f"tp={tp},zero=1,sp" if tp > 1 else "zero=1" for tp in powers), "zero=3", *experts]
 
 
-def rank_learning_steps(question: LearningQuestion) -> tuple[list[LearningStep], list[str]]:
+def rank_learning_steps(question: ReinforcementQuestion) -> tuple[list[ReinforcementStep], list[str]]:
     """Predict the step of reinforcement learning for every layout of engine and trainer and every split of the GPUs.
 
     Each side is predicted once for each of its layouts and counts of GPUs.
 
     Parameters
     ----------
-    question : LearningQuestion
+    question : ReinforcementQuestion
         Network, machine, sequences and what is stated of the layouts.
 
     Returns
     -------
-    tuple[list[LearningStep], list[str]]
+    tuple[list[ReinforcementStep], list[str]]
         Steps, the shortest first, and why layouts were refused.
     """
     model, system, rollouts = question.model, question.system, question.rollouts
@@ -153,21 +153,22 @@ def rank_learning_steps(question: LearningQuestion) -> tuple[list[LearningStep],
             return []
 
     @cache
-    def engines(sharding: Sharding, gpus: int) -> list[Generator]:
+    def engines(sharding: Sharding, gpus: int) -> list[RolloutGenerator]:
         ahead = question.staleness
         return attempted(
-            lambda: generator(model, system, gpus, rollouts, sharding, staleness=ahead), f"engine of {sharding.text}"
+            lambda: predict_generator(model, system, gpus, rollouts, sharding, staleness=ahead),
+            f"engine of {sharding.text}",
         )
 
-    def trained(run: Run) -> list[Trainer]:
-        return attempted(lambda: trainer(model, system, run), f"trainer of {run.strategy}")
+    def trained(run: Run) -> list[TrainerPrediction]:
+        return attempted(lambda: predict_trainer(model, system, run), f"trainer of {run.strategy}")
 
     @cache
-    def trainers(gpus: int, searched: bool) -> list[Trainer]:
+    def trainers(gpus: int, searched: bool) -> list[TrainerPrediction]:
         runs = _searched(question, gpus) if searched else _stated(question, gpus)
         return [each for run in runs for each in trained(run)]
 
-    def composed(searched: bool) -> list[LearningStep]:
+    def composed(searched: bool) -> list[ReinforcementStep]:
         return [
             learning_step(system, engine, each, rollouts, algorithm=question.algorithm, staleness=question.staleness)
             for sharding in question.layouts or shardings(model, system, question.gpus)
@@ -177,19 +178,19 @@ def rank_learning_steps(question: LearningQuestion) -> tuple[list[LearningStep],
         ]
 
     steps = composed(searched=False)
-    if question.strategies is None and not any(step.fits for step in steps):
+    if question.strategies is None and not any(step.trainer_fits for step in steps):
         steps += composed(searched=True)
     if not steps and not refusals:  # no count of GPUs was tried
         refusals[f"of {question.gpus} GPUs none is left to train beside a replica of the engine"] = None
-    return sorted(steps, key=lambda each: (not each.fits, each.step_time)), [*refusals]
+    return sorted(steps, key=lambda each: (not each.trainer_fits, each.step_time)), [*refusals]
 
 
-def _stated(question: LearningQuestion, gpus: int) -> list[Run]:
+def _stated(question: ReinforcementQuestion, gpus: int) -> list[Run]:
     tried = question.strategies or question.usual_strategies
     return [trainer_run(gpus, question.rollouts, strategy, question.software) for strategy in tried]
 
 
-def _searched(question: LearningQuestion, gpus: int) -> list[Run]:
+def _searched(question: ReinforcementQuestion, gpus: int) -> list[Run]:
     """Return the run of the trainer's best plan on ``gpus`` GPUs, found by a search, as a list of one.
 
     Recomputation and microbatch are found, too.
@@ -203,14 +204,14 @@ def _searched(question: LearningQuestion, gpus: int) -> list[Run]:
 
 
 @dataclass(frozen=True)
-class LearningStudy:
+class ReinforcementStudy:
     """Steps of reinforcement learning under several layouts, with the question that they answer.
 
     Attributes
     ----------
-    question : LearningQuestion
+    question : ReinforcementQuestion
         Network, machine, sequences and what is stated of the layouts.
-    steps : tuple of LearningStep
+    steps : tuple of ReinforcementStep
         The shortest first.
     refusals : tuple of str
         Why layouts were left out.
@@ -220,8 +221,8 @@ class LearningStudy:
         Rent of all devices.
     """
 
-    question: LearningQuestion
-    steps: tuple[LearningStep, ...]
+    question: ReinforcementQuestion
+    steps: tuple[ReinforcementStep, ...]
     refusals: tuple[str, ...]
     step_count: int
     usd_per_s: float | None
@@ -255,7 +256,7 @@ class LearningStudy:
             "" if question.staleness == 0 else f", {best.generator_gpus} GPUs generate and {best.trainer_gpus} train"
         )
         cost = "" if self.usd is None else f", {self.usd:,.0f} USD"
-        fits = "" if best.fits else " The trainer does not fit into memory."
+        fits = "" if best.trainer_fits else " The trainer does not fit into memory."
         return (
             f"A step of {question.algorithm.upper()} on {question.model.title} takes "
             f"{format_duration(best.step_time)} on "
@@ -264,12 +265,14 @@ class LearningStudy:
         )
 
 
-def learning_study(question: LearningQuestion, *, steps: int, usd_per_s: float | None = None) -> LearningStudy:
+def learning_study(
+    question: ReinforcementQuestion, *, steps: int, usd_per_s: float | None = None
+) -> ReinforcementStudy:
     """Predict the steps of all layouts and keep those that fit, or all if none does.
 
     Parameters
     ----------
-    question : LearningQuestion
+    question : ReinforcementQuestion
         Network, machine, sequences and what is stated of the layouts.
     steps : int
         Number of steps of the training.
@@ -278,9 +281,9 @@ def learning_study(question: LearningQuestion, *, steps: int, usd_per_s: float |
 
     Returns
     -------
-    LearningStudy
+    ReinforcementStudy
         The steps, the shortest first.
     """
     tried, refusals = rank_learning_steps(question)
-    fitting = [each for each in tried if each.fits] or tried
-    return LearningStudy(question, tuple(fitting), tuple(refusals), steps, usd_per_s)
+    fitting = [each for each in tried if each.trainer_fits] or tried
+    return ReinforcementStudy(question, tuple(fitting), tuple(refusals), steps, usd_per_s)

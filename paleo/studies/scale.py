@@ -12,10 +12,10 @@ from paleo.errors import CapacityError, PlanError, SpecError, suggest_names
 from paleo.parallel.plan import plan
 from paleo.predict import Prediction, predict
 from paleo.pricing.links.topology import NetworkShare, NodePlacement, node_placement, placement_port_share
-from paleo.specs.run import updated
-from paleo.studies.cost import Amount, TrainingEstimate, training
-from paleo.studies.exchange import ConsistencyStudy, consistency_study
+from paleo.specs.run import replace_fields
+from paleo.studies.cost import TrainingAmount, TrainingEstimate, estimate_training
 from paleo.studies.goodput import LongRunOptions, goodput_share
+from paleo.studies.gradient_exchange import ConsistencyStudy, consistency_study
 from paleo.units import DAY, HOUR, comma_separated, format_duration, format_gibibytes, format_percent, with_noun
 
 if TYPE_CHECKING:
@@ -87,36 +87,48 @@ class ScalePoint:
     @property
     def step_time(self) -> float:
         """Time in which the global batch is processed once [s], with exchange and waiting of the consistency model."""
-        return self.predicted.step_time if self.consistency is None else self.consistency.step_time
+        return self.required_prediction.step_time if self.consistency is None else self.consistency.step_time
 
     @property
     def exposed_exchange_time(self) -> float:
         """Exposed communication, and waiting for other workers under a consistency model [s]."""
         study = self.consistency
-        return self.predicted.breakdown.communication_exposed if study is None else float(study.cycle.exposed)
+        return (
+            self.required_prediction.breakdown.communication_exposed
+            if study is None
+            else float(study.consistency_result.exposed_time)
+        )
 
     @property
     def samples_per_s(self) -> float:
         """Throughput of all GPUs [samples/s]."""
-        return self.predicted.samples_per_s if self.consistency is None else self.consistency.samples_per_s
+        return self.required_prediction.samples_per_s if self.consistency is None else self.consistency.samples_per_s
 
     @property
     def updates_per_s(self) -> float:
         """Optimizer updates per second; a synchronous step counts as one."""
-        return 1.0 / self.step_time if self.consistency is None else float(self.consistency.cycle.updates_per_s)
+        return (
+            1.0 / self.step_time
+            if self.consistency is None
+            else float(self.consistency.consistency_result.updates_per_s)
+        )
 
     @property
     def staleness(self) -> tuple[float, float]:
         """Mean and standard deviation of how many updates late a gradient is; zero for synchronous steps."""
         study = self.consistency
-        return (0.0, 0.0) if study is None else (float(study.cycle.staleness_mean), float(study.cycle.staleness_sd))
+        return (
+            (0.0, 0.0)
+            if study is None
+            else (float(study.consistency_result.staleness_mean), float(study.consistency_result.staleness_sd))
+        )
 
     @property
     def usable(self) -> bool:
         return self.prediction is not None and not self.problem
 
     @property
-    def predicted(self) -> Prediction:
+    def required_prediction(self) -> Prediction:
         """Prediction at this GPU count; raises if there is none."""
         if self.prediction is None:
             raise PlanError(f"{self.gpus} gpus: {self.problem}")
@@ -141,26 +153,26 @@ class ScalingVerdict:
 class ScaleCurve:
     """Predictions of one run over rising GPU counts.
 
-    Speed-up and efficiency refer to ``base``, the first count that runs.
+    Speed-up and efficiency refer to ``base_point``, the first count that runs.
 
-    ``consistency`` (such as ``bsp`` or ``async``) and ``nodes`` (``packed`` or scattered) are the run's options for all
-    counts.
+    ``consistency`` (such as ``bsp`` or ``async``) and ``node_placement`` (``packed`` or scattered) are the run's
+    options for all counts.
     """
 
     scaling: Scaling
     fixed_batch: int
     points: tuple[ScalePoint, ...]
     consistency: str = "bsp"
-    nodes: str = "packed"
+    node_placement: str = "packed"
 
     @property
     def label(self) -> str:
         """Name of the curve in a chart, such as ``weak scaling, async, random nodes``."""
         words = [f"{self.scaling} scaling"] + ([self.consistency] if self.consistency != "bsp" else [])
-        return ", ".join(words + ([f"{self.nodes} nodes"] if self.nodes != "packed" else []))
+        return ", ".join(words + ([f"{self.node_placement} nodes"] if self.node_placement != "packed" else []))
 
     @property
-    def base(self) -> ScalePoint:
+    def base_point(self) -> ScalePoint:
         fitting = [point for point in self.points if point.fits]
         return (fitting or [point for point in self.points if point.usable])[0]
 
@@ -177,7 +189,7 @@ class ScaleCurve:
         float
             Ratio of samples per second.
         """
-        return point.samples_per_s / self.base.samples_per_s
+        return point.samples_per_s / self.base_point.samples_per_s
 
     def efficiency(self, point: ScalePoint) -> float:
         """Return the speed-up of a point over its growth in GPUs; 1 is perfect.
@@ -192,7 +204,7 @@ class ScaleCurve:
         float
             Efficiency.
         """
-        return self.speedup(point) * self.base.gpus / point.gpus
+        return self.speedup(point) * self.base_point.gpus / point.gpus
 
     @property
     def fastest_with_failures(self) -> ScalePoint | None:
@@ -202,14 +214,14 @@ class ScaleCurve:
         return None if best is None or best is counted_in[-1] else best
 
 
-def scale(
+def predict_scale_curve(
     model: ModelSpec,
     system: System,
     run: Run,
     counts: Sequence[int],
     scaling: Scaling,
     long_run: LongRunOptions | None = None,
-    amount: Amount | None = None,
+    amount: TrainingAmount | None = None,
     tariff: Tariff | None = None,
 ) -> ScaleCurve:
     """Predict a run over rising GPU counts.
@@ -231,7 +243,7 @@ def scale(
         ``strong`` or ``weak``.
     long_run : LongRunOptions, optional
         Failures and checkpoints, which give each point a goodput.
-    amount : Amount, optional
+    amount : TrainingAmount, optional
         Amount of training for which points are priced.
     tariff : Tariff, optional
         Prices; by default those of the catalog.
@@ -259,11 +271,11 @@ def scale(
 
 
 def _with_training(
-    point: ScalePoint, amount: Amount, tariff: Tariff | None, long_run: LongRunOptions | None
+    point: ScalePoint, amount: TrainingAmount, tariff: Tariff | None, long_run: LongRunOptions | None
 ) -> ScalePoint:
     """Return a point with time, cost and energy of an amount of training, unless failures keep it from ever ending."""
     try:
-        cost = training(point.predicted, amount, tariff, long_run=long_run) if point.usable else None
+        cost = estimate_training(point.required_prediction, amount, tariff, long_run=long_run) if point.usable else None
     except CapacityError:
         cost = None
     return replace(point, training=cost)
@@ -294,7 +306,7 @@ def curve_runs(run: Run) -> tuple[Run, ...]:
     if not models or not places:
         raise SpecError("--consistency and --nodes: expected names, such as bsp,async and packed,random")
     return tuple(
-        updated(run, {"consistency": model, "nodes": place})
+        replace_fields(run, {"consistency": model, "nodes": place})
         for model in dict.fromkeys(models)
         for place in dict.fromkeys(["packed", *places])
     )
@@ -382,11 +394,13 @@ def scaling_verdict(curve: ScaleCurve) -> ScalingVerdict:
     ScalingVerdict
         Number of GPUs, sentence and cause.
     """
-    if not curve.base.fits:
-        least = min((point for point in curve.points if point.usable), key=lambda point: point.predicted.memory.total)
-        where = f"at best ({with_noun(least.gpus, 'GPU')}) {_shortage(least.predicted)}"
+    if not curve.base_point.fits:
+        least = min(
+            (point for point in curve.points if point.usable), key=lambda point: point.required_prediction.memory.total
+        )
+        where = f"at best ({with_noun(least.gpus, 'GPU')}) {_shortage(least.required_prediction)}"
         return ScalingVerdict(None, f"Does not fit at any of these counts: {where}.", "memory")
-    last = curve.base
+    last = curve.base_point
     for point in curve.points[curve.points.index(last) + 1 :]:
         if not point.fits or _relative_gain(curve, last, point) < _LEAST_RELATIVE_GAIN:
             return _limit_verdict(curve, last, point)
@@ -414,28 +428,28 @@ def placement_advice(curves: Sequence[ScaleCurve]) -> tuple[str, ...]:
     sentences = []
     for curve in curves:
         points = [point for point in curve.points if point.usable]
-        study = placement_study(points[-1].predicted) if points else None
+        study = placement_study(points[-1].required_prediction) if points else None
         if study is not None:
-            sentences.append(f"{curve.nodes} nodes at {with_noun(points[-1].gpus, 'GPU')}: {study.advice}")
+            sentences.append(f"{curve.node_placement} nodes at {with_noun(points[-1].gpus, 'GPU')}: {study.advice}")
     return tuple(sentences)
 
 
 def _pays_up_to(curve: ScaleCurve, last: ScalePoint) -> str:
     """Return the beginning of a verdict's sentence: up to which count GPUs pay, after what smaller counts lack."""
-    first, base = curve.points[0], curve.base
+    first, base = curve.points[0], curve.base_point
     start = "P" if base is first else f"Runs from {with_noun(base.gpus, 'GPU')} on ({_reason(first)}); p"
     return f"{start}ays up to {with_noun(last.gpus, 'GPU')}"
 
 
 def _reason(point: ScalePoint) -> str:
     """Return a text on why a point does not run."""
-    return point.problem or f"{point.gpus}: {_shortage(point.predicted)}"
+    return point.problem or f"{point.gpus}: {_shortage(point.required_prediction)}"
 
 
 def _relative_gain(curve: ScaleCurve, last: ScalePoint, point: ScalePoint) -> float:
     """Return the throughput gain of each GPU added after ``last``, relative to that of each GPU of ``base``."""
     added = point.samples_per_s - last.samples_per_s
-    base_rate = curve.base.samples_per_s / curve.base.gpus
+    base_rate = curve.base_point.samples_per_s / curve.base_point.gpus
     return added / (point.gpus - last.gpus) / base_rate
 
 
@@ -444,7 +458,7 @@ def _limit_verdict(curve: ScaleCurve, last: ScalePoint, point: ScalePoint) -> Sc
         cause = "samples" if point.problem.startswith(_NO_SAMPLES) else "strategy"
         reason = f"{point.gpus} cannot be used ({point.problem})"
     elif not point.fits:
-        cause, reason = "memory", f"with {point.gpus} it does not fit, {_shortage(point.predicted)}"
+        cause, reason = "memory", f"with {point.gpus} it does not fit, {_shortage(point.required_prediction)}"
     else:
         cause, words = _limiting_part(curve, point)
         worth = _relative_gain(curve, last, point)
@@ -522,9 +536,9 @@ _WORDS = {
 
 def _limiting_part(curve: ScaleCurve, point: ScalePoint) -> tuple[str, str]:
     """Return (part of the step at ``point`` that exceeds its fair share most, sentence about it)."""
-    step = point.predicted
-    shrinks = curve.base.gpus / point.gpus if curve.scaling == "strong" else 1.0
-    parts, fair = _scaling_parts(point), _scaling_parts(curve.base)
+    step = point.required_prediction
+    shrinks = curve.base_point.gpus / point.gpus if curve.scaling == "strong" else 1.0
+    parts, fair = _scaling_parts(point), _scaling_parts(curve.base_point)
     cause = max(parts, key=lambda part: parts[part] - fair[part] * shrinks)
     share, batch = format_percent(parts[cause] / point.step_time), step.plan.local_batch
     served = {} if point.consistency is None or not point.consistency.has_servers else _server_words(point.consistency)
@@ -534,7 +548,10 @@ def _limiting_part(curve: ScaleCurve, point: ScalePoint) -> tuple[str, str]:
 
 def _server_words(study: ConsistencyStudy) -> dict[str, str]:
     """Return texts on the parameter servers: how busy they are (``busy``, percent) and their ``knee`` in workers."""
-    return {"busy": format_percent(float(study.cycle.utilization)), "knee": f"{float(study.cycle.knee):.3g}"}
+    return {
+        "busy": format_percent(float(study.consistency_result.utilization)),
+        "knee": f"{float(study.consistency_result.knee):.3g}",
+    }
 
 
 def _scaling_parts(point: ScalePoint) -> dict[str, float]:
@@ -542,10 +559,10 @@ def _scaling_parts(point: ScalePoint) -> dict[str, float]:
 
     Under a consistency model its exchange and waiting replace exposed collectives.
     """
-    spent, study = point.predicted.breakdown, point.consistency
+    spent, study = point.required_prediction.breakdown, point.consistency
     exchange = {"communication_exposed": spent.communication_exposed}
     if study is not None:
-        exchange = {"server" if study.has_servers else "waiting": float(study.cycle.exposed)}
+        exchange = {"server" if study.has_servers else "waiting": float(study.consistency_result.exposed_time)}
     return {
         **exchange,
         "kernels": spent.compute + spent.memory_bound,
@@ -574,7 +591,7 @@ def curve_warnings(curves: Sequence[ScaleCurve]) -> list[str]:
     """
     firsts, counts = dict[str, str](), dict[str, list[int]]()
     for point in (point for curve in curves for point in curve.points if point.prediction is not None and point.usable):
-        for warning in point.predicted.warnings:
+        for warning in point.required_prediction.warnings:
             alike = re.sub(r"[\d.,]+", "0", warning)
             firsts.setdefault(alike, warning)
             counts.setdefault(alike, []).append(point.gpus)
@@ -595,7 +612,7 @@ class PlacementStudy:
     """
 
     prediction: Prediction
-    packed: Prediction
+    packed_prediction: Prediction
     placement: NodePlacement
     port_share: NetworkShare
     nodes: int
@@ -603,10 +620,10 @@ class PlacementStudy:
     @property
     def slowdown(self) -> float:
         """Step time relative to the run on packed nodes; 1 is no slowdown."""
-        return self.prediction.step_time / self.packed.step_time
+        return self.prediction.step_time / self.packed_prediction.step_time
 
     @property
-    def matters(self) -> bool:
+    def lengthens_step(self) -> bool:
         """True if the placement makes the step notably longer."""
         return self.slowdown > 1.0 + _NOTABLE
 
@@ -635,8 +652,8 @@ class PlacementStudy:
             )
         rings = f"rings sorted by leaf keep {format_percent(share.ring_share)} of the nodes' ports"
         exchanges = f"all-to-alls {format_percent(share.exchange_share)}"
-        unsorted = f"rings in the order of the ranks would keep {format_percent(share.unsorted_share)}"
-        if self.matters:
+        unsorted = f"rings in the order of the ranks would keep {format_percent(share.unsorted_ring_share)}"
+        if self.lengthens_step:
             longer = f"The step is {100 * (self.slowdown - 1):.0f} % longer than on packed nodes of one's own"
             ask = f"Ask for nodes that share {self.network_units}"
             return f"Placement matters: {longer}; {rings}, {exchanges}. {ask}.{_direct_rails_words(share)}"
@@ -647,7 +664,7 @@ class PlacementStudy:
                 f"others leave them idle"
             )
             return f"Spread nodes are faster here: {shorter}; {rings}, {reason}.{_direct_rails_words(share)}"
-        if share.exchange_share < 1.0 - _NOTABLE or share.unsorted_share < 1.0 - _NOTABLE:
+        if share.exchange_share < 1.0 - _NOTABLE or share.unsorted_ring_share < 1.0 - _NOTABLE:
             return f"Placement does not matter to this run: {rings}. It would to others: {exchanges}, and {unsorted}."
         return (
             f"Placement does not matter: the links above a {self.network_unit} carry what its nodes can send; {rings}."
@@ -672,13 +689,13 @@ def placement_study(prediction: Prediction) -> PlacementStudy | None:
     if placement.is_uncontended or not any(system.joins_nodes(level) for level in system.levels):
         return None
     nodes = math.ceil(prediction.plan.gpus / system.devices_per_node)
-    packed = prediction.variant(nodes="packed", background=0.0, neighbour=None)
+    packed = prediction.predict_variant(nodes="packed", background=0.0, neighbour=None)
     return PlacementStudy(prediction, packed, placement, placement_port_share(system, nodes, placement), nodes)
 
 
 def _direct_rails_words(share: NetworkShare) -> str:
     """Return a text on the gain if GPUs on unlike rails exchanged data directly instead of over NVLink first."""
-    if share.direct_share is None or share.direct_share >= share.exchange_share - _NOTABLE:
+    if share.direct_rail_exchange_share is None or share.direct_rail_exchange_share >= share.exchange_share - _NOTABLE:
         return ""
-    direct = format_percent(share.direct_share)
+    direct = format_percent(share.direct_rail_exchange_share)
     return f" Straight between unlike rails, not over NVLink first (PXN), all-to-alls would keep {direct}."

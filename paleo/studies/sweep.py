@@ -28,20 +28,20 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from paleo.errors import PaleoError, SpecError, suggest_names
-from paleo.files import checked_output, csv_cell, exists, is_file, is_folder, write_atomically, write_text
+from paleo.files import check_output_path, escape_csv_cell, exists, is_file, is_folder, write_atomically, write_text
 from paleo.predict import Prediction, predict
 from paleo.specs.calibration import load_calibration
 from paleo.specs.catalog import is_path, program_digest
-from paleo.specs.loading import Spec, Text, changed_files, read_yaml, recorded_file_digests, validate
+from paleo.specs.loading import Spec, Text, build_validated, changed_files, read_yaml, recorded_file_digests
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.prices import billed_devices, machine_rent
-from paleo.specs.run import OLD_NAMES, Run, by_path
+from paleo.specs.run import OLD_NAMES, Run, flatten_to_paths
 from paleo.specs.software import load_software
 from paleo.specs.system import System, load_system
-from paleo.studies.cost import JOULES_PER_KWH, MOST_AMOUNT, Tariff, comparable_tariff, power
-from paleo.studies.exchange import ConsistencyStudy, consistency_study
+from paleo.studies.cost import JOULES_PER_KWH, MAX_TRAINING_AMOUNT, Tariff, comparable_tariff, power
+from paleo.studies.gradient_exchange import ConsistencyStudy, consistency_study
 from paleo.studies.what_if import change_system
-from paleo.units import parse
+from paleo.units import parse_quantity
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,14 +75,14 @@ class SweepStudy(Spec):
     def _amounts_with_prefixes(cls, axes: dict[str, list[Any]]) -> dict[str, list[Any]]:
         """Return the axes with amounts such as ``15T`` tokens or ``4M`` samples converted to numbers."""
         return {
-            name: [parse(value, "count") if isinstance(value, str) else value for value in values]
+            name: [parse_quantity(value, "count") if isinstance(value, str) else value for value in values]
             if name in _AMOUNTS
             else values
             for name, values in axes.items()
         }
 
     @property
-    def steps(self) -> dict[str, list[Any]]:
+    def step_axes(self) -> dict[str, list[Any]]:
         """Axes that change the predicted step, with their values; the last one varies fastest."""
         changing = {name: values for name, values in self.axes.items() if name not in _COST_AXES}
         return {"model": list(self.models), "system": list(self.systems), **changing}
@@ -94,7 +94,7 @@ class SweepStudy(Spec):
 
     @property
     def points(self) -> int:
-        return math.prod(len(values) for values in self.steps.values())
+        return math.prod(len(values) for values in self.step_axes.values())
 
     @property
     def rows(self) -> int:
@@ -114,7 +114,7 @@ class SweepStudy(Spec):
             Value by name of the axis.
         """
         point = {}
-        for name, values in reversed(self.steps.items()):
+        for name, values in reversed(self.step_axes.items()):
             index, position = divmod(index, len(values))
             point[name] = values[position]
         return dict(reversed(point.items()))
@@ -124,7 +124,7 @@ class SweepStudy(Spec):
         """Names of the result columns, without those of the axes."""
         return _FIGURES
 
-    def read(self) -> None:
+    def load_and_check(self) -> None:
         """Check every configuration of the study, and load the files that worker processes will read."""
         for point in _corners(self):
             run = _run_of(self, point)
@@ -132,7 +132,7 @@ class SweepStudy(Spec):
             if is_path(run.calibration):
                 load_calibration(run.calibration)
 
-    def record(self, job: Job, point: _Point) -> _Record:
+    def table_row(self, job: SweepJob, point: _Point) -> _Record:
         """Predict the run at one point of the study and return its table row.
 
         Parameters
@@ -177,10 +177,10 @@ def load_study(path: str | Path) -> SweepStudy:
     SpecError
         If an axis, value or name is not valid.
     """
-    return study_of(SweepStudy, path, read_yaml(path))
+    return study_from_mapping(SweepStudy, path, read_yaml(path))
 
 
-def study_of(kind: type[SweepStudy], path: str | Path, data: dict[str, Any]) -> SweepStudy:
+def study_from_mapping(kind: type[SweepStudy], path: str | Path, data: dict[str, Any]) -> SweepStudy:
     """Read a study out of the data of its file and check every axis.
 
     Parameters
@@ -202,7 +202,7 @@ def study_of(kind: type[SweepStudy], path: str | Path, data: dict[str, Any]) -> 
     SpecError
         If an axis, value or name is not valid.
     """
-    study = validate(kind, {"name": Path(path).stem, **data}, path)
+    study = build_validated(kind, {"name": Path(path).stem, **data}, path)
     try:
         check_study(study)
     except SpecError as error:
@@ -242,15 +242,15 @@ def check_study(study: SweepStudy) -> None:
         for key, values in study.axes.items():
             for value in values if key.startswith("system.") else ():
                 change_system(machine, key.removeprefix("system."), value)
-    study.read()
+    study.load_and_check()
     for account in _accounts_of(study):
         _tariff_of(account)
 
 
 def _corners(study: SweepStudy) -> Iterator[_Point]:
     """Yield points that together contain every value of every axis."""
-    for index in range(max(len(values) for values in study.steps.values())):
-        yield {name: values[min(index, len(values) - 1)] for name, values in study.steps.items()}
+    for index in range(max(len(values) for values in study.step_axes.values())):
+        yield {name: values[min(index, len(values) - 1)] for name, values in study.step_axes.items()}
 
 
 def _accounts_of(study: SweepStudy) -> list[_Point]:
@@ -264,22 +264,24 @@ def _tariff_of(account: _Point) -> Tariff:
     for name in (*_AMOUNTS, "critical_batch"):
         value = account.get(name)
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if name in account and not (number and 0 < value <= MOST_AMOUNT):  # type: ignore[operator]
-            raise SpecError(f"axes.{name}: {value!r:.60} must be a number above zero, and at most {MOST_AMOUNT:.0e}")
+        if name in account and not (number and 0 < value <= MAX_TRAINING_AMOUNT):  # type: ignore[operator]
+            raise SpecError(
+                f"axes.{name}: {value!r:.60} must be a number above zero, and at most {MAX_TRAINING_AMOUNT:.0e}"
+            )
     stated = {key: account[key] for key in Tariff.model_fields if account.get(key) is not None}
-    return validate(Tariff, stated, "axes")
+    return build_validated(Tariff, stated, "axes")
 
 
 def _run_of(study: SweepStudy, point: _Point) -> Run:
     """Return the run of one point of the study: the study's common options with the point's own values."""
-    data = by_path(study.run)
+    data = flatten_to_paths(study.run)
     for key, value in point.items():
         if key not in ("model", "system") and not key.startswith("system."):
-            known = [*Run.model_fields, *Run.other_keys(), *_COST_AXES, "model.NAME", "input.NAME", "system.PATH"]
+            known = [*Run.model_fields, *Run.extra_keys(), *_COST_AXES, "model.NAME", "input.NAME", "system.PATH"]
             if key not in known and key not in OLD_NAMES and not key.startswith(("model.", "input.")):
                 raise SpecError(f"axes.{key}: unknown axis; {suggest_names(key, known)}")
-            data |= by_path({key: value})
-    return validate(Run, data, "run")
+            data |= flatten_to_paths({key: value})
+    return build_validated(Run, data, "run")
 
 
 _Record = dict[str, Any]
@@ -324,7 +326,7 @@ def _columns(study: SweepStudy, block: Sequence[tuple[_Point, _Record]], account
     """Return the columns of one block of rows: every point with every combination of prices and amounts."""
     many = len(accounts)
     columns: _Columns = {}
-    for name in study.steps:
+    for name in study.step_axes:
         columns[name] = np.repeat(_array([point[name] for point, _ in block]), many)
     for name in study.cost_axes:
         columns[name] = np.tile(_array([account[name] for account in accounts]), len(block))
@@ -396,7 +398,7 @@ def _table_writer(output: Path) -> _Writer:
         raise SpecError(f"{output}: a sweep keeps its parts beside its table; name a file, not a device or a pipe")
     if not output.name.endswith((".csv", ".csv.gz", ".parquet")):
         raise SpecError(f"{output}: the name of a table ends in .csv, .csv.gz or .parquet")
-    checked_output(output)
+    check_output_path(output)
     if output.suffix == ".parquet":
         try:
             import pyarrow  # noqa: F401
@@ -441,7 +443,7 @@ def _texts(name: str, values: np.ndarray[Any, Any]) -> list[Any]:
     Each value that repeats is converted once.
     """
     if values.dtype == object:
-        return ["" if value is None else csv_cell(value) for value in values.tolist()]
+        return ["" if value is None else escape_csv_cell(value) for value in values.tolist()]
     unique, inverse = np.unique(values, return_inverse=True)
     write = (lambda value: str(int(value))) if name in _WHOLE else repr
     texts = ["" if value != value else write(value) for value in unique.tolist()]
@@ -489,7 +491,7 @@ _RELEASE = program_digest()
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class SweepJob:
     """Study together with all files that it names, as worker processes get it.
 
     ``file_digests`` are digests of what a worker reads itself; ``fingerprint`` distinguishes jobs whose points may
@@ -529,7 +531,7 @@ class Job:
             self._changed[key] = system
         return self._changed[key]
 
-    def check(self) -> None:
+    def check_release_and_files(self) -> None:
         """Raise SpecError if this process runs another program version, or sees other files, than the main process."""
         if self.release != _RELEASE:
             raise SpecError("a worker runs another release of paleo, or one with other figures; restart the workers")
@@ -537,28 +539,28 @@ class Job:
             raise SpecError(f"{gone[0]}: is not what it was when the sweep started; start the sweep again")
 
 
-def _job_of(study: SweepStudy) -> Job:
+def _job_of(study: SweepStudy) -> SweepJob:
     """Return a study as a job, with its models and systems as their files are now."""
     with recorded_file_digests() as named:
         models = {name: load_model(name, run_code=False) for name in study.models}
         systems = {name: load_system(name) for name in study.systems}
     with recorded_file_digests() as read:
-        study.read()
+        study.load_and_check()
     content = json.dumps([study.model_dump(mode="json"), sorted(named.values()), sorted(read.values()), _RELEASE])
     files = {path: digest for path, digest in read.items() if path not in named}
-    return Job(study, models, systems, files, hashlib.sha256(content.encode()).hexdigest())
+    return SweepJob(study, models, systems, files, hashlib.sha256(content.encode()).hexdigest())
 
 
-def _evaluate(job: Job, part: int) -> list[_Record]:
+def _evaluate(job: SweepJob, part: int) -> list[_Record]:
     """Return the results of one part's points in order; a point that cannot be planned has the reason instead."""
-    job.check()
+    job.check_release_and_files()
     first, last = part * _PART, min((part + 1) * _PART, job.study.points)
     return [_record(job, job.study.point(index)) for index in range(first, last)]
 
 
-def _record(job: Job, point: _Point) -> _Record:
+def _record(job: SweepJob, point: _Point) -> _Record:
     try:
-        return job.study.record(job, point)
+        return job.study.table_row(job, point)
     except PaleoError as error:
         return {"problem": " ".join(str(error).split())}
 
@@ -605,25 +607,25 @@ _SYNCHRONOUS: _Record = dict.fromkeys(_CYCLE)
 
 def _cycle(study: ConsistencyStudy) -> _Record:
     """Return the result columns that a consistency model adds to a point (staleness, exchange, …)."""
-    cycle = study.cycle
+    cycle = study.consistency_result
     figures = (cycle.updates_per_s, cycle.staleness_mean, cycle.staleness_sd, cycle.utilization, cycle.knee)
     values = (float(figure) for figure in figures)
     return {name: None if math.isnan(value) else value for name, value in zip(_CYCLE, values, strict=True)}
 
 
-Evaluator = Callable[[Job, Sequence[int]], Iterator[tuple[int, list[_Record]]]]
+Evaluator = Callable[[SweepJob, Sequence[int]], Iterator[tuple[int, list[_Record]]]]
 
 
-def _serial(job: Job, parts: Sequence[int]) -> Iterator[tuple[int, list[_Record]]]:
+def _serial(job: SweepJob, parts: Sequence[int]) -> Iterator[tuple[int, list[_Record]]]:
     """Yield (part, its records), computed one part after the other in this process."""
     for part in parts:
         yield part, _evaluate(job, part)
 
 
-_JOBS: list[Job] = []
+_JOBS: list[SweepJob] = []
 
 
-def _remember(job: Job) -> None:
+def _remember(job: SweepJob) -> None:
     _JOBS[:] = [job]
 
 
@@ -634,7 +636,7 @@ def _evaluate_job_of_process(part: int) -> list[_Record]:
 def _processes(jobs: int) -> Evaluator:
     """Return an evaluator that computes parts in ``jobs`` processes of this machine."""
 
-    def run(job: Job, parts: Sequence[int]) -> Iterator[tuple[int, list[_Record]]]:
+    def run(job: SweepJob, parts: Sequence[int]) -> Iterator[tuple[int, list[_Record]]]:
         context, others = get_context("spawn"), set(active_children())
         with ProcessPoolExecutor(jobs, mp_context=context, initializer=_remember, initargs=(job,)) as pool:
             try:
@@ -675,7 +677,7 @@ def _interrupts_held() -> Iterator[None]:
 
 
 #: Most processes of a sweep.
-MOST_JOBS = 4096
+MAX_PROCESSES = 4096
 _GOES_ON = "what was computed is kept: the same command goes on from there"
 
 
@@ -699,8 +701,8 @@ def local_evaluator(study: SweepStudy, jobs: int = 0) -> Evaluator:
     SpecError
         If the number is out of range.
     """
-    if not 0 <= jobs <= MOST_JOBS:
-        raise SpecError(f"--jobs {jobs}: must be 1 or more (at most {MOST_JOBS}), or 0 for as many as pay")
+    if not 0 <= jobs <= MAX_PROCESSES:
+        raise SpecError(f"--jobs {jobs}: must be 1 or more (at most {MAX_PROCESSES}), or 0 for as many as pay")
     chosen = jobs or (len(os.sched_getaffinity(0)) if study.points >= _WORTH_PROCESSES else 1)
     return _serial if chosen == 1 else _processes(chosen)
 
@@ -730,7 +732,7 @@ def dask_evaluator(scheduler: str, warn: Callable[[str], object] = lambda text: 
     except ImportError:
         raise SpecError("--scheduler needs the extra dask: pip install 'paleo-perf[dask]'") from None
 
-    def run(job: Job, parts: Sequence[int]) -> Iterator[tuple[int, list[_Record]]]:
+    def run(job: SweepJob, parts: Sequence[int]) -> Iterator[tuple[int, list[_Record]]]:
         if not parts:
             return
         with _connected(scheduler) as client, _one_line(scheduler), _watched(client, scheduler, warn):
@@ -747,7 +749,7 @@ def dask_evaluator(scheduler: str, warn: Callable[[str], object] = lambda text: 
     return run
 
 
-def _unchanged(job: Job) -> Job:
+def _unchanged(job: SweepJob) -> SweepJob:
     return job
 
 
@@ -939,7 +941,7 @@ def _part(folder: Path, part: int) -> Path:
     return folder / f"{part:07d}.json"
 
 
-def _sealed(job: Job, body: str) -> str:
+def _sealed(job: SweepJob, body: str) -> str:
     """Return the text of a part's file: the fingerprint of its job, a digest of both, and the records."""
     return f"{job.fingerprint} {_digest(job.fingerprint + body)}\n{body}"
 
@@ -958,7 +960,7 @@ def _part_fingerprint(file: Path) -> str:
     return fingerprint if digest == _digest(fingerprint + body) else ""
 
 
-def _finished_records(folder: Path, job: Job, part: int) -> list[_Record] | None:
+def _finished_records(folder: Path, job: SweepJob, part: int) -> list[_Record] | None:
     """Return the records of a part that an earlier run finished; None if they are missing or incomplete."""
     file = _part(folder, part)
     if _part_fingerprint(file) != job.fingerprint:
@@ -967,7 +969,7 @@ def _finished_records(folder: Path, job: Job, part: int) -> list[_Record] | None
     return records
 
 
-def _records_of(folder: Path, job: Job, part: int) -> list[_Record]:
+def _records_of(folder: Path, job: SweepJob, part: int) -> list[_Record]:
     """Return the records of a part; raise SpecError if its file was damaged since it was written."""
     records = _finished_records(folder, job, part)
     if records is None:

@@ -15,11 +15,19 @@ from paleo.errors import PaleoError, PlanError, SpecError
 from paleo.learning.laws import DEFAULT_LOSS_LAW, SamplesToLoss, best_batch_tokens, samples_to_target, with_noise_scale
 from paleo.network.graph import Graph, build_graph
 from paleo.predict import Prediction, predict
-from paleo.specs.loading import MOST_COUNT
+from paleo.specs.loading import MAX_COUNT
 from paleo.specs.model import ModelSpec, load_model
-from paleo.specs.run import Run, by_path, explicit_fields, updated
-from paleo.specs.task import UNEVALUATED, Code, TrainingTask, load_task
-from paleo.studies.cost import INTERVAL_DEVIATIONS, JOULES_PER_KWH, Amount, TargetRequirement, Tariff, energy, rent_rate
+from paleo.specs.run import Run, explicit_fields, flatten_to_paths, replace_fields
+from paleo.specs.task import NO_EVALUATION, TrainingCode, TrainingTask, load_task
+from paleo.studies.cost import (
+    INTERVAL_DEVIATIONS,
+    JOULES_PER_KWH,
+    TargetRequirement,
+    Tariff,
+    TrainingAmount,
+    energy,
+    rent_rate,
+)
 from paleo.units import with_noun
 
 if TYPE_CHECKING:
@@ -27,7 +35,7 @@ if TYPE_CHECKING:
     from paleo.specs.calibration import Calibration
     from paleo.specs.device import Device
     from paleo.specs.system import System
-    from paleo.specs.task import Evaluation
+    from paleo.specs.task import QualityEvaluation
 
 
 #: What nobody modelled stays: two submitters of one system and configuration differ by 2 to 4 %.
@@ -39,17 +47,17 @@ class TargetTime:
     """Predicted time until a training task reaches its target quality on one configuration.
 
     It holds the number of samples, the step time and the evaluation time, each with the standard deviation of its
-    logarithm. ``prediction`` is the predicted step and ``forward`` the time of its forward pass [s]; ``step_time`` is
-    that of the task's own code [s].
+    logarithm. ``prediction`` is the predicted step and ``forward_time`` the time of its forward pass [s]; ``step_time``
+    is that of the task's own code [s].
     """
 
     task: TrainingTask
     prediction: Prediction
-    forward: float
+    forward_time: float
     global_batch: float
     samples: float
     step_time: float
-    evaluations: float
+    evaluation_count: float
     evaluation_time: float
     samples_log_deviation: float
     step_log_deviation: float
@@ -61,14 +69,14 @@ class TargetTime:
         return math.ceil(self.samples / self.global_batch)
 
     @property
-    def evaluation_seconds(self) -> float:
+    def total_evaluation_time(self) -> float:
         """Time of all evaluations until the target [s]."""
-        return self.evaluations * self.evaluation_time
+        return self.evaluation_count * self.evaluation_time
 
     @property
     def seconds(self) -> float:
         """Time until the target [s], with evaluations and start; initialisation is not timed, as in MLPerf's rules."""
-        return self.samples / self.global_batch * self.step_time + self.evaluation_seconds + self.task.code.start
+        return self.samples / self.global_batch * self.step_time + self.total_evaluation_time + self.task.code.start
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -120,7 +128,7 @@ class TargetTime:
         return None if joules is None else joules / JOULES_PER_KWH
 
 
-def _code_ratio(code: Code, device: Device, *, samples_per_gpu: float, nodes: float) -> tuple[float, float]:
+def _code_ratio(code: TrainingCode, device: Device, *, samples_per_gpu: float, nodes: float) -> tuple[float, float]:
     """Return (measured over predicted step time of a task's code, standard deviation of the ratio's logarithm).
 
     A device that was not fitted has its architecture's ratio. An architecture that was not fitted has that of all, with
@@ -140,11 +148,11 @@ def _code_ratio(code: Code, device: Device, *, samples_per_gpu: float, nodes: fl
 _UNFITTED = 0.25
 
 
-def _evaluations(evaluation: Evaluation, samples: float) -> float:
+def _evaluations(evaluation: QualityEvaluation, samples: float) -> float:
     """Return the number of evaluations before ``samples`` are trained on, including the one that meets the target.
 
-    >>> from paleo.specs.task import Evaluation
-    >>> _evaluations(Evaluation(samples=10, every=100, first=300, source="worked"), 500.0)
+    >>> from paleo.specs.task import QualityEvaluation
+    >>> _evaluations(QualityEvaluation(samples=10, every=100, first=300, source="worked"), 500.0)
     3.0
     """
     first = evaluation.first or evaluation.every
@@ -180,21 +188,21 @@ def task_run(task: TrainingTask, gpus: int, global_batch: float, **options: Any)
     Run
         The run.
     """
-    stated = by_path({name: value for name, value in options.items() if value is not None})
+    stated = flatten_to_paths({name: value for name, value in options.items() if value is not None})
     return Run(**_usual(task) | stated | {"gpus": gpus, "global_batch": _rows_of(task, global_batch)})
 
 
 def _usual(task: TrainingTask) -> dict[str, Any]:
     """Return the options of a run that the task's own code uses, by path of the field."""
-    return by_path({"software": task.code.software, "model": task.params}) | by_path(task.run)
+    return flatten_to_paths({"software": task.code.software, "model": task.params}) | flatten_to_paths(task.run)
 
 
 def _with_noise_scale(task: TrainingTask, noise_scale: float | None) -> TrainingTask:
     """Return the task with the measured gradient noise scale [samples] as the critical batch of its law."""
     if noise_scale is None:
         return task
-    if not 1 <= noise_scale <= MOST_COUNT:
-        expected = f"must be above zero: samples of the critical batch, from 1 to {MOST_COUNT:.0e}"
+    if not 1 <= noise_scale <= MAX_COUNT:
+        expected = f"must be above zero: samples of the critical batch, from 1 to {MAX_COUNT:.0e}"
         raise SpecError(f"--noise-scale {noise_scale:g} {expected}")
     return task.model_copy(update={"law": with_noise_scale(task.law, noise_scale)})
 
@@ -231,7 +239,9 @@ def time_to_target(
         Samples, step time, evaluation time and their uncertainty.
     """
     if run.dtype is None:
-        run = run.model_copy(update={"dtype": task.on(system.device.kind).format_on(system.device)})
+        run = run.model_copy(
+            update={"dtype": task.for_device_kind(system.device.kind).submission_format(system.device)}
+        )
     prediction = predict(load_model(task.model, run_code=False), system, run, calibration=calibration)
     forward = forward_seconds(prediction, calibration)
     return time_from_prediction(task, prediction, forward, global_batch=global_batch, runs=runs)
@@ -261,7 +271,7 @@ def time_from_prediction(
         Samples, step time, evaluation time and their uncertainty.
     """
     system, plan = prediction.system, prediction.plan
-    task = task.on(system.device.kind)
+    task = task.for_device_kind(system.device.kind)
     ratio, sigma = _code_ratio(
         task.code,
         system.device,
@@ -277,11 +287,11 @@ def time_from_prediction(
     return TargetTime(
         task=task,
         prediction=prediction,
-        forward=forward,
+        forward_time=forward,
         global_batch=global_batch,
         samples=samples,
         step_time=prediction.step_time * ratio,
-        evaluations=_evaluations(task.evaluation, samples),
+        evaluation_count=_evaluations(task.evaluation, samples),
         evaluation_time=_evaluation_time(task, forward * ratio, plan),
         samples_log_deviation=sigma_samples,
         step_log_deviation=max(sigma, spread),
@@ -331,7 +341,7 @@ def forward_seconds(prediction: Prediction, calibration: Calibration | None = No
     run, plan = prediction.run, prediction.plan
     keeps = {"forward_only": True, "offload": "none", "recompute": "none", "recompute_layers": None}
     keeps |= {"lora": None, "qlora": False, "freeze": ()}
-    spared = updated(run, {**keeps, "microbatch": plan.microbatch})
+    spared = replace_fields(run, {**keeps, "microbatch": plan.microbatch})
     try:
         return predict(prediction.model, prediction.system, spared, calibration=calibration).step_time
     except PaleoError:
@@ -435,7 +445,7 @@ def times_over_gpus(
         If no count can run.
     """
     stated = None if batch == "auto" else _positive_batch(batch)
-    task = task.on(system.device.kind)
+    task = task.for_device_kind(system.device.kind)
     points, skipped = [], dict[int, str]()
     for gpus in counts:
         tried = _candidate_batches(task, gpus) if stated is None else [stated]
@@ -457,12 +467,14 @@ def _best_layout(task: TrainingTask, point: TargetTime) -> TargetTime:
     """
     from paleo.launch.commands import supported_space
     from paleo.search.plans import search
-    from paleo.search.space import Space
+    from paleo.search.space import SearchSpace
 
     first = point.prediction
     run = first.run.model_copy(update={"microbatch": None, "strategy": "dp"})
     try:
-        plan = search(first.model, first.system, run, space=supported_space(Space(), run.software), top=1).plans[0]
+        plan = search(first.model, first.system, run, space=supported_space(SearchSpace(), run.software), top=1).plans[
+            0
+        ]
     except PaleoError:
         return point
     if not plan.fits:
@@ -518,7 +530,8 @@ def _best_batch(
 #: A batch that takes this many times as long as the best so far ends the search for larger ones.
 _RISEN = 1.5
 #: Plans in the order in which they are tried where none is given and data parallelism does not fit.
-MODEL_PARALLEL = ("zero=1", "zero=3", "tp=2,zero=1,sp", "tp=4,zero=1,sp", "tp=8,zero=1,sp", "tp=4,pp=4,zero=1,sp",
+MODEL_PARALLEL_STRATEGIES = ("zero=1", "zero=3", "tp=2,zero=1,sp", "tp=4,zero=1,sp", "tp=8,zero=1,sp",
+    "tp=4,pp=4,zero=1,sp",
                   "tp=8,pp=8,zero=1,sp", "tp=8,pp=16,zero=1,sp", "tp=8,pp=4,zero=1,sp")  # fmt: skip
 
 
@@ -532,10 +545,10 @@ def _first_fitting(
     point = point_of()
     if point.prediction.memory.fits or options.get("strategy") is not None:
         return point
-    return first_that_fits(MODEL_PARALLEL, point_of) or point
+    return first_fitting_point(MODEL_PARALLEL_STRATEGIES, point_of) or point
 
 
-def first_that_fits(plans: Sequence[str], point_of: Callable[..., TargetTime]) -> TargetTime | None:
+def first_fitting_point(plans: Sequence[str], point_of: Callable[..., TargetTime]) -> TargetTime | None:
     """Return the first plan that can be run and fits in memory.
 
     Parameters
@@ -597,8 +610,8 @@ class TrainingGoal:
 
 
 def amount_for_goal(
-    prediction: Prediction, goal: TrainingGoal, stated: Amount | None
-) -> tuple[Amount | None, tuple[str, ...]]:
+    prediction: Prediction, goal: TrainingGoal, stated: TrainingAmount | None
+) -> tuple[TrainingAmount | None, tuple[str, ...]]:
     """Return the amount of training (samples) that reaches a loss or a target quality.
 
     Parameters
@@ -607,12 +620,12 @@ def amount_for_goal(
         Prediction of the run.
     goal : TrainingGoal
         Loss or target task.
-    stated : Amount, optional
+    stated : TrainingAmount, optional
         Amount given by the user.
 
     Returns
     -------
-    tuple[Amount | None, tuple[str, ...]]
+    tuple[TrainingAmount | None, tuple[str, ...]]
         The amount, and warnings of the law it follows from; `stated` if there is no goal.
 
     Raises
@@ -638,7 +651,7 @@ def amount_for_goal(
     return replace(amount, samples=float(samples), text=words), warnings
 
 
-def _for_loss(prediction: Prediction, loss: float) -> tuple[Amount, tuple[str, ...]]:
+def _for_loss(prediction: Prediction, loss: float) -> tuple[TrainingAmount, tuple[str, ...]]:
     """Return the amount of training that brings a language model to a loss at the run's global batch, and warnings.
 
     It follows from the law of `resolve_task`.
@@ -653,7 +666,7 @@ def _for_loss(prediction: Prediction, loss: float) -> tuple[Amount, tuple[str, .
     words = f"{with_noun(round(tokens), 'token')} for a loss of {loss:g} nats ({DEFAULT_LOSS_LAW})"
     if tokens > _MORE * law.tokens_at_best_batch:
         words += f"; {with_noun(round(law.tokens_at_best_batch), 'token')} at the best global batch, {best:,.2g} tokens"
-    return Amount(samples, words, samples_log_deviation=law.residual), law.range_warnings(tokens)
+    return TrainingAmount(samples, words, samples_log_deviation=law.residual), law.range_warnings(tokens)
 
 
 def _samples_to_loss(graph: Graph, loss: float) -> SamplesToLoss:
@@ -671,8 +684,8 @@ def _task_of_loss(model: str, loss: float) -> TrainingTask:
     return TrainingTask(
         name=f"{spec.name} to {loss:g}", title=spec.name, model=model, sample="sequence", dataset="any text",
         dataset_samples=1.0, target=f"a loss of {loss:g} nats a token",
-        law=_samples_to_loss(build_graph(spec, batch=1), loss), evaluation=UNEVALUATED,
-        code=Code(software=Run().software, source="not fitted"), source=spec.source,
+        law=_samples_to_loss(build_graph(spec, batch=1), loss), evaluation=NO_EVALUATION,
+        code=TrainingCode(software=Run().software, source="not fitted"), source=spec.source,
     )  # fmt: skip
 
 
@@ -709,16 +722,16 @@ def resolve_task(
     return _task_of_loss(str(task), loss)
 
 
-def _for_task(prediction: Prediction, name: str, noise_scale: float | None) -> tuple[Amount, tuple[str, ...]]:
+def _for_task(prediction: Prediction, name: str, noise_scale: float | None) -> tuple[TrainingAmount, tuple[str, ...]]:
     """Return the amount of training that brings a task's network to its target at the run's batch, and warnings."""
     task = _with_noise_scale(_task_of(prediction.model, name), noise_scale)
     batch = prediction.plan.global_batch * task.packed
     samples, _ = _samples_needed(task, batch)
     words = f"{with_noun(round(samples), task.sample)} to {task.target}, evaluations included"
-    return Amount(samples / task.packed, words, _target_amount(task).requirement), task.law.warnings(batch)
+    return TrainingAmount(samples / task.packed, words, _target_amount(task).requirement), task.law.warnings(batch)
 
 
-def _target_amount(task: TrainingTask) -> Amount:
+def _target_amount(task: TrainingTask) -> TrainingAmount:
     """Return the amount of training until a task's target, as a function of the batch.
 
     It comprises samples by the task's law, the steps of its code, and evaluations. ``samples`` are those of the
@@ -726,7 +739,7 @@ def _target_amount(task: TrainingTask) -> Amount:
     """
     batch = (task.law.batches or (1.0, 1.0))[0]
     samples, _ = _samples_needed(task, batch)
-    return Amount(samples / task.packed, f"{task.title}: {task.target}", partial(_need, task), _batches(task))
+    return TrainingAmount(samples / task.packed, f"{task.title}: {task.target}", partial(_need, task), _batches(task))
 
 
 #: How many global batches of a task are searched at most.
@@ -745,13 +758,13 @@ def _need(task: TrainingTask, prediction: Prediction) -> TargetRequirement:
     point = time_from_prediction(task, prediction, forward_seconds(prediction), global_batch=batch)
     ratio = point.step_time / prediction.step_time
     return TargetRequirement(
-        point.samples / task.packed, point.seconds, point.interval, ratio, point.evaluation_seconds
+        point.samples / task.packed, point.seconds, point.interval, ratio, point.total_evaluation_time
     )
 
 
 def run_for_target(
-    network: ModelSpec, run: Run, target: str | None, stated: Amount | None, systems: Sequence[System]
-) -> tuple[Run, Amount | None]:
+    network: ModelSpec, run: Run, target: str | None, stated: TrainingAmount | None, systems: Sequence[System]
+) -> tuple[Run, TrainingAmount | None]:
     """Return run and amount of training of a target task, or both as they are without a target.
 
     Parameters
@@ -762,14 +775,14 @@ def run_for_target(
         Options of the run: GPUs, batch, parallelism, number format and so on.
     target : str, optional
         Name of a task; None for no target.
-    stated : Amount, optional
+    stated : TrainingAmount, optional
         Amount given by the user.
     systems : sequence of System
         Systems that run the task.
 
     Returns
     -------
-    tuple[Run, Amount | None]
+    tuple[Run, TrainingAmount | None]
         Run and amount.
 
     Raises
@@ -791,7 +804,7 @@ def run_for_target(
             "cannot state both; ask for systems of one kind of device at a time"
         )
     (kind,) = by_kind
-    return Run(**_usual(task.on(kind)) | explicit_fields(run)), _target_amount(task)
+    return Run(**_usual(task.for_device_kind(kind)) | explicit_fields(run)), _target_amount(task)
 
 
 def _task_of(network: ModelSpec, target: str) -> TrainingTask:

@@ -1,6 +1,6 @@
 """What-if studies: a system with one parameter changed (memory, links, price).
 
-A parameter is named by its path in the file (`change_system`), or is one of `HARDWARE_PARAMETERS`.
+A parameter is named by its path in the file (`change_system`), or is one of `HARDWARE_SCALERS`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _changed(owner: Any, steps: list[str], value: Any) -> Any:
 def _with_figure(owner: Spec, name: str, new: Any) -> Spec:
     """Return a part of a system with quantity ``name`` set to ``new``; quantities tied to it keep their ratio."""
     if isinstance(owner, Memory) and name == "capacity":
-        return owner.resized(new)
+        return owner.with_capacity(new)
     return owner.model_copy(update={name: new})
 
 
@@ -131,7 +131,7 @@ def _multiplied(field: FieldInfo | None, old: Any, factor: float, text: str) -> 
     new = old * factor
     quantity = _quantity(field.metadata, field.annotation) if field is not None else None
     if quantity is not None:
-        return quantity.checked(new, text)
+        return quantity.check_range(new, text)
     if isinstance(old, int) and not new.is_integer():
         raise SpecError(f"{text!r:.80} times {old} is {new:g}, not a whole number")
     try:
@@ -192,7 +192,7 @@ def _design_power(system: System, factor: float) -> System:
 
 
 #: Figure of the hardware -> the system with that figure multiplied.
-HARDWARE_PARAMETERS: dict[str, Callable[[System, float], System]] = {
+HARDWARE_SCALERS: dict[str, Callable[[System, float], System]] = {
     "arithmetic (FLOP/s)": _arithmetic,
     "memory bandwidth": _memory_scaler("bandwidth"),
     "memory capacity": _memory_scaler("capacity"),

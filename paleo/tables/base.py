@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from paleo.tables.columns import COLUMNS, columns_of
+from paleo.tables.columns import COLUMNS, parse_column_names
 
 if TYPE_CHECKING:
     from paleo.specs.calibration import Calibration
@@ -77,28 +77,28 @@ def residual_errors(predicted: Array, measured: Array) -> ResidualErrors:
 #: Measured efficiency above which one of the two measurements must be wrong: no cache or clock gives so much.
 IMPOSSIBLE_EFFICIENCY = 1.2
 #: The goal: points within which an efficiency should be predicted.
-GOAL_PERCENTAGE_POINTS = 8.0
+EFFICIENCY_ERROR_GOAL = 8.0
 
 
 @dataclass(frozen=True, slots=True)
 class EfficiencyPoint:
     """Measured and predicted scaling efficiency of one configuration on ``gpus`` devices.
 
-    ``base`` is the smallest device count of the same curve, where the efficiency is 1. ``measured`` and ``predicted``
-    are fractions: step time on ``base`` devices over step time on ``gpus`` devices. ``configuration_columns`` names
-    the curve.
+    ``base_gpus`` is the smallest device count of the same curve, where the efficiency is 1. ``measured_efficiency`` and
+    ``predicted_efficiency`` are fractions: step time on ``base_gpus`` devices over step time on ``gpus`` devices.
+    ``configuration_columns`` names the curve.
     """
 
     configuration: str
-    base: int
+    base_gpus: int
     gpus: int
-    measured: float
-    predicted: float
+    measured_efficiency: float
+    predicted_efficiency: float
 
     @property
     def error(self) -> float:
         """Predicted minus measured efficiency [percentage points]."""
-        return 100.0 * (self.predicted - self.measured)
+        return 100.0 * (self.predicted_efficiency - self.measured_efficiency)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class EfficiencyErrors:
     """Errors of predicted scaling efficiencies over several points, in percentage points.
 
     ``mean_error`` is the mean absolute error, ``bias`` the mean error, ``worst`` the largest absolute error.
-    ``within_goal`` is the share of points within `GOAL_PERCENTAGE_POINTS` [-]. ``impossible`` counts points left out
+    ``within_goal`` is the share of points within `EFFICIENCY_ERROR_GOAL` [-]. ``impossible`` counts points left out
     because their measurements contradict each other (efficiency above `IMPOSSIBLE_EFFICIENCY`).
     """
 
@@ -141,7 +141,7 @@ def efficiency_points(curves: pd.DataFrame, *, measured: Array, predicted: Array
     --------
     >>> curves = pd.DataFrame({"gpus": [1, 2, 2], "model": ["a"] * 3})
     >>> one, = efficiency_points(curves, measured=np.array([1.0, 1.2, 1.3]), predicted=np.array([1.0] * 3))
-    >>> one.base, one.gpus, round(one.measured, 3), round(one.error, 1)
+    >>> one.base_gpus, one.gpus, round(one.measured_efficiency, 3), round(one.error, 1)
     (1, 2, 0.8, 20.0)
     """
     same = [str(name) for name in curves.columns if name != "gpus"]
@@ -175,17 +175,17 @@ def summarise_efficiencies(points: Sequence[EfficiencyPoint]) -> EfficiencyError
     >>> summarise_efficiencies([EfficiencyPoint("a", 1, gpus, *pair) for gpus, pair in figures.items()])
     EfficiencyErrors(points=2, mean_error=7.5, bias=-2.5, worst=10.0, within_goal=0.5, impossible=1)
     """
-    error = np.array([point.error for point in points if point.measured <= IMPOSSIBLE_EFFICIENCY])
+    error = np.array([point.error for point in points if point.measured_efficiency <= IMPOSSIBLE_EFFICIENCY])
     left = len(points) - len(error)
     if not len(error):
         return EfficiencyErrors(0, None, None, None, None, left)
     size = np.abs(error)
-    figures = (size.mean(), error.mean(), size.max(), np.mean(size <= GOAL_PERCENTAGE_POINTS))
+    figures = (size.mean(), error.mean(), size.max(), np.mean(size <= EFFICIENCY_ERROR_GOAL))
     mean, bias, worst, within_goal = (round(float(point), 9) for point in figures)
     return EfficiencyErrors(len(error), mean, bias, worst, within_goal, left)
 
 
-Words = npt.NDArray[np.object_]
+TextArray = npt.NDArray[np.object_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,22 +193,22 @@ class Predictions:
     """Predictions for the rows of a table: arrays of shape (rows,). A row without a prediction has nan and a reason.
 
     ``values`` is the predicted time; ``low`` and ``high`` are the ends of its 90 % interval. ``baseline`` is the
-    roofline time at the datasheet's peaks; the report divides it by one constant efficiency per device. ``reasons``
-    says why a row has no prediction, '' if it has one. ``subjects`` names the device or system in the catalog.
-    ``origins`` says where the calibrated parameters come from. Tables that measure something else hold SI values of
-    that quantity in place of seconds (memory: bytes).
+    roofline time at the datasheet's peaks; the report divides it by one constant efficiency per device.
+    ``failure_reasons`` says why a row has no prediction, '' if it has one. ``subjects`` names the device or system in
+    the catalog. ``parameter_origins`` says where the calibrated parameters come from. Tables that measure something
+    else hold SI values of that quantity in place of seconds (memory: bytes).
     """
 
     values: Array
     low: Array
     high: Array
     baseline: Array
-    reasons: Words
-    subjects: Words
-    origins: Words
+    failure_reasons: TextArray
+    subjects: TextArray
+    parameter_origins: TextArray
 
     @classmethod
-    def none(cls, rows: int) -> Predictions:
+    def all_missing(cls, rows: int) -> Predictions:
         """Return predictions of a table in which no row is predicted yet.
 
         Parameters
@@ -243,11 +243,11 @@ class MeasuredTable(ABC):
     configuration_columns: ClassVar[tuple[str, ...]]
     #: The column that holds what was measured, and the seconds (bytes, …) of one unit of it.
     measured_column: ClassVar[str]
-    measured_unit: ClassVar[float]
+    measured_unit_in_si: ClassVar[float]
     #: Columns that may hold what was measured, where it is not `measured_column` alone.
     measured_columns: ClassVar[tuple[str, ...]] = ()
     #: Whether calibrations, profiles and links are fitted to such tables.
-    calibrates: ClassVar[bool] = True
+    used_for_fitting: ClassVar[bool] = True
 
     def __init__(self, calibration: Calibration | None = None) -> None:
         self.calibration = calibration
@@ -257,13 +257,13 @@ class MeasuredTable(ABC):
         """Names of all columns that this kind of table reads; the columns that identify it come first."""
         known = (
             *sorted(self.identifying_columns),
-            *columns_of(self.optional_columns),
+            *parse_column_names(self.optional_columns),
             *(self.measured_columns or (self.measured_column,)),
         )
         return tuple(name for name in dict.fromkeys(known) if name in COLUMNS)
 
     @property
-    def described_by(self) -> tuple[str, ...]:
+    def descriptive_columns(self) -> tuple[str, ...]:
         """Names of the columns that describe the configuration of a row in reports."""
         return self.configuration_columns
 
@@ -283,7 +283,7 @@ class MeasuredTable(ABC):
         return type(self)(calibration)
 
     @abstractmethod
-    def measured(self, frame: pd.DataFrame) -> Array:
+    def measured_values(self, frame: pd.DataFrame) -> Array:
         """Return the measured value of each row of this table.
 
         Parameters
@@ -327,7 +327,7 @@ class MeasuredTable(ABC):
         """
         return {}
 
-    def curves(self, frame: pd.DataFrame) -> pd.DataFrame | None:
+    def scaling_curves(self, frame: pd.DataFrame) -> pd.DataFrame | None:
         """Return the device count of each row and the columns that tell scaling curves apart.
 
         Parameters

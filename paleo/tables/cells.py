@@ -98,7 +98,7 @@ def word_codes(frame: pd.DataFrame, column: str, default: str = "") -> tuple[npt
     return codes, cleaned
 
 
-def text(frame: pd.DataFrame, column: str, default: str = "") -> pd.Series[str]:
+def text_column(frame: pd.DataFrame, column: str, default: str = "") -> pd.Series[str]:
     """Return a column as text without surrounding spaces.
 
     Parameters
@@ -154,7 +154,7 @@ def map_words(frame: pd.DataFrame, columns: Sequence[str], function: Callable[..
     return table[combination_of]
 
 
-def release_of(version: str) -> tuple[int, ...]:
+def parse_release(version: str) -> tuple[int, ...]:
     """Parse a version string into numbers, for comparison with other releases; parts such as ``0rc5`` are left out.
 
     Parameters
@@ -169,7 +169,7 @@ def release_of(version: str) -> tuple[int, ...]:
 
     Examples
     --------
-    >>> release_of("0.5.14"), release_of("1.3.0rc20"), release_of("") < (0, 24)
+    >>> parse_release("0.5.14"), parse_release("1.3.0rc20"), parse_release("") < (0, 24)
     ((0, 5, 14), (1, 3), True)
     """
     return tuple(int(part) for part in version.split(".") if part.isdigit())
@@ -208,7 +208,7 @@ def combine_codes(
     return index, [tuple(words[code] for code, (_, words) in zip(row, coded_columns, strict=True)) for row in picked]
 
 
-class RowsError(SpecError):
+class UnreadableRowsError(SpecError):
     """Error for a table with wrong cells in some ``rows`` (indices); the other rows can be read."""
 
     def __init__(self, reason: str, rows: pd.Index[Any]) -> None:
@@ -216,7 +216,7 @@ class RowsError(SpecError):
         self.rows = rows
 
 
-def number(frame: pd.DataFrame, column: str, default: float | None = None) -> Array:
+def number_column(frame: pd.DataFrame, column: str, default: float | None = None) -> Array:
     """Return a column as floats.
 
     Parameters
@@ -255,7 +255,7 @@ def number(frame: pd.DataFrame, column: str, default: float | None = None) -> Ar
     if wrong.any():
         row = int(np.argmax(wrong))
         reason = f"column {column!r}, row {frame.index[row]}: {str(raw.iloc[row])[:40]!r} is not a finite number"
-        raise RowsError(reason, frame.index[wrong])
+        raise UnreadableRowsError(reason, frame.index[wrong])
     return np.where(empty, np.nan if default is None else default, values)
 
 

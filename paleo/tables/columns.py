@@ -1,8 +1,8 @@
 """Columns of measured tables: name, type, unit, range and meaning of every column that some kind of table reads.
 
 A kind of table names the columns that identify it (``header``) and those that it reads beside them (``reads``); what
-the cells of a column may hold stands here, once. ``cell_reasons`` refuses a cell that is text where a number is
-expected, infinite, negative or beyond the range of its column, and a word that is none of the column's.
+the cells of a column may hold stands here, once. ``unusable_cell_reasons`` refuses a cell that is text where a number
+is expected, infinite, negative or beyond the range of its column, and a word that is none of the column's.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ import pandas as pd
 from paleo.errors import SpecError, suggest_names
 
 
-class Range(NamedTuple):
-    """Range of numbers that a column may hold: ``least`` to ``most``, in ``unit``; integers only if ``whole``."""
+class NumberRange(NamedTuple):
+    """Range of numbers that a column may hold: ``minimum`` to ``maximum``, in ``unit``; integers only if
+    ``integers_only``.
+    """
 
-    least: float
-    most: float
+    minimum: float
+    maximum: float
     unit: str
-    whole: bool
+    integers_only: bool
 
     @classmethod
-    def of(cls, text: str) -> Range:
+    def parse(cls, text: str) -> NumberRange:
         """Parse a range such as ``0..1e12 s`` or ``whole 1..64``.
 
         Parameters
@@ -40,19 +42,19 @@ class Range(NamedTuple):
 
         Returns
         -------
-        Range
+        NumberRange
             The parsed range.
 
         Examples
         --------
-        >>> Range.of("whole 1..9e15")
-        Range(least=1.0, most=9000000000000000.0, unit='', whole=True)
+        >>> NumberRange.parse("whole 1..9e15")
+        NumberRange(minimum=1.0, maximum=9000000000000000.0, unit='', integers_only=True)
         """
         bounds, _, unit = text.removeprefix("whole ").partition(" ")
         least, most = map(float, bounds.split(".."))
         return cls(least, most, unit, text.startswith("whole "))
 
-    def holds(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    def contains(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
         """Return a mask of the numbers that lie in the range.
 
         Parameters
@@ -66,14 +68,14 @@ class Range(NamedTuple):
             True for numbers in the range.
         """
         with np.errstate(invalid="ignore"):
-            inside: npt.NDArray[np.bool_] = (values >= self.least) & (values <= self.most)
-            return inside & (values == np.floor(values)) if self.whole else inside
+            inside: npt.NDArray[np.bool_] = (values >= self.minimum) & (values <= self.maximum)
+            return inside & (values == np.floor(values)) if self.integers_only else inside
 
 
 #: Ranges of numbers by type. Quantities are bounded far beyond what anybody measures, so that slips of units and
 #: overflows are refused and nothing else is.
-RANGES = {
-    name: Range.of(text)
+RANGE_OF_TYPE = {
+    name: NumberRange.parse(text)
     for name, text in {
         "count": "whole 1..9e15", "count0": "whole 0..9e15", "positive": "1e-30..1e30", "number0": "0..1e30",
         "number": "-1e30..1e30", "share": "0..1", "s": "1e-12..1e12 s", "s0": "0..1e12 s", "ms": "1e-9..1e15 ms",
@@ -83,7 +85,7 @@ RANGES = {
     }.items()
 }  # fmt: skip
 #: Words for yes and no.
-FLAGS = ("0", "1", "true", "false", "on", "off", "yes", "no", "0.0", "1.0")
+BOOLEAN_WORDS = ("0", "1", "true", "false", "on", "off", "yes", "no", "0.0", "1.0")
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,8 @@ class Column:
     name : str
         Header of the column.
     type : str
-        ``text``, ``flag``, ``word``, ``words`` (joined by ``+``) or a key of `RANGES`.
-    words : tuple of str
+        ``text``, ``flag``, ``word``, ``allowed_words`` (joined by ``+``) or a key of `RANGE_OF_TYPE`.
+    allowed_words : tuple of str
         The words that a cell may hold, of columns of words.
     meaning : str
         What the column says, for people.
@@ -104,40 +106,42 @@ class Column:
 
     name: str
     type: str
-    words: tuple[str, ...]
+    allowed_words: tuple[str, ...]
     meaning: str
 
     @property
     def unit(self) -> str:
         """Unit of the column's numbers; empty for words and counts."""
-        return RANGES[self.type].unit if self.type in RANGES else ""
+        return RANGE_OF_TYPE[self.type].unit if self.type in RANGE_OF_TYPE else ""
 
     @cached_property
-    def expected(self) -> str:
+    def expected_text(self) -> str:
         """Description of the values that a cell may hold, for messages.
 
-        >>> COLUMNS["iteration_ms"].expected, COLUMNS["trans_a"].expected
+        >>> COLUMNS["iteration_ms"].expected_text, COLUMNS["trans_a"].expected_text
         ('a number from 1e-09 to 1e+15 ms', 'one of n, t')
         """
         if self.type == "flag":
             return "0 or 1"
-        if self.type not in RANGES:
-            return f"one of {', '.join(self.words)}" if self.words else "text without control characters"
-        numbers = RANGES[self.type]
-        bounds = f"from {numbers.least:g} to {numbers.most:g} {numbers.unit}".strip()
-        return f"a {'whole ' if numbers.whole else ''}number {bounds}"
+        if self.type not in RANGE_OF_TYPE:
+            return (
+                f"one of {', '.join(self.allowed_words)}" if self.allowed_words else "text without control characters"
+            )
+        numbers = RANGE_OF_TYPE[self.type]
+        bounds = f"from {numbers.minimum:g} to {numbers.maximum:g} {numbers.unit}".strip()
+        return f"a {'whole ' if numbers.integers_only else ''}number {bounds}"
 
     @property
     def schema(self) -> dict[str, Any]:
         """JSON Schema of one cell of this column."""
-        if self.type in RANGES:
-            least, most, unit, whole = RANGES[self.type]
+        if self.type in RANGE_OF_TYPE:
+            least, most, unit, whole = RANGE_OF_TYPE[self.type]
             numbers = {"type": ["integer" if whole else "number", "null"], "minimum": least, "maximum": most}
             return numbers | {"description": f"{self.meaning} [{unit}]" if unit else self.meaning}
-        words = {"enum": [*self.words, None]} if self.type == "word" else {"type": ["string", "number", "null"]}
+        words = {"enum": [*self.allowed_words, None]} if self.type == "word" else {"type": ["string", "number", "null"]}
         return words | {"description": self.meaning}
 
-    def reasons(self, cells: pd.Series[Any]) -> npt.NDArray[np.object_]:
+    def invalid_cell_reasons(self, cells: pd.Series[Any]) -> npt.NDArray[np.object_]:
         """Explain for each cell of this column why it cannot be used.
 
         Parameters
@@ -153,7 +157,7 @@ class Column:
         out = np.full(len(cells), "", dtype=object)
         wrong = self._wrong(cells)
         for place in np.flatnonzero(wrong):
-            out[place] = f"{self.name} {str(cells.iloc[place])[:40]!r} is not {self.expected}"
+            out[place] = f"{self.name} {str(cells.iloc[place])[:40]!r} is not {self.expected_text}"
         return out
 
     def _wrong(self, cells: pd.Series[Any]) -> npt.NDArray[np.bool_]:
@@ -164,10 +168,10 @@ class Column:
                 return np.zeros(len(cells), dtype=bool)
             codes, words = pd.factorize(cells.astype(str), use_na_sentinel=False)
             return np.array([any(ord(mark) < 32 for mark in str(word)) for word in words], dtype=bool)[codes]
-        if self.type in RANGES:
-            wrong: npt.NDArray[np.bool_] = ~RANGES[self.type].holds(_numbers(cells)) & ~blank_cells(cells)
+        if self.type in RANGE_OF_TYPE:
+            wrong: npt.NDArray[np.bool_] = ~RANGE_OF_TYPE[self.type].contains(_numbers(cells)) & ~blank_cells(cells)
             return wrong
-        known = {*FLAGS} if self.type == "flag" else {*self.words}
+        known = {*BOOLEAN_WORDS} if self.type == "flag" else {*self.allowed_words}
         codes, words = pd.factorize(cells.astype(str).str.strip().str.lower(), use_na_sentinel=False)
         parts = (str(word).split("+") if self.type == "words" else [str(word)] for word in words)
         unknown = np.array([not known.issuperset(part) for part in parts], dtype=bool)
@@ -198,7 +202,7 @@ def _numbers(cells: pd.Series[Any]) -> npt.NDArray[np.float64]:
     return pd.to_numeric(cells, errors="coerce").to_numpy(dtype=np.float64)
 
 
-def cell_reasons(frame: pd.DataFrame, names: Iterable[str]) -> npt.NDArray[np.object_]:
+def unusable_cell_reasons(frame: pd.DataFrame, names: Iterable[str]) -> npt.NDArray[np.object_]:
     """Explain for each row of a table which cell cannot be used, and why.
 
     Parameters
@@ -216,7 +220,7 @@ def cell_reasons(frame: pd.DataFrame, names: Iterable[str]) -> npt.NDArray[np.ob
     reasons = np.full(len(frame), "", dtype=object)
     for name in names:
         if name in frame.columns:
-            reasons = np.where(reasons == "", COLUMNS[name].reasons(frame[name]), reasons)
+            reasons = np.where(reasons == "", COLUMNS[name].invalid_cell_reasons(frame[name]), reasons)
     return reasons
 
 
@@ -228,7 +232,7 @@ def with_numeric_columns(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFr
     Parameters
     ----------
     frame : DataFrame
-        Rows whose cells were checked by `cell_reasons`.
+        Rows whose cells were checked by `unusable_cell_reasons`.
     names : iterable of str
         Names of all columns of the table's kind.
 
@@ -237,14 +241,16 @@ def with_numeric_columns(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFr
     DataFrame
         A copy with float columns; ``frame`` itself if nothing had to be converted.
     """
-    texts = [name for name in names if name in frame and COLUMNS[name].type in RANGES and frame[name].dtype == object]
+    texts = [
+        name for name in names if name in frame and COLUMNS[name].type in RANGE_OF_TYPE and frame[name].dtype == object
+    ]
     numbers = {
         name: pd.to_numeric(frame[name], errors="coerce") for name in texts if not blank_cells(frame[name]).all()
     }
     return frame.assign(**numbers) if numbers else frame
 
 
-def schema(kind: str, header: Iterable[str], names: Iterable[str]) -> dict[str, Any]:
+def row_schema(kind: str, header: Iterable[str], names: Iterable[str]) -> dict[str, Any]:
     """Describe one row of a kind of table as JSON Schema.
 
     Parameters
@@ -284,13 +290,13 @@ def unread_columns(columns: Iterable[str], names: Iterable[str]) -> list[str]:
     Returns
     -------
     list of str
-        Columns that are neither in ``names`` nor in `DESCRIPTIVE`.
+        Columns that are neither in ``names`` nor in `DESCRIPTIVE_COLUMNS`.
     """
-    known = {*names, *DESCRIPTIVE}
+    known = {*names, *DESCRIPTIVE_COLUMNS}
     return [str(column) for column in columns if str(column) not in known]
 
 
-def best_match(
+def best_matching_kind(
     columns: Iterable[str], headers: Mapping[str, frozenset[str]], read: Mapping[str, frozenset[str]]
 ) -> str:
     """Find the kind of table whose identifying columns are all present in a header.
@@ -340,7 +346,7 @@ def _lacking(column: str, present: Iterable[str]) -> str:
 
 
 #: Columns that say where a row is from; any table may have them.
-DESCRIPTIVE = frozenset(
+DESCRIPTIVE_COLUMNS = frozenset(
     {"source", "url_or_path", "provenance", "notes", "device_reported", "dtype_reported", "library", "version"}
     | {"kernel_source", "framework", "system_text", "repeat", "memory_unit", "memory_unit_reported", "kind", "path"}
     | {"hyperparameters"}
@@ -368,7 +374,7 @@ def declare_columns(lines: str) -> None:
 declare_columns((Path(__file__).parent / "columns.txt").read_text(encoding="utf-8"))
 
 
-def columns_of(names: str) -> tuple[str, ...]:
+def parse_column_names(names: str) -> tuple[str, ...]:
     """Split a string of column names at spaces, and check that each name is declared in `COLUMNS`.
 
     Parameters

@@ -21,66 +21,74 @@ import numpy.typing as npt
 import pandas as pd
 
 from paleo.errors import PaleoError, SpecError, suggest_names
+from paleo.pricing.calibration_lookup import SourcedParameters, find_parameters
 from paleo.pricing.kernels import DeviceDatasheet, device_datasheet
-from paleo.pricing.store import SourcedParameters, lookup
 from paleo.registry import Registry
 from paleo.specs.device import find_device
 from paleo.tables.base import MeasuredTable, Predictions
-from paleo.tables.cells import Array, RowsError, combine_codes, map_words, number, text, word_codes
+from paleo.tables.cells import (
+    Array,
+    UnreadableRowsError,
+    combine_codes,
+    map_words,
+    number_column,
+    text_column,
+    word_codes,
+)
 from paleo.units import MICROSECOND
 
-Figures = TypeVar("Figures")
+Datasheet = TypeVar("Datasheet")
 #: Bounds of what is measured, in whatever unit a column has: attoseconds are none, nor is the age of the universe.
 LEAST_MEASURED, MOST_MEASURED = 2.0**-60, 2.0**90
 #: Sizes above this one are slips.
-LARGEST = 2.0**53
+MAX_SIZE = 2.0**53
 
 
 @dataclass(frozen=True, slots=True)
-class FitPlan:
+class FitSettings:
     """Settings of the fit of one family's parameters to rows of a table.
 
-    ``start`` holds the start values (a dataclass of parameters); searches also begin at each of ``alternatives`` and at
-    ``random_starts`` random points. Parameters named in ``fixed`` keep their start value, because the rows do not
-    determine them. Those named in ``per_stack`` get one value per stack (way of timing); all others are shared by the
-    stacks that are fitted together. At most ``training_rows`` rows are used. ``prior`` is the inverse width, in log
-    units, of the penalty for leaving the start values; ``excess_weight`` is the weight of errors above the measured
-    time (see ``paleo.calibrate.fit.Fit``).
+    ``start_values`` holds the start values (a dataclass of parameters); searches also begin at each of
+    ``alternative_starts`` and at ``random_starts`` random points. Parameters named in ``fixed_parameters`` keep their
+    start value, because the rows do not determine them. Those named in ``parameters_per_stack`` get one value per stack
+    (way of timing); all others are shared by the stacks that are fitted together. At most ``max_training_rows`` rows
+    are used. ``prior_precision`` is the inverse width, in log units, of the penalty for leaving the start values;
+    ``overestimate_weight`` is the weight of errors above the measured time (see ``paleo.calibrate.fit.Fit``).
     """
 
-    start: Any
-    alternatives: tuple[Any, ...] = ()
-    per_stack: tuple[str, ...] = ()
-    fixed: tuple[str, ...] = ()
-    training_rows: int = 1000
+    start_values: Any
+    alternative_starts: tuple[Any, ...] = ()
+    parameters_per_stack: tuple[str, ...] = ()
+    fixed_parameters: tuple[str, ...] = ()
+    max_training_rows: int = 1000
     random_starts: int = 2
-    prior: float = 0.5
-    excess_weight: float = 1.0
+    prior_precision: float = 0.5
+    overestimate_weight: float = 1.0
 
 
 #: Parameters fitted so far in one run: (subject, family, stack) -> parameters.
-Fitted = Mapping[tuple[str, str, str], Any]
+FittedParameters = Mapping[tuple[str, str, str], Any]
 
 
-class KernelTable(MeasuredTable, Generic[Figures]):
+class KernelTable(MeasuredTable, Generic[Datasheet]):
     """Abstract base of tables with one timed kernel or collective per row.
 
-    Each row belongs to a family: a timing formula with a dataclass of calibrated parameters. ``Figures`` is the type of
-    the datasheet values that the formula needs: `DeviceDatasheet` for kernels, `System` for collectives.
+    Each row belongs to a family: a timing formula with a dataclass of calibrated parameters. ``Datasheet`` is the type
+    of the datasheet values that the formula needs: `DeviceDatasheet` for kernels, `System` for collectives.
     """
 
     #: Columns that must hold a whole number above zero.
-    sizes: ClassVar[tuple[str, ...]] = ()
+    size_columns: ClassVar[tuple[str, ...]] = ()
     #: Family key -> dataclass of its parameters.
     families: ClassVar[Mapping[str, type[Any]]]
     #: Names of parameters that belong to the host or the stack (launch cost), not to the silicon.
     host_parameters: ClassVar[tuple[str, ...]] = ()
     #: Column that names what a row was measured on.
-    subject: ClassVar[str] = "device"
+    subject_column: ClassVar[str] = "device"
     measured_column = "time_us"
-    measured_unit = MICROSECOND
+    measured_unit_in_si = MICROSECOND
 
-    def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
+    def prepare_rows(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return the rows of this table with corrected or added columns, before they are predicted.
 
         A kind of table overrides this, for example to replace the device that a source names wrongly.
@@ -98,7 +106,7 @@ class KernelTable(MeasuredTable, Generic[Figures]):
         return frame
 
     @abstractmethod
-    def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
+    def unsupported_reasons(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Explain for each row of this table why it cannot be modelled.
 
         Parameters
@@ -112,7 +120,7 @@ class KernelTable(MeasuredTable, Generic[Figures]):
             One reason per row; '' if the row can be modelled.
         """
 
-    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
+    def timing_method(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Name how each row of this table was timed: in a CUDA graph, eagerly, …; launch costs are fitted per such key.
 
         Keys are ``graph``, ``kernel``, ``eager``, ``back-to-back``, or one that a kind of table defines.
@@ -131,14 +139,14 @@ class KernelTable(MeasuredTable, Generic[Figures]):
         """
         return pd.Series("graph", index=frame.index, dtype=object)
 
-    def starts(self, family: str, figures: Figures) -> Sequence[Any]:
+    def start_values(self, family: str, figures: Datasheet) -> Sequence[Any]:
         """Return start values for the fit of a family's parameters; the first is also the centre of the fit's prior.
 
         Parameters
         ----------
         family : str
             Key of ``families``.
-        figures : Figures
+        figures : Datasheet
             Datasheet values of the device or system.
 
         Returns
@@ -148,7 +156,9 @@ class KernelTable(MeasuredTable, Generic[Figures]):
         """
         return (self.families[family](),)
 
-    def fit_plan(self, subject: str, family: str, stack: str, figures: Figures, fitted: Fitted) -> FitPlan:
+    def fit_settings(
+        self, subject: str, family: str, stack: str, figures: Datasheet, fitted: FittedParameters
+    ) -> FitSettings:
         """Return the settings with which a family's parameters are fitted to rows of this table.
 
         Parameters
@@ -159,20 +169,20 @@ class KernelTable(MeasuredTable, Generic[Figures]):
             Key of ``families``.
         stack : str
             How the rows were timed, a key of `timing_method`.
-        figures : Figures
+        figures : Datasheet
             Datasheet values of the subject.
-        fitted : Fitted
+        fitted : FittedParameters
             Parameters fitted earlier in the same run, by (subject, family, stack).
 
         Returns
         -------
-        FitPlan
+        FitSettings
             Start values, fixed parameters and those that differ by stack.
         """
-        start, *alternatives = self.starts(family, figures)
-        return FitPlan(start, tuple(alternatives))
+        start, *alternatives = self.start_values(family, figures)
+        return FitSettings(start, tuple(alternatives))
 
-    def figures(self, subject: str, dtype: str, compute: str) -> Figures:
+    def load_datasheet(self, subject: str, dtype: str, compute: str) -> Datasheet:
         """Load the datasheet values (peak FLOP/s, bandwidth [byte/s], …) that predict the rows of one device or system.
 
         Parameters
@@ -186,7 +196,7 @@ class KernelTable(MeasuredTable, Generic[Figures]):
 
         Returns
         -------
-        Figures
+        Datasheet
             `DeviceDatasheet` for kernels; kinds of tables of collectives return a `System`.
 
         Raises
@@ -196,12 +206,12 @@ class KernelTable(MeasuredTable, Generic[Figures]):
         """
         return device_datasheet(find_device(subject), dtype.partition("->")[0], compute or None)  # type: ignore[return-value]
 
-    def calibration_keys(self, figures: Figures) -> tuple[str, str, str]:
+    def calibration_keys(self, figures: Datasheet) -> tuple[str, str, str]:
         """Return the keys by which a calibration is looked up for a device or system.
 
         Parameters
         ----------
-        figures : Figures
+        figures : Datasheet
             Datasheet values of the device or system.
 
         Returns
@@ -211,7 +221,7 @@ class KernelTable(MeasuredTable, Generic[Figures]):
         """
         return figures.name, figures.architecture, figures.memory_kind  # type: ignore[attr-defined]
 
-    def measured(self, frame: pd.DataFrame) -> Array:
+    def measured_values(self, frame: pd.DataFrame) -> Array:
         """Return the measured time of each row of this table.
 
         Parameters
@@ -229,10 +239,10 @@ class KernelTable(MeasuredTable, Generic[Figures]):
                 f"column {self.measured_column!r} is missing; {suggest_names(self.measured_column, frame.columns)}"
             )
         times = pd.to_numeric(frame[self.measured_column], errors="coerce").to_numpy(dtype=np.float64)
-        return np.where((times > LEAST_MEASURED) & (times < MOST_MEASURED), times, np.nan) * self.measured_unit
+        return np.where((times > LEAST_MEASURED) & (times < MOST_MEASURED), times, np.nan) * self.measured_unit_in_si
 
     @abstractmethod
-    def family(self, frame: pd.DataFrame) -> pd.Series[str]:
+    def kernel_family(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return the family of each row of this table, which chooses the timing formula and its parameters.
 
         Parameters
@@ -246,7 +256,7 @@ class KernelTable(MeasuredTable, Generic[Figures]):
             One key of ``families`` per row.
         """
 
-    def compute(self, frame: pd.DataFrame) -> pd.Series[str]:
+    def arithmetic_unit(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return the arithmetic unit that each row of this table asks for.
 
         Parameters
@@ -259,10 +269,10 @@ class KernelTable(MeasuredTable, Generic[Figures]):
         Series[str]
             One word per row (``tensor``, ``vector``, …); '' for the usual unit of the row's number format.
         """
-        return text(frame, "compute")
+        return text_column(frame, "compute")
 
     @abstractmethod
-    def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
+    def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count the FLOP and the least memory traffic of each row of this table, for the roofline baseline.
 
         Parameters
@@ -276,14 +286,14 @@ class KernelTable(MeasuredTable, Generic[Figures]):
             (FLOP, bytes moved if each tensor is read or written once), shape (rows,) each.
         """
 
-    def ideal_time(self, frame: pd.DataFrame, figures: Figures) -> Array:
+    def ideal_time(self, frame: pd.DataFrame, figures: Datasheet) -> Array:
         """Compute the roofline time of each row of this table at the peaks of the datasheet.
 
         Parameters
         ----------
         frame : DataFrame
             Rows of this table.
-        figures : Figures
+        figures : Datasheet
             Datasheet values of the rows' device or system.
 
         Returns
@@ -291,17 +301,17 @@ class KernelTable(MeasuredTable, Generic[Figures]):
         ndarray, shape (rows,)
             Times [s].
         """
-        return roofline_time(*self.work(frame), figures)  # type: ignore[arg-type]
+        return roofline_time(*self.flops_and_bytes(frame), figures)  # type: ignore[arg-type]
 
     @abstractmethod
-    def time(self, frame: pd.DataFrame, figures: Figures, parameters: Any) -> Array:
+    def predict_times(self, frame: pd.DataFrame, figures: Datasheet, parameters: Any) -> Array:
         """Predict the time of rows of this table that share device or system, number format, family and way of timing.
 
         Parameters
         ----------
         frame : DataFrame
             The rows.
-        figures : Figures
+        figures : Datasheet
             Datasheet values of the rows' device or system.
         parameters : Any
             Calibrated parameters, an object of the family's dataclass.
@@ -313,7 +323,7 @@ class KernelTable(MeasuredTable, Generic[Figures]):
         """
 
     @property
-    def described_by(self) -> tuple[str, ...]:
+    def descriptive_columns(self) -> tuple[str, ...]:
         """Names of the columns that describe a row in reports: operation, dtype and the sizes of the configuration."""
         first = ("op", "phase", "layer_type", "cell", "dtype")
         return tuple(dict.fromkeys((*first, *self.configuration_columns, "direction")))
@@ -333,19 +343,19 @@ class KernelTable(MeasuredTable, Generic[Figures]):
         Predictions
             Predicted times [s] with 90 % intervals, one entry per row; a reason where a row cannot be modelled.
         """
-        frame = _categorised(self.prepared(frame.reset_index(drop=True)), self.sizes)
-        out = Predictions.none(len(frame))
-        out.subjects[:] = text(frame, self.subject).to_numpy()
+        frame = _categorised(self.prepare_rows(frame.reset_index(drop=True)), self.size_columns)
+        out = Predictions.all_missing(len(frame))
+        out.subjects[:] = text_column(frame, self.subject_column).to_numpy()
         reasons = np.full(len(frame), "", dtype=object)
-        for column in self.sizes:
+        for column in self.size_columns:
             values = pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=np.float64)
             reasons[~(np.isfinite(values) & (values > 0))] = f"{column} is missing or not a number above zero"
             reasons[np.isfinite(values) & (values != np.floor(values))] = f"{column} is not a whole number"
-            reasons[values > LARGEST] = f"{column} is larger than any tensor"
-        out.reasons[:] = reasons
-        fine = out.reasons == ""
+            reasons[values > MAX_SIZE] = f"{column} is larger than any tensor"
+        out.failure_reasons[:] = reasons
+        fine = out.failure_reasons == ""
         sound = self._supported(frame if fine.all() else frame[fine], out)
-        for group in row_groups(self, sound, checked=out.reasons[sound.index] == ""):
+        for group in row_groups(self, sound, checked=out.failure_reasons[sound.index] == ""):
             self._predict_readable(group, out)
         return out
 
@@ -353,10 +363,10 @@ class KernelTable(MeasuredTable, Generic[Figures]):
         """Write into ``out`` why rows cannot be modelled, and return the rows whose cells can be read."""
         while len(frame):
             try:
-                out.reasons[frame.index] = self.unsupported(frame).to_numpy()
+                out.failure_reasons[frame.index] = self.unsupported_reasons(frame).to_numpy()
                 break
-            except RowsError as error:
-                out.reasons[error.rows] = str(error)
+            except UnreadableRowsError as error:
+                out.failure_reasons[error.rows] = str(error)
                 frame = frame.drop(error.rows)
         return frame
 
@@ -370,30 +380,32 @@ class KernelTable(MeasuredTable, Generic[Figures]):
             try:
                 self._predict_group(group, out)
                 break
-            except RowsError as error:
-                out.reasons[error.rows] = str(error)
+            except UnreadableRowsError as error:
+                out.failure_reasons[error.rows] = str(error)
                 group = replace(group, frame=group.frame.drop(error.rows))
             except PaleoError as error:
-                out.reasons[group.frame.index] = str(error)
+                out.failure_reasons[group.frame.index] = str(error)
                 break
 
     def _predict_group(self, group: RowGroup, out: Predictions) -> None:
         rows = group.frame.index
-        figures = self.figures(group.subject, group.dtype, group.compute_unit)
-        calibrated = self.calibrated(group, figures)
+        figures = self.load_datasheet(group.subject, group.dtype, group.compute_unit)
+        calibrated = self.calibrated_parameters(group, figures)
         with np.errstate(all="ignore"):
-            seconds = self.time(group.frame, figures, calibrated.parameters)
+            seconds = self.predict_times(group.frame, figures, calibrated.parameters)
             ideal = self.ideal_time(group.frame, figures)
         wrong = ~(np.isfinite(seconds) & (seconds > 0))
-        out.reasons[rows[wrong]] = "the formula gives no finite time"
+        out.failure_reasons[rows[wrong]] = "the formula gives no finite time"
         seconds = np.where(wrong, np.nan, seconds)
         out.values[rows] = seconds
-        out.low[rows], out.high[rows] = calibrated.bounds(seconds)
+        out.low[rows], out.high[rows] = calibrated.interval_bounds(seconds)
         out.baseline[rows] = ideal
         out.subjects[rows] = self.calibration_keys(figures)[0]
-        out.origins[rows] = f"{calibrated.origin} ({calibrated.subject}: {group.family}, {group.timing_method})"
+        out.parameter_origins[rows] = (
+            f"{calibrated.origin} ({calibrated.subject}: {group.family}, {group.timing_method})"
+        )
 
-    def calibrated(self, group: RowGroup, figures: Any) -> SourcedParameters[Any]:
+    def calibrated_parameters(self, group: RowGroup, figures: Any) -> SourcedParameters[Any]:
         """Look up the calibrated parameters for a group of rows; the user's calibration comes before the catalog's.
 
         Parameters
@@ -410,7 +422,7 @@ class KernelTable(MeasuredTable, Generic[Figures]):
         """
         subject, architecture, memory_kind = self.calibration_keys(figures)
         calibration = self.calibration if self.calibration is not None and self.calibration.subject == subject else None
-        return lookup(
+        return find_parameters(
             self.families[group.family], subject=subject, architecture=architecture, memory_kind=memory_kind,
             family=group.family, stacks=(group.timing_method,), user_calibration=calibration,
         )  # fmt: skip
@@ -431,7 +443,7 @@ class RowGroup:
     frame: pd.DataFrame
 
     @property
-    def measured(self) -> Array:
+    def measured_times(self) -> Array:
         """Measured time of each row of the group [s]."""
         return measured_time(self.frame)
 
@@ -457,14 +469,18 @@ def row_groups(
     RowGroup
         One group per combination that occurs.
     """
-    known = (kind.unsupported(frame) == "").to_numpy() if checked is None else checked
+    known = (kind.unsupported_reasons(frame) == "").to_numpy() if checked is None else checked
     if not known.all():
         frame = frame[known]
     if frame.empty:
         return
-    keys = {"family": kind.family(frame), "stack": kind.stack(frame), "compute": kind.compute(frame)}
-    table = frame[list({kind.subject, "dtype"} & {*frame.columns})].assign(**keys)
-    names = (kind.subject, "family", "stack", "dtype", "compute")
+    keys = {
+        "family": kind.kernel_family(frame),
+        "stack": kind.timing_method(frame),
+        "compute": kind.arithmetic_unit(frame),
+    }
+    table = frame[list({kind.subject_column, "dtype"} & {*frame.columns})].assign(**keys)
+    names = (kind.subject_column, "family", "stack", "dtype", "compute")
     combination_of, combinations = combine_codes([word_codes(table, name) for name in names])
     for place, key in sorted(enumerate(combinations), key=lambda pair: pair[1]):
         subject, family, stack, dtype, compute = key
@@ -493,7 +509,7 @@ def rowwise(method: Callable[..., str]) -> Callable[[Any, pd.DataFrame], pd.Seri
     return of_table
 
 
-def by_arithmetic(
+def map_by_arithmetic_unit(
     frame: pd.DataFrame, compute: pd.Series[str], function: Callable[[str, str, str], str]
 ) -> pd.Series[str]:
     """Apply a function to device, dtype and arithmetic unit of each row.
@@ -516,7 +532,7 @@ def by_arithmetic(
     return pd.Series(words, index=frame.index, dtype=object)
 
 
-def compute_unit_of(frame: pd.DataFrame) -> pd.Series[str]:
+def arithmetic_unit_of(frame: pd.DataFrame) -> pd.Series[str]:
     """Return the arithmetic unit that each row names; DeepBench's fp16 rows that name none ran on ordinary cores.
 
     Parameters
@@ -529,8 +545,8 @@ def compute_unit_of(frame: pd.DataFrame) -> pd.Series[str]:
     Series[str]
         One word per row: ``tensor``, ``vector``, …; '' for the usual unit.
     """
-    compute = text(frame, "compute")
-    half = (compute == "") & (text(frame, "source") == "deepbench") & (text(frame, "dtype") == "fp16")
+    compute = text_column(frame, "compute")
+    half = (compute == "") & (text_column(frame, "source") == "deepbench") & (text_column(frame, "dtype") == "fp16")
     return compute.where(~half, "vector")
 
 
@@ -563,7 +579,7 @@ def unsupported_reason(device: str, dtype: str, compute: str, dtypes: frozenset[
     return ""
 
 
-def timing_keys(frame: pd.DataFrame, usual: pd.Series[str]) -> pd.Series[str]:
+def timing_methods(frame: pd.DataFrame, usual: pd.Series[str]) -> pd.Series[str]:
     """Return how each row was timed: the text of column ``timing``, or the default where that is empty.
 
     Parameters
@@ -580,7 +596,7 @@ def timing_keys(frame: pd.DataFrame, usual: pd.Series[str]) -> pd.Series[str]:
     """
     if "timing" not in frame.columns:
         return usual
-    stated = text(frame, "timing")
+    stated = text_column(frame, "timing")
     return usual.where(stated == "", stated)
 
 
@@ -602,7 +618,7 @@ def measured_time(frame: pd.DataFrame) -> Array:
     SpecError
         If a time is not above zero.
     """
-    times = number(frame, "time_us")
+    times = number_column(frame, "time_us")
     if (times <= 0).any():
         row = int(np.argmax(times <= 0))
         raise SpecError(f"column 'time_us', row {frame.index[row]}: {times[row]} must be above zero")

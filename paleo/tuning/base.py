@@ -63,7 +63,7 @@ class TrialJob(NamedTuple):
     restores: bool = False
 
 
-class Stage(NamedTuple):
+class SynchronousStage(NamedTuple):
     """Jobs of a synchronous method between two barriers: their number, and the amounts of training at start and end."""
 
     jobs: int
@@ -127,7 +127,7 @@ def sampled_trial_scores(trials: int, rungs: int, correlation: float, seed: int)
     return np.where(np.arange(rungs) < rungs - 1, normal * final + np.sqrt(max(1.0 - normal**2, 0.0)) * noise, final)
 
 
-class Method(ABC):
+class TuningMethod(ABC):
     """Tuning method (random search, Hyperband, …): it decides which trial an idle worker trains next.
 
     Attributes
@@ -169,7 +169,7 @@ class Method(ABC):
     def next_job(self) -> TrialJob | None:
         """Return the next job of an idle worker; None if it must wait."""
 
-    def finish(self, job: TrialJob) -> TrialJob | None:
+    def record_finished_job(self, job: TrialJob) -> TrialJob | None:
         """Record that a job has ended; return the job that continues on its worker, if any.
 
         Parameters
@@ -184,13 +184,13 @@ class Method(ABC):
         """
         return None
 
-    def stages(self) -> list[Stage] | None:
+    def synchronous_stages(self) -> list[SynchronousStage] | None:
         """Return the stages between barriers of a synchronous method with equal trials; None without a closed form."""
         return None
 
 
 #: Methods by name.
-METHODS: Registry[type[Method]] = Registry("method", "paleo.tuning.methods")
+METHODS: Registry[type[TuningMethod]] = Registry("method", "paleo.tuning.methods")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,24 +199,24 @@ class TrialTimes:
 
     Attributes
     ----------
-    unit : sequence of float
+    seconds_per_sample : sequence of float
         Seconds of one unit of training (a sample), for each size.
-    start : float
+    launch_time : float
         Launch and warm-up of processes.
     restore, save, evaluation : sequence of float
         Reading a checkpoint, writing one, evaluating, for each size.
-    resumes : bool
+    resumes_from_checkpoint : bool
         True if a promoted trial continues from its checkpoint; otherwise it starts from scratch.
     """
 
-    unit: Sequence[float]
-    start: float = 0.0
+    seconds_per_sample: Sequence[float]
+    launch_time: float = 0.0
     restore: Sequence[float] = (0.0,)
     save: Sequence[float] = (0.0,)
     evaluation: Sequence[float] = (0.0,)
-    resumes: bool = True
+    resumes_from_checkpoint: bool = True
 
-    def seconds(self, size: int, begin: float, end: float, *, launched: bool = True, restores: bool = False) -> float:
+    def job_time(self, size: int, begin: float, end: float, *, launched: bool = True, restores: bool = False) -> float:
         """Return the time of a job that trains a trial from one amount of training to another.
 
         Parameters
@@ -235,11 +235,11 @@ class TrialTimes:
         float
             Time [s].
         """
-        trained = end - (begin if self.resumes else 0.0)
-        seconds = self.unit[size] * trained + self.evaluation[size] + self.save[size]
+        trained = end - (begin if self.resumes_from_checkpoint else 0.0)
+        seconds = self.seconds_per_sample[size] * trained + self.evaluation[size] + self.save[size]
         if launched:
-            seconds += self.start
-        if restores or (launched and begin > 0.0 and self.resumes):
+            seconds += self.launch_time
+        if restores or (launched and begin > 0.0 and self.resumes_from_checkpoint):
             seconds += self.restore[size]
         return seconds
 
@@ -270,7 +270,7 @@ class TrialTimeline:
         return self.busy_seconds / (self.workers * self.seconds) if self.jobs else 0.0
 
     @property
-    def first_full_seconds(self) -> float:
+    def first_full_trial_time(self) -> float:
         """Time at which the first trial reaches the last rung [s]."""
         last = len(self.rungs) - 1
         return min((end for job, end in zip(self.jobs, self.ends, strict=True) if job.rung == last), default=np.inf)
@@ -282,12 +282,12 @@ class TrialTimeline:
         return [int(count) for count in reached]
 
 
-def simulate(method: Method, costs: TrialTimes, workers: int) -> TrialTimeline:
+def simulate(method: TuningMethod, costs: TrialTimes, workers: int) -> TrialTimeline:
     """Simulate a tuning method on workers, each training one trial at a time.
 
     Parameters
     ----------
-    method : Method
+    method : TuningMethod
         Tuning method with its problem.
     costs : TrialTimes
         Times of training, checkpoints and evaluation [s].
@@ -305,7 +305,7 @@ def simulate(method: Method, costs: TrialTimes, workers: int) -> TrialTimeline:
 
     def begin(job: TrialJob, launched: bool) -> None:
         before, after = trained.get(job.trial, 0.0), rungs[job.rung]
-        seconds = costs.seconds(sizes[job.trial], before, after, launched=launched, restores=job.restores)
+        seconds = costs.job_time(sizes[job.trial], before, after, launched=launched, restores=job.restores)
         trained[job.trial] = after
         queue.push(now + seconds, len(timeline.jobs))
         timeline.jobs.append(job)
@@ -319,19 +319,19 @@ def simulate(method: Method, costs: TrialTimes, workers: int) -> TrialTimeline:
         if not queue:
             return timeline
         now, number = queue.pop()
-        following = method.finish(timeline.jobs[number])
+        following = method.record_finished_job(timeline.jobs[number])
         if following is None:
             idle += 1
         else:
             begin(following, launched=False)
 
 
-def synchronous_seconds(stages: Sequence[Stage], costs: TrialTimes, workers: npt.ArrayLike) -> Array:
+def synchronous_seconds(stages: Sequence[SynchronousStage], costs: TrialTimes, workers: npt.ArrayLike) -> Array:
     """Return the wall time of synchronous stages of equal trials: each takes ceil(jobs / workers) waves [s].
 
     Parameters
     ----------
-    stages : sequence of Stage
+    stages : sequence of SynchronousStage
         Jobs between two barriers.
     costs : TrialTimes
         Costs for one size of the network.
@@ -344,5 +344,5 @@ def synchronous_seconds(stages: Sequence[Stage], costs: TrialTimes, workers: npt
         Times [s], in the shape of ``workers``.
     """
     counts = np.asarray(workers)
-    waves = (-(-stage.jobs // counts) * costs.seconds(0, stage.begin_samples, stage.end_samples) for stage in stages)
+    waves = (-(-stage.jobs // counts) * costs.job_time(0, stage.begin_samples, stage.end_samples) for stage in stages)
     return np.asarray(sum(waves, start=np.zeros(counts.shape)), dtype=np.float64)

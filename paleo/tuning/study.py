@@ -12,16 +12,16 @@ import numpy as np
 
 from paleo.errors import CapacityError, PlanError, SpecError, suggest_names
 from paleo.predict import predict
-from paleo.specs.prices import nodes_of
+from paleo.specs.prices import occupied_machines
 from paleo.studies.cost import JOULES_PER_KWH, Tariff, energy, parse_amount, rent_rate
 from paleo.studies.defaults import with_one_software, with_same_software, with_usual_batch
 from paleo.studies.goodput import LongRunOptions, interruption_of
 from paleo.studies.target import forward_seconds
 from paleo.tuning.base import (
     METHODS,
-    Method,
     TrialTimeline,
     TrialTimes,
+    TuningMethod,
     TuningProblem,
     sampled_trial_scores,
     simulate,
@@ -51,7 +51,7 @@ UNMODELLED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Tuning:
+class TuningSettings:
     """Options of a search over trials.
 
     Attributes
@@ -90,7 +90,7 @@ class Tuning:
     seed: int = 0
 
     @property
-    def method_class(self) -> type[Method]:
+    def method_class(self) -> type[TuningMethod]:
         """Class that implements the tuning method, such as `Hyperband`."""
         return METHODS[self.method]
 
@@ -125,15 +125,15 @@ class TrialEstimate:
 
     gpus: int
     predictions: tuple[Prediction, ...]
-    costs: TrialTimes
+    trial_times: TrialTimes
 
     @property
-    def factors(self) -> tuple[float, float]:
+    def step_time_interval_factors(self) -> tuple[float, float]:
         """Ends of the 90 % interval of the step time, relative to the step time."""
         ends = [tuple(end / each.step_time for end in each.interval) for each in self.predictions]
         return float(np.mean([low for low, _ in ends])), float(np.mean([high for _, high in ends]))
 
-    def scaled(self, factor: float) -> TrialTimes:
+    def scaled_trial_times(self, factor: float) -> TrialTimes:
         """Return the trial costs with the step time multiplied by a factor.
 
         Parameters
@@ -146,7 +146,9 @@ class TrialEstimate:
         TrialTimes
             The costs.
         """
-        return replace(self.costs, unit=[unit * factor for unit in self.costs.unit])
+        return replace(
+            self.trial_times, seconds_per_sample=[unit * factor for unit in self.trial_times.seconds_per_sample]
+        )
 
     def joules(self, seconds: float, tariff: Tariff) -> float | None:
         """Return the energy of the GPUs of one trial while they are busy.
@@ -169,7 +171,7 @@ class TrialEstimate:
 
 
 def estimate_trial(
-    model: ModelSpec, system: System, run: Run, tuning: Tuning, long_run: LongRunOptions
+    model: ModelSpec, system: System, run: Run, tuning: TuningSettings, long_run: LongRunOptions
 ) -> TrialEstimate:
     """Predict the training times and costs of a trial of every network size.
 
@@ -181,7 +183,7 @@ def estimate_trial(
         Machine: its devices, nodes and links.
     run : Run
         Run of one trial, with its number of GPUs.
-    tuning : Tuning
+    tuning : TuningSettings
         The search.
     long_run : LongRunOptions
         Failures and checkpoints.
@@ -205,12 +207,12 @@ def estimate_trial(
         predictions.append(step)
         parts.append((step, interruption_of(step, long_run)))
     costs = TrialTimes(
-        unit=[step.step_time / step.plan.global_batch / pause.goodput for step, pause in parts],
-        start=parts[0][1].launch_time,
+        seconds_per_sample=[step.step_time / step.plan.global_batch / pause.goodput for step, pause in parts],
+        launch_time=parts[0][1].launch_time,
         restore=[pause.restore for _, pause in parts],
         save=[pause.save for _, pause in parts],
         evaluation=[_evaluation(step, tuning.evaluation_samples) for step, _ in parts],
-        resumes=tuning.resumes,
+        resumes_from_checkpoint=tuning.resumes,
     )
     return TrialEstimate(run.gpus, tuple(predictions), costs)
 
@@ -226,21 +228,21 @@ def _words(size: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class TuningSearch:
-    """Time and cost of a whole search on ``gpus`` GPUs, with the GPUs per trial that ``price`` names."""
+    """Time and cost of a whole search on ``gpus`` GPUs, with the GPUs per trial that ``trial_estimate`` names."""
 
-    tuning: Tuning
+    tuning: TuningSettings
     gpus: int
-    price: TrialEstimate
+    trial_estimate: TrialEstimate
 
     @property
     def workers(self) -> int:
         """Number of trials that train at the same time."""
-        return self.gpus // self.price.gpus
+        return self.gpus // self.trial_estimate.gpus
 
     @cached_property
     def timeline(self) -> TrialTimeline:
         """Simulated jobs of the search over time."""
-        return simulate(self.tuning.method_class(self.tuning.problem()), self.price.costs, self.workers)
+        return simulate(self.tuning.method_class(self.tuning.problem()), self.trial_estimate.trial_times, self.workers)
 
     def seconds_at(self, factor: float = 1.0) -> float:
         """Return the wall time of the search if step times change.
@@ -255,8 +257,12 @@ class TuningSearch:
         float
             Seconds, in closed form if there is one.
         """
-        stages = self.tuning.method_class(self.tuning.problem()).stages() if len(self.tuning.sizes) == 1 else None
-        costs = self.price.scaled(factor)
+        stages = (
+            self.tuning.method_class(self.tuning.problem()).synchronous_stages()
+            if len(self.tuning.sizes) == 1
+            else None
+        )
+        costs = self.trial_estimate.scaled_trial_times(factor)
         if stages is not None:
             return float(synchronous_seconds(stages, costs, self.workers))
         return simulate(self.tuning.method_class(self.tuning.problem()), costs, self.workers).seconds
@@ -269,7 +275,7 @@ class TuningSearch:
     @property
     def interval(self) -> tuple[float, float]:
         """Wall time at the ends of the 90 % interval of the step time [s]."""
-        low, high = self.price.factors
+        low, high = self.trial_estimate.step_time_interval_factors
         return self.seconds_at(low), self.seconds_at(high)
 
     @property
@@ -290,7 +296,7 @@ class TuningSearch:
         float, optional
             Rent [USD]; None if no price is known.
         """
-        rate, _ = rent_rate(self.price.predictions[0].system, self.gpus, tariff)
+        rate, _ = rent_rate(self.trial_estimate.predictions[0].system, self.gpus, tariff)
         return None if rate is None else rate * self.seconds
 
     def kwh(self, tariff: Tariff) -> float | None:
@@ -306,22 +312,22 @@ class TuningSearch:
         float, optional
             kWh; None if the device file has no design power.
         """
-        joules = self.price.joules(self.timeline.busy_seconds, tariff)
+        joules = self.trial_estimate.joules(self.timeline.busy_seconds, tariff)
         return None if joules is None else joules / JOULES_PER_KWH
 
 
 @dataclass(frozen=True, slots=True)
 class DeadlineMargin:
-    """Margin of a deadline of ``seconds`` [s]; ``holds`` is True if the search meets it.
+    """Margin of a deadline of ``deadline_seconds`` [s]; ``meets_deadline`` is True if the search meets it.
 
-    ``trials`` is the largest number of trials that meets it, ``nodes`` the smallest number of nodes that meets it with
-    all trials; None if even four times as many nodes do not.
+    ``max_trials`` is the largest number of trials that meets it, ``min_nodes`` the smallest number of nodes that meets
+    it with all trials; None if even four times as many nodes do not.
     """
 
-    seconds: float
-    holds: bool
-    trials: int
-    nodes: int | None
+    deadline_seconds: float
+    meets_deadline: bool
+    max_trials: int
+    min_nodes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,32 +348,32 @@ class TuningStudy:
 
     model: ModelSpec
     system: System
-    tuning: Tuning
+    tuning: TuningSettings
     tariff: Tariff
-    points: tuple[TuningSearch, ...]
+    searches: tuple[TuningSearch, ...]
     gpus: int
     batch: int
     gpus_per_trial: int | None
     refusals: tuple[str, ...]
     software_reason: str = ""
-    margin: DeadlineMargin | None = None
+    deadline_margin: DeadlineMargin | None = None
     regret: Regret | None = None
     unmodelled: tuple[str, ...] = field(default=UNMODELLED)
 
     @property
     def best(self) -> TuningSearch:
         """The search with the shortest wall time over all numbers of GPUs per trial."""
-        return min((point for point in self.points if point.gpus == self.gpus), key=lambda point: point.seconds)
+        return min((point for point in self.searches if point.gpus == self.gpus), key=lambda point: point.seconds)
 
     @property
     def software(self) -> str:
         """The software profile of all trials."""
-        return self.points[0].price.predictions[0].run.software
+        return self.searches[0].trial_estimate.predictions[0].run.software
 
     @property
     def cheapest(self) -> TuningSearch:
         """The search with the fewest GPU-hours over all numbers of GPUs and of GPUs per trial."""
-        return min(self.points, key=lambda point: point.gpu_hours)
+        return min(self.searches, key=lambda point: point.gpu_hours)
 
     @property
     def verdict(self) -> str:
@@ -378,7 +384,7 @@ class TuningStudy:
         trials = f"{with_noun(self.tuning.trials, 'trial')} by {kind.title}"
         words = (
             f"{trials} take {format_duration(best.seconds)} on {with_noun(self.gpus, 'GPU')} of {self.system.name}, "
-            f"{with_noun(best.price.gpus, 'GPU')} a trial: {best.gpu_hours:,.0f} GPU-hours{price}, "
+            f"{with_noun(best.trial_estimate.gpus, 'GPU')} a trial: {best.gpu_hours:,.0f} GPU-hours{price}, "
             f"{format_percent(best.timeline.utilisation)} busy."
         )
         return " ".join([words, *filter(None, (self._cheaper(), self._margin()))])
@@ -389,22 +395,23 @@ class TuningStudy:
         if cheap.gpu_hours > best.gpu_hours * (1.0 - _LEAST_GAIN):
             return ""
         return (
-            f"Cheapest is {with_noun(cheap.gpus, 'GPU')}, {cheap.price.gpus} a trial: {cheap.gpu_hours:,.0f} GPU-hours "
+            f"Cheapest is {with_noun(cheap.gpus, 'GPU')}, {cheap.trial_estimate.gpus} a trial: {cheap.gpu_hours:,.0f} "
+            f"GPU-hours "
             f"in {format_duration(cheap.seconds)}."
         )
 
     def _margin(self) -> str:
-        if self.margin is None:
+        if self.deadline_margin is None:
             return ""
-        margin, trials = self.margin, abs(self.margin.trials - self.tuning.trials)
-        nodes = None if margin.nodes is None else abs(nodes_of(self.system, self.gpus) - margin.nodes)
-        if margin.holds:
+        margin, trials = self.deadline_margin, abs(self.deadline_margin.max_trials - self.tuning.trials)
+        nodes = None if margin.min_nodes is None else abs(occupied_machines(self.system, self.gpus) - margin.min_nodes)
+        if margin.meets_deadline:
             fewer = f" or {with_noun(nodes, 'node')} fewer" if nodes else ""
             more = with_noun(trials, "trial")
-            return f"The deadline of {format_duration(margin.seconds)} is met:  {more} more{fewer} would do."
+            return f"The deadline of {format_duration(margin.deadline_seconds)} is met:  {more} more{fewer} would do."
         more = "" if nodes is None else f", or {with_noun(nodes, 'node')} more"
         return (
-            f"The deadline of {format_duration(margin.seconds)} is missed: it takes "
+            f"The deadline of {format_duration(margin.deadline_seconds)} is missed: it takes "
             f"{with_noun(trials, 'trial')} fewer{more}."
         )
 
@@ -413,7 +420,7 @@ def tuning_study(
     model: ModelSpec,
     system: System,
     run: Run,
-    tuning: Tuning,
+    tuning: TuningSettings,
     *,
     gpus: int,
     per_trial: int | None = None,
@@ -427,7 +434,7 @@ def tuning_study(
     ----------
     model, system, run : ModelSpec, System, Run
         Network, machine, and the run of every trial; without a global batch in it, that of one node is taken.
-    tuning : Tuning
+    tuning : TuningSettings
         The search: its method, trials and budgets.
     gpus : int
         Total number of GPUs.
@@ -463,7 +470,9 @@ def tuning_study(
         except (PlanError, CapacityError) as error:
             refusals.append(f"{with_noun(width, 'GPU')}: {error}")
             continue
-        if prices and max(price.costs.unit) > (1.0 - _LEAST_GAIN) * max(prices[-1].costs.unit):
+        if prices and max(price.trial_times.seconds_per_sample) > (1.0 - _LEAST_GAIN) * max(
+            prices[-1].trial_times.seconds_per_sample
+        ):
             break
         prices.append(price)
     if not prices:
@@ -477,18 +486,18 @@ def tuning_study(
     best = study.best
     margin = None if deadline is None else _margin(best, system, deadline)
     regret = None if tuning.correlation is None else _regret(tuning, best, tuning.correlation)
-    return replace(study, margin=margin, regret=regret)
+    return replace(study, deadline_margin=margin, regret=regret)
 
 
 def _margin(best: TuningSearch, system: System, deadline: float) -> DeadlineMargin:
     """Compute the margin of a deadline by bisection."""
 
     def in_time(trials: int, gpus: int) -> bool:
-        point = TuningSearch(replace(best.tuning, trials=trials), gpus, best.price)
-        return gpus >= best.price.gpus and point.seconds <= deadline
+        point = TuningSearch(replace(best.tuning, trials=trials), gpus, best.trial_estimate)
+        return gpus >= best.trial_estimate.gpus and point.seconds <= deadline
 
     node = max(system.devices_per_host or system.devices_per_node, 1)
-    nodes, trials = nodes_of(system, best.gpus), best.tuning.trials
+    nodes, trials = occupied_machines(system, best.gpus), best.tuning.trials
     most = _last(lambda count: in_time(count, best.gpus), min(4 * trials, MOST_TRIALS))
     fewest = _last(lambda missing: in_time(trials, (4 * nodes - missing) * node), 4 * nodes - 1, first=0)
     holds = best.seconds <= deadline
@@ -506,12 +515,12 @@ def _last(holds: Callable[[int], bool], most: int, first: int | None = None) -> 
     return low
 
 
-def _regret(tuning: Tuning, point: TuningSearch, correlation: float) -> Regret:
+def _regret(tuning: TuningSettings, point: TuningSearch, correlation: float) -> Regret:
     """Return the share of trials better than the one that the search returns, over many random draws of scores."""
     shares = []
     for seed in range(_DRAWS):
         problem = tuning.problem(correlation, seed)
-        timeline = simulate(tuning.method_class(problem), point.price.costs, point.workers)
+        timeline = simulate(tuning.method_class(problem), point.trial_estimate.trial_times, point.workers)
         final = problem.scores[:, -1]
         reached = max(job.rung for job in timeline.jobs)
         trials = [job.trial for job in timeline.jobs if job.rung == reached]
@@ -607,17 +616,17 @@ def parse_training(model: ModelSpec, run: Run, name: str, **amounts: Any) -> flo
     return amount.samples
 
 
-def validated_tuning(tuning: Tuning) -> Tuning:
+def validated_tuning(tuning: TuningSettings) -> TuningSettings:
     """Check that the trial counts and budgets of a search are valid, and return them.
 
     Parameters
     ----------
-    tuning : Tuning
+    tuning : TuningSettings
         The search.
 
     Returns
     -------
-    Tuning
+    TuningSettings
         The search.
 
     Raises

@@ -32,7 +32,7 @@ LEVELS: list[set[str]] = [
     {"report"},
     {"answers"},
     {"questions", "services"},
-    {"uses"},
+    {"serve_train_split"},
     {"cli", "demo"},
     {"__init__", "__main__"},
 ]

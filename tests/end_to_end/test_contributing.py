@@ -38,8 +38,8 @@ from paleo.consistency.base import CONSISTENCY
 from paleo.layers.base import LAYERS
 from paleo.learning.base import LAWS
 from paleo.logs.base import READERS
-from paleo.pricing.kernels import FAMILIES
-for registry in (COMPRESSIONS, CONSISTENCY, FAMILIES, LAWS, LAYERS, READERS):
+from paleo.pricing.kernels import KERNEL_FAMILIES
+for registry in (COMPRESSIONS, CONSISTENCY, KERNEL_FAMILIES, LAWS, LAYERS, READERS):
     print(f"registered {' '.join(registry)} ", file=sys.stderr)
 for line in sys.stdin.read().splitlines():
     code = run(shlex.split(line))

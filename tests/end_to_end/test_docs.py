@@ -169,7 +169,7 @@ def test_the_shell_completes(words: str, expected: set[str]) -> None:
 
 @pytest.mark.parametrize("text", [text for _, text in shown("csv")], ids=lambda text: str(len(text)))
 def test_tables_shown_are_read(text: str, tmp_path: Path) -> None:
-    from paleo.tables.runner import validate_file
+    from paleo.tables.validation import validate_file
 
     (tmp_path / "table.csv").write_text(text)
     report = validate_file(tmp_path / "table.csv")

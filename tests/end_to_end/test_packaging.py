@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paleo.specs.catalog import FOLDERS
+from paleo.specs.catalog import CATALOG_FOLDERS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,7 +18,9 @@ def test_the_wheel_holds_the_package_and_the_catalog(tmp_path: Path, monkeypatch
     held = set(zipfile.ZipFile(tmp_path / build.build_wheel(str(tmp_path))).namelist())
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "paleo").rglob("*.py")}
     catalog = {
-        f"paleo/_data/{folder}/{path.name}" for folder in FOLDERS.values() for path in (ROOT / folder).glob("*.yaml")
+        f"paleo/_data/{folder}/{path.name}"
+        for folder in CATALOG_FOLDERS.values()
+        for path in (ROOT / folder).glob("*.yaml")
     }
     assert modules | catalog | {"paleo/py.typed"} <= held
     assert len(catalog) > 200

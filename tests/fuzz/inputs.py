@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from paleo.specs.catalog import entries
+from paleo.specs.catalog import entry_files
 from paleo.specs.loading import read_yaml
 from tests.fuzz.mutations import HOSTILE, bytes_mutated, mutated, text_mutated
 
@@ -130,7 +130,7 @@ def kind(name: str, *, cost_ms: float) -> Callable[[Kind], Kind]:
 
 @cache
 def _good(kind_of_entry: str, name: str) -> Any:
-    return read_yaml(entries(kind_of_entry)[name])
+    return read_yaml(entry_files(kind_of_entry)[name])
 
 
 def _written(path: Path, data: Any, rng: random.Random) -> str:

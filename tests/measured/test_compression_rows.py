@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from paleo.tables.kinds._compression import counted_flops
-from paleo.tables.runner import FileReport, validate_file
+from paleo.tables.validation import FileReport, validate_file
 from paleo.units import TERA
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.tables.runner import FileReport, validate_file
+from paleo.tables.validation import FileReport, validate_file
 
 
 @pytest.fixture(scope="module")

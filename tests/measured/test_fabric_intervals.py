@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from paleo.pricing.calibration_lookup import UNMEASURED_INTERVAL
 from paleo.pricing.communication import Fabric, Nccl, fastest_algorithm
 from paleo.pricing.links.alpha_beta import bus_factor
-from paleo.pricing.links.fabric import fabric_defaults
-from paleo.pricing.store import UNMEASURED
+from paleo.pricing.links.fabric import default_fabric_parameters
 from paleo.specs.system import load_system
-from paleo.tables.cells import number, read_table, text
+from paleo.tables.cells import number_column, read_table, text_column
 from paleo.tables.kernels import KERNEL_TABLES
 from paleo.units import GIGA, MEBIBYTE, MICROSECOND, MILLISECOND
 
@@ -38,29 +38,32 @@ def measured_errors(shared: Path, *, short: bool) -> Errors:
     """log(measured / predicted by the defaults) of each fabric's rows of NCCL: rings and trees beyond a millisecond, or
     all operations below."""
     kind, frame = KERNEL_TABLES["collective"], read_table(shared / "measurements" / "collective.csv.gz")
-    frame = frame[text(frame, "system").isin(MEASURED)]
-    frame = frame[(kind.family(frame) == "collective.fabric") & (kind.stack(frame) == "back-to-back")]
+    frame = frame[text_column(frame, "system").isin(MEASURED)]
+    frame = frame[(kind.kernel_family(frame) == "collective.fabric") & (kind.timing_method(frame) == "back-to-back")]
     errors = {}
     for name in MEASURED:
-        rows, system = frame[text(frame, "system") == name], load_system(name)
-        seconds = kind.time(rows, system, fabric_defaults(system))
-        rings = ~text(rows, "op").isin(["all_to_all", "send_recv"]).to_numpy()
+        rows, system = frame[text_column(frame, "system") == name], load_system(name)
+        seconds = kind.predict_times(rows, system, default_fabric_parameters(system))
+        rings = ~text_column(rows, "op").isin(["all_to_all", "send_recv"]).to_numpy()
         chosen = seconds <= MILLISECOND if short else (seconds > MILLISECOND) & rings
-        errors[name] = np.log(number(rows, "time_us") * MICROSECOND / seconds)[chosen]
+        errors[name] = np.log(number_column(rows, "time_us") * MICROSECOND / seconds)[chosen]
     return errors
 
 
 def published_error(name: str, ranks: int, size: float, published: float) -> npt.NDArray[np.float64]:
     """The same for a published bus bandwidth."""
     fabric = Fabric(load_system(name))
-    seconds = float(fastest_algorithm(fabric.policy, "all_reduce", size, fabric.links(1, ranks)).time)
+    seconds = float(fastest_algorithm(fabric.collective_model, "all_reduce", size, fabric.links(1, ranks)).time)
     return np.log([float(bus_factor("all_reduce", ranks)) * size / published / seconds])
 
 
 def error_of_steps() -> npt.NDArray[np.float64]:
     """The same for a fabric that was fitted to whole steps: 1 GiB over 64 V100s."""
-    fabric, defaults = Fabric(load_system("deepspeed-v100-edr")), fabric_defaults(load_system("deepspeed-v100-edr"))
-    policies = (fabric.policy, Nccl(between=defaults))
+    fabric, defaults = (
+        Fabric(load_system("deepspeed-v100-edr")),
+        default_fabric_parameters(load_system("deepspeed-v100-edr")),
+    )
+    policies = (fabric.collective_model, Nccl(inter_node=defaults))
     fitted, usual = (
         float(fastest_algorithm(each, "all_gather", 2.0**30, fabric.links(1, 64)).time) for each in policies
     )
@@ -121,5 +124,5 @@ def test_fabrics_that_are_left_out_lie_inside(large: Errors, small: Errors) -> N
 
 @pytest.mark.shared
 def test_the_width_of_unmeasured_fabrics_holds_large_rings_on_each(large: Errors) -> None:
-    low, high = np.log(UNMEASURED)
+    low, high = np.log(UNMEASURED_INTERVAL)
     assert min(float(((rows >= low) & (rows <= high)).mean()) for rows in large.values()) >= 0.85

@@ -95,7 +95,7 @@ def test_a_configuration_is_imported_as_its_name_says(file: Path) -> None:
     begun = time.perf_counter()
     network = import_network("hf", str(file))
     assert time.perf_counter() - begun < SECONDS
-    assert not network.unknown
+    assert not network.unknown_functions
     counted, active = network.graph.parameters, active_parameters(network.graph)
     assert counted == COUNTED.get(file.stem, counted)
     whole, some = stated_parameters(file.stem)

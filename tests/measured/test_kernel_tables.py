@@ -8,12 +8,12 @@ from functools import reduce
 import numpy as np
 import pytest
 
+from paleo.pricing.calibration_lookup import find_parameters
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.links.group import ExchangeParameters
-from paleo.pricing.store import lookup
 from paleo.tables.base import residual_errors
 from paleo.tables.kernels import KERNEL_TABLES
-from paleo.tables.runner import Errors, FileReport, Flags
+from paleo.tables.validation import ErrorSummary, FileReport, Flags
 from paleo.units import MEBIBYTE, MICROSECOND
 
 Pair = tuple[str, str]
@@ -118,10 +118,10 @@ Validated = Callable[[str], FileReport]
 
 
 def rows_of(report: FileReport, source: str, device: str) -> Flags:
-    return np.asarray((report.sources == source) & (report.predictions.subjects == device))
+    return np.asarray((report.row_sources == source) & (report.predictions.subjects == device))
 
 
-def errors_of(report: FileReport, pairs: list[Pair]) -> Errors:
+def errors_of(report: FileReport, pairs: list[Pair]) -> ErrorSummary:
     return report.errors(reduce(np.logical_or, (rows_of(report, *pair) for pair in pairs)))
 
 
@@ -145,7 +145,9 @@ def test_errors_on_other_devices_do_not_grow(
     """Every source and device of a table is held by a bar, or is named among the misses."""
     report, unseen, missed = validated(table), UNSEEN.get(table, {}), MISSED.get(table, {})
     calibrated = {(source, device) for source, devices in sources.items() for device in devices}
-    known = zip(report.sources[report.was_predicted], report.predictions.subjects[report.was_predicted], strict=True)
+    known = zip(
+        report.row_sources[report.was_predicted], report.predictions.subjects[report.was_predicted], strict=True
+    )
     assert set(known) - calibrated <= {*unseen, *missed}, "hold these rows by a bar too"
     for pair, highest in unseen.items():
         mape = errors_of(report, [pair]).mape
@@ -157,12 +159,12 @@ def test_products_of_a_pascal_card_that_was_left_out(validated: Validated) -> No
     """Titan X under what cards of its kind without rows inherit: P100's silicon, pages of graphics memory."""
     report, kind = validated("gemm.csv.gz"), KERNEL_TABLES["gemm"]
     rows = report.frame[rows_of(report, "deepbench", "titan-x-pascal") & report.frame["dtype"].eq("fp32").to_numpy()]
-    inherited = lookup(
+    inherited = find_parameters(
         GemmParameters, subject="titan-xp", architecture="Pascal", memory_kind="GDDR5X", family="gemm.simt",
         stacks=("back-to-back",),
     )  # fmt: skip
     assert inherited.origin == "inherited"
-    seconds = kind.time(rows, kind.figures("titan-x-pascal", "fp32", ""), inherited.parameters)
+    seconds = kind.predict_times(rows, kind.load_datasheet("titan-x-pascal", "fp32", ""), inherited.parameters)
     errors = residual_errors(seconds, rows["time_us"].to_numpy() * MICROSECOND)
     assert errors.rows == 160 and errors.mape < 0.23 and abs(errors.total_error) < 0.1
 
@@ -175,9 +177,9 @@ def test_exchanges_over_links_of_another_generation(validated: Validated, known:
     system = "dgx-b200" if known == "dgx-h100" else "gb200-nvl72"
     large = (report.frame["op"].eq("all_to_all") & (report.frame["bytes"] >= 16 * MEBIBYTE)).to_numpy()
     frame = report.frame[rows_of(report, "aiconfigurator", system) & large]
-    parameters = lookup(
+    parameters = find_parameters(
         ExchangeParameters, subject=known, architecture="", family="collective.exchange", stacks=("back-to-back",)
     ).parameters
-    seconds = kind.time(frame, kind.figures(system, "", ""), parameters)
+    seconds = kind.predict_times(frame, kind.load_datasheet(system, "", ""), parameters)
     errors = residual_errors(seconds, frame["time_us"].to_numpy() * MICROSECOND)
     assert errors.rows == rows and errors.mape < bar

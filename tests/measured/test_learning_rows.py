@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from paleo.tables.runner import FileReport
+from paleo.tables.validation import FileReport
 
 Validated = Callable[[str], FileReport]
 

@@ -11,15 +11,15 @@ import pytest
 
 from paleo.errors import SpecError
 from paleo.tables.cells import read_table
-from paleo.tables.kinds._placement import PairNetwork, PlacementSteps, Rails
-from paleo.tables.runner import FileReport, validate_file, validate_frame
+from paleo.tables.kinds._placement import PairNetwork, PlacementTable, RailTable
+from paleo.tables.validation import FileReport, validate_file, validate_frame
 
 
 @pytest.fixture(scope="module")
 def report(shared: Path) -> FileReport:
     """A third of the rows: all networks and depths at one batch, which is what takes the time."""
     frame = read_table(shared / "measurements" / "placement.csv")
-    return validate_frame("placement", frame[frame["global_batch"] == 2048], PlacementSteps())
+    return validate_frame("placement", frame[frame["global_batch"] == 2048], PlacementTable())
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_the_cost_of_random_placement(ratios: pd.DataFrame) -> None:
 def test_rows_without_their_networks_say_so(shared: Path, tmp_path: Path) -> None:
     frame = read_table(shared / "measurements" / "placement.csv").head(2)
     frame.attrs["path"] = str(tmp_path / "placement.csv")
-    (reason,) = validate_frame("alone", frame, PlacementSteps()).unsupported_reasons
+    (reason,) = validate_frame("alone", frame, PlacementTable()).unsupported_reasons
     assert "placement_networks.csv beside the table" in reason
 
 
@@ -71,7 +71,7 @@ def test_flows_of_a_group_share_its_link() -> None:
         for node, first in (("n0", 0), ("n1", 2))
     ]  # fmt: skip
     network = PairNetwork.of(pd.DataFrame([general, *nodes]))
-    apart = network.seconds(np.array([0, 1, 0]), np.array([2, 3, 1]), 1460.0)
+    apart = network.transfer_times(np.array([0, 1, 0]), np.array([2, 3, 1]), 1460.0)
     assert apart.tolist() == pytest.approx([1538.0 / 0.5e8, 1538.0 / 0.5e8, 1460.0 / 1e9])
 
 
@@ -85,7 +85,7 @@ def test_networks_are_no_measurements(shared: Path) -> None:
 def test_messages_between_like_and_unlike_rails(shared: Path) -> None:
     """Nothing is fitted to them: sends have the share of a NIC that nccl-tests' have on InfiniBand, exchanges that of
     the other fabric that libraries reach by libfabric. Unlike rails get less than half of what like ones get."""
-    report = validate_frame("rails", read_table(shared / "measurements" / "rails.csv"), Rails())
+    report = validate_frame("rails", read_table(shared / "measurements" / "rails.csv"), RailTable())
     errors = report.errors()
     assert report.unsupported_reasons == {} and errors.mape is not None and errors.mape <= 0.12
     like = (report.frame["peers"] == "rail-aligned").to_numpy()
@@ -106,5 +106,5 @@ def test_rows_of_rails_say_what_is_wrong(changes: dict[str, object], says: str) 
         "system": "aws-p5.48xlarge", "ranks": 16, "ranks_per_node": 8, "peers": "cross-rail", "message_bytes": 2**20,
         "bytes_per_s_per_gpu": 1.9e10, "device": "h100-sxm5-80gb",
     }  # fmt: skip
-    (reason,) = validate_frame("rails", pd.DataFrame([{**row, **changes}]), Rails()).unsupported_reasons
+    (reason,) = validate_frame("rails", pd.DataFrame([{**row, **changes}]), RailTable()).unsupported_reasons
     assert says in reason

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from paleo.files import read_rows
-from paleo.tables.runner import validate_file
+from paleo.files import read_csv_rows
+from paleo.tables.validation import validate_file
 
 ROWS = Path(__file__).parent / "rows"
 #: Table -> rows, and the largest mean error of the shipped calibrations on them. Element-wise passes are fitted to
@@ -37,7 +37,7 @@ def test_kernels_of_an_h100_are_predicted(table: str) -> None:
 
 def test_rows_say_when_and_with_what_they_were_measured() -> None:
     for path in sorted(ROWS.glob("*.csv")):
-        for row in read_rows(path):
+        for row in read_csv_rows(path):
             steps = "iterations" in path.name
             stated = str(row["notes"]) if steps else " ".join(str(row[name]) for name in ("date", "driver", "library"))
             assert "2026-11-27" in stated and "580.159.04" in stated and "2.11.0" in str(row), path.name

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from paleo.tables.base import GOAL_PERCENTAGE_POINTS, EfficiencyPoint, summarise_efficiencies
-from paleo.tables.runner import FileReport
+from paleo.tables.base import EFFICIENCY_ERROR_GOAL, EfficiencyPoint, summarise_efficiencies
+from paleo.tables.validation import FileReport
 from tests.replay.freeze import WHOLE_TABLES, differences, error_figures, load, rounded
 
 Validated = Callable[[str], FileReport]
@@ -73,16 +73,16 @@ def test_steps_stated_as_tokens_a_second(model: str, framework: str, bar: float,
 def test_steps_of_convolutional_networks_stay_within_their_bars(validated: Validated) -> None:
     report = validated(CNN)
     for (source, devices), bar in CNN_BARS.items():
-        errors = report.errors((report.sources == source) & on(report, *devices))
+        errors = report.errors((report.row_sources == source) & on(report, *devices))
         assert errors.mape is not None and errors.mape < bar, (source, devices)
-    plain = report.frame["dtype"].eq("fp32").to_numpy() & (report.sources == "lambda-tensorflow-benchmark")
+    plain = report.frame["dtype"].eq("fp32").to_numpy() & (report.row_sources == "lambda-tensorflow-benchmark")
     errors = report.errors(plain)
     assert errors.rows >= 48 and errors.mape is not None and errors.mape < 0.08
     containers = report.frame["framework"].str.contains("mxnet-").fillna(False).to_numpy()
     nvidia = report.errors(containers & on(report, "v100-sxm2-16gb"))
     assert nvidia.rows >= 8 and nvidia.mape is not None and nvidia.mape < 0.05
-    volta = (report.sources == "DeepLearningExamples") & on(report, "v100-sxm2-16gb", "v100-sxm2-32gb")
-    first = report.errors(np.isin(report.sources.astype(str), list(FIRST_SOURCES)) | volta)
+    volta = (report.row_sources == "DeepLearningExamples") & on(report, "v100-sxm2-16gb", "v100-sxm2-32gb")
+    first = report.errors(np.isin(report.row_sources.astype(str), list(FIRST_SOURCES)) | volta)
     assert first.rows >= 372 and first.mape is not None and first.mape < 0.18
 
 
@@ -108,7 +108,7 @@ def test_steps_in_tf32_stay_within_their_bar(validated: Validated) -> None:
 def test_intervals_of_images_hold_nine_tenths_of_the_mean_source(validated: Validated) -> None:
     """Sources, not rows: which share of a source lies inside its 90 % intervals, on the mean of those of ten rows."""
     report = validated(CNN)
-    shares = [errors.coverage for errors in report.errors_by(report.sources).values() if errors.rows >= 10]
+    shares = [errors.coverage for errors in report.errors_by_word(report.row_sources).values() if errors.rows >= 10]
     assert len(shares) >= 8 and 0.82 < float(np.mean([share for share in shares if share is not None])) < 0.95
 
 
@@ -121,7 +121,7 @@ def first_points(points: Sequence[EfficiencyPoint]) -> list[EfficiencyPoint]:
 @pytest.mark.shared
 def test_scaling_of_convolutional_networks(validated: Validated) -> None:
     """Points of frameworks without mixed-precision EfficientNets lie within the goal of 8 on average."""
-    points = validated(CNN).scaling
+    points = validated(CNN).scaling_efficiencies
     first = first_points(points)
     whole = summarise_efficiencies(first)
     assert whole.points >= 68 and whole.impossible <= 6
@@ -129,13 +129,13 @@ def test_scaling_of_convolutional_networks(validated: Validated) -> None:
     later = summarise_efficiencies(
         [point for point in points if point not in first and "fficient" not in point.configuration]
     )
-    assert later.points >= 60 and later.mean_error is not None and later.mean_error < GOAL_PERCENTAGE_POINTS
+    assert later.points >= 60 and later.mean_error is not None and later.mean_error < EFFICIENCY_ERROR_GOAL
 
 
 @pytest.mark.shared
 def test_scaling_without_efficient_networks(validated: Validated) -> None:
     plain = summarise_efficiencies(
-        [point for point in first_points(validated(CNN).scaling) if "fficient" not in point.configuration]
+        [point for point in first_points(validated(CNN).scaling_efficiencies) if "fficient" not in point.configuration]
     )
     assert plain.points >= 48 and plain.mean_error is not None and plain.mean_error < 4.0
 

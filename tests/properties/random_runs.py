@@ -266,7 +266,7 @@ def _estimate(call: Call, document: Document) -> Iterator[str]:
     if document["hfu"] < document["mfu"] * (1 - ROUNDING) and "--qlora" not in call and "--lora" not in call:
         yield f"hfu {document['hfu']} is below mfu {document['mfu']}"
     possible = (
-        document["step_time_s"] * document["gpus"] * device.peak_flops_per_s(device.arithmetic(document["dtype"]))
+        document["step_time_s"] * document["gpus"] * device.peak_flops_per_s(device.arithmetic_dtype(document["dtype"]))
     )
     yield from _equal(
         "direct rate", document["direct_flops_per_s"] * document["step_time_s"], document["flops_per_step"]

@@ -25,9 +25,9 @@ import pandas as pd
 from paleo.calibrate import fit as fits
 from paleo.cli import run
 from paleo.tables.cells import read_table
-from paleo.tables.columns import COLUMNS, RANGES
-from paleo.tables.runner import FileReport, validate_frame
-from paleo.tables.steps import table_of
+from paleo.tables.columns import COLUMNS, RANGE_OF_TYPE
+from paleo.tables.run_tables import find_table_kind
+from paleo.tables.validation import FileReport, validate_frame
 
 SPOILT = ["", "abc", "nan", "inf", "-inf", "-1", "0", "1e308", "-1e308", "1e-308", "0.5", "9007199254740993", "\x00"]
 FILES = [
@@ -56,7 +56,7 @@ def sample(path: Path, rows: int) -> pd.DataFrame:
 def cells(path: Path, rows: int, values: list[str]) -> Iterator[tuple[str, str, pd.DataFrame]]:
     """Column, value and table of each way to spoil the first of some rows."""
     frame = sample(path, rows)
-    for column in table_of(frame.columns).columns:
+    for column in find_table_kind(frame.columns).columns:
         for value in values if column in frame.columns else ():
             spoilt = frame.assign(**{column: frame[column].astype(object)})
             spoilt.loc[0, column] = value
@@ -67,7 +67,7 @@ def cells(path: Path, rows: int, values: list[str]) -> Iterator[tuple[str, str, 
 def spoil(path: Path, rows: int, values: list[str]) -> list[str]:
     """Say which spoilt cells raise an error or a warning, lose a row, or move a row that was not spoilt."""
     frame = sample(path, rows)
-    whole = validate_frame("whole", frame, table_of(frame.columns))
+    whole = validate_frame("whole", frame, find_table_kind(frame.columns))
     found = (
         (column, value, broken_by(column, value, table, whole)) for column, value, table in cells(path, rows, values)
     )
@@ -79,10 +79,10 @@ def broken_by(column: str, value: str, spoilt: pd.DataFrame, whole: FileReport) 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            report = validate_frame("spoilt", spoilt, table_of(spoilt.columns))
+            report = validate_frame("spoilt", spoilt, find_table_kind(spoilt.columns))
             counted = int(report.was_predicted.sum()) + sum(report.unsupported_reasons.values())
             others = np.array_equal(report.predictions.values[1:], whole.predictions.values[1:], equal_nan=True)
-            refused = COLUMNS[column].type not in RANGES or value in ("", "nan") or _sound(column, value)
+            refused = COLUMNS[column].type not in RANGE_OF_TYPE or value in ("", "nan") or _sound(column, value)
     except Exception as error:
         return f": {type(error).__name__}: {str(error)[:150]}"
     if counted != len(spoilt) or not others:
@@ -133,7 +133,7 @@ def one_evaluation() -> Iterator[None]:
 def _sound(column: str, value: str) -> bool:
     """Whether a column's range holds a number."""
     number = pd.to_numeric(pd.Series([value]), errors="coerce").to_numpy(dtype=np.float64)
-    return bool(RANGES[COLUMNS[column].type].holds(number)[0])
+    return bool(RANGE_OF_TYPE[COLUMNS[column].type].contains(number)[0])
 
 
 def main() -> int:
@@ -151,7 +151,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, contextlib.nullcontext() if given.searches else one_evaluation():
         for file in (file for file in FILES if given.only in file):
             frame = sample(given.folder / file, given.rows)
-            whole = validate_frame("whole", frame, table_of(frame.columns))
+            whole = validate_frame("whole", frame, find_table_kind(frame.columns))
             at, before, from_s = tried, faults, time.process_time()
             for column, value, spoilt in cells(given.folder / file, given.rows, SPOILT):
                 if rng.random() < given.share:

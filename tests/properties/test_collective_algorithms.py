@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paleo.collectives.base import ALGORITHMS, OPERATIONS, Algorithm, algorithms_for
+from paleo.collectives.base import ALGORITHMS, COLLECTIVE_OPERATIONS, Algorithm, algorithms_for
 from paleo.pricing.communication import Nccl, algorithm_times, fastest_algorithm
-from paleo.pricing.links.alpha_beta import LevelCost, lower_bound, torus_bound, traffic_time
+from paleo.pricing.links.alpha_beta import LevelCost, time_lower_bound, torus_bound, traffic_time
 from paleo.pricing.links.group import GroupLinks, LinkLevel
 
 CASES = [(name, operation) for name, algorithm in ALGORITHMS.items() for operation in algorithm.formulas]
@@ -27,9 +27,9 @@ def priced(algorithm: Algorithm, operation: str, payload: object, group: tuple[o
 
 def least(algorithm: Algorithm, operation: str, payload: object, group: tuple[object, ...], levels: object) -> object:
     """The lower bound of the networks that an algorithm is for."""
-    if algorithm.topology == "torus":
+    if algorithm.required_topology == "torus":
         return torus_bound(operation, payload, group, levels)  # type: ignore[arg-type]
-    return lower_bound(operation, payload, group, levels, in_network=not algorithm.is_one_port)  # type: ignore[arg-type]
+    return time_lower_bound(operation, payload, group, levels, in_network=not algorithm.is_one_port)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("name", "operation"), CASES)
@@ -98,11 +98,11 @@ def test_reduction_of_bytes_is_conserved_by_bandwidth_optimal_algorithms(name: s
         assert reduced == pytest.approx(960.0 * (ranks - 1) / ranks)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", COLLECTIVE_OPERATIONS)
 def test_best_is_the_least_of_all_and_every_operation_is_served(operation: str) -> None:
     assert algorithms_for(operation)
-    inside = LinkLevel(8.0, 50e9, 1.0, 1.0, 1.0, latency=3e-6, included_latency=3e-6)
-    between = LinkLevel(4.0, 25e9, 8.0, 1.0, 8.0, latency=9e-6, included_latency=9e-6)
+    inside = LinkLevel(8.0, 50e9, 1.0, 1.0, 1.0, latency=3e-6, calibrated_latency=3e-6)
+    between = LinkLevel(4.0, 25e9, 8.0, 1.0, 8.0, latency=9e-6, calibrated_latency=9e-6)
     links = GroupLinks((inside, between), fabric_levels=1)
     table = algorithm_times(Nccl(), operation, PAYLOADS, links)
     choice = fastest_algorithm(Nccl(), operation, PAYLOADS, links)
@@ -115,4 +115,4 @@ def test_best_is_the_least_of_all_and_every_operation_is_served(operation: str) 
 def test_registry_entry_says_what_it_is(name: str, operation: str) -> None:
     algorithm = ALGORITHMS[name]
     assert algorithm.name == name and algorithm.summary and algorithm.reference
-    assert operation in OPERATIONS
+    assert operation in COLLECTIVE_OPERATIONS

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paleo.errors import SpecError
+from paleo.pricing.calibration_lookup import constant_efficiencies
 from paleo.pricing.communication import Fabric, fastest_algorithm
-from paleo.pricing.store import constant_rates
-from paleo.specs.catalog import entries, names
+from paleo.specs.catalog import entry_files, entry_names
 from paleo.specs.device import Device, find_device, load_device, load_link
 from paleo.specs.loading import NOT_STATED, read_yaml
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
-from paleo.units import GIB, GIGA, KILO, MICROSECOND, TERA
+from paleo.units import GIBIBYTE, GIGA, KILO, MICROSECOND, TERA
 
 #: FP32 lanes per multiprocessor (NVIDIA SM, AMD CU), by architecture; from the vendors' architecture papers.
 LANES = {
@@ -36,23 +36,23 @@ def lanes(device: Device) -> int | None:
 
 @pytest.mark.parametrize("kind", ["devices", "links", "systems"])
 def test_there_are_all_entries_of_the_facts(kind: str) -> None:
-    assert len(names(kind)) >= {"devices": 86, "links": 74, "systems": 55}[kind]
+    assert len(entry_names(kind)) >= {"devices": 86, "links": 74, "systems": 55}[kind]
 
 
 @pytest.mark.parametrize("kind", ["devices", "links", "systems"])
 def test_a_file_is_named_as_its_entry(kind: str) -> None:
-    for name, path in entries(kind).items():
+    for name, path in entry_files(kind).items():
         assert name == name.lower()
         assert read_yaml(path)["name"] == name
 
 
-@pytest.mark.parametrize("name", names("devices"))
+@pytest.mark.parametrize("name", entry_names("devices"))
 def test_a_device_is_sane(name: str) -> None:
     device = load_device(name)
     assert device.source != NOT_STATED and device.year is not None
     assert device.multiprocessor is None or device.multiprocessor.source != NOT_STATED
-    assert GIB <= device.memory.usable <= device.memory.capacity <= KILO * GIB
-    assert device.memory.usable >= 0.92 * device.memory.capacity  # inline error correction takes a sixteenth
+    assert GIBIBYTE <= device.memory.usable_bytes <= device.memory.capacity <= KILO * GIBIBYTE
+    assert device.memory.usable_bytes >= 0.92 * device.memory.capacity  # inline error correction takes a sixteenth
     assert 30 * GIGA <= device.memory.bandwidth <= 20 * TERA
     fastest = max(rate for dtype, rate in device.peak.items() if dtype in ("fp32", "fp16", "bf16"))
     ridge_point = fastest / device.memory.bandwidth
@@ -64,7 +64,7 @@ def test_a_device_is_sane(name: str) -> None:
     assert device.kind != "gpu" or device.multiprocessor is not None
 
 
-@pytest.mark.parametrize("name", names("devices"))
+@pytest.mark.parametrize("name", entry_names("devices"))
 def test_fp32_is_two_per_lane_and_clock(name: str) -> None:
     device = load_device(name)
     count = lanes(device)
@@ -74,12 +74,12 @@ def test_fp32_is_two_per_lane_and_clock(name: str) -> None:
     assert device.vector_peak["fp32"] == pytest.approx(expected, rel=0.02)
 
 
-@pytest.mark.parametrize("name", names("devices"))
+@pytest.mark.parametrize("name", entry_names("devices"))
 def test_a_tensor_peak_is_a_power_of_two_per_clock(name: str) -> None:
     """Dense 16-bit FLOP per SM and clock: 512 to 8192, as the architecture papers say (GeForce at half rate)."""
     device = load_device(name)
     clock = device.tensor_clock or device.boost_clock
-    if device.vendor != "NVIDIA" or not device.tensor_cores or clock is None or name == "titan-v":
+    if device.vendor != "NVIDIA" or not device.has_tensor_cores or clock is None or name == "titan-v":
         return
     per_clock = device.peak_flops_per_s("fp16", "tensor") / (device.multiprocessors * clock)
     nearest = 2 ** round(math.log2(per_clock))
@@ -89,7 +89,7 @@ def test_a_tensor_peak_is_a_power_of_two_per_clock(name: str) -> None:
 
 def test_aliases_are_unique_and_all_resolve() -> None:
     seen: dict[str, str] = {}
-    for name in names("devices"):
+    for name in entry_names("devices"):
         device = load_device(name)
         for alias in (device.name, device.full_name, *device.aliases):
             folded = " ".join(alias.lower().split())
@@ -100,8 +100,8 @@ def test_aliases_are_unique_and_all_resolve() -> None:
 
 @pytest.mark.slow
 def test_aliases_of_models_are_unique_and_all_resolve() -> None:
-    known = {name.lower() for name in names("models")}
-    listed = [(alias, name) for name in names("models") for alias in load_model(name).aliases]
+    known = {name.lower() for name in entry_names("models")}
+    listed = [(alias, name) for name in entry_names("models") for alias in load_model(name).aliases]
     assert listed and len({alias for alias, _ in listed}) == len(listed)
     for alias, name in listed:
         assert alias not in known
@@ -114,7 +114,7 @@ def test_dots_of_aliases_count() -> None:
         load_model("llama3-170b")
 
 
-@pytest.mark.parametrize("name", names("links"))
+@pytest.mark.parametrize("name", entry_names("links"))
 def test_a_link_is_sane(name: str) -> None:
     link = load_link(name)
     assert link.source != NOT_STATED
@@ -124,15 +124,15 @@ def test_a_link_is_sane(name: str) -> None:
     assert link.latency is None or 0.1 * MICROSECOND <= link.latency <= 50 * MICROSECOND
 
 
-@pytest.mark.parametrize("name", names("systems"))
+@pytest.mark.parametrize("name", entry_names("systems"))
 def test_a_system_is_sane(name: str) -> None:
     system = load_system(name)
     assert system.name == name and system.source != NOT_STATED and system.year is not None
     assert system.host is None or system.host.source != NOT_STATED
     assert system.levels
-    assert system.device.name in names("devices")
+    assert system.device.name in entry_names("devices")
     for level in system.levels:
-        assert level.unit_bandwidth > 0
+        assert level.member_bandwidth > 0
     if system.price_per_node is not None:
         assert 1 < system.price_per_node.rate * 3600 < KILO
     if system.levels[-1].ranks is not None and system.max_nodes is not None:
@@ -143,7 +143,7 @@ def test_a_system_is_sane(name: str) -> None:
 SHARP = {"Hopper", "Blackwell", "Blackwell Ultra"}
 
 
-@pytest.mark.parametrize("name", names("systems"))
+@pytest.mark.parametrize("name", entry_names("systems"))
 def test_nvswitches_add_from_the_third_generation_on(name: str) -> None:
     """Bridges, meshes of NVLink, PCIe trees and earlier NVSwitches do not."""
     system = load_system(name)
@@ -173,32 +173,32 @@ SLOWER = {
 STAGED_SHARE, EXCHANGE_SHARE = 0.15, 0.07
 
 
-@pytest.mark.parametrize("name", names("systems"))
+@pytest.mark.parametrize("name", entry_names("systems"))
 def test_ports_between_nodes_are_counted_once(name: str) -> None:
     system = load_system(name)
     devices = system.devices_per_node
     for level in system.levels:
         if system.joins_nodes(level):
             assert level.ports == 1 or not level.link.scope.startswith(("node", "per node"))
-            assert level.unit_bandwidth / devices <= WIDEST_PORT
+            assert level.member_bandwidth / devices <= WIDEST_PORT
             devices = level.ranks or devices
 
 
-@pytest.mark.parametrize("name", names("systems"))
+@pytest.mark.parametrize("name", entry_names("systems"))
 def test_a_gigabyte_is_exchanged_at_a_plausible_rate(name: str) -> None:
     """No faster than the links, and no slower than `LEAST_SHARE` of them beside the hops of many ranks."""
     system, payload = load_system(name), np.asarray(2.0**30)
-    fabric = Fabric(system, rates=constant_rates(system.device.kind, "auto"))
+    fabric = Fabric(system, constant_efficiencies=constant_efficiencies(system.device.kind, "auto"))
     staged = any(not level.peer_to_peer for level in system.levels)
     share = SLOWER.get(name, STAGED_SHARE if staged else LEAST_SHARE)
     for ranks in GROUPS:
-        if system.capacity is not None and ranks > system.capacity:
+        if system.max_devices is not None and ranks > system.max_devices:
             continue
         links = fabric.links(1, ranks)
         for operation in ("all_reduce", "reduce_scatter", "all_to_all"):
-            seconds = float(fastest_algorithm(fabric.policy, operation, payload, links).time)
+            seconds = float(fastest_algorithm(fabric.collective_model, operation, payload, links).time)
             least, wire = (
-                float(fabric.policy.time_lower_bound(operation, payload, links, in_network=switch))
+                float(fabric.collective_model.time_lower_bound(operation, payload, links, in_network=switch))
                 for switch in (True, False)
             )
             reached = min(share, EXCHANGE_SHARE) if operation == "all_to_all" else share
@@ -209,8 +209,8 @@ def test_a_gigabyte_is_exchanged_at_a_plausible_rate(name: str) -> None:
 @given(data=st.data())
 @settings(max_examples=300, deadline=None)
 def test_the_fan_outs_of_a_group_multiply_to_its_size(data: st.DataObject) -> None:
-    system = load_system(data.draw(st.sampled_from(names("systems"))))
-    capacity = system.capacity or 64 * system.devices_per_node
+    system = load_system(data.draw(st.sampled_from(entry_names("systems"))))
+    capacity = system.max_devices or 64 * system.devices_per_node
     size = data.draw(st.integers(1, capacity))
     stride = data.draw(st.integers(1, (capacity - 1) // max(size - 1, 1)) if capacity > size else st.just(1))
     spans = system.group(stride, size)
@@ -222,5 +222,5 @@ def test_the_fan_outs_of_a_group_multiply_to_its_size(data: st.DataObject) -> No
     if even and all(size % members == 0 or members % size == 0 for members in whole):
         assert product == size
     for span, inner in zip(spans[1:], spans, strict=False):
-        assert span.members_below == min(size, -(-(inner.level.ranks or 0) // stride))
-        assert 1 <= span.groups_sharing * span.members_below < (inner.level.ranks or 0) + span.members_below
+        assert span.ranks_per_unit == min(size, -(-(inner.level.ranks or 0) // stride))
+        assert 1 <= span.groups_per_unit * span.ranks_per_unit < (inner.level.ranks or 0) + span.ranks_per_unit

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from paleo.pricing.calibration_lookup import find_parameters
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.pricing.kernels import device_datasheet
-from paleo.pricing.store import lookup
-from paleo.specs.catalog import names
+from paleo.specs.catalog import entry_names
 from paleo.specs.device import Device, load_device
 
 #: Most that products of 128 and more rows, columns and terms take over roofline and launch on tensor cores. Three would
 #: do but for pairs of few tiles with a long sum, which batched kernels do not split.
 MOST = 4.5
-DEVICES = map(load_device, names("devices"))
+DEVICES = map(load_device, entry_names("devices"))
 CARDS = [device for device in DEVICES if device.kind == "gpu" and device.vendor == "NVIDIA"]
 RANDOM = np.random.default_rng(20261123)
 M, N, K = (np.floor(2.0 ** RANDOM.uniform(7.0, 14.0, 100)) for _ in range(3))
@@ -24,7 +24,7 @@ BATCH = 2.0 ** RANDOM.integers(0, 6, 100)
 def priced(device: Device, dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Seconds, seconds of arithmetic at peak, seconds at the roofline with a launch."""
     card = device_datasheet(device, dtype)
-    entry = lookup(
+    entry = find_parameters(
         GemmParameters, subject=device.name, architecture=device.architecture, memory_kind=device.memory.kind,
         family="gemm.tensor" if card.tensor_cores else "gemm.simt",
     )  # fmt: skip

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from paleo.launch._base import LAUNCHERS, JobPlan, LaunchError, normalised
-from paleo.launch.jobs import files_of, read_job
+from paleo.launch._base import LAUNCHERS, JobPlan, LaunchError, normalise_plan
+from paleo.launch.jobs import launch_file_texts, read_job
 from paleo.network.graph import build_graph
 from paleo.parallel.abilities import network_quantities
 from paleo.specs.abilities import load_framework
@@ -83,13 +83,15 @@ def random_job(rng: random.Random, launcher: str) -> JobPlan | None:
     if pp > 1 and vp > 1 and rng.random() < 0.3:
         even, pieces = facts["layers"] // (pp * vp), pp * vp
         job = replace(job, cut=tuple([even] * (pieces - 1) + [facts["layers"] - even * (pieces - 1)]))
-    job = normalised(
-        replace(job, **{field: getattr(JobPlan(), field) for field in compared(job) if field not in table.fields})
+    job = normalise_plan(
+        replace(
+            job, **{field: getattr(JobPlan(), field) for field in compared(job) if field not in table.translated_fields}
+        )
     )
     if job.dp % ep or job.dp < 1:
         return None
     known = quantities_of(job, facts)
-    return None if any(bool(refusal.condition.holds(known)) for refusal in framework.refusals) else job
+    return None if any(bool(refusal.condition.holds(known)) for refusal in framework.restrictions) else job
 
 
 def compared(job: JobPlan) -> dict[str, object]:
@@ -145,7 +147,7 @@ def round_trips(name: str, count: int, folder: Path) -> tuple[int, int]:
             continue
         path = folder / f"job{launcher.suffixes[0]}"
         try:
-            files = files_of(launcher, job, str(path))
+            files = launch_file_texts(launcher, job, str(path))
         except LaunchError:
             impossible += 1
             assert impossible < 20 * count, f"{name} writes hardly any plan"
@@ -160,7 +162,7 @@ def round_trips(name: str, count: int, folder: Path) -> tuple[int, int]:
             if value != compared(read.plan)[key]
         }
         assert changed == {}, (changed, *files.values())
-        assert read.unread == (), read.unread
+        assert read.unread_keys == (), read.unread_keys
         written += 1
     return written, impossible
 
@@ -177,6 +179,6 @@ def test_many_plans_are_read_back(name: str, tmp_path: Path) -> None:
 
 
 def test_a_plan_without_settings_is_an_error_and_no_other_plan() -> None:
-    plan = normalised(JobPlan("llama3-8b", 8192, 8, microbatch=1, global_batch=8, zero=1, layers=32))
+    plan = normalise_plan(JobPlan("llama3-8b", 8192, 8, microbatch=1, global_batch=8, zero=1, layers=32))
     with pytest.raises(LaunchError, match=r"zero=1 as|would read"):
-        LAUNCHERS["torchtitan"].settings(plan)
+        LAUNCHERS["torchtitan"].settings_of_plan(plan)

@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 from paleo.cli import run
-from paleo.specs.catalog import entries
+from paleo.specs.catalog import entry_files
 from paleo.specs.loading import read_yaml
 
 #: A process that takes so long hangs.
@@ -80,16 +80,16 @@ VISION: Data = {
 
 def good() -> dict[str, Data]:
     """One good file of every kind; the system takes its device and link from the files beside it."""
-    system = read_yaml(entries("systems")["dgx-a100-80gb"]) | {"name": "lab", "device": "./device.yaml"}
+    system = read_yaml(entry_files("systems")["dgx-a100-80gb"]) | {"name": "lab", "device": "./device.yaml"}
     system["levels"] = [dict(level, link="./link.yaml") for level in system["levels"]]
-    calibration = read_yaml(entries("calibrations")["a100-sxm4-80gb"])
+    calibration = read_yaml(entry_files("calibrations")["a100-sxm4-80gb"])
     calibration["entries"] = [one for one in calibration["entries"] if one["family"] == "gemm.tensor"][:1]
     files = {
         "model": MODEL,
-        "device": read_yaml(entries("devices")["a100-sxm4-80gb"]),
-        "link": read_yaml(entries("links")["nvswitch2-a100"]),
+        "device": read_yaml(entry_files("devices")["a100-sxm4-80gb"]),
+        "link": read_yaml(entry_files("links")["nvswitch2-a100"]),
         "system": system,
-        "software": read_yaml(entries("software")["pytorch-eager"]),
+        "software": read_yaml(entry_files("software")["pytorch-eager"]),
         "calibration": calibration,
     }
     return copy.deepcopy(files)

@@ -76,7 +76,7 @@ class ScaleShift(Layer):
 
     shift: bool = True
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         x = inputs[0]
         weights = (parameter_vector(f"{name}.scale", x, x.dims[-1]),)
         weights += (parameter_vector(f"{name}.shift", x, x.dims[-1]),) if self.shift else ()
@@ -110,27 +110,27 @@ from typing import ClassVar
 
 from pydantic import PositiveInt
 
-from paleo.layers.base import LAYERS, Expansion, Layer, LayerImplementations, project
-from paleo.operations.base import OperationKind, add_kind
+from paleo.layers.base import LAYERS, Expansion, Layer, LayerImplementations, linear_projection
+from paleo.operations.base import OperationKind, add_operation_kind
 from paleo.operations.base import MemoryPass
 from paleo.operations.tensor import Tensor
 
-add_kind(OperationKind("selective_scan", "a recurrence whose decay depends on its input"))
+add_operation_kind(OperationKind("selective_scan", "a recurrence whose decay depends on its input"))
 
 
 @LAYERS.register("selective_scan")
 class SelectiveScan(Layer):
     """Input, gate and step of each head; the scan; the output projection (Gu and Dao, Mamba, 2023)."""
 
-    tensor_dims: ClassVar[tuple[str, ...]] = ("scan_heads",)
+    tensor_parallel_dims: ClassVar[tuple[str, ...]] = ("scan_heads",)
     heads: PositiveInt
     head_dim: PositiveInt
     state: PositiveInt
 
-    def expand(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
         (x,) = inputs
         packed = {"scan_heads": self.heads, "packed": 2 * self.head_dim + 2 * self.state + 1}
-        project_in, mixed = project(f"{name}.in", x, packed)
+        project_in, mixed = linear_projection(f"{name}.in", x, packed)
         inner = mixed.reshaped(
             {x.dims[0]: x.sizes[0], x.dims[1]: x.sizes[1], "scan_heads": self.heads, "head_dim": self.head_dim},
             name=f"{name}.scanned",
@@ -139,7 +139,7 @@ class SelectiveScan(Layer):
         scan = MemoryPass(
             f"{name}.scan", "selective_scan", (mixed,), inner, (decay,), (mixed,), flops_per_element=7.0 * self.state
         )
-        project_out, out = project(f"{name}.out", inner, {x.dims[-1]: x.sizes[-1]}, contract=2)
+        project_out, out = linear_projection(f"{name}.out", inner, {x.dims[-1]: x.sizes[-1]}, contract=2)
         return Expansion((project_in, scan, project_out), out)
 '''
 SCAN_NETWORK = """
@@ -162,14 +162,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from paleo.collectives.base import Algorithm, add_algorithm, crosses_level, sequential_phases, remote_share
+from paleo.collectives.base import Algorithm, add_algorithm, crosses_level, sequential_phases, remote_buffer_share
 from paleo.collectives.base import Array, LevelTraffic, Traffic
 
 
 def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Rings along rows, then along columns, both ways: 2 (sqrt(n) - 1) steps, a quarter of the bytes of one ring."""
     sides = [np.ceil(np.sqrt(n)) for n in group]
-    shares = [remote_share(n) * payload for n in group]
+    shares = [remote_buffer_share(n) * payload for n in group]
     return sequential_phases(
         [
             LevelTraffic(2.0 * (side - 1.0) * crosses_level(n), share / 2.0, share)
@@ -181,7 +181,7 @@ def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
 add_algorithm(
     Algorithm(
         "four-ways", "both sides, both ways", "this test", {"all_reduce": all_reduce}, {"xla": ["all_reduce"]},
-        topology="torus",
+        required_topology="torus",
     )
 )
 '''
@@ -190,16 +190,16 @@ SCHEDULE = '''
 
 from __future__ import annotations
 
-from paleo.schedules.base import Action, Schedule, add_schedule
+from paleo.schedules.base import SchedulePass, Schedule, add_schedule
 
 
-def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
+def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[SchedulePass]:
     """2 (p - s - 1) forward passes, then one backward for one forward, then the rest."""
     fill = min(2 * (stages - stage - 1), microbatches)
-    actions = [Action("F", i) for i in range(fill)]
+    actions = [SchedulePass("F", i) for i in range(fill)]
     for i in range(microbatches - fill):
-        actions += [Action("F", fill + i), Action("B", i)]
-    return actions + [Action("B", i) for i in range(microbatches - fill, microbatches)]
+        actions += [SchedulePass("F", fill + i), SchedulePass("B", i)]
+    return actions + [SchedulePass("B", i) for i in range(microbatches - fill, microbatches)]
 
 
 add_schedule(Schedule("eager-1f1b", "this test", order))
@@ -210,13 +210,14 @@ STRATEGY = '''
 from __future__ import annotations
 
 from paleo.network.graph import Graph
-from paleo.parallel.placement import STRATEGIES, Placement, Rule, Strategy
+from paleo.parallel.placement import STRATEGIES, Placement, PlacementRule, Strategy
 
 
 @STRATEGIES.register("columns")
 def columns(graph: Graph, strategy: Strategy) -> Placement:
     """The features of linear layers over tp, the batch over dp."""
-    return Placement((Rule({"batch": ("dp",)}), Rule({"batch": ("dp",), "features": ("tp",)}, layer="linear")))
+    split = PlacementRule({"batch": ("dp",), "features": ("tp",)}, layer="linear")
+    return Placement((PlacementRule({"batch": ("dp",)}), split))
 '''
 
 OPERATOR = '''
@@ -232,7 +233,7 @@ from paleo.importers._trace import Call
 @torch_functions("matrix_exp linalg_matrix_exp")
 def matrix_exp(call: Invocation) -> TranslatedCall:
     """Its argument is a square matrix."""
-    return call.reading("matrix_exp", ("input",), ("input",))
+    return call.translated_call("matrix_exp", ("input",), ("input",))
 
 
 @translates("matrix_exp")

@@ -21,12 +21,12 @@ from paleo.parallel.placement import STRATEGIES
 from paleo.predict import Prediction, predict
 from paleo.pricing.communication import Fabric
 from paleo.schedules.base import SCHEDULES
-from paleo.specs.catalog import names
+from paleo.specs.catalog import entry_names
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.specs.system import System, load_system
-from paleo.step.backend import backend_of
+from paleo.step.backend import build_backend
 
 #: One network of each family, made small: a stack of convolutions, residual blocks, a recurrent one, encoder, decoder,
 #: experts.
@@ -130,8 +130,8 @@ def test_no_step_is_shorter_than_a_resource_needs(name: str, strategy: str, cali
     assert made.step_time >= made.flops / (GPUS * device.peak_flops_per_s(made.plan.dtype))
     assert made.mfu <= 1.0
     optimizer = OPTIMIZERS[made.run.optimizer]
-    states = made.graph.parameters * optimizer.states * 4.0 * 2.0 / GPUS  # each read and written by someone
-    assert made.step_time >= states / device.memory.bandwidth * (0.99 if made.plan.parallel.preset == "dp" else 0.0)
+    states = made.graph.parameters * optimizer.state_count * 4.0 * 2.0 / GPUS  # each read and written by someone
+    assert made.step_time >= states / device.memory.bandwidth * (0.99 if made.plan.strategy.preset == "dp" else 0.0)
     assert made.breakdown.communication_total >= made.breakdown.communication_exposed * (1 - 1e-9) - 1e-15
 
 
@@ -141,14 +141,22 @@ def test_no_step_is_shorter_than_its_messages(name: str, strategy: str) -> None:
     made = predicted(name, strategy, "ideal")
     if made is None:
         pytest.skip("cannot be laid over this network")
-    mesh, fabric = made.plan.mesh, Fabric(CLUSTER, rates=backend_of(CLUSTER, made.run, made.plan.dtype).fabric.rates)
+    mesh, fabric = (
+        made.plan.mesh,
+        Fabric(
+            CLUSTER,
+            constant_efficiencies=build_backend(CLUSTER, made.run, made.plan.dtype).fabric.constant_efficiencies,
+        ),
+    )
     needed = 0.0
     for section in made.program.sections:
         for one in section.transfers:
             if mesh.degree(one.axis) > 1:
                 links = fabric.links(mesh.stride((one.axis,)), mesh.group_size((one.axis,)))
-                bound = float(fabric.policy.time_lower_bound(one.operation, one.payload_bytes, links, in_network=False))
-                needed += bound * one.times * section.repeat * made.plan.microbatches / made.plan.stages
+                bound = float(
+                    fabric.collective_model.time_lower_bound(one.operation, one.payload_bytes, links, in_network=False)
+                )
+                needed += bound * one.calls_per_iteration * section.repeat * made.plan.microbatches / made.plan.stages
     assert made.step_time >= needed * (1 - 1e-9)
     assert made.breakdown.communication_total >= needed * (1 - 1e-9) or made.plan.stages > 1
 
@@ -445,8 +453,13 @@ def test_more_start_ups_cost_no_more_than_the_parts_say(schedule: str, chunks: i
 @pytest.mark.parametrize(("schedule", "chunks"), PIPELINES)
 def test_more_start_ups_cost_no_more_than_they_do_on_some_stage(schedule: str, chunks: int) -> None:
     predictions = started_early(schedule, chunks)
-    batches = [prediction.steps.batch for prediction in predictions]
-    sums = [batch.layouts.exchange(batch.assignment, 1, chunks=batch.overlapped)[0].sum(axis=1) for batch in batches]
+    batches = [prediction.step_arrays.batch for prediction in predictions]
+    sums = [
+        batch.layouts.gradient_exchange_times_and_bytes(batch.assignment, 1, chunks=batch.overlaps_gradient_exchange)[
+            0
+        ].sum(axis=1)
+        for batch in batches
+    ]
     more = float((sums[1] - sums[0]).max())
     assert predictions[1].step_time <= (predictions[0].step_time + max(0.0, more)) * (1 + 1e-12)
 
@@ -485,7 +498,7 @@ def test_the_model_of_a_family_is_what_it_says() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["dp", "zero=1", "zero=2", "zero=3"])
-@pytest.mark.parametrize("software", names("software"))
+@pytest.mark.parametrize("software", entry_names("software"))
 def test_no_contention_makes_a_step_longer_than_taking_turns(software: str, strategy: str) -> None:
     """What travels beside computation slows it by no more than if it had been waited for: with a contention of 1.83 a
     step took 12.4 s where all its parts together take 9.2."""

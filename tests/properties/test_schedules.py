@@ -15,14 +15,14 @@ from paleo.errors import PlanError, SpecError
 from paleo.schedules.base import (
     MAX_UNROLLED_PASSES,
     SCHEDULES,
-    Action,
     ClosedForms,
     PassTimes,
     Schedule,
+    SchedulePass,
     add_schedule,
     evaluates_every_microbatch,
 )
-from paleo.schedules.engine import StageTime, pipeline_time
+from paleo.schedules.engine import ChunkPassTimes, pipeline_time
 from paleo.schedules.stage_ends import stage_ends
 
 Array = npt.NDArray[np.float64]
@@ -46,7 +46,9 @@ def totals(schedule: Schedule, pieces: Array) -> PassTimes:
 
 
 def engine_ends(name: str, pieces: Array, case: int, microbatches: int) -> Array:
-    times = [[StageTime(*pieces[:, s, c, case], 0.0) for c in range(pieces.shape[2])] for s in range(pieces.shape[1])]
+    times = [
+        [ChunkPassTimes(*pieces[:, s, c, case], 0.0) for c in range(pieces.shape[2])] for s in range(pieces.shape[1])
+    ]
     return np.array(pipeline_time(name, times, microbatches).ends)
 
 
@@ -69,7 +71,7 @@ def test_arrays_end_when_the_engines_timelines_do(name: str, data: st.DataObject
     for case in range(CASES):
         played = engine_ends(name, pieces, case, microbatches)
         assert ends[:, case].max() == pytest.approx(played.max(), rel=1e-9)
-        if spread and schedule.closed_forms.exact_for == "equal":
+        if spread and schedule.closed_forms.exact_for_stages == "equal":
             assert ends[:, case] == pytest.approx(played, rel=1e-9)
 
 
@@ -89,8 +91,10 @@ def test_a_schedule_without_closed_forms_behaves_as_with_them(name: str, data: s
     by_piece = [each.peak_activations_by_chunk(stage, stages, microbatches, chunks) for each in (bare, schedule)]
     assert np.array_equal(*np.broadcast_arrays(*by_piece))
     for chunk in range(chunks * schedule.replicas):
-        counted = np.array(bare.remaining(stage, stages, chunk, chunks))
-        assert np.array_equal(counted, [n + 0.0 * stage for n in schedule.remaining(stage, stages, chunk, chunks)])
+        counted = np.array(bare.remaining_passes(stage, stages, chunk, chunks))
+        assert np.array_equal(
+            counted, [n + 0.0 * stage for n in schedule.remaining_passes(stage, stages, chunk, chunks)]
+        )
 
 
 def test_zero_bubble_with_fewer_microbatches_than_stages_is_that_of_its_order() -> None:
@@ -144,8 +148,8 @@ def test_very_many_microbatches_are_a_window_and_as_many_rounds_more(name: str) 
 
 
 def test_an_order_that_waits_for_itself_is_an_error() -> None:
-    def backward_first(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
-        return [Action("B", 0), Action("F", 0)]
+    def backward_first(stage: int, stages: int, microbatches: int, chunks: int) -> list[SchedulePass]:
+        return [SchedulePass("B", 0), SchedulePass("F", 0)]
 
     schedule = Schedule("stuck", "this test", backward_first)
     with pytest.raises(PlanError, match="4 passes wait for one another"):
@@ -153,13 +157,13 @@ def test_an_order_that_waits_for_itself_is_an_error() -> None:
 
 
 def _with_changed_order(change: str) -> Schedule:
-    def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
+    def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[SchedulePass]:
         actions = SCHEDULES["zb-h1"].order(stage, stages, microbatches, chunks)
         if stage == 1 and change == "lacks":
-            return [action for action in actions if action != Action("B", 1)]
+            return [action for action in actions if action != SchedulePass("B", 1)]
         if stage == 1 and change == "repeats":
-            return [*actions, Action("W", 0)]
-        return [*actions, Action("F", microbatches)] if stage == 1 else actions
+            return [*actions, SchedulePass("W", 0)]
+        return [*actions, SchedulePass("F", microbatches)] if stage == 1 else actions
 
     return replace(SCHEDULES["zb-h1"], name=f"zb-h1 that {change}", order=order)
 

@@ -15,7 +15,7 @@ import pytest
 
 import paleo
 from paleo.errors import PaleoError
-from paleo.specs.run import field_paths, path_of
+from paleo.specs.run import field_path, field_paths
 from paleo.specs.system import load_system
 from paleo.studies.what_if import change_system
 
@@ -114,7 +114,7 @@ def documents(name: str, number: int) -> tuple[str, list[dict[str, Any]]] | None
             changed = change_system(changed, path, value)
         for place, options in ((machine, factor.before), (changed, {**factor.before, **factor.options})):
             stated = {**run, **options, "model": {**MODELS[model], **options.get("model", {})}}
-            others = {key: stated.pop(key) for key in [*stated] if path_of(key) not in {*field_paths(), "model"}}
+            others = {key: stated.pop(key) for key in [*stated] if field_path(key) not in {*field_paths(), "model"}}
             answers.append(paleo.estimate(model, place, run=paleo.Run(**stated), **others).to_dict())
     except PaleoError:
         return None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paleo.tables.cells import read_table
-from paleo.tables.steps import table_of, tables
+from paleo.tables.run_tables import find_table_kind, table_kinds
 from tests.properties.spoilt_tables import FILES, SPOILT, broken_fit, cells, one_evaluation, spoil
 
 
@@ -27,8 +27,8 @@ def test_every_spoilt_cell_of_more_rows(shared: Path, file: str) -> None:
 
 @pytest.mark.slow
 def test_the_tables_are_of_every_kind(shared: Path) -> None:
-    found = {table_of(read_table(shared / "measurements" / file).columns).name for file in FILES}
-    assert found == set(tables())
+    found = {find_table_kind(read_table(shared / "measurements" / file).columns).name for file in FILES}
+    assert found == set(table_kinds())
 
 
 @pytest.mark.parametrize("file", FILES)

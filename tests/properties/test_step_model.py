@@ -15,13 +15,13 @@ from paleo.predict import Prediction, predict
 from paleo.schedules.base import SCHEDULES
 from paleo.search.plans import _sized, _sources, search
 from paleo.search.ranking import Ranking
-from paleo.search.space import Space, within
-from paleo.specs.loading import validate
+from paleo.search.space import SearchSpace, narrowed_space
+from paleo.specs.loading import build_validated
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
 from paleo.step.layouts import ResultCache
-from paleo.step.step import step
+from paleo.step.step import predict_steps
 
 #: Small enough to run many of them, with a vocabulary that makes the last stage the longest.
 SIZES = {"layers": 8, "hidden": 512, "heads": 8, "seq": 256, "vocab": 8192}
@@ -47,7 +47,7 @@ def sampled(name: str, pipeline: str, count: int) -> list[Run]:
     for strategy, options, batch in random.Random(f"{name} {pipeline}").sample(every, count):
         parts = ",".join(part for part in (pipeline, strategy) if part) or "dp"
         stated = {"gpus": 16, "global_batch": batch, "strategy": parts, "schedule": name, "model": SIZES}
-        runs.append(validate(Run, {"microbatch": 1} | stated | options, "test"))
+        runs.append(build_validated(Run, {"microbatch": 1} | stated | options, "test"))
     return runs
 
 
@@ -71,13 +71,13 @@ def test_the_timeline_ends_when_the_step_does(name: str, pipeline: str) -> None:
     assert len(runs) > 3
     for prediction in runs:
         assert prediction.timeline.end == pytest.approx(prediction.step_time, rel=1e-9), prediction.run
-        parts = {part: seconds[0] for part, seconds in prediction.steps.parts.items()}
+        parts = {part: seconds[0] for part, seconds in prediction.step_arrays.breakdown.items()}
         assert sum(parts.values()) - parts["communication_total"] == pytest.approx(prediction.step_time, rel=1e-9)
 
 
 def test_a_trace_of_a_pipeline_names_what_a_stage_does() -> None:
     options = {"gpus": 16, "global_batch": 16, "microbatch": 1, "strategy": "tp=2,pp=4,zero=1", "schedule": "zb-h1"}
-    run = validate(Run, options | {"input": {"decode": "1 ms"}, "model": SIZES}, "test")
+    run = build_validated(Run, options | {"input": {"decode": "1 ms"}, "model": SIZES}, "test")
     prediction = predict(load_model("gpt2"), load_system("dgx-h100"), run)
     kinds = {event.task.kind for event in prediction.timeline.events}
     assert kinds == {"F", "B", "W", "send", "transfer", "exchange", "update", "gather", "input"}
@@ -89,7 +89,7 @@ def test_a_trace_of_a_pipeline_names_what_a_stage_does() -> None:
 def test_many_microbatches_are_drawn_as_a_window(name: str) -> None:
     pipeline = dict(PIPELINES)[name]
     options = {"gpus": 4, "global_batch": 16384, "microbatch": 1, "strategy": pipeline, "schedule": name}
-    run = validate(Run, options | {"model": SIZES}, "test")
+    run = build_validated(Run, options | {"model": SIZES}, "test")
     prediction = predict(load_model("gpt2"), load_system("dgx-h100"), run)
     assert len(prediction.timeline.events) < 20_000
     assert prediction.timeline.end == pytest.approx(prediction.step_time, rel=1e-9)
@@ -129,12 +129,12 @@ STATED: list[tuple[str, dict[str, Any], str | None]] = [
     ],
 )
 def test_a_search_asks_for_the_same_step(model: str, options: dict[str, Any], strategy: str | None, draws: int) -> None:
-    network, machine, run = load_model(model), load_system("dgx-h100"), validate(Run, options, "test")
-    source, *_ = _sources(network, machine, _sized(run, run.gpus, run.global_batch or 0), within(strategy))
-    part = source.part()
+    network, machine, run = load_model(model), load_system("dgx-h100"), build_validated(Run, options, "test")
+    source, *_ = _sources(network, machine, _sized(run, run.gpus, run.global_batch or 0), narrowed_space(strategy))
+    part = source.evaluate_within()
     ranking = Ranking([part], machine, "time")
     for index in random.Random(2026).sample(range(len(ranking.step)), draws):
-        row = ranking.row(index)
+        row = ranking.plan_row(index)
         alone = predict(network, machine, row.run)
         assert row.step_time == pytest.approx(alone.step_time, rel=1e-9), row
         assert row.memory == pytest.approx(alone.memory.total, rel=1e-9), row
@@ -145,7 +145,7 @@ def test_no_strategy_that_fits_beats_the_first_plan(layers: int) -> None:
     """Runs drawn from a seed: degrees, chunks, schedules, cuts, recomputation of some layers, shard groups."""
     network, machine = load_model("gpt2"), load_system("dgx-h100")
     stated: dict[str, Any] = {"gpus": 16, "global_batch": 16, "model": {"layers": layers, "seq": 512}}
-    best = search(network, machine, validate(Run, stated, "test"), top=1).plans[0]
+    best = search(network, machine, build_validated(Run, stated, "test"), top=1).plans[0]
     draw, tried = random.Random(layers), 0
     for _ in range(160):
         pipeline, tensor = draw.choice((1, 2, 4, 8)), draw.choice((1, 2))
@@ -156,7 +156,7 @@ def test_no_strategy_that_fits_beats_the_first_plan(layers: int) -> None:
         cut = draw.choice(({}, {"pipeline.cut": "time"})) if pipeline > 1 else {}
         free = {"strategy": strategy, "microbatch": draw.choice((1, 2)), "schedule": draw.choice(("1f1b", "zb-h1"))}
         try:
-            alone = predict(network, machine, validate(Run, stated | free | recompute | cut, "test"))
+            alone = predict(network, machine, build_validated(Run, stated | free | recompute | cut, "test"))
         except PaleoError:
             continue
         tried += 1
@@ -168,22 +168,27 @@ def test_no_strategy_that_fits_beats_the_first_plan(layers: int) -> None:
 def test_one_configuration_is_what_it_is_among_others() -> None:
     """Steps of a batch of many cases against those of each alone; their parts add up."""
     network, machine, run = load_model("gpt2"), load_system("dgx-h100"), Run(gpus=16, global_batch=64)
-    source, *_ = _sources(network, machine, _sized(run, 16, 64), Space(schedules=("1f1b", "zb-v")))
-    part = source.part()
+    source, *_ = _sources(network, machine, _sized(run, 16, 64), SearchSpace(schedules=("1f1b", "zb-v")))
+    part = source.evaluate_within()
     results = part.results
     for number, stored in list(enumerate(results.batches))[::7]:
-        rows = results.rows(np.flatnonzero(results.choice == number))
+        rows = results.rows_in_batch(np.flatnonzero(results.batch_index == number))
         batch = replace(
-            stored, cases=stored.cases.select(rows), arrival=np.asarray(stored.arrival)[rows], cache=ResultCache()
+            stored,
+            cases=stored.cases.select(rows),
+            input_arrival_time=np.asarray(stored.input_arrival_time)[rows],
+            cache=ResultCache(),
         )
-        together = step(batch)
-        added = sum(seconds for name, seconds in together.parts.items() if name != "communication_total")
+        together = predict_steps(batch)
+        added = sum(seconds for name, seconds in together.breakdown.items() if name != "communication_total")
         assert np.allclose(added, together.step_time, rtol=1e-9)
         for case in (0, len(batch) - 1):
             index = np.array([case])
-            arrival = np.asarray(batch.arrival)[index]
-            single = step(replace(batch, cases=batch.cases.select(index), arrival=arrival, cache=ResultCache()))
+            arrival = np.asarray(batch.input_arrival_time)[index]
+            single = predict_steps(
+                replace(batch, cases=batch.cases.select(index), input_arrival_time=arrival, cache=ResultCache())
+            )
             assert single.step_time[0] == pytest.approx(together.step_time[case], rel=1e-12)
-            assert single.memory[0] == pytest.approx(together.memory[case], rel=1e-12)
-            for name, seconds in single.parts.items():
-                assert seconds[0] == pytest.approx(together.parts[name][case], rel=1e-9, abs=1e-15)
+            assert single.fullest_stage_memory[0] == pytest.approx(together.fullest_stage_memory[case], rel=1e-12)
+            for name, seconds in single.breakdown.items():
+                assert seconds[0] == pytest.approx(together.breakdown[name][case], rel=1e-9, abs=1e-15)

@@ -15,7 +15,7 @@ from paleo.predict import Prediction, predict
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
 from paleo.specs.system import System, load_system
-from paleo.units import GIB, HOUR, MILLISECOND, TERA
+from paleo.units import GIBIBYTE, HOUR, MILLISECOND, TERA
 
 K20X, K40, K20, K80 = "paleo-k20x-infiniband", "paleo-k40-10gbe", "paleo-k20-pcie2", "paleo-k80-20gbe"
 #: The original's device figures: TFLOP/s and "GB/s". Its K80 is a board of two GPUs at base clock.
@@ -28,7 +28,7 @@ PUBLISHED_NIN = "Iandola et al., FireCaffe, CVPR 2016, from memory (UNVERIFIED)"
 def as_original(name: str) -> System:
     """A system whose device has the figures that the original gives it."""
     system, (peak, bandwidth) = load_system(name), FIGURES[name]
-    memory = system.device.memory.model_copy(update={"bandwidth": bandwidth * GIB})
+    memory = system.device.memory.model_copy(update={"bandwidth": bandwidth * GIBIBYTE})
     peaks = {"fp32": peak * TERA}
     device = system.device.model_copy(update={"peak": peaks, "vector_peak": peaks, "memory": memory})
     return system.model_copy(update={"device": device})

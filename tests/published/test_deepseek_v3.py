@@ -49,7 +49,7 @@ def test_parameters_are_there_twice() -> None:
     """Table 2: twice the parameters of 1F1B with the same cut, whose fullest stage holds one piece."""
     cut = {"pipeline.cut": [3, *[4] * 14, 2]}
     dualpipe, plain = trained(**cut), trained(schedule="1f1b", **cut)
-    stages = [each.steps.stage_memory.states.parameters[:, 0] for each in (dualpipe, plain)]
+    stages = [each.step_arrays.stage_memory.states.parameters[:, 0] for each in (dualpipe, plain)]
     assert stages[0] == pytest.approx(stages[1] + stages[1][::-1])
 
 
@@ -70,4 +70,4 @@ def test_order_is_that_of_pytorch(stages: int, microbatches: int) -> None:
                 for part in parts
                 for kind in kinds[part.computation_type.value]
             ])  # fmt: skip
-        assert [list(group) for group in SCHEDULES["dualpipev"].groups(stage, stages, microbatches, 2)] == expected
+        assert [list(group) for group in SCHEDULES["dualpipev"].pass_groups(stage, stages, microbatches, 2)] == expected

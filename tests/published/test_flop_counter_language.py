@@ -35,11 +35,15 @@ def counted(name: str, **overrides: Any) -> Graph:
 
 
 def forward_flops(graph: Graph) -> float:
-    return sum(k.flops * node.repeat for node in graph.nodes for op in node.operations for k in op.forward(FP32))
+    return sum(
+        k.flops * node.repeat for node in graph.nodes for op in node.operations for k in op.forward_kernels(FP32)
+    )
 
 
 def backward_flops(graph: Graph) -> float:
-    return sum(k.flops * node.repeat for node in graph.nodes for op in node.operations for k in op.backward(FP32))
+    return sum(
+        k.flops * node.repeat for node in graph.nodes for op in node.operations for k in op.backward_kernels(FP32)
+    )
 
 
 def parameters(module: nn.Module) -> int:
@@ -473,5 +477,5 @@ def test_fused_attention_counts_as_torch_does(causal: bool) -> None:
     query = Tensor("q", ("batch", "seq", "kv_heads", "group", "head_dim"), (batch, seq, heads, 1, head_dim))
     key = Tensor("k", ("batch", "keys", "kv_heads", "head_dim"), (batch, seq, heads, head_dim))
     ours = FusedAttention("attention", query, key, key.like("v"), query.like("out"), causal, seq)
-    assert sum(k.flops for k in ours.forward(FP32)) == forward.get_total_flops()
-    assert sum(k.flops for k in ours.backward(FP32)) == gradient.get_total_flops()
+    assert sum(k.flops for k in ours.forward_kernels(FP32)) == forward.get_total_flops()
+    assert sum(k.flops for k in ours.backward_kernels(FP32)) == gradient.get_total_flops()

@@ -16,7 +16,7 @@ import pytest
 
 from paleo.network.graph import Graph, build_graph
 from paleo.operations.tensor import precision
-from paleo.specs.catalog import names
+from paleo.specs.catalog import entry_names
 from paleo.specs.model import load_model
 
 torch = pytest.importorskip("torch")
@@ -565,8 +565,8 @@ def torch_counts(module: Callable[[], nn.Module], shape: tuple[int, ...], batch:
 
 def counted(graph: Graph) -> tuple[float, float]:
     operations = [(op, node.repeat) for node in graph.nodes for op in node.operations]
-    forward = sum(k.flops * repeat for op, repeat in operations for k in op.forward(FP32))
-    return forward, sum(k.flops * repeat for op, repeat in operations for k in op.backward(FP32))
+    forward = sum(k.flops * repeat for op, repeat in operations for k in op.forward_kernels(FP32))
+    return forward, sum(k.flops * repeat for op, repeat in operations for k in op.backward_kernels(FP32))
 
 
 @pytest.mark.parametrize("name", sorted(REFERENCES))
@@ -590,7 +590,7 @@ def test_auxiliary_heads(name: str, module: Callable[..., nn.Module]) -> None:
 
 
 def test_every_vision_model_is_compared() -> None:
-    tasks = {name: load_model(name).task for name in names("models")}
+    tasks = {name: load_model(name).task for name in entry_names("models")}
     transformers = ("vit", "clip", "dinov2", "siglip")
     convolutional = {
         name for name, task in tasks.items() if task.startswith("image ") and not name.startswith(transformers)

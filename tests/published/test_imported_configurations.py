@@ -142,7 +142,7 @@ def graph_of(one: Case, module: Any, folder: Path, seq: int) -> Graph:
 
 def flops(graph: Graph) -> float:
     formats = precision("fp32")
-    return sum(n.repeat * k.flops for n in graph.nodes for op in n.operations for k in op.forward(formats))
+    return sum(n.repeat * k.flops for n in graph.nodes for op in n.operations for k in op.forward_kernels(formats))
 
 
 @pytest.mark.parametrize("one", MIXTURES)

@@ -37,7 +37,7 @@ def counted(module: Any, texts: list[str]) -> float:
 
 def flops(graph: Graph) -> float:
     formats = precision("fp32")
-    return sum(n.repeat * k.flops for n in graph.nodes for op in n.operations for k in op.forward(formats))
+    return sum(n.repeat * k.flops for n in graph.nodes for op in n.operations for k in op.forward_kernels(formats))
 
 
 @pytest.mark.parametrize("name", ZOO)

@@ -23,7 +23,7 @@ def written(name: str) -> set[str]:
     while plans < PLANS:
         job = random_job(rng, name)
         try:
-            keys |= set() if job is None else set(launcher.settings(job))
+            keys |= set() if job is None else set(launcher.settings_of_plan(job))
             plans += job is not None
         except LaunchError:
             continue

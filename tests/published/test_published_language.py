@@ -10,30 +10,32 @@ from paleo.errors import GraphError
 from paleo.layers.base import LayerImplementations
 from paleo.network.graph import Graph, Node, build_graph
 from paleo.operations.tensor import precision
-from paleo.specs.catalog import names
-from paleo.specs.model import load_model, model_from
+from paleo.specs.catalog import entry_names
+from paleo.specs.model import build_model_spec, load_model
 
 FP32, FP16 = precision("fp32"), precision("fp16")
-MEGATRON = [name for name in names("models") if name.startswith("megatron-")]
+MEGATRON = [name for name in entry_names("models") if name.startswith("megatron-")]
 
 
 def forward_flops(nodes: list[Node]) -> float:
-    return sum(k.flops * node.repeat for node in nodes for op in node.operations for k in op.forward(FP32))
+    return sum(k.flops * node.repeat for node in nodes for op in node.operations for k in op.forward_kernels(FP32))
 
 
 def backward_flops(nodes: list[Node]) -> float:
-    return sum(k.flops * node.repeat for node in nodes for op in node.operations for k in op.backward(FP32))
+    return sum(k.flops * node.repeat for node in nodes for op in node.operations for k in op.backward_kernels(FP32))
 
 
 def saved_bytes(nodes: list[Node]) -> float:
     """What is kept for backward, each tensor once; statistics of norms and attention are left out, as in the papers."""
-    kept = {t.name: t for node in nodes for op in node.operations for t in op.saves if t.role != "statistic"}
+    kept = {t.name: t for node in nodes for op in node.operations for t in op.saved_tensors if t.role != "statistic"}
     return sum(t.bytes(FP16) for t in kept.values())
 
 
 def small(layers: list[Any], **dims: int) -> Graph:
     inputs = {"x": {"dims": {"batch": "=batch", **dims}}}
-    model = model_from({"title": "t", "task": "t", "source": "t", "inputs": inputs, "layers": layers}, "small.yaml")
+    model = build_model_spec(
+        {"title": "t", "task": "t", "source": "t", "inputs": inputs, "layers": layers}, "small.yaml"
+    )
     return build_graph(model, batch=2)
 
 
@@ -122,5 +124,9 @@ def test_what_a_loop_reads_from_outside_is_kept_once() -> None:
     cross = next(node for node in graph.nodes if node.name == "decoder.branch2.1.attention1")
     norm = next(node for node in graph.nodes if node.name == "decoder.branch1.1.self_attention1.layer_norm1")
     query, memory = cross.inputs
-    assert graph.copies(memory, cross) == 1 and graph.copies(query, cross) == 6 and graph.copies(cross.out, cross) == 6
-    assert graph.copies(norm.inputs[0], norm) == 6
+    assert (
+        graph.copy_count(memory, cross) == 1
+        and graph.copy_count(query, cross) == 6
+        and graph.copy_count(cross.out, cross) == 6
+    )
+    assert graph.copy_count(norm.inputs[0], norm) == 6

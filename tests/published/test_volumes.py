@@ -11,7 +11,7 @@ import pytest
 
 from paleo.errors import PlanError
 from paleo.layers.base import LayerImplementations
-from paleo.lowering.program import CountedKernel, LayerCollective, Program, lower
+from paleo.lowering.program import CountedKernel, LayerCollective, Program, lower_graph
 from paleo.network.graph import build_graph
 from paleo.operations.tensor import precision
 from paleo.parallel.placement import Mesh, parse_strategy, placement
@@ -19,10 +19,10 @@ from paleo.parallel.propagation import deduplicated_dispatch_share
 from paleo.predict import Prediction, predict
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.specs.software import Software, load_software
+from paleo.specs.software import SoftwareProfile, load_software
 from paleo.specs.system import load_system
-from paleo.step.backend import backend_of
-from paleo.step.exchange import gradient_exchange
+from paleo.step.backend import build_backend
+from paleo.step.exchange import gradient_exchange_collectives
 
 SYSTEM = load_system("dgx-a100-80gb")
 SMALL = {"hidden": 256, "heads": 8, "layers": 4, "seq": 128, "vocab": 1024}
@@ -37,7 +37,7 @@ def made(strategy: str, network: str = "gpt2", **more: Any) -> Prediction:
 def program(model: str, strategy: str, batch: int = 8, imbalance: float = 1.0, **choices: Any) -> Program:
     graph = build_graph(load_model(model), batch=batch, choices=LayerImplementations(**choices))
     chosen = parse_strategy(strategy)
-    return lower(graph, placement(graph, chosen, {}, imbalance), Mesh.of(chosen.degrees), precision("bf16"))
+    return lower_graph(graph, placement(graph, chosen, {}, imbalance), Mesh.of(chosen.degrees), precision("bf16"))
 
 
 def block(of: Program) -> tuple[LayerCollective, ...]:
@@ -76,7 +76,9 @@ def test_data_parallelism_and_zero_2_exchange_each_gradient_once(strategy: str) 
     assert sent(of)["bucket"] == gradients
     assert sent(of)["gather"] == 0
     operation = "all_reduce" if strategy == "dp=16" else "reduce_scatter"
-    assert gradient_exchange(of.plan.parallel.zero, ("dp",), 1.0, of.plan.mesh) == ((operation, ("dp",), 1.0),)
+    assert gradient_exchange_collectives(of.plan.strategy.zero, ("dp",), 1.0, of.plan.mesh) == (
+        (operation, ("dp",), 1.0),
+    )
 
 
 def test_zero_3_gathers_the_parameters_twice_and_scatters_gradients() -> None:
@@ -108,7 +110,7 @@ def test_a_shard_group_scatters_inside_and_sums_between_groups() -> None:
     """HSDP (Zhao et al., PyTorch FSDP, VLDB 2023, section 3.2.2): a reduce-scatter of Ψ over F ranks, an
     all-reduce of Ψ/F over W/F replicas; parameters are gathered inside the group alone."""
     mesh = Mesh.of({"shard": 8, "dp": 2})
-    scattered = gradient_exchange(3, ("dp", "shard"), 800.0, mesh)
+    scattered = gradient_exchange_collectives(3, ("dp", "shard"), 800.0, mesh)
     assert scattered == (("reduce_scatter", ("shard",), 800.0), ("all_reduce", ("dp",), 100.0))
     assert (mesh.stride(("shard",)), mesh.stride(("dp",)), mesh.state_axes) == (1, 8, ("shard",))
     grouped, whole = made("zero=3,shard=8"), made("zero=3")
@@ -259,12 +261,12 @@ def test_dispatch_once_sends_to_nodes_and_within_one_to_devices() -> None:
     each = once.with_fields({"parallelism.expert_dispatch": "nccl"})
     model, system = load_model("qwen3-30b-a3b"), load_system("dgx-h100")
 
-    def sent(software: Software, gpus: int) -> float:
+    def sent(software: SoftwareProfile, gpus: int) -> float:
         run = Run(gpus=gpus, batch=1, dtype="bf16", strategy=f"dp={gpus},ep={gpus}", model={"layers": 2})
-        made = backend_of(system, run, "bf16", software)
+        made = build_backend(system, run, "bf16", software)
         mesh = Mesh.of({"ep": gpus})
         graph = made.graph(model, gpus)
-        of = made.lowered(graph, placement(graph, parse_strategy(f"ep={gpus}"), {}), mesh)
+        of = made.lower(graph, placement(graph, parse_strategy(f"ep={gpus}"), {}), mesh)
         return sum(one.payload_bytes for section in of.sections for one in section.transfers if one.axis == "ep")
 
     for gpus, targets in ((8, 8), (64, 8), (16, 2)):
@@ -304,13 +306,13 @@ def test_imbalance_slows_the_experts_and_nothing_else() -> None:
 
 def test_capacity_pads_every_expert() -> None:
     """Switch Transformer (Fedus et al., 2021), section 2.2: expert capacity = tokens / experts · capacity factor."""
-    from paleo.specs.model import model_from
+    from paleo.specs.model import build_model_spec
 
     def sent_tokens(factor: float) -> float:
         moe = {"experts": 8, "top_k": 2, "ffn": 64, "capacity_factor": factor}
         dims = {"batch": "=batch", "seq": 16, "hidden": 32}
         head = {"title": "t", "task": "t", "source": "t", "inputs": {"x": {"dims": dims}}}
-        graph = build_graph(model_from(head | {"layers": [{"moe": moe}]}, "t.yaml"), batch=4)
+        graph = build_graph(build_model_spec(head | {"layers": [{"moe": moe}]}, "t.yaml"), batch=4)
         return next(op.out.size("capacity") for op in graph.nodes[0].operations if "capacity" in op.out.dims)
 
     assert (sent_tokens(1.0), sent_tokens(1.25)) == (4 * 16 * 2 / 8, 4 * 16 * 2 / 8 * 1.25)

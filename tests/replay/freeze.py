@@ -37,14 +37,14 @@ from paleo.parallel.placement import STRATEGIES
 from paleo.predict import Breakdown, predict
 from paleo.schedules.base import SCHEDULES
 from paleo.search.plans import search
-from paleo.specs.catalog import names
-from paleo.specs.loading import validate
+from paleo.specs.catalog import entry_names
+from paleo.specs.loading import build_validated
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
 
 if TYPE_CHECKING:
-    from paleo.tables.runner import FileReport
+    from paleo.tables.validation import FileReport
 
 FOLDER = Path(__file__).resolve().parent
 MEASUREMENTS = FOLDER.parents[2] / "shared" / "measurements"
@@ -99,7 +99,7 @@ def drawn(draws: int = DRAWS, seed: int = SEED) -> list[Case]:
     is left to chance."""
     chance, cases, attempt = random.Random(seed), list[Case](), 0
     strategies = [*SPLITS, *(preset for preset in sorted(STRATEGIES) if preset != "dp")]
-    profiles, schedules = sorted(names("software")), sorted(SCHEDULES)
+    profiles, schedules = sorted(entry_names("software")), sorted(SCHEDULES)
     while len(cases) < draws:
         strategy, attempt = strategies[len(cases) % len(strategies)], attempt + 1
         network, parameters = chance.choice(NETWORKS)
@@ -155,7 +155,7 @@ TOP = 5
 
 def step_figures(case: Case) -> Figures:
     """Step time, its parts and interval [s], FLOP, and the parts of the memory [byte] of one configuration."""
-    step = predict(load_model(case["model"]), load_system(case["system"]), validate(Run, case["run"], "replay"))
+    step = predict(load_model(case["model"]), load_system(case["system"]), build_validated(Run, case["run"], "replay"))
     memory = {**step.memory.parts, "total": step.memory.total, "host": step.host_memory}
     parts = {field.name: getattr(step.breakdown, field.name) for field in fields(Breakdown)}
     parts = {name: seconds for name, seconds in parts.items() if seconds or name != "stragglers"}  # asked for alone
@@ -171,7 +171,7 @@ def step_figures(case: Case) -> Figures:
 
 def plan_figures(case: Case) -> Figures:
     """How many configurations were searched and fit, and the first plans."""
-    run = validate(Run, case["run"], "replay")
+    run = build_validated(Run, case["run"], "replay")
     ranking = search(load_model(case["model"]), load_system(case["system"]), run, top=TOP)
     plans = [
         [
@@ -182,7 +182,7 @@ def plan_figures(case: Case) -> Figures:
         ]
         for plan in ranking.plans
     ]
-    return {"configurations": ranking.configurations, "fitting": ranking.fitting, "plans": plans}
+    return {"configurations": ranking.covered_configurations, "fitting": ranking.fitting_configurations, "plans": plans}
 
 
 #: Rows of each source in a measured table whose errors are frozen, at most.
@@ -206,11 +206,11 @@ def sampled(table: str) -> Case:
 
 def tables() -> list[str]:
     """The measured tables that ``paleo validate`` reads."""
-    from paleo.tables.steps import table_of
+    from paleo.tables.run_tables import find_table_kind
 
     def read(path: Path) -> bool:
         try:
-            table_of(pd.read_csv(path, nrows=1).columns)
+            find_table_kind(pd.read_csv(path, nrows=1).columns)
         except PaleoError:
             return False
         return True
@@ -231,8 +231,8 @@ def error_figures(case: Case, whole: FileReport | None = None) -> Figures:
     report = whole if whole is not None else _report(case["table"], frame[rows])
     chosen = rows if whole is not None else np.ones(int(rows.sum()), dtype=bool)
     errors = {
-        source: report.errors(chosen & (report.sources == source))
-        for source in sorted(set(report.sources[chosen & report.was_predicted]))
+        source: report.errors(chosen & (report.row_sources == source))
+        for source in sorted(set(report.row_sources[chosen & report.was_predicted]))
     }
     sources = {source: [each.rows, each.mape, each.bias, each.coverage] for source, each in errors.items()}
     unsupported = int((chosen & ~report.was_predicted).sum())
@@ -240,7 +240,7 @@ def error_figures(case: Case, whole: FileReport | None = None) -> Figures:
 
 
 def _report(table: str, rows: pd.DataFrame) -> FileReport:
-    from paleo.tables.runner import validate_file
+    from paleo.tables.validation import validate_file
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / table.removesuffix(".gz")

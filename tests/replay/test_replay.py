@@ -8,7 +8,7 @@ import pytest
 
 from paleo.parallel.placement import STRATEGIES
 from paleo.schedules.base import SCHEDULES
-from paleo.specs.catalog import names
+from paleo.specs.catalog import entry_names
 from paleo.specs.run import Run
 from tests.replay.freeze import SPLITS, label, load, moved_figures
 
@@ -30,7 +30,7 @@ def test_every_strategy_schedule_and_profile_is_among_the_cases() -> None:
     runs = [case["run"] for case, _ in STEPS]
     strategies = {run["strategy"].removesuffix(",vp=2") for run in runs}
     assert strategies == {*SPLITS, *STRATEGIES}, "draw the cases anew"
-    assert {run["software"] for run in runs} == set(names("software")), "draw the cases anew"
+    assert {run["software"] for run in runs} == set(entry_names("software")), "draw the cases anew"
     assert {Run.model_validate(run).pipeline.schedule for run in runs} == set(SCHEDULES), "draw the cases anew"
     recomputed = Counter(run["recompute"] for run in runs)
     assert min(recomputed[kind] for kind in ("none", "selective", "full")) > len(runs) / 10

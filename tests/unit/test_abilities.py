@@ -11,7 +11,7 @@ from paleo.network.graph import build_graph
 from paleo.parallel.abilities import framework_abilities, network_quantities, pipeline_order_name
 from paleo.predict import predict
 from paleo.questions import plan
-from paleo.specs.abilities import Condition, Refusal, load_framework
+from paleo.specs.abilities import Condition, FrameworkRestriction, load_framework
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
@@ -40,7 +40,7 @@ def test_conditions_broadcast_and_ignore_what_is_unknown() -> None:
 )
 def test_a_condition_is_no_program(text: str, words: str) -> None:
     with pytest.raises(SpecError, match=words):
-        Refusal(when=text, fact="a fact", source="a file")
+        FrameworkRestriction(when=text, fact="a fact", source="a file")
 
 
 def test_quantities_of_networks() -> None:
@@ -84,7 +84,7 @@ def test_names_of_orders() -> None:
     ],
 )
 def test_what_frameworks_refuse(framework: str, known: dict[str, object], expected: bool) -> None:
-    assert any(bool(refusal.condition.holds(known)) for refusal in load_framework(framework).refusals) is expected
+    assert any(bool(refusal.condition.holds(known)) for refusal in load_framework(framework).restrictions) is expected
 
 
 def test_an_estimate_names_the_fact() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import paleo
 from paleo.cli import run
-from paleo.report.answer import learning_page, service_page
+from paleo.report.service_pages import learning_page, service_page
 
 DATE = "2030-01-31"
 VOID = {"meta", "link", "br", "input"}
@@ -41,21 +41,21 @@ def served():
 
 @pytest.mark.slow
 def test_page_of_a_service_has_verdict_charts_systems_and_every_plan(served):
-    page = service_page(served.service, served.systems, date=DATE)
+    page = service_page(served.service, served.compared_services, date=DATE)
     elements = Balanced(page)
     assert not elements.open
     assert elements.names.count("figure") == 3
     assert served.service.verdict in page.replace("&#39;", "'")
     rows = page.count("<tr>") - page.count("<thead><tr>")
-    assert rows == len(served.systems) + 3 + len(served.service.result.plans)
-    assert all(each.system.name in page for each in served.systems)
+    assert rows == len(served.compared_services) + 3 + len(served.service.result.plans)
+    assert all(each.system.name in page for each in served.compared_services)
     assert "vllm serve meta-llama/Meta-Llama-3-8B" in page
     assert DATE in page
 
 
 @pytest.mark.slow
 def test_page_loads_nothing(served):
-    page = service_page(served.service, served.systems, date=DATE)
+    page = service_page(served.service, served.compared_services, date=DATE)
     assert not re.search(r"(?:src|href)=\"(?!data:|#)", page)
     assert "default-src 'none'" in page
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paleo.predict import Prediction, predict
-from paleo.specs.catalog import names
+from paleo.specs.catalog import entry_names
 from paleo.specs.device import load_device
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -25,10 +25,10 @@ def test_half_precision_on_a_geforce_of_pascal_is_no_slower_than_single(calibrat
     assert half.mfu < 1.0
 
 
-@pytest.mark.parametrize("name", names("devices"))
+@pytest.mark.parametrize("name", entry_names("devices"))
 def test_the_arithmetic_chosen_is_the_faster_one(name: str) -> None:
     device = load_device(name)
     for dtype in ("fp16", "bf16"):
         if dtype in device.peak and "fp32" in device.vector_peak:
-            assert device.peak_flops_per_s(device.arithmetic(dtype)) >= device.vector_peak["fp32"]
-    assert device.arithmetic("fp8") == "fp8" and device.arithmetic("fp32") == "fp32"
+            assert device.peak_flops_per_s(device.arithmetic_dtype(dtype)) >= device.vector_peak["fp32"]
+    assert device.arithmetic_dtype("fp8") == "fp8" and device.arithmetic_dtype("fp32") == "fp32"

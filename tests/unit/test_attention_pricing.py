@@ -11,18 +11,18 @@ import pytest
 
 from paleo.errors import SpecError
 from paleo.pricing.attention import (
-    KERNELS,
-    STREAM_START,
+    ATTENTION_KERNELS,
+    STREAM_START_TIME,
     DecodeParameters,
     PrefillParameters,
     attention_backward_time,
     attention_decode_time,
+    attention_kernel,
     attention_prefill_time,
     balanced_splits,
     cache_write_time,
     default_kernel,
-    filling_splits,
-    kernel,
+    device_filling_splits,
     key_blocks,
     miss_fraction,
     padded_head_dim,
@@ -32,7 +32,7 @@ from paleo.pricing.attention import (
 from paleo.pricing.kernels import DeviceDatasheet
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
-from paleo.step.backend import backend_of
+from paleo.step.backend import build_backend
 from paleo.tables.kinds._attention import AttentionTable
 
 #: One multiprocessor at 1 GHz with 1024 FLOP per clock and 1 TB/s: times are cycles in nanoseconds.
@@ -78,7 +78,7 @@ def test_keys_from_memory_stream_after_a_start():
     )  # fmt: skip
     small, large = (float(decode(batch=batch, query_heads=8.0, parameters=free)) for batch in (64.0, 128.0))
     assert large - small == pytest.approx(2 * 64 * 8 * 4096 * 128 * 2 / (0.9 * A100.memory_bandwidth), rel=0.01)
-    assert 2 * small - large == pytest.approx(STREAM_START, rel=0.1)
+    assert 2 * small - large == pytest.approx(STREAM_START_TIME, rel=0.1)
 
 
 def test_one_tile_is_two_products_exponentials_and_its_start():
@@ -179,7 +179,7 @@ def test_arrays_price_as_their_scalars_do():
     assert prefill(query_length=lengths, kv_length=lengths) == pytest.approx(
         [float(prefill(query_length=one, kv_length=one)) for one in lengths]
     )
-    for name in KERNELS:
+    for name in ATTENTION_KERNELS:
         assert decode(kv_length=lengths, kernel_name=name) == pytest.approx(
             [float(decode(kv_length=one, kernel_name=name)) for one in lengths]
         )
@@ -212,8 +212,8 @@ def test_splits_follow_the_published_rules():
     # 2 tiles on 216 slots: 108 splits fill the wave; 94 is the first above 85 % that shortens the longest part.
     assert wave_splits(tiles=2.0, blocks=1024.0, slots=216) == 94
     assert wave_splits(tiles=1.0, blocks=3.0, slots=216) == 3
-    assert filling_splits(tiles=10.0, blocks=64.0, multiprocessors=148) == 14  # 140 of 148 multiprocessors
-    assert filling_splits(tiles=200.0, blocks=64.0, multiprocessors=148) == 1
+    assert device_filling_splits(tiles=10.0, blocks=64.0, multiprocessors=148) == 14  # 140 of 148 multiprocessors
+    assert device_filling_splits(tiles=200.0, blocks=64.0, multiprocessors=148) == 1
 
 
 def test_captured_splits_cost_a_short_sequence_what_filling_ones_do_not():
@@ -253,7 +253,7 @@ def test_cache_write_is_bound_by_resident_blocks_then_by_bytes():
 
 
 def test_tables_of_shapes():
-    assert [float(size) for size in tile_shape(KERNELS["fa3"].tiles, 64.0)] == [192.0, 128.0]
+    assert [float(size) for size in tile_shape(ATTENTION_KERNELS["fa3"].tiles, 64.0)] == [192.0, 128.0]
     assert padded_head_dim(80.0) == 96
     assert miss_fraction(0.0, 1.0) < 1e-6 < 0.5 == miss_fraction(1.0, 1.0)
     assert default_kernel("Turing") == default_kernel("Blackwell", "GDDR7") == "fa2"
@@ -261,7 +261,7 @@ def test_tables_of_shapes():
 
 def test_unknown_kernel_names_the_nearest():
     with pytest.raises(SpecError, match="fa2"):
-        kernel("fa-2")
+        attention_kernel("fa-2")
 
 
 def table(**columns: Any) -> pd.DataFrame:
@@ -297,41 +297,43 @@ def table(**columns: Any) -> pd.DataFrame:
     ],
 )
 def test_family_of_a_row(columns: dict[str, Any], family: str):
-    assert AttentionTable().family(table(**columns)).item() == family
+    assert AttentionTable().kernel_family(table(**columns)).item() == family
 
 
 def test_work_of_a_causal_row_counts_the_lower_triangle():
-    flops, moved = AttentionTable().work(table())
+    flops, moved = AttentionTable().flops_and_bytes(table())
     assert flops.item() == 4 * 8 * 128 * (128 - 127 / 2) * 128
     assert moved.item() == 2 * 128 * (2 * 8 * 128 + 2 * 2 * 128)
 
 
 def test_rows_without_a_model_say_why():
     kind = AttentionTable()
-    assert kind.unsupported(table()).item() == ""
-    assert kind.unsupported(table(phase="training")).item() == "unknown phase"
-    assert kind.unsupported(table(dtype="fp4")).item() == "unknown dtype"
-    assert "size" in kind.unsupported(table(batch=0)).item()
+    assert kind.unsupported_reasons(table()).item() == ""
+    assert kind.unsupported_reasons(table(phase="training")).item() == "unknown phase"
+    assert kind.unsupported_reasons(table(dtype="fp4")).item() == "unknown dtype"
+    assert "size" in kind.unsupported_reasons(table(batch=0)).item()
 
 
 def test_the_kind_prices_with_the_parameters_of_the_phase():
     kind = AttentionTable()
-    assert kind.time(table(), A100, PrefillParameters()).item() > PrefillParameters().launch_time
+    assert kind.predict_times(table(), A100, PrefillParameters()).item() > PrefillParameters().launch_time
     rows = table(phase="generation", q_len=1, kv_len=4096)
-    assert kind.time(rows, A100, DecodeParameters()).item() > DecodeParameters().launch_time
+    assert kind.predict_times(rows, A100, DecodeParameters()).item() > DecodeParameters().launch_time
     for family, parameters in kind.families.items():
-        plan = kind.fit_plan("a100", family, "graph", A100, {})
-        assert isinstance(plan.start, parameters)
-        assert set(plan.fixed) <= set(parameters.__dataclass_fields__)
+        plan = kind.fit_settings("a100", family, "graph", A100, {})
+        assert isinstance(plan.start_values, parameters)
+        assert set(plan.fixed_parameters) <= set(parameters.__dataclass_fields__)
 
 
 def test_prefill_takes_from_decode_what_its_rows_do_not_tell():
     decode = DecodeParameters(cache_fraction=0.77, l2_bytes_per_cycle=12.0)
-    plan = AttentionTable().fit_plan(
+    plan = AttentionTable().fit_settings(
         "a100", "attention.fa2.prefill", "graph", A100, {("a100", "attention.fa2.decode", "graph"): decode}
     )
-    assert (plan.start.cache_fraction, plan.start.l2_bytes_per_cycle) == (0.77, 12.0)
-    assert {"cache_fraction", "l2_bytes_per_cycle"} & {*plan.fixed} == set()  # not fitted as a rule, so not listed
+    assert (plan.start_values.cache_fraction, plan.start_values.l2_bytes_per_cycle) == (0.77, 12.0)
+    assert {"cache_fraction", "l2_bytes_per_cycle"} & {
+        *plan.fixed_parameters
+    } == set()  # not fitted as a rule, so not listed
 
 
 @pytest.mark.parametrize(("formula", "products", "published"), [("forward", 2, 335e12), ("backward", 5, 322e12)])
@@ -339,11 +341,11 @@ def test_flash_attention_2_on_hopper_runs_as_published(formula: str, products: i
     """FLOP/s of causal attention, head dimension 128, 16k tokens on H100 SXM: Shah et al., FlashAttention-3 (2024),
     figures 5 and 6, read off their text."""
     run = Run(gpus=1, software="torchtitan", dtype="bf16")
-    families = backend_of(load_system("h100-sxm5-80gb"), run, "bf16").predictor.families
+    families = build_backend(load_system("h100-sxm5-80gb"), run, "bf16").predictor.device_predictor
     price = attention_prefill_time if formula == "forward" else attention_backward_time
     seconds = price(
         batch=1, query_heads=16, kv_heads=16, query_length=2**14, kv_length=2**14, head_dim=128, causal=True,
-        kernel_name="fa2", device=families.figures(),
+        kernel_name="fa2", device=families.datasheet(),
         parameters=families.parameters_of(PrefillParameters, "attention.fa2.prefill").parameters,
     )  # fmt: skip
     flops = products * 2 * 16 * 2**28 * 128 / 2

@@ -16,15 +16,22 @@ import paleo
 from paleo import Prediction, Run, load_model, load_system, predict
 from paleo.cli import run as command
 from paleo.errors import SpecError
-from paleo.logs.base import NCCL_TESTS_PROGRAMS, READERS, lines_of, operation_of, read_collectives, read_log
+from paleo.logs.base import (
+    NCCL_TESTS_PROGRAMS,
+    READERS,
+    logged_collective,
+    read_log,
+    read_log_lines,
+    read_nccl_tests_log,
+)
 from paleo.report.audit import verdict
-from paleo.specs.run import updated
+from paleo.specs.run import replace_fields
 from paleo.specs.software import load_software
 from paleo.specs.system import System
 from paleo.studies.audit import _HYPOTHESES, _automatic_seconds, audit, audit_collectives
 from paleo.studies.collective import collective
-from paleo.studies.what_if import HARDWARE_PARAMETERS
-from paleo.units import GIB, MEBIBYTE
+from paleo.studies.what_if import HARDWARE_SCALERS
+from paleo.units import GIBIBYTE, MEBIBYTE
 
 RUNS = {
     "gpt": ("gpt2-xl", "dgx-a100-80gb", Run(gpus=8, global_batch=64, microbatch=4, software="megatron-core")),
@@ -43,7 +50,7 @@ def prediction(
 ) -> Prediction:
     model, machine, run = RUNS[name]
     software = changes.pop("profile", None)
-    return predict(load_model(model), system(load_system(machine)), updated(run, changes), software)
+    return predict(load_model(model), system(load_system(machine)), replace_fields(run, changes), software)
 
 
 def megatron_log(step: Prediction, seed: int, *, slow: float = 1.0, noise: float = 0.01, timers: bool = True) -> str:
@@ -75,7 +82,7 @@ def megatron_log(step: Prediction, seed: int, *, slow: float = 1.0, noise: float
 
 def titan_log(step: Prediction, seed: int, noise: float = 0.01, tokens: float | None = None) -> str:
     random, lines = np.random.default_rng(seed), []
-    allocated = (step.memory.total - step.memory.reserved) / GIB
+    allocated = (step.memory.total - step.memory.reserved) / GIBIBYTE
     rate = (step.tokens_per_s if tokens is None else tokens) / step.plan.gpus
     for number in range(1, 13):
         tps = rate * math.exp(noise * random.standard_normal()) / (3.0 if number == 1 else 1.0)
@@ -95,11 +102,11 @@ def slower_host(name: str, factor: float) -> Prediction:
 
 
 def clock(factor: float) -> Callable[[System], System]:
-    return lambda machine: HARDWARE_PARAMETERS["arithmetic (FLOP/s)"](machine, factor)
+    return lambda machine: HARDWARE_SCALERS["arithmetic (FLOP/s)"](machine, factor)
 
 
 def link(factor: float) -> Callable[[System], System]:
-    return lambda machine: HARDWARE_PARAMETERS["link bandwidth"](machine, factor)
+    return lambda machine: HARDWARE_SCALERS["link bandwidth"](machine, factor)
 
 
 FAULTS: list[tuple[str, str, Callable[[], str]]] = [
@@ -155,8 +162,8 @@ def test_clean_logs_are_not_accused(tmp_path: Path, seed: int) -> None:
 def test_the_run_goes_on_to_more_ranks(strategy: str, tmp_path: Path) -> None:
     step = prediction("gpt", strategy=strategy)
     result = audit(read_log(write(tmp_path, megatron_log(step, 1))), step)
-    assert result.beyond is not None
-    gpus, seconds, (low, high) = result.beyond
+    assert result.step_time_on_more_ranks is not None
+    gpus, seconds, (low, high) = result.step_time_on_more_ranks
     assert gpus == 64 and low < seconds < high and seconds > step.step_time * 0.95
 
 
@@ -192,9 +199,9 @@ def test_what_is_no_log_is_one_message(tmp_path: Path, text: str) -> None:
 
 def test_a_log_of_one_endless_line_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paleo.logs.base.MOST_CHARACTERS", 100_000)
-    lines = lines_of(write(tmp_path, "first\n" + "x" * 2_000_000 + "\nlast\n"))
+    lines = read_log_lines(write(tmp_path, "first\n" + "x" * 2_000_000 + "\nlast\n"))
     assert [len(line) for line in lines] == [5, 4096]
-    assert lines_of(write(tmp_path, "a" * 9_000 + "\nlast\n")) == ["a" * 4_096, "last"]
+    assert read_log_lines(write(tmp_path, "a" * 9_000 + "\nlast\n")) == ["a" * 4_096, "last"]
 
 
 def test_logs_that_are_no_files_of_text_say_why(tmp_path: Path) -> None:
@@ -202,13 +209,13 @@ def test_logs_that_are_no_files_of_text_say_why(tmp_path: Path) -> None:
     packed.write_bytes(gzip.compress(b"iteration 1/ 9 |"))
     for place, reason in (("/dev/zero", "a device or a pipe"), (tmp_path, "a folder"), (packed, "gunzip")):
         with pytest.raises(SpecError, match=reason):
-            lines_of(place)
+            read_log_lines(place)
 
 
 @pytest.mark.parametrize("figure", ["1.2.3", "9" * 400, ".", "0"])
 def test_figures_of_logs_that_are_no_numbers_are_left_out(tmp_path: Path, figure: str) -> None:
     payloads = "\n".join(f" {n} 256 float sum -1 {figure} 1.0 1.0 0 3.0 1.0 1.0 0 " for n in range(1024, 1028))
-    assert read_collectives(write(tmp_path, f"{payloads}\n#  Rank {'9' * 5000} x\n")) is None
+    assert read_nccl_tests_log(write(tmp_path, f"{payloads}\n#  Rank {'9' * 5000} x\n")) is None
     timer = f"    forward-compute ....: ({figure}, {figure})"
     text = "\n".join(f"{TEXTS['megatron-lm'].format(n=n)}\n{timer}" for n in range(1, 9))
     assert not read_log(write(tmp_path, text)).steps[0].slowest_rank_parts
@@ -237,24 +244,24 @@ def nccl_log(operation: str, ranks: int, *, link: float = 1.0, late: float = 0.0
     [({}, None), ({"link": 0.4}, "slow link"), ({"late": 2e-4}, "late start"), ({"link": 2}, "faster than stated")],
 )
 def test_logs_of_nccl_tests(operation: str, wrong: dict[str, float], fault: str | None, tmp_path: Path) -> None:
-    log = read_collectives(write(tmp_path, nccl_log(operation, 16, **wrong)))
+    log = read_nccl_tests_log(write(tmp_path, nccl_log(operation, 16, **wrong)))
     assert log is not None and (log.operation, log.ranks, len(log.payloads)) == (operation, 16, 11)
-    result = audit_collectives(log, operation_of(log, None), 16, load_system("dgx-h100"))
+    result = audit_collectives(log, logged_collective(log, None), 16, load_system("dgx-h100"))
     assert list(result.faults) == ([] if fault is None else [fault])
-    assert result.beyond is not None and result.beyond[0] == 128
+    assert result.time_on_more_ranks is not None and result.time_on_more_ranks[0] == 128
     if fault == "slow link":
         assert result.faults[fault] == pytest.approx(2.5, rel=0.1)
 
 
 def test_an_operation_that_no_log_names_has_to_be_stated(tmp_path: Path) -> None:
     text = nccl_log("all_reduce", 8).partition("\n")[2]
-    log = read_collectives(write(tmp_path, text))
+    log = read_nccl_tests_log(write(tmp_path, text))
     assert log is not None
     with pytest.raises(SpecError, match="--operation"):
-        operation_of(log, None)
+        logged_collective(log, None)
     with pytest.raises(SpecError, match="nearest: 'all_reduce'"):
-        operation_of(log, "allreduce")
-    assert read_collectives(write(tmp_path, megatron_log(prediction("gpt"), 1))) is None
+        logged_collective(log, "allreduce")
+    assert read_nccl_tests_log(write(tmp_path, megatron_log(prediction("gpt"), 1))) is None
 
 
 @pytest.mark.slow
@@ -330,7 +337,7 @@ def test_a_rank_that_is_slower_is_never_as_predicted(tmp_path: Path) -> None:
 
 
 def test_a_log_of_more_ranks_than_stated_is_not_as_predicted(tmp_path: Path) -> None:
-    log = read_collectives(write(tmp_path, nccl_log("all_reduce", 16)))
+    log = read_nccl_tests_log(write(tmp_path, nccl_log("all_reduce", 16)))
     assert log is not None
     answer = audit_collectives(log, "all_reduce", 8, load_system("dgx-h100")).verdict
     assert answer.endswith("the log is of 16 ranks; state --gpus 16.")

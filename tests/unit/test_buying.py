@@ -19,15 +19,15 @@ from paleo.launch.jobs import settings_line
 from paleo.predict import predict
 from paleo.report.plan import purchase_table
 from paleo.search import plans
-from paleo.search.classes import class_numbers, simplicity
-from paleo.search.counts import search_counts
-from paleo.search.space import Space
-from paleo.studies.cost import Amount
+from paleo.search.gpu_counts import search_gpu_counts
+from paleo.search.space import SearchSpace
+from paleo.search.tied_plans import simplicity_key, tie_class_numbers
+from paleo.studies.cost import TrainingAmount
 from paleo.studies.purchase import Requirements, plan_purchase, purchase_verdict
 from paleo.units import DAY
 
 MODEL = "gpt2-medium"
-AMOUNT = Amount(2e6, "2,000,000 samples")
+AMOUNT = TrainingAmount(2e6, "2,000,000 samples")
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def test_the_cheapest_that_is_in_time_comes_first() -> None:
     offers = [(load_system(name), (8, 16)) for name in ("dgx-h100", "dgx-a100-80gb")]
     wish = Requirements(AMOUNT, objective="cost")
     reply = plan_purchase(load_model(MODEL), offers, Run(global_batch=64), wish)
-    costs = [plan.score("cost") for plan in reply.plans if plan.has_memory_headroom]
+    costs = [plan.objective_value("cost") for plan in reply.plans if plan.has_memory_headroom]
     assert costs == sorted(costs) and reply.best is reply.plans[0]
     slowest = max(plan.seconds or 0.0 for plan in reply.plans)
     tight = Requirements(AMOUNT, deadline=slowest * 0.9, objective="cost")
@@ -99,9 +99,9 @@ def test_the_command_shows_the_plan_again(capsys: pytest.CaptureFixture[str]) ->
 )
 def test_flags_name_the_layout(software: str, words: str) -> None:
     run = Run(global_batch=64, software=software)
-    space = supported_space(Space(), software)
+    space = supported_space(SearchSpace(), software)
     reply = plan_purchase(load_model(MODEL), [(load_system("dgx-a100-80gb"), (8,))], run, Requirements(), space=space)
-    assert [word for word in words.split("|") if word not in reply.flags] == []
+    assert [word for word in words.split("|") if word not in reply.launch_settings_line] == []
     assert settings_line(reply.plans[0].best_prediction)
 
 
@@ -123,7 +123,7 @@ def test_full_plans_stand_behind_roomy_ones_and_say_so() -> None:
     """As a table says it: how layers are recomputed, why a faster plan is not the first, whose price is not known."""
     run = Run(global_batch=64, model={"seq": 6144}, qlora=True)
     offers = [(load_system("rtx-5090-8gpu-100gbe"), (4,))]
-    reply = plan_purchase(load_model("qwen3-32b"), offers, run, Requirements(Amount(1e4, "10,000 samples")))
+    reply = plan_purchase(load_model("qwen3-32b"), offers, run, Requirements(TrainingAmount(1e4, "10,000 samples")))
     page = Console(width=400, record=True, file=io.StringIO())
     page.print(purchase_table(reply))
     text = page.export_text()
@@ -152,15 +152,15 @@ def test_mixtures_under_software_without_a_time_of_routing_are_warned_of(capsys:
 
 def test_only_schedules_that_a_framework_runs() -> None:
     assert (
-        supported_space(Space(), "megatron-core").schedules
-        == supported_space(Space(), "nemo").schedules
+        supported_space(SearchSpace(), "megatron-core").schedules
+        == supported_space(SearchSpace(), "nemo").schedules
         == ("1f1b", "interleaved")
     )
-    assert supported_space(Space(), "pytorch-eager") == Space()
-    assert supported_space(Space(), "mxnet").schedules == ()
-    assert supported_space(Space(), "mxnet").zero == (0,)
-    assert supported_space(Space(zero=(3,)), "mxnet").zero == (3,)  # it is asked what ZeRO-3 would do
-    stated = Space(degrees={"pp": 2}, zero=(0,))
+    assert supported_space(SearchSpace(), "pytorch-eager") == SearchSpace()
+    assert supported_space(SearchSpace(), "mxnet").schedules == ()
+    assert supported_space(SearchSpace(), "mxnet").zero == (0,)
+    assert supported_space(SearchSpace(zero=(3,)), "mxnet").zero == (3,)  # it is asked what ZeRO-3 would do
+    stated = SearchSpace(degrees={"pp": 2}, zero=(0,))
     assert supported_space(stated, "mxnet") == stated  # it is asked what pipelines would do
 
 
@@ -178,7 +178,7 @@ def test_any_software_leaves_nothing_out(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_framework_without_pipelines_has_no_plan_with_stages() -> None:
     search = plans.search(
         load_model("alexnet"), load_system("pcie3-8gpu"), Run(global_batch=64, gpus=4, software="mxnet"), top=50,
-        space=supported_space(Space(), "mxnet"),
+        space=supported_space(SearchSpace(), "mxnet"),
     )  # fmt: skip
     assert search.plans
     assert not any("pp=" in row.strategy for row in search.plans)
@@ -248,12 +248,14 @@ def test_every_count_has_a_row_or_a_reason(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.slow
 def test_plans_of_a_class_are_as_fast_as_can_be_told_and_the_simplest_comes_first() -> None:
     model, system = load_model("llama3-8b"), load_system("dgx-h100")
-    found = search_counts(model, system, Run(global_batch=64), (8,), space=supported_space(Space(), "torchtitan"))
-    numbers = class_numbers(found.plans)
+    found = search_gpu_counts(
+        model, system, Run(global_batch=64), (8,), space=supported_space(SearchSpace(), "torchtitan")
+    )
+    numbers = tie_class_numbers(found.plans)
     assert numbers == sorted(numbers) and numbers.count(1) > 1
-    capacity = system.device.memory.usable
+    capacity = system.device.memory.usable_bytes
     members = [row for row, number in zip(found.plans, numbers, strict=True) if number == 1]
-    assert members[0] == min(members, key=lambda row: simplicity(row, capacity))
-    assert all(row.class_step == min(each.step_time for each in members) for row in members)
+    assert members[0] == min(members, key=lambda row: simplicity_key(row, capacity))
+    assert all(row.class_step_time == min(each.step_time for each in members) for row in members)
     low, high = predict(model, system, members[0].run).interval
-    assert max(row.step_time for row in members) < high and low < members[0].class_step
+    assert max(row.step_time for row in members) < high and low < members[0].class_step_time

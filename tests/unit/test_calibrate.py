@@ -14,36 +14,36 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.calibrate import command, measure
+from paleo.calibrate import command, device_benchmarks
+from paleo.calibrate.device_benchmarks import (
+    DEFAULT_SUITES,
+    PAYLOAD_BYTES,
+    SUITES,
+    BenchmarkPoint,
+    MeasurementFolder,
+    Timing,
+    WallClock,
+    benchmark_points,
+    catalog_name,
+    collective_benchmarks,
+)
 from paleo.calibrate.files import (
-    MIN_ROWS,
+    MIN_ROWS_TO_HOLD_OUT,
     SubjectEntry,
-    calibrations,
-    fit_each,
+    calibrations_by_subject,
+    fit_jobs,
     has_kernel_families,
     kernel_fit_jobs,
     yaml_text,
 )
-from paleo.calibrate.fit import Fit, Rows
-from paleo.calibrate.measure import (
-    DEFAULT_SUITES,
-    PAYLOADS,
-    SUITES,
-    MeasurementFolder,
-    Point,
-    Timing,
-    WallClock,
-    catalog_name,
-    collective_benchmarks,
-    points,
-)
+from paleo.calibrate.fit import Fit, MeasuredRows
 from paleo.errors import SpecError
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.kernels import device_datasheet
 from paleo.specs.calibration import load_calibration
 from paleo.specs.device import load_device
 from paleo.tables.kernels import KERNEL_TABLES
-from paleo.tables.steps import table_of
+from paleo.tables.run_tables import find_table_kind
 
 TRUE = GemmParameters(launch=5e-6, efficiency=0.8, bandwidth_efficiency=0.7)
 
@@ -55,7 +55,7 @@ def table(rows: int = 300, device: str = "l40s", noise: float = 0.02) -> pd.Data
     frame = pd.DataFrame({"m": m, "n": n, "k": k, "batch": 1.0}).assign(
         source="somebody", device=device, dtype="bf16", library="cuBLAS 12"
     )
-    seconds = KERNEL_TABLES["gemm"].time(frame, device_datasheet(load_device(device), "bf16"), TRUE)
+    seconds = KERNEL_TABLES["gemm"].predict_times(frame, device_datasheet(load_device(device), "bf16"), TRUE)
     return frame.assign(time_us=1e6 * seconds * np.exp(random.normal(0, noise, rows)))
 
 
@@ -71,7 +71,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_a_fit_writes_a_calibration_that_predicts_its_table(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.yaml"
-    assert command.fit([str(file)], output=str(out), today="2026-01-02") == 0
+    assert command.fit_tables([str(file)], output=str(out), today="2026-01-02") == 0
     made = load_calibration(str(out))
     (entry,) = made.entries
     assert (made.subject, entry.family, entry.stack, entry.date) == (
@@ -87,18 +87,18 @@ def test_a_fit_writes_a_calibration_that_predicts_its_table(file: Path, tmp_path
     assert set(entry.uncertainty) <= set(entry.parameters)
     frame = table()
     own, inherited = (
-        table_of(frame.columns, one).predict(frame).values / (frame["time_us"].to_numpy() * 1e-6)
+        find_table_kind(frame.columns, one).predict(frame).values / (frame["time_us"].to_numpy() * 1e-6)
         for one in (made, None)
     )
     assert np.mean(np.abs(own - 1)) < 0.04 < np.mean(np.abs(inherited - 1))
 
 
 def fits_of(tables: Sequence[Path], only: Sequence[str] = ()) -> list[SubjectEntry]:
-    return [each for fits_of_job in fit_each(kernel_fit_jobs(tables, only), "2026-01-02") for each in fits_of_job]
+    return [each for fits_of_job in fit_jobs(kernel_fit_jobs(tables, only), "2026-01-02") for each in fits_of_job]
 
 
 def test_fits_are_deterministic(file: Path) -> None:
-    one, two = (calibrations(fits_of([file])) for _ in range(2))
+    one, two = (calibrations_by_subject(fits_of([file])) for _ in range(2))
     assert yaml_text(one["l40s"]) == yaml_text(two["l40s"])
 
 
@@ -106,14 +106,14 @@ def test_other_families_of_a_file_are_kept(file: Path, tmp_path: Path) -> None:
     entry = load_calibration("h100-sxm5-80gb").entries[0].model_copy(update={"family": "memory.rope"})
     old = load_calibration("h100-sxm5-80gb").model_copy(update={"subject": "l40s", "entries": (entry,)})
     (tmp_path / "l40s.yaml").write_text(yaml_text(old))
-    assert command.fit([str(file)], output_dir=str(tmp_path)) == 0
+    assert command.fit_tables([str(file)], output_dir=str(tmp_path)) == 0
     made = load_calibration(str(tmp_path / "l40s.yaml"))
     assert [one.family for one in made.entries] == ["gemm.tensor", "memory.rope"]
 
 
 def test_a_handful_of_rows_is_fitted_whole_and_says_so(tmp_path: Path) -> None:
     few = tmp_path / "few.csv"
-    table(MIN_ROWS - 1).to_csv(few, index=False)
+    table(MIN_ROWS_TO_HOLD_OUT - 1).to_csv(few, index=False)
     (fitted,) = fits_of([few])
     assert fitted.entry.rows_held_out == 0 and fitted.entry.residual is None
     assert fitted.entry.notes is not None and "none held out" in fitted.entry.notes
@@ -137,14 +137,14 @@ def test_tables_that_no_family_is_fitted_to_are_passed_over(file: Path, tmp_path
 )
 def test_bad_options_of_a_fit(file: Path, more: dict[str, Any], word: str) -> None:
     with pytest.raises(SpecError, match=word):
-        command.fit([str(file)], **more)
+        command.fit_tables([str(file)], **more)
 
 
 def test_one_file_is_for_one_device(tmp_path: Path) -> None:
     both = tmp_path / "both.csv"
     pd.concat([table(60), table(60, "b200")]).to_csv(both, index=False)
     with pytest.raises(SpecError, match="2 subjects"):
-        command.fit([str(both)], output=str(tmp_path / "out.yaml"))
+        command.fit_tables([str(both)], output=str(tmp_path / "out.yaml"))
 
 
 def test_without_scipy_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,9 @@ def test_without_scipy_the_message_says_how_to_get_it(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(builtins, "__import__", without)
     frame = table(60)
-    rows = Rows(frame, device_datasheet(load_device("l40s"), "bf16"), "graph", frame["time_us"].to_numpy() * 1e-6)
+    rows = MeasuredRows(
+        frame, device_datasheet(load_device("l40s"), "bf16"), "graph", frame["time_us"].to_numpy() * 1e-6
+    )
     with pytest.raises(SpecError, match=r"paleo-perf\[fit\]"):
         Fit(KERNEL_TABLES["gemm"], [rows], GemmParameters()).run()
 
@@ -192,7 +194,7 @@ def test_fits_side_by_side_are_those_in_turn(file: Path, tmp_path: Path, monkeyp
     def fitted(processors: int) -> tuple[list[str], str]:
         monkeypatch.setattr("os.cpu_count", lambda: processors)
         started = list[str]()
-        return started, repr(list(fit_each(work, "2026-01-02", lambda job: started.append(job.label))))
+        return started, repr(list(fit_jobs(work, "2026-01-02", lambda job: started.append(job.label))))
 
     (in_turn, first), (side_by_side, second) = fitted(1), fitted(4)
     assert sorted(in_turn) == sorted(side_by_side) and len(in_turn) == 4
@@ -203,41 +205,44 @@ def test_fits_side_by_side_are_those_in_turn(file: Path, tmp_path: Path, monkeyp
 
 
 def test_points_are_rows_of_known_tables() -> None:
-    made = points(DEFAULT_SUITES, ("fp32", "bf16"), 4096)
+    made = benchmark_points(DEFAULT_SUITES, ("fp32", "bf16"), 4096)
     tables = {"gemm", "elementwise", "attention", "training_kernels", "conv", "rnn", "copies"}
     assert {point.table for point in made} == tables
-    assert len({(point.table, point.key) for point in made}) == len(made)
+    assert len({(point.table, point.row_key) for point in made}) == len(made)
     for point in made:
         row = {"source": "s", "device": "l40s", "library": "l", "time_us": 1.0, **point.row}
         if point.table != "copies":
-            assert table_of(row).name == point.table
+            assert find_table_kind(row).name == point.table
 
 
 def test_a_short_run_has_some_of_each() -> None:
-    assert len({point.table for point in points(DEFAULT_SUITES, ("fp32", "fp16"), 4096)[:6]}) == 6
+    assert len({point.table for point in benchmark_points(DEFAULT_SUITES, ("fp32", "fp16"), 4096)[:6]}) == 6
 
 
 def test_most_points_can_be_predicted() -> None:
-    made = [one for one in points(DEFAULT_SUITES, ("fp16",), 8192) if one.table not in ("copies", "attention")]
+    made = [
+        one for one in benchmark_points(DEFAULT_SUITES, ("fp16",), 8192) if one.table not in ("copies", "attention")
+    ]
     for name in {point.table for point in made}:
-        rows = [{**point.row, "source": measure.SOURCE, "device": "h100-sxm5-80gb", "library": "PyTorch 2.9",
+        rows = [{**point.row, "source": device_benchmarks.SOURCE_NAME, "device": "h100-sxm5-80gb",
+            "library": "PyTorch 2.9",
                  "timing": "graph", "time_us": 1.0} for point in made if point.table == name]  # fmt: skip
         frame = pd.DataFrame(rows)
-        assert (table_of(frame.columns).predict(frame).reasons == "").mean() > 0.9
+        assert (find_table_kind(frame.columns).predict(frame).failure_reasons == "").mean() > 0.9
 
 
 def test_largest_bounds_the_sizes() -> None:
-    assert max(point.row["m"] for point in points(("gemm",), ("fp32",), 500)) <= 500
+    assert max(point.row["m"] for point in benchmark_points(("gemm",), ("fp32",), 500)) <= 500
     with pytest.raises(SpecError, match="nearest: 'gemm'"):
-        points(("gem",), ("fp32",), 500)
+        benchmark_points(("gem",), ("fp32",), 500)
 
 
 def test_collectives_cover_nodes_and_payloads() -> None:
     made = collective_benchmarks(16, 8)
     assert {(point.row["ranks"], point.row["ranks_per_node"]) for point in made} == {(2, 2), (4, 4), (8, 8), (16, 8)}
-    assert {point.row["bytes"] for point in made} == set(PAYLOADS)
+    assert {point.row["bytes"] for point in made} == set(PAYLOAD_BYTES)
     row = {"source": "s", "system": "dgx-h100", "library": "l", "time_us": 1.0, **made[0].row}
-    assert table_of(row).name == "collective"
+    assert find_table_kind(row).name == "collective"
 
 
 @dataclass
@@ -246,7 +251,9 @@ class CountingClock:
 
     calls: int = 0
 
-    def time(self, calls: Sequence[measure.Call], flush: measure.Call | None) -> Timing:
+    def time_calls(
+        self, calls: Sequence[device_benchmarks.KernelCall], flush: device_benchmarks.KernelCall | None
+    ) -> Timing:
         for call in calls:
             call()
         if flush is not None:
@@ -254,13 +261,13 @@ class CountingClock:
         self.calls += 1
         return Timing(1e-6, "graph")
 
-    def eager(self, call: measure.Call) -> Timing:
-        return Timing(self.time([call], None).seconds, "eager")
+    def time_eager(self, call: device_benchmarks.KernelCall) -> Timing:
+        return Timing(self.time_calls([call], None).seconds, "eager")
 
 
-def cpu_bench() -> measure.Bench:
+def cpu_bench() -> device_benchmarks.DeviceBench:
     pytest.importorskip("torch")
-    return replace(measure.make_bench("cpu", "epyc-9654", "2026-01-02"), clock=CountingClock())
+    return replace(device_benchmarks.make_bench("cpu", "epyc-9654", "2026-01-02"), clock=CountingClock())
 
 
 @pytest.mark.torch
@@ -280,13 +287,13 @@ def test_every_suite_runs_on_a_cpu(suite: str) -> None:
 @pytest.mark.torch
 def test_measured_points_are_not_measured_again(tmp_path: Path) -> None:
     bench = cpu_bench()
-    wanted = points(("gemm", "copies"), ("fp32",), 64)
+    wanted = benchmark_points(("gemm", "copies"), ("fp32",), 64)
     tables = MeasurementFolder(tmp_path, bench.name, bench.library)
-    written, failed = measure.measure_all(bench, wanted[:3], tables, 60.0)
+    written, failed = device_benchmarks.measure_all(bench, wanted[:3], tables, 60.0)
     assert (written, failed) == (3, [])
     again = MeasurementFolder(tmp_path, bench.name, bench.library)
-    assert measure.measure_all(bench, wanted, again, 60.0)[0] == len(wanted) - 3
-    assert measure.measure_all(bench, wanted, again, 60.0)[0] == 0
+    assert device_benchmarks.measure_all(bench, wanted, again, 60.0)[0] == len(wanted) - 3
+    assert device_benchmarks.measure_all(bench, wanted, again, 60.0)[0] == 0
     with again.path("gemm").open() as stream:
         assert len(list(csv.DictReader(stream))) == sum(point.table == "gemm" for point in wanted)
 
@@ -295,10 +302,14 @@ def test_measured_points_are_not_measured_again(tmp_path: Path) -> None:
 def test_a_budget_ends_a_run_and_a_failure_does_not(tmp_path: Path) -> None:
     bench = cpu_bench()
     tables = MeasurementFolder(tmp_path, bench.name, bench.library)
-    assert measure.measure_all(bench, points(("gemm",), ("fp32",), 64), tables, -1.0) == (0, [])
-    broken = Point("gemm", {"dtype": "fp32", "m": 64, "n": 64, "k": 64, "batch": -2, "trans_a": "N", "trans_b": "N"})
-    huge = Point("elementwise", {"op": "copy", "shape": "9" * 15, "dtype": "fp32", "bytes_moved": 8, "cache": "warm"})
-    written, failed = measure.measure_all(bench, [huge, broken], tables, 60.0)
+    assert device_benchmarks.measure_all(bench, benchmark_points(("gemm",), ("fp32",), 64), tables, -1.0) == (0, [])
+    broken = BenchmarkPoint(
+        "gemm", {"dtype": "fp32", "m": 64, "n": 64, "k": 64, "batch": -2, "trans_a": "N", "trans_b": "N"}
+    )
+    huge = BenchmarkPoint(
+        "elementwise", {"op": "copy", "shape": "9" * 15, "dtype": "fp32", "bytes_moved": 8, "cache": "warm"}
+    )
+    written, failed = device_benchmarks.measure_all(bench, [huge, broken], tables, 60.0)
     assert len(failed) == 1 and failed[0].startswith("elementwise") and written == 1
 
 
@@ -337,6 +348,6 @@ def test_devices_are_known_by_what_cuda_calls_them() -> None:
 
 def test_wall_clock_takes_calls_in_turn() -> None:
     said: list[str] = []
-    timing = WallClock().time([lambda: said.append("a"), lambda: said.append("b")], lambda: said.append("-"))
-    assert timing.timing == "back-to-back" and timing.seconds >= 0
+    timing = WallClock().time_calls([lambda: said.append("a"), lambda: said.append("b")], lambda: said.append("-"))
+    assert timing.timing_method == "back-to-back" and timing.seconds >= 0
     assert said[:4] == ["-", "a", "-", "b"]

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from paleo.calibrate import command
-from paleo.calibrate.files import kernel_fit_jobs, skipped_rows
-from paleo.calibrate.measure import MeasurementFolder, Point
+from paleo.calibrate.device_benchmarks import BenchmarkPoint, MeasurementFolder
+from paleo.calibrate.files import count_unusable_rows, kernel_fit_jobs
 from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.pricing.gemm import GemmParameters
@@ -30,7 +30,7 @@ def products(device: str, rows: int = 40) -> pd.DataFrame:
     frame = pd.DataFrame({"m": m, "n": n, "k": k, "batch": 1.0}).assign(
         source="somebody", device=device, dtype="bf16", library="cuBLAS 12"
     )
-    seconds = KERNEL_TABLES["gemm"].time(frame, device_datasheet(load_device(device), "bf16"), TRUE)
+    seconds = KERNEL_TABLES["gemm"].predict_times(frame, device_datasheet(load_device(device), "bf16"), TRUE)
     return frame.assign(time_us=1e6 * seconds)
 
 
@@ -49,15 +49,15 @@ def test_a_fit_that_names_no_output_writes_nothing(tmp_path: Path, capsys: pytes
 
 def test_finished_fits_are_kept_when_a_later_one_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = write(tmp_path / "t.csv", products("a100-sxm4-80gb"), products("l40s"))
-    whole = command.fit_each
+    whole = command.fit_jobs
 
     def stopped(work: Any, date: str, report: Any) -> Any:
         yield from whole(work[:1], date, report)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "fit_each", stopped)
+    monkeypatch.setattr(command, "fit_jobs", stopped)
     with pytest.raises(KeyboardInterrupt):
-        command.fit([tables], output_dir=str(tmp_path))
+        command.fit_tables([tables], output_dir=str(tmp_path))
     (kept,) = tmp_path.glob("*.yaml")
     assert load_calibration(kept).entries
 
@@ -69,14 +69,14 @@ def test_rows_that_validate_leaves_out_are_left_out_of_a_fit(
     bad["m"] = [-1.0, np.nan, np.inf, 0.0, 1e300]
     no_peak, unknown = products("l40s", rows=1), products("l40s", rows=1).assign(device="no such device")
     tables = write(tmp_path / "t.csv", products("l40s"), bad, no_peak.assign(dtype="fp64"), unknown)
-    assert skipped_rows([tables]) == 7
+    assert count_unusable_rows([tables]) == 7
     assert [sum(len(rows.frame) for rows in job.rows) for job in kernel_fit_jobs([tables])] == [40]
-    assert command.fit([tables], output=str(tmp_path / "out.yaml")) == 0
+    assert command.fit_tables([tables], output=str(tmp_path / "out.yaml")) == 0
     assert "7 rows left out" in capsys.readouterr().err
 
 
 def test_a_torn_last_row_is_measured_again_and_not_glued_to_the_next(tmp_path: Path) -> None:
-    points = [Point("gemm", {"m": size, "dtype": "bf16"}) for size in (64, 128, 256)]
+    points = [BenchmarkPoint("gemm", {"m": size, "dtype": "bf16"}) for size in (64, 128, 256)]
     rows = [{"library": "cuBLAS 12", **point.row, "time_us": 1.5} for point in points]
     tables = MeasurementFolder(tmp_path, "l40s", "cuBLAS 12")
     for point, row in zip(points[:2], rows, strict=False):

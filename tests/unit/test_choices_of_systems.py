@@ -12,16 +12,16 @@ from paleo.errors import PaleoError
 from paleo.network.graph import build_graph
 from paleo.parallel.placement import parse_strategy
 from paleo.parallel.plan import plan
-from paleo.predict import HEADROOM, predict
+from paleo.predict import MEMORY_HEADROOM_SHARE, predict
 from paleo.questions import systems_with_counts
-from paleo.search.counts import recommended
-from paleo.search.space import layouts, within
+from paleo.search.gpu_counts import recommended_plans
+from paleo.search.space import list_layouts, narrowed_space
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
-from paleo.studies.cost import Amount, Tariff
+from paleo.studies.cost import Tariff, TrainingAmount
 from paleo.studies.purchase import AUTO, Requirements, compare, plan_purchase
-from paleo.studies.scale import cost_verdict, scale
+from paleo.studies.scale import cost_verdict, predict_scale_curve
 
 H100 = load_system("dgx-h100")
 GPT2, LLAMA = load_model("gpt2"), load_model("llama2-7b")
@@ -39,12 +39,12 @@ def test_names_of_data_parallelism_are_stages_of_zero(words: str, meaning: str) 
 
 
 def test_a_search_within_named_sharding_tries_that_alone() -> None:
-    assert within("fsdp").zero == (3,) and within("ddp").zero == (0,)
+    assert narrowed_space("fsdp").zero == (3,) and narrowed_space("ddp").zero == (0,)
 
 
 @pytest.mark.parametrize("words", ["hsdp", "tp=2,hsdp", "tp=8,hsdp"])
 def test_a_search_shards_within_nodes_as_a_run_does(words: str) -> None:
-    chosen = layouts(build_graph(GPT2, batch=1), 16, 64, within(words), H100.devices_per_node)
+    chosen = list_layouts(build_graph(GPT2, batch=1), 16, 64, narrowed_space(words), H100.devices_per_node)
     stated = plan(GPT2, H100, SIXTEEN.model_copy(update={"strategy": words}))
     assert stated.mesh in [layout.mesh for layout in chosen]
 
@@ -67,13 +67,13 @@ def test_counts_behind_a_colon_are_gpus_and_words_say_how_many_nodes_those_are()
 def test_a_comparison_finds_the_plan_that_plan_and_report_find() -> None:
     """The same search, the same order: that of `recommended`, with room in memory."""
     auto = Run(strategy=AUTO, global_batch=32)
-    study = compare(LLAMA, [H100], auto, gpus=[8], planner=recommended)
+    study = compare(LLAMA, [H100], auto, gpus=[8], planner=recommended_plans)
     assert study.candidates[0].prediction is not None
     best = study.candidates[0].prediction
     reply = plan_purchase(LLAMA, [(H100, [8])], Run(global_batch=32), Requirements())
     assert reply.plans[0].row.run == best.run
     assert reply.plans[0].row.step_time == pytest.approx(best.step_time, rel=1e-14)  # sums of one and of many plans
-    assert best.memory.total <= (1 - HEADROOM) * best.memory.capacity
+    assert best.memory.total <= (1 - MEMORY_HEADROOM_SHARE) * best.memory.capacity
 
 
 @pytest.mark.slow
@@ -95,13 +95,13 @@ def test_json_of_a_comparison_of_counts(capsys: pytest.CaptureFixture[str]) -> N
 def test_spending_names_the_cheapest_count_and_the_price_of_time_saved() -> None:
     """1 USD for each GPU and hour: cost is GPUs of whole nodes times hours."""
     tariff = Tariff(gpu_price="1 USD/h")  # type: ignore[arg-type]
-    curve = scale(
+    curve = predict_scale_curve(
         load_model("resnet50"),
         H100,
         Run(global_batch=512),
         (1, 8, 64),
         "strong",
-        amount=Amount(1e11, "x"),
+        amount=TrainingAmount(1e11, "x"),
         tariff=tariff,
     )
     costs = [point.training.cost or 0 for point in curve.points if point.training]
@@ -114,7 +114,7 @@ def test_spending_names_the_cheapest_count_and_the_price_of_time_saved() -> None
 
 
 def test_no_price_no_sentence() -> None:
-    curve = scale(load_model("resnet50"), H100, Run(global_batch=512), (1, 8), "strong")
+    curve = predict_scale_curve(load_model("resnet50"), H100, Run(global_batch=512), (1, 8), "strong")
     assert cost_verdict(curve) is None
     unpriced = replace(curve, points=tuple(replace(point, training=None) for point in curve.points))
     assert cost_verdict(unpriced) is None

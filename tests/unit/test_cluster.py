@@ -82,13 +82,13 @@ def test_elastic_jobs_share_and_grow():
 
 
 def test_predecessors_end_first():
-    jobs = [job("b", 0, 5, after=(1,)), job("a", 0, 10)]
+    jobs = [job("b", 0, 5, predecessors=(1,)), job("a", 0, 10)]
     run = simulated("fifo", jobs)
     assert run.start.tolist() == [10, 0] and run.waited.tolist() == [0, 0]
 
 
 def test_a_job_may_arrive_when_its_predecessor_ends():
-    run = simulated("fifo", [job("a", 0, 10), job("b", 10, 5, after=(0,)), job("c", 11, 5)], per_node=1)
+    run = simulated("fifo", [job("a", 0, 10), job("b", 10, 5, predecessors=(0,)), job("c", 11, 5)], per_node=1)
     assert run.start.tolist() == [0, 10, 15]
 
 
@@ -103,11 +103,11 @@ def test_a_gang_smaller_than_a_node_lies_on_one():
 def test_whole_nodes_come_from_one_rack_or_from_all():
     pool = NodePool(8, 8, nodes_per_rack=4)
     pool.take([(0, 8)])
-    assert [node for node, _ in pool.place(32)] == [4, 5, 6, 7]
-    assert not pool.has_excess_racks(pool.place(32))
-    spread = NodePool(8, 8, nodes_per_rack=4, spread=True)
-    assert {node // 4 for node, _ in spread.place(16)} == {0, 1}
-    assert spread.has_excess_racks(spread.place(16))
+    assert [node for node, _ in pool.gang_placement(32)] == [4, 5, 6, 7]
+    assert not pool.has_excess_racks(pool.gang_placement(32))
+    spread = NodePool(8, 8, nodes_per_rack=4, spreads_over_racks=True)
+    assert {node // 4 for node, _ in spread.gang_placement(16)} == {0, 1}
+    assert spread.has_excess_racks(spread.gang_placement(16))
 
 
 def test_jobs_take_the_nodes_on_which_they_are_fastest():
@@ -151,7 +151,7 @@ def random_fleet(seed: int) -> tuple[list[ClusterJob], list[tuple[int, int, int]
                 team=draw.choice("abc"), deadline=draw.choice([math.inf, float(draw.randint(50, 300))]),
                 priority=draw.randint(0, 2), preemptible=draw.random() < 0.7, restart_time=draw.choice([0.0, 3.0]),
                 failure_share=0.1, excess_rack_slowdown=draw.choice([1.0, 1.3]),
-                after=tuple({draw.randrange(number)}) if number and draw.random() < 0.2 else (),
+                predecessors=tuple({draw.randrange(number)}) if number and draw.random() < 0.2 else (),
             )
         )  # fmt: skip
     return jobs, shapes
@@ -176,7 +176,7 @@ def check_fleet(seed: int, policy: str) -> None:
         assert policy == "elastic" or gpus == described.preferred_gpus[segment.pool]
         assert len({node for node, _ in segment.gang}) == len(segment.gang) == -(-gpus // shapes[segment.pool][1])
         assert segment.begin >= described.arrival
-        assert all(segment.begin >= run.finish[before] for before in described.after)
+        assert all(segment.begin >= run.finish[before] for before in described.predecessors)
         used[segment.job] += (segment.end - segment.begin) * gpus
         own.setdefault(segment.job, []).append((segment.begin, segment.end))
         for node, count in segment.gang:
@@ -188,7 +188,7 @@ def check_fleet(seed: int, policy: str) -> None:
         ordered = sorted(stretches)
         assert all(first[1] <= second[0] for first, second in itertools.pairwise(ordered))
     assert used == pytest.approx(run.work_gpu_seconds + run.pause_gpu_seconds)
-    whole = run.gpus * run.span
+    whole = run.gpus * run.makespan
     assert whole == pytest.approx(
         run.work_gpu_seconds.sum() + run.pause_gpu_seconds.sum() + sum(run.unused_gpu_seconds.values()), abs=1e-6
     )
@@ -207,7 +207,7 @@ def check_fleet(seed: int, policy: str) -> None:
     place = {number: rank for rank, number in enumerate(order)}
     from dataclasses import replace
 
-    shuffled = [replace(jobs[n], after=tuple(place[before] for before in jobs[n].after)) for n in order]
+    shuffled = [replace(jobs[n], predecessors=tuple(place[before] for before in jobs[n].predecessors)) for n in order]
     again = simulate_cluster(
         shuffled, pools(), POLICIES[policy], factors=None if factors is None else [factors[n] for n in order]
     )

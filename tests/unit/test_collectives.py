@@ -10,9 +10,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.collectives.base import ALGORITHMS, LIBRARIES, OPERATIONS, Algorithm, LevelTraffic, Traffic, add_algorithm
+from paleo.collectives.base import (
+    ALGORITHMS,
+    COLLECTIVE_LIBRARIES,
+    COLLECTIVE_OPERATIONS,
+    Algorithm,
+    LevelTraffic,
+    Traffic,
+    add_algorithm,
+)
 from paleo.collectives.one_step import _parameter_server_all_reduce
 from paleo.errors import PlanError, SpecError
+from paleo.pricing.calibration_lookup import IDEAL_EFFICIENCIES
 from paleo.pricing.communication import (
     AlphaBetaModel,
     Fabric,
@@ -23,8 +32,8 @@ from paleo.pricing.communication import (
     link_parameters,
 )
 from paleo.pricing.exchanges import CustomAllReduceParameters, custom_all_reduce_time
-from paleo.pricing.links.alpha_beta import LevelCost, bus_factor, lower_bound, traffic_time
-from paleo.pricing.links.fabric import FabricParameters, fabric_defaults, prefers_switch, prefers_tree
+from paleo.pricing.links.alpha_beta import LevelCost, bus_factor, time_lower_bound, traffic_time
+from paleo.pricing.links.fabric import FabricParameters, default_fabric_parameters, prefers_switch, prefers_tree
 from paleo.pricing.links.group import (
     LL,
     LL128,
@@ -36,16 +45,15 @@ from paleo.pricing.links.group import (
     exchange_time,
     group_links,
     link_kind,
-    protocol,
     sole_group_links,
     stack_links,
+    tuner_protocol,
 )
-from paleo.pricing.store import IDEAL
-from paleo.specs.catalog import names
+from paleo.specs.catalog import entry_names
 from paleo.specs.system import System, load_system
 from paleo.studies.collective import collective
 from paleo.tables.kernels import KERNEL_TABLES
-from paleo.tables.steps import table_of
+from paleo.tables.run_tables import find_table_kind
 
 L, G, S = 7e-6, 1 / 12.5e9, 244e6
 RANKS = np.array([2.0, 4.0, 8.0, 64.0, 1024.0])
@@ -56,7 +64,7 @@ P5EN = load_system("aws-p5en.48xlarge")
 
 
 #: A flat network of 64 ranks behind one kind of link.
-FLAT = GroupLinks((LinkLevel(64.0, 1 / G, rank_ports=1.0, latency=L, included_latency=L),))
+FLAT = GroupLinks((LinkLevel(64.0, 1 / G, rank_ports=1.0, latency=L, calibrated_latency=L),))
 
 
 def flat(name: str, operation: str = "all_reduce") -> np.ndarray:
@@ -82,7 +90,7 @@ def test_all_reduce_textbook_formulas(name: str, expected: np.ndarray) -> None:
 
 
 def test_lower_bound_textbook_formula() -> None:
-    bound = lower_bound("all_reduce", S, (RANKS,), [LevelCost(L, G)])
+    bound = time_lower_bound("all_reduce", S, (RANKS,), [LevelCost(L, G)])
     assert np.allclose(bound, L * LOG + 2 * S * G * (RANKS - 1) / RANKS, rtol=1e-13)
 
 
@@ -155,14 +163,17 @@ def test_trees_between_nodes_by_hand() -> None:
 def test_pipelined_levels_overlap_and_phases_add() -> None:
     costs = [LevelCost(1.0, 2.0), LevelCost(10.0, 5.0)]
     both = (LevelTraffic(1, 100.0), LevelTraffic(1, 30.0))
-    assert traffic_time(Traffic.of(*both), costs) == 11.0 + 200.0
-    assert traffic_time(Traffic.of(both[0]) + Traffic.of(LevelTraffic(), both[1]), costs) == 11.0 + 200.0 + 150.0
+    assert traffic_time(Traffic.from_levels(*both), costs) == 11.0 + 200.0
+    assert (
+        traffic_time(Traffic.from_levels(both[0]) + Traffic.from_levels(LevelTraffic(), both[1]), costs)
+        == 11.0 + 200.0 + 150.0
+    )
 
 
 def test_crossover_of_butterfly_and_rabenseifner_is_where_algebra_puts_it() -> None:
     def two(payload: np.ndarray, names: Sequence[str] | None = None, /) -> dict[str, np.ndarray]:
         return algorithm_times(
-            AlphaBetaModel(IDEAL), "all_reduce", payload, FLAT, names or ["butterfly", "rabenseifner"]
+            AlphaBetaModel(IDEAL_EFFICIENCIES), "all_reduce", payload, FLAT, names or ["butterfly", "rabenseifner"]
         )
 
     ranks, log = 64.0, 6.0
@@ -173,13 +184,16 @@ def test_crossover_of_butterfly_and_rabenseifner_is_where_algebra_puts_it() -> N
 
 
 def test_best_takes_arrays_and_may_be_forced() -> None:
-    choice = fastest_algorithm(AlphaBetaModel(IDEAL), "all_reduce", np.array([8.0, 1e9]), FLAT)
+    choice = fastest_algorithm(AlphaBetaModel(IDEAL_EFFICIENCIES), "all_reduce", np.array([8.0, 1e9]), FLAT)
     assert choice.algorithm.tolist() == ["butterfly", "double_tree"]
-    assert fastest_algorithm(AlphaBetaModel(IDEAL), "all_reduce", 1e9, FLAT, ["tree"]).algorithm.item() == "tree"
+    assert (
+        fastest_algorithm(AlphaBetaModel(IDEAL_EFFICIENCIES), "all_reduce", 1e9, FLAT, ["tree"]).algorithm.item()
+        == "tree"
+    )
 
 
 def test_the_switch_is_used_only_where_there_is_one() -> None:
-    for policy in (AlphaBetaModel(IDEAL), Nccl()):
+    for policy in (AlphaBetaModel(IDEAL_EFFICIENCIES), Nccl()):
         assert "in_switch" not in algorithm_times(policy, "all_reduce", 1e6, FLAT)
         assert "in_switch" in algorithm_times(policy, "all_reduce", 1e6, replace(FLAT, switch_reduces=True))
     with pytest.raises(PlanError, match="switches that add"):
@@ -187,8 +201,8 @@ def test_the_switch_is_used_only_where_there_is_one() -> None:
 
 
 def test_servers_are_never_chosen_unasked() -> None:
-    for policy in (AlphaBetaModel(IDEAL), Nccl()):
-        assert not [each for each in policy.candidates("all_reduce", FLAT) if "server" in each.name]
+    for policy in (AlphaBetaModel(IDEAL_EFFICIENCIES), Nccl()):
+        assert not [each for each in policy.candidate_algorithms("all_reduce", FLAT) if "server" in each.name]
 
 
 def test_bus_factor_of_one_rank_is_zero() -> None:
@@ -198,9 +212,11 @@ def test_bus_factor_of_one_rank_is_zero() -> None:
 
 def test_groups_share_the_ports_of_a_node() -> None:
     alone, sharing = group_links(A100, stride=1, size=16), group_links(A100, stride=8, size=2)
-    assert [float(cost.beta) for cost in AlphaBetaModel(IDEAL).costs(alone)] == pytest.approx([1 / 300e9, 1 / 200e9])
-    assert float(AlphaBetaModel(IDEAL).costs(sharing)[1].beta) == pytest.approx(1 / 25e9)
-    assert float(AlphaBetaModel(IDEAL).costs(alone)[1].rank_beta) == pytest.approx(1 / 25e9)
+    assert [float(cost.beta) for cost in AlphaBetaModel(IDEAL_EFFICIENCIES).level_costs(alone)] == pytest.approx(
+        [1 / 300e9, 1 / 200e9]
+    )
+    assert float(AlphaBetaModel(IDEAL_EFFICIENCIES).level_costs(sharing)[1].beta) == pytest.approx(1 / 25e9)
+    assert float(AlphaBetaModel(IDEAL_EFFICIENCIES).level_costs(alone)[1].rank_beta) == pytest.approx(1 / 25e9)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +231,7 @@ def test_groups_share_the_ports_of_a_node() -> None:
         (lambda: ALGORITHMS["ring"].traffic("all_reduce", 1.0, (0,)), "whole numbers"),
         (lambda: ALGORITHMS["ring"].traffic("all_reduce", 1.0, (2.5,)), "whole numbers"),
         (lambda: ALGORITHMS["ring"].traffic("all_reduce", 1.0, ()), "at least one level"),
-        (lambda: lower_bound("all_reduce", 1.0, (2, 2), [LevelCost(0, 1)]), "2 levels"),
+        (lambda: time_lower_bound("all_reduce", 1.0, (2, 2), [LevelCost(0, 1)]), "2 levels"),
     ],
 )
 def test_bad_input_is_refused_with_the_cure(call: object, says: str) -> None:
@@ -247,7 +263,7 @@ def test_a_pcie_tree_is_no_nvlink_and_a_system_without_fabric_stays_in_its_node(
     tree = load_system("deepbench-8gpu-dual-root")
     assert link_kind(tree) == "pcie" and link_kind(A100) == "nvlink"
     assert link_kind(load_system("l40s-pcie-8gpu")) == "pcie-staged"
-    assert not sole_group_links(tree, ranks=8, ranks_per_node=8).nvlink
+    assert not sole_group_links(tree, ranks=8, ranks_per_node=8).is_nvlink
     with pytest.raises(PlanError, match="nodes"):
         sole_group_links(load_system("l40s-pcie-8gpu"), ranks=16, ranks_per_node=8)
 
@@ -256,7 +272,7 @@ def test_protocol_follows_the_tuner() -> None:
     def chosen(ranks: int, payload: float) -> int:
         links = sole_group_links(A100, ranks=ranks, ranks_per_node=ranks)
         wire = float(bus_factor("all_gather", ranks)) * payload / 300e9
-        return int(protocol(steps=ranks - 1, wire_time=wire, links=links))
+        return int(tuner_protocol(steps=ranks - 1, wire_time=wire, links=links))
 
     assert [chosen(2, 2.0**k) for k in (10, 20, 21, 29)] == [LL, LL, SIMPLE, SIMPLE]
     assert [chosen(8, 2.0**k) for k in (10, 20, 22, 29)] == [LL, LL, LL128, SIMPLE]
@@ -268,7 +284,7 @@ def test_rings_over_nvlink_5_go_from_ll_to_simple_at_once() -> None:
     for system in ("dgx-b200", "dgx-b300"):
         links = sole_group_links(load_system(system), ranks=8, ranks_per_node=8)
         wire = float(bus_factor("all_gather", 8)) * 2.0 ** np.arange(10, 30) / 900e9
-        assert set(protocol(steps=7, wire_time=wire, links=links).tolist()) == {LL, SIMPLE}
+        assert set(tuner_protocol(steps=7, wire_time=wire, links=links).tolist()) == {LL, SIMPLE}
     small, large = (collective("all_gather", 2.0**k, 8, load_system("dgx-b200")).best.time for k in (22, 24))
     assert small == pytest.approx(29e-6, rel=0.1) and large == pytest.approx(102e-6, rel=0.1)
 
@@ -298,7 +314,7 @@ def test_bus_bandwidth_of_large_messages_is_the_share_of_the_link() -> None:
 @pytest.mark.parametrize(("ranks", "per_node"), [(2, 1), (16, 8)])
 def test_a_send_between_nodes_has_the_port_of_one_rank(ranks: int, per_node: int) -> None:
     payload, links = 2.0**34, sole_group_links(H100, ranks=ranks, ranks_per_node=per_node)
-    for policy in (Nccl(), AlphaBetaModel(IDEAL)):
+    for policy in (Nccl(), AlphaBetaModel(IDEAL_EFFICIENCIES)):
         rate = payload / float(fastest_algorithm(policy, "send_recv", payload, links).time)
         assert 0.7 * 50e9 < rate <= 50e9 * (1 + 1e-9)
 
@@ -307,7 +323,7 @@ def test_a_rank_that_sends_and_receives_has_half_a_port_where_its_neighbours_dif
     """nccl-tests' send_recv over ten nodes of one rank reaches 24.9 of 50 GB/s, over two 39.6 (xxrjun's cluster)."""
     for nodes, measured in ((2, 39.6e9), (10, 24.9e9)):
         links = sole_group_links(H100, ranks=nodes, ranks_per_node=1)
-        rate = 2.0**34 / float(fastest_algorithm(Nccl(shift=True), "send_recv", 2.0**34, links).time)
+        rate = 2.0**34 / float(fastest_algorithm(Nccl(sends_round_group=True), "send_recv", 2.0**34, links).time)
         assert rate == pytest.approx(measured, rel=0.1)
 
 
@@ -329,12 +345,13 @@ def test_rings_wait_for_their_slowest_hop_once_there_is_much_to_send() -> None:
     measured = Fabric(polaris).parameters()["collective.fabric"].parameters
     links = sole_group_links(polaris, ranks=32, ranks_per_node=4)
     low, high = (
-        float(fastest_algorithm(Nccl(between=measured), "all_gather", size, links).time) for size in (2.0**13, 2.0**20)
+        float(fastest_algorithm(Nccl(inter_node=measured), "all_gather", size, links).time)
+        for size in (2.0**13, 2.0**20)
     )
     assert low == pytest.approx(64.5e-6, rel=0.2) and high == pytest.approx(689e-6, rel=0.25)
     crowd = sole_group_links(polaris, ranks=1024, ranks_per_node=4)
     assert (
-        float(fastest_algorithm(Nccl(between=measured), "all_gather", 2.0**13, crowd).time) > 30 * low
+        float(fastest_algorithm(Nccl(inter_node=measured), "all_gather", 2.0**13, crowd).time) > 30 * low
     )  # NCCL leaves LL
 
 
@@ -358,7 +375,7 @@ def test_hops_fill_the_switches_pipeline_and_add_up_in_ll128() -> None:
         simple_step=1e-6,
     )
     links = GroupLinks((LinkLevel(8.0, 450e9),), gpu_architecture="Hopper", switch_reduces=True)
-    policy = Nccl(inside=parameters)
+    policy = Nccl(intra_node=parameters)
     in_switch = float(fastest_algorithm(policy, "all_reduce", 2.0**29, links, ["in_switch"]).time)
     assert in_switch == pytest.approx(1.2 * (5e-6 + 64e-6) + 1.125 * 2**29 / (0.66 * 450e9), rel=1e-6)
     ring = float(fastest_algorithm(policy, "all_reduce", 2.0**23, links, ["ring"]).time)
@@ -382,7 +399,9 @@ def test_hops_fill_the_switches_pipeline_and_add_up_in_ll128() -> None:
 def test_published_bus_bandwidths(system: str, ranks: int, size: float, algorithm: str, published: float) -> None:
     """all_reduce as ml-engineering lists it (network/README.md; achieved_source, notes of links); none was fitted."""
     fabric = Fabric(load_system(system))
-    seconds = float(fastest_algorithm(fabric.policy, "all_reduce", size, fabric.links(1, ranks), [algorithm]).time)
+    seconds = float(
+        fastest_algorithm(fabric.collective_model, "all_reduce", size, fabric.links(1, ranks), [algorithm]).time
+    )
     assert float(bus_factor("all_reduce", ranks)) * size / seconds == pytest.approx(published, rel=0.08)
 
 
@@ -397,9 +416,9 @@ def test_a_collective_is_priced_once_whatever_is_priced_along(monkeypatch: pytes
 
     monkeypatch.setattr(Fabric, "_times", counted)
     ranks, sizes = np.array([8, 16, 8, 1, 16]), np.array([1e6, 1e6, 1e9, 1e9, 3e7])
-    first = fabric.times("all_reduce", np.ones(3, dtype=np.int64), ranks[[0, 1, 0]], sizes[[0, 1, 0]])
-    again = fabric.times("all_reduce", np.ones(5, dtype=np.int64), ranks, sizes)
-    alone = Fabric(fabric.system).times("all_reduce", np.ones(5, dtype=np.int64), ranks, sizes)
+    first = fabric.collective_times("all_reduce", np.ones(3, dtype=np.int64), ranks[[0, 1, 0]], sizes[[0, 1, 0]])
+    again = fabric.collective_times("all_reduce", np.ones(5, dtype=np.int64), ranks, sizes)
+    alone = Fabric(fabric.system).collective_times("all_reduce", np.ones(5, dtype=np.int64), ranks, sizes)
     assert priced == [2, 2, 4] and again[3] == 0.0
     assert np.allclose(again, alone, rtol=1e-14, atol=0.0) and np.allclose(first, again[[0, 1, 0]], rtol=0.0, atol=0.0)
 
@@ -408,7 +427,7 @@ def test_large_sums_over_more_than_two_nodes_go_round_rings() -> None:
     """NCCL took rings for 4 GiB over four nodes of p5en (ml-engineering), although their switches add."""
     chosen = {
         ranks: fastest_algorithm(
-            Fabric(P5EN).policy, "all_reduce", 2.0**32, Fabric(P5EN).links(1, ranks)
+            Fabric(P5EN).collective_model, "all_reduce", 2.0**32, Fabric(P5EN).links(1, ranks)
         ).algorithm.item()
         for ranks in (8, 16, 32)
     }
@@ -418,7 +437,7 @@ def test_large_sums_over_more_than_two_nodes_go_round_rings() -> None:
 def test_a_relative_of_a_measured_fabric_is_known_less_well() -> None:
     """Perlmutter's Slingshot is priced as Polaris's, 1.2 wider: EFA's three fabrics differ by as much."""
     (_, low, high), (_, wider_low, wider_high) = (
-        link_parameters(load_system(name), "collective.fabric").interval[-1] for name in ("polaris", "perlmutter")
+        link_parameters(load_system(name), "collective.fabric").interval_bins[-1] for name in ("polaris", "perlmutter")
     )
     assert (wider_low, wider_high) == pytest.approx((low / 1.2, high * 1.2))
 
@@ -429,15 +448,15 @@ def test_an_exchange_over_a_rack_is_not_faster_than_its_links() -> None:
     assert 4.375e-3 < seconds < 1.6 * 4.375e-3
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("system", [name for name in names("systems") if load_system(name).levels])
+@pytest.mark.parametrize("operation", COLLECTIVE_OPERATIONS)
+@pytest.mark.parametrize("system", [name for name in entry_names("systems") if load_system(name).levels])
 def test_no_price_is_below_the_bound_that_is_stated(system: str, operation: str) -> None:
     machine = load_system(system)
     for ranks in (2, machine.devices_per_node, 4 * machine.devices_per_node):
-        if ranks < 2 or (machine.capacity is not None and ranks > machine.capacity):
+        if ranks < 2 or (machine.max_devices is not None and ranks > machine.max_devices):
             continue
         links = Fabric(machine).links(1, ranks)
-        policy = Fabric(machine).policy
+        policy = Fabric(machine).collective_model
         for name, seconds in algorithm_times(policy, operation, SIZES, links).items():
             least = policy.time_lower_bound(operation, SIZES, links, in_network=ALGORITHMS[name].in_network)
             assert np.all(seconds >= least * (1 - 1e-12)), name
@@ -448,7 +467,7 @@ def test_no_price_is_below_the_bound_that_is_stated(system: str, operation: str)
 def test_a_step_and_the_study_have_one_price(system: str, ranks: int, algorithm: str | None) -> None:
     study = collective("all_reduce", 1e9, ranks, load_system(system))
     fabric = Fabric(load_system(system), algorithm)
-    seconds = fabric.times("all_reduce", np.array([1]), np.array([ranks]), np.array([1e9]))
+    seconds = fabric.collective_times("all_reduce", np.array([1]), np.array([ranks]), np.array([1e9]))
     rows = {row.algorithm: row.time for row in study.rows}
     assert float(seconds[0]) == (study.best.time if algorithm is None else rows[algorithm])
 
@@ -529,14 +548,14 @@ def test_defaults_are_near_nccl_tests_on_a_dgx_a100(
 
 def test_ranks_that_go_through_host_memory_share_it() -> None:
     slow, parameters = load_system("l40s-pcie-8gpu"), replace(NcclParameters(), copy=0.02, staging_power=1.92)
-    two, eight = (float(inside(slow, ranks, "all_gather", 2.0**34, inside=parameters)) for ranks in (2, 8))
+    two, eight = (float(inside(slow, ranks, "all_gather", 2.0**34, intra_node=parameters)) for ranks in (2, 8))
     assert eight / two == pytest.approx((7 / 8) / (1 / 2) * (8 / 2) ** 1.92, rel=0.05)
 
 
 def test_skew_holds_up_small_collectives_only() -> None:
     late = replace(NcclParameters(), skew=60e-6)
     small, large, punctual = (
-        float(inside(A100, 2, "all_reduce", size, inside=parameters))
+        float(inside(A100, 2, "all_reduce", size, intra_node=parameters))
         for size, parameters in ((1024.0, late), (2.0**28, late), (2.0**28, NcclParameters()))
     )
     assert small == pytest.approx(60e-6, rel=1e-3) and large == pytest.approx(punctual, rel=1e-3)
@@ -557,7 +576,7 @@ def test_rows_of_several_groups_are_priced_as_one_by_one() -> None:
     groups = [(2, 2), (8, 8), (16, 8), (2, 1)]
     separate = [sole_group_links(A100, ranks=n, ranks_per_node=m) for n, m in groups]
     payload = np.array([1e4, 1e6, 1e8, 1e7])
-    for policy in (Nccl(), AlphaBetaModel(IDEAL)):
+    for policy in (Nccl(), AlphaBetaModel(IDEAL_EFFICIENCIES)):
         together = fastest_algorithm(policy, "all_reduce", payload, stack_links(separate, np.arange(4))).time
         by_itself = [
             float(fastest_algorithm(policy, "all_reduce", size, links).time)
@@ -567,8 +586,8 @@ def test_rows_of_several_groups_are_priced_as_one_by_one() -> None:
 
 
 def test_sockets_are_slower_than_remote_memory_access() -> None:
-    assert fabric_defaults(load_system("paleo-k40-10gbe")).fabric_fraction == 0.72
-    assert fabric_defaults(A100) == FabricParameters()
+    assert default_fabric_parameters(load_system("paleo-k40-10gbe")).fabric_fraction == 0.72
+    assert default_fabric_parameters(A100) == FabricParameters()
 
 
 def test_custom_kernels_turn_from_one_shot_to_two_shot_and_then_to_nccl() -> None:
@@ -642,11 +661,11 @@ def measured_rows(**changes: object) -> pd.DataFrame:
 )
 def test_rows_find_their_family_and_stack(changes: dict[str, object], family: str, stack: str) -> None:
     kind, frame = KERNEL_TABLES["collective"], measured_rows(**changes)
-    assert table_of(frame.columns).name == kind.name
-    assert kind.unsupported(frame).tolist() == [""]
-    assert (kind.family(frame).item(), kind.stack(frame).item()) == (family, stack)
-    start, fixed = kind.start(family, stack, H100)  # type: ignore[attr-defined]
-    assert kind.time(frame, H100, start)[0] > 0 and all(hasattr(start, name) for name in fixed)
+    assert find_table_kind(frame.columns).name == kind.name
+    assert kind.unsupported_reasons(frame).tolist() == [""]
+    assert (kind.kernel_family(frame).item(), kind.timing_method(frame).item()) == (family, stack)
+    start, fixed = kind.start_and_fixed_names(family, stack, H100)  # type: ignore[attr-defined]
+    assert kind.predict_times(frame, H100, start)[0] > 0 and all(hasattr(start, name) for name in fixed)
 
 
 @pytest.mark.parametrize(
@@ -663,20 +682,20 @@ def test_rows_find_their_family_and_stack(changes: dict[str, object], family: st
     ],
 )
 def test_rows_that_cannot_be_priced_say_why(changes: dict[str, object], says: str) -> None:
-    assert says in KERNEL_TABLES["collective"].unsupported(measured_rows(**changes)).item()
+    assert says in KERNEL_TABLES["collective"].unsupported_reasons(measured_rows(**changes)).item()
 
 
 def test_rows_of_another_server_than_they_name_are_priced_there() -> None:
     """SGLang 0.5.12's L40S reach at 8 ranks ten times what a server without peer-to-peer gives four other libraries."""
     libraries = ("SGLang 0.5.10", "SGLang 0.5.12")
     frames = [measured_rows(system="l40s-pcie-8gpu", library=library, bytes=2**27) for library in libraries]
-    prepared = [KERNEL_TABLES["collective"].prepared(frame)["system"].item() for frame in frames]
+    prepared = [KERNEL_TABLES["collective"].prepare_rows(frame)["system"].item() for frame in frames]
     assert prepared == ["l40s-pcie-8gpu", "l40s-8-p2p"]
 
 
 def test_work_of_a_row_is_what_a_rank_sends() -> None:
     kind, frame = KERNEL_TABLES["collective"], measured_rows()
-    flops, sent = kind.work(frame)
+    flops, sent = kind.flops_and_bytes(frame)
     assert flops.tolist() == [0.0] and sent.tolist() == [1.75 * 1048576]
     assert kind.ideal_time(frame, H100).tolist() == pytest.approx([1.75 * 1048576 / 450e9])  # type: ignore[attr-defined]
 
@@ -687,7 +706,7 @@ def test_exchanges_over_efa_cost_what_they_do_over_slingshot() -> None:
         link_parameters(load_system(name), "collective.fabric").parameters for name in ("polaris", "aws-p5.48xlarge")
     )
     assert (efa.peer, efa.exchange_fraction) == (slingshot.peer, slingshot.exchange_fraction)
-    assert efa.fabric_fraction == fabric_defaults(load_system("aws-p5.48xlarge")).fabric_fraction
+    assert efa.fabric_fraction == default_fabric_parameters(load_system("aws-p5.48xlarge")).fabric_fraction
 
 
 def test_the_tuner_takes_rings_for_large_sums_over_few_nodes() -> None:
@@ -695,7 +714,7 @@ def test_the_tuner_takes_rings_for_large_sums_over_few_nodes() -> None:
     send 1 / 1.75 of it between nodes. The more nodes, the later rings pay."""
     system = load_system("polaris")
     few, many = (sole_group_links(system, ranks=ranks, ranks_per_node=4) for ranks in (8, 32))
-    policy = Nccl(between=link_parameters(system, "collective.fabric").parameters)
+    policy = Nccl(inter_node=link_parameters(system, "collective.fabric").parameters)
     choice = fastest_algorithm(policy, "all_reduce", np.array([2.0**20, 2.0**30]), few)
     assert choice.algorithm.tolist() == ["chain_tree", "ring"] and choice.time[1] == pytest.approx(51.05e-3, rel=0.05)
     sizes = np.geomspace(1e5, 1e9, 200)
@@ -742,7 +761,7 @@ def test_channels_bound_what_two_ranks_exchange_over_a_wide_link() -> None:
 def test_an_algorithm_belongs_to_no_library_unless_it_says_so() -> None:
     formulas = {"all_reduce": ALGORITHMS["ring"].formulas["all_reduce"]}
     unclaimed = Algorithm("unclaimed", "", "this test", formulas)
-    assert not any(unclaimed.belongs_to(library, "all_reduce") for library in LIBRARIES)
+    assert not any(unclaimed.belongs_to(library, "all_reduce") for library in COLLECTIVE_LIBRARIES)
     assert ALGORITHMS["ring"].belongs_to("nccl", "all_reduce")
     assert not ALGORITHMS["parameter_server"].belongs_to("textbook", "all_reduce")
     with pytest.raises(SpecError, match="unknown library 'ncl'; nearest: 'nccl'"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paleo.compression._methods import _Sparse, doubling_bytes, union_density
+from paleo.compression._methods import _Sparse, recursive_doubling_bytes, union_density
 from paleo.compression.base import COMPRESSIONS, SummedGradient, break_even_bandwidth, parse_compression, wire_bytes
 from paleo.errors import PaleoError
 
@@ -15,7 +15,7 @@ EXAMPLES = (
 )  # fmt: skip
 GRADIENT = SummedGradient(
     elements=25e6, tensors=160.0, ranks=64.0, ranks_per_node=8.0,
-    matrix_elements=24e6, matrix_sides=1e5, dense_elements=2e6, dense_sides=3e3, dense_rows=32.0,
+    matrix_elements=24e6, matrix_sides=1e5, dense_elements=2e6, dense_sides=3e3, dense_batch_rows=32.0,
 )  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def test_sparse_sums_never_cost_more_than_dense_ones() -> None:
     density = np.geomspace(1e-5, 1.0, 40)
     split = np.array([sent_by_schemes(share, 64)["split and gather"] for share in density])
     assert (split <= (8.0 * density + 4.0) * 63 / 64 + 1e-12).all()
-    assert (doubling_bytes(density, 64.0) <= 6 * 4.0).all()
+    assert (recursive_doubling_bytes(density, 64.0) <= 6 * 4.0).all()
     assert (np.diff(union_density(density, 64.0)) >= 0).all()
 
 

@@ -34,7 +34,7 @@ WORKLOAD = Workload(
     parameters=25e6,
     tensors=100.0,
     jitter=0.1,
-    server=ParameterServers(call=1e-4, bandwidth=2e9),
+    server=ParameterServers(seconds_per_tensor=1e-4, bandwidth=2e9),
 )
 
 
@@ -90,7 +90,7 @@ def test_staleness_deviation_is_that_of_a_simulation() -> None:
         for load in (0.01, 0.05, 0.1):
             for jitter in (0.1, 0.3, 0.6):
                 _, _, deviation = simulated_server(np.ones(workers), load, jitter, regular=True, updates=8_000)
-                server = ParameterServers(call=0.0, bandwidth=1.0 / load)
+                server = ParameterServers(seconds_per_tensor=0.0, bandwidth=1.0 / load)
                 work = Workload(float(workers), 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, jitter, server=server)
                 errors.append(abs(float(parse_consistency("async").evaluate(work).staleness_sd) / deviation - 1.0))
     assert np.mean(errors) <= 0.04 and np.max(errors) <= 0.16
@@ -114,7 +114,7 @@ def test_a_window_of_steps_is_that_of_a_simulation() -> None:
         for window in (1, 3, 15):
             for jitter in (0.1, 0.3, 0.6, 1.0):
                 work = Workload(float(workers), 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, jitter)
-                predicted = float(parse_consistency(f"ssp:{window}").evaluate(work).step)
+                predicted = float(parse_consistency(f"ssp:{window}").evaluate(work).step_time)
                 errors.append(abs(predicted / simulated_window(workers, window, jitter, 1000) - 1.0))
     assert np.mean(errors) <= 0.02 and np.max(errors) <= 0.10
 
@@ -144,9 +144,9 @@ def test_a_window_around_a_server_is_that_of_a_simulation(window: int, mean: flo
     for workers in (4, 16):
         for jitter in (0.1, 0.6):
             for service in (0.005, 0.1, 0.3):
-                server = ParameterServers(call=0.0, bandwidth=1.0 / service)
+                server = ParameterServers(seconds_per_tensor=0.0, bandwidth=1.0 / service)
                 work = Workload(float(workers), 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, jitter, server=server)
-                predicted = float(parse_consistency(f"ssp:{window}").evaluate(work).step)
+                predicted = float(parse_consistency(f"ssp:{window}").evaluate(work).step_time)
                 errors.append(abs(predicted / simulated_windowed_server(workers, window, jitter, service) - 1.0))
     assert np.mean(errors) <= mean and np.max(errors) <= largest
 
@@ -156,9 +156,9 @@ def test_a_wide_window_around_servers_is_asynchronous() -> None:
     wide, free = (parse_consistency(text).evaluate(WORKLOAD) for text in ("ssp:100000", "async"))
     for name in wide.__dataclass_fields__:
         assert getattr(wide, name) == pytest.approx(float(getattr(free, name)), rel=1e-3), name
-    more = replace(WORKLOAD, server=ParameterServers(call=1e-4, bandwidth=2e9, count=16))
-    assert float(parse_consistency("ssp:4").evaluate(more).step) < 0.6 * float(
-        parse_consistency("ssp:4").evaluate(WORKLOAD).step
+    more = replace(WORKLOAD, server=ParameterServers(seconds_per_tensor=1e-4, bandwidth=2e9, count=16))
+    assert float(parse_consistency("ssp:4").evaluate(more).step_time) < 0.6 * float(
+        parse_consistency("ssp:4").evaluate(WORKLOAD).step_time
     )
 
 
@@ -180,7 +180,7 @@ def test_models_broadcast_and_have_references(text: str) -> None:
         alone = model.evaluate(Workload(**fields | {"workers": float(count)}))
         for name in many.__dataclass_fields__:
             assert getattr(many, name)[place] == pytest.approx(float(getattr(alone, name)), nan_ok=True), name
-    assert (np.diff(many.step) >= -1e-12).all()
+    assert (np.diff(many.step_time) >= -1e-12).all()
     assert (many.staleness_mean >= 0).all() and model.reference and model.summary
 
 
@@ -191,16 +191,16 @@ def test_every_model_has_an_example_here() -> None:
 def test_limits() -> None:
     """Averaging every step is a synchronous step; a long window waits for nobody; one worker has no staleness."""
     bsp = parse_consistency("bsp").evaluate(WORKLOAD)
-    assert float(parse_consistency("local:1").evaluate(WORKLOAD).step) == pytest.approx(float(bsp.step))
+    assert float(parse_consistency("local:1").evaluate(WORKLOAD).step_time) == pytest.approx(float(bsp.step_time))
     serverless = replace(WORKLOAD, server=None)
-    assert float(parse_consistency("ssp:0").evaluate(serverless).step) == pytest.approx(float(bsp.step))
+    assert float(parse_consistency("ssp:0").evaluate(serverless).step_time) == pytest.approx(float(bsp.step_time))
     patient = parse_consistency("ssp:100000").evaluate(serverless)
-    assert float(patient.step) == pytest.approx(WORKLOAD.compute_time + WORKLOAD.all_reduce_time, rel=1e-3)
-    assert float(parse_consistency("local:1000000").evaluate(WORKLOAD).step) == pytest.approx(
+    assert float(patient.step_time) == pytest.approx(WORKLOAD.compute_time + WORKLOAD.all_reduce_time, rel=1e-3)
+    assert float(parse_consistency("local:1000000").evaluate(WORKLOAD).step_time) == pytest.approx(
         WORKLOAD.compute_time, rel=1e-3
     )
     streamed, whole = (parse_consistency(text).evaluate(WORKLOAD) for text in ("diloco:100/4", "diloco:100"))
-    assert float(streamed.step) < float(whole.step) and float(whole.extra_memory) == 2 * 4 * 25e6
+    assert float(streamed.step_time) < float(whole.step_time) and float(whole.extra_memory) == 2 * 4 * 25e6
 
 
 def test_a_server_bounds_throughput_and_its_knee_is_named() -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from paleo.pricing.convolution import (
     ALGORITHMS,
-    AVAILABLE_FROM,
+    FIRST_AUTOTUNED_RELEASE,
+    FIRST_CHOSEN_RELEASE,
     OWN_KERNELS,
-    SEARCHED_FROM,
     AlgorithmCost,
     Array,
     ConvolutionParameters,
@@ -23,18 +23,18 @@ from paleo.pricing.convolution import (
     Direction,
     algorithm_costs,
     convolution_shape,
-    explicit_cost,
+    explicit_im2col_cost,
     fastest_time,
     overlap_with_loss,
-    product_time,
     sustained_clock_share,
-    waves,
+    tiled_gemm_time,
+    wave_count,
 )
 from paleo.pricing.kernels import DeviceDatasheet, device_datasheet
 from paleo.specs.device import load_device
 from paleo.tables.kernels import KERNEL_TABLES
 from paleo.tables.kinds._conv import SCATTER_REASON, framework_of, layer_shape, library_version
-from paleo.tables.steps import table_of
+from paleo.tables.run_tables import find_table_kind
 from paleo.units import GIGA, MEGA, TERA
 
 V100 = DeviceDatasheet("v100", "Volta", "HBM2", 80, 1380 * MEGA, 14 * TERA, 900 * GIGA, 6.3 * MEGA, 250, False)
@@ -128,8 +128,8 @@ def test_frameworks_that_search_find_kernels_that_heuristics_leave() -> None:
         )
         return fastest_algorithm(costs)
 
-    assert (fastest(5.1, AVAILABLE_FROM), fastest(5.1, SEARCHED_FROM)) == ("winograd", "nonfused")
-    assert fastest(5.0, SEARCHED_FROM) == "winograd"
+    assert (fastest(5.1, FIRST_CHOSEN_RELEASE), fastest(5.1, FIRST_AUTOTUNED_RELEASE)) == ("winograd", "nonfused")
+    assert fastest(5.0, FIRST_AUTOTUNED_RELEASE) == "winograd"
 
 
 def test_implicit_products_before_cudnn_3_are_slower_by_what_was_measured() -> None:
@@ -181,7 +181,7 @@ def test_a_lone_wave_pays_the_latency_of_each_element_of_the_sum() -> None:
     """A 128 x 128 tile takes 2 x 128 x 128 x 1.0625 FLOP at 0.95 of 126.8 FLOP a cycle: 289 cycles an element,
     hidden behind a latency of 500 in one wave, not in four."""
     one, four = (
-        float(product_time(*(np.array(x) for x in (rows, 128.0, 1000.0)), 1.0, machine(depth_cycles=500.0),
+        float(tiled_gemm_time(*(np.array(x) for x in (rows, 128.0, 1000.0)), 1.0, machine(depth_cycles=500.0),
                            tiles=((128, 128),)))
         for rows in (128.0, 128.0 * 320)
     )  # fmt: skip
@@ -193,10 +193,14 @@ def test_a_lone_wave_pays_the_latency_of_each_element_of_the_sum() -> None:
 def test_added_columns_stay_in_their_image_and_fill_it_with_zeros_first() -> None:
     """1 x 1 with stride 2 on 7 x 7: a block owns the 16 positions of one image, whatever the images."""
     shapes = [square(n, 2048.0, 7.0, 512.0, 1.0, pad=0.0, stride=2.0, direction=Direction.DATA) for n in (8.0, 16.0)]
-    few, many = (float(explicit_cost(shape, machine()).seconds) for shape in shapes)
+    few, many = (float(explicit_im2col_cost(shape, machine()).seconds) for shape in shapes)
     assert many > 1.7 * few
     once, twice = (
-        float(explicit_cost(square(8.0, 64.0, 56.0, 64.0, 1.0, pad=0.0, stride=s, direction=way), machine()).seconds)
+        float(
+            explicit_im2col_cost(
+                square(8.0, 64.0, 56.0, 64.0, 1.0, pad=0.0, stride=s, direction=way), machine()
+            ).seconds
+        )
         for s, way in ((2.0, Direction.FORWARD), (2.0, Direction.DATA))
     )
     filled = 0.5 * 8 * 64 * 56 * 56 * 4 / (PARAMETERS.transform_bandwidth * 900 * GIGA)
@@ -208,8 +212,8 @@ def test_the_data_gradient_adds_columns_up_without_a_workspace() -> None:
         algorithm_costs(square(direction=way), device=V100, parameters=PARAMETERS)["explicit"]
         for way in (Direction.FORWARD, Direction.DATA)
     )
-    assert float(forward.workspace) == 32 * 56 * 56 * 64 * 9 * 4
-    assert float(data.workspace) == 0.0
+    assert float(forward.workspace_bytes) == 32 * 56 * 56 * 64 * 9 * 4
+    assert float(data.workspace_bytes) == 0.0
 
 
 def test_winograd_beats_the_direct_peak_on_wide_layers() -> None:
@@ -274,11 +278,11 @@ def test_scalars_equal_arrays() -> None:
 
 def test_parts() -> None:
     assert float(overlap_with_loss(np.array(5.0), np.array(0.0))) == pytest.approx(5.0)
-    assert float(waves(np.array(81.0), 80.0, 0.5)) == pytest.approx(0.5 * 2 + 0.5 * 81 / 80)
+    assert float(wave_count(np.array(81.0), 80.0, 0.5)) == pytest.approx(0.5 * 2 + 0.5 * 81 / 80)
     assert sustained_clock_share(V100, 17.0) == 1.0
     assert sustained_clock_share(T4, 17.0) == pytest.approx((70 / (17.0 * 8.1)) ** 0.5)
     assert sustained_clock_share(V100_TENSOR, 17.0) == 1.0
-    assert set(ALGORITHMS) == set(AVAILABLE_FROM)
+    assert set(ALGORITHMS) == set(FIRST_CHOSEN_RELEASE)
 
 
 SECOND_LAYER = {
@@ -314,32 +318,32 @@ def table(**columns: object) -> pd.DataFrame:
 def test_the_table_kind_sorts_its_rows() -> None:
     kind = KERNEL_TABLES["conv"]
     frame = pd.concat([table(), table(dtype="fp16"), table(dtype="fp16", compute="fp32")], ignore_index=True)
-    assert table_of(frame.columns).name == kind.name
-    assert kind.family(frame).tolist() == ["conv.vector", "conv.half", "conv.vector"]
-    assert kind.unsupported(frame).tolist() == ["", "", ""]
+    assert find_table_kind(frame.columns).name == kind.name
+    assert kind.kernel_family(frame).tolist() == ["conv.vector", "conv.half", "conv.vector"]
+    assert kind.unsupported_reasons(frame).tolist() == ["", "", ""]
     scatter = table(dtype="fp16", direction="bwd_data", stride_h=2, stride_w=2)
-    assert kind.unsupported(scatter).tolist() == [SCATTER_REASON]
-    assert "int3" in kind.unsupported(table(dtype="int3")).iloc[0]
-    assert "direction" in kind.unsupported(table(direction="sideways")).iloc[0]
-    assert "extent" in kind.unsupported(table(h=1, pad_h=0)).iloc[0]
+    assert kind.unsupported_reasons(scatter).tolist() == [SCATTER_REASON]
+    assert "int3" in kind.unsupported_reasons(table(dtype="int3")).iloc[0]
+    assert "direction" in kind.unsupported_reasons(table(direction="sideways")).iloc[0]
+    assert "extent" in kind.unsupported_reasons(table(h=1, pad_h=0)).iloc[0]
     assert library_version(frame["library"]).tolist() == [6.0, 6.0, 6.0]
 
 
 def test_integers_are_convolved_without_transforms() -> None:
     """A 3 x 3 convolution of stride 1, for which Winograd wins in fp32, takes the direct method's time."""
     kind, row = KERNEL_TABLES["conv"], table(dtype="int8", device="titan-x-pascal")
-    assert kind.unsupported(row).tolist() == [""] and kind.family(row).tolist() == ["conv.int8"]
-    figures, parameters = kind.figures("titan-x-pascal", "int8", ""), ConvolutionParameters()
-    flops, _ = kind.work(row)
-    assert kind.time(row, figures, parameters)[0] > flops[0] / figures.peak_flops_per_s
+    assert kind.unsupported_reasons(row).tolist() == [""] and kind.kernel_family(row).tolist() == ["conv.int8"]
+    figures, parameters = kind.load_datasheet("titan-x-pascal", "int8", ""), ConvolutionParameters()
+    flops, _ = kind.flops_and_bytes(row)
+    assert kind.predict_times(row, figures, parameters)[0] > flops[0] / figures.peak_flops_per_s
 
 
 def test_the_table_kind_prices_a_measured_row() -> None:
     """DeepBench, P100: 193 us measured."""
     p100 = DeviceDatasheet("p100", "Pascal", "HBM2", 56, 1303 * MEGA, 9.34 * TERA, 732 * GIGA, 4.2 * MEGA, 250, False)
-    predicted = KERNEL_TABLES["conv"].time(table(), p100, dataclasses.replace(PARAMETERS, launch=0.00003))
+    predicted = KERNEL_TABLES["conv"].predict_times(table(), p100, dataclasses.replace(PARAMETERS, launch=0.00003))
     assert float(predicted[0]) == pytest.approx(193 / MEGA, rel=0.3)
-    flops, moved = KERNEL_TABLES["conv"].work(table())
+    flops, moved = KERNEL_TABLES["conv"].flops_and_bytes(table())
     assert float(flops[0]) == 2 * 8 * 56 * 56 * 64 * 64 * 9
     assert float(moved[0]) == 4 * (2 * 8 * 56 * 56 * 64 + 64 * 64 * 9)
 
@@ -359,19 +363,19 @@ def test_layers_of_networks() -> None:
         "titan", "Maxwell", "GDDR5", 24, 1075 * MEGA, 6.6 * TERA, 336.5 * GIGA, 3.1 * MEGA, 250, False
     )
     frame = layers()
-    assert table_of(frame.columns).name == kind.name
+    assert find_table_kind(frame.columns).name == kind.name
     assert framework_of(frame).tolist() == ["cudnn4"]
-    assert kind.measured(frame)[0] == pytest.approx(0.01626573)  # type: ignore[attr-defined]
-    assert kind.unsupported(frame).tolist() == [""]
-    assert float(kind.time(frame, titan, PARAMETERS)[0]) == pytest.approx(0.0163, rel=0.35)
+    assert kind.measured_values(frame)[0] == pytest.approx(0.01626573)  # type: ignore[attr-defined]
+    assert kind.unsupported_reasons(frame).tolist() == [""]
+    assert float(kind.predict_times(frame, titan, PARAMETERS)[0]) == pytest.approx(0.0163, rel=0.35)
     relu = layers(layer_type="ReLU", input_shape="128x64x55x55", output_shape="128x64x55x55")
-    assert float(kind.time(relu, titan, PARAMETERS)[0]) == pytest.approx(
+    assert float(kind.predict_times(relu, titan, PARAMETERS)[0]) == pytest.approx(
         5 * 4 * 128 * 64 * 55 * 55 / (0.76 * 336.5 * GIGA)
     )
     native = layers(cudnn="none (native im2col+GEMM)")
-    assert kind.time(native, titan, PARAMETERS)[0] > kind.time(frame, titan, PARAMETERS)[0]
-    assert "DeepCL" in kind.unsupported(layers(framework="DeepCL", cudnn="")).iloc[0]
-    assert "not modelled" in kind.unsupported(layers(layer_type="")).iloc[0]
+    assert kind.predict_times(native, titan, PARAMETERS)[0] > kind.predict_times(frame, titan, PARAMETERS)[0]
+    assert "DeepCL" in kind.unsupported_reasons(layers(framework="DeepCL", cudnn="")).iloc[0]
+    assert "not modelled" in kind.unsupported_reasons(layers(layer_type="")).iloc[0]
     dense = layer_shape(
         layers(layer_type="InnerProduct", input_shape="128x256x6x6", output_shape="128x4096"), Direction.FORWARD
     )

@@ -11,16 +11,16 @@ from paleo.errors import SpecError
 from paleo.learning.laws import samples_to_target
 from paleo.predict import predict
 from paleo.pricing.power import NON_ARITHMETIC_SHARE, PowerParameters
-from paleo.specs.loading import validate
+from paleo.specs.loading import build_validated
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
-from paleo.studies.cost import Amount, Power, Tariff, TrainingEstimate, power, training
+from paleo.studies.cost import Power, Tariff, TrainingAmount, TrainingEstimate, estimate_training, power
 from paleo.studies.purchase import compare
-from paleo.tables.runner import FileReport
+from paleo.tables.validation import FileReport
 from paleo.units import HOUR
 
-HUNDRED = Amount(100.0, "100 samples")
+HUNDRED = TrainingAmount(100.0, "100 samples")
 
 
 def test_power_lies_between_idle_and_design_power() -> None:
@@ -32,7 +32,13 @@ def test_power_lies_between_idle_and_design_power() -> None:
 
 def drawing(*watts: float, step: float = 2.0) -> Power:
     """A board of 400 W that idles at 60, with kernels of so many watts that take a second each."""
-    return Power(idle=60.0, demand=np.array(watts), kernel_seconds=np.ones(len(watts)), cap=400.0, step_time=step)
+    return Power(
+        idle=60.0,
+        uncapped_kernel_power=np.array(watts),
+        kernel_seconds=np.ones(len(watts)),
+        power_limit=400.0,
+        step_time=step,
+    )
 
 
 def test_the_cap_holds_for_each_kernel_and_idle_power_between_them() -> None:
@@ -44,10 +50,10 @@ def test_the_cap_holds_for_each_kernel_and_idle_power_between_them() -> None:
 
 def test_under_a_lower_limit_the_clock_falls_first_with_the_cube_root_then_in_proportion() -> None:
     """Dynamic power of 170 W where 100 are left: 1.7^(1/3) times as long; where 34 are left, 5 · 0.64 times."""
-    mild, hard = (drawing(230.0, step=1.0).capped(limit, 0.8) for limit in (160.0, 94.0))
+    mild, hard = (drawing(230.0, step=1.0).with_power_limit(limit, 0.8) for limit in (160.0, 94.0))
     assert mild.average == 160.0 and mild.step_time == pytest.approx(1.7 ** (1 / 3))
     assert hard.average == 94.0 and hard.step_time == pytest.approx(5 * 0.64)
-    assert drawing(100.0, step=1.0).capped(160.0, 0.8).step_time == 1.0
+    assert drawing(100.0, step=1.0).with_power_limit(160.0, 0.8).step_time == 1.0
 
 
 def test_a_board_idles_by_its_memory_and_meets_its_limit_at_the_sustained_rate_of_products() -> None:
@@ -55,7 +61,7 @@ def test_a_board_idles_by_its_memory_and_meets_its_limit_at_the_sustained_rate_o
     assert figures.idle_watts(400.0, "HBM2e", 2e12) == 60.0
     assert figures.idle_watts(300.0, "GDDR6", 700e9) == pytest.approx(45 + 42)
     sustained = 0.85 * 400.0 / 1e-12  # FLOP/s at a training energy of 1 pJ
-    assert 60.0 + 0.425 * 400.0 + figures.arithmetic * 1e-12 * sustained == pytest.approx(400.0)
+    assert 60.0 + 0.425 * 400.0 + figures.arithmetic_energy_share * 1e-12 * sustained == pytest.approx(400.0)
 
 
 @pytest.mark.shared
@@ -80,25 +86,25 @@ def test_recomputation_takes_energy_as_it_takes_time() -> None:
 
 def test_energy_grows_with_pue_and_hosts() -> None:
     made = predict(load_model("lenet"), load_system("dgx-a100-80gb"), Run(gpus=8, batch=64))
-    tariff = validate(Tariff, {"pue": 1.5, "host_power": "100 W"}, "options")
-    plain, more = training(made, HUNDRED), training(made, HUNDRED, tariff)
+    tariff = build_validated(Tariff, {"pue": 1.5, "host_power": "100 W"}, "options")
+    plain, more = estimate_training(made, HUNDRED), estimate_training(made, HUNDRED, tariff)
     drawn = power(made)
     assert plain.energy is not None and more.energy is not None and drawn is not None
     assert plain.energy == pytest.approx(drawn.average * 8 * plain.time)
     assert more.energy == pytest.approx(1.5 * (drawn.average + 100) * 8 * plain.time)
-    assert more.energy_limit == pytest.approx(1.5 * (400 + 100) * 8 * plain.time)
+    assert more.energy_at_design_power == pytest.approx(1.5 * (400 + 100) * 8 * plain.time)
 
 
 def test_electricity_is_paid_for_ones_own_machines_alone() -> None:
-    tariff = validate(Tariff, {"electricity": "0.36 USD/kWh"}, "options")  # 1e-7 USD/J
+    tariff = build_validated(Tariff, {"electricity": "0.36 USD/kWh"}, "options")  # 1e-7 USD/J
     hired = predict(load_model("lenet"), load_system("aws-p4d.24xlarge"), Run(gpus=8, batch=64))
     owned = predict(load_model("lenet"), load_system("dgx-a100-80gb"), Run(gpus=8, batch=64))
-    assert training(hired, HUNDRED, tariff).electricity is None
-    bill = training(owned, HUNDRED, tariff)
+    assert estimate_training(hired, HUNDRED, tariff).electricity is None
+    bill = estimate_training(owned, HUNDRED, tariff)
     assert bill.rent is None and bill.energy is not None
     assert bill.cost == bill.electricity == pytest.approx(1e-7 * bill.energy)
-    both = training(
-        owned, HUNDRED, validate(Tariff, {"electricity": "0.36 USD/kWh", "gpu_price": "2 USD/h"}, "options")
+    both = estimate_training(
+        owned, HUNDRED, build_validated(Tariff, {"electricity": "0.36 USD/kWh", "gpu_price": "2 USD/h"}, "options")
     )
     assert both.rent == pytest.approx(8 * 2 * both.time / HOUR)
     assert both.cost == pytest.approx(8 * 2 * both.time / HOUR + 1e-7 * bill.energy)
@@ -106,7 +112,7 @@ def test_electricity_is_paid_for_ones_own_machines_alone() -> None:
 
 def test_systems_side_by_side_are_all_rented_where_one_is() -> None:
     """A bill of electricity alone beside a rent would make any machine of one's own the cheapest."""
-    tariff = validate(Tariff, {"electricity": "0.12 USD/kWh"}, "options")
+    tariff = build_validated(Tariff, {"electricity": "0.12 USD/kWh"}, "options")
     model, run = load_model("lenet"), Run(gpus=8, batch=64)
 
     def bills(*names: str) -> list[TrainingEstimate]:
@@ -122,7 +128,7 @@ def test_systems_side_by_side_are_all_rented_where_one_is() -> None:
 
 def test_the_interval_of_a_training_is_that_of_its_steps() -> None:
     made = predict(load_model("lenet"), load_system("dgx-a100-80gb"), Run(gpus=1, batch=10))
-    trained = training(made, HUNDRED)
+    trained = estimate_training(made, HUNDRED)
     assert trained.interval == pytest.approx((10 * made.interval[0], 10 * made.interval[1]), rel=1e-12)
 
 
@@ -152,4 +158,4 @@ def test_systems_are_ranked_by_any_figure() -> None:
 )
 def test_tariffs_that_make_no_sense(stated: dict[str, object]) -> None:
     with pytest.raises(SpecError, match=next(iter(stated))):
-        validate(Tariff, stated, "options")
+        build_validated(Tariff, stated, "options")

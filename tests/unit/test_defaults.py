@@ -12,8 +12,8 @@ from paleo.cli import run as command
 from paleo.launch.commands import supported_space
 from paleo.predict import predict
 from paleo.search.plans import search
-from paleo.search.space import Space
-from paleo.specs.catalog import names
+from paleo.search.space import SearchSpace
+from paleo.specs.catalog import entry_names
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
@@ -85,23 +85,28 @@ def first_questions(seed: int, count: int) -> list[tuple[str, str, int]]:
     """Networks of the catalog on machines and GPUs, drawn at random."""
     draw = random.Random(seed)
     questions = [
-        (draw.choice(names("models")), draw.choice(MACHINES), draw.choice((8, 16, 64, 256))) for _ in range(count)
+        (draw.choice(entry_names("models")), draw.choice(MACHINES), draw.choice((8, 16, 64, 256))) for _ in range(count)
     ]
     return [each for each in questions if load_model(each[0]).tokens is not None]
 
 
 def answered_first(model: str, system: str, gpus: int) -> None:
     machine = load_system(system)
-    gpus = min(gpus, machine.capacity or gpus)
+    gpus = min(gpus, machine.max_devices or gpus)
     choice = with_defaults(load_model(model), machine, Run(gpus=gpus))
     if not choice.software_reason:  # no language model
         return
     step = predict(load_model(model), machine, choice.run)
     assert step.framework_violations == () and choice.strategy_reason
-    if not step.memory.fits and STATES * step.graph.parameters / gpus <= machine.device.memory.usable:
-        whole = supported_space(Space(), choice.run.software)
+    if not step.memory.fits and STATES * step.graph.parameters / gpus <= machine.device.memory.usable_bytes:
+        whole = supported_space(SearchSpace(), choice.run.software)
         every = search(load_model(model), machine, Run(gpus=gpus, software=choice.run.software), space=whole)
-        assert every.configurations > 0 and every.fitting == 0, (model, system, gpus, choice.run.strategy)
+        assert every.covered_configurations > 0 and every.fitting_configurations == 0, (
+            model,
+            system,
+            gpus,
+            choice.run.strategy,
+        )
 
 
 @pytest.mark.parametrize("question", first_questions(3, 6), ids=str)

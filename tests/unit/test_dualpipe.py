@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from paleo.errors import PlanError
 from paleo.predict import Prediction, predict
 from paleo.schedules.base import SCHEDULES, PassTimes, check_schedule
-from paleo.schedules.bidirectional import dualpipe_pause
-from paleo.schedules.engine import StageTime, pipeline_time
+from paleo.schedules.bidirectional import dualpipe_idle_time
+from paleo.schedules.engine import ChunkPassTimes, pipeline_time
 from paleo.schedules.stage_ends import stage_ends
 from paleo.search.plans import search
-from paleo.search.space import within
+from paleo.search.space import narrowed_space
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
@@ -28,9 +28,11 @@ NAMES = ("dualpipe", "dualpipev")
 TIME = st.floats(0.1, 3.0)
 
 
-def uniform(stages: int, forward: float = 1.0, backward: float = 1.0, weights: float = 1.0) -> list[list[StageTime]]:
+def uniform(
+    stages: int, forward: float = 1.0, backward: float = 1.0, weights: float = 1.0
+) -> list[list[ChunkPassTimes]]:
     """Stages with two equal chunks, seconds of each."""
-    return [[StageTime(forward, backward, weights, 0.0)] * 2] * stages
+    return [[ChunkPassTimes(forward, backward, weights, 0.0)] * 2] * stages
 
 
 def half_of(name: str, stages: int) -> int:
@@ -41,7 +43,7 @@ def half_of(name: str, stages: int) -> int:
 def words(name: str, stage: int, stages: int, microbatches: int) -> str:
     """A stage's order, microbatches from 0; small letters for the second chunk, brackets around what runs as one."""
     texts = []
-    for group in SCHEDULES[name].groups(stage, stages, microbatches, SCHEDULES[name].chunks or 1):
+    for group in SCHEDULES[name].pass_groups(stage, stages, microbatches, SCHEDULES[name].chunks or 1):
         text = " ".join(f"{a.kind.lower() if a.chunk else a.kind}{a.microbatch}" for a in group)
         texts.append(f"[{text}]" if len(group) > 1 else text)
     return " ".join(texts)
@@ -72,7 +74,7 @@ def test_bubble_is_the_published_one(name: str, pairs: int) -> None:
 @pytest.mark.parametrize("half", [2, 3, 8])
 def test_bubble_is_a_forward_pass_less_where_backward_is_the_longest(half: int) -> None:
     """Of a forward pass of 1 and a backward pass of 2 + 1 the published form makes 4 for each of n = PP / 2 − 1."""
-    idle = dualpipe_pause(np.array(1.0), np.array(2.0), np.array(1.0), half)
+    idle = dualpipe_idle_time(np.array(1.0), np.array(2.0), np.array(1.0), half)
     assert idle == pytest.approx((half - 1) * (4.0 + 3.0 - 3.0) - 1.0)
 
 
@@ -107,7 +109,7 @@ def test_a_folded_pipeline_by_hand() -> None:
 def test_a_heavy_last_piece_by_hand() -> None:
     """The same with passes of 2 s in the fourth piece, the second chunk of stage 0, which then works without a pause:
     4 · (3 + 6) s. Stage 1 waits for the pair of stage 0 that ends at 16, and from 22 to 24."""
-    heavy = [[StageTime(1.0, 1.0, 1.0, 0.0), StageTime(2.0, 2.0, 2.0, 0.0)], uniform(1)[0]]
+    heavy = [[ChunkPassTimes(1.0, 1.0, 1.0, 0.0), ChunkPassTimes(2.0, 2.0, 2.0, 0.0)], uniform(1)[0]]
     played = pipeline_time("dualpipev", heavy, 4)
     starts = {(e.task.resource, e.task.name): e.start for e in played.timeline.events}
     assert [starts["stage1", name] for name in ("B0.1", "F2.1", "F3.0", "F3.1", "B2.1", "B3.1")] == [
@@ -157,9 +159,9 @@ def predicted(schedule: str, **more: Any) -> Prediction:
 def test_tokens_travel_beside_the_other_pass_of_a_pair(name: str, alone: float) -> None:
     """Forward passes that run alone on stages 0 to 3: 5 of 8 under DualPipe, 11, 10, 9 and 9 of 16 under DualPipeV."""
     prediction = predicted(name)
-    batch = prediction.steps.batch
-    assert batch.cases.times.hidden.max() > 0
-    assert batch.times.hidden == pytest.approx((1.0 - alone) * batch.cases.times.hidden)
+    batch = prediction.step_arrays.batch
+    assert batch.cases.layer_times.hidden_transfers.max() > 0
+    assert batch.layer_times.hidden_transfers == pytest.approx((1.0 - alone) * batch.cases.layer_times.hidden_transfers)
     assert prediction.step_time == predicted(name, experts={"overlap": True}).step_time
     apart = predicted(name, experts={"overlap": False}).breakdown
     assert apart.communication_total == pytest.approx(prediction.breakdown.communication_total)
@@ -168,8 +170,8 @@ def test_tokens_travel_beside_the_other_pass_of_a_pair(name: str, alone: float) 
 
 def test_software_that_pairs_passes_of_chimera_leaves_those_that_fill_it() -> None:
     """Stage 0 of 4 holds 3 microbatches, of the 8 that pass through it in one of the two copies."""
-    batch = predicted("chimera", experts={"overlap": True}).steps.batch
-    assert batch.times.hidden == pytest.approx(5 / 8 * batch.cases.times.hidden)
+    batch = predicted("chimera", experts={"overlap": True}).step_arrays.batch
+    assert batch.layer_times.hidden_transfers == pytest.approx(5 / 8 * batch.cases.layer_times.hidden_transfers)
 
 
 def test_software_may_run_the_passes_of_a_pair_one_after_the_other() -> None:
@@ -191,7 +193,7 @@ def test_a_search_prices_pairs_as_an_estimate_does(name: str) -> None:
     """With experts on one rank and spread over eight, where tokens travel beside the pairs."""
     run = {"gpus": 32, "global_batch": 64, "dtype": "bf16", "software": "megatron-core", "model": {"layers": 8}}
     for experts in (1, 8):
-        space = within(f"tp=1,cp=1,ep={experts},pp=4", schedules=name, recompute="none")
+        space = narrowed_space(f"tp=1,cp=1,ep={experts},pp=4", schedules=name, recompute="none")
         rows = search(QWEN, H100, Run.model_validate(run), space=space, top=5).plans
         assert {row.schedule for row in rows} == {name}
         for row in rows:

@@ -8,10 +8,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.pricing.experts import POPULARITY_CLASSES, TILES, expert_loads, expert_tiles, experts_time
+from paleo.pricing.engine_gemm import (
+    EngineGemmParameters,
+    engine_gemm_time,
+    low_precision_gemm_time,
+    time_with_host_launch,
+)
+from paleo.pricing.experts import GROUPED_GEMM_TILES, POPULARITY_CLASSES, expert_loads, expert_tiles, experts_time
 from paleo.pricing.kernels import device_datasheet
 from paleo.pricing.latent_kernels import LatentAttentionParameters, latent_attention_time
-from paleo.pricing.tiles import EngineGemmParameters, low_precision_gemm_time, product_time, time_with_host_launch
 from paleo.specs.device import load_device
 from paleo.tables.kinds._engine_kernels import ExpertKernelTable, LatentAttentionTable, QuantisedGemmTable
 
@@ -29,12 +34,12 @@ def array(*values: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
 
 def family_of(kind: ExpertKernelTable | QuantisedGemmTable, library: str, kernel: str, scaling: str, dtype: str) -> str:
     row = {"library": library, "kernel_source": kernel, "scaling": scaling, "dtype": dtype}
-    return str(kind.family(pd.DataFrame([row])).item())
+    return str(kind.kernel_family(pd.DataFrame([row])).item())
 
 
 def test_a_product_that_fills_the_device_runs_at_its_peak() -> None:
     """One wave of 148 tiles of 128 x 256: 2 m n k / peak."""
-    seconds = product_time(
+    seconds = engine_gemm_time(
         rows=array(128.0), columns=array(256.0 * 148), length=array(4096.0), tiles=((128, 256),), device=B200,
         parameters=IDEAL,
     )  # fmt: skip
@@ -43,10 +48,10 @@ def test_a_product_that_fills_the_device_runs_at_its_peak() -> None:
 
 def test_one_block_takes_the_time_of_a_wave_and_waits_for_its_reads() -> None:
     shape = {"rows": array(1.0), "columns": array(1.0), "length": array(1024.0), "tiles": ((128, 256),)}
-    assert product_time(**shape, device=B200, parameters=IDEAL) == pytest.approx(
+    assert engine_gemm_time(**shape, device=B200, parameters=IDEAL) == pytest.approx(
         2.0 * 128 * 256 * 1024 / (B200.peak_flops_per_s / 148)
     )
-    slow = product_time(**shape, device=B200, parameters=replace(IDEAL, depth=1e3))
+    slow = engine_gemm_time(**shape, device=B200, parameters=replace(IDEAL, depth=1e3))
     assert slow == pytest.approx(1024 * 1e3 / B200.clock_hz)
 
 
@@ -161,7 +166,7 @@ def test_releases_with_other_passes_are_stacks() -> None:
             "phase": ["generation", "generation", "context", "context", "context"],
         }
     )
-    assert list(LatentAttentionTable().stack(rows)) == ["graph/first", "graph", "graph/first", "graph", "graph"]
+    assert list(LatentAttentionTable().timing_method(rows)) == ["graph/first", "graph", "graph/first", "graph", "graph"]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +201,7 @@ def release_time(library: str, version: str, device: str = "h100-sxm5-80gb", **c
     words = {"library": library, "version": version, "device": device, "kernel_source": kernel[library]}
     row = pd.DataFrame([{**words, **shape, "dtype": "bf16", "scaling": "", "distribution": "balanced"}])
     figures = device_datasheet(load_device(device), "bf16")
-    return float(ExpertKernelTable().time(row, figures, EngineGemmParameters())[0])
+    return float(ExpertKernelTable().predict_times(row, figures, EngineGemmParameters())[0])
 
 
 def test_a_release_that_multiplies_visits_to_other_ranks_takes_longer_where_a_rank_has_few() -> None:
@@ -226,9 +231,9 @@ def test_triton_has_one_tile_where_none_is_tuned() -> None:
     sglang = expert_tiles("experts.triton-sglang.bf16", few, many)
     assert all(np.array_equal(np.broadcast_arrays(*tile), [[16.0, 64.0], [32.0, 64.0]]) for tile in sglang)
     assert [tile[0].tolist() for tile in expert_tiles("experts.triton-vllm.block8", few, many)] == [[16.0, 64.0]]
-    assert expert_tiles("experts.cutlass.bf16", few, many) is TILES
+    assert expert_tiles("experts.cutlass.bf16", few, many) is GROUPED_GEMM_TILES
     newest = expert_tiles("experts.triton-vllm.bf16", few, many, 0.0)
-    assert [float(np.ravel(rows)[0]) for rows, _ in newest] == [rows for rows, _ in TILES]
+    assert [float(np.ravel(rows)[0]) for rows, _ in newest] == [rows for rows, _ in GROUPED_GEMM_TILES]
     assert release_time("vllm", "0.14.0") > release_time("vllm", "0.19.0")
 
 
@@ -272,9 +277,10 @@ def test_passes_of_tritons_experts_take_the_same_time_on_every_device() -> None:
 def test_visits_are_fitted_for_triton_alone() -> None:
     table, start = ExpertKernelTable(), EngineGemmParameters()
     plans = {
-        name: table.fit_plan("b200", f"experts.{name}.bf16", "graph", B200, {}) for name in ("cutlass", "triton-vllm")
+        name: table.fit_settings("b200", f"experts.{name}.bf16", "graph", B200, {})
+        for name in ("cutlass", "triton-vllm")
     }
-    assert "visit" in plans["cutlass"].fixed
-    assert "visit" not in plans["triton-vllm"].fixed
-    assert "index" in plans["triton-vllm"].fixed
-    assert plans["triton-vllm"].start.visit == start.visit
+    assert "visit" in plans["cutlass"].fixed_parameters
+    assert "visit" not in plans["triton-vllm"].fixed_parameters
+    assert "index" in plans["triton-vllm"].fixed_parameters
+    assert plans["triton-vllm"].start_values.visit == start.visit

@@ -13,12 +13,12 @@ from paleo.cli import run as paleo
 from paleo.errors import PlanError
 from paleo.report.plots import exchange_scaling as scaling_picture
 from paleo.specs.system import System
-from paleo.step.waiting import expected_largest, waiting_share
+from paleo.step.waiting import expected_normal_maximum, waiting_share
 from paleo.studies.collective import collective
-from paleo.studies.cost import Amount, training
-from paleo.studies.exchange import bandwidth_curve, compress_collective, compression_study, consistency_study
+from paleo.studies.cost import TrainingAmount, estimate_training
+from paleo.studies.gradient_exchange import bandwidth_curve, compare_compressions, compression_study, consistency_study
 from paleo.studies.purchase import compare
-from paleo.studies.scale import curve_runs, placement_advice, placement_study, scale, scaling_verdict
+from paleo.studies.scale import curve_runs, placement_advice, placement_study, predict_scale_curve, scaling_verdict
 from paleo.studies.sweep import SweepStudy, _evaluate, _job_of
 
 
@@ -37,7 +37,7 @@ def test_a_workload_is_the_step_again() -> None:
         prediction = step(exchange=exchange, consistency="local:1")
         study = consistency_study(prediction)
         assert study is not None
-        assert float(study.synchronous.step) == pytest.approx(prediction.step_time, rel=1e-6)
+        assert float(study.synchronous.step_time) == pytest.approx(prediction.step_time, rel=1e-6)
         assert study.workload.payload == pytest.approx(prediction.memory.gradients, rel=0.01)
 
 
@@ -45,7 +45,7 @@ def test_jitter_makes_synchronous_steps_wait_and_local_ones_less() -> None:
     noisy, local = step(jitter=0.1), consistency_study(step(consistency="local:64", jitter=0.1))
     assert local is not None
     assert noisy.step_time > step().step_time * 1.05
-    assert float(local.cycle.step) < noisy.step_time
+    assert float(local.consistency_result.step_time) < noisy.step_time
 
 
 def test_waiting_for_the_slowest_is_a_part_of_the_step() -> None:
@@ -55,7 +55,7 @@ def test_waiting_for_the_slowest_is_a_part_of_the_step() -> None:
         step(variation={"lengths": 0.4}),
     )
     worked = quiet.breakdown.compute + quiet.breakdown.memory_bound + quiet.breakdown.launch
-    share = float(expected_largest(quiet.plan.dp)) * 0.05  # 3 and 4 per cent make 5
+    share = float(expected_normal_maximum(quiet.plan.dp)) * 0.05  # 3 and 4 per cent make 5
     assert noisy.breakdown.stragglers == pytest.approx(share * worked)
     assert noisy.step_time == pytest.approx(quiet.step_time + share * worked)
     averaged_lengths = 0.4 / quiet.plan.local_batch**0.5
@@ -79,8 +79,8 @@ def test_a_noise_is_named_or_stated(capsys: pytest.CaptureFixture[str]) -> None:
 def test_more_servers_carry_more_workers() -> None:
     one, four = (consistency_study(step(consistency="async", servers=count)) for count in (1, 4))
     assert one is not None and four is not None
-    assert float(four.cycle.updates_per_s) > 2.0 * float(one.cycle.updates_per_s)
-    assert float(four.cycle.knee) > float(one.cycle.knee)
+    assert float(four.consistency_result.updates_per_s) > 2.0 * float(one.consistency_result.updates_per_s)
+    assert float(four.consistency_result.knee) > float(one.consistency_result.knee)
 
 
 def test_sharded_workers_are_tied_together() -> None:
@@ -97,7 +97,7 @@ def test_compression_pays_below_its_rate_alone() -> None:
             run = Run(gpus=16, batch=8, dtype="fp16", exchange="after", compress=method)
             study = compression_study(predict(load_model("vgg16"), load_system(system), run))
             assert study is not None and study.sent_bytes < study.dense_sent_bytes
-            verdicts.append(study.pays == (study.dense_rate < study.break_even))
+            verdicts.append(study.saves_time == (study.dense_rate < study.break_even_bandwidth))
     assert np.mean(verdicts) >= 0.75
 
 
@@ -121,10 +121,14 @@ def test_a_search_refuses_to_rank_by_staleness(capsys: pytest.CaptureFixture[str
 def test_a_curve_under_a_consistency_model() -> None:
     """Two workers already ask for more than a server of this node gives: the curve is flat and says so."""
     run = Run(batch=32, consistency="async")
-    curve = scale(load_model("resnet50"), load_system("dgx-a100-80gb"), run, [1, 8, 16], "weak")
+    curve = predict_scale_curve(load_model("resnet50"), load_system("dgx-a100-80gb"), run, [1, 8, 16], "weak")
     studies = [point.consistency for point in curve.points]
-    assert [float(study.cycle.staleness_mean) for study in studies if study is not None] == [0.0, 7.0, 15.0]
-    assert curve.speedup(curve.points[-1]) < 1.1 * float(studies[0].cycle.knee if studies[0] else 0.0)
+    assert [float(study.consistency_result.staleness_mean) for study in studies if study is not None] == [
+        0.0,
+        7.0,
+        15.0,
+    ]
+    assert curve.speedup(curve.points[-1]) < 1.1 * float(studies[0].consistency_result.knee if studies[0] else 0.0)
     stops = scaling_verdict(curve)
     assert (stops.pays_up_to, stops.cause) == (1, "server") and "parameter servers are busy" in stops.text
 
@@ -151,8 +155,8 @@ def test_the_command_prints_curves_side_by_side(capsys: pytest.CaptureFixture[st
 
 def test_a_training_lasts_as_long_as_its_workers_take() -> None:
     stale = step(consistency="async", gpus=8)
-    study, amount = consistency_study(stale), Amount(stale.plan.global_batch * 10.0, "ten steps")
-    assert study is not None and training(stale, amount).time == pytest.approx(10 * study.step_time)
+    study, amount = consistency_study(stale), TrainingAmount(stale.plan.global_batch * 10.0, "ten steps")
+    assert study is not None and estimate_training(stale, amount).time == pytest.approx(10 * study.step_time)
     candidates = compare(stale.model, [stale.system], stale.run, amount).candidates
     assert candidates[0].samples_per_s == pytest.approx(study.samples_per_s)
 
@@ -169,7 +173,7 @@ def test_a_study_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(module, "predict", counted_predict)
     stale = step(consistency="async", gpus=8)
-    training(stale, Amount(1000.0, "some"))
+    estimate_training(stale, TrainingAmount(1000.0, "some"))
     assert consistency_study(stale) is consistency_study(stale)
     assert [run.exchange.when for run in calls] == ["after"]
 
@@ -177,7 +181,7 @@ def test_a_study_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_picture_shows_every_model_that_a_scale_compares() -> None:
     systems, counts = load_system("dgx-a100-80gb"), [1, 8, 16]
     runs = curve_runs(Run(batch=32, consistency="bsp,async"))
-    figure = scaling_picture([scale(load_model("lenet"), systems, run, counts, "weak") for run in runs])
+    figure = scaling_picture([predict_scale_curve(load_model("lenet"), systems, run, counts, "weak") for run in runs])
     assert figure is not None
     stale = figure.axes[1]
     assert {text.get_text() for text in stale.get_legend().get_texts()} == {"weak scaling, bsp", "weak scaling, async"}
@@ -215,7 +219,7 @@ def test_advice_says_when_placement_matters() -> None:
         ("qwen3-30b-a3b", experts, 8.0, True), ("gpt2", Run(gpus=128, batch=1, nodes="random"), 1.0, False),
     ):  # fmt: skip
         study = placement_study(predict(load_model(model), leaves_of_four(ratio), run))
-        assert study is not None and study.matters is matters and 1.0 < study.port_share.leaves <= 16
+        assert study is not None and study.lengthens_step is matters and 1.0 < study.port_share.leaves <= 16
         assert study.advice.startswith("Placement matters" if matters else "Placement does not matter")
     assert placement_study(step()) is None
 
@@ -224,13 +228,13 @@ def test_an_exchange_of_several_leaves_has_more_uplinks_when_spread() -> None:
     """On an idle machine: sixteen nodes packed fill four leaves and their few uplinks, at random they use twelve."""
     experts = Run(gpus=128, batch=1, strategy="zero=1,ep=128", nodes="random")
     study = placement_study(predict(load_model("qwen3-30b-a3b"), leaves_of_four(8.0), experts))
-    assert study is not None and study.slowdown < 0.95 and not study.matters
+    assert study is not None and study.slowdown < 0.95 and not study.lengthens_step
     assert "shorter than on packed nodes" in study.advice and "as long as others leave them idle" in study.advice
 
 
 def test_curves_say_what_placement_costs() -> None:
     run = Run(batch=1, nodes="random")
-    curve = scale(load_model("gpt2"), leaves_of_four(1.0), run, [8, 64], "weak")
+    curve = predict_scale_curve(load_model("gpt2"), leaves_of_four(1.0), run, [8, 64], "weak")
     (sentence,) = placement_advice([curve])
     assert sentence.startswith("random nodes at 64 GPUs: Placement does not matter")
 
@@ -238,7 +242,7 @@ def test_curves_say_what_placement_costs() -> None:
 def test_compressed_sums_beside_the_dense_one() -> None:
     """The rate of the dense sum below B* and messages that cost nothing more: it pays, and every figure adds up."""
     dense = collective("all_reduce", 1.3e9, 64, load_system("aws-p3.16xlarge"), dtype="fp32")
-    study = compress_collective(dense, ["fp16", "topk:0.001", "powersgd:4"], dtype="fp32", tensors=100)
+    study = compare_compressions(dense, ["fp16", "topk:0.001", "powersgd:4"], dtype="fp32", tensors=100)
     assert {row.scheme for row in study.rows if row.method == "topk:0.001"} == {
         "gather all", "split and gather", "recursive doubling",
     }  # fmt: skip
@@ -246,15 +250,15 @@ def test_compressed_sums_beside_the_dense_one() -> None:
     assert half.sent_bytes == pytest.approx(study.dense_sent_bytes / 2) and study.dense_sent_bytes == pytest.approx(
         2 * 63 / 64 * 1.3e9
     )
-    assert half.break_even == pytest.approx((study.dense_sent_bytes - half.sent_bytes) / half.coding_seconds)
-    assert study.pays(half) and study.dense_rate < half.break_even
+    assert half.break_even_bandwidth == pytest.approx((study.dense_sent_bytes - half.sent_bytes) / half.coding_seconds)
+    assert study.saves_time(half) and study.dense_rate < half.break_even_bandwidth
     assert [row.time for row in study.rows] == sorted(row.time for row in study.rows)
 
 
 def test_nothing_pays_inside_a_node_of_fast_links() -> None:
     dense = collective("all_reduce", 1e8, 8, load_system("dgx-h100"), dtype="bf16")
-    study = compress_collective(dense, ["dgc:0.001"], tensors=54)
-    assert not any(study.pays(row) for row in study.rows)
+    study = compare_compressions(dense, ["dgc:0.001"], tensors=54)
+    assert not any(study.saves_time(row) for row in study.rows)
     assert study.rows[0].coding_seconds > 54 * 1.1e-3  # calls of the framework, a tensor each
 
 
@@ -280,9 +284,10 @@ def test_whole_tensors_go_to_their_owners_compressed() -> None:
         for method in (None, "fp8")
     )
     sums, gathers = (
-        [float(part.sum()) for part in (batch.layouts.exchange(batch.assignment, 1, chunks=False)[0],
-                                        batch.layouts.state_gathers(batch.assignment))]
-        for batch in (dense.steps.batch, half.steps.batch)
+        [float(part.sum()) for part in (batch.layouts.gradient_exchange_times_and_bytes(batch.assignment, 1,
+            chunks=False)[0],
+                                        batch.layouts.state_gather_times(batch.assignment))]
+        for batch in (dense.step_arrays.batch, half.step_arrays.batch)
     )  # fmt: skip
     assert gathers[1] == sums[1] and 0.45 < gathers[0] / sums[0] < 0.75
 
@@ -290,7 +295,9 @@ def test_whole_tensors_go_to_their_owners_compressed() -> None:
 def test_a_warm_up_is_dense() -> None:
     whole, part = (compression_study(step(compress=name)) for name in ("onebit", "onebit:0.25"))
     assert whole is not None and part is not None and whole.mean_step == whole.prediction.step_time
-    assert part.mean_step == pytest.approx(0.25 * part.dense.step_time + 0.75 * part.prediction.step_time)
+    assert part.mean_step == pytest.approx(
+        0.25 * part.uncompressed_prediction.step_time + 0.75 * part.prediction.step_time
+    )
 
 
 def test_the_rate_at_which_compression_stops_paying() -> None:
@@ -298,9 +305,14 @@ def test_the_rate_at_which_compression_stops_paying() -> None:
     run = Run(gpus=16, batch=8, dtype="fp16", exchange="after", compress="dgc:0.001")
     prediction = predict(load_model("vgg16"), load_system("aws-p3.16xlarge"), run)
     curve = bandwidth_curve(prediction, (1 / 32, 1.0, 32.0))
-    pays = [coded < dense for coded, dense in zip(curve.compressed, curve.dense, strict=True)]
-    assert pays[0] and not pays[-1] and curve.crossing_rate is not None
-    assert curve.rates[0] < curve.crossing_rate < curve.rates[-1] and curve.system_rate == curve.rates[1]
+    pays = [
+        coded < dense for coded, dense in zip(curve.compressed_step_times, curve.uncompressed_step_times, strict=True)
+    ]
+    assert pays[0] and not pays[-1] and curve.crossover_bandwidth is not None
+    assert (
+        curve.bandwidths[0] < curve.crossover_bandwidth < curve.bandwidths[-1]
+        and curve.system_rate == curve.bandwidths[1]
+    )
     with pytest.raises(PlanError, match="no links"):
         bandwidth_curve(predict(load_model("lenet"), load_system("l4"), Run(compress=None)))
 

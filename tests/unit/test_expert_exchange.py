@@ -10,7 +10,7 @@ from paleo.pricing.exchanges import (
     TokenExchangeParameters,
     exchange_links,
     expert_exchange_time,
-    node_exchange_time,
+    intra_node_token_exchange_time,
     visited_groups,
 )
 from paleo.specs.system import load_system
@@ -53,13 +53,13 @@ def test_rows_send_each_expert_a_copy_in_low_latency_mode_alone() -> None:
     }  # fmt: skip
     kind = KERNEL_TABLES["expert_exchange"]
     modes = ("deepep-low-latency", "deepep-normal")
-    low, normal = (kind.work(pd.DataFrame([row | {"mode": mode}]))[1][0] for mode in modes)
+    low, normal = (kind.flops_and_bytes(pd.DataFrame([row | {"mode": mode}]))[1][0] for mode in modes)
     assert low == pytest.approx(128 * 7168 * 2 * 8)
     assert normal == pytest.approx(128 * 7168 * 2 * (float(visited_groups(16, 256, 8)) + 1.0), rel=0.01)
 
 
 def test_a_step_prices_the_exchange_of_architectures_that_were_measured() -> None:
     payload = np.array([1e6, 1e8])
-    times = node_exchange_time(payload, 8, H100, "deepep-normal.dispatch")
+    times = intra_node_token_exchange_time(payload, 8, H100, "deepep-normal.dispatch")
     assert times is not None and (times > payload * 7 / 8 / LINKS.link_bandwidth).all()
-    assert node_exchange_time(payload, 8, load_system("dgx-a100-80gb"), "unknown") is None
+    assert intra_node_token_exchange_time(payload, 8, load_system("dgx-a100-80gb"), "unknown") is None

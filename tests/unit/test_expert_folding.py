@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from paleo.errors import PlanError
-from paleo.lowering.program import Section, lower
+from paleo.lowering.program import Section, lower_graph
 from paleo.network.graph import build_graph
 from paleo.operations.tensor import precision
 from paleo.parallel.placement import STRATEGIES, Mesh, parse_strategy
@@ -19,12 +19,12 @@ from paleo.parallel.plan import plan
 from paleo.parallel.propagation import deduplicated_dispatch_share, propagate
 from paleo.predict import Prediction, predict
 from paleo.search.plans import search
-from paleo.search.space import within
+from paleo.search.space import narrowed_space
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.specs.software import Software, load_software
+from paleo.specs.software import SoftwareProfile, load_software
 from paleo.specs.system import load_system
-from paleo.step.backend import backend_of
+from paleo.step.backend import build_backend
 from paleo.tables.kinds._transformers import strategy_of
 
 H100 = load_system("dgx-h100")
@@ -146,14 +146,14 @@ SENT = 512 * 8 * EACH_TOKEN
 Bytes = Mapping[tuple[str, str, str], float]
 
 
-def mixture(software: str | Software, strategy: str = "tp=8,ep=4,dp=4,sp", **run: object) -> Section:
+def mixture(software: str | SoftwareProfile, strategy: str = "tp=8,ep=4,dp=4,sp", **run: object) -> Section:
     """A repeated block of DeepSeek-V3 with a mixture, one microbatch of one sequence."""
     software = load_software(software) if isinstance(software, str) else software
     stated = Run.model_validate({"gpus": 32, "global_batch": 32, "strategy": strategy, "dtype": "bf16", **run})
-    backend, model = backend_of(H100, stated, "bf16", software), load_model("deepseek_v3")
+    backend, model = build_backend(H100, stated, "bf16", software), load_model("deepseek_v3")
     layout = plan(model, H100, stated)
-    graph = build_graph(model, batch=layout.dp, choices=backend.choices, overrides={"seq": 4096})
-    program = backend.lowered(graph, backend.placement(graph, layout.parallel), layout.mesh)
+    graph = build_graph(model, batch=layout.dp, choices=backend.layer_implementations, overrides={"seq": 4096})
+    program = backend.lower(graph, backend.placement(graph, layout.strategy), layout.mesh)
     return next(each for each in program.sections if each.repeat == 58)
 
 
@@ -162,7 +162,7 @@ def moved(section: Section) -> Bytes:
     found: Counter[tuple[str, str, str]] = Counter()
     for owed in section.transfers:
         if ".moe" in owed.name and not any(word in owed.name for word in (".shared", "norm")):
-            found[owed.operation, owed.axis, owed.phase] += owed.payload_bytes * owed.times
+            found[owed.operation, owed.axis, owed.phase] += owed.payload_bytes * owed.calls_per_iteration
     return found
 
 
@@ -246,7 +246,7 @@ def test_products_keep_gathered_tokens_as_sent_ones() -> None:
 @pytest.mark.parametrize("stated", ["", ",etp=4"])
 def test_a_search_prices_split_experts_as_a_prediction_does(stated: str) -> None:
     run = Run.model_validate({"gpus": 32, "global_batch": 64, "software": "megatron-core", "model": {"layers": 2}})
-    space = replace(within(f"tp=4,cp=1,ep=8,pp=1,sp{stated}", recompute="none"), zero=(1,))
+    space = replace(narrowed_space(f"tp=4,cp=1,ep=8,pp=1,sp{stated}", recompute="none"), zero=(1,))
     space = space if stated else replace(space, etp=(None,))
     found = search(MIXTRAL, H100, run, space=space)
     assert {row.strategy for row in found.plans} == {f"tp=4,ep=8,dp=8{stated},zero=1,sp"}
@@ -275,7 +275,7 @@ def test_lowerings_that_share_layers_are_those_of_graphs_alone(model: str) -> No
         alone = build_graph(load_model(model), batch=samples * mesh.replicas)
         related = replace(alone, shared_cache=family)
         programs = [
-            lower(graph, STRATEGIES[strategy.preset](graph, strategy), mesh, precision("bf16"))
+            lower_graph(graph, STRATEGIES[strategy.preset](graph, strategy), mesh, precision("bf16"))
             for graph in (alone, related)
         ]
         assert programs[0] == programs[1], text

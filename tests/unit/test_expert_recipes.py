@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 
 from paleo.errors import SpecError
-from paleo.layers._moe import clamped_experts
+from paleo.layers._moe import clamped_expert_operations
 from paleo.operations.base import Kernel
 from paleo.operations.tensor import Tensor, precision
 from paleo.parallel.placement import STRATEGIES, Mesh, parse_strategy
 from paleo.predict import Prediction, predict
 from paleo.pricing.communication import Fabric
 from paleo.search.plans import explain, search
-from paleo.search.space import within
+from paleo.search.space import narrowed_space
 from paleo.specs.model import load_model
-from paleo.specs.run import Run, by_path, updated
+from paleo.specs.run import Run, flatten_to_paths, replace_fields
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
-from paleo.step.backend import Backend, backend_of
-from paleo.tables.kinds._transformers import MoeRecipe, prediction_of, recipe_of, recompute_of, run_of
+from paleo.step.backend import Backend, build_backend
+from paleo.tables.kinds._transformers import MoeRecipe, moe_recipe_of, prediction_of, recompute_of, run_of
 
 H100 = load_system("dgx-h100")
 QWEN = load_model("qwen3-30b-a3b")
@@ -39,11 +39,11 @@ def test_the_host_calls_every_expert_and_waits_for_counts() -> None:
     """Qwen3-30B-A3B over 8 GPUs: 16 experts on each, two products forward and four backward, four times routed."""
     software = load_software("megatron-core")
     run = Run(gpus=8, batch=1, dtype="bf16", strategy="ep=8", software="megatron-core", model={"layers": 1})
-    made = backend_of(H100, run, "bf16", software)
-    kernels = [kernel for kernel in _block_kernels(made) if kernel.experts]
-    assert [kernel.experts for kernel in kernels if kernel.family == "gemm"] == [16.0] * 6
+    made = build_backend(H100, run, "bf16", software)
+    kernels = [kernel for kernel in _block_kernels(made) if kernel.expert_count]
+    assert [kernel.expert_count for kernel in kernels if kernel.family == "gemm"] == [16.0] * 6
     assert sum(kernel.family == "memory" for kernel in kernels) == 4
-    host = made.predictor.times(kernels).host.sum()
+    host = made.predictor.times(kernels).host_time.sum()
     calls = sum(
         kernel.host_calls * (software.host.forward if kernel.phase == "forward" else software.host.backward)
         for kernel in kernels
@@ -73,9 +73,9 @@ def test_rotations_and_routers_without_kernels_cost_the_host(
     the balancing loss; full recomputation runs them again. Recipes for performance fuse all of them.
     """
     run = Run(gpus=8, batch=8, dtype="bf16", strategy="ep=8", software=software)
-    backend, strategy = backend_of(H100, run, "bf16"), parse_strategy("ep=8")
+    backend, strategy = build_backend(H100, run, "bf16"), parse_strategy("ep=8")
     graph = backend.graph(load_model(network), 8)
-    program = backend.lowered(graph, STRATEGIES["dp"](graph, strategy), Mesh.of({"ep": 8}))
+    program = backend.lower(graph, STRATEGIES["dp"](graph, strategy), Mesh.of({"ep": 8}))
     layer = max(program.sections, key=lambda section: section.repeat)
     for parts, expected in (((".rotated", ".rotary.", ".value.copy"), rotation), ((".top_k",), router)):
         counted = [each for each in layer.kernels if any(part in each.kernel.name for part in parts)]
@@ -94,12 +94,12 @@ def test_eager_mixtures_take_the_calls_of_their_code(
     Hugging Face transformers and torchtitan, at the profile's times of an operation."""
     software = load_software(profile)
     run = Run(gpus=8, batch=1, dtype="bf16", strategy="ep=8", software=profile, model={"layers": 1})
-    backend = backend_of(H100, run, "bf16", software)
+    backend = build_backend(H100, run, "bf16", software)
     kernels = [kernel for kernel in _block_kernels(backend) if _of_mixture(kernel)]
     assert sum(kernel.host_calls for kernel in kernels if kernel.phase == "forward") == 8
     forward, backward = (each + 16 * more for each, more in zip(layer, expert, strict=True))
     counted = forward * software.host.forward + backward * software.host.backward
-    assert backend.predictor.times(kernels).host.sum() == pytest.approx(counted, rel=0.01)
+    assert backend.predictor.times(kernels).host_time.sum() == pytest.approx(counted, rel=0.01)
 
 
 def _of_mixture(kernel: Kernel) -> bool:
@@ -110,7 +110,7 @@ def _of_mixture(kernel: Kernel) -> bool:
 
 def _block_kernels(made: Backend) -> list[Kernel]:
     graph, strategy = made.graph(QWEN, 8), parse_strategy("ep=8")
-    lowered = made.lowered(graph, STRATEGIES["dp"](graph, strategy), Mesh.of({"ep": 8}))
+    lowered = made.lower(graph, STRATEGIES["dp"](graph, strategy), Mesh.of({"ep": 8}))
     return [counted.kernel for section in lowered.sections for counted in section.kernels]
 
 
@@ -141,9 +141,11 @@ def test_tokens_travel_beside_another_microbatch() -> None:
 def shared_beside(**more: Any) -> Prediction:
     """DeepSeek-V2-Lite, three layers with two shared experts each, without the host."""
     run = {"gpus": 16, "batch": 2, "microbatch": 1, "strategy": "ep=16", "software": "megatron-core", **more}
-    run = {"kernels.cuda_graph": "full_iteration", "experts.shared_overlap": True, "model": {"layers": 4}} | by_path(
-        run
-    )
+    run = {
+        "kernels.cuda_graph": "full_iteration",
+        "experts.shared_overlap": True,
+        "model": {"layers": 4},
+    } | flatten_to_paths(run)
     return predict(load_model("deepseek_v2-lite"), H100, Run.model_validate({"dtype": "bf16", **run}))
 
 
@@ -152,17 +154,17 @@ def test_shared_experts_run_beside_the_exchange_of_nccl() -> None:
     exchange leaves multiprocessors: 108 of 132."""
     alone, beside = shared_beside(experts={"shared_overlap": None}), shared_beside()
     (section,) = (each for each in beside.program.sections if each.repeat == 3)
-    backend = backend_of(H100, beside.run, "bf16")
+    backend = build_backend(H100, beside.run, "bf16")
     hidden = 0.0
     for forward in (True, False):
         kernels = [each.kernel for each in section.kernels if (each.kernel.phase == "forward") == forward]
         experts = [kernel for kernel in kernels if ".shared." in kernel.name]
         assert len(experts) == (3 if forward else 5), "up, gate, down; backward two more for weights"
         sent = [each for each in section.transfers if (each.phase == "forward") == forward]
-        exchange = backend.fabric.times(
+        exchange = backend.fabric.collective_times(
             "all_to_all", *(np.full(len(sent), n) for n in (1, 16)), np.array([each.payload_bytes for each in sent])
         )
-        hidden += 2 * 3 * 108 / 132 * min(exchange.sum(), backend.predictor.times(experts).total.sum())
+        hidden += 2 * 3 * 108 / 132 * min(exchange.sum(), backend.predictor.times(experts).device_time.sum())
     assert alone.step_time - beside.step_time == pytest.approx(hidden, rel=1e-6)
     assert alone.breakdown.communication_total == pytest.approx(beside.breakdown.communication_total)
     assert alone.memory == beside.memory and not beside.warnings
@@ -186,7 +188,7 @@ def test_shared_experts_beside_no_exchange_change_nothing(more: dict[str, Any], 
 def test_a_search_runs_shared_experts_beside_the_exchange_as_a_prediction_does() -> None:
     model, stated = load_model("deepseek_v2-lite"), {"experts.shared_overlap": True, "software": "megatron-core"}
     run = Run.model_validate({"gpus": 16, "global_batch": 32, "model": {"layers": 4}, **stated})
-    space = replace(within("tp=1,cp=1,ep=16,pp=1", recompute="none"), zero=(1,))
+    space = replace(narrowed_space("tp=1,cp=1,ep=16,pp=1", recompute="none"), zero=(1,))
     for row in search(model, H100, run, space=space).plans:
         assert row.step_time == pytest.approx(predict(model, H100, row.run).step_time, rel=1e-9)
 
@@ -199,12 +201,12 @@ def test_passes_that_fill_a_pipeline_hide_no_exchange(strategy: str, microbatche
     """Interleaved over two stages 2 (2 - 1) + 2 passes fill, one more goes forward before the first pair: 5 of 8."""
     batch = predicted(
         strategy=strategy, batch=microbatches, experts={"overlap": True}, kernels={"cuda_graph": "full_iteration"}
-    ).steps.batch
-    paired, whole = batch.times, batch.cases.times
-    assert whole.hidden.max() > 0
-    assert paired.hidden == pytest.approx((1.0 - alone) * whole.hidden)
+    ).step_arrays.batch
+    paired, whole = batch.layer_times, batch.cases.layer_times
+    assert whole.hidden_transfers.max() > 0
+    assert paired.hidden_transfers == pytest.approx((1.0 - alone) * whole.hidden_transfers)
     waited, before = (each.forward_transfers + each.backward_transfers for each in (paired, whole))
-    assert waited - before == pytest.approx(alone * whole.hidden)
+    assert waited - before == pytest.approx(alone * whole.hidden_transfers)
 
 
 def test_each_dispatcher_sends_what_it_must() -> None:
@@ -250,7 +252,7 @@ def test_tokens_that_travel_once_pay_the_more_there_are() -> None:
 @pytest.mark.slow
 def test_a_search_chooses_the_dispatcher_and_folds_experts() -> None:
     run = Run.model_validate({"gpus": 32, "global_batch": 64, "software": "megatron-core", "model": {"layers": 2}})
-    space = replace(within("tp=4,cp=1,ep=16,pp=1,sp", recompute="none"), zero=(1,))
+    space = replace(narrowed_space("tp=4,cp=1,ep=16,pp=1,sp", recompute="none"), zero=(1,))
     found = search(QWEN, H100, run, space=space)
     assert {row.run.experts.dispatch for row in found.plans} == {None, "deepep"}
     assert {row.strategy for row in found.plans} == {"tp=4,ep=16,dp=8,etp=1,zero=1,sp"}, "8 ranks of dp hold no 16"
@@ -262,7 +264,7 @@ def test_a_search_chooses_the_dispatcher_and_folds_experts() -> None:
         f"Tokens are dispatched to experts by {used}; with {other} the step would be " in text
         and "aster" in text.partition(other)[2]
     )
-    stated = search(QWEN, H100, updated(run, {"experts.dispatch": "nccl"}), space=space)
+    stated = search(QWEN, H100, replace_fields(run, {"experts.dispatch": "nccl"}), space=space)
     assert {row.run.experts.dispatch for row in stated.plans} == {"nccl"}
 
 
@@ -273,9 +275,11 @@ def test_what_clamped_experts_move() -> None:
     scale 4, sigmoid 4, product 6, shift 4, product 6, probabilities 2 + 4, narrowed 4 + 2, which is 44.
     """
     sent = Tensor("sent", ("experts", "capacity", "hidden"), (2, 10, 6))
-    operations, out = clamped_experts("e", sent, 5, {"hidden": 6})
+    operations, out = clamped_expert_operations("e", sent, 5, {"hidden": 6})
     assert out.sizes == (2, 10, 6)
-    passes = [kernel for each in operations for kernel in each.forward(precision("bf16")) if kernel.family == "memory"]
+    passes = [
+        kernel for each in operations for kernel in each.forward_kernels(precision("bf16")) if kernel.family == "memory"
+    ]
     elements = 2 * 10
     biases = 2 * (2 * 5 + 6) * 2
     probabilities = 3 * 4 * elements
@@ -288,7 +292,7 @@ def test_what_clamped_experts_move() -> None:
     [
         ({}, MoeRecipe()),
         ({"expert_dispatch": "deepep-uccl", "expert_overlap": "on"}, MoeRecipe("deepep", True)),
-        ({"cuda_graph": "moe_router+moe_preprocess"}, MoeRecipe(graph="none")),
+        ({"cuda_graph": "moe_router+moe_preprocess"}, MoeRecipe(cuda_graph="none")),
         (
             {"notes": "cuda_graph_impl=full_iteration, moe_flex_dispatcher_backend=hybridep, moe_a2a_overlap=True"},
             MoeRecipe("hybridep", True, "full_iteration"),
@@ -302,12 +306,12 @@ def test_what_clamped_experts_move() -> None:
     ],
 )
 def test_rows_state_their_recipe(row: dict[str, Any], recipe: MoeRecipe) -> None:
-    assert recipe_of(row) == recipe
+    assert moe_recipe_of(row) == recipe
 
 
 def test_an_unknown_dispatcher_is_said() -> None:
     with pytest.raises(SpecError, match="expert_dispatch 'pigeon' is none of nccl"):
-        recipe_of({"expert_dispatch": "pigeon"})
+        moe_recipe_of({"expert_dispatch": "pigeon"})
 
 
 def test_a_recipe_of_the_framework_says_what_a_silent_row_recomputes() -> None:

@@ -11,13 +11,13 @@ from paleo.cli import run
 from paleo.network.graph import build_graph
 from paleo.pricing.links.topology import Dragonfly, exchange_share, rail_exchange_share
 from paleo.report.collective import Vertex, level_graph, level_sizes
-from paleo.specs.catalog import names
+from paleo.specs.catalog import entry_names
 from paleo.specs.model import load_model
-from paleo.specs.system import Level, System, load_system, torus_levels
+from paleo.specs.system import InterconnectLevel, System, load_system, torus_levels
 
 SYSTEM = load_system("dgx-h100")
 FABRIC = SYSTEM.levels[-1]
-LEVELS = [(name, index) for name in names("systems") for index in range(len(load_system(name).levels))]
+LEVELS = [(name, index) for name in entry_names("systems") for index in range(len(load_system(name).levels))]
 
 
 def carried(graph: nx.Graph[Vertex], sends: dict[Vertex, float], takes: dict[Vertex, float]) -> float:
@@ -29,11 +29,11 @@ def carried(graph: nx.Graph[Vertex], sends: dict[Vertex, float], takes: dict[Ver
     return float(nx.maximum_flow_value(flows, "source", "sink", capacity="rate"))
 
 
-def changed(**update: object) -> Level:
+def changed(**update: object) -> InterconnectLevel:
     return FABRIC.model_copy(update={"routing": None, **update})
 
 
-def system_with(level: Level, nodes: int) -> System:
+def system_with(level: InterconnectLevel, nodes: int) -> System:
     return SYSTEM.model_copy(update={"levels": (SYSTEM.levels[0], level), "max_nodes": nodes})
 
 
@@ -47,7 +47,7 @@ def test_a_unit_sends_at_the_rate_of_its_level(name: str, index: int) -> None:
         return
     graph = level_graph(system, level, units)
     rest = dict.fromkeys((unit for unit in range(1, units)), float("inf"))
-    assert carried(graph, {0: float("inf")}, rest) == pytest.approx(level.unit_bandwidth)
+    assert carried(graph, {0: float("inf")}, rest) == pytest.approx(level.member_bandwidth)
 
 
 @pytest.mark.parametrize(("nodes", "members", "ratio"), [(24, 8, 1.0), (24, 8, 2.0), (64, 16, 4.0), (12, 4, 3.0)])
@@ -57,7 +57,7 @@ def test_exchange_over_a_fat_tree(nodes: int, members: int, ratio: float) -> Non
     level = changed(leaf=leaf, oversubscription=ratio)
     machine = system_with(level, 16 * leaf)
     graph = level_graph(machine, level, (nodes // members) * leaf)
-    rate = level.unit_bandwidth
+    rate = level.member_bandwidth
     inside = range(members)
     others = [leaf * group + i for group in range(1, nodes // members) for i in range(members)]
     share = float(exchange_share(nodes, members, leaf, ratio))
@@ -103,9 +103,9 @@ def test_exchange_over_a_dragonfly(routing: str, links: int) -> None:
     graph = graph.subgraph(direct).copy() if routing == "minimal" else graph.copy()
     if routing == "valiant":
         graph.remove_edge("group 0", "group 1")
-    nodes, rate = 2 * leaf, level.unit_bandwidth
+    nodes, rate = 2 * leaf, level.member_bandwidth
     network = Dragonfly(groups, links / level.ports, routing)
-    share = float(network.exchange(nodes, leaf, 2))
+    share = float(network.exchange_share(nodes, leaf, 2))
     leaving = rate * leaf / (nodes - 1)
 
     def fits(at: float) -> bool:
@@ -133,7 +133,7 @@ def test_planes_of_a_torus_send_at_the_rate_of_their_dimension(name: str, chips:
         infinite = float("inf")
         if rest:
             found = carried(box, dict.fromkeys(inside, infinite), dict.fromkeys(rest, infinite))
-            assert found == pytest.approx(dimension.unit_bandwidth), (axis, dimension)
+            assert found == pytest.approx(dimension.member_bandwidth), (axis, dimension)
 
 
 def test_a_network_is_a_directed_graph_of_its_layers() -> None:

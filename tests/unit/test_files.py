@@ -12,7 +12,7 @@ from typing import BinaryIO
 import pytest
 
 from paleo.errors import SpecError
-from paleo.files import append_row, checked_output, read_rows, write_atomically, write_text
+from paleo.files import append_csv_row, check_output_path, read_csv_rows, write_atomically, write_text
 
 
 def contents(folder: Path) -> list[str]:
@@ -106,22 +106,22 @@ def test_devices_are_written_through_and_a_full_one_says_so() -> None:
 def test_an_output_that_cannot_be_is_refused_beforehand(tmp_path: Path, name: str, words: str) -> None:
     (tmp_path / "folder.yaml").mkdir()
     with pytest.raises(SpecError, match=f"--plot.*{words}"):
-        checked_output(f"{tmp_path}/{name}" if name else "", (".yaml",), option="--plot")
+        check_output_path(f"{tmp_path}/{name}" if name else "", (".yaml",), option="--plot")
 
 
 def test_a_table_grows_and_drops_its_torn_last_line(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    append_row(path, ["n", "time"], {"n": 1, "time": 2.5, "more": "left out"})
-    append_row(path, ["n", "time"], {"n": 2})
+    append_csv_row(path, ["n", "time"], {"n": 1, "time": 2.5, "more": "left out"})
+    append_csv_row(path, ["n", "time"], {"n": 2})
     with path.open("a") as file:
         file.write("3,1.")
-    assert read_rows(path) == [{"n": "1", "time": "2.5"}, {"n": "2", "time": ""}]
-    append_row(path, ["n", "time"], {"n": 4, "time": 1})
+    assert read_csv_rows(path) == [{"n": "1", "time": "2.5"}, {"n": "2", "time": ""}]
+    append_csv_row(path, ["n", "time"], {"n": 4, "time": 1})
     assert path.read_text() == "n,time\n1,2.5\n2,\n4,1\n"
 
 
 def test_a_torn_header_starts_again(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("n,ti")
-    append_row(path, ["n", "time"], {"n": 1, "time": 2})
+    append_csv_row(path, ["n", "time"], {"n": 1, "time": 2})
     assert path.read_text() == "n,time\n1,2\n"

@@ -10,15 +10,15 @@ import pytest
 
 from paleo.errors import PaleoError
 from paleo.lowering.program import Section
-from paleo.network.fine_tuning import NF4_BYTES
+from paleo.network.fine_tuning import NF4_BYTES_PER_NUMBER
 from paleo.operations.base import Kernel
 from paleo.predict import Prediction, predict
-from paleo.specs.loading import validate
+from paleo.specs.loading import build_validated
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
-from paleo.step.memory import tied_pairs
-from paleo.studies.summary import summarise
+from paleo.step.memory import tied_stage_pairs
+from paleo.studies.network_summary import summarise
 
 H100 = load_system("dgx-h100")
 LAYERS, RANK, SEQ, BATCH, VOCAB = 2, 8, 32, 4, 1000
@@ -31,7 +31,7 @@ EACH = {"attention": (QKV, OUT), "all": (QKV, OUT, UP, DOWN)}
 def made(name: str = "llama2-7b", **options: Any) -> Prediction:
     stated = {"gpus": 1, "batch": BATCH, "dtype": "bf16", "lora": RANK} | options
     sizes = {"model": SIZES} if name == "llama2-7b" else {}
-    return predict(load_model(name), H100, validate(Run, sizes | stated, "test"))
+    return predict(load_model(name), H100, build_validated(Run, sizes | stated, "test"))
 
 
 def kernels(one: Prediction, section: str = "") -> Iterator[Kernel]:
@@ -135,8 +135,8 @@ def test_under_tensor_parallelism_one_of_the_two_is_split() -> None:
     forward, the adapter's partial sums go with the layer's."""
     alone, split = made(), made(strategy="tp=2", gpus=2)
     full = made(lora=None, strategy="tp=2", gpus=2)
-    assert section(alone).trained == learned("attention")
-    assert section(split).trained == RANK * (64 + 192 // 2) + RANK * (64 // 2 + 64)
+    assert section(alone).trained_parameter_count == learned("attention")
+    assert section(split).trained_parameter_count == RANK * (64 + 192 // 2) + RANK * (64 // 2 + 64)
     sent = [(one.operation, one.phase, one.payload_bytes) for one in section(split).transfers]
     more = [("all_reduce", "backward", 2.0 * BATCH * SEQ * RANK)]
     assert sorted(sent) == sorted([(t.operation, t.phase, t.payload_bytes) for t in section(full).transfers] + more)
@@ -149,18 +149,18 @@ def test_sharded_weights_are_gathered_frozen_or_not() -> None:
     assert gathers.count("weights of block") == 2 * LAYERS
     assert gathers.count("weights of embed") == 1
     moved = next(event.task.bytes for event in one.timeline.events if event.task.name == "weights of block")
-    assert moved == 2 * (section(made(lora=None)).parameters + learned("all"))
+    assert moved == 2 * (section(made(lora=None)).parameter_count + learned("all"))
 
 
 def test_tied_weights_that_are_frozen_owe_nothing() -> None:
     one = made("gpt2", gpus=4, strategy="pp=2", global_batch=8, batch=None)
-    assert [tie.trained for tie in one.program.ties] == [False]
+    assert [tie.trained for tie in one.program.tied_parameters] == [False]
     held = [[1.0] * len(one.program.sections[:-2]) + [0.0] * 2, [0.0] * len(one.program.sections[:-2]) + [1.0] * 2]
-    assert tied_pairs(one.program.ties, np.array(held)) == []
+    assert tied_stage_pairs(one.program.tied_parameters, np.array(held)) == []
 
 
 def test_summary_counts_adapters() -> None:
-    run = validate(Run, {"model": SIZES, "lora": f"{RANK}:all"}, "test")
+    run = build_validated(Run, {"model": SIZES, "lora": f"{RANK}:all"}, "test")
     counts = [summarise(load_model("llama2-7b"), one).graph.parameters for one in (run, Run(model=run.model))]
     assert counts[0] - counts[1] == LAYERS * learned("all")
 
@@ -187,7 +187,8 @@ def test_fine_tuning_is_faster_than_training() -> None:
     """Llama 2 7B on eight GPUs, sixteen microbatches to an exchange: between the 4/6 of its products and the whole."""
     stated = {"gpus": 8, "batch": 16, "microbatch": 1, "dtype": "bf16", "software": "megatron-core"}
     full, frozen = (
-        predict(load_model("llama2-7b"), H100, validate(Run, {**stated, **more}, "test")) for more in ({}, {"lora": 16})
+        predict(load_model("llama2-7b"), H100, build_validated(Run, {**stated, **more}, "test"))
+        for more in ({}, {"lora": 16})
     )
     assert 0.55 < frozen.step_time / full.step_time < 0.8
     assert not full.memory.fits and frozen.memory.fits
@@ -201,8 +202,8 @@ def test_packed_weights_take_half_a_byte_and_their_constants() -> None:
     and norms stay in sixteen."""
     packed, plain = made(lora=None, qlora=True), made(lora="64:all")
     products = LAYERS * sum(into * outof for into, outof in EACH["all"])
-    assert abs(NF4_BYTES * 8 - 4.127) < 5e-4
-    assert plain.memory.parameters - packed.memory.parameters == pytest.approx(products * (2 - NF4_BYTES))
+    assert abs(NF4_BYTES_PER_NUMBER * 8 - 4.127) < 5e-4
+    assert plain.memory.parameters - packed.memory.parameters == pytest.approx(products * (2 - NF4_BYTES_PER_NUMBER))
     assert packed.memory.gradients == plain.memory.gradients
     assert packed.memory.activations == plain.memory.activations
 
@@ -213,7 +214,7 @@ def test_packed_weights_are_made_sixteen_bits_before_every_product() -> None:
     ]
     assert sorted(kernel.phase for kernel in passes) == ["backward"] * 4 + ["forward"] * 4
     up = next(kernel for kernel in passes if ".up" in kernel.name)
-    assert (up.bytes_read, up.bytes_written) == (NF4_BYTES * 64 * 192, 2 * 64 * 192)
+    assert (up.bytes_read, up.bytes_written) == (NF4_BYTES_PER_NUMBER * 64 * 192, 2 * 64 * 192)
 
 
 def test_sharded_packed_weights_travel_packed() -> None:
@@ -223,7 +224,7 @@ def test_sharded_packed_weights_travel_packed() -> None:
         next(event.task.bytes for event in each.timeline.events if event.task.name == "weights of block")
         for each in (plain, packed)
     ]
-    assert sent[0] - sent[1] == pytest.approx(products * (2 - NF4_BYTES))
+    assert sent[0] - sent[1] == pytest.approx(products * (2 - NF4_BYTES_PER_NUMBER))
 
 
 # frozen layers

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.calibrate.fit import Array, Fit, Rows, conformal_bins, conformal_factors, split_parts
+from paleo.calibrate.fit import Array, Fit, MeasuredRows, conformal_bins, conformal_factors, split_by_configuration
 from paleo.errors import SpecError
 from paleo.specs.calibration import parameter
 from paleo.tables.base import ResidualErrors, residual_errors
@@ -27,16 +27,18 @@ class Line:
 class LineTable:
     configuration_columns: tuple[str, ...] = ("size",)
 
-    def time(self, frame: pd.DataFrame, figures: float, parameters: Line) -> Array:
+    def predict_times(self, frame: pd.DataFrame, figures: float, parameters: Line) -> Array:
         return np.asarray(parameters.start + frame["size"].to_numpy(dtype=np.float64) / (parameters.rate * figures))
 
 
-def rows(stack: str, start: float, *, count: int = 400, noise: float = 0.05, outliers: int = 0, seed: int = 0) -> Rows:
+def rows(
+    stack: str, start: float, *, count: int = 400, noise: float = 0.05, outliers: int = 0, seed: int = 0
+) -> MeasuredRows:
     random = np.random.default_rng(seed)
     frame = pd.DataFrame({"size": np.round(10 ** random.uniform(-1, 3, count), 4)})
-    measured = LineTable().time(frame, 2.0, Line(start, 5.0)) * np.exp(random.normal(0, noise, count))
+    measured = LineTable().predict_times(frame, 2.0, Line(start, 5.0)) * np.exp(random.normal(0, noise, count))
     measured[:outliers] *= 20.0
-    return Rows(frame, 2.0, stack, measured)
+    return MeasuredRows(frame, 2.0, stack, measured)
 
 
 @pytest.mark.slow
@@ -58,7 +60,7 @@ def test_outliers_do_not_steer_the_fit() -> None:
 
 
 def test_stacks_share_all_but_what_stands_apart() -> None:
-    result = Fit(LineTable(), [rows("a", 1.0), rows("b", 8.0, seed=1)], Line(), per_stack=("start",)).run()
+    result = Fit(LineTable(), [rows("a", 1.0), rows("b", 8.0, seed=1)], Line(), parameters_per_stack=("start",)).run()
     assert result.parameters["a"].start == pytest.approx(1.0, rel=0.05)
     assert result.parameters["b"].start == pytest.approx(8.0, rel=0.05)
     assert result.parameters["a"].rate == result.parameters["b"].rate
@@ -67,37 +69,43 @@ def test_stacks_share_all_but_what_stands_apart() -> None:
 
 
 def test_fixed_stays_and_free_moves() -> None:
-    assert Fit(LineTable(), [rows("a", 3.0)], Line(start=3.0), fixed=("start",)).run().parameters["a"].start == 3.0
-    assert "pinned" in Fit(LineTable(), [rows("a", 3.0)], Line(), released=("pinned",)).run().uncertainty
+    assert (
+        Fit(LineTable(), [rows("a", 3.0)], Line(start=3.0), fixed_parameters=("start",)).run().parameters["a"].start
+        == 3.0
+    )
+    assert "pinned" in Fit(LineTable(), [rows("a", 3.0)], Line(), released_parameters=("pinned",)).run().uncertainty
     with pytest.raises(SpecError, match="nearest: 'rate'"):
-        Fit(LineTable(), [rows("a", 3.0)], Line(), fixed=("rat",)).run()
+        Fit(LineTable(), [rows("a", 3.0)], Line(), fixed_parameters=("rat",)).run()
 
 
 def test_interval_covers_nine_of_ten_new_rows() -> None:
     result = Fit(LineTable(), [rows("a", 3.0, count=3000, noise=0.1)], Line()).run()
     new = rows("a", 3.0, count=2000, noise=0.1, seed=9)
-    predicted = LineTable().time(new.frame, 2.0, result.parameters["a"])
-    edges = [one.up_to_s for one in result.interval]
+    predicted = LineTable().predict_times(new.frame, 2.0, result.parameters["a"])
+    edges = [one.up_to_s for one in result.interval_bins]
     assert len(edges) > 1 and edges[-1] == math.inf
-    which = [result.interval[int(np.searchsorted(edges, value))] for value in predicted]
-    inside = [one.low * p <= t <= one.high * p for one, p, t in zip(which, predicted, new.measured, strict=True)]
+    which = [result.interval_bins[int(np.searchsorted(edges, value))] for value in predicted]
+    inside = [one.low * p <= t <= one.high * p for one, p, t in zip(which, predicted, new.measured_times, strict=True)]
     assert np.mean(inside) == pytest.approx(0.9, abs=0.03)
 
 
 def test_empty_cells_of_words_are_part_of_a_configuration() -> None:
     frame = pd.DataFrame({"size": np.arange(40.0), "system": [None, "dgx-1"] * 20})
-    part = split_parts(frame, ("size", "system"))
-    assert set(part) == {0, 1, 2} and (part == split_parts(frame.fillna({"system": ""}), ("size", "system"))).all()
+    part = split_by_configuration(frame, ("size", "system"))
+    assert (
+        set(part) == {0, 1, 2}
+        and (part == split_by_configuration(frame.fillna({"system": ""}), ("size", "system"))).all()
+    )
 
 
 def test_split_keeps_configurations_together_and_apart_from_other_rows() -> None:
     frame = pd.DataFrame({"size": np.repeat(np.arange(500), 2)})
-    part = split_parts(frame, ("size",))
+    part = split_by_configuration(frame, ("size",))
     assert (part[::2] == part[1::2]).all()
-    assert (split_parts(frame.iloc[100:120], ("size",)) == part[100:120]).all()
+    assert (split_by_configuration(frame.iloc[100:120], ("size",)) == part[100:120]).all()
     assert np.bincount(part)[0] / len(part) == pytest.approx(0.5, abs=0.08)
     with pytest.raises(SpecError, match="'sizes' is missing; nearest: 'size'"):
-        split_parts(frame, ("sizes",))
+        split_by_configuration(frame, ("sizes",))
 
 
 def test_small_sets() -> None:

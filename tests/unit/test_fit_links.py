@@ -10,18 +10,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.calibrate.fit import split_parts
+from paleo.calibrate.fit import split_by_configuration
 from paleo.calibrate.links import (
     LINK_PARAMETERS,
     LOOSEST,
-    STEP_STACK,
+    WHOLE_STEP_STACK,
     LinkParameters,
-    calibration,
-    configurations,
+    configuration_labels,
     fit_links,
     link_entries,
     link_jobs,
     log_sigmas,
+    system_calibration,
 )  # fmt: skip
 from paleo.cli import run
 from paleo.predict import predict
@@ -33,7 +33,7 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
-from paleo.tables.kinds._transformers import TransformerSteps
+from paleo.tables.kinds._transformers import TransformerStepTable
 from paleo.units import MICROSECOND, MILLISECOND
 
 #: What the links of the made-up machines reach; the catalog has 0.778 and 8 us inside a node, 0.9 and 4 us between.
@@ -55,11 +55,11 @@ def made_with(truth: Mapping[str, float], system: str, splits: Sequence[tuple[in
     ]  # fmt: skip
     known = load_system(system)
     before = {family: link_parameters(known, family) for family in LINK_FAMILIES}
-    start = {name: getattr(before[one.family].parameters, one.field) for name, one in LINK_PARAMETERS.items()}
-    made = calibration(known, link_entries(before, LinkParameters(**(start | truth)), list(truth)))
-    table = TransformerSteps(made)
+    start = {name: getattr(before[one.family].parameters, one.field_name) for name, one in LINK_PARAMETERS.items()}
+    made = system_calibration(known, link_entries(before, LinkParameters(**(start | truth)), list(truth)))
+    table = TransformerStepTable(made)
     for row in rows:
-        row["iteration_ms"] = table.step(row).value / MILLISECOND
+        row["iteration_ms"] = table.predict_row(row).value / MILLISECOND
     return pd.DataFrame(rows)
 
 
@@ -81,7 +81,7 @@ def fitted(inside: Path) -> Path:
 
 def test_a_fit_finds_the_links_of_a_node(fitted: Path) -> None:
     (entry,) = load_calibration(str(fitted)).entries
-    assert (entry.family, entry.stack) == ("collective.nccl", STEP_STACK)
+    assert (entry.family, entry.stack) == ("collective.nccl", WHOLE_STEP_STACK)
     before = link_parameters(load_system("dgx-a100-80gb"), "collective.nccl").parameters
     share, latency = INSIDE["inside_share"] / before.simple_fraction, INSIDE["inside_latency"] / before.launch
     for name, factor in (("simple_fraction", share), ("ll_fraction", share), ("launch", latency), ("step", latency)):
@@ -109,7 +109,9 @@ def test_what_was_written_prices_runs(inside: Path, fitted: Path, capsys: pytest
 
 def test_a_calibration_of_another_system_leaves_rows_alone(fitted: Path) -> None:
     rows = made_with({}, "selene", [(8, 1)]).head(1).to_dict("records")
-    assert TransformerSteps(load_calibration(str(fitted))).step(rows[0]) == TransformerSteps().step(rows[0])
+    assert TransformerStepTable(load_calibration(str(fitted))).predict_row(
+        rows[0]
+    ) == TransformerStepTable().predict_row(rows[0])
 
 
 def test_a_fit_finds_the_links_between_nodes(tmp_path: Path) -> None:
@@ -119,7 +121,7 @@ def test_a_fit_finds_the_links_between_nodes(tmp_path: Path) -> None:
     made = fit_links(job, "2026-01-01", tuple(BETWEEN))
     for name, value in BETWEEN.items():
         assert getattr(made.parameters, name) == pytest.approx(value, rel=0.02), name
-    assert made.better and made.before.mape > 0.2 and made.after.mape < 0.01
+    assert made.reduces_error and made.errors_before.mape > 0.2 and made.errors_after.mape < 0.01
     (entry,) = made.entries
     assert entry.parameters["fabric_fraction"] == pytest.approx(0.4, rel=0.02)
     assert entry.parameters["long_step"] / entry.parameters["fabric_step"] == pytest.approx(2.0, rel=0.001)
@@ -140,7 +142,7 @@ def test_rows_that_are_all_alike_do_not_tell_share_from_latency(tmp_path: Path) 
     alike = alike[(alike.hidden == 4096) & (alike.seq_len == 2048)]
     pd.concat([alike.assign(micro_batch=1, model=str(index)) for index in range(12)]).to_csv(path, index=False)
     (job,) = link_jobs([path], ["dgx-a100-80gb"], tuple(INSIDE))
-    both, alone = (log_sigmas(job, job.start, names) for names in (tuple(INSIDE), ["inside_share"]))
+    both, alone = (log_sigmas(job, job.start_parameters, names) for names in (tuple(INSIDE), ["inside_share"]))
     assert min(both.values()) > LOOSEST and both["inside_share"] > 100 * alone["inside_share"]
 
 
@@ -148,10 +150,10 @@ def test_a_fit_that_helps_no_other_row_is_not_written(
     inside: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Steps of a slow machine where they are fitted, of the catalog's where they are tested."""
-    table = TransformerSteps()
+    table = TransformerStepTable()
     frame = pd.read_csv(inside)
-    held = split_parts(frame.assign(configuration=configurations(frame)), ["configuration"]) > 0
-    usual = [table.step(row).value / MILLISECOND for row in frame.to_dict("records")]
+    held = split_by_configuration(frame.assign(configuration=configuration_labels(frame)), ["configuration"]) > 0
+    usual = [table.predict_row(row).value / MILLISECOND for row in frame.to_dict("records")]
     path = tmp_path / "mixed.csv"
     frame.assign(iteration_ms=np.where(held, usual, frame["iteration_ms"])).to_csv(path, index=False)
     words = ["--only", "dgx-a100-80gb", "--free", "inside_share", "--output-dir", str(tmp_path)]

@@ -12,10 +12,10 @@ import pytest
 from paleo.calibrate.fit import count_rows
 from paleo.calibrate.software import fit_software, software_jobs, software_text
 from paleo.cli import run
-from paleo.specs.catalog import names
+from paleo.specs.catalog import entry_names
 from paleo.specs.loading import Spec
 from paleo.specs.software import load_software
-from paleo.tables.kinds._transformers import TransformerSteps
+from paleo.tables.kinds._transformers import TransformerStepTable
 from paleo.units import MILLISECOND
 
 #: Seconds of host time that the made-up steps have; small networks show it clearly.
@@ -36,9 +36,9 @@ def steps(host: float, noise: float = 0.02) -> pd.DataFrame:
     profile = load_software("megatron-2021")
     ratio = profile.host.backward / profile.host.forward
     profile = profile.with_fields({"host.forward": host, "host.backward": ratio * host})
-    table, generator = TransformerSteps(), np.random.default_rng(3)
+    table, generator = TransformerStepTable(), np.random.default_rng(3)
     for row in rows:
-        exact = table.step(row, profile).value / MILLISECOND
+        exact = table.predict_row(row, profile).value / MILLISECOND
         row["iteration_ms"] = float(exact * np.exp(generator.normal(0.0, noise)))
     return pd.DataFrame(rows)
 
@@ -53,13 +53,13 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_fit_finds_the_host_time_that_made_the_steps(table: Path) -> None:
     (job,) = software_jobs(table)
     made = fit_software(job, "2026-01-01")
-    assert made.after.host.forward == pytest.approx(HOST, rel=0.05)
-    assert made.after.host.backward / made.after.host.forward == pytest.approx(
-        made.before.host.backward / made.before.host.forward, rel=0.01
+    assert made.profile_after.host.forward == pytest.approx(HOST, rel=0.05)
+    assert made.profile_after.host.backward / made.profile_after.host.forward == pytest.approx(
+        made.profile_before.host.backward / made.profile_before.host.forward, rel=0.01
     )
-    assert made.after.fit is not None
-    assert made.after.fit.rows_fitted + made.after.fit.rows_held_out <= 24
-    assert made.after.fit.residual.mape < 0.05
+    assert made.profile_after.fit is not None
+    assert made.profile_after.fit.rows_fitted + made.profile_after.fit.rows_held_out <= 24
+    assert made.profile_after.fit.residual.mape < 0.05
 
 
 def test_the_written_profile_is_one_that_runs(table: Path, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_the_written_profile_is_one_that_runs(table: Path, tmp_path: Path) -> No
     assert run(["estimate", "gpt2", "--system", "dgx-a100-80gb", "--software", str(out)]) == 0
 
 
-@pytest.mark.parametrize("name", names("software"))
+@pytest.mark.parametrize("name", entry_names("software"))
 def test_a_profile_that_is_written_is_read_as_it_was(name: str, tmp_path: Path) -> None:
     profile = load_software(name)
     (tmp_path / f"{name}.yaml").write_text(software_text(profile))
@@ -108,13 +108,13 @@ def test_a_profile_is_not_fitted_to_rows_of_software_that_has_none(table: Path, 
     mixed = tmp_path / "mixed.csv"
     frame.to_csv(mixed, index=False)
     (job,) = software_jobs(mixed)
-    assert (job.profile.name, job.steps, job.skipped) == ("megatron-2021", 12, 12)
+    assert (job.profile.name, job.step_count, job.skipped_rows) == ("megatron-2021", 12, 12)
 
 
 @pytest.mark.shared
 @pytest.mark.parametrize(
     ("name", "table", "kind"),
-    [("megatron-2021", "llm", TransformerSteps), ("fsdp-composer", "llm", TransformerSteps),
+    [("megatron-2021", "llm", TransformerStepTable), ("fsdp-composer", "llm", TransformerStepTable),
      ("pytorch-ngc", "other", None)],
 )  # fmt: skip
 def test_a_fitted_profile_states_the_rows_that_its_fit_finds(
@@ -126,11 +126,11 @@ def test_a_fitted_profile_states_the_rows_that_its_fit_finds(
     (job,) = software_jobs(shared / "measurements" / f"{table}_iterations.csv", only=[name])
     stated = load_software(name).fit
     assert stated is not None
-    fitted, _, held_out = job.fit().split_rows
+    fitted, _, held_out = job.make_fit().split_rows
     assert (stated.rows_fitted, stated.rows_held_out) == (count_rows(fitted), count_rows(held_out))
     assert (stated.source, stated.architectures) == (job.table_and_sources, job.architectures)
 
 
 def test_those_are_all_fitted_profiles() -> None:
-    fitted = {name for name in names("software") if load_software(name).fit is not None}
+    fitted = {name for name in entry_names("software") if load_software(name).fit is not None}
     assert fitted == {"megatron-2021", "fsdp-composer", "pytorch-ngc"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from paleo.calibrate.fit import Rows
+from paleo.calibrate.fit import MeasuredRows
 from paleo.calibrate.software import (
     fit_waiting_exponent,
     leave_one_source_out,
@@ -18,7 +18,7 @@ from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.specs.software import load_software
 from paleo.tables.base import residual_errors
-from paleo.tables.kinds._transformers import TransformerSteps
+from paleo.tables.kinds._transformers import TransformerStepTable
 from paleo.units import MILLISECOND
 
 #: The power of the made-up steps.
@@ -38,9 +38,9 @@ def steps(power: float) -> pd.DataFrame:
         for source, layers in (("first", 4), ("second", 6)) for micro in (2, 8)
     ]  # fmt: skip
     profile = load_software("megatron-core").with_fields({"host.waiting_power": power})
-    table = TransformerSteps()
+    table = TransformerStepTable()
     for row in rows:
-        row["iteration_ms"] = table.step(row, profile).value / MILLISECOND
+        row["iteration_ms"] = table.predict_row(row, profile).value / MILLISECOND
     return pd.DataFrame(rows)
 
 
@@ -52,22 +52,22 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def rows(table: Path) -> list[Rows]:
+def rows(table: Path) -> list[MeasuredRows]:
     return moe_waiting_steps([str(table)])
 
 
 @pytest.mark.slow
-def test_a_fit_finds_the_power_that_made_the_steps(rows: list[Rows]) -> None:
+def test_a_fit_finds_the_power_that_made_the_steps(rows: list[MeasuredRows]) -> None:
     result = fit_waiting_exponent(rows)
-    assert result.parameters["megatron-core"].power == pytest.approx(POWER, rel=0.03)
+    assert result.parameters["megatron-core"].exponent == pytest.approx(POWER, rel=0.03)
     assert (result.rows_fitted, result.rows_held_out) == (4, 0)
 
 
 @pytest.mark.slow
-def test_sources_are_tested_with_what_the_others_give(rows: list[Rows]) -> None:
+def test_sources_are_tested_with_what_the_others_give(rows: list[MeasuredRows]) -> None:
     tests = leave_one_source_out(rows)
     assert [(test.source, test.errors.rows) for test in tests] == [("first", 2), ("second", 2)]
-    assert [test.power for test in tests] == pytest.approx([POWER, POWER], rel=0.05)
+    assert [test.exponent for test in tests] == pytest.approx([POWER, POWER], rel=0.05)
     assert max(test.errors.mape for test in tests) < 0.01
     with pytest.raises(SpecError, match="no source is left when first, second are left out"):
         leave_one_source_out(rows, ["second"])
@@ -87,12 +87,12 @@ def test_steps_whose_hosts_run_ahead_say_nothing_of_it(table: Path, tmp_path: Pa
         moe_waiting_steps([str(tmp_path / "none.csv")])
 
 
-def bias(rows: list[Rows], power: float) -> float:
+def bias(rows: list[MeasuredRows], power: float) -> float:
     return residual_errors(*predict_with_exponent(rows, power)).bias
 
 
 @pytest.mark.slow
-def test_a_lower_power_is_a_longer_step(rows: list[Rows]) -> None:
+def test_a_lower_power_is_a_longer_step(rows: list[MeasuredRows]) -> None:
     assert bias(rows, 1.0) > bias(rows, POWER) > bias(rows, 8.0)
 
 

@@ -11,7 +11,7 @@ import pytest
 import paleo
 from paleo.cli import run
 from paleo.cluster.jobs import JobSpec, jobs_from_mappings, read_jobs
-from paleo.cluster.pricing import predict_job
+from paleo.cluster.run_times import predict_job
 from paleo.cluster.study import ClusterRequirements, _run_time_factor, late_jobs
 from paleo.errors import SpecError
 from paleo.specs.system import load_system
@@ -39,8 +39,8 @@ def test_a_training_takes_what_estimate_says():
     spec = jobs_from_mappings([{**GPT, "tokens": "1B", "gpus": 8}])[0]
     price = predict_job(spec, [load_system(NODE)], [64]).run_times[0][8]
     answer = paleo.estimate("gpt2", NODE, gpus=8, global_batch=64, tokens="1B", goodput=True)
-    assert price.seconds == pytest.approx(answer.training.goodput.finish, rel=0.02)
-    assert 0 < price.failing < 0.05 and price.restart_time > 60
+    assert price.seconds == pytest.approx(answer.training.long_run.wall_time, rel=0.02)
+    assert 0 < price.failure_share < 0.05 and price.restart_time > 60
 
 
 @pytest.mark.slow
@@ -69,14 +69,14 @@ def test_a_service_has_the_fewest_gpus_that_carry_its_rate():
     priced = predict_job(spec, [load_system(NODE)], [64])
     gpus = priced.preferred_gpus[0]
     assert priced.run_times[0][gpus].seconds == 7200
-    assert paleo.serve("llama3-8b", NODE, gpus=gpus, input=500, output=200, rate=30).possible
-    assert gpus == 1 or not paleo.serve("llama3-8b", NODE, gpus=gpus // 2, input=500, output=200, rate=30).possible
+    assert paleo.serve("llama3-8b", NODE, gpus=gpus, input=500, output=200, rate=30).limits_met
+    assert gpus == 1 or not paleo.serve("llama3-8b", NODE, gpus=gpus // 2, input=500, output=200, rate=30).limits_met
 
 
 @pytest.mark.slow
 def test_a_service_that_waits_is_late():
     service = {"name": "chat", "model": "llama3-8b", "gpus": 8, "until": "2 h", "serve": {"rate": "1/s"}}
-    assert paleo.fleet([service], NODE, 1).possible
+    assert paleo.fleet([service], NODE, 1).requirements_met
     before = {"name": "a", "duration": "1 h", "gpus": 8, "preemptible": False}
     assert paleo.fleet([before, service], NODE, 1).study.late_jobs == ["chat"]
 
@@ -102,7 +102,7 @@ def test_auto_is_enough_for_the_deadline_and_a_range_has_its_ends():
 def test_the_smallest_order_holds_and_one_node_less_does_not():
     answer = fleet(wait="30min", measure="mean")
     (nodes,) = answer.study.nodes
-    assert answer.possible and answer.study.wait <= 1800
+    assert answer.requirements_met and answer.study.waiting_time_statistic <= 1800
     smaller = answer.study.fleet.run((nodes - 1,)) if nodes > 2 else None
     assert nodes == 2 or late_jobs(answer.study.fleet, smaller) or smaller.waited.mean() > 1800
 
@@ -134,7 +134,7 @@ def test_mixed_orders_cost_no_more_than_those_of_one_kind():
         except SpecError:
             continue
         rates.append(mixed.study.fleet.usd_per_s((count, 0) if place == 0 else (0, count)))
-    assert mixed.possible and rates[0] == min(rates)
+    assert mixed.requirements_met and rates[0] == min(rates)
 
 
 def test_the_answer_has_the_keys_of_the_contract():
@@ -167,9 +167,9 @@ def test_intervals_hold_the_expected_end_and_widen_with_the_step():
 
 
 def test_sampled_failures_keep_the_mean():
-    from paleo.cluster.pricing import JobTime
+    from paleo.cluster.run_times import JobTime
 
-    price = JobTime(8, 1000.0, mtbf=200.0, lost=20.0)
+    price = JobTime(8, 1000.0, mtbf=200.0, seconds_lost_per_failure=20.0)
     random = np.random.default_rng(1)
     assert np.mean([_run_time_factor(price, random) for _ in range(4000)]) == pytest.approx(1.0, abs=0.01)
 
@@ -217,7 +217,7 @@ def test_a_trace_of_five_thousand_jobs_is_consistent():
     study = fleet_study(predict_fleet(specs, [load_system(NODE)], "backfill", nodes=[32]), [32], ClusterRequirements())
     result = study.result
     assert result.work_gpu_seconds == pytest.approx(gpus * seconds)
-    whole = result.gpus * result.span
+    whole = result.gpus * result.makespan
     assert result.work_gpu_seconds.sum() + sum(result.unused_gpu_seconds.values()) == pytest.approx(whole)
     fifo = fleet_study(
         predict_fleet(specs, [load_system(NODE)], "fifo", nodes=[32]), [32], ClusterRequirements()

@@ -38,7 +38,7 @@ def test_a_row_is_the_answer_of_fleet(study: Path) -> None:
     study.write_text(text)
     row = paleo.sweep(study).query("policy == 'backfill' and nodes == 2").iloc[0]
     answer = paleo.fleet(study.parent / "jobs.yaml", "dgx-h100", 2, samples=0).study
-    assert row.span_s == answer.result.span and row.utilisation == answer.result.utilisation
+    assert row.span_s == answer.result.makespan and row.utilisation == answer.result.utilisation
     assert row.cost_usd == pytest.approx(answer.usd) and row.deadlines_missed == len(answer.late_jobs)
 
 

@@ -13,27 +13,27 @@ import pytest
 
 from paleo.errors import SpecError
 from paleo.operations.base import Kernel
+from paleo.pricing.calibration_lookup import find_parameters
 from paleo.pricing.gemm import (
     GemmParameters,
     cache_miss,
     gemm_time,
     kernel_choice_odds,
     quantisation_time,
-    scattered_time,
+    scattered_read_time,
     unaligned_rows_time,
     unaligned_time,
-    waves,
+    wave_count,
 )
-from paleo.pricing.kernels import DeviceDatasheet, FamilyPredictor, clock_of, device_datasheet, unit_of
+from paleo.pricing.kernels import DeviceDatasheet, FamilyPredictor, arithmetic_unit, datasheet_clock, device_datasheet
 from paleo.pricing.power import power_slowdown, throttle_factor
-from paleo.pricing.store import lookup
-from paleo.specs.catalog import names
+from paleo.specs.catalog import entry_names
 from paleo.specs.device import load_device
 from paleo.specs.software import load_software
-from paleo.tables.cells import number, read_table
+from paleo.tables.cells import number_column, read_table
 from paleo.tables.kernels import KERNEL_TABLES, best_constant_efficiency, row_groups
 from paleo.tables.kinds._gemm import GemmTable
-from paleo.tables.steps import table_of
+from paleo.tables.run_tables import find_table_kind
 from paleo.units import GIGA, MEGA, MICROSECOND, MILLISECOND, TERA
 
 DEVICE = DeviceDatasheet("d", "Ampere", "HBM2e", 100, GIGA, 200 * TERA, 2 * TERA, 40 * MEGA, math.inf, True)
@@ -171,7 +171,7 @@ def test_more_work_takes_longer_by_and_large(name: str) -> None:
 
 
 def test_sub_functions() -> None:
-    assert waves(np.array([101.0]), 100.0, 1.0)[0] == 2.0
+    assert wave_count(np.array([101.0]), 100.0, 1.0)[0] == 2.0
     assert cache_miss(np.array([math.inf]), 1.0)[0] == 1.0
     assert throttle_factor(np.array([0.1]), np.array([1.0]))[0] == pytest.approx(1.0, abs=0.001)
     # 1 G elements of 2 B read twice and written once as 1 B: 5 GB at 2 TB/s
@@ -225,10 +225,10 @@ def test_a_cut_rate_leaves_the_paths_and_what_runs_beside_it() -> None:
     """A quarter of the rate on the same silicon: an L2 of 0.002 elements of 2 bytes a FLOP of 200 TFLOP/s still gives
     800 GB/s, a B of 1.0737 GB in 1.34 ms. Of 850 W that are left 450 go to whatever runs, four times as long a FLOP:
     (400 + 4 · 450) / 850 of the energy."""
-    cut = dataclasses.replace(DEVICE, peak_flops_per_s=50 * TERA, built_rate_ratio=4.0)
+    cut = dataclasses.replace(DEVICE, peak_flops_per_s=50 * TERA, uncapped_rate_ratio=4.0)
     thin = dataclasses.replace(BARE, l2_rate=0.002, least_tile=500.0)
     assert 1.34 < time(32, 65536, 8192, thin, cut) / MILLISECOND < 2.0
-    assert time(32, 65536, 8192, thin, dataclasses.replace(cut, built_rate_ratio=1.0)) > 4 * 1.34 * MILLISECOND
+    assert time(32, 65536, 8192, thin, dataclasses.replace(cut, uncapped_rate_ratio=1.0)) > 4 * 1.34 * MILLISECOND
     work = {"busy": 1.0, "flops": 4000 * TERA, "dram": 0.0, "energy": 1.0}
     hot = dataclasses.replace(cut, power_watts=1e3)
     assert float(power_slowdown(device=hot, **work)) == pytest.approx(4000 * 2.2 / 0.85 / 850, rel=0.001)
@@ -248,25 +248,25 @@ def test_ordinary_cores_draw_by_time_whatever_they_reach() -> None:
 
 def test_rates_that_makers_cut() -> None:
     cards = ("rtx-3090", "rtx-4090", "rtx-5090", "h20", "h100-sxm5-80gb", "b300", "l40s", "t4", "mi300x")
-    assert [device_datasheet(load_device(name), "fp16").built_rate_ratio for name in cards] == [2.0] * 3 + [4.0] + [
+    assert [device_datasheet(load_device(name), "fp16").uncapped_rate_ratio for name in cards] == [2.0] * 3 + [4.0] + [
         1.0
     ] * 5
     assert (
-        device_datasheet(load_device("rtx-4090"), "int8").built_rate_ratio == 1.0
+        device_datasheet(load_device("rtx-4090"), "int8").uncapped_rate_ratio == 1.0
     )  # integers run at the full rate there
-    assert device_datasheet(load_device("rtx-4090"), "fp32").built_rate_ratio == 1.0  # ordinary cores
+    assert device_datasheet(load_device("rtx-4090"), "fp32").uncapped_rate_ratio == 1.0  # ordinary cores
 
 
 def test_products_of_every_card_lie_in_a_band() -> None:
     """Sixteen bits under long load: large products above 0.3 of the peak (T4 and L4 are held by their 70 W), weights of
     128 MiB against 16 and 128 rows above 0.45 of what memory allows, and none above what arithmetic or memory allow."""
-    cards = [card for card in map(load_device, names("devices")) if card.kind == "gpu" and card.tensor_cores]
+    cards = [card for card in map(load_device, entry_names("devices")) if card.kind == "gpu" and card.has_tensor_cores]
     assert len(cards) > 40
     rows, side = np.array([8192.0, 128.0, 16.0]), 8192.0
     flops, moved = 2 * rows * side**2, 2 * (2 * rows * side + side**2)
     for card in cards:
         limits = device_datasheet(card, card.training_dtype)
-        entry = lookup(
+        entry = find_parameters(
             GemmParameters, subject=card.name, architecture=card.architecture, memory_kind=card.memory.kind,
             family="gemm.tensor",
         )  # fmt: skip
@@ -283,8 +283,8 @@ def test_figures_of_a_device() -> None:
     assert device_datasheet(a100, "tf32").peak_flops_per_s == 156 * TERA
     assert device_datasheet(a100, "fp16", "fp32").peak_flops_per_s == 19.5 * TERA
     assert device_datasheet(p100, "fp16").peak_flops_per_s == 18.68 * TERA
-    assert unit_of(p100, "fp16") == "vector"
-    assert clock_of(load_device("gb300")) == pytest.approx(2.06 * GIGA, rel=0.01)
+    assert arithmetic_unit(p100, "fp16") == "vector"
+    assert datasheet_clock(load_device("gb300")) == pytest.approx(2.06 * GIGA, rel=0.01)
     h100, mi300x = load_device("h100-sxm5-80gb"), load_device("mi300x")
     assert device_datasheet(h100, "bf16").peak_flops_per_s == 4096 * 132 * 1.98 * GIGA  # 989 TFLOP/s are at 1.83 GHz
     assert device_datasheet(mi300x, "bf16").peak_flops_per_s == mi300x.peak["bf16"]
@@ -311,32 +311,39 @@ ROWS = pd.DataFrame(
 
 def test_kind_of_table_and_its_keys() -> None:
     kind = KERNEL_TABLES["gemm"]
-    assert table_of(ROWS.columns).name == "gemm"
-    assert list(kind.stack(ROWS)) == ["graph", "eager", "eager/linear", "back-to-back", "kernel", "back-to-back"]
-    assert list(kind.family(ROWS))[:5] == ["gemm.tensor", "gemm.simt", "gemm.simt", "gemm.tensor", "gemm.tensor"]
-    assert list(kind.unsupported(ROWS))[:5] == [""] * 5
-    assert "int4" in kind.unsupported(ROWS).iloc[5]
-    flops, moved = kind.work(ROWS)
+    assert find_table_kind(ROWS.columns).name == "gemm"
+    assert list(kind.timing_method(ROWS)) == [
+        "graph",
+        "eager",
+        "eager/linear",
+        "back-to-back",
+        "kernel",
+        "back-to-back",
+    ]
+    assert list(kind.kernel_family(ROWS))[:5] == ["gemm.tensor", "gemm.simt", "gemm.simt", "gemm.tensor", "gemm.tensor"]
+    assert list(kind.unsupported_reasons(ROWS))[:5] == [""] * 5
+    assert "int4" in kind.unsupported_reasons(ROWS).iloc[5]
+    flops, moved = kind.flops_and_bytes(ROWS)
     assert flops[1] == 2 * 64**4 and moved[1] == 64 * 3 * 64 * 64 * 4
     assert sum(len(group.frame) for group in row_groups(kind, ROWS)) == 5
     with pytest.raises(SpecError, match="the nearest"):
-        table_of(["m", "n", "k", "spam"])
+        find_table_kind(["m", "n", "k", "spam"])
 
 
 def test_integers_have_a_family_of_their_own_and_results_of_four_bytes() -> None:
     kind, row = KERNEL_TABLES["gemm"], ROWS.iloc[[0]].assign(dtype="int8", device="titan-x-pascal", source="deepbench")
-    assert list(kind.unsupported(row)) == [""] and list(kind.family(row)) == ["gemm.int8"]
-    _, moved = kind.work(row)
+    assert list(kind.unsupported_reasons(row)) == [""] and list(kind.kernel_family(row)) == ["gemm.int8"]
+    _, moved = kind.flops_and_bytes(row)
     assert moved[0] == 4096**2 * (1 + 1 + 4)
-    figures = kind.figures("titan-x-pascal", "int8", "")
-    assert kind.starts("gemm.int8", figures)[0].energy == 14.0 / 4  # four products an fp32 lane (dp4a)
+    figures = kind.load_datasheet("titan-x-pascal", "int8", "")
+    assert kind.start_values("gemm.int8", figures)[0].energy == 14.0 / 4  # four products an fp32 lane (dp4a)
 
 
 def test_replayed_layers_take_turns_until_they_overflow_the_cache() -> None:
     """L40S keeps 96 MiB: three matrices of 32 MiB are read from L2, three of 42 MiB from memory."""
     kind, parameters = KERNEL_TABLES["gemm"], GemmParameters(l2_share=1.1)
     rows = pd.concat([ROWS.iloc[[0]]] * 2, ignore_index=True).assign(device="l40s", m=1, n=[8192, 10752], k=2048)
-    fits, streams = kind.time(rows, kind.figures("l40s", "bf16", ""), parameters)
+    fits, streams = kind.predict_times(rows, kind.load_datasheet("l40s", "bf16", ""), parameters)
     assert streams / 42 > 1.4 * fits / 32
 
 
@@ -346,12 +353,12 @@ def test_transposed_operands_open_a_page_a_row() -> None:
     graphics = dataclasses.replace(DEVICE, memory_kind="GDDR5X", tensor_cores=False, multiprocessors=20.0)
     graphics = dataclasses.replace(graphics, memory_bandwidth=400 * GIGA, l2_bytes=3 * MEGA)
     m, n, one, k = 256.0, 40 * 128.0, np.array(1.0), 3200.0
-    seconds = scattered_time(m * one, n * one, k * one, one, 4 * one, 0.1, graphics)
+    seconds = scattered_read_time(m * one, n * one, k * one, one, 4 * one, 0.1, graphics)
     assert float(seconds) == pytest.approx(2 * n * k * 4 / 40e9)
-    assert float(scattered_time(m * one, n * one, 4096 * one, one, 4 * one, 0.1, graphics)) == pytest.approx(
+    assert float(scattered_read_time(m * one, n * one, 4096 * one, one, 4 * one, 0.1, graphics)) == pytest.approx(
         n * 4096 * 4 / 40e9
     )
-    batched = scattered_time(m * one, n * one, k * one, 64 * one, 4 * one, 0.1, graphics)
+    batched = scattered_read_time(m * one, n * one, k * one, 64 * one, 4 * one, 0.1, graphics)
     assert float(batched) == pytest.approx(64 * float(seconds))
     slow, plain = dataclasses.replace(BARE, scattered_efficiency=0.1), {"element_bytes": 4.0, "result_bytes": 4.0}
     transposed = time(m, n, k, slow, graphics, **plain)
@@ -370,7 +377,7 @@ def test_column_major_rows_are_transposed() -> None:
     device = device_datasheet(load_device("v100-sxm2-16gb"), "fp32")
     turned = row.assign(source="elsewhere", m=row["n"], n=row["m"])
     p = GemmParameters(page_stall=0.01)
-    assert kind.time(row, device, p)[0] == pytest.approx(kind.time(turned, device, p)[0], rel=0.01)
+    assert kind.predict_times(row, device, p)[0] == pytest.approx(kind.predict_times(turned, device, p)[0], rel=0.01)
 
 
 def test_bad_tables_are_one_clear_error(tmp_path: Path) -> None:
@@ -391,9 +398,9 @@ def test_bad_tables_are_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="two columns are named 'm'"):
         read_table(twice)
     with pytest.raises(SpecError, match="'wide' is not a finite number"):
-        number(pd.DataFrame({"m": ["1", "wide"]}), "m")
+        number_column(pd.DataFrame({"m": ["1", "wide"]}), "m")
     with pytest.raises(SpecError, match="'batch' is missing"):
-        number(pd.DataFrame({"batches": [1]}), "batch")
+        number_column(pd.DataFrame({"batches": [1]}), "batch")
 
 
 def test_best_constant_efficiency_beats_its_neighbours() -> None:
@@ -414,7 +421,7 @@ def test_products_in_tf32_meet_the_limit_of_power_as_those_in_16_bits_do() -> No
 
     def seconds(dtype: str, device: str) -> float:
         prices = FamilyPredictor(load_device(device), dtype, load_software("pytorch-eager"))
-        return float(prices.prices([kernel]).seconds[0])
+        return float(prices.device_times([kernel]).seconds[0])
 
     for device in ("a100-sxm4-80gb", "a100-pcie-40gb", "h100-sxm5-80gb"):
         assert seconds("tf32", device) == pytest.approx(2 * seconds("fp16", device), rel=0.03)
@@ -463,7 +470,7 @@ def test_software_that_pads_pays_nothing_for_odd_vocabularies() -> None:
     ]  # fmt: skip
 
     def seconds(name: str) -> npt.NDArray[np.float64]:
-        return FamilyPredictor(load_device("h100-sxm5-80gb"), "bf16", load_software(name)).prices(kernels).seconds
+        return FamilyPredictor(load_device("h100-sxm5-80gb"), "bf16", load_software(name)).device_times(kernels).seconds
 
     eager, compiled, padded = (seconds(name) for name in ("pytorch-eager", "pytorch-compile", "megatron-core"))
     assert (eager > 3.0 * padded).all()

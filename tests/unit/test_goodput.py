@@ -14,7 +14,7 @@ from paleo.studies.goodput import (
     _check_room,
     _long_run,
     _save_seconds,
-    best_interval,
+    best_checkpoint_interval,
     elastic_goodput,
     goodput,
     mean_time_between_failures,
@@ -59,7 +59,7 @@ def daly_interval(save: float, mtbf: np.ndarray) -> np.ndarray:
 
 def test_best_interval_is_a_maximum_and_near_young_and_daly() -> None:
     mtbf = np.array([3600.0, 11135.0, 604800.0])
-    best = best_interval(save=30.0, mtbf=mtbf)
+    best = best_checkpoint_interval(save=30.0, mtbf=mtbf)
     here = goodput(interval=best, save=30.0, restart=300.0, mtbf=mtbf)
     for factor in (0.8, 0.95, 1.05, 1.25):
         assert np.all(goodput(interval=best * factor, save=30.0, restart=300.0, mtbf=mtbf) < here)
@@ -95,13 +95,13 @@ def test_published_runs() -> None:
         checkpoint_bytes=14 * 405e9,
         checkpoints=CheckpointTimes(30.0, 300.0),
     )
-    assert llama.share == pytest.approx(0.90, abs=0.01)
-    assert llama.failures == pytest.approx(419, rel=0.03)
-    assert llama.finish_interval[0] < llama.finish < llama.finish_interval[1]
+    assert llama.goodput == pytest.approx(0.90, abs=0.01)
+    assert llama.expected_failures == pytest.approx(419, rel=0.03)
+    assert llama.wall_time_interval[0] < llama.wall_time < llama.wall_time_interval[1]
     bloom = _long_run(
         work=1e7, mtbf=604800.0, checkpoint_bytes=2.46e12, checkpoints=CheckpointTimes(40.0, 600.0), interval=10800.0
     )
-    assert bloom.lost["checkpoints"] == pytest.approx(0.0037, abs=1e-4)
+    assert bloom.lost_time_shares["checkpoints"] == pytest.approx(0.0037, abs=1e-4)
 
 
 def test_checkpoints_of_one_process_do_not_get_faster_with_more() -> None:
@@ -169,6 +169,11 @@ def test_the_range_of_failure_rates_widens_the_finish() -> None:
         _long_run(work=1e7, mtbf=1e4, checkpoint_bytes=1e12, checkpoints=CheckpointTimes(20.0, 200.0), rate_range=ends)
         for ends in ((1.0, 1.0), (0.5, 4.0))
     )
-    assert unsure.share_range[0] < sure.share < unsure.share_range[1]
-    assert sure.share_range == (sure.share, sure.share)
-    assert unsure.finish_interval[0] < sure.finish_interval[0] < sure.finish_interval[1] < unsure.finish_interval[1]
+    assert unsure.goodput_range[0] < sure.goodput < unsure.goodput_range[1]
+    assert sure.goodput_range == (sure.goodput, sure.goodput)
+    assert (
+        unsure.wall_time_interval[0]
+        < sure.wall_time_interval[0]
+        < sure.wall_time_interval[1]
+        < unsure.wall_time_interval[1]
+    )

@@ -18,16 +18,16 @@ from paleo.pricing.communication import Fabric
 from paleo.schedules.base import SCHEDULES, PassTimes, Schedule
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.specs.software import Software, load_software
+from paleo.specs.software import SoftwareProfile, load_software
 from paleo.specs.system import load_system
-from paleo.step.backend import backend_of
+from paleo.step.backend import build_backend
 from paleo.step.exchange import (
     bucket_count,
-    exposed_gather,
-    exposed_sends,
-    gradient_exchange,
+    exposed_gather_time,
+    exposed_gradient_exchange_time,
+    gradient_exchange_collectives,
+    order_gradient_exchanges,
     replica_groups,
-    sends_in_order,
 )
 from paleo.step.memory import tied_copies
 
@@ -36,7 +36,7 @@ SYSTEM = load_system("dgx-h100")
 TABLE = 50257 * 768
 
 
-def made(software: Software | None = None, /, model: str = "gpt2", **options: Any) -> Prediction:
+def made(software: SoftwareProfile | None = None, /, model: str = "gpt2", **options: Any) -> Prediction:
     return predict(load_model(model), SYSTEM, Run(**options), software)
 
 
@@ -47,7 +47,9 @@ def equal(stages: int, forward: float, backward: float, weights: float) -> PassT
 def exposed_exchange(
     seconds: np.ndarray, buckets: np.ndarray, schedule: Schedule, passes: PassTimes, chunks: int, contention: float
 ) -> np.ndarray:
-    return exposed_sends(sends_in_order(seconds, buckets, schedule, chunks), schedule, passes, chunks, contention)
+    return exposed_gradient_exchange_time(
+        order_gradient_exchanges(seconds, buckets, schedule, chunks), schedule, passes, chunks, contention
+    )
 
 
 def test_one_chunk_by_hand() -> None:
@@ -113,7 +115,7 @@ def test_chunks_between_equal_ones_change_nothing(
         one, ready = sums[:, chunk], -chunk * 4 * 2.0 / chunks
         start = np.maximum(end, ready - 2.0 / chunks * (1.0 - 1.0 / buckets))
         end = np.maximum(start + one, ready + one / buckets)
-    assert sends_in_order(sums, count, schedule, chunks).share.shape[1] <= 4
+    assert order_gradient_exchanges(sums, count, schedule, chunks).share_after_first_bucket.shape[1] <= 4
     found = exposed_exchange(sums, count, schedule, passes, chunks, 0.0)
     assert found == pytest.approx(np.minimum(np.maximum(end, 0.0), sums.sum(axis=1)), rel=1e-12, abs=1e-12)
 
@@ -121,7 +123,7 @@ def test_chunks_between_equal_ones_change_nothing(
 def test_gathers_behind_the_first_pass_by_hand() -> None:
     """Four buckets of 2 s; three of them fit behind three quarters of a pass of 4 s but for 5 s; a long pass leaves the
     first."""
-    assert exposed_gather(np.array([8.0, 8.0]), np.array(4.0), np.array([4.0, 40.0]), 0.0).tolist() == [5.0, 2.0]
+    assert exposed_gather_time(np.array([8.0, 8.0]), np.array(4.0), np.array([4.0, 40.0]), 0.0).tolist() == [5.0, 2.0]
     assert bucket_count(np.array([0.0, 50.0, 101.0]), 50.0).tolist() == [1.0, 1.0, 3.0]
     assert bucket_count(np.array([0.0, 50.0]), 0.0).tolist() == [1.0, 50.0]
 
@@ -142,14 +144,14 @@ def test_a_table_that_two_sections_read_is_copied_once_to_each_stage() -> None:
 def test_tied_embeddings_are_summed_over_the_first_and_last_stage() -> None:
     """2 (n − 1) / n of the table's gradient with n = 2: the all-reduce of two ranks, four stages of two ranks apart."""
     step = made(gpus=8, strategy="tp=2,pp=4", batch=8, microbatch=1)
-    tie = step.program.ties[0]
+    tie = step.program.tied_parameters[0]
     assert (tie.name, tie.elements) == ("embed.weight", (50257 + 1) // 2 * 768)
     names = [event.task for event in step.timeline.events if event.task.kind == "exchange"]
     assert {task.resource for task in names} == {"stage0", "stage3"}
-    from paleo.step.backend import backend_of
+    from paleo.step.backend import build_backend
 
-    fabric = backend_of(SYSTEM, Run(gpus=8), "bf16").fabric
-    alone = fabric.times("all_reduce", np.array([6]), np.array([2]), np.array([tie.elements * 2.0]))
+    fabric = build_backend(SYSTEM, Run(gpus=8), "bf16").fabric
+    alone = fabric.collective_times("all_reduce", np.array([6]), np.array([2]), np.array([tie.elements * 2.0]))
     assert [task.duration for task in names] == pytest.approx([float(alone[0])] * 2)
 
 
@@ -261,7 +263,8 @@ def test_layers_without_blocks_are_cut_one_by_one() -> None:
     step = made(model="alexnet", gpus=2, strategy="pp=2", batch=8, microbatch=1, pipeline={"cut": (10, 12)})
     assert len(step.program.sections) == 22
     parameters = [
-        sum(section.parameters for section in half) for half in (step.program.sections[:10], step.program.sections[10:])
+        sum(section.parameter_count for section in half)
+        for half in (step.program.sections[:10], step.program.sections[10:])
     ]
     assert step.memory.parameters == max(parameters) * 2
 
@@ -270,8 +273,8 @@ def test_a_network_without_the_hosts_floor_answers_for_itself() -> None:
     """What one has priced is not handed to a copy that differs in the least that a call takes."""
     fabric = Fabric(load_system("dgx-a100-80gb"), host_launch_time=0.001)
     group = np.array([1]), np.array([8]), np.array([8.0])
-    assert fabric.times("all_reduce", *group) == 0.001
-    assert replace(fabric, host_launch_time=0.0).times("all_reduce", *group) < 0.0001
+    assert fabric.collective_times("all_reduce", *group) == 0.001
+    assert replace(fabric, host_launch_time=0.0).collective_times("all_reduce", *group) < 0.0001
 
 
 @pytest.mark.parametrize("strategy", ["dp=8", "dp=8,zero=1", "dp=8,zero=3"])
@@ -303,7 +306,7 @@ def test_experts_without_copies_are_not_gathered() -> None:
     for ep in (8, 4):
         one = made(**options, strategy=f"ep={ep},zero=3")
         layer = max(one.program.sections, key=lambda section: section.repeat)
-        rest = layer.parameters - experts / ep
+        rest = layer.parameter_count - experts / ep
         moved = {e.task.bytes for e in one.timeline.events if e.task.name == "weights of block"}
         assert moved == {2.0 * (rest + (0 if ep == 8 else experts / ep))}
     full, part = (made(**options, strategy=f"ep={ep},zero=1", exchange="after").breakdown for ep in (4, 8))
@@ -366,7 +369,7 @@ def test_states_are_shared_out_over_context_parallel_ranks(software: str) -> Non
 def test_a_shard_group_takes_in_the_ranks_of_context() -> None:
     """torchtitan's FSDP shards over dp_shard x cp, and sums shards over the replicas of that."""
     mesh = Mesh.of({"cp": 2, "shard": 4, "dp": 3})
-    assert gradient_exchange(3, ("cp", "shard", "dp"), 24.0, mesh) == (
+    assert gradient_exchange_collectives(3, ("cp", "shard", "dp"), 24.0, mesh) == (
         ("reduce_scatter", ("cp", "shard"), 24.0),
         ("all_reduce", ("dp",), 3.0),
     )
@@ -377,11 +380,11 @@ def test_owners_of_whole_tensors_broadcast_in_turn(gpus: int, messages: int) -> 
     """Eight owners send their share, one after another; of 1,024 ranks 195 own one of Llama 3 8B's 195 tensors (six a
     layer of 32, with query, key and value in one and gate and up in one; embedding, last norm, output layer)."""
     options = {**LLAMA, "gpus": gpus, "batch": 1, "software": "internevo", "exchange": "after"}
-    batch = made(**options, strategy=f"dp={gpus},zero=1").steps.batch
+    batch = made(**options, strategy=f"dp={gpus},zero=1").step_arrays.batch
     share = 2 * 8.03e9 / messages
     assert batch.layouts.message_bytes[0] == pytest.approx(share, rel=1e-3)
-    [sent] = batch.backend.fabric.times("broadcast", np.array([1]), np.array([gpus]), np.array([share]))
-    assert batch.layouts.state_gathers(batch.assignment)[0, 0] == pytest.approx(messages * sent, rel=0.01)
+    [sent] = batch.backend.fabric.collective_times("broadcast", np.array([1]), np.array([gpus]), np.array([share]))
+    assert batch.layouts.state_gather_times(batch.assignment)[0, 0] == pytest.approx(messages * sent, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -397,8 +400,8 @@ def test_buckets_follow_the_rule_of_the_software(
     software: str, ranks: float, stated: str | None, elements: float
 ) -> None:
     run = Run(software=software, **({"exchange.bucket": stated} if stated else {}))
-    backend = backend_of(load_system("dgx-h100"), run, "bf16")
-    assert float(backend.bucket_bytes(ranks)) == pytest.approx(elements * backend.formats.accumulated_gradient)
+    backend = build_backend(load_system("dgx-h100"), run, "bf16")
+    assert float(backend.bucket_bytes(ranks)) == pytest.approx(elements * backend.formats.accumulated_gradient_bytes)
 
 
 def test_gradients_of_megatron_over_many_ranks_travel_in_few_buckets() -> None:
@@ -413,7 +416,7 @@ def test_gradients_of_megatron_over_many_ranks_travel_in_few_buckets() -> None:
         model={"seq": 4096},
     )
     whole = predict(load_model("llama2-7b"), load_system("dgx-h100"), run)
-    cut = whole.variant(exchange={"bucket": "25 MiB"})
+    cut = whole.predict_variant(exchange={"bucket": "25 MiB"})
     assert whole.step_time < 2.2 < 5.0 < cut.step_time
     assert whole.memory.workspace < cut.memory.workspace  # parts of one buffer, not buffers beside it
 
@@ -426,7 +429,7 @@ def test_gradients_that_wait_for_the_backward_pass_are_whole_until_its_end(zero:
     assert after.memory.gradients == pytest.approx(2.0 * after.graph.parameters)
     share = 64 if zero >= 2 else 1
     assert during.memory.gradients == pytest.approx(2.0 * after.graph.parameters / share)
-    found = float(after.steps.memory[0])  # as a search has it
+    found = float(after.step_arrays.fullest_stage_memory[0])  # as a search has it
     assert found == pytest.approx(after.memory.total)
 
 

@@ -11,7 +11,7 @@ from paleo.errors import GraphError, SpecError
 from paleo.lowering.launches import SavedTensorCounter
 from paleo.network.graph import Graph, build_graph
 from paleo.operations.tensor import precision
-from paleo.specs.model import ModelSpec, model_from
+from paleo.specs.model import ModelSpec, build_model_spec
 
 CONV = {"conv": {"channels": 8, "kernel": 3, "padding": 1}}
 FP32 = precision("fp32")
@@ -20,7 +20,7 @@ FP32 = precision("fp32")
 def spec(*layers: Any, **more: Any) -> ModelSpec:
     image = {"dims": {"batch": "=batch", "channels": 8, "height": 4, "width": 4}}
     head = {"title": "t", "task": "t", "source": "t", "inputs": {"image": image}}
-    return model_from(head | {"layers": list(layers)} | more, "t.yaml")
+    return build_model_spec(head | {"layers": list(layers)} | more, "t.yaml")
 
 
 def graph(*layers: Any, batch: int = 2, **more: Any) -> Graph:
@@ -30,7 +30,7 @@ def graph(*layers: Any, batch: int = 2, **more: Any) -> Graph:
 def kept(of: Graph) -> float:
     """Bytes kept for backward, in fp32."""
     storage = SavedTensorCounter(of)
-    saved = ((node, tensor) for node in of.nodes for op in node.operations for tensor in op.saves)
+    saved = ((node, tensor) for node in of.nodes for op in node.operations for tensor in op.saved_tensors)
     return sum(t.bytes(FP32) * storage.add(t, node) for node, t in saved if t.role != "parameter")
 
 
@@ -198,7 +198,7 @@ FEATURES = {"inputs": {"x": {"dims": {"batch": "=batch", "features": 4}}}}
 
 
 def flops_backward(of: Graph) -> float:
-    kernels = ((node, k) for node in of.nodes for op in node.operations for k in op.backward(FP32))
+    kernels = ((node, k) for node in of.nodes for op in node.operations for k in op.backward_kernels(FP32))
     return sum(node.repeat * kernel.flops for node, kernel in kernels)
 
 
@@ -213,6 +213,6 @@ def test_frozen_weights_take_no_gradient_and_none_goes_beyond_them() -> None:
     linear = {"linear": {"features": 4, "dim": "features", "bias": False}}
     model = graph(linear | {"frozen": True}, linear, **FEATURES)
     assert flops_backward(model) == 2 * 2 * 4 * 4
-    assert not model.nodes[0].out.grad and model.nodes[1].out.grad
+    assert not model.nodes[0].out.needs_gradient and model.nodes[1].out.needs_gradient
     with pytest.raises(GraphError, match="frozen"):
         graph(linear | {"frozen": "yes"}, **FEATURES)

@@ -12,15 +12,15 @@ from paleo.errors import PlanError, SpecError
 from paleo.predict import predict
 from paleo.pricing.kernels import device_datasheet
 from paleo.report.catalog import _device_line
-from paleo.specs.catalog import kind_of
+from paleo.specs.catalog import kind_of_spec_file
 from paleo.specs.device import find_device, load_device, load_link
 from paleo.specs.loading import NOT_STATED
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.specs.system import System, load_system
-from paleo.studies.what_if import HARDWARE_PARAMETERS, change_system
-from paleo.units import GIB, GIGA, MICROSECOND, TERA, format_quantity
+from paleo.studies.what_if import HARDWARE_SCALERS, change_system
+from paleo.units import GIBIBYTE, GIGA, MICROSECOND, TERA, format_quantity
 
 
 def fan_outs(system: System, stride: int, size: int) -> list[int]:
@@ -30,25 +30,25 @@ def fan_outs(system: System, stride: int, size: int) -> list[int]:
 @pytest.mark.parametrize("command", ["kind", "device", "software"])
 def test_a_misspelt_extend_is_named(tmp_path: Path, command: str) -> None:
     (path := tmp_path / "mine.yaml").write_text("extends: a100-sxm4-80gb\nsource: mine\n")
-    load = {"kind": kind_of, "device": load_device, "software": load_software}[command]
+    load = {"kind": kind_of_spec_file, "device": load_device, "software": load_software}[command]
     with pytest.raises(SpecError, match="extends: unknown key; nearest: 'extend'"):
         load(path)
 
 
 def test_a_device_in_si() -> None:
     a100 = load_device("a100-sxm4-80gb")
-    assert a100.memory.capacity == 80 * GIB
+    assert a100.memory.capacity == 80 * GIBIBYTE
     assert a100.memory.bandwidth == 2039 * GIGA
     assert a100.boost_clock == 1410e6
     assert a100.interconnect is not None and a100.interconnect.bandwidth == 300 * GIGA
     assert a100.peak_flops_per_s("bf16") == a100.peak_flops_per_s("bf16", "tensor") == 312 * TERA
     assert a100.peak_flops_per_s("fp16", "vector") == 78 * TERA
-    assert a100.tensor_cores and "fp32" not in a100.tensor_dtypes
+    assert a100.has_tensor_cores and "fp32" not in a100.tensor_dtypes
 
 
 def test_a_device_without_tensor_cores() -> None:
     p100 = load_device("p100-pcie-16gb")
-    assert not p100.tensor_cores
+    assert not p100.has_tensor_cores
     assert p100.peak_flops_per_s("fp16") == p100.peak_flops_per_s("fp16", "vector")
     with pytest.raises(SpecError, match="p100-pcie-16gb has no tensor peak for dtype 'fp16'"):
         p100.peak_flops_per_s("fp16", "tensor")
@@ -85,16 +85,16 @@ def test_a_link_in_si() -> None:
 
 def test_groups_of_a_switched_node() -> None:
     dgx = load_system("dgx-a100-80gb")
-    assert dgx.capacity is None
+    assert dgx.max_devices is None
     switch, fabric = dgx.group(stride=1, size=16)
-    assert (switch.fan_out, switch.members_below, switch.groups_sharing) == (8, 1, 1)
-    assert (fabric.fan_out, fabric.members_below, fabric.groups_sharing) == (2, 8, 1)
+    assert (switch.fan_out, switch.ranks_per_unit, switch.groups_per_unit) == (8, 1, 1)
+    assert (fabric.fan_out, fabric.ranks_per_unit, fabric.groups_per_unit) == (2, 8, 1)
     assert fabric.bandwidth == 8 * 25 * GIGA
     switch, fabric = dgx.group(stride=8, size=4)
-    assert (switch.fan_out, fabric.fan_out, fabric.members_below, fabric.groups_sharing) == (1, 4, 1, 8)
+    assert (switch.fan_out, fabric.fan_out, fabric.ranks_per_unit, fabric.groups_per_unit) == (1, 4, 1, 8)
     assert fabric.bandwidth == 25 * GIGA
     switch, fabric = dgx.group(stride=2, size=8)
-    assert (switch.fan_out, fabric.fan_out, fabric.members_below, fabric.groups_sharing) == (4, 2, 4, 2)
+    assert (switch.fan_out, fabric.fan_out, fabric.ranks_per_unit, fabric.groups_per_unit) == (4, 2, 4, 2)
 
 
 def test_groups_that_do_not_divide_take_the_fullest_unit() -> None:
@@ -109,12 +109,12 @@ def test_groups_of_a_pcie_tree() -> None:
     assert fan_outs(svail, 1, 32) == [2, 2, 2, 4]
     assert fan_outs(svail, 4, 2) == [1, 1, 2, 1]
     qpi = svail.group(4, 2)[2]
-    assert (qpi.groups_sharing, qpi.bandwidth) == (4, 19.2 * GIGA / 4)
+    assert (qpi.groups_per_unit, qpi.bandwidth) == (4, 19.2 * GIGA / 4)
 
 
 def test_one_gpu_per_node() -> None:
     (fabric,) = load_system("paleo-k40-10gbe").group(1, 100)
-    assert (fabric.fan_out, fabric.members_below, fabric.groups_sharing) == (100, 1, 1)
+    assert (fabric.fan_out, fabric.ranks_per_unit, fabric.groups_per_unit) == (100, 1, 1)
     assert fabric.bandwidth == 10 * GIGA / 8
 
 
@@ -125,12 +125,12 @@ def test_more_ranks_than_there_are() -> None:
         load_system("paleo-k20-pcie2").group(4, 4)
     with pytest.raises(PlanError, match="1 or more"):
         load_system("dgx-1-v100").group(0, 4)
-    assert load_system("titan-ornl").capacity == 18688
+    assert load_system("titan-ornl").max_devices == 18688
 
 
 def test_a_device_name_is_a_system_of_one() -> None:
     alone = load_system("h200-sxm")
-    assert (alone.device.name, alone.capacity, alone.group(1, 1)) == ("h200-sxm", 1, ())
+    assert (alone.device.name, alone.max_devices, alone.group(1, 1)) == ("h200-sxm", 1, ())
     with pytest.raises(PlanError, match="has 1 devices"):
         alone.group(1, 2)
 
@@ -150,7 +150,7 @@ def test_a_users_own_files_stand_wherever_a_name_does(tmp_path: Path) -> None:
     assert system.device.peak_flops_per_s("bf16") == 250 * TERA
     assert system.device.peak_flops_per_s("fp16") == 312 * TERA
     assert system.levels[1].link.name == "wire"
-    assert system.levels[1].unit_bandwidth == 50 * GIGA
+    assert system.levels[1].member_bandwidth == 50 * GIGA
     assert find_device(str(tmp_path / "lab.yaml")).name == "lab"
 
 
@@ -199,7 +199,7 @@ def test_a_bad_system_is_one_message(tmp_path: Path, old: str, new: str, message
 
 def test_a_good_system_is_good(tmp_path: Path) -> None:
     (path := tmp_path / "mine.yaml").write_text(SYSTEM)
-    assert load_system(path).levels[1].unit_bandwidth == 400 * GIGA
+    assert load_system(path).levels[1].member_bandwidth == 400 * GIGA
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_a_box_of_ones_own_needs_neither_year_nor_source(tmp_path: Path) -> None
     system = load_system(tmp_path / "box.yaml")
     assert (system.full_name, system.year, system.source) == ("box", None, NOT_STATED)
     assert (system.device.full_name, system.levels[1].link.latency) == ("card", 1e-5)
-    assert load_system(tmp_path / "card.yaml").capacity == 1
+    assert load_system(tmp_path / "card.yaml").max_devices == 1
 
 
 def test_all_missing_keys_are_named_at_once(tmp_path: Path) -> None:
@@ -259,16 +259,16 @@ def test_all_missing_keys_are_named_at_once(tmp_path: Path) -> None:
 def test_a_file_is_of_the_kind_that_its_keys_show(tmp_path: Path, text: str, kind: str) -> None:
     (tmp_path / "other.yaml").write_text("extend: nvswitch2-a100\n")
     (tmp_path / "f.yaml").write_text(text)
-    assert kind_of(tmp_path / "f.yaml") == kind
+    assert kind_of_spec_file(tmp_path / "f.yaml") == kind
 
 
 def test_a_file_of_no_kind_says_which_there_are(tmp_path: Path) -> None:
     (tmp_path / "f.yaml").write_text("colour: red\n")
     with pytest.raises(SpecError, match="no kind of file; expected one of calibration, study, system"):
-        kind_of(tmp_path / "f.yaml")
+        kind_of_spec_file(tmp_path / "f.yaml")
     (tmp_path / "f.yaml").write_text("extend: dgx-a100-80g\n")
     with pytest.raises(SpecError, match="extend: nothing is named 'dgx-a100-80g'; nearest: 'dgx-a100-80gb'"):
-        kind_of(tmp_path / "f.yaml")
+        kind_of_spec_file(tmp_path / "f.yaml")
 
 
 @pytest.mark.slow
@@ -332,7 +332,7 @@ def test_libraries_compute_in_fp32_where_half_precision_is_slower() -> None:
         device_datasheet(card, "fp16", "vector").peak_flops_per_s == card.vector_peak["fp16"]
     )  # what a table says it did
     for name in ("p100-pcie-16gb", "v100-sxm2-16gb"):
-        assert load_device(name).arithmetic("fp16") == "fp16"
+        assert load_device(name).arithmetic_dtype("fp16") == "fp16"
     slow, narrow = (
         predict(load_model("resnet50"), load_system(name), Run(batch=32, dtype="fp16"))
         for name in ("gtx-1080-ti", "p100-pcie-16gb")
@@ -386,13 +386,13 @@ def test_a_list_shows_the_peak_that_training_reaches_for(name: str, dtype: str) 
 )
 def test_reported_memory_follows_a_changed_capacity(tmp_path: Path, stated: str, reported: float) -> None:
     (path := tmp_path / "mine.yaml").write_text(f"extend: h100-sxm5-80gb\nmemory: {stated}\n")
-    assert load_device(path).memory.usable == pytest.approx(reported * GIB)
+    assert load_device(path).memory.usable_bytes == pytest.approx(reported * GIBIBYTE)
 
 
 @pytest.mark.parametrize(("value", "factor"), [("160 GiB", 2.0), ("x0.5", 0.5), ("x2", 2.0)])
 def test_reported_memory_follows_a_study_of_capacity(value: str, factor: float) -> None:
     system = load_system("dgx-h100")
     resized = change_system(system, "device.memory.capacity", value)
-    assert resized.device.memory.usable == pytest.approx(factor * system.device.memory.usable)
-    scaled = HARDWARE_PARAMETERS["memory capacity"](system, factor)
-    assert scaled.device.memory.usable == pytest.approx(factor * system.device.memory.usable)
+    assert resized.device.memory.usable_bytes == pytest.approx(factor * system.device.memory.usable_bytes)
+    scaled = HARDWARE_SCALERS["memory capacity"](system, factor)
+    assert scaled.device.memory.usable_bytes == pytest.approx(factor * system.device.memory.usable_bytes)

@@ -12,7 +12,7 @@ import typer
 
 from paleo.cli import app_with_all_commands, run
 from paleo.cli.options import name_completion, word_completion
-from paleo.specs.run import path_of
+from paleo.specs.run import field_path
 
 COMMANDS: dict[str, Any] = dict(typer.main.get_command(app_with_all_commands()).commands)  # type: ignore[attr-defined]
 
@@ -63,7 +63,7 @@ def test_the_defaults_of_a_run_are_those_of_its_specification(
         "calibration",
     ):
         line = next(line for line in printed.splitlines() if re.match(rf"[│ *]+--{field} ", line))
-        assert f"[default: ({attrgetter(path_of(field))(Run())})]" in line, line
+        assert f"[default: ({attrgetter(field_path(field))(Run())})]" in line, line
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

@@ -18,8 +18,8 @@ from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.search.space import divisors
 from paleo.tables.cells import MOST_TABLE_BYTES, read_table
-from paleo.tables.kinds._clusters import seconds_of
-from paleo.tables.steps import table_of
+from paleo.tables.kinds._machines import step_time_of
+from paleo.tables.run_tables import find_table_kind
 
 HEADER = "source,device,library,dtype,m,n,k,batch,time_us\n"
 
@@ -191,7 +191,7 @@ def test_a_malformed_cell_is_a_reason_or_one_line(
 def test_a_size_that_is_no_whole_number_leaves_its_row_out() -> None:
     frame = read_table(Path(__file__).parents[1] / "fuzz" / "samples" / "conv.csv").head(2).astype({"c": float})
     frame.loc[1, "c"] += 0.5
-    assert table_of(frame.columns).predict(frame).reasons.tolist() == ["", "c is not a whole number"]
+    assert find_table_kind(frame.columns).predict(frame).failure_reasons.tolist() == ["", "c is not a whole number"]
 
 
 def test_a_malformed_cell_leaves_out_its_row_alone(tmp_path: Path) -> None:
@@ -199,8 +199,8 @@ def test_a_malformed_cell_leaves_out_its_row_alone(tmp_path: Path) -> None:
     sample = Path(__file__).parents[1] / "fuzz" / "samples" / "cnn_layers.csv"
     frame = read_table(sample).head(4).astype({"groups": object})
     frame.loc[1, "groups"] = "1;2"
-    predictions = table_of(frame.columns).predict(frame)
-    assert [reason[:30] for reason in predictions.reasons] == ["", "column 'groups', row 1: '1;2' ", "", ""]
+    predictions = find_table_kind(frame.columns).predict(frame)
+    assert [reason[:30] for reason in predictions.failure_reasons] == ["", "column 'groups', row 1: '1;2' ", "", ""]
     assert (predictions.values > 0).tolist() == (predictions.baseline > 0).tolist() == [True, False, True, True]
 
 
@@ -230,8 +230,8 @@ def test_a_cell_that_is_no_number_leaves_its_row_out_of_a_report(
 ) -> None:
     """The other rows are predicted as without it; so is the same row twice but for that cell."""
     frame = read_table(Path(__file__).parents[1] / "fuzz" / "samples" / f"{kind}.csv").astype(object)
-    plain = table_of(frame.columns).predict(frame)
-    sound = frame[(plain.reasons == "") & (frame.get("iteration_ms", frame.get("time_us")) != "")].head(1)
+    plain = find_table_kind(frame.columns).predict(frame)
+    sound = frame[(plain.failure_reasons == "") & (frame.get("iteration_ms", frame.get("time_us")) != "")].head(1)
     cell = sound.iloc[0].get(column, "")
     rows = pd.concat([sound, sound, sound]).assign(**{column: [cell, "x", cell]})
     rows.to_csv(tmp_path / "t.csv", index=False)
@@ -362,7 +362,7 @@ def test_times_that_nobody_can_measure_leave_out_their_row(
 @pytest.mark.parametrize("cell", ["device", "-1", "inf", "9" * 400])
 def test_a_time_of_a_power_row_that_is_no_number_is_named(cell: str) -> None:
     with pytest.raises(SpecError, match="is not a number above zero"):
-        seconds_of({"iteration_ms": cell})
+        step_time_of({"iteration_ms": cell})
 
 
 # doors beside spec files

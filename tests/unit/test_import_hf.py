@@ -10,9 +10,10 @@ import pytest
 
 import paleo
 from paleo.errors import SpecError
+from paleo.importers._decoder import fold_repeats
 from paleo.importers.configuration import read_config
-from paleo.importers.model import to_yaml, validated_yaml
-from paleo.importers.sources import FAMILIES, folded, from_config, import_network
+from paleo.importers.model_file import to_yaml, validated_yaml
+from paleo.importers.sources import FAMILIES, from_config, import_network
 from paleo.network.graph import build_graph
 from paleo.operations.tensor import precision
 from paleo.predict import predict
@@ -71,7 +72,7 @@ def test_windows_alternate_in_one_loop(tmp_path: Path) -> None:
     ("text", "pattern", "times"), [("aaaa", ["a"], 4), ("abab", ["a", "b"], 2), ("aabaab", ["a", "a", "b"], 2)]
 )
 def test_the_shortest_pattern_is_folded(text: str, pattern: list[str], times: int) -> None:
-    assert folded(text) == [(pattern, times)]
+    assert fold_repeats(text) == [(pattern, times)]
 
 
 @pytest.mark.parametrize(
@@ -322,7 +323,7 @@ def test_short_sequences_of_sparse_attention_see_all_keys(tmp_path: Path) -> Non
     assert short.graph.parameters == long.graph.parameters
     core = [
         sum(k.flops for n in each.graph.nodes for op in n.operations if op.name.endswith(".core")
-            for k in op.forward(precision("bf16")))
+            for k in op.forward_kernels(precision("bf16")))
         for each in (short, long)
     ]  # fmt: skip
     assert core[0] == 2 * 2 * 128 * 128 * 4 * (24 + 16)  # two layers; heads of 24 and 16

@@ -15,7 +15,7 @@ from paleo.errors import PaleoError, SpecError
 from paleo.importers._builder import ONNX_READERS
 from paleo.importers._onnx_shapes import shape_of_output
 from paleo.importers.onnx import shape_arithmetic
-from paleo.importers.sources import Import, import_network
+from paleo.importers.sources import ImportedModel, import_network
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
@@ -73,7 +73,7 @@ def test_a_classifier_counted_by_hand(tmp_path: Path, batch: Any) -> None:
     assert made.graph.parameters == 8 * 27 + 8 + 16 + 80 + 10
     assert made.flops == 2 * 8 * 8 * 8 * 27 + 2 * 80
     assert [n.type for n in made.graph.nodes][:3] == ["conv", "batch_norm", "relu"]
-    assert made.unknown == ()
+    assert made.unknown_functions == ()
     in_python = paleo.from_onnx(classifier(tmp_path, batch))
     assert (in_python.layers, in_python.inputs) == (made.model.layers, made.model.inputs)
 
@@ -176,7 +176,7 @@ def test_shapes_by_rules_of_our_own(
 def test_attention_of_heads_side_by_side_has_its_flop(tmp_path: Path) -> None:
     nodes = [node("Attention", "x x x", "a", q_num_heads=4, kv_num_heads=4), node("MatMul", "a w")]
     network = import_network("onnx", saved(tmp_path, nodes, {"x": ["N", 64, 32]}, [weight("w", 32, 32)], opset=23))
-    assert network.flops == 2 * 64 * 32 * 32 + 4 * 64 * 64 * 32 and network.without_flops == ()
+    assert network.flops == 2 * 64 * 32 * 32 + 4 * 64 * 64 * 32 and network.functions_without_flops == ()
 
 
 def test_a_recurrent_layer(tmp_path: Path) -> None:
@@ -209,14 +209,14 @@ def test_weights_that_nodes_make_are_parameters(tmp_path: Path) -> None:
     ]
     weights = [numbers("shape", 8, 3, 3, 3), eighth, scale]
     made = import_network("onnx", saved(tmp_path, nodes, {"x": ["N", 3, 6, 6]}, weights))
-    assert made.graph.parameters == 8 * 27 + 80 and made.unknown == ()
+    assert made.graph.parameters == 8 * 27 + 80 and made.unknown_functions == ()
     assert made.flops == 2 * 4 * 4 * 8 * 27 + 2 * 80
 
 
 def test_images_with_their_channels_last_are_turned(tmp_path: Path) -> None:
     nodes = [node("Transpose", "x", "t", perm=[0, 3, 2, 1]), node("Conv", "t w", kernel_shape=[3, 3])]
     made = import_network("onnx", saved(tmp_path, nodes, {"x": ["N", 8, 8, 3]}, [weight("w", 5, 3, 3, 3)]))
-    assert made.unknown == () and made.flops == 2 * 6 * 6 * 5 * 27
+    assert made.unknown_functions == () and made.flops == 2 * 6 * 6 * 5 * 27
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_reshapes_in_a_row_leave_no_shape_of_another_batch(tmp_path: Path) -> No
         ]
     weights = [numbers("back", 1, -1, 4), weight("w", 4, 4)]
     made = import_network("onnx", saved(tmp_path, [*nodes, node("Relu", "b4")], {"x": [1, 6, 4]}, weights))
-    assert made.flops == 2 * 2 * 6 * 4 * 4 and made.unknown == ()
+    assert made.flops == 2 * 2 * 6 * 4 * 4 and made.unknown_functions == ()
 
 
 def test_settings_are_no_inputs_and_dims_without_a_name_are_asked_for(tmp_path: Path) -> None:
@@ -302,7 +302,7 @@ def test_unknown_operators_are_listed(tmp_path: Path) -> None:
     nodes = [node("Gemm", "x w", "a"), node("Det", "q"), node("Reshape", "a s", "q")]
     file = saved(tmp_path, [nodes[0], nodes[2], nodes[1]], {"x": ["N", 9]}, [weight("w", 9, 9), numbers("s", -1, 3, 3)])
     made = import_network("onnx", file, loss="none")
-    assert made.unknown == ("Det",)
+    assert made.unknown_functions == ("Det",)
 
 
 def test_external_data_is_not_read(tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ def test_hostile_files_are_errors(tmp_path: Path, change: str) -> None:
         import_network("onnx", hostile(tmp_path, change))
 
 
-def crippled(file: Path, operator: str, inputs: Sequence[str]) -> Import | PaleoError:
+def crippled(file: Path, operator: str, inputs: Sequence[str]) -> ImportedModel | PaleoError:
     """A ReLU beside a node of another domain, for which ONNX checks nothing; a reshape gives the node its shape."""
     nodes = [node("Relu", "x", "r"), helper.make_node(operator, inputs, ["q"], domain="com.microsoft")]
     weights = [weight("w", 8, 8, 3, 3), numbers("s", -1, 8, 6, 6)]
@@ -369,12 +369,12 @@ def test_operators_with_too_few_inputs_are_opaque_or_errors(tmp_path: Path) -> N
             crippled(tmp_path / "mutated.onnx", operator, inputs)
     for operator in ("Add", "BatchNormalization", "GroupNormalization", "LayerNormalization", "Where"):
         network = crippled(tmp_path / "mutated.onnx", operator, ["x"])
-        assert isinstance(network, Import)
+        assert isinstance(network, ImportedModel)
         assert [each.type for each in network.graph.nodes] == ["relu", "opaque", "add"]
-        assert network.unknown == (operator,)
+        assert network.unknown_functions == (operator,)
 
 
-def outcome(file: Path, data: bytes) -> Import | PaleoError:
+def outcome(file: Path, data: bytes) -> ImportedModel | PaleoError:
     file.write_bytes(data)
     try:
         return import_network("onnx", str(file))
@@ -392,7 +392,7 @@ def test_a_hundred_mutated_files_are_right_or_errors(tmp_path: Path) -> None:
         if iteration % 3 == 0:
             del changed[chance.randrange(len(changed)) :]
         found = outcome(file, bytes(changed))
-        assert isinstance(found, Import) or "mutated.onnx" in str(found)
+        assert isinstance(found, ImportedModel) or "mutated.onnx" in str(found)
 
 
 @pytest.mark.parametrize("text", [b"", b"hello", b"\x00" * 100])

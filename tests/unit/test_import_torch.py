@@ -213,9 +213,9 @@ def test_what_is_not_recognised_is_listed_and_widens_the_interval() -> None:
     odd, even = paleo.predict(strange, system, run), paleo.predict(plain, system, run)
     assert any("did not know" in one and "of bytes" in one for one in odd.unmodelled)
     assert not any("did not know" in one for one in even.unmodelled)
-    assert even.uncertainty.unknown.max() == 0.0 < odd.uncertainty.unknown.min()
+    assert even.uncertainty.unmeasured_half_width.max() == 0.0 < odd.uncertainty.unmeasured_half_width.min()
     low, high = (math.log(each.interval[1] / each.step_time) for each in (even, odd))
-    assert high**2 - low**2 > 0.9 * odd.uncertainty.unknown[1] ** 2
+    assert high**2 - low**2 > 0.9 * odd.uncertainty.unmeasured_half_width[1] ** 2
 
 
 def test_flops_of_what_is_not_recognised_are_kept() -> None:
@@ -232,7 +232,7 @@ def test_flops_of_what_is_not_recognised_are_kept() -> None:
     with FlopCounterMode(display=False) as counter:
         Bilinear()(torch.zeros(3, 6), torch.zeros(3, 7))
     graph = build_graph(read(Bilinear, "3x6", "3x7", loss="none"), batch=3)
-    ours = sum(k.flops for n in graph.nodes for op in n.operations for k in op.forward(FP32))
+    ours = sum(k.flops for n in graph.nodes for op in n.operations for k in op.forward_kernels(FP32))
     assert ours == pytest.approx(counter.get_total_flops()) and graph.parameters == 6 * 7 * 5 + 5
 
 
@@ -304,12 +304,12 @@ def test_the_command_writes_a_model_that_predicts(tmp_path: Path, capsys: pytest
 
 
 def backward_flops(graph: Graph) -> float:
-    kernels = ((n, k) for n in graph.nodes for op in n.operations for k in op.backward(FP32))
+    kernels = ((n, k) for n in graph.nodes for op in n.operations for k in op.backward_kernels(FP32))
     return sum(n.repeat * k.flops for n, k in kernels)
 
 
 def forward_flops(graph: Graph) -> float:
-    kernels = ((n, k) for n in graph.nodes for op in n.operations for k in op.forward(FP32))
+    kernels = ((n, k) for n in graph.nodes for op in n.operations for k in op.forward_kernels(FP32))
     return sum(n.repeat * k.flops for n, k in kernels)
 
 
@@ -435,7 +435,9 @@ def test_both_passes_are_those_of_an_operation_by_operation_count(name: str) -> 
     forward, backward = counted_by_torch(module, shape)
     graph = build_graph(model, batch=shape[0])
     assert graph.parameters == sum(p.numel() for p in module.parameters())
-    assert sum(n.repeat * k.flops for n in graph.nodes for op in n.operations for k in op.forward(FP32)) == forward
+    assert (
+        sum(n.repeat * k.flops for n in graph.nodes for op in n.operations for k in op.forward_kernels(FP32)) == forward
+    )
     assert backward_flops(graph) == pytest.approx(backward, rel=0.01)
     assert model.notes is not None and "Not recognised" not in model.notes
 
@@ -444,7 +446,7 @@ def test_groups_of_rows_are_one_product_in_bf16() -> None:
     """2 FLOP for each row, column and number of the input, however the rows are shared out."""
     model = read(Grouped, "64x16", loss="none")
     graph = build_graph(model, batch=64)
-    forward = sum(k.flops for n in graph.nodes for op in n.operations for k in op.forward(FP32))
+    forward = sum(k.flops for n in graph.nodes for op in n.operations for k in op.forward_kernels(FP32))
     assert "grouped_linear" in kinds(graph) and graph.parameters == 4 * 16 * 32 + 16 * 4 + 4
     assert forward == 2 * 64 * 16 * 32 and "Every call" in str(model.notes)
 
@@ -464,7 +466,7 @@ class OddGroups(nn.Module):
 def test_groups_that_torch_has_no_kernel_for_are_counted() -> None:
     model = read(OddGroups, "16x7", loss="none")
     graph = build_graph(model, batch=16)
-    forward = sum(k.flops for n in graph.nodes for op in n.operations for k in op.forward(FP32))
+    forward = sum(k.flops for n in graph.nodes for op in n.operations for k in op.forward_kernels(FP32))
     assert graph.parameters == 4 * 7 * 9 and forward == 2 * 16 * 7 * 9 and "Every call" in str(model.notes)
 
 
@@ -483,7 +485,9 @@ class Selecting(nn.Module):
 
 def test_masks_that_select_rows_select_all() -> None:
     model = read(Selecting, "2x6x8", loss="none")
-    forward = sum(k.flops for n in build_graph(model, batch=2).nodes for op in n.operations for k in op.forward(FP32))
+    forward = sum(
+        k.flops for n in build_graph(model, batch=2).nodes for op in n.operations for k in op.forward_kernels(FP32)
+    )
     assert forward == 2 * 12 * (8 * 4 + 4 * 3)
     assert "masks that select rows are taken to select all" in str(model.notes).lower()
 
@@ -610,7 +614,7 @@ class QuickGELU(nn.Module):
 def kept(graph: Graph) -> dict[str, float]:
     """Bytes of each activation that is kept, of each layer."""
     operations = [operation for node in graph.nodes for operation in node.operations]
-    saved = {tensor.name: tensor for operation in operations for tensor in operation.saves}
+    saved = {tensor.name: tensor for operation in operations for tensor in operation.saved_tensors}
     return {name: tensor.bytes(FP32) for name, tensor in saved.items() if tensor.role != "parameter"}
 
 
@@ -650,7 +654,7 @@ def test_nothing_trains_before_whole_numbers() -> None:
     graph = build_graph(read(Coded(), "8x64", loss="none"), batch=8)
     operations = [operation for node in graph.nodes if node.type == "linear" for operation in node.operations]
     forward, backward = (
-        sum(kernel.flops for operation in operations for kernel in getattr(operation, phase)(FP32))
+        sum(kernel.flops for operation in operations for kernel in getattr(operation, f"{phase}_kernels")(FP32))
         for phase in ("forward", "backward")
     )
     encoder, first, second = 2 * 8 * 64 * 32, 2 * 8 * 32 * 64, 2 * 8 * 64 * 64
@@ -673,7 +677,9 @@ class Halves(nn.Module):
 def test_a_part_is_kept_with_its_storage(copied: bool, numbers: int) -> None:
     graph = build_graph(read(Halves(copied), "8x64", loss="none"), batch=8)
     storage = SavedTensorCounter(graph)
-    saved = [(node, t) for node in graph.nodes for op in node.operations for t in op.saves if t.role != "parameter"]
+    saved = [
+        (node, t) for node in graph.nodes for op in node.operations for t in op.saved_tensors if t.role != "parameter"
+    ]
     assert sum(t.elements * storage.add(t, node) for node, t in saved) == 8 * 64 + 8 * numbers
 
 
@@ -703,7 +709,9 @@ def test_unknown_products_are_priced_by_their_flop() -> None:
     model = read(Solver, "512x2048", loss="none")
     system = load_system("dgx-a100-80gb")
     prediction = paleo.predict(model, system, Run(batch=512, dtype="bf16"))
-    flops = sum(k.flops for n in build_graph(model, batch=512).nodes for op in n.operations for k in op.forward(FP32))
+    flops = sum(
+        k.flops for n in build_graph(model, batch=512).nodes for op in n.operations for k in op.forward_kernels(FP32)
+    )
     assert flops == pytest.approx(2 * 2 * 512 * 2048 * 2048, rel=0.01)
     assert prediction.step_time > 2 * flops / system.device.peak_flops_per_s("bf16")
 
@@ -739,7 +747,7 @@ def test_a_module_that_runs_at_one_batch_alone_is_one_sample() -> None:
     assert build_graph(read(early, "2x8"), batch=2).parameters == 20
     assert "a batch of 4 alone" in str(model.notes)
     graph = build_graph(model, batch=3)
-    assert sum(k.flops for n in graph.nodes for op in n.operations for k in op.forward(FP32)) == 3 * 4 * 2 * 64
+    assert sum(k.flops for n in graph.nodes for op in n.operations for k in op.forward_kernels(FP32)) == 3 * 4 * 2 * 64
 
 
 # what a call in Python may look like

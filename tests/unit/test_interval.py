@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from paleo.calibrate.files import yaml_text
-from paleo.calibrate.spreads import StepErrors, cross_validated_coverage, fit_interval_constants, step_errors
+from paleo.calibrate.interval_constants import StepErrors, cross_validated_coverage, fit_interval_constants, step_errors
 from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.predict import Prediction, predict
@@ -21,12 +21,21 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
-from paleo.step.interval import Spreads, Uncertainty, lacks_timed_convolutions, spreads
-from paleo.tables.runner import validate_file
+from paleo.step.interval import IntervalParameters, Uncertainty, interval_parameters, lacks_timed_convolutions
+from paleo.tables.validation import validate_file
 
 NOTHING = np.zeros(2)
 #: A step of a fitted profile, all of whose parts are known exactly.
-KNOWN = Uncertainty(NOTHING, NOTHING, NOTHING, short=0.0, library=0.0, update=0.0, tested=1.0, constants=False)
+KNOWN = Uncertainty(
+    NOTHING,
+    NOTHING,
+    NOTHING,
+    short_kernel_share=0.0,
+    untimed_convolution_share=0.0,
+    update_share=0.0,
+    software_tested=1.0,
+    uses_constant_rates=False,
+)
 
 
 def predicted(model: str = "gpt2", system: str = "dgx-a100-80gb", **fields: object) -> Prediction:
@@ -38,19 +47,23 @@ def predicted(model: str = "gpt2", system: str = "dgx-a100-80gb", **fields: obje
     ("part", "low", "high"),
     [
         ({}, 0.3**2, 0.3**2),
-        ({"tested": 0.0}, 0.3**2 + 0.4**2, 0.3**2 + 0.4**2),
-        ({"short": 0.5}, 0.3**2, 0.3**2 + 0.5**2),  # a slower host makes the step longer, a faster one no shorter
-        ({"links": np.array([0.4, 0.8])}, 0.3**2 + 0.2**2, 0.3**2 + 0.4**2),
-        ({"unknown": np.array([0.4, 0.2])}, 0.3**2 + 0.4**2, 0.3**2 + 0.2**2),
-        ({"library": 0.8}, 0.3**2 + 0.4**2, 0.3**2 + 0.4**2),
-        ({"update": 0.2}, 0.3**2 + 0.4**2, 0.3**2 + 0.4**2),
-        ({"experts": 1.0}, 0.3**2 + 0.2**2, 0.3**2 + 0.2**2),
-        ({"passes": 0.5}, 0.3**2 + 0.4**2, 0.3**2 + 0.4**2),
-        ({"products": np.array([0.5, 1.0])}, 0.3**2 + 0.3**2, 0.3**2 + 0.6**2),
+        ({"software_tested": 0.0}, 0.3**2 + 0.4**2, 0.3**2 + 0.4**2),
+        (
+            {"short_kernel_share": 0.5},
+            0.3**2,
+            0.3**2 + 0.5**2,
+        ),  # a slower host makes the step longer, a faster one no shorter
+        ({"link_half_width": np.array([0.4, 0.8])}, 0.3**2 + 0.2**2, 0.3**2 + 0.4**2),
+        ({"unmeasured_half_width": np.array([0.4, 0.2])}, 0.3**2 + 0.4**2, 0.3**2 + 0.2**2),
+        ({"untimed_convolution_share": 0.8}, 0.3**2 + 0.4**2, 0.3**2 + 0.4**2),
+        ({"update_share": 0.2}, 0.3**2 + 0.4**2, 0.3**2 + 0.4**2),
+        ({"uses_experts": 1.0}, 0.3**2 + 0.2**2, 0.3**2 + 0.2**2),
+        ({"unfused_pass_share": 0.5}, 0.3**2 + 0.4**2, 0.3**2 + 0.4**2),
+        ({"product_half_width": np.array([0.5, 1.0])}, 0.3**2 + 0.3**2, 0.3**2 + 0.6**2),
     ],
 )
 def test_squares_of_the_parts_add_up(part: dict[str, Any], low: float, high: float) -> None:
-    each = Spreads(
+    each = IntervalParameters(
         products=0.6, links=0.5, software=0.3, untested=0.4, host=1.0, library=0.5, experts=0.2, update=2.0, skew=1.0,
         passes=0.8,
     )  # fmt: skip
@@ -62,12 +75,12 @@ def test_squares_of_the_parts_add_up(part: dict[str, Any], low: float, high: flo
 def test_spreads_are_those_of_the_catalog() -> None:
     """What `paleo calibrate --fit … --only intervals` wrote, not the values from which it sets out."""
     entry = next(each for each in load_calibration("steps").entries if each.family == "interval")
-    assert asdict(spreads()) == entry.parameters != asdict(Spreads())
+    assert asdict(interval_parameters()) == entry.parameters != asdict(IntervalParameters())
     assert set(entry.uncertainty) == set(entry.parameters) and entry.rows_held_out > 1000
 
 
 def test_an_interval_is_never_below_what_software_does_and_has_its_ends_beside_the_step() -> None:
-    known = spreads()
+    known = interval_parameters()
     for model in ("gpt2", "resnet50", "qwen3-30b-a3b"):
         prediction = predicted(model)
         low, high = (abs(np.log(end / prediction.step_time)) for end in prediction.interval)
@@ -80,7 +93,7 @@ def test_hosts_whose_times_were_fitted_elsewhere_are_assumed() -> None:
     """Short kernels wait for a host of unknown speed; Megatron-Core has the host times of a profile that was fitted to
     steps on A100 and H100."""
     short = {
-        (software, system): predicted(system=system, software=software).uncertainty.short
+        (software, system): predicted(system=system, software=software).uncertainty.short_kernel_share
         for software, system in (("megatron-core", "dgx-h100"), ("megatron-core", "dgx-b200"),
                                  ("tensorflow2", "dgx-h100"), ("fsdp-composer", "dgx-a100-80gb"))
     }  # fmt: skip
@@ -89,7 +102,7 @@ def test_hosts_whose_times_were_fitted_elsewhere_are_assumed() -> None:
 
 def test_software_that_was_fitted_on_the_architecture_is_known_better() -> None:
     tested = {
-        (software, system): predicted(system=system, software=software).uncertainty.tested
+        (software, system): predicted(system=system, software=software).uncertainty.software_tested
         for software, system in (("megatron-2021", "dgx-a100-80gb"), ("megatron-2021", "dgx-h100"),
                                  ("fsdp-composer", "dgx-h100"), ("pytorch-eager", "dgx-a100-80gb"))
     }  # fmt: skip
@@ -105,10 +118,12 @@ def test_links_count_by_the_time_that_waits_for_them_and_by_whether_they_were_me
     )
     measured = rings.interval[-1].low, rings.interval[-1].high
     alone, node, nodes = (predicted(system="dgx-h100", gpus=gpus) for gpus in (1, 8, 16))
-    assert alone.uncertainty.links == pytest.approx(NOTHING)
+    assert alone.uncertainty.link_half_width == pytest.approx(NOTHING)
     for prediction, factors in ((node, measured), (nodes, (0.5, 2.0))):
         share = prediction.breakdown.communication_exposed / prediction.step_time
-        assert share > 0 and prediction.uncertainty.links == pytest.approx(share * np.abs(np.log(factors)), rel=0.02)
+        assert share > 0 and prediction.uncertainty.link_half_width == pytest.approx(
+            share * np.abs(np.log(factors)), rel=0.02
+        )
 
 
 @pytest.mark.parametrize(
@@ -135,30 +150,35 @@ def test_devices_of_an_architecture_that_was_never_measured_are_known_less() -> 
     """Gaudi 2 takes its kernels from Ampere: all of them may be wrong in the same way."""
     run = Run(batch=8)
     gaudi, a100 = (predict(load_model("gpt2"), load_system(name), run) for name in ("gaudi2", "a100-sxm4-40gb"))
-    assert a100.uncertainty.unknown == pytest.approx(NOTHING)
-    assert (gaudi.uncertainty.unknown > 0.4).all() and gaudi.interval[1] > 1.5 * gaudi.step_time
+    assert a100.uncertainty.unmeasured_half_width == pytest.approx(NOTHING)
+    assert (gaudi.uncertainty.unmeasured_half_width > 0.4).all() and gaudi.interval[1] > 1.5 * gaudi.step_time
 
 
 def test_an_interval_widens_with_distance_from_what_was_measured() -> None:
     """Scale beyond a node, and a device whose kernels nobody measured, though it is of a known architecture."""
     near = predicted("llama3-8b", gpus=8).uncertainty
     far = predicted("llama3-8b", gpus=512).uncertainty
-    assert (near.scale, far.scale) == (0.0, pytest.approx(np.log10(64)))
-    widths = [replace(near, scale=scale, device=device).half_widths() for scale, device in ((0, 0), (2, 0), (0, 1))]
+    assert (near.log10_nodes, far.log10_nodes) == (0.0, pytest.approx(np.log10(64)))
+    widths = [
+        replace(near, log10_nodes=scale, unmeasured_device=device).half_widths()
+        for scale, device in ((0, 0), (2, 0), (0, 1))
+    ]
     assert (widths[1] > widths[0]).all() and (widths[2] > widths[0]).all()
 
 
 def test_sending_tokens_to_experts_widens_the_interval_of_a_step() -> None:
     options: dict[str, Any] = {"system": "dgx-h100", "batch": 1, "strategy": "zero=3"}
     dense, mixture = (predicted(name, **options).uncertainty for name in ("llama2-7b", "mixtral-8x7b"))
-    assert (dense.experts, mixture.experts) == (0.0, 1.0)
-    assert (mixture.half_widths() > replace(mixture, experts=0.0).half_widths()).all()
+    assert (dense.uses_experts, mixture.uses_experts) == (0.0, 1.0)
+    assert (mixture.half_widths() > replace(mixture, uses_experts=0.0).half_widths()).all()
 
 
 def test_a_compiler_that_may_have_run_widens_the_interval_by_the_passes_that_it_would_fuse() -> None:
     """TensorFlow by its share of passes, which is larger in sixteen bits; not with XLA, nor where none is to be had."""
     shares = {
-        (software, dtype): predicted("bert_large", "dgx-1-v100", dtype=dtype, software=software).uncertainty.passes
+        (software, dtype): predicted(
+            "bert_large", "dgx-1-v100", dtype=dtype, software=software
+        ).uncertainty.unfused_pass_share
         for software in ("tensorflow1", "tensorflow-xla", "pytorch-eager")
         for dtype in ("fp16", "fp32")
     }
@@ -171,17 +191,20 @@ def test_constant_rates_bring_their_own_factors() -> None:
     assert ideal.interval == pytest.approx((ideal.step_time, 2.0 * ideal.step_time))
 
 
-def made_up(known: Spreads, sources: int = 24, rows: int = 40) -> StepErrors:
+def made_up(known: IntervalParameters, sources: int = 24, rows: int = 40) -> StepErrors:
     """Steps of many sources whose errors are as wide as the spreads say, normally distributed on either side."""
     generator = np.random.default_rng(5)
     count = sources * rows
     old_library, tested, routed = (np.repeat(generator.random(sources) < share, rows) for share in (0.3, 0.4, 0.4))
     parts = Uncertainty(
-        products=np.tile(generator.uniform(0.1, 0.6, count), (2, 1)), unknown=np.zeros((2, count)),
-        links=np.tile(generator.uniform(0.0, 0.2, count), (2, 1)), short=generator.uniform(0.0, 0.2, count),
-        library=np.where(old_library, 0.9, 0.0), update=generator.uniform(0.0, 0.2, count),
-        tested=np.where(tested, 1.0, 0.0), constants=False, scale=np.zeros(count), device=np.zeros(count),
-        experts=np.where(routed, 1.0, 0.0), passes=np.zeros(count),
+        product_half_width=np.tile(generator.uniform(0.1, 0.6, count), (2, 1)),
+        unmeasured_half_width=np.zeros((2, count)),
+        link_half_width=np.tile(generator.uniform(0.0, 0.2, count), (2, 1)),
+        short_kernel_share=generator.uniform(0.0, 0.2, count),
+        untimed_convolution_share=np.where(old_library, 0.9, 0.0), update_share=generator.uniform(0.0, 0.2, count),
+        software_tested=np.where(tested, 1.0, 0.0), uses_constant_rates=False, log10_nodes=np.zeros(count),
+        unmeasured_device=np.zeros(count),
+        uses_experts=np.where(routed, 1.0, 0.0), unfused_pass_share=np.zeros(count),
     )  # fmt: skip
     normal = generator.normal(0.0, 1.0 / 1.645, count)
     low, high = parts.half_widths(known)
@@ -190,7 +213,7 @@ def made_up(known: Spreads, sources: int = 24, rows: int = 40) -> StepErrors:
 
 @pytest.mark.slow
 def test_a_fit_finds_the_spreads_that_made_the_errors_and_holds_sources_that_it_has_not_seen() -> None:
-    true = Spreads(software=0.08, untested=0.2, library=0.5, experts=0.2, skew=1.4)
+    true = IntervalParameters(software=0.08, untested=0.2, library=0.5, experts=0.2, skew=1.4)
     known = made_up(true)
     found = fit_interval_constants(known, level=0.9)
     assert (found.untested, found.library, found.experts, found.skew) == pytest.approx(
@@ -205,7 +228,7 @@ def test_tables_without_steps_are_refused() -> None:
     with pytest.raises(SpecError, match="no row"):
         step_errors([])
     with pytest.raises(SpecError, match="one source alone"):
-        cross_validated_coverage(made_up(Spreads(), sources=1))
+        cross_validated_coverage(made_up(IntervalParameters(), sources=1))
 
 
 def steps(folder: Path) -> str:
@@ -229,7 +252,9 @@ def test_the_command_writes_the_spreads_and_says_how_sources_are_held(
     assert "[1/2] cnn_iterations.csv (12 rows)" in said.err and "[2/2] spreads of 12 steps" in said.err
     (entry,) = load_calibration(tmp_path / "steps.yaml").entries
     assert entry.family == "interval" and entry.rows_fitted == entry.rows_held_out == 12
-    assert Spreads(**entry.parameters).software > 0 and entry.residual is not None and entry.residual.rows == 12
+    assert (
+        IntervalParameters(**entry.parameters).software > 0 and entry.residual is not None and entry.residual.rows == 12
+    )
     assert entry.residual.total_error is None  # relative times have no sum
 
 
@@ -268,7 +293,7 @@ def own_spreads(tmp_path: Path) -> str:
 def test_spreads_of_a_calibration_that_a_run_names_are_those_of_its_interval(own_spreads: str) -> None:
     """Prices stay those of the catalog; each half-width is twice as wide, as nothing is unknown here."""
     shipped, own = (predicted(calibration=calibration) for calibration in ("auto", own_spreads))
-    assert own.step_time == shipped.step_time and shipped.uncertainty.unknown == pytest.approx(NOTHING)
+    assert own.step_time == shipped.step_time and shipped.uncertainty.unmeasured_half_width == pytest.approx(NOTHING)
     assert np.log(np.array(own.interval) / own.step_time) == pytest.approx(
         2.0 * np.log(np.array(shipped.interval) / shipped.step_time)
     )

@@ -9,8 +9,16 @@ import pytest
 
 from paleo.cli import run as paleo
 from paleo.launch._base import LaunchError
-from paleo.launch._formats import flat, nested, read_flags
-from paleo.launch.jobs import files_of, job_of, launcher_of, network_of, read_job, run_fields, settings_line
+from paleo.launch._formats import flatten_keys, nest_keys, read_flags
+from paleo.launch.jobs import (
+    job_plan_of,
+    launch_file_texts,
+    launcher_of,
+    load_job_network,
+    read_job,
+    run_fields_of_job,
+    settings_line,
+)
 from paleo.network.graph import build_graph
 from paleo.predict import predict
 from paleo.specs.model import load_model
@@ -53,8 +61,8 @@ torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py "${GPT_MODEL_ARGS[@]}" ${TRAININ
     plan = job.plan
     assert (plan.gpus, plan.tp, plan.pp, plan.dp, plan.sp) == (128, 8, 16, 1, True)
     assert (plan.microbatch, plan.global_batch, plan.dtype, plan.seq, plan.layers) == (1, 1536, "fp16", 2048, 96)
-    assert (job.launcher, job.unread) == ("megatron-core", ())
-    network = network_of(job)
+    assert (job.launcher, job.unread_keys) == ("megatron-core", ())
+    network = load_job_network(job)
     assert network is not None
     assert build_graph(network, batch=1).parameters == pytest.approx(175e9, rel=0.02)
 
@@ -99,7 +107,7 @@ enable = true
     job = read_job([written(tmp_path, "llama3_405b.toml", text)], 512)
     assert (job.network, job.plan.tp, job.plan.dp, job.plan.zero, job.plan.sp) == ("llama3-405b", 8, 64, 3, True)
     assert (job.plan.microbatch, job.plan.global_batch, job.plan.recompute, job.plan.dtype) == (2, 128, "full", "fp8")
-    assert job.unread == ("parallelism.enable_async_tensor_parallel",)
+    assert job.unread_keys == ("parallelism.enable_async_tensor_parallel",)
 
 
 def test_axolotl_with_adapters(tmp_path: Path) -> None:
@@ -121,7 +129,7 @@ gradient_checkpointing: true
     plan = job.plan
     assert (plan.lora, plan.qlora, plan.seq, plan.recompute) == ("32:all", True, 4096, "full")
     assert (plan.microbatch, plan.global_batch, plan.zero, plan.dtype) == (2, 64, 0, "bf16")
-    assert job.launcher == "axolotl" and job.unread == ()
+    assert job.launcher == "axolotl" and job.unread_keys == ()
 
 
 def test_llama_factory_takes_the_stage_from_the_name_of_deepspeeds_file(tmp_path: Path) -> None:
@@ -158,7 +166,7 @@ fsdp_config: {sharding_strategy: FULL_SHARD, mixed_precision: PURE, activation_c
 """
     job = read_job([written(tmp_path, "7b.yaml", text)], 64)
     assert (job.plan.seq, job.plan.zero, job.plan.microbatch, job.plan.global_batch) == (2048, 3, 8, 1024)
-    network = network_of(job)
+    network = load_job_network(job)
     assert network is not None and build_graph(network, batch=1).parameters == pytest.approx(6.65e9, rel=0.01)
 
 
@@ -188,7 +196,9 @@ def test_deepspeed_and_training_arguments_join(tmp_path: Path) -> None:
     assert job == same
     assert (job.launcher, job.plan.zero, job.plan.global_batch, job.plan.recompute) == ("deepspeed", 3, 256, "full")
     assert (
-        job.plan.offload == ("gradients", "optimizer") and job.plan.overlapped and job.unread == ("args.torch_compile",)
+        job.plan.offload == ("gradients", "optimizer")
+        and job.plan.overlapped
+        and job.unread_keys == ("args.torch_compile",)
     )
 
 
@@ -223,7 +233,7 @@ def test_nanotron_and_maxtext(tmp_path: Path) -> None:
     }
     job = read_job([written(tmp_path, "n.yaml", json.dumps(nanotron))])
     assert (job.plan.gpus, job.plan.global_batch, job.plan.schedule, job.plan.zero) == (64, 128, "1f1b", 1)
-    network = network_of(job)
+    network = load_job_network(job)
     assert network is not None and build_graph(network, batch=1).parameters == pytest.approx(8.03e9, rel=0.001)
     maxtext = {
         "model_name": "llama2-7b",
@@ -248,11 +258,11 @@ def test_a_prediction_is_the_same_after_its_file(tmp_path: Path) -> None:
         recompute="selective",
     )
     first = predict(model, system, run)
-    files = files_of(launcher_of("megatron-core"), job_of(first), str(tmp_path / "job.sh"))
+    files = launch_file_texts(launcher_of("megatron-core"), job_plan_of(first), str(tmp_path / "job.sh"))
     for path, text in files.items():
         Path(path).write_text(text)
     job = read_job(list(files))
-    again = predict(model, system, Run(**run_fields(job.plan, job.software, first.graph, 8192)))
+    again = predict(model, system, Run(**run_fields_of_job(job.plan, job.software, first.graph, 8192)))
     assert again.step_time == pytest.approx(first.step_time, rel=1e-12)
     assert again.memory.total == pytest.approx(first.memory.total, rel=1e-12)
 
@@ -309,7 +319,7 @@ def test_scripts_and_nested_keys() -> None:
         "--y": "3",
         "--z": True,
     }
-    assert nested(flat({"a": {"b": {"c": 1}}, "d": [1, 2]})) == {"a": {"b": {"c": 1}}, "d": [1, 2]}
+    assert nest_keys(flatten_keys({"a": {"b": {"c": 1}}, "d": [1, 2]})) == {"a": {"b": {"c": 1}}, "d": [1, 2]}
 
 
 def test_a_recipe_of_megatron_bridge_printed_as_yaml(tmp_path: Path) -> None:
@@ -329,10 +339,10 @@ mixed_precision: bf16_with_mxfp8_mixed
 """
     job = read_job([written(tmp_path, "recipe.yaml", text)], 64)
     plan = job.plan
-    assert job.launcher == "megatron-core" and job.unread == ()
+    assert job.launcher == "megatron-core" and job.unread_keys == ()
     assert (plan.tp, plan.pp, plan.cp, plan.vp, plan.dp, plan.sp, plan.zero) == (4, 4, 2, 5, 2, True, 1)
     assert (plan.microbatch, plan.global_batch, plan.dtype, plan.main_gradients) == (1, 128, "fp8", "narrow")
-    network = network_of(job)
+    network = load_job_network(job)
     assert network is not None and build_graph(network, batch=1).parameters == pytest.approx(70.55e9, rel=0.01)
 
 

@@ -32,7 +32,7 @@ def placed(
     rotation: Literal["fused", "stepwise"] = "fused",
     **degrees: int,
 ) -> PlacedNode:
-    choices = LayerImplementations(latents=latents, rotation=rotation)
+    choices = LayerImplementations(latent_tokens=latents, rotation=rotation)
     graph = build_graph(load_model(network), batch=1, choices=choices, overrides={"seq": TOKENS})
     rules = STRATEGIES["dp"](graph, parse_strategy(strategy))
     layers = propagate(graph, rules, Mesh.of({"tp": TP, "dp": 2, **degrees}))
@@ -115,7 +115,7 @@ def test_a_ring_of_keys_owes_nothing_more_for_the_rotary_key() -> None:
 
 def test_a_stated_placement_of_the_sequence_holds_before_latents_and_for_shared_experts_too() -> None:
     graph = build_graph(
-        load_model("deepseek_v3"), batch=1, choices=LayerImplementations(latents="own"), overrides={"seq": TOKENS}
+        load_model("deepseek_v3"), batch=1, choices=LayerImplementations(latent_tokens="own"), overrides={"seq": TOKENS}
     )
     rules = placement(graph, parse_strategy("batch,cp=2"), {"*": {"seq": ["cp"]}})
     layers = {layer.node.type: layer for layer in propagate(graph, rules, Mesh.of({"cp": 2}))}
@@ -143,7 +143,7 @@ def test_a_rotation_by_steps_passes_over_memory_seventeen_times() -> None:
     of them, the sum reads twice as many: 14 x 64. Of queries they are joined to the other 128 of each head; of keys,
     one head of them to all; values are copied."""
     layer, heads = placed("own", rotation="stepwise"), 128 / TP
-    passes = {each.name: each.forward(precision("bf16"))[0].bytes / 2 / TOKENS for each in layer.operations
+    passes = {each.name: each.forward_kernels(precision("bf16"))[0].bytes / 2 / TOKENS for each in layer.operations
               if isinstance(each, MemoryPass) and each.operation == "eager"}  # fmt: skip
     rotation = 14 * ROTARY
     query, key = (sum(size for name, size in passes.items() if f".{of}.rotary." in name) for of in ("query", "key"))
@@ -201,7 +201,7 @@ def test_latents_before_and_after_their_norms_are_kept_for_own_tokens() -> None:
 def test_modules_that_run_again_gather_latents_again_but_not_the_rotary_key() -> None:
     program = predicted("own", recompute={"policy": "selective", "modules": ["mla_up_proj"]}).program
     gathers = {
-        transfer.name.rpartition(".")[2]: transfer.selected
+        transfer.name.rpartition(".")[2]: transfer.selectively_recomputed
         for section in program.sections
         for transfer in section.transfers
         if "latent" in transfer.name and (transfer.operation, transfer.phase) == ("all_gather", "forward")

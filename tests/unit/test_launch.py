@@ -15,7 +15,7 @@ from paleo.cli import run as paleo
 from paleo.errors import PaleoError
 from paleo.launch.commands import estimate_command
 from paleo.specs.model import load_model
-from paleo.specs.run import Run, field_paths, path_of
+from paleo.specs.run import Run, field_path, field_paths
 from paleo.specs.system import load_system
 
 #: A value of each field of a run that is not its default.
@@ -58,9 +58,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_every_field_of_a_run_has_a_value_here() -> None:
-    assert {path_of(name) for name in STATED} == set(field_paths())
+    assert {field_path(name) for name in STATED} == set(field_paths())
     for name, value in STATED.items():
-        field = attrgetter(path_of(name))
+        field = attrgetter(field_path(name))
         assert field(Run(**{name: value, **BESIDE.get(name, {})})) != field(Run())
 
 

@@ -16,10 +16,10 @@ from pydantic import ValidationError
 from paleo.errors import GraphError, SpecError
 from paleo.layers.base import ACTIVATIONS, LAYERS, Expansion, LayerImplementations
 from paleo.network.graph import build_graph
-from paleo.operations.base import Kernel, Operation, parameters_of, with_tensors
+from paleo.operations.base import Kernel, Operation, map_tensors, parameters_of
 from paleo.operations.contraction import Contraction, Recurrence
-from paleo.operations.tensor import Tensor, autocast, precision
-from paleo.specs.model import model_from
+from paleo.operations.tensor import Tensor, precision, with_autocast_weights
+from paleo.specs.model import build_model_spec
 
 FP32 = precision("fp32")
 IMAGE = Tensor("x", ("batch", "channels", "height", "width"), (2, 3, 4, 4))
@@ -30,10 +30,10 @@ STREAMS = Tensor("x", ("batch", "seq", "streams", "hidden"), (2, 5, 3, 8))
 MEMORY = Tensor("y", ("batch", "seq", "hidden"), (2, 3, 8))
 VECTOR = Tensor("x", ("batch", "features"), (2, 8))
 OTHER = Tensor("y", ("batch", "features"), (2, 8))
-WORDS = Tensor("x", ("batch", "seq"), (2, 5), "index", grad=False)
-CLICKS = Tensor("x", ("batch",), (2,), "index", grad=False)
-CATEGORIES = Tensor("x", ("samples", "categories"), (2, 2), "index", grad=False)
-BOXES = Tensor("y", ("batch", "regions", "box"), (2, 3, 4), "statistic", grad=False)
+WORDS = Tensor("x", ("batch", "seq"), (2, 5), "index", needs_gradient=False)
+CLICKS = Tensor("x", ("batch",), (2,), "index", needs_gradient=False)
+CATEGORIES = Tensor("x", ("samples", "categories"), (2, 2), "index", needs_gradient=False)
+BOXES = Tensor("y", ("batch", "regions", "box"), (2, 3, 4), "statistic", needs_gradient=False)
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,15 @@ class Case:
 def expand(
     kind: str, inputs: tuple[Tensor, ...], options: dict[str, Any], choices: LayerImplementations | None = None
 ) -> Expansion:
-    return LAYERS[kind].model_validate(options).expand("layer", inputs, choices or LayerImplementations())
+    return LAYERS[kind].model_validate(options).to_operations("layer", inputs, choices or LayerImplementations())
 
 
 def forward(operations: Iterable[Operation], dtype: str = "fp32") -> list[Kernel]:
-    return [kernel for op in operations for kernel in op.forward(precision(dtype))]
+    return [kernel for op in operations for kernel in op.forward_kernels(precision(dtype))]
 
 
 def backward(operations: Iterable[Operation], dtype: str = "fp32") -> list[Kernel]:
-    return [kernel for op in operations for kernel in op.backward(precision(dtype))]
+    return [kernel for op in operations for kernel in op.backward_kernels(precision(dtype))]
 
 
 def moved(kernels: Iterable[Kernel]) -> float:
@@ -74,7 +74,7 @@ def moved(kernels: Iterable[Kernel]) -> float:
 
 def saved_bytes(operations: Iterable[Operation], dtype: str = "fp32") -> float:
     """Each storage once, whoever keeps it."""
-    return sum({t.name: t.bytes(precision(dtype)) for op in operations for t in op.saves}.values())
+    return sum({t.name: t.bytes(precision(dtype)) for op in operations for t in op.saved_tensors}.values())
 
 
 CASES = [
@@ -437,22 +437,25 @@ def test_half_the_bytes_in_bf16_but_for_statistics_masks_and_indices(case: Case)
     operations = expand(case.kind, case.inputs, case.options).operations
     narrow, wide = (sum(k.bytes for k in forward(operations, dtype)) for dtype in ("bf16", "fp32"))
     assert wide / 2 <= narrow <= wide
-    exact = {t.role for op in operations for t in (*op.reads, op.out, *op.saves)} <= {"activation", "parameter"}
+    exact = {t.role for op in operations for t in (*op.read_tensors, op.out, *op.saved_tensors)} <= {
+        "activation",
+        "parameter",
+    }
     if exact:
         assert narrow == wide / 2
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_an_input_without_gradient_gets_none(case: Case) -> None:
-    frozen = tuple(replace(t, grad=False) for t in case.inputs)
+    frozen = tuple(replace(t, needs_gradient=False) for t in case.inputs)
     names = {t.name for t in frozen}
     kernels = backward(expand(case.kind, frozen, case.options).operations)
     full = backward(expand(case.kind, case.inputs, case.options).operations)
     assert len(kernels) <= len(full)
     assert sum(k.flops for k in kernels) <= sum(k.flops for k in full)
-    first = [op for op in expand(case.kind, frozen, case.options).operations if op.reads[0].name in names]
+    first = [op for op in expand(case.kind, frozen, case.options).operations if op.read_tensors[0].name in names]
     if first and isinstance(first[0], Contraction) and first[0].rhs.role == "parameter":
-        assert {k.phase for k in first[0].backward(FP32)} == {"backward_weight"}
+        assert {k.phase for k in first[0].backward_kernels(FP32)} == {"backward_weight"}
 
 
 def test_unfused_attention_keeps_every_score() -> None:
@@ -498,23 +501,23 @@ def test_gelu_term_by_term(kind: str, gelu: Any, launches: int) -> None:
 
 
 def test_mixed_precision_hands_on_fp32_until_the_next_product() -> None:
-    half = autocast(precision("fp16"))
-    choices = LayerImplementations(wide=frozenset({"norm"}))
+    half = with_autocast_weights(precision("fp16"))
+    choices = LayerImplementations(fp32_functions=frozenset({"norm"}))
     norm = expand("layer_norm", (SEQUENCE,), {"affine": False}, choices)
-    assert norm.out.wide and moved(norm.operations[0].forward(half)) == 80 * (2 + 4) + 10 * 4
+    assert norm.out.stays_fp32 and moved(norm.operations[0].forward_kernels(half)) == 80 * (2 + 4) + 10 * 4
     dropped = expand("dropout", (norm.out,), {"rate": 0.1}, choices).out
     added = expand("add", (SEQUENCE, dropped), {}, choices).out
-    assert dropped.wide and added.wide
+    assert dropped.stays_fp32 and added.stays_fp32
     linear = expand("linear", (added,), {"features": 4, "bias": False}, choices)
-    assert not linear.out.wide
-    product, *casts = linear.operations[0].forward(half)
+    assert not linear.out.stays_fp32
+    product, *casts = linear.operations[0].forward_kernels(half)
     assert product.operation == "gemm" and [k.bytes for k in casts] == [80 * 6, 32 * 6]  # input and weight, 4 in, 2 out
-    *products, widened, weight = linear.operations[0].backward(half)
+    *products, widened, weight = linear.operations[0].backward_kernels(half)
     assert len(products) == 2 and (widened.phase, weight.phase) == ("backward", "backward_weight")
     assert (widened.bytes, weight.bytes) == (80 * 6, 32 * 6)
     for formats in (FP32, precision("fp16")):  # narrow weights with masters: nothing to cast
-        assert len(linear.operations[0].forward(formats)) == 1
-    assert not expand("batch_norm", (IMAGE,), {}, choices).out.wide
+        assert len(linear.operations[0].forward_kernels(formats)) == 1
+    assert not expand("batch_norm", (IMAGE,), {}, choices).out.stays_fp32
 
 
 def test_rotary_and_normed_queries() -> None:
@@ -572,8 +575,8 @@ def test_a_loop_runs_the_operations_of_each_step_and_adds_up_gradients() -> None
     assert sum(k.flops for k in backward(layer.operations)) == sum(k.flops for k in backward(looped.operations))
     frozen = expand("lstm", (SEQUENCE,), options, LayerImplementations(recurrence="looped")).operations[-1]
     assert isinstance(frozen, Recurrence)
-    fixed = replace(frozen, weight=replace(frozen.weight, grad=False))
-    assert not any(kernel.name.endswith(".sum") for kernel in fixed.backward(FP32))
+    fixed = replace(frozen, weight=replace(frozen.weight, needs_gradient=False))
+    assert not any(kernel.name.endswith(".sum") for kernel in fixed.backward_kernels(FP32))
 
 
 def test_additive_attention_in_a_loop_reads_all_keys_at_each_step() -> None:
@@ -601,7 +604,12 @@ def test_relative_attention_with_heads_last_turns_scores_and_is_fed_its_memory()
     read and written once, in fp32 also where products take sixteen bits."""
     options = {"heads": 2, "memory": 3}
     plain, turned = (
-        expand("relative_attention", (SEQUENCE,), options, LayerImplementations(attention="stepwise", relative=how))
+        expand(
+            "relative_attention",
+            (SEQUENCE,),
+            options,
+            LayerImplementations(attention="stepwise", relative_attention_layout=how),
+        )
         for how in ("heads first", "heads last")
     )
     for direction in (forward, backward):
@@ -614,7 +622,7 @@ def test_relative_attention_with_heads_last_turns_scores_and_is_fed_its_memory()
     )
     (feed,) = (kernel for kernel in forward(fed.operations) if kernel.operation == "feed")
     assert feed.bytes == 2 * 2 * 3 * 8 * 4 and moved(backward(fed.operations)) == moved(backward(plain.operations))
-    mixed = [kernel for op in fed.operations for kernel in op.forward(autocast(precision("fp16")))]
+    mixed = [kernel for op in fed.operations for kernel in op.forward_kernels(with_autocast_weights(precision("fp16")))]
     assert [kernel.bytes for kernel in mixed if kernel.operation == "feed"] == [feed.bytes]
 
 
@@ -623,24 +631,29 @@ def test_gradients_of_a_tied_table_as_slices_are_joined_and_added_up() -> None:
     and 5 words, 320 bytes in all, three gradients as large as the whole."""
     options = {"features": 7, "dim": "vocab", "bias": False, "tie": "embed"}
     plain, sliced = (
-        expand("linear", (SEQUENCE,), options, LayerImplementations(tied=how)) for how in ("sum", "slices")
+        expand("linear", (SEQUENCE,), options, LayerImplementations(tied_gradient_accumulation=how))
+        for how in ("sum", "slices")
     )
     assert forward(plain.operations) == forward(sliced.operations)
     assert moved(backward(sliced.operations)) - moved(backward(plain.operations)) == 6 * 224
-    joined = with_tensors(sliced.operations[0], lambda tensor: replace(tensor, grad=False))
-    assert joined.out.elements == 0 < sliced.operations[0].out.elements and not joined.backward(FP32)
+    joined = map_tensors(sliced.operations[0], lambda tensor: replace(tensor, needs_gradient=False))
+    assert joined.out.elements == 0 < sliced.operations[0].out.elements and not joined.backward_kernels(FP32)
     assert (
-        expand("linear", (SEQUENCE,), {"features": 7}, LayerImplementations(tied="slices")).operations[0].name
+        expand("linear", (SEQUENCE,), {"features": 7}, LayerImplementations(tied_gradient_accumulation="slices"))
+        .operations[0]
+        .name
         == "layer"
     )
     clusters = {"sizes": [2, 3, 5], "shares": [0.5, 0.3, 0.2], "tie": "embed"}
     plain, sliced = (
-        expand("adaptive_softmax", (SEQUENCE,), clusters, LayerImplementations(tied=how)) for how in ("sum", "slices")
+        expand("adaptive_softmax", (SEQUENCE,), clusters, LayerImplementations(tied_gradient_accumulation=how))
+        for how in ("sum", "slices")
     )
     assert moved(backward(sliced.operations)) - moved(backward(plain.operations)) == (6 * 3 + 3) * 320
     narrowing = clusters | {"narrowing": 2}
     plain, sliced = (
-        expand("adaptive_softmax", (SEQUENCE,), narrowing, LayerImplementations(tied=how)) for how in ("sum", "slices")
+        expand("adaptive_softmax", (SEQUENCE,), narrowing, LayerImplementations(tied_gradient_accumulation=how))
+        for how in ("sum", "slices")
     )
     sizes = 2 * 8 + 3 * 4 + 5 * 2
     assert moved(backward(sliced.operations)) - moved(backward(plain.operations)) == 6 * 4 * sizes
@@ -649,12 +662,12 @@ def test_gradients_of_a_tied_table_as_slices_are_joined_and_added_up() -> None:
 def test_shapes_for_the_price_of_a_convolution() -> None:
     options = {"channels": 6, "kernel": [3, 1], "stride": 2, "padding": [1, 0], "groups": 3, "bias": False}
     (op,) = expand("conv", (IMAGE,), options).operations
-    (kernel,) = op.forward(FP32)
+    (kernel,) = op.forward_kernels(FP32)
     assert kernel.shape == {
         "n": 2, "c": 3, "k": 6, "groups": 3, "h": 4, "w": 4, "out_h": 2, "out_w": 2, "kernel_h": 3, "kernel_w": 1,
         "stride_h": 2, "stride_w": 2, "dilation_h": 1, "dilation_w": 1, "pad_h": 1, "pad_w": 0,
     }  # fmt: skip
-    assert [(k.operation, k.phase) for k in op.backward(FP32)] == [
+    assert [(k.operation, k.phase) for k in op.backward_kernels(FP32)] == [
         ("bwd_data", "backward"),
         ("bwd_filter", "backward_weight"),
     ]
@@ -662,25 +675,25 @@ def test_shapes_for_the_price_of_a_convolution() -> None:
 
 def test_a_transposed_convolution_is_priced_as_the_data_gradient() -> None:
     (op,) = expand("transposed_conv", (IMAGE,), {"channels": 2, "kernel": 2, "stride": 2, "bias": False}).operations
-    (kernel,) = op.forward(FP32)
+    (kernel,) = op.forward_kernels(FP32)
     sizes = {key: kernel.shape[key] for key in ("n", "c", "k", "h", "w", "out_h", "out_w")}
     assert kernel.operation == "bwd_data"
     assert sizes == {"n": 2, "c": 2, "k": 3, "h": 8, "w": 8, "out_h": 4, "out_w": 4}
-    assert [k.operation for k in op.backward(FP32)] == ["fwd", "bwd_filter"]
+    assert [k.operation for k in op.backward_kernels(FP32)] == ["fwd", "bwd_filter"]
 
 
 def test_gemm_shapes_of_a_linear_layer_and_its_gradients() -> None:
     (op,) = expand("linear", (SEQUENCE,), {"features": 6, "bias": False}).operations
-    shapes = [tuple(k.shape[key] for key in "mnk") for k in (*op.forward(FP32), *op.backward(FP32))]
+    shapes = [tuple(k.shape[key] for key in "mnk") for k in (*op.forward_kernels(FP32), *op.backward_kernels(FP32))]
     assert [sorted(shape) for shape in shapes] == [[6, 8, 10]] * 3
     assert [shape[2] for shape in shapes] == [8, 6, 10]
 
 
 def test_a_split_dim_shares_the_work() -> None:
     (op,) = expand("linear", (SEQUENCE,), {"features": 6}).operations
-    whole = sum(k.flops for k in op.forward(FP32))
+    whole = sum(k.flops for k in op.forward_kernels(FP32))
     for dim, ways in (("batch", 2), ("features", 3), ("hidden", 4), ("seq", 5)):
-        assert sum(k.flops for k in op.split({dim: ways}).forward(FP32)) * ways == whole
+        assert sum(k.flops for k in op.shard({dim: ways}).forward_kernels(FP32)) * ways == whole
 
 
 @pytest.mark.parametrize(
@@ -737,7 +750,7 @@ def network(*layers: Any, blocks: dict[str, Any] | None = None) -> Any:
         "blocks": blocks or {},
         "layers": list(layers),
     }
-    return build_graph(model_from(data, "test.yaml"), batch=2)
+    return build_graph(build_model_spec(data, "test.yaml"), batch=2)
 
 
 CRITIC = {"critic": {"layers": [{"conv": {"channels": 4, "kernel": 3}}, "batch_norm"]}}

@@ -14,24 +14,24 @@ from paleo.learning.base import LAWS, LOSS_LAWS, parse_law
 from paleo.learning.laws import (
     CHINCHILLA,
     STEP_LAW,
-    CriticalBatch,
+    CriticalBatchLaw,
     ParametricLossLaw,
-    ReferencePoints,
+    ReferencePointsLaw,
     SamplesToLoss,
     _left_out_error,
     best_batch_tokens,
     fit_critical_batch,
     fit_reference_points,
 )
-from paleo.specs.catalog import names
-from paleo.specs.task import load_task, task_of
+from paleo.specs.catalog import entry_names
+from paleo.specs.task import benchmark_task, load_task
 from paleo.studies.target import _task_of_loss
 
-TASKS = names("tasks")
+TASKS = entry_names("tasks")
 
 
 def test_critical_batch_halves_the_steps_at_most() -> None:
-    law = CriticalBatch(samples_min="1M", critical_batch=1000, source="worked")
+    law = CriticalBatchLaw(samples_min="1M", critical_batch=1000, source="worked")
     batches = np.array([1.0, 1000.0, 1e5])
     steps = law.samples(batches) / batches
     assert law.samples(1000.0) == 2e6
@@ -78,17 +78,17 @@ def test_samples_grow_and_steps_shrink_with_the_batch(name: str) -> None:
 
 
 def test_tasks_by_benchmark_and_round() -> None:
-    newest, first = task_of("ssd", "v3.1"), task_of("ssd", "v1.0")
+    newest, first = benchmark_task("ssd", "v3.1"), benchmark_task("ssd", "v1.0")
     assert newest is not None and newest.name == "mlperf-retinanet"
     assert first is not None and first.name == "mlperf-ssd"
-    assert task_of("minigo", "v1.0") is None
+    assert benchmark_task("minigo", "v1.0") is None
 
 
 def test_law_of_a_file_is_checked() -> None:
     with pytest.raises(SpecError, match="unknown law of samples 'critical'"):
         parse_law({"critical": {}})
     assert set(LAWS) >= {"constant", "critical_batch", "reference_points"}
-    assert isinstance(load_task("mlperf-resnet").law, ReferencePoints)
+    assert isinstance(load_task("mlperf-resnet").law, ReferencePointsLaw)
 
 
 @pytest.mark.parametrize("name", list(LOSS_LAWS))
@@ -112,8 +112,8 @@ def test_published_constants() -> None:
 def test_best_batch_costs_nothing() -> None:
     tokens = 20e9
     best = float(best_batch_tokens(tokens))
-    assert float(STEP_LAW.penalty(1e9, tokens, best)) == 0.0
-    assert float(STEP_LAW.penalty(1e9, tokens, 4 * best)) == pytest.approx(0.0098 * 4)
+    assert float(STEP_LAW.loss_penalty(1e9, tokens, best)) == 0.0
+    assert float(STEP_LAW.loss_penalty(1e9, tokens, 4 * best)) == pytest.approx(0.0098 * 4)
     assert isinstance(STEP_LAW, ParametricLossLaw)
 
 

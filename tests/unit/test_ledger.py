@@ -12,8 +12,8 @@ from paleo.calibrate import command
 from paleo.calibrate.command import SOURCE_ERROR_COLUMNS, kernel_source_errors, worsened_sources
 from paleo.calibrate.files import kernel_fit_jobs
 from paleo.errors import SpecError
-from paleo.tables.kinds._serving import ServingRuns
-from paleo.tables.steps import RunTable
+from paleo.tables.kinds._serving import ServingTable
+from paleo.tables.run_tables import RunTable
 from tests.unit.test_calibrate import table
 
 
@@ -61,7 +61,7 @@ def test_a_folder_is_fitted_in_one_call_and_to_the_last_digit_again(
     written = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        assert command.fit([str(folder)], output_dir=str(tmp_path / name), today="2026-01-01") == 0
+        assert command.fit_tables([str(folder)], output_dir=str(tmp_path / name), today="2026-01-01") == 0
         written.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
     assert written[0] == written[1] and set(written[0]) == {"l40s.yaml"}
     said = capsys.readouterr()
@@ -71,10 +71,10 @@ def test_a_folder_is_fitted_in_one_call_and_to_the_last_digit_again(
 @pytest.mark.parametrize(("more", "word"), [({}, "--output-dir"), ({"output_dir": ".", "only": ["l40s"]}, "l40s")])
 def test_a_folder_is_fitted_whole(folder: Path, more: dict[str, object], word: str) -> None:
     with pytest.raises(SpecError, match=word):
-        command.fit([str(folder)], **more)  # type: ignore[arg-type]
+        command.fit_tables([str(folder)], **more)  # type: ignore[arg-type]
 
 
 def test_runs_of_engines_can_be_predicted_without_a_source() -> None:
-    table: RunTable = ServingRuns()
-    other = table.without_source("GPUStack performance lab")
-    assert isinstance(other, ServingRuns) and (table.left_out, other.left_out) == ("", "GPUStack performance lab")
+    table: RunTable = ServingTable()
+    other = table.without_values_from("GPUStack performance lab")
+    assert isinstance(other, ServingTable) and (table.left_out, other.left_out) == ("", "GPUStack performance lab")

@@ -10,8 +10,8 @@ import pytest
 from paleo.errors import SpecError
 from paleo.predict import predict
 from paleo.pricing.communication import Fabric, link_parameters
-from paleo.pricing.links.alpha_beta import latency_change
-from paleo.specs.catalog import names
+from paleo.pricing.links.alpha_beta import corrected_hop_latency
+from paleo.specs.catalog import entry_names
 from paleo.specs.device import load_link
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -34,7 +34,7 @@ levels:
 
 
 def seconds(system: System, operation: str, ranks: int, payload: float, stride: int = 1) -> float:
-    times = Fabric(system).times(operation, np.array([stride]), np.array([ranks]), np.array([payload]))
+    times = Fabric(system).collective_times(operation, np.array([stride]), np.array([ranks]), np.array([payload]))
     return float(times[0])
 
 
@@ -46,12 +46,12 @@ def slower(system: System, level: int, microseconds: float) -> System:
 
 def test_a_hop_keeps_what_software_takes_of_it() -> None:
     """4 us of which the link states 1: 3 + 3 with a link of 3; half of a hop that is shorter than its link."""
-    assert latency_change(4e-6, 1e-6, 3e-6) == pytest.approx(2e-6)
-    assert latency_change(4e-6, 1e-6, 0.0) == pytest.approx(-1e-6)
-    assert latency_change(1e-6, 2e-6, 1e-6) == pytest.approx(-0.5e-6)
-    assert latency_change(1e-6, 0.0, 2e-6) == pytest.approx(2e-6)
-    assert latency_change(4e-6, None, 3e-6) == 0.0
-    assert latency_change(4e-6, None, 9e-6) == pytest.approx(5e-6)
+    assert corrected_hop_latency(4e-6, 1e-6, 3e-6) == pytest.approx(2e-6)
+    assert corrected_hop_latency(4e-6, 1e-6, 0.0) == pytest.approx(-1e-6)
+    assert corrected_hop_latency(1e-6, 2e-6, 1e-6) == pytest.approx(-0.5e-6)
+    assert corrected_hop_latency(1e-6, 0.0, 2e-6) == pytest.approx(2e-6)
+    assert corrected_hop_latency(4e-6, None, 3e-6) == 0.0
+    assert corrected_hop_latency(4e-6, None, 9e-6) == pytest.approx(5e-6)
 
 
 def test_a_ring_inside_a_node_takes_every_hop_longer() -> None:
@@ -79,7 +79,7 @@ def test_a_gather_between_nodes_takes_every_hop_longer() -> None:
     assert after - before == pytest.approx(3 * 5e-6, rel=0.01)
 
 
-@pytest.mark.parametrize("name", names("systems"))
+@pytest.mark.parametrize("name", entry_names("systems"))
 def test_links_of_the_catalog_are_those_that_were_calibrated(name: str) -> None:
     """No latency of the catalog differs from the one that its calibrated hops contain, so that none is moved."""
     for level in load_system(name).levels:

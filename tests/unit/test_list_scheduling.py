@@ -27,7 +27,7 @@ def test_two_resources_overlap() -> None:
     ])  # fmt: skip
     assert [(event.start, event.end) for event in line.events] == [(0, 2), (2, 7), (2, 6), (7, 8)]
     assert line.end == 8.0
-    assert (line.busy("gpu"), line.busy("net")) == (7.0, 5.0)
+    assert (line.busy_time("gpu"), line.busy_time("net")) == (7.0, 5.0)
 
 
 def test_who_is_ready_first_goes_first_and_ties_go_by_position() -> None:
@@ -43,7 +43,7 @@ def test_tasks_may_be_listed_before_what_they_wait_for() -> None:
 
 def test_kinds_are_told_apart() -> None:
     line = simulate_tasks([Task("f", "gpu", 1.0, kind="F"), Task("b", "gpu", 2.0, kind="B")])
-    assert (line.busy("gpu", "F"), line.busy("gpu", "B"), line.busy("gpu", "W")) == (1.0, 2.0, 0.0)
+    assert (line.busy_time("gpu", "F"), line.busy_time("gpu", "B"), line.busy_time("gpu", "W")) == (1.0, 2.0, 0.0)
 
 
 def test_nothing_takes_no_time() -> None:
@@ -85,7 +85,7 @@ def test_no_task_starts_early_and_no_resource_works_twice(tasks: list[Task]) -> 
     for resource in {task.resource for task in tasks}:
         events = sorted((e.start, e.end) for e in line.events if e.task.resource == resource)
         assert all(a[1] <= b[0] for a, b in pairwise(events))
-        assert line.busy(resource) == pytest.approx(sum(t.duration for t in tasks if t.resource == resource))
-        assert line.end >= line.busy(resource) - 1e-9
+        assert line.busy_time(resource) == pytest.approx(sum(t.duration for t in tasks if t.resource == resource))
+        assert line.end >= line.busy_time(resource) - 1e-9
     assert line.end <= sum(task.duration for task in tasks) + 1e-9
     assert simulate_tasks(tasks) == line

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from paleo.errors import SpecError
-from paleo.specs.catalog import catalog_root, device_name, entry_path, is_path, names, read_entry
-from paleo.specs.loading import MAX_FILE_BYTES, PositiveCount, Spec, Text, parse_yaml, read_yaml, validate
+from paleo.specs.catalog import catalog_root, entry_names, entry_path, is_path, read_entry, resolve_device_name
+from paleo.specs.loading import MAX_FILE_BYTES, PositiveCount, Spec, Text, build_validated, parse_yaml, read_yaml
 from paleo.units import BytesPerSecond, Seconds
 
 
@@ -103,7 +103,7 @@ GOOD = {"name": "n", "ranks": 8, "link": {"name": "l", "bandwidth": "1 GB/s"}}
 
 
 def test_validate_returns_si() -> None:
-    net = validate(Net, {**GOOD, "link": {"name": "l", "bandwidth": "400 Gb/s", "latency": "5 us"}}, "net.yaml")
+    net = build_validated(Net, {**GOOD, "link": {"name": "l", "bandwidth": "400 Gb/s", "latency": "5 us"}}, "net.yaml")
     assert isinstance(net.link, Wire)
     assert (net.link.bandwidth, net.link.latency) == (5e10, 5e-6)
 
@@ -129,14 +129,14 @@ def test_validate_returns_si() -> None:
 )  # fmt: skip
 def test_validate_names_file_key_value_and_cure(change: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError) as caught:
-        validate(Net, {**GOOD, **change}, "net.yaml")
+        build_validated(Net, {**GOOD, **change}, "net.yaml")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 800
 
 
 def test_validate_wants_a_mapping() -> None:
     with pytest.raises(SpecError, match="expected a mapping"):
-        validate(Net, [1], "net.yaml")
+        build_validated(Net, [1], "net.yaml")
 
 
 def test_the_catalog_does_not_depend_on_the_working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_the_catalog_does_not_depend_on_the_working_directory(monkeypatch: pytes
 
 @pytest.mark.parametrize("kind", ["models", "systems"])
 def test_names_may_be_spelt_in_other_ways(kind: str) -> None:
-    for name in names(kind):
+    for name in entry_names(kind):
         assert entry_path(kind, name.replace("_", "-").upper()).stem == name
     with pytest.raises(SpecError, match="unknown"):
         entry_path("software", "megatron_core")  # profiles are compared by their names
@@ -157,9 +157,9 @@ def test_a_miss_suggests_near_names() -> None:
     with pytest.raises(SpecError, match="unknown system 'dgx-a100'; nearest: 'dgx-a100-"):
         entry_path("systems", "dgx-a100")
     with pytest.raises(SpecError, match="unknown kind of catalog entry 'device'; nearest: 'devices'"):
-        names("device")
+        entry_names("device")
     with pytest.raises(SpecError, match="unknown device 'nvidia a100-sxm4-80g'; nearest: 'nvidia a100-sxm4-80gb'"):
-        device_name("nvidia a100-sxm4-80g")
+        resolve_device_name("nvidia a100-sxm4-80g")
 
 
 def test_paths_and_names() -> None:

@@ -51,8 +51,8 @@ def test_a_scan_gets_whole_sequences_of_a_part_of_its_groups() -> None:
     section = next(each for each in split.program.sections if any("scan" in t.name for t in each.transfers))
     sent = [t for t in section.transfers if t.name.endswith(".scan") and t.phase == "forward"]
     mixer = next(node for node in split.graph.nodes if node.type == "mamba2")
-    gate = next(tensor for op in mixer.operations for tensor in op.reads if tensor.name.endswith(".gate"))
-    steps = next(tensor for op in mixer.operations for tensor in op.reads if tensor.name.endswith(".dt"))
+    gate = next(tensor for op in mixer.operations for tensor in op.read_tensors if tensor.name.endswith(".gate"))
+    steps = next(tensor for op in mixer.operations for tensor in op.read_tensors if tensor.name.endswith(".dt"))
     tokens, entries = 8192 / 2, gate.size("inner") * gate.size("ssm_groups")
     expected = 2.0 * tokens * (3 * entries + 2 * 8 * 128 + steps.size("heads") * 8)
     assert {t.operation for t in sent} == {"all_to_all"}
@@ -68,4 +68,4 @@ def test_other_frameworks_split_no_scans() -> None:
 def test_groups_must_divide_heads() -> None:
     layer = LAYERS["mamba2"].model_validate({"heads": 12, "groups": 8})
     with pytest.raises(GraphError, match="heads 12 must be a multiple of groups 8"):
-        layer.expand("m", (Tensor("x", ("batch", "seq", "hidden"), (1, 16, 64)),), LayerImplementations())
+        layer.to_operations("m", (Tensor("x", ("batch", "seq", "hidden"), (1, 16, 64)),), LayerImplementations())

@@ -28,18 +28,18 @@ from paleo.operations.tensor import Tensor, precision
 from paleo.predict import Prediction, predict
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.model import load_model
-from paleo.specs.run import Run, updated
-from paleo.specs.software import Software, load_software
+from paleo.specs.run import Run, replace_fields
+from paleo.specs.software import SoftwareProfile, load_software
 from paleo.specs.system import load_system
 from paleo.step.memory import Footprint
 from paleo.tables.kinds._transformers import MemoryTable
-from paleo.tables.steps import profile_at_release
+from paleo.tables.run_tables import profile_at_release
 
 
 def kept(choices: LayerImplementations, layer: str, x: Tensor, **options: Any) -> dict[str, float]:
     """Bytes that a layer keeps for backward in bf16, by tensor."""
-    made = LAYERS[layer].model_validate(options).expand("layer", (x,), choices)
-    saved = [one for operation in made.operations for one in operation.saves if one.role != "parameter"]
+    made = LAYERS[layer].model_validate(options).to_operations("layer", (x,), choices)
+    saved = [one for operation in made.operations for one in operation.saved_tensors if one.role != "parameter"]
     return {one.name: one.bytes(precision("bf16")) for one in saved}
 
 
@@ -58,7 +58,7 @@ def test_a_gate_in_two_passes_has_the_flops_of_one() -> None:
         graph = build_graph(
             load_model("llama2-7b"), batch=1, choices=LayerImplementations(gates=gates), overrides={"layers": 1}
         )  # type: ignore[arg-type]
-        kernels = [k for n in graph.nodes for op in n.operations for k in op.forward(precision("bf16"))]
+        kernels = [k for n in graph.nodes for op in n.operations for k in op.forward_kernels(precision("bf16"))]
         counts.append((sum(k.flops for k in kernels), len(kernels)))
     assert counts[1] == (counts[0][0], counts[0][1] + 1)
 
@@ -78,8 +78,8 @@ def test_a_loss_of_two_functions_fills_a_gradient_and_reads_it(dtype: str, fused
     layer = LAYERS["cross_entropy"].model_validate({})
 
     def moved(loss: str) -> float:
-        (*_, last) = layer.expand("loss", (x,), LayerImplementations(loss=loss)).operations  # type: ignore[arg-type]
-        (kernel,) = last.backward(formats)
+        (*_, last) = layer.to_operations("loss", (x,), LayerImplementations(loss=loss)).operations  # type: ignore[arg-type]
+        (kernel,) = last.backward_kernels(formats)
         return kernel.bytes
 
     assert moved(separate) == 2 * (6 * 4 + 600 * 4 + 600 * 4)
@@ -92,7 +92,7 @@ def test_a_tiled_loss_leaves_no_logits() -> None:
     2 * 14,336 a token."""
     run = Run(gpus=8, dtype="bf16", global_batch=8, strategy="zero=3", recompute="full", software="torchtitan-eager")
     whole, tiled = (
-        predict(load_model("llama3-8b"), load_system("dgx-h100"), updated(run, {"kernels.cross_entropy": loss}))
+        predict(load_model("llama3-8b"), load_system("dgx-h100"), replace_fields(run, {"kernels.cross_entropy": loss}))
         for loss in ("recomputed", "tiled")
     )
     logits = 8192 * 128_256 * 2
@@ -141,7 +141,7 @@ def test_outputs_that_were_sent_are_kept_until_their_backward_pass(
     )
     assert profile.parallelism.pipeline_outputs == "kept"
     assert load_software("megatron-core").parallelism.pipeline_outputs == "freed"
-    more = kept.steps.stage_memory.activations - freed.steps.stage_memory.activations
+    more = kept.step_arrays.stage_memory.activations - freed.step_arrays.stage_memory.activations
     size = 1024 * 768 * 2
     assert (more[:, 0] / size).tolist() == pytest.approx(outputs, abs=0.01)
 
@@ -153,7 +153,7 @@ def test_an_update_of_lists_of_tensors_needs_the_roots_of_second_moments() -> No
     lists = load_software("pytorch-eager")
     single = lists.with_fields({"gradients.listwise_updates": ()})
 
-    def memory(software: Software, sequences: int, optimizer: str = "adam", **options: Any) -> Footprint:
+    def memory(software: SoftwareProfile, sequences: int, optimizer: str = "adam", **options: Any) -> Footprint:
         run = Run(gpus=1, dtype="bf16", global_batch=sequences, recompute="full", optimizer=optimizer, **options)
         return predict(model, system, run, software).memory
 
@@ -172,7 +172,7 @@ def test_memory_of_a_step_is_that_of_its_stages() -> None:
     for software in ("pytorch-eager", "torchtitan-eager"):
         run = Run(gpus=8, dtype="bf16", global_batch=8, software=software, strategy="pp=2,zero=1", model={"seq": 16})
         made = predict(load_model("gpt2-xl"), load_system("dgx-h100"), run)
-        assert made.steps.memory[0] == pytest.approx(made.memory.total, rel=1e-12)
+        assert made.step_arrays.fullest_stage_memory[0] == pytest.approx(made.memory.total, rel=1e-12)
 
 
 def test_rows_of_memory_state_attention_and_loss() -> None:
@@ -185,8 +185,8 @@ def test_rows_of_memory_state_attention_and_loss() -> None:
         "sharding": "zero3-offload", "software": "deepspeed", "framework": "DeepSpeed 0.19.2", "attention": "flash",
         "cross_entropy": "fused",
     }  # fmt: skip
-    assert MemoryTable().memory_of(row).fits
-    assert not MemoryTable().memory_of(row | {"cross_entropy": ""}).fits
+    assert MemoryTable().predict_memory(row).fits
+    assert not MemoryTable().predict_memory(row | {"cross_entropy": ""}).fits
 
 
 def test_losses_for_metrics_move_logits_forward_alone_and_keep_nothing() -> None:
@@ -195,20 +195,20 @@ def test_losses_for_metrics_move_logits_forward_alone_and_keep_nothing() -> None
     plain, measured = (
         LAYERS["cross_entropy"]
         .model_validate({})
-        .expand("loss", (x,), LayerImplementations(loss="recomputed", extra_losses=metrics))
+        .to_operations("loss", (x,), LayerImplementations(loss="recomputed", metric_loss_evaluations=metrics))
         for metrics in (0, 2)
     )
     moved = [
         sum(
             kernel.bytes_read + kernel.bytes_written
             for operation in loss.operations
-            for kernel in operation.forward(formats)
+            for kernel in operation.forward_kernels(formats)
         )
         for loss in (plain, measured)
     ]
     assert moved[1] - moved[0] == 2 * 600 * 14
-    assert sum(len(operation.backward(formats)) for operation in measured.operations) == 1
-    assert kept(LayerImplementations(loss="recomputed", extra_losses=2), "cross_entropy", x) == kept(
+    assert sum(len(operation.backward_kernels(formats)) for operation in measured.operations) == 1
+    assert kept(LayerImplementations(loss="recomputed", metric_loss_evaluations=2), "cross_entropy", x) == kept(
         LayerImplementations(loss="recomputed"), "cross_entropy", x
     )
 
@@ -375,9 +375,9 @@ def test_rows_say_who_counted_their_memory() -> None:
     """What torch hands out; what its allocator reserves, a share more; with context and communicators what nvidia-smi
     shows."""
     table, row = MemoryTable(), MEGATRON | {"what": "torch.cuda.max_memory_allocated"}
-    memory = table.memory_of(row)
+    memory = table.predict_memory(row)
     asked = {"allocated": "torch.cuda.max_memory_allocated", "cached": "max_memory_reserved", "used": "nvidia-smi"}
-    sizes = {name: table.step(row | {"what": what}).value for name, what in asked.items()}
+    sizes = {name: table.predict_row(row | {"what": what}).value for name, what in asked.items()}
     assert sizes == {name: getattr(memory, name) for name in asked}
     assert sizes["cached"] / sizes["allocated"] - 1 == pytest.approx(
         load_software("megatron-core").memory.fragmentation
@@ -420,7 +420,9 @@ def test_fsdp2_has_its_root_two_blocks_and_flat_buffers_gathered() -> None:
     for name, hidden in (("llama3-8b", 4096), ("llama3-70b", 8192)):
         run = Run(gpus=64, dtype="bf16", batch=1, strategy="zero=3", recompute="full", software="torchtitan")
         sections, root = (
-            predict(load_model(name), load_system("dgx-h100"), run, profile).steps.stage_memory.states.gathered[0, 0]
+            predict(
+                load_model(name), load_system("dgx-h100"), run, profile
+            ).step_arrays.stage_memory.states.gathered_parameters[0, 0]
             for profile in (
                 load_software("torchtitan").with_fields({"parallelism.gather_buffers": "sections"}),
                 load_software("torchtitan"),
@@ -442,14 +444,21 @@ def test_fsdp2_keeps_whole_gradients_beside_a_pipeline_in_fp32(strategy: str, by
 def test_a_bucket_is_no_larger_than_all_gradients() -> None:
     """LeNet's gradients beside buckets of 5e8 elements; GPT-2 XL's are larger than a bucket."""
     small, large = (
-        predict(load_model(name), load_system("dgx-h100"), Run(gpus=4, dtype="bf16", batch=1), profile).steps.batch
+        predict(
+            load_model(name), load_system("dgx-h100"), Run(gpus=4, dtype="bf16", batch=1), profile
+        ).step_arrays.batch
         for name, profile in (
             ("lenet", load_software("pytorch-eager").with_fields({"gradients.bucket_elements": 5e8})),
             ("gpt2-xl", load_software("pytorch-eager").with_fields({"gradients.bucket_elements": 5e8})),
         )
     )
-    sizes = [float(each.layouts.bucket_memory(each.assignment.kinds.stages)[0, 0]) for each in (small, large)]
-    trained = float(small.layouts.elements(small.assignment.kinds.stages, trained=True)[0, 0])
+    sizes = [
+        float(each.layouts.bucket_memory(each.assignment.distinct_stages_and_chunks.stages)[0, 0])
+        for each in (small, large)
+    ]
+    trained = float(
+        small.layouts.stage_parameter_counts(small.assignment.distinct_stages_and_chunks.stages, trained=True)[0, 0]
+    )
     assert sizes == [2 * 2 * trained, 2 * 2 * 5e8] and trained < 1e6
 
 
@@ -470,7 +479,7 @@ def test_a_diary_dates_the_state_of_its_software() -> None:
 def test_what_an_allocator_reserved_is_compared_where_notes_state_it() -> None:
     rows = pd.DataFrame([MEGATRON | {"notes": "66.55 GiB allocated, 70.88 GiB reserved"}, MEGATRON | {"notes": ""}])
     predicted, measured = MemoryTable().further_quantities(rows)["reserved by the allocator"]
-    assert predicted[0] == MemoryTable().memory_of(MEGATRON).cached
+    assert predicted[0] == MemoryTable().predict_memory(MEGATRON).cached
     assert measured[0] == pytest.approx(70.88 * 2**30)
     assert np.isnan(predicted[1]) and np.isnan(measured[1])
 

@@ -9,19 +9,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from paleo.pricing.calibration_lookup import streaming_fraction
 from paleo.pricing.kernels import DeviceDatasheet
 from paleo.pricing.memory import (
     MemoryParameters,
-    block_passes,
-    layer_norm_passes,
+    block_row_traffic,
+    layer_norm_row_traffic,
     memory_time,
     miss_fraction,
     resident_blocks,
     smooth_maximum,
-    softmax_passes,
+    softmax_row_traffic,
 )
-from paleo.pricing.store import streaming_fraction
-from paleo.tables.kinds._memory_passes import FAMILIES, FAMILY_OF, ElementwiseTable
+from paleo.tables.kinds._memory_passes import FAMILY_OF, OPERATIONS_OF_FAMILY, ElementwiseTable
 
 V100 = DeviceDatasheet("v100", "Volta", "HBM2", 80.0, 1.38e9, 14e12, 9e11, 6e6, 250.0, False)
 PLAIN = MemoryParameters(
@@ -87,24 +87,24 @@ def test_time_grows_with_bytes_and_falls_with_bandwidth():
 
 
 def test_passes_of_softmax():
-    short = softmax_passes(rows=10.0, length=600.0, element_bytes=4.0, device=V100)
+    short = softmax_row_traffic(rows=10.0, length=600.0, element_bytes=4.0, device=V100)
     assert (short.elements, short.reread_bytes, short.steps_per_row) == (10240.0, 0.0, 1.0)
-    long = softmax_passes(rows=1e6, length=16384.0, element_bytes=4.0, device=V100)
+    long = softmax_row_traffic(rows=1e6, length=16384.0, element_bytes=4.0, device=V100)
     assert long.reread_bytes == 2 * 1e6 * 16384 * 4
     assert long.reread_footprint == 80 * 2 * 16384 * 4
     assert long.steps_per_row == 3 * 4 + 4
 
 
 def test_layer_norm_reads_twice_and_ragged_rows_take_two_kernels():
-    vector = layer_norm_passes(rows=1e6, length=1024.0, element_bytes=4.0, device=V100)
-    ragged = layer_norm_passes(rows=1e6, length=1023.0, element_bytes=4.0, device=V100)
+    vector = layer_norm_row_traffic(rows=1e6, length=1024.0, element_bytes=4.0, device=V100)
+    ragged = layer_norm_row_traffic(rows=1e6, length=1023.0, element_bytes=4.0, device=V100)
     assert vector.reread_bytes == 1e6 * 4096
     assert vector.reread_footprint == 80 * 16 * 4096
     assert ragged.reread_footprint == 1e6 * 4092
 
 
 def test_block_kernels_step_through_the_row():
-    passes = block_passes(rows=1.0, length=28672.0, element_bytes=2.0, moved_bytes=172032.0)
+    passes = block_row_traffic(rows=1.0, length=28672.0, element_bytes=2.0, moved_bytes=172032.0)
     assert (passes.steps_per_row, passes.elements, passes.reread_bytes) == (28.0, 86016.0, 0.0)
 
 
@@ -150,26 +150,26 @@ def table(**columns: Any) -> pd.DataFrame:
 )
 def test_family_and_stack_of_a_row(columns: dict[str, Any], family: str, stack: str):
     kind = ElementwiseTable()
-    assert kind.family(table(**columns)).item() == family
-    assert kind.stack(table(**columns)).item() == stack
+    assert kind.kernel_family(table(**columns)).item() == family
+    assert kind.timing_method(table(**columns)).item() == stack
 
 
 def test_rows_without_a_model_say_why():
     kind = ElementwiseTable()
-    assert kind.unsupported(table()).item() == ""
-    assert kind.unsupported(table(op="fft")).item() == "unknown operation fft"
-    assert kind.unsupported(table(dtype="bf16->fp8")).item() == ""
-    assert kind.unsupported(table(dtype="fp3")).item() == "unknown dtype"
-    assert "shape" in kind.unsupported(table(shape="128 by 1024")).item()
-    assert "bytes_moved" in kind.unsupported(table(bytes_moved=-1.0)).item()
+    assert kind.unsupported_reasons(table()).item() == ""
+    assert kind.unsupported_reasons(table(op="fft")).item() == "unknown operation fft"
+    assert kind.unsupported_reasons(table(dtype="bf16->fp8")).item() == ""
+    assert kind.unsupported_reasons(table(dtype="fp3")).item() == "unknown dtype"
+    assert "shape" in kind.unsupported_reasons(table(shape="128 by 1024")).item()
+    assert "bytes_moved" in kind.unsupported_reasons(table(bytes_moved=-1.0)).item()
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(OPERATIONS_OF_FAMILY))
 def test_every_family_is_priced_and_has_a_start(family: str):
-    kind, operation = ElementwiseTable(), FAMILIES[family][0]
+    kind, operation = ElementwiseTable(), OPERATIONS_OF_FAMILY[family][0]
     rows = pd.concat([table(op=operation), table(op=operation, shape="1x24x512x1024", bytes_moved=1e8)])
-    start, fixed = kind.start(f"memory.{family}", "eager", V100)
-    times = kind.time(rows, V100, start)
+    start, fixed = kind.start_and_fixed_names(f"memory.{family}", "eager", V100)
+    times = kind.predict_times(rows, V100, start)
     assert times.shape == (2,)
     assert 0 < times[0] <= times[1]
     assert set(fixed) <= set(MemoryParameters.__dataclass_fields__)
@@ -177,5 +177,5 @@ def test_every_family_is_priced_and_has_a_start(family: str):
 
 
 def test_the_roofline_of_a_row_moves_its_stated_bytes():
-    flops, moved = ElementwiseTable().work(table())
+    flops, moved = ElementwiseTable().flops_and_bytes(table())
     assert (flops.item(), moved.item()) == (131072.0, 1572864.0)

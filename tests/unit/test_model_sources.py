@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from paleo.errors import SpecError
-from paleo.importers import _networks as networks
+from paleo.importers import _model_readers as networks
 from paleo.network.graph import build_graph
 from paleo.predict import predict
-from paleo.specs.catalog import hub_ids, names
+from paleo.specs.catalog import entry_names, hub_ids
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
@@ -48,7 +48,11 @@ def test_a_configuration_and_its_folder_are_the_network_of_that_name(tmp_path: P
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(TINY))
     file, whole = load_model(str(folder / "config.json")), load_model(folder)
-    assert (whole.name, whole.reference, file.reference) == ("Tiny-1B", str(folder), str(folder / "config.json"))
+    assert (whole.name, whole.catalog_name_or_path, file.catalog_name_or_path) == (
+        "Tiny-1B",
+        str(folder),
+        str(folder / "config.json"),
+    )
     assert parameters(folder) == parameters(str(folder / "config.json")) == build_graph(whole, batch=1).parameters
     (folder / "config.json").write_text(json.dumps(TINY | {"num_hidden_layers": 1}))
     assert parameters(folder) < build_graph(whole, batch=1).parameters
@@ -60,7 +64,12 @@ def test_the_cache_of_the_hub_holds_the_configuration(cache: Path) -> None:
     (cache / "refs").mkdir()
     (cache / "refs" / "main").write_text("new")
     model = load_model(HUB)
-    assert (model.name, model.reference, model.params["layers"], model.remarks) == ("tiny-llama-Instruct", HUB, 7, ())
+    assert (model.name, model.catalog_name_or_path, model.params["layers"], model.remarks) == (
+        "tiny-llama-Instruct",
+        HUB,
+        7,
+        (),
+    )
     (cache / "refs" / "main").write_text("../../elsewhere")
     assert load_model(HUB).params["layers"] in (3, 7)
 
@@ -129,7 +138,7 @@ def test_variants_of_weights_are_told_from_sizes() -> None:
 def test_no_two_networks_have_one_other_name() -> None:
     """The last one would take it without a word."""
     owners: dict[str, set[str]] = {}
-    for name in names("models"):
+    for name in entry_names("models"):
         for alias in load_model(name).aliases:
             owners.setdefault("".join(c for c in alias.lower() if c not in "-_ "), set()).add(name)
     assert {alias: owner for alias, owner in owners.items() if len(owner) > 1} == {}
@@ -162,4 +171,4 @@ def test_ids_of_variants_mean_the_network_of_the_catalog(hub_id: str, name: str,
     ],
 )
 def test_a_network_keeps_the_id_of_the_weights_that_were_asked_for(asked: str, hub: str, cache: Path) -> None:
-    assert load_model(asked).hub == hub
+    assert load_model(asked).weights_hub_id == hub

@@ -10,11 +10,11 @@ import pytest
 
 from paleo.errors import PlanError, SpecError
 from paleo.lowering.policies import RecomputePolicies
-from paleo.operations.base import optimizer
+from paleo.operations.base import configure_optimizer
 from paleo.operations.tensor import precision
 from paleo.predict import Prediction, predict
-from paleo.pricing.store import parse_efficiencies
-from paleo.specs.loading import validate
+from paleo.pricing.calibration_lookup import parse_efficiencies
+from paleo.specs.loading import build_validated
 from paleo.specs.model import load_model
 from paleo.specs.run import InputOptions, Run
 from paleo.specs.system import load_system
@@ -22,16 +22,16 @@ from paleo.step.memory import (
     HOST_BANDWIDTH_SHARE,
     Offload,
     OffloadShares,
-    clip_axes,
     clip_kernels,
+    gradient_norm_axes,
     host_link_rate,
     host_update_time,
-    offload_of,
+    parse_offload,
     with_offload_traffic,
 )
 from paleo.step.section_times import ARRAY_FIELDS, SectionTimes, layer_times
 from paleo.step.waiting import input_pipeline
-from paleo.studies.advice import advise
+from paleo.studies.advice import suggest_memory_savings
 
 H100 = load_system("dgx-h100")
 BF16 = precision("bf16")
@@ -42,7 +42,7 @@ NONE = RecomputePolicies.uniform(np.array([1.0]), "none")
 
 def run(**options: Any) -> Prediction:
     stated = {"gpus": 8, "batch": 1, "dtype": "bf16"} | options
-    return predict(load_model("llama2-7b"), H100, validate(Run, stated, "test"))
+    return predict(load_model("llama2-7b"), H100, build_validated(Run, stated, "test"))
 
 
 def test_link_is_that_of_the_slot() -> None:
@@ -52,9 +52,11 @@ def test_link_is_that_of_the_slot() -> None:
 
 def iteration(**more: float) -> SectionTimes:
     """One section: forward 2 s, backward 3 s, weights 1 s, 100 parameters."""
-    figures = {"repeat": 1, "forward": 2, "backward": 3, "weights": 1, "saved_bytes": 400} | more
-    costs = {name: np.array([float(figures.get(name, 0))]) for name in ("repeat", *ARRAY_FIELDS) if name != "limits"}
-    return SectionTimes(**costs, limits=np.zeros((3, 3, 1)))
+    figures = {"repeat": 1, "forward": 2, "backward": 3, "weight_gradients": 1, "saved_bytes": 400} | more
+    costs = {
+        name: np.array([float(figures.get(name, 0))]) for name in ("repeat", *ARRAY_FIELDS) if name != "times_by_limit"
+    }
+    return SectionTimes(**costs, times_by_limit=np.zeros((3, 3, 1)))
 
 
 def test_activations_stream_beside_their_turns() -> None:
@@ -90,10 +92,10 @@ def test_each_layer_more_gives_memory_back(strategy: str, living: int) -> None:
     [block] = [section for section in plain.program.sections if section.repeat > 1]
     for (less, more), layers in zip(pairwise(some), (8, 8, 16), strict=True):
         held, host = (
-            [getattr(each.steps.stage_memory, part)[0, 0] for each in (less, more)]
+            [getattr(each.step_arrays.stage_memory, part)[0, 0] for each in (less, more)]
             for part in ("activations", "host_bytes")
         )
-        first = less.steps.batch.assignment.layers[0].max() / 32
+        first = less.step_arrays.batch.assignment.layers_per_stage[0].max() / 32
         assert held[0] - held[1] == host[1] - host[0] == pytest.approx(living * first * layers * block.saved_bytes)
         assert more.step_time >= less.step_time
 
@@ -123,7 +125,7 @@ def test_layers_that_cannot_be_counted_are_refused() -> None:
 def test_a_run_that_does_not_fit_is_advised_on() -> None:
     offloads = run(batch=8, microbatch=8, offload={"states": "activations", "layers": 3})
     assert not offloads.memory.fits
-    assert all(advice.prediction.run.offload.layers == 3 for advice in advise(offloads))
+    assert all(advice.prediction.run.offload.layers == 3 for advice in suggest_memory_savings(offloads))
 
 
 @pytest.mark.slow
@@ -157,7 +159,7 @@ def test_the_host_adds_up_gradients_of_several_microbatches() -> None:
     """100 gradients of 2 bytes and their fp32 sums, read and written: 1000 bytes at 50 B/s, less 4 s of backward."""
     parts = Offload(frozenset({"optimizer", "gradients"}), 1e9, 50.0)
     moved = with_offload_traffic(
-        layer_times(iteration(), NONE), ELEMENTS, ELEMENTS, parts, BF16, OffloadShares(accumulates=True)
+        layer_times(iteration(), NONE), ELEMENTS, ELEMENTS, parts, BF16, OffloadShares(accumulates_on_host=True)
     )
     assert moved.backward_transfers[0] == 16.0
 
@@ -166,16 +168,16 @@ def test_shares_follow_zero() -> None:
     """ZeRO-3 fetches and sends a rank's shards; ZeRO-1 sends shards where there is one microbatch, whole weights."""
     once, each = {"scattered": False}, {"scattered": True}
     assert OffloadShares.of(0, 8, 1, **once) == OffloadShares(1.0, 1.0)
-    assert OffloadShares.of(3, 8, 2, **each) == OffloadShares(1 / 8, 1 / 8, accumulates=True)
+    assert OffloadShares.of(3, 8, 2, **each) == OffloadShares(1 / 8, 1 / 8, accumulates_on_host=True)
     assert OffloadShares.of(1, 8, 1, **once) == OffloadShares(1.0, 1 / 8) and OffloadShares.of(
         2, 8, 4, **once
-    ) == OffloadShares(accumulates=True)
-    assert OffloadShares.of(2, 8, 4, **each) == OffloadShares(1.0, 1 / 8, accumulates=True)
+    ) == OffloadShares(accumulates_on_host=True)
+    assert OffloadShares.of(2, 8, 4, **each) == OffloadShares(1.0, 1 / 8, accumulates_on_host=True)
 
 
 def test_update_on_the_host_by_hand() -> None:
     """1e9 parameters: 2 GB of gradients out (0.1 s, 0.06 s hidden), 28 GB through memory (2 s) beside 2 GB back."""
-    adam, one = optimizer("adam"), Offload(frozenset({"optimizer"}), 20e9, 14e9)
+    adam, one = configure_optimizer("adam"), Offload(frozenset({"optimizer"}), 20e9, 14e9)
     assert float(host_update_time(np.array(1e9), np.array(0.06), adam, BF16, one)) == pytest.approx(0.04 + 2.0)
     slow = Offload(frozenset({"optimizer"}), 0.5e9, 14e9)
     assert float(host_update_time(np.array(1e9), np.array(9.0), adam, BF16, slow)) == pytest.approx(4.0)
@@ -218,25 +220,27 @@ def test_update_takes_no_less_than_the_memory_of_the_host() -> None:
 
 def test_offload_that_cannot_be_is_said() -> None:
     with pytest.raises(SpecError, match="nearest: 'optimizer'"):
-        offload_of("optimiser", H100)
+        parse_offload("optimiser", H100)
     with pytest.raises(PlanError, match="cannot go without optimizer"):
-        offload_of("gradients", H100)
+        parse_offload("gradients", H100)
     with pytest.raises(SpecError, match=r"pcie4-8gpu: host\.memory_bandwidth is not stated"):
-        offload_of("optimizer", load_system("pcie4-8gpu"))
+        parse_offload("optimizer", load_system("pcie4-8gpu"))
     with pytest.raises(SpecError, match="tpu-v5e: its file has no pcie"):
-        offload_of("activations", load_system("tpu-v5e"))
+        parse_offload("activations", load_system("tpu-v5e"))
     assert any("does not run" in one or "will not run" in one for one in _too_much().warnings)
 
 
 def _too_much() -> Prediction:
     return predict(
-        load_model("gpt3-175b"), H100, validate(Run, {"gpus": 8, "batch": 1, "offload": "optimizer"}, "test")
+        load_model("gpt3-175b"), H100, build_validated(Run, {"gpus": 8, "batch": 1, "offload": "optimizer"}, "test")
     )
 
 
 def test_a_batch_arrives_by_hand() -> None:
     """16 samples for each of 8 ranks. Storage: 128 · 100 kB at 1 GB/s; 64 cores, 10 ms each; 4 MB each at the link."""
-    wanted = validate(InputOptions, {"sample": "100 kB", "storage": "1 GB/s", "decode": "10 ms", "cores": 8}, "test")
+    wanted = build_validated(
+        InputOptions, {"sample": "100 kB", "storage": "1 GB/s", "decode": "10 ms", "cores": 8}, "test"
+    )
     fed = input_pipeline(wanted, H100, 4e6, gpus=8, replica=1, local_batch=16)
     assert float(fed.storage) == pytest.approx(0.0128)
     assert float(fed.decode) == pytest.approx(128 * 0.01 / 64)
@@ -246,7 +250,7 @@ def test_a_batch_arrives_by_hand() -> None:
 
 def test_replicas_share_a_node() -> None:
     """Replicas of 2 GPUs: 4 of them on the node; of 16: the node feeds its one replica whole."""
-    wanted = validate(InputOptions, {"decode": "10 ms", "cores": 1}, "test")
+    wanted = build_validated(InputOptions, {"decode": "10 ms", "cores": 1}, "test")
     for replica, samples in ((1, 8), (2, 4), (16, 1)):
         fed = input_pipeline(wanted, H100, 0.0, gpus=32, replica=replica, local_batch=1)
         assert float(fed.decode) == pytest.approx(samples * 0.01 / 8)
@@ -268,7 +272,7 @@ def test_a_step_waits_for_the_slower_of_work_and_input() -> None:
 def photographs(**options: object) -> Prediction:
     """AlexNet on a DGX-1, where 40 cores decode a photograph in 4.84 ms each."""
     chosen = {"gpus": 8, "batch": 1024, "dtype": "fp16", "software": "pytorch-ngc", "optimizer": "momentum", **options}
-    return predict(load_model("alexnet"), load_system("dgx-1-v100"), validate(Run, chosen, "test"))
+    return predict(load_model("alexnet"), load_system("dgx-1-v100"), build_validated(Run, chosen, "test"))
 
 
 def test_photographs_are_decoded_unless_they_are_synthetic() -> None:
@@ -309,7 +313,7 @@ def test_clipping_reads_gradients_once_and_scales_them_once() -> None:
     assert (norm.bytes_read, norm.bytes_written) == (2000.0, 0.0)
     norm, scale = clip_kernels(1000.0, "scaled", precision("fp32"))
     assert (norm.bytes, scale.bytes_read, scale.bytes_written) == (4000.0, 4000.0, 4000.0)
-    assert clip_axes(0) == ("tp", "pp") and "dp" in clip_axes(1)
+    assert gradient_norm_axes(0) == ("tp", "pp") and "dp" in gradient_norm_axes(1)
 
 
 def test_clipping_is_part_of_the_optimizer() -> None:
@@ -338,8 +342,8 @@ def test_software_clips() -> None:
 )
 def test_advice_is_predicted(model: str, options: dict[str, Any]) -> None:
     """Every suggestion, run as it is written, is what the advice says."""
-    made = predict(load_model(model), H100, validate(Run, options, "test"))
-    found = advise(made)
+    made = predict(load_model(model), H100, build_validated(Run, options, "test"))
+    found = suggest_memory_savings(made)
     assert not made.memory.fits and found[0].fits
     assert [one.fits for one in found] == sorted((one.fits for one in found), reverse=True)
     assert len({one.change for one in found}) == len(found)
@@ -355,7 +359,7 @@ def test_advice_is_predicted(model: str, options: dict[str, Any]) -> None:
 def test_advice_as_written_on_the_command_line() -> None:
     """The words of a change, as options, give its run."""
     made = run(batch=4)
-    for one in advise(made)[:4]:
+    for one in suggest_memory_savings(made)[:4]:
         words = one.change.split()
         stated = {
             flag.removeprefix("--").replace("-", "_"): value
@@ -368,7 +372,7 @@ def test_advice_as_written_on_the_command_line() -> None:
 
 
 def test_no_advice_where_it_fits() -> None:
-    assert advise(predict(load_model("lenet"), H100, Run(gpus=8))) == ()
+    assert suggest_memory_savings(predict(load_model("lenet"), H100, Run(gpus=8))) == ()
 
 
 @pytest.mark.slow
@@ -384,15 +388,17 @@ def test_a_search_keeps_what_is_offloaded_away() -> None:
 def test_adam_on_a_host_takes_as_long_as_was_measured() -> None:
     """ZeRO-Offload's CPU-Adam on a DGX-2: 10e9 parameters in 2.57 s; an H100's host has 614.4 GB/s for eight ranks."""
     dgx2 = Offload(frozenset({"optimizer"}), np.inf, HOST_BANDWIDTH_SHARE * 256e9)
-    assert float(host_update_time(np.array(10e9), np.array(0.0), optimizer("adam"), BF16, dgx2)) == pytest.approx(2.57)
-    assert offload_of("optimizer", H100).host_memory_rate == pytest.approx(0.4256 * 614.4e9 / 8, rel=1e-3)
+    assert float(
+        host_update_time(np.array(10e9), np.array(0.0), configure_optimizer("adam"), BF16, dgx2)
+    ) == pytest.approx(2.57)
+    assert parse_offload("optimizer", H100).host_memory_rate == pytest.approx(0.4256 * 614.4e9 / 8, rel=1e-3)
 
 
 def test_constant_rates_hold_for_the_host_too() -> None:
     """``ideal`` is the datasheet: all of 63.015 GB/s a slot and of an eighth of 614.4 GB/s; shares scale them."""
-    ideal = offload_of("optimizer", H100, parse_efficiencies("ideal"))
+    ideal = parse_offload("optimizer", H100, parse_efficiencies("ideal"))
     assert (ideal.link_rate, ideal.host_memory_rate) == (pytest.approx(63.015e9), pytest.approx(614.4e9 / 8))
-    shares = offload_of("optimizer", H100, parse_efficiencies("ppp=0.6,0.75"))
+    shares = parse_offload("optimizer", H100, parse_efficiencies("ppp=0.6,0.75"))
     assert (shares.link_rate, shares.host_memory_rate) == (
         pytest.approx(0.75 * 63.015e9),
         pytest.approx(0.6 * 614.4e9 / 8),
@@ -413,5 +419,5 @@ def test_offloaded_gradients_are_scaled_by_the_host() -> None:
     asked = {"gpus": 1, "batch": 1, "dtype": "bf16", "offload": "optimizer,gradients,parameters"}
     model = load_model("llama3-8b")
     scaled, norm = (predict(model, H100, Run.model_validate({**asked, "clip": clip})) for clip in ("scaled", "norm"))
-    more = 8 * scaled.graph.parameters / offload_of("optimizer", H100).host_memory_rate
+    more = 8 * scaled.graph.parameters / parse_offload("optimizer", H100).host_memory_rate
     assert scaled.step_time - norm.step_time == pytest.approx(more, rel=0.05)

@@ -8,9 +8,9 @@ import pytest
 
 from paleo.errors import PlanError
 from paleo.network.graph import build_graph
-from paleo.operations.base import OPTIMIZERS, WeightMatrices, optimizer
+from paleo.operations.base import OPTIMIZERS, WeightMatrices, configure_optimizer
 from paleo.operations.contraction import weight_matrix
-from paleo.operations.tensor import autocast, precision
+from paleo.operations.tensor import precision, with_autocast_weights
 from paleo.predict import Prediction, predict
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -36,8 +36,8 @@ BY_HAND = {
 def test_bytes(name: str) -> None:
     for dtype, (kept, read, written) in zip(("fp32", "bf16"), BY_HAND[name], strict=True):
         formats = precision(dtype)
-        assert optimizer(name).state_bytes(formats) == kept
-        assert optimizer(name).update_bytes(formats) == (read, written)
+        assert configure_optimizer(name).state_bytes(formats) == kept
+        assert configure_optimizer(name).update_bytes(formats) == (read, written)
 
 
 #: Numbers read and written where each term is a pass. Adam: β·m, (1−β)·g and their sum 4 + 3; with g² 5 + 4 for v;
@@ -53,12 +53,14 @@ STEPWISE = {
 @pytest.mark.parametrize("name", STEPWISE)
 def test_bytes_step_by_step(name: str) -> None:
     read, written = STEPWISE[name]
-    one = optimizer(name, stepwise=True)
+    one = configure_optimizer(name, stepwise=True)
     assert (
-        one.update_bytes(precision("fp32")) == one.update_bytes(autocast(precision("fp16"))) == (4 * read, 4 * written)
+        one.update_bytes(precision("fp32"))
+        == one.update_bytes(with_autocast_weights(precision("fp16")))
+        == (4 * read, 4 * written)
     )
     assert one.update_bytes(precision("bf16")) == (4 * read + 2 + 4, 4 * written + 4 + 2)  # gradient up, weight down
-    assert one.state_bytes(precision("fp32")) == optimizer(name).state_bytes(precision("fp32"))
+    assert one.state_bytes(precision("fp32")) == configure_optimizer(name).state_bytes(precision("fp32"))
 
 
 def test_every_optimizer_is_counted_by_hand() -> None:
@@ -69,7 +71,7 @@ def test_every_optimizer_is_counted_by_hand() -> None:
 
 
 def _flops(name: str, rows: float, columns: float) -> float:
-    rule = optimizer(name).matrices
+    rule = configure_optimizer(name).matrix_update
     assert rule is not None
     kernels = rule.kernels("update", WeightMatrices(rows, columns, 1.0), precision("bf16"))
     return sum(kernel.flops * times for kernel, times in kernels)
@@ -92,9 +94,9 @@ def test_shampoo_multiplies_each_gradient_four_times_and_roots_now_and_then() ->
 def test_states_of_matrices() -> None:
     """Muon keeps a momentum; Shampoo both preconditioners and their roots, too."""
     matrices = WeightMatrices(768, 3072, 2.0)
-    muon, shampoo = (optimizer(name).matrices for name in ("muon", "shampoo"))
-    assert muon is not None and muon.numbers(matrices) == 2 * 768 * 3072
-    assert shampoo is not None and shampoo.numbers(matrices) == 2 * (768 * 3072 + 2 * (768**2 + 3072**2))
+    muon, shampoo = (configure_optimizer(name).matrix_update for name in ("muon", "shampoo"))
+    assert muon is not None and muon.state_count(matrices) == 2 * 768 * 3072
+    assert shampoo is not None and shampoo.state_count(matrices) == 2 * (768 * 3072 + 2 * (768**2 + 3072**2))
 
 
 def test_which_weights_are_matrices() -> None:

@@ -14,8 +14,8 @@ from paleo.network.graph import build_graph
 from paleo.parallel.placement import STRATEGIES, Mesh, layer_label, parse_strategy, with_overrides
 from paleo.parallel.propagation import propagate
 from paleo.predict import Prediction, predict
-from paleo.search.hybrid import hybrid
-from paleo.specs.model import load_model, model_from
+from paleo.search.layer_splits import search_layer_splits
+from paleo.specs.model import build_model_spec, load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
 
@@ -66,13 +66,13 @@ def test_one_replicated_layer_pays_what_the_rules_say() -> None:
         (f"block.branch2.1.dropout1<{mlp}.down", "reduce_scatter", "forward", size),
     }
     weights = 24 * 3 / 4 * (2 * 1024 * 4096 + 4096)  # three quarters of two matrices and a bias in 24 blocks
-    assert mixed.program.parameters - split.program.parameters == weights
+    assert mixed.program.parameter_count - split.program.parameter_count == weights
     assert mixed.program.flops() > split.program.flops() and mixed.step_time > split.step_time
 
 
 def chain(*layers: Any) -> Any:
     head = {"title": "t", "task": "t", "source": "t", "inputs": {"x": {"dims": {"batch": "=batch", "hidden": WIDE}}}}
-    return build_graph(model_from(head | {"layers": list(layers)}, "t.yaml"), batch=BATCH)
+    return build_graph(build_model_spec(head | {"layers": list(layers)}, "t.yaml"), batch=BATCH)
 
 
 def linear(name: str, dim: str) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def test_steps_of_a_recurrence_cannot_be_divided() -> None:
 def test_a_search_layer_by_layer_places_layers_itself() -> None:
     run = Run(gpus=8, global_batch=64, placement={"head": {"vocab": None}})
     with pytest.raises(PlanError, match="placement: head: a per-layer search places the layers itself"):
-        hybrid(load_model("gpt2"), SYSTEM, run)
+        search_layer_splits(load_model("gpt2"), SYSTEM, run)
 
 
 @pytest.mark.parametrize(("stated", "option"), [("batch: 64", "--global-batch"), ("global_batch: 64", "--batch")])

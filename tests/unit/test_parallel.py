@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paleo.errors import PlanError
-from paleo.lowering.program import LayerCollective, Program, lower
+from paleo.lowering.program import LayerCollective, Program, lower_graph
 from paleo.network.graph import build_graph
 from paleo.operations.tensor import precision
 from paleo.parallel.placement import STRATEGIES, Mesh, parse_strategy
@@ -19,7 +19,7 @@ def program(model: str, strategy: str, batch: int = BATCH) -> Program:
     graph = build_graph(load_model(model), batch=batch)
     chosen = parse_strategy(strategy)
     mesh = Mesh.of(chosen.degrees)
-    return lower(graph, STRATEGIES[chosen.preset](graph, chosen), mesh, precision("bf16"))
+    return lower_graph(graph, STRATEGIES[chosen.preset](graph, chosen), mesh, precision("bf16"))
 
 
 def block(of: Program) -> tuple[LayerCollective, ...]:
@@ -57,16 +57,16 @@ def test_vocabulary_parallel_loss_exchanges_three_numbers_a_token() -> None:
 
 def test_parameters_are_shared_out_over_tensor_ranks() -> None:
     whole, eighth = program("gpt3-175b", "tp=1"), program("gpt3-175b", "tp=8")
-    norms_and_positions = 8 * eighth.parameters - whole.parameters
-    assert 0 < norms_and_positions < 0.003 * whole.parameters
-    assert whole.parameters == build_graph(load_model("gpt3-175b"), batch=1).parameters
+    norms_and_positions = 8 * eighth.parameter_count - whole.parameter_count
+    assert 0 < norms_and_positions < 0.003 * whole.parameter_count
+    assert whole.parameter_count == build_graph(load_model("gpt3-175b"), batch=1).parameters
 
 
 @pytest.mark.parametrize("strategy", ["tp=4", "tp=8,sp", "dp=8", "tp=2,dp=4", "cp=4", "tp=2,cp=2,dp=2"])
 def test_flops_are_conserved_over_ranks(strategy: str) -> None:
     degrees = parse_strategy(strategy).degrees
     model = build_graph(load_model("llama3-8b"), batch=8)
-    alone = lower(model, STRATEGIES["dp"](model, parse_strategy("dp")), Mesh.of({}), precision("bf16"))
+    alone = lower_graph(model, STRATEGIES["dp"](model, parse_strategy("dp")), Mesh.of({}), precision("bf16"))
     assert program("llama3-8b", strategy).flops() * Mesh.of(degrees).size == pytest.approx(alone.flops(), rel=1e-12)
 
 
@@ -90,7 +90,7 @@ def test_one_weird_trick_gathers_activations_and_sums_no_large_gradient() -> Non
     scatters = [t.payload_bytes for s in found.sections for t in s.transfers if t.operation == "reduce_scatter"]
     assert sorted(scatters) == sorted(t.payload_bytes for t in gathers)
     convolutions = sum(g.elements for s in found.sections for g in s.gradients if g.axes)
-    assert convolutions == sum(s.parameters for s in found.sections if s.name.startswith("conv"))
+    assert convolutions == sum(s.parameter_count for s in found.sections if s.name.startswith("conv"))
 
 
 def test_experts_travel_by_all_to_all() -> None:
@@ -125,7 +125,7 @@ def test_sequence_parallel_memory_is_the_published_one() -> None:
     Our GPT-3 file has no dropout (masks: 1 + 1 of the 34) and its fused attention keeps the output and a log-sum-exp.
     """
     found = max(program("megatron-sp-175b", "tp=8,sp").sections, key=lambda section: section.repeat)
-    per_sbh = (found.saved_bytes - found.selected_bytes) / (SBH / 2 / 8)
+    per_sbh = (found.saved_bytes - found.selectively_freed_bytes) / (SBH / 2 / 8)
     assert 31.0 < per_sbh < 34.5
 
 
@@ -155,6 +155,6 @@ def test_tables_of_a_few_kinds_are_on_every_rank() -> None:
     are not."""
     made = program("bert_base", "tp=4")
     segment = next(section for section in made.sections if section.name == "segment")
-    assert segment.parameters == 2 * 768
+    assert segment.parameter_count == 2 * 768
     sums = [t.name for section in made.sections[:4] for t in section.transfers]
     assert sums == ["add1<embed"]

@@ -7,11 +7,11 @@ import pytest
 
 from paleo.errors import PaleoError
 from paleo.predict import predict
-from paleo.search.partial_recompute import fewest_layers, full_recompute_cases
+from paleo.search.partial_recompute import fit_with_fewest_layers, full_recompute_cases
 from paleo.search.plans import search
-from paleo.search.space import Space
+from paleo.search.space import SearchSpace
 from paleo.specs.model import load_model
-from paleo.specs.run import Run, updated
+from paleo.specs.run import Run, replace_fields
 from paleo.specs.system import load_system
 
 NETWORK, MACHINE, RUN = "llama3-8b", "dgx-h100", Run(gpus=2, global_batch=16)
@@ -25,7 +25,7 @@ def test_no_number_of_recomputed_layers_beats_the_first_plan() -> None:
     assert first.run.recompute.layers is not None  # else the case shows nothing
     layers = first.run.recompute.layers
     assert first.recompute == f"full, {layers} layer{'s' * (layers != 1)} a stage"
-    assert reply.front[0] == first
+    assert reply.front_plans[0] == first
     alone = predict(network, machine, first.run)
     assert (alone.step_time, alone.memory.total) == (first.step_time, first.memory)
     tried = 0
@@ -33,7 +33,7 @@ def test_no_number_of_recomputed_layers_beats_the_first_plan() -> None:
         for count in (0, 2, 4, 8, 12, 20, 28, 30):
             stated = {"strategy": strategy, "microbatch": 1, "recompute": "full", "recompute_layers": count}
             try:
-                other = predict(network, machine, updated(RUN, stated))
+                other = predict(network, machine, replace_fields(RUN, stated))
             except PaleoError:
                 continue
             if other.memory.fits:
@@ -44,7 +44,7 @@ def test_no_number_of_recomputed_layers_beats_the_first_plan() -> None:
 
 @pytest.mark.slow
 def test_what_recomputes_all_layers_by_order_stays_so() -> None:
-    plans = search(load_model(NETWORK), load_system(MACHINE), RUN, space=Space(recompute=("full",)), top=3).plans
+    plans = search(load_model(NETWORK), load_system(MACHINE), RUN, space=SearchSpace(recompute=("full",)), top=3).plans
     assert {row.recompute for row in plans} == {"full"}
 
 
@@ -52,10 +52,10 @@ def test_what_recomputes_all_layers_by_order_stays_so() -> None:
 @pytest.mark.parametrize("share", [None, 0.01, 1.0])
 def test_an_expected_share_of_layers_changes_the_way_not_the_answer(share: float | None) -> None:
     options = {"strategy": "tp=2,sp", "microbatch": 1, "recompute": "full"}
-    whole = predict(load_model(NETWORK), load_system(MACHINE), updated(RUN, options))
-    some = fewest_layers(whole, share=share)
+    whole = predict(load_model(NETWORK), load_system(MACHINE), replace_fields(RUN, options))
+    some = fit_with_fewest_layers(whole, share=share)
     assert some is not None and some.memory.fits and some.run.recompute.layers is not None
-    one_less = updated(some.run, {"recompute_layers": some.run.recompute.layers - 1})
+    one_less = replace_fields(some.run, {"recompute_layers": some.run.recompute.layers - 1})
     assert not predict(load_model(NETWORK), load_system(MACHINE), one_less).memory.fits
 
 

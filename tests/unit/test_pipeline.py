@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from paleo.errors import PlanError
 from paleo.predict import predict
 from paleo.schedules.base import SCHEDULES, PassTimes, check_schedule
-from paleo.schedules.engine import StageTime, pipeline_events, pipeline_time
+from paleo.schedules.engine import ChunkPassTimes, pipeline_events, pipeline_time
 from paleo.schedules.stage_ends import stage_ends
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -19,8 +19,8 @@ from paleo.specs.system import load_system
 
 def uniform(
     depth: int, chunks: int, *, forward: float = 1.0, backward: float = 1.0, weights: float = 1.0
-) -> list[list[StageTime]]:
-    return [[StageTime(forward / chunks, backward / chunks, weights / chunks, 0.0)] * chunks] * depth
+) -> list[list[ChunkPassTimes]]:
+    return [[ChunkPassTimes(forward / chunks, backward / chunks, weights / chunks, 0.0)] * chunks] * depth
 
 
 @pytest.mark.slow
@@ -89,7 +89,7 @@ TIME = st.floats(0.1, 3.0)
 def test_zero_bubble_v_closed_form_is_exact_on_equal_stages(
     depth: int, more: int, f: float, b: float, w: float
 ) -> None:
-    times = [[StageTime(f / 2, b / 2, w / 2, 0.0)] * 2] * depth
+    times = [[ChunkPassTimes(f / 2, b / 2, w / 2, 0.0)] * 2] * depth
     passes = PassTimes(*(np.full(depth, one) for one in (f, b, w)))
     count = 2 * depth + more
     played = pipeline_time("zb-v", times, count).total
@@ -113,7 +113,7 @@ def test_zero_bubble_v_has_no_bubble_where_passes_are_equal(depth: int, more: in
 @given(half=st.integers(1, 5), units=st.integers(1, 6), f=TIME, b=TIME)
 @settings(max_examples=100, deadline=None)
 def test_chimera_closed_form_is_exact_on_equal_stages(half: int, units: int, f: float, b: float) -> None:
-    times, depth = [[StageTime(f, b, 0.0, 0.0)] * 2] * (2 * half), 2 * half
+    times, depth = [[ChunkPassTimes(f, b, 0.0, 0.0)] * 2] * (2 * half), 2 * half
     passes = PassTimes(np.full(depth, f), np.full(depth, b), np.zeros(depth))
     played = pipeline_time("chimera", times, depth * units).total
     ends = stage_ends(SCHEDULES["chimera"], passes, depth * units, 1)
@@ -124,9 +124,11 @@ def test_chimera_closed_form_is_exact_on_equal_stages(half: int, units: int, f: 
 def test_chimera_bubble_is_the_published_one(depth: int) -> None:
     """(p − 2) / (3p / 2 + p − 2) of a unit where B = 2F, p − 2 pauses where B = F (Li and Hoefler 2021, table 2 and
     section 3.1)."""
-    unit = pipeline_time("chimera", [[StageTime(1.0, 2.0, 0.0, 0.0)] * 2] * depth, depth).total
+    unit = pipeline_time("chimera", [[ChunkPassTimes(1.0, 2.0, 0.0, 0.0)] * 2] * depth, depth).total
     assert 1.0 - 3.0 * depth / unit == pytest.approx((depth - 2) / (1.5 * depth + depth - 2))
-    assert pipeline_time("chimera", [[StageTime(1.0, 1.0, 0.0, 0.0)] * 2] * depth, depth * 3).total == 7 * depth - 2
+    assert (
+        pipeline_time("chimera", [[ChunkPassTimes(1.0, 1.0, 0.0, 0.0)] * 2] * depth, depth * 3).total == 7 * depth - 2
+    )
 
 
 @pytest.mark.slow
@@ -143,7 +145,7 @@ def test_v_and_bidirectional_closed_forms_are_near_with_a_heavier_last_piece(
     schedule, stages, chunks = SCHEDULES[name], 2 * depth, chunks_of(name)
     pieces = [np.array([1.0, 1.1, 0.9])] * (stages * chunks - 1) + [np.array([1.0, 1.1, 0.9]) * (1.0 + last)]
     held = schedule.model_chunks(stages, chunks)
-    times = [[StageTime(*pieces[piece], 0.0) for piece in stage] for stage in held]
+    times = [[ChunkPassTimes(*pieces[piece], 0.0) for piece in stage] for stage in held]
     passes = PassTimes(*np.array([sum(pieces[i] for i in stage) / schedule.replicas for stage in held]).T)
     played = pipeline_time(name, times, stages * units).total
     assert low <= float(stage_ends(schedule, passes, stages * units, chunks).max(axis=0)) / played - 1.0 <= high
@@ -163,7 +165,7 @@ def test_what_follows_the_gradients_of_a_chunk_is_what_the_order_has(name: str, 
             last = max(i for i, action in enumerate(order) if (action.kind, action.chunk) == (makes, chunk))
             left = [action.kind for action in order[last + 1 :]]
             counts = left.count("B"), left.count("W") if schedule.splits_backward else left.count("B")
-            assert schedule.remaining(stage, depth, chunk, chunks) == counts
+            assert schedule.remaining_passes(stage, depth, chunk, chunks) == counts
 
 
 @pytest.mark.parametrize("name", list(SCHEDULES))
@@ -177,7 +179,7 @@ def test_few_microbatches_are_all_drawn(name: str) -> None:
 
 def test_a_tensor_does_not_travel_where_the_v_turns() -> None:
     """Two stages: it goes from the first to the second and back, not from the second to itself."""
-    times = [[StageTime(1.0, 1.0, 1.0, 5.0)] * 2] * 2
+    times = [[ChunkPassTimes(1.0, 1.0, 1.0, 5.0)] * 2] * 2
     sends = [e for e in pipeline_time("zb-v", times, 4).timeline.events if e.task.kind == "send"]
     assert len(sends) == 4 * 2 * 2
     assert SCHEDULES["zb-v"].sends_output(3, 2) == ((True, True), (True, True), (False, True))
@@ -212,7 +214,11 @@ def test_one_f_one_b_keeps_as_many_activations_as_stages_follow() -> None:
 
 def test_long_runs_are_not_unrolled_and_agree_with_those_that_are() -> None:
     """The window's extrapolation equals the full simulation, on uneven stages too."""
-    stages = [[StageTime(1.0, 1.5, 0.5, 0.1)], [StageTime(1.2, 2.0, 0.4, 0.1)], [StageTime(0.7, 1.0, 0.5, 0.0)]]
+    stages = [
+        [ChunkPassTimes(1.0, 1.5, 0.5, 0.1)],
+        [ChunkPassTimes(1.2, 2.0, 0.4, 0.1)],
+        [ChunkPassTimes(0.7, 1.0, 0.5, 0.0)],
+    ]
     from paleo.schedules.engine import _run
 
     for name in ("1f1b", "gpipe", "zb-h1"):
@@ -222,7 +228,7 @@ def test_long_runs_are_not_unrolled_and_agree_with_those_that_are() -> None:
 
 
 def test_the_slowest_stage_sets_the_pace() -> None:
-    stages = [[StageTime(1.0, 1.0, 1.0, 0.0)]] * 3 + [[StageTime(2.0, 2.0, 2.0, 0.0)]]
+    stages = [[ChunkPassTimes(1.0, 1.0, 1.0, 0.0)]] * 3 + [[ChunkPassTimes(2.0, 2.0, 2.0, 0.0)]]
     total = pipeline_time("1f1b", stages, 32).total
     assert total == pytest.approx(32 * 6.0 + 3 * 3.0)
 
@@ -240,7 +246,7 @@ def engine(name: str, stages: list[tuple[float, float, float]], microbatches: in
     """Every pass played by the engine."""
     from paleo.schedules.engine import _run
 
-    times = [[StageTime(f / chunks, b / chunks, w / chunks, 0.0)] * chunks for f, b, w in stages]
+    times = [[ChunkPassTimes(f / chunks, b / chunks, w / chunks, 0.0)] * chunks for f, b, w in stages]
     return _run(SCHEDULES[name], times, microbatches).total
 
 
@@ -286,8 +292,8 @@ def test_interleaved_closed_form_is_near_with_a_heavier_last_chunk(
     """A head of up to a tenth of a chunk, in the last chunk alone."""
     from paleo.schedules.engine import _run
 
-    times = [[StageTime(1.0, 2.0, 0.0, 0.0)] * chunks for _ in range(depth)]
-    times[-1] = [*times[-1][:-1], StageTime(1.0 + last, 2.0 + 2 * last, 0.0, 0.0)]
+    times = [[ChunkPassTimes(1.0, 2.0, 0.0, 0.0)] * chunks for _ in range(depth)]
+    times[-1] = [*times[-1][:-1], ChunkPassTimes(1.0 + last, 2.0 + 2 * last, 0.0, 0.0)]
     played = _run(SCHEDULES["interleaved"], times, depth * rounds).total
     stages = [(float(chunks), 2.0 * chunks, 0.0)] * (depth - 1) + [(chunks + last, 2.0 * (chunks + last), 0.0)]
     assert closed("interleaved", stages, depth * rounds, chunks) == pytest.approx(played, rel=0.02)
@@ -303,8 +309,8 @@ def test_no_stage_ends_later_than_stated(
     from paleo.schedules.engine import _run
 
     passes = PassTimes(*(np.array(column) for column in zip(*stages, strict=True)))
-    played = _run(SCHEDULES[name], [[StageTime(*one, 0.0)] for one in stages], microbatches)
-    stated = SCHEDULES[name].closed_forms.ends(np.asarray(played.total), passes, microbatches, 1)
+    played = _run(SCHEDULES[name], [[ChunkPassTimes(*one, 0.0)] for one in stages], microbatches)
+    stated = SCHEDULES[name].closed_forms.stage_ends(np.asarray(played.total), passes, microbatches, 1)
     assert stated.max() == pytest.approx(played.total)
     if name != "zb-h1":
         assert np.all(np.array(played.ends) <= stated * (1 + 1e-12))
@@ -344,7 +350,7 @@ def test_an_output_layer_keeps_its_loss() -> None:
         predict(model, system, Run.model_validate({**run, "strategy": f"pp=32,ep=8,zero=1,vp={chunks}"}))
         for chunks in (1, 3)
     )
-    pieces = interleaved.steps.batch.assignment.model_chunks
+    pieces = interleaved.step_arrays.batch.assignment.model_chunks
     names = [section.name for section in interleaved.program.sections]
     assert [names[section] for section, _ in pieces[-1]][-2:] == names[-2:]
     block = max(range(len(names)), key=lambda index: interleaved.program.sections[index].repeat)

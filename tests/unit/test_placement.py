@@ -17,7 +17,7 @@ from paleo.pricing.links.topology import (
     NodePlacement,
     ecmp_share,
     exchange_share,
-    leaves_touched,
+    mean_leaf_count,
     node_placement,
     placement_port_share,
     rail_exchange_share,
@@ -27,7 +27,7 @@ from paleo.pricing.links.topology import (
 from paleo.specs.device import load_link
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.specs.system import Level, System, load_system
+from paleo.specs.system import InterconnectLevel, System, load_system
 
 
 @pytest.fixture
@@ -91,9 +91,9 @@ def test_nodes_drawn_at_random(random: np.random.Generator) -> None:
     draws = [random.permutation(machine)[:nodes] // leaf for _ in range(2000)]
     touched = np.mean([len(set(draw)) for draw in draws])
     crossings = np.mean([(draw != np.roll(draw, 1)).sum() for draw in draws])
-    assert float(leaves_touched(nodes, machine, leaf)) == pytest.approx(touched, rel=0.02)
+    assert float(mean_leaf_count(nodes, machine, leaf)) == pytest.approx(touched, rel=0.02)
     assert float(ring_crossings(nodes, machine, leaf)) == pytest.approx(crossings, rel=0.02)
-    assert float(leaves_touched(8, 1024, 1024)) == pytest.approx(1.0)
+    assert float(mean_leaf_count(8, 1024, 1024)) == pytest.approx(1.0)
 
 
 def ring_rates(leaf_of: Sequence[int], leaf: int, oversubscription: float) -> np.ndarray:
@@ -114,7 +114,9 @@ def test_a_ring_in_rank_order_over_random_nodes(random: np.random.Generator) -> 
     for _ in range(200):
         _, leaf_of = np.unique(random.permutation(256)[:128] // 16, return_inverse=True)
         shares.append(ring_rates(random.permutation(leaf_of).tolist(), 16, 4.0).min())
-    share = placement_port_share(oversubscribed(4.0, leaf=16, nodes=256), 128, node_placement("random")).unsorted_share
+    share = placement_port_share(
+        oversubscribed(4.0, leaf=16, nodes=256), 128, node_placement("random")
+    ).unsorted_ring_share
     assert share == pytest.approx(float(np.mean(shares)), rel=0.05)
 
 
@@ -181,9 +183,9 @@ def test_a_stride_inside_the_nodes_is_none_between_them() -> None:
     """Replicas behind eight tensor-parallel ranks lie in neighbouring nodes, behind four nodes of experts not."""
     fabric = Fabric(oversubscribed(8.0), placement=NodePlacement())
     payload, ranks = np.array([1e9]), np.array([16])
-    near, apart = (float(fabric.times("all_gather", np.array([s]), ranks, payload)[0]) for s in (8, 32))
+    near, apart = (float(fabric.collective_times("all_gather", np.array([s]), ranks, payload)[0]) for s in (8, 32))
     plain = Fabric(oversubscribed(1.0), placement=NodePlacement())
-    assert near == float(plain.times("all_gather", np.array([8]), ranks, payload)[0])
+    assert near == float(plain.collective_times("all_gather", np.array([8]), ranks, payload)[0])
     assert apart > 3.0 * near
 
 
@@ -245,18 +247,18 @@ def test_an_exchange_over_a_dragonfly(used: int, members: int, pair: float, rout
     across = [(a, b) for a in nodes for b in nodes if a // members != b // members]
     inside = 1.0 - (members - 1.0) / (len(nodes) - 1.0)  # of a port, what is left of the flows that stay in the group
     rates = dragonfly_rates(across, members, network) * (len(nodes) - 1)
-    expected = float(network.exchange(len(nodes), members, used))
+    expected = float(network.exchange_share(len(nodes), members, used))
     assert min(rates.min(), 1.0) == pytest.approx(expected, rel=0.05) or rates.min() * inside > 1.0
     best = replace(network, routing="adaptive")
-    assert float(best.exchange(len(nodes), members, used)) >= expected
+    assert float(best.exchange_share(len(nodes), members, used)) >= expected
 
 
 @pytest.mark.parametrize("routing", ["minimal", "valiant"])
 def test_a_ring_over_a_dragonfly(routing: str) -> None:
     network = Dragonfly(6, 0.4, routing)
     rates = dragonfly_rates([(4 * group, (4 * group + 4) % 24) for group in range(6)], 4, network)
-    assert float(network.ring(6)) == pytest.approx(rates.min(), rel=0.05)
-    assert float(network.ring(1)) == 1.0
+    assert float(network.ring_share(6)) == pytest.approx(rates.min(), rel=0.05)
+    assert float(network.ring_share(1)) == 1.0
 
 
 def test_a_ring_in_rank_order_over_a_dragonfly(random: np.random.Generator) -> None:
@@ -268,7 +270,7 @@ def test_a_ring_in_rank_order_over_a_dragonfly(random: np.random.Generator) -> N
         drawn = random.permutation(groups * size)[:nodes]
         flows = [(int(a), int(b)) for a, b in zip(drawn, np.roll(drawn, -1), strict=True)]
         shares.append(dragonfly_rates(flows, size, network).min())
-    share = float(network.unsorted_ring(ring_crossings(nodes, groups * size, size)))
+    share = float(network.unsorted_ring_share(ring_crossings(nodes, groups * size, size)))
     assert share == pytest.approx(float(np.mean(shares)), rel=0.05)
 
 
@@ -299,7 +301,7 @@ def oversubscribed(ratio: float, *, leaf: int = 8, nodes: int = 64, routing: str
 
 def seconds(system: System, operation: str, placement: NodePlacement | None) -> float:
     fabric = Fabric(system, placement=placement)
-    return float(fabric.times(operation, np.array([1]), np.array([64]), np.array([1e9]))[0])
+    return float(fabric.collective_times(operation, np.array([1]), np.array([64]), np.array([1e9]))[0])
 
 
 def test_random_nodes_hurt_exchanges_and_not_sorted_rings() -> None:
@@ -313,10 +315,10 @@ def test_random_nodes_hurt_exchanges_and_not_sorted_rings() -> None:
 
 def test_neighbours_take_their_part_of_the_uplinks() -> None:
     system = oversubscribed(1.0)
-    alone, beside = (replace(node_placement("spread:4"), background=share) for share in (0.0, 0.3))
+    alone, beside = (replace(node_placement("spread:4"), background_load_share=share) for share in (0.0, 0.3))
     ratio = seconds(system, "all_gather", beside) / seconds(system, "all_gather", alone)
     assert 1.2 < ratio <= 1 / 0.7 + 1e-9
-    packed = replace(node_placement("packed"), background=0.3)
+    packed = replace(node_placement("packed"), background_load_share=0.3)
     assert seconds(system, "all_gather", packed) == seconds(system, "all_gather", None)  # one leaf, no uplink
 
 
@@ -357,7 +359,7 @@ def test_rails_keep_exchanges_that_go_over_nvlink_first() -> None:
     rails = oversubscribed(2.0, leaf=8, routing="rail")
     share = placement_port_share(rails, 8, node_placement("packed"))
     assert (share.exchange_share, share.ring_share) == (1.0, 1.0)
-    assert share.direct_share == pytest.approx(float(rail_exchange_share(8, 8, 8, 8, 2.0)))
+    assert share.direct_rail_exchange_share == pytest.approx(float(rail_exchange_share(8, 8, 8, 8, 2.0)))
 
 
 def test_a_system_that_states_its_topology_is_priced_by_it() -> None:
@@ -392,7 +394,7 @@ def test_slingshot_with_its_groups_stated() -> None:
 def test_routing_fits_its_topology(changes: dict[str, object], says: str) -> None:
     level = {"name": "fabric", "ranks": None, "link": load_link("infiniband-ndr"), "topology": "fabric"}
     with pytest.raises(SpecError, match=says):
-        Level(**{**level, **changes})
+        InterconnectLevel(**{**level, **changes})
 
 
 @pytest.mark.parametrize("text", ["all_to_all", "all_to_al:8:0.5", "ring:0:0.5", "ring:8:1.5", "ring:8", ""])

@@ -20,14 +20,14 @@ X = Tensor("x", ("batch", "seq", "hidden"), (2, 64, 256))
 
 def moved(operations: object, phase: str) -> float:
     """Bytes of an element that passes read and write."""
-    kernels = [kernel for each in operations for kernel in getattr(each, phase)(precision("bf16"))]  # type: ignore[attr-defined]
+    kernels = [kernel for each in operations for kernel in getattr(each, f"{phase}_kernels")(precision("bf16"))]  # type: ignore[attr-defined]
     return sum(kernel.bytes_read + kernel.bytes_written for kernel in kernels) / X.elements
 
 
 def test_plain_norm_moves_36_bytes_forward_and_twice_that_backward() -> None:
     layer = LAYERS["rms_norm"]()
-    plain = layer.expand("norm", (X,), LayerImplementations(rms_norm="stepwise")).operations
-    fused = layer.expand("norm", (X,), LayerImplementations()).operations
+    plain = layer.to_operations("norm", (X,), LayerImplementations(rms_norm="stepwise")).operations
+    fused = layer.to_operations("norm", (X,), LayerImplementations()).operations
     assert moved(plain, "forward") == pytest.approx(36.0, rel=0.01)
     assert moved(plain, "backward") == pytest.approx(76.0, rel=0.05)
     assert moved(fused, "forward") == pytest.approx(4.0, rel=0.02)
@@ -37,7 +37,7 @@ def test_complex_rotation_moves_20_bytes_each_way() -> None:
     layer = LAYERS["attention"](heads=4, rotary=True)
     rotary = [
         operation
-        for operation in layer.expand("attention", (X,), LayerImplementations(rotation="complex")).operations
+        for operation in layer.to_operations("attention", (X,), LayerImplementations(rotation="complex")).operations
         if ".rotary." in operation.name
     ]
     assert moved(rotary, "forward") == pytest.approx(2 * 20.0)  # query and key
@@ -63,8 +63,10 @@ def attention_seconds(software: str, dropout: float, seq: int = 1024) -> float:
         load_software(software),
     )
     kernels = [each for section in made.program.sections for each in section.kernels]
-    assert len(kernels) == len(made.kernels.total)
-    return sum(s for k, s in zip(kernels, made.kernels.total.tolist(), strict=True) if k.kernel.family == "attention")
+    assert len(kernels) == len(made.kernels.device_time)
+    return sum(
+        s for k, s in zip(kernels, made.kernels.device_time.tolist(), strict=True) if k.kernel.family == "attention"
+    )
 
 
 def test_attention_that_draws_random_numbers_takes_1_4_times_as_long_where_that_was_measured() -> None:
@@ -153,8 +155,11 @@ def test_streamed_norms_cost_what_their_bytes_do_and_a_block_for_each_short_row_
     )
     device = load_system("h100-sxm5-80gb").device
     streamed, block = (
-        float(kernel_predictor(device, "bf16", "auto", load_software(name)).times([norm]).total[0])
+        float(kernel_predictor(device, "bf16", "auto", load_software(name)).times([norm]).device_time[0])
         for name in ("megatron-core", "megatron-2021")
     )
-    assert streamed == kernel_predictor(device, "bf16", "auto", load_software("megatron-core")).times([plain]).total[0]
+    assert (
+        streamed
+        == kernel_predictor(device, "bf16", "auto", load_software("megatron-core")).times([plain]).device_time[0]
+    )
     assert block > least * streamed

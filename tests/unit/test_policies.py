@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from paleo.lowering.launches import unneeded_for_backward
-from paleo.lowering.policies import kernel_runs, with_recompute
+from paleo.lowering.policies import kernel_runs, with_recompute_policy
 from paleo.network.graph import build_graph
 from paleo.predict import Prediction, predict
 from paleo.search.plans import search
-from paleo.search.space import Space
+from paleo.search.space import SearchSpace
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
@@ -62,7 +62,7 @@ def again(of: Prediction, recompute: str, family: str) -> float:
     """FLOP of kernels of a kind that run again, in blocks."""
     return sum(
         counted.kernel.flops * counted.repetitions * section.repeat * (kernel_runs(section, counted) - 1.0)
-        for section in with_recompute(of.program, recompute).sections
+        for section in with_recompute_policy(of.program, recompute).sections
         for counted in section.kernels
         if counted.kernel.family == family
     )
@@ -86,14 +86,14 @@ def test_bytes_that_selective_recomputation_of_products_keeps() -> None:
     """A token of a block: input 4096, attention's output 4096 and a statistic for each of 32 heads, half of what the
     products give: (3 · 4096 + 4096 + 2 · 11008 + 4096) / 2; 2 bytes each."""
     section = max(made(PRODUCTS, "selective").program.sections, key=lambda one: one.repeat)
-    kept = section.saved_bytes - section.selected_bytes
+    kept = section.saved_bytes - section.selectively_freed_bytes
     assert kept == pytest.approx(4096 * 2 * (4096 + 4096 + (5 * 4096 + 2 * 11008) / 2))
 
 
 def test_head_and_loss_are_outside_the_blocks_that_are_recomputed() -> None:
     """The loss keeps its log-probabilities in fp32, 4096 tokens times 32,000, whatever blocks do."""
     outside = [each for each in made(PRODUCTS, "selective").program.sections if each.repeat == 1]
-    assert all(each.selected_bytes == 0.0 for each in outside)
+    assert all(each.selectively_freed_bytes == 0.0 for each in outside)
     assert max(each.saved_bytes for each in outside) == pytest.approx(4 * 4096 * 32_000)
     again_outside = [counted.selective_recompute_runs for each in outside for counted in each.kernels]
     assert again_outside and not any(again_outside)
@@ -147,7 +147,9 @@ def test_early_ends_save_time_and_no_bytes(strategy: str) -> None:
 @pytest.mark.slow
 def test_a_search_finds_what_single_predictions_do() -> None:
     run = Run(gpus=8, dtype="bf16", global_batch=16, software="torchtitan")
-    found = search(load_model("llama2-7b"), SYSTEM, run, space=Space(degrees={"cp": 1}, schedules=("1f1b",)), top=200)
+    found = search(
+        load_model("llama2-7b"), SYSTEM, run, space=SearchSpace(degrees={"cp": 1}, schedules=("1f1b",)), top=200
+    )
     assert {one.recompute for one in found.plans} == {"none", "selective", "full"}
     for one in found.plans[::9]:
         single = predict(load_model("llama2-7b"), SYSTEM, one.run)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from paleo.errors import SpecError
-from paleo.operations.base import OPTIMIZERS, optimizer
-from paleo.operations.tensor import BYTES, autocast, precision
+from paleo.operations.base import OPTIMIZERS, configure_optimizer
+from paleo.operations.tensor import BYTES_PER_NUMBER, precision, with_autocast_weights
 from paleo.predict import predict
+from paleo.pricing.calibration_lookup import find_parameters
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.pricing.kernels import device_datasheet, kernel_predictor
-from paleo.pricing.store import lookup
 from paleo.specs.device import Device
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -35,36 +35,36 @@ def test_formats(
     dtype: str, activation: float, operand: float, parameter: float, gradient: float, master: float, state: float
 ) -> None:
     made = precision(dtype)
-    assert (made.activation, made.operand, made.parameter) == (activation, operand, parameter)
-    assert (made.gradient, made.master, made.state) == (gradient, master, state)
+    assert (made.activation_bytes, made.operand_bytes, made.parameter_bytes) == (activation, operand, parameter)
+    assert (made.gradient_bytes, made.master_bytes, made.state_bytes) == (gradient, master, state)
     assert made.bytes_of("activation") == activation
     assert made.bytes_of("parameter") == parameter
     assert made.bytes_of("gradient") == gradient
     assert (made.bytes_of("statistic"), made.bytes_of("mask"), made.bytes_of("index")) == (4, 1, 8)
 
 
-@pytest.mark.parametrize("dtype", BYTES)
+@pytest.mark.parametrize("dtype", BYTES_PER_NUMBER)
 def test_mixed_precision_adam_takes_sixteen_bytes_a_parameter(dtype: str) -> None:
     """Rajbhandari et al., ZeRO, 2020, section 3.1: 2 + 2 + 12 in sixteen bits; 4 + 4 + 8 in fp32."""
     made = precision(dtype)
-    total = made.parameter + made.gradient + OPTIMIZERS["adam"].state_bytes(made)
+    total = made.parameter_bytes + made.gradient_bytes + OPTIMIZERS["adam"].state_bytes(made)
     assert total == (32 if dtype == "fp64" else 16)
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp8", "fp32"])
 def test_autocast_keeps_wide_weights_and_the_same_sixteen_bytes(dtype: str) -> None:
-    made = autocast(precision(dtype))
-    assert (made.parameter, made.gradient, made.master, made.wide_activation) == (4, 4, 0, 4)
-    assert made.parameter + made.gradient + OPTIMIZERS["adam"].state_bytes(made) == 16
-    assert made.operand == precision(dtype).operand
-    assert made.casts == (dtype != "fp32")
+    made = with_autocast_weights(precision(dtype))
+    assert (made.parameter_bytes, made.gradient_bytes, made.master_bytes, made.fp32_activation_bytes) == (4, 4, 0, 4)
+    assert made.parameter_bytes + made.gradient_bytes + OPTIMIZERS["adam"].state_bytes(made) == 16
+    assert made.operand_bytes == precision(dtype).operand_bytes
+    assert made.casts_weights_each_pass == (dtype != "fp32")
 
 
 def test_an_unknown_dtype_has_near_names() -> None:
     with pytest.raises(SpecError, match="nearest: 'bf16'"):
         precision("bf61")
     with pytest.raises(SpecError, match="nearest: 'adam'"):
-        optimizer("adm")
+        configure_optimizer("adm")
 
 
 def test_narrow_products_quantise_their_operands_inside_the_blocks_alone() -> None:
@@ -91,7 +91,9 @@ def test_attention_and_head_cost_the_same_in_eight_bits_as_in_sixteen() -> None:
         run = Run(batch=1, dtype=dtype, software="cuda-graph", model={"layers": 3, "seq": 2048})
         made = predict(load_model("llama2-7b"), load_system("h100-sxm5-80gb"), run)
         kernels = [c.kernel for s in made.program.sections for c in s.kernels]
-        prices = kernel_predictor(made.system.device, dtype, "auto", load_software("cuda-graph")).times(kernels).total
+        prices = (
+            kernel_predictor(made.system.device, dtype, "auto", load_software("cuda-graph")).times(kernels).device_time
+        )
         return {kernel.name + kernel.phase: float(time) for kernel, time in zip(kernels, prices, strict=True)}
 
     eight, sixteen = seconds("fp8"), seconds("bf16")
@@ -112,7 +114,7 @@ def test_training_draws_more_power_than_the_calibrating_rows() -> None:
         ))  # fmt: skip
 
     def found(device: Device, dtype: str) -> GemmParameters:
-        return lookup(
+        return find_parameters(
             GemmParameters, subject=device.name, architecture=device.architecture, memory_kind=device.memory.kind,
             family="gemm.tensor",
         ).parameters  # fmt: skip

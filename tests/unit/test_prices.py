@@ -6,41 +6,41 @@ import pytest
 
 from paleo import load_system
 from paleo.errors import SpecError
-from paleo.specs.catalog import names
-from paleo.specs.prices import billed_devices, price_list, purchase_quote, rent_quote, term_named
+from paleo.specs.catalog import entry_names
+from paleo.specs.prices import billed_devices, load_price_list, parse_rental_term, purchase_quote, rent_quote
 from paleo.studies.cost import Tariff, rent_rate
-from paleo.units import HOUR, YEAR
+from paleo.units import HOUR, SECONDS_PER_YEAR
 
 
-@pytest.mark.parametrize("name", names("prices"))
+@pytest.mark.parametrize("name", entry_names("prices"))
 def test_offers_name_known_devices_and_one_price(name: str) -> None:
-    for offer in price_list(name).offers:
-        assert offer.device in names("devices")
+    for offer in load_price_list(name).offers:
+        assert offer.device in entry_names("devices")
         assert (offer.rate is None) == (offer.term == "purchase") == (offer.price is not None)
 
 
 def test_most_systems_have_a_dated_price() -> None:
-    priced = [name for name in names("systems") if rent_rate(load_system(name), 8)[0] is not None]
+    priced = [name for name in entry_names("systems") if rent_rate(load_system(name), 8)[0] is not None]
     assert len(priced) >= 42
 
 
 def test_a_systems_own_offer_comes_before_the_market() -> None:
     quote = rent_quote(load_system("aws-p4d.24xlarge"), "3-year")
-    assert quote is not None and quote.exact
-    assert quote.value * 8 * HOUR == pytest.approx(11.60)
+    assert quote is not None and quote.is_same_system
+    assert quote.device_price * 8 * HOUR == pytest.approx(11.60)
     market = rent_quote(load_system("dgx-a100-80gb"), "1-year")
-    assert market is not None and not market.exact and "median" in market.price.source
+    assert market is not None and not market.is_same_system and "median" in market.price.source
 
 
 def test_a_price_says_how_far_offers_differ_and_for_which_term() -> None:
     """H100s by the hour: the lowest and the highest offer stand beside the median; other terms are named."""
     system = load_system("dgx-h100")
     for term, start in (("on-demand", "median of"), ("spot", "spot, median of")):
-        quote = rent_quote(system, term_named(term))
+        quote = rent_quote(system, parse_rental_term(term))
         assert quote is not None and quote.price.source.startswith(start)
         hourly = [HOUR * (offer.rate or 0.0) / offer.devices for _, offer in quote.offers]
         assert f" {min(hourly):.3g} to {max(hourly):.3g} USD/h, the nearest: " in quote.price.source
-        assert min(hourly) <= quote.value * HOUR <= max(hourly)
+        assert min(hourly) <= quote.device_price * HOUR <= max(hourly)
     alone = rent_quote(load_system("l4-8gpu-100gbe"), "on-demand")
     assert alone is not None and alone.price.source.startswith("the only offer of l4: ")
     stated = rent_rate(system, 8, Tariff.model_validate({"gpu_price": "2.5 USD/h"}))[1]
@@ -73,8 +73,8 @@ def test_bought_machines_are_written_off_and_pay_their_electricity() -> None:
     """A DGX A100 was listed at 167,000 USD, the lowest of its prices: over four years 4.76 USD an hour."""
     system = load_system("dgx-a100-80gb")
     quote = purchase_quote(system)
-    assert quote is not None and quote.value * 8 == pytest.approx(167_000)
-    rate, price = rent_rate(system, 8, Tariff.model_validate({"years": f"{4 * YEAR} s"}))
+    assert quote is not None and quote.device_price * 8 == pytest.approx(167_000)
+    rate, price = rent_rate(system, 8, Tariff.model_validate({"years": f"{4 * SECONDS_PER_YEAR} s"}))
     assert rate is not None and rate * HOUR == pytest.approx(167_000 / (4 * 365.25 * 24))
     assert price is not None and "written off over 4 years" in price.source
 
@@ -100,12 +100,12 @@ def test_prices_by_system_come_first() -> None:
 )
 def test_whole_units_are_billed(system: str, gpus: int, devices: int, unit: str) -> None:
     whole = billed_devices(load_system(system), gpus)
-    assert (whole.devices, whole.unit) == (devices, unit)
+    assert (whole.devices, whole.machine_noun) == (devices, unit)
 
 
 def test_unknown_terms_name_the_nearest() -> None:
     with pytest.raises(SpecError, match="nearest: 'spot'"):
-        term_named("spott")
+        parse_rental_term("spott")
 
 
 def test_trays_of_an_nvl72_are_rented_one_by_one() -> None:
@@ -115,5 +115,11 @@ def test_trays_of_an_nvl72_are_rented_one_by_one() -> None:
     assert each is not None
     paid = {gpus: rent_rate(system, gpus)[0] for gpus in (1, 4, 5, 8, 72)}
     assert paid == pytest.approx(
-        {1: 4 * each.value, 4: 4 * each.value, 5: 8 * each.value, 8: 8 * each.value, 72: 72 * each.value}
+        {
+            1: 4 * each.device_price,
+            4: 4 * each.device_price,
+            5: 8 * each.device_price,
+            8: 8 * each.device_price,
+            72: 72 * each.device_price,
+        }
     )

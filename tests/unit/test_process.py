@@ -94,8 +94,8 @@ def test_a_terminal_that_knows_ascii_alone() -> None:
 
 def test_sigterm_leaves_no_draft(tmp_path: Path) -> None:
     script = (
-        "import os, signal\nfrom paleo.cli.process import prepare\n"
-        "from paleo.files import write_atomically\nprepare()\n"
+        "import os, signal\nfrom paleo.cli.process import prepare_streams\n"
+        "from paleo.files import write_atomically\nprepare_streams()\n"
         f"write_atomically({str(tmp_path / 't.txt')!r}, lambda file: os.kill(os.getpid(), signal.SIGTERM))"
     )
     assert subprocess.run([sys.executable, "-c", script], timeout=30, check=False).returncode == EXIT_TERMINATED

@@ -8,9 +8,9 @@ import pytest
 
 from paleo.errors import PlanError
 from paleo.network.graph import Graph, build_graph
-from paleo.parallel.placement import STRATEGIES, Mesh, Placement, Rule, idle_axes, parse_strategy
+from paleo.parallel.placement import STRATEGIES, Mesh, Placement, PlacementRule, idle_axes, parse_strategy
 from paleo.parallel.propagation import PlacedNode, propagate
-from paleo.specs.model import load_model, model_from
+from paleo.specs.model import build_model_spec, load_model
 
 BATCH, WIDE = 8, 16
 Owed = list[tuple[str, str, str, int]]
@@ -19,7 +19,7 @@ Owed = list[tuple[str, str, str, int]]
 def graph(*layers: Any) -> Graph:
     dims = {"batch": "=batch", "hidden": WIDE}
     head = {"title": "t", "task": "t", "source": "t", "inputs": {"x": {"dims": dims}}}
-    return build_graph(model_from(head | {"layers": list(layers)}, "t.yaml"), batch=BATCH)
+    return build_graph(build_model_spec(head | {"layers": list(layers)}, "t.yaml"), batch=BATCH)
 
 
 def linear(name: str, dim: str, features: int = WIDE, **more: Any) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def linear(name: str, dim: str, features: int = WIDE, **more: Any) -> dict[str, 
 
 
 def placed(of: Graph, rules: dict[str, Any], **degrees: int) -> dict[str, PlacedNode]:
-    placement = Placement(tuple(Rule(split, name=name) for name, split in rules.items()))
+    placement = Placement(tuple(PlacementRule(split, name=name) for name, split in rules.items()))
     return {one.node.name: one for one in propagate(of, placement, Mesh.of(degrees))}
 
 
@@ -127,7 +127,7 @@ def test_what_does_not_divide_is_an_error_but_a_batch_may_be_short() -> None:
 
 def test_axes_that_split_nothing_are_named() -> None:
     model = graph(FIRST)
-    placement = Placement((Rule({"batch": ("dp",), "seq": ("cp",), "hidden": ("tp",)}, name="stem"),))
+    placement = Placement((PlacementRule({"batch": ("dp",), "seq": ("cp",), "hidden": ("tp",)}, name="stem"),))
     assert idle_axes(model, placement, Mesh.of({"dp": 2, "cp": 2, "tp": 2, "pp": 2})) == ("cp",)
     assert idle_axes(model, placement, Mesh.of({})) == ()
 

@@ -119,12 +119,12 @@ def test_a_mistake_has_one_message(name: str, capsys: pytest.CaptureFixture[str]
 
 
 def test_counts_by_doublings() -> None:
-    assert questions.gpu_counts("1,8..64") == [1, 8, 16, 32, 64]
-    assert questions.gpu_counts("3..8") == [3, 6, 8]
-    assert questions.gpu_counts([8, "16"]) == [8, 16]  # type: ignore[list-item]
+    assert questions.parse_gpu_counts("1,8..64") == [1, 8, 16, 32, 64]
+    assert questions.parse_gpu_counts("3..8") == [3, 6, 8]
+    assert questions.parse_gpu_counts([8, "16"]) == [8, 16]  # type: ignore[list-item]
     for wrong in ("1,024", "8..4", "0..8", "8..", "..8", "8...16", [True, 0]):
         with pytest.raises(SpecError, match="expected GPU counts"):
-            questions.gpu_counts(wrong)
+            questions.parse_gpu_counts(wrong)
 
 
 @pytest.mark.slow
@@ -141,7 +141,7 @@ def test_each_system_of_a_plan_is_searched_at_its_own_count() -> None:
 def test_a_price_without_a_length_is_that_of_the_usual_training() -> None:
     """An objective of money is never decided by plans without a price."""
     answer = paleo.plan("lenet", NODE, [1, 8], global_batch=64, objective="cost", top=3)
-    costs = [plan.score("cost") for plan in answer.purchase.plans]
+    costs = [plan.objective_value("cost") for plan in answer.purchase.plans]
     assert None not in [plan.usd for plan in answer.purchase.plans] and costs == sorted(costs)
 
 
@@ -239,8 +239,14 @@ def test_amounts_may_have_a_prefix() -> None:
         (lambda: paleo.target(3, NODE, 8), "task 3: expected a name"),  # type: ignore[arg-type]
         (lambda: paleo.target("gpt2", NODE, 8, loss="2"), "loss: '2': expected a number"),  # type: ignore[arg-type]
         (lambda: paleo.target("gpt2", NODE, 8, loss=float("nan")), "loss: nan: expected a number"),
-        (lambda: paleo.estimate("lenet", NODE).prediction.variant(bach=4), "bach: unknown key; nearest: 'batch'"),
-        (lambda: paleo.estimate("lenet", NODE).prediction.variant(batch=-4), "batch: -4: it should be greater than 0"),
+        (
+            lambda: paleo.estimate("lenet", NODE).prediction.predict_variant(bach=4),
+            "bach: unknown key; nearest: 'batch'",
+        ),
+        (
+            lambda: paleo.estimate("lenet", NODE).prediction.predict_variant(batch=-4),
+            "batch: -4: it should be greater than 0",
+        ),
         (lambda: paleo.predict("lenet", NODE, paleo.Run()), "paleo.estimate takes names"),  # type: ignore[arg-type]
         (lambda: paleo.estimate("lenet", NODE, samples=True), "samples: True: expected a number"),
         (lambda: paleo.estimate("lenet", NODE, samples=1, buy="x"), "--buy 'x': expected the years"),

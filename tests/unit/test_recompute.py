@@ -11,12 +11,12 @@ from paleo.errors import PaleoError, PlanError
 from paleo.lowering.policies import most_recomputable_layers, recompute_summary
 from paleo.predict import Prediction, predict
 from paleo.schedules.base import SCHEDULES
-from paleo.search.partial_recompute import fewest_layers
+from paleo.search.partial_recompute import fit_with_fewest_layers
 from paleo.search.plans import search
 from paleo.specs.model import load_model
-from paleo.specs.run import Run, updated
+from paleo.specs.run import Run, replace_fields
 from paleo.specs.system import load_system
-from paleo.studies.advice import advise
+from paleo.studies.advice import suggest_memory_savings
 from paleo.studies.cost import power
 
 SYSTEM = load_system("dgx-h100")
@@ -85,7 +85,7 @@ def test_one_device_replays_the_first_layers() -> None:
     assert some.step_time == pytest.approx(none.step_time + (full.step_time - none.step_time) / 4, rel=1e-12)
     assert some.step_time == pytest.approx(some.timeline.end, rel=1e-12)
     blocks = [section for section in some.program.sections if section.name == "block"]
-    assert [(one.repeat, one.recompute) for one in blocks] == [(4, "full"), (12, "none")]
+    assert [(one.repeat, one.recompute_policy) for one in blocks] == [(4, "full"), (12, "none")]
     drawn = [power(one) for one in (none, some, full)]
     assert all(one is not None for one in drawn)
 
@@ -115,7 +115,7 @@ def test_named_layers_are_the_ones_that_are_meant(schedule: str) -> None:
 
 def test_later_names_win_and_layers_outside_of_blocks_have_names_too() -> None:
     ways = made(recompute={"by_layer": {"*": "full", "block.*": "selective", "head": "none"}})
-    by_name = {section.name: section.recompute for section in ways.program.sections}
+    by_name = {section.name: section.recompute_policy for section in ways.program.sections}
     assert (by_name["embed"], by_name["block"], by_name["head"]) == ("full", "selective", "none")
 
 
@@ -127,7 +127,7 @@ def test_convolutions_are_layers_of_their_own() -> None:
     assert most == len(full.program.sections)
     assert made("alexnet", recompute="full", recompute_layers=most, **options).breakdown == full.breakdown
     some = made("alexnet", recompute="full", recompute_layers=9, **options)
-    assert [one.recompute for one in some.program.sections] == ["full"] * 9 + ["none"] * (most - 9)
+    assert [one.recompute_policy for one in some.program.sections] == ["full"] * 9 + ["none"] * (most - 9)
 
 
 def test_the_cut_by_time_weighs_what_is_recomputed() -> None:
@@ -147,13 +147,13 @@ def test_the_fewest_layers_that_fit_are_advised() -> None:
     run = Run(gpus=8, global_batch=64, microbatch=8, strategy="tp=4,pp=2,sp")
     whole = predict(load_model("llama2-13b"), SYSTEM, run)
     assert not whole.memory.fits
-    found = {one.change: one.prediction for one in advise(whole)}
-    some = fewest_layers(whole)
+    found = {one.change: one.prediction for one in suggest_memory_savings(whole)}
+    some = fit_with_fewest_layers(whole)
     assert some is not None and some.memory.fits
     layers = some.run.recompute.layers
     assert layers is not None and 0 < layers < 20
     assert found[f"--recompute full --recompute-layers {layers}"].step_time == some.step_time
-    less = predict(load_model("llama2-13b"), SYSTEM, updated(some.run, {"recompute_layers": layers - 1}))
+    less = predict(load_model("llama2-13b"), SYSTEM, replace_fields(some.run, {"recompute_layers": layers - 1}))
     assert not less.memory.fits and some.step_time < found["--recompute full"].step_time
 
 
@@ -161,7 +161,7 @@ def test_layers_are_advised_for_a_pipeline_that_is_cut_elsewhere_under_recomputa
     """The first of 16 stages of DeepSeek-V3 has 5 layers to recompute; once recomputed, no stage has above 4."""
     run = Run(gpus=2048, strategy="pp=16,ep=64,zero=1", global_batch=15360, microbatch=1, dtype="fp8")
     prediction = predict(load_model("deepseek_v3"), load_system("h800-8"), run)
-    some = fewest_layers(prediction)
+    some = fit_with_fewest_layers(prediction)
     assert most_recomputable_layers(prediction.program, prediction.model_chunks) == 5
     assert some is not None and some.run.recompute.layers is not None and 0 < some.run.recompute.layers <= 4
 

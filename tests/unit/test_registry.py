@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paleo.errors import SpecError
-from paleo.pricing.kernels import FAMILIES
+from paleo.pricing.kernels import KERNEL_FAMILIES
 from paleo.registry import Registry
 
 THREADS = """
@@ -80,6 +80,6 @@ def test_eight_cold_threads_predict_the_same() -> None:
 
 
 def test_families_of_kernels_register_themselves() -> None:
-    assert list(FAMILIES) == ["attention", "conv", "gemm", "memory", "rnn", "scan"]
+    assert list(KERNEL_FAMILIES) == ["attention", "conv", "gemm", "memory", "rnn", "scan"]
     with pytest.raises(SpecError, match=r"unknown kernel family 'gem'.*gemm"):
-        FAMILIES["gem"]
+        KERNEL_FAMILIES["gem"]

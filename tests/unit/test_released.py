@@ -10,13 +10,13 @@ import pytest
 
 import paleo
 from paleo.errors import SpecError
-from paleo.importers.quantized import configured_format
+from paleo.importers.weight_formats import configured_format
 from paleo.serving.commands import engine_command_line, read_command
 from paleo.serving.engines import load_engine
 from paleo.serving.formats import parse_formats
-from paleo.serving.lowered import Sharding, lower_forward
+from paleo.serving.forward_lowering import Sharding, lower_forward
 from paleo.serving.memory import serving_memory
-from paleo.specs.catalog import hub_ids, named_format, names
+from paleo.specs.catalog import entry_names, hub_ids, parse_weight_format
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
 from tests.unit.test_import_hf import TINY
@@ -80,7 +80,7 @@ def test_an_imported_network_is_served_as_its_configuration_says(tmp_path):
 @pytest.mark.skipif(not NETWORKS.exists(), reason="needs ../shared")
 def test_the_catalog_states_what_the_configurations_of_published_weights_say():
     known = {file.stem.replace("--", "/"): file for file in NETWORKS.glob("*.json")}
-    both = [each for each in hub_ids() if each in known and not named_format(each)]
+    both = [each for each in hub_ids() if each in known and not parse_weight_format(each)]
     stated = {each: configured_format(json.loads(known[each].read_text())) or "bf16" for each in both}
     assert {each: load_model(each).released for each in both} == stated
     assert {"fp8", "fp8+mxfp4", "bf16+int4-g32", "mxfp4", "bf16"} == set(stated.values())
@@ -89,7 +89,7 @@ def test_the_catalog_states_what_the_configurations_of_published_weights_say():
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
 @pytest.mark.parametrize("weights", [None, "bf16", "int4", "int4-g64"])
 def test_the_launch_line_of_every_network_is_read_with_the_formats_of_the_plan(engine, weights):
-    for name in names("models"):
+    for name in entry_names("models"):
         model = load_model(name)
         formats = parse_formats(weights or model.released)
         layout = SimpleNamespace(sharding=Sharding(2), formats=formats, engine=SimpleNamespace(drafted=0), replicas=1)
@@ -141,7 +141,7 @@ def test_devices_without_fp8_multiply_its_weights_in_sixteen_bits():
 
 def test_experts_may_have_a_format_of_their_own():
     mixed = parse_formats("fp8+nvfp4", "fp8")
-    assert (mixed.text, mixed.weight_bytes, mixed.experts.weight_bytes) == ("fp8+fp4", 1.0, 0.5625)
+    assert (mixed.text, mixed.weight_bytes, mixed.expert_formats.weight_bytes) == ("fp8+fp4", 1.0, 0.5625)
     assert parse_formats("mxfp4") == parse_formats("bf16+mxfp4")
     assert parse_formats("fp8+fp8") == parse_formats("fp8")
     with pytest.raises(SpecError, match="--weights 'fp9': unknown format"):

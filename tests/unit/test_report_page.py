@@ -16,15 +16,15 @@ import pytest
 
 from paleo.cli import run as paleo
 from paleo.predict import predict
-from paleo.report.charts import RIGHT, WIDTH, stacks
-from paleo.report.page import exchange_panels, goodput_map, report
-from paleo.search.counts import recommended
+from paleo.report.charts import RIGHT, WIDTH, stacked_bars
+from paleo.report.page import exchange_panels, goodput_map, purchase_page
+from paleo.search.gpu_counts import recommended_plans
 from paleo.specs.model import load_model
-from paleo.specs.run import Run, updated
+from paleo.specs.run import Run, replace_fields
 from paleo.specs.system import load_system
-from paleo.studies.cost import amount
+from paleo.studies.cost import amount_of_training
 from paleo.studies.goodput import LongRunOptions
-from paleo.studies.purchase import AUTO, Purchase, PurchaseRequest, purchase, sensitivity
+from paleo.studies.purchase import AUTO, Purchase, PurchaseRequest, recommend_plans, sensitivity
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
@@ -38,7 +38,7 @@ def asked(**more: object) -> PurchaseRequest:
         (load_system("aws-p5.48xlarge"), 8),
         (load_system("dgx-a100-80gb"), 4),
     )
-    wanted = amount(model, epochs=2)
+    wanted = amount_of_training(model, epochs=2)
     assert wanted is not None
     run = Run(global_batch=512, strategy=AUTO)
     return replace(PurchaseRequest(model, systems, run, wanted, counts=(1, 4, 16)), **more)  # type: ignore[arg-type]
@@ -46,12 +46,12 @@ def asked(**more: object) -> PurchaseRequest:
 
 @pytest.fixture(scope="module")
 def study() -> Purchase:
-    return purchase(asked())
+    return recommend_plans(asked())
 
 
 @pytest.fixture(scope="module")
 def page(study: Purchase) -> str:
-    return report(study, date="2026-11-21")
+    return purchase_page(study, date="2026-11-21")
 
 
 class Tags(HTMLParser):
@@ -121,26 +121,26 @@ def test_all_systems_run_the_same_global_batch(study: Purchase) -> None:
 
 @pytest.mark.slow
 def test_a_critical_batch_raises_times_and_costs_alike(study: Purchase) -> None:
-    more = purchase(asked(critical_batch=512.0))
+    more = recommend_plans(asked(critical_batch=512.0))
     for before, after in zip(study.offers, more.offers, strict=True):
         assert before.candidate.training and after.candidate.training
         assert after.candidate.training.samples == pytest.approx(2 * before.candidate.training.samples)
         assert after.candidate.training.time == pytest.approx(2 * before.candidate.training.time, rel=1e-3)
-    assert "2.00 times the samples" in report(more, date="2026-11-21")
+    assert "2.00 times the samples" in purchase_page(more, date="2026-11-21")
 
 
 @pytest.mark.slow
 def test_failures_are_a_section_with_a_map() -> None:
-    study = purchase(asked(long_run=LongRunOptions(failures="50/knodeday"), counts=()))
-    page = report(study, date="2026-11-21")
+    study = recommend_plans(asked(long_run=LongRunOptions(failures="50/knodeday"), counts=()))
+    page = purchase_page(study, date="2026-11-21")
     (offer, *_) = study.offers
-    failing = offer.candidate.training.goodput  # type: ignore[union-attr]
+    failing = offer.candidate.training.long_run  # type: ignore[union-attr]
     assert failing is not None
-    assert f"goodput {100 * failing.share:.1f} %" in page
+    assert f"goodput {100 * failing.goodput:.1f} %" in page
     assert page.count("Goodput [%] of 8 × aws-p5.48xlarge; framed: this run</figcaption>") == 1
     assert "failures, restarts, checkpoints" not in page
     table = goodput_map(failing, (0.5, 1.0, 2.0))
-    assert table[1, 1] == pytest.approx(failing.share)
+    assert table[1, 1] == pytest.approx(failing.goodput)
     assert table[1, 1] > max(table[1, 0], table[1, 2])  # the interval is the best one
     assert table[0, 1] < table[1, 1] < table[2, 1]
 
@@ -151,18 +151,20 @@ def test_how_workers_exchange_has_a_chart_for_each_thing_asked() -> None:
     where steps are synchronous, dense and packed."""
     run = Run(global_batch=512, strategy="dp", compress="onebit", consistency="async", servers=4, nodes="random")
     question = asked(systems=((load_system("aws-p3.16xlarge"), 16),), run=run, counts=(1, 4, 16), scaling="weak")
-    answer = purchase(question)
+    answer = recommend_plans(question)
     (offer,) = answer.offers
     panels = list(exchange_panels(answer, offer))
     assert [heading.split()[0] for heading, _, _ in panels] == ["Compression", "Updates", "Step"]
     assert all(chart.svg.count("</svg>") == 1 for _, chart, _ in panels)
     study = offer.candidate.consistency
     drawn = " ".join(f"{heading} {chart.svg} {words}" for heading, chart, words in panels)
-    assert study is not None and f"knee at {float(study.cycle.knee):.3g}" in drawn
+    assert study is not None and f"knee at {float(study.consistency_result.knee):.3g}" in drawn
     assert "pays below" in drawn and "onebit pays here" in drawn and "packed nodes and random" in drawn
-    assert f"<td class=number>{study.samples_per_s:,.0f}" in re.sub(' data-key="[^"]*"', "", report(answer, date=""))
-    plain = updated(run, {"compress": None, "consistency": "bsp", "nodes": "packed"})
-    synchronous = purchase(replace(question, run=plain))
+    assert f"<td class=number>{study.samples_per_s:,.0f}" in re.sub(
+        ' data-key="[^"]*"', "", purchase_page(answer, date="")
+    )
+    plain = replace_fields(run, {"compress": None, "consistency": "bsp", "nodes": "packed"})
+    synchronous = recommend_plans(replace(question, run=plain))
     assert list(exchange_panels(synchronous, synchronous.offers[0])) == []
 
 
@@ -170,7 +172,7 @@ def test_how_workers_exchange_has_a_chart_for_each_thing_asked() -> None:
 def test_names_are_escaped() -> None:
     question = asked()
     odd = question.model.model_copy(update={"name": "<script>alert(1)</script>"})
-    text = report(purchase(replace(question, model=odd, counts=())), date="now")
+    text = purchase_page(recommend_plans(replace(question, model=odd, counts=())), date="now")
     assert "<script>alert" not in text and "&lt;script&gt;alert" in text
 
 
@@ -190,7 +192,7 @@ def test_sensitivity_is_zero_for_what_a_single_gpu_lacks_and_bounded_by_the_chan
 @pytest.mark.slow
 def test_recommended_plans_fit_where_data_parallelism_does_not() -> None:
     model, system = load_model("llama2-7b"), load_system("aws-p4d.24xlarge")
-    made, _, _ = recommended(model, system, Run(gpus=8, global_batch=64))
+    made, _, _ = recommended_plans(model, system, Run(gpus=8, global_batch=64))
     assert made[0].memory.fits
     assert made[0].plan.strategy_text != "dp=8"
     steps = [one.step_time for one in made if one.memory.fits]
@@ -201,9 +203,9 @@ def test_recommended_plans_fit_where_data_parallelism_does_not() -> None:
 def test_a_system_that_cannot_take_part_says_why() -> None:
     one_gpu = load_system("v100-pcie-16gb")
     question = asked(counts=())
-    made = purchase(replace(question, systems=(*question.systems[:1], (one_gpu, 8))))
+    made = recommend_plans(replace(question, systems=(*question.systems[:1], (one_gpu, 8))))
     assert made.offers[1].prediction is None
-    assert "is one device without links" in report(made, date="now")
+    assert "is one device without links" in purchase_page(made, date="now")
 
 
 @pytest.mark.slow
@@ -298,7 +300,7 @@ def test_it_prints(page: str, tmp_path: Path) -> None:
 
 def test_a_size_stands_beside_its_bar_and_not_at_the_limit() -> None:
     """3.6 GiB at the dashed capacity of 40 GiB would read as the capacity."""
-    chart = stacks([("small", {"a": 3.6}, "3.6 GiB"), ("large", {"a": 39.0}, "39 GiB")], "memory", [40.0, 40.0])
+    chart = stacked_bars([("small", {"a": 3.6}, "3.6 GiB"), ("large", {"a": 39.0}, "39 GiB")], "memory", [40.0, 40.0])
     texts = re.findall(r'<text [^>]*?(?:x="|translate\()([\d.]+)[^>]*>([\d.]+ GiB)</text>', chart.svg)
     numbers = {words: float(x) for x, words in texts}
     limit = WIDTH - RIGHT  # the longest of the rows

@@ -20,12 +20,12 @@ from paleo.pricing.rnn import (
     rnn_time,
     timestep_time,
     weight_gradient_time,
-    weight_miss,
+    weight_miss_rate,
 )
 from paleo.specs.calibration import load_calibration
 from paleo.specs.device import load_device
 from paleo.tables.kernels import KERNEL_TABLES
-from paleo.tables.steps import table_of
+from paleo.tables.run_tables import find_table_kind
 from paleo.units import GIGA, MEGA, MICROSECOND, TERA
 
 TITAN_X = DeviceDatasheet(
@@ -68,7 +68,7 @@ def test_a_step_reads_weights_that_exceed_l2() -> None:
               {"gate_count": 4.0, "hidden": 4096.0, "batch": 16.0, "element_bytes": 4.0}.items()}  # fmt: skip
     weights = 4 * 4096**2 * 4
     assert timestep_time(**arrays, device=V100, parameters=PARAMETERS) >= weights / V100.memory_bandwidth
-    assert float(weight_miss(footprint=0.1 * MEGA, l2_bytes=6.3 * MEGA, share=0.6)) < 0.001
+    assert float(weight_miss_rate(footprint=0.1 * MEGA, l2_bytes=6.3 * MEGA, share=0.6)) < 0.001
 
 
 def test_time_is_linear_in_layers_directions_and_late_steps() -> None:
@@ -135,12 +135,12 @@ def test_the_table_kind() -> None:
         [table(), table(dtype="fp16", compute="tensor"), table(device="p100-pcie-16gb", dtype="fp16", compute="fp32")],
         ignore_index=True,
     )
-    assert table_of(frame.columns).name == kind.name
-    assert kind.family(frame).tolist() == ["rnn.vector", "rnn.tensor", "rnn.half"]
-    assert kind.unsupported(frame).tolist() == ["", "", ""]
-    assert "cell" in kind.unsupported(table(cell="mamba")).iloc[0]
-    assert "extent" in kind.unsupported(table(hidden=0)).iloc[0]
-    flops, moved = kind.work(table())
+    assert find_table_kind(frame.columns).name == kind.name
+    assert kind.kernel_family(frame).tolist() == ["rnn.vector", "rnn.tensor", "rnn.half"]
+    assert kind.unsupported_reasons(frame).tolist() == ["", "", ""]
+    assert "cell" in kind.unsupported_reasons(table(cell="mamba")).iloc[0]
+    assert "extent" in kind.unsupported_reasons(table(hidden=0)).iloc[0]
+    flops, moved = kind.flops_and_bytes(table())
     assert float(flops[0]) == 2 * 4 * 1024**2 * 32 * 25
     assert float(moved[0]) == 4 * (4 * 1024**2 * 25 + 5 * 1024 * 32 * 25)
 
@@ -150,7 +150,9 @@ def test_the_table_kind_prices_a_measured_row() -> None:
     near = dataclasses.replace(
         PARAMETERS, step=13 * MICROSECOND, ramp=22 * MICROSECOND, gemm_efficiency=1.1, bandwidth_fraction=0.95
     )
-    assert float(KERNEL_TABLES["rnn"].time(table(), V100, near)[0]) == pytest.approx(1978 * MICROSECOND, rel=0.25)
+    assert float(KERNEL_TABLES["rnn"].predict_times(table(), V100, near)[0]) == pytest.approx(
+        1978 * MICROSECOND, rel=0.25
+    )
 
 
 def by_columns(m: float, n: float, k: float, stream: float, *, half: bool = False, backward: bool = False) -> float:
@@ -209,7 +211,7 @@ def test_a_card_left_out_of_its_generation(shared: Path, measured: str, left_out
     rows = rows[(rows["device"] == left_out) & (rows["dtype"] == "fp32")]
     entry = next(e for e in load_calibration(measured).entries if e.family == "rnn.vector")
     device = device_datasheet(load_device(left_out), "fp32")
-    seconds = KERNEL_TABLES["rnn"].time(rows, device, RnnParameters(**entry.parameters))
+    seconds = KERNEL_TABLES["rnn"].predict_times(rows, device, RnnParameters(**entry.parameters))
     assert len(rows) >= 159
     assert np.mean(np.abs(seconds / (rows["time_us"].to_numpy() * MICROSECOND) - 1)) < 0.16
 
@@ -222,6 +224,6 @@ def test_a_generation_left_out(shared: Path, dtype: str, bar: float) -> None:
     rows = rows[(rows["device"] == "v100-sxm2-16gb") & (rows["dtype"] == dtype)]
     entry = next(e for e in load_calibration("p100-pcie-16gb").entries if e.family == "rnn.vector")
     device = device_datasheet(load_device("v100-sxm2-16gb"), dtype)
-    seconds = KERNEL_TABLES["rnn"].time(rows, device, RnnParameters(**entry.parameters))
+    seconds = KERNEL_TABLES["rnn"].predict_times(rows, device, RnnParameters(**entry.parameters))
     assert len(rows) >= 159
     assert np.mean(np.abs(seconds / (rows["time_us"].to_numpy() * MICROSECOND) - 1)) < bar

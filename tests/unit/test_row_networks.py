@@ -12,7 +12,14 @@ from paleo.predict import predict
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
-from paleo.tables.kinds._transformers import COLUMNS, NAMED, MemoryTable, TransformerSteps, catalog_network, network_of
+from paleo.tables.kinds._transformers import (
+    NETWORK_NAME_PATTERNS,
+    PARAMETERS_OF_SIZE_COLUMN,
+    MemoryTable,
+    TransformerStepTable,
+    catalog_network,
+    network_of,
+)
 
 DENSE = {"model": "?", "layers": 2, "hidden": 256, "heads": 4, "vocab": 1024, "seq_len": 128, "gated_mlp": 1}
 DENSE |= {"ffn_hidden": 512, "kv_heads": 2, "notes": ""}
@@ -77,12 +84,12 @@ def test_stacks_that_are_cut_short(layers: int, notes: str, dense: int) -> None:
 
 
 def test_sizes_are_those_of_the_row() -> None:
-    for pattern, family in NAMED:
+    for pattern, family in NETWORK_NAME_PATTERNS:
         model = load_model(family)
         row = DENSE | {"model": model.title, "n_experts": 8, "top_k": 2, "kv_heads": 4}
         found, sizes = network_of(row)
         assert found.name == family, pattern
-        for column, names in COLUMNS.items():
+        for column, names in PARAMETERS_OF_SIZE_COLUMN.items():
             parameter = next((one for one in names if one in model.params), None)
             assert parameter is None or sizes[parameter] == row[column], (family, column)
 
@@ -141,21 +148,23 @@ MEMORY = {
 
 def test_memory_of_networks_of_the_catalog() -> None:
     table = MemoryTable()
-    assert table.profile(MEMORY) == "torchtitan" and table.profile(MEMORY | {"source": ""}) == "nanotron"
+    assert (
+        table.software_profile(MEMORY) == "torchtitan" and table.software_profile(MEMORY | {"source": ""}) == "nanotron"
+    )
     run = Run(
         gpus=8, global_batch=8, microbatch=1, dtype="bf16", strategy="dp=8,zero=3", recompute="full",
         software="torchtitan", model={"seq": 8192},
     )  # fmt: skip
     made = predict(load_model("llama3-8b"), load_system("dgx-h100"), run)
-    assert table.step(MEMORY).value == made.memory.allocated
+    assert table.predict_row(MEMORY).value == made.memory.allocated
     many = MEMORY | {"device": "h100-sxm5-96gb-500w"}
-    assert table.step(many).subject == "h100-sxm5-96gb-500w", "a system of the catalog that has such devices"
+    assert table.predict_row(many).subject == "h100-sxm5-96gb-500w", "a system of the catalog that has such devices"
 
 
 def test_runs_that_ran_out_of_memory() -> None:
     dead = MEMORY | {"memory_gb_per_gpu": float("nan"), "kind": "OOM", "sharding": "none", "recompute": "none"}
     frame = pd.DataFrame([dead, dead | {"sharding": "zero3"}, dead | {"kind": ""}, dead | {"model": "Foo"}])
-    reasons = MemoryTable().predict(frame).reasons.tolist()
+    reasons = MemoryTable().predict(frame).failure_reasons.tolist()
     assert reasons[:2] == ["ran out of memory; predicted: does not fit", "ran out of memory; predicted: fits, WRONGLY"]
     assert reasons[2] == "memory_gb_per_gpu is empty: nothing to compare with"
     assert reasons[3].startswith("ran out of memory; predicted: is not modelled (the sizes of 'Foo'")
@@ -169,7 +178,7 @@ def test_steps_of_runs_that_ran_out_of_memory() -> None:
         "software": "megatron-core", "sharding": "none", "iteration_ms": float("nan"), "notes": "CUDA out of memory",
     }  # fmt: skip
     frame = pd.DataFrame([row, row | {"tp": 8, "dp": 1}])
-    reasons = TransformerSteps().predict(frame).reasons.tolist()
+    reasons = TransformerStepTable().predict(frame).failure_reasons.tolist()
     assert reasons == ["ran out of memory; predicted: does not fit", "ran out of memory; predicted: fits, WRONGLY"]
 
 
@@ -199,9 +208,9 @@ def test_memory_that_the_first_process_reports() -> None:
     measured)."""
     row = NANOTRON | {"model": "Llama-like 1.34B", "n_gpus": 512, "tp": 2, "pp": 2, "dp": 128}
     table = MemoryTable()
-    first, fullest = table.step(row).value, table.memory_of(row).allocated
+    first, fullest = table.predict_row(row).value, table.predict_memory(row).allocated
     assert first == pytest.approx(8.40 * 2**30, rel=0.05) and fullest > 1.2 * first
-    assert table.step(row | {"what": "max over ranks"}).value == fullest
+    assert table.predict_row(row | {"what": "max over ranks"}).value == fullest
 
 
 def test_inputs_are_gathered_again_where_whole_ones_would_fill_the_device() -> None:
@@ -209,5 +218,5 @@ def test_inputs_are_gathered_again_where_whole_ones_would_fill_the_device() -> N
     row = NANOTRON | {"model": "Llama-like 80.0B", "n_gpus": 512, "tp": 16, "pp": 1, "dp": 32}
     died = row | {"notes": "ran out of memory"}
     table = MemoryTable()
-    assert table.step(row).value == pytest.approx(53.46 * 2**30, rel=0.05)
-    assert table.memory_of(died).allocated > 1.3 * table.memory_of(row).allocated
+    assert table.predict_row(row).value == pytest.approx(53.46 * 2**30, rel=0.05)
+    assert table.predict_memory(died).allocated > 1.3 * table.predict_memory(row).allocated

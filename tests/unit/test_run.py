@@ -11,17 +11,17 @@ import paleo
 from paleo.cli import run as call
 from paleo.errors import SpecError
 from paleo.report.json_schemas import schema_of
-from paleo.specs.loading import validate
+from paleo.specs.loading import build_validated
 from paleo.specs.run import (
     OLD_NAMES,
     SHORT_NAMES,
     Run,
-    by_path,
     explicit_fields,
     field_paths,
+    flatten_to_paths,
     load_run,
-    name_of,
-    updated,
+    replace_fields,
+    shortest_field_name,
 )
 
 FORMS: list[dict[str, Any]] = [
@@ -44,13 +44,13 @@ def test_names_and_paths_are_of_fields() -> None:
     paths = field_paths()
     assert len(paths) == len(set(paths))
     assert {*SHORT_NAMES.values(), *OLD_NAMES.values()} - {"model.seq"} <= set(paths)
-    assert by_path({name_of(path): 1 for path in paths}) == dict.fromkeys(paths, 1)
+    assert flatten_to_paths({shortest_field_name(path): 1 for path in paths}) == dict.fromkeys(paths, 1)
 
 
 @pytest.mark.parametrize("old", OLD_NAMES)
 def test_a_key_of_before_is_read_with_a_remark(old: str) -> None:
     with pytest.warns(FutureWarning, match=f"^{old} is now {OLD_NAMES[old]}; "):
-        assert by_path({old: 3}) == {OLD_NAMES[old]: 3}
+        assert flatten_to_paths({old: 3}) == {OLD_NAMES[old]: 3}
 
 
 def test_keys_of_before_are_read_at_every_door(tmp_path: Path) -> None:
@@ -83,24 +83,24 @@ def test_keys_of_before_are_read_at_every_door(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_is_named_as_it_was_stated(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(SpecError, match=r"^run\.yaml: ") as caught:
-        validate(Run, fields, "run.yaml")
+        build_validated(Run, fields, "run.yaml")
     assert words in str(caught.value)
 
 
 def test_an_updated_run_keeps_what_else_it_states() -> None:
     run = Run(recompute="full", recompute_layers=4, model={"seq": 64})
-    other = updated(run, {"gpus": 8, "recompute.layers": 5, "input.cores": 3.0, "model.layers": 2})
+    other = replace_fields(run, {"gpus": 8, "recompute.layers": 5, "input.cores": 3.0, "model.layers": 2})
     changed = {"gpus": 8, "recompute.layers": 5, "input.cores": 3.0, "model.layers": 2}
     assert explicit_fields(other) == explicit_fields(run) | changed
     assert (run.gpus, run.recompute.layers) == (1, 4)
-    assert hash(other) != hash(updated(other, {"recompute.layers": 6}))
+    assert hash(other) != hash(replace_fields(other, {"recompute.layers": 6}))
     with pytest.raises(AttributeError, match="recompute_layer"):
-        updated(run, {"recompute_layer": 1})
+        replace_fields(run, {"recompute_layer": 1})
 
 
 def test_a_variant_keeps_the_other_sizes_of_the_network() -> None:
     made = paleo.estimate("gpt2", "t4", run=Run(batch=1, model={"layers": 2})).prediction
-    assert made.variant(seq=64).run.model == {"layers": 2, "seq": 64}
+    assert made.predict_variant(seq=64).run.model == {"layers": 2, "seq": 64}
 
 
 def test_the_schema_of_run_files_has_the_short_forms() -> None:

@@ -57,15 +57,22 @@ def test_rows_are_of_the_kernels_of_their_release() -> None:
         ("causal_conv1d_update", "vllm", "0.24.0", "verify"), ("chunk_kda", "sglang", "0.5.16", "context"),
     ]  # fmt: skip
     frame = pd.DataFrame(rows, columns=["kernel_source", "library", "version", "phase"])
-    assert list(kind.family(frame)) == ["scan.conv.cuda", "scan.conv.triton", "scan.conv.verify", "scan.chunk_kda"]
-    assert list(kind.stack(frame)) == ["graph/early", "graph", "graph", "graph"]
+    assert list(kind.kernel_family(frame)) == [
+        "scan.conv.cuda",
+        "scan.conv.triton",
+        "scan.conv.verify",
+        "scan.chunk_kda",
+    ]
+    assert list(kind.timing_method(frame)) == ["graph/early", "graph", "graph", "graph"]
 
 
 def test_a_layer_runs_its_recurrence_as_one_kernel_and_three_times_backward() -> None:
     layer = LAYERS["mamba2"].model_validate({"heads": 64, "head_dim": 64, "groups": 8, "state": 128, "chunk": 128})
-    expansion = layer.expand("m", (Tensor("x", ("batch", "seq", "hidden"), (2, 4096, 2688)),), LayerImplementations())
+    expansion = layer.to_operations(
+        "m", (Tensor("x", ("batch", "seq", "hidden"), (2, 4096, 2688)),), LayerImplementations()
+    )
     chain = next(operation for operation in expansion.operations if isinstance(operation, RecomputedChain))
-    (forward,), (backward,) = chain.forward(precision("bf16")), chain.backward(precision("bf16"))
+    (forward,), (backward,) = chain.forward_kernels(precision("bf16")), chain.backward_kernels(precision("bf16"))
     expected = {"batch": 2, "length": 4096, "heads": 64, "keys": 128, "values": 64, "passes": 1}
     assert dict(forward.shape) == expected
     assert dict(backward.shape) == expected | {"passes": 3}

@@ -10,8 +10,8 @@ import pytest
 import typer
 
 from paleo.cli import app_with_all_commands, run
-from paleo.report.json_schemas import FILES, document_names, schema_of
-from paleo.specs.catalog import kind_of, kinds, template
+from paleo.report.json_schemas import SPEC_BY_FILE_KIND, document_names, schema_of
+from paleo.specs.catalog import kind_of_spec_file, spec_template, template_kinds
 from tests.json_documents import CALLS, printed, violations
 
 
@@ -58,7 +58,7 @@ def test_every_key_of_a_document_has_a_meaning(command: str) -> None:
     assert undescribed(schema_of(command)) == set()
 
 
-@pytest.mark.parametrize("kind", sorted(FILES))
+@pytest.mark.parametrize("kind", sorted(SPEC_BY_FILE_KIND))
 def test_the_schema_of_a_kind_of_file(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["schema", kind]) == 0
     schema = json.loads(capsys.readouterr().out)
@@ -75,12 +75,12 @@ def test_quantities_are_text_and_entries_may_be_named() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", kinds())
+@pytest.mark.parametrize("kind", template_kinds())
 def test_a_template_is_a_good_file_of_its_kind(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / f"{kind}.yaml"
     assert run(["init", kind, "-o", str(path)]) == 0
-    assert path.read_text() == template(kind) and template(kind).startswith("# ")
-    assert kind_of(path) == kind
+    assert path.read_text() == spec_template(kind) and spec_template(kind).startswith("# ")
+    assert kind_of_spec_file(path) == kind
     assert run(["init", kind, "-o", str(path)]) == 2, "the user's file is not replaced"
     assert run(["show", str(path)]) == 0
     assert "None" not in capsys.readouterr().out
@@ -96,7 +96,7 @@ def test_a_template_is_a_good_file_of_its_kind(kind: str, tmp_path: Path, capsys
 
 def test_the_parameters_that_the_model_template_states_are_those_that_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
-    path.write_text(template("model").replace("# expect:", "expect:"))
+    path.write_text(spec_template("model").replace("# expect:", "expect:"))
     from paleo.network.graph import build_graph
     from paleo.specs.model import agrees_with_published, load_model
 

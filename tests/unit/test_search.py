@@ -15,24 +15,31 @@ import pytest
 
 from paleo.cli import run
 from paleo.errors import CapacityError, PlanError, SpecError
-from paleo.lowering.program import sections_with_tables
+from paleo.lowering.program import count_sections_through_tables
 from paleo.network.graph import build_graph
 from paleo.predict import predict
 from paleo.schedules.base import SCHEDULES
-from paleo.search.block_costs import Graphs, LayoutKey, _Blocks, _values, layout_times
-from paleo.search.configurations import Choice
-from paleo.search.cuts import chunk_counts
-from paleo.search.evaluate import CoveredCases
-from paleo.search.hybrid import hybrid
-from paleo.search.plans import Search, _sized, _sources, explain, search
+from paleo.search.configurations import ExecutionChoice
+from paleo.search.evaluate import SearchCases
+from paleo.search.layer_splits import search_layer_splits
+from paleo.search.layout_costs import GraphsByBatch, LayoutKey, _Blocks, _values, layout_times
+from paleo.search.pipeline_cuts import chunk_counts
+from paleo.search.plans import FoundPlans, _sized, _sources, explain, search
 from paleo.search.ranking import EvaluatedGroup, Ranking
-from paleo.search.space import Space, batch, divisors, layouts, microbatches, within
-from paleo.specs.loading import validate
+from paleo.search.space import (
+    SearchSpace,
+    divisors,
+    list_layouts,
+    microbatch_sizes,
+    narrowed_space,
+    search_global_batch,
+)
+from paleo.specs.loading import build_validated
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
 from paleo.specs.system import System, load_system
-from paleo.step.backend import backend_of
-from paleo.units import GIB
+from paleo.step.backend import build_backend
+from paleo.units import GIBIBYTE
 
 CASES = {
     "dense": ("gpt2", "dgx-h100", {"gpus": 16, "global_batch": 64}),
@@ -72,9 +79,9 @@ DRAWS = 15
 @cache
 def everything(case: str) -> tuple[ModelSpec, System, EvaluatedGroup, Ranking]:
     model, system, options = CASES[case]
-    network, machine, run = load_model(model), load_system(system), validate(Run, options, "test")
-    sources = _sources(network, machine, _sized(run, run.gpus, run.global_batch or 0), Space())
-    parts = [source.part() for source in sources]
+    network, machine, run = load_model(model), load_system(system), build_validated(Run, options, "test")
+    sources = _sources(network, machine, _sized(run, run.gpus, run.global_batch or 0), SearchSpace())
+    parts = [source.evaluate_within() for source in sources]
     return network, machine, parts[0], Ranking(parts, machine, "time")
 
 
@@ -82,7 +89,7 @@ def everything(case: str) -> tuple[ModelSpec, System, EvaluatedGroup, Ranking]:
 def test_arrays_equal_single_predictions(case: str) -> None:
     model, system, _, found = everything(case)
     for index in random.Random(7).sample(range(len(found.step)), DRAWS):
-        row = found.row(index)
+        row = found.plan_row(index)
         made = predict(model, system, row.run)
         assert row.step_time == pytest.approx(made.step_time, rel=1e-9), row
         assert row.memory == pytest.approx(made.memory.total, rel=1e-9), row
@@ -93,16 +100,16 @@ def test_arrays_equal_single_predictions(case: str) -> None:
 )
 def test_pipelines_with_sharded_parameters_are_searched_where_they_are_stated(case: str) -> None:
     model, system, options = CASES[case]
-    network, machine, run = load_model(model), load_system(system), validate(Run, options, "test")
-    sources = _sources(network, machine, _sized(run, run.gpus, run.global_batch or 0), within("zero=3"))
-    part, *pairs = (source.part() for source in sources)
+    network, machine, run = load_model(model), load_system(system), build_validated(Run, options, "test")
+    sources = _sources(network, machine, _sized(run, run.gpus, run.global_batch or 0), narrowed_space("zero=3"))
+    part, *pairs = (source.evaluate_within() for source in sources)
     found = Ranking([part, *pairs], machine, "time")
-    stages = np.array([layout.mesh.degree("pp") for layout in part.layouts])[part.results.layout]
+    stages = np.array([layout.mesh.degree("pp") for layout in part.layouts])[part.results.layout_index]
     piped = np.flatnonzero(stages > 1).tolist()
     assert set(part.results.choice_field("zero")) == {3} and len(set(part.results.choice_field("schedule")[piped])) >= 3
     piped += range(len(part.results), len(found.step))
     for index in random.Random(11).sample(piped, min(len(piped), DRAWS)):
-        row = found.row(index)
+        row = found.plan_row(index)
         made = predict(network, machine, row.run)
         assert row.step_time == pytest.approx(made.step_time, rel=1e-9), row
         assert row.memory == pytest.approx(made.memory.total, rel=1e-9), row
@@ -111,7 +118,7 @@ def test_pipelines_with_sharded_parameters_are_searched_where_they_are_stated(ca
 @pytest.mark.slow
 def test_pipelines_with_sharded_parameters_are_left_out_unless_they_are_stated() -> None:
     _, _, part, _ = everything("dense")
-    stages = np.array([layout.mesh.degree("pp") for layout in part.layouts])[part.results.layout]
+    stages = np.array([layout.mesh.degree("pp") for layout in part.layouts])[part.results.layout_index]
     assert set(part.results.choice_field("zero")[stages > 1]) == {0, 1, 2}
 
 
@@ -120,7 +127,7 @@ def test_every_choice_occurs() -> None:
     _, _, part, found = everything("large")
     results = part.results
     assert set(results.choice_field("zero")) == {0, 1, 2, 3}
-    assert set(results.recompute) == {0, 1, 2}
+    assert set(results.recompute_index) == {0, 1, 2}
     assert set(results.choice_field("overlapped")) == {False, True}
     assert set(results.choice_field("chunks")) >= {1, 2, 3, 4, 6}
     assert len(set(results.choice_field("schedule"))) == len(SCHEDULES)
@@ -134,9 +141,11 @@ def test_pipelines_exchange_gradients_after_their_last_pass_or_beside_it() -> No
     ZeRO-2 sums gradients after every pass: layer by layer beside it, or all together behind it, so either may win."""
     _, _, part, _ = everything("compiled")
     r, stages = part.results, np.array([layout.mesh.degree("pp") for layout in part.layouts])
-    piped = stages[r.layout] > 1
+    piped = stages[r.layout_index] > 1
     overlapped = r.choice_field("overlapped")
-    rows = np.stack([r.layout, r.microbatch, r.recompute, *map(r.choice_field, ("schedule", "chunks", "zero"))], axis=1)
+    rows = np.stack(
+        [r.layout_index, r.microbatch, r.recompute_index, *map(r.choice_field, ("schedule", "chunks", "zero"))], axis=1
+    )
     late = {tuple(row): i for i, row in enumerate(rows.tolist()) if piped[i] and not overlapped[i]}
     early = {tuple(row): i for i, row in enumerate(rows.tolist()) if piped[i] and overlapped[i] and row[-1] < 2}
     assert early and set(early) <= set(late)
@@ -149,9 +158,11 @@ def test_pipelines_exchange_gradients_after_their_last_pass_or_beside_it() -> No
 def test_no_configuration_occurs_twice() -> None:
     _, _, part, _ = everything("dense")
     r = part.results
-    cuts = {cut: number for number, cut in enumerate(dict.fromkeys(r.cuts))}
-    cut = np.array([cuts[each] for each in r.cuts])[r.choice]
-    rows = np.stack([r.layout, r.microbatch, r.recompute, cut, *map(r.choice_field, Choice._fields)])
+    cuts = {cut: number for number, cut in enumerate(dict.fromkeys(r.layers_per_piece_by_batch))}
+    cut = np.array([cuts[each] for each in r.layers_per_piece_by_batch])[r.batch_index]
+    rows = np.stack(
+        [r.layout_index, r.microbatch, r.recompute_index, cut, *map(r.choice_field, ExecutionChoice._fields)]
+    )
     assert np.unique(rows, axis=1).shape == rows.shape
 
 
@@ -170,7 +181,7 @@ def test_a_network_without_tensor_parallel_layers_is_not_split_so() -> None:
 
 
 @cache
-def small() -> Search:
+def small() -> FoundPlans:
     return search(load_model("gpt2"), load_system("dgx-h100"), Run(gpus=8, global_batch=64), top=50)
 
 
@@ -180,8 +191,8 @@ def test_best_first_and_the_front_falls() -> None:
     assert found.plans[0].fits
     steps = [float(f"{row.step_time:.9e}") for row in found.plans]
     assert steps == sorted(steps)
-    assert found.front[0].step_time == pytest.approx(found.plans[0].step_time, rel=1e-9)
-    for faster, smaller in pairwise(found.front):
+    assert found.front_plans[0].step_time == pytest.approx(found.plans[0].step_time, rel=1e-9)
+    for faster, smaller in pairwise(found.front_plans):
         assert faster.step_time <= smaller.step_time and faster.memory > smaller.memory
 
 
@@ -189,20 +200,20 @@ def test_best_first_and_the_front_falls() -> None:
 def test_each_plan_is_listed_with_the_better_exchange() -> None:
     """Overlap that wins nothing is counted, not listed; where it wins, the overlapped row stands for both."""
     _, _, _, found = everything("large")
-    every, best = [found.row(int(index)) for index in found.best_indices(80)], found.best(40)
+    every, best = [found.plan_row(int(index)) for index in found.best_indices(80)], found.best_plans(40)
     plans = [(row.strategy, row.microbatch, row.recompute, row.schedule) for row in best]
     assert len(set(plans)) == len(plans) == 40
     for row, plan in zip(best, plans, strict=True):
         alike = [r for r in every if (r.strategy, r.microbatch, r.recompute, r.schedule) == plan]
         assert row.step_time == min(one.step_time for one in alike)
-    assert any(row.overlapped for row in everything("compiled")[3].best(40))
+    assert any(row.overlapped for row in everything("compiled")[3].best_plans(40))
 
 
 @pytest.mark.slow
 def test_no_plan_beats_the_best_by_a_brute_search() -> None:
     """Every strategy that four GPUs allow, predicted one by one."""
     model, system = load_model("gpt2"), load_system("dgx-h100")
-    best = search(model, system, Run(gpus=4, global_batch=8), space=Space(recompute=("none",), zero=(0,)), top=1)
+    best = search(model, system, Run(gpus=4, global_batch=8), space=SearchSpace(recompute=("none",), zero=(0,)), top=1)
     times = []
     for strategy in (
         "dp=4",
@@ -245,14 +256,16 @@ def test_the_first_plan_leaves_room_whether_or_not_a_training_is_priced(capsys: 
     assert f"with {first}, " in priced
     assert run([*call, "--json", "--top", "1"]) == 0
     (best,) = json.loads(capsys.readouterr().out)["plans"]
-    assert best["strategy"] == first and best["memory_bytes"] <= 0.95 * load_system("dgx-h100").device.memory.usable
+    assert (
+        best["strategy"] == first and best["memory_bytes"] <= 0.95 * load_system("dgx-h100").device.memory.usable_bytes
+    )
 
 
 @pytest.mark.slow
 def test_nothing_fits_is_said() -> None:
     model, system = load_model("gpt3-175b"), load_system("dgx-1-v100")
     found = search(model, system, Run(gpus=8, global_batch=8), top=3)
-    assert found.fitting == 0 and not any(row.fits for row in found.plans) and not found.front
+    assert found.fitting_configurations == 0 and not any(row.fits for row in found.plans) and not found.front_plans
     assert [row.memory for row in found.plans] == sorted(row.memory for row in found.plans)
     with pytest.raises(CapacityError, match="fits"):
         explain(model, system, found)
@@ -270,11 +283,11 @@ def test_fewest_gpus_and_least_cost_over_several_counts() -> None:
 
 
 def test_space_is_narrowed_by_what_is_stated() -> None:
-    space = within("tp=4,zero=1,vp=2,sp", recompute="full", microbatches=2, schedules="1f1b")
+    space = narrowed_space("tp=4,zero=1,vp=2,sp", recompute="full", microbatches=2, schedules="1f1b")
     assert space.degrees == {"tp": 4} and space.zero == (1,) and space.chunks == (2,) and space.sequence_parallel
     assert space.recompute == ("full",) and space.microbatches == (2,) and space.schedules == ("1f1b", "interleaved")
     found = search(
-        load_model("gpt2"), load_system("dgx-h100"), Run(gpus=8, global_batch=32), space=within("tp=4,zero=1")
+        load_model("gpt2"), load_system("dgx-h100"), Run(gpus=8, global_batch=32), space=narrowed_space("tp=4,zero=1")
     )
     assert all("tp=4" in row.strategy and "zero=1" in row.strategy for row in found.plans)
 
@@ -284,64 +297,66 @@ def test_bad_requests_are_errors() -> None:
     with pytest.raises(SpecError, match="objective 'speed'"):
         search(model, system, Run(gpus=8), objective="speed")
     with pytest.raises(PlanError, match="7 gpus"):
-        search(model, system, Run(gpus=7, global_batch=3), space=Space(degrees={"tp": 1, "cp": 1, "pp": 1}))
+        search(model, system, Run(gpus=7, global_batch=3), space=SearchSpace(degrees={"tp": 1, "cp": 1, "pp": 1}))
     with pytest.raises(PlanError, match="leave it out"):
         search(model, system, Run(gpus=8, pipeline={"cut": "time"}))
     with pytest.raises(PlanError, match="under schedule chimera"):
-        search(model, system, Run(gpus=6, global_batch=48), space=within("pp=3", schedules="chimera"))
+        search(model, system, Run(gpus=6, global_batch=48), space=narrowed_space("pp=3", schedules="chimera"))
     with pytest.raises(SpecError, match="state one"):
-        batch(model, Run(batch=1, global_batch=8))
+        search_global_batch(model, Run(batch=1, global_batch=8))
 
 
 def test_divisors_and_microbatches() -> None:
     assert divisors(1) == (1,) and divisors(36) == (1, 2, 3, 4, 6, 9, 12, 18, 36)
-    assert microbatches(12, Space(microbatches=(2, 5, 6))) == (2, 6)
+    assert microbatch_sizes(12, SearchSpace(microbatches=(2, 5, 6))) == (2, 6)
 
 
 @pytest.mark.slow
 def test_points_price_every_layout_and_share_programs() -> None:
     model, system = load_model("gpt2"), load_system("dgx-h100")
-    run, space = Run(gpus=64, global_batch=256), Space()
-    made = backend_of(system, run, "bf16")
+    run, space = Run(gpus=64, global_batch=256), SearchSpace()
+    made = build_backend(system, run, "bf16")
     from paleo.network.graph import build_graph
 
-    chosen = layouts(build_graph(model, batch=1, choices=made.choices), 64, 256, space)
-    points = layout_times(Graphs(model, made), made, chosen, lambda layout: microbatches(layout.local_batch, space))
-    assert points.costs.forward.shape == (len(points.programs[0].sections), len(points.positions))
+    chosen = list_layouts(build_graph(model, batch=1, choices=made.layer_implementations), 64, 256, space)
+    points = layout_times(
+        GraphsByBatch(model, made), made, chosen, lambda layout: microbatch_sizes(layout.local_batch, space)
+    )
+    assert points.times_by_section.forward.shape == (len(points.programs[0].sections), len(points.position_of_layout))
     assert len({id(program) for program in points.programs}) < len(points.programs)
-    assert len(CoveredCases(points, chosen, space, made).evaluate()) > 10_000
+    assert len(SearchCases(points, chosen, space, made).evaluate()) > 10_000
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_counts_between_lowerings_are_those_of_lowerings(sequence_parallel: bool) -> None:
     """GPT-2's vocabulary of 50257 is padded on every tp but 1, and rows of its table fill up with the microbatch."""
-    backend = backend_of(load_system("dgx-h100"), Run(gpus=96, global_batch=96), "bf16")
-    blocks = _Blocks(Graphs(load_model("gpt2"), backend), backend)
+    backend = build_backend(load_system("dgx-h100"), Run(gpus=96, global_batch=96), "bf16")
+    blocks = _Blocks(GraphsByBatch(load_model("gpt2"), backend), backend)
     sizes = (1, 2, 3, 8, 48, 96, 1024, 4096)
     family = {LayoutKey(tp, cp, 1, 2, sequence_parallel): sizes for tp in (2, 3, 4, 6, 12) for cp in (2, 4, 8)}
-    found = blocks.of(family)
+    found = blocks.lower_layouts(family)
     lowered = len(blocks.graphs.programs)
     assert {block.key for block in found} == {key for key in family if blocks._divides(key)} and lowered < 30
     large = [program for (_, size, _), program in blocks.graphs.programs.items() if size > max(sizes)]
-    tables = sections_with_tables(blocks.graphs.at(1), backend.chains)
+    tables = count_sections_through_tables(blocks.graphs.graph_at_batch(1), backend.fused_chains)
     assert {len(program.sections) for program in large} == {tables} and tables < len(found[0].program.sections)
     for block in found:
         exact = np.stack([_values(blocks._lower(block.key, size), blocks.graphs.section_counts) for size in sizes])
-        assert np.allclose(block.values, exact, rtol=1e-12, atol=0.0), block.key
-        assert block.program.parameters == blocks._lower(block.key, 1).parameters
+        assert np.allclose(block.count_values, exact, rtol=1e-12, atol=0.0), block.key
+        assert block.program.parameter_count == blocks._lower(block.key, 1).parameter_count
 
 
 @pytest.mark.parametrize(("network", "sections"), [("gpt2", 2), ("resnet50", 0), ("llama3-8b", 1)])
 def test_tables_are_read_in_the_first_sections(network: str, sections: int) -> None:
-    assert sections_with_tables(build_graph(load_model(network), batch=1), "none") == sections
+    assert count_sections_through_tables(build_graph(load_model(network), batch=1), "none") == sections
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("whole", [True, False])
 def test_counts_of_folded_experts_lie_on_surfaces(whole: bool) -> None:
     """Experts lie over ep, cp and tp, or tp divides each of them; every degree changes in between."""
-    backend = backend_of(load_system("dgx-h100"), Run(gpus=64, global_batch=64, software="megatron-core"), "bf16")
-    blocks = _Blocks(Graphs(load_model("deepseek_v2-lite"), backend), backend)
+    backend = build_backend(load_system("dgx-h100"), Run(gpus=64, global_batch=64, software="megatron-core"), "bf16")
+    blocks = _Blocks(GraphsByBatch(load_model("deepseek_v2-lite"), backend), backend)
     sizes, degrees = (1, 2, 3, 8, 48, 96), (2, 4, 8)
     keys = (
         LayoutKey(tp, cp, ep, 2, True, etp=1 if whole else tp)
@@ -349,12 +364,12 @@ def test_counts_of_folded_experts_lie_on_surfaces(whole: bool) -> None:
         if 32 % (cp * ep * (tp if whole else 1)) == 0
     )
     family = dict.fromkeys(keys, sizes)
-    surfaces = blocks.of(family)
+    surfaces = blocks.lower_layouts(family)
     assert len(surfaces) == len(family) > 5 and len(blocks.graphs.programs) < 5 * len(family)
     for block in surfaces:
         exact = np.stack([_values(blocks._lower(block.key, size), blocks.graphs.section_counts) for size in sizes])
-        assert np.allclose(block.values, exact, rtol=1e-12, atol=0.0), block.key
-        assert block.program.parameters == blocks._lower(block.key, 1).parameters
+        assert np.allclose(block.count_values, exact, rtol=1e-12, atol=0.0), block.key
+        assert block.program.parameter_count == blocks._lower(block.key, 1).parameter_count
 
 
 @pytest.mark.slow
@@ -362,25 +377,25 @@ def test_one_weird_trick_is_rediscovered() -> None:
     """Krizhevsky 2014: AlexNet's convolutions by the batch, its fully connected layers by features; with a batch so
     large that its activations outweigh the weights, everything by the batch."""
     model, system = load_model("alexnet"), load_system("dgx-1-v100")
-    found = hybrid(model, system, Run(gpus=8, global_batch=1024, dtype="fp32"))
-    splits = dict(found.layers)
+    found = search_layer_splits(model, system, Run(gpus=8, global_batch=1024, dtype="fp32"))
+    splits = dict(found.split_by_layer)
     assert all(split == "batch" for name, split in splits.items() if name.startswith(("conv", "max_pool")))
     assert all(split == "features" for name, split in splits.items() if name.startswith("linear"))
-    assert found.seconds < found.data_parallel_seconds
-    large = hybrid(model, system, Run(gpus=8, global_batch=65536, dtype="fp32"))
-    assert all(split == "batch" for name, split in large.layers if name.startswith(("conv", "linear")))
-    assert large.seconds <= large.data_parallel_seconds
+    assert found.step_time < found.data_parallel_step_time
+    large = search_layer_splits(model, system, Run(gpus=8, global_batch=65536, dtype="fp32"))
+    assert all(split == "batch" for name, split in large.split_by_layer if name.startswith(("conv", "linear")))
+    assert large.step_time <= large.data_parallel_step_time
 
 
 def test_per_layer_search_takes_chains_alone() -> None:
     with pytest.raises(PlanError, match="chains of layers"):
-        hybrid(load_model("resnet50"), load_system("dgx-1-v100"), Run(gpus=8))
+        search_layer_splits(load_model("resnet50"), load_system("dgx-1-v100"), Run(gpus=8))
 
 
 def test_memory_of_the_search_is_small() -> None:
     _, _, part, _ = everything("large")
-    held = sum(getattr(part.results, name).nbytes for name in ("case", "choice", "step_time", "memory"))
-    assert held < 0.1 * GIB
+    held = sum(getattr(part.results, name).nbytes for name in ("case_index", "batch_index", "step_time", "memory"))
+    assert held < 0.1 * GIBIBYTE
 
 
 @pytest.mark.parametrize("layers", [5000, 4999])

@@ -10,16 +10,16 @@ import pytest
 import paleo
 from paleo.cli import run
 from paleo.errors import SpecError
+from paleo.serve_train_split import parse_training_and_serving, split_serving_and_training
 from paleo.serving.benchmark import read_benchmark
 from paleo.serving.commands import read_command
 from paleo.serving.engines import load_engine
 from paleo.serving.formats import Formats
-from paleo.serving.lowered import Sharding
-from paleo.serving.phases import EngineKernels, iteration_tables
+from paleo.serving.forward_lowering import Sharding
+from paleo.serving.iteration_times import EngineKernels, iteration_tables
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
-from paleo.uses import parse_uses, split_serving_and_training
 
 NODE = ("llama3-8b", "dgx-h100")
 
@@ -32,9 +32,9 @@ def test_a_written_command_is_read_as_the_plan(engine, strategy):
     answer = paleo.serve(*NODE, gpus=4, strategy=strategy, engine=engine, **options)
     stated = read_command(answer.service.launch_command)
     assert (stated.engine, stated.model, stated.sharding.text) == (engine, "meta-llama/Meta-Llama-3-8B", strategy)
-    assert (stated.tokens, stated.sequences) == (4096, 96)
+    assert (stated.max_batched_tokens, stated.max_sequences) == (4096, 96)
     if engine != "tensorrt-llm":
-        assert (stated.weights, stated.cache, stated.drafted) == ("fp8", "fp8", 3)
+        assert (stated.weight_format, stated.cache_format, stated.drafted) == ("fp8", "fp8", 3)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
@@ -61,7 +61,7 @@ def test_commands_of_the_field():
         ("--attn-dp-size 4", Sharding(2, 1, 4)),
     ):
         assert read_command(f"{line} {flags}").sharding == sharding
-    assert read_command("vllm serve Qwen/Qwen3-14B-AWQ -tp 2 -dp 4").weights == "int4"
+    assert read_command("vllm serve Qwen/Qwen3-14B-AWQ -tp 2 -dp 4").weight_format == "int4"
     assert read_command("vllm serve Qwen/Qwen3-14B-AWQ -tp 2 -dp 4").replicas == 4
     for text, message in (("vllm serve x -tp zwei", "expected a number"), ("vllm serve 'x", "No closing quotation")):
         with pytest.raises(SpecError, match=message):
@@ -99,11 +99,11 @@ def test_a_command_answers_as_its_options_do(tmp_path):
 
 
 def test_speculation_gives_the_tokens_of_the_geometric_series():
-    kernels = EngineKernels(drafted=3, acceptance=0.5)
-    assert kernels.emitted == 1 + 0.5 + 0.25 + 0.125
+    kernels = EngineKernels(drafted_tokens=3, acceptance=0.5)
+    assert kernels.mean_emitted_tokens == 1 + 0.5 + 0.25 + 0.125
     model, system = load_model("llama3-8b"), load_system("dgx-h100")
     usual, drafted, vain = (
-        iteration_tables(model, system, Sharding(), Formats(), EngineKernels(drafted=count, acceptance=share))
+        iteration_tables(model, system, Sharding(), Formats(), EngineKernels(drafted_tokens=count, acceptance=share))
         for count, share in ((0, 0.0), (3, 0.7), (3, 0.0))
     )
     one = [float(each.iteration_time(decoded=1, cached=500)) for each in (drafted, usual, vain)]
@@ -121,10 +121,10 @@ def test_trees_of_drafts_verify_more_rows():
     assert read_command("vllm serve x").speculation == {"drafted": 0}
     model, system = load_model("llama3-8b"), load_system("dgx-h100")
     chain, wide, short = (
-        iteration_tables(model, system, Sharding(), Formats(), EngineKernels(drafted=4, acceptance=0.6, **tree))
-        for tree in ({}, {"branches": 4, "verified": 16}, {"draft_vocabulary": 32000.0})
+        iteration_tables(model, system, Sharding(), Formats(), EngineKernels(drafted_tokens=4, acceptance=0.6, **tree))
+        for tree in ({}, {"branches": 4, "verified_tokens": 16}, {"draft_vocabulary": 32000.0})
     )
-    assert (chain.rows, wide.rows) == (5, 16)
+    assert (chain.rows_per_sequence, wide.rows_per_sequence) == (5, 16)
     times = [float(each.iteration_time(decoded=64, cached=500)) for each in (short, chain, wide)]
     assert times == sorted(times)
 
@@ -132,12 +132,12 @@ def test_trees_of_drafts_verify_more_rows():
 @pytest.mark.slow
 def test_division_matches_rates_and_moves_the_cache():
     service = paleo.serve(*NODE, gpus=8, input=2000, output=200, ttft="1s", tpot="30ms", disaggregate=True).service
-    split = service.division
+    split = service.disaggregation
     assert split is not None
     assert split.gpus <= 8
     memory = split.prefill.memory
     link = service.system.levels[-1].link.bandwidth
-    assert split.transfer == pytest.approx(float(memory.sequence_bytes(np.array(2000.0))) / (0.7 * link))
+    assert split.cache_transfer_time == pytest.approx(float(memory.sequence_bytes(np.array(2000.0))) / (0.7 * link))
     assert split.tpot <= 0.03
     assert split.ttft <= 1.0
     assert "prefill" in service.verdict
@@ -193,7 +193,7 @@ def test_saved_and_spoilt_benchmarks(tmp_path):
         "request_rate": 5.0,
     }
     path.write_text(json.dumps({**saved, "mean_ttft_ms": 20.0, "mean_tpot_ms": 7.0, "request_rate": 5.0}))
-    assert read_benchmark(path).load == {"input": 10.0, "output": 5.0, "rate": 5.0}
+    assert read_benchmark(path).serve_arguments == {"input": 10.0, "output": 5.0, "rate": 5.0}
     path.write_text(TABLE.format(ttft="nan", tpot=8))
     with pytest.raises(SpecError, match="mean_ttft_ms"):
         read_benchmark(path)
@@ -207,13 +207,13 @@ def test_one_purchase_for_two_uses():
     both = split_serving_and_training(
         "llama3-8b", "dgx-h100:16,dgx-h100:1", "train:2d,serve:20/s", run=training, price="2 USD/h"
     )
-    first, second = both.offers
-    assert first.serving + first.training <= 16
-    assert first.training == 8
-    assert first.usd == pytest.approx(16 * 2 * 48)
+    first, second = both.splits
+    assert first.serving_gpus + first.training_gpus <= 16
+    assert first.training_gpus == 8
+    assert first.rent_usd == pytest.approx(16 * 2 * 48)
     assert "is left to train" in second.problem
-    longer = split_serving_and_training("llama3-8b", "dgx-h100:16", "train:4d,serve:20/s", run=training).offers[0]
-    assert longer.samples == pytest.approx(2 * first.samples)
+    longer = split_serving_and_training("llama3-8b", "dgx-h100:16", "train:4d,serve:20/s", run=training).splits[0]
+    assert longer.trained_samples == pytest.approx(2 * first.trained_samples)
     for text in (
         "train:7d",
         "train:0d,serve:1/s",
@@ -222,4 +222,4 @@ def test_one_purchase_for_two_uses():
         "train:1d,serve:1/s,eat:1",
     ):
         with pytest.raises(SpecError, match="--for"):
-            parse_uses(text)
+            parse_training_and_serving(text)

@@ -8,19 +8,25 @@ import numpy as np
 import pytest
 
 from paleo.errors import SpecError
+from paleo.pricing.calibration_lookup import find_parameters
+from paleo.pricing.engine_gemm import EngineGemmParameters
 from paleo.pricing.experts import TUNED_BLOCK_TILES, experts_time
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.kernels import device_datasheet
 from paleo.pricing.power import power_slowdown, switching_activity
-from paleo.pricing.store import lookup
-from paleo.pricing.tiles import EngineGemmParameters
 from paleo.serving.engines import engine_of_release, load_engine
 from paleo.serving.formats import Formats, parse_formats
-from paleo.serving.lowered import Sharding, lower_forward
+from paleo.serving.forward_lowering import Sharding, lower_forward
+from paleo.serving.iteration_times import (
+    EXPERT_POPULARITY_EXPONENT,
+    TOKEN_GRID,
+    EngineKernels,
+    _TableBuilder,
+    iteration_tables,
+)
 from paleo.serving.memory import serving_memory
-from paleo.serving.phases import EXPERT_POPULARITY_EXPONENT, TOKENS, EngineKernels, _TableBuilder, iteration_tables
-from paleo.serving.plans import ServingLoad, candidates, iteration_parts, waits_for_launches
-from paleo.serving.steady import Lengths, saturated_state
+from paleo.serving.plans import ServingLoad, fitting_layouts, iteration_parts, waits_for_launches
+from paleo.serving.steady import RequestLengths, saturated_state
 from paleo.specs.device import load_device
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -36,17 +42,21 @@ def llama():
 
 def test_affine_sizes_equal_a_lowering_of_so_many_tokens():
     from paleo.parallel.plan import plan
-    from paleo.step.backend import backend_of
+    from paleo.step.backend import build_backend
 
     model, system = load_model("llama3-8b"), load_system("dgx-h100")
     work, backend = lower_forward(model, system, Sharding(tp=2), "bf16")
     run = Run(gpus=2, strategy="tp=2", batch=1, forward_only=True, model={"seq": 96}, dtype="bf16")
     layout = plan(model, system, run)
-    own = backend_of(system, run, layout.dtype, backend.software)
+    own = build_backend(system, run, layout.dtype, backend.software)
     graph = own.graph(model, 1)
-    program = own.lowered(graph, own.placement(graph, layout.parallel), layout.mesh)
+    program = own.lower(graph, own.placement(graph, layout.strategy), layout.mesh)
     direct = {c.kernel.name: c.kernel for s in program.sections for c in s.kernels if c.kernel.family == "gemm"}
-    scaled = {e.short.name: e.at(96.0) for e in (*work.layers, *work.head) if e.short.family == "gemm"}
+    scaled = {
+        e.kernel_at_few_tokens.name: e.kernel_at(96.0)
+        for e in (*work.layers, *work.head)
+        if e.kernel_at_few_tokens.family == "gemm"
+    }
     assert direct.keys() == scaled.keys()
     for name, kernel in direct.items():
         assert scaled[name].shape == pytest.approx(kernel.shape)
@@ -55,8 +65,8 @@ def test_affine_sizes_equal_a_lowering_of_so_many_tokens():
 
 def test_collectives_of_a_tensor_parallel_block_are_two_and_one_of_the_embedding():
     work, _ = lower_forward(load_model("llama3-8b"), load_system("dgx-h100"), Sharding(tp=2), "bf16")
-    assert sum(each.count for each in work.exchanges) == 2 * 32 + 1
-    assert {each.payload_bytes for each in work.exchanges} == {2.0 * 4096}
+    assert sum(each.count for each in work.layer_collectives) == 2 * 32 + 1
+    assert {each.bytes_per_token for each in work.layer_collectives} == {2.0 * 4096}
 
 
 def test_cache_of_a_token_and_weights_by_hand(llama):
@@ -82,14 +92,16 @@ def test_sliding_windows_cap_the_cache_and_latents_are_narrow():
 
 def test_products_of_latent_attention_and_mixtures_are_those_of_the_engines():
     work, _ = lower_forward(load_model("deepseek_v3"), load_system("dgx-h200"), Sharding(tp=8), "fp8")
-    products = {each.short.name: each for each in work.layers if each.short.family == "gemm"}
+    products = {
+        each.kernel_at_few_tokens.name: each for each in work.layers if each.kernel_at_few_tokens.family == "gemm"
+    }
     down = [each for name, each in products.items() if name.endswith("_down")]
-    assert {each.short.shape["n"] for each in down} == {1536.0 + 576.0}  # one product of both latents
+    assert {each.kernel_at_few_tokens.shape["n"] for each in down} == {1536.0 + 576.0}  # one product of both latents
     assert sum(each.count for each in down) == 61
-    assert all(each.weights == 7168.0 * 2112.0 for each in down)
-    operations = {name.rsplit(".", 1)[1]: each.short.operation for name, each in products.items()}
+    assert all(each.weight_elements == 7168.0 * 2112.0 for each in down)
+    operations = {name.rsplit(".", 1)[1]: each.kernel_at_few_tokens.operation for name, each in products.items()}
     assert (operations["router"], operations["q_down"]) == ("gemm", "narrow")
-    shared = {name.rsplit(".", 1)[1] for name, each in products.items() if each.overlaps_experts}
+    shared = {name.rsplit(".", 1)[1] for name, each in products.items() if each.is_shared_expert}
     assert shared == {"up", "down"}
 
 
@@ -104,7 +116,7 @@ def test_scales_of_blocks_make_many_rows_slower_and_none_faster():
         )
         slower = published / made
         assert slower.min() >= 1.0
-        assert 1.05 < slower[TOKENS == 4096] < most
+        assert 1.05 < slower[TOKEN_GRID == 4096] < most
     both = (
         iteration_tables(load_model(name), system, Sharding(), formats)
         for name in ("llama3-8b", "nvidia/Llama-3-8B-FP8")
@@ -116,9 +128,9 @@ def test_shared_experts_add_bytes_and_arithmetic_but_no_latency():
     model, system, formats = load_model("deepseek_v3"), load_system("dgx-h200"), Formats("fp8", "fp8")
     work, backend = lower_forward(model, system, Sharding(8), "fp8")
     pricing = _TableBuilder(work, backend, Sharding(8), formats, EngineKernels())
-    shared = tuple(each for each in work.layers if each.overlaps_experts)
+    shared = tuple(each for each in work.layers if each.is_shared_expert)
     few, many = pricing.products(shared)[[0, -1]]
-    read = sum(each.weights * each.count for each in shared) / system.device.memory.bandwidth
+    read = sum(each.weight_elements * each.count for each in shared) / system.device.memory.bandwidth
     assert read < few < 1.5 * read
     assert many > 20 * few
 
@@ -129,8 +141,8 @@ def test_prompts_of_latent_attention_have_keys_of_their_own_under_sglang():
         iteration_tables(model, system, Sharding(8), Formats("fp8"), load_engine(name).kernels)
         for name in ("sglang", "vllm")
     )
-    assert np.array_equal(sglang.prefill, vllm.prefill)
-    assert not np.array_equal(sglang.decode, vllm.decode)
+    assert np.array_equal(sglang.prefill_attention_times, vllm.prefill_attention_times)
+    assert not np.array_equal(sglang.decode_attention_times, vllm.decode_attention_times)
 
 
 def test_experts_with_narrow_weights_only_have_a_kernel_of_their_own():
@@ -228,14 +240,16 @@ def test_experts_are_those_of_the_engines_kernels_on_their_rank():
             tokens=tokens, hidden=2048 * ones, inner=768 * ones, top_k=8 * ones, experts=128 * ones, tp=ones, ep=ones,
             gated=ones, exponent=EXPERT_POPULARITY_EXPONENT * ones, element_bytes=2.0,
             device=device_datasheet(system.device, "bf16"),
-            parameters=lookup(EngineGemmParameters, subject=system.device.name, architecture="Hopper",
+            parameters=find_parameters(EngineGemmParameters, subject=system.device.name, architecture="Hopper",
                               family=f"experts.{kernel}.bf16").parameters,
             triton="triton" in kernel,
         )
         for kernel in ("triton-vllm", "cutlass")
     }  # fmt: skip
     card = device_datasheet(system.device, "bf16")
-    products = lookup(GemmParameters, subject=card.name, architecture="Hopper", family="gemm.tensor").parameters
+    products = find_parameters(
+        GemmParameters, subject=card.name, architecture="Hopper", family="gemm.tensor"
+    ).parameters
     draw = {"energy": products.energy, "activity": switching_activity(products.training_activity, "bf16", card)}
     sustained = {
         name: seconds
@@ -254,7 +268,7 @@ def test_attention_beside_prompts_reads_the_cache_for_each_query_head():
     )
     beside, alone = (float(ampere.decode_attention_time(64, 4096, joint=each)) for each in (True, False))
     assert 2.0 * alone < beside < 5.0 * alone  # five query heads share a key head
-    assert hopper.joint is hopper.decode
+    assert hopper.joint_attention_times is hopper.decode_attention_times
     whole = ampere.iteration_time(decoded=64, cached=4096, chunks=1, length=1024)
     apart = (
         ampere.iteration_time(decoded=64, cached=4096)
@@ -266,11 +280,11 @@ def test_attention_beside_prompts_reads_the_cache_for_each_query_head():
 
 
 def test_ranks_of_attention_share_the_limits_of_sglang_alone():
-    load = ServingLoad("most", Lengths(1000, 100))
+    load = ServingLoad("most", RequestLengths(1000, 100))
     model, system = load_model("deepseek_v3"), load_system("dgx-h200")
     shapes = {}
     for name in ("vllm", "sglang"):
-        layouts, _ = candidates(
+        layouts, _ = fitting_layouts(
             model, system, 8, load_engine(name), [Formats("fp8")], load, [Sharding(1, 1, 8, expert_parallel=True)]
         )
         shapes[name] = layouts[0].batching().max_tokens / layouts[0].limit.tokens
@@ -302,8 +316,8 @@ def test_limits_of_tokens_go_by_the_device():
 def test_narrow_products_stay_below_the_peak(model, device, weights):
     system = load_system(device)
     priced = iteration_tables(load_model(model), system, Sharding(), Formats(weights))
-    flops = 2.0 * sum(each.weights * each.count for each in priced.lowered.layers)
-    assert np.all(priced.layer_times * system.device.peak_flops_per_s(weights) > flops * TOKENS)
+    flops = 2.0 * sum(each.weight_elements * each.count for each in priced.lowered.layers)
+    assert np.all(priced.layer_times * system.device.peak_flops_per_s(weights) > flops * TOKEN_GRID)
 
 
 def test_encoders_of_eight_bits_between_kernels_are_faster_than_of_sixteen():
@@ -335,11 +349,11 @@ def test_large_sums_are_left_to_the_library():
     model, system = load_model("llama3-8b"), load_system("dgx-h100")
     none, most, some = (
         iteration_tables(
-            model, system, Sharding(4), Formats(), EngineKernels(all_reduce=latency, all_reduce_most=limit)
+            model, system, Sharding(4), Formats(), EngineKernels(all_reduce_latency=latency, all_reduce_max_bytes=limit)
         )
         for latency, limit in ((0.0, 0.0), (4.6e-6, 2.0**40), (4.6e-6, 2.0**20))
     )
-    large = TOKENS * 4096 * 2 >= 2.0**20
+    large = TOKEN_GRID * 4096 * 2 >= 2.0**20
     assert np.all(some.communication[large] == none.communication[large])
     assert np.all(some.communication[~large] == most.communication[~large])
     assert np.all(some.communication[~large] < none.communication[~large])
@@ -349,7 +363,7 @@ def test_activations_become_nvfp4_in_a_kernel_of_their_own():
     model, system = load_model("llama3-8b"), load_system("dgx-b200")
     times = {
         (weights, own): iteration_tables(
-            model, system, Sharding(), Formats(weights, "fp8"), EngineKernels(converts=own)
+            model, system, Sharding(), Formats(weights, "fp8"), EngineKernels(has_quantisation_kernel=own)
         )
         for weights in ("fp8", "fp4")
         for own in (False, True)
@@ -360,7 +374,7 @@ def test_activations_become_nvfp4_in_a_kernel_of_their_own():
 
 def test_an_iteration_without_a_graph_takes_at_least_its_launches():
     model, system, short = load_model("llama3-8b"), load_system("dgx-h100"), {"decoded": 8, "cached": 100}
-    engine = EngineKernels(issue=1.0, largest_graph=8, wide_graph=16, converts=True)
+    engine = EngineKernels(issue=1.0, largest_graph=8, wide_graph=16, has_quantisation_kernel=True)
     tables = iteration_tables(model, system, Sharding(), Formats(), engine)
     # norm and sum in one kernel twice, four products, rotation, three kernels of attention, activation; the embedding
     assert tables.issue == 32 * 11 + 1
@@ -374,24 +388,24 @@ def test_an_iteration_without_a_graph_takes_at_least_its_launches():
 
 def test_graphs_of_engines_in_front_and_offline():
     engine = load_engine("tensorrt-llm")
-    assert (engine.largest_graph, engine.offline.largest_graph) == (32, 2048)
-    assert load_engine("vllm").offline.largest_graph == load_engine("vllm").largest_graph
-    assert load_engine("sglang").without("GPUStack performance lab").issue == pytest.approx(37e-6)
+    assert (engine.largest_graph, engine.offline_profile.largest_graph) == (32, 2048)
+    assert load_engine("vllm").offline_profile.largest_graph == load_engine("vllm").largest_graph
+    assert load_engine("sglang").without_source("GPUStack performance lab").issue == pytest.approx(37e-6)
 
 
 def test_waits_for_launches_are_a_part_of_the_host():
     engine = load_engine("sglang").model_copy(update={"issue": 1e-3})
-    lengths = Lengths(100.0, 100.0)
-    layout = candidates(
+    lengths = RequestLengths(100.0, 100.0)
+    layout = fitting_layouts(
         load_model("llama3-8b"), load_system("dgx-h100"), 1, engine, [Formats()], ServingLoad("most", lengths)
     )[0][0]
-    state = saturated_state(layout.phases, layout.batching(), lengths, 1000.0)
+    state = saturated_state(layout.iteration_tables, layout.batching(), lengths, 1000.0)
     parts = iteration_parts(layout, state)
     assert waits_for_launches(layout, state)
-    assert not waits_for_launches(layout, replace(state, batch=np.array(4.0)))
+    assert not waits_for_launches(layout, replace(state, decoding_sequences=np.array(4.0)))
     assert parts["attention over the cache"] == pytest.approx(0.0, abs=1e-9)
-    assert parts["the host"] > 0.9 * layout.phases.issue - parts["products"]
-    assert sum(parts.values()) == pytest.approx(float(state.iteration))
+    assert parts["the host"] > 0.9 * layout.iteration_tables.issue - parts["products"]
+    assert sum(parts.values()) == pytest.approx(float(state.iteration_time))
 
 
 @pytest.mark.parametrize(("engine", "tuned"), [("sglang", True), ("vllm", True), ("tensorrt-llm", False)])

@@ -10,11 +10,11 @@ import pytest
 import paleo
 from paleo.errors import SpecError
 from paleo.serving.formats import Formats
-from paleo.serving.load import Requests, drawn_requests, read_trace
-from paleo.serving.lowered import Sharding
-from paleo.serving.phases import iteration_tables
+from paleo.serving.forward_lowering import Sharding
+from paleo.serving.iteration_times import iteration_tables
+from paleo.serving.requests import Requests, read_trace, sample_requests
 from paleo.serving.simulation import simulate
-from paleo.serving.steady import Batching, Lengths, closed_loop, saturated_state, state_at_rate
+from paleo.serving.steady import Batching, RequestLengths, closed_loop_state, saturated_state, state_at_rate
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
 
@@ -29,18 +29,18 @@ LIMITS = Batching(8192, 1024, host_time=0.3e-3)
 
 def test_littles_law_holds_in_the_fixed_point(llama):
     rate = np.array([1.0, 5.0, 20.0, 30.0])
-    state = state_at_rate(llama, LIMITS, Lengths(500, 200), 700.0, rate)
-    assert state.batch == pytest.approx(state.requests_per_s * 199 * state.iteration, rel=1e-6)
+    state = state_at_rate(llama, LIMITS, RequestLengths(500, 200), 700.0, rate)
+    assert state.decoding_sequences == pytest.approx(state.requests_per_s * 199 * state.iteration_time, rel=1e-6)
     assert np.all(np.diff(state.tpot) > 0)
     assert np.all(np.diff(state.ttft) > 0)
     assert state.requests_per_s == pytest.approx(rate)
 
 
 def test_above_capacity_waiting_is_without_end_and_throughput_full(llama):
-    full = saturated_state(llama, LIMITS, Lengths(500, 200), 700.0)
-    state = state_at_rate(llama, LIMITS, Lengths(500, 200), 700.0, 2.0 * full.requests_per_s)
+    full = saturated_state(llama, LIMITS, RequestLengths(500, 200), 700.0)
+    state = state_at_rate(llama, LIMITS, RequestLengths(500, 200), 700.0, 2.0 * full.requests_per_s)
     assert float(state.utilisation) == pytest.approx(2.0)
-    assert np.isinf(state.waiting)
+    assert np.isinf(state.queueing_time)
     assert float(state.requests_per_s) == pytest.approx(float(full.requests_per_s))
 
 
@@ -56,45 +56,50 @@ def test_one_request_alone_takes_its_iterations(llama):
 
 def test_launches_bound_batches_beyond_the_largest_graph(llama):
     issued = replace(llama, issue=0.5, kernels=replace(llama.kernels, issue=1e-3, largest_graph=4))
-    small, large = (drawn_requests(count, input_tokens=50, output_tokens=11, arrivals="at once") for count in (4, 5))
+    small, large = (sample_requests(count, input_tokens=50, output_tokens=11, arrivals="at once") for count in (4, 5))
     spans = [simulate(issued, LIMITS, burst, capacity=1e5).makespan for burst in (small, large)]
     assert spans[0] == pytest.approx(0.5, rel=0.2)  # the prompts' iteration, then ten in a graph
     assert spans[1] == pytest.approx(11 * (0.5 + LIMITS.host_time))
 
 
 def test_a_host_that_is_not_overlapped_adds_a_time_for_each_sequence(llama):
-    burst, number, each = drawn_requests(64, input_tokens=50, output_tokens=101, arrivals="at once"), 64, 1e-4
+    burst, number, each = sample_requests(64, input_tokens=50, output_tokens=101, arrivals="at once"), 64, 1e-4
     slower = replace(LIMITS, host_time_per_sequence=each)
     spans = [simulate(llama, limits, burst, capacity=1e5).makespan for limits in (LIMITS, slower)]
     assert spans[1] - spans[0] == pytest.approx(100 * number * each, rel=0.02)
     rate = 20.0
-    states = [state_at_rate(llama, limits, Lengths(50, 101), 700.0, rate) for limits in (LIMITS, slower)]
-    added = [float(state.iteration) - float(state.batch) * each * place for place, state in enumerate(states)]
+    states = [state_at_rate(llama, limits, RequestLengths(50, 101), 700.0, rate) for limits in (LIMITS, slower)]
+    added = [
+        float(state.iteration_time) - float(state.decoding_sequences) * each * place
+        for place, state in enumerate(states)
+    ]
     assert added[1] == pytest.approx(added[0], rel=0.1)
 
 
 def test_requests_of_one_instant_leave_the_server_together(llama):
     front = Batching(8192, 1024, time_per_request=0.01)
-    burst = drawn_requests(100, input_tokens=50, output_tokens=4, arrivals="at once")
+    burst = sample_requests(100, input_tokens=50, output_tokens=4, arrivals="at once")
     first = simulate(llama, front, burst, capacity=1e5).ttft
     assert first.min() > 100 * front.time_per_request
     assert first.max() - first.min() < 0.1
-    spaced = Requests(np.arange(100) / 50.0, burst.input, burst.output)  # one every 20 ms: none waits for another
+    spaced = Requests(
+        np.arange(100) / 50.0, burst.prompt_tokens, burst.answer_tokens
+    )  # one every 20 ms: none waits for another
     assert simulate(llama, front, spaced, capacity=1e5).ttft.max() < 0.06
 
 
 @pytest.mark.slow
 def test_a_closed_loop_of_one_user_is_one_request_after_another(llama):
-    alone = closed_loop(llama, LIMITS, Lengths(1000, 101), 100.0, 1)
-    requests = drawn_requests(20, input_tokens=1000, output_tokens=101, arrivals="closed")
+    alone = closed_loop_state(llama, LIMITS, RequestLengths(1000, 101), 100.0, 1)
+    requests = sample_requests(20, input_tokens=1000, output_tokens=101, arrivals="closed")
     result = simulate(llama, LIMITS, requests, capacity=1e5, users=1)
     assert float(alone.requests_per_s) == pytest.approx(result.requests_per_s, rel=0.03)
 
 
 @pytest.mark.parametrize(("prompt", "answer", "rate"), [(500, 200, 5.0), (500, 200, 25.0), (2000, 300, 5.0)])
 def test_fixed_point_and_simulation_agree(llama, prompt, answer, rate):
-    state = state_at_rate(llama, LIMITS, Lengths(prompt, answer), 4e5 / (prompt + answer / 2), rate)
-    requests = drawn_requests(3000, input_tokens=prompt, output_tokens=answer, rate=rate)
+    state = state_at_rate(llama, LIMITS, RequestLengths(prompt, answer), 4e5 / (prompt + answer / 2), rate)
+    requests = sample_requests(3000, input_tokens=prompt, output_tokens=answer, rate=rate)
     result = simulate(llama, LIMITS, requests, capacity=4e5, reservation=0.0)
     middle = slice(300, 2700)
     assert float(state.tpot) == pytest.approx(np.mean(result.tpot[middle]), rel=0.05)
@@ -105,7 +110,7 @@ def test_fixed_point_and_simulation_agree(llama, prompt, answer, rate):
 def test_conservation_and_capacity(llama, seed):
     random = np.random.default_rng(seed)
     capacity = float(random.integers(6_000, 30_000))
-    requests = drawn_requests(
+    requests = sample_requests(
         200,
         input_tokens=float(random.integers(20, 1500)),
         output_tokens=float(random.integers(2, 400)),
@@ -120,11 +125,11 @@ def test_conservation_and_capacity(llama, seed):
     assert np.all(result.ttft > 0)
     assert np.all(result.latency >= result.ttft)
     assert result.peak_cache <= capacity
-    assert result.tokens == requests.output.sum()
+    assert result.tokens == requests.answer_tokens.sum()
 
 
 def test_a_full_cache_stops_requests_and_reservation_does_not(llama):
-    requests = drawn_requests(50, input_tokens=100, output_tokens=400, arrivals="at once")
+    requests = sample_requests(50, input_tokens=100, output_tokens=400, arrivals="at once")
     tight = simulate(llama, LIMITS, requests, capacity=5_000, reservation=0.0)
     reserved = simulate(llama, LIMITS, requests, capacity=5_000, reservation=1.0)
     assert tight.preemptions > 0
@@ -137,11 +142,11 @@ def test_a_full_cache_stops_requests_and_reservation_does_not(llama):
     ("prompt", "answer", "variation"), [(1000, 300, 0.0), (1000, 300, 0.5), (500, 500, 0.0), (4000, 400, 0.3)]
 )
 def test_a_saturated_replica_computes_stopped_requests_again(llama, prompt, answer, variation):
-    lengths, capacity = Lengths(prompt, answer, variation, variation), 450e3
-    limits = replace(LIMITS, overflows=True)
+    lengths, capacity = RequestLengths(prompt, answer, variation, variation), 450e3
+    limits = replace(LIMITS, cache_may_overflow=True)
     places = capacity / float(lengths.mean_cached_tokens)
     state = saturated_state(llama, limits, lengths, places)
-    requests = drawn_requests(
+    requests = sample_requests(
         int(12 * places), input_tokens=prompt, output_tokens=answer, arrivals="at once", input_variation=variation,
         output_variation=variation,
     )  # fmt: skip
@@ -160,14 +165,14 @@ def test_a_saturated_replica_computes_stopped_requests_again(llama, prompt, answ
 @pytest.mark.parametrize("variation", [0.0, 0.5, 1.0])
 def test_whole_requests_that_are_reserved_are_the_longer_ones_at_any_time(variation):
     layout = paleo.serve("llama3-8b", "dgx-h100", gpus=1, engine="tensorrt-llm").service.best.layout
-    lengths = Lengths(1000, 400, 0.0, variation)
+    lengths = RequestLengths(1000, 400, 0.0, variation)
     places = layout.max_cached_sequences(lengths)
-    state = saturated_state(layout.phases, layout.batching(), lengths, places)
+    state = saturated_state(layout.iteration_tables, layout.batching(), lengths, places)
     capacity = layout.memory.max_cached_tokens(1400.0)
-    requests = drawn_requests(
+    requests = sample_requests(
         int(12 * places), input_tokens=1000, output_tokens=400, arrivals="at once", output_variation=variation
     )
-    result = simulate(layout.phases, layout.batching(), requests, capacity=capacity, reservation=1.0)
+    result = simulate(layout.iteration_tables, layout.batching(), requests, capacity=capacity, reservation=1.0)
     finish = np.sort(result.finish)
     first, last = len(finish) // 5, 4 * len(finish) // 5
     rate = (last - first) / (finish[last] - finish[first])
@@ -175,8 +180,8 @@ def test_whole_requests_that_are_reserved_are_the_longer_ones_at_any_time(variat
 
 
 def test_cached_prefixes_shorten_the_first_token(llama):
-    cold = state_at_rate(llama, LIMITS, Lengths(2000, 100), 200.0, 5.0)
-    warm = state_at_rate(llama, LIMITS, Lengths(2000, 100, prefix_hit_share=0.9), 200.0, 5.0)
+    cold = state_at_rate(llama, LIMITS, RequestLengths(2000, 100), 200.0, 5.0)
+    warm = state_at_rate(llama, LIMITS, RequestLengths(2000, 100, prefix_hit_share=0.9), 200.0, 5.0)
     assert float(warm.ttft) < 0.5 * float(cold.ttft)
 
 
@@ -185,7 +190,7 @@ def test_traces_of_several_forms(tmp_path):
     own.write_text("arrival_s,input_tokens,output_tokens\n2.0,10,5\n1.0,20,7\n")
     trace = read_trace(own)
     assert trace.arrival.tolist() == [0.0, 1.0]
-    assert trace.input.tolist() == [20.0, 10.0]
+    assert trace.prompt_tokens.tolist() == [20.0, 10.0]
     azure = tmp_path / "azure.csv"
     azure.write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:47.0,1,2\n"

@@ -12,25 +12,31 @@ import paleo
 from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.serving.engines import load_engine
-from paleo.serving.load import drawn_requests
-from paleo.serving.lowered import Sharding
+from paleo.serving.forward_lowering import Sharding
 from paleo.serving.reinforcement import (
     Rollouts,
     engine_replicas,
     generation_time,
-    generator,
     offload_time,
-    trainer,
+    predict_generator,
+    predict_trainer,
     weight_transfer_time,
 )
+from paleo.serving.requests import sample_requests
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
 from paleo.step.memory import Footprint
 from paleo.studies import reinforcement
-from paleo.studies.reinforcement import LearningQuestion, generator_gpu_counts, rank_learning_steps
-from paleo.tables.kinds._inference import BENCHMARKS, InferenceRuns, LearningSteps, degrees_of, padding_time
-from paleo.tables.kinds._serving import RANDOM_RANGE, ServingRuns, _shortened, formats_of, predict_serving, sharding_of
-from paleo.tables.steps import row_dicts
+from paleo.studies.reinforcement import ReinforcementQuestion, generator_gpu_counts, rank_learning_steps
+from paleo.tables.kinds._mlperf_inference import (
+    BENCHMARKS,
+    MlperfInferenceTable,
+    ReinforcementStepTable,
+    padding_time,
+    parse_degrees,
+)
+from paleo.tables.kinds._serving import RANDOM_RANGE, ServingTable, _shortened, formats_of, predict_serving, sharding_of
+from paleo.tables.run_tables import row_dicts
 
 SMALL = {"gpus": 8, "rollouts": 64, "output": 200, "engine_strategy": "tp=1", "strategy": "zero=1"}
 
@@ -51,7 +57,7 @@ def test_parts_add_up_and_days_follow(answer):
 def test_states_of_trainer_and_engine_take_turns_on_one_set_of_gpus(answer):
     system = load_system("dgx-h100")
     states = Footprint(2e9, 2e9, 6e9, 5e9, 1e9, 1e9, 0.1, capacity=8e10)
-    rate = system.device.copy_rate()
+    rate = system.device.host_copy_bandwidth()
     assert offload_time(system, states, 1e9) == pytest.approx(2 * (2e9 + 2e9 + 6e9 + 1e9) / rate)
     assert answer.to_dict()["parts"]["offload"] > 0.0
 
@@ -124,15 +130,15 @@ def test_all_weights_pass_the_link_of_each_rank_once():
 
 
 def test_rows_of_services_are_predicted_or_say_why():
-    kind = ServingRuns()
-    step = kind.step(row_dicts(frame())[0])
+    kind = ServingTable()
+    step = kind.predict_row(row_dicts(frame())[0])
     assert step.low < step.value < step.high
     assert 300 < step.value < 900
-    reasons = kind.predict(frame(command="vllm serve x --enforce-eager")).reasons
+    reasons = kind.predict(frame(command="vllm serve x --enforce-eager")).failure_reasons
     assert reasons[0] == "eager mode is not modelled"
-    assert "unknown model" in kind.predict(frame(model="nonsense-7x")).reasons[0]
-    assert kind.predict(frame(output_tokens="")).reasons[0] == "lengths are blank"
-    assert kind.predict(frame(output_tokens_per_s="")).reasons[0]
+    assert "unknown model" in kind.predict(frame(model="nonsense-7x")).failure_reasons[0]
+    assert kind.predict(frame(output_tokens="")).failure_reasons[0] == "lengths are blank"
+    assert kind.predict(frame(output_tokens_per_s="")).failure_reasons[0]
 
 
 def test_latency_at_a_stated_rate_spreads_as_arrivals_of_benchmark_tools_do():
@@ -144,12 +150,12 @@ def test_latency_at_a_stated_rate_spreads_as_arrivals_of_benchmark_tools_do():
     }  # fmt: skip
     outcome = predict_serving(row_dicts(frame(**run))[0])
     assert outcome.value == pytest.approx(2.06, rel=0.05)
-    assert outcome.parts["latency_p99_s"] / outcome.value == pytest.approx(1.17, abs=0.06)
+    assert outcome.further_times["latency_p99_s"] / outcome.value == pytest.approx(1.17, abs=0.06)
 
 
 def test_commands_say_formats_and_degrees():
     row = row_dicts(frame())[0]
-    assert formats_of(row).weights == "fp8"
+    assert formats_of(row).weight_format == "fp8"
     assert sharding_of({**row, "command": "x --enable-expert-parallel", "tp": "8"}).expert_parallel
     assert sharding_of({**row, "dp_attention": "8"}).attention_dp == 8
     assert formats_of({**row, "model": "gpt-oss-20b", "command": ""}).expert_format == "mxfp4"
@@ -157,8 +163,8 @@ def test_commands_say_formats_and_degrees():
 
 def test_attention_over_padding_is_added_where_samples_come_in_any_order():
     row = {"model": "bert-99", "scenario": "offline", "device": "h100-sxm5-80gb", "n_gpus": "1", "latency_limit_s": "0"}
-    offline = InferenceRuns().step(row).value
-    server = InferenceRuns().step({**row, "scenario": "server", "latency_limit_s": "0.13"}).value
+    offline = MlperfInferenceTable().predict_row(row).value
+    server = MlperfInferenceTable().predict_row({**row, "scenario": "server", "latency_limit_s": "0.13"}).value
     padding = padding_time(load_model("bert_large"), load_system("dgx-h100"), BENCHMARKS["bert"])
     assert 1.0 / server == pytest.approx(1.0 / offline + padding)
     assert 25e-6 < padding < 32e-6
@@ -170,21 +176,24 @@ def test_submissions_and_steps_of_learning():
         "model": "llama2-70b-99", "scenario": "offline", "device": "h100-sxm5-80gb", "n_gpus": "8", "target_qps": "80",
         "samples_per_s": "80", "latency_p99_s": "100", "output_tokens_per_sample": "290",
     }  # fmt: skip
-    value = InferenceRuns().step(submission).value
+    value = MlperfInferenceTable().predict_row(submission).value
     assert 60 < value < 110
-    assert "windows" in InferenceRuns().predict(pd.DataFrame([{**submission, "model": "3d-unet-99"}])).reasons[0]
+    assert (
+        "windows"
+        in MlperfInferenceTable().predict(pd.DataFrame([{**submission, "model": "3d-unet-99"}])).failure_reasons[0]
+    )
     beams = {**submission, "model": "gptj-99", "n_gpus": "1", "output_tokens_per_sample": "69"}
-    seconds = 1.0 / InferenceRuns().step(beams).value
+    seconds = 1.0 / MlperfInferenceTable().predict_row(beams).value
     assert seconds > 69 * 4 * load_engine("tensorrt-llm").beam
     assert 0.025 < seconds < 0.031
-    assert degrees_of("[1,1,8,1,n/a]", ("tp", "cp", "ep", "pp", "vpp"))["ep"] == 8
+    assert parse_degrees("[1,1,8,1,n/a]", ("tp", "cp", "ep", "pp", "vpp"))["ep"] == 8
     learning = pd.DataFrame(
         [{"algorithm": "GRPO", "policy": "On policy", "generation_layout": "[2,1]", "training_layout": "[1,1]",
           "generation_batch": "64", "step_s": "3", "system": "H100", "model": "qwen3-8b", "n_gpus": "8",
           "max_sequence": "1024", "mean_sequence": "500", "training_batch": "64"}]
     )  # fmt: skip
-    assert "expected 5 degrees" in LearningSteps().predict(learning).reasons[0]
-    assert np.isnan(LearningSteps().predict(learning.assign(step_s="")).values[0])
+    assert "expected 5 degrees" in ReinforcementStepTable().predict(learning).failure_reasons[0]
+    assert np.isnan(ReinforcementStepTable().predict(learning.assign(step_s="")).values[0])
 
 
 @pytest.mark.slow
@@ -196,7 +205,7 @@ def test_a_mixture_larger_than_a_node_takes_the_layouts_of_a_service_and_zero_3(
 
 @pytest.mark.slow
 def test_the_trainer_is_searched_where_no_usual_strategy_fits(monkeypatch):
-    monkeypatch.setattr(LearningQuestion, "usual_strategies", ["zero=1"])
+    monkeypatch.setattr(ReinforcementQuestion, "usual_strategies", ["zero=1"])
     document = paleo.rl("llama3-70b", "dgx-h100", gpus=16, rollouts=64, output=100, engine_strategy="tp=8").to_dict()
     plan = document["plans"][0]
     assert plan["fits"]
@@ -205,15 +214,15 @@ def test_the_trainer_is_searched_where_no_usual_strategy_fits(monkeypatch):
 
 def test_each_side_is_predicted_once(monkeypatch):
     made = []
-    for name, side in (("generator", generator), ("trainer", trainer)):
+    for name, side in (("predict_generator", predict_generator), ("predict_trainer", predict_trainer)):
         counted = partial(lambda name, side, *args, **options: made.append(name) or side(*args, **options), name, side)
         monkeypatch.setattr(reinforcement, name, counted)
-    question = LearningQuestion(
+    question = ReinforcementQuestion(
         load_model("qwen3-0.6b"), load_system("dgx-h100"), 8, Rollouts(8, 8, 100.0, 50.0, 100.0),
         layouts=[Sharding(1), Sharding(2)], strategies=["zero=1", "zero=2"],
     )  # fmt: skip
     steps, refusals = rank_learning_steps(question)
-    assert (len(steps), made.count("generator"), made.count("trainer"), refusals) == (4, 2, 2, [])
+    assert (len(steps), made.count("predict_generator"), made.count("predict_trainer"), refusals) == (4, 2, 2, [])
     assert steps == sorted(steps, key=lambda each: each.step_time)
 
 
@@ -224,8 +233,8 @@ def test_one_set_of_gpus_must_be_left_to_train(stated):
 
 
 def test_random_tokens_of_a_closed_loop_have_lengths_up_to_the_stated_ones():
-    requests = _shortened(drawn_requests(400, input_tokens=1000, output_tokens=100, arrivals="at once"))
-    for length, stated in ((requests.input, 1000.0), (requests.output, 100.0)):
+    requests = _shortened(sample_requests(400, input_tokens=1000, output_tokens=100, arrivals="at once"))
+    for length, stated in ((requests.prompt_tokens, 1000.0), (requests.answer_tokens, 100.0)):
         assert length.max() <= stated
         assert length.min() >= RANDOM_RANGE * stated
         assert length.mean() == pytest.approx((1.0 + RANDOM_RANGE) / 2.0 * stated, rel=0.01)

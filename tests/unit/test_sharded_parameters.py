@@ -14,7 +14,7 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import System, load_system
 from paleo.step.pipeline import ShardedIterationTimes, sharded_passes
-from paleo.step.streams import BucketSettings, layer_iterations, walk_streams
+from paleo.step.streams import BucketSettings, layer_iterations, simulate_streams
 
 SYSTEM = load_system("dgx-h100")
 SIZES = {"layers": 16, "hidden": 1024, "heads": 16}
@@ -54,7 +54,7 @@ def test_one_piece_takes_what_the_streams_of_one_device_take(name: str) -> None:
     program, random = made("dp", name=name, gpus=8, batch=1, model={}).program, np.random.default_rng(5)
     count = len(program.sections)
     order = layer_iterations(program, BucketSettings(0.0, 2.0, True, True, True), last=True)
-    gathered = np.array([section.parameters > 0 for section in program.sections])
+    gathered = np.array([section.parameter_count > 0 for section in program.sections])
     has_backward = np.array([section.has_backward for section in program.sections])
     learns = np.array([bool(section.gradients) for section in program.sections])
     chunk = tuple((index, section.repeat) for index, section in enumerate(program.sections))
@@ -63,7 +63,7 @@ def test_one_piece_takes_what_the_streams_of_one_device_take(name: str) -> None:
         figures = ShardedIterationTimes(forward, backward, weights, *[gather * gathered] * 2, gradients * learns)
         found = sharded_passes(chunk, figures, gathered, has_backward, splits=False)
         sent = [figures.gradient_exchange[each.section] if each.direction == "backward" else 0.0 for each in order]
-        walked = np.maximum(*walk_streams(order, forward, backward + weights, figures.gather, sent, 0.0))
+        walked = np.maximum(*simulate_streams(order, forward, backward + weights, figures.gather, sent, 0.0))
         assert float(sum(found)) == pytest.approx(float(walked), rel=1e-12)
 
 
@@ -114,7 +114,7 @@ def test_stages_hold_their_shares_and_two_gathered_layers() -> None:
     """Adam in bf16 with 16 bytes of states for each of a stage's parameters over 4 ranks, and two of its largest
     sections in 2 bytes: the fullest stage is the first, whose largest section is the embedding."""
     whole, shards = made("zero=2,pp=4"), made("zero=3,pp=4")
-    sections = {section.name: section.parameters for section in shards.program.sections}
+    sections = {section.name: section.parameter_count for section in shards.program.sections}
     held = sections["embed"] + sections["position_embedding1"] + 4 * sections["block"]
     memory = shards.memory
     assert memory.parameters + memory.gradients + memory.optimizer == pytest.approx(16 * held / 4)
@@ -135,5 +135,5 @@ def test_a_copied_table_is_gathered_where_it_is_read() -> None:
     tied = made("zero=3,pp=4", calibration="ideal", schedule="gpipe")
     events = [event.task for event in tied.timeline.events if event.task.kind == "F"]
     longest = {stage: max(t.duration for t in events if t.resource == f"stage{stage}") for stage in range(4)}
-    embed = tied.program.sections[0].parameters * 2.0
+    embed = tied.program.sections[0].parameter_count * 2.0
     assert longest[3] > longest[1] + 0.5 * embed / 450e9  # of four ranks' all-gather over 450 GB/s, three quarters

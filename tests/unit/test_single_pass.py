@@ -16,11 +16,11 @@ from paleo.serving.single_pass import (
     RequestBatch,
     _operands,
     batches_in_memory,
-    best_of,
+    best_batch,
+    forward_passes,
     is_single_pass,
     largest_batch,
     pass_seconds,
-    passes_of,
     request_seconds,
 )
 from paleo.specs.model import load_model
@@ -41,7 +41,7 @@ H100 = load_system("dgx-h100")
 )
 def test_rates_are_near_those_of_mlperf(model: str, weights: str, rate: float) -> None:
     """Offline samples a second of an H100 SXM in MLPerf Inference v4.1 (closed division); nothing was fitted."""
-    best = best_of(batches_in_memory(load_model(model), H100, Formats(weights)))
+    best = best_batch(batches_in_memory(load_model(model), H100, Formats(weights)))
     assert best is not None and best.rate == pytest.approx(rate, rel=0.2)
 
 
@@ -66,26 +66,26 @@ def test_a_pool_writes_no_places_of_maxima() -> None:
 
 def test_two_batches_fit_into_the_limit() -> None:
     tried = (RequestBatch(1, 1.0), RequestBatch(2, 1.5), RequestBatch(4, 2.5))
-    assert best_of(tried) == tried[2] and best_of(tried, 3.0) == tried[1] and best_of(tried, 1.9) is None
+    assert best_batch(tried) == tried[2] and best_batch(tried, 3.0) == tried[1] and best_batch(tried, 1.9) is None
 
 
 def test_an_image_takes_all_steps_of_a_diffusion_and_one_decoding() -> None:
-    unet, decoder = passes_of(load_model("stable-diffusion-xl"))
-    assert (unet.count, unet.samples, decoder.count, decoder.wide) == (20, 2, 1, True)
+    unet, decoder = forward_passes(load_model("stable-diffusion-xl"))
+    assert (unet.count, unet.samples, decoder.count, decoder.stays_in_sixteen_bits) == (20, 2, 1, True)
 
 
 def test_a_recommendation_ranks_pairs_and_keeps_its_tables_in_the_format_of_the_weights() -> None:
     network = load_model("dlrm-dcnv2")
-    assert passes_of(network)[0].samples == 270
+    assert forward_passes(network)[0].samples == 270
     exact, wide, narrow = (
-        request_seconds(passes_of(network), H100, Formats(weights), 256, between=between)
+        request_seconds(forward_passes(network), H100, Formats(weights), 256, between=between)
         for weights, between in (("int8", 2.0), ("bf16", 1.0), ("int8", 1.0))
     )
     assert narrow < exact < wide
     small = load_system("aws-g6e.48xlarge")
     with pytest.raises(SpecError, match="does not fit into the memory of l40s"):
         batches_in_memory(network, small, Formats("bf16"))
-    assert largest_batch(passes_of(network), small, Formats("int8")) > 64
+    assert largest_batch(forward_passes(network), small, Formats("int8")) > 64
 
 
 def test_weights_count_once_however_many_samples_a_pass_has() -> None:
@@ -111,7 +111,7 @@ def test_networks_that_generate_tokens_are_told_apart(model: str, single: bool) 
 def test_serve_answers_for_networks_without_tokens() -> None:
     answer = paleo.serve("resnet50", "dgx-h100", gpus=8, weights="int8", latency="15ms")
     document = answer.to_dict()
-    assert answer.possible and document["requests_per_s"] == pytest.approx(8 * answer.service.best.rate)
+    assert answer.limits_met and document["requests_per_s"] == pytest.approx(8 * answer.service.best.rate)
     assert 2.0 * answer.service.best.seconds <= 0.015
     assert "requests/s of ResNet-50" in document["verdict"]
 
@@ -122,4 +122,4 @@ def test_what_such_networks_cannot_be_asked_is_said() -> None:
         paleo.serve("resnet50", "dgx-h100", rate=5)
     with pytest.raises(SpecError, match=r"--input: a request to resnet50 has no tokens"):
         paleo.serve("resnet50", "dgx-h100", input=5)
-    assert not paleo.serve("resnet50", "dgx-h100", latency="1us").possible
+    assert not paleo.serve("resnet50", "dgx-h100", latency="1us").limits_met

@@ -11,13 +11,13 @@ from pydantic import BaseModel
 from paleo.cli import run as command
 from paleo.errors import SpecError
 from paleo.predict import predict
-from paleo.specs.catalog import names
-from paleo.specs.fields import field_table
+from paleo.specs.catalog import entry_names
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.specs.software import Software, load_software
+from paleo.specs.schema_tables import field_table
+from paleo.specs.software import SoftwareProfile, load_software
 from paleo.specs.system import load_system
-from paleo.tables.steps import profile_at_release
+from paleo.tables.run_tables import profile_at_release
 from paleo.units import MICROSECOND
 
 
@@ -33,13 +33,13 @@ def described(schema: type[BaseModel], prefix: str = "") -> dict[str, bool]:
 
 
 def test_every_field_says_what_it_means_and_stands_in_the_table() -> None:
-    fields = described(Software)
+    fields = described(SoftwareProfile)
     assert len(fields) > 35 and all(fields.values())
-    assert {row.field for row in field_table(Software) if "." in row.field} == set(fields)
+    assert {row.field for row in field_table(SoftwareProfile) if "." in row.field} == set(fields)
 
 
 def test_the_table_has_units_and_defaults() -> None:
-    rows = {row.field: row for row in field_table(Software)}
+    rows = {row.field: row for row in field_table(SoftwareProfile)}
     assert (rows["host.forward"].unit, rows["host.forward"].default) == ("time", "required")
     assert (rows["memory.context"].unit, rows["memory.context"].default) == ("bytes", "512.0 MiB")
     assert (rows["overlap.gradients"].unit, rows["overlap.gradients"].default) == ("", "true")
@@ -55,12 +55,12 @@ def test_a_profile_inherits_groups_field_by_field(tmp_path: Path) -> None:
 
 def test_dates_are_compared_as_far_as_both_are_stated() -> None:
     profile = load_software("pytorch-eager").with_fields({"since": "2023-03", "until": "2024"})
-    assert [profile.covers(date) for date in ("2023-02", "2023", "2023-03-15", "2024-12", "2025")] == [
+    assert [profile.covers_date(date) for date in ("2023-02", "2023", "2023-03-15", "2024-12", "2025")] == [
         False, True, True, True, False,
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", names("software"))
+@pytest.mark.parametrize("name", entry_names("software"))
 def test_catalog_profiles_are_dated_but_for_what_has_no_release(name: str) -> None:
     profile = load_software(name)
     assert profile.since is not None or name == "cuda-graph"
@@ -125,7 +125,7 @@ def test_a_profile_as_it_was_at_a_release_or_a_date(
     """Each era changes what the later ones left; NVIDIA's containers are named by year and month."""
     (tmp_path / "aged.yaml").write_text(AGED)
     known = {"aged": tmp_path / "aged.yaml"}
-    monkeypatch.setattr("paleo.specs.catalog.entries", lambda kind: known)
+    monkeypatch.setattr("paleo.specs.catalog.entry_files", lambda kind: known)
     profile = load_software(f"aged{at}")
     assert (profile.title, profile.host.forward, profile.overlap.tensor) == (title, forward * MICROSECOND, tensor)
 

@@ -24,8 +24,8 @@ CORE = replace(SparseAttentionParameters(), launch=0.0, launch_cache=0.0, passes
 
 
 def seconds(parameters: SparseAttentionParameters | None = None, **changed: object) -> float:
-    frame = KIND.prepared(pd.DataFrame([ROW | changed]))
-    return float(KIND.time(frame, B200, parameters or SparseAttentionParameters())[0])
+    frame = KIND.prepare_rows(pd.DataFrame([ROW | changed]))
+    return float(KIND.predict_times(frame, B200, parameters or SparseAttentionParameters())[0])
 
 
 def test_keys_beyond_those_that_are_selected_cost_the_indexer_alone() -> None:
@@ -69,9 +69,9 @@ def test_weights_are_read_once_and_networks_are_told_by_name() -> None:
     weights = 7168 * (1536 + 576) + 1536 * 128 * 192 + 128 * (512 * (128 + 128) + 128 * 7168)
     weights += (1536 * 64 + 7168) * 128 + 7168 * 64
     assert one == pytest.approx(weights / B200.memory_bandwidth, rel=0.01)
-    reasons = KIND.unsupported(pd.DataFrame([ROW, ROW | {"model": "someone/else"}]))
+    reasons = KIND.unsupported_reasons(pd.DataFrame([ROW, ROW | {"model": "someone/else"}]))
     assert reasons.iloc[0] == "" and "someone/else" in reasons.iloc[1]
-    assert np.isfinite(KIND.work(pd.DataFrame([ROW]))).all()
+    assert np.isfinite(KIND.flops_and_bytes(pd.DataFrame([ROW]))).all()
 
 
 def test_launches_grow_with_formats_and_hide_behind_the_device_where_a_host_issues_them_ahead() -> None:

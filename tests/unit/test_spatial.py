@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from paleo.errors import PlanError
-from paleo.lowering.program import Program, lower
+from paleo.lowering.program import Program, lower_graph
 from paleo.network.graph import Graph, build_graph
 from paleo.operations.tensor import Window, precision
 from paleo.parallel.placement import STRATEGIES, Mesh, parse_strategy, placement, with_overrides
 from paleo.parallel.propagation import PlacedNode, propagate
 from paleo.predict import Prediction, predict
-from paleo.specs.model import load_model, model_from
+from paleo.specs.model import build_model_spec, load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
 
@@ -29,7 +29,7 @@ def image(*layers: Any, height: int = H) -> Graph:
     dims = {"batch": "=batch", "channels": 3, "height": height, "width": W}
     head = {"title": "t", "task": "t", "source": "t", "inputs": {"x": {"dims": dims}}}
     stem = {"name": "stem", "conv": {"channels": C, "kernel": 1, "bias": False}}
-    return build_graph(model_from(head | {"layers": [stem, *layers]}, "t.yaml"), batch=N)
+    return build_graph(build_model_spec(head | {"layers": [stem, *layers]}, "t.yaml"), batch=N)
 
 
 def conv(name: str = "conv", channels: int = F, kernel: int = 3, stride: int = 1, **more: Any) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def test_a_broadcast_scale_is_gathered_and_its_gradient_summed() -> None:
 def program(model: str, strategy: str, batch: int = 8, **sizes: Any) -> Program:
     graph = build_graph(load_model(model), batch=batch, overrides=sizes)
     chosen = parse_strategy(strategy)
-    return lower(graph, STRATEGIES[chosen.preset](graph, chosen), Mesh.of(chosen.degrees), precision("bf16"))
+    return lower_graph(graph, STRATEGIES[chosen.preset](graph, chosen), Mesh.of(chosen.degrees), precision("bf16"))
 
 
 @pytest.mark.parametrize("strategy", ["spatial=2", "spatial=4,dp=2", "spatial=7,dp=1"])
@@ -163,7 +163,7 @@ def test_flop_are_conserved_over_ranks(model: str, strategy: str) -> None:
         sizes = {"resolution": 224}
     split, whole = program(model, strategy, batch=56, **sizes), program(model, "dp", batch=56, **sizes)
     assert split.flops() * ranks == pytest.approx(whole.flops(), rel=1e-12)
-    assert split.parameters == whole.parameters
+    assert split.parameter_count == whole.parameter_count
     assert split.saved_bytes * ranks == pytest.approx(whole.saved_bytes, rel=2e-3), "statistics of norms are on each"
 
 
@@ -172,12 +172,15 @@ def test_bytes_are_conserved_but_for_the_borders() -> None:
     graph = image(conv(kernel=5))
     formats = precision("bf16")
     alone, shared = (placed(graph, strategy)["conv"].operations[0] for strategy in ("dp", "spatial=4"))
-    for one, part, channels in zip(alone.forward(formats), shared.forward(formats), (C,), strict=True):
+    for one, part, channels in zip(alone.forward_kernels(formats), shared.forward_kernels(formats), (C,), strict=True):
         borders, filters = 4 * 4 * N * channels * W * 2.0, 3 * F * C * 25 * 2.0
         assert 4 * part.bytes_read == one.bytes_read + borders + filters
         assert 4 * part.bytes_written == one.bytes_written
-    data, _ = shared.backward(formats)
-    assert 4 * data.bytes_read == alone.backward(formats)[0].bytes_read + 4 * 4 * N * F * W * 2.0 + 3 * F * C * 25 * 2.0
+    data, _ = shared.backward_kernels(formats)
+    assert (
+        4 * data.bytes_read
+        == alone.backward_kernels(formats)[0].bytes_read + 4 * 4 * N * F * W * 2.0 + 3 * F * C * 25 * 2.0
+    )
 
 
 def test_uneven_rows_wait_for_the_fullest_rank() -> None:
@@ -224,11 +227,11 @@ def test_borders_are_priced_by_the_network() -> None:
     """Each sent border takes what the link between neighbours takes for it, and computing waits for it."""
     of = made("spatial=8", model={"resolution": 896})
     moved = [t for s in of.program.sections for t in s.transfers for _ in range(s.repeat) if t.operation == "send_recv"]
-    from paleo.step.backend import backend_of
+    from paleo.step.backend import build_backend
 
-    fabric = backend_of(SYSTEM, of.run, "bf16").fabric
+    fabric = build_backend(SYSTEM, of.run, "bf16").fabric
     stride, ranks = np.full(len(moved), of.plan.mesh.stride(("spatial",))), np.full(len(moved), 8)
-    seconds = fabric.times("send_recv", stride, ranks, np.array([one.payload_bytes for one in moved]))
-    borders = sum(each * one.times for each, one in zip(seconds, moved, strict=True))
+    seconds = fabric.collective_times("send_recv", stride, ranks, np.array([one.payload_bytes for one in moved]))
+    borders = sum(each * one.calls_per_iteration for each, one in zip(seconds, moved, strict=True))
     assert 0 < borders < of.breakdown.communication_total
     assert of.breakdown.communication_exposed >= borders

@@ -11,7 +11,7 @@ import pytest
 
 from paleo.layers.base import LayerImplementations
 from paleo.lowering.program import CountedKernel, LayerCollective, Program, Section
-from paleo.operations.base import Kernel, optimizer
+from paleo.operations.base import Kernel, configure_optimizer
 from paleo.operations.tensor import precision
 from paleo.predict import Prediction, predict
 from paleo.pricing.kernels import KernelTimes
@@ -21,9 +21,9 @@ from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
 from paleo.step.backend import RecentGraphs
-from paleo.step.memory import live_microbatches, placed_layers, state_memory, total_memory, workspace_memory
+from paleo.step.memory import count_layers_per_chunk, live_microbatches, state_memory, total_memory, workspace_memory
 from paleo.step.section_times import BYTE_FIELDS, section_times
-from paleo.step.streams import LayerIteration, walk_streams
+from paleo.step.streams import LayerIteration, simulate_streams
 
 RUNS: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", {"gpus": 8}),
@@ -57,15 +57,15 @@ def test_two_streams_by_hand() -> None:
     of work."""
     one = (("dp",), 1.0)
     order = [LayerIteration(0, "backward", 1, buckets=(one,)), LayerIteration(1, "backward", 1, buckets=(one,))]
-    compute, network = walk_streams(order, np.zeros(2), np.full(2, 2.0), None, [3.0, 1.0], 0.0)
+    compute, network = simulate_streams(order, np.zeros(2), np.full(2, 2.0), None, [3.0, 1.0], 0.0)
     assert (float(compute), float(network)) == (4.0, 6.0)
 
 
 def test_gathered_weights_are_awaited_by_hand() -> None:
     """Gathers of 5 s, iterations of 1 s: the first starts at 5 s; the second gather has been sent at once, the third
     after the first iteration."""
-    order = [LayerIteration(0, "forward", 1, gathers=True)] * 3
-    compute, network = walk_streams(order, np.ones(1), np.zeros(1), np.full(1, 5.0), [0.0] * 3, 0.0)
+    order = [LayerIteration(0, "forward", 1, waits_for_gather=True)] * 3
+    compute, network = simulate_streams(order, np.ones(1), np.zeros(1), np.full(1, 5.0), [0.0] * 3, 0.0)
     assert (float(compute), float(network)) == (16.0, 15.0)
 
 
@@ -74,10 +74,14 @@ def test_states_are_shared_as_zero_says() -> None:
     ranks."""
     parts = {}
     for zero in range(4):
-        held = state_memory(np.array([100.0]), np.array([100.0]), 10.0, 4, zero, optimizer("adam"), precision("bf16"))
+        held = state_memory(
+            np.array([100.0]), np.array([100.0]), 10.0, 4, zero, configure_optimizer("adam"), precision("bf16")
+        )
         parts[zero] = [float(one[0]) for one in (held.parameters, held.gradients, held.optimizer)]
     assert parts == {0: [200, 200, 1200], 1: [200, 200, 300], 2: [200, 50, 300], 3: [50, 50, 300]}
-    held = state_memory(np.array([100.0]), np.array([100.0]), 10.0, 4, 3, optimizer("adam"), precision("bf16"))
+    held = state_memory(
+        np.array([100.0]), np.array([100.0]), 10.0, 4, 3, configure_optimizer("adam"), precision("bf16")
+    )
     total = total_memory(
         held, np.array([7.0]), workspace_memory(np.ones((1, 2)), np.array([6.0, 2.0]), np.array([0.0, 2.0]), 8.0)
     )
@@ -92,19 +96,19 @@ def test_a_stage_needs_no_workspace_for_layers_of_another() -> None:
 
 def test_chunks_go_round_the_stages() -> None:
     pieces = [((0, 1), (1, 2)), ((1, 2),), ((1, 2),), ((1, 2), (2, 1))]
-    placed = placed_layers(3, pieces, SCHEDULES["interleaved"].model_chunks(2, 2))
+    placed = count_layers_per_chunk(3, pieces, SCHEDULES["interleaved"].model_chunks(2, 2))
     assert placed.sum(axis=1).tolist() == [[1, 4, 0], [0, 4, 1]]
 
 
 def test_chunks_of_a_v_come_back_to_the_first_stage() -> None:
     pieces = [((0, 1), (1, 2)), ((1, 2),), ((1, 2),), ((1, 2), (2, 1))]
-    placed = placed_layers(3, pieces, SCHEDULES["zb-v"].model_chunks(2, 2))
+    placed = count_layers_per_chunk(3, pieces, SCHEDULES["zb-v"].model_chunks(2, 2))
     assert placed.tolist() == [[[1, 2, 0], [0, 2, 1]], [[0, 2, 0], [0, 2, 0]]]
 
 
 def test_two_copies_hold_everything_twice() -> None:
     pieces = [((0, 1), (1, 2)), ((1, 2), (2, 1))]
-    placed = placed_layers(3, pieces, SCHEDULES["chimera"].model_chunks(2, 1))
+    placed = count_layers_per_chunk(3, pieces, SCHEDULES["chimera"].model_chunks(2, 1))
     assert placed.sum(axis=1).tolist() == [[1, 4, 1], [1, 4, 1]]
 
 
@@ -144,7 +148,7 @@ def test_collectives_beside_computation_cost_what_it_does_not_cover() -> None:
         core, rest = (CountedKernel(_kernel(called), "layer", 1.0) for called in ("attention.core", "mlp"))
         section = Section("block", 1, (core, rest), (one,), (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, ())
         table = section_times(Program((section,)), times(kernels), np.array([10.0]), [np.zeros(1)] * len(BYTE_FIELDS))
-        assert (float(table.forward_transfers[0]), float(table.hidden[0])) == (forward, hidden)
+        assert (float(table.forward_transfers[0]), float(table.hidden_transfers[0])) == (forward, hidden)
 
 
 @pytest.mark.parametrize(("experts", "waiting", "power"), [(0.0, 2.5, 4.0), (8.0, 4.0, 4.0), (8.0, 2.5, 2.5)])
@@ -152,9 +156,9 @@ def test_a_host_that_waits_for_counts_of_tokens_is_never_far_ahead(
     experts: float, waiting: float, power: float
 ) -> None:
     """3 s of the device behind 4 s of the host, in a section that deals out tokens or does not."""
-    route = CountedKernel(replace(_kernel("route"), experts=experts), "layer", 1.0)
+    route = CountedKernel(replace(_kernel("route"), expert_count=experts), "layer", 1.0)
     section = Section("block", 1, (route,), (), (), *(0.0,) * 6, ())
-    issued = replace(times(np.array([3.0])), host=np.array([4.0]))
+    issued = replace(times(np.array([3.0])), host_time=np.array([4.0]))
     table = section_times(
         Program((section,)), issued, np.zeros(0), [np.zeros(1)] * len(BYTE_FIELDS), waiting_power=waiting
     )
@@ -183,7 +187,7 @@ def test_collectives_dealt_out_beside_products_leave_their_first_piece() -> None
     table = section_times(
         Program((section,)), times(np.array([3.0, 9.0, 9.0])), np.array([4.0]), [np.zeros(1)] * len(BYTE_FIELDS)
     )
-    assert (float(table.forward_transfers[0]), float(table.hidden[0])) == (4.0 - 2.25, 2.25)
+    assert (float(table.forward_transfers[0]), float(table.hidden_transfers[0])) == (4.0 - 2.25, 2.25)
 
 
 def test_tensor_overlap_hides_gathers_and_scatters_but_no_sums() -> None:

@@ -12,14 +12,14 @@ import pytest
 
 from paleo.errors import SpecError
 from paleo.predict import Prediction, predict
-from paleo.specs.catalog import names
+from paleo.specs.catalog import entry_names
 from paleo.specs.model import load_model
-from paleo.specs.run import Run, updated
+from paleo.specs.run import Run, replace_fields
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
 from paleo.tables.base import Predictions
-from paleo.tables.kinds import _others, _transformers
-from paleo.tables.steps import EXAMPLES, software_of
+from paleo.tables.kinds import _transformers, _vision_and_language
+from paleo.tables.run_tables import NVIDIA_EXAMPLE_SOURCES, software_of
 
 BERT = {
     "model": "BERT", "task": "fine-tuning", "seq_len": float("nan"), "device": "v100-sxm2-32gb", "system": "dgx-1-v100",
@@ -37,12 +37,12 @@ GPT = {
 
 def of(row: dict[str, Any], **changes: Any) -> Predictions:
     """The prediction of one row of other networks."""
-    return _others.LanguageStepTable().predict(pd.DataFrame([row | changes]))
+    return _vision_and_language.LanguageStepTable().predict(pd.DataFrame([row | changes]))
 
 
 def seconds(row: dict[str, Any], **changes: Any) -> float:
     found = of(row, **changes)
-    assert found.reasons[0] == "", found.reasons
+    assert found.failure_reasons[0] == "", found.failure_reasons
     return float(found.values[0])
 
 
@@ -56,7 +56,7 @@ def made(model: str, /, **options: Any) -> Prediction:
 def test_a_row_runs_the_profile_that_it_names() -> None:
     """PyTorch code of which nothing else is said is built on apex, as NVIDIA's examples are."""
     origins = {
-        (stated, source): str(of(BERT, software=stated, source=source, framework="PyTorch").origins[0])
+        (stated, source): str(of(BERT, software=stated, source=source, framework="PyTorch").parameter_origins[0])
         for stated in ("pytorch-eager", "pytorch-ngc", "nobody's", "")
         for source in ("a lab", "DeepLearningExamples")
     }
@@ -67,8 +67,10 @@ def test_a_row_runs_the_profile_that_it_names() -> None:
 
 def test_rows_that_differ_in_their_source_alone_run_the_profile_of_each() -> None:
     row = BERT | {"software": "pytorch-eager", "framework": "PyTorch"}
-    both = _others.LanguageStepTable().predict(pd.DataFrame([row | {"source": name} for name in ("a lab", *EXAMPLES)]))
-    assert both.origins.tolist() == ["pytorch-eager", "nvidia-apex"]
+    both = _vision_and_language.LanguageStepTable().predict(
+        pd.DataFrame([row | {"source": name} for name in ("a lab", *NVIDIA_EXAMPLE_SOURCES)])
+    )
+    assert both.parameter_origins.tolist() == ["pytorch-eager", "nvidia-apex"]
 
 
 @pytest.mark.parametrize(("name", "model", "seq"), [("BERT", "bert_large", 384), ("BioBERT", "bert_base", 128)])
@@ -94,10 +96,10 @@ def test_biobert_was_tuned_on_short_sentences() -> None:
 def test_a_throughput_in_tokens_says_how_long_a_batch_took(model: str, unit: str, tokens: float) -> None:
     cells = {"model": model, "iteration_ms": float("nan"), "global_batch": 16, "batch_unit": unit}
     row = BERT | cells | {"throughput_unit": "tokens/s", "throughput": 1000.0}
-    table = _others.LanguageStepTable()
-    assert float(table.measured(pd.DataFrame([row]))[0]) == pytest.approx(16 * tokens / 1000.0, rel=1e-12)
+    table = _vision_and_language.LanguageStepTable()
+    assert float(table.measured_values(pd.DataFrame([row]))[0]) == pytest.approx(16 * tokens / 1000.0, rel=1e-12)
     for changes in ({"throughput": 0.0}, {"throughput_unit": "sentences/s"}, {"model": "Bard"}):
-        assert math.isnan(table.measured(pd.DataFrame([row | changes]))[0])
+        assert math.isnan(table.measured_values(pd.DataFrame([row | changes]))[0])
 
 
 def test_transformer_xl_takes_lamb_written_in_operations_of_pytorch() -> None:
@@ -119,7 +121,7 @@ def test_pre_training_accumulates_and_takes_lamb() -> None:
 
 def test_networks_go_by_the_catalogs_names_too() -> None:
     assert seconds(BERT, model="bert_large") == seconds(BERT)
-    assert "nearest: " in of(BERT, model="bert-lage").reasons[0]
+    assert "nearest: " in of(BERT, model="bert-lage").failure_reasons[0]
 
 
 def test_batches_of_tokens_are_sentences_of_the_models_length() -> None:
@@ -142,7 +144,7 @@ def test_batches_of_tokens_are_sentences_of_the_models_length() -> None:
 )
 def test_what_is_left_out_says_why(changes: dict[str, Any], reason: str) -> None:
     found = of(BERT, **changes)
-    assert reason in found.reasons[0] and np.isnan(found.values[0])
+    assert reason in found.failure_reasons[0] and np.isnan(found.values[0])
 
 
 # --- Hugging Face's transformers -----------------------------------------------------------------------------------
@@ -159,7 +161,7 @@ def test_what_is_left_out_says_why(changes: dict[str, Any], reason: str) -> None
 )
 def test_a_framework_may_name_a_finer_profile(software: str, framework: str, profile: str) -> None:
     assert software_of({"software": software, "framework": framework}) == profile
-    assert profile in names("software")
+    assert profile in entry_names("software")
 
 
 @pytest.mark.parametrize(
@@ -172,13 +174,13 @@ def test_plain_networks_go_to_their_families(name: str, family: str) -> None:
 
 
 def test_forward_and_backward_alone_leave_the_update_out() -> None:
-    table = _transformers.TransformerSteps()
-    whole, parts = table.step(GPT), table.step(GPT | {"notes": "fw 10.00 ms, bw 20.00 ms"})
+    table = _transformers.TransformerStepTable()
+    whole, parts = table.predict_row(GPT), table.predict_row(GPT | {"notes": "fw 10.00 ms, bw 20.00 ms"})
     run = _transformers.run_of(GPT)
     expected = predict(_transformers.network_of(GPT)[0], load_system("v100-pcie-32gb"), run)
     assert whole.value == pytest.approx(expected.step_time, rel=1e-12)
     assert parts.value == pytest.approx(expected.step_time - expected.breakdown.optimizer, rel=1e-12)
-    assert table.step(GPT | {"notes": "4 GPUs; fw 0.00 ms; bw 0.00 ms"}).value == whole.value
+    assert table.predict_row(GPT | {"notes": "4 GPUs; fw 0.00 ms; bw 0.00 ms"}).value == whole.value
 
 
 LONG = GPT | {"layers": 8, "hidden": 1024, "heads": 16, "seq_len": 2048, "dtype": "fp16", "recompute": ""}
@@ -194,7 +196,7 @@ def test_a_measured_run_recomputed_what_it_had_to(samples: int, recompute: str) 
     row = LONG | {"micro_batch": samples, "global_batch": samples}
     found = _transformers.prediction_of(row)
     assert found.run.recompute.policy == recompute and found.memory.fits == (samples < 64)
-    assert _transformers.TransformerSteps().step(row).value == found.step_time
+    assert _transformers.TransformerStepTable().predict_row(row).value == found.step_time
     stated = _transformers.prediction_of(row | {"recompute": "none"})
     assert stated.run.recompute.policy == "none" and stated.memory.fits == (samples == 8)
 
@@ -204,7 +206,7 @@ def test_a_footprint_that_errs_recomputes_nothing() -> None:
     row = LONG | {"micro_batch": 10, "global_batch": 10}
     near = _transformers.prediction_of(row)
     assert near.run.recompute.policy == "none" and not near.memory.fits
-    assert near.memory.total < _transformers.FOOTPRINT_ERROR * near.memory.capacity
+    assert near.memory.total < _transformers.FOOTPRINT_ERROR_FACTOR * near.memory.capacity
 
 
 @pytest.mark.parametrize(("software", "some"), [("megatron-core", True), ("pytorch-eager", False)])
@@ -214,7 +216,7 @@ def test_no_more_layers_are_recomputed_than_have_to_be(software: str, some: bool
     layers = made.run.recompute.layers
     assert made.run.recompute.policy == "full" and made.memory.fits and (layers is not None) == some
     if layers is not None:
-        less = updated(made.run, {"recompute_layers": layers - 1})
+        less = replace_fields(made.run, {"recompute_layers": layers - 1})
         assert 0 < layers < 8 and not predict(made.model, made.system, less).memory.fits
 
 
@@ -271,7 +273,7 @@ def test_gradients_are_passed_over_in_every_microbatch() -> None:
 def test_many_small_tensors_keep_the_host_busy() -> None:
     """LeNet has 10 of them, whose AdamW takes fourteen launches each where every term is one: 12 us a launch."""
     steps = [made("lenet", gpus=1, batch=1, dtype="fp32", optimizer="adamw", software=f"tensorflow{n}") for n in (1, 2)]
-    assert [sum(s.tensors * s.repeat for s in step.program.sections) for step in steps] == [10, 10]
+    assert [sum(s.trained_tensor_count * s.repeat for s in step.program.sections) for step in steps] == [10, 10]
     assert [step.breakdown.optimizer for step in steps] == pytest.approx([10 * 14 * 12e-6, 12e-6], rel=1e-9)
     native = made("lenet", gpus=1, batch=1, dtype="fp32", optimizer="momentum", software="tensorflow1")
     assert native.breakdown.optimizer == pytest.approx(12e-6, rel=1e-9)
@@ -337,9 +339,9 @@ def test_unstated_pipelines_of_megatron_are_interleaved(changes: dict[str, objec
 
 def test_a_row_may_say_that_nothing_overlaps() -> None:
     row = PIPELINED | {"dp": 4, "pp": 4, "global_batch": 64}
-    stated = _transformers.software_as_stated(row | {"overlap": "off"}, load_software("megatron-core")).overlap
+    stated = _transformers.software_of_row(row | {"overlap": "off"}, load_software("megatron-core")).overlap
     assert not (stated.gradients or stated.gather or stated.tensor)
-    assert _transformers.software_as_stated(row, load_software("megatron-core")) == load_software("megatron-core")
+    assert _transformers.software_of_row(row, load_software("megatron-core")) == load_software("megatron-core")
     usual, off = (_transformers.prediction_of(row | {"overlap": word}) for word in ("", "off"))
     assert off.step_time > 1.02 * usual.step_time
 
@@ -375,7 +377,7 @@ def test_a_host_that_waits_for_each_kernel_hides_none_of_its_time() -> None:
             section.repeat * counted.repetitions * counted.kernel.host_calls * (1.0 + counted.full_recompute_runs)
             for section in waits.program.sections
             for counted in section.kernels
-            if counted.kernel.phase == "forward" and section.recompute == "full"
+            if counted.kernel.phase == "forward" and section.recompute_policy == "full"
         )
         * plain.host.forward
     )

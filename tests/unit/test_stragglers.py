@@ -7,16 +7,16 @@ import pytest
 
 from paleo.predict import predict
 from paleo.specs.model import load_model
-from paleo.specs.run import Run, updated
+from paleo.specs.run import Run, replace_fields
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
-from paleo.step.waiting import expected_largest, expected_slowest_time, unmodelled_waiting, waiting_share
+from paleo.step.waiting import describe_unmodelled_wait, expected_normal_maximum, expected_slowest_time, waiting_share
 
 
 @pytest.mark.parametrize(("ranks", "exact"), [(2, 0.56419), (5, 1.16296), (10, 1.53875), (100, 2.50759)])
 def test_the_expected_largest_is_that_of_the_tables(ranks: int, exact: float) -> None:
     """Harter, Expected values of normal order statistics, Biometrika 48 (1961)."""
-    assert float(expected_largest(float(ranks))) == pytest.approx(exact, rel=0.01 if ranks >= 8 else 0.05)
+    assert float(expected_normal_maximum(float(ranks))) == pytest.approx(exact, rel=0.01 if ranks >= 8 else 0.05)
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.2, 0.6, 1.0])
@@ -58,7 +58,7 @@ def test_ranks_of_a_jittering_profile_wait_for_the_slowest_of_them() -> None:
         (Run(gpus=8, batch=64, consistency="async"), 0.0), (Run(gpus=8, batch=64, jitter=0.015), 0.025 * 1.434),
     ):  # fmt: skip
         slow = predict(model, system, run, profile)
-        quiet = predict(model, system, updated(run, {"jitter": 0.0}), even)
+        quiet = predict(model, system, replace_fields(run, {"jitter": 0.0}), even)
         kernels = slow.breakdown.compute + slow.breakdown.memory_bound + slow.breakdown.launch
         assert slow.breakdown.stragglers == pytest.approx(share * kernels, rel=1e-3)
         assert slow.step_time - quiet.step_time == pytest.approx(slow.breakdown.stragglers, abs=1e-12)
@@ -73,8 +73,8 @@ def test_ranks_of_a_jittering_profile_wait_for_the_slowest_of_them() -> None:
 def test_waiting_that_is_left_out_is_named_with_its_size() -> None:
     """Of 16,384 ranks that are as unequal as traced ones the slowest is 4 deviations of 1.53 % late; of eight 1.4."""
     alike = Run(gpus=8, batch=2)
-    said = unmodelled_waiting(alike, load_software("megatron-core"), 16384.0, 1.0)
+    said = describe_unmodelled_wait(alike, load_software("megatron-core"), 16384.0, 1.0)
     assert said == "stragglers: as unequal as in traced jobs (--jitter traces) ranks wait 6.1% of the step"
-    assert "2.2%" in unmodelled_waiting(alike, load_software("megatron-core"), 8.0, 1.0)
+    assert "2.2%" in describe_unmodelled_wait(alike, load_software("megatron-core"), 8.0, 1.0)
     for run, ranks in ((alike, 1.0), (Run(gpus=8, jitter=0.01), 8.0), (Run(gpus=8, forward_only=True), 8.0)):
-        assert unmodelled_waiting(run, load_software("megatron-core"), ranks, 1.0) == ""
+        assert describe_unmodelled_wait(run, load_software("megatron-core"), ranks, 1.0) == ""

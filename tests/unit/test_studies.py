@@ -18,10 +18,10 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
 from paleo.studies.collective import collective
-from paleo.studies.cost import Tariff, amount, power, rent_rate, training
+from paleo.studies.cost import Tariff, amount_of_training, estimate_training, power, rent_rate
+from paleo.studies.network_summary import forward_times, summarise
 from paleo.studies.purchase import compare
-from paleo.studies.scale import ScaleCurve, ScalePoint, Scaling, parse_scalings, scale, scaling_verdict
-from paleo.studies.summary import forward_times, summarise
+from paleo.studies.scale import ScaleCurve, ScalePoint, Scaling, parse_scalings, predict_scale_curve, scaling_verdict
 from paleo.units import HOUR
 
 LENET, NODE = load_model("lenet"), load_system("dgx-a100-80gb")
@@ -48,47 +48,47 @@ def curve(scaling: Scaling, *points: ScalePoint) -> ScaleCurve:
 
 
 def test_strong_scaling_keeps_the_global_batch_and_stops_at_one_sample_a_gpu() -> None:
-    found = scale(LENET, NODE, Run(batch=4), [1, 2, 4, 8], "strong")
+    found = predict_scale_curve(LENET, NODE, Run(batch=4), [1, 2, 4, 8], "strong")
     assert found.fixed_batch == 4
-    assert [one.predicted.plan.local_batch for one in found.points] == [4, 2, 1, 1]
+    assert [one.required_prediction.plan.local_batch for one in found.points] == [4, 2, 1, 1]
     assert [one.usable for one in found.points] == [True, True, True, False]
     assert found.points[-1].problem == "out of samples: 4 of them, 4 GPUs idle"
 
 
 def test_a_count_that_leaves_gpus_idle_within_the_batch_stays_usable() -> None:
-    found = scale(LENET, NODE, Run(global_batch=8), [5], "strong")
+    found = predict_scale_curve(LENET, NODE, Run(global_batch=8), [5], "strong")
     assert found.points[0].usable
-    assert found.points[0].predicted.plan.idle_gpus == 1  # 2 samples on each of 4 GPUs
+    assert found.points[0].required_prediction.plan.idle_gpus == 1  # 2 samples on each of 4 GPUs
 
 
 def test_weak_scaling_keeps_the_batch_of_each_rank() -> None:
-    found = scale(LENET, NODE, Run(global_batch=64), [2, 4], "weak")
-    assert [one.predicted.plan.global_batch for one in found.points] == [64, 128]
+    found = predict_scale_curve(LENET, NODE, Run(global_batch=64), [2, 4], "weak")
+    assert [one.required_prediction.plan.global_batch for one in found.points] == [64, 128]
 
 
 def test_speedup_and_efficiency_refer_to_the_first_count_that_runs() -> None:
     found = curve("weak", point(1, 10.0, fits=False), point(2, 30.0), point(8, 90.0))
-    assert found.base.gpus == 2
+    assert found.base_point.gpus == 2
     assert found.speedup(found.points[2]) == pytest.approx(3.0)
     assert found.efficiency(found.points[2]) == pytest.approx(0.75)
 
 
 def test_microbatches_shrink_with_the_share_of_a_rank() -> None:
-    found = scale(LENET, NODE, Run(global_batch=8, microbatch=4), [1, 4], "strong")
-    assert [one.predicted.plan.microbatch for one in found.points] == [4, 2]
+    found = predict_scale_curve(LENET, NODE, Run(global_batch=8, microbatch=4), [1, 4], "strong")
+    assert [one.required_prediction.plan.microbatch for one in found.points] == [4, 2]
 
 
 def test_counts_that_the_strategy_does_not_divide_are_kept_with_their_reason() -> None:
-    found = scale(LENET, NODE, Run(strategy="dp=2", batch=4), [1, 2], "weak")
+    found = predict_scale_curve(LENET, NODE, Run(strategy="dp=2", batch=4), [1, 2], "weak")
     assert not found.points[0].usable
     assert "dp=2" in found.points[0].problem
     with pytest.raises(PlanError, match="dp=2"):
-        scale(LENET, NODE, Run(strategy="dp=2", batch=4), [1, 3], "weak")
+        predict_scale_curve(LENET, NODE, Run(strategy="dp=2", batch=4), [1, 3], "weak")
 
 
 def test_bad_counts_and_bad_words_are_errors() -> None:
     with pytest.raises(SpecError, match="counts of 1 or more"):
-        scale(LENET, NODE, Run(), [0, 1], "weak")
+        predict_scale_curve(LENET, NODE, Run(), [0, 1], "weak")
     with pytest.raises(SpecError, match="nearest: 'strong'"):
         parse_scalings("strongly")
 
@@ -132,13 +132,13 @@ def test_verdict_of_perfect_scaling_has_no_complaint() -> None:
 
 def test_amounts_are_samples() -> None:
     network = load_model("resnet50")
-    epochs = amount(network, epochs=90)
+    epochs = amount_of_training(network, epochs=90)
     assert epochs is not None
     assert epochs.samples == 90 * 1281167
-    tokens = amount(network, tokens=1000.0, tokens_per_sample=10.0)
+    tokens = amount_of_training(network, tokens=1000.0, tokens_per_sample=10.0)
     assert tokens is not None
     assert tokens.samples == 100
-    assert amount(network) is None
+    assert amount_of_training(network) is None
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_amounts_are_samples() -> None:
 )
 def test_amounts_that_make_no_sense(stated: dict[str, float], message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        amount(LENET.model_copy(update={"dataset": None}), **stated)
+        amount_of_training(LENET.model_copy(update={"dataset": None}), **stated)
 
 
 def test_rent_is_for_whole_nodes_and_energy_at_design_power() -> None:
@@ -161,16 +161,16 @@ def test_rent_is_for_whole_nodes_and_energy_at_design_power() -> None:
     system = NODE.model_copy(update={"price_per_node": price})
     assert rent_rate(system, 12)[0] == pytest.approx(2 * 36 / HOUR)  # 12 GPUs: two nodes of 8
     made = predict(LENET, system, Run(gpus=12, batch=10))
-    wanted = amount(LENET, samples=1201)
+    wanted = amount_of_training(LENET, samples=1201)
     assert wanted is not None
-    cost = training(made, wanted)
+    cost = estimate_training(made, wanted)
     assert cost.steps == 11  # of 120 samples each
     assert cost.time == pytest.approx(11 * made.step_time)
     assert cost.cost == pytest.approx(72.0 * cost.time / HOUR)
     watts = power(made)
     assert watts is not None  # 400 W each, and four that idle in the second node
-    assert cost.energy_limit == pytest.approx((12 * 400.0 + 4 * watts.idle) * cost.time)
-    assert cost.energy is not None and cost.energy < cost.energy_limit
+    assert cost.energy_at_design_power == pytest.approx((12 * 400.0 + 4 * watts.idle) * cost.time)
+    assert cost.energy is not None and cost.energy < cost.energy_at_design_power
     own = NODE.model_copy(update={"price_per_node": None})
     tariff = Tariff.model_validate({"electricity": "0.1 USD/kWh"})
     assert rent_rate(own, 8, tariff) == (None, None)  # nobody offers it, so it is one's own

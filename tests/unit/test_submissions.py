@@ -10,24 +10,30 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.calibrate.tasks import (
-    Row,
-    fit_code,
+from paleo.calibrate.mlperf_tasks import (
+    SubmissionRow,
     fit_evaluation,
-    fit_samples,
+    fit_sample_ratio,
+    fit_step_time_ratio,
     fitted_task,
     is_task_table,
     leave_one_round_out,
     rank_agreement,
+    replace_task_blocks,
     round_errors,
     step_residual,
-    with_blocks,
 )
 from paleo.parallel.plan import Plan
 from paleo.specs.device import load_device
 from paleo.specs.task import load_task
 from paleo.studies.target import TargetTime, _code_ratio, _evaluation_time
-from paleo.tables.kinds._submissions import PAIRS_PER_ROW, left_out_baselines, peaks, samples_of_cell, target_of_row
+from paleo.tables.kinds._mlperf_training import (
+    PAIRS_PER_ROW,
+    device_peaks,
+    left_out_baselines,
+    samples_of_cell,
+    target_of_row,
+)
 
 ROUNDS = ["v1.0", "v1.1", "v2.0"]
 #: Seconds of each run that are neither steps nor evaluations.
@@ -44,9 +50,9 @@ def row(
     per_gpu: float = 400.0,
     samples: float = 1.1,
     kind: str = "gpu",
-) -> Row:
+) -> SubmissionRow:
     """A submission that takes ``ratio`` times as long a step as predicted, and ``samples`` times the law's samples."""
-    task = load_task("mlperf-resnet").on(kind)
+    task = load_task("mlperf-resnet").for_device_kind(kind)
     prediction = SimpleNamespace(
         system=SimpleNamespace(
             device=SimpleNamespace(name=device, architecture=ARCHITECTURES[device], kind=kind), devices_per_node=8
@@ -56,10 +62,10 @@ def row(
         interval=(0.09, 0.11),
         warnings=(),
     )
-    point = SimpleNamespace(task=task, prediction=prediction, forward=0.03, global_batch=8 * per_gpu)
+    point = SimpleNamespace(task=task, prediction=prediction, forward_time=0.03, global_batch=8 * per_gpu)
     needed = float(task.law.samples(8 * per_gpu)) * samples
     evaluation = 9 * 50000 / (8 * per_gpu) * 0.03 * ratio * 2.0
-    return Row(index, cast(TargetTime, point), round_name, True, 5.0, 0.1 * ratio, needed, evaluation, 9.0,
+    return SubmissionRow(index, cast(TargetTime, point), round_name, True, 5.0, 0.1 * ratio, needed, evaluation, 9.0,
                needed / (8 * per_gpu) * 0.1 * ratio + evaluation + START, START)  # fmt: skip
 
 
@@ -75,7 +81,7 @@ ROWS = [
 
 
 def test_ratios_by_device_and_architecture() -> None:
-    code = fit_code(ROWS, ROUNDS, "v2.0")
+    code = fit_step_time_ratio(ROWS, ROUNDS, "v2.0")
     assert code.ratio["a30"] == pytest.approx(0.8, rel=0.03)
     assert code.ratio["h100-sxm5-80gb"] == pytest.approx(0.6, rel=0.03)
     assert 0.6 < code.ratio["all"] < 0.8
@@ -86,11 +92,11 @@ def test_ratios_by_device_and_architecture() -> None:
 
 
 def test_samples_and_evaluations() -> None:
-    submissions = fit_samples(ROWS, ROUNDS, "v2.0")
+    submissions = fit_sample_ratio(ROWS, ROUNDS, "v2.0")
     assert submissions is not None
     assert submissions.ratio == pytest.approx(1.1, rel=1e-3)
     assert submissions.residual == pytest.approx(0.0, abs=1e-3)
-    evaluation = fit_evaluation(ROWS, fit_code(ROWS, ROUNDS, "v2.0"), ROUNDS, "v2.0")
+    evaluation = fit_evaluation(ROWS, fit_step_time_ratio(ROWS, ROUNDS, "v2.0"), ROUNDS, "v2.0")
     total = evaluation.work * 50000 / 3200 * 0.03 * 0.8 + evaluation.fixed
     assert total == pytest.approx(50000 / 3200 * 0.03 * 0.8 * 2.0, rel=0.2)
 
@@ -98,7 +104,7 @@ def test_samples_and_evaluations() -> None:
 def test_every_round_is_predicted_from_the_others() -> None:
     found = list(leave_one_round_out(ROWS, ROUNDS))
     assert len(found) == len(ROWS)
-    errors = [abs(point.step_time / submission.step - 1) for submission, point in found]
+    errors = [abs(point.step_time / submission.step_time - 1) for submission, point in found]
     assert max(errors) < 0.05
     assert step_residual(ROWS, ROUNDS) < 0.05
     assert step_residual([one for one in ROWS if one.round_name == "v1.0"], ROUNDS) == 0.15
@@ -125,11 +131,13 @@ def test_errors_and_order_of_submissions() -> None:
 
 def test_software_gets_faster_from_round_to_round() -> None:
     """Steps a tenth shorter each round: the trend is found, and a left-out round lies on it."""
-    faster = [replace(row, step=row.step * 0.9 ** ROUNDS.index(row.round_name)) for row in ROWS]
-    code = fit_code(faster, ROUNDS, "v2.0")
+    faster = [replace(row, step_time=row.step_time * 0.9 ** ROUNDS.index(row.round_name)) for row in ROWS]
+    code = fit_step_time_ratio(faster, ROUNDS, "v2.0")
     assert code.per_round == pytest.approx(np.log(0.9), abs=0.02)
     assert code.ratio["a30"] == pytest.approx(0.8 * 0.81, rel=0.03)
-    errors = [abs(point.step_time / submission.step - 1) for submission, point in leave_one_round_out(faster, ROUNDS)]
+    errors = [
+        abs(point.step_time / submission.step_time - 1) for submission, point in leave_one_round_out(faster, ROUNDS)
+    ]
     assert max(errors) < 0.06
 
 
@@ -137,15 +145,15 @@ def test_a_device_of_old_rounds_keeps_its_own_ratio() -> None:
     """A card that was handed in once, in the first round, and took twice as long as others do."""
     rows = [*ROWS, *(row(100 + index, "tpu-v4", "v1.0", ratio=1.4) for index in range(3))]
     later = [replace(each, round_name="v2.0") if each.round_name == "v1.1" else each for each in rows]
-    code = fit_code(later, ROUNDS, "v2.0")
+    code = fit_step_time_ratio(later, ROUNDS, "v2.0")
     assert code.ratio["tpu-v4"] == pytest.approx(1.4, rel=0.15)
 
 
 def test_a_run_is_longer_by_what_is_neither_step_nor_evaluation() -> None:
-    code = fit_code(ROWS, ROUNDS, "v2.0")
+    code = fit_step_time_ratio(ROWS, ROUNDS, "v2.0")
     assert code.start == START
-    assert fit_code([replace(each, other=float("nan")) for each in ROWS], ROUNDS, "v2.0").start == 0.0
-    errors = [point.seconds / submission.seconds - 1 for submission, point in leave_one_round_out(ROWS, ROUNDS)]
+    assert fit_step_time_ratio([replace(each, other_time=float("nan")) for each in ROWS], ROUNDS, "v2.0").start == 0.0
+    errors = [point.seconds / submission.time_to_target - 1 for submission, point in leave_one_round_out(ROWS, ROUNDS)]
     assert max(map(abs, errors)) < 0.05
 
 
@@ -161,7 +169,7 @@ def test_submissions_that_state_no_format_have_that_of_their_round() -> None:
     ]
     assert formats == ["fp8", "bf16", "bf16"]
     lora = load_task("mlperf:llama2_70b_lora")
-    assert lora.as_of("v3.1").format_on(load_device("h100-sxm5-80gb")) is None
+    assert lora.at_round("v3.1").submission_format(load_device("h100-sxm5-80gb")) is None
 
 
 def test_replicas_evaluate_whole_samples() -> None:
@@ -176,34 +184,34 @@ def test_code_as_of_another_round() -> None:
     """Worked: two rounds before at a gain of a tenth each; no further than two rounds ahead."""
     code = load_task("mlperf-resnet").code
     code = code.model_copy(update={"ratio": {"all": 0.81}, "per_round": float(np.log(0.9)), "round": "v2.0"})
-    assert code.as_of("v1.0").ratio["all"] == pytest.approx(1.0)
-    assert code.as_of("v3.0").ratio["all"] == code.as_of("v5.1").ratio["all"] == pytest.approx(0.81**2)
-    assert code.as_of("unknown") is code
+    assert code.at_round("v1.0").ratio["all"] == pytest.approx(1.0)
+    assert code.at_round("v3.0").ratio["all"] == code.at_round("v5.1").ratio["all"] == pytest.approx(0.81**2)
+    assert code.at_round("unknown") is code
 
 
 def test_platforms_are_fitted_to_their_own_rows() -> None:
     """Rows of TPUs that take 1.5 times as long as predicted leave the ratio of GPUs alone, and the other way round."""
     of_tpus = [row(100 + index, "tpu-v4", "v2.0", ratio=1.5, kind="tpu") for index in range(4)]
     task = fitted_task(load_task("mlperf-resnet"), [*ROWS, *of_tpus], ROUNDS, "v2.0")
-    assert set(task.code.ratio) == set(fit_code(ROWS, ROUNDS, "v2.0").ratio)
-    assert task.on("tpu").code.ratio["tpu-v4"] == pytest.approx(1.5, rel=0.01)
-    assert task.on("tpu").code.software == "xla-tpu@2021" and task.on("gpu") is task
+    assert set(task.code.ratio) == set(fit_step_time_ratio(ROWS, ROUNDS, "v2.0").ratio)
+    assert task.for_device_kind("tpu").code.ratio["tpu-v4"] == pytest.approx(1.5, rel=0.01)
+    assert task.for_device_kind("tpu").code.software == "xla-tpu@2021" and task.for_device_kind("gpu") is task
 
 
 def test_a_platform_without_submissions_keeps_what_gpus_teach() -> None:
     task = fitted_task(load_task("mlperf-resnet"), ROWS, ROUNDS, "v2.0")
-    assert task.submissions is not None and task.on("tpu").submissions == task.submissions
-    assert not task.on("tpu").code.ratio and task.on("tpu").evaluation == task.evaluation
+    assert task.submissions is not None and task.for_device_kind("tpu").submissions == task.submissions
+    assert not task.for_device_kind("tpu").code.ratio and task.for_device_kind("tpu").evaluation == task.evaluation
 
 
 def test_task_files_keep_all_else() -> None:
-    task = load_task("mlperf-resnet").model_copy(update={"code": fit_code(ROWS, ROUNDS, "v2.0")})
+    task = load_task("mlperf-resnet").model_copy(update={"code": fit_step_time_ratio(ROWS, ROUNDS, "v2.0")})
     text = "title: x\nevaluation:\n  samples: 1\ncode:\n  software: y\nsubmissions:\n  rows: 1\nsource: z\n"
-    written = with_blocks(text, task)
+    written = replace_task_blocks(text, task)
     assert written.startswith("title: x\nevaluation:\n  samples: 50000\n")
     assert written.endswith("source: z\n")
     assert written.count("\nsubmissions:") == 1 and written.count("platforms:") == 1
-    assert with_blocks(written, task) == written
+    assert replace_task_blocks(written, task) == written
     assert is_task_table({"benchmark", "round", "device", "n_gpus", "global_batch", "minutes_to_target", "more"})
     assert not is_task_table({"m", "n", "k"})
 
@@ -218,7 +226,7 @@ def test_baselines_keep_device_time() -> None:
         }
     )  # fmt: skip
     found = left_out_baselines(rows)
-    share = peaks(pd.Series(["a100-sxm4-80gb", "h100-sxm5-80gb"]))
+    share = device_peaks(pd.Series(["a100-sxm4-80gb", "h100-sxm5-80gb"]))
     assert found["scaled_best"].iloc[2] == pytest.approx(5.0)
     assert found["scaled_best"].iloc[3] == pytest.approx(10.0 * share[0] / share[1])
     assert found["one_utilisation"].iloc[2] == pytest.approx(5.5)

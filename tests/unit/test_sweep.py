@@ -24,11 +24,11 @@ from paleo.predict import predict
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
-from paleo.studies.cost import Tariff, amount, training
+from paleo.studies.cost import Tariff, amount_of_training, estimate_training
 from paleo.studies.purchase import compare
 from paleo.studies.sweep import (
     _PART,
-    Job,
+    SweepJob,
     SweepStudy,
     _evaluate,
     _job_of,
@@ -102,10 +102,10 @@ def test_every_row_is_what_the_library_says(study: SweepStudy, tmp_path: Path) -
         change_system(load_system("dgx-a100-80gb"), "device.memory.bandwidth", "3 TB/s"),
     )
     made = predict(model, system, Run(gpus=8, batch=128, optimizer="momentum"))
-    wanted = amount(model, epochs=90)
+    wanted = amount_of_training(model, epochs=90)
     assert wanted is not None
     tariff = Tariff.model_validate({"gpu_price": "3 USD/h", "electricity": "0.1 USD/kWh", "pue": 1.5})
-    paid = training(made, wanted, tariff)
+    paid = estimate_training(made, wanted, tariff)
     assert float(row["step_time_s"]) == made.step_time
     assert float(row["time_s"]) == pytest.approx(paid.time, rel=1e-12)
     assert float(row["cost_usd"]) == pytest.approx(paid.cost, rel=1e-12)
@@ -120,7 +120,7 @@ def test_costs_with_electricity_are_those_of_a_comparison(systems: list[str]) ->
     table = questions.sweep({"models": ["lenet"], "systems": systems, "axes": axes})
     tariff = Tariff.model_validate({"electricity": "0.12 USD/kWh"})
     model, machines = load_model("lenet"), [load_system(name) for name in systems]
-    compared = compare(model, machines, Run(gpus=8, batch=64), amount(model, samples=1000), tariff)
+    compared = compare(model, machines, Run(gpus=8, batch=64), amount_of_training(model, samples=1000), tariff)
     costs = [each.training.cost for each in compared.candidates if each.training is not None]
     assert table["cost_usd"].tolist() == pytest.approx(costs, rel=1e-12)
 
@@ -156,7 +156,7 @@ def test_an_interrupted_sweep_goes_on(study: SweepStudy, tmp_path: Path) -> None
     assert not target.exists()
     asked: list[int] = []
 
-    def counting(given: Job, parts: Sequence[int]) -> Iterator[tuple[int, list[_Record]]]:
+    def counting(given: SweepJob, parts: Sequence[int]) -> Iterator[tuple[int, list[_Record]]]:
         asked.extend(parts)
         return _serial(given, parts)
 
@@ -200,7 +200,7 @@ def test_files_beside_the_parts_that_are_torn_or_binary_lose_no_part(
     (tmp_path / "t.csv.parts" / name).write_bytes(content)
     asked: list[int] = []
 
-    def counting(given: Job, parts: Sequence[int]) -> Iterator[tuple[int, list[_Record]]]:
+    def counting(given: SweepJob, parts: Sequence[int]) -> Iterator[tuple[int, list[_Record]]]:
         asked.extend(parts)
         return _serial(given, parts)
 

@@ -7,18 +7,18 @@ import pytest
 from paleo.errors import SpecError
 from paleo.operations.base import Kernel, Phase
 from paleo.predict import predict
-from paleo.pricing.systolic import laid_out_bytes, occupied_flops, occupied_gemm_flops
+from paleo.pricing.systolic import occupied_flops, occupied_gemm_flops, padded_bytes
 from paleo.questions import compare, estimate
-from paleo.specs.catalog import names
+from paleo.specs.catalog import entry_names
 from paleo.specs.device import Device, load_device
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
-from paleo.tables.steps import software_of
+from paleo.tables.run_tables import software_of
 from paleo.units import MILLISECOND
 
-ARRAYS = [load_device(name) for name in names("devices") if load_device(name).kind == "tpu"]
+ARRAYS = [load_device(name) for name in entry_names("devices") if load_device(name).kind == "tpu"]
 
 
 def gemm(m: float, n: float, k: float, phase: Phase = "forward") -> Kernel:
@@ -75,9 +75,9 @@ def test_a_volume_of_32_channels_spread_over_cores_fills_a_sixteenth_of_the_arra
 
 def test_channels_of_a_lone_sample_are_padded_in_memory() -> None:
     v4 = load_device("tpu-v4")
-    assert laid_out_bytes(conv(1, 32, 32, 128), v4) == 4 * conv(1, 32, 32, 128).bytes
-    assert laid_out_bytes(conv(64, 32, 32, 128), v4) == conv(64, 32, 32, 128).bytes
-    assert laid_out_bytes(conv(1, 32, 32, 128), load_device("a30")) == conv(1, 32, 32, 128).bytes
+    assert padded_bytes(conv(1, 32, 32, 128), v4) == 4 * conv(1, 32, 32, 128).bytes
+    assert padded_bytes(conv(64, 32, 32, 128), v4) == conv(64, 32, 32, 128).bytes
+    assert padded_bytes(conv(1, 32, 32, 128), load_device("a30")) == conv(1, 32, 32, 128).bytes
 
 
 def test_heads_of_128_use_half_of_an_array_of_256() -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 import paleo
 from paleo.cli import run as command
-from paleo.report.columns import Grid, grid
+from paleo.report.columns import SplittingTable, empty_table
 from paleo.studies.collective import step_collectives
 from paleo.units import format_duration
 
@@ -24,9 +24,9 @@ def printed(table: object, width: int) -> str:
 
 
 def test_a_table_that_is_too_wide_comes_in_parts() -> None:
-    table = grid("Figures", ["GPUs", *(f"figure{number}" for number in range(9))])
+    table = empty_table("Figures", ["GPUs", *(f"figure{number}" for number in range(9))])
     table.add_row("8", *("1,234,567" for _ in range(9)))
-    assert isinstance(table, Grid)
+    assert isinstance(table, SplittingTable)
     wide, narrow = printed(table, 150), printed(table, 80)
     assert wide.count("GPUs") == 1 and narrow.count("GPUs") == 2 and narrow.count("Figures") == 1
     for text in (wide, narrow):
@@ -65,9 +65,9 @@ def test_slowed_computation_is_part_of_what_communication_takes() -> None:
     eager = paleo.estimate("gpt2", NODE, gpus=16, global_batch=64, software="pytorch-eager").prediction
     core = paleo.estimate("gpt2", NODE, gpus=16, global_batch=64, software="megatron-core").prediction
     for step in (eager, core):
-        assert 0 <= step.slowed <= step.breakdown.communication_exposed
-    assert eager.slowed > core.slowed
-    assert paleo.estimate("gpt2", NODE, gpus=1).prediction.slowed == 0
+        assert 0 <= step.contention_time <= step.breakdown.communication_exposed
+    assert eager.contention_time > core.contention_time
+    assert paleo.estimate("gpt2", NODE, gpus=1).prediction.contention_time == 0
 
 
 def test_verbose_names_collectives(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from paleo.cli.process import run as command
 from paleo.learning.laws import SamplesToLoss
-from paleo.specs.prices import USUAL_RELIABILITY, reliability_of
+from paleo.specs.prices import DEFAULT_RELIABILITY, system_reliability
 from paleo.specs.system import load_system
 
 TARGET = ["target", "mlperf:resnet", "--system", "dgx-a100-80gb", "--batch", "3264"]
@@ -149,12 +149,15 @@ def test_scaling_turns_over(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_failures_of_a_system_are_its_own_or_those_of_one_like_it() -> None:
-    own, inherited = reliability_of(load_system("meta-grand-teton-h100")), reliability_of(load_system("dgx-h100"))
+    own, inherited = (
+        system_reliability(load_system("meta-grand-teton-h100")),
+        system_reliability(load_system("dgx-h100")),
+    )
     assert own.failures * 86400e3 == pytest.approx(3.79)
     assert inherited.failures == pytest.approx(own.failures)
     assert inherited.low < own.low < own.high < inherited.high
     assert "meta-grand-teton-h100" in inherited.source
-    assert reliability_of(load_system("tpu-v4-pod")) is USUAL_RELIABILITY
+    assert system_reliability(load_system("tpu-v4-pod")) is DEFAULT_RELIABILITY
 
 
 BERT = ["bert_large", "--target", "mlperf:bert"]

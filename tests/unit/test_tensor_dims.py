@@ -7,7 +7,7 @@ import pytest
 from paleo.layers.base import LAYERS
 from paleo.network.graph import build_graph
 from paleo.parallel.placement import STRATEGIES, Mesh, Strategy
-from paleo.parallel.plan import undivided_parameters
+from paleo.parallel.plan import undivided_parameter_shares
 from paleo.predict import predict
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -19,11 +19,11 @@ TP = Strategy(degrees={"tp": 4})
 
 def undivided(model: str, degree: int = 4) -> dict[str, float]:
     graph = build_graph(load_model(model), batch=4)
-    return undivided_parameters(graph, STRATEGIES["dp"](graph, TP), Mesh.of({"tp": degree}))
+    return undivided_parameter_shares(graph, STRATEGIES["dp"](graph, TP), Mesh.of({"tp": degree}))
 
 
 def test_every_dim_that_tensor_parallelism_divides_is_said_by_a_layer() -> None:
-    said = {name: layer.tensor_dims for name, layer in LAYERS.items() if layer.tensor_dims}
+    said = {name: layer.tensor_parallel_dims for name, layer in LAYERS.items() if layer.tensor_parallel_dims}
     assert said == {
         "attention": ("kv_heads",),
         "latent_attention": ("kv_heads",),

@@ -10,7 +10,7 @@ import pytest
 
 from paleo.cli import run as command
 from paleo.predict import predict
-from paleo.report.estimate import trace
+from paleo.report.estimate import trace_events
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
@@ -19,7 +19,7 @@ from paleo.units import MICROSECOND
 
 def traced(model: str, **options: Any) -> tuple[dict[str, Any], Any]:
     made = predict(load_model(model), load_system("dgx-a100-80gb"), Run(**options))
-    return trace(made), made
+    return trace_events(made), made
 
 
 def complete(document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -74,7 +74,7 @@ def test_full_recomputation_counts_its_forward_passes_again() -> None:
 def test_buckets_carry_all_gradients_on_their_own_track() -> None:
     document, made = traced("gpt2", gpus=8)
     buckets = [event for event in complete(document) if event["cat"] == "bucket"]
-    assert sum(event["args"]["bytes"] for event in buckets) == pytest.approx(made.program.parameters * 2.0)
+    assert sum(event["args"]["bytes"] for event in buckets) == pytest.approx(made.program.parameter_count * 2.0)
     assert {event["tid"] for event in buckets} != {
         event["tid"] for event in complete(document) if event["cat"] == "forward"
     }

@@ -9,7 +9,7 @@ import pytest
 from paleo.pricing.attention import PrefillParameters, attention_prefill_time
 from paleo.pricing.families import (
     CONCURRENT_EXPERTS,
-    TrainingParameters,
+    TrainingKernelParameters,
     experts_product_time,
     training_attention_parameters,
 )
@@ -44,7 +44,7 @@ def test_attention_of_narrow_values_skips_their_products_but_where_a_kernel_pads
 
 def test_training_scales_the_rates_of_an_engines_kernel() -> None:
     trained = training_attention_parameters(
-        PrefillParameters(mma_efficiency=0.6), TrainingParameters(forward=1.5, backward=0.5)
+        PrefillParameters(mma_efficiency=0.6), TrainingKernelParameters(forward=1.5, backward=0.5)
     )
     assert (trained.mma_efficiency, trained.backward_efficiency) == (pytest.approx(0.9), 0.5)
 
@@ -62,7 +62,7 @@ def test_stages_of_experts_are_products_of_their_shape(
         [{"op": "group_matmul", "device": "b200", "groups": 64, "group_m": 512, "group_n": 4096, "group_k": 7168,
           "stage": stage, "accumulate": stage == "bwd_grad_w", "main_grad_dtype": "fp32", "out_dtype": "bf16"}]
     )  # fmt: skip
-    flops, moved = kind.work(frame)
+    flops, moved = kind.flops_and_bytes(frame)
     assert flops[0] == 2.0 * 64 * 512 * 4096 * 7168
     assert moved[0] == 64 * (2.0 * (rows + columns) * length + written * rows * columns)
-    assert np.isfinite(kind.time(kind.prepared(frame), B200, TrainingParameters())).all()
+    assert np.isfinite(kind.predict_times(kind.prepare_rows(frame), B200, TrainingKernelParameters())).all()

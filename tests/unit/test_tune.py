@@ -13,7 +13,7 @@ from paleo.cli import run
 from paleo.errors import SpecError
 from paleo.tuning.base import METHODS, TrialTimes, TuningProblem, sampled_trial_scores, simulate, synchronous_seconds
 
-PLAIN = TrialTimes(unit=[1.0])
+PLAIN = TrialTimes(seconds_per_sample=[1.0])
 NODE = ("gpt2", "dgx-h100")
 
 
@@ -46,9 +46,9 @@ def test_hyperband_has_the_brackets_of_its_paper():
 def test_the_first_whole_trial_of_asha_is_that_of_its_paper():
     """Section 3.3: with 9 machines 13/9 time(R) from scratch in figure 1's example; time(R) from checkpoints."""
     options = {"trials": 9, "least": 1, "most": 9, "eta": 3}
-    scratch = TrialTimes(unit=[1.0], resumes=False)
-    assert searched("asha", 9, scratch, **options).first_full_seconds == pytest.approx(13.0)
-    assert searched("asha", 9, **options).first_full_seconds == pytest.approx(9.0)
+    scratch = TrialTimes(seconds_per_sample=[1.0], resumes_from_checkpoint=False)
+    assert searched("asha", 9, scratch, **options).first_full_trial_time == pytest.approx(13.0)
+    assert searched("asha", 9, **options).first_full_trial_time == pytest.approx(9.0)
 
 
 @pytest.mark.parametrize("workers", range(25, 501, 25))
@@ -57,11 +57,11 @@ def test_the_first_whole_trial_of_asha_on_many_machines(workers: int, eta: int) 
     """Section 3.3: eta^s machines take sum eta^(i - s) time(R) from scratch, for brackets of s halvings."""
     halvings = int(np.log(workers + 0.5) / np.log(eta))
     most = float(eta**halvings)
-    scratch = TrialTimes(unit=[1.0], resumes=False)
+    scratch = TrialTimes(seconds_per_sample=[1.0], resumes_from_checkpoint=False)
     expected = most * sum(float(eta) ** -step for step in range(halvings + 1))
     options = {"trials": 4 * workers, "least": 1, "most": most, "eta": eta}
-    assert searched("asha", workers, scratch, **options).first_full_seconds == pytest.approx(expected, rel=0.05)
-    assert searched("asha", workers, **options).first_full_seconds == pytest.approx(most, rel=0.05)
+    assert searched("asha", workers, scratch, **options).first_full_trial_time == pytest.approx(expected, rel=0.05)
+    assert searched("asha", workers, **options).first_full_trial_time == pytest.approx(most, rel=0.05)
 
 
 @pytest.mark.parametrize("workers", [25, 100, 250, 500])
@@ -86,12 +86,14 @@ def test_the_simulation_is_the_closed_form(method: str) -> None:
         eta = draw.choice([2, 3, 4])
         most = eta ** draw.randint(0, 4)
         costs = TrialTimes(
-            unit=[float(draw.randint(1, 9))], start=float(draw.randint(0, 90)), restore=[float(draw.randint(0, 9))],
-            save=[float(draw.randint(0, 9))], evaluation=[float(draw.randint(0, 9))], resumes=draw.random() < 0.7,
+            seconds_per_sample=[float(draw.randint(1, 9))], launch_time=float(draw.randint(0, 90)),
+            restore=[float(draw.randint(0, 9))],
+            save=[float(draw.randint(0, 9))], evaluation=[float(draw.randint(0, 9))],
+            resumes_from_checkpoint=draw.random() < 0.7,
         )  # fmt: skip
         problem = problem_of(method, draw.randint(1, 150), 1, most, eta, seed=case)
         workers = draw.randint(1, 40)
-        expected = float(synchronous_seconds(METHODS[method](problem).stages(), costs, workers))
+        expected = float(synchronous_seconds(METHODS[method](problem).synchronous_stages(), costs, workers))
         assert simulate(METHODS[method](problem), costs, workers).seconds == expected
 
 
@@ -158,7 +160,9 @@ def test_a_fifth_of_a_population_copies():
 def test_children_have_sizes_near_their_parents():
     problem = TuningProblem(200, 2, (1.0,), sampled_trial_scores(200, 1, 1.0, 0), population=10, network_sizes=8)
     method = METHODS["evolution"](problem)
-    simulate(method, TrialTimes(unit=[1.0] * 8, restore=[0.0] * 8, save=[0.0] * 8, evaluation=[0.0] * 8), 10)
+    simulate(
+        method, TrialTimes(seconds_per_sample=[1.0] * 8, restore=[0.0] * 8, save=[0.0] * 8, evaluation=[0.0] * 8), 10
+    )
     assert set(method.sizes) <= set(range(8))
     assert len(method.population) == 10
 
@@ -188,18 +192,22 @@ def test_the_answer_has_the_keys_of_the_contract(answer):
 
 @pytest.mark.slow
 def test_the_margin_of_a_deadline_is_true(answer):
-    margin = answer.study.margin
-    options = {"method": "halving", "max_tokens": "200M", "gpus_per_trial": answer.study.best.price.gpus}
-    assert margin.holds
-    assert paleo.tune(*NODE, 32, trials=margin.trials, deadline="6h", **options).study.margin.holds
-    if margin.nodes > 1:
+    margin = answer.study.deadline_margin
+    options = {"method": "halving", "max_tokens": "200M", "gpus_per_trial": answer.study.best.trial_estimate.gpus}
+    assert margin.meets_deadline
+    assert paleo.tune(
+        *NODE, 32, trials=margin.max_trials, deadline="6h", **options
+    ).study.deadline_margin.meets_deadline
+    if margin.min_nodes > 1:
         options["global_batch"] = answer.study.batch
-        assert not paleo.tune(*NODE, (margin.nodes - 1) * 8, trials=64, deadline="6h", **options).study.margin.holds
+        assert not paleo.tune(
+            *NODE, (margin.min_nodes - 1) * 8, trials=64, deadline="6h", **options
+        ).study.deadline_margin.meets_deadline
 
 
 @pytest.mark.slow
 def test_the_step_is_that_of_estimate(answer):
-    price = answer.study.best.price
+    price = answer.study.best.trial_estimate
     stated = {"software": answer.study.software, "strategy": "auto", "global_batch": answer.study.batch}
     step = paleo.estimate(*NODE, gpus=price.gpus, **stated)
     assert price.predictions[0].step_time == pytest.approx(step.step_time)
@@ -208,7 +216,9 @@ def test_the_step_is_that_of_estimate(answer):
 @pytest.mark.slow
 def test_divisions_run_the_software_of_all_gpus(answer):
     """Some trials have fewer GPUs than those for which people take another framework."""
-    gpus = {point.price.gpus: point.price.predictions[0].run.software for point in answer.study.points}
+    gpus = {
+        point.trial_estimate.gpus: point.trial_estimate.predictions[0].run.software for point in answer.study.searches
+    }
     assert min(gpus) < 16 <= answer.study.gpus
     assert set(gpus.values()) == {"megatron-core"} == {answer.to_dict()["software"]}
     assert answer.study.software_reason == "language models from 16 NVIDIA GPUs"
@@ -221,7 +231,7 @@ def test_sizes_are_priced_one_by_one():
     answer = paleo.tune(
         *NODE, 8, trials=20, method="random", max_tokens="10M", vary=["layers=6..12:6"], gpus_per_trial=1
     )
-    unit, batch = answer.study.best.price.costs.unit, answer.study.batch
+    unit, batch = answer.study.best.trial_estimate.trial_times.seconds_per_sample, answer.study.batch
     for seconds, layers in zip(unit, (6, 12), strict=True):
         alone = paleo.Run(gpus=1, strategy="auto", global_batch=batch, model={"layers": layers})
         assert seconds == pytest.approx(paleo.estimate(*NODE, run=alone).step_time / batch, rel=1e-3)

@@ -19,7 +19,7 @@ from paleo.units import (
     format_duration,
     format_gibibytes,
     format_quantity,
-    parse,
+    parse_quantity,
 )
 
 
@@ -53,14 +53,14 @@ from paleo.units import (
     ],
 )
 def test_quantities(text: object, dimension: str, value: float) -> None:
-    assert parse(text, dimension) == pytest.approx(value, rel=1e-15)
+    assert parse_quantity(text, dimension) == pytest.approx(value, rel=1e-15)
 
 
 def test_decimals_are_exact() -> None:
     """5 · 1e-6 in binary floating point is 4.9999999999999996e-06."""
-    assert parse("5 us", "time") == 5e-06
-    assert parse("0.1 GB", "bytes") == 1e8
-    assert parse("1.1 ms", "time") == 0.0011
+    assert parse_quantity("5 us", "time") == 5e-06
+    assert parse_quantity("0.1 GB", "bytes") == 1e8
+    assert parse_quantity("1.1 ms", "time") == 0.0011
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_decimals_are_exact() -> None:
 )
 def test_what_is_no_quantity(text: object, dimension: str, word: str) -> None:
     with pytest.raises(SpecError, match=word.replace("(", r"\(")):
-        parse(text, dimension)
+        parse_quantity(text, dimension)
 
 
 class Model(BaseModel):
@@ -115,15 +115,15 @@ def test_a_space_before_the_unit_and_its_size_do_not_matter(
     number: object, dimension: str, data: st.DataObject
 ) -> None:
     unit = data.draw(st.sampled_from(sorted(UNIT_FACTORS[dimension])))
-    value = parse(f"{number}{unit}", dimension)
-    assert value == parse(f" {number}  {unit} ", dimension)
+    value = parse_quantity(f"{number}{unit}", dimension)
+    assert value == parse_quantity(f" {number}  {unit} ", dimension)
     assert value == pytest.approx(float(str(number)) * float(UNIT_FACTORS[dimension][unit]), rel=1e-12)
 
 
 @given(st.floats(min_value=1e-9, max_value=1e20))
 def test_engineering_text_reads_back(value: float) -> None:
     text = format_quantity(value, "B", digits=6)
-    assert parse(text, "bytes") == pytest.approx(value, rel=1e-5)
+    assert parse_quantity(text, "bytes") == pytest.approx(value, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_sizes() -> None:
 )
 def test_a_number_beyond_a_float_is_refused(text: object) -> None:
     with pytest.raises(SpecError, match=r"finite|no unit"):
-        parse(text, "bytes" if isinstance(text, str) else "count")
+        parse_quantity(text, "bytes" if isinstance(text, str) else "count")
 
 
 class Machine(BaseModel):

@@ -11,17 +11,30 @@ import pytest
 
 from paleo.cli import run
 from paleo.errors import SpecError
+from paleo.pricing.calibration_lookup import (
+    HOST_PARAMETERS,
+    UNMEASURED_INTERVAL,
+    SourcedParameters,
+    find_parameters,
+    inherited_entry,
+)
 from paleo.pricing.gemm import GemmParameters
-from paleo.pricing.power import ARITHMETIC_FAMILY, PowerParameters, SustainedEnergyParameters
-from paleo.pricing.store import HOST_PARAMETERS, UNMEASURED, SourcedParameters, inherited_entry, lookup
-from paleo.specs.calibration import from_mapping, load_calibration, load_inheritance
-from paleo.specs.catalog import names
-from paleo.step.interval import Spreads
+from paleo.pricing.power import SUSTAINED_ENERGY_FAMILY, PowerParameters, SustainedEnergyParameters
+from paleo.specs.calibration import load_calibration, load_inheritance, parameters_from_mapping
+from paleo.specs.catalog import entry_names
+from paleo.step.interval import IntervalParameters
 from paleo.tables.cells import map_words, word_codes
 from paleo.tables.kernels import KERNEL_TABLES
-from paleo.tables.report import document, figure
-from paleo.tables.runner import Errors, errors, explain_miss, validate_file, validate_frame, with_predictions
-from paleo.tables.steps import table_of
+from paleo.tables.run_tables import find_table_kind
+from paleo.tables.validation import (
+    ErrorSummary,
+    explain_miss,
+    summarise_errors,
+    validate_file,
+    validate_frame,
+    with_predictions,
+)
+from paleo.tables.validation_report import document, prediction_plot
 
 
 def products(**columns: object) -> pd.DataFrame:
@@ -36,7 +49,7 @@ def products(**columns: object) -> pd.DataFrame:
 
 def test_errors_by_hand() -> None:
     predicted, measured = np.array([1.1, 1.8, 3.0]), np.array([1.0, 2.0, 4.0])
-    found = errors(predicted, measured, 0.9 * predicted, 1.2 * predicted, np.array([2.0, 2.0, 2.0]))
+    found = summarise_errors(predicted, measured, 0.9 * predicted, 1.2 * predicted, np.array([2.0, 2.0, 2.0]))
     assert found.rows == 3
     assert found.median_ape == pytest.approx(0.1)
     assert found.mape == pytest.approx((0.1 + 0.1 + 0.25) / 3)
@@ -48,12 +61,12 @@ def test_errors_by_hand() -> None:
 
 def test_no_rows_have_no_errors() -> None:
     nothing = np.zeros(0)
-    assert errors(nothing, nothing, nothing, nothing, nothing) == Errors(0, *(None,) * 7)
+    assert summarise_errors(nothing, nothing, nothing, nothing, nothing) == ErrorSummary(0, *(None,) * 7)
 
 
 def test_baseline_is_one_best_constant_for_each_device() -> None:
-    report = validate_frame("t", products(), table_of(products().columns))
-    ideal, efficiency = report.predictions.baseline, report.efficiencies["h100-sxm5-80gb"]
+    report = validate_frame("t", products(), find_table_kind(products().columns))
+    ideal, efficiency = report.predictions.baseline, report.device_efficiencies["h100-sxm5-80gb"]
     trials = [np.mean(np.abs(ideal / e / report.measured - 1)) for e in np.linspace(0.01, 1.0, 400)]
     assert np.mean(np.abs(report.baseline / report.measured - 1)) <= min(trials) + 1e-9
     assert ideal[2] == pytest.approx(2 * 4096**3 / (4096 * 132 * 1.98e9), rel=0.01)  # matrix units at the boost clock
@@ -68,9 +81,9 @@ def test_each_row_is_predicted_or_explained() -> None:
         device=["h100-sxm5-80gb", "h100-sxm5-80", "p100-pcie-16gb"], m=["64", "x", "4096"], time_us=[3.0, 5.0, 220.0]
     )
     frame = pd.concat([frame, products(time_us=[0.0, np.nan, 220.0], m=[64, -3, 4096]), products().iloc[:0]])
-    report = validate_frame("t", frame, table_of(frame.columns))
+    report = validate_frame("t", frame, find_table_kind(frame.columns))
     assert report.was_predicted.tolist() == [True, False, False, False, False, True]
-    reasons = report.predictions.reasons
+    reasons = report.predictions.failure_reasons
     assert reasons[[1, 4]].tolist() == [f"m {cell!r} is not a whole number from 0 to 9e+15" for cell in ("x", "-3")]
     assert "p100-pcie-16gb has no peak for dtype 'bf16'" in reasons[2]
     assert reasons[3] == "time_us '0.0' is not a number from 1e-06 to 1e+18 us"
@@ -78,25 +91,27 @@ def test_each_row_is_predicted_or_explained() -> None:
 
 
 def test_unknown_device_names_the_nearest() -> None:
-    report = validate_frame("t", products(device="h100-sxm5-80"), table_of(products().columns))
-    assert not report.was_predicted.any() and "h100-sxm5-80gb" in report.predictions.reasons[0]
+    report = validate_frame("t", products(device="h100-sxm5-80"), find_table_kind(products().columns))
+    assert not report.was_predicted.any() and "h100-sxm5-80gb" in report.predictions.failure_reasons[0]
     assert report.errors().rows == 0
 
 
 def test_devices_are_found_by_what_cuda_calls_them() -> None:
-    report = validate_frame("t", products(device="NVIDIA H100 80GB HBM3"), table_of(products().columns))
-    assert set(report.errors_by(report.predictions.subjects)) == {"h100-sxm5-80gb"}
+    report = validate_frame("t", products(device="NVIDIA H100 80GB HBM3"), find_table_kind(products().columns))
+    assert set(report.errors_by_word(report.predictions.subjects)) == {"h100-sxm5-80gb"}
 
 
 def test_further_columns_and_their_order_do_not_matter() -> None:
     plain, more = products(), products(colour="red")[["colour", *reversed(products().columns)]]
-    one, other = (validate_frame("t", frame, table_of(frame.columns)).predictions.values for frame in (plain, more))
+    one, other = (
+        validate_frame("t", frame, find_table_kind(frame.columns)).predictions.values for frame in (plain, more)
+    )
     assert one == pytest.approx(other, rel=1e-12)
 
 
 def test_unknown_header_says_what_is_missing() -> None:
     with pytest.raises(SpecError, match="the nearest, 'gemm', also needs 'k'"):
-        table_of(products().drop(columns="k").columns)
+        find_table_kind(products().drop(columns="k").columns)
 
 
 @pytest.mark.parametrize(
@@ -125,16 +140,21 @@ def test_misses_are_explained(
 @pytest.mark.parametrize("source", ["aiconfigurator", "vidur", "neusight", "deepbench", "elsewhere"])
 def test_devices_without_measurements_inherit(device: str, source: str) -> None:
     frame = products(device=device, source=source, dtype="fp32")
-    out = table_of(frame.columns).predict(frame)
-    assert (out.reasons == "").all()
+    out = find_table_kind(frame.columns).predict(frame)
+    assert (out.failure_reasons == "").all()
     assert (out.low <= out.values).all() and (out.values <= out.high).all() and (out.values >= out.baseline).all()
-    assert all(str(origin).startswith("inherited") for origin in out.origins)
+    assert all(str(origin).startswith("inherited") for origin in out.parameter_origins)
 
 
 def every_family() -> dict[str, type]:
     """The parameters of each family of kernels, of boards, and of the intervals of steps."""
     kernels = {family: kind for _, table in KERNEL_TABLES.items() for family, kind in table.families.items()}
-    return {**kernels, "power": PowerParameters, "interval": Spreads, ARITHMETIC_FAMILY: SustainedEnergyParameters}
+    return {
+        **kernels,
+        "power": PowerParameters,
+        "interval": IntervalParameters,
+        SUSTAINED_ENERGY_FAMILY: SustainedEnergyParameters,
+    }
 
 
 def test_every_rule_resolves_and_fits_its_family() -> None:
@@ -146,7 +166,7 @@ def test_every_rule_resolves_and_fits_its_family() -> None:
             for architecture in rule.architectures:
                 for stack in rule.stacks:
                     entry = inherited_entry(rule, family, stack, architecture, (rule.memory_kinds or ("HBM2",))[0])
-                    from_mapping(families[rule.family_there or family], entry.parameters, where=family)
+                    parameters_from_mapping(families[rule.family_there or family], entry.parameters, where=family)
 
 
 def test_host_parameters_are_those_of_the_kinds() -> None:
@@ -157,7 +177,7 @@ def test_host_parameters_are_those_of_the_kinds() -> None:
 
 def test_a_stack_that_was_not_measured_keeps_the_silicon() -> None:
     def found(stack: str) -> SourcedParameters[GemmParameters]:
-        return lookup(
+        return find_parameters(
             GemmParameters, subject="a100-sxm4-80gb", architecture="Ampere", memory_kind="HBM2e", family="gemm.tensor",
             stacks=(stack,),
         )  # fmt: skip
@@ -169,14 +189,16 @@ def test_a_stack_that_was_not_measured_keeps_the_silicon() -> None:
 
 
 def test_what_no_rule_knows_has_the_formulas_defaults() -> None:
-    found = lookup(GemmParameters, subject="x", architecture="Kepler", family="gemm.unheard-of")
-    assert found.origin == "default" and found.factors(1.0) == UNMEASURED
+    found = find_parameters(GemmParameters, subject="x", architecture="Kepler", family="gemm.unheard-of")
+    assert found.origin == "default" and found.interval_factors(1.0) == UNMEASURED_INTERVAL
 
 
 def test_relatives_are_wider_than_the_family_itself() -> None:
     def width(architecture: str) -> float:
-        found = lookup(GemmParameters, subject="x", architecture=architecture, family="gemm.fp8", stacks=("graph",))
-        low, high = found.factors(1.0)
+        found = find_parameters(
+            GemmParameters, subject="x", architecture=architecture, family="gemm.fp8", stacks=("graph",)
+        )
+        low, high = found.interval_factors(1.0)
         return high / low
 
     assert width("Hopper") < width("Volta")
@@ -184,20 +206,22 @@ def test_relatives_are_wider_than_the_family_itself() -> None:
 
 def test_bounds_follow_the_bins() -> None:
     found = SourcedParameters(None, "measured", "x", ((1.0, 0.5, 2.0), (np.inf, 0.9, 1.1)))
-    low, high = found.bounds(np.array([0.5, 1.0, 4.0]))
+    low, high = found.interval_bounds(np.array([0.5, 1.0, 4.0]))
     assert low == pytest.approx([0.25, 0.5, 3.6]) and high == pytest.approx([1.0, 2.0, 4.4])
     for seconds in (0.5, 1.0, 1.5, 4.0, np.inf, np.nan):
-        assert found.factors(seconds) == tuple(each.item() for each in found.factors_of_each(np.array([seconds])))
-    assert found.factors(4.0) == (0.9, 1.1)
+        assert found.interval_factors(seconds) == tuple(
+            each.item() for each in found.factors_of_each(np.array([seconds]))
+        )
+    assert found.interval_factors(4.0) == (0.9, 1.1)
 
 
-@pytest.mark.parametrize("name", [one for one in names("calibrations") if one != "architectures"])
+@pytest.mark.parametrize("name", [one for one in entry_names("calibrations") if one != "architectures"])
 def test_shipped_calibrations_load_and_fit_their_families(name: str) -> None:
     families = every_family()
     calibration = load_calibration(name)
     assert calibration.subject == name and calibration.entries
     for entry in calibration.entries:
-        from_mapping(families[entry.family], entry.parameters, where=f"{name}: {entry.family}")
+        parameters_from_mapping(families[entry.family], entry.parameters, where=f"{name}: {entry.family}")
         assert all(one.low <= 1.0 <= one.high for one in entry.interval)
 
 
@@ -229,9 +253,9 @@ def test_tables_predictions_and_plot_are_written(tmp_path: Path, capsys: pytest.
 
 
 def test_two_files_share_one_table_of_predictions() -> None:
-    reports = [validate_frame(name, products(), table_of(products().columns)) for name in ("a", "b")]
+    reports = [validate_frame(name, products(), find_table_kind(products().columns)) for name in ("a", "b")]
     assert with_predictions(reports)["file"].tolist() == ["a"] * 3 + ["b"] * 3
-    assert len(figure(reports).axes) == 2 and len(document(reports)["files"]) == 2
+    assert len(prediction_plot(reports).axes) == 2 and len(document(reports)["files"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -267,7 +291,7 @@ def test_words_are_coded_once() -> None:
 def test_axes_of_parity_are_in_words(tmp_path: Path) -> None:
     """No mark-up of formulas is left in the numbers at the axes, nor taken for one in a name."""
     products().to_csv(tmp_path / "a$b$.csv", index=False)
-    drawn = figure([validate_file(tmp_path / "a$b$.csv")])
+    drawn = prediction_plot([validate_file(tmp_path / "a$b$.csv")])
     drawn.draw_without_rendering()
     (axes,) = drawn.axes
     labels = [tick.get_text() for axis in (axes.xaxis, axes.yaxis) for tick in axis.get_ticklabels(which="both")]

@@ -10,28 +10,28 @@ import pandas as pd
 import pytest
 
 from paleo.errors import PlanError, SpecError
-from paleo.learning.laws import fit_reference_points, leave_out
+from paleo.learning.laws import fit_reference_points, refit_without_batch
 from paleo.specs.calibration import load_calibration
 from paleo.specs.software import load_software
-from paleo.specs.task import Evaluation, load_task
-from paleo.studies.goodput import checkpoint_seconds, storage_of
+from paleo.specs.task import QualityEvaluation, load_task
+from paleo.studies.goodput import checkpoint_seconds, storage_by_name
 from paleo.studies.target import _code_ratio, _evaluations, target_scaling, task_run, time_to_target
-from paleo.tables.kinds._clusters import rank_means
-from paleo.tables.kinds._learning import StaleRuns
-from paleo.tables.kinds._others import VisionSteps
-from paleo.tables.kinds._submissions import (
-    TrainingRuns,
+from paleo.tables.kinds._learning import StalenessTable
+from paleo.tables.kinds._machines import rank_mean_times
+from paleo.tables.kinds._mlperf_training import (
+    MlperfTrainingTable,
     boolean_cell,
+    gpus_that_train,
     repeated_rows,
     strategy_of_row,
     submission_of,
     system_of_row,
     target_of_row,
-    training_gpus,
 )
-from paleo.tables.report import document
-from paleo.tables.runner import validate_frame
-from paleo.tables.steps import table_of
+from paleo.tables.kinds._vision_and_language import VisionStepTable
+from paleo.tables.run_tables import find_table_kind
+from paleo.tables.validation import validate_frame
+from paleo.tables.validation_report import document
 
 RUN = {
     "benchmark": "resnet", "round": "v2.1", "submitter": "somebody", "system": "dgx-a100-80gb",
@@ -49,7 +49,7 @@ IMAGES = {
 
 def errors_of(rows: list[dict[str, object]]) -> dict[str, object]:
     frame = pd.DataFrame(rows)
-    report = validate_frame("rows.csv", frame, table_of(frame.columns))
+    report = validate_frame("rows.csv", frame, find_table_kind(frame.columns))
     (found,) = document([report])["files"]
     return dict(found)
 
@@ -86,12 +86,12 @@ def test_an_own_calibration_prices_submissions_on_its_device_too() -> None:
     measured = load_calibration("a100-sxm4-80gb")
     slower = [entry.model_copy(update={"parameters": _slowed(entry.parameters)}) for entry in measured.entries]
     own = measured.model_copy(update={"entries": tuple(slower)})
-    for table in (TrainingRuns, VisionSteps):
-        row = RUN if table is TrainingRuns else IMAGES
-        plain, priced = table().step(row), table(own).step(row)
+    for table in (MlperfTrainingTable, VisionStepTable):
+        row = RUN if table is MlperfTrainingTable else IMAGES
+        plain, priced = table().predict_row(row), table(own).predict_row(row)
         assert priced.value > 1.05 * plain.value
         elsewhere = {**row, "system": "dgx-h100", "device": "h100-sxm5-80gb"}
-        assert table(own).step(elsewhere) == table().step(elsewhere)
+        assert table(own).predict_row(elsewhere) == table().predict_row(elsewhere)
 
 
 def _slowed(parameters: dict[str, float]) -> dict[str, float]:
@@ -128,11 +128,11 @@ def test_nodes_and_counts_of_submissions() -> None:
     assert ten.devices_per_node == 10
     unet, resnet = load_task("mlperf-unet3d"), load_task("mlperf-resnet")
     lora = load_task("mlperf-llama2_70b_lora")
-    assert training_gpus({"n_gpus": 8}, 56, unet) == (8, {})
-    assert training_gpus({"n_gpus": 768}, 84, unet) == (336, {"strategy": "spatial=4,dp=84"})
-    assert training_gpus({"n_gpus": 72}, 56, resnet) == (56, {})
-    assert training_gpus({"n_gpus": 1024}, 128, lora) == (1024, {"strategy": "tp=8,dp=128,zero=1,sp"})
-    assert training_gpus({"n_gpus": 1024, "tp": 4}, 128, lora) == (1024, {})
+    assert gpus_that_train({"n_gpus": 8}, 56, unet) == (8, {})
+    assert gpus_that_train({"n_gpus": 768}, 84, unet) == (336, {"strategy": "spatial=4,dp=84"})
+    assert gpus_that_train({"n_gpus": 72}, 56, resnet) == (56, {})
+    assert gpus_that_train({"n_gpus": 1024}, 128, lora) == (1024, {"strategy": "tp=8,dp=128,zero=1,sp"})
+    assert gpus_that_train({"n_gpus": 1024, "tp": 4}, 128, lora) == (1024, {})
     assert boolean_cell({"sp": "False"}, "sp", True) is False
     frame = pd.DataFrame([RUN, RUN])
     assert repeated_rows(frame).tolist() == [False, True]
@@ -169,7 +169,7 @@ def test_stragglers_and_storage() -> None:
     overall = errors_of([stage])["overall"]
     assert isinstance(overall, dict)
     assert overall["mape"] < 0.01  # one worker was slowed on purpose: it decides
-    means = rank_means(ranks=4, mean=25.738, slowest=45.293, deviation=13.037)
+    means = rank_mean_times(ranks=4, mean=25.738, slowest=45.293, deviation=13.037)
     assert max(means) == 45.293
     fed = {"workload": "resnet50_h100", "accelerators": 20, "utilization": 0.922, "samples_per_s": 32623.8}
     overall = errors_of([fed])["overall"]
@@ -188,7 +188,7 @@ def test_machines_that_start() -> None:
 
 def test_checkpoints() -> None:
     """Worked: 14 bytes of 1.557 G parameters through one process of 1.2 GB/s; a NAS of 150 MB/s is slower still."""
-    disk, nas = storage_of("NVMe SSD", 2e9), storage_of("NAS 100 MB/s")
+    disk, nas = storage_by_name("NVMe SSD", 2e9), storage_by_name("NAS 100 MB/s")
     total = 14 * 1.557e9
     one = checkpoint_seconds(total_bytes=total, software="DDP", processes=2, nodes=1, storage=disk)
     assert one == pytest.approx(total / 1.2e9)
@@ -199,11 +199,11 @@ def test_checkpoints() -> None:
     with pytest.raises(SpecError, match="software: 'magic' is not known"):
         checkpoint_seconds(total_bytes=total, software="magic", processes=2, nodes=1, storage=disk)
     with pytest.raises(SpecError, match="storage"):
-        storage_of("a drawer")
+        storage_by_name("a drawer")
 
 
 def test_evaluations_and_ratios() -> None:
-    each = Evaluation(samples=10, every=100, source="worked")
+    each = QualityEvaluation(samples=10, every=100, source="worked")
     assert [_evaluations(each, samples) for samples in (50.0, 100.0, 110.0, 250.0, 300.0)] == [1, 1, 2, 3, 3]
     assert _evaluations(each.model_copy(update={"beside": True}), 1000.0) == 1
     task = load_task("mlperf-resnet")
@@ -222,7 +222,7 @@ def test_time_to_target_is_the_sum_of_its_parts() -> None:
     ]
     for point in points:
         trained = point.samples / point.global_batch * point.step_time
-        evaluated = point.evaluations * point.evaluation_time
+        evaluated = point.evaluation_count * point.evaluation_time
         assert point.seconds == pytest.approx(trained + evaluated + task.code.start)
         assert point.interval[0] < point.seconds < point.interval[1]
     curve = target_scaling(points)
@@ -231,7 +231,7 @@ def test_time_to_target_is_the_sum_of_its_parts() -> None:
 
 
 def test_convergence_tables_become_laws(tmp_path: Path) -> None:
-    from paleo.calibrate.tasks import fit_law, law_text, points_of, with_law
+    from paleo.calibrate.mlperf_tasks import fit_law, law_text, reference_points_of, replace_law
 
     rows = [
         {"benchmark": "bert", "round": "v2.1", "global_batch_size": batch, "n": 20,
@@ -241,11 +241,11 @@ def test_convergence_tables_become_laws(tmp_path: Path) -> None:
     ]  # fmt: skip
     table = pd.DataFrame(rows)
     task = load_task("mlperf-bert")
-    law = fit_law(points_of(task, table))
+    law = fit_law(reference_points_of(task, table))
     assert law.samples_min == pytest.approx(2e6)
     assert law.critical_batch == pytest.approx(1e4)
     text = "title: x\nlaw:\n  constant:\n    fixed: 1\nevaluation:\n  samples: 1\n"
-    written = with_law(text, law_text(law))
+    written = replace_law(text, law_text(law))
     assert "samples_min: 2000000" in written
     assert written.endswith("evaluation:\n  samples: 1\n")
 
@@ -253,9 +253,9 @@ def test_convergence_tables_become_laws(tmp_path: Path) -> None:
 def test_a_point_is_predicted_from_the_others() -> None:
     """On the critical-batch law itself the point left out comes back; with two others at least."""
     law = fit_reference_points([(100.0, 1100.0), (200.0, 1200.0), (400.0, 1400.0)], source="drawn")
-    assert float(leave_out(law, 200.0).samples(200.0)) == pytest.approx(1200.0)
+    assert float(refit_without_batch(law, 200.0).samples(200.0)) == pytest.approx(1200.0)
     with pytest.raises(SpecError, match="too few other reference points"):
-        leave_out(leave_out(law, 200.0), 400.0)
+        refit_without_batch(refit_without_batch(law, 200.0), 400.0)
 
 
 @pytest.mark.parametrize(
@@ -265,6 +265,6 @@ def test_a_point_is_predicted_from_the_others() -> None:
 def test_stale_runs_that_the_law_does_not_hold_for(cell: str, value: object, words: str) -> None:
     row = {"model": "ResNet-32", "dataset": "CIFAR-10", "consistency": "async", "steps": 64000, "batch_per_gpu": 128}
     row |= {"workers": 2, "device": "k80-die", "final_accuracy": 0.92}
-    assert StaleRuns().step(row).value == pytest.approx(0.9286 - 0.00592)
+    assert StalenessTable().predict_row(row).value == pytest.approx(0.9286 - 0.00592)
     with pytest.raises(SpecError, match=words):
-        StaleRuns().step({**row, cell: value})
+        StalenessTable().predict_row({**row, cell: value})

@@ -20,23 +20,23 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
-from paleo.specs.task import task_of
+from paleo.specs.task import benchmark_task
 from paleo.tables.base import efficiency_points, summarise_efficiencies
-from paleo.tables.kinds._others import (
+from paleo.tables.kinds._vision_and_language import (
     ACCUMULATION_NOTE,
-    VisionSteps,
+    VisionStepTable,
     cudnn_release,
     cudnn_version,
     microbatches_of,
     model_of,
-    profile_of,
-    profile_of_its_day,
     run_of,
-    sizes_of,
+    size_overrides,
+    software_profile_at_date,
+    software_profile_of,
 )
-from paleo.tables.report import document, renderables
-from paleo.tables.runner import FileReport, validate_frame
-from paleo.tables.steps import system_of, table_of
+from paleo.tables.run_tables import find_table_kind, system_of
+from paleo.tables.validation import FileReport, validate_frame
+from paleo.tables.validation_report import document, terminal_renderables
 
 
 def step(model: str, system: str = "v100-sxm2-16gb", **more: object) -> Prediction:
@@ -84,7 +84,7 @@ def test_a_library_is_stated_named_or_dated(row: dict[str, str], release: float 
      ({"framework": "MxNet (mxnet-20.12-py3)", "software": "mxnet"}, "mxnet-nvidia")],
 )  # fmt: skip
 def test_profiles_of_rows(row: dict[str, str], profile: str) -> None:
-    assert profile_of(row) == profile
+    assert software_profile_of(row) == profile
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_profiles_of_rows(row: dict[str, str], profile: str) -> None:
      ({"framework": "PyTorch (22.09)", "source": "DeepLearningExamples"}, "pytorch-ngc-channels-last@22.09")],
 )  # fmt: skip
 def test_profiles_as_they_were_when_a_row_was_measured(row: dict[str, str], profile: str) -> None:
-    assert profile_of_its_day({"software": "pytorch-ngc", **row}) == profile
+    assert software_profile_at_date({"software": "pytorch-ngc", **row}) == profile
 
 
 def test_updates_by_a_call_for_each_term_until_lists_were_the_default() -> None:
@@ -124,7 +124,7 @@ def test_a_pass_of_such_a_recipe_has_its_share_of_the_update() -> None:
     cells = {"model_slug": "efficientnet_b0", "device": "v100-sxm2-16gb", "dtype": "fp32", "software": "pytorch-ngc"}
     row = cells | {"n_gpus": 1, "batch_per_gpu": 64.0, "iteration_ms": 97.0, "framework": "PyTorch (21.03)"}
     rows = [row | {"notes": notes} for notes in ("", f"recipe {ACCUMULATION_NOTE}", "no weight update")]
-    every, shared, without = (VisionSteps().network_step(case).value for case in rows)
+    every, shared, without = (VisionStepTable().predict_network_row(case).value for case in rows)
     assert every - shared == pytest.approx((every - without) * 63 / 64, rel=1e-9) and every - without > 0.01
     assert run_of(row).optimizer == "rmsprop" and run_of(row | {"model_slug": "resnet50"}).optimizer == "momentum"
 
@@ -137,12 +137,12 @@ def test_a_pass_of_such_a_recipe_lasts_at_least_until_its_images_arrive() -> Non
         "framework": "PyTorch (21.03)", "source": "DeepLearningExamples",
         "notes": f"recipe {ACCUMULATION_NOTE}, incl. data loading",
     }  # fmt: skip
-    assert VisionSteps().network_step(row).value == pytest.approx(128 * 4.84e-3 / 5, rel=1e-9)
+    assert VisionStepTable().predict_network_row(row).value == pytest.approx(128 * 4.84e-3 / 5, rel=1e-9)
 
 
 def test_opencl_kernels_are_refused_by_name() -> None:
     with pytest.raises(SpecError, match="OpenCL kernels of CL-nn"):
-        profile_of({"framework": "CL-nn (Torch)", "software": "caffe"})
+        software_profile_of({"framework": "CL-nn (Torch)", "software": "caffe"})
 
 
 def test_variants_of_networks() -> None:
@@ -169,8 +169,10 @@ def test_nodes_networks_and_images_are_those_of_the_row() -> None:
     assert system_of(row | {"interconnect": "20 GbE"}).levels[-1].link.bandwidth == 2.5e9
     assert system_of(row | {"interconnect": "InfiniBand FDR 56 Gb/s"}).levels[-1] == half.levels[-1]
     assert system_of(row | {"interconnect": "RoCE 50 Gb/s"}).levels[-1].link.name == "ethernet-100g-roce"
-    assert sizes_of(row | {"input_shape": "64x3x231x231"}) == {"resolution": 231}
-    assert sizes_of(row | {"input_shape": "3x224x224"}) == sizes_of(row | {"input_shape": float("nan")}) == {}
+    assert size_overrides(row | {"input_shape": "64x3x231x231"}) == {"resolution": 231}
+    assert (
+        size_overrides(row | {"input_shape": "3x224x224"}) == size_overrides(row | {"input_shape": float("nan")}) == {}
+    )
 
 
 # --- what frameworks do --------------------------------------------------------------------------------------------
@@ -350,7 +352,7 @@ def convolutions(device: str | Device, dtype: str, software: str = "pytorch-eage
     read, written = width * sizes["n"] * sizes["c"] * sizes["h"] * sizes["w"], width * out * sizes["k"]
     kernel = Kernel("c", "conv", "fwd", "forward", work, 0.0, read, written, sizes)
     prices = FamilyPredictor(chosen, dtype, load_software(software))
-    return float(prices.prices([kernel]).seconds[0])
+    return float(prices.device_times([kernel]).seconds[0])
 
 
 def test_convolutions_draw_no_more_than_their_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,10 +425,10 @@ def curves(**columns: list[object]) -> list[object]:
 
 def test_points_are_against_the_fewest_devices_of_the_same_configuration() -> None:
     one, two = curves(gpus=[2, 4, 8], model=["a"] * 3)
-    assert (one.base, one.gpus, one.measured, one.predicted) == (2, 4, 0.8, 1.0)  # type: ignore[attr-defined]
-    assert two.measured == 0.5 and two.error == 50.0  # type: ignore[attr-defined]
+    assert (one.base_gpus, one.gpus, one.measured_efficiency, one.predicted_efficiency) == (2, 4, 0.8, 1.0)  # type: ignore[attr-defined]
+    assert two.measured_efficiency == 0.5 and two.error == 50.0  # type: ignore[attr-defined]
     assert curves(gpus=[1, 2, 2], model=["a", "b", "b"]) == []
-    assert curves(gpus=[1, np.nan, 2], model=["a"] * 3)[0].measured == 0.5  # type: ignore[attr-defined]
+    assert curves(gpus=[1, np.nan, 2], model=["a"] * 3)[0].measured_efficiency == 0.5  # type: ignore[attr-defined]
 
 
 def test_nothing_to_summarise() -> None:
@@ -437,12 +439,12 @@ def test_a_table_of_steps_reports_its_scaling() -> None:
     row = {"source": "x", "model_slug": "alexnet", "model": "AlexNet", "device": "v100-sxm2-16gb", "dtype": "fp32"}
     row |= {"system": "dgx-1-v100", "batch_per_gpu": "32", "framework": "MXNet", "software": "mxnet", "notes": ""}
     frame = pd.DataFrame([{**row, "n_gpus": n, "iteration_ms": t} for n, t in ((1, 30.0), (4, 40.0))])
-    report: FileReport = validate_frame("steps", frame, table_of(frame.columns))
-    (point,) = report.scaling
-    assert point.measured == 0.75 and 0.3 < point.predicted < 1.0
+    report: FileReport = validate_frame("steps", frame, find_table_kind(frame.columns))
+    (point,) = report.scaling_efficiencies
+    assert point.measured_efficiency == 0.75 and 0.3 < point.predicted_efficiency < 1.0
     told = document([report])["files"][0]["scaling"]
     assert told["points"] == 1 and told["mean_error"] == pytest.approx(abs(point.error))
-    assert any("points of 100 off" in str(one) for one in renderables(report))
+    assert any("points of 100 off" in str(one) for one in terminal_renderables(report))
 
 
 # --- fused normalisations ------------------------------------------------------------------------------------------
@@ -456,7 +458,7 @@ def normalisation(phase: str, **fusion: str) -> float:
         "norm", "memory", "batch_norm", phase, 0.0, 0.0, read, whole, {"rows": 2.0**29, "columns": 1.0, "swept": swept}
     )  # type: ignore[arg-type]
     software = load_software("mxnet").with_fields({f"fusion.{name}": value for name, value in fusion.items()})
-    return float(FamilyPredictor(load_device("a100-sxm4-80gb"), "fp16", software).prices([kernel]).seconds[0])
+    return float(FamilyPredictor(load_device("a100-sxm4-80gb"), "fp16", software).device_times([kernel]).seconds[0])
 
 
 def test_statistics_in_the_convolution_spare_one_of_three_passes() -> None:
@@ -489,6 +491,6 @@ def test_a_host_that_chooses_proposals_stops_the_device() -> None:
 
 
 def test_rounds_of_detection_have_the_code_of_their_time() -> None:
-    assert [task_of("maskrcnn", edition).code.software for edition in ("v0.6", "v0.7", "v1.0", "v3.1")] == [
+    assert [benchmark_task("maskrcnn", edition).code.software for edition in ("v0.6", "v0.7", "v1.0", "v3.1")] == [
         "nvidia-apex", "nvidia-apex", "mlperf-nvidia", "mlperf-nvidia"
     ]  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 from paleo import Prediction, Run, load_model, load_system, predict
 from paleo.errors import PlanError
 from paleo.search.plans import search
-from paleo.search.space import within
+from paleo.search.space import narrowed_space
 from paleo.step.exchange import scoped_groups
 
 MODEL, NODES = load_model("gpt2"), load_system("aws-p3.16xlarge")
@@ -52,7 +52,7 @@ def test_unsharded_runs_are_refused() -> None:
 
 def test_a_search_has_sharded_plans_alone_and_prices_them_alike() -> None:
     run = Run(gpus=16, global_batch=32, dtype="fp16", compress="zeropp")
-    found = search(MODEL, NODES, run, space=within("tp=1,pp=1,cp=1"))
+    found = search(MODEL, NODES, run, space=narrowed_space("tp=1,pp=1,cp=1"))
     assert all("zero=3" in plan.strategy for plan in found.plans)
     for plan in found.plans[:3]:
         assert predict(MODEL, NODES, plan.run).step_time == pytest.approx(plan.step_time, rel=1e-9)

@@ -59,9 +59,9 @@ def audit(
             benchmark, model, system, gpus=options.gpus or 1, strategy=options.strategy, command=line,
             engine=options.software or "vllm",
         )  # fmt: skip
-        show_document(served.document, served.table, as_json)
+        show_document(served.json_document, served.table, as_json)
         return
     network = model if model is not None or options.file_network is None else options.file_network
     answer = answered(log, system, network, operation=operation, run=options.run())
-    show_document(answer.document, answer.table, as_json)
+    show_document(answer.json_document, answer.table, as_json)
     warn(options.warnings())

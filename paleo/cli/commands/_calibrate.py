@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import MEASURE, app, finish
+from paleo.cli.application import MEASURE, app, exit_with_code
 from paleo.errors import SpecError
 
 
@@ -66,8 +66,8 @@ def calibrate(
     from paleo.calibrate import command
 
     if fit:
-        finish(
-            command.fit(
+        exit_with_code(
+            command.fit_tables(
                 files or [], output=output, output_dir=output_dir, only=only or [], free=_comma_separated(free),
                 hold_out=hold_out or [],
             )
@@ -78,9 +78,9 @@ def calibrate(
             f"{files[0]}: measured tables need --fit; without it `paleo calibrate` measures the device {device}"
         )
     if command.world_size() > 1:
-        finish(command.collectives(device=device, system=name, output_dir=output_dir or "."))
+        exit_with_code(command.benchmark_collectives(device=device, system=name, output_dir=output_dir or "."))
         return
-    finish(
+    exit_with_code(
         command.calibrate_device(
             device=device, name=name, output=output, output_dir=output_dir or ".", budget=budget, largest=largest,
             suites=_comma_separated(suites), dtypes=_comma_separated(dtypes),

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def _kinds(incomplete: str) -> list[str]:
-    from paleo.report.catalog import KINDS
+    from paleo.report.catalog import DESCRIPTIONS_BY_KIND
 
-    return [kind for kind in KINDS if kind.startswith(incomplete)]
+    return [kind for kind in DESCRIPTIONS_BY_KIND if kind.startswith(incomplete)]
 
 
 @app.command("list", rich_help_panel=CATALOG)
@@ -37,7 +37,7 @@ def list_(kind: Annotated[str | None, typer.Argument(autocompletion=_kinds)] = N
     """
     from paleo.report import catalog
 
-    kinds = [kind] if kind is not None else list(catalog.KINDS)
+    kinds = [kind] if kind is not None else list(catalog.DESCRIPTIONS_BY_KIND)
     entries = {name: catalog.catalog_lines(name) for name in kinds}
     counts = {name: f"{len(lines)}: {', '.join(list(lines)[:4])}, …" for name, lines in entries.items()}
     table = catalog.list_table("kinds of entries (paleo list KIND)", counts) if kind is None else None

@@ -57,7 +57,7 @@ def collective(
 
     path = checked_plot_path(plot)
     try:
-        payload = Quantity("bytes", positive=True).parsed(bytes_)
+        payload = Quantity("bytes", positive=True).parse_text(bytes_)
     except SpecError as error:
         raise SpecError(f"--bytes: {error}") from None
     study = studies.collective(operation, payload, ranks, load_system(system), calibration=calibration, dtype=dtype)
@@ -78,13 +78,13 @@ def _show_compressed(
     from rich.console import Group
 
     from paleo.report import collective as reports
-    from paleo.studies.exchange import compress_collective
+    from paleo.studies.gradient_exchange import compare_compressions
     from paleo.units import comma_separated
 
     methods = comma_separated(compress)
     if not methods:
         raise SpecError(f"--compress {compress!r}: expected methods such as topk:0.001,onebit")
-    coded = compress_collective(study, methods, dtype=dtype, tensors=tensors, calibration=calibration)
+    coded = compare_compressions(study, methods, dtype=dtype, tensors=tensors, calibration=calibration)
     show_document(
         lambda: {**reports.document(study), "compression": reports.compressed_document(coded)},
         lambda: Group(reports.table(study), reports.compressed_table(coded)),

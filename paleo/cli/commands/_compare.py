@@ -78,22 +78,26 @@ def compare(
     if options.from_:
         options = with_gpu_count(options, systems)
     if for_ is not None:
-        from paleo.uses import split_serving_and_training
+        from paleo.serve_train_split import split_serving_and_training
 
-        both = split_serving_and_training(options.network(model), systems, for_, run=options.run(), **options.terms())
-        show_document(both.document, both.table, as_json)
+        both = split_serving_and_training(
+            options.network(model), systems, for_, run=options.run(), **options.price_and_failure_keywords()
+        )
+        show_document(both.json_document, both.table, as_json)
         if not both.possible:
             raise typer.Exit(EXIT_NO)
         return
     from paleo.questions import compare as answered
 
     path = checked_plot_path(plot)
-    answer = answered(options.network(model), systems, **options.keywords(), target=target, objective=objective)
+    answer = answered(
+        options.network(model), systems, **options.estimate_keywords(), target=target, objective=objective
+    )
     if path is not None:
         from paleo.report import plots
 
         save_plot(path, lambda: plots.compare(answer.comparison))
-    show_document(answer.document, answer.table, as_json)
+    show_document(answer.json_document, answer.table, as_json)
     warn(options.warnings())
     if not any(candidate.fits for candidate in answer.comparison.candidates):
         raise typer.Exit(EXIT_NO)

@@ -62,14 +62,14 @@ def estimate(
     path = checked_plot_path(plot)
     check_launch(launch, options.software)
     answer = answered(
-        options.network(model), system, **options.keywords(), loss=loss, target=target, noise_scale=noise_scale
+        options.network(model), system, **options.estimate_keywords(), loss=loss, target=target, noise_scale=noise_scale
     )
     if path is not None:
         from paleo.report import plots
 
         picture = plots.estimate if answer.prediction.run.exchange.compress is None else plots.compression
         save_plot(path, lambda: picture(answer.prediction))
-    show_document(answer.document, lambda: answer.table(verbose=verbose), as_json)
+    show_document(answer.json_document, lambda: answer.table(verbose=verbose), as_json)
     write_launch_files(launch, lambda: answer.prediction)
     warn((*options.warnings(), *(answer.prediction.warnings if as_json else ()), *answer.notes))
     if not answer.memory.fits:

@@ -89,6 +89,6 @@ def fleet(
         from paleo.report.cluster import figure
 
         save_plot(path, lambda: figure(answer.study))
-    show_document(answer.document, answer.table, as_json)
-    if not answer.possible:
+    show_document(answer.json_document, answer.table, as_json)
+    if not answer.requirements_met:
         raise typer.Exit(EXIT_NO)

@@ -9,7 +9,7 @@ import typer
 
 from paleo.cli.application import CATALOG, app, warn
 from paleo.cli.options import AsJson
-from paleo.files import checked_output, write_text
+from paleo.files import check_output_path, write_text
 
 
 @app.command("import", rich_help_panel=CATALOG)
@@ -46,12 +46,14 @@ def import_(
     from paleo.importers import sources
     from paleo.importers.torch_modules import check_factory
 
-    path = None if output is None else checked_output(output, (".yaml", ".yml"))
+    path = None if output is None else check_output_path(output, (".yaml", ".yml"))
     if kind == "torch":
-        sources.inputs_of(inputs or ())
+        sources.parse_inputs(inputs or ())
         check_factory(source)
         warn([f"import torch runs the code of {source.rpartition(':')[0] or source}"])
-    network = sources.import_network(kind, source, inputs=inputs or (), sizes=sources.sizes_of(sizes or ()), loss=loss)
+    network = sources.import_network(
+        kind, source, inputs=inputs or (), sizes=sources.parse_dim_sizes(sizes or ()), loss=loss
+    )
     if path is not None:
         write_text(path, network.text)
     if as_json:
@@ -61,8 +63,8 @@ def import_(
     elif output is None:
         sys.stdout.write(network.text)
     else:
-        sys.stdout.write(f"wrote {output}: {network.line}\n")
-    if network.unknown:
-        warn([f"not recognised, counted as passes over memory: {', '.join(network.unknown)}"])
+        sys.stdout.write(f"wrote {output}: {network.summary_line}\n")
+    if network.unknown_functions:
+        warn([f"not recognised, counted as passes over memory: {', '.join(network.unknown_functions)}"])
     if network.assumptions:
         warn([network.assumptions])

@@ -16,9 +16,9 @@ TEMPLATES = ("device", "link", "system", "model", "run")
 
 
 def _schemas(incomplete: str) -> list[str]:
-    from paleo.report.json_schemas import FILES, document_names
+    from paleo.report.json_schemas import SPEC_BY_FILE_KIND, document_names
 
-    return [kind for kind in (*FILES, *document_names()) if kind.startswith(incomplete)]
+    return [kind for kind in (*SPEC_BY_FILE_KIND, *document_names()) if kind.startswith(incomplete)]
 
 
 @app.command(rich_help_panel=CATALOG)
@@ -40,14 +40,14 @@ def init(
         File to write. [stdout]
     """
     from paleo.errors import SpecError
-    from paleo.files import checked_output, write_text
-    from paleo.specs.catalog import template
+    from paleo.files import check_output_path, write_text
+    from paleo.specs.catalog import spec_template
 
-    text = template(kind.strip().lower())
+    text = spec_template(kind.strip().lower())
     if output is None:
         sys.stdout.write(text)
         return
-    place = checked_output(output, (".yaml", ".yml"))
+    place = check_output_path(output, (".yaml", ".yml"))
     if is_file(place) and place.stat().st_size:
         raise SpecError(f"-o {output}: exists already; expected a new name")
     write_text(place, text)

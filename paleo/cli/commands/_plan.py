@@ -109,7 +109,7 @@ def plan_(
     from paleo import questions
 
     if options.from_ and gpus is not None:
-        options = replace(options, gpus=questions.gpu_counts(gpus)[0])
+        options = replace(options, gpus=questions.parse_gpu_counts(gpus)[0])
     path, names, run = checked_plot_path(plot), _systems(system, systems), options.run(searched=True)
     stated = 0 if options.job is None else options.job.plan.gpus
     network, gpus = options.network(model), gpus or (str(stated) if stated else None)
@@ -134,7 +134,7 @@ def plan_(
         return
     size: dict[str, Any] = {"objective": objective, "top": top, "run": run}
     goal = {**options.amount_keywords(), "target": target, "deadline": deadline, "budget": budget}
-    terms, plain = options.terms(), TrainingOptions().terms()
+    terms, plain = options.price_and_failure_keywords(), TrainingOptions().price_and_failure_keywords()
     answer: PlanResult | SearchResult
     if gpus is None or systems is not None or terms != plain or any(value is not None for value in goal.values()):
         answer = questions.plan(network, names, gpus, **goal, **terms, **size)
@@ -142,7 +142,7 @@ def plan_(
         whole = exhaustive or path is not None or page is not None  # pictures show all configurations
         answer = questions.search(network, names[0], gpus or "", explain=explain, exhaustive=whole, **size)
     _draw(answer, path, page)
-    show_document(answer.document, answer.table, as_json)
+    show_document(answer.json_document, answer.table, as_json)
     warn(options.warnings())
     write_launch_files(launch, lambda: _first_prediction(answer))
     if answer.best is None:
@@ -162,29 +162,30 @@ def _print_special_search(
 
     The latter needs a price of stale updates in samples: per update, or one that follows from the noise scale.
     """
-    from paleo.questions import gpu_counts, open_search_space
+    from paleo.questions import parse_gpu_counts, unstated_search_space
     from paleo.report import plan as reports
     from paleo.specs.model import load_model
     from paleo.specs.system import load_system
 
     network = load_model(model) if isinstance(model, str) else model
-    machine, counts = load_system(system), gpu_counts(gpus or "")
+    machine, counts = load_system(system), parse_gpu_counts(gpus or "")
     run, names = stated_run.model_copy(update={"gpus": counts[0], "strategy": "dp"}), (network.name, machine.name)
     if price is None:
-        from paleo.search.hybrid import hybrid
+        from paleo.search.layer_splits import search_layer_splits
 
-        split = hybrid(network, machine, run)
+        split = search_layer_splits(network, machine, run)
         show_document(
             lambda: reports.layers_document(*names, split), lambda: reports.layers_table(*names, split), as_json
         )
         return
-    from paleo.studies.exchange import StalenessPenalty, exchange_search
+    from paleo.studies.gradient_exchange import StalenessPenalty, exchange_search
 
     consistencies = _comma_separated(run.exchange.consistency, "--consistency")
     stated = _comma_separated(run.exchange.compress, "--compress") if run.exchange.compress is not None else ["none"]
     compressions = [None if name in ("none", "dense") else name for name in stated]
     searched = exchange_search(
-        network, machine, run, StalenessPenalty(*price), counts=counts, space=open_search_space(stated_run), top=top,
+        network, machine, run, StalenessPenalty(*price), counts=counts, space=unstated_search_space(stated_run),
+        top=top,
         consistencies=consistencies, compressions=compressions,
     )  # fmt: skip
     show_document(
@@ -218,7 +219,7 @@ def _draw(answer: PlanResult | SearchResult, path: Path | None, page: Path | Non
     if path is not None:
         from paleo.report import plots
 
-        names, capacity = (answer.model.name, answer.system.name), answer.system.device.memory.usable
+        names, capacity = (answer.model.name, answer.system.name), answer.system.device.memory.usable_bytes
         save_plot(path, lambda: plots.plan(*names, answer.search, capacity))
     if page is not None:
         from paleo.files import write_text

@@ -9,7 +9,7 @@ import typer
 
 from paleo.cli.application import DECIDE, EXIT_NO, app
 from paleo.cli.options import ModelName, RankBy, Target, TrainingOptions, name_completion, with_training_options
-from paleo.files import checked_output, write_text
+from paleo.files import check_output_path, write_text
 
 
 @app.command(rich_help_panel=DECIDE)
@@ -48,15 +48,15 @@ def report(
     """
     import datetime
 
-    from paleo.questions import gpu_counts, planner_of, systems_with_counts, with_any_software
-    from paleo.report.page import report as page
+    from paleo.questions import parse_gpu_counts, plan_search_of, systems_with_counts, with_any_software
+    from paleo.report.page import purchase_page as page
     from paleo.specs.model import load_model
     from paleo.studies import purchase
     from paleo.studies.cost import default_amount, parse_amount
     from paleo.studies.scale import parse_scalings
     from paleo.studies.target import run_for_target
 
-    path = checked_output(output, (".html", ".htm"))
+    path = check_output_path(output, (".html", ".htm"))
     network, stated_run = load_model(model), with_any_software(options.run())
     run = (
         stated_run
@@ -66,7 +66,7 @@ def report(
     stated = parse_amount(network, run, **options.amount_keywords())
     offers = systems_with_counts(systems, run.gpus)
     run, amount = run_for_target(network, run, target, stated, [system for system, _ in offers])
-    study = purchase.purchase(
+    study = purchase.recommend_plans(
         purchase.PurchaseRequest(
             network,
             offers,
@@ -75,9 +75,9 @@ def report(
             tariff=options.tariff(),
             critical_batch=critical_batch,
             objective=purchase.parse_objective(objective or "cost"),
-            counts=tuple(gpu_counts(counts)) if counts is not None else (),
+            counts=tuple(parse_gpu_counts(counts)) if counts is not None else (),
             scaling=parse_scalings(mode)[0],
-            planner=planner_of(stated_run, run.software),
+            planner=plan_search_of(stated_run, run.software),
             long_run=options.long_run_options(),
         )
     )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepOptions:
+class ReinforcementOptions:
     """Options of a step of reinforcement learning.
 
     Parameters
@@ -73,12 +73,12 @@ class StepOptions:
 
 
 @app.command(rich_help_panel=PREDICT)
-@packed_options("step", StepOptions)
+@packed_options("step", ReinforcementOptions)
 @with_tariff_options
 def rl(
     model: ModelName,
     system: SystemName,
-    step: StepOptions,
+    step: ReinforcementOptions,
     rates: TariffOptions,
     gpus: OptionalWholeNumber = None,
     as_json: AsJson = False,
@@ -102,12 +102,12 @@ def rl(
     page = checked_page_path(explore)
     answer = answered(model, system, gpus=gpus, **asdict(step), **asdict(rates))
     write_page(page, lambda date: _page(answer, date))
-    show_document(answer.document, answer.table, as_json)
-    if not answer.possible:
+    show_document(answer.json_document, answer.table, as_json)
+    if not answer.layout_found:
         raise typer.Exit(EXIT_NO)
 
 
 def _page(answer: ReinforcementResult, date: str) -> str:
-    from paleo.report.answer import learning_page
+    from paleo.report.service_pages import learning_page
 
     return learning_page(answer.study, date=date)

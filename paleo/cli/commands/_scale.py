@@ -42,13 +42,13 @@ def scale(
     path = checked_plot_path(plot)
     if mode is not None and mode_option not in (None, mode):
         raise SpecError(f"--mode {mode_option}: the argument MODE is {mode!r}; use one of them")
-    answer = answered(options.network(model), system, gpus, mode=mode or mode_option, **options.keywords())
+    answer = answered(options.network(model), system, gpus, mode=mode or mode_option, **options.estimate_keywords())
     if path is not None:
         from paleo.report import plots
 
         curves, names = answer.curves, (answer.model.name, answer.system.name)
         save_plot(path, lambda: plots.exchange_scaling(curves) or plots.scale(*names, curves))
-    show_document(answer.document, answer.table, as_json)
+    show_document(answer.json_document, answer.table, as_json)
     warn(options.warnings())
-    if not any(curve.base.fits for curve in answer.curves):
+    if not any(curve.base_point.fits for curve in answer.curves):
         raise typer.Exit(EXIT_NO)

@@ -159,15 +159,15 @@ def serve(
             raise SpecError(f"--plot and --explore: {answer.service.model.name} generates no tokens; see the table")
     else:
         _draw(answer, path, page)
-    show_document(answer.document, answer.table, as_json)
+    show_document(answer.json_document, answer.table, as_json)
     warn(answer.warnings)
-    if not answer.possible:
+    if not answer.limits_met:
         raise typer.Exit(EXIT_NO)
 
 
 def _draw(answer: ServeResult, path: Path | None, page: Path | None) -> None:
     """Write the plot and the HTML page of a serving answer, if requested."""
-    if path is not None and answer.possible:
+    if path is not None and answer.limits_met:
         from paleo.report.serving import figure
 
         save_plot(path, lambda: figure(answer.service))
@@ -175,6 +175,6 @@ def _draw(answer: ServeResult, path: Path | None, page: Path | None) -> None:
 
 
 def _page(answer: ServeResult, date: str) -> str:
-    from paleo.report.answer import service_page
+    from paleo.report.service_pages import service_page
 
-    return service_page(answer.service, answer.systems, date=date)
+    return service_page(answer.service, answer.compared_services, date=date)

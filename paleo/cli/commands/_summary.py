@@ -34,7 +34,7 @@ def summary(
     from paleo.report.catalog import summary_document, summary_table
     from paleo.specs.model import load_model
     from paleo.specs.system import load_system
-    from paleo.studies.summary import summarise
+    from paleo.studies.network_summary import summarise
 
     path = checked_plot_path(plot)
     if path is not None and system is None:

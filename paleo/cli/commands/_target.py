@@ -67,7 +67,7 @@ def target(
         from paleo.report import plots
 
         save_plot(path, lambda: plots.target(answer.system.name, answer.curve))
-    show_document(answer.document, answer.table, as_json)
+    show_document(answer.json_document, answer.table, as_json)
     warn(list(dict.fromkeys(warning for point in answer.points for warning in point.warnings)))
     if not any(point.prediction.memory.fits for point in answer.points):
         raise typer.Exit(EXIT_NO)

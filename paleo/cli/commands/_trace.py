@@ -10,7 +10,7 @@ import typer
 
 from paleo.cli.application import PREDICT, app, warn
 from paleo.cli.options import OptionalModel, RunOptions, SystemName, with_run_options
-from paleo.files import checked_output, write_text
+from paleo.files import check_output_path, write_text
 
 
 @app.command(rich_help_panel=PREDICT)
@@ -35,9 +35,9 @@ def trace(
     """
     from paleo.questions import estimate
     from paleo.report.columns import json_text
-    from paleo.report.estimate import trace as traced
+    from paleo.report.estimate import trace_events as traced
 
-    checked_output(output)
+    check_output_path(output)
     answer = estimate(options.network(model), system, run=options.run())
     text = json_text(traced(answer.prediction)) + "\n"
     write_text(output, text)

@@ -24,7 +24,7 @@ _NAMES = ("asha", "asha-stopping", "evolution", "grid", "halving", "hyperband", 
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchOptions:
+class TuneOptions:
     """Options of the search over trials.
 
     Parameters
@@ -85,14 +85,14 @@ class SearchOptions:
 
 
 @app.command(rich_help_panel=DECIDE)
-@packed_options("search", SearchOptions)
+@packed_options("search", TuneOptions)
 @with_run_and_price_options
 def tune(
     model: ModelName,
     system: SystemName,
     gpus: WholeNumber,
     trials: WholeNumber,
-    search: SearchOptions,
+    search: TuneOptions,
     options: RunOptionsWithRent,
     as_json: AsJson = False,
     plot: Plot = None,
@@ -114,11 +114,11 @@ def tune(
 
     path = checked_plot_path(plot)
     stated = asdict(search) | {"vary": search.vary or (), "run": options.run()}
-    answer = answered(model, system, gpus, trials=trials, **stated, **options.terms())
+    answer = answered(model, system, gpus, trials=trials, **stated, **options.price_and_failure_keywords())
     if path is not None:
         from paleo.report.tuning import figure
 
         save_plot(path, lambda: figure(answer.study))
-    show_document(answer.document, answer.table, as_json)
-    if not answer.possible:
+    show_document(answer.json_document, answer.table, as_json)
+    if not answer.deadline_met:
         raise typer.Exit(EXIT_NO)

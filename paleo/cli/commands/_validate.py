@@ -36,14 +36,14 @@ def validate(
     worst
         Number of rows with the largest errors to print.
     """
-    from paleo.files import checked_output
+    from paleo.files import check_output_path
     from paleo.questions import validate as answered
-    from paleo.tables.report import figure, write_predictions
+    from paleo.tables.validation_report import prediction_plot, write_predictions
 
     picture = checked_plot_path(plot)
-    rows = None if predictions is None else checked_output(predictions, (".csv", ".csv.gz"), option="--predictions")
+    rows = None if predictions is None else check_output_path(predictions, (".csv", ".csv.gz"), option="--predictions")
     answer = answered(files, calibration=calibration)
     if rows is not None:
         write_predictions(rows, answer.reports)
-    save_plot(picture, lambda: figure(answer.reports))
-    show_document(answer.document, lambda: answer.table(worst=worst), as_json)
+    save_plot(picture, lambda: prediction_plot(answer.reports))
+    show_document(answer.json_document, lambda: answer.table(worst=worst), as_json)

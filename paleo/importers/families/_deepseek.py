@@ -11,16 +11,16 @@ from paleo.importers._decoder import (
     attention_options,
     base_parameters,
     feed_forward_layers,
-    folded,
+    fold_repeats,
     gated_feed_forward,
     grouped_parameters,
     language_model,
     vocab_last,
 )
-from paleo.importers.configuration import FAMILIES, Config, Entry, Model
+from paleo.importers.configuration import FAMILIES, Config, ModelFileEntry, ModelMapping
 
 #: Default score functions of routers.
-SCORES = {"deepseek_v3": "sigmoid", "kimi_k2": "sigmoid"}
+ROUTER_SCORE_FUNCTIONS = {"deepseek_v3": "sigmoid", "kimi_k2": "sigmoid"}
 
 
 def latent_options(config: Config) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def latent_options(config: Config) -> dict[str, Any]:
 
 
 @FAMILIES.register("deepseek_v2")
-def deepseek_v2(config: Config) -> Model:
+def deepseek_v2(config: Config) -> ModelMapping:
     """Return the network that a DeepSeek-V2 or V3 configuration describes (DeepSeek-AI, 2024).
 
     Latent attention; dense layers first, then mixtures of shared and routed experts.
@@ -48,7 +48,7 @@ def deepseek_v2(config: Config) -> Model:
 
 def latent_model(
     config: Config, kind: str = "latent_attention", more: Sequence[Mapping[str, Any]] | None = None
-) -> Model:
+) -> ModelMapping:
     """Return a DeepSeek-like network with latent attention, shared and routed experts.
 
     ``kind`` is the layer type of its attention, and ``more`` holds further options of the attention for each layer.
@@ -58,7 +58,7 @@ def latent_model(
     mixture: dict[str, Any] = {"shared": config.integer("n_shared_experts")} if shared else {}
     if config.get("n_group") is not None:
         mixture["groups"] = config.integer("n_group")
-    if config.get("scoring_func", SCORES.get(str(config.get("model_type")))) == "sigmoid":
+    if config.get("scoring_func", ROUTER_SCORE_FUNCTIONS.get(str(config.get("model_type")))) == "sigmoid":
         mixture["scores"] = "sigmoid"
     feeds = feed_forward_layers(config, params, **mixture)
     notes = "Modules for multi-token prediction and the load-balancing bias of the router (not trained) are left out."
@@ -67,7 +67,7 @@ def latent_model(
         "rms_norm",
         mla,
         None,
-        final=("rms_norm",),
+        final_entries=("rms_norm",),
         tied=config.flag("tie_word_embeddings"),
         attention_kind=kind,
         notes=notes,
@@ -81,7 +81,7 @@ FAMILIES.register("kimi_k2")(deepseek_v2)
 
 
 @FAMILIES.register("deepseek_v32")
-def deepseek_v32(config: Config) -> Model:
+def deepseek_v32(config: Config) -> ModelMapping:
     """Return the network of a DeepSeek-V3.2 or GLM-5 configuration, whose attention keys an indexer selects.
 
     Layers that ``indexer_types`` calls shared use the selection of the layer before. References: DeepSeek-AI,
@@ -102,7 +102,7 @@ FAMILIES.register("glm_moe_dsa")(deepseek_v32)
 
 
 @FAMILIES.register("deepseek_v4")
-def deepseek_v4(config: Config) -> Model:
+def deepseek_v4(config: Config) -> ModelMapping:
     """Return the network that a DeepSeek-V4 configuration describes.
 
     It has windows, compressed keys (some selected by an indexer), and four residual streams.
@@ -123,7 +123,7 @@ def deepseek_v4(config: Config) -> Model:
     chosen |= {"index_heads": config.integer("index_n_heads"), "index_dim": config.integer("index_head_dim")}
     rates = config.get("compress_rates") or {}
     kinds = config.kinds("layer_types", params["layers"]) or []
-    ratios = (config.listed("compress_ratios") or [rates.get(kind, 0) for kind in kinds])[: params["layers"]]
+    ratios = (config.list_value("compress_ratios") or [rates.get(kind, 0) for kind in kinds])[: params["layers"]]
     if len(ratios) < params["layers"] or not set(ratios) <= {0, 4, 128}:
         raise SpecError(f"{config.path}: compress_ratios: expected 0, 4 or 128 for each of {params['layers']} layers")
     mixers = [attention | ({"ratio": ratio} if ratio else {}) | (chosen if ratio == 4 else {}) for ratio in ratios]
@@ -137,19 +137,19 @@ def deepseek_v4(config: Config) -> Model:
             "name": f"block{number}",
             "layers": [entry for place, mixer in enumerate(pattern) for entry in _streamed(mixer, mixture, place)],
         }
-        for number, (pattern, times) in enumerate(folded(mixers), start=1)
+        for number, (pattern, times) in enumerate(fold_repeats(mixers), start=1)
     ]
     ends = {"hyper_read": {"mixes": False}}
     decoder = Decoder(
         vocab_last(params), "rms_norm", {}, None,
         after_embedding=({"hyper_split": {"streams": "=streams"}}, *loops, ends),
-        final=("rms_norm",), tied=config.flag("tie_word_embeddings"),
+        final_entries=("rms_norm",), tied=config.flag("tie_word_embeddings"),
         notes="Modules for multi-token prediction are left out. Compressed keys count as seen by all queries.",
     )  # fmt: skip
     return language_model(config, decoder, [])
 
 
-def _streamed(mixer: Mapping[str, Any], mixture: Entry, place: int) -> list[Entry]:
+def _streamed(mixer: Mapping[str, Any], mixture: ModelFileEntry, place: int) -> list[ModelFileEntry]:
     """Return the model-file entries of one layer whose halves read the residual streams and write back to them.
 
     ``mixer`` is the attention entry, ``mixture`` the feed-forward entry; ``place`` is the number that makes names
@@ -174,7 +174,7 @@ FAMILIES.register("deepseek_ref")(deepseek_v4)
 
 
 @FAMILIES.register("minimax_m3")
-def minimax_m3(config: Config) -> Model:
+def minimax_m3(config: Config) -> ModelMapping:
     """Return the network that a MiniMax M3 configuration describes (2026).
 
     Dense layers come first, then attention to selected blocks of keys, and mixtures of experts.
@@ -200,7 +200,8 @@ def minimax_m3(config: Config) -> Model:
     words = {**config, "intermediate_size": config.integer("dense_intermediate_size", "intermediate_size")}
     dense = gated_feed_forward(Config(words, config.path), params) if not all(mixed) else None
     decoder = Decoder(
-        vocab_last(params), "rms_norm", attention, None, final=("rms_norm",), tied=config.flag("tie_word_embeddings"),
+        vocab_last(params), "rms_norm", attention, None, final_entries=("rms_norm",),
+        tied=config.flag("tie_word_embeddings"),
         notes="Modules for multi-token prediction are left out.",
     )  # fmt: skip
     mixers = [{"mixer": {"sparse_attention": attention | index}} if chosen else {} for chosen in frequency]

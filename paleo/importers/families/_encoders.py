@@ -9,24 +9,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from paleo.importers._decoder import base_parameters, residual, vocab_last
+from paleo.importers._decoder import base_parameters, residual_entry, vocab_last
 from paleo.importers.configuration import (
     FAMILIES,
     LONGEST_SEQ,
     Config,
-    Entry,
-    Model,
+    ModelFileEntry,
+    ModelMapping,
     UnreadHeadError,
     class_count,
     head_name,
 )
 
 
-def _bert_head(config: Config, kind: str) -> list[Entry]:
+def _bert_head(config: Config, kind: str) -> list[ModelFileEntry]:
     """Return the model-file entries after BERT's last layer (pooler, classifier, loss, …) for a head ``kind``."""
     roberta = config["model_type"] != "bert"
     pooler = ["select", {"name": "pooler", "linear": {"features": "=hidden", "dim": "hidden"}}, "tanh"]
-    masked: list[Entry] = [
+    masked: list[ModelFileEntry] = [
         {"name": "transform", "linear": {"features": "=hidden", "dim": "hidden"}},
         "=activation",
         "layer_norm",
@@ -34,8 +34,8 @@ def _bert_head(config: Config, kind: str) -> list[Entry]:
     masked[1] = "gelu" if roberta else config.activation("hidden_act", default="gelu")
     tie = {"tie": "embed"} if config.flag("tie_word_embeddings", True) else {}
     masked += [{"name": "head", "linear": {"features": "=vocab", "dim": "vocab"} | tie}, "cross_entropy"]
-    classes: Entry = {"linear": {"features": class_count(config), "dim": "classes"}}
-    heads: dict[str, list[Entry]] = {
+    classes: ModelFileEntry = {"linear": {"features": class_count(config), "dim": "classes"}}
+    heads: dict[str, list[ModelFileEntry]] = {
         "ForMaskedLM": masked,
         "ForPreTraining": [
             {"name": "encoded", "identity": {}},
@@ -47,7 +47,7 @@ def _bert_head(config: Config, kind: str) -> list[Entry]:
         ],
         "ForSequenceClassification": [*pooler, {"dropout": {"rate": "=dropout"}}, classes, "cross_entropy"],
         "ForTokenClassification": [{"dropout": {"rate": "=dropout"}}, classes, "cross_entropy"],
-        "Model": pooler,
+        "ModelMapping": pooler,
     }
     if kind not in heads or (roberta and kind == "ForPreTraining"):
         raise UnreadHeadError(kind)
@@ -55,7 +55,7 @@ def _bert_head(config: Config, kind: str) -> list[Entry]:
 
 
 @FAMILIES.register("bert")
-def bert(config: Config) -> Model:
+def bert(config: Config) -> ModelMapping:
     """Return the network that a BERT or RoBERTa configuration describes. Every position is projected to the vocabulary.
 
     References: Devlin et al., BERT, 2019; Liu et al., RoBERTa, 2019.
@@ -67,12 +67,12 @@ def bert(config: Config) -> Model:
     )
     spare = 0 if config["model_type"] == "bert" else 2
     params["seq"] = max(1, params["positions"] - spare) if params["positions"] <= LONGEST_SEQ else LONGEST_SEQ
-    params["dropout"] = config.share("hidden_dropout_prob", default=0.1)
-    params["attention_dropout"] = config.share("attention_probs_dropout_prob", default=0.1)
+    params["dropout"] = config.fraction("hidden_dropout_prob", default=0.1)
+    params["attention_dropout"] = config.fraction("attention_probs_dropout_prob", default=0.1)
     params["activation"] = config.activation("hidden_act", default="gelu")
     index = {"dims": {"batch": "=batch", "seq": "=seq"}, "role": "index"}
     kinds = {"entries": config.integer("type_vocab_size", default=2), "features": "=hidden", "rows": "kinds"}
-    embed: list[Entry] = [
+    embed: list[ModelFileEntry] = [
         {"name": "embed", "embedding": {"entries": "=vocab", "features": "=hidden"}},
         {"name": "segment", "inputs": ["segments"], "embedding": kinds},
         {"inputs": ["embed", "segment"], "add": {}},
@@ -81,9 +81,12 @@ def bert(config: Config) -> Model:
         {"dropout": {"rate": "=dropout"}},
     ]
     kind = head_name(config, ("Bert", "Roberta", "XLMRoberta", "Camembert"), "ForMaskedLM")
-    drop: Entry = {"dropout": {"rate": "=dropout"}}
-    post_norm = [residual({"attention": {"heads": "=heads", "dropout": "=attention_dropout"}}, drop), "layer_norm"]
-    post_norm += [residual({"mlp": {"ffn": "=ffn", "activation": "=activation"}}, drop), "layer_norm"]
+    drop: ModelFileEntry = {"dropout": {"rate": "=dropout"}}
+    post_norm = [
+        residual_entry({"attention": {"heads": "=heads", "dropout": "=attention_dropout"}}, drop),
+        "layer_norm",
+    ]
+    post_norm += [residual_entry({"mlp": {"ffn": "=ffn", "activation": "=activation"}}, drop), "layer_norm"]
     return {
         "task": "masked language modelling" if kind in ("ForMaskedLM", "ForPreTraining") else "text classification",
         "notes": "Every position is projected to the vocabulary, as the library does." if "M" in kind else "",
@@ -95,7 +98,7 @@ def bert(config: Config) -> Model:
 
 
 @FAMILIES.register("roberta")
-def roberta(config: Config) -> Model:
+def roberta(config: Config) -> ModelMapping:
     """Return the network of a RoBERTa configuration: `bert`, with RoBERTa's two-layer classifier."""
     model = bert(config)
     if head_name(config, ("Roberta", "XLMRoberta", "Camembert"), "ForMaskedLM") == "ForSequenceClassification":
@@ -115,10 +118,10 @@ FAMILIES.register("camembert")(roberta)
 
 
 @FAMILIES.register("vit")
-def vit(config: Config) -> Model:
+def vit(config: Config) -> ModelMapping:
     """Return the network that a ViT configuration describes (Dosovitskiy et al., 2021)."""
     kind = head_name(config, ("ViT",), "ForImageClassification")
-    if kind not in ("ForImageClassification", "Model"):
+    if kind not in ("ForImageClassification", "ModelMapping"):
         raise UnreadHeadError(kind)
     keys = {"image": "image_size", "patch": "patch_size", "colours": "num_channels", "hidden": "hidden_size"}
     keys |= {"heads": "num_attention_heads", "layers": "num_hidden_layers", "ffn": "intermediate_size"}
@@ -128,11 +131,15 @@ def vit(config: Config) -> Model:
     bias = config.flag("qkv_bias", True)
     attention: dict[str, Any] = {"heads": "=heads"} | ({} if bias else {"bias": False, "out_bias": True})
     feed = {"mlp": {"ffn": "=ffn", "activation": config.activation("hidden_act", default="gelu")}}
-    head: list[Entry] = ["select", {"name": "pooler", "linear": {"features": "=hidden", "dim": "hidden"}}, "tanh"]
+    head: list[ModelFileEntry] = [
+        "select",
+        {"name": "pooler", "linear": {"features": "=hidden", "dim": "hidden"}},
+        "tanh",
+    ]
     if kind == "ForImageClassification":
         head = ["select", {"name": "head", "linear": {"features": "=classes", "dim": "classes"}}, "cross_entropy"]
     body = {"repeat": "=layers", "name": "block"}
-    layers = [residual("layer_norm", {"attention": attention}), residual("layer_norm", feed)]
+    layers = [residual_entry("layer_norm", {"attention": attention}), residual_entry("layer_norm", feed)]
     patches = {"name": "patches", "conv": {"channels": "=hidden", "kernel": "=patch", "stride": "=patch"}}
     image = {"batch": "=batch", "channels": "=colours", "height": "=image", "width": "=image"}
     return {
@@ -153,7 +160,7 @@ def vit(config: Config) -> Model:
 
 
 @FAMILIES.register("t5")
-def t5(config: Config) -> Model:
+def t5(config: Config) -> ModelMapping:
     """Return the network that a T5 configuration describes (Raffel et al., 2020).
 
     It has an encoder and a decoder, each with a learned table of score biases by distance.
@@ -186,19 +193,19 @@ def _parameters(config: Config) -> dict[str, Any]:
         "ffn": config.integer("d_ff"),
         "buckets": config.integer("relative_attention_num_buckets", default=32),
         "vocab": config.integer("vocab_size"),
-        "dropout": config.share("dropout_rate", default=0.1),
+        "dropout": config.fraction("dropout_rate", default=0.1),
     }
 
 
-def _layers(config: Config) -> list[Entry]:
+def _layers(config: Config) -> list[ModelFileEntry]:
     drop = {"dropout": {"rate": "=dropout"}}
     attention = {"heads": "=heads", "head_dim": "=head_dim", "bias": False, "dropout": "=dropout"}
     bias = {"relative_bias": {"buckets": "=buckets", "heads": "=heads"}}
-    seen = residual("rms_norm", {"attention": attention}, drop)
-    self_attention = residual("rms_norm", {"attention": attention | {"causal": True}}, drop)
+    seen = residual_entry("rms_norm", {"attention": attention}, drop)
+    self_attention = residual_entry("rms_norm", {"attention": attention | {"causal": True}}, drop)
     cross = {"inputs": ["query", "memory"], "attention": attention}
-    other = residual({"name": "query", "rms_norm": {}}, cross, drop)
-    feed = residual("rms_norm", _feed(config), drop)
+    other = residual_entry({"name": "query", "rms_norm": {}}, cross, drop)
+    feed = residual_entry("rms_norm", _feed(config), drop)
     table: dict[str, Any] = {"entries": "=vocab", "features": "=hidden"}
     head: dict[str, Any] = {"features": "=vocab", "dim": "vocab", "bias": False}
     head |= {"tie": "embed"} if config.flag("tie_word_embeddings", True) else {}
@@ -211,7 +218,7 @@ def _layers(config: Config) -> list[Entry]:
     return [first, drop, bias, encoder, "rms_norm", memory, second, drop, bias, decoder, "rms_norm", drop, *last]
 
 
-def _feed(config: Config) -> Entry:
+def _feed(config: Config) -> ModelFileEntry:
     """Return the entry of T5's feed-forward block; in T5 1.1 it is gated."""
     stated = str(config.get("feed_forward_proj") or "relu")
     words = Config({"feed_forward_proj": stated.removeprefix("gated-")}, config.path)

@@ -16,11 +16,11 @@ from paleo.importers._decoder import (
     vocab_last,
     window_options,
 )
-from paleo.importers.configuration import FAMILIES, LONGEST_SEQ, Config, Entry, Model
+from paleo.importers.configuration import FAMILIES, LONGEST_SEQ, Config, ModelFileEntry, ModelMapping
 
 
 @FAMILIES.register("phi")
-def phi(config: Config) -> Model:
+def phi(config: Config) -> ModelMapping:
     """Return the network that a Phi-1 or Phi-2 configuration describes (2023).
 
     Attention and feed-forward block run in parallel on the same normalised input.
@@ -38,7 +38,7 @@ def phi(config: Config) -> Model:
         attention,
         feed,
         "parallel",
-        final=("layer_norm",),
+        final_entries=("layer_norm",),
         head_bias=True,
         tied=config.flag("tie_word_embeddings"),
     )
@@ -46,41 +46,41 @@ def phi(config: Config) -> Model:
 
 
 @FAMILIES.register("gpt2")
-def gpt2(config: Config) -> Model:
+def gpt2(config: Config) -> ModelMapping:
     """Return the network that a GPT-2 configuration describes (Radford et al., 2019)."""
     params = base_parameters(
         config, positions=config.integer("n_positions", "max_position_embeddings", default=LONGEST_SEQ // 4)
     )
     params["ffn"] = config.integer("n_inner", default=4 * params["hidden"])
-    params["dropout"] = config.share("resid_pdrop", default=0.1)
+    params["dropout"] = config.fraction("resid_pdrop", default=0.1)
     feed = plain_feed_forward(config, "gelu_new", "activation_function")
     positions = {"position_embedding": {"positions": "=max(positions, seq)"}}
-    attention = attention_options(params, dropout=config.share("attn_pdrop", default=0.1))
+    attention = attention_options(params, dropout=config.fraction("attn_pdrop", default=0.1))
     decoder = Decoder(
         vocab_last(params),
         "layer_norm",
         attention,
         feed,
         dropout=True,
-        final=("layer_norm",),
-        after_embedding=(positions, {"dropout": {"rate": config.share("embd_pdrop", default=0.1)}}),
+        final_entries=("layer_norm",),
+        after_embedding=(positions, {"dropout": {"rate": config.fraction("embd_pdrop", default=0.1)}}),
         tied=config.flag("tie_word_embeddings", True),
     )
     return language_model(config, decoder, [({}, feed)] * params["layers"])
 
 
 @FAMILIES.register("gpt_neox")
-def gpt_neox(config: Config) -> Model:
+def gpt_neox(config: Config) -> ModelMapping:
     """Return the network that a GPT-NeoX configuration describes (Black et al., GPT-NeoX-20B, 2022).
 
     Attention and feed-forward block run in parallel on the same input, each behind its own layer norm.
     """
     params = base_parameters(config) | {"ffn": config.integer("intermediate_size")}
-    dropout = config.share("hidden_dropout")
+    dropout = config.fraction("hidden_dropout")
     params |= {"dropout": dropout} if dropout else {}
     feed = plain_feed_forward(config, "gelu")
     attention = attention_options(
-        params, rotary=True, bias=config.flag("attention_bias", True), dropout=config.share("attention_dropout")
+        params, rotary=True, bias=config.flag("attention_bias", True), dropout=config.fraction("attention_dropout")
     )
     residual = "twin" if config.flag("use_parallel_residual", True) else "pre"
     decoder = Decoder(
@@ -89,7 +89,7 @@ def gpt_neox(config: Config) -> Model:
         attention,
         feed,
         residual,
-        final=("layer_norm",),
+        final_entries=("layer_norm",),
         dropout=bool(dropout),
         tied=config.flag("tie_word_embeddings"),
     )
@@ -97,7 +97,7 @@ def gpt_neox(config: Config) -> Model:
 
 
 @FAMILIES.register("opt")
-def opt(config: Config) -> Model:
+def opt(config: Config) -> ModelMapping:
     """Return the network that an OPT configuration describes (Zhang et al., 2022).
 
     The position table has two more rows than there are positions. The 350M model has a narrower embedding, and norms
@@ -106,16 +106,16 @@ def opt(config: Config) -> Model:
     params = base_parameters(config, positions=config.integer("max_position_embeddings", default=2048))
     params |= {
         "ffn": config.integer("ffn_dim", default=4 * params["hidden"]),
-        "dropout": config.share("dropout", default=0.1),
+        "dropout": config.fraction("dropout", default=0.1),
     }
     embedded = config.integer("word_embed_proj_dim", default=params["hidden"])
     first = config.flag("do_layer_norm_before", True)
-    norm: Entry = "layer_norm"
+    norm: ModelFileEntry = "layer_norm"
     if not config.flag("layer_norm_elementwise_affine", True):
         norm = {"layer_norm": {"affine": False}}
     bias = config.flag("enable_bias", True)
     feed = plain_feed_forward(config, "relu", "activation_function", bias=bias)
-    positions: Entry = {"position_embedding": {"positions": "=max(positions, seq) + 2"}}
+    positions: ModelFileEntry = {"position_embedding": {"positions": "=max(positions, seq) + 2"}}
     narrow = embedded != params["hidden"]
     widths = ("=hidden", "=embedded")
     widen, shrink = ({"linear": {"features": width, "dim": "hidden", "bias": False}} for width in widths)
@@ -123,12 +123,12 @@ def opt(config: Config) -> Model:
     decoder = Decoder(
         vocab_last(params),
         norm,
-        attention_options(params, bias=bias, dropout=config.share("attention_dropout")),
+        attention_options(params, bias=bias, dropout=config.fraction("attention_dropout")),
         feed,
         "pre" if first else "post",
         dropout=True,
         after_embedding=(*([widen] if narrow else []), positions),
-        final=(
+        final_entries=(
             *([norm] if first and not config.flag("_remove_final_layer_norm") else []),
             *([shrink] if narrow else []),
         ),
@@ -139,19 +139,19 @@ def opt(config: Config) -> Model:
 
 
 @FAMILIES.register("bloom")
-def bloom(config: Config) -> Model:
+def bloom(config: Config) -> ModelMapping:
     """Return the network of a BLOOM configuration (BigScience, 2022): ALiBi, and a norm after the embedding."""
     params = base_parameters(config) | {"ffn": 4 * config.integer("hidden_size", "n_embed")}
-    dropout = config.share("hidden_dropout")
+    dropout = config.fraction("hidden_dropout")
     params |= {"dropout": dropout} if dropout else {}
-    feed: Entry = {"mlp": {"ffn": "=ffn", "activation": "gelu"}}
+    feed: ModelFileEntry = {"mlp": {"ffn": "=ffn", "activation": "gelu"}}
     decoder = Decoder(
         vocab_last(params),
         "layer_norm",
-        attention_options(params, dropout=config.share("attention_dropout")),
+        attention_options(params, dropout=config.fraction("attention_dropout")),
         feed,
         after_embedding=("layer_norm",),
-        final=("layer_norm",),
+        final_entries=("layer_norm",),
         dropout=bool(dropout),
         tied=config.flag("tie_word_embeddings", True),
         notes="The linear biases of ALiBi ride on the scores.",
@@ -160,7 +160,7 @@ def bloom(config: Config) -> Model:
 
 
 @FAMILIES.register("falcon")
-def falcon(config: Config) -> Model:
+def falcon(config: Config) -> ModelMapping:
     """Return the network that a Falcon configuration describes (Almazrouei et al., 2023).
 
     It has multi-query or grouped-query attention, in parallel with the feed-forward block.
@@ -177,34 +177,36 @@ def falcon(config: Config) -> Model:
     rotary = not config.flag("alibi")
     norms = config.get("num_ln_in_parallel_attn") or (2 if new else 1)
     residual = "pre" if not parallel and not new else "twin" if new and norms == 2 else "parallel"
-    attention = attention_options(params, rotary=rotary, bias=bias, dropout=config.share("attention_dropout"))
+    attention = attention_options(params, rotary=rotary, bias=bias, dropout=config.fraction("attention_dropout"))
     decoder = Decoder(
         vocab_last(params),
         "layer_norm",
         attention,
         feed,
         residual,
-        final=("layer_norm",),
+        final_entries=("layer_norm",),
         tied=config.flag("tie_word_embeddings", True),
     )
     return language_model(config, decoder, [({}, feed)] * params["layers"])
 
 
 @FAMILIES.register("starcoder2")
-def starcoder2(config: Config) -> Model:
+def starcoder2(config: Config) -> ModelMapping:
     """Return the network that a StarCoder 2 configuration describes (Lozhkov et al., 2024).
 
     It has grouped-query attention, layer norms, feed-forward blocks without a gate, and sliding windows.
     """
     params: dict[str, Any] = grouped_parameters(config)
     params |= {"ffn": config.integer("intermediate_size")}
-    dropout = config.share("residual_dropout")
+    dropout = config.fraction("residual_dropout")
     params |= {"dropout": dropout} if dropout else {}
     bias = config.flag("use_bias", True)
-    feed: Entry = plain_feed_forward(config, "gelu_pytorch_tanh", bias=bias)
+    feed: ModelFileEntry = plain_feed_forward(config, "gelu_pytorch_tanh", bias=bias)
     slides = window_options(config, params, default=True)
-    attention = attention_options(params, rotary=True, bias=bias, dropout=config.share("attention_dropout"))
+    attention = attention_options(params, rotary=True, bias=bias, dropout=config.fraction("attention_dropout"))
     tied = config.flag("tie_word_embeddings", True)
-    decoder = Decoder(params, "layer_norm", attention, feed, dropout=bool(dropout), final=("layer_norm",), tied=tied)
+    decoder = Decoder(
+        params, "layer_norm", attention, feed, dropout=bool(dropout), final_entries=("layer_norm",), tied=tied
+    )
     decoder = replace(decoder, params=vocab_last(params))
     return language_model(config, decoder, [(options, feed) for options in slides])

@@ -11,25 +11,25 @@ from paleo.importers._decoder import (
     attention_options,
     base_parameters,
     feed_forward_layers,
-    folded,
+    fold_repeats,
     gated_feed_forward,
     grouped_parameters,
     language_model,
-    residual,
+    residual_entry,
     vocab_last,
 )
-from paleo.importers.configuration import FAMILIES, Config, Entry, Model
+from paleo.importers.configuration import FAMILIES, Config, ModelFileEntry, ModelMapping
 from paleo.importers.families._deepseek import latent_options
 
 
 @FAMILIES.register("qwen3_next")
-def qwen3_next(config: Config) -> Model:
+def qwen3_next(config: Config) -> ModelMapping:
     """Return the network that a Qwen3-Next configuration describes (2025).
 
     Three layers of gated delta nets are followed by one of gated attention; feed-forward blocks are mixtures or dense.
     """
     params = grouped_parameters(config, 256)
-    feeds: list[Entry] = (
+    feeds: list[ModelFileEntry] = (
         feed_forward_layers(
             config, params, shared=1, shared_ffn=config.integer("shared_expert_intermediate_size"), shared_gate=True
         )
@@ -43,7 +43,7 @@ def qwen3_next(config: Config) -> Model:
     delta |= {"key_dim": config.integer("linear_key_head_dim"), "value_dim": config.integer("linear_value_head_dim")}
     attention = {"rotary": True, "qk_norm": True, "gate": "element", "bias": config.flag("attention_bias")}
     decoder = Decoder(
-        vocab_last(params), "rms_norm", attention_options(params, **attention), None, final=("rms_norm",),
+        vocab_last(params), "rms_norm", attention_options(params, **attention), None, final_entries=("rms_norm",),
         tied=config.flag("tie_word_embeddings"),
         notes="Modules for multi-token prediction are left out; the delta rule counts its products in chunks of 64.",
     )  # fmt: skip
@@ -57,19 +57,19 @@ FAMILIES.register("qwen3_5_moe_text")(qwen3_next)
 
 
 @FAMILIES.register("kimi_linear")
-def kimi_linear(config: Config) -> Model:
+def kimi_linear(config: Config) -> ModelMapping:
     """Return the network that a configuration of Kimi Linear (2025), or of the text part of Kimi K3 (2026), describes.
 
     Its layers have delta-rule attention with a decay for each channel; every fourth has latent attention without
     positions.
     """
     params = base_parameters(config)
-    linear = config.part("linear_attn_config")
+    linear = config.subconfig("linear_attn_config")
     dim = linear.integer("head_dim")
     delta = {"heads": linear.integer("num_heads"), "key_dim": dim, "value_dim": dim, "decay": "channel"}
     delta |= {"decay_rank": dim, "conv": linear.integer("short_conv_kernel_size", default=4)}
     delta |= {} if linear.flag("use_full_rank_gate") else {"gate_rank": dim}
-    full = {number - 1 for number in linear.listed("full_attn_layers") if isinstance(number, int)}
+    full = {number - 1 for number in linear.list_value("full_attn_layers") if isinstance(number, int)}
     mla = latent_options(config) | {"rotary": not config.flag("mla_use_nope")}
     mla |= {"gate": True} if config.flag("mla_use_output_gate") else {}
     more: dict[str, Any] = {"shared": config.integer("num_shared_experts")} if config.get("num_shared_experts") else {}
@@ -82,7 +82,7 @@ def kimi_linear(config: Config) -> Model:
         }
     feeds = feed_forward_layers(config, params, **more)
     decoder = Decoder(
-        vocab_last(params), "rms_norm", mla, None, final=("rms_norm",), tied=config.flag("tie_word_embeddings"),
+        vocab_last(params), "rms_norm", mla, None, final_entries=("rms_norm",), tied=config.flag("tie_word_embeddings"),
         attention_kind="latent_attention",
         notes="The delta rule counts its products in chunks of 64. Residuals over blocks of layers are left out.",
     )  # fmt: skip
@@ -98,13 +98,13 @@ _LONG_NAMES = {"linear_attention": "mamba", "full_attention": "attention"}
 
 
 @FAMILIES.register("nemotron_h")
-def nemotron_h(config: Config) -> Model:
+def nemotron_h(config: Config) -> ModelMapping:
     """Return the network that a Nemotron-H or Nemotron 3 configuration describes (NVIDIA, 2025).
 
     Each layer is a norm and one block: a Mamba-2 mixer, attention without positions, a feed-forward block or a mixture
     of experts.
     """
-    kinds = [_LONG_NAMES.get(kind, kind) for kind in config.listed("layers_block_type")]
+    kinds = [_LONG_NAMES.get(kind, kind) for kind in config.list_value("layers_block_type")]
     kinds = kinds or [_LETTERS.get(letter, letter) for letter in str(config.get("hybrid_override_pattern") or "")]
     if config.get("num_hidden_layers") is None and kinds:
         config = Config({**config, "num_hidden_layers": len(kinds)}, config.path)
@@ -117,20 +117,22 @@ def nemotron_h(config: Config) -> Model:
         raise SpecError(
             f"{config.path}: hybrid_override_pattern: expected {params['layers']} of M, E, * and -, one for each layer"
         )
-    mixers = {kind: residual("rms_norm", mixer) for kind, mixer in _nemotron_mixers(config, params, set(kinds)).items()}
+    mixers = {
+        kind: residual_entry("rms_norm", mixer) for kind, mixer in _nemotron_mixers(config, params, set(kinds)).items()
+    }
     loops = [
         {"repeat": times, "name": f"block{index}", "layers": [mixers[kind] for kind in pattern]}
-        for index, (pattern, times) in enumerate(folded(kinds), start=1)
+        for index, (pattern, times) in enumerate(fold_repeats(kinds), start=1)
     ]
     decoder = Decoder(
-        vocab_last(params), "rms_norm", {}, None, final=(*loops, "rms_norm"),
+        vocab_last(params), "rms_norm", {}, None, final_entries=(*loops, "rms_norm"),
         tied=config.flag("tie_word_embeddings"),
         notes="Squared rectifiers are priced as rectifiers; modules for multi-token prediction are left out.",
     )  # fmt: skip
     return language_model(config, decoder, [])
 
 
-def _nemotron_mixers(config: Config, params: dict[str, Any], kinds: set[str]) -> dict[str, Entry]:
+def _nemotron_mixers(config: Config, params: dict[str, Any], kinds: set[str]) -> dict[str, ModelFileEntry]:
     """Return the model-file entry of each kind of block (Mamba-2, attention, …) in a Nemotron network, by kind."""
     bias = config.flag("attention_bias")
     mamba: dict[str, Any] = {"heads": "=ssm_heads", "head_dim": "=ssm_head_dim", "groups": "=ssm_groups"}
@@ -139,7 +141,7 @@ def _nemotron_mixers(config: Config, params: dict[str, Any], kinds: set[str]) ->
         "conv": config.integer("conv_kernel", default=4),
         "chunk": config.integer("chunk_size", default=128),
     }
-    mixers: dict[str, Entry] = {"mamba": {"mamba2": mamba}}
+    mixers: dict[str, ModelFileEntry] = {"mamba": {"mamba2": mamba}}
     mixers["attention"] = {"attention": attention_options(params, bias=bias)}
     function = config.activation("mlp_hidden_act", default="relu2")
     if "mlp" in kinds:
@@ -172,7 +174,7 @@ def _tower_parameters(config: Config, text: Config, *, merges: int) -> int:
     return patches + positions + config.integer("depth") * block + merger + 2 * hidden + merges * (merger + 2 * wide)
 
 
-def with_tower(model: Model, parameters: int, kind: str = "vision tower") -> Model:
+def with_tower(model: ModelMapping, parameters: int, kind: str = "vision tower") -> ModelMapping:
     """Return a text model with the parameters of a vision tower that does not run, as sequences are text alone."""
     embed, *others = model["layers"]
     tower = {"name": "tower", "learned": {"parameters": parameters, "of": kind}}
@@ -182,34 +184,34 @@ def with_tower(model: Model, parameters: int, kind: str = "vision tower") -> Mod
     return model | {"layers": [embed, tower, *others], "notes": notes}
 
 
-def _seeing(config: Config, family: str) -> Model:
+def _seeing(config: Config, family: str) -> ModelMapping:
     """Return the network of a vision-language configuration: its text model, and the parameters of its vision tower.
 
     ``family`` names the reader of the text part.
     """
-    text = config.part("text_config")
+    text = config.subconfig("text_config")
     tied = {"tie_word_embeddings": config.flag("tie_word_embeddings", text.flag("tie_word_embeddings"))}
     model = FAMILIES[family](Config({**text, **tied}, text.path))
     if config.get("vision_config") is None:
         return model
-    vision = config.part("vision_config")
-    return with_tower(model, _tower_parameters(vision, text, merges=len(vision.listed("deepstack_visual_indexes"))))
+    vision = config.subconfig("vision_config")
+    return with_tower(model, _tower_parameters(vision, text, merges=len(vision.list_value("deepstack_visual_indexes"))))
 
 
 @FAMILIES.register("qwen3_vl")
-def qwen3_vl(config: Config) -> Model:
+def qwen3_vl(config: Config) -> ModelMapping:
     """Return the network of a Qwen3-VL configuration (2025): the text model of Qwen3 with a vision tower."""
     return _seeing(config, "qwen3")
 
 
 @FAMILIES.register("qwen3_vl_moe")
-def qwen3_vl_moe(config: Config) -> Model:
+def qwen3_vl_moe(config: Config) -> ModelMapping:
     """Return the network of a Qwen3-VL MoE configuration: the text model of Qwen3-MoE with a vision tower."""
     return _seeing(config, "qwen3_moe")
 
 
 @FAMILIES.register("qwen3_5")
-def qwen3_5(config: Config) -> Model:
+def qwen3_5(config: Config) -> ModelMapping:
     """Return the network of a Qwen3.5 configuration (2026): the layers of Qwen3-Next with a vision tower."""
     return _seeing(config, "qwen3_next")
 
@@ -218,14 +220,14 @@ FAMILIES.register("qwen3_5_moe")(qwen3_5)
 
 
 @FAMILIES.register("kimi_k25")
-def kimi_k25(config: Config) -> Model:
+def kimi_k25(config: Config) -> ModelMapping:
     """Return the network of a Kimi K2.5 or K3 configuration (2026): the text model with a vision tower."""
-    text = config.part("text_config")
+    text = config.subconfig("text_config")
     kind = str(text.get("model_type"))
     if kind not in ("kimi_k2", "kimi_linear", "deepseek_v3"):
         raise SpecError(f"{text.path}: model_type: {kind!r:.60}; expected kimi_k2 or kimi_linear")
     model = FAMILIES[kind](text)
-    vision = config.part("vision_config") if config.get("vision_config") is not None else None
+    vision = config.subconfig("vision_config") if config.get("vision_config") is not None else None
     return model if vision is None else with_tower(model, _kimi_tower_parameters(vision, text))
 
 

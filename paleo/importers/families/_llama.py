@@ -16,18 +16,18 @@ from paleo.importers._decoder import (
     Decoder,
     attention_options,
     feed_forward_layers,
-    folded,
+    fold_repeats,
     gated_feed_forward,
     grouped_parameters,
     language_model,
     llama_like,
-    residual,
+    residual_entry,
     vocab_last,
 )
-from paleo.importers.configuration import FAMILIES, Config, Entry, Model, UnreadHeadError
+from paleo.importers.configuration import FAMILIES, Config, ModelFileEntry, ModelMapping, UnreadHeadError
 from paleo.importers.families._hybrids import with_tower
 
-FeedForwardBuilder = Callable[[Config, dict[str, Any]], list[Entry]]
+FeedForwardBuilder = Callable[[Config, dict[str, Any]], list[ModelFileEntry]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,12 @@ class _Family:
     tied: bool = False
     attention: Mapping[str, Any] = field(default_factory=dict)
     feed: FeedForwardBuilder | None = None
-    norm: Entry = "rms_norm"
+    norm: ModelFileEntry = "rms_norm"
     residual: str = "pre"
     notes: str = ""
     refused: tuple[str, ...] = ()
 
-    def model(self, config: Config) -> Model:
+    def model(self, config: Config) -> ModelMapping:
         """Return the network that a configuration of this family describes, as the content of a model file."""
         for key in self.refused:
             if config.flag(key):
@@ -79,7 +79,7 @@ class _Family:
         return [(index + 1) % period != 0 for index in range(config.integer("num_hidden_layers"))]
 
 
-def _gelu_gates(config: Config, params: dict[str, Any]) -> list[Entry]:
+def _gelu_gates(config: Config, params: dict[str, Any]) -> list[ModelFileEntry]:
     """Return the feed-forward entry of each layer: gated blocks, with GELU if the configuration names no activation."""
     return [gated_feed_forward(config, params, default="gelu_pytorch_tanh")] * params["layers"]
 
@@ -90,7 +90,7 @@ def _mixture(**options: Any) -> FeedForwardBuilder:
     ``options`` are those of `experts`; ``=key`` stands for the value of a key in the configuration.
     """
 
-    def feed(config: Config, params: dict[str, Any]) -> list[Entry]:
+    def feed(config: Config, params: dict[str, Any]) -> list[ModelFileEntry]:
         stated: dict[str, Any] = {
             name: config.integer(*value[1:].split()) if isinstance(value, str) and value.startswith("=") else value
             for name, value in options.items()
@@ -165,7 +165,7 @@ FAMILIES.register("step3p5")(_ROWS["step3p7"].model)
 
 
 @FAMILIES.register("glm4_moe")
-def glm4_moe(config: Config) -> Model:
+def glm4_moe(config: Config) -> ModelMapping:
     """Return the network that a GLM-4.5 configuration describes (2025).
 
     Dense layers come first, then mixtures of experts; only the larger network has query and key norms.
@@ -177,7 +177,7 @@ def glm4_moe(config: Config) -> Model:
 
 
 @FAMILIES.register("llama4_text")
-def llama4(config: Config) -> Model:
+def llama4(config: Config) -> ModelMapping:
     """Return the network that the text part of a Llama 4 configuration describes (2025).
 
     Three layers with attention in chunks are followed by one without positions. Mixtures with one routed and one shared
@@ -185,11 +185,11 @@ def llama4(config: Config) -> Model:
     """
     params = grouped_parameters(config)
     layers, step = params["layers"], config.integer("interleave_moe_layer_step", default=1)
-    mixed = config.listed("moe_layers") or [index for index in range(layers) if (index + 1) % step == 0]
+    mixed = config.list_value("moe_layers") or [index for index in range(layers) if (index + 1) % step == 0]
     mixture = feed_forward_layers(
         config, params, in_all_layers=True, ffn=("intermediate_size",), shared=1, scores="sigmoid"
     )[0]  # fmt: skip
-    dense: Entry = None
+    dense: ModelFileEntry = None
     if len(mixed) < layers:
         words = {**config, "intermediate_size": config.integer("intermediate_size_mlp")}
         dense = gated_feed_forward(Config(words, config.path), params)
@@ -197,7 +197,8 @@ def llama4(config: Config) -> Model:
     chunk = {"window": config.integer("attention_chunk_size", default=8192)}
     attention = attention_options(params, rotary=True, bias=config.flag("attention_bias"))
     decoder = Decoder(
-        vocab_last(params), "rms_norm", attention, None, final=("rms_norm",), tied=config.flag("tie_word_embeddings"),
+        vocab_last(params), "rms_norm", attention, None, final_entries=("rms_norm",),
+        tied=config.flag("tie_word_embeddings"),
         notes="Chunks of attention count as windows; norms of queries without weights are left out.",
     )  # fmt: skip
     mixers: list[Mapping[str, Any]] = [{} if (index + 1) % every == 0 else chunk for index in range(layers)]
@@ -206,17 +207,17 @@ def llama4(config: Config) -> Model:
 
 
 @FAMILIES.register("llama4")
-def llama4_vision(config: Config) -> Model:
+def llama4_vision(config: Config) -> ModelMapping:
     """Return the text network of a Llama 4 configuration.
 
     The vision tower is left out, as configurations may not state it.
     """
-    model = llama4(config.part("text_config"))
+    model = llama4(config.subconfig("text_config"))
     return model | {"notes": f"{model['notes']} The vision tower is left out."}
 
 
 @FAMILIES.register("gemma4_text")
-def gemma4(config: Config) -> Model:
+def gemma4(config: Config) -> ModelMapping:
     """Return the network that the text part of a Gemma 4 configuration describes (2026).
 
     Five layers with a window are followed by one with wider heads, whose values are its keys. A dense block and a
@@ -237,24 +238,25 @@ def gemma4(config: Config) -> Model:
     wide |= {"kv_heads": config.integer("num_global_key_value_heads", "num_key_value_heads")}
     wide |= {"shared_value": True} if config.flag("attention_k_eq_v") else {}
     dense = gated_feed_forward(config, params, default="gelu_pytorch_tanh")
-    halves: list[Entry] = ["rms_norm", dense, "rms_norm"]
+    halves: list[ModelFileEntry] = ["rms_norm", dense, "rms_norm"]
     if config.flag("enable_moe_block"):
         words = {**config, "num_experts_per_tok": config.integer("top_k_experts"), "hidden_act": "gelu_pytorch_tanh"}
         mixture = feed_forward_layers(Config(words, config.path), params, in_all_layers=True)[0]
         scales = {"learned": {"parameters": f"={params['hidden']} + {params['experts']}", "of": "scales of the router"}}
-        first: list[Entry] = ["rms_norm", dense, "rms_norm"]
+        first: list[ModelFileEntry] = ["rms_norm", dense, "rms_norm"]
         halves = [{"branches": [first, ["rms_norm", mixture, "rms_norm"]], "join": "add"}, "rms_norm", scales]
     blocks = [
-        [residual("rms_norm", {"attention": wide if kind == "full_attention" else attention | {"window": "=window"}},
-                  "rms_norm"), residual(*halves)]
+        [residual_entry("rms_norm",
+            {"attention": wide if kind == "full_attention" else attention | {"window": "=window"}},
+                  "rms_norm"), residual_entry(*halves)]
         for kind in kinds
     ]  # fmt: skip
     loops = [
         {"repeat": times, "name": f"block{number}", "layers": [entry for entries in pattern for entry in entries]}
-        for number, (pattern, times) in enumerate(folded(blocks), start=1)
+        for number, (pattern, times) in enumerate(fold_repeats(blocks), start=1)
     ]
     decoder = Decoder(
-        vocab_last(params), "rms_norm", {}, None, final=(*loops, "rms_norm"),
+        vocab_last(params), "rms_norm", {}, None, final_entries=(*loops, "rms_norm"),
         tied=config.flag("tie_word_embeddings", True),
         notes="The soft cap of logits is left out.",
     )  # fmt: skip
@@ -262,13 +264,13 @@ def gemma4(config: Config) -> Model:
 
 
 @FAMILIES.register("gemma4")
-def gemma4_vision(config: Config) -> Model:
+def gemma4_vision(config: Config) -> ModelMapping:
     """Return the network of a Gemma 4 configuration: the text model, and the parameters of its vision tower."""
-    text = config.part("text_config")
+    text = config.subconfig("text_config")
     model = gemma4(Config({"tie_word_embeddings": config.flag("tie_word_embeddings", True), **text}, text.path))
     if config.get("vision_config") is None:
         return model
-    vision = config.part("vision_config")
+    vision = config.subconfig("vision_config")
     hidden, ffn = vision.integer("hidden_size"), vision.integer("intermediate_size")
     block = 4 * hidden**2 + 3 * hidden * ffn + 4 * hidden + 2 * vision.integer("head_dim", default=72)
     patches = 3 * vision.integer("patch_size") ** 2 * hidden + 2 * vision.integer("position_embedding_size") * hidden
@@ -277,7 +279,7 @@ def gemma4_vision(config: Config) -> Model:
 
 
 @FAMILIES.register("mimo_v2_flash")
-def mimo_v2(config: Config) -> Model:
+def mimo_v2(config: Config) -> ModelMapping:
     """Return the network that a MiMo V2 Flash configuration describes (2025).
 
     Its windowed layers have attention sinks and head counts of their own; values are narrower than keys; most layers
@@ -304,7 +306,8 @@ def mimo_v2(config: Config) -> Model:
     if attention["bias"]:
         attention["out_bias"] = False
     decoder = Decoder(
-        vocab_last(params), "rms_norm", attention, None, final=("rms_norm",), tied=config.flag("tie_word_embeddings"),
+        vocab_last(params), "rms_norm", attention, None, final_entries=("rms_norm",),
+        tied=config.flag("tie_word_embeddings"),
         notes="Modules for multi-token prediction are left out.",
     )  # fmt: skip
     mixers = [slide if slides else full for slides in pattern]

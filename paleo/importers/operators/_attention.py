@@ -54,7 +54,7 @@ def _onnx_attention(node: OnnxNode) -> TranslatedCall:
 
 
 @translates("sdpa")
-def core(b: Builder, call: Call) -> None:
+def attention_core(b: Builder, call: Call) -> None:
     """Append scaled dot-product attention to network ``b`` for a recorded sdpa call: two einsums around a softmax.
 
     Leading dims other than the batch are heads.
@@ -72,19 +72,19 @@ def core(b: Builder, call: Call) -> None:
     dims = [*lead, *(_free(name, lead) for name in ("seq", "keys"))]
     products = {"equation": f"b h q d, {key_letters} -> b h q k", "dims": dims}
     scores = b.add("einsum", products, [query, key], call.path)
-    weights = b.add("softmax", {}, [TensorPlace.of(scores)], call.path)
+    weights = b.add("softmax", {}, [TensorPlace.output_of(scores)], call.path)
     rate = dropout_rate(call.options.get("dropout_p"))
     if rate:
-        weights = b.add("dropout", {"rate": rate}, [TensorPlace.of(weights)], call.path)
+        weights = b.add("dropout", {"rate": rate}, [TensorPlace.output_of(weights)], call.path)
     context = {"equation": "b h q k, b h k d -> b h q d", "dims": [*dims[:3], _free("head_dim", dims[:3])]}
-    out = b.add("einsum", context, [TensorPlace.of(weights), value], call.path)
-    b.places[call.out] = b.shaped(TensorPlace.of(out), call.out.shape, call.path)
+    out = b.add("einsum", context, [TensorPlace.output_of(weights), value], call.path)
+    b.places[call.out] = b.reshaped(TensorPlace.output_of(out), call.out.shape, call.path)
 
 
 def _four_dims(b: Builder, place: TensorPlace, value: Value, call: Call) -> TensorPlace:
     """Return the tensor at ``place`` as a view with four dims (batch, heads, rows, columns) in network ``b``."""
     *lead, rows, columns = value.shape
-    return b.shaped(place, (lead[0] if lead else 1, math.prod(lead[1:]), rows, columns), call.path)
+    return b.reshaped(place, (lead[0] if lead else 1, math.prod(lead[1:]), rows, columns), call.path)
 
 
 def _free(name: str, taken: Sequence[str]) -> str:
@@ -159,15 +159,15 @@ def multi_head(b: Builder, call: Call) -> None:
     if not call.options["weights"]:  # the output of heads is batch-first and is copied for the output projection
         entry = b.add(
             "pass",
-            {"kind": "copy", "of": "transpose", "dims": TensorPlace.of(entry).dims, "flops_per_element": 0.0}
+            {"kind": "copy", "of": "transpose", "dims": TensorPlace.output_of(entry).dims, "flops_per_element": 0.0}
             | {"kept_per_element": 1.0},
-            [TensorPlace.of(entry)],
+            [TensorPlace.output_of(entry)],
             call.path,
         )
     dims = {entry.out.dims[1]: seq, "batch": batch, entry.out.dims[2]: hidden}
-    back = b.view(TensorPlace.of(entry), dims, call.path)
+    back = b.view(TensorPlace.output_of(entry), dims, call.path)
     if len(call.out.shape) == 2:
-        back = b.shaped(back, call.out.shape, call.path)
+        back = b.reshaped(back, call.out.shape, call.path)
     if back.tensor.sizes != call.out.shape:
         raise UntranslatableError("another shape")
     b.places[call.out] = back
@@ -175,8 +175,12 @@ def multi_head(b: Builder, call: Call) -> None:
 
 def _origin(value: Value) -> Value:
     """Follow a chain of views (reshape, transpose, …) back to the tensor at its start, and return that tensor."""
-    while value.maker is not None and value.maker.kind == "view" and value.maker.inputs[0] is not None:
-        value = value.maker.inputs[0]
+    while (
+        value.producing_call is not None
+        and value.producing_call.kind == "view"
+        and value.producing_call.inputs[0] is not None
+    ):
+        value = value.producing_call.inputs[0]
     return value
 
 

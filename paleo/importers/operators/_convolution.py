@@ -20,7 +20,7 @@ from paleo.importers.operators._pointwise import memory_pass
 if TYPE_CHECKING:
     from paleo.operations.tensor import Tensor
 
-SPACE = {1: ("width",), 2: ("height", "width"), 3: ("depth", "height", "width")}
+SPATIAL_DIMS = {1: ("width",), 2: ("height", "width"), 3: ("depth", "height", "width")}
 
 
 @onnx_operators("Conv")
@@ -52,21 +52,21 @@ def convolution(b: Builder, call: Call) -> None:
     The image has one to three spatial dims; an image without a batch gets a batch of 1. Afterwards ``b.placed`` maps
     the call's output to the layer. Weights that an earlier layer holds already are shared with it.
     """
-    source, (weight, owner) = b.place_of(call.inputs[0]), b.weight(call.inputs[1])
+    source, (weight, owner) = b.place_of(call.inputs[0]), b.weight_and_owner(call.inputs[1])
     rank = len(weight.shape) - 2
     if len(source.tensor.dims) == rank + 1:
-        names = ("batch", "channels", *SPACE[rank])
+        names = ("batch", "channels", *SPATIAL_DIMS[rank])
         source = b.view(source, dict(zip(names, (1, *source.tensor.sizes), strict=True)), call.path)
     if len(source.tensor.dims) != len(weight.shape):
         raise UntranslatableError("an image of another rank")
-    image_dims = ("batch", "channels", *SPACE[len(source.tensor.dims) - 2])
+    image_dims = ("batch", "channels", *SPATIAL_DIMS[len(source.tensor.dims) - 2])
     source = b.view(source, dict(zip(image_dims, source.tensor.sizes, strict=True)), call.path)
     entry = b.add(call.kind, _conv_options(call, weight, source.tensor), [source], call.path)
     b.use_weights_of(owner, entry)
     if len(call.out.shape) == len(weight.shape):
         b.record_output(call.out, entry)
     else:
-        b.places[call.out] = b.shaped(TensorPlace.of(entry), call.out.shape, call.path)
+        b.places[call.out] = b.reshaped(TensorPlace.output_of(entry), call.out.shape, call.path)
 
 
 def _conv_options(call: Call, weight: Value, x: Tensor) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def pool(b: Builder, call: Call) -> None:
     """
     x, options = b.place_of(call.inputs[0]), call.options
     rank = len(x.tensor.dims) - 2
-    if rank not in SPACE or set(per_dim(options.get("dilation"), rank, 1)) != {1}:
+    if rank not in SPATIAL_DIMS or set(per_dim(options.get("dilation"), rank, 1)) != {1}:
         memory_pass(b, call, "pool")
         return
     if set(call.out.shape[2:]) == {1}:
@@ -195,7 +195,7 @@ def adaptive_pool(b: Builder, call: Call) -> None:
     """
     x = b.place_of(call.inputs[0])
     space = call.out.shape[2:]
-    if len(x.tensor.dims) - 2 not in SPACE or len(set(space)) != 1:
+    if len(x.tensor.dims) - 2 not in SPATIAL_DIMS or len(set(space)) != 1:
         memory_pass(b, call, "pool")
     elif set(space) == {1}:
         b.record_output(call.out, b.add("global_pool", {"keep_space": True}, [x], call.path))

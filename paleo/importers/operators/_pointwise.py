@@ -61,12 +61,12 @@ def _as_another(call: Invocation) -> TranslatedCall:
 
 @torch_functions("add")
 def _add(call: Invocation) -> TranslatedCall:
-    return TranslatedCall("add" if call.joins_tensors() else "elementwise")
+    return TranslatedCall("add" if call.has_two_tensors() else "elementwise")
 
 
 @torch_functions("mul")
 def _mul(call: Invocation) -> TranslatedCall:
-    return TranslatedCall("multiply" if call.joins_tensors() else "elementwise")
+    return TranslatedCall("multiply" if call.has_two_tensors() else "elementwise")
 
 
 @onnx_operators("Add Mul")
@@ -190,14 +190,14 @@ def memory_pass(b: Builder, call: Call, kind: str, *, flops: float | None = None
         if value.is_integer or value.is_static or not value.elements:
             continue
         dims = dict(zip(b.dim_names(value.shape, largest.tensor), value.shape, strict=True)) or {"batch": 1}
-        options: dict[str, Any] = {"kind": kind, "of": call.label, "dims": dims, "flops_per_element": flops}
+        options: dict[str, Any] = {"kind": kind, "of": call.source_name, "dims": dims, "flops_per_element": flops}
         options |= {"keeps": keeps, "parameters": b.new_parameter_count(call.inputs) or None}
         options["kept_per_element"] = b.kept_per_element(call, value) if value is first else None
         entry = b.add("pass", options, sources, call.path)
         if value.shape:
             b.record_output(value, entry)
         else:
-            b.places[value] = TensorPlace.of(entry)
+            b.places[value] = TensorPlace.output_of(entry)
         keeps = None
 
 
@@ -218,7 +218,7 @@ def view(b: Builder, call: Call) -> None:
     """Record that a call's outputs are views of its input (reshape, transpose, cast, …), which cost no time."""
     x = b.place_of(next(value for value in call.inputs if value is not None and not value.is_static))
     for value in call.outputs:
-        b.places[value] = x if value.shape == x.tensor.sizes else b.shaped(x, value.shape, call.path)
+        b.places[value] = x if value.shape == x.tensor.sizes else b.reshaped(x, value.shape, call.path)
 
 
 @translates("slice")
@@ -232,7 +232,7 @@ def slice_view(b: Builder, call: Call) -> None:
     for value in call.outputs:
         if not value.is_integer and value.elements:
             same = value.shape == x.tensor.sizes
-            b.places[value] = x if same else b.shaped(x, value.shape, call.path, keeps_whole=whole)
+            b.places[value] = x if same else b.reshaped(x, value.shape, call.path, keeps_whole=whole)
 
 
 @translates("fourier")
@@ -246,9 +246,9 @@ def fourier(b: Builder, call: Call) -> None:
         raise UntranslatableError("an empty transform")
     dims = dict(zip(b.dim_names(call.out.shape, source.tensor), call.out.shape, strict=True))
     length = max(int(size) for size in source.tensor.sizes[1:] or source.tensor.sizes)
-    work = {"kind": "copy", "of": call.label, "flops_per_element": 5.0 * math.log2(max(length, 2))}
+    work = {"kind": "copy", "of": call.source_name, "flops_per_element": 5.0 * math.log2(max(length, 2))}
     entry = b.add("pass", work | {"dims": dims, "keeps": saved_for_backward(call)}, [source], call.path)
-    b.places[call.out] = TensorPlace.of(entry)
+    b.places[call.out] = TensorPlace.output_of(entry)
 
 
 @onnx_operators("LayerNormalization")
@@ -294,9 +294,9 @@ def layer_norm(b: Builder, call: Call) -> None:
         b.record_output(call.out, _normed(b, "layer_norm", options, x, call))
         return
     kept = x.tensor.sizes[: len(x.tensor.sizes) - len(shape)]
-    flat = b.shaped(x, (*(int(size) for size in kept), math.prod(int(size) for size in shape)), call.path)
+    flat = b.reshaped(x, (*(int(size) for size in kept), math.prod(int(size) for size in shape)), call.path)
     entry = _normed(b, "layer_norm", options, flat, call)
-    b.places[call.out] = b.view(TensorPlace.of(entry), x.dims, call.path)
+    b.places[call.out] = b.view(TensorPlace.output_of(entry), x.dims, call.path)
 
 
 @translates("rms_norm")
@@ -322,7 +322,7 @@ def group_norm(b: Builder, call: Call) -> None:
     x = b.place_of(call.inputs[0])
     groups = call.options.get("num_groups") if call.kind == "group_norm" else int(x.tensor.sizes[1])
     if not (is_parameter_input(call, 1) and is_parameter_input(call, 2)):
-        options = {"kind": "norm", "dims": x.dims, "keeps": "inputs", "flops_per_element": 8.0, "of": call.label}
+        options = {"kind": "norm", "dims": x.dims, "keeps": "inputs", "flops_per_element": 8.0, "of": call.source_name}
         options["parameters"] = b.new_parameter_count(call.inputs[1:]) or None
         b.record_output(call.out, b.add("pass", options, [x], call.path))
         return
@@ -354,7 +354,7 @@ def embedding(b: Builder, call: Call) -> None:
 
     A table that an earlier layer holds is tied to it.
     """
-    x, (table, owner) = b.place_of(call.inputs[0]), b.weight(call.inputs[1])
+    x, (table, owner) = b.place_of(call.inputs[0]), b.weight_and_owner(call.inputs[1])
     dim = "hidden" if "hidden" not in x.tensor.dims else "features"
     options = {"entries": table.shape[0], "features": table.shape[1], "dim": dim}
     b.record_output(call.out, b.add("embedding", options, [x], call.path, tie=owner))
@@ -367,7 +367,7 @@ def embedding_bag(b: Builder, call: Call) -> None:
     The bags are the rows of an index matrix, or begin at offsets in a flat index; the latter are taken to be equally
     long.
     """
-    x, (table, owner) = b.place_of(call.inputs[0]), b.weight(call.inputs[1])
+    x, (table, owner) = b.place_of(call.inputs[0]), b.weight_and_owner(call.inputs[1])
     if owner is not None:
         raise UntranslatableError("a table that is used twice")
     bags = call.out.shape[0]
@@ -378,4 +378,4 @@ def embedding_bag(b: Builder, call: Call) -> None:
     options = {"entries": [table.shape[0]], "features": table.shape[1], "bag": x.tensor.sizes[1]}
     entry = b.add("embedding_bag", options, [x], call.path)
     dims = dict(zip(("batch", "features"), call.out.shape, strict=True))
-    b.places[call.out] = b.view(TensorPlace.of(entry), dims, call.path)
+    b.places[call.out] = b.view(TensorPlace.output_of(entry), dims, call.path)

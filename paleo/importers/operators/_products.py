@@ -92,7 +92,7 @@ def linear(b: Builder, call: Call) -> None:
     The call's inputs are the tensor, a weight matrix and perhaps a bias. Afterwards ``b.placed`` maps the call's output
     to the layer. A weight that an earlier layer holds is shared with it or tied to it.
     """
-    x, (weight, owner) = b.place_of(call.inputs[0]), b.weight(call.inputs[1])
+    x, (weight, owner) = b.place_of(call.inputs[0]), b.weight_and_owner(call.inputs[1])
     if len(weight.shape) != 2:
         raise UntranslatableError("a weight that is no matrix")
     features = call.out.shape[-1]
@@ -164,7 +164,7 @@ def product(b: Builder, call: Call) -> None:
     if not (right.is_static and right.parameter_names):
         b.record_output(call.out, b.add("einsum", options, [x, b.place_of(right)], call.path))
         return
-    weight, owner = b.weight(right)
+    weight, owner = b.weight_and_owner(right)
     entry = b.add("einsum", options | {"weight": list(weight.shape)}, [x], call.path)
     b.use_weights_of(owner, entry)
     b.record_output(call.out, entry)
@@ -176,7 +176,7 @@ def grouped_product(b: Builder, call: Call) -> None:
 
     Each group of rows is multiplied by its own matrix: (rows, features) with (groups, features, out).
     """
-    x, (weight, _) = b.place_of(call.inputs[0]), b.weight(call.inputs[1])
+    x, (weight, _) = b.place_of(call.inputs[0]), b.weight_and_owner(call.inputs[1])
     if len(weight.shape) != 3 or len(x.tensor.dims) != 2:
         raise UntranslatableError("groups of another shape")
     groups, features = weight.shape[0], call.out.shape[-1]
@@ -199,8 +199,12 @@ def _chain(b: Builder, call: Call) -> None:
         if left is None or right is None:
             raise UntranslatableError(sides)
         sizes = dict(zip(letters, left.shape, strict=True)) | dict(zip(side, right.shape, strict=True))
-        step = Call("einsum", call.label, [left, right], [], {"equation": f"{letters},{side}->{out}"}, path=call.path)
-        step.outputs = [call.out] if last else [Value(tuple(sizes[letter] for letter in out), "call", maker=step)]
+        step = Call(
+            "einsum", call.source_name, [left, right], [], {"equation": f"{letters},{side}->{out}"}, path=call.path
+        )
+        step.outputs = (
+            [call.out] if last else [Value(tuple(sizes[letter] for letter in out), "call", producing_call=step)]
+        )
         product(b, step)
         left, letters = step.out, out
 

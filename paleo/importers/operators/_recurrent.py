@@ -93,7 +93,7 @@ def sequence_rnn(b: Builder, call: Call) -> None:
     for value in call.outputs:
         if value.elements:
             dims = dict(zip(b.dim_names(value.shape), value.shape, strict=True))
-            b.places[value] = b.view(TensorPlace.of(entry), dims, call.path)
+            b.places[value] = b.view(TensorPlace.output_of(entry), dims, call.path)
 
 
 def _settings(call: Call, hidden: int) -> dict[str, Any]:
@@ -124,9 +124,9 @@ def rnn(b: Builder, call: Call) -> None:
     settings["kept_per_state"] = round(kept, 2) if call.saved is not None and kept > 0 else None
     rate = dropout_rate(options.get("dropout"))
     for layer in range(options["layers"]):
-        x = TensorPlace.of(b.add(options["cell"], settings, [x], call.path))
+        x = TensorPlace.output_of(b.add(options["cell"], settings, [x], call.path))
         if rate and layer + 1 < options["layers"]:
-            x = TensorPlace.of(b.add("dropout", {"rate": rate}, [x], call.path))
+            x = TensorPlace.output_of(b.add("dropout", {"rate": rate}, [x], call.path))
     _place_outputs(b, call, x)
 
 
@@ -156,7 +156,7 @@ def _place_outputs(b: Builder, call: Call, x: TensorPlace) -> None:
     if len(shape) == 3 and not call.options["batch_first"]:
         out = b.view(x, {"seq": seq, "batch": batch, "features": x.tensor.sizes[2]}, call.path)
     else:
-        out = x if x.tensor.sizes == shape else b.shaped(x, shape, call.path)
+        out = x if x.tensor.sizes == shape else b.reshaped(x, shape, call.path)
     if out.tensor.sizes != shape:
         raise UntranslatableError("another shape")
     b.places[call.out] = out
@@ -180,14 +180,14 @@ def cell(b: Builder, call: Call) -> None:
     keeps = "output" if call.saved is not None and call.out in call.saved else None
     for value in call.outputs:
         dims = dict(zip(b.dim_names(value.shape, gates[0].out), value.shape, strict=True))
-        options = {"kind": "elementwise", "of": call.label, "dims": dims, "flops_per_element": 10.0}
+        options = {"kind": "elementwise", "of": call.source_name, "dims": dims, "flops_per_element": 10.0}
         options |= {"kept_per_element": kept or None, "keeps": keeps}
-        b.record_output(value, b.add("pass", options, [*map(TensorPlace.of, gates), *states], call.path))
+        b.record_output(value, b.add("pass", options, [*map(TensorPlace.output_of, gates), *states], call.path))
         kept, keeps = 0.0, None
 
 
 def _gate_product(b: Builder, call: Call, source: Any, weight: Any, *, bias: bool) -> LayerEntry:
-    matrix, owner = b.weight(weight)
+    matrix, owner = b.weight_and_owner(weight)
     options = {"features": matrix.shape[0], "dim": "gates", "bias": bias}
     x = b.place_of(source)
     if owner is None:
@@ -208,7 +208,7 @@ def _holder(b: Builder, owner: LayerEntry, shape: Sequence[int]) -> LayerEntry:
     earlier = entries[max(0, place - _CELL_ENTRIES) : place + 1]
     for entry in earlier:
         if entry.kind == "linear" and entry.weight_owner is None and entry.options["features"] == shape[0]:
-            inputs = next((op.reads[1] for op in entry.operations), None)
+            inputs = next((op.read_tensors[1] for op in entry.operations), None)
             if inputs is not None and inputs.elements == shape[0] * shape[1]:
                 return entry
     raise UntranslatableError("weights of another layer")

@@ -37,7 +37,7 @@ class _Row:
         if not self.arguments:
             return TranslatedCall(self.kind)
         names = self.arguments.split()
-        return call.reading(
+        return call.translated_call(
             self.kind, [name.lstrip("*") for name in names], [name[1:] for name in names if name.startswith("*")]
         )
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paleo.importers.patterns._attention import attention_layers, feed_forward_blocks, find_written_out_attention
-from paleo.importers.patterns._written_out import (
+from paleo.importers.patterns._elementary_steps import (
     collapse_modules,
+    find_elementary_step_functions,
     products_with_weights,
-    replace,
-    written_out_functions,
+    replace_groups,
 )
 
 if TYPE_CHECKING:
     from paleo.importers._trace import Trace
 
 _STEPS = (
-    written_out_functions,
+    find_elementary_step_functions,
     products_with_weights,
     find_written_out_attention,
     attention_layers,
@@ -24,7 +24,7 @@ _STEPS = (
 )
 
 
-def recognise(trace: Trace) -> Trace:
+def recognise_patterns(trace: Trace) -> Trace:
     """Replace groups of calls by single calls of kinds ``rms_norm``, ``activation``, ``attention`` and ``mlp``.
 
     Parameters
@@ -40,6 +40,6 @@ def recognise(trace: Trace) -> Trace:
     collapse_modules(trace)
     trace.remove_dead_calls()
     for step in _STEPS:
-        replace(trace, step(trace))
+        replace_groups(trace, step(trace))
         trace.remove_dead_calls()
     return trace

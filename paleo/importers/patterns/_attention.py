@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 from paleo.importers._trace import Call, Trace, Value, dropout_rate, make_call
-from paleo.importers.patterns._written_out import (
+from paleo.importers.patterns._elementary_steps import (
     DATA_MOVING_KINDS,
-    LIGHT,
     NORMS,
+    WEIGHTLESS_KINDS,
     CallGroup,
-    closed,
+    is_self_contained,
     reads_foreign_tensors,
 )
 
@@ -47,7 +47,7 @@ def _scores_around(softmax: Call, consumers: dict[Value, list[Call]], outputs: s
     if query is None or key is None or value is None or len(query.shape) not in (3, 4):
         return None
     calls = [scores, *chain, softmax, *passes, context]
-    if not closed(calls, context.out, consumers, outputs):
+    if not is_self_contained(calls, context.out, consumers, outputs):
         return None
     masks = [v for call in chain for v in call.inputs if v is not None and v.is_static and v.parameter_names]
     options = {"is_causal": causal, "dropout_p": dropout, "transposed_key": True}
@@ -73,7 +73,7 @@ def _up_to_product(softmax: Call) -> tuple[Call, list[Call], bool] | None:
     causal = False
     value = softmax.inputs[0]
     for _ in range(16):
-        call = value.maker if value is not None else None
+        call = value.producing_call if value is not None else None
         if call is None:
             return None
         if call.kind in ("matmul", "baddbmm") and call.out.elements == softmax.out.elements:
@@ -98,12 +98,12 @@ def is_causal_mask(call: Call, depth: int = 12) -> bool:
     stack, seen = [(v, depth) for v in call.inputs if v is not None and v.is_static], set[int]()
     while stack:
         value, left = stack.pop()
-        if value.maker is None or id(value) in seen or not left:
+        if value.producing_call is None or id(value) in seen or not left:
             continue
         seen.add(id(value))
-        if value.maker.label.strip("_") in ("tril", "triu"):
+        if value.producing_call.source_name.strip("_") in ("tril", "triu"):
             return True
-        stack.extend((v, left - 1) for v in value.maker.inputs if v is not None)
+        stack.extend((v, left - 1) for v in value.producing_call.inputs if v is not None)
     return False
 
 
@@ -153,14 +153,14 @@ def _source(value: Value) -> _Source | None:
         if value.is_static or value.is_integer or id(value) in seen:
             continue
         seen.add(id(value))
-        call = value.maker
+        call = value.producing_call
         if call is None:
             return None
         if call.kind == "linear":
             if linear is not None and call is not linear:
                 return None
             linear = call
-        elif call.kind in LIGHT:
+        elif call.kind in WEIGHTLESS_KINDS:
             if call not in calls:
                 calls.append(call)
                 stack.extend(v for v in call.inputs if v is not None)
@@ -243,7 +243,11 @@ def _attention_around(core: Call, consumers: dict[Value, list[Call]], outputs: s
         return None
     heads, inputs = sizes
     options, calls, output = projections.options(heads["head_dim"]), projections.calls, projections.output
-    if options is None or not closed(calls, output.out, consumers, outputs) or reads_foreign_tensors(calls, inputs):
+    if (
+        options is None
+        or not is_self_contained(calls, output.out, consumers, outputs)
+        or reads_foreign_tensors(calls, inputs)
+    ):
         return None
     substitute = make_call(
         "attention",
@@ -261,8 +265,8 @@ def _masked(core: Call) -> bool:
     mask = core.inputs[3] if len(core.inputs) > 3 else None
     return (
         mask is not None
-        and mask.maker is not None
-        and (mask.maker.label.strip("_") in ("tril", "triu") or is_causal_mask(mask.maker))
+        and mask.producing_call is not None
+        and (mask.producing_call.source_name.strip("_") in ("tril", "triu") or is_causal_mask(mask.producing_call))
     )
 
 
@@ -351,11 +355,11 @@ def feed_forward_blocks(trace: Trace) -> list[CallGroup]:
 
 def _feed_forward_before(down: Call, consumers: dict[Value, list[Call]], outputs: set[Value]) -> CallGroup | None:
     value, calls, dropout = down.inputs[0], [down], 0.0
-    if value is not None and value.maker is not None and value.maker.kind == "dropout":
-        dropout = dropout_rate(value.maker.options.get("p", 0.5))
-        calls.append(value.maker)
-        value = value.maker.inputs[0]
-    inner = value.maker if value is not None else None
+    if value is not None and value.producing_call is not None and value.producing_call.kind == "dropout":
+        dropout = dropout_rate(value.producing_call.options.get("p", 0.5))
+        calls.append(value.producing_call)
+        value = value.producing_call.inputs[0]
+    inner = value.producing_call if value is not None else None
     block = None if inner is None else _plain_up(inner) if inner.kind == "activation" else _gated_up(inner)
     if block is None:
         return None
@@ -368,7 +372,7 @@ def _feed_forward_before(down: Call, consumers: dict[Value, list[Call]], outputs
         x is None
         or not same
         or len(biases) != 1
-        or not closed(calls, down.out, consumers, outputs)
+        or not is_self_contained(calls, down.out, consumers, outputs)
         or reads_foreign_tensors(calls, [x])
     ):
         return None
@@ -396,7 +400,11 @@ _GATES = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu", "relu": "regl
 
 
 def _projection(value: Value | None) -> Call | None:
-    return value.maker if value is not None and value.maker is not None and value.maker.kind == "linear" else None
+    return (
+        value.producing_call
+        if value is not None and value.producing_call is not None and value.producing_call.kind == "linear"
+        else None
+    )
 
 
 def _plain_up(act: Call) -> _Up | None:
@@ -410,12 +418,14 @@ def _gated_up(product: Call) -> _Up | None:
     if product.kind != "multiply" or len(product.inputs) != 2:
         return None
     for gate, other in (product.inputs, product.inputs[::-1]):
-        act = gate.maker if gate is not None else None
+        act = gate.producing_call if gate is not None else None
         if act is None or act.kind != "activation" or act.options.get("function") not in _GATES:
             continue
         first, second = _projection(act.inputs[0]), _projection(other)
         halves = [
-            v.maker for v in (act.inputs[0], other) if v is not None and v.maker is not None and v.maker.kind == "slice"
+            v.producing_call
+            for v in (act.inputs[0], other)
+            if v is not None and v.producing_call is not None and v.producing_call.kind == "slice"
         ]
         packed = _projection(halves[0].inputs[0]) if len(halves) == 2 else None
         if packed is not None and all(half.inputs[0] is packed.out for half in halves):

@@ -26,7 +26,7 @@ from paleo.collectives.base import (
     checked_payload,
     doubling_rounds,
     ranks_of,
-    remote_share,
+    remote_buffer_share,
 )
 from paleo.errors import SpecError
 from paleo.units import KILO, MICROSECOND
@@ -114,7 +114,7 @@ def traffic_time(traffic: Traffic, costs: Sequence[LevelCost]) -> Array:
     return np.asarray(total)
 
 
-def lower_bound(
+def time_lower_bound(
     operation: str, payload_bytes: Numeric, group: FanOuts, costs: Sequence[LevelCost], *, in_network: bool = False
 ) -> Array:
     """Compute a lower bound of the time of any algorithm between hosts.
@@ -153,7 +153,7 @@ def lower_bound(
     Examples
     --------
     >>> cost = LevelCost(alpha=1.0, beta=0.01)
-    >>> float(lower_bound("all_reduce", 800.0, (8,), [cost]))
+    >>> float(time_lower_bound("all_reduce", 800.0, (8,), [cost]))
     17.0
     """
     algorithms_for(operation)
@@ -176,7 +176,7 @@ def lower_bound(
 def torus_bound(operation: str, payload_bytes: Numeric, group: FanOuts, costs: Sequence[LevelCost]) -> Array:
     """Compute a lower bound of the time of any algorithm if each level is a dimension of a torus.
 
-    The bytes that a rank must send are spread over all its links (`lower_bound`).
+    The bytes that a rank must send are spread over all its links (`time_lower_bound`).
 
     Parameters
     ----------
@@ -213,11 +213,11 @@ def _least_share(operation: str, fan_outs: tuple[Array, ...], index: int, in_net
     """Return the share of the payload that each unit must send into a level."""
     fan_out = fan_outs[index]
     if operation == "all_reduce":
-        return np.ones(()) if in_network else 2.0 * remote_share(fan_out)
+        return np.ones(()) if in_network else 2.0 * remote_buffer_share(fan_out)
     if operation == "all_to_all":
         inside, above = ranks_of(fan_outs[:index]), ranks_of(fan_outs[index + 1 :])
-        return inside * remote_share(fan_out) / above
-    return remote_share(fan_out) if operation in ("reduce_scatter", "all_gather") else np.ones(())
+        return inside * remote_buffer_share(fan_out) / above
+    return remote_buffer_share(fan_out) if operation in ("reduce_scatter", "all_gather") else np.ones(())
 
 
 def bus_factor(operation: str, ranks: Numeric) -> Array:
@@ -244,7 +244,7 @@ def bus_factor(operation: str, ranks: Numeric) -> Array:
     count = np.asarray(ranks, dtype=np.float64)
     if operation in ("broadcast", "send_recv"):
         return np.ones_like(count)
-    return (2.0 if operation == "all_reduce" else 1.0) * remote_share(count)
+    return (2.0 if operation == "all_reduce" else 1.0) * remote_buffer_share(count)
 
 
 #: Time that counts as zero, since parameters are fitted by their logarithms [s].
@@ -274,7 +274,7 @@ def partly_overlapped_time(latency: Numeric, transfer: Numeric) -> Array:
     return np.asarray(np.hypot(latency, transfer))
 
 
-def latency_change(measured: float, stated: float | None, latency: float) -> float:
+def corrected_hop_latency(measured: float, stated: float | None, latency: float) -> float:
     """Compute the correction of a measured hop time for a link with another latency.
 
     The link's part of the hop changes in proportion; the software's part does not. The link's part is the stated
@@ -297,15 +297,15 @@ def latency_change(measured: float, stated: float | None, latency: float) -> flo
 
     Examples
     --------
-    >>> round(latency_change(4.0, 1.0, 3.0), 9), round(latency_change(4.0, 8.0, 4.0), 9), latency_change(4.0, None, 5.0)
-    (2.0, -2.0, 1.0)
+    >>> [round(corrected_hop_latency(4.0, *ends), 9) for ends in ((1.0, 3.0), (8.0, 4.0), (None, 5.0))]
+    [2.0, -2.0, 1.0]
     """
     if stated is None:
         return max(0.0, latency - measured)
     return min(stated, measured) * (latency / stated - 1.0) if stated > 0.0 else latency
 
 
-def fill_time(transfer: Numeric, chunk_cost: Numeric) -> Array:
+def pipeline_fill_time(transfer: Numeric, chunk_cost: Numeric) -> Array:
     """Compute the time to fill a pipeline whose number of chunks is optimal.
 
     n chunks cost n chunk_cost + transfer / n in addition to the transfer; at the best n both terms are equal.
@@ -328,7 +328,7 @@ def fill_time(transfer: Numeric, chunk_cost: Numeric) -> Array:
 
     Examples
     --------
-    >>> float(fill_time(16.0, 1.0))
+    >>> float(pipeline_fill_time(16.0, 1.0))
     8.0
     """
     return np.asarray(2.0 * np.sqrt(np.asarray(transfer) * chunk_cost))

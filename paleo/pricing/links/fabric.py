@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paleo.collectives.base import Array, Numeric, Traffic
-from paleo.pricing.links.alpha_beta import fill_time, partly_overlapped_time, with_skew
+from paleo.pricing.links.alpha_beta import partly_overlapped_time, pipeline_fill_time, with_skew
 from paleo.pricing.links.group import (
     SIMPLE,
-    TUNER_BASE,
+    TUNER_BASE_LATENCY,
     TUNER_BUS,
-    TUNER_NVLINK_STEP,
-    TUNER_PCIE_STEP,
-    Flags,
+    TUNER_NVLINK_STEP_LATENCY,
+    TUNER_PCIE_STEP_LATENCY,
+    BoolArray,
     GroupLinks,
 )
 from paleo.specs.calibration import parameter
@@ -62,13 +62,13 @@ CROWDED_RANKS, CROWDED_STEP, CROWDED_PEER = 129, 2.0, 3.0
 #: 128 bytes a piece take three times as long as those of 256, which are no longer sent inside the NIC's commands
 #: (fi_cxi(7), inject size: by name only, not read). ThetaGPU's rows over InfiniBand take equal times from 4 to 512
 #: bytes.
-INJECTED_BYTES = 200.0
+NIC_INJECT_SIZE = 200.0
 #: Share of a NIC's one-way rate if a rank sends to one neighbour and receives from another.
 _BOTH_WAYS = 0.6
 
 
 #: Kind of link -> system whose measured fabric is used for other systems with that kind of link.
-MEASURED = {"slingshot": "polaris"}
+MEASURED_FABRICS = {"slingshot": "polaris"}
 
 
 #: The same for exchanges only. Libraries use EFA as they use Slingshot, by libfabric's messages (aws-ofi-nccl): between
@@ -92,7 +92,7 @@ def measured_fabric(system: System) -> str | None:
     str, optional
         Name of the system; None if there is none.
     """
-    return _measured(system, MEASURED)
+    return _measured(system, MEASURED_FABRICS)
 
 
 def measured_exchange(system: System) -> str | None:
@@ -116,7 +116,7 @@ def _measured(system: System, by_kind: Mapping[str, str]) -> str | None:
     return by_kind.get(outer[0]) if outer else None
 
 
-def with_exchange(parameters: FabricParameters, other: FabricParameters) -> FabricParameters:
+def with_exchange_parameters(parameters: FabricParameters, other: FabricParameters) -> FabricParameters:
     """Replace the parameters of exchanges (`_EXCHANGE_PARAMETERS`) by the parameters of another fabric.
 
     Parameters
@@ -134,7 +134,7 @@ def with_exchange(parameters: FabricParameters, other: FabricParameters) -> Fabr
     return replace(parameters, **{name: getattr(other, name) for name in _EXCHANGE_PARAMETERS})
 
 
-def fabric_defaults(system: System) -> FabricParameters:
+def default_fabric_parameters(system: System) -> FabricParameters:
     """Return the parameters of an unmeasured fabric by its link: sockets or remote memory access.
 
     InfiniBand and similar links: 0.97 of a NIC for rings and trees (CX7 in SimAI's calbusbw.h; 0.96 to 0.98 measured
@@ -158,8 +158,8 @@ def _by_sockets(system: System) -> bool:
     return bool(outer) and outer[0].kind == "ethernet" and "roce" not in outer[0].name.lower()
 
 
-def unmeasured_links(links: GroupLinks, system: System) -> GroupLinks:
-    """Return a group's links with the latencies that the hops of `fabric_defaults` include.
+def links_with_default_latency(links: GroupLinks, system: System) -> GroupLinks:
+    """Return a group's links with the latencies that the hops of `default_fabric_parameters` include.
 
     The default hops include no more latency than InfiniBand's or TCP's. Latency that a link states beyond that is
     added.
@@ -178,7 +178,10 @@ def unmeasured_links(links: GroupLinks, system: System) -> GroupLinks:
     """
     inner, least = links.inner_levels, TCP_LATENCY if _by_sockets(system) else INFINIBAND_LATENCY
     outer = (
-        replace(level, included_latency=least if level.included_latency is None else min(level.included_latency, least))
+        replace(
+            level,
+            calibrated_latency=least if level.calibrated_latency is None else min(level.calibrated_latency, least),
+        )
         for level in links.levels[inner:]
     )
     return replace(links, levels=(*links.levels[:inner], *outer))
@@ -237,7 +240,7 @@ def fabric_time(
     short = short + later
     seconds = p.launch + partly_overlapped_time(short + (long - short) * share, wire)
     if not lockstep:
-        seconds = seconds + fill_time(wire, p.fill * long) * share
+        seconds = seconds + pipeline_fill_time(wire, p.fill * long) * share
     return with_skew(seconds, p.skew)
 
 
@@ -316,7 +319,7 @@ def _wire_time(traffic: Traffic, links: GroupLinks, p: FabricParameters, share: 
 
 #: Latency of Simple in the tuner's cost model: of the start, and the factor on a ring's latency once all channels are
 #: full; below, of a hop between nodes, and of a hop over NVLink or PCIe in a tree.
-_TUNER_START, _TUNER_PLATEAU = TUNER_BASE[SIMPLE], 1.4
+_TUNER_START, _TUNER_PLATEAU = TUNER_BASE_LATENCY[SIMPLE], 1.4
 _TUNER_NET_HOP, _TUNER_TREE_HOP = 14.0 * MICROSECOND, 4.0 * MICROSECOND
 #: Share of a ring's bus bandwidth that the tuner assumes for trees.
 _TUNER_TREE = 0.92
@@ -327,7 +330,7 @@ _TUNER_SWITCH_START, _TUNER_SWITCH_HOP, _TUNER_SWITCH = 25.0 * MICROSECOND, 20.9
 _TUNER_SWITCH_EFFICIENCY = {"Hopper": 0.85, "Blackwell": 0.74, "Blackwell Ultra": 0.74}
 
 
-def prefers_tree(payload_bytes: Numeric, links: GroupLinks) -> Flags:
+def prefers_tree(payload_bytes: Numeric, links: GroupLinks) -> BoolArray:
     """Return True if NCCL's tuner expects a tree over nodes to be faster than a ring, both in Simple.
 
     It assumes half of the bus bandwidth for a tree, whatever the bytes between nodes (S (1 of N nodes), compared with
@@ -362,7 +365,7 @@ def prefers_tree(payload_bytes: Numeric, links: GroupLinks) -> Flags:
     return np.asarray(tree < _expected_ring(payload_bytes, links))
 
 
-def prefers_switch(payload_bytes: Numeric, links: GroupLinks) -> Flags:
+def prefers_switch(payload_bytes: Numeric, links: GroupLinks) -> BoolArray:
     """Return True if NCCL's tuner expects in-switch reduction (NVLSTree) to be faster than a ring.
 
     It assumes 5/6 of the rate of a node's NVLink or of its NICs, and half of the NICs' over more than two nodes.
@@ -407,7 +410,7 @@ def _expected_rates(links: GroupLinks) -> tuple[Array, Array]:
 def _expected_ring(payload_bytes: Numeric, links: GroupLinks) -> Array:
     """Return the time of an all_reduce over nodes by a ring in Simple, in the tuner's cost model [s]."""
     nodes, ranks = links.nodes, links.ranks
-    inside = np.where(np.asarray(links.nvlink), TUNER_NVLINK_STEP[SIMPLE], TUNER_PCIE_STEP[SIMPLE])
+    inside = np.where(np.asarray(links.is_nvlink), TUNER_NVLINK_STEP_LATENCY[SIMPLE], TUNER_PCIE_STEP_LATENCY[SIMPLE])
     hops = np.maximum(2.0 * (ranks - 1.0) - 2.0 * nodes, 0.0) * inside + 2.0 * nodes * _TUNER_NET_HOP
     sent = 2.0 * (ranks - 1.0) / ranks * np.asarray(payload_bytes, dtype=np.float64)
     return np.asarray(_TUNER_PLATEAU * (_TUNER_START + hops) + sent / np.minimum(*_expected_rates(links)))

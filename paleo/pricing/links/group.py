@@ -8,10 +8,10 @@ expects to be fastest, from constants in its source, which need not be the faste
 that predictions jump at the payloads at which measured curves do. The calibrated parameters then price the chosen
 protocol.
 
-*Time* inside one node, over NVLink, NVSwitch or a PCIe tree (`node_time`): the counts (steps, bytes per level) are
-those of `paleo.collectives`. They are multiplied by the latency of a step and the share of a link that each protocol
-reaches, and the launch cost is added. `NcclParameters` price rings, trees and similar algorithms, `ExchangeParameters`
-exchanges in pairs; each is fitted per system.
+*Time* inside one node, over NVLink, NVSwitch or a PCIe tree (`intra_node_time`): the counts (steps, bytes per level)
+are those of `paleo.collectives`. They are multiplied by the latency of a step and the share of a link that each
+protocol reaches, and the launch cost is added. `NcclParameters` price rings, trees and similar algorithms,
+`ExchangeParameters` exchanges in pairs; each is fitted per system.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import numpy.typing as npt
 from paleo.collectives.base import Algorithm, Array, Numeric, Traffic, ranks_of
 from paleo.errors import PlanError
 from paleo.pricing.links.alpha_beta import (
-    fill_time,
-    latency_change,
+    corrected_hop_latency,
     partly_overlapped_time,
+    pipeline_fill_time,
     smooth_maximum,
     smooth_minimum,
     with_skew,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 #: Kinds of links inside a node that do not form a PCIe tree.
 _LIKE_NVLINK = frozenset({"nvlink", "nvswitch", "infinity_fabric", "ici", "ethernet"})
-Flags = npt.NDArray[np.bool_]
+BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,11 @@ class LinkLevel:
         Bandwidth of one port of one unit [byte/s].
     ports, rank_ports : float or ndarray
         Ports of a unit that the group may use, and those of them that a single rank of the unit drives.
-    unit_ports : float or ndarray
+    shared_unit_ports : float or ndarray
         Ports of a unit by datasheet, divided among the groups of the same kind.
     latency : float
         Latency of one message by datasheet [s].
-    included_latency : float, optional
+    calibrated_latency : float, optional
         Part of it that calibrated hops include [s]; None if no latency was stated.
     """
 
@@ -68,9 +68,9 @@ class LinkLevel:
     port_bandwidth: Numeric
     ports: Numeric = 1.0
     rank_ports: Numeric = float("inf")
-    unit_ports: Numeric = 1.0
+    shared_unit_ports: Numeric = 1.0
     latency: float = 0.0
-    included_latency: float | None = 0.0
+    calibrated_latency: float | None = 0.0
 
     @property
     def bandwidth(self) -> Array:
@@ -99,7 +99,7 @@ class LinkLevel:
             return self.bandwidth
         return np.asarray(self.port_bandwidth) * np.minimum(self.ports, self.rank_ports * np.asarray(senders))
 
-    def rows(self, index: npt.NDArray[np.intp]) -> LinkLevel:
+    def select_groups(self, index: npt.NDArray[np.intp]) -> LinkLevel:
         """Select some groups (rows) of a level that holds several.
 
         Parameters
@@ -117,7 +117,7 @@ class LinkLevel:
 
 
 #: Fields of a level that differ between groups of a system.
-_STACKED = ("fan_out", "port_bandwidth", "ports", "rank_ports", "unit_ports")
+_STACKED = ("fan_out", "port_bandwidth", "ports", "rank_ports", "shared_unit_ports")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class GroupLinks:
     ----------
     levels : tuple of LinkLevel
         Levels from inner to outer; the last ``fabric_levels`` of them are between nodes.
-    nvlink : bool or ndarray of bool
+    is_nvlink : bool or ndarray of bool
         True if all levels of the group inside the node are NVLink, which supports LL128.
     staged_through_host : bool or ndarray of bool
         True if neighbours cannot access each other's memory, so that data pass through host memory.
@@ -140,7 +140,7 @@ class GroupLinks:
         True if the inner level's switches add and multicast (NVLink SHARP).
     switch_bandwidth : float
         Largest bus bandwidth of reductions in the switches [byte/s].
-    many_hosts : bool
+    node_spans_hosts : bool
         True if a node is an NVLink domain of several machines.
     topologies : frozenset of str
         Topologies of the system's levels, for algorithms that require one.
@@ -149,13 +149,13 @@ class GroupLinks:
     """
 
     levels: tuple[LinkLevel, ...]
-    nvlink: bool | Flags = True
-    staged_through_host: bool | Flags = False
+    is_nvlink: bool | BoolArray = True
+    staged_through_host: bool | BoolArray = False
     fabric_levels: int = 0
     gpu_architecture: str = "Ampere"
     switch_reduces: bool = False
     switch_bandwidth: float = float("inf")
-    many_hosts: bool = False
+    node_spans_hosts: bool = False
     topologies: frozenset[str] = frozenset()
     clock: float = float("inf")
 
@@ -181,7 +181,7 @@ class GroupLinks:
         return len(self.levels) - self.fabric_levels
 
     @property
-    def inside(self) -> GroupLinks:
+    def intra_node_links(self) -> GroupLinks:
         """The part of the group inside one node, with fan-outs of 1 between nodes."""
         inner, outer = self.levels[: self.inner_levels], self.levels[self.inner_levels :]
         alone = (replace(level, fan_out=np.ones_like(np.asarray(level.fan_out))) for level in outer)
@@ -203,12 +203,12 @@ class GroupLinks:
             Time of the hop [s]. Of several levels the largest change counts; levels without a latency are ignored.
         """
         levels = self.levels[self.inner_levels :] if outside else self.levels[: self.inner_levels]
-        if all(level.included_latency == level.latency for level in levels):
+        if all(level.calibrated_latency == level.latency for level in levels):
             return measured
         most: Numeric = -np.inf
         for level in levels:
-            stated, latency = level.included_latency, level.latency
-            change = -np.inf if stated == latency == 0.0 else latency_change(measured, stated, latency)
+            stated, latency = level.calibrated_latency, level.latency
+            change = -np.inf if stated == latency == 0.0 else corrected_hop_latency(measured, stated, latency)
             most = np.maximum(most, np.where(np.asarray(level.fan_out) > 1, change, -np.inf))
         return np.asarray(measured + np.where(np.isfinite(most), most, 0.0))
 
@@ -217,7 +217,7 @@ class GroupLinks:
 
         Parameters
         ----------
-        algorithm : Algorithm
+        algorithm : ConvolutionAlgorithm
             The algorithm.
         operation : str
             Collective operation, such as ``all_reduce``.
@@ -229,7 +229,11 @@ class GroupLinks:
         """
         switches = self.switch_reduces or not algorithm.in_network
         suits_topology = not (operation in algorithm.non_neighbour_operations and "torus" in self.topologies)
-        return switches and suits_topology and (algorithm.topology is None or algorithm.topology in self.topologies)
+        return (
+            switches
+            and suits_topology
+            and (algorithm.required_topology is None or algorithm.required_topology in self.topologies)
+        )
 
     def wire_time(self, traffic: Traffic, levels: slice = slice(None)) -> Array:
         """Compute the time of the slowest of some levels at the datasheet's bandwidth, summed over phases.
@@ -254,7 +258,7 @@ class GroupLinks:
             total = total + np.asarray(slowest)
         return np.asarray(total)
 
-    def rows(self, index: npt.NDArray[np.intp]) -> GroupLinks:
+    def select_groups(self, index: npt.NDArray[np.intp]) -> GroupLinks:
         """Select some groups (rows) of several stacked ones.
 
         Parameters
@@ -269,8 +273,8 @@ class GroupLinks:
         """
         return replace(
             self,
-            levels=tuple(level.rows(index) for level in self.levels),
-            nvlink=np.asarray(self.nvlink)[index],
+            levels=tuple(level.select_groups(index) for level in self.levels),
+            is_nvlink=np.asarray(self.is_nvlink)[index],
             staged_through_host=np.asarray(self.staged_through_host)[index],
         )
 
@@ -324,17 +328,19 @@ def sole_group_links(system: System, *, ranks: int, ranks_per_node: int) -> Grou
     PlanError
         If the ranks need several nodes, and the system has no network between nodes.
     """
-    inside = min(ranks, domain_ranks(system, ranks_per_node))
+    inside = min(ranks, nvlink_domain_ranks(system, ranks_per_node))
     spans, nodes = list(system.group(1, inside)), -(-ranks // inside)
     outer = [index for index, span in enumerate(spans) if system.joins_nodes(span.level)]
     if nodes > 1 and not outer:
         raise PlanError(f"system {system.name} has no network between nodes, and {ranks} ranks need {nodes} nodes")
     if nodes > 1:
-        spans[outer[0]] = replace(spans[outer[0]], fan_out=nodes, members_below=inside, groups_sharing=1, units=0)
+        spans[outer[0]] = replace(
+            spans[outer[0]], fan_out=nodes, ranks_per_unit=inside, groups_per_unit=1, units_in_level=0
+        )
     return _links_of_spans(system, spans)
 
 
-def domain_ranks(system: System, ranks_per_node: int) -> int:
+def nvlink_domain_ranks(system: System, ranks_per_node: int) -> int:
     """Count the neighbours that reach each other without the network between nodes.
 
     Parameters
@@ -371,9 +377,9 @@ def stack_links(groups: Sequence[GroupLinks], index: npt.NDArray[np.intp]) -> Gr
     return replace(
         groups[0],
         levels=tuple(_stacked(levels) for levels in zip(*(group.levels for group in groups), strict=True)),
-        nvlink=np.asarray([group.nvlink for group in groups], dtype=np.bool_),
+        is_nvlink=np.asarray([group.is_nvlink for group in groups], dtype=np.bool_),
         staged_through_host=np.asarray([group.staged_through_host for group in groups], dtype=np.bool_),
-    ).rows(index)
+    ).select_groups(index)
 
 
 def _stacked(levels: Sequence[LinkLevel]) -> LinkLevel:
@@ -412,13 +418,13 @@ def _links_of_spans(system: System, spans: Sequence[GroupLevel]) -> GroupLinks:
         levels = (LinkLevel(1.0, levels[0].port_bandwidth, rank_ports=1.0), *levels)
     return GroupLinks(
         levels,
-        nvlink=all(level.link.kind in _LIKE_NVLINK for level in inner),
+        is_nvlink=all(level.link.kind in _LIKE_NVLINK for level in inner),
         staged_through_host=bool(inner) and not spans[0].level.peer_to_peer,
         fabric_levels=sum(fabric),
         gpu_architecture=system.device.architecture,
         switch_reduces=not fabric[0] and spans[0].level.in_switch_reduction,
         switch_bandwidth=spans[0].level.link.in_switch_bandwidth or float("inf"),
-        many_hosts=system.devices_per_host is not None,
+        node_spans_hosts=system.devices_per_host is not None,
         topologies=frozenset(level.topology for level in system.levels),
         clock=system.device.boost_clock or float("inf"),
     )
@@ -435,7 +441,7 @@ def _level(system: System, span: GroupLevel, outside: bool) -> LinkLevel:
         link.bandwidth,
         usable,
         of_a_rank,
-        span.level.ports / span.groups_sharing,
+        span.level.ports / span.groups_per_unit,
         link.latency or 0.0,
         0.0 if link.latency is None else link.stated_latency,
     )
@@ -478,7 +484,7 @@ def _direct_links(span: GroupLevel, fan_out: int) -> float:
         return float(level.ports)
     if level.rings is not None:
         return level.rings[fan_out - 1]
-    peers = span.units - 1
+    peers = span.units_in_level - 1
     return level.ports * min(fan_out - 1, peers) / peers
 
 
@@ -488,25 +494,25 @@ def _usable_ports(system: System, span: GroupLevel, outside: bool) -> tuple[floa
     A rank drives its own NIC (or its share of the node's, at least one), so a single rank of a node of eight does not
     fill eight NICs. All rings of a PCIe tree have the same direction and leave a unit through one slot.
     """
-    share = span.level.ports / span.groups_sharing
+    share = span.level.ports / span.groups_per_unit
     if not outside:
         usable = (
             min(share, 1.0)
             if span.level.link.kind in ("pcie", "qpi")
             else min(share, _direct_links(span, span.fan_out))
         )
-        of_a_rank = max(1.0, usable / (span.members_below * span.groups_sharing))
+        of_a_rank = max(1.0, usable / (span.ranks_per_unit * span.groups_per_unit))
         return usable, min(of_a_rank, _direct_links(span, 2))
     of_a_rank = max(1.0, span.level.ports / system.devices_per_node)
-    return min(share, span.members_below * of_a_rank), min(share, of_a_rank)
+    return min(share, span.ranks_per_unit * of_a_rank), min(share, of_a_rank)
 
 
 LL, LL128, SIMPLE = 0, 1, 2
 #: Base latency, and latency per ring step over NVLink and over PCIe, of LL, LL128 and Simple in the cost model of
 #: NCCL's tuner.
-TUNER_BASE = (6.6 * MICROSECOND, 14.0 * MICROSECOND, 8.4 * MICROSECOND)
-TUNER_NVLINK_STEP = (0.6 * MICROSECOND, 1.9 * MICROSECOND, 3.4 * MICROSECOND)
-TUNER_PCIE_STEP = (1.0 * MICROSECOND, 2.5 * MICROSECOND, 5.7 * MICROSECOND)
+TUNER_BASE_LATENCY = (6.6 * MICROSECOND, 14.0 * MICROSECOND, 8.4 * MICROSECOND)
+TUNER_NVLINK_STEP_LATENCY = (0.6 * MICROSECOND, 1.9 * MICROSECOND, 3.4 * MICROSECOND)
+TUNER_PCIE_STEP_LATENCY = (1.0 * MICROSECOND, 2.5 * MICROSECOND, 5.7 * MICROSECOND)
 #: Share of the NVLink bandwidth to which the tuner limits LL: 39, 87.7, 141 and 282 GB/s by generation.
 _TUNER_LL = {"Volta": 0.26, "Ampere": 0.2923, "Hopper": 0.3133, "Blackwell": 0.3133, "Blackwell Ultra": 0.3133}
 #: Generations whose rings of eight ranks change from LL directly to Simple, at the crossing of these two lines of the
@@ -517,7 +523,7 @@ _WITHOUT_LL128 = frozenset({"Blackwell", "Blackwell Ultra"})
 TUNER_BUS, _TUNER_LL128 = 0.8, 0.92
 
 
-def protocol(*, steps: Numeric, wire_time: Numeric, links: GroupLinks) -> npt.NDArray[np.intp]:
+def tuner_protocol(*, steps: Numeric, wire_time: Numeric, links: GroupLinks) -> npt.NDArray[np.intp]:
     """Return the protocol of a ring that NCCL's tuner expects to be the fastest.
 
     LL128 needs NVLink, of generation 4 at most.
@@ -543,10 +549,10 @@ def protocol(*, steps: Numeric, wire_time: Numeric, links: GroupLinks) -> npt.ND
     Examples
     --------
     >>> switch = GroupLinks((LinkLevel(2.0, 300e9),))
-    >>> protocol(steps=1, wire_time=np.array([1e4, 1e6]) / 300e9, links=switch).tolist()
+    >>> tuner_protocol(steps=1, wire_time=np.array([1e4, 1e6]) / 300e9, links=switch).tolist()
     [0, 2]
     """
-    nvlink = np.asarray(links.nvlink)
+    nvlink = np.asarray(links.is_nvlink)
     shares: tuple[Numeric, ...] = (
         np.where(nvlink, _TUNER_LL.get(links.gpu_architecture, 0.3), 0.5 * TUNER_BUS),
         _TUNER_LL128 * TUNER_BUS,
@@ -555,7 +561,7 @@ def protocol(*, steps: Numeric, wire_time: Numeric, links: GroupLinks) -> npt.ND
     expected = [
         base + np.where(nvlink, over_nvlink, over_pcie) * np.asarray(steps) + wire_time / share
         for base, over_nvlink, over_pcie, share in zip(
-            TUNER_BASE, TUNER_NVLINK_STEP, TUNER_PCIE_STEP, shares, strict=True
+            TUNER_BASE_LATENCY, TUNER_NVLINK_STEP_LATENCY, TUNER_PCIE_STEP_LATENCY, shares, strict=True
         )
     ]
     expected[LL128] = np.where(nvlink & (links.gpu_architecture not in _WITHOUT_LL128), expected[LL128], np.inf)
@@ -596,15 +602,15 @@ _SWITCH_HOPS = 56.0
 _LL_LARGEST = 0.5
 
 
-def node_time(
+def intra_node_time(
     *,
     operation: str,
     payload_bytes: Numeric,
     traffic: Traffic,
     links: GroupLinks,
     parameters: NcclParameters,
-    low_latency: bool | Flags = True,
-    adds_bytes: bool | Flags = False,
+    low_latency: bool | BoolArray = True,
+    adds_bytes: bool | BoolArray = False,
 ) -> Array:
     """Compute the time of the traffic of rings or trees inside one node.
 
@@ -639,7 +645,7 @@ def node_time(
     """
     p, step = parameters, links.hop_time(parameters.step)
     steps, wire = np.asarray(traffic.steps), links.wire_time(traffic) * _staging_factor(links, p.staging_power)
-    chosen = np.where(low_latency, protocol(steps=steps, wire_time=wire, links=links), SIMPLE)
+    chosen = np.where(low_latency, tuner_protocol(steps=steps, wire_time=wire, links=links), SIMPLE)
     full = 1.0 + p.spread
     busy = 1.0 + p.spread * _channel_share(payload_bytes, links)
     sums = p.byte_sum * np.asarray(traffic.reduced_bytes) * adds_bytes / links.levels[0].bandwidth
@@ -648,7 +654,7 @@ def node_time(
     moved = wire / p.simple_fraction + _copy_time(operation, payload_bytes, links, p.copy)
     moved = moved + sums / np.maximum(links.ranks - 1.0, 1.0)
     simple = p.launch * full + p.simple_start + partly_overlapped_time(steps * (step * full + p.simple_step), moved)
-    simple = simple + fill_time(moved, p.fill)
+    simple = simple + pipeline_fill_time(moved, p.fill)
     return _for_several_ranks(np.where(chosen == LL, low, np.where(chosen == LL128, middle, simple)), links, p.skew)
 
 
@@ -763,6 +769,6 @@ def exchange_time(
     channels = np.asarray(payload_bytes) / (_CHANNELS * p.channel_rate * links.clock)
     moved = smooth_maximum(wire / p.fraction, channels)
     low = wire / np.minimum(p.low_fraction * peers, _LL_LARGEST)
-    simple = partly_overlapped_time(p.start, moved) + fill_time(moved, p.fill)
+    simple = partly_overlapped_time(p.start, moved) + pipeline_fill_time(moved, p.fill)
     seconds = links.hop_time(p.launch) + p.peer * peers + np.maximum(smooth_minimum(low, simple), wire)
     return np.where(links.ranks > 1, seconds, 0.0)

@@ -32,7 +32,7 @@ from paleo.pricing.links.group import link_kind
 
 if TYPE_CHECKING:
     from paleo.collectives.base import Array, Numeric
-    from paleo.specs.system import Level, System
+    from paleo.specs.system import InterconnectLevel, System
 
 #: Nodes below a leaf switch, and nodes of the machine, if the system states neither (a 64-port switch with half of its
 #: ports down).
@@ -44,35 +44,36 @@ _FLOWS_PER_PORT = 16
 #: Standard deviations above the mean up to which the number of flows on one link is summed.
 MAX_DEVIATIONS = 12.0
 #: Smallest divisor of a share, which avoids a division by zero.
-NOTHING = 1e-30
+SMALLEST_DIVISOR = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbour:
+class NeighbourJob:
     """A second job on the same leaf switches: its pattern (ring or all_to_all), nodes, and share of time that
     it sends."""
 
     pattern: str
     nodes: int
-    sending: float
+    sending_time_share: float
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlacement:
     """Placement of a job's nodes on leaf switches: ``kind`` is packed, random or spread (over ``leaves`` switches).
 
-    ``background`` is the share of the uplinks that other jobs use; ``neighbour`` is a second job on the same switches.
+    ``background_load_share`` is the share of the uplinks that other jobs use; ``neighbour`` is a second job on the same
+    switches.
     """
 
     kind: str = "packed"
     leaves: int = 0
-    background: float = 0.0
-    neighbour: Neighbour | None = None
+    background_load_share: float = 0.0
+    neighbour: NeighbourJob | None = None
 
     @property
     def is_uncontended(self) -> bool:
         """True if the job has as few leaf switches as possible and no neighbours on the network."""
-        return self.kind == "packed" and self.background == 0.0 and self.neighbour is None
+        return self.kind == "packed" and self.background_load_share == 0.0 and self.neighbour is None
 
 
 _PATTERNS = ("ring", "all_to_all")
@@ -103,7 +104,7 @@ def node_placement(text: str, background: float = 0.0, neighbour: str | None = N
     Examples
     --------
     >>> node_placement("spread:8").leaves, node_placement("packed", neighbour="ring:16:0.25").neighbour
-    (8, Neighbour(pattern='ring', nodes=16, sending=0.25))
+    (8, NeighbourJob(pattern='ring', nodes=16, sending_time_share=0.25))
     """
     if not 0.0 <= background < 1.0:
         raise SpecError(f"background: {background} must be 0 or more and below 1, the uplinks' share that others use")
@@ -116,7 +117,7 @@ def node_placement(text: str, background: float = 0.0, neighbour: str | None = N
     return NodePlacement(text, 0, background, second_job)
 
 
-def _neighbour(text: str) -> Neighbour:
+def _neighbour(text: str) -> NeighbourJob:
     parts = re.fullmatch(r"(\w+):([1-9]\d{0,6}):(0?\.\d+|0|1(?:\.0*)?)", text)
     if parts is None:
         raise SpecError(
@@ -125,10 +126,10 @@ def _neighbour(text: str) -> Neighbour:
         )
     if parts[1] not in _PATTERNS:
         raise SpecError(f"neighbour: {parts[1]!r} is no pattern of traffic; {suggest_names(parts[1], _PATTERNS)}")
-    return Neighbour(parts[1], int(parts[2]), float(parts[3]))
+    return NeighbourJob(parts[1], int(parts[2]), float(parts[3]))
 
 
-def leaves_touched(nodes: Numeric, machine: Numeric, leaf: int) -> Array:
+def mean_leaf_count(nodes: Numeric, machine: Numeric, leaf: int) -> Array:
     """Compute the mean number of leaves that hold at least one of several randomly drawn nodes.
 
     Parameters
@@ -147,7 +148,7 @@ def leaves_touched(nodes: Numeric, machine: Numeric, leaf: int) -> Array:
 
     Examples
     --------
-    >>> round(float(leaves_touched(8, 1024, 16)), 1)
+    >>> round(float(mean_leaf_count(8, 1024, 16)), 1)
     7.6
     """
     count, total = np.asarray(nodes, dtype=np.float64), np.asarray(machine, dtype=np.float64)
@@ -245,7 +246,7 @@ def _fullest_of_sources(flows: Numeric, sources: Numeric, links: Numeric) -> Arr
     below = _fullest_below(flows, sources, links)
     exactly = np.diff(below, axis=-1)
     counts = np.arange(1.0, exactly.shape[-1] + 1.0)
-    return np.asarray(1.0 / np.maximum((exactly / counts).sum(axis=-1) + below[..., 0], NOTHING))
+    return np.asarray(1.0 / np.maximum((exactly / counts).sum(axis=-1) + below[..., 0], SMALLEST_DIVISOR))
 
 
 def _fullest_below(flows: Numeric, sources: Numeric, links: Numeric) -> Array:
@@ -256,7 +257,7 @@ def _fullest_below(flows: Numeric, sources: Numeric, links: Numeric) -> Array:
     count, ways = np.asarray(flows, dtype=np.float64)[..., None], np.asarray(links, dtype=np.float64)[..., None]
     chance, mean = 1.0 / np.maximum(ways, 1.0 + np.finfo(np.float64).eps), float(np.max(count / ways))
     steps = np.arange(math.ceil(mean + MAX_DEVIATIONS * math.sqrt(mean) + MAX_DEVIATIONS))
-    odds = np.clip(count - steps, NOTHING, None) / (steps + 1.0) * chance / (1.0 - chance)
+    odds = np.clip(count - steps, SMALLEST_DIVISOR, None) / (steps + 1.0) * chance / (1.0 - chance)
     log_empty = count * np.log1p(-chance)
     law = np.exp(np.concatenate([log_empty, log_empty + np.cumsum(np.log(odds), axis=-1)], axis=-1))
     below = np.clip(np.cumsum(law, axis=-1), 0.0, 1.0)
@@ -311,7 +312,7 @@ def exchange_share(nodes: Numeric, members: Numeric, leaf: int, oversubscription
     """
     n, m = np.asarray(nodes, dtype=np.float64), np.asarray(members, dtype=np.float64)
     demand = m * (n - m) / np.maximum(n - 1.0, 1.0)
-    return np.asarray(np.minimum(1.0, leaf / oversubscription / np.maximum(demand, NOTHING)))
+    return np.asarray(np.minimum(1.0, leaf / oversubscription / np.maximum(demand, SMALLEST_DIVISOR)))
 
 
 def rail_exchange_share(nodes: Numeric, members: Numeric, rails: Numeric, leaf: int, oversubscription: float) -> Array:
@@ -346,7 +347,7 @@ def rail_exchange_share(nodes: Numeric, members: Numeric, rails: Numeric, leaf: 
     """
     n, m = np.asarray(nodes, dtype=np.float64), np.asarray(members, dtype=np.float64)
     kept = (m - 1.0) / (np.maximum(n - 1.0, 1.0) * np.asarray(rails))
-    return np.asarray(np.minimum(1.0, leaf / oversubscription / np.maximum(m * (1.0 - kept), NOTHING)))
+    return np.asarray(np.minimum(1.0, leaf / oversubscription / np.maximum(m * (1.0 - kept), SMALLEST_DIVISOR)))
 
 
 def _unsorted_ring_share(
@@ -380,7 +381,7 @@ def _unsorted_ring_share(
     0.52
     """
     leaving = np.asarray(members) * ring_crossings(nodes, machine, leaf) / np.asarray(nodes)
-    return np.asarray(np.minimum(1.0, leaf / oversubscription / np.maximum(leaving, NOTHING)))
+    return np.asarray(np.minimum(1.0, leaf / oversubscription / np.maximum(leaving, SMALLEST_DIVISOR)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,7 +395,7 @@ class Dragonfly:
     pair_node_rates: Numeric
     routing: str = "adaptive"
 
-    def exchange(self, nodes: Numeric, members: Numeric, used: Numeric) -> Array:
+    def exchange_share(self, nodes: Numeric, members: Numeric, used: Numeric) -> Array:
         """Compute the share of its port that a node keeps in an all-to-all over several groups.
 
         The links of a pair of groups need m²/(n-1) node rates. Over third groups, each of the g-2 needs 2 (k-2)/(k-1)
@@ -416,7 +417,7 @@ class Dragonfly:
 
         Examples
         --------
-        >>> float(Dragonfly(8, 2.0, "minimal").exchange(32, 16, 2).round(3))
+        >>> float(Dragonfly(8, 2.0, "minimal").exchange_share(32, 16, 2).round(3))
         0.242
         """
         n, m = np.asarray(nodes, dtype=np.float64), np.asarray(members, dtype=np.float64)
@@ -424,7 +425,7 @@ class Dragonfly:
         k = np.asarray(used, dtype=np.float64)
         return self._better(m * m / between, m * (n - m) / between, used, 2.0 * (k - 2.0) / np.maximum(k - 1.0, 1.0))
 
-    def shared_by(self, jobs: float) -> Dragonfly:
+    def divided_among(self, jobs: float) -> Dragonfly:
         """Divide the inter-group links evenly among jobs that send at the same time.
 
         Parameters
@@ -439,7 +440,7 @@ class Dragonfly:
         """
         return dataclasses.replace(self, pair_node_rates=np.asarray(self.pair_node_rates) / jobs)
 
-    def ring(self, used: Numeric) -> Array:
+    def ring_share(self, used: Numeric) -> Array:
         """Compute the share of its port rate that a node keeps in a ring whose ranks are sorted by group.
 
         Parameters
@@ -454,7 +455,7 @@ class Dragonfly:
         """
         return self._better(np.ones(()), np.ones(()), used, np.where(np.asarray(used) > 2, 2.0, 1.0))
 
-    def unsorted_ring(self, crossings: Numeric) -> Array:
+    def unsorted_ring_share(self, crossings: Numeric) -> Array:
         """Compute the share of its port rate that a node keeps in a ring over randomly placed nodes.
 
         Parameters
@@ -477,10 +478,10 @@ class Dragonfly:
         ``of_pair`` are the node rates needed on the links of one pair of groups, ``leaving`` those that leave a group.
         ``hops`` is how often this traffic passes the busiest links of a group if it takes a third group.
         """
-        minimal = np.asarray(self.pair_node_rates) / np.maximum(of_pair, NOTHING)
+        minimal = np.asarray(self.pair_node_rates) / np.maximum(of_pair, SMALLEST_DIVISOR)
         thirds = np.asarray(self.groups, dtype=np.float64) - 2.0
         spread = np.where(thirds > 0, leaving * np.maximum(hops, 1.0) / np.maximum(thirds, 1.0), np.inf)
-        valiant = np.asarray(self.pair_node_rates) / np.maximum(spread, NOTHING)
+        valiant = np.asarray(self.pair_node_rates) / np.maximum(spread, SMALLEST_DIVISOR)
         best = {"minimal": minimal, "valiant": valiant}.get(self.routing, np.maximum(minimal, valiant))
         return np.asarray(np.where(np.asarray(used) > 1, np.minimum(1.0, best), 1.0))
 
@@ -520,10 +521,10 @@ def share_beside_neighbour(
     (0.5, 0.75)
     """
     job_ports, neighbour_ports, links = np.asarray(ports), np.asarray(other_ports), np.asarray(capacity)
-    alone = np.minimum(demand, links / np.maximum(job_ports, NOTHING))
-    left_over = (links - neighbour_ports * other_demand) / np.maximum(job_ports, NOTHING)
-    rate = np.minimum(demand, np.maximum(links / np.maximum(job_ports + neighbour_ports, NOTHING), left_over))
-    kept = rate / np.maximum(alone, NOTHING)
+    alone = np.minimum(demand, links / np.maximum(job_ports, SMALLEST_DIVISOR))
+    left_over = (links - neighbour_ports * other_demand) / np.maximum(job_ports, SMALLEST_DIVISOR)
+    rate = np.minimum(demand, np.maximum(links / np.maximum(job_ports + neighbour_ports, SMALLEST_DIVISOR), left_over))
+    kept = rate / np.maximum(alone, SMALLEST_DIVISOR)
     return np.asarray(np.where(np.asarray(demand) > 0, 1.0 - sending + sending * np.minimum(kept, 1.0), 1.0))
 
 
@@ -537,9 +538,9 @@ class NetworkShare:
         Leaf switches of the job, or groups of a dragonfly.
     crossings : float
         Hops of an unsorted ring that leave a switch.
-    ring_share, exchange_share, unsorted_share : float
+    ring_share, exchange_share, unsorted_ring_share : float
         Shares of sorted rings, of exchanges, and of rings in rank order.
-    direct_share : float, optional
+    direct_rail_exchange_share : float, optional
         Share of exchanges on rails without forwarding over NVLink.
     """
 
@@ -547,8 +548,8 @@ class NetworkShare:
     crossings: float
     ring_share: float
     exchange_share: float
-    unsorted_share: float = 1.0
-    direct_share: float | None = None
+    unsorted_ring_share: float = 1.0
+    direct_rail_exchange_share: float | None = None
 
     def share(self, operation: str) -> float:
         """Return the share of its ports that a node keeps in an operation.
@@ -570,30 +571,44 @@ class NetworkShare:
 class _Job:
     """Placement of one group of nodes on the leaf switches of a fat tree or dragonfly.
 
-    ``members`` are its nodes on the fullest leaf. ``rings`` is the number of the job's rings that leave that leaf,
-    ``exchanges`` the number of exchanges of such groups.
+    ``nodes_on_fullest_leaf`` are its nodes on the fullest leaf. ``rings_leaving_leaf`` is the number of the job's rings
+    that leave that leaf, ``concurrent_exchanges`` the number of exchanges of such groups.
     """
 
     nodes: float
     machine_nodes: int
     leaf_nodes: int
     leaves: float
-    members: float
+    nodes_on_fullest_leaf: float
     crossings: float
-    rings: float = 1.0
-    exchanges: float = 1.0
+    rings_leaving_leaf: float = 1.0
+    concurrent_exchanges: float = 1.0
 
     def ports(self, pattern: str, *, dragonfly: bool) -> tuple[float, float]:
         """Return the ports of a leaf that send to others, and the share of the shared links that each needs.
 
         The shared links are all uplinks, or in a dragonfly the links to one other group.
+
+        Parameters
+        ----------
+        pattern : str
+            Pattern of traffic: ``ring`` or ``all_to_all``.
+        dragonfly : bool
+            True for a dragonfly, False for a fat tree.
+
+        Returns
+        -------
+        ports : float
+            Ports of the fullest leaf that send to other leaves.
+        demand : float
+            Share of a port's rate that crosses the shared links, 0 to 1 [-].
         """
         if self.leaves <= 1:
             return 1.0, 0.0
         if pattern == "ring":
-            return self.rings, 1.0
-        elsewhere = self.members if dragonfly else self.nodes - self.members
-        return self.exchanges * self.members, elsewhere / max(self.nodes - 1.0, 1.0)
+            return self.rings_leaving_leaf, 1.0
+        elsewhere = self.nodes_on_fullest_leaf if dragonfly else self.nodes - self.nodes_on_fullest_leaf
+        return self.concurrent_exchanges * self.nodes_on_fullest_leaf, elsewhere / max(self.nodes - 1.0, 1.0)
 
 
 def has_explicit_topology(system: System) -> bool:
@@ -647,13 +662,13 @@ def placement_port_share(system: System, nodes: int, placement: NodePlacement, s
     is_dragonfly = level.topology == "dragonfly"
     share = _of_dragonfly(level, job, random) if is_dragonfly else _of_tree(system, level, job, random)
     # shares are reduced by hashing, by other jobs on the uplinks, and by a second job
-    above = _uplink_share(level, job.leaf_nodes, placement.background) if job.leaves > 1 else 1.0
+    above = _uplink_share(level, job.leaf_nodes, placement.background_load_share) if job.leaves > 1 else 1.0
     kept = {pattern: above * _beside_second_job(level, job, pattern, placement.neighbour) for pattern in _PATTERNS}
     ring, exchange = kept["ring"], kept["all_to_all"]
-    direct = None if share.direct_share is None else share.direct_share * exchange
+    direct = None if share.direct_rail_exchange_share is None else share.direct_rail_exchange_share * exchange
     return NetworkShare(
         share.leaves, share.crossings, share.ring_share * ring, share.exchange_share * exchange,
-        share.unsorted_share * ring, direct,
+        share.unsorted_ring_share * ring, direct,
     )  # fmt: skip
 
 
@@ -668,7 +683,16 @@ def _in_order(nodes: int, machine: int, leaf: int, placement: NodePlacement, str
     together = min(leaf, math.ceil(nodes * stride / switches)) if placement.kind == "spread" else leaf
     members, groups = min(float(nodes), max(1.0, together / stride)), min(stride, together)
     leaves = float(min(nodes, switches))
-    return _Job(nodes, machine, leaf, leaves, members, leaves * (leaves > 1), rings=groups, exchanges=groups)
+    return _Job(
+        nodes,
+        machine,
+        leaf,
+        leaves,
+        members,
+        leaves * (leaves > 1),
+        rings_leaving_leaf=groups,
+        concurrent_exchanges=groups,
+    )
 
 
 def _at_random(nodes: int, machine: int, leaf: int, stride: float) -> _Job:
@@ -678,45 +702,49 @@ def _at_random(nodes: int, machine: int, leaf: int, stride: float) -> _Job:
     on average. Only rings with a node on a leaf leave it.
     """
     whole = nodes * stride
-    leaves, mean = float(leaves_touched(nodes, machine, leaf)), whole * leaf / machine
+    leaves, mean = float(mean_leaf_count(nodes, machine, leaf)), whole * leaf / machine
     variance = mean * (1 - leaf / machine) * (machine - whole) / max(machine - 1, 1)
     fullest = mean + float(_expected_maximum(machine / leaf)) * math.sqrt(max(variance, 0.0))
-    members = min(float(leaf), whole, max(whole / float(leaves_touched(whole, machine, leaf)), fullest))
+    members = min(float(leaf), whole, max(whole / float(mean_leaf_count(whole, machine, leaf)), fullest))
     crossings = float(ring_crossings(nodes, machine, leaf))
     touched = leaves * leaf / machine  # of all leaves by a group
     rings = float(_fullest_of_sources(stride, leaves, 1.0 / touched)) if stride > 1.0 else 1.0
-    return _Job(whole, machine, leaf, leaves, members, crossings, rings=rings)
+    return _Job(whole, machine, leaf, leaves, members, crossings, rings_leaving_leaf=rings)
 
 
-def _of_tree(system: System, level: Level, job: _Job, random: bool) -> NetworkShare:
+def _of_tree(system: System, level: InterconnectLevel, job: _Job, random: bool) -> NetworkShare:
     """Compute the shares on leaf switches below a spine, or on the rail switches of nodes.
 
     Groups that send at the same time share the uplinks, which are divided by their number.
     """
-    size = job.nodes, job.members
+    size = job.nodes, job.nodes_on_fullest_leaf
     crosses, o = job.leaves > 1, level.oversubscription
-    exchange = float(exchange_share(*size, job.leaf_nodes, o * job.exchanges)) if crosses else 1.0
-    ring = min(1.0, job.leaf_nodes / (o * job.rings)) if crosses else 1.0
+    exchange = float(exchange_share(*size, job.leaf_nodes, o * job.concurrent_exchanges)) if crosses else 1.0
+    ring = min(1.0, job.leaf_nodes / (o * job.rings_leaving_leaf)) if crosses else 1.0
     unsorted = (
-        float(_unsorted_ring_share(job.nodes, job.machine_nodes, job.leaf_nodes, job.members, o)) if random else ring
+        float(_unsorted_ring_share(job.nodes, job.machine_nodes, job.leaf_nodes, job.nodes_on_fullest_leaf, o))
+        if random
+        else ring
     )
     if level.routing != "rail":
         return NetworkShare(job.leaves, job.crossings, ring, exchange, unsorted)
-    direct = float(rail_exchange_share(*size, level.ports, job.leaf_nodes, o * job.exchanges))
+    direct = float(rail_exchange_share(*size, level.ports, job.leaf_nodes, o * job.concurrent_exchanges))
     forwarded = link_kind(system) == "nvlink"
     return NetworkShare(job.leaves, job.crossings, ring, exchange if forwarded else direct, unsorted, direct)
 
 
-def _of_dragonfly(level: Level, job: _Job, random: bool) -> NetworkShare:
+def _of_dragonfly(level: InterconnectLevel, job: _Job, random: bool) -> NetworkShare:
     network = dragonfly(level, job.machine_nodes, job.leaf_nodes)
-    ring = float(network.shared_by(job.rings).ring(job.leaves))
-    exchange = float(network.shared_by(job.exchanges).exchange(job.nodes, job.members, job.leaves))
+    ring = float(network.divided_among(job.rings_leaving_leaf).ring_share(job.leaves))
+    exchange = float(
+        network.divided_among(job.concurrent_exchanges).exchange_share(job.nodes, job.nodes_on_fullest_leaf, job.leaves)
+    )
     crossings = ring_crossings(job.nodes, job.machine_nodes, job.leaf_nodes)
-    unsorted = float(network.unsorted_ring(crossings)) if random else ring
+    unsorted = float(network.unsorted_ring_share(crossings)) if random else ring
     return NetworkShare(job.leaves, job.crossings, ring, exchange, unsorted)
 
 
-def dragonfly(level: Level, machine: int, group: int) -> Dragonfly:
+def dragonfly(level: InterconnectLevel, machine: int, group: int) -> Dragonfly:
     """Return the groups of a dragonfly and the links between them.
 
     If the links between a pair of groups are not stated, a group has as many links to others as ports of nodes
@@ -724,7 +752,7 @@ def dragonfly(level: Level, machine: int, group: int) -> Dragonfly:
 
     Parameters
     ----------
-    level : Level
+    level : InterconnectLevel
         The level of the network.
     machine : int
         Nodes of the machine.
@@ -742,7 +770,7 @@ def dragonfly(level: Level, machine: int, group: int) -> Dragonfly:
     return Dragonfly(groups, pair, level.routing or "adaptive")
 
 
-def _beside_second_job(level: Level, job: _Job, pattern: str, neighbour: Neighbour | None) -> float:
+def _beside_second_job(level: InterconnectLevel, job: _Job, pattern: str, neighbour: NeighbourJob | None) -> float:
     """Compute the rate of a pattern next to a second job on the same leaf switches.
 
     The nodes of the second job fill the places on those switches that the first job leaves free.
@@ -750,7 +778,9 @@ def _beside_second_job(level: Level, job: _Job, pattern: str, neighbour: Neighbo
     if neighbour is None or job.leaves <= 1:
         return 1.0
     is_dragonfly = level.topology == "dragonfly"
-    free = min(job.leaf_nodes - job.exchanges * job.members, max(1.0, neighbour.nodes / job.leaves))
+    free = min(
+        job.leaf_nodes - job.concurrent_exchanges * job.nodes_on_fullest_leaf, max(1.0, neighbour.nodes / job.leaves)
+    )
     other = _Job(neighbour.nodes, job.machine_nodes, job.leaf_nodes, job.leaves, min(free, neighbour.nodes), 0.0)
     capacity = (
         dragonfly(level, job.machine_nodes, job.leaf_nodes).pair_node_rates
@@ -761,13 +791,14 @@ def _beside_second_job(level: Level, job: _Job, pattern: str, neighbour: Neighbo
     other_ports, other_demand = other.ports(neighbour.pattern, dragonfly=is_dragonfly) if free >= 1.0 else (0.0, 0.0)
     return float(
         share_beside_neighbour(
-            ports=ports, demand=demand, other_ports=other_ports, other_demand=other_demand, sending=neighbour.sending,
+            ports=ports, demand=demand, other_ports=other_ports, other_demand=other_demand,
+            sending=neighbour.sending_time_share,
             capacity=capacity,
         )
     )  # fmt: skip
 
 
-def _uplink_share(level: Level, leaf: int, background: float) -> float:
+def _uplink_share(level: InterconnectLevel, leaf: int, background: float) -> float:
     """Compute the share of a link above a leaf: of hashed flows, by routing, with other jobs."""
     hashed = 1.0
     if level.routing == "ecmp":

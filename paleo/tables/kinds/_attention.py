@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from paleo.pricing.attention import (
-    KERNELS,
+    ATTENTION_KERNELS,
     DecodeParameters,
     PrefillParameters,
     attention_decode_time,
@@ -22,9 +22,17 @@ from paleo.pricing.attention import (
 from paleo.pricing.kernels import DeviceDatasheet
 from paleo.pricing.power import WHOLE_SHARE, energy_per_flop, l2_surviving_share
 from paleo.pricing.sparse_kernels import LEAST_HEADS, SparseAttentionParameters, SparseWork, sparse_attention_time
-from paleo.tables.cells import Array, map_words, number, release_of, text
-from paleo.tables.columns import columns_of
-from paleo.tables.kernels import KERNEL_TABLES, FitPlan, Fitted, KernelTable, rowwise, timing_keys, unsupported_reason
+from paleo.tables.cells import Array, map_words, number_column, parse_release, text_column
+from paleo.tables.columns import parse_column_names
+from paleo.tables.kernels import (
+    KERNEL_TABLES,
+    FitSettings,
+    FittedParameters,
+    KernelTable,
+    rowwise,
+    timing_methods,
+    unsupported_reason,
+)
 
 # Attention over selected keys as engines run it: whole layers of a rank, and their parts
 
@@ -34,7 +42,7 @@ class AttentionSizes(NamedTuple):
 
     ``hidden`` is the model width; ``q_rank`` the rank of the compressed queries; ``query_dim`` and ``value_dim`` the
     entries per head of queries and values; ``index_heads`` the heads of the indexer; ``top_k`` the keys that each query
-    selects; ``heads`` all attention heads; ``groups`` the groups of the output projection.
+    selects; ``heads`` all attention heads; ``output_groups`` the groups of the output projection.
     """
 
     hidden: float
@@ -44,11 +52,11 @@ class AttentionSizes(NamedTuple):
     index_heads: float
     top_k: float
     heads: float
-    groups: float = 0.0
+    output_groups: float = 0.0
 
 
 #: Networks by a part of their name.
-NETWORKS = {
+SIZES_OF_NETWORK = {
     "V3.2": AttentionSizes(7168, 1536, 192, 128, 64, 2048, 128),
     "GLM-5": AttentionSizes(6144, 2048, 256, 256, 32, 2048, 64),
     "V4-Flash": AttentionSizes(4096, 2**10, 512, 512, 64, 512, 64, 8),
@@ -63,7 +71,7 @@ POSITIONS_PER_ENTRY = {"csa": 4.0, "hca": 128.0}
 BYTES_PER_WEIGHT = {"fp8_block": 1.0, "bfloat16": 2.0, "nvfp4": 0.5625}
 #: Weight of a prediction above a measured time where most rows hold a compilation, so that the fast rows tell.
 COMPILED_EXCESS_WEIGHT = 3.0
-PARTS = ("module", "attention", "indexer_logits", "topk")
+LAYER_PARTS = ("module", "attention", "indexer_logits", "topk")
 LIBRARIES = ("trtllm", "sglang", "vllm")
 
 
@@ -75,36 +83,40 @@ class SparseAttentionTable(KernelTable[DeviceDatasheet]):
     """
 
     name = "sparse_attention"
-    identifying_columns = frozenset(columns_of("kind part phase num_heads batch_size q_len past_len kv_dtype time_us"))
+    identifying_columns = frozenset(
+        parse_column_names("kind part phase num_heads batch_size q_len past_len kv_dtype time_us")
+    )
     optional_columns = "device library version kernel_source model weight_dtype"
-    configuration_columns = columns_of("kind part phase model num_heads batch_size q_len past_len")
-    sizes = ("num_heads", "batch_size", "q_len")
+    configuration_columns = parse_column_names("kind part phase model num_heads batch_size q_len past_len")
+    size_columns = ("num_heads", "batch_size", "q_len")
     families: ClassVar[Mapping[str, type[Any]]] = {
         f"sparse.{kind}.{part}.{phase}.{library}": SparseAttentionParameters
         for kind in ("dsa", "csa", "hca", "msa")
-        for part in PARTS
+        for part in LAYER_PARTS
         for phase in ("context", "generation")
         for library in LIBRARIES
     }
     host_parameters = ("launch",)
 
-    def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
+    def prepare_rows(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Add column ``dtype`` = bf16 to the rows of this table, as the attention itself runs in 16 bits."""
         return frame.assign(dtype="bf16")
 
     @rowwise
-    def unsupported(self, device: str, model: str, kind: str, part: str, phase: str, library: str) -> str:
+    def unsupported_reasons(self, device: str, model: str, kind: str, part: str, phase: str, library: str) -> str:
         """Return why a row of this table cannot be modelled (unknown network, part, kind or library), or ''."""
         if f"sparse.{kind}.{part}.{phase}.{library}" not in self.families or _sizes_of(model) is None:
             return f"kind {kind!r}, part {part!r}, model {model!r}, library {library!r}: not modelled"
         return unsupported_reason(device, "bf16", "", frozenset({"bf16"}))
 
     @rowwise
-    def family(self, kind: str, part: str, phase: str, library: str) -> str:
+    def kernel_family(self, kind: str, part: str, phase: str, library: str) -> str:
         """Return the family ``sparse.<kind>.<part>.<phase>.<library>`` of a row of this table."""
         return f"sparse.{kind}.{part}.{phase}.{library}"
 
-    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: Fitted) -> FitPlan:
+    def fit_settings(
+        self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
+    ) -> FitSettings:
         """Return the settings of a fit; parameters that the rows of one part do not determine stay fixed."""
         part = family.split(".")[2]
         of_weights = ("launch_fp8", "launch_fp4", "launch_indexer", "launch_dense")
@@ -123,25 +135,28 @@ class SparseAttentionTable(KernelTable[DeviceDatasheet]):
         start = SparseAttentionParameters()
         fallback = (replace(start, selection=1.0 / 1000.0),) if "msa" in family else ()
         host = replace(start, launch=0.0005, launch_fp8=0.0002, launch_fp4=0.0005, launch_indexer=0.0004, order=4.0)
-        return FitPlan(
-            start, alternatives=(*fallback, host), fixed=absent[part], random_starts=1, prior=0.2, training_rows=500,
-            excess_weight=COMPILED_EXCESS_WEIGHT if family == "sparse.msa.module.context.trtllm" else 1.0,
+        return FitSettings(
+            start, alternative_starts=(*fallback, host), fixed_parameters=absent[part], random_starts=1,
+            prior_precision=0.2, max_training_rows=500,
+            overestimate_weight=COMPILED_EXCESS_WEIGHT if family == "sparse.msa.module.context.trtllm" else 1.0,
         )  # fmt: skip
 
-    def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
+    def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count (FLOP, bytes) of the rows of this table: FLOP of all parts; weights, index, scores and tokens once."""
         work = _work(frame)
         flops = work.projection_flops + work.score_flops + work.attention_flops
         return flops, work.weight_bytes + work.index_bytes + work.score_bytes + work.pass_bytes + 1.0
 
-    def time(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: SparseAttentionParameters) -> Array:
+    def predict_times(
+        self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: SparseAttentionParameters
+    ) -> Array:
         """Predict the time [s] of rows of this table that share device, kind, part, phase and library."""
         return sparse_attention_time(_work(frame), figures, parameters)
 
 
 @cache
 def _sizes_of(model: str) -> AttentionSizes | None:
-    return next((sizes for part, sizes in NETWORKS.items() if part in model), None)
+    return next((sizes for part, sizes in SIZES_OF_NETWORK.items() if part in model), None)
 
 
 Flags = npt.NDArray[np.bool_]
@@ -172,14 +187,14 @@ def _gathering(
 
     References: vLLM, v1/attention/backends/mla/flashmla_sparse.py (padding, MIN_HEADS_FOR_BF16_PREFILL).
     """
-    hopper = text(frame, "device").str.startswith(HOPPER).to_numpy(dtype=bool)
-    vllm, tensorrt = ((text(frame, "library") == each).to_numpy(dtype=bool) for each in ("vllm", "trtllm"))
+    hopper = text_column(frame, "device").str.startswith(HOPPER).to_numpy(dtype=bool)
+    vllm, tensorrt = ((text_column(frame, "library") == each).to_numpy(dtype=bool) for each in ("vllm", "trtllm"))
     flashmla = _has(frame, "flashmla")
     unnamed = vllm & _has(frame, "default") & (stored | (heads > 16.0))
     gathers = np.where(latent, ~dense & (hopper | context & (flashmla | unnamed)), flashmla)
     tile = np.where(hopper, 64.0, 128.0)
     narrow = gathers & latent & stored & (_has(frame, "flashmla_kv") | vllm & ((heads < 32.0) | ~hopper))
-    early = vllm & map_words(frame, ("version",), lambda version: release_of(version) < (0, 24), bool)
+    early = vllm & map_words(frame, ("version",), lambda version: parse_release(version) < (0, 24), bool)
     return GatheringKernel(
         computed_heads=np.where(gathers, np.ceil(heads / tile) * tile, np.maximum(heads, LEAST_HEADS)),
         computes_empty_slots=gathers & latent & (narrow | tensorrt | early),
@@ -189,7 +204,7 @@ def _gathering(
 
 def _has(frame: pd.DataFrame, word: str) -> Flags:
     """Return a mask of the rows whose kernel name (column ``kernel_source``) contains ``word``."""
-    return text(frame, "kernel_source").str.contains(word, case=False, regex=False).to_numpy(dtype=bool)
+    return text_column(frame, "kernel_source").str.contains(word, case=False, regex=False).to_numpy(dtype=bool)
 
 
 def _layer_weights(sizes: Array, kind: npt.NDArray[Any], heads: Array, key_heads: Array) -> tuple[Array, Array]:
@@ -211,19 +226,21 @@ def _layer_weights(sizes: Array, kind: npt.NDArray[Any], heads: Array, key_heads
 
 def _work(frame: pd.DataFrame) -> SparseWork:
     """Return FLOP and bytes of each row from the sizes of its network; a row of one part has only that part's."""
-    named = [_sizes_of(model) or NETWORKS["V3.2"] for model in text(frame, "model")]
+    named = [_sizes_of(model) or SIZES_OF_NETWORK["V3.2"] for model in text_column(frame, "model")]
     sizes = np.array(named, dtype=np.float64).T
     hidden, q_rank, query, value, index_heads, top_k, all_heads, _ = sizes
-    kind, part = (text(frame, column).to_numpy(dtype=object) for column in ("kind", "part"))
-    heads, batch, queries, past = (number(frame, name) for name in ("num_heads", "batch_size", "q_len", "past_len"))
+    kind, part = (text_column(frame, column).to_numpy(dtype=object) for column in ("kind", "part"))
+    heads, batch, queries, past = (
+        number_column(frame, name) for name in ("num_heads", "batch_size", "q_len", "past_len")
+    )
     tokens, keys = batch * queries, past + (queries + 1.0) / 2.0
     ratio = np.array([POSITIONS_PER_ENTRY.get(each, 1.0) for each in kind])
     latent, grouped = kind == "dsa", kind == "msa"
     entries, near = keys / ratio, np.minimum(WINDOW, keys)
     chosen = np.minimum(entries, top_k)
-    context = (text(frame, "phase") == "context").to_numpy(dtype=bool)
+    context = (text_column(frame, "phase") == "context").to_numpy(dtype=bool)
     skips, dense = _has(frame, "skip_indexer") | (kind == "hca"), _has(frame, "dense_mha")
-    eight_bits = text(frame, "kv_dtype").str.startswith("fp8").to_numpy(dtype=bool)
+    eight_bits = text_column(frame, "kv_dtype").str.startswith("fp8").to_numpy(dtype=bool)
     element, kernel = np.where(eight_bits, 1.0, 2.0), _gathering(frame, heads, latent, context, dense, eight_bits)
     seen = np.select(
         [kind == "hca", kind == "csa", kernel.computes_empty_slots, dense],
@@ -240,16 +257,16 @@ def _work(frame: pd.DataFrame) -> SparseWork:
     width = np.select([grouped, latent], [2.0 * INDEX * key_heads, np.full(len(frame), LATENT)], PLAIN)
     products = np.select([grouped, dense, latent], [2.0 * INDEX, query + value, LATENT + PLAIN], 2.0 * PLAIN)
     expanded = dense * batch * past * heads * PLAIN * (query - 64.0 + value)
-    stored = text(frame, "weight_dtype").map(BYTES_PER_WEIGHT).fillna(2.0).to_numpy(dtype=np.float64)
+    stored = text_column(frame, "weight_dtype").map(BYTES_PER_WEIGHT).fillna(2.0).to_numpy(dtype=np.float64)
     scores = tokens * entries * np.where(grouped, key_heads, 1.0) * 4.0
     return SparseWork(
         projection_flops=module * 2.0 * (tokens * weights + expanded),
         weight_bytes=module * weights * stored,
-        element_bytes=np.where(module, stored, 2.0),
-        stored_bytes=np.where(attending & eight_bits, 1.0, 2.0),
-        indexed=module & ~skips & ~dense,
-        dense=module & dense,
-        pairs=scoring * ~dense * tokens * np.where(context, batch * (past + queries) / ratio, tokens),
+        weight_element_bytes=np.where(module, stored, 2.0),
+        cache_element_bytes=np.where(attending & eight_bits, 1.0, 2.0),
+        has_indexer=module & ~skips & ~dense,
+        is_dense=module & dense,
+        query_key_pairs=scoring * ~dense * tokens * np.where(context, batch * (past + queries) / ratio, tokens),
         score_flops=scoring * 2.0 * tokens * entries * scorers * INDEX,
         index_bytes=scoring * batch * (past + queries) / ratio * INDEX,
         score_bytes=((part == "indexer_logits") | (selecting & ~dense)) * scores,
@@ -257,7 +274,7 @@ def _work(frame: pd.DataFrame) -> SparseWork:
         searching_queries=(selecting & ~dense) * tokens * np.clip((past + queries - top_k * ratio) / queries, 0.0, 1.0),
         scored_entries=scoring * entries,
         attention_flops=attending * 2.0 * tokens * np.where(dense, heads, kernel.computed_heads) * seen * products,
-        low_precision=kernel.reads_8_bit_cache,
+        reads_8_bit_cache=kernel.reads_8_bit_cache,
         key_bytes=attending * np.where(dense, batch * (past + queries), tokens * seen) * width * element,
         sequences=attending * (queries > 1.0) * batch,
         pass_bytes=attending * tokens * (2.0 * hidden + q_rank + heads * (query + PLAIN)) * 2.0,
@@ -274,7 +291,7 @@ DTYPE_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
 #: Beginnings of device names by the architecture that decides which kernel a library picks.
 HOPPER, BLACKWELL = ("h100", "h200", "h800", "h20", "gh200"), ("b100", "b200", "b300", "gb200", "gb300")
 #: How libraries name their kernels; without a name a library picks by architecture.
-NAMED = (
+KERNEL_OF_LIBRARY_NAME = (
     ("fa4", "fa4"),
     ("fa3", "fa3"),
     ("fa2", "fa2"),
@@ -296,11 +313,11 @@ UNDETERMINED_PARAMETERS: Mapping[str, tuple[str, ...]] = {
 CYCLES_PER_EXPONENTIAL = {"fa4": 1 / 32}
 #: Rate of backward against forward, long causal sequences at head dimension 128: FlashAttention-2 on A100 (Dao, 2023,
 #: figures 5 and 6), FlashAttention-3 (Shah et al., 2024, figures 5 and 6, less its exponentials), the same for others.
-BACKWARD = {"fa2": 0.85, "fa3": 0.72, "fa4": 0.67, "trtllm": 0.67}
+BACKWARD_RATE_RATIO = {"fa2": 0.85, "fa3": 0.72, "fa4": 0.67, "trtllm": 0.67}
 #: Energy of a FLOP of attention against that of a product: scores and sums stay in registers between the two products.
 FLOP_ENERGY_RATIO = 0.75
 #: L2 bytes per clock and multiprocessor of parts with a split L2 and with a whole one, where no decode rows tell.
-L2_RATE = (40.0, 8.0)
+L2_BYTES_PER_CLOCK = (40.0, 8.0)
 
 
 class AttentionTable(KernelTable[DeviceDatasheet]):
@@ -313,15 +330,17 @@ class AttentionTable(KernelTable[DeviceDatasheet]):
     identifying_columns = frozenset({"phase", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "causal"})
     optional_columns = "compute device dtype library source timing window"
     configuration_columns = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "causal")
-    sizes = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim")
+    size_columns = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim")
     families: ClassVar = {
         f"attention.{kernel}.{phase}": DecodeParameters if phase == "decode" else PrefillParameters
-        for kernel in KERNELS
+        for kernel in ATTENTION_KERNELS
         for phase in ("prefill", "encoder", "decode")
     }
     host_parameters = ("launch_time",)
 
-    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: Fitted) -> FitPlan:
+    def fit_settings(
+        self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
+    ) -> FitSettings:
         """Return start values of a fit and its fixed parameters, those that rows of this table do not determine.
 
         Energies and the share of traffic that L2 serves follow from the silicon. Prefill is fitted after decode of the
@@ -330,50 +349,52 @@ class AttentionTable(KernelTable[DeviceDatasheet]):
         _, kernel, phase = family.split(".")
         share, decode = l2_surviving_share(figures), fitted.get((subject, f"attention.{kernel}.decode", stack))
         if phase == "decode":
-            return FitPlan(
+            return FitSettings(
                 DecodeParameters(cache_fraction=share),
-                fixed=UNDETERMINED_PARAMETERS[kernel],
-                training_rows=900,
-                prior=0.3,
+                fixed_parameters=UNDETERMINED_PARAMETERS[kernel],
+                max_training_rows=900,
+                prior_precision=0.3,
             )
         start = PrefillParameters(
             cache_fraction=decode.cache_fraction if decode else share,
-            l2_bytes_per_cycle=decode.l2_bytes_per_cycle if decode else L2_RATE[share == WHOLE_SHARE],
+            l2_bytes_per_cycle=decode.l2_bytes_per_cycle if decode else L2_BYTES_PER_CLOCK[share == WHOLE_SHARE],
             exp_cycles=CYCLES_PER_EXPONENTIAL.get(kernel, 1 / 16),
             energy=FLOP_ENERGY_RATIO * energy_per_flop(figures).tensor,
-            backward_efficiency=BACKWARD[kernel],
+            backward_efficiency=BACKWARD_RATE_RATIO[kernel],
         )
         silent = ("write_latency",) if phase == "encoder" else ("padding_time", "padded_tile_cycles")
-        whole = ("combine_time",) if KERNELS[kernel].most_splits == 1 else ()
-        return FitPlan(start, fixed=("exp_cycles", *silent, *whole), training_rows=900, prior=0.3)
+        whole = ("combine_time",) if ATTENTION_KERNELS[kernel].max_kv_splits == 1 else ()
+        return FitSettings(
+            start, fixed_parameters=("exp_cycles", *silent, *whole), max_training_rows=900, prior_precision=0.3
+        )
 
-    def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
+    def unsupported_reasons(self, frame: pd.DataFrame) -> pd.Series[str]:
         reason = pd.Series("", index=frame.index, dtype=object)
-        reason[~text(frame, "phase").isin(PHASES)] = "unknown phase"
-        reason[~text(frame, "dtype").isin(DTYPE_BYTES)] = "unknown dtype"
+        reason[~text_column(frame, "phase").isin(PHASES)] = "unknown phase"
+        reason[~text_column(frame, "dtype").isin(DTYPE_BYTES)] = "unknown dtype"
         sizes = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim")
         reason[np.any([~(_number_or_nan(frame, name) > 0) for name in sizes], axis=0)] = (
             "size is missing or not above zero"
         )
         return reason
 
-    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
-        eager = text(frame, "library").str.contains("eager", case=False)
-        return timing_keys(frame, pd.Series(np.where(eager, "eager", "graph"), index=frame.index, dtype=object))
+    def timing_method(self, frame: pd.DataFrame) -> pd.Series[str]:
+        eager = text_column(frame, "library").str.contains("eager", case=False)
+        return timing_methods(frame, pd.Series(np.where(eager, "eager", "graph"), index=frame.index, dtype=object))
 
-    def family(self, frame: pd.DataFrame) -> pd.Series[str]:
+    def kernel_family(self, frame: pd.DataFrame) -> pd.Series[str]:
         return "attention." + _kernel(frame) + "." + _phase(frame)
 
-    def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
+    def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         b, hq, hk, nq, nk, d = _sizes(frame)
         seen = np.where(_causal(frame), nk - (nq - 1) / 2, nk)
         return 4 * b * hq * nq * seen * d, _element_bytes(frame) * b * d * (2 * hq * nq + 2 * hk * nk)
 
-    def time(
+    def predict_times(
         self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: PrefillParameters | DecodeParameters
     ) -> Array:
         b, hq, hk, nq, nk, d = _sizes(frame)
-        kernel, window = _kernel(frame).iloc[0] if len(frame) else "fa2", number(frame, "window", 0.0)
+        kernel, window = _kernel(frame).iloc[0] if len(frame) else "fa2", number_column(frame, "window", 0.0)
         width = _element_bytes(frame)
         if isinstance(parameters, DecodeParameters):
             return attention_decode_time(
@@ -383,17 +404,17 @@ class AttentionTable(KernelTable[DeviceDatasheet]):
         return attention_prefill_time(
             batch=b, query_heads=hq, kv_heads=hk, query_length=nq, kv_length=nk, head_dim=d, causal=_causal(frame),
             kernel_name=kernel, device=figures, parameters=parameters, window=window, element_bytes=width,
-            paged=bool((text(frame, "phase") != "encoder").all()),
+            paged=bool((text_column(frame, "phase") != "encoder").all()),
         )  # fmt: skip
 
 
 def _kernel(frame: pd.DataFrame) -> pd.Series[str]:
-    device, library = text(frame, "device"), text(frame, "library").str.lower()
+    device, library = text_column(frame, "device"), text_column(frame, "library").str.lower()
     kernel = pd.Series(default_kernel("Ampere"), index=frame.index, dtype=object)
     kernel[device.str.startswith(HOPPER)] = default_kernel("Hopper")
     kernel[device.str.startswith(BLACKWELL)] = default_kernel("Blackwell")
     named = pd.Series(False, index=frame.index)
-    for word, name in NAMED:
+    for word, name in KERNEL_OF_LIBRARY_NAME:
         matches = library.str.contains(word, regex=False) & ~named
         kernel[matches], named = name, named | matches
     return kernel
@@ -404,13 +425,13 @@ def _phase(frame: pd.DataFrame) -> pd.Series[str]:
 
     A causal context with a single query token runs the decode kernel.
     """
-    phase, single = text(frame, "phase"), number(frame, "q_len") == 1
+    phase, single = text_column(frame, "phase"), number_column(frame, "q_len") == 1
     decode = (phase == "generation") | ((phase == "context") & single)
     return pd.Series(np.select([decode, phase == "encoder"], ["decode", "encoder"], "prefill"), index=frame.index)
 
 
 def _sizes(frame: pd.DataFrame) -> tuple[Array, ...]:
-    return tuple(number(frame, name) for name in ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim"))
+    return tuple(number_column(frame, name) for name in ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim"))
 
 
 def _number_or_nan(frame: pd.DataFrame, column: str) -> Array:
@@ -418,11 +439,11 @@ def _number_or_nan(frame: pd.DataFrame, column: str) -> Array:
 
 
 def _element_bytes(frame: pd.DataFrame) -> Array:
-    return np.array(text(frame, "dtype").map(DTYPE_BYTES), dtype=np.float64)
+    return np.array(text_column(frame, "dtype").map(DTYPE_BYTES), dtype=np.float64)
 
 
 def _causal(frame: pd.DataFrame) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    return text(frame, "causal").str.lower().isin(["true", "1", "1.0"]).to_numpy(dtype=np.bool_)
+    return text_column(frame, "causal").str.lower().isin(["true", "1", "1.0"]).to_numpy(dtype=np.bool_)
 
 
 KERNEL_TABLES.register("attention")(AttentionTable())

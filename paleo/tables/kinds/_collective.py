@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
-from paleo.collectives.base import OPERATIONS
+from paleo.collectives.base import COLLECTIVE_OPERATIONS
 from paleo.errors import PaleoError, suggest_names
 from paleo.pricing.communication import SWITCH_UNSUPPORTED_DTYPES, Nccl, fastest_algorithm
 from paleo.pricing.exchanges import (
-    MULTIPROCESSORS,
+    DEEPEP_MULTIPROCESSORS,
     CustomAllReduceParameters,
     ExchangeLinks,
     TokenExchangeParameters,
@@ -25,27 +25,27 @@ from paleo.pricing.exchanges import (
 )
 from paleo.pricing.kernels import DeviceDatasheet
 from paleo.pricing.links.alpha_beta import NANOSECOND, bus_factor
-from paleo.pricing.links.fabric import INJECTED_BYTES, FabricParameters, measured_fabric
+from paleo.pricing.links.fabric import NIC_INJECT_SIZE, FabricParameters, measured_fabric
 from paleo.pricing.links.group import (
     PAIRWISE_OPERATIONS,
     ExchangeParameters,
     GroupLinks,
     NcclParameters,
-    domain_ranks,
     link_kind,
+    nvlink_domain_ranks,
     sole_group_links,
     stack_links,
 )
 from paleo.specs.system import System, load_system
-from paleo.tables.cells import Array, number, release_of, text
-from paleo.tables.columns import columns_of
-from paleo.tables.kernels import KERNEL_TABLES, FitPlan, Fitted, KernelTable, rowwise
+from paleo.tables.cells import Array, number_column, parse_release, text_column
+from paleo.tables.columns import parse_column_names
+from paleo.tables.kernels import KERNEL_TABLES, FitSettings, FittedParameters, KernelTable, rowwise
 from paleo.units import MICROSECOND
 
 #: Libraries that have neither a low-latency protocol nor trees between nodes.
 EARLY_LIBRARIES = ("NCCL 1.", "NCCL 2.0", "Baidu", "OSU")
 #: All-reduce of DeepBench that is not NCCL with a process per GPU: own rings through host memory, MPI.
-OTHER_STACKS = {"single process": "single-process", "Baidu": "host-ring", "OSU": "mpi"}
+NON_NCCL_STACKS = {"single process": "single-process", "Baidu": "host-ring", "OSU": "mpi"}
 #: The one parameter that a stack of a handful of rows can tell.
 FITTED_PARAMETER = {"single-process": "simple_fraction", "host-ring": "fabric_fraction", "mpi": "fabric_step"}
 #: Rows whose times another server than the one they name must have given: (system, library) -> the system. SGLang
@@ -54,9 +54,9 @@ FITTED_PARAMETER = {"single-process": "simple_fraction", "host-ring": "fabric_fr
 CORRECTED_SYSTEMS = {("l40s-pcie-8gpu", "SGLang 0.5.12"): "l40s-8-p2p"}
 #: Most ranks over PCIe that engines' own kernels join; beyond, they leave it to NCCL (vLLM and SGLang,
 #: custom_all_reduce.py: not supported on more than two PCIe-only GPUs).
-MOST_OVER_PCIE = 2
+MAX_PCIE_RANKS = 2
 #: Largest payload of the engines' own kernels [byte]; vLLM's must be below 8 MiB, so 4 MiB is its last power of two.
-LARGEST = {"vllm": 2.0**22, "sglang": 2.0**23, "sglang-0.5.14": 2.0**24, "trtllm": 2.0**22}
+MAX_CUSTOM_PAYLOAD = {"vllm": 2.0**22, "sglang": 2.0**23, "sglang-0.5.14": 2.0**24, "trtllm": 2.0**22}
 
 
 class CollectiveTable(KernelTable[System]):
@@ -67,10 +67,12 @@ class CollectiveTable(KernelTable[System]):
     """
 
     name = "collective"
-    identifying_columns = frozenset(columns_of("source system library op dtype ranks ranks_per_node bytes time_us"))
+    identifying_columns = frozenset(
+        parse_column_names("source system library op dtype ranks ranks_per_node bytes time_us")
+    )
     optional_columns = "algo compute"
     configuration_columns = ("op", "ranks", "ranks_per_node", "bytes")
-    sizes = ("ranks", "ranks_per_node", "bytes")
+    size_columns = ("ranks", "ranks_per_node", "bytes")
     families: ClassVar[Mapping[str, type[Any]]] = {
         "collective.nccl": NcclParameters,
         "collective.exchange": ExchangeParameters,
@@ -78,9 +80,9 @@ class CollectiveTable(KernelTable[System]):
         "collective.custom": CustomAllReduceParameters,
     }
     host_parameters = ("launch", "skew", "host")
-    subject = "system"
+    subject_column = "system"
 
-    def start(
+    def start_and_fixed_names(
         self, family: str, stack: str, figures: System
     ) -> tuple[NcclParameters | ExchangeParameters | FabricParameters | CustomAllReduceParameters, tuple[str, ...]]:
         """Return (start values, names of fixed parameters) of a fit of a family to rows of this table.
@@ -103,7 +105,7 @@ class CollectiveTable(KernelTable[System]):
         skew, fixed = (40 * MICROSECOND, ()) if waits else (NANOSECOND, ("skew",))
         if family == "collective.fabric":
             slow = replace(FabricParameters(), skew=skew, fabric_fraction=0.5, rail_power=0.7)
-            small_piece = INJECTED_BYTES if measured_fabric(figures) is not None else 1.0
+            small_piece = NIC_INJECT_SIZE if measured_fabric(figures) is not None else 1.0
             plain = FabricParameters(fabric_fraction=0.8, exchange_fraction=0.6, small_piece=small_piece)
             return (slow, fixed) if waits else (plain, (*fixed, "rail_power", "send_fraction"))
         fixed = (*fixed, *unused)
@@ -112,24 +114,30 @@ class CollectiveTable(KernelTable[System]):
             return tree, (*fixed, "switch_fraction", "ll128_fraction")
         return NcclParameters(skew=skew), fixed
 
-    def fit_plan(self, subject: str, family: str, stack: str, figures: System, fitted: Fitted) -> FitPlan:
+    def fit_settings(
+        self, subject: str, family: str, stack: str, figures: System, fitted: FittedParameters
+    ) -> FitSettings:
         """Return the settings of a fit, with the start values and fixed parameters of `start`.
 
         Stacks with few rows (`FITTED_PARAMETER`) fit one parameter; all others keep the values fitted to back-to-back
         rows.
         """
         if stack in FITTED_PARAMETER:
-            plain = fitted.get((subject, family, "back-to-back"), self.start(family, "back-to-back", figures)[0])
+            plain = fitted.get(
+                (subject, family, "back-to-back"), self.start_and_fixed_names(family, "back-to-back", figures)[0]
+            )
             names = [field.name for field in fields(plain)]
             fixed = tuple(name for name in names if name != FITTED_PARAMETER[stack])
-            return FitPlan(plain, fixed=fixed, random_starts=1, prior=0.0)
-        start, fixed = self.start(family, stack, figures)
+            return FitSettings(plain, fixed_parameters=fixed, random_starts=1, prior_precision=0.0)
+        start, fixed = self.start_and_fixed_names(family, stack, figures)
         if isinstance(start, NcclParameters) and link_kind(figures) == "pcie-staged":
             fixed = tuple(name for name in fixed if name != "skew")
-            return FitPlan(replace(start, skew=10 * MICROSECOND), per_stack=("skew",), fixed=fixed)
-        return FitPlan(start, fixed=fixed)
+            return FitSettings(
+                replace(start, skew=10 * MICROSECOND), parameters_per_stack=("skew",), fixed_parameters=fixed
+            )
+        return FitSettings(start, fixed_parameters=fixed)
 
-    def figures(self, subject: str, dtype: str, compute: str) -> System:
+    def load_datasheet(self, subject: str, dtype: str, compute: str) -> System:
         """Return the catalog's system named ``subject``; collectives are predicted from its links."""
         return load_system(subject)
 
@@ -137,68 +145,70 @@ class CollectiveTable(KernelTable[System]):
         """Return the keys of a calibration: (system, architecture of its devices, kind of link within a node)."""
         return figures.name, figures.device.architecture, link_kind(figures)
 
-    def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
+    def prepare_rows(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Correct the system of rows whose measured times show that another system than the stated one ran them."""
-        systems = text(frame, "system")
-        libraries = text(frame, "library")
+        systems = text_column(frame, "system")
+        libraries = text_column(frame, "library")
         for (system, library), other in CORRECTED_SYSTEMS.items():
             systems = systems.mask((systems == system) & (libraries == library), other)
         return frame.assign(system=systems)
 
-    def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
+    def unsupported_reasons(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return for each row of this table why it cannot be modelled, or ''.
 
         Reasons are an unknown operation or system, and more ranks than the system can hold.
         """
         rows = list(
             zip(
-                text(frame, "system"),
-                text(frame, "op"),
-                number(frame, "ranks", 0.0),
-                number(frame, "ranks_per_node", 0.0),
-                number(frame, "bytes", 0.0),
-                self.family(frame),
+                text_column(frame, "system"),
+                text_column(frame, "op"),
+                number_column(frame, "ranks", 0.0),
+                number_column(frame, "ranks_per_node", 0.0),
+                number_column(frame, "bytes", 0.0),
+                self.kernel_family(frame),
                 strict=True,
             )
         )
         return pd.Series([_reason(*row[:4], row[4] > 0, row[5]) for row in rows], index=frame.index, dtype=object)
 
-    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
+    def timing_method(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return for each row of this table how it was timed.
 
         NCCL: ``kernel`` (duration on rank 0), ``back-to-back``, or ``back-to-back/eager`` if an engine calls it outside
         a graph. Custom kernels: ``<engine>-graph`` or ``<engine>-eager``. vidur's multi-node rows are
         ``kernel-unknown-fabric``, because the network between its nodes is not documented.
         """
-        algorithm, library = text(frame, "algo"), text(frame, "library")
+        algorithm, library = text_column(frame, "algo"), text_column(frame, "library")
         mode = algorithm.str.lower().str.contains("eager").map({True: "eager", False: "graph"})
         engine = library.map(_engine)
-        plain = (text(frame, "source") == "vidur").map({True: "kernel", False: "back-to-back"})
-        plain = plain.mask((plain == "kernel") & (self.family(frame) == "collective.fabric"), "kernel-unknown-fabric")
+        plain = (text_column(frame, "source") == "vidur").map({True: "kernel", False: "back-to-back"})
+        plain = plain.mask(
+            (plain == "kernel") & (self.kernel_family(frame) == "collective.fabric"), "kernel-unknown-fabric"
+        )
         plain = plain.mask(algorithm.str.lower().str.contains("eager"), "back-to-back/eager")
-        for words, name in OTHER_STACKS.items():
+        for words, name in NON_NCCL_STACKS.items():
             plain = plain.mask(library.str.contains(words, regex=False), name)
         return plain.where(~self._custom(frame), engine + "-" + mode)
 
-    def family(self, frame: pd.DataFrame) -> pd.Series[str]:
+    def kernel_family(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return for each row of this table its family.
 
         It is ``collective.custom`` for an engine's own kernels and ``collective.fabric`` for NCCL across nodes. Within
         a node, NCCL's all-to-all and the like are ``collective.exchange``, all other operations ``collective.nccl``.
         """
         crosses = self._crosses(frame)
-        inside = np.where(text(frame, "op").isin(PAIRWISE_OPERATIONS), "collective.exchange", "collective.nccl")
+        inside = np.where(text_column(frame, "op").isin(PAIRWISE_OPERATIONS), "collective.exchange", "collective.nccl")
         plain = np.where(crosses, "collective.fabric", inside)
         return pd.Series(np.where(self._custom(frame), "collective.custom", plain), index=frame.index, dtype=object)
 
-    def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
+    def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count (FLOP, bytes) of the rows of this table: no FLOP, and the bytes that each rank sends."""
         factor = np.zeros(len(frame))
-        operations, ranks = text(frame, "op").to_numpy(), number(frame, "ranks")
-        for operation in OPERATIONS:
+        operations, ranks = text_column(frame, "op").to_numpy(), number_column(frame, "ranks")
+        for operation in COLLECTIVE_OPERATIONS:
             operation_rows = operations == operation
             factor[operation_rows] = bus_factor(operation, ranks[operation_rows])
-        return np.zeros(len(frame)), factor * number(frame, "bytes")
+        return np.zeros(len(frame)), factor * number_column(frame, "bytes")
 
     def ideal_time(self, frame: pd.DataFrame, figures: System) -> Array:
         """Compute the time [s] of each row's bytes at datasheet bandwidth of the slowest link level, no latency."""
@@ -206,13 +216,13 @@ class CollectiveTable(KernelTable[System]):
         slowest = np.full(len(frame), np.inf)
         for level in links.levels:
             slowest = np.where(np.asarray(level.fan_out) > 1, np.minimum(slowest, level.bandwidth), slowest)
-        return np.asarray(self.work(frame)[1] / slowest)
+        return np.asarray(self.flops_and_bytes(frame)[1] / slowest)
 
-    def time(self, frame: pd.DataFrame, figures: System, parameters: Any) -> Array:
+    def predict_times(self, frame: pd.DataFrame, figures: System, parameters: Any) -> Array:
         """Predict the time [s] of rows of this table that share system, dtype, family and stack."""
-        operations, payload = text(frame, "op").to_numpy(), number(frame, "bytes")
-        adds = ~text(frame, "dtype").isin(SWITCH_UNSUPPORTED_DTYPES).to_numpy()
-        recent = ~text(frame, "library").str.startswith(EARLY_LIBRARIES).to_numpy()
+        operations, payload = text_column(frame, "op").to_numpy(), number_column(frame, "bytes")
+        adds = ~text_column(frame, "dtype").isin(SWITCH_UNSUPPORTED_DTYPES).to_numpy()
+        recent = ~text_column(frame, "library").str.startswith(EARLY_LIBRARIES).to_numpy()
         seconds = np.zeros(len(frame))
         for operation in np.unique(operations):
             operation_rows = operations == operation
@@ -225,9 +235,9 @@ class CollectiveTable(KernelTable[System]):
             release = {
                 "switch_can_add": adds[operation_rows],
                 "has_ll_protocol": recent[operation_rows],
-                "trees": recent[operation_rows],
+                "has_trees": recent[operation_rows],
             }
-            policy = replace(_nccl(parameters), shift=True, **release)
+            policy = replace(_nccl(parameters), sends_round_group=True, **release)
             seconds[operation_rows] = fastest_algorithm(policy, str(operation), payload[operation_rows], links).time
         return seconds
 
@@ -237,19 +247,19 @@ class CollectiveTable(KernelTable[System]):
         These kernels read the memory of other devices. Where that is impossible, or over PCIe with many ranks, NCCL
         runs.
         """
-        ranks = zip(text(frame, "system"), number(frame, "ranks", 0.0), strict=True)
+        ranks = zip(text_column(frame, "system"), number_column(frame, "ranks", 0.0), strict=True)
         reachable = pd.Series([count <= _most_ranks(name) for name, count in ranks], index=frame.index, dtype=bool)
-        return text(frame, "algo").str.lower().str.startswith("custom") & reachable
+        return text_column(frame, "algo").str.lower().str.startswith("custom") & reachable
 
     def _crosses(self, frame: pd.DataFrame) -> pd.Series[bool]:
         """Return True for rows whose group spans nodes; machines of one NVLink domain count as one node."""
-        neighbours = number(frame, "ranks_per_node", np.inf)
-        pairs = zip(text(frame, "system"), neighbours, strict=True)
+        neighbours = number_column(frame, "ranks_per_node", np.inf)
+        pairs = zip(text_column(frame, "system"), neighbours, strict=True)
         inside = pd.Series([_neighbours(name, count) for name, count in pairs], index=frame.index, dtype=np.float64)
-        return pd.Series(number(frame, "ranks", 0.0) > inside, index=frame.index)
+        return pd.Series(number_column(frame, "ranks", 0.0) > inside, index=frame.index)
 
     def _links(self, frame: pd.DataFrame, system: System) -> GroupLinks:
-        sizes = np.stack([number(frame, "ranks"), number(frame, "ranks_per_node")], axis=1)
+        sizes = np.stack([number_column(frame, "ranks"), number_column(frame, "ranks_per_node")], axis=1)
         unique, index = np.unique(sizes, axis=0, return_inverse=True)
         groups = [sole_group_links(system, ranks=int(n), ranks_per_node=int(m)) for n, m in unique]
         return stack_links(groups, np.ravel(index))
@@ -259,7 +269,7 @@ def _largest(engine: str, system: System) -> float:
     """Return the largest payload for which an engine uses its own kernels [byte]; TensorRT-LLM's is lower on Ampere."""
     if engine == "trtllm" and system.device.architecture == "Ampere":
         return 2.0**20
-    return LARGEST.get(engine, 2.0**23)
+    return MAX_CUSTOM_PAYLOAD.get(engine, 2.0**23)
 
 
 @cache
@@ -269,14 +279,14 @@ def _most_ranks(system: str) -> float:
         joined = link_kind(load_system(system))
     except PaleoError:
         return np.inf
-    return {"pcie-staged": 0.0, "pcie": MOST_OVER_PCIE, "pcie-switch": MOST_OVER_PCIE}.get(joined, np.inf)
+    return {"pcie-staged": 0.0, "pcie": MAX_PCIE_RANKS, "pcie-switch": MAX_PCIE_RANKS}.get(joined, np.inf)
 
 
 @cache
 def _neighbours(system: str, ranks_per_node: float) -> float:
     try:
         whole = np.isfinite(ranks_per_node) and ranks_per_node >= 1
-        return float(domain_ranks(load_system(system), int(ranks_per_node))) if whole else ranks_per_node
+        return float(nvlink_domain_ranks(load_system(system), int(ranks_per_node))) if whole else ranks_per_node
     except PaleoError:
         return ranks_per_node
 
@@ -285,20 +295,24 @@ def _neighbours(system: str, ranks_per_node: float) -> float:
 def _engine(library: str) -> str:
     """Name the engine of a custom kernel; SGLang has other kernels from 0.5.14 on."""
     name, _, version = library.lower().partition(" ")
-    return "sglang-0.5.14" if name == "sglang" and release_of(version) >= (0, 5, 14) else name or "custom"
+    return "sglang-0.5.14" if name == "sglang" and parse_release(version) >= (0, 5, 14) else name or "custom"
 
 
 def _nccl(parameters: NcclParameters | ExchangeParameters | FabricParameters) -> Nccl:
     """Return the NCCL model with the given parameters of one family, and defaults for the other families."""
     if isinstance(parameters, NcclParameters):
-        return Nccl(inside=parameters)
-    return Nccl(exchange=parameters) if isinstance(parameters, ExchangeParameters) else Nccl(between=parameters)
+        return Nccl(intra_node=parameters)
+    return (
+        Nccl(intra_node_exchange=parameters)
+        if isinstance(parameters, ExchangeParameters)
+        else Nccl(inter_node=parameters)
+    )
 
 
 @cache
 def _reason(system: str, operation: str, ranks: float, ranks_per_node: float, sized: bool, family: str) -> str:
-    if operation not in OPERATIONS:
-        return f"operation {operation!r} is not modelled; {suggest_names(operation, OPERATIONS)}"
+    if operation not in COLLECTIVE_OPERATIONS:
+        return f"operation {operation!r} is not modelled; {suggest_names(operation, COLLECTIVE_OPERATIONS)}"
     if family == "collective.custom" and operation != "all_reduce":
         return f"custom kernels are modelled for all_reduce, not for {operation!r}"
     if not sized or ranks < 2 or ranks_per_node < 1:
@@ -328,14 +342,14 @@ EXCHANGE_DIRECTIONS = {
 }  # fmt: skip
 
 
-class ExpertExchanges(KernelTable[DeviceDatasheet]):
+class ExpertExchangeTable(KernelTable[DeviceDatasheet]):
     """Table of MoE token exchanges (dispatch, combine, …), one timed direction per row, by library and mode."""
 
     name = "expert_exchange"
     identifying_columns = frozenset({"mode", "step", "num_tokens", "hidden_size", "topk", "num_experts", "time_us"})
     optional_columns = "device library version nodes dispatch_sms combine_sms moe_ep_size dtype"
-    configuration_columns = columns_of("mode num_tokens hidden_size topk num_experts nodes moe_ep_size")
-    sizes = ("num_tokens", "hidden_size", "topk", "num_experts")
+    configuration_columns = parse_column_names("mode num_tokens hidden_size topk num_experts nodes moe_ep_size")
+    size_columns = ("num_tokens", "hidden_size", "topk", "num_experts")
     families: ClassVar[Mapping[str, type[Any]]] = {
         f"exchange.{mode}.{step}": TokenExchangeParameters
         for mode, steps in EXCHANGE_DIRECTIONS.items()
@@ -343,19 +357,19 @@ class ExpertExchanges(KernelTable[DeviceDatasheet]):
     }
     host_parameters = ("launch",)
 
-    def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
+    def prepare_rows(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Move the rows' ``dtype`` (format of tokens on the wire) to column ``wire``, and set ``dtype`` to bf16."""
-        return frame.assign(wire=text(frame, "dtype"), dtype="bf16")
+        return frame.assign(wire=text_column(frame, "dtype"), dtype="bf16")
 
     @rowwise
-    def unsupported(self, device: str, mode: str, step: str) -> str:
+    def unsupported_reasons(self, device: str, mode: str, step: str) -> str:
         """Return why a row of this table cannot be modelled (unknown server, mode or step), or ''."""
         if device not in SYSTEMS:
             return f"device {device!r}: its server is not known; expected {', '.join(SYSTEMS)}"
         return "" if step in EXCHANGE_DIRECTIONS.get(mode, ()) else f"mode {mode!r}, step {step!r}: not modelled"
 
     @rowwise
-    def stack(self, version: str) -> str:
+    def timing_method(self, version: str) -> str:
         """Return ``graph/nodes`` for multi-node DeepEP rows of this table, else ``graph``.
 
         These are two clusters, whose launch costs are fitted apart.
@@ -363,11 +377,13 @@ class ExpertExchanges(KernelTable[DeviceDatasheet]):
         return "graph/nodes" if version == "0.5.0" else "graph"
 
     @rowwise
-    def family(self, mode: str, step: str) -> str:
+    def kernel_family(self, mode: str, step: str) -> str:
         """Return the family ``exchange.<mode>.<step>`` of a row of this table."""
         return f"exchange.{mode}.{step}"
 
-    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: Fitted) -> FitPlan:
+    def fit_settings(
+        self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
+    ) -> FitSettings:
         """Return the settings of a fit; parameters that a server's rows do not determine stay fixed.
 
         Network parameters are fitted only where rows span nodes. ``prepare`` steps send token counts alone, and
@@ -375,11 +391,15 @@ class ExpertExchanges(KernelTable[DeviceDatasheet]):
         """
         nodes = () if subject.startswith("h100") and "deepep" in family else ("network", "spread", "hop")
         unseen = ("link", "copies") if family.endswith("prepare") else ("token",)
-        return FitPlan(
-            TokenExchangeParameters(), per_stack=("launch",), fixed=(*nodes, *unseen), random_starts=2, prior=0.2
+        return FitSettings(
+            TokenExchangeParameters(),
+            parameters_per_stack=("launch",),
+            fixed_parameters=(*nodes, *unseen),
+            random_starts=2,
+            prior_precision=0.2,
         )
 
-    def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
+    def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count (FLOP, bytes) of the rows of this table: no FLOP, and the bytes that one rank sends."""
         return np.zeros(len(frame)), _sent(frame)["inside"] + _sent(frame)["across"]
 
@@ -389,14 +409,18 @@ class ExpertExchanges(KernelTable[DeviceDatasheet]):
         wire = np.maximum(sent["linked"] / links.link_bandwidth, sent["across"] / links.nic_bandwidth)
         return np.maximum(wire, np.finfo(np.float64).tiny)
 
-    def time(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: TokenExchangeParameters) -> Array:
+    def predict_times(
+        self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: TokenExchangeParameters
+    ) -> Array:
         """Predict the time [s] of rows of this table that share device, mode and step."""
         copying = np.where(
-            text(frame, "step") == "dispatch",
-            number(frame, "dispatch_sms", MULTIPROCESSORS), number(frame, "combine_sms", MULTIPROCESSORS),
+            text_column(frame, "step") == "dispatch",
+            number_column(frame, "dispatch_sms", DEEPEP_MULTIPROCESSORS),
+            number_column(frame, "combine_sms", DEEPEP_MULTIPROCESSORS),
         )  # fmt: skip
         return expert_exchange_time(
-            **_sent(frame), visits=number(frame, "num_tokens") * number(frame, "topk"), nodes=_nodes(frame),
+            **_sent(frame), visits=number_column(frame, "num_tokens") * number_column(frame, "topk"),
+            nodes=_nodes(frame),
             multiprocessors=copying, links=_links(figures.name), parameters=parameters,
         )  # fmt: skip
 
@@ -407,7 +431,7 @@ def _links(device: str) -> ExchangeLinks:
 
 
 def _nodes(frame: pd.DataFrame) -> Array:
-    return number(frame, "nodes", 1.0)
+    return number_column(frame, "nodes", 1.0)
 
 
 def _sent(frame: pd.DataFrame) -> dict[str, Array]:
@@ -415,21 +439,23 @@ def _sent(frame: pd.DataFrame) -> dict[str, Array]:
 
     Steps that exchange token counts alone send none.
     """
-    step = text(frame, "step").to_numpy(dtype=object)
+    step = text_column(frame, "step").to_numpy(dtype=object)
     stated = (
-        text(frame, "wire" if "wire" in frame.columns else "dtype")
+        text_column(frame, "wire" if "wire" in frame.columns else "dtype")
         .map(ELEMENT_BYTES)
         .fillna(ELEMENT_BYTES["fp8"])
         .to_numpy(dtype=np.float64)
     )
     element = np.select([step == "prepare", step == "combine"], [0.0, ELEMENT_BYTES["bfloat16"]], stated)
-    tokens = number(frame, "num_tokens") * number(frame, "hidden_size") * element
-    nodes, top_k, experts = _nodes(frame), number(frame, "topk"), number(frame, "num_experts")
-    ranks = np.where(number(frame, "moe_ep_size", 0.0) > 0, number(frame, "moe_ep_size", 0.0), DEVICES * nodes)
-    each_expert = (text(frame, "mode") == "deepep-low-latency").to_numpy(dtype=bool)
+    tokens = number_column(frame, "num_tokens") * number_column(frame, "hidden_size") * element
+    nodes, top_k, experts = _nodes(frame), number_column(frame, "topk"), number_column(frame, "num_experts")
+    ranks = np.where(
+        number_column(frame, "moe_ep_size", 0.0) > 0, number_column(frame, "moe_ep_size", 0.0), DEVICES * nodes
+    )
+    each_expert = (text_column(frame, "mode") == "deepep-low-latency").to_numpy(dtype=bool)
     inside = tokens * np.where(each_expert, top_k / nodes, visited_groups(ranks, experts, top_k))
     across = tokens * (1.0 - 1.0 / nodes) * np.where(each_expert, top_k, visited_groups(nodes, experts, top_k))
     return {"inside": inside, "linked": inside * (1.0 - 1.0 / ranks), "across": across}
 
 
-KERNEL_TABLES.register(ExpertExchanges.name)(ExpertExchanges())
+KERNEL_TABLES.register(ExpertExchangeTable.name)(ExpertExchangeTable())

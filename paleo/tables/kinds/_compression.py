@@ -20,20 +20,20 @@ from paleo.predict import predict
 from paleo.specs.device import load_device
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.specs.software import Software, load_software
+from paleo.specs.software import SoftwareProfile, load_software
 from paleo.specs.system import System, load_system
-from paleo.tables.cells import Array, number_or_nan, text
-from paleo.tables.columns import columns_of
-from paleo.tables.kinds._consistency import BACKWARD, HOST_MEMORY_RING, TCP_LIMIT
-from paleo.tables.steps import (
+from paleo.tables.cells import Array, number_or_nan, text_column
+from paleo.tables.columns import parse_column_names
+from paleo.tables.kinds._consistency import BACKWARD, HOST_MEMORY_RING_RATE, TCP_LIMIT
+from paleo.tables.run_tables import (
     RUN_TABLES,
     QuantityTable,
     Row,
     RowPrediction,
     has_value,
+    integer_cell,
     row_dicts,
-    whole_cell,
-    with_device,
+    with_row_device,
 )
 from paleo.units import MEBIBYTE, TERA
 
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from paleo.tables.base import Predictions
 
 #: Columns that may hold what was measured, the first filled one counts, and their units.
-MEASURED = {"step_s": 1.0, "tflops_per_gpu": TERA, "speedup_over_1": 1.0, "time_over_dense": 1.0}
+MEASURED_COLUMN_UNITS = {"step_s": 1.0, "tflops_per_gpu": TERA, "speedup_over_1": 1.0, "time_over_dense": 1.0}
 #: Width of a language model of which only the parameters are stated: 128 for each layer, as GPT-3's (Brown et al.,
 #: Language models are few-shot learners, 2020, table 2.1: 12,288 by 96), with heads of 128.
 WIDTH_OF_A_LAYER, HEAD = 128, 128
 #: Software of a step without an exchange: the sources are of 2018 to 2023, before PyTorch updated lists of tensors.
-PROFILE = "pytorch-eager@1.13"
+DEFAULT_PROFILE = "pytorch-eager@1.13"
 #: Entries of GPT-2's vocabulary.
 VOCABULARY = 50257
 #: Networks that rows name without a name of the catalog, with their sizes: those of CIFAR-100 in the catalog's form.
@@ -72,7 +72,7 @@ OVERLAPPING_SOFTWARE = "BytePS"
 NVLINK_RING_RATE = 65.0e9
 #: Share of a nominal TCP rate that a process reaches where the row's rate is not one that was measured. NCCL's sockets
 #: reach no more than `TCP_LIMIT` on any link.
-TCP_SHARE = {"OpenMPI": 0.5, "NCCL": 0.95}
+TCP_RATE_FRACTION = {"OpenMPI": 0.5, "NCCL": 0.95}
 #: Seconds of each step of a ring over TCP beside its bytes: a chunk goes through host memory and a socket at both ends.
 #: Fitted to three dense runs of VGG-16 by NCCL; the other 15 rows on several nodes by TCP come from 15.5 to 9.6 %.
 RING_STEP_SECONDS = 0.1e-3
@@ -84,34 +84,34 @@ FUSION_BUFFER = 64.0 * MEBIBYTE
 class _Cluster:
     """GPUs of a row's run: their number, GPUs per node, bandwidths [byte/s], and latency of a ring step [s].
 
-    ``link`` is the bandwidth of a node's link, ``inside`` that within a node, ``memory`` that of a GPU's memory.
-    ``ring_step_seconds`` is the time of each ring step beside its bytes.
+    ``link_bandwidth`` is the bandwidth of a node's link, ``node_bandwidth`` that within a node, ``memory_bandwidth``
+    that of a GPU's memory. ``ring_step_seconds`` is the time of each ring step beside its bytes.
     """
 
     gpus: float
-    per_node: float
-    link: float
-    inside: float
-    memory: float
+    gpus_per_node: float
+    link_bandwidth: float
+    node_bandwidth: float
+    memory_bandwidth: float
     ring_step_seconds: float
 
     @classmethod
-    def of(cls, row: Row) -> _Cluster:
-        gpus, per_node = float(whole_cell(row, "gpus")), float(whole_cell(row, "gpus_per_node"))
+    def from_row(cls, row: Row) -> _Cluster:
+        gpus, per_node = float(integer_cell(row, "gpus")), float(integer_cell(row, "gpus_per_node"))
         transport = str(row.get("transport"))
-        link = float(row["link_bytes_per_s"]) * TCP_SHARE.get(transport, 1.0)
+        link = float(row["link_bytes_per_s"]) * TCP_RATE_FRACTION.get(transport, 1.0)
         link = min(link, TCP_LIMIT) if transport == "NCCL" else link
         device = load_device(str(row["device"]))
         through_host = transport == "OpenMPI" or "4 GPUs a node" in str(row.get("system_text"))
-        inside = HOST_MEMORY_RING if through_host else NVLINK_RING_RATE
-        step = RING_STEP_SECONDS if transport in TCP_SHARE else 0.0
+        inside = HOST_MEMORY_RING_RATE if through_host else NVLINK_RING_RATE
+        step = RING_STEP_SECONDS if transport in TCP_RATE_FRACTION else 0.0
         return cls(gpus, per_node, link, inside, device.memory.bandwidth * PASS_EFFICIENCY, step)
 
     @property
     def nodes(self) -> float:
-        return max(1.0, self.gpus / self.per_node)
+        return max(1.0, self.gpus / self.gpus_per_node)
 
-    def seconds(self, message: Message) -> float:
+    def message_time(self, message: Message) -> float:
         """Compute the time of one collective message [s]: a ring over the nodes' links, or an all-to-all.
 
         In an all-to-all only the part of a rank's own node stays inside the node.
@@ -120,23 +120,24 @@ class _Cluster:
         if self.gpus <= 1:
             return 0.0
         share = (self.gpus - 1.0) / self.gpus * (2.0 if message.operation == "all_reduce" else 1.0)
-        inner = share * payload / self.inside
+        inner = share * payload / self.node_bandwidth
         if self.nodes == 1:
             return inner
-        leaving = self.per_node * (1.0 - 1.0 / self.nodes) if message.operation == "all_to_all" else share
+        leaving = self.gpus_per_node * (1.0 - 1.0 / self.nodes) if message.operation == "all_to_all" else share
         steps = share * self.gpus * math.ceil(payload / FUSION_BUFFER)
-        return max(inner, leaving * payload / self.link) + steps * self.ring_step_seconds
+        return max(inner, leaving * payload / self.link_bandwidth) + steps * self.ring_step_seconds
 
-    def coding(self, coding: CodingWork) -> float:
+    def coding_time(self, coding: CodingWork) -> float:
         """Compute the time of compressing and decompressing [s]: memory passes, and a call per singly coded tensor."""
         call = load_software("pytorch-eager").gradients.compression_call
-        return float(coding.bytes) / self.memory + float(coding.tensor_calls) * call
+        return float(coding.bytes) / self.memory_bandwidth + float(coding.tensor_calls) * call
 
 
-class CompressionSteps(QuantityTable):
+class CompressionTable(QuantityTable):
     """Table of training runs with compressed gradients, one per row; measured is what the first filled column holds.
 
-    Columns are those of `MEASURED`: step time, FLOP/s of a GPU, speed-up over one GPU, or ratio to the dense run.
+    Columns are those of `MEASURED_COLUMN_UNITS`: step time, FLOP/s of a GPU, speed-up over one GPU, or ratio to the
+    dense run.
     """
 
     name = "compression"
@@ -147,14 +148,18 @@ class CompressionSteps(QuantityTable):
         "batch_per_gpu device dtype model model_slug nodes notes parameters samples_per_s sharding software source "
         "step_s system_text time_over_dense tokens_per_gpu transport"
     )
-    configuration_columns = columns_of("model parameters tokens_per_gpu batch_per_gpu device transport sharding")
+    configuration_columns = parse_column_names(
+        "model parameters tokens_per_gpu batch_per_gpu device transport sharding"
+    )
     measured_column = "value"
-    measured_columns = tuple(MEASURED)
+    measured_columns = tuple(MEASURED_COLUMN_UNITS)
 
-    def measured(self, frame: pd.DataFrame) -> Array:
-        """Return for each row of this table the first filled column of `MEASURED`, in SI units; nan if none is."""
-        stated = [(text(frame, name) != "").to_numpy() for name in MEASURED]
-        values = [number_or_nan(frame, name) * unit for name, unit in MEASURED.items()]
+    def measured_values(self, frame: pd.DataFrame) -> Array:
+        """Return for each row of this table the first filled column of `MEASURED_COLUMN_UNITS`, in SI units; nan if
+        none is.
+        """
+        stated = [(text_column(frame, name) != "").to_numpy() for name in MEASURED_COLUMN_UNITS]
+        values = [number_or_nan(frame, name) * unit for name, unit in MEASURED_COLUMN_UNITS.items()]
         return np.asarray(np.select(stated, values, np.nan), dtype=np.float64)
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
@@ -171,9 +176,9 @@ class CompressionSteps(QuantityTable):
         """Return a system that consists of one GPU of the row's device."""
         return load_system(str(row["device"]))
 
-    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
+    def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the quantity that a row of this table measured: step time, FLOP/s, speed-up or a ratio."""
-        cluster = _Cluster.of(row)
+        cluster = _Cluster.from_row(row)
         if has_value(row, "tflops_per_gpu"):
             return _sharded(row)
         if has_value(row, "time_over_dense") and row["compressor"] == "none":
@@ -196,10 +201,10 @@ class CompressionSteps(QuantityTable):
         if named is None:
             raise SpecError(f"model {row['model']!r} is not in the catalog")
         name, sizes = named
-        batch = whole_cell(row, "batch_per_gpu", USUAL_BATCH)
+        batch = integer_cell(row, "batch_per_gpu", USUAL_BATCH)
         if name.startswith("bert"):
             sizes = {"seq": 384 if batch == 3 else 128}
-        run = Run(gpus=1, batch=batch, dtype=_dtype(row), software=PROFILE, model=sizes)
+        run = Run(gpus=1, batch=batch, dtype=_dtype(row), software=DEFAULT_PROFILE, model=sizes)
         return predict(load_model(name), self.system(row), run).step_time
 
 
@@ -215,10 +220,14 @@ def _computed(row: Row) -> dict[tuple[str, ...], float]:
     hide is subtracted instead.
     """
     if has_value(row, "step_s") and row["gpus"] == row["gpus_per_node"]:
-        return {_run_key(row): float(row["step_s"]) - _seconds(row, _Cluster.of(row), 0.0)}
+        return {_run_key(row): float(row["step_s"]) - _seconds(row, _Cluster.from_row(row), 0.0)}
     if has_value(row, "samples_per_s") and not has_value(row, "step_s"):
-        step = whole_cell(row, "gpus") * whole_cell(row, "batch_per_gpu", USUAL_BATCH) / _positive(row, "samples_per_s")
-        exposed = _seconds(row, _Cluster.of(row), step) - step
+        step = (
+            integer_cell(row, "gpus")
+            * integer_cell(row, "batch_per_gpu", USUAL_BATCH)
+            / _positive(row, "samples_per_s")
+        )
+        exposed = _seconds(row, _Cluster.from_row(row), step) - step
         return {_run_key(row): max(step - exposed, 0.0) or step}
     return {}
 
@@ -233,7 +242,7 @@ def _matrices(row: Row) -> float:
         (tensor.name, node.repeat)
         for node in graph.nodes
         for operation in node.operations
-        for tensor in operation.reads
+        for tensor in operation.read_tensors
         if tensor.role == "parameter" and len(tensor.dims) > 1
     ]
     return float(sum(repeat for _, repeat in reads))
@@ -244,7 +253,7 @@ def _seconds(row: Row, cluster: _Cluster, compute: float) -> float:
 
     Parameters
     ----------
-    row : Row
+    row : SubmissionRow
         Row of a table: its cells by column name.
     cluster : _Cluster
         GPUs and links of the run.
@@ -259,18 +268,18 @@ def _seconds(row: Row, cluster: _Cluster, compute: float) -> float:
     gradient = SummedGradient(
         elements=_positive(row, "parameters"), tensors=1.0,
         matrices=_matrices(row) if str(row["compressor"]).startswith("dgc") else 1.0,
-        ranks=cluster.gpus, width=2.0 if _dtype(row) == "fp16" else 4.0, ranks_per_node=cluster.per_node,
+        ranks=cluster.gpus, element_bytes=2.0 if _dtype(row) == "fp16" else 4.0, ranks_per_node=cluster.gpus_per_node,
     )  # fmt: skip
     hidden = BACKWARD * compute if str(row.get("software", "")).startswith(OVERLAPPING_SOFTWARE) else 0.0
     name = str(row["compressor"])
     if name == "none":
-        exchange = cluster.seconds(Message("all_reduce", gradient.bytes))
+        exchange = cluster.message_time(Message("all_reduce", gradient.bytes))
         return compute + max(0.0, exchange - hidden)
     if name in ("topk", "randomk"):
         raise SpecError(f"compressor {name!r}: the share of elements that is sent is not stated")
     method = parse_compression(name)
-    exchange = sum(cluster.seconds(message) for message in method.messages(gradient))
-    coding = cluster.coding(method.encoding_work(gradient)) + cluster.coding(method.decoding_work(gradient))
+    exchange = sum(cluster.message_time(message) for message in method.messages(gradient))
+    coding = cluster.coding_time(method.encoding_work(gradient)) + cluster.coding_time(method.decoding_work(gradient))
     return compute + max(0.0, exchange - hidden) + coding
 
 
@@ -284,19 +293,19 @@ def _sharded(row: Row) -> RowPrediction:
     Activations are recomputed, as in DeepSpeed's example scripts.
     """
     method = None if str(row["compressor"]) == "none" else str(row["compressor"])
-    tokens, model = whole_cell(row, "tokens_per_gpu"), load_model("gpt2")
+    tokens, model = integer_cell(row, "tokens_per_gpu"), load_model("gpt2")
     parameters = _positive(row, "parameters")
     run = Run(
-        gpus=whole_cell(row, "gpus"), batch=1, microbatch=1, dtype=_dtype(row), strategy="zero=3", recompute="full",
+        gpus=integer_cell(row, "gpus"), batch=1, microbatch=1, dtype=_dtype(row), strategy="zero=3", recompute="full",
         software="deepspeed-zero3", exchange={"compress": method}, model=_gpt_sizes(parameters, tokens),
     )  # fmt: skip
     # The catalog's node of so many GPUs, with the links that the row states between nodes.
-    node_size = whole_cell(row, "gpus_per_node")
+    node_size = integer_cell(row, "gpus_per_node")
     if node_size not in SYSTEM_BY_NODE_GPUS:
         raise SpecError(
             f"gpus_per_node {node_size}: no system of the catalog; known are {', '.join(map(str, SYSTEM_BY_NODE_GPUS))}"
         )
-    system = with_device(load_system(SYSTEM_BY_NODE_GPUS[node_size]), row)
+    system = with_row_device(load_system(SYSTEM_BY_NODE_GPUS[node_size]), row)
     fabric, stated = system.levels[-1], _positive(row, "link_bytes_per_s")
     ports = max(1, round(stated / fabric.link.bandwidth))
     link = fabric.link.model_copy(update={"bandwidth": stated / ports})
@@ -338,4 +347,4 @@ def _gpt_sizes(parameters: float, tokens: int) -> dict[str, int]:
     return {"hidden": width, "layers": layers, "heads": width // HEAD, "seq": tokens, "positions": tokens}
 
 
-RUN_TABLES.register("compression")(CompressionSteps())
+RUN_TABLES.register("compression")(CompressionTable())

@@ -20,25 +20,25 @@ from paleo.predict import predict
 from paleo.specs.device import find_device, load_link
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.specs.software import SERVER_CALL, Software
+from paleo.specs.software import PARAMETER_SERVER_CALL_TIME, SoftwareProfile
 from paleo.specs.system import System, load_system
-from paleo.tables.cells import Array, number_or_nan, text
-from paleo.tables.steps import RUN_TABLES, QuantityTable, Row, RowPrediction, has_value, whole_cell
+from paleo.tables.cells import Array, number_or_nan, text_column
+from paleo.tables.run_tables import RUN_TABLES, QuantityTable, Row, RowPrediction, has_value, integer_cell
 
 if TYPE_CHECKING:
     from paleo.tables.base import Predictions
 
 #: TensorFlow's parameter server on a cloud machine of four virtual cores: 0.102 ms a tensor and 0.68 GB/s of push,
 #: update and pull, fitted to four saturated rates of P100 workers; 6.5 % on 93 other rates (other cards, other years).
-CLOUD_SERVER = ParameterServers(call=SERVER_CALL, bandwidth=0.68e9)
+CLOUD_SERVER = ParameterServers(seconds_per_tensor=PARAMETER_SERVER_CALL_TIME, bandwidth=0.68e9)
 #: Links whose latency stands for a hop of a collective, by the transport that a row names.
-LINKS = {"tcp": "ethernet-10g-tcp", "rdma": "infiniband-edr"}
+LINK_OF_TRANSPORT = {"tcp": "ethernet-10g-tcp", "rdma": "infiniband-edr"}
 #: Share of a link's rate that one process reaches. TCP at 100 Gb/s is bound by a core: 2.2 to 2.7 GB/s were measured
 #: there (Shi et al., arXiv:2005.13247); 10 Gb/s by protocol, RDMA as NCCL's topology file has it.
 TCP_LIMIT, TCP_SHARE, RDMA_SHARE = 2.5e9, 0.95, 0.96
 #: What four cards without peer-to-peer reach in a ring over PCIe 3, through host memory [byte/s]: 4.2 to 6.3 GB/s were
 #: measured on four RTX 2080 Ti (three networks, no overlap).
-HOST_MEMORY_RING = 4.4e9
+HOST_MEMORY_RING_RATE = 4.4e9
 #: Share of a backward pass beside which collectives make headway: all of it on the wire, 0.4 where cards copy through
 #: host memory and so take turns with the pass (fitted to the rows of one node).
 BACKWARD, BESIDE_COPIES = 2.0 / 3.0, 0.4
@@ -46,15 +46,15 @@ BACKWARD, BESIDE_COPIES = 2.0 / 3.0, 0.4
 BUCKET_BYTES = 25.0 * 2**20
 #: Payload of a ring over a link that tc shapes: 1,448 bytes of a frame of 1,514 (its headers count), and beside each
 #: the half acknowledgement of 66 bytes that what comes in is owed. What iperf measured is payload.
-SHAPED_SHARE = 1448.0 / (1514.0 + 66.0 / 2.0)
+SHAPED_PAYLOAD_FRACTION = 1448.0 / (1514.0 + 66.0 / 2.0)
 #: Messages one after another in a step with a distant server, and seconds there and back between regions of a cloud in
 #: North America (from the east).
 ROUND_TRIPS, REGION_SECONDS = 4.5, {"east": 0.0, "central": 0.033, "west": 0.066}
 #: Noise of a worker's step; none of the tables states it.
-JITTER = 0.02
+STEP_NOISE = 0.02
 
 
-class ConsistencySteps(QuantityTable):
+class ConsistencyTable(QuantityTable):
     """Table of data-parallel steps under a consistency model (synchronous, asynchronous, …), one run per row.
 
     The measured value is the step time of a worker [s]; for asynchronous runs the time between two updates of the
@@ -75,19 +75,21 @@ class ConsistencySteps(QuantityTable):
     measured_column = "step_s"
     measured_columns = ("updates_per_s", "step_s")
 
-    def measured(self, frame: pd.DataFrame) -> Array:
+    def measured_values(self, frame: pd.DataFrame) -> Array:
         """Return the measured step time of each row of this table [s].
 
         For asynchronous rows that state a rate of updates it is the time between updates.
         """
         steps, rates = (number_or_nan(frame, name) for name in ("step_s", "updates_per_s"))
-        by_rate = ((text(frame, "consistency") == "async") & (text(frame, "updates_per_s") != "")).to_numpy()
+        by_rate = (
+            (text_column(frame, "consistency") == "async") & (text_column(frame, "updates_per_s") != "")
+        ).to_numpy()
         return np.where(by_rate, 1.0 / np.where(rates > 0, rates, np.nan), steps)
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
         """Predict the rows of this table; a row with several kinds of workers takes step times from other rows."""
         steps = number_or_nan(frame, "one_worker_step_s")
-        models, devices = (text(frame, "model"), text(frame, "device"))
+        models, devices = (text_column(frame, "model"), text_column(frame, "device"))
         known = np.isfinite(steps) & (devices != "").to_numpy()
         self._alone = dict(zip(zip(models[known], devices[known], strict=True), steps[known].tolist(), strict=True))
         return super().predict(frame)
@@ -96,7 +98,7 @@ class ConsistencySteps(QuantityTable):
         """Return the system that consists of one worker's device."""
         return load_system(find_device(str(row["device"])).name)
 
-    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
+    def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the step time under a row's consistency model, or the time between updates [s]."""
         if has_value(row, "worker_devices"):
             # Predict the seconds between updates of workers of several kinds around one server.
@@ -112,12 +114,12 @@ class ConsistencySteps(QuantityTable):
             return _row_prediction(seconds, seconds, "workers of several kinds")
         work = self._workload(row)
         cycle = parse_consistency(_model_name(row)).evaluate(work)
-        seconds = float(1.0 / cycle.updates_per_s if _asynchronous(row) else cycle.step)
-        ideal = float(np.asarray(work.compute_time)) / (whole_cell(row, "workers") if _asynchronous(row) else 1.0)
+        seconds = float(1.0 / cycle.updates_per_s if _asynchronous(row) else cycle.step_time)
+        ideal = float(np.asarray(work.compute_time)) / (integer_cell(row, "workers") if _asynchronous(row) else 1.0)
         return _row_prediction(seconds, ideal, str(row["device"]))
 
     def _workload(self, row: Row) -> Workload:
-        workers, payload = float(whole_cell(row, "workers")), 4.0 * _number(row, "parameters")
+        workers, payload = float(integer_cell(row, "workers")), 4.0 * _number(row, "parameters")
         tensors = _number(row, "tensors") if has_value(row, "tensors") else payload / BUCKET_BYTES
         alone = self._compute(row)
         work = Workload(
@@ -129,10 +131,10 @@ class ConsistencySteps(QuantityTable):
             payload=payload,
             parameters=payload / 4.0,
             tensors=tensors,
-            jitter=JITTER if workers > 1 else 0.0,
+            jitter=STEP_NOISE if workers > 1 else 0.0,
         )
         if _asynchronous(row):
-            server = replace(CLOUD_SERVER, count=max(1, whole_cell(row, "servers", 1)))
+            server = replace(CLOUD_SERVER, count=max(1, integer_cell(row, "servers", 1)))
             service = float(service_time(payload, tensors, server))
             return replace(
                 work, compute_time=max(alone - service, 0.0), server=server, round_trip=_round_trip_seconds(row)
@@ -148,7 +150,7 @@ class ConsistencySteps(QuantityTable):
                 return _number(row, column)
         if not has_value(row, "model_slug"):
             raise SpecError("neither the step of one worker is stated nor a network of the catalog")
-        run = Run(gpus=1, batch=whole_cell(row, "batch_per_gpu"), dtype=str(row["dtype"]), software="pytorch-eager")
+        run = Run(gpus=1, batch=integer_cell(row, "batch_per_gpu"), dtype=str(row["dtype"]), software="pytorch-eager")
         return predict(load_model(str(row["model_slug"])), self.system(row), run).step_time
 
 
@@ -200,7 +202,7 @@ def _transport(row: Row) -> str:
 
 
 def _hop_seconds(row: Row) -> float:
-    return float(load_link(LINKS[_transport(row)]).latency or 0.0)
+    return float(load_link(LINK_OF_TRANSPORT[_transport(row)]).latency or 0.0)
 
 
 def _node_rate(row: Row) -> float:
@@ -210,7 +212,7 @@ def _node_rate(row: Row) -> float:
         return RDMA_SHARE * stated
     described = str(row.get("system_text", ""))
     if "iperf" in described:
-        return stated * (SHAPED_SHARE if "shaped" in described else 1.0)
+        return stated * (SHAPED_PAYLOAD_FRACTION if "shaped" in described else 1.0)
     return min(TCP_SHARE * stated, TCP_LIMIT)
 
 
@@ -223,7 +225,7 @@ def _exchange(row: Row, workers: float, payload: float, tensors: float, alone: f
 
     Parameters
     ----------
-    row : Row
+    row : SubmissionRow
         Row of a table: its cells by column name.
     workers : float
         Number of workers.
@@ -234,11 +236,11 @@ def _exchange(row: Row, workers: float, payload: float, tensors: float, alone: f
     alone : float
         Step time of one worker without exchange [s].
     """
-    per_node = max(1, whole_cell(row, "gpus_per_node", 1))
+    per_node = max(1, integer_cell(row, "gpus_per_node", 1))
     if workers <= 1:
         return 0.0, 0.0
     ring = 2.0 * (workers - 1.0) / workers * payload
-    inside = ring / HOST_MEMORY_RING if "PCIe" in str(row.get("system_text", "")) else 0.0
+    inside = ring / HOST_MEMORY_RING_RATE if "PCIe" in str(row.get("system_text", "")) else 0.0
     across = 0.0
     merged = str(row.get("overlap")) == "merged" or "Horovod" in str(row.get("notes", ""))
     calls = max(1.0, payload / BUCKET_BYTES) if merged else tensors
@@ -270,9 +272,9 @@ def _neighbour_seconds(row: Row, workers: float, payload: float) -> float:
     nodes (topology_util, by memory), and eight messages at once would take longer than the measured steps. If a node
     averages its parameters first, also one message leaves it. 0 if all workers are on one node.
     """
-    if workers <= max(1, whole_cell(row, "gpus_per_node", 1)):
+    if workers <= max(1, integer_cell(row, "gpus_per_node", 1)):
         return 0.0
     return payload / _node_rate(row) + _hop_seconds(row)
 
 
-RUN_TABLES.register("consistency")(ConsistencySteps())
+RUN_TABLES.register("consistency")(ConsistencyTable())

@@ -13,7 +13,7 @@ import pandas as pd
 
 from paleo.errors import SpecError
 from paleo.pricing.convolution import (
-    AVAILABLE_FROM,
+    FIRST_CHOSEN_RELEASE,
     OWN_KERNELS,
     PRESENT,
     ConvolutionParameters,
@@ -23,17 +23,17 @@ from paleo.pricing.convolution import (
     convolution_shape,
     fastest_time,
 )
-from paleo.pricing.kernels import DeviceDatasheet, device_datasheet, unit_of
-from paleo.pricing.power import INTEGER_LANES
+from paleo.pricing.kernels import DeviceDatasheet, arithmetic_unit, device_datasheet
+from paleo.pricing.power import INT8_PRODUCTS_PER_FP32
 from paleo.specs.device import find_device
-from paleo.tables.cells import Array, number, text
-from paleo.tables.columns import columns_of
+from paleo.tables.cells import Array, number_column, text_column
+from paleo.tables.columns import parse_column_names
 from paleo.tables.kernels import (
     KERNEL_TABLES,
     KernelTable,
-    by_arithmetic,
-    compute_unit_of,
-    timing_keys,
+    arithmetic_unit_of,
+    map_by_arithmetic_unit,
+    timing_methods,
     unsupported_reason,
 )
 from paleo.units import MILLISECOND
@@ -48,9 +48,9 @@ DIRECTIONS: Mapping[str, Direction] = {
 }
 #: How a source times its rows; others are taken to launch back to back.
 TIMING_METHODS: Mapping[str, str] = {"neusight": "eager", "deepbench": "back-to-back"}
-SIZES = ("n", "c", "h", "w", "k", "r", "s", "stride_h", "stride_w")
+SIZE_COLUMNS = ("n", "c", "h", "w", "k", "r", "s", "stride_h", "stride_w")
 #: Energy per FLOP [pJ], by which power throttles: about TDP over the fp32 peak of cards that keep their clock.
-ENERGY: Mapping[str, float] = {
+PICOJOULES_PER_FLOP: Mapping[str, float] = {
     "Kepler": 60.0, "Maxwell": 37.0, "Pascal": 15.0, "Volta": 17.0, "Turing": 17.0, "Ampere": 13.0,
     "Ada Lovelace": 5.0, "Hopper": 9.0, "Blackwell": 7.0, "Blackwell Ultra": 7.0,
 }  # fmt: skip
@@ -63,10 +63,10 @@ class ConvolutionTable(KernelTable[DeviceDatasheet]):
     """Table of convolution kernel calls, one per row; the library's algorithm is not read but predicted."""
 
     name = "conv"
-    identifying_columns = frozenset(columns_of("source device dtype n c h w k r s direction time_us"))
+    identifying_columns = frozenset(parse_column_names("source device dtype n c h w k r s direction time_us"))
     optional_columns = "compute library pad_h pad_w stride_h stride_w groups algo timing"
     configuration_columns = ("n", "c", "h", "w", "k", "r", "s", "stride_h")
-    sizes = ("n", "c", "h", "w", "k", "r", "s")
+    size_columns = ("n", "c", "h", "w", "k", "r", "s")
     families: ClassVar[Mapping[str, type[Any]]] = {
         "conv.vector": ConvolutionParameters,
         "conv.half": ConvolutionParameters,
@@ -75,64 +75,71 @@ class ConvolutionTable(KernelTable[DeviceDatasheet]):
     }
     host_parameters = ("launch",)
 
-    def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
+    def unsupported_reasons(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return for each row of this table why it cannot be modelled, or ''.
 
         Reasons are an unknown dtype or direction, a device without a peak for the dtype, an empty output, and a
         convolution for which the library falls back to another kernel.
         """
         dtypes = frozenset(ELEMENT_BYTES)
-        out = by_arithmetic(frame, self.compute(frame), lambda *columns: unsupported_reason(*columns, dtypes))
-        direction = text(frame, "direction")
+        out = map_by_arithmetic_unit(
+            frame, self.arithmetic_unit(frame), lambda *columns: unsupported_reason(*columns, dtypes)
+        )
+        direction = text_column(frame, "direction")
         out = out.mask((out == "") & ~direction.isin(list(DIRECTIONS)), "direction is none of " + ", ".join(DIRECTIONS))
-        strided = number(frame, "stride_h", 1.0) * number(frame, "stride_w", 1.0) > 1
-        half = self.family(frame) == "conv.half"
+        strided = number_column(frame, "stride_h", 1.0) * number_column(frame, "stride_w", 1.0) > 1
+        half = self.kernel_family(frame) == "conv.half"
         out = out.mask((out == "") & half & strided & (direction == "bwd_data"), SCATTER_REASON)
         extent = {"h": ("r", "pad_h"), "w": ("s", "pad_w")}
         gaps = [
-            number(frame, size) + 2 * number(frame, pad, 0.0) < number(frame, taps)
+            number_column(frame, size) + 2 * number_column(frame, pad, 0.0) < number_column(frame, taps)
             for size, (taps, pad) in extent.items()
         ]
-        small = np.any([~(number(frame, name, 1.0) >= 1) for name in SIZES], axis=0) | np.asarray(gaps[0] | gaps[1])
+        small = np.any([~(number_column(frame, name, 1.0) >= 1) for name in SIZE_COLUMNS], axis=0) | np.asarray(
+            gaps[0] | gaps[1]
+        )
         return out.mask((out == "") & small, "an extent is below 1, or the filter exceeds the padded image")
 
-    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
+    def timing_method(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return how each row of this table was timed, ``eager`` or ``back-to-back``, by its source."""
-        return timing_keys(frame, text(frame, "source").map(lambda source: TIMING_METHODS.get(source, "back-to-back")))
+        return timing_methods(
+            frame, text_column(frame, "source").map(lambda source: TIMING_METHODS.get(source, "back-to-back"))
+        )
 
-    def family(self, frame: pd.DataFrame) -> pd.Series[str]:
+    def kernel_family(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return the family of each row of this table.
 
         It is ``conv.int8`` for integers, ``conv.tensor`` on tensor cores, ``conv.half`` for fp16 without them, else
         ``conv.vector``.
         """
-        return by_arithmetic(frame, self.compute(frame), _family)
+        return map_by_arithmetic_unit(frame, self.arithmetic_unit(frame), _family)
 
-    def compute(self, frame: pd.DataFrame) -> pd.Series[str]:
+    def arithmetic_unit(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return the arithmetic unit of each row; DeepBench's fp16 rows that name none ran on ordinary cores."""
-        return compute_unit_of(frame)
+        return arithmetic_unit_of(frame)
 
-    def starts(self, family: str, figures: DeviceDatasheet) -> Sequence[ConvolutionParameters]:
+    def start_values(self, family: str, figures: DeviceDatasheet) -> Sequence[ConvolutionParameters]:
         """Return the start values of a fit: the defaults, with the energy per FLOP of the device's architecture."""
         default = ConvolutionParameters()
-        energy = ENERGY.get(figures.architecture, default.energy_per_flop)
-        energy = energy / INTEGER_LANES if family == "conv.int8" else energy
+        energy = PICOJOULES_PER_FLOP.get(figures.architecture, default.energy_per_flop)
+        energy = energy / INT8_PRODUCTS_PER_FP32 if family == "conv.int8" else energy
         return (dataclasses.replace(default, energy_per_flop=energy),)
 
-    def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
+    def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count (FLOP, bytes) of the rows of this table: FLOP of direct convolution, and each tensor moved once."""
         shape = table_shape(frame)
         return shape.flops, shape.elements * element_bytes(frame)
 
-    def time(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: ConvolutionParameters) -> Array:
+    def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: ConvolutionParameters) -> Array:
         """Predict the time [s] of rows of this table that share device, dtype, family and stack.
 
         The fastest algorithm that the row's cuDNN version offers is taken.
         """
         costs = algorithm_costs(
             table_shape(frame), device=figures, parameters=parameters,
-            element_bytes=element_bytes(frame), library=library_version(text(frame, "library")),
-            algorithms=INTEGER_ALGORITHMS if (text(frame, "dtype") == "int8").all() else tuple(AVAILABLE_FROM),
+            element_bytes=element_bytes(frame), library=library_version(text_column(frame, "library")),
+            algorithms=INTEGER_ALGORITHMS if (text_column(frame,
+                "dtype") == "int8").all() else tuple(FIRST_CHOSEN_RELEASE),
         )  # fmt: skip
         return fastest_time(costs)
 
@@ -165,14 +172,16 @@ def table_shape(frame: pd.DataFrame) -> ConvolutionShape:
         "dilation_w": 1.0,
         "groups": 1.0,
     }
-    extents = {name: number(frame, column, fallback.get(column)) for name, column in zip(names, columns, strict=True)}
-    direction = text(frame, "direction").map(lambda word: int(DIRECTIONS.get(word, Direction.FORWARD)))
+    extents = {
+        name: number_column(frame, column, fallback.get(column)) for name, column in zip(names, columns, strict=True)
+    }
+    direction = text_column(frame, "direction").map(lambda word: int(DIRECTIONS.get(word, Direction.FORWARD)))
     return convolution_shape(**extents, direction=direction.to_numpy(dtype=np.int64))
 
 
 def element_bytes(frame: pd.DataFrame) -> Array:
     """Return the bytes of one stored element in each row, shape (rows,); nan for unknown formats."""
-    return text(frame, "dtype").map(lambda dtype: ELEMENT_BYTES.get(dtype, np.nan)).to_numpy(dtype=np.float64)
+    return text_column(frame, "dtype").map(lambda dtype: ELEMENT_BYTES.get(dtype, np.nan)).to_numpy(dtype=np.float64)
 
 
 def library_version(library: pd.Series[str]) -> Array:
@@ -190,7 +199,7 @@ def library_version(library: pd.Series[str]) -> Array:
 @cache
 def _family(device: str, dtype: str, compute: str) -> str:
     try:
-        unit = unit_of(find_device(device), dtype, compute)
+        unit = arithmetic_unit(find_device(device), dtype, compute)
     except SpecError:
         return "conv.vector"
     if dtype == "int8":
@@ -205,11 +214,11 @@ KERNEL_TABLES.register("conv")(ConvolutionTable())
 
 # Networks timed layer by layer: forward plus backward of one layer a row, in several frameworks of 2015 and 2016
 
-PRODUCT_LAYERS = ("Convolution", "conv2d", "InnerProduct")
+PRODUCT_LAYER_TYPES = ("Convolution", "conv2d", "InnerProduct")
 #: Layers without products: one kernel each way that moves bytes.
-STREAMED = ("ReLU", "Pooling", "Concat")
+STREAMED_LAYER_TYPES = ("ReLU", "Pooling", "Concat")
 #: Share of memory bandwidth of a kernel that streams, by memory kind: what long elementwise kernels reach.
-STREAM_SHARE: Mapping[str, float] = {"GDDR": 0.76, "HBM": 0.88}
+STREAM_BANDWIDTH_FRACTION: Mapping[str, float] = {"GDDR": 0.76, "HBM": 0.88}
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,12 +229,12 @@ class ConvolutionLibrary:
     """
 
     algorithms: Collection[str]
-    library: float = OWN_KERNELS
+    cudnn_version: float = OWN_KERNELS
     image_by_image: bool = False
 
 
 _IM2COL = ConvolutionLibrary(("explicit",), image_by_image=True)
-FRAMEWORKS: Mapping[str, ConvolutionLibrary] = {
+LIBRARY_OF_FRAMEWORK: Mapping[str, ConvolutionLibrary] = {
     "im2col": _IM2COL,
     "cudnn2": ConvolutionLibrary(("implicit", "explicit"), 2.0),
     "cudnn4": ConvolutionLibrary(("implicit", "explicit", "fft"), 4.0),
@@ -245,64 +254,72 @@ class CnnLayersTable(KernelTable[DeviceDatasheet]):
     configuration_columns = ("input_shape", "output_shape", "kernel", "layer_type")
     families: ClassVar[Mapping[str, type[Any]]] = {"conv.vector": ConvolutionParameters}
     host_parameters = ("launch",)
-    calibrates = False
+    used_for_fitting = False
     measured_column = "forward_ms + backward_ms"
-    measured_unit = MILLISECOND
+    measured_unit_in_si = MILLISECOND
 
-    def measured(self, frame: pd.DataFrame) -> Array:
+    def measured_values(self, frame: pd.DataFrame) -> Array:
         """Return the measured forward plus backward time of each row of this table [s]; nan unless above zero."""
-        total = number(frame, "forward_ms", 0.0) + number(frame, "backward_ms", 0.0)
+        total = number_column(frame, "forward_ms", 0.0) + number_column(frame, "backward_ms", 0.0)
         return np.where(total > 0, total, np.nan) * MILLISECOND
 
-    def figures(self, subject: str, dtype: str, compute: str) -> DeviceDatasheet:
+    def load_datasheet(self, subject: str, dtype: str, compute: str) -> DeviceDatasheet:
         """Return the datasheet values of a device for fp32, the format of all rows of this table."""
         return device_datasheet(find_device(subject), "fp32")
 
-    def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
+    def unsupported_reasons(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return for each row of this table why it cannot be modelled, or ''.
 
         Reasons are layers without work, unknown layer types, shapes or frameworks, and other formats than fp32.
         """
-        kind = text(frame, "layer_type")
+        kind = text_column(frame, "layer_type")
         out = pd.Series("", index=frame.index, dtype=object)
         out = out.mask(
-            ~kind.isin([*PRODUCT_LAYERS, *STREAMED]),
+            ~kind.isin([*PRODUCT_LAYER_TYPES, *STREAMED_LAYER_TYPES]),
             "layer type " + kind.where(kind != "", "(empty)") + " is not modelled",
         )
         shaped = ~np.isnan(_extents(frame, "input_shape")[:, 0] + _extents(frame, "output_shape")[:, 0])
         out = out.mask((out == "") & ~shaped, "a shape is not N x C [x H x W]")
-        unknown = kind.isin(PRODUCT_LAYERS) & (framework_of(frame) == "")
-        out = out.mask((out == "") & unknown, "kernels of framework " + text(frame, "framework") + " are not modelled")
-        timed = self.measured(frame) > 0
+        unknown = kind.isin(PRODUCT_LAYER_TYPES) & (framework_of(frame) == "")
+        out = out.mask(
+            (out == "") & unknown, "kernels of framework " + text_column(frame, "framework") + " are not modelled"
+        )
+        timed = self.measured_values(frame) > 0
         out = out.mask((out == "") & ~timed, "forward and backward time are not both there")
-        return out.mask((out == "") & (text(frame, "dtype", "fp32") != "fp32"), "only fp32 is modelled")
+        return out.mask((out == "") & (text_column(frame, "dtype", "fp32") != "fp32"), "only fp32 is modelled")
 
-    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
+    def timing_method(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return ``back-to-back`` for all rows of this table: each was timed in a loop of one layer."""
         return pd.Series("back-to-back", index=frame.index, dtype=object)
 
-    def family(self, frame: pd.DataFrame) -> pd.Series[str]:
+    def kernel_family(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return ``conv.vector`` for all rows; memory-bound layers use its share of the bandwidth, too."""
         return pd.Series("conv.vector", index=frame.index, dtype=object)
 
-    def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
+    def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count (FLOP, bytes) of the rows of this table, for the forward pass and both gradients.
 
         FLOP are those of direct convolution; each pass moves each of its tensors once.
         """
-        products = text(frame, "layer_type").isin(PRODUCT_LAYERS).to_numpy()
+        products = text_column(frame, "layer_type").isin(PRODUCT_LAYER_TYPES).to_numpy()
         shape = layer_shape(frame, Direction.FORWARD)
         forward, backward = _moved(frame)
         moved = np.where(products, 3.0 * shape.elements, forward + backward)
         return np.where(products, 3.0 * shape.flops, 0.0), moved * element_bytes(frame)
 
-    def time(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: ConvolutionParameters) -> Array:
+    def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: ConvolutionParameters) -> Array:
         """Predict the forward plus backward time [s] of rows of this table that share a device."""
         forward, backward = _moved(frame)
-        rate = STREAM_SHARE["GDDR" if figures.memory_kind.startswith("GDDR") else "HBM"] * figures.memory_bandwidth
+        rate = (
+            STREAM_BANDWIDTH_FRACTION["GDDR" if figures.memory_kind.startswith("GDDR") else "HBM"]
+            * figures.memory_bandwidth
+        )
         seconds = (forward + backward) * element_bytes(frame) / rate
-        products, library = text(frame, "layer_type").isin(PRODUCT_LAYERS).to_numpy(), framework_of(frame).to_numpy()
-        for name, framework in FRAMEWORKS.items():
+        products, library = (
+            text_column(frame, "layer_type").isin(PRODUCT_LAYER_TYPES).to_numpy(),
+            framework_of(frame).to_numpy(),
+        )
+        for name, framework in LIBRARY_OF_FRAMEWORK.items():
             chosen = products & (library == name)
             if chosen.any():
                 seconds[chosen] = convolution_layer_time(frame[chosen], framework, figures, parameters)
@@ -310,8 +327,8 @@ class CnnLayersTable(KernelTable[DeviceDatasheet]):
 
 
 def framework_of(frame: pd.DataFrame) -> pd.Series[str]:
-    """Return the key of `FRAMEWORKS` for each row, from its framework and cuDNN columns; '' if none matches."""
-    framework, cudnn = text(frame, "framework").str.lower(), text(frame, "cudnn").str.lower()
+    """Return each row's key of `LIBRARY_OF_FRAMEWORK`, from its framework and cuDNN columns; '' if none matches."""
+    framework, cudnn = text_column(frame, "framework").str.lower(), text_column(frame, "cudnn").str.lower()
     out = pd.Series("", index=frame.index, dtype=object)
     out = out.mask(framework.isin(["caffe", "torch-7", "theano"]) | framework.str.contains("convolutionmm"), "im2col")
     out = out.mask(framework.str.startswith("cuda-convnet"), "cuda-convnet").mask(framework == "fbfft", "fbfft")
@@ -341,12 +358,12 @@ def convolution_layer_time(
         Times [s].
     """
     images = _extents(frame, "input_shape")[:, 0] if framework.image_by_image else np.ones(len(frame))
-    dense = (text(frame, "layer_type") == "InnerProduct").to_numpy()
+    dense = (text_column(frame, "layer_type") == "InnerProduct").to_numpy()
     calls, total = np.where(dense, 1.0, images), np.zeros(len(frame))
     for direction in Direction:
         costs = algorithm_costs(
             layer_shape(frame, direction, calls), device=figures, parameters=parameters,
-            library=framework.library, algorithms=framework.algorithms,
+            library=framework.cudnn_version, algorithms=framework.algorithms,
         )  # fmt: skip
         total += calls * fastest_time(costs)
     return total
@@ -359,11 +376,13 @@ def layer_shape(frame: pd.DataFrame, direction: Direction, calls: Array | float 
     """
     n, c, h, w = _extents(frame, "input_shape").T
     k = _extents(frame, "output_shape")[:, 1]
-    kernel = text(frame, "kernel", "1x1").str.extract(r"(\d+)\s*x\s*(\d+)").fillna("1").to_numpy(dtype=np.float64)
-    pad, stride, groups = (
-        number(frame, name, default) for name, default in (("pad", 0.0), ("stride", 1.0), ("groups", 1.0))
+    kernel = (
+        text_column(frame, "kernel", "1x1").str.extract(r"(\d+)\s*x\s*(\d+)").fillna("1").to_numpy(dtype=np.float64)
     )
-    dense = (text(frame, "layer_type") == "InnerProduct").to_numpy()
+    pad, stride, groups = (
+        number_column(frame, name, default) for name, default in (("pad", 0.0), ("stride", 1.0), ("groups", 1.0))
+    )
+    dense = (text_column(frame, "layer_type") == "InnerProduct").to_numpy()
     return convolution_shape(
         batch=np.where(dense, 1.0, n / calls), channels=np.where(dense, c * h * w, c),
         height=np.where(dense, n, h), width=np.where(dense, 1.0, w), filters=k,
@@ -378,7 +397,7 @@ def _extents(frame: pd.DataFrame, column: str) -> Array:
 
     H = W = 1 where they are absent; nan where a text is no shape.
     """
-    sizes = text(frame, column).str.extract(r"^(\d+)x(\d+)(?:x(\d+)x(\d+))?$")
+    sizes = text_column(frame, column).str.extract(r"^(\d+)x(\d+)(?:x(\d+)x(\d+))?$")
     return np.asarray(sizes.apply(pd.to_numeric).fillna({2: 1.0, 3: 1.0}), dtype=np.float64)
 
 
@@ -390,10 +409,10 @@ def _moved(frame: pd.DataFrame) -> tuple[Array, Array]:
     Backward looks up gradient and position in each of the (kernel / stride)^2 windows that contain an input element.
     """
     inputs, outputs = (np.prod(_extents(frame, column), axis=1) for column in ("input_shape", "output_shape"))
-    kernel = text(frame, "kernel", "1x1").str.extract(r"(\d+)\s*x")[0].fillna("1").to_numpy(dtype=np.float64)
-    overlap = kernel / number(frame, "stride", 1.0)
-    kind = text(frame, "layer_type").to_numpy()
-    kinds = [kind == name for name in STREAMED]
+    kernel = text_column(frame, "kernel", "1x1").str.extract(r"(\d+)\s*x")[0].fillna("1").to_numpy(dtype=np.float64)
+    overlap = kernel / number_column(frame, "stride", 1.0)
+    kind = text_column(frame, "layer_type").to_numpy()
+    kinds = [kind == name for name in STREAMED_LAYER_TYPES]
     forward = np.select(kinds, [inputs + outputs, overlap * inputs + 2.0 * outputs, 2.0 * outputs], 0.0)
     backward = np.select(kinds, [inputs + 2.0 * outputs, (1.0 + 2.0 * overlap**2) * inputs, 2.0 * outputs], 0.0)
     return forward, backward

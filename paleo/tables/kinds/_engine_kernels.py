@@ -13,9 +13,11 @@ import numpy as np
 import pandas as pd
 
 from paleo.pricing.attention import PrefillParameters, attention_backward_time, attention_prefill_time, default_kernel
+from paleo.pricing.calibration_lookup import find_parameters
+from paleo.pricing.engine_gemm import SCALED_ELEMENT_BYTES, EngineGemmParameters, low_precision_gemm_time
 from paleo.pricing.experts import expert_tiles, experts_time
 from paleo.pricing.families import (
-    TrainingParameters,
+    TrainingKernelParameters,
     experts_product_time,
     sustained_load_time,
     training_attention_parameters,
@@ -31,20 +33,18 @@ from paleo.pricing.latent_kernels import (
     LatentAttentionParameters,
     latent_attention_time,
 )
-from paleo.pricing.store import lookup
-from paleo.pricing.tiles import ELEMENT_BYTES, EngineGemmParameters, low_precision_gemm_time
-from paleo.tables.cells import Array, map_words, number, release_of, text
-from paleo.tables.kernels import KERNEL_TABLES, FitPlan, Fitted, KernelTable, rowwise, unsupported_reason
+from paleo.tables.cells import Array, map_words, number_column, parse_release, text_column
+from paleo.tables.kernels import KERNEL_TABLES, FitSettings, FittedParameters, KernelTable, rowwise, unsupported_reason
 from paleo.units import MICROSECOND
 
 #: Bytes of an element of the experts' weights and activations, scales included.
-EXPERT_BYTES = {"bf16": 2.0, "fp16": 2.0, **ELEMENT_BYTES}
+EXPERT_BYTES = {"bf16": 2.0, "fp16": 2.0, **SCALED_ELEMENT_BYTES}
 
 #: Tile width at which Triton's kernels load operands as long as they multiply: what makes SGLang's tile of 64 x 64 0.6
 #: times as efficient as vLLM's of 128 x 256, on H100 and B200 alike. On A100 one tile was measured.
-TRITON_OPERANDS = 57.0
+TRITON_BALANCED_TILE_WIDTH = 57.0
 #: Visits of a mean expert below which the most popular one's round to none.
-ROUNDED_VISITS = 0.1
+MIN_MEAN_VISITS = 0.1
 #: Releases beside TensorRT-LLM's whose benchmark gives all visits to one rank then.
 _SINGLE_RANK_RELEASES = {"vllm": ("0.14.0",), "sglang": ("0.5.6.post2", "0.5.9")}
 #: Releases of SGLang whose benchmark keeps only tokens that visit the rank; the one that multiplies all their visits
@@ -58,7 +58,7 @@ _ROUTED_BY_KERNEL = ("1.3.0rc15", "1.3.0rc20")
 _UNTUNED_VLLM, _TUNED_EXPERTS, _TUNED_WIDTH = "0.14.0", 8, 8192
 
 
-class CapturedKernels(KernelTable[DeviceDatasheet]):
+class CapturedKernelTable(KernelTable[DeviceDatasheet]):
     """Kernels that are timed in captured graphs, a family for each library and format."""
 
     element_bytes: ClassVar[Mapping[str, float]]
@@ -67,31 +67,36 @@ class CapturedKernels(KernelTable[DeviceDatasheet]):
     host_parameters = ("launch", "host", "staging")
 
     @rowwise
-    def unsupported(self, device: str, dtype: str) -> str:
+    def unsupported_reasons(self, device: str, dtype: str) -> str:
         """Name formats that the kind does not price or the device does not have."""
         return unsupported_reason(device, dtype, "", frozenset(self.element_bytes))
 
-    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: Fitted) -> FitPlan:
+    def fit_settings(
+        self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
+    ) -> FitSettings:
         """Fit what a call shows: graphs hide the host, and a host that issues calls one by one hides their launch."""
         eager = stack == "eager"
         start = (
             EngineGemmParameters(host=150 * MICROSECOND, launch=5 * MICROSECOND) if eager else EngineGemmParameters()
         )
         unseen = ("launch", "staging") if eager else ("host",)
-        return FitPlan(
-            start, per_stack=("launch", "staging"), fixed=(*self.undetermined_parameters, *unseen), random_starts=2
+        return FitSettings(
+            start,
+            parameters_per_stack=("launch", "staging"),
+            fixed_parameters=(*self.undetermined_parameters, *unseen),
+            random_starts=2,
         )
 
 
-class QuantisedGemmTable(CapturedKernels):
+class QuantisedGemmTable(CapturedKernelTable):
     """C[m,n] = A[m,k] B[k,n] in fp8 or NVFP4, the activations quantised on the way."""
 
     name = "gemm_lowbit"
     identifying_columns = frozenset({"scaling", "m", "n", "k", "dtype", "time_us"})
     optional_columns = "device library version kernel_source"
     configuration_columns = ("m", "n", "k")
-    sizes = ("m", "n", "k")
-    element_bytes = ELEMENT_BYTES
+    size_columns = ("m", "n", "k")
+    element_bytes = SCALED_ELEMENT_BYTES
     undetermined_parameters = ("index", "unaligned", "visit")
     families: ClassVar[Mapping[str, type[Any]]] = {
         f"narrow.{scaling}.{library}": EngineGemmParameters
@@ -100,35 +105,35 @@ class QuantisedGemmTable(CapturedKernels):
     }
 
     @rowwise
-    def stack(self, library: str, version: str, dtype: str, scaling: str) -> str:
+    def timing_method(self, library: str, version: str, dtype: str, scaling: str) -> str:
         """Name the variant of a library. vLLM from release 0.20 on, and its builds between releases, issue products
         with block scales one by one; TensorRT-LLM's first DeepGEMM has a slow quantisation pass."""
-        release = release_of(version)[:2]
+        release = parse_release(version)[:2]
         if library == "vllm" and dtype == "fp8" and (release >= (0, 20) or "dev" in version):
             return "eager"
         first = library == "trtllm" and scaling == "block128" and release == (1, 2)
         return "graph/first" if first else "graph"
 
     @rowwise
-    def family(self, library: str, scaling: str, dtype: str) -> str:
+    def kernel_family(self, library: str, scaling: str, dtype: str) -> str:
         """Name the family by library, format and size of the blocks that share a scale."""
         blocks = "tensor" if scaling.startswith("tensor") else "block"
         return f"narrow.{blocks}{dtype.removeprefix('fp')}.{'vllm' if library == 'vllm' else 'trtllm'}"
 
-    def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
+    def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count 2 m n k FLOP, and the bytes of each operand once."""
-        m, n, k = (number(frame, name) for name in self.configuration_columns)
+        m, n, k = (number_column(frame, name) for name in self.configuration_columns)
         element = _element_bytes(frame)
         return 2.0 * m * n * k, (m + n) * k * element + 2.0 * m * n
 
-    def time(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: EngineGemmParameters) -> Array:
+    def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: EngineGemmParameters) -> Array:
         """Predict the seconds of rows of one device, format, family and stack."""
-        m, n, k = (number(frame, name) for name in self.configuration_columns)
-        element = ELEMENT_BYTES[str(frame["dtype"].iloc[0])] if len(frame) else 1.0
+        m, n, k = (number_column(frame, name) for name in self.configuration_columns)
+        element = SCALED_ELEMENT_BYTES[str(frame["dtype"].iloc[0])] if len(frame) else 1.0
         return low_precision_gemm_time(m=m, n=n, k=k, element_bytes=element, device=figures, parameters=parameters)
 
 
-class ExpertKernelTable(CapturedKernels):
+class ExpertKernelTable(CapturedKernelTable):
     """The experts of one rank, forward, from the router's choice to the combined tokens."""
 
     name = "moe"
@@ -139,7 +144,7 @@ class ExpertKernelTable(CapturedKernels):
     configuration_columns = (
         "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size",
     )  # fmt: skip
-    sizes = configuration_columns
+    size_columns = configuration_columns
     element_bytes = EXPERT_BYTES
     undetermined_parameters = ("operands", "unaligned", "visit")
     families: ClassVar[Mapping[str, type[Any]]] = {
@@ -148,19 +153,21 @@ class ExpertKernelTable(CapturedKernels):
         for scaling in ("bf16", "tensor8", "block8", "block4")
     }
 
-    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: Fitted) -> FitPlan:
+    def fit_settings(
+        self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
+    ) -> FitSettings:
         """Fit what Triton's kernels lose where they cannot read vectors, setting out from a load for each element."""
-        plan = super().fit_plan(subject, family, stack, figures, fitted)
+        plan = super().fit_settings(subject, family, stack, figures, fitted)
         if "triton" not in family:
             return plan
-        start = replace(plan.start, unaligned=16.0 if family.endswith("8") else 8.0)
+        start = replace(plan.start_values, unaligned=16.0 if family.endswith("8") else 8.0)
         if figures.architecture != "Ampere":
-            start = replace(start, operands=TRITON_OPERANDS)
-        fixed = tuple(name for name in plan.fixed if name not in ("unaligned", "visit"))
-        return replace(plan, start=start, fixed=(*fixed, "index"))
+            start = replace(start, operands=TRITON_BALANCED_TILE_WIDTH)
+        fixed = tuple(name for name in plan.fixed_parameters if name not in ("unaligned", "visit"))
+        return replace(plan, start_values=start, fixed_parameters=(*fixed, "index"))
 
     @rowwise
-    def family(self, library: str, kernel_source: str, scaling: str, dtype: str) -> str:
+    def kernel_family(self, library: str, kernel_source: str, scaling: str, dtype: str) -> str:
         """Name the family by kernel and scaling: Triton's of each engine, CUTLASS by TensorRT-LLM or FlashInfer, and
         others."""
         words = ("triton", "cutedsl", "deepgemm", "flashinfer_cutlass", "cutlass", "trtllm", "min_latency")
@@ -171,21 +178,25 @@ class ExpertKernelTable(CapturedKernels):
         blocks = "block" if scaling.startswith("block") else "tensor"
         return f"experts.{word}.{blocks + dtype[2:] if dtype.startswith('fp') and dtype != 'fp16' else 'bf16'}"
 
-    def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
+    def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count the FLOP of both products of the rank's tokens, and the bytes of its experts' weights once and its
         tokens twice."""
-        tokens, hidden, inner, top_k, experts, tp, ep = (number(frame, name) for name in self.configuration_columns)
+        tokens, hidden, inner, top_k, experts, tp, ep = (
+            number_column(frame, name) for name in self.configuration_columns
+        )
         weights = (2.0 + _gated(frame)) * hidden * inner / tp
         rows = tokens * top_k / ep
         weights_read = np.minimum(experts / ep, rows) * weights * _element_bytes(frame)
         return 2.0 * rows * weights, weights_read + 4.0 * rows * hidden
 
-    def time(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: EngineGemmParameters) -> Array:
+    def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: EngineGemmParameters) -> Array:
         """Predict the seconds of rows of one device, format, family and stack."""
-        tokens, hidden, inner, top_k, experts, tp, ep = (number(frame, name) for name in self.configuration_columns)
-        law = text(frame, "distribution").str.extract(r"power_law_([\d.]+)")[0].astype(float).fillna(0.0)
+        tokens, hidden, inner, top_k, experts, tp, ep = (
+            number_column(frame, name) for name in self.configuration_columns
+        )
+        law = text_column(frame, "distribution").str.extract(r"power_law_([\d.]+)")[0].astype(float).fillna(0.0)
         exponent = np.asarray(law, np.float64)
-        few = (exponent > 0) & (tokens * top_k < ROUNDED_VISITS * experts)
+        few = (exponent > 0) & (tokens * top_k < MIN_MEAN_VISITS * experts)
         together = few & np.asarray(
             map_words(frame, ("library", "version"), _visits_single_rank, np.float64), dtype=bool
         )
@@ -193,7 +204,7 @@ class ExpertKernelTable(CapturedKernels):
         local = experts / ep
         experts, ep = np.where(together, experts / ep, experts), np.where(together, 1.0, ep)
         element = EXPERT_BYTES[str(frame["dtype"].iloc[0])] if len(frame) else 2.0
-        family = str(self.family(frame.head(1)).iloc[0]) if len(frame) else ""
+        family = str(self.kernel_family(frame.head(1)).iloc[0]) if len(frame) else ""
         visitors, unfiltered, calls, routed = (
             np.asarray(map_words(frame, ("library", "version", "device"), fact, np.float64)) for fact in _RELEASE_FACTS
         )
@@ -203,12 +214,12 @@ class ExpertKernelTable(CapturedKernels):
             tiles=expert_tiles(family, tokens, local, _untuned(frame, inner / tp)), visitors_only=visitors,
             unfiltered=unfiltered, padded="cutedsl" in family, triton="triton" in family,
         )  # fmt: skip
-        logits = number(frame, "num_experts")
+        logits = number_column(frame, "num_experts")
         outside = ("trtllm" not in family) * routed * (logits > _ROUTED)
         return calls * seconds + outside * (_ROUTER_CALL + _ROUTER_LOGIT * tokens * logits)
 
 
-class LatentAttentionTable(CapturedKernels):
+class LatentAttentionTable(CapturedKernelTable):
     """The core of multi-head latent attention, of prompts and of single tokens."""
 
     name = "mla"
@@ -217,7 +228,7 @@ class LatentAttentionTable(CapturedKernels):
     )
     optional_columns = "device library version kernel_source dtype"
     configuration_columns = ("num_heads", "batch_size", "q_len", "kv_len")
-    sizes = configuration_columns
+    size_columns = configuration_columns
     element_bytes = EXPERT_BYTES
     families: ClassVar[Mapping[str, type[Any]]] = {
         f"latent.{kernel}.{phase}{cache}": LatentAttentionParameters
@@ -227,45 +238,54 @@ class LatentAttentionTable(CapturedKernels):
     }
 
     @rowwise
-    def family(self, library: str, phase: str, kv_dtype: str) -> str:
+    def kernel_family(self, library: str, phase: str, kv_dtype: str) -> str:
         """Name the family by library, phase and bits of the cache."""
         kernel = library if library in ("sglang", "vllm") else "trtllm"
         return f"latent.{kernel}.{'token' if phase == 'generation' else 'prompt'}{8 if kv_dtype == 'fp8' else 16}"
 
     @rowwise
-    def stack(self, library: str, version: str, phase: str) -> str:
+    def timing_method(self, library: str, version: str, phase: str) -> str:
         """Name the variant of a library: TensorRT-LLM 1.2 passes once more over a token's queries, SGLang before 0.5.14
         over those of prompts."""
-        release = release_of(version)
+        release = parse_release(version)
         tokens_again = (library, phase) == ("trtllm", "generation") and release[:2] == (1, 2)
         prompts_again = (library, phase) == ("sglang", "context") and release < (0, 5, 14)
         return "graph/first" if tokens_again or prompts_again else "graph"
 
-    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: Fitted) -> FitPlan:
+    def fit_settings(
+        self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
+    ) -> FitSettings:
         """Set out from caches in one part, and in many."""
         vllm, token = "vllm" in family, "token" in family
         start = LatentAttentionParameters(host=200 * MICROSECOND) if vllm else LatentAttentionParameters()
         starts = tuple(replace(start, splits=splits) for splits in (1.02, 4.0)) if token else ()
         fixed = ((), ("splits",))[not token] + ((), ("host",))[not vllm]
-        return FitPlan(
-            start, alternatives=starts, per_stack=("launch", "staging"), fixed=fixed, random_starts=1, prior=0.2
+        return FitSettings(
+            start,
+            alternative_starts=starts,
+            parameters_per_stack=("launch", "staging"),
+            fixed_parameters=fixed,
+            random_starts=1,
+            prior_precision=0.2,
         )
 
-    def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
+    def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count the FLOP over whole keys, causal for prompts, and the bytes of queries, keys and values once."""
-        heads, batch, queries, keys = (number(frame, name) for name in self.configuration_columns)
-        seen = np.where(text(frame, "phase") == "generation", keys, keys - queries / 2.0)
+        heads, batch, queries, keys = (number_column(frame, name) for name in self.configuration_columns)
+        seen = np.where(text_column(frame, "phase") == "generation", keys, keys - queries / 2.0)
         flop = 2.0 * batch * heads * queries * seen * (QUERY + VALUE)
         return flop, 2.0 * batch * (heads * queries * (QUERY + VALUE) + keys * LATENT)
 
-    def time(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: LatentAttentionParameters) -> Array:
+    def predict_times(
+        self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: LatentAttentionParameters
+    ) -> Array:
         """Predict the seconds of rows of one device, format, family and stack."""
-        heads, batch, queries, keys = (number(frame, name) for name in self.configuration_columns)
+        heads, batch, queries, keys = (number_column(frame, name) for name in self.configuration_columns)
         return latent_attention_time(
             heads=heads, batch=batch, queries=queries, keys=keys,
-            single=(text(frame, "phase") == "generation").to_numpy(dtype=bool),
-            cache_bytes=np.where(text(frame, "kv_dtype") == "fp8", 1.0, 2.0),
-            token_rows=np.where(text(frame, "kernel_source").str.contains("triton"), TRITON_ROWS, TOKEN_ROWS),
+            single=(text_column(frame, "phase") == "generation").to_numpy(dtype=bool),
+            cache_bytes=np.where(text_column(frame, "kv_dtype") == "fp8", 1.0, 2.0),
+            token_rows=np.where(text_column(frame, "kernel_source").str.contains("triton"), TRITON_ROWS, TOKEN_ROWS),
             device=figures, parameters=parameters,
         )  # fmt: skip
 
@@ -289,15 +309,15 @@ _RELEASE_FACTS: tuple[Callable[..., float], ...] = (
 def _untuned(frame: pd.DataFrame, width: Array) -> Array:
     """Return 1 where Triton's kernel has one tile: in SGLang and early releases of vLLM, but for Mixtral's experts,
     whose tuned tiles both ship."""
-    tuned = (number(frame, "num_experts") == _TUNED_EXPERTS) & (number(frame, "moe_ep_size") == 1.0)
-    library, version = text(frame, "library"), text(frame, "version")
+    tuned = (number_column(frame, "num_experts") == _TUNED_EXPERTS) & (number_column(frame, "moe_ep_size") == 1.0)
+    library, version = text_column(frame, "library"), text_column(frame, "version")
     single = ((library == "sglang") | ((library == "vllm") & (version == _UNTUNED_VLLM))).to_numpy(dtype=bool)
     return np.asarray(single & ~(tuned & (width < _TUNED_WIDTH)), np.float64)
 
 
 def _gated(frame: pd.DataFrame) -> Array:
     """Return 1 where experts have a gate, which is assumed where a table does not say."""
-    return number(frame, "gated", 1.0)
+    return number_column(frame, "gated", 1.0)
 
 
 def _element_bytes(frame: pd.DataFrame) -> Array:
@@ -308,9 +328,9 @@ for kind in (QuantisedGemmTable(), ExpertKernelTable(), LatentAttentionTable()):
     KERNEL_TABLES.register(kind.name)(kind)
 
 
-P = TypeVar("P")
+Parameters = TypeVar("Parameters")
 #: Operation of a row -> its family; that of attention is followed by the kernel.
-FAMILIES = {"matmul": "products", "group_matmul": "experts", "sdp_fwd": "attention", "sdp_bwd": "attention"}
+FAMILY_OF_OPERATION = {"matmul": "products", "group_matmul": "experts", "sdp_fwd": "attention", "sdp_bwd": "attention"}
 #: Parameters that the rows of a family do not tell.
 UNDETERMINED_PARAMETERS = {
     "products": ("forward", "backward"),
@@ -320,10 +340,10 @@ UNDETERMINED_PARAMETERS = {
 #: Bytes of an element of operands and results, and of the sums of gradients by their format.
 ELEMENT, SUMS = 2.0, {"fp32": 4.0, "bf16": 2.0}
 #: Tokens of the rows of attention that state none: those of the others.
-TOKENS = 4096.0
+DEFAULT_ATTENTION_TOKENS = 4096.0
 
 
-class TrainingKernels(KernelTable[DeviceDatasheet]):
+class TrainingKernelTable(KernelTable[DeviceDatasheet]):
     """Kernels that a framework's training step calls, timed one by one."""
 
     name = "training_kernels"
@@ -338,58 +358,66 @@ class TrainingKernels(KernelTable[DeviceDatasheet]):
         "qk_head_dim",
     )  # fmt: skip
     families: ClassVar[Mapping[str, type[Any]]] = {
-        f"training.{name}": TrainingParameters
+        f"training.{name}": TrainingKernelParameters
         for name in ("products", "experts", *(f"attention.{kernel}" for kernel in ("fa2", "fa3", "fa4")))
     }
     host_parameters = ("launch",)
 
-    def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
+    def prepare_rows(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Add the number format, bf16 where rows name none, and the columns of a configuration that are not there."""
-        stated = text(frame, "dtype")
+        stated = text_column(frame, "dtype")
         absent = dict.fromkeys(set(self.configuration_columns) - set(frame.columns), "")
         return frame.assign(dtype=stated.where(stated != "", "bf16"), **absent)
 
-    def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
+    def unsupported_reasons(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Name operations that are unknown, formats that the device lacks, and rows without work."""
         reason = self._unsupported_reason(frame)
-        reason[(reason == "") & ~(self.work(frame)[0] > 0)] = "size is missing or not above zero"
+        reason[(reason == "") & ~(self.flops_and_bytes(frame)[0] > 0)] = "size is missing or not above zero"
         return reason
 
     @rowwise
     def _unsupported_reason(self, device: str, dtype: str, op: str) -> str:
-        if op in FAMILIES:
+        if op in FAMILY_OF_OPERATION:
             return unsupported_reason(device, dtype or "bf16", "", frozenset({"bf16", "fp16"}))
         return f"op {op!r} is not modelled"
 
     @rowwise
-    def family(self, device: str, op: str) -> str:
+    def kernel_family(self, device: str, op: str) -> str:
         """Name the family of a row: products, experts, or attention by the usual kernel of the device."""
-        name = f"training.{FAMILIES[op]}"
+        name = f"training.{FAMILY_OF_OPERATION[op]}"
         if not name.endswith("attention"):
             return name
-        traits = self.figures(device, "bf16", "")
+        traits = self.load_datasheet(device, "bf16", "")
         return f"{name}.{default_kernel(traits.architecture, traits.memory_kind)}"
 
-    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: Fitted) -> FitPlan:
+    def fit_settings(
+        self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
+    ) -> FitSettings:
         """Fit what the rows of a family tell."""
-        return FitPlan(TrainingParameters(), fixed=UNDETERMINED_PARAMETERS[family.split(".")[1]], prior=0.2)
+        return FitSettings(
+            TrainingKernelParameters(),
+            fixed_parameters=UNDETERMINED_PARAMETERS[family.split(".")[1]],
+            prior_precision=0.2,
+        )
 
-    def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
+    def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count the FLOP of products and of visible scores, and the bytes of operands and results once."""
         rows, columns, length, count = _product(frame)
-        heads, tokens = number(frame, "head_num", 0.0), number(frame, "seq_len", TOKENS)
-        widths = number(frame, "qk_head_dim", 0.0) + number(frame, "v_head_dim", 0.0)
-        backward = np.where(text(frame, "op") == "sdp_bwd", 2.5, 1.0)
+        heads, tokens = number_column(frame, "head_num", 0.0), number_column(frame, "seq_len", DEFAULT_ATTENTION_TOKENS)
+        widths = number_column(frame, "qk_head_dim", 0.0) + number_column(frame, "v_head_dim", 0.0)
+        backward = np.where(text_column(frame, "op") == "sdp_bwd", 2.5, 1.0)
         attention = backward * heads * tokens**2 * widths
         moved = count * ((rows + columns) * length * ELEMENT + rows * columns * _written(frame))
         return 2.0 * count * rows * columns * length + attention, moved + 4.0 * heads * tokens * widths
 
-    def time(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: TrainingParameters) -> Array:
+    def predict_times(
+        self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: TrainingKernelParameters
+    ) -> Array:
         """Predict the seconds of rows of one device and family."""
         if frame.empty:
             return np.zeros(0)
         op, products = str(frame["op"].iloc[0]), _shipped(GemmParameters, "gemm.tensor", figures)
-        if FAMILIES[op] == "attention":
+        if FAMILY_OF_OPERATION[op] == "attention":
             return _attention(frame, figures, parameters, products.training_activity)
         rows, columns, length, count = _product(frame)
         shared: dict[str, Any] = {
@@ -404,46 +432,49 @@ class TrainingKernels(KernelTable[DeviceDatasheet]):
         return experts_product_time(experts=count, launch=parameters.launch, sustained=1.0, **shared)
 
 
-def _shipped(kind: type[P], family: str, figures: DeviceDatasheet) -> P:
-    return lookup(
+def _shipped(kind: type[Parameters], family: str, figures: DeviceDatasheet) -> Parameters:
+    return find_parameters(
         kind, subject=figures.name, architecture=figures.architecture, memory_kind=figures.memory_kind, family=family
     ).parameters
 
 
-def _attention(frame: pd.DataFrame, figures: DeviceDatasheet, p: TrainingParameters, activity: float) -> Array:
+def _attention(frame: pd.DataFrame, figures: DeviceDatasheet, p: TrainingKernelParameters, activity: float) -> Array:
     kernel = default_kernel(figures.architecture, figures.memory_kind)
     engine = _shipped(PrefillParameters, f"attention.{kernel}.prefill", figures)
-    tokens = number(frame, "seq_len", TOKENS)
+    tokens = number_column(frame, "seq_len", DEFAULT_ATTENTION_TOKENS)
     shape: dict[str, Any] = {
-        "batch": number(frame, "batch", 1.0), "query_heads": number(frame, "head_num"),
-        "kv_heads": number(frame, "kv_head_num"), "query_length": tokens, "kv_length": tokens,
-        "head_dim": number(frame, "qk_head_dim"), "value_dim": number(frame, "v_head_dim"), "causal": True,
+        "batch": number_column(frame, "batch", 1.0), "query_heads": number_column(frame, "head_num"),
+        "kv_heads": number_column(frame, "kv_head_num"), "query_length": tokens, "kv_length": tokens,
+        "head_dim": number_column(frame, "qk_head_dim"), "value_dim": number_column(frame, "v_head_dim"),
+        "causal": True,
         "kernel_name": kernel, "device": figures, "sustained": 1.0,
         "parameters": replace(training_attention_parameters(engine, p), launch_time=p.launch),
         "activity": activity,
     }  # fmt: skip
-    forward = (text(frame, "op") == "sdp_fwd").to_numpy(dtype=bool)
+    forward = (text_column(frame, "op") == "sdp_fwd").to_numpy(dtype=bool)
     return np.where(forward, attention_prefill_time(**shape), attention_backward_time(**shape))
 
 
 def _product(frame: pd.DataFrame) -> tuple[Array, Array, Array, Array]:
     """Return rows, columns, length of the sum and count of products; zeros for attention."""
-    m, n, k, groups = (number(frame, name, 0.0) for name in ("group_m", "group_n", "group_k", "groups"))
-    stage = text(frame, "stage").to_numpy(dtype=object)
+    m, n, k, groups = (number_column(frame, name, 0.0) for name in ("group_m", "group_n", "group_k", "groups"))
+    stage = text_column(frame, "stage").to_numpy(dtype=object)
     weights, forward = stage == "bwd_grad_w", stage == "fwd"
     grouped = groups > 0
-    rows = np.where(grouped, np.where(weights, n, m), number(frame, "m", 0.0))
-    columns = np.where(grouped, np.where(forward, n, k), number(frame, "n", 0.0))
-    length = np.where(grouped, np.where(forward, k, np.where(weights, m, n)), number(frame, "k", 0.0))
+    rows = np.where(grouped, np.where(weights, n, m), number_column(frame, "m", 0.0))
+    columns = np.where(grouped, np.where(forward, n, k), number_column(frame, "n", 0.0))
+    length = np.where(grouped, np.where(forward, k, np.where(weights, m, n)), number_column(frame, "k", 0.0))
     return rows, columns, length, np.where(grouped, groups, 1.0)
 
 
 def _written(frame: pd.DataFrame) -> Array:
     """Return the bytes for each element of a result: written once, or read and written where it is added to a sum."""
-    stated = text(frame, "main_grad_dtype").where(number(frame, "groups", 0.0) > 0, text(frame, "out_dtype"))
+    stated = text_column(frame, "main_grad_dtype").where(
+        number_column(frame, "groups", 0.0) > 0, text_column(frame, "out_dtype")
+    )
     sums = stated.map(SUMS).fillna(ELEMENT).to_numpy(dtype=np.float64)
-    added = text(frame, "accumulate").str.lower().isin(["true", "1", "1.0"]).to_numpy(dtype=bool)
+    added = text_column(frame, "accumulate").str.lower().isin(["true", "1", "1.0"]).to_numpy(dtype=bool)
     return np.where(added, 2.0 * sums, ELEMENT)
 
 
-KERNEL_TABLES.register(TrainingKernels.name)(TrainingKernels())
+KERNEL_TABLES.register(TrainingKernelTable.name)(TrainingKernelTable())

@@ -12,23 +12,23 @@ import numpy as np
 import pandas as pd
 
 from paleo.errors import SpecError
+from paleo.pricing.calibration_lookup import find_parameters
 from paleo.pricing.gemm import GemmParameters, gemm_time, quantisation_time, unaligned_rows_time
-from paleo.pricing.kernels import DeviceDatasheet, unit_of
-from paleo.pricing.power import INTEGER_LANES, energy_per_flop, l2_surviving_share
-from paleo.pricing.rnn import GATES, RnnDirection, RnnParameters, rnn_time
-from paleo.pricing.store import lookup
+from paleo.pricing.kernels import DeviceDatasheet, arithmetic_unit
+from paleo.pricing.power import INT8_PRODUCTS_PER_FP32, energy_per_flop, l2_surviving_share
+from paleo.pricing.rnn import GATES_BY_CELL, RnnDirection, RnnParameters, rnn_time
 from paleo.specs.device import find_device
-from paleo.tables.cells import Array, map_words, number, text
-from paleo.tables.columns import columns_of
+from paleo.tables.cells import Array, map_words, number_column, text_column
+from paleo.tables.columns import parse_column_names
 from paleo.tables.kernels import (
     KERNEL_TABLES,
-    FitPlan,
-    Fitted,
+    FitSettings,
+    FittedParameters,
     KernelTable,
-    by_arithmetic,
-    compute_unit_of,
+    arithmetic_unit_of,
+    map_by_arithmetic_unit,
     rowwise,
-    timing_keys,
+    timing_methods,
     unsupported_reason,
 )
 from paleo.tables.kinds._conv import ELEMENT_BYTES, element_bytes, library_version
@@ -50,23 +50,23 @@ TIMING_METHODS: Mapping[str, str] = {
 WEIGHT_COPIES: Mapping[str, float] = {"kernel": math.inf, "eager": 1.0, "eager/linear": 1.0, "back-to-back": 1.0}
 #: Most B matrices in turn under replayed graphs: as many as overflow the L2, so that on L40S 25, 32, 48 and 96 MiB, of
 #: which 4, 3, 2 and 1 make its 96 MiB, run out of cache, and 30, 35 and 56 MiB do not.
-MOST_COPIES = 5.0
+MAX_WEIGHT_COPIES = 5.0
 #: Switching activity of a stack's data against random numbers: tiny values; nearly zeros (16-bit DeepBench).
-ACTIVITY: Mapping[tuple[str, str], float] = {("kernel", "fp16"): 0.7, ("back-to-back", "fp16"): 0.4}
+SWITCHING_ACTIVITY: Mapping[tuple[str, str], float] = {("kernel", "fp16"): 0.7, ("back-to-back", "fp16"): 0.4}
 #: Sources whose layout letters are those of column-major BLAS.
-COLUMN_MAJOR = frozenset({"deepbench"})
+COLUMN_MAJOR_SOURCES = frozenset({"deepbench"})
 
 
 #: Areas of the smallest sgemm tiles of the cuBLAS generations: Volta's 64 x 64, Maxwell's 128 x 64, Ampere's 128 x 128.
 TILE_AREAS = (64 * 64.0, 64 * 128.0, 128 * 128.0)
 #: Rows that never come near the limit of power, or (P100 in fp32) whose throttling is thermal: energy stays as known.
-UNTHROTTLED = {("Pascal", "gemm.simt"), ("Ampere", "gemm.tensor")}
+UNTHROTTLED_FAMILIES = {("Pascal", "gemm.simt"), ("Ampere", "gemm.tensor")}
 #: What rows cannot tell apart: under replayed graphs, blocks under way from their first reads; beside the launches of
 #: eager code, either from how blocks spread and parts of sums meet.
 ALIKE_ON_TENSOR_CORES, ALIKE_ON_ORDINARY_CORES = ("fill",), ("spread", "split_step", "latency")
 #: Cycles for two bytes of a sum from which a fit sets out as well: L40S takes 12.7 us longer for 3,072 elements more of
 #: a single tile's, 10.4 cycles each at 2.52 GHz. From below, where a block computes for longer, no slope leads there.
-SPLIT_SUM_CYCLES = 10.4
+SPLIT_SUM_START_CYCLES = 10.4
 #: Architecture -> its smallest sgemm tile, where it is not the last.
 SMALLEST_TILE = {
     "Kepler": TILE_AREAS[1],
@@ -79,13 +79,13 @@ SMALLEST_TILE = {
 
 #: Share of the bandwidth of graphics memory that reads of one sector a page reach: large transposed products of
 #: DeepBench on Titan X of Pascal and of Maxwell.
-SCATTERED: Mapping[str, float] = {"GDDR5X": 0.105, "GDDR5": 0.13}
+SCATTERED_READ_BANDWIDTH_SHARE: Mapping[str, float] = {"GDDR5X": 0.105, "GDDR5": 0.13}
 
 
 #: Rows from which a library of DeepBench's day has narrow tiles, by architecture and kind of memory. With 16 rows P100
 #: reaches 1.2 to 1.5 of its 9.3 TFLOP/s where both operands lie along k, an eighth, twice that at most where one does,
 #: and takes up to three times as long as with 32; its sisters with GDDR5X and V100 take no longer.
-NARROW_ROWS: Mapping[tuple[str, str], float] = {("Pascal", "HBM2"): 32.0}
+NARROW_TILE_MIN_ROWS: Mapping[tuple[str, str], float] = {("Pascal", "HBM2"): 32.0}
 
 
 class ReferenceFit(NamedTuple):
@@ -93,9 +93,9 @@ class ReferenceFit(NamedTuple):
 
     subject: str
     stack: str
-    launch: float
-    prior: float
-    fixed: Mapping[str, float]
+    launch_time: float
+    prior_precision: float
+    fixed_parameters: Mapping[str, float]
 
 
 #: What rows of short loops cannot tell: bandwidth of small operands and the cost of a result tile.
@@ -116,7 +116,7 @@ class GemmTable(KernelTable[DeviceDatasheet]):
     identifying_columns = frozenset({"source", "device", "dtype", "m", "n", "k", "batch", "time_us"})
     optional_columns = "compute library trans_a trans_b timing"
     configuration_columns = ("m", "n", "k", "batch")
-    sizes = ("m", "n", "k", "batch")
+    size_columns = ("m", "n", "k", "batch")
     families: ClassVar[Mapping[str, type[Any]]] = {
         "gemm.tensor": GemmParameters,
         "gemm.simt": GemmParameters,
@@ -127,32 +127,32 @@ class GemmTable(KernelTable[DeviceDatasheet]):
     host_parameters = ("launch",)
 
     @rowwise
-    def unsupported(self, device: str, dtype: str, compute: str, source: str) -> str:
+    def unsupported_reasons(self, device: str, dtype: str, compute: str, source: str) -> str:
         """Return why rows are refused: no formula for the dtype, or no peak of it on the device."""
         return unsupported_reason(device, dtype, _unit(dtype, compute, source), frozenset(OPERAND_BYTES))
 
-    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
+    def timing_method(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Name how each row was timed, by source: graph, kernel, eager, eager/linear (costs the host more) or back-to-
         back."""
         columns = ("source", "timing", "library")
         linear, batched = (map_words(frame, columns, partial(_stack, batched=many)) for many in (False, True))
-        return pd.Series(np.where(number(frame, "batch") > 1, batched, linear), index=frame.index, dtype=object)
+        return pd.Series(np.where(number_column(frame, "batch") > 1, batched, linear), index=frame.index, dtype=object)
 
     @rowwise
-    def family(self, device: str, dtype: str, compute: str, source: str) -> str:
+    def kernel_family(self, device: str, dtype: str, compute: str, source: str) -> str:
         """Name the family, gemm.fp8, .fp4, .int8, .tensor or .simt, by format and the unit that the rows run on."""
         return _family(device, dtype, _unit(dtype, compute, source))
 
-    def starts(self, family: str, figures: DeviceDatasheet) -> Sequence[GemmParameters]:
+    def start_values(self, family: str, figures: DeviceDatasheet) -> Sequence[GemmParameters]:
         """Return starts of a fit: energy by process, tile by library; for ordinary cores the tile sizes of all
         generations."""
         energies, tile = energy_per_flop(figures), SMALLEST_TILE.get(figures.architecture, TILE_AREAS[2])
         share = l2_surviving_share(figures)
         if family == "gemm.tensor":
             first = GemmParameters(energy=energies.tensor, training_energy=energies.training, l2_share=share)
-            return (first, dataclasses.replace(first, latency=SPLIT_SUM_CYCLES))
+            return (first, dataclasses.replace(first, latency=SPLIT_SUM_START_CYCLES))
         if family == "gemm.int8" and not figures.tensor_cores:
-            lane = energies.vector / INTEGER_LANES
+            lane = energies.vector / INT8_PRODUCTS_PER_FP32
             return (GemmParameters(launch=5 * MICROSECOND, energy=lane, training_energy=lane, l2_share=share),)
         if family != "gemm.simt":
             return (GemmParameters(energy=energies.fp8, training_energy=energies.training_fp8, l2_share=share),)
@@ -160,50 +160,54 @@ class GemmTable(KernelTable[DeviceDatasheet]):
         first = GemmParameters(
             launch=20 * MICROSECOND, efficiency=0.9, l2_rate=0.02, split_time=3 * MICROSECOND, page_stall=stall,
             energy=energies.vector, training_energy=energies.vector, least_tile=tile,
-            scattered_efficiency=SCATTERED.get(figures.memory_kind, 1.0),
+            scattered_efficiency=SCATTERED_READ_BANDWIDTH_SHARE.get(figures.memory_kind, 1.0),
         )  # fmt: skip
         return (first, *(dataclasses.replace(first, least_tile=other) for other in TILE_AREAS if other != tile))
 
-    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: Fitted) -> FitPlan:
+    def fit_settings(
+        self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
+    ) -> FitSettings:
         """Plan a fit. DeepBench has few rows a device: they start from the silicon of a device with many, and stay near
         it."""
-        first, *other_starts = self.starts(family, figures)
+        first, *other_starts = self.start_values(family, figures)
         alike = ALIKE_ON_TENSOR_CORES if figures.tensor_cores else ALIKE_ON_ORDINARY_CORES
         teacher = REFERENCE_FITS.get((figures.architecture, family))
         known = fitted.get((teacher.subject, family, teacher.stack)) if teacher and stack == "back-to-back" else None
         if teacher is None or known is None:
-            fixed = (*alike, "energy") if (figures.architecture, family) in UNTHROTTLED else alike
-            return FitPlan(first, tuple(other_starts), ("launch",), fixed, random_starts=1 if other_starts else 2)
+            fixed = (*alike, "energy") if (figures.architecture, family) in UNTHROTTLED_FAMILIES else alike
+            return FitSettings(first, tuple(other_starts), ("launch",), fixed, random_starts=1 if other_starts else 2)
         start = dataclasses.replace(
-            known, launch=teacher.launch, energy=first.energy, training_energy=first.training_energy,
-            scattered_efficiency=first.scattered_efficiency, **teacher.fixed,
-            narrow_rows=NARROW_ROWS.get((figures.architecture, figures.memory_kind), 1.0),
+            known, launch=teacher.launch_time, energy=first.energy, training_energy=first.training_energy,
+            scattered_efficiency=first.scattered_efficiency, **teacher.fixed_parameters,
+            narrow_rows=NARROW_TILE_MIN_ROWS.get((figures.architecture, figures.memory_kind), 1.0),
         )  # fmt: skip
         tiles = TILE_AREAS if family == "gemm.simt" else ()
         alternatives = tuple(dataclasses.replace(start, least_tile=1.01 * tile) for tile in tiles)
-        fixed = ("energy", *alike, *teacher.fixed)
-        return FitPlan(start, alternatives, ("launch",), fixed, random_starts=1, prior=teacher.prior)
+        fixed = ("energy", *alike, *teacher.fixed_parameters)
+        return FitSettings(
+            start, alternatives, ("launch",), fixed, random_starts=1, prior_precision=teacher.prior_precision
+        )
 
     @rowwise
-    def compute(self, dtype: str, compute: str, source: str) -> str:
+    def arithmetic_unit(self, dtype: str, compute: str, source: str) -> str:
         """Return the arithmetic that the row states; DeepBench's fp16 without a word is half precision on ordinary
         cores."""
         return _unit(dtype, compute, source)
 
-    def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
+    def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count 2 m n k batch FLOP, and the bytes of each operand once."""
-        m, n, k, batch = (number(frame, name) for name in self.configuration_columns)
+        m, n, k, batch = (number_column(frame, name) for name in self.configuration_columns)
         element, result = _bytes(frame, OPERAND_BYTES), _bytes(frame, RESULT_BYTES)
         return 2.0 * m * n * k * batch, batch * ((m * k + k * n) * element + m * n * result)
 
-    def time(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: GemmParameters) -> Array:
+    def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: GemmParameters) -> Array:
         """Predict the seconds of rows of one device, dtype, family and stack; fp8 rows include quantising the
         activations."""
         if frame.empty:
             return np.zeros(0)
-        stack, dtype = str(self.stack(frame.iloc[:1]).iloc[0]), str(frame["dtype"].iloc[0]).strip()
-        m, n, k, batch = (number(frame, name) for name in self.configuration_columns)
-        column_major = map_words(frame, ("source",), lambda source: source in COLUMN_MAJOR, bool)
+        stack, dtype = str(self.timing_method(frame.iloc[:1]).iloc[0]), str(frame["dtype"].iloc[0]).strip()
+        m, n, k, batch = (number_column(frame, name) for name in self.configuration_columns)
+        column_major = map_words(frame, ("source",), lambda source: source in COLUMN_MAJOR_SOURCES, bool)
         # Whether operands lie contiguous along k, by layout letters; a column-major BLAS computes C transposed.
         turned = (map_words(frame, (name,), lambda letter: letter == "T", bool) for name in ("trans_a", "trans_b"))
         left, right = (each == (column_major == first) for each, first in zip(turned, (True, False), strict=True))
@@ -214,7 +218,7 @@ class GemmTable(KernelTable[DeviceDatasheet]):
             m=m, n=n, k=k, batch=batch,
             element_bytes=OPERAND_BYTES[dtype], result_bytes=RESULT_BYTES[dtype],
             weight_copies=_weight_copies(stack, batch * n * k * OPERAND_BYTES[dtype], figures.l2_bytes),
-            activity=ACTIVITY.get((stack, dtype), 1.0),
+            activity=SWITCHING_ACTIVITY.get((stack, dtype), 1.0),
             k_contiguous=np.mean((left, right), axis=0),
             device=figures, parameters=parameters,
         )  # fmt: skip
@@ -244,7 +248,7 @@ def _family(device: str, dtype: str, compute: str) -> str:
     if dtype in QUANTISED_FORMATS or dtype == "int8":
         return f"gemm.{dtype}"
     try:
-        return "gemm.tensor" if unit_of(find_device(device), dtype, compute) == "tensor" else "gemm.simt"
+        return "gemm.tensor" if arithmetic_unit(find_device(device), dtype, compute) == "tensor" else "gemm.simt"
     except SpecError:
         return "gemm.simt"
 
@@ -252,7 +256,7 @@ def _family(device: str, dtype: str, compute: str) -> str:
 def _weight_copies(stack: str, weight_bytes: Array, l2_bytes: float) -> Array:
     """Count the B matrices [of weight_bytes each] that take turns in a stack's harness."""
     if stack == "graph":
-        return np.clip(np.ceil(l2_bytes / weight_bytes), 1.0, MOST_COPIES)
+        return np.clip(np.ceil(l2_bytes / weight_bytes), 1.0, MAX_WEIGHT_COPIES)
     return np.full(weight_bytes.shape, WEIGHT_COPIES.get(stack, 1.0))
 
 
@@ -277,10 +281,12 @@ class RnnTable(KernelTable[DeviceDatasheet]):
     """Table of recurrent layers over ``timesteps`` steps, one per row."""
 
     name = "rnn"
-    identifying_columns = frozenset(columns_of("source device dtype cell hidden batch timesteps direction time_us"))
+    identifying_columns = frozenset(
+        parse_column_names("source device dtype cell hidden batch timesteps direction time_us")
+    )
     optional_columns = "compute library timing"
     configuration_columns = ("cell", "hidden", "batch", "timesteps", "direction")
-    sizes = ("hidden", "batch", "timesteps")
+    size_columns = ("hidden", "batch", "timesteps")
     families: ClassVar[Mapping[str, type[Any]]] = {
         "rnn.vector": RnnParameters,
         "rnn.half": RnnParameters,
@@ -288,37 +294,41 @@ class RnnTable(KernelTable[DeviceDatasheet]):
     }
     host_parameters = ("launch", "step", "ramp")
 
-    def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
+    def unsupported_reasons(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return why rows are refused: an unknown dtype, cell or direction, no peak on the device, or an extent below
         1."""
         dtypes = frozenset(ELEMENT_BYTES)
-        out = by_arithmetic(frame, self.compute(frame), lambda *columns: unsupported_reason(*columns, dtypes))
-        for column, known in (("cell", list(GATES)), ("direction", list(DIRECTIONS))):
-            out = out.mask((out == "") & ~text(frame, column).isin(known), f"{column} is none of " + ", ".join(known))
-        small = np.any([~(number(frame, name) >= 1) for name in ("hidden", "batch", "timesteps")], axis=0)
+        out = map_by_arithmetic_unit(
+            frame, self.arithmetic_unit(frame), lambda *columns: unsupported_reason(*columns, dtypes)
+        )
+        for column, known in (("cell", list(GATES_BY_CELL)), ("direction", list(DIRECTIONS))):
+            out = out.mask(
+                (out == "") & ~text_column(frame, column).isin(known), f"{column} is none of " + ", ".join(known)
+            )
+        small = np.any([~(number_column(frame, name) >= 1) for name in ("hidden", "batch", "timesteps")], axis=0)
         return out.mask((out == "") & small, "an extent is below 1")
 
-    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
+    def timing_method(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return back-to-back, as all known rows were launched."""
-        return timing_keys(frame, pd.Series("back-to-back", index=frame.index, dtype=object))
+        return timing_methods(frame, pd.Series("back-to-back", index=frame.index, dtype=object))
 
-    def family(self, frame: pd.DataFrame) -> pd.Series[str]:
+    def kernel_family(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Name the family: rnn.tensor on tensor cores, rnn.half for half-precision storage without them; else
         rnn.vector."""
-        return by_arithmetic(frame, self.compute(frame), _rnn_family)
+        return map_by_arithmetic_unit(frame, self.arithmetic_unit(frame), _rnn_family)
 
-    def compute(self, frame: pd.DataFrame) -> pd.Series[str]:
+    def arithmetic_unit(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return the arithmetic that the row states; DeepBench's fp16 without a word is half precision on ordinary
         cores."""
-        return compute_unit_of(frame)
+        return arithmetic_unit_of(frame)
 
-    def starts(self, family: str, figures: DeviceDatasheet) -> Sequence[RnnParameters]:
+    def start_values(self, family: str, figures: DeviceDatasheet) -> Sequence[RnnParameters]:
         """Return the starts of a fit: the defaults, and a kernel that hides little of its latency."""
         return (RnnParameters(), RnnParameters(depth_cycles=150.0))
 
-    def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
+    def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """FLOP of the products; bytes of the weights once a step (once for the filter gradient), and of the states."""
-        hidden, batch, steps = (number(frame, name) for name in ("hidden", "batch", "timesteps"))
+        hidden, batch, steps = (number_column(frame, name) for name in ("hidden", "batch", "timesteps"))
         gate_count, element, direction = _gates(frame), element_bytes(frame), _ways(frame)
         products = gate_count * hidden**2
         gradients = np.where(direction == RnnDirection.BACKWARD, 2.0, 1.0)
@@ -326,19 +336,19 @@ class RnnTable(KernelTable[DeviceDatasheet]):
         states = (gate_count + 1.0) * hidden * batch * steps
         return 2.0 * products * batch * steps * gradients, (products * reads + states) * element
 
-    def time(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: RnnParameters) -> Array:
+    def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: RnnParameters) -> Array:
         """Seconds of rows of one device, dtype, family and stack, by the standard (not persistent) kernels."""
-        hidden, batch, steps = (number(frame, name) for name in ("hidden", "batch", "timesteps"))
+        hidden, batch, steps = (number_column(frame, name) for name in ("hidden", "batch", "timesteps"))
         return rnn_time(
             gate_count=_gates(frame), hidden=hidden, batch=batch, timesteps=steps, direction=_ways(frame),
-            element_bytes=element_bytes(frame), library=library_version(text(frame, "library")),
+            element_bytes=element_bytes(frame), library=library_version(text_column(frame, "library")),
             device=figures, parameters=parameters, products=_products(figures),
         )  # fmt: skip
 
 
 def _products(figures: DeviceDatasheet) -> GemmParameters:
     """Return the device's calibration of plain products, measured or inherited."""
-    return lookup(
+    return find_parameters(
         GemmParameters,
         subject=figures.name,
         architecture=figures.architecture,
@@ -348,17 +358,19 @@ def _products(figures: DeviceDatasheet) -> GemmParameters:
 
 
 def _gates(frame: pd.DataFrame) -> Array:
-    return text(frame, "cell").map(lambda cell: float(GATES.get(cell, np.nan))).to_numpy(dtype=np.float64)
+    return (
+        text_column(frame, "cell").map(lambda cell: float(GATES_BY_CELL.get(cell, np.nan))).to_numpy(dtype=np.float64)
+    )
 
 
 def _ways(frame: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.int64]]:
-    return text(frame, "direction").map(lambda word: int(DIRECTIONS.get(word, 0))).to_numpy(dtype=np.int64)
+    return text_column(frame, "direction").map(lambda word: int(DIRECTIONS.get(word, 0))).to_numpy(dtype=np.int64)
 
 
 @cache
 def _rnn_family(device: str, dtype: str, compute: str) -> str:
     try:
-        unit = unit_of(find_device(device), dtype, compute)
+        unit = arithmetic_unit(find_device(device), dtype, compute)
     except SpecError:
         return "rnn.vector"
     if unit == "tensor":

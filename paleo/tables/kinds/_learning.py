@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from paleo.errors import SpecError
-from paleo.learning.laws import CHINCHILLA, RESNET32_STALENESS, STEP_LAW, ReferencePoints, leave_out
-from paleo.specs.task import task_of
+from paleo.learning.laws import CHINCHILLA, RESNET32_STALENESS, STEP_LAW, ReferencePointsLaw, refit_without_batch
+from paleo.specs.task import benchmark_task
 from paleo.studies.cost import INTERVAL_DEVIATIONS
-from paleo.tables.steps import RUN_TABLES, QuantityTable, Row, RowPrediction, has_value, whole_cell
+from paleo.tables.run_tables import RUN_TABLES, QuantityTable, Row, RowPrediction, has_value, integer_cell
 
 if TYPE_CHECKING:
-    from paleo.specs.software import Software
+    from paleo.specs.software import SoftwareProfile
     from paleo.tables.base import Predictions
 
 
@@ -30,18 +30,18 @@ def loss_of_row(row: Row) -> tuple[float, float, str]:
     if not (has_value(row, "batch_tokens") and has_value(row, "learning_rate")):
         return float(CHINCHILLA.loss(size, tokens)), CHINCHILLA.residual, "chinchilla"
     rate = float(row["learning_rate"])
-    off = float(STEP_LAW.rate_doublings(size, tokens, rate))
+    off = float(STEP_LAW.learning_rate_doublings(size, tokens, rate))
     low, high = STEP_LAW.rates
     if not low <= off <= high:
         raise SpecError(
             f"learning rate outside of the range of the law: {low:g} to {high:g} doublings of the best "
             "(above them runs diverge)"
         )
-    loss = STEP_LAW.loss(size, tokens) + STEP_LAW.penalty(size, tokens, float(row["batch_tokens"]), rate)
+    loss = STEP_LAW.loss(size, tokens) + STEP_LAW.loss_penalty(size, tokens, float(row["batch_tokens"]), rate)
     return float(loss), STEP_LAW.residual, "step-law"
 
 
-class Losses(QuantityTable):
+class LossTable(QuantityTable):
     """Table of training runs, one per row; the measured value is the final loss in nats per token."""
 
     name = "learning"
@@ -50,21 +50,21 @@ class Losses(QuantityTable):
     configuration_columns = ("source", "batch_tokens", "learning_rate", "seq_len")
     measured_column = "loss_nats"
 
-    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
+    def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the final loss of a row by its law [nat per token]; the baseline is one constant per law."""
         loss, residual, law = loss_of_row(row)
         spread = 2.0 * residual * loss
         return RowPrediction(loss, loss - spread, loss + spread, 1.0, law, law)
 
 
-RUN_TABLES.register("learning")(Losses())
+RUN_TABLES.register("learning")(LossTable())
 
 
 #: Accuracy above guessing, as a share of that of fresh gradients, below which a run never learned.
 LEAST_LEARNED_SHARE = 0.1
 
 
-class StaleRuns(QuantityTable):
+class StalenessTable(QuantityTable):
     """Table of asynchronous training runs, one per row; the measured value is the final accuracy [-]."""
 
     name = "staleness_accuracy"
@@ -73,7 +73,7 @@ class StaleRuns(QuantityTable):
     configuration_columns = ("model", "dataset", "batch_per_gpu", "device")
     measured_column = "final_accuracy"
 
-    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
+    def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the final accuracy of a row by the law of its network [-].
 
         With equal workers, an update is as many updates stale as there are other workers.
@@ -81,27 +81,31 @@ class StaleRuns(QuantityTable):
         law, network = RESNET32_STALENESS, f"{row['model']} on {row['dataset']}"
         if network != law.model or row["consistency"] != "async":
             raise SpecError(f"{network}, {row['consistency']}: no law of staleness; known is {law.model}, async")
-        if (whole_cell(row, "steps"), whole_cell(row, "batch_per_gpu")) != (law.updates, law.batch):
+        if (integer_cell(row, "steps"), integer_cell(row, "batch_per_gpu")) != (law.updates, law.batch):
             raise SpecError(f"the law of staleness holds for {law.updates:,.0f} updates at batch {law.batch:g}")
-        staleness = float(whole_cell(row, "workers") - 1)
-        if not 0 <= staleness <= law.largest:
-            raise SpecError(f"staleness {staleness:g} lies outside of the range of its law (0 to {law.largest:g})")
-        if float(row["final_accuracy"]) < law.guessing + LEAST_LEARNED_SHARE * (law.fresh - law.guessing):
-            raise SpecError(f"the run never learned: its accuracy is that of guessing ({law.guessing:.0%})")
+        staleness = float(integer_cell(row, "workers") - 1)
+        if not 0 <= staleness <= law.max_staleness:
+            raise SpecError(
+                f"staleness {staleness:g} lies outside of the range of its law (0 to {law.max_staleness:g})"
+            )
+        if float(row["final_accuracy"]) < law.chance_accuracy + LEAST_LEARNED_SHARE * (
+            law.accuracy_without_staleness - law.chance_accuracy
+        ):
+            raise SpecError(f"the run never learned: its accuracy is that of guessing ({law.chance_accuracy:.0%})")
         accuracy, spread = float(law.accuracy(staleness)), INTERVAL_DEVIATIONS * law.residual
         return RowPrediction(
             accuracy, accuracy - spread, accuracy + spread, 1.0, str(row["device"]), "linear in staleness"
         )
 
 
-RUN_TABLES.register("staleness_accuracy")(StaleRuns())
+RUN_TABLES.register("staleness_accuracy")(StalenessTable())
 
 
 #: What makes two rows the same point; rounds repeat those of earlier ones.
-POINT_COLUMNS = ["benchmark", "global_batch_size", "samples_mean"]
+CONVERGENCE_POINT_COLUMNS = ["benchmark", "global_batch_size", "samples_mean"]
 
 
-class ConvergencePoints(QuantityTable):
+class ConvergenceTable(QuantityTable):
     """Table of MLPerf reference convergence points, one per row; measured are mean samples to the target."""
 
     name = "convergence"
@@ -113,22 +117,22 @@ class ConvergencePoints(QuantityTable):
     def predict(self, frame: pd.DataFrame) -> Predictions:
         """Predict the rows of this table; a point that a later round repeats is predicted once."""
         predictions = super().predict(frame)
-        repeats = frame.duplicated(POINT_COLUMNS).to_numpy()
+        repeats = frame.duplicated(CONVERGENCE_POINT_COLUMNS).to_numpy()
         predictions.values[repeats] = math.nan
-        predictions.reasons[repeats] = "the point of another round once more"
+        predictions.failure_reasons[repeats] = "the point of another round once more"
         return predictions
 
-    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
+    def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the samples to the target of a row by the law of its task.
 
         If the row's point is one of those that define the law, the law is taken without it.
         """
-        task, batch = task_of(str(row["benchmark"]), str(row["round"])), float(row["global_batch_size"])
+        task, batch = benchmark_task(str(row["benchmark"]), str(row["round"])), float(row["global_batch_size"])
         if task is None:
             raise SpecError(f"benchmark {row['benchmark']!r} has no task in the catalog")
         law = task.law
-        if isinstance(law, ReferencePoints) and batch in [point for point, _ in law.points]:
-            law = leave_out(law, batch)
+        if isinstance(law, ReferencePointsLaw) and batch in [point for point, _ in law.points]:
+            law = refit_without_batch(law, batch)
         samples, spread = (
             float(law.samples(batch)),
             math.exp(INTERVAL_DEVIATIONS * float(law.log_std(batch, float(row["n"])))),
@@ -138,4 +142,4 @@ class ConvergencePoints(QuantityTable):
         )
 
 
-RUN_TABLES.register("convergence")(ConvergencePoints())
+RUN_TABLES.register("convergence")(ConvergenceTable())

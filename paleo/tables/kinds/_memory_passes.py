@@ -10,18 +10,26 @@ import numpy as np
 import pandas as pd
 
 from paleo.pricing import memory, scans
+from paleo.pricing.calibration_lookup import streaming_fraction
 from paleo.pricing.kernels import DeviceDatasheet, device_datasheet
-from paleo.pricing.store import streaming_fraction
 from paleo.specs.device import find_device
-from paleo.tables.cells import Array, map_words, number, release_of, text
-from paleo.tables.columns import columns_of
-from paleo.tables.kernels import KERNEL_TABLES, FitPlan, Fitted, KernelTable, rowwise, timing_keys, unsupported_reason
+from paleo.tables.cells import Array, map_words, number_column, parse_release, text_column
+from paleo.tables.columns import parse_column_names
+from paleo.tables.kernels import (
+    KERNEL_TABLES,
+    FitSettings,
+    FittedParameters,
+    KernelTable,
+    rowwise,
+    timing_methods,
+    unsupported_reason,
+)
 from paleo.units import MICROSECOND
 
 # Tables of memory-bound kernels: maps, norms, softmax, rotary embedding, gated units, quantisation
 
 #: Kernel family of each operation; a family's calibration holds for all of its operations.
-FAMILIES = {
+OPERATIONS_OF_FAMILY = {
     "elementwise": (
         "add", "sub", "mul", "div", "pow", "tanh", "relu", "gelu", "silu", "sigmoid", "exp", "sqrt", "dropout",
         "where_mask", "add_scalar", "mul_scalar", "div_scalar", "pow_scalar", "cast", "copy", "add_bwd", "mul_bwd",
@@ -35,7 +43,7 @@ FAMILIES = {
     "gated": ("silu_and_mul", "gelu_and_mul"),
     "quantize": ("fp8_scale_matrix", "fp8_quantize", "quantize"),
 }  # fmt: skip
-FAMILY_OF = {operation: family for family, operations in FAMILIES.items() for operation in operations}
+FAMILY_OF = {operation: family for family, operations in OPERATIONS_OF_FAMILY.items() for operation in operations}
 #: Host work of a framework call against that of a two-operand one, where it is another: scalars are wrapped first, and
 #: activations go through a module.
 HOST_CALL_FACTORS = {
@@ -44,7 +52,7 @@ HOST_CALL_FACTORS = {
 #: Bytes of a (first input) element; "a->b" is a conversion.
 DTYPE_BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0}
 #: Operations whose input the step before has left in L2, and the stack where that was seen to hold.
-WARM_KERNELS = ("add", "rmsnorm")
+WARM_INPUT_OPERATIONS = ("add", "rmsnorm")
 
 
 class ElementwiseTable(KernelTable[DeviceDatasheet]):
@@ -57,11 +65,11 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
     identifying_columns = frozenset({"op", "shape", "bytes_moved"})
     optional_columns = "compute dtype device library source timing cache"
     configuration_columns = ("op", "shape")
-    sizes = ("bytes_moved",)
-    families: ClassVar = {f"memory.{family}": memory.MemoryParameters for family in FAMILIES}
+    size_columns = ("bytes_moved",)
+    families: ClassVar = {f"memory.{family}": memory.MemoryParameters for family in OPERATIONS_OF_FAMILY}
     host_parameters = ("launch_time", "kernel_time", "host_overlap")
 
-    def start(
+    def start_and_fixed_names(
         self, family: str, stack: str, figures: DeviceDatasheet
     ) -> tuple[memory.MemoryParameters, tuple[str, ...]]:
         """Return (start values, names of fixed parameters) of a fit of a family to rows of this table.
@@ -89,50 +97,55 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
         warmed = eager or family == "memory.rmsnorm"
         return start, ("host_overlap", "bandwidth_fraction", *(() if warmed else ("cache_fraction",)))
 
-    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: Fitted) -> FitPlan:
+    def fit_settings(
+        self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
+    ) -> FitSettings:
         """Return the settings of a fit to at most 900 rows, with start values and fixed parameters of `start`."""
-        start, fixed = self.start(family, stack, figures)
-        return FitPlan(start, fixed=fixed, training_rows=900, prior=0.15)
+        start, fixed = self.start_and_fixed_names(family, stack, figures)
+        return FitSettings(start, fixed_parameters=fixed, max_training_rows=900, prior_precision=0.15)
 
-    def figures(self, subject: str, dtype: str, compute: str) -> DeviceDatasheet:
+    def load_datasheet(self, subject: str, dtype: str, compute: str) -> DeviceDatasheet:
         """Return the datasheet values of a device for fp32 on ordinary cores, whatever format the rows store."""
         return device_datasheet(find_device(subject), "fp32")
 
-    def unsupported(self, frame: pd.DataFrame) -> pd.Series[str]:
+    def unsupported_reasons(self, frame: pd.DataFrame) -> pd.Series[str]:
         reason = pd.Series("", index=frame.index, dtype=object)
-        unknown = ~text(frame, "op").isin(FAMILY_OF)
-        reason[unknown] = "unknown operation " + text(frame, "op")[unknown]
+        unknown = ~text_column(frame, "op").isin(FAMILY_OF)
+        reason[unknown] = "unknown operation " + text_column(frame, "op")[unknown]
         reason[~_input_dtype(frame).isin(DTYPE_BYTES)] = "unknown dtype"
         moved = pd.to_numeric(frame["bytes_moved"], errors="coerce").to_numpy(dtype=np.float64)
         reason[~(moved > 0)] = "bytes_moved is missing or not above zero"
-        reason[~text(frame, "shape").str.fullmatch(r"0*[1-9]\d*(x0*[1-9]\d*)*")] = "shape is not like 128x1024"
+        reason[~text_column(frame, "shape").str.fullmatch(r"0*[1-9]\d*(x0*[1-9]\d*)*")] = "shape is not like 128x1024"
         return reason
 
-    def stack(self, frame: pd.DataFrame) -> pd.Series[str]:
-        source, library = text(frame, "source"), text(frame, "library")
+    def timing_method(self, frame: pd.DataFrame) -> pd.Series[str]:
+        source, library = text_column(frame, "source"), text_column(frame, "library")
         kernel = (source == "vidur") | library.str.contains("CUDA kernels")
         eager = (source == "neusight") | library.str.contains("eager")
         usual = np.select([kernel, eager], ["kernel", "eager"], "graph")
-        return timing_keys(frame, pd.Series(usual, index=frame.index, dtype=object))
+        return timing_methods(frame, pd.Series(usual, index=frame.index, dtype=object))
 
-    def family(self, frame: pd.DataFrame) -> pd.Series[str]:
-        return "memory." + text(frame, "op").map(FAMILY_OF).fillna("elementwise")
+    def kernel_family(self, frame: pd.DataFrame) -> pd.Series[str]:
+        return "memory." + text_column(frame, "op").map(FAMILY_OF).fillna("elementwise")
 
-    def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
+    def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         rows, length = _shape(frame)
-        return rows * length, number(frame, "bytes_moved")
+        return rows * length, number_column(frame, "bytes_moved")
 
-    def time(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: memory.MemoryParameters) -> Array:
+    def predict_times(
+        self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: memory.MemoryParameters
+    ) -> Array:
         rows, length = _shape(frame)
         passes = _passes(frame, rows, length, figures)
-        stack, operation = self.stack(frame), text(frame, "op")
+        stack, operation = self.timing_method(frame), text_column(frame, "op")
         calls = np.array(operation.map(HOST_CALL_FACTORS).fillna(1.0), dtype=np.float64)
-        warm = (stack == "graph") | ((stack == "kernel") & operation.isin(WARM_KERNELS))
-        stated = text(frame, "cache")
+        warm = (stack == "graph") | ((stack == "kernel") & operation.isin(WARM_INPUT_OPERATIONS))
+        stated = text_column(frame, "cache")
         warm = warm.where(stated == "", stated == "warm")
-        by_row = (~text(frame, "op").map(FAMILY_OF).isin(["elementwise", "quantize"])).to_numpy(dtype=np.bool_)
+        by_row = (~text_column(frame, "op").map(FAMILY_OF).isin(["elementwise", "quantize"])).to_numpy(dtype=np.bool_)
         return memory.memory_time(
-            moved_bytes=number(frame, "bytes_moved"), elements=passes.elements, device=figures, parameters=parameters,
+            moved_bytes=number_column(frame, "bytes_moved"), elements=passes.elements, device=figures,
+            parameters=parameters,
             reread_bytes=passes.reread_bytes, reread_footprint=passes.reread_footprint,
             rows=np.where(by_row, rows, 0.0), threads_per_row=passes.threads_per_row,
             steps_per_row=passes.steps_per_row, warm=warm.to_numpy(),
@@ -141,20 +154,20 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
 
 
 def _passes(frame: pd.DataFrame, rows: Array, length: Array, figures: DeviceDatasheet) -> memory.RowTraffic:
-    family = text(frame, "op").map(FAMILY_OF)
+    family = text_column(frame, "op").map(FAMILY_OF)
     width = np.array(_input_dtype(frame).map(DTYPE_BYTES), dtype=np.float64)
     if (family == "softmax").all():
-        return memory.softmax_passes(rows=rows, length=length, element_bytes=width, device=figures)
+        return memory.softmax_row_traffic(rows=rows, length=length, element_bytes=width, device=figures)
     if (family == "layernorm").all():
-        return memory.layer_norm_passes(rows=rows, length=length, element_bytes=width, device=figures)
-    return memory.block_passes(
-        rows=rows, length=length, element_bytes=width, moved_bytes=number(frame, "bytes_moved"),
+        return memory.layer_norm_row_traffic(rows=rows, length=length, element_bytes=width, device=figures)
+    return memory.block_row_traffic(
+        rows=rows, length=length, element_bytes=width, moved_bytes=number_column(frame, "bytes_moved"),
         reduces=(family == "rmsnorm").to_numpy(),
     )  # fmt: skip
 
 
 def _input_dtype(frame: pd.DataFrame) -> pd.Series[str]:
-    return text(frame, "dtype").str.split("->").str[0]
+    return text_column(frame, "dtype").str.split("->").str[0]
 
 
 def _shape(frame: pd.DataFrame) -> tuple[Array, Array]:
@@ -162,7 +175,7 @@ def _shape(frame: pd.DataFrame) -> tuple[Array, Array]:
 
     The length is the last extent; the number is the product of all other extents.
     """
-    extents = text(frame, "shape").str.split("x")
+    extents = text_column(frame, "shape").str.split("x")
     length = np.array(extents.str[-1], dtype=np.float64)
     total = np.array([np.prod([float(part) for part in parts]) for parts in extents], dtype=np.float64)
     return total / length, length
@@ -180,17 +193,17 @@ TOKEN_KERNELS = (
     "fused_recurrent_kda_packed_decode", "fused_kda_decode", "kda_fused_decode", "fused_kda_decode_mtp_dspark",
     "fused_sigmoid_gating_delta_rule_update",
 )  # fmt: skip
-CONVOLUTIONS = ("cuda", "triton", "update", "verify")
+CONVOLUTION_KERNELS = ("cuda", "triton", "update", "verify")
 #: Releases from which a library has convolutions in Triton, and its rows hold the channels of queries, keys and values;
 #: rates of the rows before say that they hold those of the keys.
-TRITON = {"sglang": (0, 5, 14), "vllm": (0, 23)}
+TRITON_SINCE_RELEASE = {"sglang": (0, 5, 14), "vllm": (0, 23)}
 #: Parameters that each formula lacks.
 UNDETERMINED_PARAMETERS = {
     "chunks": ("host", "block", "first"), "tokens": ("host", "rate", "block"), "conv": ("rate", "step", "first"),
 }  # fmt: skip
 
 
-class Scans(KernelTable[DeviceDatasheet]):
+class ScanTable(KernelTable[DeviceDatasheet]):
     """Table of recurrent scan kernels (Mamba-2, gated delta nets, Kimi delta attention), one timed call per row."""
 
     name = "scan"
@@ -198,27 +211,27 @@ class Scans(KernelTable[DeviceDatasheet]):
     optional_columns = (
         "device library version d_state d_conv nheads head_dim n_groups num_k_heads head_k_dim num_v_heads head_v_dim"
     )
-    configuration_columns = columns_of("scan batch_size seq_len nheads num_k_heads num_v_heads d_state")
-    sizes = ("batch_size", "seq_len")
+    configuration_columns = parse_column_names("scan batch_size seq_len nheads num_k_heads num_v_heads d_state")
+    size_columns = ("batch_size", "seq_len")
     families: ClassVar[Mapping[str, type[Any]]] = {
         f"scan.{name}": scans.ScanParameters
-        for name in (*scans.CHUNK_LENGTHS, *TOKEN_KERNELS, *(f"conv.{each}" for each in CONVOLUTIONS))
+        for name in (*scans.CHUNK_LENGTHS, *TOKEN_KERNELS, *(f"conv.{each}" for each in CONVOLUTION_KERNELS))
     }
     host_parameters = ("launch", "host")
 
-    def prepared(self, frame: pd.DataFrame) -> pd.DataFrame:
+    def prepare_rows(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Add column ``dtype`` = bf16, the format of all rows of this table."""
         return frame.assign(dtype="bf16")
 
     @rowwise
-    def unsupported(self, device: str, kernel_source: str) -> str:
+    def unsupported_reasons(self, device: str, kernel_source: str) -> str:
         """Return why a row of this table cannot be modelled (unknown kernel or device), or ''."""
         if kernel_source in (*scans.CHUNK_LENGTHS, *TOKEN_KERNELS) or kernel_source.startswith("causal_conv1d"):
             return unsupported_reason(device, "bf16", "", frozenset({"bf16"}))
         return f"kernel {kernel_source!r} is not modelled"
 
     @rowwise
-    def stack(self, kernel_source: str, library: str, version: str) -> str:
+    def timing_method(self, kernel_source: str, library: str, version: str) -> str:
         """Return how a row of this table was timed, mostly ``graph``.
 
         vLLM builds before 0.24 launch convolutions of prompts one by one. Libraries from before the Triton convolutions
@@ -236,7 +249,7 @@ class Scans(KernelTable[DeviceDatasheet]):
         return "graph/early" if library == "sglang" or version.endswith("rc10") else "graph"
 
     @rowwise
-    def family(self, kernel_source: str, library: str, version: str, phase: str) -> str:
+    def kernel_family(self, kernel_source: str, library: str, version: str, phase: str) -> str:
         """Return the family ``scan.<kernel>`` of a row of this table."""
         if not kernel_source.startswith("causal_conv1d"):
             return f"scan.{kernel_source}"
@@ -244,24 +257,32 @@ class Scans(KernelTable[DeviceDatasheet]):
             return "scan.conv.verify" if phase == "verify" else "scan.conv.update"
         return "scan.conv.triton" if library == "vllm" or _tiled(library, version) else "scan.conv.cuda"
 
-    def fit_plan(self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: Fitted) -> FitPlan:
+    def fit_settings(
+        self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
+    ) -> FitSettings:
         """Return the settings of a fit; parameters that the formula of the family does not have stay fixed."""
         kernel = family.split(".")[1]
         absent = UNDETERMINED_PARAMETERS[
             "conv" if kernel == "conv" else "chunks" if kernel in scans.CHUNK_LENGTHS else "tokens"
         ]
-        return FitPlan(scans.ScanParameters(), per_stack=("launch", "block"), fixed=absent, random_starts=3, prior=0.2)
+        return FitSettings(
+            scans.ScanParameters(),
+            parameters_per_stack=("launch", "block"),
+            fixed_parameters=absent,
+            random_starts=3,
+            prior_precision=0.2,
+        )
 
-    def work(self, frame: pd.DataFrame) -> tuple[Array, Array]:
+    def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count (FLOP, bytes) of the rows of this table: FLOP of the chunks, and tokens and states moved once."""
         batch, length, heads, keys, values = _sizes(frame)
-        convolved = text(frame, "kernel_source").str.startswith("causal_conv1d").to_numpy(dtype=bool)
+        convolved = text_column(frame, "kernel_source").str.startswith("causal_conv1d").to_numpy(dtype=bool)
         moved = batch * length * _token_bytes(frame) + 2.0 * scans.STATE * batch * heads * keys * values
         flops = batch * np.ceil(length / 64.0) * heads * scans.chunk_flops(np.minimum(length, 64.0), keys, values)
         taps = 2.0 * scans.ELEMENT * batch * length * _channels(frame)
         return np.where(convolved, 0.0, flops), np.where(convolved, taps, moved)
 
-    def time(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: scans.ScanParameters) -> Array:
+    def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: scans.ScanParameters) -> Array:
         """Predict the time [s] of rows of this table that share device, kernel and stack."""
         if frame.empty:
             return np.zeros(0)
@@ -269,7 +290,7 @@ class Scans(KernelTable[DeviceDatasheet]):
         kernel = str(frame["kernel_source"].iloc[0])
         if kernel.startswith("causal_conv1d"):
             return scans.short_convolution_time(
-                batch=batch, length=length, channels=_channels(frame), taps=number(frame, "d_conv", 4.0),
+                batch=batch, length=length, channels=_channels(frame), taps=number_column(frame, "d_conv", 4.0),
                 device=figures, parameters=parameters,
             )  # fmt: skip
         shape: dict[str, Any] = {
@@ -288,11 +309,13 @@ def _sizes(frame: pd.DataFrame) -> tuple[Array, Array, Array, Array, Array]:
     """
     heads = _either(frame, "num_v_heads", "nheads")
     keys, values = _either(frame, "head_k_dim", "d_state"), _either(frame, "head_v_dim", "head_dim")
-    return number(frame, "batch_size"), number(frame, "seq_len"), heads, keys, values
+    return number_column(frame, "batch_size"), number_column(frame, "seq_len"), heads, keys, values
 
 
 def _either(frame: pd.DataFrame, delta: str, mamba: str) -> Array:
-    return np.where(number(frame, delta, 0.0) > 0, number(frame, delta, 0.0), number(frame, mamba, 0.0))
+    return np.where(
+        number_column(frame, delta, 0.0) > 0, number_column(frame, delta, 0.0), number_column(frame, mamba, 0.0)
+    )
 
 
 def _token_bytes(frame: pd.DataFrame) -> Array:
@@ -315,7 +338,7 @@ def _channels(frame: pd.DataFrame) -> Array:
 
 @cache
 def _tiled(library: str, version: str) -> bool:
-    return library in TRITON and release_of(version) >= TRITON[library]
+    return library in TRITON_SINCE_RELEASE and parse_release(version) >= TRITON_SINCE_RELEASE[library]
 
 
-KERNEL_TABLES.register(Scans.name)(Scans())
+KERNEL_TABLES.register(ScanTable.name)(ScanTable())

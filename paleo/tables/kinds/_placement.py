@@ -28,12 +28,20 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, read_table
-from paleo.tables.columns import columns_of
-from paleo.tables.steps import RUN_TABLES, QuantityTable, Row, RowPrediction, ideal_seconds, row_dicts, whole_cell
+from paleo.tables.columns import parse_column_names
+from paleo.tables.run_tables import (
+    RUN_TABLES,
+    QuantityTable,
+    Row,
+    RowPrediction,
+    integer_cell,
+    peak_step_time,
+    row_dicts,
+)
 
 if TYPE_CHECKING:
     from paleo.pricing.links.fabric import FabricParameters
-    from paleo.specs.software import Software
+    from paleo.specs.software import SoftwareProfile
     from paleo.tables.base import Predictions
 
 
@@ -43,31 +51,31 @@ NETWORKS_FILE = "placement_networks.csv"
 TCP_SHARE = 1460.0 / 1538.0
 #: One flow between two machines of Amazon's cloud, unless they are placed together: 5 Gb/s (EC2 user guide, instance
 #: network bandwidth).
-FLOW_RATE = 0.625e9
+CLOUD_FLOW_RATE = 0.625e9
 #: Transfers that a stage waits for, of the four of a microbatch: all where sends block (Megatron of 2021), half of them
 #: where sends have a stream of their own (DT-FM).
 BLOCKING, STREAMED = 1.0, 0.5
 #: Draws of random placements, and exchanges of two ranks that a schedule tries.
 DRAWS, EXCHANGES = 12, 600
 #: What a stage's computation follows from, beside its degrees.
-SIZES = ("layers", "hidden", "seq_len", "micro_batch", "dtype", "software")
+SIZE_COLUMNS = ("layers", "hidden", "seq_len", "micro_batch", "dtype", "software")
 #: The machine of the rows; heads and words of their GPT-3 family, which the table leaves out.
 NODE, HEADS, VOCABULARY = "aws-p3.16xlarge", 16, 50257
 #: Bytes of an activation, and of a gradient.
 HALF_PRECISION_BYTES = 2.0
-Grid = npt.NDArray[np.intp]
+RankGrid = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, eq=False)
 class PairNetwork:
     """Network described by the bandwidth between each pair of ranks.
 
-    ``rates`` [byte/s] and ``shares_link`` have shape (ranks, ranks), ``group`` shape (ranks,). Where ``shares_link``
-    is True, all ranks of a group share one link to the others.
+    ``pair_bandwidths`` [byte/s] and ``shares_link`` have shape (ranks, ranks), ``group_of_rank`` shape (ranks,). Where
+    ``shares_link`` is True, all ranks of a group share one link to the others.
     """
 
-    rates: Array
-    group: Grid
+    pair_bandwidths: Array
+    group_of_rank: RankGrid
     shares_link: npt.NDArray[np.bool_]
 
     @classmethod
@@ -84,7 +92,7 @@ class PairNetwork:
                 group[a] = a.start
         return cls(rates, group, shared)
 
-    def seconds(self, source: Grid, target: Grid, size: float) -> Array:
+    def transfer_times(self, source: RankGrid, target: RankGrid, size: float) -> Array:
         """Compute the times of transfers that start together.
 
         Parameters
@@ -99,12 +107,12 @@ class PairNetwork:
         ndarray, shape (flows,)
             Times [s]; 0 if source and target are the same rank.
         """
-        rates, shared = self.rates[source, target], self.shares_link[source, target]
-        out, into = self.group[source], self.group[target]
-        ranks = len(self.group)
+        rates, shared = self.pair_bandwidths[source, target], self.shares_link[source, target]
+        out, into = self.group_of_rank[source], self.group_of_rank[target]
+        ranks = len(self.group_of_rank)
         leaving, entering = (np.bincount(end[shared], minlength=ranks) for end in (out, into))
         flows = np.maximum(np.maximum(leaving[out], entering[into]), 1)
-        flow_rates = np.where(shared, np.minimum(rates / flows, FLOW_RATE), rates)
+        flow_rates = np.where(shared, np.minimum(rates / flows, CLOUD_FLOW_RATE), rates)
         outside = out != into
         return np.asarray(np.where(source == target, 0.0, size / (flow_rates * np.where(outside, TCP_SHARE, 1.0))))
 
@@ -113,40 +121,44 @@ class PairNetwork:
 class _Pipelines:
     """Pipeline-parallel run of one row.
 
-    ``compute``: time in which a stage computes a microbatch [s]. ``boundary``: activations that a rank sends to the
-    next stage [byte]. ``gradient``: gradients of a rank [byte]. ``microbatches`` and ``stages``: numbers of them.
-    ``tensor``: tensor-parallel ranks. ``waits``: share of its transfers for which a stage waits [-].
+    ``compute_time``: time in which a stage computes a microbatch [s]. ``boundary_bytes``: activations that a rank sends
+    to the next stage [byte]. ``gradient_bytes``: gradients of a rank [byte]. ``microbatches`` and ``stages``: numbers
+    of them. ``tensor_parallel_ranks``: tensor-parallel ranks. ``waited_transfer_fraction``: share of its transfers for
+    which a stage waits [-].
     """
 
-    compute: float
-    boundary: float
-    gradient: float
+    compute_time: float
+    boundary_bytes: float
+    gradient_bytes: float
     microbatches: int
     stages: int
-    tensor: int
-    waits: float
+    tensor_parallel_ranks: int
+    waited_transfer_fraction: float
 
-    def step(self, network: PairNetwork, grid: Grid) -> float:
+    def step_time(self, network: PairNetwork, grid: RankGrid) -> float:
         """Compute the step time [s] with ranks placed as in ``grid``, shape (stages, pipelines)."""
         waited = np.zeros(grid.shape)
         for source, target in ((grid[:-1], grid[1:]), (grid[1:], grid[:-1])):
-            seconds = network.seconds(source.ravel(), target.ravel(), self.boundary).reshape(source.shape)
+            seconds = network.transfer_times(source.ravel(), target.ravel(), self.boundary_bytes).reshape(source.shape)
             waited[:-1] += seconds
             waited[1:] += seconds
-        passes = float((self.compute + self.waits * waited).max())
-        return (self.microbatches + self.stages - 1) * passes + self.exchange(network, grid)
+        passes = float((self.compute_time + self.waited_transfer_fraction * waited).max())
+        return (self.microbatches + self.stages - 1) * passes + self.gradient_exchange_time(network, grid)
 
-    def exchange(self, network: PairNetwork, grid: Grid) -> float:
+    def gradient_exchange_time(self, network: PairNetwork, grid: RankGrid) -> float:
         """Compute the time of all gradient all-reduces [s]; all stages run at once, each as a ring in rank order."""
-        pipelines = grid.shape[1] // self.tensor
+        pipelines = grid.shape[1] // self.tensor_parallel_ranks
         if pipelines == 1:
             return 0.0
-        ring = np.sort(grid.reshape(self.stages, pipelines, self.tensor).swapaxes(1, 2).reshape(-1, pipelines), axis=1)
-        sent = 2.0 * (pipelines - 1) / pipelines * self.gradient
-        return float(network.seconds(ring.ravel(), np.roll(ring, -1, axis=1).ravel(), sent).max())
+        ring = np.sort(
+            grid.reshape(self.stages, pipelines, self.tensor_parallel_ranks).swapaxes(1, 2).reshape(-1, pipelines),
+            axis=1,
+        )
+        sent = 2.0 * (pipelines - 1) / pipelines * self.gradient_bytes
+        return float(network.transfer_times(ring.ravel(), np.roll(ring, -1, axis=1).ravel(), sent).max())
 
 
-def _packed(ranks: int, shape: tuple[int, int]) -> Grid:
+def _packed(ranks: int, shape: tuple[int, int]) -> RankGrid:
     """Return ranks in Megatron's order, (stages, pipelines); consecutive ranks belong to the same stage."""
     return np.arange(ranks).reshape(shape)
 
@@ -158,11 +170,11 @@ def _scheduled_step_seconds(network: PairNetwork, work: _Pipelines, shape: tuple
     """
     random, ranks = np.random.default_rng(0), shape[0] * shape[1]
     starts = (_packed(ranks, shape), _packed(ranks, shape[::-1]).T.copy())
-    best = min(starts, key=lambda grid: work.step(network, grid)).ravel().copy()
-    least = work.step(network, best.reshape(shape))
+    best = min(starts, key=lambda grid: work.step_time(network, grid)).ravel().copy()
+    least = work.step_time(network, best.reshape(shape))
     for first, second in random.integers(0, ranks, (EXCHANGES, 2)):
         best[[first, second]] = best[[second, first]]
-        seconds = work.step(network, best.reshape(shape))
+        seconds = work.step_time(network, best.reshape(shape))
         if seconds >= least:
             best[[first, second]] = best[[second, first]]
         least = min(least, seconds)
@@ -173,17 +185,17 @@ def _random_step_seconds(network: PairNetwork, work: _Pipelines, shape: tuple[in
     """Compute the mean step time over random placements of the ranks [s]."""
     random, ranks = np.random.default_rng(0), shape[0] * shape[1]
     draws = [random.permutation(ranks).reshape(shape) for _ in range(DRAWS)]
-    return float(np.mean([work.step(network, grid) for grid in draws]))
+    return float(np.mean([work.step_time(network, grid) for grid in draws]))
 
 
 STEP_TIME_BY_ORDER: Mapping[str, Callable[[PairNetwork, _Pipelines, tuple[int, int]], float]] = {
-    "packed": lambda network, work, shape: work.step(network, _packed(shape[0] * shape[1], shape)),
+    "packed": lambda network, work, shape: work.step_time(network, _packed(shape[0] * shape[1], shape)),
     "scheduled": _scheduled_step_seconds,
     "random": _random_step_seconds,
 }
 
 
-class PlacementSteps(QuantityTable):
+class PlacementTable(QuantityTable):
     """Table of training steps under several placements of ranks, one per row; measured is the step time [s]."""
 
     name = "placement"
@@ -204,17 +216,17 @@ class PlacementSteps(QuantityTable):
         """Return the system that consists of one rank's device."""
         return load_system(str(row["device"]))
 
-    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
+    def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the step time of a row under its placement (``order``) of ranks [s]."""
         network, order = self._networks.get(str(row["network"])), str(row["order"])
         if network is None:
             raise SpecError(f"network {row['network']!r} is not described in a {NETWORKS_FILE} beside the table")
         if order not in STEP_TIME_BY_ORDER:
             raise SpecError(f"order {order!r}: expected {', '.join(STEP_TIME_BY_ORDER)}")
-        stages, tensor, pipelines = (whole_cell(row, name) for name in ("pp", "tp", "dp"))
-        if stages * tensor * pipelines != len(network.group):
-            raise SpecError(f"{stages} x {tensor} x {pipelines} ranks on a network of {len(network.group)}")
-        key = *(str(row[name]) for name in SIZES), stages, tensor, software
+        stages, tensor, pipelines = (integer_cell(row, name) for name in ("pp", "tp", "dp"))
+        if stages * tensor * pipelines != len(network.group_of_rank):
+            raise SpecError(f"{stages} x {tensor} x {pipelines} ranks on a network of {len(network.group_of_rank)}")
+        key = *(str(row[name]) for name in SIZE_COLUMNS), stages, tensor, software
         if key not in self._stages:
             self._stages[key] = _stage_seconds(row, software)
         compute, ideal = self._stages[key]
@@ -232,17 +244,17 @@ def _pipelines(row: Row, compute: float) -> _Pipelines:
     Each of two tensor-parallel ranks sends half of an activation, as Megatron scatters it. Gradients are those of the
     first stage, with the embedding. ``compute`` is the time in which a stage computes a microbatch [s].
     """
-    stages, tensor, pipelines, micro = (whole_cell(row, name) for name in ("pp", "tp", "dp", "micro_batch"))
-    hidden = whole_cell(row, "hidden")
-    elements = 12.0 * hidden**2 * whole_cell(row, "layers") / stages + VOCABULARY * hidden
+    stages, tensor, pipelines, micro = (integer_cell(row, name) for name in ("pp", "tp", "dp", "micro_batch"))
+    hidden = integer_cell(row, "hidden")
+    elements = 12.0 * hidden**2 * integer_cell(row, "layers") / stages + VOCABULARY * hidden
     return _Pipelines(
         compute,
-        boundary=HALF_PRECISION_BYTES * micro * whole_cell(row, "seq_len") * hidden / tensor,
-        gradient=HALF_PRECISION_BYTES * elements / tensor,
-        microbatches=whole_cell(row, "global_batch") // pipelines // micro,
+        boundary_bytes=HALF_PRECISION_BYTES * micro * integer_cell(row, "seq_len") * hidden / tensor,
+        gradient_bytes=HALF_PRECISION_BYTES * elements / tensor,
+        microbatches=integer_cell(row, "global_batch") // pipelines // micro,
         stages=stages,
-        tensor=tensor,
-        waits=BLOCKING if _is_megatron(row) else STREAMED,
+        tensor_parallel_ranks=tensor,
+        waited_transfer_fraction=BLOCKING if _is_megatron(row) else STREAMED,
     )
 
 
@@ -250,23 +262,23 @@ def _is_megatron(row: Row) -> bool:
     return str(row["software"]) == "Megatron"
 
 
-def _stage_seconds(row: Row, software: Software | None) -> tuple[float, float]:
+def _stage_seconds(row: Row, software: SoftwareProfile | None) -> tuple[float, float]:
     """Return the time of a microbatch on one stage (recomputation included), and that of its model FLOP at peak [s].
 
     Both are differences between a network of twice the layers of a stage and one of a stage's layers.
     """
-    layers = whole_cell(row, "layers") // whole_cell(row, "pp")
+    layers = integer_cell(row, "layers") // integer_cell(row, "pp")
     fewer, more = (_of_layers(row, count, software) for count in (layers, 2 * layers))
     seconds = [each.step_time - each.breakdown.optimizer for each in (fewer, more)]
-    return seconds[1] - seconds[0], ideal_seconds(more) - ideal_seconds(fewer)
+    return seconds[1] - seconds[0], peak_step_time(more) - peak_step_time(fewer)
 
 
-def _of_layers(row: Row, layers: int, software: Software | None) -> Prediction:
+def _of_layers(row: Row, layers: int, software: SoftwareProfile | None) -> Prediction:
     """Predict a microbatch through ``layers`` layers on the ranks of one stage, without a fused attention kernel."""
-    tensor, megatron, length = whole_cell(row, "tp"), _is_megatron(row), whole_cell(row, "seq_len")
+    tensor, megatron, length = integer_cell(row, "tp"), _is_megatron(row), integer_cell(row, "seq_len")
     run = Run(
         gpus=tensor,
-        batch=whole_cell(row, "micro_batch"),
+        batch=integer_cell(row, "micro_batch"),
         strategy=f"tp={tensor}",
         dtype=str(row["dtype"]),
         optimizer="adam",
@@ -274,24 +286,26 @@ def _of_layers(row: Row, layers: int, software: Software | None) -> Prediction:
         software="megatron-2021" if megatron else "pytorch-eager",
         kernels={"attention": None if megatron else "stepwise"},
         model={
-            "layers": layers, "hidden": whole_cell(row, "hidden"), "heads": HEADS, "seq": length, "positions": length
+            "layers": layers, "hidden": integer_cell(row, "hidden"), "heads": HEADS, "seq": length, "positions": length
         },
     )  # fmt: skip
     return predict(load_model("gpt2"), load_system(NODE), run, software)
 
 
-RUN_TABLES.register("placement")(PlacementSteps())
+RUN_TABLES.register("placement")(PlacementTable())
 
 
 #: Whom a GPU talks to: the one of its rail in the other node, or all there.
-PEERS = ("rail-aligned", "cross-rail")
+PEER_PATTERNS = ("rail-aligned", "cross-rail")
 
 
-class Rails(QuantityTable):
+class RailTable(QuantityTable):
     """Table of messages between two nodes of a rail network, one per row; measured is a GPU's rate [byte/s]."""
 
     name = "rails"
-    identifying_columns = frozenset(columns_of("system ranks ranks_per_node peers message_bytes bytes_per_s_per_gpu"))
+    identifying_columns = frozenset(
+        parse_column_names("system ranks ranks_per_node peers message_bytes bytes_per_s_per_gpu")
+    )
     optional_columns = "device op"
     configuration_columns = ("peers", "message_bytes", "op")
     measured_column = "bytes_per_s_per_gpu"
@@ -300,22 +314,22 @@ class Rails(QuantityTable):
         """Return the system that the row names."""
         return load_system(str(row["system"]))
 
-    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
+    def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the rate at which one GPU sends a row's message [byte/s]."""
         system, peers = self.system(row), str(row["peers"])
-        if peers not in PEERS:
-            raise SpecError(f"peers: {peers!r} is none of these; {suggest_names(peers, PEERS)}")
-        if whole_cell(row, "ranks_per_node") != system.devices_per_node:
+        if peers not in PEER_PATTERNS:
+            raise SpecError(f"peers: {peers!r} is none of these; {suggest_names(peers, PEER_PATTERNS)}")
+        if integer_cell(row, "ranks_per_node") != system.devices_per_node:
             raise SpecError(f"ranks_per_node: only whole nodes of {system.devices_per_node} are modelled")
         outer = [level for level in system.levels if system.joins_nodes(level)]
         if not outer:
             raise SpecError(f"system {system.name} has no network between nodes")
         calibrated = link_parameters(system, "collective.fabric")
-        nic, size = outer[0].unit_bandwidth / system.devices_per_node, float(whole_cell(row, "message_bytes"))
+        nic, size = outer[0].member_bandwidth / system.devices_per_node, float(integer_cell(row, "message_bytes"))
         seconds = _message_time(
-            calibrated.parameters, peers, whole_cell(row, "ranks") / system.devices_per_node, size / nic
+            calibrated.parameters, peers, integer_cell(row, "ranks") / system.devices_per_node, size / nic
         )
-        (low, high), rate = calibrated.factors(seconds), size / seconds
+        (low, high), rate = calibrated.interval_factors(seconds), size / seconds
         origin = f"{calibrated.origin} ({calibrated.subject})"
         return RowPrediction(rate, rate / high, rate / low, nic, system.name, origin)
 
@@ -345,4 +359,4 @@ def _message_time(fabric: FabricParameters, peers: str, nodes: float, wire: floa
     return float(partly_overlapped_time(fabric.peer, wire / share))
 
 
-RUN_TABLES.register("rails")(Rails())
+RUN_TABLES.register("rails")(RailTable())

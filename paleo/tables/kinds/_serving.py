@@ -13,31 +13,31 @@ import numpy as np
 
 from paleo.errors import SpecError
 from paleo.serving.commands import read_command
-from paleo.serving.engines import BatchLimit, Engine, engine_of_release
+from paleo.serving.engines import BatchLimit, ServingEngine, engine_of_release
 from paleo.serving.formats import Formats
-from paleo.serving.load import Requests, drawn_requests, read_trace
-from paleo.serving.lowered import Sharding
+from paleo.serving.forward_lowering import Sharding
+from paleo.serving.iteration_times import IterationTables, iteration_tables
 from paleo.serving.memory import serving_memory
-from paleo.serving.phases import IterationTables, iteration_tables
 from paleo.serving.plans import ReplicaLayout
-from paleo.serving.simulation import Simulated, simulate
-from paleo.serving.steady import Lengths
-from paleo.specs.catalog import SIXTEEN_BITS, systems_with
+from paleo.serving.requests import Requests, read_trace, sample_requests
+from paleo.serving.simulation import SimulationResult, simulate
+from paleo.serving.steady import RequestLengths
+from paleo.specs.catalog import SIXTEEN_BIT_FORMAT, systems_with_device
 from paleo.specs.model import load_model
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, number_or_nan
-from paleo.tables.steps import RUN_TABLES, Row, RowPrediction, RunTable, has_value, row_dicts
+from paleo.tables.run_tables import RUN_TABLES, Row, RowPrediction, RunTable, has_value, row_dicts
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from paleo.specs.software import Software
+    from paleo.specs.software import SoftwareProfile
     from paleo.tables.base import Predictions
 
 #: Networks of the catalog by other names in tables.
 MODELS = {"deepseek-r1": "deepseek_v3", "deepseek-v3": "deepseek_v3", "minimax-m2.5": "minimax_m2"}
 #: Factors of the 90 % interval.
-INTERVAL = (0.7, 1.35)
+INTERVAL_FACTORS = (0.7, 1.35)
 #: Coefficients of variation of ShareGPT's prompts and answers, whose medians are 25 and 130 tokens at means of 215 and
 #: 195; longest prompt and conversation that the engines' benchmarks take (vllm/benchmarks/datasets, is_valid_sequence).
 SHARED_SPREAD, LONGEST_PROMPT, LONGEST = (2.0, 1.0), 2.0**10, 2.0**11
@@ -45,7 +45,7 @@ SHARED_SPREAD, LONGEST_PROMPT, LONGEST = (2.0, 1.0), 2.0**10, 2.0**11
 #: ``--random-range-ratio 0.8``, https://github.com/SemiAnalysisAI/InferenceX).
 RANDOM_RANGE = 0.8
 #: Mean tokens of answers below which requests are generated, not of conversations.
-SHORTEST_MEAN = 16.0
+MIN_MEAN_CHAT_TOKENS = 16.0
 #: Requests that are simulated at a stated rate, and for each user of a closed loop, where a row states none; at most.
 AT_RATE, OF_USER = 3000, 12
 MOST_AT_RATE, MOST = 12000, 2000
@@ -66,25 +66,27 @@ LATENCY_COLUMNS = {
 class ServingPrediction:
     """Prediction for one row of served requests.
 
-    ``value`` is the measured quantity of the row (tokens per second or a time [s]); ``ideal`` is its baseline, from the
-    bandwidth of the weights. ``parts`` holds further times by column name [s].
+    ``value`` is the measured quantity of the row (tokens per second or a time [s]); ``baseline`` is its baseline, from
+    the bandwidth of the weights. ``further_times`` holds further times by column name [s].
     """
 
     value: float
-    ideal: float
-    parts: Mapping[str, float]
+    baseline: float
+    further_times: Mapping[str, float]
 
 
 @cache
 def system_of_device(device: str) -> System:
     """Return a system of the catalog whose nodes have this device, NVIDIA's own servers (DGX) first."""
-    known = systems_with(device)
+    known = systems_with_device(device)
     usual = [name for name in known if name.startswith("dgx")] or [name for name in known if "8" in name] or known
     return load_system(usual[0] if usual else device)
 
 
 @cache
-def iteration_phases(model: str, system: str, sharding: Sharding, formats: Formats, engine: Engine) -> IterationTables:
+def replica_iteration_tables(
+    model: str, system: str, sharding: Sharding, formats: Formats, engine: ServingEngine
+) -> IterationTables:
     """Compute the tables of iteration times of a replica; cached, as many rows have the same layout."""
     return iteration_tables(load_model(model), load_system(system), sharding, formats, engine.kernels)
 
@@ -120,18 +122,18 @@ def sharding_of(row: Row) -> Sharding:
     )
 
 
-def engine_of(row: Row, offline: bool) -> tuple[Engine, BatchLimit | None]:
+def engine_of(row: Row, offline: bool) -> tuple[ServingEngine, BatchLimit | None]:
     """Return (engine profile at the row's release, limits of its iterations that the row states or None)."""
     command = read_command(_command(row))
     engine = engine_of_release(str(row["engine"]), str(row.get("engine_version") or ""))
-    engine = engine.with_scheduler(command.overlapped_scheduler).without(str(row.get("left_out") or ""))
+    engine = engine.with_scheduler(command.overlapped_scheduler).without_source(str(row.get("left_out") or ""))
     changes: dict[str, object] = dict(command.speculation)
     if command.memory_share:
         changes["memory_share"] = command.memory_share
     engine = engine.model_copy(update=changes)
-    engine = engine.offline if offline else engine
-    tokens = _cell(row, "max_num_batched_tokens") or command.tokens
-    sequences = _cell(row, "max_num_seqs") or command.sequences
+    engine = engine.offline_profile if offline else engine
+    tokens = _cell(row, "max_num_batched_tokens") or command.max_batched_tokens
+    sequences = _cell(row, "max_num_seqs") or command.max_sequences
     if not tokens and not sequences:
         return engine, None
     usual = engine.limit(system_of_device(str(row["device"])).device)
@@ -158,12 +160,16 @@ def layout_of(row: Row, offline: bool) -> ReplicaLayout:
     name = MODELS.get(str(row["model"]), str(row["model"]))
     network, system = load_model(name), system_of_device(str(row["device"]))
     sharding, formats = sharding_of(row), formats_of(row)
-    if formats.untimed(system.device) and str(row["engine"]) not in MXFP4_ENGINES:
+    if formats.has_untimed_kernels(system.device) and str(row["engine"]) not in MXFP4_ENGINES:
         raise SpecError(f"kernels of MXFP4 experts under {row['engine']} on devices without FP4 were never timed")
     engine, limit = engine_of(row, offline)
     # TensorRT-LLM's fp8 is made by ModelOpt, the others' published by the network's makers
-    variant = network.released == SIXTEEN_BITS and formats.weights == "fp8" and not engine.name.startswith("tensorrt")
-    prices = iteration_phases(f"{name}-FP8" if variant else name, system.name, sharding, formats, engine)
+    variant = (
+        network.released == SIXTEEN_BIT_FORMAT
+        and formats.weight_format == "fp8"
+        and not engine.name.startswith("tensorrt")
+    )
+    prices = replica_iteration_tables(f"{name}-FP8" if variant else name, system.name, sharding, formats, engine)
     bound = limit or engine.limit(system.device)
     if offline and bound.offline_tokens:
         bound = bound.model_copy(update={"tokens": bound.offline_tokens})
@@ -180,7 +186,7 @@ def predict_serving(row: Row, trace: Requests | None = None) -> ServingPredictio
 
     Parameters
     ----------
-    row : Row
+    row : SubmissionRow
         Row of a table: its cells by column name.
     trace : Requests, optional
         Requests of the row's trace; without it, requests are drawn by the row's lengths and load.
@@ -198,13 +204,13 @@ def predict_serving(row: Row, trace: Requests | None = None) -> ServingPredictio
         return _latency(layout, result)
     # The lengths of a row's requests: those of ShareGPT where they may be, else exact.
     first, second = float(row["input_tokens"]), float(row["output_tokens"])
-    generated = first.is_integer() or first > LONGEST_PROMPT or second < SHORTEST_MEAN
+    generated = first.is_integer() or first > LONGEST_PROMPT or second < MIN_MEAN_CHAT_TOKENS
     exact = generated or has_value(row, "distinct_prompts")
     spread = (0.0, 0.0) if exact else SHARED_SPREAD
     hit = 0.0
     if has_value(row, "distinct_prompts"):  # whole prompts lie in the cache but for their last page
         hit = max(0.0, 1.0 - 16.0 / first)
-    lengths = Lengths(first, second, *spread, hit)
+    lengths = RequestLengths(first, second, *spread, hit)
     if load == "closed loop":
         users = int(float(row["concurrency"]))
         count = int(float(row["requests"])) if has_value(row, "requests") else OF_USER * users
@@ -231,8 +237,8 @@ def predict_serving(row: Row, trace: Requests | None = None) -> ServingPredictio
     return ServingPrediction(value, 1.0 / _token_time(layout), _parts(result))
 
 
-def _requests(lengths: Lengths, count: int, rate: float) -> Requests:
-    requests = drawn_requests(
+def _requests(lengths: RequestLengths, count: int, rate: float) -> Requests:
+    requests = sample_requests(
         count,
         input_tokens=float(np.asarray(lengths.input)),
         output_tokens=float(np.asarray(lengths.output)),
@@ -246,19 +252,20 @@ def _requests(lengths: Lengths, count: int, rate: float) -> Requests:
 
 def _conversations(requests: Requests) -> Requests:
     """Give requests the lengths of ShareGPT: exponential answers, cut as benchmarks cut them, same means."""
-    mean, random = float(requests.output.mean()), np.random.default_rng(2)
-    prompts = _cut(requests.input, LONGEST_PROMPT)
+    mean, random = float(requests.answer_tokens.mean()), np.random.default_rng(2)
+    prompts = _cut(requests.prompt_tokens, LONGEST_PROMPT)
     answers = _cut(random.exponential(mean, len(prompts)), LONGEST - prompts)
-    return replace(requests, input=prompts, output=answers)
+    return replace(requests, prompt_tokens=prompts, answer_tokens=answers)
 
 
 def _shortened(requests: Requests) -> Requests:
     """Give requests lengths that are even from `RANDOM_RANGE` to 1 times the stated ones."""
     random, least, count = np.random.default_rng(2), RANDOM_RANGE, len(requests)
     prompts, answers = (
-        np.round(length * random.uniform(least, 1.0, count)) for length in (requests.input, requests.output)
+        np.round(length * random.uniform(least, 1.0, count))
+        for length in (requests.prompt_tokens, requests.answer_tokens)
     )
-    return replace(requests, input=prompts, output=answers)
+    return replace(requests, prompt_tokens=prompts, answer_tokens=answers)
 
 
 def _cut(lengths: Array, longest: Array | float) -> Array:
@@ -267,47 +274,49 @@ def _cut(lengths: Array, longest: Array | float) -> Array:
     return np.asarray(np.maximum(np.round(np.minimum(cut * lengths.mean() / cut.mean(), longest)), 1.0))
 
 
-def _simulated(layout: ReplicaLayout, requests: Requests, users: int | None = None) -> Simulated:
+def _simulated(layout: ReplicaLayout, requests: Requests, users: int | None = None) -> SimulationResult:
     batching = layout.batching()
     batching = replace(
         batching,
         max_tokens=float(np.asarray(batching.max_tokens)),
         max_sequences=float(np.asarray(batching.max_sequences)),
     )
-    length = float((requests.input + requests.output).mean())
+    length = float((requests.prompt_tokens + requests.answer_tokens).mean())
     capacity = layout.memory.max_cached_tokens(length)
-    longest = float((requests.input + requests.output).max())
+    longest = float((requests.prompt_tokens + requests.answer_tokens).max())
     if longest + 2.0 > capacity:
         raise SpecError(layout.memory.refusal(longest) or "a request is longer than the cache")
-    each = requests if users is not None else requests.every(layout.replicas)
+    each = requests if users is not None else requests.every_nth(layout.replicas)
     share = None if users is None else max(users // layout.replicas, 1)
-    return simulate(layout.phases, batching, each, capacity=capacity, reservation=layout.reservation, users=share)
+    return simulate(
+        layout.iteration_tables, batching, each, capacity=capacity, reservation=layout.reservation, users=share
+    )
 
 
 def _token_time(layout: ReplicaLayout) -> float:
     """Return the least time of a token [s]: a device reads its weights once at the datasheet's bandwidth."""
     # The memory bandwidth of the layout's device, as its state prices imply it [byte/s].
-    states = layout.phases.state
+    states = layout.iteration_tables.state_time_per_sequence
     if states > 0:
-        bandwidth = 8.0 * layout.phases.lowered.states / states
+        bandwidth = 8.0 * layout.iteration_tables.lowered.state_elements / states
     else:
-        bandwidth = layout.memory.weights / max(float(layout.phases.non_attention_time(1.0)), 2.0**-20)
+        bandwidth = layout.memory.weights / max(float(layout.iteration_tables.non_attention_time(1.0)), 2.0**-20)
     return layout.memory.weights / bandwidth
 
 
-def _latency(layout: ReplicaLayout, result: Simulated) -> ServingPrediction:
+def _latency(layout: ReplicaLayout, result: SimulationResult) -> ServingPrediction:
     value = result.mean("latency")
     return ServingPrediction(value, _token_time(layout) * result.tokens / len(result.finish), _parts(result))
 
 
-def _parts(result: Simulated) -> dict[str, float]:
+def _parts(result: SimulationResult) -> dict[str, float]:
     return {
         column: result.percentile(part, percent) if percent else result.mean(part)
         for column, (part, percent) in LATENCY_COLUMNS.items()
     }
 
 
-class ServingRuns(RunTable):
+class ServingTable(RunTable):
     """Table of benchmark runs of serving engines, one per row: throughput, latency, or time per output token.
 
     The measured value is output tokens per second; mean latency [s] for runs at a stated rate or of a trace; else the
@@ -329,18 +338,18 @@ class ServingRuns(RunTable):
         "request_rate", "distinct_prompts", "max_num_batched_tokens", "max_num_seqs", "trace", "command",
     )  # fmt: skip
     measured_column = "output_tokens_per_s"
-    measured_unit = 1.0
+    measured_unit_in_si = 1.0
     measured_columns = ("output_tokens_per_s", "latency_mean_s", "tpot_mean_s")
-    calibrates = False
+    used_for_fitting = False
     left_out = ""
 
-    def without_source(self, source: str) -> ServingRuns:
+    def without_values_from(self, source: str) -> ServingTable:
         """Return this kind of table, predicted with engine profiles that use no value taken from ``source``."""
-        table = ServingRuns()
+        table = ServingTable()
         table.left_out = source
         return table
 
-    def measured(self, frame: pd.DataFrame) -> Array:
+    def measured_values(self, frame: pd.DataFrame) -> Array:
         """Return the measured value of each row of this table; nan unless above zero.
 
         It is the mean latency [s] at a stated rate or of a trace, else output tokens per second, else the time of a
@@ -351,17 +360,17 @@ class ServingRuns(RunTable):
         value = np.where(timed, latency, np.where(np.isfinite(tokens), tokens, token))
         return np.asarray(np.where(value > 0, value, np.nan))
 
-    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
+    def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the measured quantity of a row; the baseline reads the weights at datasheet bandwidth."""
         if not (has_value(row, "input_tokens") and has_value(row, "output_tokens")) and str(row["load"]) != "trace":
             raise SpecError("lengths are blank")
         outcome = self._outcome(row)
-        low, high = INTERVAL
+        low, high = INTERVAL_FACTORS
         return RowPrediction(
             outcome.value,
             outcome.value * low,
             outcome.value * high,
-            outcome.ideal,
+            outcome.baseline,
             str(row["device"]),
             str(row["engine"]),
         )
@@ -388,7 +397,7 @@ class ServingRuns(RunTable):
         columns = {column: np.full(len(frame), np.nan) for column in LATENCY_COLUMNS}
         for index, row in enumerate(row_dicts(frame.assign(folder=folder))):
             try:
-                parts = self._outcome(row).parts
+                parts = self._outcome(row).further_times
             except (SpecError, KeyError, ValueError):
                 continue
             for column, value in parts.items():
@@ -400,4 +409,4 @@ class ServingRuns(RunTable):
         }
 
 
-RUN_TABLES.register("serving")(ServingRuns())
+RUN_TABLES.register("serving")(ServingTable())

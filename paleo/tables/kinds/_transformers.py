@@ -17,37 +17,37 @@ from paleo.errors import SpecError
 from paleo.lowering.launches import RECOMPUTE_MODULES
 from paleo.lowering.policies import RECOMPUTE_POLICIES
 from paleo.predict import Prediction, predict
-from paleo.search.partial_recompute import fewest_layers
-from paleo.specs.catalog import names, read_entry
-from paleo.specs.model import ModelSpec, load_model, model_from
-from paleo.specs.run import Run, updated
-from paleo.specs.software import Software, load_software
+from paleo.search.partial_recompute import fit_with_fewest_layers
+from paleo.specs.catalog import entry_names, read_entry
+from paleo.specs.model import ModelSpec, build_model_spec, load_model
+from paleo.specs.run import Run, replace_fields
+from paleo.specs.software import SoftwareProfile, load_software
 from paleo.specs.system import System, load_system
-from paleo.tables.columns import columns_of
-from paleo.tables.steps import (
+from paleo.tables.columns import parse_column_names
+from paleo.tables.run_tables import (
     NAMES,
     RUN_TABLES,
     Row,
     RowPrediction,
     RunTable,
+    default_system,
     has_value,
+    integer_cell,
     profile_at_release,
     ran_out_of_memory,
     row_dicts,
     row_prediction,
     software_of,
-    usual_system,
-    whole_cell,
-    with_device,
+    with_row_device,
 )
-from paleo.units import GIB
+from paleo.units import GIBIBYTE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from paleo.operations.tensor import CrossEntropyImplementation, Scaling
     from paleo.specs.calibration import Calibration
-    from paleo.specs.software import Dispatch
+    from paleo.specs.software import TokenDispatcher
     from paleo.step.memory import Footprint
     from paleo.tables.cells import Array
 
@@ -55,9 +55,9 @@ Sizes = dict[str, int | float | str]
 
 #: Networks whose architecture no column tells (latent attention, shared experts, windows, norms of heads), by a
 #: pattern of their names without spaces and signs; the first that fits.
-NAMED: tuple[tuple[str, str], ...] = tuple(NAMES["networks"].items())
+NETWORK_NAME_PATTERNS: tuple[tuple[str, str], ...] = tuple(NAMES["networks"].items())
 #: Columns of sizes, and what families call them; a family with none of the names has that size fixed.
-COLUMNS = {
+PARAMETERS_OF_SIZE_COLUMN = {
     "layers": ("layers",),
     "hidden": ("hidden",),
     "heads": ("heads",),
@@ -82,11 +82,13 @@ def network_of(row: Row) -> tuple[ModelSpec, Sizes]:
 
     A row states its sizes, but where its name is that of a network in the catalog, whose sizes then fill the gaps."""
     name = _plain(row.get("model", ""))
-    family = next((family for pattern, family in NAMED if re.search(pattern, name)), None) or _by_columns(row)
+    family = next(
+        (family for pattern, family in NETWORK_NAME_PATTERNS if re.search(pattern, name)), None
+    ) or _by_columns(row)
     model = llama_like(str(row.get("model", ""))) or load_model(family)
     known = name.startswith(tuple(_plain(known_as) for known_as in (model.title, model.name, *model.aliases)))
     sizes: Sizes = {}
-    for column, parameters in COLUMNS.items():
+    for column, parameters in PARAMETERS_OF_SIZE_COLUMN.items():
         parameter = next((parameter for parameter in parameters if parameter in model.params), None)
         if parameter is not None and not (known and not has_value(row, column)):
             sizes |= _size(row, column, parameter, model)
@@ -116,7 +118,7 @@ def llama_like(name: str) -> ModelSpec | None:
         head = next(layer for layer in data["layers"] if isinstance(layer, dict) and layer.get("name") == "head")
         head["linear"] = {**head["linear"], "tie": "embed"}
     data.pop("expect", None)
-    return model_from(data, path)
+    return build_model_spec(data, path)
 
 
 def catalog_network(name: str) -> ModelSpec:
@@ -126,7 +128,7 @@ def catalog_network(name: str) -> ModelSpec:
     ('llama3-8b', 'gpt3-175b')
     """
     spelling = re.sub(r"llama3\.\d", "llama3", re.sub(r"[\s_\-]", "", name.lower()))
-    known = {re.sub(r"[_\-]", "", entry): entry for entry in names("models")}
+    known = {re.sub(r"[_\-]", "", entry): entry for entry in entry_names("models")}
     nearest = max((entry for entry in known if spelling.startswith(entry)), key=len, default=None)
     if nearest is None:
         raise SpecError(f"the sizes of {name!r} are not stated, and no network of the catalog has that name")
@@ -139,12 +141,12 @@ def _plain(name: object) -> str:
 
 def _by_columns(row: Row) -> str:
     """Choose a family by the columns of a row whose name says nothing."""
-    if whole_cell(row, "n_experts", 0) > 1:
+    if integer_cell(row, "n_experts", 0) > 1:
         return "mixtral-8x7b"
-    if whole_cell(row, "gated_mlp", 0) > 0:
+    if integer_cell(row, "gated_mlp", 0) > 0:
         return "llama2-7b"
-    heads = whole_cell(row, "heads", 0)
-    return "gpt2" if whole_cell(row, "kv_heads", heads) == heads else "nemotron-340b"
+    heads = integer_cell(row, "heads", 0)
+    return "gpt2" if integer_cell(row, "kv_heads", heads) == heads else "nemotron-340b"
 
 
 def _size(row: Row, column: str, parameter: str, model: ModelSpec) -> Sizes:
@@ -152,10 +154,10 @@ def _size(row: Row, column: str, parameter: str, model: ModelSpec) -> Sizes:
     from other sizes stays so. The width of dense layers, where it is stated for a mixture, is not that of its experts.
     """
     if column == "kv_heads":
-        return {parameter: whole_cell(row, column, whole_cell(row, "heads"))}
+        return {parameter: integer_cell(row, column, integer_cell(row, "heads"))}
     if not has_value(row, column) and str(model.params[parameter]).startswith("="):
         return {}
-    size = whole_cell(row, column)
+    size = integer_cell(row, column)
     dense = parameter == "expert_ffn" and size == model.params.get("ffn")
     return {} if dense else {parameter: size}
 
@@ -179,8 +181,12 @@ def _habits(name: str, family: str, sizes: Sizes) -> Sizes:
 def _checked(sizes: Sizes, model: ModelSpec, row: Row) -> Sizes:
     """Check the sizes of a network: a shortened stack keeps its dense layers and at least one mixture. Raise SpecError
     for grouped heads that the family does not have."""
-    heads = whole_cell(row, "heads", 0)
-    if "kv_heads" not in model.params and whole_cell(row, "kv_heads", heads) != heads and "kv_rank" not in model.params:
+    heads = integer_cell(row, "heads", 0)
+    if (
+        "kv_heads" not in model.params
+        and integer_cell(row, "kv_heads", heads) != heads
+        and "kv_rank" not in model.params
+    ):
         raise SpecError(f"grouped-query attention in {model.name} is not modelled")
     if "dense_layers" in model.params and "layers" in sizes:
         dense = int(sizes.get("dense_layers", model.params["dense_layers"]))
@@ -188,18 +194,18 @@ def _checked(sizes: Sizes, model: ModelSpec, row: Row) -> Sizes:
     return sizes
 
 
-SHARDING = {"": 0, "none": 0, "zero1": 1, "zero2": 2, "zero3": 3, "zero3-offload": 3}
+ZERO_STAGE_OF_WORD = {"": 0, "none": 0, "zero1": 1, "zero2": 2, "zero3": 3, "zero3-offload": 3}
 #: What goes to host memory: FSDP with offloaded parameters keeps gradients and states there, too, as DeepSpeed may.
-OFFLOAD = {"zero3-offload": "optimizer,gradients,parameters"}
+OFFLOADED_STATES = {"zero3-offload": "optimizer,gradients,parameters"}
 
 
 def system_of(row: Row) -> System:
     """The system of a row: by its name, else the usual one of its device, else the device alone."""
     if has_value(row, "system"):
-        return with_device(load_system(str(row["system"])), row)
+        return with_row_device(load_system(str(row["system"])), row)
     device, needs_host = str(row["device"]), offloaded_parts(row) != "none"
-    whole_system = whole_cell(row, "n_gpus", 1) > 1 or needs_host
-    return load_system(usual_system(device) if whole_system else device)
+    whole_system = integer_cell(row, "n_gpus", 1) > 1 or needs_host
+    return load_system(default_system(device) if whole_system else device)
 
 
 def offloaded_parts(row: Row) -> str:
@@ -211,7 +217,7 @@ def offloaded_parts(row: Row) -> str:
     """
     words = _stated(row, "zero_stage_or_fsdp")
     states_alone = ("adam" in words or "optimizer" in words) and "param" not in words
-    states = OFFLOAD.get(_sharding(row), "")
+    states = OFFLOADED_STATES.get(_sharding(row), "")
     states = states.removesuffix(",parameters") if states_alone else states
     activations = "" if offloaded_layers(row) is None else "activations"
     return ",".join(filter(None, [states, activations])) or "none"
@@ -221,33 +227,35 @@ def _sharding(row: Row) -> str:
     return str(row["sharding"]).strip().lower() if has_value(row, "sharding") else ""
 
 
-def strategy_of(row: Row, software: Software) -> str:
+def strategy_of(row: Row, software: SoftwareProfile) -> str:
     """Degrees, sharding and sequence parallelism in the spelling of the command line; what is not stated of sharding
     and sequences is the software's habit."""
-    if whole_cell(row, "n_experts", 0) > 1 and whole_cell(row, "n_gpus", 1) > 1 and not has_value(row, "ep"):
+    if integer_cell(row, "n_experts", 0) > 1 and integer_cell(row, "n_gpus", 1) > 1 and not has_value(row, "ep"):
         raise SpecError("ep is not stated: where the experts lie is unknown")
     parts = [
-        f"{axis}={whole_cell(row, axis, 1)}" for axis in ("tp", "pp", "dp", "cp", "ep") if whole_cell(row, axis, 1) > 1
+        f"{axis}={integer_cell(row, axis, 1)}"
+        for axis in ("tp", "pp", "dp", "cp", "ep")
+        if integer_cell(row, axis, 1) > 1
     ]
     parts += _folded(row, software)
     sharding = _sharding(row)
-    if sharding not in SHARDING:
+    if sharding not in ZERO_STAGE_OF_WORD:
         raise SpecError(f"sharding {sharding!r} is not modelled")
-    stages = whole_cell(row, "pp", 1)
-    zero = SHARDING[sharding] if has_value(row, "sharding") else software.parallelism.zero
-    zero = zero if whole_cell(row, "dp", 1) * whole_cell(row, "cp", 1) > 1 else 0
+    stages = integer_cell(row, "pp", 1)
+    zero = ZERO_STAGE_OF_WORD[sharding] if has_value(row, "sharding") else software.parallelism.zero
+    zero = zero if integer_cell(row, "dp", 1) * integer_cell(row, "cp", 1) > 1 else 0
     if zero == 3 and stages > 1 and software.parallelism.pipeline_gathers == "step":
         zero = 1
     if zero:
         parts.append(f"zero={zero}")
-        group, ranks = (whole_cell(row, "shard_group", 0), whole_cell(row, "dp", 1))
+        group, ranks = (integer_cell(row, "shard_group", 0), integer_cell(row, "dp", 1))
         parts += [f"shard={group}"] if 1 < group < ranks else []
     chunks = chunks_of(row, software)
     if chunks > 1:
         parts.append(f"vp={chunks}")
     if (
-        whole_cell(row, "sequence_parallel", int(software.parallelism.sequence_parallel))
-        and whole_cell(row, "tp", 1) > 1
+        integer_cell(row, "sequence_parallel", int(software.parallelism.sequence_parallel))
+        and integer_cell(row, "tp", 1) > 1
     ):
         parts.append("sp")
     return ",".join(parts) or "dp"
@@ -257,32 +265,34 @@ def strategy_of(row: Row, software: Software) -> str:
 MOST_CHUNKS = 12
 
 
-def chunks_of(row: Row, software: Software) -> int:
+def chunks_of(row: Row, software: SoftwareProfile) -> int:
     """Chunks of a pipeline stage: as stated, else, where the software's users interleave and the microbatches go round
     in whole rounds, the most up to `MOST_CHUNKS` that divide a stage's layers evenly.
 
     Recipes that state their chunks cut nearly as fine as that; and the published MFU of Megatron-Core's strong scaling
     falls from 47 to 42 % down to 12 microbatches on 6 stages, where one chunk a stage would leave 29 % idle.
     """
-    stages, layers = whole_cell(row, "pp", 1), whole_cell(row, "layers", 0)
+    stages, layers = integer_cell(row, "pp", 1), integer_cell(row, "layers", 0)
     if stages == 1 or has_value(row, "vp") or not software.parallelism.interleaves:
-        return whole_cell(row, "vp", 1) if stages > 1 else 1
-    microbatches = whole_cell(row, "global_batch", 0) // (whole_cell(row, "dp", 1) * whole_cell(row, "micro_batch", 1))
+        return integer_cell(row, "vp", 1) if stages > 1 else 1
+    microbatches = integer_cell(row, "global_batch", 0) // (
+        integer_cell(row, "dp", 1) * integer_cell(row, "micro_batch", 1)
+    )
     if not layers or not microbatches or layers % stages or microbatches % stages:
         return 1
     return max(count for count in range(1, MOST_CHUNKS + 1) if (layers // stages) % count == 0)
 
 
-def _folded(row: Row, software: Software) -> list[str]:
+def _folded(row: Row, software: SoftwareProfile) -> list[str]:
     """Return the tensor degree of experts: as stated, else the software's habit. It is 1 where their ranks do not
     divide the data-parallel ones, so that they lie over those of tp and cp, too."""
-    experts = whole_cell(row, "ep", 1)
+    experts = integer_cell(row, "ep", 1)
     if experts == 1:
         return []
     if has_value(row, "expert_tp"):
-        return [f"etp={whole_cell(row, 'expert_tp', 1)}"]
-    folded = software.parallelism.expert_tensor == "none" and whole_cell(row, "tp", 1) > 1
-    return ["etp=1"] if folded or whole_cell(row, "dp", 1) % experts else []
+        return [f"etp={integer_cell(row, 'expert_tp', 1)}"]
+    folded = software.parallelism.expert_tensor == "none" and integer_cell(row, "tp", 1) > 1
+    return ["etp=1"] if folded or integer_cell(row, "dp", 1) % experts else []
 
 
 def without_update(row: Row) -> bool:
@@ -293,13 +303,13 @@ def without_update(row: Row) -> bool:
 
 #: Rank of adapters, and what they stand beside, where a row says no more than that it was fine-tuning with LoRA: 8 to
 #: 32 are usual, of attention's products as in its paper; recipes of AutoModel state rank 8 and all products.
-LORA = {"nemo-automodel": "8:all"}
+LORA_OF_SOFTWARE = {"nemo-automodel": "8:all"}
 USUAL_LORA = "16:attention"
 
 
 #: Software by words of a row whose fused cross-entropy is of head and loss together, so that logits are never whole:
 #: Liger's or DeepSpeed's own, beside Hugging Face's networks. Megatron's fuses passes over logits.
-TILED_LOSS = ("deepspeed", "huggingface", "transformers")
+TILED_LOSS_SOFTWARE = ("deepspeed", "huggingface", "transformers")
 
 
 def loss_kernels(row: Row) -> CrossEntropyImplementation | None:
@@ -312,20 +322,20 @@ def loss_kernels(row: Row) -> CrossEntropyImplementation | None:
     words = f"{row.get('software', '')} {row.get('framework', '')}".lower()
     if _stated(row, "cross_entropy") != "fused":
         return None
-    return "tiled" if any(word in words for word in TILED_LOSS) and "megatron" not in words else "fused"
+    return "tiled" if any(word in words for word in TILED_LOSS_SOFTWARE) and "megatron" not in words else "fused"
 
 
 def run_of(row: Row, profile: str | None = None, sizes: Mapping[str, int | float | str] | None = None) -> Run:
     """The run that a row describes, under its own ``profile`` and with its network's ``sizes`` unless they are given;
-    recomputation that is not stated is the software's habit. Models marked ``[LoRA]`` are tuned by adapters (`LORA`),
-    with all else frozen."""
+    recomputation that is not stated is the software's habit. Models marked ``[LoRA]`` are tuned by adapters
+    (`LORA_OF_SOFTWARE`), with all else frozen."""
     profile = profile or software_of(row)
     software = profile_at_release(row, profile)
-    recipe, known = recipe_of(row), known_recipe(row)
+    recipe, known = moe_recipe_of(row), known_recipe(row)
     return Run(
-        gpus=whole_cell(row, "n_gpus"),
-        global_batch=whole_cell(row, "global_batch"),
-        microbatch=whole_cell(row, "micro_batch") if has_value(row, "micro_batch") else None,
+        gpus=integer_cell(row, "n_gpus"),
+        global_batch=integer_cell(row, "global_batch"),
+        microbatch=integer_cell(row, "micro_batch") if has_value(row, "micro_batch") else None,
         dtype=str(row["dtype"]),
         strategy=strategy_of(row, load_software(software)),
         recompute={
@@ -335,15 +345,17 @@ def run_of(row: Row, profile: str | None = None, sizes: Mapping[str, int | float
         },
         kernels={
             "attention": "fused" if _stated(row, "attention") in ("flash", "fused") else None,
-            "cuda_graph": recipe.graph,
+            "cuda_graph": recipe.cuda_graph,
             "scaling": scaling_of(row),
             "main_gradients": None if known is None else known.main_gradients,
             "cross_entropy": loss_kernels(row),
         },
-        experts={"dispatch": recipe.dispatch, "overlap": recipe.overlap, "drop_tokens": recipe.drops_tokens},
+        experts={"dispatch": recipe.dispatch, "overlap": recipe.overlaps_dispatch, "drop_tokens": recipe.drops_tokens},
         software=software,
         offload={"states": offloaded_parts(row), "layers": offloaded_layers(row)},
-        fine_tuning={"lora": LORA.get(profile, USUAL_LORA) if "[lora]" in str(row.get("model", "")).lower() else None},
+        fine_tuning={
+            "lora": LORA_OF_SOFTWARE.get(profile, USUAL_LORA) if "[lora]" in str(row.get("model", "")).lower() else None
+        },
         model=dict(network_of(row)[1] if sizes is None else sizes),
     )
 
@@ -357,13 +369,13 @@ def _modules(row: Row) -> tuple[str, ...]:
     by its notes; where it states none at all those of its recipe."""
     if _stated(row, "recompute") != "selective":
         usual = None if has_value(row, "recompute") else known_recipe(row)
-        return usual.modules if usual else ()
+        return usual.recomputed_modules if usual else ()
     stated = tuple(filter(None, _stated(row, "recompute_modules").split("+")))
     noted = re.findall(r"\b(\w+) recomputed", str(row.get("notes", "")))
     return stated or tuple(module for module in noted if module in RECOMPUTE_MODULES)
 
 
-def recompute_of(row: Row, software: Software) -> str:
+def recompute_of(row: Row, software: SoftwareProfile) -> str:
     """Recomputation that a row states, else that of its recipe, else the software's habit."""
     usual = known_recipe(row)
     recompute = _stated(row, "recompute") or (usual.recompute if usual else software.recomputation.policy)
@@ -372,16 +384,18 @@ def recompute_of(row: Row, software: Software) -> str:
     return recompute
 
 
-def prediction_of(row: Row, software: Software | None = None, calibration: Calibration | None = None) -> Prediction:
+def prediction_of(
+    row: Row, software: SoftwareProfile | None = None, calibration: Calibration | None = None
+) -> Prediction:
     """The row's run, predicted."""
     model, _ = network_of(row)
     run = run_of(row)
     return predict_fitting_run(
-        row, model, run, software_as_stated(row, software or load_software(run.software)), calibration
+        row, model, run, software_of_row(row, software or load_software(run.software)), calibration
     )
 
 
-def software_as_stated(row: Row, software: Software) -> Software:
+def software_of_row(row: Row, software: SoftwareProfile) -> SoftwareProfile:
     """The profile with what a row says of it: ``overlap`` off is none at all, of gradients, parameters and over tp."""
     if _stated(row, "overlap") != "off":
         return software
@@ -391,7 +405,7 @@ def software_as_stated(row: Row, software: Software) -> Software:
 #: By which a predicted footprint has to exceed the device before recomputation is assumed that a row does not state:
 #: footprints of runs whose recomputation is stated, which have fitted, are predicted up to a fifth above the device at
 #: the 95th percentile, and a third where experts are left out and NVIDIA's recipes in fp8 are looked at alone.
-FOOTPRINT_ERROR = 4.0 / 3.0
+FOOTPRINT_ERROR_FACTOR = 4.0 / 3.0
 
 
 #: The part of a device that a run may fill while inputs gathered over tp stay whole, where its software does that by
@@ -401,12 +415,16 @@ WHOLE_INPUTS_MEMORY_SHARE = 0.9
 
 
 def predict_fitting_run(
-    row: Row, model: ModelSpec, run: Run, software: Software | None = None, calibration: Calibration | None = None
+    row: Row,
+    model: ModelSpec,
+    run: Run,
+    software: SoftwareProfile | None = None,
+    calibration: Calibration | None = None,
 ) -> Prediction:
     """The prediction of a run. One that was measured has fitted its devices: where recomputation is not stated and the
-    software's habit does not fit by more than footprints err (`FOOTPRINT_ERROR`), it is the next that does, selective
-    before full; of full no more layers than needed where the software can recompute some of them, and all where nothing
-    fits. Inputs that the software keeps whole by habit are gathered again where they would fill it
+    software's habit does not fit by more than footprints err (`FOOTPRINT_ERROR_FACTOR`), it is the next that does,
+    selective before full; of full no more layers than needed where the software can recompute some of them, and all
+    where nothing fits. Inputs that the software keeps whole by habit are gathered again where they would fill it
     (`WHOLE_INPUTS_MEMORY_SHARE`).
     """
     system = system_of(row)
@@ -417,29 +435,31 @@ def predict_fitting_run(
         software = profile.with_fields({"parallelism.regather": True})
         prediction = predict(model, system, run, software, calibration)
     known = has_value(row, "recompute") or known_recipe(row) is not None or ran_out_of_memory(row)
-    if known or prediction.memory.total <= FOOTPRINT_ERROR * prediction.memory.capacity:
+    if known or prediction.memory.total <= FOOTPRINT_ERROR_FACTOR * prediction.memory.capacity:
         return prediction
     for more in RECOMPUTE_POLICIES[RECOMPUTE_POLICIES.index(run.recompute.policy) + 1 :]:
         if prediction.memory.fits:
             break
         limited = more == "full" and profile.recomputation.some_layers
-        partial = fewest_layers(prediction, software, calibration) if limited else None
-        prediction = partial or predict(model, system, updated(run, {"recompute": more}), software, calibration)
+        partial = fit_with_fewest_layers(prediction, software, calibration) if limited else None
+        prediction = partial or predict(model, system, replace_fields(run, {"recompute": more}), software, calibration)
     return prediction
 
 
-class TransformerSteps(RunTable):
+class TransformerStepTable(RunTable):
     """Table of training steps of transformers, one per row."""
 
     name = "llm_iterations"
-    identifying_columns = frozenset(columns_of("layers hidden heads seq_len device n_gpus tp pp dp iteration_ms"))
+    identifying_columns = frozenset(
+        parse_column_names("layers hidden heads seq_len device n_gpus tp pp dp iteration_ms")
+    )
     optional_columns = (
         "attention cp cp_comm cross_entropy cuda_graph dtype dtype_reported ep expert_dispatch expert_overlap "
         "expert_tp ffn_hidden framework gated_mlp global_batch kv_heads head_dim micro_batch model n_experts notes "
         "overlap recompute recompute_modules release sequence_parallel shard_group sharding software source system "
         "top_k vocab vp zero_stage_or_fsdp optimizer"
     )
-    configuration_columns = columns_of(
+    configuration_columns = parse_column_names(
         "model system kv_heads ffn_hidden gated_mlp vocab n_experts top_k dtype cp ep vp sharding shard_group "
         "sequence_parallel recompute micro_batch global_batch software framework notes release expert_dispatch "
         "expert_overlap overlap cuda_graph recompute_modules expert_tp cp_comm attention cross_entropy "
@@ -450,23 +470,23 @@ class TransformerSteps(RunTable):
         """Return the system of a row, as `system_of` finds it."""
         return system_of(row)
 
-    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
+    def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the step of the row's run, without the update where only forward and backward were timed."""
         prediction = prediction_of(row, software, self.calibration_of(self.system(row)))
         return row_prediction(
             prediction, prediction.step_time - (prediction.breakdown.optimizer if without_update(row) else 0.0)
         )
 
-    def memory_of(self, row: Row) -> Footprint:
+    def predict_memory(self, row: Row) -> Footprint:
         """Predict the memory of a row's run."""
         return prediction_of(row).memory
 
 
-RUN_TABLES.register("llm_iterations")(TransformerSteps())
+RUN_TABLES.register("llm_iterations")(TransformerStepTable())
 
 
 #: Dispatchers by the words of the tables.
-DISPATCH: dict[str, Dispatch] = {
+DISPATCHER_OF_WORD: dict[str, TokenDispatcher] = {
     "nccl": "nccl",
     "deepep": "deepep",
     "deepep-uccl": "deepep",
@@ -474,7 +494,7 @@ DISPATCH: dict[str, Dispatch] = {
     "hybridep": "hybridep",
 }
 #: Words for whether something is so.
-FLAGS = {"on": True, "off": False, "true": True, "false": False}
+BOOLEAN_OF_WORD = {"on": True, "off": False, "true": True, "false": False}
 #: Recipes of NeMo's container from this release on dispatch by HybridEP where one NVLink domain of more than a server
 #: holds all experts of a group. In 8 bits they capture whole iterations and let tokens travel beside computation: those
 #: that state it all do. Those in bf16, and those of hybrids, capture parts of layers (deepseek/common.py:60,
@@ -487,26 +507,26 @@ class MoeRecipe:
     """Recipe of a mixture: how tokens are dispatched, whether they travel beside another microbatch, and which CUDA
     graph there is (None: not stated); whether an expert ``drops_tokens`` those beyond its share."""
 
-    dispatch: Dispatch | None = None
-    overlap: bool | None = None
-    graph: Literal["none", "full_iteration"] | None = None
+    dispatch: TokenDispatcher | None = None
+    overlaps_dispatch: bool | None = None
+    cuda_graph: Literal["none", "full_iteration"] | None = None
     drops_tokens: bool = False
 
 
-def recipe_of(row: Row) -> MoeRecipe:
+def moe_recipe_of(row: Row) -> MoeRecipe:
     """The recipe of a row; what newer recipes of mixtures do where theirs is not stated."""
     dispatcher = _stated_recipe(row, "expert_dispatch", "moe_flex_dispatcher_backend")
-    if dispatcher and dispatcher not in DISPATCH:
-        raise SpecError(f"expert_dispatch {dispatcher!r} is none of {', '.join(DISPATCH)}")
+    if dispatcher and dispatcher not in DISPATCHER_OF_WORD:
+        raise SpecError(f"expert_dispatch {dispatcher!r} is none of {', '.join(DISPATCHER_OF_WORD)}")
     overlap, graph = (
         _stated_recipe(row, "expert_overlap", "moe_a2a_overlap"),
         _stated_recipe(row, "cuda_graph", "cuda_graph_impl"),
     )
     usual = _usual_recipe(row)
     return MoeRecipe(
-        DISPATCH.get(dispatcher, usual.dispatch),
-        FLAGS.get(overlap, usual.overlap),
-        usual.graph if not graph else "full_iteration" if graph == "full_iteration" else "none",
+        DISPATCHER_OF_WORD.get(dispatcher, usual.dispatch),
+        BOOLEAN_OF_WORD.get(overlap, usual.overlaps_dispatch),
+        usual.cuda_graph if not graph else "full_iteration" if graph == "full_iteration" else "none",
         "tokendrop" in str(row.get("notes", "")),
     )
 
@@ -520,7 +540,7 @@ class KnownRecipe(NamedTuple):
     network: str
     degrees: dict[str, int]
     recompute: str
-    modules: tuple[str, ...] = ()
+    recomputed_modules: tuple[str, ...] = ()
     main_gradients: Literal["narrow"] | None = None
     offload_layers: int | None = None
 
@@ -545,7 +565,7 @@ def known_recipe(row: Row) -> KnownRecipe | None:
     """
     framework, model = (str(row.get(name, "")).lower() for name in ("framework", "model"))
     for recipe in RECIPES:
-        same_degrees = all(whole_cell(row, axis, 1) == degree for axis, degree in recipe.degrees.items())
+        same_degrees = all(integer_cell(row, axis, 1) == degree for axis, degree in recipe.degrees.items())
         if recipe.software in framework and recipe.network in model and same_degrees:
             return recipe
     return None
@@ -575,13 +595,18 @@ def offloaded_layers(row: Row) -> int | None:
 
 
 #: How operands are scaled, by words of a row's own name of its format.
-SCALING: dict[str, Scaling] = {"current scaling": "current", "mxfp8": "mxfp8", "nvfp4": "nvfp4", "delayed": "delayed"}
+SCALING_OF_WORD: dict[str, Scaling] = {
+    "current scaling": "current",
+    "mxfp8": "mxfp8",
+    "nvfp4": "nvfp4",
+    "delayed": "delayed",
+}
 
 
 def scaling_of(row: Row) -> Scaling | None:
     """Return how a row scales narrow operands, where its own name of the format (``dtype_reported``) says so."""
     reported = str(row.get("dtype_reported", "")).lower()
-    return next((scaling for words, scaling in SCALING.items() if words in reported), None)
+    return next((scaling for words, scaling in SCALING_OF_WORD.items() if words in reported), None)
 
 
 def _stated_recipe(row: Row, column: str, setting: str) -> str:
@@ -600,14 +625,14 @@ def _usual_recipe(row: Row) -> MoeRecipe:
         return MoeRecipe()
     levels = load_system(str(row["system"])).levels
     domain = (levels[0].ranks or 0) if levels else 1
-    if domain <= SERVER or not 1 < whole_cell(row, "ep", 1) <= domain:
+    if domain <= SERVER or not 1 < integer_cell(row, "ep", 1) <= domain:
         return MoeRecipe()
     hybrid = any(word in str(row.get("model", "")).lower() for word in HYBRIDS)
     captured = str(row.get("dtype", "")) != "bf16" and not hybrid
     return MoeRecipe("hybridep", True, "full_iteration") if captured else MoeRecipe("hybridep")
 
 
-def counted(row: Row, memory: Footprint) -> float:
+def reported_memory_bytes(row: Row, memory: Footprint) -> float:
     """The quantity in a row's figure, by its column ``what``: used memory (nvidia-smi), reserved memory
     (max_memory_reserved of torch), else allocated memory."""
     words = str(row.get("what", "")).lower()
@@ -616,13 +641,13 @@ def counted(row: Row, memory: Footprint) -> float:
 
 #: Software whose own report of a run is that of its first process, so of the first stage of a pipeline: nanotron's
 #: table of benchmarks (helpers.py of 0.4: log_throughput writes on rank 0, whose stage is the first).
-FIRST_PROCESS = ("nanotron",)
+FIRST_PROCESS_REPORTERS = ("nanotron",)
 
 
 def reported_footprint(row: Row, prediction: Prediction) -> Footprint:
     """Select the footprint that a row reports: that of the fullest GPU, or of the first process where that one
     reports."""
-    own_report = prediction.run.software in FIRST_PROCESS and "max" not in str(row.get("what", "")).lower()
+    own_report = prediction.run.software in FIRST_PROCESS_REPORTERS and "max" not in str(row.get("what", "")).lower()
     return prediction.stage_footprint(0) if own_report else prediction.memory
 
 
@@ -641,19 +666,19 @@ class MemoryTable(RunTable):
     configuration_columns = ("tp", "pp", "dp", "cp", "ep", "vp", "dtype", "sharding", "sequence_parallel", "recompute")
     measured_column = "memory_gb_per_gpu"
     #: What frameworks label GB is 2^30 bytes: they print ``torch.cuda.max_memory_*() / 1024**3``, nanotron among them.
-    measured_unit = GIB
-    calibrates = False
+    measured_unit_in_si = GIBIBYTE
+    used_for_fitting = False
 
     def system(self, row: Row) -> System:
         """Return the system of a row, as `system_of` finds it."""
         return system_of(row)
 
-    def step(self, row: Row, software: Software | None = None) -> RowPrediction:
+    def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the bytes on the GPU that was looked at (`reported_footprint`), counted as the row's tool counts them
         (`counted`). The baseline is parameters, gradients and optimizer states alone."""
         prediction = self._prediction(row, software)
         memory, device = reported_footprint(row, prediction), prediction.system.device.name
-        size, states = counted(row, memory), memory.parameters + memory.gradients + memory.optimizer
+        size, states = reported_memory_bytes(row, memory), memory.parameters + memory.gradients + memory.optimizer
         return RowPrediction(size, 0.8 * size, 1.25 * size, states, device, prediction.run.software)
 
     def further_quantities(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
@@ -663,20 +688,20 @@ class MemoryTable(RunTable):
         for index, row in enumerate(row_dicts(frame)):
             stated = re.search(r"([\d.]+) GiB reserved", str(row.get("notes", "")))
             if stated:
-                sizes[:, index] = self.memory_of(row).cached, float(stated.group(1)) * GIB
+                sizes[:, index] = self.predict_memory(row).cached, float(stated.group(1)) * GIBIBYTE
         return {"reserved by the allocator": (sizes[0], sizes[1])}
 
-    def memory_of(self, row: Row) -> Footprint:
+    def predict_memory(self, row: Row) -> Footprint:
         """Predict the memory of a row's run."""
         return self._prediction(row, None).memory
 
-    def profile(self, row: Row) -> str:
+    def software_profile(self, row: Row) -> str:
         """Return the software profile of a row; rows that name none are known by their source."""
         return software_of({"framework": row.get("source", ""), **row}, "nanotron")
 
-    def _prediction(self, row: Row, software: Software | None) -> Prediction:
+    def _prediction(self, row: Row, software: SoftwareProfile | None) -> Prediction:
         model, sizes = _network(row)
-        profile = software.name if software else self.profile(row)
+        profile = software.name if software else self.software_profile(row)
         return predict_fitting_run(row, model, run_of(row, profile, sizes), software)
 
 
@@ -687,7 +712,7 @@ def _network(row: Row) -> tuple[ModelSpec, dict[str, int | float | str]]:
     name = str(row["model"])
     model = llama_like(name) or catalog_network(name)
     lengths = (parameter for parameter in ("seq", "positions") if parameter in model.params)
-    return model, dict.fromkeys(lengths, whole_cell(row, "seq_len"))
+    return model, dict.fromkeys(lengths, integer_cell(row, "seq_len"))
 
 
 RUN_TABLES.register("memory")(MemoryTable())

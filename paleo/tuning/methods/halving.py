@@ -12,7 +12,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from typing import NamedTuple
 
-from paleo.tuning.base import METHODS, Method, Stage, TrialJob, TuningProblem
+from paleo.tuning.base import METHODS, SynchronousStage, TrialJob, TuningMethod, TuningProblem
 
 
 class Bracket(NamedTuple):
@@ -23,7 +23,7 @@ class Bracket(NamedTuple):
 
 
 @METHODS.register("halving")
-class SuccessiveHalving(Method):
+class SuccessiveHalving(TuningMethod):
     """Synchronous successive halving: floor(n eta^-i) trials at rung i, of which the best 1/eta continue.
 
     It is Algorithm 1 of the ASHA paper.
@@ -75,7 +75,7 @@ class SuccessiveHalving(Method):
         self.queue.extend(jobs)
         self.running, self.unfinished = jobs, len(jobs)
 
-    def finish(self, job: TrialJob) -> None:
+    def record_finished_job(self, job: TrialJob) -> None:
         """Record that a job has ended.
 
         Once all jobs of a rung have ended, the best 1/eta of its trials go on to the next rung.
@@ -94,10 +94,10 @@ class SuccessiveHalving(Method):
             best = sorted(self.running, key=lambda each: self.scores[each.trial][job.rung])[: sizes[halvings]]
             self._open([TrialJob(each.trial, rung) for each in best])
 
-    def stages(self) -> list[Stage]:
+    def synchronous_stages(self) -> list[SynchronousStage]:
         rungs = (0.0, *self.problem.rungs)
         return [
-            Stage(
+            SynchronousStage(
                 count, 0.0 if place == 0 else rungs[bracket.first_rung + place], rungs[bracket.first_rung + place + 1]
             )
             for bracket in self.brackets()
@@ -127,7 +127,7 @@ class Hyperband(SuccessiveHalving):
 
 
 @METHODS.register("asha")
-class AsynchronousHalving(Method):
+class AsynchronousHalving(TuningMethod):
     """Asynchronous successive halving with promotion.
 
     An idle worker promotes one of the best 1/eta trials of the highest rung that has any, and otherwise samples a new
@@ -154,7 +154,7 @@ class AsynchronousHalving(Method):
         self.started += 1
         return TrialJob(self.started - 1, 0)
 
-    def finish(self, job: TrialJob) -> TrialJob | None:
+    def record_finished_job(self, job: TrialJob) -> TrialJob | None:
         """Record the score of a job that has ended; its trial waits for promotion.
 
         Parameters
@@ -187,7 +187,7 @@ class AsynchronousStopping(AsynchronousHalving):
         self.waiting = [[] for _ in self.ranked]
         return super().next_job()
 
-    def finish(self, job: TrialJob) -> TrialJob | None:
+    def record_finished_job(self, job: TrialJob) -> TrialJob | None:
         """Record the score of a job that has ended.
 
         Its trial continues if it is among the best 1/eta that its rung has seen.

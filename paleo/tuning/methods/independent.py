@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from bisect import insort
 
-from paleo.tuning.base import METHODS, Method, Stage, TrialJob, TuningProblem, geometric_rungs
+from paleo.tuning.base import METHODS, SynchronousStage, TrialJob, TuningMethod, TuningProblem, geometric_rungs
 
 
 @METHODS.register("random")
-class RandomSearch(Method):
+class RandomSearch(TuningMethod):
     """Random search: configurations are drawn at random."""
 
     title = "random search"
@@ -48,8 +48,8 @@ class RandomSearch(Method):
         self.started += 1
         return TrialJob(self.started - 1, 0)
 
-    def stages(self) -> list[Stage]:
-        return [Stage(self.problem.trials, 0.0, self.problem.rungs[-1])]
+    def synchronous_stages(self) -> list[SynchronousStage]:
+        return [SynchronousStage(self.problem.trials, 0.0, self.problem.rungs[-1])]
 
 
 @METHODS.register("grid")
@@ -98,7 +98,7 @@ class MedianStopping(RandomSearch):
         """
         return geometric_rungs(least, most, eta)
 
-    def finish(self, job: TrialJob) -> TrialJob | None:
+    def record_finished_job(self, job: TrialJob) -> TrialJob | None:
         """Record that a job has ended.
 
         Its trial ends if its best score is worse than the median of the other trials' averages at this rung.
@@ -122,5 +122,5 @@ class MedianStopping(RandomSearch):
             insort(self.averages[rung], sum(scores[: rung + 1]) / (rung + 1))
         return None
 
-    def stages(self) -> None:  # type: ignore[override]
+    def synchronous_stages(self) -> None:  # type: ignore[override]
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 
-from paleo.tuning.base import METHODS, Method, TrialJob, TuningProblem
+from paleo.tuning.base import METHODS, TrialJob, TuningMethod, TuningProblem
 from paleo.tuning.methods.independent import RandomSearch
 
 #: Fraction of the population that copies others, and that is copied: truncation selection of section 4.1.1.
@@ -17,7 +17,7 @@ _TRUNCATED = 0.2
 
 
 @METHODS.register("pbt")
-class PopulationBasedTraining(Method):
+class PopulationBasedTraining(TuningMethod):
     """Train a population whose worst trials copy the best ones.
 
     At each interval a member among the worst fifth reads the checkpoint of one of the best fifth (exploit) and changes
@@ -58,7 +58,7 @@ class PopulationBasedTraining(Method):
     def next_job(self) -> TrialJob | None:
         return self.queue.popleft() if self.queue else None
 
-    def finish(self, job: TrialJob) -> TrialJob | None:
+    def record_finished_job(self, job: TrialJob) -> TrialJob | None:
         """Record that a job has ended.
 
         A trial among the worst fifth of the population continues from the weights of one of the best fifth.
@@ -120,7 +120,7 @@ class RegularisedEvolution(RandomSearch):
             self.sizes[job.trial] = min(max(step, 0), self.problem.network_sizes - 1)
         return job
 
-    def finish(self, job: TrialJob) -> TrialJob | None:
+    def record_finished_job(self, job: TrialJob) -> TrialJob | None:
         """Add the trial of an ended job to the population; the oldest member leaves a full population.
 
         Parameters

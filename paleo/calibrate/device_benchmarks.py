@@ -1,0 +1,1015 @@
+"""Timing of points on a device through torch: what to call, how long it takes, and tables that grow row by row.
+
+Points are designed for each pricing family, as rows of the tables that fits read without their times. Few say much:
+sizes are spread over decades, with odd ones between the powers of two that tiles fit best, from launches that do
+nothing to kernels that run for milliseconds.
+
+On a CUDA device a point is captured into a CUDA graph and replayed between two events, so that the host does not count;
+where it cannot be captured it is launched in a loop. Inputs are random normal numbers (constant ones draw less power),
+times are medians after a warm-up. On the CPU, for tests of the path, a wall clock stands in.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from paleo.errors import PaleoError, SpecError, suggest_names
+from paleo.files import append_csv_row, csv_columns, is_file, read_csv_rows
+from paleo.specs.device import find_device
+from paleo.units import MICROSECOND, MILLISECOND
+
+Row = Mapping[str, Any]
+#: A size that tiles fit.
+_KIBI = 2**10
+#: Bytes of an element.
+BYTES_PER_ELEMENT = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkPoint:
+    """Benchmark to run: the table that its row belongs to, and the row without its measured time."""
+
+    table: str
+    row: Row
+
+    @property
+    def row_key(self) -> str:
+        """Values of all columns but the time, which identify the benchmark in its table."""
+        return "|".join(f"{name}={self.row[name]}" for name in sorted(self.row))
+
+
+def _gemm_points(dtypes: tuple[str, ...], largest: int) -> Iterator[BenchmarkPoint]:
+    """List square, skinny (few rows against wide weights), deep (long k), odd and batched products to time.
+
+    Tensor cores load 16 bytes of a row at a time; rows of another length, such as those of a vocabulary of 50,257, take
+    other kernels. Such products are listed in the three forms of a training step; ``largest`` does not bound the
+    vocabulary's side.
+    """
+    square = [(n, n, n) for n in (64, 128, 256, 384, 512, 768, _KIBI, 1536, 2048, 3072, 4096, 6144, 8192, 12288)]
+    skinny = [(m, n, k) for m in (1, 8, 32, 128, 512) for n, k in ((_KIBI, _KIBI), (4096, 4096), (12288, 4096))]
+    deep = [(64, 64, 16384), (256, 256, 8192), (128, 4096, 16384), (512, 512, 32768), (2048, 512, 512)]
+    odd = [(1000, 1000, 1000), (777, 2049, 513), (3000, 100, 3000), (5000, 5000, 500), (129, 8193, 4096)]
+    batched = [(128, 128, 64, 96), (512, 512, 64, 64), (2048, 64, 2048, 16), (_KIBI, _KIBI, 128, 32), (333, 77, 64, 48)]
+    single = [(*sizes, 1) for sizes in (*square, *skinny, *deep, *odd)]
+    for dtype, (m, n, k, batch) in itertools.product(dtypes, [*single, *batched]):
+        if max(m, n, k) <= largest:
+            sizes = {"m": m, "n": n, "k": k, "batch": batch}
+            row = {"dtype": dtype, **sizes, "trans_a": "N", "trans_b": "N", "launch": "queued"}
+            yield BenchmarkPoint("gemm", row)
+            if batch == 1 and m % 128 == 0 and m == n:
+                yield BenchmarkPoint("gemm", row | {"trans_b": "T"})
+            if m == n and m in (64, 512, 2048):
+                yield BenchmarkPoint("gemm", row | {"launch": "eager"})
+    unaligned = [(4096, 50257, 768), (8192, 1001, 2048), (4096, 4095, 4096), (2048, 4096, 4095), (4095, 2048, 4096)]
+    forms = (("N", "T"), ("N", "N"), ("T", "N"))
+    for dtype, (m, n, k), (left, right) in itertools.product(dtypes, unaligned, forms):
+        if max(m, k) <= largest and BYTES_PER_ELEMENT[dtype] == 2:
+            sizes = {"m": m, "n": n, "k": k, "batch": 1}
+            yield BenchmarkPoint(
+                "gemm", {"dtype": dtype, **sizes, "trans_a": left, "trans_b": right, "launch": "queued"}
+            )
+
+
+def _elementwise_points(dtypes: tuple[str, ...], largest: int) -> Iterator[BenchmarkPoint]:
+    """List streams of growing size, cold and warm, and rows of softmax and layer norm to time."""
+    sizes = [2**power for power in range(0, 28, 3)]
+    for dtype, size, op in itertools.product(dtypes, sizes, ("add", "relu", "gelu", "copy")):
+        if size <= largest**2:
+            for cache in ("warm", "cold"):
+                yield _stream(op, (size,), dtype, cache)
+            if op == "add":
+                yield _stream(op, (size,), dtype, "warm", launch="eager")
+    rows = [(64, 256), (512, 1000), (4096, 768), (4096, 4096), (16384, _KIBI), (131072, 128), (2048, 32768)]
+    for dtype, (count, length), op in itertools.product(dtypes, rows, ("softmax", "layernorm")):
+        if max(count, length) <= largest**2 // 4:
+            yield _stream(op, (count, length), dtype, "warm")
+
+
+def _stream(op: str, shape: tuple[int, ...], dtype: str, cache: str, launch: str = "queued") -> BenchmarkPoint:
+    elements = 1
+    for extent in shape:
+        elements *= extent
+    moved = elements * BYTES_PER_ELEMENT[dtype] * (3 if op == "add" else 2)
+    text = "x".join(map(str, shape))
+    row = {"op": op, "shape": text, "dtype": dtype, "bytes_moved": moved, "cache": cache, "launch": launch}
+    return BenchmarkPoint("elementwise", row)
+
+
+def _attention_points(dtypes: tuple[str, ...], largest: int) -> Iterator[BenchmarkPoint]:
+    """List encoding and decoding of usual head counts, and causal attention of training, forward and backward."""
+    heads = ((32, 32), (32, 8), (16, 16))
+    lengths = ((1, 512), (4, _KIBI), (8, 2048), (1, 8192), (2, 4096), (16, 256), (1, 129))
+    for dtype, (q_heads, kv_heads), (batch, length), head_dim in itertools.product(
+        (dtype for dtype in dtypes if BYTES_PER_ELEMENT[dtype] == 2), heads, lengths, (64, 128)
+    ):
+        if length > largest:
+            continue
+        common = {"dtype": dtype, "batch": batch, "q_heads": q_heads, "kv_heads": kv_heads, "head_dim": head_dim}
+        for phase, queries in (("encoder", length), ("generation", 1)):
+            yield BenchmarkPoint(
+                "attention", {"phase": phase, **common, "q_len": queries, "kv_len": length, "causal": False}
+            )
+        widths = {"head_num": q_heads, "kv_head_num": kv_heads, "qk_head_dim": head_dim, "v_head_dim": head_dim}
+        for op in ("sdp_fwd", "sdp_bwd"):
+            blank = dict.fromkeys(("m", "k", "n", "layout", "groups", "group_m", "stage"))
+            row = {"op": op, "dtype": dtype, "batch": batch, "seq_len": length, **widths}
+            yield BenchmarkPoint("training_kernels", row | blank)
+
+
+def _conv_points(dtypes: tuple[str, ...], largest: int) -> Iterator[BenchmarkPoint]:
+    """List layers of VGG, ResNet and Inception to time, in all three directions."""
+    layers = (
+        (3, 224, 64, 7, 3, 2), (64, 56, 64, 1, 0, 1), (64, 56, 64, 3, 1, 1), (256, 56, 128, 1, 0, 2),
+        (128, 28, 128, 3, 1, 1), (512, 28, 256, 1, 0, 1), (256, 14, 256, 3, 1, 1), (512, 7, 512, 3, 1, 1),
+        (2048, 7, 512, 1, 0, 1), (192, 17, 192, 7, 3, 1), (48, 35, 64, 5, 2, 1), (64, 224, 64, 3, 1, 1),
+    )  # fmt: skip
+    for dtype, batch, layer, direction in itertools.product(
+        dtypes, (1, 16, 64), layers, ("fwd", "bwd_data", "bwd_filter")
+    ):
+        c, size, k, taps, pad, stride = layer
+        if size * batch <= largest and dtype != "fp8":
+            sizes = {"n": batch, "c": c, "h": size, "w": size, "k": k, "r": taps, "s": taps, "pad_h": pad, "pad_w": pad}
+            yield BenchmarkPoint(
+                "conv", {"dtype": dtype, **sizes, "stride_h": stride, "stride_w": stride, "direction": direction}
+            )
+
+
+def _rnn_points(dtypes: tuple[str, ...], largest: int) -> Iterator[BenchmarkPoint]:
+    """List short and long sequences of narrow and wide cells to time."""
+    sizes = (
+        (256, 16, 150),
+        (512, 32, 25),
+        (_KIBI, 64, 25),
+        (1760, 16, 50),
+        (1536, 8, 50),
+        (2048, 128, 25),
+        (2816, 32, 20),
+    )
+    for dtype, cell, (hidden, batch, steps), direction in itertools.product(
+        dtypes, ("vanilla", "lstm", "gru"), sizes, ("fwd", "bwd")
+    ):
+        if hidden <= largest and dtype in ("fp32", "fp16"):
+            shape = {"hidden": hidden, "batch": batch, "timesteps": steps}
+            yield BenchmarkPoint("rnn", {"dtype": dtype, "cell": cell, **shape, "direction": direction})
+
+
+def _copies_points(dtypes: tuple[str, ...], largest: int) -> Iterator[BenchmarkPoint]:
+    """List copies between page-locked host memory and device to time, in both directions."""
+    for power, direction in itertools.product(range(2, 31, 4), ("h2d", "d2h")):
+        if 2**power <= largest**2:
+            yield BenchmarkPoint("copies", {"copy": direction, "bytes": 2**power})
+
+
+def _deepbench_points(dtypes: tuple[str, ...], largest: int) -> Iterator[BenchmarkPoint]:
+    """Select some of DeepBench's training products, for comparison with its published tables."""
+    shapes = (
+        (1760, 16, 1760), (1760, 128, 1760), (1760, 7000, 1760), (2048, 32, 2048), (2560, 64, 2560), (4096, 16, 4096),
+        (5124, 700, 2048), (35, 700, 2048), (7680, 1500, 2560), (3072, 1500, _KIBI), (512, 24000, 1536),
+        (_KIBI, 8, 500000),
+    )  # fmt: skip
+    for dtype, (m, n, k), (left, right) in itertools.product(dtypes, shapes, (("N", "N"), ("T", "N"), ("N", "T"))):
+        if max(m, n, k) <= largest * 64:
+            sizes = {"m": m, "n": n, "k": k, "batch": 1}
+            yield BenchmarkPoint(
+                "gemm", {"dtype": dtype, **sizes, "trans_a": left, "trans_b": right, "launch": "queued"}
+            )
+
+
+BenchmarkSuite = Callable[[tuple[str, ...], int], Iterator[BenchmarkPoint]]
+#: Name -> points; the order is the order of measuring.
+SUITES: Mapping[str, BenchmarkSuite] = {
+    "gemm": _gemm_points,
+    "elementwise": _elementwise_points,
+    "attention": _attention_points,
+    "conv": _conv_points,
+    "rnn": _rnn_points,
+    "copies": _copies_points,
+    "deepbench": _deepbench_points,
+}
+#: What is measured where nothing else is asked for.
+DEFAULT_SUITES = ("gemm", "elementwise", "attention", "conv", "rnn", "copies")
+#: Payloads of collectives [byte]: from one packet to what fills the links.
+PAYLOAD_BYTES = tuple(2**power for power in range(10, 31, 2))
+_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
+
+def benchmark_points(suites: tuple[str, ...], dtypes: tuple[str, ...], largest: int) -> list[BenchmarkPoint]:
+    """List the benchmarks of several suites, interleaved so that a partial run has some of each.
+
+    Parameters
+    ----------
+    suites : tuple of str
+        Names in `SUITES`.
+    dtypes : tuple of str
+        Number formats.
+    largest : int
+        The largest dimension of a matrix.
+
+    Returns
+    -------
+    list of BenchmarkPoint
+        Benchmarks in the order in which they run.
+
+    Raises
+    ------
+    SpecError
+        If a suite is not known.
+
+    Examples
+    --------
+    >>> [point.table for point in benchmark_points(("gemm", "copies"), ("fp32",), 64)][:4]
+    ['gemm', 'copies', 'gemm', 'copies']
+    """
+    for name in suites:
+        if name not in SUITES:
+            raise SpecError(f"unknown suite {name!r}; {suggest_names(name, SUITES)}")
+    rounds = itertools.zip_longest(*(_interleaved(list(SUITES[name](dtypes, largest))) for name in suites))
+    return [point for each in rounds for point in each if point is not None]
+
+
+def _interleaved(row: list[BenchmarkPoint]) -> list[BenchmarkPoint]:
+    """Order points so that every beginning is spread over all of them: by steps of the golden ratio."""
+    golden = 0.618033988749895
+    order = sorted(range(len(row)), key=lambda index: (index * golden) % 1.0)
+    return [row[index] for index in order]
+
+
+def collective_benchmarks(ranks: int, ranks_per_node: int, dtype: str = "bf16") -> list[BenchmarkPoint]:
+    """List collective benchmarks over all ranks of a job and over smaller groups in a node.
+
+    Parameters
+    ----------
+    ranks : int
+        Processes of the job.
+    ranks_per_node : int
+        Processes in a node.
+    dtype : str, default 'bf16'
+        Number format, such as ``bf16``.
+
+    Returns
+    -------
+    list of BenchmarkPoint
+        One benchmark for each operation, group and payload.
+    """
+    groups = [n for n in (2, 4, 8, 16) if n < ranks and n <= ranks_per_node] + [ranks]
+    return [
+        BenchmarkPoint(
+            "collective",
+            {
+                "op": op,
+                "dtype": dtype,
+                "ranks": n,
+                "ranks_per_node": min(n, ranks_per_node),
+                "bytes": payload,
+                "algo": "",
+            },
+        )
+        for op, n, payload in itertools.product(_COLLECTIVES, groups, PAYLOAD_BYTES)
+    ]
+
+
+SOURCE_NAME = "paleo calibrate"
+#: Bytes that are written between cold calls, to empty any last-level cache there is.
+_FLUSH_BYTES = 2**28
+#: Copies of the weights that take turns in a replayed product, as in inference.
+WEIGHT_COPIES = 5
+#: Most calls in one captured graph and replays in a sample, samples of a median, and about how long one may take [s].
+CALLS, SAMPLES, SAMPLE_TIME = 20, 7, 15 * MILLISECOND
+KernelCall = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Median seconds of one call, and how it was timed: graph, back-to-back (a loop of launches) or eager."""
+
+    seconds: float
+    timing_method: str
+
+
+class _Stopwatch(Protocol):
+    """A clock that times calls on a device."""
+
+    def time_calls(self, calls: Sequence[KernelCall], flush: KernelCall | None) -> Timing:
+        """Measure the median time of one call, while calls with equal work are made in turn.
+
+        Parameters
+        ----------
+        calls : sequence of KernelCall
+            Calls with equal work, such as one call for each copy of the inputs.
+        flush : KernelCall or None
+            Call that empties the caches before each timed call, and is not timed itself. None: the caches stay warm.
+
+        Returns
+        -------
+        Timing
+            Median time of one call [s], and the timing method.
+        """
+
+    def time_eager(self, call: KernelCall) -> Timing:
+        """Measure the median time of a single call, including the work of the host.
+
+        Parameters
+        ----------
+        call : KernelCall
+            Call to time.
+
+        Returns
+        -------
+        Timing
+            Median time of the call [s], and the timing method.
+        """
+
+
+class WallClock:
+    """Host clock, for devices that compute while the caller waits."""
+
+    def time_calls(self, calls: Sequence[KernelCall], flush: KernelCall | None) -> Timing:
+        """Time calls in turn by the wall clock.
+
+        Parameters
+        ----------
+        calls : sequence of KernelCall
+            What to call.
+        flush : KernelCall, optional
+            Empties caches before each call; not counted.
+
+        Returns
+        -------
+        Timing
+            Median of a few calls.
+        """
+        samples = []
+        for index in range(SAMPLES + 1):
+            if flush is not None:
+                flush()
+            start = time.perf_counter()
+            calls[index % len(calls)]()
+            samples.append(time.perf_counter() - start)
+        return Timing(statistics.median(samples[1:]), "back-to-back")
+
+    def time_eager(self, call: KernelCall) -> Timing:
+        """Time a call in eager mode by the wall clock, host overhead included.
+
+        Parameters
+        ----------
+        call : KernelCall
+            What to call.
+
+        Returns
+        -------
+        Timing
+            Median.
+        """
+        return Timing(self.time_calls([call], None).seconds, "eager")
+
+
+def _repeats(seconds: float) -> int:
+    """Return how often to repeat what takes so long, so that a sample takes about `SAMPLE_TIME`; 1 to `CALLS`."""
+    return max(1, min(CALLS, round(SAMPLE_TIME / max(seconds, MICROSECOND))))
+
+
+class _CudaClock:
+    """CUDA events round replays of a captured graph, or round a loop where capture is refused."""
+
+    def __init__(self, torch: Any) -> None:
+        self.torch = torch
+
+    def time_calls(self, calls: Sequence[KernelCall], flush: KernelCall | None) -> Timing:
+        """Measure the median time of one call by CUDA events.
+
+        With a flush, calls are timed one by one, and the flush runs before the first event. Without it, replays of a
+        captured graph are timed, or a loop of launches where capture is refused.
+
+        Parameters
+        ----------
+        calls : sequence of KernelCall
+            Calls with equal work, made in turn.
+        flush : KernelCall or None
+            Call that empties the caches before each timed call. None: the caches stay warm.
+
+        Returns
+        -------
+        Timing
+            Median time of one call [s], and the timing method.
+        """
+        for call in calls:
+            call()
+        self.torch.cuda.synchronize()
+        rough = self._between(lambda: [call() for call in calls])
+        if flush is not None:
+            samples = [self._between(calls[index % len(calls)], flush) for index in range(SAMPLES)]
+            return Timing(statistics.median(samples), "kernel")
+        count = _repeats(rough / len(calls))
+        replay, timing = self._repeated(calls, count)
+        replay()
+        repeats = _repeats(self._between(replay))
+        samples = [self._between(lambda: [replay() for _ in range(repeats)]) / repeats for _ in range(SAMPLES)]
+        return Timing(statistics.median(samples) / count, timing)
+
+    def time_eager(self, call: KernelCall) -> Timing:
+        """Measure the median time of a single call by CUDA events, each after the device has become idle.
+
+        Parameters
+        ----------
+        call : KernelCall
+            Call to time.
+
+        Returns
+        -------
+        Timing
+            Median time of the call [s], with the method ``eager``.
+        """
+        for _ in range(3):
+            call()
+        samples = []
+        for _ in range(SAMPLES):
+            self.torch.cuda.synchronize()
+            samples.append(self._between(call))
+        return Timing(statistics.median(samples), "eager")
+
+    def _repeated(self, calls: Sequence[KernelCall], count: int) -> tuple[KernelCall, str]:
+        """Return a call that runs `count` calls of a list, in turn.
+
+        They are captured on the stream of the inputs: a backward pass runs on the stream of its forward pass.
+        """
+
+        def loop() -> None:
+            for index in range(count):
+                calls[index % len(calls)]()
+
+        graph = self.torch.cuda.CUDAGraph()
+        try:
+            with self.torch.cuda.graph(graph, stream=self.torch.cuda.current_stream()):
+                loop()
+        except RuntimeError:
+            self.torch.cuda.synchronize()
+            return loop, "back-to-back"
+        return graph.replay, "graph"
+
+    def _between(self, call: KernelCall, before: KernelCall | None = None) -> float:
+        start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        if before is not None:
+            before()
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) * MILLISECOND
+
+
+@dataclass
+class DeviceBench:
+    """Measuring bench: a device, the library that runs kernels on it, and the columns that all of its rows share."""
+
+    torch: Any
+    device: Any
+    name: str
+    clock: _Stopwatch
+    library: str
+    further_columns: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def on_cuda(self) -> bool:
+        """True if the device is a CUDA device."""
+        return bool(self.device.type == "cuda")
+
+    def measure(self, point: BenchmarkPoint) -> dict[str, Any]:
+        """Measure the time of one kernel, and return the row of its table.
+
+        Parameters
+        ----------
+        point : BenchmarkPoint
+            What to time.
+
+        Returns
+        -------
+        dict of str to object
+            The columns of the point, ``time_us`` (median of the samples) and how it was timed, device, versions of
+            library and driver, date, and the clock of the multiprocessors [MHz].
+        """
+        with self.torch.no_grad(), _tf32(self.torch, point.row.get("dtype") == "tf32"):
+            calls = _BUILDERS[point.table](self, point.row)
+            flush = self._flush if point.row.get("cache") == "cold" else None
+            eager = point.row.get("launch") == "eager"
+            timing = self.clock.time_eager(calls[0]) if eager else self.clock.time_calls(calls, flush)
+        return self.table_row(point, timing)
+
+    def table_row(self, point: BenchmarkPoint, timing: Timing) -> dict[str, Any]:
+        """Build the table row of a measured benchmark.
+
+        Parameters
+        ----------
+        point : BenchmarkPoint
+            What was timed.
+        timing : Timing
+            How long it took.
+
+        Returns
+        -------
+        dict of str to object
+        """
+        times = {"time_us": round(timing.seconds / MICROSECOND, 4), "timing": timing.timing_method}
+        return {
+            "source": SOURCE_NAME,
+            "device": self.name,
+            "library": self.library,
+            **point.row,
+            **times,
+            **self.further_columns,
+        } | ({"clock_mhz": _sustained_clock(self.torch, self.device)} if self.on_cuda else {"clock_mhz": ""})
+
+    def _flush(self) -> None:
+        if not hasattr(self, "_scratch"):
+            self._scratch = self.torch.empty(
+                _FLUSH_BYTES if self.on_cuda else 2**22, dtype=self.torch.uint8, device=self.device
+            )
+        self._scratch.zero_()
+
+    def random_normal(self, *shape: int, dtype: str) -> Any:
+        """Draw random normal numbers on the device.
+
+        Parameters
+        ----------
+        *shape : int
+            Sizes of the tensor.
+        dtype : str
+            Number format, such as ``bf16``.
+
+        Returns
+        -------
+        torch.Tensor
+            The tensor.
+        """
+        names = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+        return self.torch.randn(*shape, device=self.device, dtype=getattr(self.torch, names[dtype]))
+
+
+@contextmanager
+def _tf32(torch: Any, allowed: bool) -> Iterator[None]:
+    """Make fp32 products run in fp32, unless TF32 is measured."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    cudnn = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+        torch.backends.cudnn.allow_tf32 = cudnn
+
+
+def _gemm(bench: DeviceBench, row: Mapping[str, Any]) -> list[KernelCall]:
+    m, n, k, batch, dtype = row["m"], row["n"], row["k"], row["batch"], row["dtype"]
+
+    def operand(rows: int, columns: int, transposed: bool) -> Any:
+        shape = (columns, rows) if transposed else (rows, columns)
+        matrices = bench.random_normal(*((batch, *shape) if batch > 1 else shape), dtype=dtype)
+        return matrices.transpose(-1, -2) if transposed else matrices
+
+    left = operand(m, k, row["trans_a"] == "T")
+    copies = WEIGHT_COPIES if bench.on_cuda else 1
+    return [_partial(bench.torch.matmul, left, operand(k, n, row["trans_b"] == "T")) for _ in range(copies)]
+
+
+def _elementwise(bench: DeviceBench, row: Mapping[str, Any]) -> list[KernelCall]:
+    torch, shape = bench.torch, tuple(int(part) for part in row["shape"].split("x"))
+    x, out = bench.random_normal(*shape, dtype=row["dtype"]), bench.random_normal(*shape, dtype=row["dtype"])
+    functional = torch.nn.functional
+    operations: dict[str, KernelCall] = {
+        "add": lambda: torch.add(x, other, out=out),
+        "copy": lambda: out.copy_(x),
+        "relu": lambda: functional.relu(x),
+        "gelu": lambda: functional.gelu(x),
+        "softmax": lambda: functional.softmax(x, dim=-1),
+        "layernorm": lambda: functional.layer_norm(x, shape[-1:]),
+    }
+    other = bench.random_normal(*shape, dtype=row["dtype"]) if row["op"] == "add" else x
+    return [operations[row["op"]]]
+
+
+def _attention(bench: DeviceBench, row: Mapping[str, Any]) -> list[KernelCall]:
+    lengths, heads = (row["q_len"], row["kv_len"]), (row["q_heads"], row["kv_heads"])
+    attend, _ = _attention_call(bench, row, heads, lengths, row["head_dim"], causal=bool(row["causal"]))
+    return [attend]
+
+
+def _training_attention(bench: DeviceBench, row: Mapping[str, Any]) -> list[KernelCall]:
+    torch, heads = bench.torch, (row["head_num"], row["kv_head_num"])
+    with torch.enable_grad():
+        attend, inputs = _attention_call(bench, row, heads, (row["seq_len"],) * 2, row["qk_head_dim"], causal=True)
+        if row["op"] == "sdp_fwd":
+            return [attend]
+        out = attend()
+    return [_partial(torch.autograd.grad, out, inputs, torch.randn_like(out), retain_graph=True)]
+
+
+def _attention_call(
+    bench: DeviceBench,
+    row: Mapping[str, Any],
+    heads: tuple[int, int],
+    lengths: tuple[int, int],
+    width: int,
+    *,
+    causal: bool,
+) -> tuple[KernelCall, list[Any]]:
+    """Return a call of attention, and its inputs: queries, keys and values."""
+    torch, batch = bench.torch, row["batch"]
+    sizes = zip((heads[0], heads[1], heads[1]), (lengths[0], lengths[1], lengths[1]), strict=True)
+    inputs = [bench.random_normal(batch, count, length, width, dtype=row["dtype"]) for count, length in sizes]
+    if torch.is_grad_enabled():
+        inputs = [tensor.requires_grad_() for tensor in inputs]
+    options = {"is_causal": causal, "enable_gqa": heads[0] != heads[1]}
+    return _partial(torch.nn.functional.scaled_dot_product_attention, *inputs, **options), inputs
+
+
+def _conv(bench: DeviceBench, row: Mapping[str, Any]) -> list[KernelCall]:
+    """Build a convolution; channels come last for tensor cores, which libraries otherwise transpose tensors for."""
+    torch, dtype = bench.torch, row["dtype"]
+    torch.backends.cudnn.benchmark = True
+    layout = {"memory_format": torch.contiguous_format if dtype == "fp32" else torch.channels_last}
+    x = bench.random_normal(row["n"], row["c"], row["h"], row["w"], dtype=dtype).contiguous(**layout)
+    weight = bench.random_normal(row["k"], row["c"], row["r"], row["s"], dtype=dtype).contiguous(**layout)
+    options = {"stride": (row["stride_h"], row["stride_w"]), "padding": (row["pad_h"], row["pad_w"])}
+    out = torch.nn.functional.conv2d(x, weight, **options)
+    if row["direction"] == "fwd":
+        return [_partial(torch.nn.functional.conv2d, x, weight, **options)]
+    gradient = torch.randn_like(out)
+    of_data = row["direction"] == "bwd_data"
+    no_bias, dilation, output_mask = [0], [1, 1], [of_data, not of_data, False]
+    arguments = (
+        gradient,
+        x,
+        weight,
+        None,
+        [*options["stride"]],
+        [*options["padding"]],
+        dilation,
+        False,
+        no_bias * 2,
+        1,
+        output_mask,
+    )
+    return [_partial(torch.ops.aten.convolution_backward, *arguments)]
+
+
+def _rnn(bench: DeviceBench, row: Mapping[str, Any]) -> list[KernelCall]:
+    """Build a recurrent layer whose input has one feature, so that the input product costs nearly nothing."""
+    torch = bench.torch
+    cell = {"vanilla": torch.nn.RNN, "lstm": torch.nn.LSTM, "gru": torch.nn.GRU}[row["cell"]]
+    x = bench.random_normal(row["timesteps"], row["batch"], 1, dtype=row["dtype"])
+    layer = cell(1, row["hidden"]).to(device=bench.device, dtype=x.dtype)
+    if row["direction"] == "fwd":
+        return [_partial(layer, x)]
+    with torch.enable_grad():
+        out, _ = layer(x.requires_grad_())
+    leaves = [x, *layer.parameters()]
+    return [_partial(torch.autograd.grad, out, leaves, torch.randn_like(out), retain_graph=True)]
+
+
+def _copies(bench: DeviceBench, row: Mapping[str, Any]) -> list[KernelCall]:
+    torch = bench.torch
+    host = torch.empty(row["bytes"], dtype=torch.uint8, pin_memory=bench.on_cuda)
+    remote = torch.empty(row["bytes"], dtype=torch.uint8, device=bench.device)
+    target, origin = (remote, host) if row["copy"] == "h2d" else (host, remote)
+    return [_partial(target.copy_, origin, non_blocking=True)]
+
+
+def _partial(call: Callable[..., object], *arguments: Any, **named: Any) -> KernelCall:
+    return lambda: call(*arguments, **named)
+
+
+#: Table -> what makes the calls of a row.
+_BUILDERS: Mapping[str, Callable[[DeviceBench, Mapping[str, Any]], list[KernelCall]]] = {
+    "gemm": _gemm,
+    "elementwise": _elementwise,
+    "attention": _attention,
+    "training_kernels": _training_attention,
+    "conv": _conv,
+    "rnn": _rnn,
+    "copies": _copies,
+}
+
+
+def import_torch() -> Any:
+    """Import torch; the SpecError raised without it says how to install it."""
+    try:
+        import torch
+    except ImportError:
+        raise SpecError("measuring needs torch, which is not installed; pip install 'paleo-perf[torch]'") from None
+    return torch
+
+
+def make_bench(text: str, name: str | None, date: str) -> DeviceBench:
+    """Build the object that runs and times kernels on a device.
+
+    ``name`` is its catalog name, where what CUDA calls it is no alias of any.
+
+    Parameters
+    ----------
+    text : str
+        What torch calls it: ``cuda:0``, …, or ``cpu`` for tests.
+    name : str, optional
+        Its catalog name, where what CUDA calls it is no alias of any.
+    date : str
+        Date that rows carry.
+
+    Returns
+    -------
+    DeviceBench
+        Object that runs kernels and returns their times [s].
+
+    Raises
+    ------
+    SpecError
+        If there is no such device, or the catalog does not know it.
+    """
+    torch = import_torch()
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        raise SpecError(f"--device {text}: no such kind of device; expected cuda, cuda:1 or cpu") from None
+    if device.type not in ("cuda", "cpu"):
+        raise SpecError(f"--device {text}: expected cuda, cuda:1, … (or cpu, to test the path)")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise SpecError(
+            f"--device {text}: torch {torch.__version__} sees no CUDA device. Measuring needs an NVIDIA GPU, its "
+            "driver and a CUDA build of torch; measured tables of other machines are fitted with --fit FILE…"
+        )
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise SpecError(f"--device {text}: there are {torch.cuda.device_count()} CUDA devices")
+    on_cuda = device.type == "cuda"
+    if not on_cuda and name is None:
+        raise SpecError(
+            f"--device {text}: nothing tells which device of the catalog this CPU is; say --name NAME (`paleo list "
+            "devices`), such as --name epyc-9654"
+        )
+    reported = torch.cuda.get_device_name(device) if on_cuda else "cpu"
+    if on_cuda:
+        torch.cuda.set_device(device)
+        torch.cuda.set_stream(torch.cuda.Stream(device))  # graphs are not captured on the default stream
+    clock: _Stopwatch = _CudaClock(torch) if on_cuda else WallClock()
+    more = {"device_reported": reported, "driver": _nvidia_smi("driver_version") if on_cuda else "", "date": date}
+    version = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+    cudnn = f" (cuDNN {version // 10000}.{version // 100 % 100}.{version % 100})" if version else ""
+    return DeviceBench(torch, device, catalog_name(reported, name), clock, f"PyTorch {torch.__version__}{cudnn}", more)
+
+
+def catalog_name(reported: str, name: str | None) -> str:
+    """Look up the catalog name of a device.
+
+    Parameters
+    ----------
+    reported : str
+        What CUDA calls it.
+    name : str, optional
+        What the user calls it.
+
+    Returns
+    -------
+    str
+        Name of the device in the catalog.
+
+    Raises
+    ------
+    SpecError
+        If the catalog knows neither; asks for ``--name``.
+    """
+    try:
+        return find_device(name or reported).name
+    except PaleoError as error:
+        if name is not None:
+            raise SpecError(f"--name {name}: {error}") from None
+        raise SpecError(
+            f"the device calls itself {reported!r}, which the catalog does not know; say --name NAME: {error}"
+        ) from None
+
+
+def _nvidia_smi(query: str) -> str:
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        return done.stdout.strip().splitlines()[0].strip()
+    return ""
+
+
+def _sustained_clock(torch: Any, device: Any) -> str:
+    """Return the clock of the multiprocessors right after a measurement [MHz], or '' where nothing tells it."""
+    with suppress(Exception):  # needs pynvml, and a driver that answers
+        return str(torch.cuda.clock_rate(device))
+    return _nvidia_smi("clocks.sm")
+
+
+class MeasurementFolder:
+    """CSV files in a folder that grow row by row; what is there already is not measured again."""
+
+    def __init__(self, folder: Path, device: str, library: str) -> None:
+        self.folder, self.device, self.library = folder, device, library
+        self._done: dict[str, set[str]] = {}
+
+    def path(self, table: str) -> Path:
+        """Return the file of a table.
+
+        Parameters
+        ----------
+        table : str
+            Name of the table.
+
+        Returns
+        -------
+        Path
+            CSV file of that table.
+        """
+        return self.folder / f"{self.device}.{table}.csv"
+
+    def is_measured(self, point: BenchmarkPoint) -> bool:
+        """Return True if the table has a time of this benchmark with this library.
+
+        Parameters
+        ----------
+        point : BenchmarkPoint
+            The point.
+
+        Returns
+        -------
+        bool
+            True if the table has such a row.
+        """
+        if point.table not in self._done:
+            self._done[point.table] = set(self._keys(point.table))
+        return self._key(point.row) in self._done[point.table]
+
+    def append(self, point: BenchmarkPoint, row: Mapping[str, Any]) -> None:
+        """Write a row at the end of its table; the first row of a new table brings the header.
+
+        Parameters
+        ----------
+        point : BenchmarkPoint
+            The point.
+        row : mapping of str to object
+            Its row.
+        """
+        path = self.path(point.table)
+        names = self._header(path) or list(row)
+        append_csv_row(path, names, row)
+        self.is_measured(point)
+        self._done[point.table].add(self._key(point.row))
+
+    def files(self) -> list[Path]:
+        """List the CSV files of this device in the folder, sorted."""
+        return sorted(self.folder.glob(f"{self.device}.*.csv"))
+
+    def _header(self, path: Path) -> list[str] | None:
+        return csv_columns(path) if is_file(path) else None
+
+    def _keys(self, table: str) -> Iterator[str]:
+        path = self.path(table)
+        for row in read_csv_rows(path) if is_file(path) else ():
+            if row.get("library") == self.library:
+                yield self._key(row)
+
+    def _key(self, row: Mapping[str, Any]) -> str:
+        result_columns = {
+            "source",
+            "device",
+            "library",
+            "time_us",
+            "timing",
+            "device_reported",
+            "driver",
+            "date",
+            "clock_mhz",
+        }
+        return "|".join(
+            f"{name}={row[name]}" for name in sorted(row) if name not in result_columns and row[name] is not None
+        )
+
+
+def measure_all(
+    measured: DeviceBench,
+    points: Sequence[BenchmarkPoint],
+    tables: MeasurementFolder,
+    budget: float,
+    report: Callable[[BenchmarkPoint], object] = lambda point: None,
+) -> tuple[int, list[str]]:
+    """Run benchmarks until all are measured or the time budget is spent.
+
+    Parameters
+    ----------
+    measured : DeviceBench
+        What measures.
+    points : sequence of BenchmarkPoint
+        The points in order.
+    tables : Tables
+        Where rows are written.
+    budget : float
+        Time [s].
+    report : callable, default lambda point: None
+        Called with each point as it starts.
+
+    Returns
+    -------
+    tuple of (int, list of str)
+        Rows written, and what failed and why.
+    """
+    start, written, failed = time.perf_counter(), 0, list[str]()
+    for point in points:
+        report(point)
+        if tables.is_measured(point):
+            continue
+        if time.perf_counter() - start > budget:
+            break
+        try:
+            row = measured.measure(point)
+        except (RuntimeError, NotImplementedError) as error:  # out of memory, or a kernel that is not there
+            failed.append(f"{point.table} {point.row_key}: {str(error).splitlines()[0][:120]}")
+            if measured.on_cuda:
+                measured.torch.cuda.empty_cache()
+            continue
+        if math.isfinite(row["time_us"]) and row["time_us"] > 0:
+            tables.append(point, row)
+            written += 1
+    return written, failed
+
+
+def measure_collectives(
+    torch: Any, device_type: str, system: str, date: str, points_of: Callable[[int, int], list[BenchmarkPoint]]
+) -> Iterator[tuple[BenchmarkPoint, dict[str, Any]]]:
+    """Measure collectives among the processes that ``torchrun`` started.
+
+    ``points_of`` gives the points of a job of so many ranks, so many of them in a node.
+
+    Parameters
+    ----------
+    torch : object
+        The library.
+    device_type : str
+        ``cuda`` or ``cpu``.
+    system : str
+        Catalog name of the system.
+    date : str
+        Date that results carry.
+    points_of : callable
+        Gives the points of a job of so many ranks, so many of them in a node.
+
+    Yields
+    ------
+    tuple of (Point, dict of str to object)
+        Points with their rows, on the first rank; nothing on others.
+    """
+    distributed, on_cuda = torch.distributed, device_type == "cuda"
+    distributed.init_process_group("nccl" if on_cuda else "gloo")
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if on_cuda:
+        torch.cuda.set_device(local)
+    rank, ranks = distributed.get_rank(), distributed.get_world_size()
+    library = f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}" if on_cuda else "gloo"
+    device = torch.device("cuda", local) if on_cuda else torch.device("cpu")
+    teams: dict[int, Any] = {}
+    for point in points_of(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", str(ranks)))):
+        size = int(point.row["ranks"])
+        if size not in teams:
+            teams[size] = distributed.new_group(list(range(size)))
+        seconds = _collective_time(torch, device, teams[size], point.row, rank < size)
+        distributed.barrier()
+        if rank == 0 and seconds is not None:
+            times = {"time_us": round(seconds / MICROSECOND, 4), "date": date}
+            yield point, {"source": SOURCE_NAME, "system": system, "library": library, **point.row, **times}
+    distributed.destroy_process_group()
+
+
+def _collective_time(torch: Any, device: Any, team: Any, row: Mapping[str, Any], member: bool) -> float | None:
+    """Time a collective in a loop, as nccl-tests does [mean, s]; None where the backend has no such collective."""
+    if not member:
+        return None
+    elements = max(row["ranks"], row["bytes"] // BYTES_PER_ELEMENT[row["dtype"]] // row["ranks"] * row["ranks"])
+    full = torch.ones(elements, device=device, dtype=torch.bfloat16)
+    shard, other = torch.ones_like(full[: elements // row["ranks"]]), torch.ones_like(full)
+    distributed = torch.distributed
+    calls: Mapping[str, KernelCall] = {
+        "all_reduce": lambda: distributed.all_reduce(full, group=team),
+        "all_gather": lambda: distributed.all_gather_into_tensor(full, shard, group=team),
+        "reduce_scatter": lambda: distributed.reduce_scatter_tensor(shard, full, group=team),
+        "all_to_all": lambda: distributed.all_to_all_single(other, full, group=team),
+    }
+    call, settle = calls[row["op"]], torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    try:
+        for _ in range(3):
+            call()
+    except RuntimeError:
+        return None
+    settle()
+    start = time.perf_counter()
+    for _ in range(CALLS):
+        call()
+    settle()
+    return (time.perf_counter() - start) / CALLS

@@ -1,0 +1,305 @@
+"""``paleo calibrate --fit … --only intervals``: what whole steps add to the intervals of their kernels and links.
+
+`paleo.step.interval.Spreads` are fitted to the errors of measured steps, and tested on sources that were left out of
+the fit. It is a quantile regression (Koenker and Bassett, Regression Quantiles, Econometrica 46(1), 1978) of a row's
+error in logarithms, so that wide and narrow intervals count alike, with the smooth loss of Zheng (Gradient Descent
+Algorithms for Quantile Regression, Int. J. of Machine Learning and Cybernetics 2, 2011). Rows of a source err together,
+so each source weighs as much as another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, astuple, dataclass, fields
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from paleo.calibrate.files import read_step_table, round_to_digits, table_citation, whole_step_entry
+from paleo.calibrate.fit import MIN_SOURCE_ROWS, Array, BoolArray, SourceRows, conformal_factors, minimise_loss
+from paleo.errors import SpecError
+from paleo.specs.calibration import CalibrationEntry, IntervalBin
+from paleo.step.interval import INTERVAL_FAMILY, IntervalParameters, Uncertainty
+from paleo.tables.cells import text_column
+from paleo.tables.run_tables import RowPrediction
+from paleo.units import with_noun
+
+ProgressCallback = Callable[[str], object]
+#: What `--only` asks for.
+ONLY_INTERVALS = "intervals"
+#: Share of a source's rows that its intervals are to hold: the middle of `_ACCEPTED_COVERAGE`, as few sources come out
+#: in between and the rest lie inside or outside as a whole.
+_TARGET_COVERAGE = 0.885
+#: Shares of a source's rows inside their intervals that are as they should be.
+_ACCEPTED_COVERAGE = (0.8, 0.97)
+#: Errors below this are as good as none: few rows are stated to more than three digits.
+_MIN_ERROR = 0.002
+#: Width (log) over which the loss turns from one slope to the other.
+_LOSS_SMOOTHING = 0.02
+#: Weight of the pull of each logarithm towards its start: it settles what the rows leave open.
+_PRIOR_WEIGHT = 1e-4
+#: What of `Uncertainty` differs from step to step.
+UNCERTAINTY_FIELDS = tuple(
+    field.name for field in fields(Uncertainty) if field.name not in ("uses_constant_rates", "spreads")
+)
+
+
+@dataclass(frozen=True)
+class StepErrors(SourceRows):
+    """Errors log(predicted / measured) of measured steps, with their sources and the parts of their intervals."""
+
+    log_errors: Array
+    uncertainty: Uncertainty
+
+    def half_widths(self, spreads: IntervalParameters) -> Array:
+        """Return the half-width of each row's interval, on the side on which its error lies.
+
+        Parameters
+        ----------
+        spreads : IntervalParameters
+            Constants of the interval.
+
+        Returns
+        -------
+        ndarray, shape (rows,)
+            Half-widths in log units.
+        """
+        low, high = self.uncertainty.half_widths(spreads)
+        return np.asarray(np.where(self.log_errors > 0, low, high))
+
+    def select(self, rows: BoolArray) -> StepErrors:
+        """Return the errors and intervals of some of the rows.
+
+        Parameters
+        ----------
+        rows : ndarray of bool, shape (rows,)
+            True for each row to keep.
+
+        Returns
+        -------
+        StepErrors
+            Errors and intervals of the kept rows.
+        """
+        figures: dict[str, Any] = {name: getattr(self.uncertainty, name)[..., rows] for name in UNCERTAINTY_FIELDS}
+        return StepErrors(self.sources[rows], self.log_errors[rows], Uncertainty(**figures, uses_constant_rates=False))
+
+
+def step_errors(files: Sequence[str], report: ProgressCallback = str) -> StepErrors:
+    """Collect the prediction errors of measured steps that have an interval of their own.
+
+    Rows of MLPerf tasks are left out: they are fitted together with the task's code.
+
+    Parameters
+    ----------
+    files : sequence of str
+        Measured tables.
+    report : ProgressCallback, default str
+        Called with a label when each part of the work starts, to show progress.
+
+    Returns
+    -------
+    StepErrors
+        One entry per step.
+
+    Raises
+    ------
+    SpecError
+        If no row can be predicted.
+    """
+    rows = [row for file in files for row in _rows(file, report)]
+    if not rows:
+        raise SpecError("no row of these tables is a step that can be predicted")
+    sources, errors, known = zip(*rows, strict=True)
+    figures: dict[str, Any] = {
+        name: np.stack([getattr(each, name) for each in known], axis=-1) for name in UNCERTAINTY_FIELDS
+    }
+    return StepErrors(np.array(sources), np.array(errors), Uncertainty(**figures, uses_constant_rates=False))
+
+
+def _rows(file: str, report: ProgressCallback) -> Iterator[tuple[str, float, Uncertainty]]:
+    table, frame = read_step_table(file, f"--only {ONLY_INTERVALS} fits intervals to", report)
+    measured, names = table.measured_values(frame), text_column(frame, "source")
+    for index, step in enumerate(table.predict_rows(frame)):
+        if isinstance(step, RowPrediction) and step.uncertainty is not None:
+            yield f"{table.name}: {names[index]}", math.log(step.value / measured[index]), step.uncertainty
+
+
+def fit_interval_constants(evidence: StepErrors, level: float = _TARGET_COVERAGE) -> IntervalParameters:
+    """Fit the constants of intervals so that they hold a given share of the rows and are as narrow as possible.
+
+    Parameters
+    ----------
+    evidence : StepErrors
+        Errors of measured steps.
+    level : float, default _TARGET_COVERAGE
+        Share of rows that intervals should hold, averaged over sources.
+
+    Returns
+    -------
+    IntervalParameters
+        Fitted constants.
+    """
+    errors, weights = np.log(np.maximum(np.abs(evidence.log_errors), _MIN_ERROR)), evidence.weights
+    start = np.log(np.array(astuple(IntervalParameters())))
+    bounds = [(field.metadata["low"], field.metadata["high"]) for field in fields(IntervalParameters)]
+
+    def loss(logs: Array) -> float:
+        beyond = errors - np.log(evidence.half_widths(IntervalParameters(*np.exp(logs).tolist())))
+        check = level * beyond + _LOSS_SMOOTHING * np.logaddexp(0.0, -beyond / _LOSS_SMOOTHING)
+        return float((weights * check).sum() + _PRIOR_WEIGHT * np.square(logs - start).sum())
+
+    return IntervalParameters(*minimise_loss(loss, start, bounds))
+
+
+def cross_validated_coverage(known: StepErrors, level: float = _TARGET_COVERAGE) -> pd.DataFrame:
+    """Test the intervals on each source of `MIN_SOURCE_ROWS` rows or more, with constants fitted to all other sources.
+
+    Parameters
+    ----------
+    known : StepErrors
+        Errors of measured steps.
+    level : float, default _TARGET_COVERAGE
+        Share of rows that intervals should hold.
+
+    Returns
+    -------
+    DataFrame
+        One line per source: the columns of `coverage`, and the fitted constants.
+
+    Raises
+    ------
+    SpecError
+        If there is no other source.
+    """
+    names = np.unique(known.sources)
+    if len(names) < 2:
+        raise SpecError(f"rows of one source alone ({', '.join(names)}): nothing is left when it is left out")
+    lines = []
+    for _, rows, others in known.leave_one_out(MIN_SOURCE_ROWS):
+        spreads = fit_interval_constants(others, level)
+        lines.append({**source_coverage(rows, spreads), **asdict(spreads)})
+    return pd.DataFrame(lines)
+
+
+def source_coverage(rows: StepErrors, spreads: IntervalParameters) -> dict[str, str | float]:
+    """Summarise how often a source's rows lie inside their 90 % intervals.
+
+    Parameters
+    ----------
+    rows : StepErrors
+        Errors of one source.
+    spreads : IntervalParameters
+        Constants of the intervals.
+
+    Returns
+    -------
+    dict of str to str or float
+        ``source``, number of ``rows``, share ``inside`` the interval, mean ``half_width`` in log units.
+    """
+    inside = float((np.abs(rows.log_errors) <= rows.half_widths(spreads)).mean())
+    mean_widths = np.asarray(rows.uncertainty.half_widths(spreads).mean(axis=0))
+    width = float(mean_widths.mean())
+    return {"source": str(rows.sources[0]), "rows": len(rows.log_errors), "inside": inside, "half_width": width}
+
+
+@dataclass(frozen=True)
+class IntervalConstantsFit:
+    """Fitted constants of step intervals (``spreads``), and the share of each source's rows inside the intervals.
+
+    ``measured_steps`` holds the measured steps. ``fitted_coverage`` gives these shares with the constants fitted to all
+    rows. ``left_out_coverage`` gives them with each source left out of the fit (`cross_validated_coverage`).
+    """
+
+    measured_steps: StepErrors
+    spreads: IntervalParameters
+    fitted_coverage: pd.DataFrame
+    left_out_coverage: pd.DataFrame
+
+    def entry(self, files: Sequence[str], date: str) -> CalibrationEntry:
+        """Build the calibration entry of the fitted constants.
+
+        The entry's own interval is for a step of which nothing is known: conformal factors over all rows. Its residual
+        is the error of predictions relative to the measurements.
+
+        Parameters
+        ----------
+        files : sequence of str
+            Measured tables.
+        date : str
+            Date written into results (YYYY-MM-DD).
+
+        Returns
+        -------
+        Entry
+            Entry to write into a calibration file.
+        """
+        low, high = conformal_factors(np.exp(-self.measured_steps.log_errors))
+        return whole_step_entry(
+            INTERVAL_FAMILY, self.spreads, table_citation(files, len(np.unique(self.measured_steps.sources))), date,
+            np.exp(self.measured_steps.log_errors),
+            rows_fitted=len(self.measured_steps.log_errors),
+            rows_held_out=int(self.left_out_coverage["rows"].sum()),
+            uncertainty={field.name: round_to_digits(self._sigma(field.name),
+                2) for field in fields(IntervalParameters)},
+            interval=(
+                IntervalBin(low=round_to_digits(min(low, 1.0), 4), high=round_to_digits(max(high, 1.0), 4)),
+            ),
+            notes=f"each source of {MIN_SOURCE_ROWS} rows or more left out in turn: "
+                f"{coverage_verdict(self.left_out_coverage)}",
+        )  # fmt: skip
+
+    def _sigma(self, name: str) -> float:
+        """Return the standard deviation of the logarithm of a constant, by a jackknife over sources (Tukey, 1958)."""
+        logs = np.log(self.left_out_coverage[name].to_numpy(dtype=np.float64))
+        return float(np.sqrt((len(logs) - 1) / len(logs) * np.square(logs - logs.mean()).sum()))
+
+
+def coverage_verdict(sources: pd.DataFrame) -> str:
+    """Say in a sentence how many sources have about 90 % of their rows inside the intervals.
+
+    Parameters
+    ----------
+    sources : DataFrame
+        One line per source, as `coverage` returns them.
+
+    Returns
+    -------
+    str
+        A sentence.
+    """
+    low, high = _ACCEPTED_COVERAGE
+    inside, width = sources["inside"], sources["half_width"].mean()
+    within, above = int(inside.between(low, high).sum()), int((inside > high).sum())
+    return (
+        f"{within} of {len(sources)} have {low:.0%} to {high:.0%} of their rows inside, "
+        f"{len(sources) - within - above} fewer, {above} more; {inside.mean():.1%} on the mean of the sources, "
+        f"half-width {width:.3f}"
+    )
+
+
+def fit_spreads(
+    files: Sequence[str], report: ProgressCallback = str, level: float = _TARGET_COVERAGE
+) -> IntervalConstantsFit:
+    """Fit the constants of step intervals to all rows, and again with each source left out.
+
+    Parameters
+    ----------
+    files : sequence of str
+        Measured tables.
+    report : ProgressCallback, default str
+        Called with a label when each part of the work starts, to show progress.
+    level : float, default _TARGET_COVERAGE
+        Share of rows that an interval is to hold.
+
+    Returns
+    -------
+    IntervalConstantsFit
+        Constants, and the share of each source's rows inside the intervals.
+    """
+    known = step_errors(files, report)
+    report(f"spreads of {with_noun(len(known.log_errors), 'step')}")
+    tested, spreads = cross_validated_coverage(known, level), fit_interval_constants(known, level)
+    inside = [source_coverage(rows, spreads) for _, rows, _ in known.leave_one_out(MIN_SOURCE_ROWS)]
+    return IntervalConstantsFit(known, spreads, pd.DataFrame(inside), tested)

@@ -1,0 +1,770 @@
+"""Translation of traced networks into model files.
+
+Entries get names where others refer to them, sizes become expressions of batch and seq, repeated entries become loops,
+and a classifier gets a loss at its end. The YAML is made readable: short values on one line, one layer on each line,
+long texts folded.
+
+A trace is first translated into entries. Every call becomes layers with named dims. The FLOP of the layers are compared
+with those that the source counted. If the layers do not reproduce shape and FLOP of the call, the call becomes an
+opaque layer with its bytes and FLOP, so that nothing is lost.
+
+Repeated entries are folded into loops. Repetitions are found by comparing the chain of entries with itself, shifted. A
+loop carries one tensor from each iteration to the next.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.errors import SpecError
+from paleo.importers._builder import (
+    TRANSLATIONS,
+    Builder,
+    ImportedNetwork,
+    LayerEntry,
+    TensorPlace,
+    UntranslatableError,
+)
+from paleo.importers._trace import Call, Trace, saved_for_backward
+from paleo.importers.patterns import recognise_patterns
+from paleo.layers.base import LAYERS
+from paleo.operations.tensor import precision
+from paleo.specs.loading import MAX_FILE_BYTES, parse_yaml
+
+#: Most places that are tried for a repetition, in all and in one run, and the longest iteration.
+MOST_TRIALS, MOST_STARTS, LONGEST_BODY = 4000, 16, 3000
+
+
+@dataclass(eq=False)
+class Loop:
+    """Repeated block of layers: ``times`` iterations of ``body``.
+
+    ``carry`` is the input of the first iteration, ``last`` the output of the last one.
+    """
+
+    times: int
+    body: list[EntryOrLoop]
+    carry: LayerEntry | str
+    last: LayerEntry
+
+
+SignatureIds = npt.NDArray[np.int64]
+EntryOrLoop = LayerEntry | Loop
+EntryReference = LayerEntry | str | None
+
+
+def fold_loops(entries: Sequence[LayerEntry]) -> list[EntryOrLoop]:
+    """Fold repeated parts of a list of layers into loops, starting with the loop that saves most lines.
+
+    Parameters
+    ----------
+    entries : sequence of LayerEntry
+        Layers in order.
+
+    Returns
+    -------
+    list of LayerEntry or Loop
+        Layers and loops in order.
+    """
+    consumers: dict[LayerEntry, list[LayerEntry]] = {}
+    for entry in entries:
+        for ref in _refs(entry):
+            if isinstance(ref, LayerEntry):
+                consumers.setdefault(ref, []).append(entry)
+    kinds: dict[str, int] = {}
+    marks = np.array([kinds.setdefault(_signature(entry), len(kinds)) for entry in entries], dtype=np.int64)
+    return _folded(list(entries), marks, consumers)
+
+
+def _refs(entry: LayerEntry) -> list[EntryReference]:
+    return [*entry.inputs, entry.weight_owner, entry.tie]
+
+
+def _signature(entry: LayerEntry) -> str:
+    lent = [entry.weight_owner is None, entry.tie is None, entry.frozen, entry.flops_backward]
+    return json.dumps(
+        [entry.kind, entry.options, len(entry.inputs), lent, entry.out.dims, entry.out.sizes], default=str
+    )
+
+
+def _folded(
+    entries: list[LayerEntry], marks: SignatureIds, consumers: dict[LayerEntry, list[LayerEntry]]
+) -> list[EntryOrLoop]:
+    best = _best(entries, marks, consumers)
+    if best is None:
+        return list(entries)
+    start, length, times, carry = best
+    stop = start + length * times
+    body = _folded(entries[start : start + length], marks[start : start + length], consumers)
+    loop = Loop(times, body, carry, entries[stop - 1])
+    left = _folded(entries[:start], marks[:start], consumers)
+    right = _folded(entries[stop:], marks[stop:], consumers)
+    return list(chain(left, [loop], right))
+
+
+def _best(
+    entries: list[LayerEntry], marks: SignatureIds, consumers: dict[LayerEntry, list[LayerEntry]]
+) -> tuple[int, int, int, LayerEntry | str] | None:
+    """Return the repetition that saves most entries; None if there is none.
+
+    Returns (index of its first entry, entries per iteration, number of iterations, input of the first iteration).
+    """
+    # Return for each boundary the last entry that reads across it, except from the entry just before it.
+    places = {entry: place for place, entry in enumerate(entries)}
+    over = np.full(len(entries) + 1, -1, dtype=np.int64)
+    for place, entry in enumerate(entries):
+        readers = [places.get(reader, len(entries)) for reader in consumers.get(entry, ())]
+        over[place + 2 : max(readers, default=0) + 1] = place
+    repetitions = _candidates(marks, over)
+    candidates = sorted(repetitions, key=lambda r: (-r[1] * (r[2] - 1), r[1], r[0]))
+    for start, length, times in candidates[:MOST_TRIALS]:
+        carry = _carried(entries, start, length, times, consumers)
+        if carry is not None:
+            return start, length, times, carry
+    return None
+
+
+def _candidates(marks: SignatureIds, over: SignatureIds) -> Iterator[tuple[int, int, int]]:
+    """Yield (start, length, times) of repeated stretches of entries whose iterations pass on only their last output."""
+    count = len(marks)
+    for length in range(1, min(count // 2, LONGEST_BODY) + 1):
+        same = np.concatenate(([False], marks[:-length] == marks[length:], [False]))
+        edges = np.flatnonzero(same[1:] != same[:-1])
+        for begin, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+            starts = np.arange(begin, min(begin + length + 1, end - length + 1))
+            for start in starts[over[starts + length] < starts][:MOST_STARTS].tolist():
+                times = (end - start) // length + 1
+                if times >= 2 and length * (times - 1) >= 2:
+                    yield start, length, times
+
+
+def _carried(
+    entries: list[LayerEntry], start: int, length: int, times: int, consumers: dict[LayerEntry, list[LayerEntry]]
+) -> LayerEntry | str | None:
+    """Return the tensor that enters the first iteration from outside and each later one from the iteration before.
+
+    Returns None if the entries form no loop.
+    """
+    places = {entry: place for place, entry in enumerate(entries[start : start + length * times])}
+    carry: LayerEntry | str | None = None
+    for place in range(length):
+        iterations = [_refs(entries[start + iteration * length + place]) for iteration in range(times)]
+        for refs in zip(*iterations, strict=True):
+            kind = _relation(refs, place, length, places)
+            if kind is None:
+                return None
+            if kind == "carried":
+                first = refs[0]
+                if first is None or (carry is not None and carry is not first):
+                    return None
+                carry = first
+    last = entries[start + length - 1]
+    if carry is None or not _has_same_shape(carry, last):
+        return None
+    return carry if _is_self_contained(entries, start, length, times, places, consumers) else None
+
+
+def _has_same_shape(carry: LayerEntry | str, last: LayerEntry) -> bool:
+    """Return True if the tensor entering an iteration has the shape of the one leaving it.
+
+    The graph checks the inputs of the network.
+    """
+    return isinstance(carry, str) or (carry.out.dims, carry.out.sizes) == (last.out.dims, last.out.sizes)
+
+
+def _relation(refs: tuple[EntryReference, ...], place: int, length: int, places: dict[LayerEntry, int]) -> str | None:
+    """Return where an input comes from in every iteration: "inside" it, "outside" the loop, or "carried" from the last.
+
+    Returns None if the iterations differ.
+    """
+    inside = [places.get(ref) if isinstance(ref, LayerEntry) else None for ref in refs]
+    if all(position is None for position in inside):
+        return "outside" if all(ref is refs[0] or ref == refs[0] for ref in refs) else None
+    if all(
+        position is not None and position // length == iteration and position % length == inside[0]
+        for iteration, position in enumerate(inside)
+    ):
+        return "inside"
+    carried = all(position == iteration * length - 1 for iteration, position in enumerate(inside) if iteration)
+    return "carried" if inside[0] is None and carried else None
+
+
+def _is_self_contained(
+    entries: list[LayerEntry],
+    start: int,
+    length: int,
+    times: int,
+    places: dict[LayerEntry, int],
+    consumers: dict[LayerEntry, list[LayerEntry]],
+) -> bool:
+    """Return True if only the last output of each iteration of a candidate loop is read outside that iteration."""
+    for entry, position in places.items():
+        iteration, place = divmod(position, length)
+        for reader in consumers.get(entry, ()):
+            read_at = places.get(reader)
+            if read_at is not None and read_at // length == iteration:
+                continue
+            follows = iteration == times - 1 if read_at is None else read_at // length == iteration + 1
+            if place != length - 1 or not follows:
+                return False
+    return True
+
+
+_FP32 = precision("fp32")
+#: Largest relative difference between the FLOP of layers and those that the source counted.
+FLOP_TOLERANCE = 0.0005
+#: Calls that move data without computing.
+_WITHOUT_FLOPS = frozenset({"cat", "view", "slice"})
+
+
+def trace_entries(trace: Trace) -> ImportedNetwork:
+    """Convert the operator calls of a trace to the layers of a network, in order.
+
+    Parameters
+    ----------
+    trace : Trace
+        Recorded operator calls of a network.
+
+    Returns
+    -------
+    ImportedNetwork
+        Layers with their inputs.
+
+    Raises
+    ------
+    SpecError
+        If a call cannot be expressed as layers; the message names its module and operator.
+    """
+    builder = Builder(trace)
+    for call in trace.calls:
+        try:
+            _place(builder, call)
+        except UntranslatableError as error:
+            raise SpecError(f"{call.path or 'the network'}: cannot place {call.source_name}: {error}") from None
+    return builder.finish()
+
+
+def _place(builder: Builder, call: Call) -> None:
+    if all(value.is_static or value.is_integer for value in call.outputs):
+        return
+    names = {name for value in call.inputs if value is not None for name in value.parameter_names}
+    builder.adds_frozen_layers = bool(names) and (names <= builder.trace.frozen or not call.trains_weights)
+    mark = len(builder.network.entries)
+    known = dict(builder.places), dict(builder.parameter_owners), dict(builder.view_sources)
+    try:
+        _translate(builder, call)
+    except UntranslatableError:
+        del builder.network.entries[mark:]
+        builder.places, builder.parameter_owners, builder.view_sources = known
+        for part in call.replaced_calls:
+            _place(builder, part)
+        if not call.replaced_calls:
+            _place_opaque(builder, call)
+    if call.stops_gradient:
+        for value in call.outputs:
+            if value in builder.places and not (value.is_static or value.is_integer):
+                builder.places[value] = TensorPlace.output_of(
+                    builder.add("detach", {}, [builder.places[value]], call.path)
+                )
+
+
+def _translate(builder: Builder, call: Call) -> None:
+    if call.kind not in TRANSLATIONS:
+        raise UntranslatableError(call.kind)
+    mark = len(builder.network.entries)
+    before = set(builder.parameter_owners)
+    TRANSLATIONS[call.kind](builder, call)
+    entries = builder.network.entries[mark:]
+    if call.flops is not None and call.kind not in _WITHOUT_FLOPS:
+        kernels = (kernel for e in entries for operation in e.operations for kernel in operation.forward_kernels(_FP32))
+        counted = sum(kernel.flops for kernel in kernels)
+        if abs(counted - call.flops) > FLOP_TOLERANCE * max(counted, call.flops):
+            raise UntranslatableError(f"{counted} FLOP, not {call.flops}")
+    _check_parameters(builder, call, entries, before)
+
+
+def _check_parameters(builder: Builder, call: Call, entries: Sequence[LayerEntry], before: set[str]) -> None:
+    """Check that the layers made from a call hold as many new parameters as the call is the first to read."""
+    names = frozenset[str]().union(*(v.parameter_names for v in call.inputs if v is not None))
+    new = sum(builder.trace.parameters[name] for name in names if name not in before)
+    stated = sum(entry.own_parameters for entry in entries)
+    learned = [entry for entry in entries if entry.own_parameters]
+    owners = learned if len(learned) == 1 else (entries or builder.network.entries)[-1:]
+    if names and not owners:
+        raise UntranslatableError("weights before the first layer")
+    for name in names:
+        builder.parameter_owners.setdefault(name, owners[0])
+    if stated > new:
+        raise UntranslatableError(f"{stated:g} parameters, not {new}")
+    if stated < new and entries:
+        last = entries[-1]
+        builder.replace_holder(
+            last, builder.add_parameters(int(new - stated), TensorPlace.output_of(last), call.source_name, call.path)
+        )
+
+
+def _place_opaque(builder: Builder, call: Call) -> None:
+    """Append an ``opaque`` layer for a call that no layer describes, with its bytes, FLOP and parameters."""
+    sources = builder.activation_or_index_inputs(call) or [builder.first_input]
+    largest = max(sources, key=lambda source: source.tensor.elements).tensor
+    values = [value for value in call.outputs if not (value.is_static or value.is_integer) and value.elements]
+    for value in values:
+        options: dict[str, Any] = {
+            "of": call.source_name,
+            "parameters": builder.new_parameter_count(call.inputs) or None,
+        }
+        options["dims"] = dict(zip(builder.dim_names(value.shape, largest), value.shape, strict=True)) or {"batch": 1}
+        options["keeps"] = "nothing"
+        if value is values[0]:
+            kept = {
+                "keeps": saved_for_backward(call) or "nothing",
+                "kept_per_element": builder.kept_per_element(call, value),
+            }
+            options |= kept | {"flops_per_element": call.flops / value.elements if call.flops else None}
+        entry = builder.add("opaque", options, sources, call.path)
+        builder.places[value] = TensorPlace.output_of(entry)
+        for name in frozenset[str]().union(*(v.parameter_names for v in call.inputs if v is not None)):
+            builder.parameter_owners.setdefault(name, entry)
+
+
+LossChoice = Literal["auto", "none"]
+
+
+def model_file_of_trace(
+    trace: Trace, *, title: str, source: str, sizes: Mapping[str, int], loss: LossChoice = "auto"
+) -> dict[str, Any]:
+    """Convert a trace to the content of a model file, a dict ready for YAML.
+
+    Parameters
+    ----------
+    trace : Trace
+        Calls of a network.
+    title : str
+        Title of the model.
+    source : str
+        Origin of the network.
+    sizes : dict of str to int
+        Default values of the sizes that the trace found to be variable, such as ``seq``.
+    loss : LossChoice, optional
+        ``auto`` ends a classifier with its loss, ``none`` does not.
+
+    Returns
+    -------
+    dict of str to Any
+        Content of a model file, as YAML reads it.
+    """
+    network = trace_entries(recognise_patterns(trace))
+    writer = _Writer(network)
+    ending = _loss(network) if loss == "auto" else None
+    layers = writer.network_lines(fold_loops(network.entries), ending)
+    params = {name: size for name, size in sizes.items() if name != "batch"}
+    model: dict[str, Any] = {"title": title, "task": "imported", "source": source}
+    # Sentences about what the counts assume or leave out.
+    notes = [f"{note[:1].upper()}{note[1:]}." for note in trace.notes]
+    if trace.fixed_batch is not None:
+        notes.append(f"The module runs at a batch of {trace.fixed_batch} alone: a sample is that whole batch.")
+    if trace.checkpointed_modules:
+        modules = sorted(set(trace.checkpointed_modules))
+        names = ", ".join(name or "the module itself" for name in modules[:3]) + (", …" if len(modules) > 3 else "")
+        notes.append(f"The module computes activations again ({names}): predict with --recompute full.")
+    if trace.frozen:
+        count = sum(trace.parameters[name] for name in trace.frozen)
+        notes.append(f"{count} parameters are not trained.")
+    model["notes"] = " ".join([_notes(network), *notes])
+    model |= {"params": params} if params else {}
+    model |= {"tokens": "=seq"} if "seq" in params else {}
+    inputs = {name: writer.input(name) for name in network.inputs}
+    return model | {"inputs": inputs, "layers": layers}
+
+
+def _loss(network: ImportedNetwork) -> str | None:
+    last = network.output_entry.out if isinstance(network.output_entry, LayerEntry) else None
+    if last is None or last.role != "activation":
+        return None
+    classes = len(last.dims) == 2 and last.dims[0] == "batch" and last.sizes[1] > 1
+    return "cross_entropy" if classes or last.dims[-1] == "vocab" else None
+
+
+#: First words of the notes on a traced network: every call became a layer, or some did not.
+RECOGNISED, UNRECOGNISED = "Every call was recognised", "Not recognised"
+
+
+def _notes(network: ImportedNetwork) -> str:
+    opaque = sorted({entry.options["of"] for entry in network.entries if entry.kind == "opaque"})
+    if not opaque:
+        return f"{RECOGNISED}."
+    return f"{UNRECOGNISED}, priced as passes over memory: {', '.join(opaque[:20])}{', …' if len(opaque) > 20 else ''}."
+
+
+class _Writer:
+    """Converts an imported network to lines of a model file; only layers that other lines refer to get names."""
+
+    def __init__(self, network: ImportedNetwork) -> None:
+        self.network = network
+        self._names: dict[LayerEntry | str, str] = {name: name for name in network.inputs}
+        #: Names of the entries whose weights others share.
+        self._lenders: dict[LayerEntry, str] = {}
+        self._taken = set(network.inputs) | {"input"}
+        self._loops = 0
+
+    def input(self, name: str) -> dict[str, Any]:
+        """Return the entry of one input in the model file.
+
+        Parameters
+        ----------
+        name : str
+            Name of the input.
+
+        Returns
+        -------
+        dict
+            Size of each dim, and the role of an index tensor.
+        """
+        tensor = self.network.inputs[name]
+        dims = self.dims(dict(zip(tensor.dims, tensor.sizes, strict=True)))
+        return {"dims": dims} | ({"role": "index"} if tensor.role == "index" else {})
+
+    def dims(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the size of each dim as a number or an expression such as ``=batch``.
+
+        Parameters
+        ----------
+        sizes : mapping of str to object
+            Size of each dim in the imported network [elements].
+
+        Returns
+        -------
+        dict
+            Number or expression, by dim.
+        """
+        fixed = self.network.fixed_batch is not None
+        return {d: _times(int(n), ["batch"]) if fixed and d == "batch" else self.size(n) for d, n in sizes.items()}
+
+    def size(self, number: Any) -> Any:
+        """Return a size as an expression such as ``=2 * seq`` if it is a multiple of a probe size.
+
+        Other sizes are returned as they are.
+
+        Parameters
+        ----------
+        number : object
+            Size of a dim in the imported network [elements], or another value, which is returned as it is.
+
+        Returns
+        -------
+        object
+            Expression or the value itself.
+        """
+        if not isinstance(number, int) or isinstance(number, bool):
+            return number
+        names = []
+        for name, probe in self.network.probe_size_by_dim.items():
+            while number and number % probe == 0:
+                names.append(name)
+                number //= probe
+        return _times(number, names) if names else number
+
+    def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a layer, with the sizes of its dims as expressions.
+
+        Parameters
+        ----------
+        options : mapping of str to object
+            Options of the layer in the imported network.
+
+        Returns
+        -------
+        dict
+            Options of the layer in the model file.
+        """
+        return {
+            key: self.dims(value) if key == "dims" and isinstance(value, Mapping) else value
+            for key, value in options.items()
+        }
+
+    def network_lines(self, items: Sequence[EntryOrLoop], loss: str | None) -> list[Any]:
+        """Return the list of layer lines of the model file, with the loss at its end if there is one.
+
+        Parameters
+        ----------
+        items : sequence of LayerEntry or Loop
+            Layers and loops of the whole network, in order.
+        loss : str or None
+            Kind of the loss layer. None: no loss is written.
+
+        Returns
+        -------
+        list
+            Value of ``layers:`` in the model file.
+        """
+        first = next(iter(self.network.inputs))
+        final = items[-1].last if items and isinstance(items[-1], Loop) else items[-1] if items else first
+        self._walk(items, first)
+        aside = loss is not None and self.network.output_entry is not final
+        name = self._name(self.network.output_entry) if aside else ""
+        lines = self.body(items, first)
+        if loss is not None:
+            lines.append({"inputs": [name], loss: {}} if aside else loss)
+        return lines
+
+    def body(self, items: Sequence[EntryOrLoop], current: LayerEntry | str) -> list[Any]:
+        """Return the model-file lines of a sequence of layers and loops.
+
+        References to a loop's output mean the last entry of its last iteration.
+
+        Parameters
+        ----------
+        items : sequence of LayerEntry or Loop
+            Layers and loops, in order.
+        current : LayerEntry or str
+            Layer or network input that the first item reads by default.
+
+        Returns
+        -------
+        list
+            One line for each item.
+        """
+        lines: list[Any] = []
+        for item in items:
+            lines.append(self._loop(item, current) if isinstance(item, Loop) else self._entry(item, current))
+            current = item.last if isinstance(item, Loop) else item
+        return lines
+
+    def _walk(self, items: Sequence[EntryOrLoop], current: LayerEntry | str) -> None:
+        """Give a name to each layer that something other than the next line refers to."""
+        for item in items:
+            if isinstance(item, Loop):
+                if item.carry is not current:
+                    self._name(item.carry)
+                self._walk(item.body, item.carry)
+                current = item.last
+                continue
+            if item.inputs != [current]:
+                for ref in item.inputs:
+                    self._name(ref)
+            for lent in (item.weight_owner, item.tie):
+                if lent is not None:
+                    self._lenders[lent] = self._name(lent)
+            if item.weight_owner is not None:
+                self._name(item)
+            current = item
+
+    def _name(self, ref: LayerEntry | str) -> str:
+        if ref not in self._names:
+            self._names[ref] = self._unique(ref if isinstance(ref, str) else _word(ref))
+        return self._names[ref]
+
+    def _unique(self, word: str) -> str:
+        kind = word.rstrip("0123456789")
+        word = f"{word}_" if kind in LAYERS or kind in ("branch", "repeat") else word
+        name, count = word, 1
+        while name in self._taken:
+            count += 1
+            name = f"{word}_{count}"
+        self._taken.add(name)
+        return name
+
+    def _entry(self, entry: LayerEntry, current: LayerEntry | str) -> Any:
+        line: dict[str, Any] = {}
+        if entry in self._names:
+            line["name"] = self._names[entry]
+        options = self.options(entry.options)
+        if entry.tie is not None:
+            options["tie"] = self._lenders[entry.tie]
+        if entry.inputs != [current]:
+            line["inputs"] = [self._name(ref) for ref in entry.inputs]
+        if entry.weight_owner is not None:
+            line["share"] = self._lenders[entry.weight_owner]
+        if entry.frozen:
+            line["frozen"] = True
+        if not line and not options:
+            return entry.kind
+        return line | {entry.kind: options}
+
+    def _loop(self, loop: Loop, current: LayerEntry | str) -> dict[str, Any]:
+        self._loops += 1
+        line: dict[str, Any] = {"repeat": loop.times, "name": self._named_loop(loop)}
+        if loop.carry is not current:
+            line["inputs"] = [self._name(loop.carry)]
+        start, outer = self._unique("start"), self._names.get(loop.carry)
+        self._names[loop.carry] = start
+        body = self.body(loop.body, loop.carry)
+        if outer is None:
+            del self._names[loop.carry]
+        else:
+            self._names[loop.carry] = outer
+        head = [{"name": start, "identity": {}}] if _mentions(body, start) else []
+        return line | {"layers": [*head, *body]}
+
+    def _named_loop(self, loop: Loop) -> str:
+        if loop.last in self._names:
+            return self._names[loop.last]
+        return self._unique("block" if self._loops == 1 else f"block{self._loops}")
+
+
+def _times(number: int, names: Sequence[str]) -> str:
+    return "=" + " * ".join(([str(number)] if number != 1 else []) + list(names))
+
+
+def _mentions(lines: Sequence[Any], name: str) -> bool:
+    return any(
+        name in line.get("inputs", ()) or _mentions(line.get("layers", ()), name)
+        for line in lines
+        if isinstance(line, Mapping)
+    )
+
+
+def _word(entry: LayerEntry) -> str:
+    """Return a readable name for a layer: the last two words of its module's path, or its kind."""
+    parts = [part for part in re.split(r"[^A-Za-z0-9_]+", entry.path) if part]
+    words = [part for part in parts if not part.isdigit()]
+    word = "_".join(words[-2:]) or entry.kind
+    return word if word[0].isalpha() else f"n{word}"
+
+
+YAML_LINE_WIDTH = 116
+_PLAIN = re.compile(r"(=[A-Za-z0-9_(]|[A-Za-z_(])[A-Za-z0-9_./ +*()<>=-]*\Z")
+_RESERVED = re.compile(r"(~|null|true|false|yes|no|on|off|nan|inf|infinity)\Z", re.IGNORECASE)
+#: Keys whose values are written with one entry on each line, however short.
+_ONE_PER_LINE_KEYS = frozenset({"layers", "branches", "blocks"})
+#: Top-level keys whose values are sentences.
+_PROSE = frozenset({"notes"})
+
+
+def to_yaml(model: Mapping[str, Any]) -> str:
+    """Return the YAML text of a model file; reading it gives the same content back.
+
+    Parameters
+    ----------
+    model : dict of str to Any
+        Content of a model file, as YAML reads it.
+
+    Returns
+    -------
+    str
+        YAML: short things on one line, lists of layers one entry a line.
+
+    Examples
+    --------
+    >>> print(to_yaml({"params": {"hidden": 8}, "layers": ["relu", {"linear": {"features": "=hidden"}}]}), end="")
+    params: {hidden: 8}
+    layers:
+      - relu
+      - linear: {features: =hidden}
+    """
+    lines: list[str] = []
+    for key, value in model.items():
+        if key in _PROSE and isinstance(value, str):
+            lines += [
+                f"{key}: >-",
+                *textwrap.wrap(value, YAML_LINE_WIDTH - 2, initial_indent="  ", subsequent_indent="  "),
+            ]
+        else:
+            lines += _keyed(_scalar(key), value, 0, tall=key in _ONE_PER_LINE_KEYS or key == "inputs")
+    text = "\n".join(lines) + "\n"
+    if len(text) > MAX_FILE_BYTES:
+        raise SpecError(
+            f"the model has {len(text)} characters as YAML, more than {MAX_FILE_BYTES}; its blocks do not fold"
+        )
+    return text
+
+
+def validated_yaml(model: Mapping[str, Any]) -> str:
+    """Write a model as YAML text, after checking that reading it gives the same model.
+
+    Parameters
+    ----------
+    model : dict of str to Any
+        Content of a model file, as YAML reads it.
+
+    Returns
+    -------
+    str
+        YAML.
+
+    Raises
+    ------
+    SpecError
+        If the text says something else.
+    """
+    text = to_yaml(model)
+    if _trimmed(parse_yaml(text, where="import")) != _trimmed(dict(model)):
+        raise SpecError("the model cannot be written as YAML and read back; a name in it cannot be written")
+    return text
+
+
+def _trimmed(model: dict[str, Any]) -> dict[str, Any]:
+    return {key: " ".join(value.split()) if key in _PROSE else value for key, value in model.items()}
+
+
+def _keyed(key: str, value: Any, indent: int, *, tall: bool = False) -> list[str]:
+    """Return the YAML lines of ``key: value``: one line if it fits, otherwise the value on the lines below."""
+    pad = " " * indent
+    if not isinstance(value, Mapping | list) or not value or not tall:
+        line = f"{pad}{key}: {_flow(value)}"
+        if len(line) <= YAML_LINE_WIDTH or not isinstance(value, Mapping | list) or not value:
+            return [line.rstrip()]
+    return [f"{pad}{key}:", *_below(value, indent + 2)]
+
+
+def _below(value: Mapping[str, Any] | Sequence[Any], indent: int) -> list[str]:
+    if isinstance(value, Mapping):
+        return [
+            line
+            for key, entry in value.items()
+            for line in _keyed(_scalar(key), entry, indent, tall=key in _ONE_PER_LINE_KEYS)
+        ]
+    return [line for entry in value for line in _item(entry, indent)]
+
+
+def _item(value: Any, indent: int) -> list[str]:
+    """Return the YAML lines of one list entry, the first with a dash."""
+    pad = " " * indent
+    line = f"{pad}- {_flow(value)}" if not _single(value) else f"{pad}- {_flow(value)[1:-1]}"
+    loop = isinstance(value, Mapping) and "layers" in value
+    if (len(line) <= YAML_LINE_WIDTH and not loop) or not isinstance(value, Mapping | list) or not value:
+        return [line]
+    first, *lines = _below(value, indent + 2)
+    return [f"{pad}- {first.lstrip()}", *lines]
+
+
+def _single(value: Any) -> bool:
+    """Return True if braces can be left out: a mapping of one key to a value that is not a bare word."""
+    return isinstance(value, Mapping) and len(value) == 1 and next(iter(value.values())) is not None
+
+
+def _flow(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_scalar(key)}: {_flow(entry)}".rstrip() for key, entry in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_flow(entry) for entry in value) + "]"
+    return _scalar(value)
+
+
+def _scalar(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    text = str(value)
+    if _PLAIN.match(text) and text == text.strip() and not _RESERVED.match(text):
+        return text
+    escaped = "".join(_escaped(char) for char in text)
+    return f'"{escaped}"'
+
+
+def _escaped(char: str) -> str:
+    if char in '"\\':
+        return "\\" + char
+    return char if char.isprintable() else f"\\U{ord(char):08x}"

@@ -1,0 +1,191 @@
+"""Time of matrix products in inference engines: tiles on multiprocessors, overlapped with memory traffic.
+
+The output of a product of ``rows`` by ``columns`` with a sum over ``length`` is cut into tiles, one per thread block.
+
+    waves    = half of the blocks in whole waves, half fractional: kernels are partly persistent
+    compute  = waves · (tile FLOP · (1 + operands · (1/rows + 1/columns)) / (efficiency · peak) + epilogue)
+    lone     = length · depth cycles: the wait of one block for its reads
+    time     = least over tiles of max(compute, lone)
+
+References: NVIDIA, "Matrix Multiplication Background User's Guide" (tile and wave quantisation); Williams, Waterman and
+Patterson, Roofline, CACM 52(4), 2009.
+
+Products in fp8 and NVFP4 have scales by tensor, by blocks of 128 or of 16, and quantise their inputs:
+
+    time = launch + ((product's arithmetic)³ + (operands and result over the bandwidth)³)^(1/3) + quantisation
+    quantisation = the activations read in 16 bits and written narrow, at a share of the bandwidth
+
+Formats: Micikevicius et al., "FP8 formats for deep learning", arXiv:2209.05433; scales of 128 elements as in
+DeepSeek-V3 (arXiv:2412.19437, section 3.3); NVFP4 has a scale of one byte for 16 elements (NVIDIA, 2025).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.specs.calibration import parameter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paleo.pricing.kernels import DeviceDatasheet
+
+Array = npt.NDArray[np.float64]
+Tile = tuple[Array | float, Array | float]
+#: Area of the tile for which ``epilogue`` is stated.
+EPILOGUE_TILE_AREA = 128.0 * 128.0
+#: Rows of the narrowest matrix instruction.
+MIN_MMA_ROWS = 16.0
+#: Exponent of the norm that combines arithmetic and traffic, and of the one that combines device and host.
+OVERLAP, HOST_OVERLAP = 3.0, 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineGemmParameters:
+    """Calibrated parameters of one GEMM kernel of an inference engine on one device."""
+
+    launch: float = parameter("20 us", "0.5..400 us", "launches of all kernels of a call")
+    host: float = parameter("1 us", "0.1..1000 us", "host time of a call, which the device's time hides")
+    efficiency: float = parameter("0.6", "0.05..1", "share of peak that the main loop of a full tile reaches")
+    bandwidth_efficiency: float = parameter("0.75", "0.2..1.1", "share of the memory bandwidth that streams reach")
+    depth: float = parameter("2 cycle", "0.0002..200", "least cycles of a block for an element of its sum")
+    epilogue: float = parameter("2000 cycle", "1..100000", "prologue and epilogue of a 128 x 128 tile")
+    operands: float = parameter(
+        "16 element", "1..200", "tile width at which loading operands costs as much as arithmetic"
+    )
+    staging: float = parameter("0.8", "0.01..50", "share of the bandwidth of passes before and after the products")
+    unaligned: float = parameter(
+        "1", "1..40", "times that arithmetic takes over sums of no multiple of 16, whose operands are read one by one"
+    )
+    index: float = parameter("4", "0.01..300", "bytes of every routed element that ranks sort and read")
+    visit: float = parameter("0.002 ns", "0.00002..0.2 ns", "the same as a time, in Triton's kernels of experts")
+
+
+def engine_gemm_time(
+    *,
+    rows: Array,
+    columns: Array,
+    length: Array,
+    tiles: Sequence[Tile],
+    device: DeviceDatasheet,
+    parameters: EngineGemmParameters,
+    count: Array | float = 1.0,
+    splits: Sequence[int] = (1,),
+) -> Array:
+    """Compute the arithmetic time of equal GEMMs that run concurrently.
+
+    Parameters
+    ----------
+    rows, columns, length : array
+        Extents of a product; they broadcast.
+    tiles : sequence of (rows, columns)
+        Tiles that the library has; arrays where a row of the table has a tile of its own.
+    device : DeviceDatasheet
+        Peak of the format that the products run in.
+    parameters : EngineGemmParameters
+        Calibration of the kernel.
+    count : array or float
+        Number of products; groups of products have leading axes in ``rows`` and ``count``, which are summed.
+    splits : sequence of int
+        Numbers of parts into which the sum may be split.
+
+    Returns
+    -------
+    array
+        Time of the fastest tile and split [s].
+    """
+    cycles: Array = np.array(np.inf)
+    groups = np.ndim(rows) > np.ndim(length)
+    for height, width in tiles:
+        for parts in splits:
+            blocks = count * np.ceil(rows / height) * np.ceil(columns / width) * parts
+            blocks = blocks.sum(axis=0) if groups else blocks
+            occupied = blocks / device.multiprocessors
+            waves = 0.5 * np.ceil(occupied) + 0.5 * np.maximum(occupied, 1.0)
+            reads = 1.0 + parameters.operands * (1.0 / height + 1.0 / width)
+            flop = 2.0 * np.maximum(height, MIN_MMA_ROWS) * width * length / parts
+            loop = flop * reads / (parameters.efficiency * device.flops_per_clock)
+            busy = waves * (loop + parameters.epilogue * height * width / EPILOGUE_TILE_AREA)
+            cycles = np.minimum(cycles, np.maximum(busy, parameters.depth * length / parts))
+    return np.asarray(cycles / device.clock_hz)
+
+
+def roofline_with_overlap_loss(compute: Array, traffic: Array) -> Array:
+    """Combine arithmetic and memory time as a roofline with a loss where both are nearly equal.
+
+    Parameters
+    ----------
+    compute : ndarray, shape (...)
+        Time of the arithmetic [s].
+    traffic : ndarray, shape (...)
+        Time of the memory traffic [s].
+
+    Returns
+    -------
+    ndarray, shape (...)
+        Time [s].
+
+    Examples
+    --------
+    >>> float(roofline_with_overlap_loss(np.array(1.0), np.array(1.0)).round(2))
+    1.26
+    """
+    return np.asarray((compute**OVERLAP + traffic**OVERLAP) ** (1.0 / OVERLAP))
+
+
+def time_with_host_launch(device: Array, host: float) -> Array:
+    """Combine the time of a kernel with the host time to issue it, as a smooth maximum.
+
+    Parameters
+    ----------
+    device : ndarray, shape (...)
+        Time of the kernel [s].
+    host : float
+        Host time of the call [s].
+
+    Returns
+    -------
+    ndarray, shape (...)
+        Time [s].
+    """
+    return np.asarray((device**HOST_OVERLAP + host**HOST_OVERLAP) ** (1.0 / HOST_OVERLAP))
+
+
+#: Tiles of the libraries, and the numbers of parts into which they split a sum.
+TILES, SPLITS = ((128, 256), (128, 128), (128, 64), (128, 32), (64, 64), (64, 32)), (1, 4)
+#: Bytes of an element with its share of the scales.
+SCALED_ELEMENT_BYTES = {"fp8": 1.0, "fp4": 0.5 + 1.0 / 16.0}
+
+
+def low_precision_gemm_time(
+    *, m: Array, n: Array, k: Array, element_bytes: float, device: DeviceDatasheet, parameters: EngineGemmParameters
+) -> Array:
+    """Compute the time of C[m,n] = A[m,k] B[k,n], with activations A first quantised from 16 bits.
+
+    Parameters
+    ----------
+    m, n, k : array
+        Extents, at least 1.
+    element_bytes : float
+        Bytes of a narrow element, its scales included.
+    device : DeviceDatasheet
+        Peak of the narrow format.
+    parameters : EngineGemmParameters
+        Calibration of the kernel.
+
+    Returns
+    -------
+    array
+        Seconds of a call.
+    """
+    compute = engine_gemm_time(
+        rows=m, columns=n, length=k, tiles=TILES, splits=SPLITS, device=device, parameters=parameters
+    )
+    traffic = ((m + n) * k * element_bytes + 2.0 * m * n) / device.memory_bandwidth
+    quantised = m * k * (2.0 + element_bytes) / (parameters.staging * device.memory_bandwidth)
+    body = roofline_with_overlap_loss(compute, traffic / parameters.bandwidth_efficiency)
+    return time_with_host_launch(parameters.launch + body + quantised, parameters.host)

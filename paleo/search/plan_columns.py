@@ -1,0 +1,115 @@
+"""Configurations of a search as arrays, one column for each property, without a Python loop over configurations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.lowering.policies import RECOMPUTE_POLICIES
+from paleo.schedules.base import SCHEDULES
+from paleo.search.ranking import EvaluatedGroup, Ranking, strategy_text
+from paleo.specs.run import replace_fields
+
+if TYPE_CHECKING:
+    from paleo.specs.run import Run
+
+Array = npt.NDArray[np.float64]
+IndexArray = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanColumns:
+    """Configurations of a search as columns, one entry each.
+
+    The columns are step times [s], bytes of the fullest device [byte], GPUs, samples of a microbatch, and positions in
+    ``strategies``, ``policies``, ``schedules`` and ``runs``. A run states everything that the other columns do not.
+    Step times follow the closed form of a schedule where it has one. ``evaluated`` is the number of
+    configurations in all.
+    """
+
+    step_time: Array
+    memory: Array
+    gpus: IndexArray
+    microbatch: IndexArray
+    strategy: IndexArray
+    policy: IndexArray
+    schedule: IndexArray
+    overlapped: npt.NDArray[np.bool_]
+    run: IndexArray
+    strategies: tuple[str, ...]
+    policies: tuple[str, ...]
+    schedules: tuple[str, ...]
+    runs: tuple[Run, ...]
+    evaluated: int
+
+    def __len__(self) -> int:
+        return len(self.step_time)
+
+
+def plan_columns(ranking: Ranking, most: int) -> PlanColumns:
+    """Return the best configurations of a search as columns; those that fit come first.
+
+    Parameters
+    ----------
+    ranking : Ranking
+        Configurations with their scores.
+    most : int
+        Most configurations to return.
+
+    Returns
+    -------
+    PlanColumns
+        One entry a configuration.
+    """
+    best = np.argsort(ranking.score_including_unfitting, kind="stable")[:most]
+    gpus, microbatch, strategy, policy, schedule, overlapped, run = np.zeros((7, len(best)), dtype=np.intp)
+    strategies: dict[str, int] = {}
+    runs: list[Run] = []
+    for number, part in enumerate(ranking.parts):
+        first, end = ranking.first[number : number + 2]
+        places = np.flatnonzero((best >= first) & (best < end))
+        rows, results = best[places] - first, part.results
+        gpus[places] = part.run.gpus
+        microbatch[places], policy[places] = results.microbatch[rows], results.recompute_index[rows]
+        schedule[places], overlapped[places] = (
+            results.choice_field("schedule")[rows],
+            results.choice_field("overlapped")[rows],
+        )
+        strategy[places] = _strategies(part, rows, strategies)
+        cuts = list(dict.fromkeys(results.layers_per_piece_by_batch))
+        cut_of_choice = np.array([cuts.index(cut) for cut in results.layers_per_piece_by_batch], dtype=np.intp)
+        run[places] = len(runs) + cut_of_choice[results.batch_index[rows]]
+        runs += [part.run if cut is None else replace_fields(part.run, {"pipeline.cut": cut}) for cut in cuts]
+    return PlanColumns(
+        ranking.step[best],
+        ranking.memory[best],
+        gpus=gpus,
+        microbatch=microbatch,
+        strategy=strategy,
+        policy=policy,
+        schedule=schedule,
+        overlapped=overlapped > 0,
+        run=run,
+        strategies=tuple(strategies),
+        policies=tuple(RECOMPUTE_POLICIES),
+        schedules=tuple(SCHEDULES),
+        runs=tuple(runs),
+        evaluated=len(ranking.step),
+    )
+
+
+def _strategies(part: EvaluatedGroup, rows: IndexArray, known: dict[str, int]) -> IndexArray:
+    """Return the index of each configuration's strategy in ``known``; new strategies are added to it."""
+    results = part.results
+    choices = np.column_stack([results.layout_index, results.choice_field("chunks"), results.choice_field("zero")])[
+        rows
+    ]
+    distinct, position = np.unique(choices, axis=0, return_inverse=True)
+    words = [
+        strategy_text(part.layouts[layout], int(zero), int(chunks), part.preset) for layout, chunks, zero in distinct
+    ]
+    numbers = np.array([known.setdefault(word, len(known)) for word in words], dtype=np.intp)
+    return numbers[position.ravel()]

@@ -1,0 +1,967 @@
+"""Time of one iteration of an engine, in which prompt tokens and generated tokens share the matrix products.
+
+An iteration computes ``tokens`` = prefilled + decoded tokens in every product and pass. It also computes the attention
+of each decoded token over its KV cache, the attention of the prefilled chunks, the collectives, and the output layer
+for sequences that sample.
+
+Products, passes and collectives are priced on a grid of tokens and interpolated. Attention is priced by formulas of its
+own (`paleo.pricing.attention`) on a grid of sequences and cached tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paleo.errors import SpecError
+from paleo.operations.tensor import precision
+from paleo.pricing.attention import (
+    DecodeParameters,
+    PrefillParameters,
+    attention_decode_time,
+    attention_prefill_time,
+    default_kernel,
+)
+from paleo.pricing.engine_gemm import EngineGemmParameters, low_precision_gemm_time
+from paleo.pricing.experts import TUNED_BLOCK_TILES, expert_tiles, experts_time
+from paleo.pricing.gemm import GemmParameters
+from paleo.pricing.kernels import CalibratedPredictor, device_datasheet
+from paleo.pricing.latent_kernels import CACHED as LATENT_CACHED
+from paleo.pricing.latent_kernels import TOKEN_ROWS, TRITON_ROWS, LatentAttentionParameters, latent_attention_time
+from paleo.pricing.power import power_slowdown, switching_activity
+from paleo.serving.formats import has_block_scales
+from paleo.serving.forward_lowering import (
+    LONG,
+    AttentionLayers,
+    LoweredForward,
+    Sharding,
+    TokenScaledKernel,
+    lower_forward,
+)
+from paleo.units import MEBIBYTE, MICROSECOND
+
+if TYPE_CHECKING:
+    from paleo.operations.base import Kernel
+    from paleo.pricing.kernels import FamilyPredictor
+    from paleo.serving.formats import Formats
+    from paleo.specs.device import Device
+    from paleo.specs.model import ModelSpec
+    from paleo.specs.system import System
+    from paleo.step.backend import Backend
+
+Array = npt.NDArray[np.float64]
+Numbers = npt.ArrayLike
+#: Tokens of an iteration at which kernels are priced, beyond the largest in proportion.
+TOKEN_GRID = np.array(
+    [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 2**10,
+     1280, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384], dtype=np.float64,
+)  # fmt: skip
+#: Sequences and cached tokens at which attention of one token is priced, and lengths of prefilled chunks.
+SEQUENCE_GRID = np.array([2.0**power for power in range(13)])
+CACHED_TOKEN_GRID = np.array(
+    [1, 128, 256, 512, 2**10, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144], dtype=np.float64
+)
+CHUNK_LENGTH_GRID = np.array(
+    [1, 32, 64, 128, 256, 512, 2**10, 2048, 4096, 8192, 16384, 32768, 65536, 131072], dtype=np.float64
+)
+#: Tokens of a hop between stages whose time is shared out.
+STAGE_TRANSFER_TOKENS = 2.0**10
+#: Tokens of the prompts that are prefilled together where their attention is priced.
+PREFILL_BATCH_TOKENS = 8192.0
+#: Share of an NVLink's rate that a kernel reaches which reads its peers' memory, and the latency of a second
+#: synchronisation between the halves of a two-step all-reduce over that of the whole call (vLLM's, SGLang's and
+#: TensorRT-LLM's kernels on A100 and H100, 64 KiB to 8 MiB).
+PEER_SHARE, SECOND_STEP = 0.6, 0.3
+#: Bytes that a dynamic conversion to a narrow format moves for each number: two reads in sixteen bits, a write.
+CONVERSION_BYTES = 5.0
+#: Share of it that is the search for the largest activation, which scales of tokens and blocks do not need: one of two
+#: kernels, and one of the reads.
+AMAX_PASS_SHARE = 0.5
+#: Seconds of a norm that is fused with the sum before it beside its bytes.
+FUSED_NORM_SECONDS = 1.0 * MICROSECOND
+#: Share of the memory bandwidth that a kernel reaches which streams states or short sequences.
+STREAMED_SHARE = 0.8
+#: Exponent of the popularity of experts: between equal loads and the least uneven ones (1.01) of the timed kernels.
+EXPERT_POPULARITY_EXPONENT = 0.5
+#: Kernels of a layer's experts (order of the tokens, conversion, two products, activation, sum of the visits),
+#: and of its attention (write of the cache, attention, combination of its parts).
+EXPERT_KERNELS, ATTENTION_KERNELS = 6, 3
+#: Passes that all engines join with the next one: residual sums with norms, the rotation of keys with that of queries.
+JOINED = (".add", ".key.rotated")
+#: Ranks from which on an engine captures graphs of more sequences.
+WIDE = 4
+#: Products of sixteen bits behind weight-only kernels: share of their rate where arithmetic limits them.
+DEQUANTISED_SHARE = 0.85
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKernels:
+    """Properties of an engine that determine the times of its kernels.
+
+    Attributes
+    ----------
+    all_reduce_latency : float
+        Latency of the engine's own all-reduce kernel over NVLink [s]; 0 if it has none.
+    all_reduce_max_bytes : float
+        Payload from which on the engine leaves all-reduces to NCCL [byte].
+    attention : tuple
+        (architecture, attention kernel) pairs, where the kernel is not the usual one.
+    experts : tuple
+        (architecture, grouped-GEMM kernel of experts) pairs; the first that matches counts.
+    packed_experts : tuple
+        The same for experts with narrow weights and 16-bit activations.
+    mla_library : str
+        Library of the kernels of latent attention (MLA) and of products whose weights have scales per block.
+    joint_attention : bool
+        Whether one call computes attention of all tokens of an iteration. With prompts in it, FlashAttention-2 reads
+        the cache of a sequence that decodes once for each query head: mha_varlen_fwd packs the heads of a group only
+        where no sequence has more than one query.
+    fused_norm : bool
+        Whether norms and quantisation are fused with the operation before them, without a launch of their own.
+    has_quantisation_kernel : bool
+        Whether a kernel of its own brings activations to fp8, with scales of each token or block. Else scales are known
+        before, and the kernel before the product converts. Activations in NVFP4 always have such a kernel.
+    encoder_element_bytes : float
+        Bytes of a number between the kernels of an encoder under TensorRT, whose activations run in the epilogue of the
+        product before them and whose attention over short sequences takes the time of its bytes; 0 for other engines.
+    drafted_tokens : int
+        Positions after a sequence's last token for which a draft head proposes tokens; 0: no speculative decoding.
+    acceptance : float
+        Probability that a drafted token is accepted if all before it were [-].
+    branches : int
+        Tokens drafted per position: 1 is a chain, more a tree.
+    verified_tokens : int
+        Tokens of each sequence that an iteration verifies, its last one included; 0: those of a chain.
+    draft_vocabulary : float
+        Size of the draft head's vocabulary [tokens]; 0: that of the network.
+    issue : float
+        Host time to launch one kernel of an iteration that no captured graph holds [s].
+    largest_graph, wide_graph : int
+        Most sequences of a captured graph of decode, and the same with tp of 4 or more (0: no other).
+    """
+
+    all_reduce_latency: float = 4.6 * MICROSECOND
+    all_reduce_max_bytes: float = 8.0 * MEBIBYTE
+    attention: tuple[tuple[str, str], ...] = ()
+    experts: tuple[tuple[str, str], ...] = ()
+    packed_experts: tuple[tuple[str, str], ...] = ()
+    mla_library: str = "trtllm"
+    joint_attention: bool = False
+    fused_norm: bool = True
+    has_quantisation_kernel: bool = False
+    encoder_element_bytes: float = 0.0
+    drafted_tokens: int = 0
+    acceptance: float = 0.0
+    branches: int = 1
+    verified_tokens: int = 0
+    draft_vocabulary: float = 0.0
+    issue: float = 0.0
+    largest_graph: int = 0
+    wide_graph: int = 0
+
+    @property
+    def mean_emitted_tokens(self) -> float:
+        """Mean tokens that an iteration adds to a sequence; 1 without drafts.
+
+        Reference: Leviathan, Kalman, Matias, ICML 2023, eq. 1.
+        """
+        return (1.0 - self.acceptance ** (self.drafted_tokens + 1)) / (1.0 - self.acceptance)
+
+
+@dataclass(frozen=True)
+class IterationTables:
+    """Tables of iteration times of one replica under one sharding; `mean_iteration_times` combines them.
+
+    Attributes
+    ----------
+    layer_times, head : numpy.ndarray
+        Time of all layers, and of output head and sampling, at each number of tokens in ``TOKEN_GRID`` [s], shape
+        (34,).
+    communication : numpy.ndarray
+        The part of ``layer_times`` that is collectives, shape (34,).
+    decode_attention_times : numpy.ndarray
+        Attention time of decoding one token per sequence, all layers [s], shape (sequences, cached tokens).
+    joint_attention_times : numpy.ndarray
+        The same in iterations that also have prompts [s].
+    prefill_attention_times : numpy.ndarray
+        Attention time that a prefill chunk adds [s], shape (chunk lengths, cached tokens before it).
+    prefill_launch : float
+        Time of launching attention of chunks in all layers [s].
+    state_time_per_sequence : float
+        Time that each decoding sequence adds for recurrent states [s].
+    stages : int
+        Pipeline stages.
+    stage_transfer_time : float
+        Time in which a token's features pass to the next pipeline stage [s].
+    issue : float
+        Time in which the host launches all kernels of an iteration that no captured graph holds [s].
+    lowered : LoweredForward
+        Kernels and collectives of one rank.
+    calibration : str
+        Where the calibrated parameters of the times come from.
+    kernels : EngineKernels
+        Properties of the engine that determine them.
+    """
+
+    layer_times: Array
+    head: Array
+    communication: Array
+    decode_attention_times: Array
+    joint_attention_times: Array
+    prefill_attention_times: Array
+    prefill_launch: float
+    state_time_per_sequence: float
+    stages: int
+    stage_transfer_time: float
+    issue: float
+    lowered: LoweredForward
+    sharding: Sharding
+    calibration: str
+    kernels: EngineKernels = EngineKernels()
+
+    @property
+    def largest_graph(self) -> int:
+        """Most sequences of a rank that decode in a captured graph."""
+        wide = self.sharding.expert_group_size >= WIDE and self.kernels.wide_graph
+        return wide or self.kernels.largest_graph
+
+    @property
+    def rows_per_sequence(self) -> int:
+        """GEMM rows per decoding sequence: one token, plus the drafted tokens that are verified."""
+        return max(self.kernels.verified_tokens, self.kernels.drafted_tokens + 1)
+
+    def speculation_time(self, sequences: Numbers) -> Array:
+        """Return the time that speculative decoding adds to an iteration, per token that a sequence gets.
+
+        A draft head of one layer runs once per drafted place, on all branches after the first place; then all drafted
+        tokens are verified together. An iteration gives ``mean_emitted_tokens`` tokens per sequence, so a token takes
+        that part of it. 0 without speculation.
+
+        Parameters
+        ----------
+        sequences : array_like, shape (...)
+            Decoding sequences.
+
+        Returns
+        -------
+        ndarray, shape (...)
+            Time [s].
+        """
+        number = np.asarray(sequences, dtype=np.float64)
+        if self.rows_per_sequence == 1:
+            return np.zeros(number.shape)
+        verified, places = self.non_attention_time(self.rows_per_sequence * number), self.kernels.drafted_tokens
+        draft = self._drafting(number) + (places - 1) * self._drafting(self.kernels.branches * number)
+        whole = verified + self.sampling_time(self.rows_per_sequence * number) + draft
+        return np.asarray(
+            np.where(number > 0, whole / self.kernels.mean_emitted_tokens - verified - self.sampling_time(number), 0.0)
+        )
+
+    def _drafting(self, tokens: Array) -> Array:
+        """Return the time of one pass of a draft head [s]: one layer, and an output head over its vocabulary."""
+        layers = max(sum(group.count for group in self.lowered.attention), 1.0)
+        vocabulary = max(self.lowered.local_vocabulary_size * self.sharding.tp, 1.0)
+        known = min(self.kernels.draft_vocabulary or vocabulary, vocabulary) / vocabulary
+        return self.non_attention_time(tokens) / layers + known * self.sampling_time(tokens)
+
+    def non_attention_time(self, tokens: Numbers) -> Array:
+        """Return the time of an iteration without attention and output head (GEMMs, norms, collectives).
+
+        Parameters
+        ----------
+        tokens : array_like, shape (...)
+            Tokens of the iteration.
+
+        Returns
+        -------
+        ndarray, shape (...)
+            Time [s].
+        """
+        return _extended(np.asarray(tokens, dtype=np.float64), TOKEN_GRID, self.layer_times)
+
+    def sampling_time(self, sequences: Numbers) -> Array:
+        """Return the time of the output head and of sampling.
+
+        Parameters
+        ----------
+        sequences : array_like, shape (...)
+            Sequences that sample a token.
+
+        Returns
+        -------
+        ndarray, shape (...)
+            Time [s].
+        """
+        number = np.asarray(sequences, dtype=np.float64)
+        return np.where(number > 0, _extended(np.maximum(number, 1.0), TOKEN_GRID, self.head), 0.0)
+
+    def decode_attention_time(self, sequences: Numbers, cached: Numbers, *, joint: bool = False) -> Array:
+        """Return the attention time of one decode token per sequence, over all layers.
+
+        Parameters
+        ----------
+        sequences : array_like, shape (...)
+            Sequences.
+        cached : array_like, shape (...)
+            Tokens in the cache of each.
+        joint : bool, optional
+            True if prompts are in the same iteration.
+
+        Returns
+        -------
+        ndarray, shape (...)
+            Time [s].
+        """
+        number, length = np.broadcast_arrays(
+            np.asarray(sequences, dtype=np.float64), np.asarray(cached, dtype=np.float64)
+        )
+        share = np.minimum(number, 1.0)  # a fraction of a sequence is there for a share of the time
+        each = bilinear(
+            np.maximum(number, 1.0),
+            length,
+            SEQUENCE_GRID,
+            CACHED_TOKEN_GRID,
+            self.joint_attention_times if joint else self.decode_attention_times,
+        )
+        return np.asarray((share * each + number * self.state_time_per_sequence) / self.kernels.mean_emitted_tokens)
+
+    def prefill_attention_time(self, chunks: Numbers, length: Numbers, cached: Numbers = 0.0) -> Array:
+        """Return the attention time of prefill chunks, over all layers.
+
+        Parameters
+        ----------
+        chunks : array_like, shape (...)
+            Number of chunks.
+        length : array_like, shape (...)
+            Tokens of each chunk.
+        cached : array_like, shape (...), optional
+            Tokens before each chunk.
+
+        Returns
+        -------
+        ndarray, shape (...)
+            Time [s].
+        """
+        number, tokens, before = np.broadcast_arrays(
+            *(np.asarray(each, dtype=np.float64) for each in (chunks, length, cached))
+        )
+        each = bilinear(
+            np.maximum(tokens, 1.0),
+            before,
+            CHUNK_LENGTH_GRID,
+            np.append(0.0, CACHED_TOKEN_GRID[1:]),
+            self.prefill_attention_times,
+        )
+        return np.asarray(number * each + np.minimum(number, 1.0) * self.prefill_launch)
+
+    def iteration_time(
+        self, *, decoded: Numbers, cached: Numbers, chunks: Numbers = 0.0, length: Numbers = 1.0, before: Numbers = 0.0,
+        finished: Numbers | None = None,
+    ) -> Array:  # fmt: skip
+        """Return the time of one engine iteration: one forward pass of the running batch.
+
+        Parameters
+        ----------
+        decoded, cached : array_like
+            Sequences that generate a token, and the tokens in the cache of each.
+        chunks, length, before : array_like
+            Pieces of prompts, tokens of each, and tokens of the same prompt that are cached already.
+        finished : array_like, optional
+            Pieces that end a prompt and so sample; all of them by default.
+
+        Returns
+        -------
+        numpy.ndarray
+            Seconds; shapes are broadcast. With ``attention_dp`` all counts are those of the whole replica, its ranks
+            taken as equally full; with a pipeline those of one of the batches that are under way.
+        """
+        ranks = float(self.sharding.attention_dp)
+        share, pieces = np.asarray(decoded, dtype=np.float64) / ranks, np.asarray(chunks, dtype=np.float64) / ranks
+        tokens = self.rows_per_sequence * share + pieces * np.asarray(length, dtype=np.float64)
+        ends = pieces if finished is None else np.asarray(finished, dtype=np.float64) / ranks
+        seconds = (
+            self.non_attention_time(tokens)
+            + self.sampling_time(share + ends)
+            + self.prefill_attention_time(pieces, length, before)
+        )
+        seconds = seconds + self.decode_attention_time(share, cached)
+        if self.joint_attention_times is not self.decode_attention_times:
+            added = self.decode_attention_time(share, cached, joint=True) - self.decode_attention_time(share, cached)
+            seconds = seconds + np.minimum(np.asarray(chunks, dtype=np.float64), 1.0) * added
+        seconds = seconds + self.speculation_time(share) + (self.stages - 1) * self.stage_transfer_time * tokens
+        captured = (pieces == 0.0) & (share <= self.largest_graph)
+        return np.asarray(np.where(captured, seconds, np.maximum(seconds, self.issue)))
+
+
+def _extended(points: Array, grid: Array, values: Array) -> Array:
+    """Interpolate linearly; values beyond the grid grow in proportion, and values before it are constant."""
+    inside = np.interp(points, grid, values)
+    return np.asarray(np.where(points > grid[-1], values[-1] * points / grid[-1], inside))
+
+
+def bilinear(x: Array, y: Array, xs: Array, ys: Array, table: Array) -> Array:
+    """Interpolate a two-dimensional table bilinearly; beyond its ends the last slopes continue.
+
+    Parameters
+    ----------
+    x : ndarray, shape (...)
+        First coordinate.
+    y : ndarray, shape (...)
+        Second coordinate.
+    xs : ndarray, shape (n,)
+        First coordinates of the table, rising.
+    ys : ndarray, shape (m,)
+        Second coordinates of the table, rising.
+    table : ndarray, shape (n, m)
+        Values.
+
+    Returns
+    -------
+    ndarray, shape (...)
+        Values.
+
+    Examples
+    --------
+    >>> table = np.array([[1.0, 3.0], [2.0, 4.0]])
+    >>> float(bilinear(np.array(1.5), np.array(3.0), np.array([1.0, 2.0]), np.array([2.0, 4.0]), table))
+    2.5
+    """
+    i = np.clip(np.searchsorted(xs, x, side="right") - 1, 0, len(xs) - 2)
+    j = np.clip(np.searchsorted(ys, y, side="right") - 1, 0, len(ys) - 2)
+    u, v = (x - xs[i]) / (xs[i + 1] - xs[i]), (y - ys[j]) / (ys[j + 1] - ys[j])
+    low = table[i, j] * (1 - v) + table[i, j + 1] * v
+    high = table[i + 1, j] * (1 - v) + table[i + 1, j + 1] * v
+    return np.asarray(low * (1 - u) + high * u)
+
+
+def iteration_tables(
+    model: ModelSpec, system: System, sharding: Sharding, formats: Formats, kernels: EngineKernels | None = None
+) -> IterationTables:
+    """Compute the tables of iteration times (prefill and decode) of one replica.
+
+    Parameters
+    ----------
+    model, system : ModelSpec, System
+        Network and machine.
+    sharding : Sharding
+        Parallel degrees of a replica.
+    formats : Formats
+        Number formats of weights and KV cache.
+    kernels : EngineKernels, optional
+        Properties of the engine that determine the times of its kernels.
+
+    Returns
+    -------
+    IterationTables
+        Tables of times [s] over tokens, sequences and cached tokens.
+
+    Raises
+    ------
+    PlanError, SpecError
+        The network cannot be divided so, or the device lacks a format.
+    """
+    engine = kernels or EngineKernels()
+    work, backend = lower_forward(model, system, sharding, formats.arithmetic(system.device))
+    pricing = _TableBuilder(work, backend, sharding, formats, engine, has_block_scales(model, formats.weight_format))
+    body, exchanges = pricing.products(work.layers), pricing.exchanges()
+    head, decode = pricing.products(work.head), pricing.decode()
+    return IterationTables(
+        layer_times=body + exchanges,
+        head=head + pricing.tensor_collective_times(work.head_exchanges),
+        communication=exchanges,
+        decode_attention_times=decode,
+        joint_attention_times=pricing.joint() if engine.joint_attention and pricing.unpacked else decode,
+        prefill_attention_times=pricing.prefill(),
+        prefill_launch=pricing.prefill_launch(),
+        state_time_per_sequence=pricing.state(),
+        stages=sharding.pp,
+        stage_transfer_time=pricing.hop(),
+        issue=engine.issue * pricing.launches(),
+        lowered=work,
+        sharding=sharding,
+        calibration=backend.predictor.name,
+        kernels=engine,
+    )
+
+
+def _of_architecture(names: tuple[tuple[str, str], ...], device: Device) -> str | None:
+    return next((name for word, name in names if device.architecture.startswith(word)), None)
+
+
+def _routing(kernels: list[Kernel]) -> npt.NDArray[np.bool_]:
+    """Return a mask of the memory passes that move tokens to experts and back, and of the experts' activation."""
+    ends = (".dispatch", ".combine", ".expert.act")
+    return np.array([kernel.family == "memory" and kernel.name.endswith(ends) for kernel in kernels])
+
+
+def _converted(kernel: Kernel) -> float:
+    """Return the number of activation elements that a narrow product reads; 0 for other kernels."""
+    if kernel.family != "gemm" or kernel.operation != "narrow":
+        return 0.0
+    return kernel.shape["m"] * kernel.shape["k"] * kernel.shape["batch"]
+
+
+@dataclass(frozen=True, slots=True)
+class _TableBuilder:
+    """Calculator of kernel and collective times under one sharding, on grids of tokens, sequences and cached tokens."""
+
+    work: LoweredForward
+    backend: Backend
+    sharding: Sharding
+    formats: Formats
+    engine: EngineKernels
+    block_scales: bool = False
+
+    def products(self, kernels: tuple[TokenScaledKernel, ...]) -> Array:
+        """Compute the summed times of kernels at each number of tokens in `TOKEN_GRID`.
+
+        Parameters
+        ----------
+        kernels : tuple of TokenScaledKernel
+            Kernels of a forward pass, each with its count.
+
+        Returns
+        -------
+        ndarray, shape (34,)
+            Time [s].
+        """
+        groups: dict[object, tuple[TokenScaledKernel, float]] = {}
+        for each in kernels:
+            if each.is_expert_gemm:
+                continue
+            sizes = (
+                *sorted(each.kernel_at_many_tokens.shape.items()),
+                each.kernel_at_few_tokens.bytes,
+                each.kernel_at_many_tokens.bytes,
+            )
+            key = (each.kernel_at_few_tokens.family, each.kernel_at_few_tokens.operation, each.is_shared_expert, *sizes)
+            kept, count = groups.get(key, (each, 0.0))
+            groups[key] = kept, count + each.count
+        listed = list(groups.values())
+        experts = self._experts(kernels)
+        if not listed:
+            return experts
+        priced = [each.kernel_at(tokens) for each, _ in listed for tokens in TOKEN_GRID]
+        seconds = self._seconds(priced, [each for each, _ in listed for _ in TOKEN_GRID]).reshape(len(listed), -1)
+        seconds = self._beside([each for each, _ in listed], seconds)
+        return np.asarray(np.array([count for _, count in listed]) @ seconds + experts)
+
+    def _beside(self, kernels: list[TokenScaledKernel], seconds: Array) -> Array:
+        """Return kernel times in which shared experts overlap with the routed ones [s].
+
+        Shared experts add only the time of their weights' bytes and their arithmetic, no latency. They run on a second
+        stream in vLLM and TensorRT-LLM, and as one more routed expert in SGLang (``num_fused_shared_experts`` of its
+        deepseek_v2.py).
+        """
+        weights = (
+            np.array([each.weight_elements * each.is_shared_expert for each in kernels]) * self.formats.weight_bytes
+        )
+        bandwidth = STREAMED_SHARE * self.backend.system.device.memory.bandwidth
+        saved = np.maximum(seconds[:, 0] - weights / bandwidth, 0.0)
+        return np.asarray(seconds - (saved * [each.is_shared_expert for each in kernels])[:, None])
+
+    def _experts(self, kernels: tuple[TokenScaledKernel, ...]) -> Array:
+        """Return the time of all layers' experts at each number of tokens in `TOKEN_GRID`, dispatch included [s]."""
+        total = np.zeros(len(TOKEN_GRID))
+        chosen = [each for each in kernels if each.is_expert_gemm]
+        if not chosen:
+            return total
+        ranks, ones = self.sharding.attention_dp, np.ones(len(TOKEN_GRID))
+        group = float(self.sharding.expert_group_size)
+        slices, places = (1.0, group) if self.sharding.expert_parallel else (group, 1.0)
+        for up, down in zip(chosen[::2], chosen[1::2], strict=True):
+            first, second = up.kernel_at_many_tokens.shape, down.kernel_at_many_tokens.shape
+            top_k, gated = first["m"] * first["batch"] / LONG, first["n"] / second["k"] - 1.0
+            seconds = experts_time(
+                tokens=TOKEN_GRID * ranks, hidden=ones * first["k"], inner=ones * second["k"] * self.sharding.tp,
+                top_k=ones * top_k, experts=ones * first["batch"], tp=ones * slices, ep=ones * places,
+                gated=ones * gated, exponent=ones * EXPERT_POPULARITY_EXPONENT,
+                element_bytes=self.formats.expert_formats.weight_bytes,
+                **self._grouped(TOKEN_GRID * ranks, ones * first["batch"] / places),
+            )  # fmt: skip
+            width = second["k"] * self.sharding.tp / slices
+            flops = 2.0 * TOKEN_GRID * ranks * top_k / places * (2.0 + gated) * first["k"] * width
+            total = total + up.count * self._sustained(seconds, flops)
+        return total
+
+    def _sustained(self, seconds: Array, flops: Array) -> Array:
+        """Return times of expert GEMMs at the clock that the power limit allows under long load [s].
+
+        The calibration is from short runs at a higher clock.
+        """
+        device, families = self.backend.system.device, self._families
+        dtype = self.formats.expert_formats.arithmetic(device)
+        family = f"gemm.{dtype}" if precision(dtype).quantises_operands else "gemm.tensor"
+        products, card = families.parameters_of(GemmParameters, family).parameters, device_datasheet(device, dtype)
+        activity = switching_activity(products.training_activity, dtype, card, families.user_calibration)
+        factor = power_slowdown(
+            busy=seconds, flops=flops, dram=0.0, energy=products.energy, activity=activity, device=card
+        )
+        return np.asarray(seconds * factor)
+
+    def _grouped(self, tokens: Array, local: Array) -> dict[str, Any]:
+        """Return device, parameters and tiles of the engine's grouped-GEMM kernel, as keyword arguments.
+
+        In fp8, weights have scales per block with SGLang's Triton kernel and in networks that are published so. Marlin
+        computes experts as it computes dense products, at a share of the rate of sixteen bits; the other parameters
+        are CUTLASS's.
+        """
+        device, families = self.backend.system.device, self._families
+        dtype = self.formats.expert_formats.arithmetic(device)
+        packed = self.formats.expert_format is not None and not precision(dtype).quantises_operands
+        kernel = _of_architecture(self.engine.experts, device) or "cutlass"
+        if packed:
+            kernel = _of_architecture(self.engine.packed_experts, device) or kernel
+        blocks = kernel == "triton-sglang" or self.block_scales
+        if blocks and kernel == "cutlass" and dtype == "fp8" and device.architecture.startswith("Blackwell"):
+            kernel = "deepgemm"
+        name = {"fp8": "block8" if blocks else "tensor8", "fp4": "block4"}.get(dtype, "bf16")
+        family = f"experts.{'cutlass' if kernel == 'marlin' else kernel}.{name}"
+        parameters = families.parameters_of(EngineGemmParameters, family).parameters
+        if packed and kernel in ("cutlass", "marlin"):
+            dense = kernel == "marlin" and families.parameters_of(GemmParameters, "gemm.tensor").parameters
+            parameters = replace(parameters, efficiency=DEQUANTISED_SHARE * (dense or parameters).efficiency)
+        triton = "triton" in kernel
+        tiles = TUNED_BLOCK_TILES if triton and name == "block8" else expert_tiles(family, tokens, local)
+        return {"device": device_datasheet(device, dtype), "parameters": parameters, "tiles": tiles, "triton": triton}
+
+    def _seconds(self, kernels: list[Kernel], scaled: list[TokenScaledKernel]) -> Array:
+        """Return the times of kernels inside a CUDA graph [s]."""
+        seconds = self.backend.predictor.times(kernels).device_time.copy()
+        seconds = np.maximum(seconds - self._quantisation(kernels), self._gemm_lower_bound(kernels))
+        if self.engine.fused_norm:
+            seconds -= self._fused_launches(kernels)
+        if self._weight_only:
+            seconds = self._dequantised(kernels, scaled, seconds)
+        seconds = np.maximum(seconds, np.maximum(self._block_scaled_gemm_time(kernels), MICROSECOND))
+        if self.engine.encoder_element_bytes:
+            seconds *= [
+                self.engine.encoder_element_bytes / 2.0 if kernel.family == "memory" else 1.0 for kernel in kernels
+            ]
+        return np.where(self._merged(kernels) | _routing(kernels), 0.0, seconds)
+
+    def _merged(self, kernels: list[Kernel]) -> npt.NDArray[np.bool_]:
+        """Return a mask of the memory passes that run inside the kernel before them."""
+        fused = (".quantise", ".largest") * self.engine.fused_norm + (".act",) * (self.engine.encoder_element_bytes > 0)
+        return np.array([kernel.family == "memory" and kernel.name.endswith(fused) for kernel in kernels])
+
+    def _block_scaled_gemm_time(self, kernels: list[Kernel]) -> Array:
+        """Return the times of narrow GEMMs whose weights have a scale per block [s]; 0 for other kernels.
+
+        vLLM runs kernels of its own, SGLang and TensorRT-LLM run DeepGEMM. A scale per block makes no kernel faster
+        than a scale per tensor does.
+        """
+        seconds = np.zeros(len(kernels))
+        chosen = [place for place, kernel in enumerate(kernels) if kernel.operation == "narrow"] * self.block_scales
+        if not chosen or not precision(self._families.dtype).quantises_operands:
+            return seconds
+        library = "vllm" if self.engine.mla_library == "vllm" else "trtllm"
+        m, n, k, batch = (
+            np.array([float(kernels[i].shape[name]) for i in chosen]) for name in ("m", "n", "k", "batch")
+        )
+        seconds[chosen] = batch * low_precision_gemm_time(
+            m=m, n=n, k=k, element_bytes=1.0, device=device_datasheet(self.backend.system.device, "fp8"),
+            parameters=self._families.parameters_of(EngineGemmParameters, f"narrow.block8.{library}").parameters,
+        )  # fmt: skip
+        return seconds
+
+    def _gemm_lower_bound(self, kernels: list[Kernel]) -> Array:
+        """Return a lower bound of GEMM times in narrow formats [s].
+
+        It is FLOP over the fraction of peak that the main loop of the kernel reaches; 0 for other kernels.
+        """
+        families, device = self._families, self.backend.system.device
+        if not precision(families.dtype).quantises_operands:
+            return np.zeros(len(kernels))
+        share = families.parameters_of(GemmParameters, f"gemm.{families.dtype}").parameters.efficiency
+        flops = np.array([kernel.flops if kernel.operation == "narrow" else 0.0 for kernel in kernels])
+        return np.asarray(flops / (share * device.peak_flops_per_s(families.dtype)))
+
+    def _quantisation(self, kernels: list[Kernel]) -> Array:
+        """Return the part of calibrated narrow GEMM times that is the quantisation of activations [s].
+
+        The calibration was measured with TensorRT-LLM's linear layer with dynamic scales. Its rows include the search
+        for the largest activation, the conversion, and the launches of both. Engines fuse these with the norm or the
+        activation before the product. A conversion to NVFP4, whose scales are those of 16 numbers each, is a kernel of
+        its own in every engine (fp4_quantize in TensorRT-LLM 1.0, tensorrt_llm/_torch/modules/linear.py).
+        """
+        families = self._families
+        if not precision(families.dtype).quantises_operands:
+            return np.zeros(len(kernels))
+        launches = [
+            families.parameters_of(GemmParameters, f"gemm.{name}").parameters.launch
+            for name in (families.dtype, "tensor")
+        ]
+        launch, bandwidth = max(launches[0] - launches[1], 0.0), 0.9 * self.backend.system.device.memory.bandwidth
+        rows = np.array([_converted(kernel) for kernel in kernels])
+        apart = self.engine.has_quantisation_kernel or self.block_scales or families.dtype == "fp4"
+        share = AMAX_PASS_SHARE if apart else 1.0
+        return np.where(rows > 0, share * (launch + CONVERSION_BYTES * rows / bandwidth), 0.0)
+
+    def _fused_launches(self, kernels: list[Kernel]) -> Array:
+        """Return the time that norms save by running inside the residual sum before them: a launch and a read [s]."""
+        norms = [index for index, kernel in enumerate(kernels) if kernel.operation == "norm"]
+        saved = np.zeros(len(kernels))
+        if norms:
+            alone = self.backend.predictor.times([kernels[index] for index in norms]).device_time
+            launch = float(alone.min())
+            saved[norms] = launch + 0.5 * (alone - launch) - FUSED_NORM_SECONDS
+        return saved
+
+    @property
+    def _weight_only(self) -> bool:
+        quantises_operands = self.formats.weight_bytes < 2.0
+        return quantises_operands and not precision(self._families.dtype).quantises_operands
+
+    def _dequantised(self, kernels: list[Kernel], scaled: list[TokenScaledKernel], seconds: Array) -> Array:
+        """Return GEMM times with narrow weights that are multiplied in 16 bits (weight-only quantisation) [s].
+
+        Such a GEMM takes as long as one that reads as many bytes, and at least the time of its 16-bit arithmetic.
+        """
+        ratio = self.formats.weight_bytes / 2.0
+        chosen = [
+            index
+            for index, each in enumerate(scaled)
+            if each.weight_elements and "head" not in each.kernel_at_few_tokens.name
+        ]
+        if not chosen:
+            return seconds
+        smaller = [replace(kernels[i], shape={**kernels[i].shape, "k": kernels[i].shape["k"] * ratio}) for i in chosen]
+        large = [replace(kernels[i], shape={**kernels[i].shape, "m": TOKEN_GRID[-1]}) for i in chosen]
+        read = self.backend.predictor.times(smaller).device_time
+        rows = np.array([kernels[i].shape["m"] for i in chosen]) / TOKEN_GRID[-1]
+        arithmetic = self.backend.predictor.times(large).device_time * rows / DEQUANTISED_SHARE
+        result = seconds.copy()
+        result[chosen] = np.maximum(read, arithmetic)
+        return result
+
+    def tensor_collective_times(self, exchanges: tuple[object, ...]) -> Array:
+        """Compute the time of collectives over tensor-parallel ranks at each number of tokens in `TOKEN_GRID`.
+
+        Parameters
+        ----------
+        exchanges : tuple of TokenCollective
+            Collectives of a forward pass, each with its count and its bytes per token [byte].
+
+        Returns
+        -------
+        ndarray, shape (34,)
+            Time [s]; zero without tensor parallelism.
+        """
+        total = np.zeros(len(TOKEN_GRID))
+        if self.sharding.tp == 1:
+            return total
+        for each in exchanges:
+            total = total + each.count * self._collective(each.operation, each.bytes_per_token * TOKEN_GRID)  # type: ignore[attr-defined]
+        return total
+
+    def exchanges(self) -> Array:
+        """Return the time of all collectives of the layers at each number of tokens in `TOKEN_GRID` [s].
+
+        They are all-reduces over tp. With attention_dp, tokens are gathered for the experts, and the results are
+        reduced and scattered.
+        """
+        total = self.tensor_collective_times(self.work.layer_collectives)
+        ranks = self.sharding.attention_dp
+        if ranks > 1:
+            width = self.backend.formats.activation_bytes
+            payload = self.work.hidden_size * width * TOKEN_GRID * ranks
+            each = sum(self._group_time(name, payload, ranks) for name in ("all_gather", "reduce_scatter"))
+            total = total + self.work.mixture_layers * np.asarray(each)
+        return total
+
+    def _collective(self, operation: str, payload: Array) -> Array:
+        library = self._group_time(operation, payload, self.sharding.tp)
+        if operation != "all_reduce" or not self._peers:
+            return library
+        direct = np.minimum(library, self._peer_sum(payload))
+        return np.where(payload < self.engine.all_reduce_max_bytes, direct, library)
+
+    def _group_time(self, operation: str, payload: Array, ranks: int) -> Array:
+        ones = np.ones(len(payload), dtype=np.int64)
+        return self.backend.fabric.collective_times(
+            operation, ones, ranks * ones, np.asarray(payload, dtype=np.float64)
+        )
+
+    @property
+    def _peers(self) -> bool:
+        """True if ranks can read each other's memory, so that the engine uses its own all-reduce kernel."""
+        system, links = self.backend.system, self.backend.system.device.interconnect
+        joined = links is not None and links.kind == "nvlink"
+        return joined and self.engine.all_reduce_latency > 0 and self.sharding.tp <= min(8, system.devices_per_node)
+
+    def _peer_sum(self, payload: Array) -> Array:
+        """Return the time of an all-reduce by reading peers' buffers [s]: one-shot or two-shot, the faster."""
+        links, ranks = self.backend.system.device.interconnect, self.sharding.tp
+        assert links is not None
+        rate, latency = PEER_SHARE * links.bandwidth, self.engine.all_reduce_latency
+        once = latency + (ranks - 1) * payload / rate
+        twice = latency * (1.0 + SECOND_STEP) + 2.0 * (ranks - 1) / ranks * payload / rate
+        return np.minimum(once, twice)
+
+    def hop(self) -> float:
+        """Return the time to send one token to the next pipeline stage [s]."""
+        if self.sharding.pp == 1:
+            return 0.0
+        payload = np.array([self.work.hidden_size * self.backend.formats.activation_bytes * STAGE_TRANSFER_TOKENS])
+        stride = np.array([self.sharding.tp], dtype=np.int64)
+        seconds = self.backend.fabric.collective_times("send_recv", stride, np.array([2], dtype=np.int64), payload)
+        return float(seconds[0]) / STAGE_TRANSFER_TOKENS
+
+    @property
+    def _families(self) -> FamilyPredictor:
+        if not isinstance(self.backend.predictor, CalibratedPredictor):
+            raise SpecError("serving needs calibrated kernels: --calibration auto or a file")
+        return self.backend.predictor.device_predictor
+
+    def _kernel(self) -> str:
+        device = self.backend.system.device
+        named = _of_architecture(self.engine.attention, device)
+        return named or default_kernel(device.architecture, device.memory.kind)
+
+    def decode(self) -> Array:
+        """Return the attention times of one token on the grid of sequences and cached tokens [s]."""
+        total = np.zeros((len(SEQUENCE_GRID), len(CACHED_TOKEN_GRID)))
+        for group in self.work.attention:
+            if group.latent_elements == LATENT_CACHED:
+                total += self._latent_time(group, SEQUENCE_GRID[:, None], 1.0, CACHED_TOKEN_GRID[None, :], single=True)
+                continue
+            heads, dim, width = group.kv_heads, group.head_dim, self.formats.cache_bytes
+            if group.latent_elements:  # queries of all heads over one vector, which is key and value
+                heads, dim, width = 1.0, group.latent_elements, width / 2.0
+            total += group.count * attention_decode_time(
+                batch=SEQUENCE_GRID[:, None], query_heads=group.query_heads, kv_heads=heads,
+                kv_length=CACHED_TOKEN_GRID[None, :],
+                head_dim=dim, kernel_name=self._kernel(), window=group.window, element_bytes=width,
+                **self._device("decode"),
+            )  # fmt: skip
+        return total
+
+    def _latent_time(
+        self, group: AttentionLayers, batch: Array, queries: Numbers, keys: Array, *, single: bool
+    ) -> Array:
+        """Return the time of latent attention in all layers, for prompts or for single tokens [s]."""
+        device = self.backend.system.device
+        width = self.formats.cache_bytes
+        # SGLang's prompts have keys of their own on Hopper, for vLLM's FlashAttention-3; its timed rows have latents
+        own_keys = self.engine.mla_library == "sglang" and self._kernel() == "fa3" and not single
+        library = "vllm" if own_keys else self.engine.mla_library
+        name = f"latent.{library}.{'token' if single else 'prompt'}{8 if width == 1.0 else 16}"
+        rows = TRITON_ROWS if self._triton else TOKEN_ROWS
+        shape = np.broadcast(batch, queries, keys).shape
+        ones = np.ones(shape)
+        seconds = latent_attention_time(
+            heads=group.query_heads * ones, batch=batch * ones, queries=np.asarray(queries) * ones, keys=keys * ones,
+            single=np.full(shape, single), cache_bytes=width * ones, token_rows=rows * ones,
+            device=device_datasheet(device, device.training_dtype),
+            parameters=self._families.parameters_of(LatentAttentionParameters, name).parameters,
+        )  # fmt: skip
+        return np.asarray(group.count * seconds)
+
+    @property
+    def _triton(self) -> bool:
+        """True if attention that FlashAttention-2 lacks runs in Triton: vLLM has FlashMLA and sinks from Hopper on."""
+        return self.engine.mla_library == "vllm" and self.backend.system.device.architecture == "Ampere"
+
+    def _prefill_time(self, batch: Array, length: Array, before: Array) -> Array:
+        total = np.zeros(np.broadcast(length, before).shape)
+        width = self.engine.encoder_element_bytes / (STREAMED_SHARE * self.backend.system.device.memory.bandwidth)
+        for group in self.work.attention:
+            if width:
+                numbers = 2.0 * (group.query_heads + group.kv_heads) * group.head_dim * batch * length
+                total += group.count * width * numbers
+                continue
+            if group.latent_elements == LATENT_CACHED:
+                total += self._latent_time(group, batch, length, length + before, single=False)
+                continue
+            total += group.count * attention_prefill_time(
+                batch=batch, query_heads=group.query_heads, kv_heads=group.kv_heads, query_length=length,
+                kv_length=length + before, head_dim=group.head_dim, causal=group.causal, kernel_name=self._kernel(),
+                window=group.window, element_bytes=2.0, paged=True, sustained=1.0, activity=self._activity(),
+                **self._device("prefill"),
+            )  # fmt: skip
+        return total
+
+    @property
+    def unpacked(self) -> bool:
+        """True if attention in an iteration with prompts reads the cache once for each query head.
+
+        This is so for FlashAttention-2 without latent caches and sinks.
+        """
+        return (
+            self._kernel() == "fa2"
+            and not self._sinks
+            and not any(group.latent_elements for group in self.work.attention)
+        )
+
+    @property
+    def _sinks(self) -> bool:
+        return any(each.kernel_at_few_tokens.name.endswith(".sinks") for each in self.work.layers)
+
+    def joint(self) -> Array:
+        """Return the attention times of one token in iterations with prompts, on the grid of `decode` [s]."""
+        return self._prefill_time(
+            SEQUENCE_GRID[:, None], np.ones((len(SEQUENCE_GRID), 1)), CACHED_TOKEN_GRID[None, :] - 1.0
+        )
+
+    def prefill(self) -> Array:
+        """Return the time that each further chunk adds, on the grid of chunk lengths and cached tokens [s]."""
+        lengths, before = CHUNK_LENGTH_GRID[:, None], np.append(0.0, CACHED_TOKEN_GRID[1:])[None, :]
+        batch = np.maximum(PREFILL_BATCH_TOKENS / lengths, 1.0)
+        whole = self._prefill_time(batch, lengths, before)
+        return np.maximum(whole - self.prefill_launch(), 0.0) / batch
+
+    def prefill_launch(self) -> float:
+        """Return the attention time of a chunk of one token [s]."""
+        if not self.work.attention:
+            return 0.0
+        single = np.ones((1, 1))
+        return float(self._prefill_time(single, single, 0.0 * single)[0, 0])
+
+    def _activity(self) -> float:
+        device = self.backend.system.device
+        tensor = device_datasheet(device, device.training_dtype).tensor_cores
+        entry = self._families.parameters_of(GemmParameters, "gemm.tensor" if tensor else "gemm.simt")
+        return float(entry.parameters.training_activity)
+
+    def _device(self, phase: str) -> dict[str, Any]:
+        """Return device and parameters of attention in a phase, as keyword arguments.
+
+        With an fp8 cache both products are in fp8 where the kernel has them, as queries are quantised, too
+        (FlashAttention-3, trtllm-gen; FlashAttention-2 multiplies 16 bits). Triton's kernel of attention with sinks has
+        blocks of 16 rows, as its kernel of latent attention has, whose timed rate is taken.
+        """
+        device, kernel = self.backend.system.device, self._kernel()
+        kind = DecodeParameters if phase == "decode" else PrefillParameters
+        entry = self._families.parameters_of(kind, f"attention.{kernel}.{phase}")
+        narrow = self.formats.cache_format == "fp8" and "fp8" in device.peak and kernel != "fa2"
+        dtype = "fp8" if narrow else device.training_dtype
+        parameters = entry.parameters
+        if phase == "prefill" and self._sinks and self._triton:
+            blocks = self._families.parameters_of(LatentAttentionParameters, "latent.vllm.token16").parameters
+            parameters = replace(parameters, mma_efficiency=blocks.efficiency)
+        return {"device": device_datasheet(device, dtype), "parameters": parameters}
+
+    def launches(self) -> float:
+        """Return the number of kernels that the host launches for the layers of an iteration without a graph."""
+        scaled = [
+            each
+            for each in self.work.layers
+            if not each.is_expert_gemm and not each.kernel_at_few_tokens.name.endswith(JOINED)
+        ]
+        kernels = [each.kernel_at_few_tokens for each in scaled]
+        narrow = np.array([kernel.operation == "narrow" for kernel in kernels])
+        converted = narrow & (self.engine.has_quantisation_kernel or self.block_scales)
+        separate = ~(_routing(kernels) | self._merged(kernels))
+        number = float(((1.0 + converted) * separate) @ [each.count for each in scaled])
+        number += ATTENTION_KERNELS * sum(group.count for group in self.work.attention)
+        number += sum(each.count for each in self.work.layer_collectives) * (self.sharding.tp > 1)
+        return number + EXPERT_KERNELS * self.work.mixture_layers
+
+    def state(self) -> float:
+        """Return the time to read and write the recurrent states of one sequence in fp32 [s]."""
+        moved = 2.0 * 4.0 * self.work.state_elements
+        return moved / (STREAMED_SHARE * self.backend.system.device.memory.bandwidth)

@@ -1,0 +1,461 @@
+"""Kinds of tables of machines: goodput, power, storage."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from paleo.errors import SpecError, suggest_names
+from paleo.operations.base import OPTIMIZERS
+from paleo.predict import Prediction, predict
+from paleo.specs.model import load_model
+from paleo.specs.prices import DEFAULT_RELIABILITY
+from paleo.specs.run import Run
+from paleo.specs.system import System, load_system
+from paleo.step.waiting import expected_normal_maximum, expected_slowest_time, normal_quantile
+from paleo.studies.cost import Power, power, power_interval_factors, power_parameters
+from paleo.studies.goodput import (
+    CHECKPOINT_BYTES_PER_PARAMETER,
+    ON_DEMAND_BOOT,
+    SPOT_BOOT,
+    CheckpointMode,
+    RestartTimes,
+    best_checkpoint_interval,
+    checkpoint_seconds,
+    goodput,
+    mean_time_between_failures,
+    storage_by_name,
+)
+from paleo.tables.columns import parse_column_names
+from paleo.tables.run_tables import RUN_TABLES, QuantityTable, Row, RowPrediction, has_value, integer_cell, software_of
+from paleo.units import HOUR, KILO, MILLISECOND
+
+if TYPE_CHECKING:
+    from paleo.pricing.power import PowerParameters
+    from paleo.specs.software import SoftwareProfile
+
+
+# Rows of long runs: the share of time that trained
+
+#: Accelerators in a node where a row counts those alone: 8 GPUs, 16 chips of Trainium (trn1.32xlarge).
+GPUS_PER_NODE, TRAINIUM_PER_NODE = 8.0, 16.0
+#: What a row says that tells a run of another row once more.
+REPEATED_RUN_NOTE = "by another count"
+#: Words of rows whose machines people replaced and restarted, and the hours that took: OPT-175B's chronicle (41 % of 56
+#: days over 90 restarts).
+BY_HAND, HOURS_BY_HAND = ("manual", "by hand", "without dlrover"), 6.6
+#: Pause of a checkpoint where a row does not say how long it takes: copied to host memory, written beside training.
+CHECKPOINT_PAUSE = 10.0
+
+
+def mtbf_of(row: Row) -> float:
+    """Return the mean time between failures of a row's run [s].
+
+    Taken from the row's cell, else from its period and number of failures, else from its nodes at the usual failure
+    rate.
+    """
+    if has_value(row, "mtbf_s"):
+        return float(row["mtbf_s"])
+    if has_value(row, "period_s") and has_value(row, "failures"):
+        return float(row["period_s"]) / float(row["failures"])
+    if has_value(row, "nodes"):
+        nodes = float(row["nodes"])
+    elif has_value(row, "gpus"):
+        trainium = "trainium" in str(row.get("model", "")).lower()
+        nodes = float(row["gpus"]) / (TRAINIUM_PER_NODE if trainium else GPUS_PER_NODE)
+    else:
+        raise SpecError("neither failures nor nodes are stated")
+    return float(mean_time_between_failures(nodes=nodes, node_rate=DEFAULT_RELIABILITY.failures))
+
+
+def restart_time_of(row: Row) -> float:
+    """Return the time from a failure to the first new training step after it [s].
+
+    Taken from the row's cell; hours if its notes tell of a restart by hand; else the usual restart with its load time.
+    """
+    words = f"{row.get('run', '')} {row.get('notes', '')}".lower()
+    if has_value(row, "restart_s"):
+        return float(row["restart_s"])
+    if any(word in words for word in BY_HAND):
+        return HOURS_BY_HAND * HOUR
+    return RestartTimes().restart(float(row["load_s"]) if has_value(row, "load_s") else 60.0)
+
+
+class GoodputTable(QuantityTable):
+    """Table of long training runs, one per row; the measured value is goodput (share of time that trains) [-]."""
+
+    name = "goodput"
+    identifying_columns = frozenset({"gpus", "mtbf_s", "interval_s", "goodput"})
+    optional_columns = "checkpoint_bytes checkpoint_s device failures load_s model nodes notes period_s restart_s run"
+    configuration_columns = ("model", "run", "nodes", "failures", "checkpoint_s", "checkpoint_bytes", "notes")
+    measured_column = "goodput"
+
+    def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
+        """Predict the goodput of a row's run [-]; the interval spans the usual range of failure rates."""
+        if REPEATED_RUN_NOTE in str(row.get("notes", "")):
+            raise SpecError("the run of another row by another count")
+        mtbf, restart, save = (
+            mtbf_of(row),
+            restart_time_of(row),
+            (float(row["checkpoint_s"]) if has_value(row, "checkpoint_s") else CHECKPOINT_PAUSE),
+        )
+        interval = (
+            float(row["interval_s"])
+            if has_value(row, "interval_s")
+            else float(best_checkpoint_interval(save=save, mtbf=mtbf))
+        )
+        shares = [
+            float(goodput(interval=interval, save=save, restart=restart, mtbf=mtbf * factor))
+            for factor in (
+                1.0,
+                DEFAULT_RELIABILITY.failures / DEFAULT_RELIABILITY.high,
+                DEFAULT_RELIABILITY.failures / DEFAULT_RELIABILITY.low,
+            )
+        ]
+        if not math.isfinite(shares[0]):
+            raise SpecError("nothing is known of failures")
+        return RowPrediction(shares[0], shares[1], shares[2], 1.0, str(row.get("device") or "-"), "closed form")
+
+
+RUN_TABLES.register("goodput")(GoodputTable())
+
+
+def rank_mean_times(*, ranks: int, mean: float, slowest: float, deviation: float) -> list[float]:
+    """Return mean times of ``ranks`` ranks that agree with a known average, slowest rank and standard deviation.
+
+    The slowest rank is one of them. The others are spread like a normal sample whose deviation makes up the rest. Times
+    are in the unit of ``mean``.
+    """
+    if ranks == 1:
+        return [slowest]
+    mean_of_others = (ranks * mean - slowest) / (ranks - 1)
+    left = ranks * deviation**2 - (slowest - mean) ** 2 - (ranks - 1) * (mean_of_others - mean) ** 2
+    scores = normal_quantile((np.arange(1.0, ranks) - 0.375) / (ranks - 1 + 0.25))
+    spread = np.sqrt(max(left, 0.0) / max(float(np.sum(scores**2)), 1.0))
+    return [slowest, *np.minimum(mean_of_others + spread * scores, slowest).tolist()]
+
+
+class StageTimeTable(QuantityTable):
+    """Table of pipeline stages of traced jobs, one per row.
+
+    The measured value is the mean over steps of the slowest rank's compute time [s].
+    """
+
+    name = "stragglers"
+    identifying_columns = frozenset({"trace", "ranks", "persistent_sd_s", "independent_sd_s", "compute_max_s"})
+    optional_columns = "cause compute_mean_s slowest_rank_mean_s stage steps"
+    configuration_columns = ("cause", "stage", "compute_mean_s", "slowest_rank_mean_s")
+    measured_column = "compute_max_s"
+
+    def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
+        """Predict the expected maximum of compute time over a row's ranks [s]; the baseline is their mean."""
+        if not has_value(row, "ranks"):
+            raise SpecError("ranks is not stated")
+        ranks, mean = integer_cell(row, "ranks"), float(row["compute_mean_s"])
+        noise, slowest = float(row["independent_sd_s"]), float(row["slowest_rank_mean_s"])
+        means = rank_mean_times(ranks=ranks, mean=mean, slowest=slowest, deviation=float(row["persistent_sd_s"]))
+        value = expected_slowest_time(means, noise / mean)
+        steps = max(integer_cell(row, "steps", 1), 1)
+        error = 1.65 * noise / np.sqrt(steps) + 0.01 * value * float(expected_normal_maximum(ranks))
+        return RowPrediction(value, value - error, value + error, mean, str(row["trace"]), "expected maximum")
+
+
+RUN_TABLES.register("stragglers")(StageTimeTable())
+
+
+# Rows of measured watts: one GPU that trains under a power limit
+
+
+class MeasuredNetwork(NamedTuple):
+    """Network that a row measured: catalog name, sizes that differ from the catalog's, and samples of an epoch.
+
+    ``samples`` is needed for rows that state only the time of an epoch; None otherwise.
+    """
+
+    name: str
+    sizes: Mapping[str, int | float | str] = MappingProxyType({})
+    samples: float | None = None
+
+
+#: Software of runs that name none: Zeus measured its traces in 2022, before PyTorch updated lists of tensors.
+ZEUS_PROFILE = "pytorch-eager@1.12"
+#: Networks by the model and data set of a row, with the sizes that the usual scripts give them: SQuAD in 384 tokens
+#: (huggingface/transformers, run_qa.py), tweets padded to the longest of a batch, utterances of 7 s.
+NETWORKS = {
+    ("resnet50", "imagenet"): MeasuredNetwork("resnet50"),
+    ("bert_base_uncased", "squad"): MeasuredNetwork("bert_base", {"seq": 384}),
+    ("bert_base_uncased", "sentiment140"): MeasuredNetwork("bert_base", {"seq": 48}, 1_600_000),
+    ("deepspeech2", "librispeech"): MeasuredNetwork("deepspeech2"),
+    ("shufflenetv2", "cifar100"): MeasuredNetwork("shufflenet_v2"),
+    ("ncf", "movielens-1m"): MeasuredNetwork("ncf", samples=5 * 994_169),
+}
+
+
+def network_of(row: Row) -> MeasuredNetwork:
+    """Return the catalog's network for a row's ``model`` and ``dataset``; raise SpecError if it has none."""
+    key = (str(row["model"]).strip().lower(), str(row.get("dataset", "")).strip().lower())
+    if key not in NETWORKS:
+        known = [" on ".join(pair) for pair in NETWORKS]
+        raise SpecError(f"no network is known for {' on '.join(key)}; {suggest_names(' on '.join(key), known)}")
+    return NETWORKS[key]
+
+
+def step_time_of(row: Row) -> float | None:
+    """Return the measured time of a training step of a row [s]: as stated, or from the time of an epoch; else None."""
+    if has_value(row, "iteration_ms"):
+        return _stated(row, "iteration_ms") * MILLISECOND
+    samples = network_of(row).samples
+    if samples is None or not has_value(row, "time_per_epoch_s"):
+        return None
+    return _stated(row, "time_per_epoch_s") * integer_cell(row, "batch_size") / samples
+
+
+def _stated(row: Row, key: str) -> float:
+    """Read a cell as a number above zero; raise SpecError where it is none."""
+    try:
+        value = float(row[key])
+    except (TypeError, ValueError):
+        value = float("nan")
+    if not 0 < value < float("inf"):
+        raise SpecError(f"{key} {row[key]!r:.60} is not a number above zero")
+    return value
+
+
+def predict_board_power(row: Row, prediction: Prediction, figures: PowerParameters | None = None) -> Power:
+    """Predict the power that a board draws in a row's run, under the row's power limit.
+
+    If the row states a longer step time than predicted, the board idles for the rest (it waits for data).
+
+    Parameters
+    ----------
+    row : SubmissionRow
+        Row of a table: its cells by column name.
+    prediction : Prediction
+        Prediction of the row's step at the design power of its device.
+    figures : PowerParameters, optional
+        Power parameters to use instead of those of the device.
+
+    Returns
+    -------
+    Power
+        Power of the step, under the limit and spread over the row's step time.
+    """
+    device = prediction.system.device
+    unlimited = power(prediction, figures)
+    if unlimited is None:
+        raise SpecError(f"device {device.name} states no design power (tdp)")
+    limited = unlimited.with_power_limit(
+        float(row["power_limit_w"]), (figures or power_parameters(device)).least_voltage_clock
+    )
+    seconds = step_time_of(row)
+    return limited if seconds is None else limited.with_step_time(seconds)
+
+
+class PowerTable(QuantityTable):
+    """Table of training runs, one per row; the measured value is the mean power of a board over an epoch [W].
+
+    If a row states its step time and that is longer than predicted, the board is taken to wait for data in the rest.
+    The baseline is the row's power limit times one constant per device.
+    """
+
+    name = "power"
+    identifying_columns = frozenset({"model", "device", "batch_size", "power_limit_w", "average_power_w"})
+    optional_columns = "dataset dtype iteration_ms n_gpus notes optimizer software time_per_epoch_s"
+    configuration_columns = parse_column_names(
+        "dataset n_gpus optimizer dtype software iteration_ms time_per_epoch_s notes"
+    )
+    measured_column = "average_power_w"
+
+    def system(self, row: Row) -> System:
+        """Return a system that consists of the row's device alone."""
+        return load_system(str(row["device"]))
+
+    def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
+        """Predict the mean power of a board in a row's run under its power limit [W]."""
+        prediction = self.predict_unlimited(row, software)
+        watts, limit = predict_board_power(row, prediction), float(row["power_limit_w"])
+        device = prediction.system.device
+        low, high = power_interval_factors(device)
+        return RowPrediction(
+            watts.average, watts.average * low, watts.average * high, limit, device.name, prediction.run.software
+        )
+
+    def predict_unlimited(self, row: Row, software: SoftwareProfile | None) -> Prediction:
+        """Predict the step of a row's run without its power limit, at the design power of the device."""
+        network = network_of(row)
+        system, stated = self.system(row), str(row.get("optimizer", "")).strip().lower()
+        fp32 = re.search(r"\bfp32\b", str(row.get("notes", "")))
+        run = Run(
+            gpus=integer_cell(row, "n_gpus", 1),
+            batch=integer_cell(row, "batch_size"),
+            dtype=str(row["dtype"]) if has_value(row, "dtype") else "fp32" if fp32 else None,
+            optimizer=stated if stated in OPTIMIZERS else "adam",
+            software=software_of(row, ZEUS_PROFILE),
+            model=dict(network.sizes),
+        )
+        if software is None and self.calibration is None:
+            return _predicted(network.name, system.name, run.model_dump_json(exclude_defaults=True))
+        return predict(load_model(network.name), system, run, software, self.calibration_of(system))
+
+
+@lru_cache(maxsize=16)
+def _predicted(model: str, system: str, run: str) -> Prediction:
+    """Predict a step from the names of model and system and the run as JSON; cached for rows that differ in limit."""
+    return predict(load_model(model), load_system(system), Run.model_validate_json(run))
+
+
+RUN_TABLES.register("power")(PowerTable())
+
+
+# Rows of MLPerf Storage: samples per second that emulated accelerators are fed with
+
+#: Samples of a batch and seconds that an emulated accelerator computes on it (mlcommons/storage v1.0, workload files).
+EMULATED_COMPUTE_TIMES = {
+    ("unet3d", "h100"): (7.0, 0.323), ("unet3d", "a100"): (7.0, 0.636),
+    ("resnet50", "h100"): (400.0, 0.224), ("resnet50", "a100"): (400.0, 0.435),
+    ("cosmoflow", "h100"): (1.0, 0.0035), ("cosmoflow", "a100"): (1.0, 0.00551),
+}  # fmt: skip
+#: Stored bytes of a sample (same files, mean), and the share of time that accelerators must be busy.
+SAMPLE_BYTES = {"unet3d": 146600.628 * KILO, "resnet50": 114.66 * KILO, "cosmoflow": 2828.486 * KILO}
+MIN_ACCELERATOR_UTILISATION = {"unet3d": 0.90, "resnet50": 0.90, "cosmoflow": 0.70}
+
+
+#: Samples of a whole run over those of its busy share, which leaves out the first batch of an epoch: 0.965 to 1.
+STEADY_SAMPLE_RATIO = 0.98
+
+
+def workload_of(row: Row) -> tuple[str, str]:
+    """Return (workload, emulated accelerator) that a row of MLPerf Storage names; raise SpecError if it names none."""
+    words = " ".join(str(row.get(key, "")) for key in ("workload", "emulated_device", "url_or_path")).lower()
+    network = re.search("unet3d|resnet50|cosmoflow", words)
+    device = re.search("h100|a100", words)
+    if network is None or device is None:
+        raise SpecError("workload or emulated accelerator is not stated")
+    return network.group(), device.group()
+
+
+def accelerator_sample_rate(
+    *, workload: str, device: str, accelerators: float, read_rate: float | None = None
+) -> float:
+    """Return the samples per second that emulated accelerators of MLPerf Storage take, bounded by what storage reads.
+
+    An accelerator must be busy for at least a stated share of time, and submitters add accelerators as long as it is.
+    So the share that was reached lies between the required one and (n + 1) / n of it. The mean of both is taken, but no
+    more than the middle of the required share and 1. ``read_rate`` is the rate of storage [byte/s]; None: no bound.
+
+    >>> fed = [accelerator_sample_rate(workload="unet3d", device="h100", accelerators=count) for count in (2, 10, 100)]
+    >>> [round(rate / (count * 7 / 0.323), 3) for rate, count in zip(fed, (2, 10, 100))]
+    [0.95, 0.945, 0.904]
+    """
+    batch, seconds = EMULATED_COMPUTE_TIMES[workload, device]
+    least = MIN_ACCELERATOR_UTILISATION[workload]
+    busy = min(least * (1.0 + 0.5 / max(accelerators, 1.0)), (1.0 + least) / 2.0)
+    value = accelerators * batch / seconds * busy
+    return value if read_rate is None else min(value, read_rate / SAMPLE_BYTES[workload])
+
+
+class StorageTable(QuantityTable):
+    """Table of runs that read training data from storage, one per row; the measured value is samples per second."""
+
+    name = "storage"
+    identifying_columns = frozenset({"workload", "accelerators", "utilization", "samples_per_s"})
+    optional_columns = "emulated_device nodes submitter system_text"
+    configuration_columns = ("submitter", "system_text", "emulated_device", "nodes", "url_or_path")
+    measured_column = "samples_per_s"
+
+    def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
+        """Predict the samples per second of a row; the baseline is one constant rate per accelerator."""
+        workload, device = workload_of(row)
+        if not has_value(row, "accelerators"):
+            raise SpecError("accelerators is blank")
+        count = float(row["accelerators"])
+        value = accelerator_sample_rate(workload=workload, device=device, accelerators=count)
+        batch, seconds = EMULATED_COMPUTE_TIMES[workload, device]
+        most = count * batch / seconds
+        least = most * MIN_ACCELERATOR_UTILISATION[workload] * STEADY_SAMPLE_RATIO
+        return RowPrediction(value, least, most, count, f"{workload} {device}", "emulated")
+
+
+RUN_TABLES.register("storage")(StorageTable())
+
+
+#: Relative half-width of the 90 % interval: storage is shared, and rates of one kind differ by half.
+INTERVAL_FACTOR = 1.6
+#: Where a row does not say: a node of eight, and tensors of a residual network of some sixty layers.
+PROCESSES, TENSORS = 8.0, 200.0
+CHECKPOINT_MODES: dict[str, CheckpointMode] = {"sync": "sync", "async": "async", "memory": "memory"}
+
+
+def checkpoint_bytes_of(row: Row) -> float:
+    """Return the size of a row's checkpoint [byte]: as stated, else parameters times the bytes of Adam's states."""
+    if has_value(row, "bytes"):
+        return float(row["bytes"])
+    if has_value(row, "parameters"):
+        return CHECKPOINT_BYTES_PER_PARAMETER * float(row["parameters"])
+    raise SpecError("neither bytes nor parameters are stated")
+
+
+class CheckpointTable(QuantityTable):
+    """Table of checkpoint saves, one per row; the measured value is the time for which training stopped [s]."""
+
+    name = "checkpoint"
+    identifying_columns = frozenset({"software", "storage", "mode", "processes", "save_s"})
+    optional_columns = "bytes model nodes notes parameters source storage_bytes_per_s tensors"
+    configuration_columns = ("model", "parameters", "bytes", "tensors", "nodes", "storage_bytes_per_s")
+    measured_column = "save_s"
+
+    def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
+        """Predict how long the save of a row stops training [s]; the baseline is its bytes at one constant rate."""
+        total, mode = checkpoint_bytes_of(row), str(row["mode"])
+        if mode not in CHECKPOINT_MODES:
+            raise SpecError(f"mode {mode!r} is none of {', '.join(CHECKPOINT_MODES)}")
+        if not has_value(row, "storage") and mode == "sync":
+            raise SpecError("storage is not stated")
+        rate = float(row["storage_bytes_per_s"]) if has_value(row, "storage_bytes_per_s") else None
+        seconds = checkpoint_seconds(
+            total_bytes=total,
+            software=str(row["software"]),
+            processes=float(row["processes"]) if has_value(row, "processes") else PROCESSES,
+            nodes=float(row["nodes"]) if has_value(row, "nodes") else 1.0,
+            storage=storage_by_name(str(row["storage"]), rate if mode == "sync" else rate or 1.0),
+            mode=CHECKPOINT_MODES[mode],
+            tensors=float(row["tensors"]) if has_value(row, "tensors") else TENSORS,
+        )
+        return RowPrediction(
+            seconds,
+            seconds / INTERVAL_FACTOR,
+            seconds * INTERVAL_FACTOR,
+            total,
+            str(row["software"]),
+            str(row["storage"]),
+        )
+
+
+RUN_TABLES.register("checkpoint")(CheckpointTable())
+
+
+class BootTimeTable(QuantityTable):
+    """Table of rented machine types, one per row; the measured value is the mean time to boot [s]."""
+
+    name = "startup"
+    identifying_columns = frozenset({"preemptible", "machines", "boot_s"})
+    optional_columns = "boot_p90_s device device_reported region"
+    configuration_columns = ("device", "device_reported", "region", "boot_p90_s")
+    measured_column = "boot_s"
+
+    def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
+        """Predict the time to boot of a row's machine, on demand or preemptible [s]; the baseline is one constant."""
+        spot = has_value(row, "preemptible") and float(row["preemptible"]) > 0
+        boot = SPOT_BOOT if spot else ON_DEMAND_BOOT
+        return RowPrediction(
+            boot.seconds, boot.low, boot.high, 1.0, str(row.get("device") or "-"), "spot" if spot else "kept"
+        )
+
+
+RUN_TABLES.register("startup")(BootTimeTable())

@@ -1,0 +1,519 @@
+"""Submissions to MLPerf Training as runs: the task of a row's benchmark and round on the row's system, in the code of
+that round; minutes to target, with the parts of each apart. Tables of whole runs and tables of steps hold the same
+submissions."""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import abstractmethod
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from paleo.errors import PaleoError, PlanError, SpecError
+from paleo.predict import predict
+from paleo.specs.device import find_device, load_link
+from paleo.specs.software import SoftwareProfile, load_software
+from paleo.specs.system import InterconnectLevel, System, load_system
+from paleo.specs.task import TrainingTask, benchmark_task
+from paleo.studies.target import MODEL_PARALLEL_STRATEGIES, TargetTime, first_fitting_point, task_run, time_to_target
+from paleo.tables.cells import Array, number_or_nan
+from paleo.tables.kinds._transformers import strategy_of
+from paleo.tables.run_tables import (
+    DEFAULT_SYSTEMS,
+    RUN_TABLES,
+    Row,
+    RowPrediction,
+    RunTable,
+    has_value,
+    integer_cell,
+    peak_step_time,
+    row_dicts,
+    row_prediction,
+    system_of,
+    with_devices_per_node,
+    with_row_device,
+)
+from paleo.units import MILLISECOND
+
+if TYPE_CHECKING:
+    from paleo.specs.calibration import Calibration
+    from paleo.tables.base import Predictions
+
+
+#: Systems of the catalog that were measured with copies through the host, which submissions on that card do not show.
+SUBSTITUTE_SYSTEMS = {"l40s-pcie-8gpu": "pcie4-8gpu"}
+#: What joins nodes of catalog systems that are sold as single ones.
+DEFAULT_FABRIC_LINK = "infiniband-hdr"
+#: Formats of numbers of submissions: those of tensor cores, whatever the row says of accumulation.
+TPU_DTYPE = "bf16"
+#: Format of DeepSpeed's engine, which has none of eight bits, whatever others of the round use.
+DEEPSPEED_DTYPE = "bf16"
+
+
+def task_of_row(row: Row) -> TrainingTask:
+    """Return the catalog's task for a row's benchmark and round of MLPerf; raise SpecError if it has none."""
+    benchmark, name = str(row["benchmark"]).strip(), str(row["round"]).strip()
+    task = benchmark_task(benchmark, name)
+    if task is None:
+        raise SpecError(f"benchmark {benchmark!r} has no task in the catalog (models/tasks)")
+    return task
+
+
+def system_of_row(row: Row) -> System:
+    """Return the system of a submission, with the row's device and devices per node, and a network between nodes."""
+    device, gpus, nodes = str(row["device"]), integer_cell(row, "n_gpus"), integer_cell(row, "nodes", 1)
+    name = str(row["system"]) if has_value(row, "system") else DEFAULT_SYSTEMS.get(device, "pcie4-8gpu")
+    name = SUBSTITUTE_SYSTEMS.get(name, name)
+    system = with_row_device(load_system(name), row)
+    node_size = -(-gpus // max(nodes, 1))
+    if not system.levels:
+        return system
+    system = with_devices_per_node(system, node_size) if nodes > 1 or node_size < system.devices_per_node else system
+    # The system with levels that hold so many devices a node and so many nodes.
+    levels = list(system.levels)
+    if levels and levels[-1].ranks is not None and levels[-1].ranks < node_size:
+        levels[-1] = levels[-1].model_copy(update={"ranks": node_size})
+    if nodes > 1 and (not levels or levels[-1].ranks is not None):
+        levels.append(
+            InterconnectLevel(
+                name="fabric",
+                ranks=None,
+                link=load_link(DEFAULT_FABRIC_LINK),
+                topology="fabric",
+                ports=max(1, node_size // 4),
+            )
+        )
+    return system.model_copy(
+        update={
+            "levels": tuple(levels),
+            "devices_per_node": max(node_size, 1) if nodes > 1 else max(system.devices_per_node, node_size),
+        }
+    )
+
+
+def gpus_that_train(row: Row, rows: float, task: TrainingTask) -> tuple[int, dict[str, str]]:
+    """Return (number of GPUs that train, options of the run that spread a sample over GPUs).
+
+    If a batch has fewer input ``rows`` than there are GPUs and the row states no degrees, some GPUs share a sample. A
+    language model takes up to eight tensor-parallel ranks, a volume up to four neighbours (TPUs: up to 16, also for
+    images). Otherwise as many GPUs train as divide the batch, and the others evaluate.
+    """
+    gpus = integer_cell(row, "n_gpus")
+    if rows >= gpus or any(has_value(row, axis) for axis in ("tp", "pp", "cp")):
+        return gpus, {}
+    ranks = max(count for count in range(1, int(rows) + 1) if rows % count == 0)
+    most_neighbours = (
+        16 if on_tpu(row) and task.model in SPATIALLY_SPLIT_NETWORKS else 4 if task.model == "unet3d" else 1
+    )
+    axis, limit = SAMPLE_SPLIT_AXES.get(task.code.software, ("spatial", most_neighbours))
+    degree = max(degree for degree in (1, 2, 4, 8, 16) if ranks * degree <= gpus and degree <= limit)
+    more = ",zero=1,sp" if axis == "tp" else ""
+    return ranks * degree, {} if degree == 1 else {"strategy": f"{axis}={degree},dp={ranks}{more}"}
+
+
+def on_tpu(row: Row) -> bool:
+    """Return True if a row's device is a TPU."""
+    return str(row.get("device", "")).startswith("tpu")
+
+
+#: Networks over whose images a compiler divides the space.
+SPATIALLY_SPLIT_NETWORKS = ("unet3d", "maskrcnn", "ssd-resnet34")
+#: The axis that takes GPUs beyond the samples of a batch, and the most ranks of it, by software.
+SAMPLE_SPLIT_AXES = {"megatron-core": ("tp", 8)}
+
+
+#: Batches of the Transformer above this one count tokens, of which a pair of sentences has so many.
+MOST_SENTENCES, TOKENS = 4096.0, 28.0
+#: Pairs of sentences in a row of the Transformer's packed rows, in which TPUs count batches and, from v0.7 on, samples:
+#: 4,590,101 pairs in the 566,340 rows of an epoch.
+PAIRS_PER_ROW = 4590101.0 / 566340.0
+
+
+def samples_of_cell(row: Row, column: str) -> float:
+    """Return a cell of samples, or of samples per batch, in the unit in which the task counts samples; nan if empty.
+
+    The Transformer's batches count tokens on GPUs and packed rows on TPUs; samples fewer than an epoch count packed
+    rows, too. Recommenders' logs of v0.7 on TPUs count evaluations in place of epochs.
+    """
+    value = float(row[column]) if has_value(row, column) else float("nan")
+    task = task_of_row(row)
+    if task.model.startswith("dlrm") and on_tpu(row) and value > 2.0 * task.dataset_samples:
+        return value / task.dataset_samples * task.evaluation.every
+    if task.model != "transformer_big":
+        return value
+    if column == "global_batch":
+        unit = (
+            PAIRS_PER_ROW if str(row["device"]).startswith("tpu") else 1.0 / TOKENS if value > MOST_SENTENCES else 1.0
+        )
+        return value * unit
+    return value * (PAIRS_PER_ROW if value < task.dataset_samples else 1.0)
+
+
+def boolean_cell(row: Row, key: str, default: bool) -> bool:
+    """Read a cell that says yes or no, in words or as a number; ``default`` if it is empty.
+
+    >>> boolean_cell({"sp": "True"}, "sp", False), boolean_cell({"sp": 0.0}, "sp", True), boolean_cell({}, "sp", True)
+    (True, False, True)
+    """
+    return str(row[key]).strip().lower() in ("true", "1", "1.0") if has_value(row, key) else default
+
+
+def strategy_of_row(row: Row, gpus: int, software: SoftwareProfile) -> str:
+    """Return the strategy (such as ``tp=8,pp=4``) that a row states, in the form that `Run` takes.
+
+    The data-parallel degree is that which the other degrees leave of ``gpus``. The row states in words whether
+    optimizer and sequences are sharded. Virtual stages are 1 unless stated.
+    """
+    product = math.prod(integer_cell(row, axis, 1) for axis in ("tp", "pp", "cp"))
+    if gpus % product:
+        raise PlanError(f"tp, pp and cp take {product} GPUs, which do not divide {gpus}")
+    sharded = boolean_cell(row, "distributed_optimizer", software.parallelism.zero > 0)
+    sequences = boolean_cell(row, "sequence_parallel", software.parallelism.sequence_parallel)
+    stated = {"sharding": "zero1" if sharded else "none", "sequence_parallel": int(sequences)}
+    return strategy_of({**row, **stated, "dp": gpus // product, "vp": integer_cell(row, "vp", 1)}, software)
+
+
+def run_options_of_row(row: Row, task: TrainingTask, gpus: int) -> dict[str, Any]:
+    """Return the options that a row states, by field of `Run`: dtype, degrees, microbatch, recomputation."""
+    options: dict[str, Any] = {}
+    if on_tpu(row) or has_value(row, "dtype"):
+        options["dtype"] = TPU_DTYPE if on_tpu(row) else str(row["dtype"])
+    if any(has_value(row, axis) for axis in ("tp", "pp", "cp")):
+        options["strategy"] = strategy_of_row(row, gpus, load_software(task.code.software))
+    if has_value(row, "micro_batch") and any(has_value(row, axis) for axis in ("tp", "pp")):
+        options["microbatch"] = integer_cell(row, "micro_batch")
+    return options
+
+
+#: Cells that decide a prediction: rows that agree in them are predicted once.
+PREDICTION_COLUMNS = (
+    "benchmark", "round", "system", "device", "n_gpus", "nodes", "dtype", "global_batch", "tp", "pp", "cp", "vp",
+    "micro_batch", "sequence_parallel", "distributed_optimizer", "runs",
+)  # fmt: skip
+
+
+def target_of_row(row: Row, calibration: Calibration | None = None) -> TargetTime:
+    """Predict the time to target of a submission; raise PaleoError with the reason if it cannot be modelled.
+
+    ``calibration`` is a user's own calibration; None uses the catalog's.
+    """
+    cells = tuple((name, row[name]) for name in PREDICTION_COLUMNS if has_value(row, name))
+    if not has_value(row, "dtype") and "deepspeed" in str(row.get("framework", "")).lower():
+        cells = (*cells, ("dtype", DEEPSPEED_DTYPE))
+    return _known_target(cells) if calibration is None else _target(cells, calibration)
+
+
+@lru_cache(maxsize=4096)
+def _known_target(cells: tuple[tuple[str, Any], ...]) -> TargetTime:
+    return _target(cells, None)
+
+
+def _target(cells: tuple[tuple[str, Any], ...], calibration: Calibration | None) -> TargetTime:
+    row = dict(cells)
+    system = system_of_row(row)
+    task = task_of_row(row).for_device_kind(system.device.kind)
+    batch = samples_of_cell(row, "global_batch")
+    if not batch >= 1:
+        raise SpecError("global_batch is not stated")
+    gpus, spread = gpus_that_train(row, max(1, round(batch / task.packed)), task)
+    runs = float(row.get("runs", 1.0))
+    run = task_run(task, gpus, batch, **{**run_options_of_row(row, task, gpus), **spread})
+    priced = partial(time_to_target, task, system, global_batch=batch, runs=runs, calibration=calibration)
+    point = priced(run)
+    if point.prediction.memory.fits or "strategy" in run.model_fields_set:
+        return point
+    # code of submissions that splits no tensors makes room by smaller passes, which take about as long together
+    plans = [
+        degrees
+        for degrees in MODEL_PARALLEL_STRATEGIES
+        if task.code.software in SAMPLE_SPLIT_AXES or "tp=" not in degrees
+    ]
+    return first_fitting_point(plans, lambda **stated: priced(run.model_copy(update=stated))) or point
+
+
+# rows of tables of steps
+
+#: How a table of steps names the source of a submission, and what its notes say of the batch that was logged.
+SUBMISSION, LOGGED_BATCH = re.compile(r"MLPerf Training (v\d+\.\d+)"), re.compile(r"logged batch (\d+)")
+#: Benchmarks that such tables name otherwise than MLPerf does.
+MLPERF_BENCHMARK_NAMES = {"resnet50-v1.5": "resnet", "ssd-resnet34": "ssd"}
+
+
+def submission_of(row: Row) -> Row | None:
+    """Convert a row of a table of steps to a row of a table of submissions.
+
+    None if its source is no round of MLPerf Training or the catalog has no task for its network.
+
+    >>> row = {"source": "MLPerf Training v3.0, Dell", "model": "BERT", "device": "l40", "n_gpus": 2, "dtype": "fp16"}
+    >>> submission_of({**row, "global_batch": 48})["global_batch"]  # two sequences are packed into a row
+    96.0
+    """
+    edition = SUBMISSION.match(str(row.get("source", "")))
+    slug = str(row.get("model_slug") or row.get("model", "")).strip().lower()
+    benchmark = MLPERF_BENCHMARK_NAMES.get(slug, slug)
+    task = benchmark_task(benchmark, edition.group(1)) if edition else None
+    if edition is None or task is None:
+        return None
+    logged = LOGGED_BATCH.search(str(row.get("notes", "")))
+    counted = float(
+        row["global_batch"] if "global_batch" in row else row["batch_per_gpu"] * integer_cell(row, "n_gpus")
+    )
+    batch = float(logged.group(1)) if logged else counted * task.packed
+    same = {name: row[name] for name in ("system", "device", "n_gpus", "nodes", "dtype") if has_value(row, name)}
+    return {**same, "benchmark": benchmark, "round": edition.group(1), "global_batch": batch}
+
+
+class NetworkStepTable(RunTable):
+    """Abstract base of tables of training steps, some rows of which are from submissions to MLPerf Training."""
+
+    def system(self, row: Row) -> System:
+        """Return the system of a row, as `system_of` finds it."""
+        return system_of(row)
+
+    def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
+        """Predict the step time of a row: by its task if it is a submission to MLPerf, else by `network_step`."""
+        submission = submission_of(row)
+        if submission is None:
+            return self.predict_network_row(row, software)
+        calibration = self.calibration_of(system_of_row(submission))
+        point = target_of_row(submission, calibration)
+        known = point.prediction
+        if software is not None:
+            return row_prediction(predict(known.model, known.system, known.run, software, calibration))
+        return RowPrediction(
+            point.step_time, *point.step_interval, peak_step_time(known), known.system.device.name, point.task.name
+        )
+
+    @abstractmethod
+    def predict_network_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
+        """Predict the step time of a row that is no submission to MLPerf."""
+
+
+#: Seconds of a minute.
+MINUTE = 60.0
+
+
+class MlperfTrainingTable(RunTable):
+    """Table of submissions to MLPerf Training, one per row; the measured value is minutes to target.
+
+    Rows whose samples, batch, system and minutes repeat another row's are copies of its logs and are counted once.
+    """
+
+    name = "training_runs"
+    identifying_columns = frozenset({"benchmark", "round", "device", "n_gpus", "global_batch", "minutes_to_target"})
+    optional_columns = (
+        "cp distributed_optimizer dtype evaluation_s framework grad_accum interconnect micro_batch nodes other_s pp "
+        "recompute runs samples_to_target sequence_parallel step_ms submitter system tp vp"
+    )
+    configuration_columns = (
+        "submitter", "system", "nodes", "dtype", "tp", "pp", "cp", "vp", "micro_batch", "sequence_parallel",
+        "distributed_optimizer", "recompute", "runs",
+    )  # fmt: skip
+    measured_column = "minutes_to_target"
+    measured_unit_in_si = MINUTE
+    used_for_fitting = False
+
+    def system(self, row: Row) -> System:
+        """Return the system of a submission, as `system_of_row` finds it."""
+        return system_of_row(row)
+
+    def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
+        """Predict the time to target of a row [s]; the roofline is the FLOP of all samples at peak."""
+        point = target_of_row(row, self.calibration_of(self.system(row)))
+        low, high = point.interval
+        ideal = peak_step_time(point.prediction) * point.samples / point.global_batch
+        return RowPrediction(point.seconds, low, high, ideal, point.prediction.system.device.name, point.task.name)
+
+    def further_quantities(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
+        """Return (predicted, measured) of ``step`` [s], ``samples`` to the target and ``evaluation`` (all of them) [s].
+
+        Arrays have shape (rows,); nan where either value is missing.
+        """
+        points = [self._point(row) for row in row_dicts(frame)]
+        measured = {
+            "step": number_or_nan(frame, "step_ms") * MILLISECOND,
+            "samples": np.array([_samples(row) for row in row_dicts(frame)]),
+            "evaluation": number_or_nan(frame, "evaluation_s"),
+        }
+        predicted = {
+            "step": [np.nan if point is None else point.step_time for point in points],
+            "samples": [np.nan if point is None else point.samples for point in points],
+            "evaluation": [np.nan if point is None else point.total_evaluation_time for point in points],
+        }
+        alone = ~repeated_rows(frame)
+        known = {name: np.where(alone & (values > 0), values, np.nan) for name, values in measured.items()}
+        return {name: (np.array(predicted[name], dtype=np.float64), values) for name, values in known.items()}
+
+    def _point(self, row: Row) -> TargetTime | None:
+        try:
+            return target_of_row(row, self.calibration_of(self.system(row)))
+        except PaleoError:
+            return None
+
+    def predict(self, frame: pd.DataFrame) -> Predictions:
+        """Predict the rows of this table; copies of another row's log are left out with that reason."""
+        predictions = super().predict(frame)
+        predictions.failure_reasons[repeated_rows(frame)] = "repeats the log of another row"
+        return predictions
+
+
+def _samples(row: Row) -> float:
+    """Return a row's measured samples to the target, in the unit of its task; nan if not known."""
+    try:
+        return samples_of_cell(row, "samples_to_target")
+    except (PaleoError, ValueError, KeyError):
+        return float("nan")
+
+
+def repeated_rows(frame: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return a mask of rows that repeat an earlier row's benchmark, round, device, count, samples and minutes."""
+    same = ["benchmark", "round", "device", "n_gpus", "global_batch", "samples_to_target", "minutes_to_target"]
+    known = [name for name in same if name in frame.columns]
+    return frame.duplicated(known).to_numpy()
+
+
+RUN_TABLES.register("training_runs")(MlperfTrainingTable())
+
+
+#: Format whose peak scales a score from one device to another.
+SCORE_DTYPE = "fp16"
+
+
+def device_peaks(devices: pd.Series[str]) -> Array:
+    """Return the peak FLOP/s (fp16, else bf16) of each row's device; nan for devices that the catalog lacks."""
+
+    def peak(name: str) -> float:
+        try:
+            return find_device(name).peak_flops_per_s(SCORE_DTYPE)
+        except PaleoError:
+            try:
+                return find_device(name).peak_flops_per_s("bf16")
+            except PaleoError:
+                return float("nan")
+
+    known = {str(name): peak(str(name)) for name in devices.unique()}
+    return np.asarray(devices.astype(str).map(known), dtype=np.float64)
+
+
+def _work(frame: pd.DataFrame) -> Array:
+    """Return minutes x GPUs x peak FLOP/s of each row, a measure of the work of its run."""
+    minutes, gpus = (frame[name].to_numpy(dtype=np.float64) for name in ("minutes_to_target", "n_gpus"))
+    return np.asarray(minutes * gpus * device_peaks(frame["device"]))
+
+
+def scaled_best_minutes(frame: pd.DataFrame, other_rounds: pd.DataFrame, last: str) -> Array:
+    """Predict minutes to target from the best submission of the round before, a baseline.
+
+    The least minutes x GPUs x peak of that round is divided by each row's GPUs and peak.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Rows to predict.
+    other_rounds : DataFrame
+        Rows of other rounds of the same benchmark.
+    last : str
+        Name of the round before.
+
+    Returns
+    -------
+    ndarray, shape (rows,)
+        Minutes; nan if that round has no usable row.
+    """
+    before = other_rounds[other_rounds["round"] == last]
+    work = _work(before)
+    least = np.nanmin(work) if np.isfinite(work).any() else np.nan
+    return np.asarray(least / (frame["n_gpus"].to_numpy(dtype=np.float64) * device_peaks(frame["device"])))
+
+
+def constant_utilisation_minutes(frame: pd.DataFrame, other_rounds: pd.DataFrame) -> Array:
+    """Predict minutes to target with the median utilisation of other rounds on the same device, a baseline.
+
+    For a new device the median is over all devices. The median of minutes x GPUs x peak is divided by each row's GPUs
+    and peak.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Rows to predict.
+    other_rounds : DataFrame
+        Rows of other rounds of the same benchmark.
+
+    Returns
+    -------
+    ndarray, shape (rows,)
+        Minutes.
+    """
+    work = pd.Series(_work(other_rounds), index=other_rounds.index)
+    medians = work.groupby(other_rounds["device"]).median()
+    chosen = frame["device"].map(medians).fillna(float(work.median())).to_numpy(dtype=np.float64)
+    return np.asarray(chosen / (frame["n_gpus"].to_numpy(dtype=np.float64) * device_peaks(frame["device"])))
+
+
+def nearest_submission_minutes(frame: pd.DataFrame, other_rounds: pd.DataFrame) -> Array:
+    """Predict minutes to target from the nearest submission of other rounds, scaled by GPUs and peak, a baseline.
+
+    Nearest is a row of the same device, and of these the one nearest in number of GPUs.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Rows to predict.
+    other_rounds : DataFrame
+        Rows of other rounds of the same benchmark.
+
+    Returns
+    -------
+    ndarray, shape (rows,)
+        Minutes; nan if no other row is usable.
+    """
+    work, counts = _work(other_rounds), np.log(other_rounds["n_gpus"].to_numpy(dtype=np.float64))
+    usable = np.isfinite(work)
+    if not usable.any():
+        return np.full(len(frame), np.nan)
+    same = other_rounds["device"].to_numpy()[None, :] == frame["device"].to_numpy()[:, None]
+    distance = np.abs(np.log(frame["n_gpus"].to_numpy(dtype=np.float64))[:, None] - counts[None, :])
+    cost = np.where(usable[None, :], distance + np.where(same, 0.0, OTHER_DEVICE_PENALTY), np.inf)
+    chosen = work[np.argmin(cost, axis=1)]
+    return np.asarray(chosen / (frame["n_gpus"].to_numpy(dtype=np.float64) * device_peaks(frame["device"])))
+
+
+#: How many powers of e in count another device is worth.
+OTHER_DEVICE_PENALTY = 10.0
+
+
+def left_out_baselines(frame: pd.DataFrame) -> pd.DataFrame:
+    """Predict each row by three baselines from all other rounds of its benchmark.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Submissions, one per row.
+
+    Returns
+    -------
+    DataFrame
+        Columns ``scaled_best_minutes``, ``constant_utilisation_minutes`` and ``nearest_submission_minutes``, in
+        minutes; nan if a benchmark has no other round.
+    """
+    rounds = sorted(frame["round"].unique())
+    parts = [pd.DataFrame(columns=["scaled_best", "one_utilisation", "nearest"], dtype=np.float64)]
+    for benchmark in frame["benchmark"].unique():
+        submissions = frame[frame["benchmark"] == benchmark]
+        for name in submissions["round"].unique():
+            rows, other_rounds = submissions[submissions["round"] == name], submissions[submissions["round"] != name]
+            if other_rounds.empty:
+                continue
+            before = [earlier for earlier in rounds if earlier < name and (other_rounds["round"] == earlier).any()]
+            last = before[-1] if before else str(other_rounds["round"].min())
+            predicted = {
+                "scaled_best": scaled_best_minutes(rows, other_rounds, last),
+                "one_utilisation": constant_utilisation_minutes(rows, other_rounds),
+                "nearest": nearest_submission_minutes(rows, other_rounds),
+            }
+            parts.append(pd.DataFrame(predicted, index=rows.index))
+    return pd.concat(parts).reindex(frame.index)

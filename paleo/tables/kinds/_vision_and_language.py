@@ -1,0 +1,394 @@
+"""Rows of measured training steps of convolutional networks, BERT, GNMT, Transformer and Transformer-XL, as runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from paleo.errors import SpecError, suggest_names
+from paleo.predict import predict
+from paleo.specs.catalog import entry_names
+from paleo.specs.model import ModelSpec, load_model
+from paleo.specs.run import Run
+from paleo.tables.cells import Array, number_or_nan, text_column
+from paleo.tables.kinds._mlperf_training import NetworkStepTable
+from paleo.tables.run_tables import (
+    NAMES,
+    NVIDIA_EXAMPLE_SOURCES,
+    RUN_TABLES,
+    Row,
+    RowPrediction,
+    has_value,
+    integer_cell,
+    profile_at_release,
+    row_dicts,
+    row_prediction,
+    software_of,
+)
+from paleo.units import MILLISECOND
+
+if TYPE_CHECKING:
+    from paleo.specs.software import SoftwareProfile
+
+#: Names of the tables -> models of the catalog; BERT without more is BERT-large in these sources.
+MODEL_OF_TABLE_NAME: Mapping[str, str] = NAMES["language"]
+#: Length of sequences where fine-tuning rows do not state it: the default of the scripts that their pages name,
+#: 384 for SQuAD (BERT), 128 for named entities (BioBERT). The latter can be checked: 64 sequences of n words through
+#: BERT-base are 64 · n · 6 · 85e6 FLOP, measured in 433 ms on a V100 of 15.7 TFLOP/s: n is at most 208.
+FINE_TUNING_LENGTHS = {"bert": 384, "biobert": 128}
+#: PyTorch code of these networks is built on apex where a row names no profile, and in NVIDIA's examples that name no
+#: container.
+APEX_PROFILE = "nvidia-apex"
+
+
+class LanguageStepTable(NetworkStepTable):
+    """Table of training steps of BERT, GNMT, Transformer and Transformer-XL, one per row; measured is the step time.
+
+    Batches count sequences or sentences, or tokens of sentences of the model's own length.
+    """
+
+    name = "other_iterations"
+    identifying_columns = frozenset({"model", "task", "device", "n_gpus", "global_batch", "batch_unit", "iteration_ms"})
+    optional_columns = (
+        "batch_per_gpu dtype framework grad_accum interconnect nodes notes seq_len software source system throughput "
+        "throughput_unit"
+    )
+    configuration_columns = ("source", "system", "seq_len", "dtype", "grad_accum", "software", "framework", "notes")
+
+    def predict_network_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
+        """Predict the training step of a row; raise SpecError if the catalog lacks its model."""
+        name = _catalog_name(row)
+        if name is None:
+            known = {*MODEL_OF_TABLE_NAME, *entry_names("models")}
+            raise SpecError(f"model {row['model']!r} is not in the catalog; {suggest_names(str(row['model']), known)}")
+        unit = str(row["batch_unit"])
+        if not unit.startswith(("seq", "sentence", "tok")):
+            raise SpecError(f"batches of {unit} do not say how many sequences there are")
+        model, system = load_model(name), self.system(row)
+        return row_prediction(predict(model, system, self._run(row, model), software, self.calibration_of(system)))
+
+    def measured_values(self, frame: pd.DataFrame) -> Array:
+        """Return the measured step time of each row of this table [s].
+
+        If a row states only a throughput in tokens, it is the tokens of the batch over that throughput.
+        """
+        stated, columns = super().measured_values(frame), ("throughput", "seq_len", "global_batch")
+        rate, lengths, batch = (number_or_nan(frame, column) for column in columns)
+        tokens = np.array([_tokens(row, length) for row, length in zip(row_dicts(frame), lengths, strict=True)])
+        return np.where(np.isfinite(stated), stated, tokens * batch / np.where(rate > 0, rate, np.nan))
+
+    def unmeasured_reason(self, row: Mapping[Any, Any]) -> str:
+        """Explain why a row has no measured step time; a throughput in tokens can be used for known networks only."""
+        if has_value(row, "iteration_ms"):
+            return super().unmeasured_reason(row)
+        if _catalog_name(row) is None:
+            return f"iteration_ms is empty, and model {row['model']!r} is not in the catalog"
+        wrong = (key for key in ("throughput", "global_batch") if has_value(row, key) and not _is_number(row[key]))
+        if (column := next(wrong, None)) is not None:
+            return f"{column} {str(row[column])[:40]!r} is not a number"
+        return "iteration_ms is empty: nothing to compare with"
+
+    def _run(self, row: Row, model: ModelSpec) -> Run:
+        gpus = integer_cell(row, "n_gpus", 1)
+        sizes = _sizes(row)
+        batch = integer_cell(row, "global_batch")
+        if str(row["batch_unit"]).startswith("tok"):
+            batch = max(gpus, round(batch / int(model.params["seq"])))
+        accumulated = max(1, integer_cell(row, "grad_accum", 1))
+        software, example = (
+            software_of(row, APEX_PROFILE),
+            str(row.get("source", "")).startswith(NVIDIA_EXAMPLE_SOURCES),
+        )
+        return Run(
+            gpus=gpus,
+            global_batch=batch,
+            microbatch=max(1, -(-batch // gpus) // accumulated),
+            dtype=str(row["dtype"]),
+            optimizer=_optimizer(row),
+            software=APEX_PROFILE if example and software == "pytorch-eager" else software,
+            model=sizes,
+        )
+
+
+def _is_number(cell: object) -> bool:
+    return bool(np.isfinite(pd.to_numeric(str(cell), errors="coerce")))
+
+
+def _tokens(row: Row, length: float) -> float:
+    """Return the tokens per unit of a row's batch, for throughputs that are stated in tokens.
+
+    A sample has the mean tokens of the network's data set, else ``length`` tokens, else those of the network. nan if
+    the throughput counts something else or the network is not known.
+    """
+    name = _catalog_name(row)
+    if name is None or not str(row.get("throughput_unit", "")).startswith("tokens"):
+        return float("nan")
+    if str(row["batch_unit"]).startswith("tok"):
+        return 1.0
+    model = load_model(name)
+    stated = None if model.dataset is None else model.dataset.tokens
+    return stated or (length if length > 0 else float(model.params["seq"]))
+
+
+def _catalog_name(row: Mapping[Any, Any]) -> str | None:
+    """Return the catalog name of a row's network, or None if the catalog lacks it."""
+    stated = str(row["model"]).strip().lower()
+    return MODEL_OF_TABLE_NAME.get(stated) or (stated if stated in entry_names("models") else None)
+
+
+def _optimizer(row: Row) -> str:
+    """Return the optimizer of a row's training script.
+
+    It is LAMB for BERT and Transformer-XL, AdamW for fine-tuned BERT, else Adam.
+    """
+    if "-xl" in str(row["model"]).lower():
+        return "lamb"
+    if not _is_bert(row):
+        return "adam"
+    return "adamw" if _is_tuning(row) else "lamb"
+
+
+def _is_bert(row: Row) -> bool:
+    return "bert" in str(row["model"]).lower()
+
+
+def _is_tuning(row: Row) -> bool:
+    return str(row.get("task", "")).lower().startswith("fine")
+
+
+def _sizes(row: Row) -> dict[str, int | float | str]:
+    """Return the sizes of a row's network that differ from the catalog's.
+
+    These are the sequence length, and 0 masked words in fine-tuning.
+    """
+    stated: dict[str, int | float | str] = {"seq": integer_cell(row, "seq_len")} if has_value(row, "seq_len") else {}
+    if _is_bert(row) and _is_tuning(row):
+        usual = FINE_TUNING_LENGTHS.get(str(row["model"]).strip().lower(), FINE_TUNING_LENGTHS["bert"])
+        return {"seq": usual, **stated, "predictions": 0}
+    return stated
+
+
+RUN_TABLES.register("other_iterations")(LanguageStepTable())
+
+
+#: What the measured harnesses did without: only forward and backward were timed.
+WITHOUT_UPDATE_NOTE = "no weight update"
+#: What notes say of steps that waited for images to be read and decoded; others ran on synthetic ones.
+WITH_LOADING_NOTE = "incl. data loading"
+
+
+#: Profiles of kernels that a row names beside its framework, by a word of the latter; the first that fits.
+PROFILES_OF_OWN_KERNELS = (
+    ("convnet2", "cuda-convnet2"),
+    ("fbfft", "fbfft"),
+    ("torch-7", "torch7-native"),
+    ("neon", "neon"),
+)
+#: The same of frameworks without a profile: Paddle in NVIDIA's containers has MXNet's fused normalisations.
+SUBSTITUTE_PROFILES = (("paddle", "mxnet-nvidia"),)
+#: Profiles that rows of NVIDIA's examples mean by a plain one: their PyTorch scripts lay images out channels-last in
+#: sixteen bits (--memory-format nhwc of their configurations).
+CONTAINER_PROFILES = (("pytorch", "pytorch-ngc-channels-last"), ("tensorflow2", "tensorflow2-ngc"))
+#: Release of those containers that rows which name none are taken to be of: the one that other rows of the pages name.
+CONTAINER_RELEASE = "21.03"
+#: Frameworks by a word of their name whose convolutions are OpenCL programs.
+OPENCL_FRAMEWORKS = ("cl-nn", "greentea", "deepcl")
+#: Columns in which the rows of one scaling curve agree.
+SCALING_CURVE_COLUMNS = ("source", "device", "framework", "cudnn", "model", "dtype", "batch_per_gpu")
+#: Networks that are trained by RMSprop (Tan and Le, ICML 2019, section 5.2); others are by stochastic gradients.
+RMSPROP_NETWORKS = "efficientnet"
+#: What notes say of recipes that add up gradients until so many images were seen, and how many, by a word of the
+#: network, in the 256 of the first ResNets: one to four thousand by the table; which is which by the configurations of
+#: NVIDIA's recipes, by name.
+ACCUMULATION_NOTE = "accumulates gradients to a fixed optimizer batch"
+OPTIMIZER_BATCH, FIRST_BATCH = (("efficientnet", 16), ("resnext", 4), ("resnet", 8)), 256
+#: What tf_cnn_benchmarks calls ResNet is the paper's own, with the stride in the first 1 x 1 of a block.
+ORIGINAL_RESNETS = {f"resnet{depth}": f"resnet{depth}-v1" for depth in (50, 101, 152)}
+#: Its AlexNet has 384 channels in the fourth convolution where torchvision's has 256, by name; rows say so (fp32 on
+#: A100: 15 % too fast with 256, 2 to 7 with 384) but those of its page of 2017 (6 and 20 % off), which keep 256.
+WIDER_ALEXNET, EARLIER_PAGE = {"alexnet": "alexnet-tf"}, "2017"
+#: cuDNN of the sources that name none, by what they begin with: their pages are older than the next release.
+CUDNN_OF_SOURCE = (("convnet-benchmarks Dec-2014", 1.0), ("convnet-benchmarks", 4.0))
+
+
+def model_of(row: Row) -> str:
+    """Return the catalog name of a row's model, in the variant that its benchmark script or its notes name."""
+    slug = str(row["model_slug"])
+    if "tf_cnn_benchmarks" in f"{row.get('framework', '')} {row.get('notes', '')}":
+        variants = ORIGINAL_RESNETS if EARLIER_PAGE in str(row.get("source", "")) else ORIGINAL_RESNETS | WIDER_ALEXNET
+        return variants.get(slug, slug)
+    return f"se-{slug}" if str(row.get("model", "")).lower().startswith("se-") else slug
+
+
+def size_overrides(row: Row) -> dict[str, int | float | str]:
+    """Return ``{"resolution": side}`` if a row states another image side than its network has; else {}."""
+    side = re.search(r"(\d+)x\1$", str(row.get("input_shape", "")).strip())
+    usual = load_model(model_of(row)).params.get("resolution")
+    return {"resolution": int(side.group(1))} if side and usual not in (None, int(side.group(1))) else {}
+
+
+def cudnn_release(row: Row) -> float | None:
+    """Return the cuDNN release of a row (major.minor): as stated, by its framework's name, or by its source's date."""
+    stated = cudnn_version(str(row.get("cudnn", "")))
+    if stated is not None:
+        return stated
+    named = re.search(r"(?i)cudnn\W*[rv](\d)", str(row.get("framework", "")))
+    if named:
+        return float(named.group(1))
+    source = str(row.get("source", ""))
+    return next((release for word, release in CUDNN_OF_SOURCE if source.startswith(word)), None)
+
+
+def software_profile_of(row: Row) -> str:
+    """Return the name of the software profile of a row of convolutional networks.
+
+    Caffe without a cuDNN version ran its own kernels. Raises SpecError for OpenCL kernels.
+    """
+    framework, cudnn = str(row.get("framework", "")).lower(), str(row.get("cudnn", "")).lower()
+    if any(word in framework for word in OPENCL_FRAMEWORKS):
+        raise SpecError(f"OpenCL kernels of {row['framework']} are not modelled")
+    native_profile = next(
+        (profile for word, profile in (*PROFILES_OF_OWN_KERNELS, *SUBSTITUTE_PROFILES) if word in framework), None
+    )
+    if native_profile is not None:
+        return native_profile
+    software = software_of(row, "cudnn-library")
+    if str(row.get("source", "")).startswith(NVIDIA_EXAMPLE_SOURCES):
+        software = next((profile for plain, profile in CONTAINER_PROFILES if software.startswith(plain)), software)
+    native = software == "caffe" and cudnn_version(cudnn) in (None, 1.0)
+    return "caffe-native" if native else software
+
+
+def software_profile_at_date(row: Row) -> str:
+    """Return the software profile of a row as `software_profile_of` does, in the release of the day of its timing."""
+    source = str(row.get("source", ""))
+    release = f" {CONTAINER_RELEASE}" if source.startswith(NVIDIA_EXAMPLE_SOURCES) else ""
+    return profile_at_release({**row, "source": source + release}, software_profile_of(row))
+
+
+def cudnn_version(text: str) -> float | None:
+    """Parse the cuDNN release of a cell: 5105, R4, v3, ``5.1 (CUDA 8.0)``; 1.0 for "none"; None if nothing is said.
+
+    A number as cudnnGetVersion gives it has the minor release in its hundreds.
+
+    >>> cudnn_version("5105"), cudnn_version("R4"), cudnn_version("5.1 (CUDA 8.0)"), cudnn_version("")
+    (5.1, 4.0, 5.1, None)
+    """
+    text = text.strip()
+    if not text or text.lower() == "nan":
+        return None
+    if text.lower().startswith("none"):
+        return 1.0
+    match = re.match(r"[vVrR]?(\d+(?:\.\d+)?)", text)
+    if not match:
+        return None
+    number = float(match.group(1))
+    if number < 1000:
+        return number
+    return number // 1000 + number // 100 % 10 / 10 if number < 10000 else number // 10000 + number // 100 % 100 / 10
+
+
+def without_update(row: Row) -> bool:
+    """Return True if a row's measured time covers forward and backward only, without the optimizer's update."""
+    return WITHOUT_UPDATE_NOTE in str(row.get("notes", ""))
+
+
+def microbatches_of(row: Row) -> int:
+    """Return the number of forward and backward passes after which a row's script updates the parameters."""
+    slug = str(row["model_slug"])
+    images = FIRST_BATCH * next((batches for word, batches in OPTIMIZER_BATCH if word in slug), 1)
+    if ACCUMULATION_NOTE not in str(row.get("notes", "")):
+        return 1
+    return max(1, round(images / (float(row["batch_per_gpu"]) * integer_cell(row, "n_gpus", 1))))
+
+
+def run_of(row: Row) -> Run:
+    """Translate a row of ``cnn_iterations`` into a `Run`; without an iteration time it is the forward pass only."""
+    batch = float(row["batch_per_gpu"])
+    if batch != int(batch) or batch < 1:
+        raise SpecError(f"batch_per_gpu {row['batch_per_gpu']!r} is not a whole number")
+    return Run(
+        gpus=integer_cell(row, "n_gpus", 1),
+        batch=int(batch),
+        dtype=str(row["dtype"]),
+        optimizer="rmsprop" if str(row["model_slug"]).startswith(RMSPROP_NETWORKS) else "momentum",
+        software=software_profile_at_date(row),
+        kernels={"cudnn": cudnn_release(row)},
+        forward_only=not has_value(row, "iteration_ms"),
+        input=None if WITH_LOADING_NOTE in str(row.get("notes", "")) else "none",
+        model=size_overrides(row),
+    )
+
+
+def _alone(frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Return a mask of the rows that state no iteration time: only their forward pass was timed."""
+    return np.asarray(text_column(frame, "iteration_ms") == "")
+
+
+class VisionStepTable(NetworkStepTable):
+    """Table of training steps of convolutional networks, one per row; the measured value is the step time.
+
+    Rows without a step time are compared by the time of their forward pass.
+    """
+
+    name = "cnn_iterations"
+    identifying_columns = frozenset({"model_slug", "device", "n_gpus", "batch_per_gpu", "framework", "iteration_ms"})
+    optional_columns = (
+        "cudnn dtype forward_ms backward_ms input_shape interconnect model nodes notes software source system"
+    )
+    configuration_columns = (
+        *("system", "nodes", "interconnect", "dtype", "cudnn", "software"),
+        *("source", "model", "input_shape", "forward_ms", "notes"),
+    )
+
+    def measured_values(self, frame: pd.DataFrame) -> Array:
+        """Return the measured time of each row of this table [s]: of the step, or of the forward pass alone."""
+        return np.where(_alone(frame), number_or_nan(frame, "forward_ms") * MILLISECOND, super().measured_values(frame))
+
+    def unmeasured_reason(self, row: Mapping[Any, Any]) -> str:
+        """Explain why a row has no measured time, neither of the step nor of the forward pass."""
+        if has_value(row, "iteration_ms") or not has_value(row, "forward_ms"):
+            return super().unmeasured_reason(row)
+        return f"forward_ms {str(row['forward_ms'])[:40]!r} is not a number above zero"
+
+    def software_profile(self, row: Row) -> str:
+        """Return the name of the software profile of a row: by `software_profile_of`, else by `software_of`."""
+        try:
+            return software_profile_of(row)
+        except SpecError:
+            return software_of(row)
+
+    def scaling_curves(self, frame: pd.DataFrame) -> pd.DataFrame | None:
+        """Return the device count of each row (nan: forward only) and the columns that are equal within a curve.
+
+        Among these are the exchange of weights and the source of images, which the notes state.
+        """
+        gpus, alone = number_or_nan(frame, "n_gpus"), _alone(frame)
+        patterns = {"data": r"^(synthetic|real)", "exchange": r"variable_update[:=] ?([^;,]*)"}
+        words = {
+            name: text_column(frame, "notes").str.extract(pattern)[0].fillna("") for name, pattern in patterns.items()
+        }
+        same = {name: text_column(frame, name) for name in SCALING_CURVE_COLUMNS}
+        return pd.DataFrame({"gpus": np.where(alone, np.nan, gpus), **same, **words})
+
+    def predict_network_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
+        """Predict the step time of a row, without the optimizer's update if the measurement left it out.
+
+        With gradient accumulation it is one pass with its share of the update.
+        """
+        system = self.system(row)
+        prediction = predict(load_model(model_of(row)), system, run_of(row), software, self.calibration_of(system))
+        # Compute the time of the update that a row's step does not include; at most so much that images still arrive
+        # in time.
+        share = 1.0 if without_update(row) else 1.0 - 1.0 / microbatches_of(row)
+        arrival = 0.0 if prediction.input_pipeline is None else float(prediction.input_pipeline.batch_interval)
+        spare = max(0.0, prediction.step_time - prediction.breakdown.input - arrival)
+        return row_prediction(prediction, prediction.step_time - min(share * prediction.breakdown.optimizer, spare))
+
+
+RUN_TABLES.register("cnn_iterations")(VisionStepTable())

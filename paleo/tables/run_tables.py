@@ -1,0 +1,787 @@
+"""Tables of whole steps: each row becomes a run, and the run a prediction.
+
+The system of a row is found in the catalog by its own name, by what its device usually comes in, and by the nodes and
+the network that the row states. Kernels are predicted by their pricing families, whole steps by the prediction.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from paleo.errors import PaleoError, SpecError, suggest_names
+from paleo.registry import Registry
+from paleo.specs.catalog import entry_names
+from paleo.specs.device import find_device, load_link
+from paleo.specs.loading import parse_yaml
+from paleo.specs.software import TPU_PROFILE, SoftwareProfile, load_software
+from paleo.specs.system import System, load_system
+from paleo.step.interval import INTERVALS, Uncertainty
+from paleo.tables.base import MeasuredTable, Predictions
+from paleo.tables.cells import Array, number_or_nan, text_column
+from paleo.tables.columns import best_matching_kind
+from paleo.tables.kernels import KERNEL_TABLES
+from paleo.units import MILLISECOND
+
+if TYPE_CHECKING:
+    from paleo.predict import Prediction
+    from paleo.specs.calibration import Calibration
+    from paleo.step.memory import Footprint
+
+#: What reading a malformed cell, or computing with an absurd one, raises.
+CELL_ERRORS = (KeyError, ValueError, OverflowError, ZeroDivisionError)
+Row = Mapping[str, Any]
+#: What a report says of a run that ran out of memory.
+OUT_OF_MEMORY_REASON = "ran out of memory; predicted: {}"
+#: Names in measured tables and the entries of the catalog that they mean.
+NAMES = parse_yaml((Path(__file__).parent / "names.yaml").read_text(encoding="utf-8"), where="names.yaml")
+#: Profiles for rows whose own is not in the catalog, by a word of the framework that they name; the first that fits.
+SUBSTITUTE_PROFILES: tuple[tuple[str, str], ...] = tuple(NAMES["profiles"].items())
+#: Words of frameworks without a profile of their own, whose rows take the default one.
+FRAMEWORKS_WITHOUT_PROFILE = (
+    "torch",
+    "ddp",
+    "horovod",
+    "hugging",
+    "transformers",
+    "jax",
+    "paddle",
+    "colossal",
+    "byteps",
+    "dt-fm",
+)
+
+#: Finer profiles than the one that a row names, by a word of its framework.
+FINER_PROFILES = {
+    (profile, word): finer for profile, words in NAMES["finer_profiles"].items() for word, finer in words.items()
+}
+
+#: The same by a word of a row's notes.
+PROFILES_BY_NOTE = {("torchtitan", "fsdp (eager)"): "torchtitan-eager"}
+
+
+#: What the sources begin with that run NVIDIA's example scripts in its containers.
+NVIDIA_EXAMPLE_SOURCES = ("DeepLearningExamples",)
+
+
+def software_of(row: Row, default: str = "pytorch-eager") -> str:
+    """Return the name of the software profile (framework and version in the catalog) with which a row is predicted.
+
+    The row's ``software`` cell is used if the catalog has it, else the nearest profile by what the row says of its
+    framework. TPU rows always use the XLA profile.
+
+    Parameters
+    ----------
+    row : SubmissionRow
+        Row of a table: its cells by column name.
+    default : str, optional
+        Profile of a row that names no software.
+
+    Returns
+    -------
+    str
+        Name of a profile in the catalog.
+    """
+    if str(row.get("device", "")).startswith("tpu"):
+        return TPU_PROFILE
+    stated = str(row.get("software") or "").strip()
+    if stated in entry_names("software"):
+        texts = (
+            (str(row.get("framework", "")).lower(), FINER_PROFILES),
+            (str(row.get("notes", "")).lower(), PROFILES_BY_NOTE),
+        )
+        finer = (
+            name for text, known in texts for (coarse, word), name in known.items() if coarse == stated and word in text
+        )
+        return next(finer, stated)
+    words = f"{stated} {row.get('framework', '')}".lower()
+    alike = next((profile for word, profile in SUBSTITUTE_PROFILES if word in words), None)
+    if alike is None and has_value(row, "software") and not any(word in words for word in FRAMEWORKS_WITHOUT_PROFILE):
+        raise SpecError(
+            f"software {stated[:40]!r} is no profile and no framework; {suggest_names(stated, entry_names('software'))}"
+        )
+    return alike or default
+
+
+def is_substitute_profile(row: Row) -> bool:
+    """Return True if the software that a row names is not in the catalog, so that another profile stands in for it.
+
+    Parameters
+    ----------
+    row : SubmissionRow
+        Row of a table: its cells by column name.
+
+    Returns
+    -------
+    bool
+        False also if the row names no software.
+
+    Examples
+    --------
+    >>> [is_substitute_profile(row) for row in ({"software": "colossalai"}, {"software": "megatron-core"}, {})]
+    [True, False, False]
+    """
+    stated = str(row.get("software") or "").strip() if has_value(row, "software") else ""
+    return bool(stated) and stated not in entry_names("software")
+
+
+def row_dicts(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a table as dicts.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The table.
+
+    Returns
+    -------
+    list[dict[str, Any]]
+        Cells by column, one dict a row.
+    """
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+
+
+def has_value(row: Row, key: str) -> bool:
+    """Return True if a row has the column and its cell is not empty.
+
+    Parameters
+    ----------
+    row : SubmissionRow
+        Row of a table: its cells by column name.
+    key : str
+        Name of the column.
+
+    Returns
+    -------
+    bool
+        True if the cell holds a value.
+    """
+    value = row.get(key)
+    return value is not None and value == value and str(value).strip() != ""
+
+
+def profile_at_release(row: Row, name: str) -> str:
+    """Return the name of a software profile in the version that was current when a row was measured.
+
+    The date is taken from the row's release, from a version of its framework, or from its source.
+
+    Parameters
+    ----------
+    row : SubmissionRow
+        Row of a table: its cells by column name.
+    name : str
+        Name of the profile, such as ``pytorch-eager``.
+
+    Returns
+    -------
+    str
+        ``name``, or ``name@version`` if the profile was different then.
+    """
+    software = load_software(name)
+    for version in _versions(row) if software.earlier else ():
+        try:
+            date = software.release_date(version)
+        except SpecError:
+            continue
+        return f"{name}@{version}" if software.earlier_releases(date) else name
+    return name
+
+
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+#: A month with its year (Sep-2020), a year, a conference of that year (SC21).
+_DATED = re.compile(rf"\b(?:({'|'.join(_MONTHS)})[a-z]*[- ])?(20[12][0-9])\b|\b(?:sc|mlsys|asplos) ?'?([12][0-9])\b")
+
+
+#: Days of a diary by its last line of each (as far as rows of steps, which state both, cite it).
+DIARY_DATES = {
+    "chronicles-prequel.md": (
+        (478, "2022-02-20"), (660, "2022-02-21"), (810, "2022-02-25"), (869, "2022-02-26"), (892, "2022-02-27"),
+        (950, "2022-02-28"),
+    ),
+}  # fmt: skip
+
+
+def _versions(row: Row) -> Iterator[str]:
+    """Yield texts that may state the release or date of a row's software, the most reliable first."""
+    texts = [str(row[key]).lower() for key in ("release", "framework", "source") if has_value(row, key)]
+    line = re.search(r"([^/]+)#L(\d+)$", str(row.get("url_or_path", "")))
+    days = DIARY_DATES.get(line[1], ()) if line else ()
+    yield from [day for last, day in days if line and int(line[2]) <= last][:1]
+    if has_value(row, "release"):
+        yield texts[0].strip()
+    for words in texts:
+        yield from re.findall(r"\b[0-9]+\.[0-9]+(?:\.[0-9]+)?\b", words)
+        for month, year, short in _DATED.findall(words):
+            yield f"{year or f'20{short}'}{f'-{_MONTHS.index(month) + 1:02}' if month else ''}"
+
+
+def integer_cell(row: Row, key: str, default: int | None = None) -> int:
+    """Return a cell as a whole number of zero or more.
+
+    Parameters
+    ----------
+    row : SubmissionRow
+        Row of a table: its cells by column name.
+    key : str
+        Name of the column.
+    default : int, optional
+        Number for an empty cell.
+
+    Returns
+    -------
+    int
+        The number.
+
+    Raises
+    ------
+    SpecError
+        If the cell is no whole number, or is empty without a default.
+    """
+    if not has_value(row, key):
+        if default is None:
+            raise SpecError(f"{key} is not stated")
+        return default
+    try:
+        value = float(row[key])
+    except (TypeError, ValueError, OverflowError):
+        value = float("nan")
+    if not value.is_integer() or value < 0:
+        raise SpecError(f"{key} {row[key]!r} is not a whole number")
+    return int(value)
+
+
+def ran_out_of_memory(row: Row) -> bool:
+    """Return True if a row says in words (columns ``kind``, ``what``, ``notes``) that its run ran out of memory.
+
+    Parameters
+    ----------
+    row : SubmissionRow
+        Row of a table: its cells by column name.
+
+    Returns
+    -------
+    bool
+        True if the words say so.
+
+    Examples
+    --------
+    >>> ran_out_of_memory({"notes": "OOM at this batch"}), ran_out_of_memory({"notes": "zoom 2"})
+    (True, False)
+    """
+    words = " ".join(str(row.get(key, "")) for key in ("kind", "what", "notes"))
+    return re.search(r"\boom\b|out of memory|outofmemory", words.lower()) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RowPrediction:
+    """Prediction for one row of a table: the value with its 90 % interval, in SI units.
+
+    ``value`` is the predicted quantity (mostly a step time [s]), ``low`` and ``high`` the ends of the interval.
+    ``roofline`` is the baseline value at the datasheet's peaks. ``subject`` names the device, ``origin`` the software
+    profile or source of the prediction. ``uncertainty`` holds the parts of the interval, for step times only.
+    """
+
+    value: float
+    low: float
+    high: float
+    roofline: float
+    subject: str
+    origin: str
+    uncertainty: Uncertainty | None = field(default=None, compare=False)  # low and high follow from it
+
+
+def peak_step_time(prediction: Prediction) -> float:
+    """Compute the time in which all devices at peak FLOP/s would compute the model FLOP of a run's step.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Prediction of a run.
+
+    Returns
+    -------
+    float
+        Time of a step at peak [s].
+    """
+    peak = prediction.system.device.peak_flops_per_s(prediction.plan.dtype)
+    return prediction.flops / (peak * prediction.plan.gpus)
+
+
+class RunTable(MeasuredTable):
+    """Abstract base of tables in which each row is a run (of training or serving), by default with its step time.
+
+    Subclasses translate a row into a `Run` and predict it in `predict_row`.
+    """
+
+    measured_column = "iteration_ms"
+    measured_unit_in_si = MILLISECOND
+
+    def without_values_from(self, source: str) -> RunTable:
+        """Return this kind of table with predictions that use no fitted value taken from one source.
+
+        Used to test predictions on a source whose rows suggested a fact in the catalog.
+
+        Parameters
+        ----------
+        source : str
+            Name of the source, as in column ``source``.
+
+        Returns
+        -------
+        RunTable
+            The table; by default itself, as its predictions use no such value.
+        """
+        return self
+
+    def calibration_of(self, system: System) -> Calibration | None:
+        """Return the user's calibration of this table if it applies to a system.
+
+        Parameters
+        ----------
+        system : System
+            System on which a row ran.
+
+        Returns
+        -------
+        Calibration, optional
+            The calibration if it was fitted on this system or its device, or if it holds intervals of all steps; else
+            None.
+        """
+        subjects = (system.name, system.device.name, INTERVALS)
+        applies = self.calibration is not None and self.calibration.subject in subjects
+        return self.calibration if applies else None
+
+    def system(self, row: Row) -> System:
+        """Return the system (devices and network) on which a row of this table ran.
+
+        Parameters
+        ----------
+        row : SubmissionRow
+            Row of a table: its cells by column name.
+
+        Returns
+        -------
+        System
+            The system.
+
+        Raises
+        ------
+        PaleoError
+            With the reason, if it is not known.
+        """
+        raise SpecError(f"rows of {self.name} name no system")
+
+    @abstractmethod
+    def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
+        """Predict the measured quantity of one row of this table, mostly the step time.
+
+        Parameters
+        ----------
+        row : SubmissionRow
+            Row of a table: its cells by column name.
+        software : SoftwareProfile, optional
+            Software profile to use instead of the one that the row names.
+
+        Returns
+        -------
+        RowPrediction
+            Predicted value in SI units, with its 90 % interval.
+
+        Raises
+        ------
+        PaleoError
+            With the reason, if the row cannot be modelled.
+        """
+
+    def measured_values(self, frame: pd.DataFrame) -> Array:
+        """Return the measured value of each row of this table.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            Rows of this table.
+
+        Returns
+        -------
+        ndarray, shape (rows,)
+            Values in SI units; nan where a cell is empty or no number.
+        """
+        return number_or_nan(frame, self.measured_column) * self.measured_unit_in_si
+
+    def unmeasured_reason(self, row: Mapping[Any, Any]) -> str:
+        """Explain why a row of this table has no measured value.
+
+        Parameters
+        ----------
+        row : dict of Any to Any
+            Cells by column.
+
+        Returns
+        -------
+        str
+            The reason. If the run ran out of memory, the reason says whether the predicted memory does not fit either.
+        """
+        columns = self.measured_columns or (self.measured_column,)
+        wrong = [column for column in columns if has_value(row, column) and not _above_zero(row[column])]
+        if not ran_out_of_memory(row) and wrong:
+            return f"{wrong[0]} {str(row[wrong[0]])[:40]!r} is not a number above zero"
+        if not ran_out_of_memory(row) and len(columns) > 1:
+            return f"none of {', '.join(columns)} says what was measured"
+        if not ran_out_of_memory(row):
+            return f"{self.measured_column} is empty: nothing to compare with"
+        try:
+            return OUT_OF_MEMORY_REASON.format("fits, WRONGLY" if self.predict_memory(row).fits else "does not fit")
+        except PaleoError as error:
+            return OUT_OF_MEMORY_REASON.format(f"is not modelled ({error})")
+
+    def predict_memory(self, row: Row) -> Footprint:
+        """Predict the memory that the run of one row needs on its fullest GPU.
+
+        Parameters
+        ----------
+        row : SubmissionRow
+            Row of a table: its cells by column name.
+
+        Returns
+        -------
+        Footprint
+            Bytes by part (weights, activations, …).
+
+        Raises
+        ------
+        PaleoError
+            If the kind of table does not say enough.
+        """
+        raise SpecError(f"rows of {self.name} do not say enough of memory")
+
+    def predict(self, frame: pd.DataFrame) -> Predictions:
+        """Predict the measured quantity of each row of this table; equal rows are predicted once.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            Rows of this table.
+
+        Returns
+        -------
+        Predictions
+            Predicted values in SI units with 90 % intervals, one entry per row; a reason where a row has none.
+        """
+        frame = frame.reset_index(drop=True)
+        out = Predictions.all_missing(len(frame))
+        out.subjects[:] = text_column(frame, "device").to_numpy()
+        for index, step in enumerate(self.predict_rows(frame)):
+            if isinstance(step, str):
+                out.failure_reasons[index] = step
+                continue
+            out.values[index], out.low[index], out.high[index] = step.value, step.low, step.high
+            out.baseline[index], out.subjects[index], out.parameter_origins[index] = (
+                step.roofline,
+                step.subject,
+                step.origin,
+            )
+        return out
+
+    def predict_rows(self, frame: pd.DataFrame) -> Iterator[RowPrediction | str]:
+        """Predict the rows of this table one by one.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            Rows of this table.
+
+        Yields
+        ------
+        RowPrediction | str
+            For each row its prediction, or the reason why there is none.
+        """
+        measured = self.measured_values(frame)
+        known: dict[tuple[str, ...], RowPrediction | str] = {}
+        for index, row in enumerate(frame.to_dict("records")):
+            if not measured[index] > 0:
+                yield self._why_unmeasured(row)
+                continue
+            key = tuple(str(row.get(name)) for name in (*self.identifying_columns, *self.configuration_columns))
+            if key not in known:
+                known[key] = self._step_or_reason(row)
+            yield known[key]
+
+    def software_profile(self, row: Row) -> str:
+        """Return the name of the software profile with which a row of this table is predicted.
+
+        Parameters
+        ----------
+        row : SubmissionRow
+            Row of a table: its cells by column name.
+
+        Returns
+        -------
+        str
+            Name of a profile in the catalog.
+        """
+        return software_of(row)
+
+    def _step_or_reason(self, row: Mapping[Any, Any]) -> RowPrediction | str:
+        try:
+            step = self.predict_row(row)
+        except (PaleoError, *CELL_ERRORS) as error:
+            return _reason(error, row)
+        return step if np.isfinite(step.value) and step.value > 0 else "the prediction is no finite time"
+
+    def _why_unmeasured(self, row: Mapping[Any, Any]) -> str:
+        try:
+            return self.unmeasured_reason(row)
+        except (PaleoError, *CELL_ERRORS) as error:
+            return _reason(error, row)
+
+
+class QuantityTable(RunTable):
+    """Abstract base of tables whose rows measure another quantity than step time (memory, power, loss, …).
+
+    Measured values are in SI units already. Software profiles and links are not fitted to such tables.
+    """
+
+    measured_unit_in_si = 1.0
+    used_for_fitting = False
+
+
+def _above_zero(cell: object) -> bool:
+    try:
+        return 0 < float(str(cell)) < math.inf
+    except ValueError:
+        return False
+
+
+def _reason(error: Exception, row: Row) -> str:
+    """Word an error as the reason why a row cannot be predicted; re-raise errors that its cells did not cause."""
+    if isinstance(error, PaleoError):
+        return str(error)
+    if isinstance(error, KeyError):
+        if str(error.args[0]) in row:
+            raise error
+        return f"column {error.args[0]!r} is missing"
+    return f"a cell is not what it should be ({' '.join(str(error).split())[:120]})"
+
+
+def row_prediction(prediction: Prediction, seconds: float | None = None) -> RowPrediction:
+    """Make the predicted value of a table row from the prediction of its run, with the same relative interval.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Prediction of the row's run.
+    seconds : float, optional
+        Time to use instead of the step time [s].
+
+    Returns
+    -------
+    RowPrediction
+        Predicted time [s] with its 90 % interval.
+    """
+    value = prediction.step_time if seconds is None else seconds
+    low, high = (end / prediction.step_time for end in prediction.interval)
+    return RowPrediction(
+        value,
+        value * low,
+        value * high,
+        peak_step_time(prediction),
+        prediction.system.device.name,
+        prediction.run.software,
+        prediction.uncertainty,
+    )
+
+
+#: Systems for rows that name a device alone.
+DEFAULT_SYSTEMS: Mapping[str, str] = NAMES["systems"]
+
+#: Ethernet links, with their Gb/s, that stand for those of the same kind at other speeds.
+TCP, ROCE = ("ethernet-10g-tcp", 10.0), ("ethernet-100g-roce", 100.0)
+
+
+@cache
+def default_system(device: str) -> str:
+    """Return the name of the system that rows of several devices of one kind most likely ran on.
+
+    Parameters
+    ----------
+    device : str
+        Name of the device.
+
+    Returns
+    -------
+    str
+        Entry of `DEFAULT_SYSTEMS`, else the first system of the catalog with this device, else the device's name.
+    """
+    if device in DEFAULT_SYSTEMS:
+        return DEFAULT_SYSTEMS[device]
+    systems = (name for name in entry_names("systems") if load_system(name).device.name == device)
+    return next(systems, device)
+
+
+def with_row_device(system: System, row: Row) -> System:
+    """Return the system with exactly the device that the row names (a server is sold with 16 GB and with 32 GB cards).
+
+    Parameters
+    ----------
+    system : System
+        System whose device may be a variant of the row's.
+    row : dict of str to value
+        Row of a measured table; the parentheses that tables write around a similar device are ignored.
+
+    Returns
+    -------
+    System
+        The system, with the row's device.
+
+    Raises
+    ------
+    SpecError
+        If no device has the name in column ``device``.
+    """
+    device = find_device(str(row["device"]).strip("()"))
+    return system if device.name == system.device.name else system.model_copy(update={"device": device})
+
+
+def system_of(row: Row) -> System:
+    """Return the system on which a row ran, with the row's devices per node and its network between nodes.
+
+    The system comes from the row's column ``system``, else it is the usual server of the row's device, else the device
+    itself.
+
+    Parameters
+    ----------
+    row : dict of str to value
+        Row of a measured table.
+
+    Returns
+    -------
+    System
+        The system.
+
+    Raises
+    ------
+    SpecError
+        If the system or device is not known, or a number of devices or nodes is not valid.
+    """
+    device, gpus = str(row["device"]), integer_cell(row, "n_gpus", 1)
+    usual = DEFAULT_SYSTEMS.get(device, "pcie3-8gpu") if gpus > 1 else device
+    system = with_row_device(load_system(str(row["system"]) if has_value(row, "system") else usual), row)
+    nodes = integer_cell(row, "nodes", 1)
+    return with_row_network(with_devices_per_node(system, -(-gpus // nodes)), row) if nodes > 1 else system
+
+
+def with_devices_per_node(system: System, devices: int) -> System:
+    """Return the system with fewer devices per node (for rows that ran on half a server).
+
+    Parameters
+    ----------
+    system : System
+        Machine: its devices, nodes and links.
+    devices : int
+        Devices per node; a system with at most that many stays as it is.
+
+    Returns
+    -------
+    System
+        The system, with link levels cut to the devices of a node.
+    """
+    if not system.levels or devices >= system.devices_per_node:
+        return system
+    inside = [level for level in system.levels if level.ranks is not None and level.ranks < devices]
+    bounded = [
+        level for level in system.levels[len(inside) :] if level.ranks and level.ranks <= system.devices_per_node
+    ]
+    cut = [bounded[0].model_copy(update={"ranks": devices})] if bounded and devices > 1 else []
+    beyond = system.levels[len(inside) + len(bounded) :]
+    return system.model_copy(update={"levels": (*inside, *cut, *beyond), "devices_per_node": devices})
+
+
+def with_row_network(system: System, row: Row) -> System:
+    """Return the system with the Ethernet between nodes that the row names, one port per node.
+
+    Parameters
+    ----------
+    system : System
+        Machine: its devices, nodes and links.
+    row : dict of str to value
+        Row of a measured table; column ``interconnect`` may name a speed, such as "25 Gb/s Ethernet".
+
+    Returns
+    -------
+    System
+        The system with that link; unchanged if the row names InfiniBand or no speed.
+    """
+    interconnect = str(row.get("interconnect", ""))
+    speed = re.search(r"(\d+) ?Gb(?:/s|ps|it/s|E)", interconnect)
+    if not speed or "infiniband" in interconnect.lower() or not system.levels:
+        return system
+    name, usual = ROCE if re.search(r"(?i)roce|rdma", interconnect) else TCP
+    link = load_link(name)
+    stated = link.model_copy(update={"bandwidth": link.bandwidth * float(speed.group(1)) / usual})
+    outer = system.levels[-1].model_copy(update={"link": stated, "ports": 1})
+    return system.model_copy(update={"levels": (*system.levels[:-1], outer)})
+
+
+#: Columns of tables that describe the rows of another: the networks of placements.
+DESCRIPTION_TABLES = {frozenset({"network", "group_a", "group_b", "pair_bytes_per_s"}): "placement"}
+
+
+#: Tables of whole steps; a module of ``paleo/tables/kinds`` registers an instance under its kind's name.
+RUN_TABLES: Registry[MeasuredTable] = Registry("step table", "paleo.tables.kinds")
+
+
+def table_kinds(calibration: Calibration | None = None) -> Mapping[str, MeasuredTable]:
+    """Return all registered kinds of tables.
+
+    Parameters
+    ----------
+    calibration : Calibration, optional
+        A user's calibration; used for rows of its device or system.
+
+    Returns
+    -------
+    dict of str to MeasuredTable
+        Kinds of tables by name.
+    """
+    known: dict[str, MeasuredTable] = {**dict(KERNEL_TABLES.items()), **dict(RUN_TABLES.items())}
+    return known if calibration is None else {name: kind.with_calibration(calibration) for name, kind in known.items()}
+
+
+def find_table_kind(columns: Iterable[str], calibration: Calibration | None = None) -> MeasuredTable:
+    """Find the kind of table to which a header belongs.
+
+    Parameters
+    ----------
+    columns : iterable of str
+        Column names of a table.
+    calibration : Calibration, optional
+        A user's calibration; used for rows of its device or system.
+
+    Returns
+    -------
+    MeasuredTable
+        The kind of table.
+
+    Raises
+    ------
+    SpecError
+        If no header is complete; the message names the nearest kind and what it lacks.
+    """
+    present = {str(column).strip() for column in columns}
+    for header, kind in DESCRIPTION_TABLES.items():
+        if header <= present:
+            raise SpecError(f"describes the rows of a table of kind {kind!r} that lies beside it; nothing measured")
+    known = table_kinds(calibration)
+    headers = {name: table.identifying_columns for name, table in known.items()}
+    return known[
+        best_matching_kind(present, headers, {name: frozenset(table.columns) for name, table in known.items()})
+    ]
