@@ -37,9 +37,9 @@ def cut_into_stages(
 ) -> list[ModelChunk]:
     """Cut a network into contiguous model chunks for pipeline stages.
 
-    By default, as in Megatron, each chunk has equally many layers of the heaviest block if their number is divisible.
-    Layers before the block are on the first chunk and those after it on the last. Otherwise the time of the slowest
-    stage is minimised.
+    If the number of chunks divides the layers of the heaviest repeated block, each chunk has equally many of them, as
+    in Megatron; layers before the block are on the first chunk and those after it on the last. If it does not, the
+    cut minimises the time of the slowest stage.
 
     Parameters
     ----------

@@ -568,7 +568,7 @@ class LoopGradientSum:
         return ()
 
     def backward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
-        """Count the kernel of the backward pass that sums the gradients of the loop's steps.
+        """Return the backward kernel that sums the weight gradients of all steps of a loop.
 
         Parameters
         ----------

@@ -179,8 +179,8 @@ def occupied_flops(kernels: Sequence[Kernel], device: Device) -> Array:
 def padded_bytes(kernel: Kernel, device: Device) -> float:
     """Compute the bytes that a kernel moves in the layout of vector lanes.
 
-    If a core has at most one sample, channels are along the vector lanes and padded to them. Matrices have long sides,
-    and several samples fill the lanes together.
+    If a core has at most one sample, its channels lie along the vector lanes and are padded to them. Otherwise nothing
+    is padded: several samples fill the lanes together, and the sides of matrices are long.
 
     Parameters
     ----------

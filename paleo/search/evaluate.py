@@ -132,7 +132,7 @@ class SearchCases:
 
 
 class BestBounds(NamedTuple):
-    """Best lower bounds of a search: the shortest steps that may fit [s], and points of the Pareto front."""
+    """Best lower bounds so far: step times [s] of plans that may fit, and their Pareto front (time, memory)."""
 
     step_time_bounds: Array
     pareto_bounds: tuple[Array, Array]

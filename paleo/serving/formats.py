@@ -46,7 +46,7 @@ _GROUPED = re.compile(r"int4-g([1-9]\d{0,3})\Z")
 
 
 def weight_bytes(name: str) -> float:
-    """Return the bytes of a weight in a format, with its scales.
+    """Return the bytes of one weight element in a format, with its share of the scales.
 
     Parameters
     ----------

@@ -130,7 +130,7 @@ class TokenScaledKernel:
 
     @property
     def is_shared_expert(self) -> bool:
-        """True for shared experts, which engines run on a second stream or as one expert more of all tokens."""
+        """True for shared experts. Engines run them on a second stream, or as one more expert that all tokens take."""
         return ".shared." in self.kernel_at_few_tokens.name
 
     def joined(self, other: TokenScaledKernel) -> TokenScaledKernel:

@@ -332,8 +332,8 @@ def system_reliability(system: System) -> Reliability:
     """Return the failure rate of a system's nodes, from its own file or from the most similar known systems.
 
     The order is: the system's own file, catalog systems with its device, systems with a device of its architecture, and
-    the `DEFAULT_RELIABILITY` rate. What is inherited is the geometric mean, in a range that holds all of them and the
-    usual rate, because clusters of one kind of machine differ as much as clusters of different kinds.
+    the `DEFAULT_RELIABILITY` rate. An inherited rate is the geometric mean of the known rates. Its range holds all of
+    them and the default rate: clusters of one kind of machine differ as much as clusters of different kinds.
 
     Parameters
     ----------

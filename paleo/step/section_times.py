@@ -453,7 +453,7 @@ def section_times(
     )
 
     def issued(seconds: Array, waited: Array, host_seconds: Array) -> Array:
-        """Compute the computation time with waits for the host, which also issues collectives [s]."""
+        """Compute the time of computation with its waits for the host [s]. The host issues collectives as well."""
         return host_paced_time(seconds + waited, host_seconds, sums.dispatches_tokens, waiting_power) - waited
 
     gradients = backward + weights

@@ -745,10 +745,10 @@ def _of_dragonfly(level: InterconnectLevel, job: _Job, random: bool) -> NetworkS
 
 
 def dragonfly(level: InterconnectLevel, machine: int, group: int) -> Dragonfly:
-    """Return the groups of a dragonfly and the links between them.
+    """Return the number of groups of a dragonfly, and of links between each two of them.
 
-    If the links between a pair of groups are not stated, a group has as many links to others as ports of nodes
-    (balanced: Kim et al., section 3.1), divided by its oversubscription.
+    Where a system does not state the links, a group has as many links to other groups as its nodes have ports (a
+    balanced dragonfly: Kim et al., section 3.1), divided by the oversubscription of the group.
 
     Parameters
     ----------

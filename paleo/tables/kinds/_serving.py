@@ -352,8 +352,8 @@ class ServingTable(RunTable):
     def measured_values(self, frame: pd.DataFrame) -> Array:
         """Return the measured value of each row of this table; nan unless above zero.
 
-        It is the mean latency [s] at a stated rate or of a trace, else output tokens per second, else the time of a
-        token [s].
+        Rows with a request rate or a trace measure the mean latency [s]. Of other rows it is the output tokens per
+        second if the row has them, and the time of a token [s] if it has not.
         """
         tokens, latency, token = (number_or_nan(frame, column) for column in self.measured_columns)
         timed = frame["load"].astype(str).isin(["constant rate", "trace", "overload"]).to_numpy()
