@@ -147,7 +147,7 @@ def _left_out_errors(whole: FileReport, source: str, calibration: Calibration | 
     """
     chosen = whole.was_predicted & (whole.row_sources == source)
     table: Any = whole.table
-    other = table.without_source(source) if calibration is None else table.with_calibration(calibration)
+    other = table.without_values_from(source) if calibration is None else table.with_calibration(calibration)
     if other is table:
         return None
     seconds = other.predict(whole.frame[chosen]).values
