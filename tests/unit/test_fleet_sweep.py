@@ -72,7 +72,7 @@ def test_processes_and_dask_give_the_same_table(study: Path, tmp_path: Path) -> 
     assert run(["sweep", str(study), "-o", str(tmp_path / "a.csv")]) == 0
     assert run(["sweep", str(study), "-o", str(tmp_path / "b.csv"), "--jobs", "2"]) == 0
     with distributed.LocalCluster(
-        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0"
     ) as cluster:
         address = cluster.scheduler_address
         assert run(["sweep", str(study), "-o", str(tmp_path / "c.csv"), "--scheduler", address]) == 0

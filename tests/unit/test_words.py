@@ -34,7 +34,7 @@ BANNED = frozenset(
 )
 #: Rooms whose public names and messages are free of these words; in the others their number may only fall.
 DONE = frozenset(["answers", "cli", "questions", "report"])
-MOST_NAMES = {"calibrate": 1, "importers": 2, "lowering": 1, "parallel": 1, "pricing": 3, "serving": 2, "tables": 7}
+MOST_NAMES = {"calibrate": 1, "importers": 2, "lowering": 1, "parallel": 1, "pricing": 3, "serving": 2, "tables": 3}
 MOST_MESSAGES = {
     "calibrate": 4, "lowering": 1, "parallel": 1, "pricing": 2, "step": 1, "studies": 5, "tables": 14,
 }  # fmt: skip
