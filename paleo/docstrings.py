@@ -11,7 +11,7 @@ _ENTRY = re.compile(r"^(\w+)(?: : (.*))?\n((?:    .*\n?)+)", re.MULTILINE)
 
 
 class Meaning(NamedTuple):
-    """What a docstring says about a parameter: the word behind its name, and the text below."""
+    """Meaning of a parameter in a docstring: the word behind its name, and the text below the name."""
 
     word: str
     text: str

@@ -252,12 +252,12 @@ def add_algorithm(algorithm: Algorithm) -> Algorithm:
 
     Parameters
     ----------
-    algorithm : ConvolutionAlgorithm
+    algorithm : Algorithm
         Algorithm with the libraries that it belongs to; without any it is used by name only.
 
     Returns
     -------
-    ConvolutionAlgorithm
+    Algorithm
         The same algorithm.
 
     Raises
@@ -290,7 +290,7 @@ def algorithms_for(operation: str) -> tuple[Algorithm, ...]:
 
     Returns
     -------
-    tuple of ConvolutionAlgorithm
+    tuple of Algorithm
         Algorithms by name.
 
     Raises

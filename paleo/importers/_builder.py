@@ -471,7 +471,7 @@ def onnx_operators(names: str) -> Callable[[OnnxRule], OnnxRule]:
 def translates(kinds: str) -> Callable[[Translation], Translation]:
     """Register the decorated function as translation of these kinds of calls to layers (names separated by spaces).
 
-    A translation takes a `Builder` and a `KernelCall`, appends layer entries and returns nothing.
+    A translation takes a `Builder` and a `Call`, appends layer entries and returns nothing.
     """
     return _several(TRANSLATIONS, kinds)
 

@@ -91,7 +91,7 @@ class LayerCollective:
         Name of the operation that needs it, kind of collective, and mesh axis of its group.
     payload_bytes : float
         Payload as in nccl-tests: the full buffer of the group [byte].
-    phase : TrafficPhase
+    phase : Phase
         Pass in which it runs.
     calls_per_iteration : int
         Collectives per layer iteration.
@@ -246,7 +246,7 @@ class Program:
 
         Parameters
         ----------
-        phase : TrafficPhase, optional
+        phase : Phase, optional
             ``forward`` or ``backward``; both by default.
 
         Returns

@@ -163,7 +163,7 @@ def elementwise_kernel(
         Name of the operation, which its kernels share.
     operation : str
         Kind of the operation.
-    phase : TrafficPhase
+    phase : Phase
         Forward, backward or update.
     count : float
         Elements.

@@ -157,7 +157,7 @@ class CollectiveModel(Protocol):
 
         Returns
         -------
-        list of ConvolutionAlgorithm
+        list of Algorithm
             Algorithms that these links can run.
         """
         ...
@@ -167,7 +167,7 @@ class CollectiveModel(Protocol):
 
         Parameters
         ----------
-        algorithm : ConvolutionAlgorithm
+        algorithm : Algorithm
             The algorithm.
         operation : str
             Collective operation, such as ``all_reduce``.
@@ -188,7 +188,7 @@ class CollectiveModel(Protocol):
 
         Parameters
         ----------
-        algorithm : ConvolutionAlgorithm
+        algorithm : Algorithm
             The algorithm.
         operation : str
             Collective operation, such as ``all_reduce``.
@@ -240,7 +240,7 @@ def algorithms_by_name(operation: str, links: GroupLinks, names: Sequence[str]) 
 
     Returns
     -------
-    list of ConvolutionAlgorithm
+    list of Algorithm
         Algorithms in the order of ``names``.
 
     Raises
@@ -382,7 +382,7 @@ class AlphaBetaModel:
 
         Returns
         -------
-        list of ConvolutionAlgorithm
+        list of Algorithm
             Algorithms that these links can run.
         """
         known = (each for each in algorithms_for(operation) if each.belongs_to("textbook", operation))
@@ -393,7 +393,7 @@ class AlphaBetaModel:
 
         Parameters
         ----------
-        algorithm : ConvolutionAlgorithm
+        algorithm : Algorithm
             The algorithm.
         operation : str
             Collective operation, such as ``all_reduce``.
@@ -414,7 +414,7 @@ class AlphaBetaModel:
 
         Parameters
         ----------
-        algorithm : ConvolutionAlgorithm
+        algorithm : Algorithm
             The algorithm.
         operation : str
             Collective operation, such as ``all_reduce``.
@@ -489,7 +489,7 @@ class Nccl:
 
         Returns
         -------
-        list of ConvolutionAlgorithm
+        list of Algorithm
             Algorithms that these links can run.
         """
         libraries = ("nccl", "xla") if "torus" in links.topologies else ("nccl",)
@@ -507,7 +507,7 @@ class Nccl:
 
         Parameters
         ----------
-        algorithm : ConvolutionAlgorithm
+        algorithm : Algorithm
             The algorithm.
         operation : str
             Collective operation, such as ``all_reduce``.
@@ -536,7 +536,7 @@ class Nccl:
 
         Parameters
         ----------
-        algorithm : ConvolutionAlgorithm
+        algorithm : Algorithm
             The algorithm.
         operation : str
             Collective operation, such as ``all_reduce``.

@@ -37,7 +37,7 @@ def document(audit: TrainingLogAudit | CollectiveAudit) -> Document:
 
     Returns
     -------
-    JsonDocument
+    Document
         Dict of plain values, times in seconds.
     """
     if isinstance(audit, CollectiveAudit):

@@ -242,7 +242,7 @@ def document(entry: object) -> Document:
 
     Returns
     -------
-    JsonDocument
+    Document
         The document.
     """
     if isinstance(entry, Spec):
@@ -560,7 +560,7 @@ def summary_document(study: Summary) -> Document:
 
     Returns
     -------
-    JsonDocument
+    Document
         Dict of plain values: counts, FLOP and bytes of each layer.
     """
     return {

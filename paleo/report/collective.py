@@ -66,7 +66,7 @@ def document(study: CollectiveStudy) -> Document:
 
     Returns
     -------
-    JsonDocument
+    Document
         Dict of plain values, times in seconds, sizes in bytes.
     """
     return {
@@ -168,7 +168,7 @@ def compressed_document(study: AllReduceCompressionStudy) -> Document:
 
     Returns
     -------
-    JsonDocument
+    Document
         Dict of plain values, times in seconds, sizes in bytes.
     """
     return {

@@ -276,7 +276,7 @@ def row_json(columns: Iterable[AnswerColumn], row: Any) -> Document:
 
     Returns
     -------
-    JsonDocument
+    Document
         The document.
     """
     return {column.key: column.get(row) for column in columns if column.key}
@@ -525,7 +525,7 @@ def with_schema(command: str, document: Mapping[str, Any]) -> Document:
 
     Returns
     -------
-    JsonDocument
+    Document
         A new document.
 
     Examples

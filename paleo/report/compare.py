@@ -54,7 +54,7 @@ def document(comparison: Comparison, choices: Mapping[str, RunWithDefaults] | No
 
     Returns
     -------
-    JsonDocument
+    Document
         Dict of plain values, times in seconds, one entry per system.
     """
     choices = choices or {}

@@ -127,7 +127,7 @@ def prediction_document(
 
     Returns
     -------
-    JsonDocument
+    Document
         Dict of plain values: times [s], sizes [byte], FLOP.
     """
     plan, memory, pipeline = prediction.plan, prediction.memory, prediction.input_pipeline
@@ -214,7 +214,7 @@ def training_document(training: TrainingEstimate) -> Document:
 
     Returns
     -------
-    JsonDocument
+    Document
         The document.
     """
     price = training.price
@@ -250,7 +250,7 @@ def consistency_model_json(study: ConsistencyStudy) -> Document:
 
     Returns
     -------
-    JsonDocument
+    Document
         The document.
     """
     return {
@@ -276,7 +276,7 @@ def consistency_cycle_json(study: ConsistencyStudy) -> Document:
 
     Returns
     -------
-    JsonDocument
+    Document
         The document; quantities of a server are null without a server.
     """
     cycle = study.consistency_result
@@ -333,7 +333,7 @@ def document(
 
     Returns
     -------
-    JsonDocument
+    Document
         The document.
     """
     synchronous = prediction_document(prediction, training, advice)
@@ -711,7 +711,7 @@ def trace_events(prediction: Prediction) -> Document:
 
     Returns
     -------
-    JsonDocument
+    Document
         The trace as a JSON document.
     """
     events = prediction.timeline.events

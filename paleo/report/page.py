@@ -170,7 +170,7 @@ def sortable_table(attributes: Iterable[AnswerColumn], rows: Sequence[Any]) -> D
 
     Returns
     -------
-    JsonDocument
+    Document
         Values for the page template: headings, and the text and sort key of each cell.
     """
     columns = [column for column in attributes if column.title]

@@ -119,7 +119,7 @@ def document(
 
     Returns
     -------
-    JsonDocument
+    Document
         Dict of plain values: step times [s], memory [byte].
     """
     fields: Document = {
@@ -301,7 +301,7 @@ def purchase_document(reply: PurchasePlans) -> Document:
 
     Returns
     -------
-    JsonDocument
+    Document
         Dict of plain values: times [s], cost [USD], energy [J].
     """
     from paleo.studies.purchase import purchase_verdict
@@ -409,7 +409,7 @@ def layers_document(model: str, system: str, splits: LayerSplits) -> Document:
 
     Returns
     -------
-    JsonDocument
+    Document
         Dict of plain values, one entry per layer.
     """
     return {
@@ -462,7 +462,7 @@ def exchange_document(model: str, system: str, searched: ExchangeSearch) -> Docu
 
     Returns
     -------
-    JsonDocument
+    Document
         Dict of plain values, times in seconds.
     """
     return {

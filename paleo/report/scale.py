@@ -40,7 +40,7 @@ def document(
 
     Returns
     -------
-    JsonDocument
+    Document
         Dict of plain values, one entry per point of each curve, times in seconds.
     """
     chosen = {} if choice is None else {"software": choice.run.software, "reasons": choice.reasons}

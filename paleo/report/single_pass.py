@@ -73,7 +73,7 @@ def document(service: BatchedService, systems: Sequence[BatchedService] = ()) ->
 
     Returns
     -------
-    JsonDocument
+    Document
         Dict of plain values, times in seconds.
     """
     best, rate = service.best, service.requests_per_s

@@ -91,7 +91,7 @@ def document(
 
     Returns
     -------
-    JsonDocument
+    Document
         Dict of plain values, times in seconds.
     """
     first = curve.points[0].task

@@ -228,7 +228,7 @@ class LoweredForward:
     layers, head : tuple of TokenScaledKernel
         Kernels that run on all tokens of an iteration, and those that run only on tokens that sample (final norm,
         head).
-    layer_collectives, head_exchanges : tuple of GradientExchangeTime
+    layer_collectives, head_exchanges : tuple of TokenCollective
         Collectives over the tensor-parallel ranks, of layers and head.
     attention : tuple of AttentionLayers
         Fused attention, by shape.

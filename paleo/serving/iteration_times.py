@@ -173,7 +173,7 @@ class EngineKernels:
 
 @dataclass(frozen=True)
 class IterationTables:
-    """Tables of iteration times of one replica under one sharding; `mean_iteration_times` combines them.
+    """Tables of iteration times of one replica under one sharding; `iteration_time` combines them.
 
     Attributes
     ----------

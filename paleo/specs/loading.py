@@ -462,7 +462,7 @@ def build_validated(model: type[Model], data: object, where: str | Path) -> Mode
 
     Parameters
     ----------
-    model : type[ModelMapping]
+    model : type[Model]
         Pydantic model.
     data : object
         Mapping from a file or a caller.
@@ -471,7 +471,7 @@ def build_validated(model: type[Model], data: object, where: str | Path) -> Mode
 
     Returns
     -------
-    ModelMapping
+    Model
         An instance of `model`.
 
     Raises

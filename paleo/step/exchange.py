@@ -279,7 +279,7 @@ class OrderedExchanges:
 
         Parameters
         ----------
-        members : IndexArray
+        members : Index
             Positions on the last axis.
 
         Returns

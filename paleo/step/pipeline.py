@@ -359,7 +359,7 @@ def iteration_seconds(times: LayerTimes, layouts: Layouts, layout: Index, *, sha
         Times of layer iterations.
     layouts : Layouts
         Parallel layouts.
-    layout : IndexArray, shape (cases,)
+    layout : Index, shape (cases,)
         Layout of each case.
     sharded : bool
         True to add exposed gathers and scatters of sharded parameters.

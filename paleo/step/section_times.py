@@ -163,7 +163,7 @@ class SectionTimes:
 
         Parameters
         ----------
-        configurations : IndexArray
+        configurations : Index
             Positions on the last axis.
 
         Returns
@@ -231,7 +231,7 @@ class LayerTimes:
 
         Parameters
         ----------
-        configurations : IndexArray
+        configurations : Index
             Positions on the last axis.
 
         Returns

@@ -384,7 +384,7 @@ def contended_times(batch: ConfigurationBatch, cases: Index) -> ContendedTimes:
     ----------
     batch : ConfigurationBatch
         Configurations that are computed together, as arrays.
-    cases : IndexArray
+    cases : Index
         Positions of the cases.
 
     Returns

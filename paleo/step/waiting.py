@@ -53,7 +53,7 @@ def normal_quantile(probability: Numeric) -> Array:
 
     References
     ----------
-    Wichura, ConvolutionAlgorithm AS 241, Applied Statistics 37, 1988.
+    Wichura, Algorithm AS 241, Applied Statistics 37, 1988.
 
     Examples
     --------

@@ -81,7 +81,7 @@ def software_of(row: Row, default: str = "pytorch-eager") -> str:
 
     Parameters
     ----------
-    row : SubmissionRow
+    row : Row
         Row of a table: its cells by column name.
     default : str, optional
         Profile of a row that names no software.
@@ -117,7 +117,7 @@ def is_substitute_profile(row: Row) -> bool:
 
     Parameters
     ----------
-    row : SubmissionRow
+    row : Row
         Row of a table: its cells by column name.
 
     Returns
@@ -155,7 +155,7 @@ def has_value(row: Row, key: str) -> bool:
 
     Parameters
     ----------
-    row : SubmissionRow
+    row : Row
         Row of a table: its cells by column name.
     key : str
         Name of the column.
@@ -176,7 +176,7 @@ def profile_at_release(row: Row, name: str) -> str:
 
     Parameters
     ----------
-    row : SubmissionRow
+    row : Row
         Row of a table: its cells by column name.
     name : str
         Name of the profile, such as ``pytorch-eager``.
@@ -229,7 +229,7 @@ def integer_cell(row: Row, key: str, default: int | None = None) -> int:
 
     Parameters
     ----------
-    row : SubmissionRow
+    row : Row
         Row of a table: its cells by column name.
     key : str
         Name of the column.
@@ -264,7 +264,7 @@ def ran_out_of_memory(row: Row) -> bool:
 
     Parameters
     ----------
-    row : SubmissionRow
+    row : Row
         Row of a table: its cells by column name.
 
     Returns
@@ -365,7 +365,7 @@ class RunTable(MeasuredTable):
 
         Parameters
         ----------
-        row : SubmissionRow
+        row : Row
             Row of a table: its cells by column name.
 
         Returns
@@ -386,7 +386,7 @@ class RunTable(MeasuredTable):
 
         Parameters
         ----------
-        row : SubmissionRow
+        row : Row
             Row of a table: its cells by column name.
         software : SoftwareProfile, optional
             Software profile to use instead of the one that the row names.
@@ -448,7 +448,7 @@ class RunTable(MeasuredTable):
 
         Parameters
         ----------
-        row : SubmissionRow
+        row : Row
             Row of a table: its cells by column name.
 
         Returns
@@ -520,7 +520,7 @@ class RunTable(MeasuredTable):
 
         Parameters
         ----------
-        row : SubmissionRow
+        row : Row
             Row of a table: its cells by column name.
 
         Returns

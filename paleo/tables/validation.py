@@ -122,7 +122,7 @@ class FileReport:
 
         Parameters
         ----------
-        chosen : BoolArray, shape (rows,), optional
+        chosen : Flags, shape (rows,), optional
             True for the rows to count; all by default.
 
         Returns

@@ -217,7 +217,7 @@ class GroupLinks:
 
         Parameters
         ----------
-        algorithm : ConvolutionAlgorithm
+        algorithm : Algorithm
             The algorithm.
         operation : str
             Collective operation, such as ``all_reduce``.

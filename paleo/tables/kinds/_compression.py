@@ -253,7 +253,7 @@ def _seconds(row: Row, cluster: _Cluster, compute: float) -> float:
 
     Parameters
     ----------
-    row : SubmissionRow
+    row : Row
         Row of a table: its cells by column name.
     cluster : _Cluster
         GPUs and links of the run.

@@ -225,7 +225,7 @@ def _exchange(row: Row, workers: float, payload: float, tensors: float, alone: f
 
     Parameters
     ----------
-    row : SubmissionRow
+    row : Row
         Row of a table: its cells by column name.
     workers : float
         Number of workers.

@@ -234,7 +234,7 @@ def predict_board_power(row: Row, prediction: Prediction, figures: PowerParamete
 
     Parameters
     ----------
-    row : SubmissionRow
+    row : Row
         Row of a table: its cells by column name.
     prediction : Prediction
         Prediction of the row's step at the design power of its device.

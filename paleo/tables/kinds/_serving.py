@@ -186,7 +186,7 @@ def predict_serving(row: Row, trace: Requests | None = None) -> ServingPredictio
 
     Parameters
     ----------
-    row : SubmissionRow
+    row : Row
         Row of a table: its cells by column name.
     trace : Requests, optional
         Requests of the row's trace; without it, requests are drawn by the row's lengths and load.
