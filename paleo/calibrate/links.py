@@ -94,21 +94,23 @@ LINK_PARAMETERS: Mapping[str, FittableLinkParameter] = {
         "share of the link that rings reach inside a node",
     ),
     "inside_latency": FittableLinkParameter(
-        "collective.nccl", "launch", ("step", "simple_start", "simple_step", "fill"),
+        "collective.nccl", "launch_time", ("ll_hop_time", "simple_launch_time", "simple_fence_time", "time_per_chunk"),
         "start of a ring inside a node; its hops in proportion",
     ),
     "exchange_share": FittableLinkParameter(
-        "collective.exchange", "fraction", ("low_fraction",),
+        "collective.exchange", "simple_fraction", ("ll_fraction",),
         "share of the link that exchanges in pairs reach inside a node",
     ),
     "exchange_latency": FittableLinkParameter(
-        "collective.exchange", "launch", ("peer", "start", "fill"), "start of an exchange in pairs inside a node"
+        "collective.exchange", "launch_time", ("time_per_peer", "simple_launch_time", "time_per_chunk"),
+        "start of an exchange in pairs inside a node"
     ),
     "between_share": FittableLinkParameter(
         "collective.fabric", "fabric_fraction", ("exchange_fraction", "send_fraction"),
         "share of a node's ports that is reached",
     ),
-    "between_latency": FittableLinkParameter("collective.fabric", "fabric_step", ("long_step", "peer"),
+    "between_latency": FittableLinkParameter("collective.fabric", "ll_fabric_hop_time",
+        ("simple_hop_time", "time_per_peer"),
         "a hop between nodes"),
 }  # fmt: skip
 

@@ -426,11 +426,11 @@ class PrefillParameters:
     wave_quantization: float = parameter("0.8", "0.05..1.3", "share of the last, partly filled wave that is paid")
     bandwidth_fraction: float = parameter("0.9", "0.4..0.96", "achieved memory bandwidth")
     norm_order: float = parameter("1.5", "1..8", "overlap of arithmetic and memory traffic")
-    write_latency: float = parameter("3 us", "0.1..20 us", "writing of one token into the paged cache")
+    cache_write_time: float = parameter("3 us", "0.1..20 us", "writing of one token into the paged cache")
     combine_time: float = parameter("2 us", "0.05..20 us", "merging of split keys")
-    cache_fraction: float = parameter("0.5", "0.2..1.3", "share of L2 in which tensors survive", fitted=False)
+    l2_survival_share: float = parameter("0.5", "0.2..1.3", "share of L2 in which tensors survive", fitted=False)
     l2_bytes_per_cycle: float = parameter("40 B/cycle", "4..100", "L2 rate of a multiprocessor", fitted=False)
-    energy: float = parameter("1 pJ/FLOP", "0.1..10", "energy of a FLOP of the two products", fitted=False)
+    energy_per_flop: float = parameter("1 pJ/FLOP", "0.1..10", "energy of a FLOP of the two products", fitted=False)
     backward_efficiency: float = parameter("0.8", "0.3..1.2", "rate of backward's products over forward", fitted=False)
 
 
@@ -439,19 +439,21 @@ class DecodeParameters:
     """Calibrated parameters of decode attention (one query token per sequence), for one kernel and device."""
 
     launch_time: float = parameter("8 us", "2..40 us", "launches and first loads")
-    kernel_time: float = parameter("1.9 us", "0.2..8 us", "each further small kernel in a captured graph")
+    extra_kernel_time: float = parameter("1.9 us", "0.2..8 us", "each further small kernel in a captured graph")
     mma_efficiency: float = parameter("0.6", "0.1..1.5", "tensor-core rate on padded tiles over peak at boost clock")
     tile_cycles: float = parameter("3000 cycle", "100..40000", "start and end of a tile at head dimension 128")
-    scan_cycles: float = parameter("1 cycle", "0.01..200", "search of a block for its tile, per sequence")
+    block_search_cycles: float = parameter("1 cycle", "0.01..200", "search of a block for its tile, per sequence")
     wave_quantization: float = parameter("0.8", "0.05..1", "share of the last, partly filled wave that is paid")
-    cache_fraction: float = parameter("0.6", "0.2..1.2", "share of L2 that keys left by the step before survive in")
+    l2_survival_share: float = parameter("0.6", "0.2..1.2", "share of L2 that keys left by the step before survive in")
     bandwidth_fraction: float = parameter("0.9", "0.4..0.96", "achieved memory bandwidth")
     l2_bytes_per_cycle: float = parameter("20 B/cycle", "4..100", "L2 read rate of one multiprocessor")
     norm_order: float = parameter("2", "1..10", "overlap of tile time and memory traffic")
     combine_time: float = parameter("2 us", "0.05..20 us", "merging of split keys")
-    combine_step: float = parameter("0.1 us", "0.0005..1 us", "merging, per split in a chain")
-    write_latency: float = parameter("3 us", "0.1..20 us", "writing of one token into the paged cache")
-    sequence_time: float = parameter("0.01 us", "0.0001..0.1 us", "per sequence of a captured graph with unused splits")
+    combine_time_per_split: float = parameter("0.1 us", "0.0005..1 us", "merging, per split in a chain")
+    cache_write_time: float = parameter("3 us", "0.1..20 us", "writing of one token into the paged cache")
+    time_per_sequence: float = parameter(
+        "0.01 us", "0.0001..0.1 us", "per sequence of a captured graph with unused splits"
+    )
 
 
 def cache_write_time(
@@ -610,13 +612,13 @@ def attention_prefill_time(
     moved = traffic_factor * widths * element_bytes * b * (hq * nq + hk * nk)
     body = _p_norm(busy / device.clock_hz, _traffic_time(moved, device, p), p.norm_order)
     hot = power_slowdown(
-        busy=body, flops=flops * work.blocks, dram=moved, energy=p.energy, activity=activity, device=device
+        busy=body, flops=flops * work.blocks, dram=moved, energy=p.energy_per_flop, activity=activity, device=device
     )
     body = body * (1.0 + (hot - 1.0) * throttled_share(body, sustained))
     split = work.splits > 1
     merge = split * (p.combine_time + 8.0 * work.splits * b * hq * nq * d / bandwidth)
     write = cache_write_time(
-        tokens=b * nq, kv_heads=hk, head_dim=d, element_bytes=element_bytes, write_latency=p.write_latency,
+        tokens=b * nq, kv_heads=hk, head_dim=d, element_bytes=element_bytes, write_latency=p.cache_write_time,
         bandwidth=bandwidth, device=device,
     )  # fmt: skip
     return p.launch_time + p.padding_time * padded + body + merge + (write if paged else 0.0)
@@ -812,7 +814,7 @@ def attention_decode_time(
         division, batch=b, grouped=grouped, tiles=tiles, blocks=blocks, multiprocessors=device.multiprocessors
     )
     block = 4 * rows * columns * d / (device.flops_per_clock * p.mma_efficiency)
-    tile = p.tile_cycles * (0.5 + d / 256.0) + np.ceil(blocks / splits) * block + p.scan_cycles * b
+    tile = p.tile_cycles * (0.5 + d / 256.0) + np.ceil(blocks / splits) * block + p.block_search_cycles * b
     x = tiles * splits / device.multiprocessors
     waves = p.wave_quantization * np.ceil(x) + (1 - p.wave_quantization) * np.maximum(x, 1.0)
     keys = _traffic_time(2 * b * hk * nk * d * element_bytes, device, p)
@@ -821,14 +823,16 @@ def attention_decode_time(
     partial = 8 * splits * b * hq * d * ((splits > 1) | captured)
     side = _traffic_time(2 * b * hq * d * element_bytes * np.where(copied, 3.0, 1.0) + partial, device, p)
     launches = 1.0 * (waved & grouped) + 3.0 * copied
-    merge = (splits > 1) * (p.combine_time + p.combine_step * splits) + captured * b * p.sequence_time
+    merge = (splits > 1) * (p.combine_time + p.combine_time_per_split * splits) + captured * b * p.time_per_sequence
     write = cache_write_time(
-        tokens=b, kv_heads=hk, head_dim=d, element_bytes=element_bytes, write_latency=p.write_latency,
+        tokens=b, kv_heads=hk, head_dim=d, element_bytes=element_bytes, write_latency=p.cache_write_time,
         bandwidth=p.bandwidth_fraction * device.memory_bandwidth, device=device,
     )  # fmt: skip
-    start = STREAM_START_TIME * miss_fraction(2 * b * hk * nk * d * element_bytes, p.cache_fraction * device.l2_bytes)
+    start = STREAM_START_TIME * miss_fraction(
+        2 * b * hk * nk * d * element_bytes, p.l2_survival_share * device.l2_bytes
+    )
     body = start + _p_norm(waves * tile / device.clock_hz, keys, p.norm_order)
-    return p.launch_time + launches * p.kernel_time + body + side + merge + np.where(paged, write, 0.0)
+    return p.launch_time + launches * p.extra_kernel_time + body + side + merge + np.where(paged, write, 0.0)
 
 
 def _traffic_time(moved: Array, device: DeviceDatasheet, p: PrefillParameters | DecodeParameters) -> Array:
@@ -836,7 +840,7 @@ def _traffic_time(moved: Array, device: DeviceDatasheet, p: PrefillParameters | 
 
     All pass through L2; the part that does not stay in L2 from step to step comes from memory.
     """
-    missed = moved * miss_fraction(moved, p.cache_fraction * device.l2_bytes)
+    missed = moved * miss_fraction(moved, p.l2_survival_share * device.l2_bytes)
     memory = missed / (p.bandwidth_fraction * device.memory_bandwidth)
     through = moved / (p.l2_bytes_per_cycle * device.multiprocessors * device.clock_hz)
     return _p_norm(memory, through, 4.0)

@@ -40,19 +40,19 @@ IntervalBins = tuple[tuple[float, float, float], ...]
 TIMING_METHODS = ("graph", "kernel", "back-to-back", "eager")
 #: Parameters that belong to the host or the way of timing, not to the silicon, by the first part of the family's name.
 HOST_PARAMETERS: Mapping[str, tuple[str, ...]] = {
-    "gemm": ("launch",),
-    "conv": ("launch",),
-    "rnn": ("launch", "step", "ramp"),
+    "gemm": ("launch_time",),
+    "conv": ("launch_time",),
+    "rnn": ("launch_time", "step_launch_time", "early_step_time"),
     "attention": ("launch_time",),
     "memory": ("launch_time", "kernel_time", "host_overlap"),
-    "collective": ("launch", "skew", "host"),
-    "narrow": ("launch", "host", "staging"),
-    "experts": ("launch", "host", "staging"),
-    "latent": ("launch", "host", "staging"),
-    "training": ("launch",),
-    "scan": ("launch", "host"),
-    "exchange": ("launch",),
-    "sparse": ("launch",),
+    "collective": ("launch_time", "launch_skew_time", "host_time"),
+    "narrow": ("launch_time", "host_time", "pass_bandwidth_share"),
+    "experts": ("launch_time", "host_time", "pass_bandwidth_share"),
+    "latent": ("launch_time", "host_time", "pass_bandwidth_share"),
+    "training": ("launch_time",),
+    "scan": ("launch_time", "host_time"),
+    "exchange": ("launch_time",),
+    "sparse": ("launch_time",),
 }
 #: Interval of a prediction from the formula's defaults, without any measurement.
 UNMEASURED_INTERVAL = (0.5, 2.0)

@@ -610,8 +610,10 @@ class Nccl:
         costs = [
             LevelCost(0.0, 1.0 / (np.asarray(level.port_bandwidth) * level.shared_unit_ports)) for level in links.levels
         ]
-        inside = self.intra_node_exchange.launch if operation in PAIRWISE_OPERATIONS else self.intra_node.launch
-        launch = np.where(links.nodes > 1, self.inter_node.launch, inside) * (links.ranks > 1)
+        inside = (
+            self.intra_node_exchange.launch_time if operation in PAIRWISE_OPERATIONS else self.intra_node.launch_time
+        )
+        launch = np.where(links.nodes > 1, self.inter_node.launch_time, inside) * (links.ranks > 1)
         return np.asarray(launch + _time_lower_bound(operation, payload_bytes, links, costs, in_network))
 
 

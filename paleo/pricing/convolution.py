@@ -174,12 +174,16 @@ TilesAndSplits = tuple[tuple[Tiles, tuple[int, ...]], ...]
 class ConvolutionParameters:
     """Calibrated parameters of a convolution library on a device."""
 
-    launch: float = parameter("8 us", "1..400 us", "time of an empty call")
+    launch_time: float = parameter("8 us", "1..400 us", "time of an empty call")
     gemm_efficiency: float = parameter("0.95", "0.3..1.3", "share of peak of a large tile's inner loop")
-    tile_penalty: float = parameter("16 element", "2..60", "tile width where operand loads cost as much as arithmetic")
-    wave_cycles: float = parameter("300 cycle", "10..20000", "prologue and epilogue of a block, not hidden")
+    balanced_tile_width: float = parameter(
+        "16 element", "2..60", "tile width where operand loads cost as much as arithmetic"
+    )
+    block_overhead_cycles: float = parameter("300 cycle", "10..20000", "prologue and epilogue of a block, not hidden")
     bandwidth_fraction: float = parameter("0.55", "0.15..1", "share of memory bandwidth of reads and writes")
-    depth_cycles: float = parameter("100 cycle", "2..600", "least cycles of a block per element of the sum: latency")
+    cycles_per_summed_element: float = parameter(
+        "100 cycle", "2..600", "least cycles of a block per element of the sum: latency"
+    )
     winograd_efficiency: float = parameter("0.86", "0.3..1.2", "share of peak of fused Winograd's reduced products")
     winograd_cycles: float = parameter("2500 cycle", "300..20000", "first and last transforms of a fused block")
     transform_bandwidth: float = parameter("0.5", "0.1..1.2", "share of bandwidth of transforms and of im2col")
@@ -218,10 +222,11 @@ _DIRECT_SHARE = 0.25
 #: sixteen-bit numbers if there are more than 32 channels (the depth of a stage in their names: ``64x3``).
 TENSOR_STEP, FIRST_AMPERE_STEP = 32.0, 64.0
 #: Operand bytes per clock that a multiprocessor's tensor cores demand, as FLOP times bytes of an element: that of a
-#: V100 in fp16, for which ``tile_penalty`` was measured; and the largest ratios to it, before `_AMPERE_KERNEL_RELEASE`
-#: and since. Shared memory delivers 128 bytes a clock on all of them. Instructions of Ampere share operands over 32
-#: threads instead of 8, and copies to shared memory bypass the registers (NVIDIA A100 whitepaper, 2020), so that twice
-#: the rate does not demand twice the bytes; steps on images suggest 1.4 on A100, 1.0 on H100.
+#: V100 in fp16, for which ``balanced_tile_width`` was measured; and the largest ratios to it, before
+#: `_AMPERE_KERNEL_RELEASE` and since. Shared memory delivers 128 bytes a clock on all of them. Instructions of Ampere
+#: share operands over 32 threads instead of 8, and copies to shared memory bypass the registers (NVIDIA A100
+#: whitepaper, 2020), so that twice the rate does not demand twice the bytes; steps on images suggest 1.4 on A100, 1.0
+#: on H100.
 TENSOR_DEMAND, LARGEST_DEMAND, AMPERE_DEMAND = 2048.0, 2.0, 1.25
 #: cuDNN release (early 2021) with convolutions for Ampere's instructions. From it on few channels in channels-last
 #: layout are padded to 4, 8 or 16 instead of a whole step.
@@ -315,7 +320,7 @@ class ConvolutionSetup:
         """Tile width at which operand loads cost as much as arithmetic; faster tensor cores need wider tiles."""
         demand = self.device.flops_per_clock * self.element_bytes / TENSOR_DEMAND if self.device.tensor_cores else 1.0
         most = np.where(self.cudnn_release >= _AMPERE_KERNEL_RELEASE, AMPERE_DEMAND, LARGEST_DEMAND)
-        return np.asarray(self.parameters.tile_penalty * np.minimum(demand, most))
+        return np.asarray(self.parameters.balanced_tile_width * np.minimum(demand, most))
 
     def memory_time(self, elements: Array, fraction: Array | float) -> Array:
         """Compute the time to move elements to or from memory, at a share of the bandwidth [s].
@@ -440,10 +445,10 @@ def tiled_gemm_time(
 ) -> Array:
     """Compute the time of equal GEMMs with the fastest thread-block tile and split-K.
 
-    A block of tile (a, b) costs 1 + (tile_penalty (1/a + 1/b))^2 times the 2 a b k FLOP of an infinite tile, since only
-    a wider tile loads fewer operands per FLOP. Blocks run in waves. Splits of k fill idle multiprocessors, and cost the
-    traffic of the partial sums (32-bit) and a second, short phase. An element of the sum takes at least
-    ``depth_cycles``: blocks that share a multiprocessor hide each other's latency, a single wave cannot.
+    A block of tile (a, b) costs 1 + (balanced_tile_width (1/a + 1/b))^2 times the 2 a b k FLOP of an infinite tile,
+    since only a wider tile loads fewer operands per FLOP. Blocks run in waves. Splits of k fill idle multiprocessors,
+    and cost the traffic of the partial sums (32-bit) and a second, short phase. An element of the sum takes at least
+    ``cycles_per_summed_element``: blocks that share a multiprocessor hide each other's latency, a single wave cannot.
 
     Parameters
     ----------
@@ -473,8 +478,8 @@ def tiled_gemm_time(
         for parts in splits:
             depth = np.ceil(k / (parts * step)) * step
             rounds = wave_count(blocks * parts, device.multiprocessors)
-            element = overlap_with_loss(rounds * flops / rate, np.asarray(p.depth_cycles / machine.clock))
-            seconds = depth * element + rounds * p.wave_cycles / machine.clock
+            element = overlap_with_loss(rounds * flops / rate, np.asarray(p.cycles_per_summed_element / machine.clock))
+            seconds = depth * element + rounds * p.block_overhead_cycles / machine.clock
             if parts > 1:
                 sums = 4.0 * m * n * count * (parts + 1.0) / device.memory_bandwidth
                 seconds = np.where(depth >= 4 * step, seconds + p.split_cycles / machine.clock + sums, np.inf)
@@ -846,7 +851,7 @@ def algorithm_costs(
         early = name == "implicit" and device.architecture != EARLY_ARCHITECTURE
         slower = np.where(early & (np.asarray(library) < EARLY_RELEASE), EARLY_SLOWDOWN, 1.0)
         costs[name] = AlgorithmCost(
-            np.where(absent, np.inf, cost.seconds * slower + parameters.launch),
+            np.where(absent, np.inf, cost.seconds * slower + parameters.launch_time),
             cost.workspace_bytes,
             cost.relative_flops,
         )

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 Tile = tuple[Array | float, Array | float]
-#: Area of the tile for which ``epilogue`` is stated.
+#: Area of the tile for which ``epilogue_cycles`` is stated.
 EPILOGUE_TILE_AREA = 128.0 * 128.0
 #: Rows of the narrowest matrix instruction.
 MIN_MMA_ROWS = 16.0
@@ -48,21 +48,29 @@ OVERLAP, HOST_OVERLAP = 3.0, 8.0
 class EngineGemmParameters:
     """Calibrated parameters of one GEMM kernel of an inference engine on one device."""
 
-    launch: float = parameter("20 us", "0.5..400 us", "launches of all kernels of a call")
-    host: float = parameter("1 us", "0.1..1000 us", "host time of a call, which the device's time hides")
+    launch_time: float = parameter("20 us", "0.5..400 us", "launches of all kernels of a call")
+    host_time: float = parameter("1 us", "0.1..1000 us", "host time of a call, which the device's time hides")
     efficiency: float = parameter("0.6", "0.05..1", "share of peak that the main loop of a full tile reaches")
     bandwidth_efficiency: float = parameter("0.75", "0.2..1.1", "share of the memory bandwidth that streams reach")
-    depth: float = parameter("2 cycle", "0.0002..200", "least cycles of a block for an element of its sum")
-    epilogue: float = parameter("2000 cycle", "1..100000", "prologue and epilogue of a 128 x 128 tile")
-    operands: float = parameter(
+    cycles_per_summed_element: float = parameter(
+        "2 cycle", "0.0002..200", "least cycles of a block for an element of its sum"
+    )
+    epilogue_cycles: float = parameter("2000 cycle", "1..100000", "prologue and epilogue of a 128 x 128 tile")
+    balanced_tile_width: float = parameter(
         "16 element", "1..200", "tile width at which loading operands costs as much as arithmetic"
     )
-    staging: float = parameter("0.8", "0.01..50", "share of the bandwidth of passes before and after the products")
-    unaligned: float = parameter(
+    pass_bandwidth_share: float = parameter(
+        "0.8", "0.01..50", "share of the bandwidth of passes before and after the products"
+    )
+    unaligned_time_ratio: float = parameter(
         "1", "1..40", "times that arithmetic takes over sums of no multiple of 16, whose operands are read one by one"
     )
-    index: float = parameter("4", "0.01..300", "bytes of every routed element that ranks sort and read")
-    visit: float = parameter("0.002 ns", "0.00002..0.2 ns", "the same as a time, in Triton's kernels of experts")
+    index_bytes_per_element: float = parameter(
+        "4", "0.01..300", "bytes of every routed element that ranks sort and read"
+    )
+    time_per_element: float = parameter(
+        "0.002 ns", "0.00002..0.2 ns", "the same as a time, in Triton's kernels of experts"
+    )
 
 
 def engine_gemm_time(
@@ -106,11 +114,11 @@ def engine_gemm_time(
             blocks = blocks.sum(axis=0) if groups else blocks
             occupied = blocks / device.multiprocessors
             waves = 0.5 * np.ceil(occupied) + 0.5 * np.maximum(occupied, 1.0)
-            reads = 1.0 + parameters.operands * (1.0 / height + 1.0 / width)
+            reads = 1.0 + parameters.balanced_tile_width * (1.0 / height + 1.0 / width)
             flop = 2.0 * np.maximum(height, MIN_MMA_ROWS) * width * length / parts
             loop = flop * reads / (parameters.efficiency * device.flops_per_clock)
-            busy = waves * (loop + parameters.epilogue * height * width / EPILOGUE_TILE_AREA)
-            cycles = np.minimum(cycles, np.maximum(busy, parameters.depth * length / parts))
+            busy = waves * (loop + parameters.epilogue_cycles * height * width / EPILOGUE_TILE_AREA)
+            cycles = np.minimum(cycles, np.maximum(busy, parameters.cycles_per_summed_element * length / parts))
     return np.asarray(cycles / device.clock_hz)
 
 
@@ -186,6 +194,6 @@ def low_precision_gemm_time(
         rows=m, columns=n, length=k, tiles=TILES, splits=SPLITS, device=device, parameters=parameters
     )
     traffic = ((m + n) * k * element_bytes + 2.0 * m * n) / device.memory_bandwidth
-    quantised = m * k * (2.0 + element_bytes) / (parameters.staging * device.memory_bandwidth)
+    quantised = m * k * (2.0 + element_bytes) / (parameters.pass_bandwidth_share * device.memory_bandwidth)
     body = roofline_with_overlap_loss(compute, traffic / parameters.bandwidth_efficiency)
-    return time_with_host_launch(parameters.launch + body + quantised, parameters.host)
+    return time_with_host_launch(parameters.launch_time + body + quantised, parameters.host_time)

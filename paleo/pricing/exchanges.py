@@ -45,13 +45,13 @@ _NORM = 4.0
 class TokenExchangeParameters:
     """Calibrated parameters of one direction (dispatch or combine) of an MoE token exchange on one system."""
 
-    launch: float = parameter("20 us", "1..1000 us", "launches, counts and a barrier")
-    link: float = parameter("0.7", "0.05..1.5", "share of a device's links that is reached")
-    copies: float = parameter("10 B/ns", "0.1..1000 B/ns", "what a multiprocessor copies")
-    network: float = parameter("0.8", "0.1..1.2", "share of a NIC that two nodes reach")
-    spread: float = parameter("0.1", "0.001..3", "power of the nodes by which that share falls")
-    token: float = parameter("0.1 ns", "1e-3..1000 ns", "of each expert that a token visits")
-    hop: float = parameter("5 us", "0.01..1000 us", "of each doubling of the nodes")
+    launch_time: float = parameter("20 us", "1..1000 us", "launches, counts and a barrier")
+    link_share: float = parameter("0.7", "0.05..1.5", "share of a device's links that is reached")
+    copy_rate: float = parameter("10 B/ns", "0.1..1000 B/ns", "what a multiprocessor copies")
+    nic_share: float = parameter("0.8", "0.1..1.2", "share of a NIC that two nodes reach")
+    nic_share_exponent: float = parameter("0.1", "0.001..3", "power of the nodes by which that share falls")
+    time_per_visit: float = parameter("0.1 ns", "1e-3..1000 ns", "of each expert that a token visits")
+    time_per_node_doubling: float = parameter("5 us", "0.01..1000 us", "of each doubling of the nodes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +143,13 @@ def expert_exchange_time(
     """
     p = parameters
     parts = (
-        linked / (p.link * links.link_bandwidth),
-        inside * NANOSECOND / (p.copies * multiprocessors),
-        across / (p.network * links.nic_bandwidth) * nodes**p.spread,
-        visits * p.token,
+        linked / (p.link_share * links.link_bandwidth),
+        inside * NANOSECOND / (p.copy_rate * multiprocessors),
+        across / (p.nic_share * links.nic_bandwidth) * nodes**p.nic_share_exponent,
+        visits * p.time_per_visit,
     )
     joined = sum(part**_NORM for part in parts) ** (1.0 / _NORM)
-    return np.asarray(p.launch + p.hop * np.log2(nodes) + joined)
+    return np.asarray(p.launch_time + p.time_per_node_doubling * np.log2(nodes) + joined)
 
 
 def intra_node_token_exchange_time(payload_bytes: Array, ranks: int, system: System, kernel: str) -> Array | None:
@@ -189,19 +189,19 @@ def intra_node_token_exchange_time(payload_bytes: Array, ranks: int, system: Sys
 class CustomAllReduceParameters:
     """Calibration of one-shot and two-shot all-reduce kernels over NVLink, and of the ring for large payloads."""
 
-    launch: float = parameter("4 us", "0.5..50 us", "kernel start and first barrier")
-    host: float = parameter("1 ns", "1 ns..500 us", "time the host needs to issue the call")
-    peer: float = parameter("0.1 us", "1 ns..5 us", "one more peer in the barrier")
+    launch_time: float = parameter("4 us", "0.5..50 us", "kernel start and first barrier")
+    host_time: float = parameter("1 ns", "1 ns..500 us", "time the host needs to issue the call")
+    time_per_peer: float = parameter("0.1 us", "1 ns..5 us", "one more peer in the barrier")
     one_shot_fraction: float = parameter("0.6", "0.05..1", "share of the link, one-shot")
-    two_shot: float = parameter("4 us", "0.1..50 us", "the second barrier and pass")
+    second_barrier_time: float = parameter("4 us", "0.1..50 us", "the second barrier and pass")
     two_shot_fraction: float = parameter("0.6", "0.05..1", "share of the link, two-shot")
-    largest: float = parameter("8 MiB", "1 kB..1 GiB", "largest payload", fitted=False)
+    max_payload_bytes: float = parameter("8 MiB", "1 kB..1 GiB", "largest payload", fitted=False)
     two_shot_threshold: float = parameter("2 MiB", "1 kB..1 GiB", "payload times ranks of two-shot", fitted=False)
-    ring_start: float = parameter("15 us", "0.1..300 us", "launch and start of NCCL")
-    ring_step: float = parameter("5 us", "0.1..100 us", "one hop of NCCL's ring")
+    ring_launch_time: float = parameter("15 us", "0.1..300 us", "launch and start of NCCL")
+    ring_hop_time: float = parameter("5 us", "0.1..100 us", "one hop of NCCL's ring")
     ring_fraction: float = parameter("0.77", "0.05..1", "share of the link of NCCL's ring")
-    copy: float = parameter("0.38", "0.02..3", "copy of a rank's own share, in link times")
-    fill: float = parameter("1.5 us", "1 ns..1000 us", "cost of one more chunk in the pipeline")
+    own_share_copy_ratio: float = parameter("0.38", "0.02..3", "copy of a rank's own share, in link times")
+    time_per_chunk: float = parameter("1.5 us", "1 ns..1000 us", "cost of one more chunk in the pipeline")
     switch_fraction: float = parameter("0.63", "0.2..1", "share of the link with NVLink SHARP")
 
 
@@ -230,26 +230,28 @@ def custom_all_reduce_time(
     """
     p, payload, ranks = parameters, np.asarray(payload_bytes, dtype=np.float64), links.ranks
     wire = bus_factor("all_reduce", ranks) * payload / links.levels[0].bandwidth
-    start = p.launch + p.peer * ranks
+    start = p.launch_time + p.time_per_peer * ranks
     one_shot = start + wire * ranks / 2.0 / p.one_shot_fraction
-    two_shot = start + p.two_shot + wire / p.two_shot_fraction
+    two_shot = start + p.second_barrier_time + wire / p.two_shot_fraction
     kernel = np.where(np.logical_and(payload * ranks >= p.two_shot_threshold, ranks > 2), two_shot, one_shot)
-    time = np.where(payload <= p.largest, kernel, _ring_beyond(payload, wire, links, p))
-    return with_skew(np.where(ranks > 1, time, 0.0), p.host)
+    time = np.where(payload <= p.max_payload_bytes, kernel, _ring_beyond(payload, wire, links, p))
+    return with_skew(np.where(ranks > 1, time, 0.0), p.host_time)
 
 
 def _ring_beyond(payload: Array, wire: Array, links: GroupLinks, p: CustomAllReduceParameters) -> Array:
     """Compute the time of NCCL's ring for large payloads, or of in-switch reduction if that is faster [s]."""
-    copied = 0.5 * p.copy * payload / links.ranks / links.levels[0].bandwidth
+    copied = 0.5 * p.own_share_copy_ratio * payload / links.ranks / links.levels[0].bandwidth
     moved = wire / p.ring_fraction + copied
     time = (
-        p.ring_start
-        + partly_overlapped_time(2.0 * (links.ranks - 1.0) * p.ring_step, moved)
-        + pipeline_fill_time(moved, p.fill)
+        p.ring_launch_time
+        + partly_overlapped_time(2.0 * (links.ranks - 1.0) * p.ring_hop_time, moved)
+        + pipeline_fill_time(moved, p.time_per_chunk)
     )
     if not links.switch_reduces:
         return np.asarray(time)
     traffic = ALGORITHMS["in_switch"].traffic("all_reduce", payload, links.fan_outs)
     switch = links.wire_time(traffic) / p.switch_fraction
-    by_switch = p.ring_start + links.ranks * p.ring_step + switch + pipeline_fill_time(switch, p.fill)
+    by_switch = (
+        p.ring_launch_time + links.ranks * p.ring_hop_time + switch + pipeline_fill_time(switch, p.time_per_chunk)
+    )
     return np.where(links.ranks >= MIN_SWITCH_RANKS, np.minimum(time, by_switch), time)

@@ -231,13 +231,17 @@ def experts_time(
             rows=of_expert, columns=columns, length=length, count=count, tiles=tiles, device=device,
             parameters=parameters,
         )  # fmt: skip
-        compute = compute * np.where(length % VECTOR_LOAD_ELEMENTS > 0.0, parameters.unaligned, 1.0)
+        compute = compute * np.where(length % VECTOR_LOAD_ELEMENTS > 0.0, parameters.unaligned_time_ratio, 1.0)
         tokens_moved = (rows + others) * (length * element_bytes + 2.0 * columns)
         moved = count.sum(axis=0) * columns * length * element_bytes + tokens_moved
         seconds = seconds + roofline_with_overlap_loss(
             compute, moved / (parameters.bandwidth_efficiency * device.memory_bandwidth)
         )
     passed = local * np.maximum(share.max(axis=0), 1.0) if padded else visits
-    rate = parameters.staging * device.memory_bandwidth
-    passes = passed * (hidden + width) * (parameters.visit if triton else parameters.index / rate)
-    return parameters.launch + seconds + hidden * rows * PASS_BYTES_PER_ELEMENT / rate + passes
+    rate = parameters.pass_bandwidth_share * device.memory_bandwidth
+    passes = (
+        passed
+        * (hidden + width)
+        * (parameters.time_per_element if triton else parameters.index_bytes_per_element / rate)
+    )
+    return parameters.launch_time + seconds + hidden * rows * PASS_BYTES_PER_ELEMENT / rate + passes

@@ -58,10 +58,14 @@ CONCURRENT_EXPERTS = 4.0
 class TrainingKernelParameters:
     """Calibrated parameters of one training kernel, scaled from an inference kernel, on one device."""
 
-    launch: float = parameter("5 us", "0.1..300 us", "what a call takes beside its kernel; of experts: each of them")
-    ramp: float = parameter("0.1 ms", "1 us..10 ms", "kernel time that feels half the power limit in a test run")
-    forward: float = parameter("1", "0.4..2", "rate of attention's products over that of an engine's kernel")
-    backward: float = parameter("0.7", "0.2..1.5", "rate of backward attention's products over forward's")
+    launch_time: float = parameter(
+        "5 us", "0.1..300 us", "what a call takes beside its kernel; of experts: each of them"
+    )
+    half_throttle_time: float = parameter(
+        "0.1 ms", "1 us..10 ms", "kernel time that feels half the power limit in a test run"
+    )
+    forward_rate_ratio: float = parameter("1", "0.4..2", "rate of attention's products over that of an engine's kernel")
+    backward_rate_ratio: float = parameter("0.7", "0.2..1.5", "rate of backward attention's products over forward's")
 
 
 def experts_product_time(*, experts: npt.ArrayLike, launch: float, **product: Any) -> Array:
@@ -117,15 +121,15 @@ def training_attention_parameters(engine: PrefillParameters, training: TrainingK
     engine : PrefillParameters
         Calibration of the kernel as inference engines run it.
     training : TrainingKernelParameters
-        Calibration of training. Its ``launch`` is that of single calls, which other kernels hide in a step.
+        Calibration of training. Its ``launch_time`` is that of single calls, which other kernels hide in a step.
 
     Returns
     -------
     PrefillParameters
         Parameters of the kernel's time in training.
     """
-    rate = engine.mma_efficiency * training.forward
-    return replace(engine, mma_efficiency=rate, backward_efficiency=training.backward)
+    rate = engine.mma_efficiency * training.forward_rate_ratio
+    return replace(engine, mma_efficiency=rate, backward_efficiency=training.backward_rate_ratio)
 
 
 #: Functions that count how passes over rows keep a row in registers and read it again.
@@ -206,8 +210,8 @@ def gemm_times(
         TrainingKernelParameters, "training.experts"
     ).parameters
     rounds = batch / together
-    alone = times - (rounds > 1.0) * entry.parameters.launch
-    return entry, np.where(looped, rounds * alone + experts * training.launch, times)
+    alone = times - (rounds > 1.0) * entry.parameters.launch_time
+    return entry, np.where(looped, rounds * alone + experts * training.launch_time, times)
 
 
 def _unpadded_time(predictor: FamilyPredictor, kernels: Sequence[Kernel], m: Array, n: Array, k: Array) -> Array:
@@ -350,7 +354,7 @@ def _under_power_limit(
     """
     device, p = predictor.datasheet(), predictor.parameters_of(GemmParameters, "gemm.tensor").parameters
     flops = np.array([kernel.flops for kernel in kernels])
-    drawn = min(p.training_energy, energy_per_flop(device).training) * operands
+    drawn = min(p.training_energy_per_flop, energy_per_flop(device).training) * operands
     slowed = power_slowdown(busy=seconds, flops=flops, dram=dram, energy=drawn, device=device)
     return np.asarray(seconds * (1.0 + np.maximum(0.0, 1.0 - memory_share) * (slowed - 1.0)))
 

@@ -86,39 +86,52 @@ class GemmParameters:
 
     Notes
     -----
-    ``latency`` is the wait of a single block for its reads. With a ``scattered_efficiency`` of 1 scattered reads cost
-    nothing extra. Below ``narrow_rows`` single products take the time of 128 rows if both operands are contiguous along
-    k, and of half as many if one is. ``ramp`` is the kernel time at which half of the power limit's slow-down applies
-    in a short test run. ``training_energy`` is that of sustained training, from the rates of measured steps: training
-    data switch more bits than a calibration's, and it includes casts, transposes and scales of narrow formats.
+    ``cycles_per_summed_element`` is the wait of a single block for its reads. With a ``scattered_read_efficiency`` of 1
+    scattered reads cost nothing extra. Below ``min_narrow_tile_rows`` single products take the time of 128 rows if both
+    operands are contiguous along k, and of half as many if one is. ``half_throttle_time`` is the kernel time at which
+    half of the power limit's slow-down applies in a short test run. ``training_energy_per_flop`` is that of sustained
+    training, from the rates of measured steps: training data switch more bits than a calibration's, and it includes
+    casts, transposes and scales of narrow formats.
     """
 
-    launch: float = parameter("2.5 us", "0.5..150 us", "launch to first instruction, with the host's exposed share")
+    launch_time: float = parameter(
+        "2.5 us", "0.5..150 us", "launch to first instruction, with the host's exposed share"
+    )
     efficiency: float = parameter("0.95", "0.5..1", "share of peak that the main loop of a full tile reaches")
     bandwidth_efficiency: float = parameter("0.82", "0.4..1", "share of the DRAM bandwidth that streaming reaches")
     split_time: float = parameter("2.5 us", "0.2..60 us", "latency of a split reduction: a second kernel, semaphores")
     l2_rate: float = parameter("0.006 element/FLOP", "0.001..0.2", "L2's operand elements per FLOP of the unit")
-    l2_share: float = parameter("0.5", "0.05..1.1", "share of the L2 in which data survive from launch to launch")
+    l2_survival_share: float = parameter(
+        "0.5", "0.05..1.1", "share of the L2 in which data survive from launch to launch"
+    )
     wave_rounding: float = parameter("0.7", "0.02..1", "cost of a partial last wave: 1 a full one, 0 persistent")
-    energy: float = parameter("1.2 pJ/FLOP", "0.1..60", "dynamic energy per FLOP at full clock, operands included")
-    epilogue: float = parameter("2000 cycle", "50..20000", "prologue and epilogue of a 128 x 128 tile")
-    split_step: float = parameter("0.01 us", "1 ns..1 us", "time of each part of a split reduction, one after another")
-    fill: float = parameter("800 cycle", "20..30000", "latency of DRAM before the first tile, where it is read")
-    spread: float = parameter("1000 cycle", "10..10000", "until thread blocks run on all multiprocessors")
-    least_tile: float = parameter("5000 element", "500..20000", "area of the smallest tile of the library")
-    page_stall: float = parameter("0.05", "0.01..5", "extra main-loop time where each row lies on its own page")
-    latency: float = parameter("0.5 cycle", "0.2..50", "least cycles of a block per two bytes of its sum")
-    scattered_efficiency: float = parameter("1", "0.02..1", "DRAM share of one-sector reads", fitted=False)
-    narrow_rows: float = parameter("1 row", "1..128", "rows from which there are narrow tiles", fitted=False)
-    ramp: float = parameter(
+    energy_per_flop: float = parameter(
+        "1.2 pJ/FLOP", "0.1..60", "dynamic energy per FLOP at full clock, operands included"
+    )
+    epilogue_cycles: float = parameter("2000 cycle", "50..20000", "prologue and epilogue of a 128 x 128 tile")
+    time_per_split: float = parameter(
+        "0.01 us", "1 ns..1 us", "time of each part of a split reduction, one after another"
+    )
+    dram_latency_cycles: float = parameter(
+        "800 cycle", "20..30000", "latency of DRAM before the first tile, where it is read"
+    )
+    block_start_cycles: float = parameter("1000 cycle", "10..10000", "until thread blocks run on all multiprocessors")
+    min_tile_area: float = parameter("5000 element", "500..20000", "area of the smallest tile of the library")
+    page_stall_ratio: float = parameter("0.05", "0.01..5", "extra main-loop time where each row lies on its own page")
+    cycles_per_summed_element: float = parameter(
+        "0.5 cycle", "0.2..50", "least cycles of a block per two bytes of its sum"
+    )
+    scattered_read_efficiency: float = parameter("1", "0.02..1", "DRAM share of one-sector reads", fitted=False)
+    min_narrow_tile_rows: float = parameter("1 row", "1..128", "rows from which there are narrow tiles", fitted=False)
+    half_throttle_time: float = parameter(
         f"{HALF_THROTTLE_TIME} s", "0.01..30 ms", "kernel time that feels half the slow-down", fitted=False
     )
-    training_energy: float = parameter("1.5 pJ/FLOP", "0.1..90", "energy per FLOP in training", fitted=False)
+    training_energy_per_flop: float = parameter("1.5 pJ/FLOP", "0.1..90", "energy per FLOP in training", fitted=False)
 
     @property
     def training_activity(self) -> float:
         """Energy of a FLOP in training, relative to its energy in the calibrated benchmark; dimensionless."""
-        return self.training_energy / self.energy
+        return self.training_energy_per_flop / self.energy_per_flop
 
 
 def _fourth_power(x: Array) -> Array:
@@ -230,27 +243,27 @@ def _busy_time(
     clock, flops = device.clock_hz, device.flops_per_clock
     step = _step(element, device)
     l2 = p.l2_rate * flops * device.uncapped_rate_ratio * device.multiprocessors * clock
-    outputs, waiting = batch * m * n, p.latency * element / (_REFERENCE_ELEMENT_BYTES * clock)
+    outputs, waiting = batch * m * n, p.cycles_per_summed_element * element / (_REFERENCE_ELEMENT_BYTES * clock)
     dram4 = _fourth_power(dram / (p.bandwidth_efficiency * device.memory_bandwidth))
     shapes = _TENSOR_TILES if device.tensor_cores else VECTOR_TILES
     single = 1.0 if device.tensor_cores else _SINGLE_TILE
-    least = np.where(batch > 1, p.least_tile, single * p.least_tile)
+    least = np.where(batch > 1, p.min_tile_area, single * p.min_tile_area)
     weights, seconds, arithmetic = np.zeros((3, *m.shape))
     reference: Array | None = None
-    written, parts = outputs * result / (element * l2), p.split_step + 4.0 * outputs / (element * l2)
+    written, parts = outputs * result / (element * l2), p.time_per_split + 4.0 * outputs / (element * l2)
     row_tiles = {rows: np.ceil(m / rows) * batch for rows in {rows for rows, _ in shapes}}
     column_tiles = {columns: np.ceil(n / columns) for columns in {columns for _, columns in shapes}}
     for rows, columns in shapes:
         tiles = row_tiles[rows] * column_tiles[columns]
         per_k = np.maximum(np.maximum(rows, wide) * columns, least) * (2.0 / (p.efficiency * flops * clock))
-        edge, operands = p.epilogue * rows * columns / (128 * 128 * clock), (rows + columns) / l2
+        edge, operands = p.epilogue_cycles * rows * columns / (128 * 128 * clock), (rows + columns) / l2
         for index, split in enumerate(_split_counts(tiles, k, batch, device)):
             blocks, length = tiles * split, np.ceil(k / (split * step)) * step
             rounds = wave_count(blocks, device.multiprocessors, p.wave_rounding)
             compute = rounds * length * per_k
             traffic = blocks * length * operands + written
             fourth = _fourth_power(compute * stall + rounds * edge) + _fourth_power(traffic) + dram4
-            spread = p.spread / clock * np.minimum(blocks / device.multiprocessors, 1.0)
+            spread = p.block_start_cycles / clock * np.minimum(blocks / device.multiprocessors, 1.0)
             expected, busy = (
                 _fourth_root(fourth) + spread,
                 _fourth_root(fourth + _fourth_power(length * waiting)) + spread,
@@ -392,21 +405,25 @@ def unaligned_rows_time(
 def _chunk_time(columns: tuple[Array, ...], device: DeviceDatasheet, p: GemmParameters) -> Array:
     m, n, k, batch, element, result, copies, activity, contiguous, heated = columns
     left, right, out = batch * m * k * element, batch * k * n * element, batch * m * n * result
-    footprint, capacity = left + right + out, p.l2_share * device.l2_bytes
+    footprint, capacity = left + right + out, p.l2_survival_share * device.l2_bytes
     dram = left * cache_miss(footprint, capacity) + out * cache_miss(footprint, _RESULT_SHARE * capacity)
     dram = dram + right * cache_miss(footprint + (copies - 1.0) * right, capacity)
-    latency = p.fill / device.clock_hz * np.minimum(k / _FILL_LENGTH, 1.0) * dram / footprint
-    stall = 1.0 + p.page_stall * contiguous * np.minimum(k * element / _PAGE_BYTES, 1.0)
-    wide = np.where((m < p.narrow_rows) & (batch == 1), SGEMM_TILE * contiguous, 0.0)
+    latency = p.dram_latency_cycles / device.clock_hz * np.minimum(k / _FILL_LENGTH, 1.0) * dram / footprint
+    stall = 1.0 + p.page_stall_ratio * contiguous * np.minimum(k * element / _PAGE_BYTES, 1.0)
+    wide = np.where((m < p.min_narrow_tile_rows) & (batch == 1), SGEMM_TILE * contiguous, 0.0)
     busy, share = _busy_time((m, n, k, batch), element, result, dram, stall, wide, device, p)
-    if p.scattered_efficiency < 1.0 and not device.tensor_cores:
+    if p.scattered_read_efficiency < 1.0 and not device.tensor_cores:
         transposed = np.maximum(2.0 * contiguous - 1.0, 0.0) * cache_miss(right, capacity)
-        scattered = transposed * scattered_read_time(m, n, k, batch, element, p.scattered_efficiency, device)
+        scattered = transposed * scattered_read_time(m, n, k, batch, element, p.scattered_read_efficiency, device)
         busy = _fourth_root(_fourth_power(busy) + _fourth_power(scattered))
     busy = busy + latency
     flops = 2.0 * m * n * k * batch
-    slowed = power_slowdown(busy=busy, flops=flops, dram=dram, energy=p.energy, activity=activity, device=device)
-    return np.asarray(p.launch + busy * (1.0 + share * (slowed - 1.0) * throttled_share(busy, heated, p.ramp)))
+    slowed = power_slowdown(
+        busy=busy, flops=flops, dram=dram, energy=p.energy_per_flop, activity=activity, device=device
+    )
+    return np.asarray(
+        p.launch_time + busy * (1.0 + share * (slowed - 1.0) * throttled_share(busy, heated, p.half_throttle_time))
+    )
 
 
 def gemm_time(
@@ -458,7 +475,7 @@ def gemm_time(
     >>> from paleo.pricing.kernels import DeviceDatasheet
     >>> from paleo.units import GIGA, MEGA, MILLISECOND, TERA
     >>> d = DeviceDatasheet("x", "Ampere", "HBM2e", 108, 1.41 * GIGA, 312 * TERA, 2.0 * TERA, 40 * MEGA, 400, True)
-    >>> a100 = GemmParameters(energy=0.8, training_energy=1.0)  # as fitted to its rows
+    >>> a100 = GemmParameters(energy_per_flop=0.8, training_energy_per_flop=1.0)  # as fitted to its rows
     >>> t = gemm_time(m=8192, n=8192, k=8192, element_bytes=2, result_bytes=2, device=d, parameters=a100)
     >>> bool(3.5 < float(t) / MILLISECOND < 4.8)  # 1.1 TFLOP at 312 TFLOP/s take 3.52 ms at the least
     True
@@ -485,7 +502,7 @@ def quantisation_time(
     """Compute the time to convert activations to a narrower format: two reads and one write.
 
     Only bytes beyond ``capacity`` are charged, since the rest stays in cache. Launches are part of the parameter
-    ``launch`` of fp8 products.
+    ``launch_time`` of fp8 products.
 
     Parameters
     ----------

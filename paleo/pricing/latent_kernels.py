@@ -3,7 +3,7 @@
 In prefill queries and keys have 128 + 64 elements a head and values 128, with a causal mask. In decode the key
 projection is absorbed into the queries, which are multiplied by the latent of 512 + 64 elements that all heads share;
 the weighted sum is over latents of 512. Long caches are split over otherwise idle multiprocessors, into at most
-``splits`` parts.
+``max_splits`` parts.
 
     body = roofline(waves · (work of a block / (efficiency · peak) + epilogue), bytes / bandwidth)
     time = launch + body + keys of a block · depth + passes over queries, results and new latents
@@ -39,14 +39,16 @@ PROMPT_ROWS, LEAST_KEYS = 128.0, 64.0
 class LatentAttentionParameters:
     """Calibrated parameters of one multi-head latent attention (MLA) kernel on one device."""
 
-    launch: float = parameter("10 us", "0.5..400 us", "launches of all kernels of a call")
-    host: float = parameter("1 us", "0.1..1000 us", "host time of a call, which the device's time hides")
+    launch_time: float = parameter("10 us", "0.5..400 us", "launches of all kernels of a call")
+    host_time: float = parameter("1 us", "0.1..1000 us", "host time of a call, which the device's time hides")
     efficiency: float = parameter("0.6", "0.02..1.2", "share of peak that the main loop reaches")
     bandwidth_efficiency: float = parameter("0.75", "0.1..1.1", "share of the memory bandwidth that streams reach")
-    depth: float = parameter("2 cycle", "0.0002..200", "least cycles of a block for each of its keys")
-    epilogue: float = parameter("5000 cycle", "10..200000", "start and end of a block")
-    staging: float = parameter("0.5", "0.005..20", "share of the bandwidth of passes over queries, results, latents")
-    splits: float = parameter("16", "1..200", "the most parts that a cache is split into")
+    cycles_per_key: float = parameter("2 cycle", "0.0002..200", "least cycles of a block for each of its keys")
+    block_overhead_cycles: float = parameter("5000 cycle", "10..200000", "start and end of a block")
+    pass_bandwidth_share: float = parameter(
+        "0.5", "0.005..20", "share of the bandwidth of passes over queries, results, latents"
+    )
+    max_splits: float = parameter("16", "1..200", "the most parts that a cache is split into")
 
 
 def latent_attention_time(
@@ -87,16 +89,21 @@ def latent_attention_time(
     block_rows = np.where(single, token_rows, PROMPT_ROWS)
     of_prompts = batch * heads * np.ceil(queries / PROMPT_ROWS)
     tiles = np.where(single, batch * np.ceil(heads * queries / token_rows), of_prompts)
-    splits = np.clip(device.multiprocessors / tiles, 1.0, np.minimum(np.maximum(keys / LEAST_KEYS, 1.0), p.splits))
+    splits = np.clip(device.multiprocessors / tiles, 1.0, np.minimum(np.maximum(keys / LEAST_KEYS, 1.0), p.max_splits))
     splits = np.where(single, splits, 1.0)
     seen = np.where(single, keys, keys - queries / 2.0) / splits
     occupied = tiles * splits / device.multiprocessors
     waves = 0.5 * np.ceil(occupied) + 0.5 * np.maximum(occupied, 1.0)
     flop = 2.0 * block_rows * np.where(single, CACHED + LATENT, QUERY + VALUE) * seen
-    compute = waves * (flop / (p.efficiency * device.flops_per_clock) + p.epilogue) / device.clock_hz
+    compute = waves * (flop / (p.efficiency * device.flops_per_clock) + p.block_overhead_cycles) / device.clock_hz
     read = np.where(single, CACHED * cache_bytes, 2.0 * heads * (QUERY + VALUE)) * batch * keys
     body = roofline_with_overlap_loss(compute, read / (p.bandwidth_efficiency * device.memory_bandwidth))
     each = np.where(single, CACHED + LATENT, QUERY + 2.0 * VALUE)
     passed = 2.0 * rows * each + batch * queries * CACHED * (2.0 + cache_bytes)
-    busy = p.launch + body + passed / (p.staging * device.memory_bandwidth) + seen * p.depth / device.clock_hz
-    return time_with_host_launch(busy, p.host)
+    busy = (
+        p.launch_time
+        + body
+        + passed / (p.pass_bandwidth_share * device.memory_bandwidth)
+        + seen * p.cycles_per_key / device.clock_hz
+    )
+    return time_with_host_launch(busy, p.host_time)

@@ -43,9 +43,13 @@ class MemoryParameters:
     host_overlap: float = parameter("8", "1..40", "order of the smooth maximum of host and device time")
     bandwidth_fraction: float = parameter("0.88", "0.4..0.97", "achieved memory bandwidth")
     l2_bytes_per_cycle: float = parameter("30 B/cycle", "4..120", "L2 traffic of one multiprocessor")
-    cache_fraction: float = parameter("0.6", "0.1..1.5", "share of L2 in which data survive until they are read again")
+    l2_survival_share: float = parameter(
+        "0.6", "0.1..1.5", "share of L2 in which data survive until they are read again"
+    )
     elements_per_cycle: float = parameter("32 1/cycle", "0.3..128", "elements that one multiprocessor can issue")
-    row_cycles: float = parameter("500 cycle", "10..50000", "one step of a row's thread block: a latency and its work")
+    cycles_per_row_step: float = parameter(
+        "500 cycle", "10..50000", "one step of a row's thread block: a latency and its work"
+    )
 
 
 def memory_time(
@@ -104,11 +108,11 @@ def memory_time(
     """
     p, rate = parameters, device.multiprocessors * device.clock_hz
     moved, reread, footprint, count = as_float_arrays(moved_bytes, reread_bytes, reread_footprint, rows)
-    live = p.cache_fraction * device.l2_bytes
+    live = p.l2_survival_share * device.l2_bytes
     missed = np.where(warm, miss_fraction(moved, live), 1.0)
     streamed = moved * missed + reread * miss_fraction(footprint, live)
     latency = 1.0 + (_CACHE_LATENCY - 1.0) * (1.0 - missed)
-    residence = np.asarray(steps_per_row) * p.row_cycles * latency / device.clock_hz
+    residence = np.asarray(steps_per_row) * p.cycles_per_row_step * latency / device.clock_hz
     waves = np.ceil(count / (resident_blocks(threads_per_row) * device.multiprocessors))
     limits = (
         streamed / (p.bandwidth_fraction * device.memory_bandwidth),

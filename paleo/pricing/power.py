@@ -144,9 +144,9 @@ def throttled_share(busy: Numbers, sustained: Numbers, ramp: float = HALF_THROTT
 def relative_operand_energy(dtype: str) -> float:
     """Return the energy per FLOP of tensor cores relative to that of the format that was measured.
 
-    From 16 to 8 bits it is proportional to the bytes of operands (training_energy in fp8 relative to that in 16 bits:
-    0.53 on H100, 0.5 on L40S, 0.44 on B200). TF32 moves four bytes. Formats below 16 bits have separate families, so
-    their factor is 1.
+    From 16 to 8 bits it is proportional to the bytes of operands (training_energy_per_flop in fp8 relative to that in
+    16 bits: 0.53 on H100, 0.5 on L40S, 0.44 on B200). TF32 moves four bytes. Formats below 16 bits have separate
+    families, so their factor is 1.
 
     Parameters
     ----------
@@ -173,7 +173,8 @@ SUSTAINED_ENERGY_FAMILY = "arithmetic"
 
 @dataclass(frozen=True, slots=True)
 class SustainedEnergyParameters:
-    """Energy of a sixteen-bit FLOP in measured steps relative to ``GemmParameters.training_energy``, by architecture.
+    """Energy of a sixteen-bit FLOP in measured steps relative to ``GemmParameters.training_energy_per_flop``, by
+    architecture.
 
     A device draws it until its power limit slows it down, so that long steps show it and short tests do not. Valid for
     parts with HBM. Products in eight bits and convolutions need no factor; other architectures have 1.
@@ -234,29 +235,33 @@ class PowerParameters:
     """Parameters of a board's power, as shares of its design power and energies of work.
 
     Fitted to mean watts of training steps under power limits (Zeus: You, Chung, Chowdhury, NSDI 2023). A kernel adds
-    ``busy`` whatever it does: clock trees, schedulers and register files at full clock, leakage of a warm chip.
-    ``training_energy`` of a device's products is the limit less the idle power, divided by their sustained rate, so it
-    includes that part. ``arithmetic_energy_share`` is the share of it that is proportional to FLOP; with it the watts
-    at that rate equal the limit.
+    ``busy_power_share`` whatever it does: clock trees, schedulers and register files at full clock, leakage of a warm
+    chip. ``training_energy_per_flop`` of a device's products is the limit less the idle power, divided by their
+    sustained rate, so it includes that part. ``arithmetic_energy_share`` is the share of it that is proportional to
+    FLOP; with it the watts at that rate equal the limit.
 
     Notes
     -----
-    ``idle`` is drawn at full clocks with nothing running: V100 38 of 250 W. ``interface`` is drawn by a running GDDR
-    interface: A40 87 W idle, 42 W above the share. Kernels shorter than ``filling`` use half of the multiprocessors or
-    fewer. Below ``least_voltage_clock`` the voltage does not fall further.
+    ``idle_power_share`` is drawn at full clocks with nothing running: V100 38 of 250 W. ``interface_energy_per_byte``
+    is drawn by a running GDDR interface: A40 87 W idle, 42 W above the share. Kernels shorter than ``device_fill_time``
+    use half of the multiprocessors or fewer. Below ``least_voltage_clock`` the voltage does not fall further.
     """
 
-    idle: float = parameter("0.15", "0.02..0.5", "share of design power, clocks up, nothing running", fitted=False)
-    interface: float = parameter("60 pJ/B", "0..200", "GDDR interface's power per peak byte/s", fitted=False)
-    dram: float = parameter("40 pJ/B", "10..200", "energy of a byte from DRAM", fitted=False)
-    busy: float = parameter("0.45", "0.02..0.8", "share of the design power that any running kernel adds")
-    filling: float = parameter("15 us", "1..200 us", "time in which a kernel spreads over the device")
+    idle_power_share: float = parameter(
+        "0.15", "0.02..0.5", "share of design power, clocks up, nothing running", fitted=False
+    )
+    interface_energy_per_byte: float = parameter(
+        "60 pJ/B", "0..200", "GDDR interface's power per peak byte/s", fitted=False
+    )
+    dram_energy_per_byte: float = parameter("40 pJ/B", "10..200", "energy of a byte from DRAM", fitted=False)
+    busy_power_share: float = parameter("0.45", "0.02..0.8", "share of the design power that any running kernel adds")
+    device_fill_time: float = parameter("15 us", "1..200 us", "time in which a kernel spreads over the device")
     least_voltage_clock: float = parameter("0.8", "0.5..1", "share of boost clock of the least voltage", fitted=False)
 
     @property
     def arithmetic_energy_share(self) -> float:
         """Share (0 to 1) of a FLOP's energy in training that is proportional to the FLOP rate."""
-        return 1.0 - self.busy / (1.0 - NON_ARITHMETIC_SHARE)
+        return 1.0 - self.busy_power_share / (1.0 - NON_ARITHMETIC_SHARE)
 
     def idle_watts(self, design_power: float, memory_kind: str, memory_bandwidth: float) -> float:
         """Return the power that a board draws while nothing runs.
@@ -280,8 +285,8 @@ class PowerParameters:
         >>> round(PowerParameters().idle_watts(300.0, "GDDR6", 696e9), 1)
         86.8
         """
-        interface = self.interface * PICO * memory_bandwidth if memory_kind.startswith("GDDR") else 0.0
-        return self.idle * design_power + interface
+        interface = self.interface_energy_per_byte * PICO * memory_bandwidth if memory_kind.startswith("GDDR") else 0.0
+        return self.idle_power_share * design_power + interface
 
 
 def clock_under_limit(excess: Numbers, least_voltage_clock: float) -> Array:

@@ -78,20 +78,26 @@ class RnnDirection(IntEnum):
 class RnnParameters:
     """Calibrated parameters of a recurrent library on a device."""
 
-    launch: float = parameter("80 us", "20..130 us", "time of a call over no step")
-    step: float = parameter("20 us", "2..100 us", "launches of one step")
-    ramp: float = parameter("20 us", "1..100 us", "extra time of an early step")
-    ramp_steps: float = parameter("100 step", "10..400", "steps until the queue is full", fitted=False)
+    launch_time: float = parameter("80 us", "20..130 us", "time of a call over no step")
+    step_launch_time: float = parameter("20 us", "2..100 us", "launches of one step")
+    early_step_time: float = parameter("20 us", "1..100 us", "extra time of an early step")
+    queue_fill_steps: float = parameter("100 step", "10..400", "steps until the queue is full", fitted=False)
     gemm_efficiency: float = parameter("0.8", "0.2..1.3", "share of peak arithmetic of a large tile's inner loop")
-    tile_penalty: float = parameter("16 element", "2..80", "tile width where operand loads cost as much as arithmetic")
-    depth_cycles: float = parameter("40 cycle", "2..300", "least cycles of a block per element of the sum: latency")
+    balanced_tile_width: float = parameter(
+        "16 element", "2..80", "tile width where operand loads cost as much as arithmetic"
+    )
+    cycles_per_summed_element: float = parameter(
+        "40 cycle", "2..300", "least cycles of a block per element of the sum: latency"
+    )
     split_cycles: float = parameter("5000 cycle", "200..50000", "second phase that adds up the parts of a split sum")
     bandwidth_fraction: float = parameter("0.7", "0.2..1", "share of memory bandwidth when weights stream in each step")
-    l2_share: float = parameter("0.6", "0.1..1.5", "share of L2 that keeps weights from step to step")
-    data_factor: float = parameter("1", "0.5..2.5", "time of a backward step over the same product forward")
-    filter_factor: float = parameter("1", "0.5..2.5", "time of the filter gradient's product over a plain one")
-    narrow_rows: float = parameter("1200 row", "300..5000", "rows for which narrow passes over the weights run at once")
-    barrier: float = parameter("2.5 us", "0.5..20 us", "grid-wide barrier of a persistent step", fitted=False)
+    l2_survival_share: float = parameter("0.6", "0.1..1.5", "share of L2 that keeps weights from step to step")
+    data_gradient_factor: float = parameter("1", "0.5..2.5", "time of a backward step over the same product forward")
+    weight_gradient_factor: float = parameter("1", "0.5..2.5", "time of the filter gradient's product over a plain one")
+    concurrent_pass_rows: float = parameter(
+        "1200 row", "300..5000", "rows for which narrow passes over the weights run at once"
+    )
+    barrier_time: float = parameter("2.5 us", "0.5..20 us", "grid-wide barrier of a persistent step", fitted=False)
 
 
 def fits_registers(*, weight_bytes: Number, device: DeviceDatasheet) -> Mask:
@@ -132,18 +138,18 @@ def _product_time(
 ) -> Array:
     """Compute the arithmetic time of (m x k)(k x n) with the best tile and split, in whole waves of blocks [s].
 
-    A multiprocessor takes at least ``depth_cycles`` per element of the sum, since a single block cannot hide its
-    latency; this limits small batches. A sum is split only into at most ``most_blocks`` blocks.
+    A multiprocessor takes at least ``cycles_per_summed_element`` per element of the sum, since a single block cannot
+    hide its latency; this limits small batches. A sum is split only into at most ``most_blocks`` blocks.
     """
     best = np.full(np.broadcast_shapes(m.shape, n.shape, k.shape), np.inf)
     for a, b in tiles:
-        flops = 2.0 * a * b * (1.0 + (p.tile_penalty * (1.0 / a + 1.0 / b)) ** 2)
+        flops = 2.0 * a * b * (1.0 + (p.balanced_tile_width * (1.0 / a + 1.0 / b)) ** 2)
         blocks = np.ceil(m / a) * np.ceil(n / b)
         for parts in splits:
             depth = np.ceil(k / (8.0 * parts)) * 8.0
             arithmetic = wave_count(blocks * parts, device.multiprocessors) * flops
             cycles = overlap_with_loss(
-                arithmetic / (p.gemm_efficiency * device.flops_per_clock), np.asarray(p.depth_cycles)
+                arithmetic / (p.gemm_efficiency * device.flops_per_clock), np.asarray(p.cycles_per_summed_element)
             )
             total = depth * cycles + (p.split_cycles if parts > 1 else 0.0)
             best = np.where((parts == 1) | (blocks * parts <= most_blocks), np.minimum(best, total), best)
@@ -189,8 +195,8 @@ def column_chosen_gemm_time(
         Time [s].
     """
     p = parameters
-    passes = np.clip(m / p.narrow_rows, 1.0, np.ceil(n / NARROW_PASS))
-    narrow = np.hypot(k * p.depth_cycles / (NARROW_SPLIT * device.clock_hz), stream * passes)
+    passes = np.clip(m / p.concurrent_pass_rows, 1.0, np.ceil(n / NARROW_PASS))
+    narrow = np.hypot(k * p.cycles_per_summed_element / (NARROW_SPLIT * device.clock_hz), stream * passes)
     slower = 1.0 if backward else np.where(half, _HALF_PRECISION_CYCLE_RATIO, 1.0)
     medium = np.hypot(slower * _product_time(m, n, k, _MEDIUM_TILES, (1,), device, p), stream)
     split = _product_time(m, n, k, _WIDE_TILES, _STEP_SPLITS, device, p, most_blocks=device.multiprocessors)
@@ -233,7 +239,7 @@ def _plain_product_time(
         m=m, n=n, k=k, element_bytes=element_bytes, result_bytes=element_bytes, k_contiguous=along_sum,
         device=device, parameters=products,
     )  # fmt: skip
-    return seconds - products.launch
+    return seconds - products.launch_time
 
 
 def weight_miss_rate(*, footprint: Number, l2_bytes: float, share: float) -> Array:
@@ -308,7 +314,7 @@ def timestep_time(
     weights = gated * hidden * element_bytes
     bandwidth = p.bandwidth_fraction * device.memory_bandwidth
     states = _POINTWISE_ELEMENTS * gated * batch * element_bytes
-    miss = weight_miss_rate(footprint=weights + states, l2_bytes=device.l2_bytes, share=p.l2_share)
+    miss = weight_miss_rate(footprint=weights + states, l2_bytes=device.l2_bytes, share=p.l2_survival_share)
     stream = weights * miss / bandwidth
     product = np.hypot(_product_time(m, batch, k, _STEP_TILES, _STEP_SPLITS, device, p), stream)
     if device.architecture == _COLUMN_ARCHITECTURE:
@@ -364,7 +370,7 @@ def persistent_timestep_time(
     arithmetic = 2.0 * products * batch / (p.gemm_efficiency * device.peak_flops_per_s)
     states = hidden * batch * element_bytes * device.multiprocessors / (L2_OVER_MEMORY * device.memory_bandwidth)
     fits = fits_registers(weight_bytes=products * element_bytes, device=device)
-    return np.where(fits, p.barrier + arithmetic + states, np.inf)
+    return np.where(fits, p.barrier_time + arithmetic + states, np.inf)
 
 
 def weight_gradient_time(
@@ -407,7 +413,7 @@ def weight_gradient_time(
     arithmetic = _product_time(gate_count * hidden, hidden, depth, _FILTER_TILES, _FILTER_SPLITS, device, p)
     elements = gate_count * hidden**2 + (gate_count + 1.0) * hidden * depth
     memory = elements * element_bytes / (p.bandwidth_fraction * device.memory_bandwidth)
-    early = overlap_with_loss(arithmetic * p.filter_factor, memory)
+    early = overlap_with_loss(arithmetic * p.weight_gradient_factor, memory)
     if products is None:
         return early
     plain = _plain_product_time(
@@ -415,7 +421,7 @@ def weight_gradient_time(
         element_bytes=element_bytes, along_sum=0.0, device=device, products=products,
     )  # fmt: skip
     plain = plain + gate_count * hidden**2 * element_bytes / (p.bandwidth_fraction * device.memory_bandwidth)
-    return np.asarray(np.where(np.asarray(library) < _PLAIN_RELEASE, early, plain * p.filter_factor))
+    return np.asarray(np.where(np.asarray(library) < _PLAIN_RELEASE, early, plain * p.weight_gradient_factor))
 
 
 def rnn_time(
@@ -476,16 +482,16 @@ def rnn_time(
     extents = {"gate_count": g, "hidden": h, "batch": b, "element_bytes": e}
     shared: dict[str, Any] = {**extents, "device": device, "parameters": parameters}
     priced = {**shared, "library": library, "products": products}
-    early = parameters.ramp * np.minimum(t, parameters.ramp_steps)
+    early = parameters.early_step_time * np.minimum(t, parameters.queue_fill_steps)
     forward, backward = (
-        t * (parameters.step + timestep_time(**priced, backward=back)) + early for back in (False, True)
+        t * (parameters.step_launch_time + timestep_time(**priced, backward=back)) + early for back in (False, True)
     )
     if persistent:
         persistent_time = t * persistent_timestep_time(**shared)
         forward, backward = np.minimum(forward, persistent_time), np.minimum(backward, persistent_time)
     weights = weight_gradient_time(**priced, timesteps=t)
     direction = np.asarray(direction)
-    data = np.where(direction == RnnDirection.FILTER, 0.0, parameters.data_factor * backward)
+    data = np.where(direction == RnnDirection.FILTER, 0.0, parameters.data_gradient_factor * backward)
     filters = np.where(direction >= RnnDirection.FILTER, weights, 0.0)
     total = np.where(direction == RnnDirection.FORWARD, forward, data) + filters
-    return np.asarray((parameters.launch + total) * layers * (1.0 + np.asarray(bidirectional)), dtype=np.float64)
+    return np.asarray((parameters.launch_time + total) * layers * (1.0 + np.asarray(bidirectional)), dtype=np.float64)

@@ -49,14 +49,18 @@ CHUNK_LENGTHS = {
 class ScanParameters:
     """Calibrated parameters of one linear-recurrence kernel (such as Mamba-2 or a delta rule) on one device."""
 
-    launch: float = parameter("8 us", "0.1..800 us", "launches of all kernels of a call")
-    host: float = parameter("1 us", "0.1..1000 us", "host time of a call, which the device's time hides")
-    rate: float = parameter("1000 FLOP/cycle", "20..500000", "FLOP of chunks per cycle and multiprocessor")
+    launch_time: float = parameter("8 us", "0.1..800 us", "launches of all kernels of a call")
+    host_time: float = parameter("1 us", "0.1..1000 us", "host time of a call, which the device's time hides")
+    flops_per_cycle: float = parameter("1000 FLOP/cycle", "20..500000", "FLOP of chunks per cycle and multiprocessor")
     bandwidth_efficiency: float = parameter("0.7", "0.02..1.1", "share of the memory bandwidth that is reached")
-    step: float = parameter("1000 cycle", "1..1000000", "of a block from one chunk, or token, to the next")
-    block: float = parameter("5 cycle", "0.001..10000", "start of a block of a convolution, on one multiprocessor")
-    first: float = parameter("1", "0.01..50", "passes over the state of a sequence, whatever its tokens")
-    state: float = parameter("1", "0.001..50", "passes over the state for a chunk or token")
+    chunk_step_cycles: float = parameter("1000 cycle", "1..1000000", "of a block from one chunk, or token, to the next")
+    block_start_cycles: float = parameter(
+        "5 cycle", "0.001..10000", "start of a block of a convolution, on one multiprocessor"
+    )
+    state_passes_per_sequence: float = parameter(
+        "1", "0.01..50", "passes over the state of a sequence, whatever its tokens"
+    )
+    state_passes_per_token: float = parameter("1", "0.001..50", "passes over the state for a chunk or token")
 
 
 def chunk_flops(length: npt.ArrayLike, keys: npt.ArrayLike, values: npt.ArrayLike) -> Array:
@@ -116,12 +120,12 @@ def chunked_scan_time(
     chunks, states = np.ceil(length / chunk), batch * heads * keys * values
     occupied = batch * chunks * heads / device.multiprocessors
     waves = 0.5 * np.ceil(occupied) + 0.5 * np.maximum(occupied, 1.0)
-    compute = waves * chunk_flops(chunk, keys, values) / (p.rate * clock)
-    moved = batch * length * token_bytes + states * (2.0 * STATE + BETWEEN * chunks * p.state)
+    compute = waves * chunk_flops(chunk, keys, values) / (p.flops_per_cycle * clock)
+    moved = batch * length * token_bytes + states * (2.0 * STATE + BETWEEN * chunks * p.state_passes_per_token)
     lanes = batch * heads * values / LANE / (LANES * device.multiprocessors)
-    chain = chunks * p.step / clock * np.maximum(lanes, 1.0)
+    chain = chunks * p.chunk_step_cycles / clock * np.maximum(lanes, 1.0)
     return (
-        p.launch
+        p.launch_time
         + roofline_with_overlap_loss(compute, moved / (p.bandwidth_efficiency * device.memory_bandwidth))
         + chain
     )
@@ -159,10 +163,10 @@ def token_scan_time(
         Time [s].
     """
     p, states = parameters, STATE * batch * heads * keys * values
-    moved = batch * tokens * token_bytes + states * (p.first + tokens * p.state)
+    moved = batch * tokens * token_bytes + states * (p.state_passes_per_sequence + tokens * p.state_passes_per_token)
     lanes = batch * heads * values / LANE / (TOKEN_LANES * device.multiprocessors)
-    steps = np.maximum(lanes, 1.0) * p.step * tokens / device.clock_hz
-    return p.launch + roofline_with_overlap_loss(moved / (p.bandwidth_efficiency * device.memory_bandwidth), steps)
+    steps = np.maximum(lanes, 1.0) * p.chunk_step_cycles * tokens / device.clock_hz
+    return p.launch_time + roofline_with_overlap_loss(moved / (p.bandwidth_efficiency * device.memory_bandwidth), steps)
 
 
 def short_convolution_time(
@@ -187,10 +191,12 @@ def short_convolution_time(
         Time [s].
     """
     p, rows = parameters, batch * channels
-    moved = 2.0 * ELEMENT * rows * (length + (taps - 1.0) * p.state)
-    blocks = rows / device.multiprocessors * p.block / device.clock_hz
-    busy = p.launch + roofline_with_overlap_loss(moved / (p.bandwidth_efficiency * device.memory_bandwidth), blocks)
-    return time_with_host_launch(busy, p.host)
+    moved = 2.0 * ELEMENT * rows * (length + (taps - 1.0) * p.state_passes_per_token)
+    blocks = rows / device.multiprocessors * p.block_start_cycles / device.clock_hz
+    busy = p.launch_time + roofline_with_overlap_loss(
+        moved / (p.bandwidth_efficiency * device.memory_bandwidth), blocks
+    )
+    return time_with_host_launch(busy, p.host_time)
 
 
 @KERNEL_FAMILIES.register("scan")

@@ -48,25 +48,33 @@ _PICOSECOND = 2.0**-40
 class SparseAttentionParameters:
     """Calibrated parameters of one library's sparse-attention kernels on one device."""
 
-    launch: float = parameter("50 us", "0.5..1500 us", "launches of all kernels")
-    products: float = parameter("0.5", "0.02..1.2", "share of peak of projections")
-    bandwidth: float = parameter("0.7", "0.05..1.1", "share of the memory bandwidth of weights and keys")
-    attention: float = parameter("0.3", "0.005..2", "share of peak of the attention over selected keys")
-    narrow_attention: float = parameter("0.3", "0.005..2", "share of peak of the kernel that reads a cache in 8 bits")
-    indexer: float = parameter("0.4", "0.005..3", "share of the narrow peak of the indexer's scores")
-    selection: float = parameter("0.5", "0.00001..20", "share of the bandwidth at which scores are written")
-    passes: float = parameter("0.5", "0.005..50", "share of the bandwidth of passes over tokens")
-    search: float = parameter("100", "0.001..100000", "picoseconds of each key that a query's search passes")
-    row: float = parameter("5 us", "0.001..100 us", "start of a query's search")
-    depth: float = parameter("1 cycle", "0.0001..50", "cycles of a block of the indexer for each of its keys")
-    launch_fp8: float = parameter("20 us", "0.01..2000 us", "launches more with weights in 8 bits")
-    launch_fp4: float = parameter("20 us", "0.01..2000 us", "launches more with weights in 4 bits")
-    launch_cache: float = parameter("20 us", "0.01..2000 us", "launches more with a cache in 8 bits")
-    launch_indexer: float = parameter("20 us", "0.01..2000 us", "launches of indexer and selection")
-    launch_dense: float = parameter("20 us", "0.01..2000 us", "launches more of attention over all keys")
-    order: float = parameter("2", "1..10", "order of the norm of launches and device time; 1: their sum")
-    pair: float = parameter("0.1", "0.00001..100", "picoseconds of each pair of a query and any key of the batch")
-    sequence: float = parameter("0.02 us", "0.0001..20 us", "time of each sequence with several new tokens")
+    launch_time: float = parameter("50 us", "0.5..1500 us", "launches of all kernels")
+    projection_peak_share: float = parameter("0.5", "0.02..1.2", "share of peak of projections")
+    bandwidth_share: float = parameter("0.7", "0.05..1.1", "share of the memory bandwidth of weights and keys")
+    attention_peak_share: float = parameter("0.3", "0.005..2", "share of peak of the attention over selected keys")
+    fp8_cache_attention_peak_share: float = parameter(
+        "0.3", "0.005..2", "share of peak of the kernel that reads a cache in 8 bits"
+    )
+    indexer_peak_share: float = parameter("0.4", "0.005..3", "share of the narrow peak of the indexer's scores")
+    selection_bandwidth_share: float = parameter(
+        "0.5", "0.00001..20", "share of the bandwidth at which scores are written"
+    )
+    pass_bandwidth_share: float = parameter("0.5", "0.005..50", "share of the bandwidth of passes over tokens")
+    search_picoseconds_per_key: float = parameter(
+        "100", "0.001..100000", "picoseconds of each key that a query's search passes"
+    )
+    search_start_time: float = parameter("5 us", "0.001..100 us", "start of a query's search")
+    cycles_per_key: float = parameter("1 cycle", "0.0001..50", "cycles of a block of the indexer for each of its keys")
+    fp8_launch_time: float = parameter("20 us", "0.01..2000 us", "launches more with weights in 8 bits")
+    fp4_launch_time: float = parameter("20 us", "0.01..2000 us", "launches more with weights in 4 bits")
+    fp8_cache_launch_time: float = parameter("20 us", "0.01..2000 us", "launches more with a cache in 8 bits")
+    indexer_launch_time: float = parameter("20 us", "0.01..2000 us", "launches of indexer and selection")
+    dense_launch_time: float = parameter("20 us", "0.01..2000 us", "launches more of attention over all keys")
+    launch_norm_order: float = parameter("2", "1..10", "order of the norm of launches and device time; 1: their sum")
+    picoseconds_per_pair: float = parameter(
+        "0.1", "0.00001..100", "picoseconds of each pair of a query and any key of the batch"
+    )
+    time_per_sequence: float = parameter("0.02 us", "0.0001..20 us", "time of each sequence with several new tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,26 +123,28 @@ def sparse_attention_time(work: SparseWork, device: DeviceDatasheet, parameters:
         Time [s].
     """
     p, peak, bandwidth = parameters, device.peak_flops_per_s, device.memory_bandwidth
-    streamed = p.bandwidth * bandwidth
-    product_peak = p.products * peak * np.where(work.weight_element_bytes < 2.0, NARROW, 1.0)
-    rate = np.where(work.reads_8_bit_cache, p.narrow_attention, p.attention) * peak
-    scores = roofline_with_overlap_loss(work.score_flops / (p.indexer * NARROW * peak), work.index_bytes / streamed)
+    streamed = p.bandwidth_share * bandwidth
+    product_peak = p.projection_peak_share * peak * np.where(work.weight_element_bytes < 2.0, NARROW, 1.0)
+    rate = np.where(work.reads_8_bit_cache, p.fp8_cache_attention_peak_share, p.attention_peak_share) * peak
+    scores = roofline_with_overlap_loss(
+        work.score_flops / (p.indexer_peak_share * NARROW * peak), work.index_bytes / streamed
+    )
     occupied = work.searching_queries / (QUERIES_PER_MULTIPROCESSOR * device.multiprocessors)
     waves = 0.5 * np.ceil(occupied) + 0.5 * np.maximum(occupied, np.minimum(work.searching_queries, 1.0))
     parts = (
         roofline_with_overlap_loss(work.projection_flops / product_peak, work.weight_bytes / streamed),
-        roofline_with_overlap_loss(scores, work.scored_entries * p.depth / device.clock_hz),
-        work.score_bytes / (p.selection * bandwidth)
-        + waves * (p.row + work.entries_per_search * p.search * _PICOSECOND),
+        roofline_with_overlap_loss(scores, work.scored_entries * p.cycles_per_key / device.clock_hz),
+        work.score_bytes / (p.selection_bandwidth_share * bandwidth)
+        + waves * (p.search_start_time + work.entries_per_search * p.search_picoseconds_per_key * _PICOSECOND),
         roofline_with_overlap_loss(work.attention_flops / rate, work.key_bytes / (CACHED * streamed)),
-        work.pass_bytes / (p.passes * bandwidth),
-        work.query_key_pairs * p.pair * _PICOSECOND,
-        work.sequences * p.sequence,
+        work.pass_bytes / (p.pass_bandwidth_share * bandwidth),
+        work.query_key_pairs * p.picoseconds_per_pair * _PICOSECOND,
+        work.sequences * p.time_per_sequence,
     )
     # Sum the launches of a call by its formats and by the kernels that it runs [s].
     narrow = np.select(
-        [work.weight_element_bytes < 1.0, work.weight_element_bytes < 2.0], [p.launch_fp4, p.launch_fp8], 0.0
+        [work.weight_element_bytes < 1.0, work.weight_element_bytes < 2.0], [p.fp4_launch_time, p.fp8_launch_time], 0.0
     )
-    stored = np.where(work.cache_element_bytes < 2.0, p.launch_cache, 0.0)
-    scored = np.select([work.is_dense, work.has_indexer], [p.launch_dense, p.launch_indexer], 0.0)
-    return smooth_maximum(np.asarray(p.launch + narrow + stored + scored), sum(parts), p.order)
+    stored = np.where(work.cache_element_bytes < 2.0, p.fp8_cache_launch_time, 0.0)
+    scored = np.select([work.is_dense, work.has_indexer], [p.dense_launch_time, p.indexer_launch_time], 0.0)
+    return smooth_maximum(np.asarray(p.launch_time + narrow + stored + scored), sum(parts), p.launch_norm_order)

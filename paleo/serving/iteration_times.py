@@ -598,7 +598,7 @@ class _TableBuilder:
         products, card = families.parameters_of(GemmParameters, family).parameters, device_datasheet(device, dtype)
         activity = switching_activity(products.training_activity, dtype, card, families.user_calibration)
         factor = power_slowdown(
-            busy=seconds, flops=flops, dram=0.0, energy=products.energy, activity=activity, device=card
+            busy=seconds, flops=flops, dram=0.0, energy=products.energy_per_flop, activity=activity, device=card
         )
         return np.asarray(seconds * factor)
 
@@ -692,7 +692,7 @@ class _TableBuilder:
         if not precision(families.dtype).quantises_operands:
             return np.zeros(len(kernels))
         launches = [
-            families.parameters_of(GemmParameters, f"gemm.{name}").parameters.launch
+            families.parameters_of(GemmParameters, f"gemm.{name}").parameters.launch_time
             for name in (families.dtype, "tensor")
         ]
         launch, bandwidth = max(launches[0] - launches[1], 0.0), 0.9 * self.backend.system.device.memory.bandwidth

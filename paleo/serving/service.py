@@ -198,8 +198,12 @@ def mean_device_power(plan: ServingPlan, device: Device) -> float | None:
     idle = board.idle_watts(device.tdp, device.memory.kind, device.memory.bandwidth)
     demand = (
         idle
-        + board.busy * device.tdp
-        + PICO * (board.arithmetic_energy_share * product.training_energy * flops + board.dram * moved)
+        + board.busy_power_share * device.tdp
+        + PICO
+        * (
+            board.arithmetic_energy_share * product.training_energy_per_flop * flops
+            + board.dram_energy_per_byte * moved
+        )
     )
     return min(demand, device.tdp)
 

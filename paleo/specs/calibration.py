@@ -14,7 +14,9 @@ by `parameter` with its meaning, its unit and the range that a fit may search.
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -23,7 +25,7 @@ from pydantic import Field, model_validator
 
 from paleo.errors import SpecError, suggest_names
 from paleo.specs.catalog import entry_files, read_entry
-from paleo.specs.loading import FileCache, Spec, Text, build_validated
+from paleo.specs.loading import FileCache, Spec, Text, build_validated, read_yaml
 from paleo.units import UNIT_FACTORS
 
 NonNegativeCount = Annotated[int, Field(ge=0)]
@@ -35,6 +37,8 @@ Parameters = TypeVar("Parameters")
 #: Factor by which a fraction or an exponent that was inherited, scaled or written by hand may lie outside the fit's
 #: range.
 RANGE_SLACK = 2.0
+#: Names that parameters had in the last release, by pattern of the kernel family.
+_FORMER_NAMES = Path(__file__).parent / "former_parameters.yaml"
 #: Name of the file with the inheritance rules.
 INHERITANCE_FILE = "architectures"
 
@@ -193,7 +197,30 @@ def load_calibration(name_or_path: str | Path) -> Calibration:
 
 def _calibration(name_or_path: str | Path) -> Calibration:
     path, data = read_entry("calibrations", name_or_path)
+    if path != entry_files("calibrations").get(path.stem):
+        data = _with_current_names(data, path)
     return build_validated(Calibration, {"name": path.stem, **data}, path)
+
+
+def _with_current_names(data: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return a user's calibration with the present names of parameters that had others in the last release."""
+    entries = data.get("entries")
+    if not isinstance(entries, list):
+        return data
+    patterns, renamed = read_yaml(_FORMER_NAMES), dict[str, str]()
+    entries = [dict(entry) if isinstance(entry, dict) else entry for entry in entries]
+    for entry in filter(lambda entry: isinstance(entry, dict), entries):
+        family = str(entry.get("family"))
+        names: dict[str, str] = next((patterns[pattern] for pattern in patterns if fnmatch(family, pattern)), {})
+        for part in ("parameters", "uncertainty"):
+            if isinstance(entry.get(part), dict):
+                renamed |= {name: names[name] for name in entry[part] if name in names}
+                entry[part] = {names.get(name, name): value for name, value in entry[part].items()}
+    if renamed:
+        examples = ", ".join(f"{old} is now {new}" for old, new in list(renamed.items())[:3])
+        message = f"{path.name}: names of parameters have changed ({examples}); the old ones go with the next release"
+        warnings.warn(message, FutureWarning, 2)
+    return {**data, "entries": entries}
 
 
 _calibrations = FileCache(_calibration)

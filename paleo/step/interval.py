@@ -54,18 +54,36 @@ class IntervalParameters:
     Defaults are round start values of the fit; `spreads` returns the fitted ones.
     """
 
-    products: float = parameter("0.2", "0.01..1", "part of the half-widths of products that all of a step share")
-    links: float = parameter("0.5", "0.01..2", "part of the half-width of large collectives that a step's show")
-    software: float = parameter("0.07", "0.005..1", "half-width of every step")
-    untested: float = parameter("0.1", "0.005..1", "half-width of software fitted to no steps on the architecture")
-    host: float = parameter("1", "0.01..7", "half-width above per share of short kernels of unknown hosts")
-    library: float = parameter("0.5", "0.01..2", "half-width of convolutions by a library that was not timed")
-    scale: float = parameter("0.04", "0.001..0.3", "half-width of each tenfold of GPUs beyond a node")
-    device: float = parameter("0.08", "0.005..0.5", "half-width of a device whose kernels nobody measured")
-    experts: float = parameter("0.08", "0.005..0.5", "half-width of a network that sends its tokens to experts")
-    passes: float = parameter("0.3", "0.01..2", "half-width of element-wise passes that a compiler may fuse")
-    update: float = parameter("0.6", "0.01..3", "half-width of the update, for its share of the step")
-    skew: float = parameter("1.2", "0.5..2", "root of the half-width above over that below")
+    product_error_weight: float = parameter(
+        "0.2", "0.01..1", "part of the half-widths of products that all of a step share"
+    )
+    link_error_weight: float = parameter(
+        "0.5", "0.01..2", "part of the half-width of large collectives that a step's show"
+    )
+    software_half_width: float = parameter("0.07", "0.005..1", "half-width of every step")
+    untested_software_half_width: float = parameter(
+        "0.1", "0.005..1", "half-width of software fitted to no steps on the architecture"
+    )
+    unknown_host_half_width: float = parameter(
+        "1", "0.01..7", "half-width above per share of short kernels of unknown hosts"
+    )
+    untimed_library_half_width: float = parameter(
+        "0.5", "0.01..2", "half-width of convolutions by a library that was not timed"
+    )
+    half_width_per_tenfold_nodes: float = parameter(
+        "0.04", "0.001..0.3", "half-width of each tenfold of GPUs beyond a node"
+    )
+    unmeasured_device_half_width: float = parameter(
+        "0.08", "0.005..0.5", "half-width of a device whose kernels nobody measured"
+    )
+    expert_half_width: float = parameter(
+        "0.08", "0.005..0.5", "half-width of a network that sends its tokens to experts"
+    )
+    fused_pass_half_width: float = parameter(
+        "0.3", "0.01..2", "half-width of element-wise passes that a compiler may fuse"
+    )
+    update_half_width: float = parameter("0.6", "0.01..3", "half-width of the update, for its share of the step")
+    upper_to_lower_width_root: float = parameter("1.2", "0.5..2", "root of the half-width above over that below")
 
 
 def interval_parameters(user_calibration: Calibration | None = None) -> IntervalParameters:
@@ -159,19 +177,35 @@ class Uncertainty:
             return self.product_half_width
         known = known or self.spreads
         variance = (
-            (known.products * self.product_half_width) ** 2
+            (known.product_error_weight * self.product_half_width) ** 2
             + self.unmeasured_half_width**2
-            + (known.links * self.link_half_width) ** 2
+            + (known.link_error_weight * self.link_half_width) ** 2
         )
-        variance = variance + known.software**2 + (1.0 - self.software_tested) * known.untested**2
-        variance = variance + (known.scale * self.log10_nodes) ** 2 + (known.device * self.unmeasured_device) ** 2
-        variance = variance + (known.experts * self.uses_experts) ** 2 + (known.passes * self.unfused_pass_share) ** 2
         variance = (
-            variance + (known.library * self.untimed_convolution_share) ** 2 + (known.update * self.update_share) ** 2
+            variance
+            + known.software_half_width**2
+            + (1.0 - self.software_tested) * known.untested_software_half_width**2
         )
-        above = (known.host * self.short_kernel_share) ** 2
+        variance = (
+            variance
+            + (known.half_width_per_tenfold_nodes * self.log10_nodes) ** 2
+            + (known.unmeasured_device_half_width * self.unmeasured_device) ** 2
+        )
+        variance = (
+            variance
+            + (known.expert_half_width * self.uses_experts) ** 2
+            + (known.fused_pass_half_width * self.unfused_pass_share) ** 2
+        )
+        variance = (
+            variance
+            + (known.untimed_library_half_width * self.untimed_convolution_share) ** 2
+            + (known.update_half_width * self.update_share) ** 2
+        )
+        above = (known.unknown_host_half_width * self.short_kernel_share) ** 2
         low, high = variance[0], variance[1] + above
-        return np.stack([np.sqrt(low) / known.skew, np.sqrt(high) * known.skew])
+        return np.stack(
+            [np.sqrt(low) / known.upper_to_lower_width_root, np.sqrt(high) * known.upper_to_lower_width_root]
+        )
 
 
 def uncertainty(program: TimedProgram, layout: Plan, backend: Backend, *, exposed: float, update: float) -> Uncertainty:

@@ -3,8 +3,8 @@
 A board draws an idle share of its design power all the time, another share while any kernel runs, and energy for each
 FLOP and each byte on top, kernel by kernel and never more than its limit (`paleo.pricing.power.PowerParameters`, fitted
 to measured watts). The energy of a FLOP is a share of the one that explains how far products of training fall below
-their peak at the power limit (``GemmParameters.training_energy``). The design power is given beside it as the upper
-limit."""
+their peak at the power limit (``GemmParameters.training_energy_per_flop``). The design power is given beside it as the
+upper limit."""
 
 from __future__ import annotations
 
@@ -280,10 +280,10 @@ def power(prediction: Prediction, figures: PowerParameters | None = None) -> Pow
         return None
     figures, kernels, spent = figures or power_parameters(device), _kernels(prediction), prediction.breakdown
     idle = figures.idle_watts(device.tdp, device.memory.kind, device.memory.bandwidth)
-    busy = figures.busy * device.tdp
-    filled = kernels.seconds_of_call / (kernels.seconds_of_call + figures.filling)
+    busy = figures.busy_power_share * device.tdp
+    filled = kernels.seconds_of_call / (kernels.seconds_of_call + figures.device_fill_time)
     watts = busy * filled + _energies(prediction, figures) @ kernels.work / kernels.seconds_of_call
-    streaming = figures.dram * PICO * device.memory.bandwidth
+    streaming = figures.dram_energy_per_byte * PICO * device.memory.bandwidth
     demand = idle + np.append(watts, [busy + streaming, busy])
     waited = spent.communication_exposed + spent.stragglers  # a rank that waits spins in its collective
     seconds = np.append(kernels.seconds, [spent.optimizer, waited])
@@ -330,11 +330,11 @@ def _energies(prediction: Prediction, figures: PowerParameters) -> Array:
         f"gemm.{dtype}" if precision(dtype).quantises_operands else "gemm.tensor" if on_tensor_cores else _VECTOR_FAMILY
     )
     flop, vector = (
-        figures.arithmetic_energy_share * _calibrated(GemmParameters, device, name).parameters.training_energy
+        figures.arithmetic_energy_share * _calibrated(GemmParameters, device, name).parameters.training_energy_per_flop
         for name in (family, _VECTOR_FAMILY)
     )
     wider = relative_operand_energy(dtype) if on_tensor_cores else 1.0
-    return np.array([flop * wider, vector, figures.dram]) * PICO
+    return np.array([flop * wider, vector, figures.dram_energy_per_byte]) * PICO
 
 
 def _calibrated(kind: type[ParameterSet], device: Device, family: str) -> SourcedParameters[ParameterSet]:

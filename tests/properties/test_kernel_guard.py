@@ -35,7 +35,7 @@ def priced(device: Device, dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarr
     )  # fmt: skip
     arithmetic = 2.0 * M * N * K * BATCH / card.peak_flops_per_s
     traffic = BATCH * width * (M * K + K * N + M * N) / card.memory_bandwidth
-    return seconds, arithmetic, np.maximum(arithmetic, traffic) + entry.parameters.launch
+    return seconds, arithmetic, np.maximum(arithmetic, traffic) + entry.parameters.launch_time
 
 
 @pytest.mark.parametrize("device", CARDS, ids=lambda device: device.name)

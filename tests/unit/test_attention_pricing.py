@@ -73,7 +73,7 @@ def decode(**changes: Any) -> Any:
 def test_keys_from_memory_stream_after_a_start():
     """Calls of 1 and 2 GB differ by the bytes over the bandwidth; the rest is launch, start and tiles."""
     free = DecodeParameters(
-        launch_time=1e-9, mma_efficiency=1.5, tile_cycles=100.0, norm_order=10.0, write_latency=1e-7,
+        launch_time=1e-9, mma_efficiency=1.5, tile_cycles=100.0, norm_order=10.0, cache_write_time=1e-7,
         bandwidth_fraction=0.9, l2_bytes_per_cycle=100.0,
     )  # fmt: skip
     small, large = (float(decode(batch=batch, query_heads=8.0, parameters=free)) for batch in (64.0, 128.0))
@@ -150,7 +150,12 @@ def test_long_causal_attention_is_half_of_the_full_one():
 def test_backward_has_five_products_for_two():
     size = {"query_length": 32768.0, "kv_length": 32768.0}
     no_exp = replace(
-        PrefillParameters(), exp_cycles=0.005, tile_cycles=100.0, norm_order=8.0, backward_efficiency=1.0, energy=0.1
+        PrefillParameters(),
+        exp_cycles=0.005,
+        tile_cycles=100.0,
+        norm_order=8.0,
+        backward_efficiency=1.0,
+        energy_per_flop=0.1,
     )
     shape: dict[str, Any] = dict(
         batch=2.0,
@@ -218,13 +223,18 @@ def test_splits_follow_the_published_rules():
 
 def test_captured_splits_cost_a_short_sequence_what_filling_ones_do_not():
     """A graph of FlashAttention-4 merges 32 parts of each sequence; trtllm-gen merges none of one block of keys."""
-    short = {"batch": 512.0, "kv_length": 128.0, "query_heads": 8.0, "parameters": DecodeParameters(combine_step=1e-7)}
+    short = {
+        "batch": 512.0,
+        "kv_length": 128.0,
+        "query_heads": 8.0,
+        "parameters": DecodeParameters(combine_time_per_split=1e-7),
+    }
     assert decode(**short, kernel_name="fa4") > 1.5 * decode(**short, kernel_name="trtllm")
 
 
 def test_the_limit_of_power_slows_long_attention_alone():
     size = {"query_length": 16384.0, "kv_length": 16384.0}
-    hungry = replace(PrefillParameters(), energy=3.0)
+    hungry = replace(PrefillParameters(), energy_per_flop=3.0)
     assert prefill(**size, parameters=hungry) > 1.3 * prefill(**size)
     assert prefill(query_length=64.0, kv_length=64.0, parameters=hungry) == pytest.approx(
         prefill(query_length=64.0, kv_length=64.0), rel=0.02
@@ -237,7 +247,7 @@ def test_backward_runs_at_its_own_rate():
         "batch": 2.0, "query_heads": 8.0, "kv_heads": 8.0, "query_length": 32768.0, "kv_length": 32768.0,
         "head_dim": 128.0, "causal": True, "kernel_name": "fa3", "device": A100,
     }  # fmt: skip
-    lean = PrefillParameters(exp_cycles=0.005, energy=0.1, tile_cycles=100.0)
+    lean = PrefillParameters(exp_cycles=0.005, energy_per_flop=0.1, tile_cycles=100.0)
     slow, fast = (
         attention_backward_time(**size, parameters=replace(lean, backward_efficiency=rate)) for rate in (0.5, 1.0)
     )
@@ -326,12 +336,12 @@ def test_the_kind_prices_with_the_parameters_of_the_phase():
 
 
 def test_prefill_takes_from_decode_what_its_rows_do_not_tell():
-    decode = DecodeParameters(cache_fraction=0.77, l2_bytes_per_cycle=12.0)
+    decode = DecodeParameters(l2_survival_share=0.77, l2_bytes_per_cycle=12.0)
     plan = AttentionTable().fit_settings(
         "a100", "attention.fa2.prefill", "graph", A100, {("a100", "attention.fa2.decode", "graph"): decode}
     )
-    assert (plan.start_values.cache_fraction, plan.start_values.l2_bytes_per_cycle) == (0.77, 12.0)
-    assert {"cache_fraction", "l2_bytes_per_cycle"} & {
+    assert (plan.start_values.l2_survival_share, plan.start_values.l2_bytes_per_cycle) == (0.77, 12.0)
+    assert {"l2_survival_share", "l2_bytes_per_cycle"} & {
         *plan.fixed_parameters
     } == set()  # not fitted as a rule, so not listed
 

@@ -45,7 +45,7 @@ from paleo.specs.device import load_device
 from paleo.tables.kernels import KERNEL_TABLES
 from paleo.tables.run_tables import find_table_kind
 
-TRUE = GemmParameters(launch=5e-6, efficiency=0.8, bandwidth_efficiency=0.7)
+TRUE = GemmParameters(launch_time=5e-6, efficiency=0.8, bandwidth_efficiency=0.7)
 
 
 def table(rows: int = 300, device: str = "l40s", noise: float = 0.02) -> pd.DataFrame:
@@ -82,7 +82,7 @@ def test_a_fit_writes_a_calibration_that_predicts_its_table(file: Path, tmp_path
     )
     assert entry.source == "mine.csv (somebody)" and entry.library == "cuBLAS 12"
     assert entry.residual is not None and entry.residual.mape < 0.04 and entry.residual.rows == entry.rows_held_out > 40
-    assert entry.parameters["launch"] == pytest.approx(TRUE.launch, rel=0.15)
+    assert entry.parameters["launch_time"] == pytest.approx(TRUE.launch_time, rel=0.15)
     assert entry.parameters["efficiency"] == pytest.approx(TRUE.efficiency, rel=0.15)
     assert set(entry.uncertainty) <= set(entry.parameters)
     frame = table()

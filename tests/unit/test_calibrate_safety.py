@@ -21,7 +21,7 @@ from paleo.specs.catalog import catalog_root
 from paleo.specs.device import load_device
 from paleo.tables.kernels import KERNEL_TABLES
 
-TRUE = GemmParameters(launch=5e-6, efficiency=0.8, bandwidth_efficiency=0.7)
+TRUE = GemmParameters(launch_time=5e-6, efficiency=0.8, bandwidth_efficiency=0.7)
 
 
 def products(device: str, rows: int = 40) -> pd.DataFrame:

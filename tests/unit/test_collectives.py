@@ -366,13 +366,13 @@ def test_machines_of_one_nvlink_domain_are_one_node() -> None:
 def test_hops_fill_the_switches_pipeline_and_add_up_in_ll128() -> None:
     """By hand, eight ranks over 450 GB/s: 512 MiB in the switches (1.125 of it a rank), 8 MiB round a ring (1.75)."""
     parameters = NcclParameters(
-        launch=5e-6,
-        step=1e-6,
-        spread=0.2,
+        launch_time=5e-6,
+        ll_hop_time=1e-6,
+        busy_channel_latency_ratio=0.2,
         switch_fraction=0.66,
         ll128_fraction=0.6,
-        simple_start=1e-6,
-        simple_step=1e-6,
+        simple_launch_time=1e-6,
+        simple_fence_time=1e-6,
     )
     links = GroupLinks((LinkLevel(8.0, 450e9),), gpu_architecture="Hopper", switch_reduces=True)
     policy = Nccl(intra_node=parameters)
@@ -547,13 +547,16 @@ def test_defaults_are_near_nccl_tests_on_a_dgx_a100(
 
 
 def test_ranks_that_go_through_host_memory_share_it() -> None:
-    slow, parameters = load_system("l40s-pcie-8gpu"), replace(NcclParameters(), copy=0.02, staging_power=1.92)
+    slow, parameters = (
+        load_system("l40s-pcie-8gpu"),
+        replace(NcclParameters(), own_share_copy_ratio=0.02, staging_share_exponent=1.92),
+    )
     two, eight = (float(inside(slow, ranks, "all_gather", 2.0**34, intra_node=parameters)) for ranks in (2, 8))
     assert eight / two == pytest.approx((7 / 8) / (1 / 2) * (8 / 2) ** 1.92, rel=0.05)
 
 
 def test_skew_holds_up_small_collectives_only() -> None:
-    late = replace(NcclParameters(), skew=60e-6)
+    late = replace(NcclParameters(), launch_skew_time=60e-6)
     small, large, punctual = (
         float(inside(A100, 2, "all_reduce", size, intra_node=parameters))
         for size, parameters in ((1024.0, late), (2.0**28, late), (2.0**28, NcclParameters()))
@@ -599,7 +602,7 @@ def test_custom_kernels_turn_from_one_shot_to_two_shot_and_then_to_nccl() -> Non
     assert seconds(8, 2.0**17, graph) == pytest.approx(4e-6 + 0.8e-6 + 7 * 2.0**17 / (0.6 * 300e9), rel=1e-3)
     assert seconds(8, 2.0**20, graph) == pytest.approx(8.8e-6 + 1.75 * 2.0**20 / (0.6 * 300e9), rel=1e-3)
     assert seconds(8, 2.0**30, graph) > 1.75 * 2.0**30 / (0.77 * 300e9)
-    assert seconds(2, 512.0, replace(graph, host=40e-6)) == pytest.approx(40e-6, rel=1e-3)
+    assert seconds(2, 512.0, replace(graph, host_time=40e-6)) == pytest.approx(40e-6, rel=1e-3)
 
 
 # --- the table of measured collectives -------------------------------------------------------------------------------
@@ -705,7 +708,7 @@ def test_exchanges_over_efa_cost_what_they_do_over_slingshot() -> None:
     slingshot, efa = (
         link_parameters(load_system(name), "collective.fabric").parameters for name in ("polaris", "aws-p5.48xlarge")
     )
-    assert (efa.peer, efa.exchange_fraction) == (slingshot.peer, slingshot.exchange_fraction)
+    assert (efa.time_per_peer, efa.exchange_fraction) == (slingshot.time_per_peer, slingshot.exchange_fraction)
     assert efa.fabric_fraction == default_fabric_parameters(load_system("aws-p5.48xlarge")).fabric_fraction
 
 
@@ -739,7 +742,13 @@ def test_channels_bound_what_two_ranks_exchange_over_a_wide_link() -> None:
     """512 MiB over 32 channels of 11.8 bytes a clock of 1.965 GHz are 724 us, half of it over the link 298 us: 809 us
     measured (B200, NCCL 2.29), alike for four and eight ranks (826 and 836 us). An unknown clock bounds nothing."""
     parameters = ExchangeParameters(
-        launch=9e-6, peer=0.3e-6, start=4.5e-6, fraction=0.8, fill=2e-6, channel_rate=11.8, low_fraction=0.007
+        launch_time=9e-6,
+        time_per_peer=0.3e-6,
+        simple_launch_time=4.5e-6,
+        simple_fraction=0.8,
+        time_per_chunk=2e-6,
+        channel_rate=11.8,
+        ll_fraction=0.007,
     )
     seconds = {}
     for ranks in (2, 4, 8):

@@ -133,7 +133,7 @@ def test_frameworks_that_search_find_kernels_that_heuristics_leave() -> None:
 
 
 def test_implicit_products_before_cudnn_3_are_slower_by_what_was_measured() -> None:
-    old, new = (seconds(square(), library=library)["implicit"] - PARAMETERS.launch for library in (2.0, 3.0))
+    old, new = (seconds(square(), library=library)["implicit"] - PARAMETERS.launch_time for library in (2.0, 3.0))
     assert old / new == pytest.approx(1.28)
 
 
@@ -151,7 +151,7 @@ def test_depthwise_filter_gradients_read_their_channel_for_each_tap() -> None:
     """Memory-bound: (elements + (taps - 1)(input + output)) over elements, 1 + 8 where filters are nothing."""
     calm = dataclasses.replace(V100, peak_flops_per_s=1e4 * TERA)
     times = [
-        seconds(square(64.0, 96.0, 56.0, 96.0, groups=96.0, direction=way), calm)["direct"] - PARAMETERS.launch
+        seconds(square(64.0, 96.0, 56.0, 96.0, groups=96.0, direction=way), calm)["direct"] - PARAMETERS.launch_time
         for way in (Direction.FORWARD, Direction.DATA, Direction.FILTER)
     ]
     assert times[1] == pytest.approx(times[0])
@@ -173,7 +173,7 @@ def test_faster_tensor_cores_need_wider_tiles() -> None:
 
 
 def machine(device: DeviceDatasheet = V100, **changes: float) -> ConvolutionSetup:
-    parameters = dataclasses.replace(PARAMETERS, wave_cycles=10.0, energy_per_flop=1.0, **changes)
+    parameters = dataclasses.replace(PARAMETERS, block_overhead_cycles=10.0, energy_per_flop=1.0, **changes)
     return ConvolutionSetup(device, parameters, np.array(4.0), np.array(8.0), False)
 
 
@@ -181,7 +181,8 @@ def test_a_lone_wave_pays_the_latency_of_each_element_of_the_sum() -> None:
     """A 128 x 128 tile takes 2 x 128 x 128 x 1.0625 FLOP at 0.95 of 126.8 FLOP a cycle: 289 cycles an element,
     hidden behind a latency of 500 in one wave, not in four."""
     one, four = (
-        float(tiled_gemm_time(*(np.array(x) for x in (rows, 128.0, 1000.0)), 1.0, machine(depth_cycles=500.0),
+        float(tiled_gemm_time(*(np.array(x) for x in (rows, 128.0, 1000.0)), 1.0,
+            machine(cycles_per_summed_element=500.0),
                            tiles=((128, 128),)))
         for rows in (128.0, 128.0 * 320)
     )  # fmt: skip
@@ -341,7 +342,7 @@ def test_integers_are_convolved_without_transforms() -> None:
 def test_the_table_kind_prices_a_measured_row() -> None:
     """DeepBench, P100: 193 us measured."""
     p100 = DeviceDatasheet("p100", "Pascal", "HBM2", 56, 1303 * MEGA, 9.34 * TERA, 732 * GIGA, 4.2 * MEGA, 250, False)
-    predicted = KERNEL_TABLES["conv"].predict_times(table(), p100, dataclasses.replace(PARAMETERS, launch=0.00003))
+    predicted = KERNEL_TABLES["conv"].predict_times(table(), p100, dataclasses.replace(PARAMETERS, launch_time=0.00003))
     assert float(predicted[0]) == pytest.approx(193 / MEGA, rel=0.3)
     flops, moved = KERNEL_TABLES["conv"].flops_and_bytes(table())
     assert float(flops[0]) == 2 * 8 * 56 * 56 * 64 * 64 * 9

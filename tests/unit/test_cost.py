@@ -57,7 +57,7 @@ def test_under_a_lower_limit_the_clock_falls_first_with_the_cube_root_then_in_pr
 
 
 def test_a_board_idles_by_its_memory_and_meets_its_limit_at_the_sustained_rate_of_products() -> None:
-    figures = PowerParameters(busy=0.425)
+    figures = PowerParameters(busy_power_share=0.425)
     assert figures.idle_watts(400.0, "HBM2e", 2e12) == 60.0
     assert figures.idle_watts(300.0, "GDDR6", 700e9) == pytest.approx(45 + 42)
     sustained = 0.85 * 400.0 / 1e-12  # FLOP/s at a training energy of 1 pJ

@@ -23,8 +23,9 @@ from paleo.tables.kinds._engine_kernels import ExpertKernelTable, LatentAttentio
 B200 = device_datasheet(load_device("b200"), "fp8")
 #: Kernels that reach every peak and start at once.
 IDEAL = EngineGemmParameters(
-    launch=0.0, host=0.0, efficiency=1.0, bandwidth_efficiency=1.0, depth=0.0, epilogue=0.0, operands=0.0,
-    staging=np.inf, index=0.0,
+    launch_time=0.0, host_time=0.0, efficiency=1.0, bandwidth_efficiency=1.0, cycles_per_summed_element=0.0,
+    epilogue_cycles=0.0, balanced_tile_width=0.0,
+    pass_bandwidth_share=np.inf, index_bytes_per_element=0.0,
 )  # fmt: skip
 
 
@@ -51,7 +52,7 @@ def test_one_block_takes_the_time_of_a_wave_and_waits_for_its_reads() -> None:
     assert engine_gemm_time(**shape, device=B200, parameters=IDEAL) == pytest.approx(
         2.0 * 128 * 256 * 1024 / (B200.peak_flops_per_s / 148)
     )
-    slow = engine_gemm_time(**shape, device=B200, parameters=replace(IDEAL, depth=1e3))
+    slow = engine_gemm_time(**shape, device=B200, parameters=replace(IDEAL, cycles_per_summed_element=1e3))
     assert slow == pytest.approx(1024 * 1e3 / B200.clock_hz)
 
 
@@ -61,7 +62,7 @@ def test_a_host_that_is_slower_than_the_device_decides() -> None:
 
 def test_quantisation_reads_sixteen_bits_and_writes_eight() -> None:
     size = {"m": array(8192.0), "n": array(32.0), "k": array(8192.0), "element_bytes": 1.0, "device": B200}
-    more = low_precision_gemm_time(**size, parameters=replace(IDEAL, staging=0.5))
+    more = low_precision_gemm_time(**size, parameters=replace(IDEAL, pass_bandwidth_share=0.5))
     less = low_precision_gemm_time(**size, parameters=IDEAL)
     assert more - less == pytest.approx(8192.0**2 * 3.0 / (0.5 * B200.memory_bandwidth))
 
@@ -131,7 +132,14 @@ def test_one_token_keeps_at_least_one_expert_of_the_timed_rank_busy() -> None:
 
 #: Latent attention that reaches every rate, starts at once and splits no cache.
 IDEAL_LATENT = LatentAttentionParameters(
-    launch=0.0, host=0.0, efficiency=1.0, bandwidth_efficiency=1.0, depth=0.0, epilogue=0.0, staging=np.inf, splits=1.0
+    launch_time=0.0,
+    host_time=0.0,
+    efficiency=1.0,
+    bandwidth_efficiency=1.0,
+    cycles_per_key=0.0,
+    block_overhead_cycles=0.0,
+    pass_bandwidth_share=np.inf,
+    max_splits=1.0,
 )
 
 
@@ -152,10 +160,12 @@ def test_a_token_reads_the_latent_cache_once_for_all_heads() -> None:
 
 def test_a_cache_in_one_part_is_walked_by_one_block_whatever_the_sequences() -> None:
     """A100's kernel took 119 ns a key for one sequence as for eight; parts walk side by side."""
-    walking = replace(IDEAL_LATENT, efficiency=1e6, bandwidth_efficiency=1e6, depth=100.0)
+    walking = replace(IDEAL_LATENT, efficiency=1e6, bandwidth_efficiency=1e6, cycles_per_key=100.0)
     assert latent(walking, batch=1.0) == pytest.approx(32768 * 100.0 / B200.clock_hz, rel=1e-3)
     assert latent(walking, batch=8.0) == pytest.approx(latent(walking, batch=1.0), rel=1e-3)
-    assert latent(replace(walking, splits=4.0), batch=1.0) == pytest.approx(latent(walking, batch=1.0) / 4, rel=1e-3)
+    assert latent(replace(walking, max_splits=4.0), batch=1.0) == pytest.approx(
+        latent(walking, batch=1.0) / 4, rel=1e-3
+    )
 
 
 def test_releases_with_other_passes_are_stacks() -> None:
@@ -241,7 +251,7 @@ def test_sums_without_vectors_take_longer_where_loads_are_single() -> None:
     """A width of 84 is no multiple of 16; 96 has more arithmetic."""
     shape = {"tokens": 4096.0, "hidden": 4096.0, "top_k": 8.0, "experts": 8.0, "tp": 1.0, "ep": 1.0, "gated": 1.0}
     arrays = {name: np.full(2, value) for name, value in shape.items()}
-    single = replace(IDEAL, unaligned=16.0)
+    single = replace(IDEAL, unaligned_time_ratio=16.0)
     plain, slow = (
         experts_time(
             **arrays, inner=array(84.0, 96.0), exponent=np.zeros(2), element_bytes=1.0, device=B200, parameters=kernel
@@ -263,9 +273,9 @@ def test_passes_of_tritons_experts_take_the_same_time_on_every_device() -> None:
     for name in ("h100-sxm5-80gb", "b200"):
         device = device_datasheet(load_device(name), "bf16")
         for triton in (False, True):
-            passes = replace(IDEAL, staging=1.0, index=4.0, visit=2e-12)
+            passes = replace(IDEAL, pass_bandwidth_share=1.0, index_bytes_per_element=4.0, time_per_element=2e-12)
             whole = experts_time(**size, device=device, parameters=passes, triton=triton)
-            without = replace(passes, index=0.0, visit=0.0)
+            without = replace(passes, index_bytes_per_element=0.0, time_per_element=0.0)
             bare = experts_time(**size, device=device, parameters=without, triton=triton)
             added[name, triton] = float((whole - bare)[0])
     elements = 4096.0 * 8.0 * (1024.0 + 512.0)
@@ -280,7 +290,7 @@ def test_visits_are_fitted_for_triton_alone() -> None:
         name: table.fit_settings("b200", f"experts.{name}.bf16", "graph", B200, {})
         for name in ("cutlass", "triton-vllm")
     }
-    assert "visit" in plans["cutlass"].fixed_parameters
-    assert "visit" not in plans["triton-vllm"].fixed_parameters
-    assert "index" in plans["triton-vllm"].fixed_parameters
-    assert plans["triton-vllm"].start_values.visit == start.visit
+    assert "time_per_element" in plans["cutlass"].fixed_parameters
+    assert "time_per_element" not in plans["triton-vllm"].fixed_parameters
+    assert "index_bytes_per_element" in plans["triton-vllm"].fixed_parameters
+    assert plans["triton-vllm"].start_values.time_per_element == start.time_per_element

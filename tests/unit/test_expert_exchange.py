@@ -40,10 +40,12 @@ def test_a_token_visits_all_groups_only_if_it_has_many_experts() -> None:
 
 
 def test_links_nics_and_copies_bound_an_exchange() -> None:
-    plain = TokenExchangeParameters(launch=0.0, link=1.0, network=1.0, copies=10.0, hop=0.0)
+    plain = TokenExchangeParameters(
+        launch_time=0.0, link_share=1.0, nic_share=1.0, copy_rate=10.0, time_per_node_doubling=0.0
+    )
     assert priced(plain, linked=450e6) == pytest.approx(1e-3)
     assert priced(plain, inside=200e6) == pytest.approx(1e-3)
-    assert priced(plain, across=50e6, nodes=2.0) == pytest.approx(2.0**plain.spread * 1e-3)
+    assert priced(plain, across=50e6, nodes=2.0) == pytest.approx(2.0**plain.nic_share_exponent * 1e-3)
 
 
 def test_rows_send_each_expert_a_copy_in_low_latency_mode_alone() -> None:

@@ -83,10 +83,15 @@ def test_a_fit_finds_the_links_of_a_node(fitted: Path) -> None:
     (entry,) = load_calibration(str(fitted)).entries
     assert (entry.family, entry.stack) == ("collective.nccl", WHOLE_STEP_STACK)
     before = link_parameters(load_system("dgx-a100-80gb"), "collective.nccl").parameters
-    share, latency = INSIDE["inside_share"] / before.simple_fraction, INSIDE["inside_latency"] / before.launch
-    for name, factor in (("simple_fraction", share), ("ll_fraction", share), ("launch", latency), ("step", latency)):
+    share, latency = INSIDE["inside_share"] / before.simple_fraction, INSIDE["inside_latency"] / before.launch_time
+    for name, factor in (
+        ("simple_fraction", share),
+        ("ll_fraction", share),
+        ("launch_time", latency),
+        ("ll_hop_time", latency),
+    ):
         assert entry.parameters[name] == pytest.approx(getattr(before, name) * factor, rel=0.02), name
-    assert set(entry.uncertainty) == {"simple_fraction", "launch"} and max(entry.uncertainty.values()) < 0.1
+    assert set(entry.uncertainty) == {"simple_fraction", "launch_time"} and max(entry.uncertainty.values()) < 0.1
     assert entry.residual is not None and entry.residual.mape < 0.01
     assert entry.rows_fitted + entry.rows_held_out == 16 and entry.residual.rows == entry.rows_held_out
 
@@ -124,7 +129,7 @@ def test_a_fit_finds_the_links_between_nodes(tmp_path: Path) -> None:
     assert made.reduces_error and made.errors_before.mape > 0.2 and made.errors_after.mape < 0.01
     (entry,) = made.entries
     assert entry.parameters["fabric_fraction"] == pytest.approx(0.4, rel=0.02)
-    assert entry.parameters["long_step"] / entry.parameters["fabric_step"] == pytest.approx(2.0, rel=0.001)
+    assert entry.parameters["simple_hop_time"] / entry.parameters["ll_fabric_hop_time"] == pytest.approx(2.0, rel=0.001)
 
 
 def test_rows_of_one_node_say_nothing_of_the_links_between(

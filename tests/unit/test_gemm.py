@@ -39,8 +39,9 @@ from paleo.units import GIGA, MEGA, MICROSECOND, MILLISECOND, TERA
 DEVICE = DeviceDatasheet("d", "Ampere", "HBM2e", 100, GIGA, 200 * TERA, 2 * TERA, 40 * MEGA, math.inf, True)
 #: Hardly any overhead: launch, fill, spread, epilogue and split near zero, perfect rates.
 BARE = GemmParameters(
-    launch=0.5 * MICROSECOND, efficiency=1.0, bandwidth_efficiency=1.0, l2_rate=0.2, wave_rounding=1.0, epilogue=50.0,
-    fill=20.0, spread=10.0, energy=0.1, page_stall=0.01,
+    launch_time=0.5 * MICROSECOND, efficiency=1.0, bandwidth_efficiency=1.0, l2_rate=0.2, wave_rounding=1.0,
+    epilogue_cycles=50.0,
+    dram_latency_cycles=20.0, block_start_cycles=10.0, energy_per_flop=0.1, page_stall_ratio=0.01,
 )  # fmt: skip
 
 
@@ -70,7 +71,7 @@ def test_thin_products_run_at_memory_bandwidth() -> None:
 
 
 def test_the_latency_of_dram_is_paid_where_dram_is_read() -> None:
-    slow = dataclasses.replace(BARE, fill=1000.0)  # 1000 cycles at 1 GHz
+    slow = dataclasses.replace(BARE, dram_latency_cycles=1000.0)  # 1000 cycles at 1 GHz
     shape = {"m": 16, "n": 4096, "k": 1024, "device": dataclasses.replace(DEVICE, l2_bytes=80 * MEGA)}
     cold, warm = (time(**shape, p=slow, weight_copies=c) - time(**shape, weight_copies=c) for c in (math.inf, 1.0))
     share = 4096 * 1024 / (4096 * 1024 + 16 * (4096 + 1024))
@@ -79,14 +80,14 @@ def test_the_latency_of_dram_is_paid_where_dram_is_read() -> None:
 
 def test_products_of_few_columns_have_narrow_tiles() -> None:
     """100 tiles of 128 x 32 fill the device once, and so do 100 tiles of 128 x 64, which take twice as long."""
-    small, cached = dataclasses.replace(BARE, least_tile=500.0), dataclasses.replace(DEVICE, l2_bytes=4000 * MEGA)
-    narrow, wide = (time(12800, n, 8192, small, cached) - BARE.launch for n in (32, 64))
+    small, cached = dataclasses.replace(BARE, min_tile_area=500.0), dataclasses.replace(DEVICE, l2_bytes=4000 * MEGA)
+    narrow, wide = (time(12800, n, 8192, small, cached) - BARE.launch_time for n in (32, 64))
     assert narrow / wide == pytest.approx(0.5, abs=0.15)
 
 
 def test_blocks_take_their_time_to_spread_over_the_device() -> None:
     """100 multiprocessors at 1 GHz: 1000 cycles for a hundred blocks or more, a tenth of it for ten."""
-    slow = dataclasses.replace(BARE, spread=1010.0)
+    slow = dataclasses.replace(BARE, block_start_cycles=1010.0)
 
     def extra(m: float) -> float:  # batched products are not split
         return time(m, 32, 64, slow, batch=10.0) - time(m, 32, 64, batch=10.0)
@@ -105,11 +106,11 @@ def test_a_short_sum_takes_half_a_step_before_the_tensor_memory_accelerator() ->
 def test_a_reduction_over_a_cluster_has_no_more_than_sixteen_parts() -> None:
     """One tile of 65536 summands: 4096 of them in each of sixteen parts; parts are summed up one after the other."""
     hopper = dataclasses.replace(DEVICE, architecture="Hopper")
-    slow = dataclasses.replace(BARE, least_tile=128 * 128.0, split_time=0.2 * MICROSECOND)
+    slow = dataclasses.replace(BARE, min_tile_area=128 * 128.0, split_time=0.2 * MICROSECOND)
     by_hand = 65536 / 16 * 2 * 128 * 128 / (DEVICE.flops_per_clock * DEVICE.clock_hz)
     assert time(64, 32, 65536, slow, hopper) == pytest.approx(by_hand, rel=0.1)
     assert time(64, 32, 65536, slow) < 0.3 * by_hand
-    serial = dataclasses.replace(slow, split_step=MICROSECOND)
+    serial = dataclasses.replace(slow, time_per_split=MICROSECOND)
     assert time(64, 32, 65536, serial, hopper) - time(64, 32, 65536, slow, hopper) == pytest.approx(
         16 * MICROSECOND, rel=0.05
     )
@@ -124,17 +125,17 @@ def test_libraries_take_likely_kernels_not_the_fastest() -> None:
 def test_what_fits_the_cache_is_not_read_from_dram() -> None:
     large = dataclasses.replace(DEVICE, l2_bytes=400 * MEGA)
     cold, warm = (time(64, 16384, 1024, device=large, weight_copies=copies) for copies in (math.inf, 1.0))
-    assert cold - BARE.launch > 16.8 * MICROSECOND  # B is 33.6 MB at 2 TB/s
+    assert cold - BARE.launch_time > 16.8 * MICROSECOND  # B is 33.6 MB at 2 TB/s
     assert warm < 0.85 * cold
 
 
 def test_a_long_reduction_into_one_tile_is_split() -> None:
-    unsplit = time(128, 128, 65536, batch=2.0) - BARE.launch
-    assert time(128, 128, 65536) - BARE.launch < 0.3 * unsplit
+    unsplit = time(128, 128, 65536, batch=2.0) - BARE.launch_time
+    assert time(128, 128, 65536) - BARE.launch_time < 0.3 * unsplit
 
 
 def test_the_power_limit_slows_long_kernels_only() -> None:
-    hungry = dataclasses.replace(BARE, energy=4.0)  # 200 TFLOP/s x 4 pJ = 800 W at full clock
+    hungry = dataclasses.replace(BARE, energy_per_flop=4.0)  # 200 TFLOP/s x 4 pJ = 800 W at full clock
     limited = dataclasses.replace(DEVICE, power_watts=400.0)
     short, long = ((256, 256, 512), (2560, 12800, 65536))
     assert time(*short, hungry, limited) == pytest.approx(time(*short, hungry), rel=0.02)
@@ -159,7 +160,7 @@ def test_never_faster_than_the_roofline() -> None:
     p = dataclasses.replace(GemmParameters(), efficiency=1.0, bandwidth_efficiency=1.0)
     seconds = gemm_time(m=m, n=n, k=k, element_bytes=2, result_bytes=2, device=DEVICE, parameters=p)
     assert (seconds >= 2 * m * n * k / DEVICE.peak_flops_per_s).all()
-    assert np.isfinite(seconds).all() and (seconds > p.launch).all()
+    assert np.isfinite(seconds).all() and (seconds > p.launch_time).all()
 
 
 @pytest.mark.parametrize("name", ["m", "n", "k", "batch"])
@@ -194,7 +195,7 @@ def test_heat_by_hand() -> None:
 def test_a_lone_block_waits_for_its_reads() -> None:
     """One tile of 32 rows and columns sums up 65,536 numbers of 2 bytes, which no split divides: 20 cycles each at
     1 GHz are 1.31 ms, whatever the arithmetic; numbers of one byte take half. A full device computes for longer."""
-    still = dataclasses.replace(BARE, latency=20.0, split_time=1.0)
+    still = dataclasses.replace(BARE, cycles_per_summed_element=20.0, split_time=1.0)
     waiting = 65536 * 20 / GIGA
     assert time(32, 32, 65536, still) == pytest.approx(waiting, rel=0.01)
     assert time(32, 32, 65536, still, element_bytes=1.0) == pytest.approx(waiting / 2, rel=0.02)
@@ -205,7 +206,7 @@ def test_few_rows_pay_for_a_wide_tile_where_the_library_has_no_narrow_one() -> N
     """Ordinary cores of 200 TFLOP/s: 2·16·12800·4096 FLOP as tiles of 128 rows are 8 times as many, 67 us; 32 rows take
     tiles of 32, a quarter of that; products of a batch have kernels of their own."""
     ordinary = dataclasses.replace(DEVICE, tensor_cores=False, memory_bandwidth=20 * TERA)
-    wide = dataclasses.replace(BARE, least_tile=500.0, narrow_rows=32.0)
+    wide = dataclasses.replace(BARE, min_tile_area=500.0, min_narrow_tile_rows=32.0)
     padded = 2 * 128 * 12800 * 4096 / (200 * TERA)
     assert time(16, 12800, 4096, wide, ordinary) == pytest.approx(padded, rel=0.1)
     assert time(16, 12800, 4096, wide, ordinary, k_contiguous=0.5) == pytest.approx(padded / 2, rel=0.1)
@@ -216,7 +217,7 @@ def test_few_rows_pay_for_a_wide_tile_where_the_library_has_no_narrow_one() -> N
 def test_results_survive_in_less_of_the_cache_than_operands() -> None:
     """A cache of 40 MB that keeps all it has: of 34 MB of results, which have 30 MB, 0.88 go to memory of 2 TB/s (the
     16th power of 34/30, over itself and one); of 34 MB of operands it keeps most."""
-    share = dataclasses.replace(BARE, l2_share=1.0)
+    share = dataclasses.replace(BARE, l2_survival_share=1.0)
     assert time(2048, 8192, 16, share) > 0.85 * 33.5 * MEGA / (2 * TERA)
     assert time(2048, 16, 8192, share) < 0.7 * time(2048, 8192, 16, share)
 
@@ -226,7 +227,7 @@ def test_a_cut_rate_leaves_the_paths_and_what_runs_beside_it() -> None:
     800 GB/s, a B of 1.0737 GB in 1.34 ms. Of 850 W that are left 450 go to whatever runs, four times as long a FLOP:
     (400 + 4 · 450) / 850 of the energy."""
     cut = dataclasses.replace(DEVICE, peak_flops_per_s=50 * TERA, uncapped_rate_ratio=4.0)
-    thin = dataclasses.replace(BARE, l2_rate=0.002, least_tile=500.0)
+    thin = dataclasses.replace(BARE, l2_rate=0.002, min_tile_area=500.0)
     assert 1.34 < time(32, 65536, 8192, thin, cut) / MILLISECOND < 2.0
     assert time(32, 65536, 8192, thin, dataclasses.replace(cut, uncapped_rate_ratio=1.0)) > 4 * 1.34 * MILLISECOND
     work = {"busy": 1.0, "flops": 4000 * TERA, "dram": 0.0, "energy": 1.0}
@@ -336,12 +337,12 @@ def test_integers_have_a_family_of_their_own_and_results_of_four_bytes() -> None
     _, moved = kind.flops_and_bytes(row)
     assert moved[0] == 4096**2 * (1 + 1 + 4)
     figures = kind.load_datasheet("titan-x-pascal", "int8", "")
-    assert kind.start_values("gemm.int8", figures)[0].energy == 14.0 / 4  # four products an fp32 lane (dp4a)
+    assert kind.start_values("gemm.int8", figures)[0].energy_per_flop == 14.0 / 4  # four products an fp32 lane (dp4a)
 
 
 def test_replayed_layers_take_turns_until_they_overflow_the_cache() -> None:
     """L40S keeps 96 MiB: three matrices of 32 MiB are read from L2, three of 42 MiB from memory."""
-    kind, parameters = KERNEL_TABLES["gemm"], GemmParameters(l2_share=1.1)
+    kind, parameters = KERNEL_TABLES["gemm"], GemmParameters(l2_survival_share=1.1)
     rows = pd.concat([ROWS.iloc[[0]]] * 2, ignore_index=True).assign(device="l40s", m=1, n=[8192, 10752], k=2048)
     fits, streams = kind.predict_times(rows, kind.load_datasheet("l40s", "bf16", ""), parameters)
     assert streams / 42 > 1.4 * fits / 32
@@ -360,7 +361,7 @@ def test_transposed_operands_open_a_page_a_row() -> None:
     )
     batched = scattered_read_time(m * one, n * one, k * one, 64 * one, 4 * one, 0.1, graphics)
     assert float(batched) == pytest.approx(64 * float(seconds))
-    slow, plain = dataclasses.replace(BARE, scattered_efficiency=0.1), {"element_bytes": 4.0, "result_bytes": 4.0}
+    slow, plain = dataclasses.replace(BARE, scattered_read_efficiency=0.1), {"element_bytes": 4.0, "result_bytes": 4.0}
     transposed = time(m, n, k, slow, graphics, **plain)
     assert transposed == pytest.approx(float(seconds), rel=0.02)
     for other in (
@@ -376,7 +377,7 @@ def test_column_major_rows_are_transposed() -> None:
     row = ROWS.iloc[[3]].assign(dtype="fp32", compute="")
     device = device_datasheet(load_device("v100-sxm2-16gb"), "fp32")
     turned = row.assign(source="elsewhere", m=row["n"], n=row["m"])
-    p = GemmParameters(page_stall=0.01)
+    p = GemmParameters(page_stall_ratio=0.01)
     assert kind.predict_times(row, device, p)[0] == pytest.approx(kind.predict_times(turned, device, p)[0], rel=0.01)
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
+import paleo.specs.calibration
+from paleo.calibrate.files import yaml_text
 from paleo.errors import PlanError, SpecError
 from paleo.predict import predict
 from paleo.pricing.kernels import device_datasheet
 from paleo.report.catalog import _device_line
-from paleo.specs.catalog import kind_of_spec_file
+from paleo.specs.calibration import load_calibration
+from paleo.specs.catalog import entry_names, kind_of_spec_file
 from paleo.specs.device import find_device, load_device, load_link
-from paleo.specs.loading import NOT_STATED
+from paleo.specs.loading import NOT_STATED, read_yaml
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
@@ -364,6 +368,32 @@ def test_calibrations_hold_what_a_fit_could_find(tmp_path: Path, parameter: str,
     with pytest.raises(SpecError) as caught:
         predict(load_model("lenet"), load_system("dgx-a100-80gb"), Run(gpus=1, calibration=str(file)))
     assert said in str(caught.value) and "mine" in str(caught.value)
+
+
+FORMER_NAMES = read_yaml(Path(paleo.specs.calibration.__file__).parent / "former_parameters.yaml")
+
+
+def with_former_names(family: str, values: dict[str, float]) -> dict[str, float]:
+    """Write parameters of a kernel family with the names that they had in the last release."""
+    names = next((FORMER_NAMES[pattern] for pattern in FORMER_NAMES if fnmatch(family, pattern)), {})
+    former = {new: old for old, new in names.items()}
+    return {former.get(name, name): value for name, value in values.items()}
+
+
+@pytest.mark.parametrize("subject", sorted(set(entry_names("calibrations")) - {"architectures"}))
+def test_calibrations_with_the_names_of_the_last_release_are_read(tmp_path: Path, subject: str) -> None:
+    shipped = load_calibration(subject)
+    old = [
+        entry.model_copy(
+            update={
+                part: with_former_names(entry.family, getattr(entry, part)) for part in ("parameters", "uncertainty")
+            }
+        )
+        for entry in shipped.entries
+    ]
+    (file := tmp_path / "mine.yaml").write_text(yaml_text(shipped.model_copy(update={"entries": tuple(old)})))
+    with pytest.warns(FutureWarning, match=r"^mine\.yaml: names of parameters have changed \(\w+ is now \w+"):
+        assert load_calibration(file).entries == shipped.entries
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("a100-sxm4-80gb", "bf16"), ("v100-sxm2-16gb", "fp16"), ("k80", "fp32")])

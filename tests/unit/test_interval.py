@@ -64,12 +64,16 @@ def predicted(model: str = "gpt2", system: str = "dgx-a100-80gb", **fields: obje
 )
 def test_squares_of_the_parts_add_up(part: dict[str, Any], low: float, high: float) -> None:
     each = IntervalParameters(
-        products=0.6, links=0.5, software=0.3, untested=0.4, host=1.0, library=0.5, experts=0.2, update=2.0, skew=1.0,
-        passes=0.8,
+        product_error_weight=0.6, link_error_weight=0.5, software_half_width=0.3, untested_software_half_width=0.4,
+        unknown_host_half_width=1.0, untimed_library_half_width=0.5, expert_half_width=0.2, update_half_width=2.0,
+        upper_to_lower_width_root=1.0,
+        fused_pass_half_width=0.8,
     )  # fmt: skip
     known = replace(KNOWN, **part)
     assert known.half_widths(each) == pytest.approx(np.sqrt([low, high]))
-    assert known.half_widths(replace(each, skew=1.25)) == pytest.approx([np.sqrt(low) / 1.25, np.sqrt(high) * 1.25])
+    assert known.half_widths(replace(each, upper_to_lower_width_root=1.25)) == pytest.approx(
+        [np.sqrt(low) / 1.25, np.sqrt(high) * 1.25]
+    )
 
 
 def test_spreads_are_those_of_the_catalog() -> None:
@@ -84,8 +88,14 @@ def test_an_interval_is_never_below_what_software_does_and_has_its_ends_beside_t
     for model in ("gpt2", "resnet50", "qwen3-30b-a3b"):
         prediction = predicted(model)
         low, high = (abs(np.log(end / prediction.step_time)) for end in prediction.interval)
-        assert low > np.hypot(known.software, known.untested) / known.skew
-        assert high > np.hypot(known.software, known.untested) * known.skew
+        assert (
+            low
+            > np.hypot(known.software_half_width, known.untested_software_half_width) / known.upper_to_lower_width_root
+        )
+        assert (
+            high
+            > np.hypot(known.software_half_width, known.untested_software_half_width) * known.upper_to_lower_width_root
+        )
         assert (low, high) == pytest.approx(tuple(prediction.uncertainty.half_widths()))
 
 
@@ -213,11 +223,28 @@ def made_up(known: IntervalParameters, sources: int = 24, rows: int = 40) -> Ste
 
 @pytest.mark.slow
 def test_a_fit_finds_the_spreads_that_made_the_errors_and_holds_sources_that_it_has_not_seen() -> None:
-    true = IntervalParameters(software=0.08, untested=0.2, library=0.5, experts=0.2, skew=1.4)
+    true = IntervalParameters(
+        software_half_width=0.08,
+        untested_software_half_width=0.2,
+        untimed_library_half_width=0.5,
+        expert_half_width=0.2,
+        upper_to_lower_width_root=1.4,
+    )
     known = made_up(true)
     found = fit_interval_constants(known, level=0.9)
-    assert (found.untested, found.library, found.experts, found.skew) == pytest.approx(
-        (true.untested, true.library, true.experts, true.skew), rel=0.2
+    assert (
+        found.untested_software_half_width,
+        found.untimed_library_half_width,
+        found.expert_half_width,
+        found.upper_to_lower_width_root,
+    ) == pytest.approx(
+        (
+            true.untested_software_half_width,
+            true.untimed_library_half_width,
+            true.expert_half_width,
+            true.upper_to_lower_width_root,
+        ),
+        rel=0.2,
     )
     few = known.select(np.isin(known.sources, [str(number) for number in range(8)]))
     coverage = cross_validated_coverage(few, level=0.9)
@@ -253,7 +280,9 @@ def test_the_command_writes_the_spreads_and_says_how_sources_are_held(
     (entry,) = load_calibration(tmp_path / "steps.yaml").entries
     assert entry.family == "interval" and entry.rows_fitted == entry.rows_held_out == 12
     assert (
-        IntervalParameters(**entry.parameters).software > 0 and entry.residual is not None and entry.residual.rows == 12
+        IntervalParameters(**entry.parameters).software_half_width > 0
+        and entry.residual is not None
+        and entry.residual.rows == 12
     )
     assert entry.residual.total_error is None  # relative times have no sum
 
@@ -284,7 +313,9 @@ def own_spreads(tmp_path: Path) -> str:
     """A calibration of intervals twice as wide as those of the catalog."""
     shipped = load_calibration("steps")
     entry = next(each for each in shipped.entries if each.family == "interval")
-    wider = {name: value * (1.0 if name == "skew" else 2.0) for name, value in entry.parameters.items()}
+    wider = {
+        name: value * (1.0 if name == "upper_to_lower_width_root" else 2.0) for name, value in entry.parameters.items()
+    }
     own = shipped.model_copy(update={"entries": (entry.model_copy(update={"parameters": wider}),)})
     (tmp_path / "mine.yaml").write_text(yaml_text(own))
     return str(tmp_path / "mine.yaml")

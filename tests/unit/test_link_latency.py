@@ -57,7 +57,7 @@ def test_a_hop_keeps_what_software_takes_of_it() -> None:
 def test_a_ring_inside_a_node_takes_every_hop_longer() -> None:
     """512 bytes over eight ranks in LL: seven hops of an all_gather, which take a little less than the 0.94 us that the
     link states; each gets (0.94 + 4.7) / 0.94 = 6 times as long, and no other part of the time."""
-    hop = link_parameters(NODE, "collective.nccl").parameters.step
+    hop = link_parameters(NODE, "collective.nccl").parameters.ll_hop_time
     assert hop < 0.94 * MICROSECOND
     before, after = (seconds(system, "all_gather", 8, 512.0) for system in (NODE, slower(NODE, 0, 4.7)))
     assert after - before == pytest.approx(7 * 5 * hop, rel=0.01)
@@ -127,7 +127,7 @@ def test_sixteen_mebibytes_over_efa_are_near_what_was_published() -> None:
 
 def test_a_latency_where_none_was_stated_is_the_least_that_a_hop_takes(tmp_path: Path) -> None:
     node = load_system("dgx-b200")
-    hop = link_parameters(node, "collective.nccl").parameters.step
+    hop = link_parameters(node, "collective.nccl").parameters.ll_hop_time
     short, long = (change_system(node, "levels[0].link.latency", f"{us} us") for us in (0.5, hop / MICROSECOND + 5.0))
     before = seconds(node, "all_gather", 8, 512.0)
     assert seconds(short, "all_gather", 8, 512.0) == before

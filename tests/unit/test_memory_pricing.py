@@ -71,7 +71,7 @@ def test_issue_limits_narrow_elements_on_a_fast_memory():
 
 
 def test_rows_run_in_whole_waves():
-    row = replace(PLAIN, launch_time=0.2e-6, row_cycles=1380.0)  # one microsecond a row
+    row = replace(PLAIN, launch_time=0.2e-6, cycles_per_row_step=1380.0)  # one microsecond a row
     shape = {"parameters": row, "moved_bytes": 1.0, "elements": 0.0, "threads_per_row": 1024.0}
     assert time(**shape, rows=160.0) == pytest.approx(5e-6 + 1e-6, rel=1e-3)  # 2 blocks on each of 80
     assert time(**shape, rows=161.0) == pytest.approx(5e-6 + 2e-6, rel=1e-3)

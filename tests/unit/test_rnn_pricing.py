@@ -34,7 +34,7 @@ TITAN_X = DeviceDatasheet(
 V100 = DeviceDatasheet("v100", "Volta", "HBM2", 80, 1530 * MEGA, 15.7 * TERA, 900 * GIGA, 6.3 * MEGA, 300, False)
 P100 = DeviceDatasheet("p100", "Pascal", "HBM2", 56, 1303 * MEGA, 9.34 * TERA, 732 * GIGA, 4 * MEGA, 250, False)
 PARAMETERS = RnnParameters()
-LATE = dataclasses.replace(PARAMETERS, depth_cycles=160.0)
+LATE = dataclasses.replace(PARAMETERS, cycles_per_summed_element=160.0)
 
 
 def layer(device: DeviceDatasheet = V100, **changes: object) -> np.ndarray:
@@ -82,7 +82,7 @@ def test_time_is_linear_in_layers_directions_and_late_steps() -> None:
 def test_both_gradients_are_the_sum_of_each() -> None:
     ways = np.array([RnnDirection.DATA, RnnDirection.FILTER, RnnDirection.BACKWARD])
     data, filters, both = layer(direction=ways)
-    assert both == pytest.approx(data + filters - PARAMETERS.launch)
+    assert both == pytest.approx(data + filters - PARAMETERS.launch_time)
     assert filters < data
 
 
@@ -103,7 +103,7 @@ def test_products_of_a_later_library_are_priced_as_plain_ones() -> None:
     step = timestep_time(**arrays, library=7.0, products=PRODUCTS, **common)
     product = gemm_time(m=16, n=8192, k=2048, element_bytes=4, result_bytes=4, device=V100, parameters=PRODUCTS)
     pointwise = 4 * 8192 * 16 * 4 / (PARAMETERS.bandwidth_fraction * V100.memory_bandwidth)
-    assert float(step) == pytest.approx(float(product) - PRODUCTS.launch + pointwise, rel=1e-3)
+    assert float(step) == pytest.approx(float(product) - PRODUCTS.launch_time + pointwise, rel=1e-3)
     early = timestep_time(**arrays, library=6.0, products=PRODUCTS, **common)
     assert float(early) == float(timestep_time(**arrays, library=6.0, **common)) != float(step)
 
@@ -118,7 +118,7 @@ def test_gradients_of_weights_are_added_to_what_is_there() -> None:
         m=2048, n=8192, k=400, element_bytes=4, result_bytes=4, k_contiguous=0, device=V100, parameters=PRODUCTS
     )
     read = 4 * 8192 * 2048 / (PARAMETERS.bandwidth_fraction * V100.memory_bandwidth)
-    assert float(seconds) == pytest.approx(float(product) - PRODUCTS.launch + read)
+    assert float(seconds) == pytest.approx(float(product) - PRODUCTS.launch_time + read)
 
 
 def table(**columns: object) -> pd.DataFrame:
@@ -148,7 +148,11 @@ def test_the_table_kind() -> None:
 def test_the_table_kind_prices_a_measured_row() -> None:
     """DeepBench, V100: 1978 us measured; parameters near those that its other rows give."""
     near = dataclasses.replace(
-        PARAMETERS, step=13 * MICROSECOND, ramp=22 * MICROSECOND, gemm_efficiency=1.1, bandwidth_fraction=0.95
+        PARAMETERS,
+        step_launch_time=13 * MICROSECOND,
+        early_step_time=22 * MICROSECOND,
+        gemm_efficiency=1.1,
+        bandwidth_fraction=0.95,
     )
     assert float(KERNEL_TABLES["rnn"].predict_times(table(), V100, near)[0]) == pytest.approx(
         1978 * MICROSECOND, rel=0.25

@@ -18,7 +18,14 @@ from paleo.tables.kernels import KERNEL_TABLES
 
 H100 = device_datasheet(load_device("h100-sxm5-80gb"), "bf16")
 #: A kernel that memory alone bounds.
-STREAM = ScanParameters(launch=0.0, host=0.0, rate=1e12, bandwidth_efficiency=1.0, step=0.0, block=0.0)
+STREAM = ScanParameters(
+    launch_time=0.0,
+    host_time=0.0,
+    flops_per_cycle=1e12,
+    bandwidth_efficiency=1.0,
+    chunk_step_cycles=0.0,
+    block_start_cycles=0.0,
+)
 
 
 def array(value: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -34,7 +41,7 @@ def test_a_token_reads_and_writes_the_state_of_its_sequence() -> None:
 
 
 def test_a_long_prompt_takes_time_in_proportion_and_many_short_ones_fill_chunks() -> None:
-    shape = {"token_bytes": array(16384.0), "chunk": 64.0, "parameters": ScanParameters(launch=0.0), **STATE}
+    shape = {"token_bytes": array(16384.0), "chunk": 64.0, "parameters": ScanParameters(launch_time=0.0), **STATE}
     one, four = (float(chunked_scan_time(length=array(length), **shape)[0]) for length in (4096.0, 16384.0))
     assert four == pytest.approx(4 * one, rel=0.02)
     assert chunked_scan_time(length=array(2.0), **shape) == pytest.approx(
@@ -46,7 +53,7 @@ def test_a_short_convolution_streams_its_channels_or_starts_a_block_for_each() -
     shape = {"batch": array(8.0), "length": array(8192.0), "channels": array(4096.0), "taps": array(1.0)}
     seconds = short_convolution_time(**shape, device=H100, parameters=STREAM)
     assert seconds == pytest.approx(4 * 8 * 8192 * 4096 / H100.memory_bandwidth)
-    blocks = short_convolution_time(**shape, device=H100, parameters=replace(STREAM, block=1e6))
+    blocks = short_convolution_time(**shape, device=H100, parameters=replace(STREAM, block_start_cycles=1e6))
     assert blocks == pytest.approx(8 * 4096 * 1e6 / H100.multiprocessors / H100.clock_hz, rel=1e-3)
 
 

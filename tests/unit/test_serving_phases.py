@@ -250,7 +250,10 @@ def test_experts_are_those_of_the_engines_kernels_on_their_rank():
     products = find_parameters(
         GemmParameters, subject=card.name, architecture="Hopper", family="gemm.tensor"
     ).parameters
-    draw = {"energy": products.energy, "activity": switching_activity(products.training_activity, "bf16", card)}
+    draw = {
+        "energy": products.energy_per_flop,
+        "activity": switching_activity(products.training_activity, "bf16", card),
+    }
     sustained = {
         name: seconds
         * power_slowdown(busy=seconds, flops=2.0 * 256 * 8 * 3 * 2048 * 768, dram=0.0, device=card, **draw)

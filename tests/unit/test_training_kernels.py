@@ -44,7 +44,7 @@ def test_attention_of_narrow_values_skips_their_products_but_where_a_kernel_pads
 
 def test_training_scales_the_rates_of_an_engines_kernel() -> None:
     trained = training_attention_parameters(
-        PrefillParameters(mma_efficiency=0.6), TrainingKernelParameters(forward=1.5, backward=0.5)
+        PrefillParameters(mma_efficiency=0.6), TrainingKernelParameters(forward_rate_ratio=1.5, backward_rate_ratio=0.5)
     )
     assert (trained.mma_efficiency, trained.backward_efficiency) == (pytest.approx(0.9), 0.5)
 

@@ -184,8 +184,8 @@ def test_a_stack_that_was_not_measured_keeps_the_silicon() -> None:
 
     replayed, queued = found("graph"), found("back-to-back")
     assert replayed.origin == queued.origin == "measured"
-    assert queued.parameters.launch != replayed.parameters.launch
-    assert queued.parameters.fill == replayed.parameters.fill
+    assert queued.parameters.launch_time != replayed.parameters.launch_time
+    assert queued.parameters.dram_latency_cycles == replayed.parameters.dram_latency_cycles
 
 
 def test_what_no_rule_knows_has_the_formulas_defaults() -> None:
@@ -269,7 +269,7 @@ def test_bad_options_are_errors_before_any_work(option: str, word: str, capsys: 
 
 def test_an_own_calibration_prices_its_device_alone() -> None:
     own = load_calibration("h100-sxm5-80gb").model_copy()
-    doubled = [one.model_copy(update={"parameters": one.parameters | {"launch": 1.0}}) for one in own.entries]
+    doubled = [one.model_copy(update={"parameters": one.parameters | {"launch_time": 1.0}}) for one in own.entries]
     own = own.model_copy(update={"entries": tuple(doubled)})
     frame = pd.concat([products(), products(device="a100-sxm4-80gb")], ignore_index=True)
     seconds = KERNEL_TABLES["gemm"].with_calibration(own).predict(frame).values

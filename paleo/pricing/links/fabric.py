@@ -30,26 +30,33 @@ if TYPE_CHECKING:
 class FabricParameters:
     """Calibrated parameters of NCCL across nodes; the defaults are those of a healthy InfiniBand fabric."""
 
-    launch: float = parameter("10 us", "1..200 us", "start and end of the kernel, without steps")
-    step: float = parameter("1 us", "0.1..5 us", "one hop inside a node")
-    fabric_step: float = parameter("4 us", "0.5..500 us", "one hop between nodes in LL, with little to send")
-    long_step: float = parameter("8 us", "0.5..1000 us", "one hop in Simple, with much to send")
+    launch_time: float = parameter("10 us", "1..200 us", "start and end of the kernel, without steps")
+    intra_node_hop_time: float = parameter("1 us", "0.1..5 us", "one hop inside a node")
+    ll_fabric_hop_time: float = parameter("4 us", "0.5..500 us", "one hop between nodes in LL, with little to send")
+    simple_hop_time: float = parameter("8 us", "0.5..1000 us", "one hop in Simple, with much to send")
     ll_threshold: float = parameter("12 kB", "500 B..1 MiB", "step size at which a hop lies between LL and Simple")
-    peer: float = parameter("4 us", "0.1..200 us", "one more peer of an exchange between nodes")
+    time_per_peer: float = parameter("4 us", "0.1..200 us", "one more peer of an exchange between nodes")
     inner_fraction: float = parameter("0.75", "0.05..1", "share of the link inside a node")
     fabric_fraction: float = parameter("0.97", "0.05..1", "share of a NIC of rings and trees")
     exchange_fraction: float = parameter("0.9", "0.05..1", "share of a NIC of an all_to_all")
     send_fraction: float = parameter("0.82", "0.05..1", "share of a NIC of one rank that sends")
-    congestion: float = parameter("0.02", "0.002..0.3", "an exchange's share of the NICs falls as nodes^this")
-    rail_power: float = parameter("1", "0.2..1", "node bandwidth grows with the NICs in use to this power")
-    fill: float = parameter("0.5", "0.002..5", "cost of one more chunk in the pipeline of a tree, in hops")
-    skew: float = parameter("1 ns", "1 ns..500 us", "wait for the last rank to launch, where that is timed too")
-    small_piece: float = parameter("1 B", "1 B..1 kB", "largest piece whose peer costs as in a crowd", fitted=False)
+    exchange_share_exponent: float = parameter(
+        "0.02", "0.002..0.3", "an exchange's share of the NICs falls as nodes^this"
+    )
+    nic_bandwidth_exponent: float = parameter("1", "0.2..1", "node bandwidth grows with the NICs in use to this power")
+    hops_per_chunk: float = parameter("0.5", "0.002..5", "cost of one more chunk in the pipeline of a tree, in hops")
+    launch_skew_time: float = parameter(
+        "1 ns", "1 ns..500 us", "wait for the last rank to launch, where that is timed too"
+    )
+    crowded_piece_bytes: float = parameter(
+        "1 B", "1 B..1 kB", "largest piece whose peer costs as in a crowd", fitted=False
+    )
 
 
 #: Parameters of TCP sockets: 14 to 30 us one way (links.csv), 0.72 of the port (Paleo's 10 Gb/s case study).
 _SOCKETS = FabricParameters(
-    launch=30 * MICROSECOND, fabric_step=30 * MICROSECOND, long_step=60 * MICROSECOND, peer=30 * MICROSECOND,
+    launch_time=30 * MICROSECOND, ll_fabric_hop_time=30 * MICROSECOND, simple_hop_time=60 * MICROSECOND,
+    time_per_peer=30 * MICROSECOND,
     fabric_fraction=0.72, exchange_fraction=0.72, send_fraction=0.72,
 )  # fmt: skip
 #: One-way latency of the links that is included in the default hops: of InfiniBand NDR and of TCP
@@ -76,7 +83,7 @@ MEASURED_FABRICS = {"slingshot": "polaris"}
 #: 0.43.
 _MEASURED_EXCHANGE = {"efa": "polaris"}
 #: Parameters of a fabric on which an exchange of many ranks depends.
-_EXCHANGE_PARAMETERS = ("peer", "exchange_fraction", "congestion")
+_EXCHANGE_PARAMETERS = ("time_per_peer", "exchange_fraction", "exchange_share_exponent")
 
 
 def measured_fabric(system: System) -> str | None:
@@ -193,8 +200,8 @@ def fabric_time(
 ) -> Array:  # fmt: skip
     """Compute the time of rings or trees that cross nodes: launch + sqrt(hops² + wire²).
 
-    A hop takes ``fabric_step`` for small and ``long_step`` for large messages, as LL gives way to Simple at
-    ``ll_threshold`` bytes a step. In LL the hops of a path add up, with cheap ones inside nodes. In Simple a
+    A hop takes ``ll_fabric_hop_time`` for small and ``simple_hop_time`` for large messages, as LL gives way to Simple
+    at ``ll_threshold`` bytes a step. In LL the hops of a path add up, with cheap ones inside nodes. In Simple a
     ``lockstep`` algorithm waits for the slowest hop in each step, and a tree fills its pipeline. Latency of links
     beyond that of the measured hops is added once per hop of a message's path. The slower of the node's links and its
     NICs determines the bandwidth, for the busiest node, which sends ``imbalance`` times the mean.
@@ -222,15 +229,17 @@ def fabric_time(
         Time [s].
     """
     p, hops_in, hops_out = parameters, *_hops(traffic, links)
-    later = (links.hop_time(p.step) - p.step) * hops_in + (
-        links.hop_time(p.fabric_step, outside=True) - p.fabric_step
+    later = (links.hop_time(p.intra_node_hop_time) - p.intra_node_hop_time) * hops_in + (
+        links.hop_time(p.ll_fabric_hop_time, outside=True) - p.ll_fabric_hop_time
     ) * hops_out
     hops = np.maximum(hops_in + hops_out, 1.0)
     wire = _wire_time(traffic, links, p, p.fabric_fraction / np.asarray(imbalance))
-    short = p.step * hops_in + p.fabric_step * hops_out
+    short = p.intra_node_hop_time * hops_in + p.ll_fabric_hop_time * hops_out
     if lockstep:
-        short = np.where(links.ranks >= CROWDED_RANKS, CROWDED_STEP * p.fabric_step * hops, short)
-    long = later + (p.long_step * hops if lockstep else p.step * hops_in + p.long_step * hops_out)
+        short = np.where(links.ranks >= CROWDED_RANKS, CROWDED_STEP * p.ll_fabric_hop_time * hops, short)
+    long = later + (
+        p.simple_hop_time * hops if lockstep else p.intra_node_hop_time * hops_in + p.simple_hop_time * hops_out
+    )
     sent = np.asarray(traffic.levels[-1].wire_bytes)
     share = (
         _share_of_simple(sent / hops, p.ll_threshold, 2.0)
@@ -238,10 +247,10 @@ def fabric_time(
         else _share_of_simple(sent / 2.0, p.ll_threshold, 1.0)
     )
     short = short + later
-    seconds = p.launch + partly_overlapped_time(short + (long - short) * share, wire)
+    seconds = p.launch_time + partly_overlapped_time(short + (long - short) * share, wire)
     if not lockstep:
-        seconds = seconds + pipeline_fill_time(wire, p.fill * long) * share
-    return with_skew(seconds, p.skew)
+        seconds = seconds + pipeline_fill_time(wire, p.hops_per_chunk * long) * share
+    return with_skew(seconds, p.launch_skew_time)
 
 
 def fabric_exchange_time(
@@ -274,15 +283,19 @@ def fabric_exchange_time(
     if operation == "send_recv":
         share = p.send_fraction * np.where(shift & (links.nodes > 2), _BOTH_WAYS, 1.0)
         return np.asarray(
-            p.launch
-            + partly_overlapped_time(links.hop_time(p.peer, outside=True), _wire_time(traffic, links, p, share))
+            p.launch_time
+            + partly_overlapped_time(
+                links.hop_time(p.time_per_peer, outside=True), _wire_time(traffic, links, p, share)
+            )
         )
-    share = np.where(links.ranks > 2, p.exchange_fraction * links.nodes**-p.congestion, p.send_fraction)
+    share = np.where(links.ranks > 2, p.exchange_fraction * links.nodes**-p.exchange_share_exponent, p.send_fraction)
     piece = np.maximum(traffic.levels[0].wire_bytes / np.maximum(links.ranks - 1.0, 1.0), 1.0)
-    crowded = (links.ranks >= CROWDED_RANKS) | (piece < p.small_piece)
-    peer = p.peer * np.where(crowded, CROWDED_PEER, 1.0)
-    launch = links.hop_time(p.launch, outside=True)
-    return with_skew(launch + partly_overlapped_time(peer * peers, _wire_time(traffic, links, p, share)), p.skew)
+    crowded = (links.ranks >= CROWDED_RANKS) | (piece < p.crowded_piece_bytes)
+    peer = p.time_per_peer * np.where(crowded, CROWDED_PEER, 1.0)
+    launch = links.hop_time(p.launch_time, outside=True)
+    return with_skew(
+        launch + partly_overlapped_time(peer * peers, _wire_time(traffic, links, p, share)), p.launch_skew_time
+    )
 
 
 def _hops(traffic: Traffic, links: GroupLinks) -> tuple[Array, Array]:
@@ -303,14 +316,14 @@ def _share_of_simple(step_bytes: Array, threshold: float, sharpness: float) -> A
 def _wire_time(traffic: Traffic, links: GroupLinks, p: FabricParameters, share: Numeric) -> Array:
     """Compute the time on the slower of the links inside a node and of the NICs, summed over phases.
 
-    Groups that share one NIC do not gain by ``rail_power``, which applies to NICs used together.
+    Groups that share one NIC do not gain by ``nic_bandwidth_exponent``, which applies to NICs used together.
     """
     seconds, inner = np.zeros(()), links.inner_levels
     for phase in traffic.phases:
         single = Traffic((phase,))
         inside = links.wire_time(single, slice(0, inner)) / p.inner_fraction
         rails = np.maximum(np.asarray(links.levels[-1].ports), 1.0)
-        outside = links.wire_time(single, slice(inner, None)) * rails ** (1.0 - p.rail_power)
+        outside = links.wire_time(single, slice(inner, None)) * rails ** (1.0 - p.nic_bandwidth_exponent)
         seconds = seconds + np.maximum(inside, outside / share)
     return np.asarray(seconds)
 

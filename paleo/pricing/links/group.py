@@ -572,20 +572,28 @@ def tuner_protocol(*, steps: Numeric, wire_time: Numeric, links: GroupLinks) -> 
 class NcclParameters:
     """Calibrated parameters of NCCL inside one node; the defaults are those of eight A100 behind NVSwitch."""
 
-    launch: float = parameter("8 us", "1..100 us", "start and end of the kernel on every rank, without steps")
-    step: float = parameter("0.9 us", "0.1..50 us", "one hop of a ring in LL")
-    spread: float = parameter("0.3", "0.02..2", "latency added, relatively, once all channels have work")
+    launch_time: float = parameter("8 us", "1..100 us", "start and end of the kernel on every rank, without steps")
+    ll_hop_time: float = parameter("0.9 us", "0.1..50 us", "one hop of a ring in LL")
+    busy_channel_latency_ratio: float = parameter(
+        "0.3", "0.02..2", "latency added, relatively, once all channels have work"
+    )
     ll_fraction: float = parameter("0.27", "0.02..0.6", "share of the link that LL reaches")
     ll128_fraction: float = parameter("0.42", "0.05..1", "share of the link that LL128 reaches")
-    simple_start: float = parameter("9 us", "0.1..200 us", "what Simple adds to the launch")
-    simple_step: float = parameter("4 us", "0.1..100 us", "what Simple's fences add to a hop")
+    simple_launch_time: float = parameter("9 us", "0.1..200 us", "what Simple adds to the launch")
+    simple_fence_time: float = parameter("4 us", "0.1..100 us", "what Simple's fences add to a hop")
     simple_fraction: float = parameter("0.78", "0.05..1", "share of the link of Simple")
-    fill: float = parameter("1.5 us", "1 ns..1000 us", "cost of one more chunk in the pipeline")
-    copy: float = parameter("0.38", "0.02..3", "copy of a rank's own share, in link times (half for all_reduce)")
-    byte_sum: float = parameter("0.1", "0.002..2", "adding a byte over moving it (int8), in link times")
+    time_per_chunk: float = parameter("1.5 us", "1 ns..1000 us", "cost of one more chunk in the pipeline")
+    own_share_copy_ratio: float = parameter(
+        "0.38", "0.02..3", "copy of a rank's own share, in link times (half for all_reduce)"
+    )
+    byte_addition_ratio: float = parameter("0.1", "0.002..2", "adding a byte over moving it (int8), in link times")
     switch_fraction: float = parameter("0.63", "0.2..1", "share of the link with NVLink SHARP")
-    staging_power: float = parameter("0.5", "0.05..2.5", "without peer-to-peer, share falls as (ranks / 2)^this")
-    skew: float = parameter("1 ns", "1 ns..200 us", "wait for the last rank to launch, where that is timed too")
+    staging_share_exponent: float = parameter(
+        "0.5", "0.05..2.5", "without peer-to-peer, share falls as (ranks / 2)^this"
+    )
+    launch_skew_time: float = parameter(
+        "1 ns", "1 ns..200 us", "wait for the last rank to launch, where that is timed too"
+    )
 
 
 #: Operations in which ranks exchange in pairs.
@@ -643,19 +651,25 @@ def intra_node_time(
     ndarray
         Time [s].
     """
-    p, step = parameters, links.hop_time(parameters.step)
-    steps, wire = np.asarray(traffic.steps), links.wire_time(traffic) * _staging_factor(links, p.staging_power)
+    p, step = parameters, links.hop_time(parameters.ll_hop_time)
+    steps, wire = np.asarray(traffic.steps), links.wire_time(traffic) * _staging_factor(links, p.staging_share_exponent)
     chosen = np.where(low_latency, tuner_protocol(steps=steps, wire_time=wire, links=links), SIMPLE)
-    full = 1.0 + p.spread
-    busy = 1.0 + p.spread * _channel_share(payload_bytes, links)
-    sums = p.byte_sum * np.asarray(traffic.reduced_bytes) * adds_bytes / links.levels[0].bandwidth
-    low = p.launch * busy + partly_overlapped_time(steps * step * busy, wire / p.ll_fraction + sums)
-    middle = p.launch * full + steps * step * full + wire / p.ll128_fraction + sums
-    moved = wire / p.simple_fraction + _copy_time(operation, payload_bytes, links, p.copy)
+    full = 1.0 + p.busy_channel_latency_ratio
+    busy = 1.0 + p.busy_channel_latency_ratio * _channel_share(payload_bytes, links)
+    sums = p.byte_addition_ratio * np.asarray(traffic.reduced_bytes) * adds_bytes / links.levels[0].bandwidth
+    low = p.launch_time * busy + partly_overlapped_time(steps * step * busy, wire / p.ll_fraction + sums)
+    middle = p.launch_time * full + steps * step * full + wire / p.ll128_fraction + sums
+    moved = wire / p.simple_fraction + _copy_time(operation, payload_bytes, links, p.own_share_copy_ratio)
     moved = moved + sums / np.maximum(links.ranks - 1.0, 1.0)
-    simple = p.launch * full + p.simple_start + partly_overlapped_time(steps * (step * full + p.simple_step), moved)
-    simple = simple + pipeline_fill_time(moved, p.fill)
-    return _for_several_ranks(np.where(chosen == LL, low, np.where(chosen == LL128, middle, simple)), links, p.skew)
+    simple = (
+        p.launch_time * full
+        + p.simple_launch_time
+        + partly_overlapped_time(steps * (step * full + p.simple_fence_time), moved)
+    )
+    simple = simple + pipeline_fill_time(moved, p.time_per_chunk)
+    return _for_several_ranks(
+        np.where(chosen == LL, low, np.where(chosen == LL128, middle, simple)), links, p.launch_skew_time
+    )
 
 
 def switch_time(*, operation: str, traffic: Traffic, links: GroupLinks, parameters: NcclParameters) -> Array:
@@ -681,12 +695,14 @@ def switch_time(*, operation: str, traffic: Traffic, links: GroupLinks, paramete
         Time [s].
     """
     p = parameters
-    start = (p.launch + (_SWITCH_HOPS + links.ranks) * links.hop_time(p.step)) * (1.0 + p.spread)
+    start = (p.launch_time + (_SWITCH_HOPS + links.ranks) * links.hop_time(p.ll_hop_time)) * (
+        1.0 + p.busy_channel_latency_ratio
+    )
     wire = links.wire_time(traffic) / p.switch_fraction
     if operation == "all_reduce":
         bus = 2.0 * (links.ranks - 1.0) / (links.ranks + 1.0) * traffic.levels[0].wire_bytes
         wire = np.maximum(wire, bus / links.switch_bandwidth)
-    return _for_several_ranks(start + wire, links, p.skew)
+    return _for_several_ranks(start + wire, links, p.launch_skew_time)
 
 
 def _for_several_ranks(seconds: Array, links: GroupLinks, skew: float) -> Array:
@@ -727,14 +743,16 @@ _CHANNELS = 32
 class ExchangeParameters:
     """Calibrated parameters of NCCL's all_to_all and send_recv inside one node; defaults: eight A100."""
 
-    launch: float = parameter("10 us", "1..100 us", "start and end of the kernel")
-    peer: float = parameter("0.4 us", "0.01..50 us", "one more peer")
-    low_fraction: float = parameter("0.014", "0.002..0.3", "share of the link that LL reaches, per peer")
-    start: float = parameter("6 us", "0.1..200 us", "latency of Simple's fences")
-    fraction: float = parameter("0.8", "0.05..1", "share of the link of Simple")
-    fill: float = parameter("1.5 us", "1 ns..1000 us", "cost of one more chunk")
+    launch_time: float = parameter("10 us", "1..100 us", "start and end of the kernel")
+    time_per_peer: float = parameter("0.4 us", "0.01..50 us", "one more peer")
+    ll_fraction: float = parameter("0.014", "0.002..0.3", "share of the link that LL reaches, per peer")
+    simple_launch_time: float = parameter("6 us", "0.1..200 us", "latency of Simple's fences")
+    simple_fraction: float = parameter("0.8", "0.05..1", "share of the link of Simple")
+    time_per_chunk: float = parameter("1.5 us", "1 ns..1000 us", "cost of one more chunk")
     channel_rate: float = parameter("11 B/cycle", "2..50", "bytes of a channel in a clock of its multiprocessor")
-    staging_power: float = parameter("0.5", "0.05..2.5", "without peer-to-peer, share falls as (ranks / 2)^this")
+    staging_share_exponent: float = parameter(
+        "0.5", "0.05..2.5", "without peer-to-peer, share falls as (ranks / 2)^this"
+    )
 
 
 def exchange_time(
@@ -765,10 +783,10 @@ def exchange_time(
     """
     p = parameters
     peers = np.maximum(np.asarray(traffic.steps), 1.0)
-    wire = links.wire_time(traffic) * _staging_factor(links, p.staging_power)
+    wire = links.wire_time(traffic) * _staging_factor(links, p.staging_share_exponent)
     channels = np.asarray(payload_bytes) / (_CHANNELS * p.channel_rate * links.clock)
-    moved = smooth_maximum(wire / p.fraction, channels)
-    low = wire / np.minimum(p.low_fraction * peers, _LL_LARGEST)
-    simple = partly_overlapped_time(p.start, moved) + pipeline_fill_time(moved, p.fill)
-    seconds = links.hop_time(p.launch) + p.peer * peers + np.maximum(smooth_minimum(low, simple), wire)
+    moved = smooth_maximum(wire / p.simple_fraction, channels)
+    low = wire / np.minimum(p.ll_fraction * peers, _LL_LARGEST)
+    simple = partly_overlapped_time(p.simple_launch_time, moved) + pipeline_fill_time(moved, p.time_per_chunk)
+    seconds = links.hop_time(p.launch_time) + p.time_per_peer * peers + np.maximum(smooth_minimum(low, simple), wire)
     return np.where(links.ranks > 1, seconds, 0.0)

@@ -96,7 +96,7 @@ class SparseAttentionTable(KernelTable[DeviceDatasheet]):
         for phase in ("context", "generation")
         for library in LIBRARIES
     }
-    host_parameters = ("launch",)
+    host_parameters = ("launch_time",)
 
     def prepare_rows(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Add column ``dtype`` = bf16 to the rows of this table, as the attention itself runs in 16 bits."""
@@ -119,22 +119,34 @@ class SparseAttentionTable(KernelTable[DeviceDatasheet]):
     ) -> FitSettings:
         """Return the settings of a fit; parameters that the rows of one part do not determine stay fixed."""
         part = family.split(".")[2]
-        of_weights = ("launch_fp8", "launch_fp4", "launch_indexer", "launch_dense")
+        of_weights = ("fp8_launch_time", "fp4_launch_time", "indexer_launch_time", "dense_launch_time")
         absent = {
             "module": (),
-            "attention": ("products", "indexer", "selection", "search", "row", "depth", "pair", *of_weights),
+            "attention": ("projection_peak_share", "indexer_peak_share", "selection_bandwidth_share",
+                "search_picoseconds_per_key", "search_start_time", "cycles_per_key", "picoseconds_per_pair",
+                *of_weights),
             "indexer_logits": (
-                "products", "attention", "narrow_attention", "passes", "search", "row", "sequence", "launch_cache",
+                "projection_peak_share", "attention_peak_share", "fp8_cache_attention_peak_share",
+                "pass_bandwidth_share", "search_picoseconds_per_key", "search_start_time", "time_per_sequence",
+                "fp8_cache_launch_time",
                 *of_weights,
             ),
             "topk": (
-                "products", "bandwidth", "attention", "narrow_attention", "indexer", "passes", "depth", "pair",
-                "sequence", "launch_cache", *of_weights,
+                "projection_peak_share", "bandwidth_share", "attention_peak_share", "fp8_cache_attention_peak_share",
+                "indexer_peak_share", "pass_bandwidth_share", "cycles_per_key", "picoseconds_per_pair",
+                "time_per_sequence", "fp8_cache_launch_time", *of_weights,
             ),
         }  # fmt: skip
         start = SparseAttentionParameters()
-        fallback = (replace(start, selection=1.0 / 1000.0),) if "msa" in family else ()
-        host = replace(start, launch=0.0005, launch_fp8=0.0002, launch_fp4=0.0005, launch_indexer=0.0004, order=4.0)
+        fallback = (replace(start, selection_bandwidth_share=1.0 / 1000.0),) if "msa" in family else ()
+        host = replace(
+            start,
+            launch_time=0.0005,
+            fp8_launch_time=0.0002,
+            fp4_launch_time=0.0005,
+            indexer_launch_time=0.0004,
+            launch_norm_order=4.0,
+        )
         return FitSettings(
             start, alternative_starts=(*fallback, host), fixed_parameters=absent[part], random_starts=1,
             prior_precision=0.2, max_training_rows=500,
@@ -303,10 +315,10 @@ KERNEL_OF_LIBRARY_NAME = (
 
 #: Parameters of decode that a kernel does not have, or that its rows do not tell apart.
 UNDETERMINED_PARAMETERS: Mapping[str, tuple[str, ...]] = {
-    "fa2": ("scan_cycles", "sequence_time"),
-    "fa3": ("kernel_time", "scan_cycles"),
-    "fa4": ("kernel_time", "sequence_time"),
-    "trtllm": ("kernel_time", "scan_cycles", "sequence_time", "mma_efficiency"),
+    "fa2": ("block_search_cycles", "time_per_sequence"),
+    "fa3": ("extra_kernel_time", "block_search_cycles"),
+    "fa4": ("extra_kernel_time", "time_per_sequence"),
+    "trtllm": ("extra_kernel_time", "block_search_cycles", "time_per_sequence", "mma_efficiency"),
 }
 #: Cycles of an exponential per score where it is not the special-function unit's 1/16: FlashAttention-4 computes half
 #: of them as polynomials (its authors' talk at Hot Chips 2025).
@@ -350,19 +362,19 @@ class AttentionTable(KernelTable[DeviceDatasheet]):
         share, decode = l2_surviving_share(figures), fitted.get((subject, f"attention.{kernel}.decode", stack))
         if phase == "decode":
             return FitSettings(
-                DecodeParameters(cache_fraction=share),
+                DecodeParameters(l2_survival_share=share),
                 fixed_parameters=UNDETERMINED_PARAMETERS[kernel],
                 max_training_rows=900,
                 prior_precision=0.3,
             )
         start = PrefillParameters(
-            cache_fraction=decode.cache_fraction if decode else share,
+            l2_survival_share=decode.l2_survival_share if decode else share,
             l2_bytes_per_cycle=decode.l2_bytes_per_cycle if decode else L2_BYTES_PER_CLOCK[share == WHOLE_SHARE],
             exp_cycles=CYCLES_PER_EXPONENTIAL.get(kernel, 1 / 16),
-            energy=FLOP_ENERGY_RATIO * energy_per_flop(figures).tensor,
+            energy_per_flop=FLOP_ENERGY_RATIO * energy_per_flop(figures).tensor,
             backward_efficiency=BACKWARD_RATE_RATIO[kernel],
         )
-        silent = ("write_latency",) if phase == "encoder" else ("padding_time", "padded_tile_cycles")
+        silent = ("cache_write_time",) if phase == "encoder" else ("padding_time", "padded_tile_cycles")
         whole = ("combine_time",) if ATTENTION_KERNELS[kernel].max_kv_splits == 1 else ()
         return FitSettings(
             start, fixed_parameters=("exp_cycles", *silent, *whole), max_training_rows=900, prior_precision=0.3

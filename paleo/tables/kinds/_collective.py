@@ -47,7 +47,7 @@ EARLY_LIBRARIES = ("NCCL 1.", "NCCL 2.0", "Baidu", "OSU")
 #: All-reduce of DeepBench that is not NCCL with a process per GPU: own rings through host memory, MPI.
 NON_NCCL_STACKS = {"single process": "single-process", "Baidu": "host-ring", "OSU": "mpi"}
 #: The one parameter that a stack of a handful of rows can tell.
-FITTED_PARAMETER = {"single-process": "simple_fraction", "host-ring": "fabric_fraction", "mpi": "fabric_step"}
+FITTED_PARAMETER = {"single-process": "simple_fraction", "host-ring": "fabric_fraction", "mpi": "ll_fabric_hop_time"}
 #: Rows whose times another server than the one they name must have given: (system, library) -> the system. SGLang
 #: 0.5.12's four and eight L40S reach 21 GB/s, where four other libraries get 3.7 to 4.7 and 1.4 to 2.0 GB/s from the
 #: server without peer-to-peer: its copies do not pass the host's memory.
@@ -79,7 +79,7 @@ class CollectiveTable(KernelTable[System]):
         "collective.fabric": FabricParameters,
         "collective.custom": CustomAllReduceParameters,
     }
-    host_parameters = ("launch", "skew", "host")
+    host_parameters = ("launch_time", "launch_skew_time", "host_time")
     subject_column = "system"
 
     def start_and_fixed_names(
@@ -94,25 +94,25 @@ class CollectiveTable(KernelTable[System]):
             eager = mode == "eager"
             return replace(
                 CustomAllReduceParameters(),
-                largest=_largest(engine, figures),
-                host=20 * MICROSECOND if eager else NANOSECOND,
-            ), (() if eager else ("host",))
+                max_payload_bytes=_largest(engine, figures),
+                host_time=20 * MICROSECOND if eager else NANOSECOND,
+            ), (() if eager else ("host_time",))
         joined = link_kind(figures)
-        unused = () if joined == "pcie-staged" else ("staging_power",)
+        unused = () if joined == "pcie-staged" else ("staging_share_exponent",)
         if family == "collective.exchange":
             return ExchangeParameters(), unused
         waits = stack.startswith("kernel")
-        skew, fixed = (40 * MICROSECOND, ()) if waits else (NANOSECOND, ("skew",))
+        skew, fixed = (40 * MICROSECOND, ()) if waits else (NANOSECOND, ("launch_skew_time",))
         if family == "collective.fabric":
-            slow = replace(FabricParameters(), skew=skew, fabric_fraction=0.5, rail_power=0.7)
+            slow = replace(FabricParameters(), launch_skew_time=skew, fabric_fraction=0.5, nic_bandwidth_exponent=0.7)
             small_piece = NIC_INJECT_SIZE if measured_fabric(figures) is not None else 1.0
-            plain = FabricParameters(fabric_fraction=0.8, exchange_fraction=0.6, small_piece=small_piece)
-            return (slow, fixed) if waits else (plain, (*fixed, "rail_power", "send_fraction"))
+            plain = FabricParameters(fabric_fraction=0.8, exchange_fraction=0.6, crowded_piece_bytes=small_piece)
+            return (slow, fixed) if waits else (plain, (*fixed, "nic_bandwidth_exponent", "send_fraction"))
         fixed = (*fixed, *unused)
         if joined.startswith("pcie"):
-            tree = NcclParameters(launch=12 * MICROSECOND, simple_step=14 * MICROSECOND, simple_fraction=0.4)
+            tree = NcclParameters(launch_time=12 * MICROSECOND, simple_fence_time=14 * MICROSECOND, simple_fraction=0.4)
             return tree, (*fixed, "switch_fraction", "ll128_fraction")
-        return NcclParameters(skew=skew), fixed
+        return NcclParameters(launch_skew_time=skew), fixed
 
     def fit_settings(
         self, subject: str, family: str, stack: str, figures: System, fitted: FittedParameters
@@ -131,9 +131,11 @@ class CollectiveTable(KernelTable[System]):
             return FitSettings(plain, fixed_parameters=fixed, random_starts=1, prior_precision=0.0)
         start, fixed = self.start_and_fixed_names(family, stack, figures)
         if isinstance(start, NcclParameters) and link_kind(figures) == "pcie-staged":
-            fixed = tuple(name for name in fixed if name != "skew")
+            fixed = tuple(name for name in fixed if name != "launch_skew_time")
             return FitSettings(
-                replace(start, skew=10 * MICROSECOND), parameters_per_stack=("skew",), fixed_parameters=fixed
+                replace(start, launch_skew_time=10 * MICROSECOND),
+                parameters_per_stack=("launch_skew_time",),
+                fixed_parameters=fixed,
             )
         return FitSettings(start, fixed_parameters=fixed)
 
@@ -355,7 +357,7 @@ class ExpertExchangeTable(KernelTable[DeviceDatasheet]):
         for mode, steps in EXCHANGE_DIRECTIONS.items()
         for step in steps
     }
-    host_parameters = ("launch",)
+    host_parameters = ("launch_time",)
 
     def prepare_rows(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Move the rows' ``dtype`` (format of tokens on the wire) to column ``wire``, and set ``dtype`` to bf16."""
@@ -389,11 +391,15 @@ class ExpertExchangeTable(KernelTable[DeviceDatasheet]):
         Network parameters are fitted only where rows span nodes. ``prepare`` steps send token counts alone, and
         determine the time per token but no bandwidth.
         """
-        nodes = () if subject.startswith("h100") and "deepep" in family else ("network", "spread", "hop")
-        unseen = ("link", "copies") if family.endswith("prepare") else ("token",)
+        nodes = (
+            ()
+            if subject.startswith("h100") and "deepep" in family
+            else ("nic_share", "nic_share_exponent", "time_per_node_doubling")
+        )
+        unseen = ("link_share", "copy_rate") if family.endswith("prepare") else ("time_per_visit",)
         return FitSettings(
             TokenExchangeParameters(),
-            parameters_per_stack=("launch",),
+            parameters_per_stack=("launch_time",),
             fixed_parameters=(*nodes, *unseen),
             random_starts=2,
             prior_precision=0.2,

@@ -73,7 +73,7 @@ class ConvolutionTable(KernelTable[DeviceDatasheet]):
         "conv.tensor": ConvolutionParameters,
         "conv.int8": ConvolutionParameters,
     }
-    host_parameters = ("launch",)
+    host_parameters = ("launch_time",)
 
     def unsupported_reasons(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return for each row of this table why it cannot be modelled, or ''.
@@ -253,7 +253,7 @@ class CnnLayersTable(KernelTable[DeviceDatasheet]):
     optional_columns = "compute cudnn dtype framework groups pad stride software"
     configuration_columns = ("input_shape", "output_shape", "kernel", "layer_type")
     families: ClassVar[Mapping[str, type[Any]]] = {"conv.vector": ConvolutionParameters}
-    host_parameters = ("launch",)
+    host_parameters = ("launch_time",)
     used_for_fitting = False
     measured_column = "forward_ms + backward_ms"
     measured_unit_in_si = MILLISECOND

@@ -64,7 +64,7 @@ class CapturedKernelTable(KernelTable[DeviceDatasheet]):
     element_bytes: ClassVar[Mapping[str, float]]
     #: Parameters that the kind's formula does not have.
     undetermined_parameters: ClassVar[tuple[str, ...]] = ()
-    host_parameters = ("launch", "host", "staging")
+    host_parameters = ("launch_time", "host_time", "pass_bandwidth_share")
 
     @rowwise
     def unsupported_reasons(self, device: str, dtype: str) -> str:
@@ -77,12 +77,14 @@ class CapturedKernelTable(KernelTable[DeviceDatasheet]):
         """Fit what a call shows: graphs hide the host, and a host that issues calls one by one hides their launch."""
         eager = stack == "eager"
         start = (
-            EngineGemmParameters(host=150 * MICROSECOND, launch=5 * MICROSECOND) if eager else EngineGemmParameters()
+            EngineGemmParameters(host_time=150 * MICROSECOND, launch_time=5 * MICROSECOND)
+            if eager
+            else EngineGemmParameters()
         )
-        unseen = ("launch", "staging") if eager else ("host",)
+        unseen = ("launch_time", "pass_bandwidth_share") if eager else ("host_time",)
         return FitSettings(
             start,
-            parameters_per_stack=("launch", "staging"),
+            parameters_per_stack=("launch_time", "pass_bandwidth_share"),
             fixed_parameters=(*self.undetermined_parameters, *unseen),
             random_starts=2,
         )
@@ -97,7 +99,7 @@ class QuantisedGemmTable(CapturedKernelTable):
     configuration_columns = ("m", "n", "k")
     size_columns = ("m", "n", "k")
     element_bytes = SCALED_ELEMENT_BYTES
-    undetermined_parameters = ("index", "unaligned", "visit")
+    undetermined_parameters = ("index_bytes_per_element", "unaligned_time_ratio", "time_per_element")
     families: ClassVar[Mapping[str, type[Any]]] = {
         f"narrow.{scaling}.{library}": EngineGemmParameters
         for scaling in ("tensor8", "block8", "block4")
@@ -146,7 +148,7 @@ class ExpertKernelTable(CapturedKernelTable):
     )  # fmt: skip
     size_columns = configuration_columns
     element_bytes = EXPERT_BYTES
-    undetermined_parameters = ("operands", "unaligned", "visit")
+    undetermined_parameters = ("balanced_tile_width", "unaligned_time_ratio", "time_per_element")
     families: ClassVar[Mapping[str, type[Any]]] = {
         f"experts.{kernel}.{scaling}": EngineGemmParameters
         for kernel in ("triton-sglang", "triton-vllm", "cutlass", "flashinfer", "trtllm", "cutedsl", "deepgemm")
@@ -160,11 +162,13 @@ class ExpertKernelTable(CapturedKernelTable):
         plan = super().fit_settings(subject, family, stack, figures, fitted)
         if "triton" not in family:
             return plan
-        start = replace(plan.start_values, unaligned=16.0 if family.endswith("8") else 8.0)
+        start = replace(plan.start_values, unaligned_time_ratio=16.0 if family.endswith("8") else 8.0)
         if figures.architecture != "Ampere":
-            start = replace(start, operands=TRITON_BALANCED_TILE_WIDTH)
-        fixed = tuple(name for name in plan.fixed_parameters if name not in ("unaligned", "visit"))
-        return replace(plan, start_values=start, fixed_parameters=(*fixed, "index"))
+            start = replace(start, balanced_tile_width=TRITON_BALANCED_TILE_WIDTH)
+        fixed = tuple(
+            name for name in plan.fixed_parameters if name not in ("unaligned_time_ratio", "time_per_element")
+        )
+        return replace(plan, start_values=start, fixed_parameters=(*fixed, "index_bytes_per_element"))
 
     @rowwise
     def kernel_family(self, library: str, kernel_source: str, scaling: str, dtype: str) -> str:
@@ -257,13 +261,13 @@ class LatentAttentionTable(CapturedKernelTable):
     ) -> FitSettings:
         """Set out from caches in one part, and in many."""
         vllm, token = "vllm" in family, "token" in family
-        start = LatentAttentionParameters(host=200 * MICROSECOND) if vllm else LatentAttentionParameters()
-        starts = tuple(replace(start, splits=splits) for splits in (1.02, 4.0)) if token else ()
-        fixed = ((), ("splits",))[not token] + ((), ("host",))[not vllm]
+        start = LatentAttentionParameters(host_time=200 * MICROSECOND) if vllm else LatentAttentionParameters()
+        starts = tuple(replace(start, max_splits=splits) for splits in (1.02, 4.0)) if token else ()
+        fixed = ((), ("max_splits",))[not token] + ((), ("host_time",))[not vllm]
         return FitSettings(
             start,
             alternative_starts=starts,
-            parameters_per_stack=("launch", "staging"),
+            parameters_per_stack=("launch_time", "pass_bandwidth_share"),
             fixed_parameters=fixed,
             random_starts=1,
             prior_precision=0.2,
@@ -333,9 +337,9 @@ Parameters = TypeVar("Parameters")
 FAMILY_OF_OPERATION = {"matmul": "products", "group_matmul": "experts", "sdp_fwd": "attention", "sdp_bwd": "attention"}
 #: Parameters that the rows of a family do not tell.
 UNDETERMINED_PARAMETERS = {
-    "products": ("forward", "backward"),
-    "experts": ("ramp", "forward", "backward"),
-    "attention": ("ramp",),
+    "products": ("forward_rate_ratio", "backward_rate_ratio"),
+    "experts": ("half_throttle_time", "forward_rate_ratio", "backward_rate_ratio"),
+    "attention": ("half_throttle_time",),
 }
 #: Bytes of an element of operands and results, and of the sums of gradients by their format.
 ELEMENT, SUMS = 2.0, {"fp32": 4.0, "bf16": 2.0}
@@ -361,7 +365,7 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
         f"training.{name}": TrainingKernelParameters
         for name in ("products", "experts", *(f"attention.{kernel}" for kernel in ("fa2", "fa3", "fa4")))
     }
-    host_parameters = ("launch",)
+    host_parameters = ("launch_time",)
 
     def prepare_rows(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Add the number format, bf16 where rows name none, and the columns of a configuration that are not there."""
@@ -423,13 +427,13 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
         shared: dict[str, Any] = {
             "m": rows, "n": columns, "k": length, "element_bytes": ELEMENT, "result_bytes": _written(frame),
             "weight_copies": np.inf, "activity": products.training_activity, "device": figures,
-            "parameters": replace(products, launch=parameters.launch),
+            "parameters": replace(products, launch_time=parameters.launch_time),
         }  # fmt: skip
         if op == "matmul":
             cold, hot = (gemm_time(sustained=load, **shared) for load in (0.0, 1.0))
-            return sustained_load_time(cold, hot, parameters.ramp)
-        shared["parameters"] = replace(products, launch=0.0)
-        return experts_product_time(experts=count, launch=parameters.launch, sustained=1.0, **shared)
+            return sustained_load_time(cold, hot, parameters.half_throttle_time)
+        shared["parameters"] = replace(products, launch_time=0.0)
+        return experts_product_time(experts=count, launch=parameters.launch_time, sustained=1.0, **shared)
 
 
 def _shipped(kind: type[Parameters], family: str, figures: DeviceDatasheet) -> Parameters:
@@ -448,7 +452,7 @@ def _attention(frame: pd.DataFrame, figures: DeviceDatasheet, p: TrainingKernelP
         "head_dim": number_column(frame, "qk_head_dim"), "value_dim": number_column(frame, "v_head_dim"),
         "causal": True,
         "kernel_name": kernel, "device": figures, "sustained": 1.0,
-        "parameters": replace(training_attention_parameters(engine, p), launch_time=p.launch),
+        "parameters": replace(training_attention_parameters(engine, p), launch_time=p.launch_time),
         "activity": activity,
     }  # fmt: skip
     forward = (text_column(frame, "op") == "sdp_fwd").to_numpy(dtype=bool)

@@ -63,7 +63,10 @@ TILE_AREAS = (64 * 64.0, 64 * 128.0, 128 * 128.0)
 UNTHROTTLED_FAMILIES = {("Pascal", "gemm.simt"), ("Ampere", "gemm.tensor")}
 #: What rows cannot tell apart: under replayed graphs, blocks under way from their first reads; beside the launches of
 #: eager code, either from how blocks spread and parts of sums meet.
-ALIKE_ON_TENSOR_CORES, ALIKE_ON_ORDINARY_CORES = ("fill",), ("spread", "split_step", "latency")
+ALIKE_ON_TENSOR_CORES, ALIKE_ON_ORDINARY_CORES = (
+    ("dram_latency_cycles",),
+    ("block_start_cycles", "time_per_split", "cycles_per_summed_element"),
+)
 #: Cycles for two bytes of a sum from which a fit sets out as well: L40S takes 12.7 us longer for 3,072 elements more of
 #: a single tile's, 10.4 cycles each at 2.52 GHz. From below, where a block computes for longer, no slope leads there.
 SPLIT_SUM_START_CYCLES = 10.4
@@ -99,7 +102,7 @@ class ReferenceFit(NamedTuple):
 
 
 #: What rows of short loops cannot tell: bandwidth of small operands and the cost of a result tile.
-_SHORT = {"epilogue": 3000.0, "bandwidth_efficiency": 0.75}
+_SHORT = {"epilogue_cycles": 3000.0, "bandwidth_efficiency": 0.75}
 #: Architecture and family -> where a fit of DeepBench rows sets out.
 REFERENCE_FITS: Mapping[tuple[str, str], ReferenceFit] = {
     ("Volta", "gemm.tensor"): ReferenceFit("a100-sxm4-80gb", "graph", 4 * MICROSECOND, 2.0, {}),
@@ -124,7 +127,7 @@ class GemmTable(KernelTable[DeviceDatasheet]):
         "gemm.fp4": GemmParameters,
         "gemm.int8": GemmParameters,
     }
-    host_parameters = ("launch",)
+    host_parameters = ("launch_time",)
 
     @rowwise
     def unsupported_reasons(self, device: str, dtype: str, compute: str, source: str) -> str:
@@ -149,20 +152,36 @@ class GemmTable(KernelTable[DeviceDatasheet]):
         energies, tile = energy_per_flop(figures), SMALLEST_TILE.get(figures.architecture, TILE_AREAS[2])
         share = l2_surviving_share(figures)
         if family == "gemm.tensor":
-            first = GemmParameters(energy=energies.tensor, training_energy=energies.training, l2_share=share)
-            return (first, dataclasses.replace(first, latency=SPLIT_SUM_START_CYCLES))
+            first = GemmParameters(
+                energy_per_flop=energies.tensor, training_energy_per_flop=energies.training, l2_survival_share=share
+            )
+            return (first, dataclasses.replace(first, cycles_per_summed_element=SPLIT_SUM_START_CYCLES))
         if family == "gemm.int8" and not figures.tensor_cores:
             lane = energies.vector / INT8_PRODUCTS_PER_FP32
-            return (GemmParameters(launch=5 * MICROSECOND, energy=lane, training_energy=lane, l2_share=share),)
+            return (
+                GemmParameters(
+                    launch_time=5 * MICROSECOND,
+                    energy_per_flop=lane,
+                    training_energy_per_flop=lane,
+                    l2_survival_share=share,
+                ),
+            )
         if family != "gemm.simt":
-            return (GemmParameters(energy=energies.fp8, training_energy=energies.training_fp8, l2_share=share),)
+            return (
+                GemmParameters(
+                    energy_per_flop=energies.fp8,
+                    training_energy_per_flop=energies.training_fp8,
+                    l2_survival_share=share,
+                ),
+            )
         stall = 1.0 if figures.architecture in ("Kepler", "Maxwell", "Pascal") else 0.05
         first = GemmParameters(
-            launch=20 * MICROSECOND, efficiency=0.9, l2_rate=0.02, split_time=3 * MICROSECOND, page_stall=stall,
-            energy=energies.vector, training_energy=energies.vector, least_tile=tile,
-            scattered_efficiency=SCATTERED_READ_BANDWIDTH_SHARE.get(figures.memory_kind, 1.0),
+            launch_time=20 * MICROSECOND, efficiency=0.9, l2_rate=0.02, split_time=3 * MICROSECOND,
+            page_stall_ratio=stall,
+            energy_per_flop=energies.vector, training_energy_per_flop=energies.vector, min_tile_area=tile,
+            scattered_read_efficiency=SCATTERED_READ_BANDWIDTH_SHARE.get(figures.memory_kind, 1.0),
         )  # fmt: skip
-        return (first, *(dataclasses.replace(first, least_tile=other) for other in TILE_AREAS if other != tile))
+        return (first, *(dataclasses.replace(first, min_tile_area=other) for other in TILE_AREAS if other != tile))
 
     def fit_settings(
         self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
@@ -174,18 +193,21 @@ class GemmTable(KernelTable[DeviceDatasheet]):
         teacher = REFERENCE_FITS.get((figures.architecture, family))
         known = fitted.get((teacher.subject, family, teacher.stack)) if teacher and stack == "back-to-back" else None
         if teacher is None or known is None:
-            fixed = (*alike, "energy") if (figures.architecture, family) in UNTHROTTLED_FAMILIES else alike
-            return FitSettings(first, tuple(other_starts), ("launch",), fixed, random_starts=1 if other_starts else 2)
+            fixed = (*alike, "energy_per_flop") if (figures.architecture, family) in UNTHROTTLED_FAMILIES else alike
+            return FitSettings(
+                first, tuple(other_starts), ("launch_time",), fixed, random_starts=1 if other_starts else 2
+            )
         start = dataclasses.replace(
-            known, launch=teacher.launch_time, energy=first.energy, training_energy=first.training_energy,
-            scattered_efficiency=first.scattered_efficiency, **teacher.fixed_parameters,
-            narrow_rows=NARROW_TILE_MIN_ROWS.get((figures.architecture, figures.memory_kind), 1.0),
+            known, launch_time=teacher.launch_time, energy_per_flop=first.energy_per_flop,
+            training_energy_per_flop=first.training_energy_per_flop,
+            scattered_read_efficiency=first.scattered_read_efficiency, **teacher.fixed_parameters,
+            min_narrow_tile_rows=NARROW_TILE_MIN_ROWS.get((figures.architecture, figures.memory_kind), 1.0),
         )  # fmt: skip
         tiles = TILE_AREAS if family == "gemm.simt" else ()
-        alternatives = tuple(dataclasses.replace(start, least_tile=1.01 * tile) for tile in tiles)
-        fixed = ("energy", *alike, *teacher.fixed_parameters)
+        alternatives = tuple(dataclasses.replace(start, min_tile_area=1.01 * tile) for tile in tiles)
+        fixed = ("energy_per_flop", *alike, *teacher.fixed_parameters)
         return FitSettings(
-            start, alternatives, ("launch",), fixed, random_starts=1, prior_precision=teacher.prior_precision
+            start, alternatives, ("launch_time",), fixed, random_starts=1, prior_precision=teacher.prior_precision
         )
 
     @rowwise
@@ -229,7 +251,8 @@ class GemmTable(KernelTable[DeviceDatasheet]):
             return seconds
         extra = quantisation_time(
             elements=m * k * batch, source_bytes=2.0, target_bytes=OPERAND_BYTES[dtype], device=figures,
-            bandwidth_efficiency=parameters.bandwidth_efficiency, capacity=parameters.l2_share * figures.l2_bytes,
+            bandwidth_efficiency=parameters.bandwidth_efficiency,
+            capacity=parameters.l2_survival_share * figures.l2_bytes,
         )  # fmt: skip
         return seconds + extra
 
@@ -292,7 +315,7 @@ class RnnTable(KernelTable[DeviceDatasheet]):
         "rnn.half": RnnParameters,
         "rnn.tensor": RnnParameters,
     }
-    host_parameters = ("launch", "step", "ramp")
+    host_parameters = ("launch_time", "step_launch_time", "early_step_time")
 
     def unsupported_reasons(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return why rows are refused: an unknown dtype, cell or direction, no peak on the device, or an extent below
@@ -324,7 +347,7 @@ class RnnTable(KernelTable[DeviceDatasheet]):
 
     def start_values(self, family: str, figures: DeviceDatasheet) -> Sequence[RnnParameters]:
         """Return the starts of a fit: the defaults, and a kernel that hides little of its latency."""
-        return (RnnParameters(), RnnParameters(depth_cycles=150.0))
+        return (RnnParameters(), RnnParameters(cycles_per_summed_element=150.0))
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """FLOP of the products; bytes of the weights once a step (once for the filter gradient), and of the states."""

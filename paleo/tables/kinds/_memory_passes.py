@@ -85,17 +85,17 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
             kernel_time=(18 if eager else 1) * MICROSECOND,
             host_overlap=20.0 if eager or plain or stack == "graph" else 4.0,
             bandwidth_fraction=streaming,
-            cache_fraction=0.8 if eager else 0.6,
+            l2_survival_share=0.8 if eager else 0.6,
             elements_per_cycle=4.0 if stack == "kernel" and not plain else 32.0,
-            row_cycles=5000.0 if family == "memory.layernorm" else 500.0,
+            cycles_per_row_step=5000.0 if family == "memory.layernorm" else 500.0,
         )
         if plain:
-            silent = ("l2_bytes_per_cycle", "elements_per_cycle", "cache_fraction") if eager else ()
-            return start, ("host_overlap", "row_cycles", *silent)
+            silent = ("l2_bytes_per_cycle", "elements_per_cycle", "l2_survival_share") if eager else ()
+            return start, ("host_overlap", "cycles_per_row_step", *silent)
         if stack == "graph":
-            return start, ("row_cycles",)
+            return start, ("cycles_per_row_step",)
         warmed = eager or family == "memory.rmsnorm"
-        return start, ("host_overlap", "bandwidth_fraction", *(() if warmed else ("cache_fraction",)))
+        return start, ("host_overlap", "bandwidth_fraction", *(() if warmed else ("l2_survival_share",)))
 
     def fit_settings(
         self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
@@ -199,7 +199,9 @@ CONVOLUTION_KERNELS = ("cuda", "triton", "update", "verify")
 TRITON_SINCE_RELEASE = {"sglang": (0, 5, 14), "vllm": (0, 23)}
 #: Parameters that each formula lacks.
 UNDETERMINED_PARAMETERS = {
-    "chunks": ("host", "block", "first"), "tokens": ("host", "rate", "block"), "conv": ("rate", "step", "first"),
+    "chunks": ("host_time", "block_start_cycles", "state_passes_per_sequence"),
+    "tokens": ("host_time", "flops_per_cycle", "block_start_cycles"),
+    "conv": ("flops_per_cycle", "chunk_step_cycles", "state_passes_per_sequence"),
 }  # fmt: skip
 
 
@@ -217,7 +219,7 @@ class ScanTable(KernelTable[DeviceDatasheet]):
         f"scan.{name}": scans.ScanParameters
         for name in (*scans.CHUNK_LENGTHS, *TOKEN_KERNELS, *(f"conv.{each}" for each in CONVOLUTION_KERNELS))
     }
-    host_parameters = ("launch", "host")
+    host_parameters = ("launch_time", "host_time")
 
     def prepare_rows(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Add column ``dtype`` = bf16, the format of all rows of this table."""
@@ -267,7 +269,7 @@ class ScanTable(KernelTable[DeviceDatasheet]):
         ]
         return FitSettings(
             scans.ScanParameters(),
-            parameters_per_stack=("launch", "block"),
+            parameters_per_stack=("launch_time", "block_start_cycles"),
             fixed_parameters=absent,
             random_starts=3,
             prior_precision=0.2,

@@ -355,8 +355,8 @@ def _message_time(fabric: FabricParameters, peers: str, nodes: float, wire: floa
     """
     if peers == "rail-aligned":
         return wire / fabric.send_fraction
-    share = fabric.exchange_fraction * nodes**-fabric.congestion
-    return float(partly_overlapped_time(fabric.peer, wire / share))
+    share = fabric.exchange_fraction * nodes**-fabric.exchange_share_exponent
+    return float(partly_overlapped_time(fabric.time_per_peer, wire / share))
 
 
 RUN_TABLES.register("rails")(RailTable())
