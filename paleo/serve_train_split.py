@@ -38,9 +38,9 @@ class ServeTrainSplit:
     serving_layout : str
         Replicas of the service.
     trained_samples : float
-        Samples that are trained in the time.
+        Samples that ``training_gpus`` train in the planned time.
     rent_usd : float or None
-        Rent of all GPUs for the time.
+        Rent of all GPUs for the planned time [USD].
     """
 
     system: System
@@ -67,7 +67,7 @@ class ServeTrainSplits(StudyResult):
 
     @property
     def possible(self) -> bool:
-        """True if some system can do both."""
+        """True if at least one system can serve the request rate and train at the same time."""
         return not self.splits[0].problem
 
     @property

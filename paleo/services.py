@@ -1,4 +1,4 @@
-"""The questions about services and reinforcement learning as functions: `serve`, `rl`.
+"""Public functions that predict inference services (`serve`) and reinforcement learning (`rl`).
 
 Their answers are tables, documents and data frames like those of `paleo.questions`.
 """
@@ -117,8 +117,8 @@ def serve(
 ) -> ServeResult | SinglePassResult:
     """Predict how many requests a service answers a second, how fast, and at what price.
 
-    Networks that answer in forward passes alone (images, encoders, diffusion) take batches of requests; of the options
-    ``weights``, ``latency`` and, for encoders, ``input`` are theirs.
+    Networks that answer in forward passes alone (images, encoders, diffusion) take batches of requests. Such networks
+    accept only the options ``weights``, ``latency`` and, for encoders, ``input``.
 
     Parameters
     ----------
@@ -171,7 +171,7 @@ def serve(
     Returns
     -------
     ServeResult or SinglePassResult
-        The answer; ``possible`` is False where no plan, or no batch, keeps the limits.
+        The answer; ``limits_met`` is False if no plan, or no batch size, meets the limits.
     """
     drafts: dict[str, Any] = {}
     if command is not None:
@@ -223,7 +223,7 @@ def serve(
 
 
 def require_token_service(answer: ServeResult | SinglePassResult) -> Service:
-    """Return the service of an answer about a network that generates tokens.
+    """Return the token-generating service in a result of `serve`; refuse networks that run forward passes alone.
 
     Parameters
     ----------
@@ -253,7 +253,7 @@ def _batched(
     tokens: float | str | None,
     tariff: dict[str, Any],
 ) -> SinglePassResult:
-    """Answer for a network that runs forward passes alone, on each of the systems."""
+    """Evaluate batched serving of a network that runs forward passes alone, on each system and weight format."""
     if tokens is not None and "seq" not in network.params:
         raise SpecError(f"--input: a request to {network.name} has no tokens")
     length = 0.0 if tokens is None else _length("input", tokens, 0.0)[0]
@@ -289,7 +289,7 @@ def _speculation(drafted: int, acceptance: float | None) -> dict[str, Any]:
 
 
 def _stated(text: str) -> dict[str, Any]:
-    """Return the options of `serve` that a launch command, or a file with one, states."""
+    """Read options of `serve` from an engine's launch command, or from a file with such a command."""
     from paleo.serving.commands import read_command
 
     if not isinstance(text, str):
@@ -307,7 +307,7 @@ def _stated(text: str) -> dict[str, Any]:
 
 
 def _bound(engine: ServingEngine, system: System, tokens: int | None, sequences: int | None) -> BatchLimit | None:
-    """Return the limits of an iteration that the user states, in place of the engine's own."""
+    """Return the user's limits on tokens and sequences of an engine iteration; None if the user sets neither."""
     if tokens is None and sequences is None:
         return None
     usual = engine.limit(system.device)
@@ -415,7 +415,7 @@ def _serving_load(
 
 
 def _length(name: str, value: float | str, variation: float) -> tuple[float, float]:
-    """Return the mean tokens and their coefficient of variation."""
+    """Parse a token count such as ``500`` or ``500~0.8`` into the mean and the coefficient of variation."""
     mean, _, spread = str(value).partition("~")
     if not spread:
         return _number(name, value), variation

@@ -32,9 +32,9 @@ _DEFAULT_PATTERN = re.compile(r"\s*\[([^\]]+)\]\Z")
 
 
 class Command(TyperCommand):
-    """Command of the application, whose help shows the default of every option.
+    """Typer command whose help shows the default of every option.
 
-    The default is its value, or the words in brackets that end its help.
+    The shown default is the option's default value, or the words in brackets at the end of the option's help text.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -129,7 +129,7 @@ def with_help_of_docstring(
 
 
 def with_parameters(command: Function, parameters: Sequence[inspect.Parameter]) -> Function:
-    """Give a command other parameters, from which typer makes its options.
+    """Replace the signature of a command function, from which typer builds the command-line options.
 
     Parameters
     ----------
@@ -222,11 +222,11 @@ def show_document(
     Parameters
     ----------
     document : Callable[[], Mapping[str, Any]]
-        Makes the document.
+        Returns the document.
     table : Callable[[], RenderableType]
-        Makes the tables.
+        Returns the tables.
     as_json : bool
-        Print the document.
+        True to print the document, False to print the tables.
     """
     if as_json:
         from paleo.report.columns import json_text, with_schema
@@ -319,7 +319,7 @@ def write_page(path: Path | None, page: Callable[[str], str]) -> None:
     path : Path, optional
         File; None for no page.
     page : Callable[[str], str]
-        Makes the page with a date on it.
+        Returns the HTML of the page for a date (ISO 8601).
     """
     if path is not None:
         import datetime

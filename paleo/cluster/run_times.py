@@ -51,7 +51,7 @@ _RESTART_TIME = RestartTimes().launch + RestartTimes().warm_up
 
 @dataclass(frozen=True, slots=True)
 class JobTime:
-    """Predicted run time of a job on a number of GPUs [s], its 90 % interval, and what stops and failures cost.
+    """Predicted run time of a job on a number of GPUs [s], its 90 % interval, and the cost of restarts and failures.
 
     ``interval_factors`` are the ends of the interval relative to the run time. ``restart_time`` is the time to stop and
     restart it [s], ``failure_share`` the share of the time lost to failures and checkpoints, ``mtbf`` the mean time
@@ -71,7 +71,7 @@ class JobTime:
 
 @dataclass(frozen=True)
 class PredictedJob:
-    """Job with its predicted run times per system and GPU count, and reasons where it cannot run."""
+    """Job with its predicted run times per system and GPU count, and reasons for counts on which it cannot run."""
 
     spec: JobSpec
     run_times: tuple[Mapping[int, JobTime], ...]
@@ -79,7 +79,7 @@ class PredictedJob:
     refusal: str
 
     def cluster_job(self, numbers: Mapping[str, int]) -> ClusterJob:
-        """Return the job as the scheduler sees it.
+        """Convert the predicted job to the form that the cluster simulation schedules.
 
         Parameters
         ----------
@@ -130,7 +130,7 @@ def predict_job(spec: JobSpec, systems: Sequence[System], most: Sequence[int]) -
     Raises
     ------
     SpecError
-        With the name of the job, for values that are out of range and for a job that no number of GPUs runs.
+        If a value is out of range or no number of GPUs can run the job; the message names the job.
     """
     reasons: list[str] = []
     tables: list[dict[int, JobTime]] = []
@@ -159,7 +159,7 @@ def predict_job(spec: JobSpec, systems: Sequence[System], most: Sequence[int]) -
 
 
 def _gpu_counts(spec: JobSpec, limit: int) -> list[int]:
-    """Return the numbers of GPUs for which run times are predicted, rising: stated ones, or powers of two."""
+    """Return the GPU counts for which run times are predicted, in rising order: those of the job, or powers of two."""
     low, high = spec.gpu_range() or (1, limit)
     high = min(high, limit)
     sizes = [low * 2**doublings for doublings in range(high.bit_length()) if low * 2**doublings <= high]
@@ -167,7 +167,10 @@ def _gpu_counts(spec: JobSpec, limit: int) -> list[int]:
 
 
 def _half_slack(spec: JobSpec) -> float | None:
-    """Return half the time until the deadline of an ``auto`` job [s], so that it may wait as long as it runs."""
+    """Return half the time from arrival to deadline of an ``auto`` job [s]; the other half is left for waiting.
+
+    None if the job has no deadline or states its GPUs.
+    """
     return None if spec.gpus != "auto" or spec.deadline is None else (spec.deadline - spec.arrival) / 2.0
 
 
@@ -251,7 +254,7 @@ def _training_predictor(spec: JobSpec, network: ModelSpec, system: System, run: 
 def _training_time(step: Prediction, goal: TrainingAmount, pause: Interruption) -> JobTime:
     """Return the run time of a training from its predicted step.
 
-    It includes how much placement on more racks than needed slows it down.
+    The result includes the slowdown if the training is placed on more racks than needed.
     """
     seconds = (
         goal.samples / step.plan.global_batch * step.step_time

@@ -177,7 +177,10 @@ class FieldTranslation:
         return {self.key: value if self.value_spellings is None else self.value_spellings[value]}
 
     def to_fields(self, settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a dict with the plan's field and its value, as the settings state it."""
+        """Read the plan's field from a framework's settings, as a dict; empty if the key is missing without a default.
+
+        ``known`` holds the fields that earlier translations have read.
+        """
         unset = (None,) if self.value_spellings is None else ()
         key = next((name for name in self.keys if name in settings and settings[name] not in unset), None)
         if key is None:
@@ -265,7 +268,10 @@ def boolean_translation(
 
 
 def dtype_translation(**keys: str) -> GroupTranslation:
-    """Return the translation of one true-or-false key for each number format; if none is true, the format is fp32."""
+    """Return the translation of one true-or-false key for each number format; if none is true, the format is fp32.
+
+    ``keys`` maps a dtype to the framework's keys for that dtype, separated by spaces.
+    """
     names = {dtype: tuple(text.split()) for dtype, text in keys.items()}
 
     def write(plan: JobPlan) -> dict[str, Any]:
@@ -392,7 +398,7 @@ class SettingsTranslator:
         return normalise_plan(replace(JobPlan(), **read))
 
     def unread_keys(self, settings: Settings) -> list[str]:
-        """Return the keys of a file that are neither read nor known to be harmless; they may change the result."""
+        """Return the keys of a launch file that are not read but may change time or memory of a step."""
         known = {key for entry in self.translations for key in entry.keys} | set(self.constant_settings)
         return [
             key for key in settings if key not in known and not key.startswith(tuple(self.ignored_key_prefixes.split()))
@@ -404,7 +410,7 @@ def _names() -> list[str]:
 
 
 def normalise_plan(plan: JobPlan) -> JobPlan:
-    """Return a plan in normal form, in which equal plans have equal fields.
+    """Reset fields of a plan that have no effect, so that plans of equal meaning compare equal.
 
     Parameters
     ----------
@@ -414,7 +420,7 @@ def normalise_plan(plan: JobPlan) -> JobPlan:
     Returns
     -------
     JobPlan
-        The plan without fields that have no effect: shards over one rank, a schedule without a pipeline, no folding.
+        The plan with defaults for fields without effect: shards over one rank, or a schedule without a pipeline.
     """
     schedule = plan.schedule
     if plan.pp == 1:
@@ -453,7 +459,7 @@ def add_launcher(launcher: SettingsTranslator) -> SettingsTranslator:
 
 
 def to_integer(value: Any, key: str) -> int:
-    """Return a value of a file as an integer; it may be written as text. ``key`` names it in errors."""
+    """Convert a value of a launch file, perhaps written as text, to an integer; ``key`` names the value in errors."""
     try:
         return int(str(value).replace("_", "").replace(",", ""))
     except ValueError:

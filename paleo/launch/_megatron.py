@@ -67,7 +67,7 @@ def flags_from_recipe(settings: Settings) -> dict[str, Any]:
     Parameters
     ----------
     settings : mapping
-        Keys with points, such as ``model.tensor_model_parallel_size``.
+        Keys with dots, such as ``model.tensor_model_parallel_size``.
 
     Returns
     -------

@@ -60,14 +60,14 @@ _FOLDER = Path(__file__).parent / "templates"
 
 
 def rendered_page(template: str, **context: Any) -> str:
-    """Return the HTML of a template filled with values, which are escaped.
+    """Render a template of an HTML page with values; all values are escaped.
 
     Parameters
     ----------
     template : str
         Name of a file in the folder `templates`.
     **context
-        What the template names; ``source`` reads a style sheet or script into the page.
+        Values of the template's variables. The template can call ``source`` to insert a style sheet or script.
 
     Returns
     -------
@@ -164,9 +164,9 @@ def sortable_table(attributes: Iterable[AnswerColumn], rows: Sequence[Any]) -> D
     Parameters
     ----------
     attributes : iterable of AnswerColumn
-        Columns sort by their values; a second line of their text is small. Those without a title are left out.
+        Columns of the answer; those without a title are left out. The second line of a cell's text is printed small.
     rows : sequence
-        What the getters take.
+        Rows of the answer, which the getters of the columns read.
 
     Returns
     -------
@@ -575,7 +575,7 @@ def plan_search_page(model: ModelSpec, system: System, search: FoundPlans, wish:
     Raises
     ------
     SpecError
-        The search has no plans.
+        If the search found no plans.
     """
     if search.ranking is None or not search.plans:
         raise SpecError("--explore: the search found no plans")

@@ -213,7 +213,7 @@ def table(
 
 
 def _measuring_advice(rows: Sequence[PlanRow], capacity: float) -> Iterator[RenderableType]:
-    """Yield the advice which plans to measure, where predictions cannot tell them apart."""
+    """Yield advice on which two plans to measure, if predictions cannot tell the best plans apart."""
     numbers = tie_class_numbers(rows)
     roomy = (1.0 - MEMORY_HEADROOM_SHARE) * capacity
     fitting = [number for number, row in enumerate(rows) if row.gpus == rows[0].gpus and row.memory <= roomy]
@@ -297,7 +297,7 @@ def purchase_document(reply: PurchasePlans) -> Document:
     Parameters
     ----------
     reply : PurchasePlans
-        Plans of all systems and counts of GPUs, those that meet the wish first.
+        Plans of all systems and GPU counts; those that meet the requirements come first.
 
     Returns
     -------
@@ -398,7 +398,7 @@ def _notes(reply: PurchasePlans) -> Iterator[str]:
 
 
 def layers_document(model: str, system: str, splits: LayerSplits) -> Document:
-    """Return the best split of each layer as a JSON document.
+    """Return the parallelism that a search chose for each layer as a JSON document.
 
     Parameters
     ----------
@@ -422,7 +422,7 @@ def layers_document(model: str, system: str, splits: LayerSplits) -> Document:
 
 
 def layers_table(model: str, system: str, splits: LayerSplits) -> RenderableType:
-    """Return the best split of each layer as tables.
+    """Return the parallelism that a search chose for each layer as tables.
 
     Parameters
     ----------

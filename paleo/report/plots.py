@@ -1,4 +1,4 @@
-"""Results as pictures, in colours that colour-blind readers can tell apart (Okabe and Ito, 2008)."""
+"""Plots of results, in colours that colour-blind readers can tell apart (Okabe and Ito, 2008)."""
 
 from __future__ import annotations
 
@@ -553,7 +553,7 @@ def target(system: str, curve: TargetScaling) -> Figure:
 def compression(prediction: Prediction) -> Figure:
     """Plot the step of a compressed run and of the dense one over the bandwidth of the links between nodes.
 
-    The plot shows the bandwidth at which they cross, and that of the system.
+    The plot marks the bandwidth at which both step times are equal, and the bandwidth of the system.
 
     Parameters
     ----------

@@ -64,7 +64,7 @@ def _strategy(point: TargetTime) -> str:
 def _evaluation(point: TargetTime) -> str:
     """Return the evaluation time as text.
 
-    Submissions have evaluations inside their steps, or after the time that counts.
+    Tasks without a separate evaluation time evaluate inside their steps, or outside the time that counts.
     """
     if point.total_evaluation_time:
         return format_duration(point.total_evaluation_time)
