@@ -70,11 +70,11 @@ class StudyResult:
 
     @property
     def headline(self) -> str:
-        """Answer as one line of text."""
+        """Summary of the answer in one line of text."""
         return str(self._field_values()[0].verdict)
 
     def to_dict(self) -> JsonDocument:
-        """Return the document of ``--json`` in seconds, bytes and FLOP (see ``paleo schema COMMAND``)."""
+        """Return the answer as a JSON document in seconds, bytes and FLOP (see ``paleo schema COMMAND``)."""
         from paleo.report.columns import with_schema
 
         return with_schema(self.command, self.json_document())
@@ -170,7 +170,7 @@ class Estimate(StudyResult):
 
     @property
     def memory(self) -> Footprint:
-        """Memory of the fullest GPU [bytes]."""
+        """Memory of the fullest GPU by purpose [bytes]."""
         return self.prediction.memory
 
     @property
@@ -324,7 +324,7 @@ class SearchResult(StudyResult):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class PlanResult(StudyResult):
-    """Plans of a purchase on all systems and GPU counts; those that meet the requirements come first."""
+    """Answer of `paleo.plan`: plans on all systems and GPU counts; those that meet the requirements come first."""
 
     command, rows_key = "plan", "plans"
     report_module = "paleo.report.plan"
@@ -364,7 +364,7 @@ class PlanResult(StudyResult):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class TimeToTarget(StudyResult):
-    """Time of a task to its quality target, by number of GPUs."""
+    """Answer of `paleo.target`: time of a training task to its quality target, by number of GPUs."""
 
     command, rows_key = "target", "points"
     report_module = "paleo.report.target"
@@ -414,7 +414,7 @@ class TuneResult(StudyResult):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class AuditResult(StudyResult):
-    """Log of a training or of nccl-tests, its prediction, and the faults that explain the difference."""
+    """Answer of `paleo.audit`: a log, its prediction, and the faults that explain the difference."""
 
     command = "audit"
     report_module = "paleo.report.audit"
@@ -429,7 +429,7 @@ class AuditResult(StudyResult):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ValidateResult(StudyResult):
-    """Measured tables with their predictions.
+    """Answer of `paleo.validate`: measured tables with their predictions.
 
     `to_frame` has one row for each file, `predictions` one for each row of the files.
     """

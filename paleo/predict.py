@@ -57,7 +57,7 @@ class Breakdown:
 
     ``communication_total`` also counts hidden collectives and is no part of the sum. With a pipeline it is the
     breakdown of the busiest stage, and ``bubble`` is the time that this stage waits for others. ``stragglers`` is the
-    wait for the slowest of all ranks, if the run or the software states how unequal they are.
+    wait for the slowest of all ranks, if the run or the software gives their variation.
     """
 
     compute: float
@@ -146,7 +146,7 @@ class Prediction:
     def predict_variant(
         self, system: System | None = None, software: SoftwareProfile | None = None, **fields: object
     ) -> Prediction:
-        """Predict the same run with some fields changed; the microbatch stays unless it is one of them.
+        """Predict the same run with some fields changed; the microbatch is kept unless ``microbatch`` is given.
 
         Parameters
         ----------
@@ -246,7 +246,7 @@ class Prediction:
 
     @cached_property
     def executed_flop_ratio(self) -> float:
-        """Executed FLOP of the algorithms of all kernels, relative to the direct count."""
+        """FLOP that the algorithms of all kernels execute (Winograd, Fourier transforms), over those of direct ones."""
         return _executed_flop_ratio(self.program, self.step_arrays.batch.backend)
 
     @property
@@ -285,7 +285,7 @@ def _counted_flops(program: Program) -> Array:
 
 
 def _executed_flop_ratio(program: Program, backend: Backend) -> float:
-    """Return the FLOP that the algorithms of all kernels execute, relative to the direct count."""
+    """Return the FLOP that the algorithms of all kernels execute (Winograd, Fourier), over those of direct ones."""
     flops = _counted_flops(program)
     work = backend.predictor.flop_ratio([each.kernel for section in program.sections for each in section.kernels])
     return float(work @ flops / total) if (total := flops.sum()) > 0 else 1.0
@@ -454,7 +454,7 @@ def _model_flops(graph: Graph, formats: Precision, layout: Plan, run: Run) -> fl
 def unmodelled(program: Program, run: Run, *, loads: bool) -> tuple[str, ...]:
     """List effects of a real training step that the prediction omits or only guesses.
 
-    Guessed are functions that an importer did not know. The list is shown under every prediction.
+    Guessed are functions that an importer did not know. Every prediction prints the list.
 
     Parameters
     ----------
@@ -501,7 +501,7 @@ def _straggler_warnings(run: Run, software: SoftwareProfile, layout: Plan, break
 
 
 def _run_warnings(run: Run, system: System, layout: Plan, graph: Graph, software: SoftwareProfile) -> list[str]:
-    """Warn of options of a run that have no effect here."""
+    """Warn of run options that have no effect on this network, system or software, and of costs left out."""
     return [
         *idle_option_warnings(run, system, layout, graph),
         *unmatched_module_warnings(run.recompute.modules, graph),

@@ -229,7 +229,7 @@ def compare(
     objective: str | None = None,
     **options: Any,
 ) -> CompareResult:
-    """Compare systems on the same run.
+    """Predict the same training run on several systems, and compare time, cost and energy.
 
     Parameters
     ----------
@@ -418,8 +418,8 @@ def plan(
     systems : str, Path, System, tuple or sequence of these
         ``"dgx-h100:64"`` is a system with its number of GPUs.
     gpus : int, str or sequence of int, optional
-        Numbers of GPUs of systems without one; where neither is stated, the smallest order that meets deadline and
-        budget is looked for, in whole nodes, trays or slices.
+        Numbers of GPUs of systems without one. If neither is given, the smallest order that meets deadline and budget
+        is searched, in whole nodes, trays or slices.
     epochs, samples, tokens : number or str, optional
         Amount of training, one of them; ``tokens="15T"`` works, too.
     target : str, optional
@@ -937,7 +937,7 @@ class _Question:
         Raises
         ------
         SpecError
-            If a keyword is unknown or has a bad value, or if fields of the run are stated beside ``run``.
+            If a keyword is unknown or has a bad value, or if fields of the run are given besides ``run``.
         """
         of_run = {*Run.model_fields, *Run.extra_keys()}
         of_tariff, of_long_run = TARIFF_KEYWORDS if priced else set(), LONG_RUN_KEYWORDS if long_run else set()
@@ -1096,7 +1096,7 @@ def _is_pair(offered: object) -> bool:
 
 
 def _system_with_count(offered: SystemChoice, gpus: int) -> tuple[System, int]:
-    """Load one system and return it with its number of GPUs: the stated one, otherwise ``gpus``."""
+    """Load one system and return it with its number of GPUs, which is ``gpus`` if the choice gives none."""
     if isinstance(offered, tuple):
         return as_system(offered[0]), parse_gpu_counts(offered[1])[0]
     name, colon, count = offered.rpartition(":") if isinstance(offered, str) else ("", "", "")

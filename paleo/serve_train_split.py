@@ -27,7 +27,7 @@ _TARIFF = ("price", "term", "buy", "electricity", "pue", "host_power")
 
 @dataclass(frozen=True, slots=True)
 class ServeTrainSplit:
-    """GPUs of one system that serve and that train; ``problem`` says why the system cannot do both.
+    """Division of one system's GPUs between serving and training; ``problem`` says why the system cannot do both.
 
     Attributes
     ----------
@@ -55,8 +55,7 @@ class ServeTrainSplit:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ServeTrainSplits(StudyResult):
-    """Systems that serve a rate and train with the remaining GPUs; the one with most training for the money comes
-    first."""
+    """Systems that serve a request rate and train with the remaining GPUs; most training per USD comes first."""
 
     command: ClassVar[str] = "compare"
     rows_key: ClassVar[str | None] = "systems"

@@ -43,7 +43,10 @@ EPSILON, MOST_VARIATION = 2.0**-20, 10.0
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ServeResult(StudyResult):
-    """Plans of a service, the best first and simulated; ``compared_services`` has the answers of all systems."""
+    """Answer of `paleo.serve`: plans of an inference service, the best first and simulated.
+
+    ``compared_services`` has the answers of all systems.
+    """
 
     command: ClassVar[str] = "serve"
     rows_key: ClassVar[str | None] = "plans"
@@ -58,13 +61,16 @@ class ServeResult(StudyResult):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences about what is uncertain."""
+        """Warnings about uncertain parts of the prediction, one sentence each."""
         return self.service.warnings
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class SinglePassResult(StudyResult):
-    """Answer for networks that run forward passes alone; ``compared_services`` has the answers of all systems."""
+    """Answer of `paleo.serve` for networks that run forward passes alone, such as classifiers.
+
+    ``compared_services`` has the answers of all systems.
+    """
 
     command: ClassVar[str] = "serve"
     rows_key: ClassVar[str | None] = "batches"
@@ -164,7 +170,7 @@ def serve(
     disaggregate : bool
         Also find the best division into replicas of prefill and of decode.
     command : str, optional
-        Command line of vLLM, SGLang or TensorRT-LLM, or a file with one: what it states holds where no option does.
+        Command line of vLLM, SGLang or TensorRT-LLM, or a file with one; other options take precedence.
     **tariff
         ``price``, ``term``, ``buy``, ``electricity``, ``pue``, ``host_power``.
 
@@ -336,7 +342,7 @@ def _number(name: str, value: float | str) -> float:
 
 
 def parse_rate(option: str, text: str) -> float:
-    """Parse a rate of requests.
+    """Parse a request rate of a command-line option, such as ``20/s`` or ``2k``.
 
     Parameters
     ----------
@@ -359,7 +365,7 @@ def parse_rate(option: str, text: str) -> float:
 
 
 def _seconds(name: str, value: str | float | None) -> float | None:
-    """Parse a time: seconds, or text with a unit."""
+    """Parse a time given as seconds or as text with a unit, such as ``50ms``; None stays None."""
     if value is None:
         return None
     try:
@@ -485,7 +491,7 @@ def parse_sharding(text: str) -> Sharding:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ReinforcementResult(StudyResult):
-    """Steps of reinforcement learning by layout, the shortest first."""
+    """Answer of `paleo.rl`: predicted steps of reinforcement learning by layout of GPUs, the shortest first."""
 
     command: ClassVar[str] = "rl"
     rows_key: ClassVar[str | None] = "plans"
@@ -535,7 +541,7 @@ def rl(
     steps : int
         Steps of the run that is priced.
     staleness : int
-        Steps that the engine may be ahead on GPUs of its own; 0 keeps both on all GPUs in turn.
+        Steps that the engine may be ahead on separate GPUs; with 0 engine and trainer use all GPUs in turn.
     generators : int, optional
         GPUs of the engine; the best split by default.
     engine_strategy, strategy : str, optional

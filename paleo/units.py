@@ -264,7 +264,7 @@ PLAUSIBLE_RANGES: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """Type of a dimensional field of a spec: a number with a unit of ``dimension``, within its range."""
+    """Pydantic type of a spec field with a unit: parses text such as ``900 GB/s`` and checks the plausible range."""
 
     dimension: str
     positive: bool = False
@@ -440,7 +440,7 @@ def unit_reference_time(column: Iterable[float]) -> float | None:
 
 
 def time_unit(longest: float) -> tuple[float, str]:
-    """Return the unit for an axis of times.
+    """Choose the unit (s, ms or us) for the time axis of a plot.
 
     Parameters
     ----------

@@ -95,7 +95,7 @@ def with_help_of_docstring(
 ) -> list[inspect.Parameter]:
     """Return parameters of a command with the help texts of a docstring's section ``Parameters``.
 
-    An entry ``name : METAVAR`` also states the metavar. Parameters without an entry stay as they are.
+    An entry ``name : METAVAR`` also sets the metavar. Parameters without an entry stay as they are.
 
     Parameters
     ----------
@@ -251,7 +251,7 @@ def warn(warnings: Sequence[str]) -> None:
 
 
 def checked_plot_path(plot: str | None) -> Path | None:
-    """Check the name of a plot before anything is computed for it.
+    """Check the file of option ``--plot`` before anything is computed.
 
     Parameters
     ----------
@@ -274,7 +274,7 @@ def checked_plot_path(plot: str | None) -> Path | None:
 
 
 def save_plot(path: Path | None, figure: Callable[[], Figure]) -> None:
-    """Save a plot if the user asked for one.
+    """Save a plot if the user asked for one, and report the file on stderr.
 
     Parameters
     ----------
@@ -291,7 +291,7 @@ def save_plot(path: Path | None, figure: Callable[[], Figure]) -> None:
 
 
 def checked_page_path(explore: str | None) -> Path | None:
-    """Check the name of a page before anything is computed for it.
+    """Check the file of option ``--explore``, an HTML page, before anything is computed.
 
     Parameters
     ----------
@@ -312,7 +312,7 @@ def checked_page_path(explore: str | None) -> Path | None:
 
 
 def write_page(path: Path | None, page: Callable[[str], str]) -> None:
-    """Save a page if the user asked for one.
+    """Save an HTML page if the user asked for one, and report the file on stderr.
 
     Parameters
     ----------
@@ -331,14 +331,14 @@ def write_page(path: Path | None, page: Callable[[str], str]) -> None:
 
 
 def check_launch(file: str | None, software: str | None) -> None:
-    """Check the name of a launch file before anything is computed for it.
+    """Check the file of option ``--launch`` before anything is computed.
 
     Parameters
     ----------
     file : str, optional
         Name; None for no files.
     software : str, optional
-        Software profile that the user stated.
+        Software profile that the user chose.
 
     Raises
     ------
@@ -370,7 +370,7 @@ def write_launch_files(file: str | None, plan: Callable[[], Prediction]) -> None
 
 
 def exit_with_code(code: int) -> None:
-    """End a command with its exit code.
+    """End a command with an exit code; do nothing if the code is 0.
 
     Parameters
     ----------

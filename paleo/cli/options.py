@@ -390,7 +390,7 @@ _UNLIMITED_WARNING = "--software any: plans are not limited to what a framework 
 
 
 def _set_field(data: dict[str, Any], key: str, value: Any) -> None:
-    """Set the field that one --set option states; raise SpecError if another option states it too."""
+    """Set a field of the run from one ``--set`` option; raise SpecError if another option sets the field, too."""
     from paleo.specs.run import flatten_to_paths, shortest_field_name
 
     if key == "model" and not isinstance(value, dict):

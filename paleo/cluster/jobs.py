@@ -34,10 +34,10 @@ Amount = Annotated[float | str, Field(union_mode="left_to_right")]
 
 
 class JobSpec(Spec):
-    """One job, as a file of jobs states it.
+    """One job of a job file: a training, a search, a service, reinforcement learning, or a job of known run time.
 
-    Its kind follows from its keys: ``duration`` (a known run time), ``tune``, ``serve`` or ``rl``; otherwise it is a
-    training of ``model``.
+    The kind follows from the keys: ``duration`` (a known run time), ``tune``, ``serve`` or ``rl``; otherwise the job is
+    a training of ``model``.
 
     Parameters
     ----------

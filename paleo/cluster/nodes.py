@@ -225,7 +225,7 @@ PriorityKey = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One scheduling policy of a cluster.
+    """Scheduling policy of a cluster: order of jobs, preemption, backfill and resizing.
 
     Attributes
     ----------

@@ -1,6 +1,6 @@
 """Run times of jobs on each kind of nodes.
 
-Trainings are predicted by their steps; searches, services and reinforcement learning by their own studies.
+The run time of a training follows from its predicted step; searches, services and reinforcement learning have studies.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class JobTime:
     """Predicted run time of a job on a number of GPUs [s], its 90 % interval, and the cost of restarts and failures.
 
     ``interval_factors`` are the ends of the interval relative to the run time. ``restart_time`` is the time to stop and
-    restart it [s], ``failure_share`` the share of the time lost to failures and checkpoints, ``mtbf`` the mean time
-    between failures [s], and ``seconds_lost_per_failure`` what one failure costs on average [s].
+    restart the job [s], and ``failure_share`` the share of the time lost to failures and checkpoints. ``mtbf`` is the
+    mean time between failures [s], and ``seconds_lost_per_failure`` the mean loss of one failure [s].
     ``excess_rack_slowdown`` is the run time on more racks than needed, relative to as few as possible.
     """
 
@@ -116,7 +116,7 @@ def predict_job(spec: JobSpec, systems: Sequence[System], most: Sequence[int]) -
     Parameters
     ----------
     spec : JobSpec
-        Job, as a job file states it.
+        Job of a job file.
     systems : sequence of System
         Kinds of nodes.
     most : sequence of int
@@ -169,7 +169,7 @@ def _gpu_counts(spec: JobSpec, limit: int) -> list[int]:
 def _half_slack(spec: JobSpec) -> float | None:
     """Return half the time from arrival to deadline of an ``auto`` job [s]; the other half is left for waiting.
 
-    None if the job has no deadline or states its GPUs.
+    None if the job has no deadline or a given number of GPUs.
     """
     return None if spec.gpus != "auto" or spec.deadline is None else (spec.deadline - spec.arrival) / 2.0
 
@@ -204,7 +204,7 @@ RunTimePredictor = Callable[[int], JobTime]
 
 
 def _run_time_predictor(spec: JobSpec, system: System) -> RunTimePredictor:
-    """Return a function from a number of GPUs to a job's predicted run time, which remembers its results."""
+    """Return a function that predicts a job's run time for a number of GPUs; predictions are cached."""
     if spec.kind != "trace":
         return _cached_predictor(spec, system)
     seconds = float(spec.duration or 0.0)
@@ -214,7 +214,7 @@ def _run_time_predictor(spec: JobSpec, system: System) -> RunTimePredictor:
 
 @functools.lru_cache(maxsize=256)
 def _cached_predictor(spec: JobSpec, system: System) -> RunTimePredictor:
-    """Return a function from a number of GPUs to the run time of a job that Paleo predicts (not a stated duration)."""
+    """Return a cached function that predicts the run time of a job without given duration for a number of GPUs."""
     return functools.cache(_predictor_by_kind(spec, system))
 
 

@@ -533,7 +533,7 @@ class ClusterSimulation:
             self._set_quantum()
 
     def _set_quantum(self) -> None:
-        """Schedule the next decision: when a running job will have had more service than a waiting one."""
+        """Schedule the next decision at the time when a running job has had more service than a waiting one."""
         least = min(self.service_level(int(job)) for job in np.flatnonzero(self.waiting)) + 1
         growth = self.growth
         level = self.quantum * (least if growth == 1.0 else (growth**least - 1.0) / (growth - 1.0))

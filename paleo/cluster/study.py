@@ -141,7 +141,7 @@ class JobsOnCluster:
         )
 
     def usd_per_s(self, nodes: Sequence[int]) -> float | None:
-        """Return the rent of a cluster.
+        """Return the rent of a cluster [USD/s].
 
         Parameters
         ----------
@@ -333,7 +333,7 @@ def predict_fleet(
     Parameters
     ----------
     specs : sequence of JobSpec
-        Jobs, as a job file states them.
+        Jobs of a job file.
     systems : sequence of System
         Kinds of nodes.
     policy, placement : str
@@ -608,7 +608,7 @@ def parse_nodes(nodes: int | str | Sequence[int], systems: Sequence[System]) -> 
 
 
 def check_requirements(wishes: ClusterRequirements) -> ClusterRequirements:
-    """Check the requirements of an order of machines.
+    """Check the limit of the waiting time and the statistic that it applies to.
 
     Parameters
     ----------
@@ -654,12 +654,12 @@ class FleetSweep(SweepStudy):
 
     @property
     def step_axes(self) -> dict[str, list[Any]]:
-        """Axes of the table, slowest first."""
+        """Axes of the study's table with their values; the first axis changes slowest."""
         return {"system": list(self.systems), **self.axes}
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns of the table besides the axes."""
+        """Names of the result columns of the study's table, which follow the axes."""
         return _RESULT_COLUMNS
 
     def load_and_check(self) -> None:

@@ -41,7 +41,7 @@ class JobPlan:
     zero : int
         ZeRO stage, 0 to 3.
     schedule, cut : str, tuple of int or None
-        Order of the pipeline, and layers of each of its pieces where they are stated.
+        Pipeline schedule, and layers of each pipeline piece if a file gives them.
     microbatch, global_batch : int
         Samples of a pass and of a step; 0 where a file does not say.
     recompute, recompute_layers, recompute_every, recompute_modules
@@ -390,7 +390,7 @@ class SettingsTranslator:
         return {**settings, **self.constant_settings}
 
     def plan_of_settings(self, settings: Settings, **known: Any) -> JobPlan:
-        """Return the plan that some settings describe; ``known`` states fields that the settings do not contain."""
+        """Return the plan that some settings describe; ``known`` gives fields that the settings do not contain."""
         read: dict[str, Any] = {name: value for name, value in known.items() if value}
         for entry in self.translations:
             match = entry.to_fields(settings, read)
@@ -453,7 +453,7 @@ LAUNCHERS: Registry[SettingsTranslator] = Registry("launcher", "paleo.launch")
 
 
 def add_launcher(launcher: SettingsTranslator) -> SettingsTranslator:
-    """Register a launcher under its own name."""
+    """Register a table of launch settings in `LAUNCHERS` under its name, and return the table."""
     LAUNCHERS.register(launcher.name)(launcher)
     return launcher
 
@@ -501,7 +501,7 @@ def offloads_all_states(plan: JobPlan) -> bool:
 
 
 def first_given_value(settings: Settings, keys: Sequence[str]) -> Any:
-    """Return the value under the first of several keys that the file states; None if it states none."""
+    """Return the value under the first of several keys that is in the settings; None if none is."""
     return next((settings[key] for key in keys if settings.get(key) is not None), None)
 
 

@@ -271,7 +271,7 @@ def _expanded(text: str, variables: Mapping[str, str], depth: int = 0) -> str:
 
 
 def _bare(text: str, variables: Mapping[str, str]) -> str:
-    """Replace variable names without a dollar sign, as shell arithmetic allows them, by their values."""
+    """Replace variable names without a dollar sign in a shell arithmetic expression by their values."""
     return re.sub(r"[A-Za-z_]\w*", lambda match: variables.get(match[0], "0"), text)
 
 

@@ -572,7 +572,7 @@ def _ends(launcher: SettingsTranslator, suffixes: set[str]) -> bool:
 
 
 def _world(settings: Mapping[str, Any]) -> int:
-    """Return the number of devices on which torchrun is started (nodes times processes); 0 if no file states it."""
+    """Return the number of devices on which torchrun is started (nodes times processes); 0 if unknown."""
     words = {key: value[0] if isinstance(value, tuple) and value else value for key, value in settings.items()}
     plain = {key.lstrip("-").replace("_", "-"): value for key, value in words.items()}
     try:

@@ -414,7 +414,7 @@ def _calibration_facts(calibration: Calibration) -> list[Fact]:
 
 
 def software_settings(entry: object) -> list[Setting]:
-    """List the fields of a software profile.
+    """List the fields of a software profile with their values, defaults and meanings.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Fleets of jobs, as a document, as tables, as a picture."""
+"""Report on many jobs on a cluster, as a JSON document, as tables and as a plot."""
 
 from __future__ import annotations
 

@@ -312,7 +312,7 @@ def rows_table(title: str, columns: Iterable[AnswerColumn], rows: Sequence[Any])
 
 @functools.cache
 def key_meanings() -> dict[str, tuple[str, str]]:
-    """Return (unit, meaning) of each key in JSON documents; a nested key counts by its last part."""
+    """Return unit and meaning of each key of the JSON documents; nested keys are listed by their last part."""
     with (Path(__file__).parent / "columns.csv").open(encoding="utf-8", newline="") as file:
         return {row["key"]: (row["unit"], row["meaning"]) for row in csv.DictReader(file)}
 

@@ -486,7 +486,7 @@ def _rates(step: Prediction | ConsistencyStudy) -> str:
 
 
 def step_parts(prediction: Prediction) -> dict[str, float]:
-    """Return the seconds of a step by part; they sum to the step time.
+    """Return the step time [s] by part (compute, kernel launch, pipeline bubble, …); the parts sum to the step time.
 
     Parameters
     ----------

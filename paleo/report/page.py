@@ -98,7 +98,7 @@ GOODPUT_MAP_FACTORS = tuple(2.0**power for power in range(-4, 5))
 
 
 def purchase_page(study: Purchase, *, date: str) -> str:
-    """Return the HTML page that answers a purchase question.
+    """Return the HTML page that compares systems for a purchase: time, cost, energy, plans and scaling.
 
     Parameters
     ----------
@@ -311,7 +311,7 @@ def _card(study: Purchase, objective: Objective) -> Document | None:
 
 
 def _cautions(study: Purchase) -> Iterator[str]:
-    """Yield sentences that a reader must know before acting on the page."""
+    """Yield cautions for the reader of a purchase page: unknown prices, implausible MFU, unequal GPU counts."""
     running = [offer for offer in study.offers if offer.candidate.fits]
     unpriced = [offer.candidate.system.name for offer in running if _cost(offer) is None]
     if unpriced:
@@ -554,7 +554,7 @@ _TYPES = {
 
 
 def plan_search_page(model: ModelSpec, system: System, search: FoundPlans, wish: Requirements) -> str:
-    """Return the HTML page that shows all plans of a search.
+    """Return the interactive HTML page that shows all plans of a search on one system.
 
     Parameters
     ----------

@@ -226,7 +226,7 @@ def _measuring_advice(rows: Sequence[PlanRow], capacity: float) -> Iterator[Rend
 
 
 def _first_plan(lead: Prediction) -> str:
-    """Return a sentence that describes the first plan."""
+    """Return a sentence with the strategy, step time, throughput and MFU of the best plan."""
     low, high = map(format_duration, lead.interval)
     rates = f"{format_rate(lead.samples_per_s)} samples/s"
     rates += "" if lead.tokens_per_s is None else f", {format_rate(lead.tokens_per_s)} tokens/s"

@@ -1,4 +1,4 @@
-"""Plans of a service, as a document, as tables, as a picture."""
+"""Report on an inference service, as a JSON document, as tables and as plots."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def table(service: Service, systems: Sequence[Service] = ()) -> RenderableType:
 
 
 def assumptions(service: Service) -> list[str]:
-    """Return sentences on where the numbers of a serving answer come from.
+    """Return notes on the source, accuracy and calibration of a serving prediction, one sentence each.
 
     Parameters
     ----------
@@ -316,7 +316,7 @@ def _latency_table(service: Service) -> RenderableType:
 
 
 def memory_parts(plan: ServingPlan) -> dict[str, float]:
-    """Return the memory that weights, KV cache and so on occupy on a GPU.
+    """Return the memory of one GPU by part: weights, KV cache and activations.
 
     Parameters
     ----------

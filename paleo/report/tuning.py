@@ -1,4 +1,4 @@
-"""Searches over many trials, as a document, as tables, as a picture."""
+"""Report on a hyperparameter search over many trials, as a JSON document, as tables and as a plot."""
 
 from __future__ import annotations
 

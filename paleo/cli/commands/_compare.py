@@ -40,7 +40,7 @@ def with_gpu_count(options: TrainingOptions, systems: str) -> TrainingOptions:
     Raises
     ------
     SpecError
-        If --from states samples per rank and the systems have different counts.
+        If --from gives samples per rank and the systems have different counts.
     """
     counts = {count for _, _, count in (system.rpartition(":") for system in systems.split(","))}
     if options.gpus is not None or not counts or not all(count.isdigit() for count in counts):
