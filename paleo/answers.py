@@ -145,7 +145,7 @@ class Estimate(StudyResult):
 
     @property
     def step_time(self) -> float:
-        """Step time of a worker under the consistency model of the run [s]."""
+        """Step time of a worker under the consistency model of the run (synchronous by default) [s]."""
         return (self.studies.consistency or self.prediction).step_time
 
     @property

@@ -428,7 +428,7 @@ def tight_memory_warnings(memory: Footprint) -> list[str]:
 
 
 def _footprint(steps: StepArrays, system: System, software: SoftwareProfile, stage: int) -> Footprint:
-    """Return the memory of the devices of one pipeline stage, by purpose."""
+    """Return the device memory of one pipeline stage by purpose: parameters, gradients, activations and so on."""
     sizes = steps.stage_memory
     reserved = float(sizes.reserved[0])
     return Footprint(

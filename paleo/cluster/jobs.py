@@ -133,12 +133,12 @@ class JobSpec(Spec):
         return next((word for name, word in kinds.items() if getattr(self, name) is not None), "train")
 
     def gpu_range(self) -> tuple[int, int] | None:
-        """Return the smallest and the largest number of GPUs; None for ``auto``.
+        """Return the smallest and the largest number of GPUs that the job may have; None for ``auto``.
 
         Raises
         ------
         SpecError
-            For text that is neither.
+            If ``gpus`` is neither a number, a range nor ``auto``.
         """
         if self.gpus == "auto":
             return None

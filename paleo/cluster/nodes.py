@@ -133,7 +133,7 @@ class NodePool:
     def _empty_nodes(self, empty: IntegerArray, count: int) -> list[int]:
         """Return the indices of ``count`` empty nodes for a gang.
 
-        They are in the smallest rack that has enough of them, otherwise in the emptiest racks.
+        The nodes are in the rack with the fewest empty nodes that suffice, otherwise in the emptiest racks.
         """
         if self.nodes_per_rack >= self.nodes:
             return [int(node) for node in empty[:count]]

@@ -189,7 +189,10 @@ def _is_enough(spec: JobSpec, table: Mapping[int, JobTime], node: int) -> bool:
 
 
 def _preferred_gpus(spec: JobSpec, table: Mapping[int, JobTime]) -> int:
-    """Return the number of GPUs of a job that is not resized: the largest that pays; 0 if it does not run."""
+    """Return the number of GPUs of a job that is not resized: the largest whose last doubling saves enough time.
+
+    0 if the job does not run.
+    """
     sizes, window = list(table), _half_slack(spec)
     if window is not None and sizes and table[sizes[-1]].seconds <= window:
         return sizes[-1]

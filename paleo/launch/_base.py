@@ -311,10 +311,10 @@ class SettingsFormat(Protocol):
     """File format of a framework's settings: how they are written to text and read from it."""
 
     def settings_to_text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
-        """Return the text of a file with these settings."""
+        """Return the text of a launch file in this format, with the given settings."""
 
     def settings_from_text(self, text: str, where: str) -> dict[str, Any]:
-        """Return the settings in a file's text, by key; ``where`` names the file in errors."""
+        """Parse the text of a launch file in this format to settings by key; ``where`` names the file in errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -472,7 +472,7 @@ def integer_setting(settings: Settings, key: str, usual: int = 1) -> int:
 
 
 def is_true(value: object) -> bool:
-    """Return True if a value in a file means true, such as ``yes`` or ``1``."""
+    """Return True if a value in a launch file means true: ``true``, ``yes``, ``1`` or ``auto``."""
     return str(value).lower() in ("true", "1", "yes", "auto")
 
 
@@ -513,7 +513,7 @@ def missing_hub_id_hint(plan: JobPlan) -> str:
 
 
 def hub_id_translation(key: str) -> GroupTranslation:
-    """Return the translation of a key that names the network by its Hugging Face id."""
+    """Return the translation between a plan's network and a framework's key that holds a Hugging Face id."""
 
     def write(plan: JobPlan) -> dict[str, Any]:
         return {key: plan.hub or plan.model}

@@ -31,9 +31,9 @@ _REMAT = {"none": "minimal_with_context", "selective": "minimal", "full": "full"
 
 
 def _degree(settings: Settings, axis: str) -> int:
-    """Return the degree of a MaxText mesh axis, within slices times between slices.
+    """Return the degree of a MaxText mesh axis: the degree within slices (ici) times that between slices (dcn).
 
-    -1 if it takes all remaining devices.
+    The degree is -1 if the axis takes all remaining devices.
     """
     parts = [integer_setting(settings, f"{place}_{axis}_parallelism") for place in ("ici", "dcn")]
     return -1 if -1 in parts else parts[0] * parts[1]

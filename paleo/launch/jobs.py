@@ -127,7 +127,7 @@ def check_launch_file_name(file: str, software: str | None) -> None:
     file : str
         Name of the framework's configuration file, with or without the name of a launcher.
     software : str, optional
-        Stated software profile; None if the plan chooses one.
+        Software profile of the run; None if the plan chooses one.
 
     Raises
     ------
@@ -147,7 +147,7 @@ def check_launch_file_name(file: str, software: str | None) -> None:
 
 
 def write_launch_files(prediction: Prediction, file: str) -> list[str]:
-    """Write the launch files of a plan, and return their names.
+    """Write the files that launch a predicted plan in its framework, and return their names.
 
     Parameters
     ----------
@@ -369,7 +369,7 @@ def preparation_steps(prediction: Prediction, file: str = "") -> str:
     Returns
     -------
     str
-        Words without a full stop, such as that the framework ships no such network; empty if nothing must be done.
+        Sentence without a full stop, such as how to register the network; empty if nothing must be done.
     """
     return launcher_of(prediction.run.software, file).preparation_text(job_plan_of(prediction))
 

@@ -39,7 +39,7 @@ class _JobRow:
         return self.study.fleet.cluster_jobs[self.number]
 
     def of(self, part: str) -> float:
-        """Return the result of this job in one array of the simulation.
+        """Return this job's entry in an array of simulation results, such as the start times.
 
         Parameters
         ----------

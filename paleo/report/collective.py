@@ -159,7 +159,7 @@ _METHOD_COLUMNS = (
 
 
 def compressed_document(study: AllReduceCompressionStudy) -> Document:
-    """Return compression methods for an all-reduce as a JSON document, fastest first.
+    """Return the times and sizes of an all-reduce under several gradient compressions as a JSON document.
 
     Parameters
     ----------
@@ -181,7 +181,7 @@ def compressed_document(study: AllReduceCompressionStudy) -> Document:
 
 
 def compressed_table(study: AllReduceCompressionStudy) -> RenderableType:
-    """Return the compressed forms of an all-reduce as tables.
+    """Return the times and sizes of an all-reduce under several gradient compressions as tables.
 
     Parameters
     ----------

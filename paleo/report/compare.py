@@ -132,7 +132,7 @@ def table(comparison: Comparison, choices: Mapping[str, RunWithDefaults] | None 
 
 
 def _columns(comparison: Comparison, best: Winners) -> Iterator[AnswerColumn]:
-    """Yield the columns of the systems, with those of consistency models and strategies where systems differ."""
+    """Yield the columns of the table of systems; strategies have a column only if they differ between systems."""
     trained = [candidate for candidate in comparison.candidates if candidate.training is not None]
     like = unit_reference_time(candidate.training.time for candidate in trained if candidate.training)
 

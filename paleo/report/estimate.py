@@ -210,7 +210,7 @@ def training_document(training: TrainingEstimate) -> Document:
     Parameters
     ----------
     training : TrainingEstimate
-        Time, cost and energy.
+        Estimate of a whole training.
 
     Returns
     -------

@@ -436,14 +436,16 @@ _POINT_COLUMNS = (
 
 
 def exchange_panels(study: Purchase, offer: Offer) -> Iterator[tuple[str, Chart, str]]:
-    """Yield (heading, chart, sentence) for compression, consistency and placement, where a question asks for them.
+    """Yield (heading, chart, sentence) on gradient compression, consistency model and node placement of a run.
+
+    Each panel is left out unless the run sets that option.
 
     Parameters
     ----------
     study : Purchase
         Systems with their best plans, trainings and scaling.
     offer : Offer
-        A system that runs.
+        One system with its best plan.
     """
     prediction = offer.prediction
     if prediction is None:
@@ -618,7 +620,7 @@ def plan_search_page(model: ModelSpec, system: System, search: FoundPlans, wish:
 
 
 def _place(table: PlanColumns, best: Prediction) -> int:
-    """Return the index of a plan among the columns, -1 if it is not among them."""
+    """Return the row number of the best plan in the table of all plans; -1 if the table lacks that plan."""
     run = best.run
     equal = (table.gpus == run.gpus) & (table.microbatch == best.plan.microbatch)
     equal &= np.array(table.strategies)[table.strategy] == run.strategy

@@ -67,9 +67,9 @@ def _recomputation(row: PlanRow) -> str | None:
 
 
 def _columns(rows: Sequence[PlanRow], named: Sequence[PlanRow] = ()) -> Iterator[AnswerColumn]:
-    """Yield the columns of the table of plans; what all plans share or lack is omitted from tables.
+    """Yield the columns of a table of plans; columns of GPUs and fit only if plans differ, of schedules only if used.
 
-    The short name of a plan is its position in ``named``, counted from 1.
+    The first column numbers plans by their position in ``named``, counted from 1.
     """
     several = len({row.gpus for row in rows}) > 1
     fits = "" if all(row.fits for row in rows) else "fits"
@@ -115,7 +115,7 @@ def document(
     explanation : Explanation, optional
         Why the first plan wins.
     choices : mapping of str to str, optional
-        What was chosen where the question left it open, with reasons.
+        Options that the user left open, with the chosen values and reasons.
 
     Returns
     -------

@@ -87,7 +87,7 @@ def document(
     tariff : Tariff
         What GPUs and electricity cost.
     choices : mapping of str to str
-        What was chosen where the question left it open, with reasons.
+        Options that the user left open, with the chosen values and reasons.
 
     Returns
     -------
@@ -127,7 +127,7 @@ def table(
     tariff : Tariff
         Cost of GPUs and electricity.
     choices : mapping of str to str
-        What was chosen where the question left it open, with reasons.
+        Options that the user left open, with the chosen values and reasons.
 
     Returns
     -------
