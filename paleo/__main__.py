@@ -4,7 +4,7 @@ import os
 
 
 def main() -> None:
-    """Run the command line; an interrupt while it is being loaded is handled like any other."""
+    """Run the ``paleo`` command line; an interrupt while its modules load ends with exit code 130, too."""
     try:
         from paleo.cli import main as run
 

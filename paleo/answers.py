@@ -37,7 +37,10 @@ JsonDocument = dict[str, Any]
 
 @dataclass(frozen=True, repr=False, eq=False)
 class StudyResult:
-    """Result of a question. It prints as a table in a notebook and converts to a JSON document or a data frame."""
+    """Base class of the results of `paleo.estimate`, `paleo.plan` and the other public functions.
+
+    A result prints as a table in a notebook and converts to a JSON document or a data frame.
+    """
 
     #: Command that answers the same question, and the key of the rows in its document (None: the document is one row).
     command: ClassVar[str]
@@ -47,17 +50,17 @@ class StudyResult:
     report_function_prefix: ClassVar[str] = ""
 
     def json_document(self) -> JsonDocument:
-        """Return the document of ``--json`` without the name of its schema."""
+        """Return the JSON document that the command prints under ``--json``, without the key ``schema``."""
         document: JsonDocument = self._render("document")
         return document
 
     def table(self) -> RenderableType:
-        """Return the tables that the command prints."""
+        """Return the tables that the command of the same name prints to the console."""
         table: RenderableType = self._render("table")
         return table
 
     def _render(self, form: str) -> Any:
-        """Return one form of the answer, written by its module."""
+        """Call the report function that writes the result as ``document`` (JSON) or ``table`` (console)."""
         return getattr(importlib.import_module(self.report_module), f"{self.report_function_prefix}{form}")(
             *self._field_values()
         )
@@ -67,11 +70,11 @@ class StudyResult:
 
     @property
     def headline(self) -> str:
-        """Answer as one line of text."""
+        """Summary of the answer in one line of text."""
         return str(self._field_values()[0].verdict)
 
     def to_dict(self) -> JsonDocument:
-        """Return the document of ``--json`` in seconds, bytes and FLOP (see ``paleo schema COMMAND``)."""
+        """Return the answer as a JSON document in seconds, bytes and FLOP (see ``paleo schema COMMAND``)."""
         from paleo.report.columns import with_schema
 
         return with_schema(self.command, self.json_document())
@@ -100,7 +103,7 @@ class StudyResult:
 
 
 def _flatten(row: Mapping[str, Any], before: str = "") -> JsonDocument:
-    """Join nested keys by dots, and split an interval into two columns."""
+    """Flatten a nested document to one level: nested keys are joined by dots, an interval becomes two columns."""
     flat: JsonDocument = {}
     for key, value in row.items():
         if isinstance(value, Mapping):
@@ -119,11 +122,11 @@ class Estimate(StudyResult):
     Parameters
     ----------
     prediction : Prediction
-        The step.
+        Predicted training step.
     training : TrainingEstimate or None
         Time, cost and energy of a whole training, if its length is known.
     advice : tuple of Advice
-        Changes that make it fit, where it does not.
+        Changes that would make the run fit in memory; empty if it fits.
     studies : RunStudies
         Consistency, compression and placement, where the run asks for them.
     notes : tuple of str
@@ -142,7 +145,7 @@ class Estimate(StudyResult):
 
     @property
     def step_time(self) -> float:
-        """Step time of a worker under the consistency model of the run [s]."""
+        """Step time of a worker under the consistency model of the run (synchronous by default) [s]."""
         return (self.studies.consistency or self.prediction).step_time
 
     @property
@@ -167,12 +170,12 @@ class Estimate(StudyResult):
 
     @property
     def memory(self) -> Footprint:
-        """Memory of the fullest GPU [bytes]."""
+        """Memory of the fullest GPU by purpose [bytes]."""
         return self.prediction.memory
 
     @property
     def goodput(self) -> LongRun | None:
-        """Goodput of the training, if failures count."""
+        """Goodput of the training with failures and checkpoints; None if failures are not modelled."""
         return None if self.training is None else self.training.long_run
 
     @property
@@ -302,7 +305,7 @@ class SearchResult(StudyResult):
 
     @property
     def best(self) -> Run | None:
-        """Run of the best plan that fits, or None."""
+        """Run of the best plan that fits in memory; None if no plan fits."""
         return next((plan.run for plan in self.search.plans if plan.fits), None)
 
     @property
@@ -321,7 +324,7 @@ class SearchResult(StudyResult):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class PlanResult(StudyResult):
-    """Plans of a purchase on all systems and GPU counts; those that meet the requirements come first."""
+    """Answer of `paleo.plan`: plans on all systems and GPU counts; those that meet the requirements come first."""
 
     command, rows_key = "plan", "plans"
     report_module = "paleo.report.plan"
@@ -334,17 +337,17 @@ class PlanResult(StudyResult):
 
     @property
     def system(self) -> System:
-        """First system of the answer."""
+        """System of the first plan search."""
         return self.purchase.searches[0][0]
 
     @property
     def search(self) -> FoundPlans:
-        """All plans on the first system, at the global batch of the answer."""
+        """All plans on the first system at the global batch size of the purchase, as one search result."""
         return self.purchase.search
 
     @property
     def requirements(self) -> Requirements:
-        """Requirements of the purchase."""
+        """Deadline, budget and objective of the purchase."""
         return self.purchase.requirements
 
     @property
@@ -361,7 +364,7 @@ class PlanResult(StudyResult):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class TimeToTarget(StudyResult):
-    """Time of a task to its quality target, by number of GPUs."""
+    """Answer of `paleo.target`: time of a training task to its quality target, by number of GPUs."""
 
     command, rows_key = "target", "points"
     report_module = "paleo.report.target"
@@ -373,7 +376,7 @@ class TimeToTarget(StudyResult):
 
     @property
     def points(self) -> tuple[TargetTime, ...]:
-        """List one point for each GPU count that can run the task."""
+        """Time to the quality target for each GPU count that can run the task."""
         return self.curve.points
 
     @property
@@ -383,7 +386,7 @@ class TimeToTarget(StudyResult):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class FleetResult(StudyResult):
-    """Schedule of many jobs on a cluster."""
+    """Answer of `paleo.fleet`: start and end of many jobs that share a cluster."""
 
     command, rows_key = "fleet", "jobs"
     report_module = "paleo.report.cluster"
@@ -397,7 +400,7 @@ class FleetResult(StudyResult):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class TuneResult(StudyResult):
-    """Search over many trials, for each number of GPUs per trial and in all."""
+    """Answer of `paleo.tune`: time of a hyperparameter search, by GPUs per trial and GPUs in all."""
 
     command, rows_key = "tune", "curve"
     report_module = "paleo.report.tuning"
@@ -411,7 +414,7 @@ class TuneResult(StudyResult):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class AuditResult(StudyResult):
-    """Log of a training or of nccl-tests, its prediction, and the faults that explain the difference."""
+    """Answer of `paleo.audit`: a log, its prediction, and the faults that explain the difference."""
 
     command = "audit"
     report_module = "paleo.report.audit"
@@ -426,7 +429,7 @@ class AuditResult(StudyResult):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ValidateResult(StudyResult):
-    """Measured tables with their predictions.
+    """Answer of `paleo.validate`: measured tables with their predictions.
 
     `to_frame` has one row for each file, `predictions` one for each row of the files.
     """
@@ -436,7 +439,10 @@ class ValidateResult(StudyResult):
     reports: tuple[FileReport, ...]
 
     def predictions(self) -> pd.DataFrame:
-        """Return all rows with prediction and interval in the unit of the measured column, or the reason for none."""
+        """Return every measured row with its prediction and interval, in the unit of the measured column.
+
+        A row that cannot be predicted has the reason instead.
+        """
         from paleo.tables.validation import with_predictions
 
         return with_predictions(self.reports)

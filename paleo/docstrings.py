@@ -11,7 +11,7 @@ _ENTRY = re.compile(r"^(\w+)(?: : (.*))?\n((?:    .*\n?)+)", re.MULTILINE)
 
 
 class Meaning(NamedTuple):
-    """Meaning of a parameter in a docstring: the word behind its name, and the text below the name."""
+    """Entry of a docstring's section ``Parameters``: the word after the name, and the description below the name."""
 
     word: str
     text: str

@@ -29,7 +29,7 @@ class SpecError(PaleoError, ValueError):
 
 
 class GraphError(PaleoError):
-    """Error for a network that is not consistent."""
+    """Error for a network with mismatched shapes, cycles or missing inputs."""
 
 
 class PlanError(PaleoError):
@@ -41,7 +41,7 @@ class CapacityError(PaleoError):
 
 
 def suggest_names(name: str, known: Iterable[str], *, most: int = 3, within: str = "") -> str:
-    """Suggest known names, as the end of an error message.
+    """Suggest known names that are similar to an unknown one, as the end of an error message.
 
     Names that contain the whole text come before names that are spelt like it. If there are few names, all are listed.
 

@@ -181,9 +181,9 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def _write_beside(place: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a temporary file in the same folder, with the permissions of the file that it replaces.
+    """Write a file under a temporary name in the target's folder, then rename it to the target.
 
-    A new file gets the permissions of the user's mask.
+    The permissions of a replaced file are kept; a new file gets those of the user's mask.
     """
     draft = place.with_name(f".{place.name[:64]}.{secrets.token_hex(6)}.new")
     try:
@@ -311,7 +311,7 @@ def csv_columns(path: Path) -> list[str] | None:
     Returns
     -------
     list of str, optional
-        Columns; None if the first line is missing or torn.
+        Columns; None if the first line is missing or incomplete.
     """
     with path.open("rb") as file:
         line = file.readline()
@@ -339,7 +339,7 @@ def read_csv_rows(path: Path) -> list[dict[str, str]]:
 
 
 def _csv_line(cells: Iterable[Any]) -> str:
-    """Write a line of a CSV table."""
+    """Return the text of one line of a CSV table, with cells protected from spreadsheets."""
     line: list[str] = []
     csv.writer(_Lines(line), lineterminator="\n").writerow([escape_csv_cell(cell) for cell in cells])
     return line[0]

@@ -57,7 +57,7 @@ class Breakdown:
 
     ``communication_total`` also counts hidden collectives and is no part of the sum. With a pipeline it is the
     breakdown of the busiest stage, and ``bubble`` is the time that this stage waits for others. ``stragglers`` is the
-    wait for the slowest of all ranks, if the run or the software states how unequal they are.
+    wait for the slowest of all ranks, if the run or the software gives their variation.
     """
 
     compute: float
@@ -135,7 +135,7 @@ class Prediction:
     def contention_time(self) -> float:
         """Part of ``breakdown.communication_exposed`` that computation loses to overlapping collectives [s].
 
-        It would be saved without contention (``overlap.contention`` of the software).
+        The time is the difference to a step without contention (``overlap.contention`` of the software profile is 0).
         """
         batch = self.step_arrays.batch
         if batch.backend.software.overlap.contention == 0:
@@ -146,7 +146,7 @@ class Prediction:
     def predict_variant(
         self, system: System | None = None, software: SoftwareProfile | None = None, **fields: object
     ) -> Prediction:
-        """Predict the same run with some fields changed; the microbatch stays unless it is one of them.
+        """Predict the same run with some fields changed; the microbatch is kept unless ``microbatch`` is given.
 
         Parameters
         ----------
@@ -246,7 +246,7 @@ class Prediction:
 
     @cached_property
     def executed_flop_ratio(self) -> float:
-        """Executed FLOP of the algorithms of all kernels, relative to the direct count."""
+        """FLOP that the algorithms of all kernels execute (Winograd, Fourier transforms), over those of direct ones."""
         return _executed_flop_ratio(self.program, self.step_arrays.batch.backend)
 
     @property
@@ -267,7 +267,10 @@ class Prediction:
 
 
 def _counted_flops(program: Program) -> Array:
-    """Return the FLOP of all runs of each kernel in a microbatch, with direct convolutions, shape (kernels,)."""
+    """Return the FLOP that each kernel executes in one microbatch over all its runs, shape (kernels,).
+
+    Convolutions are counted by the direct algorithm.
+    """
     return np.array(
         [
             executed_flop_share(each.kernel)
@@ -282,7 +285,7 @@ def _counted_flops(program: Program) -> Array:
 
 
 def _executed_flop_ratio(program: Program, backend: Backend) -> float:
-    """Return the FLOP that the algorithms of all kernels execute, relative to the direct count."""
+    """Return the FLOP that the algorithms of all kernels execute (Winograd, Fourier), over those of direct ones."""
     flops = _counted_flops(program)
     work = backend.predictor.flop_ratio([each.kernel for section in program.sections for each in section.kernels])
     return float(work @ flops / total) if (total := flops.sum()) > 0 else 1.0
@@ -295,7 +298,7 @@ def predict(
     software: SoftwareProfile | None = None,
     calibration: Calibration | None = None,
 ) -> Prediction:
-    """Predict one training step: count, price, schedule.
+    """Predict the time and memory of one training step of a network on a system.
 
     The function is pure: the same inputs give the same prediction. Graphs of the latest networks are cached.
 
@@ -385,7 +388,10 @@ def _result_warnings(
 
 
 def _rare_utilisation(flops_per_s: float, layout: Plan, program: Program, backend: Backend) -> list[str]:
-    """Warn of an unusual MFU; the reduction by algorithms is computed only if the direct count is unusual."""
+    """Warn of an implausibly high MFU of a prediction.
+
+    The FLOP that fast convolution algorithms save are computed only if the MFU of the direct count is too high.
+    """
     rare = high_utilisation_warnings(backend.system, layout, flops_per_s)
     return rare and high_utilisation_warnings(
         backend.system, layout, flops_per_s * _executed_flop_ratio(program, backend)
@@ -397,7 +403,7 @@ MEMORY_HEADROOM_SHARE = 0.05
 
 
 def tight_memory_warnings(memory: Footprint) -> list[str]:
-    """Warn if less memory is free than predictions of memory err.
+    """Warn if the free device memory is smaller than the mean error of predicted memory (5 % of the capacity).
 
     Parameters
     ----------
@@ -422,7 +428,7 @@ def tight_memory_warnings(memory: Footprint) -> list[str]:
 
 
 def _footprint(steps: StepArrays, system: System, software: SoftwareProfile, stage: int) -> Footprint:
-    """Return the memory of the devices of one pipeline stage, by purpose."""
+    """Return the device memory of one pipeline stage by purpose: parameters, gradients, activations and so on."""
     sizes = steps.stage_memory
     reserved = float(sizes.reserved[0])
     return Footprint(
@@ -446,7 +452,9 @@ def _model_flops(graph: Graph, formats: Precision, layout: Plan, run: Run) -> fl
 
 
 def unmodelled(program: Program, run: Run, *, loads: bool) -> tuple[str, ...]:
-    """List what a real step has and the prediction omits, or counts by its bytes only.
+    """List effects of a real training step that the prediction omits or only guesses.
+
+    Guessed are functions that an importer did not know. Every prediction prints the list.
 
     Parameters
     ----------
@@ -455,12 +463,12 @@ def unmodelled(program: Program, run: Run, *, loads: bool) -> tuple[str, ...]:
     run : Run
         The run.
     loads : bool
-        Data loading is part of the prediction.
+        True if the prediction includes data loading.
 
     Returns
     -------
     tuple of str
-        Phrases.
+        One phrase for each effect.
     """
     loading = "input pipeline (storage, decoding, host-to-device copies)"
     constant = "launches of kernels and latencies of links, as ppp= is a share of peaks alone"
@@ -493,7 +501,7 @@ def _straggler_warnings(run: Run, software: SoftwareProfile, layout: Plan, break
 
 
 def _run_warnings(run: Run, system: System, layout: Plan, graph: Graph, software: SoftwareProfile) -> list[str]:
-    """Warn of options of a run that have no effect here."""
+    """Warn of run options that have no effect on this network, system or software, and of costs left out."""
     return [
         *idle_option_warnings(run, system, layout, graph),
         *unmatched_module_warnings(run.recompute.modules, graph),
@@ -519,9 +527,9 @@ def _unsupported(
 
 
 def _idle_servers(run: Run) -> list[str]:
-    """Warn of parameter servers that the run states but does not use.
+    """Warn of parameter servers that the run sets but its consistency model does not use.
 
-    Consistency models are loaded only if the run states servers.
+    Modules of consistency models are imported only if the run sets servers.
     """
     if run.exchange.servers is None:
         return []

@@ -1,4 +1,4 @@
-"""The questions of the command line as functions; `paleo.answers` defines their results.
+"""Public functions that answer like the commands of the same names; `paleo.answers` defines their results.
 
     import paleo
 
@@ -117,7 +117,7 @@ def estimate(
     system : str, Path or System
         Catalog name, path of a system file, or what `load_system` returned.
     run : Run, optional
-        The run; or its fields as keywords.
+        The run, unless its fields are given as keywords.
     **options
         Fields of `paleo.Run` (``gpus``, ``batch``, ``strategy``, …), of a tariff (``price="2 USD/h"``, …) and of a
         long run (``failures="4/knodeday"``, …), as on the command line.
@@ -187,7 +187,7 @@ def scale(
     epochs, samples, tokens : number or str, optional
         Amount of training, one of them; ``tokens="15T"`` works, too.
     run : Run, optional
-        The run; or its fields as keywords.
+        The run, unless its fields are given as keywords.
     **options
         Fields of `paleo.Run` (``gpus``, ``batch``, ``strategy``, …), of a tariff (``price="2 USD/h"``, …) and of a
         long run (``failures="4/knodeday"``, …), as on the command line.
@@ -229,7 +229,7 @@ def compare(
     objective: str | None = None,
     **options: Any,
 ) -> CompareResult:
-    """Compare systems on the same run.
+    """Predict the same training run on several systems, and compare time, cost and energy.
 
     Parameters
     ----------
@@ -238,7 +238,7 @@ def compare(
     systems : str, Path, System, tuple or sequence of these
         ``"dgx-h100:4"`` and ``("dgx-h100", 4)`` are four GPUs of a system; others have ``gpus``.
     run : Run, optional
-        The run; or its fields as keywords.
+        The run, unless its fields are given as keywords.
     **options
         Fields of `paleo.Run` (``gpus``, ``batch``, ``strategy``, …), of a tariff (``price="2 USD/h"``, …) and of a
         long run (``failures="4/knodeday"``, …), as on the command line.
@@ -297,7 +297,7 @@ def search(
     run: Run | None = None,
     **options: Any,
 ) -> SearchResult:
-    """Search the best plans on one system.
+    """Search the fastest, cheapest or smallest training plans of a network on one system.
 
     Parameters
     ----------
@@ -323,7 +323,7 @@ def search(
     Returns
     -------
     SearchResult
-        Plans that leave less than 5 % of the memory free are last.
+        Plans, best first; those that leave less than 5 % of the memory free are last.
     """
     from paleo.search.gpu_counts import search_gpu_counts
     from paleo.search.plans import explain as explained
@@ -342,7 +342,7 @@ def search(
 
 
 def unstated_search_space(run: Run, software: str | None = None) -> SearchSpace:
-    """Return the search space that the fields of a run leave open.
+    """Return the space of plans that a search varies: all choices that the run leaves unset.
 
     Parameters
     ----------
@@ -368,7 +368,7 @@ def unstated_search_space(run: Run, software: str | None = None) -> SearchSpace:
 
 
 def plan_search_of(run: Run, software: str | None = None) -> PlanSearch:
-    """Return a function that finds the best plan, restricted by the fields of a run (see `unstated_search_space`).
+    """Return a function that searches the best plan of a network; fields set in the run restrict the search.
 
     Parameters
     ----------
@@ -418,8 +418,8 @@ def plan(
     systems : str, Path, System, tuple or sequence of these
         ``"dgx-h100:64"`` is a system with its number of GPUs.
     gpus : int, str or sequence of int, optional
-        Numbers of GPUs of systems without one; where neither is stated, the smallest order that meets deadline and
-        budget is looked for, in whole nodes, trays or slices.
+        Numbers of GPUs of systems without one. If neither is given, the smallest order that meets deadline and budget
+        is searched, in whole nodes, trays or slices.
     epochs, samples, tokens : number or str, optional
         Amount of training, one of them; ``tokens="15T"`` works, too.
     target : str, optional
@@ -433,7 +433,7 @@ def plan(
     top : int
         Number of plans to return.
     run : Run, optional
-        The run; or its fields as keywords.
+        The run, unless its fields are given as keywords.
     **options
         Fields of `paleo.Run` (``gpus``, ``batch``, ``strategy``, …), of a tariff (``price="2 USD/h"``, …) and of a
         long run (``failures="4/knodeday"``, …), as on the command line.
@@ -694,7 +694,7 @@ def fleet(
     Raises
     ------
     SpecError
-        For jobs that contradict themselves or can never run, and if no order keeps the wishes.
+        For jobs that contradict themselves or can never run, and if no order meets the requirements.
     """
     from paleo.cluster import study
     from paleo.cluster.jobs import jobs_from_mappings, read_jobs
@@ -711,7 +711,7 @@ def fleet(
 
 
 def check_gpu_count(gpus: int, system: System) -> None:
-    """Check a number of GPUs of a system.
+    """Raise SpecError if a system cannot have a number of GPUs.
 
     Parameters
     ----------
@@ -731,7 +731,7 @@ def check_gpu_count(gpus: int, system: System) -> None:
 
 
 def parse_count(option: str, value: CountOrText) -> float:
-    """Parse a number above zero.
+    """Parse the positive number of a command-line option, such as an amount of training.
 
     Parameters
     ----------
@@ -760,7 +760,7 @@ def parse_count(option: str, value: CountOrText) -> float:
 
 
 def parse_time(option: str, value: str | float) -> float:
-    """Parse a time above zero.
+    """Parse the positive time of a command-line option, such as ``24h``.
 
     Parameters
     ----------
@@ -825,7 +825,7 @@ def audit(
     run: Run | None = None,
     **options: Any,
 ) -> AuditResult:
-    """Compare a log with its prediction and name the faults that explain the difference.
+    """Compare a log of a training or of nccl-tests with its prediction, and name faults that explain the difference.
 
     Parameters
     ----------
@@ -838,7 +838,7 @@ def audit(
     operation : str, optional
         Collective of nccl-tests, by default the one that the log names.
     run : Run, optional
-        The run; or its fields as keywords.
+        The run, unless its fields are given as keywords.
     **options
         Fields of `paleo.Run`; ``gpus`` of nccl-tests are by default those that the log lists.
 
@@ -904,7 +904,7 @@ def validate(files: str | Path | Sequence[str | Path], *, calibration: str | Pat
 
 @dataclass(frozen=True)
 class _Question:
-    """The run, the tariff and the options of a long run that keywords state."""
+    """Run, tariff and options of a long run, as given by the keywords of a public function."""
 
     run: Run
     tariff: Tariff
@@ -914,7 +914,7 @@ class _Question:
     def from_keywords(
         cls, name: str, run: Run | None, options: JsonDocument, *, priced: bool = True, long_run: bool = True
     ) -> _Question:
-        """Sort the keywords of a question into the run, the tariff and the options of a long run.
+        """Sort the keywords of a public function into the run, the tariff and the options of a long run.
 
         Parameters
         ----------
@@ -937,7 +937,7 @@ class _Question:
         Raises
         ------
         SpecError
-            If a keyword is unknown or has a bad value, or if fields of the run are stated beside ``run``.
+            If a keyword is unknown or has a bad value, or if fields of the run are given besides ``run``.
         """
         of_run = {*Run.model_fields, *Run.extra_keys()}
         of_tariff, of_long_run = TARIFF_KEYWORDS if priced else set(), LONG_RUN_KEYWORDS if long_run else set()
@@ -961,7 +961,9 @@ SEARCHES, ANY = ("plan", "search"), "any"
 
 
 def with_any_software(run: Run) -> Run:
-    """Return a run with ``software="any"`` under the default profile, without limits on schedules.
+    """Replace the software ``"any"`` of a run by the default profile, which sets no limits on schedules.
+
+    Runs with other software are returned unchanged.
 
     Parameters
     ----------
@@ -979,7 +981,7 @@ def with_any_software(run: Run) -> Run:
 
 
 def _check_keywords(name: str, options: Mapping[str, Any], known: set[str]) -> None:
-    """Raise SpecError for a keyword that a function does not take, with the nearest one that it does."""
+    """Raise SpecError for a keyword that a public function does not take; the message names the nearest known one."""
     keywords = set(inspect.signature(globals()[name]).parameters) - {"options"}
     for keyword in options:
         if keyword not in known:
@@ -993,13 +995,13 @@ def _check_top(top: int) -> None:
 
 
 def _check_number(name: str, value: float | None) -> None:
-    """Raise SpecError if a stated value is no finite number."""
+    """Raise SpecError unless a value is None or a finite number."""
     if value is not None and not (isinstance(value, Real) and math.isfinite(value)):
         raise SpecError(f"{name}: {value!r:.80}: expected a number")
 
 
 def parse_gpu_counts(gpus: GpuCounts) -> list[int]:
-    """Return the numbers of GPUs that a text or a list states.
+    """Parse GPU counts given as a number, a list or a text such as ``1,8..64``.
 
     Parameters
     ----------
@@ -1014,7 +1016,7 @@ def parse_gpu_counts(gpus: GpuCounts) -> list[int]:
     Raises
     ------
     SpecError
-        If one is no number of GPUs.
+        If a count is not a whole number from 1 to `MOST_GPUS`.
 
     Examples
     --------
@@ -1055,7 +1057,7 @@ def _count_in_digits(text: str) -> int:
 
 
 def systems_with_counts(systems: SystemChoice | Sequence[SystemChoice], gpus: int) -> tuple[tuple[System, int], ...]:
-    """Return systems, each with its number of GPUs.
+    """Load systems and parse the number of GPUs that each is given with, such as ``dgx-h100:4``.
 
     Parameters
     ----------
@@ -1072,7 +1074,7 @@ def systems_with_counts(systems: SystemChoice | Sequence[SystemChoice], gpus: in
     Raises
     ------
     SpecError
-        If there is no system, or a number is none.
+        If there is no system, or a number of GPUs is invalid.
     """
     offers = tuple(_system_with_count(each, gpus) for each in _separate(systems))
     if not offers:
@@ -1081,7 +1083,7 @@ def systems_with_counts(systems: SystemChoice | Sequence[SystemChoice], gpus: in
 
 
 def _separate(systems: SystemChoice | Sequence[SystemChoice]) -> Iterable[SystemChoice]:
-    """Yield the systems of a list in which each text may hold several, separated by commas."""
+    """Split a choice of systems (a text with commas, one object, or a list) into single systems."""
     if not isinstance(systems, str | Path | System | Iterable) or getattr(systems, "ndim", 1) == 0:
         raise SpecError(f"systems {systems!r:.80}: expected names, paths, or results of load_system")
     if isinstance(systems, Path | System) or _is_pair(systems):
@@ -1094,7 +1096,7 @@ def _is_pair(offered: object) -> bool:
 
 
 def _system_with_count(offered: SystemChoice, gpus: int) -> tuple[System, int]:
-    """Return a system with its number of GPUs."""
+    """Load one system and return it with its number of GPUs, which is ``gpus`` if the choice gives none."""
     if isinstance(offered, tuple):
         return as_system(offered[0]), parse_gpu_counts(offered[1])[0]
     name, colon, count = offered.rpartition(":") if isinstance(offered, str) else ("", "", "")

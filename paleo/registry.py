@@ -1,4 +1,7 @@
-"""Registries of named entries found by folder; a missing name suggests near ones, a repeated name is an error."""
+"""Registries of named entries (schedules, collectives, launchers, …) that the modules of a folder add.
+
+An unknown name raises an error that suggests similar names. A name that is registered twice is an error.
+"""
 
 from __future__ import annotations
 

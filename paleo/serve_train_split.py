@@ -27,7 +27,7 @@ _TARIFF = ("price", "term", "buy", "electricity", "pue", "host_power")
 
 @dataclass(frozen=True, slots=True)
 class ServeTrainSplit:
-    """GPUs of one system that serve and that train; ``problem`` says why the system cannot do both.
+    """Division of one system's GPUs between serving and training; ``problem`` says why the system cannot do both.
 
     Attributes
     ----------
@@ -38,9 +38,9 @@ class ServeTrainSplit:
     serving_layout : str
         Replicas of the service.
     trained_samples : float
-        Samples that are trained in the time.
+        Samples that ``training_gpus`` train in the planned time.
     rent_usd : float or None
-        Rent of all GPUs for the time.
+        Rent of all GPUs for the planned time [USD].
     """
 
     system: System
@@ -55,8 +55,7 @@ class ServeTrainSplit:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ServeTrainSplits(StudyResult):
-    """Systems that serve a rate and train with the remaining GPUs; the one with most training for the money comes
-    first."""
+    """Systems that serve a request rate and train with the remaining GPUs; most training per USD comes first."""
 
     command: ClassVar[str] = "compare"
     rows_key: ClassVar[str | None] = "systems"
@@ -67,7 +66,7 @@ class ServeTrainSplits(StudyResult):
 
     @property
     def possible(self) -> bool:
-        """True if some system can do both."""
+        """True if at least one system can serve the request rate and train at the same time."""
         return not self.splits[0].problem
 
     @property

@@ -1,4 +1,4 @@
-"""The questions about services and reinforcement learning as functions: `serve`, `rl`.
+"""Public functions that predict inference services (`serve`) and reinforcement learning (`rl`).
 
 Their answers are tables, documents and data frames like those of `paleo.questions`.
 """
@@ -43,7 +43,10 @@ EPSILON, MOST_VARIATION = 2.0**-20, 10.0
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ServeResult(StudyResult):
-    """Plans of a service, the best first and simulated; ``compared_services`` has the answers of all systems."""
+    """Answer of `paleo.serve`: plans of an inference service, the best first and simulated.
+
+    ``compared_services`` has the answers of all systems.
+    """
 
     command: ClassVar[str] = "serve"
     rows_key: ClassVar[str | None] = "plans"
@@ -58,13 +61,16 @@ class ServeResult(StudyResult):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences about what is uncertain."""
+        """Warnings about uncertain parts of the prediction, one sentence each."""
         return self.service.warnings
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class SinglePassResult(StudyResult):
-    """Answer for networks that run forward passes alone; ``compared_services`` has the answers of all systems."""
+    """Answer of `paleo.serve` for networks that run forward passes alone, such as classifiers.
+
+    ``compared_services`` has the answers of all systems.
+    """
 
     command: ClassVar[str] = "serve"
     rows_key: ClassVar[str | None] = "batches"
@@ -117,8 +123,8 @@ def serve(
 ) -> ServeResult | SinglePassResult:
     """Predict how many requests a service answers a second, how fast, and at what price.
 
-    Networks that answer in forward passes alone (images, encoders, diffusion) take batches of requests; of the options
-    ``weights``, ``latency`` and, for encoders, ``input`` are theirs.
+    Networks that answer in forward passes alone (images, encoders, diffusion) take batches of requests. Such networks
+    accept only the options ``weights``, ``latency`` and, for encoders, ``input``.
 
     Parameters
     ----------
@@ -164,14 +170,14 @@ def serve(
     disaggregate : bool
         Also find the best division into replicas of prefill and of decode.
     command : str, optional
-        Command line of vLLM, SGLang or TensorRT-LLM, or a file with one: what it states holds where no option does.
+        Command line of vLLM, SGLang or TensorRT-LLM, or a file with one; other options take precedence.
     **tariff
         ``price``, ``term``, ``buy``, ``electricity``, ``pue``, ``host_power``.
 
     Returns
     -------
     ServeResult or SinglePassResult
-        The answer; ``possible`` is False where no plan, or no batch, keeps the limits.
+        The answer; ``limits_met`` is False if no plan, or no batch size, meets the limits.
     """
     drafts: dict[str, Any] = {}
     if command is not None:
@@ -223,7 +229,7 @@ def serve(
 
 
 def require_token_service(answer: ServeResult | SinglePassResult) -> Service:
-    """Return the service of an answer about a network that generates tokens.
+    """Return the token-generating service in a result of `serve`; refuse networks that run forward passes alone.
 
     Parameters
     ----------
@@ -253,7 +259,7 @@ def _batched(
     tokens: float | str | None,
     tariff: dict[str, Any],
 ) -> SinglePassResult:
-    """Answer for a network that runs forward passes alone, on each of the systems."""
+    """Evaluate batched serving of a network that runs forward passes alone, on each system and weight format."""
     if tokens is not None and "seq" not in network.params:
         raise SpecError(f"--input: a request to {network.name} has no tokens")
     length = 0.0 if tokens is None else _length("input", tokens, 0.0)[0]
@@ -289,7 +295,7 @@ def _speculation(drafted: int, acceptance: float | None) -> dict[str, Any]:
 
 
 def _stated(text: str) -> dict[str, Any]:
-    """Return the options of `serve` that a launch command, or a file with one, states."""
+    """Read options of `serve` from an engine's launch command, or from a file with such a command."""
     from paleo.serving.commands import read_command
 
     if not isinstance(text, str):
@@ -307,7 +313,7 @@ def _stated(text: str) -> dict[str, Any]:
 
 
 def _bound(engine: ServingEngine, system: System, tokens: int | None, sequences: int | None) -> BatchLimit | None:
-    """Return the limits of an iteration that the user states, in place of the engine's own."""
+    """Return the user's limits on tokens and sequences of an engine iteration; None if the user sets neither."""
     if tokens is None and sequences is None:
         return None
     usual = engine.limit(system.device)
@@ -336,7 +342,7 @@ def _number(name: str, value: float | str) -> float:
 
 
 def parse_rate(option: str, text: str) -> float:
-    """Parse a rate of requests.
+    """Parse a request rate of a command-line option, such as ``20/s`` or ``2k``.
 
     Parameters
     ----------
@@ -359,7 +365,7 @@ def parse_rate(option: str, text: str) -> float:
 
 
 def _seconds(name: str, value: str | float | None) -> float | None:
-    """Parse a time: seconds, or text with a unit."""
+    """Parse a time given as seconds or as text with a unit, such as ``50ms``; None stays None."""
     if value is None:
         return None
     try:
@@ -415,7 +421,7 @@ def _serving_load(
 
 
 def _length(name: str, value: float | str, variation: float) -> tuple[float, float]:
-    """Return the mean tokens and their coefficient of variation."""
+    """Parse a token count such as ``500`` or ``500~0.8`` into the mean and the coefficient of variation."""
     mean, _, spread = str(value).partition("~")
     if not spread:
         return _number(name, value), variation
@@ -485,7 +491,7 @@ def parse_sharding(text: str) -> Sharding:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ReinforcementResult(StudyResult):
-    """Steps of reinforcement learning by layout, the shortest first."""
+    """Answer of `paleo.rl`: predicted steps of reinforcement learning by layout of GPUs, the shortest first."""
 
     command: ClassVar[str] = "rl"
     rows_key: ClassVar[str | None] = "plans"
@@ -535,7 +541,7 @@ def rl(
     steps : int
         Steps of the run that is priced.
     staleness : int
-        Steps that the engine may be ahead on GPUs of its own; 0 keeps both on all GPUs in turn.
+        Steps that the engine may be ahead on separate GPUs; with 0 engine and trainer use all GPUs in turn.
     generators : int, optional
         GPUs of the engine; the best split by default.
     engine_strategy, strategy : str, optional

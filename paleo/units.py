@@ -222,7 +222,7 @@ def checked_number(name: str, value: object, least: float, most: float) -> float
 
 
 def _quoted(value: object) -> str:
-    """Return a value for a message; Python refuses to write whole numbers with thousands of digits."""
+    """Return the text of a value for an error message; Python cannot print integers of thousands of digits."""
     return "of thousands of digits" if isinstance(value, int) and value.bit_length() > 256 else f"{value!r:.60}"
 
 
@@ -264,7 +264,7 @@ PLAUSIBLE_RANGES: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """Type of a dimensional field of a spec: a number with a unit of ``dimension``, within its range."""
+    """Pydantic type of a spec field with a unit: parses text such as ``900 GB/s`` and checks the plausible range."""
 
     dimension: str
     positive: bool = False
@@ -290,7 +290,7 @@ class Quantity:
         return self.check_range(parse_quantity(value, self.dimension), value)
 
     def check_range(self, number: float, quoted: object) -> float:
-        """Check that a number lies in the range.
+        """Check that a number lies in the plausible range of the dimension, and return the number.
 
         Parameters
         ----------
@@ -418,7 +418,7 @@ def format_duration(seconds: float, *, digits: int = 3, like: float | None = Non
 
 
 def unit_reference_time(column: Iterable[float]) -> float | None:
-    """Return the time that sets the common unit of a column of times (see `format_duration`).
+    """Return the time whose unit all times of a table column share (argument ``like`` of `format_duration`).
 
     Parameters
     ----------
@@ -440,7 +440,7 @@ def unit_reference_time(column: Iterable[float]) -> float | None:
 
 
 def time_unit(longest: float) -> tuple[float, str]:
-    """Return the unit for an axis of times.
+    """Choose the unit (s, ms or us) for the time axis of a plot.
 
     Parameters
     ----------

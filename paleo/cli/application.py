@@ -32,9 +32,9 @@ _DEFAULT_PATTERN = re.compile(r"\s*\[([^\]]+)\]\Z")
 
 
 class Command(TyperCommand):
-    """Command of the application, whose help shows the default of every option.
+    """Typer command whose help shows the default of every option.
 
-    The default is its value, or the words in brackets that end its help.
+    The shown default is the option's default value, or the words in brackets at the end of the option's help text.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -95,7 +95,7 @@ def with_help_of_docstring(
 ) -> list[inspect.Parameter]:
     """Return parameters of a command with the help texts of a docstring's section ``Parameters``.
 
-    An entry ``name : METAVAR`` also states the metavar. Parameters without an entry stay as they are.
+    An entry ``name : METAVAR`` also sets the metavar. Parameters without an entry stay as they are.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def with_help_of_docstring(
 
 
 def with_parameters(command: Function, parameters: Sequence[inspect.Parameter]) -> Function:
-    """Give a command other parameters, from which typer makes its options.
+    """Replace the signature of a command function, from which typer builds the command-line options.
 
     Parameters
     ----------
@@ -222,11 +222,11 @@ def show_document(
     Parameters
     ----------
     document : Callable[[], Mapping[str, Any]]
-        Makes the document.
+        Returns the document.
     table : Callable[[], RenderableType]
-        Makes the tables.
+        Returns the tables.
     as_json : bool
-        Print the document.
+        True to print the document, False to print the tables.
     """
     if as_json:
         from paleo.report.columns import json_text, with_schema
@@ -251,7 +251,7 @@ def warn(warnings: Sequence[str]) -> None:
 
 
 def checked_plot_path(plot: str | None) -> Path | None:
-    """Check the name of a plot before anything is computed for it.
+    """Check the file of option ``--plot`` before anything is computed.
 
     Parameters
     ----------
@@ -274,7 +274,7 @@ def checked_plot_path(plot: str | None) -> Path | None:
 
 
 def save_plot(path: Path | None, figure: Callable[[], Figure]) -> None:
-    """Save a plot if the user asked for one.
+    """Save a plot if the user asked for one, and report the file on stderr.
 
     Parameters
     ----------
@@ -291,7 +291,7 @@ def save_plot(path: Path | None, figure: Callable[[], Figure]) -> None:
 
 
 def checked_page_path(explore: str | None) -> Path | None:
-    """Check the name of a page before anything is computed for it.
+    """Check the file of option ``--explore``, an HTML page, before anything is computed.
 
     Parameters
     ----------
@@ -312,14 +312,14 @@ def checked_page_path(explore: str | None) -> Path | None:
 
 
 def write_page(path: Path | None, page: Callable[[str], str]) -> None:
-    """Save a page if the user asked for one.
+    """Save an HTML page if the user asked for one, and report the file on stderr.
 
     Parameters
     ----------
     path : Path, optional
         File; None for no page.
     page : Callable[[str], str]
-        Makes the page with a date on it.
+        Returns the HTML of the page for a date (ISO 8601).
     """
     if path is not None:
         import datetime
@@ -331,14 +331,14 @@ def write_page(path: Path | None, page: Callable[[str], str]) -> None:
 
 
 def check_launch(file: str | None, software: str | None) -> None:
-    """Check the name of a launch file before anything is computed for it.
+    """Check the file of option ``--launch`` before anything is computed.
 
     Parameters
     ----------
     file : str, optional
         Name; None for no files.
     software : str, optional
-        Software profile that the user stated.
+        Software profile that the user chose.
 
     Raises
     ------
@@ -370,7 +370,7 @@ def write_launch_files(file: str | None, plan: Callable[[], Prediction]) -> None
 
 
 def exit_with_code(code: int) -> None:
-    """End a command with its exit code.
+    """End a command with an exit code; do nothing if the code is 0.
 
     Parameters
     ----------

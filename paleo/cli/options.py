@@ -48,7 +48,7 @@ def name_completion(*kinds: str) -> Callable[[str], list[str]]:
 
 
 def word_completion(*known: str) -> Callable[[str], list[str]]:
-    """Return a shell completion of some words.
+    """Return a shell completion that offers the given words; in a list it completes the last word.
 
     Parameters
     ----------
@@ -145,8 +145,8 @@ def parse_whole_number(text: str) -> int:
 
     Raises
     ------
-    SpecError
-        If it is no whole number.
+    typer.BadParameter
+        If the text is no whole number.
     """
     digits = text.replace(",", "") if re.fullmatch(r"\s*\d{1,3}(,\d{3})+\s*", text) else text
     try:
@@ -160,7 +160,7 @@ OptionalWholeNumber = Annotated[int | None, typer.Option(parser=parse_whole_numb
 
 
 def _options_of(options: Any, group: type[Any]) -> dict[str, Any]:
-    """Return those options of a command that are fields of a group, by name."""
+    """Return the values of those options that are fields of an options dataclass ``group``, by name."""
     return {field.name: getattr(options, field.name) for field in fields(group)}
 
 
@@ -259,7 +259,7 @@ class RunOptions:
         Parameters
         ----------
         searched : bool, optional
-            The run of a search, whose plan is open.
+            True for a search of plans, which ignores the plan in ``--from`` files.
 
         Returns
         -------
@@ -289,7 +289,7 @@ class RunOptions:
 
     @functools.cached_property
     def job(self) -> LaunchFileJob | None:
-        """The job that --from describes."""
+        """Training job that the launch files of ``--from`` describe; None without that option."""
         if not self.from_:
             return None
         from paleo.launch.jobs import read_job
@@ -298,7 +298,7 @@ class RunOptions:
 
     @functools.cached_property
     def file_network(self) -> ModelSpec | None:
-        """The network that --from names or describes."""
+        """Network that the launch files of ``--from`` name or describe; None if there is none."""
         if self.job is None:
             return None
         from paleo.launch.jobs import load_job_network
@@ -344,7 +344,7 @@ class RunOptions:
         ]
 
     def _job_fields(self, *, searched: bool) -> dict[str, Any]:
-        """Return the fields of a run that the --from file states, by path."""
+        """Return the run fields that the launch files of ``--from`` describe, by dotted path."""
         if self.job is None:
             return {}
         from paleo.launch.jobs import SEARCHED_FIELDS, run_fields_of_job
@@ -367,7 +367,7 @@ class RunOptions:
         return data
 
     def _settings(self) -> dict[str, Any]:
-        """Return the fields that --seq and --set state, by path."""
+        """Return the run fields set by ``--seq`` and ``--set``, by dotted path."""
         from paleo.specs.loading import parse_yaml
 
         settings = [("model.seq", self.seq)] if self.seq is not None else []
@@ -390,7 +390,7 @@ _UNLIMITED_WARNING = "--software any: plans are not limited to what a framework 
 
 
 def _set_field(data: dict[str, Any], key: str, value: Any) -> None:
-    """Set the field that one --set option states; raise SpecError if another option states it too."""
+    """Set a field of the run from one ``--set`` option; raise SpecError if another option sets the field, too."""
     from paleo.specs.run import flatten_to_paths, shortest_field_name
 
     if key == "model" and not isinstance(value, dict):
@@ -409,7 +409,7 @@ def _set_field(data: dict[str, Any], key: str, value: Any) -> None:
 def packed_options(argument: str, options: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that gives a command the fields of a dataclass as options, packed into one argument.
 
-    Options that the command itself has win.
+    An option that the command defines itself takes precedence.
 
     Parameters
     ----------
@@ -490,8 +490,8 @@ def parse_count(text: str) -> float:
 
     Raises
     ------
-    SpecError
-        If it is no number.
+    typer.BadParameter
+        If the text is no number.
     """
     from paleo.units import parse_quantity
 
@@ -587,7 +587,7 @@ class LongRunFlags:
         return _options_of(self, LongRunFlags)
 
     def long_run_options(self) -> LongRunOptions | None:
-        """Return the options as an object; None if failures are not counted."""
+        """Parse the options into validated settings of failures and checkpoints; None if failures are not counted."""
         from paleo.studies.goodput import parse_long_run
 
         return parse_long_run(**self.failure_keywords())

@@ -115,13 +115,16 @@ def _terminate(number: int, frame: object) -> None:
 
 
 def _interrupt(number: int, frame: object) -> None:
-    """End the program at once; the exit code is that of an interrupt, whatever a library does with the exception."""
+    """Handle Ctrl-C: record the interrupt and raise KeyboardInterrupt.
+
+    The record sets the exit code to 130 even if a library swallows the exception.
+    """
     _INTERRUPTS.append(number)
     raise KeyboardInterrupt
 
 
 def _raise_swallowed_interrupt(fault: sys.UnraisableHookArgs) -> None:
-    """Raise an interrupt again where Python swallows exceptions (finalizers, callbacks)."""
+    """Send Ctrl-C again if Python swallowed the KeyboardInterrupt in a finalizer or callback."""
     if _INTERRUPTS:
         signal.raise_signal(signal.SIGINT)
     else:
@@ -189,7 +192,7 @@ REPORT_HINT = (
 
 
 def app_with_all_commands() -> typer.Typer:
-    """Return the application with all commands; groups and the files in each group keep their order."""
+    """Import all command modules and return the typer application, with commands sorted by help group and file."""
     for name in _command_modules():
         importlib.import_module(f"{commands.__name__}.{name}")
     groups = (PREDICT, DECIDE, CATALOG, MEASURE)

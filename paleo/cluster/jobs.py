@@ -34,10 +34,10 @@ Amount = Annotated[float | str, Field(union_mode="left_to_right")]
 
 
 class JobSpec(Spec):
-    """One job, as a file of jobs states it.
+    """One job of a job file: a training, a search, a service, reinforcement learning, or a job of known run time.
 
-    Its kind follows from its keys: ``duration`` (a known run time), ``tune``, ``serve`` or ``rl``; otherwise it is a
-    training of ``model``.
+    The kind follows from the keys: ``duration`` (a known run time), ``tune``, ``serve`` or ``rl``; otherwise the job is
+    a training of ``model``.
 
     Parameters
     ----------
@@ -133,12 +133,12 @@ class JobSpec(Spec):
         return next((word for name, word in kinds.items() if getattr(self, name) is not None), "train")
 
     def gpu_range(self) -> tuple[int, int] | None:
-        """Return the smallest and the largest number of GPUs; None for ``auto``.
+        """Return the smallest and the largest number of GPUs that the job may have; None for ``auto``.
 
         Raises
         ------
         SpecError
-            For text that is neither.
+            If ``gpus`` is neither a number, a range nor ``auto``.
         """
         if self.gpus == "auto":
             return None
@@ -172,7 +172,7 @@ def read_jobs(path: str | Path) -> tuple[JobSpec, ...]:
     Raises
     ------
     SpecError
-        With file, job and key, for what cannot be read or contradicts itself.
+        If the file cannot be read or a job contradicts itself; the message names file, job and key.
     """
     place = Path(path)
     if place.name.lower().endswith((".csv", ".csv.gz")):
@@ -207,7 +207,7 @@ def _trace_jobs(path: Path) -> Iterator[JobSpec]:
 
 
 def _job(path: Path, line: int, row: Mapping[str, str], columns: Mapping[str, str | None], arrival: float) -> JobSpec:
-    """Return the job in one row of a table; only numbers are read, so that a hundred thousand rows are read fast."""
+    """Build the job in one row of a trace, without pydantic's validation, so that a hundred thousand rows load fast."""
     where = f"{path}: line {line}"
     gpus = _whole(where, str(columns["gpus"]), row)
     duration = _number(where, str(columns["duration"]), row)
@@ -270,7 +270,7 @@ def _whole(where: str, column: str, row: Mapping[str, str]) -> int:
 
 
 def jobs_from_mappings(jobs: Sequence[Mapping[str, Any]]) -> tuple[JobSpec, ...]:
-    """Make jobs from mappings with the keys of a job file.
+    """Build validated jobs from mappings with the keys of a job file.
 
     Parameters
     ----------
@@ -293,7 +293,7 @@ def jobs_from_mappings(jobs: Sequence[Mapping[str, Any]]) -> tuple[JobSpec, ...]
 
 
 def _checked_with_names(jobs: Sequence[JobSpec], where: str | Path) -> tuple[JobSpec, ...]:
-    """Return the jobs with names for those without one, after checking all jobs."""
+    """Name jobs that have no name, and check that names are unique and that dependencies exist and form no cycle."""
     named = tuple(job if job.name else job.model_copy(update={"name": f"job {n + 1}"}) for n, job in enumerate(jobs))
     # Check that names of jobs are unique and that predecessors exist and form no circle.
     numbers: dict[str, int] = {}

@@ -27,8 +27,8 @@ IntegerArray = npt.NDArray[np.int64]
 class NodePool:
     """Nodes of one kind, whose GPUs are assigned to gangs.
 
-    A gang that is smaller than a node is placed on one node: the fullest that has room. A larger gang takes whole nodes
-    in as few racks as possible, and part of a node for the remainder.
+    A gang that is smaller than a node is placed on one node: the fullest with enough free GPUs. A larger gang takes
+    whole nodes in as few racks as possible, and part of a node for the remainder.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class NodePool:
         gpus : int
             GPUs of the gang.
         free : IntegerArray, shape (nodes,), optional
-            Free GPUs of each node; by default those of now.
+            Free GPUs of each node; by default the current ones.
 
         Returns
         -------
@@ -112,7 +112,7 @@ class NodePool:
         gpus : int
             GPUs of the gang.
         free : IntegerArray, shape (nodes,), optional
-            Free GPUs of each node; by default those of now.
+            Free GPUs of each node; by default the current ones.
 
         Returns
         -------
@@ -133,7 +133,7 @@ class NodePool:
     def _empty_nodes(self, empty: IntegerArray, count: int) -> list[int]:
         """Return the indices of ``count`` empty nodes for a gang.
 
-        They are in the smallest rack that has enough of them, otherwise in the emptiest racks.
+        The nodes are in the rack with the fewest empty nodes that suffice, otherwise in the emptiest racks.
         """
         if self.nodes_per_rack >= self.nodes:
             return [int(node) for node in empty[:count]]
@@ -149,7 +149,7 @@ class NodePool:
         return [int(node) for node in empty[order][:count]]
 
     def has_excess_racks(self, gang: Gang) -> bool:
-        """Return True if a gang is spread over more racks than it needs.
+        """Return True if a gang is spread over more racks than its number of nodes needs.
 
         Parameters
         ----------
@@ -225,20 +225,21 @@ PriorityKey = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One scheduling policy of a cluster.
+    """Scheduling policy of a cluster: order of jobs, preemption, backfill and resizing.
 
     Attributes
     ----------
     title, source : str
         Name of the policy, and the publication that defines it.
     key : callable, optional
-        Returns the key of a job under a simulation; smaller ones come first. None is the order of arrival.
+        Returns the sort key of a job from the simulation and the job's number; smaller keys start first. None is the
+        order of arrival.
     preempts : bool
         True if running jobs are stopped for jobs with a smaller key.
     backfills : bool
         True if later jobs may start when they do not delay the first one that waits.
     resizes_jobs : bool
-        True if jobs are resized.
+        True if the policy changes the number of GPUs of running jobs.
     has_time_quanta : bool
         True if the keys of running jobs change with time in steps of a quantum.
     """

@@ -1,6 +1,6 @@
 """Run times of jobs on each kind of nodes.
 
-Trainings are predicted by their steps; searches, services and reinforcement learning by their own studies.
+The run time of a training follows from its predicted step; searches, services and reinforcement learning have studies.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _RESTART_TIME = RestartTimes().launch + RestartTimes().warm_up
 
 @dataclass(frozen=True, slots=True)
 class JobTime:
-    """Predicted run time of a job on a number of GPUs [s], its 90 % interval, and what stops and failures cost.
+    """Predicted run time of a job on a number of GPUs [s], its 90 % interval, and the cost of restarts and failures.
 
     ``interval_factors`` are the ends of the interval relative to the run time. ``restart_time`` is the time to stop and
-    restart it [s], ``failure_share`` the share of the time lost to failures and checkpoints, ``mtbf`` the mean time
-    between failures [s], and ``seconds_lost_per_failure`` what one failure costs on average [s].
+    restart the job [s], and ``failure_share`` the share of the time lost to failures and checkpoints. ``mtbf`` is the
+    mean time between failures [s], and ``seconds_lost_per_failure`` the mean loss of one failure [s].
     ``excess_rack_slowdown`` is the run time on more racks than needed, relative to as few as possible.
     """
 
@@ -71,7 +71,7 @@ class JobTime:
 
 @dataclass(frozen=True)
 class PredictedJob:
-    """Job with its predicted run times per system and GPU count, and reasons where it cannot run."""
+    """Job with its predicted run times per system and GPU count, and reasons for counts on which it cannot run."""
 
     spec: JobSpec
     run_times: tuple[Mapping[int, JobTime], ...]
@@ -79,7 +79,7 @@ class PredictedJob:
     refusal: str
 
     def cluster_job(self, numbers: Mapping[str, int]) -> ClusterJob:
-        """Return the job as the scheduler sees it.
+        """Convert the predicted job to the form that the cluster simulation schedules.
 
         Parameters
         ----------
@@ -116,7 +116,7 @@ def predict_job(spec: JobSpec, systems: Sequence[System], most: Sequence[int]) -
     Parameters
     ----------
     spec : JobSpec
-        Job, as a job file states it.
+        Job of a job file.
     systems : sequence of System
         Kinds of nodes.
     most : sequence of int
@@ -130,7 +130,7 @@ def predict_job(spec: JobSpec, systems: Sequence[System], most: Sequence[int]) -
     Raises
     ------
     SpecError
-        With the name of the job, for values that are out of range and for a job that no number of GPUs runs.
+        If a value is out of range or no number of GPUs can run the job; the message names the job.
     """
     reasons: list[str] = []
     tables: list[dict[int, JobTime]] = []
@@ -159,7 +159,7 @@ def predict_job(spec: JobSpec, systems: Sequence[System], most: Sequence[int]) -
 
 
 def _gpu_counts(spec: JobSpec, limit: int) -> list[int]:
-    """Return the numbers of GPUs for which run times are predicted, rising: stated ones, or powers of two."""
+    """Return the GPU counts for which run times are predicted, in rising order: those of the job, or powers of two."""
     low, high = spec.gpu_range() or (1, limit)
     high = min(high, limit)
     sizes = [low * 2**doublings for doublings in range(high.bit_length()) if low * 2**doublings <= high]
@@ -167,7 +167,10 @@ def _gpu_counts(spec: JobSpec, limit: int) -> list[int]:
 
 
 def _half_slack(spec: JobSpec) -> float | None:
-    """Return half the time until the deadline of an ``auto`` job [s], so that it may wait as long as it runs."""
+    """Return half the time from arrival to deadline of an ``auto`` job [s]; the other half is left for waiting.
+
+    None if the job has no deadline or a given number of GPUs.
+    """
     return None if spec.gpus != "auto" or spec.deadline is None else (spec.deadline - spec.arrival) / 2.0
 
 
@@ -186,7 +189,10 @@ def _is_enough(spec: JobSpec, table: Mapping[int, JobTime], node: int) -> bool:
 
 
 def _preferred_gpus(spec: JobSpec, table: Mapping[int, JobTime]) -> int:
-    """Return the number of GPUs of a job that is not resized: the largest that pays; 0 if it does not run."""
+    """Return the number of GPUs of a job that is not resized: the largest whose last doubling saves enough time.
+
+    0 if the job does not run.
+    """
     sizes, window = list(table), _half_slack(spec)
     if window is not None and sizes and table[sizes[-1]].seconds <= window:
         return sizes[-1]
@@ -201,7 +207,7 @@ RunTimePredictor = Callable[[int], JobTime]
 
 
 def _run_time_predictor(spec: JobSpec, system: System) -> RunTimePredictor:
-    """Return a function from a number of GPUs to a job's predicted run time, which remembers its results."""
+    """Return a function that predicts a job's run time for a number of GPUs; predictions are cached."""
     if spec.kind != "trace":
         return _cached_predictor(spec, system)
     seconds = float(spec.duration or 0.0)
@@ -211,7 +217,7 @@ def _run_time_predictor(spec: JobSpec, system: System) -> RunTimePredictor:
 
 @functools.lru_cache(maxsize=256)
 def _cached_predictor(spec: JobSpec, system: System) -> RunTimePredictor:
-    """Return a function from a number of GPUs to the run time of a job that Paleo predicts (not a stated duration)."""
+    """Return a cached function that predicts the run time of a job without given duration for a number of GPUs."""
     return functools.cache(_predictor_by_kind(spec, system))
 
 
@@ -251,7 +257,7 @@ def _training_predictor(spec: JobSpec, network: ModelSpec, system: System, run: 
 def _training_time(step: Prediction, goal: TrainingAmount, pause: Interruption) -> JobTime:
     """Return the run time of a training from its predicted step.
 
-    It includes how much placement on more racks than needed slows it down.
+    The result includes the slowdown if the training is placed on more racks than needed.
     """
     seconds = (
         goal.samples / step.plan.global_batch * step.step_time

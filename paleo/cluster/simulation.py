@@ -58,7 +58,7 @@ class ClusterJob:
     excess_rack_slowdown : float
         Run time on more racks than needed over that on as few as possible.
     predecessors : tuple of int
-        Jobs that end before it starts.
+        Numbers of the jobs that must end before this job starts.
     """
 
     name: str
@@ -105,9 +105,9 @@ class ClusterRun:
     Attributes
     ----------
     start, finish, waited : numpy.ndarray
-        First start, end, and time in the queue in all [s].
+        First start, end, and total time in the queue [s].
     preemptions : numpy.ndarray
-        Stops on purpose, resizing included.
+        Number of times that the scheduler stopped the job, including stops to resize.
     work_gpu_seconds, pause_gpu_seconds : numpy.ndarray
         GPU-seconds of work (failures included) and of pauses.
     failure_gpu_seconds : numpy.ndarray
@@ -118,7 +118,7 @@ class ClusterRun:
     gpus : int
         All GPUs.
     makespan : float
-        From the first arrival to the last end [s].
+        Time from the first arrival to the last end [s].
     queue_history : numpy.ndarray
         Time and jobs that wait, shape (n, 2).
     segments : tuple of JobSegment
@@ -423,7 +423,7 @@ class ClusterSimulation:
         return self.first
 
     def _placement_now(self, job: int) -> tuple[int, int, Gang] | None:
-        """Return (pool, number of GPUs, gang) on which a job can start now and is fastest; None if there is no room."""
+        """Return (pool, number of GPUs, gang) on which a job can start now and is fastest; None if it fits nowhere."""
         for p in self.choices[job]:
             gpus = int(self.sizes[p][job])
             if self.pools[p].fits(gpus):
@@ -431,7 +431,7 @@ class ClusterSimulation:
         return None
 
     def _start_in_order(self) -> None:
-        """Start jobs in the order of the policy; when one has no room, try only those that do not delay it."""
+        """Start waiting jobs in the policy's order until one does not fit; then backfill if the policy allows."""
         key = self.policy.key
         order = None
         if key is not None:
@@ -497,7 +497,7 @@ class ClusterSimulation:
                 candidates = candidates[place + 1 :]
 
     def _preempt(self) -> None:
-        """Run the jobs with the smallest keys; stop others only if their GPUs are needed."""
+        """Run the jobs with the smallest priority keys; stop running jobs only if their GPUs are needed."""
         key, jobs = self.policy.key, self.jobs
         assert key is not None
         room = [pool.gpus for pool in self.pools]
@@ -533,7 +533,7 @@ class ClusterSimulation:
             self._set_quantum()
 
     def _set_quantum(self) -> None:
-        """Schedule the next decision: when a running job will have had more service than a waiting one."""
+        """Schedule the next decision at the time when a running job has had more service than a waiting one."""
         least = min(self.service_level(int(job)) for job in np.flatnonzero(self.waiting)) + 1
         growth = self.growth
         level = self.quantum * (least if growth == 1.0 else (growth**least - 1.0) / (growth - 1.0))
@@ -547,7 +547,10 @@ class ClusterSimulation:
             self.queue.push(self.now + min(gaps), 2 * len(self.jobs))
 
     def _target_allocation(self) -> dict[int, tuple[int, int]]:
-        """Return (kind of nodes, number of GPUs) of each job that should run now."""
+        """Return (pool, number of GPUs) of each job that should run now under the elastic policy.
+
+        Every job gets its fewest GPUs in the order of arrival; further GPUs go where they save most time.
+        """
         room, goal = [pool.gpus for pool in self.pools], {}
         for job, running in self.running.items():
             shrinks = self.waiters and self.jobs[job].preemptible
@@ -608,14 +611,14 @@ def simulate_cluster(
     jobs: Sequence[ClusterJob], pools: Sequence[NodePool], policy: Policy, *,
     factors: Sequence[float] | None = None, quantum: float = QUANTUM, growth: float = GROWTH,
 ) -> ClusterRun:  # fmt: skip
-    """Simulate jobs on a cluster under a policy.
+    """Simulate when jobs start, stop and end on a cluster under a scheduling policy.
 
     Parameters
     ----------
     jobs : sequence of ClusterJob
-        In any order; jobs of one time of arrival are served in the order of their names.
+        Jobs in any order; those that arrive at the same time are served in the order of their names.
     pools : sequence of NodePool
-        Kinds of nodes, empty; a gang never spans two of them.
+        Pools with all GPUs free, one for each kind of nodes; a gang never spans two pools.
     policy : Policy
         Order of jobs, and whether they are preempted, backfilled or resized.
     factors : sequence of float, optional
@@ -658,5 +661,5 @@ def simulate_cluster(
 
 
 def _renumbered(job: ClusterJob, place: Mapping[int, int]) -> ClusterJob:
-    """Return a job whose predecessors (``after``) have the numbers that ``place`` maps them to."""
+    """Return a job whose predecessors have the new job numbers that ``place`` gives for the old ones."""
     return replace(job, predecessors=tuple(place[before] for before in job.predecessors)) if job.predecessors else job

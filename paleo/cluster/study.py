@@ -93,7 +93,7 @@ class JobsOnCluster:
         Parameters
         ----------
         nodes : sequence of int
-            Nodes of every kind.
+            Number of nodes of each kind.
 
         Returns
         -------
@@ -111,7 +111,7 @@ class JobsOnCluster:
         Parameters
         ----------
         nodes : sequence of int
-            Nodes of every kind.
+            Number of nodes of each kind.
         factors : sequence of float, optional
             Factors on the run time of each job.
 
@@ -123,12 +123,12 @@ class JobsOnCluster:
         return simulate_cluster(self.cluster_jobs, self.pools(nodes), POLICIES[self.policy], factors=factors)
 
     def fits_all_jobs(self, nodes: Sequence[int]) -> bool:
-        """Return True if every job fits on the nodes of some system.
+        """Return True if every job can get its preferred GPUs on the nodes of at least one system.
 
         Parameters
         ----------
         nodes : sequence of int
-            Nodes of every kind.
+            Number of nodes of each kind.
 
         Returns
         -------
@@ -141,12 +141,12 @@ class JobsOnCluster:
         )
 
     def usd_per_s(self, nodes: Sequence[int]) -> float | None:
-        """Return the rent of a cluster.
+        """Return the rent of a cluster [USD/s].
 
         Parameters
         ----------
         nodes : sequence of int
-            Nodes of every kind.
+            Number of nodes of each kind.
 
         Returns
         -------
@@ -163,14 +163,14 @@ class JobsOnCluster:
 
 @dataclass(frozen=True)
 class FleetStudy:
-    """The answer of ``paleo fleet``: a fleet on an order of machines.
+    """Result of ``paleo fleet``: jobs simulated on an order of machines, with intervals and missed deadlines.
 
     Attributes
     ----------
     fleet : JobsOnCluster
         Jobs with predicted run times, systems and scheduling policy.
     nodes : tuple of int
-        Nodes of every kind.
+        Number of nodes of each kind.
     searched : bool
         True if this is the smallest order that meets the requirements.
     requirements : ClusterRequirements
@@ -178,7 +178,7 @@ class FleetStudy:
     result : ClusterRun
         Times of all jobs on these machines.
     result_with_one_more_node : ClusterRun, optional
-        The same with one node more of the first kind.
+        Times of all jobs with one more node of the first kind.
     intervals : numpy.ndarray, optional
         Ends of the 90 % interval of finishing times, shape (jobs, 2) [s].
     deadline_probability : numpy.ndarray, optional
@@ -286,7 +286,7 @@ class FleetStudy:
 
 
 def waiting_time(result: ClusterRun, measure: str) -> float:
-    """Return the mean or the 95th percentile of the waiting times.
+    """Return the mean or the 95th percentile of the waiting times of all jobs in a simulation.
 
     Parameters
     ----------
@@ -333,13 +333,13 @@ def predict_fleet(
     Parameters
     ----------
     specs : sequence of JobSpec
-        Jobs, as a job file states them.
+        Jobs of a job file.
     systems : sequence of System
         Kinds of nodes.
     policy, placement : str
         Name of `paleo.cluster.nodes.POLICIES`; ``packed`` or ``spread`` over racks.
     nodes : sequence of int, optional
-        Nodes of every kind, which no job exceeds.
+        Number of nodes of each kind, which bounds the GPUs of a job.
     tariff : Tariff, optional
         What machines and electricity cost; by default the prices of the catalog.
 
@@ -383,7 +383,7 @@ def fleet_study(
     fleet : JobsOnCluster
         Jobs with predicted run times, systems and scheduling policy.
     nodes : sequence of int, optional
-        Nodes of every kind; the smallest order by default.
+        Number of nodes of each kind; the smallest order by default.
     wishes : ClusterRequirements
         Deadlines and a limit of the waiting time.
     samples : int, optional
@@ -399,7 +399,7 @@ def fleet_study(
     Raises
     ------
     SpecError
-        If no order of machines keeps the wishes, or there is nothing to keep.
+        If no order of machines meets the requirements, or no requirement is given.
     """
     order = tuple(smallest_node_counts(fleet, wishes) if nodes is None else nodes)
     result = fleet.run(order)
@@ -476,7 +476,7 @@ def smallest_node_counts(fleet: JobsOnCluster, wishes: ClusterRequirements) -> t
     Returns
     -------
     tuple of int
-        Nodes of every kind.
+        Number of nodes of each kind.
 
     Raises
     ------
@@ -572,7 +572,7 @@ def _infeasible_reason(fleet: JobsOnCluster) -> str:
 
 
 def parse_nodes(nodes: int | str | Sequence[int], systems: Sequence[System]) -> tuple[int, ...]:
-    """Return the number of nodes of every system.
+    """Parse the number of nodes of each system from option ``--nodes``.
 
     Parameters
     ----------
@@ -608,7 +608,7 @@ def parse_nodes(nodes: int | str | Sequence[int], systems: Sequence[System]) -> 
 
 
 def check_requirements(wishes: ClusterRequirements) -> ClusterRequirements:
-    """Check the requirements of an order of machines.
+    """Check the limit of the waiting time and the statistic that it applies to.
 
     Parameters
     ----------
@@ -623,7 +623,7 @@ def check_requirements(wishes: ClusterRequirements) -> ClusterRequirements:
     Raises
     ------
     SpecError
-        If they are not possible.
+        If the statistic is unknown or the limit of the waiting time is negative or infinite.
     """
     if wishes.wait_statistic not in WAIT_STATISTICS:
         raise SpecError(
@@ -654,12 +654,12 @@ class FleetSweep(SweepStudy):
 
     @property
     def step_axes(self) -> dict[str, list[Any]]:
-        """Axes of the table, slowest first."""
+        """Axes of the study's table with their values; the first axis changes slowest."""
         return {"system": list(self.systems), **self.axes}
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns of the table besides the axes."""
+        """Names of the result columns of the study's table, which follow the axes."""
         return _RESULT_COLUMNS
 
     def load_and_check(self) -> None:
@@ -685,7 +685,7 @@ class FleetSweep(SweepStudy):
 
         Parameters
         ----------
-        job : Job
+        job : SweepJob
             Systems of the study, loaded.
         point : dict of str to Any
             Value of each axis (``system``, ``nodes``, ``policy``, ``placement``, ``seed``); absent axes take their
@@ -727,7 +727,7 @@ class FleetSweep(SweepStudy):
 
 
 def load_any_study(path: str | Path) -> SweepStudy:
-    """Return a checked study from a file: of fleets if the file names ``jobs``, otherwise of runs.
+    """Load and check a sweep study from a YAML file: of fleets if the file names ``jobs``, otherwise of runs.
 
     Parameters
     ----------

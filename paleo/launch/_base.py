@@ -41,7 +41,7 @@ class JobPlan:
     zero : int
         ZeRO stage, 0 to 3.
     schedule, cut : str, tuple of int or None
-        Order of the pipeline, and layers of each of its pieces where they are stated.
+        Pipeline schedule, and layers of each pipeline piece if a file gives them.
     microbatch, global_batch : int
         Samples of a pass and of a step; 0 where a file does not say.
     recompute, recompute_layers, recompute_every, recompute_modules
@@ -177,7 +177,10 @@ class FieldTranslation:
         return {self.key: value if self.value_spellings is None else self.value_spellings[value]}
 
     def to_fields(self, settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a dict with the plan's field and its value, as the settings state it."""
+        """Read the plan's field from a framework's settings, as a dict; empty if the key is missing without a default.
+
+        ``known`` holds the fields that earlier translations have read.
+        """
         unset = (None,) if self.value_spellings is None else ()
         key = next((name for name in self.keys if name in settings and settings[name] not in unset), None)
         if key is None:
@@ -265,7 +268,10 @@ def boolean_translation(
 
 
 def dtype_translation(**keys: str) -> GroupTranslation:
-    """Return the translation of one true-or-false key for each number format; if none is true, the format is fp32."""
+    """Return the translation of one true-or-false key for each number format; if none is true, the format is fp32.
+
+    ``keys`` maps a dtype to the framework's keys for that dtype, separated by spaces.
+    """
     names = {dtype: tuple(text.split()) for dtype, text in keys.items()}
 
     def write(plan: JobPlan) -> dict[str, Any]:
@@ -305,10 +311,10 @@ class SettingsFormat(Protocol):
     """File format of a framework's settings: how they are written to text and read from it."""
 
     def settings_to_text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
-        """Return the text of a file with these settings."""
+        """Return the text of a launch file in this format, with the given settings."""
 
     def settings_from_text(self, text: str, where: str) -> dict[str, Any]:
-        """Return the settings in a file's text, by key; ``where`` names the file in errors."""
+        """Parse the text of a launch file in this format to settings by key; ``where`` names the file in errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,7 +390,7 @@ class SettingsTranslator:
         return {**settings, **self.constant_settings}
 
     def plan_of_settings(self, settings: Settings, **known: Any) -> JobPlan:
-        """Return the plan that some settings describe; ``known`` states fields that the settings do not contain."""
+        """Return the plan that some settings describe; ``known`` gives fields that the settings do not contain."""
         read: dict[str, Any] = {name: value for name, value in known.items() if value}
         for entry in self.translations:
             match = entry.to_fields(settings, read)
@@ -392,7 +398,7 @@ class SettingsTranslator:
         return normalise_plan(replace(JobPlan(), **read))
 
     def unread_keys(self, settings: Settings) -> list[str]:
-        """Return the keys of a file that are neither read nor known to be harmless; they may change the result."""
+        """Return the keys of a launch file that are not read but may change time or memory of a step."""
         known = {key for entry in self.translations for key in entry.keys} | set(self.constant_settings)
         return [
             key for key in settings if key not in known and not key.startswith(tuple(self.ignored_key_prefixes.split()))
@@ -404,7 +410,7 @@ def _names() -> list[str]:
 
 
 def normalise_plan(plan: JobPlan) -> JobPlan:
-    """Return a plan in normal form, in which equal plans have equal fields.
+    """Reset fields of a plan that have no effect, so that plans of equal meaning compare equal.
 
     Parameters
     ----------
@@ -414,7 +420,7 @@ def normalise_plan(plan: JobPlan) -> JobPlan:
     Returns
     -------
     JobPlan
-        The plan without fields that have no effect: shards over one rank, a schedule without a pipeline, no folding.
+        The plan with defaults for fields without effect: shards over one rank, or a schedule without a pipeline.
     """
     schedule = plan.schedule
     if plan.pp == 1:
@@ -447,13 +453,13 @@ LAUNCHERS: Registry[SettingsTranslator] = Registry("launcher", "paleo.launch")
 
 
 def add_launcher(launcher: SettingsTranslator) -> SettingsTranslator:
-    """Register a launcher under its own name."""
+    """Register a table of launch settings in `LAUNCHERS` under its name, and return the table."""
     LAUNCHERS.register(launcher.name)(launcher)
     return launcher
 
 
 def to_integer(value: Any, key: str) -> int:
-    """Return a value of a file as an integer; it may be written as text. ``key`` names it in errors."""
+    """Convert a value of a launch file, perhaps written as text, to an integer; ``key`` names the value in errors."""
     try:
         return int(str(value).replace("_", "").replace(",", ""))
     except ValueError:
@@ -466,7 +472,7 @@ def integer_setting(settings: Settings, key: str, usual: int = 1) -> int:
 
 
 def is_true(value: object) -> bool:
-    """Return True if a value in a file means true, such as ``yes`` or ``1``."""
+    """Return True if a value in a launch file means true: ``true``, ``yes``, ``1`` or ``auto``."""
     return str(value).lower() in ("true", "1", "yes", "auto")
 
 
@@ -495,7 +501,7 @@ def offloads_all_states(plan: JobPlan) -> bool:
 
 
 def first_given_value(settings: Settings, keys: Sequence[str]) -> Any:
-    """Return the value under the first of several keys that the file states; None if it states none."""
+    """Return the value under the first of several keys that is in the settings; None if none is."""
     return next((settings[key] for key in keys if settings.get(key) is not None), None)
 
 
@@ -507,7 +513,7 @@ def missing_hub_id_hint(plan: JobPlan) -> str:
 
 
 def hub_id_translation(key: str) -> GroupTranslation:
-    """Return the translation of a key that names the network by its Hugging Face id."""
+    """Return the translation between a plan's network and a framework's key that holds a Hugging Face id."""
 
     def write(plan: JobPlan) -> dict[str, Any]:
         return {key: plan.hub or plan.model}

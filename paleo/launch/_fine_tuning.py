@@ -56,7 +56,7 @@ def _where(targets: object) -> str:
 
 
 def _stage(settings: Settings) -> int:
-    """Return the ZeRO stage that DeepSpeed's file or the settings' FSDP section states."""
+    """Return the ZeRO stage (0 to 3) of a job, from the DeepSpeed keys or otherwise from the FSDP section."""
     deepspeed = settings.get("deepspeed")
     if deepspeed:
         match = re.search(r"z(?:ero)?[_-]?(\d)", str(deepspeed).lower())
@@ -138,7 +138,7 @@ def _bits(plan: JobPlan) -> dict[str, Any]:
 
 
 def _read_bits(settings: Settings, known: Settings) -> dict[str, Any]:
-    """Return the plan's number format; axolotl uses bf16 unless it is switched off."""
+    """Read the number format (field ``dtype``) of a plan from axolotl's keys; bf16 is the framework's default."""
     on = [name for name in ("fp8", "fp16", "tf32") if is_true(settings.get(name))]
     bf16 = settings.get("bf16", not set(on) - {"fp8"})
     if "fp8" not in on and (is_true(bf16) or str(bf16) == "full"):
@@ -150,7 +150,7 @@ _CHECKPOINTED = ("gradient_checkpointing", "fsdp_config.activation_checkpointing
 
 
 def _read_checkpointed(settings: Settings, known: Settings) -> dict[str, Any]:
-    """Return the plan's recomputation field; any word except false switches it on."""
+    """Read the recompute policy of a plan from axolotl's checkpointing keys; any word except false means full."""
     on = any(settings.get(key) and str(settings[key]).lower() != "false" for key in _CHECKPOINTED)
     return {"recompute": "full" if on else "none"}
 
@@ -202,7 +202,7 @@ add_launcher(SettingsTranslator(
 
 
 def _factory_sharding(plan: JobPlan) -> dict[str, Any]:
-    """Return LLaMA-Factory's key of ZeRO, the path of one of its DeepSpeed configurations; none for DDP."""
+    """Return LLaMA-Factory's key for ZeRO: the path of an example DeepSpeed configuration; no key for DDP."""
     if plan.zero == 0:
         return {}
     if plan.zero == 1:

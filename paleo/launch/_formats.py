@@ -85,14 +85,14 @@ class YamlFile:
     """YAML file with nested keys."""
 
     def settings_to_text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
-        """Return the file's text for some settings, with the plan's other fields in a comment at its head."""
+        """Return the text of a YAML file with the settings, and with the plan's other fields in a comment on top."""
         import yaml
 
         data = nest_keys({key: to_plain_types(value) for key, value in settings.items()})
         return _header(plan, launcher) + yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=100)
 
     def settings_from_text(self, text: str, where: str) -> dict[str, Any]:
-        """Return the settings in a file's text, by key with dots; ``${variables.name}`` of OmegaConf gets its value."""
+        """Return the settings in a YAML text, by dotted key, with OmegaConf variables (``${a.b}``) replaced."""
         import yaml
 
         try:
@@ -106,7 +106,7 @@ class YamlFile:
 
 
 def _interpolated(value: Any, settings: Settings, depth: int = 0) -> Any:
-    """Replace ``${key}`` in a value by what the file states under that key."""
+    """Replace a value that is an OmegaConf variable, ``${key}``, by the value of that key in the settings."""
     if not isinstance(value, str) or "${" not in value or depth > _DEEPEST:
         return value
     whole = re.fullmatch(r"\$\{([\w.]+)\}", value)
@@ -120,11 +120,11 @@ class JsonFile:
     """JSON file with nested keys; it cannot hold a comment."""
 
     def settings_to_text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
-        """Return the file's text for some settings."""
+        """Return the text of a JSON file with the settings."""
         return json.dumps(nest_keys({key: to_plain_types(value) for key, value in settings.items()}), indent=2) + "\n"
 
     def settings_from_text(self, text: str, where: str) -> dict[str, Any]:
-        """Return the settings in a file's text, by key with dots."""
+        """Return the settings in a JSON text, by dotted key."""
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -139,7 +139,7 @@ class TomlFile:
     """TOML file with one table for each prefix of the keys."""
 
     def settings_to_text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
-        """Return the file's text for some settings."""
+        """Return the text of a TOML file with the settings."""
         tables: dict[str, list[str]] = {}
         for key, value in settings.items():
             table, _, name = key.rpartition(".")
@@ -148,7 +148,7 @@ class TomlFile:
         return _header(plan, launcher) + "\n" + "\n".join(parts)
 
     def settings_from_text(self, text: str, where: str) -> dict[str, Any]:
-        """Return the settings in a file's text, by key with dots."""
+        """Return the settings in a JSON or TOML text, by dotted key."""
         import tomllib
 
         try:
@@ -195,12 +195,12 @@ _VARIABLE = re.compile(r"\$\{(\w+)(?:\[[@*]\])?(?::?[-=]([^}]*))?\}|\$(\w+)|\$\(
 
 
 def read_flags(text: str) -> dict[str, Any]:
-    """Return the flags in a shell script with their values.
+    """Parse the command-line flags in a shell script, with their values.
 
     Parameters
     ----------
     text : str
-        The script. Variables, arrays and whole-number arithmetic are put in; no command runs.
+        The script. Variables, arrays and whole-number arithmetic are expanded; no command runs.
 
     Returns
     -------
@@ -271,7 +271,7 @@ def _expanded(text: str, variables: Mapping[str, str], depth: int = 0) -> str:
 
 
 def _bare(text: str, variables: Mapping[str, str]) -> str:
-    """Replace variable names without a dollar sign, as shell arithmetic allows them, by their values."""
+    """Replace variable names without a dollar sign in a shell arithmetic expression by their values."""
     return re.sub(r"[A-Za-z_]\w*", lambda match: variables.get(match[0], "0"), text)
 
 
@@ -321,7 +321,7 @@ class PythonFile:
     def settings_to_text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
         """Return the text of a Python module that assigns the settings.
 
-        ``head`` may use the keys ``module`` and ``config``.
+        ``header_template`` may use the keys ``module`` and ``config``.
         """
         stated = {key: value for key, value in settings.items() if key not in ("module", "config")}
         lines = "".join(f"    config.{key} = {value!r}\n" for key, value in stated.items())

@@ -31,9 +31,9 @@ _REMAT = {"none": "minimal_with_context", "selective": "minimal", "full": "full"
 
 
 def _degree(settings: Settings, axis: str) -> int:
-    """Return the degree of a MaxText mesh axis, within slices times between slices.
+    """Return the degree of a MaxText mesh axis: the degree within slices (ici) times that between slices (dcn).
 
-    -1 if it takes all remaining devices.
+    The degree is -1 if the axis takes all remaining devices.
     """
     parts = [integer_setting(settings, f"{place}_{axis}_parallelism") for place in ("ici", "dcn")]
     return -1 if -1 in parts else parts[0] * parts[1]
@@ -51,7 +51,7 @@ def _read_axes(settings: Settings, known: Settings) -> dict[str, Any]:
 def _sharding(plan: JobPlan) -> dict[str, Any]:
     """Return MaxText's keys of data parallelism: shards as the fsdp axis, replicas as the data axis.
 
-    Expert ranks have an axis of their own.
+    Expert-parallel ranks are on a separate axis.
     """
     ranks = plan.dp // (plan.ep if not plan.etp else max(1, plan.ep // (plan.tp * plan.cp)))
     shard = 1 if plan.zero < 3 else plan.shard if plan.shard > 1 else ranks
@@ -76,9 +76,9 @@ def _read_sharding(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 def _batch(plan: JobPlan) -> dict[str, Any]:
-    """Return MaxText's keys of the batch: samples of a pass over all devices.
+    """Return MaxText's keys of the batch: samples of one pass for each device, and the number of passes.
 
-    All microbatches of a pipeline are one such pass.
+    A pipeline runs all microbatches of a step in one pass.
     """
     passes = plan.microbatches if plan.pp > 1 else 1
     keys: dict[str, Any] = {_BATCH[0]: plan.microbatch * passes * plan.dp / plan.gpus}

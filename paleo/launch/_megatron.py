@@ -67,7 +67,7 @@ def flags_from_recipe(settings: Settings) -> dict[str, Any]:
     Parameters
     ----------
     settings : mapping
-        Keys with points, such as ``model.tensor_model_parallel_size``.
+        Keys with dots, such as ``model.tensor_model_parallel_size``.
 
     Returns
     -------
@@ -173,7 +173,7 @@ _TP, _PP, _CP = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
 def _experts(plan: JobPlan) -> dict[str, Any]:
     """Return Megatron's flags of expert parallelism.
 
-    The tensor degree of experts is always stated, as launchers differ in its default.
+    The tensor degree of experts is always written, because its default differs between launchers.
     """
     if plan.ep == 1:
         return {}
@@ -314,7 +314,7 @@ def _read_formats(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 def _optimizer(plan: JobPlan) -> dict[str, Any]:
-    """Return Megatron's flags of the optimizer: Adam is AdamW without weight decay, and SGD states its momentum."""
+    """Return Megatron's flags of the optimizer: Adam is AdamW without weight decay, and SGD has a momentum flag."""
     rules: dict[str, dict[str, Any]] = {
         "adamw": {"--optimizer": "adam"},
         "adam": {"--optimizer": "adam", "--weight-decay": 0.0},

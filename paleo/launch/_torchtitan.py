@@ -187,7 +187,10 @@ def _network(model: str) -> tuple[str, str, str]:
 
 
 def _to_register(release: int) -> Callable[[JobPlan], str]:
-    """Return a function of a plan that says what to do first if torchtitan's release does not ship its network."""
+    """Return a function that says how to register the network of a plan if a torchtitan release does not ship it.
+
+    ``release`` is the column of ``_NETWORKS``: 1 for release 0.2.2, 2 for release 0.3.0.
+    """
 
     def remark(plan: JobPlan) -> str:
         family, size, configuration = _network(plan.model)
@@ -269,7 +272,7 @@ _TOML = (
 
 
 class _Flags(ShellScriptFile):
-    """Shell script for torchtitan; its flags are the keys after two hyphens."""
+    """Shell script that starts torchtitan, with one ``--key`` flag for each key of the settings."""
 
     def settings_to_text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
         """Return the text of the script; false switches are written too, as a missing switch has its default."""

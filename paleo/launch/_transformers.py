@@ -70,7 +70,7 @@ def _optimizer_of(word: object) -> str:
 
 
 def optimizer_translation(key: str) -> GroupTranslation:
-    """Return the translation of a key that states an optimizer as TrainingArguments names it."""
+    """Return the translation of a key whose value names an optimizer as TrainingArguments does (``adamw_torch``)."""
     return group_translation(
         key,
         "optimizer",

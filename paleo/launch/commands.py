@@ -32,8 +32,8 @@ def supported_space(space: SearchSpace, software: str) -> SearchSpace:
     Returns
     -------
     SearchSpace
-        The smaller space. It is returned whole if nothing is recorded about the framework, or if the space asks for
-        pipeline stages and the framework has none: evaluating the plan then says so.
+        The smaller space. The whole space is returned if nothing is recorded about the framework, or if the space asks
+        for pipeline stages that the framework lacks; evaluating the plan then reports that.
     """
     has, framework = load_software(software).parallelism, framework_abilities(software)
     if framework is not None:
@@ -53,7 +53,7 @@ def supported_space(space: SearchSpace, software: str) -> SearchSpace:
 
 
 def estimate_command(model: ModelSpec, system: System, run: Run) -> str:
-    """Write the ``paleo estimate`` command of a run, as a shell takes it.
+    """Return the ``paleo estimate`` command that predicts a run, quoted for a shell.
 
     Parameters
     ----------

@@ -76,7 +76,8 @@ def launcher_of(software: str, file: str = "") -> SettingsTranslator:
     software : str
         A profile, with or without a release.
     file : str
-        Name of the file, with or without the name of a launcher: ``axolotl:job.yaml``. Empty: the framework's own.
+        Name of the file, with or without the name of a launcher: ``axolotl:job.yaml``. Empty: the framework's default
+        launcher.
 
     Returns
     -------
@@ -124,9 +125,9 @@ def check_launch_file_name(file: str, software: str | None) -> None:
     Parameters
     ----------
     file : str
-        Name of the framework's own file, with or without the name of a launcher.
+        Name of the framework's configuration file, with or without the name of a launcher.
     software : str, optional
-        Stated software profile; None if the plan chooses one.
+        Software profile of the run; None if the plan chooses one.
 
     Raises
     ------
@@ -146,14 +147,14 @@ def check_launch_file_name(file: str, software: str | None) -> None:
 
 
 def write_launch_files(prediction: Prediction, file: str) -> list[str]:
-    """Write the launch files of a plan, and return their names.
+    """Write the files that launch a predicted plan in its framework, and return their names.
 
     Parameters
     ----------
     prediction : Prediction
         The plan.
     file : str
-        Name of the framework's own file, with or without the name of a launcher: ``axolotl:job.yml``.
+        Name of the framework's configuration file, with or without the name of a launcher: ``axolotl:job.yml``.
 
     Returns
     -------
@@ -177,7 +178,7 @@ def write_launch_files(prediction: Prediction, file: str) -> list[str]:
 
 
 def job_plan_of(prediction: Prediction) -> JobPlan:
-    """Return the plan of a predicted run in the form that launch files state, normalised.
+    """Convert a predicted run to the normalised plan from which launch files are written.
 
     Parameters
     ----------
@@ -292,11 +293,11 @@ def run_fields_of_job(
     Parameters
     ----------
     job : JobPlan
-        A plan; what it does not know (0) is left out.
+        A plan; fields that are unknown (0) are left out.
     software : str
         Profile of the framework.
     graph : Graph, optional
-        Layers of the network, by whose repeated blocks a stated cut counts.
+        Network; its layers per iteration of the repeated block convert the pipeline cut from layers to iterations.
     seq : int, optional
         Length of sequences that the network has unless a run says otherwise.
 
@@ -323,7 +324,7 @@ def run_fields_of_job(
 
 
 def launch_file_texts(launcher: SettingsTranslator, job: JobPlan, path: str) -> dict[str, str]:
-    """Return the files that start a job: the framework's own file and its training arguments.
+    """Return the texts of the files that start a job: the framework's configuration and its training arguments.
 
     Parameters
     ----------
@@ -332,7 +333,7 @@ def launch_file_texts(launcher: SettingsTranslator, job: JobPlan, path: str) -> 
     job : JobPlan
         The plan.
     path : str
-        Path of its own file; training arguments have the same path with the ending ``.args.json``.
+        Path of the configuration file; training arguments have the same path with the ending ``.args.json``.
 
     Returns
     -------
@@ -363,12 +364,12 @@ def preparation_steps(prediction: Prediction, file: str = "") -> str:
     prediction : Prediction
         Prediction of a run.
     file : str
-        Name of the launch file, as `write_launch_files` takes it; empty for the framework's own.
+        Name of the launch file, as `write_launch_files` takes it; empty for the framework's default launcher.
 
     Returns
     -------
     str
-        Words without a full stop, such as that the framework ships no such network; empty if nothing must be done.
+        Sentence without a full stop, such as how to register the network; empty if nothing must be done.
     """
     return launcher_of(prediction.run.software, file).preparation_text(job_plan_of(prediction))
 
@@ -409,9 +410,9 @@ class LaunchFileJob:
     network : str, mapping or None
         A name or path of the network, or its configuration in transformers' keys; None where no file names one.
     plan : JobPlan
-        The plan, 0 where a figure is not stated.
+        The plan; numbers that the files do not state are 0.
     software, launcher : str
-        The profile of the framework, and which settings were read.
+        Names of the framework's software profile and of the table by which the settings were read.
     unread_keys : tuple of str
         Keys that may matter for time or memory and were not read.
     """
@@ -512,7 +513,7 @@ def _with_deepspeed_files(paths: Sequence[str | Path]) -> list[Path]:
 
 
 def _software_by_flags(settings: Mapping[str, Any]) -> str:
-    """Return the software profile that alone knows some of the flags (a release or fork); empty if there is none."""
+    """Return the profile of the Megatron release or fork that alone has one of the flags; empty if there is none."""
     profiles = (profile for profile, flags in _FLAGS_OF.items() if any(flag in settings for flag in flags))
     return next(profiles, "")
 
@@ -544,7 +545,7 @@ def _settings(text: str, path: str) -> dict[str, Any]:
 
 
 def _recognised(settings: Mapping[str, Any], texts: Mapping[str, str]) -> SettingsTranslator:
-    """Return the launcher of the framework to which the keys of some files belong, by keys that only it has."""
+    """Return the launcher whose recognising keys are most complete among the keys of the launch files."""
     plain = {key.removeprefix("--") for key in settings} | set(settings)
     scores = {
         name: (
@@ -571,7 +572,7 @@ def _ends(launcher: SettingsTranslator, suffixes: set[str]) -> bool:
 
 
 def _world(settings: Mapping[str, Any]) -> int:
-    """Return the number of devices on which torchrun is started (nodes times processes); 0 if no file states it."""
+    """Return the number of devices on which torchrun is started (nodes times processes); 0 if unknown."""
     words = {key: value[0] if isinstance(value, tuple) and value else value for key, value in settings.items()}
     plain = {key.lstrip("-").replace("_", "-"): value for key, value in words.items()}
     try:

@@ -152,7 +152,7 @@ def find_entries(name: str, kind: str | None = None) -> list[tuple[str, object]]
     Parameters
     ----------
     name : str
-        Name of an entry, or a path, which is read as what it holds.
+        Name of an entry, or the path of a YAML file.
     kind : str, optional
         Kind to look in; all by default.
 
@@ -217,7 +217,7 @@ def _read(path: str, kind: str | None = None) -> tuple[str, object]:
 
 
 def entry_facts(entry: object) -> list[Fact]:
-    """List every field of an entry of the catalog, with its sources.
+    """List facts of a catalog entry as pairs of name and text, with units and sources, for ``paleo show``.
 
     Parameters
     ----------
@@ -388,7 +388,7 @@ def _model_flops(forward: float, backward: float) -> str:
 
 
 def _software_facts(software: SoftwareProfile) -> list[Fact]:
-    """Return facts about a software profile as (name, text) pairs; `settings` lists its fields."""
+    """Return facts about a software profile as (name, text) pairs; `software_settings` lists the profile's fields."""
     return _known(
         ("title", software.title),
         ("releases from", software.since),
@@ -414,7 +414,7 @@ def _calibration_facts(calibration: Calibration) -> list[Fact]:
 
 
 def software_settings(entry: object) -> list[Setting]:
-    """List the fields of a software profile.
+    """List the fields of a software profile with their values, defaults and meanings.
 
     Parameters
     ----------
@@ -474,14 +474,14 @@ _FACTS: Mapping[type, Callable[[Any], list[Fact]]] = {
 
 
 def list_table(kind: str, entries: Mapping[str, str]) -> RenderableType:
-    """Return the names of one kind with a line on each.
+    """Return a table of catalog entries of one kind, each with a line of description.
 
     Parameters
     ----------
     kind : str
-        Printed above the table.
+        Kind of the entries, printed above the table.
     entries : mapping
-        Name -> line.
+        Description by name.
 
     Returns
     -------
@@ -551,12 +551,12 @@ _LAYER_COLUMNS = (
 
 
 def summary_document(study: Summary) -> Document:
-    """Return a network layer by layer as a JSON document.
+    """Return the counts of a network's layers (parameters, FLOP, bytes) as a JSON document.
 
     Parameters
     ----------
     study : Summary
-        Layers, whose quantities are those of one of ``repeat`` iterations, and totals over all.
+        Counts of each layer (of one iteration if the layer repeats), and totals over all iterations.
 
     Returns
     -------

@@ -44,7 +44,7 @@ _STYLE = {
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Drawing as SVG, with the names of its colours for a legend."""
+    """Chart as an SVG element, with pairs of name and colour for a legend."""
 
     svg: Markup
     legend: tuple[tuple[str, str], ...] = ()
@@ -77,9 +77,9 @@ def svg(figure: Figure, title: str) -> Markup:
     Parameters
     ----------
     figure : Figure
-        It is drawn in the colours and fonts of the page.
+        Figure of matplotlib, whose colours and fonts are replaced by those of the page.
     title : str
-        Read aloud in place of the chart.
+        Text alternative of the chart, for screen readers.
 
     Returns
     -------
@@ -132,7 +132,7 @@ def bars(rows: Sequence[Bar], title: str) -> Chart:
     rows : sequence of Bar
         From top to bottom.
     title : str
-        Read aloud in place of the chart.
+        Text alternative of the chart, for screen readers.
 
     Returns
     -------
@@ -161,9 +161,9 @@ def stacked_bars(
     rows : sequence of (name, parts, text)
         From top to bottom; the text is printed at the end of the stack.
     title : str
-        Read aloud in place of the chart.
+        Text alternative of the chart, for screen readers.
     limits : sequence of float
-        A dashed line for each row.
+        Position of a dashed line in each row, such as the capacity of a memory.
 
     Returns
     -------
@@ -191,14 +191,14 @@ def stacked_bars(
 
 
 def deviation_bars(rows: Sequence[tuple[str, float, float]], title: str) -> Chart:
-    """Draw factors as bars on both sides of 1.
+    """Draw how a change makes a quantity smaller or larger, as bars on both sides of the factor 1.
 
     Parameters
     ----------
     rows : sequence of (name, factor with less, factor with more)
         From top to bottom.
     title : str
-        Read aloud in place of the chart.
+        Text alternative of the chart, for screen readers.
 
     Returns
     -------
@@ -232,7 +232,7 @@ def curves(lines: Sequence[Curve], *, title: str, x_label: str, y_label: str) ->
     lines : sequence of Curve
         Lines of the chart.
     title : str
-        Read aloud in place of the chart.
+        Text alternative of the chart, for screen readers.
     x_label, y_label : str
         Titles of the axes.
 
@@ -277,7 +277,7 @@ def heat_map(
     framed : (int, int)
         Row and column of the framed cell.
     title : str
-        Read aloud in place of the chart.
+        Text alternative of the chart, for screen readers.
     x_label, y_label : str
         Titles of the axes.
 

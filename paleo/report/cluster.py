@@ -1,4 +1,4 @@
-"""Fleets of jobs, as a document, as tables, as a picture."""
+"""Report on many jobs on a cluster, as a JSON document, as tables and as a plot."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _JobRow:
         return self.study.fleet.cluster_jobs[self.number]
 
     def of(self, part: str) -> float:
-        """Return the result of this job in one array of the simulation.
+        """Return this job's entry in an array of simulation results, such as the start times.
 
         Parameters
         ----------
@@ -99,7 +99,7 @@ def document(study: FleetStudy) -> dict[str, Any]:
     Parameters
     ----------
     study : FleetStudy
-        A fleet on an order of machines.
+        Jobs simulated on an order of machines.
 
     Returns
     -------
@@ -146,7 +146,7 @@ def table(study: FleetStudy) -> RenderableType:
     Parameters
     ----------
     study : FleetStudy
-        A fleet on an order of machines.
+        Jobs simulated on an order of machines.
 
     Returns
     -------
@@ -188,12 +188,12 @@ def table(study: FleetStudy) -> RenderableType:
 
 
 def figure(study: FleetStudy) -> Figure:
-    """Plot who runs on which GPUs over time, and the length of the queue.
+    """Plot which job runs on which GPUs over time, and the number of waiting jobs.
 
     Parameters
     ----------
     study : FleetStudy
-        A fleet on an order of machines.
+        Jobs simulated on an order of machines.
 
     Returns
     -------
@@ -226,7 +226,7 @@ def figure(study: FleetStudy) -> Figure:
 
 
 def _gantt(axes: Any, study: FleetStudy) -> None:
-    """Draw a bar for each stretch of a job on a node, as high as its GPUs there; jobs take free lanes in turn."""
+    """Draw a Gantt chart: one bar for each time interval of a job on a node, as high as its number of GPUs there."""
     import matplotlib
     from matplotlib.collections import PolyCollection
 

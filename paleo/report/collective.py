@@ -159,7 +159,7 @@ _METHOD_COLUMNS = (
 
 
 def compressed_document(study: AllReduceCompressionStudy) -> Document:
-    """Return compression methods for an all-reduce as a JSON document, fastest first.
+    """Return the times and sizes of an all-reduce under several gradient compressions as a JSON document.
 
     Parameters
     ----------
@@ -181,7 +181,7 @@ def compressed_document(study: AllReduceCompressionStudy) -> Document:
 
 
 def compressed_table(study: AllReduceCompressionStudy) -> RenderableType:
-    """Return the compressed forms of an all-reduce as tables.
+    """Return the times and sizes of an all-reduce under several gradient compressions as tables.
 
     Parameters
     ----------
@@ -281,7 +281,7 @@ def level_graph(system: System, level: InterconnectLevel, units: int) -> nx.Grap
 def _add_leaves(graph: nx.Graph[Vertex], system: System, level: InterconnectLevel, units: int) -> None:
     """Add leaf switches with the units below them to a graph, joined by a spine or directly (a dragonfly).
 
-    With rails, each port of a unit has a switch of its own.
+    With rails, each port of a unit connects to a separate switch.
     """
     machine = max(level_sizes(system, level)[1], units)
     size = min(level.leaf or USUAL_LEAF, machine)
@@ -302,7 +302,7 @@ def _add_leaves(graph: nx.Graph[Vertex], system: System, level: InterconnectLeve
 
 
 def _torus(level: InterconnectLevel, units: int) -> nx.Graph[Vertex]:
-    """Return the graph of the chips in a job's torus, with their positions.
+    """Return the graph of the chips in the torus that a job of ``units`` chips gets, with the chips' positions.
 
     In a dimension of two chips that closes, both links lead to the same chip.
     """
@@ -379,7 +379,7 @@ def _panel(axes: Axes, system: System, level: InterconnectLevel) -> None:
 
 
 def _places(graph: nx.Graph[Vertex], level: InterconnectLevel) -> Mapping[Vertex, Position]:
-    """Return the position of each vertex in the picture.
+    """Return the position of each vertex in the plot.
 
     Units are in a row, switches above the middle of their units, and chips of a torus on a grid in perspective.
     """

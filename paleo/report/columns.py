@@ -228,7 +228,7 @@ class AnswerColumn:
     unit : str
         A key of `FORMATTERS_BY_UNIT`.
     text : callable, optional
-        Returns the cell of a row, where the unit does not say how it is printed.
+        Returns the printed cell of a row; by default the unit decides how the value is printed.
     optional : bool
         Omit the column from tables in which no row has a value.
     """
@@ -292,7 +292,7 @@ def rows_table(title: str, columns: Iterable[AnswerColumn], rows: Sequence[Any])
     columns : iterable of AnswerColumn
         Those with a title are printed, in this order.
     rows : sequence
-        What the getters of the columns take.
+        Rows of the answer, which the getters of the columns read.
 
     Returns
     -------
@@ -312,7 +312,7 @@ def rows_table(title: str, columns: Iterable[AnswerColumn], rows: Sequence[Any])
 
 @functools.cache
 def key_meanings() -> dict[str, tuple[str, str]]:
-    """Return (unit, meaning) of each key in JSON documents; a nested key counts by its last part."""
+    """Return unit and meaning of each key of the JSON documents; nested keys are listed by their last part."""
     with (Path(__file__).parent / "columns.csv").open(encoding="utf-8", newline="") as file:
         return {row["key"]: (row["unit"], row["meaning"]) for row in csv.DictReader(file)}
 
@@ -417,9 +417,9 @@ def facts_table(title: str, rows: Iterable[tuple[str, str]]) -> Constrain:
 
 
 def console() -> Console:
-    """Return a console for standard output, as wide as the terminal or COLUMNS, in a pipe `PLAIN_WIDTH`.
+    """Return a console for standard output, as wide as the terminal; in a pipe as COLUMNS, or else `PLAIN_WIDTH`.
 
-    Names are never read as markup.
+    Square brackets in names are never read as markup.
     """
     probe = Console(highlight=False, markup=False, emoji=False)
     stated = os.environ.get("COLUMNS", "")
@@ -428,7 +428,7 @@ def console() -> Console:
 
 
 def wrapped_text(text: str | Text) -> Constrain:
-    """Limit the lines of a text to a width that is good to read.
+    """Wrap a text for the console to lines of at most `TEXT_WIDTH` characters.
 
     Parameters
     ----------
@@ -449,7 +449,7 @@ def default_choices_line(choices: Mapping[str, str]) -> Iterator[Constrain]:
     Parameters
     ----------
     choices : mapping of str to str
-        Reasons of the choices.
+        Reason by chosen value.
 
     Yields
     ------
@@ -514,7 +514,7 @@ SCHEMA_VERSION = 1
 
 
 def with_schema(command: str, document: Mapping[str, Any]) -> Document:
-    """Add the name of its schema (``paleo schema COMMAND``) to a document.
+    """Add the key ``schema`` to a JSON document, which names the document's schema (see ``paleo schema COMMAND``).
 
     Parameters
     ----------
@@ -565,7 +565,7 @@ MAX_NOWRAP_CHARACTERS = 60
 
 
 def html(output: RenderableType) -> str:
-    """Return what a command prints as HTML, in the colours of the notebook.
+    """Convert console output of a command (tables and paragraphs) to HTML for a notebook.
 
     Parameters
     ----------

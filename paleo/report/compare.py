@@ -132,7 +132,7 @@ def table(comparison: Comparison, choices: Mapping[str, RunWithDefaults] | None 
 
 
 def _columns(comparison: Comparison, best: Winners) -> Iterator[AnswerColumn]:
-    """Yield the columns of the systems, with those of consistency models and strategies where systems differ."""
+    """Yield the columns of the table of systems; strategies have a column only if they differ between systems."""
     trained = [candidate for candidate in comparison.candidates if candidate.training is not None]
     like = unit_reference_time(candidate.training.time for candidate in trained if candidate.training)
 
@@ -168,7 +168,7 @@ def _columns(comparison: Comparison, best: Winners) -> Iterator[AnswerColumn]:
 
 
 def _strategy(candidate: Candidate) -> str:
-    """Return the degrees other than data parallelism, which all systems have."""
+    """Return the strategy of a system's plan without the data-parallel degree; an empty cell without a plan."""
     if candidate.prediction is None:
         return EMPTY_CELL
     return without_replicas(candidate.prediction.plan.strategy_text)
@@ -258,7 +258,7 @@ def _remedy(candidate: Candidate) -> str:
 
 
 def _commands(comparison: Comparison) -> Iterator[RenderableType]:
-    """Yield the `paleo estimate` command of each system's plan, where every system has a plan of a search."""
+    """Yield the `paleo estimate` command that reproduces the searched plan of each system."""
     for candidate in comparison.candidates:
         if candidate.prediction is not None:
             step = candidate.prediction

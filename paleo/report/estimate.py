@@ -119,11 +119,11 @@ def prediction_document(
     Parameters
     ----------
     prediction : Prediction
-        The step.
+        Predicted training step.
     training : TrainingEstimate, optional
         Time, cost and energy of a whole training.
     advice : sequence of Advice
-        Changes that make it fit.
+        Changes that would make the run fit in memory.
 
     Returns
     -------
@@ -210,7 +210,7 @@ def training_document(training: TrainingEstimate) -> Document:
     Parameters
     ----------
     training : TrainingEstimate
-        Time, cost and energy.
+        Estimate of a whole training.
 
     Returns
     -------
@@ -267,7 +267,7 @@ def consistency_model_json(study: ConsistencyStudy) -> Document:
 
 
 def consistency_cycle_json(study: ConsistencyStudy) -> Document:
-    """Return step time, staleness and exchange of a consistency model as a dict for JSON.
+    """Return update rate, exposed exchange, staleness and server load under a consistency model, as a dict for JSON.
 
     Parameters
     ----------
@@ -277,7 +277,7 @@ def consistency_cycle_json(study: ConsistencyStudy) -> Document:
     Returns
     -------
     Document
-        The document; quantities of a server are null without a server.
+        The document; quantities of a parameter server are null without a server.
     """
     cycle = study.consistency_result
     return {
@@ -321,7 +321,7 @@ def document(
     Parameters
     ----------
     prediction : Prediction
-        The step.
+        Predicted training step.
     training : TrainingEstimate, optional
         Time, cost and energy of a whole training.
     advice : sequence of Advice
@@ -343,7 +343,7 @@ def document(
 def _of_workers(study: ConsistencyStudy | None, synchronous: Document) -> Document:
     """Return the throughput of a run under its consistency model as JSON keys.
 
-    That of the synchronous run is under another key.
+    The values of the synchronous run are under the key ``synchronous``.
     """
     if study is None:
         return {}
@@ -377,11 +377,11 @@ def table(
     Parameters
     ----------
     prediction : Prediction
-        The step.
+        Predicted training step.
     training : TrainingEstimate, optional
         Time, cost and energy of a whole training.
     advice : sequence of Advice
-        Changes that make it fit, where it does not.
+        Changes that would make the run fit in memory, if it does not.
     studies : RunStudies
         Consistency, compression and placement, where the run asks for them.
     notes : sequence of str
@@ -486,7 +486,7 @@ def _rates(step: Prediction | ConsistencyStudy) -> str:
 
 
 def step_parts(prediction: Prediction) -> dict[str, float]:
-    """Return the seconds of a step by part; they sum to the step time.
+    """Return the step time [s] by part (compute, kernel launch, pipeline bubble, …); the parts sum to the step time.
 
     Parameters
     ----------
@@ -590,7 +590,7 @@ def _goodput_table(run: LongRun) -> Table:
 def _section_table(prediction: Prediction) -> Table:
     """Return a table of times by section of the network and stream, longest first.
 
-    In a pipeline it is by pass and stage, summed over all microbatches.
+    With a pipeline, times are listed by pass and stage, summed over all microbatches.
     """
     from paleo.step.timeline import COMPUTE
 

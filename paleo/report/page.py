@@ -60,14 +60,14 @@ _FOLDER = Path(__file__).parent / "templates"
 
 
 def rendered_page(template: str, **context: Any) -> str:
-    """Return the HTML of a template filled with values, which are escaped.
+    """Render a template of an HTML page with values; all values are escaped.
 
     Parameters
     ----------
     template : str
         Name of a file in the folder `templates`.
     **context
-        What the template names; ``source`` reads a style sheet or script into the page.
+        Values of the template's variables. The template can call ``source`` to insert a style sheet or script.
 
     Returns
     -------
@@ -98,7 +98,7 @@ GOODPUT_MAP_FACTORS = tuple(2.0**power for power in range(-4, 5))
 
 
 def purchase_page(study: Purchase, *, date: str) -> str:
-    """Return the HTML page that answers a purchase question.
+    """Return the HTML page that compares systems for a purchase: time, cost, energy, plans and scaling.
 
     Parameters
     ----------
@@ -164,9 +164,9 @@ def sortable_table(attributes: Iterable[AnswerColumn], rows: Sequence[Any]) -> D
     Parameters
     ----------
     attributes : iterable of AnswerColumn
-        Columns sort by their values; a second line of their text is small. Those without a title are left out.
+        Columns of the answer; those without a title are left out. The second line of a cell's text is printed small.
     rows : sequence
-        What the getters take.
+        Rows of the answer, which the getters of the columns read.
 
     Returns
     -------
@@ -311,7 +311,7 @@ def _card(study: Purchase, objective: Objective) -> Document | None:
 
 
 def _cautions(study: Purchase) -> Iterator[str]:
-    """Yield sentences that a reader must know before acting on the page."""
+    """Yield cautions for the reader of a purchase page: unknown prices, implausible MFU, unequal GPU counts."""
     running = [offer for offer in study.offers if offer.candidate.fits]
     unpriced = [offer.candidate.system.name for offer in running if _cost(offer) is None]
     if unpriced:
@@ -436,14 +436,16 @@ _POINT_COLUMNS = (
 
 
 def exchange_panels(study: Purchase, offer: Offer) -> Iterator[tuple[str, Chart, str]]:
-    """Yield (heading, chart, sentence) for compression, consistency and placement, where a question asks for them.
+    """Yield (heading, chart, sentence) on gradient compression, consistency model and node placement of a run.
+
+    Each panel is left out unless the run sets that option.
 
     Parameters
     ----------
     study : Purchase
         Systems with their best plans, trainings and scaling.
     offer : Offer
-        A system that runs.
+        One system with its best plan.
     """
     prediction = offer.prediction
     if prediction is None:
@@ -554,7 +556,7 @@ _TYPES = {
 
 
 def plan_search_page(model: ModelSpec, system: System, search: FoundPlans, wish: Requirements) -> str:
-    """Return the HTML page that shows all plans of a search.
+    """Return the interactive HTML page that shows all plans of a search on one system.
 
     Parameters
     ----------
@@ -575,7 +577,7 @@ def plan_search_page(model: ModelSpec, system: System, search: FoundPlans, wish:
     Raises
     ------
     SpecError
-        The search has no plans.
+        If the search found no plans.
     """
     if search.ranking is None or not search.plans:
         raise SpecError("--explore: the search found no plans")
@@ -618,7 +620,7 @@ def plan_search_page(model: ModelSpec, system: System, search: FoundPlans, wish:
 
 
 def _place(table: PlanColumns, best: Prediction) -> int:
-    """Return the index of a plan among the columns, -1 if it is not among them."""
+    """Return the row number of the best plan in the table of all plans; -1 if the table lacks that plan."""
     run = best.run
     equal = (table.gpus == run.gpus) & (table.microbatch == best.plan.microbatch)
     equal &= np.array(table.strategies)[table.strategy] == run.strategy

@@ -67,9 +67,9 @@ def _recomputation(row: PlanRow) -> str | None:
 
 
 def _columns(rows: Sequence[PlanRow], named: Sequence[PlanRow] = ()) -> Iterator[AnswerColumn]:
-    """Yield the columns of the table of plans; what all plans share or lack is omitted from tables.
+    """Yield the columns of a table of plans; columns of GPUs and fit only if plans differ, of schedules only if used.
 
-    The short name of a plan is its position in ``named``, counted from 1.
+    The first column numbers plans by their position in ``named``, counted from 1.
     """
     several = len({row.gpus for row in rows}) > 1
     fits = "" if all(row.fits for row in rows) else "fits"
@@ -115,7 +115,7 @@ def document(
     explanation : Explanation, optional
         Why the first plan wins.
     choices : mapping of str to str, optional
-        What was chosen where the question left it open, with reasons.
+        Options that the user left open, with the chosen values and reasons.
 
     Returns
     -------
@@ -213,7 +213,7 @@ def table(
 
 
 def _measuring_advice(rows: Sequence[PlanRow], capacity: float) -> Iterator[RenderableType]:
-    """Yield the advice which plans to measure, where predictions cannot tell them apart."""
+    """Yield advice on which two plans to measure, if predictions cannot tell the best plans apart."""
     numbers = tie_class_numbers(rows)
     roomy = (1.0 - MEMORY_HEADROOM_SHARE) * capacity
     fitting = [number for number, row in enumerate(rows) if row.gpus == rows[0].gpus and row.memory <= roomy]
@@ -226,7 +226,7 @@ def _measuring_advice(rows: Sequence[PlanRow], capacity: float) -> Iterator[Rend
 
 
 def _first_plan(lead: Prediction) -> str:
-    """Return a sentence that describes the first plan."""
+    """Return a sentence with the strategy, step time, throughput and MFU of the best plan."""
     low, high = map(format_duration, lead.interval)
     rates = f"{format_rate(lead.samples_per_s)} samples/s"
     rates += "" if lead.tokens_per_s is None else f", {format_rate(lead.tokens_per_s)} tokens/s"
@@ -297,7 +297,7 @@ def purchase_document(reply: PurchasePlans) -> Document:
     Parameters
     ----------
     reply : PurchasePlans
-        Plans of all systems and counts of GPUs, those that meet the wish first.
+        Plans of all systems and GPU counts; those that meet the requirements come first.
 
     Returns
     -------
@@ -398,7 +398,7 @@ def _notes(reply: PurchasePlans) -> Iterator[str]:
 
 
 def layers_document(model: str, system: str, splits: LayerSplits) -> Document:
-    """Return the best split of each layer as a JSON document.
+    """Return the parallelism that a search chose for each layer as a JSON document.
 
     Parameters
     ----------
@@ -422,7 +422,7 @@ def layers_document(model: str, system: str, splits: LayerSplits) -> Document:
 
 
 def layers_table(model: str, system: str, splits: LayerSplits) -> RenderableType:
-    """Return the best split of each layer as tables.
+    """Return the parallelism that a search chose for each layer as tables.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Results as pictures, in colours that colour-blind readers can tell apart (Okabe and Ito, 2008)."""
+"""Plots of results, in colours that colour-blind readers can tell apart (Okabe and Ito, 2008)."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def save(figure: Figure, path: Path) -> None:
 def figure_with_axes(
     width: float, height: float, columns: int = 1, *, rows: int = 1, **layout: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Make a figure and its axes, row by row.
+    """Create a figure with a grid of axes; the axes are returned row by row.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ def figure_with_axes(
 
 
 def _parts_legend(figure: Figure, *axes: Axes) -> None:
-    """Draw one legend for the parts of a step under all pictures, where it hides nothing."""
+    """Draw one legend for the parts of a step below all plots of a figure."""
     handles = {
         label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
@@ -134,7 +134,7 @@ _HIGHEST, _NAMED = 10.0, 60
 
 
 def estimate(prediction: Prediction) -> Figure:
-    """Plot a step as a timeline of its streams, and the parts of its memory.
+    """Plot a predicted step as a timeline of its streams, and the memory of the fullest GPU by part.
 
     Parameters
     ----------
@@ -553,7 +553,7 @@ def target(system: str, curve: TargetScaling) -> Figure:
 def compression(prediction: Prediction) -> Figure:
     """Plot the step of a compressed run and of the dense one over the bandwidth of the links between nodes.
 
-    The plot shows the bandwidth at which they cross, and that of the system.
+    The plot marks the bandwidth at which both step times are equal, and the bandwidth of the system.
 
     Parameters
     ----------

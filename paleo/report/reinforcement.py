@@ -84,7 +84,7 @@ def nonzero_step_parts(step: ReinforcementStep) -> dict[str, float]:
 
 
 def assumptions(study: ReinforcementStudy) -> list[str]:
-    """Return sentences on where the numbers of an answer on reinforcement learning come from.
+    """Return notes on overlap and accuracy of a reinforcement-learning prediction, one sentence each.
 
     Parameters
     ----------

@@ -74,7 +74,7 @@ def document(
 
 
 def _of_curve(curve: ScaleCurve, study: ConsistencyStudy | None) -> Document:
-    """Return the JSON keys that identify a curve; ``consistency`` also holds the quantities of its comparison."""
+    """Return the JSON keys that identify a scaling curve; ``consistency`` also holds staleness and update rate."""
     cycle = {} if study is None else consistency_cycle_json(study)
     return {
         "scaling": curve.scaling,

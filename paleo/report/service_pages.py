@@ -41,7 +41,7 @@ def _quantile(key: str) -> Callable[[Any], Any]:
 
 
 def service_page(service: Service, systems: Sequence[Service] = (), *, date: str) -> str:
-    """Return the HTML page of a service.
+    """Return the HTML page with the verdict, latencies and plans of an inference service.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def _picture(title: str, picture: Callable[[Axes, Service], None], service: Serv
 
 
 def learning_page(study: ReinforcementStudy, *, date: str) -> str:
-    """Return the HTML page of steps of reinforcement learning.
+    """Return the HTML page with the verdict, step time by part and layouts of reinforcement learning.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Plans of a service, as a document, as tables, as a picture."""
+"""Report on an inference service, as a JSON document, as tables and as plots."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def document(service: Service, systems: Sequence[Service] = ()) -> dict[str, Any
     Returns
     -------
     dict of str to Any
-        The document; values that a refusal lacks are null.
+        The document; speeds and prices are null if no plan meets the limits.
     """
     plan = service.best
     head = {
@@ -256,7 +256,7 @@ def table(service: Service, systems: Sequence[Service] = ()) -> RenderableType:
 
 
 def assumptions(service: Service) -> list[str]:
-    """Return sentences on where the numbers of a serving answer come from.
+    """Return notes on the source, accuracy and calibration of a serving prediction, one sentence each.
 
     Parameters
     ----------
@@ -316,7 +316,7 @@ def _latency_table(service: Service) -> RenderableType:
 
 
 def memory_parts(plan: ServingPlan) -> dict[str, float]:
-    """Return the memory that weights, KV cache and so on occupy on a GPU.
+    """Return the memory of one GPU by part: weights, KV cache and activations.
 
     Parameters
     ----------
@@ -444,17 +444,17 @@ QUEUE_TIME_BINS = 100
 
 
 def queue_lengths(queue: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], ...]:
-    """Return the mean and the longest queue in equal intervals of time.
+    """Summarise the length of a simulated request queue: mean and maximum in equal time intervals.
 
     Parameters
     ----------
     queue : ndarray, shape (n, 2)
-        Times at which the queue was seen, rising, and requests that waited then.
+        Times of observation [s], rising, and the number of waiting requests at each.
 
     Returns
     -------
     tuple of ndarray, shape (m,)
-        Ends of the intervals in which it was seen [s], mean and longest queue.
+        Ends of the intervals with observations [s], and mean and maximum number of waiting requests.
     """
     times, lengths = queue.T
     edges = np.linspace(0.0, times[-1], QUEUE_TIME_BINS + 1)

@@ -1,4 +1,4 @@
-"""What networks that answer in forward passes alone serve, as a document and as tables."""
+"""Results of serving networks that run forward passes alone (no generated tokens), as a document and as tables."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def document(service: BatchedService, systems: Sequence[BatchedService] = ()) ->
     Parameters
     ----------
     service : BatchedService
-        The answer.
+        Predicted service: batch sizes with their times, and the best within the latency limit.
     systems : sequence of BatchedService
-        The answers of all systems and formats that are compared.
+        Predicted services of all systems and weight formats that are compared.
 
     Returns
     -------
@@ -126,9 +126,9 @@ def table(service: BatchedService, systems: Sequence[BatchedService] = ()) -> Re
     Parameters
     ----------
     service : BatchedService
-        The answer.
+        Predicted service: batch sizes with their times, and the best within the latency limit.
     systems : sequence of BatchedService
-        The answers of all systems and formats that are compared.
+        Predicted services of all systems and weight formats that are compared.
 
     Returns
     -------
@@ -154,7 +154,7 @@ def table(service: BatchedService, systems: Sequence[BatchedService] = ()) -> Re
 
 
 def _request(service: BatchedService) -> str:
-    """Return a text on what one request is."""
+    """Return a sentence on what one request computes: its tokens, or its forward passes with their samples."""
     if service.length:
         return f"A request is {with_noun(round(service.length), 'token')} long, and is answered in one forward pass."
     parts = forward_passes(service.model)

@@ -64,7 +64,7 @@ def _strategy(point: TargetTime) -> str:
 def _evaluation(point: TargetTime) -> str:
     """Return the evaluation time as text.
 
-    Submissions have evaluations inside their steps, or after the time that counts.
+    Tasks without a separate evaluation time evaluate inside their steps, or outside the time that counts.
     """
     if point.total_evaluation_time:
         return format_duration(point.total_evaluation_time)
@@ -87,7 +87,7 @@ def document(
     tariff : Tariff
         What GPUs and electricity cost.
     choices : mapping of str to str
-        What was chosen where the question left it open, with reasons.
+        Options that the user left open, with the chosen values and reasons.
 
     Returns
     -------
@@ -127,7 +127,7 @@ def table(
     tariff : Tariff
         Cost of GPUs and electricity.
     choices : mapping of str to str
-        What was chosen where the question left it open, with reasons.
+        Options that the user left open, with the chosen values and reasons.
 
     Returns
     -------

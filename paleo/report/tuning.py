@@ -1,4 +1,4 @@
-"""Searches over many trials, as a document, as tables, as a picture."""
+"""Report on a hyperparameter search over many trials, as a JSON document, as tables and as a plot."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def document(study: TuningStudy) -> dict[str, Any]:
     Parameters
     ----------
     study : TuningStudy
-        Time of a search on all divisions of the GPUs.
+        Time of the search for each division of the GPUs among trials.
 
     Returns
     -------
@@ -113,7 +113,7 @@ def table(study: TuningStudy) -> RenderableType:
     Parameters
     ----------
     study : TuningStudy
-        Time of a search on all divisions of the GPUs.
+        Time of the search for each division of the GPUs among trials.
 
     Returns
     -------
@@ -183,7 +183,7 @@ def figure(study: TuningStudy) -> Figure:
     Parameters
     ----------
     study : TuningStudy
-        Time of a search on all divisions of the GPUs.
+        Time of the search for each division of the GPUs among trials.
 
     Returns
     -------

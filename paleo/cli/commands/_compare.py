@@ -21,7 +21,9 @@ from paleo.errors import SpecError
 
 
 def with_gpu_count(options: TrainingOptions, systems: str) -> TrainingOptions:
-    """Return the options with the one GPU count of all systems, by which --from counts samples of a step.
+    """Set the GPU count of the options to the count that all systems share.
+
+    Launch files of --from need that count to convert samples per rank to the global batch.
 
     Parameters
     ----------
@@ -33,12 +35,12 @@ def with_gpu_count(options: TrainingOptions, systems: str) -> TrainingOptions:
     Returns
     -------
     TrainingOptions
-        The same options where --from is missing or the file states the global batch.
+        Options with ``gpus``; unchanged if the count is not needed or the systems have none.
 
     Raises
     ------
     SpecError
-        If --from states samples per rank and the systems have different counts.
+        If --from gives samples per rank and the systems have different counts.
     """
     counts = {count for _, _, count in (system.rpartition(":") for system in systems.split(","))}
     if options.gpus is not None or not counts or not all(count.isdigit() for count in counts):
