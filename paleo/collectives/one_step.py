@@ -1,7 +1,7 @@
 """Collectives that take one step at each level: reduction inside the switch, pairwise messages, and parameter servers.
 
-Formulas are written in alpha [s per step], beta [s/byte sent] and gamma [s/byte reduced], with S the payload, P the
-ranks and N the units of the outer levels.
+Formulas are written in alpha [s per step], beta [s/byte sent] and gamma [s/byte reduced]. The payload is S [byte], the
+number of ranks P, and the number of units (nodes) of the outer levels N.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _pairwise_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
 def _bruck_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Return the traffic of Bruck's all-to-all, alpha log2 P + beta (S/2) log2 P.
 
-    In every round each rank forwards half of its buffer.
+    Each rank forwards half of its buffer in every round.
     """
     return sequential_phases(
         [

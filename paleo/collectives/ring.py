@@ -5,8 +5,8 @@ between units, where each rank exchanges its shard. ``torus`` runs rings along a
 time: the payload is cut into pieces, and each piece starts with another dimension. There a level is one dimension, and
 a unit is a chip, then a row, then a plane.
 
-Formulas are written in alpha [s per step], beta [s/byte sent] and gamma [s/byte reduced], with S the payload, P the
-ranks, f the fan-out of a level and m the ranks inside one of its units.
+Formulas are written in alpha [s per step], beta [s/byte sent] and gamma [s/byte reduced]. The payload is S [byte], the
+number of ranks P, the fan-out of a level f, and the ranks inside one of its units m.
 """
 
 from __future__ import annotations

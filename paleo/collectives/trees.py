@@ -1,7 +1,7 @@
 """Collectives of logarithmic depth: trees (binomial, double binary) and butterflies (recursive halving and doubling).
 
-Formulas are written in alpha [s per step], beta [s/byte sent] and gamma [s/byte reduced], with S the payload, P the
-ranks and f the fan-out of a level.
+Formulas are written in alpha [s per step], beta [s/byte sent] and gamma [s/byte reduced]. The payload is S [byte], the
+number of ranks P, and the fan-out of a level f.
 """
 
 from __future__ import annotations

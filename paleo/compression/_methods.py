@@ -42,7 +42,7 @@ class PowerSGD:
 
     @property
     def summary(self) -> str:
-        """One line on the method, for tables."""
+        """Short description of the method, for tables."""
         return f"matrices of gradients as factors of rank {self.rank:g}"
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
@@ -148,7 +148,7 @@ class NarrowFormatCast:
 
     @property
     def summary(self) -> str:
-        """One line on the method, for tables."""
+        """Short description of the method, for tables."""
         return f"gradients are summed in {self.name}"
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
@@ -202,7 +202,7 @@ class QuantisedGradients:
 
     @property
     def summary(self) -> str:
-        """One line on the method, for tables."""
+        """Short description of the method, for tables."""
         return f"{self.bits:g} bits an element, decoded and summed by the owner of each part"
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
@@ -397,7 +397,7 @@ class _Sparse:
 
     @property
     def summary(self) -> str:
-        """One line on the method, for tables."""
+        """Short description of the method, for tables."""
         return f"the largest {self.density:g} of the elements, with their indices"
 
     def schemes(self, gradient: SummedGradient) -> dict[str, tuple[Message, ...]]:
@@ -460,7 +460,7 @@ class GlobalTopK:
 
     @property
     def summary(self) -> str:
-        """One line on the method, for tables."""
+        """Short description of the method, for tables."""
         return f"the largest {self.density:g} of all ranks' elements"
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:

@@ -75,7 +75,7 @@ class SummedGradient:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Collective of a compressed gradient: operation, payload [byte], and ranks that take part (``scope``).
+    """Collective that carries a compressed gradient: operation, payload [byte], and ranks that take part (``scope``).
 
     The payload follows the operation's convention: the whole buffer for all_reduce, all_gather, reduce_scatter and
     all_to_all.
@@ -104,7 +104,7 @@ class CodingWork:
     def of(
         cls, read: Numeric, written: Numeric, *, flops: Numeric = 0.0, launches: Numeric = 1.0, calls: Numeric = 0.0
     ) -> CodingWork:
-        """Build the work from numbers or arrays, broadcast to one shape.
+        """Build encoding or decoding work from numbers or arrays, broadcast to one shape.
 
         Parameters
         ----------
@@ -140,7 +140,7 @@ class CodingWork:
 
 
 class Compression(Protocol):
-    """Protocol of a gradient compression method (top-k, PowerSGD, …) with its arguments."""
+    """Interface of gradient compression methods (top-k, PowerSGD, …): messages, coding work and memory."""
 
     @property
     def summary(self) -> str:

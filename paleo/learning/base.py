@@ -135,9 +135,9 @@ _WEAK_LAW_ERROR = 0.08
 
 
 class LossLaw(LearningLaw):
-    """Final loss of a language model by parameters and tokens, in nats per token.
+    """Scaling law of the final loss of a language model, by parameters and training tokens [nats per token].
 
-    ``parameters`` and ``compute`` are the fitted ranges: parameters, and training FLOP (6 N D).
+    Subclasses have the fitted ranges as ``parameters`` and ``compute`` (training FLOP, 6 N D).
     """
 
     def loss(self, parameters: Numbers, tokens: Numbers) -> Array:

@@ -267,7 +267,7 @@ _FITTED_BATCHES = (33e3, 4e6)
 class SamplesToLoss(SamplesLaw):
     """Samples law of a language model that is trained to a loss: S(B) = D / ``tokens_per_sample``.
 
-    The tokens D solve L(N, D) = ``loss`` − k (log₂ B / B_best)². They are infinite if no amount of data compensates for
+    The tokens D solve L(N, D) = ``loss`` − k (log₂ B / B_best)², and are infinite if no amount of data compensates for
     the batch. L is the law named ``by``, for N ``parameters``. The constants are k = 0.0098 nats and B_best = 0.58
     D^0.571 tokens for the D of the best batch (Li et al., Step Law, arXiv:2503.04715). With a fixed schedule, batches
     below the best one cost samples as well. ``residual`` is that of L over its slope in ln D.

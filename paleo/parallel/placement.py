@@ -62,7 +62,7 @@ def joined_axes(axes: Axes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Device mesh: the number of ranks along each axis; rank numbers increase fastest along the first axis.
+    """Device mesh: the number of ranks along each axis of parallelism; ranks count up fastest along the first axis.
 
     >>> mesh = Mesh.of({"dp": 4, "tp": 8})
     >>> mesh.size, mesh.stride(("dp",)), mesh.degree("pp")
@@ -173,7 +173,7 @@ ContextParallelMethod = Literal["ring", "all_to_all"]
 
 @dataclass(frozen=True, slots=True)
 class PlacementRule:
-    """Rule of a placement: which mesh axis splits which tensor dim, in layers of a type with a matching name."""
+    """Rule of a placement: which mesh axes split which tensor dims, in layers with a given type and name pattern."""
 
     split: SplitAxes
     layer: str | None = None
@@ -308,7 +308,7 @@ class Strategy:
 
     @property
     def splits_expert_tokens(self) -> bool:
-        """True if the experts' tensor degree is below tp, so that tp splits their tokens instead of their weights."""
+        """True if tp splits the experts' tokens instead of their weights, because their tensor degree is below tp."""
         return self.expert_tensor_degree is not None and self.expert_tensor_degree < self.degrees.get("tp", 1)
 
     @property
@@ -318,7 +318,7 @@ class Strategy:
 
     @property
     def flags(self) -> list[str]:
-        """Flags of the strategy in their spelling on the command line, such as ``sp`` and ``ulysses``."""
+        """Flags of the strategy as written on the command line, such as ``sp`` and ``ulysses``."""
         return ["sp"] * self.sequence_parallel + ["ulysses"] * (self.context_parallel_method == "all_to_all")
 
 

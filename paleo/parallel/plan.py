@@ -250,7 +250,7 @@ def _within_nodes(strategy: Strategy, system: System, replicas: int) -> Strategy
 
 
 def _batches(model: ModelSpec, run: Run, replicas: int) -> tuple[int, int]:
-    """Return (global batch, largest batch of a data-parallel rank) [samples]; the latter is at least 1."""
+    """Return the global batch and the largest batch of a data-parallel rank [samples]."""
     if run.batch is not None and run.global_batch is not None and run.batch * replicas != run.global_batch:
         stated = f"global_batch: {run.global_batch} is not batch {run.batch} times {replicas} data-parallel ranks"
         raise PlanError(f"{stated}; state one of them")

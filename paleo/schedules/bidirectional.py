@@ -6,7 +6,7 @@ Chimera has two replicas of the network, one from the first stage to the last an
 microbatches. Stages that wait for the first input of one copy work on the other. The gradients of both copies are
 summed.
 
-DualPipe also has two copies. It runs a forward pass of one chunk together with a backward pass of the other. DualPipeV
+DualPipe also has two copies, and runs a forward pass of one chunk together with a backward pass of the other. DualPipeV
 is half of DualPipe: one copy, folded in a V over half as many stages. While a pair computes, the all-to-alls of its
 experts overlap (`paleo.step.configuration_batch`); the passes that fill and drain the pipeline are unpaired. The order
 is that of DeepSeek's code (github.com/deepseek-ai/DualPipe), in eight steps for each stage. A pair, or a backward pass

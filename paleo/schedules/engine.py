@@ -1,6 +1,6 @@
 """Event simulation of a pipeline: start and end of every pass and send of a schedule.
 
-A deterministic list scheduler turns tasks into a timeline. A task occupies one resource (a stream) for its duration,
+A deterministic list scheduler places tasks on a timeline. A task occupies one resource (a stream) for its duration,
 after its predecessors have ended. A resource runs its tasks in the order in which they become ready; of tasks ready at
 the same time, the first in the list runs first.
 
@@ -62,7 +62,7 @@ class Timeline:
 
     @property
     def end(self) -> float:
-        """End of the last task [s]."""
+        """Time at which the last task ends [s]."""
         return max((event.end for event in self.events), default=0.0)
 
     def busy_time(self, resource: str, kind: str | None = None) -> float:

@@ -4,11 +4,12 @@ GPipe runs all forward passes, then all backward passes. 1F1B (one forward, one 
 activations alive as the pipeline has stages. Interleaved 1F1B gives each stage several chunks of layers, so that the
 pipeline fills in less time.
 
-In zero-bubble schedules weight gradients are separate passes that fill the pauses of a pipeline. ``zb-h1`` is the
-paper's handcrafted schedule 1, with the activation memory of 1F1B. ``zb-v`` places two chunks a stage in a V, down the
-stages and back up, with the same memory. Its loss is on the first stage, where its input is, too. So each stage can
-start backward passes early, and weight gradients and the second chunk fill what 1F1B leaves idle. On equal passes (F =
-B = W) no stage pauses, except for the p − 1 half passes before the last stage has its first input.
+Zero-bubble schedules run weight gradients as separate passes that fill the bubbles of a pipeline. ``zb-h1`` is the
+paper's handcrafted schedule 1, with the activation memory of 1F1B. ``zb-v`` places two chunks on each stage in a V,
+down the stages and back up, with the same memory. The loss is then on the first stage, where the input is, too. So each
+stage can start backward passes early, and weight gradients and the second chunk fill what 1F1B leaves idle. If all
+passes are equal (F = B = W), no stage waits, except for the p − 1 half passes before the last stage has its first
+input.
 """
 
 from __future__ import annotations
@@ -244,10 +245,10 @@ def _h1_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[S
 def _h1_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
     """Return the makespan of zb-h1: m (F + B + W) + (p − 1)(F + B − W) on equal stages [s].
 
-    The result is the longest of three kinds of paths. From a stage's first B, a path goes through all passes of the
-    stage; or through its passes to the last B and then up; or through its pairs to the last F, and then through the
-    drain. The form is exact on equal stages, and within 1 % if the first and last stage differ by half. Paths that
-    change stages in between are not considered.
+    The result is the longest of three kinds of paths. Each path starts at a stage's first B. The first kind goes
+    through all passes of the stage. The second goes through its passes to the last B and then up. The third goes
+    through its pairs to the last F, and then through the drain. The form is exact on equal stages, and within 1 % if
+    the first and last stage differ by half. Paths that change stages in between are not considered.
     """
     front, back, weights = passes
     stage, most = stage_numbers(passes), np.asarray(microbatches) - 1.0

@@ -2,10 +2,10 @@
 
 A valid closed form of the schedule is used if there is one, otherwise the longest path through the passes.
 
-The order of passes on each stage is fixed. So a pass starts when two others have ended: the previous pass on the same
-stage, and the source, which is the pass whose output is read (of a neighbour, or the forward pass on the same stage).
-Passes that run as one (`Schedule.pass_group_sizes`) start when the sources of all of them have ended; passes that
-depend on one of them wait for all of them.
+The order of passes on each stage is fixed. So a pass starts when two others have ended. One is the previous pass on the
+same stage. The other is the source, whose output the pass reads (of a neighbour, or the forward pass on the same
+stage). Passes that run as one (`Schedule.pass_group_sizes`) start when the sources of all of them have ended. Passes
+that depend on one of them wait for all of them.
 
 A *wave* consists of passes with equally many passes before them on the longest path. The passes of a wave run on
 different stages and are computed together over all configurations. The result equals that of
@@ -110,13 +110,16 @@ def _closed_ends(schedule: Schedule, passes: PassTimes, count: Array, chunks: in
 
 
 def _chosen(passes: PassTimes, mask: Mask, *, leading: int) -> PassTimes:
-    """Select the configurations of a mask, whose axes follow the ``leading`` axes of the times."""
+    """Select the pass times of the configurations for which a mask is True.
+
+    ``leading`` is the number of axes (stages, chunks) before the axes of configurations.
+    """
     wide = (np.broadcast_to(seconds, (*np.shape(seconds)[:leading], *mask.shape)) for seconds in passes)
     return PassTimes(*(seconds[..., mask] for seconds in wide))
 
 
 def _with_equal_chunks(passes: PassTimes, chunks: int, pieces: int) -> PassTimes:
-    """Divide the times of each stage equally among its chunks."""
+    """Divide the pass times of each stage equally among its chunks, to the shape (stages, chunks, …)."""
     return PassTimes(*(np.repeat(np.asarray(seconds)[:, None] / chunks, pieces, axis=1) for seconds in passes))
 
 
@@ -150,7 +153,7 @@ class _Waves(NamedTuple):
 
 
 def _longest_path_ends(schedule: Schedule, pieces: PassTimes, microbatches: npt.ArrayLike) -> Array:
-    """Compute when each stage ends its last pass [s], shape (stages, …), by the longest path.
+    """Return the time at which each stage ends its last pass, shape (stages, …), by the longest path [s].
 
     ``pieces`` are times of one microbatch through each chunk of each stage, shape (stages, chunks of all copies, …);
     ``microbatches`` broadcasts with the further axes. Raises PlanError if passes wait for one another in a cycle.

@@ -1,7 +1,7 @@
 """Lower bounds of step time and memory, which tell which configurations of a search are worth evaluating.
 
-A configuration is left out only if its bounds show that it cannot be an answer: its step is longer than that of the
-last plan asked for, or a known plan beats it in both time and memory, or no device can hold it.
+A configuration is skipped only if its bounds exclude it from the results. Its step is longer than that of the last plan
+to return, or a known plan beats it in both time and memory, or no device has enough memory.
 
 Let a pipeline of p stages with v chunks each run m microbatches, and let all layers of the network take S seconds for
 one microbatch. A stage starts after the earlier stages have passed on the first microbatch, and the earlier stages end

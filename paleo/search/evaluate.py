@@ -62,7 +62,7 @@ class SearchCases:
 
     @cached_property
     def _members(self) -> tuple[_Members, ...]:
-        """Cases grouped by number of pipeline stages."""
+        """Cases of the search in groups with equal numbers of pipeline stages."""
         each = (self.layout_times, self.layouts, self.space, self.backend)
         return tuple(
             _Members.from_group(*each, group)
@@ -179,11 +179,11 @@ class _Cut:
 
 @dataclass(frozen=True, slots=True)
 class _Members:
-    """Cases with the same number of pipeline stages, with the times of their layers.
+    """Evaluator of cases with the same number of pipeline stages, with the times of their layers.
 
-    ``input_arrival_times`` is the time at which the input batch of each case arrives [s]. ``has_spread_experts`` is
-    True for cases whose experts are spread over ranks. ``full_recompute_case`` is the position of the case that
-    recomputes every layer and is equal otherwise.
+    A case is a layout at a microbatch under a recompute policy. ``input_arrival_times`` is the interval at which input
+    batches of each case arrive [s]. ``has_spread_experts`` is True for cases whose experts are spread over ranks.
+    ``full_recompute_case`` is the index of the otherwise equal case that recomputes every layer.
     """
 
     group: CaseGroup
@@ -449,7 +449,7 @@ class _Members:
         )
 
     def _cuts(self, limits: SearchLimits | None) -> Iterator[_Cut]:
-        """Yield every cut of the network over the stages, for the cases that may reach the limits."""
+        """Yield every pipeline cut of the network that the search tries, with the cases that may reach the limits."""
         stages, ties = self.group.stages, self.programs[0].tied_parameters
         kinds = DistinctStagesAndChunks(DistinctStages(), DistinctStages())
         for sharded in (False, True) if self.space.sharded_pipelines else (False,):
@@ -472,7 +472,10 @@ class _Members:
         limits: SearchLimits | None,
         sharded: bool,
     ) -> npt.NDArray[np.bool_]:
-        """Return True for cases that may reach the limits under any of the schedules, shape (cases,)."""
+        """Return True for cases that may reach the limits under any of the schedules, shape (cases,).
+
+        Lower bounds of step time and memory decide.
+        """
         if limits is None:
             return np.ones(len(self.cases), dtype=bool)
         mask = np.zeros(len(self.cases), dtype=bool)
@@ -639,7 +642,10 @@ class _Members:
                 yield bounds, chunks, [each for ways in self._schedules_by_assignment(chunks) for each in ways], sharded
 
     def _zeros(self, sharded: bool) -> tuple[int, ...]:
-        """Return the ZeRO stages for pipelines with or without sharded parameters; all stages without a pipeline."""
+        """Return the ZeRO stages that are tried: ZeRO-3 alone for ``sharded`` pipelines, others for other pipelines.
+
+        All stages are tried without a pipeline.
+        """
         return (
             self.allowed_zero_stages
             if self.group.stages == 1
@@ -676,7 +682,7 @@ class _Members:
 def overlap_needs_pairs(backend: Backend) -> bool:
     """Return True if expert exchange overlaps with computation only under schedules that pair two microbatches' passes.
 
-    Such schedules (`Schedule.pairs_passes`) then need layer times of their own.
+    Layers then have different times under such schedules (`Schedule.pairs_passes`).
 
     Parameters
     ----------

@@ -173,7 +173,7 @@ def can_recompute_some_layers(space: SearchSpace) -> bool:
 
 
 def _of_layouts(layouts: Sequence[Layout]) -> dict[str, Any]:
-    """Return the quantities of layouts (degrees and so on) that limits refer to, each with one entry per layout."""
+    """Return the degrees and flags of layouts that a framework's limits refer to, by name, one entry per layout."""
     rows = [
         {
             **{axis: layout.mesh.degree(axis) for axis in AXES},

@@ -1,4 +1,4 @@
-"""Best split of each layer by itself, including the cost of changing the layout between layers.
+"""Search for the best split of each layer of a chain, including the cost of changing the layout between layers.
 
 Data parallelism splits every layer by its batch. A layer with many weights and few activations is better split by its
 features (Krizhevsky, One weird trick, 2014). Each layer is tried under every split that it allows. The rules of
@@ -56,7 +56,7 @@ class LayerSplits:
         Returns
         -------
         str
-            For example ``features over dp``.
+            Text of the split, for example ``features over dp``.
         """
         return dict(self.split_by_layer)[layer]
 
@@ -74,7 +74,7 @@ class _Option:
 
 
 def search_layer_splits(model: ModelSpec, system: System, run: Run) -> LayerSplits:
-    """Search the best split of every layer over all GPUs, without a pipeline and without overlap.
+    """Search the split of every layer over all GPUs that minimises the step time, without pipeline and overlap.
 
     Parameters
     ----------
@@ -88,12 +88,12 @@ def search_layer_splits(model: ModelSpec, system: System, run: Run) -> LayerSpli
     Returns
     -------
     LayerSplits
-        Split of each layer.
+        Split of each layer, and the predicted step time.
 
     Raises
     ------
     PlanError
-        If the layers form no chain.
+        If the network is no chain of layers.
     """
     _check(run)
     chosen = plan(model, system, run)
@@ -112,7 +112,7 @@ def search_layer_splits(model: ModelSpec, system: System, run: Run) -> LayerSpli
 
 
 def _check(run: Run) -> None:
-    """Raise PlanError if a run states options that a per-layer search does not support."""
+    """Raise PlanError if a run has options that a per-layer search does not support."""
     if run.placement:
         raise PlanError(
             f"placement: {', '.join(run.placement)}: a per-layer search places the layers itself; leave it out"
@@ -124,7 +124,7 @@ def _check(run: Run) -> None:
 
 
 def _chain(graph: Graph) -> list[Node]:
-    """Return the layers with operations; raise PlanError unless each of them reads only the one before."""
+    """Return the layers that compute something, in order; raise PlanError unless they form a chain."""
     nodes = [node for node in graph.nodes if node.operations]
     for before, node in pairwise(nodes):
         if list(graph.layer_graph.predecessors(node.name)) != [before.name] or node.repeat > 1:

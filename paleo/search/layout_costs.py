@@ -1,13 +1,13 @@
-"""Times and bytes of the sections of one rank's layers, for every layout and microbatch of a search.
+"""Times and bytes of one rank's layers for every layout and microbatch of a plan search.
 
-Most counts of a rank (FLOP, bytes, payloads) are affine in its microbatch, in 1/tp, in 1/cp and in 1/ep or ep. A few
-lowered programs at the corners of a range of degrees therefore give the counts of all layouts between them by
-interpolation, and some lowered programs inside the range check the result. A sparse count, such as the rows of an
-embedding that a small batch reads, is the lower of two such interpolations: one from small microbatches and one from
-large ones. Large microbatches are lowered only as far as the last section with such a table.
+Most counts of a rank (FLOP, bytes, payloads) are affine in the microbatch, in 1/tp, in 1/cp and in 1/ep or ep. So a few
+layouts at the corners of a range of degrees are lowered to programs (kernels and collectives). The counts of all
+layouts between them are interpolated, and some programs inside the range check the result. A sparse count, such as the
+rows of an embedding that a small batch reads, is the lower of two interpolations. One starts from small microbatches,
+the other from large ones. Large microbatches are lowered only as far as the last section with such a table.
 
-Where the check fails, because of rounding, smaller groups of layouts are interpolated; what still fails is lowered
-point by point. Kernels that occur several times are priced once, all in one call.
+If the check fails, because of rounding, smaller groups of layouts are interpolated; what still fails is lowered point
+by point. Kernels that occur several times are priced once, all in one call.
 """
 
 from __future__ import annotations
@@ -309,8 +309,8 @@ class GraphsByBatch:
 class _Blocks:
     """Counter of FLOP and bytes of layouts: lowers some layouts to programs, and interpolates the others where exact.
 
-    ``problem`` says why the last layout could not be lowered. With ``uneven`` each microbatch is lowered by itself,
-    because the microbatch decides which kernels run.
+    ``problem`` says why the last layout could not be lowered. With ``uneven`` counts are not interpolated, because the
+    microbatch decides which kernels run.
     """
 
     def __init__(self, graphs: GraphsByBatch, backend: Backend, space: SearchSpace | None = None) -> None:
@@ -374,8 +374,8 @@ class _Blocks:
     ) -> list[LayoutCounts]:
         """Return the counts of all layouts, by interpolation where that reproduces lowered programs exactly.
 
-        Otherwise the layouts are grouped by the first of ``groupings``, and each group is tried by itself, then grouped
-        by the next one. Where no grouping helps, each layout and microbatch is lowered by itself.
+        Otherwise the layouts are grouped by the first of ``groupings``. Each group is tried separately, then grouped by
+        the next one. Where no grouping helps, each layout and microbatch is lowered separately.
         """
         surface = self._repeated(family) or self._surface(family)
         if surface is not None:
@@ -410,9 +410,9 @@ class _Blocks:
     def _surface(self, family: Mapping[LayoutKey, Sequence[int]]) -> list[LayoutCounts] | None:
         """Interpolate the counts of all layouts between a few lowered ones; None if that is inexact or no faster.
 
-        As many layouts are lowered as the interpolation has terms (`_terms`), at two small and at two very large
-        microbatches. One more layout is lowered for each further way to shard the weights, because its program gives
-        the parameters. All lowered programs check the interpolation.
+        The number of lowered layouts is the number of terms (`_terms`), at two small and at two very large
+        microbatches. Another layout is lowered for each further way to shard the weights, because its program gives the
+        parameters. All lowered programs check the interpolation.
         """
         sizes = sorted({size for counts in family.values() for size in counts})
         if self.uneven or len(sizes) < 2:
@@ -445,9 +445,9 @@ class _Blocks:
     ) -> dict[LayoutKey, Array] | None:
         """Interpolate the counts of each layout at its microbatches, shape (microbatches, counts) for each layout.
 
-        ``ends`` are the layouts lowered at small microbatches and those lowered at very large ones (`_FULL`). At the
-        large ones only the first ``sections`` are lowered. Returns None if the ``lowered`` programs differ in
-        structure, or if no form of interpolation reproduces their counts.
+        ``ends`` are the layouts lowered at small microbatches and those lowered at very large ones (`_FULL`). Only the
+        first ``sections`` are lowered at the large ones. Returns None if the ``lowered`` programs differ in structure,
+        or if no form of interpolation reproduces their counts.
         """
         programs, section_counts = {point: self._lower(*point) for point in lowered}, self.graphs.section_counts
         rows = {point: _values(program, section_counts) for point, program in programs.items()}
@@ -621,7 +621,7 @@ _SHARES_OF_EP: tuple[ShareFunction, ShareFunction] = _even_share, float
 
 
 def _padded_share(size: DimSize, shards: int) -> float:
-    """Return the size of the largest shard of a dim that does not divide evenly."""
+    """Return the size of the largest shard of a dim that does not divide evenly: ceil(size / shards)."""
     return float(-(-size // shards))
 
 

@@ -1,4 +1,4 @@
-"""Plans that recompute only some layers of each stage: as few as make a configuration fit in memory.
+"""Plans that recompute only some layers of each pipeline stage, as few as make the plan fit in memory.
 
 Time and memory of a step are nearly linear in the number of recomputed layers. The two ends that a search has
 evaluated, no layer and every layer, therefore tell which configurations are worth trying and with how many layers.

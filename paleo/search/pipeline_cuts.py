@@ -159,7 +159,7 @@ class PipelineCuts:
             yield from self._each_case(stages, inside)
 
     def _even(self, stages: Sequence[int]) -> Iterator[Partition]:
-        """Yield even cuts of whole blocks, one for all cases with the same heaviest block."""
+        """Yield cuts with equally many whole layers in each piece, one for all cases with the same heaviest block."""
         for block in distinct_values(self.heaviest):
             if self.repeat[block] % len(stages) == 0:
                 cases = np.flatnonzero(self.heaviest == block)
@@ -167,7 +167,7 @@ class PipelineCuts:
                 yield Partition(tuple(cut_into_stages(self.programs[0], weights, stages)), cases)
 
     def _balanced(self, stages: Sequence[int], inside: npt.NDArray[np.bool_]) -> Iterator[Partition]:
-        """Yield cuts that minimise the time of the heaviest stage, for cases where this beats an even cut."""
+        """Yield cuts that minimise the time of the slowest stage, for cases where this beats an even cut."""
         by_layers: dict[tuple[int, ...], list[IndexArray]] = {}
         program = self.programs[0]
         for weights, cases in self.weight_profiles:

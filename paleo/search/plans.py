@@ -1,8 +1,8 @@
 """Search for the best training plans of a model on a system, and a text that explains why the first plan wins.
 
-A mixture of experts has two possible token dispatchers, and the better one is found. One is an all-to-all that sends a
-token to each of its experts. The other sends it once to each node after a handshake. With few tokens the handshake
-costs more, with many tokens the copies do.
+A mixture of experts has two possible token dispatchers, and the faster one is found. NCCL's all-to-all sends a
+token to each of its experts. DeepEP (or HybridEP) sends the token once to each node after a handshake. With few tokens
+the handshake costs more, with many tokens the copies do.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _other_dispatcher(backend: Backend) -> TokenDispatcher | None:
 def _dispatch_words(winner: Prediction) -> str:
     """Return sentences on which token dispatcher a plan uses, and how fast the step would be with the other one.
 
-    The text also names the microbatch from which the other dispatcher wins. It is empty if no experts are spread over
+    The text also names the microbatch from which the other dispatcher wins, and is empty if no experts are spread over
     ranks.
     """
     software = load_software(winner.run.software)
@@ -105,7 +105,7 @@ def _compared(winner: Prediction, used: TokenDispatcher, other: TokenDispatcher)
 
 
 def _step(winner: Prediction, dispatcher: TokenDispatcher, microbatch: int) -> float:
-    """Return the step time [s] of a plan with another token dispatcher and microbatch."""
+    """Predict the step time of a plan with another token dispatcher and microbatch [s]."""
     changed = {"experts.dispatch": dispatcher, "microbatch": microbatch}
     return predict(winner.model, winner.system, replace_fields(winner.run, changed)).step_time
 
@@ -266,9 +266,9 @@ def search(
 def _bounded(sources: Sequence[_Source], system: System, objective: str, count: int) -> Ranking:
     """Rank only configurations whose lower bounds allow them to be among the first plans or on the Pareto front.
 
-    The configurations with the best bounds are evaluated first; all others must be able to reach their step times, or
-    to be grouped with plans that are about as fast. If none of the first ``count`` plans leaves memory free, the
-    ranking evaluates further ones.
+    The configurations with the best bounds are evaluated first. All others must be able to reach their step times, or
+    to be grouped with plans that are about as fast. If none of the first ``count`` plans leaves memory free, further
+    configurations are evaluated.
     """
     capacity = system.device.memory.usable_bytes
     first = BestBounds.join(

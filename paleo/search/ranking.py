@@ -266,8 +266,8 @@ class Ranking:
     def best_plans(self, top: int) -> tuple[PlanRow, ...]:
         """Return the best plans, without near-duplicates.
 
-        Of two configurations that differ only in when gradients are exchanged, the better one is returned. Of two
-        pipeline cuts with equal step time and memory, the first is returned.
+        The better one is returned of two configurations that differ only in when gradients are exchanged. The first is
+        returned of two pipeline cuts with equal step time and memory.
 
         Parameters
         ----------

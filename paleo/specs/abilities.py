@@ -134,7 +134,7 @@ _FUNCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {"min": np.minimum, "max":
 
 
 def _check(node: ast.expr) -> None:
-    """Raise SpecError if a node of the expression is not allowed in a condition."""
+    """Raise SpecError if a condition's syntax tree has a node (operator, name, call) that is not allowed."""
     match node:
         case ast.Constant(value=int() | str()):
             return
@@ -188,7 +188,7 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
 
 
 def _parsed(text: str) -> str:
-    """Check that a text is a condition, and return it unchanged."""
+    """Return the text of a condition unchanged after checking that it parses (validator of a schema)."""
     Condition.parse(text)
     return text
 

@@ -78,8 +78,9 @@ IntervalBins = Annotated[tuple[IntervalBin, ...], Field(min_length=1)]
 class CalibrationEntry(Spec):
     """Calibration of one kernel family (kernels with one formula) for one ``stack`` (way of timing).
 
-    ``parameters`` are fitted values by name, ``uncertainty`` the standard deviations of their logarithms. ``residual``
-    is the error on held-out rows, ``interval`` the 90 % factors on predictions.
+    ``stack`` says how the rows were timed, such as kernel duration or graph replay. ``parameters`` are fitted values by
+    name, ``uncertainty`` the standard deviations of their logarithms. ``residual`` is the error on rows left out of the
+    fit, ``interval`` the 90 % factors on predictions.
     """
 
     family: Text
@@ -125,12 +126,12 @@ class InheritedChanges(Spec):
 class InheritanceRule(Spec):
     """Rule by which unmeasured architectures inherit the calibration of some kernel families.
 
-    ``inherits`` names the measured subjects with their weights; of several subjects the weighted geometric mean is
-    taken. ``family_there`` and the ``like`` of a stack name the inherited family and stack where they have other names
-    than here. ``memory_kinds`` limits the rule to kinds of device memory, or to kinds of links inside a node of a
-    system; null means any. ``host`` is the subject from which the launch parameters are taken. ``stream`` names the
-    parameter that is set to the usual fraction of bandwidth for the kind of memory. ``foreign`` says that the measured
-    subjects are of another maker.
+    ``inherits`` maps measured devices or systems to weights; of several the weighted geometric mean is taken.
+    ``family_there`` and the ``like`` of a stack name the inherited family and stack if these have other names in the
+    source. ``memory_kinds`` limits the rule to kinds of device memory, or to kinds of links inside a node of a system;
+    null means any. ``host`` is the device that gives the launch parameters. ``stream`` names the parameter that is set
+    to the usual fraction of bandwidth for the kind of memory. ``foreign`` is True if the measured devices are of
+    another maker.
     """
 
     families: tuple[Text, ...] = Field(min_length=1)
@@ -156,7 +157,10 @@ class InheritanceRule(Spec):
 
 
 class Inheritance(Spec):
-    """All inheritance rules, and for each architecture its relatives, nearest first, for families without a rule."""
+    """All rules by which unmeasured devices inherit calibrations.
+
+    ``relatives`` lists, for each architecture, the most similar ones first, for kernel families without a rule.
+    """
 
     name: Text
     relatives: dict[Text, tuple[Text, ...]]
@@ -164,7 +168,7 @@ class Inheritance(Spec):
 
 
 def _check_bins(bins: tuple[IntervalBin, ...]) -> None:
-    """Raise SpecError unless the times of the bins rise and the last bin has no upper end."""
+    """Raise SpecError unless ``up_to_s`` rises from bin to bin and the last bin has no upper end."""
     times = [interval.up_to_s for interval in bins]
     ends = [time for time in times[:-1] if time is not None]
     if times[-1] is not None or len(ends) != len(bins) - 1 or ends != sorted(set(ends)):
@@ -177,12 +181,12 @@ def load_calibration(name_or_path: str | Path) -> Calibration:
     Parameters
     ----------
     name_or_path : str | Path
-        Device or system of `hardware_specs/calibrations`, or a YAML file.
+        Entry of `hardware_specs/calibrations` (named like its device or system), or a YAML file.
 
     Returns
     -------
     Calibration
-        All calibrated families of the device or system.
+        Fitted parameters of all kernel families of the device or system.
 
     Raises
     ------

@@ -51,7 +51,7 @@ def catalog_root() -> Path:
 
 @cache
 def entry_files(kind: str) -> Mapping[str, Path]:
-    """List the files of all catalog entries of one kind, such as ``models``, by name.
+    """Return the files of all catalog entries of one kind, such as ``models``, by name.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ def entry_path(kind: str, name_or_path: str | Path) -> Path:
     Returns
     -------
     Path
-        The YAML file.
+        Path of the YAML file.
 
     Raises
     ------
@@ -315,7 +315,7 @@ def _listed_names() -> tuple[tuple[str, Path], ...]:
 
 
 def hub_ids() -> list[str]:
-    """Return the Hugging Face ids that the models of the catalog list as aliases."""
+    """Return the Hugging Face ids of all models in the catalog."""
     return [alias for alias, _ in _listed_names() if "/" in alias]
 
 
@@ -354,7 +354,7 @@ def _entry_by_other_name(kind: str, name: str) -> Path | None:
 
 
 def _listed_aliases(path: Path) -> Iterator[str]:
-    """Read the ``aliases:`` of a file from its text, without parsing the YAML."""
+    """Yield the ``aliases:`` that a YAML file lists, found by scanning its text without parsing."""
     inside = False
     for line in path.read_text(encoding="utf-8").splitlines():
         if inside and line.startswith("  - "):
@@ -472,7 +472,7 @@ def _check_extend(data: Mapping[str, Any], path: str | Path) -> None:
 
 
 def _kind_of_entry(name: str, where: str | Path) -> str:
-    """Return the kind of the catalog entry that a file extends."""
+    """Return the kind (device, system, …) of the catalog entry with a name, which a file extends."""
     kinds = [kind for kind in CATALOG_FOLDERS if name.strip().lower() in entry_files(kind)]
     if not kinds:
         known = [entry for kind in CATALOG_FOLDERS for entry in entry_files(kind)]
@@ -495,7 +495,7 @@ def read_inline(kind: str, data: Mapping[str, Any], where: Path) -> dict[str, An
     Returns
     -------
     dict of str to Any
-        The merged mapping.
+        Mapping with the inherited keys.
     """
     return _extended(kind, data, where)
 

@@ -30,9 +30,8 @@ class Link(Spec):
 
     ``scope`` says what counts as one link (a port, all NVLinks of one GPU, …). ``achieved_fraction`` is the fraction of
     the bandwidth that large messages reach. ``in_switch_bandwidth`` is the published bus bandwidth [byte/s] of large
-    all-reduces that switches reduce in the network; it bounds groups of any size. ``stated_latency`` is the latency
-    that was in use when the link was calibrated, taken from the base entry of a chain of ``extend:``; no file has this
-    key.
+    all-reduces that switches reduce in the network; it bounds groups of any size. ``stated_latency`` is the latency at
+    the time of calibration, taken from the base entry of a chain of ``extend:``; no file has this key.
     """
 
     name: Text
@@ -93,8 +92,8 @@ class Price(Spec):
 class Memory(Spec):
     """Device memory: capacity [byte] and peak bandwidth [byte/s].
 
-    ``reported`` is the number of bytes that the driver offers to programs, if known. It is less than the capacity,
-    because firmware keeps some memory, and inline error correction takes a sixteenth of graphics memory.
+    ``reported`` is the number of bytes that the driver offers to programs, if known. Firmware keeps some memory, and
+    inline error correction takes a sixteenth of graphics memory, so this is less than the capacity.
     """
 
     capacity: Bytes
@@ -104,7 +103,7 @@ class Memory(Spec):
 
     @property
     def usable_bytes(self) -> float:
-        """Memory that a run may use [byte]: what the driver reports, else the capacity."""
+        """Memory that a run may use [byte]: the bytes that the driver reports, else the capacity."""
         return self.capacity if self.reported is None else self.reported
 
     def with_capacity(self, capacity: float) -> Memory:
@@ -154,21 +153,21 @@ class Pcie(Spec):
 
 
 class HostLink(Spec):
-    """Link to the host if it is not PCIe: its catalog name, and the number of devices that share one link."""
+    """Link between device and host if it is not PCIe: catalog name, and number of devices that share one link."""
 
     link: Text
     devices: PositiveCount = 1
 
 
 class MatrixUnit(Spec):
-    """Systolic array: its rows and columns of multipliers."""
+    """Systolic array of a TPU-like device, with ``width`` rows and columns of multipliers."""
 
     width: PositiveCount
     source: Text = NOT_STATED
 
 
 class Interconnect(Spec):
-    """Links to other devices that the device itself has: the sum of their bandwidths per direction [byte/s]."""
+    """Links of the device to other devices (NVLink, ICI, …), with the sum of their bandwidths per direction."""
 
     kind: Literal["nvlink", "infinity_fabric", "ici", "roce"]
     generation: PositiveCount | None = None
@@ -251,12 +250,12 @@ class Device(Spec):
 
     @property
     def tensor_dtypes(self) -> tuple[Dtype, ...]:
-        """Formats for which tensor (matrix) cores are faster than ordinary cores."""
+        """Number formats for which tensor (matrix) cores are faster than ordinary cores."""
         return tuple(dtype for dtype in self.peak if self.peak[dtype] > self.vector_peak.get(dtype, 0.0))
 
     @property
     def training_dtype(self) -> Dtype:
-        """Format in which people usually train on this device: bf16, else fp16 on tensor cores, else fp32."""
+        """Number format in which people usually train on this device: bf16, else fp16 on tensor cores, else fp32."""
         tensor = self.tensor_dtypes
         return "bf16" if "bf16" in tensor else "fp16" if "fp16" in tensor else "fp32"
 
@@ -269,7 +268,7 @@ class Device(Spec):
         """Return the dtype in which libraries compute with numbers of a given dtype on this device.
 
         Libraries use fp32 where ordinary cores multiply it faster than 16-bit numbers: a GeForce of the Pascal
-        architecture has 1/64 of the fp32 rate in fp16. cuBLAS and cuDNN do so when fp32 accumulation is requested. They
+        architecture has 1/64 of the fp32 rate in fp16. cuBLAS and cuDNN do so when fp32 accumulation is requested. Both
         also use fp32 where ordinary cores can only convert fp16 (NVIDIA's before Pascal; cuDNN's PSEUDO_HALF_CONFIG).
 
         Parameters

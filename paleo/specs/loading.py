@@ -1,4 +1,4 @@
-"""Reading of YAML files as validated objects, with one clear message for the first mistake.
+"""Loading of YAML files as validated objects, with one clear message for the first mistake.
 
 Spec files are written by people, so only a small part of YAML is allowed: one document, a mapping, UTF-8, no anchors,
 no tags, no repeated key. Plain scalars follow the YAML 1.2 core schema: ``on``, ``yes`` and ``12:30`` are text and
@@ -368,7 +368,7 @@ class _Builder:
         self._parser: Any = None
 
     def build(self, text: str) -> Any:
-        """Parse a YAML text within the limits on size and depth.
+        """Parse a YAML text into mappings, lists and scalars, within the limits on size and depth.
 
         Parameters
         ----------
@@ -553,7 +553,7 @@ def _first_problem(model: type[BaseModel], data: object, where: str | Path, erro
 
 
 def _all_missing(data: object, errors: Sequence[Any]) -> str:
-    """Return one message for all missing keys, with the number of other errors."""
+    """Return one error message for all missing keys, with the number of other errors."""
     missing = [error for error in errors if error["type"] == "missing"]
     keys = list(dict.fromkeys(_dotted(_path_in_data(data, error["loc"], "missing")) for error in missing))
     other_errors = len(errors) - len(missing)
@@ -615,7 +615,7 @@ def _nested(data: object) -> object:
 
 
 def _path_in_data(data: object, location: tuple[str | int, ...], kind: str) -> tuple[str | int, ...]:
-    """Return the location of a validation error as keys of the file, without names of union members."""
+    """Return the location of a pydantic error as keys of the file, without the names of union members."""
     path: list[str | int] = []
     for index, part in enumerate(location):
         try:
@@ -682,7 +682,7 @@ _LONGEST, _LARGEST, _DIGITS = 200, 10.0**15, 15
 
 
 def _rounded(number: float, digits: int = 0) -> Number:
-    """Round a number like ``round``, but refuse very many digits, which would take endless time."""
+    """Round a number like the builtin ``round``, but refuse very many digits, which would take endless time."""
     if abs(digits) > _DIGITS:
         raise SpecError(f"round(…, {digits}): expected at most {_DIGITS} digits")
     return round(number, digits) if digits else round(number)

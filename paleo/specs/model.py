@@ -239,7 +239,7 @@ def build_model_spec(data: Mapping[str, Any], path: str | Path) -> ModelSpec:
     Returns
     -------
     ModelSpec
-        The validated model.
+        Validated description of the network.
 
     Raises
     ------

@@ -165,8 +165,8 @@ def parse_rental_term(text: str) -> RentalTerm:
 def rent_quote(system: System, term: RentalTerm) -> DevicePriceQuote | None:
     """Return the rent of one device of a system, from the price lists.
 
-    The rent is the lowest of the system's own offers, else the median over providers of their lowest offer for the
-    device.
+    The rent is the lowest among offers of this very system, else the median over providers of the lowest offer of each
+    for the device.
 
     Parameters
     ----------
@@ -276,7 +276,7 @@ def billed_devices(system: System, gpus: int) -> BilledDevices:
 
 
 def devices_per_machine(system: System) -> int:
-    """Return the number of devices in the smallest machine that is rented.
+    """Return the number of devices in the smallest machine that can be rented.
 
     Parameters
     ----------

@@ -67,7 +67,7 @@ class InputOptions(Spec):
 
 
 class RecomputeOptions(Spec):
-    """Options of recomputation: which activations are computed again before the backward pass.
+    """Options of activation recomputation.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ class RecomputeOptions(Spec):
 
 
 class ExpertOptions(Spec):
-    """Options of experts: how tokens are sent to them, and how evenly.
+    """Options of a mixture of experts: how tokens are sent to experts, and how evenly.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ class KernelOptions(Spec):
 
 
 class ExchangeOptions(Spec):
-    """Options of the gradient exchange, and of how workers wait for one another.
+    """Options of the gradient exchange between data-parallel ranks, and of how workers wait for each other.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ class ExchangeOptions(Spec):
 
 
 class FabricOptions(Spec):
-    """Options of the fabric: where the nodes of a run are placed, and which other jobs share it.
+    """Options of the network fabric: where the nodes of a run are placed, and which other jobs share the fabric.
 
     Parameters
     ----------
@@ -260,7 +260,7 @@ class VariationOptions(Spec):
 
 
 class OffloadOptions(Spec):
-    """Options of offloading: which states and activations are kept in host memory.
+    """Options of offloading optimizer states, gradients, parameters and activations to host memory.
 
     Parameters
     ----------
@@ -414,7 +414,7 @@ class Run(Spec):
         return _grouped(flatten_to_paths(data)) if isinstance(data, Mapping) else data
 
     def __hash__(self) -> int:
-        """Hash all fields, including those of groups, because many runs differ in only one of them."""
+        """Hash all fields, including nested groups, because many runs differ only in a group's field."""
         return hash((super().__hash__(), *(value for value in self.__dict__.values() if isinstance(value, Spec))))
 
     @classmethod

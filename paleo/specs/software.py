@@ -138,7 +138,7 @@ class HostTime(Spec):
 
 
 class AttentionSoftware(Spec):
-    """Options for how the software computes attention.
+    """Implementation of attention by the software.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ class AttentionSoftware(Spec):
 
 
 class KernelFusion(Spec):
-    """Operations that the software runs as one kernel.
+    """Kernel fusion by the software: which operations run together as one kernel.
 
     Parameters
     ----------
@@ -242,7 +242,7 @@ class KernelFusion(Spec):
 
 
 class NumberFormats(Spec):
-    """Number formats that the framework uses when it trains in sixteen bits.
+    """Number formats that the software uses in mixed-precision training.
 
     Parameters
     ----------
@@ -318,10 +318,10 @@ class Gradients(Spec):
         the format in which a rank keeps whole gradients where ZeRO-3 sums them up over ranks once a step (FSDP2
         keeps them in that of the reduction)
     flat_copies
-        bytes for each parameter of flat copies that are made of the gradients once the last backward pass is over:
-        of all that a rank has, and of those whose states it owns
+        bytes per parameter of flat gradient buffers that are copied after the last backward pass: of all gradients of a
+        rank, and of those whose optimizer states the rank owns
     whole_sums
-        whether ZeRO-1 and 2 all-reduce whole buckets instead of scattering the sums (DeepSpeed)
+        whether ZeRO-1 and 2 all-reduce whole buckets of gradients instead of reduce-scattering them (DeepSpeed)
     stepwise_updates
         optimizers without a fused kernel: each term of the formula is one pass
     listwise_updates
@@ -501,7 +501,7 @@ class Parallelism(Spec):
 
 
 class ProcessMemory(Spec):
-    """Memory that a process holds besides its tensors.
+    """Device memory of a process besides its tensors.
 
     Parameters
     ----------
@@ -533,7 +533,7 @@ class SampleLoader(Spec):
 
 
 class Convolutions(Spec):
-    """Convolution kernels of the software, and how it chooses among them.
+    """Convolution kernels of the software, and how they are chosen.
 
     Parameters
     ----------
@@ -654,7 +654,7 @@ class SoftwareProfile(Spec):
         return begins and ends
 
     def earlier_releases(self, date: str) -> tuple[EarlierReleases, ...]:
-        """Return the changes that turn the profile into that of a date, the newest first.
+        """Return the field changes that make the profile describe the releases of a date, the newest first.
 
         Parameters
         ----------

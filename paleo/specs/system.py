@@ -116,7 +116,7 @@ class InterconnectLevel(Spec):
 
 
 class Host(Spec):
-    """Host computer of one node, with all its sockets; bandwidths are datasheet values."""
+    """Host computer of one node, with all CPU sockets; bandwidths are datasheet values."""
 
     cpu: Text | None = None
     sockets: PositiveCount | None = None
@@ -219,13 +219,13 @@ class System(Spec):
 
     @property
     def _torus_of_nodes(self) -> bool:
-        """True if a torus joins the chips directly and nodes are only their hosts."""
+        """True if a torus joins the chips directly, so that nodes are only the hosts of the chips."""
         extents = [level.ranks for level in self.levels if level.shape is not None]
         return bool(extents) and extents[0] is not None and extents[0] % self.devices_per_node == 0
 
     @property
     def max_devices(self) -> int | None:
-        """Number of devices of the system, or None if it is not limited."""
+        """Number of devices that the system can have, or None if not limited."""
         if self.max_nodes is not None:
             return self.max_nodes * self.devices_per_node
         return self.levels[-1].ranks if self.levels else 1
@@ -314,7 +314,7 @@ class System(Spec):
         return tuple(spans)
 
     def _flat_levels(self, reach: int) -> tuple[InterconnectLevel, ...]:
-        """Return the levels for a job of ``reach`` devices, with one level for each dimension of a torus."""
+        """Return the interconnect levels for a job of ``reach`` devices, one for each dimension of a torus."""
         if all(level.shape is None for level in self.levels):
             return self.levels
         flat: list[InterconnectLevel] = []
@@ -327,8 +327,8 @@ class System(Spec):
 def torus_levels(level: InterconnectLevel, below: int, reach: int) -> list[InterconnectLevel]:
     """Convert a torus level to one interconnect level for each dimension of the box of chips that a job occupies.
 
-    A unit of the second dimension is a row of the first, with the links of all its chips. In a dimension that does not
-    close into a ring, ring traffic goes forward over half of the link bandwidth and back over the other half. Such a
+    A unit of the second dimension is a row of the first, with the links of all its chips. If a dimension does not close
+    into a ring, ring traffic goes forward over half of the link bandwidth and back over the other half. Such a
     dimension counts as one port for each chip instead of two.
 
     Parameters
@@ -361,21 +361,21 @@ def torus_levels(level: InterconnectLevel, below: int, reach: int) -> list[Inter
 
 
 def smallest_torus_box(shape: tuple[int, ...], units: int) -> tuple[int, ...]:
-    """Return the extents of the most even box of chips that a job occupies in a torus.
+    """Return the extents of the box of chips, as even as possible, that a job occupies in a torus.
 
-    If the prime factors of the count do not fit, the box is the next larger one that does.
+    If no box has exactly as many chips, the next larger box is used.
 
     Parameters
     ----------
     shape : tuple of int
-        Extents of the whole torus.
+        Extents of the whole torus [chips].
     units : int
         Chips of the job.
 
     Returns
     -------
     tuple of int
-        Extents of the box.
+        Extents of the box [chips].
 
     Examples
     --------
