@@ -141,7 +141,7 @@ _EXCHANGED, _GROUPS = ("mamba2",), 2
 
 
 def context_parallel_scan(node: Node) -> RecomputedChain | None:
-    """Return the scan of a state-space layer that all-to-alls over cp turn from split sequences to split groups.
+    """Return the scan of a state-space layer (Mamba) for which context parallelism splits groups, not the sequence.
 
     Parameters
     ----------

@@ -208,7 +208,7 @@ class ConfigurationBounds:
         Returns
         -------
         ndarray
-            Shape (cases,) [s].
+            Lower bound of each case, shape (cases,) [s].
         """
         travelling = self._exchange_seconds(zero)
         if self.stages == 1:
@@ -277,7 +277,7 @@ class ConfigurationBounds:
         Returns
         -------
         ndarray
-            Shape (cases,) [bytes].
+            Lower bound of each case, shape (cases,) [byte].
         """
         stages, times, copies = self.stages, self.cases.layer_times, schedule.replicas if self.stages > 1 else 1
         states, update = self._state_bytes(zero, copies)

@@ -130,7 +130,7 @@ class SearchCases:
 
     @property
     def configuration_count(self) -> int:
-        """Number of configurations of all cases, counting one cut of the network for each."""
+        """Number of configurations of all cases, counting one pipeline cut for each case."""
         return sum(members.configuration_count for members in self._members)
 
 
@@ -240,7 +240,7 @@ class _Members:
 
     @property
     def has_several_shards(self) -> npt.NDArray[np.bool_]:
-        """True for cases whose states ZeRO can shard over several ranks, shape (cases,)."""
+        """True for cases whose optimizer states ZeRO can shard over several ranks, shape (cases,)."""
         return self.cases.layouts.zero_shard_ranks[self.cases.layout_index] > 1
 
     @property
@@ -449,7 +449,7 @@ class _Members:
         )
 
     def _cuts(self, limits: SearchLimits | None) -> Iterator[_Cut]:
-        """Yield every pipeline cut of the network that the search tries, with the cases that may reach the limits."""
+        """Yield every pipeline cut that the search tries, with the cases that may reach the limits."""
         stages, ties = self.group.stages, self.programs[0].tied_parameters
         kinds = DistinctStagesAndChunks(DistinctStages(), DistinctStages())
         for sharded in (False, True) if self.space.sharded_pipelines else (False,):

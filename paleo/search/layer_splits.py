@@ -207,7 +207,8 @@ class _Chain:
     def _placed(self, index: int, before: SplitAxes, after: SplitAxes) -> PlacedNode:
         """Place one layer under split ``after``, behind a layer under split ``before``; return one rank's share.
 
-        The first layer follows the inputs of the network, which are split by the batch.
+        The share has local operations and the collectives for the change of layout. The first layer follows the inputs
+        of the network, which are split by the batch.
         """
         node = self.chain[index]
         nodes = list(self.graph.nodes)

@@ -558,12 +558,18 @@ def _shares_of(key: LayoutKey) -> tuple[int, int]:
 
 
 def _small_first(key: LayoutKey) -> tuple[int, int, int]:
-    """Return a sort key: first come layouts whose sparse counts (embedding rows read) a small batch leaves low."""
+    """Return a sort key for choosing layouts to lower: first those whose sparse counts a small batch leaves low.
+
+    A sparse count is for example the number of embedding rows read.
+    """
     return key.tp, -key.cp, key.ep
 
 
 def _full_first(key: LayoutKey) -> tuple[int, int, int]:
-    """Return a sort key: first come layouts whose sparse counts (embedding rows read) a large batch saturates."""
+    """Return a sort key for choosing layouts to lower: first those whose sparse counts a large batch saturates.
+
+    A sparse count is for example the number of embedding rows read.
+    """
     return -key.tp, key.cp, key.ep
 
 

@@ -169,7 +169,7 @@ _STATE_FRACTION = 0.8
 
 
 def _memory_before_update(memory: Array, run: Run) -> Array:
-    """Return a lower bound of the memory before the optimizer update [byte], shape (configurations,).
+    """Return a lower bound of the memory before the optimizer update, for interpolation over recomputed layers [byte].
 
     The largest memory may occur during the update, where it does not depend on recomputation. Memory is linear in the
     number of recomputed layers only down to this bound.
@@ -205,7 +205,7 @@ def _fitting_pairs(ranking: Ranking, number: int, better: npt.NDArray[np.bool_])
 
 
 def full_recompute_cases(cases: tuple[npt.NDArray[np.integer], ...]) -> npt.NDArray[np.int64]:
-    """Return for each case the index of the otherwise equal case that recomputes every layer.
+    """Return the index of the otherwise equal case that recomputes every layer, for each case of a search.
 
     Parameters
     ----------

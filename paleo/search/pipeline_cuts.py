@@ -38,7 +38,7 @@ PipelinePieces = tuple[ModelChunk, ...]
 
 
 class Partition(NamedTuple):
-    """Network cut into pipeline pieces, and the indices of the cases that use this cut.
+    """Network cut into pipeline pieces, and the indices of the cases (layout, microbatch, policy) that use this cut.
 
     ``layers_per_chunk`` is set if the cut differs from the framework's default, so that a run has to name the layers.
     """
@@ -87,7 +87,7 @@ def chunk_counts(program: Program, stages: int, space: SearchSpace, backend: Bac
 
 
 class PipelineCuts:
-    """Cuts of the network into pipeline pieces that a search tries, for cases with the same number of stages.
+    """Pipeline cuts that a search tries, for cases (layout, microbatch, recompute policy) of one pipeline depth.
 
     ``seconds`` are times of one layer iteration of each section [s], shape (sections, cases).
     """
@@ -129,7 +129,7 @@ class PipelineCuts:
         return np.asarray(divides & (_heavier(*ends, stages) <= most * (1.0 - 2.0**-30)))
 
     def partitions(self, stages: Sequence[int], inside: npt.NDArray[np.bool_]) -> Iterator[Partition]:
-        """Yield the pipeline cuts that a search tries, each with the cases that use it.
+        """Yield the pipeline cuts that a search tries, each with the cases (layout, microbatch, policy) that use it.
 
         Parameters
         ----------
@@ -225,7 +225,7 @@ class PipelineCuts:
         yield from (Partition(chunks, np.sort(np.concatenate(cases))) for chunks, cases in known.items())
 
     def _each_case(self, stages: Sequence[int], inside: npt.NDArray[np.bool_]) -> Iterator[Partition]:
-        """Yield a cut for each case separately, for networks without repeated layers."""
+        """Yield a pipeline cut for each case (layout, microbatch, policy), for networks without repeated layers."""
         if len(stages) > len(self.repeat):
             return
         known: dict[PipelinePieces, list[int]] = {}

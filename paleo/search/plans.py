@@ -339,7 +339,7 @@ class _Source:
 
     @cached_property
     def covered_cases(self) -> SearchCases:
-        """Cases of all layouts with the predicted times of their layers."""
+        """All cases of the search (layout, microbatch, recompute policy), with the predicted times of their layers."""
         space, backend = self.space, self.backend
         points = layout_times(
             self.graphs, backend, self.layouts, lambda layout: microbatch_sizes(layout.local_batch, space), space

@@ -246,7 +246,7 @@ _IDLE = 0.25
 
 
 def _shares_batch_evenly(global_batch: int, replicas: int) -> bool:
-    """Return True if every data-parallel rank gets samples and at most a quarter of the sample slots stay idle."""
+    """Return True if each data-parallel rank gets samples and idle sample slots are at most a quarter of the batch."""
     local = math.ceil(global_batch / replicas)
     return math.ceil(global_batch / local) == replicas and local * replicas <= (1.0 + _IDLE) * global_batch
 

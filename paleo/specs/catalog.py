@@ -348,7 +348,7 @@ def hub_id(model: str, name: str = "") -> str:
 
 
 def _entry_by_other_name(kind: str, name: str) -> Path | None:
-    """Find the file of an entry by another spelling or alias of its name; None if there is none."""
+    """Return the file of the catalog entry that has another spelling or an alias as its name; None if there is none."""
     path = _by_spelling(kind).get(_spelling(name))
     return _model_aliases().get(_spelling(name, "-_ ")) if path is None and kind == "models" else path
 
