@@ -162,8 +162,7 @@ class Algorithm:
         Traffic of each operation, from the payload [byte] and the fan-outs.
     libraries : mapping of str to sequence of str
         Operations for which each of `COLLECTIVE_LIBRARIES` may choose the algorithm. Empty: the algorithm is used only
-        if
-        the user names it.
+        if the user names it.
     is_one_port : bool
         True if a rank sends one message at a time, so that no operation ends before log2 P steps.
     in_network : bool

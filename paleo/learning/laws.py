@@ -633,8 +633,7 @@ def fit_reference_points(
     -------
     ReferencePointsLaw
         Law whose residual is the rms error of each point predicted from the others (leave-one-out); with fewer than
-        four
-        points, of the fit itself.
+        four points, of the fit itself.
     """
     batches, samples = np.array(sorted(points), dtype=np.float64).T
     law = _fit_points(batches, samples, source, seed_noise)
@@ -674,8 +673,8 @@ def refit_without_batch(law: ReferencePointsLaw, batch: float) -> ReferencePoint
     Returns
     -------
     ReferencePointsLaw
-        Law of the other points, with the residual and seed noise of ``law``, which has more points to estimate
-        them from.
+        Law of the other points, with the residual and seed noise of ``law``, which has more points to estimate them
+        from.
 
     Raises
     ------

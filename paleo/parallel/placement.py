@@ -271,8 +271,7 @@ class Strategy:
         Ranks along each mesh axis that the user fixed.
     zero : int
         ZeRO stage, which says what is sharded over data-parallel ranks: 1 optimizer states, 2 gradients too, 3
-        parameters
-        too (FSDP). A degree ``shard`` limits the sharding to groups of that size (HSDP).
+        parameters too (FSDP). A degree ``shard`` limits the sharding to groups of that size (HSDP).
     sequence_parallel : bool
         True if the sequence is split over tp outside the tensor-parallel layers.
     chunks : int

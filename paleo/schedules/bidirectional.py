@@ -60,11 +60,10 @@ def _chimera_order(stage: int, stages: int, microbatches: int, chunks: int) -> l
 def _chimera_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
     """Return Chimera's makespan: m · (F + B) + (p − 2) · (max (F, B) + (m / p − 1) · |B − F|) [s].
 
-    B includes the weight gradients; m is the number of microbatches, p that of stages.
-    There are p − 2 bubbles in the first unit and, if F and B differ, as many in each further unit. The form is exact on
-    equal stages. With B = 2F and m = p the share of the pauses is the (p − 2) / (3p / 2 + p − 2) of the paper's table
-    2. A slower stage adds half of p − 2 pauses to its own work. If the last piece takes half as much again, the form is
-    within 4 % of the engine.
+    B includes the weight gradients; m is the number of microbatches, p that of stages. There are p − 2 bubbles in the
+    first unit and, if F and B differ, as many in each further unit. The form is exact on equal stages. With B = 2F and
+    m = p the bubble fraction is the (p − 2) / (3p / 2 + p − 2) of the paper's table 2. A slower stage adds half of p −
+    2 bubbles to its work. If the last piece takes half as much again, the form is within 4 % of the simulated time.
     """
     front, back = passes.forward, passes.backward + passes.weight_gradients
     further, units = max(len(front) - 2.0, 0.0), np.asarray(microbatches) / len(front)

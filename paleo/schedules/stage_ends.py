@@ -56,8 +56,7 @@ def stage_ends(
         Model chunks of each replica on a stage.
     pieces : PassTimes, optional
         Times of each chunk of all replicas, shape (stages, chunks, ...) [s]. With these the result is exact for the
-        order.
-        Without them all chunks of a stage are assumed equal, and closed forms are approximate if stages differ.
+        order. Without them all chunks of a stage are assumed equal, and closed forms are approximate if stages differ.
 
     Returns
     -------

@@ -45,8 +45,7 @@ def simplicity_key(row: PlanRow, capacity: float) -> tuple[float, ...]:
     -------
     tuple
         Number of mesh axes in use, whether stages are uneven, whether the schedule is unusual, whether there are
-        virtual
-        stages, whether little memory is left, step time [s].
+        virtual stages, whether little memory is left, step time [s].
     """
     axes = sum(degree > 1 for degree in parse_strategy(row.strategy).degrees.values())
     uneven = isinstance(row.run.pipeline.cut, tuple) and len(set(row.run.pipeline.cut)) > 1
@@ -78,9 +77,8 @@ def group_tied_plans(model: ModelSpec, system: System, result: FoundPlans, top: 
     -------
     FoundPlans
         Result with its plans group by group, the simplest first; ``class_step_time`` is the shortest step of a group
-        [s]. Plans
-        that leave less than `MEMORY_HEADROOM_SHARE` of the memory free come last; those that do not fit are not
-        grouped.
+        [s]. Plans that leave less than `MEMORY_HEADROOM_SHARE` of the memory free come last; those that do not fit are
+        not grouped.
     """
     first = predict(model, system, result.plans[0].run)
     width = (first.interval[1] / first.step_time) ** TIE_INTERVAL_FRACTION

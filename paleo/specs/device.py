@@ -167,7 +167,10 @@ class MatrixUnit(Spec):
 
 
 class Interconnect(Spec):
-    """Links of the device to other devices (NVLink, ICI, …), with the sum of their bandwidths per direction."""
+    """Links of the device to other devices (NVLink, ICI, …).
+
+    ``bandwidth`` is the sum over all links per direction [byte/s].
+    """
 
     kind: Literal["nvlink", "infinity_fabric", "ici", "roce"]
     generation: PositiveCount | None = None

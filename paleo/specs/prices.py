@@ -212,8 +212,7 @@ def machine_rent(system: System, gpus: int, term: RentalTerm = "on-demand") -> t
     -------
     tuple[float, Price, bool], optional
         Rent of all machines [USD/s], price of one device or node, and True if the price is for this very system. None
-        if
-        no price is known.
+        if no price is known.
     """
     devices = billed_devices(system, gpus).devices
     if term == "on-demand" and system.price_per_node is not None:
@@ -303,8 +302,7 @@ def purchase_quote(system: System) -> DevicePriceQuote | None:
     -------
     DevicePriceQuote, optional
         Price in USD: the device's share of a whole machine if such machines were sold, else of a bare device. None if
-        no
-        list has a price.
+        no list has a price.
     """
     sold, exact = find_offers(system, "purchase")
     return _quote(
