@@ -70,11 +70,6 @@ class Traffic:
     >>> total = step + step * 2
     >>> float(total.steps), float(total.wire_bytes)
     (3.0, 300.0)
-
-    >>> step = Traffic.from_levels(LevelTraffic(steps=1, wire_bytes=100.0))
-    >>> total = step + step * 2
-    >>> float(total.steps), float(total.wire_bytes)
-    (3.0, 300.0)
     """
 
     phases: tuple[TrafficPhase, ...] = ()
