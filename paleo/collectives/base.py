@@ -1,13 +1,13 @@
-"""Collective algorithms: their registry, and the arithmetic of rank groups that they share.
+"""Registry of collective algorithms, and helper formulas for groups of ranks over several network levels.
 
-An algorithm turns (operation, payload, group) into `Traffic`. It knows no device, no latency and no bandwidth. The
-payload follows nccl-tests' S: the buffer of one rank for all_reduce, broadcast and send_recv; the full buffer (all
-shards together) for all_gather, reduce_scatter and all_to_all.
+An algorithm turns (operation, payload, group) into `Traffic`, whatever device, latency and bandwidth. The payload
+follows nccl-tests' S: the buffer of one rank for all_reduce, broadcast and send_recv; the full buffer (all shards
+together) for all_gather, reduce_scatter and all_to_all.
 
 A group is written as its fan-outs from the inner level of the network to the outer one: ``(8, 4)`` is four nodes of
-eight ranks. A *unit* of a level is what hangs on one side of it: a rank at the inner level, a node at the next one.
+eight ranks. A *unit* of a level is one member that the level joins: a rank at the inner level, a node at the next one.
 Bytes are those that the busiest unit *sends* into the level, in one direction. So the price of a level is the bandwidth
-of one unit into it, however many ranks that unit has.
+of one unit into the level, however many ranks that unit has.
 
 Groups that are no power of two take ceil(log2 P) rounds where a formula asks for log2 P. Their bytes keep the textbook
 form; the fold that MPI libraries do before and after is not counted.
@@ -38,13 +38,13 @@ class LevelTraffic:
     Attributes
     ----------
     steps : float or ndarray
-        Messages that follow one another, each of them waiting for the one before [1].
+        Number of consecutive messages, each of which waits for the one before [1].
     wire_bytes : float or ndarray
         Bytes that the busiest member (GPU, node or rack) sends into this level, in one direction [byte].
     reduced_bytes : float or ndarray
         Bytes that one rank combines arithmetically with what it received over this level [byte].
     senders : float or ndarray, optional
-        Ranks of that member that send, each through its own ports [1]. None: all of them.
+        Number of ranks of that member that send, each through its ports [1]. None: all of them.
     """
 
     steps: Numeric = 0.0
@@ -62,14 +62,9 @@ TrafficPhase = tuple[LevelTraffic, ...]
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Messages and bytes of a collective: phases that run one after another, each pipelined over interconnect levels.
+    """Messages and bytes of a collective: consecutive phases, each pipelined over the interconnect levels.
 
     Traffic adds (``a + b`` is first a, then b) and repeats (``a * 3``).
-
-    >>> step = Traffic.from_levels(LevelTraffic(steps=1, wire_bytes=100.0))
-    >>> total = step + step * 2
-    >>> float(total.steps), float(total.wire_bytes)
-    (3.0, 300.0)
 
     >>> step = Traffic.from_levels(LevelTraffic(steps=1, wire_bytes=100.0))
     >>> total = step + step * 2
@@ -81,7 +76,7 @@ class Traffic:
 
     @classmethod
     def from_levels(cls, *levels: LevelTraffic) -> Traffic:
-        """Build the traffic of one phase.
+        """Build the traffic of a single phase.
 
         Parameters
         ----------
@@ -116,7 +111,7 @@ class Traffic:
 
     @property
     def steps(self) -> Numeric:
-        """Number of messages that follow one another, over all phases and levels [1]."""
+        """Number of consecutive messages, over all phases and levels [1]."""
         return _total([level.steps for level in self.levels])
 
     @property
@@ -161,20 +156,20 @@ class Algorithm:
     formulas : mapping of str to callable
         Traffic of each operation, from the payload [byte] and the fan-outs.
     libraries : mapping of str to sequence of str
-        Operations that each of `COLLECTIVE_LIBRARIES` may carry out this way by itself. Empty: the algorithm is used by
-        name only.
+        Operations for which each of `COLLECTIVE_LIBRARIES` may choose the algorithm. Empty: the algorithm is used only
+        if the user names it.
     is_one_port : bool
-        A rank sends one message at a time, so that no operation ends before log2 P steps.
+        True if a rank sends one message at a time, so that no operation ends before log2 P steps.
     in_network : bool
-        Switches combine or copy data, so that the bandwidth bound of host algorithms does not hold.
+        True if switches combine or copy data, so that the bandwidth bound of host algorithms does not hold.
     is_lockstep : bool
-        Every rank sends in every step, so that a step lasts as long as its slowest link.
+        True if every rank sends in every step, so that a step lasts as long as its slowest link.
     only_between_nodes : bool
-        Libraries choose it for groups of several nodes only.
+        True if libraries choose the algorithm for groups of several nodes only.
     non_neighbour_operations : tuple of str
-        Operations in which ranks that are no neighbours send to each other. They are not priced on a torus.
+        Operations in which ranks send to ranks that are no neighbours. These have no price on a torus.
     required_topology : str, optional
-        Kind of level that it is written for, such as ``torus``. None: any network.
+        Topology for which the algorithm is written, such as ``torus``. None: any network.
     """
 
     name: str
@@ -195,7 +190,7 @@ class Algorithm:
         return tuple(self.formulas)
 
     def belongs_to(self, library: str, operation: str) -> bool:
-        """Return True if a library may choose this algorithm by itself.
+        """Return True if a communication library may choose this algorithm for an operation.
 
         Parameters
         ----------
@@ -212,7 +207,7 @@ class Algorithm:
         return operation in self.formulas and operation in self.libraries.get(library, ())
 
     def traffic(self, operation: str, payload_bytes: Numeric, group: FanOuts) -> Traffic:
-        """Return the messages and bytes of one operation; payload and fan-outs broadcast against each other.
+        """Return the messages and bytes of one collective operation; payload and fan-outs broadcast against each other.
 
         Parameters
         ----------
@@ -248,17 +243,17 @@ ALGORITHMS: Registry[Algorithm] = Registry("collective algorithm", "paleo.collec
 
 
 def add_algorithm(algorithm: Algorithm) -> Algorithm:
-    """Register an algorithm under its own name.
+    """Register a collective algorithm under its name.
 
     Parameters
     ----------
     algorithm : Algorithm
-        Algorithm with the libraries that it belongs to; without any it is used by name only.
+        Algorithm, with the libraries that may choose it.
 
     Returns
     -------
     Algorithm
-        The same algorithm.
+        Same algorithm.
 
     Raises
     ------
@@ -281,7 +276,7 @@ def add_algorithm(algorithm: Algorithm) -> Algorithm:
 
 
 def algorithms_for(operation: str) -> tuple[Algorithm, ...]:
-    """List every algorithm that can carry out an operation, sorted by name.
+    """List all algorithms that can carry out a collective operation, sorted by name.
 
     Parameters
     ----------
@@ -291,7 +286,7 @@ def algorithms_for(operation: str) -> tuple[Algorithm, ...]:
     Returns
     -------
     tuple of Algorithm
-        Algorithms by name.
+        Algorithms in the order of their names.
 
     Raises
     ------
@@ -306,7 +301,7 @@ def algorithms_for(operation: str) -> tuple[Algorithm, ...]:
 
 
 def checked_payload(payload_bytes: Numeric) -> Array:
-    """Return the payload as an array; raise SpecError unless all of it is finite and not negative.
+    """Return the payload of a collective as an array, after checking that it is finite and not negative.
 
     Parameters
     ----------
@@ -321,7 +316,7 @@ def checked_payload(payload_bytes: Numeric) -> Array:
     Raises
     ------
     SpecError
-        Unless all of it is finite and zero or more.
+        If a value is negative, infinite or NaN.
     """
     payload = np.asarray(payload_bytes, dtype=np.float64)
     if not np.all(np.isfinite(payload)) or np.any(payload < 0):
@@ -344,7 +339,7 @@ def checked_fan_outs(group: FanOuts) -> tuple[Array, ...]:
     Raises
     ------
     SpecError
-        Unless there is at least one and all are whole numbers of one or more.
+        If there is no fan-out, or one is not a whole number of 1 or more.
     """
     fan_outs = tuple(np.asarray(fan_out, dtype=np.float64) for fan_out in group)
     if not fan_outs:
@@ -366,7 +361,7 @@ def ranks_of(group: tuple[Array, ...]) -> Array:
     Returns
     -------
     ndarray
-        Product of the fan-outs.
+        Number of ranks.
     """
     ranks = np.ones(())
     for fan_out in group:
@@ -385,13 +380,13 @@ def ranks_per_member(group: tuple[Array, ...]) -> tuple[Array, ...]:
     Returns
     -------
     tuple of ndarray
-        Ranks of a unit for each level: (8, 4) -> (1, 8).
+        Ranks of a member for each level: (8, 4) -> (1, 8).
     """
     return tuple(ranks_of(group[:index]) for index in range(len(group)))
 
 
 def level_instances(group: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Return how many instances of each level (such as nodes) the group spans.
+    """Return how many instances of each level (such as NVSwitch domains) a group spans.
 
     Parameters
     ----------
@@ -401,7 +396,7 @@ def level_instances(group: tuple[Array, ...]) -> tuple[Array, ...]:
     Returns
     -------
     tuple of ndarray
-        Units for each level: (8, 4) -> (4, 1).
+        Instances of each level: (8, 4) -> (4, 1).
     """
     return tuple(ranks_of(group[index + 1 :]) for index in range(len(group)))
 
@@ -412,12 +407,12 @@ def doubling_rounds(fan_out: Array) -> Array:
     Parameters
     ----------
     fan_out : ndarray
-        Units of a level.
+        Members that a level joins.
 
     Returns
     -------
     ndarray
-        Rounds: 8 -> 3, 5 -> 3, 1 -> 0.
+        Number of rounds: 8 -> 3, 5 -> 3, 1 -> 0.
     """
     return np.asarray(np.ceil(np.log2(fan_out)))
 
@@ -428,7 +423,7 @@ def crosses_level(fan_out: Array) -> Array:
     Parameters
     ----------
     fan_out : ndarray
-        Units of a level.
+        Members that a level joins.
 
     Returns
     -------
@@ -439,23 +434,23 @@ def crosses_level(fan_out: Array) -> Array:
 
 
 def remote_buffer_share(fan_out: Array) -> Array:
-    """Compute (n - 1) / n, the share of a buffer that other ranks (or nodes) hold.
+    """Return (n - 1) / n, the fraction of a buffer that lies on other ranks (or nodes).
 
     Parameters
     ----------
     fan_out : ndarray
-        Units of a level, n.
+        Members n that a level joins.
 
     Returns
     -------
     ndarray
-        Share of the buffer, 0 to 1.
+        Fraction of the buffer, 0 to 1.
     """
     return (fan_out - 1.0) / fan_out
 
 
 def tree_imbalance(units: Numeric) -> Array:
-    """Return the bytes that a double binary tree's busiest member sends, relative to the mean.
+    """Return the bytes that the busiest member of a double binary tree sends, relative to the mean member.
 
     Parameters
     ----------
@@ -482,7 +477,7 @@ def tree_imbalance(units: Numeric) -> Array:
 
 
 def sequential_phases(levels: list[LevelTraffic]) -> Traffic:
-    """Build traffic in which each level is its own phase, the inner level first, so that levels do not overlap.
+    """Build traffic in which each level is a separate phase, the inner level first, so that levels do not overlap.
 
     Parameters
     ----------
@@ -503,7 +498,7 @@ def sequential_phases(levels: list[LevelTraffic]) -> Traffic:
 
 
 def with_reversed_phases(traffic: Traffic) -> Traffic:
-    """Reverse the order of the phases, as an all-gather retraces the levels of a reduce-scatter.
+    """Return traffic with its phases in reverse order, as an all-gather retraces the levels of a reduce-scatter.
 
     Parameters
     ----------
@@ -513,6 +508,6 @@ def with_reversed_phases(traffic: Traffic) -> Traffic:
     Returns
     -------
     Traffic
-        The same messages, with the last phase first.
+        Same messages, with the last phase first.
     """
     return Traffic(traffic.phases[::-1])

@@ -1,7 +1,7 @@
 """Collectives that take one step at each level: reduction inside the switch, pairwise messages, and parameter servers.
 
-Formulas are written in alpha [s per step], beta [s/byte sent] and gamma [s/byte reduced], with S the payload, P the
-ranks and N the units of the outer levels.
+Formulas are written in alpha [s per step], beta [s/byte sent] and gamma [s/byte reduced]. The payload is S [byte], the
+number of ranks P, and the number of units (nodes) of the outer levels N.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _in_switch_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traff
 def _in_switch_all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Return the traffic of an all-gather inside a switch, alpha + beta S (P-1)/P.
 
-    Each rank multicasts its shard; receiving (P-1)/P of the payload is the limit.
+    Each rank multicasts its shard; the limit is that each rank receives (P-1)/P of the payload.
     """
     return _outer_ring(payload, group, 0.0) + Traffic.from_levels(
         LevelTraffic(crosses_level(group[0]), remote_buffer_share(group[0]) * payload)
@@ -72,16 +72,16 @@ def _in_switch_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
 def _with_outer_trees(
     inner: LevelTraffic, payload: Array, group: tuple[Array, ...], outer: Callable[[Array, tuple[Array, ...]], Traffic]
 ) -> Traffic:
-    """Return the traffic inside the switch joined with a tree algorithm over the outer levels, as one pipeline."""
+    """Return the traffic of an in-switch operation with trees over the outer levels, pipelined in one phase."""
     if len(group) == 1:
         return Traffic.from_levels(inner)
     return Traffic.from_levels(inner, *outer(payload, group[1:]).phases[0])
 
 
 def _outer_ring(payload: Array, group: tuple[Array, ...], reduced: float) -> Traffic:
-    """Return the traffic of one trip round a ring over the units of the outer levels.
+    """Return the traffic of one trip round a ring over the nodes or racks of the outer levels.
 
-    Returns empty for a group of one level.
+    ``reduced`` is 1 for a reduction, 0 for a copy. The traffic is empty for a group of one level.
     """
     if len(group) == 1:
         return Traffic()
@@ -122,7 +122,7 @@ add_algorithm(
 def _send_recv(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Return the traffic of one message, alpha + beta S over the outermost level that the group spans.
 
-    It leaves through one sender's ports.
+    The message leaves through the ports of one sender.
     """
     crosses = [
         crosses_level(fan_out) * (above == 1) for fan_out, above in zip(group, level_instances(group), strict=True)
@@ -147,7 +147,7 @@ def _pairwise_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
 def _bruck_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Return the traffic of Bruck's all-to-all, alpha log2 P + beta (S/2) log2 P.
 
-    In every round each rank forwards half of its buffer.
+    Each rank forwards half of its buffer in every round.
     """
     return sequential_phases(
         [
@@ -196,9 +196,9 @@ add_algorithm(
 def _parameter_server_all_reduce(payload: Array, group: tuple[Array, ...], *, servers: Numeric) -> Traffic:
     """Return the traffic of an all-reduce by s parameter servers, spread over the ranks: 2 alpha + 2 beta P S/s.
 
-    They are push and pull through a server's port. All P workers talk to a server over its innermost port; over an
-    outer level only the workers of other units do. The P messages overlap, so their arrival costs one alpha, not P, as
-    in the literature.
+    Push and pull each cost one alpha and P S/s bytes through a server's port. All P workers reach a server over its
+    innermost port; over an outer level only the workers of other units do. The P messages overlap, so their arrival
+    costs one alpha, not P, as in the literature.
     """
     ranks = ranks_of(group)
     levels = []
@@ -217,9 +217,9 @@ def _sharded_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
 
 def _root_exchange(payload: Array, group: tuple[Array, ...], *, times: float, reduced: float) -> Traffic:
-    """Return the traffic of a root that exchanges messages with all other ranks, one after another.
+    """Return the traffic of a root that exchanges messages with all other ranks, one after another (Paleo's OneToAll).
 
-    It does so once (broadcast) or twice (all-reduce): alpha (P-1) + beta S (P-1) each, and gamma S (P-1).
+    ``times`` is 1 for a broadcast and 2 for an all-reduce: alpha (P-1) + beta S (P-1) each, and gamma S (P-1).
     """
     ranks = ranks_of(group)
     return Traffic.from_levels(

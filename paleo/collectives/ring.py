@@ -1,12 +1,12 @@
 """Ring collectives: every rank passes pieces of its buffer to its neighbour.
 
-``ring`` is one ring through all ranks. ``hierarchical`` runs rings level by level: first inside every unit, then
-between units, where each rank exchanges its own shard. ``torus`` runs rings along all dimensions of a torus at the same
+``ring`` is one ring through all ranks. ``hierarchical`` runs rings level by level: first inside every unit (node), then
+between units, where each rank exchanges its shard. ``torus`` runs rings along all dimensions of a torus at the same
 time: the payload is cut into pieces, and each piece starts with another dimension. There a level is one dimension, and
 a unit is a chip, then a row, then a plane.
 
-Formulas are written in alpha [s per step], beta [s/byte sent] and gamma [s/byte reduced], with S the payload, P the
-ranks, f the fan-out of a level and m the ranks inside one of its units.
+Formulas are written in alpha [s per step], beta [s/byte sent] and gamma [s/byte reduced]. The payload is S [byte], the
+number of ranks P, the fan-out of a level f, and the ranks inside one of its units m.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _ring_passes(
 ) -> Traffic:
     """Return the traffic of ``passes`` trips round one ring: alpha (P-1) + beta S (P-1)/P each, and gamma S (P-1)/P.
 
-    ``share_of`` the number of ranks is the share of the payload that each unit sends in a trip.
+    ``share_of`` returns the fraction of the payload that each unit sends in a trip, from the number of ranks.
 
     A ring that enters every unit once crosses the level of fan-out f in (f - 1) hops per parent unit, P - 1 in all.
     Reduced bytes (``reduced`` times the share) are divided among the levels in proportion to their hops.
@@ -65,8 +65,8 @@ def _ring_passes(
 def _level_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Return the traffic of a reduce-scatter by one ring at each level, the inner level first.
 
-    It is alpha (f-1) + beta S (f-1)/f + gamma S (f-1)/(f m) at a level of fan-out f, because ranks reduce only their
-    shard.
+    The time is alpha (f-1) + beta S (f-1)/f + gamma S (f-1)/(f m) at a level of fan-out f, because a rank reduces only
+    its shard.
     """
     return sequential_phases(
         [
@@ -81,7 +81,7 @@ def _level_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
 def _level_all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Return the traffic of an all-gather by one ring at each level, the outer level first.
 
-    It is alpha (f-1) + beta S (f-1)/f at a level of fan-out f.
+    The time is alpha (f-1) + beta S (f-1)/f at a level of fan-out f.
     """
     return with_reversed_phases(
         sequential_phases([LevelTraffic(fan_out - 1.0, remote_buffer_share(fan_out) * payload) for fan_out in group])
@@ -91,7 +91,7 @@ def _level_all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
 def _level_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Return the traffic of a hierarchical all-reduce: reduce-scatter from the inner level outwards, all-gather back.
 
-    It is 2 alpha (f-1) + 2 beta S (f-1)/f at a level of fan-out f.
+    The time is 2 alpha (f-1) + 2 beta S (f-1)/f at a level of fan-out f, and gamma S (f-1)/(f m).
     """
     return _level_reduce_scatter(payload, group) + _level_all_gather(payload, group)
 
@@ -99,8 +99,8 @@ def _level_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
 def _level_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Return the traffic of a hierarchical all-to-all: one exchange per level, the inner level first.
 
-    It is the sum of alpha (f-1) + beta m S (f-1)/f over levels. Ranks of a unit first collect what goes to the same
-    destination. There are fewer (f - 1 per level) and larger messages, and every byte moves once per level.
+    The time is the sum of alpha (f-1) + beta m S (f-1)/f over levels. Ranks of a unit first collect the data for one
+    destination. Messages are fewer (f - 1 per level) and larger, and every byte moves once per level.
     """
     return sequential_phases(
         [
@@ -113,7 +113,7 @@ def _level_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
 def _along_all_dimensions(payload: Array, group: tuple[Array, ...], *, times: float, reduced: float) -> Traffic:
     """Return the traffic of ``times`` trips on a torus: alpha sum(n/2) + beta S (P-1)/P each, over all links of a chip.
 
-    n are the extents of the dimensions. The bytes are divided equally among those with more than one unit.
+    The extents of the dimensions are n. The bytes are divided equally among dimensions with more than one unit.
     """
     dimensions = np.maximum(sum((crosses_level(extent) for extent in group), np.zeros(())), 1.0)
     share = remote_buffer_share(ranks_of(group)) * payload / dimensions
@@ -132,7 +132,7 @@ def _along_all_dimensions(payload: Array, group: tuple[Array, ...], *, times: fl
 def _torus_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Return the traffic of an all-to-all on a torus: alpha sum(n/2) + beta S n/4 over the longest dimension.
 
-    Half of all messages cross the middle of that dimension.
+    The bound is the bisection: half of all messages cross the middle of that dimension.
     """
     return Traffic.from_levels(
         *(

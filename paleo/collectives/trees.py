@@ -1,7 +1,7 @@
-"""Collectives of logarithmic depth: trees and butterflies.
+"""Collectives of logarithmic depth: trees (binomial, double binary) and butterflies (recursive halving and doubling).
 
-Formulas are written in alpha [s per step], beta [s/byte sent] and gamma [s/byte reduced], with S the payload, P the
-ranks and f the fan-out of a level.
+Formulas are written in alpha [s per step], beta [s/byte sent] and gamma [s/byte reduced]. The payload is S [byte], the
+number of ranks P, and the fan-out of a level f.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from paleo.collectives.base import (
 def _butterfly_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Return the traffic of an all-reduce by recursive doubling: alpha log2 P + beta S log2 P + gamma S log2 P.
 
-    Without alpha and gamma it is Paleo's ceil(log2 n) S / B. Every rank exchanges its whole buffer in every round, so a
-    unit of m ranks sends m S a round.
+    Without alpha and gamma this is Paleo's ceil(log2 n) S / B. Every rank exchanges its whole buffer in every round, so
+    a unit (node) of m ranks sends m S a round.
     """
     return sequential_phases(
         [
@@ -45,8 +45,8 @@ def _butterfly_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
 def _recursive_halving_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Return the traffic of a reduce-scatter by recursive halving: alpha log2 P + beta S (P-1)/P + gamma S (P-1)/P.
 
-    The inner level goes first. At the next level each rank holds S divided by the ranks below it, so the ranks of a
-    unit together send S (f-1)/f.
+    The inner level goes first. At the next level each rank has S divided by the ranks below, so the ranks of a unit
+    (node) together send S (f-1)/f.
     """
     return sequential_phases(
         [
@@ -80,7 +80,7 @@ def _rabenseifner_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffi
 def _van_de_geijn_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Return the traffic of van de Geijn's broadcast: 2 alpha log2 P + 2 beta S (P-1)/P.
 
-    It is a scatter down a tree and an all-gather.
+    The algorithm is a scatter down a tree and an all-gather.
     """
     return _recursive_doubling_all_gather(payload, group) + _recursive_doubling_all_gather(payload, group)
 
@@ -116,7 +116,7 @@ add_algorithm(
 
 
 def _binomial_tree(payload: Array, group: tuple[Array, ...], *, reduced: float) -> Traffic:
-    """Return the traffic of one pass up a binomial tree: log2 f rounds a level, each with the whole payload."""
+    """Return the traffic of one pass up a binomial tree: log2 f rounds at each level, each with the whole payload."""
     return sequential_phases(
         [
             LevelTraffic(
@@ -132,7 +132,8 @@ def _binomial_tree(payload: Array, group: tuple[Array, ...], *, reduced: float) 
 def _tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Return the traffic of an all-reduce up and down a binomial tree.
 
-    It is 2 alpha log2 P + 2 beta S log2 P + gamma S log2 P; without alpha and gamma, Paleo's 2 ceil(log2 n) S / B.
+    The time is 2 alpha log2 P + 2 beta S log2 P + gamma S log2 P; without alpha and gamma, Paleo's 2 ceil(log2 n) S /
+    B.
     """
     return _binomial_tree(payload, group, reduced=1.0) + _tree_broadcast(payload, group)
 
@@ -143,7 +144,7 @@ def _tree_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
 
 def double_tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Return the traffic of an all-reduce by two trees: 2 alpha log2 P + 2 beta S (P-1)/P + gamma S (P-1)/P.
+    """Return the traffic of a double binary tree's all-reduce: 2 alpha log2 P + 2 beta S (P-1)/P + gamma S (P-1)/P.
 
     Parameters
     ----------
@@ -159,8 +160,8 @@ def double_tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
     Notes
     -----
-    Pieces are so small that filling the pipeline costs latency only. At a level of fan-out f the two trees have
-    2 (f-1) edges together, and each carries S/2 up and S/2 down. A unit sends 2 S (f-1)/f on average; `tree_imbalance`
+    Pieces are so small that filling the pipeline costs latency only. At a level of fan-out f the two trees have 2 (f-1)
+    edges together, and each carries S/2 up and S/2 down. A unit (node) sends 2 S (f-1)/f on average; `tree_imbalance`
     gives the factor of the busiest unit. The ranks of a unit share the reduction at each level, so that the reduced
     bytes of all levels add up to S (P-1)/P.
     """
@@ -177,7 +178,7 @@ def double_tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
 
 def double_tree_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
-    """Return the traffic of a broadcast by two trees: alpha log2 P + beta S.
+    """Return the traffic of a double binary tree's broadcast: alpha log2 P + beta S.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Methods of gradient compression: low-rank factors, fewer bits per element, and fewer elements."""
+"""Gradient compression methods: PowerSGD, sufficient factors, narrow formats, quantisation, ZeRO++ and top-k."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from paleo.compression.base import (
 
 @dataclass(frozen=True, slots=True)
 class PowerSGD:
-    """Low-rank factors of each gradient matrix by one step of power iteration (PowerSGD).
+    """PowerSGD: low-rank factors of each gradient matrix, by one step of power iteration.
 
     P = M Q is summed over the ranks and orthogonalised, then Q = Mᵀ P is summed. For a matrix (a, b) and rank r this
     takes 4 r a b FLOP and two all-reduces of r (a + b) values together, with error feedback. Vectors are sent
@@ -42,23 +42,23 @@ class PowerSGD:
 
     @property
     def summary(self) -> str:
-        """Description of the method in a few words."""
+        """Short description of the method, for tables."""
         return f"matrices of gradients as factors of rank {self.rank:g}"
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
-        """Return the all-reduces of the two factors (with a and b rows); the first also carries the vectors."""
+        """Return the all-reduces of PowerSGD's two factors (with a and b rows); the first also carries the vectors."""
         factors = self._factors(gradient)
         vectors = (gradient.elements - np.asarray(gradient.matrix_elements)) * gradient.element_bytes
         return Message("all_reduce", np.asarray(factors / 2.0 + vectors)), Message("all_reduce", factors / 2.0)
 
     def encoding_work(self, gradient: SummedGradient) -> CodingWork:
-        """Count the work before the all-reduces: products M Q and Mᵀ P, which each read the matrix, and the error."""
+        """Count the work before the all-reduces: the products M Q and Mᵀ P, and the error feedback."""
         matrix = VALUE_BYTES * np.asarray(gradient.matrix_elements, dtype=np.float64)
         flops = 4.0 * self.rank * gradient.matrix_elements + 2.0 * self.rank**2 * gradient.matrix_sides
         return CodingWork.of(4.0 * matrix, 2.0 * matrix, flops=flops, launches=4.0 * gradient.tensors)
 
     def decoding_work(self, gradient: SummedGradient) -> CodingWork:
-        """Count the work after the all-reduces: the product P Qᵀ, its write, and the write of the new error."""
+        """Count the work after the all-reduces: the product P Qᵀ, and the writes of the result and of the new error."""
         matrix = VALUE_BYTES * np.asarray(gradient.matrix_elements, dtype=np.float64)
         flops = 2.0 * self.rank * gradient.matrix_elements
         return CodingWork.of(matrix, 2.0 * matrix, flops=flops, launches=np.asarray(gradient.tensors))
@@ -73,10 +73,10 @@ class PowerSGD:
 
 @dataclass(frozen=True, slots=True)
 class SufficientFactors:
-    """Exact factors of the gradients of fully connected layers: their activations and output gradients.
+    """Sufficient factor broadcasting: a fully connected layer's activations and output gradients replace its gradient.
 
-    With B samples a rank, ranks gather B (a + b) values each and multiply them. This sends fewer bytes where P B (a +
-    b) < 2 a b; elsewhere, and in other layers, the gradient is all-reduced.
+    With B samples a rank, ranks gather B (a + b) values each and multiply them. The method is used where this sends
+    fewer bytes, P B (a + b) < 2 a b. Elsewhere, and in other layers, the gradient is all-reduced.
     """
 
     reference = "Xie et al., Distributed machine learning via sufficient factor broadcasting, 2015; Poseidon, ATC 2017"
@@ -106,20 +106,20 @@ class SufficientFactors:
         return np.zeros(np.shape(gradient.bytes))
 
     def _pays(self, gradient: SummedGradient) -> npt.NDArray[np.bool_]:
-        """Return True where the gathered factors are smaller than the all-reduced gradient."""
+        """Return True where the gathered factors take fewer bytes than the all-reduced gradient."""
         spent = gradient.ranks * gradient.dense_batch_rows * np.asarray(gradient.dense_sides, dtype=np.float64)
         return np.asarray(spent < 2.0 * np.asarray(gradient.dense_elements))
 
 
 @COMPRESSIONS.register("powersgd")
 def powersgd(argument: str) -> Compression:
-    """Build ``powersgd:R``: factors of rank R."""
+    """Build the method ``powersgd:R``: PowerSGD with factors of rank R."""
     return PowerSGD(number_argument("powersgd", argument, "the rank of the factors", 1.0, 1023.0, whole=True))
 
 
 @COMPRESSIONS.register("factors")
 def sufficient_factors(argument: str) -> Compression:
-    """Build ``factors``, which takes no argument."""
+    """Build the method ``factors`` (sufficient factor broadcasting), which takes no argument."""
     check_no_argument("factors", argument)
     return SufficientFactors()
 
@@ -133,7 +133,10 @@ _SCALE_BYTES = 4.0
 
 @dataclass(frozen=True, slots=True)
 class NarrowFormatCast:
-    """Gradients in a narrower format of ``bytes_per_element``; ``has_block_scales``: with an fp32 scale per block."""
+    """Gradients cast to a narrower number format of ``bytes_per_element``, in which the all-reduce sums.
+
+    With ``has_block_scales`` each block of 256 elements has an fp32 scale.
+    """
 
     name: str
     bytes_per_element: float
@@ -145,7 +148,7 @@ class NarrowFormatCast:
 
     @property
     def summary(self) -> str:
-        """Description of the method in a few words."""
+        """Short description of the method, for tables."""
         return f"gradients are summed in {self.name}"
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
@@ -180,10 +183,10 @@ _register("int8", 1.0, scaled=True)
 
 @dataclass(frozen=True, slots=True)
 class QuantisedGradients:
-    """Gradients quantised to ``bits`` per element, all tensors in one flat buffer.
+    """Gradients quantised to ``bits`` per element, all tensors in one flat buffer (1-bit Adam, QSGD, TernGrad).
 
-    ``warm_up_share`` is the share of the training's first steps that send uncompressed gradients. With
-    ``has_error_feedback`` fp32 error values are kept on the worker and on the owner of each part. With
+    ``warm_up_share`` is the fraction of training, at its start, that sends uncompressed gradients. With
+    ``has_error_feedback`` fp32 error values are kept on the worker and on the rank that sums each part. With
     ``has_scale_pass`` an extra pass finds the scale.
     """
 
@@ -199,7 +202,7 @@ class QuantisedGradients:
 
     @property
     def summary(self) -> str:
-        """Description of the method in a few words."""
+        """Short description of the method, for tables."""
         return f"{self.bits:g} bits an element, decoded and summed by the owner of each part"
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
@@ -207,7 +210,7 @@ class QuantisedGradients:
         return Message("all_to_all", payload), Message("all_gather", payload)
 
     def encoding_work(self, gradient: SummedGradient) -> CodingWork:
-        """Count the work to scale and pack the gradient.
+        """Count the work to scale and pack the gradient before it is sent.
 
         With ``has_error_feedback`` each line of Tang et al.'s algorithm 1 is one operation of the framework on fp32
         values (of momentum and error): sum with the error, norm, scaled signs, new error, packed bits.
@@ -220,7 +223,7 @@ class QuantisedGradients:
         return _coded_with_error(gradient.elements, packed)
 
     def decoding_work(self, gradient: SummedGradient) -> CodingWork:
-        """Count the work to unpack: each owner sums and packs its part, then every rank unpacks the whole.
+        """Count the work to decode: each rank sums and packs one part of the gradient, then unpacks the whole sum.
 
         With ``has_error_feedback`` the values are fp32 and another operation scales them.
         """
@@ -239,16 +242,19 @@ class QuantisedGradients:
 
 
 def _coded_with_error(elements: Numeric, packed: Numeric) -> CodingWork:
-    """Count the bytes of five passes over fp32 values: add the error, norm, scale the signs, new error, pack."""
+    """Count the work to quantise fp32 values with error feedback, in five element-wise passes.
+
+    The passes are: add the error, norm, scale the signs, new error, pack.
+    """
     values = VALUE_BYTES * np.asarray(elements, dtype=np.float64)
     return CodingWork.of(7.0 * values, 3.0 * values + packed, launches=5.0)
 
 
 @COMPRESSIONS.register("onebit")
 def onebit(argument: str) -> Compression:
-    """Build ``onebit`` or ``onebit:W``: signs with error feedback (1-bit SGD, 1-bit Adam and LAMB).
+    """Build the method ``onebit`` or ``onebit:W``: signs with error feedback (1-bit SGD, 1-bit Adam and LAMB).
 
-    W is the share of all steps that are uncompressed and come first: 0.15 to 0.25 for 1-bit Adam.
+    W is the fraction of all steps that are sent uncompressed and come first: 0.15 to 0.25 for 1-bit Adam.
     """
     warm_up = number_argument("onebit", argument, "the share of dense steps", 0.0, 1.0) if argument else 0.0
     source = "Seide et al., Interspeech 2014; Tang et al., 1-bit Adam, ICML 2021"
@@ -265,7 +271,7 @@ def onebit(argument: str) -> Compression:
 
 @COMPRESSIONS.register("qsgd")
 def qsgd(argument: str) -> Compression:
-    """Build ``qsgd:B``: B bits per element, with stochastic rounding."""
+    """Build the method ``qsgd:B``: B bits per element, with stochastic rounding."""
     bits = number_argument("qsgd", argument, "the bits of an element", 2.0, 16.0)
     source = "Alistarh et al., QSGD, NIPS 2017"
     return QuantisedGradients(
@@ -275,7 +281,7 @@ def qsgd(argument: str) -> Compression:
 
 @COMPRESSIONS.register("terngrad")
 def terngrad(argument: str) -> Compression:
-    """Build ``terngrad``: −1, 0 or 1 in two bits, with stochastic rounding."""
+    """Build the method ``terngrad``: −1, 0 or 1 in two bits, with stochastic rounding."""
     check_no_argument("terngrad", argument)
     source = "Wen et al., TernGrad, NIPS 2017"
     return QuantisedGradients(
@@ -289,9 +295,9 @@ _WEIGHT_BYTES, _GRADIENT_BYTES, _COPY_BYTES = 1.0, 0.5, 2.0
 
 @dataclass(frozen=True, slots=True)
 class _ZeroPlusPlus:
-    """ZeRO++ compression: quantised collectives of ZeRO-3 for one pass over all parameters.
+    """ZeRO++: quantised collectives of ZeRO-3, for one pass over all parameters.
 
-    They are the forward all-gather, the backward all-gather within a node, and two all-to-alls of gradients.
+    The collectives are the forward all-gather, the backward all-gather within a node, and two all-to-alls of gradients.
     """
 
     summary = "8-bit gathers, 16-bit copies inside a node, 4-bit scatters of sharded training"
@@ -319,7 +325,7 @@ class _ZeroPlusPlus:
         return CodingWork.of(read, written, launches=3.0 * gradient.tensors)
 
     def decoding_work(self, gradient: SummedGradient) -> CodingWork:
-        """Count the work to widen gathered parameters and to sum gradients after each all-to-all."""
+        """Count the work to dequantise gathered parameters and to sum gradients after each all-to-all."""
         elements = np.asarray(gradient.elements, dtype=np.float64)
         second = elements / np.maximum(np.asarray(gradient.ranks_per_node, dtype=np.float64), 1.0)
         read = _WEIGHT_BYTES * elements + _GRADIENT_BYTES * (elements + second)
@@ -327,13 +333,13 @@ class _ZeroPlusPlus:
         return CodingWork.of(read, written, launches=3.0 * gradient.tensors)
 
     def state_bytes(self, gradient: SummedGradient) -> Array:
-        """Count the bytes of the second copy of the parameters, sharded inside each node."""
+        """Count the bytes of the secondary copy of the parameters, sharded inside each node."""
         return np.asarray(_COPY_BYTES * np.asarray(gradient.elements) / np.maximum(gradient.ranks_per_node, 1.0))
 
 
 @COMPRESSIONS.register("zeropp")
 def zeropp(argument: str) -> Compression:
-    """Build ``zeropp``, quantised collectives for ZeRO-3."""
+    """Build the method ``zeropp``: ZeRO++'s quantised collectives for ZeRO-3."""
     check_no_argument("zeropp", argument)
     return _ZeroPlusPlus()
 
@@ -344,7 +350,7 @@ _PAIR_BYTES = VALUE_BYTES + INDEX_BYTES
 
 
 def union_density(density: Numeric, ranks: Numeric) -> Array:
-    """Compute the share of elements that at least one of ``ranks`` sends: 1 − (1 − d)^P for independent choices.
+    """Return the fraction of elements that at least one of ``ranks`` ranks sends: 1 − (1 − d)^P for density d.
 
     >>> float(union_density(0.01, 64.0).round(4))
     0.4744
@@ -353,14 +359,17 @@ def union_density(density: Numeric, ranks: Numeric) -> Array:
 
 
 def _entry_bytes(density: Numeric) -> Array:
-    """Return the bytes per element of a vector in sparse form (index and value) or dense form, whichever is smaller."""
+    """Return the bytes per element of a vector with a density of nonzero entries, in sparse or dense form.
+
+    The sparse form has index and value of each entry; the smaller form counts.
+    """
     return np.asarray(np.minimum(_PAIR_BYTES * np.asarray(density), VALUE_BYTES))
 
 
 def recursive_doubling_bytes(density: Numeric, ranks: Numeric) -> Array:
-    """Count the bytes that a rank sends per element of the gradient in recursive doubling.
+    """Return the bytes that a rank sends per gradient element if sparse gradients are summed by recursive doubling.
 
-    In round i of ⌈log₂ P⌉ it sends the union of the choices of 2^i ranks, in dense form once that is smaller.
+    In round i of ⌈log₂ P⌉ a rank sends the union of the entries of 2^i ranks, in dense form once that is smaller.
     """
     ranks = np.asarray(ranks, dtype=np.float64)
     rounds = np.ceil(np.log2(np.maximum(ranks, 1.0)))
@@ -372,10 +381,10 @@ def recursive_doubling_bytes(density: Numeric, ranks: Numeric) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _Sparse:
-    """Sparse gradients (top-k): each rank sends the share ``density`` of elements with the largest magnitude.
+    """Sparse gradients (top-k): each rank sends the fraction ``density`` of elements with the largest magnitude.
 
-    The rest is added to the next gradient (error feedback). With ``momentum`` the optimizer's momentum is also kept and
-    corrected (DGC).
+    The rest is added to the next gradient (error feedback). With ``momentum`` the optimizer's momentum is kept per rank
+    and corrected too (DGC).
     """
 
     name: str
@@ -388,13 +397,14 @@ class _Sparse:
 
     @property
     def summary(self) -> str:
-        """Description of the method in a few words."""
+        """Short description of the method, for tables."""
         return f"the largest {self.density:g} of the elements, with their indices"
 
     def schemes(self, gradient: SummedGradient) -> dict[str, tuple[Message, ...]]:
-        """List the ways to sum sparse gradients as messages; a rank sends (P - 1) / P of an all-gather's payload.
+        """Return the collectives of three ways to sum sparse gradients, by name.
 
-        They are: gather all entries; split them among ranks, sum, and gather the sums; recursive doubling (SparCML).
+        The ways are: gather all entries; split the entries among ranks, sum, and gather the sums; recursive doubling
+        (SparCML). Payloads are those of all-gathers, of which a rank sends (P - 1) / P.
         """
         ranks, elements = np.asarray(gradient.ranks, dtype=np.float64), np.asarray(gradient.elements)
         pairs = _PAIR_BYTES * self.density * elements
@@ -408,7 +418,7 @@ class _Sparse:
         }
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
-        """Choose, for each configuration, the scheme in which a rank sends the fewest bytes."""
+        """Return the collectives of the scheme in which a rank sends the fewest bytes, for each configuration."""
         schemes = self.schemes(gradient)
         sent = np.stack(np.broadcast_arrays(*(wire_bytes(messages, gradient) for messages in schemes.values())))
         gathered = np.stack(np.broadcast_arrays(*(messages[-1].payload for messages in schemes.values())))
@@ -438,7 +448,8 @@ class _Sparse:
 class GlobalTopK:
     """Sparse gradients with the largest entries over all ranks (gTop-k).
 
-    In each of log₂ P rounds two selections of k entries merge into one of k, so a rank sends 2 k log₂ P pairs in all.
+    In each of log₂ P rounds two selections of k entries are merged into one of k, so a rank sends 2 k log₂ P pairs in
+    all.
     """
 
     density: float
@@ -449,7 +460,7 @@ class GlobalTopK:
 
     @property
     def summary(self) -> str:
-        """Description of the method in a few words."""
+        """Short description of the method, for tables."""
         return f"the largest {self.density:g} of all ranks' elements"
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
@@ -479,17 +490,17 @@ def _density(name: str, argument: str) -> float:
 
 @COMPRESSIONS.register("topk")
 def topk(argument: str) -> Compression:
-    """Build ``topk:D``: the share D of the elements is sent, the rest is added to the next gradient."""
+    """Build the method ``topk:D``: the fraction D of the elements is sent, the rest is added to the next gradient."""
     return _Sparse("topk", _density("topk", argument), momentum=False, reference="Renggli et al., SparCML, SC 2019")
 
 
 @COMPRESSIONS.register("dgc")
 def dgc(argument: str) -> Compression:
-    """Build ``dgc:D``: deep gradient compression, which is top-k with momentum correction."""
+    """Build the method ``dgc:D``: deep gradient compression, which is top-k with momentum correction."""
     return _Sparse("dgc", _density("dgc", argument), momentum=True, reference="Lin et al., DGC, ICLR 2018")
 
 
 @COMPRESSIONS.register("gtopk")
 def gtopk(argument: str) -> Compression:
-    """Build ``gtopk:D``: the largest share D of all ranks' elements."""
+    """Build the method ``gtopk:D``: the fraction D of elements that is largest over all ranks."""
     return GlobalTopK(_density("gtopk", argument))

@@ -1,8 +1,8 @@
 """Gradient compression: which collectives carry how many bytes, and what encoding and decoding cost.
 
-A method knows no hardware. It counts `Message` s, which are collectives with a payload, and `CodingWork`, which is
-passes over memory and products. Links and kernels are priced as for any other operation. Counts broadcast over
-configurations. A module of this folder registers its methods under the names that ``--compress`` takes::
+A method counts work without knowing the hardware: `Message` s, which are collectives with a payload, and `CodingWork`,
+which is passes over memory and matrix products. Links and kernels are priced as for any other operation. Counts
+broadcast over configurations. A module of this folder registers its methods under the names that ``--compress`` takes::
 
     @COMPRESSIONS.register("topk")
     def topk(argument: str) -> Compression: ...
@@ -32,22 +32,22 @@ RankScope = Literal["all", "node", "across"]
 
 @dataclass(frozen=True, slots=True)
 class SummedGradient:
-    """Sizes of the gradient that a group of ranks sums, as each rank holds it.
+    """Sizes of a gradient that a group of ranks sums, per rank.
 
     Attributes
     ----------
     elements, tensors : float or ndarray
-        Elements of the gradient, and tensors that they are in.
+        Number of elements of the gradient, and of tensors that contain them.
     ranks, ranks_per_node : float or ndarray
-        Ranks of the group, and those of them in one node.
+        Number of ranks of the group, and of those in one node.
     element_bytes : float or ndarray
         Bytes of an element.
     matrices, matrix_elements, matrix_sides : float or ndarray
-        Matrices (a, b) among the tensors, their elements, and the sum of their sides a + b.
+        Number of matrices (a, b) among the tensors, number of their elements, and sum of their sides a + b.
     dense_elements, dense_sides : float or ndarray
-        The same elements and sides, of fully connected layers only.
+        Elements and sides as above, of fully connected layers only.
     dense_batch_rows : float or ndarray
-        Rows of a rank's batch that the fully connected layers multiply.
+        Rows of a rank's batch (samples or tokens) that the fully connected layers multiply.
     """
 
     elements: Numeric
@@ -64,18 +64,18 @@ class SummedGradient:
 
     @property
     def bytes(self) -> Array:
-        """Bytes of the uncompressed gradient."""
+        """Size of the uncompressed gradient [byte]."""
         return np.asarray(self.elements * self.element_bytes, dtype=np.float64)
 
     @property
     def peer_count(self) -> Array:
-        """Number of other ranks of the group, P - 1."""
+        """Number of other ranks in the group, P - 1."""
         return np.asarray(np.maximum(np.asarray(self.ranks, dtype=np.float64) - 1.0, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Collective of a compressed gradient: operation, payload [byte], and ranks that take part (``scope``).
+    """Collective that carries a compressed gradient: operation, payload [byte], and ranks that take part (``scope``).
 
     The payload follows the operation's convention: the whole buffer for all_reduce, all_gather, reduce_scatter and
     all_to_all.
@@ -88,10 +88,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class CodingWork:
-    """Work of a rank to compress or decompress a gradient.
+    """Work of a rank to encode or decode a compressed gradient.
 
-    ``bytes_read`` and ``bytes_written`` are bytes of element-wise passes, ``flops`` the FLOP of products, ``launches``
-    the number of kernels, and ``tensor_calls`` the calls of the framework for single matrices.
+    ``bytes_read`` and ``bytes_written`` [byte] belong to element-wise passes, ``flops`` to matrix products.
+    ``launches`` is the number of kernels, ``tensor_calls`` the number of framework calls for single matrices.
     """
 
     bytes_read: Array
@@ -104,7 +104,7 @@ class CodingWork:
     def of(
         cls, read: Numeric, written: Numeric, *, flops: Numeric = 0.0, launches: Numeric = 1.0, calls: Numeric = 0.0
     ) -> CodingWork:
-        """Build the work from numbers or arrays, broadcast to one shape.
+        """Build encoding or decoding work from numbers or arrays, broadcast to one shape.
 
         Parameters
         ----------
@@ -135,12 +135,12 @@ class CodingWork:
 
     @property
     def bytes(self) -> Array:
-        """Bytes read and written."""
+        """Bytes read and written by element-wise passes [byte]."""
         return self.bytes_read + self.bytes_written
 
 
 class Compression(Protocol):
-    """Protocol of a gradient compression method (top-k, PowerSGD, …) with its arguments."""
+    """Interface of gradient compression methods (top-k, PowerSGD, …): messages, coding work and memory."""
 
     @property
     def summary(self) -> str:
@@ -148,11 +148,11 @@ class Compression(Protocol):
 
     @property
     def reference(self) -> str:
-        """The paper that describes the method."""
+        """Paper that describes the method."""
 
     @property
     def linear(self) -> bool:
-        """True if compressed gradients can be summed by an all-reduce without decoding them."""
+        """True if an all-reduce can sum compressed gradients without decoding them."""
 
     @property
     def unbiased(self) -> bool:
@@ -160,10 +160,10 @@ class Compression(Protocol):
 
     @property
     def replaces_zero3_collectives(self) -> bool:
-        """True if the messages are the all-gathers and reduce-scatters of ZeRO-3, not sums of whole gradients."""
+        """True if the messages replace ZeRO-3's all-gathers and reduce-scatters instead of a gradient all-reduce."""
 
     def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
-        """List the collectives that take the place of the gradient's all-reduce, one after another.
+        """Return the collectives that replace the gradient's all-reduce, one after another.
 
         Parameters
         ----------
@@ -177,7 +177,7 @@ class Compression(Protocol):
         """
 
     def encoding_work(self, gradient: SummedGradient) -> CodingWork:
-        """Count the work of a rank before its collectives; it occupies the compute stream.
+        """Count the work of a rank to compress the gradient before the collectives, on the compute stream.
 
         Parameters
         ----------
@@ -191,7 +191,7 @@ class Compression(Protocol):
         """
 
     def decoding_work(self, gradient: SummedGradient) -> CodingWork:
-        """Count the work of a rank after its collectives.
+        """Count the work of a rank to decompress the gradient after the collectives.
 
         Parameters
         ----------
@@ -205,7 +205,7 @@ class Compression(Protocol):
         """
 
     def state_bytes(self, gradient: SummedGradient) -> Array:
-        """Count the memory [byte] that a rank keeps from step to step for this method (error feedback, momentum).
+        """Count the memory that a rank keeps between steps for the method (error feedback, momentum) [byte].
 
         Parameters
         ----------
@@ -224,22 +224,22 @@ COMPRESSIONS: Registry[Callable[[str], Compression]] = Registry("compression", "
 
 
 def parse_compression(text: str) -> Compression:
-    """Build the method that a text such as ``topk:0.001`` names.
+    """Build the compression method that a text such as ``topk:0.001`` names.
 
     Parameters
     ----------
     text : str
-        Such as ``topk:0.001``.
+        Name of a method, with its argument after a colon.
 
     Returns
     -------
     Compression
-        The method with its arguments.
+        Method with its argument.
 
     Raises
     ------
     PlanError
-        If its argument is wrong.
+        If the argument is wrong.
 
     Examples
     --------
@@ -251,21 +251,21 @@ def parse_compression(text: str) -> Compression:
 
 
 def wire_bytes(messages: tuple[Message, ...], gradient: SummedGradient) -> Array:
-    """Count the bytes that a rank sends for its messages.
+    """Return the bytes that a rank sends for the collectives of a compressed gradient.
 
-    all_reduce sends 2 (P − 1) / P of its payload, every other operation (P − 1) / P.
+    A rank sends 2 (P − 1) / P of the payload of an all_reduce, and (P − 1) / P of the payload of other operations.
 
     Parameters
     ----------
     messages : tuple of Message
-        The collectives of a method.
+        Collectives of a compression method.
     gradient : SummedGradient
         Sizes of the gradient and of the group that sums it.
 
     Returns
     -------
     ndarray
-        Size [byte].
+        Bytes sent by one rank [byte].
 
     Examples
     --------
@@ -279,16 +279,16 @@ def wire_bytes(messages: tuple[Message, ...], gradient: SummedGradient) -> Array
 
 
 def break_even_bandwidth(dense: Numeric, compressed: Numeric, coding_seconds: Numeric) -> Array:
-    """Compute the link bandwidth below which a compression saves time if nothing overlaps.
+    """Return the link bandwidth below which gradient compression saves time, if nothing overlaps.
 
     B* = (V_dense − V_compressed) / (T_encode + T_decode), with V the bytes that a rank sends.
 
     Parameters
     ----------
     dense, compressed : array-like
-        Bytes that a rank sends without and with the method.
+        Bytes that a rank sends without and with compression [byte].
     coding_seconds : array-like
-        Seconds of encoding and decoding.
+        Time of encoding and decoding [s].
 
     Returns
     -------
@@ -309,30 +309,30 @@ def break_even_bandwidth(dense: Numeric, compressed: Numeric, coding_seconds: Nu
 
 
 def number_argument(name: str, argument: str, meaning: str, least: float, most: float, *, whole: bool = False) -> float:
-    """Read the number after the colon of a method's name.
+    """Parse the number after the colon of a compression option, such as 0.001 in ``topk:0.001``.
 
     Parameters
     ----------
     name : str
-        The method.
+        Name of the method.
     argument : str
         Text after the colon; empty without a colon.
     meaning : str
-        What the number stands for.
+        Meaning of the number, for the error message.
     least, most : float
-        Its range.
+        Smallest and largest allowed value.
     whole : bool, default False
-        True where fractions have no meaning.
+        True if only whole numbers are allowed.
 
     Returns
     -------
     float
-        The number, checked against its range.
+        Number within the range.
 
     Raises
     ------
     PlanError
-        If the argument is no number of that range; the message says what the number stands for.
+        If the argument is no number of this range; the message says what the number means.
     """
     try:
         number = float(argument)
@@ -346,12 +346,12 @@ def number_argument(name: str, argument: str, meaning: str, least: float, most: 
 
 
 def check_no_argument(name: str, argument: str) -> None:
-    """Check that a method without arguments has none.
+    """Raise PlanError if a compression option that takes no argument has one.
 
     Parameters
     ----------
     name : str
-        The method.
+        Name of the method.
     argument : str
         Text after the colon; empty without a colon.
 

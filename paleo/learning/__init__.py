@@ -1,1 +1,1 @@
-"""Laws of learning: samples to a target by batch size, and loss by parameters and tokens."""
+"""Laws of learning: training samples to reach a target by batch size, and loss by parameters and tokens."""

@@ -1,7 +1,7 @@
-"""Base classes and registries of the laws of learning.
+"""Base classes and registries of laws of learning: samples to a target, and scaling laws of the loss.
 
-A samples law says how many samples a target takes at a global batch; in the simplest case the number is the same at
-every batch. A loss law says which loss a language model reaches, and how many tokens a loss takes.
+A samples law predicts how many training samples a target takes at a global batch; in the simplest case the number is
+the same at every batch. A loss law predicts the loss of a language model, and how many tokens a loss takes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RelativeError = Annotated[float, Field(ge=0, lt=10)]
 
 
 class LearningLaw(BaseModel):
-    """Base class of all laws; a task file states the fields."""
+    """Base class of all laws of learning; a task file gives the values of the fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
@@ -41,7 +41,7 @@ class LearningLaw(BaseModel):
 
 
 class SamplesLaw(LearningLaw):
-    """Samples to a target by global batch size.
+    """Law of the number of training samples that reach a target quality, by global batch size.
 
     ``residual`` is the rms relative error on the points of the law, each left out in turn where possible.
     ``seed_noise`` is the relative standard deviation of one run between seeds. ``batches`` are the smallest and the
@@ -53,7 +53,7 @@ class SamplesLaw(LearningLaw):
     batches: tuple[Count, Count] | None = None
 
     def samples(self, global_batch: Numbers) -> Array:
-        """Return the samples to the target.
+        """Return the number of training samples that reach the target at a global batch.
 
         Parameters
         ----------
@@ -68,7 +68,7 @@ class SamplesLaw(LearningLaw):
         raise NotImplementedError
 
     def doublings_outside(self, global_batch: Numbers) -> Array:
-        """Return how far a batch lies outside of the fitted range.
+        """Return by how many doublings a batch lies outside the range to which the law was fitted.
 
         Parameters
         ----------
@@ -87,7 +87,7 @@ class SamplesLaw(LearningLaw):
         return np.asarray(np.maximum(0.0, np.maximum(np.log2(batch / high), np.log2(low / batch))))
 
     def log_std(self, global_batch: Numbers, runs: float = 1.0) -> Array:
-        """Return the standard deviation of the logarithm of the mean samples of several runs.
+        """Return the standard deviation of log(samples to target), for the mean of several runs.
 
         Parameters
         ----------
@@ -99,13 +99,13 @@ class SamplesLaw(LearningLaw):
         Returns
         -------
         ndarray
-            Standard deviation; each doubling outside of the fitted range adds the residual once more.
+            Standard deviation [-]; each doubling outside the fitted range adds the residual once more.
         """
         error = self.residual * (1.0 + self.doublings_outside(global_batch))
         return np.asarray(np.sqrt(error**2 + self.seed_noise**2 / runs))
 
     def warnings(self, global_batch: float) -> tuple[str, ...]:
-        """Warn where a batch lies outside of the fitted range, and where the law is weak.
+        """Return warnings if a batch lies outside the fitted range, or if the law fits its data badly.
 
         Parameters
         ----------
@@ -135,18 +135,18 @@ _WEAK_LAW_ERROR = 0.08
 
 
 class LossLaw(LearningLaw):
-    """Final loss of a language model by parameters and tokens, in nats per token.
+    """Scaling law of the final loss of a language model, by parameters and training tokens [nats per token].
 
-    ``parameters`` and ``compute`` are the fitted ranges: parameters, and training FLOP (6 N D).
+    Subclasses have the fitted ranges as ``parameters`` and ``compute`` (training FLOP, 6 N D).
     """
 
     def loss(self, parameters: Numbers, tokens: Numbers) -> Array:
-        """Return the loss after training.
+        """Return the final training loss of a network after a number of tokens.
 
         Parameters
         ----------
         parameters, tokens : float or ndarray
-            Size of the network and tokens of its training; they broadcast.
+            Parameters of the network and training tokens; they broadcast.
 
         Returns
         -------
@@ -156,51 +156,51 @@ class LossLaw(LearningLaw):
         raise NotImplementedError
 
     def tokens(self, loss: float, parameters: float) -> float:
-        """Return the tokens that reach a loss.
+        """Return the number of training tokens that reach a loss.
 
         Parameters
         ----------
         loss : float
-            Target [nats per token].
+            Target loss [nats per token].
         parameters : float
-            Size of the network.
+            Parameters of the network.
 
         Returns
         -------
         float
-            Tokens.
+            Training tokens.
 
         Raises
         ------
         SpecError
-            No number of tokens reaches the loss.
+            If no number of tokens reaches the loss.
         """
         raise NotImplementedError
 
     def log_std(self, loss: float, parameters: float) -> float:
-        """Return the standard deviation of the logarithm of `tokens` that follows from the residual of the law.
+        """Return the standard deviation of log(training tokens to a loss), from the residual of the law.
 
         Parameters
         ----------
         loss : float
-            Target [nats per token].
+            Target loss [nats per token].
         parameters : float
-            Size of the network.
+            Parameters of the network.
 
         Returns
         -------
         float
-            Standard deviation.
+            Standard deviation [-].
         """
         raise NotImplementedError
 
     def warnings(self, parameters: float, tokens: float) -> tuple[str, ...]:
-        """Warn where a training lies outside of the fitted range.
+        """Return warnings if a training run lies outside the range to which the law was fitted.
 
         Parameters
         ----------
         parameters, tokens : float
-            Size of the network and tokens of its training.
+            Parameters of the network and training tokens.
 
         Returns
         -------
@@ -215,22 +215,22 @@ LOSS_LAWS: Registry[LossLaw] = Registry("law of loss", "paleo.learning")
 
 
 def parse_law(value: object) -> SamplesLaw:
-    """Build a law from the mapping of a task file.
+    """Build a samples law from its mapping in a task file.
 
     Parameters
     ----------
     value : object
-        ``{name: {fields}}``, or a law, which is returned as it is.
+        Mapping ``{name: {fields}}``, or a law, which is returned unchanged.
 
     Returns
     -------
     SamplesLaw
-        The law.
+        Law with these fields.
 
     Raises
     ------
     SpecError
-        The value is no such mapping, or its name is not registered.
+        If the value is no such mapping, or the name is not registered.
     """
     if isinstance(value, SamplesLaw):
         return value
@@ -243,7 +243,7 @@ def parse_law(value: object) -> SamplesLaw:
 
 @LAWS.register("constant")
 class ConstantSamplesLaw(SamplesLaw):
-    """Constant number of samples at every batch: fixed epochs or tokens, or a need that batches do not change.
+    """Samples law with the same number of samples at every batch, such as fixed epochs or tokens.
 
     >>> ConstantSamplesLaw(fixed=1000, source="example").samples(np.array([8, 64])).tolist()
     [1000.0, 1000.0]
@@ -252,7 +252,7 @@ class ConstantSamplesLaw(SamplesLaw):
     fixed: Count
 
     def samples(self, global_batch: Numbers) -> Array:
-        """Return the samples to the target, whatever the batch.
+        """Return the number of training samples that reach the target, the same at every batch.
 
         Parameters
         ----------
@@ -262,6 +262,6 @@ class ConstantSamplesLaw(SamplesLaw):
         Returns
         -------
         ndarray
-            The shape of `global_batch`.
+            Samples, of the shape of ``global_batch``.
         """
         return np.full_like(np.asarray(global_batch, dtype=np.float64), self.fixed)

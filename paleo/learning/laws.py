@@ -1,4 +1,4 @@
-"""Laws of learning: samples to a target by batch, and loss by parameters and tokens."""
+"""Scaling laws of the loss, laws of samples to a target by batch size, and accuracy under stale gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Exponent = Annotated[float, Field(gt=0, lt=2)]
 
 
 class ParametricLossLaw(LossLaw):
-    """Parametric loss law: L(N, D) = irreducible + a / N^alpha + b / D^beta.
+    """Parametric scaling law of the loss: L(N, D) = irreducible + a / N^alpha + b / D^beta [nats per token].
 
     Reference: Hoffmann et al., Training compute-optimal large language models, 2022, eq. 2.
     """
@@ -33,7 +33,7 @@ class ParametricLossLaw(LossLaw):
     residual: float
 
     def loss(self, parameters: Numbers, tokens: Numbers) -> Array:
-        """Predict the loss after a training.
+        """Predict the final training loss.
 
         Parameters
         ----------
@@ -45,18 +45,18 @@ class ParametricLossLaw(LossLaw):
         Returns
         -------
         ndarray
-            Nats per token; arguments broadcast.
+            Loss [nats per token]; arguments broadcast.
         """
         size, data = np.asarray(parameters, dtype=np.float64), np.asarray(tokens, dtype=np.float64)
         return np.asarray(self.irreducible + self.a / size**self.alpha + self.b / data**self.beta)
 
     def tokens(self, loss: float, parameters: float) -> float:
-        """Return the tokens that a loss takes.
+        """Return the number of training tokens that reach a loss.
 
         Parameters
         ----------
         loss : float
-            Nats per token.
+            Target loss [nats per token].
         parameters : float
             Parameters of the network.
 
@@ -68,7 +68,7 @@ class ParametricLossLaw(LossLaw):
         Raises
         ------
         SpecError
-            If no number of tokens reaches it.
+            If no number of tokens reaches the loss.
         """
         reducible = loss - self.irreducible - self.a / parameters**self.alpha
         if reducible <= 0:
@@ -81,12 +81,12 @@ class ParametricLossLaw(LossLaw):
 
     def log_std(self, loss: float, parameters: float) -> float:
         # error of the loss over its slope in ln D, which is small near the lowest loss that a network size can reach
-        """Return the standard deviation of the logarithm of the tokens that a loss takes.
+        """Return the standard deviation of log(training tokens to a loss), from the residual of the law.
 
         Parameters
         ----------
         loss : float
-            Nats per token.
+            Target loss [nats per token].
         parameters : float
             Parameters of the network.
 
@@ -99,7 +99,7 @@ class ParametricLossLaw(LossLaw):
         return float(self.residual * loss / slope)
 
     def warnings(self, parameters: float, tokens: float) -> tuple[str, ...]:
-        """Warn of sizes outside the range that was fitted.
+        """Return warnings if a training run lies outside the range to which the law was fitted.
 
         Parameters
         ----------
@@ -111,7 +111,7 @@ class ParametricLossLaw(LossLaw):
         Returns
         -------
         tuple of str
-            Sentences.
+            Sentences without a full stop.
         """
         sentences = []
         for name, value, (low, high) in (
@@ -140,12 +140,12 @@ LOSS_LAWS.register("chinchilla-2022")(
 
 
 def best_batch_tokens(tokens: Numbers) -> Array:
-    """Return the best global batch of a run with a fixed schedule, in tokens: 0.58 D^0.571.
+    """Return the global batch that minimises the loss of a run with a fixed token budget D, in tokens: 0.58 D^0.571.
 
     Parameters
     ----------
     tokens : float or ndarray
-        Tokens of the training.
+        Training tokens D.
 
     Returns
     -------
@@ -163,19 +163,19 @@ def best_batch_tokens(tokens: Numbers) -> Array:
 
 
 def best_learning_rate(parameters: Numbers, tokens: Numbers) -> Array:
-    """Return the best peak learning rate of AdamW: 1.79 N^-0.713 D^0.307.
+    """Return the peak learning rate of AdamW that minimises the loss: 1.79 N^-0.713 D^0.307.
 
     Parameters
     ----------
     parameters : float or ndarray
-        Parameters without embeddings.
+        Parameters N without embeddings.
     tokens : float or ndarray
-        Tokens of the training; broadcasts with ``parameters``.
+        Training tokens D; broadcasts with ``parameters``.
 
     Returns
     -------
     ndarray
-        Learning rate.
+        Peak learning rate.
 
     References
     ----------
@@ -189,7 +189,7 @@ def best_learning_rate(parameters: Numbers, tokens: Numbers) -> Array:
 
 
 class PenalisedLossLaw(ParametricLossLaw):
-    """Parametric loss law with penalties for batches and learning rates other than the best ones [nats].
+    """Parametric loss law with penalties for batches and learning rates that differ from the best ones [nats].
 
     The penalty is quadratic in the doublings x of the batch and y of the learning rate from their best values:
     ``batch_penalty`` x^2 + ``coupling`` x y + ``rate_below`` min(y, 0)^2 + ``rate_above`` max(y, 0)^2. The coupling
@@ -206,12 +206,12 @@ class PenalisedLossLaw(ParametricLossLaw):
     def loss_penalty(
         self, parameters: Numbers, tokens: Numbers, batch_tokens: Numbers, learning_rate: Numbers | None = None
     ) -> Array:
-        """Return the loss penalty of a batch and a learning rate over the best ones.
+        """Return the increase of the loss by a batch and learning rate that differ from the best ones.
 
         Parameters
         ----------
         parameters, tokens, batch_tokens : float or ndarray
-            Size of the network, tokens of the training and of the global batch; they broadcast.
+            Parameters of the network, training tokens, and tokens of the global batch; they broadcast.
         learning_rate : float or ndarray, optional
             Peak learning rate; the best one by default.
 
@@ -230,12 +230,12 @@ class PenalisedLossLaw(ParametricLossLaw):
         return np.asarray(self.batch_penalty * x**2 + self.coupling * x * y + off)
 
     def learning_rate_doublings(self, parameters: Numbers, tokens: Numbers, learning_rate: Numbers) -> Array:
-        """Return the doublings of a learning rate above the best one.
+        """Return the base-2 logarithm of a learning rate over the best learning rate.
 
         Parameters
         ----------
         parameters, tokens, learning_rate : float or ndarray
-            Size of the network, tokens of the training, and peak learning rate; they broadcast.
+            Parameters of the network, training tokens, and peak learning rate; they broadcast.
 
         Returns
         -------
@@ -265,9 +265,9 @@ _FITTED_BATCHES = (33e3, 4e6)
 
 @LAWS.register("loss")
 class SamplesToLoss(SamplesLaw):
-    """Samples that a language model needs to reach a loss: S(B) = D / ``tokens_per_sample``.
+    """Samples law of a language model that is trained to a loss: S(B) = D / ``tokens_per_sample``.
 
-    The tokens D solve L(N, D) = ``loss`` − k (log₂ B / B_best)². They are infinite if no amount of data compensates for
+    The tokens D solve L(N, D) = ``loss`` − k (log₂ B / B_best)², and are infinite if no amount of data compensates for
     the batch. L is the law named ``by``, for N ``parameters``. The constants are k = 0.0098 nats and B_best = 0.58
     D^0.571 tokens for the D of the best batch (Li et al., Step Law, arXiv:2503.04715). With a fixed schedule, batches
     below the best one cost samples as well. ``residual`` is that of L over its slope in ln D.
@@ -280,26 +280,26 @@ class SamplesToLoss(SamplesLaw):
 
     @classmethod
     def of(cls, loss: float, parameters: float, tokens_per_sample: float) -> SamplesToLoss:
-        """Build the law of a network.
+        """Build the law for a network and a target loss.
 
         Parameters
         ----------
         loss : float
-            Target [nats per token].
+            Target loss [nats per token].
         parameters : float
-            Size of the network.
+            Parameters of the network.
         tokens_per_sample : float
-            Sequence length.
+            Sequence length [tokens].
 
         Returns
         -------
         SamplesToLoss
-            The law, by the loss law `DEFAULT_LOSS_LAW`.
+            Law based on the loss law `DEFAULT_LOSS_LAW`.
 
         Raises
         ------
         SpecError
-            No number of tokens brings the network to the loss.
+            If no number of tokens reaches the loss.
         """
         law = LOSS_LAWS[DEFAULT_LOSS_LAW]
         low, high = (tokens / tokens_per_sample for tokens in _FITTED_BATCHES)
@@ -313,11 +313,11 @@ class SamplesToLoss(SamplesLaw):
 
     @property
     def tokens_at_best_batch(self) -> float:
-        """Tokens to the loss at the best batch; raises SpecError if no number of tokens reaches it."""
+        """Training tokens that reach the loss at the best batch; raises SpecError if no number does."""
         return LOSS_LAWS[self.by].tokens(self.loss, self.parameters)
 
     def batch_penalty_nats(self, global_batch: Numbers) -> Array:
-        """Return the loss penalty of a batch over the best one.
+        """Return the increase of the loss by a global batch that differs from the best batch.
 
         Parameters
         ----------
@@ -333,7 +333,7 @@ class SamplesToLoss(SamplesLaw):
         return STEP_LAW.loss_penalty(self.parameters, self.tokens_at_best_batch, batch)
 
     def samples(self, global_batch: Numbers) -> Array:
-        """Return the samples to the target loss.
+        """Return the number of training samples that reach the target loss at a global batch.
 
         Parameters
         ----------
@@ -343,7 +343,7 @@ class SamplesToLoss(SamplesLaw):
         Returns
         -------
         ndarray
-            The shape of `global_batch`.
+            Samples, of the shape of ``global_batch``; infinite if the loss cannot be reached.
         """
         losses = self.loss - self.batch_penalty_nats(global_batch)
         tokens = np.array([self._tokens(loss) for loss in losses.ravel().tolist()])
@@ -356,12 +356,12 @@ class SamplesToLoss(SamplesLaw):
             return math.inf
 
     def range_warnings(self, tokens: float) -> tuple[str, ...]:
-        """Warn where a training lies outside of the range of the loss law.
+        """Return warnings if a training run lies outside the range of the loss law.
 
         Parameters
         ----------
         tokens : float
-            Tokens of the training.
+            Training tokens.
 
         Returns
         -------
@@ -371,7 +371,7 @@ class SamplesToLoss(SamplesLaw):
         return LOSS_LAWS[self.by].warnings(self.parameters, tokens)
 
     def warnings(self, global_batch: float) -> tuple[str, ...]:
-        """Warn of batches that the law does not hold for.
+        """Return warnings if a batch or its training tokens lie outside the range of the law.
 
         Parameters
         ----------
@@ -381,12 +381,12 @@ class SamplesToLoss(SamplesLaw):
         Returns
         -------
         tuple of str
-            Sentences.
+            Sentences without a full stop.
 
         Raises
         ------
         SpecError
-            If the batch never reaches the loss.
+            If a run with this batch never reaches the loss.
         """
         tokens = float(self.samples(global_batch)) * self.tokens_per_sample
         if not np.isfinite(tokens):
@@ -395,12 +395,12 @@ class SamplesToLoss(SamplesLaw):
 
 
 class StalenessAccuracyLaw(LearningLaw):
-    """Law of final accuracy by staleness of gradients: accuracy = fresh - slope · staleness.
+    """Law of the final accuracy under stale gradients: accuracy = fresh - slope · staleness.
 
-    It holds after ``updates`` updates with one ``batch`` [samples] per worker, at the learning rate of one worker.
+    The law holds after ``updates`` updates with one ``batch`` [samples] per worker, at the learning rate of one worker.
     ``staleness`` is the mean number of updates by others between a worker's read and its write, up to
-    ``max_staleness``. ``chance_accuracy`` is the accuracy of a network that never learned. ``residual`` is the rms
-    error of single runs [-].
+    ``max_staleness``. ``chance_accuracy`` is the accuracy of an untrained network. ``residual`` is the rms error of
+    single runs [-].
     """
 
     model: str
@@ -432,7 +432,7 @@ class StalenessAccuracyLaw(LearningLaw):
 
     @property
     def summary(self) -> str:
-        """Measured cost of staleness in a sentence."""
+        """Sentence on the measured loss of accuracy by stale gradients."""
         return f"{100 * self.slope:.2g} points of accuracy for each update that gradients are late ({self.model})"
 
 
@@ -453,7 +453,7 @@ RESNET32_STALENESS = StalenessAccuracyLaw(
 
 @LAWS.register("critical_batch")
 class CriticalBatchLaw(SamplesLaw):
-    """Critical-batch law: S(B) = samples_min (1 + B / critical_batch), see `samples_to_target`.
+    """Samples law with a critical batch: S(B) = samples_min (1 + B / critical_batch), see `samples_to_target`.
 
     The number of steps is S(B) / B. Far above the critical batch, more samples in a step no longer reduce the number of
     steps.
@@ -466,7 +466,7 @@ class CriticalBatchLaw(SamplesLaw):
     critical_batch: Count
 
     def samples(self, global_batch: Numbers) -> Array:
-        """Return the samples to the target at a batch.
+        """Return the number of training samples that reach the target at a global batch.
 
         Parameters
         ----------
@@ -476,7 +476,7 @@ class CriticalBatchLaw(SamplesLaw):
         Returns
         -------
         ndarray
-            The shape of `global_batch`.
+            Samples, of the shape of ``global_batch``.
         """
         return samples_to_target(
             samples=self.samples_min, global_batch=global_batch, critical_batch=self.critical_batch
@@ -484,12 +484,12 @@ class CriticalBatchLaw(SamplesLaw):
 
 
 def samples_to_target(*, samples: Numbers, global_batch: Numbers, critical_batch: float | None) -> Array:
-    """Return the samples that reach a loss at a global batch, if small batches need ``samples``.
+    """Return the training samples that reach a target at a global batch, by the critical-batch law.
 
     Parameters
     ----------
     samples : float or ndarray
-        Samples at batches far below the critical one.
+        Samples to the target at batches far below the critical batch.
     global_batch : float or ndarray
         Samples of an optimizer step; broadcasts with ``samples``.
     critical_batch : float or None
@@ -498,7 +498,7 @@ def samples_to_target(*, samples: Numbers, global_batch: Numbers, critical_batch
     Returns
     -------
     ndarray
-        samples (1 + global_batch / critical_batch).
+        Samples to the target, samples (1 + global_batch / critical_batch).
 
     Notes
     -----
@@ -517,7 +517,7 @@ def samples_to_target(*, samples: Numbers, global_batch: Numbers, critical_batch
 
 
 def fit_critical_batch(batches: Array, samples: Array) -> tuple[float, float]:
-    """Fit the critical-batch law by least squares of relative errors.
+    """Fit the critical-batch law to measured points by least squares of relative errors.
 
     Parameters
     ----------
@@ -527,13 +527,13 @@ def fit_critical_batch(batches: Array, samples: Array) -> tuple[float, float]:
     Returns
     -------
     tuple of float
-        (``samples_min``, ``critical_batch``) [samples]. The latter is inf where samples do not grow with the batch;
-        then ``samples_min`` is their harmonic mean.
+        (``samples_min``, ``critical_batch``) [samples]. The latter is inf if samples do not grow with the batch;
+        then ``samples_min`` is the harmonic mean of the samples.
 
     Raises
     ------
     SpecError
-        There are fewer than two batch sizes.
+        If there are fewer than two batch sizes.
 
     Notes
     -----
@@ -552,19 +552,19 @@ def fit_critical_batch(batches: Array, samples: Array) -> tuple[float, float]:
 
 
 def with_noise_scale(law: SamplesLaw, noise_scale: float) -> CriticalBatchLaw:
-    """Replace the critical batch of a law by a measured gradient noise scale.
+    """Replace the critical batch of a samples law by a measured gradient noise scale.
 
     Parameters
     ----------
     law : SamplesLaw
-        Law of the task; its samples at its smallest batch stay.
+        Law of the task, whose samples at its smallest batch are kept.
     noise_scale : float
         Gradient noise scale [samples].
 
     Returns
     -------
     CriticalBatchLaw
-        The changed law, with the residual and the seed noise of the old one.
+        Changed law, with the residual and the seed noise of the old law.
     """
     smallest = (law.batches or (1.0, 1.0))[0]
     fewest = float(law.samples(smallest)) / (1.0 + smallest / noise_scale)
@@ -576,7 +576,7 @@ def with_noise_scale(law: SamplesLaw, noise_scale: float) -> CriticalBatchLaw:
 
 @LAWS.register("reference_points")
 class ReferencePointsLaw(SamplesLaw):
-    """Critical-batch law with corrections, so that it passes through measured points [global batch, mean samples].
+    """Critical-batch law with corrections that make it pass through measured points [global batch, mean samples].
 
     Between two points the logarithm of the correction is linear in the logarithm of the batch; beyond the last point it
     is constant. Without a ``critical_batch`` the samples did not grow with the batch. The law is then ``samples_min``
@@ -588,7 +588,7 @@ class ReferencePointsLaw(SamplesLaw):
     points: list[tuple[Count, Count]] = Field(min_length=1)
 
     def samples(self, global_batch: Numbers) -> Array:
-        """Return the samples to the target at a batch.
+        """Return the number of training samples that reach the target at a global batch.
 
         Parameters
         ----------
@@ -598,7 +598,7 @@ class ReferencePointsLaw(SamplesLaw):
         Returns
         -------
         ndarray
-            The shape of `global_batch`.
+            Samples, of the shape of ``global_batch``.
         """
         batch = np.asarray(global_batch, dtype=np.float64)
         if self.critical_batch is None:
@@ -618,7 +618,7 @@ class ReferencePointsLaw(SamplesLaw):
 def fit_reference_points(
     points: Sequence[tuple[float, float]], *, source: str, seed_noise: float = 0.0
 ) -> ReferencePointsLaw:
-    """Fit a law to measured reference points.
+    """Fit a samples law to measured reference points of a training task.
 
     Parameters
     ----------
@@ -632,8 +632,8 @@ def fit_reference_points(
     Returns
     -------
     ReferencePointsLaw
-        The law. Its residual is the rms error of each point predicted from the others; of the fit itself, with fewer
-        than four points.
+        Law whose residual is the rms error of each point predicted from the others (leave-one-out); with fewer than
+        four points, of the fit itself.
     """
     batches, samples = np.array(sorted(points), dtype=np.float64).T
     law = _fit_points(batches, samples, source, seed_noise)
@@ -661,7 +661,7 @@ def _residual(law: ReferencePointsLaw, batches: Array, samples: Array) -> float:
 
 
 def refit_without_batch(law: ReferencePointsLaw, batch: float) -> ReferencePointsLaw:
-    """Refit the law of samples to target by batch without the reference points at one batch.
+    """Refit a samples law without the reference points at one batch, to test its prediction there.
 
     Parameters
     ----------
@@ -673,13 +673,13 @@ def refit_without_batch(law: ReferencePointsLaw, batch: float) -> ReferencePoint
     Returns
     -------
     ReferencePointsLaw
-        Law of the other points. It keeps the residual and seed noise of ``law``, which has more points to estimate
-        them.
+        Law of the other points, with the residual and seed noise of ``law``, which has more points to estimate them
+        from.
 
     Raises
     ------
     SpecError
-        Fewer than two points remain.
+        If fewer than two points remain.
     """
     other_points = [point for point in law.points if point[0] != batch]
     if len(other_points) < 2:
@@ -690,19 +690,19 @@ def refit_without_batch(law: ReferencePointsLaw, batch: float) -> ReferencePoint
 
 
 def _left_out_error(batches: Array, samples: Array, index: int) -> float:
-    """Return the relative error of one point predicted from the others.
+    """Return the relative error of one reference point predicted from the others.
 
     Parameters
     ----------
     batches, samples : ndarray
-        Global batches and samples of all points, shape (P,).
+        Global batches and samples of all points, shape (points,).
     index : int
-        The point that is left out.
+        Index of the point that is left out.
 
     Returns
     -------
     float
-        Predicted over measured samples, less one.
+        Predicted over measured samples, minus one.
     """
     other_points = np.arange(len(batches)) != index
     law = _fit_points(batches[other_points], samples[other_points], "", 0.0)

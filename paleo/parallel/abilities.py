@@ -1,7 +1,7 @@
-"""The check of a plan against what its framework can run, shared by search, estimates, tables and launch settings.
+"""Check of a parallelisation plan against what its framework can run.
 
-Quantities of a network, a run and a plan are collected under the names of `paleo.specs.abilities.QUANTITIES`. A
-framework's refusals are conditions over them. Quantities may be arrays, so that a search checks all of its
+Quantities of a network, a run and a plan are collected by the names of `paleo.specs.abilities.CONDITION_QUANTITIES`. A
+framework's restrictions are conditions over these quantities. Quantities may be arrays, so that a search checks all
 configurations at once.
 """
 
@@ -27,7 +27,7 @@ _SCALED = ("fp8", "fp4")
 
 
 def framework_abilities(software: SoftwareProfile | str) -> FrameworkAbilities | None:
-    """Return what the framework behind a software profile can run.
+    """Return the axes, ZeRO stages, schedules and so on that the framework behind a software profile supports.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ def framework_abilities(software: SoftwareProfile | str) -> FrameworkAbilities |
     Returns
     -------
     FrameworkAbilities, optional
-        Abilities with their sources; None if the profile names no framework.
+        Capabilities and restrictions with their sources; None if the profile names no framework.
     """
     profile = load_software(software) if isinstance(software, str) else software
     return None if profile.framework is None else load_framework(profile.framework)
@@ -49,7 +49,7 @@ def network_quantities(graph: Graph) -> dict[str, Any]:
     Parameters
     ----------
     graph : Graph
-        Layers at any batch.
+        Network at any batch.
 
     Returns
     -------
@@ -81,7 +81,7 @@ def network_quantities(graph: Graph) -> dict[str, Any]:
 
 
 def run_quantities(run: Run, system: System, software: SoftwareProfile, dtype: str) -> dict[str, Any]:
-    """Return the values of a run that are the same for all plans (optimizer, offload, formats, device), by name.
+    """Return the quantities of a run that are the same for all plans: optimizer, offload, formats, device.
 
     Parameters
     ----------
@@ -92,12 +92,12 @@ def run_quantities(run: Run, system: System, software: SoftwareProfile, dtype: s
     software : SoftwareProfile
         Software profile: how a framework runs kernels and communication.
     dtype : str
-        Format of the operands.
+        Number format of the operands of matrix products.
 
     Returns
     -------
     dict of str to Any
-        Values by name of `paleo.specs.abilities.QUANTITIES`.
+        Values by the names of `paleo.specs.abilities.CONDITION_QUANTITIES`.
     """
     parts = {part.strip() for part in run.offload.states.split(",")}
     offloaded = {f"offload_{part}": int(part in parts) for part in ("optimizer", "gradients", "parameters")}
@@ -113,7 +113,7 @@ def run_quantities(run: Run, system: System, software: SoftwareProfile, dtype: s
 
 
 def pipeline_order_name(schedule: str, pp: int, vp: int) -> str:
-    """Return a pipeline schedule's name as framework restrictions use it.
+    """Return the name of a pipeline schedule in the form that framework restrictions use.
 
     Parameters
     ----------
@@ -122,12 +122,12 @@ def pipeline_order_name(schedule: str, pp: int, vp: int) -> str:
     pp : int
         Pipeline stages.
     vp : int
-        Chunks of a stage.
+        Chunks of a stage (virtual pipeline size).
 
     Returns
     -------
     str
-        ``none`` without a pipeline, ``interleaved`` for 1F1B over several chunks, else the schedule.
+        ``none`` without a pipeline, ``interleaved`` for 1F1B with several chunks, else ``schedule``.
     """
     if pp == 1:
         return "none"
@@ -137,7 +137,7 @@ def pipeline_order_name(schedule: str, pp: int, vp: int) -> str:
 def plan_quantities(
     plan: Plan, run: Run, graph: Graph, system: System, software: SoftwareProfile, *, overlapped: bool
 ) -> dict[str, Any]:
-    """Return the values (degrees, heads, layers, …) that a framework's restrictions on a plan refer to.
+    """Return the quantities of a plan (degrees, heads, layers, …) that a framework's restrictions refer to.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ def plan_quantities(
     Returns
     -------
     dict
-        Numbers and words by the names of `QUANTITIES`.
+        Numbers and words by the names of `paleo.specs.abilities.CONDITION_QUANTITIES`.
     """
     mesh, parallel = plan.mesh, plan.strategy
     pp, cp = plan.stages, mesh.degree("cp")
@@ -193,37 +193,37 @@ def plan_quantities(
 
 
 def violated_refusals(framework: FrameworkAbilities, known: Quantities) -> Iterator[FrameworkRestriction]:
-    """Yield the framework restrictions that a plan violates; unknown values violate none.
+    """Yield the restrictions that forbid a framework to run a plan; conditions on unknown quantities are skipped.
 
     Parameters
     ----------
     framework : FrameworkAbilities
-        What the framework can run.
+        Capabilities and restrictions of the framework.
     known : Quantities
-        Quantities of the plan.
+        Quantities of the plan by name.
 
     Yields
     ------
     FrameworkRestriction
-        Refusals whose condition is met.
+        Restrictions whose condition is met.
     """
     yield from (refusal for refusal in framework.restrictions if bool(refusal.condition.holds(known)))
 
 
 def refusal_reasons(framework: FrameworkAbilities, known: Quantities) -> list[str]:
-    """Return sentences on why a framework refuses a plan; none if it runs it.
+    """Return sentences that say why a framework cannot run a plan; an empty list if it can.
 
     Parameters
     ----------
     framework : FrameworkAbilities
-        What the framework can run.
+        Capabilities and restrictions of the framework.
     known : Quantities
-        Quantities of the plan.
+        Quantities of the plan by name.
 
     Returns
     -------
     list of str
-        One sentence for each refusal, with its source.
+        One sentence for each violated restriction, with its source.
 
     Examples
     --------
@@ -234,7 +234,7 @@ def refusal_reasons(framework: FrameworkAbilities, known: Quantities) -> list[st
 
 
 def _sentence(framework: FrameworkAbilities, refusal: FrameworkRestriction, known: Quantities) -> str:
-    """Return a sentence on one refusal: which framework, which value of the plan, and the source."""
+    """Return a sentence on one violated restriction: the framework, the values of the plan, and the source."""
     names = [name for name in known if name in refusal.condition.quantity_names]
     stated = ", ".join(f"{name}={known[name]}" for name in names if known[name] not in (0, "none"))
     return f"{framework.title_and_release} does not run {stated or 'this'}: {refusal.fact} ({refusal.source})"

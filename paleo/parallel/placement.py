@@ -1,16 +1,16 @@
-"""The mesh of ranks, and placements: which dims of which layers are split over which axes of the mesh.
+"""Device mesh of ranks, and placements: which tensor dims of which layers are split over which mesh axes.
 
-The mesh has named axes with degrees, innermost first, so that each axis is a set of groups on the system. A strategy is
-a preset that returns a placement. Users can override it layer by layer: ``placement:`` of a run names layers and says
-which mesh axes split their dims:
+The mesh has named axes with degrees, innermost first, so that each axis is a set of groups on the system. A strategy
+selects a preset, a function that returns a placement. Users can override a placement layer by layer: ``placement:`` of
+a run names layers and says which mesh axes split their dims:
 
     block.*.mlp1: {ffn: tp}
     "*.attention*": {kv_heads: tp, seq: [cp]}
     head: {vocab: null}
 
-Names may be patterns. The iterations of a folded block are one counted copy, called ``block.*``. Dims that an entry
-does not mention keep the split of the preset, or of an earlier entry; ``null`` leaves a dim unsplit. Communication
-follows from the rules of ``propagation``, as it does for a preset.
+Names may be patterns. The repeated iterations of a block are stored as one copy with a count, called ``block.*``. Dims
+that an entry does not mention keep the split of the preset, or of an earlier entry; ``null`` leaves a dim unsplit.
+Communication follows from the rules of `paleo.parallel.propagation`, as for a preset.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def joined_axes(axes: Axes) -> str:
     Returns
     -------
     str
-        For example ``tp+ep``.
+        Names of the axes, joined by ``+``.
 
     Examples
     --------
@@ -62,7 +62,7 @@ def joined_axes(axes: Axes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Device mesh: the number of ranks along each axis; rank numbers increase fastest along the first axis.
+    """Device mesh: the number of ranks along each axis of parallelism; ranks count up fastest along the first axis.
 
     >>> mesh = Mesh.of({"dp": 4, "tp": 8})
     >>> mesh.size, mesh.stride(("dp",)), mesh.degree("pp")
@@ -78,7 +78,7 @@ class Mesh:
 
     @classmethod
     def of(cls, degrees: Mapping[str, int]) -> Mesh:
-        """Build a mesh with the axes in their fixed order.
+        """Build a mesh from the degrees of parallelism, with the axes in their fixed order (`AXES`).
 
         Parameters
         ----------
@@ -88,7 +88,7 @@ class Mesh:
         Returns
         -------
         Mesh
-            The mesh.
+            Mesh with all axes.
         """
         return cls(tuple((axis, degrees.get(axis, 1)) for axis in AXES))
 
@@ -113,7 +113,7 @@ class Mesh:
         return self.group_size(tuple(axis.split("+"))) if known is None else known
 
     def stride(self, axes: Axes) -> int:
-        """Return the difference between the rank numbers of neighbours in a group over some axes.
+        """Return the difference between the ranks of neighbours in a communication group over some axes.
 
         Parameters
         ----------
@@ -140,15 +140,16 @@ class Mesh:
 
     @property
     def state_axes(self) -> Axes:
-        """Axes over which ZeRO shards states: the shard group or all replicas, and the ranks of cp.
+        """Axes over which ZeRO shards optimizer states, gradients and parameters.
 
-        Ranks of cp hold the same parameters, so Megatron's distributed optimizer and FSDP shard states over dp x cp.
+        These are the shard group (HSDP) or all replicas, and the ranks of cp. Ranks of cp hold the same parameters, so
+        Megatron's distributed optimizer and FSDP shard states over dp x cp.
         """
         axes = ("cp", "shard") if self.degree("shard") > 1 else ("cp", "ep", "dp")
         return tuple(axis for axis in axes if self.degree(axis) > 1)
 
     def group_size(self, axes: Axes) -> int:
-        """Return the number of ranks of a group over several axes.
+        """Return the number of ranks of a communication group over several mesh axes.
 
         Parameters
         ----------
@@ -158,7 +159,7 @@ class Mesh:
         Returns
         -------
         int
-            Product of their degrees.
+            Product of the degrees of the axes.
         """
         return math.prod([self._by_axis[axis] for axis in axes])
 
@@ -172,7 +173,7 @@ ContextParallelMethod = Literal["ring", "all_to_all"]
 
 @dataclass(frozen=True, slots=True)
 class PlacementRule:
-    """Rule of a placement: which mesh axis splits which tensor dim, in layers of a type with a matching name."""
+    """Rule of a placement: which mesh axes split which tensor dims, in layers with a given type and name pattern."""
 
     split: SplitAxes
     layer: str | None = None
@@ -182,7 +183,7 @@ class PlacementRule:
         return hash((tuple(self.split.items()), self.layer, self.name))
 
     def matches(self, node: Node) -> bool:
-        """Return True if the rule's layer type and name pattern match a layer.
+        """Return True if the rule applies to a layer, by layer type and name pattern.
 
         Parameters
         ----------
@@ -192,7 +193,7 @@ class PlacementRule:
         Returns
         -------
         bool
-            True if its type and name match.
+            True if type and name match.
         """
         return (self.layer is None or self.layer == node.type) and (
             self.name == "*" or fnmatchcase(node.name, self.name)
@@ -201,10 +202,10 @@ class PlacementRule:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Split of a network's layers over the mesh, as ordered rules; the last rule that matches a layer applies.
+    """Sharding of a network's layers over the mesh, as ordered rules; the last rule that matches a layer applies.
 
-    ``context_parallel_method`` is how attention over a split sequence reads all keys. ``expert_load_imbalance`` is the
-    number of tokens of the busiest expert rank relative to the mean.
+    ``context_parallel_method`` says how attention over a split sequence reads all keys. ``expert_load_imbalance`` is
+    the number of tokens of the busiest expert rank relative to the mean.
     """
 
     rules: tuple[PlacementRule, ...]
@@ -213,7 +214,7 @@ class Placement:
     _splits: dict[tuple[str, str], SplitAxes] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def split_of(self, node: Node) -> SplitAxes:
-        """Return which mesh axis splits each tensor dim of a layer.
+        """Return which mesh axes split each tensor dim of a layer.
 
         Parameters
         ----------
@@ -223,7 +224,7 @@ class Placement:
         Returns
         -------
         SplitAxes
-            Axes by dim.
+            Mesh axes by name of the dim; unsplit dims may be missing.
         """
         key = node.type, node.name
         if key not in self._splits:
@@ -239,7 +240,7 @@ def idle_axes(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[str, ...]
     graph : Graph
         Network as a graph of layers.
     placement : Placement
-        Split of every layer.
+        Mesh axes that split the dims of every layer.
     mesh : Mesh
         Number of ranks along each mesh axis.
 
@@ -267,10 +268,10 @@ class Strategy:
     preset : str
         Name of the preset placement.
     degrees : mapping of str to int
-        Ranks along each stated axis.
+        Ranks along each mesh axis that the user fixed.
     zero : int
-        What is sharded over data-parallel ranks: 1 optimizer states, 2 gradients too, 3 parameters too (FSDP). A degree
-        ``shard`` limits the sharding to groups of that size (HSDP).
+        ZeRO stage, which says what is sharded over data-parallel ranks: 1 optimizer states, 2 gradients too, 3
+        parameters too (FSDP). A degree ``shard`` limits the sharding to groups of that size (HSDP).
     sequence_parallel : bool
         True if the sequence is split over tp outside the tensor-parallel layers.
     chunks : int
@@ -282,7 +283,7 @@ class Strategy:
         (Megatron-Core 0.9 and later, "MoE parallel folding", Liu et al., 2025). None: they are spread over
         data-parallel ranks only.
     shards_within_nodes : bool
-        True if the groups of ``shard`` are the ranks of a node, whatever their number.
+        True if each ZeRO shard group consists of the data-parallel ranks of one node (hsdp without a degree).
     expert_tokens : {'own', 'all'}
         Tokens that a rank sends to experts if experts and sequences are split over tp: its own, or all of its tp group.
     """
@@ -299,14 +300,14 @@ class Strategy:
 
     @property
     def expert_axes(self) -> Axes:
-        """Axes over which experts are spread, innermost first."""
+        """Mesh axes over which experts are spread, innermost first."""
         if self.expert_tensor_degree is None or self.degrees.get("ep", 1) == 1:
             return ("ep",)
         return ("cp", "ep") if self.expert_tensor_degree == self.degrees.get("tp", 1) > 1 else ("tp", "cp", "ep")
 
     @property
     def splits_expert_tokens(self) -> bool:
-        """True if the experts' tensor degree is below tp, so that tp splits their tokens instead of their weights."""
+        """True if tp splits the experts' tokens instead of their weights, because their tensor degree is below tp."""
         return self.expert_tensor_degree is not None and self.expert_tensor_degree < self.degrees.get("tp", 1)
 
     @property
@@ -316,7 +317,7 @@ class Strategy:
 
     @property
     def flags(self) -> list[str]:
-        """Flags of the strategy in their spelling on the command line, such as ``sp`` and ``ulysses``."""
+        """Flags of the strategy as written on the command line, such as ``sp`` and ``ulysses``."""
         return ["sp"] * self.sequence_parallel + ["ulysses"] * (self.context_parallel_method == "all_to_all")
 
 
@@ -327,14 +328,14 @@ ZERO_STAGES: Mapping[str, ZeroStage] = {"ddp": 0, "fsdp": 3, "hsdp": 3}
 
 
 def node_shard_degree(devices_per_node: int, replicas: int, split: int) -> dict[str, int]:
-    """Return the degree of ``shard``: ranks of the largest ZeRO shard group that fits inside a node.
+    """Return the degree of mesh axis ``shard`` for HSDP: data-parallel ranks of the largest shard group within a node.
 
     Parameters
     ----------
     devices_per_node : int
         Devices of a node.
     replicas : int
-        Data-parallel ranks, which groups of that many divide.
+        Number of data-parallel ranks; the degree divides this number.
     split : int
         Devices that hold one replica.
 
@@ -385,7 +386,7 @@ def without_replicas(text: str) -> str:
     Returns
     -------
     str
-        The shorter text.
+        Strategy without ``dp=``; ``dp`` if nothing else is left.
 
     Examples
     --------
@@ -396,15 +397,16 @@ def without_replicas(text: str) -> str:
 
 
 def parse_strategy(text: str) -> Strategy:
-    """Parse a strategy of the command line: ``dp``, ``owt``, or degrees such as ``tp=8,pp=4,dp=16,zero=1,vp=2,sp``.
+    """Parse a strategy of the command line, such as ``dp`` or ``tp=8,pp=4,dp=16,zero=1,vp=2,sp``.
 
-    ``ulysses`` exchanges heads for the sequence where cp splits it. ``shard=8`` shards states over groups of 8 ranks.
-    ``ddp`` is plain data parallelism, ``fsdp`` is zero=3, and ``hsdp`` is zero=3 within each node.
+    ``owt`` is the preset of one-weird-trick parallelism. ``ulysses`` is context parallelism by all-to-alls. ``shard=8``
+    shards states over groups of 8 ranks. ``ddp`` is plain data parallelism, ``fsdp`` is zero=3, and ``hsdp`` is zero=3
+    within each node.
 
     Parameters
     ----------
     text : str
-        The strategy.
+        Text of the strategy option.
 
     Returns
     -------
@@ -480,7 +482,7 @@ PLACEABLE_AXES = tuple(axis for axis in AXES if axis != "pp")
 
 
 def placement(graph: Graph, strategy: Strategy, stated: PlacementEntries, imbalance: float = 1.0) -> Placement:
-    """Return how a strategy splits the layers of a network, with the run's own placement entries applied.
+    """Return how a strategy shards the layers of a network, with the ``placement`` entries of a run applied on top.
 
     Parameters
     ----------
@@ -489,26 +491,26 @@ def placement(graph: Graph, strategy: Strategy, stated: PlacementEntries, imbala
     strategy : Strategy
         Preset, degrees and flags.
     stated : PlacementEntries
-        Entries of `Run.placement`: axes by dim by layer pattern.
+        Entries of `Run.placement`: for each pattern of layer names, the mesh axes that split each dim.
     imbalance : float, optional
         Tokens of the busiest expert rank relative to the mean.
 
     Returns
     -------
     Placement
-        The placement.
+        Mesh axes that split each dim of each layer.
 
     Raises
     ------
     PlanError
-        If an entry names no layer, dim or axis.
+        If an entry names an unknown layer, dim or axis.
     """
     preset = STRATEGIES[strategy.preset](graph, strategy)
     return replace(with_overrides(preset, graph, stated), expert_load_imbalance=imbalance)
 
 
 def with_overrides(preset: Placement, graph: Graph, stated: PlacementEntries) -> Placement:
-    """Override parts of a preset placement by the entries of a run.
+    """Override parts of a preset placement by the ``placement`` entries of a run.
 
     Parameters
     ----------
@@ -522,13 +524,13 @@ def with_overrides(preset: Placement, graph: Graph, stated: PlacementEntries) ->
     Returns
     -------
     Placement
-        The placement with these entries.
+        Placement with these entries as additional rules.
 
     Raises
     ------
     PlanError
-        If an entry names no layer, dim or axis (with the nearest names), or an axis would divide two dims of one
-        tensor.
+        If an entry names an unknown layer, dim or axis (the message has near names), or an axis would divide two dims
+        of one tensor.
     """
     splits: dict[str, SplitAxes] = {}
     for pattern, dims in stated.items():
@@ -557,7 +559,7 @@ def with_overrides(preset: Placement, graph: Graph, stated: PlacementEntries) ->
 
 
 def layer_label(node: Node) -> str:
-    """Return the name of a layer with ``*`` for the iteration of each folded block, such as ``block.*.mlp1``.
+    """Return the name of a layer with ``*`` for the iteration of each repeated block, such as ``block.*.mlp1``.
 
     Parameters
     ----------
@@ -567,7 +569,7 @@ def layer_label(node: Node) -> str:
     Returns
     -------
     str
-        The name.
+        Name that stands for all iterations.
     """
     name = node.name
     for loop, _ in reversed(node.loops):
@@ -602,7 +604,7 @@ def _check_dims(pattern: str, dims: Iterable[str], nodes: Sequence[Node]) -> Non
 
 
 def _check_axes(node: Node, split: SplitAxes) -> None:
-    """Raise PlanError if an axis would split two dims of one tensor."""
+    """Raise PlanError if a mesh axis would split two dims of one tensor."""
     for tensor in (tensor for op in node.operations for tensor in (*op.read_tensors, op.out)):
         dim_of_axis: dict[str, str] = {}
         for dim in tensor.dims:
@@ -636,7 +638,7 @@ class TensorLayout:
     merged_axes: frozenset[str] = frozenset()
 
     def dim_index(self, axis: str) -> int | None:
-        """Return the index of the dim that an axis splits.
+        """Return the index of the tensor dim that a mesh axis splits.
 
         Parameters
         ----------
@@ -646,7 +648,7 @@ class TensorLayout:
         Returns
         -------
         int, optional
-            Position; MERGED if a view has merged the dim, None if the axis splits no dim.
+            Index; `MERGED_DIM` if a view has merged the dim, None if the axis splits no dim.
         """
         for index, axes in enumerate(self.dims):
             if axis in axes:
@@ -658,7 +660,7 @@ class TensorLayout:
 
 
 class ShareKey(NamedTuple):
-    """Cache key for one rank's share of a layer: layers with equal keys have equal shares.
+    """Cache key for one rank's share of a layer (local shapes and collectives); equal keys mean equal shares.
 
     ``layer`` identifies the layer with the samples of a rank, ``split`` its split dims, and ``inputs`` the layouts of
     its inputs. ``degrees`` are those of the axes that split other dims than the batch.
@@ -673,7 +675,7 @@ class ShareKey(NamedTuple):
 def share_key(
     graph: Graph, node: Node, split: SplitAxes, layouts: Mapping[str, TensorLayout], mesh: Mesh, batch_axes: Axes
 ) -> ShareKey:
-    """Return a key that is equal for layers with equal shares, so that each share is computed once.
+    """Return a cache key that is equal for layers whose shares on a rank are equal.
 
     Parameters
     ----------
@@ -682,18 +684,18 @@ def share_key(
     node : Node
         Layer of the network.
     split : SplitAxes
-        Axes by dim of the layer.
+        Mesh axes that split each dim of the layer.
     layouts : dict of str to TensorLayout
         Layout of each input by tensor name.
     mesh : Mesh
         Number of ranks along each mesh axis.
     batch_axes : Axes
-        Axes that usually split the batch.
+        Axes that split the batch of the inputs.
 
     Returns
     -------
     ShareKey
-        The key.
+        Key that includes layer, split, layouts of the inputs, and degrees.
     """
     inputs = tuple([layouts[tensor.name] for tensor in node.inputs])
     axes = _inner_axes(node, split, inputs, batch_axes)
@@ -704,7 +706,7 @@ def share_key(
 
 
 def _inner_axes(node: Node, split: SplitAxes, inputs: tuple[TensorLayout, ...], batch_axes: Axes) -> Axes | None:
-    """Return the axes that split dims other than the batch; None if ``batch_axes`` do not split the batch."""
+    """Return the axes that split dims other than the batch; None if the batch is not split over ``batch_axes``."""
     lying = list(split.items())
     for tensor, layout in zip(node.inputs, inputs, strict=True):
         lying += zip(tensor.dims, layout.dims, strict=False)
@@ -715,9 +717,9 @@ def _inner_axes(node: Node, split: SplitAxes, inputs: tuple[TensorLayout, ...], 
 
 
 def _number(graph: Graph, node: Node, replicas: int) -> Hashable:
-    """Return a number for a layer; layers that compute the same on a rank have equal numbers.
+    """Return a number that identifies a layer; layers that compute the same on a rank have equal numbers.
 
-    This holds across graphs of other batches, too.
+    Graphs of other batches that share a cache use the same numbers.
     """
     if graph.shared_cache is None:
         return node.name, replicas
@@ -726,7 +728,7 @@ def _number(graph: Graph, node: Node, replicas: int) -> Hashable:
 
 
 def _at_rank_batch(node: Node, shards: Mapping[str, float]) -> Hashable:
-    """Return a description of a layer with the samples of one rank, for comparison with others.
+    """Return a hashable description of a layer with the samples of one rank.
 
     Inputs that no operation reads keep all samples.
     """

@@ -1,6 +1,7 @@
-"""Plans: the mesh, batch sizes and dtype that follow from a run, a network and a system. Nothing here is priced.
+"""Parallelisation plan of a run: the mesh, batch sizes and dtype that follow from run, network and system.
 
-The second half warns about plans that will not run as stated, and about options that have no effect.
+Times are not predicted here. The second half of the module has warnings about plans that will not run as the user
+expects, and about options that have no effect.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ MAX_MODEL_CHUNKS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Run resolved on a system: mesh degrees, batch sizes and number format.
+    """Parallelisation plan of a run on a system: mesh degrees, batch sizes and number format.
 
     ``local_batch`` is the batch of the data-parallel rank with the most samples. Only ``dp`` ranks have work;
     ``idle_gpus`` GPUs have none, for example if strong scaling leaves fewer samples than ranks.
@@ -103,7 +104,7 @@ class Plan:
 
 
 def plan(model: ModelSpec, system: System, run: Run) -> Plan:
-    """Resolve a run on a system: degrees, batch sizes and dtype.
+    """Resolve the options of a run on a system to mesh degrees, batch sizes and dtype.
 
     Parameters
     ----------
@@ -117,7 +118,7 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
     Returns
     -------
     Plan
-        The resolved plan.
+        Mesh, strategy, batch sizes and dtype.
 
     Raises
     ------
@@ -168,15 +169,15 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
 
 
 def _usual_microbatch(run: Run, local: int, stages: int) -> int:
-    """Return the default microbatch of a pipeline under a software profile [samples]."""
+    """Return the default microbatch of a pipeline [samples]: 1, or a sample count that gives one microbatch a stage."""
     habit = load_software(run.software).parallelism.microbatches
     return max(1, local // stages) if habit == "stages" else 1
 
 
 def _with_chunks(run: Run, strategy: Strategy) -> Strategy:
-    """Return the strategy with the number of model chunks per stage that the schedule fixes.
+    """Return the strategy with the number of model chunks per stage that the pipeline schedule requires.
 
-    PlanError is raised if the strategy states another number.
+    Raises PlanError if the strategy has another number of chunks.
     """
     known = SCHEDULES[run.pipeline.schedule].chunks
     if known is None or known == 1 or strategy.chunks == known:
@@ -188,7 +189,7 @@ def _with_chunks(run: Run, strategy: Strategy) -> Strategy:
 
 
 def _check_cut(run: Run, stages: int, chunks: int) -> None:
-    """Raise PlanError if a stated pipeline cut does not give the layers of every piece."""
+    """Raise PlanError if ``pipeline.cut`` of a run does not list the layers of every pipeline piece."""
     cut = run.pipeline.cut
     if isinstance(cut, tuple) and len(cut) != stages * chunks:
         stages_and_chunks = f"pp={stages} times {chunks} chunks a stage" if chunks > 1 else f"pp={stages}"
@@ -199,7 +200,7 @@ def _check_cut(run: Run, stages: int, chunks: int) -> None:
 def _replicas(run: Run, strategy: Strategy) -> int:
     """Return the data-parallel degree: the GPUs divided by the degrees of tp, cp and pp.
 
-    Raises PlanError if the strategy states another degree.
+    Raises PlanError if the degrees of the strategy do not multiply to the GPUs of the run.
     """
     model_ranks = math.prod(strategy.degrees.get(axis, 1) for axis in AXES if axis not in BATCH_AXES)
     if run.gpus % model_ranks:
@@ -217,7 +218,7 @@ def _replicas(run: Run, strategy: Strategy) -> int:
 
 
 def _expert_ranks(run: Run, strategy: Strategy) -> int:
-    """Return the number of data-parallel ranks over which experts are spread: ep divided by folded tp and cp ranks."""
+    """Return the number of data-parallel ranks that share the experts: ep, less the tp and cp ranks folded in."""
     experts = strategy.degrees.get("ep", 1)
     inner = math.prod(strategy.degrees.get(axis, 1) for axis in strategy.expert_axes if axis != "ep")
     if experts == 1 or experts % inner == 0:
@@ -227,7 +228,7 @@ def _expert_ranks(run: Run, strategy: Strategy) -> int:
 
 
 def _shards(run: Run, strategy: Strategy, replicas: int) -> int:
-    """Return the number of ranks of a ZeRO shard group (HSDP); 1 if none is stated."""
+    """Return the number of ranks of a ZeRO shard group (HSDP), 1 without such groups; raise PlanError if impossible."""
     ranks = strategy.degrees.get("shard", 1)
     if ranks == 1:
         return 1
@@ -242,14 +243,14 @@ def _shards(run: Run, strategy: Strategy, replicas: int) -> int:
 
 
 def _within_nodes(strategy: Strategy, system: System, replicas: int) -> Strategy:
-    """Return the strategy with ZeRO shard groups of as many data-parallel ranks as a node holds."""
+    """Return the strategy with the largest ZeRO shard groups that fit inside a node (hsdp)."""
     model_ranks = math.prod(strategy.degrees.get(axis, 1) for axis in AXES if axis not in BATCH_AXES and axis != "pp")
     groups = node_shard_degree(system.devices_per_node, replicas, model_ranks)
     return replace(strategy, degrees={**strategy.degrees, **groups})
 
 
 def _batches(model: ModelSpec, run: Run, replicas: int) -> tuple[int, int]:
-    """Return (global batch, largest batch of a data-parallel rank) [samples]; the latter is at least 1."""
+    """Return the global batch and the largest batch of a data-parallel rank [samples]."""
     if run.batch is not None and run.global_batch is not None and run.batch * replicas != run.global_batch:
         stated = f"global_batch: {run.global_batch} is not batch {run.batch} times {replicas} data-parallel ranks"
         raise PlanError(f"{stated}; state one of them")
@@ -260,14 +261,14 @@ def _batches(model: ModelSpec, run: Run, replicas: int) -> tuple[int, int]:
 
 
 def _systems_of(system: System) -> str:
-    """Return the names of catalog systems with the same device as a single-device system, for a message."""
+    """Return the names of catalog systems that use the device of a single-device system, for an error message."""
     entries = systems_with_device(system.device.name)
     known = f"such as {' or '.join(entries[:2])}" if entries else "(none of the catalog has it)"
     return f"{known}, or write one: paleo init system"
 
 
 def dtype_of(device: Device, requested: str | None) -> str:
-    """Return the requested dtype, or the usual training dtype of the device.
+    """Return the number format of a run: the requested dtype, or the usual training dtype of the device.
 
     Parameters
     ----------
@@ -284,7 +285,7 @@ def dtype_of(device: Device, requested: str | None) -> str:
     Raises
     ------
     SpecError
-        If the dtype is unknown, does not train, or has no peak on the device.
+        If the dtype is unknown, is not used for training, or has no peak rate on the device.
     """
     if requested is None:
         return device.training_dtype
@@ -300,7 +301,7 @@ def dtype_of(device: Device, requested: str | None) -> str:
 
 
 def host_warnings(system: System, chosen: Plan, device_bytes: float) -> list[str]:
-    """Warn if the host memory of a node is too small for what its devices offload.
+    """Return a warning if a node has too little host memory for what its devices offload.
 
     Parameters
     ----------
@@ -309,12 +310,12 @@ def host_warnings(system: System, chosen: Plan, device_bytes: float) -> list[str
     chosen : Plan
         Plan of the run: mesh, batches and number format.
     device_bytes : float
-        Offloaded bytes of one device.
+        Offloaded states and activations of one device [byte].
 
     Returns
     -------
     list of str
-        One sentence or none.
+        One warning, or an empty list.
     """
     stated = None if system.host is None else system.host.memory
     node_bytes = device_bytes * min(chosen.gpus, system.devices_per_node)
@@ -332,24 +333,24 @@ def host_warnings(system: System, chosen: Plan, device_bytes: float) -> list[str
 
 
 def undivided_parameter_shares(graph: Graph, placement: Placement, mesh: Mesh) -> dict[str, float]:
-    """Return the layers whose parameters tensor parallelism does not split.
+    """Return the layers whose parameters tensor parallelism leaves whole, with their share of all parameters.
 
-    Every rank of a group holds them whole. Layers that declare this to be cheap (empty ``tensor_parallel_dims``) are
-    not listed.
+    Every tensor-parallel rank holds these parameters whole. Layers for which this is cheap by declaration (empty
+    ``tensor_parallel_dims``) are not listed.
 
     Parameters
     ----------
     graph : Graph
         Network as a graph of layers.
     placement : Placement
-        Split of every layer.
+        Mesh axes that split the dims of every layer.
     mesh : Mesh
         Number of ranks along each mesh axis.
 
     Returns
     -------
     dict of str to float
-        Share of the network's parameters by layer name.
+        Fraction of the network's parameters by layer name.
     """
     total = sum(tensor.elements * node.repeat for node in graph.nodes for tensor in node.parameters.values())
     whole: dict[str, float] = {}
@@ -367,7 +368,7 @@ UNSPLIT_WARNING_SHARE = 0.01
 
 
 def _unsplit_layer_warnings(chosen: Plan, shares: Mapping[str, float]) -> list[str]:
-    """Return warnings on layers that every tensor-parallel rank computes with all of their parameters."""
+    """Return a warning on layers that every tensor-parallel rank computes whole, if these hold many parameters."""
     if sum(shares.values()) < UNSPLIT_WARNING_SHARE:
         return []
     names = ", ".join(sorted(shares, key=lambda name: -shares[name])[:3])
@@ -390,12 +391,12 @@ def high_utilisation_warnings(system: System, chosen: Plan, flops_per_s: float) 
     chosen : Plan
         Plan of the run: mesh, batches and number format.
     flops_per_s : float
-        Model FLOP per second of all devices.
+        Model FLOP per second of all devices together.
 
     Returns
     -------
     list of str
-        One sentence or none.
+        One warning, or an empty list.
     """
     peak = system.device.peak_flops_per_s(system.device.arithmetic_dtype(chosen.dtype))
     mfu = flops_per_s / (chosen.gpus * peak)
@@ -409,19 +410,19 @@ INPUT_WAIT_WARNING_SHARE = 0.02
 
 
 def loading_warnings(run: Run, waited: float) -> list[str]:
-    """Return a warning if image decoding, which the run does not mention, limits the step.
+    """Return a warning if image decoding on the host limits the step although the run has no ``input`` option.
 
     Parameters
     ----------
     run : Run
         Options of the run: GPUs, batch, parallelism, number format and so on.
     waited : float
-        Share of the step that waits for input, 0 to 1.
+        Fraction of the step that waits for input, 0 to 1.
 
     Returns
     -------
     list of str
-        One sentence or none.
+        One warning, or an empty list.
     """
     if run.input is not None or waited < INPUT_WAIT_WARNING_SHARE:
         return []
@@ -448,7 +449,7 @@ def idle_option_warnings(run: Run, system: System, chosen: Plan, graph: Graph) -
     Returns
     -------
     list of str
-        One sentence an option.
+        One warning for each such option.
     """
     dense = not any(node.type == "moe" for node in graph.nodes) and "the network has no experts"
     group = chosen.mesh.group_size(chosen.strategy.expert_axes)
@@ -472,7 +473,7 @@ def idle_option_warnings(run: Run, system: System, chosen: Plan, graph: Graph) -
 
 
 def foreign_software_warnings(run: Run, system: System) -> list[str]:
-    """Warn if a TPU runs the default profile, which launches kernels one by one, although TPU programs are compiled.
+    """Return a warning if a TPU run uses the default GPU software profile, as TPU programs are compiled.
 
     Parameters
     ----------
@@ -484,7 +485,7 @@ def foreign_software_warnings(run: Run, system: System) -> list[str]:
     Returns
     -------
     list of str
-        One sentence or none.
+        One warning, or an empty list.
 
     Examples
     --------
@@ -500,7 +501,7 @@ def foreign_software_warnings(run: Run, system: System) -> list[str]:
 
 
 def missing_routing_time_warnings(graph: Graph, run: Run, software: SoftwareProfile, system: System) -> list[str]:
-    """Warn if the software profile states no host time for MoE routing, so that predicted steps are too short.
+    """Return a warning if the software profile lacks a host time for MoE routing, so that steps are underestimated.
 
     Parameters
     ----------
@@ -516,7 +517,7 @@ def missing_routing_time_warnings(graph: Graph, run: Run, software: SoftwareProf
     Returns
     -------
     list of str
-        One sentence or none.
+        One warning, or an empty list.
     """
     mixture = any(node.type == "moe" for node in graph.nodes)
     if not mixture or software.host.routing or run.calibration != "auto" or system.device.kind != "gpu":
@@ -528,7 +529,7 @@ def missing_routing_time_warnings(graph: Graph, run: Run, software: SoftwareProf
 
 
 def missing_sequence_parallel_warnings(graph: Graph, run: Run, software: SoftwareProfile, chosen: Plan) -> list[str]:
-    """Warn if a mixture of experts uses tp without sequence parallelism, which the software does not support.
+    """Return a warning if an MoE network uses tp without sequence parallelism and the software does not support this.
 
     Parameters
     ----------
@@ -544,7 +545,7 @@ def missing_sequence_parallel_warnings(graph: Graph, run: Run, software: Softwar
     Returns
     -------
     list of str
-        One sentence or none.
+        One warning, or an empty list.
     """
     mixture, whole = any(node.type == "moe" for node in graph.nodes), not chosen.strategy.sequence_parallel
     if not mixture or not whole or software.parallelism.expert_tokens == "all" or run.forward_only:
@@ -554,7 +555,7 @@ def missing_sequence_parallel_warnings(graph: Graph, run: Run, software: Softwar
 
 
 def shared_expert_overlap_warnings(graph: Graph, software: SoftwareProfile, chosen: Plan) -> list[str]:
-    """Warn if shared experts should overlap with an expert exchange that does not exist or cannot overlap.
+    """Return a warning if overlap of shared experts with the token exchange is requested but impossible.
 
     Parameters
     ----------
@@ -568,7 +569,7 @@ def shared_expert_overlap_warnings(graph: Graph, software: SoftwareProfile, chos
     Returns
     -------
     list of str
-        One sentence or none.
+        One warning, or an empty list.
     """
     dispatch, names = software.parallelism.expert_dispatch, [op.name for node in graph.nodes for op in node.operations]
     reasons = {
@@ -582,7 +583,7 @@ def shared_expert_overlap_warnings(graph: Graph, software: SoftwareProfile, chos
 
 
 def plan_warnings(chosen: Plan, graph: Graph, placement: Placement) -> tuple[str, ...]:
-    """Warn about idle or redundant ranks, and about parameters that tensor parallelism does not split.
+    """Return warnings about idle or redundant ranks, and about parameters that tensor parallelism does not split.
 
     Parameters
     ----------
@@ -591,12 +592,12 @@ def plan_warnings(chosen: Plan, graph: Graph, placement: Placement) -> tuple[str
     graph : Graph
         Network as a graph of layers.
     placement : Placement
-        Split of every layer.
+        Mesh axes that split the dims of every layer.
 
     Returns
     -------
     tuple of str
-        Sentences.
+        Warnings, one sentence each.
     """
     idle = idle_axes(graph, placement, chosen.mesh)
     whole = {} if "tp" in idle else undivided_parameter_shares(graph, placement, chosen.mesh)

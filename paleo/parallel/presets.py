@@ -1,4 +1,4 @@
-"""Strategies as presets: lists of rules for the split of dims, from which communication follows (`propagation`)."""
+"""Preset strategies: rules that split dims over mesh axes, from which `propagation` derives communication."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def _data_tensor_expert(graph: Graph, strategy: Strategy) -> Placement:
 
 
 def _model_split(layer: type[Layer], strategy: Strategy) -> dict[str, Axes]:
-    """Return the mesh axes that split each dim of one type of layer under tensor and expert parallelism.
+    """Return the mesh axes that split each dim of a layer type under tensor and expert parallelism.
 
-    Tokens in dispatch and combine are split over the batch's other axes. Experts folded over tp take their tokens from
-    a sequence split over tp, and are not split themselves. Experts split over tp process all tokens of a tp group
-    (``in_capacity``), whether each rank sends its own tokens (``capacity``) or all of them. Shared experts process the
-    whole sequence (``in_seq``).
+    Tokens in dispatch and combine are split over the batch axes that do not spread experts. Experts folded over tp take
+    their tokens from a sequence split over tp, and are not split themselves. Experts split over tp process all tokens
+    of a tp group (``in_capacity``), whether each rank sends its share of the tokens (``capacity``) or all of them.
+    Shared experts process the whole sequence (``in_seq``).
     """
     tensor: dict[str, Axes] = dict.fromkeys(layer.tensor_parallel_dims or (), ("tp",))
     if not layer.expert_parallel_dims:
@@ -82,9 +82,9 @@ def _model_split(layer: type[Layer], strategy: Strategy) -> dict[str, Axes]:
 
 
 def _without_space(graph: Graph, placement: Placement, ranks: int) -> Iterator[PlacementRule]:
-    """Yield rules for layers after the last image, where the spatial ranks split the samples instead.
+    """Yield rules for layers without image rows, where the spatial ranks split the samples instead of the height.
 
-    If the first images have rows for all ranks, images with fewer rows are not split: each rank holds them whole.
+    If some layers have at least one image row for each rank, smaller images are not split: each rank holds them whole.
     """
     spatial = [node for node in graph.nodes if _has_space(node)] if ranks > 1 else []
     shared = any(_fewest_rows(node) >= ranks for node in spatial)
@@ -105,7 +105,7 @@ def _fewest_rows(node: Node) -> float:
 
 
 def _has_space(node: Node) -> bool:
-    """Return True if a layer writes an image of several rows, or reduces one."""
+    """Return True if a layer writes an image of several rows, or reduces an image to one row."""
     inputs = [t.size("height") for t in node.inputs if "height" in t.dims]
     if any(isinstance(op, MemoryPass) and op.kind.reduces for op in node.operations):
         return max(inputs, default=1) > 1
@@ -116,7 +116,7 @@ def _has_space(node: Node) -> bool:
 def _one_weird_trick(graph: Graph, strategy: Strategy) -> Placement:
     """Split convolutions by the batch and fully connected layers by features over the same ranks (Krizhevsky, 2014).
 
-    Element-wise layers after a fully connected layer have its split; the loss is split by the batch again.
+    Element-wise layers after a fully connected layer are split by features too; the loss is split by the batch again.
     """
     by_feature: SplitAxes = {"features": ("dp",)}
     split, followers = set[str](), []
@@ -131,5 +131,5 @@ def _one_weird_trick(graph: Graph, strategy: Strategy) -> Placement:
 
 @STRATEGIES.register("batch")
 def _batch_only(graph: Graph, strategy: Strategy) -> Placement:
-    """Split only the batch over the data-parallel ranks: the base for a placement stated in a run."""
+    """Split only the batch over the data-parallel ranks, as a base for the ``placement`` entries of a run."""
     return Placement((PlacementRule(_BATCH),))

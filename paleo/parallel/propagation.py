@@ -1,14 +1,14 @@
-"""Communication from placements: the rules that insert the collectives of every kind of parallelism.
+"""Collectives that a placement requires, derived by sharding propagation for every kind of parallelism.
 
 Rule A: an operation that sums over a split dim leaves a partial sum. A partial sum needs an all-reduce, or a
 reduce-scatter if its reader is split over the same axis. Rule B: if a tensor is split differently by its writer and its
 reader, it needs an all-gather, an all-to-all, or a slice, which is free. Rule C: windows over a split dim exchange
-borders with the neighbours, and attention over a split sequence sends its keys and values round a ring. The rules apply
+halos with the neighbours, and attention over a split sequence sends its keys and values round a ring. The rules apply
 to activations, to their gradients, and to gradients of parameters. Data parallelism's gradient all-reduce is rule A on
 the weight gradient, which sums over the batch.
 
-Some collectives are inside a layer: statistics of split rows, keys and values of a split sequence, tokens of spread
-experts, and borders of windows that slide over a split dim.
+Some collectives are inside a layer: statistics of split rows, keys and values of a split sequence, tokens of experts on
+several ranks, and halos of windows that slide over a split dim.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PASS_DIRECTIONS: tuple[PassDirection, PassDirection] = ("forward", "backward")
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """Collective operation that sharding a layer requires: its kind, its tensor and its mesh axis.
+    """Collective that sharding a layer requires: the operation, the tensor, the mesh axis and the phase.
 
     The payload is the size of ``tensor`` [byte], as nccl-tests defines it: the full buffer of the group; for an
     all-to-all the buffer of one rank; for a send the message to one neighbour. ``overlapped`` collectives run during
@@ -74,7 +74,7 @@ class Communication:
 
 
 def statistics_exchange(node: Node, split: SplitAxes, shards: Mapping[str, float]) -> Iterator[Communication]:
-    """List the small all-reduces of statistics in layers that reduce over a split dim (softmax, loss, norms).
+    """Yield the small all-reduces of statistics in layers that reduce over a split dim (softmax, loss, norms).
 
     A softmax or loss reduces its maximum, sum and target. A norm reduces its mean and variance, and in the backward
     pass the two sums of its gradient. Batch normalisation reduces over the ranks that share the samples of a replica.
@@ -84,14 +84,14 @@ def statistics_exchange(node: Node, split: SplitAxes, shards: Mapping[str, float
     node : Node
         Layer of the network.
     split : SplitAxes
-        Axes by dim of the layer.
+        Mesh axes that split each dim of the layer.
     shards : dict of str to float
-        Number of shards by dim.
+        Number of shards of each dim.
 
     Yields
     ------
     Communication
-        Collectives.
+        All-reduce of the statistics in one phase.
     """
     for operation in node.operations:
         if not isinstance(operation, MemoryPass) or not operation.reduced_dims:
@@ -106,9 +106,10 @@ def statistics_exchange(node: Node, split: SplitAxes, shards: Mapping[str, float
 
 
 def _exchanged_statistics(operation: MemoryPass) -> Tensor:
-    """Return a tensor as large as the statistics of every row that ranks all-reduce.
+    """Return a tensor with the size of the row statistics (such as mean and variance) that ranks all-reduce.
 
-    For a norm it holds its saved statistics, otherwise the input without the reduced dims, times the numbers per row.
+    A norm exchanges its saved statistics. Other operations exchange ``row_statistics`` numbers for each row of the
+    input.
     """
     kept = [tensor for tensor in operation.saved if tensor.role == "statistic" and operation.kind.is_norm]
     row = kept[0] if kept else operation.inputs[0].without_dims(*operation.reduced_dims, name="row", role="statistic")
@@ -121,7 +122,7 @@ def _exchanged_statistics(operation: MemoryPass) -> Tensor:
 
 
 def _core_split(node: Node, split: SplitAxes, context: ContextParallelMethod) -> SplitAxes:
-    """Return which axis splits which dim in the core of a layer (attention scores, or the scan of a state-space layer).
+    """Return which axes split each dim in the core of a layer (attention scores, or the scan of a state-space layer).
 
     In the all-to-all form of attention, and in scans, heads or groups are split instead of the sequence.
     """
@@ -140,7 +141,7 @@ _EXCHANGED, _GROUPS = ("mamba2",), 2
 
 
 def context_parallel_scan(node: Node) -> RecomputedChain | None:
-    """Return the scan of a state-space layer that exchanges groups for the sequence over cp; None for other layers.
+    """Return the scan of a state-space layer (Mamba) for which context parallelism splits groups, not the sequence.
 
     Parameters
     ----------
@@ -150,14 +151,14 @@ def context_parallel_scan(node: Node) -> RecomputedChain | None:
     Returns
     -------
     RecomputedChain, optional
-        The scan.
+        Scan operation; None for layers without such a scan.
     """
     scans = (operation for operation in node.operations if isinstance(operation, RecomputedChain))
     return next(scans, None) if node.type in _EXCHANGED else None
 
 
 def _in_core(node: Node, operation: Operation) -> bool:
-    """Return True for operations of the core of attention, for a scan, and for the convolution before it."""
+    """Return True for an operation of the attention core, for a scan, and for the convolution before a scan."""
     scanned = context_parallel_scan(node) is not None and (
         isinstance(operation, RecomputedChain) or "mixed" in operation.out.dims
     )
@@ -165,9 +166,9 @@ def _in_core(node: Node, operation: Operation) -> bool:
 
 
 def _scan_exchange(node: Node, split: SplitAxes, shards: Mapping[str, float]) -> Iterator[Communication]:
-    """List the all-to-alls by which a cp rank gets whole sequences of some groups for a scan, and sends them back.
+    """Yield the all-to-alls by which a cp rank gets whole sequences of some groups for a scan, and sends results back.
 
-    Gate, convolved entries and step sizes are sent, the output comes back; gradients go the other way.
+    Gate, convolved inputs and step sizes are sent, and the output comes back. Gradients go the other way.
     """
     scan = context_parallel_scan(node)
     if scan is None:
@@ -184,10 +185,10 @@ def _scan_exchange(node: Node, split: SplitAxes, shards: Mapping[str, float]) ->
 def _key_exchange(
     node: Node, split: SplitAxes, core: SplitAxes, shards: Mapping[str, float], mesh: Mesh
 ) -> Iterator[Communication]:
-    """List the collectives of context parallelism, by which queries of a split sequence read all keys and values.
+    """Yield the collectives of context parallelism, by which queries of a split sequence read all keys and values.
 
-    Ring: keys and values go round, overlapped with the scores of a fused kernel, and in the backward pass again
-    together with their gradients (Liu et al., Ring attention, 2023). Unfused attention all-gathers them first.
+    Ring: keys and values go round, overlapped with the scores of a fused kernel. In the backward pass they go round
+    again together with their gradients (Liu et al., Ring attention, 2023). Unfused attention all-gathers them first.
     All-to-all: query, key, value and output change from a split sequence to split heads and back (Jacobs et al.,
     DeepSpeed-Ulysses, 2023).
     """
@@ -211,9 +212,9 @@ def _key_exchange(
 
 
 def _ring_group_sizes(node: Node, split: SplitAxes, core: SplitAxes, mesh: Mesh) -> dict[str, int]:
-    """Return the number of ranks that share the keys and values of ring attention, by tensor name.
+    """Return the number of ring-attention ranks for each tensor of keys or values, by tensor name.
 
-    Each rank saves only its own part of them for the backward pass.
+    Each rank saves only its shard of these tensors for the backward pass.
     """
     axes = split.get("seq", ())
     if not axes or core is not split or not _has_fused_attention(node):
@@ -226,7 +227,7 @@ def _has_fused_attention(node: Node) -> bool:
 
 
 def _core_tensors(node: Node) -> Iterator[tuple[Operation, Tensor]]:
-    """Yield the tensors that the core of attention reads from other operations, with the operation that reads them."""
+    """Yield (operation, tensor) for each activation that the attention core reads from operations outside the core."""
     core = [operation for operation in node.operations if is_attention_core(operation)]
     inner = {operation.out.name for operation in core}
     for operation in core:
@@ -254,21 +255,21 @@ def _queries_and_outputs(node: Node) -> list[Tensor]:
 
 
 def expert_exchange(node: Node, split: SplitAxes, shards: Mapping[str, float]) -> Iterator[Communication]:
-    """List the all-to-alls of a mixture of experts, for dispatch and combine.
+    """Yield the all-to-alls that dispatch tokens to experts and combine the results, forward and backward.
 
     Parameters
     ----------
     node : Node
         Layer of the network.
     split : SplitAxes
-        Axes by dim of the layer.
+        Mesh axes that split each dim of the layer.
     shards : dict of str to float
-        Number of shards by dim.
+        Number of shards of each dim.
 
     Yields
     ------
     Communication
-        Collectives, forward and backward.
+        All-to-all of one direction in one phase.
 
     References
     ----------
@@ -282,24 +283,24 @@ def expert_exchange(node: Node, split: SplitAxes, shards: Mapping[str, float]) -
 
 
 def dispatched_tokens(operation: Operation) -> Tensor | None:
-    """Return the tokens that an operation sends to experts or receives from them.
+    """Return the tensor of tokens that an operation sends to experts or receives from them.
 
     Parameters
     ----------
     operation : Operation
-        The operation.
+        Operation of a mixture of experts.
 
     Returns
     -------
     Tensor, optional
-        The tensor with a dim ``capacity``; None for other operations.
+        Tensor with a dim ``capacity``; None for other operations.
     """
     routes = isinstance(operation, MemoryPass) and operation.kind.routes_tokens
     return next((t for t in (*operation.read_tensors, operation.out) if "capacity" in t.dims), None) if routes else None
 
 
 def experts_per_token(node: Node) -> tuple[int, int]:
-    """Return (experts that each token visits, all experts) of a mixture.
+    """Return the number of experts that each token visits (top-k), and the number of all experts.
 
     Parameters
     ----------
@@ -317,24 +318,24 @@ def experts_per_token(node: Node) -> tuple[int, int]:
 
 
 def deduplicated_dispatch_share(chosen: int, experts: int, targets: int) -> float:
-    """Return the dispatch volume if a token is sent once per node (or device), relative to once per expert.
+    """Return the fraction of the dispatch volume that is left if a token is sent once per node, not once per expert.
 
-    The targets hold equal parts of the experts. The share is the expected number of targets that hold the chosen
-    experts, drawn without replacement, divided by the number of chosen experts.
+    The nodes (or devices) hold equal numbers of experts. The fraction is the expected number of nodes that hold the
+    chosen experts, drawn without replacement, divided by the number of chosen experts.
 
     Parameters
     ----------
     chosen : int
-        Experts that a token visits.
+        Experts that a token visits (top-k).
     experts : int
-        All experts.
+        Number of all experts.
     targets : int
-        Nodes or devices.
+        Number of nodes or devices.
 
     Returns
     -------
     float
-        Share, at most 1.
+        Fraction, at most 1.
 
     Examples
     --------
@@ -351,12 +352,12 @@ def deduplicated_dispatch_share(chosen: int, experts: int, targets: int) -> floa
 
 
 def _halo_exchange(node: Node, split: SplitAxes, shards: Mapping[str, float], mesh: Mesh) -> Iterator[Communication]:
-    """List the exchanges of border rows for convolutions whose image is split over ranks (rule C).
+    """Yield the halo exchanges of convolutions whose image is split over ranks (rule C).
 
-    A window at the border of a rank's share reads rows of the neighbours: of the input forward, of the output's
-    gradient backward. With an odd kernel of K taps at stride 1 these are (K − 1)/2 rows from each side. Dims are
-    exchanged one after another, so that the exchange of the second dim includes the corners (Dryden et al., IPDPS
-    2019).
+    A window at the edge of a rank's rows reads rows of the neighbours: of the input in the forward pass, of the
+    output's gradient in the backward pass. With an odd kernel of K taps at stride 1 these are (K − 1)/2 rows from each
+    side. Dims are exchanged one after another, so that the exchange of the second dim includes the corners (Dryden et
+    al., IPDPS 2019).
     """
     for operation in node.operations:
         if isinstance(operation, Contraction | MemoryPass):
@@ -384,11 +385,11 @@ def _resized(tensor: Tensor, dim: str, size: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedNode:
-    """One rank's share of a layer: its operations with local sizes, and its collectives.
+    """One rank's share of a layer: operations with local shapes, and collectives.
 
-    ``parameters`` are local tensors with the axes over which each gradient is summed. ``gather_group_sizes`` maps
-    inputs that an all-gather assembles to the size of its group: a rank saves only its own shard of them and gathers
-    them again in the backward pass. Layers with equal ``operations`` have an equal ``share_key``.
+    ``parameters`` are local tensors, each with the axes over which its gradient is summed. ``gather_group_sizes`` maps
+    all-gathered inputs to the size of the gathering group. A rank saves only its shard of such an input and gathers the
+    input again in the backward pass. Layers with an equal ``share_key`` have equal ``operations``.
     """
 
     node: Node
@@ -400,28 +401,28 @@ class PlacedNode:
 
 
 def propagate(graph: Graph, placement: Placement, mesh: Mesh, layers: int | None = None) -> tuple[PlacedNode, ...]:
-    """Compute one rank's share of every layer and the collectives that the placement requires.
+    """Propagate a placement through the network: return one rank's share of every layer, with the required collectives.
 
     Parameters
     ----------
     graph : Graph
         Network as a graph of layers.
     placement : Placement
-        Split of every layer.
+        Mesh axes that split the dims of every layer.
     mesh : Mesh
         Number of ranks along each mesh axis.
     layers : int, optional
-        Number of first layers; all by default.
+        Number of layers to process, from the input on; all by default.
 
     Returns
     -------
     tuple of PlacedNode
-        Shares in topological order.
+        Shares of the layers in topological order.
 
     Raises
     ------
     PlanError
-        If a dim cannot be divided.
+        If a dim does not divide into the required number of shards.
     """
     key = "placed", placement, mesh.degrees, layers
     return graph.cached_result(key, lambda: _propagated(graph, placement, mesh, graph.nodes[:layers]))
@@ -451,7 +452,7 @@ def _propagated(graph: Graph, placement: Placement, mesh: Mesh, nodes: Sequence[
 
 
 def _partial_terms(node: Node, layouts: Mapping[str, TensorLayout]) -> list[str]:
-    """List the inputs of an addition that are partial sums over the same axes; they are added before the all-reduce."""
+    """Return the inputs of an addition that are partial sums over the same axes, to be added before reduction."""
     terms = (
         [t.name for t in dict.fromkeys(node.inputs) if layouts[t.name].partial_sum_axes] if node.type == "add" else []
     )
@@ -459,17 +460,17 @@ def _partial_terms(node: Node, layouts: Mapping[str, TensorLayout]) -> list[str]
 
 
 def _without_repeats(placed: list[PlacedNode], joins: list[int]) -> tuple[PlacedNode, ...]:
-    """Remove collectives that parallel branches of a network would repeat.
+    """Remove collectives that parallel branches with a common input would repeat.
 
-    Some networks (PaLM, Falcon) have branches of one input whose partial sums are added before their reduction. That
-    input is gathered once, and the sum of its gradients reduced once.
+    Some networks (PaLM, Falcon) have parallel branches whose partial sums are added before their reduction. The common
+    input is gathered once, and the sum of its gradients is reduced once.
 
     Parameters
     ----------
     placed : list of PlacedNode
-        Shares in topological order.
+        Shares of the layers in topological order.
     joins : list of int
-        Positions of the layers that add such partial sums.
+        Indices of the layers that add such partial sums.
 
     Returns
     -------
@@ -492,9 +493,9 @@ def _without_repeats(placed: list[PlacedNode], joins: list[int]) -> tuple[Placed
 
 
 def _transfer_key(each: Communication, readers: Mapping[str, list[int]], start: int, end: int) -> Hashable:
-    """Return a key that is equal for repeated transfers of an input.
+    """Return a key that is equal for repeated transfers of a layer input, or None for other communication.
 
-    Returns None unless all its readers lie in [start, end).
+    Also returns None unless all readers of the input have indices in [start, end).
     """
     between = all(start <= index < end for index in readers.get(each.tensor.name, (-1,)))
     arrives = "<" in each.name or ">" in each.name
@@ -502,21 +503,21 @@ def _transfer_key(each: Communication, readers: Mapping[str, list[int]], start: 
 
 
 def check_divisions(graph: Graph, placement: Placement, mesh: Mesh) -> None:
-    """Check that the dims of all layers can be split as a placement says, without computing the shares.
+    """Raise PlanError unless the dims of all layers divide into the shards of a placement.
 
     Parameters
     ----------
     graph : Graph
         Network as a graph of layers.
     placement : Placement
-        Split of every layer.
+        Mesh axes that split the dims of every layer.
     mesh : Mesh
         Number of ranks along each mesh axis.
 
     Raises
     ------
     PlanError
-        If a dim cannot be divided.
+        If a dim does not divide into the required number of shards.
     """
     problem = graph.cached_result(
         ("division", placement, mesh.degrees), lambda: _division_problem(graph, placement, mesh)
@@ -526,7 +527,7 @@ def check_divisions(graph: Graph, placement: Placement, mesh: Mesh) -> None:
 
 
 def _division_problem(graph: Graph, placement: Placement, mesh: Mesh) -> str:
-    """Return a text on a dim that cannot be split as the placement says; empty if all can."""
+    """Return the error message for the first dim that does not divide as the placement requires; "" if all divide."""
     try:
         for node in graph.nodes:
             _check_division(
@@ -542,7 +543,7 @@ def _division_problem(graph: Graph, placement: Placement, mesh: Mesh) -> str:
 
 
 def _check_division(graph: Graph, node: Node, split: SplitAxes, context: ContextParallelMethod, mesh: Mesh) -> None:
-    """Check that the dims of a layer can be split; equal splits are checked once, as any batch can be divided."""
+    """Raise PlanError unless the dims of a layer divide as required; equal splits are checked once for all batches."""
     shards, core = _shards(split, mesh), _shards(_core_split(node, split, context), mesh)
     key = "divided", node.name, *(frozenset(each.items() - {("batch", each.get("batch"))}) for each in (shards, core))
     graph.cached_result(key, lambda: check_split(node.name, node.operations, shards, core), any_batch=True)
@@ -554,7 +555,7 @@ def _batch_axes(dim: str, mesh: Mesh) -> Axes:
 
 
 def _active_split(node: Node, split: SplitAxes, mesh: Mesh) -> SplitAxes:
-    """Return the split of a layer without axes of one rank; the source dim of a window is split like its output dim."""
+    """Return the split of a layer without axes of degree 1; a window's input dim is split like its output dim."""
     used = {dim: tuple(axis for axis in axes if mesh.degree(axis) > 1) for dim, axes in split.items()}
     windows = (w for op in node.operations if isinstance(op, Contraction | MemoryPass) for w in op.windows)
     used |= {window.input_dim: used.get(window.output_dim, ()) for window in windows}
@@ -624,7 +625,7 @@ def _axes(tensor: Tensor, split: SplitAxes) -> tuple[Axes, ...]:
 
 
 def _current_tensors(node: Node, split: SplitAxes, layouts: Mapping[str, TensorLayout]) -> dict[str, Tensor]:
-    """Return the tensors of a layer by name, each with the dim names of its layout before it is read.
+    """Return the tensors of a layer by name, with the dim names of their layout before an operation reads them.
 
     A tensor written in the layer has the dim names of its writer. An input has those of the first operation whose split
     equals the layout of the input, or else those of the first reader.
@@ -642,11 +643,11 @@ def _current_tensors(node: Node, split: SplitAxes, layouts: Mapping[str, TensorL
 
 
 class _LayoutChanges(NamedTuple):
-    """Changes of layout inside a layer, between operations that call a tensor's dims by different names (rule B).
+    """Layout changes of tensors inside a layer, between operations with different dim names or splits (rule B).
 
-    ``current_layouts`` holds each tensor with the dim names of its present layout. If the split of the reader's dim
-    names differs, the tensor changes its layout, and its gradient changes back. ``mean_over_largest`` is the mean of a
-    dim relative to its largest share on a rank.
+    ``current_layouts`` has each tensor with the dim names of its present layout. If an operation's dim names are split
+    differently, the tensor changes its layout before the operation, and the gradient changes back.
+    ``mean_over_largest`` is the mean size of a dim over ranks relative to the largest.
     """
 
     split: SplitAxes
@@ -655,9 +656,9 @@ class _LayoutChanges(NamedTuple):
     mean_over_largest: Mapping[str, float]
 
     def changed_tensors(self, operation: Operation) -> tuple[Tensor, ...]:
-        """Return the tensors that change their layout before an operation.
+        """Return the tensors whose layout must change before an operation can read them.
 
-        The core of attention has its own exchange.
+        The attention core has separate rules (context parallelism).
 
         Parameters
         ----------
@@ -672,7 +673,7 @@ class _LayoutChanges(NamedTuple):
         return () if is_attention_core(operation) else tuple(filter(self.needs_layout_change, operation.read_tensors))
 
     def needs_layout_change(self, tensor: Tensor) -> bool:
-        """Return True if a tensor's present layout is not the one it is read in, or belongs to a larger tensor.
+        """Return True if a tensor's present layout differs from the layout in which an operation reads the tensor.
 
         Parameters
         ----------
@@ -682,7 +683,7 @@ class _LayoutChanges(NamedTuple):
         Returns
         -------
         bool
-            False also for a parameter, which is neither an input of the layer nor computed in it.
+            Always False for a parameter.
         """
         lies = self.current_layouts.get(tensor.name)
         if lies is None or lies is tensor or len(lies.dims) != len(tensor.dims):
@@ -690,9 +691,9 @@ class _LayoutChanges(NamedTuple):
         return lies.sizes != tensor.sizes or _axes(lies, self.split) != _axes(tensor, self.split)
 
     def forward(self, operation: Operation, tensor: Tensor, partial: frozenset[str]) -> Iterator[Communication]:
-        """List the collectives that bring a tensor to the layout in which an operation reads it.
+        """Return the collectives that bring a tensor to the layout in which an operation reads it, in the forward pass.
 
-        A matrix product gathers its operand, and again if it is recomputed; for a memory pass the writer's output is
+        A matrix product gathers its operand, and gathers again if recomputed. For a memory pass the writer's output is
         gathered once.
 
         Parameters
@@ -719,7 +720,7 @@ class _LayoutChanges(NamedTuple):
         )
 
     def backward(self, operation: Operation, tensor: Tensor, partial: frozenset[str]) -> Iterator[Communication]:
-        """List the collectives that bring a tensor's gradient to the layout of its writer.
+        """Return the collectives that bring a tensor's gradient to the layout of the tensor's writer (backward pass).
 
         Parameters
         ----------
@@ -743,7 +744,7 @@ class _LayoutChanges(NamedTuple):
         return _layout_collectives(name, moved, have, TensorLayout(want), self.mesh, "backward")
 
     def _saved_after_change(self, node: Node, tensor: Tensor) -> bool:
-        """Return True if the first operation that saves a tensor for backward saves it after the change of layout."""
+        """Return True if a tensor is saved for the backward pass after its layout has changed, not before."""
         keepers = (
             kept for operation in node.operations for kept in operation.saved_tensors if kept.name == tensor.name
         )
@@ -752,16 +753,16 @@ class _LayoutChanges(NamedTuple):
 
 
 def _gathers(communication: Communication) -> bool:
-    """Return True for an all-gather whose input, not output, each rank saves; tokens of experts stay gathered."""
+    """Return True for a forward all-gather whose shards a rank saves instead of the result, except expert tokens."""
     is_gather = communication.phase == "forward" and communication.operation == "all_gather"
     return is_gather and not communication.holds_expert_tokens
 
 
 def _partial_sum_axes(target: Tensor, operation: Operation, split: SplitAxes) -> frozenset[str]:
-    """Return the mesh axes over which ``target`` becomes a partial sum in an operation (rule A).
+    """Return the mesh axes over which ``target`` (an output or gradient) is a partial sum after an operation (rule A).
 
-    They split dims that the operation sums over. An input of size 1 that is broadcast along a dim has a summed
-    gradient, too. Passes that only move data sum nothing.
+    These axes split dims that the operation sums over. The gradient of an input that is broadcast along a dim (size 1)
+    is summed over this dim, too. Operations that only move data sum nothing.
     """
     if isinstance(operation, MemoryPass) and operation.kind.only_moves_data and not operation.table_rows_per_output:
         return frozenset()
@@ -779,7 +780,7 @@ def _partial_sum_axes(target: Tensor, operation: Operation, split: SplitAxes) ->
 
 
 def _linear(operation: Operation) -> bool:
-    """Return True if the operation commutes with addition, so that it can run on partial sums."""
+    """Return True if an operation commutes with addition, so that partial sums can pass through it unreduced."""
     if isinstance(operation, MemoryPass):
         return operation.commutes_with_addition or operation.kind.only_moves_data or operation.backward_rule == "free"
     return not isinstance(operation, FusedAttention)
@@ -788,10 +789,10 @@ def _linear(operation: Operation) -> bool:
 def _inner_sums(
     node: Node, split: SplitAxes, shards: Mapping[str, float], moves: _LayoutChanges, owed: list[Communication]
 ) -> frozenset[str]:
-    """Append to ``owed`` the all-reduces of partial sums inside a layer.
+    """Append to ``owed`` the all-reduces of partial sums inside a layer, in the forward pass.
 
-    Returns the axes over which its output is still partial. A partial sum is reduced before an operation that does not
-    commute with addition, and when its tensor changes its layout.
+    Returns the axes over which the layer's output is still a partial sum. A partial sum is reduced before an operation
+    that does not commute with addition, and when the layout of its tensor changes.
     """
     partial: dict[str, frozenset[str]] = {}
     for operation in node.operations:
@@ -814,7 +815,7 @@ def _gradient_sums(
 ) -> dict[str, frozenset[str]]:
     """Append to ``owed`` the all-reduces of partial gradients inside a layer, in the backward pass.
 
-    Returns the axes over which the gradient of each tensor is still partial, by tensor name.
+    Returns, by tensor name, the axes over which the gradient of each tensor is still a partial sum.
     """
     partial: dict[str, frozenset[str]] = {}
     for operation in reversed(node.operations):
@@ -845,10 +846,10 @@ def _input_collectives(
     layouts: dict[str, TensorLayout],
     passed: frozenset[str],
 ) -> Iterator[Communication]:
-    """List the collectives for one input of a layer that has another layout (rule B), and for its gradient.
+    """Yield the collectives that change the layout of one layer input (rule B), and of its gradient.
 
-    Partial sums over the ``passed`` axes are not reduced. If a summed dim and an output dim of the layer have one name,
-    the summed one is called ``in_<dim>`` inside, as is a dim that some operations of the layer split differently.
+    Partial sums over the ``passed`` axes are not reduced. A layer may sum over a dim that has the name of an output
+    dim, or split a dim differently in some operations. Such a dim is called ``in_<dim>`` inside the layer.
     """
     have = replace(layouts[tensor.name], partial_sum_axes=layouts[tensor.name].partial_sum_axes - passed)
     if len(have.dims) != len(tensor.dims):  # a view: the batch stays first, other dims are merged
@@ -869,7 +870,7 @@ def _input_collectives(
 
 
 def _broadcast_dims(node: Node, dims: Iterable[str]) -> frozenset[str]:
-    """Return those of ``dims`` with more than one entry in the layer; an input of size 1 is broadcast along them."""
+    """Return those of ``dims`` along which a layer input of size 1 would be broadcast."""
     tensors = [tensor for op in node.operations for tensor in (*op.read_tensors, op.out)]
     return frozenset(dim for dim in dims if any(dim in t.dims and t.size(dim) > 1 for t in tensors))
 
@@ -877,9 +878,9 @@ def _broadcast_dims(node: Node, dims: Iterable[str]) -> frozenset[str]:
 def _layout_collectives(
     name: str, tensor: Tensor, have: TensorLayout, want: TensorLayout, mesh: Mesh, when: PassDirection
 ) -> Iterator[Communication]:
-    """List the collectives that change a tensor's layout from ``have`` to ``want``, axis by axis.
+    """Yield the collectives that change a tensor's layout from ``have`` to ``want``, one mesh axis after another.
 
-    Slicing a dim that was not split is free.
+    Taking a slice of a dim that was not split is free.
     """
     if have.dims == want.dims and not have.partial_sum_axes and not have.merged_axes:
         return
@@ -902,7 +903,7 @@ def _layout_collectives(
 
 
 def without_regather(placed: PlacedNode) -> PlacedNode:
-    """Return a layer share that saves gathered inputs instead of gathering them again in the backward pass.
+    """Return a layer's share changed to save gathered inputs instead of gathering them again in the backward pass.
 
     Parameters
     ----------
@@ -912,7 +913,7 @@ def without_regather(placed: PlacedNode) -> PlacedNode:
     Returns
     -------
     PlacedNode
-        Copy without the second gathers.
+        Copy without the all-gathers of the backward pass.
     """
     owed = tuple(each for each in placed.communications if not each.name.endswith(REGATHER_SUFFIX))
     again = {each.tensor.name for each in placed.communications if each.name.endswith(REGATHER_SUFFIX)}
@@ -926,9 +927,9 @@ REGATHER_SUFFIX = ".again"
 
 
 def _parameters(node: Node, split: SplitAxes, shards: Mapping[str, float]) -> Iterable[tuple[Tensor, Axes]]:
-    """Yield the parameters of a layer as one rank holds them, with the axes over which gradients are summed (rule A).
+    """Return one rank's shards of a layer's parameters, with the axes over which their gradients are summed (rule A).
 
-    These are the axes of every split dim that the parameter lacks.
+    These are the axes that split dims of the operation which the parameter lacks.
     """
     axes_of: dict[str, set[str]] = {}
     tensors: dict[str, Tensor] = {}

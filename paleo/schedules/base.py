@@ -1,7 +1,7 @@
-"""Pipeline schedules: for each stage an order of forward and backward passes of microbatches.
+"""Pipeline schedules: the order of forward and backward passes of microbatches on each stage.
 
-An order is all that a schedule needs. Its time (`paleo.schedules.stage_ends`), the activations alive at once and the
-passes after a chunk's last gradient follow from that order, unless the schedule has closed forms for them.
+The order is all that a schedule needs. Step time (`paleo.schedules.stage_ends`), live activations and the passes after
+a chunk's last gradient are derived from the order, unless the schedule has closed forms for them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Numeric = float | Array
 
 
 def distinct_values(numbers: npt.NDArray[np.integer[Any]]) -> list[int]:
-    """Return the different values of an array in ascending order.
+    """Return the distinct values of an array in ascending order.
 
-    ``numpy.unique`` without indices loads ``numpy.ma``, which a single estimate would wait for.
+    ``numpy.unique`` is avoided because it loads ``numpy.ma``, which would delay a single estimate.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ def distinct_values(numbers: npt.NDArray[np.integer[Any]]) -> list[int]:
     Returns
     -------
     list of int
-        Values, rising.
+        Distinct values.
 
     Examples
     --------
@@ -52,7 +52,7 @@ PassKind = Literal["F", "B", "W"]
 
 
 class SchedulePass(NamedTuple):
-    """One pass of one microbatch through one chunk of layers of a stage."""
+    """One pass (forward, backward or weight gradient) of one microbatch through one model chunk of a stage."""
 
     kind: PassKind
     microbatch: int
@@ -69,7 +69,7 @@ ChunkPathsFunction = Callable[[int, int], tuple[tuple[ChunkLocation, ...], ...]]
 
 
 def round_robin(stages: int, chunks: int) -> tuple[tuple[ChunkLocation, ...], ...]:
-    """Assign the model chunks of one replica to consecutive stages, round robin.
+    """Assign model chunks to pipeline stages round robin, as interleaved 1F1B does.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def round_robin(stages: int, chunks: int) -> tuple[tuple[ChunkLocation, ...], ..
     Returns
     -------
     tuple of tuple of (int, int)
-        Stage and chunk of each piece from input to output, for each copy.
+        Stage and chunk of each pipeline piece from input to output, for the only replica of the network.
 
     Examples
     --------
@@ -92,7 +92,10 @@ def round_robin(stages: int, chunks: int) -> tuple[tuple[ChunkLocation, ...], ..
 
 
 class PassTimes(NamedTuple):
-    """Times of one microbatch through all chunks of each stage, arrays of shape (stages, ...) [s]."""
+    """Times of the forward, backward and weight-gradient passes of one microbatch on each stage [s].
+
+    Each array has the shape (stages, ...) and adds up all chunks of a stage.
+    """
 
     forward: Array
     backward: Array
@@ -115,23 +118,23 @@ StageEndsFunction = Callable[[Array, PassTimes, Numeric, int], Array]
 
 
 def no_remaining_passes(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
-    """Return (0, 0): no passes follow the last gradient of a stage whose only model chunk it is.
+    """Return (0, 0): with one model chunk per stage, no passes follow the last gradient of the chunk.
 
     Parameters
     ----------
     stage, stages, chunk, chunks
-        As in `RemainingPassesFunction`; unused.
+        Arguments of a `RemainingPassesFunction`, unused.
 
     Returns
     -------
     tuple of float
-        Zero passes of inputs and of weights.
+        Remaining backward passes of inputs and of weights, both 0.
     """
     return 0.0, 0.0
 
 
 def _drained(span: Array, passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
-    """Compute the end of each stage for schedules whose last backward pass moves up to the first stage.
+    """Return the time at which each stage ends, if the last backward pass moves from the last stage up to the first.
 
     Parameters
     ----------
@@ -154,7 +157,7 @@ def _drained(span: Array, passes: PassTimes, microbatches: Numeric, chunks: int)
 
 
 def equal_stage_ends(span: Array, passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
-    """Return the pipeline's total time for every stage, where all stages work until the end.
+    """Return the time at which each stage ends for schedules whose stages all work until the end of the pipeline.
 
     Parameters
     ----------
@@ -174,12 +177,12 @@ def equal_stage_ends(span: Array, passes: PassTimes, microbatches: Numeric, chun
 
 
 def running_sum(values: Array) -> Array:
-    """Compute the cumulative sum over the first axis, as `np.cumsum` does.
+    """Return the cumulative sum over the first axis, like `np.cumsum`.
 
     Parameters
     ----------
     values : ndarray
-        Shape (stages, ...).
+        Values, shape (stages, ...).
 
     Returns
     -------
@@ -194,7 +197,7 @@ def running_sum(values: Array) -> Array:
 
 
 def running_max(values: Array) -> Array:
-    """Compute the cumulative maximum over the first axis.
+    """Return the cumulative maximum over the first axis.
 
     Parameters
     ----------
@@ -218,21 +221,21 @@ def _running(function: np.ufunc, values: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class ClosedForms:
-    """Formulas of a schedule that replace the evaluation of its order; all broadcast over arrays.
+    """Closed-form formulas of a pipeline schedule that replace the simulation of its passes; all broadcast over arrays.
 
     Attributes
     ----------
     makespan : callable, optional
-        Time of all passes [s]. None: the order is evaluated.
+        Time from the first pass to the last [s]. None: the order of passes is simulated.
     peak_activations : callable, optional
-        Largest number of activations alive at once on a stage. None: counted from the order.
+        Largest number of activations alive at once on a stage. None: they are counted from the order.
     stage_ends : callable
-        End of each stage's last pass [s], from the span.
+        End of each stage's last pass [s], from the makespan.
     remaining_passes : callable, optional
-        Passes that a stage still runs after the gradients of one of its chunks. None: counted from the order.
+        Passes that a stage still runs after the last gradient of one of its chunks. None: counted from the order.
     exact_for_stages : {'any', 'equal'}
-        Range in which ``makespan`` equals the longest path through the order: on any stages, or only if all pieces of
-        the network take equal times. Outside it ``makespan`` is an approximation.
+        Condition under which ``makespan`` equals the simulated time: any stages, or only pieces of the network that all
+        take equal times. Otherwise ``makespan`` is an approximation.
     min_microbatches_per_stage : float
         Fewest microbatches per stage for which ``makespan`` is valid.
     chunk_activations : callable, optional
@@ -276,8 +279,8 @@ class Schedule:
     chunk_paths : callable
         (stages, chunks) -> for each replica, the stage and chunk of its pieces in the order of the forward pass.
     pass_group_sizes : callable, optional
-        Sizes of the groups of passes that start and end together: a forward pass and the next backward pass (with its
-        weights), or a backward pass and its weights. None: every pass runs separately.
+        Sizes of the groups of passes that run as one: a forward pass and the next backward pass (with its weight
+        gradients), or a backward pass and its weight gradients. None: every pass runs separately.
     """
 
     name: str
@@ -310,7 +313,7 @@ class Schedule:
         Returns
         -------
         tuple of tuple of int
-            Pieces of each stage.
+            Indices of the chunks of each stage.
 
         Examples
         --------
@@ -324,7 +327,7 @@ class Schedule:
         return tuple(tuple(pieces[chunk] for chunk in range(len(pieces))) for pieces in piece_of)
 
     def stages_of(self, stages: int, chunks: int) -> tuple[int, ...]:
-        """Return the stage that holds each model chunk, in forward order; the first one if replicas are on several.
+        """Return the stage of each model chunk, in forward order; for several replicas, the lowest of their stages.
 
         Parameters
         ----------
@@ -336,7 +339,8 @@ class Schedule:
         Returns
         -------
         tuple of int
-            One stage for each piece. Where no chunk holds a piece, which `check_schedule` refuses, it is the next one.
+            Index of a stage for each chunk. For a chunk without a stage, which `check_schedule` refuses, an arbitrary
+            one.
 
         Examples
         --------
@@ -350,7 +354,9 @@ class Schedule:
         return tuple(stage_of.get(piece, piece % stages) for piece in range(stages * chunks))
 
     def sends_output(self, stages: int, chunks: int) -> tuple[tuple[bool, ...], ...]:
-        """Return, for each model chunk of each stage, True if its output is sent to another stage.
+        """Return, for each model chunk of each stage, True if its output goes to another stage.
+
+        The last chunk of the network counts as True, too.
 
         Parameters
         ----------
@@ -381,19 +387,19 @@ class Schedule:
         Returns
         -------
         bool
-            True if it does.
+            True if the number is allowed.
         """
         return chunks > 1 if self.chunks is None else chunks == self.chunks
 
     def allows_microbatches(self, stages: int, microbatches: Numeric) -> npt.NDArray[np.bool_]:
-        """Return a mask of the microbatch counts that the schedule supports.
+        """Return True for numbers of microbatches that the schedule can run.
 
         Parameters
         ----------
         stages : int
             Stages of the pipeline.
         microbatches : float or ndarray
-            Microbatches of a step, shape (C,).
+            Microbatches of a step, any shape.
 
         Returns
         -------
@@ -431,7 +437,7 @@ class Schedule:
         return np.asarray(self._counted_alive(stage, stages, microbatches, chunks).sum(axis=-1))
 
     def peak_activations_by_chunk(self, stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Array:
-        """Count the live activations of each model chunk of a stage at the stage's peak.
+        """Return the live activations of each model chunk of a stage at the moment when most are alive on the stage.
 
         Parameters
         ----------
@@ -492,7 +498,7 @@ class Schedule:
         return inputs, weights
 
     def pass_groups(self, stage: int, stages: int, microbatches: int, chunks: int) -> list[tuple[SchedulePass, ...]]:
-        """List the passes of a stage in order, as groups of passes that start and end together.
+        """Return the passes of a stage in order, as groups of passes that run as one.
 
         Parameters
         ----------
@@ -520,11 +526,13 @@ class Schedule:
 
     @property
     def pairs_passes(self) -> bool:
-        """True if forward passes run together with backward passes of other microbatches."""
+        """True if forward passes run as one with backward passes of other microbatches (DualPipe)."""
         return self.pass_group_sizes is not None
 
     def unpaired_passes(self, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
-        """Count the forward passes of a stage that run without a backward pass of another microbatch.
+        """Count the forward passes of a stage that are not paired with a backward pass of another microbatch.
+
+        Only paired passes can hide expert all-to-alls behind computation.
 
         Parameters
         ----------
@@ -538,12 +546,12 @@ class Schedule:
         Returns
         -------
         float or ndarray
-            Number of forward passes, which equals that of backward passes; mean over the stages.
+            Number of forward passes, equal to the number of unpaired backward passes; mean over the stages.
 
         Notes
         -----
-        Software may also pair passes in the steady state of a schedule without `pairs_passes`. Then the passes that
-        fill the first stage run unpaired, and one more, which produces the input of the first backward pass.
+        Software may also pair passes in the steady state of a schedule without `pairs_passes`. Then the forward passes
+        that fill the first stage run unpaired, including the one that produces the input of the first backward pass.
         """
         return (
             _unpaired_passes(self, stages, chunks)
@@ -552,7 +560,7 @@ class Schedule:
         )
 
     def counted_peak_activations(self, stage: int, stages: int, microbatches: int, chunks: int) -> tuple[int, ...]:
-        """Count the live activations of each model chunk at a stage's first peak, by running the order.
+        """Count the live activations of each model chunk at a stage's first peak, by replaying the order of passes.
 
         Parameters
         ----------
@@ -568,7 +576,7 @@ class Schedule:
         Returns
         -------
         tuple of int
-            Activations of each chunk. They are freed after B, or after W if weight passes are separate.
+            Activations of each chunk. An activation is freed by pass B, or by pass W if weight gradients are separate.
         """
         ends: PassKind = "W" if self.splits_backward else "B"
         alive = [0] * (chunks * self.replicas)
@@ -581,7 +589,7 @@ class Schedule:
 
 @lru_cache(maxsize=65536)
 def _in_flight(schedule: Schedule, stage: int, stages: int, microbatches: int, chunks: int) -> tuple[int, ...]:
-    """Return `Schedule.counted_peak_activations`, extrapolated from a window of microbatches if there are many."""
+    """Return `Schedule.counted_peak_activations`, extrapolated from fewer microbatches if there are many."""
     most = evaluated_microbatch_count(stages, chunks) + microbatches % stages
     if microbatches <= most:
         return schedule.counted_peak_activations(stage, stages, microbatches, chunks)
@@ -592,7 +600,7 @@ def _in_flight(schedule: Schedule, stage: int, stages: int, microbatches: int, c
 
 @lru_cache(maxsize=65536)
 def _passes_remaining(schedule: Schedule, stage: int, stages: int, chunk: int, chunks: int) -> tuple[int, int]:
-    """Count the passes after the last gradient of a chunk, with enough microbatches to fill the pipeline."""
+    """Count the passes (of inputs, of weights) that a stage runs after the last gradient of a chunk."""
     order = schedule.order(stage, stages, evaluated_microbatch_count(stages, chunks), chunks)
     last: PassKind = "W" if schedule.splits_backward else "B"
     end = max(k for k, action in enumerate(order) if action.kind == last and action.chunk == chunk)
@@ -602,7 +610,7 @@ def _passes_remaining(schedule: Schedule, stage: int, stages: int, chunk: int, c
 
 @lru_cache(maxsize=4096)
 def _unpaired_passes(schedule: Schedule, stages: int, chunks: int) -> float:
-    """Count forward passes without a pair, on average over the stages; further microbatches only add pairs."""
+    """Count forward passes that are not paired, averaged over the stages; more microbatches only add pairs."""
     count = evaluated_microbatch_count(stages, chunks)
     groups = [group for stage in range(stages) for group in schedule.pass_groups(stage, stages, count, chunks)]
     return sum(len(group) == 1 and group[0].kind == "F" for group in groups) / stages
@@ -613,7 +621,9 @@ MAX_UNROLLED_PASSES = 2**14
 
 
 def evaluated_microbatch_count(stages: int, chunks: int) -> int:
-    """Return the number of microbatches that are simulated; later rounds repeat the last one.
+    """Return the number of microbatches that are simulated pass by pass.
+
+    Further microbatches repeat the steady state, so that their time is extrapolated.
 
     Parameters
     ----------
@@ -631,7 +641,7 @@ def evaluated_microbatch_count(stages: int, chunks: int) -> int:
 
 
 def evaluates_every_microbatch(stages: int, chunks: int, microbatches: int) -> bool:
-    """Return True if every microbatch is simulated, not only the first rounds.
+    """Return True if all microbatches are simulated pass by pass, False if later ones are extrapolated.
 
     Parameters
     ----------
@@ -657,7 +667,7 @@ SCHEDULES: Registry[Schedule] = Registry("pipeline schedule", "paleo.schedules")
 
 
 def add_schedule(schedule: Schedule) -> Schedule:
-    """Check that the order of a schedule is complete, and register it under its own name.
+    """Register a pipeline schedule under its name, after checking that its order contains every pass.
 
     Parameters
     ----------
@@ -667,7 +677,7 @@ def add_schedule(schedule: Schedule) -> Schedule:
     Returns
     -------
     Schedule
-        The same schedule.
+        Same schedule.
 
     Raises
     ------
@@ -687,7 +697,7 @@ _WORDS: dict[PassKind, str] = {"F": "forward pass", "B": "backward pass", "W": "
 
 
 def _check_complete(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> None:
-    """Raise SpecError for a pass that is missing, repeated or on a wrong stage."""
+    """Raise SpecError if the order of a schedule lacks a pass, repeats a pass, or has a pass on a wrong stage."""
     kinds: tuple[PassKind, ...] = ("F", "B", "W") if schedule.splits_backward else ("F", "B")
     remaining = [Counter(schedule.order(stage, stages, microbatches, chunks)) for stage in range(stages)]
     paths = schedule.chunk_paths(stages, chunks)
@@ -711,7 +721,7 @@ def _refuse(schedule: Schedule, stages: int, microbatches: int, stage: int, acti
 
 
 def check_schedule(name: str, stages: int, chunks: int, microbatches: int) -> None:
-    """Raise PlanError if a schedule cannot run a pipeline.
+    """Raise PlanError if a pipeline schedule does not support the given stages, chunks and microbatches.
 
     Parameters
     ----------
@@ -727,7 +737,7 @@ def check_schedule(name: str, stages: int, chunks: int, microbatches: int) -> No
     Raises
     ------
     PlanError
-        If the schedule cannot run so many stages, chunks or microbatches.
+        If one of the numbers is not supported.
     """
     chosen = SCHEDULES[name]
     if chosen.chunks not in (None, chunks):

@@ -1,10 +1,12 @@
-"""Bidirectional pipelines: two copies, or two halves, of the network run through the stages in opposite directions.
+"""Bidirectional pipeline schedules: Chimera, DualPipe and DualPipeV.
+
+Two replicas, or two halves, of the network run through the stages in opposite directions.
 
 Chimera has two replicas of the network, one from the first stage to the last and one back, each with half of the
 microbatches. Stages that wait for the first input of one copy work on the other. The gradients of both copies are
 summed.
 
-DualPipe also has two copies. It runs a forward pass of one chunk together with a backward pass of the other. DualPipeV
+DualPipe also has two copies, and runs a forward pass of one chunk together with a backward pass of the other. DualPipeV
 is half of DualPipe: one copy, folded in a V over half as many stages. While a pair computes, the all-to-alls of its
 experts overlap (`paleo.step.configuration_batch`); the passes that fill and drain the pipeline are unpaired. The order
 is that of DeepSeek's code (github.com/deepseek-ai/DualPipe), in eight steps for each stage. A pair, or a backward pass
@@ -34,15 +36,15 @@ from paleo.schedules.one_f_one_b import v_paths
 
 
 def _two_way_paths(stages: int, chunks: int) -> tuple[tuple[ChunkLocation, ...], ...]:
-    """Place piece s of the first replica and piece p − 1 − s of the second replica on stage s."""
+    """Return the paths of two replicas in opposite directions: stage s has pieces s and p − 1 − s."""
     return tuple((s, 0) for s in range(stages)), tuple((s, 1) for s in reversed(range(stages)))
 
 
 def _chimera_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[SchedulePass]:
-    """List the passes in the order of their start times for equal passes.
+    """Return the passes of a stage in Chimera, ordered by their start times if all passes take equal time.
 
-    A unit consists of ``stages`` microbatches, half of them in each direction, and starts one microbatch every second
-    pass. Units follow one another (the paper's direct concatenation).
+    A unit consists of ``stages`` microbatches, half of them in each direction; each direction starts a microbatch every
+    second pass. Units follow one another (the paper's direct concatenation).
     """
     timed = []
     for i in range(microbatches):
@@ -56,13 +58,12 @@ def _chimera_order(stage: int, stages: int, microbatches: int, chunks: int) -> l
 
 
 def _chimera_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
-    """Compute the time of all passes: m · (F + B) + (p − 2) · (max (F, B) + (m / p − 1) · |B − F|).
+    """Return Chimera's makespan: m · (F + B) + (p − 2) · (max (F, B) + (m / p − 1) · |B − F|) [s].
 
-    B includes the weight gradients; m is the number of microbatches, p that of stages.
-    There are p − 2 pauses in the first unit and, if F and B differ, as many in each further unit. The form is exact on
-    equal stages. With B = 2F and m = p the share of the pauses is the (p − 2) / (3p / 2 + p − 2) of the paper's table
-    2. A slower stage adds half of p − 2 pauses to its own work. If the last piece takes half as much again, the form is
-    within 4 % of the engine.
+    B includes the weight gradients; m is the number of microbatches, p that of stages. There are p − 2 bubbles in the
+    first unit and, if F and B differ, as many in each further unit. The form is exact on equal stages. With B = 2F and
+    m = p the bubble fraction is the (p − 2) / (3p / 2 + p − 2) of the paper's table 2. A slower stage adds half of p −
+    2 bubbles to its work. If the last piece takes half as much again, the form is within 4 % of the simulated time.
     """
     front, back = passes.forward, passes.backward + passes.weight_gradients
     further, units = max(len(front) - 2.0, 0.0), np.asarray(microbatches) / len(front)
@@ -73,19 +74,19 @@ def _chimera_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Arra
 
 
 def _chimera_alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
-    """Return the activations alive on each stage: p / 2 + 1 on the outer stages, up to p in the middle."""
+    """Return the live activations of each stage in Chimera: p / 2 + 1 on the outer stages, up to p in the middle."""
     outer = np.minimum(np.asarray(stage), stages - 1.0 - np.asarray(stage))
     return np.asarray(stages / 2.0 + 1.0 + outer)
 
 
 def _chimera_alive_of(stage: Numeric, stages: int, microbatches: Numeric, piece: int, chunks: int) -> Numeric:
-    """Count the activations of one copy: as many as in 1F1B, but at most half of the microbatches of a unit."""
+    """Return the live activations of one replica in Chimera: as many as in 1F1B, but at most p / 2."""
     deep = np.asarray(stage) + 1.0 if piece else stages - np.asarray(stage)
     return np.minimum(deep, stages / 2.0)
 
 
 def _chimera_remaining(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
-    """Count the passes of the other copy after the end of the one that finishes first on a stage."""
+    """Return how many passes of the other replica a stage still runs after the replica that finishes first."""
     place = np.asarray(stage) if chunk else stages - 1.0 - np.asarray(stage)
     count = np.maximum(0.0, stages / 2.0 - place)
     return count, count
@@ -105,10 +106,10 @@ _PAIRS = _FORWARD[0] + _BACKWARD[1], _FORWARD[1] + _BACKWARD[0]
 
 
 def _steps(depth: int, half: int, microbatches: int) -> list[_Group]:
-    """List the passes of the stage at a ``depth`` below the nearer end of a pipeline of 2 ``half`` stages.
+    """Return the passes of one stage of DualPipe, as groups that run as one, in the eight steps of DeepSeek's code.
 
-    ``microbatches`` run through each of its two chunks. The last weight gradients fill the pauses at the end, as in
-    zero bubble.
+    ``depth`` is the distance from the nearer end of a pipeline of 2 ``half`` stages. ``microbatches`` run through each
+    of the stage's two chunks. The last weight gradients fill the bubbles at the end, as in zero bubble.
     """
     below, above = half - depth - 1, depth + 1
     first = [_PAIRS[0]] if below else [_FORWARD[0], _BACKWARD[1]]
@@ -130,7 +131,7 @@ def _steps(depth: int, half: int, microbatches: int) -> list[_Group]:
 
 @lru_cache(maxsize=4096)
 def _actions(depth: int, half: int, microbatches: int) -> list[SchedulePass]:
-    """Number the microbatches of the passes of `_steps`, separately for each kind of pass and chunk."""
+    """Return the passes of `_steps` with microbatch numbers, counted separately for each kind of pass and chunk."""
     count: Counter[tuple[PassKind, int]] = Counter()
     actions = []
     for kind, chunk in (each for group in _steps(depth, half, microbatches) for each in group):
@@ -140,7 +141,7 @@ def _actions(depth: int, half: int, microbatches: int) -> list[SchedulePass]:
 
 
 def _dualpipe_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[SchedulePass]:
-    """List the passes of DualPipe: `_dualpipev_order` of half the stages from each end.
+    """Return the passes of a stage in DualPipe: those of DualPipeV on half the stages, from each end.
 
     Even microbatches start at the first stage, odd ones at the last.
     """
@@ -150,22 +151,22 @@ def _dualpipe_order(stage: int, stages: int, microbatches: int, chunks: int) -> 
 
 
 def _dualpipe_fused(stage: int, stages: int, microbatches: int, chunks: int) -> list[int]:
-    """List the sizes of the groups of `_dualpipe_order` that run as one."""
+    """Return the sizes of the groups of passes in `_dualpipe_order` that run as one."""
     return _dualpipev_fused(min(stage, stages - 1 - stage), stages // 2, microbatches // 2, chunks)
 
 
 def _dualpipev_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[SchedulePass]:
-    """List the passes of DualPipeV: fill until the second chunk's first backward pass, pair both chunks, drain."""
+    """Return the passes of a stage in DualPipeV: fill the pipeline, pair passes of both chunks, drain."""
     return list(_actions(stage, stages, microbatches))
 
 
 def _dualpipev_fused(stage: int, stages: int, microbatches: int, chunks: int) -> list[int]:
-    """List the sizes of the groups of `_dualpipev_order` that run as one."""
+    """Return the sizes of the groups of passes in `_dualpipev_order` that run as one."""
     return [len(group) for group in _steps(stage, stages, microbatches)]
 
 
 def dualpipe_idle_time(forward: Array, backward: Array, weights: Array, half: float) -> Array:
-    """Compute the idle time of a stage of DualPipe.
+    """Return the pipeline bubble (idle time) of a stage of DualPipe [s].
 
     Parameters
     ----------
@@ -188,25 +189,25 @@ def dualpipe_idle_time(forward: Array, backward: Array, weights: Array, half: fl
 
 
 def _filling(forward: Array, backward: Array, half: float) -> Array:
-    """Compute how long stages wait before pairs of both chunks run without pauses."""
+    """Return the idle time of a stage of DualPipe while the pipeline fills [s]."""
     return np.maximum(2.0 * (half - 1.0) * forward, (half - 2.0) * forward + (half - 1.0) * backward)
 
 
 def _dualpipe_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
-    """Compute m · (F + B + W) and the pause of DualPipe.
+    """Return DualPipe's makespan: m · (F + B + W) and the bubble of `dualpipe_idle_time` [s].
 
-    Up to 3 % too long if the last piece takes up to half as much again.
+    The result is up to 3 % too long if the last piece takes up to half as much again.
     """
     return _paced_span(passes, microbatches, 1, len(passes.forward) / 2.0)
 
 
 def _dualpipev_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
-    """Compute m · (F + B + W) of both chunks and the pause of one, for DualPipeV."""
+    """Return DualPipeV's makespan: m · (F + B + W) of both chunks, and the bubble of one chunk [s]."""
     return _paced_span(passes, microbatches, chunks, float(len(passes.forward)))
 
 
 def _paced_span(passes: PassTimes, microbatches: Numeric, chunks: int, half: float) -> Array:
-    """Compute the larger of two spans: all stages at the average time, or the slowest stage with its own pauses.
+    """Return the larger of two makespans: of stages with the mean time, or of the slowest stage with its bubble [s].
 
     The slowest stage waits less, by its extra work in each of the 2 half − 1 passes before the steady state.
     """
@@ -219,17 +220,20 @@ def _paced_span(passes: PassTimes, microbatches: Numeric, chunks: int, half: flo
 
 
 def _dualpipe_alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
-    """Count p + 1 chunk activations on every stage (the paper's table 2)."""
+    """Return the live chunk activations of a stage in DualPipe: p + 1 on every stage (the paper's table 2)."""
     return stages + 1.0 + 0.0 * np.asarray(stage)
 
 
 def _dualpipe_alive_of(stage: Numeric, stages: int, microbatches: Numeric, piece: int, chunks: int) -> Numeric:
-    """Count the activations of one copy: as many as in 1F1B."""
+    """Return the live activations of one replica in DualPipe, which are as many as in 1F1B."""
     return np.asarray(stage) + 1.0 if piece else stages - np.asarray(stage) + 0.0
 
 
 def _dualpipe_remaining(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
-    """Count `_dualpipev_remaining` of half the stages from each end."""
+    """Return how many backward passes a stage of DualPipe still runs after the last gradient of a chunk.
+
+    The result is `_dualpipev_remaining` of half the stages from each end.
+    """
     depth = np.minimum(np.asarray(stage), stages - 1.0 - np.asarray(stage))
     far = (np.asarray(stage) < stages / 2.0) == (chunk == 1)
     inputs, weights = _dualpipev_remaining(depth, stages // 2, 1, chunks)
@@ -237,7 +241,7 @@ def _dualpipe_remaining(stage: Numeric, stages: int, chunk: int, chunks: int) ->
 
 
 def _dualpipev_remaining(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
-    """Count the passes of the first chunk after the second chunk's last weight pass.
+    """Return how many backward passes a stage of DualPipeV still runs after the second chunk's last weight gradient.
 
     Upper stages still have passes of inputs and weights; lower ones have only deferred weight passes.
     """
@@ -246,12 +250,12 @@ def _dualpipev_remaining(stage: Numeric, stages: int, chunk: int, chunks: int) -
 
 
 def _dualpipev_alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
-    """Count 2p + 1 chunk activations on every stage; the network has 2p pieces."""
+    """Return the live chunk activations of a stage in DualPipeV: 2p + 1 on every stage; the network has 2p pieces."""
     return 2.0 * stages + 1.0 + 0.0 * np.asarray(stage)
 
 
 def _dualpipev_alive_of(stage: Numeric, stages: int, microbatches: Numeric, chunk: int, chunks: int) -> Numeric:
-    """Count the activations of one chunk: of the second as many as the stage's depth, one on the first stage.
+    """Return the live activations of one chunk in DualPipeV; the second chunk has one more on each later stage.
 
     The network ends on the first stage.
     """

@@ -1,11 +1,11 @@
-"""Timelines of pipelines: the passes that a schedule orders on each stage, and the sends between them, as tasks.
+"""Event simulation of a pipeline: start and end of every pass and send of a schedule.
 
-A deterministic list scheduler turns tasks into a timeline. A task occupies one resource (a stream) for its duration,
-after the tasks that it waits for. A resource runs its tasks in the order in which they become ready; of tasks ready at
+A deterministic list scheduler places tasks on a timeline. A task occupies one resource (a stream) for its duration,
+after its predecessors have ended. A resource runs its tasks in the order in which they become ready; of tasks ready at
 the same time, the first in the list runs first.
 
-Thousands of microbatches are not unrolled. Once the pipeline is full, each further microbatch adds the same time. So a
-window of microbatches is run, and the time of the others is added.
+Steps with thousands of microbatches are extrapolated. Once the pipeline is full, each further microbatch adds the same
+time. So only a window of microbatches is simulated, and the time of the others is added.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from paleo.schedules.base import (
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Work that occupies a resource for a duration [s].
+    """Task of a timeline: work that occupies one resource (such as a stage) for a duration [s].
 
-    ``predecessors`` lists the positions of the tasks that must end first. ``kind``, ``flops`` and ``bytes`` describe
-    the work.
+    ``predecessors`` lists the indices of the tasks that must end first. ``kind``, ``flops`` and ``bytes`` describe the
+    work.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Start and end of a task [s]."""
+    """Simulated task with its start and end [s]."""
 
     task: Task
     start: float
@@ -56,36 +56,36 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Start and end of every task, in the order of the tasks."""
+    """Simulated tasks with start and end, in the order of the list of tasks."""
 
     events: tuple[Event, ...]
 
     @property
     def end(self) -> float:
-        """End of the last task [s]."""
+        """Time at which the last task ends [s]."""
         return max((event.end for event in self.events), default=0.0)
 
     def busy_time(self, resource: str, kind: str | None = None) -> float:
-        """Sum the time during which a resource works [s].
+        """Return the time during which a resource works [s].
 
         Parameters
         ----------
         resource : str
             Name of the resource.
         kind : str, optional
-            Kind of tasks that count. None: all.
+            Kind of tasks to count, such as ``F``. None counts all.
 
         Returns
         -------
         float
-            Time [s].
+            Sum of the durations [s].
         """
         chosen = (e for e in self.events if e.task.resource == resource and kind in (None, e.task.kind))
         return sum(event.end - event.start for event in chosen)
 
 
 def simulate_tasks(tasks: Sequence[Task]) -> Timeline:
-    """Compute the start and end of every task, given the resource it needs and the tasks it follows.
+    """Simulate tasks that need resources and wait for predecessors; return the start and end of each task.
 
     Parameters
     ----------
@@ -137,9 +137,10 @@ def simulate_tasks(tasks: Sequence[Task]) -> Timeline:
 
 @dataclass(frozen=True, slots=True)
 class ChunkPassTimes:
-    """Times of one microbatch on one chunk of a stage: forward, backward of inputs and of weights, and the send [s].
+    """Times of one microbatch through one model chunk: forward, backward, weight gradients, and send of the output [s].
 
-    ``flops`` and ``bytes`` are those of the three passes.
+    ``backward`` is the backward pass of inputs only. ``flops`` [FLOP] and ``bytes`` [byte] are those of the three
+    passes.
     """
 
     forward: float
@@ -152,9 +153,9 @@ class ChunkPassTimes:
 
 @dataclass(frozen=True, slots=True)
 class PipelineTime:
-    """Result of a simulated pipeline: time from first forward to last backward pass (``total``) [s], timeline.
+    """Result of a simulated pipeline: time from the first pass to the last (``total``) [s], and the timeline of events.
 
-    ``ends`` is when each stage ends its last pass [s].
+    ``ends`` is the time at which each stage ends its last pass [s].
     """
 
     total: float
@@ -163,14 +164,14 @@ class PipelineTime:
 
 
 def pipeline_time(name: str, stages: Sequence[Sequence[ChunkPassTimes]], microbatches: int) -> PipelineTime:
-    """Simulate the microbatches of a step in a pipeline under a schedule.
+    """Simulate one step of a pipeline under a schedule, pass by pass.
 
     Parameters
     ----------
     name : str
-        Name of the schedule.
+        Name of the pipeline schedule.
     stages : sequence of sequence of ChunkPassTimes
-        Times of each stage's chunks, those of all copies.
+        Pass times of each stage's chunks, over all replicas.
     microbatches : int
         Microbatches of a step.
 
@@ -182,7 +183,7 @@ def pipeline_time(name: str, stages: Sequence[Sequence[ChunkPassTimes]], microba
     Raises
     ------
     PlanError
-        If the schedule cannot run such a pipeline, or passes wait for one another.
+        If the schedule cannot run such a pipeline, or passes wait for each other in a cycle.
 
     Examples
     --------
@@ -206,14 +207,14 @@ def pipeline_time(name: str, stages: Sequence[Sequence[ChunkPassTimes]], microba
 def pipeline_events(
     name: str, stages: Sequence[Sequence[ChunkPassTimes]], microbatches: int, ends: Sequence[float]
 ) -> list[Event]:
-    """List the passes of a step for a timeline.
+    """Return the passes and sends of one step as events, for drawing a timeline.
 
     Parameters
     ----------
     name : str
-        Name of the schedule.
+        Name of the pipeline schedule.
     stages : sequence of sequence of ChunkPassTimes
-        Times of each stage's chunks, those of all copies.
+        Pass times of each stage's chunks, over all replicas.
     microbatches : int
         Microbatches of a step.
     ends : sequence of float
@@ -250,7 +251,7 @@ def pipeline_events(
 
 @lru_cache(maxsize=4096)
 def _orders(name: str, depth: int, microbatches: int, chunks: int) -> tuple[tuple[tuple[SchedulePass, ...], ...], ...]:
-    """List the passes of each stage in order, grouped by those that run as one."""
+    """Return the passes of each stage in order, in groups that run as one."""
     chosen = SCHEDULES[name]
     return tuple(tuple(chosen.pass_groups(stage, depth, microbatches, chunks)) for stage in range(depth))
 
@@ -260,7 +261,7 @@ _PassKey = tuple[str, int, int, int]
 
 
 def _run(chosen: Schedule, stages: Sequence[Sequence[ChunkPassTimes]], microbatches: int) -> PipelineTime:
-    """Compute the timeline of all passes and sends of the order."""
+    """Simulate all passes and sends of a pipeline, without extrapolation."""
     depth, width = len(stages), len(stages[0])
     orders = _orders(chosen.name, depth, microbatches, width // chosen.replicas)
     neighbours, position = _Neighbours.of(chosen, stages), _positions(orders)
@@ -295,7 +296,7 @@ def _run(chosen: Schedule, stages: Sequence[Sequence[ChunkPassTimes]], microbatc
 
 
 def _positions(orders: Sequence[Sequence[Sequence[SchedulePass]]]) -> dict[_PassKey, int]:
-    """Map each pass to the position of the pass that must end before its result is sent: the last pass of its group."""
+    """Return for each pass the index of the task after which its result is sent: the last pass of its group."""
     positions: dict[_PassKey, int] = {}
     for stage, order in enumerate(orders):
         for group in order:
@@ -306,9 +307,9 @@ def _positions(orders: Sequence[Sequence[Sequence[SchedulePass]]]) -> dict[_Pass
 
 @dataclass(frozen=True, slots=True)
 class _Neighbours:
-    """Sender and receiver of each model chunk: the previous and the next one on its replica's path.
+    """Previous and next model chunk of each model chunk on the path of its replica through the stages.
 
-    ``send_times`` is the time to send from a place to the next one [s].
+    ``send_times`` is the time to send the output of a chunk to the next chunk [s].
     """
 
     previous: dict[ChunkLocation, ChunkLocation]
@@ -317,7 +318,7 @@ class _Neighbours:
 
     @classmethod
     def of(cls, chosen: Schedule, stages: Sequence[Sequence[ChunkPassTimes]]) -> _Neighbours:
-        """Return the neighbours of all model chunks under a schedule.
+        """Determine the neighbours of all model chunks under a schedule.
 
         Parameters
         ----------
@@ -340,7 +341,7 @@ class _Neighbours:
         return cls({after: place for place, after in steps}, dict(steps), sends)
 
     def source(self, action: SchedulePass, stage: int, position: dict[_PassKey, int]) -> tuple[int | None, float]:
-        """Return the position of the pass whose output a pass reads, and the time to send that output.
+        """Return the index of the task whose output a pass needs, and the time to send that output.
 
         Parameters
         ----------
@@ -349,12 +350,12 @@ class _Neighbours:
         stage : int
             Pipeline stage of the pass.
         position : dict of tuple to int
-            Position of each pass among the tasks, by kind, stage, microbatch and chunk.
+            Index of each pass among the tasks, by kind, stage, microbatch and chunk.
 
         Returns
         -------
         position : int or None
-            Position of the pass that is read; None if the pass waits for no other.
+            Index of the needed task; None if the pass waits for no other.
         send_time : float
             Time to send its output [s].
         """
@@ -369,7 +370,10 @@ class _Neighbours:
 
 
 def _of_pass(values: tuple[float, float, float], action: SchedulePass, splits: bool) -> float:
-    """Select a pass's entry from values for forward, backward of inputs and backward of weights."""
+    """Select the entry of a pass from values for forward, backward of inputs, and weight gradients.
+
+    Without separate weight passes (``splits``) the backward pass includes the weight gradients.
+    """
     forward, backward, weights = values
     if action.kind == "F":
         return forward

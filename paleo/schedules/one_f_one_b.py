@@ -1,14 +1,15 @@
-"""Pipeline orders with one replica and one direction: GPipe, 1F1B, interleaved 1F1B, zero-bubble.
+"""Pipeline schedules with one replica and one direction: GPipe, 1F1B, interleaved 1F1B and zero bubble.
 
 GPipe runs all forward passes, then all backward passes. 1F1B (one forward, one backward) has at most as many
 activations alive as the pipeline has stages. Interleaved 1F1B gives each stage several chunks of layers, so that the
 pipeline fills in less time.
 
-In zero-bubble schedules weight gradients are separate passes that fill the pauses of a pipeline. ``zb-h1`` is the
-paper's handcrafted schedule 1, with the activation memory of 1F1B. ``zb-v`` places two chunks a stage in a V, down the
-stages and back up, with the same memory. Its loss is on the first stage, where its input is, too. So each stage can
-start backward passes early, and weight gradients and the second chunk fill what 1F1B leaves idle. On equal passes (F =
-B = W) no stage pauses, except for the p − 1 half passes before the last stage has its first input.
+Zero-bubble schedules run weight gradients as separate passes that fill the bubbles of a pipeline. ``zb-h1`` is the
+paper's handcrafted schedule 1, with the activation memory of 1F1B. ``zb-v`` places two chunks on each stage in a V,
+down the stages and back up, with the same memory. The loss is then on the first stage, where the input is, too. So each
+stage can start backward passes early, and weight gradients and the second chunk fill what 1F1B leaves idle. If all
+passes are equal (F = B = W), no stage waits, except for the p − 1 half passes before the last stage has its first
+input.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ from paleo.schedules.base import (
 
 
 def _gpipe_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[SchedulePass]:
-    """List F of every microbatch, then B of every microbatch from the last to the first."""
+    """Return the passes of a stage in GPipe: F of every microbatch, then B from the last microbatch to the first."""
     forward = [SchedulePass("F", i) for i in range(microbatches)]
     return forward + [SchedulePass("B", i) for i in reversed(range(microbatches))]
 
 
 def _gpipe_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
-    """Compute the time of all passes, exact on any stages: ΣF + (m − 1) max F + Σ(B + W) + (m − 1) max (B + W)."""
+    """Return GPipe's makespan: ΣF + (m − 1) max F + Σ(B + W) + (m − 1) max (B + W) [s], exact for unequal stages."""
     back, more = passes.backward + passes.weight_gradients, np.asarray(microbatches) - 1.0
     return np.asarray(
         passes.forward.sum(axis=0) + back.sum(axis=0) + more * (passes.forward.max(axis=0) + back.max(axis=0))
@@ -51,12 +52,12 @@ def _gpipe_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
 
 
 def _gpipe_alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
-    """Return the activations alive on a stage: all microbatches of the step."""
+    """Return the live activations of a stage in GPipe: all microbatches of the step."""
     return microbatches
 
 
 def _one_f_one_b_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[SchedulePass]:
-    """List stages − stage − 1 forward passes that fill the pipeline, then alternate F and B, then drain."""
+    """Return the passes of a stage in 1F1B: stages − stage − 1 warm-up forward passes, F and B in turn, cool-down."""
     fill = min(stages - stage - 1, microbatches)
     actions = [SchedulePass("F", i) for i in range(fill)]
     for i in range(microbatches - fill):
@@ -65,12 +66,11 @@ def _one_f_one_b_order(stage: int, stages: int, microbatches: int, chunks: int) 
 
 
 def _one_f_one_b_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
-    """Compute the longest path through the passes, which is exact on any stages.
+    """Return the makespan of 1F1B, the longest path through its passes [s], exact for unequal stages.
 
-    Any stage may determine the time: it fills, runs m − 1 − w pairs of passes (w forward passes precede its first
-    backward pass), and drains, which is filling in reverse. If all m forward passes precede, there are no pairs: it
-    runs all forward, then all backward passes. If the last stage is the slowest, the result is m · max (F + B) plus F +
-    B of the others.
+    Any stage may determine the time: it fills, runs m − 1 − w pairs of passes, and drains, which is filling in reverse.
+    The stage runs w forward passes before its first backward pass. If all m forward passes come first, there are no
+    pairs. If the last stage is the slowest, the result is m · max (F + B) plus F + B of the others.
     """
     front, back = passes.forward, passes.backward + passes.weight_gradients
     most = np.asarray(microbatches) - 1.0
@@ -83,19 +83,19 @@ def _one_f_one_b_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> 
 
 
 def first_backward_start(forward: Array, backward: Array, waiting: Array) -> Array:
-    """Compute when each stage starts the backward pass of the first microbatch.
+    """Return the time at which each stage of a 1F1B pipeline starts its first backward pass [s].
 
     Parameters
     ----------
     forward, backward : ndarray
         Times of one microbatch on each stage, shape (stages, ...) [s].
     waiting : ndarray
-        Further forward passes that each stage runs before it.
+        Number of forward passes that each stage runs between its first forward and its first backward pass.
 
     Returns
     -------
     ndarray
-        Shape (stages, ...) [s].
+        Start of the backward pass of the first microbatch, shape (stages, ...) [s].
 
     Notes
     -----
@@ -108,7 +108,7 @@ def first_backward_start(forward: Array, backward: Array, waiting: Array) -> Arr
 
 
 def stage_numbers(passes: PassTimes) -> Array:
-    """Return the stage indices 0, 1, …, shaped to broadcast with the times of passes.
+    """Return the stage indices 0, 1, … as an array that broadcasts with pass times.
 
     Parameters
     ----------
@@ -125,14 +125,18 @@ def stage_numbers(passes: PassTimes) -> Array:
 
 
 def _one_f_one_b_alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
-    """Return the activations alive on a stage: 1 on the last stage, one more on each before, at most all."""
+    """Return the live activations of a stage in 1F1B: 1 on the last stage, one more on each earlier stage.
+
+    There are at most as many as microbatches.
+    """
     return np.asarray(np.minimum(stages - np.asarray(stage), microbatches), dtype=np.float64)
 
 
 def _interleaved_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[SchedulePass]:
-    """List passes of groups of ``stages`` microbatches, which run through one chunk after the other.
+    """Return the passes of a stage in interleaved 1F1B, where groups of microbatches visit one chunk after another.
 
-    2·(stages − stage − 1) + (chunks − 1)·stages forward passes fill a stage.
+    A group has ``stages`` microbatches. The warm-up consists of 2·(stages − stage − 1) + (chunks − 1)·stages forward
+    passes.
     """
     forward, backward = _interleaved_passes(stages, microbatches, chunks)
     fill = min(2 * (stages - stage - 1) + (chunks - 1) * stages, len(forward))
@@ -142,7 +146,7 @@ def _interleaved_order(stage: int, stages: int, microbatches: int, chunks: int) 
 
 @lru_cache(maxsize=64)
 def _interleaved_passes(stages: int, microbatches: int, chunks: int) -> tuple[list[SchedulePass], list[SchedulePass]]:
-    """List the forward and the backward passes of a stage, which are the same on all stages."""
+    """Return the forward passes and the backward passes of interleaved 1F1B, each in order (equal on all stages)."""
     places = itertools.product(range(0, microbatches, stages), range(chunks), range(stages))
     units = [(first + place, chunk) for first, chunk, place in itertools.islice(places, microbatches * chunks)]
     forward = [SchedulePass("F", microbatch, chunk) for microbatch, chunk in units]
@@ -150,10 +154,10 @@ def _interleaved_passes(stages: int, microbatches: int, chunks: int) -> tuple[li
 
 
 def _interleaved_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
-    """Compute the time of all passes: m · max (F + B) + (Σ − max) / chunks, with the sum over stages.
+    """Return the makespan of interleaved 1F1B: m · max (F + B) + (Σ − max) / chunks, with the sum over stages [s].
 
-    The form is exact on equal chunks. If the last chunk has a tenth more work, the engine is up to 1 % slower (most
-    with a single round).
+    The form is exact on equal chunks. If the last chunk has a tenth more work, the simulated time is up to 1 % longer
+    (most with a single round).
     """
     work = passes.forward + passes.backward + passes.weight_gradients
     slowest = work.max(axis=0)
@@ -161,16 +165,16 @@ def _interleaved_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> 
 
 
 def _interleaved_alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
-    """Return the chunk activations alive on a stage: the forward passes that fill it, plus one."""
+    """Return the live chunk activations of a stage in interleaved 1F1B: the warm-up forward passes, plus one."""
     fill = 2.0 * (stages - np.asarray(stage) - 1.0) + (chunks - 1.0) * stages
     return np.minimum(fill + 1.0, np.asarray(microbatches) * float(chunks))
 
 
 def _interleaved_alive_of(stage: Numeric, stages: int, microbatches: Numeric, chunk: int, chunks: int) -> Numeric:
-    """Count the activations of one chunk: ``stages`` microbatches of the first chunk, then as many of the next.
+    """Return the live activations of one chunk in interleaved 1F1B: ``stages`` of each chunk in turn.
 
-    So the last stage holds one activation of its last chunk, which has the output layer and the loss: the backward pass
-    of that chunk follows immediately.
+    The last stage has one live activation of its last chunk (output layer and loss), because the backward pass of that
+    chunk follows immediately.
 
     >>> [float(_interleaved_alive_of(3, 4, 8, chunk, 3)) for chunk in range(3)]
     [4.0, 4.0, 1.0]
@@ -180,7 +184,7 @@ def _interleaved_alive_of(stage: Numeric, stages: int, microbatches: Numeric, ch
 
 
 def _interleaved_remaining(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
-    """Count the passes of the last round, which runs backward through the chunks, ``stages`` microbatches each."""
+    """Return how many backward passes follow the last gradient of a chunk: ``stages`` for each earlier chunk."""
     return float(chunk * stages), float(chunk * stages)
 
 
@@ -220,9 +224,10 @@ add_schedule(
 
 
 def _h1_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[SchedulePass]:
-    """List the passes of 1F1B with B of inputs only; the W of a microbatch follows ``stage`` microbatches later.
+    """Return the passes of a stage in zb-h1, which is 1F1B with separate weight gradients (W).
 
-    The deferred W lets the last B passes move down the stages without delay.
+    The W of a microbatch follows ``stage`` microbatches later. The deferred W lets the last B passes move down the
+    stages without delay.
     """
     fill = min(stages - stage - 1, microbatches)
     actions = [SchedulePass("F", i) for i in range(fill)]
@@ -238,11 +243,12 @@ def _h1_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[S
 
 
 def _h1_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
-    """Compute the longest of three kinds of paths: m (F + B + W) + (p − 1)(F + B − W) on equal stages.
+    """Return the makespan of zb-h1: m (F + B + W) + (p − 1)(F + B − W) on equal stages [s].
 
-    From a stage's first B, a path goes through all passes of the stage; or through its passes to the last B and then
-    up; or through its pairs to the last F, and then through the drain. The form is exact on equal stages, and within 1
-    % if the first and last stage differ by half. Paths that change stages in between are not considered.
+    The result is the longest of three kinds of paths. Each path starts at a stage's first B. The first kind goes
+    through all passes of the stage. The second goes through its passes to the last B and then up. The third goes
+    through its pairs to the last F, and then through the drain. The form is exact on equal stages, and within 1 % if
+    the first and last stage differ by half. Paths that change stages in between are not considered.
     """
     front, back, weights = passes
     stage, most = stage_numbers(passes), np.asarray(microbatches) - 1.0
@@ -257,12 +263,12 @@ def _h1_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
 
 
 def _h1_alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
-    """Return the activations alive: the number of stages, on each stage, as W is deferred by ``stage`` microbatches."""
+    """Return the live activations in zb-h1: ``stages`` on every stage, as W is deferred by ``stage`` microbatches."""
     return np.minimum(stages + 0.0 * np.asarray(stage), microbatches)
 
 
 def _h1_ends(span: Array, passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
-    """Compute the ends of the stages: after its last B a stage runs its deferred W passes."""
+    """Return the time at which each stage ends in zb-h1 [s]: after its last B a stage runs its deferred W passes."""
     above = running_sum(passes.backward) - passes.backward
     deferred = np.minimum(stage_numbers(passes), np.asarray(microbatches) - 1.0) + 1.0
     return np.minimum(span, span - passes.weight_gradients[:1] - above + deferred * passes.weight_gradients)
@@ -279,7 +285,7 @@ _W1: _Kind = ("W", 1)
 
 
 def v_paths(stages: int, chunks: int) -> tuple[tuple[ChunkLocation, ...], ...]:
-    """Assign the two model chunks of each stage in a V: chunk 0 runs down the stages, chunk 1 back up.
+    """Assign two model chunks to each stage in a V (zb-v, DualPipeV): chunk 0 runs down the stages, chunk 1 back up.
 
     Parameters
     ----------
@@ -297,7 +303,7 @@ def v_paths(stages: int, chunks: int) -> tuple[tuple[ChunkLocation, ...], ...]:
 
 
 def _v_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[SchedulePass]:
-    """List passes that fill the first chunk until the second chunk's input arrives, then both chunks, then drain."""
+    """Return the passes of a stage in zb-v: fill the first chunk, then both chunks, run rounds of six passes, drain."""
     below = stages - stage
     fill = [_F0] * (2 * below - 1) + [_F1, _F0] * stage + [_F1, _B1, _W1] * below
     round_of_passes = [_F0, _B0, _W0, _F1, _B1, _W1]
@@ -313,12 +319,12 @@ def _v_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Sc
 
 
 def _v_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
-    """Compute the time of all passes: m · (F + B + W) plus the longest pause.
+    """Return the makespan of zb-v: m · (F + B + W) plus the longest bubble [s].
 
-    With f, b, w the passes of one chunk and n = p − 1, the pause is the largest of n·b, b + (n − 1)·w, f + (n − 1)·w,
+    With f, b, w the passes of one chunk and n = p − 1, the bubble is the largest of n·b, b + (n − 1)·w, f + (n − 1)·w,
     (2n − 1)·f − (n − 1)·b, 2n·f − n·b − w, 2n·(b − w), (2n − 1)·f + b − 2n·w and 2n·f − (2n + 1)·w. These are the
-    longest paths through the engine's passes. The form is exact on equal stages: n·f if f = b = w. A stage slower than
-    the others has only the second and third pause, as it waits for no other stage. Then the form is up to 5 % too long
+    longest paths through the simulated passes. The form is exact on equal stages: n·f if f = b = w. A stage slower than
+    the others has only the second and third bubble, as it waits for no other stage. Then the form is up to 5 % too long
     at 2p microbatches (a last piece with half as much again), less at more.
     """
     work = passes.forward + passes.backward + passes.weight_gradients
@@ -338,23 +344,23 @@ def _v_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
 
 
 def _v_alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
-    """Return the chunk activations alive on a stage: 2 p on each of p stages, the memory of 1F1B's first stage."""
+    """Return the live chunk activations of a stage in zb-v: 2 p on each of p stages, as on 1F1B's first stage."""
     return 2.0 * stages + 0.0 * np.asarray(stage)
 
 
 def _v_alive_of(stage: Numeric, stages: int, microbatches: Numeric, chunk: int, chunks: int) -> Numeric:
-    """Count the activations of one chunk: of the second as many as the stage's depth, one on the first stage.
+    """Return the live activations of one chunk in zb-v; the second chunk has one more on each later stage.
 
-    The network ends on the first stage.
+    The first stage has one, because the network ends there.
     """
     second = np.asarray(stage) + 1.0
     return second if chunk else 2.0 * stages - second
 
 
 def _v_remaining(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
-    """Count the passes after the second chunk's last W: the deferred W of the first chunk.
+    """Return how many backward passes a stage of zb-v still runs after the second chunk's last weight gradient.
 
-    The first stage has deferred none; it still drains.
+    These are the deferred W of the first chunk; the first stage has deferred none, but still drains.
     """
     if chunk == 0:
         return 0.0, 0.0

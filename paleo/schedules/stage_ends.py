@@ -1,15 +1,15 @@
-"""Ends of the stages of a pipeline for many configurations at once.
+"""Time at which each pipeline stage ends its last pass, for many configurations at once.
 
-A closed form is used if the schedule has one that is valid, otherwise the longest path through the passes of its order.
+A valid closed form of the schedule is used if there is one, otherwise the longest path through the passes.
 
-The order of each stage is fixed. So a pass starts when two others have ended: the previous one on its stage, and its
-source, which is the pass whose output it reads (of a neighbour, or the forward pass on its own stage). Passes that run
-as one (`Schedule.group_sizes`) start when the sources of all of them have ended; passes that depend on one of them
-wait for all of them.
+The order of passes on each stage is fixed. So a pass starts when two others have ended. One is the previous pass on the
+same stage. The other is the source, whose output the pass reads (of a neighbour, or the forward pass on the same
+stage). Passes that run as one (`Schedule.pass_group_sizes`) start when the sources of all of them have ended. Passes
+that depend on one of them wait for all of them.
 
-Passes with equally many passes before them on their longest path form a *wave*. They run on different stages and are
-computed together over all configurations. The result equals that of `paleo.schedules.engine.pipeline_time` without
-sends, which builds the timeline of one configuration.
+A *wave* consists of passes with equally many passes before them on the longest path. The passes of a wave run on
+different stages and are computed together over all configurations. The result equals that of
+`paleo.schedules.engine.pipeline_time` without sends, which simulates one configuration.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ROUNDING = 1e-13
 def stage_ends(
     schedule: Schedule, passes: PassTimes, microbatches: Numeric, chunks: int, pieces: PassTimes | None = None
 ) -> Array:
-    """Compute when each stage has ended its last pass.
+    """Return the time at which each pipeline stage ends its last pass, over many configurations.
 
     Parameters
     ----------
@@ -55,13 +55,13 @@ def stage_ends(
     chunks : int
         Model chunks of each replica on a stage.
     pieces : PassTimes, optional
-        Times by chunk of all copies, shape (stages, chunks, ...) [s]. With them the result is exact for the order.
-        Without them all chunks of a stage are assumed equal, and closed forms are approximate if stages differ.
+        Times of each chunk of all replicas, shape (stages, chunks, ...) [s]. With these the result is exact for the
+        order. Without them all chunks of a stage are assumed equal, and closed forms are approximate if stages differ.
 
     Returns
     -------
     ndarray
-        Shape (stages, ...) [s].
+        End of each stage, shape (stages, ...) [s].
 
     Raises
     ------
@@ -83,7 +83,7 @@ def stage_ends(
 
 
 def _closed_form_holds(schedule: Schedule, passes: PassTimes, count: Array, pieces: PassTimes | None) -> Mask:
-    """Mark the configurations for which the closed form is valid."""
+    """Return True for configurations for which the schedule's closed form of the makespan is valid."""
     shape = np.broadcast_shapes(passes.forward.shape[1:], count.shape)
     if schedule.closed_forms.makespan is None:
         return np.zeros(shape, dtype=bool)
@@ -94,7 +94,10 @@ def _closed_form_holds(schedule: Schedule, passes: PassTimes, count: Array, piec
 
 
 def _equal(seconds: Array) -> Mask:
-    """Return True where all pieces take the same time up to rounding: (stages, chunks, …) to (…)."""
+    """Return True for configurations whose chunks all take the same time, up to rounding.
+
+    The input has the shape (stages, chunks, ...), the result the shape (...).
+    """
     return np.asarray(np.ptp(seconds, axis=(0, 1)) <= _ROUNDING * np.abs(seconds).max(axis=(0, 1)))
 
 
@@ -106,13 +109,16 @@ def _closed_ends(schedule: Schedule, passes: PassTimes, count: Array, chunks: in
 
 
 def _chosen(passes: PassTimes, mask: Mask, *, leading: int) -> PassTimes:
-    """Select the configurations of a mask, whose axes follow the ``leading`` axes of the times."""
+    """Select the pass times of the configurations for which a mask is True.
+
+    ``leading`` is the number of axes (stages, chunks) before the axes of configurations.
+    """
     wide = (np.broadcast_to(seconds, (*np.shape(seconds)[:leading], *mask.shape)) for seconds in passes)
     return PassTimes(*(seconds[..., mask] for seconds in wide))
 
 
 def _with_equal_chunks(passes: PassTimes, chunks: int, pieces: int) -> PassTimes:
-    """Divide the times of each stage equally among its chunks."""
+    """Divide the pass times of each stage equally among its chunks, to the shape (stages, chunks, …)."""
     return PassTimes(*(np.repeat(np.asarray(seconds)[:, None] / chunks, pieces, axis=1) for seconds in passes))
 
 
@@ -123,12 +129,12 @@ _KINDS = {"F": 0, "B": 1, "W": 2}
 
 
 class _Wave(NamedTuple):
-    """Passes that run at the same time, at most one per stage.
+    """Passes that are computed together, at most one per stage, since all of their predecessors are in earlier waves.
 
-    ``duration_rows`` are the row numbers of their times. ``previous`` and ``sources`` are the positions of the passes
-    that must end before: the one before on the same stage, and the one that sends the input. A pass that waits for
-    nothing has the position behind all passes, whose end is 0. ``fused_sources`` are the sources of passes that run as
-    one with them; None if the wave has no such sources.
+    ``duration_rows`` are the row indices of their times. ``previous`` and ``sources`` are the indices of the passes
+    that must end before: the previous pass on the same stage, and the pass whose output is read. A pass that waits for
+    nothing has the index after all passes, whose end is 0. ``fused_sources`` are the sources of passes that run as one
+    with these; None if there are none.
     """
 
     duration_rows: Index
@@ -138,7 +144,7 @@ class _Wave(NamedTuple):
 
 
 class _Waves(NamedTuple):
-    """The waves of a schedule, its number of passes, and the position of the last pass of each stage."""
+    """All waves of a schedule, with the number of passes and the index of the last pass of each stage."""
 
     waves: tuple[_Wave, ...]
     passes: int
@@ -146,7 +152,7 @@ class _Waves(NamedTuple):
 
 
 def _longest_path_ends(schedule: Schedule, pieces: PassTimes, microbatches: npt.ArrayLike) -> Array:
-    """Compute when each stage ends its last pass [s], shape (stages, …), by the longest path.
+    """Return the time at which each stage ends its last pass, shape (stages, …), by the longest path [s].
 
     ``pieces`` are times of one microbatch through each chunk of each stage, shape (stages, chunks of all copies, …);
     ``microbatches`` broadcasts with the further axes. Raises PlanError if passes wait for one another in a cycle.
@@ -165,7 +171,7 @@ def _longest_path_ends(schedule: Schedule, pieces: PassTimes, microbatches: npt.
 
 
 def _ends_by_window(schedule: Schedule, seconds: Array, microbatches: int) -> Array:
-    """Return the ends of the stages [s]; with many microbatches the last round of a window is repeated."""
+    """Return the time at which each stage ends [s]; many microbatches are extrapolated from a window."""
     stages, chunks = seconds.shape[1], seconds.shape[2] // schedule.replicas
     if evaluates_every_microbatch(stages, chunks, microbatches):
         return _ends(schedule, seconds, microbatches)
@@ -175,7 +181,7 @@ def _ends_by_window(schedule: Schedule, seconds: Array, microbatches: int) -> Ar
 
 
 def _ends(schedule: Schedule, seconds: Array, microbatches: int) -> Array:
-    """Compute the ends of the stages with every microbatch evaluated, shape (stages, configurations)."""
+    """Return the time at which each stage ends, with every microbatch evaluated, shape (stages, configurations) [s]."""
     _, stages, chunks, configurations = seconds.shape
     waves = _waves(schedule, stages, microbatches, chunks // schedule.replicas)
     ends = np.zeros((stages, configurations))
@@ -186,7 +192,10 @@ def _ends(schedule: Schedule, seconds: Array, microbatches: int) -> Array:
 
 
 def _run(waves: _Waves, rows: Array) -> Array:
-    """Compute the end of the last pass of each stage, shape (stages, configurations)."""
+    """Evaluate the waves for all configurations; return the end of each stage's last pass [s].
+
+    The result has the shape (stages, configurations); ``rows`` are the times of passes.
+    """
     ends, position = np.zeros((waves.passes + 1, rows.shape[1])), 0
     for durations, previous, sources, fused_sources in waves.waves:
         wave_ends = ends[position : position + len(durations)]
@@ -204,7 +213,7 @@ _BLOCK = 256
 
 @lru_cache(maxsize=512)
 def _waves(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> _Waves:
-    """Group the passes of a schedule by the number of passes on the longest path to them."""
+    """Group the passes of a schedule into waves, by the number of passes on the longest path to each."""
     rows, codes, sources = _dependencies(schedule, stages, microbatches, chunks)
     passes = sum(map(len, rows))
     try:
@@ -230,10 +239,10 @@ def _waves(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> _
 def _dependencies(
     schedule: Schedule, stages: int, microbatches: int, chunks: int
 ) -> tuple[list[Index], list[Index], list[list[Index]]]:
-    """List the passes of each stage in order: rows of their times, their codes, and codes of their sources.
+    """Return the passes of each stage in order, as row indices of their times, codes, and codes of their sources.
 
-    The sources (-1: none) are one list or, for a schedule with passes that run as one, two: the second holds the
-    sources of those other passes. A pass's code numbers it among all passes: row · microbatches + microbatch.
+    A code numbers a pass among all passes: row · microbatches + microbatch; source −1 means none. The sources are one
+    list. For a schedule with passes that run as one there is a second list, with the sources of those other passes.
     """
     width, source_rows = chunks * schedule.replicas, _source_rows(schedule, stages, chunks)
     rows, codes, sources = [], [], []
@@ -261,9 +270,9 @@ def _dependencies(
 
 
 def _source_rows(schedule: Schedule, stages: int, chunks: int) -> Index:
-    """Return for each kind of pass of each chunk of each stage the row of its source, or -1.
+    """Return, for each kind of pass of each chunk, the row index of the pass whose output is read; −1 for none.
 
-    Shape (kinds · stages · chunks of all copies,).
+    The result has the shape (kinds · stages · chunks of all replicas,).
     """
     width = chunks * schedule.replicas
     steps = [step for path in schedule.chunk_paths(stages, chunks) for step in itertools.pairwise(path)]
@@ -284,14 +293,14 @@ def _source_rows(schedule: Schedule, stages: int, chunks: int) -> Index:
 
 
 def _row(kind: str, place: ChunkLocation, stages: int, width: int) -> int:
-    """Return the row of a pass's times."""
+    """Return the row index of a pass's time in the table of all kinds of passes, stages and chunks."""
     return (_KINDS[kind] * stages + place[0]) * width + place[1]
 
 
 def _wave_numbers(codes: list[Index], sources: list[list[Index]]) -> Index:
-    """Compute the wave of each pass, of all stages in turn.
+    """Return the number of the wave in which each pass can be computed.
 
-    Raises ValueError with the number of passes that wait for one another.
+    Raises ValueError with the number of passes that wait for each other in a cycle.
     """
     never, last = max(int(order.max(initial=-1)) for order in codes) + 1, np.cumsum([len(order) + 1 for order in codes])
     # behind the passes of each stage comes one that never runs

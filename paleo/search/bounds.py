@@ -1,7 +1,7 @@
 """Lower bounds of step time and memory, which tell which configurations of a search are worth evaluating.
 
-A configuration is left out only if its bounds show that it cannot be an answer: its step is longer than that of the
-last plan asked for, or a known plan beats it in both time and memory, or no device can hold it.
+A configuration is skipped only if its bounds exclude it from the results. Its step is longer than that of the last plan
+to return, or a known plan beats it in both time and memory, or no device has enough memory.
 
 Let a pipeline of p stages with v chunks each run m microbatches, and let all layers of the network take S seconds for
 one microbatch. A stage starts after the earlier stages have passed on the first microbatch, and the earlier stages end
@@ -38,12 +38,12 @@ _ROUNDING = 2.0**-30
 
 
 def pareto_front(seconds: Array, bytes_: Array) -> tuple[Array, Array]:
-    """Select the Pareto front: the points that no other point beats in both coordinates.
+    """Return the Pareto front of (time, memory) points: the points that no other point beats in both coordinates.
 
     Parameters
     ----------
     seconds, bytes_ : ndarray
-        Coordinates of the points, shape (C,).
+        Step time [s] and memory [byte] of each point, shape (points,).
 
     Returns
     -------
@@ -68,9 +68,10 @@ class SearchLimits:
     memory_capacity : float
         Memory of a device [bytes].
     known_front : tuple of ndarray
-        Seconds, rising, and bytes, falling, of the plans that are known to beat all others in one of both.
+        Pareto front of the plans known so far: step times [s] in rising order, memory [byte] in falling order.
     are_estimates : bool
-        Limits are expected ones: bounds are those of even cuts, and steps are not bounded again once cuts are known.
+        True if the limits are estimates for evenly cut pipelines rather than step times of evaluated plans. The bounds
+        are then those of even cuts, and steps are not bounded again once the cut is known.
     """
 
     max_step_time: float
@@ -79,19 +80,22 @@ class SearchLimits:
     are_estimates: bool = False
 
     def may_qualify(self, seconds: Array, bytes_: Array, *, exact: bool) -> Mask:
-        """Return True for configurations that may be among the answers of the search.
+        """Return True for configurations whose lower bounds do not yet rule them out of the answers of a search.
+
+        An answer is one of the best plans, or a plan on the Pareto front of step time and memory.
 
         Parameters
         ----------
         seconds, bytes_ : ndarray
-            Lower bounds of step and memory, shape (C,).
+            Lower bounds of step time [s] and memory [byte], shape (configurations,).
         exact : bool
-            True if the closed form of the schedule is exact on any stages; the front holds only such plans.
+            True if the closed form of the schedule is exact for unequal stages too. Only then are configurations
+            compared with the known Pareto front.
 
         Returns
         -------
         ndarray of bool
-            Shape (C,).
+            Shape (configurations,).
         """
         possible = seconds <= self.max_step_time
         if exact:
@@ -102,7 +106,7 @@ class SearchLimits:
 
 
 class ConfigurationBounds:
-    """Lower bounds of time and memory of cases with the same number of pipeline stages.
+    """Lower bounds of step time and memory for cases (layout, microbatch, recompute policy) of one pipeline depth.
 
     Parameters
     ----------
@@ -142,9 +146,9 @@ class ConfigurationBounds:
         return sent
 
     def is_cut_evenly(self, schedule: Schedule, chunks: int) -> Mask:
-        """Return for which cases the network is certainly cut evenly (`PipelineCuts.even`).
+        """Return True for cases whose only pipeline cut gives every piece equally many layers.
 
-        The mask is computed once for each placement of pieces.
+        The result is cached for each assignment of pieces to stages; see `PipelineCuts.is_cut_evenly`.
 
         Parameters
         ----------
@@ -156,7 +160,7 @@ class ConfigurationBounds:
         Returns
         -------
         Mask, shape (cases,)
-            True for these cases.
+            True where the cut is certainly even.
         """
         stages = schedule.stages_of(self.stages, chunks)
         if stages not in self._even:
@@ -164,19 +168,19 @@ class ConfigurationBounds:
         return self._even[stages]
 
     def bounds_for_any_schedule(self, zero: int, *, expected: bool = False) -> tuple[Array, Array]:
-        """Return lower bounds of step time [s] and memory [byte] under any schedule.
+        """Return lower bounds of step time [s] and memory [byte] that hold whatever the pipeline schedule is.
 
         Parameters
         ----------
         zero : int
-            Stage of ZeRO that shares out most.
+            Highest ZeRO stage that the search tries.
         expected : bool
-            Return about the memory that 1F1B takes, not the least.
+            Estimate the memory under 1F1B instead of a lower bound.
 
         Returns
         -------
         tuple of ndarray
-            Shape (cases,) each [s, bytes].
+            Step time [s] and memory [byte], shape (cases,) each.
         """
         states, _ = self._state_bytes(zero, 1)
         living = np.minimum(self.microbatches, self.stages) if expected else 1.0
@@ -188,7 +192,7 @@ class ConfigurationBounds:
         return self.microbatches * self.work / self.stages * (1.0 - _ROUNDING), memory * (1.0 - _ROUNDING)
 
     def step_time_bound(self, schedule: Schedule, chunks: int, zero: int, *, expected: bool = False) -> Array:
-        """Return a lower bound of the step time [s].
+        """Return a lower bound of the step time of each case under one schedule [s].
 
         Parameters
         ----------
@@ -199,12 +203,12 @@ class ConfigurationBounds:
         zero : int
             ZeRO stage, 0 to 3.
         expected : bool
-            Return what an even cut would take at least, whether or not the cut is known to be even.
+            Return the bound of an even cut even where the cut may be uneven.
 
         Returns
         -------
         ndarray
-            Shape (cases,) [s].
+            Lower bound of each case, shape (cases,) [s].
         """
         travelling = self._exchange_seconds(zero)
         if self.stages == 1:
@@ -215,7 +219,10 @@ class ConfigurationBounds:
         return np.maximum(self._seconds[key], self.microbatches * travelling / self.stages)
 
     def _exchange_seconds(self, zero: int) -> Array:
-        """Return the time to gather parameters and scatter gradients for one microbatch [s], shape (cases,)."""
+        """Return the time per microbatch of ZeRO's parameter gathers and gradient scatters [s], shape (cases,).
+
+        Used as a lower bound of the step. The time is 0 unless the software scatters gradients after every pass.
+        """
         layouts = self.cases.layouts
         if layouts.regathers or not (zero > 1 and layouts.backend.scatters_every_pass(zero, self.stages)):
             return np.zeros(len(self.cases))
@@ -230,7 +237,10 @@ class ConfigurationBounds:
         return self._travels[zero]
 
     def _pipeline_seconds(self, schedule: Schedule, chunks: int, expected: bool) -> Array:
-        """Return a lower bound of the step time of pipelines of two or more stages [s], shape (cases,)."""
+        """Return a lower bound of the step time of pipelines with two or more stages [s], shape (cases,).
+
+        The formulas are those of the module docstring; cases that are cut evenly get the tighter one.
+        """
         count, stages = self.microbatches, self.stages
         least = count * self.work / stages
         paths = schedule.chunk_paths(stages, chunks)
@@ -251,7 +261,7 @@ class ConfigurationBounds:
         return np.asarray(np.where(even, np.maximum(least, slowest), least) * (1.0 - _ROUNDING))
 
     def memory_lower_bound(self, schedule: Schedule, chunks: int, zero: int, *, expected: bool = False) -> Array:
-        """Return a lower bound of the memory of the fullest device [byte].
+        """Return a lower bound of the memory of the fullest device under one schedule [byte].
 
         Parameters
         ----------
@@ -262,12 +272,12 @@ class ConfigurationBounds:
         zero : int
             ZeRO stage, 0 to 3.
         expected : bool
-            Return what an even cut would take at least, whether or not the cut is known to be even.
+            Return the bound of an even cut even where the cut may be uneven.
 
         Returns
         -------
         ndarray
-            Shape (cases,) [bytes].
+            Lower bound of each case, shape (cases,) [byte].
         """
         stages, times, copies = self.stages, self.cases.layer_times, schedule.replicas if self.stages > 1 else 1
         states, update = self._state_bytes(zero, copies)
@@ -287,9 +297,10 @@ class ConfigurationBounds:
         return np.asarray((np.where(even, np.maximum(known, least), least) + self.reserved) * (1.0 - _ROUNDING))
 
     def _living(self, schedule: Schedule, chunks: int) -> tuple[Array, Array]:
-        """Return the microbatches alive at once: the fewest of any chunk, the most of any stage, shape (cases,) each.
+        """Return how many microbatches keep their activations at once, shape (cases,) for each of two counts.
 
-        They are counted once for each number of microbatches.
+        The first is the fewest of any model chunk, the second the most of any stage. Equal numbers of microbatches are
+        counted once.
         """
         key = schedule.name, chunks
         if key not in self._lives:
@@ -299,7 +310,10 @@ class ConfigurationBounds:
         return self._lives[key]
 
     def _state_bytes(self, zero: int, copies: int) -> tuple[Array, Array]:
-        """Return the bytes of one layer's states and of its update's temporaries, shape (sections, cases) each."""
+        """Return the bytes of one layer's parameters, gradients and optimizer states, and of the update's temporaries.
+
+        Both have the shape (sections, cases). A section is a run of consecutive operations of one layer.
+        """
         if (zero, copies) not in self._states:
             layouts, sections = self.cases.layouts, len(self.repeat)
             formats, rule, training = layouts.backend.formats, layouts.backend.optimizer, float(layouts.has_backward)

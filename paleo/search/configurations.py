@@ -1,4 +1,4 @@
-"""Configurations of a search as arrays: their cases, their other choices and their results."""
+"""Configurations of a plan search as numpy arrays: layouts, microbatches, schedules and their predicted results."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ IntegerArray = npt.NDArray[np.integer]
 class CaseGroup:
     """Cases of a search with the same number of pipeline stages. A case is a layout, microbatch and recompute policy.
 
-    The columns hold the positions of each case's layout, priced point and recompute policy. ``case_offset`` is the
-    number of cases in earlier groups; ``case_of_layout`` is one case of each layout.
+    The arrays have one entry for each case: the index of its layout, of its layer times (``point_index``) and of its
+    recompute policy. ``case_offset`` is the number of cases in earlier groups. ``case_of_layout`` is the index of the
+    first case of each layout.
     """
 
     stages: int
@@ -51,14 +52,14 @@ class CaseGroup:
         Parameters
         ----------
         cases : IndexArray
-            Positions.
+            Indices of the cases to keep.
         before : int
-            Number of cases in earlier groups.
+            Number of cases in earlier groups, the ``case_offset`` of the new group.
 
         Returns
         -------
         CaseGroup
-            The smaller group.
+            Group of the selected cases alone.
         """
         position = np.full(len(self.layouts), -1)
         members = np.flatnonzero(np.bincount(self.layout_index[cases]))
@@ -72,21 +73,21 @@ class CaseGroup:
 
 
 def group_cases_by_stages(points: LayoutTimes, layouts: Sequence[Layout], space: SearchSpace) -> Iterator[CaseGroup]:
-    """Group the cases of a search by their number of pipeline stages.
+    """Combine layouts, microbatches and recompute policies into cases, grouped by number of pipeline stages.
 
     Parameters
     ----------
     points : LayoutTimes
-        Priced layers.
+        Layer times of every layout and microbatch.
     layouts : sequence of Layout
-        Layouts.
+        Layouts of the search.
     space : SearchSpace
         Values that the search varies.
 
     Yields
     ------
     CaseGroup
-        Groups, one stage first.
+        Cases with equal numbers of stages, in ascending order of stages.
     """
     of_stages: dict[int, list[int]] = {}
     for index, layout in enumerate(layouts):
@@ -121,7 +122,7 @@ class ExecutionChoice(NamedTuple):
 
     @classmethod
     def from_schedule_name(cls, schedule: str, chunks: int, zero: int, *, overlapped: bool) -> ExecutionChoice:
-        """Return a choice from the name of a schedule and the other choices.
+        """Build a choice from the name of a pipeline schedule and the other fields.
 
         Parameters
         ----------
@@ -132,21 +133,21 @@ class ExecutionChoice(NamedTuple):
         zero : int
             ZeRO stage, 0 to 3.
         overlapped : bool
-            Gradients are exchanged during the backward pass.
+            True if gradients are exchanged during the backward pass.
 
         Returns
         -------
         ExecutionChoice
-            The choice.
+            Choice that holds the index of the schedule.
         """
         return cls(list(SCHEDULES).index(schedule), chunks, zero, overlapped)
 
 
 class EvaluatedCases(NamedTuple):
-    """Evaluated configurations that share one choice: positions of their cases, step times [s], memory [byte].
+    """Evaluated configurations that share one choice of schedule, chunks, ZeRO stage and gradient overlap.
 
-    The memory is that of the fullest stage. ``case_offset`` is the number of cases before those of this ``batch``.
-    ``layers_per_piece`` holds the layers of each piece if a run has to state them.
+    ``step_time`` is in seconds, ``memory`` that of the fullest stage [byte]. ``case_offset`` is the number of cases in
+    earlier groups. ``layers_per_piece`` holds the layers of each pipeline piece; None is the framework's default cut.
     """
 
     batch: ConfigurationBatch
@@ -158,7 +159,7 @@ class EvaluatedCases(NamedTuple):
 
     @property
     def choice(self) -> ExecutionChoice:
-        """Choice that all these configurations share."""
+        """Schedule, chunks, ZeRO stage and gradient overlap that all these configurations share."""
         batch = self.batch
         return ExecutionChoice.from_schedule_name(
             batch.schedule.name,
@@ -170,11 +171,11 @@ class EvaluatedCases(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationResults:
-    """Results of a search, one entry for each configuration.
+    """Step times and memory of all configurations that a search evaluated, one entry for each.
 
-    Each entry holds the position of its case and of its batch, the step time [s] and the bytes of the fullest stage. A
-    case is a layout at a microbatch under a recompute policy (its position in `RECOMPUTE_POLICIES`). All cases of a
-    batch belong to one group; ``batch_case_offsets`` of a batch counts the cases of earlier groups.
+    Each entry holds the index of its case and of its batch, the step time [s] and the memory of the fullest stage
+    [byte]. A case is a layout at a microbatch under a recompute policy (its index in `RECOMPUTE_POLICIES`). A batch is
+    a set of cases that were evaluated at once; ``batch_case_offsets`` counts the cases of the groups before each batch.
 
     ``step_time`` follows the closed form of a schedule where it has one, which is approximate for unequal stages;
     `exact_step_times` is exact.
@@ -195,14 +196,14 @@ class ConfigurationResults:
 
     @classmethod
     def join_parts(cls, groups: Sequence[CaseGroup], solved: Sequence[EvaluatedCases]) -> ConfigurationResults:
-        """Join the results of all parts, one part after another.
+        """Concatenate the evaluated configurations of all groups into one result.
 
         Parameters
         ----------
         groups : sequence of CaseGroup
-            Cases by number of stages.
+            Cases, grouped by number of pipeline stages.
         solved : sequence of EvaluatedCases
-            Steps of the configurations of each choice.
+            Evaluated configurations, one part for each schedule, ZeRO stage and other choices.
 
         Returns
         -------
@@ -222,17 +223,17 @@ class ConfigurationResults:
         return cls(cases, batches, cuts, choices, before, case, choice, step, memory)  # type: ignore[arg-type]
 
     def indices_and_choice(self, index: int) -> tuple[int, int, int, ExecutionChoice]:
-        """Return the indices and the choice of one configuration.
+        """Return layout, microbatch, recompute policy and execution choice of one configuration.
 
         Parameters
         ----------
         index : int
-            Its position.
+            Index of the configuration.
 
         Returns
         -------
         tuple[int, int, int, ExecutionChoice]
-            Layout, microbatch, recompute policy and choice.
+            Index of the layout, microbatch [samples], index of the recompute policy, and the choice.
         """
         layout, microbatch, recompute = (int(column[self.case_index[index]]) for column in self.case_columns)
         return layout, microbatch, recompute, self.choices[self.batch_index[index]]
@@ -240,25 +241,25 @@ class ConfigurationResults:
     def find(
         self, layout: int, microbatch: int, recompute: int, choice: ExecutionChoice, cut: tuple[int, ...] | None
     ) -> IndexArray:
-        """Find the configurations with a given case, choice and cut.
+        """Find the configurations with a given layout, microbatch, recompute policy, execution choice and pipeline cut.
 
         Parameters
         ----------
         layout : int
-            Position of the layout.
+            Index of the layout.
         microbatch : int
             Samples.
         recompute : int
-            Position of the recompute policy.
+            Index of the policy in `RECOMPUTE_POLICIES`.
         choice : ExecutionChoice
-            The choice.
+            Schedule, chunks, ZeRO stage and gradient overlap.
         cut : tuple of int, optional
             Layers of each piece; None for the default.
 
         Returns
         -------
         IndexArray
-            Positions.
+            Indices of the configurations found.
         """
         case = (
             (self.case_columns[0] == layout)
@@ -272,27 +273,27 @@ class ConfigurationResults:
         return np.flatnonzero(case[self.case_index] & np.array(chosen, dtype=bool)[self.batch_index])
 
     def rows_in_batch(self, indices: IndexArray) -> IndexArray:
-        """Return the row of each configuration in the arrays of its batch of cases.
+        """Return the index of each configuration within the arrays of its batch (cases evaluated at once).
 
         Parameters
         ----------
         indices : IndexArray, shape (n,)
-            Numbers of configurations in this result.
+            Indices of configurations in this result.
 
         Returns
         -------
-        Index, shape (n,)
-            Rows within the batch.
+        IndexArray, shape (n,)
+            Indices within the batch.
         """
         return (self.case_index[indices] - self.batch_case_offsets[self.batch_index[indices]]).astype(np.intp)
 
     def layers_per_piece(self, index: int) -> tuple[int, ...] | None:
-        """Return the layers of each piece of a configuration.
+        """Return the number of layers in each pipeline piece of a configuration.
 
         Parameters
         ----------
         index : int
-            Its position.
+            Index of the configuration.
 
         Returns
         -------
@@ -303,9 +304,10 @@ class ConfigurationResults:
 
     @property
     def is_exact(self) -> npt.NDArray[np.bool_]:
-        """True for configurations whose step time is exact.
+        """True for configurations whose step time is exact, shape (configurations,).
 
-        It was computed pass by pass, or by a closed form that holds for them.
+        The time is exact if it was simulated pass by pass, or if the schedule's closed form also holds for unequal
+        stages.
         """
         exact = [
             each.assignment.stages == 1 or each.schedule.closed_forms.exact_for_stages == "any" for each in self.batches
@@ -313,17 +315,17 @@ class ConfigurationResults:
         return np.array(exact, dtype=bool)[self.batch_index]
 
     def exact_step_times(self, indices: IndexArray) -> Array:
-        """Compute the exact step times of configurations, pass by pass in the order of the schedule.
+        """Compute exact step times of selected configurations by simulating every pass in the order of the schedule.
 
         Parameters
         ----------
         indices : IndexArray
-            Positions of the configurations.
+            Indices of the configurations.
 
         Returns
         -------
         ndarray, shape (configurations,)
-            Time [s].
+            Step time [s].
         """
         seconds = self.step_time[indices]
         for choice in distinct_values(self.batch_index[indices]):
@@ -360,16 +362,16 @@ class ConfigurationResults:
         return self.case_columns[2][self.case_index]
 
     def choice_field(self, name: str) -> IntegerArray:
-        """Return a field of the choice of every configuration.
+        """Return one field of `ExecutionChoice`, such as the ZeRO stage, for every configuration.
 
         Parameters
         ----------
         name : str
-            Field of `ExecutionChoice`.
+            Name of the field.
 
         Returns
         -------
-        Codes, shape (configurations,)
-            Values.
+        IntegerArray, shape (configurations,)
+            Values of the field.
         """
         return np.array([getattr(choice, name) for choice in self.choices])[self.batch_index]

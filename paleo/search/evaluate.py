@@ -1,5 +1,8 @@
-"""Evaluation of the configurations of a search: cases of equal structure are computed together by
-`paleo.step.step.step`."""
+"""Evaluation of the configurations of a plan search.
+
+Configurations of equal structure (pipeline cut, schedule, ZeRO stage) are computed together as arrays, by
+`paleo.step.step.predict_steps`.
+"""
 
 from __future__ import annotations
 
@@ -38,18 +41,18 @@ IndexArray = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class SearchCases:
-    """Layouts whose configurations a search evaluates, bounds and counts.
+    """Cases of a plan search (layout, microbatch, recompute policy), with methods to evaluate, bound and count them.
 
     Attributes
     ----------
     layout_times : LayoutTimes
-        Priced layers of the layouts.
+        Layer times of every layout and microbatch.
     layouts : sequence of Layout
-        Meshes and how they are used.
+        Layouts of the search: meshes of ranks and how they are used.
     space : SearchSpace
         Choices of the search.
     backend : Backend
-        Prices of a run.
+        Software, kernel times and links of the run.
     """
 
     layout_times: LayoutTimes
@@ -59,7 +62,7 @@ class SearchCases:
 
     @cached_property
     def _members(self) -> tuple[_Members, ...]:
-        """Cases grouped by number of pipeline stages."""
+        """Cases of the search in groups with equal numbers of pipeline stages."""
         each = (self.layout_times, self.layouts, self.space, self.backend)
         return tuple(
             _Members.from_group(*each, group)
@@ -72,7 +75,7 @@ class SearchCases:
         Parameters
         ----------
         limits : SearchLimits, optional
-            What a configuration has to reach; those that cannot are left out. None: all are evaluated.
+            Step time and memory that a configuration must reach; those that cannot are left out. None evaluates all.
 
         Returns
         -------
@@ -100,9 +103,9 @@ class SearchCases:
         return ConfigurationResults.join_parts(case_groups, solved)
 
     def best_bounds(self, capacity: float, count: int) -> BestBounds:
-        """Return the best lower bounds of step times, and the bounds of plans that may lie on the Pareto front.
+        """Return the smallest lower bounds of step time, and lower bounds of the Pareto front of time and memory.
 
-        The front is that of step time and memory.
+        The search evaluates the configurations with these bounds first, to learn which others it can leave out.
 
         Parameters
         ----------
@@ -127,31 +130,31 @@ class SearchCases:
 
     @property
     def configuration_count(self) -> int:
-        """Number of configurations of all cases, counting one cut of the network for each."""
+        """Number of configurations of all cases, counting one pipeline cut for each case."""
         return sum(members.configuration_count for members in self._members)
 
 
 class BestBounds(NamedTuple):
-    """Best lower bounds so far: step times [s] of plans that may fit, and their Pareto front (time, memory)."""
+    """Smallest lower bounds of step time of plans that may fit in memory [s], and the Pareto front of bounds."""
 
     step_time_bounds: Array
     pareto_bounds: tuple[Array, Array]
 
     @classmethod
     def join(cls, parts: Sequence[BestBounds], count: int) -> BestBounds:
-        """Join the candidates of several parts.
+        """Merge the bounds of several groups of cases.
 
         Parameters
         ----------
         parts : sequence of BestBounds
-            Candidates of each part.
+            Bounds of each group.
         count : int
             Number of shortest steps to return.
 
         Returns
         -------
         BestBounds
-            The shortest steps of all, and the Pareto front of all.
+            Shortest step times and Pareto front of all groups together.
         """
         seconds = np.sort(np.concatenate([np.zeros(0), *(part.step_time_bounds for part in parts)]))[:count]
         fronts = zip(*(part.pareto_bounds for part in parts), strict=True)
@@ -163,8 +166,8 @@ class BestBounds(NamedTuple):
 class _Cut:
     """Cut of the network into pipeline stages, with the cases and the ``schedules`` that it is used for.
 
-    ``layers_per_piece`` holds the layers of each piece if a run has to state them. Cuts with ``has_sharded_parameters``
-    parameters (ZeRO-3) are separate, because gathering parameters adds to the time of a layer.
+    ``layers_per_piece`` holds the layers of each piece, or None for the framework's default cut. Cuts for ZeRO-3
+    (``has_sharded_parameters``) are separate, because gathering parameters adds to the time of a layer.
     """
 
     cases: IndexArray
@@ -176,11 +179,11 @@ class _Cut:
 
 @dataclass(frozen=True, slots=True)
 class _Members:
-    """Cases with the same number of pipeline stages, with the times of their layers.
+    """Evaluator of cases with the same number of pipeline stages, with the times of their layers.
 
-    ``input_arrival_times`` is the time at which the input batch of each case arrives [s]. ``has_spread_experts`` is
-    True for cases whose experts are spread over ranks. ``full_recompute_case`` is the position of the case that
-    recomputes every layer and is equal otherwise.
+    A case is a layout at a microbatch under a recompute policy. ``input_arrival_times`` is the interval at which input
+    batches of each case arrive [s]. ``has_spread_experts`` is True for cases whose experts are spread over ranks.
+    ``full_recompute_case`` is the index of the otherwise equal case that recomputes every layer.
     """
 
     group: CaseGroup
@@ -197,7 +200,7 @@ class _Members:
     def from_group(
         cls, points: LayoutTimes, layouts: Sequence[Layout], space: SearchSpace, backend: Backend, group: CaseGroup
     ) -> _Members:
-        """Return the cases of a group with the times of their layers.
+        """Build the evaluator of a group of cases: collect their programs, layer times and input arrival times.
 
         Parameters
         ----------
@@ -237,15 +240,15 @@ class _Members:
 
     @property
     def has_several_shards(self) -> npt.NDArray[np.bool_]:
-        """True for cases whose states ZeRO can shard over several ranks, shape (cases,)."""
+        """True for cases whose optimizer states ZeRO can shard over several ranks, shape (cases,)."""
         return self.cases.layouts.zero_shard_ranks[self.cases.layout_index] > 1
 
     @property
     def allowed_zero_stages(self) -> tuple[int, ...]:
-        """ZeRO stages that the cases allow.
+        """ZeRO stages that the search tries for these cases.
 
-        Shard groups need stage 1 at least. ZeRO-2 is dropped beside ZeRO-1 if the software scatters gradients once a
-        step, because both are then the same.
+        Shard groups (HSDP) need stage 1 at least. ZeRO-2 is dropped where ZeRO-1 is tried and the software scatters
+        gradients once a step, because both are then the same.
         """
         least = 1 if has_shard_groups(self.space.degrees) else 0
         same = (
@@ -259,7 +262,7 @@ class _Members:
         Parameters
         ----------
         limits : SearchLimits or None
-            What a configuration has to reach; those that cannot are left out. None: all are evaluated.
+            Step time and memory that a configuration must reach; those that cannot are left out. None evaluates all.
 
         Yields
         ------
@@ -286,7 +289,7 @@ class _Members:
                     yield self._solved(index, steps)
 
     def _chosen_whole(self, schedule: Schedule, zero: int, limits: SearchLimits | None) -> IndexArray:
-        """Return the cases without a pipeline that a ZeRO stage allows and that may reach the limits under it."""
+        """Return the indices of unpipelined cases that may reach the limits under a ZeRO stage."""
         inside = self.has_several_shards if zero else np.ones(len(self.cases), dtype=bool)
         if limits is not None:
             bounds = self._bounds(sharded=False)
@@ -302,7 +305,7 @@ class _Members:
         Parameters
         ----------
         limits : SearchLimits or None
-            What a configuration has to reach; those that cannot are left out. None: all are evaluated.
+            Step time and memory that a configuration must reach; those that cannot are left out. None evaluates all.
 
         Yields
         ------
@@ -313,7 +316,7 @@ class _Members:
             yield from self._scheduled(cut, limits)
 
     def _scheduled(self, cut: _Cut, limits: SearchLimits | None) -> Iterator[EvaluatedCases]:
-        """Yield the evaluated configurations of a cut, for each of its schedules."""
+        """Evaluate the cases of one pipeline cut under each of its schedules; yield the results."""
         is_complete = len(cut.cases) == len(self.cases)
         cases, shared = self.cases if is_complete else self.cases.select(cut.cases), ResultCache()
         for schedule in cut.schedules:
@@ -334,9 +337,9 @@ class _Members:
     def _reached_when_cut(
         self, cut: _Cut, schedule: Schedule, cases: LayoutCases, shared: ResultCache, limits: SearchLimits
     ) -> dict[int, npt.NDArray[np.bool_]]:
-        """Return True for the cases of a cut that may still reach the limits, by ZeRO stage.
+        """Return, for each ZeRO stage, True for the cases of a cut that may still reach the search limits.
 
-        The bounds are the step time without what follows the last passes, and the memory.
+        The bounds are the end of the last pass and the memory of the fullest stage, which are known once the cut is.
         """
         # gradients that are exchanged during the backward pass take less memory
         least = any(exchange_overlaps(self.space, self.backend))
@@ -357,7 +360,7 @@ class _Members:
         cases: LayoutCases,
         shared: ResultCache,
     ) -> Iterator[EvaluatedCases]:
-        """Yield some cases evaluated under each ZeRO stage and each way to exchange gradients."""
+        """Evaluate some cases of a cut under each ZeRO stage and each way to exchange gradients (overlapped or not)."""
         several = self.has_several_shards[index]
         for zero in zeros:
             if self.backend.scatters_every_pass(zero, self.group.stages) and not several.all():
@@ -369,7 +372,7 @@ class _Members:
     def _exchanged(
         self, cut: _Cut, schedule: Schedule, zero: int, index: IndexArray, cases: LayoutCases, shared: ResultCache
     ) -> Iterator[EvaluatedCases]:
-        """Yield some cases evaluated under one ZeRO stage and each way to exchange gradients."""
+        """Evaluate some cases of a cut under one ZeRO stage and each way to exchange gradients (overlapped or not)."""
         choices, several = exchange_overlaps(self.space, self.backend), self.has_several_shards[index]
         for overlapped in choices:
             chosen = several if zero else np.ones_like(several)
@@ -391,7 +394,7 @@ class _Members:
         zero: int,
         overlapped: bool,
     ) -> StepArrays:
-        """Return the predicted steps of the cases at positions ``index``, by closed forms where they exist."""
+        """Predict the steps of the cases at positions ``index``, by closed forms of the schedule where these exist."""
         return predict_steps(self._batch(index, cases, assignment, schedule, shared, zero=zero, overlapped=overlapped))
 
     def _batch(
@@ -423,7 +426,7 @@ class _Members:
         chosen: npt.NDArray[np.bool_] | None = None,
         stated: tuple[int, ...] | None = None,
     ) -> EvaluatedCases:
-        """Return the steps of the cases at positions ``index`` as results; only the ``chosen`` ones if given."""
+        """Convert predicted steps of the cases at positions ``index`` to results, only the ``chosen`` ones if given."""
         case = (index + self.group.case_offset).astype(np.int32)
         # the cases of the group, which all of its batches share: those of a cut alone would take much memory
         batch = replace(steps.batch, cases=self.cases, input_arrival_time=self.input_arrival_times, cache=ResultCache())
@@ -435,7 +438,7 @@ class _Members:
     # cuts
 
     def _bounds(self, *, sharded: bool) -> ConfigurationBounds:
-        """Return the lower bounds of the cases, with parameters ``sharded`` (ZeRO-3) or not."""
+        """Return lower bounds of step time and memory of the cases; ``sharded`` selects ZeRO-3 pipelines."""
         return self.cases.cache.get_or_compute(("bounds", sharded), lambda: self._uncached_bounds(sharded))
 
     def _uncached_bounds(self, sharded: bool) -> ConfigurationBounds:
@@ -446,7 +449,7 @@ class _Members:
         )
 
     def _cuts(self, limits: SearchLimits | None) -> Iterator[_Cut]:
-        """Yield every cut of the network over the stages, for the cases that may reach the limits."""
+        """Yield every pipeline cut that the search tries, with the cases that may reach the limits."""
         stages, ties = self.group.stages, self.programs[0].tied_parameters
         kinds = DistinctStagesAndChunks(DistinctStages(), DistinctStages())
         for sharded in (False, True) if self.space.sharded_pipelines else (False,):
@@ -469,7 +472,10 @@ class _Members:
         limits: SearchLimits | None,
         sharded: bool,
     ) -> npt.NDArray[np.bool_]:
-        """Return True for cases that may reach the limits under any of the schedules, shape (cases,)."""
+        """Return True for cases that may reach the limits under any of the schedules, shape (cases,).
+
+        Lower bounds of step time and memory decide.
+        """
         if limits is None:
             return np.ones(len(self.cases), dtype=bool)
         mask = np.zeros(len(self.cases), dtype=bool)
@@ -486,10 +492,10 @@ class _Members:
         return self.group.stages == 1 or schedule.closed_forms.exact_for_stages == "any"
 
     def _reached(self, limits: SearchLimits, seconds: Array, memory: Array, *, exact: bool) -> npt.NDArray[np.bool_]:
-        """Return True for cases that may reach the limits, shape (cases,).
+        """Return True for cases whose bounds of step time [s] and memory [byte] may reach the limits, shape (cases,).
 
-        A case that fits only if some of its layers are recomputed counts, together with its twin that recomputes every
-        layer.
+        A case that fits only if some layers are recomputed counts too, together with the otherwise equal case that
+        recomputes every layer.
         """
         reached = limits.may_qualify(seconds, memory, exact=exact)
         twin, plain = self.full_recompute_case, self.group.recompute_index == RECOMPUTE_POLICIES.index("none")
@@ -501,7 +507,9 @@ class _Members:
     def narrow_to_limits(
         self, points: LayoutTimes, layouts: Sequence[Layout], limits: SearchLimits
     ) -> Iterator[_Members]:
-        """Yield the cases that may reach the limits, apart for schedules with exact closed forms and for others.
+        """Yield the cases that may reach the search limits, as smaller groups.
+
+        Schedules whose closed forms are exact and other schedules get separate groups.
 
         Parameters
         ----------
@@ -535,7 +543,9 @@ class _Members:
                 yield _Members.from_group(points, layouts, space, self.backend, members.group.select_cases(reaching, 0))
 
     def promising_cases(self, capacity: float, count: int) -> IndexArray:
-        """Return the cases with the shortest steps that should fit in memory, and those on the Pareto front.
+        """Return the cases that a search should evaluate first.
+
+        These are the cases with the shortest estimated steps that should fit in memory, and those on the Pareto front.
 
         Parameters
         ----------
@@ -560,7 +570,7 @@ class _Members:
 
     @property
     def configuration_count(self) -> int:
-        """Number of configurations of these cases, with one cut for each."""
+        """Number of configurations of these cases, counting one pipeline cut for each."""
         ways, several = len(exchange_overlaps(self.space, self.backend)), self.has_several_shards
         return ways * sum(
             int((runnable & several).sum() if zero else runnable.sum())
@@ -570,7 +580,7 @@ class _Members:
         )
 
     def may_reach_limits(self, limits: SearchLimits) -> npt.NDArray[np.bool_]:
-        """Return True for each case of which any configuration may reach the limits.
+        """Return True for each case of which at least one configuration may reach the search limits.
 
         Parameters
         ----------
@@ -588,7 +598,7 @@ class _Members:
         return reaching
 
     def best_bounds(self, capacity: float, count: int) -> BestBounds:
-        """Bound the shortest steps that may fit in memory, and the plans that may lie on the Pareto front.
+        """Return the smallest lower bounds of step time of plans that may fit, and bounds of the Pareto front.
 
         Parameters
         ----------
@@ -622,7 +632,7 @@ class _Members:
         return BestBounds.join(parts, count)
 
     def _choices(self) -> Iterator[tuple[ConfigurationBounds, int, list[Schedule], bool]]:
-        """Yield (bounds, chunks per stage, schedules that allow them, sharded parameters or not)."""
+        """Yield (lower bounds, chunks per stage, schedules, True for ZeRO-3) of each choice that the search tries."""
         if self.group.stages == 1:
             yield self._bounds(sharded=False), 1, [SCHEDULES["1f1b"]], False
             return
@@ -632,7 +642,10 @@ class _Members:
                 yield bounds, chunks, [each for ways in self._schedules_by_assignment(chunks) for each in ways], sharded
 
     def _zeros(self, sharded: bool) -> tuple[int, ...]:
-        """Return the ZeRO stages for pipelines with or without sharded parameters; all stages without a pipeline."""
+        """Return the ZeRO stages that are tried: ZeRO-3 alone for ``sharded`` pipelines, others for other pipelines.
+
+        All stages are tried without a pipeline.
+        """
         return (
             self.allowed_zero_stages
             if self.group.stages == 1
@@ -641,11 +654,11 @@ class _Members:
 
     @property
     def _most_shared(self) -> int:
-        """The highest ZeRO stage that is tried."""
+        """Highest ZeRO stage that the search tries."""
         return max((*self._zeros(sharded=False), *self._zeros(sharded=self.space.sharded_pipelines)))
 
     def _runnable(self, schedule: Schedule, sharded: bool) -> npt.NDArray[np.bool_]:
-        """Return True for cases that a schedule can run, shape (cases,)."""
+        """Return True for cases that a pipeline schedule can run, shape (cases,); ``sharded`` means ZeRO-3."""
         if self.group.stages == 1:
             return np.ones(len(self.cases), dtype=bool)
         runnable = schedule.allows_microbatches(self.group.stages, self.cases.microbatches)
@@ -656,7 +669,7 @@ class _Members:
         return runnable
 
     def _schedules_by_assignment(self, chunks: int) -> list[list[Schedule]]:
-        """Return the schedules that allow a number of chunks, in groups that assign pieces to stages alike."""
+        """Group the schedules that allow a number of chunks by how they assign pieces of the network to stages."""
         shared: dict[tuple[object, ...], list[Schedule]] = {}
         stages = self.group.stages
         for schedule in (SCHEDULES[name] for name in self.space.schedules):
@@ -669,7 +682,7 @@ class _Members:
 def overlap_needs_pairs(backend: Backend) -> bool:
     """Return True if expert exchange overlaps with computation only under schedules that pair two microbatches' passes.
 
-    Layers then take other times under these schedules (`Schedule.pairs_passes`).
+    Layers then have different times under such schedules (`Schedule.pairs_passes`).
 
     Parameters
     ----------
@@ -679,13 +692,13 @@ def overlap_needs_pairs(backend: Backend) -> bool:
     Returns
     -------
     bool
-        True if it does.
+        True if overlap needs paired passes.
     """
     return backend.software.overlap.experts is None
 
 
 def exchange_overlaps(space: SearchSpace, backend: Backend) -> tuple[bool, ...]:
-    """Return the ways to exchange gradients that a search tries: as stated by the space or the run, else both.
+    """Return the settings of gradient overlap that a search tries: the one that the user fixed, or both.
 
     Parameters
     ----------
@@ -705,7 +718,7 @@ def exchange_overlaps(space: SearchSpace, backend: Backend) -> tuple[bool, ...]:
 
 
 def _arrival(points: LayoutTimes, members: Sequence[Layout], backend: Backend) -> Array:
-    """Return the time at which the input batch of each layout arrives [s], shape (layouts,); 0 for synthetic data."""
+    """Return the interval at which input batches reach each layout [s], shape (layouts,); 0 for synthetic data."""
     replica = np.array([each.mesh.size / each.mesh.replicas for each in members])
     local = np.array([float(each.local_batch) for each in members])
     arriving = backend.input_pipeline(points.graph, backend.run.gpus, replica, local)

@@ -1,4 +1,7 @@
-"""Configurations of a search that a framework can run: layouts are checked before pricing, everything else after it."""
+"""Filter that keeps only the configurations of a search that a chosen framework (such as Megatron-LM) can run.
+
+Layouts are checked before their times are predicted, all other choices after it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FrameworkSupport:
-    """Checks of what a framework can run.
+    """Filter of a search that drops configurations which the chosen framework cannot run.
 
     ``exclusion_counts`` counts the configurations that each documented limit of the framework excludes.
     """
@@ -40,12 +43,12 @@ class FrameworkSupport:
     def of(
         cls, space: SearchSpace, graph: Graph, run: Run, system: System, software: SoftwareProfile, dtype: str
     ) -> FrameworkSupport:
-        """Collect what a framework can run, and the quantities that no configuration changes.
+        """Load the framework's documented limits, and the quantities of network and run that these limits refer to.
 
         Parameters
         ----------
         space : SearchSpace
-            Names the framework.
+            Space of the search, which names the framework; without one, the filter keeps everything.
         graph : Graph
             Network as a graph of layers.
         run : Run
@@ -55,7 +58,7 @@ class FrameworkSupport:
         software : SoftwareProfile
             Software profile: how a framework runs kernels and communication.
         dtype : str
-            Format of the operands.
+            Number format of the operands of matrix products.
 
         Returns
         -------
@@ -68,17 +71,17 @@ class FrameworkSupport:
         return cls(load_framework(space.framework), fixed | {"gpus": run.gpus, "global_batch": run.global_batch})
 
     def supported_layouts(self, layouts: Sequence[Layout]) -> list[Layout]:
-        """Return the layouts that no limit on degrees excludes.
+        """Return the layouts that the framework can run, judged by their degrees of parallelism.
 
         Parameters
         ----------
         layouts : sequence of Layout
-            Layouts.
+            Layouts of the search.
 
         Returns
         -------
         list of Layout
-            Some of them.
+            Layouts that no documented limit excludes.
         """
         if self.framework is None or not layouts:
             return list(layouts)
@@ -88,12 +91,12 @@ class FrameworkSupport:
         return [layout for layout, runs in zip(layouts, allowed, strict=True) if runs]
 
     def supported_results(self, results: ConfigurationResults, layouts: Sequence[Layout]) -> ConfigurationResults:
-        """Return the configurations that the framework can run.
+        """Return the evaluated configurations that the framework can run.
 
         Parameters
         ----------
         results : ConfigurationResults
-            Configurations.
+            Evaluated configurations.
         layouts : sequence of Layout
             Layouts to which the configurations refer.
 
@@ -145,7 +148,7 @@ class FrameworkSupport:
 
     @property
     def exclusion_text(self) -> str:
-        """Text on why no configuration is left, with the limits that exclude most."""
+        """Error text on why no configuration is left: the two limits of the framework that exclude most."""
         facts = [fact for fact, count in self.exclusion_counts.most_common(2) if count]
         if self.framework is None or not facts:
             return ""
@@ -159,18 +162,18 @@ def can_recompute_some_layers(space: SearchSpace) -> bool:
     Parameters
     ----------
     space : SearchSpace
-        Names the framework.
+        Space of the search, which names the framework.
 
     Returns
     -------
     bool
-        True if it can.
+        True if it can, or if no framework is named.
     """
     return space.framework is None or not any(violated_refusals(load_framework(space.framework), {"partial": 1}))
 
 
 def _of_layouts(layouts: Sequence[Layout]) -> dict[str, Any]:
-    """Return the quantities of layouts (degrees and so on) that limits refer to, each with one entry per layout."""
+    """Return the degrees and flags of layouts that a framework's limits refer to, by name, one entry per layout."""
     rows = [
         {
             **{axis: layout.mesh.degree(axis) for axis in AXES},

@@ -1,4 +1,4 @@
-"""Searches over several GPU counts, the best plan of each (or a reason why there is none), and the recommended plan."""
+"""Plan searches over several GPU counts: the best plan of each count, or a reason why there is none."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 def join_searches(results: Sequence[FoundPlans], system: System, objective: str) -> FoundPlans:
-    """Join plan searches on one system into one result.
+    """Merge plan searches on one system, such as one for each GPU count, into one result.
 
     Numbers of configurations are added; the Pareto front is that of all plans.
 
     Parameters
     ----------
     results : sequence of FoundPlans
-        Searches on the same system; the first gives all other fields.
+        Searches on the same system; fields that cannot be merged come from the first.
     system : System
         Machine: its devices, nodes and links.
     objective : str
@@ -40,7 +40,7 @@ def join_searches(results: Sequence[FoundPlans], system: System, objective: str)
     Returns
     -------
     FoundPlans
-        The joint result, without a list of plans.
+        Merged result; its ``plans`` are still those of the first search.
     """
     ranking = Ranking.join([each.ranking for each in results if each.ranking is not None], system, objective)
     front = pareto_plans([row for result in results for row in result.front_plans])
@@ -64,20 +64,20 @@ def search_gpu_counts(
     system : System
         Machine: its devices, nodes and links.
     run : Run
-        Options that the user states; its global batch is kept.
+        Options of the user; the global batch is kept, the strategy is searched.
     counts : sequence of int
         Numbers of GPUs.
     objective : str
-        As in `search`.
+        Quantity that plans are sorted by, as in `search`.
     top : int
-        Number of plans; more where there are more counts.
+        Number of plans to return; at least one for each GPU count.
     **options
         Further arguments of `search`.
 
     Returns
     -------
     FoundPlans
-        Plans in the order of the objective and by class (`paleo.search.tied_plans`).
+        Plans in the order of the objective. Plans that are equally fast are grouped (`paleo.search.tied_plans`).
     """
     check_objective(objective)
     results, skipped, batch_of_all = [], list[tuple[int, str]](), search_global_batch(model, run)
@@ -132,9 +132,10 @@ def first_plans_per_gpu_count(rows: Sequence[PlanRow], top: int) -> list[PlanRow
 def recommended_plans(
     model: ModelSpec, system: System, run: Run, space: SearchSpace | None = None
 ) -> tuple[list[Prediction], int, int]:
-    """Return the best plan of `search_gpu_counts` and its runner-up, and how many configurations were compared and fit.
+    """Return the best plan for a GPU count and its runner-up, and how many configurations were compared and fit.
 
-    Both plans leave free memory on the devices if any plan does. Their step times differ.
+    Both plans leave free memory on the devices if any plan does. The runner-up is the next plan with a different step
+    time.
 
     Parameters
     ----------

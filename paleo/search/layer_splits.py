@@ -1,4 +1,4 @@
-"""Best split of each layer by itself, including the cost of changing the layout between layers.
+"""Search for the best split of each layer of a chain, including the cost of changing the layout between layers.
 
 Data parallelism splits every layer by its batch. A layer with many weights and few activations is better split by its
 features (Krizhevsky, One weird trick, 2014). Each layer is tried under every split that it allows. The rules of
@@ -35,7 +35,7 @@ _BATCH: SplitAxes = {"batch": ("dp",)}
 
 @dataclass(frozen=True, slots=True)
 class LayerSplits:
-    """Best split of each layer over all GPUs, with the predicted step time.
+    """Result of a per-layer search: the best split of each layer over all GPUs, and the predicted step time.
 
     ``split_by_layer`` holds (layer, split) pairs. ``step_time`` is the step time with these splits [s];
     ``data_parallel_step_time`` is the step time if every layer is data parallel [s].
@@ -56,14 +56,14 @@ class LayerSplits:
         Returns
         -------
         str
-            For example ``features over dp``.
+            Text of the split, for example ``features over dp``.
         """
         return dict(self.split_by_layer)[layer]
 
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """One layer under one split: times of its kernels and of its gradient exchange [s]."""
+    """Candidate split of one layer, with the time of the layer's kernels and gradient exchange under this split [s]."""
 
     split: SplitAxes
     layer_time: float
@@ -74,7 +74,7 @@ class _Option:
 
 
 def search_layer_splits(model: ModelSpec, system: System, run: Run) -> LayerSplits:
-    """Search the best split of every layer over all GPUs, without a pipeline and without overlap.
+    """Search the split of every layer over all GPUs that minimises the step time, without pipeline and overlap.
 
     Parameters
     ----------
@@ -88,12 +88,12 @@ def search_layer_splits(model: ModelSpec, system: System, run: Run) -> LayerSpli
     Returns
     -------
     LayerSplits
-        Split of each layer.
+        Split of each layer, and the predicted step time.
 
     Raises
     ------
     PlanError
-        If the layers form no chain.
+        If the network is no chain of layers.
     """
     _check(run)
     chosen = plan(model, system, run)
@@ -112,7 +112,7 @@ def search_layer_splits(model: ModelSpec, system: System, run: Run) -> LayerSpli
 
 
 def _check(run: Run) -> None:
-    """Raise PlanError if a run states options that a per-layer search does not support."""
+    """Raise PlanError if a run has options that a per-layer search does not support."""
     if run.placement:
         raise PlanError(
             f"placement: {', '.join(run.placement)}: a per-layer search places the layers itself; leave it out"
@@ -124,7 +124,7 @@ def _check(run: Run) -> None:
 
 
 def _chain(graph: Graph) -> list[Node]:
-    """Return the layers with operations; raise PlanError unless each of them reads only the one before."""
+    """Return the layers that compute something, in order; raise PlanError unless they form a chain."""
     nodes = [node for node in graph.nodes if node.operations]
     for before, node in pairwise(nodes):
         if list(graph.layer_graph.predecessors(node.name)) != [before.name] or node.repeat > 1:
@@ -141,7 +141,7 @@ class _Chain:
         self._known: dict[tuple[int, tuple[str, ...], tuple[str, ...]], float] = {}
 
     def layer_options(self) -> list[list[_Option]]:
-        """Return every split that each layer allows, with its times."""
+        """Return every split that each layer allows, with the predicted time of the layer."""
         return [
             [option for split in self._splits(node) if (option := self._option(index, split))]
             for index, node in enumerate(self.chain)
@@ -179,7 +179,7 @@ class _Chain:
         return _Option(split, seconds + self._collectives([("all_reduce", size) for size in sums]))
 
     def layout_change_time(self, index: int, before: SplitAxes, after: SplitAxes) -> float:
-        """Return the time of the layout change between two layers with different splits, forward and backward.
+        """Return the time to redistribute activations and gradients between two layers with different splits [s].
 
         Parameters
         ----------
@@ -205,9 +205,10 @@ class _Chain:
         return self._known[key]
 
     def _placed(self, index: int, before: SplitAxes, after: SplitAxes) -> PlacedNode:
-        """Return one rank's share of a layer after the layer before it.
+        """Place one layer under split ``after``, behind a layer under split ``before``; return one rank's share.
 
-        Inputs of the network are split by the batch.
+        The share has local operations and the collectives for the change of layout. The first layer follows the inputs
+        of the network, which are split by the batch.
         """
         node = self.chain[index]
         nodes = list(self.graph.nodes)
@@ -229,7 +230,7 @@ class _Chain:
         return seconds
 
     def fastest_options(self, options: Sequence[Sequence[_Option]]) -> list[int]:
-        """Return the position of the best option of each layer, found by dynamic programming.
+        """Return the split of each layer that minimises the total time, found by dynamic programming along the chain.
 
         Parameters
         ----------
@@ -239,7 +240,7 @@ class _Chain:
         Returns
         -------
         list of int
-            Position among its options, for each layer.
+            Index of the chosen split of each layer.
         """
         costs = np.array(
             [option.layer_time + self.layout_change_time(0, _BATCH, option.split) for option in options[0]]
@@ -258,7 +259,7 @@ class _Chain:
         return picks[::-1]
 
     def step_time(self, options: Sequence[Sequence[_Option]], picks: Sequence[int]) -> float:
-        """Return the step time with one option for each layer.
+        """Return the step time if each layer uses one given split [s].
 
         Parameters
         ----------

@@ -1,13 +1,13 @@
-"""Times and bytes of the sections of one rank's layers, for every layout and microbatch of a search.
+"""Times and bytes of one rank's layers for every layout and microbatch of a plan search.
 
-Most counts of a rank (FLOP, bytes, payloads) are affine in its microbatch, in 1/tp, in 1/cp and in 1/ep or ep. A few
-lowered programs at the corners of a range of degrees therefore give the counts of all layouts between them by
-interpolation, and some lowered programs inside the range check the result. A sparse count, such as the rows of an
-embedding that a small batch reads, is the lower of two such interpolations: one from small microbatches and one from
-large ones. Large microbatches are lowered only as far as the last section with such a table.
+Most counts of a rank (FLOP, bytes, payloads) are affine in the microbatch, in 1/tp, in 1/cp and in 1/ep or ep. So a few
+layouts at the corners of a range of degrees are lowered to programs (kernels and collectives). The counts of all
+layouts between them are interpolated, and some programs inside the range check the result. A sparse count, such as the
+rows of an embedding that a small batch reads, is the lower of two interpolations. One starts from small microbatches,
+the other from large ones. Large microbatches are lowered only as far as the last section with such a table.
 
-Where the check fails, because of rounding, smaller groups of layouts are interpolated; what still fails is lowered
-point by point. Kernels that occur several times are priced once, all in one call.
+If the check fails, because of rounding, smaller groups of layouts are interpolated; what still fails is lowered point
+by point. Kernels that occur several times are priced once, all in one call.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _FULL = (2**16, 2**17)
 
 
 class LayoutKey(NamedTuple):
-    """Part of a layout that decides what its layers compute: degrees, and how attention splits a sequence.
+    """Part of a layout that decides what its layers compute: degrees of parallelism and method of context parallelism.
 
     ``fixed_degrees`` are degrees of axes that the search does not vary.
     """
@@ -86,7 +86,10 @@ class LayoutKey(NamedTuple):
 
     @property
     def expert_ranks(self) -> int:
-        """Number of ranks over which the experts are spread; folded experts are also spread over tp and cp."""
+        """Number of ranks over which the experts are spread.
+
+        With ``etp`` set, experts are folded: spread over cp (and over tp if ``etp`` is 1) as well as over ep.
+        """
         return self.ep if self.etp is None else self.ep * self.cp * (self.tp if self.etp == 1 else 1)
 
 
@@ -94,8 +97,8 @@ class LayoutKey(NamedTuple):
 class LayoutCounts:
     """FLOP, bytes and other counts of all layers of one layout, at several microbatches.
 
-    ``count_values`` has the shape (microbatches, counts), with the counts of the program's sections in order.
-    ``program`` has the structure and the parameters of this layout; its own counts may belong to another layout.
+    ``count_values`` has the shape (microbatches, counts): all counts of the program's sections, one after another.
+    ``program`` has the structure and the parameters of this layout; its counts may be those of another layout.
     """
 
     key: LayoutKey
@@ -105,10 +108,10 @@ class LayoutCounts:
 
     @property
     def counts_by_type(self) -> tuple[Array, Array, Array, Array]:
-        """Counts split by what they count, as four arrays of shape (counts, microbatches).
+        """Counts of kernels, collectives, workspaces and sections, as four arrays of shape (counts, microbatches).
 
-        They belong to kernels, to payloads of collectives, to workspaces of operations, and to the
-        `SECTION_BYTE_FIELDS` of sections.
+        The second holds the payloads of collectives [byte], the third the workspaces of operations [byte], and the
+        fourth the byte counts that `SECTION_BYTE_FIELDS` names.
         """
         sections = self.program.sections
         numbers = sum(_COUNTS + len(counted.kernel.shape) for section in sections for counted in section.kernels)
@@ -121,32 +124,33 @@ class LayoutCounts:
         return kernels, payloads, outputs, sizes
 
     def at_microbatches(self, sizes: Sequence[int]) -> LayoutCounts:
-        """Return the block at some of its microbatches.
+        """Select the counts at some of the microbatches.
 
         Parameters
         ----------
         sizes : sequence of int
-            Microbatches.
+            Microbatches to keep [samples].
 
         Returns
         -------
         LayoutCounts
-            The smaller block.
+            Counts of the same layout at these microbatches.
         """
         rows = [self.microbatches.index(size) for size in sizes]
         return replace(self, microbatches=tuple(sizes), count_values=self.count_values[rows])
 
     @property
     def mesh(self) -> Mesh:
-        """Mesh of the layout without pp; its dp may be smaller than that of the layout."""
+        """Device mesh of the layout without its pipeline axis; its dp may be smaller than that of the layout."""
         return _mesh(self.key)
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutTimes:
-    """Times and bytes of the layers for all layouts and microbatches, shape (sections, points), and their positions.
+    """Times and bytes of the layers for every layout and microbatch of a search, shape (sections, points).
 
-    ``by_program`` caches what depends on one program and its mesh; it lives as long as the programs.
+    A point is a layout at a microbatch; ``position_of_layout`` gives the index of each. A section is a run of
+    consecutive operations of one layer. ``by_program`` caches what depends on one program and its mesh.
     """
 
     times_by_section: SectionTimes
@@ -158,19 +162,19 @@ class LayoutTimes:
     by_program: ResultCache = field(default_factory=ResultCache, compare=False)
 
     def find_position(self, layout: Layout, microbatch: int) -> int | None:
-        """Return the position of a layout at a microbatch, or None if the layout cannot divide its layers.
+        """Return the index of a layout at a microbatch in these times.
 
         Parameters
         ----------
         layout : Layout
-            The layout.
+            Layout of the search.
         microbatch : int
-            Samples.
+            Microbatch [samples].
 
         Returns
         -------
         int, optional
-            Position; None if its layers cannot be divided so.
+            Index along the points; None if the layout does not divide the layers.
         """
         return self.position_of_layout.get((self.key_of_layout(layout), microbatch))
 
@@ -187,20 +191,20 @@ def layout_times(
     Parameters
     ----------
     graphs : GraphsByBatch
-        The network at several batches.
+        Graphs of the network at several batches, which also cache counts.
     backend : Backend
         Software, prices and links of the run.
     layouts : sequence of Layout
-        Layouts.
+        Layouts of the search.
     sizes : Callable[[Layout], Sequence[int]]
-        Microbatches of a layout.
+        Function that returns the microbatches of a layout [samples].
     space : SearchSpace, optional
         Values that the search varies.
 
     Returns
     -------
     LayoutTimes
-        Costs of (sections, points).
+        Times and bytes, shape (sections, points); a point is a layout at a microbatch.
     """
     blocks = _Blocks(graphs, backend, space)
     key_of = blocks.make_key_function()
@@ -225,12 +229,15 @@ def layout_times(
 
 
 def _family(key: LayoutKey) -> tuple[object, ...]:
-    """Return a key that is equal for layouts between which counts can be interpolated."""
+    """Return a key that is equal for layouts whose counts can be interpolated from each other.
+
+    Such layouts agree in all degrees except tp, cp and ep, and in whether each of these exceeds 1.
+    """
     return key.tp > 1, key.cp > 1, key.ep > 1, *key[3:-1], None if key.etp is None else key.etp == 1
 
 
 class GraphsByBatch:
-    """Graphs of a network at several batches, each built once, with what their lowered programs have in common."""
+    """Cache of a network's graphs, one for each batch, and of the programs and counts that were lowered from them."""
 
     def __init__(self, model: ModelSpec, backend: Backend) -> None:
         self._build = partial(backend.graph, model)
@@ -243,19 +250,19 @@ class GraphsByBatch:
         self._dispatched: dict[tuple[int, TokenDispatch], tuple[Program, Program]] = {}
 
     def with_dispatcher(self, program: Program, dispatch: TokenDispatch) -> Program:
-        """Return a program whose tokens are sent to their experts in another way; see `dispatched`.
+        """Return a copy of a program whose tokens reach their experts by another dispatcher, such as DeepEP.
 
         Parameters
         ----------
         program : Program
             One rank's kernels and collectives (the lowered network).
         dispatch : Dispatch
-            How tokens are sent.
+            How tokens are sent to their experts.
 
         Returns
         -------
         Program
-            The same object for the same program and dispatch.
+            Changed program; the same object at each call with the same program and dispatch.
         """
         key = id(program), dispatch
         if key not in self._dispatched:
@@ -263,7 +270,9 @@ class GraphsByBatch:
         return self._dispatched[key][0]
 
     def section_counts(self, section: Section) -> SectionCounts:
-        """Return the counts of a section, computed once for a section that several programs share.
+        """Return the FLOP, bytes and payloads of a section (consecutive operations of one layer).
+
+        The counts are computed once for a section that several programs share.
 
         Parameters
         ----------
@@ -272,25 +281,25 @@ class GraphsByBatch:
 
         Returns
         -------
-        array_like
-            Its counts as one array.
+        SectionCounts
+            Arrays of the counts of kernels, payloads [byte], workspaces [byte], and other byte counts.
         """
         if id(section) not in self._numbers:
             self._numbers[id(section)] = section, _section_values(section)
         return self._numbers[id(section)][1]
 
     def graph_at_batch(self, batch: int) -> Graph:
-        """Return the network at a batch.
+        """Return the graph of the network at a batch; built once for each batch.
 
         Parameters
         ----------
         batch : int
-            Samples.
+            Batch [samples].
 
         Returns
         -------
         Graph
-            The graph.
+            Network with the shapes of this batch.
         """
         if batch not in self._graphs:
             self._graphs[batch] = replace(self._build(batch), shared_cache=self._family)
@@ -298,10 +307,10 @@ class GraphsByBatch:
 
 
 class _Blocks:
-    """Lowers the layers of layouts, and interpolates between lowered ones where that is exact.
+    """Counter of FLOP and bytes of layouts: lowers some layouts to programs, and interpolates the others where exact.
 
-    ``problem`` says why the last layout could not be lowered. With ``uneven`` each microbatch is lowered by itself,
-    because the microbatch decides which kernels run.
+    ``problem`` says why the last layout could not be lowered. With ``uneven`` counts are not interpolated, because the
+    microbatch decides which kernels run.
     """
 
     def __init__(self, graphs: GraphsByBatch, backend: Backend, space: SearchSpace | None = None) -> None:
@@ -315,7 +324,7 @@ class _Blocks:
         self.preset = space.preset
 
     def make_key_function(self) -> Callable[[Layout], LayoutKey]:
-        """Return a function that maps a layout to its key.
+        """Return a function that maps a layout to its key: the part that decides what the layers compute.
 
         The key has the layout's dp only if a placement may split more than the batch over dp. Otherwise dp is 2 and
         stands for any number of ranks; it is not 1, because a collective over one rank takes no time.
@@ -331,7 +340,7 @@ class _Blocks:
         return key
 
     def lower_layouts(self, family: Mapping[LayoutKey, Sequence[int]]) -> list[LayoutCounts]:
-        """Return the counts of layouts that differ in tp, cp and ep only.
+        """Return the FLOP, bytes and payloads of layouts that differ in tp, cp and ep only.
 
         Layouts that cannot divide the layers are left out.
 
@@ -353,7 +362,7 @@ class _Blocks:
         return [block for part in alike.values() for block in self._blocks(part, finer)]
 
     def _lengths(self, key: LayoutKey, microbatch: int) -> Hashable:
-        """Return the lengths of the counts of a layout's sections; layouts with equal shares have equal ones."""
+        """Return the number of counts in each section of a layout, which is equal for programs of equal structure."""
         shares = *_family(key), *_shares_of(key)
         if shares not in self._known_lengths:
             sections = self._lower(key, microbatch).sections
@@ -363,10 +372,10 @@ class _Blocks:
     def _blocks(
         self, family: Mapping[LayoutKey, Sequence[int]], groupings: Sequence[Callable[[LayoutKey], object]]
     ) -> list[LayoutCounts]:
-        """Count the layers of all layouts by interpolation if that is exact for all of them.
+        """Return the counts of all layouts, by interpolation where that reproduces lowered programs exactly.
 
-        Otherwise the layouts are grouped by the first of ``groupings`` and each group is tried by itself, then by the
-        next one. Where no grouping helps, each layout and microbatch is lowered by itself.
+        Otherwise the layouts are grouped by the first of ``groupings``. Each group is tried separately, then grouped by
+        the next one. Where no grouping helps, each layout and microbatch is lowered separately.
         """
         surface = self._repeated(family) or self._surface(family)
         if surface is not None:
@@ -382,7 +391,7 @@ class _Blocks:
         return [block for part in parts.values() for block in self._blocks(part, groupings[1:])]
 
     def _divides(self, key: LayoutKey) -> bool:
-        """Return True if the layers can be divided over a layout; otherwise keep the reason."""
+        """Return True if the layers can be divided over a layout; otherwise store the reason in ``problem``."""
         graph = self.graphs.graph_at_batch(_mesh(key).replicas)
         try:
             check_divisions(graph, self._placement(graph, key), _mesh(key))
@@ -392,19 +401,18 @@ class _Blocks:
         return True
 
     def _repeated(self, family: Mapping[LayoutKey, Sequence[int]]) -> list[LayoutCounts] | None:
-        """Return the counts of layouts that another backend has found before; None if some are missing."""
+        """Return cached counts of all layouts, found earlier for another backend; None if some are missing."""
         known = self.graphs.blocks
         if not all(key in known and {*sizes} <= {*known[key].microbatches} for key, sizes in family.items()):
             return None
         return [known[key].at_microbatches(sizes) for key, sizes in family.items()]
 
     def _surface(self, family: Mapping[LayoutKey, Sequence[int]]) -> list[LayoutCounts] | None:
-        """Return the counts of all layouts, interpolated between a few lowered ones.
+        """Interpolate the counts of all layouts between a few lowered ones; None if that is inexact or no faster.
 
-        Lowered are as many layouts as there are terms (`_terms`), at two small and at two full microbatches, and one
-        layout of each other share of the weights, whose program is needed for its parameters. All lowered programs
-        check the interpolation. Returns None if a count disagrees, or if this takes as many lowerings as there are
-        points.
+        The number of lowered layouts is the number of terms (`_terms`), at two small and at two very large
+        microbatches. Another layout is lowered for each further way to shard the weights, because its program gives the
+        parameters. All lowered programs check the interpolation.
         """
         sizes = sorted({size for counts in family.values() for size in counts})
         if self.uneven or len(sizes) < 2:
@@ -435,11 +443,11 @@ class _Blocks:
         lowered: Iterable[tuple[LayoutKey, int]],
         sections: int | None,
     ) -> dict[LayoutKey, Array] | None:
-        """Interpolate the counts of each layout at its microbatches.
+        """Interpolate the counts of each layout at its microbatches, shape (microbatches, counts) for each layout.
 
-        ``ends`` are the sampled layouts at small microbatches and at full ones; only the counts of the first
-        ``sections`` are sampled at full ones. Returns None if the ``lowered`` programs differ in structure, or if no
-        kind of interpolation reproduces them.
+        ``ends`` are the layouts lowered at small microbatches and those lowered at very large ones (`_FULL`). Only the
+        first ``sections`` are lowered at the large ones. Returns None if the ``lowered`` programs differ in structure,
+        or if no form of interpolation reproduces their counts.
         """
         programs, section_counts = {point: self._lower(*point) for point in lowered}, self.graphs.section_counts
         rows = {point: _values(program, section_counts) for point, program in programs.items()}
@@ -478,7 +486,7 @@ class _Blocks:
         return None
 
     def _shares(self, tps: Collection[int]) -> list[ShareFunction]:
-        """List the functions of tp in which a count may be affine: 1/tp, or the padded share of an uneven dim."""
+        """Return functions of tp in which a count may be affine: 1/tp, or the padded shard size of an uneven dim."""
         graph = self.graphs.graph_at_batch(1)
         laid = self._placement(graph, LayoutKey(1, 1, 1, 1, False))
         padded = {
@@ -494,7 +502,7 @@ class _Blocks:
         return [share for share in shares if len({share(tp) for tp in tps}) == len(tps)]
 
     def _lower(self, key: LayoutKey, microbatch: int, sections: int | None = None) -> Program:
-        """Return the lowered program, or its first sections."""
+        """Return one rank's program (kernels and collectives) for a layout and microbatch, or its first sections."""
         known, point = self.graphs.programs, (key, microbatch, sections)
         if point not in known:
             mesh = _mesh(key)
@@ -503,7 +511,7 @@ class _Blocks:
         return known[point]
 
     def with_backend_dispatch(self, block: LayoutCounts) -> LayoutCounts:
-        """Return the counts of a layout whose tokens are sent to their experts as the backend sends them.
+        """Return the counts of a layout under the token dispatcher of the backend (NCCL all-to-all or DeepEP).
 
         Parameters
         ----------
@@ -531,7 +539,7 @@ class _Blocks:
 
 
 def _sent_once(block: LayoutCounts, dispatch: TokenDispatch) -> Array:
-    """Return the counts of a block if tokens are sent once to each target: no sorts, and smaller payloads."""
+    """Return a layout's counts if tokens are sent once to each target rank or node: no sorts, smaller payloads."""
     sections = block.program.sections
     kernels = [counted for section in sections for counted in section.kernels]
     sorts = np.repeat([each.sorts_tokens for each in kernels], [_COUNTS + len(each.kernel.shape) for each in kernels])
@@ -550,19 +558,26 @@ def _shares_of(key: LayoutKey) -> tuple[int, int]:
 
 
 def _small_first(key: LayoutKey) -> tuple[int, int, int]:
-    """Return a sort key for layouts; a small microbatch does not fill the sparse counts of the first ones."""
+    """Return a sort key for choosing layouts to lower: first those whose sparse counts a small batch leaves low.
+
+    A sparse count is for example the number of embedding rows read.
+    """
     return key.tp, -key.cp, key.ep
 
 
 def _full_first(key: LayoutKey) -> tuple[int, int, int]:
-    """Return a sort key for layouts; a large microbatch fills the sparse counts of the first ones."""
+    """Return a sort key for choosing layouts to lower: first those whose sparse counts a large batch saturates.
+
+    A sparse count is for example the number of embedding rows read.
+    """
     return -key.tp, key.cp, key.ep
 
 
 def _terms(keys: Sequence[LayoutKey], share: ShareFunction, share_of_ep: ShareFunction) -> LongDoubleArray:
-    """Return the products of shares of tp, cp and ep of which counts are sums, shape (layouts, 8).
+    """Return the basis of the interpolation over tp, cp and ep: all products of the three shares, shape (layouts, 8).
 
-    Counts contain 1/ep, except the tokens of an expert, which come from ep ranks.
+    A count is a weighted sum of these products. ``share_of_ep`` is 1/ep, or ep for the tokens of an expert, which come
+    from ep ranks.
     """
     shares = np.array([(share(key.tp), 1.0 / key.cp, share_of_ep(key.ep)) for key in keys], dtype=np.longdouble)
     terms = np.ones((len(keys), 1), dtype=np.longdouble)
@@ -572,7 +587,7 @@ def _terms(keys: Sequence[LayoutKey], share: ShareFunction, share_of_ep: ShareFu
 
 
 def _spanning(terms: LongDoubleArray) -> list[int]:
-    """Return the positions of the first rows whose sums give all other rows."""
+    """Return the indices of the first linearly independent rows, found by Gram-Schmidt orthogonalisation."""
     left, chosen = terms.copy(), list[int]()
     for row in range(len(terms)):
         length = np.sqrt(left[row] @ left[row])
@@ -584,7 +599,10 @@ def _spanning(terms: LongDoubleArray) -> list[int]:
 
 
 def _combination_weights(samples: LongDoubleArray, targets: LongDoubleArray) -> Array:
-    """Return the weights with which independent samples sum to the targets, shape (targets, samples)."""
+    """Return the weights with which linearly independent samples sum to the targets, shape (targets, samples).
+
+    Solved by Gram-Schmidt orthogonalisation and iterative refinement.
+    """
     units = np.zeros((0, samples.shape[1]), dtype=np.longdouble)
     for sample in samples:
         left = sample - sample @ units.T @ units
@@ -609,7 +627,7 @@ _SHARES_OF_EP: tuple[ShareFunction, ShareFunction] = _even_share, float
 
 
 def _padded_share(size: DimSize, shards: int) -> float:
-    """Return the size of the largest shard of a dim that does not divide evenly."""
+    """Return the size of the largest shard of a dim that does not divide evenly: ceil(size / shards)."""
     return float(-(-size // shards))
 
 
@@ -619,7 +637,7 @@ def _differing(values: Array, exact: Array) -> npt.NDArray[np.bool_]:
 
 
 def _concave(sizes: Sequence[int], rows: Array) -> npt.NDArray[np.bool_]:
-    """Return True for counts that grow more slowly at large microbatches than at small ones (sparse counts)."""
+    """Return True for counts that grow more slowly at large microbatches, such as the embedding rows read."""
     slope = (rows[1] - rows[0]) / (sizes[1] - sizes[0])
     return np.asarray(rows[0] + slope * (_FULL[1] - sizes[0]) > rows[3])
 
@@ -631,7 +649,7 @@ def _at_microbatches(
     lower: npt.NDArray[np.bool_],
     bends: npt.NDArray[np.bool_],
 ) -> Array:
-    """Interpolate counts at the ``targets`` from two small and two full microbatches.
+    """Interpolate counts at the ``targets`` from two small and two very large microbatches, shape (targets, counts).
 
     Where ``bends`` is True, a count lies on the lower of the two straight lines where ``lower`` is True, else on the
     upper one. Other counts lie on the line of the small microbatches. Whole numbers stay whole.
@@ -649,7 +667,7 @@ def _at_microbatches(
 
 
 def _values(program: Program, numbers: Callable[[Section], SectionCounts]) -> Array:
-    """Return all counts of a program that depend on its batch as one array; see ``section_counts`` for one section."""
+    """Return all counts of a program that depend on its batch, as one array; ``numbers`` gives those of a section."""
     *parts, sizes = zip(*map(numbers, program.sections), strict=True)
     return np.concatenate([*(each for part in parts for each in part), np.stack(sizes, axis=1).ravel()])
 
@@ -657,14 +675,14 @@ def _values(program: Program, numbers: Callable[[Section], SectionCounts]) -> Ar
 def _is_early(
     program: Program, numbers: Callable[[Section], SectionCounts], sections: int | None
 ) -> npt.NDArray[np.bool_]:
-    """Return True for those of a program's counts (`_values`) that belong to its first ``sections``."""
+    """Return True for those of a program's counts (in the order of `_values`) that belong to its first ``sections``."""
     early = np.arange(len(program.sections)) < (len(program.sections) if sections is None else sections)
     lengths = np.array([[len(part) for part in numbers(section)[:-1]] for section in program.sections]).T
     return np.concatenate([*(np.repeat(early, length) for length in lengths), np.tile(early, len(SECTION_BYTE_FIELDS))])
 
 
 def _section_values(section: Section) -> SectionCounts:
-    """Return the counts of one section: of kernels, payloads of collectives, workspaces, and `SECTION_BYTE_FIELDS`."""
+    """Return the counts of one section: kernels, payloads of collectives, workspaces, and other byte counts."""
     kernels: list[float] = []
     for counted in section.kernels:
         kernel = counted.kernel
@@ -677,7 +695,7 @@ def _section_values(section: Section) -> SectionCounts:
 
 
 def _costs(blocks: Sequence[LayoutCounts], backend: Backend) -> SectionTimes:
-    """Return the times and bytes of all blocks, summed by section: shape (sections, points).
+    """Predict the times and bytes of all layouts, summed by section: shape (sections, points).
 
     Kernels and collectives of all blocks are predicted at once.
     """
@@ -708,7 +726,7 @@ def _costs(blocks: Sequence[LayoutCounts], backend: Backend) -> SectionTimes:
 
 
 def _sizes(program: Program, outputs: Array, sizes: Array) -> dict[str, Array]:
-    """Return the byte counts of a block by name, each of shape (sections, microbatches)."""
+    """Return the byte counts of one layout by name (see `BYTE_FIELDS`), each of shape (sections, microbatches)."""
     by_name = dict(zip(SECTION_BYTE_FIELDS, np.split(sizes, len(SECTION_BYTE_FIELDS)), strict=True))
     lengths = [len(section.operation_workspace_bytes) for section in program.sections]
     by_section = np.split(outputs, np.cumsum(lengths)[:-1])
@@ -717,7 +735,7 @@ def _sizes(program: Program, outputs: Array, sizes: Array) -> dict[str, Array]:
 
 
 def _of_sections(program: Program, description: Callable[[Section], Hashable], known: dict[int, Hashable]) -> Hashable:
-    """Return a description of every section of a program; ``known`` holds those of sections that programs share."""
+    """Return a description of every section of a program, as a key; ``known`` caches those of shared sections."""
     for section in program.sections:
         if id(section) not in known:
             known[id(section)] = description(section)
@@ -725,7 +743,7 @@ def _of_sections(program: Program, description: Callable[[Section], Hashable], k
 
 
 def _structure(section: Section) -> Hashable:
-    """Return the properties of a section on which `SectionSums` depend, as a key."""
+    """Return a key of the properties of a section that decide how its kernel times are summed (`SectionSums`)."""
     kernels = [
         (
             c.repetitions,
@@ -753,7 +771,7 @@ def _structure(section: Section) -> Hashable:
 
 
 def _kernel_seconds(blocks: Sequence[LayoutCounts], counts: Sequence[Array], backend: Backend) -> list[KernelTimes]:
-    """Return the times of each block's kernels [s], shape (kernels, microbatches); equal kernels are predicted once."""
+    """Predict the times of each layout's kernels [s], shape (kernels, microbatches), each distinct kernel once."""
     blocks_of_kind: dict[object, list[int]] = {}
     kinds: dict[int, Hashable] = {}
     for index, block in enumerate(blocks):
@@ -782,7 +800,7 @@ def _kernel_seconds(blocks: Sequence[LayoutCounts], counts: Sequence[Array], bac
 
 
 def _kind(kernel: Kernel) -> tuple[object, ...]:
-    """Return a key that two kernels share if they differ in their counts only."""
+    """Return a key that is equal for kernels which differ only in FLOP, bytes and sizes."""
     return kernel.family, kernel.operation, kernel.phase, kernel.host_calls, kernel.expert_count, tuple(kernel.shape)
 
 
@@ -793,7 +811,7 @@ def _kinds(section: Section) -> Hashable:
 def _numbered(
     kernel: Kernel, values: Array, known: dict[object, dict[bytes, int]], unique: list[Kernel]
 ) -> Iterable[int]:
-    """Return the position of each row of counts among the unique kernels; new kernels are added to ``unique``."""
+    """Return the index of each row of ``values`` among the ``unique`` kernels; add kernels that are not yet there."""
     positions = known.setdefault(_kind(kernel), {})
     keys = values.view(f"V{values.shape[1] * values.itemsize}").ravel().tolist()
     for row, key in enumerate(keys):

@@ -1,4 +1,4 @@
-"""Plans that recompute only some layers of each stage: as few as make a configuration fit in memory.
+"""Plans that recompute only some layers of each pipeline stage, as few as make the plan fit in memory.
 
 Time and memory of a step are nearly linear in the number of recomputed layers. The two ends that a search has
 evaluated, no layer and every layer, therefore tell which configurations are worth trying and with how many layers.
@@ -39,18 +39,18 @@ def fit_with_fewest_layers(
     calibration: Calibration | None = None,
     share: float | None = None,
 ) -> Prediction | None:
-    """Find the fewest layers of each stage whose full recomputation lets a run fit in memory.
+    """Find the smallest number of fully recomputed layers per stage with which a run fits in memory.
 
     Parameters
     ----------
     prediction : Prediction
-        Prediction of the run.
+        Prediction of a run that does not fit, or that recomputes every layer.
     software : SoftwareProfile, optional
         Profile to use instead of the run's.
     calibration : Calibration, optional
         Calibration to use instead of the run's.
     share : float, optional
-        Expected share of the layers, which is tried first.
+        Estimated fraction of layers to recompute; this number is tried first.
 
     Returns
     -------
@@ -74,9 +74,9 @@ def fit_with_fewest_layers(
 def _fewest_that_fit(
     predicted: Callable[[int], Prediction], most: int, expected: int | None = None
 ) -> Prediction | None:
-    """Return the prediction that fits with the fewest recomputed layers; None if none of up to ``most`` layers does.
+    """Return the prediction that fits with the fewest recomputed layers, or None if ``most`` layers do not suffice.
 
-    Numbers near the ``expected`` one are tried first, then bisection.
+    Numbers near the ``expected`` one are tried first, then the interval is bisected.
     """
     low, high, smallest = 0, most + 1, None
     number, guesses = (most, 0) if expected is None else (expected, _NEAR)
@@ -92,7 +92,7 @@ def _fewest_that_fit(
 
 
 class _Candidate(NamedTuple):
-    """A configuration that recomputes every layer, the fraction of layers that suffices, and its expected score."""
+    """Configuration that recomputes every layer, the fraction of layers that should suffice, and the expected score."""
 
     configuration_index: int
     recomputed_fraction: float
@@ -100,7 +100,7 @@ class _Candidate(NamedTuple):
 
 
 def partial_recompute_plans(model: ModelSpec, system: System, ranking: Ranking, best: float) -> list[PlanRow]:
-    """Find plans that recompute some layers of each stage and are better than the best so far.
+    """Find plans that recompute only some layers of each stage and score better than the best plan so far.
 
     Parameters
     ----------
@@ -111,12 +111,12 @@ def partial_recompute_plans(model: ModelSpec, system: System, ranking: Ranking, 
     ranking : Ranking
         Configurations with their scores.
     best : float
-        Score to beat.
+        Score to beat: step time [s], or cost or energy of a step, whichever the ranking minimises.
 
     Returns
     -------
     list of PlanRow
-        Plans.
+        Plans found, each better than the one before.
     """
     rows: list[PlanRow] = []
     candidates = sorted(_candidates(ranking, best), key=lambda candidate: candidate.expected_score)
@@ -146,9 +146,9 @@ def _row(row: PlanRow, prediction: Prediction) -> PlanRow:
 
 
 def _candidates(ranking: Ranking, best: float) -> Iterator[_Candidate]:
-    """Yield the most promising configurations of each GPU count.
+    """Yield the configurations of each GPU count for which partial recomputation promises the best scores.
 
-    Their time and memory are interpolated between recomputation of no layer and of every layer.
+    Time and memory are interpolated between recomputation of no layer and of every layer.
     """
     score = ranking.scores
     for number in range(len(ranking.parts)):
@@ -169,7 +169,7 @@ _STATE_FRACTION = 0.8
 
 
 def _memory_before_update(memory: Array, run: Run) -> Array:
-    """Return a lower bound of the memory before the update.
+    """Return a lower bound of the memory before the optimizer update, for interpolation over recomputed layers [byte].
 
     The largest memory may occur during the update, where it does not depend on recomputation. Memory is linear in the
     number of recomputed layers only down to this bound.
@@ -179,9 +179,10 @@ def _memory_before_update(memory: Array, run: Run) -> Array:
 
 
 def _fitting_pairs(ranking: Ranking, number: int, better: npt.NDArray[np.bool_]) -> tuple[IndexArray, IndexArray]:
-    """Return the indices of pairs of configurations of one GPU count that differ in recomputation only.
+    """Return the indices of pairs of configurations of one GPU count that differ only in recomputation.
 
-    The first recomputes nothing, would be better, but does not fit. The second recomputes every layer, and fits.
+    The first of a pair recomputes nothing and has a ``better`` score, but does not fit. The second recomputes every
+    layer and fits.
     """
     results, first = ranking.parts[number].results, int(ranking.first[number])
     rows = slice(first, first + len(results))
@@ -204,17 +205,17 @@ def _fitting_pairs(ranking: Ranking, number: int, better: npt.NDArray[np.bool_])
 
 
 def full_recompute_cases(cases: tuple[npt.NDArray[np.integer], ...]) -> npt.NDArray[np.int64]:
-    """Return for each case the position of the case that recomputes every layer and is equal otherwise.
+    """Return the index of the otherwise equal case that recomputes every layer, for each case of a search.
 
     Parameters
     ----------
     cases : tuple[npt.NDArray[np.integer], ...]
-        Layout, microbatch and recompute policy of each case.
+        Indices of layouts, microbatches [samples], and indices of recompute policies, shape (cases,) each.
 
     Returns
     -------
     ndarray, shape (cases,)
-        Positions; -1 if there is none.
+        Indices; -1 if there is none.
     """
     layout, microbatch, policy = (column.astype(np.int64) for column in cases)
     point = layout * (int(microbatch.max(initial=0)) + 1) + microbatch

@@ -1,4 +1,4 @@
-"""Cuts of a network into the pieces of a pipeline that a search tries.
+"""Cuts of a network into pipeline stages and chunks that a search tries.
 
 An even cut is tried first. A balanced cut makes the heaviest stage as light as possible; it is tried where the layers
 do not divide evenly, or where the layers outside the repeated blocks weigh much.
@@ -38,9 +38,9 @@ PipelinePieces = tuple[ModelChunk, ...]
 
 
 class Partition(NamedTuple):
-    """Network cut into pipeline pieces, and the ``case_indices`` for which this cut is used.
+    """Network cut into pipeline pieces, and the indices of the cases (layout, microbatch, policy) that use this cut.
 
-    The layers of each piece are given if a run has to state them.
+    ``layers_per_chunk`` is set if the cut differs from the framework's default, so that a run has to name the layers.
     """
 
     pieces: PipelinePieces
@@ -49,7 +49,7 @@ class Partition(NamedTuple):
 
 
 def chunk_counts(program: Program, stages: int, space: SearchSpace, backend: Backend) -> tuple[int, ...]:
-    """Return the numbers of chunks of a stage that a search tries.
+    """Return the numbers of chunks per stage (virtual pipeline sizes) that a search tries.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def chunk_counts(program: Program, stages: int, space: SearchSpace, backend: Bac
 
 
 class PipelineCuts:
-    """Ways to cut the network into pipeline pieces, for the cases with the same number of stages.
+    """Pipeline cuts that a search tries, for cases (layout, microbatch, recompute policy) of one pipeline depth.
 
     ``seconds`` are times of one layer iteration of each section [s], shape (sections, cases).
     """
@@ -103,7 +103,7 @@ class PipelineCuts:
         self._profiles: list[tuple[list[float], IndexArray]] | None = None
 
     def is_cut_evenly(self, stages: Sequence[int]) -> npt.NDArray[np.bool_]:
-        """Return for which cases only one cut is tried: whole blocks, equally many in each piece.
+        """Return True for cases with a single pipeline cut to try: equally many repeated layers in each piece.
 
         Parameters
         ----------
@@ -129,7 +129,7 @@ class PipelineCuts:
         return np.asarray(divides & (_heavier(*ends, stages) <= most * (1.0 - 2.0**-30)))
 
     def partitions(self, stages: Sequence[int], inside: npt.NDArray[np.bool_]) -> Iterator[Partition]:
-        """List the cuts that a search tries, each with the cases for which it is used.
+        """Yield the pipeline cuts that a search tries, each with the cases (layout, microbatch, policy) that use it.
 
         Parameters
         ----------
@@ -159,7 +159,7 @@ class PipelineCuts:
             yield from self._each_case(stages, inside)
 
     def _even(self, stages: Sequence[int]) -> Iterator[Partition]:
-        """Yield even cuts of whole blocks, one for all cases with the same heaviest block."""
+        """Yield cuts with equally many whole layers in each piece, one for all cases with the same heaviest block."""
         for block in distinct_values(self.heaviest):
             if self.repeat[block] % len(stages) == 0:
                 cases = np.flatnonzero(self.heaviest == block)
@@ -167,7 +167,7 @@ class PipelineCuts:
                 yield Partition(tuple(cut_into_stages(self.programs[0], weights, stages)), cases)
 
     def _balanced(self, stages: Sequence[int], inside: npt.NDArray[np.bool_]) -> Iterator[Partition]:
-        """Yield cuts that minimise the time of the heaviest stage, for cases where this beats an even cut."""
+        """Yield cuts that minimise the time of the slowest stage, for cases where this beats an even cut."""
         by_layers: dict[tuple[int, ...], list[IndexArray]] = {}
         program = self.programs[0]
         for weights, cases in self.weight_profiles:
@@ -193,7 +193,7 @@ class PipelineCuts:
             yield Partition(tuple(chunks), np.sort(np.concatenate(cases_of)), layers)
 
     def _light_ends(self, weights: Sequence[float], block: int, stages: Sequence[int]) -> bool:
-        """Return True if the layers before and after a block are too light to shift a layer to another stage."""
+        """Return True if the layers around a block are too light for an uneven cut of the block to be faster."""
         ends = [
             sum(w * r for w, r in zip(weights[part], self.repeat[part], strict=True))
             for part in _before_and_after(block)
@@ -203,7 +203,10 @@ class PipelineCuts:
 
     @property
     def weight_profiles(self) -> list[tuple[list[float], IndexArray]]:
-        """Pairs of section weights, relative to the heaviest block, and the cases that share them after rounding."""
+        """Pairs of relative section times and the indices of the cases that share them after rounding.
+
+        Times are relative to one layer of the heaviest block.
+        """
         if self._profiles is None:
             kinds, kind_of = np.unique(self.relative, axis=1, return_inverse=True)
             cases = [np.flatnonzero(kind_of.ravel() == kind) for kind in range(kinds.shape[1])]
@@ -222,7 +225,7 @@ class PipelineCuts:
         yield from (Partition(chunks, np.sort(np.concatenate(cases))) for chunks, cases in known.items())
 
     def _each_case(self, stages: Sequence[int], inside: npt.NDArray[np.bool_]) -> Iterator[Partition]:
-        """Yield a cut for each case by itself, for networks without repeated layers."""
+        """Yield a pipeline cut for each case (layout, microbatch, policy), for networks without repeated layers."""
         if len(stages) > len(self.repeat):
             return
         known: dict[PipelinePieces, list[int]] = {}
@@ -235,10 +238,13 @@ class PipelineCuts:
 
 
 def _heavier(before: Array, behind: Array, stages: Sequence[int]) -> Array:
-    """Return the time that the layers before and behind a block add to one stage at most."""
+    """Return the time that the layers before and behind a block add at most to one stage.
+
+    The two add up if the first and the last piece lie on the same stage.
+    """
     return before + behind if stages[0] == stages[-1] else np.maximum(before, behind)
 
 
 def _before_and_after(block: int) -> tuple[slice, slice]:
-    """Return the sections before and the sections after one section, as slices."""
+    """Return slices of the sections before and after the section with index ``block``."""
     return slice(0, block), slice(block + 1, None)

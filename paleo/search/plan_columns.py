@@ -1,4 +1,4 @@
-"""Configurations of a search as arrays, one column for each property, without a Python loop over configurations."""
+"""Best configurations of a plan search as numpy columns, for plots and tables of many configurations."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ IndexArray = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class PlanColumns:
-    """Configurations of a search as columns, one entry each.
+    """Best configurations of a plan search as arrays, one entry for each configuration.
 
-    The columns are step times [s], bytes of the fullest device [byte], GPUs, samples of a microbatch, and positions in
-    ``strategies``, ``policies``, ``schedules`` and ``runs``. A run states everything that the other columns do not.
-    Step times follow the closed form of a schedule where it has one. ``evaluated`` is the number of
-    configurations in all.
+    ``step_time`` is in seconds, ``memory`` that of the fullest device [byte], ``microbatch`` in samples. ``strategy``,
+    ``policy``, ``schedule`` and ``run`` are indices in the tuples ``strategies``, ``policies`` (recomputation),
+    ``schedules`` and ``runs``. A run holds all options that have no column. Step times follow the closed form of a
+    schedule where it has one. ``evaluated`` is the number of all evaluated configurations.
     """
 
     step_time: Array
@@ -50,19 +50,19 @@ class PlanColumns:
 
 
 def plan_columns(ranking: Ranking, most: int) -> PlanColumns:
-    """Return the best configurations of a search as columns; those that fit come first.
+    """Return the best configurations of a search as arrays; those that fit in memory come first.
 
     Parameters
     ----------
     ranking : Ranking
-        Configurations with their scores.
+        Evaluated configurations with their scores.
     most : int
-        Most configurations to return.
+        Largest number of configurations to return.
 
     Returns
     -------
     PlanColumns
-        One entry a configuration.
+        Arrays with one entry for each configuration.
     """
     best = np.argsort(ranking.score_including_unfitting, kind="stable")[:most]
     gpus, microbatch, strategy, policy, schedule, overlapped, run = np.zeros((7, len(best)), dtype=np.intp)
@@ -102,7 +102,7 @@ def plan_columns(ranking: Ranking, most: int) -> PlanColumns:
 
 
 def _strategies(part: EvaluatedGroup, rows: IndexArray, known: dict[str, int]) -> IndexArray:
-    """Return the index of each configuration's strategy in ``known``; new strategies are added to it."""
+    """Return the index of each configuration's strategy text in ``known``; new texts are added to ``known``."""
     results = part.results
     choices = np.column_stack([results.layout_index, results.choice_field("chunks"), results.choice_field("zero")])[
         rows

@@ -1,8 +1,8 @@
-"""Search for the best plans of a space, and the explanation why the first one wins.
+"""Search for the best training plans of a model on a system, and a text that explains why the first plan wins.
 
-A mixture of experts has two possible token dispatchers, and the better one is found. One is an all-to-all that sends a
-token to each of its experts. The other sends it once to each node after a handshake. With few tokens the handshake
-costs more, with many tokens the copies do.
+A mixture of experts has two possible token dispatchers, and the faster one is found. NCCL's all-to-all sends a
+token to each of its experts. DeepEP (or HybridEP) sends the token once to each node after a handshake. With few tokens
+the handshake costs more, with many tokens the copies do.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ _TRIED = 8
 
 
 def _other_dispatcher(backend: Backend) -> TokenDispatcher | None:
-    """Return the token dispatcher that a search tries besides the software's own.
+    """Return the token dispatcher (NCCL or DeepEP) that a search tries besides the default of the software.
 
-    Returns None if the run states one, or if the software has no other.
+    Returns None if the run fixes one, or if the software has no other.
     """
     software = backend.software
     if backend.run.experts.dispatch is not None or not software.host.handshake:
@@ -66,9 +66,10 @@ def _other_dispatcher(backend: Backend) -> TokenDispatcher | None:
 
 
 def _dispatch_words(winner: Prediction) -> str:
-    """Return a sentence on how a plan dispatches tokens to experts, and how fast the other dispatcher would be.
+    """Return sentences on which token dispatcher a plan uses, and how fast the step would be with the other one.
 
-    It also names the microbatches at which the other one wins. The text is empty if no experts are spread over ranks.
+    The text also names the microbatch from which the other dispatcher wins, and is empty if no experts are spread over
+    ranks.
     """
     software = load_software(winner.run.software)
     used = winner.run.experts.dispatch or software.parallelism.expert_dispatch
@@ -84,7 +85,7 @@ def _dispatch_words(winner: Prediction) -> str:
 
 
 def _crossover(winner: Prediction, used: TokenDispatcher, other: TokenDispatcher) -> str:
-    """Return a text on the microbatch from which the other dispatcher is the faster one."""
+    """Return a sentence on the microbatch from which the other token dispatcher is faster."""
     wins = dict(_compared(winner, used, other))
     sizes = list(wins)
     crossing = next((size for before, size in pairwise(sizes) if wins[before] != wins[size]), None)
@@ -97,14 +98,14 @@ def _crossover(winner: Prediction, used: TokenDispatcher, other: TokenDispatcher
 
 
 def _compared(winner: Prediction, used: TokenDispatcher, other: TokenDispatcher) -> Iterator[tuple[int, bool]]:
-    """Yield microbatches that the plan's schedule can run, with True where the other dispatcher is faster."""
+    """Yield (microbatch, True if the other token dispatcher is faster) for microbatches that the plan can run."""
     for size in divisors(winner.plan.local_batch)[:_TRIED]:
         with suppress(PlanError):
             yield size, _step(winner, other, size) < _step(winner, used, size)
 
 
 def _step(winner: Prediction, dispatcher: TokenDispatcher, microbatch: int) -> float:
-    """Return the step time [s] of a plan with another token dispatcher and microbatch."""
+    """Predict the step time of a plan with another token dispatcher and microbatch [s]."""
     changed = {"experts.dispatch": dispatcher, "microbatch": microbatch}
     return predict(winner.model, winner.system, replace_fields(winner.run, changed)).step_time
 
@@ -114,12 +115,12 @@ OBJECTIVES = ("time", "cost", "energy", "gpus")
 
 
 def check_objective(objective: str) -> None:
-    """Raise SpecError if plans cannot be sorted by an objective of this name.
+    """Raise SpecError unless the objective is one that plans can be sorted by.
 
     Parameters
     ----------
     objective : str
-        What plans are sorted by.
+        Name of the objective, such as ``time`` or ``cost``.
     """
     if objective not in OBJECTIVES:
         raise SpecError(f"objective {objective!r:.80}; {suggest_names(str(objective), OBJECTIVES)}")
@@ -135,30 +136,30 @@ _FEW_CASES, _FIRST_BOUNDS = 50_000, 24
 
 @dataclass(frozen=True, slots=True)
 class FoundPlans:
-    """Plans that a search found.
+    """Result of a plan search: the best plans, the Pareto front, the runner-up and the numbers of configurations.
 
     Attributes
     ----------
     covered_configurations : int
-        Configurations that were covered: evaluated, or left out because of their bounds.
+        Number of configurations that were evaluated, or left out because of their bounds.
     fitting_configurations : int
-        Evaluated configurations that fit.
+        Number of evaluated configurations that fit in memory.
     evaluated_configurations : int
-        Configurations that were evaluated.
+        Number of configurations whose steps were predicted.
     skipped_gpu_counts : tuple
-        Counts of GPUs without a plan, with reasons.
+        GPU counts without a plan, each with the reason.
     search_duration : float
         Duration of the search [s].
     objective : str
         Quantity by which the plans are ordered.
     global_batch : int
-        Samples of a step.
+        Samples of one optimizer step.
     plans : tuple of PlanRow
-        The best first, each with gradients travelling when it is better.
+        Best plans, the best first. Each uses the way to exchange gradients that is better for it.
     front_plans : tuple of PlanRow
-        Plans that no other beats in both time and memory.
+        Pareto front: plans that no other beats in both step time and memory.
     runner_up : PlanRow, optional
-        The first that fits with another strategy than the best.
+        Best plan that fits with another strategy than the first plan.
     ranking : Ranking, optional
         All evaluated configurations.
     """
@@ -187,7 +188,7 @@ def search(
     top: int = 10,
     exhaustive: bool = True,
 ) -> FoundPlans:
-    """Search the plans of a space on each count of GPUs, all with the same global batch.
+    """Search the best plans on each GPU count, all with the same global batch.
 
     Parameters
     ----------
@@ -196,19 +197,19 @@ def search(
     system : System
         Nodes, devices and links.
     run : Run
-        Options that the user states; its global batch is kept.
+        Options of the user; the global batch is kept, the strategy is searched.
     counts : sequence of int
-        Counts of GPUs; those of the run by default.
+        GPU counts to search; by default that of the run.
     space : SearchSpace, optional
         Choices of the search; all by default.
     objective : str
-        ``time`` of a step, ``cost`` or ``energy`` of one (rent of whole nodes, design power), or ``gpus`` (the fewest
-        that fit). What fits comes before what does not, and of that the smallest comes first.
+        Quantity to minimise: ``time`` of a step, its ``cost`` (rent of whole nodes), its ``energy`` (design power), or
+        ``gpus``, the fewest that fit. Plans that fit in memory come before those that do not.
     top : int
-        Number of plans.
+        Number of plans to return.
     exhaustive : bool
-        Evaluate every configuration. Else those are left out whose bounds show that they are neither among the first
-        plans nor on the front of time and memory; the plans are the same.
+        Evaluate every configuration. Otherwise skip those whose bounds exclude them from the first plans and from the
+        Pareto front; the plans returned are the same.
 
     Returns
     -------
@@ -263,11 +264,11 @@ def search(
 
 
 def _bounded(sources: Sequence[_Source], system: System, objective: str, count: int) -> Ranking:
-    """Return a ranking of the configurations that may be among the first plans or on the Pareto front.
+    """Rank only configurations whose lower bounds allow them to be among the first plans or on the Pareto front.
 
-    The configurations with the best bounds are evaluated first; all others must reach their results, or be as fast as
-    the plans of different strategies that are grouped into classes. If none of the first ``count`` plans leaves memory
-    free, the ranking evaluates further ones.
+    The configurations with the best bounds are evaluated first. All others must be able to reach their step times, or
+    to be grouped with plans that are about as fast. If none of the first ``count`` plans leaves memory free, further
+    configurations are evaluated.
     """
     capacity = system.device.memory.usable_bytes
     first = BestBounds.join(
@@ -295,24 +296,24 @@ def _bounded(sources: Sequence[_Source], system: System, objective: str, count: 
 
 
 def _partial(model: ModelSpec, system: System, ranking: Ranking, first: PlanRow) -> tuple[PlanRow, ...]:
-    """Return plans that recompute only some layers and rank before the first plan, the best first."""
+    """Return plans that recompute only some layers of each stage and beat the first plan, the best first."""
     if not first.fits or not ranking.timed:
         return ()
     return tuple(reversed(partial_recompute_plans(model, system, ranking, ranking.rates[first.gpus] * first.step_time)))
 
 
 def pareto_plans(rows: Sequence[PlanRow]) -> tuple[PlanRow, ...]:
-    """Return the Pareto front of plans: no other plan is better in both step time and memory.
+    """Return the Pareto front of plans: those that no other plan beats in both step time and memory.
 
     Parameters
     ----------
     rows : sequence of PlanRow
-        Plans.
+        Plans to compare.
 
     Returns
     -------
     tuple of PlanRow
-        Plans, the fastest first.
+        Plans of the front, the fastest first.
     """
     ordered = sorted(rows, key=lambda row: (row.step_time, row.memory))
     smallest = [math.inf, *accumulate((row.memory for row in ordered), min)]
@@ -327,7 +328,7 @@ def _sized(run: Run, gpus: int, global_batch: int) -> Run:
 
 @dataclass(frozen=True)
 class _Source:
-    """Layouts that a search covers for one GPU count and token dispatcher, with the backend that times them."""
+    """Part of a search: the layouts of one GPU count and token dispatcher, with the backend that predicts times."""
 
     graphs: GraphsByBatch
     layouts: tuple[Layout, ...]
@@ -338,7 +339,7 @@ class _Source:
 
     @cached_property
     def covered_cases(self) -> SearchCases:
-        """Layouts with the predicted times of their layers."""
+        """All cases of the search (layout, microbatch, recompute policy), with the predicted times of their layers."""
         space, backend = self.space, self.backend
         points = layout_times(
             self.graphs, backend, self.layouts, lambda layout: microbatch_sizes(layout.local_batch, space), space
@@ -347,7 +348,7 @@ class _Source:
 
     @property
     def bounds_are_valid(self) -> bool:
-        """True if lower bounds of time and memory are valid for the options of the run."""
+        """True if lower bounds of step time and memory hold for the run; offload and compression rule them out."""
         backend = self.backend
         return not (
             backend.offload.parts or backend.compression or backend.run.forward_only or backend.run.pipeline.cut
@@ -365,7 +366,7 @@ class _Source:
         Parameters
         ----------
         limits : SearchLimits, optional
-            What a configuration has to reach. None: all are evaluated.
+            Step time and memory that a configuration must reach. None evaluates all.
 
         Returns
         -------
@@ -383,9 +384,10 @@ class _Source:
 
 
 def _sources(model: ModelSpec, system: System, run: Run, space: SearchSpace) -> Iterator[_Source]:
-    """Yield the layouts of one GPU count for each token dispatcher.
+    """Yield the parts of a search for one GPU count: its layouts under each token dispatcher.
 
-    Schedules that pair passes have a source of their own, because expert exchange overlaps with computation there.
+    Schedules that pair the passes of two microbatches get a separate part, because expert exchange overlaps with
+    computation there.
     """
     dtype = plan(model, system, replace_fields(run, {"global_batch": None, "pipeline.cut": None})).dtype
     backend = build_backend(system, run, dtype)
@@ -426,7 +428,7 @@ def _runs(layout: Layout, space: SearchSpace) -> bool:
 
 
 def _compressible(space: SearchSpace, method: Compression | None) -> SearchSpace:
-    """Return the part of a space that an estimate accepts together with gradient compression.
+    """Return the search space without the ZeRO stages that the gradient compression of the run rules out.
 
     Methods for sharded parameters allow ZeRO-3 only. Methods whose gradients cannot be summed on the wire exclude it.
     """
@@ -441,7 +443,7 @@ def _compressible(space: SearchSpace, method: Compression | None) -> SearchSpace
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Text that says why the first plan of a search wins, with the step breakdowns of it and of the runner-up.
+    """Text that says why the first plan of a search wins, with predictions of this plan and of the runner-up.
 
     The runner-up is the best plan with another strategy.
     """
@@ -452,7 +454,7 @@ class Explanation:
 
 
 def explain(model: ModelSpec, system: System, result: FoundPlans) -> Explanation:
-    """Compare the first plan of a search with the next one of another strategy.
+    """Explain why the first plan of a search beats the best plan with another strategy.
 
     Parameters
     ----------
@@ -461,12 +463,12 @@ def explain(model: ModelSpec, system: System, result: FoundPlans) -> Explanation
     system : System
         Machine: its devices, nodes and links.
     result : FoundPlans
-        The search.
+        Result of the search.
 
     Returns
     -------
     Explanation
-        Breakdown of both, and whether their intervals tell them apart.
+        Predictions of both plans, and a text that compares their breakdowns and prediction intervals.
 
     Raises
     ------
@@ -517,23 +519,23 @@ _PARTS = {
 
 
 def plans_with_headroom(result: FoundPlans, system: System, top: int = FIRST) -> tuple[PlanRow, ...]:
-    """Return the first plans of a search, starting with those that leave a share of the memory free.
+    """Return the first plans of a search, plans with free memory (`MEMORY_HEADROOM_SHARE`) before all others.
 
-    The share is `MEMORY_HEADROOM_SHARE`.
+    If none of the first plans has that much free memory, more plans of the ranking are considered.
 
     Parameters
     ----------
     result : FoundPlans
-        The search.
+        Result of the search.
     system : System
         Machine: its devices, nodes and links.
     top : int, optional
-        Number of plans.
+        Number of plans to return.
 
     Returns
     -------
     tuple of PlanRow
-        Plans.
+        Plans in the new order.
     """
     roomy = (1.0 - MEMORY_HEADROOM_SHARE) * system.device.memory.usable_bytes
     rows = result.plans
@@ -543,21 +545,23 @@ def plans_with_headroom(result: FoundPlans, system: System, top: int = FIRST) ->
 
 
 def search_with_headroom(result: FoundPlans, system: System, top: int = FIRST) -> FoundPlans:
-    """Return a search whose plans, and runner-up, leave `MEMORY_HEADROOM_SHARE` of the memory free if possible.
+    """Reorder the plans of a search so that plans which leave `MEMORY_HEADROOM_SHARE` of the memory free come first.
+
+    The runner-up is chosen again in the same way.
 
     Parameters
     ----------
     result : FoundPlans
-        The search.
+        Result of the search.
     system : System
         Machine: its devices, nodes and links.
     top : int, optional
-        Number of plans.
+        Number of plans to return.
 
     Returns
     -------
     FoundPlans
-        The search in the new order.
+        Result with the reordered plans; the same object if nothing changes.
     """
     rows = plans_with_headroom(result, system, top)
     if rows[0] == result.plans[0] or result.ranking is None:

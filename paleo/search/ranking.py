@@ -1,7 +1,7 @@
-"""Ranked configurations of a search: the best first, the Pareto front, and rows of a table.
+"""Ranking of the configurations of a plan search: the best plans, the runner-up and the Pareto front.
 
-Most schedules have closed forms that are approximate for unequal stages. Closed forms order all configurations; the
-first ones are then computed pass by pass in the order of their schedule.
+Most pipeline schedules have closed forms of the step time, which are approximate for unequal stages. The closed forms
+order all configurations. The leading configurations are then simulated pass by pass.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _MARGIN = 0.002
 class PlanRow:
     """One plan of a search: strategy and other options, step time [s], and memory of the fullest device [byte].
 
-    ``class_step_time`` is the shortest step time of the plans that a prediction cannot tell from this one [s], or 0 if
-    it was not computed.
+    ``class_step_time`` is the shortest step time among plans that are equally fast within the prediction's error [s]; 0
+    if not computed.
     """
 
     gpus: int
@@ -64,9 +64,9 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedGroup:
-    """Evaluated configurations of one GPU count.
+    """Evaluated configurations of one GPU count and token dispatcher.
 
-    ``pairs_passes`` is True if they use schedules that pair passes, under which layers take other times.
+    ``pairs_passes`` is True if their schedules pair the passes of two microbatches, which changes layer times.
     """
 
     run: Run
@@ -81,20 +81,20 @@ EvaluateWithin = Callable[[float], Sequence[EvaluatedGroup]]
 
 
 class Ranking:
-    """Ranked configurations of all GPU counts.
+    """Ranking of all evaluated configurations by an objective, with exact step times for the leading ones.
 
     Parameters
     ----------
     parts : sequence of EvaluatedGroup
-        Configurations with their results.
+        Evaluated configurations of each GPU count.
     system : System
-        Its memory limits which plans fit; its rent weighs the objective.
+        Machine; its memory decides which plans fit, its rent what they cost.
     objective : str
         One of ``time``, ``cost``, ``energy``, ``gpus``.
     within : float
-        Step time [s] up to which the parts hold all configurations that fit.
+        Step time [s] up to which every fitting configuration has been evaluated.
     widen : callable, optional
-        Function of a longer step time [s] that returns parts complete up to it.
+        Function that evaluates all configurations up to a longer step time [s] and returns the groups.
 
     Attributes
     ----------
@@ -116,7 +116,7 @@ class Ranking:
         self._load(parts)
 
     def _load(self, parts: Sequence[EvaluatedGroup]) -> None:
-        """Replace the configurations of the ranking by those of the given parts."""
+        """Replace the configurations of the ranking by those of the given groups."""
         self.parts = parts = [part for part in parts if len(part.results)]
         self.step, self.memory = (
             np.concatenate([getattr(part.results, name) for part in parts] or [np.zeros(0)])
@@ -133,13 +133,13 @@ class Ranking:
 
     @property
     def has_skipped_configurations(self) -> bool:
-        """True if configurations were left out because of their bounds."""
+        """True if configurations were left out because their lower bounds exceed a limit."""
         return self._widen is not None and self._within < np.inf
 
     def _extend_to(self, seconds: float) -> bool:
-        """Evaluate all configurations that fit with a step time up to ``seconds``.
+        """Evaluate all fitting configurations with a step time up to ``seconds``; return True if this added any.
 
-        Return True if there were new ones.
+        Exact step times that were already computed are kept.
         """
         if seconds <= self._within or self._widen is None:
             return False
@@ -158,21 +158,21 @@ class Ranking:
 
     @classmethod
     def join(cls, rankings: Sequence[Ranking], system: System, objective: str) -> Ranking:
-        """Join several rankings into one.
+        """Merge several rankings of one system, such as those of several GPU counts.
 
         Parameters
         ----------
         rankings : sequence of Ranking
-            Rankings of one system each.
+            Rankings to merge.
         system : System
-            System that decides what fits and what it costs.
+            Machine, whose memory and rent apply.
         objective : str
             ``time``, ``cost``, ``energy`` or ``gpus``.
 
         Returns
         -------
         Ranking
-            One ranking.
+            Ranking of all configurations.
         """
         whole = cls([part for ranking in rankings for part in ranking.parts], system, objective)
         whole.step, whole.exact = (
@@ -182,18 +182,21 @@ class Ranking:
 
     @property
     def scores(self) -> Array:
-        """Score that the ranking minimises, shape (configurations,)."""
+        """Score that the ranking minimises (step time, cost, energy or GPUs), shape (configurations,)."""
         return self._rates * self.step if self.timed else self._rates
 
     @property
     def score_including_unfitting(self) -> Array:
-        """Score of all configurations: those that do not fit follow those that do, the smallest memory first."""
+        """Score by which all configurations are ordered, shape (configurations,).
+
+        Configurations that do not fit in memory come after those that do, ordered by memory.
+        """
         score = self.scores
         later = score[self.fits].max(initial=0.0) + self.memory
         return np.where(self.fits, score, later)
 
     def _compute_pass_by_pass(self, indices: IndexArray) -> bool:
-        """Compute the exact step times of configurations, pass by pass; return True if any was new."""
+        """Simulate the step times of configurations pass by pass; return True if any was not yet exact."""
         left = indices[~self.exact[indices]]
         for number, part in enumerate(self.parts):
             first, end = self.first[number : number + 2]
@@ -204,9 +207,9 @@ class Ranking:
         return bool(len(left))
 
     def _sample(self, count: int) -> None:
-        """Compute the exact step time of the best configuration in each of the first batches.
+        """Compute the exact step time of the best configuration in each of the leading batches of configurations.
 
-        Closed forms err alike within a batch.
+        Closed forms have similar errors within a batch, so this corrects the order early.
         """
         leads: dict[tuple[int, int], int] = {}
         for index in self._known(count).tolist():
@@ -217,16 +220,16 @@ class Ranking:
         self._compute_pass_by_pass(np.array(first[:_BATCHES], dtype=np.intp))
 
     def _known(self, count: int) -> IndexArray:
-        """Return the indices of the best ``count`` configurations, all with exact step times."""
+        """Return the indices of the best ``count`` configurations, after evaluating all that could be among them."""
         order = self._ordered(count)
         while self._extend_to(float(self.step[order].max(initial=0.0)) if len(self.fitting) >= count else np.inf):
             order = self._ordered(count)
         return order
 
     def _ordered(self, count: int) -> IndexArray:
-        """Return the indices of the best ``count`` configurations by present scores.
+        """Return the indices of the best ``count`` configurations by the step times known so far.
 
-        Ties go to shorter steps, less memory.
+        Equal scores are ordered by step time, then by memory.
         """
         candidates, score = self.fitting, self.scores[self.fitting]
         if len(candidates) < count:
@@ -238,17 +241,17 @@ class Ranking:
         return np.asarray(candidates[np.lexsort((self.memory[candidates], step, score, ~self.fits[candidates]))])
 
     def best_indices(self, count: int) -> IndexArray:
-        """Return the best configurations with exact step times, including those that tie with the last one.
+        """Return the indices of the best configurations with exact step times, including ties with the last one.
 
         Parameters
         ----------
         count : int
-            Number of configurations.
+            Number of configurations to return.
 
         Returns
         -------
         IndexArray
-            Positions of configurations, the best first.
+            Indices of configurations, the best first.
         """
         if len(self.step) and not self._has_sampled:
             self._sample(count)
@@ -261,15 +264,15 @@ class Ranking:
         return np.asarray(order[self.exact[order]])
 
     def best_plans(self, top: int) -> tuple[PlanRow, ...]:
-        """Return the best plans.
+        """Return the best plans, without near-duplicates.
 
-        Of two that differ only in when gradients are exchanged, the better one is returned; of two cuts that make no
-        difference, the first.
+        The better one is returned of two configurations that differ only in when gradients are exchanged. The first is
+        returned of two pipeline cuts with equal step time and memory.
 
         Parameters
         ----------
         top : int
-            Number of plans.
+            Number of plans to return.
 
         Returns
         -------
@@ -291,7 +294,7 @@ class Ranking:
     def best_of_each_strategy(self, count: int) -> tuple[PlanRow, ...]:
         """Return the best plan of each of the first ``count`` strategies (degrees of tp, pp, dp, …), the best first.
 
-        They are those among the best `_NEAR` configurations that fit into the memory of a device. The result does not
+        Only the best `_NEAR` configurations that fit into the memory of a device are considered. The result does not
         depend on which slower configurations were evaluated.
 
         Parameters
@@ -312,12 +315,12 @@ class Ranking:
         return tuple(self.plan_row(index) for index in first)
 
     def varied_step_time_limit(self, count: int) -> float:
-        """Return a step time [s] that bounds those of `varied` from above, before they are computed pass by pass.
+        """Return an upper bound of the step times of `best_of_each_strategy` [s], before exact times are computed.
 
         Parameters
         ----------
         count : int
-            Most plans that `varied` returns.
+            Most plans that `best_of_each_strategy` returns.
 
         Returns
         -------
@@ -327,9 +330,9 @@ class Ranking:
         return self._first_of_strategies(count)[1]
 
     def _first_of_strategies(self, count: int) -> tuple[list[int], float]:
-        """Return the best evaluated configuration of each of the first ``count`` strategies.
+        """Return the index of the best evaluated configuration of each of the first ``count`` strategies.
 
-        Also return the step time [s] within which all configurations must be known for them to be the best.
+        Also return the step time [s] up to which configurations must be evaluated so that these are certainly the best.
         """
         first, order = dict[tuple[int, str], int](), self._ordered(_NEAR)
         for index in order.tolist():
@@ -340,17 +343,17 @@ class Ranking:
         return list(first.values()), float(self.step[order].max()) if len(self.fitting) >= _NEAR else np.inf
 
     def runner_up(self, best: PlanRow) -> PlanRow | None:
-        """Return the best plan that fits and has another strategy.
+        """Return the best fitting plan whose strategy differs from that of the first plan.
 
         Parameters
         ----------
         best : PlanRow
-            The first plan.
+            First plan of the ranking.
 
         Returns
         -------
         PlanRow, optional
-            The plan; None if there is none.
+            Runner-up; None if no other strategy fits.
         """
         for count in (_NEAR, len(self.step)):
             for index in self._ordered(count).tolist():
@@ -363,7 +366,7 @@ class Ranking:
         return self.runner_up(best) if self._extend_to(np.inf) else None
 
     def pareto_plans(self) -> tuple[PlanRow, ...]:
-        """Return the plans on the Pareto front of step time and memory, of evaluated ones that fit, fastest first."""
+        """Return the Pareto front of step time and memory among evaluated plans that fit, the fastest first."""
         left, rows = self.fitting[self.exact[self.fitting]], []
         while len(left):
             steps = self.step[left]
@@ -378,32 +381,32 @@ class Ranking:
         return part.run.gpus, strategy_text(part.layouts[layout], choice.zero, choice.chunks, part.preset)
 
     def _at(self, index: int) -> tuple[EvaluatedGroup, int, int, int, ExecutionChoice]:
-        """Return the (part, layout, microbatch, recompute policy, choice) of a configuration."""
+        """Return the (group, layout, microbatch, recompute policy, choice) of the configuration with an index."""
         number = self._part(index)
         part = self.parts[number]
         return part, *part.results.indices_and_choice(index - int(self.first[number]))
 
     def _cut(self, index: int) -> tuple[int, ...] | None:
-        """Return the layers of each piece of a configuration if a run has to state them."""
+        """Return the layers of each pipeline piece of a configuration; None for the framework's default cut."""
         number = self._part(index)
         return self.parts[number].results.layers_per_piece(index - int(self.first[number]))
 
     def _part(self, index: int) -> int:
-        """Return the position of the part that holds a configuration."""
+        """Return the index of the group (`EvaluatedGroup`) that holds a configuration."""
         return int(np.searchsorted(self.first, index, side="right")) - 1
 
     def plan_row(self, index: int) -> PlanRow:
-        """Return one configuration as a plan, evaluated pass by pass.
+        """Return the configuration with an index as a plan, with its exact step time.
 
         Parameters
         ----------
         index : int
-            Its position.
+            Index of the configuration.
 
         Returns
         -------
         PlanRow
-            The plan.
+            Plan with its options, step time [s] and memory [byte].
         """
         self._compute_pass_by_pass(np.array([index], dtype=np.intp))
         part, position, microbatch, policy, choice = self._at(index)
@@ -431,13 +434,16 @@ class Ranking:
 
 
 def _rounded(figures: Array) -> Array:
-    """Return values rounded to a fraction of the smallest, since last digits depend on what is computed along."""
+    """Round values to a tiny fraction of the smallest, so that rounding errors of array sums change no order."""
     least = figures.min(initial=np.inf)
     return np.rint(figures / (_SAME * least)) if 0.0 < least < np.inf else figures
 
 
 def _weight_of_second(system: System, gpus: int, objective: str) -> float:
-    """Return the weight of one second on ``gpus`` GPUs: 1 for time, ``gpus`` for gpus and energy, USD for cost."""
+    """Return the factor that turns a step time into the score of an objective.
+
+    The factor is 1 for time, ``gpus`` for gpus and energy, and the rent in USD per second for cost.
+    """
     if objective == "time":
         return 1.0
     if objective == "gpus":
@@ -451,18 +457,18 @@ def _weight_of_second(system: System, gpus: int, objective: str) -> float:
 
 
 def strategy_text(layout: Layout, zero: int, chunks: int, preset: str = "dp") -> str:
-    """Write a strategy as on the command line.
+    """Format a layout as the text of the command line's strategy option.
 
     Parameters
     ----------
     layout : Layout
-        Degrees and flags.
+        Mesh degrees and flags, such as sequence parallelism.
     zero : int
         ZeRO stage, 0 to 3.
     chunks : int
         Chunks of a stage.
     preset : str, optional
-        Preset of the strategy.
+        Base placement that the degrees refine, such as ``dp``.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Space of a search: the meshes, batch shares and other choices that it tries."""
+"""Search space of plans: the meshes, shares of the batch and other choices that a search tries."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ SEARCHED_AXES = ("tp", "cp", "ep", "pp")
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
-    """The choices of a search. All values of an axis are tried unless the user states them.
+    """Choices that a plan search tries. All values of an option are tried unless the user fixes some.
 
-    ``degrees`` fixes axes; ``microbatches`` and ``chunks`` list the values that are tried; ``sequence_parallel`` and
-    ``overlapped`` fix a choice. Pipelines with sharded parameters (ZeRO-3) are tried only with ``sharded_pipelines``.
-    Axes other than dp and `SEARCHED_AXES`, such as shard groups and spatial splits, are used only if ``degrees`` has
-    them.
+    ``degrees`` fixes degrees of mesh axes. ``microbatches`` and ``chunks`` list the values that are tried.
+    ``sequence_parallel`` and ``overlapped`` fix a choice. Pipelines with ZeRO-3 are tried only with
+    ``sharded_pipelines``. Axes other than dp and `SEARCHED_AXES`, such as shard groups and spatial splits, are used
+    only if ``degrees`` has them.
 
     ``contexts`` lists how attention splits a sequence over cp; None tries rings and, for sequences of
     `LONG_SEQUENCE_TOKENS` tokens or more, all-to-alls. ``preset`` is the preset of the strategy. With ``within_nodes``
@@ -73,19 +73,19 @@ LONG_SEQUENCE_TOKENS = 16384
 
 
 def narrowed_space(strategy: str | None, **stated: object) -> SearchSpace:
-    """Return a search space narrowed by a strategy and single values.
+    """Return a search space in which a strategy text and single values fix some choices.
 
     Parameters
     ----------
     strategy : str, optional
         Strategy as on the command line.
     **stated : object
-        Single values of the lists of `SearchSpace`; None leaves a list open.
+        Values by field of `SearchSpace`, each of which becomes the only one tried; None leaves a field open.
 
     Returns
     -------
     SearchSpace
-        The space.
+        Space with these choices fixed.
 
     Examples
     --------
@@ -115,7 +115,7 @@ def narrowed_space(strategy: str | None, **stated: object) -> SearchSpace:
 
 
 def check_searchable(run: Run) -> None:
-    """Check that a search supports the options of a run.
+    """Raise PlanError if a run has options that a plan search does not support.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def check_searchable(run: Run) -> None:
     Raises
     ------
     PlanError
-        For the first option that it does not support.
+        If an option is not supported, such as a stale consistency model or per-layer recomputation.
     """
     if run.exchange.consistency != "bsp":
         model = run.exchange.consistency
@@ -141,9 +141,9 @@ def check_searchable(run: Run) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Mesh of a configuration with the samples of each data-parallel rank, and how attention splits a sequence.
+    """Device mesh of a configuration, with samples of each data-parallel rank and the method of context parallelism.
 
-    ``etp`` is the tensor degree of folded experts.
+    ``etp`` is the tensor-parallel degree of experts that are folded over other axes; None if they are not folded.
     """
 
     mesh: Mesh
@@ -154,7 +154,7 @@ class Layout:
 
     @property
     def expert_ranks(self) -> int:
-        """Number of ranks over which experts are spread."""
+        """Number of ranks over which the experts are spread."""
         axes = expert_strategy(self.etp).expert_axes
         return self.mesh.group_size(axes)
 
@@ -162,7 +162,7 @@ class Layout:
 def list_layouts(
     graph: Graph, gpus: int, global_batch: int, space: SearchSpace, devices_per_node: int = 1
 ) -> list[Layout]:
-    """List every mesh for a number of GPUs in which each axis splits something and each data-parallel rank has samples.
+    """List the device meshes for a GPU count in which each axis splits something and each data-parallel rank has work.
 
     Parameters
     ----------
@@ -171,16 +171,16 @@ def list_layouts(
     gpus : int
         Number of GPUs.
     global_batch : int
-        Samples of a step.
+        Samples of one optimizer step.
     space : SearchSpace
         Values that the search varies.
     devices_per_node : int, optional
-        Devices of a node.
+        Devices of a node, for shard groups within nodes.
 
     Returns
     -------
     list of Layout
-        Layouts.
+        Layouts that the search tries.
     """
     useful, laid_out = _useful(graph, space), []
     stated = {axis: space.degrees.get(axis, 1) for axis in AXES if axis not in (*SEARCHED_AXES, "dp")}
@@ -207,10 +207,9 @@ def list_layouts(
 
 
 def _data_ranks(tp: int, cp: int, experts: int, etp: int | None, *, unfolded: bool) -> int | None:
-    """Return the number of data-parallel ranks over which folded experts are spread, besides those of tp and cp.
+    """Return the degree of ep that spreads folded experts over ``experts`` ranks, besides the ranks of tp and cp.
 
-    Returns None if the degrees do not allow it. Also returns None if nothing is folded, unless ``unfolded`` layouts are
-    asked for.
+    Returns None if the degrees do not allow it. Also returns None if nothing is folded, unless ``unfolded`` is True.
     """
     if etp is None:
         return experts
@@ -220,7 +219,7 @@ def _data_ranks(tp: int, cp: int, experts: int, etp: int | None, *, unfolded: bo
 
 
 def expert_strategy(etp: int | None) -> Strategy:
-    """Return a strategy that states only the tensor degree of experts, which decides over which axes they are folded.
+    """Return a strategy with nothing but the tensor degree of experts, which decides the axes that spread the experts.
 
     Parameters
     ----------
@@ -230,13 +229,13 @@ def expert_strategy(etp: int | None) -> Strategy:
     Returns
     -------
     Strategy
-        The strategy.
+        Strategy whose ``expert_axes`` are the result.
     """
     return Strategy(degrees={} if etp is None else {"tp": max(etp, 2), "ep": 2}, expert_tensor_degree=etp)
 
 
 def _contexts(graph: Graph, cp: int, space: SearchSpace) -> tuple[ContextParallelMethod, ...]:
-    """Return the ways in which attention may read all keys over cp (ring, all-to-all) that the search tries."""
+    """Return the methods of context parallelism (ring, all-to-all) that the search tries at a degree cp."""
     if cp == 1 or space.contexts is not None:
         return space.contexts or ("ring",)
     return ("ring", "all_to_all") if (graph.tokens_per_sample or 0) >= LONG_SEQUENCE_TOKENS else ("ring",)
@@ -247,7 +246,7 @@ _IDLE = 0.25
 
 
 def _shares_batch_evenly(global_batch: int, replicas: int) -> bool:
-    """Return True if every data-parallel rank has samples and few ranks wait for others that have one more."""
+    """Return True if each data-parallel rank gets samples and idle sample slots are at most a quarter of the batch."""
     local = math.ceil(global_batch / replicas)
     return math.ceil(global_batch / local) == replicas and local * replicas <= (1.0 + _IDLE) * global_batch
 
@@ -263,13 +262,13 @@ def _degrees(axis: str, gpus: int, graph: Graph, useful: frozenset[str], space: 
 
 
 def _has_enough_layers(graph: Graph, stages: int) -> bool:
-    """Return True if a network has enough layers for a number of stages; repeated layers count one by one."""
+    """Return True if a network has at least one layer for each of ``stages`` pipeline stages."""
     repeats = {node.loops[0] for node in graph.nodes if node.repeat > 1}
     return stages <= (sum(repeat for _, repeat in repeats) if repeats else len(graph.nodes))
 
 
 def _useful(graph: Graph, space: SearchSpace) -> frozenset[str]:
-    """Return the mesh axes that can split a dim of some layer which dp does not split."""
+    """Return the mesh axes that split a dim other than the batch in at least one layer."""
     placement = STRATEGIES[space.preset](graph, Strategy(space.preset))
     used: set[str] = set()
     for node in graph.nodes:
@@ -289,7 +288,7 @@ def _sequence_parallel(tp: int, space: SearchSpace) -> Iterator[bool]:
 
 @cache
 def divisors(number: int) -> tuple[int, ...]:
-    """Return the divisors of a number, rising.
+    """Return the divisors of a number in ascending order.
 
     Parameters
     ----------
@@ -299,7 +298,7 @@ def divisors(number: int) -> tuple[int, ...]:
     Returns
     -------
     tuple of int
-        Divisors.
+        Divisors, from 1 to the number itself.
 
     Examples
     --------
@@ -312,37 +311,37 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 def microbatch_sizes(local_batch: int, space: SearchSpace) -> tuple[int, ...]:
-    """Return the microbatch sizes that divide a rank's share of the batch.
+    """Return the microbatches that a search tries: those that divide a rank's share of the batch.
 
     Parameters
     ----------
     local_batch : int
-        Samples of a rank.
+        Samples of one data-parallel rank.
     space : SearchSpace
         Values that the search varies.
 
     Returns
     -------
     tuple of int
-        Sizes, rising.
+        Microbatches in ascending order [samples].
     """
     return tuple(n for n in divisors(local_batch) if space.microbatches is None or n in space.microbatches)
 
 
 def search_global_batch(model: ModelSpec, run: Run) -> int:
-    """Return the global batch of a search. Without a stated batch it is 32 samples, or 8 sequences, for each GPU.
+    """Return the global batch of a search, by default 32 samples (or 8 sequences) for each GPU.
 
     Parameters
     ----------
     model : ModelSpec
         Network, as its model file describes it.
     run : Run
-        The run. Without a batch it has 32 samples, or 8 sequences, a GPU.
+        Run with its batch, global batch and GPU count.
 
     Returns
     -------
     int
-        Samples.
+        Global batch [samples].
 
     Raises
     ------

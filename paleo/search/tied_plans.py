@@ -1,4 +1,4 @@
-"""Classes of plans whose step times a prediction cannot tell apart; the simplest plan of a class comes first."""
+"""Grouping of plans that are equally fast within the error of a prediction, the simplest plan first."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def simplicity_key(row: PlanRow, capacity: float) -> tuple[float, ...]:
     Returns
     -------
     tuple
-        Number of axes, whether stages are uneven, whether the schedule is unusual, whether there are virtual stages,
-        whether memory is short, step time [s].
+        Number of mesh axes in use, whether stages are uneven, whether the schedule is unusual, whether there are
+        virtual stages, whether little memory is left, step time [s].
     """
     axes = sum(degree > 1 for degree in parse_strategy(row.strategy).degrees.values())
     uneven = isinstance(row.run.pipeline.cut, tuple) and len(set(row.run.pipeline.cut)) > 1
@@ -60,7 +60,7 @@ def simplicity_key(row: PlanRow, capacity: float) -> tuple[float, ...]:
 
 
 def group_tied_plans(model: ModelSpec, system: System, result: FoundPlans, top: int) -> FoundPlans:
-    """Group plans that a prediction cannot tell apart (equally fast within its error) into classes, for one GPU count.
+    """Group plans of one GPU count that are equally fast within the prediction's error.
 
     Parameters
     ----------
@@ -69,16 +69,16 @@ def group_tied_plans(model: ModelSpec, system: System, result: FoundPlans, top: 
     system : System
         Machine: its devices, nodes and links.
     result : FoundPlans
-        Its plans, the fastest first.
+        Result of the search, with the fastest plans first.
     top : int
         Number of plans to return.
 
     Returns
     -------
     FoundPlans
-        Plans by class, the simplest first; ``class_step_time`` of each is the shortest step of its class [s]. Plans
-        that leave less than `MEMORY_HEADROOM_SHARE` of the memory free come last; those that do not fit are not
-        grouped.
+        Result with its plans group by group, the simplest first; ``class_step_time`` is the shortest step of a group
+        [s]. Plans that leave less than `MEMORY_HEADROOM_SHARE` of the memory free come last; those that do not fit are
+        not grouped.
     """
     first = predict(model, system, result.plans[0].run)
     width = (first.interval[1] / first.step_time) ** TIE_INTERVAL_FRACTION
@@ -93,12 +93,12 @@ def group_tied_plans(model: ModelSpec, system: System, result: FoundPlans, top: 
 
 
 def simplest_plan(rows: Sequence[PlanRow], capacity: float) -> PlanRow:
-    """Return the simplest plan among those about as fast as the first one, if it fits in memory.
+    """Return the simplest plan among those about as fast as the first plan.
 
     Parameters
     ----------
     rows : sequence of PlanRow
-        Plans of a search, the first with room in memory where any has.
+        Plans of a search, the best first.
     capacity : float
         Memory of a device [bytes].
 
@@ -113,10 +113,10 @@ def simplest_plan(rows: Sequence[PlanRow], capacity: float) -> PlanRow:
 
 
 def _grouped(rows: Iterable[PlanRow], width: float, capacity: float) -> Iterable[PlanRow]:
-    """Yield rows, sorted by step time, by class with their ``class_step_time`` set; simpler plans of a class come
-    first.
+    """Sort plans by groups of about equal step time, the simplest plan of each first, and set ``class_step_time``.
 
-    ``width`` is the ratio of step times within a class, and ``capacity`` the memory of a device [byte].
+    ``rows`` are sorted by step time. ``width`` is the largest ratio of step times within a group, ``capacity`` the
+    memory of a device [byte].
     """
     lead, classes = 0.0, list["PlanRow"]()
     for row in rows:
@@ -126,7 +126,7 @@ def _grouped(rows: Iterable[PlanRow], width: float, capacity: float) -> Iterable
 
 
 def _selected(rows: Sequence[PlanRow], top: int) -> Iterable[PlanRow]:
-    """Yield the simplest and the fastest plan of each class, then others up to ``top`` plans, in the given order."""
+    """Return the simplest and the fastest plan of each group, then others up to ``top`` plans, in the given order."""
     first = list[int]()
     for _, members in groupby(range(len(rows)), key=lambda number: (rows[number].fits, rows[number].class_step_time)):
         simplest, *others = members
@@ -136,7 +136,7 @@ def _selected(rows: Sequence[PlanRow], top: int) -> Iterable[PlanRow]:
 
 
 def tie_class_numbers(rows: Sequence[PlanRow]) -> list[int]:
-    """Return the class of each plan (plans with about the same step time), counted from 1 in the order of the plans.
+    """Return the group of each plan (plans with about the same step time), numbered from 1 in the order of the plans.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
-"""Abilities of frameworks: what a release can run, as facts with their sources, and the plans that it cannot run.
+"""Capabilities of training frameworks (such as Megatron-LM): what a release can run, and the plans that it refuses.
 
-An entry of `hardware_specs/frameworks` lists axes, ZeRO stages, schedules, formats and so on. It also states conditions
-on the quantities of a plan (`CONDITION_QUANTITIES`) under which the framework refuses to start.
-`paleo.parallel.abilities` checks a plan against them.
+Each entry of `hardware_specs/frameworks` lists axes, ZeRO stages, schedules, formats and so on, with sources. An entry
+also has conditions on the quantities of a plan (`CONDITION_QUANTITIES`) under which the framework refuses to start.
+`paleo.parallel.abilities` checks a plan against these entries.
 """
 
 from __future__ import annotations
@@ -54,22 +54,24 @@ _COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 
 
 def _divisor(number: Any) -> Any:
-    """Replace 0 by 1 in a divisor, so that a count that does not apply (0) divides evenly."""
+    """Replace 0 by 1 in a divisor: a count that does not apply is 0, and everything shall divide by such a count."""
     return np.where(np.asarray(number) == 0, 1, number)
 
 
 def _is_one_of(value: Any, words: Sequence[Any]) -> Any:
-    """Return True where a value is one of a few; comparing one by one is faster than sorting long arrays of text."""
+    """Return True where a value equals one of several words or numbers.
+
+    Comparing one by one is faster than sorting long arrays of text.
+    """
     return functools.reduce(np.logical_or, (np.asarray(value) == word for word in words), np.asarray(False))
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition over the quantities of a plan, such as ``tp > 1 and heads % tp != 0``.
+    """Boolean expression over the quantities of a plan, such as ``tp > 1 and heads % tp != 0``.
 
-    Comparisons, ``and``, ``or``, ``not``, ``in (…)``, + - * // %, ``min`` and ``max`` over names of
-    `CONDITION_QUANTITIES`, whole numbers and words. A condition broadcasts: quantities may be arrays with one entry a
-    plan.
+    Expressions may use comparisons, ``and``, ``or``, ``not``, ``in (…)``, + - * // %, ``min`` and ``max`` over names of
+    `CONDITION_QUANTITIES`, whole numbers and words. Quantities may be arrays with one entry for each plan.
     """
 
     text: str
@@ -83,17 +85,17 @@ class Condition:
         Parameters
         ----------
         text : str
-            The condition as a YAML file states it.
+            Condition as written in a YAML file.
 
         Returns
         -------
         Condition
-            The parsed condition.
+            Condition that can be evaluated for plans.
 
         Raises
         ------
         SpecError
-            For a name that is no quantity, and for an operation that conditions lack.
+            If a name is no known quantity, or an operation is not allowed.
         """
         if not isinstance(text, str) or len(text) > _LONGEST:
             raise SpecError(f"{text!r:.80}: expected a condition of at most {_LONGEST} characters")
@@ -116,7 +118,7 @@ class Condition:
         Returns
         -------
         Mask
-            True where it holds, broadcast over arrays.
+            True where the condition holds, broadcast over arrays.
 
         Examples
         --------
@@ -132,7 +134,7 @@ _FUNCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {"min": np.minimum, "max":
 
 
 def _check(node: ast.expr) -> None:
-    """Raise SpecError if a node of the expression is not allowed in a condition."""
+    """Raise SpecError if a condition's syntax tree has a node (operator, name, call) that is not allowed."""
     match node:
         case ast.Constant(value=int() | str()):
             return
@@ -160,7 +162,7 @@ def _check(node: ast.expr) -> None:
 
 
 def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """Evaluate a node of a condition that was checked before."""
+    """Evaluate a node of a condition's syntax tree for given quantities; `_check` has validated the node."""
     match node:
         case ast.Constant():
             return node.value
@@ -186,13 +188,13 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
 
 
 def _parsed(text: str) -> str:
-    """Check that a text is a condition, and return it unchanged."""
+    """Return the text of a condition unchanged after checking that it parses (validator of a schema)."""
     Condition.parse(text)
     return text
 
 
 class FrameworkRestriction(Spec):
-    """Restriction of a framework: it does not run plans for which ``when`` holds.
+    """Restriction of a framework: the framework does not run plans for which the condition ``when`` holds.
 
     ``fact`` is the reason in words, ``source`` the line of the framework's source that says so.
     """
@@ -230,12 +232,12 @@ class FrameworkAbilities(Spec):
     axes : SupportedValues
         Axes of the mesh, among dp, shard, tp, sp, cp, ulysses, ep, etp, pp and vp.
     zero, schedules, recompute, dtypes, optimizers, offload : SupportedValues
-        Stages of ZeRO, pipeline schedules, recomputation policies, formats of products, rules of the update, and what
-        may live in host memory, by the names of a run.
+        ZeRO stages, pipeline schedules, recompute policies, number formats of matrix products, optimizers, and what
+        may be offloaded to host memory, by the names of the run file.
     refused : dict of str to FrameworkRestriction
-        Plans within those lists that the framework refuses all the same.
+        Conditions under which the framework refuses a plan although its lists allow it.
     habits : dict of str to FrameworkRemark
-        Batch rules, formats on the wire and defaults.
+        Remarks on batch rules, number formats of communication and defaults.
     """
 
     name: Text
@@ -255,7 +257,7 @@ class FrameworkAbilities(Spec):
 
     @functools.cached_property
     def restrictions(self) -> tuple[FrameworkRestriction, ...]:
-        """All restrictions: first those implied by lists of supported values, then those that the file states."""
+        """All restrictions: those implied by the lists of supported values, then the conditions of the file."""
         # a refusal for each axis that the framework lacks
         missing = [axis for axis in _AXES if axis not in self.axes.values and axis != "dp"]
         of_axes = [
@@ -266,16 +268,16 @@ class FrameworkAbilities(Spec):
 
     @property
     def title_and_release(self) -> str:
-        """Title of the framework and the release whose source was read."""
+        """Name of the framework and the release whose source was read, as one text."""
         return f"{self.name} {self.release}"
 
     @property
     def shards_pipeline_parameters(self) -> bool:
-        """True if ZeRO-3 is the framework's only sharding, so that pipelines run with sharded parameters."""
+        """True if ZeRO-3 is the framework's only sharding, so that pipeline stages run with sharded parameters."""
         return "pp" in self.axes.values and 3 in self.zero.values and 1 not in self.zero.values
 
     def _of_lists(self) -> list[FrameworkRestriction]:
-        """Return refusals of all values that the lists do not contain."""
+        """Return restrictions that exclude all values missing from the lists (ZeRO stages, dtypes and so on)."""
         policies, formats, rules = self.recompute.values, self.dtypes.values, self.optimizers.values
         refusals = [
             self._refusal(_outside("zero", self.zero.values), _supported_values("ZeRO", self.zero.values), self.zero),
@@ -317,7 +319,7 @@ def _outside(name: str, values: tuple[Any, ...]) -> str:
 
 
 def _supported_values(noun: str, values: tuple[Any, ...]) -> str:
-    """Word a list of supported values for an error message.
+    """Format a list of supported values for an error message.
 
     >>> _supported_values("ZeRO", (0, 3)), _supported_values("pipeline schedules", ())
     ('ZeRO: 0, 3', 'pipeline schedules: none')

@@ -1,13 +1,13 @@
 """Calibration files: measured parameters of a device or system, with date, place, number of rows and residual.
 
-A file of ``hardware_specs/calibrations`` has the name of its device or system. Its parameters are those of a pricing
-family. ``stack`` says how the rows were timed (graph replay, kernel duration, eager calls, back-to-back launches),
-because that decides the launch parameters.
+A file of ``hardware_specs/calibrations`` has the name of its device or system. Each entry has the parameters of one
+kernel family (kernels priced by one formula). ``stack`` says how the rows were timed (graph replay, kernel duration,
+eager calls, back-to-back launches), because that decides the launch parameters.
 
 ``architectures.yaml`` in the same folder holds rules instead of measurements. A rule says from which measured device an
 unmeasured one inherits its parameters, what is changed and why, and how much wider its interval is.
 
-A pricing family states its parameters as fields of a frozen dataclass. At most 14 of them are fitted. Each is declared
+The parameters of a kernel family are the fields of a frozen dataclass. At most 14 of them are fitted. Each is declared
 by `parameter` with its meaning, its unit and the range that a fit may search.
 """
 
@@ -44,7 +44,7 @@ INHERITANCE_FILE = "architectures"
 
 
 class HeldOutErrors(Spec):
-    """Errors on rows that were not fitted, as fractions.
+    """Relative errors of a calibration on measured rows that were left out of the fit, as fractions.
 
     ``bias`` is the mean of log(predicted / measured); ``total_error`` compares the sums of all seconds and is missing
     where rows are known by their ratios only.
@@ -59,9 +59,10 @@ class HeldOutErrors(Spec):
 
 
 class IntervalBin(Spec):
-    """Factors on a prediction between which nine of ten measured times lie.
+    """Factors on a predicted time that enclose 90 % of measured times, for one range of predicted times.
 
-    The bin holds for predictions up to ``up_to_s`` seconds. The last bin has null there and holds for all longer times.
+    The interval holds for predictions up to ``up_to_s`` seconds. The last bin has null there and holds for all longer
+    times.
     """
 
     up_to_s: PositiveNumber | None = None
@@ -81,8 +82,9 @@ IntervalBins = Annotated[tuple[IntervalBin, ...], Field(min_length=1)]
 class CalibrationEntry(Spec):
     """Calibration of one kernel family (kernels with one formula) for one ``stack`` (way of timing).
 
-    ``parameters`` are fitted values by name, ``uncertainty`` the standard deviations of their logarithms. ``residual``
-    is the error on held-out rows, ``interval`` the 90 % factors on predictions.
+    ``stack`` says how the rows were timed, such as kernel duration or graph replay. ``parameters`` are fitted values by
+    name, ``uncertainty`` the standard deviations of their logarithms. ``residual`` is the error on rows left out of the
+    fit, ``interval`` the 90 % factors on predictions.
     """
 
     family: Text
@@ -106,7 +108,7 @@ class CalibrationEntry(Spec):
 
 
 class Calibration(Spec):
-    """All calibration entries of one device or system."""
+    """Calibration of one device or system: fitted parameters of all its kernel families."""
 
     name: Text
     subject: Text
@@ -114,7 +116,7 @@ class Calibration(Spec):
 
 
 class InheritedChanges(Spec):
-    """Differences of an inherited entry from its source.
+    """Changes to calibration parameters that are inherited from another device.
 
     Parameters in ``set`` get a value, those in ``scale`` are multiplied by a factor. ``like`` names the stack of the
     source, if it differs.
@@ -128,12 +130,12 @@ class InheritedChanges(Spec):
 class InheritanceRule(Spec):
     """Rule by which unmeasured architectures inherit the calibration of some kernel families.
 
-    ``inherits`` names the measured subjects with their weights; of several subjects the weighted geometric mean is
-    taken. ``family_there`` and the ``like`` of a stack name the inherited family and stack where they have other names
-    than here. ``memory_kinds`` limits the rule to kinds of device memory, or to kinds of links inside a node of a
-    system; null means any. ``host`` is the subject from which the launch parameters are taken. ``stream`` names the
-    parameter that is set to the usual fraction of bandwidth for the kind of memory. ``foreign`` says that the measured
-    subjects are of another maker.
+    ``inherits`` maps measured devices or systems to weights; of several the weighted geometric mean is taken.
+    ``family_there`` and the ``like`` of a stack name the inherited family and stack if these have other names in the
+    source. ``memory_kinds`` limits the rule to kinds of device memory, or to kinds of links inside a node of a system;
+    null means any. ``host`` is the device that gives the launch parameters. ``stream`` names the parameter that is set
+    to the usual fraction of bandwidth for the kind of memory. ``foreign`` is True if the measured devices are of
+    another maker.
     """
 
     families: tuple[Text, ...] = Field(min_length=1)
@@ -159,7 +161,10 @@ class InheritanceRule(Spec):
 
 
 class Inheritance(Spec):
-    """All inheritance rules, and for each architecture its relatives, nearest first, for families without a rule."""
+    """All rules by which unmeasured devices inherit calibrations.
+
+    ``relatives`` lists, for each architecture, the most similar ones first, for kernel families without a rule.
+    """
 
     name: Text
     relatives: dict[Text, tuple[Text, ...]]
@@ -167,7 +172,7 @@ class Inheritance(Spec):
 
 
 def _check_bins(bins: tuple[IntervalBin, ...]) -> None:
-    """Raise SpecError unless the times of the bins rise and the last bin has no upper end."""
+    """Raise SpecError unless ``up_to_s`` rises from bin to bin and the last bin has no upper end."""
     times = [interval.up_to_s for interval in bins]
     ends = [time for time in times[:-1] if time is not None]
     if times[-1] is not None or len(ends) != len(bins) - 1 or ends != sorted(set(ends)):
@@ -180,12 +185,12 @@ def load_calibration(name_or_path: str | Path) -> Calibration:
     Parameters
     ----------
     name_or_path : str | Path
-        Device or system of `hardware_specs/calibrations`, or a YAML file.
+        Entry of `hardware_specs/calibrations` (named like its device or system), or a YAML file.
 
     Returns
     -------
     Calibration
-        All calibrated families of the device or system.
+        Fitted parameters of all kernel families of the device or system.
 
     Raises
     ------
@@ -228,7 +233,7 @@ _calibrations = FileCache(_calibration)
 
 @cache
 def load_inheritance() -> Inheritance | None:
-    """Load the inheritance rules of the catalog; None if it has none."""
+    """Load the rules by which unmeasured devices inherit calibrations; None if the catalog has no such rules."""
     if INHERITANCE_FILE not in entry_files("calibrations"):
         return None
     path, data = read_entry("calibrations", INHERITANCE_FILE)
@@ -236,7 +241,7 @@ def load_inheritance() -> Inheritance | None:
 
 
 def shipped_calibration(subject: str) -> Calibration | None:
-    """Return the shipped calibration of a device or system.
+    """Return the calibration of a device or system that ships with Paleo.
 
     Parameters
     ----------
@@ -246,7 +251,7 @@ def shipped_calibration(subject: str) -> Calibration | None:
     Returns
     -------
     Calibration, optional
-        The calibration; None if the catalog has none.
+        Calibration; None if the catalog has none.
     """
     if subject == INHERITANCE_FILE:
         return None
@@ -264,7 +269,7 @@ def load_user_calibration(path: str | Path) -> Calibration:
     Returns
     -------
     Calibration
-        The calibration.
+        Calibration of the user's device or system.
 
     Raises
     ------
@@ -275,7 +280,7 @@ def load_user_calibration(path: str | Path) -> Calibration:
 
 
 def parameter(default: str, search_range: str, meaning: str, *, fitted: bool = True) -> Any:
-    """Declare a calibrated parameter as a field of a dataclass.
+    """Declare a calibrated parameter as a dataclass field with unit, meaning and search range.
 
     Parameters
     ----------
@@ -292,7 +297,7 @@ def parameter(default: str, search_range: str, meaning: str, *, fitted: bool = T
     Returns
     -------
     dataclasses.Field
-        Its metadata hold ``low``, ``high``, ``unit``, ``meaning`` and ``fitted``.
+        Field whose metadata hold ``low``, ``high``, ``unit``, ``meaning`` and ``fitted``.
 
     Raises
     ------
@@ -320,14 +325,14 @@ def _unit_of(text: str) -> str:
 
 
 def _dimension(unit: str) -> str:
-    """Return the dimension of a unit that is converted to SI, or an empty string for units that are kept."""
+    """Return the dimension ("time" or "bytes") of a unit that is converted to SI, or "" for other units."""
     return next((dimension for dimension in ("time", "bytes") if unit in UNIT_FACTORS[dimension]), "")
 
 
 def _quantity(text: str, unit: str) -> float:
-    """Read a number, in SI if `paleo.units` knows its unit.
+    """Parse a number, converted to SI if `paleo.units` knows its unit.
 
-    Floats are multiplied rather than decimals, because the stored calibrations were fitted with such numbers.
+    Factors are applied as floats, not as decimals, because the stored calibrations were fitted with such numbers.
     """
     number, dimension = float(text.strip().partition(" ")[0]), _dimension(unit)
     return number * float(UNIT_FACTORS[dimension][_unit_of(text) or unit]) if dimension else number
@@ -336,17 +341,17 @@ def _quantity(text: str, unit: str) -> float:
 def parameters_from_mapping(kind: type[Parameters], values: Mapping[str, float], *, where: str) -> Parameters:
     """Build the parameter dataclass of a kernel family from a calibration entry's mapping.
 
-    Shares and orders must lie in the range of the parameter. Times, cycles and energies may have any value, because a
-    host may be slow.
+    Fractions and exponents must lie in the range of the parameter. Times, cycles and energies may have any value,
+    because a host may be slow.
 
     Parameters
     ----------
     kind : type[Parameters]
-        Dataclass of the family, such as `GemmParameters`.
+        Parameter dataclass of the family, such as `GemmParameters`.
     values : dict of str to float
         Parameters in SI units by name; missing ones take their defaults.
     where : str
-        File and entry, for messages.
+        File and entry, for error messages.
 
     Returns
     -------
@@ -383,21 +388,21 @@ STEP_CALIBRATION = "steps"
 def whole_step_constants(
     kind: type[Parameters], family: str, user_calibration: Calibration | None = None
 ) -> Parameters:
-    """Return constants that hold for whole steps: of the user's calibration, else the catalog's, else defaults.
+    """Return the constants of a model of whole training steps, from the first calibration that has them.
 
     Parameters
     ----------
     kind : type
-        Dataclass of the constants.
+        Parameter dataclass of the constants.
     family : str
-        Calibration family.
+        Name of the entry in the calibration.
     user_calibration : Calibration, optional
-        A user's calibration, asked before the catalog's.
+        Calibration of the user, which takes precedence over the shipped one.
 
     Returns
     -------
     object
-        Constants of the first calibration that has them, else the defaults.
+        Constants of the user's calibration, else of the shipped one, else defaults.
     """
     for calibration in filter(None, (user_calibration, shipped_calibration(STEP_CALIBRATION))):
         for entry in calibration.entries:

@@ -1,4 +1,4 @@
-"""The catalog: where spec files are stored, and how a name or a path is resolved to a file.
+"""Catalog of spec files (devices, systems, models and so on): where they are stored, and how names are resolved.
 
 A catalog entry is a file whose stem is its name, so that finding it needs no parsing. In a checkout the folders are at
 the top level; an installed wheel has them in ``paleo/_data``. The working directory matters only for a path that the
@@ -51,7 +51,7 @@ def catalog_root() -> Path:
 
 @cache
 def entry_files(kind: str) -> Mapping[str, Path]:
-    """List the files of all catalog entries of one kind, such as ``models``, by name.
+    """Return the files of all catalog entries of one kind, such as ``models``, by name.
 
     Parameters
     ----------
@@ -96,7 +96,9 @@ def entry_names(kind: str) -> list[str]:
 
 
 def is_path(name_or_path: str | Path) -> bool:
-    """Return True if a text means a file: it has a directory separator or ends in .yaml or .yml.
+    """Return True if a text is a file path rather than a catalog name.
+
+    A path has a directory separator or ends in .yaml or .yml.
 
     Parameters
     ----------
@@ -118,21 +120,21 @@ def is_path(name_or_path: str | Path) -> bool:
 
 
 def entry_path(kind: str, name_or_path: str | Path) -> Path:
-    """Find the file that a catalog name or a path means.
+    """Find the file of a catalog entry by name, in any usual spelling; a path is returned unchanged.
 
-    Upper and lower case do not matter. Models and systems may also be written with other hyphens, dots and underscores.
+    Upper and lower case do not matter. Hyphens, dots and underscores in names of models and systems may differ.
 
     Parameters
     ----------
     kind : str
         Kind of catalog entry, such as ``models``.
     name_or_path : str | Path
-        Name of an entry, or a path, which is returned as it is.
+        Name of an entry, or a path.
 
     Returns
     -------
     Path
-        The YAML file.
+        Path of the YAML file.
 
     Raises
     ------
@@ -158,7 +160,7 @@ RESERVED_WORDS = {"calibrations": ("auto", "ideal", "ppp=0.6")}
 
 
 def systems_with_device(device: str) -> list[str]:
-    """List the catalog systems whose file names a device.
+    """List the catalog systems that use a device.
 
     Parameters
     ----------
@@ -225,14 +227,14 @@ def _word(text: str) -> str | None:
 
 
 def converted_weights_folder(model: str, weights: str = "") -> str:
-    """Return a folder name for weights of a network that were converted to another format.
+    """Return a conventional folder name for model weights that were converted to another number format.
 
     Parameters
     ----------
     model : str
         Hub id of the published weights, or a name.
     weights : str
-        Format of the converted weights; '' leaves it out.
+        Number format of the converted weights; "" leaves it out.
 
     Returns
     -------
@@ -251,7 +253,7 @@ def converted_weights_folder(model: str, weights: str = "") -> str:
 
 
 def join_weight_formats(dense: str, experts: str | None) -> str:
-    """Join the number formats of dense weights and of expert weights to one word, as option ``--weights`` takes it.
+    """Return the value of option ``--weights`` for given number formats of dense weights and of expert weights.
 
     Parameters
     ----------
@@ -290,7 +292,7 @@ def _spelling(name: str, ignored: str = "-_. ") -> str:
 
 @cache
 def _by_spelling(kind: str) -> Mapping[str, Path]:
-    """Map normalised spellings to the files of entries; spellings that several entries share are left out."""
+    """Return the files of a kind of entry by normalised spelling; ambiguous spellings are left out."""
     spelt = [(_spelling(name), path) for name, path in entry_files(kind).items() if kind in KINDS_WITH_SPELLINGS]
     several = Counter(name for name, _ in spelt)
     return {name: path for name, path in spelt if several[name] == 1}
@@ -298,9 +300,9 @@ def _by_spelling(kind: str) -> Mapping[str, Path]:
 
 @cache
 def _model_aliases() -> Mapping[str, Path]:
-    """Map spellings of models' aliases, and of hub ids without owner and format, to model files.
+    """Return model files by normalised alias, and by hub id without owner and number format.
 
-    Dots count: llama3.1-70b is not llama3-170b.
+    Dots are kept, because llama3.1-70b is not llama3-170b.
     """
     listed = _listed_names()
     named = [*((converted_weights_folder(alias), path) for alias, path in listed), *listed]
@@ -313,7 +315,7 @@ def _listed_names() -> tuple[tuple[str, Path], ...]:
 
 
 def hub_ids() -> list[str]:
-    """Return the Hugging Face ids that the models of the catalog list as aliases."""
+    """Return the Hugging Face ids of all models in the catalog."""
     return [alias for alias, _ in _listed_names() if "/" in alias]
 
 
@@ -325,7 +327,7 @@ def hub_id(model: str, name: str = "") -> str:
     model : str
         Name of the model in the catalog.
     name : str
-        Id or spelling that the user typed; it selects among the ids of the model. An id with "/" is returned as it is.
+        Hub id or spelling that the user typed, which selects among several ids. An id with "/" is returned unchanged.
 
     Returns
     -------
@@ -346,13 +348,13 @@ def hub_id(model: str, name: str = "") -> str:
 
 
 def _entry_by_other_name(kind: str, name: str) -> Path | None:
-    """Find the file of the entry that a name means in another spelling or as an alias; None if there is none."""
+    """Return the file of the catalog entry that has another spelling or an alias as its name; None if there is none."""
     path = _by_spelling(kind).get(_spelling(name))
     return _model_aliases().get(_spelling(name, "-_ ")) if path is None and kind == "models" else path
 
 
 def _listed_aliases(path: Path) -> Iterator[str]:
-    """Read the ``aliases:`` of a file from its text, without parsing the YAML."""
+    """Yield the ``aliases:`` that a YAML file lists, found by scanning its text without parsing."""
     inside = False
     for line in path.read_text(encoding="utf-8").splitlines():
         if inside and line.startswith("  - "):
@@ -362,14 +364,14 @@ def _listed_aliases(path: Path) -> Iterator[str]:
 
 
 def resolve_spelling(kind: str, name: str) -> str | None:
-    """Return the catalog entry that a name means in another spelling or as an alias.
+    """Return the name of the catalog entry that has an alias or another spelling.
 
     Parameters
     ----------
     kind : str
         Kind of catalog entry; only models and systems have other spellings.
     name : str
-        The name as written.
+        Alias or spelling, as written by the user.
 
     Returns
     -------
@@ -388,9 +390,8 @@ def resolve_spelling(kind: str, name: str) -> str | None:
 def read_entry(kind: str, name_or_path: str | Path) -> tuple[Path, dict[str, Any]]:
     """Read a catalog entry or file, merged over the entry that its ``extend:`` names.
 
-    Mappings merge key by key; everything else, lists too, is replaced, and a key set to null is dropped. A path in
-    ``extend:`` is relative to the file that it stands in. ``name:``, ``aliases:`` and
-    ``released:`` are never inherited.
+    Mappings merge key by key; all other values, lists too, are replaced, and a key set to null is dropped. A path in
+    ``extend:`` is relative to the file that contains it. ``name:``, ``aliases:`` and ``released:`` are never inherited.
 
     Parameters
     ----------
@@ -402,7 +403,7 @@ def read_entry(kind: str, name_or_path: str | Path) -> tuple[Path, dict[str, Any
     Returns
     -------
     tuple[Path, dict[str, Any]]
-        The file, and its merged mapping.
+        Path of the file, and its merged mapping.
 
     Raises
     ------
@@ -428,12 +429,12 @@ _KEYS_OF_KIND: tuple[tuple[str, frozenset[str]], ...] = (
 
 
 def kind_of_spec_file(path: str | Path) -> str:
-    """Recognise by its keys what a YAML file describes.
+    """Recognise what a YAML file describes (device, model, system, …) by its keys.
 
     Parameters
     ----------
     path : str | Path
-        The file.
+        YAML file of unknown kind.
 
     Returns
     -------
@@ -443,7 +444,7 @@ def kind_of_spec_file(path: str | Path) -> str:
     Raises
     ------
     SpecError
-        If no key tells; the message lists the kinds.
+        If no key belongs to a known kind; the message lists the kinds.
     """
     chain: list[str] = []
     while len(chain) <= MAX_EXTEND_DEPTH:
@@ -464,14 +465,14 @@ def kind_of_spec_file(path: str | Path) -> str:
 
 
 def _check_extend(data: Mapping[str, Any], path: str | Path) -> None:
-    """Raise SpecError for a misspelt ``extend:``, which no schema knows, as bases are merged before validation."""
+    """Raise SpecError for a misspelt ``extend:``, which is merged before validation could find the mistake."""
     for key in difflib.get_close_matches("extend", [key for key in data if isinstance(key, str)], cutoff=0.8):
         if key != "extend":
             raise SpecError(f"{path}: {key}: unknown key; nearest: 'extend'")
 
 
 def _kind_of_entry(name: str, where: str | Path) -> str:
-    """Return the kind of the catalog entry that a file extends."""
+    """Return the kind (device, system, …) of the catalog entry with a name, which a file extends."""
     kinds = [kind for kind in CATALOG_FOLDERS if name.strip().lower() in entry_files(kind)]
     if not kinds:
         known = [entry for kind in CATALOG_FOLDERS for entry in entry_files(kind)]
@@ -494,7 +495,7 @@ def read_inline(kind: str, data: Mapping[str, Any], where: Path) -> dict[str, An
     Returns
     -------
     dict of str to Any
-        The merged mapping.
+        Mapping with the inherited keys.
     """
     return _extended(kind, data, where)
 
@@ -510,9 +511,10 @@ SCALED_FIELDS: Mapping[str, tuple[tuple[str, str, str], ...]] = {"devices": (("m
 
 
 def _with_scaled_fields(kind: str, below: Mapping[str, Any], above: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an entry that extends another, with fields scaled in proportion to those that it changes.
+    """Return an extending entry with fields added that scale with the fields it changes (`SCALED_FIELDS`).
 
-    Text that is not a quantity stays as it is, so that the validation of the spec reports it.
+    For example a device with another memory capacity gets another reported memory. Text that is not a quantity stays as
+    it is, so that the validation of the spec reports it.
     """
     for group, figure, leader in SCALED_FIELDS.get(kind, ()):
         old, new = below.get(group), above.get(group)
@@ -550,7 +552,7 @@ def _extended(kind: str, data: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _layers(kind: str, data: Mapping[str, Any], path: Path) -> list[Mapping[str, Any]]:
-    """Return a mapping and the entries that it extends, the base entry last."""
+    """Return a mapping and all entries that it extends, directly or indirectly, the base entry last."""
     layers, chain = [data], [path]
     _check_extend(data, path)
     while (base := data.get("extend")) is not None:
@@ -589,19 +591,19 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def nearest_entries_hint(name: str, known: Iterable[str]) -> str:
-    """Suggest catalog names for a misspelt one, as the end of a message.
+    """Return the end of an error message that suggests catalog names for a misspelt one.
 
     Parameters
     ----------
     name : str
-        The name as written.
+        Name as written by the user.
     known : iterable of str
         Names that exist.
 
     Returns
     -------
     str
-        Names that begin as the text does, else names that are spelt like it.
+        Suggested names: those that begin with the text, else similar ones.
     """
     name = name[:100].lower()
     longer = [entry for entry in known if name and entry.startswith(name)]
@@ -614,7 +616,7 @@ def _short(name: str) -> str:
 
 @cache
 def _device_aliases() -> Mapping[str, str]:
-    """Return device names by alias in lower case, read from the text of the files without parsing their YAML."""
+    """Return catalog names of devices by alias in lower case, found by scanning the files without parsing YAML."""
     devices: dict[str, str] = {}
     for name, path in entry_files("devices").items():
         for alias in _listed_aliases(path):
@@ -630,17 +632,17 @@ def _folded(text: str) -> str:
 
 
 def resolve_device_name(text: str) -> str:
-    """Return the catalog name of a device from its name, full name or alias, in upper or lower case.
+    """Return the catalog name of a device from its name, full name or alias, whatever the case.
 
     Parameters
     ----------
     text : str
-        For example the name that CUDA reports.
+        Name of the device, for example as CUDA reports it.
 
     Returns
     -------
     str
-        Catalog name.
+        Name of the catalog entry.
 
     Raises
     ------
@@ -666,7 +668,10 @@ def resolve_device_name(text: str) -> str:
 
 @cache
 def program_digest() -> str:
-    """Return a digest of this program and its catalog; processes with equal digests make equal predictions."""
+    """Return a digest of this program and its catalog, as a cache key of predictions.
+
+    Processes with equal digests make equal predictions.
+    """
     package = Path(__file__).resolve().parent.parent
     root = catalog_root()
     shipped = [path for kind in ("calibrations", "software") for path in (root / CATALOG_FOLDERS[kind]).glob("*.yaml")]
@@ -678,12 +683,12 @@ _FOLDER = Path(__file__).parent / "templates"
 
 
 def template_kinds() -> list[str]:
-    """List the kinds of spec files that have a template."""
+    """List the kinds of spec files (device, link, system, …) that have a commented template."""
     return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
 
 
 def spec_template(kind: str) -> str:
-    """Return the commented template of a kind of spec file.
+    """Return the commented YAML template of a kind of spec file.
 
     Parameters
     ----------
@@ -693,7 +698,7 @@ def spec_template(kind: str) -> str:
     Returns
     -------
     str
-        YAML.
+        Text of the template.
 
     Raises
     ------

@@ -1,11 +1,9 @@
-"""Devices and links as their makers describe them, in SI units, with sources.
+"""Schemas of devices and links (hardware datasheets) in SI units, with sources.
 
 Bandwidth is per direction and peaks are dense. A memory that is sold as "80 GB" has 80 GiB of HBM or GDDR, as
 ``nvidia-smi`` shows it (H100 80GB: 81559 MiB; H200 141GB: 143771 MiB), so the catalog writes GiB. Memory that the
 driver and ECC keep is not subtracted from the capacity. Cache sizes are binary too. Measured values are in
-calibrations.
-
-The one exception is the ``achieved_fraction`` of a link, which is stated here beside its source.
+calibrations, except the ``achieved_fraction`` of a link, which is in the link's file beside its source.
 """
 
 from __future__ import annotations
@@ -32,9 +30,8 @@ class Link(Spec):
 
     ``scope`` says what counts as one link (a port, all NVLinks of one GPU, …). ``achieved_fraction`` is the fraction of
     the bandwidth that large messages reach. ``in_switch_bandwidth`` is the published bus bandwidth [byte/s] of large
-    all-reduces that the switches add up; it bounds groups of any size. ``stated_latency`` is the latency that
-    calibrated times of the link contain. It is that of the base entry of a chain of ``extend:``; no file states it
-    directly.
+    all-reduces that switches reduce in the network; it bounds groups of any size. ``stated_latency`` is the latency at
+    the time of calibration, taken from the base entry of a chain of ``extend:``; no file has this key.
     """
 
     name: Text
@@ -62,7 +59,7 @@ def load_link(name_or_path: str | Path) -> Link:
     Returns
     -------
     Link
-        The link.
+        Link with bandwidth and latency in SI units.
 
     Raises
     ------
@@ -95,8 +92,8 @@ class Price(Spec):
 class Memory(Spec):
     """Device memory: capacity [byte] and peak bandwidth [byte/s].
 
-    ``reported`` is the number of bytes that the driver offers to programs, if known. It is less than the capacity,
-    because firmware keeps some memory, and inline error correction takes a sixteenth of graphics memory.
+    ``reported`` is the number of bytes that the driver offers to programs, if known. Firmware keeps some memory, and
+    inline error correction takes a sixteenth of graphics memory, so this is less than the capacity.
     """
 
     capacity: Bytes
@@ -106,11 +103,11 @@ class Memory(Spec):
 
     @property
     def usable_bytes(self) -> float:
-        """Memory that a run may use [byte]: what the driver reports, else the capacity."""
+        """Memory that a run may use [byte]: the bytes that the driver reports, else the capacity."""
         return self.capacity if self.reported is None else self.reported
 
     def with_capacity(self, capacity: float) -> Memory:
-        """Return this memory with another capacity; the reported share of the capacity stays the same.
+        """Return this memory with another capacity; the usable fraction stays the same.
 
         Parameters
         ----------
@@ -120,8 +117,8 @@ class Memory(Spec):
         Returns
         -------
         Memory
-            ``reported`` keeps its share of the capacity: firmware and inline error correction take a part of whatever
-            there is.
+            Memory whose ``reported`` bytes are the same fraction of the capacity, as firmware and inline error
+            correction take a fraction of any capacity.
 
         >>> memory = load_device("l40").memory
         >>> doubled = memory.with_capacity(2.0 * memory.capacity)
@@ -156,21 +153,24 @@ class Pcie(Spec):
 
 
 class HostLink(Spec):
-    """Link to the host if it is not PCIe: its catalog name, and the number of devices that share one link."""
+    """Link between device and host if it is not PCIe: catalog name, and number of devices that share one link."""
 
     link: Text
     devices: PositiveCount = 1
 
 
 class MatrixUnit(Spec):
-    """Systolic array: its rows and columns of multipliers."""
+    """Systolic array of a TPU-like device, with ``width`` rows and columns of multipliers."""
 
     width: PositiveCount
     source: Text = NOT_STATED
 
 
 class Interconnect(Spec):
-    """Links to other devices that the device itself has: the sum of their bandwidths per direction [byte/s]."""
+    """Links of the device to other devices (NVLink, ICI, …).
+
+    ``bandwidth`` is the sum over all links per direction [byte/s].
+    """
 
     kind: Literal["nvlink", "infinity_fabric", "ici", "roce"]
     generation: PositiveCount | None = None
@@ -178,10 +178,10 @@ class Interconnect(Spec):
 
 
 class Device(Spec):
-    """One accelerator as its datasheet describes it: one device of a deep-learning framework.
+    """One accelerator as its datasheet describes it: a device that a deep-learning framework sees.
 
-    ``peak`` is the fastest dense rate of a dtype, by tensor cores where the device has them for that dtype (with fp32
-    accumulation), and ``vector_peak`` that of the ordinary cores at ``boost_clock``.
+    ``peak`` is the fastest dense rate of each dtype, on tensor cores (with fp32 accumulation) where these support the
+    dtype. ``vector_peak`` is the rate of the ordinary cores at ``boost_clock``.
     """
 
     name: Text
@@ -219,12 +219,12 @@ class Device(Spec):
         return self
 
     def host_copy_bandwidth(self, achieved: float | None = None) -> float:
-        """Return the bandwidth of copies between the device and its host, in each direction.
+        """Return the bandwidth of copies between host and device, in each direction [byte/s].
 
         Parameters
         ----------
         achieved : float, optional
-            Share of the link's bandwidth that copies reach; by default that of the link's file.
+            Fraction of the link's bandwidth that copies reach; by default the ``achieved_fraction`` of the link's file.
 
         Returns
         -------
@@ -253,12 +253,12 @@ class Device(Spec):
 
     @property
     def tensor_dtypes(self) -> tuple[Dtype, ...]:
-        """Formats for which tensor (matrix) cores are faster than ordinary cores."""
+        """Number formats for which tensor (matrix) cores are faster than ordinary cores."""
         return tuple(dtype for dtype in self.peak if self.peak[dtype] > self.vector_peak.get(dtype, 0.0))
 
     @property
     def training_dtype(self) -> Dtype:
-        """Format in which people usually train on this device: bf16, else fp16 on tensor cores, else fp32."""
+        """Number format in which people usually train on this device: bf16, else fp16 on tensor cores, else fp32."""
         tensor = self.tensor_dtypes
         return "bf16" if "bf16" in tensor else "fp16" if "fp16" in tensor else "fp32"
 
@@ -268,16 +268,16 @@ class Device(Spec):
         return any(dtype in ("fp16", "bf16") for dtype in self.tensor_dtypes)
 
     def arithmetic_dtype(self, dtype: str) -> str:
-        """Return the format in which libraries multiply numbers of a given dtype.
+        """Return the dtype in which libraries compute with numbers of a given dtype on this device.
 
         Libraries use fp32 where ordinary cores multiply it faster than 16-bit numbers: a GeForce of the Pascal
-        architecture has 1/64 of the fp32 rate in fp16. cuBLAS and cuDNN do so when fp32 accumulation is requested. They
+        architecture has 1/64 of the fp32 rate in fp16. cuBLAS and cuDNN do so when fp32 accumulation is requested. Both
         also use fp32 where ordinary cores can only convert fp16 (NVIDIA's before Pascal; cuDNN's PSEUDO_HALF_CONFIG).
 
         Parameters
         ----------
         dtype : str
-            Format in which the operands are stored.
+            Number format in which the operands are stored.
 
         Returns
         -------
@@ -305,7 +305,7 @@ class Device(Spec):
         Parameters
         ----------
         dtype : str
-            Operand format. If the device only stores it, the rate of the format that it is multiplied in.
+            Operand format. If the device cannot compute in it, the rate is that of `arithmetic_dtype`.
         unit : ArithmeticUnit, optional
             ``tensor`` or ``vector``; by default the faster one.
 
@@ -345,7 +345,7 @@ def load_device(name_or_path: str | Path) -> Device:
     Returns
     -------
     Device
-        The device.
+        Device with datasheet values in SI units.
 
     Raises
     ------
@@ -356,17 +356,17 @@ def load_device(name_or_path: str | Path) -> Device:
 
 
 def find_device(text: str) -> Device:
-    """Load the device that a name, path, full name or alias means, whatever the case.
+    """Load a device by its catalog name, path, full name or alias, whatever the case.
 
     Parameters
     ----------
     text : str
-        For example the name that CUDA reports.
+        Name or path, for example the name that CUDA reports.
 
     Returns
     -------
     Device
-        The device.
+        Device with datasheet values in SI units.
 
     Raises
     ------
@@ -400,7 +400,7 @@ def add_default_names(data: Mapping[str, Any], stem: str) -> dict[str, Any]:
     Returns
     -------
     dict of str to Any
-        A new mapping.
+        Copy of the mapping with both keys.
     """
     return {"name": stem, "full_name": data.get("name", stem), **data}
 

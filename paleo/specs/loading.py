@@ -1,4 +1,4 @@
-"""Reading of YAML files as validated objects, with one clear message for the first mistake.
+"""Loading of YAML files as validated objects, with one clear message for the first mistake.
 
 Spec files are written by people, so only a small part of YAML is allowed: one document, a mapping, UTF-8, no anchors,
 no tags, no repeated key. Plain scalars follow the YAML 1.2 core schema: ``on``, ``yes`` and ``12:30`` are text and
@@ -50,20 +50,20 @@ def file_digest(content: bytes) -> str:
     Returns
     -------
     str
-        32 digits.
+        Digest of 32 hexadecimal digits.
     """
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def record_file_digest(path: str | Path, content: bytes) -> None:
-    """Enter a file that was just read in every open ledger of read files (see `recorded_file_digests`).
+    """Record the digest of a file that was just read, for cache invalidation (see `recorded_file_digests`).
 
     Parameters
     ----------
     path : str | Path
-        The file.
+        Path of the file.
     content : bytes
-        Its content.
+        Content of the file.
     """
     if ledgers := _LEDGERS.get():
         _enter(ledgers, {os.path.realpath(path): file_digest(content)})
@@ -76,7 +76,7 @@ def _enter(ledgers: tuple[dict[str, str], ...], digests: Mapping[str, str]) -> N
 
 @contextmanager
 def recorded_file_digests() -> Iterator[dict[str, str]]:
-    """Record the files that are read inside a ``with`` block; yield a dict of content digests by real path."""
+    """Record which files are read inside a ``with`` block; yield a dict of content digests by real path."""
     ledger: dict[str, str] = {}
     token = _LEDGERS.set((*_LEDGERS.get(), ledger))
     try:
@@ -86,17 +86,17 @@ def recorded_file_digests() -> Iterator[dict[str, str]]:
 
 
 def changed_files(digests: Mapping[str, str]) -> list[str]:
-    """List the recorded files that were deleted or changed after they were read.
+    """List the recorded files that were deleted or changed since they were read.
 
     Parameters
     ----------
     digests : dict of str to str
-        Digest by path, from a ledger.
+        Digests by path, from `recorded_file_digests`.
 
     Returns
     -------
     list of str
-        Paths.
+        Paths of these files.
     """
     return [path for path, known in digests.items() if _digest_of(path) != known]
 
@@ -109,14 +109,14 @@ def _digest_of(path: str) -> str | None:
 
 
 class FileCache(Generic[CachedValue]):
-    """Cache of loaded catalog entries; an entry is loaded again only after one of its files has changed."""
+    """Cache of loaded spec files; an entry is loaded again only after one of the files it was read from has changed."""
 
     def __init__(self, load: Callable[[str | Path], CachedValue]) -> None:
         self._load = load
         self._entries: dict[tuple[str, str | Path], tuple[CachedValue, dict[str, str]]] = {}
 
     def __call__(self, name_or_path: str | Path) -> CachedValue:
-        """Return the entry that a catalog name or path means; an error of loading is raised again at each call."""
+        """Return the spec for a catalog name or path, from the cache if no file has changed; errors are not cached."""
         if not isinstance(name_or_path, str | Path):
             raise SpecError(f"{name_or_path!r:.80}: expected a name of the catalog or a path")
         key = (os.getcwd(), name_or_path)  # noqa: PTH109 (called for each prediction)
@@ -173,14 +173,14 @@ _WORDING = {
 
 
 class Spec(BaseModel):
-    """Base class of everything that is read from YAML. Instances are frozen, and an unknown key is an error."""
+    """Base class of all schemas read from YAML files. Instances are frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     if not TYPE_CHECKING:  # type checkers use the fields instead
 
         def __init__(self, **data: Any) -> None:
-            """Make a spec from keywords; raise SpecError, as for a file, if they are not valid."""
+            """Build a spec from keyword arguments; raise SpecError, as for a file, if they are invalid."""
             stated = to_python_numbers(data)
             try:
                 super().__init__(**stated)
@@ -191,7 +191,7 @@ class Spec(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Describe fields by the section ``Parameters`` of the docstring, which leaves the text of the schema."""
+        """Move the docstring's ``Parameters`` section to the descriptions of the fields, for schema tables."""
         cls.__doc__, meanings = split_parameters(cls.__doc__)
         for name, meaning in meanings.items():
             cls.model_fields[name].description = meaning.text
@@ -203,12 +203,12 @@ class Spec(BaseModel):
         Returns
         -------
         sequence of str
-            Keys; none unless a schema has some.
+            Additional keys; none by default.
         """
         return ()
 
     def __hash__(self) -> int:
-        """Hash the fields that are texts or numbers; mappings have no hash and are ignored."""
+        """Hash the fields that are texts or numbers; other fields are ignored, because mappings have no hash."""
         fields = (value for value in self.__dict__.values() if isinstance(value, str | int | float | None))
         return hash((type(self), *fields))
 
@@ -219,12 +219,12 @@ def to_python_numbers(value: Any) -> Any:
     Parameters
     ----------
     value : Any
-        Anything that a caller may pass as a field of a spec.
+        Value that a caller passes as a field of a spec.
 
     Returns
     -------
     Any
-        The same structure with Python's numbers, texts and lists.
+        Same structure with Python's numbers, texts and lists.
 
     Examples
     --------
@@ -246,12 +246,12 @@ def convert_numpy_arguments(function: Callable[Arguments, ReturnValue]) -> Calla
     Parameters
     ----------
     function : callable
-        A function that people call from Python.
+        Function of the public Python interface.
 
     Returns
     -------
     callable
-        The function, with the same signature.
+        Wrapped function with the same signature.
     """
 
     @wraps(function)
@@ -266,40 +266,40 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Read the mapping of a YAML file.
+    """Read a YAML file that contains one mapping, within the limits on size and syntax.
 
     Parameters
     ----------
     path : str | Path
-        The file.
+        Path of the file.
 
     Returns
     -------
     dict of str to Any
-        The mapping.
+        Keys and values of the file.
 
     Raises
     ------
     SpecError
-        If the file cannot be read or holds anything else; the message names file and line.
+        If the file cannot be read or contains anything but a mapping; the message names file and line.
     """
     return parse_yaml(_read_text(path), where=path)
 
 
 def parse_yaml(text: str, *, where: str | Path) -> dict[str, Any]:
-    r"""Read the mapping of a YAML text.
+    r"""Parse a YAML text that contains one mapping.
 
     Parameters
     ----------
     text : str
-        YAML.
+        YAML text.
     where : str | Path
-        Name of the text in messages.
+        Name of the text in error messages.
 
     Returns
     -------
     dict of str to Any
-        The mapping.
+        Keys and values of the text.
 
     Raises
     ------
@@ -360,7 +360,7 @@ def _yaml_problem(error: Any) -> str:
 
 
 class _Builder:
-    """Builds a value from the events of the YAML parser, and checks every limit before memory grows."""
+    """Parser of a restricted YAML that builds values from events, and checks every limit before memory grows."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -368,7 +368,7 @@ class _Builder:
         self._parser: Any = None
 
     def build(self, text: str) -> Any:
-        """Parse a YAML text within the limits on size and depth.
+        """Parse a YAML text into mappings, lists and scalars, within the limits on size and depth.
 
         Parameters
         ----------
@@ -456,28 +456,28 @@ def _line(event: Any) -> int:
 
 
 def build_validated(model: type[Model], data: object, where: str | Path) -> Model:
-    """Build an instance of a schema from a mapping; report the first fault in one clear message.
+    """Validate a mapping against a schema and build the object; report the first error in one clear message.
 
-    A misspelt key is reported before the keys that it leaves missing, with the nearest key that would do.
+    A misspelt key is reported, with the nearest valid key, before the keys that are missing because of it.
 
     Parameters
     ----------
     model : type[Model]
-        Pydantic model.
+        Schema (pydantic model class).
     data : object
         Mapping from a file or a caller.
     where : str | Path
-        File name for messages.
+        File name for error messages.
 
     Returns
     -------
     Model
-        An instance of `model`.
+        Validated instance of `model`.
 
     Raises
     ------
     SpecError
-        For the first fault; the message has file, key, value and what was expected.
+        If the mapping is invalid; the message has file, key, value and what was expected.
     """
     if not isinstance(data, Mapping):
         raise SpecError(f"{where}: expected a mapping of `key: value` lines, not {_shown(data)}")
@@ -489,14 +489,14 @@ def build_validated(model: type[Model], data: object, where: str | Path) -> Mode
 
 
 def path_in_folder(folder: Path, name: str) -> Path:
-    """Resolve the path of a file that another file names; it must lie in the same folder or below.
+    """Resolve a path that one file names relative to its folder; the target must lie in this folder or below.
 
     Parameters
     ----------
     folder : Path
-        Folder of the file that names it.
+        Folder of the file that contains the path.
     name : str
-        The path as written there.
+        Relative path as written in the file.
 
     Returns
     -------
@@ -506,7 +506,7 @@ def path_in_folder(folder: Path, name: str) -> Path:
     Raises
     ------
     SpecError
-        If it lies elsewhere: a file that was received must not read others of this machine.
+        If the target lies elsewhere, because a file from another person must not read other files of this machine.
     """
     root, place = (os.path.abspath(path) for path in (folder, folder / name))  # noqa: PTH100 (keeps symbolic links)
     if os.path.commonpath([root, place]) != root:
@@ -515,7 +515,7 @@ def path_in_folder(folder: Path, name: str) -> Path:
 
 
 def add_path_key(data: Mapping[str, Any], file: str | Path, path: str) -> dict[str, Any]:
-    """Add key ``path`` to the mapping of a file, for later messages and commands.
+    """Add key ``path`` to the mapping of a file, so that later messages and commands can name the file.
 
     Parameters
     ----------
@@ -529,7 +529,7 @@ def add_path_key(data: Mapping[str, Any], file: str | Path, path: str) -> dict[s
     Returns
     -------
     dict of str to Any
-        A new mapping with the key ``path``.
+        Copy of the mapping with the key ``path``.
 
     Raises
     ------
@@ -542,7 +542,7 @@ def add_path_key(data: Mapping[str, Any], file: str | Path, path: str) -> dict[s
 
 
 def _first_problem(model: type[BaseModel], data: object, where: str | Path, error: ValidationError) -> str:
-    """Word the first validation error for the user, with the number of further errors."""
+    """Return an error message for the first validation error, with the number of further errors."""
     errors, data = error.errors(include_url=False), _nested(data)
     depth = {id(error): len(_path_in_data(data, error["loc"], error["type"])) for error in errors}
     first = min(errors, key=lambda error: (error["type"] != "extra_forbidden", -depth[id(error)]))
@@ -553,7 +553,7 @@ def _first_problem(model: type[BaseModel], data: object, where: str | Path, erro
 
 
 def _all_missing(data: object, errors: Sequence[Any]) -> str:
-    """Return one message for all missing keys, with the number of other errors."""
+    """Return one error message for all missing keys, with the number of other errors."""
     missing = [error for error in errors if error["type"] == "missing"]
     keys = list(dict.fromkeys(_dotted(_path_in_data(data, error["loc"], "missing")) for error in missing))
     other_errors = len(errors) - len(missing)
@@ -579,7 +579,7 @@ def _refuse_not_finite(value: object, where: str | Path, path: tuple[str | int, 
 
 
 def _explained(model: type[BaseModel], data: object, error: Any) -> str:
-    """Word one of pydantic's errors: key, value, and what was expected."""
+    """Return an error message for one of pydantic's validation errors: key, value, and what was expected."""
     kind, value = error["type"], error["input"]
     path = _path_in_data(data, error["loc"], kind) or error["loc"][:1]
     key = _dotted(path)
@@ -595,7 +595,7 @@ def _explained(model: type[BaseModel], data: object, error: Any) -> str:
 
 
 def _plainly(message: str) -> str:
-    """Rewrite a message of pydantic in the words of a YAML file."""
+    """Rewrite a pydantic error message in terms of YAML instead of Python."""
     message = _INSTANCE.sub("", message)
     for pattern, wording in _WORDING.items():
         message = message.replace(pattern, wording)
@@ -603,8 +603,7 @@ def _plainly(message: str) -> str:
 
 
 def _nested(data: object) -> object:
-    """Nest a mapping whose keys are paths into one with a mapping for each group, where pydantic looks for its
-    fields."""
+    """Replace dotted keys (``recompute.layers``) by nested mappings, which pydantic's error locations refer to."""
     if not isinstance(data, Mapping):
         return data
     groups: dict[str, Any] = {key: value for key, value in data.items() if "." not in str(key)}
@@ -616,7 +615,7 @@ def _nested(data: object) -> object:
 
 
 def _path_in_data(data: object, location: tuple[str | int, ...], kind: str) -> tuple[str | int, ...]:
-    """Return the location of a validation error as keys of the file, without names of union members."""
+    """Return the location of a pydantic error as keys of the file, without the names of union members."""
     path: list[str | int] = []
     for index, part in enumerate(location):
         try:
@@ -629,7 +628,7 @@ def _path_in_data(data: object, location: tuple[str | int, ...], kind: str) -> t
 
 
 def _keys_at(model: type[BaseModel], path: tuple[str | int, ...]) -> set[str]:
-    """Return the keys that a schema allows at a path, from all alternatives that are possible there."""
+    """Return the keys that a schema allows at a path of nested keys, over all members of a union."""
     models = [model]
     for part in path:
         fields = [owner.model_fields[str(part)] for owner in models if str(part) in owner.model_fields]
@@ -683,7 +682,7 @@ _LONGEST, _LARGEST, _DIGITS = 200, 10.0**15, 15
 
 
 def _rounded(number: float, digits: int = 0) -> Number:
-    """Round a number like ``round``, but refuse very many digits, which would take endless time."""
+    """Round a number like the builtin ``round``, but refuse very many digits, which would take endless time."""
     if abs(digits) > _DIGITS:
         raise SpecError(f"round(…, {digits}): expected at most {_DIGITS} digits")
     return round(number, digits) if digits else round(number)
@@ -693,9 +692,9 @@ _FUNCTIONS: dict[str, Callable[..., Number]] = {"min": min, "max": max, "ceil": 
 
 
 def evaluate_expression(text: str, names: Mapping[str, Any]) -> Any:
-    """Evaluate ``=expression``: + - * / // % comparisons, min, max, ceil and round over named numbers.
+    """Evaluate an arithmetic expression of a model file, such as ``=4 * hidden``, over the model's parameters.
 
-    A bare name may stand for a text too.
+    Allowed are + - * / // %, comparisons, min, max, ceil and round. The value of a bare name may also be a text.
 
     Parameters
     ----------
@@ -707,7 +706,7 @@ def evaluate_expression(text: str, names: Mapping[str, Any]) -> Any:
     Returns
     -------
     Any
-        Number or text.
+        Value of the expression: a number or a text.
 
     Raises
     ------

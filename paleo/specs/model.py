@@ -1,4 +1,4 @@
-"""Model files: the name and the sources of a network, and its layers as the file states them."""
+"""Schema of model files: name, sources, published sizes and layers of a network."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from paleo.specs.loading import FileCache, PositiveCount, Spec, Text, add_path_k
 
 
 def _published(value: object) -> tuple[float, float]:
-    """Parse a published figure: (value, half a unit of its last digit).
+    """Parse a published number: return its value and half a unit of its last digit.
 
     A whole number is exact; ``25.6 M`` means 25.55 to 25.65 M.
     """
@@ -47,7 +47,7 @@ PublishedCount = Annotated[tuple[float, float], BeforeValidator(_published)]
 
 
 class PublishedCounts(Spec):
-    """Published parameter and FLOP counts of the network, with which a test compares the computed ones."""
+    """Published parameter and FLOP counts of a network, which tests compare with the computed counts."""
 
     parameters: PublishedCount
     flops: PublishedCount | None = None
@@ -57,14 +57,20 @@ class PublishedCounts(Spec):
 
 
 class ModelInput(Spec):
-    """One input of the network: its dims in order, with sizes as numbers or expressions; ``batch`` is the batch."""
+    """Input tensor of a network: names of its dims in order, with sizes as numbers or expressions.
+
+    The size ``batch`` is the batch.
+    """
 
     dims: dict[str, int | str] = Field(min_length=1)
     role: TensorRole = "activation"
 
 
 class LayerBlock(Spec):
-    """A named group of layers with arguments (``required``, or a default), used like a layer."""
+    """Named group of layers with arguments, used in a model file like a single layer.
+
+    ``args`` maps each argument to ``required`` or to its default.
+    """
 
     args: dict[str, Any] = Field(default_factory=dict)
     layers: list[Any] = Field(min_length=1)
@@ -73,8 +79,7 @@ class LayerBlock(Spec):
 class Dataset(Spec):
     """Data set of a network; its number of ``samples`` is one epoch, for the time and cost of training.
 
-    ``tokens`` is the mean number of tokens of a sample, over all its sequences and without padding, where samples
-    differ in length.
+    ``tokens`` is the mean number of tokens of a sample, without padding, for samples of different lengths.
     """
 
     name: Text
@@ -84,7 +89,7 @@ class Dataset(Spec):
 
 
 class ModelSpec(Spec):
-    """A network as its YAML file describes it: parameters, inputs and layers.
+    """Network as its YAML file describes it: parameters, inputs and layers.
 
     ``params`` are sizes that users may override. ``tokens`` is the number of tokens of a sample. ``released`` is the
     number format of the published weights.
@@ -115,26 +120,28 @@ class ModelSpec(Spec):
 
     @property
     def weights_hub_id(self) -> str:
-        """Id on the Hugging Face hub, or folder, of the weights that the user named, else id of the first release,
-        else empty."""
+        """Hugging Face id or folder of the network's weights.
+
+        This is the name that the user gave if it names a number format, else the id of the first release, else empty.
+        """
         return (
             self.requested_name if parse_weight_format(self.requested_name) else hub_id(self.name, self.requested_name)
         )
 
     def with_named_weights(self, name: str, *remarks: str) -> ModelSpec:
-        """Return the network with the weights that the user named (a hub id or folder), and with further warnings.
+        """Return a copy of the network that refers to the weights which the user named (a hub id or folder).
 
         Parameters
         ----------
         name : str
             Name that the user wrote; a number format in it replaces the published one.
         *remarks : str
-            Warnings to add.
+            Further warnings for every prediction with this network.
 
         Returns
         -------
         ModelSpec
-            A copy.
+            Copy with these weights and warnings.
         """
         released = parse_weight_format(name) or self.released
         return self.model_copy(
@@ -143,7 +150,7 @@ class ModelSpec(Spec):
 
     @property
     def catalog_name_or_path(self) -> str:
-        """Name under which a command finds the model: its catalog name, or the path of its file."""
+        """Text by which a command finds the model: its catalog name, or the path of its file."""
         return self.name if not self.path or str(entry_files("models").get(self.name)) == self.path else self.path
 
 
@@ -168,7 +175,7 @@ def load_model(model: str | Path, *, run_code: bool = True) -> ModelSpec:
     Returns
     -------
     ModelSpec
-        The network. Its `remarks` say where it is a stand-in.
+        Network; its ``remarks`` say if another network stands in for the requested one.
 
     Raises
     ------
@@ -220,19 +227,19 @@ _models = FileCache(_model)
 
 
 def build_model_spec(data: Mapping[str, Any], path: str | Path) -> ModelSpec:
-    """Make a model from the mapping of its file.
+    """Build and validate a model from the mapping of its YAML file.
 
     Parameters
     ----------
     data : dict of str to Any
         Mapping of a model file.
     path : str | Path
-        The file; its stem is the default name.
+        Path of the file, whose stem is the default name.
 
     Returns
     -------
     ModelSpec
-        The validated model.
+        Validated description of the network.
 
     Raises
     ------
@@ -250,7 +257,7 @@ def agrees_with_published(figure: tuple[float, float], counted: float) -> bool:
     figure : tuple[float, float]
         Published value, and half a unit of its last digit.
     counted : float
-        Count of this program.
+        Parameter or FLOP count that Paleo computes.
 
     Returns
     -------

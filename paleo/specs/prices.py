@@ -1,4 +1,4 @@
-"""Dated price lists: hourly rents of machines, and prices at which machines and devices were sold.
+"""Dated price lists: hourly rents of cloud instances, and purchase prices of machines and devices.
 
 An offer names the device, the number of devices in an instance, and the term. A system of the catalog is priced by
 offers of the same system if there are any, else by market prices of its device.
@@ -30,7 +30,7 @@ RENTAL_TERMS = get_args(RentalTerm)
 
 
 class PriceOffer(Spec):
-    """One line of a price list: an instance with its number of ``devices``, rented or sold.
+    """One line of a price list: a rented or sold instance with its number of ``devices``.
 
     ``rate`` is the rent of the whole instance [USD/s]; ``price`` is its price if it was sold [USD].
     """
@@ -49,7 +49,7 @@ class PriceOffer(Spec):
 
 
 class PriceList(Spec):
-    """The offers of one provider."""
+    """Offers of one provider (a cloud or a shop), with dates and sources."""
 
     name: Text
     full_name: Text
@@ -64,12 +64,12 @@ def load_price_list(name: str) -> PriceList:
     Parameters
     ----------
     name : str
-        Name of the provider's list.
+        Name of the list, which is the provider's name.
 
     Returns
     -------
     PriceList
-        Its offers.
+        Offers of the provider.
     """
     path, data = read_entry("prices", name)
     return build_validated(PriceList, {"name": path.stem, **data}, path)
@@ -77,7 +77,7 @@ def load_price_list(name: str) -> PriceList:
 
 @dataclass(frozen=True, slots=True)
 class DevicePriceQuote:
-    """Price of one device, with the offers that it is based on.
+    """Price of one device, with the offers from which the price is derived.
 
     ``device_price`` is in USD/s for a rent, in USD for a purchase. ``is_same_system`` is True if the offers are for the
     same system, False if they are only for the same device.
@@ -89,7 +89,7 @@ class DevicePriceQuote:
 
     @property
     def price(self) -> Price:
-        """The quote as a `Price` of one device, with source and date."""
+        """Price of one device as a `Price`, with source and date of the offer nearest to it."""
         provider, first = self.offers[0]
         source = f"{provider}, {first.instance}: {first.source}"
         if not self.is_same_system:
@@ -100,7 +100,7 @@ class DevicePriceQuote:
 
     @property
     def _market(self) -> str:
-        """Words that say what the value is: the only offer, or the median of several."""
+        """Text that says how the price is derived: from the only offer, or as the median of several."""
         device, count = self.offers[0][1].device, len(self.offers)
         if count == 1:
             return f"the only offer of {device}"
@@ -124,8 +124,8 @@ def find_offers(system: System, term: str) -> tuple[list[tuple[str, PriceOffer]]
     Returns
     -------
     tuple[list[tuple[str, PriceOffer]], bool]
-        (pairs of provider and offer, True if they are for this very system). Otherwise they are for machines with its
-        device, whole nodes preferred.
+        Pairs of provider and offer, and True if they are for this very system. Otherwise they are for machines with the
+        same device, whole nodes preferred.
     """
     term_offers = [
         (name, offer) for name in entry_names("prices") for offer in load_price_list(name).offers if offer.term == term
@@ -139,17 +139,17 @@ def find_offers(system: System, term: str) -> tuple[list[tuple[str, PriceOffer]]
 
 
 def parse_rental_term(text: str) -> RentalTerm:
-    """Check that a text names a rental term, and return it.
+    """Return the rental term (on-demand, spot, …) that a text names.
 
     Parameters
     ----------
     text : str
-        Term as written.
+        Term as the user wrote it.
 
     Returns
     -------
     RentalTerm
-        The term.
+        Valid term.
 
     Raises
     ------
@@ -165,8 +165,8 @@ def parse_rental_term(text: str) -> RentalTerm:
 def rent_quote(system: System, term: RentalTerm) -> DevicePriceQuote | None:
     """Return the rent of one device of a system, from the price lists.
 
-    The rent is the lowest of the system's own offers, else the median over providers of their lowest offer for the
-    device.
+    The rent is the lowest among offers of this very system, else the median over providers of the lowest offer of each
+    for the device.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ def rent_quote(system: System, term: RentalTerm) -> DevicePriceQuote | None:
 
 
 def _lowest_of_each_provider(rates: Iterable[tuple[float, str, PriceOffer]]) -> list[tuple[float, str, PriceOffer]]:
-    """Keep the lowest offer of each provider, as (rate, provider, offer), so that each provider counts once."""
+    """Return the lowest offer of each provider as (rate, provider, offer), so that a median counts providers once."""
     lowest: dict[str, tuple[float, str, PriceOffer]] = {}
     for row in rates:
         if row[1] not in lowest or row[0] < lowest[row[1]][0]:
@@ -195,24 +195,24 @@ def _lowest_of_each_provider(rates: Iterable[tuple[float, str, PriceOffer]]) -> 
 
 
 def machine_rent(system: System, gpus: int, term: RentalTerm = "on-demand") -> tuple[float, Price, bool] | None:
-    """Return the rent of all machines that a number of devices occupies.
+    """Return the rent of the machines that a run occupies.
 
-    For on-demand rents a price in the file of the system or the device comes first, then the price lists.
+    For on-demand rents, a price in the file of the system or device takes precedence over the price lists.
 
     Parameters
     ----------
     system : System
         System to rent.
     gpus : int
-        Number of devices. Prices of a node count whole nodes; prices of a device count devices.
+        Devices of the run. Prices per node count whole nodes; prices per device count devices.
     term : RentalTerm, optional
         Rental term.
 
     Returns
     -------
     tuple[float, Price, bool], optional
-        (rent of all machines [USD/s], price of one device or node, True if it is for this very system). None if nobody
-        offers it.
+        Rent of all machines [USD/s], price of one device or node, and True if the price is for this very system. None
+        if no price is known.
     """
     devices = billed_devices(system, gpus).devices
     if term == "on-demand" and system.price_per_node is not None:
@@ -225,8 +225,10 @@ def machine_rent(system: System, gpus: int, term: RentalTerm = "on-demand") -> t
 
 @dataclass(frozen=True, slots=True)
 class BilledDevices:
-    """Devices that are paid for: ``devices`` in all, ordered as ``machine_count`` machines of a kind (``machine_noun``,
-    a noun).
+    """Devices that are paid for, as machines are rented whole.
+
+    ``devices`` is the number of all devices, ordered as ``machine_count`` machines; ``machine_noun`` says what a
+    machine is ("node", "tray", "slice" or "GPU").
     """
 
     devices: int
@@ -240,12 +242,12 @@ _CUBE = 64
 
 
 def billed_devices(system: System, gpus: int) -> BilledDevices:
-    """Return the number of devices that must be rented for a run, as machines are rented whole.
+    """Return the number of devices that must be rented for a run, since machines are rented whole.
 
     Parameters
     ----------
     system : System
-        Its nodes are rented whole; of an NVLink domain of several hosts its trays; of a TPU its slices.
+        Machine type: nodes are rented whole, multi-host NVLink domains by trays, TPUs by slices.
     gpus : int
         Devices that the run uses.
 
@@ -273,7 +275,7 @@ def billed_devices(system: System, gpus: int) -> BilledDevices:
 
 
 def devices_per_machine(system: System) -> int:
-    """Return the number of devices in the smallest machine that is rented.
+    """Return the number of devices in the smallest machine that can be rented.
 
     Parameters
     ----------
@@ -289,7 +291,7 @@ def devices_per_machine(system: System) -> int:
 
 
 def purchase_quote(system: System) -> DevicePriceQuote | None:
-    """Return the purchase price of one device of a system.
+    """Return the purchase price of one device of a system, from the price lists.
 
     Parameters
     ----------
@@ -299,8 +301,8 @@ def purchase_quote(system: System) -> DevicePriceQuote | None:
     Returns
     -------
     DevicePriceQuote, optional
-        Price in USD: the device's share of a whole machine if such were sold, else the bare device. None if no list has
-        one.
+        Price in USD: the device's share of a whole machine if such machines were sold, else of a bare device. None if
+        no list has a price.
     """
     sold, exact = find_offers(system, "purchase")
     return _quote(
@@ -329,11 +331,12 @@ DEFAULT_RELIABILITY = Reliability.model_construct(
 
 
 def system_reliability(system: System) -> Reliability:
-    """Return the failure rate of a system's nodes, from its own file or from the most similar known systems.
+    """Return the failure rate of a system's nodes, from its file or from the most similar systems with a known rate.
 
-    The order is: the system's own file, catalog systems with its device, systems with a device of its architecture, and
-    the `DEFAULT_RELIABILITY` rate. An inherited rate is the geometric mean of the known rates. Its range holds all of
-    them and the default rate: clusters of one kind of machine differ as much as clusters of different kinds.
+    The order is: the system's file, catalog systems with the same device, systems with a device of the same
+    architecture, `DEFAULT_RELIABILITY`. An inherited rate is the geometric mean of the known rates. Its range encloses
+    all of them and the default rate, because clusters of one kind of machine differ as much as clusters of different
+    kinds.
 
     Parameters
     ----------
@@ -366,13 +369,13 @@ def system_reliability(system: System) -> Reliability:
 
 @cache
 def _systems_with_failures() -> list[System]:
-    """Return the catalog systems whose files state failure rates; the others are not parsed."""
+    """Return the catalog systems whose files have a failure rate; other files are not parsed."""
     stating = [name for name, path in entry_files("systems").items() if "\nreliability:" in path.read_text("utf-8")]
     return [load_system(name) for name in stating]
 
 
 def occupied_machines(system: System, gpus: int) -> int:
-    """Count the machines that a job occupies.
+    """Count the machines (nodes, or hosts of a multi-host NVLink domain) that a job occupies.
 
     Parameters
     ----------
@@ -384,7 +387,7 @@ def occupied_machines(system: System, gpus: int) -> int:
     Returns
     -------
     int
-        Nodes, or hosts where one NVLink domain joins several.
+        Number of machines.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""A run: batch, precision, optimizer, strategy and communication, from options or a YAML file."""
+"""Schema of a run: batch, precision, optimizer, strategy and communication, from options or a YAML file."""
 
 from __future__ import annotations
 
@@ -36,12 +36,14 @@ def _rank_as_text(value: object) -> object:
 
 
 def _listed(value: object) -> object:
-    """Split a text at commas, so that ``embed,block.0`` means a list of two."""
+    """Split a text at commas, so that ``freeze: embed,block.0`` means a list of two names."""
     return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
 
 
 class InputOptions(Spec):
-    """Options of the input pipeline. A cost that is not given is zero, or the cost of the system's host.
+    """Options of the input pipeline (reading, decoding and copying samples).
+
+    A cost that is not given is zero, or the cost on the system's host.
 
     Parameters
     ----------
@@ -65,7 +67,7 @@ class InputOptions(Spec):
 
 
 class RecomputeOptions(Spec):
-    """Options of recomputation: which activations are computed again before the backward pass.
+    """Options of activation recomputation.
 
     Parameters
     ----------
@@ -99,7 +101,7 @@ class RecomputeOptions(Spec):
 
 
 class ExpertOptions(Spec):
-    """Options of experts: how tokens are sent to them, and how evenly.
+    """Options of a mixture of experts: how tokens are sent to experts, and how evenly.
 
     Parameters
     ----------
@@ -168,7 +170,7 @@ class KernelOptions(Spec):
 
 
 class ExchangeOptions(Spec):
-    """Options of the gradient exchange, and of how workers wait for one another.
+    """Options of the gradient exchange between data-parallel ranks, and of how workers wait for each other.
 
     Parameters
     ----------
@@ -195,12 +197,12 @@ class ExchangeOptions(Spec):
 
     @property
     def algorithm_or_server(self) -> str | None:
-        """The all-reduce algorithm that the run forces, or the parameter server if gradients go through one."""
+        """All-reduce algorithm that the run forces, ``parameter_server`` if gradients go through servers, or None."""
         return self.algorithm or ("parameter_server" if self.when == "parameter-server" else None)
 
 
 class FabricOptions(Spec):
-    """Options of the fabric: where the nodes of a run are placed, and which other jobs share it.
+    """Options of the network fabric: where the nodes of a run are placed, and which other jobs share the fabric.
 
     Parameters
     ----------
@@ -219,9 +221,8 @@ class FabricOptions(Spec):
 
 
 class VariationOptions(Spec):
-    """Options of a run's variation.
+    """Options of the variation of step times between ranks and steps, and of the work between samples.
 
-    They state how much step times differ between ranks and steps, and the work of a sample between samples.
 
     Parameters
     ----------
@@ -241,7 +242,7 @@ class VariationOptions(Spec):
     @model_validator(mode="before")
     @classmethod
     def _noise(cls, data: Any) -> Any:
-        """Read ``jitter``: a fraction, two as in ``0.02,0.01`` (the second is ``slow_ranks``), or ``traces``."""
+        """Parse ``jitter``: a fraction, two such as ``0.02,0.01`` (the second is ``slow_ranks``), or ``traces``."""
         text = data.get("jitter") if isinstance(data, Mapping) else None
         if not isinstance(text, str):
             return data
@@ -259,7 +260,7 @@ class VariationOptions(Spec):
 
 
 class OffloadOptions(Spec):
-    """Options of offloading: which states and activations are kept in host memory.
+    """Options of offloading optimizer states, gradients, parameters and activations to host memory.
 
     Parameters
     ----------
@@ -342,10 +343,10 @@ OLD_NAMES = {
 
 
 class Run(Spec):
-    """One training run: all that a question states of it.
+    """One training run: all options of a prediction.
 
-    Sizes that are not stated follow from the others; the prediction holds the resolved ones. An option that is left out
-    takes the default of the ``software`` profile.
+    Sizes that are left out follow from the others; the prediction has the resolved sizes. Other options that are left
+    out take the default of the ``software`` profile (how a framework's release drives the device).
 
     Fields of a group are stated as mappings (``recompute={"policy": "full", "layers": 4}``), by their path
     (``recompute.layers``), or by the name of the command-line option (``recompute_layers=4``).
@@ -413,32 +414,32 @@ class Run(Spec):
         return _grouped(flatten_to_paths(data)) if isinstance(data, Mapping) else data
 
     def __hash__(self) -> int:
-        """Hash all fields, including those of groups, because many runs differ in only one of them."""
+        """Hash all fields, including nested groups, because many runs differ only in a group's field."""
         return hash((super().__hash__(), *(value for value in self.__dict__.values() if isinstance(value, Spec))))
 
     @classmethod
     def extra_keys(cls) -> tuple[str, ...]:
-        """Return the keys allowed besides field names: short names and dotted paths of nested fields.
+        """Return the keys that a run file may have besides field names: short names and dotted paths of nested fields.
 
         Returns
         -------
         tuple of str
-            Names of options and paths.
+            Names of command-line options, and dotted paths.
         """
         return (*SHORT_NAMES, *field_paths())
 
     @staticmethod
     def photo_input_options(*, sample: float | None, decode: float, cores: float) -> InputOptions:
-        """Return the input pipeline of software that loads photographs, for runs without an `input`.
+        """Return input-pipeline options for software that loads photographs, the default of runs without ``input``.
 
         Parameters
         ----------
         sample : float, optional
-            Bytes of a stored photograph.
+            Size of a stored photograph [byte].
         decode : float
-            Seconds of one core to decode a photograph.
+            Time of one core to decode a photograph [s].
         cores : float
-            CPU cores that decode.
+            CPU cores that decode, for each GPU.
 
         Returns
         -------
@@ -450,7 +451,7 @@ class Run(Spec):
 
 @functools.cache
 def field_paths() -> tuple[str, ...]:
-    """List the fields of a run by their paths, such as ``gpus`` and ``recompute.layers``.
+    """List the dotted paths of all fields of a run, such as ``gpus`` and ``recompute.layers``.
 
     Returns
     -------
@@ -466,17 +467,17 @@ def field_paths() -> tuple[str, ...]:
 
 
 def field_path(name: str) -> str:
-    """Return the dotted path of a field of `Run` from any of its names.
+    """Return the dotted path of a run's field from any of its names, such as ``recompute_layers``.
 
     Parameters
     ----------
     name : str
-        A path, the name of a group with a main field, or of an option of the command line.
+        Dotted path, name of a group with a main field, or name of a command-line option.
 
     Returns
     -------
     str
-        The path, such as ``recompute.policy``; ``name`` itself if it is none of these. A key of an earlier release
+        Dotted path, such as ``recompute.policy``; ``name`` itself if it is none of these. A key of an earlier release
         warns.
 
     Examples
@@ -491,7 +492,7 @@ def field_path(name: str) -> str:
 
 
 def shortest_field_name(path: str) -> str:
-    """Return the shortest name of a field of `Run`, from its dotted path.
+    """Return the shortest name of a run's field, from its dotted path.
 
     Parameters
     ----------
@@ -515,7 +516,7 @@ def shortest_field_name(path: str) -> str:
 
 
 def flatten_to_paths(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten a mapping of run options to values by dotted path.
+    """Flatten nested options of a run to a mapping from dotted path to value.
 
     Parameters
     ----------
@@ -525,12 +526,12 @@ def flatten_to_paths(data: Mapping[str, Any]) -> dict[str, Any]:
     Returns
     -------
     dict of str to Any
-        Value by path, not checked.
+        Values by dotted path, not validated.
 
     Raises
     ------
     SpecError
-        If two keys state one field.
+        If two keys give the same field.
 
     Examples
     --------
@@ -549,7 +550,7 @@ def flatten_to_paths(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _paths_of_key(key: str, value: Any) -> dict[str, Any]:
-    """Return the fields that one key of a run gives: a whole group or a single field."""
+    """Return values by dotted path for one key of a run: all fields of a group, or a single field."""
     if isinstance(value, Spec):
         value = {name: getattr(value, name) for name in value.model_fields_set}
     if isinstance(value, Mapping) and (key in _OPEN_GROUPS or _group(key) is not None):
@@ -558,7 +559,7 @@ def _paths_of_key(key: str, value: Any) -> dict[str, Any]:
 
 
 def _grouped(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Nest values by dotted path into one mapping per group."""
+    """Convert values by dotted path to one nested mapping for each group."""
     nested: dict[str, Any] = {}
     for path, value in flat.items():
         group, _, name = path.partition(".")
@@ -573,42 +574,42 @@ def _grouped(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _group(name: str) -> type[Spec] | None:
-    """Return the schema of a group of fields, or None for a plain field."""
+    """Return the schema of a group of run options (such as ``recompute``), or None for a plain field."""
     field = Run.model_fields.get(name)
     annotation = None if field is None else field.annotation
     return annotation if isinstance(annotation, type) and issubclass(annotation, Spec) else None
 
 
 def explicit_fields(run: Run) -> dict[str, Any]:
-    """Return the options that were stated for a run, without defaults.
+    """Return the options that the user set for a run, without defaults.
 
     Parameters
     ----------
     run : Run
-        The run.
+        Run to read.
 
     Returns
     -------
     dict of str to Any
-        Value by path; `Run` takes it again.
+        Values by dotted path, from which `Run` can be built again.
     """
     return flatten_to_paths({name: getattr(run, name) for name in run.model_fields_set})
 
 
 def replace_fields(run: Run, values: Mapping[str, Any]) -> Run:
-    """Return a copy of a run with other values in some fields, without validation.
+    """Return a copy of a run with some fields replaced, without validation.
 
     Parameters
     ----------
     run : Run
-        The run.
+        Run to copy.
     values : mapping of str to Any
-        Values by path or by a name that stands for one (see `field_path`); entries of ``model`` join those of the run.
+        Values by dotted path or short name (see `field_path`); entries of ``model`` are merged with those of the run.
 
     Returns
     -------
     Run
-        The changed run.
+        Run with the new values.
 
     Raises
     ------
@@ -631,17 +632,17 @@ def replace_fields(run: Run, values: Mapping[str, Any]) -> Run:
 
 
 def load_run(path: str | Path) -> Run:
-    """Load a run from its YAML file.
+    """Load a run from a YAML file.
 
     Parameters
     ----------
     path : str | Path
-        The file.
+        Path of the file.
 
     Returns
     -------
     Run
-        The run.
+        Validated run.
 
     Raises
     ------

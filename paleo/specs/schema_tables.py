@@ -1,4 +1,4 @@
-"""Schemas as tables (field, unit, default, meaning), for `paleo show`, for the docs and for messages."""
+"""Tables of a schema's fields (name, unit, default, meaning), for `paleo show`, the docs and messages."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def field_table(schema: type[BaseModel]) -> list[FieldRow]:
     Parameters
     ----------
     schema : type[BaseModel]
-        Pydantic model.
+        Schema (pydantic model class).
 
     Returns
     -------
     list of FieldRow
-        One row a field; nested fields have dotted names.
+        One row for each field; nested fields have dotted names.
     """
     return list(_rows(schema, ""))
 
@@ -64,7 +64,7 @@ def _rows(schema: type[BaseModel], prefix: str) -> Iterator[FieldRow]:
 
 
 def field_unit(field: FieldInfo) -> str:
-    """Return the dimension of a field's value.
+    """Return the unit of a schema field, from its type.
 
     Parameters
     ----------
@@ -85,14 +85,14 @@ def field_unit(field: FieldInfo) -> str:
 
 
 def format_value(value: Any, unit: str = "") -> str:
-    """Write a field's value for people, with its unit.
+    """Format a field's value as text with its unit.
 
     Parameters
     ----------
     value : Any
         Value in SI units.
     unit : str, optional
-        Dimension, as `field_unit` returns it.
+        Unit, as `field_unit` returns it.
 
     Returns
     -------

@@ -1,6 +1,6 @@
-"""Software profiles: how a framework runs a network on a device, in groups of fields.
+"""Schema of software profiles: how a framework's release drives a device (host times, fusion, formats, overlap).
 
-Every field states its meaning where it is declared. `paleo show software NAME` and the docs print these sentences.
+Every field's meaning is in the docstring of its group. `paleo show software NAME` and the docs print these sentences.
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ LaunchCounts = tuple[NonNegativeFactor, NonNegativeFactor]
 
 
 class SoftwareFit(Spec):
-    """Origin of the fitted numbers of a profile.
+    """Source and quality of the fitted numbers of a software profile.
 
-    It states the measured steps, one standard deviation of the logarithm of each number, the errors on steps that were
-    not fitted, and the ``architectures`` of the devices that ran the steps.
+    ``rows_fitted`` and ``rows_held_out`` count measured steps. ``uncertainty`` is one standard deviation of the
+    logarithm of each number, ``residual`` the errors on held-out steps. ``architectures`` are those of the devices that
+    ran the steps.
     """
 
     source: Text
@@ -67,7 +68,7 @@ class SoftwareFit(Spec):
 
 
 class HostTime(Spec):
-    """Host (CPU) time to launch one operation, by phase (used by `paleo.step.memory`).
+    """Host (CPU) time to launch the operations of a step, by phase and kind.
 
     Parameters
     ----------
@@ -137,7 +138,7 @@ class HostTime(Spec):
 
 
 class AttentionSoftware(Spec):
-    """Options for how the software computes attention.
+    """Implementation of attention by the software.
 
     Parameters
     ----------
@@ -167,7 +168,7 @@ class AttentionSoftware(Spec):
 
 
 class KernelFusion(Spec):
-    """Operations that the software runs as one kernel.
+    """Kernel fusion by the software: which operations run together as one kernel.
 
     Parameters
     ----------
@@ -241,7 +242,7 @@ class KernelFusion(Spec):
 
 
 class NumberFormats(Spec):
-    """Number formats that the framework uses when it trains in sixteen bits.
+    """Number formats that the software uses in mixed-precision training.
 
     Parameters
     ----------
@@ -279,7 +280,7 @@ class NumberFormats(Spec):
 
 
 class Gradients(Spec):
-    """Treatment of gradients between the backward pass and the update.
+    """Treatment of gradients between the backward pass and the optimizer update.
 
     Parameters
     ----------
@@ -317,10 +318,10 @@ class Gradients(Spec):
         the format in which a rank keeps whole gradients where ZeRO-3 sums them up over ranks once a step (FSDP2
         keeps them in that of the reduction)
     flat_copies
-        bytes for each parameter of flat copies that are made of the gradients once the last backward pass is over:
-        of all that a rank has, and of those whose states it owns
+        bytes per parameter of flat gradient buffers that are copied after the last backward pass: of all gradients of a
+        rank, and of those whose optimizer states the rank owns
     whole_sums
-        whether ZeRO-1 and 2 all-reduce whole buckets instead of scattering the sums (DeepSpeed)
+        whether ZeRO-1 and 2 all-reduce whole buckets of gradients instead of reduce-scattering them (DeepSpeed)
     stepwise_updates
         optimizers without a fused kernel: each term of the formula is one pass
     listwise_updates
@@ -397,7 +398,7 @@ class Overlap(Spec):
 
 
 class Recomputation(Spec):
-    """Activations that the software recomputes before the backward pass.
+    """Activation recomputation that the software supports, and what its users usually choose.
 
     Parameters
     ----------
@@ -419,7 +420,7 @@ class Recomputation(Spec):
 
 
 class Parallelism(Spec):
-    """Rules by which the software divides work and states over ranks.
+    """Rules by which the software divides work, parameters and optimizer states over ranks.
 
     Parameters
     ----------
@@ -500,7 +501,7 @@ class Parallelism(Spec):
 
 
 class ProcessMemory(Spec):
-    """Memory that a process holds besides its tensors.
+    """Device memory of a process besides its tensors.
 
     Parameters
     ----------
@@ -519,7 +520,7 @@ class ProcessMemory(Spec):
 
 
 class SampleLoader(Spec):
-    """Preparation of samples by the software.
+    """Preparation of training samples on the host by the software.
 
     Parameters
     ----------
@@ -532,7 +533,7 @@ class SampleLoader(Spec):
 
 
 class Convolutions(Spec):
-    """Convolution kernels of the software, and how it chooses among them.
+    """Convolution kernels of the software, and how they are chosen.
 
     Parameters
     ----------
@@ -556,7 +557,7 @@ class Convolutions(Spec):
 
 
 class EarlierReleases(Spec):
-    """Fields, such as ``parallelism.expert_tensor``, that had other values in releases before a date."""
+    """Fields of a profile, such as ``parallelism.expert_tensor``, that had other values in releases before a date."""
 
     until: Date
     changes: dict[str, Any]
@@ -564,7 +565,7 @@ class EarlierReleases(Spec):
 
 
 class SoftwareProfile(Spec):
-    """Behaviour of a framework, in groups of fields; each field states its meaning.
+    """Behaviour of a framework's release, in groups of fields: host times, fusion, formats, overlap and so on.
 
     ``from`` and ``until`` are the dates of the first and last release that the profile describes. ``releases`` dates
     some of the releases. ``earlier`` lists, newest first, what was different before a date (`load_software`).
@@ -604,7 +605,7 @@ class SoftwareProfile(Spec):
     fit: SoftwareFit | None = None
 
     def with_fields(self, values: Mapping[str, Any]) -> SoftwareProfile:
-        """Return the profile with other values of some fields.
+        """Return a copy of the profile with some fields replaced.
 
         Parameters
         ----------
@@ -614,7 +615,7 @@ class SoftwareProfile(Spec):
         Returns
         -------
         SoftwareProfile
-            A new profile.
+            Changed copy.
 
         Examples
         --------
@@ -631,7 +632,7 @@ class SoftwareProfile(Spec):
         return self.model_copy(update=groups)
 
     def covers_date(self, date: str) -> bool:
-        """Return True if the profile describes releases of a day, month or year.
+        """Return True if the profile describes releases of a given day, month or year.
 
         Parameters
         ----------
@@ -653,12 +654,12 @@ class SoftwareProfile(Spec):
         return begins and ends
 
     def earlier_releases(self, date: str) -> tuple[EarlierReleases, ...]:
-        """Return the differences of releases of a date, the newest first.
+        """Return the field changes that make the profile describe the releases of a date, the newest first.
 
         Parameters
         ----------
         date : str
-            Day, month or year.
+            Day, month or year of the release.
 
         Returns
         -------
@@ -668,22 +669,22 @@ class SoftwareProfile(Spec):
         return tuple(era for era in self.earlier if date[: len(era.until)] < era.until[: len(date)])
 
     def release_date(self, version: str) -> str:
-        """Return the date of a release.
+        """Return the date of a framework release.
 
         Parameters
         ----------
         version : str
-            Release that the profile dates, an NVIDIA container (``24.07``), or a date.
+            Release that the profile lists, month of an NVIDIA container (``24.07``), or a date.
 
         Returns
         -------
         str
-            Day, month or year.
+            Day (``2024-06-30``), month or year.
 
         Raises
         ------
         SpecError
-            If the release is unknown or out of the profile's range of dates.
+            If the release is unknown or outside the profile's dates.
         """
         container = re.fullmatch(r"(2[0-9])\.([01][0-9])(\.[0-9]+)?", version)
         date = self.releases.get(version) or (f"20{container[1]}-{container[2]}" if container else version)
@@ -703,12 +704,12 @@ class SoftwareProfile(Spec):
         Parameters
         ----------
         architecture : str
-            For example ``Hopper``.
+            GPU architecture, such as ``Hopper``.
 
         Returns
         -------
         bool
-            True if they were.
+            True if the fit covers the architecture.
         """
         return self.fit is not None and architecture in self.fit.architectures
 
@@ -718,12 +719,12 @@ class SoftwareProfile(Spec):
         Parameters
         ----------
         architecture : str
-            For example ``Hopper``.
+            GPU architecture, such as ``Hopper``.
 
         Returns
         -------
         bool
-            True if they were.
+            True if the fit covers the architecture; otherwise the host times are assumed.
 
         Examples
         --------
@@ -734,12 +735,12 @@ class SoftwareProfile(Spec):
         return architecture in self.host.fitted_on or self.is_fitted(architecture)
 
     def attention_slowdown(self, architecture: str) -> float:
-        """Return by how much attention on an architecture is slower than the calibrated kernel.
+        """Return the factor by which the framework's attention is slower than the calibrated attention kernel.
 
         Parameters
         ----------
         architecture : str
-            For example ``Hopper``.
+            GPU architecture, such as ``Hopper``.
 
         Returns
         -------
@@ -753,14 +754,14 @@ class SoftwareProfile(Spec):
 
 
 def profiles_with_routing() -> list[str]:
-    """Return the profiles that state the host's time for routing tokens to experts (``host.routing``)."""
+    """Return the names of profiles whose host time for routing tokens to experts (``host.routing``) is known."""
     return [name for name in entry_names("software") if load_software(name).host.routing > 0]
 
 
 def load_software(name_or_path: str | Path) -> SoftwareProfile:
     """Load a software profile by catalog name or path, or as ``name@release`` or ``name@date``.
 
-    A release is one that the profile dates, or the month of an NVIDIA container (``24.07``).
+    A release is one that the profile lists, or the month of an NVIDIA container (``24.07``).
 
     Parameters
     ----------
@@ -770,7 +771,7 @@ def load_software(name_or_path: str | Path) -> SoftwareProfile:
     Returns
     -------
     SoftwareProfile
-        The profile.
+        Profile of the newest release, or of the given release or date.
 
     Raises
     ------
@@ -806,7 +807,7 @@ def _profile(name_or_path: str | Path) -> SoftwareProfile:
 
 
 def _overlaid(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the groups of a profile with some dotted fields changed."""
+    """Return the mapping of a profile with some fields replaced, given by dotted names."""
     result = dict(data)
     for path, value in changes.items():
         group, _, field = path.partition(".")

@@ -1,6 +1,6 @@
-"""Systems: nodes of devices, the levels of links between them, and which part of each level a group of ranks uses.
+"""Schema of systems: nodes of devices, interconnect levels between them, and the part of a level that a group uses.
 
-Bandwidth is per direction, as the makers state it, with sources.
+Bandwidth is per direction, as in datasheets, with sources.
 """
 
 from __future__ import annotations
@@ -111,12 +111,12 @@ class InterconnectLevel(Spec):
 
     @property
     def member_bandwidth(self) -> float:
-        """Datasheet bandwidth of one member (GPU, node or rack) into this level, all ports [byte/s]."""
+        """Datasheet bandwidth from one member (GPU, node or rack) into this level, over all its ports [byte/s]."""
         return self.ports * self.link.bandwidth
 
 
 class Host(Spec):
-    """Host computer of one node, with all its sockets; bandwidths are datasheet values."""
+    """Host computer of one node, with all CPU sockets; bandwidths are datasheet values."""
 
     cpu: Text | None = None
     sockets: PositiveCount | None = None
@@ -128,10 +128,10 @@ class Host(Spec):
 
 
 class Reliability(Spec):
-    """Failures of one node that end a job, by hardware or software [1/s].
+    """Failure rate of one node: hardware or software failures that end a job [1/s].
 
-    ``low`` and ``high`` are the range of nine out of ten clusters of this kind. Files state failures per node-day or
-    per thousand node-days: ``4/knodeday``.
+    ``low`` and ``high`` bound 90 % of clusters of this kind. Files give failures per node-day or per thousand
+    node-days: ``4/knodeday``.
     """
 
     failures: FailuresPerSecond
@@ -148,7 +148,7 @@ class Reliability(Spec):
 
 @dataclass(frozen=True, slots=True)
 class GroupLevel:
-    """The part of one interconnect level that a communication group (ranks of one collective) uses.
+    """Part of one interconnect level that a communication group (the ranks of one collective) uses.
 
     ``fan_out`` is the number of units of the level below that hold ranks of the group, within one unit of this level.
     ``ranks_per_unit`` is the number of ranks of the group in one such unit. ``groups_per_unit`` is the number of groups
@@ -164,16 +164,16 @@ class GroupLevel:
 
     @property
     def bandwidth(self) -> float:
-        """Bandwidth of the group's ranks in one member into this level, while other groups send too [byte/s]."""
+        """Bandwidth into this level of the group's ranks in one unit, while other groups send too [byte/s]."""
         return self.level.member_bandwidth / self.groups_per_unit
 
 
 class System(Spec):
-    """Nodes of one kind of device and the levels of links between them, from inner to outer.
+    """Cluster of nodes with one kind of device, and the interconnect levels between devices from inner to outer.
 
     Ranks are numbered consecutively, innermost level first. ``price_per_node`` is for all devices of a node.
-    ``devices_per_host`` is the number of devices in one machine where an NVLink domain joins several machines.
-    ``reliability`` states how often nodes fail, if known; `paleo.specs.prices` estimates it for other systems.
+    ``devices_per_host`` is the number of devices in one host if an NVLink domain joins several hosts. ``reliability``
+    is the failure rate of nodes, if known; `paleo.specs.prices` estimates the rate of other systems.
     """
 
     name: Text
@@ -194,7 +194,7 @@ class System(Spec):
 
     @property
     def catalog_name_or_path(self) -> str:
-        """Name under which a command finds the system: its catalog name, or the path of its file."""
+        """Text by which a command finds the system: its catalog name, or the path of its file."""
         return self.path or self.name
 
     @model_validator(mode="after")
@@ -219,21 +219,21 @@ class System(Spec):
 
     @property
     def _torus_of_nodes(self) -> bool:
-        """True if a torus joins the chips directly and nodes are only their hosts."""
+        """True if a torus joins the chips directly, so that nodes are only the hosts of the chips."""
         extents = [level.ranks for level in self.levels if level.shape is not None]
         return bool(extents) and extents[0] is not None and extents[0] % self.devices_per_node == 0
 
     @property
     def max_devices(self) -> int | None:
-        """Number of devices of the system, or None if it is not limited."""
+        """Number of devices that the system can have, or None if not limited."""
         if self.max_nodes is not None:
             return self.max_nodes * self.devices_per_node
         return self.levels[-1].ranks if self.levels else 1
 
     def joins_nodes(self, level: InterconnectLevel) -> bool:
-        """Return True if a level is the network between nodes.
+        """Return True if an interconnect level is the network between nodes.
 
-        A torus is not, as it joins chips directly, whichever host they belong to.
+        A torus is not, because it joins chips directly, whatever hosts they belong to.
 
         Parameters
         ----------
@@ -243,12 +243,12 @@ class System(Spec):
         Returns
         -------
         bool
-            True if it joins nodes.
+            True for the network between nodes.
         """
         return (level.ranks is None or level.ranks > self.devices_per_node) and level.topology != "torus"
 
     def machines_text(self, gpus: int) -> str:
-        """Describe a number of GPUs of this system and the nodes that hold them, in words.
+        """Return a text that says how many GPUs and nodes of this system a run uses.
 
         Parameters
         ----------
@@ -267,7 +267,7 @@ class System(Spec):
         return f"{with_noun(gpus, 'GPU')} of {self.name}" + (f" ({nodes})" if node_size > 1 else "")
 
     def group(self, stride: int, size: int) -> tuple[GroupLevel, ...]:
-        """Return which part of each network level a communication group uses, from inner to outer.
+        """Return the part of each interconnect level that a communication group uses, from inner to outer.
 
         The product of the fan-outs is `size`. Where a level does not divide evenly, its fan-out is rounded up, because
         the fullest unit is the slowest (12 ranks on nodes of 8 have fan-outs 8 and 2).
@@ -282,7 +282,7 @@ class System(Spec):
         Returns
         -------
         tuple of GroupLevel
-            One entry per level.
+            One entry for each level.
 
         Raises
         ------
@@ -314,7 +314,7 @@ class System(Spec):
         return tuple(spans)
 
     def _flat_levels(self, reach: int) -> tuple[InterconnectLevel, ...]:
-        """Return the levels for a job of ``reach`` devices, with one level for each dimension of a torus."""
+        """Return the interconnect levels for a job of ``reach`` devices, one for each dimension of a torus."""
         if all(level.shape is None for level in self.levels):
             return self.levels
         flat: list[InterconnectLevel] = []
@@ -325,11 +325,11 @@ class System(Spec):
 
 
 def torus_levels(level: InterconnectLevel, below: int, reach: int) -> list[InterconnectLevel]:
-    """Return one level for each dimension of the box of a torus that a job occupies.
+    """Convert a torus level to one interconnect level for each dimension of the box of chips that a job occupies.
 
-    A unit of the second dimension is a row of the first, with the links of all its chips. A dimension that does not
-    close into a ring sends the traffic of a ring forward over one half of its links and back over the other. It counts
-    as one port for each chip instead of two.
+    A unit of the second dimension is a row of the first, with the links of all its chips. If a dimension does not close
+    into a ring, ring traffic goes forward over half of the link bandwidth and back over the other half. Such a
+    dimension counts as one port for each chip instead of two.
 
     Parameters
     ----------
@@ -361,21 +361,21 @@ def torus_levels(level: InterconnectLevel, below: int, reach: int) -> list[Inter
 
 
 def smallest_torus_box(shape: tuple[int, ...], units: int) -> tuple[int, ...]:
-    """Return the extents of the most even box of chips that a job occupies in a torus.
+    """Return the extents of the box of chips, as even as possible, that a job occupies in a torus.
 
-    If the prime factors of the count do not fit, the box is the next larger one that does.
+    If no box has exactly as many chips, the next larger box is used.
 
     Parameters
     ----------
     shape : tuple of int
-        Extents of the whole torus.
+        Extents of the whole torus [chips].
     units : int
         Chips of the job.
 
     Returns
     -------
     tuple of int
-        Extents of the box.
+        Extents of the box [chips].
 
     Examples
     --------
@@ -406,7 +406,9 @@ def _prime_factors(number: int) -> list[int]:
 
 
 def load_system(name_or_path: str | Path) -> System:
-    """Load a system by catalog name or path; the name or file of a device means a system of one such device.
+    """Load a system by catalog name or path.
+
+    The name or file of a device gives a system of one such device.
 
     Parameters
     ----------
@@ -416,7 +418,7 @@ def load_system(name_or_path: str | Path) -> System:
     Returns
     -------
     System
-        The system.
+        Cluster with its device, nodes and interconnect levels.
 
     Raises
     ------
@@ -427,7 +429,7 @@ def load_system(name_or_path: str | Path) -> System:
 
 
 def as_system(system: str | Path | System) -> System:
-    """Return a system that is given by name, by path or as an object.
+    """Return a system given by name, by path or as an object; names and paths are loaded.
 
     Parameters
     ----------
@@ -437,12 +439,12 @@ def as_system(system: str | Path | System) -> System:
     Returns
     -------
     System
-        The system.
+        Loaded system.
 
     Raises
     ------
     SpecError
-        For anything else.
+        If the argument has another type.
     """
     if not isinstance(system, str | Path | System):
         raise SpecError(f"system {system!r:.80}: expected a name, a path, or a result of load_system")
@@ -485,7 +487,7 @@ def _with_link(level: object, where: Path, index: int) -> object:
 
 
 def _part(kind: Literal["devices", "links"], value: object, where: Path, key: str) -> Any:
-    """Load a device or link of a system from a name, a path (relative to the file's folder) or a mapping."""
+    """Load the device or a link of a system file from a name, a path (relative to the file's folder) or a mapping."""
     try:
         if isinstance(value, Mapping):
             inline = read_inline(kind, value, where)

@@ -1,4 +1,4 @@
-"""Task files: a network, a data set and a target quality, with the law for the samples that it takes."""
+"""Schema of training tasks: a network, a data set and a target quality, with the number of samples to reach it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ DeviceKind = Literal["tpu", "accelerator", "cpu"]
 
 
 class QualityEvaluation(Spec):
-    """Measurement of the quality during training.
+    """Schedule and cost of the evaluations that measure the quality during training.
 
-    An evaluation is a forward pass over ``samples``. The first one is after ``first`` training samples (default:
-    ``every``), the others after every ``every`` samples. ``work`` is the cost of an evaluated sample relative to the
-    forward pass of a training sample. It is above 1 for sliding windows, beam search or several passes, and 0 where
-    submissions count evaluations as steps. ``fixed`` is the time of each evaluation besides the passes, for switching,
+    An evaluation is a forward pass over ``samples``. The first evaluation follows after ``first`` training samples
+    (default: ``every``), the others after every ``every`` samples. ``work`` is the cost of an evaluated sample relative
+    to the forward pass of a training sample. The value is above 1 for sliding windows, beam search or several passes,
+    and 0 if submissions count evaluations as steps. ``fixed`` is the further time of each evaluation, for switching,
     scoring and files. With ``beside`` training continues meanwhile, so that only the last evaluation adds time.
     ``source`` says where these values come from.
     """
@@ -53,18 +53,18 @@ EXTRAPOLATED_ROUNDS = 2
 
 
 class TrainingCode(Spec):
-    """Code of a task's submissions: its ``software`` profile and the ratio of measured to predicted step times.
+    """Training code of MLPerf submissions: ``software`` profile, and the ratio of measured to predicted step times.
 
     ``ratio`` is given by device, by architecture, and for ``all``. A device that was not fitted takes the ratio of its
     architecture. An architecture that was not fitted takes ``all``, and its interval is widened by the spread of the
     others.
 
     ``per_doubling`` is added to the logarithm of the ratio for each doubling of samples on a GPU above
-    ``samples_per_gpu``; small batches leave a device idle in ways that the step model misses. ``several_nodes`` is
-    added for runs on more than one node. ``ratio`` holds for the software of ``round``, and each later round adds
-    ``per_round``. ``start`` is the time of a run that is neither step nor evaluation: loading data and graphs, and all
-    that the clock sees before the first step. ``residual`` is the rms of the logarithm of measured over predicted
-    steps, with each round left out of the fit in turn. ``rows`` of ``source`` were fitted.
+    ``samples_per_gpu``, because small batches leave a device idle in ways that the step model misses. ``several_nodes``
+    is added for runs on more than one node. ``ratio`` holds for the software of ``round``, and each later round adds
+    ``per_round``. ``start`` is the time before the first step, such as for loading data and graphs. ``residual`` is the
+    rms of the logarithm of measured over predicted steps, with each round left out of the fit in turn. ``rows`` is the
+    number of fitted rows of ``source``.
     """
 
     software: Text
@@ -80,17 +80,17 @@ class TrainingCode(Spec):
     source: Text
 
     def at_round(self, round_name: str) -> TrainingCode:
-        """Return these parameters for the software of another MLPerf round.
+        """Return the parameters extrapolated to the software of another MLPerf round.
 
         Parameters
         ----------
         round_name : str
-            Round of MLPerf Training; an improvement over at most `EXTRAPOLATED_ROUNDS` later rounds is counted.
+            Round of MLPerf Training; at most `EXTRAPOLATED_ROUNDS` later rounds count.
 
         Returns
         -------
         TrainingCode
-            A copy whose ratios are scaled by the improvement per round.
+            Copy whose ratios are scaled by the improvement per round.
         """
         if self.round not in MLPERF_ROUNDS or round_name not in MLPERF_ROUNDS:
             return self
@@ -101,7 +101,7 @@ class TrainingCode(Spec):
 
 
 class SubmissionSamples(Spec):
-    """Samples to target of MLPerf submissions, relative to the task's law of samples by batch size.
+    """Samples that MLPerf submissions need to reach the target, relative to the task's law of samples by batch size.
 
     ``ratio`` is the geometric mean of measured samples over those of the law; it is at least 1, since the rules forbid
     converging faster than the reference. ``residual`` is the rms of log(measured / law / ratio), each round left out in
@@ -115,9 +115,9 @@ class SubmissionSamples(Spec):
 
 
 class PlatformDifferences(Spec):
-    """Code, evaluation and samples of a task's submissions on another kind of device (such as TPU), where they differ.
+    """Code, evaluation and samples to target of submissions on another kind of device (such as TPU).
 
-    A field that is left out is as on GPUs.
+    A field that is left out is the same as on GPUs.
     """
 
     code: TrainingCode
@@ -126,13 +126,13 @@ class PlatformDifferences(Spec):
 
 
 class TrainingTask(Spec):
-    """A network that is trained to a target quality.
+    """Training of a network on a data set until a target quality is reached, such as an MLPerf benchmark.
 
     ``params`` replace parameters of the model. ``packed`` samples share one input row of the network. ``benchmarks``
-    and ``rounds`` name the submissions of this task (no rounds: all that no other task has). ``run`` holds further
-    options of a run, such as optimizer and lora. ``formats`` states, by the first round, the format of submissions on
-    devices that have units for it (without it: the usual one of the device). ``platforms`` states, by kind of device,
-    what differs from GPUs.
+    and ``rounds`` name the MLPerf submissions of this task (no rounds: all that no other task has). ``run`` has further
+    options of a run, such as optimizer and lora. ``formats`` gives, by the first round, the number format of
+    submissions on devices that support the format (otherwise the usual format of the device). ``platforms`` gives, by
+    kind of device, what differs from GPUs.
     """
 
     name: Text
@@ -157,7 +157,7 @@ class TrainingTask(Spec):
     notes: Text | None = None
 
     def for_device_kind(self, kind: str) -> TrainingTask:
-        """Return the task as submissions on a kind of device run it.
+        """Return the task as it is submitted on a kind of device, such as TPUs.
 
         Parameters
         ----------
@@ -167,7 +167,7 @@ class TrainingTask(Spec):
         Returns
         -------
         TrainingTask
-            The task with that platform's code, evaluation and samples.
+            Task with that platform's code, evaluation and samples to target.
 
         Examples
         --------
@@ -181,7 +181,7 @@ class TrainingTask(Spec):
         return self.model_copy(update={**stated, "platforms": {}})
 
     def at_round(self, round_name: str) -> TrainingTask:
-        """Return the task with the software of another round, on every kind of device.
+        """Return the task with the software of another MLPerf round, on every kind of device.
 
         Parameters
         ----------
@@ -191,7 +191,7 @@ class TrainingTask(Spec):
         Returns
         -------
         TrainingTask
-            A copy.
+            Task for that round.
         """
         platforms = {
             kind: platform.model_copy(update={"code": platform.code.at_round(round_name)})
@@ -202,17 +202,17 @@ class TrainingTask(Spec):
         return self.model_copy(update={"code": code, "platforms": platforms, "formats": formats})
 
     def submission_format(self, device: Device) -> str | None:
-        """Return the number format in which the latest submissions ran on devices of this kind.
+        """Return the number format of the latest MLPerf submissions of the task that a device supports.
 
         Parameters
         ----------
         device : Device
-            The device; only formats for which it has a peak rate count.
+            Device; only formats for which it has a peak rate count.
 
         Returns
         -------
         str, optional
-            A dtype; None for the usual one of the device.
+            Number format such as ``fp8``; None for the usual format of the device.
 
         Examples
         --------
@@ -226,17 +226,17 @@ class TrainingTask(Spec):
 
 
 def load_task(name_or_path: str | Path) -> TrainingTask:
-    """Load a training task by catalog name or path; ``mlperf:bert`` is the entry ``mlperf-bert``.
+    """Load a training task by catalog name or path; ``mlperf:bert`` means the entry ``mlperf-bert``.
 
     Parameters
     ----------
     name_or_path : str | Path
-        Name or path.
+        Entry of the catalog, or a YAML file.
 
     Returns
     -------
     TrainingTask
-        The task.
+        Task with model, data set, target and samples to target.
 
     Raises
     ------
@@ -256,19 +256,21 @@ _tasks = FileCache(_task)
 
 @cache
 def benchmark_task(benchmark: str, round_name: str) -> TrainingTask | None:
-    """Return the task of a benchmark in a round: from the file that lists the round, else the one without rounds.
+    """Return the training task of an MLPerf benchmark in a round.
+
+    The task file that lists the round takes precedence over the file without rounds.
 
     Parameters
     ----------
     benchmark : str
-        Name as in MLPerf's results.
+        Name of the benchmark as in MLPerf's results.
     round_name : str
         Round of MLPerf Training.
 
     Returns
     -------
     TrainingTask, optional
-        The task; None if the catalog has none.
+        Task with the software of the round; None if the catalog has none.
     """
     known = [load_task(name) for name in entry_files("tasks")]
     candidates = [task for task in known if benchmark in task.benchmarks]
