@@ -1,4 +1,4 @@
-"""Reading of measured tables: files, columns of words and numbers."""
+"""Reading of measured tables from CSV files, and of their columns as text or numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_TABLE_BYTES = 64_000_000
 def read_table(path: str | Path) -> pd.DataFrame:
     """Read a measured table from a CSV or CSV.gz file; empty cells of text columns hold ''.
 
-    ``attrs["path"]`` of the table is its file, for kinds that read a second table beside it.
+    ``attrs["path"]`` of the table holds the path of the file, for kinds of tables that read a second file beside it.
 
     Parameters
     ----------
@@ -178,7 +178,7 @@ def parse_release(version: str) -> tuple[int, ...]:
 def combine_codes(
     coded_columns: Sequence[tuple[npt.NDArray[np.integer[Any]], list[str]]],
 ) -> tuple[npt.NDArray[np.intp], list[tuple[str, ...]]]:
-    """Encode combinations of several text columns as one integer per row.
+    """Encode the combination of several text columns as one integer per row, to group rows by it.
 
     Parameters
     ----------
@@ -209,7 +209,7 @@ def combine_codes(
 
 
 class UnreadableRowsError(SpecError):
-    """Error for a table with wrong cells in some ``rows`` (indices); the other rows can be read."""
+    """Error for wrong cells in some rows of a table; ``rows`` holds their index labels, the other rows can be read."""
 
     def __init__(self, reason: str, rows: pd.Index[Any]) -> None:
         super().__init__(reason)
@@ -237,7 +237,7 @@ def number_column(frame: pd.DataFrame, column: str, default: float | None = None
     ------
     SpecError
         If the column is missing and there is no default.
-    RowsError
+    UnreadableRowsError
         If a cell is no finite number.
     """
     if column not in frame.columns:

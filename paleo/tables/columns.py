@@ -1,8 +1,8 @@
 """Columns of measured tables: name, type, unit, range and meaning of every column that some kind of table reads.
 
-A kind of table names the columns that identify it (``header``) and those that it reads beside them (``reads``); what
-the cells of a column may hold stands here, once. ``unusable_cell_reasons`` refuses a cell that is text where a number
-is expected, infinite, negative or beyond the range of its column, and a word that is none of the column's.
+A kind of table names its identifying and its optional columns; what their cells may hold is declared here, once.
+`unusable_cell_reasons` refuses text where a number is expected, infinite or negative numbers, and numbers beyond the
+column's range. It also refuses words that a column of words does not allow.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from paleo.errors import SpecError, suggest_names
 
 
 class NumberRange(NamedTuple):
-    """Range of numbers that a column may hold: ``minimum`` to ``maximum``, in ``unit``; integers only if
-    ``integers_only``.
+    """Range of numbers that a column may hold.
+
+    ``minimum`` to ``maximum`` are in ``unit``; only integers are allowed if ``integers_only``.
     """
 
     minimum: float
@@ -97,11 +98,11 @@ class Column:
     name : str
         Header of the column.
     type : str
-        ``text``, ``flag``, ``word``, ``allowed_words`` (joined by ``+``) or a key of `RANGE_OF_TYPE`.
+        ``text``, ``flag`` (yes or no), ``word``, ``words`` (several, joined by ``+``) or a key of `RANGE_OF_TYPE`.
     allowed_words : tuple of str
-        The words that a cell may hold, of columns of words.
+        Words that a cell may hold; empty if any text or number of the type is allowed.
     meaning : str
-        What the column says, for people.
+        Description of the column for documentation.
     """
 
     name: str
@@ -116,7 +117,7 @@ class Column:
 
     @cached_property
     def expected_text(self) -> str:
-        """Description of the values that a cell may hold, for messages.
+        """Description of the values that a cell of this column may hold, for error messages.
 
         >>> COLUMNS["iteration_ms"].expected_text, COLUMNS["trans_a"].expected_text
         ('a number from 1e-09 to 1e+15 ms', 'one of n, t')
@@ -161,7 +162,7 @@ class Column:
         return out
 
     def _wrong(self, cells: pd.Series[Any]) -> npt.NDArray[np.bool_]:
-        """Return True for cells that cannot be used."""
+        """Return a mask of the cells of this column that cannot be used, shape (rows,)."""
         if self.type == "text":
             # True for cells that hold a control character, such as a NUL, which numpy drops from names.
             if cells.dtype.kind in "ifb":
@@ -251,7 +252,7 @@ def with_numeric_columns(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFr
 
 
 def row_schema(kind: str, header: Iterable[str], names: Iterable[str]) -> dict[str, Any]:
-    """Describe one row of a kind of table as JSON Schema.
+    """Build the JSON Schema that describes one row of a kind of measured table.
 
     Parameters
     ----------
@@ -299,7 +300,7 @@ def unread_columns(columns: Iterable[str], names: Iterable[str]) -> list[str]:
 def best_matching_kind(
     columns: Iterable[str], headers: Mapping[str, frozenset[str]], read: Mapping[str, frozenset[str]]
 ) -> str:
-    """Find the kind of table whose identifying columns are all present in a header.
+    """Find the kind of measured table to which a CSV header belongs: all identifying columns of that kind are present.
 
     Parameters
     ----------
@@ -319,7 +320,8 @@ def best_matching_kind(
     Raises
     ------
     SpecError
-        No header is there in full; the message names the nearest kind and what it lacks.
+        If no kind has all its identifying columns in the header; the message names the nearest kind and what is
+        missing.
     """
     present = {str(column).strip() for column in columns}
     fitting = [name for name, header in headers.items() if header <= present]
@@ -335,7 +337,7 @@ def best_matching_kind(
 
 
 def _lacking(column: str, present: Iterable[str]) -> str:
-    """Word a missing column for an error message, with a similarly spelt column of the table as a suggestion."""
+    """Describe a missing column for an error message, with a similarly spelt column of the table as a suggestion."""
     close = get_close_matches(column, {name.lower(): name for name in present}, n=1, cutoff=0.75)
     meant = next((name for name in present if close and name.lower() == close[0]), None)
     if meant is None:
@@ -357,7 +359,9 @@ COLUMNS: dict[str, Column] = {}
 
 
 def declare_columns(lines: str) -> None:
-    """Add columns to `COLUMNS`, for the module of a kind of table whose columns no other kind has.
+    """Add columns to `COLUMNS`, the register of all columns that measured tables may have.
+
+    Called by the module of a kind of table for columns that no other kind has.
 
     Parameters
     ----------
@@ -375,7 +379,7 @@ declare_columns((Path(__file__).parent / "columns.txt").read_text(encoding="utf-
 
 
 def parse_column_names(names: str) -> tuple[str, ...]:
-    """Split a string of column names at spaces, and check that each name is declared in `COLUMNS`.
+    """Split a string of column names at spaces; raise SpecError for a name that is not declared in `COLUMNS`.
 
     Parameters
     ----------

@@ -1,10 +1,10 @@
-"""What a kind of measured table is: how to recognise it, and how its rows become the arguments of a pricing family.
+"""Base of tables of timed kernels and collectives: each row becomes the arguments of a timing formula.
 
-A module of this folder makes one object of a subclass of ``KernelTable`` and registers it::
+A module in ``paleo/tables/kinds`` registers one object of a subclass of `KernelTable`::
 
-    KINDS.register("gemm")(GemmTable())
+    KERNEL_TABLES.register("gemm")(GemmTable())
 
-Times in a table are microseconds (``time_us``); everything that a method returns is SI.
+Times in a table are microseconds (``time_us``); everything that a method returns is in SI units.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
     measured_unit_in_si = MICROSECOND
 
     def prepare_rows(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Return the rows of this table with corrected or added columns, before they are predicted.
+        """Correct or add columns of this table's rows before their prediction; by default nothing changes.
 
-        A kind of table overrides this, for example to replace the device that a source names wrongly.
+        A kind of table overrides this method, for example to replace a device that a source names wrongly.
 
         Parameters
         ----------
@@ -121,10 +121,12 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         """
 
     def timing_method(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Name how each row of this table was timed: in a CUDA graph, eagerly, …; launch costs are fitted per such key.
+        """Name how each row of this table was timed (CUDA graph, eager, …), as launch costs are fitted per timing
+        method.
 
         Keys are ``graph``, ``kernel``, ``eager``, ``back-to-back``, or one that a kind of table defines.
-        ``key/variant`` marks rows that share all but the host parameters with other variants of ``key``. The default is
+        A key ``key/variant`` marks rows that share all parameters with other variants of ``key``, except host
+        parameters. The default is
         ``graph``, as engines and frameworks replay captured graphs.
 
         Parameters
@@ -140,7 +142,9 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         return pd.Series("graph", index=frame.index, dtype=object)
 
     def start_values(self, family: str, figures: Datasheet) -> Sequence[Any]:
-        """Return start values for the fit of a family's parameters; the first is also the centre of the fit's prior.
+        """Return start values for the fit of a family's parameters to measured times.
+
+        The first is also the centre of the fit's prior. A family is a timing formula with its calibrated parameters.
 
         Parameters
         ----------
@@ -159,7 +163,7 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
     def fit_settings(
         self, subject: str, family: str, stack: str, figures: Datasheet, fitted: FittedParameters
     ) -> FitSettings:
-        """Return the settings with which a family's parameters are fitted to rows of this table.
+        """Choose the settings of the fit of a family's parameters (of one timing formula) to rows of this table.
 
         Parameters
         ----------
@@ -183,7 +187,8 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         return FitSettings(start, tuple(alternatives))
 
     def load_datasheet(self, subject: str, dtype: str, compute: str) -> Datasheet:
-        """Load the datasheet values (peak FLOP/s, bandwidth [byte/s], …) that predict the rows of one device or system.
+        """Load the datasheet values (peak FLOP/s, bandwidth [byte/s], …) of the device or system on which rows were
+        measured.
 
         Parameters
         ----------
@@ -207,7 +212,7 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         return device_datasheet(find_device(subject), dtype.partition("->")[0], compute or None)  # type: ignore[return-value]
 
     def calibration_keys(self, figures: Datasheet) -> tuple[str, str, str]:
-        """Return the keys by which a calibration is looked up for a device or system.
+        """Return the keys by which calibrated parameters are looked up in the catalog for a device or system.
 
         Parameters
         ----------
@@ -243,7 +248,7 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
 
     @abstractmethod
     def kernel_family(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return the family of each row of this table, which chooses the timing formula and its parameters.
+        """Return the family of each row of this table: the key of its timing formula and calibrated parameters.
 
         Parameters
         ----------
@@ -305,7 +310,9 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
 
     @abstractmethod
     def predict_times(self, frame: pd.DataFrame, figures: Datasheet, parameters: Any) -> Array:
-        """Predict the time of rows of this table that share device or system, number format, family and way of timing.
+        """Predict the time of rows of this table with one timing formula.
+
+        The rows share device or system, number format, family (timing formula) and timing method.
 
         Parameters
         ----------
@@ -360,7 +367,10 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         return out
 
     def _supported(self, frame: pd.DataFrame, out: Predictions) -> pd.DataFrame:
-        """Write into ``out`` why rows cannot be modelled, and return the rows whose cells can be read."""
+        """Drop rows whose cells cannot be read, and write the reasons of rows that cannot be modelled into ``out``.
+
+        Returns the readable rows.
+        """
         while len(frame):
             try:
                 out.failure_reasons[frame.index] = self.unsupported_reasons(frame).to_numpy()
@@ -373,8 +383,8 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
     def _predict_readable(self, group: RowGroup, out: Predictions) -> None:
         """Predict the times of a group of rows and write them into ``out``.
 
-        Rows whose cells cannot be read get a reason and the others are tried again; any other error is the reason of
-        the whole group.
+        Rows whose cells cannot be read get a reason and the prediction is repeated without them. Any other error
+        becomes the reason of the whole group.
         """
         while len(group.frame):
             try:
@@ -406,7 +416,9 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         )
 
     def calibrated_parameters(self, group: RowGroup, figures: Any) -> SourcedParameters[Any]:
-        """Look up the calibrated parameters for a group of rows; the user's calibration comes before the catalog's.
+        """Look up the calibrated parameters of the timing formula of a group of rows.
+
+        The user's calibration is used before the catalog's.
 
         Parameters
         ----------
@@ -418,7 +430,7 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         Returns
         -------
         SourcedParameters[Any]
-            Parameters of the family, with the entry that they come from.
+            Parameters of the family, with the calibration entry that they come from.
         """
         subject, architecture, memory_kind = self.calibration_keys(figures)
         calibration = self.calibration if self.calibration is not None and self.calibration.subject == subject else None
@@ -433,7 +445,11 @@ KERNEL_TABLES: Registry[KernelTable[Any]] = Registry("table kind", "paleo.tables
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows of a table that share device or system, family, way of timing, number format and arithmetic unit."""
+    """Rows of a kernel table that one call of a timing formula predicts.
+
+    They share device or system (``subject``), family (timing formula), timing method, number format and arithmetic
+    unit.
+    """
 
     subject: str
     family: str
@@ -451,9 +467,9 @@ class RowGroup:
 def row_groups(
     kind: KernelTable[Any], frame: pd.DataFrame, checked: npt.NDArray[np.bool_] | None = None
 ) -> Iterator[RowGroup]:
-    """Divide the rows of a table that can be modelled into groups.
+    """Group the rows of a kernel table that can be modelled, so that one call of a timing formula predicts a group.
 
-    Rows of a group share device or system, family, way of timing (stack), number format and arithmetic unit.
+    Rows of a group share device or system, family (timing formula), timing method, number format and arithmetic unit.
 
     Parameters
     ----------
@@ -462,7 +478,7 @@ def row_groups(
     frame : DataFrame
         Rows of the table; groups keep its index.
     checked : ndarray of bool, shape (rows,), optional
-        True for rows that can be modelled, if the caller knows; by default ``kind.unsupported`` is asked.
+        True for rows that can be modelled, if the caller knows; by default ``kind.unsupported_reasons`` is asked.
 
     Yields
     ------
@@ -488,7 +504,8 @@ def row_groups(
 
 
 def rowwise(method: Callable[..., str]) -> Callable[[Any, pd.DataFrame], pd.Series[str]]:
-    """Decorate a method that takes texts of one row, so that it takes a whole table and returns one text per row.
+    """Decorate a method that takes the texts of one table row, so that it takes a whole table and returns one text per
+    row.
 
     Parameters
     ----------
@@ -512,16 +529,17 @@ def rowwise(method: Callable[..., str]) -> Callable[[Any, pd.DataFrame], pd.Seri
 def map_by_arithmetic_unit(
     frame: pd.DataFrame, compute: pd.Series[str], function: Callable[[str, str, str], str]
 ) -> pd.Series[str]:
-    """Apply a function to device, dtype and arithmetic unit of each row.
+    """Apply a function of device, dtype and arithmetic unit to each row of a table, such as the choice of a kernel
+    family.
 
     Parameters
     ----------
     frame : DataFrame
-        The table.
+        The table, with columns ``device`` and ``dtype``.
     compute : Series[str]
         Arithmetic unit of each row.
     function : Callable[[str, str, str], str]
-        Function of the three texts.
+        Function of device, dtype and arithmetic unit.
 
     Returns
     -------
@@ -533,12 +551,14 @@ def map_by_arithmetic_unit(
 
 
 def arithmetic_unit_of(frame: pd.DataFrame) -> pd.Series[str]:
-    """Return the arithmetic unit that each row names; DeepBench's fp16 rows that name none ran on ordinary cores.
+    """Return the arithmetic unit (tensor or vector cores) on which each row of a kernel table ran.
+
+    Rows name the unit in column ``compute``; DeepBench's fp16 rows that name none ran on vector cores.
 
     Parameters
     ----------
     frame : DataFrame
-        The table, with columns ``compute_unit``, ``source`` and ``dtype``.
+        The table, with columns ``compute``, ``source`` and ``dtype``.
 
     Returns
     -------
@@ -563,7 +583,7 @@ def unsupported_reason(device: str, dtype: str, compute: str, dtypes: frozenset[
     compute : str
         Arithmetic unit; empty for the usual one.
     dtypes : frozenset of str
-        Formats that the kind of table knows.
+        Formats that the kind of table models.
 
     Returns
     -------
@@ -580,7 +600,7 @@ def unsupported_reason(device: str, dtype: str, compute: str, dtypes: frozenset[
 
 
 def timing_methods(frame: pd.DataFrame, usual: pd.Series[str]) -> pd.Series[str]:
-    """Return how each row was timed: the text of column ``timing``, or the default where that is empty.
+    """Return how each row of a kernel table was timed: the text of column ``timing``, or the default for empty cells.
 
     Parameters
     ----------
@@ -592,7 +612,7 @@ def timing_methods(frame: pd.DataFrame, usual: pd.Series[str]) -> pd.Series[str]
     Returns
     -------
     Series[str]
-        One key per row, as `KernelTable.stack` returns them.
+        One key per row, as `KernelTable.timing_method` returns them.
     """
     if "timing" not in frame.columns:
         return usual
@@ -626,16 +646,16 @@ def measured_time(frame: pd.DataFrame) -> Array:
 
 
 def roofline_time(flops: Array, bytes_moved: Array, figures: DeviceDatasheet) -> Array:
-    """Return the roofline time at the peaks of the datasheet: max(FLOP / peak, bytes / bandwidth).
+    """Compute the roofline time of kernels at the peaks of the datasheet: max(FLOP / peak, bytes / bandwidth).
 
     Parameters
     ----------
     flops : ndarray, shape (rows,)
-        FLOP.
+        FLOP of each kernel.
     bytes_moved : ndarray, shape (rows,)
-        Compulsory bytes.
+        Least memory traffic of each kernel [byte].
     figures : DeviceDatasheet
-        Peak and bandwidth of the device.
+        Peak [FLOP/s] and memory bandwidth [byte/s] of the device.
 
     Returns
     -------
@@ -650,9 +670,10 @@ def roofline_time(flops: Array, bytes_moved: Array, figures: DeviceDatasheet) ->
 
 
 def best_constant_efficiency(roofline: Array, measured: Array) -> float:
-    """Return the constant efficiency e with the least mean of |roofline / e / measured - 1| over all rows.
+    """Find the constant efficiency e with the least mean error |roofline / e / measured - 1| over all rows.
 
-    This is Paleo's "percent of peak" chosen after the fact, a favourable baseline. The minimum lies at a weighted
+    Dividing rooflines by e gives the best "percent of peak" model, a favourable baseline to compare predictions with.
+    The minimum lies at a weighted
     median of the ratios roofline / measured.
 
     Parameters
@@ -679,7 +700,7 @@ def best_constant_efficiency(roofline: Array, measured: Array) -> float:
 
 
 def _categorised(frame: pd.DataFrame, numbers: Iterable[str]) -> pd.DataFrame:
-    """Convert the text columns of a table to categories, so that what depends on words is worked out once a word."""
+    """Convert the text columns of a table to pandas categories, so that functions of words run once a distinct word."""
     numeric = {*numbers, *(name for name, kind in frame.dtypes.items() if pd.api.types.is_numeric_dtype(kind))}
     words = {name: frame[name].astype("category") for name in frame.columns if name not in numeric}
     return frame.assign(**words)

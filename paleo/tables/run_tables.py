@@ -1,7 +1,7 @@
-"""Tables of whole steps: each row becomes a run, and the run a prediction.
+"""Base of tables with one run per row (a training step, a served workload, …), and readers of their cells.
 
-The system of a row is found in the catalog by its own name, by what its device usually comes in, and by the nodes and
-the network that the row states. Kernels are predicted by their pricing families, whole steps by the prediction.
+Each row becomes a `Run` on a system, which Paleo predicts. The system comes from the catalog: by the row's name of the
+system, or by the usual server of the row's device. The row's nodes and network are then applied.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ NVIDIA_EXAMPLE_SOURCES = ("DeepLearningExamples",)
 
 
 def software_of(row: Row, default: str = "pytorch-eager") -> str:
-    """Return the name of the software profile (framework and version in the catalog) with which a row is predicted.
+    """Choose the software profile (how a framework's release drives the device) with which a table row is predicted.
 
-    The row's ``software`` cell is used if the catalog has it, else the nearest profile by what the row says of its
-    framework. TPU rows always use the XLA profile.
+    The row's ``software`` cell is used if the catalog has that profile. Otherwise the words of the row's framework
+    choose the nearest profile. TPU rows always use the XLA profile.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def software_of(row: Row, default: str = "pytorch-eager") -> str:
 
 
 def is_substitute_profile(row: Row) -> bool:
-    """Return True if the software that a row names is not in the catalog, so that another profile stands in for it.
+    """Return True if the catalog lacks the software that a row names, so that a substitute profile predicts the row.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ def has_value(row: Row, key: str) -> bool:
 
 
 def profile_at_release(row: Row, name: str) -> str:
-    """Return the name of a software profile in the version that was current when a row was measured.
+    """Choose the version of a software profile that was current when a row was measured.
 
     The date is taken from the row's release, from a version of its framework, or from its source.
 
@@ -184,7 +184,7 @@ def profile_at_release(row: Row, name: str) -> str:
     Returns
     -------
     str
-        ``name``, or ``name@version`` if the profile was different then.
+        ``name``, or ``name@version`` if the profile differed at that release.
     """
     software = load_software(name)
     for version in _versions(row) if software.earlier else ():
@@ -211,7 +211,7 @@ DIARY_DATES = {
 
 
 def _versions(row: Row) -> Iterator[str]:
-    """Yield texts that may state the release or date of a row's software, the most reliable first."""
+    """Yield release versions and dates found in a row's texts (release, framework, source), the most reliable first."""
     texts = [str(row[key]).lower() for key in ("release", "framework", "source") if has_value(row, key)]
     line = re.search(r"([^/]+)#L(\d+)$", str(row.get("url_or_path", "")))
     days = DIARY_DATES.get(line[1], ()) if line else ()
@@ -225,7 +225,7 @@ def _versions(row: Row) -> Iterator[str]:
 
 
 def integer_cell(row: Row, key: str, default: int | None = None) -> int:
-    """Return a cell as a whole number of zero or more.
+    """Read a cell of a row as a whole number of zero or more.
 
     Parameters
     ----------
@@ -260,7 +260,7 @@ def integer_cell(row: Row, key: str, default: int | None = None) -> int:
 
 
 def ran_out_of_memory(row: Row) -> bool:
-    """Return True if a row says in words (columns ``kind``, ``what``, ``notes``) that its run ran out of memory.
+    """Return True if a row reports an out-of-memory error in its columns ``kind``, ``what`` or ``notes``.
 
     Parameters
     ----------
@@ -270,7 +270,7 @@ def ran_out_of_memory(row: Row) -> bool:
     Returns
     -------
     bool
-        True if the words say so.
+        True if the text has "OOM" or "out of memory".
 
     Examples
     --------
@@ -300,7 +300,7 @@ class RowPrediction:
 
 
 def peak_step_time(prediction: Prediction) -> float:
-    """Compute the time in which all devices at peak FLOP/s would compute the model FLOP of a run's step.
+    """Compute the ideal time of one step: model FLOP over the peak FLOP/s of all devices of the run.
 
     Parameters
     ----------
@@ -310,7 +310,7 @@ def peak_step_time(prediction: Prediction) -> float:
     Returns
     -------
     float
-        Time of a step at peak [s].
+        Step time at 100 % MFU [s].
     """
     peak = prediction.system.device.peak_flops_per_s(prediction.plan.dtype)
     return prediction.flops / (peak * prediction.plan.gpus)
@@ -326,9 +326,9 @@ class RunTable(MeasuredTable):
     measured_unit_in_si = MILLISECOND
 
     def without_values_from(self, source: str) -> RunTable:
-        """Return this kind of table with predictions that use no fitted value taken from one source.
+        """Create this kind of table with predictions that use no fitted value taken from one source.
 
-        Used to test predictions on a source whose rows suggested a fact in the catalog.
+        Leave-one-source-out validation uses the result to test predictions on rows that the catalog has not seen.
 
         Parameters
         ----------
@@ -338,12 +338,12 @@ class RunTable(MeasuredTable):
         Returns
         -------
         RunTable
-            The table; by default itself, as its predictions use no such value.
+            The table; by default the same object, whose predictions use no such value.
         """
         return self
 
     def calibration_of(self, system: System) -> Calibration | None:
-        """Return the user's calibration of this table if it applies to a system.
+        """Return the user's calibration if its parameters or intervals apply to runs on a system.
 
         Parameters
         ----------
@@ -376,7 +376,7 @@ class RunTable(MeasuredTable):
         Raises
         ------
         PaleoError
-            With the reason, if it is not known.
+            If the system is not known; the message says why.
         """
         raise SpecError(f"rows of {self.name} name no system")
 
@@ -399,7 +399,7 @@ class RunTable(MeasuredTable):
         Raises
         ------
         PaleoError
-            With the reason, if the row cannot be modelled.
+            If the row cannot be modelled; the message says why.
         """
 
     def measured_values(self, frame: pd.DataFrame) -> Array:
@@ -459,7 +459,7 @@ class RunTable(MeasuredTable):
         Raises
         ------
         PaleoError
-            If the kind of table does not say enough.
+            If this kind of table has no columns from which memory can be predicted.
         """
         raise SpecError(f"rows of {self.name} do not say enough of memory")
 
@@ -562,7 +562,10 @@ def _above_zero(cell: object) -> bool:
 
 
 def _reason(error: Exception, row: Row) -> str:
-    """Word an error as the reason why a row cannot be predicted; re-raise errors that its cells did not cause."""
+    """Convert an error into the reason why a row cannot be predicted.
+
+    A KeyError for a column that the row has is raised again, as the row's cells did not cause that error.
+    """
     if isinstance(error, PaleoError):
         return str(error)
     if isinstance(error, KeyError):
@@ -573,14 +576,14 @@ def _reason(error: Exception, row: Row) -> str:
 
 
 def row_prediction(prediction: Prediction, seconds: float | None = None) -> RowPrediction:
-    """Make the predicted value of a table row from the prediction of its run, with the same relative interval.
+    """Convert the prediction of a run into the prediction of its table row, with the same relative 90 % interval.
 
     Parameters
     ----------
     prediction : Prediction
         Prediction of the row's run.
     seconds : float, optional
-        Time to use instead of the step time [s].
+        Predicted time [s] to use instead of the step time.
 
     Returns
     -------
@@ -609,7 +612,7 @@ TCP, ROCE = ("ethernet-10g-tcp", 10.0), ("ethernet-100g-roce", 100.0)
 
 @cache
 def default_system(device: str) -> str:
-    """Return the name of the system that rows of several devices of one kind most likely ran on.
+    """Return the name of the usual server of a device, on which rows with several such devices most likely ran.
 
     Parameters
     ----------
@@ -628,7 +631,7 @@ def default_system(device: str) -> str:
 
 
 def with_row_device(system: System, row: Row) -> System:
-    """Return the system with exactly the device that the row names (a server is sold with 16 GB and with 32 GB cards).
+    """Replace a system's device by the device that a row names (a server is sold with 16 GB and with 32 GB cards).
 
     Parameters
     ----------
@@ -652,10 +655,10 @@ def with_row_device(system: System, row: Row) -> System:
 
 
 def system_of(row: Row) -> System:
-    """Return the system on which a row ran, with the row's devices per node and its network between nodes.
+    """Build the system on which a row ran, with the row's devices per node and its network between nodes.
 
-    The system comes from the row's column ``system``, else it is the usual server of the row's device, else the device
-    itself.
+    The system comes from the row's column ``system``. Otherwise it is the usual server of the row's device, or the
+    device alone for one GPU.
 
     Parameters
     ----------
@@ -680,7 +683,7 @@ def system_of(row: Row) -> System:
 
 
 def with_devices_per_node(system: System, devices: int) -> System:
-    """Return the system with fewer devices per node (for rows that ran on half a server).
+    """Reduce the devices per node of a system, for rows that ran on part of a server.
 
     Parameters
     ----------
@@ -706,7 +709,7 @@ def with_devices_per_node(system: System, devices: int) -> System:
 
 
 def with_row_network(system: System, row: Row) -> System:
-    """Return the system with the Ethernet between nodes that the row names, one port per node.
+    """Replace the network between a system's nodes by the Ethernet that a row names, with one port per node.
 
     Parameters
     ----------
@@ -740,7 +743,7 @@ RUN_TABLES: Registry[MeasuredTable] = Registry("step table", "paleo.tables.kinds
 
 
 def table_kinds(calibration: Calibration | None = None) -> Mapping[str, MeasuredTable]:
-    """Return all registered kinds of tables.
+    """Return all registered kinds of measured tables, of kernels and of runs, by name.
 
     Parameters
     ----------
@@ -757,7 +760,7 @@ def table_kinds(calibration: Calibration | None = None) -> Mapping[str, Measured
 
 
 def find_table_kind(columns: Iterable[str], calibration: Calibration | None = None) -> MeasuredTable:
-    """Find the kind of table to which a header belongs.
+    """Find the kind of measured table to which a CSV header belongs.
 
     Parameters
     ----------
@@ -774,7 +777,8 @@ def find_table_kind(columns: Iterable[str], calibration: Calibration | None = No
     Raises
     ------
     SpecError
-        If no header is complete; the message names the nearest kind and what it lacks.
+        If no kind has all its identifying columns in the header; the message names the nearest kind and what is
+        missing.
     """
     present = {str(column).strip() for column in columns}
     for header, kind in DESCRIPTION_TABLES.items():

@@ -1,4 +1,4 @@
-"""From measured tables to errors: predictions of all rows, compared by device and by source, beside a baseline."""
+"""Validation of predictions against measured tables: errors by device and by source, beside a roofline baseline."""
 
 from __future__ import annotations
 
@@ -68,7 +68,10 @@ class ErrorSummary:
 
 @dataclass(frozen=True, slots=True)
 class _Worst:
-    """One row with a large error: measured and predicted value (SI), description ``what`` and likely ``reason``."""
+    """Row of a validated table with a large error: measured and predicted value (SI units), and the likely reason.
+
+    ``what`` describes the configuration of the row.
+    """
 
     row: int
     subject: str
@@ -84,7 +87,7 @@ class FileReport:
 
     ``measured`` and ``baseline`` have shape (rows,), in SI units, nan where there is none. ``baseline`` is the roofline
     time divided by the best constant efficiency of the row's device (``device_efficiencies``). ``readable_rows`` holds
-    the positions of rows whose cells all can be used; the other rows have a reason in ``predictions``.
+    the positions of rows whose cells can all be used; the other rows have a reason in ``predictions``.
     """
 
     file: str
@@ -103,7 +106,7 @@ class FileReport:
 
     @property
     def was_predicted(self) -> Flags:
-        """True for rows that were predicted."""
+        """Mask of rows that have a prediction, shape (rows,)."""
         return np.asarray(self.predictions.failure_reasons == "")
 
     @property
@@ -158,9 +161,10 @@ class FileReport:
 
     @property
     def further_errors(self) -> dict[str, ResidualErrors]:
-        """Errors of the further quantities that a row may state besides its main one, by name of the quantity.
+        """Errors of quantities that rows measure besides the main one, such as evaluation time, by name of the
+        quantity.
 
-        Each is taken over the rows that state the quantity (`MeasuredTable.further_quantities`).
+        Errors are taken over the rows that have the quantity (`MeasuredTable.further_quantities`).
         """
         errors_of_parts = {}
         for name, (predicted, measured) in self.table.further_quantities(self._sound).items():
@@ -211,7 +215,7 @@ class FileReport:
 
     @property
     def _sound(self) -> pd.DataFrame:
-        """Rows of this table whose cells all can be used."""
+        """Rows of the validated table whose cells can all be used."""
         return (
             self.frame
             if len(self.readable_rows) == len(self.frame)
@@ -239,7 +243,7 @@ class FileReport:
 
 
 def explain_miss(measured: float, predicted: float, ideal: float, spread: float, origin: str) -> str:
-    """Guess why a prediction misses the measured time, in a phrase for the report.
+    """Guess why a predicted time differs from the measured time, as a phrase for the list of worst rows.
 
     Parameters
     ----------
@@ -250,7 +254,7 @@ def explain_miss(measured: float, predicted: float, ideal: float, spread: float,
     ideal : float
         Roofline time at the datasheet's peaks [s].
     spread : float
-        Largest over smallest of repeated measurements, minus 1 [-].
+        Relative spread of repeated measurements: largest over smallest time, minus 1 [-].
     origin : str
         Where the calibrated parameters come from, such as ``measured`` or ``inherited``.
 
@@ -288,7 +292,7 @@ MEASURED_COLUMNS = frozenset(
 
 
 def summarise_errors(predicted: Array, measured: Array, low: Array, high: Array, baseline: Array) -> ErrorSummary:
-    """Summarise the errors of predictions with their intervals and a baseline.
+    """Summarise the errors of predictions, the coverage of their 90 % intervals and the error of a roofline baseline.
 
     Parameters
     ----------
@@ -469,7 +473,7 @@ def select_rows(frame: pd.DataFrame, rows: npt.NDArray[np.intp], table: Measured
 
 
 def _complete(predictions: Predictions, measured: Array, table: MeasuredTable) -> None:
-    """Give each row without a measured value or a prediction its reason."""
+    """Write into ``predictions`` a reason for each row that has no measured value or no predicted value."""
     missing = (predictions.failure_reasons == "") & ~np.isfinite(measured)
     predictions.failure_reasons[missing] = f"{table.measured_column} is missing, not a number, or not above zero"
     failed = (predictions.failure_reasons == "") & ~np.isfinite(predictions.values)
@@ -477,7 +481,7 @@ def _complete(predictions: Predictions, measured: Array, table: MeasuredTable) -
 
 
 def measure_and_predict(table: MeasuredTable, frame: pd.DataFrame) -> tuple[Array, Predictions]:
-    """Compute measured values and predictions of rows; a row that fails gets a reason and does not stop the others.
+    """Compute measured and predicted values of rows; a row that fails gets a reason and does not stop the others.
 
     numpy warnings count as errors. If a set of rows fails, it is halved until each failing row is alone. An error that
     is the same for every row (a wrong column, say) is raised.
@@ -517,7 +521,7 @@ def measure_and_predict(table: MeasuredTable, frame: pd.DataFrame) -> tuple[Arra
 
 
 def describe_row(frame: pd.DataFrame, row: int, table: MeasuredTable) -> str:
-    """Describe the configuration of one row as text.
+    """Describe the configuration of one table row as text for reports.
 
     Parameters
     ----------
@@ -542,7 +546,7 @@ def _cell(value: object) -> str:
 
 
 def with_predictions(reports: Sequence[FileReport]) -> pd.DataFrame:
-    """Return the rows of all files with columns ``was_predicted``, ``low``, ``high`` and ``unsupported`` added.
+    """Combine the rows of validated files, with columns ``predicted``, ``low``, ``high`` and ``unsupported`` added.
 
     Parameters
     ----------
@@ -552,7 +556,7 @@ def with_predictions(reports: Sequence[FileReport]) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        All rows. ``was_predicted`` and the 90 % interval ``low`` to ``high`` are in the unit of the table's measured
+        All rows. ``predicted`` and the 90 % interval ``low`` to ``high`` are in the unit of the table's measured
         column; ``unsupported`` is the reason of rows without a prediction. With several files, column ``file`` names
         each.
     """

@@ -1,4 +1,4 @@
-"""Kinds of tables of attention kernels."""
+"""Tables of attention kernels: fused attention, and sparse attention over selected keys."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 class GatheringKernel(NamedTuple):
-    """Properties of the kernel that gathers the selected keys in each row; arrays of shape (rows,).
+    """Properties of the sparse-attention kernel that gathers the selected keys in each row; arrays of shape (rows,).
 
     ``computed_heads``: heads that the kernel computes, at least those of the rank. ``computes_empty_slots``: True if
     it also multiplies slots of a selection that hold no key. ``reads_8_bit_cache``: True if it reads a KV cache in 8
@@ -178,12 +178,12 @@ class GatheringKernel(NamedTuple):
 def _gathering(
     frame: pd.DataFrame, heads: Array, latent: Flags, context: Flags, dense: Flags, stored: Flags
 ) -> GatheringKernel:
-    """Return the kernel of each row by engine, release and device; ``stored`` is True for a cache in 8 bits.
+    """Determine which gathering kernel ran each row of sparse attention, by engine, release and device.
 
-    FlashMLA computes 64 heads at once on Hopper, 128 on Blackwell. vLLM runs it on Hopper; on Blackwell it does so from
-    17 heads or with a cache in 8 bits, unless a row names FlashInfer. With a cache in 8 bits and fewer than 32 heads,
-    vLLM prefills by the kernel of decoding. That kernel, and all of them before vLLM 0.24, multiply empty slots of a
-    selection, as TensorRT-LLM's does on Hopper.
+    ``stored`` is True for a cache in 8 bits. FlashMLA computes 64 heads at once on Hopper, 128 on Blackwell. vLLM runs
+    it on Hopper. On Blackwell vLLM runs it with more than 16 heads or an 8-bit cache, unless a row names FlashInfer.
+    With an 8-bit cache and fewer than 32 heads, vLLM prefills by the decode kernel. That kernel, and all of them before
+    vLLM 0.24, multiply empty slots of a selection, as TensorRT-LLM's does on Hopper.
 
     References: vLLM, v1/attention/backends/mla/flashmla_sparse.py (padding, MIN_HEADS_FOR_BF16_PREFILL).
     """
@@ -208,7 +208,9 @@ def _has(frame: pd.DataFrame, word: str) -> Flags:
 
 
 def _layer_weights(sizes: Array, kind: npt.NDArray[Any], heads: Array, key_heads: Array) -> tuple[Array, Array]:
-    """Count the weights of a layer on one rank: (of the attention, of the indexer), shape (rows,) each."""
+    """Count the weights of a sparse-attention layer on one rank: (of the attention, of the indexer), shape (rows,)
+    each.
+    """
     hidden, q_rank, query, value, index_heads, _, all_heads, groups = sizes
     up, grouped = q_rank * heads * query, kind == "msa"
     attended = np.select(
@@ -225,7 +227,9 @@ def _layer_weights(sizes: Array, kind: npt.NDArray[Any], heads: Array, key_heads
 
 
 def _work(frame: pd.DataFrame) -> SparseWork:
-    """Return FLOP and bytes of each row from the sizes of its network; a row of one part has only that part's."""
+    """Count FLOP and bytes of each row of sparse attention from its network's sizes; a row of one part has only that
+    part's.
+    """
     named = [_sizes_of(model) or SIZES_OF_NETWORK["V3.2"] for model in text_column(frame, "model")]
     sizes = np.array(named, dtype=np.float64).T
     hidden, q_rank, query, value, index_heads, top_k, all_heads, _ = sizes

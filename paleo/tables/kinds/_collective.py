@@ -1,4 +1,4 @@
-"""Measured collectives: operation, ranks, ranks per node and bytes as nccl-tests counts them."""
+"""Tables of measured collectives (nccl-tests' convention for bytes) and of MoE token exchanges."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ class CollectiveTable(KernelTable[System]):
     def start_and_fixed_names(
         self, family: str, stack: str, figures: System
     ) -> tuple[NcclParameters | ExchangeParameters | FabricParameters | CustomAllReduceParameters, tuple[str, ...]]:
-        """Return (start values, names of fixed parameters) of a fit of a family to rows of this table.
+        """Return (start values, names of fixed parameters) for the fit of a collective's timing formula to rows of this
+        table.
 
         Parameters stay fixed if these rows do not determine them.
         """
@@ -117,7 +118,7 @@ class CollectiveTable(KernelTable[System]):
     def fit_settings(
         self, subject: str, family: str, stack: str, figures: System, fitted: FittedParameters
     ) -> FitSettings:
-        """Return the settings of a fit, with the start values and fixed parameters of `start`.
+        """Return the settings of a fit, with start values and fixed parameters of `start_and_fixed_names`.
 
         Stacks with few rows (`FITTED_PARAMETER`) fit one parameter; all others keep the values fitted to back-to-back
         rows.
@@ -191,10 +192,11 @@ class CollectiveTable(KernelTable[System]):
         return plain.where(~self._custom(frame), engine + "-" + mode)
 
     def kernel_family(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return for each row of this table its family.
+        """Return the family (timing formula) of each row of this table.
 
-        It is ``collective.custom`` for an engine's own kernels and ``collective.fabric`` for NCCL across nodes. Within
-        a node, NCCL's all-to-all and the like are ``collective.exchange``, all other operations ``collective.nccl``.
+        It is ``collective.custom`` for an engine's custom kernels and ``collective.fabric`` for NCCL across nodes.
+        Within a node, it is ``collective.exchange`` for pairwise operations such as all-to-all, else
+        ``collective.nccl``.
         """
         crosses = self._crosses(frame)
         inside = np.where(text_column(frame, "op").isin(PAIRWISE_OPERATIONS), "collective.exchange", "collective.nccl")
@@ -219,7 +221,7 @@ class CollectiveTable(KernelTable[System]):
         return np.asarray(self.flops_and_bytes(frame)[1] / slowest)
 
     def predict_times(self, frame: pd.DataFrame, figures: System, parameters: Any) -> Array:
-        """Predict the time [s] of rows of this table that share system, dtype, family and stack."""
+        """Predict the time [s] of rows of this table that share system, dtype, family and timing method."""
         operations, payload = text_column(frame, "op").to_numpy(), number_column(frame, "bytes")
         adds = ~text_column(frame, "dtype").isin(SWITCH_UNSUPPORTED_DTYPES).to_numpy()
         recent = ~text_column(frame, "library").str.startswith(EARLY_LIBRARIES).to_numpy()
@@ -293,7 +295,7 @@ def _neighbours(system: str, ranks_per_node: float) -> float:
 
 @cache
 def _engine(library: str) -> str:
-    """Name the engine of a custom kernel; SGLang has other kernels from 0.5.14 on."""
+    """Return the inference engine of a custom kernel, by library name; SGLang has other kernels from 0.5.14 on."""
     name, _, version = library.lower().partition(" ")
     return "sglang-0.5.14" if name == "sglang" and parse_release(version) >= (0, 5, 14) else name or "custom"
 

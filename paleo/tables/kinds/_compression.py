@@ -1,7 +1,7 @@
-"""Rows of training with compressed gradients or parameters, and the dense runs beside them.
+"""Table of training with compressed gradients or parameters, and of the uncompressed (dense) runs beside them.
 
-A row's measured column is whichever is filled: seconds of a step, FLOP/s of a GPU, speed-up over one GPU, or time over
-that of the dense run. Links are stated; what computes is predicted, or follows from the rate that dense rows have.
+A row's measured value is its first filled column: step time, FLOP/s of a GPU, speed-up over one GPU, or time over that
+of the dense run. Links are stated by the row. Compute time is predicted, or follows from the measured dense run.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class _Cluster:
 
 
 class CompressionTable(QuantityTable):
-    """Table of training runs with compressed gradients, one per row; measured is what the first filled column holds.
+    """Table of training runs with compressed gradients, one per row; the first filled column is the measured value.
 
     Columns are those of `MEASURED_COLUMN_UNITS`: step time, FLOP/s of a GPU, speed-up over one GPU, or ratio to the
     dense run.
@@ -155,8 +155,8 @@ class CompressionTable(QuantityTable):
     measured_columns = tuple(MEASURED_COLUMN_UNITS)
 
     def measured_values(self, frame: pd.DataFrame) -> Array:
-        """Return for each row of this table the first filled column of `MEASURED_COLUMN_UNITS`, in SI units; nan if
-        none is.
+        """Return the measured value of each row in SI units: the first filled column of `MEASURED_COLUMN_UNITS`, else
+        nan.
         """
         stated = [(text_column(frame, name) != "").to_numpy() for name in MEASURED_COLUMN_UNITS]
         values = [number_or_nan(frame, name) * unit for name, unit in MEASURED_COLUMN_UNITS.items()]
@@ -209,15 +209,15 @@ class CompressionTable(QuantityTable):
 
 
 def _run_key(row: Row) -> tuple[str, ...]:
-    """Return the cells that identify runs of one network on one cluster; they share the compute time of one node."""
+    """Return the cells that identify runs of one network on one cluster, which share the compute time of a step."""
     return tuple(str(row.get(name)) for name in ("source", "model", "batch_per_gpu", "link_bytes_per_s"))
 
 
 def _computed(row: Row) -> dict[tuple[str, ...], float]:
-    """Return the compute time [s] of a single-node run, keyed by `_run_key`; {} if the row does not tell it.
+    """Derive the compute time of a step [s] from a dense row, keyed by `_run_key`; {} if the row does not determine it.
 
-    It is the step time minus the exchange. If only a rate is stated, the part of the exchange that backward does not
-    hide is subtracted instead.
+    It is the single-node step time minus the exchange. If the row states only a rate, it is the step time at that rate
+    minus the exchange that backward does not hide.
     """
     if has_value(row, "step_s") and row["gpus"] == row["gpus_per_node"]:
         return {_run_key(row): float(row["step_s"]) - _seconds(row, _Cluster.from_row(row), 0.0)}
@@ -233,7 +233,7 @@ def _computed(row: Row) -> dict[tuple[str, ...], float]:
 
 
 def _matrices(row: Row) -> float:
-    """Count the tensors of two or more dimensions in a row's network: these are compressed, vectors are not."""
+    """Count the parameter tensors of two or more dimensions in a row's network; only these are compressed by DGC."""
     if not has_value(row, "model_slug"):
         return 1.0
     run = Run(gpus=1, batch=1, forward_only=True)
@@ -249,7 +249,9 @@ def _matrices(row: Row) -> float:
 
 
 def _seconds(row: Row, cluster: _Cluster, compute: float) -> float:
-    """Predict the step time of a row's run [s]; backward hides the exchange if the software has hooks, but not coding.
+    """Predict the step time of a row's run [s]: compute, exposed gradient exchange, and coding.
+
+    Backward hides part of the exchange if the software overlaps them; coding is never hidden.
 
     Parameters
     ----------
@@ -288,7 +290,7 @@ def _dtype(row: Row) -> str:
 
 
 def _sharded(row: Row) -> RowPrediction:
-    """Predict the model FLOP/s per GPU of a row with a language model under ZeRO-3 or ZeRO++, as the row's value.
+    """Predict the model FLOP/s per GPU of a language model trained under ZeRO-3 or ZeRO++ (compressed collectives).
 
     Activations are recomputed, as in DeepSpeed's example scripts.
     """

@@ -1,7 +1,7 @@
-"""Rows of steps under a consistency model: bulk-synchronous, asynchronous servers, local steps, gossip.
+"""Table of data-parallel steps under a consistency model: bulk-synchronous, asynchronous servers, local steps, gossip.
 
-A row states its link and, mostly, the step of one worker alone; what is predicted is what exchange and waiting add.
-Without a stated step the network itself is predicted.
+A row states its link and usually the step time of one worker alone; predicted is what exchange and waiting add. Without
+a stated step time, the step of the row's network is predicted.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ class ConsistencyTable(QuantityTable):
         return np.where(by_rate, 1.0 / np.where(rates > 0, rates, np.nan), steps)
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Predict the rows of this table; a row with several kinds of workers takes step times from other rows."""
+        """Predict the rows of this table; a row with several kinds of workers takes single-worker step times from other
+        rows.
+        """
         steps = number_or_nan(frame, "one_worker_step_s")
         models, devices = (text_column(frame, "model"), text_column(frame, "device"))
         known = np.isfinite(steps) & (devices != "").to_numpy()
@@ -144,7 +146,7 @@ class ConsistencyTable(QuantityTable):
         return replace(work, all_reduce_time=exchange, hidden_time=hidden, neighbour_exchange_time=neighbour)
 
     def _compute(self, row: Row) -> float:
-        """Return the time of a worker's step without exchange [s]: as stated, or predicted for known networks."""
+        """Return the step time of one worker without gradient exchange [s]: as stated, else predicted."""
         for column in ("one_worker_step_s", "compute_s"):
             if has_value(row, column):
                 return _number(row, column)
@@ -155,14 +157,14 @@ class ConsistencyTable(QuantityTable):
 
 
 def _row_prediction(seconds: float, ideal: float, subject: str) -> RowPrediction:
-    """Wrap a predicted time [s] with its 90 % interval: 9 of 10 rows that were not fitted were within 20 %.
+    """Build a row's prediction from a time [s], with a 90 % interval of ±20 % (9 of 10 rows not fitted lie within).
 
     Parameters
     ----------
     seconds : float
         Predicted time [s].
     ideal : float
-        Baseline time [s].
+        Baseline: compute time without exchange and waiting [s].
     subject : str
         Name of the device.
 
@@ -179,7 +181,7 @@ def _asynchronous(row: Row) -> bool:
 
 
 def _model_name(row: Row) -> str:
-    """Return the row's consistency model, such as ``local:8``, with the measured steps per synchronisation."""
+    """Return the row's consistency model, such as ``local:8`` (8 local steps per synchronisation, as measured)."""
     stated = str(row["consistency"])
     name, _, _ = stated.partition(":")
     if name in ("local", "diloco") and has_value(row, "steps_measured") and has_value(row, "synchronisations"):
@@ -217,11 +219,12 @@ def _node_rate(row: Row) -> float:
 
 
 def _exchange(row: Row, workers: float, payload: float, tensors: float, alone: float) -> tuple[float, float]:
-    """Return (time of one exchange of all gradients, part of it that a backward pass can hide) [s].
+    """Compute (time of one exchange of all gradients, part that the backward pass can hide) [s].
 
     A ring sends 2 (P - 1) / P of the payload through each node's link; a server on each node sends twice the payload.
     Within a node the ring runs over NVLink or, without peer-to-peer access, through host memory. Each tensor is one
-    call, or each bucket where gradients are merged. Merging by a schedule leaves only a small last call.
+    call, or each bucket if gradients are merged. With a merging schedule, backward can hide the whole exchange;
+    otherwise the last call follows it.
 
     Parameters
     ----------
@@ -266,11 +269,11 @@ def _round_trip_seconds(row: Row) -> float:
 
 
 def _neighbour_seconds(row: Row, workers: float, payload: float) -> float:
-    """Compute the time [s] in which a worker sends its parameters to its peer of a gossip step.
+    """Compute the time [s] in which a worker sends its parameters to one peer in a gossip step.
 
     One worker of a node at a time has its peer on another node: BlueFog's benchmark takes inner-outer graphs on several
-    nodes (topology_util, by memory), and eight messages at once would take longer than the measured steps. If a node
-    averages its parameters first, also one message leaves it. 0 if all workers are on one node.
+    nodes (topology_util, by memory), and eight messages at once would take longer than the measured steps. A node that
+    averages its parameters first also sends one message. 0 if all workers are on one node.
     """
     if workers <= max(1, integer_cell(row, "gpus_per_node", 1)):
         return 0.0

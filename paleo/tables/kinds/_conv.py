@@ -1,4 +1,4 @@
-"""Measured convolutions: NCHW extents, filters, pads, strides, and one of three directions."""
+"""Tables of measured convolutions (NCHW extents, filters, pads, strides, direction) and of layers of CNNs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ SCATTER_REASON = (
 
 
 class ConvolutionTable(KernelTable[DeviceDatasheet]):
-    """Table of convolution kernel calls, one per row; the library's algorithm is not read but predicted."""
+    """Table of convolution kernel calls, one per row; the algorithm that the library chooses is predicted."""
 
     name = "conv"
     identifying_columns = frozenset(parse_column_names("source device dtype n c h w k r s direction time_us"))
@@ -131,7 +131,7 @@ class ConvolutionTable(KernelTable[DeviceDatasheet]):
         return shape.flops, shape.elements * element_bytes(frame)
 
     def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: ConvolutionParameters) -> Array:
-        """Predict the time [s] of rows of this table that share device, dtype, family and stack.
+        """Predict the time [s] of rows of this table that share device, dtype, family and timing method.
 
         The fastest algorithm that the row's cuDNN version offers is taken.
         """
@@ -145,7 +145,7 @@ class ConvolutionTable(KernelTable[DeviceDatasheet]):
 
 
 def table_shape(frame: pd.DataFrame) -> ConvolutionShape:
-    """Return the convolution shapes of all rows; strides, dilation and groups default to 1 and pads to 0."""
+    """Return the convolution shapes of all rows; strides, dilation and groups default to 1, pads to 0."""
     columns = (
         "n",
         "c",
@@ -293,7 +293,7 @@ class CnnLayersTable(KernelTable[DeviceDatasheet]):
         return pd.Series("back-to-back", index=frame.index, dtype=object)
 
     def kernel_family(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return ``conv.vector`` for all rows; memory-bound layers use its share of the bandwidth, too."""
+        """Return ``conv.vector`` for all rows; memory-bound layers take no other parameters."""
         return pd.Series("conv.vector", index=frame.index, dtype=object)
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
@@ -370,7 +370,7 @@ def convolution_layer_time(
 
 
 def layer_shape(frame: pd.DataFrame, direction: Direction, calls: Array | float = 1.0) -> ConvolutionShape:
-    """Return the convolution shapes of the rows, each with its batch divided by ``calls``.
+    """Convert rows of network layers to convolution shapes, each with its batch divided by ``calls``.
 
     A fully connected layer is a 1 x 1 convolution over the batch.
     """
@@ -402,7 +402,7 @@ def _extents(frame: pd.DataFrame, column: str) -> Array:
 
 
 def _moved(frame: pd.DataFrame) -> tuple[Array, Array]:
-    """Count the elements that a memory-bound layer moves: (forward, backward), shape (rows,) each.
+    """Count the elements that a memory-bound layer reads and writes: (forward, backward), shape (rows,) each.
 
     ReLU reads input and writes output; backward reads input and output gradient. Concat copies each way. Pooling
     forward reads each row of a window anew (kernel / stride), and writes the output and the position of the maximum.

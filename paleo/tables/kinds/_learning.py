@@ -1,6 +1,8 @@
-"""Tables of learning: final loss by parameters, tokens, batch and learning rate; final accuracy of asynchronous runs by
-the workers that made their updates; reference convergence points, samples to a target at a batch, each predicted from
-the other points of its task."""
+"""Tables of learning: final loss, final accuracy of asynchronous training, and MLPerf reference convergence points.
+
+Losses follow scaling laws of parameters, tokens, batch and learning rate. Accuracy follows the staleness of updates.
+Each convergence point (samples to target at a batch) is predicted from the other points of its task.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def loss_of_row(row: Row) -> tuple[float, float, str]:
-    """Return (final loss [nat per token], residual of the loss law [-], name of the law) for a row's training run.
+    """Predict a row's final loss: (loss [nat per token], relative residual of the scaling law [-], name of the law).
 
     Rows that state batch and learning rate follow Step Law, all others Chinchilla; the constants of one do not hold for
     the other's data. Raises SpecError if the learning rate is outside the law's range.
@@ -76,7 +78,7 @@ class StalenessTable(QuantityTable):
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the final accuracy of a row by the law of its network [-].
 
-        With equal workers, an update is as many updates stale as there are other workers.
+        With equal workers, the staleness of an update is the number of other workers.
         """
         law, network = RESNET32_STALENESS, f"{row['model']} on {row['dataset']}"
         if network != law.model or row["consistency"] != "async":
@@ -106,7 +108,7 @@ CONVERGENCE_POINT_COLUMNS = ["benchmark", "global_batch_size", "samples_mean"]
 
 
 class ConvergenceTable(QuantityTable):
-    """Table of MLPerf reference convergence points, one per row; measured are mean samples to the target."""
+    """Table of MLPerf reference convergence points, one per row; the measured value is mean samples to target."""
 
     name = "convergence"
     identifying_columns = frozenset({"benchmark", "round", "global_batch_size", "samples_mean", "samples_std", "n"})
@@ -123,9 +125,8 @@ class ConvergenceTable(QuantityTable):
         return predictions
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the samples to the target of a row by the law of its task.
-
-        If the row's point is one of those that define the law, the law is taken without it.
+        """Predict the samples to target of a row by the convergence law of its task, fitted without the row's own
+        point.
         """
         task, batch = benchmark_task(str(row["benchmark"]), str(row["round"])), float(row["global_batch_size"])
         if task is None:

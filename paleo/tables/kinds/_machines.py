@@ -1,4 +1,4 @@
-"""Kinds of tables of machines: goodput, power, storage."""
+"""Tables of machines: goodput, stragglers, power, storage, checkpoints and boot times."""
 
 from __future__ import annotations
 
@@ -57,8 +57,7 @@ CHECKPOINT_PAUSE = 10.0
 def mtbf_of(row: Row) -> float:
     """Return the mean time between failures of a row's run [s].
 
-    Taken from the row's cell, else from its period and number of failures, else from its nodes at the usual failure
-    rate.
+    It is the row's cell, else its period over its number of failures, else that of its nodes at the usual failure rate.
     """
     if has_value(row, "mtbf_s"):
         return float(row["mtbf_s"])
@@ -77,7 +76,8 @@ def mtbf_of(row: Row) -> float:
 def restart_time_of(row: Row) -> float:
     """Return the time from a failure to the first new training step after it [s].
 
-    Taken from the row's cell; hours if its notes tell of a restart by hand; else the usual restart with its load time.
+    It is the row's cell, else `HOURS_BY_HAND` if its notes tell of a manual restart, else the usual restart plus load
+    time.
     """
     words = f"{row.get('run', '')} {row.get('notes', '')}".lower()
     if has_value(row, "restart_s"):
@@ -127,10 +127,10 @@ RUN_TABLES.register("goodput")(GoodputTable())
 
 
 def rank_mean_times(*, ranks: int, mean: float, slowest: float, deviation: float) -> list[float]:
-    """Return mean times of ``ranks`` ranks that agree with a known average, slowest rank and standard deviation.
+    """Construct mean step times of ``ranks`` ranks that have a given average, slowest rank and standard deviation.
 
-    The slowest rank is one of them. The others are spread like a normal sample whose deviation makes up the rest. Times
-    are in the unit of ``mean``.
+    The slowest rank is the first entry. The others are normal quantiles whose spread makes up the rest of the
+    deviation. Times are in the unit of ``mean``.
     """
     if ranks == 1:
         return [slowest]
@@ -173,7 +173,7 @@ RUN_TABLES.register("stragglers")(StageTimeTable())
 
 
 class MeasuredNetwork(NamedTuple):
-    """Network that a row measured: catalog name, sizes that differ from the catalog's, and samples of an epoch.
+    """Network that a power row measured: catalog name, sizes that differ from the catalog's, and samples of an epoch.
 
     ``samples`` is needed for rows that state only the time of an epoch; None otherwise.
     """
@@ -207,7 +207,7 @@ def network_of(row: Row) -> MeasuredNetwork:
 
 
 def step_time_of(row: Row) -> float | None:
-    """Return the measured time of a training step of a row [s]: as stated, or from the time of an epoch; else None."""
+    """Return the measured step time of a row [s], as stated or from the time of an epoch; None if neither is there."""
     if has_value(row, "iteration_ms"):
         return _stated(row, "iteration_ms") * MILLISECOND
     samples = network_of(row).samples
@@ -228,9 +228,9 @@ def _stated(row: Row, key: str) -> float:
 
 
 def predict_board_power(row: Row, prediction: Prediction, figures: PowerParameters | None = None) -> Power:
-    """Predict the power that a board draws in a row's run, under the row's power limit.
+    """Predict the power that a GPU board draws in a row's training run, under the row's power limit.
 
-    If the row states a longer step time than predicted, the board idles for the rest (it waits for data).
+    If the row's measured step time is longer than predicted, the board idles for the rest (it waits for data).
 
     Parameters
     ----------
@@ -244,7 +244,7 @@ def predict_board_power(row: Row, prediction: Prediction, figures: PowerParamete
     Returns
     -------
     Power
-        Power of the step, under the limit and spread over the row's step time.
+        Power of the step under the limit, averaged over the row's step time [W].
     """
     device = prediction.system.device
     unlimited = power(prediction, figures)
@@ -260,8 +260,8 @@ def predict_board_power(row: Row, prediction: Prediction, figures: PowerParamete
 class PowerTable(QuantityTable):
     """Table of training runs, one per row; the measured value is the mean power of a board over an epoch [W].
 
-    If a row states its step time and that is longer than predicted, the board is taken to wait for data in the rest.
-    The baseline is the row's power limit times one constant per device.
+    A board waits for data during the part of a stated step time that exceeds the predicted one. The baseline is the
+    row's power limit times one constant per device.
     """
 
     name = "power"
@@ -343,11 +343,11 @@ def workload_of(row: Row) -> tuple[str, str]:
 def accelerator_sample_rate(
     *, workload: str, device: str, accelerators: float, read_rate: float | None = None
 ) -> float:
-    """Return the samples per second that emulated accelerators of MLPerf Storage take, bounded by what storage reads.
+    """Estimate the samples per second that emulated accelerators of MLPerf Storage consume, limited by the read rate.
 
-    An accelerator must be busy for at least a stated share of time, and submitters add accelerators as long as it is.
-    So the share that was reached lies between the required one and (n + 1) / n of it. The mean of both is taken, but no
-    more than the middle of the required share and 1. ``read_rate`` is the rate of storage [byte/s]; None: no bound.
+    An accelerator must be busy for a required share of time, and submitters add accelerators as long as this holds. The
+    reached share therefore lies between the required one and (n + 1) / n of it. The mean of both is taken, at most the
+    middle of the required share and 1. ``read_rate`` is the rate of storage [byte/s]; None: no limit.
 
     >>> fed = [accelerator_sample_rate(workload="unet3d", device="h100", accelerators=count) for count in (2, 10, 100)]
     >>> [round(rate / (count * 7 / 0.323), 3) for rate, count in zip(fed, (2, 10, 100))]
@@ -393,7 +393,7 @@ CHECKPOINT_MODES: dict[str, CheckpointMode] = {"sync": "sync", "async": "async",
 
 
 def checkpoint_bytes_of(row: Row) -> float:
-    """Return the size of a row's checkpoint [byte]: as stated, else parameters times the bytes of Adam's states."""
+    """Return the size of a row's checkpoint [byte]: as stated, else that of all parameters and Adam states."""
     if has_value(row, "bytes"):
         return float(row["bytes"])
     if has_value(row, "parameters"):

@@ -1,4 +1,4 @@
-"""Kinds of tables of kernels that memory bounds: passes over elements, scans."""
+"""Tables of memory-bound kernels: elementwise operations, norms, softmax, and recurrent scans."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ WARM_INPUT_OPERATIONS = ("add", "rmsnorm")
 
 
 class ElementwiseTable(KernelTable[DeviceDatasheet]):
-    """Table of memory-bound kernels, one timed call per row.
+    """Table of memory-bound kernels (elementwise, norm, softmax, …), one timed call per row.
 
     Families are ``memory.<kernel>``.
     """
@@ -72,7 +72,8 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
     def start_and_fixed_names(
         self, family: str, stack: str, figures: DeviceDatasheet
     ) -> tuple[memory.MemoryParameters, tuple[str, ...]]:
-        """Return (start values, names of fixed parameters) of a fit of a family to rows of this table.
+        """Return (start values, names of fixed parameters) for the fit of a family's timing formula to rows of this
+        table.
 
         Parameters stay fixed if these rows do not determine them.
         """
@@ -100,12 +101,14 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
     def fit_settings(
         self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
     ) -> FitSettings:
-        """Return the settings of a fit to at most 900 rows, with start values and fixed parameters of `start`."""
+        """Return the settings of a fit to at most 900 rows, with start values and fixed parameters of
+        `start_and_fixed_names`.
+        """
         start, fixed = self.start_and_fixed_names(family, stack, figures)
         return FitSettings(start, fixed_parameters=fixed, max_training_rows=900, prior_precision=0.15)
 
     def load_datasheet(self, subject: str, dtype: str, compute: str) -> DeviceDatasheet:
-        """Return the datasheet values of a device for fp32 on ordinary cores, whatever format the rows store."""
+        """Return the datasheet values of a device for fp32 on vector units, whatever format the rows store."""
         return device_datasheet(find_device(subject), "fp32")
 
     def unsupported_reasons(self, frame: pd.DataFrame) -> pd.Series[str]:
@@ -283,7 +286,7 @@ class ScanTable(KernelTable[DeviceDatasheet]):
         return np.where(convolved, 0.0, flops), np.where(convolved, taps, moved)
 
     def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: scans.ScanParameters) -> Array:
-        """Predict the time [s] of rows of this table that share device, kernel and stack."""
+        """Predict the time [s] of rows of this table that share device, kernel and timing method."""
         if frame.empty:
             return np.zeros(0)
         batch, length, heads, keys, values = _sizes(frame)

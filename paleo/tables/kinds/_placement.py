@@ -1,9 +1,9 @@
-"""Rows of pipelines whose ranks lie packed, scheduled or at random on a slow network, which is described pair by pair
-in ``placement_networks.csv`` beside the table.
+"""Tables of training steps under rank placements on slow networks, and of messages on rail networks.
 
-A stage waits for its transfers, so that a microbatch takes its longest stage (computation and transfers), (m + p − 1)
-times; then gradients are summed by rings. Ranks at random are drawn a few times, and scheduled ones exchanged pair by
-pair as long as that makes the step shorter.
+Pipeline ranks are packed, scheduled or placed at random; ``placement_networks.csv`` beside the table gives the
+bandwidth of each pair of ranks. A stage waits for its transfers, so the step takes (m + p − 1) times the longest stage
+(computation and transfers). Gradient all-reduces by rings follow. Random placements are drawn a few times; scheduled
+placements are improved by swaps of two ranks.
 
 Reference: Yuan et al., Decentralized training of foundation models in heterogeneous environments, NeurIPS 2022.
 """
@@ -93,7 +93,7 @@ class PairNetwork:
         return cls(rates, group, shared)
 
     def transfer_times(self, source: RankGrid, target: RankGrid, size: float) -> Array:
-        """Compute the times of transfers that start together.
+        """Compute the times of point-to-point transfers that start together and share links.
 
         Parameters
         ----------
@@ -122,8 +122,8 @@ class _Pipelines:
     """Pipeline-parallel run of one row.
 
     ``compute_time``: time in which a stage computes a microbatch [s]. ``boundary_bytes``: activations that a rank sends
-    to the next stage [byte]. ``gradient_bytes``: gradients of a rank [byte]. ``microbatches`` and ``stages``: numbers
-    of them. ``tensor_parallel_ranks``: tensor-parallel ranks. ``waited_transfer_fraction``: share of its transfers for
+    to the next stage [byte]. ``gradient_bytes``: gradients of a rank [byte]. ``microbatches``, ``stages``,
+    ``tensor_parallel_ranks``: their numbers. ``waited_transfer_fraction``: share of its transfers for
     which a stage waits [-].
     """
 
@@ -146,7 +146,7 @@ class _Pipelines:
         return (self.microbatches + self.stages - 1) * passes + self.gradient_exchange_time(network, grid)
 
     def gradient_exchange_time(self, network: PairNetwork, grid: RankGrid) -> float:
-        """Compute the time of all gradient all-reduces [s]; all stages run at once, each as a ring in rank order."""
+        """Compute the time of the gradient all-reduces [s]; all stages run at once, each by a ring in rank order."""
         pipelines = grid.shape[1] // self.tensor_parallel_ranks
         if pipelines == 1:
             return 0.0
@@ -159,14 +159,15 @@ class _Pipelines:
 
 
 def _packed(ranks: int, shape: tuple[int, int]) -> RankGrid:
-    """Return ranks in Megatron's order, (stages, pipelines); consecutive ranks belong to the same stage."""
+    """Arrange ranks in Megatron's order, shape (stages, pipelines); consecutive ranks belong to the same stage."""
     return np.arange(ranks).reshape(shape)
 
 
 def _scheduled_step_seconds(network: PairNetwork, work: _Pipelines, shape: tuple[int, int]) -> float:
-    """Compute the step time [s] after a search for a good placement.
+    """Compute the step time [s] after a search for a good placement of ranks.
 
-    The search starts from the better of two orders of the ranks and keeps random swaps of two ranks that help.
+    The search starts from the better of two rank orders and keeps those random swaps of two ranks that shorten the
+    step.
     """
     random, ranks = np.random.default_rng(0), shape[0] * shape[1]
     starts = (_packed(ranks, shape), _packed(ranks, shape[::-1]).T.copy())
@@ -196,7 +197,7 @@ STEP_TIME_BY_ORDER: Mapping[str, Callable[[PairNetwork, _Pipelines, tuple[int, i
 
 
 class PlacementTable(QuantityTable):
-    """Table of training steps under several placements of ranks, one per row; measured is the step time [s]."""
+    """Table of training steps under rank placements, one per row; the measured value is the step time [s]."""
 
     name = "placement"
     identifying_columns = frozenset({"network", "order", "pp", "tp", "dp", "micro_batch", "step_s"})
@@ -239,10 +240,10 @@ class PlacementTable(QuantityTable):
 
 
 def _pipelines(row: Row, compute: float) -> _Pipelines:
-    """Build the pipelines of a row, with the bytes that ranks send.
+    """Build the pipelines of a row: compute time of a stage, bytes that ranks send, numbers of microbatches and stages.
 
-    Each of two tensor-parallel ranks sends half of an activation, as Megatron scatters it. Gradients are those of the
-    first stage, with the embedding. ``compute`` is the time in which a stage computes a microbatch [s].
+    Each tensor-parallel rank sends its share of an activation, as Megatron scatters activations. Gradients are those of
+    the first stage, with the embedding. ``compute`` is the time in which a stage computes a microbatch [s].
     """
     stages, tensor, pipelines, micro = (integer_cell(row, name) for name in ("pp", "tp", "dp", "micro_batch"))
     hidden = integer_cell(row, "hidden")
@@ -263,7 +264,7 @@ def _is_megatron(row: Row) -> bool:
 
 
 def _stage_seconds(row: Row, software: SoftwareProfile | None) -> tuple[float, float]:
-    """Return the time of a microbatch on one stage (recomputation included), and that of its model FLOP at peak [s].
+    """Predict (time of a microbatch on one stage with recomputation, time of its model FLOP at peak) [s].
 
     Both are differences between a network of twice the layers of a stage and one of a stage's layers.
     """
@@ -274,7 +275,10 @@ def _stage_seconds(row: Row, software: SoftwareProfile | None) -> tuple[float, f
 
 
 def _of_layers(row: Row, layers: int, software: SoftwareProfile | None) -> Prediction:
-    """Predict a microbatch through ``layers`` layers on the ranks of one stage, without a fused attention kernel."""
+    """Predict one microbatch through ``layers`` layers on the ranks of one stage.
+
+    Attention takes Megatron's 2021 kernels, else one kernel per step.
+    """
     tensor, megatron, length = integer_cell(row, "tp"), _is_megatron(row), integer_cell(row, "seq_len")
     run = Run(
         gpus=tensor,
@@ -300,7 +304,7 @@ PEER_PATTERNS = ("rail-aligned", "cross-rail")
 
 
 class RailTable(QuantityTable):
-    """Table of messages between two nodes of a rail network, one per row; measured is a GPU's rate [byte/s]."""
+    """Table of messages between nodes of a rail network, one per row; the measured value is a GPU's rate [byte/s]."""
 
     name = "rails"
     identifying_columns = frozenset(
@@ -335,7 +339,7 @@ class RailTable(QuantityTable):
 
 
 def _message_time(fabric: FabricParameters, peers: str, nodes: float, wire: float) -> float:
-    """Compute the time of a message that takes ``wire`` seconds at the datasheet rate of a GPU's NICs [s].
+    """Compute the time of a message between nodes over a rail network [s], from its time at the datasheet rate.
 
     Parameters
     ----------

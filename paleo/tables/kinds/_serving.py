@@ -1,4 +1,4 @@
-"""Rows of served language models: throughput, latency, or the time of a token, by engine, load and layout."""
+"""Table of served language models (throughput, latency, time per output token), by engine, load and layout."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ServingPrediction:
 
 @cache
 def system_of_device(device: str) -> System:
-    """Return a system of the catalog whose nodes have this device, NVIDIA's own servers (DGX) first."""
+    """Load a catalog system whose nodes have a given device, NVIDIA's own servers (DGX) first."""
     known = systems_with_device(device)
     usual = [name for name in known if name.startswith("dgx")] or [name for name in known if "8" in name] or known
     return load_system(usual[0] if usual else device)
@@ -87,14 +87,15 @@ def system_of_device(device: str) -> System:
 def replica_iteration_tables(
     model: str, system: str, sharding: Sharding, formats: Formats, engine: ServingEngine
 ) -> IterationTables:
-    """Compute the tables of iteration times of a replica; cached, as many rows have the same layout."""
+    """Compute the tables of iteration times of a serving replica; cached, as many rows have the same layout."""
     return iteration_tables(load_model(model), load_system(system), sharding, formats, engine.kernels)
 
 
 def formats_of(row: Row) -> Formats:
-    """Return the number formats of weights and KV cache that a row states, in column ``dtype`` or in its command.
+    """Return the number formats of weights and KV cache of a served model, from a row's ``dtype`` or its launch
+    command.
 
-    TensorRT-LLM with fp8 or fp4 weights has an fp8 cache as well.
+    TensorRT-LLM with fp8 or fp4 weights has an fp8 KV cache, too; other engines with ``dtype`` have a bf16 cache.
     """
     dtype = str(row.get("dtype") or "").lower() if has_value(row, "dtype") else ""
     if dtype in ("fp8", "fp4"):
@@ -108,7 +109,7 @@ def _command(row: Row) -> str:
 
 
 def sharding_of(row: Row) -> Sharding:
-    """Return the parallel degrees of one replica, from a row's columns and its command."""
+    """Return the parallel degrees of one serving replica, from a row's columns and its launch command."""
     stated = read_command(_command(row)).sharding
     tp = int(float(row["tp"])) if has_value(row, "tp") else int(float(row["n_gpus"]))
     pp = int(float(row["pp"])) if has_value(row, "pp") else 1
@@ -123,7 +124,10 @@ def sharding_of(row: Row) -> Sharding:
 
 
 def engine_of(row: Row, offline: bool) -> tuple[ServingEngine, BatchLimit | None]:
-    """Return (engine profile at the row's release, limits of its iterations that the row states or None)."""
+    """Return (engine profile at the row's release and options, batch limits that the row states or None).
+
+    ``offline`` is True if requests come without an HTTP server.
+    """
     command = read_command(_command(row))
     engine = engine_of_release(str(row["engine"]), str(row.get("engine_version") or ""))
     engine = engine.with_scheduler(command.overlapped_scheduler).without_source(str(row.get("left_out") or ""))
@@ -147,9 +151,10 @@ def _cell(row: Row, key: str) -> str | None:
 
 
 def layout_of(row: Row, offline: bool) -> ReplicaLayout:
-    """Return the replica layout that a row describes; raise SpecError with the reason if it cannot be modelled.
+    """Build the serving replica that a row describes: sharding, formats, engine, iteration times and memory.
 
-    ``offline`` is True if requests come without an HTTP server.
+    Raise SpecError with the reason if it cannot be modelled. ``offline`` is True if requests come without an HTTP
+    server.
     """
     command = str(row.get("command") or "")
     reasons = [reason for word, reason in UNMODELLED_OPTIONS.items() if word in command]
@@ -182,7 +187,7 @@ def layout_of(row: Row, offline: bool) -> ReplicaLayout:
 
 
 def predict_serving(row: Row, trace: Requests | None = None) -> ServingPrediction:
-    """Predict one row by a simulation of its requests.
+    """Predict one serving row by simulating its requests on the row's engine and replica layout.
 
     Parameters
     ----------
@@ -251,7 +256,7 @@ def _requests(lengths: RequestLengths, count: int, rate: float) -> Requests:
 
 
 def _conversations(requests: Requests) -> Requests:
-    """Give requests the lengths of ShareGPT: exponential answers, cut as benchmarks cut them, same means."""
+    """Give requests the lengths of ShareGPT conversations: exponential answers, cut as in benchmarks, same means."""
     mean, random = float(requests.answer_tokens.mean()), np.random.default_rng(2)
     prompts = _cut(requests.prompt_tokens, LONGEST_PROMPT)
     answers = _cut(random.exponential(mean, len(prompts)), LONGEST - prompts)
@@ -259,7 +264,7 @@ def _conversations(requests: Requests) -> Requests:
 
 
 def _shortened(requests: Requests) -> Requests:
-    """Give requests lengths that are even from `RANDOM_RANGE` to 1 times the stated ones."""
+    """Draw request lengths uniformly between `RANDOM_RANGE` and 1 times the stated lengths."""
     random, least, count = np.random.default_rng(2), RANDOM_RANGE, len(requests)
     prompts, answers = (
         np.round(length * random.uniform(least, 1.0, count))
@@ -269,7 +274,7 @@ def _shortened(requests: Requests) -> Requests:
 
 
 def _cut(lengths: Array, longest: Array | float) -> Array:
-    """Cut lengths [tokens] at ``longest`` and stretch those below it, so that the mean stays; whole numbers."""
+    """Limit lengths [tokens] to ``longest`` and rescale the others so that the mean stays; whole numbers result."""
     cut = np.minimum(lengths, longest)
     return np.asarray(np.maximum(np.round(np.minimum(cut * lengths.mean() / cut.mean(), longest)), 1.0))
 
@@ -294,7 +299,7 @@ def _simulated(layout: ReplicaLayout, requests: Requests, users: int | None = No
 
 
 def _token_time(layout: ReplicaLayout) -> float:
-    """Return the least time of a token [s]: a device reads its weights once at the datasheet's bandwidth."""
+    """Compute the least time of a token [s]: one read of the weights at the device's memory bandwidth."""
     # The memory bandwidth of the layout's device, as its state prices imply it [byte/s].
     states = layout.iteration_tables.state_time_per_sequence
     if states > 0:
@@ -344,7 +349,9 @@ class ServingTable(RunTable):
     left_out = ""
 
     def without_values_from(self, source: str) -> ServingTable:
-        """Return this kind of table, predicted with engine profiles that use no value taken from ``source``."""
+        """Create this kind of table with engine profiles that use no value taken from one source, for left-out
+        validation.
+        """
         table = ServingTable()
         table.left_out = source
         return table
@@ -352,8 +359,8 @@ class ServingTable(RunTable):
     def measured_values(self, frame: pd.DataFrame) -> Array:
         """Return the measured value of each row of this table; nan unless above zero.
 
-        Rows with a request rate or a trace measure the mean latency [s]. Of other rows it is the output tokens per
-        second if the row has them, and the time of a token [s] if it has not.
+        Rows at a request rate or of a trace measure the mean latency [s]. Other rows measure output tokens per second,
+        or the time per output token [s] if no throughput is given.
         """
         tokens, latency, token = (number_or_nan(frame, column) for column in self.measured_columns)
         timed = frame["load"].astype(str).isin(["constant rate", "trace", "overload"]).to_numpy()
@@ -361,7 +368,9 @@ class ServingTable(RunTable):
         return np.asarray(np.where(value > 0, value, np.nan))
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the measured quantity of a row; the baseline reads the weights at datasheet bandwidth."""
+        """Predict the measured quantity of a row; the baseline is one read of the weights per token at datasheet
+        bandwidth.
+        """
         if not (has_value(row, "input_tokens") and has_value(row, "output_tokens")) and str(row["load"]) != "trace":
             raise SpecError("lengths are blank")
         outcome = self._outcome(row)
@@ -383,7 +392,7 @@ class ServingTable(RunTable):
         return read_trace(folder / str(row["trace"]))
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Predict the rows of this table; files with traces of requests lie in the folder of the table."""
+        """Predict the rows of this table; files with request traces lie in the folder of the table."""
         folder = str(Path(str(frame.attrs.get("path", "."))).parent)
         return super().predict(frame.assign(folder=folder, left_out=self.left_out))
 

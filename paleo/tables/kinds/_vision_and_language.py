@@ -1,4 +1,4 @@
-"""Rows of measured training steps of convolutional networks, BERT, GNMT, Transformer and Transformer-XL, as runs."""
+"""Tables of measured training steps of CNNs, BERT, GNMT, Transformer and Transformer-XL; each row becomes a `Run`."""
 
 from __future__ import annotations
 
@@ -47,9 +47,10 @@ APEX_PROFILE = "nvidia-apex"
 
 
 class LanguageStepTable(NetworkStepTable):
-    """Table of training steps of BERT, GNMT, Transformer and Transformer-XL, one per row; measured is the step time.
+    """Table of training steps of BERT, GNMT, Transformer and Transformer-XL, one per row; the measured value is step
+    time.
 
-    Batches count sequences or sentences, or tokens of sentences of the model's own length.
+    Batches count sequences, sentences, or tokens of sentences of the model's own length.
     """
 
     name = "other_iterations"
@@ -75,7 +76,7 @@ class LanguageStepTable(NetworkStepTable):
     def measured_values(self, frame: pd.DataFrame) -> Array:
         """Return the measured step time of each row of this table [s].
 
-        If a row states only a throughput in tokens, it is the tokens of the batch over that throughput.
+        A row that states only a throughput in tokens has the step time batch tokens over throughput.
         """
         stated, columns = super().measured_values(frame), ("throughput", "seq_len", "global_batch")
         rate, lengths, batch = (number_or_nan(frame, column) for column in columns)
@@ -226,7 +227,7 @@ def model_of(row: Row) -> str:
 
 
 def size_overrides(row: Row) -> dict[str, int | float | str]:
-    """Return ``{"resolution": side}`` if a row states another image side than its network has; else {}."""
+    """Return ``{"resolution": side}`` if a row states another image size than the catalog's network has; else {}."""
     side = re.search(r"(\d+)x\1$", str(row.get("input_shape", "")).strip())
     usual = load_model(model_of(row)).params.get("resolution")
     return {"resolution": int(side.group(1))} if side and usual not in (None, int(side.group(1))) else {}
@@ -245,7 +246,7 @@ def cudnn_release(row: Row) -> float | None:
 
 
 def software_profile_of(row: Row) -> str:
-    """Return the name of the software profile of a row of convolutional networks.
+    """Choose the software profile (framework release and its kernels) of a row of convolutional networks.
 
     Caffe without a cuDNN version ran its own kernels. Raises SpecError for OpenCL kernels.
     """
@@ -265,16 +266,18 @@ def software_profile_of(row: Row) -> str:
 
 
 def software_profile_at_date(row: Row) -> str:
-    """Return the software profile of a row as `software_profile_of` does, in the release of the day of its timing."""
+    """Return the software profile of a row as `software_profile_of` does, in the release that was current when it was
+    timed.
+    """
     source = str(row.get("source", ""))
     release = f" {CONTAINER_RELEASE}" if source.startswith(NVIDIA_EXAMPLE_SOURCES) else ""
     return profile_at_release({**row, "source": source + release}, software_profile_of(row))
 
 
 def cudnn_version(text: str) -> float | None:
-    """Parse the cuDNN release of a cell: 5105, R4, v3, ``5.1 (CUDA 8.0)``; 1.0 for "none"; None if nothing is said.
+    """Parse the cuDNN release of a cell: 5105, R4, v3, ``5.1 (CUDA 8.0)``; 1.0 for "none"; None for an empty cell.
 
-    A number as cudnnGetVersion gives it has the minor release in its hundreds.
+    A number in cudnnGetVersion's form has the minor release in its hundreds digit.
 
     >>> cudnn_version("5105"), cudnn_version("R4"), cudnn_version("5.1 (CUDA 8.0)"), cudnn_version("")
     (5.1, 4.0, 5.1, None)
@@ -299,7 +302,9 @@ def without_update(row: Row) -> bool:
 
 
 def microbatches_of(row: Row) -> int:
-    """Return the number of forward and backward passes after which a row's script updates the parameters."""
+    """Return the number of accumulated microbatches (forward and backward passes) per parameter update of a row's
+    script.
+    """
     slug = str(row["model_slug"])
     images = FIRST_BATCH * next((batches for word, batches in OPTIMIZER_BATCH if word in slug), 1)
     if ACCUMULATION_NOTE not in str(row.get("notes", "")):
@@ -308,7 +313,7 @@ def microbatches_of(row: Row) -> int:
 
 
 def run_of(row: Row) -> Run:
-    """Translate a row of ``cnn_iterations`` into a `Run`; without an iteration time it is the forward pass only."""
+    """Convert a row of ``cnn_iterations`` to a `Run`; without an iteration time it is the forward pass only."""
     batch = float(row["batch_per_gpu"])
     if batch != int(batch) or batch < 1:
         raise SpecError(f"batch_per_gpu {row['batch_per_gpu']!r} is not a whole number")
@@ -347,7 +352,7 @@ class VisionStepTable(NetworkStepTable):
     )
 
     def measured_values(self, frame: pd.DataFrame) -> Array:
-        """Return the measured time of each row of this table [s]: of the step, or of the forward pass alone."""
+        """Return the measured time of each row of this table [s]: step time, else forward time."""
         return np.where(_alone(frame), number_or_nan(frame, "forward_ms") * MILLISECOND, super().measured_values(frame))
 
     def unmeasured_reason(self, row: Mapping[Any, Any]) -> str:
@@ -366,7 +371,7 @@ class VisionStepTable(NetworkStepTable):
     def scaling_curves(self, frame: pd.DataFrame) -> pd.DataFrame | None:
         """Return the device count of each row (nan: forward only) and the columns that are equal within a curve.
 
-        Among these are the exchange of weights and the source of images, which the notes state.
+        These include the weight exchange and the source of images, which the notes state.
         """
         gpus, alone = number_or_nan(frame, "n_gpus"), _alone(frame)
         patterns = {"data": r"^(synthetic|real)", "exchange": r"variable_update[:=] ?([^;,]*)"}
@@ -379,7 +384,7 @@ class VisionStepTable(NetworkStepTable):
     def predict_network_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the step time of a row, without the optimizer's update if the measurement left it out.
 
-        With gradient accumulation it is one pass with its share of the update.
+        With gradient accumulation, the time is that of one microbatch and its share of the update.
         """
         system = self.system(row)
         prediction = predict(load_model(model_of(row)), system, run_of(row), software, self.calibration_of(system))
