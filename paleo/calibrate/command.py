@@ -1,9 +1,10 @@
-"""``paleo calibrate --fit FILE…`` fits measured tables; ``paleo calibrate`` measures a device first.
+"""Command ``paleo calibrate``: ``--fit FILE…`` fits calibrations to measured tables; without it a device is measured
+first.
 
-``paleo calibrate --fit … --only ledger`` says what each source of measured rows would get had it been left out. A
-source of steps is predicted with constants of whole steps that were fitted to the others (`arithmetic`), inside
-intervals that were fitted to the others (`spreads`); one of served runs with what others suggest of the engines. A
-source of kernels is predicted with parameters that were fitted to the other sources of its family and device.
+``--fit … --only ledger`` reports the error of each source of measured rows when left out of the fits. A source of
+training steps is predicted with energy factors and intervals that were fitted to the other sources. A source of served
+runs is predicted with engine profiles that take no value from that source. A source of kernels is predicted with
+parameters that were fitted to the other sources of its family and device.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ MIN_SOURCE_ROWS, DIGITS = 6, 4
 
 
 def source_errors(files: Sequence[str], report: ProgressCallback = str) -> pd.DataFrame:
-    """Compare, for each source of measured steps, the errors with its rows in the fits and with them left out.
+    """Compare the errors of each source of measured steps with its rows in the fits and with its rows left out.
 
     Parameters
     ----------
@@ -140,9 +141,9 @@ def source_errors(files: Sequence[str], report: ProgressCallback = str) -> pd.Da
 
 
 def _left_out_errors(whole: FileReport, source: str, calibration: Calibration | None) -> ResidualErrors | None:
-    """Return the errors on a source's rows when fitted without them; None if that changes no prediction.
+    """Compute the errors on a source's rows with fits that left them out; None if that changes no prediction.
 
-    Refitted are the energy factors of arithmetic (``calibration``), or the values that engine profiles take from the
+    Refitted are the energy factors of arithmetic (``calibration``), or the engine profiles without values of the
     source.
     """
     chosen = whole.was_predicted & (whole.row_sources == source)
@@ -155,7 +156,7 @@ def _left_out_errors(whole: FileReport, source: str, calibration: Calibration | 
 
 
 def kernel_source_errors(job: FitJob) -> Iterator[tuple[str, ResidualErrors]]:
-    """Yield, for each source of a kernel family's rows, its errors when the family is fitted to all other sources.
+    """Compute the errors of each source of a kernel family's rows when the family is fitted to all other sources.
 
     Parameters
     ----------
@@ -185,12 +186,13 @@ def _split_by_source(rows: MeasuredRows, source: str) -> tuple[MeasuredRows, Mea
 
 
 def worsened_sources(before: pd.DataFrame, after: pd.DataFrame, points: float = 0.02) -> list[tuple[str, str]]:
-    """List the sources whose error, when left out of the fit, has grown by more than a tolerance.
+    """List the sources whose left-out error has grown by more than a tolerance since the stored ledger (table of
+    errors).
 
     Parameters
     ----------
     before, after : DataFrame
-        Stored and new ledger, with columns `SOURCE_ERROR_COLUMNS`.
+        Stored and new errors of each source, with columns `SOURCE_ERROR_COLUMNS`.
     points : float, default 0.02
         Growth of the error that is tolerated, as a fraction.
 
@@ -224,7 +226,7 @@ _COVERAGE_FORMATS = (("inside", ".0%"), ("half_width", ".3f"))
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """Options of one call of ``paleo calibrate --fit``: tables to fit, where to write, what to fit."""
+    """Options of one call of ``paleo calibrate --fit``: tables to fit, output files, and what to fit."""
 
     files: Sequence[str]
     output: str | None
@@ -235,22 +237,22 @@ class _Request:
     date: str
 
     def output_paths(self, subjects: Sequence[str]) -> dict[str, Path]:
-        """Return the calibration file to write for each subject.
+        """Determine the calibration file to write for each device, system or profile from the output options.
 
         Parameters
         ----------
         subjects : sequence of str
-            Names of the subjects that are fitted, such as devices or systems.
+            Names of the devices, systems or profiles that are fitted.
 
         Returns
         -------
         dict of str to Path
-            Path of the file, by subject.
+            Path of the file, by name of the device, system or profile.
 
         Raises
         ------
         SpecError
-            If a file cannot be written, or if the options name no place for it.
+            If a file cannot be written, or if the options name no output.
         """
         if self.output is not None:
             if len(subjects) > 1:
@@ -417,7 +419,7 @@ def _fit_folders(paths: Sequence[str], output_dir: str | None, today: str | None
 
 
 def clear_catalog_caches() -> None:
-    """Clear the caches of loaded catalog files, after calibration files were written."""
+    """Clear the caches of loaded catalog files, so that predictions use calibration files that were just written."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "paleo":
             for value in vars(module).values():
@@ -471,7 +473,7 @@ def _fit_kernels(request: _Request) -> int:
 
 
 def _jobs_with_enough_rows(work: Sequence[StepFitJob], subject: str, steps: str) -> list[StepFitJob]:
-    """Return the jobs with enough rows to fit some and test on others; name the too small ones on stderr."""
+    """Select the fits with enough rows to fit some and test on others; report the others on stderr."""
     for job in work:
         if job.step_count < MIN_STEPS:
             sys.stderr.write(f"{job.name}: {job.step_count} {steps}, too few to fit and test; {MIN_STEPS} are needed\n")
@@ -559,7 +561,10 @@ def _fit_tasks(request: _Request) -> int:
 
 
 def _fit_constants(request: _Request, fit: Callable[..., ConstantsFit], parts: int) -> ConstantsFit:
-    """Fit one entry of constants that hold for whole steps (such as intervals), write and return it."""
+    """Fit one entry of constants that hold for all training steps (intervals or energy factors); write the entry.
+
+    Returns the result of the fit.
+    """
     places = request.output_paths([INTERVALS])
     with _progress(parts + 1) as report:
         result = fit(request.files, report)
@@ -640,7 +645,7 @@ TEXT_HEADINGS = frozenset({"number", "source", "benchmark", "family", "stack", "
 
 
 def _table(headings: Sequence[str], lines: Iterable[Sequence[str]], title: str | None = None) -> Any:
-    """Make a table for the terminal: words on the left, numbers on the right."""
+    """Build a table for the terminal: words left-aligned, numbers right-aligned."""
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")

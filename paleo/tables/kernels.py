@@ -46,10 +46,11 @@ MAX_SIZE = 2.0**53
 
 @dataclass(frozen=True, slots=True)
 class FitSettings:
-    """Settings of the fit of one family's parameters to rows of a table.
+    """Settings of the fit of one family's parameters (of one timing formula) to rows of a kernel table.
 
-    ``start_values`` holds the start values (a dataclass of parameters); searches also begin at each of
-    ``alternative_starts`` and at ``random_starts`` random points. Parameters named in ``fixed_parameters`` keep their
+    ``start_values`` holds the start values (a dataclass of parameters). Searches also begin at each of
+    ``alternative_starts`` and at ``random_starts`` - 1 random points near the start values. Parameters named in
+    ``fixed_parameters`` keep their
     start value, because the rows do not determine them. Those named in ``parameters_per_stack`` get one value per stack
     (way of timing); all others are shared by the stacks that are fitted together. At most ``max_training_rows`` rows
     are used. ``prior_precision`` is the inverse width, in log units, of the penalty for leaving the start values;
